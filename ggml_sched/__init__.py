@@ -1,0 +1,72 @@
+"""ggml-sched: where every tensor of a graph lives, which device computes it, and running it."""
+
+from __future__ import annotations
+
+import os as _os
+
+try:
+    from ggml_sched import _core
+except ImportError as error:  # pragma: no cover - only without a compiled core
+    raise ImportError(
+        "ggml_sched._core is not compiled; run `pip install .` in the source tree "
+        f"(and leave the tree before importing): {error}"
+    ) from error
+
+from ggml_sched._core import Context, Graph, Tensor, Type
+from ggml_sched.backend import Backend, Buffer, GraphView, get_backend, tensor_copy
+from ggml_sched.backends.dry import DryBackend
+from ggml_sched.errors import (
+    BackendError,
+    Error,
+    FileFormatError,
+    GraphError,
+    HazardError,
+    OutOfMemory,
+    PlacementError,
+    UnsupportedOp,
+)
+from ggml_sched.graphfile import load_graph, save_graph
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Backend",
+    "BackendError",
+    "Buffer",
+    "Context",
+    "CpuBackend",
+    "DryBackend",
+    "Error",
+    "FileFormatError",
+    "Graph",
+    "GraphError",
+    "GraphView",
+    "HazardError",
+    "OutOfMemory",
+    "PlacementError",
+    "Tensor",
+    "Type",
+    "UnsupportedOp",
+    "get_backend",
+    "get_include",
+    "load_graph",
+    "save_graph",
+    "tensor_copy",
+]
+
+
+def get_include() -> str:
+    """The folder to add to a compiler's include path for `#include "ggml_sched/status.h"`."""
+    here = _os.path.dirname(_os.path.abspath(__file__))
+    installed = _os.path.join(here, "include")
+    return installed if _os.path.isdir(installed) else _os.path.join(_os.path.dirname(here), "include")
+
+
+def __getattr__(name: str):
+    # The CPU backend and its kernels load when first asked for: planning does not need them.
+    if name == "CpuBackend":
+        from ggml_sched.backends.cpu import CpuBackend
+
+        globals()[name] = CpuBackend
+        return CpuBackend
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,135 @@
+# The C view of the core: `from ggml_sched cimport _core` (or `from ggml_sched._core cimport Tensor`).
+#
+# Each reference below says what it keeps alive.
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+cdef extern from "ggml_sched/status.h" nogil:
+    enum: GS_OK
+    enum: GS_NO_HOST_MEMORY
+    enum: GS_OVERFLOW
+    enum: GS_OUT_OF_MEMORY
+    enum: GS_BAD_ARGUMENT
+    enum: GS_BAD_PLACEMENT
+    enum: GS_UNSUPPORTED_OP
+    enum: GS_HAZARD
+
+cdef extern from "ggml_sched/structs.h" nogil:
+    enum: GS_MAX_DIMS
+    enum: GS_MAX_SRC
+    enum: GS_MAX_OP_PARAMS
+    enum: GS_FLAG_INPUT
+    enum: GS_FLAG_OUTPUT
+
+    ctypedef struct gs_layout:
+        int64_t ne[4]
+        int64_t nb[4]
+        int64_t nbytes
+        int32_t type
+        int32_t op
+
+    ctypedef struct gs_block:
+        int64_t offset
+        int64_t size
+
+    ctypedef struct gs_type_traits:
+        int32_t block_size
+        int32_t type_size
+
+cdef extern from "ggml_sched/checked.h" nogil:
+    int gs_checked_add(int64_t a, int64_t b, int64_t *out)
+    int gs_checked_mul(int64_t a, int64_t b, int64_t *out)
+    int gs_checked_align(int64_t a, int64_t alignment, int64_t *out)
+    bint gs_range_fits(int64_t offset, int64_t size, int64_t capacity)
+
+
+cdef class Lease:
+    cdef readonly bint alive
+    cdef readonly bint displaced        # somebody else has re-addressed one of its tensors
+    cdef readonly dict staged           # data that waits outside the arena: {tensor: bytes or None}
+    cdef object __weakref__
+    cpdef void end(self) noexcept
+
+
+cdef class BackendBase:
+    cdef readonly str name
+    cdef readonly int64_t alignment     # bytes
+    cdef object __weakref__
+
+
+cdef class BufferBase:
+    cdef readonly BackendBase backend   # keeps its backend alive
+    cdef readonly int64_t size          # bytes
+    cdef readonly int64_t base
+    cdef public str usage
+    cdef readonly bint closed
+    cdef object __weakref__
+    cdef void mark_closed(self) noexcept
+
+
+cdef class Home:
+    cdef readonly str name
+    cdef readonly bint closed
+    cdef int64_t epoch                  # counts permanent addresses given or taken
+
+
+cdef class ContextBase:
+    cdef Home home                      # shared with the tensors, so that no reference cycle arises
+    cdef list _tensors                  # keeps its tensors alive until close()
+    cdef object __weakref__
+    cdef Tensor add_tensor(self, str name, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs,
+                           tuple params)
+    cdef Tensor add_like(self, int op, Tensor a, tuple src, tuple params, bint inplace=*, str name=*)
+    cdef Tensor add_dense(self, int op, int type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, tuple src,
+                          tuple params, str name=*)
+
+
+cdef class Tensor:
+    cdef Home home                      # the context's state, kept alive (the context itself is not)
+    cdef readonly str name
+    cdef gs_layout layout
+    cdef readonly tuple src             # keeps its sources alive
+    cdef readonly Tensor view_src       # the root of a view, kept alive; None otherwise
+    cdef readonly int64_t view_offs     # bytes from the root's start
+    cdef readonly tuple op_params       # int32 words as in ggml, trailing zeros cut
+    cdef int _flags
+    cdef int32_t mark                   # scratch index, meaningful only inside Graph building
+    cdef BufferBase _buffer             # keeps its buffer alive
+    cdef int64_t _offset
+    cdef Lease _lease                   # None: a permanent address
+    cdef readonly str resident          # "weight", "kv" or "" (from a graph file)
+    cdef object __weakref__
+    cdef BufferBase c_buffer(self)
+    cdef void bind(self, BufferBase buffer, int64_t offset, Lease lease) noexcept
+
+
+# A graph as the planner sees it: tensor ids index every array.
+ctypedef struct gs_graph:
+    int32_t n_tensors
+    int32_t n_nodes
+    int32_t n_leafs
+    gs_layout *layout
+    int64_t *view_offs
+    int32_t *view_src           # id of the root, -1 for none
+    int32_t *flags
+    int32_t *src_begin          # sources of tensor i: src[src_begin[i] .. src_begin[i + 1])
+    int32_t *src                # empty slots left out
+    int32_t *node               # ids in execution order
+    int32_t *leaf
+    int32_t *position           # index into node, -1 for tensors that are not nodes
+
+
+cdef class Graph:
+    cdef gs_graph flat                  # owned
+    cdef readonly tuple nodes           # keep their tensors alive
+    cdef readonly tuple leafs
+    cdef readonly tuple tensors
+    cdef public dict meta
+    cdef dict _index
+    cdef uint64_t fingerprint_a
+    cdef uint64_t fingerprint_b
+    cdef object __weakref__
+    cdef int fill(self, tuple tensors, tuple nodes, tuple leafs) except -1
+    cdef void fingerprint_structure(self) noexcept nogil
+    cdef int32_t id_of(self, Tensor t)
+    cdef int32_t require(self, Tensor t, Tensor user) except -1

@@ -1,0 +1,34 @@
+# cython: language_level=3
+"""The compiled core of ggml-sched: graphs become integers here, integers become plans.
+
+A contents page.  All imports stand here; the parts below are read in order:
+
+    _core_types         element types, checked shape arithmetic
+    _core_ops_table     op names and in-place rules
+    _core_tensor        Tensor, its address, and the bases of Buffer and Backend
+    _core_context       the makers of tensors, and who owns them
+    _core_ops_*         the ops, one family a file; the last one ends in class Context
+    _core_graph         Graph: an immutable order, with flat arrays
+"""
+
+import enum
+from operator import index as _index
+from struct import pack as _struct_pack
+from struct import unpack as _struct_unpack
+
+from ggml_sched.errors import GraphError, PlacementError
+
+from libc.math cimport ceil, isfinite
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memset
+
+include "_core_types.pxi"
+include "_core_ops_table.pxi"
+include "_core_tensor.pxi"
+include "_core_context.pxi"
+include "_core_ops_elementwise.pxi"
+include "_core_ops_matrix.pxi"
+include "_core_ops_view.pxi"
+include "_core_ops_attention.pxi"
+include "_core_graph.pxi"

@@ -1,0 +1,230 @@
+# Graphs: an immutable order of nodes over tensors, with a flat twin for the planner.
+#
+# A Graph holds Python tuples for people and one C struct of flat arrays for the
+# passes; tensor ids index both.  Invariant: every source of a node is a leaf or
+# an earlier node, every view's root is in the graph, nothing changes after
+# construction.  Corresponds to ggml_cgraph and ggml_build_forward_expand.
+
+cdef uint64_t mix(uint64_t h, uint64_t x) noexcept nogil:
+    """One step of a 64-bit multiply-rotate hash."""
+    h = (h ^ x) * <uint64_t>0x9E3779B97F4A7C15
+    return h ^ (h >> 29)
+
+
+cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src) except -1:
+    """Size the arrays; MemoryError leaves g freeable."""
+    g.n_tensors, g.n_nodes, g.n_leafs = n_tensors, n_nodes, n_leafs
+    g.layout = <gs_layout *>malloc(max(n_tensors, 1) * sizeof(gs_layout))
+    g.view_offs = <int64_t *>malloc(max(n_tensors, 1) * sizeof(int64_t))
+    g.view_src = <int32_t *>malloc(max(n_tensors, 1) * sizeof(int32_t))
+    g.flags = <int32_t *>malloc(max(n_tensors, 1) * sizeof(int32_t))
+    g.src_begin = <int32_t *>malloc((n_tensors + 1) * sizeof(int32_t))
+    g.src = <int32_t *>malloc(max(n_src, 1) * sizeof(int32_t))
+    g.node = <int32_t *>malloc(max(n_nodes, 1) * sizeof(int32_t))
+    g.leaf = <int32_t *>malloc(max(n_leafs, 1) * sizeof(int32_t))
+    g.position = <int32_t *>malloc(max(n_tensors, 1) * sizeof(int32_t))
+    if (g.layout == NULL or g.view_offs == NULL or g.view_src == NULL or g.flags == NULL or g.src_begin == NULL
+            or g.src == NULL or g.node == NULL or g.leaf == NULL or g.position == NULL):
+        raise MemoryError(f"a graph of {n_tensors} tensors")
+    return 0
+
+
+cdef void flat_free(gs_graph *g) noexcept nogil:
+    free(g.layout)
+    free(g.view_offs)
+    free(g.view_src)
+    free(g.flags)
+    free(g.src_begin)
+    free(g.src)
+    free(g.node)
+    free(g.leaf)
+    free(g.position)
+    memset(g, 0, sizeof(gs_graph))
+
+
+cdef class Graph:
+    """`Graph(*outputs)`: everything the outputs need, nodes in ggml's depth-first order.  Immutable.
+
+    `nodes` are the computed tensors in execution order, `leafs` the others, `tensors` all of them
+    (leafs, then nodes; in a graph loaded from a file the file's order), `meta` a dict for people.
+    Raises GraphError for a tensor whose context is closed.
+    """
+
+    def __cinit__(self, *outputs):
+        memset(&self.flat, 0, sizeof(gs_graph))
+        self.nodes = self.leafs = self.tensors = ()
+        self.meta = {}
+        self._index = None
+
+    def __dealloc__(self):
+        flat_free(&self.flat)
+
+    def __init__(self, *outputs):
+        for t in outputs:
+            if not isinstance(t, Tensor):
+                raise TypeError(f"a graph is made of Tensors, not {t!r}")
+        nodes, leafs = depth_first(outputs)
+        self.fill(tuple(leafs + nodes), tuple(nodes), tuple(leafs))
+
+    @staticmethod
+    def from_order(tensors, nodes, leafs, meta=None):
+        """A graph with a given order: `nodes` and `leafs` are drawn from `tensors`.
+
+        Raises GraphError when a source comes later than its node, a tensor appears twice or is missing.
+        """
+        cdef Graph g = Graph.__new__(Graph)
+        g.fill(tuple(tensors), tuple(nodes), tuple(leafs))
+        g.meta = dict(meta or {})
+        return g
+
+    cdef int fill(self, tuple tensors, tuple nodes, tuple leafs) except -1:
+        cdef Tensor t, s
+        cdef Py_ssize_t i
+        cdef int32_t k, n_src = 0
+        cdef int64_t total = 0
+        cdef gs_graph *g = &self.flat
+        if len(tensors) > 0x3fffffff:
+            raise GraphError(f"a graph of {len(tensors)} tensors is too large")
+        self.tensors, self.nodes, self.leafs = tensors, nodes, leafs
+        for i in range(len(tensors)):
+            t = tensors[i]
+            if t.home.closed:
+                raise GraphError(f"{describe(t)} belongs to closed context {t.home.name!r}")
+            t.mark = <int32_t>i
+        for t in tensors:
+            total += len(t.src)
+        flat_alloc(g, <int32_t>len(tensors), <int32_t>len(nodes), <int32_t>len(leafs), total)
+        # Ids: -1 in `position` marks a tensor that is not a node (yet).
+        for i in range(len(tensors)):
+            t = tensors[i]
+            if t.mark != i:
+                raise GraphError(f"{describe(t)} appears twice in a graph")
+            g.layout[i] = t.layout
+            g.flags[i] = t._flags
+            g.view_offs[i] = t.view_offs
+            g.view_src[i] = -1 if t.view_src is None else self.require(t.view_src, t)
+            g.position[i] = -1
+            g.src_begin[i] = n_src
+            for s in t.src:
+                if s is not None:
+                    g.src[n_src] = self.require(s, t)
+                    n_src += 1
+        g.src_begin[len(tensors)] = n_src
+        for i in range(len(leafs)):
+            t = leafs[i]
+            g.leaf[i] = self.require(t, t)
+            g.position[g.leaf[i]] = -2
+        for i in range(len(nodes)):
+            t = nodes[i]
+            k = self.require(t, t)
+            if g.position[k] != -1:
+                raise GraphError(f"{describe(t)} appears twice among the nodes and leafs of a graph")
+            g.node[i] = k
+            g.position[k] = <int32_t>i
+            for s in t.src:
+                if s is not None and g.position[self.require(s, t)] == -1:
+                    raise GraphError(f"node {i} {describe(t)} reads {describe(s)}, which is neither a leaf nor an "
+                                     "earlier node: a cycle or a wrong order")
+                if s is t:
+                    raise GraphError(f"node {i} {describe(t)} reads itself")
+        for i in range(g.n_leafs):
+            g.position[g.leaf[i]] = -1
+        self.fingerprint_structure()
+        return 0
+
+    cdef void fingerprint_structure(self) noexcept nogil:
+        """128 bits over op, type, shape, strides, wiring, views and flags of every tensor, and the order."""
+        cdef gs_graph *g = &self.flat
+        cdef uint64_t a = 0x243F6A8885A308D3, b = 0x13198A2E03707344, h
+        cdef int32_t i, k
+        a = mix(a, <uint64_t>g.n_tensors)
+        b = mix(b, (<uint64_t>g.n_nodes << 32) | <uint64_t>g.n_leafs)
+        for i in range(g.n_tensors):
+            h = mix((<uint64_t>g.layout[i].op << 32) | <uint64_t>g.layout[i].type,
+                    (<uint64_t>g.flags[i] << 32) ^ <uint64_t><uint32_t>g.view_src[i])
+            h = mix(h, <uint64_t>g.view_offs[i])
+            for k in range(GS_MAX_DIMS):
+                h = mix(h, <uint64_t>g.layout[i].ne[k])
+                h = mix(h, <uint64_t>g.layout[i].nb[k])
+            for k in range(g.src_begin[i], g.src_begin[i + 1]):
+                h = mix(h, <uint64_t>g.src[k] + 1)
+            a = mix(a, h)
+            b = mix(b, h ^ (h >> 32) ^ <uint64_t>0xD6E8FEB86659FD93)
+        for i in range(g.n_nodes):
+            a = mix(a, <uint64_t>g.node[i])
+            b = mix(b, <uint64_t>g.node[i])
+        self.fingerprint_a = a
+        self.fingerprint_b = b
+
+    cdef int32_t id_of(self, Tensor t):
+        """The id of a tensor of this graph, -1 for another."""
+        cdef int32_t k = t.mark
+        if 0 <= k < self.flat.n_tensors and self.tensors[k] is t:
+            return k
+        if self._index is None:
+            self._index = {x: i for i, x in enumerate(self.tensors)}
+        return self._index.get(t, -1)
+
+    cdef int32_t require(self, Tensor t, Tensor user) except -1:
+        cdef int32_t k = t.mark
+        if 0 <= k < len(self.tensors) and self.tensors[k] is t:
+            return k
+        raise GraphError(f"{describe(user)} refers to {describe(t)}, which is not among the tensors of the graph")
+
+    @property
+    def fingerprint(self):
+        """A 128-bit int over the structure: equal for an equal graph built anew."""
+        return (int(self.fingerprint_a) << 64) | int(self.fingerprint_b)
+
+    def __len__(self):
+        return self.flat.n_nodes
+
+    def __contains__(self, t):
+        return isinstance(t, Tensor) and self.id_of(t) >= 0
+
+    def __repr__(self):
+        return f"<Graph of {self.flat.n_nodes} nodes, {self.flat.n_leafs} leafs>"
+
+
+cdef tuple depth_first(tuple outputs):
+    """Nodes and leafs in the order in which ggml visits them: sources first, left to right."""
+    cdef list order = []            # visited tensors; t.mark indexes it
+    cdef list nodes = []
+    cdef list leafs = []
+    cdef list stack = []            # (tensor, next source); explicit, so that depth has no limit
+    cdef Tensor t, s
+    cdef Py_ssize_t k, n
+    for output in outputs:
+        if is_marked(output, order):
+            continue
+        mark(output, order)
+        stack.append((output, 0))
+        while stack:
+            t, k = stack.pop()
+            n = len(t.src)
+            s = None
+            while k <= n:
+                # After the sources, the root of a view: ops always list it, files may not.
+                s = t.src[k] if k < n else t.view_src
+                k += 1
+                if s is not None and not is_marked(s, order):
+                    break
+                s = None
+            if s is not None:
+                stack.append((t, k))
+                mark(s, order)
+                stack.append((s, 0))
+            elif t.layout.op == OP_NONE:
+                leafs.append(t)
+            else:
+                nodes.append(t)
+    return nodes, leafs
+
+
+cdef inline bint is_marked(Tensor t, list order):
+    return 0 <= t.mark < len(order) and order[t.mark] is t
+
+
+cdef inline void mark(Tensor t, list order):
+    t.mark = <int32_t>len(order)
+    order.append(t)

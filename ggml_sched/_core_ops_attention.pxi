@@ -1,0 +1,105 @@
+# Op methods of a Context: what attention needs: masks, soft_max, rope, flash attention.
+
+cdef class AttentionOps(ViewOps):
+    """Masks, soft_max, rope and flash attention."""
+
+    def diag_mask_inf(self, Tensor a not None, int n_past, bint inplace=False):
+        """Elements with column > n_past + row become -inf."""
+        return self.add_like(OP_IDS["DIAG_MASK_INF"], a, (a,), cut_zeros((n_past,)), inplace)
+
+    def diag_mask_zero(self, Tensor a not None, int n_past, bint inplace=False):
+        """Elements with column > n_past + row become 0."""
+        return self.add_like(OP_IDS["DIAG_MASK_ZERO"], a, (a,), cut_zeros((n_past,)), inplace)
+
+    def soft_max(self, Tensor a not None, Tensor mask=None, double scale=1.0, double max_bias=0.0, Tensor sinks=None,
+                 bint inplace=False):
+        """soft_max over rows of a * scale + slope * mask.
+
+        a[n_kv, n_rows, n_head, n_batch] is contiguous; mask (f32 or f16) [n_kv, >= n_rows, n_head / r, n_batch / s].
+        slope is 1, or with max_bias > 0 the alibi slope of the head (Press et al. 2021).  sinks (f32 [n_head]) join
+        each row's denominator.
+        """
+        if not a.is_contiguous:
+            raise GraphError(f"soft_max: {describe(a)} is not contiguous")
+        if mask is not None:
+            if mask.layout.type != T_F32 and mask.layout.type != T_F16:
+                raise GraphError(f"soft_max: mask {describe(mask)} must be f32 or f16")
+            if not (mask.is_contiguous and mask.layout.ne[0] == a.layout.ne[0] and mask.layout.ne[1] >= a.layout.ne[1]
+                    and mask.layout.ne[2] > 0 and a.layout.ne[2] % mask.layout.ne[2] == 0
+                    and mask.layout.ne[3] > 0 and a.layout.ne[3] % mask.layout.ne[3] == 0):
+                raise GraphError(f"soft_max: mask {describe(mask)} does not fit {describe(a)}")
+        elif max_bias > 0:
+            raise GraphError(f"soft_max: max_bias {max_bias} needs a mask")
+        check_sinks("soft_max", sinks, a.layout.ne[2])
+        return self.add_like(OP_IDS["SOFT_MAX"], a, cut_none((a, mask, sinks)),
+                             cut_zeros(f32_word(scale) + f32_word(max_bias)), inplace)
+
+    def soft_max_ext(self, Tensor a not None, Tensor mask, double scale, double max_bias):
+        """soft_max with ggml's argument order."""
+        return self.soft_max(a, mask, scale, max_bias)
+
+    def rope(self, Tensor a not None, Tensor positions not None, int n_dims, mode="normal", Tensor freq_factors=None,
+             int n_ctx_orig=0, double freq_base=10000.0, double freq_scale=1.0, double ext_factor=0.0,
+             double attn_factor=1.0, double beta_fast=32.0, double beta_slow=1.0, bint inplace=False):
+        """Rotary position embedding of the first n_dims of each row (Su et al. 2021).
+
+        a[n_embd_head, n_head, n_tokens, n_batch] f32 or f16; positions i32 [n_tokens]; freq_factors f32
+        [>= n_dims / 2] divide the angles.  mode "normal" (pairs side by side) or "neox" (halves), or ggml's number.
+        ext_factor, attn_factor, beta_fast, beta_slow: YaRN (Peng et al. 2023).
+        """
+        modes = {"normal": 0, "neox": 2, 0: 0, 2: 2}
+        if mode not in modes:
+            raise GraphError(f'rope: mode is "normal" or "neox", not {mode!r}')
+        if a.layout.type != T_F32 and a.layout.type != T_F16:
+            raise GraphError(f"rope: {describe(a)} must be f32 or f16")
+        if positions.layout.type != T_I32 or layout_n_elements(&positions.layout) != a.layout.ne[2]:
+            raise GraphError(f"rope: positions {describe(positions)} must be i32 [{a.ne[2]}] for {describe(a)}")
+        if n_dims < 0 or n_dims % 2 or n_dims > a.layout.ne[0]:
+            raise GraphError(f"rope: n_dims = {n_dims} of rows of {describe(a)}")
+        if freq_factors is not None and (freq_factors.layout.type != T_F32 or freq_factors.layout.ne[0] < n_dims // 2):
+            raise GraphError(f"rope: freq_factors {describe(freq_factors)} must be f32 [>= {n_dims // 2}]")
+        words = (0, n_dims, modes[mode], 0, n_ctx_orig)
+        for x in (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow):
+            words += f32_word(x)
+        return self.add_like(OP_IDS["ROPE"], a, cut_none((a, positions, freq_factors)), cut_zeros(words), inplace)
+
+    def rope_ext(self, Tensor a not None, Tensor b not None, Tensor c, int n_dims, mode, int n_ctx_orig, double freq_base,
+                 double freq_scale, double ext_factor, double attn_factor, double beta_fast, double beta_slow):
+        """rope with ggml's argument order."""
+        return self.rope(a, b, n_dims, mode, c, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast,
+                         beta_slow)
+
+    def flash_attn_ext(self, Tensor q not None, Tensor k not None, Tensor v not None, Tensor mask=None, double scale=1.0,
+                       double max_bias=0.0, double logit_softcap=0.0, Tensor sinks=None):
+        """soft_max(scale * q k^T + mask) v without keeping the scores.
+
+        q[d, n_rows, n_head, n_batch], k[d, n_kv, n_head_kv, n_batch], v[d_v, n_kv, n_head_kv, n_batch],
+        mask (f16 or f32) [n_kv, >= n_rows, n_head / r, n_batch / s] -> f32 [d_v, n_head, n_rows, n_batch].
+        """
+        if not (q.layout.ne[0] == k.layout.ne[0] and k.layout.ne[1] == v.layout.ne[1] and k.layout.ne[2] == v.layout.ne[2]
+                and q.layout.ne[3] == k.layout.ne[3] == v.layout.ne[3]):
+            raise GraphError(f"flash_attn_ext: {describe(q)}, {describe(k)} and {describe(v)} do not fit together")
+        check_batches("flash_attn_ext", k, q)
+        if mask is not None:
+            if mask.layout.type != T_F16 and mask.layout.type != T_F32:
+                raise GraphError(f"flash_attn_ext: mask {describe(mask)} must be f16 or f32")
+            if not (mask.is_contiguous and mask.layout.ne[0] == k.layout.ne[1] and mask.layout.ne[1] >= q.layout.ne[1]
+                    and mask.layout.ne[2] > 0 and q.layout.ne[2] % mask.layout.ne[2] == 0
+                    and mask.layout.ne[3] > 0 and q.layout.ne[3] % mask.layout.ne[3] == 0):
+                raise GraphError(f"flash_attn_ext: mask {describe(mask)} does not fit {describe(q)} and {describe(k)}")
+        elif max_bias > 0:
+            raise GraphError(f"flash_attn_ext: max_bias {max_bias} needs a mask")
+        check_sinks("flash_attn_ext", sinks, q.layout.ne[2])
+        words = cut_zeros(f32_word(scale) + f32_word(max_bias) + f32_word(logit_softcap))
+        return self.add_dense(OP_IDS["FLASH_ATTN_EXT"], T_F32, v.layout.ne[0], q.layout.ne[2], q.layout.ne[1],
+                              q.layout.ne[3], cut_none((q, k, v, mask, sinks)), words)
+
+
+cdef class Context(AttentionOps):
+    """Owns tensor metadata, no data.  The ops are its methods, named as ggml names them.
+
+    Every op method takes and returns `Tensor`s, computes nothing, and raises
+    `GraphError` naming the tensors and numbers that do not fit together.  Shapes in
+    the docstrings are in ggml's order: `[ne0, ne1, ne2, ne3]`, innermost first.
+    A context manager; `close()` makes its tensors unusable in new graphs.
+    """

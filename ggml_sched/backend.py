@@ -1,0 +1,297 @@
+"""The interface between the planner and a device: subclass `Backend` and `Buffer`.
+
+A backend needs two methods, `alloc_buffer` and `graph_compute`, and a buffer two,
+`read` and `write`.  Everything else has a working default.  The slots correspond to
+ggml's backend and buffer vtables:
+
+    ggml                     here                         default
+    get_name                 Backend.name                 given to __init__
+    free                     Backend.close                nothing
+    alloc_buffer             Backend.alloc_buffer         (required)
+    get_alignment            Backend.alignment            64
+    set_tensor_async         Backend.set_tensor_async     Buffer.write
+    get_tensor_async         Backend.get_tensor_async     Buffer.read
+    synchronize              Backend.synchronize          nothing
+    cpy_tensor_from          Backend.cpy_tensor_from      False: not possible
+    cpy_tensor_to            Backend.cpy_tensor_to        False: not possible
+    graph_plan_create        Backend.graph_plan_create    the graph itself
+    graph_plan_free          Backend.graph_plan_free      nothing
+    graph_plan_compute       Backend.graph_plan_compute   graph_compute
+    graph_compute            Backend.graph_compute        (required)
+    supports_op              Backend.supports_op          True
+    free_buffer              Buffer.free                  nothing
+    get_base                 Buffer.base                  0
+    get_alloc_size           Buffer.alloc_size            Backend.alloc_size: tensor.nbytes
+    init_tensor              Buffer.init_tensor           nothing
+    free_tensor              Buffer.free_tensor           nothing
+
+A node that reaches `graph_compute` is a `Tensor`: `node.op`, `node.op_params`,
+`node.ne`, `node.nb`, and for itself and each of `node.src` a `buffer` of this
+backend and an `offset` into it, in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ggml_sched._core import BackendBase, BufferBase, Context, Graph, Tensor, bind_resident, inplace_ops
+from ggml_sched.errors import BackendError, OutOfMemory, PlacementError
+
+__all__ = ["Backend", "Buffer", "GraphView", "get_backend", "tensor_copy"]
+
+ALL_SOURCES = -1
+"""As an in-place mask: every source may be the destination."""
+
+
+class Buffer(BufferBase):
+    """A range of one backend's memory.
+
+    `Buffer(backend, size, base=0, usage="any")`: size in bytes; `base` is the address of its
+    first byte, or 0 where addresses mean nothing.
+    """
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Copy bytes into [offset, offset + len(data)); the range was checked."""
+        raise BackendError(f"a buffer of backend {self.backend.name!r} has no memory to write to")
+
+    def read(self, offset: int, out: memoryview) -> None:
+        """Copy [offset, offset + len(out)) into `out`, a writable view of bytes; the range was checked."""
+        raise BackendError(f"a buffer of backend {self.backend.name!r} has no memory to read from")
+
+    def alloc_size(self, tensor: Tensor) -> int:
+        """Bytes that `tensor` takes here, at least tensor.nbytes."""
+        return self.backend.alloc_size(tensor)
+
+    def init_tensor(self, tensor: Tensor) -> None:
+        """Hook: `tensor` has just been given an address here (never called while measuring)."""
+
+    def free_tensor(self, tensor: Tensor) -> None:
+        """Hook: `tensor` is about to lose its address here (never called while measuring)."""
+
+    def clear(self, value: int = 0) -> None:
+        """Fill with one byte value."""
+        step = 1 << 20
+        block = memoryview(bytes([value]) * min(step, self.size))
+        for offset in range(0, self.size, step):
+            self.write(offset, block[: min(step, self.size - offset)])
+
+    def __enter__(self) -> Buffer:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+
+class GraphView:
+    """Nodes to compute, in order: what a split hands to its backend (ggml_graph_view)."""
+
+    __slots__ = ("nodes",)
+
+    def __init__(self, nodes: Iterable[Tensor]) -> None:
+        self.nodes = tuple(nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+
+class Backend(BackendBase):
+    """One device.  Subclass it; `super().__init__(name, alignment)`.
+
+    `max_buffer_size` bounds one buffer in bytes (None: no bound), `is_host` says that the
+    CPU can read its memory directly.
+    """
+
+    max_buffer_size: int | None = None
+    is_host: bool = False
+
+    # -- memory ---------------------------------------------------------------
+
+    def alloc_buffer(self, size: int) -> Buffer:
+        """A new buffer of `size` bytes; OutOfMemory if there is not that much."""
+        raise NotImplementedError(f"backend {self.name!r} does not allocate buffers")
+
+    def alloc_size(self, tensor: Tensor) -> int:
+        """Bytes that a tensor takes in a buffer of this backend; must not depend on the buffer."""
+        return tensor.nbytes
+
+    def alloc_tensors(self, ctx: Context, usage: str = "weights") -> Buffer:
+        """Give every tensor of a context that has no address memory in one new buffer.
+
+        Views follow their roots.  Raises OutOfMemory; then no tensor has changed.
+        """
+        pending, total = self._layout(ctx)
+        if self.max_buffer_size is not None and total > self.max_buffer_size:
+            raise OutOfMemory(
+                f"the tensors of context {ctx.name!r} need {total} bytes in one buffer; backend "
+                f"{self.name!r} allows {self.max_buffer_size}", self.name, total, self.max_buffer_size)
+        buffer = self.alloc_buffer(total)
+        try:
+            buffer.usage = usage
+            for tensor, offset in pending:
+                bind_resident(tensor, buffer, offset)
+                buffer.init_tensor(tensor)
+        except BaseException:
+            for tensor, _ in pending:
+                bind_resident(tensor, None, 0)
+            buffer.close()
+            raise
+        return buffer
+
+    def alloc_tensors_size(self, ctx: Context) -> int:
+        """Bytes that `alloc_tensors(ctx)` would allocate."""
+        return self._layout(ctx)[1]
+
+    def _layout(self, ctx: Context) -> tuple[list[tuple[Tensor, int]], int]:
+        pending, total = [], 0
+        for tensor in ctx.tensors:
+            if tensor.view_src is None and tensor.buffer is None:
+                pending.append((tensor, total))
+                total += -(-self.alloc_size(tensor) // self.alignment) * self.alignment
+        return pending, total
+
+    # -- data -------------------------------------------------------------------
+
+    def set_tensor_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
+        """Queue a copy of bytes into the tensor, `offset` bytes from its start; `data` stays alive
+        and unchanged until `synchronize`."""
+        tensor.buffer.write(tensor.offset + offset, data)
+
+    def get_tensor_async(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
+        """Queue a copy of the tensor's bytes from `offset` into `out`."""
+        tensor.buffer.read(tensor.offset + offset, out)
+
+    def set_tensor(self, tensor: Tensor, data, offset: int = 0) -> None:
+        """Copy bytes into a tensor: range-checked, complete on return.
+
+        PlacementError without an address here, ValueError outside the tensor.
+        """
+        view = memoryview(data).cast("B")
+        self._check_range(tensor, offset, len(view))
+        if len(view):
+            self.set_tensor_async(tensor, view, offset)
+            self.synchronize()
+
+    def get_tensor(self, tensor: Tensor, out, offset: int = 0) -> None:
+        """Copy bytes of a tensor into a writable buffer: range-checked, complete on return."""
+        view = memoryview(out).cast("B")
+        self._check_range(tensor, offset, len(view))
+        if len(view):
+            self.get_tensor_async(tensor, view, offset)
+            self.synchronize()
+
+    def _check_range(self, tensor: Tensor, offset: int, size: int) -> None:
+        if tensor.buffer is None:
+            raise PlacementError(f"tensor {tensor.name!r} has no address")
+        if tensor.backend is not self:
+            raise PlacementError(f"tensor {tensor.name!r} is on backend {tensor.backend.name!r}, not {self.name!r}")
+        if offset < 0 or size > tensor.nbytes or offset > tensor.nbytes - size:
+            raise ValueError(f"bytes {offset} .. {offset + size} lie outside tensor {tensor.name!r} of {tensor.nbytes} bytes")
+        end = tensor.offset + offset + size
+        if end > tensor.buffer.size:
+            raise PlacementError(
+                f"tensor {tensor.name!r} ends at {end}, outside its buffer of {tensor.buffer.size} bytes")
+
+    def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
+        """Copy `src`, of another backend, into `dst` of this one; False if that needs the host's help."""
+        return False
+
+    def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
+        """Copy `src`, of this backend, into `dst` of another; False if that needs the host's help."""
+        return False
+
+    def synchronize(self) -> None:
+        """Wait until everything queued here is done."""
+
+    # -- computing ----------------------------------------------------------------
+
+    def supports_op(self, node: Tensor) -> bool:
+        """Whether `graph_compute` can run this node; depends on op, types and shapes only."""
+        return True
+
+    def supports_buffer(self, buffer: BufferBase) -> bool:
+        """Whether nodes that run here may read a tensor that lives in `buffer` without a copy."""
+        return buffer.backend is self
+
+    def offload_op(self, node: Tensor) -> bool:
+        """Whether this node is worth bringing here although its weights live on the host."""
+        return False
+
+    def inplace_sources(self, op: str) -> int:
+        """Which sources of `op` may be its destination, a bit mask (bit i: source i).
+
+        The kernel promises to compute the same bits when the destination is exactly one such source,
+        of equal layout.  Default: every source of the ops that ggml computes in place, none of others.
+        """
+        return ALL_SOURCES if op in inplace_ops() else 0
+
+    def graph_compute(self, graph: Graph | GraphView) -> None:
+        """Run `graph.nodes` in order; BackendError when that fails."""
+        raise NotImplementedError(f"backend {self.name!r} does not compute")
+
+    def graph_plan_create(self, graph: Graph | GraphView):
+        """Prepare `graph` for many computes at these addresses; returns what graph_plan_compute takes."""
+        return graph
+
+    def graph_plan_free(self, plan) -> None:
+        """Release a plan of graph_plan_create."""
+
+    def graph_plan_compute(self, plan) -> None:
+        """Run a plan of graph_plan_create."""
+        self.graph_compute(plan)
+
+    # -- life -------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Release the device; idempotent."""
+
+    def __enter__(self) -> Backend:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+
+def get_backend(tensor: Tensor) -> Backend | None:
+    """The backend whose memory holds `tensor` now, or None."""
+    return tensor.backend
+
+
+def same_layout(a: Tensor, b: Tensor) -> bool:
+    """Equal type, ne and nb."""
+    return a.type == b.type and a.ne == b.ne and a.nb == b.nb
+
+
+def tensor_copy(src: Tensor, dst: Tensor) -> None:
+    """Copy `src` to `dst`, on whatever backends they live; complete on return.
+
+    Tries the destination's `cpy_tensor_from`, then the source's `cpy_tensor_to`, then goes
+    through host memory.  Copying a tensor to itself does nothing.  Raises ValueError for
+    different layouts, PlacementError without addresses.
+    """
+    if src is dst:
+        return
+    if not same_layout(src, dst):
+        raise ValueError(f"cannot copy {src!r} with nb {src.nb} to {dst!r} with nb {dst.nb}: layouts differ")
+    for tensor in (src, dst):
+        if tensor.buffer is None:
+            raise PlacementError(f"tensor {tensor.name!r} has no address")
+    if src.nbytes == 0:
+        return
+    there, here = src.backend, dst.backend
+    if here.cpy_tensor_from(src, dst):
+        here.synchronize()
+        return
+    if there.cpy_tensor_to(src, dst):
+        there.synchronize()
+        return
+    staging = bytearray(src.nbytes)
+    there.get_tensor(src, staging)
+    here.set_tensor(dst, staging)
+
+
+def as_nodes(graph: Graph | GraphView | Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The nodes of whatever may be handed to graph_compute."""
+    return tuple(getattr(graph, "nodes", graph))

@@ -1,0 +1,69 @@
+"""DryBackend: addresses but no memory, so that a 70B model on four GPUs is planned on a laptop.
+
+Writes and computes are accepted and do nothing; reading data raises BackendError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ggml_sched._core import Tensor
+from ggml_sched.backend import Backend, Buffer
+from ggml_sched.errors import OutOfMemory
+
+__all__ = ["DryBackend"]
+
+
+class DryBuffer(Buffer):
+    """A range of addresses that nobody backs."""
+
+    def write(self, offset: int, data: memoryview) -> None:
+        pass
+
+    def free(self) -> None:
+        self.backend.used -= self.size
+
+
+class DryBackend(Backend):
+    """A device for planning.
+
+    `alignment` in bytes; `max_buffer_size` bounds one buffer and `memory` all buffers together, in
+    bytes (None: no bound); `supports_op(tensor) -> bool` (None: everything is supported).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        alignment: int = 32,
+        max_buffer_size: int | None = None,
+        memory: int | None = None,
+        supports_op: Callable[[Tensor], bool] | None = None,
+    ) -> None:
+        super().__init__(name, alignment)
+        self.max_buffer_size = max_buffer_size
+        self.memory = memory
+        self.used = 0
+        if supports_op is not None:
+            self.supports_op = supports_op
+
+    def alloc_buffer(self, size: int) -> DryBuffer:
+        if self.max_buffer_size is not None and size > self.max_buffer_size:
+            raise OutOfMemory(
+                f"backend {self.name!r}: a buffer of {size} bytes exceeds its maximum of {self.max_buffer_size}",
+                self.name, size, self.max_buffer_size)
+        if self.memory is not None and size > self.memory - self.used:
+            raise OutOfMemory(
+                f"backend {self.name!r}: {size} bytes needed, {self.memory - self.used} of {self.memory} left",
+                self.name, size, self.memory - self.used)
+        buffer = DryBuffer(self, size)
+        self.used += size
+        return buffer
+
+    def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
+        return True
+
+    def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
+        return isinstance(dst.backend, DryBackend)
+
+    def graph_compute(self, graph) -> None:
+        pass

@@ -1,0 +1,70 @@
+"""The exceptions of ggml-sched: typed, picklable, and carrying their numbers.
+
+Everything that can go wrong with a graph, a plan, a file or a backend raises a
+subclass of `Error`.  Arguments of the wrong Python type or range raise the
+built-in `TypeError` and `ValueError`.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendError",
+    "Error",
+    "FileFormatError",
+    "GraphError",
+    "HazardError",
+    "OutOfMemory",
+    "PlacementError",
+    "UnsupportedOp",
+]
+
+
+class Error(Exception):
+    """Base of every exception that ggml-sched raises on purpose."""
+
+
+class GraphError(Error):
+    """A tensor or graph that makes no sense: shapes, types, wiring, ownership."""
+
+
+class FileFormatError(Error):
+    """A file that is truncated, mutated, or not what it says it is."""
+
+
+class PlacementError(Error):
+    """A tensor lives, or is asked to live, where the scheduler cannot use it."""
+
+
+class UnsupportedOp(Error):
+    """No backend that may run this node supports its op."""
+
+
+class HazardError(Error):
+    """A plan or a compute that would read or overwrite the wrong data."""
+
+
+class BackendError(Error):
+    """A backend failed while it copied or computed."""
+
+
+class OutOfMemory(Error, MemoryError):
+    """Something does not fit.
+
+    `backend` is the backend's name (or None), `needed` and `available` are bytes
+    (or None where the backend does not know).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        backend: str | None = None,
+        needed: int | None = None,
+        available: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.backend = backend
+        self.needed = needed
+        self.available = available
+
+    def __reduce__(self):
+        return type(self), (self.args[0], self.backend, self.needed, self.available)

@@ -1,0 +1,193 @@
+"""The JSON graph format: `{"meta", "tensors", "nodes", "leafs"}`, plain or gzipped.
+
+A tensor holds `name op type ne nb src view_src view_offs flags op_params resident`; sources are
+tensor ids, -1 for an empty slot.  Files are hostile: whatever is wrong with one raises a
+`gs.Error` that names the tensor and the field.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Callable
+from itertools import pairwise
+
+from ggml_sched._core import BackendBase, Context, Graph, Tensor, bind_resident
+from ggml_sched.backend import Buffer
+from ggml_sched.errors import FileFormatError, GraphError
+
+__all__ = ["graph_from_dict", "graph_to_dict", "load_graph", "save_graph"]
+
+MAX_FILE_BYTES = 1 << 30
+"""A graph file that unpacks to more is refused."""
+
+
+def load_graph(path: str | os.PathLike, place: Callable[[Tensor], BackendBase] | None = None) -> Graph:
+    """Read a graph; `graph.tensors[i]` is tensor i of the file.
+
+    `place(tensor)` returns the backend where a resident tensor (weight, KV cache) lives; it gets an
+    address there, but no memory.  Raises FileFormatError or GraphError.
+    """
+    path = os.fspath(path)
+    try:
+        with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise FileFormatError(f"{path}: not a complete gzip file: {error}") from error
+    if len(text) > MAX_FILE_BYTES:
+        raise FileFormatError(f"{path}: more than {MAX_FILE_BYTES} bytes")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{path}: not JSON: {error}") from error
+    return graph_from_dict(data, place, path)
+
+
+def graph_from_dict(data, place=None, where: str = "graph") -> Graph:
+    """The graph that a parsed file holds."""
+    tensors = _list(data, "tensors", where)
+    nodes, leafs = _list(data, "nodes", where), _list(data, "leafs", where)
+    meta = data.get("meta", {})
+    if not isinstance(meta, dict):
+        raise FileFormatError(f"{where}: meta is not an object")
+    ctx = Context(str(meta.get("model", os.path.basename(where))))
+    made: list[Tensor | None] = [None] * len(tensors)
+    for i in _creation_order(tensors, where):
+        made[i] = _tensor(ctx, tensors, i, made, where)
+    ids = {"nodes": nodes, "leafs": leafs}
+    for field, members in ids.items():
+        for k in members:
+            _check_id(k, len(tensors), f"{where}: {field}")
+    graph = Graph.from_order(made, [made[k] for k in nodes], [made[k] for k in leafs], meta)
+    if place is not None:
+        _place_residents(graph, place)
+    return graph
+
+
+def save_graph(graph: Graph, path: str | os.PathLike) -> None:
+    """Write a graph in the format that `load_graph` reads; gzipped when the path ends in .gz."""
+    text = json.dumps(graph_to_dict(graph), separators=(",", ":"), sort_keys=True).encode()
+    path = os.fspath(path)
+    if path.endswith(".gz"):
+        # No time stamp: equal graphs give equal files.
+        text = gzip.compress(text, mtime=0)
+    with open(path, "wb") as file:
+        file.write(text)
+
+
+def graph_to_dict(graph: Graph) -> dict:
+    """What `save_graph` writes, as plain Python values."""
+    ids = {t: i for i, t in enumerate(graph.tensors)}
+    return {
+        "meta": graph.meta,
+        "tensors": [_fields(t, ids) for t in graph.tensors],
+        "nodes": [ids[t] for t in graph.nodes],
+        "leafs": [ids[t] for t in graph.leafs],
+    }
+
+
+def _fields(t: Tensor, ids: dict[Tensor, int]) -> dict:
+    fields = {"name": t.name, "op": t.op, "type": str(t.type), "ne": list(t.ne), "nb": list(t.nb)}
+    if t.src:
+        fields["src"] = [-1 if s is None else ids[s] for s in t.src]
+    if t.view_src is not None:
+        fields["view_src"], fields["view_offs"] = ids[t.view_src], t.view_offs
+    if t.flags:
+        fields["flags"] = sorted(t.flags)
+    if t.op_params:
+        fields["op_params"] = list(t.op_params)
+    if t.resident:
+        fields["resident"] = t.resident
+    return fields
+
+
+def _list(data, field: str, where: str) -> list:
+    if not isinstance(data, dict) or not isinstance(data.get(field), list):
+        raise FileFormatError(f"{where}: no list {field!r}")
+    return data[field]
+
+
+def _check_id(k, count: int, what: str) -> int:
+    if type(k) is not int or not 0 <= k < count:
+        raise FileFormatError(f"{what}: {k!r} is not the id of one of {count} tensors")
+    return k
+
+
+def _needs(fields, i: int, count: int, where: str) -> list[int]:
+    """The ids that tensor i refers to."""
+    what = f"{where}: tensor {i}"
+    if not isinstance(fields, dict):
+        raise FileFormatError(f"{what} is not an object")
+    src = fields.get("src", [])
+    if not isinstance(src, list):
+        raise FileFormatError(f"{what}: src is not a list")
+    needs = [_check_id(k, count, f"{what}: src") for k in src if k != -1]
+    if fields.get("view_src", -1) != -1:
+        needs.append(_check_id(fields["view_src"], count, f"{what}: view_src"))
+    return needs
+
+
+def _creation_order(tensors: list, where: str) -> list[int]:
+    """Ids such that whatever a tensor refers to comes first; GraphError on a cycle."""
+    needs = [_needs(fields, i, len(tensors), where) for i, fields in enumerate(tensors)]
+    state = bytearray(len(tensors))  # 0 new, 1 waiting for what it needs, 2 done
+    order = []
+    for start in range(len(tensors)):
+        stack = [start]
+        while stack:
+            i = stack[-1]
+            if state[i] == 2:
+                stack.pop()
+                continue
+            missing = [k for k in needs[i] if state[k] != 2]
+            if not missing:
+                state[i] = 2
+                order.append(i)
+                stack.pop()
+                continue
+            if state[i] == 1:
+                name = tensors[i].get("name", "")
+                raise GraphError(f"{where}: tensor {i} {name!r} depends on itself: the graph has a cycle")
+            state[i] = 1
+            stack.extend(missing)
+    return order
+
+
+def _tensor(ctx: Context, tensors: list, i: int, made: list, where: str) -> Tensor:
+    fields = tensors[i]
+    try:
+        view = fields.get("view_src", -1)
+        return ctx.restore(
+            fields["op"], fields["type"], fields["ne"], fields["nb"],
+            [None if k == -1 else made[k] for k in fields.get("src", [])],
+            None if view == -1 else made[view], fields.get("view_offs", 0),
+            fields.get("op_params", ()), fields.get("flags", ()), fields.get("name", ""), fields.get("resident", ""))
+    except GraphError as error:
+        raise GraphError(f"{where}: tensor {i}: {error}") from error
+    except KeyError as error:
+        raise FileFormatError(f"{where}: tensor {i} has no field {error}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FileFormatError(f"{where}: tensor {i}: {error}") from error
+
+
+class _ResidentSpace(Buffer):
+    """Addresses of one backend for weights and caches that no memory stands behind."""
+
+
+def _place_residents(graph: Graph, place) -> None:
+    groups: dict[BackendBase, list[Tensor]] = {}
+    for t in graph.tensors:
+        if t.resident and t.view_src is None:
+            backend = place(t)
+            if not isinstance(backend, BackendBase):
+                raise TypeError(f"place({t.name!r}) returned {backend!r}, not a Backend")
+            groups.setdefault((backend, t.resident), []).append(t)
+    for (backend, usage), members in groups.items():
+        ends = [0]
+        for t in members:
+            ends.append(-(-(ends[-1] + t.nbytes) // backend.alignment) * backend.alignment)
+        buffer = _ResidentSpace(backend, ends[-1], usage="weights" if usage == "weight" else "any")
+        for t, (offset, _) in zip(members, pairwise(ends), strict=True):
+            bind_resident(t, buffer, offset)

@@ -1,0 +1,137 @@
+"""Between numpy arrays and the bytes of tensors: what `Tensor.set` and `Tensor.numpy` do.
+
+Numpy shapes are `ne` reversed, leading ones dropped.  Strided tensors are read and written
+through the span of bytes that they cover.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ggml_sched import quants
+from ggml_sched._core import Tensor, Type
+from ggml_sched.errors import PlacementError
+
+__all__ = ["array_over", "read", "write"]
+
+DTYPES = {
+    Type.F32: np.dtype("<f4"),
+    Type.F16: np.dtype("<f2"),
+    Type.F64: np.dtype("<f8"),
+    Type.I8: np.dtype("i1"),
+    Type.I16: np.dtype("<i2"),
+    Type.I32: np.dtype("<i4"),
+    Type.I64: np.dtype("<i8"),
+    Type.BF16: np.dtype("<u2"),
+}
+"""The numpy dtype of each plain type; bf16 is carried as its 16 bits."""
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """`ne` reversed, leading ones dropped (one dimension at least)."""
+    ne = list(tensor.ne)
+    while len(ne) > 1 and ne[-1] == 1:
+        ne.pop()
+    return tuple(reversed(ne))
+
+
+def array_over(tensor: Tensor, memory, offset: int = 0) -> np.ndarray:
+    """The tensor as a 4-D array over `memory` (bytes, tensor starting at `offset`), extents reversed.
+
+    Quantised types give uint8 blocks: [ne3, ne2, ne1, ne0 / block_size, type_size].
+    """
+    kind = tensor.type
+    ne, nb = tensor.ne[::-1], tensor.nb[::-1]
+    if kind.is_quantized:
+        shape = (*ne[:3], ne[3] // kind.block_size, kind.type_size)
+        return np.ndarray(shape, np.uint8, memory, offset, (*nb, 1))
+    return np.ndarray(ne, DTYPES[kind], memory, offset, nb)
+
+
+def read(tensor: Tensor) -> np.ndarray:
+    """See `Tensor.numpy`."""
+    staged = _staged(tensor)
+    if staged is not None and staged.get(_root(tensor)) is not None:
+        span = bytearray(staged[_root(tensor)][tensor.view_offs : tensor.view_offs + tensor.nbytes])
+    else:
+        span = bytearray(tensor.nbytes)
+        _backend(tensor).get_tensor(tensor, span)
+    values = array_over(tensor, span) if tensor.nbytes else array_over(tensor, bytearray(16))
+    if tensor.type == Type.BF16:
+        values = quants.bf16_to_f32(values)
+    elif tensor.type.is_quantized:
+        values = quants.dequantize(values, tensor.type)
+    return np.array(values, copy=True).reshape(shape_of(tensor))
+
+
+def write(tensor: Tensor, array) -> None:
+    """See `Tensor.set`."""
+    backend = _backend(tensor)
+    values = np.asarray(array)
+    kind = tensor.type
+    raw = kind.is_quantized and values.dtype == np.uint8
+    if raw:
+        if values.size != tensor.n_elements // kind.block_size * kind.type_size:
+            raise ValueError(f"{tensor!r}: {values.size} bytes of blocks for a tensor of {tensor.nbytes}")
+    elif _squeezed(values.shape) != _squeezed(shape_of(tensor)) and values.shape != (tensor.n_elements,):
+        raise ValueError(f"{tensor!r}: an array of shape {values.shape} for a tensor of shape {shape_of(tensor)}")
+    if tensor.n_elements == 0:
+        return
+    if raw:
+        values = values.reshape((*tensor.ne[:0:-1], tensor.ne[0] // kind.block_size, kind.type_size))
+    elif kind.is_quantized:
+        values = quants.quantize(values.astype(np.float32).reshape(tensor.ne[::-1]), kind)
+    elif kind == Type.BF16:
+        if values.dtype != np.uint16:
+            values = quants.f32_to_bf16(values.astype(np.float32))
+        values = values.reshape(tensor.ne[::-1])
+    else:
+        if not np.can_cast(values.dtype, DTYPES[kind], "same_kind"):
+            raise TypeError(f"{tensor!r}: cannot take {values.dtype} values as {kind}")
+        values = values.astype(DTYPES[kind], copy=False).reshape(tensor.ne[::-1])
+    if tensor.is_contiguous:
+        span = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+    else:
+        # Other bytes lie between the rows: change ours, keep theirs.
+        span = bytearray(tensor.nbytes)
+        backend.get_tensor(tensor, span)
+        array_over(tensor, span)[...] = values
+    staged = _staged(tensor)
+    if staged is not None and _root(tensor) in staged:
+        _stage(staged, tensor, bytes(span))
+    else:
+        backend.set_tensor(tensor, span)
+
+
+def _root(tensor: Tensor) -> Tensor:
+    return tensor if tensor.view_src is None else tensor.view_src
+
+
+def _staged(tensor: Tensor) -> dict | None:
+    """Data of this tensor's allocation that waits outside the arena (late inputs), or None."""
+    lease = tensor.lease
+    return None if lease is None else lease.staged
+
+
+def _stage(staged: dict, tensor: Tensor, span: bytes) -> None:
+    """Keep data for an input whose place in the arena is still somebody else's."""
+    root = _root(tensor)
+    held = bytearray(staged[root] or bytes(root.nbytes))
+    held[tensor.view_offs : tensor.view_offs + len(span)] = span
+    staged[root] = held
+
+
+def _backend(tensor: Tensor):
+    backend = tensor.backend
+    if backend is None:
+        raise PlacementError(
+            f"tensor {tensor.name!r} has no memory: place it (backend.alloc_tensors) or plan its graph "
+            "(scheduler.alloc) first")
+    return backend
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    shape = tuple(shape)
+    while shape and shape[0] == 1:
+        shape = shape[1:]
+    return shape
