@@ -46,7 +46,7 @@ cdef extern from "ggml_sched/checked.h" nogil:
 cdef class Lease:
     cdef readonly bint alive
     cdef readonly bint displaced        # somebody else has re-addressed one of its tensors
-    cdef readonly dict staged           # data that waits outside the arena: {tensor: bytes or None}
+    cdef readonly bint stages           # leafs keep what was set in `Tensor.stash`, to be loaded when their life begins
     cdef object __weakref__
     cpdef void end(self) noexcept
 
@@ -98,9 +98,18 @@ cdef class Tensor:
     cdef int64_t _offset
     cdef Lease _lease                   # None: a permanent address
     cdef readonly str resident          # "weight", "kv" or "" (from a graph file)
+    cdef public object stash            # what the caller last set, under a lease that stages: bytes or None
     cdef object __weakref__
     cdef BufferBase c_buffer(self)
     cdef void bind(self, BufferBase buffer, int64_t offset, Lease lease) noexcept
+
+
+# The free ranges of one arena, in address order.
+ctypedef struct gs_blocks:
+    gs_block *at
+    int32_t n
+    int32_t room
+    int64_t max_size            # high-water mark, from the arena's start
 
 
 # A graph as the planner sees it: tensor ids index every array.
@@ -119,13 +128,21 @@ ctypedef struct gs_graph:
     int32_t *position           # index into node, -1 for tensors that are not nodes
 
 
+cdef class TensorSet:
+    cdef tuple tensors                  # keeps its members alive
+    cdef int32_t *slots                 # owned
+    cdef int64_t capacity
+    cdef int64_t probe(self, object t)
+    cdef int32_t find(self, object t)
+
+
 cdef class Graph:
     cdef gs_graph flat                  # owned
     cdef readonly tuple nodes           # keep their tensors alive
     cdef readonly tuple leafs
     cdef readonly tuple tensors
     cdef public dict meta
-    cdef dict _index
+    cdef TensorSet _index               # made when a mark was overwritten by another graph
     cdef uint64_t fingerprint_a
     cdef uint64_t fingerprint_b
     cdef object __weakref__
@@ -133,3 +150,22 @@ cdef class Graph:
     cdef void fingerprint_structure(self) noexcept nogil
     cdef int32_t id_of(self, Tensor t)
     cdef int32_t require(self, Tensor t, Tensor user) except -1
+
+
+cdef class TensorAllocator:
+    cdef readonly BufferBase buffer     # kept alive; closed by close() only if owned
+    cdef readonly bint is_measure
+    cdef readonly int64_t alignment
+    cdef readonly bint closed
+    cdef bint owns_buffer
+    cdef int64_t start                  # offset of the first aligned address in the buffer
+    cdef int64_t room                   # bytes from there to the end
+    cdef gs_blocks blocks               # owned
+    cdef Lease lease                    # of the tensors allocated one by one since the last reset
+    cdef Lease graph_lease              # of the tensors of whole graphs since then
+    cdef dict live                      # {tensor: size} of those, kept alive
+    cdef object __weakref__
+    cdef int64_t size_of(self, Tensor t) except -1
+    cdef int check_open(self) except -1
+    cdef int forget(self, Tensor t) except -1
+    cdef void new_leases(self)

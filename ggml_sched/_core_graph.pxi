@@ -119,6 +119,9 @@ cdef class Graph:
             k = self.require(t, t)
             if g.position[k] != -1:
                 raise GraphError(f"{describe(t)} appears twice among the nodes and leafs of a graph")
+            if t.view_src is not None and g.position[g.view_src[k]] == -1 and t.view_src.layout.op != OP_NONE:
+                raise GraphError(f"node {i} {describe(t)} is a view of {describe(t.view_src)}, which is not computed "
+                                 "before it")
             g.node[i] = k
             g.position[k] = <int32_t>i
             for s in t.src:
@@ -161,9 +164,10 @@ cdef class Graph:
         cdef int32_t k = t.mark
         if 0 <= k < self.flat.n_tensors and self.tensors[k] is t:
             return k
+        # Another graph has marked it since.
         if self._index is None:
-            self._index = {x: i for i, x in enumerate(self.tensors)}
-        return self._index.get(t, -1)
+            self._index = TensorSet(self.tensors)
+        return self._index.find(t)
 
     cdef int32_t require(self, Tensor t, Tensor user) except -1:
         cdef int32_t k = t.mark

@@ -16,6 +16,7 @@ cdef class Lease:
     def __cinit__(self):
         self.alive = True
         self.displaced = False
+        self.stages = False
 
     cpdef void end(self) noexcept:
         """Every address under this lease is void from now on."""
