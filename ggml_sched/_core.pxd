@@ -46,6 +46,7 @@ cdef extern from "ggml_sched/checked.h" nogil:
 cdef class Lease:
     cdef readonly bint alive
     cdef readonly bint displaced        # somebody else has re-addressed one of its tensors
+    cdef readonly bint transient        # of a scheduler: other planners treat its tensors as unplaced
     cdef readonly bint stages           # leafs keep what was set in `Tensor.stash`, to be loaded when their life begins
     cdef object __weakref__
     cpdef void end(self) noexcept
@@ -101,6 +102,7 @@ cdef class Tensor:
     cdef public object stash            # what the caller last set, under a lease that stages: bytes or None
     cdef object __weakref__
     cdef BufferBase c_buffer(self)
+    cdef BufferBase settled(self)
     cdef void bind(self, BufferBase buffer, int64_t offset, Lease lease) noexcept
 
 
@@ -169,3 +171,35 @@ cdef class TensorAllocator:
     cdef int check_open(self) except -1
     cdef int forget(self, Tensor t) except -1
     cdef void new_leases(self)
+
+
+# Everything a placement depends on besides the graph.
+ctypedef struct gs_request:
+    const gs_graph *g
+    int32_t n_backends
+    int32_t *resident           # backend of the buffer that a tensor's root lives in; -1: to be placed
+    unsigned char *usage        # of that buffer
+    int32_t *user               # the user's assignment, -1 for none
+    unsigned char *supports     # [n_backends][n_tensors], NULL: everything is supported
+    unsigned char *offloads     # [n_backends][n_tensors], NULL: nothing is offloaded
+    unsigned char *reads        # [n_backends][n_backends]: b may read memory of c without a copy
+    int64_t *nbytes             # [n_backends][n_tensors] alloc sizes, NULL: the tensor's own byte size
+
+
+cdef class Devices:
+    cdef readonly tuple backends        # kept alive
+    cdef int32_t n
+    cdef uint64_t *inplace_first        # owned; [n][N_OPS_MAX] source masks, first generation's ops
+    cdef uint64_t *inplace              # owned; the same for all in-place ops
+    cdef tuple asks_op, asks_offload, asks_buffer, asks_size
+    cdef int32_t index(self, BackendBase backend) noexcept
+
+
+cdef class Request:
+    cdef gs_request c                   # arrays owned, graph borrowed from `graph`
+    cdef Graph graph
+    cdef Devices devices
+    cdef uint64_t key                   # of residency and assignments
+    cdef int fill_residents(self, object assigned) except -1
+    cdef int32_t reader_of(self, Tensor t, BufferBase buffer) except -2
+    cdef int ask(self) except -1

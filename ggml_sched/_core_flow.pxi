@@ -108,3 +108,53 @@ cdef uint64_t flow_wiring(const gs_flow *f) noexcept nogil:
     for i in range(f.n_seq):
         h = mix(h, <uint64_t>f.seq[i])
     return h
+
+
+cdef int flow_from_routes(gs_flow *f, const gs_request *r, const int32_t *assign, const gs_routes *w,
+                          const int64_t *alignment, int32_t *failed) noexcept nogil:
+    """The flow of a routed graph: each split's copies stand before its nodes, and nodes read the copies.
+
+    GS_OVERFLOW with *failed when an aligned size leaves the 64-bit range.
+    """
+    cdef const gs_graph *g = r.g
+    cdef int32_t n_copies = w.copy_like.n, n = g.n_tensors
+    cdef int32_t n_src = g.src_begin[n]
+    cdef int32_t i, c, k, at, home
+    cdef int status = flow_alloc(f, n + n_copies, g.n_nodes + w.inputs.n, n_src + n_copies)
+    if status != GS_OK:
+        return status
+    flow_from_graph(f, g)
+    memcpy(f.src, w.src, n_src * sizeof(int32_t))
+    for c in range(n_copies):
+        i = n + c
+        f.like[i] = w.copy_like.at[c]
+        f.home[i] = w.copy_backend.at[c]
+        f.root[i] = -1
+        f.offset[i] = f.birth[i] = f.death[i] = -1
+        f.op[i] = OP_NONE
+        f.src[n_src + c] = w.copy_from.at[c]
+        f.src_begin[i + 1] = n_src + c + 1
+    at = k = 0
+    for i in range(w.split_start.n):
+        while k < w.split_inputs.at[i]:
+            f.seq[at] = n + w.inputs.at[k]
+            at += 1
+            k += 1
+        for c in range(w.split_start.at[i], w.split_stop.at[i]):
+            f.seq[at] = g.node[c]
+            at += 1
+    f.n_seq = at                # a graph of views only has no splits and runs nothing
+    for i in range(f.n):
+        if i < n:
+            k = memory_of(g, i)
+            if r.resident[k] >= 0 or assign[k] < 0:
+                f.home[i] = OUTSIDE
+                f.state[i] |= ADDRESSED if r.resident[k] >= 0 else 0
+                continue
+            f.home[i] = assign[k]
+        if f.root[i] < 0:
+            home = f.home[i]
+            if gs_checked_align(request_size(r, home, f.like[i]), alignment[home], &f.size[i]) != GS_OK:
+                failed[0] = f.like[i]
+                return GS_OVERFLOW
+    return GS_OK

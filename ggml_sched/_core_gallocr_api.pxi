@@ -185,7 +185,7 @@ cdef class GraphAllocator:
                 raise GraphError(f"{describe(t)} belongs to closed context {t.home.name!r}")
             if t.view_src is not None:
                 continue
-            buffer = t.c_buffer()
+            buffer = t.settled()
             f.home[i] = 0 if homes is None else homes[i]
             if buffer is None:
                 if f.home[i] == OUTSIDE:
@@ -267,7 +267,7 @@ cdef class GraphAllocator:
         try:
             for i in range(f.n):
                 t = graph.tensors[i]
-                if t.view_src is None and t.c_buffer() is None and f.offset[i] >= 0:
+                if t.view_src is None and t.settled() is None and f.offset[i] >= 0:
                     tallocr = tallocrs[f.home[i]]
                     if tallocr.is_measure:
                         continue

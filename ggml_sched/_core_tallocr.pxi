@@ -84,8 +84,8 @@ cdef class TensorAllocator:
             raise GraphError(f"{describe(t)} belongs to closed context {t.home.name!r}")
         if t.view_src is not None:
             raise PlacementError(f"{describe(t)} is a view: its root {t.view_src.name!r} is what is allocated")
-        if t.c_buffer() is not None:
-            raise PlacementError(f"{describe(t)} already has an address on backend {t.c_buffer().backend.name!r}")
+        if t.settled() is not None:
+            raise PlacementError(f"{describe(t)} already has an address on backend {t.settled().backend.name!r}")
         size = self.size_of(t)
         if blocks_take(&self.blocks, size, &offset) != GS_OK:
             largest = blocks_largest(&self.blocks)
