@@ -144,13 +144,14 @@ cdef class Graph:
     cdef readonly tuple leafs
     cdef readonly tuple tensors
     cdef public dict meta
+    cdef tuple homes                    # of the contexts that its tensors come from
     cdef TensorSet _index               # made when a mark was overwritten by another graph
     cdef uint64_t fingerprint_a
     cdef uint64_t fingerprint_b
     cdef object __weakref__
     cdef int fill(self, tuple tensors, tuple nodes, tuple leafs) except -1
     cdef void fingerprint_structure(self) noexcept nogil
-    cdef int32_t id_of(self, Tensor t)
+    cpdef int32_t id_of(self, Tensor t)
     cdef int32_t require(self, Tensor t, Tensor user) except -1
 
 
@@ -199,7 +200,8 @@ cdef class Request:
     cdef gs_request c                   # arrays owned, graph borrowed from `graph`
     cdef Graph graph
     cdef Devices devices
-    cdef uint64_t key                   # of residency and assignments
+    cdef readonly uint64_t key          # of residency and assignments
+    cdef readonly list buffers          # that the graph's tensors live in outside any plan
     cdef int fill_residents(self, object assigned) except -1
     cdef int32_t reader_of(self, Tensor t, BufferBase buffer) except -2
     cdef int ask(self) except -1

@@ -21,6 +21,7 @@ A contents page.  All imports stand here; the parts below are read in order:
     _core_gallocr       graph allocation, first generation
     _core_gallocr_api   GraphAllocator and Allocator
     _core_plan          from a request to a plan
+    _core_bind          addresses for a graph's tensors
 """
 
 import enum
@@ -28,7 +29,7 @@ from operator import index as _index
 from struct import pack as _struct_pack
 from struct import unpack as _struct_unpack
 
-from ggml_sched.errors import GraphError, OutOfMemory, PlacementError, UnsupportedOp
+from ggml_sched.errors import GraphError, HazardError, OutOfMemory, PlacementError, UnsupportedOp
 
 from libc.math cimport ceil, isfinite
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
@@ -56,3 +57,4 @@ include "_core_flow.pxi"
 include "_core_gallocr.pxi"
 include "_core_gallocr_api.pxi"
 include "_core_plan.pxi"
+include "_core_bind.pxi"

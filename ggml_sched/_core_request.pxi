@@ -68,6 +68,7 @@ cdef class Request:
         cdef int64_t n = max(g.n_tensors, 1)
         memset(r, 0, sizeof(gs_request))
         self.graph, self.devices = graph, devices
+        self.buffers = []
         r.g = g
         r.n_backends = devices.n
         r.resident = <int32_t *>malloc(n * sizeof(int32_t))
@@ -108,8 +109,13 @@ cdef class Request:
                 continue
             buffer = t.settled()
             if buffer is None:
+                if t._buffer is not None and t._lease is None:
+                    raise PlacementError(f"{describe(t)} lost its memory: its buffer on backend "
+                                         f"{t._buffer.backend.name!r} was closed")
                 continue
             if buffer is not last:
+                if buffer not in self.buffers:
+                    self.buffers.append(buffer)
                 last_index = self.reader_of(t, buffer)
                 last_usage = USAGE_WEIGHTS if buffer.usage == "weights" else USAGE_ANY
                 last = buffer
