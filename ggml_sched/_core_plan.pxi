@@ -104,6 +104,11 @@ cdef class PlanData:
         self.check(i)
         return bool(self.flow.state[i] & LATE)
 
+    def is_exclusive(self, int32_t i):
+        """Whether leaf or copy i has memory that nothing else uses, so that its data survives computes."""
+        self.check(i)
+        return bool(self.flow.state[i] & EXCLUSIVE)
+
     def lifetime(self, int32_t i):
         """(birth, death): positions in `sequence` between which the memory of i is taken; None outside the plan."""
         self.check(i)
@@ -192,6 +197,8 @@ cdef int decide(PlanData p, const gs_request *r, bint seed, const uint64_t *inpl
             status = blocks_reset(&blocks[i], INT64_MAX)
     if status == GS_OK:
         status = gallocr_run(&p.flow, arenas, inplace, NULL, 0, not seed, failed)
+    if status == GS_OK:
+        flow_mark_exclusive(&p.flow)
     return status
 
 
