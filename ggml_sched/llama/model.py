@@ -51,7 +51,7 @@ def load(path, backends: Sequence[Backend] | None = None, n_ctx: int = 512, n_ba
         raise ValueError(f"kv_type = {str(kv_type)!r}; known: f32, f16, bf16")
     owned: list[Backend] = []
     if backends is None:
-        from ggml_sched.backends.cpu import CpuBackend
+        from ggml_sched import CpuBackend
 
         owned = backends = [CpuBackend()]
     backends = tuple(backends)
