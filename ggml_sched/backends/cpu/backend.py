@@ -1,0 +1,273 @@
+"""The CPU backend: memory, copies, and graphs run by the kernels of this package.
+
+A graph becomes a Program: every node resolved once into calls on numpy arrays.  A plan
+keeps its Program and its own work memory; without a plan each node is resolved, run and
+forgotten, over one work memory of the backend that only grows.  Both run the same calls,
+so both compute the same bits.  Corresponds to ggml's CPU backend.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from ggml_sched._core import BufferBase, Tensor
+from ggml_sched.backend import Backend, as_nodes, same_layout
+from ggml_sched.backends.cpu import (  # noqa: F401 - the kernels register themselves
+    attention,
+    copies,
+    elementwise,
+    matrix,
+    norm,
+    reduce,
+    rope,
+    rows,
+    unary,
+)
+from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, allocate, wrap
+from ggml_sched.backends.cpu.job import Job, MemoryOf, Resolver
+from ggml_sched.backends.cpu.lanes import ForkLock, Lanes, Step
+from ggml_sched.backends.cpu.registry import KERNELS
+from ggml_sched.backends.cpu.work import Work
+from ggml_sched.errors import BackendError, Error, OutOfMemory, PlacementError, UnsupportedOp
+from ggml_sched.hostdata import array_over
+
+__all__ = ["CpuBackend", "CpuPlan", "run_nodes"]
+
+_NO_COMPUTE = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+
+
+def resolve(node: Tensor, resolver: Resolver) -> list[Step]:
+    """The calls that compute a node; UnsupportedOp, PlacementError, OutOfMemory or BackendError naming it."""
+    if node.op in _NO_COMPUTE:
+        return []
+    found = KERNELS.get(node.op)
+    if found is None or not found.fits(node):
+        sources = ", ".join("none" if s is None else f"{s.type} {list(s.ne)}" for s in node.src)
+        raise UnsupportedOp(f"backend {resolver.name!r}: no kernel for node {node.name!r}: {node.op} of {sources} to "
+                            f"{node.type} {list(node.ne)}")
+    with _named(resolver.name, node):
+        job = Job(node, found.inplace, resolver)
+        found.build(job)
+        return job.steps()
+
+
+@contextmanager
+def _named(backend_name: str, node: Tensor) -> Iterator[None]:
+    """Errors that leave this block are typed and name the backend and the node."""
+    try:
+        yield
+    except Error:
+        raise
+    except MemoryError as error:
+        raise OutOfMemory(f"backend {backend_name!r}: no memory to compute node {node.name!r} ({node.op})",
+                          backend_name) from error
+    except Exception as error:
+        raise BackendError(f"backend {backend_name!r}: node {node.name!r} ({node.op}) failed: {error}") from error
+
+
+class CpuPlan:
+    """A graph resolved at its addresses, with work memory of its own (ggml_graph_plan)."""
+
+    def __init__(self, resolver: Resolver, nodes: tuple[Tensor, ...]) -> None:
+        self.resolver = resolver
+        self.lock = ForkLock()
+        self._steps: list[Step] = []
+        self._owners: list[Tensor] = []
+        with np.errstate(all="ignore"):
+            for node in nodes:
+                steps = resolve(node, resolver)
+                self._steps += steps
+                self._owners += [node] * len(steps)
+        self._buffers = tuple(resolver.buffers)
+
+    @property
+    def work_size(self) -> int:
+        """Bytes of work memory."""
+        return self.resolver.work.size
+
+    @property
+    def freed(self) -> bool:
+        return self.resolver is None
+
+    def free(self) -> None:
+        self.resolver, self._steps, self._owners, self._buffers = None, [], [], ()
+
+    def run(self) -> None:
+        if self.resolver is None:
+            raise BackendError("this graph plan was freed")
+        for buffer in self._buffers:
+            if buffer.closed:
+                raise PlacementError(f"backend {self.resolver.name!r}: a buffer of {buffer.size} bytes of backend "
+                                     f"{buffer.backend.name!r}, which this graph plan uses, is closed")
+        i = 0
+        try:
+            with np.errstate(all="ignore"):
+                for i, step in enumerate(self._steps):  # noqa: B007 - i names the step that failed
+                    step()
+        except Exception:
+            with _named(self.resolver.name, self._owners[i]):
+                raise
+
+
+class CpuBackend(Backend):
+    """Real memory and real compute on the host.
+
+    `n_threads` counts the calling thread (None: the CPUs this process may use); `memory` bounds all
+    buffers together, in bytes.
+    """
+
+    is_host = True
+    is_cpu = True
+
+    def __init__(self, n_threads: int | None = None, name: str = "CPU", memory: int | None = None) -> None:
+        super().__init__(name, ALIGNMENT)
+        self.memory = memory
+        self.used = 0
+        self._closed = False
+        self._lock = ForkLock()
+        self._work = Work(self.name)
+        self._lanes = Lanes(_thread_count(n_threads))
+
+    # -- memory -----------------------------------------------------------------
+
+    def alloc_buffer(self, size: int) -> CpuBuffer:
+        """`size` zero bytes at a multiple of 64."""
+        self._require_open()
+        if size < 0:
+            raise ValueError(f"backend {self.name!r}: a buffer of {size} bytes")
+        if self.memory is not None and size > self.memory - self.used:
+            raise OutOfMemory(f"backend {self.name!r}: {size} bytes needed, {self.memory - self.used} of "
+                              f"{self.memory} left", self.name, size, self.memory - self.used)
+        buffer = CpuBuffer(self, allocate(size, self.name))
+        self.used += size
+        return buffer
+
+    def buffer_from_ptr(self, source, size: int | None = None, usage: str = "any") -> CpuBuffer:
+        """A buffer over the caller's memory, which it keeps alive and never frees.
+
+        `source` is a contiguous numpy array or anything else with the buffer protocol (read-only ones may
+        hold weights), or an address with a `size` in bytes.  `base` is its real address, aligned or not.
+        """
+        self._require_open()
+        return CpuBuffer(self, wrap(source, size), usage, owned=False)
+
+    def give_back(self, size: int) -> None:
+        """Called by a buffer of alloc_buffer when it closes."""
+        self.used -= size
+
+    def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
+        return _copy_on_host(src, dst)
+
+    def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
+        return _copy_on_host(src, dst)
+
+    # -- computing ----------------------------------------------------------------
+
+    @property
+    def n_threads(self) -> int:
+        return self._lanes.n_threads
+
+    def set_n_threads(self, n: int) -> None:
+        """Use n threads from now on; results do not depend on n."""
+        self._lanes.set_n_threads(_thread_count(n))
+
+    def supports_op(self, node: Tensor) -> bool:
+        if node.op in _NO_COMPUTE:
+            return True
+        found = KERNELS.get(node.op)
+        return found is not None and found.fits(node)
+
+    def inplace_sources(self, op: str) -> int:
+        found = KERNELS.get(op)
+        return 0 if found is None else found.inplace
+
+    def graph_compute(self, graph) -> None:
+        self._require_open()
+        with self._lock:
+            run_nodes(as_nodes(graph), self._memory_of, name=self.name, work=self._work, lanes=self._lanes)
+
+    def graph_plan_create(self, graph) -> CpuPlan:
+        self._require_open()
+        return CpuPlan(Resolver(self.name, Work(self.name), self._lanes, self._memory_of), as_nodes(graph))
+
+    def graph_plan_free(self, plan: CpuPlan) -> None:
+        plan.free()
+
+    def graph_plan_compute(self, plan: CpuPlan) -> None:
+        self._require_open()
+        with plan.lock:
+            plan.run()
+
+    def _memory_of(self, buffer: BufferBase) -> np.ndarray:
+        if not self.supports_buffer(buffer):
+            raise PlacementError(f"it is on backend {buffer.backend.name!r}")
+        return buffer.memory
+
+    # -- life -------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Stop the threads and drop the work memory; buffers keep theirs until they are closed."""
+        with self._lock:
+            self._closed = True
+            self._lanes.close()
+            self._work = Work(self.name)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise BackendError(f"backend {self.name!r} is closed")
+
+
+def run_nodes(nodes, memory_of: MemoryOf, *, name: str = "CPU", work: Work | None = None,
+              lanes: Lanes | None = None) -> None:
+    """Compute nodes in order with the CPU kernels, over anybody's memory.
+
+    For backends written in Python: `memory_of(buffer)` gives a uint8 array over all the bytes of a buffer
+    that a node uses, or raises PlacementError.  `name` stands in errors.
+    """
+    resolver = Resolver(name, work or Work(name), lanes or Lanes(1), memory_of)
+    with np.errstate(all="ignore"):
+        for node in nodes:
+            steps = resolve(node, resolver)
+            try:
+                for step in steps:
+                    step()
+            except Exception:
+                with _named(name, node):
+                    raise
+
+
+def _thread_count(n: int | None) -> int:
+    if n is None:
+        return max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise TypeError(f"a number of threads is an int, not {n!r}")
+    if not 1 <= n <= 1024:
+        raise ValueError(f"{n} threads are not in 1 .. 1024")
+    return n
+
+
+def _copy_on_host(src: Tensor, dst: Tensor) -> bool:
+    """Copy where both ends are host memory that we can see; only elements, not the gaps between them."""
+    here, there = src.buffer, dst.buffer
+    if here is None or there is None or not same_layout(src, dst):
+        return False
+    if not (here.backend.is_host and there.backend.is_host):
+        return False
+    a, b = getattr(here, "memory", None), getattr(there, "memory", None)
+    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray) or not b.flags.writeable:
+        return False
+    if src.nbytes > min(a.nbytes - src.offset, b.nbytes - dst.offset):
+        return False
+    # The other end may still be working on what is queued there.
+    here.backend.synchronize()
+    there.backend.synchronize()
+    np.copyto(array_over(dst, b, dst.offset), array_over(src, a, src.offset))
+    return True

@@ -1,0 +1,116 @@
+"""Host memory: allocated here, or lent by a caller.
+
+Owns no bytes itself: a CpuBuffer holds a numpy uint8 array, and numpy counts the
+references.  Arrays made over `memory` keep it alive, so closing a buffer under them
+leaves nothing dangling.  Corresponds to ggml's CPU buffer and buffer_from_ptr.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from operator import index
+
+import numpy as np
+
+from ggml_sched.backend import Backend, Buffer
+from ggml_sched.errors import BackendError, OutOfMemory
+
+__all__ = ["ALIGNMENT", "CpuBuffer", "allocate", "wrap"]
+
+ALIGNMENT = 64
+
+
+class CpuBuffer(Buffer):
+    """Bytes that the CPU reads directly; `base` is the real address of the first one."""
+
+    def __init__(self, backend: Backend, memory: np.ndarray, usage: str = "any", owned: bool = True) -> None:
+        super().__init__(backend, memory.nbytes, memory.ctypes.data, usage)
+        self._memory: np.ndarray | None = memory
+        self.owned = owned
+
+    @property
+    def memory(self) -> np.ndarray:
+        """The bytes, a uint8 array; BackendError once the buffer is closed."""
+        if self._memory is None:
+            raise BackendError(f"a buffer of {self.size} bytes of backend {self.backend.name!r} is closed")
+        return self._memory
+
+    @property
+    def writable(self) -> bool:
+        return self.memory.flags.writeable
+
+    def write(self, offset: int, data: memoryview) -> None:
+        incoming = as_bytes(data)
+        target = self._range(offset, incoming.nbytes)
+        if not target.flags.writeable:
+            raise BackendError(f"a buffer of {self.size} bytes of backend {self.backend.name!r} is read-only")
+        target[:] = incoming
+
+    def read(self, offset: int, out: memoryview) -> None:
+        outgoing = as_bytes(out)
+        outgoing[:] = self._range(offset, outgoing.nbytes)
+
+    def clear(self, value: int = 0) -> None:
+        self.write(0, b"")      # the checks
+        self.memory[:] = value
+
+    def free(self) -> None:
+        self._memory = None
+        if self.owned:
+            self.backend.give_back(self.size)
+
+    def _range(self, offset: int, size: int) -> np.ndarray:
+        memory = self.memory
+        if offset < 0 or offset > self.size - size:
+            raise BackendError(f"bytes {offset} .. {offset + size} lie outside a buffer of {self.size} bytes of "
+                               f"backend {self.backend.name!r}")
+        return memory[offset : offset + size]
+
+
+def allocate(size: int, backend_name: str) -> np.ndarray:
+    """`size` zero bytes at an address that is a multiple of 64; OutOfMemory."""
+    try:
+        block = np.zeros(size + ALIGNMENT, np.uint8)
+    except (MemoryError, ValueError, OverflowError) as error:
+        raise OutOfMemory(f"backend {backend_name!r}: the host gives no {size} bytes", backend_name, size) from error
+    skip = -block.ctypes.data % ALIGNMENT
+    return block[skip : skip + size]
+
+
+def wrap(source, size: int | None) -> np.ndarray:
+    """The caller's memory as a uint8 array that keeps `source` alive and never frees it.
+
+    `source` is anything with the buffer protocol, contiguous, or an address with a size.
+    """
+    if isinstance(source, int) or hasattr(source, "__index__") and not isinstance(source, np.ndarray):
+        address = index(source)
+        if size is None:
+            raise TypeError("memory given as an address needs a size in bytes")
+        size = index(size)
+        if size < 0 or address < 0 or address + size > 1 << 64:
+            raise ValueError(f"{size} bytes at address {address:#x} are no range of memory")
+        if size == 0:
+            return np.empty(0, np.uint8)
+        if address == 0:
+            raise ValueError(f"{size} bytes at address 0")
+        return np.frombuffer((ctypes.c_ubyte * size).from_address(address), np.uint8)
+    memory = as_bytes(source)
+    if size is None:
+        return memory
+    size = index(size)
+    if not 0 <= size <= memory.nbytes:
+        raise ValueError(f"{size} bytes of memory that holds {memory.nbytes}")
+    return memory[:size]
+
+
+def as_bytes(source) -> np.ndarray:
+    """A uint8 array over a contiguous buffer; TypeError without one, ValueError if it is not contiguous."""
+    if isinstance(source, np.ndarray):
+        if not source.flags.c_contiguous:
+            raise ValueError(f"an array of strides {source.strides} is not contiguous")
+        # memoryview knows neither float16 nor structured types: view the bytes first.
+        return source.reshape(-1).view(np.uint8) if source.size else np.empty(0, np.uint8)
+    view = memoryview(source)
+    if not view.c_contiguous:
+        raise ValueError(f"a buffer of strides {view.strides} is not contiguous")
+    return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)

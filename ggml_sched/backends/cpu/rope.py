@@ -1,0 +1,100 @@
+"""Rotary position embedding, with YaRN.
+
+Angles and their sines are computed in f64 (ggml multiplies f32 angles up, pair by
+pair), the rotation in f32.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+
+from ggml_sched._core import Tensor, Type
+from ggml_sched.backends.cpu.job import Job, Part, float_param, int_param
+from ggml_sched.backends.cpu.registry import F32, I32, kernel, types
+
+_TYPES = types(None, frozenset({Type.F32, Type.F16}), I32, optional=(F32,), like=0)
+
+
+def _fits(node: Tensor) -> bool:
+    if not _TYPES(node):
+        return False
+    n_dims = int_param(node, 1)
+    return (int_param(node, 2) in (0, 2) and 0 <= n_dims <= node.ne[0] and n_dims % 2 == 0
+            and node.src[1].n_elements == node.ne[2]
+            and (len(node.src) < 3 or node.src[2] is None or node.src[2].ne[0] >= n_dims // 2))
+
+
+class _Angles:
+    """What a rope node knows ahead of positions and frequency factors."""
+
+    def __init__(self, node: Tensor) -> None:
+        n_dims = int_param(node, 1)
+        n_ctx_orig = int_param(node, 4)
+        base, scale, extrapolate, attention, fast, slow = (float(float_param(node, i)) for i in range(5, 11))
+        pairs = np.arange(n_dims // 2, dtype=np.float64)
+        with np.errstate(all="ignore"):
+            # By f64 power, so that a base of 0 or less gives what IEEE says instead of an exception.
+            frequencies = np.power(np.float64(base), -2.0 * pairs / n_dims) if n_dims else pairs
+            share = np.zeros_like(pairs)
+            self.magnitude = attention
+            if extrapolate != 0:
+                low, high = _corrections(n_dims, n_ctx_orig, base, fast, slow)
+                ramp = (pairs - low) / max(0.001, high - low)
+                share = (1 - np.clip(ramp, 0, 1)) * extrapolate
+                self.magnitude *= 1 + 0.1 * float(np.log(1 / np.float64(scale)))
+            # YaRN: between interpolated (scaled) and extrapolated angles.
+            self.per_position = frequencies * (scale * (1 - share) + share)
+
+
+def _corrections(n_dims: int, n_ctx_orig: int, base: float, fast: float, slow: float) -> tuple[float, float]:
+    """The pairs between which YaRN goes from extrapolating to interpolating."""
+
+    def pair(rotations: float) -> float:
+        return float(n_dims * np.log(np.float64(n_ctx_orig) / (rotations * 2 * math.pi)) / (2 * np.log(np.float64(base))))
+
+    low, high = np.floor(pair(fast)), np.ceil(pair(slow))
+    return max(0.0, float(low)), min(n_dims - 1.0, float(high))
+
+
+def _sines(positions: np.ndarray, factors: np.ndarray | None, angles: _Angles, cos: np.ndarray, sin: np.ndarray) -> None:
+    per_position = angles.per_position if factors is None else angles.per_position / factors
+    theta = positions.astype(np.float64)[:, None, None] * per_position
+    np.multiply(np.cos(theta), angles.magnitude, out=cos, casting="unsafe")
+    np.multiply(np.sin(theta), angles.magnitude, out=sin, casting="unsafe")
+
+
+@kernel("ROPE", fits=_fits, inplace=0b1)
+def rope(job: Job) -> None:
+    node = job.node
+    n_dims, neox = int_param(node, 1), int_param(node, 2) == 2
+    if job.dst.size == 0:
+        return
+    half = n_dims // 2
+    positions = job.flat(1)
+    factors = job.src(2)[0, 0, 0, :half] if job.has(2) else None
+    # [n_tokens, 1 head, pairs]
+    cos, sin = job.shared.take((node.ne[2], 1, half)), job.shared.take((node.ne[2], 1, half))
+    job.before.append(partial(_sines, positions, factors, _Angles(node), cos, sin))
+    for part in job.parts():
+        _rotate(part, part.cut(cos[None])[0], part.cut(sin[None])[0], n_dims, neox)
+
+
+def _rotate(part: Part, cos: np.ndarray, sin: np.ndarray, n_dims: int, neox: bool) -> None:
+    x, out = part.f32(0), part.out()
+    first, second = ((slice(0, n_dims // 2), slice(n_dims // 2, n_dims)) if neox
+                     else (slice(0, n_dims, 2), slice(1, n_dims, 2)))
+    a, b = x[..., first], x[..., second]
+    turned, t = part.temp(a.shape), part.temp(a.shape)
+    part.do(np.multiply, a, cos, turned)
+    part.do(np.multiply, b, sin, t)
+    part.do(np.subtract, turned, t, turned)
+    # `out` may be x: a is read for the last time before it is overwritten.
+    part.do(np.multiply, a, sin, t)
+    part.do(np.copyto, out[..., first], turned)
+    part.do(np.multiply, b, cos, turned)
+    part.do(np.add, t, turned, out[..., second])
+    if n_dims < x.shape[-1]:
+        part.do(np.copyto, out[..., n_dims:], x[..., n_dims:])

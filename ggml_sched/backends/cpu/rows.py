@@ -1,0 +1,108 @@
+"""Rows by number: get_rows, set_rows, add_id.
+
+A number outside the table raises BackendError before anything is written: numpy
+would take -1 for the last row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ggml_sched import quants
+from ggml_sched._core import Tensor, Type
+from ggml_sched.backends.cpu.job import Job, load_step
+from ggml_sched.backends.cpu.registry import F32, I32, WEIGHTS, kernel, types
+from ggml_sched.errors import BackendError
+
+
+def check_ids(ids: np.ndarray, n_rows: int, job: Job) -> None:
+    """BackendError unless every id is in 0 .. n_rows - 1."""
+    if ids.size and not (0 <= ids.min() and ids.max() < n_rows):
+        bad = ids[(ids < 0) | (ids >= n_rows)][0]
+        raise BackendError(f"backend {job.resolver.name!r}: {job.label}: id {bad} does not name one of {n_rows} rows")
+
+
+_GET_FLOATS = types(F32, WEIGHTS, I32)
+_GET_INTS = types(I32, I32, I32)
+
+
+def _get_rows_fits(node: Tensor) -> bool:
+    if not (_GET_FLOATS(node) or _GET_INTS(node)):
+        return False
+    a, ids = node.src
+    return (ids.ne[3] == 1 and (a.ne[2], a.ne[3]) == (ids.ne[1], ids.ne[2])
+            and node.ne == (a.ne[0], ids.ne[0], ids.ne[1], ids.ne[2]))
+
+
+@kernel("GET_ROWS", fits=_get_rows_fits)
+def get_rows(job: Job) -> None:
+    table, ids, kind, dst = job.src(0), job.src(1)[0], job.type(0), job.dst
+    if dst.size == 0:
+        return
+    job.do(check_ids, ids, table.shape[2], job)
+    part = job.part()
+    for i3 in range(dst.shape[0]):
+        for i2 in range(dst.shape[1]):
+            rows, names, out = table[i3, i2], ids[i3, i2], dst[i3, i2]
+            if kind in (Type.F32, Type.I32) and rows.flags.c_contiguous and out.flags.c_contiguous:
+                # The ids are checked: "clip" only spares numpy a copy.
+                part.do(np.take, rows, names, 0, out, "clip")
+            else:
+                def gather(rows=rows, names=names, out=out) -> None:
+                    taken = rows[names]
+                    if kind.is_quantized and not out.flags.c_contiguous:
+                        out[...] = quants.dequantize(taken, kind)
+                    else:
+                        load_step(taken, kind, out)()
+
+                part.do(gather)
+
+
+
+def _set_rows_fits(node: Tensor) -> bool:
+    if len(node.src) != 3 or any(s is None for s in node.src):
+        return False
+    b, ids, a = node.src
+    return (b.type == Type.F32 and ids.type in (Type.I64, Type.I32) and a.type in WEIGHTS and node.type == a.type
+            and node.ne == a.ne and b.ne[0] == a.ne[0] and b.ne[2:] == a.ne[2:] and ids.ne[3] == 1
+            and b.ne[1] == ids.ne[0] and all(n > 0 and m % n == 0 for n, m in zip(ids.ne[1:3], b.ne[2:], strict=True)))
+
+
+@kernel("SET_ROWS", fits=_set_rows_fits)
+def set_rows(job: Job) -> None:
+    rows, ids, dst, kind = job.src(0), job.src(1)[0], job.dst, job.node.type
+    if rows.size == 0:
+        return
+    job.do(check_ids, ids, dst.shape[2], job)
+    part = job.part()
+    for i3 in range(dst.shape[0]):
+        for i2 in range(dst.shape[1]):
+            names = ids[i3 % ids.shape[0], i2 % ids.shape[1]]
+            part.do(_scatter, dst[i3, i2], names, rows[i3, i2], kind)
+
+
+def _scatter(table: np.ndarray, names: np.ndarray, rows: np.ndarray, kind: Type) -> None:
+    """numpy promises that of several rows for one place the last one stays."""
+    if kind == Type.BF16:
+        rows = quants.f32_to_bf16(rows)
+    elif kind.is_quantized:
+        rows = quants.quantize(rows, kind)
+    table[names] = rows
+
+
+_ADD_ID = types(F32, F32, F32, I32, like=0)
+
+
+def _add_id_fits(node: Tensor) -> bool:
+    if not _ADD_ID(node):
+        return False
+    a, b, ids = node.src
+    return (a.ne[0] == b.ne[0] and a.ne[1:3] == ids.ne[:2] and b.ne[2] == b.ne[3] == 1
+            and a.ne[3] == ids.ne[2] == ids.ne[3] == 1)
+
+
+@kernel("ADD_ID", fits=_add_id_fits, inplace=0b1)
+def add_id(job: Job) -> None:
+    a, b, ids = job.src(0)[0], job.src(1)[0, 0], job.src(2)[0, 0]
+    job.do(check_ids, ids, b.shape[0], job)
+    job.part().do(lambda: np.add(a, b[ids], out=job.dst[0]))
