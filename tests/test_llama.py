@@ -400,7 +400,7 @@ def test_samplers_keep_to_their_limits():
     ({"metadata": {"llama.attention.head_count": 0}}, "head_count"),
     ({"metadata": {"llama.attention.head_count": [4, 4, 2]}}, "differs"),
     ({"metadata": {"llama.attention.head_count_kv": 3}}, "evenly"),
-    ({"metadata": {"llama.attention.head_count": 8}}, "blk.0.attn_k.weight"),
+    ({"metadata": {"llama.attention.head_count": 8, "llama.rope.dimension_count": 4}}, "blk.0.attn_k.weight"),
     ({"metadata": {"llama.attention.layer_norm_rms_epsilon": float("nan")}}, "epsilon"),
     ({"metadata": {"llama.rope.dimension_count": 7}}, "rope"),
     ({"metadata": {"llama.rope.dimension_count": 10}}, "rope.dimension_count"),
