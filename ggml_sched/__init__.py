@@ -12,7 +12,7 @@ except ImportError as error:  # pragma: no cover - only without a compiled core
         f"(and leave the tree before importing): {error}"
     ) from error
 
-from ggml_sched._core import Context, Graph, Tensor, Type
+from ggml_sched._core import Allocator, Context, Graph, GraphAllocator, Tensor, TensorAllocator, Type
 from ggml_sched.backend import Backend, Buffer, GraphView, get_backend, tensor_copy
 from ggml_sched.backends.dry import DryBackend
 from ggml_sched.errors import (
@@ -26,25 +26,34 @@ from ggml_sched.errors import (
     UnsupportedOp,
 )
 from ggml_sched.graphfile import load_graph, save_graph
+from ggml_sched.plan import Copy, Plan, Split
+from ggml_sched.scheduler import Scheduler
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Allocator",
     "Backend",
     "BackendError",
     "Buffer",
     "Context",
+    "Copy",
     "CpuBackend",
     "DryBackend",
     "Error",
     "FileFormatError",
     "Graph",
+    "GraphAllocator",
     "GraphError",
     "GraphView",
     "HazardError",
     "OutOfMemory",
     "PlacementError",
+    "Plan",
+    "Scheduler",
+    "Split",
     "Tensor",
+    "TensorAllocator",
     "Type",
     "UnsupportedOp",
     "get_backend",

@@ -46,7 +46,8 @@ cdef extern from "ggml_sched/checked.h" nogil:
 cdef class Lease:
     cdef readonly bint alive
     cdef readonly bint displaced        # somebody else has re-addressed one of its tensors
-    cdef readonly dict staged           # data that waits outside the arena: {tensor: bytes or None}
+    cdef readonly bint transient        # of a scheduler: other planners treat its tensors as unplaced
+    cdef readonly bint stages           # leafs keep what was set in `Tensor.stash`, to be loaded when their life begins
     cdef object __weakref__
     cpdef void end(self) noexcept
 
@@ -98,9 +99,19 @@ cdef class Tensor:
     cdef int64_t _offset
     cdef Lease _lease                   # None: a permanent address
     cdef readonly str resident          # "weight", "kv" or "" (from a graph file)
+    cdef public object stash            # what the caller last set, under a lease that stages: bytes or None
     cdef object __weakref__
     cdef BufferBase c_buffer(self)
+    cdef BufferBase settled(self)
     cdef void bind(self, BufferBase buffer, int64_t offset, Lease lease) noexcept
+
+
+# The free ranges of one arena, in address order.
+ctypedef struct gs_blocks:
+    gs_block *at
+    int32_t n
+    int32_t room
+    int64_t max_size            # high-water mark, from the arena's start
 
 
 # A graph as the planner sees it: tensor ids index every array.
@@ -119,17 +130,78 @@ ctypedef struct gs_graph:
     int32_t *position           # index into node, -1 for tensors that are not nodes
 
 
+cdef class TensorSet:
+    cdef tuple tensors                  # keeps its members alive
+    cdef int32_t *slots                 # owned
+    cdef int64_t capacity
+    cdef int64_t probe(self, object t)
+    cdef int32_t find(self, object t)
+
+
 cdef class Graph:
     cdef gs_graph flat                  # owned
     cdef readonly tuple nodes           # keep their tensors alive
     cdef readonly tuple leafs
     cdef readonly tuple tensors
     cdef public dict meta
-    cdef dict _index
+    cdef tuple homes                    # of the contexts that its tensors come from
+    cdef TensorSet _index               # made when a mark was overwritten by another graph
     cdef uint64_t fingerprint_a
     cdef uint64_t fingerprint_b
     cdef object __weakref__
     cdef int fill(self, tuple tensors, tuple nodes, tuple leafs) except -1
     cdef void fingerprint_structure(self) noexcept nogil
-    cdef int32_t id_of(self, Tensor t)
+    cpdef int32_t id_of(self, Tensor t)
     cdef int32_t require(self, Tensor t, Tensor user) except -1
+
+
+cdef class TensorAllocator:
+    cdef readonly BufferBase buffer     # kept alive; closed by close() only if owned
+    cdef readonly bint is_measure
+    cdef readonly int64_t alignment
+    cdef readonly bint closed
+    cdef bint owns_buffer
+    cdef int64_t start                  # offset of the first aligned address in the buffer
+    cdef int64_t room                   # bytes from there to the end
+    cdef gs_blocks blocks               # owned
+    cdef Lease lease                    # of the tensors allocated one by one since the last reset
+    cdef Lease graph_lease              # of the tensors of whole graphs since then
+    cdef dict live                      # {tensor: size} of those, kept alive
+    cdef object __weakref__
+    cdef int64_t size_of(self, Tensor t) except -1
+    cdef int check_open(self) except -1
+    cdef int forget(self, Tensor t) except -1
+    cdef void new_leases(self)
+
+
+# Everything a placement depends on besides the graph.
+ctypedef struct gs_request:
+    const gs_graph *g
+    int32_t n_backends
+    int32_t *resident           # backend of the buffer that a tensor's root lives in; -1: to be placed
+    unsigned char *usage        # of that buffer
+    int32_t *user               # the user's assignment, -1 for none
+    unsigned char *supports     # [n_backends][n_tensors], NULL: everything is supported
+    unsigned char *offloads     # [n_backends][n_tensors], NULL: nothing is offloaded
+    unsigned char *reads        # [n_backends][n_backends]: b may read memory of c without a copy
+    int64_t *nbytes             # [n_backends][n_tensors] alloc sizes, NULL: the tensor's own byte size
+
+
+cdef class Devices:
+    cdef readonly tuple backends        # kept alive
+    cdef int32_t n
+    cdef uint64_t *inplace_first        # owned; [n][N_OPS_MAX] source masks, first generation's ops
+    cdef uint64_t *inplace              # owned; the same for all in-place ops
+    cdef tuple asks_op, asks_offload, asks_buffer, asks_size
+    cdef int32_t index(self, BackendBase backend) noexcept
+
+
+cdef class Request:
+    cdef gs_request c                   # arrays owned, graph borrowed from `graph`
+    cdef Graph graph
+    cdef Devices devices
+    cdef readonly uint64_t key          # of residency and assignments
+    cdef readonly list buffers          # that the graph's tensors live in outside any plan
+    cdef int fill_residents(self, object assigned) except -1
+    cdef int32_t reader_of(self, Tensor t, BufferBase buffer) except -2
+    cdef int ask(self) except -1

@@ -8,7 +8,20 @@ A contents page.  All imports stand here; the parts below are read in order:
     _core_tensor        Tensor, its address, and the bases of Buffer and Backend
     _core_context       the makers of tensors, and who owns them
     _core_ops_*         the ops, one family a file; the last one ends in class Context
+    _core_tensor_set    an open-addressing hash set of tensors
     _core_graph         Graph: an immutable order, with flat arrays
+    _core_blocks        free blocks and best fit
+    _core_tallocr       TensorAllocator: single tensors in one buffer
+    _core_ints          growing arrays
+    _core_request       what a placement depends on besides the graph
+    _core_why           reasons
+    _core_routes        splits, and the copies between them
+    _core_seed          the first generation's passes
+    _core_flow          what an allocation pass walks over
+    _core_gallocr       graph allocation, first generation
+    _core_gallocr_api   GraphAllocator and Allocator
+    _core_plan          from a request to a plan
+    _core_bind          addresses for a graph's tensors
 """
 
 import enum
@@ -16,12 +29,12 @@ from operator import index as _index
 from struct import pack as _struct_pack
 from struct import unpack as _struct_unpack
 
-from ggml_sched.errors import GraphError, PlacementError
+from ggml_sched.errors import GraphError, HazardError, OutOfMemory, PlacementError, UnsupportedOp
 
 from libc.math cimport ceil, isfinite
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
-from libc.string cimport memset
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memmove, memset
 
 include "_core_types.pxi"
 include "_core_ops_table.pxi"
@@ -31,4 +44,17 @@ include "_core_ops_elementwise.pxi"
 include "_core_ops_matrix.pxi"
 include "_core_ops_view.pxi"
 include "_core_ops_attention.pxi"
+include "_core_tensor_set.pxi"
 include "_core_graph.pxi"
+include "_core_blocks.pxi"
+include "_core_tallocr.pxi"
+include "_core_ints.pxi"
+include "_core_request.pxi"
+include "_core_why.pxi"
+include "_core_routes.pxi"
+include "_core_seed.pxi"
+include "_core_flow.pxi"
+include "_core_gallocr.pxi"
+include "_core_gallocr_api.pxi"
+include "_core_plan.pxi"
+include "_core_bind.pxi"

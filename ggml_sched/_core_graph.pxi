@@ -83,6 +83,8 @@ cdef class Graph:
         cdef int32_t k, n_src = 0
         cdef int64_t total = 0
         cdef gs_graph *g = &self.flat
+        cdef Home home = None
+        cdef list homes = []
         if len(tensors) > 0x3fffffff:
             raise GraphError(f"a graph of {len(tensors)} tensors is too large")
         self.tensors, self.nodes, self.leafs = tensors, nodes, leafs
@@ -91,6 +93,11 @@ cdef class Graph:
             if t.home.closed:
                 raise GraphError(f"{describe(t)} belongs to closed context {t.home.name!r}")
             t.mark = <int32_t>i
+            if t.home is not home:
+                home = t.home
+                if home not in homes:
+                    homes.append(home)
+        self.homes = tuple(homes)
         for t in tensors:
             total += len(t.src)
         flat_alloc(g, <int32_t>len(tensors), <int32_t>len(nodes), <int32_t>len(leafs), total)
@@ -119,6 +126,9 @@ cdef class Graph:
             k = self.require(t, t)
             if g.position[k] != -1:
                 raise GraphError(f"{describe(t)} appears twice among the nodes and leafs of a graph")
+            if t.view_src is not None and g.position[g.view_src[k]] == -1 and t.view_src.layout.op != OP_NONE:
+                raise GraphError(f"node {i} {describe(t)} is a view of {describe(t.view_src)}, which is not computed "
+                                 "before it")
             g.node[i] = k
             g.position[k] = <int32_t>i
             for s in t.src:
@@ -156,20 +166,29 @@ cdef class Graph:
         self.fingerprint_a = a
         self.fingerprint_b = b
 
-    cdef int32_t id_of(self, Tensor t):
+    cpdef int32_t id_of(self, Tensor t):
         """The id of a tensor of this graph, -1 for another."""
         cdef int32_t k = t.mark
         if 0 <= k < self.flat.n_tensors and self.tensors[k] is t:
             return k
+        # Another graph has marked it since.
         if self._index is None:
-            self._index = {x: i for i, x in enumerate(self.tensors)}
-        return self._index.get(t, -1)
+            self._index = TensorSet(self.tensors)
+        return self._index.find(t)
 
     cdef int32_t require(self, Tensor t, Tensor user) except -1:
         cdef int32_t k = t.mark
         if 0 <= k < len(self.tensors) and self.tensors[k] is t:
             return k
         raise GraphError(f"{describe(user)} refers to {describe(t)}, which is not among the tensors of the graph")
+
+    def residence_epoch(self):
+        """Grows whenever a tensor of one of the graph's contexts is given, or loses, a permanent address."""
+        cdef int64_t total = 0
+        cdef Home home
+        for home in self.homes:
+            total += home.epoch + (<int64_t>1 << 48 if home.closed else 0)
+        return total
 
     @property
     def fingerprint(self):

@@ -16,6 +16,8 @@ cdef class Lease:
     def __cinit__(self):
         self.alive = True
         self.displaced = False
+        self.stages = False
+        self.transient = False
 
     cpdef void end(self) noexcept:
         """Every address under this lease is void from now on."""
@@ -136,6 +138,13 @@ cdef class Tensor:
         if t._buffer is None or t._buffer.closed or (t._lease is not None and not t._lease.alive):
             return None
         return t._buffer
+
+    cdef BufferBase settled(self):
+        """The buffer that holds this tensor whatever is planned: None for an address that a scheduler lent."""
+        cdef Tensor t = self if self.view_src is None else self.view_src
+        if t._lease is not None and t._lease.transient:
+            return None
+        return self.c_buffer()
 
     cdef void bind(self, BufferBase buffer, int64_t offset, Lease lease) noexcept:
         """Give a tensor that is not a view an address (or take it away: buffer None)."""

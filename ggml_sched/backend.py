@@ -295,3 +295,14 @@ def tensor_copy(src: Tensor, dst: Tensor) -> None:
 def as_nodes(graph: Graph | GraphView | Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The nodes of whatever may be handed to graph_compute."""
     return tuple(getattr(graph, "nodes", graph))
+
+
+class _MeasureBuffer(Buffer):
+    """Half the address space: offsets for measuring, no memory."""
+
+
+def measure_buffer(backend: Backend | None = None, alignment: int = 64) -> Buffer:
+    """The buffer of a measuring allocator, of `backend` or of none in particular."""
+    if backend is None:
+        backend = Backend("measure", alignment)
+    return _MeasureBuffer(backend, 2**63 - 1)

@@ -50,12 +50,7 @@ def array_over(tensor: Tensor, memory, offset: int = 0) -> np.ndarray:
 
 def read(tensor: Tensor) -> np.ndarray:
     """See `Tensor.numpy`."""
-    staged = _staged(tensor)
-    if staged is not None and staged.get(_root(tensor)) is not None:
-        span = bytearray(staged[_root(tensor)][tensor.view_offs : tensor.view_offs + tensor.nbytes])
-    else:
-        span = bytearray(tensor.nbytes)
-        _backend(tensor).get_tensor(tensor, span)
+    span = _span(tensor)
     values = array_over(tensor, span) if tensor.nbytes else array_over(tensor, bytearray(16))
     if tensor.type == Type.BF16:
         values = quants.bf16_to_f32(values)
@@ -93,32 +88,45 @@ def write(tensor: Tensor, array) -> None:
         span = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
     else:
         # Other bytes lie between the rows: change ours, keep theirs.
-        span = bytearray(tensor.nbytes)
-        backend.get_tensor(tensor, span)
+        span = _span(tensor)
         array_over(tensor, span)[...] = values
-    staged = _staged(tensor)
-    if staged is not None and _root(tensor) in staged:
-        _stage(staged, tensor, bytes(span))
+    if _is_staged(tensor):
+        _stash(tensor, span)
     else:
         backend.set_tensor(tensor, span)
+
+
+def _span(tensor: Tensor) -> bytearray:
+    """The bytes that the tensor covers, gaps included."""
+    backend = _backend(tensor)
+    if _is_staged(tensor):
+        held = _root(tensor).stash
+        if held is not None:
+            return bytearray(held[tensor.view_offs : tensor.view_offs + tensor.nbytes])
+    span = bytearray(tensor.nbytes)
+    backend.get_tensor(tensor, span)
+    return span
 
 
 def _root(tensor: Tensor) -> Tensor:
     return tensor if tensor.view_src is None else tensor.view_src
 
 
-def _staged(tensor: Tensor) -> dict | None:
-    """Data of this tensor's allocation that waits outside the arena (late inputs), or None."""
+def _is_staged(tensor: Tensor) -> bool:
+    """Whether the data set by the caller waits on the host until a compute loads it."""
     lease = tensor.lease
-    return None if lease is None else lease.staged
+    return lease is not None and lease.stages and _root(tensor).op == "NONE"
 
 
-def _stage(staged: dict, tensor: Tensor, span: bytes) -> None:
-    """Keep data for an input whose place in the arena is still somebody else's."""
+def _stash(tensor: Tensor, span) -> None:
+    """Keep data on the host for a leaf, whose place in the arena may still be somebody else's."""
     root = _root(tensor)
-    held = bytearray(staged[root] or bytes(root.nbytes))
-    held[tensor.view_offs : tensor.view_offs + len(span)] = span
-    staged[root] = held
+    if tensor is root:
+        root.stash = bytes(span)
+    else:
+        held = bytearray(root.stash or bytes(root.nbytes))
+        held[tensor.view_offs : tensor.view_offs + len(span)] = span
+        root.stash = bytes(held)
 
 
 def _backend(tensor: Tensor):

@@ -1,0 +1,69 @@
+# Binding: giving a graph's tensors the addresses of a plan, without changing the graph.
+#
+# Copies and nodes that read them become tensors of their own; everything else is
+# addressed in place under one lease.
+
+def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not None, Lease lease not None):
+    """Address every tensor that the plan places; `buffers[i]` is backend i's arena (None if it needs none)."""
+    cdef gs_flow *f = &data.flow
+    cdef int32_t i
+    cdef Tensor t
+    cdef tuple tensors = graph.tensors
+    if data.n_tensors != graph.flat.n_tensors:
+        raise HazardError("a plan was bound to another graph")
+    for i in range(data.n_tensors):
+        if f.offset[i] >= 0 and graph.flat.view_src[i] < 0:
+            t = <Tensor>tensors[i]
+            t.bind(<BufferBase?>buffers[f.home[i]], f.offset[i], lease)
+
+
+def release_graph(Graph graph not None, Lease lease not None):
+    """Take the addresses of a lease away from a graph's tensors."""
+    cdef Tensor t
+    for t in graph.tensors:
+        if t._lease is lease:
+            t.bind(None, 0, lease)
+
+
+def stand_in(Tensor like not None, str name, BufferBase buffer, int64_t offset, Lease lease not None):
+    """A tensor with the layout of `like` at an address of its own: what a copy is copied into."""
+    cdef Tensor t = Tensor.__new__(Tensor)
+    t.home = Home.__new__(Home)
+    t.name = name
+    t.layout = like.layout
+    t.layout.op = OP_NONE
+    t.src = ()
+    t.op_params = ()
+    t.resident = ""
+    t.mark = -1
+    t.bind(buffer, offset, lease)
+    return t
+
+
+def rewired(Tensor node not None, tuple src not None, Tensor memory, Lease lease not None):
+    """The node with other sources, computing into the same memory (or into `memory`, as a view of it)."""
+    cdef Tensor t = Tensor.__new__(Tensor)
+    t.home = Home.__new__(Home)
+    t.name = node.name
+    t.layout = node.layout
+    t.src = src
+    t.op_params = node.op_params
+    t.resident = ""
+    t.mark = -1
+    t._flags = node._flags
+    if memory is not None:
+        t.view_src = memory
+    elif node.view_src is not None:
+        t.view_src = node.view_src
+        t.view_offs = node.view_offs
+    else:
+        t.bind(node._buffer, node._offset, lease)
+    return t
+
+
+def new_lease():
+    """A lease for one allocation of a scheduler."""
+    cdef Lease lease = Lease()
+    lease.transient = True
+    lease.stages = True
+    return lease

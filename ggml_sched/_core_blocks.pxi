@@ -1,0 +1,126 @@
+# Free blocks: the free ranges of one arena and the first generation's way to choose among them.
+#
+# Owns gs_blocks.at, grown on demand (no cap).  Invariant: blocks are in address
+# order, disjoint, not empty, and no two touch.  Corresponds to free_blocks in
+# ggml_tallocr.
+
+cdef int blocks_reset(gs_blocks *b, int64_t size) noexcept nogil:
+    """One free block [0, size); the high-water mark stays."""
+    if b.room == 0:
+        b.at = <gs_block *>malloc(16 * sizeof(gs_block))
+        if b.at == NULL:
+            return GS_NO_HOST_MEMORY
+        b.room = 16
+    b.n = 0
+    if size > 0:
+        b.at[0].offset = 0
+        b.at[0].size = size
+        b.n = 1
+    return GS_OK
+
+
+cdef void blocks_free(gs_blocks *b) noexcept nogil:
+    free(b.at)
+    memset(b, 0, sizeof(gs_blocks))
+
+
+cdef int blocks_copy(gs_blocks *to, const gs_blocks *b) noexcept nogil:
+    """A copy with memory of its own."""
+    to[0] = b[0]
+    to.at = <gs_block *>malloc(max(b.room, 1) * sizeof(gs_block))
+    if to.at == NULL:
+        memset(to, 0, sizeof(gs_blocks))
+        return GS_NO_HOST_MEMORY
+    memcpy(to.at, b.at, b.n * sizeof(gs_block))
+    return GS_OK
+
+
+cdef int64_t blocks_largest(const gs_blocks *b) noexcept nogil:
+    cdef int64_t best = 0
+    cdef int32_t i
+    for i in range(b.n):
+        best = max(best, b.at[i].size)
+    return best
+
+
+cdef int blocks_take(gs_blocks *b, int64_t size, int64_t *offset) noexcept nogil:
+    """Best fit besides the last block: `size` bytes (already aligned) from the front of a block.
+
+    The smallest block that fits wins, on a tie the later one; the last block is tried only
+    when no other fits.  Nothing is taken for size 0.
+    """
+    cdef int32_t i, found = -1
+    cdef int64_t best = INT64_MAX
+    if b.n == 0:
+        if size > 0:
+            return GS_OUT_OF_MEMORY
+        offset[0] = 0
+        return GS_OK
+    for i in range(b.n - 1):
+        if size <= b.at[i].size <= best:
+            found = i
+            best = b.at[i].size
+    if found < 0:
+        found = b.n - 1
+        if b.at[found].size < size:
+            return GS_OUT_OF_MEMORY
+    offset[0] = b.at[found].offset
+    b.at[found].offset += size
+    b.at[found].size -= size
+    if b.at[found].size == 0:
+        b.n -= 1
+        memmove(b.at + found, b.at + found + 1, (b.n - found) * sizeof(gs_block))
+    b.max_size = max(b.max_size, offset[0] + size)
+    return GS_OK
+
+
+cdef int blocks_give(gs_blocks *b, int64_t offset, int64_t size) noexcept nogil:
+    """Return a range, merging it with the free blocks that it touches."""
+    cdef int32_t i
+    cdef gs_block *grown
+    if size == 0:
+        return GS_OK
+    for i in range(b.n):
+        if b.at[i].offset + b.at[i].size == offset:
+            b.at[i].size += size
+            if i + 1 < b.n and b.at[i].offset + b.at[i].size == b.at[i + 1].offset:
+                b.at[i].size += b.at[i + 1].size
+                b.n -= 1
+                memmove(b.at + i + 1, b.at + i + 2, (b.n - i - 1) * sizeof(gs_block))
+            return GS_OK
+        if offset + size == b.at[i].offset:
+            # Its predecessor cannot touch: it would have been met above.
+            b.at[i].offset = offset
+            b.at[i].size += size
+            return GS_OK
+    if b.n == b.room:
+        grown = <gs_block *>realloc(b.at, 2 * b.room * sizeof(gs_block))
+        if grown == NULL:
+            return GS_NO_HOST_MEMORY
+        b.at = grown
+        b.room *= 2
+    i = b.n
+    while i > 0 and b.at[i - 1].offset > offset:
+        b.at[i] = b.at[i - 1]
+        i -= 1
+    b.at[i].offset = offset
+    b.at[i].size = size
+    b.n += 1
+    return GS_OK
+
+
+cdef int blocks_cut(gs_blocks *b, int64_t offset, int64_t size) noexcept nogil:
+    """Take exactly the range [offset, offset + size), which must be free; GS_OUT_OF_MEMORY if it is not."""
+    cdef int32_t i
+    cdef int64_t end
+    if size == 0:
+        return GS_OK
+    for i in range(b.n):
+        if b.at[i].offset <= offset and offset + size <= b.at[i].offset + b.at[i].size:
+            end = b.at[i].offset + b.at[i].size
+            b.at[i].size = offset - b.at[i].offset
+            if b.at[i].size == 0:
+                b.n -= 1
+                memmove(b.at + i, b.at + i + 1, (b.n - i) * sizeof(gs_block))
+            return blocks_give(b, offset + size, end - offset - size)
+    return GS_OUT_OF_MEMORY

@@ -1,0 +1,160 @@
+# Flow: what an allocation pass walks over: a graph's nodes, with input copies among them.
+#
+# Ids 0 .. n_tensors-1 are the graph's tensors; copies that a scheduler adds follow.
+# Each id has a home (the arena it is allocated in, OUTSIDE for residents) and a
+# size already rounded up there.  All arrays lie in one block of memory.
+# Owns nothing but that block; `layout` and `flags` point into the graph.
+
+cdef enum:
+    OUTSIDE = -1            # home of a tensor that lives in a buffer of its own
+    ADDRESSED = 1           # state: has an address
+    TOOK_OVER = 2           # state: shares its root's memory by in-place reuse
+    LATE = 4                # state: a leaf born where something else has lived before
+    FREED = 8               # state: its memory was given back before the end
+
+ctypedef struct gs_flow:
+    int32_t n               # ids
+    int32_t n_seq
+    const gs_layout *layout
+    int32_t *like           # the graph tensor whose layout, op and flags an id has
+    int32_t *home
+    int32_t *root           # whose memory it shares: view root or taken-over source; -1
+    int32_t *src_begin
+    int32_t *src
+    int32_t *seq            # ids in execution order
+    int64_t *size           # bytes, aligned
+    int64_t *view_offs
+    int64_t *offset         # result: from the start of the home's arena; -1
+    int32_t *n_children
+    int32_t *n_views
+    int32_t *birth          # result: position in seq at which the memory is taken
+    int32_t *death          # result: position after which it is free; n_seq if it stays
+    unsigned char *op
+    unsigned char *flags
+    unsigned char *state
+    char *memory
+
+
+cdef int flow_alloc(gs_flow *f, int32_t n, int32_t n_seq, int32_t n_src) noexcept nogil:
+    """Lay the arrays out in one block; counters and states are zero."""
+    cdef size_t wide = <size_t>n * sizeof(int64_t)
+    cdef size_t slim = <size_t>n * sizeof(int32_t)
+    cdef size_t total = (3 * wide + 7 * slim + (<size_t>n + 1) * sizeof(int32_t) + <size_t>n_src * sizeof(int32_t)
+                         + <size_t>n_seq * sizeof(int32_t) + 3 * <size_t>n + 64)
+    cdef char *at
+    memset(f, 0, sizeof(gs_flow))
+    at = <char *>calloc(total, 1)
+    if at == NULL:
+        return GS_NO_HOST_MEMORY
+    f.memory = at
+    f.n = n
+    f.n_seq = n_seq
+    f.size = <int64_t *>at
+    f.view_offs = <int64_t *>(at + wide)
+    f.offset = <int64_t *>(at + 2 * wide)
+    at += 3 * wide
+    f.like = <int32_t *>at
+    f.home = <int32_t *>(at + slim)
+    f.root = <int32_t *>(at + 2 * slim)
+    f.n_children = <int32_t *>(at + 3 * slim)
+    f.n_views = <int32_t *>(at + 4 * slim)
+    f.birth = <int32_t *>(at + 5 * slim)
+    f.death = <int32_t *>(at + 6 * slim)
+    at += 7 * slim
+    f.src_begin = <int32_t *>at
+    at += (<size_t>n + 1) * sizeof(int32_t)
+    f.src = <int32_t *>at
+    at += <size_t>n_src * sizeof(int32_t)
+    f.seq = <int32_t *>at
+    at += <size_t>n_seq * sizeof(int32_t)
+    f.op = <unsigned char *>at
+    f.flags = <unsigned char *>(at + n)
+    f.state = <unsigned char *>(at + 2 * <size_t>n)
+    return GS_OK
+
+
+cdef void flow_free(gs_flow *f) noexcept nogil:
+    free(f.memory)
+    memset(f, 0, sizeof(gs_flow))
+
+
+cdef void flow_from_graph(gs_flow *f, const gs_graph *g) noexcept nogil:
+    """Ids, wiring and views of a graph without copies; homes and sizes are the caller's."""
+    cdef int32_t i
+    f.layout = g.layout
+    memcpy(f.src_begin, g.src_begin, (g.n_tensors + 1) * sizeof(int32_t))
+    memcpy(f.src, g.src, g.src_begin[g.n_tensors] * sizeof(int32_t))
+    memcpy(f.seq, g.node, g.n_nodes * sizeof(int32_t))
+    memcpy(f.root, g.view_src, g.n_tensors * sizeof(int32_t))
+    memcpy(f.view_offs, g.view_offs, g.n_tensors * sizeof(int64_t))
+    for i in range(g.n_tensors):
+        f.like[i] = i
+        f.op[i] = <unsigned char>g.layout[i].op
+        f.flags[i] = <unsigned char>g.flags[i]
+        f.offset[i] = -1
+        f.birth[i] = -1
+        f.death[i] = -1
+
+
+cdef uint64_t flow_wiring(const gs_flow *f) noexcept nogil:
+    """A hash of everything but shapes and sizes: graphs of the same wiring agree in it."""
+    cdef uint64_t h = mix(<uint64_t>f.n, <uint64_t>f.n_seq)
+    cdef int32_t i, k
+    for i in range(f.n):
+        h = mix(h, (<uint64_t>f.op[i] << 40) ^ (<uint64_t>f.flags[i] << 34) ^ <uint64_t><uint32_t>f.root[i])
+        h = mix(h, (<uint64_t><uint32_t>f.home[i] << 32) ^ <uint64_t>f.like[i])
+        for k in range(f.src_begin[i], f.src_begin[i + 1]):
+            h = mix(h, <uint64_t>f.src[k] + 1)
+    for i in range(f.n_seq):
+        h = mix(h, <uint64_t>f.seq[i])
+    return h
+
+
+cdef int flow_from_routes(gs_flow *f, const gs_request *r, const int32_t *assign, const gs_routes *w,
+                          const int64_t *alignment, int32_t *failed) noexcept nogil:
+    """The flow of a routed graph: each split's copies stand before its nodes, and nodes read the copies.
+
+    GS_OVERFLOW with *failed when an aligned size leaves the 64-bit range.
+    """
+    cdef const gs_graph *g = r.g
+    cdef int32_t n_copies = w.copy_like.n, n = g.n_tensors
+    cdef int32_t n_src = g.src_begin[n]
+    cdef int32_t i, c, k, at, home
+    cdef int status = flow_alloc(f, n + n_copies, g.n_nodes + w.inputs.n, n_src + n_copies)
+    if status != GS_OK:
+        return status
+    flow_from_graph(f, g)
+    memcpy(f.src, w.src, n_src * sizeof(int32_t))
+    for c in range(n_copies):
+        i = n + c
+        f.like[i] = w.copy_like.at[c]
+        f.home[i] = w.copy_backend.at[c]
+        f.root[i] = -1
+        f.offset[i] = f.birth[i] = f.death[i] = -1
+        f.op[i] = OP_NONE
+        f.src[n_src + c] = w.copy_from.at[c]
+        f.src_begin[i + 1] = n_src + c + 1
+    at = k = 0
+    for i in range(w.split_start.n):
+        while k < w.split_inputs.at[i]:
+            f.seq[at] = n + w.inputs.at[k]
+            at += 1
+            k += 1
+        for c in range(w.split_start.at[i], w.split_stop.at[i]):
+            f.seq[at] = g.node[c]
+            at += 1
+    f.n_seq = at                # a graph of views only has no splits and runs nothing
+    for i in range(f.n):
+        if i < n:
+            k = memory_of(g, i)
+            if r.resident[k] >= 0 or assign[k] < 0:
+                f.home[i] = OUTSIDE
+                f.state[i] |= ADDRESSED if r.resident[k] >= 0 else 0
+                continue
+            f.home[i] = assign[k]
+        if f.root[i] < 0:
+            home = f.home[i]
+            if gs_checked_align(request_size(r, home, f.like[i]), alignment[home], &f.size[i]) != GS_OK:
+                failed[0] = f.like[i]
+                return GS_OVERFLOW
+    return GS_OK

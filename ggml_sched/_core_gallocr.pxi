@@ -1,0 +1,149 @@
+# Graph allocation, first generation: one walk that takes, reuses in place and frees.
+#
+# `gallocr_run` is the algorithm of the specification's section 2 on a gs_flow; the
+# class GraphAllocator is its public face.  Invariant: the walk never touches the
+# graph; its results stand in the flow.  Corresponds to ggml_gallocr.
+
+ctypedef struct gs_arena:
+    gs_blocks *blocks
+    int64_t live            # bytes taken at the moment
+    int64_t peak            # the largest `live` so far: a lower bound for the arena
+
+
+cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, int32_t id, int32_t now) noexcept nogil:
+    """Give id an address: its root's, that of a source it may take over, or a new one."""
+    cdef int32_t k, s, r
+    cdef const gs_layout *mine = &f.layout[f.like[id]]
+    cdef gs_arena *arena
+    cdef int64_t high
+    cdef int status
+    if f.state[id] & ADDRESSED:
+        return GS_OK
+    if f.root[id] >= 0:
+        r = f.root[id]
+        status = gallocr_place(f, arenas, inplace, r, now)
+        f.offset[id] = -1 if f.offset[r] < 0 else f.offset[r] + f.view_offs[id]
+        f.state[id] |= ADDRESSED
+        return status
+    for k in range(f.src_begin[id], f.src_begin[id + 1]):
+        s = f.src[k]
+        if not (inplace[f.home[id] * N_OPS_MAX + f.op[id]] >> min(k - f.src_begin[id], 63)) & 1:
+            continue
+        if not gallocr_may_take(f, id, s, mine):
+            continue
+        # A view hands over its root's memory, if nothing else holds on to it.
+        r = s
+        if f.root[s] >= 0:
+            r = f.root[s]
+            if f.n_views[r] != 1 or f.n_children[r] != 0 or f.offset[r] != f.offset[s]:
+                continue
+        f.root[id] = r
+        f.view_offs[id] = 0
+        f.n_views[r] += 1
+        f.offset[id] = f.offset[r]
+        f.state[id] |= ADDRESSED | TOOK_OVER
+        return GS_OK
+    arena = &arenas[f.home[id]]
+    high = arena.blocks.max_size
+    status = blocks_take(arena.blocks, f.size[id], &f.offset[id])
+    if status != GS_OK:
+        return status
+    f.state[id] |= ADDRESSED
+    if f.op[id] == OP_NONE and f.offset[id] < high:
+        f.state[id] |= LATE
+    f.birth[id] = now
+    arena.live += f.size[id]
+    arena.peak = max(arena.peak, arena.live)
+    return GS_OK
+
+
+cdef bint gallocr_may_take(const gs_flow *f, int32_t id, int32_t s, const gs_layout *mine) noexcept nogil:
+    """Whether node id is the last to use s, in the same arena, with the same layout."""
+    cdef int32_t r = f.root[s] if f.root[s] >= 0 else s
+    return (f.offset[s] >= 0 and f.home[r] == f.home[id] and f.n_children[s] == 1 and f.n_views[s] == 0
+            and layout_equal(mine, &f.layout[f.like[s]])
+            and not (f.flags[s] | f.flags[r]) & (GS_FLAG_INPUT | GS_FLAG_OUTPUT))
+
+
+cdef int gallocr_release(gs_flow *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
+    """Give an id's memory back, if it was allocated here."""
+    cdef int status
+    # In-place chains: the memory was taken under the name of the first in the chain.
+    while f.root[id] >= 0:
+        id = f.root[id]
+    if f.home[id] == OUTSIDE or f.offset[id] < 0 or f.state[id] & FREED or f.flags[id] & GS_FLAG_OUTPUT:
+        return GS_OK
+    status = blocks_give(arenas[f.home[id]].blocks, f.offset[id], f.size[id])
+    if status == GS_OK:
+        arenas[f.home[id]].live -= f.size[id]
+        f.death[id] = now
+        f.state[id] |= FREED
+    return status
+
+
+cdef int gallocr_finish(gs_flow *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
+    """Node id has run: its sources have one child less, and die with the last."""
+    cdef int32_t k, s, r
+    cdef int status
+    for k in range(f.src_begin[id], f.src_begin[id + 1]):
+        s = f.src[k]
+        f.n_children[s] -= 1
+        if f.n_children[s] or f.n_views[s]:
+            continue
+        if f.flags[s] & GS_FLAG_OUTPUT:
+            continue            # stays until the next compute, and with it whatever it is a view of
+        r = s
+        if f.root[s] >= 0:
+            r = f.root[s]
+            f.n_views[r] -= 1
+            if f.n_children[r] or f.n_views[r]:
+                continue
+        status = gallocr_release(f, arenas, r, now)
+        if status != GS_OK:
+            return status
+    return GS_OK
+
+
+cdef int gallocr_run(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, const int32_t *order, int32_t n_order,
+                     int32_t *failed) noexcept nogil:
+    """Allocate everything the flow's nodes need.
+
+    `inplace[home * N_OPS_MAX + op]` is the mask of sources that may be taken over.  `order` (or NULL): positions
+    in seq, -1 for a barrier; memory is freed only at barriers then.  On failure *failed is the id without memory.
+    """
+    cdef int32_t i, k, id, position, since = 0
+    cdef int status
+    for i in range(f.n_seq):
+        id = f.seq[i]
+        if f.root[id] >= 0:
+            f.n_views[f.root[id]] += 1
+        for k in range(f.src_begin[id], f.src_begin[id + 1]):
+            f.n_children[f.src[k]] += 1
+    for i in range(n_order if order != NULL else f.n_seq):
+        position = order[i] if order != NULL else i
+        if position >= 0:
+            id = f.seq[position]
+            for k in range(f.src_begin[id], f.src_begin[id + 1]):
+                status = gallocr_place(f, arenas, inplace, f.src[k], position)
+                if status != GS_OK:
+                    failed[0] = f.src[k]
+                    return status
+            status = gallocr_place(f, arenas, inplace, id, position)
+            if status != GS_OK:
+                failed[0] = id
+                return status
+            if order == NULL:
+                status = gallocr_finish(f, arenas, id, position)
+                if status != GS_OK:
+                    return status
+        else:
+            while since < i:
+                status = gallocr_finish(f, arenas, f.seq[order[since]], order[since])
+                if status != GS_OK:
+                    return status
+                since += 1
+            since = i + 1
+    for i in range(f.n):
+        if f.birth[i] >= 0 and f.death[i] < 0:
+            f.death[i] = f.n_seq
+    return GS_OK

@@ -1,0 +1,28 @@
+# Growing arrays of int32 for the passes.
+#
+# Owns `at`.  Invariant: n <= room.
+
+ctypedef struct gs_ints:
+    int32_t *at
+    int32_t n
+    int32_t room
+
+
+cdef int ints_push(gs_ints *v, int32_t x) noexcept nogil:
+    cdef int32_t *grown
+    cdef int32_t room
+    if v.n == v.room:
+        room = max(16, 2 * v.room)
+        grown = <int32_t *>realloc(v.at, room * sizeof(int32_t))
+        if grown == NULL:
+            return GS_NO_HOST_MEMORY
+        v.at = grown
+        v.room = room
+    v.at[v.n] = x
+    v.n += 1
+    return GS_OK
+
+
+cdef void ints_free(gs_ints *v) noexcept nogil:
+    free(v.at)
+    memset(v, 0, sizeof(gs_ints))

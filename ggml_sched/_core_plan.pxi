@@ -1,0 +1,190 @@
+# PlanData: what a planner decided, as flat arrays, independent of any one graph object.
+#
+# Immutable after `make_plan`; equal graphs share it.  Ids below n_tensors are the
+# graph's, copies follow.  Offsets count from the start of their backend's buffer.
+
+cdef class PlanData:
+    """The decisions of one planning run.  `ggml_sched.plan.Plan` joins it with a graph."""
+
+    cdef gs_flow flow                   # owned
+    cdef gs_routes routes               # owned
+    cdef int32_t *assign                # owned; backend index of each graph tensor
+    cdef unsigned char *why             # owned; WHY_* of each
+    cdef readonly int32_t n_tensors
+    cdef readonly tuple buffer_sizes    # bytes, in backend order
+    cdef readonly tuple live_bytes      # largest sum of live bytes, in backend order
+
+    def __cinit__(self):
+        memset(&self.flow, 0, sizeof(gs_flow))
+        memset(&self.routes, 0, sizeof(gs_routes))
+        self.assign = NULL
+        self.why = NULL
+
+    def __dealloc__(self):
+        flow_free(&self.flow)
+        routes_free(&self.routes)
+        free(self.assign)
+        free(self.why)
+
+    @property
+    def n_splits(self):
+        return self.routes.split_backend.n
+
+    @property
+    def n_copies(self):
+        """Distinct copies: memory for copied tensors."""
+        return self.routes.copy_like.n
+
+    @property
+    def splits(self):
+        """Tuples (backend, start, stop, inputs): node positions, and indices of the copies made first."""
+        cdef gs_routes *w = &self.routes
+        cdef list found = []
+        cdef int32_t i, first = 0
+        for i in range(w.split_backend.n):
+            inputs = tuple([w.inputs.at[k] for k in range(first, w.split_inputs.at[i])])
+            first = w.split_inputs.at[i]
+            found.append((w.split_backend.at[i], w.split_start.at[i], w.split_stop.at[i], inputs))
+        return tuple(found)
+
+    @property
+    def copies(self):
+        """Tuples (tensor id whose layout it has, backend), one for each distinct copy."""
+        cdef gs_routes *w = &self.routes
+        return tuple([(w.copy_like.at[i], w.copy_backend.at[i]) for i in range(w.copy_like.n)])
+
+    @property
+    def write_backs(self):
+        """Pairs (tensor id of a node that writes through a copy, index of that copy)."""
+        cdef gs_routes *w = &self.routes
+        return tuple([(w.back_node.at[i], w.back_copy.at[i]) for i in range(w.back_node.n)])
+
+    @property
+    def sequence(self):
+        """Ids in execution order, copies (n_tensors + c) before the nodes of their split."""
+        return tuple([self.flow.seq[i] for i in range(self.flow.n_seq)])
+
+    def backend_index(self, int32_t i):
+        """Index of the backend that id i lives on or runs on, -1 if nothing uses it."""
+        self.check(i)
+        return self.flow.home[i] if i >= self.n_tensors else self.assign[i]
+
+    def memory_index(self, int32_t i):
+        """Index of the backend whose arena holds id i, -1 for memory outside the plan."""
+        self.check(i)
+        return self.flow.home[i]
+
+    def offset(self, int32_t i):
+        """Bytes from the start of the backend's buffer, -1 outside the plan."""
+        self.check(i)
+        return self.flow.offset[i]
+
+    def size(self, int32_t i):
+        """Aligned bytes that id i takes (0 for views and what took over memory)."""
+        self.check(i)
+        return 0 if self.flow.root[i] >= 0 else self.flow.size[i]
+
+    def root(self, int32_t i):
+        """The id whose memory i shares, as a view or in place; -1 for memory of its own."""
+        self.check(i)
+        return self.flow.root[i]
+
+    def took_over(self, int32_t i):
+        """Whether i writes over its root's memory in place."""
+        self.check(i)
+        return bool(self.flow.state[i] & TOOK_OVER)
+
+    def is_late(self, int32_t i):
+        """Whether leaf i begins its life where something else lived before."""
+        self.check(i)
+        return bool(self.flow.state[i] & LATE)
+
+    def lifetime(self, int32_t i):
+        """(birth, death): positions in `sequence` between which the memory of i is taken; None outside the plan."""
+        self.check(i)
+        while self.flow.root[i] >= 0:
+            i = self.flow.root[i]
+        if self.flow.birth[i] < 0:
+            return None
+        return self.flow.birth[i], self.flow.death[i]
+
+    def sources(self, int32_t i):
+        """The ids that i reads, copies put in."""
+        self.check(i)
+        return tuple([self.flow.src[k] for k in range(self.flow.src_begin[i], self.flow.src_begin[i + 1])])
+
+    def reason(self, int32_t i):
+        """Why graph tensor i is where it is, a sentence."""
+        self.check(i)
+        return _WHY[self.why[i]] if i < self.n_tensors else "a copy"
+
+    cdef int check(self, int32_t i) except -1:
+        if not 0 <= i < self.flow.n:
+            raise IndexError(f"id {i} of {self.flow.n}")
+        return 0
+
+
+def make_plan(Request request not None, str policy):
+    """Run the passes of a policy; raises UnsupportedOp, OutOfMemory, GraphError naming the tensor."""
+    cdef PlanData p = PlanData.__new__(PlanData)
+    cdef gs_request *r = &request.c
+    cdef Devices devices = request.devices
+    cdef int64_t *alignment = <int64_t *>malloc(devices.n * sizeof(int64_t))
+    cdef gs_blocks *blocks = <gs_blocks *>calloc(devices.n, sizeof(gs_blocks))
+    cdef gs_arena *arenas = <gs_arena *>calloc(devices.n, sizeof(gs_arena))
+    cdef int32_t failed = -1, i
+    cdef int status
+    p.n_tensors = r.g.n_tensors
+    p.assign = <int32_t *>malloc(max(r.g.n_tensors, 1) * sizeof(int32_t))
+    p.why = <unsigned char *>calloc(max(r.g.n_tensors, 1), 1)
+    try:
+        if alignment == NULL or blocks == NULL or arenas == NULL or p.assign == NULL or p.why == NULL:
+            raise MemoryError(f"planning {r.g.n_tensors} tensors")
+        for i in range(devices.n):
+            alignment[i] = (<BackendBase>devices.backends[i]).alignment
+            arenas[i].blocks = &blocks[i]
+        request.ask()
+        with nogil:
+            status = plan_with_seed(p, r, devices.inplace_first, alignment, blocks, arenas, &failed)
+        if status != GS_OK:
+            raise_planning_error(status, request, failed)
+        p.buffer_sizes = tuple([blocks[i].max_size for i in range(devices.n)])
+        p.live_bytes = tuple([arenas[i].peak for i in range(devices.n)])
+        # The graph may go; the plan stays.
+        p.flow.layout = NULL
+    finally:
+        if blocks != NULL:
+            for i in range(devices.n):
+                blocks_free(&blocks[i])
+        free(blocks)
+        free(arenas)
+        free(alignment)
+    return p
+
+
+cdef int plan_with_seed(PlanData p, const gs_request *r, const uint64_t *inplace, const int64_t *alignment,
+                        gs_blocks *blocks, gs_arena *arenas, int32_t *failed) noexcept nogil:
+    cdef int32_t i
+    cdef int status = routes_init(&p.routes, r.g, r.n_backends)
+    if status == GS_OK:
+        status = plan_seed(r, p.assign, p.why, &p.routes, failed)
+    if status == GS_OK:
+        status = flow_from_routes(&p.flow, r, p.assign, &p.routes, alignment, failed)
+    for i in range(r.n_backends):
+        if status == GS_OK:
+            status = blocks_reset(&blocks[i], INT64_MAX)
+    if status == GS_OK:
+        status = gallocr_run(&p.flow, arenas, inplace, NULL, 0, failed)
+    return status
+
+
+cdef int raise_planning_error(int status, Request request, int32_t failed) except -1:
+    cdef tuple backends = request.devices.backends
+    cdef Tensor t
+    if status == GS_NO_HOST_MEMORY or failed < 0:
+        raise MemoryError(f"planning {request.c.g.n_tensors} tensors")
+    t = request.graph.tensors[failed if failed < request.c.g.n_tensors else 0]
+    if status == GS_UNSUPPORTED_OP:
+        names = ", ".join([b.name for b in backends])
+        raise UnsupportedOp(f"{describe(t)}: none of the backends {names} supports it")
+    raise OutOfMemory(f"{describe(t)}: sizes leave the 64-bit range", None, t.layout.nbytes, None)

@@ -1,0 +1,195 @@
+# Request: everything a placement depends on besides the graph, as flat arrays.
+#
+# Where resident tensors live, what the user assigned, which backend runs which
+# node, how large each tensor is on each backend.  Python backends are asked here,
+# once, so that the passes run without the GIL.  Owns its arrays.
+
+cdef enum:
+    USAGE_ANY = 0
+    USAGE_WEIGHTS = 1
+
+
+cdef inline bint request_supports(const gs_request *r, int32_t backend, int32_t id) noexcept nogil:
+    return r.supports == NULL or r.supports[<int64_t>backend * r.g.n_tensors + id]
+
+
+cdef inline int64_t request_size(const gs_request *r, int32_t backend, int32_t id) noexcept nogil:
+    return r.g.layout[id].nbytes if r.nbytes == NULL else r.nbytes[<int64_t>backend * r.g.n_tensors + id]
+
+
+cdef inline bint request_reads(const gs_request *r, int32_t backend, int32_t other) noexcept nogil:
+    return backend == other or r.reads[backend * r.n_backends + other]
+
+
+cdef class Devices:
+    """The backends of one scheduler, as the planner sees them: asked once what they declare."""
+
+    def __cinit__(self, tuple backends not None):
+        cdef Py_ssize_t i
+        self.backends = backends
+        self.n = <int32_t>len(backends)
+        self.inplace_first = <uint64_t *>calloc(self.n * N_OPS_MAX, sizeof(uint64_t))
+        self.inplace = <uint64_t *>calloc(self.n * N_OPS_MAX, sizeof(uint64_t))
+        if self.inplace_first == NULL or self.inplace == NULL:
+            raise MemoryError("scheduler")
+        for i in range(self.n):
+            fill_inplace_masks(self.inplace_first + i * N_OPS_MAX, backends[i], INPLACE_FIRST)
+            fill_inplace_masks(self.inplace + i * N_OPS_MAX, backends[i], INPLACE_LATER)
+        base = _backend_module().Backend
+        # What a backend does not override needs no call per node.
+        self.asks_op = tuple([overrides(b, base, "supports_op") for b in backends])
+        self.asks_offload = tuple([overrides(b, base, "offload_op") for b in backends])
+        self.asks_buffer = tuple([overrides(b, base, "supports_buffer") for b in backends])
+        self.asks_size = tuple([overrides(b, base, "alloc_size") for b in backends])
+
+    def __dealloc__(self):
+        free(self.inplace_first)
+        free(self.inplace)
+
+    cdef int32_t index(self, BackendBase backend) noexcept:
+        """The position of a backend, -1 for a stranger."""
+        cdef int32_t i
+        for i in range(self.n):
+            if <BackendBase>(<tuple>self.backends)[i] is backend:
+                return i
+        return -1
+
+
+cdef bint overrides(object backend, object base, str method):
+    return method in getattr(backend, "__dict__", ()) or getattr(type(backend), method) is not getattr(base, method)
+
+
+cdef class Request:
+    """A gs_request with its memory."""
+
+    def __cinit__(self, Graph graph not None, Devices devices not None, object assigned):
+        cdef gs_request *r = &self.c
+        cdef gs_graph *g = &graph.flat
+        cdef int64_t n = max(g.n_tensors, 1)
+        memset(r, 0, sizeof(gs_request))
+        self.graph, self.devices = graph, devices
+        self.buffers = []
+        r.g = g
+        r.n_backends = devices.n
+        r.resident = <int32_t *>malloc(n * sizeof(int32_t))
+        r.user = <int32_t *>malloc(n * sizeof(int32_t))
+        r.usage = <unsigned char *>calloc(n, 1)
+        r.reads = <unsigned char *>calloc(devices.n * devices.n, 1)
+        if r.resident == NULL or r.user == NULL or r.usage == NULL or r.reads == NULL:
+            raise MemoryError(f"planning {g.n_tensors} tensors")
+        self.fill_residents(assigned)
+
+    def __dealloc__(self):
+        cdef gs_request *r = &self.c
+        free(r.resident)
+        free(r.user)
+        free(r.usage)
+        free(r.reads)
+        free(r.supports)
+        free(r.offloads)
+        free(r.nbytes)
+
+    cdef int fill_residents(self, object assigned) except -1:
+        """Residency and assignments; PlacementError for memory that no backend of the scheduler can read."""
+        cdef gs_request *r = &self.c
+        cdef gs_graph *g = &self.graph.flat
+        cdef tuple tensors = self.graph.tensors
+        cdef Tensor t
+        cdef BufferBase buffer, last = None
+        cdef int32_t i, k, last_index = -1
+        cdef unsigned char last_usage = 0
+        cdef uint64_t h = 0
+        for i in range(g.n_tensors):
+            r.user[i] = -1
+            r.resident[i] = -1
+            t = <Tensor>tensors[i]
+            if t.home.closed:
+                raise GraphError(f"{describe(t)} belongs to closed context {t.home.name!r}")
+            if g.view_src[i] >= 0:
+                continue
+            buffer = t.settled()
+            if buffer is None:
+                if t._buffer is not None and t._lease is None:
+                    raise PlacementError(f"{describe(t)} lost its memory: its buffer on backend "
+                                         f"{t._buffer.backend.name!r} was closed")
+                continue
+            if buffer is not last:
+                if buffer not in self.buffers:
+                    self.buffers.append(buffer)
+                last_index = self.reader_of(t, buffer)
+                last_usage = USAGE_WEIGHTS if buffer.usage == "weights" else USAGE_ANY
+                last = buffer
+            r.resident[i] = last_index
+            r.usage[i] = last_usage
+            h = mix(h, (<uint64_t>i << 16) | (<uint64_t>last_index << 2) | last_usage)
+        for i in range(g.n_tensors):
+            if g.view_src[i] >= 0:
+                r.resident[i] = r.resident[g.view_src[i]]
+                r.usage[i] = r.usage[g.view_src[i]]
+        if assigned:
+            for tensor, backend in assigned.items():
+                i = self.graph.id_of(tensor)
+                if i >= 0:
+                    k = self.devices.index(backend)
+                    r.user[i] = k
+                    h = mix(h, (<uint64_t>i << 16) | <uint64_t>(k + 1) | <uint64_t>1 << 63)
+        self.key = h
+        return 0
+
+    cdef int32_t reader_of(self, Tensor t, BufferBase buffer) except -2:
+        """The first backend that owns or can read the buffer of a resident tensor."""
+        cdef int32_t k = self.devices.index(buffer.backend)
+        if k >= 0:
+            return k
+        for k in range(self.devices.n):
+            if self.devices.asks_buffer[k] and self.devices.backends[k].supports_buffer(buffer):
+                return k
+        names = ", ".join([b.name for b in self.devices.backends])
+        raise PlacementError(f"{describe(t)} lives on backend {buffer.backend.name!r}, which is not one of the "
+                             f"scheduler's ({names}) and which none of them can read")
+
+    cdef int ask(self) except -1:
+        """Ask the backends that want to be asked about nodes, buffers and sizes."""
+        cdef gs_request *r = &self.c
+        cdef int64_t n = r.g.n_tensors
+        cdef int32_t b, i
+        cdef Tensor t
+        cdef tuple tensors = self.graph.tensors
+        cdef Devices devices = self.devices
+        if any(devices.asks_op):
+            r.supports = <unsigned char *>malloc(max(n, 1) * devices.n)
+            if r.supports == NULL:
+                raise MemoryError(f"planning {n} tensors")
+            memset(r.supports, 1, n * devices.n)
+        if any(devices.asks_offload):
+            r.offloads = <unsigned char *>calloc(max(n, 1) * devices.n, 1)
+            if r.offloads == NULL:
+                raise MemoryError(f"planning {n} tensors")
+        if any(devices.asks_size):
+            r.nbytes = <int64_t *>malloc(max(n, 1) * devices.n * sizeof(int64_t))
+            if r.nbytes == NULL:
+                raise MemoryError(f"planning {n} tensors")
+        for b in range(devices.n):
+            backend = devices.backends[b]
+            if devices.asks_op[b]:
+                for i in range(r.g.n_nodes):
+                    t = <Tensor>tensors[r.g.node[i]]
+                    if not op_is_view(t.layout.op):
+                        r.supports[b * n + r.g.node[i]] = bool(backend.supports_op(t))
+            if devices.asks_offload[b]:
+                for i in range(r.g.n_nodes):
+                    t = <Tensor>tensors[r.g.node[i]]
+                    r.offloads[b * n + r.g.node[i]] = bool(backend.offload_op(t))
+            if r.nbytes != NULL:
+                for i in range(<int32_t>n):
+                    t = <Tensor>tensors[i]
+                    r.nbytes[b * n + i] = backend.alloc_size(t) if devices.asks_size[b] else t.layout.nbytes
+                    if r.nbytes[b * n + i] < t.layout.nbytes:
+                        raise PlacementError(f"backend {backend.name!r} says that {describe(t)} of "
+                                             f"{t.layout.nbytes} bytes takes {r.nbytes[b * n + i]}")
+            if devices.asks_buffer[b]:
+                for i in range(devices.n):
+                    if i != b:
+                        stand_in = _backend_module().measure_buffer(devices.backends[i])
+                        r.reads[b * devices.n + i] = bool(backend.supports_buffer(stand_in))
+        return 0

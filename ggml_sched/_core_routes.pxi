@@ -1,0 +1,107 @@
+# Routes: how a graph with assigned backends is cut into splits, and what travels between them.
+#
+# Owns its arrays.  Invariant: splits cover the nodes in order without gaps; after the
+# splits are made, `src` names for every node a source that its backend can read: a
+# graph tensor, or n_tensors + c for copy c.  Corresponds to ggml_backend_sched_split.
+
+ctypedef struct gs_routes:
+    gs_ints split_backend
+    gs_ints split_start         # positions in the graph's node order
+    gs_ints split_stop
+    gs_ints split_inputs        # one past a split's last entry in `inputs`
+    gs_ints inputs              # copies in the order in which they are made; a copy may recur
+    gs_ints copy_like           # graph tensor with the copy's layout
+    gs_ints copy_from           # graph tensor that must exist before the copy is made
+    gs_ints copy_backend
+    gs_ints copy_version        # of the source's memory when the copy was introduced
+    gs_ints back_node           # nodes that write through a copy into another backend's memory ...
+    gs_ints back_copy           # ... and that copy
+    int32_t *src                # the graph's sources, copies put in
+    int32_t *known              # [n_backends][n_tensors]: latest copy, -1
+    int32_t *version            # of each root's memory: how often the nodes so far have written to it
+
+
+cdef int routes_init(gs_routes *w, const gs_graph *g, int32_t n_backends) noexcept nogil:
+    cdef int64_t i
+    memset(w, 0, sizeof(gs_routes))
+    w.src = <int32_t *>malloc(max(g.src_begin[g.n_tensors], 1) * sizeof(int32_t))
+    w.known = <int32_t *>malloc(max(<int64_t>g.n_tensors * n_backends, 1) * sizeof(int32_t))
+    w.version = <int32_t *>calloc(max(g.n_tensors, 1), sizeof(int32_t))
+    if w.src == NULL or w.known == NULL or w.version == NULL:
+        return GS_NO_HOST_MEMORY
+    memcpy(w.src, g.src, g.src_begin[g.n_tensors] * sizeof(int32_t))
+    for i in range(<int64_t>g.n_tensors * n_backends):
+        w.known[i] = -1
+    return GS_OK
+
+
+cdef void routes_free(gs_routes *w) noexcept nogil:
+    ints_free(&w.split_backend)
+    ints_free(&w.split_start)
+    ints_free(&w.split_stop)
+    ints_free(&w.split_inputs)
+    ints_free(&w.inputs)
+    ints_free(&w.copy_like)
+    ints_free(&w.copy_from)
+    ints_free(&w.copy_backend)
+    ints_free(&w.copy_version)
+    ints_free(&w.back_node)
+    ints_free(&w.back_copy)
+    free(w.src)
+    free(w.known)
+    free(w.version)
+    memset(w, 0, sizeof(gs_routes))
+
+
+cdef int routes_open(gs_routes *w, int32_t backend, int32_t start) noexcept nogil:
+    """Begin a split at a node position; the one before ends there."""
+    if (ints_push(&w.split_backend, backend) != GS_OK or ints_push(&w.split_start, start) != GS_OK
+            or ints_push(&w.split_stop, start) != GS_OK or ints_push(&w.split_inputs, w.inputs.n) != GS_OK):
+        return GS_NO_HOST_MEMORY
+    if w.split_stop.n > 1:
+        w.split_stop.at[w.split_stop.n - 2] = start
+    return GS_OK
+
+
+cdef int32_t routes_new_copy(gs_routes *w, int32_t like, int32_t source, int32_t backend, int32_t version) noexcept nogil:
+    """A copy on `backend` with the layout of `like`; its index, or -1 without memory."""
+    if (ints_push(&w.copy_like, like) != GS_OK or ints_push(&w.copy_from, source) != GS_OK
+            or ints_push(&w.copy_backend, backend) != GS_OK or ints_push(&w.copy_version, version) != GS_OK):
+        return -1
+    return w.copy_like.n - 1
+
+
+cdef int routes_add_input(gs_routes *w, int32_t copy) noexcept nogil:
+    """Make the open split begin with a copy."""
+    if ints_push(&w.inputs, copy) != GS_OK:
+        return GS_NO_HOST_MEMORY
+    w.split_inputs.at[w.split_inputs.n - 1] = w.inputs.n
+    return GS_OK
+
+
+cdef inline int32_t memory_of(const gs_graph *g, int32_t id) noexcept nogil:
+    """The tensor whose memory an id shares by being a view of it: its root, or itself."""
+    return g.view_src[id] if g.view_src[id] >= 0 else id
+
+
+cdef inline bint writes_view(const gs_graph *g, int32_t id) noexcept nogil:
+    """A node that computes into another tensor's memory: CPY, SET_ROWS, in-place variants."""
+    return g.view_src[id] >= 0 and g.layout[id].op > OP_TRANSPOSE
+
+
+cdef int routes_write_through(gs_routes *w, const gs_graph *g, int32_t id, int32_t backend) noexcept nogil:
+    """Node id writes to memory of another backend: bring its window here, and note that it must go back.
+
+    Sources that are that very window read the copy too, so that the node sees and changes one memory.
+    """
+    cdef int32_t root = g.view_src[id], k, s
+    cdef int32_t copy = routes_new_copy(w, id, root, backend, w.version[root])
+    if copy < 0 or routes_add_input(w, copy) != GS_OK:
+        return GS_NO_HOST_MEMORY
+    for k in range(g.src_begin[id], g.src_begin[id + 1]):
+        s = g.src[k]
+        if memory_of(g, s) == root and g.view_offs[s] == g.view_offs[id] and layout_equal(&g.layout[s], &g.layout[id]):
+            w.src[k] = g.n_tensors + copy
+    if ints_push(&w.back_node, id) != GS_OK or ints_push(&w.back_copy, copy) != GS_OK:
+        return GS_NO_HOST_MEMORY
+    return GS_OK

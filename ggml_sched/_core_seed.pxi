@@ -1,0 +1,154 @@
+# The first generation's passes: assign backends, then cut splits.
+#
+# Section 2 of the specification, pass by pass, each a function.  `assign[id]` is a
+# backend index or -1.  What the first generation left undefined (nothing allocated,
+# unsupported ops, views away from their roots) is decided in `seed_complete`.
+
+cdef int32_t seed_from_sources(const gs_request *r, const int32_t *at, int32_t id) noexcept nogil:
+    """The best-ranked backend among the sources, if its tensor is at least as large as those accepted before.
+
+    Depends on the order of the sources, on purpose.
+    """
+    cdef const gs_graph *g = r.g
+    cdef int32_t best = INT32_MAX, k, s
+    cdef int64_t size = 0
+    for k in range(g.src_begin[id], g.src_begin[id + 1]):
+        s = g.src[k]
+        if 0 <= at[s] < best and g.layout[s].nbytes >= size:
+            best = at[s]
+            size = g.layout[s].nbytes
+    return -1 if best == INT32_MAX else best
+
+
+cdef void seed_assign_allocated(const gs_request *r, int32_t *assign, unsigned char *why) noexcept nogil:
+    """Pass 1: leafs, then nodes, go where their own buffer is, their root's, or their allocated sources'."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t i, id
+    for i in range(g.n_leafs + g.n_nodes):
+        id = g.leaf[i] if i < g.n_leafs else g.node[i - g.n_leafs]
+        if assign[id] >= 0:
+            continue
+        if r.resident[id] >= 0:
+            assign[id] = r.resident[id]
+            why[id] = WHY_RESIDENT
+        else:
+            assign[id] = seed_from_sources(r, r.resident, id)
+            why[id] = WHY_WEIGHT
+
+
+cdef void seed_assign_nodes(const gs_request *r, int32_t *assign, unsigned char *why) noexcept nogil:
+    """Pass 2: remaining nodes, in order, by the same rule over the assignments so far."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t i, id
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        if assign[id] < 0:
+            assign[id] = seed_from_sources(r, assign, id)
+            why[id] = WHY_SOURCE
+
+
+cdef void seed_assign_sources(const gs_request *r, int32_t *assign, unsigned char *why) noexcept nogil:
+    """Pass 3: sources still without a backend take that of their first consumer."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t i, k, id
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            if assign[g.src[k]] < 0 and assign[id] >= 0:
+                assign[g.src[k]] = assign[id]
+                why[g.src[k]] = WHY_CONSUMER
+
+
+cdef int seed_complete(const gs_request *r, int32_t *assign, unsigned char *why, int32_t *failed) noexcept nogil:
+    """What nothing has decided: the best backend; what a backend cannot run: the best that can; views: their root's."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t i, k, id, root, b
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        root = memory_of(g, id)
+        if op_is_view(g.layout[id].op) and root != id:
+            if assign[root] < 0:
+                assign[root] = max(assign[id], 0)
+                why[root] = WHY_CONSUMER
+            assign[id] = assign[root]
+            why[id] = WHY_ROOT
+        if assign[id] < 0:
+            assign[id] = 0
+            why[id] = WHY_FIRST
+        if not op_is_view(g.layout[id].op) and not request_supports(r, assign[id], id):
+            for b in range(r.n_backends):
+                if request_supports(r, b, id):
+                    break
+            else:
+                failed[0] = id
+                return GS_UNSUPPORTED_OP
+            assign[id] = b
+            why[id] = WHY_UNSUPPORTED
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            if assign[g.src[k]] < 0:
+                assign[g.src[k]] = assign[id]
+                why[g.src[k]] = WHY_CONSUMER
+        if assign[root] < 0:
+            assign[root] = assign[id]
+            why[root] = WHY_CONSUMER
+    return GS_OK
+
+
+cdef int seed_split(const gs_request *r, const int32_t *assign, gs_routes *w) noexcept nogil:
+    """Pass 4: a change of backend closes a split; a source elsewhere becomes an input of the split.
+
+    A copy is made once per tensor and backend and refreshed by every split that reads it; a source that
+    several nodes read is listed for each of them, as in the first generation.
+    """
+    cdef const gs_graph *g = r.g
+    cdef int32_t i, k, id, s, copy, here
+    cdef bint closed = True             # a write that must go back ends its split
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        if op_is_view(g.layout[id].op):
+            continue
+        here = assign[id]
+        if closed or w.split_backend.at[w.split_backend.n - 1] != here:
+            if routes_open(w, here, i if w.split_backend.n else 0) != GS_OK:
+                return GS_NO_HOST_MEMORY
+            closed = False
+        if writes_view(g, id) and not request_reads(r, here, assign[g.view_src[id]]):
+            if routes_write_through(w, g, id, here) != GS_OK:
+                return GS_NO_HOST_MEMORY
+            closed = True
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            s = w.src[k]
+            if s >= g.n_tensors or request_reads(r, here, assign[memory_of(g, s)]):
+                continue
+            copy = w.known[<int64_t>here * g.n_tensors + s]
+            if copy < 0:
+                copy = routes_new_copy(w, s, s, here, 0)
+                if copy < 0:
+                    return GS_NO_HOST_MEMORY
+                w.known[<int64_t>here * g.n_tensors + s] = copy
+            if routes_add_input(w, copy) != GS_OK:
+                return GS_NO_HOST_MEMORY
+            w.src[k] = g.n_tensors + copy
+    if w.split_stop.n:
+        w.split_stop.at[w.split_stop.n - 1] = g.n_nodes
+    return GS_OK
+
+
+cdef int plan_seed(const gs_request *r, int32_t *assign, unsigned char *why, gs_routes *w, int32_t *failed) noexcept nogil:
+    """Assign and split by the first generation's rules."""
+    cdef int32_t i
+    cdef int status
+    for i in range(r.g.n_tensors):
+        assign[i] = r.user[i]
+        why[i] = WHY_USER if r.user[i] >= 0 else WHY_NOTHING
+        if r.resident[i] >= 0 and not writes_view(r.g, i):
+            # Memory does not move: a resident tensor, or a view of one, is where it is.
+            assign[i] = r.resident[i]
+            why[i] = WHY_RESIDENT
+    seed_assign_allocated(r, assign, why)
+    seed_assign_nodes(r, assign, why)
+    seed_assign_sources(r, assign, why)
+    status = seed_complete(r, assign, why, failed)
+    if status != GS_OK:
+        return status
+    return seed_split(r, assign, w)

@@ -1,0 +1,115 @@
+"""Plans as values: what `Scheduler.plan` returns.
+
+A Plan joins the planner's flat decisions (`PlanData`, shared by equal graphs) with one graph and
+the scheduler's backends.  It is immutable and holds no memory of any device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ggml_sched._core import Graph, PlanData, Tensor
+from ggml_sched.backend import Backend
+from ggml_sched.errors import GraphError
+
+__all__ = ["Copy", "Plan", "Split"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Nodes that one backend computes in one go, after its input copies are made."""
+
+    backend: Backend
+    start: int
+    """Position of the first node in `graph.nodes`."""
+    stop: int
+    """One past the last."""
+    nodes: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
+    """Tensors of other backends, copied before the split runs, in this order."""
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One transfer of a compute: `tensor` goes to `backend` at the start of split number `split`."""
+
+    tensor: Tensor
+    backend: Backend
+    nbytes: int
+    split: int
+
+    @property
+    def name(self) -> str:
+        """The copy's name, as in ggml: BACKEND#tensor."""
+        return f"{self.backend.name}#{self.tensor.name}"
+
+
+class Plan:
+    """Where every tensor of a graph lives and which backend computes it; see `Scheduler.plan`.
+
+    All sizes and offsets are bytes, tuples are in the order of the scheduler's backends.
+    """
+
+    def __init__(self, graph: Graph, data: PlanData, backends: tuple[Backend, ...], policy: str) -> None:
+        self.graph = graph
+        self.data = data
+        self.backends = backends
+        self.policy = policy
+        self.fingerprint = graph.fingerprint
+
+    @property
+    def buffer_sizes(self) -> tuple[int, ...]:
+        """What each backend's buffer must hold."""
+        return self.data.buffer_sizes
+
+    @property
+    def live_bytes(self) -> tuple[int, ...]:
+        """The largest sum of live, aligned allocations at any node: no packing of these lifetimes is smaller."""
+        return self.data.live_bytes
+
+    @cached_property
+    def splits(self) -> tuple[Split, ...]:
+        """The parts of the graph that run on one backend each, in order; together they cover all nodes."""
+        graph, like = self.graph, self.data.copies
+        return tuple(
+            Split(self.backends[backend], start, stop, graph.nodes[start:stop],
+                  tuple(graph.tensors[like[c][0]] for c in inputs))
+            for backend, start, stop, inputs in self.data.splits
+        )
+
+    @cached_property
+    def copies(self) -> tuple[Copy, ...]:
+        """Every transfer of one compute, write-backs excluded, in order."""
+        return tuple(
+            Copy(tensor, split.backend, tensor.nbytes, i)
+            for i, split in enumerate(self.splits) for tensor in split.inputs
+        )
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes that travel between backends in one compute."""
+        return sum(copy.nbytes for copy in self.copies)
+
+    def backend_of(self, t: Tensor) -> Backend | None:
+        """The backend that computes a node or holds a leaf; None for a leaf that nothing uses."""
+        index = self.data.backend_index(self._id(t))
+        return None if index < 0 else self.backends[index]
+
+    def offset_of(self, t: Tensor) -> int | None:
+        """Bytes into the backend's buffer (a view: its root's offset plus view_offs); None outside the plan."""
+        offset = self.data.offset(self._id(t))
+        return None if offset < 0 else offset
+
+    def _id(self, t: Tensor) -> int:
+        index = self.graph.id_of(t)
+        if index < 0:
+            raise GraphError(f"{t!r} is not a tensor of the planned graph")
+        return index
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{b.name} {n}" for b, n in zip(self.backends, self.buffer_sizes, strict=True))
+        return f"<Plan of {len(self.graph)} nodes: {self.data.n_splits} splits, {len(self.copies)} copies, bytes {sizes}>"

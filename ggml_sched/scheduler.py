@@ -1,0 +1,263 @@
+"""The scheduler: plans graphs over backends, owns their arenas, and computes.
+
+`plan` makes values, `alloc` gives them memory, `compute` runs them.  Whatever raises leaves
+the scheduler, its old plan and its memory as they were.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ggml_sched._core import Devices, Graph, PlanData, Request, Tensor, make_plan
+from ggml_sched.backend import Backend, Buffer
+from ggml_sched.errors import Error, OutOfMemory, PlacementError
+from ggml_sched.executor import Allocation
+from ggml_sched.plan import Plan
+
+__all__ = ["Scheduler"]
+
+POLICIES = ("default", "seed")
+
+
+class Scheduler:
+    """Runs graphs over several backends, given in order of preference (the best first, the host last).
+
+    `policy="seed"` places as the first generation of ggml did.  `plan_cache` plans are kept, so that an
+    equal graph built anew is not planned again (0: plan afresh on every call).  A context manager.
+
+    Raises ValueError for no backends, one twice, or an unknown policy.  Used from a second thread while
+    it works, it raises Error.
+    """
+
+    def __init__(self, backends: Sequence[Backend], policy: str = "default", copies: int = 1, plan_cache: int = 8) -> None:
+        backends = tuple(backends)
+        if not backends:
+            raise ValueError("a scheduler needs at least one backend")
+        for backend in backends:
+            if not isinstance(backend, Backend):
+                raise TypeError(f"not a Backend: {backend!r}")
+        if len({id(backend) for backend in backends}) != len(backends):
+            raise ValueError("a backend is given twice")
+        if policy not in POLICIES:
+            raise ValueError(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
+        if copies < 1 or plan_cache < 0:
+            raise ValueError(f"copies = {copies} must be at least 1, plan_cache = {plan_cache} at least 0")
+        self.backends = backends
+        self.policy = policy
+        self.copies = copies
+        self.closed = False
+        self._cache_size = plan_cache
+        self._devices = Devices(backends)
+        self._cache: OrderedDict[tuple[int, int], PlanData] = OrderedDict()
+        self._assigned: weakref.WeakKeyDictionary[Tensor, Backend] = weakref.WeakKeyDictionary()
+        self._buffers: list[Buffer | None] = [None] * len(backends)
+        self._current: Allocation | None = None
+        self._epoch = -1
+        self._residents: list[Buffer] = []
+        self._lock = threading.Lock()
+
+    # -- planning -------------------------------------------------------------
+
+    def plan(self, graph: Graph) -> Plan:
+        """Decide placement, splits, copies and offsets; no device memory is allocated.
+
+        Raises UnsupportedOp, PlacementError, GraphError or OutOfMemory, naming the tensor.
+        """
+        with self._exclusive():
+            return self._plan(graph)[0]
+
+    def reserve(self, *graphs: Graph) -> None:
+        """Allocate buffers large enough for each of the graphs (one at a time).  Raises OutOfMemory."""
+        with self._exclusive():
+            sizes = [0] * len(self.backends)
+            for graph in graphs:
+                sizes = [max(pair) for pair in zip(sizes, self._plan(graph)[0].buffer_sizes, strict=True)]
+            self._grow(sizes)
+
+    def _plan(self, graph: Graph) -> tuple[Plan, Request]:
+        if not isinstance(graph, Graph):
+            raise TypeError(f"not a Graph: {graph!r}")
+        request = Request(graph, self._devices, self._assigned)
+        key = (graph.fingerprint, request.key)
+        data = self._cache.get(key)
+        if data is None:
+            data = make_plan(request, self.policy)
+            if self._cache_size:
+                self._cache[key] = data
+                while len(self._cache) > self._cache_size:
+                    self._cache.popitem(last=False)
+        else:
+            self._cache.move_to_end(key)
+        return Plan(graph, data, self.backends, self.policy), request
+
+    # -- memory -----------------------------------------------------------------
+
+    def alloc(self, graph: Graph) -> Plan:
+        """Plan a graph and give its tensors addresses; then set its inputs and `compute`.
+
+        The tensors of the graph allocated before lose theirs.  Raises what `plan` raises, and OutOfMemory.
+        """
+        with self._exclusive():
+            return self._alloc(graph).plan
+
+    def _alloc(self, graph: Graph) -> Allocation:
+        current = self._current
+        if current is not None and current.plan.graph is graph and self._is_fresh(current):
+            if current.lease.displaced:
+                self._renew(current)
+            return self._current
+        plan, request = self._plan(graph)
+        self._grow(plan.buffer_sizes)
+        self._replace(plan, request)
+        return self._current
+
+    def _is_fresh(self, current: Allocation) -> bool:
+        """Whether nothing has moved since: weights where they were, assignments unchanged."""
+        return (
+            self._cache_size > 0
+            and current.lease.alive
+            and self._epoch == current.plan.graph.residence_epoch()
+            and not any(buffer.closed for buffer in self._residents)
+        )
+
+    def _renew(self, current: Allocation) -> None:
+        """Another scheduler has addressed some of the tensors since: address them here again."""
+        current.release()
+        self._current = Allocation(current.plan, tuple(self._buffers))
+
+    def _replace(self, plan: Plan, request: Request) -> None:
+        if self._current is not None:
+            self._current.release()
+            self._current = None
+        self._current = Allocation(plan, tuple(self._buffers))
+        self._epoch = plan.graph.residence_epoch()
+        self._residents = request.buffers
+
+    def _grow(self, sizes: Sequence[int]) -> None:
+        """Buffers of at least these sizes.  When one cannot be had, all stay as they are."""
+        fresh: dict[int, Buffer] = {}
+        try:
+            for i, size in enumerate(sizes):
+                held = self._buffers[i]
+                if held is None or held.closed or held.size < size:
+                    fresh[i] = self._new_buffer(i, size)
+        except BaseException:
+            for buffer in fresh.values():
+                buffer.close()
+            raise
+        if fresh and self._current is not None:
+            self._current.release()
+            self._current = None
+        for i, buffer in fresh.items():
+            if self._buffers[i] is not None:
+                self._buffers[i].close()
+            self._buffers[i] = buffer
+
+    def _new_buffer(self, i: int, size: int) -> Buffer | None:
+        backend = self.backends[i]
+        if backend.max_buffer_size is not None and size > backend.max_buffer_size:
+            raise OutOfMemory(
+                f"backend {backend.name!r}: the arena needs {size} bytes, one buffer holds at most "
+                f"{backend.max_buffer_size}", backend.name, size, backend.max_buffer_size)
+        buffer = backend.alloc_buffer(size)
+        buffer.usage = "compute"
+        return buffer
+
+    def buffer_size(self, backend: Backend) -> int:
+        """Bytes of the arena held on a backend at the moment."""
+        buffer = self._buffers[self._index(backend)]
+        return 0 if buffer is None else buffer.size
+
+    # -- computing ----------------------------------------------------------------
+
+    def compute(self, graph: Graph) -> None:
+        """Run a graph, allocating it first if it is not the one allocated last.
+
+        Inputs must have been set since the graph was allocated for the first time; they keep their data.
+        Exceptions of backends reach the caller; the scheduler works afterwards.
+        """
+        with self._exclusive():
+            self._alloc(graph).run()
+
+    # -- assignments ----------------------------------------------------------------
+
+    def set_tensor_backend(self, t: Tensor, backend: Backend | None) -> None:
+        """Ask for a tensor to be computed (or, a leaf, to be placed) on a backend; None takes it back.
+
+        Works before and after planning, and survives `reset`.
+        """
+        if not isinstance(t, Tensor):
+            raise TypeError(f"not a Tensor: {t!r}")
+        with self._exclusive():
+            if backend is None:
+                self._assigned.pop(t, None)
+            else:
+                self._index(backend)
+                self._assigned[t] = backend
+            self._epoch = -1
+
+    def get_tensor_backend(self, t: Tensor) -> Backend | None:
+        """The backend assigned by the caller, else by the current plan, else where the tensor lives; or None."""
+        if t in self._assigned:
+            return self._assigned[t]
+        if self._current is not None and t in self._current.plan.graph:
+            return self._current.plan.backend_of(t)
+        return t.backend
+
+    def _index(self, backend: Backend) -> int:
+        for i, known in enumerate(self.backends):
+            if known is backend:
+                return i
+        names = ", ".join(b.name for b in self.backends)
+        raise PlacementError(f"{backend!r} is not one of the scheduler's backends ({names})")
+
+    # -- life -------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget the current allocation and the cached plans.  Buffers and assignments stay."""
+        with self._exclusive():
+            if self._current is not None:
+                self._current.release()
+                self._current = None
+            self._cache.clear()
+
+    def close(self) -> None:
+        """Give the arenas back; idempotent.  Tensors addressed here lose their addresses."""
+        if self.closed:
+            return
+        with self._exclusive():
+            self.closed = True
+            if self._current is not None:
+                self._current.release()
+                self._current = None
+            self._cache.clear()
+            for buffer in self._buffers:
+                if buffer is not None:
+                    buffer.close()
+            self._buffers = [None] * len(self.backends)
+
+    def __enter__(self) -> Scheduler:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """One call at a time: a second thread, or a callback, gets an error instead of corruption."""
+        if not self._lock.acquire(blocking=False):
+            raise Error("this scheduler is at work: use one scheduler for each thread, and none inside its callbacks")
+        try:
+            if self.closed:
+                raise Error("this scheduler is closed")
+            yield
+        finally:
+            self._lock.release()
+
+    def __repr__(self) -> str:
+        names = ", ".join(b.name for b in self.backends)
+        return f"<Scheduler policy={self.policy!r} over {names}{', closed' if self.closed else ''}>"
