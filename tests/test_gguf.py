@@ -7,6 +7,7 @@ import os
 import random
 import struct
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -158,6 +159,18 @@ def test_a_large_vocabulary_opens_without_parsing_its_strings():
         tokens = f.metadata["tokenizer.ggml.tokens"]
         assert len(tokens) == n and tokens[n - 1] == f"token{n - 1}"
         assert len(list(tokens)) == n
+    assert time.perf_counter() - start < SECONDS
+
+
+VOCABULARIES = sorted((Path(__file__).resolve().parent.parent.parent / "shared" / "vocab").glob("*.gguf"))
+
+
+@pytest.mark.parametrize("path", VOCABULARIES, ids=lambda path: path.stem)
+def test_real_vocabularies_open_in_time(path):
+    start = time.perf_counter()
+    with open_gguf(path) as f:
+        tokens, types = f.metadata["tokenizer.ggml.tokens"], f.metadata["tokenizer.ggml.token_type"]
+        assert len(list(tokens)) == len(types.numpy()) > 30_000
     assert time.perf_counter() - start < SECONDS
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import io
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -119,14 +121,16 @@ def test_any_placement_gives_the_same_bits(data):
         assert got.tobytes() == expected.tobytes()
 
 
-def test_mapped_and_copied_weights_give_the_same_bits(tmp_path):
+@pytest.mark.parametrize("data", [SMALL, random_llama(6, **SHAPES, dtype=np.float16)], ids=["f32", "f16"])
+def test_mapped_and_copied_weights_give_the_same_bits(data, tmp_path):
+    """What the weights' addresses are multiples of changes no bit."""
     path = tmp_path / "model.gguf"
     results = []
-    for alignment in (32, 64):
+    for alignment, pad in ((64, 0), (32, 0), (32, 32), (8, 0), (8, 8), (8, 16)):
         out = io.BytesIO()
-        with open_gguf(SMALL) as f:
+        with open_gguf(data) as f:
             tensors = {t.name: (t.type, t.ne, f.data(t).tobytes()) for t in f.tensors.values()}
-            write_gguf(out, {**f.metadata, "pad": "x" * 8}, tensors, alignment=alignment)
+            write_gguf(out, {**f.metadata, "pad": "x" * pad}, tensors, alignment=alignment)
         path.write_bytes(out.getvalue())
         for use_mmap in (True, False):
             with load(path, n_ctx=32, use_mmap=use_mmap) as model:
@@ -134,6 +138,18 @@ def test_mapped_and_copied_weights_give_the_same_bits(tmp_path):
                 assert all(b.usage == "weights" for b in model.weights.buffers.values())
                 results.append(model.eval(TOKENS).tobytes())
     assert len(set(results)) == 1
+
+
+def test_backends_that_map_and_backends_that_copy_work_together():
+    class Device(gs.CpuBackend):
+        buffer_from_ptr = None
+
+    with load(SMALL, n_ctx=32) as model:
+        expected = model.eval(TOKENS)
+    device, cpu = Device(name="device"), gs.CpuBackend()
+    with load(SMALL, [device, cpu], n_ctx=32) as model:
+        assert model.weights.mapped == {device: False, cpu: True}
+        assert model.eval(TOKENS).tobytes() == expected.tobytes()
 
 
 def test_misaligned_weights_are_copied(monkeypatch):
@@ -433,7 +449,7 @@ def test_old_tensors_that_say_nothing_are_ignored():
 
 @pytest.mark.parametrize(("options", "kind"), [
     ({"n_ctx": 0}, ValueError), ({"n_ctx": 1 << 40}, ValueError), ({"n_batch": 0}, ValueError),
-    ({"n_ctx": 1.5}, ValueError), ({"kv_type": "q8_0"}, ValueError), ({"backends": []}, ValueError),
+    ({"n_ctx": 1.5}, TypeError), ({"kv_type": "q8_0"}, ValueError), ({"backends": []}, ValueError),
     ({"place": lambda name, layer: None}, gs.PlacementError),
     ({"place": lambda name, layer: gs.DryBackend("other")}, gs.PlacementError),
     ({"policy": "unheard of"}, (ValueError, gs.Error)),
@@ -455,6 +471,22 @@ def test_a_model_that_does_not_fit_says_where():
     with pytest.raises(gs.OutOfMemory, match="tight"):
         load(SMALL, [tight], n_ctx=16)
     assert tight.used == 0
+
+
+def test_what_no_backend_computes_is_known_at_load():
+    picky = gs.DryBackend("picky", supports_op=lambda tensor: tensor.op != "ROPE")
+    with pytest.raises(gs.UnsupportedOp, match="ROPE"):
+        load(SMALL, [picky], n_ctx=16)
+    assert picky.used == 0
+
+
+def test_a_live_model_at_exit_prints_nothing(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(SMALL)
+    code = (f"from ggml_sched.llama import load; model = load({str(path)!r})\n"
+            "ids = model.generate([1, 2], 9); next(ids)")
+    done = subprocess.run([sys.executable, "-X", "dev", "-W", "error", "-c", code], capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_a_model_runs_on_dry_backends_for_planning():

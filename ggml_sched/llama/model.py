@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import index
 
 import numpy as np
 
@@ -44,9 +45,10 @@ def load(path, backends: Sequence[Backend] | None = None, n_ctx: int = 512, n_ba
     Raises FileFormatError for a file that is not a model this package runs, UnsupportedOp when no
     backend computes one of its nodes, OutOfMemory and PlacementError as the backends do.
     """
+    n_ctx, n_batch = index(n_ctx), index(n_batch)
     for name, value in (("n_ctx", n_ctx), ("n_batch", n_batch)):
-        if not isinstance(value, int) or not 1 <= value <= 1 << 30:
-            raise ValueError(f"{name} = {value!r} is not an integer in 1 .. 2**30")
+        if not 1 <= value <= 1 << 30:
+            raise ValueError(f"{name} = {value} is not in 1 .. 2**30")
     if str(kv_type) not in ("f32", "f16", "bf16"):
         raise ValueError(f"kv_type = {str(kv_type)!r}; known: f32, f16, bf16")
     owned: list[Backend] = []

@@ -130,7 +130,8 @@ def _layout(info: TensorInfo) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _map(backend: Backend, file: GGUFFile, pairs):
     """A buffer over the file's own bytes with the tensors bound to it, or None where that cannot be."""
-    if not hasattr(backend, "buffer_from_ptr"):
+    wrap = getattr(backend, "buffer_from_ptr", None)
+    if wrap is None:
         return None
     memory = file.memory
     base = memory.ctypes.data
@@ -141,7 +142,7 @@ def _map(backend: Backend, file: GGUFFile, pairs):
     start = first - (base + first) % BASE_ALIGNMENT
     if start < 0:
         return None
-    buffer = backend.buffer_from_ptr(memory[start:last])
+    buffer = wrap(memory[start:last])
     try:
         buffer.usage = "weights"
         for tensor, info in pairs:
