@@ -132,6 +132,7 @@ cdef int flow_from_routes(gs_flow *f, const gs_request *r, const int32_t *assign
         f.root[i] = -1
         f.offset[i] = f.birth[i] = f.death[i] = -1
         f.op[i] = OP_NONE
+        f.flags[i] = GS_FLAG_OUTPUT if w.copy_kept.at[c] else 0
         f.src[n_src + c] = w.copy_from.at[c]
         f.src_begin[i + 1] = n_src + c + 1
     at = k = 0
