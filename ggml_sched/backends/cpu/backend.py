@@ -134,6 +134,9 @@ class CpuBackend(Backend):
 
     # -- memory -----------------------------------------------------------------
 
+    def memory_available(self) -> int | None:
+        return None if self.memory is None else self.memory - self.used
+
     def alloc_buffer(self, size: int) -> CpuBuffer:
         """`size` zero bytes at a multiple of 64."""
         self._require_open()
