@@ -201,7 +201,8 @@ class CpuBackend(Backend):
         return CpuPlan(Resolver(self.name, Work(self.name), self._lanes, self._memory_of), as_nodes(graph))
 
     def graph_plan_free(self, plan: CpuPlan) -> None:
-        plan.free()
+        with plan.lock:
+            plan.free()
 
     def graph_plan_compute(self, plan: CpuPlan) -> None:
         self._require_open()
