@@ -12,6 +12,7 @@ from functools import cached_property
 from ggml_sched._core import Graph, PlanData, Tensor
 from ggml_sched.backend import Backend
 from ggml_sched.errors import GraphError
+from ggml_sched.validate import validate
 
 __all__ = ["Copy", "Plan", "Split"]
 
@@ -103,6 +104,10 @@ class Plan:
         """Bytes into the backend's buffer (a view: its root's offset plus view_offs); None outside the plan."""
         offset = self.data.offset(self._id(t))
         return None if offset < 0 else offset
+
+    def verify(self) -> None:
+        """Check the plan independently of the planner; HazardError with a reason code if it is unsound."""
+        validate(self)
 
     def _id(self, t: Tensor) -> int:
         index = self.graph.id_of(t)
