@@ -287,7 +287,7 @@ class Step(NamedTuple):
 
     time: int
     kind: str
-    """load leaf `id` | copy to copy `id` | run node `id` | back: copy `id` to the node that computed into it."""
+    """"load" a leaf, make a "copy", "run" a node, or copy "back" to the node that computed into a copy."""
     id: int
 
 
@@ -344,7 +344,8 @@ def check_structure(facts: Facts) -> list[Problem]:
 def _check_indices(facts: Facts) -> list[Problem]:
     """That no number points at nothing, so that the other checks may follow them all."""
     found = []
-    n, total, n_backends = facts.n_tensors, len(facts.name), len(facts.backends)
+    n, total = facts.n_tensors, len(facts.name)
+    n_backends, n_copies = len(facts.backends), len(facts.copies)
 
     def expect(fits: bool, what: str) -> None:
         if not fits:
@@ -353,21 +354,22 @@ def _check_indices(facts: Facts) -> list[Problem]:
     for k, split in enumerate(facts.splits):
         expect(0 <= split.backend < n_backends, f"split {k} is on backend {split.backend} of {n_backends}")
         for c in split.inputs:
-            expect(0 <= c < len(facts.copies), f"split {k} makes copy {c} of {len(facts.copies)}")
+            expect(0 <= c < n_copies, f"split {k} makes copy {c} of {n_copies}")
     for c, (like, b) in enumerate(facts.copies):
         expect(0 <= like < n, f"copy {c} copies tensor {like} of {n}")
         expect(0 <= b < n_backends, f"copy {c} goes to backend {b} of {n_backends}")
     for i, c in facts.write_backs.items():
-        expect(0 <= i < n and 0 <= c < len(facts.copies), f"node {i} computes into copy {c} of {len(facts.copies)}")
+        expect(0 <= i < n and 0 <= c < n_copies, f"node {i} of {n} computes into copy {c} of {n_copies}")
     for i in range(total):
-        expect(-1 <= facts.home[i] < n_backends, f"{facts.label(i)} has its memory on backend {facts.home[i]}")
-        expect(facts.home[i] < 0 or (facts.home[i], facts.chunk[i]) in facts.arena_sizes,
-               f"{facts.label(i)} lies in chunk {facts.chunk[i]} of {facts.backend(facts.home[i])}, which has no such")
-        expect(-1 <= facts.shares[i] < total, f"{facts.label(i)} shares the memory of id {facts.shares[i]} of {total}")
+        home, chunk, shares = facts.home[i], facts.chunk[i], facts.shares[i]
+        expect(-1 <= home < n_backends, f"{facts.label(i)} lies on backend {home} of {n_backends}")
+        expect(home < 0 or (home, chunk) in facts.arena_sizes,
+               f"{facts.label(i)} lies in chunk {chunk} of {facts.backend(home)}, which has no such")
+        expect(-1 <= shares < total, f"{facts.label(i)} shares the memory of id {shares} of {total}")
     for i in range(n):
-        expect(len(facts.reads[i]) == len(facts.src[i])
-               and all((s < 0) == (p < 0) and p < total for s, p in zip(facts.src[i], facts.reads[i], strict=True)),
-               f"{facts.label(i)} reads ids {facts.reads[i]} in place of {facts.src[i]}")
+        src, reads = facts.src[i], facts.reads[i]
+        expect(len(src) == len(reads) and all((s < 0) == (p < 0) for s, p in zip(src, reads, strict=True))
+               and max(reads, default=-1) < total, f"{facts.label(i)} reads ids {reads} in place of {src}")
     return found
 
 
@@ -376,55 +378,50 @@ def _check_splits(facts: Facts) -> list[Problem]:
     expected, at = [], 0
     for k, split in enumerate(facts.splits):
         if split.start != at or split.stop <= split.start:
-            found.append(Problem("split-gap", f"split {k} has nodes [{split.start}, {split.stop}), the nodes before "
-                                              f"it end at {at}"))
+            what = f"split {k} has nodes [{split.start}, {split.stop}); those before it end at {at}"
+            found.append(Problem("split-gap", what))
         at = split.stop
         expected += [facts.n_tensors + c for c in split.inputs]
         expected += facts.nodes[split.start:split.stop]
         for c in split.inputs:
             if facts.copies[c][1] != split.backend:
-                found.append(Problem("wrong-backend", f"split {k} on {facts.backend(split.backend)} begins with "
-                                                      f"{facts.label(facts.n_tensors + c)}"))
+                what = f"split {k} on {facts.backend(split.backend)} makes {facts.label(facts.n_tensors + c)}"
+                found.append(Problem("wrong-backend", what))
     if at != len(facts.nodes) and (facts.splits or any(facts.computes(i) for i in facts.nodes)):
         found.append(Problem("split-gap", f"the splits end at node {at} of {len(facts.nodes)}"))
     if not found and expected != facts.sequence:
-        at = next((k for k, (a, b) in enumerate(zip(expected, facts.sequence, strict=False)) if a != b),
-                  min(len(expected), len(facts.sequence)))
+        pairs = zip(expected, facts.sequence, strict=False)
+        at = next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(facts.sequence)))
         found.append(Problem("wrong-order", f"the splits execute {len(expected)} ids, the sequence has "
                                             f"{len(facts.sequence)}; they differ from position {at}"))
     return found
 
 
-def _check_nodes(facts: Facts) -> list[Problem]:
-    found = []
+def _check_nodes(facts: Facts) -> Iterator[Problem]:
     for k, split in enumerate(facts.splits):
         for i in facts.nodes[split.start:split.stop]:
             if not facts.computes(i):
                 continue
+            here = f"{facts.label(i)} runs on {facts.backend(facts.assigned[i])}"
             if facts.assigned[i] != split.backend:
-                found.append(Problem("wrong-backend", f"{facts.label(i)} runs on {facts.backend(facts.assigned[i])}, "
-                                                      f"its split {k} on {facts.backend(split.backend)}"))
+                yield Problem("wrong-backend", f"{here}, its split {k} on {facts.backend(split.backend)}")
             elif not facts.supported[i]:
-                found.append(Problem("unsupported-op", f"{facts.label(i)} is on {facts.backend(facts.assigned[i])}, "
-                                                       "which does not support it"))
+                yield Problem("unsupported-op", f"{here}, which does not support it")
             for s, p in zip(facts.src[i], facts.reads[i], strict=True):
                 if p != s and (p < facts.n_tensors or facts.layout[p] != facts.layout[s]):
-                    found.append(Problem("bad-copy", f"{facts.label(i)} reads {facts.label(p)} in place of "
-                                                     f"{facts.label(s)}"))
-    return found
+                    yield Problem("bad-copy", f"{facts.label(i)} reads {facts.label(p)} for {facts.label(s)}")
 
 
-def _check_places(facts: Facts) -> list[Problem]:
+def _check_places(facts: Facts) -> Iterator[Problem]:
     """Residents stay, views lie in their roots, and whatever a compute touches lies somewhere."""
-    found = []
     for i in range(facts.n_tensors):
-        if facts.is_resident(i):
-            if facts.home[i] >= 0 or facts.offset[i] >= 0:
-                found.append(Problem("resident-moved", f"{facts.label(i)} has memory of its own, and was placed at "
-                                                       f"{facts.where(i)}"))
-            elif facts.view_of[i] < 0 and facts.assigned[i] not in facts.resident[i]:
-                found.append(Problem("resident-moved", f"{facts.label(i)} is said to be on "
-                                                       f"{facts.backend(facts.assigned[i])}, which cannot read it"))
+        if not facts.is_resident(i):
+            continue
+        if facts.home[i] >= 0 or facts.offset[i] >= 0:
+            yield Problem("resident-moved", f"{facts.label(i)} has memory, and is put at {facts.where(i)}")
+        elif facts.view_of[i] < 0 and facts.assigned[i] not in facts.resident[i]:
+            yield Problem("resident-moved", f"{facts.label(i)} is said to be on "
+                                            f"{facts.backend(facts.assigned[i])}, which cannot read it")
     touched = set()
     for step in steps(facts):
         touched.add(step.id)
@@ -436,15 +433,14 @@ def _check_places(facts: Facts) -> list[Problem]:
         root = facts.memory(i)
         if facts.is_resident(i):
             continue
-        if facts.home[i] < 0 or facts.offset[i] < 0 or facts.home[root] < 0 or facts.offset[root] < 0:
-            found.append(Problem("unplaced", f"{facts.label(i)} has no address"))
-        elif root != i and facts.address(i) != (facts.address(root)[0], facts.offset[root] + facts.view_offs[i]):
-            found.append(Problem("view-misplaced", f"{facts.label(i)} lies at {facts.where(i)}, its root "
-                                                   f"{facts.label(root)} at {facts.where(root)}, and it views byte "
-                                                   f"{facts.view_offs[i]} of it"))
+        start = facts.offset[root] + facts.view_offs[i]
+        if min(facts.home[i], facts.offset[i], facts.home[root], facts.offset[root]) < 0:
+            yield Problem("unplaced", f"{facts.label(i)} has no address")
+        elif root != i and facts.address(i) != (facts.address(root)[0], start):
+            yield Problem("view-misplaced", f"{facts.label(i)} begins at {facts.offset[i]}; its place in "
+                                            f"{facts.label(root)} at {facts.where(root)} is {start}")
         elif i >= facts.n_tensors and facts.home[i] != facts.copies[i - facts.n_tensors][1]:
-            found.append(Problem("wrong-backend", f"{facts.label(i)} lies at {facts.where(i)}"))
-    return found
+            yield Problem("wrong-backend", f"{facts.label(i)} lies at {facts.where(i)}")
 
 
 # -- memory ---------------------------------------------------------------------------------------
@@ -478,16 +474,16 @@ def _check_ranges(facts: Facts) -> Iterator[Problem]:
         alignment = facts.alignment[facts.home[i]]
         arena = facts.arena_sizes[facts.home[i], facts.chunk[i]]
         if facts.offset[i] % alignment:
-            yield Problem("misaligned", f"{facts.label(i)} lies at {facts.where(i)}, whose alignment is {alignment}")
+            yield Problem("misaligned", f"{facts.label(i)} is at {facts.where(i)}, alignment {alignment}")
         if facts.shares[i] < 0 and facts.size[i] < facts.need[i]:
             yield Problem("too-small", f"{facts.label(i)} was given {facts.size[i]} bytes on "
                                        f"{facts.backend(facts.home[i])}, which asks for {facts.need[i]}")
         if facts.offset[i] + max(facts.need[i], facts.nbytes[i]) > arena:
-            yield Problem("out-of-bounds", f"{facts.label(i)} lies at {facts.where(i)}, whose arena has {arena} bytes")
+            yield Problem("out-of-bounds", f"{facts.label(i)} is at {facts.where(i)}, {arena} bytes")
     for b, live in enumerate(facts.live_bytes):
         room = sum(size for (owner, _), size in facts.arena_sizes.items() if owner == b)
         if not 0 <= live <= room:
-            yield Problem("live-bytes", f"{live} bytes are live on {facts.backend(b)}, whose arena has {room}")
+            yield Problem("live-bytes", f"{live} bytes are live on {facts.backend(b)}, which has {room}")
 
 
 def lives(facts: Facts) -> list[Life]:
@@ -554,9 +550,9 @@ def _check_overlaps(facts: Facts, group: list[Life]) -> Iterator[Problem]:
             if taken[at][1] > start:
                 clashes.append(taken[at][2])
             at += 1
-        wrong = [p for p in (_excuse(facts, life, Life(0, death[old], old)) for old in clashes) if p is not None]
-        if wrong:
-            yield from wrong
+        wrong = [_excuse(facts, life, Life(0, death[old], old)) for old in clashes]
+        if any(wrong):
+            yield from filter(None, wrong)
             continue
         for old in clashes:
             give(old)
@@ -579,11 +575,10 @@ def _excuse(facts: Facts, new: Life, old: Life) -> Problem | None:
     same = [k for k in slots if facts.layout[facts.reads[x][k]] == facts.layout[x]
             and facts.address(facts.reads[x][k]) == facts.address(x)]
     if not same:
-        return Problem("inplace-layout", f"{both}, takes over {theirs}, and has no source of its own layout there")
+        return Problem("inplace-layout", f"{both}, takes over {theirs}, which is no source of its layout")
     if len(slots) > 1 or not facts.tolerates[x] >> same[0] & 1:
-        return Problem("inplace-not-tolerated", f"{both}, takes over {theirs}, its source slots {slots}; the kernel on "
-                                                f"{facts.backend(facts.assigned[x])} tolerates one of the slots in "
-                                                f"mask {facts.tolerates[x]:#x}")
+        what = f"its sources {slots}; the kernel allows for one of mask {facts.tolerates[x]:#x}"
+        return Problem("inplace-not-tolerated", f"{both}, takes over {theirs}, {what}")
     return None
 
 
@@ -600,8 +595,11 @@ def _holder(facts: Facts, i: int) -> int:
 
 
 class Memory:
-    """Bytes as who wrote them: sorted disjoint pieces (start, stop, writer, first), which say that byte start is
-    byte `first` of what `writer` wrote.  `read` and `write` count from the start of the range they name."""
+    """Bytes as who wrote them: sorted disjoint pieces (start, stop, writer, first).
+
+    Byte `start` is byte `first` of what `writer` wrote.  Pieces that go in and out count from the start of
+    the range that is written or read.
+    """
 
     def __init__(self) -> None:
         self.pieces: list[tuple[int, int, int, int]] = []
@@ -641,8 +639,11 @@ class Memory:
 
 
 def check_flow(facts: Facts) -> list[Problem]:
-    """Execute the plan on bytes that remember their writer, beside an ideal memory in which every tensor has its
-    own place and nodes run in the graph's order; every read must find the same in both."""
+    """Execute the plan on bytes that remember their writer.
+
+    Beside it runs an ideal memory, in which every tensor has its own place and nodes run in the graph's
+    order; every read must find the same in both.
+    """
     return _Flow(facts).run()
 
 
@@ -656,7 +657,6 @@ class _Flow:
         """Graph tensors that have their value, and copies that were made."""
         self.bad: set[int] = set()
         """Copies that were reported already."""
-        self.through = {facts.n_tensors + c for c in facts.write_backs.values()}
 
     def run(self) -> list[Problem]:
         facts = self.facts
@@ -681,9 +681,9 @@ class _Flow:
     def copy(self, i: int) -> None:
         facts = self.facts
         source = facts.copies[i - facts.n_tensors][0]
-        missing = [s for s in self.producers(source, i in self.through) if s not in self.done]
+        missing = [s for s in self.producers(source) if s not in self.done]
         if missing:
-            self.report("copy-before-write", f"{facts.label(i)} is made before {facts.label(missing[0])} is computed")
+            self.report("copy-before-write", f"{facts.label(i)} is made before {facts.label(missing[0])}")
             self.bad.add(i)
         self.write_real(i, self.read_real(source))
         self.done.add(i)
@@ -691,23 +691,23 @@ class _Flow:
     def compute(self, i: int) -> None:
         facts = self.facts
         here = facts.assigned[i]
+        node = f"{facts.label(i)} on {facts.backend(here)}"
         for s, p in zip(facts.src[i], facts.reads[i], strict=True):
             if s < 0:
                 continue
             if here not in facts.readers(p):
-                self.report("missing-copy", f"{facts.label(i)} on {facts.backend(here)} reads {facts.label(p)}, whose "
-                                            "memory it cannot read")
+                self.report("missing-copy", f"{node} reads {facts.label(p)}, whose memory it cannot read")
             elif p >= facts.n_tensors and p not in self.done:
-                self.report("missing-copy", f"{facts.label(i)} reads {facts.label(p)}, which was not made")
+                self.report("missing-copy", f"{node} reads {facts.label(p)}, which was not made")
             else:
-                self.compare(s, p, f"{facts.label(i)} on {facts.backend(here)} reads")
+                self.compare(s, p, f"{node} reads")
         into = facts.n_tensors + facts.write_backs[i] if i in facts.write_backs else i
         if here not in facts.readers(into):
-            self.report("lost-write", f"{facts.label(i)} on {facts.backend(here)} writes to memory of "
-                                      f"{facts.label(facts.memory(into))}, which it cannot reach")
+            root = facts.label(facts.memory(into))
+            self.report("lost-write", f"{node} writes to the memory of {root}, which it cannot reach")
         elif facts.view_of[i] >= 0:
-            # It may write only some of its bytes (SET_ROWS, gaps between strides), so the others must be right.
-            self.compare(i, into, f"{facts.label(i)} on {facts.backend(here)} writes into")
+            # It may write only some of its bytes (SET_ROWS, gaps between strides): the others must be right.
+            self.compare(i, into, f"{node} writes into")
         self.write_ideal(i)
         self.write_real(into, self.all_of(i))
         self.done.add(i)
@@ -750,33 +750,33 @@ class _Flow:
         key, at = self.facts.address(i)
         return self.real.setdefault(key, Memory()).read(at, at + self.facts.nbytes[i])
 
-    def producers(self, i: int, writes_later: bool) -> set[int]:
-        """What must have run before tensor i can be copied: itself, or what a view shows; for a node that will
-        compute into the copy, only its root."""
+    def producers(self, i: int) -> set[int]:
+        """What must have run before i is copied: itself, or what it views.
+
+        Of a node that writes into its root's memory, the root is copied before, for the node to compute into.
+        """
         facts = self.facts
         found = {facts.memory(i)}
-        while not writes_later and not facts.computes(i) and facts.view_of[i] >= 0 and facts.src[i]:
+        while not facts.computes(i) and facts.view_of[i] >= 0 and facts.src[i]:
             i = facts.src[i][0]
-        if not writes_later and (facts.computes(i) or facts.view_of[i] < 0):
-            found.add(i)
-        return found
+        return found if facts.view_of[i] >= 0 else found | {i}
 
     def compare(self, s: int, p: int, who: str, worst: str | None = None) -> None:
-        """Report a read of graph tensor s at the place of p that does not find what the graph's order gives."""
+        """Report a read of graph tensor s, at the place of p, that finds not what the graph's order gives."""
         facts = self.facts
         expected, actual = self.read_ideal(s), self.read_real(p)
         if expected == actual or p in self.bad:
             return
         root = facts.memory(s)
-        strangers = [w for _, _, w, _ in actual if facts.memory(w) != root]
+        others = [w for _, _, w, _ in actual if facts.memory(w) != root]
         if sum(b - a for a, b, _, _ in actual) < sum(b - a for a, b, _, _ in expected):
             reason, why = "read-before-write", "which is not written yet"
-        elif strangers:
-            reason, why = "clobbered-read", f"but finds {facts.label(strangers[0])} there"
+        elif others:
+            reason, why = "clobbered-read", f"but finds {facts.label(others[0])} there"
         else:
-            then = facts.label(next(w for a, w in zip(actual, expected, strict=False) if a != w)[2]
-                               ) if len(actual) == len(expected) else "something"
-            reason, why = "stale-read", f"which {then} has written to since"
+            writers = {w for _, _, w, _ in expected} - {w for _, _, w, _ in actual}
+            since = ", ".join(map(facts.label, sorted(writers))) or "another part of it"
+            reason, why = "stale-read", f"and misses what {since} has written"
         self.report(worst or reason, f"{who} {facts.label(p)}, {why}")
 
     def report(self, reason: str, message: str) -> None:
