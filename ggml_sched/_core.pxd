@@ -99,6 +99,7 @@ cdef class Tensor:
     cdef int64_t _offset
     cdef Lease _lease                   # None: a permanent address
     cdef readonly str resident          # "weight", "kv" or "" (from a graph file)
+    cdef readonly int64_t version       # of a root's data: how often it was set or written, as far as we know
     cdef public object stash            # what the caller last set, under a lease that stages: bytes or None
     cdef object __weakref__
     cdef BufferBase c_buffer(self)

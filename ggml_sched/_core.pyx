@@ -17,6 +17,8 @@ A contents page.  All imports stand here; the parts below are read in order:
     _core_why           reasons
     _core_routes        splits, and the copies between them
     _core_seed          the first generation's passes
+    _core_default       the default policy's placement and splits
+    _core_boundary      the default policy's last pass: where splits meet
     _core_flow          what an allocation pass walks over
     _core_gallocr       graph allocation, first generation
     _core_gallocr_api   GraphAllocator and Allocator
@@ -53,6 +55,8 @@ include "_core_request.pxi"
 include "_core_why.pxi"
 include "_core_routes.pxi"
 include "_core_seed.pxi"
+include "_core_default.pxi"
+include "_core_boundary.pxi"
 include "_core_flow.pxi"
 include "_core_gallocr.pxi"
 include "_core_gallocr_api.pxi"

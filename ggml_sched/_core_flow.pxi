@@ -11,6 +11,7 @@ cdef enum:
     TOOK_OVER = 2           # state: shares its root's memory by in-place reuse
     LATE = 4                # state: a leaf born where something else has lived before
     FREED = 8               # state: its memory was given back before the end
+    EXCLUSIVE = 16          # state: nothing else ever lives in its memory, and no node writes to it
 
 ctypedef struct gs_flow:
     int32_t n               # ids
@@ -132,6 +133,7 @@ cdef int flow_from_routes(gs_flow *f, const gs_request *r, const int32_t *assign
         f.root[i] = -1
         f.offset[i] = f.birth[i] = f.death[i] = -1
         f.op[i] = OP_NONE
+        f.flags[i] = GS_FLAG_OUTPUT if w.copy_kept.at[c] else 0
         f.src[n_src + c] = w.copy_from.at[c]
         f.src_begin[i + 1] = n_src + c + 1
     at = k = 0
@@ -158,3 +160,36 @@ cdef int flow_from_routes(gs_flow *f, const gs_request *r, const int32_t *assign
                 failed[0] = f.like[i]
                 return GS_OVERFLOW
     return GS_OK
+
+
+cdef void flow_mark_exclusive(gs_flow *f) noexcept nogil:
+    """Find leafs and copies whose memory nobody else uses: their data survives from compute to compute.
+
+    Left undone (nothing is exclusive) where it would take long.
+    """
+    cdef int32_t i, k, r, count = 0
+    for i in range(f.n):
+        count += f.op[i] == OP_NONE and f.birth[i] >= 0
+    if <int64_t>count * f.n > 50_000_000:
+        return
+    for i in range(f.n):
+        if f.op[i] != OP_NONE or f.birth[i] < 0:
+            continue
+        for k in range(f.n):
+            if k == i or f.birth[k] < 0 or f.home[k] != f.home[i]:
+                continue
+            if f.offset[k] < f.offset[i] + f.size[i] and f.offset[i] < f.offset[k] + f.size[k]:
+                break
+        else:
+            f.state[i] |= EXCLUSIVE
+    # Whoever writes into a leaf's memory under another name ends that.
+    for i in range(f.n):
+        if f.root[i] >= 0 and (f.state[i] & TOOK_OVER or f.op[i] > OP_TRANSPOSE):
+            r = f.root[i]
+            while f.root[r] >= 0:
+                r = f.root[r]
+            f.state[r] &= ~EXCLUSIVE
+    # Write-through copies are written by the node that reads them.
+    for i in range(f.n):
+        if f.like[i] != i and f.op[f.like[i]] > OP_TRANSPOSE and f.root[f.like[i]] >= 0:
+            f.state[i] &= ~EXCLUSIVE

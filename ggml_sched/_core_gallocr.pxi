@@ -105,9 +105,10 @@ cdef int gallocr_finish(gs_flow *f, gs_arena *arenas, int32_t id, int32_t now) n
 
 
 cdef int gallocr_run(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, const int32_t *order, int32_t n_order,
-                     int32_t *failed) noexcept nogil:
+                     bint leafs_first, int32_t *failed) noexcept nogil:
     """Allocate everything the flow's nodes need.
 
+    `leafs_first`: leafs and kept copies are there from the start, not from their first use.
     `inplace[home * N_OPS_MAX + op]` is the mask of sources that may be taken over.  `order` (or NULL): positions
     in seq, -1 for a barrier; memory is freed only at barriers then.  On failure *failed is the id without memory.
     """
@@ -119,6 +120,14 @@ cdef int gallocr_run(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, cons
             f.n_views[f.root[id]] += 1
         for k in range(f.src_begin[id], f.src_begin[id + 1]):
             f.n_children[f.src[k]] += 1
+    if leafs_first:
+        for i in range(f.n):
+            if (f.op[i] == OP_NONE and f.root[i] < 0 and f.home[i] != OUTSIDE and (f.n_children[i] or f.n_views[i])
+                    and (f.like[i] == i or f.flags[i] & GS_FLAG_OUTPUT)):
+                status = gallocr_place(f, arenas, inplace, i, 0)
+                if status != GS_OK:
+                    failed[0] = i
+                    return status
     for i in range(n_order if order != NULL else f.n_seq):
         position = order[i] if order != NULL else i
         if position >= 0:

@@ -135,9 +135,9 @@ cdef class GraphAllocator:
             if not replayed:
                 with nogil:
                     if order == NULL:
-                        status = gallocr_run(&p.flow, arenas, inplace, NULL, 0, &failed)
+                        status = gallocr_run(&p.flow, arenas, inplace, NULL, 0, False, &failed)
                     else:
-                        status = gallocr_run(&p.flow, arenas, inplace, order + 1, order[0], &failed)
+                        status = gallocr_run(&p.flow, arenas, inplace, order + 1, order[0], False, &failed)
                 if status == GS_NO_HOST_MEMORY:
                     raise MemoryError("graph allocation")
                 if status != GS_OK:

@@ -176,6 +176,11 @@ cdef class Graph:
             self._index = TensorSet(self.tensors)
         return self._index.find(t)
 
+    def position_of(self, Tensor t not None):
+        """A node's place in the execution order, -1 for a leaf or a stranger."""
+        cdef int32_t k = self.id_of(t)
+        return -1 if k < 0 else self.flat.position[k]
+
     cdef int32_t require(self, Tensor t, Tensor user) except -1:
         cdef int32_t k = t.mark
         if 0 <= k < len(self.tensors) and self.tensors[k] is t:

@@ -8,7 +8,7 @@ cdef class MatrixOps(ElementwiseOps):
         if a.layout.ne[0] != b.layout.ne[0]:
             raise GraphError(f"mul_mat: rows of {describe(a)} and {describe(b)} differ in length")
         check_batches("mul_mat", a, b)
-        if a.layout.nb[0] > a.layout.nb[1] and a.layout.ne[1] > 1:
+        if a.layout.nb[0] > a.layout.nb[1] and a.layout.ne[1] > 1 and a.layout.ne[0] > 0:
             raise GraphError(f"mul_mat: {describe(a)} is transposed; make it contiguous first")
         return self.add_dense(OP_IDS["MUL_MAT"], T_F32, a.layout.ne[1], b.layout.ne[1], b.layout.ne[2], b.layout.ne[3],
                               (a, b), ())

@@ -54,6 +54,11 @@ cdef class PlanData:
         return tuple([(w.copy_like.at[i], w.copy_backend.at[i]) for i in range(w.copy_like.n)])
 
     @property
+    def kept(self):
+        """One bool for each distinct copy: made once, and kept while its source stays unchanged."""
+        return tuple([bool(self.routes.copy_kept.at[i]) for i in range(self.routes.copy_kept.n)])
+
+    @property
     def write_backs(self):
         """Pairs (tensor id of a node that writes through a copy, index of that copy)."""
         cdef gs_routes *w = &self.routes
@@ -99,6 +104,11 @@ cdef class PlanData:
         self.check(i)
         return bool(self.flow.state[i] & LATE)
 
+    def is_exclusive(self, int32_t i):
+        """Whether leaf or copy i has memory that nothing else uses, so that its data survives computes."""
+        self.check(i)
+        return bool(self.flow.state[i] & EXCLUSIVE)
+
     def lifetime(self, int32_t i):
         """(birth, death): positions in `sequence` between which the memory of i is taken; None outside the plan."""
         self.check(i)
@@ -134,6 +144,7 @@ def make_plan(Request request not None, str policy):
     cdef gs_arena *arenas = <gs_arena *>calloc(devices.n, sizeof(gs_arena))
     cdef int32_t failed = -1, i
     cdef int status
+    cdef bint seed = policy == "seed"
     p.n_tensors = r.g.n_tensors
     p.assign = <int32_t *>malloc(max(r.g.n_tensors, 1) * sizeof(int32_t))
     p.why = <unsigned char *>calloc(max(r.g.n_tensors, 1), 1)
@@ -145,7 +156,10 @@ def make_plan(Request request not None, str policy):
             arenas[i].blocks = &blocks[i]
         request.ask()
         with nogil:
-            status = plan_with_seed(p, r, devices.inplace_first, alignment, blocks, arenas, &failed)
+            if seed:
+                status = decide(p, r, True, devices.inplace_first, alignment, blocks, arenas, &failed)
+            else:
+                status = decide(p, r, False, devices.inplace, alignment, blocks, arenas, &failed)
         if status != GS_OK:
             raise_planning_error(status, request, failed)
         p.buffer_sizes = tuple([blocks[i].max_size for i in range(devices.n)])
@@ -162,19 +176,29 @@ def make_plan(Request request not None, str policy):
     return p
 
 
-cdef int plan_with_seed(PlanData p, const gs_request *r, const uint64_t *inplace, const int64_t *alignment,
-                        gs_blocks *blocks, gs_arena *arenas, int32_t *failed) noexcept nogil:
+cdef int decide(PlanData p, const gs_request *r, bint seed, const uint64_t *inplace, const int64_t *alignment,
+                gs_blocks *blocks, gs_arena *arenas, int32_t *failed) noexcept nogil:
+    """Placement, splits and copies, lifetimes, offsets: one after the other."""
     cdef int32_t i
     cdef int status = routes_init(&p.routes, r.g, r.n_backends)
     if status == GS_OK:
-        status = plan_seed(r, p.assign, p.why, &p.routes, failed)
+        if seed:
+            status = plan_seed(r, p.assign, p.why, &p.routes, failed)
+        else:
+            status = place_default(r, p.assign, p.why, failed)
+            if status == GS_OK:
+                status = tighten_boundaries(r, p.assign, p.why)
+            if status == GS_OK:
+                status = split_default(r, p.assign, p.why, &p.routes)
     if status == GS_OK:
         status = flow_from_routes(&p.flow, r, p.assign, &p.routes, alignment, failed)
     for i in range(r.n_backends):
         if status == GS_OK:
             status = blocks_reset(&blocks[i], INT64_MAX)
     if status == GS_OK:
-        status = gallocr_run(&p.flow, arenas, inplace, NULL, 0, failed)
+        status = gallocr_run(&p.flow, arenas, inplace, NULL, 0, not seed, failed)
+    if status == GS_OK:
+        flow_mark_exclusive(&p.flow)
     return status
 
 

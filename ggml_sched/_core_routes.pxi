@@ -14,6 +14,7 @@ ctypedef struct gs_routes:
     gs_ints copy_from           # graph tensor that must exist before the copy is made
     gs_ints copy_backend
     gs_ints copy_version        # of the source's memory when the copy was introduced
+    gs_ints copy_kept           # 1: an unchanged weight, copied once and kept for the next compute
     gs_ints back_node           # nodes that write through a copy into another backend's memory ...
     gs_ints back_copy           # ... and that copy
     int32_t *src                # the graph's sources, copies put in
@@ -45,6 +46,7 @@ cdef void routes_free(gs_routes *w) noexcept nogil:
     ints_free(&w.copy_from)
     ints_free(&w.copy_backend)
     ints_free(&w.copy_version)
+    ints_free(&w.copy_kept)
     ints_free(&w.back_node)
     ints_free(&w.back_copy)
     free(w.src)
@@ -66,7 +68,8 @@ cdef int routes_open(gs_routes *w, int32_t backend, int32_t start) noexcept nogi
 cdef int32_t routes_new_copy(gs_routes *w, int32_t like, int32_t source, int32_t backend, int32_t version) noexcept nogil:
     """A copy on `backend` with the layout of `like`; its index, or -1 without memory."""
     if (ints_push(&w.copy_like, like) != GS_OK or ints_push(&w.copy_from, source) != GS_OK
-            or ints_push(&w.copy_backend, backend) != GS_OK or ints_push(&w.copy_version, version) != GS_OK):
+            or ints_push(&w.copy_backend, backend) != GS_OK or ints_push(&w.copy_version, version) != GS_OK
+            or ints_push(&w.copy_kept, 0) != GS_OK):
         return -1
     return w.copy_like.n - 1
 

@@ -188,6 +188,20 @@ cdef class Tensor:
 
     # -- data ---------------------------------------------------------------
 
+    def touch(self):
+        """Say that the data (of a view: its root's) has changed, so that copies of it are stale.
+
+        `set`, `tensor_copy`, `Backend.set_tensor` and computes do it themselves.
+        """
+        cdef Tensor root = self if self.view_src is None else self.view_src
+        root.version += 1
+
+    @property
+    def data_version(self):
+        """How often the data (of a view: its root's) has changed."""
+        cdef Tensor root = self if self.view_src is None else self.view_src
+        return root.version
+
     def set(self, array):
         """Copy data in through the tensor's backend.
 

@@ -168,6 +168,7 @@ class Backend(BackendBase):
         view = memoryview(data).cast("B")
         self._check_range(tensor, offset, len(view))
         if len(view):
+            tensor.touch()
             self.set_tensor_async(tensor, view, offset)
             self.synchronize()
 
@@ -281,6 +282,7 @@ def tensor_copy(src: Tensor, dst: Tensor) -> None:
     if src.nbytes == 0:
         return
     there, here = src.backend, dst.backend
+    dst.touch()
     if here.cpy_tensor_from(src, dst):
         here.synchronize()
         return

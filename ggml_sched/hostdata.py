@@ -121,6 +121,7 @@ def _is_staged(tensor: Tensor) -> bool:
 def _stash(tensor: Tensor, span) -> None:
     """Keep data on the host for a leaf, whose place in the arena may still be somebody else's."""
     root = _root(tensor)
+    root.touch()
     if tensor is root:
         root.stash = bytes(span)
     else:

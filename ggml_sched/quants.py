@@ -87,7 +87,8 @@ def _quantize_signed(x: np.ndarray, kind: Type, blocks: np.ndarray) -> None:
     """q4_0 and q5_0: the element furthest from zero, sign included, becomes the lowest level."""
     offset = _OFFSET[kind]
     at = np.abs(x).argmax(axis=-1)
-    d = np.take_along_axis(x, at[..., None], -1)[..., 0] / np.float32(-offset)
+    # + 0: the reference starts from +0, so that a block of -0 has the scale of a block of 0.
+    d = (np.take_along_axis(x, at[..., None], -1)[..., 0] + np.float32(0)) / np.float32(-offset)
     q = x * _inverse(d) + np.float32(offset + 0.5)
     blocks[..., :2] = _f16_bytes(d)
     _put_nibbles(_limited(q, 0, 2 * offset - 1).astype(np.uint8), kind, blocks)

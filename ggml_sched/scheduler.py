@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from ggml_sched._core import Devices, Graph, PlanData, Request, Tensor, make_plan
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import Error, OutOfMemory, PlacementError
-from ggml_sched.executor import Allocation
+from ggml_sched.executor import Allocation, Callback
 from ggml_sched.plan import Plan
 
 __all__ = ["Scheduler"]
@@ -174,14 +174,16 @@ class Scheduler:
 
     # -- computing ----------------------------------------------------------------
 
-    def compute(self, graph: Graph) -> None:
-        """Run a graph, allocating it first if it is not the one allocated last.
+    def compute(self, graph: Graph, callback: Callback | None = None) -> bool:
+        """Run a graph, allocating it first if it is not the one allocated last; all results are there on return.
 
         Inputs must have been set since the graph was allocated for the first time; they keep their data.
-        Exceptions of backends reach the caller; the scheduler works afterwards.
+        `callback(node)` is called after each computed node, whose data it may read; when it returns False, nothing
+        more runs on any backend, and `compute` returns False instead of True.  Exceptions of backends and of the
+        callback reach the caller; the scheduler works afterwards.
         """
         with self._exclusive():
-            self._alloc(graph).run()
+            return self._alloc(graph).run(callback)
 
     # -- assignments ----------------------------------------------------------------
 

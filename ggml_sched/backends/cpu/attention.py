@@ -102,7 +102,7 @@ def _exponents(part: Part, scores: np.ndarray, sinks: np.ndarray | None) -> np.n
     top, total = part.temp((*scores.shape[:-1], 1)), part.temp((*scores.shape[:-1], 1))
     part.do(np.maximum.reduce, scores, -1, None, top, True)
     if sinks is not None:
-        part.do(np.maximum, top, sinks, top)
+        part.do(np.maximum, top, sinks, out=top)
     part.do(np.subtract, scores, top, scores)
     part.do(np.exp, scores, scores)
     part.do(np.add.reduce, scores, -1, None, total, True)

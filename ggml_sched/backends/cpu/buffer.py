@@ -15,7 +15,7 @@ import numpy as np
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import BackendError, OutOfMemory
 
-__all__ = ["ALIGNMENT", "CpuBuffer", "allocate", "wrap"]
+__all__ = ["ALIGNMENT", "CpuBuffer", "address_of", "allocate", "wrap"]
 
 ALIGNMENT = 64
 
@@ -24,7 +24,7 @@ class CpuBuffer(Buffer):
     """Bytes that the CPU reads directly; `base` is the real address of the first one."""
 
     def __init__(self, backend: Backend, memory: np.ndarray, usage: str = "any", owned: bool = True) -> None:
-        super().__init__(backend, memory.nbytes, memory.ctypes.data, usage)
+        super().__init__(backend, memory.nbytes, address_of(memory), usage)
         self._memory: np.ndarray | None = memory
         self.owned = owned
 
@@ -67,14 +67,19 @@ class CpuBuffer(Buffer):
         return memory[offset : offset + size]
 
 
+def address_of(array: np.ndarray) -> int:
+    """Where its first byte lies (`array.ctypes.data` invents one for empty arrays)."""
+    return array.__array_interface__["data"][0]
+
+
 def allocate(size: int, backend_name: str) -> np.ndarray:
     """`size` zero bytes at an address that is a multiple of 64; OutOfMemory."""
     try:
         block = np.zeros(size + ALIGNMENT, np.uint8)
     except (MemoryError, ValueError, OverflowError) as error:
         raise OutOfMemory(f"backend {backend_name!r}: the host gives no {size} bytes", backend_name, size) from error
-    skip = -block.ctypes.data % ALIGNMENT
-    return block[skip : skip + size]
+    skip = -address_of(block) % ALIGNMENT
+    return block[skip:][:size]      # numpy starts an empty slice at 0, wherever it was asked to
 
 
 def wrap(source, size: int | None) -> np.ndarray:

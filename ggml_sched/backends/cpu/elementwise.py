@@ -79,5 +79,5 @@ def clamp(job: Job) -> None:
     low, high = np.array(float_param(job.node, 0)), np.array(float_param(job.node, 1))
     for part in job.parts():
         out = part.out()
-        part.do(np.minimum, part.f32(0), high, out)
-        part.do(np.maximum, out, low, out)
+        part.do(np.minimum, part.f32(0), high, out=out)
+        part.do(np.maximum, out, low, out=out)

@@ -21,6 +21,7 @@ import numpy as np
 
 from ggml_sched import quants
 from ggml_sched._core import BufferBase, Tensor, Type
+from ggml_sched.backends.cpu.buffer import address_of
 from ggml_sched.backends.cpu.lanes import Lanes, Step
 from ggml_sched.backends.cpu.work import Work
 from ggml_sched.errors import BackendError, PlacementError
@@ -72,27 +73,28 @@ class Resolver:
         self.lanes = lanes
         self.n_lanes = lanes.n_threads
         self.memory_of = memory_of
-        self.buffers: dict[BufferBase, np.ndarray] = {}
+        self.buffers: dict[BufferBase, tuple[np.ndarray, int]] = {}
 
-    def memory(self, tensor: Tensor, node: Tensor) -> tuple[np.ndarray, int]:
-        """(bytes of the buffer, offset) of a tensor that `node` uses; PlacementError."""
+    def memory(self, tensor: Tensor, node: Tensor) -> tuple[np.ndarray, int, int]:
+        """(bytes of the buffer, offset, address) of a tensor that `node` uses; PlacementError."""
         buffer = tensor.buffer
         if buffer is None:
             raise PlacementError(f"backend {self.name!r}: node {node.name!r} ({node.op}): tensor {tensor.name!r} "
                                  "has no address")
-        memory = self.buffers.get(buffer)
-        if memory is None:
+        known = self.buffers.get(buffer)
+        if known is None:
             try:
                 memory = self.memory_of(buffer)
             except PlacementError as error:
                 raise PlacementError(f"backend {self.name!r}: node {node.name!r} ({node.op}): tensor "
                                      f"{tensor.name!r}: {error}") from None
-            self.buffers[buffer] = memory
+            known = self.buffers[buffer] = memory, address_of(memory)
+        memory, base = known
         offset = tensor.offset
         if offset < 0 or offset > memory.nbytes - tensor.nbytes:
             raise PlacementError(f"backend {self.name!r}: node {node.name!r} ({node.op}): tensor {tensor.name!r} of "
                                  f"{tensor.nbytes} bytes at {offset} lies outside its buffer of {memory.nbytes}")
-        return memory, offset
+        return memory, offset, base + offset
 
 
 class Job:
@@ -108,11 +110,10 @@ class Job:
         self.after: list[Step] = []
         self._parts: list[Part] = []
         self._src: dict[int, np.ndarray] = {}
-        memory, offset = resolver.memory(node, node)
+        memory, offset, self._dst_start = resolver.memory(node, node)
         if not memory.flags.writeable and node.nbytes:
             raise BackendError(f"backend {resolver.name!r}: {self.label}: its memory is read-only")
         self.dst = raw_array(node, memory, offset)
-        self._dst_start = memory.ctypes.data + offset
 
     @property
     def label(self) -> str:
@@ -131,9 +132,9 @@ class Job:
         array = self._src.get(i)
         if array is None:
             tensor = self.node.src[i]
-            memory, offset = self.resolver.memory(tensor, self.node)
+            memory, offset, start = self.resolver.memory(tensor, self.node)
             array = raw_array(tensor, memory, offset)
-            if self._clashes(i, tensor, memory.ctypes.data + offset):
+            if self._clashes(i, tensor, start):
                 copy = self.shared.take(array.shape, array.dtype)
                 self.before.append(partial(np.copyto, copy, array))
                 array = copy

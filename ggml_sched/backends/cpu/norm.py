@@ -67,7 +67,7 @@ def l2_norm(job: Job) -> None:
         x = part.f32(0)
         total = _mean_of_squares(part, x, None)
         part.do(np.sqrt, total, total)
-        part.do(np.maximum, total, eps, total)
+        part.do(np.maximum, total, eps, out=total)
         part.do(np.divide, x, total, part.out())
 
 

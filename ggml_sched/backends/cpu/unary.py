@@ -112,8 +112,8 @@ def _sgn(part: Part, x: np.ndarray, out: np.ndarray) -> None:
 def _gate_hard(part: Part, x: np.ndarray, out: np.ndarray) -> None:
     part.do(np.add, x, THREE, out)
     part.do(np.divide, out, SIX, out)
-    part.do(np.maximum, out, ZERO, out)
-    part.do(np.minimum, out, ONE, out)
+    part.do(np.maximum, out, ZERO, out=out)
+    part.do(np.minimum, out, ONE, out=out)
 
 
 def _hardswish(part: Part, x: np.ndarray, out: np.ndarray) -> None:
@@ -167,7 +167,7 @@ _FUNCTIONS: dict[str, Steps] = {
     "HARDSIGMOID": _gate_hard,
     "HARDSWISH": _hardswish,
     "NEG": _one(np.negative),
-    "RELU": lambda part, x, out: part.do(np.maximum, x, ZERO, out),
+    "RELU": lambda part, x, out: part.do(np.maximum, x, ZERO, out=out),
     "ROUND": _round,
     "SGN": _sgn,
     "SIGMOID": _sigmoid,
@@ -201,7 +201,7 @@ def _glu_fits(node: Tensor) -> bool:
     """Two sources of the result's shape, or one of twice its width."""
     if not _GLU_TYPES(node):
         return False
-    if len(node.src) == 2:
+    if len(node.src) == 2 and node.src[1] is not None:
         return node.src[1].type == node.type and node.src[0].ne == node.src[1].ne == node.ne
     return node.src[0].ne == (2 * node.ne[0], *node.ne[1:])
 
@@ -234,9 +234,9 @@ def swiglu_oai(job: Job) -> None:
     for part in job.parts():
         x, factor = _halves(job, part)
         t, y = part.temp(x.shape), part.temp(x.shape)
-        part.do(np.minimum, x, _f(limit), t)
-        part.do(np.minimum, factor, _f(limit), y)
-        part.do(np.maximum, y, _f(-limit), y)
+        part.do(np.minimum, x, _f(limit), out=t)
+        part.do(np.minimum, factor, _f(limit), out=y)
+        part.do(np.maximum, y, _f(-limit), out=y)
         part.do(np.add, y, ONE, y)
         part.do(np.multiply, y, t, y)
         part.do(np.divide, y, _sigmoid_of(part, t, _f(-alpha)), part.out())

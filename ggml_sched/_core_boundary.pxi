@@ -1,0 +1,160 @@
+# Boundaries: moving the cut between two splits to where the fewest bytes cross.
+#
+# The rules leave some nodes at the seam of two splits open: neither weights nor the
+# caller say where they run.  For each seam between a run of nodes on backend a and
+# the next run on b, every cut inside the open stretch is weighed: the bytes of all
+# distinct tensors that a and b would have to send each other.  Upstream never did this.
+
+ctypedef struct gs_readers:
+    int32_t *begin          # readers of tensor i: node ids read[begin[i] .. begin[i + 1])
+    int32_t *read
+    int32_t *first_view     # of each root, -1; then next_view
+    int32_t *next_view
+    char *memory
+
+
+cdef int readers_init(gs_readers *c, const gs_graph *g) noexcept nogil:
+    """Who reads each tensor (pure views left out: they read nothing), and the views of each root."""
+    cdef int32_t n = g.n_tensors, total, i, k, id
+    cdef size_t slim = <size_t>(n + 1) * sizeof(int32_t)
+    memset(c, 0, sizeof(gs_readers))
+    c.memory = <char *>calloc(3 * slim + <size_t>max(g.src_begin[n], 1) * sizeof(int32_t), 1)
+    if c.memory == NULL:
+        return GS_NO_HOST_MEMORY
+    c.begin = <int32_t *>c.memory
+    c.first_view = <int32_t *>(c.memory + slim)
+    c.next_view = <int32_t *>(c.memory + 2 * slim)
+    c.read = <int32_t *>(c.memory + 3 * slim)
+    for i in range(n):
+        c.first_view[i] = c.next_view[i] = -1
+    for i in range(n - 1, -1, -1):
+        if g.view_src[i] >= 0:
+            c.next_view[i] = c.first_view[g.view_src[i]]
+            c.first_view[g.view_src[i]] = i
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        if not op_is_view(g.layout[id].op):
+            for k in range(g.src_begin[id], g.src_begin[id + 1]):
+                c.begin[g.src[k] + 1] += 1
+    for i in range(n):
+        c.begin[i + 1] += c.begin[i]
+    total = c.begin[n]
+    # Fill from the back, which moves each begin to its place.
+    for i in range(g.n_nodes - 1, -1, -1):
+        id = g.node[i]
+        if not op_is_view(g.layout[id].op):
+            for k in range(g.src_begin[id], g.src_begin[id + 1]):
+                c.begin[g.src[k] + 1] -= 1
+                c.read[c.begin[g.src[k] + 1]] = id
+    for i in range(n):
+        c.begin[i] = c.begin[i + 1]
+    c.begin[n] = total
+    return GS_OK
+
+
+cdef int64_t bytes_sent(const gs_request *r, const int32_t *assign, const gs_readers *c, int32_t id, int32_t a,
+                        int32_t b) noexcept nogil:
+    """Bytes of tensor id that must go to a and to b, because nodes there read it and its memory is elsewhere."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t at = assign[memory_of(g, id)], k, where
+    cdef bint to_a = False, to_b = False
+    for k in range(c.begin[id], c.begin[id + 1]):
+        where = assign[c.read[k]]
+        to_a |= where == a
+        to_b |= where == b
+    return g.layout[id].nbytes * ((to_a and not request_reads(r, a, at)) + (to_b and not request_reads(r, b, at)))
+
+
+cdef int64_t bytes_around(const gs_request *r, const int32_t *assign, const gs_readers *c, int32_t id, int32_t a,
+                          int32_t b) noexcept nogil:
+    """bytes_sent over everything that moving node id changes: its sources, itself, and its views."""
+    cdef const gs_graph *g = r.g
+    cdef int64_t total = bytes_sent(r, assign, c, id, a, b)
+    cdef int32_t k, q, v
+    cdef bint twice
+    for k in range(g.src_begin[id], g.src_begin[id + 1]):
+        twice = False
+        for q in range(g.src_begin[id], k):
+            twice |= g.src[q] == g.src[k]
+        if not twice:
+            total += bytes_sent(r, assign, c, g.src[k], a, b)
+    v = c.first_view[id]
+    while v >= 0:
+        total += bytes_sent(r, assign, c, v, a, b)
+        v = c.next_view[v]
+    return total
+
+
+cdef bint is_open(const gs_request *r, const unsigned char *why, int32_t id, int32_t a, int32_t b) noexcept nogil:
+    """Whether the rules leave it open on which of two backends node id runs."""
+    return ((why[id] == WHY_NEIGHBOUR or why[id] == WHY_BOUNDARY) and r.g.view_src[id] < 0
+            and request_supports(r, a, id) and request_supports(r, b, id))
+
+
+cdef void move_node(const gs_request *r, int32_t *assign, const gs_readers *c, int32_t id, int32_t to) noexcept nogil:
+    """Assign a node and the pure views of its memory."""
+    cdef int32_t v = c.first_view[id]
+    assign[id] = to
+    while v >= 0:
+        if not writes_view(r.g, v):
+            assign[v] = to
+        v = c.next_view[v]
+
+
+cdef int tighten_boundaries(const gs_request *r, int32_t *assign, unsigned char *why) noexcept nogil:
+    """Move every seam to its cheapest cut; on a tie it stays."""
+    cdef const gs_graph *g = r.g
+    cdef gs_readers c
+    cdef int32_t *work              # computing nodes in order
+    cdef int32_t n = 0, i, k, seam, low, high, a, b, cut, best
+    cdef int64_t cost, best_cost
+    if r.n_backends == 1:
+        return GS_OK
+    work = <int32_t *>malloc(max(g.n_nodes, 1) * sizeof(int32_t))
+    if work == NULL or readers_init(&c, g) != GS_OK:
+        free(work)
+        return GS_NO_HOST_MEMORY
+    for i in range(g.n_nodes):
+        if not op_is_view(g.layout[g.node[i]].op):
+            work[n] = g.node[i]
+            n += 1
+    for seam in range(1, n):
+        a, b = assign[work[seam - 1]], assign[work[seam]]
+        if a == b:
+            continue
+        low = high = seam
+        while low > 0 and assign[work[low - 1]] == a and is_open(r, why, work[low - 1], a, b):
+            low -= 1
+        while high < n and assign[work[high]] == b and is_open(r, why, work[high], a, b):
+            high += 1
+        if low == high:
+            continue
+        # Weigh the cuts from the seam to the left, undo, then to the right; costs are relative to the seam's.
+        best, best_cost = seam, 0
+        cost = 0
+        for k in range(seam - 1, low - 1, -1):
+            cost -= bytes_around(r, assign, &c, work[k], a, b)
+            move_node(r, assign, &c, work[k], b)
+            cost += bytes_around(r, assign, &c, work[k], a, b)
+            if cost < best_cost:
+                best, best_cost = k, cost
+        for k in range(low, seam):
+            move_node(r, assign, &c, work[k], a)
+        cost = 0
+        for k in range(seam, high):
+            cost -= bytes_around(r, assign, &c, work[k], a, b)
+            move_node(r, assign, &c, work[k], a)
+            cost += bytes_around(r, assign, &c, work[k], a, b)
+            if cost < best_cost:
+                best, best_cost = k + 1, cost
+        for k in range(seam, high):
+            move_node(r, assign, &c, work[k], b)
+        for k in range(best, seam):
+            move_node(r, assign, &c, work[k], b)
+            why[work[k]] = WHY_BOUNDARY
+        for k in range(seam, best):
+            move_node(r, assign, &c, work[k], a)
+            why[work[k]] = WHY_BOUNDARY
+    free(work)
+    free(c.memory)
+    return GS_OK

@@ -1,0 +1,264 @@
+# The default policy's placement: fix what the rules fix, spread it, settle the rest.
+#
+# Each pass is a function over `assign` (backend of each tensor, -1 for none) and
+# `why` (the rule that decided).  Order, as in place_default at the end:
+#
+#   fix          memory that exists, the caller's wishes, inputs, ops with weights
+#   spread       neighbours of placed nodes: devices down and up, then the host
+#   settle       leftovers to where most sources are; upgrades to better backends
+#   follow       views to their roots, leafs to their first reader
+#   tighten      split boundaries to where the fewest bytes cross
+
+cdef enum:
+    N_SMALL_WEIGHT_OPS = 3
+
+cdef int32_t small_weight_ops[N_SMALL_WEIGHT_OPS]
+for _i, _name in enumerate(("ROPE", "SOFT_MAX", "FLASH_ATTN_EXT")):
+    small_weight_ops[<int>_i] = OP_IDS[_name]
+
+
+cdef bint follows_weights(int32_t op) noexcept nogil:
+    """Ops that go where their weights are; not those whose weight-like source is small (factors, sinks)."""
+    cdef int32_t i
+    for i in range(N_SMALL_WEIGHT_OPS):
+        if op == small_weight_ops[i]:
+            return False
+    return True
+
+
+cdef int32_t best_reader(const gs_request *r, int32_t id, int32_t memory) noexcept nogil:
+    """The best backend that reads the memory of another and supports node id; -1 if there is none."""
+    cdef int32_t b
+    for b in range(r.n_backends):
+        if request_reads(r, b, memory) and request_supports(r, b, id):
+            return b
+    return -1
+
+
+cdef void default_fix(const gs_request *r, int32_t *assign, unsigned char *why) noexcept nogil:
+    """Tensors and nodes whose place does not depend on their neighbours."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t host = r.n_backends - 1, i, k, id, s, b
+    for i in range(g.n_tensors):
+        assign[i] = -1
+        why[i] = WHY_NOTHING
+        if r.resident[i] >= 0 and not writes_view(g, i):
+            assign[i] = r.resident[i]
+            why[i] = WHY_RESIDENT
+        elif r.user[i] >= 0:
+            assign[i] = r.user[i]
+            why[i] = WHY_USER
+        elif r.resident[i] >= 0:
+            assign[i] = best_reader(r, i, r.resident[i])
+            why[i] = WHY_RESIDENT
+        elif g.position[i] < 0 and g.view_src[i] < 0 and g.flags[i] & GS_FLAG_INPUT:
+            assign[i] = host
+            why[i] = WHY_INPUT
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        if assign[id] >= 0 or op_is_view(g.layout[id].op) or not follows_weights(g.layout[id].op):
+            continue
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            s = g.src[k]
+            if r.resident[s] < 0 or r.usage[s] != USAGE_WEIGHTS:
+                continue
+            assign[id] = best_reader(r, id, r.resident[s])
+            why[id] = WHY_WEIGHT
+            if r.offloads != NULL and r.resident[s] == host:
+                for b in range(host):
+                    if r.offloads[<int64_t>b * g.n_tensors + id] and request_supports(r, b, id):
+                        assign[id] = b
+                        why[id] = WHY_OFFLOAD
+                        break
+            if assign[id] >= 0:
+                break
+
+
+cdef void default_spread(const gs_request *r, int32_t *assign, unsigned char *why, bint down, bint with_host) noexcept nogil:
+    """Give nodes without a place that of the nearest placed node before them (down) or after them (up)."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t i, id, near = -1
+    for i in range(g.n_nodes):
+        id = g.node[i if down else g.n_nodes - 1 - i]
+        if op_is_view(g.layout[id].op) or writes_view(g, id) and assign[id] < 0:
+            continue
+        if assign[id] >= 0:
+            near = assign[id] if with_host or assign[id] != r.n_backends - 1 else -1
+        elif near >= 0 and request_supports(r, near, id):
+            assign[id] = near
+            why[id] = WHY_NEIGHBOUR
+
+
+cdef int32_t most_inputs(const gs_request *r, const int32_t *assign, int32_t id) noexcept nogil:
+    """The backend that supports node id and reads most of its sources without a copy; -1 if none supports it."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t b, k, at, count, best = -1, best_count = -1
+    for b in range(r.n_backends):
+        if not request_supports(r, b, id):
+            continue
+        count = 0
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            at = assign[memory_of(g, g.src[k])]
+            count += at >= 0 and request_reads(r, b, at)
+        if count > best_count:
+            best = b
+            best_count = count
+    return best
+
+
+cdef void default_upgrade(const gs_request *r, int32_t *assign, unsigned char *why, int32_t id) noexcept nogil:
+    """Move a node to a better backend that shares its memory, reads all its sources and supports it."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t b, k, at, here = assign[id]
+    for b in range(here):
+        if not (request_reads(r, b, here) and request_reads(r, here, b) and request_supports(r, b, id)):
+            continue
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            at = assign[memory_of(g, g.src[k])]
+            if at >= 0 and not request_reads(r, b, at):
+                break
+        else:
+            assign[id] = b
+            why[id] = WHY_UPGRADE
+            return
+
+
+cdef int default_settle(const gs_request *r, int32_t *assign, unsigned char *why, int32_t *failed) noexcept nogil:
+    """Whatever has no place yet, or one that cannot run it."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t i, id, root, wanted
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        if op_is_view(g.layout[id].op):
+            continue
+        wanted = assign[id]
+        if wanted < 0 and writes_view(g, id):
+            root = g.view_src[id]
+            if assign[root] >= 0 and request_supports(r, assign[root], id):
+                assign[id] = assign[root]
+                why[id] = WHY_ROOT
+        if assign[id] < 0 or not request_supports(r, assign[id], id):
+            assign[id] = most_inputs(r, assign, id)
+            why[id] = WHY_MOST_INPUTS if wanted < 0 else WHY_UNSUPPORTED
+            if assign[id] < 0:
+                failed[0] = id
+                return GS_UNSUPPORTED_OP
+        if r.user[id] < 0:
+            default_upgrade(r, assign, why, id)
+    return GS_OK
+
+
+cdef void default_follow(const gs_request *r, int32_t *assign, unsigned char *why) noexcept nogil:
+    """Roots and leafs without a place go to their first reader; views are where their roots are."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t i, k, id, s
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        if op_is_view(g.layout[id].op):
+            continue
+        for k in range(g.src_begin[id] - 1, g.src_begin[id + 1]):
+            s = memory_of(g, id if k < g.src_begin[id] else g.src[k])
+            if assign[s] < 0:
+                assign[s] = assign[id]
+                why[s] = WHY_CONSUMER
+    for i in range(g.n_tensors):
+        if g.view_src[i] >= 0 and not writes_view(g, i):
+            if assign[g.view_src[i]] < 0 and assign[i] >= 0:
+                assign[g.view_src[i]] = assign[i]
+            assign[i] = assign[g.view_src[i]]
+            why[i] = WHY_ROOT
+
+
+cdef int place_default(const gs_request *r, int32_t *assign, unsigned char *why, int32_t *failed) noexcept nogil:
+    """All passes but the last, which needs the readers of each tensor (tighten_boundaries)."""
+    cdef int status
+    default_fix(r, assign, why)
+    default_spread(r, assign, why, True, False)
+    default_spread(r, assign, why, False, False)
+    default_spread(r, assign, why, True, True)
+    default_spread(r, assign, why, False, True)
+    status = default_settle(r, assign, why, failed)
+    if status == GS_OK:
+        default_follow(r, assign, why)
+    return status
+
+
+cdef void weigh_brought_in(const gs_request *r, const int32_t *assign, const unsigned char *why, int64_t *total,
+                           int64_t *largest) noexcept nogil:
+    """Bytes of host weights that offloaded ops bring to each backend, and the largest of them."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t i, k, id, s
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        if why[id] != WHY_OFFLOAD:
+            continue
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            s = g.src[k]
+            if r.resident[s] >= 0 and r.usage[s] == USAGE_WEIGHTS and not request_reads(r, assign[id], r.resident[s]):
+                total[assign[id]] += g.layout[s].nbytes
+                largest[assign[id]] = max(largest[assign[id]], g.layout[s].nbytes)
+
+
+cdef int split_default(const gs_request *r, const int32_t *assign, const unsigned char *why, gs_routes *w) noexcept nogil:
+    """Cut splits; a source elsewhere is copied once to each backend, again only after it was written.
+
+    Weights that stay unchanged are kept on the backend they were brought to.  Only when ops are offloaded and
+    keeping their weights would take more than twice the largest, they are streamed: each then opens a split of
+    its own, so that they use the same memory one after the other, and is sent on every compute.
+    """
+    cdef const gs_graph *g = r.g
+    cdef int64_t *total = <int64_t *>calloc(2 * r.n_backends, sizeof(int64_t))
+    cdef int64_t *largest
+    cdef int32_t i, k, id, s, root, copy, here
+    cdef bint closed = True, streams, has_streamed = False
+    if total == NULL:
+        return GS_NO_HOST_MEMORY
+    largest = total + r.n_backends
+    weigh_brought_in(r, assign, why, total, largest)
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        if op_is_view(g.layout[id].op):
+            continue
+        here = assign[id]
+        streams = False
+        if total[here] > 2 * largest[here] and why[id] == WHY_OFFLOAD:
+            for k in range(g.src_begin[id], g.src_begin[id + 1]):
+                s = g.src[k]
+                if r.resident[s] >= 0 and r.usage[s] == USAGE_WEIGHTS and not request_reads(r, here, r.resident[s]):
+                    streams = True
+        if closed or w.split_backend.at[w.split_backend.n - 1] != here or streams and has_streamed:
+            if routes_open(w, here, i if w.split_backend.n else 0) != GS_OK:
+                free(total)
+                return GS_NO_HOST_MEMORY
+            closed = has_streamed = False
+        has_streamed |= streams
+        if writes_view(g, id):
+            root = g.view_src[id]
+            if not request_reads(r, here, assign[root]):
+                if routes_write_through(w, g, id, here) != GS_OK:
+                    free(total)
+                    return GS_NO_HOST_MEMORY
+                closed = True
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            s = w.src[k]
+            if s >= g.n_tensors:
+                continue
+            root = memory_of(g, s)
+            if request_reads(r, here, assign[root]):
+                continue
+            copy = w.known[<int64_t>here * g.n_tensors + s]
+            if copy < 0 or w.copy_version.at[copy] != w.version[root]:
+                copy = routes_new_copy(w, s, s, here, w.version[root])
+                if copy < 0 or routes_add_input(w, copy) != GS_OK:
+                    free(total)
+                    return GS_NO_HOST_MEMORY
+                w.known[<int64_t>here * g.n_tensors + s] = copy
+                if r.resident[s] >= 0 and r.usage[s] == USAGE_WEIGHTS and not streams:
+                    w.copy_kept.at[copy] = 1
+            w.src[k] = g.n_tensors + copy
+        if writes_view(g, id):
+            w.version[g.view_src[id]] += 1
+    if w.split_stop.n:
+        w.split_stop.at[w.split_stop.n - 1] = g.n_nodes
+    free(total)
+    return GS_OK

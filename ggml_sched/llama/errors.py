@@ -1,0 +1,26 @@
+"""What can go wrong with a running model, beside what files, graphs and backends raise."""
+
+from __future__ import annotations
+
+from ggml_sched.errors import Error
+
+__all__ = ["ContextFull", "ModelBusy", "ModelClosed"]
+
+
+class ContextFull(Error, ValueError):
+    """More tokens than the model's context has room for; `n_past`, `n_tokens` and `n_ctx` say how many."""
+
+    def __init__(self, message: str, n_past: int = 0, n_tokens: int = 0, n_ctx: int = 0) -> None:
+        super().__init__(message)
+        self.n_past, self.n_tokens, self.n_ctx = n_past, n_tokens, n_ctx
+
+    def __reduce__(self):
+        return type(self), (self.args[0], self.n_past, self.n_tokens, self.n_ctx)
+
+
+class ModelClosed(Error, ValueError):
+    """A model was used after `close()`."""
+
+
+class ModelBusy(Error):
+    """A model was used by a second thread, or from inside its own evaluation."""

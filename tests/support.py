@@ -1,0 +1,99 @@
+"""What the op and backend tests share: placing, running, and comparing.
+
+`compute` runs one graph in several ways (addresses, plan or no plan, threads) and
+insists on the same bits, so every op test is a determinism test as well.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import ggml_sched as gs
+from ggml_sched._core import bind_resident
+
+FLOATS = ("f32", "f16", "bf16")
+QUANTISED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
+TOLERANCE = {"f32": 1e-5, "f16": 2e-3, "bf16": 1.6e-2}
+
+
+def random(rng: np.random.Generator, *ne: int, low: float = -2, high: float = 2) -> np.ndarray:
+    """f32 values for a tensor of extents ne: shape reversed."""
+    return rng.uniform(low, high, ne[::-1]).astype(np.float32)
+
+
+def place(ctx: gs.Context, backend: gs.Backend, gap: int = 0, poison: int | None = None) -> gs.Buffer:
+    """Give every tensor of a context an address, `gap` bytes apart, in memory filled with `poison`."""
+    roots, total = [], gap
+    for tensor in ctx.tensors:
+        if tensor.view_src is None:
+            roots.append((tensor, total))
+            total += -(-tensor.nbytes // 64) * 64 + gap
+    buffer = backend.alloc_buffer(total)
+    if poison is not None:
+        buffer.clear(poison)
+    for tensor, offset in roots:
+        bind_resident(tensor, buffer, offset)
+    return buffer
+
+
+def raw(tensor: gs.Tensor) -> bytes:
+    out = bytearray(tensor.nbytes)
+    tensor.backend.get_tensor(tensor, out)
+    return bytes(out)
+
+
+def compute(ctx: gs.Context, out: gs.Tensor, values: dict) -> np.ndarray:
+    """Values of `out`, bit-equal over addresses, plans and numbers of threads."""
+    graph = gs.Graph(out)
+    seen = None
+    for n_threads, gap, poison, planned in ((1, 0, 0, False), (2, 192, 0xFF, True), (3, 64, 0x7F, False)):
+        with gs.CpuBackend(n_threads=n_threads) as backend:
+            buffer = place(ctx, backend, gap, poison)
+            for tensor, array in values.items():
+                tensor.set(array)
+            assert all(backend.supports_op(node) for node in graph.nodes)
+            if planned:
+                plan = backend.graph_plan_create(graph)
+                backend.graph_plan_compute(plan)
+                for tensor, array in values.items():       # cpy and set_rows have changed their targets
+                    tensor.set(array)
+                backend.graph_plan_compute(plan)
+                backend.graph_plan_free(plan)
+            else:
+                backend.graph_compute(graph)
+            result, bits = out.numpy(), raw(out)
+            if seen is None:
+                seen = bits
+            elif out.is_contiguous:
+                assert bits == seen, f"{out!r}: other bits with {n_threads} threads, gap {gap}, plan {planned}"
+            buffer.close()
+    return result
+
+
+def stored(array: np.ndarray, type: str) -> np.ndarray:
+    """What a tensor of `type` holds once `array` was set, as f64."""
+    kind = {"f16": np.float16}.get(type, np.float32)
+    if type == "bf16":
+        return gs_bf16(np.asarray(array, np.float32)).astype(np.float64)
+    if type in QUANTISED:
+        from ggml_sched import quants
+        member = gs.Type[type.upper()]
+        return quants.dequantize(quants.quantize(array, member), member).astype(np.float64)
+    return np.asarray(array).astype(kind).astype(np.float64)
+
+
+def gs_bf16(values: np.ndarray) -> np.ndarray:
+    """f32 rounded to bf16 by arithmetic: 8 bits of mantissa, ties to even."""
+    mantissa, exponent = np.frexp(values.astype(np.float64))
+    return np.ldexp(np.rint(np.ldexp(mantissa, 8)), exponent - 8).astype(np.float32)
+
+
+def assert_close(got: np.ndarray, want: np.ndarray, type: str = "f32", scale: float | None = None) -> None:
+    """|got - want| within the type's relative tolerance of |want| (or of `scale`), NaN and inf alike."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    assert got.size == want.size, (got.shape, want.shape)      # leading extents of 1 come and go
+    want = want.reshape(got.shape)
+    bound = TOLERANCE[type] * (np.abs(want) + 1 if scale is None else scale)
+    with np.errstate(all="ignore"):
+        same = (np.abs(got - want) <= bound) | (got == want) | (np.isnan(got) & np.isnan(want))
+    assert same.all(), f"{(~same).sum()} of {same.size} differ; first: got {got[~same][0]}, want {want[~same][0]}"

@@ -1,0 +1,442 @@
+"""Memory, buffers over the caller's memory, plans, threads and errors of the CPU backend."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import threading
+
+import numpy as np
+import pytest
+from support import place, random, raw
+
+import ggml_sched as gs
+from ggml_sched._core import bind_resident
+from ggml_sched.backends.cpu import CpuBuffer
+
+RNG = np.random.default_rng(8)
+
+
+def chain(type: str = "f32", n: int = 300):
+    """(context, graph, inputs): a few ops large enough to be cut into parts."""
+    ctx = gs.Context()
+    w, x, f = ctx.tensor(type, (n, 2 * n), "w"), ctx.tensor("f32", (n, n), "x"), ctx.tensor("f32", (n,), "f")
+    h = ctx.mul(ctx.rms_norm(x, 1e-5), f)
+    out = ctx.soft_max(ctx.silu(ctx.mul_mat(w, h)))
+    return ctx, gs.Graph(out), {w: random(RNG, n, 2 * n), x: random(RNG, n, n), f: random(RNG, n)}
+
+
+def set_all(values) -> None:
+    for tensor, array in values.items():
+        tensor.set(array)
+
+
+# -- memory -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 1000, 1 << 20])
+def test_buffers_are_real_aligned_zeroed_memory(size):
+    with gs.CpuBackend() as backend:
+        assert backend.alignment == 64 and backend.is_host and backend.is_cpu
+        buffer = backend.alloc_buffer(size)
+        assert buffer.base % 64 == 0 and buffer.size == size and buffer.memory.nbytes == size
+        assert not buffer.memory.any() and (size == 0 or buffer.memory.ctypes.data == buffer.base)
+        if size:
+            buffer.write(size - 1, memoryview(b"\x07"))
+            assert ctypes.c_ubyte.from_address(buffer.base + size - 1).value == 7
+            out = bytearray(1)
+            buffer.read(size - 1, memoryview(out))
+            assert out == b"\x07"
+        buffer.clear(3)
+        assert (buffer.memory == 3).all()
+
+
+def test_memory_limit():
+    backend = gs.CpuBackend(memory=1000)
+    first = backend.alloc_buffer(600)
+    with pytest.raises(gs.OutOfMemory, match="500 bytes needed, 400 of 1000") as caught:
+        backend.alloc_buffer(500)
+    assert (caught.value.backend, caught.value.needed, caught.value.available) == ("CPU", 500, 400)
+    first.close()
+    first.close()
+    assert backend.used == 0
+    backend.alloc_buffer(1000).close()
+
+
+@pytest.mark.parametrize("size", [1 << 60, (1 << 63) - 1])
+def test_more_than_there_is(size):
+    backend = gs.CpuBackend()
+    with pytest.raises(gs.OutOfMemory) as caught:
+        backend.alloc_buffer(size)
+    assert caught.value.needed == size and backend.used == 0
+    with pytest.raises(ValueError):
+        backend.alloc_buffer(-1)
+
+
+def test_a_closed_buffer_raises_and_old_arrays_stay_valid():
+    backend = gs.CpuBackend()
+    ctx = gs.Context()
+    t = ctx.tensor("f32", (4,), "t")
+    buffer = backend.alloc_tensors(ctx)
+    t.set(np.arange(4))
+    view = buffer.memory[:16].view(np.float32)
+    buffer.close()
+    gc.collect()
+    assert view.tolist() == [0, 1, 2, 3]
+    for use in (lambda: buffer.memory, lambda: buffer.write(0, memoryview(b"x")), lambda: buffer.clear(),
+                lambda: buffer.read(0, memoryview(bytearray(1)))):
+        with pytest.raises(gs.BackendError, match="closed"):
+            use()
+    with pytest.raises(gs.PlacementError, match="'t'"):
+        t.numpy()
+    with pytest.raises(gs.PlacementError, match="'t'"):
+        backend.set_tensor(t, b"1234")
+
+
+@pytest.mark.parametrize("offset, size", [(-1, 1), (9, 1), (8, 1), (0, 9), (1 << 62, 1)])
+def test_ranges_outside_a_buffer(offset, size):
+    buffer = gs.CpuBackend().alloc_buffer(8)
+    with pytest.raises(gs.BackendError, match="outside"):
+        buffer.write(offset, memoryview(bytes(size)))
+    with pytest.raises(gs.BackendError, match="outside"):
+        buffer.read(offset, memoryview(bytearray(size)))
+
+
+# -- the caller's memory ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [
+    lambda: np.zeros(64, np.float32),
+    lambda: np.zeros((8, 8), np.float32),
+    lambda: np.zeros(128, np.float16),
+    lambda: bytearray(256),
+    lambda: mmap.mmap(-1, 256),
+    lambda: (ctypes.c_float * 64)(),
+    lambda: memoryview(bytearray(256)),
+], ids=["f32", "2-d", "f16", "bytearray", "mmap", "ctypes", "memoryview"])
+def test_buffer_over_the_callers_memory(make):
+    backend, source = gs.CpuBackend(), make()
+    buffer = backend.buffer_from_ptr(source)
+    assert isinstance(buffer, CpuBuffer) and buffer.size == 256 and buffer.writable and backend.used == 0
+    buffer.write(4, memoryview(np.float32([1.5])))
+    seen = np.frombuffer(source, np.uint8) if not isinstance(source, np.ndarray) else source.reshape(-1).view(np.uint8)
+    assert seen[4:8].view(np.float32)[0] == 1.5 and seen.ctypes.data == buffer.base
+    assert backend.buffer_from_ptr(source, 100).size == 100
+    with pytest.raises(ValueError, match="257 bytes of memory that holds 256"):
+        backend.buffer_from_ptr(source, 257)
+    with pytest.raises(ValueError):
+        backend.buffer_from_ptr(source, -1)
+
+
+def test_buffer_over_an_address():
+    backend, block = gs.CpuBackend(), np.arange(100, dtype=np.uint8)
+    buffer = backend.buffer_from_ptr(block.ctypes.data + 3, 50)
+    assert buffer.base == block.ctypes.data + 3 and buffer.memory[0] == 3
+    buffer.close()
+    assert block[3] == 3                    # never freed
+    for bad in (lambda: backend.buffer_from_ptr(block.ctypes.data), lambda: backend.buffer_from_ptr("text")):
+        with pytest.raises(TypeError):
+            bad()
+    for address, size in ((0, 5), (-5, 5), (1 << 64, 1), (4096, -1)):
+        with pytest.raises(ValueError):
+            backend.buffer_from_ptr(address, size)
+    assert backend.buffer_from_ptr(0, 0).size == 0
+
+
+def test_arrays_that_are_not_contiguous_are_refused():
+    with pytest.raises(ValueError, match="contiguous"):
+        gs.CpuBackend().buffer_from_ptr(np.zeros((4, 4))[:, ::2])
+    with pytest.raises(ValueError, match="contiguous"):
+        gs.CpuBackend().buffer_from_ptr(memoryview(bytearray(8))[::2])
+
+
+def test_the_object_is_kept_alive_and_pinned():
+    backend = gs.CpuBackend()
+    source = bytearray(range(64))
+    buffer = backend.buffer_from_ptr(source)
+    with pytest.raises(BufferError):
+        source.append(1)
+    buffer.close()
+    gc.collect()
+    source.append(1)
+
+
+def test_read_only_weights(tmp_path):
+    path = tmp_path / "weights"
+    x = random(RNG, 16, 4)
+    path.write_bytes(x.tobytes())
+    ctx = gs.Context()
+    w, v = ctx.tensor("f32", (16, 4), "w"), ctx.tensor("f32", (16, 2), "v")
+    out, into = ctx.mul_mat(w, v), ctx.scale(w, 2.0, inplace=True)
+    backend = gs.CpuBackend()
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    buffer = backend.buffer_from_ptr(mapped, usage="weights")
+    bind_resident(w, buffer, 0)
+    rest = backend.alloc_tensors(ctx)
+    assert not buffer.writable
+    y = random(RNG, 16, 2)
+    v.set(y)
+    backend.graph_compute(gs.Graph(out))
+    np.testing.assert_allclose(out.numpy(), y @ x.T, rtol=1e-5, atol=1e-5)
+    with pytest.raises(gs.BackendError, match="read-only"):
+        w.set(x)
+    with pytest.raises(gs.BackendError, match="read-only"):
+        backend.graph_compute(gs.Graph(into))
+    with pytest.raises(gs.BackendError, match="read-only"):
+        buffer.clear()
+    with pytest.raises(BufferError):
+        mapped.close()
+    buffer.close()
+    rest.close()
+    mapped.close()
+
+
+# -- computing ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("type", ["f32", "f16", "q8_0"])
+def test_plans_and_threads_change_no_bit(type):
+    ctx, graph, values = chain(type, 320)
+    out, seen = graph.nodes[-1], set()
+    for n_threads in (1, 2, 5):
+        with gs.CpuBackend(n_threads) as backend:
+            place(ctx, backend, 64 * n_threads, 0xAA)
+            set_all(values)
+            backend.graph_compute(graph)
+            seen.add(raw(out))
+            plan = backend.graph_plan_create(graph)
+            for threads in (n_threads, 3, 1):
+                backend.set_n_threads(threads)
+                assert backend.n_threads == threads
+                out.set(np.zeros(out.n_elements))
+                backend.graph_plan_compute(plan)
+                seen.add(raw(out))
+    assert len(seen) == 1
+
+
+def test_plans_have_work_memory_of_their_own():
+    ctx, graph, values = chain("f16")
+    backend = gs.CpuBackend(1)
+    backend.alloc_tensors(ctx)
+    set_all(values)
+    one, two = backend.graph_plan_create(graph), backend.graph_plan_create(graph)
+    assert one.work_size > 0
+    threads = [threading.Thread(target=backend.graph_plan_compute, args=(plan,)) for plan in (one, two) * 4]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    got = raw(graph.nodes[-1])
+    backend.graph_compute(graph)
+    assert raw(graph.nodes[-1]) == got
+
+
+def test_the_plan_less_path_keeps_one_work_memory_that_only_grows():
+    ctx, graph, values = chain("f16")
+    backend = gs.CpuBackend(1)
+    backend.alloc_tensors(ctx)
+    set_all(values)
+    backend.graph_compute(graph)
+    size = backend._work.size
+    block = backend._work.lane(0)._block
+    for _ in range(3):
+        backend.graph_compute(graph)
+    assert backend._work.size == size and backend._work.lane(0)._block is block
+
+
+def test_a_plan_whose_buffer_is_closed_raises():
+    ctx, graph, values = chain()
+    backend = gs.CpuBackend(1)
+    buffer = backend.alloc_tensors(ctx)
+    plan = backend.graph_plan_create(graph)
+    buffer.close()
+    with pytest.raises(gs.PlacementError, match="'CPU'.*closed"):
+        backend.graph_plan_compute(plan)
+    with pytest.raises(gs.PlacementError, match="no address"):
+        backend.graph_compute(graph)
+    with pytest.raises(gs.PlacementError, match="no address"):
+        backend.graph_plan_create(graph)
+    backend.graph_plan_free(plan)
+    backend.graph_plan_free(plan)
+    with pytest.raises(gs.BackendError, match="freed"):
+        backend.graph_plan_compute(plan)
+
+
+def test_a_graph_may_be_a_view_of_nodes_or_a_list():
+    ctx, graph, values = chain()
+    backend = gs.CpuBackend(1)
+    backend.alloc_tensors(ctx)
+    set_all(values)
+    backend.graph_compute(graph)
+    want = raw(graph.nodes[-1])
+    for form in (gs.GraphView(graph.nodes), list(graph.nodes)):
+        graph.nodes[-1].set(np.zeros(graph.nodes[-1].n_elements))
+        backend.graph_compute(form)
+        assert raw(graph.nodes[-1]) == want
+    backend.graph_compute([])
+    backend.graph_plan_compute(backend.graph_plan_create([]))
+
+
+def test_tensors_of_another_backend_are_named():
+    ctx = gs.Context()
+    a, b = ctx.tensor("f32", (4,), "a"), ctx.tensor("f32", (4,), "b")
+    node = ctx.set_name(ctx.add(a, b), "sum")
+    here, there = gs.CpuBackend(1, "here"), gs.CpuBackend(1, "there")
+    bind_resident(b, there.alloc_buffer(64), 0)
+    here.alloc_tensors(ctx)
+    for run in (here.graph_compute, here.graph_plan_create):
+        with pytest.raises(gs.PlacementError, match="'here'.*'sum'.*'b'.*'there'"):
+            run(gs.Graph(node))
+
+    class Sharing(gs.CpuBackend):
+        def supports_buffer(self, buffer):
+            return buffer.backend.is_host
+
+    sharing = Sharing(1, "sharing")
+    a.set(np.ones(4))
+    b.set(np.ones(4))
+    sharing.graph_compute(gs.Graph(node))
+    assert node.numpy().tolist() == [2, 2, 2, 2]
+
+
+def test_a_failing_kernel_is_named_and_chained(monkeypatch):
+    from ggml_sched.backends.cpu import elementwise  # noqa: F401
+    from ggml_sched.backends.cpu.registry import KERNELS, Kernel
+
+    def failing(error):
+        def build(job):
+            def run():
+                raise error
+            job.part().do(run)
+        return Kernel(build, lambda node: True, 1)
+
+    ctx, graph, values = chain()
+    backend = gs.CpuBackend(1)
+    backend.alloc_tensors(ctx)
+    for error, kind in ((ZeroDivisionError("why"), gs.BackendError), (MemoryError(), gs.OutOfMemory),
+                        (gs.BackendError("mine"), gs.BackendError)):
+        monkeypatch.setitem(KERNELS, "UNARY:SILU", failing(error))
+        plan = backend.graph_plan_create(graph)
+        for run in (lambda: backend.graph_compute(graph), lambda plan=plan: backend.graph_plan_compute(plan)):
+            with pytest.raises(kind) as caught:
+                run()
+            if not isinstance(error, gs.Error):
+                assert "'CPU'" in str(caught.value) and "UNARY:SILU" in str(caught.value)
+                assert caught.value.__cause__ is error
+    monkeypatch.undo()
+    backend.graph_compute(graph)
+
+
+def test_an_error_in_a_lane_is_raised_and_the_pool_works_afterwards():
+    from ggml_sched.backends.cpu.lanes import Lanes
+    lanes, done = Lanes(3), []
+
+    def fail():
+        raise KeyError("lane")
+
+    for failing in range(3):
+        tasks = [[fail] if i == failing else [lambda i=i: done.append(i)] for i in range(3)]
+        with pytest.raises(KeyError):
+            lanes.run(tasks)
+    assert sorted(done) == [0, 0, 1, 1, 2, 2]
+    lanes.run([[lambda: done.append(9)] for _ in range(7)])
+    assert done.count(9) == 7
+    lanes.close()
+
+
+def pool_threads() -> int:
+    return sum(t.name.startswith("ggml-sched-cpu") for t in threading.enumerate())
+
+
+def test_threads_start_late_and_never_leak():
+    before = pool_threads()
+    ctx, graph, values = chain()
+    backend = gs.CpuBackend(3)
+    backend.alloc_tensors(ctx)
+    assert pool_threads() == before
+    backend.graph_compute(graph)
+    assert pool_threads() == before + 2
+    backend.set_n_threads(2)
+    backend.graph_compute(graph)
+    assert pool_threads() == before + 1
+    backend.close()
+    backend.close()
+    assert pool_threads() == before and backend.closed
+    for use in (lambda: backend.graph_compute(graph), lambda: backend.alloc_buffer(1),
+                lambda: backend.graph_plan_create(graph), lambda: backend.buffer_from_ptr(bytearray(1))):
+        with pytest.raises(gs.BackendError, match="closed"):
+            use()
+
+
+def test_a_collected_backend_ends_its_threads():
+    before = pool_threads()
+    ctx, graph, values = chain()
+    backend = gs.CpuBackend(3)
+    buffer = backend.alloc_tensors(ctx)
+    backend.graph_compute(graph)
+    threads = [t for t in threading.enumerate() if t.name.startswith("ggml-sched-cpu")]
+    buffer.close()
+    del backend, buffer, graph, values, ctx
+    gc.collect()
+    for thread in threads:
+        thread.join(5)
+    assert pool_threads() == before
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fork_gets_threads_of_its_own():
+    ctx, graph, values = chain()
+    backend = gs.CpuBackend(2)
+    backend.alloc_tensors(ctx)
+    set_all(values)
+    backend.graph_compute(graph)
+    want = raw(graph.nodes[-1])
+    plan = backend.graph_plan_create(graph)
+    backend._lock._lock.acquire()              # as if another thread were computing right now
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            graph.nodes[-1].set(np.zeros(graph.nodes[-1].n_elements))
+            backend.graph_compute(graph)
+            same = raw(graph.nodes[-1]) == want
+            backend.graph_plan_compute(plan)
+            status = 0 if same and raw(graph.nodes[-1]) == want else 2
+            backend.close()
+        finally:
+            os._exit(status)
+    backend._lock._lock.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    backend.graph_compute(graph)
+    assert raw(graph.nodes[-1]) == want
+
+
+@pytest.mark.parametrize("n", [0, -1, 5000])
+def test_numbers_of_threads_out_of_range(n):
+    with pytest.raises(ValueError):
+        gs.CpuBackend(n)
+    backend = gs.CpuBackend()
+    assert backend.n_threads >= 1
+    with pytest.raises(ValueError):
+        backend.set_n_threads(n)
+    with pytest.raises(TypeError):
+        backend.set_n_threads(1.5)
+
+
+def test_copies_between_cpu_backends_leave_the_gaps_of_a_view_alone():
+    ctx = gs.Context()
+    a, b = ctx.tensor("f32", (4, 4)), ctx.tensor("f32", (4, 4))
+    left, right = (ctx.view_2d(t, 2, 4, t.nb[1], 4) for t in (a, b))
+    one, two = gs.CpuBackend(1, "one"), gs.CpuBackend(1, "two")
+    bind_resident(a, one.alloc_buffer(64), 0)
+    bind_resident(b, two.alloc_buffer(64), 0)
+    x, y = random(RNG, 4, 4), random(RNG, 4, 4)
+    a.set(x)
+    b.set(y)
+    assert two.cpy_tensor_from(left, right) and one.cpy_tensor_to(left, right)
+    y[:, 1:3] = x[:, 1:3]
+    assert np.array_equal(b.numpy(), y)
+    assert not two.cpy_tensor_from(left, b)

@@ -1,0 +1,498 @@
+"""Models: their logits are llama.cpp's, however they are placed, batched and interrupted."""
+
+from __future__ import annotations
+
+import gc
+import io
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.llama import (
+    ContextFull,
+    ModelBusy,
+    ModelClosed,
+    Sampler,
+    greedy,
+    load,
+    open_gguf,
+    random_llama,
+    write_gguf,
+)
+from ggml_sched.llama import weights as weights_module
+
+HERE = Path(__file__).parent / "data" / "models"
+SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "models"
+MODELS = {path.stem: path for folder in (SHARED, HERE) if folder.is_dir()
+          for path in sorted(folder.glob("*.gguf")) if path.with_suffix(".logits.npz").exists()}
+SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_ff": 48}
+SMALL = random_llama(1, **SHAPES)
+EXPERTS = random_llama(2, **SHAPES, n_expert=4)
+TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32]
+
+
+def edited(data: bytes, metadata=(), drop=(), tensors=()) -> bytes:
+    """The same model with other metadata and tensors."""
+    with open_gguf(data) as f:
+        kept = {t.name: (t.type, t.ne, f.data(t).tobytes()) for t in f.tensors.values() if t.name not in drop}
+        values = {k: v for k, v in {**f.metadata, **dict(metadata)}.items() if v is not None}
+        out = io.BytesIO()
+        write_gguf(out, values, kept | dict(tensors))
+    return out.getvalue()
+
+
+def error_of(kind: str, got: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
+    """The error in the measure that a weight type is judged by, and its bound."""
+    got, expected = got.astype(np.float64), expected.astype(np.float64)
+    if kind in ("f32", "f16"):
+        return np.abs(got - expected).max() / np.abs(expected).max(), {"f32": 1e-4, "f16": 5e-3}[kind]
+    return ((got - expected) ** 2).sum() / (expected**2).sum(), 5e-3
+
+
+def backends(n: int) -> list[gs.Backend]:
+    return [gs.CpuBackend(name=f"CPU{i}") for i in range(n)]
+
+
+def weight_kind(path: Path) -> str:
+    with open_gguf(path) as f:
+        return str(f.tensors["token_embd.weight"].type)
+
+
+# -- the same logits as llama.cpp -------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("policy", ["default", "seed"])
+def test_logits_are_those_of_llama_cpp(name, policy):
+    path = MODELS[name]
+    reference = np.load(path.with_suffix(".logits.npz"))
+    tokens, n_prompt = reference["tokens"], int(reference["n_prompt"])
+    kind = weight_kind(path)
+    with load(path, n_ctx=64, policy=policy) as model:
+        parts = [model.eval(tokens[:n_prompt])] + [model.eval([t]) for t in tokens[n_prompt:]]
+        at_once = np.concatenate(parts)
+        assert at_once.dtype == np.float32 and at_once.shape == (len(tokens), model.n_vocab)
+        error, bound = error_of(kind, at_once, reference["logits"])
+        assert error <= bound
+        model.reset()
+        assert model.n_past == 0
+        one_by_one = np.concatenate([model.eval([t]) for t in tokens])
+        error, bound = error_of(kind, one_by_one, at_once)
+        assert error <= bound
+
+
+@pytest.mark.parametrize("name", [n for n in MODELS if n.endswith("f32")])
+@pytest.mark.parametrize("n", [2, 3])
+def test_layers_spread_over_backends_give_the_same_bits(name, n):
+    tokens = np.load(MODELS[name].with_suffix(".logits.npz"))["tokens"]
+    with load(MODELS[name], n_ctx=64) as model:
+        expected = np.concatenate([model.eval(part) for part in np.split(tokens, (24, 25))])
+    several = backends(n)
+    with load(MODELS[name], several, n_ctx=64) as model:
+        assert {t.backend for t in model.weights.tensors.values()} == set(several)
+        assert {k.backend for k in model.cache.k} == set(several)
+        got = np.concatenate([model.eval(part) for part in np.split(tokens, (24, 25))])
+        assert len(model.scheduler.plan(model.batch_graph(1, 32).graph).splits) >= n
+    assert got.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("data", [SMALL, EXPERTS, random_llama(3, **SHAPES, arch="qwen3"),
+                                  random_llama(4, **SHAPES, tied=True)],
+                         ids=["llama", "experts", "qwen3", "tied"])
+def test_any_placement_gives_the_same_bits(data):
+    with load(data, n_ctx=32) as model:
+        expected = np.concatenate([model.eval(TOKENS[:7]), model.eval(TOKENS[7:])])
+    for seed in range(3):
+        three = backends(3)
+        random = np.random.default_rng(seed)
+        where = {}
+
+        def place(name, layer, three=three, random=random, where=where):
+            return where.setdefault(name, three[random.integers(3)])
+
+        with load(data, three, n_ctx=32, place=place) as model:
+            assert all(t.backend is where[t.name] for t in model.weights.tensors.values())
+            got = np.concatenate([model.eval(TOKENS[:7]), model.eval(TOKENS[7:])])
+        assert got.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("data", [SMALL, random_llama(6, **SHAPES, dtype=np.float16)], ids=["f32", "f16"])
+def test_mapped_and_copied_weights_give_the_same_bits(data, tmp_path):
+    """What the weights' addresses are multiples of changes no bit."""
+    path = tmp_path / "model.gguf"
+    results = []
+    for alignment, pad in ((64, 0), (32, 0), (32, 32), (8, 0), (8, 8), (8, 16)):
+        out = io.BytesIO()
+        with open_gguf(data) as f:
+            tensors = {t.name: (t.type, t.ne, f.data(t).tobytes()) for t in f.tensors.values()}
+            write_gguf(out, {**f.metadata, "pad": "x" * pad}, tensors, alignment=alignment)
+        path.write_bytes(out.getvalue())
+        for use_mmap in (True, False):
+            with load(path, n_ctx=32, use_mmap=use_mmap) as model:
+                assert list(model.weights.mapped.values()) == [use_mmap]
+                assert all(b.usage == "weights" for b in model.weights.buffers.values())
+                results.append(model.eval(TOKENS).tobytes())
+    assert len(set(results)) == 1
+
+
+def test_backends_that_map_and_backends_that_copy_work_together():
+    class Device(gs.CpuBackend):
+        buffer_from_ptr = None
+
+    with load(SMALL, n_ctx=32) as model:
+        expected = model.eval(TOKENS)
+    device, cpu = Device(name="device"), gs.CpuBackend()
+    with load(SMALL, [device, cpu], n_ctx=32) as model:
+        assert model.weights.mapped == {device: False, cpu: True}
+        assert model.eval(TOKENS).tobytes() == expected.tobytes()
+
+
+def test_misaligned_weights_are_copied(monkeypatch):
+    monkeypatch.setattr(weights_module, "ELEMENT_ALIGNMENT", 1 << 30)
+    with load(SMALL, n_ctx=32) as model:
+        assert list(model.weights.mapped.values()) == [False]
+        assert np.isfinite(model.eval(TOKENS)).all()
+
+
+# -- batches and caches --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+@pytest.mark.parametrize("n_batch", [1, 5, 12])
+def test_batches_and_caches_agree_with_one_pass(n_batch, kv_type):
+    with load(SMALL, n_ctx=50) as model:
+        expected = model.eval(TOKENS * 4)
+    with load(SMALL, n_ctx=50, n_batch=n_batch, kv_type=kv_type) as model:
+        got = model.eval(TOKENS * 4)
+    assert np.abs(got - expected).max() <= (1e-4 if kv_type == "f32" else 5e-3) * np.abs(expected).max()
+
+
+def test_experts_match_a_formula():
+    """One layer, no attention to speak of: the mixture against NumPy."""
+    shapes = {**SHAPES, "n_layer": 1}
+    data = random_llama(5, **shapes, n_expert=4)
+    with open_gguf(data) as f:
+        w = {t.name: f.data(t).view(np.float32).reshape(t.ne[::-1]).astype(np.float64)
+             for t in f.tensors.values()}
+
+    def norm(x, weight):
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * weight
+
+    x = w["token_embd.weight"][7]
+    # A sequence of one token attends to itself alone: the attention is its value.
+    v = (w["blk.0.attn_v.weight"] @ norm(x, w["blk.0.attn_norm.weight"])).reshape(2, 8)
+    x = x + w["blk.0.attn_output.weight"] @ np.repeat(v, 2, axis=0).reshape(-1)
+    y = norm(x, w["blk.0.ffn_norm.weight"])
+    p = np.exp(w["blk.0.ffn_gate_inp.weight"] @ y)
+    p /= p.sum()
+    best = np.argsort(-p)[:2]
+    for e in best:
+        gate, up = w["blk.0.ffn_gate_exps.weight"][e] @ y, w["blk.0.ffn_up_exps.weight"][e] @ y
+        y_e = w["blk.0.ffn_down_exps.weight"][e] @ (gate / (1 + np.exp(-gate)) * up)
+        x = x + p[e] / p[best].sum() * y_e
+    expected = w["output.weight"] @ norm(x, w["output_norm.weight"])
+    with load(data, n_ctx=4) as model:
+        assert np.allclose(model.eval([7])[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_biases_and_rope_factors_count():
+    with load(SMALL, n_ctx=16) as model:
+        base = model.eval(TOKENS)
+    bias = {"blk.1.attn_q.bias": np.full(32, 0.5, np.float32), "output.bias": np.ones(64, np.float32)}
+    with load(edited(SMALL, tensors=bias), n_ctx=16) as model:
+        assert np.abs(model.eval(TOKENS) - base).max() > 0.1
+    with load(edited(SMALL, tensors={"output.bias": np.ones(64, np.float32)}), n_ctx=16) as model:
+        assert np.allclose(model.eval(TOKENS), base + 1, atol=1e-5)
+    with load(edited(SMALL, tensors={"rope_freqs.weight": np.ones(4, np.float32)}), n_ctx=16) as model:
+        assert np.allclose(model.eval(TOKENS), base, atol=1e-5)
+    with load(edited(SMALL, tensors={"rope_freqs.weight": np.full(4, 8, np.float32)}), n_ctx=16) as model:
+        assert np.abs(model.eval(TOKENS) - base).max() > 1e-3
+
+
+def test_rope_scaling_is_read():
+    linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    yarn = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0,
+            "llama.rope.scaling.original_context_length": 64}
+    with load(edited(SMALL, linear), n_ctx=16) as model:
+        assert model.hparams.rope.freq_scale == 0.25 and model.hparams.rope.ext_factor == 0
+        first = model.eval(TOKENS)
+    with load(edited(SMALL, {"llama.rope.scale_linear": 4.0}), n_ctx=16) as model:
+        assert model.eval(TOKENS).tobytes() == first.tobytes()
+    with load(edited(SMALL, yarn), n_ctx=16) as model:
+        assert model.hparams.rope.ext_factor == 1 and model.hparams.rope.n_ctx_orig == 64
+        assert np.isfinite(model.eval(TOKENS)).all()
+
+
+def test_graphs_repeat_while_generating():
+    with load(SMALL, n_ctx=128) as model:
+        model.eval(TOKENS)
+        for _ in range(15):
+            model.eval([1])
+        assert len(model._graphs) == 2  # the prompt's, and one for all tokens after it
+        fingerprints = {g.graph.fingerprint for g in model._graphs.values()}
+        for _ in range(100):
+            model.eval([1])
+        assert len(model._graphs) == 5 and len(fingerprints) == 2
+
+
+def test_a_graph_can_be_saved_and_planned(tmp_path):
+    with load(EXPERTS, n_ctx=32) as model:
+        graph = model.batch_graph(4, 32).graph
+        gs.save_graph(graph, tmp_path / "graph.json.gz")
+        again = gs.load_graph(tmp_path / "graph.json.gz")
+        assert again.fingerprint == graph.fingerprint
+        assert {t.resident for t in again.leafs} == {"", "weight", "kv"}
+
+
+# -- the state of a sequence -------------------------------------------------------------------
+
+
+def test_a_full_context_is_an_error_and_changes_nothing():
+    with load(SMALL, n_ctx=16) as model:
+        first = model.eval(TOKENS)
+        with pytest.raises(ContextFull, match="5 tokens after 12") as caught:
+            model.eval([1] * 5)
+        assert (caught.value.n_past, caught.value.n_tokens, caught.value.n_ctx) == (12, 5, 16)
+        assert model.n_past == 12
+        last = model.eval([1] * 4)
+        assert model.n_past == 16
+        model.reset()
+        assert np.allclose(model.eval(TOKENS + [1] * 4), np.concatenate([first, last]), atol=1e-4)
+
+
+def test_wrong_tokens_change_nothing():
+    with load(SMALL, n_ctx=16) as model:
+        before = model.eval(TOKENS[:3])
+        for tokens, kind in (([64], ValueError), ([-1], ValueError), ([0, 1 << 40], ValueError),
+                             ([0.5], TypeError), ("abc", TypeError), (5, TypeError), ([[1, 2]], TypeError),
+                             (None, TypeError), ([1 << 70], TypeError)):
+            with pytest.raises(kind):
+                model.eval(tokens)
+            assert model.n_past == 3
+        assert model.eval([]).shape == (0, 64)
+        assert model.eval(np.array(TOKENS[3:5], np.int64)).shape == (2, 64)
+        model.reset()
+        assert model.eval(TOKENS[:3]).tobytes() == before.tobytes()
+
+
+class Failing(Exception):
+    pass
+
+
+@pytest.mark.parametrize("n_good", range(0, 4))
+def test_a_failed_evaluation_leaves_the_sequence_as_it_was(n_good, monkeypatch):
+    """Fail in the n-th batch, after poisoning the cache, and go on."""
+    with load(SMALL, n_ctx=40, n_batch=3) as model:
+        first, second = model.eval(TOKENS), model.eval(TOKENS[:2])
+        model.reset()
+        assert model.eval(TOKENS).tobytes() == first.tobytes()
+        compute, calls = model._eval_batch, []
+
+        def failing(ids):
+            calls.append(ids)
+            if len(calls) > n_good:
+                for tensor in (*model.cache.k, *model.cache.v):
+                    values = tensor.numpy()
+                    if tensor.name.startswith("cache_k"):
+                        values[model.n_past :] = np.nan
+                    else:
+                        values.reshape(-1, 40)[:, model.n_past :] = np.nan
+                    tensor.set(values)
+                raise Failing
+            return compute(ids)
+
+        monkeypatch.setattr(model, "_eval_batch", failing)
+        with pytest.raises(Failing):
+            model.eval(TOKENS)
+        assert model.n_past == len(TOKENS)
+        monkeypatch.setattr(model, "_eval_batch", compute)
+        assert model.eval(TOKENS[:2]).tobytes() == second.tobytes()
+
+
+def test_reset_forgets():
+    with load(SMALL, n_ctx=32) as model:
+        first = model.eval(TOKENS)
+        model.eval(TOKENS)
+        model.reset()
+        assert all((t.numpy() == 0).all() for t in (*model.cache.k, *model.cache.v))
+        assert model.eval(TOKENS).tobytes() == first.tobytes()
+
+
+def test_a_closed_model_says_so():
+    model = load(SMALL, n_ctx=16)
+    assert "llama" in repr(model)
+    model.close()
+    model.close()
+    for call in (lambda: model.eval([1]), model.reset, lambda: next(model.generate([1], 1))):
+        with pytest.raises(ModelClosed):
+            call()
+    assert "closed" in repr(model)
+
+
+def test_given_backends_stay_open():
+    cpu = gs.CpuBackend()
+    for _ in range(2):
+        with load(SMALL, [cpu], n_ctx=16) as model:
+            model.eval([1])
+
+
+def test_a_second_thread_gets_an_error(monkeypatch):
+    with load(SMALL, n_ctx=16) as model:
+        inside, go = threading.Event(), threading.Event()
+        compute = model._eval_batch
+
+        def slow(ids):
+            inside.set()
+            assert go.wait(10)
+            return compute(ids)
+
+        monkeypatch.setattr(model, "_eval_batch", slow)
+        results = []
+        thread = threading.Thread(target=lambda: results.append(model.eval([1])))
+        thread.start()
+        assert inside.wait(10)
+        for call in (lambda: model.eval([1]), model.reset, model.close):
+            with pytest.raises(ModelBusy):
+                call()
+        go.set()
+        thread.join()
+        assert results[0].shape == (1, 64) and model.n_past == 1
+
+
+# -- sampling --------------------------------------------------------------------------------------
+
+
+def test_generation_follows_the_sampler():
+    with load(SMALL, n_ctx=64) as model:
+        ids = list(model.generate(TOKENS, 8))
+        assert model.n_past == len(TOKENS) + 7
+        model.reset()
+        logits = model.eval(TOKENS + ids)
+        assert [greedy(row) for row in logits[len(TOKENS) - 1 : -1]] == ids
+        drawn = []
+        for _ in range(2):
+            model.reset()
+            drawn.append(list(model.generate(TOKENS, 8, Sampler(temperature=2.0, top_k=0, seed=7))))
+        assert drawn[0] == drawn[1] != ids
+        with pytest.raises(ValueError, match="one token"):
+            next(model.generate([], 1))
+
+
+def test_samplers_keep_to_their_limits():
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
+
+    def seen(**options):
+        sampler = Sampler(seed=0, **options)
+        return {sampler(logits) for _ in range(300)}
+
+    assert seen(temperature=0) == {0}
+    assert seen(temperature=1, top_k=1) == {0}
+    assert seen(temperature=1, top_k=2, top_p=1) == {0, 1}
+    assert seen(temperature=1, top_k=0, top_p=1) == {0, 1, 2, 3}
+    assert seen(temperature=1, top_k=0, top_p=0.6) == {0, 1}
+    assert seen(temperature=1, top_k=0, top_p=1e-9) == {0}
+    for bad in ({"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0},
+                {"top_p": 1.1}):
+        with pytest.raises(ValueError):
+            Sampler(**bad)
+
+
+# -- files that are no models --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("change", "match"), [
+    ({"metadata": {"general.architecture": "mamba"}}, "unknown architecture 'mamba'"),
+    ({"metadata": {"general.architecture": None}}, "general.architecture"),
+    ({"metadata": {"llama.embedding_length": None}}, "llama.embedding_length"),
+    ({"metadata": {"llama.embedding_length": "32"}}, "llama.embedding_length"),
+    ({"metadata": {"llama.block_count": 4}}, "blk.3.attn_norm.weight"),
+    ({"metadata": {"llama.block_count": 2}}, "blk.2.*not one"),
+    ({"metadata": {"llama.block_count": (1 << 32) - 1}}, "llama.block_count"),
+    ({"metadata": {"llama.attention.head_count": 0}}, "head_count"),
+    ({"metadata": {"llama.attention.head_count": [4, 4, 2]}}, "differs"),
+    ({"metadata": {"llama.attention.head_count_kv": 3}}, "evenly"),
+    ({"metadata": {"llama.attention.head_count": 8, "llama.rope.dimension_count": 4}}, "blk.0.attn_k.weight"),
+    ({"metadata": {"llama.attention.layer_norm_rms_epsilon": float("nan")}}, "epsilon"),
+    ({"metadata": {"llama.rope.dimension_count": 7}}, "rope"),
+    ({"metadata": {"llama.rope.dimension_count": 10}}, "rope.dimension_count"),
+    ({"metadata": {"llama.rope.freq_base": 0.0}}, "freq_base"),
+    ({"metadata": {"llama.rope.scaling.type": "longrope"}}, "longrope"),
+    ({"metadata": {"llama.rope.scaling.factor": float("inf")}}, "scaling.factor"),
+    ({"metadata": {"llama.vocab_size": 65}}, "token_embd.weight"),
+    ({"metadata": {"llama.expert_count": 4}}, "experts"),
+    ({"metadata": {"llama.expert_count": 4, "llama.expert_used_count": 2}}, "ffn_gate_inp"),
+    ({"drop": ["blk.1.ffn_up.weight"]}, "blk.1.ffn_up.weight"),
+    ({"drop": ["token_embd.weight"]}, "token_embd.weight"),
+    ({"tensors": {"blk.0.attn_q.weight": np.zeros((32, 16), np.float32)}}, "blk.0.attn_q.weight"),
+    ({"tensors": {"mystery": np.zeros(4, np.float32)}}, "mystery"),
+])
+def test_what_is_wrong_with_a_model_is_named(change, match):
+    with pytest.raises(gs.FileFormatError, match=match):
+        load(edited(SMALL, **change), n_ctx=16)
+
+
+def test_heads_given_for_each_layer_may_agree():
+    with load(edited(SMALL, {"llama.attention.head_count": [4, 4, 4]}), n_ctx=16) as model:
+        assert model.hparams.n_head == 4
+
+
+def test_old_tensors_that_say_nothing_are_ignored():
+    data = edited(SMALL, tensors={"blk.0.attn_rot_embd": np.zeros(4, np.float32)})
+    with load(data, n_ctx=16) as model:
+        assert "blk.0.attn_rot_embd" not in model.weights.tensors
+
+
+@pytest.mark.parametrize(("options", "kind"), [
+    ({"n_ctx": 0}, ValueError), ({"n_ctx": 1 << 40}, ValueError), ({"n_batch": 0}, ValueError),
+    ({"n_ctx": 1.5}, TypeError), ({"kv_type": "q8_0"}, ValueError), ({"backends": []}, ValueError),
+    ({"place": lambda name, layer: None}, gs.PlacementError),
+    ({"place": lambda name, layer: gs.DryBackend("other")}, gs.PlacementError),
+    ({"policy": "unheard of"}, (ValueError, gs.Error)),
+])
+def test_wrong_arguments_are_named(options, kind):
+    with pytest.raises(kind):
+        load(SMALL, **{"n_ctx": 16, **options})
+
+
+def test_a_model_that_does_not_fit_says_where():
+    small = gs.DryBackend("small", memory=10_000)
+    with pytest.raises(gs.OutOfMemory, match="small"):
+        load(SMALL, [small], n_ctx=16)
+    assert small.used == 0
+    # The weights fit, the cache does not.
+    with open_gguf(SMALL) as f:
+        total = sum(-(-t.nbytes // 32) * 32 for t in f.tensors.values())
+    tight = gs.DryBackend("tight", memory=total + 100)
+    with pytest.raises(gs.OutOfMemory, match="tight"):
+        load(SMALL, [tight], n_ctx=16)
+    assert tight.used == 0
+
+
+def test_what_no_backend_computes_is_known_at_load():
+    picky = gs.DryBackend("picky", supports_op=lambda tensor: tensor.op != "ROPE")
+    with pytest.raises(gs.UnsupportedOp, match="ROPE"):
+        load(SMALL, [picky], n_ctx=16)
+    assert picky.used == 0
+
+
+def test_a_live_model_at_exit_prints_nothing(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(SMALL)
+    code = (f"from ggml_sched.llama import load; model = load({str(path)!r})\n"
+            "ids = model.generate([1, 2], 9); next(ids)")
+    done = subprocess.run([sys.executable, "-X", "dev", "-W", "error", "-c", code], capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_a_model_runs_on_dry_backends_for_planning():
+    three = [gs.DryBackend(f"GPU{i}") for i in range(3)]
+    with load(SMALL, three, n_ctx=16) as model:
+        plan = model.scheduler.plan(model.batch_graph(4, 16).graph)
+        assert len(plan.splits) >= 3
+    gc.collect()
+    assert [b.used for b in three] == [0, 0, 0]

@@ -1,0 +1,230 @@
+"""Masks, soft_max, rope and flash attention against f64 formulas."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from support import FLOATS, QUANTISED, assert_close, compute, random, stored
+
+import ggml_sched as gs
+
+RNG = np.random.default_rng(5)
+INF = np.inf
+
+
+def slopes_of(n_head: int, max_bias: float) -> list[float]:
+    """Alibi, written as the paper's halving sequence."""
+    if not max_bias:
+        return [1.0] * n_head
+    whole = 2 ** int(math.log2(n_head))
+    ratio = 2 ** (-max_bias / whole)
+    first = [ratio ** (i + 1) for i in range(whole)]
+    return first + [math.sqrt(ratio) ** (2 * i + 1) for i in range(n_head - whole)]
+
+
+def causal(n_kv: int, n_rows: int, *outer: int) -> np.ndarray:
+    """A mask of extents ne = (n_kv, n_rows, *outer) with a bias in the cells that it leaves."""
+    mask = random(RNG, n_kv, n_rows, *outer)
+    mask[..., np.arange(n_kv) > np.arange(n_rows)[:, None] + max(0, n_kv - n_rows)] = -INF
+    return mask
+
+
+@pytest.mark.parametrize("n_past", [0, 2, 9])
+def test_diag_mask(n_past):
+    ctx = gs.Context()
+    a = ctx.tensor("f32", (5, 3, 2))
+    x = random(RNG, 5, 3, 2)
+    future = np.triu(np.ones((3, 5), bool), n_past + 1)
+    for op, value in ((ctx.diag_mask_inf, -INF), (ctx.diag_mask_zero, 0)):
+        assert np.array_equal(compute(ctx, op(a, n_past), {a: x}), np.where(future, value, x).astype(np.float32))
+
+
+def soft_max(x, mask=None, scale=1.0, max_bias=0.0, sinks=None):
+    x = x.astype(float) * scale
+    for i3 in range(x.shape[0]):
+        for h, slope in enumerate(slopes_of(x.shape[1], max_bias)):
+            if mask is not None:
+                m = mask[i3 % mask.shape[0], h % mask.shape[1], : x.shape[2]].astype(float)
+                x[i3, h] += slope * m
+            e = np.exp(x[i3, h])
+            x[i3, h] = e / (e.sum(-1, keepdims=True) + (0 if sinks is None else math.exp(sinks[h])))
+    return x
+
+
+@pytest.mark.parametrize("type", [None, "f32", "f16"])
+@pytest.mark.parametrize("max_bias", [0.0, 8.0])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_soft_max(type, max_bias, with_sinks):
+    if type is None and max_bias:
+        pytest.skip("alibi needs a mask")
+    for ne, mask_ne in (((7, 3, 6, 2), (7, 4, 1, 1)), ((7, 3, 6, 4), (7, 3, 3, 2)), ((9, 1, 3, 1), (9, 1, 3, 1)),
+                        ((1, 1, 1, 1), (1, 1, 1, 1)), ((4, 0, 1, 1), (4, 2, 1, 1)), ((600, 40, 5, 1), (600, 40, 1, 1))):
+        ctx = gs.Context()
+        a, sinks = ctx.tensor("f32", ne), ctx.tensor("f32", (ne[2],))
+        mask = None if type is None else ctx.tensor(type, mask_ne)
+        x, s = random(RNG, *ne), random(RNG, ne[2])
+        m = None if mask is None else causal(*mask_ne)
+        values = {a: x, sinks: s, **({} if mask is None else {mask: m})}
+        out = ctx.soft_max(a, mask, 0.7, max_bias, sinks if with_sinks else None)
+        want = soft_max(x, None if m is None else stored(m, type), 0.7, max_bias, s if with_sinks else None)
+        assert_close(compute(ctx, out, values), want)
+
+
+def test_soft_max_of_large_values_does_not_overflow_and_masked_rows_are_nan():
+    ctx = gs.Context()
+    a = ctx.tensor("f32", (3, 2))
+    x = np.float32([[1e4, 1e4, -1e4], [-INF, -INF, -INF]])
+    assert_close(compute(ctx, ctx.soft_max(a), {a: x}), [[0.5, 0.5, 0], [np.nan] * 3])
+
+
+def rotated(x, positions, n_dims, neox, base=10000.0, scale=1.0, factors=None, ext=0.0, attn=1.0, fast=32.0, slow=1.0,
+            n_ctx_orig=0):
+    """Rope pair by pair with complex numbers."""
+    out = x.astype(float).copy()
+    magnitude = attn
+    low = high = 0.0
+    if ext:
+        def corr(rot):
+            return n_dims * math.log(n_ctx_orig / (rot * 2 * math.pi)) / (2 * math.log(base))
+        low, high = max(0, math.floor(corr(fast))), min(n_dims - 1, math.ceil(corr(slow)))
+        magnitude *= 1 + 0.1 * math.log(1 / scale)
+    for t, pos in enumerate(positions):
+        for i in range(n_dims // 2):
+            angle = pos * base ** (-2 * i / n_dims) / (1 if factors is None else factors[i])
+            theta = scale * angle
+            if ext:
+                ramp = (1 - min(1, max(0, (i - low) / max(0.001, high - low)))) * ext
+                theta = theta * (1 - ramp) + angle * ramp
+            p, q = (i, i + n_dims // 2) if neox else (2 * i, 2 * i + 1)
+            z = (x[:, t, :, p] + 1j * x[:, t, :, q].astype(float)) * magnitude * np.exp(1j * theta)
+            out[:, t, :, p], out[:, t, :, q] = z.real, z.imag
+    return out
+
+
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+@pytest.mark.parametrize("type", ["f32", "f16"])
+@pytest.mark.parametrize("n_dims", [0, 2, 8, 12])
+def test_rope(mode, type, n_dims):
+    ctx = gs.Context()
+    a, pos = ctx.tensor(type, (12, 3, 5, 2)), ctx.tensor("i32", (5,))
+    x, p = random(RNG, 12, 3, 5, 2), np.int32([0, 7, 1, 4000, 3])
+    got = compute(ctx, ctx.rope(a, pos, n_dims, mode), {a: x, pos: p})
+    assert_close(got, rotated(stored(x, type), p, n_dims, mode == "neox"), type)
+
+
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+def test_rope_with_factors_and_yarn(mode):
+    ctx = gs.Context()
+    a, pos, ff = ctx.tensor("f32", (64, 2, 3)), ctx.tensor("i32", (3,)), ctx.tensor("f32", (40,))
+    x, p, f = random(RNG, 64, 2, 3), np.int32([5, 0, 99]), random(RNG, 40, low=1, high=4)
+    numbers = {"freq_base": 5e5, "freq_scale": 0.25, "ext_factor": 1.0, "attn_factor": 1.1, "beta_fast": 16.0,
+               "beta_slow": 2.0}
+    out = ctx.rope(a, pos, 64, mode, ff, 4096, **numbers)
+    want = rotated(x[None], p, 64, mode == "neox", 5e5, 0.25, f, 1.0, 1.1, 16.0, 2.0, 4096)
+    assert_close(compute(ctx, out, {a: x, pos: p, ff: f}), want)
+    plain = ctx.rope(a, pos, 64, mode, ff, freq_base=5e5, freq_scale=0.5)
+    assert_close(compute(ctx, plain, {a: x, pos: p, ff: f}), rotated(x[None], p, 64, mode == "neox", 5e5, 0.5, f))
+
+
+def test_rope_of_a_view_and_in_place():
+    ctx = gs.Context()
+    a, pos = ctx.tensor("f32", (20, 4, 300)), ctx.tensor("i32", (300,))
+    x, p = random(RNG, 20, 4, 300), np.arange(300, dtype=np.int32)
+    view = ctx.view_3d(a, 12, 2, 300, 2 * a.nb[1], a.nb[2], 16)
+    want = rotated(x[None, :, ::2, 4:16], p, 8, True)
+    assert_close(compute(ctx, ctx.rope(view, pos, 8, "neox"), {a: x, pos: p}), want)
+    assert_close(compute(ctx, ctx.rope(view, pos, 8, "neox", inplace=True), {a: x, pos: p}), want)
+
+
+def attention(q, k, v, mask=None, scale=1.0, max_bias=0.0, softcap=0.0, sinks=None):
+    """[n_batch, n_rows, n_head, d_v], one head and row at a time."""
+    n_batch, n_head, n_rows, _ = q.shape
+    out = np.zeros((n_batch, n_rows, n_head, v.shape[3]))
+    for b in range(n_batch):
+        for h, slope in enumerate(slopes_of(n_head, max_bias)):
+            kv = h * k.shape[1] // n_head
+            for r in range(n_rows):
+                m = np.zeros(k.shape[2]) if mask is None else mask[b % mask.shape[0], h % mask.shape[1], r].astype(float)
+                cells = m > -INF
+                s = k[b, kv, cells] @ q[b, h, r] * scale
+                if softcap:
+                    s = softcap * np.tanh(s / softcap)
+                w = np.exp(s + slope * m[cells])
+                total = w.sum() + (0 if sinks is None else math.exp(sinks[h]))
+                out[b, r, h] = w @ v[b, kv, cells] / total if cells.any() else 0
+    return out
+
+
+@pytest.mark.parametrize("type", FLOATS + QUANTISED)
+@pytest.mark.parametrize("case", ["plain", "mask", "alibi", "softcap", "sinks", "all"])
+def test_flash_attn_ext(type, case):
+    d, d_v, n_rows, n_head, n_kv, n_kv_head, n_batch = 32, 64, 3, 6, 11, 2, 2
+    ctx = gs.Context()
+    q = ctx.tensor("f32", (d, n_rows, n_head, n_batch))
+    k, v = ctx.tensor(type, (d, n_kv, n_kv_head, n_batch)), ctx.tensor(type, (d_v, n_kv, n_kv_head, n_batch))
+    mask_ne = (n_kv, n_rows + 1, 3, 1) if case == "all" else (n_kv, n_rows, 1, n_batch)
+    mask, sinks = ctx.tensor("f16" if case == "all" else "f32", mask_ne), ctx.tensor("f32", (n_head,))
+    x, y, z, s = (random(RNG, *t.ne) for t in (q, k, v, sinks))
+    m = causal(*mask_ne).astype(np.float16 if case == "all" else np.float32)
+    options = {
+        "plain": {}, "mask": {"mask": 1}, "alibi": {"mask": 1, "max_bias": 8.0}, "softcap": {"softcap": 3.0},
+        "sinks": {"sinks": 1}, "all": {"mask": 1, "max_bias": 4.0, "softcap": 2.0, "sinks": 1}}[case]
+    out = ctx.flash_attn_ext(q, k, v, mask if "mask" in options else None, 0.2, options.get("max_bias", 0.0),
+                             options.get("softcap", 0.0), sinks if "sinks" in options else None)
+    want = attention(x, stored(y, type), stored(z, type), m if "mask" in options else None, 0.2,
+                     options.get("max_bias", 0.0), options.get("softcap", 0.0), s[0, 0, 0] if "sinks" in options else None)
+    assert_close(compute(ctx, out, {q: x, k: y, v: z, mask: m, sinks: s[0, 0, 0]}), want)
+
+
+def test_flash_attention_over_a_permuted_cache():
+    d, n_head, n_kv_head, n_kv, n_rows = 8, 4, 2, 6, 3
+    ctx = gs.Context()
+    q, cache = ctx.tensor("f32", (d, n_head, n_rows)), ctx.tensor("f16", (d * n_kv_head, 10))
+    view = ctx.permute(ctx.view_3d(cache, d, n_kv_head, n_kv, d * 2, cache.nb[1]), 0, 2, 1, 3)
+    x, c = random(RNG, d, n_head, n_rows), random(RNG, d * n_kv_head, 10)
+    held = stored(c, "f16")[:n_kv].reshape(n_kv, n_kv_head, d).swapaxes(0, 1)[None]
+    out = ctx.flash_attn_ext(ctx.permute(q, 0, 2, 1, 3), view, view, None, 0.3)
+    assert_close(compute(ctx, out, {q: x, cache: c}), attention(x.swapaxes(0, 1)[None], held, held, None, 0.3))
+
+
+def test_flash_attention_in_parts(monkeypatch):
+    from ggml_sched.backends.cpu import attention as kernels
+    ctx = gs.Context()
+    q, k, v = ctx.tensor("f32", (8, 30, 6)), ctx.tensor("f32", (8, 50, 3)), ctx.tensor("f32", (8, 50, 3))
+    mask = ctx.tensor("f32", (50, 30))
+    x, y, z, m = random(RNG, 8, 30, 6), random(RNG, 8, 50, 3), random(RNG, 8, 50, 3), causal(50, 30)
+    want = attention(x[None], y[None], z[None], m[None, None], 0.3)
+    for scores in (1, 50 * 2 * 7, 50 * 2 * 30, 1 << 20):
+        monkeypatch.setattr(kernels, "SCORES", scores)
+        out = ctx.flash_attn_ext(q, k, v, mask, 0.3)
+        assert_close(compute(ctx, out, {q: x, k: y, v: z, mask: m}), want)
+
+
+def test_flash_attention_never_looks_at_masked_cells():
+    """Unused cells of a KV cache hold anything; ggml's result does not depend on them."""
+    ctx = gs.Context()
+    q, k, v = ctx.tensor("f32", (4, 3, 2)), ctx.tensor("f16", (4, 5, 1)), ctx.tensor("f16", (4, 5, 1))
+    mask, sinks = ctx.tensor("f32", (5, 3)), ctx.tensor("f32", (2,))
+    x, y, z = random(RNG, 4, 3, 2), random(RNG, 4, 5), random(RNG, 4, 5)
+    m = np.zeros((3, 5), np.float32)
+    m[:, 3:] = -INF
+    m[2] = -INF                # a row that sees nothing
+    y[3], z[3], y[4], z[4] = np.nan, np.nan, np.inf, -np.inf
+    values = {q: x, k: y, v: z, mask: m, sinks: np.float32([0.3, -1])}
+    y16, z16 = y.astype(np.float16).astype(float), z.astype(np.float16).astype(float)
+    for use in (None, sinks):
+        got = compute(ctx, ctx.flash_attn_ext(q, k, v, mask, 0.5, sinks=use), values)
+        want = attention(x[None], y16[None, None], z16[None, None], m[None, None], 0.5,
+                         sinks=None if use is None else [0.3, -1])
+        assert_close(got, want)
+        assert not got.reshape(3, 2, 4)[2].any()
+
+
+def test_flash_attention_of_no_rows_and_no_cells():
+    ctx = gs.Context()
+    q, none = ctx.tensor("f32", (4, 3, 2)), ctx.tensor("f32", (4, 0, 2))
+    assert not compute(ctx, ctx.flash_attn_ext(q, none, none), {}).any()
+    k = ctx.tensor("f32", (4, 3, 2))
+    assert compute(ctx, ctx.flash_attn_ext(none, k, k), {}).size == 0

@@ -1,0 +1,160 @@
+"""What kernels promise: which ops run, on which types, and which sources may be overwritten."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support import FLOATS, QUANTISED, place, random, raw
+
+import ggml_sched as gs
+from ggml_sched._core import bind_resident, inplace_ops, op_names
+from ggml_sched.backends.cpu.registry import KERNELS
+
+RNG = np.random.default_rng(6)
+NE = (32, 6, 4, 2)
+
+
+def build(ctx: gs.Context, op: str, type: str) -> gs.Tensor | None:
+    """A node of `op` with the result of its tolerated sources' layout, or None where the type does not fit."""
+    only_f32 = {"NORM", "RMS_NORM", "L2_NORM", "GROUP_NORM", "SOFT_MAX", "DIAG_MASK_INF", "DIAG_MASK_ZERO", "ADD_ID"}
+    if type != "f32" and op in only_f32 or type == "bf16" and op == "ROPE":
+        return None
+    a = ctx.tensor(type, NE, "a")
+    kind, _, which = op.partition(":")
+    if kind == "UNARY":
+        return ctx.unary(a, which)
+    if kind == "GLU":
+        return ctx.glu_split(a, ctx.tensor(type, NE, "b"), which)
+    if op in ("ADD", "SUB", "MUL", "DIV"):
+        return getattr(ctx, op.lower())(a, ctx.tensor(type, NE, "b"))
+    if op in ("SQR", "SQRT", "LOG", "DUP", "CONT", "DIAG_MASK_INF", "DIAG_MASK_ZERO"):
+        return getattr(ctx, op.lower())(a, *((1,) if "MASK" in op else ()))
+    if op in ("NORM", "RMS_NORM", "L2_NORM"):
+        return getattr(ctx, op.lower())(a, 1e-5)
+    makers = {
+        "ADD1": lambda: ctx.add1(a, ctx.tensor(type, (1,), "b")),
+        "ADD_ID": lambda: ctx.add_id(ctx.tensor("f32", (32, 6, 4)), ctx.tensor("f32", (32, 3)),
+                                     ctx.tensor("i32", (6, 4))),
+        "SCALE": lambda: ctx.scale(a, 0.3, 0.1),
+        "CLAMP": lambda: ctx.clamp(a, -0.5, 0.5),
+        "GROUP_NORM": lambda: ctx.group_norm(a, 2, 1e-5),
+        "SOFT_MAX": lambda: ctx.soft_max(a, ctx.tensor("f32", NE, "mask"), 0.5, 4.0, ctx.tensor("f32", (4,))),
+        "ROPE": lambda: ctx.rope(a, ctx.tensor("i32", (4,)), 16, "normal", ctx.tensor("f32", (8,))),
+        "CPY": lambda: ctx.cast(a, type),
+        "REPEAT": lambda: ctx.repeat(a, a),
+        "SET": lambda: ctx.set(a, ctx.tensor(type, (3, 2), "b"), a.nb[1], a.nb[2], a.nb[3], 128),
+    }
+    return makers[op]()
+
+
+def fill(ctx: gs.Context) -> None:
+    for t in ctx.tensors:
+        if t.op == "NONE":
+            t.set(RNG.integers(0, 3, t.ne[::-1]).astype(np.int32) if str(t.type) == "i32" else random(RNG, *t.ne))
+
+
+TOLERANT = sorted(op for op, kernel in KERNELS.items() if kernel.inplace)
+
+
+@pytest.mark.parametrize("type", FLOATS)
+@pytest.mark.parametrize("op", TOLERANT)
+def test_a_tolerated_source_may_be_the_destination(op, type):
+    ctx = gs.Context()
+    node = build(ctx, op, type)
+    if node is None:
+        pytest.skip(f"{op} has no kernel for {type}")
+    for n_threads in (1, 2):
+        with gs.CpuBackend(n_threads) as backend:
+            buffer = place(ctx, backend)
+            fill(ctx)
+            before = {t: raw(t) for t in node.src if t is not None}
+            backend.graph_compute(gs.Graph(node))
+            want, home, tried = raw(node), node.offset, 0
+            for i, source in enumerate(node.src):
+                same = source is not None and (source.type, source.ne, source.nb) == (node.type, node.ne, node.nb)
+                if backend.inplace_sources(op) >> i & 1 and same:
+                    bind_resident(node, buffer, source.offset)
+                    backend.graph_compute(gs.Graph(node))
+                    assert raw(node) == want, f"{op} over source {i}"
+                    backend.set_tensor(source, before[source])
+                    bind_resident(node, buffer, home)
+                    tried += 1
+            assert tried
+            buffer.close()
+
+
+def test_a_source_that_is_not_tolerated_is_copied_first():
+    """Nobody should put a result there, but if somebody does the answer is right."""
+    ctx = gs.Context()
+    a, b = ctx.tensor("f32", (16, 16)), ctx.tensor("f32", (16, 16))
+    node = ctx.mul_mat(a, b)
+    with gs.CpuBackend(1) as backend:
+        buffer = place(ctx, backend)
+        fill(ctx)
+        backend.graph_compute(gs.Graph(node))
+        want = raw(node)
+        bind_resident(node, buffer, b.offset + 64)
+        backend.graph_compute(gs.Graph(node))
+        assert raw(node) == want
+
+
+def test_every_in_place_op_of_ggml_that_runs_tolerates_its_first_source():
+    backend = gs.CpuBackend(1)
+    for op in op_names():
+        if op in KERNELS and op in inplace_ops():
+            assert backend.inplace_sources(op) & 1, op
+    for op in ("MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT", "GET_ROWS", "CONCAT", "NO_SUCH_OP", "CONV_2D"):
+        assert backend.inplace_sources(op) == 0
+
+
+def test_every_op_that_a_context_makes_has_a_kernel():
+    missing = {op for op in op_names() if op not in KERNELS}
+    assert not any(op.startswith(("UNARY", "GLU")) for op in missing)
+    assert not missing & {
+        "DUP", "CPY", "CONT", "ADD", "ADD1", "ADD_ID", "SUB", "MUL", "DIV", "SCALE", "SQR", "SQRT", "LOG", "SUM",
+        "SUM_ROWS", "MEAN", "REPEAT", "CONCAT", "NORM", "RMS_NORM", "GROUP_NORM", "L2_NORM", "MUL_MAT", "MUL_MAT_ID",
+        "GET_ROWS", "SET_ROWS", "SET", "DIAG_MASK_INF", "DIAG_MASK_ZERO", "SOFT_MAX", "ROPE", "CLAMP", "ARGMAX",
+        "ARGSORT", "TOP_K", "ARANGE", "PAD", "FLASH_ATTN_EXT"}
+
+
+def test_supports_op_says_no_where_there_is_no_kernel_and_computing_says_so_too():
+    ctx = gs.Context()
+    f32, f16, q8, i32, k = (ctx.tensor(t, (256, 4)) for t in ("f32", "f16", "q8_0", "i32", "q4_K"))
+    nodes = {
+        ctx.add(i32, i32): False, ctx.add(q8, f32): False, ctx.rms_norm(f16, 1e-5): False, ctx.silu(i32): False,
+        ctx.mul_mat(k, f32): False, ctx.mul_mat(i32, f32): False, ctx.mul_mat(f32, q8): False, ctx.dup(k): False,
+        ctx.soft_max(f16): False, ctx.cast(i32, "f16"): False, ctx.argsort(f16): False,
+        ctx.add(f32, f16): True, ctx.mul_mat(q8, f16): True, ctx.dup(i32): True, ctx.cast(q8, "q4_0"): True,
+        ctx.reshape(k, 512, 2): True}
+    with gs.CpuBackend(1) as backend:
+        backend.alloc_tensors(ctx)
+        for node, supported in nodes.items():
+            assert backend.supports_op(node) is supported, node
+            if supported:
+                backend.graph_compute(gs.Graph(node))
+            else:
+                with pytest.raises(gs.UnsupportedOp, match="'CPU'.*no kernel"):
+                    backend.graph_compute(gs.Graph(node))
+                with pytest.raises(gs.UnsupportedOp):
+                    backend.graph_plan_create(gs.Graph(node))
+
+
+@pytest.mark.parametrize("op", ["ADD", "MUL_MAT", "GET_ROWS", "SOFT_MAX", "ROPE", "FLASH_ATTN_EXT", "CPY", "CONCAT",
+                                "SET_ROWS", "MUL_MAT_ID", "ARANGE", "SUM", "SET", "PAD", "REPEAT", "GLU:SWIGLU"])
+def test_nodes_of_a_file_with_shapes_that_do_not_fit_are_not_supported(op):
+    """Graph files give every field; nothing there was checked by an op's method."""
+    ctx = gs.Context()
+    a, b = ctx.tensor("f32", (5, 7)), ctx.tensor("i32", (3, 2))
+    backend = gs.CpuBackend(1)
+    for src in ((), (a,), (a, b), (b, a), (None, a), (a, None), (a, b, a, b, a, b)):
+        node = ctx.restore(op, "f32", (11, 2, 3, 1), (4, 44, 88, 264), src, op_params=(1, 2, 3, 4, 5))
+        assert not backend.supports_op(node), src
+
+
+def test_types_of_weights():
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (32, 2))
+    backend = gs.CpuBackend(1)
+    for type in FLOATS + QUANTISED:
+        assert backend.supports_op(ctx.mul_mat(ctx.tensor(type, (32, 3)), x))
+        assert backend.supports_op(ctx.get_rows(ctx.tensor(type, (32, 3)), ctx.tensor("i32", (2,))))
