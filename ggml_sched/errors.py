@@ -40,7 +40,17 @@ class UnsupportedOp(Error):
 
 
 class HazardError(Error):
-    """A plan or a compute that would read or overwrite the wrong data."""
+    """A plan or a compute that would read or overwrite the wrong data.
+
+    `reason` is a code of `ggml_sched.validate.REASONS`, or None.
+    """
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    def __reduce__(self):
+        return type(self), (self.args[0], self.reason)
 
 
 class BackendError(Error):

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from ggml_sched import report
 from ggml_sched._core import Graph, PlanData, Tensor
 from ggml_sched.backend import Backend
 from ggml_sched.errors import GraphError
+from ggml_sched.validate import validate
 
 __all__ = ["Copy", "Plan", "Split"]
 
@@ -73,7 +75,7 @@ class Plan:
 
     @property
     def live_bytes(self) -> tuple[int, ...]:
-        """The largest sum of live, aligned allocations at any node: no packing of these lifetimes is smaller."""
+        """The largest sum of live, aligned allocations at any node: no packing of these lives is smaller."""
         return self.data.live_bytes
 
     @cached_property
@@ -101,17 +103,17 @@ class Plan:
 
     def backend_of(self, t: Tensor) -> Backend | None:
         """The backend that computes a node or holds a leaf; None for a leaf that nothing uses."""
-        index = self.data.backend_index(self._id(t))
+        index = self.data.backend_index(self.index_of(t))
         return None if index < 0 else self.backends[index]
 
     def offset_of(self, t: Tensor) -> int | None:
-        """Bytes into the backend's buffer (a view: its root's offset plus view_offs); None outside the plan."""
-        offset = self.data.offset(self._id(t))
+        """Bytes into the backend's buffer (a view: its root's plus view_offs); None outside the plan."""
+        offset = self.data.offset(self.index_of(t))
         return None if offset < 0 else offset
 
     def chunk_of(self, t: Tensor) -> int:
         """Which of the backend's buffers holds a tensor; 0 unless a maximum buffer size made several."""
-        return self.data.chunk(self._id(t))
+        return self.data.chunk(self.index_of(t))
 
     def name_of(self, i: int) -> str:
         """The name of an id: a tensor's, or BACKEND#tensor for a copy."""
@@ -120,12 +122,30 @@ class Plan:
         like, backend = self.data.copies[i - self.data.n_tensors]
         return f"{self.backends[backend].name}#{self.graph.tensors[like].name}"
 
-    def _id(self, t: Tensor) -> int:
+    def verify(self) -> None:
+        """Check the plan independently of the planner; HazardError with a reason code if it is unsound."""
+        validate(self)
+
+    def explain(self, t: Tensor) -> str:
+        """Why a tensor is where it is, what it shares memory with, who refused it, where copies of it go."""
+        return report.explain(self, t)
+
+    def to_dot(self) -> str:
+        """The plan as a Graphviz graph: coloured by backend, a cluster for each split, copies dashed."""
+        return report.dot(self)
+
+    def index_of(self, t: Tensor) -> int:
+        """The position of a tensor in `graph.tensors`; GraphError for a stranger."""
         index = self.graph.id_of(t)
         if index < 0:
             raise GraphError(f"{t!r} is not a tensor of the planned graph")
         return index
 
+    def __str__(self) -> str:
+        """A table of the backends and the splits."""
+        return report.table(self)
+
     def __repr__(self) -> str:
         sizes = ", ".join(f"{b.name} {n}" for b, n in zip(self.backends, self.buffer_sizes, strict=True))
-        return f"<Plan of {len(self.graph)} nodes: {self.data.n_splits} splits, {len(self.copies)} copies, bytes {sizes}>"
+        counts = f"{len(self.graph)} nodes: {self.data.n_splits} splits, {len(self.copies)} copies"
+        return f"<Plan of {counts}, bytes {sizes}>"

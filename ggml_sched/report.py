@@ -1,0 +1,228 @@
+"""A plan for people: a table, the story of one tensor, a Graphviz drawing.
+
+Owns nothing; reads a plan and writes text.  Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ggml_sched._core import Tensor
+    from ggml_sched.plan import Plan
+
+__all__ = ["dot", "explain", "table"]
+
+_VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+_COLOURS = ("#8ecae6", "#ffb703", "#95d5b2", "#f4acb7", "#cdb4db", "#e9c46a", "#a8dadc", "#d4a373")
+_SHOWN_INPUTS = 4
+"""Inputs of a split that the table names; the others are counted."""
+
+
+def table(plan: Plan) -> str:
+    """What `print(plan)` shows: the backends, then a row for each split."""
+    n_nodes, n_splits, n_copies = len(plan.graph), len(plan.splits), len(plan.copies)
+    head = (f"Plan of {n_nodes} nodes, policy {plan.policy}: {n_splits} splits, {n_copies} copies of "
+            f"{plan.copy_bytes:,} bytes")
+    computed = dict.fromkeys(plan.backends, 0)
+    for split in plan.splits:
+        computed[split.backend] += sum(t.op not in _VIEW_OPS for t in split.nodes)
+    backends = [("backend", "buffer bytes", "live bytes", "nodes")]
+    for b, size, live in zip(plan.backends, plan.buffer_sizes, plan.live_bytes, strict=True):
+        backends.append((b.name, f"{size:,}", f"{live:,}", f"{computed[b]:,}"))
+    lines = [head, "", *_columns(backends, "<>>>")]
+    if plan.splits:
+        rows = [("split", "backend", "nodes", "input bytes", "inputs")]
+        for k, split in enumerate(plan.splits):
+            inputs = tuple(dict.fromkeys(split.inputs))
+            total = f"{sum(t.nbytes for t in inputs):,}" if inputs else ""
+            nodes = f"{split.start}..{split.stop - 1}" if len(split) > 1 else f"{split.start}"
+            rows.append((str(k), split.backend.name, nodes, total, _inputs(inputs)))
+        lines += ["", *_columns(rows, "><>><")]
+    return "\n".join(lines)
+
+
+def _inputs(inputs: tuple[Tensor, ...]) -> str:
+    shown = ", ".join(f"{_name(t)} {t.nbytes:,}" for t in inputs[:_SHOWN_INPUTS])
+    rest = len(inputs) - _SHOWN_INPUTS
+    return f"{shown}, and {rest} more" if rest > 0 else shown
+
+
+def _columns(rows: list[tuple[str, ...]], align: str) -> list[str]:
+    """Rows as lines, the first underlined; `align` has < or > for each column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(f"{cell:{a}{w}}" for cell, a, w in zip(row, align, widths, strict=True)).rstrip()
+             for row in rows]
+    lines.insert(1, "  ".join("-" * w for w in widths))
+    return lines
+
+
+# -- one tensor ------------------------------------------------------------------------------------
+
+
+def explain(plan: Plan, t: Tensor) -> str:
+    """Why a tensor is where it is, what it shares memory with, who refused it, where copies of it go."""
+    i = plan.index_of(t)
+    lines = [f"{_describe(plan, t)}: {_placed(plan, i)}", *_memory(plan, i), *_sharers(plan, i)]
+    if t.op not in _VIEW_OPS:
+        refused = [b.name for b in plan.backends if not b.supports_op(t)]
+        if refused:
+            lines.append(f"not supported by: {', '.join(refused)}")
+    lines += _copies(plan, i)
+    return "\n  ".join(lines)
+
+
+def _placed(plan: Plan, i: int) -> str:
+    """Which backend, and which rule chose it."""
+    t, data = plan.graph.tensors[i], plan.data
+    b = data.backend_index(i)
+    if b < 0:
+        return "nothing in the graph uses it, so it has no place"
+    where = f"on {plan.backends[b].name}"
+    if t.op not in _VIEW_OPS:
+        for k, split in enumerate(plan.splits):
+            if any(node is t for node in split.nodes):
+                position = split.start + next(p for p, node in enumerate(split.nodes) if node is t)
+                where = f"computed on {split.backend.name}, in split {k} as node {position}"
+    return f"{where}, because {data.reason(i)}"
+
+
+def _memory(plan: Plan, i: int) -> list[str]:
+    """Where its bytes are, and for how long."""
+    data, tensors = plan.data, plan.graph.tensors
+    t = tensors[i]
+    lines = []
+    home = data.memory_index(i)
+    if t.view_src is not None:
+        lines.append(f"a view of {_describe(plan, t.view_src)}, from byte {t.view_offs:,}")
+    if home < 0 or data.offset(i) < 0:
+        if t.backend is not None and t.is_resident:
+            lines.append(f"memory: {t.nbytes:,} bytes of its own on {t.backend.name}, outside the plan")
+        return lines
+    name, birth_death = plan.backends[home].name, data.lifetime(i)
+    size = data.size(i)
+    took = f"{t.nbytes:,} bytes" if size in (0, t.nbytes) else f"{t.nbytes:,} bytes ({size:,} aligned)"
+    lines.append(f"memory: {name} at offset {data.offset(i):,}, {took}")
+    if birth_death is not None:
+        birth, death = birth_death
+        until = "the end" if death >= len(data.sequence) else f"step {death}"
+        lines.append(f"the memory is taken from step {birth} until {until}, of {len(data.sequence)} steps")
+    if data.is_late(i):
+        lines.append("loaded when first used: before that, other tensors live there")
+    if data.took_over(i):
+        root = data.root(i)
+        lines.append(f"written in place over {_id_name(plan, root)}, which nothing needs afterwards; the kernel "
+                     f"on {name} allows for it")
+    if "output" in t.flags:
+        lines.append("an output: its memory stays until the next compute")
+    return lines
+
+
+def _sharers(plan: Plan, i: int) -> list[str]:
+    """Whoever views it or writes over it."""
+    data, tensors = plan.data, plan.graph.tensors
+    views = [k for k, t in enumerate(tensors) if t.view_src is not None and t.view_src is tensors[i]]
+    takers = [k for k in range(data.n_tensors) if data.took_over(k) and data.root(k) == i]
+    lines = []
+    if views:
+        lines.append(f"viewed by: {_some(plan, views)}")
+    if takers:
+        lines.append(f"its memory is taken over in place by: {_some(plan, takers)}")
+    return lines
+
+
+def _some(plan: Plan, ids: list[int]) -> str:
+    names = ", ".join(_id_name(plan, k) for k in ids[:_SHOWN_INPUTS])
+    return f"{names}, and {len(ids) - _SHOWN_INPUTS} more" if len(ids) > _SHOWN_INPUTS else names
+
+
+def _copies(plan: Plan, i: int) -> list[str]:
+    data = plan.data
+    written_back = dict(data.write_backs)
+    splits: dict[int, list[int]] = {}
+    for k, (_, _, _, inputs) in enumerate(data.splits):
+        for c in dict.fromkeys(inputs):
+            splits.setdefault(c, []).append(k)
+    lines = []
+    for c, (like, b) in enumerate(data.copies):
+        if like != i:
+            continue
+        when = ", ".join(map(str, splits.get(c, ())))
+        nbytes, offset = plan.graph.tensors[i].nbytes, data.offset(data.n_tensors + c)
+        purpose = "written to there and copied back" if written_back.get(i) == c else "read there"
+        lines.append(f"copied to {plan.backends[b].name} at offset {offset:,}: {nbytes:,} bytes before split {when}, "
+                     f"{purpose}")
+    return lines
+
+
+# -- a drawing -------------------------------------------------------------------------------------
+
+
+def dot(plan: Plan) -> str:
+    """The plan for Graphviz: nodes coloured by backend, a cluster for each split, copies as dashed edges."""
+    graph, data = plan.graph, plan.data
+    colour = {b: _COLOURS[k % len(_COLOURS)] for k, b in enumerate(plan.backends)}
+    ids = {t: i for i, t in enumerate(graph.tensors)}
+    lines = ["digraph plan {", "  rankdir=TB; node [style=filled, fontname=Helvetica, fontsize=10];"]
+    clustered = set()
+    for k, split in enumerate(plan.splits):
+        lines.append(f"  subgraph cluster_{k} {{")
+        lines.append(f"    label={_quoted(f'split {k}: {split.backend.name}')};")
+        lines += [f"    {_dot_node(plan, ids[t], colour)}" for t in split.nodes]
+        lines.append("  }")
+        clustered.update(ids[t] for t in split.nodes)
+    lines += [f"  {_dot_node(plan, i, colour)}" for i in range(data.n_tensors) if i not in clustered]
+    for t in graph.nodes:
+        i = ids[t]
+        present = [ids[s] for s in t.src if s is not None]
+        for s, p in zip(present, data.sources(i), strict=True):
+            if p < data.n_tensors:
+                lines.append(f"  t{s} -> t{i};")
+                continue
+            like, b = data.copies[p - data.n_tensors]
+            label = f"{plan.backends[b].name}: {graph.tensors[like].nbytes:,} bytes"
+            lines.append(f"  t{s} -> t{i} [style=dashed, label={_quoted(label)}];")
+    lines.append("}")
+    return "\n".join(lines) + "\n"
+
+
+def _dot_node(plan: Plan, i: int, colour: dict) -> str:
+    t = plan.graph.tensors[i]
+    b = plan.data.backend_index(i)
+    fill = "#eeeeee" if b < 0 else colour[plan.backends[b]]
+    shape = "box" if t.op not in _VIEW_OPS else "ellipse" if t.op == "NONE" else "plaintext"
+    label = f"{_name(t, i)}\n{t.op} {t.type} {_shape(t)}"
+    return f't{i} [label={_quoted(label)}, shape={shape}, fillcolor="{fill}"];'
+
+
+def _quoted(text: str) -> str:
+    """A Graphviz string that shows `text` as it is."""
+    text = text.replace("\\", "\\\\").replace('"', '\\"').replace("\r", " ")
+    return '"' + text.replace("\n", "\\n") + '"'
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def _shape(t: Tensor) -> str:
+    ne = list(t.ne)
+    while len(ne) > 1 and ne[-1] == 1:
+        ne.pop()
+    return "x".join(map(str, ne))
+
+
+def _name(t: Tensor, i: int | None = None) -> str:
+    return t.name or ("unnamed" if i is None else f"tensor {i}")
+
+
+def _describe(plan: Plan, t: Tensor) -> str:
+    return f"{_name(t, plan.index_of(t))!r} ({t.op} {t.type} {_shape(t)})"
+
+
+def _id_name(plan: Plan, i: int) -> str:
+    """A graph tensor or a copy."""
+    data, tensors = plan.data, plan.graph.tensors
+    if i < data.n_tensors:
+        return repr(_name(tensors[i], i))
+    like, b = data.copies[i - data.n_tensors]
+    return f"the copy of {_name(tensors[like], like)!r} on {plan.backends[b].name}"
