@@ -89,6 +89,9 @@ cdef class Request:
         free(r.offloads)
         free(r.nbytes)
 
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    @cython.nonecheck(False)
     cdef int fill_residents(self, object assigned) except -1:
         """Residency and assignments; PlacementError for memory that no backend of the scheduler can read."""
         cdef gs_request *r = &self.c
@@ -107,9 +110,13 @@ cdef class Request:
                 raise GraphError(f"{describe(t)} belongs to closed context {t.home.name!r}")
             if g.view_src[i] >= 0:
                 continue
-            buffer = t.settled()
+            buffer = t._buffer
             if buffer is None:
-                if t._buffer is not None and t._lease is None:
+                continue
+            if t._lease is not None and (t._lease.transient or not t._lease.alive):
+                continue
+            if buffer.closed:
+                if t._lease is None:
                     raise PlacementError(f"{describe(t)} lost its memory: its buffer on backend "
                                          f"{t._buffer.backend.name!r} was closed")
                 continue
