@@ -113,6 +113,9 @@ ctypedef struct gs_blocks:
     int32_t n
     int32_t room
     int64_t max_size            # high-water mark, from the arena's start
+    int64_t chunk               # bytes of one chunk of an arena that may not be one buffer; 0: no bound
+    int64_t stride              # distance of the chunks' first offsets, so that they never touch
+    int32_t n_chunks
 
 
 # A graph as the planner sees it: tensor ids index every array.

@@ -27,6 +27,7 @@ A contents page.  All imports stand here; the parts below are read in order:
 """
 
 import enum
+import itertools
 from operator import index as _index
 from struct import pack as _struct_pack
 from struct import unpack as _struct_unpack

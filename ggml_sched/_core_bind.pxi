@@ -4,17 +4,23 @@
 # addressed in place under one lease.
 
 def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not None, Lease lease not None):
-    """Address every tensor that the plan places; `buffers[i]` is backend i's arena (None if it needs none)."""
+    """Address every tensor that the plan places; `buffers[i]` are backend i's buffers, one for each chunk."""
     cdef gs_flow *f = &data.flow
     cdef int32_t i
     cdef Tensor t
     cdef tuple tensors = graph.tensors
+    cdef int64_t offset, stride
     if data.n_tensors != graph.flat.n_tensors:
         raise HazardError("a plan was bound to another graph")
     for i in range(data.n_tensors):
         if f.offset[i] >= 0 and graph.flat.view_src[i] < 0:
             t = <Tensor>tensors[i]
-            t.bind(<BufferBase?>buffers[f.home[i]], f.offset[i], lease)
+            offset = f.offset[i]
+            stride = data.strides[f.home[i]]
+            if stride:
+                t.bind(<BufferBase?>buffers[f.home[i]][offset // stride], offset % stride, lease)
+            else:
+                t.bind(<BufferBase?>buffers[f.home[i]][0], offset, lease)
 
 
 def release_graph(Graph graph not None, Lease lease not None):

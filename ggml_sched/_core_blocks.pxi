@@ -43,6 +43,24 @@ cdef int64_t blocks_largest(const gs_blocks *b) noexcept nogil:
     return best
 
 
+cdef int blocks_reset_chunked(gs_blocks *b, int64_t chunk, int64_t alignment) noexcept nogil:
+    """An arena of chunks of at most `chunk` bytes each, of which the first is open."""
+    b.chunk = chunk - chunk % alignment
+    b.stride = b.chunk + alignment
+    b.n_chunks = 1
+    return blocks_reset(b, b.chunk)
+
+
+cdef int blocks_open_chunk(gs_blocks *b, int64_t size) noexcept nogil:
+    """Add a chunk as the last block; GS_OUT_OF_MEMORY for an arena in one piece, or a size beyond a chunk."""
+    cdef int status
+    if size > b.chunk:
+        return GS_OUT_OF_MEMORY
+    status = blocks_give(b, b.n_chunks * b.stride, b.chunk)
+    b.n_chunks += 1
+    return status
+
+
 cdef int blocks_take(gs_blocks *b, int64_t size, int64_t *offset) noexcept nogil:
     """Best fit besides the last block: `size` bytes (already aligned) from the front of a block.
 
@@ -50,12 +68,15 @@ cdef int blocks_take(gs_blocks *b, int64_t size, int64_t *offset) noexcept nogil
     when no other fits.  Nothing is taken for size 0.
     """
     cdef int32_t i, found = -1
+    cdef int status
     cdef int64_t best = INT64_MAX
     if b.n == 0:
-        if size > 0:
-            return GS_OUT_OF_MEMORY
-        offset[0] = 0
-        return GS_OK
+        if size == 0:
+            offset[0] = 0
+            return GS_OK
+        status = blocks_open_chunk(b, size)
+        if status != GS_OK:
+            return status
     for i in range(b.n - 1):
         if size <= b.at[i].size <= best:
             found = i
@@ -63,7 +84,10 @@ cdef int blocks_take(gs_blocks *b, int64_t size, int64_t *offset) noexcept nogil
     if found < 0:
         found = b.n - 1
         if b.at[found].size < size:
-            return GS_OUT_OF_MEMORY
+            status = blocks_open_chunk(b, size)
+            if status != GS_OK:
+                return status
+            found = b.n - 1
     offset[0] = b.at[found].offset
     b.at[found].offset += size
     b.at[found].size -= size

@@ -199,12 +199,13 @@ cdef void weigh_brought_in(const gs_request *r, const int32_t *assign, const uns
                 largest[assign[id]] = max(largest[assign[id]], g.layout[s].nbytes)
 
 
-cdef int split_default(const gs_request *r, const int32_t *assign, const unsigned char *why, gs_routes *w) noexcept nogil:
+cdef int split_default(const gs_request *r, const int32_t *assign, const unsigned char *why, bint stream,
+                       gs_routes *w) noexcept nogil:
     """Cut splits; a source elsewhere is copied once to each backend, again only after it was written.
 
-    Weights that stay unchanged are kept on the backend they were brought to.  Only when ops are offloaded and
-    keeping their weights would take more than twice the largest, they are streamed: each then opens a split of
-    its own, so that they use the same memory one after the other, and is sent on every compute.
+    Weights that stay unchanged are kept on the backend they were brought to.  When ops are offloaded and keeping
+    their weights would take more than twice the largest, or for all weights when `stream` says so, they are streamed:
+    each opens a split of its own, so that they use the same memory one after the other, and is sent on every compute.
     """
     cdef const gs_graph *g = r.g
     cdef int64_t *total = <int64_t *>calloc(2 * r.n_backends, sizeof(int64_t))
@@ -221,7 +222,7 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
             continue
         here = assign[id]
         streams = False
-        if total[here] > 2 * largest[here] and why[id] == WHY_OFFLOAD:
+        if stream or total[here] > 2 * largest[here] and why[id] == WHY_OFFLOAD:
             for k in range(g.src_begin[id], g.src_begin[id + 1]):
                 s = g.src[k]
                 if r.resident[s] >= 0 and r.usage[s] == USAGE_WEIGHTS and not request_reads(r, here, r.resident[s]):

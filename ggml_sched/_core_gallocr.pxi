@@ -68,8 +68,9 @@ cdef bint gallocr_may_take(const gs_flow *f, int32_t id, int32_t s, const gs_lay
 cdef int gallocr_release(gs_flow *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
     """Give an id's memory back, if it was allocated here."""
     cdef int status
-    # In-place chains: the memory was taken under the name of the first in the chain.
-    while f.root[id] >= 0:
+    # In-place chains: the memory was taken under the name of the first in the chain; an output anywhere in
+    # the chain keeps it.
+    while f.root[id] >= 0 and not f.flags[id] & GS_FLAG_OUTPUT:
         id = f.root[id]
     if f.home[id] == OUTSIDE or f.offset[id] < 0 or f.state[id] & FREED or f.flags[id] & GS_FLAG_OUTPUT:
         return GS_OK

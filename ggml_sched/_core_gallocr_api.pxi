@@ -25,10 +25,23 @@ cdef bint placing_replays(const gs_flow *f, const gs_flow *measured) noexcept no
     for i in range(f.n):
         if f.home[i] != measured.home[i] or f.size[i] > measured.size[i]:
             return False
-        if measured.state[i] & TOOK_OVER and not layout_equal(&f.layout[f.like[i]],
-                                                              &f.layout[f.like[measured.root[i]]]):
+        if measured.state[i] & TOOK_OVER and not replays_take_over(f, measured, i):
             return False
     return True
+
+
+cdef bint replays_take_over(const gs_flow *f, const gs_flow *measured, int32_t i) noexcept nogil:
+    """Whether the source whose memory i took over still has i's layout.
+
+    That source is the memory's owner or a view of it, which may be shaped otherwise than its owner.
+    """
+    cdef int32_t k, s, r = measured.root[i]
+    for k in range(f.src_begin[i], f.src_begin[i + 1]):
+        s = f.src[k]
+        if (s == r or measured.root[s] == r) and measured.offset[s] == measured.offset[i]:
+            if layout_equal(&f.layout[f.like[i]], &f.layout[f.like[s]]) and (s == r or f.view_offs[s] == 0):
+                return True
+    return False
 
 
 cdef void placing_copy(gs_flow *f, const gs_flow *measured) noexcept nogil:

@@ -11,7 +11,9 @@ cdef class PlanData:
     cdef int32_t *assign                # owned; backend index of each graph tensor
     cdef unsigned char *why             # owned; WHY_* of each
     cdef readonly int32_t n_tensors
-    cdef readonly tuple buffer_sizes    # bytes, in backend order
+    cdef readonly tuple chunk_sizes     # for each backend, in order, the bytes of each of its buffers
+    cdef readonly tuple buffer_sizes    # their sums
+    cdef tuple strides                  # for each backend the distance of its chunks' offsets, 0: one chunk
     cdef readonly tuple live_bytes      # largest sum of live bytes, in backend order
 
     def __cinit__(self):
@@ -80,9 +82,31 @@ cdef class PlanData:
         return self.flow.home[i]
 
     def offset(self, int32_t i):
-        """Bytes from the start of the backend's buffer, -1 outside the plan."""
+        """Bytes from the start of the backend's buffer (of chunk `chunk(i)`), -1 outside the plan."""
         self.check(i)
-        return self.flow.offset[i]
+        if self.flow.offset[i] < 0 or not self.strides[self.flow.home[i]]:
+            return self.flow.offset[i]
+        return self.flow.offset[i] % self.strides[self.flow.home[i]]
+
+    def chunk(self, int32_t i):
+        """Which of the backend's buffers holds id i: 0 unless a maximum buffer size made several."""
+        self.check(i)
+        if self.flow.offset[i] < 0 or not self.strides[self.flow.home[i]]:
+            return 0
+        return self.flow.offset[i] // self.strides[self.flow.home[i]]
+
+    def live_at_peak(self, int32_t backend):
+        """Ids of the allocations alive on a backend when most bytes are, largest first."""
+        cdef gs_flow *f = &self.flow
+        steps = [0] * (f.n_seq + 2)
+        owners = [i for i in range(f.n) if f.home[i] == backend and f.birth[i] >= 0]
+        for i in owners:
+            steps[f.birth[i]] += f.size[i]
+            steps[f.death[i] + 1] -= f.size[i]
+        totals = list(itertools.accumulate(steps))
+        peak = max(range(len(totals)), key=totals.__getitem__)
+        alive = [i for i in owners if f.birth[i] <= peak <= f.death[i]]
+        return sorted(alive, key=lambda i: (-f.size[i], i))
 
     def size(self, int32_t i):
         """Aligned bytes that id i takes (0 for views and what took over memory)."""
@@ -128,14 +152,31 @@ cdef class PlanData:
         self.check(i)
         return _WHY[self.why[i]] if i < self.n_tensors else "a copy"
 
+    cdef tuple measure_chunks(self, int32_t backend, const gs_blocks *blocks):
+        """The bytes that each chunk of a backend's arena must hold."""
+        cdef gs_flow *f = &self.flow
+        cdef int32_t i
+        cdef list sizes
+        if blocks.n_chunks <= 1:
+            return (blocks.max_size,)
+        sizes = [0] * blocks.n_chunks
+        for i in range(f.n):
+            if f.home[i] == backend and f.birth[i] >= 0 and f.size[i]:
+                at = f.offset[i] // blocks.stride
+                sizes[at] = max(sizes[at], f.offset[i] % blocks.stride + f.size[i])
+        return tuple(sizes)
+
     cdef int check(self, int32_t i) except -1:
         if not 0 <= i < self.flow.n:
             raise IndexError(f"id {i} of {self.flow.n}")
         return 0
 
 
-def make_plan(Request request not None, str policy):
-    """Run the passes of a policy; raises UnsupportedOp, OutOfMemory, GraphError naming the tensor."""
+def make_plan(Request request not None, str policy, bint stream=False):
+    """Run the passes of a policy; raises UnsupportedOp, OutOfMemory, GraphError naming the tensor.
+
+    `stream`: no foreign weight is kept on the backend that reads it; all take turns in the same memory.
+    """
     cdef PlanData p = PlanData.__new__(PlanData)
     cdef gs_request *r = &request.c
     cdef Devices devices = request.devices
@@ -154,15 +195,20 @@ def make_plan(Request request not None, str policy):
         for i in range(devices.n):
             alignment[i] = (<BackendBase>devices.backends[i]).alignment
             arenas[i].blocks = &blocks[i]
+            limit = devices.backends[i].max_buffer_size
+            if limit is not None:
+                blocks[i].chunk = min(max(_index(limit), 1), <int64_t>1 << 48)
         request.ask()
         with nogil:
             if seed:
-                status = decide(p, r, True, devices.inplace_first, alignment, blocks, arenas, &failed)
+                status = decide(p, r, True, stream, devices.inplace_first, alignment, blocks, arenas, &failed)
             else:
-                status = decide(p, r, False, devices.inplace, alignment, blocks, arenas, &failed)
+                status = decide(p, r, False, stream, devices.inplace, alignment, blocks, arenas, &failed)
         if status != GS_OK:
             raise_planning_error(status, request, failed)
-        p.buffer_sizes = tuple([blocks[i].max_size for i in range(devices.n)])
+        p.strides = tuple([blocks[i].stride if blocks[i].n_chunks > 1 else 0 for i in range(devices.n)])
+        p.chunk_sizes = tuple([p.measure_chunks(i, &blocks[i]) for i in range(devices.n)])
+        p.buffer_sizes = tuple([sum(sizes) for sizes in p.chunk_sizes])
         p.live_bytes = tuple([arenas[i].peak for i in range(devices.n)])
         # The graph may go; the plan stays.
         p.flow.layout = NULL
@@ -176,8 +222,8 @@ def make_plan(Request request not None, str policy):
     return p
 
 
-cdef int decide(PlanData p, const gs_request *r, bint seed, const uint64_t *inplace, const int64_t *alignment,
-                gs_blocks *blocks, gs_arena *arenas, int32_t *failed) noexcept nogil:
+cdef int decide(PlanData p, const gs_request *r, bint seed, bint stream, const uint64_t *inplace,
+                const int64_t *alignment, gs_blocks *blocks, gs_arena *arenas, int32_t *failed) noexcept nogil:
     """Placement, splits and copies, lifetimes, offsets: one after the other."""
     cdef int32_t i
     cdef int status = routes_init(&p.routes, r.g, r.n_backends)
@@ -189,12 +235,15 @@ cdef int decide(PlanData p, const gs_request *r, bint seed, const uint64_t *inpl
             if status == GS_OK:
                 status = tighten_boundaries(r, p.assign, p.why)
             if status == GS_OK:
-                status = split_default(r, p.assign, p.why, &p.routes)
+                status = split_default(r, p.assign, p.why, stream, &p.routes)
     if status == GS_OK:
         status = flow_from_routes(&p.flow, r, p.assign, &p.routes, alignment, failed)
     for i in range(r.n_backends):
         if status == GS_OK:
-            status = blocks_reset(&blocks[i], INT64_MAX)
+            if blocks[i].chunk:
+                status = blocks_reset_chunked(&blocks[i], blocks[i].chunk, alignment[i])
+            else:
+                status = blocks_reset(&blocks[i], INT64_MAX)
     if status == GS_OK:
         status = gallocr_run(&p.flow, arenas, inplace, NULL, 0, not seed, failed)
     if status == GS_OK:
@@ -211,4 +260,9 @@ cdef int raise_planning_error(int status, Request request, int32_t failed) excep
     if status == GS_UNSUPPORTED_OP:
         names = ", ".join([b.name for b in backends])
         raise UnsupportedOp(f"{describe(t)}: none of the backends {names} supports it")
+    if status == GS_OUT_OF_MEMORY:
+        for b in backends:
+            if b.max_buffer_size is not None and t.layout.nbytes > b.max_buffer_size - b.max_buffer_size % b.alignment:
+                raise OutOfMemory(f"{describe(t)}: {t.layout.nbytes} bytes exceed the maximum buffer size "
+                                  f"{b.max_buffer_size} of backend {b.name!r}", b.name, t.layout.nbytes, b.max_buffer_size)
     raise OutOfMemory(f"{describe(t)}: sizes leave the 64-bit range", None, t.layout.nbytes, None)

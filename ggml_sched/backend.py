@@ -110,6 +110,10 @@ class Backend(BackendBase):
         """A new buffer of `size` bytes; OutOfMemory if there is not that much."""
         raise NotImplementedError(f"backend {self.name!r} does not allocate buffers")
 
+    def memory_available(self) -> int | None:
+        """Bytes that can still be allocated here, None if the backend does not know."""
+        return None
+
     def alloc_size(self, tensor: Tensor) -> int:
         """Bytes that a tensor takes in a buffer of this backend; must not depend on the buffer."""
         return tensor.nbytes

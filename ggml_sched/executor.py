@@ -22,9 +22,9 @@ _VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
 class Allocation:
-    """A plan whose tensors have addresses in `buffers` (one for each backend, None where nothing is placed)."""
+    """A plan whose tensors have addresses in `buffers`: for each backend a tuple, one for each chunk."""
 
-    def __init__(self, plan: Plan, buffers: tuple[Buffer | None, ...]) -> None:
+    def __init__(self, plan: Plan, buffers: tuple[tuple[Buffer, ...], ...]) -> None:
         self.plan = plan
         self.buffers = buffers
         self.lease: Lease = new_lease()
@@ -124,8 +124,8 @@ class Allocation:
         for c, (like, backend) in enumerate(data.copies):
             tensor = graph.tensors[like]
             name = f"{self.plan.backends[backend].name}#{tensor.name}"
-            offset = data.offset(data.n_tensors + c)
-            made.append(stand_in(tensor, name, self.buffers[backend], offset, self.lease))
+            i = data.n_tensors + c
+            made.append(stand_in(tensor, name, self.buffers[backend][data.chunk(i)], data.offset(i), self.lease))
         return made
 
     def _copy_step(self, c: int, dst: Tensor, start: int, stop: int) -> Step:

@@ -65,8 +65,13 @@ class Plan:
 
     @property
     def buffer_sizes(self) -> tuple[int, ...]:
-        """What each backend's buffer must hold."""
+        """What each backend's buffer (or its buffers together) must hold."""
         return self.data.buffer_sizes
+
+    @property
+    def chunk_sizes(self) -> tuple[tuple[int, ...], ...]:
+        """For each backend the bytes of each of its buffers: several where a maximum buffer size asks for it."""
+        return self.data.chunk_sizes
 
     @property
     def live_bytes(self) -> tuple[int, ...]:
@@ -105,6 +110,17 @@ class Plan:
         """Bytes into the backend's buffer (a view: its root's plus view_offs); None outside the plan."""
         offset = self.data.offset(self.index_of(t))
         return None if offset < 0 else offset
+
+    def chunk_of(self, t: Tensor) -> int:
+        """Which of the backend's buffers holds a tensor; 0 unless a maximum buffer size made several."""
+        return self.data.chunk(self.index_of(t))
+
+    def name_of(self, i: int) -> str:
+        """The name of an id: a tensor's, or BACKEND#tensor for a copy."""
+        if i < self.data.n_tensors:
+            return self.graph.tensors[i].name
+        like, backend = self.data.copies[i - self.data.n_tensors]
+        return f"{self.backends[backend].name}#{self.graph.tensors[like].name}"
 
     def verify(self) -> None:
         """Check the plan independently of the planner; HazardError with a reason code if it is unsound."""

@@ -58,8 +58,9 @@ def quantize(values: np.ndarray, kind: Type) -> np.ndarray:
     """
     _require(kind)
     x = np.asarray(values, np.float32)
-    if x.ndim == 0 or x.shape[-1] % BLOCK:
-        raise ValueError(f"rows of {x.shape[-1] if x.ndim else 1} elements do not hold whole {kind} blocks of {BLOCK}")
+    row = x.shape[-1] if x.ndim else 1
+    if row % BLOCK:
+        raise ValueError(f"rows of {row} elements do not hold whole {kind} blocks of {BLOCK}")
     x = x.reshape(*x.shape[:-1], x.shape[-1] // BLOCK, BLOCK)
     blocks = np.empty((*x.shape[:-1], kind.type_size), np.uint8)
     if x.size == 0:
@@ -102,7 +103,8 @@ def dequantize(blocks: np.ndarray, kind: Type, out: np.ndarray | None = None) ->
     _require(kind)
     blocks = np.asarray(blocks)
     if blocks.dtype != np.uint8 or blocks.ndim < 2 or blocks.shape[-1] != kind.type_size:
-        raise ValueError(f"{kind} blocks are uint8 [..., n, {kind.type_size}], not {blocks.dtype} {blocks.shape}")
+        raise ValueError(f"{kind} blocks are uint8 [..., n, {kind.type_size}], "
+                         f"not {blocks.dtype} {blocks.shape}")
     shape = (*blocks.shape[:-2], blocks.shape[-2] * BLOCK)
     if out is None:
         out = np.empty(shape, np.float32)

@@ -102,6 +102,8 @@ def _memory(plan: Plan, i: int) -> list[str]:
     name, birth_death = plan.backends[home].name, data.lifetime(i)
     size = data.size(i)
     took = f"{t.nbytes:,} bytes" if size in (0, t.nbytes) else f"{t.nbytes:,} bytes ({size:,} aligned)"
+    if data.chunk(i):
+        name += f", buffer {data.chunk(i)},"
     lines.append(f"memory: {name} at offset {data.offset(i):,}, {took}")
     if birth_death is not None:
         birth, death = birth_death
@@ -112,7 +114,7 @@ def _memory(plan: Plan, i: int) -> list[str]:
     if data.took_over(i):
         root = data.root(i)
         lines.append(f"written in place over {_id_name(plan, root)}, which nothing needs afterwards, as the "
-                     f"kernel on {name} allows")
+                     f"kernel on {plan.backends[home].name} allows")
     if "output" in t.flags:
         lines.append("an output: its memory stays until the next compute")
     return lines

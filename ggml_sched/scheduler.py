@@ -9,8 +9,10 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
+from operator import index as _index
 
 from ggml_sched._core import Devices, Graph, PlanData, Request, Tensor, make_plan
 from ggml_sched.backend import Backend, Buffer
@@ -27,13 +29,21 @@ class Scheduler:
     """Runs graphs over several backends, given in order of preference (the best first, the host last).
 
     `policy="seed"` places as the first generation of ggml did.  `plan_cache` plans are kept, so that an
-    equal graph built anew is not planned again (0: plan afresh on every call).  A context manager.
+    equal graph built anew is not planned again (0: plan afresh on every call).  `budgets` maps backends to the
+    bytes that their arena may take; without one, what the backend says is left counts.  A context manager.
 
     Raises ValueError for no backends, one twice, or an unknown policy.  Used from a second thread while
     it works, it raises Error.
     """
 
-    def __init__(self, backends: Sequence[Backend], policy: str = "default", copies: int = 1, plan_cache: int = 8) -> None:
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        policy: str = "default",
+        copies: int = 1,
+        plan_cache: int = 8,
+        budgets: Mapping[Backend, int] | None = None,
+    ) -> None:
         backends = tuple(backends)
         if not backends:
             raise ValueError("a scheduler needs at least one backend")
@@ -52,9 +62,11 @@ class Scheduler:
         self.closed = False
         self._cache_size = plan_cache
         self._devices = Devices(backends)
-        self._cache: OrderedDict[tuple[int, int], PlanData] = OrderedDict()
+        self._cache: OrderedDict[tuple[int, int, bool], PlanData] = OrderedDict()
         self._assigned: weakref.WeakKeyDictionary[Tensor, Backend] = weakref.WeakKeyDictionary()
-        self._buffers: list[Buffer | None] = [None] * len(backends)
+        self._budgets = {self._index(backend): _index(nbytes) for backend, nbytes in (budgets or {}).items()}
+        # For each backend the buffers of its arena: one, or one for each chunk.
+        self._buffers: list[tuple[Buffer, ...]] = [()] * len(backends)
         self._current: Allocation | None = None
         self._epoch = -1
         self._residents: list[Buffer] = []
@@ -73,26 +85,61 @@ class Scheduler:
     def reserve(self, *graphs: Graph) -> None:
         """Allocate buffers large enough for each of the graphs (one at a time).  Raises OutOfMemory."""
         with self._exclusive():
-            sizes = [0] * len(self.backends)
+            sizes: list[tuple[int, ...]] = [()] * len(self.backends)
             for graph in graphs:
-                sizes = [max(pair) for pair in zip(sizes, self._plan(graph)[0].buffer_sizes, strict=True)]
+                wanted = self._plan(graph)[0].chunk_sizes
+                sizes = [
+                    tuple(max(pair) for pair in zip_longest(*pairs, fillvalue=0))
+                    for pairs in zip(sizes, wanted, strict=True)
+                ]
             self._grow(sizes)
 
     def _plan(self, graph: Graph) -> tuple[Plan, Request]:
         if not isinstance(graph, Graph):
             raise TypeError(f"not a Graph: {graph!r}")
         request = Request(graph, self._devices, self._assigned)
-        key = (graph.fingerprint, request.key)
+        plan = self._cached_plan(graph, request, False)
+        excess = self._excess(plan)
+        if excess is not None and any(plan.data.kept):
+            # Weights kept beside the arena may be what is too much: let them take turns instead.
+            leaner = self._cached_plan(graph, request, True)
+            if self._excess(leaner) is None:
+                return leaner, request
+        if excess is not None:
+            raise excess
+        return plan, request
+
+    def _cached_plan(self, graph: Graph, request: Request, stream: bool) -> Plan:
+        key = (graph.fingerprint, request.key, stream)
         data = self._cache.get(key)
         if data is None:
-            data = make_plan(request, self.policy)
+            data = make_plan(request, self.policy, stream)
             if self._cache_size:
                 self._cache[key] = data
                 while len(self._cache) > self._cache_size:
                     self._cache.popitem(last=False)
         else:
             self._cache.move_to_end(key)
-        return Plan(graph, data, self.backends, self.policy), request
+        return Plan(graph, data, self.backends, self.policy)
+
+    def _excess(self, plan: Plan) -> OutOfMemory | None:
+        """The error to raise if a plan exceeds a backend's budget: shortfall, and what is alive at the peak."""
+        for i, (backend, needed) in enumerate(zip(self.backends, plan.buffer_sizes, strict=True)):
+            limit = self._budgets.get(i)
+            if limit is None:
+                free = backend.memory_available()
+                if free is None:
+                    continue
+                limit = free + sum(buffer.size for buffer in self._buffers[i] if not buffer.closed)
+            if needed > limit:
+                alive = plan.data.live_at_peak(i)
+                shown = ", ".join(f"{plan.name_of(k) or 'unnamed'!r} {plan.data.size(k)}" for k in alive[:8])
+                more = f" and {len(alive) - 8} more" if len(alive) > 8 else ""
+                return OutOfMemory(
+                    f"backend {backend.name!r}: the arena needs {needed} bytes, {limit} are available, "
+                    f"{needed - limit} are missing; alive at the peak: {shown}{more}",
+                    backend.name, needed, limit)
+        return None
 
     # -- memory -----------------------------------------------------------------
 
@@ -111,7 +158,7 @@ class Scheduler:
                 self._renew(current)
             return self._current
         plan, request = self._plan(graph)
-        self._grow(plan.buffer_sizes)
+        self._grow(plan.chunk_sizes)
         self._replace(plan, request)
         return self._current
 
@@ -130,47 +177,47 @@ class Scheduler:
         self._current = Allocation(current.plan, tuple(self._buffers))
 
     def _replace(self, plan: Plan, request: Request) -> None:
-        if self._current is not None:
-            self._current.release()
-            self._current = None
+        self._release_current()
         self._current = Allocation(plan, tuple(self._buffers))
         self._epoch = plan.graph.residence_epoch()
         self._residents = request.buffers
 
-    def _grow(self, sizes: Sequence[int]) -> None:
-        """Buffers of at least these sizes.  When one cannot be had, all stay as they are."""
-        fresh: dict[int, Buffer] = {}
+    def _grow(self, sizes: Sequence[Sequence[int]]) -> None:
+        """Buffers of at least these sizes, for each backend and chunk.  When one cannot be had, all stay as they are."""
+        fresh: dict[tuple[int, int], Buffer] = {}
         try:
-            for i, size in enumerate(sizes):
-                held = self._buffers[i]
-                if held is None or held.closed or held.size < size:
-                    fresh[i] = self._new_buffer(i, size)
+            for i, wanted in enumerate(sizes):
+                for chunk, size in enumerate(wanted):
+                    held = self._buffers[i][chunk] if chunk < len(self._buffers[i]) else None
+                    if held is None or held.closed or held.size < size:
+                        fresh[i, chunk] = self._new_buffer(self.backends[i], size)
         except BaseException:
             for buffer in fresh.values():
                 buffer.close()
             raise
-        if fresh and self._current is not None:
-            self._current.release()
-            self._current = None
-        for i, buffer in fresh.items():
-            if self._buffers[i] is not None:
-                self._buffers[i].close()
-            self._buffers[i] = buffer
+        if not fresh:
+            return
+        self._release_current()
+        for i, held in enumerate(self._buffers):
+            chunks = dict(enumerate(held)) | {c: buffer for (k, c), buffer in fresh.items() if k == i}
+            self._buffers[i] = tuple(chunks[c] for c in sorted(chunks))
+            for buffer in held:
+                if buffer not in self._buffers[i]:
+                    buffer.close()
 
-    def _new_buffer(self, i: int, size: int) -> Buffer | None:
-        backend = self.backends[i]
-        if backend.max_buffer_size is not None and size > backend.max_buffer_size:
-            raise OutOfMemory(
-                f"backend {backend.name!r}: the arena needs {size} bytes, one buffer holds at most "
-                f"{backend.max_buffer_size}", backend.name, size, backend.max_buffer_size)
+    def _new_buffer(self, backend: Backend, size: int) -> Buffer:
         buffer = backend.alloc_buffer(size)
         buffer.usage = "compute"
         return buffer
 
+    def _release_current(self) -> None:
+        if self._current is not None:
+            current, self._current = self._current, None
+            current.release()
+
     def buffer_size(self, backend: Backend) -> int:
         """Bytes of the arena held on a backend at the moment."""
-        buffer = self._buffers[self._index(backend)]
-        return 0 if buffer is None else buffer.size
+        return sum(buffer.size for buffer in self._buffers[self._index(backend)])
 
     # -- computing ----------------------------------------------------------------
 
@@ -222,9 +269,7 @@ class Scheduler:
     def reset(self) -> None:
         """Forget the current allocation and the cached plans.  Buffers and assignments stay."""
         with self._exclusive():
-            if self._current is not None:
-                self._current.release()
-                self._current = None
+            self._release_current()
             self._cache.clear()
 
     def close(self) -> None:
@@ -233,14 +278,12 @@ class Scheduler:
             return
         with self._exclusive():
             self.closed = True
-            if self._current is not None:
-                self._current.release()
-                self._current = None
+            self._release_current()
             self._cache.clear()
-            for buffer in self._buffers:
-                if buffer is not None:
+            for buffers in self._buffers:
+                for buffer in buffers:
                     buffer.close()
-            self._buffers = [None] * len(self.backends)
+            self._buffers = [()] * len(self.backends)
 
     def __enter__(self) -> Scheduler:
         return self

@@ -209,7 +209,7 @@ class Facts:
             sequence=list(data.sequence),
             assigned=assigned,
             home=home,
-            chunk=[0] * len(like),
+            chunk=[data.chunk(i) for i in every],
             offset=[data.offset(i) for i in every],
             size=[data.size(i) for i in every],
             shares=[data.root(i) for i in every],
@@ -217,7 +217,7 @@ class Facts:
             late=[data.is_late(i) for i in every],
             birth=[None if (life := data.lifetime(i)) is None else life[0] for i in every],
             reads=[_by_slot(src[i], data.sources(i)) for i in range(n)],
-            arena_sizes={(b, 0): size for b, size in enumerate(data.buffer_sizes)},
+            arena_sizes={(b, k): size for b, sizes in enumerate(data.chunk_sizes) for k, size in enumerate(sizes)},
             live_bytes=tuple(data.live_bytes),
             keeps=frozenset(_keeps(tensors, data)),
         )

@@ -7,9 +7,9 @@ insists on the same bits, so every op test is a determinism test as well.
 from __future__ import annotations
 
 import numpy as np
+from ggml_sched._core import bind_resident
 
 import ggml_sched as gs
-from ggml_sched._core import bind_resident
 
 FLOATS = ("f32", "f16", "bf16")
 QUANTISED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
@@ -55,7 +55,7 @@ def compute(ctx: gs.Context, out: gs.Tensor, values: dict) -> np.ndarray:
             if planned:
                 plan = backend.graph_plan_create(graph)
                 backend.graph_plan_compute(plan)
-                for tensor, array in values.items():       # cpy and set_rows have changed their targets
+                for tensor, array in values.items():  # cpy and set_rows have changed their targets
                     tensor.set(array)
                 backend.graph_plan_compute(plan)
                 backend.graph_plan_free(plan)
@@ -65,7 +65,9 @@ def compute(ctx: gs.Context, out: gs.Tensor, values: dict) -> np.ndarray:
             if seen is None:
                 seen = bits
             elif out.is_contiguous:
-                assert bits == seen, f"{out!r}: other bits with {n_threads} threads, gap {gap}, plan {planned}"
+                assert bits == seen, (
+                    f"{out!r}: other bits with {n_threads} threads, gap {gap}, plan {planned}"
+                )
             buffer.close()
     return result
 
@@ -77,6 +79,7 @@ def stored(array: np.ndarray, type: str) -> np.ndarray:
         return gs_bf16(np.asarray(array, np.float32)).astype(np.float64)
     if type in QUANTISED:
         from ggml_sched import quants
+
         member = gs.Type[type.upper()]
         return quants.dequantize(quants.quantize(array, member), member).astype(np.float64)
     return np.asarray(array).astype(kind).astype(np.float64)
@@ -91,9 +94,11 @@ def gs_bf16(values: np.ndarray) -> np.ndarray:
 def assert_close(got: np.ndarray, want: np.ndarray, type: str = "f32", scale: float | None = None) -> None:
     """|got - want| within the type's relative tolerance of |want| (or of `scale`), NaN and inf alike."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    assert got.size == want.size, (got.shape, want.shape)      # leading extents of 1 come and go
+    assert got.size == want.size, (got.shape, want.shape)  # leading extents of 1 come and go
     want = want.reshape(got.shape)
     bound = TOLERANCE[type] * (np.abs(want) + 1 if scale is None else scale)
     with np.errstate(all="ignore"):
         same = (np.abs(got - want) <= bound) | (got == want) | (np.isnan(got) & np.isnan(want))
-    assert same.all(), f"{(~same).sum()} of {same.size} differ; first: got {got[~same][0]}, want {want[~same][0]}"
+    assert same.all(), (
+        f"{(~same).sum()} of {same.size} differ; first: got {got[~same][0]}, want {want[~same][0]}"
+    )

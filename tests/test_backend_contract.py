@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from ggml_sched._core import bind_resident
 from support import random
 
 import ggml_sched as gs
-from ggml_sched._core import bind_resident
 from ggml_sched.backends.cpu import run_nodes
 
 RNG = np.random.default_rng(9)
@@ -112,7 +112,9 @@ def test_facts(backend):
     assert gs.get_backend(a) is None
     buffer = backend.alloc_tensors(ctx)
     assert gs.get_backend(a) is backend is a.backend and a.buffer is buffer and buffer.backend is backend
-    assert backend.supports_buffer(buffer) and not backend.supports_buffer(gs.DryBackend("other").alloc_buffer(8))
+    assert backend.supports_buffer(buffer) and not backend.supports_buffer(
+        gs.DryBackend("other").alloc_buffer(8)
+    )
     assert backend.supports_op(out) and not backend.offload_op(out)
     assert isinstance(backend.inplace_sources("ADD"), int) and backend.inplace_sources("MUL_MAT") == 0
     assert backend.alloc_size(a) >= a.nbytes and buffer.alloc_size(a) == backend.alloc_size(a)
@@ -152,17 +154,22 @@ def test_alloc_tensors_places_everything_once(backend):
     assert a.buffer is None and view.offset is None and late.buffer is second
 
 
-@pytest.mark.parametrize("make", [
-    lambda: gs.CpuBackend(1, memory=300),
-    lambda: gs.DryBackend("dry", memory=300),
-    lambda: gs.DryBackend("dry", max_buffer_size=300),
-])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gs.CpuBackend(1, memory=300),
+        lambda: gs.DryBackend("dry", memory=300),
+        lambda: gs.DryBackend("dry", max_buffer_size=300),
+    ],
+)
 def test_out_of_memory_changes_nothing(make):
     backend = make()
     ctx, a, b, out = small()
     with pytest.raises(gs.OutOfMemory) as caught:
         backend.alloc_tensors(ctx)
-    assert caught.value.needed == 384 and caught.value.available == 300 and caught.value.backend == backend.name
+    assert (
+        caught.value.needed == 384 and caught.value.available == 300 and caught.value.backend == backend.name
+    )
     assert a.buffer is b.buffer is out.buffer is None
     other = MAKERS["minimal"]()
     other.alloc_tensors(ctx)
@@ -285,7 +292,7 @@ def test_clear(real):
 
 @pytest.mark.parametrize("there", REAL)
 def test_copies(real, there):
-    source, (ctx, a, b, out) = MAKERS[there](), small()
+    source, (_, a, b, _) = MAKERS[there](), small()
     bind_resident(a, source.alloc_buffer(128), 0)
     bind_resident(b, real.alloc_buffer(256), 64)
     x = random(RNG, 8, 4)
@@ -327,8 +334,14 @@ def test_copies_try_the_destination_then_the_source_then_the_host():
     expected = {
         ((), ("from",)): [("dst", "from"), ("dst", "synchronize")],
         (("to",), ()): [("dst", "from"), ("src", "to"), ("src", "synchronize")],
-        ((), ()): [("dst", "from"), ("src", "to"), ("src", "get"), ("src", "synchronize"), ("dst", "set"),
-                   ("dst", "synchronize")],
+        ((), ()): [
+            ("dst", "from"),
+            ("src", "to"),
+            ("src", "get"),
+            ("src", "synchronize"),
+            ("dst", "set"),
+            ("dst", "synchronize"),
+        ],
     }
     for (src.able, dst.able), want in expected.items():
         calls.clear()
@@ -341,7 +354,9 @@ def test_copies_try_the_destination_then_the_source_then_the_host():
 
 def test_copies_need_equal_layouts_and_addresses(backend):
     ctx = gs.Context()
-    a, b, c, d = (ctx.tensor(t, ne) for t, ne in (("f32", (8, 4)), ("f32", (4, 8)), ("f16", (8, 4)), ("f32", (8, 4))))
+    a, b, c, d = (
+        ctx.tensor(t, ne) for t, ne in (("f32", (8, 4)), ("f32", (4, 8)), ("f16", (8, 4)), ("f32", (8, 4)))
+    )
     backend.alloc_tensors(ctx)
     free = ctx.tensor("f32", (8, 4), "free")
     for other in (b, c, ctx.transpose(b)):
@@ -412,8 +427,11 @@ def test_exceptions_of_a_python_backend_reach_the_caller():
     buffer = BrokenBuffer(broken, 512)
     for i, t in enumerate((a, b, out)):
         bind_resident(t, buffer, 128 * i)
-    for use, what in ((lambda: broken.graph_compute(gs.Graph(out)), "compute"), (lambda: gs.tensor_copy(a, b), "copy"),
-                      (lambda: a.set(np.zeros((4, 8))), "write")):
+    for use, what in (
+        (lambda: broken.graph_compute(gs.Graph(out)), "compute"),
+        (lambda: gs.tensor_copy(a, b), "copy"),
+        (lambda: a.set(np.zeros((4, 8))), "write"),
+    ):
         with pytest.raises(KeyError, match=what):
             use()
 

@@ -10,10 +10,10 @@ import threading
 
 import numpy as np
 import pytest
+from ggml_sched._core import bind_resident
 from support import place, random, raw
 
 import ggml_sched as gs
-from ggml_sched._core import bind_resident
 from ggml_sched.backends.cpu import CpuBuffer
 
 RNG = np.random.default_rng(8)
@@ -85,8 +85,12 @@ def test_a_closed_buffer_raises_and_old_arrays_stay_valid():
     buffer.close()
     gc.collect()
     assert view.tolist() == [0, 1, 2, 3]
-    for use in (lambda: buffer.memory, lambda: buffer.write(0, memoryview(b"x")), lambda: buffer.clear(),
-                lambda: buffer.read(0, memoryview(bytearray(1)))):
+    for use in (
+        lambda: buffer.memory,
+        lambda: buffer.write(0, memoryview(b"x")),
+        lambda: buffer.clear(),
+        lambda: buffer.read(0, memoryview(bytearray(1))),
+    ):
         with pytest.raises(gs.BackendError, match="closed"):
             use()
     with pytest.raises(gs.PlacementError, match="'t'"):
@@ -107,21 +111,29 @@ def test_ranges_outside_a_buffer(offset, size):
 # -- the caller's memory ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [
-    lambda: np.zeros(64, np.float32),
-    lambda: np.zeros((8, 8), np.float32),
-    lambda: np.zeros(128, np.float16),
-    lambda: bytearray(256),
-    lambda: mmap.mmap(-1, 256),
-    lambda: (ctypes.c_float * 64)(),
-    lambda: memoryview(bytearray(256)),
-], ids=["f32", "2-d", "f16", "bytearray", "mmap", "ctypes", "memoryview"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.zeros(64, np.float32),
+        lambda: np.zeros((8, 8), np.float32),
+        lambda: np.zeros(128, np.float16),
+        lambda: bytearray(256),
+        lambda: mmap.mmap(-1, 256),
+        lambda: (ctypes.c_float * 64)(),
+        lambda: memoryview(bytearray(256)),
+    ],
+    ids=["f32", "2-d", "f16", "bytearray", "mmap", "ctypes", "memoryview"],
+)
 def test_buffer_over_the_callers_memory(make):
     backend, source = gs.CpuBackend(), make()
     buffer = backend.buffer_from_ptr(source)
     assert isinstance(buffer, CpuBuffer) and buffer.size == 256 and buffer.writable and backend.used == 0
     buffer.write(4, memoryview(np.float32([1.5])))
-    seen = np.frombuffer(source, np.uint8) if not isinstance(source, np.ndarray) else source.reshape(-1).view(np.uint8)
+    seen = (
+        np.frombuffer(source, np.uint8)
+        if not isinstance(source, np.ndarray)
+        else source.reshape(-1).view(np.uint8)
+    )
     assert seen[4:8].view(np.float32)[0] == 1.5 and seen.ctypes.data == buffer.base
     assert backend.buffer_from_ptr(source, 100).size == 100
     with pytest.raises(ValueError, match="257 bytes of memory that holds 256"):
@@ -135,7 +147,7 @@ def test_buffer_over_an_address():
     buffer = backend.buffer_from_ptr(block.ctypes.data + 3, 50)
     assert buffer.base == block.ctypes.data + 3 and buffer.memory[0] == 3
     buffer.close()
-    assert block[3] == 3                    # never freed
+    assert block[3] == 3  # never freed
     for bad in (lambda: backend.buffer_from_ptr(block.ctypes.data), lambda: backend.buffer_from_ptr("text")):
         with pytest.raises(TypeError):
             bad()
@@ -310,14 +322,19 @@ def test_a_failing_kernel_is_named_and_chained(monkeypatch):
         def build(job):
             def run():
                 raise error
+
             job.part().do(run)
+
         return Kernel(build, lambda node: True, 1)
 
     ctx, graph, values = chain()
     backend = gs.CpuBackend(1)
     backend.alloc_tensors(ctx)
-    for error, kind in ((ZeroDivisionError("why"), gs.BackendError), (MemoryError(), gs.OutOfMemory),
-                        (gs.BackendError("mine"), gs.BackendError)):
+    for error, kind in (
+        (ZeroDivisionError("why"), gs.BackendError),
+        (MemoryError(), gs.OutOfMemory),
+        (gs.BackendError("mine"), gs.BackendError),
+    ):
         monkeypatch.setitem(KERNELS, "UNARY:SILU", failing(error))
         plan = backend.graph_plan_create(graph)
         for run in (lambda: backend.graph_compute(graph), lambda plan=plan: backend.graph_plan_compute(plan)):
@@ -332,6 +349,7 @@ def test_a_failing_kernel_is_named_and_chained(monkeypatch):
 
 def test_an_error_in_a_lane_is_raised_and_the_pool_works_afterwards():
     from ggml_sched.backends.cpu.lanes import Lanes
+
     lanes, done = Lanes(3), []
 
     def fail():
@@ -365,8 +383,12 @@ def test_threads_start_late_and_never_leak():
     backend.close()
     backend.close()
     assert pool_threads() == before and backend.closed
-    for use in (lambda: backend.graph_compute(graph), lambda: backend.alloc_buffer(1),
-                lambda: backend.graph_plan_create(graph), lambda: backend.buffer_from_ptr(bytearray(1))):
+    for use in (
+        lambda: backend.graph_compute(graph),
+        lambda: backend.alloc_buffer(1),
+        lambda: backend.graph_plan_create(graph),
+        lambda: backend.buffer_from_ptr(bytearray(1)),
+    ):
         with pytest.raises(gs.BackendError, match="closed"):
             use()
 
@@ -395,7 +417,7 @@ def test_a_fork_gets_threads_of_its_own():
     backend.graph_compute(graph)
     want = raw(graph.nodes[-1])
     plan = backend.graph_plan_create(graph)
-    backend._lock._lock.acquire()              # as if another thread were computing right now
+    backend._lock._lock.acquire()  # as if another thread were computing right now
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -440,3 +462,22 @@ def test_copies_between_cpu_backends_leave_the_gaps_of_a_view_alone():
     y[:, 1:3] = x[:, 1:3]
     assert np.array_equal(b.numpy(), y)
     assert not two.cpy_tensor_from(left, b)
+
+
+def test_memory_at_any_address_gives_the_same_bits():
+    """The caller's memory may start anywhere, even between the multiples of an element's size."""
+    ctx, graph, values = chain("f16", 65)
+    seen = set()
+    for shift in (0, 1, 4, 32):
+        backend = gs.CpuBackend(1)
+        memory = np.zeros(1 << 20, np.uint8)
+        buffer = backend.buffer_from_ptr(memory[-memory.ctypes.data % 64 + shift :])
+        at = 0
+        for tensor in ctx.tensors:
+            if tensor.view_src is None:
+                bind_resident(tensor, buffer, at)
+                at += -(-tensor.nbytes // 64) * 64
+        set_all(values)
+        backend.graph_compute(graph)
+        seen.add(raw(graph.nodes[-1]))
+    assert len(seen) == 1

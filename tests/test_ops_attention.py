@@ -38,7 +38,9 @@ def test_diag_mask(n_past):
     x = random(RNG, 5, 3, 2)
     future = np.triu(np.ones((3, 5), bool), n_past + 1)
     for op, value in ((ctx.diag_mask_inf, -INF), (ctx.diag_mask_zero, 0)):
-        assert np.array_equal(compute(ctx, op(a, n_past), {a: x}), np.where(future, value, x).astype(np.float32))
+        assert np.array_equal(
+            compute(ctx, op(a, n_past), {a: x}), np.where(future, value, x).astype(np.float32)
+        )
 
 
 def soft_max(x, mask=None, scale=1.0, max_bias=0.0, sinks=None):
@@ -59,8 +61,14 @@ def soft_max(x, mask=None, scale=1.0, max_bias=0.0, sinks=None):
 def test_soft_max(type, max_bias, with_sinks):
     if type is None and max_bias:
         pytest.skip("alibi needs a mask")
-    for ne, mask_ne in (((7, 3, 6, 2), (7, 4, 1, 1)), ((7, 3, 6, 4), (7, 3, 3, 2)), ((9, 1, 3, 1), (9, 1, 3, 1)),
-                        ((1, 1, 1, 1), (1, 1, 1, 1)), ((4, 0, 1, 1), (4, 2, 1, 1)), ((600, 40, 5, 1), (600, 40, 1, 1))):
+    for ne, mask_ne in (
+        ((7, 3, 6, 2), (7, 4, 1, 1)),
+        ((7, 3, 6, 4), (7, 3, 3, 2)),
+        ((9, 1, 3, 1), (9, 1, 3, 1)),
+        ((1, 1, 1, 1), (1, 1, 1, 1)),
+        ((4, 0, 1, 1), (4, 2, 1, 1)),
+        ((600, 40, 5, 1), (600, 40, 1, 1)),
+    ):
         ctx = gs.Context()
         a, sinks = ctx.tensor("f32", ne), ctx.tensor("f32", (ne[2],))
         mask = None if type is None else ctx.tensor(type, mask_ne)
@@ -79,15 +87,29 @@ def test_soft_max_of_large_values_does_not_overflow_and_masked_rows_are_nan():
     assert_close(compute(ctx, ctx.soft_max(a), {a: x}), [[0.5, 0.5, 0], [np.nan] * 3])
 
 
-def rotated(x, positions, n_dims, neox, base=10000.0, scale=1.0, factors=None, ext=0.0, attn=1.0, fast=32.0, slow=1.0,
-            n_ctx_orig=0):
+def rotated(
+    x,
+    positions,
+    n_dims,
+    neox,
+    base=10000.0,
+    scale=1.0,
+    factors=None,
+    ext=0.0,
+    attn=1.0,
+    fast=32.0,
+    slow=1.0,
+    n_ctx_orig=0,
+):
     """Rope pair by pair with complex numbers."""
     out = x.astype(float).copy()
     magnitude = attn
     low = high = 0.0
     if ext:
+
         def corr(rot):
             return n_dims * math.log(n_ctx_orig / (rot * 2 * math.pi)) / (2 * math.log(base))
+
         low, high = max(0, math.floor(corr(fast))), min(n_dims - 1, math.ceil(corr(slow)))
         magnitude *= 1 + 0.1 * math.log(1 / scale)
     for t, pos in enumerate(positions):
@@ -119,13 +141,21 @@ def test_rope_with_factors_and_yarn(mode):
     ctx = gs.Context()
     a, pos, ff = ctx.tensor("f32", (64, 2, 3)), ctx.tensor("i32", (3,)), ctx.tensor("f32", (40,))
     x, p, f = random(RNG, 64, 2, 3), np.int32([5, 0, 99]), random(RNG, 40, low=1, high=4)
-    numbers = {"freq_base": 5e5, "freq_scale": 0.25, "ext_factor": 1.0, "attn_factor": 1.1, "beta_fast": 16.0,
-               "beta_slow": 2.0}
+    numbers = {
+        "freq_base": 5e5,
+        "freq_scale": 0.25,
+        "ext_factor": 1.0,
+        "attn_factor": 1.1,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+    }
     out = ctx.rope(a, pos, 64, mode, ff, 4096, **numbers)
     want = rotated(x[None], p, 64, mode == "neox", 5e5, 0.25, f, 1.0, 1.1, 16.0, 2.0, 4096)
     assert_close(compute(ctx, out, {a: x, pos: p, ff: f}), want)
     plain = ctx.rope(a, pos, 64, mode, ff, freq_base=5e5, freq_scale=0.5)
-    assert_close(compute(ctx, plain, {a: x, pos: p, ff: f}), rotated(x[None], p, 64, mode == "neox", 5e5, 0.5, f))
+    assert_close(
+        compute(ctx, plain, {a: x, pos: p, ff: f}), rotated(x[None], p, 64, mode == "neox", 5e5, 0.5, f)
+    )
 
 
 def test_rope_of_a_view_and_in_place():
@@ -146,7 +176,11 @@ def attention(q, k, v, mask=None, scale=1.0, max_bias=0.0, softcap=0.0, sinks=No
         for h, slope in enumerate(slopes_of(n_head, max_bias)):
             kv = h * k.shape[1] // n_head
             for r in range(n_rows):
-                m = np.zeros(k.shape[2]) if mask is None else mask[b % mask.shape[0], h % mask.shape[1], r].astype(float)
+                m = (
+                    np.zeros(k.shape[2])
+                    if mask is None
+                    else mask[b % mask.shape[0], h % mask.shape[1], r].astype(float)
+                )
                 cells = m > -INF
                 s = k[b, kv, cells] @ q[b, h, r] * scale
                 if softcap:
@@ -169,12 +203,33 @@ def test_flash_attn_ext(type, case):
     x, y, z, s = (random(RNG, *t.ne) for t in (q, k, v, sinks))
     m = causal(*mask_ne).astype(np.float16 if case == "all" else np.float32)
     options = {
-        "plain": {}, "mask": {"mask": 1}, "alibi": {"mask": 1, "max_bias": 8.0}, "softcap": {"softcap": 3.0},
-        "sinks": {"sinks": 1}, "all": {"mask": 1, "max_bias": 4.0, "softcap": 2.0, "sinks": 1}}[case]
-    out = ctx.flash_attn_ext(q, k, v, mask if "mask" in options else None, 0.2, options.get("max_bias", 0.0),
-                             options.get("softcap", 0.0), sinks if "sinks" in options else None)
-    want = attention(x, stored(y, type), stored(z, type), m if "mask" in options else None, 0.2,
-                     options.get("max_bias", 0.0), options.get("softcap", 0.0), s[0, 0, 0] if "sinks" in options else None)
+        "plain": {},
+        "mask": {"mask": 1},
+        "alibi": {"mask": 1, "max_bias": 8.0},
+        "softcap": {"softcap": 3.0},
+        "sinks": {"sinks": 1},
+        "all": {"mask": 1, "max_bias": 4.0, "softcap": 2.0, "sinks": 1},
+    }[case]
+    out = ctx.flash_attn_ext(
+        q,
+        k,
+        v,
+        mask if "mask" in options else None,
+        0.2,
+        options.get("max_bias", 0.0),
+        options.get("softcap", 0.0),
+        sinks if "sinks" in options else None,
+    )
+    want = attention(
+        x,
+        stored(y, type),
+        stored(z, type),
+        m if "mask" in options else None,
+        0.2,
+        options.get("max_bias", 0.0),
+        options.get("softcap", 0.0),
+        s[0, 0, 0] if "sinks" in options else None,
+    )
     assert_close(compute(ctx, out, {q: x, k: y, v: z, mask: m, sinks: s[0, 0, 0]}), want)
 
 
@@ -186,11 +241,14 @@ def test_flash_attention_over_a_permuted_cache():
     x, c = random(RNG, d, n_head, n_rows), random(RNG, d * n_kv_head, 10)
     held = stored(c, "f16")[:n_kv].reshape(n_kv, n_kv_head, d).swapaxes(0, 1)[None]
     out = ctx.flash_attn_ext(ctx.permute(q, 0, 2, 1, 3), view, view, None, 0.3)
-    assert_close(compute(ctx, out, {q: x, cache: c}), attention(x.swapaxes(0, 1)[None], held, held, None, 0.3))
+    assert_close(
+        compute(ctx, out, {q: x, cache: c}), attention(x.swapaxes(0, 1)[None], held, held, None, 0.3)
+    )
 
 
 def test_flash_attention_in_parts(monkeypatch):
     from ggml_sched.backends.cpu import attention as kernels
+
     ctx = gs.Context()
     q, k, v = ctx.tensor("f32", (8, 30, 6)), ctx.tensor("f32", (8, 50, 3)), ctx.tensor("f32", (8, 50, 3))
     mask = ctx.tensor("f32", (50, 30))
@@ -210,14 +268,20 @@ def test_flash_attention_never_looks_at_masked_cells():
     x, y, z = random(RNG, 4, 3, 2), random(RNG, 4, 5), random(RNG, 4, 5)
     m = np.zeros((3, 5), np.float32)
     m[:, 3:] = -INF
-    m[2] = -INF                # a row that sees nothing
+    m[2] = -INF  # a row that sees nothing
     y[3], z[3], y[4], z[4] = np.nan, np.nan, np.inf, -np.inf
     values = {q: x, k: y, v: z, mask: m, sinks: np.float32([0.3, -1])}
     y16, z16 = y.astype(np.float16).astype(float), z.astype(np.float16).astype(float)
     for use in (None, sinks):
         got = compute(ctx, ctx.flash_attn_ext(q, k, v, mask, 0.5, sinks=use), values)
-        want = attention(x[None], y16[None, None], z16[None, None], m[None, None], 0.5,
-                         sinks=None if use is None else [0.3, -1])
+        want = attention(
+            x[None],
+            y16[None, None],
+            z16[None, None],
+            m[None, None],
+            0.5,
+            sinks=None if use is None else [0.3, -1],
+        )
         assert_close(got, want)
         assert not got.reshape(3, 2, 4)[2].any()
 

@@ -9,7 +9,14 @@ from support import FLOATS, QUANTISED, assert_close, compute, random, stored
 import ggml_sched as gs
 
 RNG = np.random.default_rng(3)
-PLAIN = {"f32": np.float32, "f16": np.float16, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64}
+PLAIN = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "i8": np.int8,
+    "i16": np.int16,
+    "i32": np.int32,
+    "i64": np.int64,
+}
 
 
 def values_of(type: str, *ne: int) -> np.ndarray:
@@ -122,11 +129,14 @@ def test_repeat(type):
     ctx = gs.Context()
     a, like = ctx.tensor(type, (3, 2, 1, 2)), ctx.tensor("f32", (6, 2, 5, 4))
     x = values_of(type, 3, 2, 1, 2)
-    assert np.array_equal(compute(ctx, ctx.repeat(a, like), {a: x}), np.tile(x.astype(PLAIN[type]), (2, 5, 1, 2)))
+    assert np.array_equal(
+        compute(ctx, ctx.repeat(a, like), {a: x}), np.tile(x.astype(PLAIN[type]), (2, 5, 1, 2))
+    )
     b, swapped = ctx.tensor(type, (2, 3)), ctx.tensor("f32", (3, 4))
     y = values_of(type, 2, 3)
-    assert np.array_equal(compute(ctx, ctx.repeat(ctx.transpose(b), swapped), {b: y}),
-                          np.tile(y.T.astype(PLAIN[type]), (2, 1)))
+    assert np.array_equal(
+        compute(ctx, ctx.repeat(ctx.transpose(b), swapped), {b: y}), np.tile(y.T.astype(PLAIN[type]), (2, 1))
+    )
 
 
 @pytest.mark.parametrize("dim", range(4))

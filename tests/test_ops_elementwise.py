@@ -11,7 +11,12 @@ from support import FLOATS, assert_close, compute, random, stored
 import ggml_sched as gs
 
 RNG = np.random.default_rng(1)
-BINARY = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b}
+BINARY = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+}
 SHAPES = [
     ((5, 4, 3, 2), (5, 4, 3, 2)),
     ((5, 4, 3, 2), (5, 1, 1, 1)),
@@ -66,7 +71,9 @@ def test_binary_in_place_writes_through_to_the_root():
     a, b = ctx.tensor("f32", (4, 6)), ctx.tensor("f32", (3,))
     rows = ctx.view_2d(a, 3, 2, a.nb[1] * 2, 4)
     x, y = random(RNG, 4, 6), random(RNG, 3)
-    got = compute(ctx, ctx.add(ctx.view_2d(ctx.add(rows, b, inplace=True), 3, 2, a.nb[1] * 2), b), {a: x, b: y})
+    got = compute(
+        ctx, ctx.add(ctx.view_2d(ctx.add(rows, b, inplace=True), 3, 2, a.nb[1] * 2), b), {a: x, b: y}
+    )
     assert_close(got, x[0:4:2, 1:4].astype(float) + 2 * y)
 
 
@@ -181,17 +188,25 @@ def test_unary_of_permuted_and_sliced(kind):
     a = ctx.tensor("f32", (9, 8, 2))
     x = random(RNG, 9, 8, 2, low=-4, high=4)
     view = ctx.transpose(ctx.view_3d(a, 5, 4, 2, 2 * a.nb[1], a.nb[2], 8))
-    assert_close(compute(ctx, ctx.unary(view, kind), {a: x}),
-                 UNARY[kind](x.astype(float)[:, 0:8:2, 2:7].swapaxes(1, 2)))
+    assert_close(
+        compute(ctx, ctx.unary(view, kind), {a: x}),
+        UNARY[kind](x.astype(float)[:, 0:8:2, 2:7].swapaxes(1, 2)),
+    )
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_quick", "gelu_erf", "sigmoid", "tanh", "softplus", "elu", "relu"])
+@pytest.mark.parametrize(
+    "kind", ["silu", "gelu", "gelu_quick", "gelu_erf", "sigmoid", "tanh", "softplus", "elu", "relu"]
+)
 def test_unary_far_out(kind):
     ctx = gs.Context()
     a = ctx.tensor("f32", (6,))
     x = np.float32([-1e30, -200, -12, 12, 200, 1e18])
-    want = {"silu": [0, 0, -12 / (1 + math.exp(12)), 12, 200, 1e18], "sigmoid": [0, 0, 0, 1, 1, 1], "tanh": [-1, -1, -1, 1, 1, 1],
-            "elu": [-1, -1, -1, 12, 200, 1e18]}.get(kind, [0, 0, 0, 12, 200, 1e18])
+    want = {
+        "silu": [0, 0, -12 / (1 + math.exp(12)), 12, 200, 1e18],
+        "sigmoid": [0, 0, 0, 1, 1, 1],
+        "tanh": [-1, -1, -1, 1, 1, 1],
+        "elu": [-1, -1, -1, 12, 200, 1e18],
+    }.get(kind, [0, 0, 0, 12, 200, 1e18])
     assert_close(compute(ctx, ctx.unary(a, kind), {a: x}), want, "f32")
 
 
@@ -212,7 +227,13 @@ def test_xielu():
     assert_close(compute(ctx, out, {a: x}), want)
 
 
-GATES = {"reglu": "relu", "geglu": "gelu", "swiglu": "silu", "geglu_erf": "gelu_erf", "geglu_quick": "gelu_quick"}
+GATES = {
+    "reglu": "relu",
+    "geglu": "gelu",
+    "swiglu": "silu",
+    "geglu_erf": "gelu_erf",
+    "geglu_quick": "gelu_quick",
+}
 
 
 @pytest.mark.parametrize("type", FLOATS)
@@ -227,7 +248,9 @@ def test_glu(kind, type):
         full, left, right = (stored(v, type) for v in (x, y, z))
         values = {a: x, b: y, c: z}
         assert_close(compute(ctx, ctx.glu(a, kind), values), gate(full[..., :n]) * full[..., n:], type)
-        assert_close(compute(ctx, ctx.glu(a, kind, swapped=True), values), gate(full[..., n:]) * full[..., :n], type)
+        assert_close(
+            compute(ctx, ctx.glu(a, kind, swapped=True), values), gate(full[..., n:]) * full[..., :n], type
+        )
         assert_close(compute(ctx, ctx.glu_split(b, c, kind), values), gate(left) * right, type)
 
 
@@ -244,7 +267,9 @@ def test_swiglu_oai():
     ctx = gs.Context()
     a, b = ctx.tensor("f32", (50,)), ctx.tensor("f32", (50,))
     words = np.float32([1.702, 3.0]).view(np.int32).tolist()
-    out = ctx.restore("GLU:SWIGLU_OAI", "f32", (50, 1, 1, 1), (4, 200, 200, 200), (a, b), op_params=(3, 0, *words))
+    out = ctx.restore(
+        "GLU:SWIGLU_OAI", "f32", (50, 1, 1, 1), (4, 200, 200, 200), (a, b), op_params=(3, 0, *words)
+    )
     x, y = random(RNG, 50, low=-6, high=6), random(RNG, 50, low=-6, high=6)
     gate, factor = np.minimum(x.astype(float), 3), np.clip(y.astype(float), -3, 3)
     assert_close(compute(ctx, out, {a: x, b: y}), gate * sigmoid(1.702 * gate) * (factor + 1))

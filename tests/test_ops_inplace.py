@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from ggml_sched._core import bind_resident, inplace_ops, op_names
 from support import FLOATS, QUANTISED, place, random, raw
 
 import ggml_sched as gs
-from ggml_sched._core import bind_resident, inplace_ops, op_names
 from ggml_sched.backends.cpu.registry import KERNELS
 
 RNG = np.random.default_rng(6)
@@ -15,8 +15,17 @@ NE = (32, 6, 4, 2)
 
 
 def build(ctx: gs.Context, op: str, type: str) -> gs.Tensor | None:
-    """A node of `op` with the result of its tolerated sources' layout, or None where the type does not fit."""
-    only_f32 = {"NORM", "RMS_NORM", "L2_NORM", "GROUP_NORM", "SOFT_MAX", "DIAG_MASK_INF", "DIAG_MASK_ZERO", "ADD_ID"}
+    """A node of `op` laid out as the sources that it tolerates, or None where the type does not fit."""
+    only_f32 = {
+        "NORM",
+        "RMS_NORM",
+        "L2_NORM",
+        "GROUP_NORM",
+        "SOFT_MAX",
+        "DIAG_MASK_INF",
+        "DIAG_MASK_ZERO",
+        "ADD_ID",
+    }
     if type != "f32" and op in only_f32 or type == "bf16" and op == "ROPE":
         return None
     a = ctx.tensor(type, NE, "a")
@@ -33,8 +42,9 @@ def build(ctx: gs.Context, op: str, type: str) -> gs.Tensor | None:
         return getattr(ctx, op.lower())(a, 1e-5)
     makers = {
         "ADD1": lambda: ctx.add1(a, ctx.tensor(type, (1,), "b")),
-        "ADD_ID": lambda: ctx.add_id(ctx.tensor("f32", (32, 6, 4)), ctx.tensor("f32", (32, 3)),
-                                     ctx.tensor("i32", (6, 4))),
+        "ADD_ID": lambda: ctx.add_id(
+            ctx.tensor("f32", (32, 6, 4)), ctx.tensor("f32", (32, 3)), ctx.tensor("i32", (6, 4))
+        ),
         "SCALE": lambda: ctx.scale(a, 0.3, 0.1),
         "CLAMP": lambda: ctx.clamp(a, -0.5, 0.5),
         "GROUP_NORM": lambda: ctx.group_norm(a, 2, 1e-5),
@@ -50,7 +60,11 @@ def build(ctx: gs.Context, op: str, type: str) -> gs.Tensor | None:
 def fill(ctx: gs.Context) -> None:
     for t in ctx.tensors:
         if t.op == "NONE":
-            t.set(RNG.integers(0, 3, t.ne[::-1]).astype(np.int32) if str(t.type) == "i32" else random(RNG, *t.ne))
+            t.set(
+                RNG.integers(0, 3, t.ne[::-1]).astype(np.int32)
+                if str(t.type) == "i32"
+                else random(RNG, *t.ne)
+            )
 
 
 TOLERANT = sorted(op for op, kernel in KERNELS.items() if kernel.inplace)
@@ -71,7 +85,11 @@ def test_a_tolerated_source_may_be_the_destination(op, type):
             backend.graph_compute(gs.Graph(node))
             want, home, tried = raw(node), node.offset, 0
             for i, source in enumerate(node.src):
-                same = source is not None and (source.type, source.ne, source.nb) == (node.type, node.ne, node.nb)
+                same = source is not None and (source.type, source.ne, source.nb) == (
+                    node.type,
+                    node.ne,
+                    node.nb,
+                )
                 if backend.inplace_sources(op) >> i & 1 and same:
                     bind_resident(node, buffer, source.offset)
                     backend.graph_compute(gs.Graph(node))
@@ -111,21 +129,68 @@ def test_every_op_that_a_context_makes_has_a_kernel():
     missing = {op for op in op_names() if op not in KERNELS}
     assert not any(op.startswith(("UNARY", "GLU")) for op in missing)
     assert not missing & {
-        "DUP", "CPY", "CONT", "ADD", "ADD1", "ADD_ID", "SUB", "MUL", "DIV", "SCALE", "SQR", "SQRT", "LOG", "SUM",
-        "SUM_ROWS", "MEAN", "REPEAT", "CONCAT", "NORM", "RMS_NORM", "GROUP_NORM", "L2_NORM", "MUL_MAT", "MUL_MAT_ID",
-        "GET_ROWS", "SET_ROWS", "SET", "DIAG_MASK_INF", "DIAG_MASK_ZERO", "SOFT_MAX", "ROPE", "CLAMP", "ARGMAX",
-        "ARGSORT", "TOP_K", "ARANGE", "PAD", "FLASH_ATTN_EXT"}
+        "DUP",
+        "CPY",
+        "CONT",
+        "ADD",
+        "ADD1",
+        "ADD_ID",
+        "SUB",
+        "MUL",
+        "DIV",
+        "SCALE",
+        "SQR",
+        "SQRT",
+        "LOG",
+        "SUM",
+        "SUM_ROWS",
+        "MEAN",
+        "REPEAT",
+        "CONCAT",
+        "NORM",
+        "RMS_NORM",
+        "GROUP_NORM",
+        "L2_NORM",
+        "MUL_MAT",
+        "MUL_MAT_ID",
+        "GET_ROWS",
+        "SET_ROWS",
+        "SET",
+        "DIAG_MASK_INF",
+        "DIAG_MASK_ZERO",
+        "SOFT_MAX",
+        "ROPE",
+        "CLAMP",
+        "ARGMAX",
+        "ARGSORT",
+        "TOP_K",
+        "ARANGE",
+        "PAD",
+        "FLASH_ATTN_EXT",
+    }
 
 
 def test_supports_op_says_no_where_there_is_no_kernel_and_computing_says_so_too():
     ctx = gs.Context()
     f32, f16, q8, i32, k = (ctx.tensor(t, (256, 4)) for t in ("f32", "f16", "q8_0", "i32", "q4_K"))
     nodes = {
-        ctx.add(i32, i32): False, ctx.add(q8, f32): False, ctx.rms_norm(f16, 1e-5): False, ctx.silu(i32): False,
-        ctx.mul_mat(k, f32): False, ctx.mul_mat(i32, f32): False, ctx.mul_mat(f32, q8): False, ctx.dup(k): False,
-        ctx.soft_max(f16): False, ctx.cast(i32, "f16"): False, ctx.argsort(f16): False,
-        ctx.add(f32, f16): True, ctx.mul_mat(q8, f16): True, ctx.dup(i32): True, ctx.cast(q8, "q4_0"): True,
-        ctx.reshape(k, 512, 2): True}
+        ctx.add(i32, i32): False,
+        ctx.add(q8, f32): False,
+        ctx.rms_norm(f16, 1e-5): False,
+        ctx.silu(i32): False,
+        ctx.mul_mat(k, f32): False,
+        ctx.mul_mat(i32, f32): False,
+        ctx.mul_mat(f32, q8): False,
+        ctx.dup(k): False,
+        ctx.soft_max(f16): False,
+        ctx.cast(i32, "f16"): False,
+        ctx.argsort(f16): False,
+        ctx.add(f32, f16): True,
+        ctx.mul_mat(q8, f16): True,
+        ctx.dup(i32): True,
+        ctx.cast(q8, "q4_0"): True,
+        ctx.reshape(k, 512, 2): True,
+    }
     with gs.CpuBackend(1) as backend:
         backend.alloc_tensors(ctx)
         for node, supported in nodes.items():
@@ -139,8 +204,27 @@ def test_supports_op_says_no_where_there_is_no_kernel_and_computing_says_so_too(
                     backend.graph_plan_create(gs.Graph(node))
 
 
-@pytest.mark.parametrize("op", ["ADD", "MUL_MAT", "GET_ROWS", "SOFT_MAX", "ROPE", "FLASH_ATTN_EXT", "CPY", "CONCAT",
-                                "SET_ROWS", "MUL_MAT_ID", "ARANGE", "SUM", "SET", "PAD", "REPEAT", "GLU:SWIGLU"])
+@pytest.mark.parametrize(
+    "op",
+    [
+        "ADD",
+        "MUL_MAT",
+        "GET_ROWS",
+        "SOFT_MAX",
+        "ROPE",
+        "FLASH_ATTN_EXT",
+        "CPY",
+        "CONCAT",
+        "SET_ROWS",
+        "MUL_MAT_ID",
+        "ARANGE",
+        "SUM",
+        "SET",
+        "PAD",
+        "REPEAT",
+        "GLU:SWIGLU",
+    ],
+)
 def test_nodes_of_a_file_with_shapes_that_do_not_fit_are_not_supported(op):
     """Graph files give every field; nothing there was checked by an op's method."""
     ctx = gs.Context()
@@ -158,3 +242,55 @@ def test_types_of_weights():
     for type in FLOATS + QUANTISED:
         assert backend.supports_op(ctx.mul_mat(ctx.tensor(type, (32, 3)), x))
         assert backend.supports_op(ctx.get_rows(ctx.tensor(type, (32, 3)), ctx.tensor("i32", (2,))))
+
+
+def test_any_node_of_a_file_is_refused_or_writes_inside_itself():
+    """Random ops, types, shapes and strides: typed errors only, and no byte changes outside the result."""
+    rng = np.random.default_rng(10)
+    ran = 0
+    for _ in range(3000):
+        ctx = gs.Context()
+        op = str(rng.choice(sorted(KERNELS)))
+        ne = tuple(int(n) for n in rng.choice([1, 2, 4, 0, 3], 4, p=[0.35, 0.3, 0.2, 0.05, 0.1]))
+
+        def extents(ne=ne):
+            return tuple(int(n) if rng.random() < 0.95 else int(rng.integers(0, 5)) for n in ne)
+
+        def strides(ne, size):
+            nb, total = [], size
+            for n in ne:
+                nb.append(total)
+                total *= max(n, 1) * int(rng.choice([1, 1, 1, 2]))
+            return nb if rng.random() < 0.8 else [int(v) for v in rng.permutation(nb)]
+
+        def type_():
+            return str(rng.choice(["f32"] * 7 + ["f16", "i32", "bf16", "i64"]))
+
+        src = []
+        for _ in range(rng.integers(1, 4)):
+            kind, shape = type_(), extents()
+            src.append(ctx.restore("NONE", kind, shape, strides(shape, gs.Type[kind.upper()].type_size)))
+        kind, shape = type_(), extents()
+        params = [int(v) for v in rng.integers(0, 5, 11)]
+        node = ctx.restore(
+            op, kind, shape, strides(shape, gs.Type[kind.upper()].type_size), src, op_params=params
+        )
+        with gs.CpuBackend(1) as backend:
+            buffer = place(ctx, backend, 64, 1)
+            for tensor in src:
+                if str(tensor.type) in ("i32", "i64"):
+                    backend.set_tensor(tensor, bytes(tensor.nbytes))  # ids of rows that exist
+            before = buffer.memory.copy()
+            try:
+                backend.graph_compute(gs.GraphView([node]))
+            except gs.UnsupportedOp:
+                assert not backend.supports_op(node)
+            except gs.BackendError as error:
+                assert "row" in str(error)
+            else:
+                ran += 1
+            before[node.offset : node.offset + node.nbytes] = 0
+            after = buffer.memory.copy()
+            after[node.offset : node.offset + node.nbytes] = 0
+            assert np.array_equal(before, after), node
+    assert ran > 100

@@ -36,7 +36,9 @@ def test_rows(op, ne):
     ctx = gs.Context()
     a = ctx.tensor("f32", ne)
     x = random(RNG, *ne)
-    assert_close(compute(ctx, getattr(ctx, op)(a, *EPS.get(op, ())), {a: x}), ROWS[op](x.astype(float)), scale=10)
+    assert_close(
+        compute(ctx, getattr(ctx, op)(a, *EPS.get(op, ())), {a: x}), ROWS[op](x.astype(float)), scale=10
+    )
 
 
 @pytest.mark.parametrize("op", ROWS)
@@ -59,9 +61,9 @@ def test_rows_of_nothing():
 def test_norm_of_zeros_and_huge_values_follows_ieee():
     ctx = gs.Context()
     a = ctx.tensor("f32", (4,))
-    assert compute(ctx, ctx.rms_norm(a, 0.0), {a: np.zeros(4)}).tolist() != [0, 0, 0, 0]     # 0 / 0
+    assert compute(ctx, ctx.rms_norm(a, 0.0), {a: np.zeros(4)}).tolist() != [0, 0, 0, 0]  # 0 / 0
     assert compute(ctx, ctx.l2_norm(a, 1e-6), {a: np.zeros(4)}).tolist() == [0, 0, 0, 0]
-    assert compute(ctx, ctx.rms_norm(a, 1e-6), {a: np.full(4, 1e30)}).tolist() == [0, 0, 0, 0]   # 1e30 / inf
+    assert compute(ctx, ctx.rms_norm(a, 1e-6), {a: np.full(4, 1e30)}).tolist() == [0, 0, 0, 0]  # 1e30 / inf
 
 
 @pytest.mark.parametrize("type", FLOATS)

@@ -55,12 +55,13 @@ def scalar_quantize(row, kind) -> bytes:
 def scalar_dequantize(block: bytes, kind) -> list[float]:
     def f16(at):
         return F(np.frombuffer(block, np.float16, 1, at)[0])
+
     d = f16(0)
     if kind == gs.Type.Q8_0:
         return [F(v) * d for v in struct.unpack("<32b", block[2:])]
     q = [b & 15 for b in block[-16:]] + [b >> 4 for b in block[-16:]]
     if kind in (gs.Type.Q5_0, gs.Type.Q5_1):
-        bits, = struct.unpack("<I", block[-20:-16])
+        (bits,) = struct.unpack("<I", block[-20:-16])
         q = [v | (bits >> j & 1) << 4 for j, v in enumerate(q)]
     if kind in (gs.Type.Q4_0, gs.Type.Q5_0):
         return [F(v - (8 if kind == gs.Type.Q4_0 else 16)) * d for v in q]
@@ -74,7 +75,7 @@ def rows() -> np.ndarray:
     x[1] = 3.25
     x[2] = -1
     x[3, :32] = np.linspace(-8, 7, 32)
-    x[4] = np.where(np.arange(64) % 2, 2, -2)       # two extremes: the first decides the sign
+    x[4] = np.where(np.arange(64) % 2, 2, -2)  # two extremes: the first decides the sign
     x[5] = -0.0
     x[6] = RNG.integers(-127, 128, 64) / 2
     return x
@@ -98,7 +99,7 @@ def test_blocks_equal_the_scalar_reference(kind):
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_any_bytes_dequantize_as_the_scalar_reference(kind):
     blocks = RNG.integers(0, 256, (200, kind.type_size), np.uint8)
-    blocks[:, 1] &= 0x7B        # finite scales
+    blocks[:, 1] &= 0x7B  # finite scales
     if kind in (gs.Type.Q4_1, gs.Type.Q5_1):
         blocks[:, 3] &= 0x7B
     want = [v for b in blocks for v in scalar_dequantize(b.tobytes(), kind)]
@@ -110,9 +111,11 @@ def test_known_blocks():
     assert quants.quantize(np.full(32, -8, F), gs.Type.Q4_0).tobytes() == half(1) + b"\0" * 16
     assert quants.quantize(np.full(32, -16, F), gs.Type.Q5_0).tobytes() == half(1) + b"\0" * 20
     assert quants.quantize(np.r_[np.zeros(16), np.full(16, 15)].astype(F), gs.Type.Q4_1).tobytes() == (
-        half(1) + half(0) + b"\xf0" * 16)
+        half(1) + half(0) + b"\xf0" * 16
+    )
     assert quants.quantize(np.r_[np.zeros(16), np.full(16, 31)].astype(F), gs.Type.Q5_1).tobytes() == (
-        half(1) + half(0) + b"\0\0\xff\xff" + b"\xf0" * 16)
+        half(1) + half(0) + b"\0\0\xff\xff" + b"\xf0" * 16
+    )
     assert quants.quantize(np.zeros(32, F), gs.Type.Q4_0).tobytes() == half(-0.0) + b"\x88" * 16
 
 
@@ -120,7 +123,7 @@ def test_known_blocks():
 def test_equal_to_gguf(kind):
     gguf = pytest.importorskip("gguf")
     other = gguf.GGMLQuantizationType(int(kind))
-    x = np.delete(rows(), 5, 0)      # gguf's scale of a block of -0 has another sign than ggml's
+    x = np.delete(rows(), 5, 0)  # gguf's scale of a block of -0 has another sign than ggml's
     theirs = gguf.quants.quantize(x, other)
     ours = quants.quantize(x, kind)
     assert np.array_equal(ours.reshape(theirs.shape), theirs)
@@ -130,7 +133,13 @@ def test_equal_to_gguf(kind):
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_round_trip_error_is_at_most_half_a_step(kind):
     x = RNG.uniform(-1, 1, (50, 32)).astype(F)
-    step = {gs.Type.Q4_0: 1 / 8, gs.Type.Q4_1: 2 / 15, gs.Type.Q5_0: 1 / 16, gs.Type.Q5_1: 2 / 31, gs.Type.Q8_0: 1 / 127}
+    step = {
+        gs.Type.Q4_0: 1 / 8,
+        gs.Type.Q4_1: 2 / 15,
+        gs.Type.Q5_0: 1 / 16,
+        gs.Type.Q5_1: 2 / 31,
+        gs.Type.Q8_0: 1 / 127,
+    }
     error = np.abs(quants.dequantize(quants.quantize(x, kind), kind) - x)
     # The signed kinds have one level less on the other side: a full step there.
     assert error.max() <= step[kind] * (1.01 if kind in (gs.Type.Q4_0, gs.Type.Q5_0) else 0.6)
@@ -169,11 +178,34 @@ def test_other_types_are_refused():
 
 
 def test_bf16_rounds_to_nearest_even_and_keeps_nan():
-    bits = np.array([0x3F800000, 0x3F808000, 0x3F808001, 0x3F818000, 0x7F7FFFFF, 0x7F800000, 0xFF800001, 0x7FFFFFFF,
-                     0x80000000, 0x00000001], np.uint32)
+    bits = np.array(
+        [
+            0x3F800000,
+            0x3F808000,
+            0x3F808001,
+            0x3F818000,
+            0x7F7FFFFF,
+            0x7F800000,
+            0xFF800001,
+            0x7FFFFFFF,
+            0x80000000,
+            0x00000001,
+        ],
+        np.uint32,
+    )
     got = quants.f32_to_bf16(bits.view(F))
-    assert [hex(v) for v in got] == ["0x3f80", "0x3f80", "0x3f81", "0x3f82", "0x7f80", "0x7f80", "0xffc0", "0x7fff",
-                                     "0x8000", "0x0"]
+    assert [hex(v) for v in got] == [
+        "0x3f80",
+        "0x3f80",
+        "0x3f81",
+        "0x3f82",
+        "0x7f80",
+        "0x7f80",
+        "0xffc0",
+        "0x7fff",
+        "0x8000",
+        "0x0",
+    ]
     every = np.arange(1 << 16, dtype=np.uint16)
     wide = quants.bf16_to_f32(every)
     assert np.array_equal(wide.view(np.uint32), every.astype(np.uint32) << 16)

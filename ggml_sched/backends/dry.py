@@ -46,6 +46,9 @@ class DryBackend(Backend):
         if supports_op is not None:
             self.supports_op = supports_op
 
+    def memory_available(self) -> int | None:
+        return None if self.memory is None else self.memory - self.used
+
     def alloc_buffer(self, size: int) -> DryBuffer:
         if self.max_buffer_size is not None and size > self.max_buffer_size:
             raise OutOfMemory(

@@ -84,7 +84,8 @@ def soft_max(job: Job) -> None:
         out = part.out(dense=True)
         part.do(np.multiply, part.f32(0), scale, out)
         if mask is not None:
-            _add_mask(part, out, part.load(part.cut(mask), job.type(1)), None if slopes is None else part.cut(slopes))
+            _add_mask(part, out, part.load(part.cut(mask), job.type(1)),
+                      None if slopes is None else part.cut(slopes))
         _normalise(part, out, None if sinks is None else part.cut(sinks))
 
 
@@ -162,10 +163,12 @@ def flash_attn_ext(job: Job) -> None:
                 lines = slice(r, min(r + rows, n_rows))
                 m = None
                 if mask is not None:
-                    m = mask[i3 if mask.shape[0] > 1 else 0, mine if mask.shape[1] > 1 else slice(None), lines]
+                    heads_of_mask = mine if mask.shape[1] > 1 else slice(None)
+                    m = mask[i3 if mask.shape[0] > 1 else 0, heads_of_mask, lines]
                 part = job.part()
-                _attend(part, q[i3, mine, lines], part.load(k[i3, kv], job.type(1), dense=True),
-                        part.load(v[i3, kv], job.type(2), dense=True), m, settings, mine, out[i3, mine, lines])
+                keys = part.load(k[i3, kv], job.type(1), dense=True)
+                values = part.load(v[i3, kv], job.type(2), dense=True)
+                _attend(part, q[i3, mine, lines], keys, values, m, settings, mine, out[i3, mine, lines])
 
 
 class _Settings:
@@ -182,16 +185,20 @@ class _Settings:
         self.sinks = job.flat(4) if job.has(4) else None
 
 
-def _attend(part: Part, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None, settings: _Settings,
-            heads: slice, out: np.ndarray) -> None:
-    """Some heads of one batch: q[n_head, n_rows, d], k and v[n_head_kv, n_kv, d], mask[n_head or 1, n_rows, n_kv]."""
+def _attend(part: Part, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None,
+            settings: _Settings, heads: slice, out: np.ndarray) -> None:
+    """Some heads of one batch.
+
+    q[n_head, n_rows, d], k[n_head_kv, n_kv, d], v[n_head_kv, n_kv, d_v], mask[n_head or 1, n_rows, n_kv].
+    """
     n_head, n_rows, d = q.shape
     n_head_kv, n_kv, _ = k.shape
     # The query heads that share a key head are rows of one product.
     scaled = part.temp((n_head, n_rows, d))
     part.do(np.multiply, q, settings.scale, scaled)
     scores = part.temp((n_head, n_rows, n_kv))
-    part.do(np.matmul, scaled.reshape(n_head_kv, -1, d), k.swapaxes(1, 2), scores.reshape(n_head_kv, -1, n_kv))
+    by_head = scores.reshape(n_head_kv, -1, n_kv)
+    part.do(np.matmul, scaled.reshape(n_head_kv, -1, d), k.swapaxes(1, 2), by_head)
     if settings.softcap:
         cap = np.array(settings.softcap)
         part.do(np.tanh, scores, scores)
@@ -204,7 +211,7 @@ def _attend(part: Part, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.nd
     sinks = None if settings.sinks is None else settings.sinks[heads].reshape(-1, 1, 1)
     total = _exponents(part, scores, sinks)
     mixed = part.temp((n_head, n_rows, v.shape[2]))
-    part.do(np.matmul, scores.reshape(n_head_kv, -1, n_kv), v, mixed.reshape(n_head_kv, -1, v.shape[2]))
+    part.do(np.matmul, by_head, v, mixed.reshape(n_head_kv, -1, v.shape[2]))
     part.do(np.divide, mixed, total, mixed)
     if bias is not None:
         part.do(_without_masked_cells, mixed, scaled, k, v, bias, settings, heads)
@@ -214,7 +221,10 @@ def _attend(part: Part, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.nd
 def _without_masked_cells(mixed: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray,
                           settings: _Settings, heads: slice) -> None:
     """Compute again, from unmasked cells alone, the rows that came out as NaN."""
-    for head, row in np.argwhere(np.isnan(mixed).any(axis=-1)):
+    lost = np.isnan(mixed)
+    if not lost.any():
+        return
+    for head, row in np.argwhere(lost.any(axis=-1)):
         bias = mask[head if mask.shape[0] > 1 else 0, row]
         cells = np.flatnonzero(bias != -np.inf)
         kv = head // (q.shape[0] // k.shape[0])

@@ -47,8 +47,8 @@ def resolve(node: Tensor, resolver: Resolver) -> list[Step]:
     found = KERNELS.get(node.op)
     if found is None or not found.fits(node):
         sources = ", ".join("none" if s is None else f"{s.type} {list(s.ne)}" for s in node.src)
-        raise UnsupportedOp(f"backend {resolver.name!r}: no kernel for node {node.name!r}: {node.op} of {sources} to "
-                            f"{node.type} {list(node.ne)}")
+        raise UnsupportedOp(f"backend {resolver.name!r}: no kernel for node {node.name!r}: {node.op} of "
+                            f"{sources} to {node.type} {list(node.ne)}")
     with _named(resolver.name, node):
         job = Job(node, found.inplace, resolver)
         found.build(job)
@@ -66,7 +66,8 @@ def _named(backend_name: str, node: Tensor) -> Iterator[None]:
         raise OutOfMemory(f"backend {backend_name!r}: no memory to compute node {node.name!r} ({node.op})",
                           backend_name) from error
     except Exception as error:
-        raise BackendError(f"backend {backend_name!r}: node {node.name!r} ({node.op}) failed: {error}") from error
+        message = f"backend {backend_name!r}: node {node.name!r} ({node.op}) failed: {error}"
+        raise BackendError(message) from error
 
 
 class CpuPlan:
@@ -75,6 +76,7 @@ class CpuPlan:
     def __init__(self, resolver: Resolver, nodes: tuple[Tensor, ...]) -> None:
         self.resolver = resolver
         self.lock = ForkLock()
+        self._freed = False
         self._steps: list[Step] = []
         self._owners: list[Tensor] = []
         with np.errstate(all="ignore"):
@@ -91,18 +93,22 @@ class CpuPlan:
 
     @property
     def freed(self) -> bool:
-        return self.resolver is None
+        return self._freed
 
     def free(self) -> None:
-        self.resolver, self._steps, self._owners, self._buffers = None, [], [], ()
+        """Drop the work memory and the references to buffers; idempotent."""
+        self._freed = True
+        self._steps, self._owners, self._buffers = [], [], ()
+        self.resolver.work = Work(self.resolver.name)
+        self.resolver.buffers.clear()
 
     def run(self) -> None:
-        if self.resolver is None:
-            raise BackendError("this graph plan was freed")
+        if self._freed:
+            raise BackendError(f"backend {self.resolver.name!r}: this graph plan was freed")
         for buffer in self._buffers:
             if buffer.closed:
-                raise PlacementError(f"backend {self.resolver.name!r}: a buffer of {buffer.size} bytes of backend "
-                                     f"{buffer.backend.name!r}, which this graph plan uses, is closed")
+                raise PlacementError(f"backend {self.resolver.name!r}: a graph plan uses a buffer of backend "
+                                     f"{buffer.backend.name!r} ({buffer.size} bytes) that is closed")
         i = 0
         try:
             with np.errstate(all="ignore"):
@@ -133,6 +139,9 @@ class CpuBackend(Backend):
         self._lanes = Lanes(_thread_count(n_threads))
 
     # -- memory -----------------------------------------------------------------
+
+    def memory_available(self) -> int | None:
+        return None if self.memory is None else self.memory - self.used
 
     def alloc_buffer(self, size: int) -> CpuBuffer:
         """`size` zero bytes at a multiple of 64."""
@@ -195,7 +204,8 @@ class CpuBackend(Backend):
         return CpuPlan(Resolver(self.name, Work(self.name), self._lanes, self._memory_of), as_nodes(graph))
 
     def graph_plan_free(self, plan: CpuPlan) -> None:
-        plan.free()
+        with plan.lock:
+            plan.free()
 
     def graph_plan_compute(self, plan: CpuPlan) -> None:
         self._require_open()
@@ -246,7 +256,7 @@ def run_nodes(nodes, memory_of: MemoryOf, *, name: str = "CPU", work: Work | Non
 
 def _thread_count(n: int | None) -> int:
     if n is None:
-        return max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if isinstance(n, bool) or not isinstance(n, int):
         raise TypeError(f"a number of threads is an int, not {n!r}")
     if not 1 <= n <= 1024:

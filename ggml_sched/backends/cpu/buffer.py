@@ -51,7 +51,7 @@ class CpuBuffer(Buffer):
         outgoing[:] = self._range(offset, outgoing.nbytes)
 
     def clear(self, value: int = 0) -> None:
-        self.write(0, b"")      # the checks
+        self.write(0, memoryview(b""))      # the checks
         self.memory[:] = value
 
     def free(self) -> None:
@@ -62,8 +62,8 @@ class CpuBuffer(Buffer):
     def _range(self, offset: int, size: int) -> np.ndarray:
         memory = self.memory
         if offset < 0 or offset > self.size - size:
-            raise BackendError(f"bytes {offset} .. {offset + size} lie outside a buffer of {self.size} bytes of "
-                               f"backend {self.backend.name!r}")
+            raise BackendError(f"bytes {offset} .. {offset + size} lie outside a buffer of {self.size} bytes "
+                               f"of backend {self.backend.name!r}")
         return memory[offset : offset + size]
 
 
@@ -77,7 +77,8 @@ def allocate(size: int, backend_name: str) -> np.ndarray:
     try:
         block = np.zeros(size + ALIGNMENT, np.uint8)
     except (MemoryError, ValueError, OverflowError) as error:
-        raise OutOfMemory(f"backend {backend_name!r}: the host gives no {size} bytes", backend_name, size) from error
+        message = f"backend {backend_name!r}: the host gives no {size} bytes"
+        raise OutOfMemory(message, backend_name, size) from error
     skip = -address_of(block) % ALIGNMENT
     return block[skip:][:size]      # numpy starts an empty slice at 0, wherever it was asked to
 
@@ -98,7 +99,7 @@ def wrap(source, size: int | None) -> np.ndarray:
             return np.empty(0, np.uint8)
         if address == 0:
             raise ValueError(f"{size} bytes at address 0")
-        return np.frombuffer((ctypes.c_ubyte * size).from_address(address), np.uint8)
+        return np.frombuffer(memoryview((ctypes.c_ubyte * size).from_address(address)), np.uint8)
     memory = as_bytes(source)
     if size is None:
         return memory

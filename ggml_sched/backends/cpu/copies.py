@@ -65,7 +65,11 @@ def copy(job: Job) -> None:
 _SET = types(None, _PLAIN, _PLAIN, like=0)
 
 
-@kernel("SET", fits=lambda node: _SET(node) and node.src[1].type == node.type and _set_window_fits(node), inplace=0b1)
+def _set_fits(node: Tensor) -> bool:
+    return _SET(node) and node.src[1].type == node.type and _set_window_fits(node)
+
+
+@kernel("SET", fits=_set_fits, inplace=0b1)
 def set_(job: Job) -> None:
     node, b, dst = job.node, job.src(1), job.dst
     if not int_param(node, 4):

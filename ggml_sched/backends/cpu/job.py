@@ -75,25 +75,26 @@ class Resolver:
         self.memory_of = memory_of
         self.buffers: dict[BufferBase, tuple[np.ndarray, int]] = {}
 
+    def describe(self, node: Tensor) -> str:
+        return f"backend {self.name!r}: node {node.name!r} ({node.op})"
+
     def memory(self, tensor: Tensor, node: Tensor) -> tuple[np.ndarray, int, int]:
         """(bytes of the buffer, offset, address) of a tensor that `node` uses; PlacementError."""
         buffer = tensor.buffer
         if buffer is None:
-            raise PlacementError(f"backend {self.name!r}: node {node.name!r} ({node.op}): tensor {tensor.name!r} "
-                                 "has no address")
+            raise PlacementError(f"{self.describe(node)}: tensor {tensor.name!r} has no address")
         known = self.buffers.get(buffer)
         if known is None:
             try:
                 memory = self.memory_of(buffer)
             except PlacementError as error:
-                raise PlacementError(f"backend {self.name!r}: node {node.name!r} ({node.op}): tensor "
-                                     f"{tensor.name!r}: {error}") from None
+                raise PlacementError(f"{self.describe(node)}: tensor {tensor.name!r}: {error}") from None
             known = self.buffers[buffer] = memory, address_of(memory)
         memory, base = known
         offset = tensor.offset
         if offset < 0 or offset > memory.nbytes - tensor.nbytes:
-            raise PlacementError(f"backend {self.name!r}: node {node.name!r} ({node.op}): tensor {tensor.name!r} of "
-                                 f"{tensor.nbytes} bytes at {offset} lies outside its buffer of {memory.nbytes}")
+            raise PlacementError(f"{self.describe(node)}: tensor {tensor.name!r} of {tensor.nbytes} bytes at "
+                                 f"{offset} lies outside its buffer of {memory.nbytes}")
         return memory, offset, base + offset
 
 
@@ -112,12 +113,12 @@ class Job:
         self._src: dict[int, np.ndarray] = {}
         memory, offset, self._dst_start = resolver.memory(node, node)
         if not memory.flags.writeable and node.nbytes:
-            raise BackendError(f"backend {resolver.name!r}: {self.label}: its memory is read-only")
+            raise BackendError(f"{resolver.describe(node)}: its memory is read-only")
         self.dst = raw_array(node, memory, offset)
 
     @property
     def label(self) -> str:
-        return f"node {self.node.name!r} ({self.node.op})"
+        return self.resolver.describe(self.node)
 
     # -- sources ----------------------------------------------------------------
 

@@ -56,7 +56,8 @@ class _Pool:
         self._stop.atexit = False
         with contextlib.suppress(RuntimeError):      # no more threads from the host
             for i in range(n_threads):
-                thread = threading.Thread(target=_work, args=(self.tasks,), name=f"ggml-sched-cpu-{i}", daemon=True)
+                name = f"ggml-sched-cpu-{i}"
+                thread = threading.Thread(target=_work, args=(self.tasks,), name=name, daemon=True)
                 thread.start()
                 self.threads.append(thread)
 

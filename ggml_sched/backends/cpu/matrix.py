@@ -7,6 +7,8 @@ many threads share them changes no bit.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from ggml_sched._core import Tensor, Type
@@ -65,15 +67,21 @@ def mul_mat(job: Job) -> None:
 def _folded(job: Job, batches: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """(b, result) as [a3, r3, a2, r2 * n, columns]: the r2 matrices of b that meet one matrix of a
     (grouped-query attention) become one."""
-    b = job.values(1)
+    b, out = job.values(1), job.dst
     a3, a2 = batches
-    b3, b2, n, k = b.shape
-    r2 = b2 // a2
-    foldable = b.strides[3] == 4 and (r2 == 1 or n == 1 or b.strides[1] == n * b.strides[2])
-    if not foldable:
+    if not _foldable(b, a2):
         strided, b = b, job.shared.take(b.shape)
         job.do(np.copyto, b, strided)
-    return _fold(b, a3, a2), _fold(job.dst, a3, a2)
+    if not _foldable(out, a2):
+        out = job.shared.take(out.shape)
+        job.after.append(partial(np.copyto, job.dst, out))
+    return _fold(b, a3, a2), _fold(out, a3, a2)
+
+
+def _foldable(array: np.ndarray, a2: int) -> bool:
+    """Whether BLAS takes its rows, and neighbouring matrices lie like the rows of one."""
+    _, b2, n, _ = array.shape
+    return array.strides[3] == 4 and (b2 == a2 or n == 1 or array.strides[1] == n * array.strides[2])
 
 
 def _fold(array: np.ndarray, a3: int, a2: int) -> np.ndarray:
@@ -129,23 +137,17 @@ def mul_mat_id(job: Job) -> None:
     for start in range(0, n_rows, rows):
         stop = min(start + rows, n_rows)
         part = job.part()
-        if kind == Type.F32:
-            def multiply(start=start, stop=stop) -> None:
-                for expert, places, x in groups:
-                    out[places, start:stop] = x @ experts[expert, start:stop].T
-        else:
-            w = part.temp((stop - start, k))
-            loads = _loads(experts, kind, start, stop, w)
-
-            def multiply(start=start, stop=stop, w=w, loads=loads) -> None:
-                for expert, places, x in groups:
-                    loads(expert)
-                    out[places, start:stop] = x @ w.T
-
-        part.do(multiply)
+        w = None if kind == Type.F32 else part.temp((stop - start, k))
+        part.do(_multiply_groups, groups, experts[:, start:stop], kind, w, out[:, start:stop])
     job.after.append(groups.clear)
 
 
-def _loads(experts: np.ndarray, kind: Type, start: int, stop: int, w: np.ndarray):
-    """expert -> its rows start .. stop, as f32, in w."""
-    return lambda expert: load_step(experts[expert, start:stop], kind, w)()
+def _multiply_groups(groups: list[tuple[int, np.ndarray, np.ndarray]], experts: np.ndarray, kind: Type,
+                     converted: np.ndarray | None, out: np.ndarray) -> None:
+    """Some rows of every expert that is named, times its inputs; `converted` has room for them as f32."""
+    for expert, places, x in groups:
+        w = experts[expert]
+        if converted is not None:
+            load_step(w, kind, converted)()
+            w = converted
+        out[places] = x @ w.T

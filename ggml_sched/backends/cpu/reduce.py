@@ -44,8 +44,14 @@ def mean(job: Job) -> None:
         part.do(np.divide, out, n, out)
 
 
-@kernel("ARGMAX", fits=lambda node: (_INDICES(node) and node.src[0].ne[0] > 0
-                                     and node.ne == (node.src[0].ne[1], 1, 1, 1) and node.src[0].ne[2:] == (1, 1)))
+def _argmax_fits(node: Tensor) -> bool:
+    if not _INDICES(node):
+        return False
+    n, rows, *outer = node.src[0].ne
+    return n > 0 and outer == [1, 1] and node.ne == (rows, 1, 1, 1)
+
+
+@kernel("ARGMAX", fits=_argmax_fits)
 def argmax(job: Job) -> None:
     rows, out = job.src(0)[0, 0], job.dst[0, 0, 0]
     job.part().do(lambda: np.copyto(out, rows.argmax(axis=-1), "unsafe"))

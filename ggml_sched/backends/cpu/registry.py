@@ -43,7 +43,8 @@ def kernel(*ops: str, fits: Fits, inplace: int = 0) -> Callable:
     return register
 
 
-def types(dst: frozenset | None, *src: frozenset, optional: tuple[frozenset, ...] = (), like: int | None = None) -> Fits:
+def types(dst: frozenset | None, *src: frozenset, optional: tuple[frozenset, ...] = (),
+          like: int | None = None) -> Fits:
     """A check: result and sources have types of these sets, `optional` sources may be missing.
 
     `dst` None: the result has the type of source 0.  `like`: the result has the extents of that source.

@@ -53,13 +53,15 @@ def _corrections(n_dims: int, n_ctx_orig: int, base: float, fast: float, slow: f
     """The pairs between which YaRN goes from extrapolating to interpolating."""
 
     def pair(rotations: float) -> float:
-        return float(n_dims * np.log(np.float64(n_ctx_orig) / (rotations * 2 * math.pi)) / (2 * np.log(np.float64(base))))
+        turns = np.log(np.float64(n_ctx_orig) / (rotations * 2 * math.pi))
+        return float(n_dims * turns / (2 * np.log(np.float64(base))))
 
     low, high = np.floor(pair(fast)), np.ceil(pair(slow))
     return max(0.0, float(low)), min(n_dims - 1.0, float(high))
 
 
-def _sines(positions: np.ndarray, factors: np.ndarray | None, angles: _Angles, cos: np.ndarray, sin: np.ndarray) -> None:
+def _sines(positions: np.ndarray, factors: np.ndarray | None, angles: _Angles, cos: np.ndarray,
+           sin: np.ndarray) -> None:
     per_position = angles.per_position if factors is None else angles.per_position / factors
     theta = positions.astype(np.float64)[:, None, None] * per_position
     np.multiply(np.cos(theta), angles.magnitude, out=cos, casting="unsafe")

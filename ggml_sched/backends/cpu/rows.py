@@ -17,9 +17,9 @@ from ggml_sched.errors import BackendError
 
 def check_ids(ids: np.ndarray, n_rows: int, job: Job) -> None:
     """BackendError unless every id is in 0 .. n_rows - 1."""
-    if ids.size and not (0 <= ids.min() and ids.max() < n_rows):
+    if ids.size and not (ids.min() >= 0 and ids.max() < n_rows):
         bad = ids[(ids < 0) | (ids >= n_rows)][0]
-        raise BackendError(f"backend {job.resolver.name!r}: {job.label}: id {bad} does not name one of {n_rows} rows")
+        raise BackendError(f"{job.label}: id {bad} does not name one of {n_rows} rows")
 
 
 _GET_FLOATS = types(F32, WEIGHTS, I32)
@@ -63,9 +63,10 @@ def _set_rows_fits(node: Tensor) -> bool:
     if len(node.src) != 3 or any(s is None for s in node.src):
         return False
     b, ids, a = node.src
-    return (b.type == Type.F32 and ids.type in (Type.I64, Type.I32) and a.type in WEIGHTS and node.type == a.type
-            and node.ne == a.ne and b.ne[0] == a.ne[0] and b.ne[2:] == a.ne[2:] and ids.ne[3] == 1
-            and b.ne[1] == ids.ne[0] and all(n > 0 and m % n == 0 for n, m in zip(ids.ne[1:3], b.ne[2:], strict=True)))
+    return (b.type == Type.F32 and ids.type in (Type.I64, Type.I32) and a.type in WEIGHTS
+            and node.type == a.type and node.ne == a.ne and b.ne[0] == a.ne[0] and b.ne[2:] == a.ne[2:]
+            and ids.ne[3] == 1 and b.ne[1] == ids.ne[0]
+            and all(n > 0 and m % n == 0 for n, m in zip(ids.ne[1:3], b.ne[2:], strict=True)))
 
 
 @kernel("SET_ROWS", fits=_set_rows_fits)

@@ -18,7 +18,7 @@ from ggml_sched.backends.cpu.job import Job, Part, float_param, int_param
 from ggml_sched.backends.cpu.registry import FLOATS, kernel, types
 
 
-def _f(x: float) -> np.ndarray:
+def _f(x: float | np.floating) -> np.ndarray:
     """A float32 that numpy need not convert at every call."""
     return np.array(x, np.float32)
 
@@ -78,7 +78,7 @@ def _gelu_erf(part: Part, x: np.ndarray, out: np.ndarray) -> None:
 
 @cache
 def _erf_coefficients() -> np.ndarray:
-    # erf(x) / x is even and smooth: a Chebyshev series in x**2 over [0, 36]; beyond 6, erf is 1 to the last bit.
+    # erf(x) / x is even and smooth: a Chebyshev series in x**2 over [0, 36]; beyond 6, erf is 1 in f64.
     return np.polynomial.chebyshev.chebinterpolate(
         lambda u: [math.erf(v) / v for v in np.sqrt(np.maximum((u + 1) * 18, 1e-30))], 100)
 

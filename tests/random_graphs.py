@@ -1,0 +1,166 @@
+"""Random graphs: recipes that hypothesis draws and shrinks, and their realisation as tensors.
+
+A recipe is plain data, so one graph can be built twice (once placed by us, once with every
+tensor in memory of its own).  Steps that make no sense for the tensors they picked do
+something simpler instead, so every recipe is a graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+import ggml_sched as gs
+
+SHAPES = ((4, 3, 1, 1), (4, 3, 2, 1), (8, 1, 1, 1), (3, 4, 1, 1), (4, 1, 1, 1), (1, 1, 1, 1), (12, 1, 2, 1), (32, 2, 1, 1))
+UNARY = ("relu", "neg", "abs", "silu", "tanh", "step")
+
+OPS = (
+    "add", "mul", "sub", "scale", "unary", "add", "mul", "unary",       # twice: in-place reuse is the point
+    "sqr", "rms_norm", "soft_max", "diag_mask_zero", "clamp", "dup", "mul_mat", "sum_rows",
+    "reshape", "view_1d", "view_rows", "permute", "transpose", "cont", "repeat", "concat",
+    "add_self", "cpy", "add_inplace", "set_rows", "get_rows", "norm", "glu", "reshape",
+)
+
+
+def quick(examples: int) -> settings:
+    """Settings for a test: no deadline, as machines are shared."""
+    return settings(max_examples=examples, deadline=None,
+                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large])
+
+
+@dataclass(frozen=True)
+class Recipe:
+    leafs: tuple[tuple[int, int], ...]              # (shape, kind); kind % 3: 0 plain, 1 input, 2 resident
+    steps: tuple[tuple[int, int, int, int], ...]    # (op, a, b, parameter)
+    outputs: tuple[int, ...]                        # picks of tensors to flag as output
+    ends: tuple[int, ...]                           # picks of tensors that the graph is asked for first
+
+
+def recipes(max_steps: int = 24) -> st.SearchStrategy[Recipe]:
+    """Drawn as bytes, which hypothesis makes quickly: six for the leafs, four for outputs and ends, four a step."""
+    return st.binary(min_size=10 + 4 * min(4, max_steps), max_size=10 + 4 * max_steps).map(decode)
+
+
+def decode(data: bytes) -> Recipe:
+    leafs = tuple((byte % len(SHAPES), byte // len(SHAPES)) for byte in data[1:6])[: 1 + data[0] % 5]
+    flagged, asked = data[6:8], data[8:10]
+    steps = tuple((op % len(OPS), a, b, p) for op, a, b, p in zip(*[iter(data[10:])] * 4, strict=False))
+    # Zero bytes, hypothesis's simplest, ask for nothing.
+    return Recipe(leafs, steps, tuple(x for x in flagged if x), tuple(x for x in asked if x > 127))
+
+
+class Built:
+    """A recipe as tensors: `ctx` for everything computed, `homes[k]` for residents number k modulo their count."""
+
+    def __init__(self, recipe: Recipe, n_homes: int = 1, flag_inputs: bool = True) -> None:
+        self.ctx = gs.Context("random")
+        self.homes = [gs.Context(f"residents {k}") for k in range(n_homes)]
+        self.leafs: list[gs.Tensor] = []
+        self.residents: list[gs.Tensor] = []
+        self.ids: list[gs.Tensor] = []
+        made: list[gs.Tensor] = []
+        for shape, kind in recipe.leafs:
+            name = f"leaf {len(made)}"
+            if kind % 3 == 2:
+                leaf = self.homes[kind // 3 % n_homes].tensor("f32", SHAPES[shape], name)
+                self.residents.append(leaf)
+            else:
+                leaf = self.ctx.tensor("f32", SHAPES[shape], name, input=flag_inputs and kind % 3 == 1)
+            self.leafs.append(leaf)
+            made.append(leaf)
+        for step in recipe.steps:
+            made.append(self._step(made, *step))
+        for pick in recipe.outputs:
+            self.ctx.set_output(made[pick % len(made)])
+        read = {s for t in made for s in (*t.src, t.view_src)}
+        sinks = [t for t in made if t.src and t not in read]
+        # Naming other ends first changes the order of nodes.
+        self.ends = [*(made[pick % len(made)] for pick in recipe.ends), *sinks]
+        self.graph = gs.Graph(*self.ends)
+
+    def _indices(self, n: int, kind: str) -> gs.Tensor:
+        ids = self.ctx.tensor(kind, n, f"ids {len(self.ids)}", input=True)
+        self.ids.append(ids)
+        return ids
+
+    def _step(self, made: list[gs.Tensor], op: int, a: int, b: int, p: int) -> gs.Tensor:
+        ctx, name = self.ctx, OPS[op]
+        # Recent tensors are picked more often: chains, and sources with few consumers.
+        a = made[-1 - a % min(len(made), (len(made), 1, 2, 3)[a % 4])]
+        b = made[-1 - b % len(made)]
+        try:
+            t = self._op(name, a, b, p)
+        except gs.GraphError:
+            t = ctx.scale(a, 0.5) if p % 2 else ctx.relu(a)
+        return ctx.set_name(t, f"{len(made)} {name}")
+
+    def _op(self, name: str, a: gs.Tensor, b: gs.Tensor, p: int) -> gs.Tensor:
+        ctx = self.ctx
+        ne, nb = a.ne, a.nb
+        match name:
+            case "add" | "mul" | "sub":
+                return getattr(ctx, name)(a, b)
+            case "add_self":
+                return ctx.add(a, a)
+            case "add_inplace":
+                if a.nbytes > 4096:
+                    raise gs.GraphError
+                return ctx.add(a, b, inplace=True)
+            case "scale":
+                return ctx.scale(a, 0.25 + p / 64)
+            case "unary":
+                return ctx.unary(a, UNARY[p % len(UNARY)])
+            case "sqr" | "dup" | "sum_rows" | "transpose" | "cont":
+                return getattr(ctx, name)(a)
+            case "rms_norm" | "norm":
+                return getattr(ctx, name)(a, 1e-5)
+            case "soft_max":
+                return ctx.soft_max(a, scale=0.5)
+            case "diag_mask_zero":
+                return ctx.diag_mask_zero(a, p % 3)
+            case "clamp":
+                return ctx.clamp(a, -1.0, 1.0)
+            case "mul_mat" | "repeat":
+                return getattr(ctx, name)(a, b)
+            case "reshape":
+                n = a.n_elements
+                return ctx.reshape(a, n) if p % 2 or n % 2 else ctx.reshape(a, n // 2, 2)
+            case "view_1d":
+                n = 1 + p % ne[0]
+                return ctx.view_1d(a, n, nb[0] * (p // 8 % (ne[0] - n + 1)))
+            case "view_rows":
+                n = 1 + p % ne[1]
+                return ctx.view_4d(a, ne[0], n, ne[2], ne[3], nb[1], nb[2], nb[3], nb[1] * (p // 8 % (ne[1] - n + 1)))
+            case "permute":
+                return ctx.permute(a, *((0, 2, 1, 3), (1, 0, 2, 3), (2, 1, 0, 3), (0, 1, 3, 2))[p % 4])
+            case "concat":
+                if a.nbytes + b.nbytes > 4096:
+                    raise gs.GraphError
+                return ctx.concat(a, b, p % 2)
+            case "cpy":
+                return ctx.cpy(a, b)
+            case "glu":
+                return ctx.swiglu(a)
+            case "get_rows":
+                return ctx.get_rows(a, self._indices(1 + p % 4, "i32")) if ne[2] == ne[3] == 1 else ctx.relu(a)
+            case "set_rows":
+                if ne[0] != b.ne[0] or not a.ne[2] == b.ne[2] or a.view_src is not None or b.ne[1] > ne[1]:
+                    raise gs.GraphError
+                return ctx.set_rows(a, b, self._indices(b.ne[1], "i64"))
+        raise AssertionError(name)
+
+    def values(self) -> dict[gs.Tensor, np.ndarray]:
+        """What to set: the same for every realisation of one recipe."""
+        rng = np.random.default_rng(7)
+        found = {leaf: rng.uniform(-2, 2, leaf.ne[::-1]).astype(np.float32) for leaf in self.leafs}
+        for ids in self.ids:
+            # Set_rows needs different rows, get_rows any; one row serves both.
+            users = [t for t in self.ctx.tensors if ids in t.src]
+            rows = users[0].ne[1] if users[0].op == "SET_ROWS" else users[0].src[0].ne[1]
+            kind = np.int64 if ids.type == gs.Type.I64 else np.int32
+            found[ids] = rng.permutation(max(rows, ids.ne[0]))[: ids.ne[0]].astype(kind) % rows
+        return found

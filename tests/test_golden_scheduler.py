@@ -1,0 +1,106 @@
+"""`policy="seed"` places real models' graphs over several backends as the first generation did."""
+
+from __future__ import annotations
+
+import pytest
+from configs import configured_graph, golden, golden_names, graph_names
+
+import ggml_sched as gs
+
+CASES = [(name, c) for c in ("c1", "c2full", "c4") for name in golden_names(c)]
+SURVIVED = [case for case in CASES if "splits" in golden(*case)]
+MODELS_WITHOUT_GOLDEN = [name for name in graph_names() if name not in golden_names("c1")]
+
+
+def planned(name: str, configuration: str) -> tuple[gs.Graph, gs.Plan, tuple[gs.Backend, ...]]:
+    graph, config = configured_graph(name, configuration)
+    with gs.Scheduler(config.backends, policy="seed") as sched:
+        return graph, sched.plan(graph), config.backends
+
+
+@pytest.mark.parametrize(("name", "configuration"), CASES)
+def test_backend_and_offset_of_every_node(name, configuration):
+    graph, plan, _ = planned(name, configuration)
+    ours = []
+    for t in graph.nodes:
+        offset = plan.offset_of(t)
+        ours.append([graph.tensors.index(t), plan.backend_of(t).name, "resident" if offset is None else offset])
+    assert ours == golden(name, configuration)["measure_alloc"]
+
+
+@pytest.mark.parametrize(("name", "configuration"), CASES)
+def test_buffer_sizes(name, configuration):
+    _, plan, _ = planned(name, configuration)
+    assert list(plan.buffer_sizes) == golden(name, configuration)["sched_buffer_bytes"]
+    for live, size in zip(plan.live_bytes, plan.buffer_sizes, strict=True):
+        assert 0 <= live <= size
+
+
+@pytest.mark.parametrize(("name", "configuration"), SURVIVED)
+def test_splits_and_copies(name, configuration):
+    graph, plan, _ = planned(name, configuration)
+    expected = golden(name, configuration)
+    ours = [
+        {"backend": s.backend.name, "first": graph.tensors.index(s.nodes[0]),
+         "last": graph.tensors.index(s.nodes[-1]), "n_nodes": len(s.nodes)}
+        for s in plan.splits
+    ]
+    assert ours == [{key: split[key] for key in ours[0]} for split in expected["splits"]]
+    assert [[copy.tensor.name, copy.name] for copy in plan.copies] == expected["copies"]
+    assert plan.copy_bytes == sum(copy.nbytes for copy in plan.copies) == expected["copy_bytes"]
+
+
+@pytest.mark.parametrize(("name", "configuration"), CASES)
+def test_splits_cover_the_nodes_in_order(name, configuration):
+    graph, plan, _ = planned(name, configuration)
+    covered = 0
+    for split in plan.splits:
+        assert split.start == covered < split.stop
+        assert split.nodes == graph.nodes[split.start:split.stop]
+        covered = split.stop
+    assert covered == len(graph.nodes)
+
+
+def check_plan_is_usable(graph: gs.Graph, plan: gs.Plan, backends) -> None:
+    """What must hold where no reference exists: everything computed has a backend and lies inside a buffer."""
+    size_of = dict(zip(backends, plan.buffer_sizes, strict=True))
+    for t in graph.nodes:
+        backend = plan.backend_of(t)
+        offset = plan.offset_of(t)
+        assert backend in backends
+        if offset is not None:
+            assert 0 <= offset <= offset + t.nbytes <= size_of[backend]
+        else:
+            assert t.view_src is not None and t.view_src.resident
+    assert sum(len(split) for split in plan.splits) == len(graph.nodes)
+
+
+@pytest.mark.parametrize("name", graph_names())
+def test_half_the_layers_on_the_host_plans(name):
+    """Here the first generation died on every one of these graphs."""
+    graph, plan, backends = planned(name, "c2half")
+    check_plan_is_usable(graph, plan, backends)
+    assert {split.backend for split in plan.splits} == set(backends)
+    assert plan.copies
+
+
+@pytest.mark.parametrize("configuration", ["c1", "c2full", "c4"])
+@pytest.mark.parametrize("name", MODELS_WITHOUT_GOLDEN)
+def test_graphs_that_killed_the_first_generation_plan(name, configuration):
+    graph, plan, backends = planned(name, configuration)
+    check_plan_is_usable(graph, plan, backends)
+
+
+@pytest.mark.parametrize("name", ["llama-160m-decode", "mixtral-8x7b-prefill512"])
+def test_allocating_gives_the_planned_addresses(name):
+    graph, config = configured_graph(name, "c4")
+    with gs.Scheduler(config.backends, policy="seed") as sched:
+        plan = sched.plan(graph)
+        assert sched.alloc(graph).splits == plan.splits
+        for backend, size in zip(config.backends, plan.buffer_sizes, strict=True):
+            assert sched.buffer_size(backend) == size
+        for t in graph.nodes:
+            if plan.offset_of(t) is not None:
+                assert (t.backend, t.offset) == (plan.backend_of(t), plan.offset_of(t))
+        sched.compute(graph)
+    assert all(t.buffer is None for t in graph.nodes if plan.offset_of(t) is not None)
