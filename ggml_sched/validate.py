@@ -217,7 +217,8 @@ class Facts:
             late=[data.is_late(i) for i in every],
             birth=[None if (life := data.lifetime(i)) is None else life[0] for i in every],
             reads=[_by_slot(src[i], data.sources(i)) for i in range(n)],
-            arena_sizes={(b, k): size for b, sizes in enumerate(data.chunk_sizes) for k, size in enumerate(sizes)},
+            arena_sizes={(b, chunk): size for b, sizes in enumerate(data.chunk_sizes)
+                         for chunk, size in enumerate(sizes)},
             live_bytes=tuple(data.live_bytes),
             keeps=frozenset(_keeps(tensors, data)),
         )
