@@ -34,7 +34,7 @@ cdef class Devices:
             raise MemoryError("scheduler")
         for i in range(self.n):
             fill_inplace_masks(self.inplace_first + i * N_OPS_MAX, backends[i], INPLACE_FIRST)
-            fill_inplace_masks(self.inplace + i * N_OPS_MAX, backends[i], INPLACE_LATER)
+            fill_inplace_masks(self.inplace + i * N_OPS_MAX, backends[i], INPLACE_ANY)
         base = _backend_module().Backend
         # What a backend does not override needs no call per node.
         self.asks_op = tuple([overrides(b, base, "supports_op") for b in backends])

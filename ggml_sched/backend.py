@@ -295,7 +295,20 @@ def tensor_copy(src: Tensor, dst: Tensor) -> None:
         return
     staging = bytearray(src.nbytes)
     there.get_tensor(src, staging)
+    if src.nbytes > _dense_bytes(src):
+        # Other tensors' bytes lie between the elements: keep the destination's.
+        from ggml_sched.hostdata import array_over
+
+        merged = bytearray(dst.nbytes)
+        here.get_tensor(dst, merged)
+        array_over(dst, merged)[...] = array_over(src, staging)
+        staging = merged
     here.set_tensor(dst, staging)
+
+
+def _dense_bytes(t: Tensor) -> int:
+    """Bytes of the elements alone, without gaps."""
+    return t.n_elements // t.type.block_size * t.type.type_size
 
 
 def as_nodes(graph: Graph | GraphView | Sequence[Tensor]) -> tuple[Tensor, ...]:
