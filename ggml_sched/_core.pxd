@@ -129,6 +129,7 @@ ctypedef struct gs_graph:
     int32_t *flags
     int32_t *src_begin          # sources of tensor i: src[src_begin[i] .. src_begin[i + 1])
     int32_t *src                # empty slots left out
+    unsigned char *slot         # of each entry of src: its place among the tensor's sources
     int32_t *node               # ids in execution order
     int32_t *leaf
     int32_t *position           # index into node, -1 for tensors that are not nodes
@@ -189,6 +190,9 @@ ctypedef struct gs_request:
     unsigned char *offloads     # [n_backends][n_tensors], NULL: nothing is offloaded
     unsigned char *reads        # [n_backends][n_backends]: b may read memory of c without a copy
     int64_t *nbytes             # [n_backends][n_tensors] alloc sizes, NULL: the tensor's own byte size
+    int32_t *buffer             # of each resident root: index of its buffer
+    int32_t n_buffers
+    unsigned char *reads_buffer # [n_backends][n_buffers]: b may read that buffer without a copy
 
 
 cdef class Devices:

@@ -17,6 +17,7 @@ ctypedef struct gs_flow:
     int32_t n               # ids
     int32_t n_seq
     const gs_layout *layout
+    const unsigned char *slot   # of a graph tensor's sources
     int32_t *like           # the graph tensor whose layout, op and flags an id has
     int32_t *home
     int32_t *root           # whose memory it shares: view root or taken-over source; -1
@@ -83,6 +84,7 @@ cdef void flow_from_graph(gs_flow *f, const gs_graph *g) noexcept nogil:
     """Ids, wiring and views of a graph without copies; homes and sizes are the caller's."""
     cdef int32_t i
     f.layout = g.layout
+    f.slot = g.slot
     memcpy(f.src_begin, g.src_begin, (g.n_tensors + 1) * sizeof(int32_t))
     memcpy(f.src, g.src, g.src_begin[g.n_tensors] * sizeof(int32_t))
     memcpy(f.seq, g.node, g.n_nodes * sizeof(int32_t))
@@ -189,6 +191,9 @@ cdef void flow_mark_exclusive(gs_flow *f) noexcept nogil:
             while f.root[r] >= 0:
                 r = f.root[r]
             f.state[r] &= ~EXCLUSIVE
+            for k in range(f.n):
+                if f.like[k] != k and (f.like[k] == r or f.root[f.like[k]] == r):
+                    f.state[k] &= ~EXCLUSIVE
     # Write-through copies are written by the node that reads them.
     for i in range(f.n):
         if f.like[i] != i and f.op[f.like[i]] > OP_TRANSPOSE and f.root[f.like[i]] >= 0:

@@ -216,6 +216,7 @@ def make_plan(Request request not None, str policy, bint stream=False):
         p.live_bytes = tuple([arenas[i].peak for i in range(devices.n)])
         # The graph may go; the plan stays.
         p.flow.layout = NULL
+        p.flow.slot = NULL
     finally:
         if blocks != NULL:
             for i in range(devices.n):
@@ -262,6 +263,8 @@ cdef int raise_planning_error(int status, Request request, int32_t failed) excep
     if status == GS_UNSUPPORTED_OP:
         names = ", ".join([b.name for b in backends])
         raise UnsupportedOp(f"{describe(t)}: none of the backends {names} supports it")
+    if status == GS_BAD_PLACEMENT:
+        raise PlacementError(f"{describe(t)} has memory on backend {t.backend.name!r}, which does not support it")
     if status == GS_OUT_OF_MEMORY:
         for b in backends:
             if b.max_buffer_size is not None and t.layout.nbytes > b.max_buffer_size - b.max_buffer_size % b.alignment:
