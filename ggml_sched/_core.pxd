@@ -48,6 +48,7 @@ cdef class Lease:
     cdef readonly bint displaced        # somebody else has re-addressed one of its tensors
     cdef readonly bint transient        # of a scheduler: other planners treat its tensors as unplaced
     cdef readonly bint stages           # leafs keep what was set in `Tensor.stash`, to be loaded when their life begins
+    cdef readonly bint through          # ... and it goes to their memory at once: nothing lives there before them
     cdef object __weakref__
     cpdef void end(self) noexcept
 
@@ -101,6 +102,7 @@ cdef class Tensor:
     cdef readonly str resident          # "weight", "kv" or "" (from a graph file)
     cdef readonly int64_t version       # of a root's data: how often it was set or written, as far as we know
     cdef public object stash            # what the caller last set, under a lease that stages: bytes or None
+    cdef public bint overwritten        # a node has computed over it since: its memory holds the latest data
     cdef object __weakref__
     cdef BufferBase c_buffer(self)
     cdef BufferBase settled(self)
@@ -171,12 +173,14 @@ cdef class TensorAllocator:
     cdef gs_blocks blocks               # owned
     cdef Lease lease                    # of the tensors allocated one by one since the last reset
     cdef Lease graph_lease              # of the tensors of whole graphs since then
+    cdef Lease early_lease              # of those leafs among them whose memory is theirs from the start
     cdef dict live                      # {tensor: size} of those, kept alive
     cdef object __weakref__
     cdef int64_t size_of(self, Tensor t) except -1
     cdef int check_open(self) except -1
     cdef int forget(self, Tensor t) except -1
     cdef void new_leases(self)
+    cdef void end_leases(self)
 
 
 # Everything a placement depends on besides the graph.

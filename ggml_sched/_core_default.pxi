@@ -153,7 +153,7 @@ cdef int default_settle(const gs_request *r, int32_t *assign, unsigned char *why
 cdef void default_follow(const gs_request *r, int32_t *assign, unsigned char *why) noexcept nogil:
     """Roots and leafs without a place go to their first reader; views are where their roots are."""
     cdef const gs_graph *g = r.g
-    cdef int32_t i, k, id, s
+    cdef int32_t i, k, id, s, root
     for i in range(g.n_nodes):
         id = g.node[i]
         if op_is_view(g.layout[id].op):
@@ -165,10 +165,11 @@ cdef void default_follow(const gs_request *r, int32_t *assign, unsigned char *wh
                 why[s] = WHY_CONSUMER
     for i in range(g.n_tensors):
         if g.view_src[i] >= 0 and not writes_view(g, i):
-            if assign[g.view_src[i]] < 0:
-                # Nothing computes with it: it is only looked at.
-                assign[g.view_src[i]] = max(assign[i], 0)
-                why[g.view_src[i]] = WHY_FIRST
+            root = g.view_src[i]
+            if assign[root] < 0 and g.position[i] >= 0:
+                # Nothing computes with it: still somebody may set the root and read the view.
+                assign[root] = max(assign[i], 0)
+                why[root] = WHY_CONSUMER if assign[i] >= 0 else WHY_FIRST
             assign[i] = assign[g.view_src[i]]
             why[i] = WHY_ROOT
 
@@ -263,7 +264,5 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
             w.src[k] = g.n_tensors + copy
         if writes_view(g, id):
             w.version[g.view_src[id]] += 1
-    if w.split_stop.n:
-        w.split_stop.at[w.split_stop.n - 1] = g.n_nodes
     free(total)
-    return GS_OK
+    return routes_finish(w, g, assign)

@@ -147,7 +147,7 @@ cdef int flow_from_routes(gs_flow *f, const gs_request *r, const int32_t *assign
         for c in range(w.split_start.at[i], w.split_stop.at[i]):
             f.seq[at] = g.node[c]
             at += 1
-    f.n_seq = at                # a graph of views only has no splits and runs nothing
+    f.n_seq = at
     for i in range(f.n):
         if i < n:
             k = memory_of(g, i)

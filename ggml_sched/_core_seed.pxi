@@ -132,9 +132,7 @@ cdef int seed_split(const gs_request *r, const int32_t *assign, gs_routes *w) no
             if routes_add_input(w, copy) != GS_OK:
                 return GS_NO_HOST_MEMORY
             w.src[k] = g.n_tensors + copy
-    if w.split_stop.n:
-        w.split_stop.at[w.split_stop.n - 1] = g.n_nodes
-    return GS_OK
+    return routes_finish(w, g, assign)
 
 
 cdef int plan_seed(const gs_request *r, int32_t *assign, unsigned char *why, gs_routes *w, int32_t *failed) noexcept nogil:
