@@ -12,6 +12,7 @@ cdef enum:
     LATE = 4                # state: a leaf born where something else has lived before
     FREED = 8               # state: its memory was given back before the end
     EXCLUSIVE = 16          # state: nothing else ever lives in its memory, and no node writes to it
+    WRITTEN = 32            # state: nodes write to it by the names of its views
 
 ctypedef struct gs_flow:
     int32_t n               # ids
@@ -191,10 +192,13 @@ cdef void flow_mark_exclusive(gs_flow *f) noexcept nogil:
             while f.root[r] >= 0:
                 r = f.root[r]
             f.state[r] &= ~EXCLUSIVE
-            for k in range(f.n):
-                if f.like[k] != k and (f.like[k] == r or f.root[f.like[k]] == r):
-                    f.state[k] &= ~EXCLUSIVE
-    # Write-through copies are written by the node that reads them.
+            if not f.state[i] & TOOK_OVER:
+                f.state[f.root[i]] |= WRITTEN
+    # Copies of what nodes write to, before or after, are as young as the compute; and a node that writes
+    # through a copy writes to that copy.
     for i in range(f.n):
-        if f.like[i] != i and f.op[f.like[i]] > OP_TRANSPOSE and f.root[f.like[i]] >= 0:
-            f.state[i] &= ~EXCLUSIVE
+        if f.like[i] != i:
+            k = f.like[i]
+            r = f.root[k] if f.root[k] >= 0 and not f.state[k] & TOOK_OVER else k
+            if f.state[r] & WRITTEN:
+                f.state[i] &= ~EXCLUSIVE
