@@ -12,7 +12,7 @@ except ImportError as error:  # pragma: no cover - only without a compiled core
         f"(and leave the tree before importing): {error}"
     ) from error
 
-from ggml_sched._core import Context, Graph, Tensor, Type
+from ggml_sched._core import Context, Graph, Packing, Tensor, Type, pack
 from ggml_sched.backend import Backend, Buffer, GraphView, get_backend, tensor_copy
 from ggml_sched.backends.dry import DryBackend
 from ggml_sched.errors import (
@@ -43,6 +43,7 @@ __all__ = [
     "GraphView",
     "HazardError",
     "OutOfMemory",
+    "Packing",
     "PlacementError",
     "Tensor",
     "Type",
@@ -50,6 +51,7 @@ __all__ = [
     "get_backend",
     "get_include",
     "load_graph",
+    "pack",
     "save_graph",
     "tensor_copy",
 ]
