@@ -48,6 +48,8 @@ cdef class Lease:
     cdef readonly bint displaced        # somebody else has re-addressed one of its tensors
     cdef readonly bint transient        # of a scheduler: other planners treat its tensors as unplaced
     cdef readonly bint stages           # leafs keep what was set in `Tensor.stash`, to be loaded when their life begins
+    cdef public object drain            # call before touching the data: waits for queued computes; None: none queued
+    cdef public object computed         # frozenset of leafs that a compute has written to since they were set
     cdef object __weakref__
     cpdef void end(self) noexcept
 

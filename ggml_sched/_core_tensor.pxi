@@ -18,6 +18,7 @@ cdef class Lease:
         self.displaced = False
         self.stages = False
         self.transient = False
+        self.computed = frozenset()
 
     cpdef void end(self) noexcept:
         """Every address under this lease is void from now on."""

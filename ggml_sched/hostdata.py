@@ -93,19 +93,34 @@ def write(tensor: Tensor, array) -> None:
     if _is_staged(tensor):
         _stash(tensor, span)
     else:
+        _drain(tensor)
         backend.set_tensor(tensor, span)
+
+
+def staged_bytes(tensor: Tensor) -> bytes | None:
+    """What the caller set for a leaf (or a view of one), if it is still what the tensor holds."""
+    if not _is_staged(tensor) or _root(tensor) in tensor.lease.computed:
+        return None
+    held = _root(tensor).stash
+    return None if held is None else held[tensor.view_offs : tensor.view_offs + tensor.nbytes]
 
 
 def _span(tensor: Tensor) -> bytearray:
     """The bytes that the tensor covers, gaps included."""
     backend = _backend(tensor)
-    if _is_staged(tensor):
-        held = _root(tensor).stash
-        if held is not None:
-            return bytearray(held[tensor.view_offs : tensor.view_offs + tensor.nbytes])
+    held = staged_bytes(tensor)
+    if held is not None:
+        return bytearray(held)
+    _drain(tensor)
     span = bytearray(tensor.nbytes)
     backend.get_tensor(tensor, span)
     return span
+
+
+def _drain(tensor: Tensor) -> None:
+    """Let queued computes that use the tensor's address end."""
+    if tensor.lease is not None and tensor.lease.drain is not None:
+        tensor.lease.drain()
 
 
 def _root(tensor: Tensor) -> Tensor:
@@ -120,7 +135,7 @@ def _is_staged(tensor: Tensor) -> bool:
 
 def _stash(tensor: Tensor, span) -> None:
     """Keep data on the host for a leaf, whose place in the arena may still be somebody else's."""
-    root = _root(tensor)
+    root, lease = _root(tensor), tensor.lease
     root.touch()
     if tensor is root:
         root.stash = bytes(span)
@@ -128,6 +143,8 @@ def _stash(tensor: Tensor, span) -> None:
         held = bytearray(root.stash or bytes(root.nbytes))
         held[tensor.view_offs : tensor.view_offs + len(span)] = span
         root.stash = bytes(held)
+    if root in lease.computed:
+        lease.computed = lease.computed - {root}
 
 
 def _backend(tensor: Tensor):
