@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ggml_sched import hostdata
 from ggml_sched._core import Context, Graph, Tensor
 from ggml_sched.backend import Backend, GraphView
 from ggml_sched.errors import UnsupportedOp
@@ -66,11 +65,11 @@ def _leaf_bytes(leaf: Tensor) -> bytes | bytearray | None:
     """The data of a leaf; None for a node, a view, or a leaf that was given none."""
     if leaf.op != "NONE" or leaf.view_src is not None:
         return None
-    if leaf.is_resident:
-        data = bytearray(leaf.nbytes)
-        leaf.backend.get_tensor(leaf, data)
-        return data
-    return hostdata.staged_bytes(leaf)
+    if leaf.buffer is None or (leaf.lease is not None and leaf.lease.stages):
+        return leaf.stash
+    data = bytearray(leaf.nbytes)
+    leaf.backend.get_tensor(leaf, data)
+    return data
 
 
 class _Clone:

@@ -88,7 +88,7 @@ class Allocation:
         steps = self._next_steps()
         try:
             jobs = [(step.backend, step.places, job) for step in steps if (job := step.due()) is not None]
-            self.lease.drain = pipeline.drain
+            self.lease.drain = pipeline.drain_weakly
             pipeline.submit(jobs)
         except BaseException:
             self.forget()

@@ -15,6 +15,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from queue import SimpleQueue
 
 from ggml_sched.backend import Backend, Event
@@ -43,6 +44,7 @@ class _State:
     """What the threads share with the pipeline, and nothing that keeps the pipeline alive."""
 
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self.changed = threading.Condition()
         self.computes = 0
         self.error: BaseException | None = None
@@ -51,6 +53,12 @@ class _State:
         with self.changed:
             if self.error is None:
                 self.error = error
+
+    def wait(self) -> None:
+        """Until nothing is queued; at once where the threads do not exist any more."""
+        if self.pid == os.getpid():
+            with self.changed:
+                self.changed.wait_for(lambda: self.computes == 0)
 
     def ended(self) -> None:
         with self.changed:
@@ -110,8 +118,9 @@ class Pipeline:
         self._start_anew()
 
     def _start_anew(self) -> None:
-        self._pid = os.getpid()
         self._state = _State()
+        self.drain_weakly = partial(_drain_weakly, weakref.ref(self), self._state)
+        """`drain`, for tensors to hold: the threads end although it is there."""
         self._queues: dict[Backend, SimpleQueue] = {}
         self._threads: list[threading.Thread] = []
         self._last: dict[Hashable, _Ticket] = {}
@@ -143,8 +152,7 @@ class Pipeline:
         state = self._state
         if not self._last or threading.current_thread() in self._threads:
             return          # nothing queued; or a backend that looks at its own tensors while it computes
-        with state.changed:
-            state.changed.wait_for(lambda: state.computes == 0)
+        state.wait()
         for backend in self.backends:
             try:
                 backend.synchronize()
@@ -165,7 +173,7 @@ class Pipeline:
         """Finish what is queued and end the threads; the next `submit` starts new ones."""
         self.drain()
         threads = self._threads
-        if self._pid == os.getpid():
+        if self._state.pid == os.getpid():
             self._stop()
             for thread in threads:
                 thread.join()
@@ -187,12 +195,20 @@ class Pipeline:
 
     def _after_fork(self) -> None:
         """In a child process, the parent's threads do not exist, and what was queued is lost."""
-        if self._pid != os.getpid():
+        if self._state.pid != os.getpid():
             lost = self._state.computes
             self._stop.detach()
             self._start_anew()
             if lost:
                 self._state.error = BackendError(f"the process forked while {lost} computes were queued")
+
+
+def _drain_weakly(pipeline: weakref.ref[Pipeline], state: _State) -> None:
+    held = pipeline()
+    if held is not None:
+        held.drain()
+    else:
+        state.wait()
 
 
 def _send_stops(queues: dict[Backend, SimpleQueue]) -> None:

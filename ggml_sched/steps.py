@@ -96,6 +96,11 @@ class CopyStep(Step):
         self.seen = version
         return self._copy
 
+    def run(self) -> None:
+        super().run()
+        if self.pushes:
+            self.src.backend.synchronize()      # there are no events without queued computes
+
     def _copy(self) -> None:
         there = self.src.backend
         if self.pushes and self.src.nbytes and there.cpy_tensor_async(self.src, self.dst):
