@@ -13,8 +13,9 @@ except ImportError as error:  # pragma: no cover - only without a compiled core
     ) from error
 
 from ggml_sched._core import Allocator, Context, Graph, GraphAllocator, Packing, Tensor, TensorAllocator, Type, pack
-from ggml_sched.backend import Backend, Buffer, GraphView, get_backend, tensor_copy
+from ggml_sched.backend import Backend, Buffer, Event, GraphView, get_backend, tensor_copy
 from ggml_sched.backends.dry import DryBackend
+from ggml_sched.compare import NodeDifference, compare
 from ggml_sched.errors import (
     BackendError,
     Error,
@@ -41,12 +42,14 @@ __all__ = [
     "CpuBackend",
     "DryBackend",
     "Error",
+    "Event",
     "FileFormatError",
     "Graph",
     "GraphAllocator",
     "GraphError",
     "GraphView",
     "HazardError",
+    "NodeDifference",
     "OutOfMemory",
     "Packing",
     "PlacementError",
@@ -57,6 +60,7 @@ __all__ = [
     "TensorAllocator",
     "Type",
     "UnsupportedOp",
+    "compare",
     "get_backend",
     "get_include",
     "load_graph",
