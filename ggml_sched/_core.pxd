@@ -195,7 +195,7 @@ cdef class Devices:
     cdef readonly tuple backends        # kept alive
     cdef int32_t n
     cdef uint64_t *inplace_first        # owned; [n][N_OPS_MAX] source masks, first generation's ops
-    cdef uint64_t *inplace              # owned; the same for all in-place ops
+    cdef uint64_t *inplace              # owned; the same for all ops that the backend declares
     cdef tuple asks_op, asks_offload, asks_buffer, asks_size
     cdef int32_t index(self, BackendBase backend) noexcept
 

@@ -34,6 +34,7 @@ from struct import unpack as _struct_unpack
 
 from ggml_sched.errors import GraphError, HazardError, OutOfMemory, PlacementError, UnsupportedOp
 
+cimport cython
 from libc.math cimport ceil, isfinite
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc

@@ -10,6 +10,7 @@ cdef class PlanData:
     cdef gs_routes routes               # owned
     cdef int32_t *assign                # owned; backend index of each graph tensor
     cdef unsigned char *why             # owned; WHY_* of each
+    cdef bint knows_exclusive           # found out when first asked: planning alone does not need it
     cdef readonly int32_t n_tensors
     cdef readonly tuple chunk_sizes     # for each backend, in order, the bytes of each of its buffers
     cdef readonly tuple buffer_sizes    # their sums
@@ -131,6 +132,9 @@ cdef class PlanData:
     def is_exclusive(self, int32_t i):
         """Whether leaf or copy i has memory that nothing else uses, so that its data survives computes."""
         self.check(i)
+        if not self.knows_exclusive:
+            flow_mark_exclusive(&self.flow)
+            self.knows_exclusive = True
         return bool(self.flow.state[i] & EXCLUSIVE)
 
     def lifetime(self, int32_t i):
@@ -246,8 +250,6 @@ cdef int decide(PlanData p, const gs_request *r, bint seed, bint stream, const u
                 status = blocks_reset(&blocks[i], INT64_MAX)
     if status == GS_OK:
         status = gallocr_run(&p.flow, arenas, inplace, NULL, 0, not seed, failed)
-    if status == GS_OK:
-        flow_mark_exclusive(&p.flow)
     return status
 
 

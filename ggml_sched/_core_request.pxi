@@ -34,7 +34,7 @@ cdef class Devices:
             raise MemoryError("scheduler")
         for i in range(self.n):
             fill_inplace_masks(self.inplace_first + i * N_OPS_MAX, backends[i], INPLACE_FIRST)
-            fill_inplace_masks(self.inplace + i * N_OPS_MAX, backends[i], INPLACE_LATER)
+            fill_inplace_masks(self.inplace + i * N_OPS_MAX, backends[i], INPLACE_ANY)
         base = _backend_module().Backend
         # What a backend does not override needs no call per node.
         self.asks_op = tuple([overrides(b, base, "supports_op") for b in backends])
@@ -89,6 +89,9 @@ cdef class Request:
         free(r.offloads)
         free(r.nbytes)
 
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    @cython.nonecheck(False)
     cdef int fill_residents(self, object assigned) except -1:
         """Residency and assignments; PlacementError for memory that no backend of the scheduler can read."""
         cdef gs_request *r = &self.c
@@ -107,9 +110,13 @@ cdef class Request:
                 raise GraphError(f"{describe(t)} belongs to closed context {t.home.name!r}")
             if g.view_src[i] >= 0:
                 continue
-            buffer = t.settled()
+            buffer = t._buffer
             if buffer is None:
-                if t._buffer is not None and t._lease is None:
+                continue
+            if t._lease is not None and (t._lease.transient or not t._lease.alive):
+                continue
+            if buffer.closed:
+                if t._lease is None:
                     raise PlacementError(f"{describe(t)} lost its memory: its buffer on backend "
                                          f"{t._buffer.backend.name!r} was closed")
                 continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ggml_sched._core import Lease, Tensor, bind_plan, new_lease, release_graph, rewired, stand_in
+from ggml_sched._core import Lease, Tensor, bind_plan, new_lease, rewired, stand_in
 from ggml_sched.backend import Buffer
 from ggml_sched.plan import Plan
 from ggml_sched.steps import CopyStep, ExpertsStep, LoadStep, RunStep, Step
@@ -38,7 +38,6 @@ class Allocation:
             step.free()
         self._steps = None
         self.lease.end()
-        release_graph(self.plan.graph, self.lease)
 
     @property
     def steps(self) -> list[Step]:

@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def chunk_sizes(self) -> tuple[tuple[int, ...], ...]:
-        """For each backend the bytes of each of its buffers: several where a maximum buffer size asks for it."""
+        """For each backend the bytes of each of its buffers: several where a maximum size asks for it."""
         return self.data.chunk_sizes
 
     @property

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ggml_sched._core import Tensor
-from ggml_sched.backend import Backend, Buffer
+from ggml_sched.backend import ALL_SOURCES, Backend, Buffer
 from ggml_sched.errors import OutOfMemory
 
 __all__ = ["DryBackend"]
+
+
+_ROW_OPS = ("NORM", "GROUP_NORM", "L2_NORM", "DUP", "CONT", "REPEAT")
+"""Ops that ggml never computes in place although a kernel easily can; so can the gated units (GLU)."""
 
 
 class DryBuffer(Buffer):
@@ -61,6 +65,10 @@ class DryBackend(Backend):
         buffer = DryBuffer(self, size)
         self.used += size
         return buffer
+
+    def inplace_sources(self, op: str) -> int:
+        """As the CPU kernels: more than ggml's list, see _ROW_OPS."""
+        return ALL_SOURCES if op in _ROW_OPS or op.startswith("GLU:") else super().inplace_sources(op)
 
     def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
         return True
