@@ -11,9 +11,9 @@ import functools
 from collections.abc import Sequence
 
 import numpy as np
-from peer.build import LIBRARY
 
 import ggml_sched as gs
+from peer.build import LIBRARY
 
 __all__ = ["Peer", "available", "version"]
 
