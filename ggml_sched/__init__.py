@@ -7,7 +7,17 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 try:
-    from ggml_sched._core import Allocator, Context, Graph, GraphAllocator, Tensor, TensorAllocator, Type
+    from ggml_sched._core import (
+        Allocator,
+        Context,
+        Graph,
+        GraphAllocator,
+        Packing,
+        Tensor,
+        TensorAllocator,
+        Type,
+        pack,
+    )
 except ImportError as error:  # pragma: no cover - only without a compiled core
     raise ImportError(
         "ggml_sched._core is not compiled; run `pip install .` in the source tree "
@@ -49,6 +59,7 @@ __all__ = [
     "GraphView",
     "HazardError",
     "OutOfMemory",
+    "Packing",
     "PlacementError",
     "Plan",
     "Scheduler",
@@ -60,6 +71,7 @@ __all__ = [
     "get_backend",
     "get_include",
     "load_graph",
+    "pack",
     "save_graph",
     "tensor_copy",
 ]
