@@ -10,10 +10,10 @@ import threading
 
 import numpy as np
 import pytest
-from ggml_sched._core import bind_resident
 from support import place, random, raw
 
 import ggml_sched as gs
+from ggml_sched._core import bind_resident
 from ggml_sched.backends.cpu import CpuBuffer
 
 RNG = np.random.default_rng(8)
