@@ -13,11 +13,13 @@ cdef enum:
     LATE = 4                # state: a leaf born where something else has lived before
     FREED = 8               # state: its memory was given back before the end
     EXCLUSIVE = 16          # state: nothing else ever lives in its memory, and no node writes to it
+    WRITTEN = 32            # state: nodes write to it by the names of its views
 
 ctypedef struct gs_flow:
     int32_t n               # ids
     int32_t n_seq
     const gs_layout *layout
+    const unsigned char *slot   # of a graph tensor's sources
     int32_t *like           # the graph tensor whose layout, op and flags an id has
     int32_t *home
     int32_t *root           # whose memory it shares: view root or taken-over source; -1
@@ -84,6 +86,7 @@ cdef void flow_from_graph(gs_flow *f, const gs_graph *g) noexcept nogil:
     """Ids, wiring and views of a graph without copies; homes and sizes are the caller's."""
     cdef int32_t i
     f.layout = g.layout
+    f.slot = g.slot
     memcpy(f.src_begin, g.src_begin, (g.n_tensors + 1) * sizeof(int32_t))
     memcpy(f.src, g.src, g.src_begin[g.n_tensors] * sizeof(int32_t))
     memcpy(f.seq, g.node, g.n_nodes * sizeof(int32_t))
@@ -164,7 +167,7 @@ cdef int flow_from_routes(gs_flow *f, const gs_request *r, const int32_t *assign
         for c in range(w.split_start.at[i], w.split_stop.at[i]):
             f.seq[at] = g.node[c]
             at += 1
-    f.n_seq = at                # a graph of views only has no splits and runs nothing
+    f.n_seq = at
     for i in range(f.n):
         if i < n:
             k = memory_of(g, i)
@@ -208,7 +211,13 @@ cdef void flow_mark_exclusive(gs_flow *f) noexcept nogil:
             while f.root[r] >= 0:
                 r = f.root[r]
             f.state[r] &= ~EXCLUSIVE
-    # Write-through copies are written by the node that reads them.
+            if not f.state[i] & TOOK_OVER:
+                f.state[f.root[i]] |= WRITTEN
+    # Copies of what nodes write to, before or after, are as young as the compute; and a node that writes
+    # through a copy writes to that copy.
     for i in range(f.n):
-        if f.like[i] != i and f.op[f.like[i]] > OP_TRANSPOSE and f.root[f.like[i]] >= 0:
-            f.state[i] &= ~EXCLUSIVE
+        if f.like[i] != i:
+            k = f.like[i]
+            r = f.root[k] if f.root[k] >= 0 and not f.state[k] & TOOK_OVER else k
+            if f.state[r] & WRITTEN:
+                f.state[i] &= ~EXCLUSIVE

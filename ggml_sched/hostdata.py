@@ -27,6 +27,10 @@ DTYPES = {
 """The numpy dtype of each plain type; bf16 is carried as its 16 bits."""
 
 
+_VIEW_OPS = frozenset({"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+_LEAF_OPS = _VIEW_OPS | {"NONE"}
+
+
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
     """`ne` reversed, leading ones dropped (one dimension at least)."""
     ne = list(tensor.ne)
@@ -92,25 +96,19 @@ def write(tensor: Tensor, array) -> None:
         array_over(tensor, span)[...] = values
     if _is_staged(tensor):
         _stash(tensor, span)
-    else:
-        _drain(tensor)
-        backend.set_tensor(tensor, span)
-
-
-def staged_bytes(tensor: Tensor) -> bytes | None:
-    """What the caller set for a leaf (or a view of one), if it is still what the tensor holds."""
-    if not _is_staged(tensor) or _root(tensor) in tensor.lease.computed:
-        return None
-    held = _root(tensor).stash
-    return None if held is None else held[tensor.view_offs : tensor.view_offs + tensor.nbytes]
+        if not tensor.lease.through:
+            return
+    _drain(tensor)
+    backend.set_tensor(tensor, span)
 
 
 def _span(tensor: Tensor) -> bytearray:
     """The bytes that the tensor covers, gaps included."""
     backend = _backend(tensor)
-    held = staged_bytes(tensor)
-    if held is not None:
-        return bytearray(held)
+    if _is_staged(tensor) and not _root(tensor).overwritten:
+        held = _root(tensor).stash
+        if held is not None:
+            return bytearray(held[tensor.view_offs : tensor.view_offs + tensor.nbytes])
     _drain(tensor)
     span = bytearray(tensor.nbytes)
     backend.get_tensor(tensor, span)
@@ -128,23 +126,29 @@ def _root(tensor: Tensor) -> Tensor:
 
 
 def _is_staged(tensor: Tensor) -> bool:
-    """Whether the data set by the caller waits on the host until a compute loads it."""
+    """Whether the data set by the caller waits on the host until a compute loads it.
+
+    Holds for leafs and what views them; not for what a node computes into a leaf's memory.
+    """
     lease = tensor.lease
-    return lease is not None and lease.stages and _root(tensor).op == "NONE"
+    if lease is None or not lease.stages:
+        return False
+    while tensor.op in _VIEW_OPS and tensor.src:
+        tensor = tensor.src[0]
+    return tensor.op in _LEAF_OPS and _root(tensor).op == "NONE"
 
 
 def _stash(tensor: Tensor, span) -> None:
     """Keep data on the host for a leaf, whose place in the arena may still be somebody else's."""
-    root, lease = _root(tensor), tensor.lease
+    root = _root(tensor)
     root.touch()
+    root.overwritten = False
     if tensor is root:
         root.stash = bytes(span)
     else:
         held = bytearray(root.stash or bytes(root.nbytes))
         held[tensor.view_offs : tensor.view_offs + len(span)] = span
         root.stash = bytes(held)
-    if root in lease.computed:
-        lease.computed = lease.computed - {root}
 
 
 def _backend(tensor: Tensor):
