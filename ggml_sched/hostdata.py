@@ -102,20 +102,13 @@ def write(tensor: Tensor, array) -> None:
     backend.set_tensor(tensor, span)
 
 
-def staged_bytes(tensor: Tensor) -> bytes | None:
-    """What the caller set for a leaf (or a view of one), if it is still what the tensor holds."""
-    if not _is_staged(tensor) or _root(tensor).overwritten:
-        return None
-    held = _root(tensor).stash
-    return None if held is None else held[tensor.view_offs : tensor.view_offs + tensor.nbytes]
-
-
 def _span(tensor: Tensor) -> bytearray:
     """The bytes that the tensor covers, gaps included."""
     backend = _backend(tensor)
-    held = staged_bytes(tensor)
-    if held is not None:
-        return bytearray(held)
+    if _is_staged(tensor) and not _root(tensor).overwritten:
+        held = _root(tensor).stash
+        if held is not None:
+            return bytearray(held[tensor.view_offs : tensor.view_offs + tensor.nbytes])
     _drain(tensor)
     span = bytearray(tensor.nbytes)
     backend.get_tensor(tensor, span)
