@@ -469,7 +469,7 @@ def facts(graph: gs.Graph) -> list[tuple]:
 
 @POLICIES
 def test_the_callers_graph_is_never_changed(policy):
-    """Each flagged intermediate of a chain that would run in one place holds its own value afterwards."""
+    """Copies, in-place reuse and write-back leave a tensor's facts alone; two schedulers share a graph."""
     a, b = gs.CpuBackend(1, "A"), gs.CpuBackend(1, "B")
     here, there, ctx = gs.Context(), gs.Context(), gs.Context()
     wa, cache = here.tensor("f32", (4, 4), "wa"), here.tensor("f32", 4, "cache")
