@@ -49,6 +49,7 @@ cdef class Lease:
     cdef readonly bint transient        # of a scheduler: other planners treat its tensors as unplaced
     cdef readonly bint stages           # leafs keep what was set in `Tensor.stash`, to be loaded when their life begins
     cdef readonly bint through          # ... and it goes to their memory at once: nothing lives there before them
+    cdef public object drain            # call before touching the data: waits for queued computes; None: none queued
     cdef object __weakref__
     cpdef void end(self) noexcept
 
@@ -131,6 +132,7 @@ ctypedef struct gs_graph:
     int32_t *flags
     int32_t *src_begin          # sources of tensor i: src[src_begin[i] .. src_begin[i + 1])
     int32_t *src                # empty slots left out
+    unsigned char *slot         # of each entry of src: its place among the tensor's sources
     int32_t *node               # ids in execution order
     int32_t *leaf
     int32_t *position           # index into node, -1 for tensors that are not nodes
@@ -193,13 +195,16 @@ ctypedef struct gs_request:
     unsigned char *offloads     # [n_backends][n_tensors], NULL: nothing is offloaded
     unsigned char *reads        # [n_backends][n_backends]: b may read memory of c without a copy
     int64_t *nbytes             # [n_backends][n_tensors] alloc sizes, NULL: the tensor's own byte size
+    int32_t *buffer             # of each resident root: index of its buffer
+    int32_t n_buffers
+    unsigned char *reads_buffer # [n_backends][n_buffers]: b may read that buffer without a copy
 
 
 cdef class Devices:
     cdef readonly tuple backends        # kept alive
     cdef int32_t n
     cdef uint64_t *inplace_first        # owned; [n][N_OPS_MAX] source masks, first generation's ops
-    cdef uint64_t *inplace              # owned; the same for all in-place ops
+    cdef uint64_t *inplace              # owned; the same for all ops that the backend declares
     cdef tuple asks_op, asks_offload, asks_buffer, asks_size
     cdef int32_t index(self, BackendBase backend) noexcept
 

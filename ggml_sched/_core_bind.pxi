@@ -3,6 +3,9 @@
 # Copies and nodes that read them become tensors of their own; everything else is
 # addressed in place under one lease.
 
+@cython.boundscheck(False)
+@cython.wraparound(False)
+@cython.nonecheck(False)
 def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not None, Lease lease not None):
     """Address every tensor that the plan places; `buffers[i]` are backend i's buffers, one for each chunk."""
     cdef gs_flow *f = &data.flow
@@ -10,25 +13,25 @@ def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not No
     cdef Tensor t
     cdef tuple tensors = graph.tensors
     cdef int64_t offset, stride
+    cdef BufferBase buffer
+    cdef list single = []               # a backend's only buffer, None where a plan made chunks
     if data.n_tensors != graph.flat.n_tensors:
         raise HazardError("a plan was bound to another graph")
+    for i in range(len(buffers)):
+        single.append(buffers[i][0] if len(buffers[i]) and not data.strides[i] else None)
     for i in range(data.n_tensors):
         if f.offset[i] >= 0 and graph.flat.view_src[i] < 0:
             t = <Tensor>tensors[i]
+            buffer = <BufferBase?>single[f.home[i]]
             offset = f.offset[i]
-            stride = data.strides[f.home[i]]
-            if stride:
-                t.bind(<BufferBase?>buffers[f.home[i]][offset // stride], offset % stride, lease)
-            else:
-                t.bind(<BufferBase?>buffers[f.home[i]][0], offset, lease)
-
-
-def release_graph(Graph graph not None, Lease lease not None):
-    """Take the addresses of a lease away from a graph's tensors."""
-    cdef Tensor t
-    for t in graph.tensors:
-        if t._lease is lease:
-            t.bind(None, 0, lease)
+            if buffer is None:
+                stride = data.strides[f.home[i]]
+                buffer = <BufferBase?>buffers[f.home[i]][offset // stride]
+                offset %= stride
+            if t._lease is not None and t._lease.alive and t._lease.drain is not None:
+                # Another scheduler may have queued computes that use the address it gave.
+                t._lease.drain()
+            t.bind(buffer, offset, lease)
 
 
 def stand_in(Tensor like not None, str name, BufferBase buffer, int64_t offset, Lease lease not None):

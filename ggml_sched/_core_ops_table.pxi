@@ -15,6 +15,7 @@ cdef enum:
 # In-place rules.  FIRST: ggml's first generation (section 2 of the specification);
 # LATER: what today's ggml added.
 cdef enum:
+    INPLACE_ANY = 0         # as a rule: whatever the backend declares
     INPLACE_FIRST = 1
     INPLACE_LATER = 2
 

@@ -1,7 +1,7 @@
 # PlanData: what a planner decided, as flat arrays, independent of any one graph object.
 #
 # Immutable after `make_plan`; equal graphs share it.  Ids below n_tensors are the
-# graph's, copies follow.  Offsets count from the start of their backend's buffer.
+# graph's, copies follow, then further slots of copies in a ring.  Offsets count from the start of their backend's buffer.
 
 cdef class PlanData:
     """The decisions of one planning run.  `ggml_sched.plan.Plan` joins it with a graph."""
@@ -10,9 +10,11 @@ cdef class PlanData:
     cdef gs_routes routes               # owned
     cdef int32_t *assign                # owned; backend index of each graph tensor
     cdef unsigned char *why             # owned; WHY_* of each
+    cdef bint knows_exclusive           # found out when first asked: planning alone does not need it
     cdef readonly int32_t n_tensors
     cdef readonly tuple chunk_sizes     # for each backend, in order, the bytes of each of its buffers
     cdef readonly tuple buffer_sizes    # their sums
+    cdef readonly tuple methods         # for each backend, how its offsets were chosen
     cdef tuple strides                  # for each backend the distance of its chunks' offsets, 0: one chunk
     cdef readonly tuple live_bytes      # largest sum of live bytes, in backend order
 
@@ -59,6 +61,17 @@ cdef class PlanData:
     def kept(self):
         """One bool for each distinct copy: made once, and kept while its source stays unchanged."""
         return tuple([bool(self.routes.copy_kept.at[i]) for i in range(self.routes.copy_kept.n)])
+
+    @property
+    def ring(self):
+        """For each id beyond the copies, which are the ring's further slots: the index of its copy."""
+        return tuple([self.routes.more_copy.at[k] for k in range(self.routes.more_copy.n)])
+
+    def copy_of(self, int32_t i):
+        """The index of the copy that id i, not a graph tensor, is a place of."""
+        self.check(i)
+        i -= self.n_tensors
+        return i if i < self.routes.copy_like.n else self.routes.more_copy.at[i - self.routes.copy_like.n]
 
     @property
     def write_backs(self):
@@ -131,6 +144,9 @@ cdef class PlanData:
     def is_exclusive(self, int32_t i):
         """Whether leaf or copy i has memory that nothing else uses, so that its data survives computes."""
         self.check(i)
+        if not self.knows_exclusive:
+            flow_mark_exclusive(&self.flow)
+            self.knows_exclusive = True
         return bool(self.flow.state[i] & EXCLUSIVE)
 
     def lifetime(self, int32_t i):
@@ -172,10 +188,11 @@ cdef class PlanData:
         return 0
 
 
-def make_plan(Request request not None, str policy, bint stream=False):
+def make_plan(Request request not None, str policy, bint stream=False, int32_t n_slots=1):
     """Run the passes of a policy; raises UnsupportedOp, OutOfMemory, GraphError naming the tensor.
 
     `stream`: no foreign weight is kept on the backend that reads it; all take turns in the same memory.
+    `n_slots`: places for each copy between backends (policy "default").
     """
     cdef PlanData p = PlanData.__new__(PlanData)
     cdef gs_request *r = &request.c
@@ -183,6 +200,7 @@ def make_plan(Request request not None, str policy, bint stream=False):
     cdef int64_t *alignment = <int64_t *>malloc(devices.n * sizeof(int64_t))
     cdef gs_blocks *blocks = <gs_blocks *>calloc(devices.n, sizeof(gs_blocks))
     cdef gs_arena *arenas = <gs_arena *>calloc(devices.n, sizeof(gs_arena))
+    cdef int32_t *methods = <int32_t *>calloc(devices.n, sizeof(int32_t))
     cdef int32_t failed = -1, i
     cdef int status
     cdef bint seed = policy == "seed"
@@ -190,7 +208,7 @@ def make_plan(Request request not None, str policy, bint stream=False):
     p.assign = <int32_t *>malloc(max(r.g.n_tensors, 1) * sizeof(int32_t))
     p.why = <unsigned char *>calloc(max(r.g.n_tensors, 1), 1)
     try:
-        if alignment == NULL or blocks == NULL or arenas == NULL or p.assign == NULL or p.why == NULL:
+        if methods == NULL or alignment == NULL or blocks == NULL or arenas == NULL or p.assign == NULL or p.why == NULL:
             raise MemoryError(f"planning {r.g.n_tensors} tensors")
         for i in range(devices.n):
             alignment[i] = (<BackendBase>devices.backends[i]).alignment
@@ -201,29 +219,36 @@ def make_plan(Request request not None, str policy, bint stream=False):
         request.ask()
         with nogil:
             if seed:
-                status = decide(p, r, True, stream, devices.inplace_first, alignment, blocks, arenas, &failed)
+                status = decide(p, r, True, stream, 1, devices.inplace_first, alignment, blocks, arenas, methods,
+                                &failed)
             else:
-                status = decide(p, r, False, stream, devices.inplace, alignment, blocks, arenas, &failed)
+                status = decide(p, r, False, stream, n_slots, devices.inplace, alignment, blocks, arenas, methods,
+                                &failed)
         if status != GS_OK:
             raise_planning_error(status, request, failed)
         p.strides = tuple([blocks[i].stride if blocks[i].n_chunks > 1 else 0 for i in range(devices.n)])
         p.chunk_sizes = tuple([p.measure_chunks(i, &blocks[i]) for i in range(devices.n)])
         p.buffer_sizes = tuple([sum(sizes) for sizes in p.chunk_sizes])
+        p.methods = tuple([_PACK_METHODS[methods[i] - OFFSETS_PACKED] if methods[i] else "best fit"
+                           for i in range(devices.n)])
         p.live_bytes = tuple([arenas[i].peak for i in range(devices.n)])
         # The graph may go; the plan stays.
         p.flow.layout = NULL
+        p.flow.slot = NULL
     finally:
         if blocks != NULL:
             for i in range(devices.n):
                 blocks_free(&blocks[i])
         free(blocks)
         free(arenas)
+        free(methods)
         free(alignment)
     return p
 
 
-cdef int decide(PlanData p, const gs_request *r, bint seed, bint stream, const uint64_t *inplace,
-                const int64_t *alignment, gs_blocks *blocks, gs_arena *arenas, int32_t *failed) noexcept nogil:
+cdef int decide(PlanData p, const gs_request *r, bint seed, bint stream, int32_t n_slots, const uint64_t *inplace,
+                const int64_t *alignment, gs_blocks *blocks, gs_arena *arenas, int32_t *methods,
+                int32_t *failed) noexcept nogil:
     """Placement, splits and copies, lifetimes, offsets: one after the other."""
     cdef int32_t i
     cdef int status = routes_init(&p.routes, r.g, r.n_backends)
@@ -236,6 +261,9 @@ cdef int decide(PlanData p, const gs_request *r, bint seed, bint stream, const u
                 status = tighten_boundaries(r, p.assign, p.why)
             if status == GS_OK:
                 status = split_default(r, p.assign, p.why, stream, &p.routes)
+            if status == GS_OK:
+                routes_inputs_first(&p.routes, r.g)
+                status = routes_add_slots(&p.routes, r, n_slots)
     if status == GS_OK:
         status = flow_from_routes(&p.flow, r, p.assign, &p.routes, alignment, failed)
     for i in range(r.n_backends):
@@ -246,8 +274,8 @@ cdef int decide(PlanData p, const gs_request *r, bint seed, bint stream, const u
                 status = blocks_reset(&blocks[i], INT64_MAX)
     if status == GS_OK:
         status = gallocr_run(&p.flow, arenas, inplace, NULL, 0, not seed, failed)
-    if status == GS_OK:
-        flow_mark_exclusive(&p.flow)
+    if status == GS_OK and not seed:
+        status = choose_offsets(&p.flow, r.n_backends, blocks, arenas, methods)
     return status
 
 
@@ -260,6 +288,8 @@ cdef int raise_planning_error(int status, Request request, int32_t failed) excep
     if status == GS_UNSUPPORTED_OP:
         names = ", ".join([b.name for b in backends])
         raise UnsupportedOp(f"{describe(t)}: none of the backends {names} supports it")
+    if status == GS_BAD_PLACEMENT:
+        raise PlacementError(f"{describe(t)} has memory on backend {t.backend.name!r}, which does not support it")
     if status == GS_OUT_OF_MEMORY:
         for b in backends:
             if b.max_buffer_size is not None and t.layout.nbytes > b.max_buffer_size - b.max_buffer_size % b.alignment:

@@ -70,8 +70,18 @@ class Plan:
 
     @property
     def chunk_sizes(self) -> tuple[tuple[int, ...], ...]:
-        """For each backend the bytes of each of its buffers: several where a maximum buffer size asks for it."""
+        """For each backend the bytes of each of its buffers: several where a maximum size asks for it."""
         return self.data.chunk_sizes
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """How the offsets of each backend's arena were chosen."""
+        return self.data.methods
+
+    @property
+    def optimal(self) -> tuple[bool, ...]:
+        """Whether each arena is proven smallest for its lifetimes: as large as the largest sum of live bytes."""
+        return tuple(size == live for size, live in zip(self.buffer_sizes, self.live_bytes, strict=True))
 
     @property
     def live_bytes(self) -> tuple[int, ...]:
@@ -119,7 +129,7 @@ class Plan:
         """The name of an id: a tensor's, or BACKEND#tensor for a copy."""
         if i < self.data.n_tensors:
             return self.graph.tensors[i].name
-        like, backend = self.data.copies[i - self.data.n_tensors]
+        like, backend = self.data.copies[self.data.copy_of(i)]
         return f"{self.backends[backend].name}#{self.graph.tensors[like].name}"
 
     def verify(self) -> None:

@@ -102,6 +102,8 @@ def _memory(plan: Plan, i: int) -> list[str]:
     name, birth_death = plan.backends[home].name, data.lifetime(i)
     size = data.size(i)
     took = f"{t.nbytes:,} bytes" if size in (0, t.nbytes) else f"{t.nbytes:,} bytes ({size:,} aligned)"
+    if data.chunk(i):
+        name += f", buffer {data.chunk(i)},"
     lines.append(f"memory: {name} at offset {data.offset(i):,}, {took}")
     if birth_death is not None:
         birth, death = birth_death
@@ -111,8 +113,8 @@ def _memory(plan: Plan, i: int) -> list[str]:
         lines.append("loaded when first used: before that, other tensors live there")
     if data.took_over(i):
         root = data.root(i)
-        lines.append(f"written in place over {_id_name(plan, root)}, which nothing needs afterwards; the kernel "
-                     f"on {name} allows for it")
+        lines.append(f"written in place over {_id_name(plan, root)}, which nothing needs afterwards, as the "
+                     f"kernel on {plan.backends[home].name} allows")
     if "output" in t.flags:
         lines.append("an output: its memory stays until the next compute")
     return lines
@@ -150,8 +152,10 @@ def _copies(plan: Plan, i: int) -> list[str]:
         when = ", ".join(map(str, splits.get(c, ())))
         nbytes, offset = plan.graph.tensors[i].nbytes, data.offset(data.n_tensors + c)
         purpose = "written to there and copied back" if written_back.get(i) == c else "read there"
-        lines.append(f"copied to {plan.backends[b].name} at offset {offset:,}: {nbytes:,} bytes before split {when}, "
-                     f"{purpose}")
+        if data.kept[c]:
+            purpose += ", kept while it does not change"
+        lines.append(f"copied to {plan.backends[b].name} at offset {offset:,}: {nbytes:,} bytes before split "
+                     f"{when}, {purpose}")
     return lines
 
 
@@ -224,5 +228,5 @@ def _id_name(plan: Plan, i: int) -> str:
     data, tensors = plan.data, plan.graph.tensors
     if i < data.n_tensors:
         return repr(_name(tensors[i], i))
-    like, b = data.copies[i - data.n_tensors]
+    like, b = data.copies[data.copy_of(i)]
     return f"the copy of {_name(tensors[like], like)!r} on {plan.backends[b].name}"

@@ -5,7 +5,7 @@ that a test can corrupt one claim and see the one reason that must fire:
 
     check_structure   splits cover the nodes in order, on backends that support them; residents stay
     check_memory      ranges lie inside their arenas, and nothing live overlaps
-    check_flow        executed symbolically, every read finds the bytes that the graph's order gives it
+    check_flow        executed symbolically, twice, every read finds the bytes that the graph's order gives
 
 Liveness is computed here from the graph and the steps of the plan, not from the planner's
 lifetimes; taking over memory in place is checked as an overlap with a good excuse.  A check runs
@@ -163,8 +163,8 @@ class Facts:
     arena_sizes: dict[tuple[int, int], int]
     """{(backend, chunk): bytes}."""
     live_bytes: tuple[int, ...]
-    persistent: frozenset[int] = field(default_factory=frozenset)
-    """Copies that are made before the first compute and kept."""
+    keeps: frozenset[int] = field(default_factory=frozenset)
+    """Leafs and copies that are not moved again by the next compute, while nobody sets their source anew."""
 
     @staticmethod
     def of(plan: Plan) -> Facts:
@@ -209,7 +209,7 @@ class Facts:
             sequence=list(data.sequence),
             assigned=assigned,
             home=home,
-            chunk=[0] * len(like),
+            chunk=[data.chunk(i) for i in every],
             offset=[data.offset(i) for i in every],
             size=[data.size(i) for i in every],
             shares=[data.root(i) for i in every],
@@ -217,8 +217,10 @@ class Facts:
             late=[data.is_late(i) for i in every],
             birth=[None if (life := data.lifetime(i)) is None else life[0] for i in every],
             reads=[_by_slot(src[i], data.sources(i)) for i in range(n)],
-            arena_sizes={(b, 0): size for b, size in enumerate(data.buffer_sizes)},
+            arena_sizes={(b, chunk): size for b, sizes in enumerate(data.chunk_sizes)
+                         for chunk, size in enumerate(sizes)},
             live_bytes=tuple(data.live_bytes),
+            keeps=frozenset(_keeps(tensors, data)),
         )
 
     def label(self, i: int) -> str:
@@ -273,6 +275,17 @@ def _residents(tensors: tuple[Tensor, ...], backends: tuple) -> list[frozenset[i
     return found
 
 
+def _keeps(tensors: tuple[Tensor, ...], data) -> Iterator[int]:
+    """What the executor leaves where it is when its source was not set since; see Allocation."""
+    for i, t in enumerate(tensors):
+        if t.op == "NONE" and t.view_src is None and data.is_exclusive(i):
+            yield i
+    for c, (like, _) in enumerate(data.copies):
+        root = tensors[like] if tensors[like].view_src is None else tensors[like].view_src
+        if root.op == "NONE" and (data.kept[c] or data.is_exclusive(data.n_tensors + c)):
+            yield data.n_tensors + c
+
+
 def _by_slot(src: tuple[int, ...], given: tuple[int, ...]) -> tuple[int, ...]:
     """The planned sources, which leave empty slots out, by slot."""
     rest = iter(given)
@@ -302,11 +315,9 @@ def steps(facts: Facts) -> Iterator[Step]:
             births.setdefault(facts.birth[i], []).append(i)
         else:
             yield Step(-1, "load", i)
-    for c in sorted(facts.persistent):
-        yield Step(-1, "copy", n + c)
     time = 0
     for split in facts.splits:
-        made = set(facts.persistent)
+        made = set()
         for c in split.inputs:
             yield from (Step(time, "load", i) for i in births.get(time, ()))
             if c not in made:
@@ -490,7 +501,8 @@ def lives(facts: Facts) -> list[Life]:
     """When the bytes of each placed id matter, from the graph and the steps alone.
 
     A leaf lives from its load, a node from its computation, a copy from being made, until the last step that
-    touches it or a view of it.  A copy that is made again lives once for each making.
+    touches it or a view of it.  A copy that is made again lives once for each making.  What is kept for the
+    next compute lives always.
     """
     n, end = facts.n_tensors, len(facts.sequence)
     birth: dict[int, int] = {}
@@ -503,10 +515,12 @@ def lives(facts: Facts) -> list[Life]:
             birth.setdefault(i, time)
             last[i] = time
 
+    for i in facts.keeps:
+        touch(i, -1)
     for time, kind, i in steps(facts):
         if kind == "copy":
             touch(facts.copies[i - n][0], time)
-            if i in birth:
+            if i in birth and i not in facts.keeps:
                 found.append(Life(birth.pop(i), last[i], i))
         elif kind == "run":
             for p in facts.reads[i]:
@@ -518,8 +532,8 @@ def lives(facts: Facts) -> list[Life]:
     for i in kept(facts):
         if facts.memory(i) in birth:
             touch(i, end)
-    for c in facts.persistent:
-        touch(n + c, end)
+    for i in facts.keeps:
+        touch(i, end)
     found += [Life(birth[i], last[i], i) for i in birth]
     return sorted(found, key=lambda life: life.birth)
 
@@ -642,7 +656,8 @@ def check_flow(facts: Facts) -> list[Problem]:
     """Execute the plan on bytes that remember their writer.
 
     Beside it runs an ideal memory, in which every tensor has its own place and nodes run in the graph's
-    order; every read must find the same in both.
+    order; every read must find the same in both.  When something is kept from one compute to the next, the
+    plan runs twice: nodes then write new values, and what is kept must still be right.
     """
     return _Flow(facts).run()
 
@@ -657,20 +672,38 @@ class _Flow:
         """Graph tensors that have their value, and copies that were made."""
         self.bad: set[int] = set()
         """Copies that were reported already."""
+        self.round = 0
+        """How many computes have gone before.  Writers are round * size + id: values of rounds differ."""
+        self.size = len(facts.name)
 
     def run(self) -> list[Problem]:
         facts = self.facts
-        nodes = set(facts.nodes)
-        for i in range(facts.n_tensors):
-            if facts.view_of[i] < 0 and i not in nodes:
+        computed = set(facts.nodes)
+        leafs = [i for i in range(facts.n_tensors) if facts.view_of[i] < 0 and i not in computed]
+        written = {facts.memory(i) for i in facts.nodes if facts.computes(i)}
+        for i in leafs:
+            if facts.is_resident(i):
                 self.write_ideal(i)
-                if facts.is_resident(i):
-                    self.load(i)
+                self.load(i)
         act = {"load": self.load, "copy": self.copy, "run": self.compute, "back": self.back}
-        for step in steps(facts):
-            act[step.kind](step.id)
-        self.end()
-        return self.found
+        settled = set()
+        while True:
+            for i in leafs:
+                if not facts.is_resident(i):
+                    self.write_ideal(i)
+            for step in steps(facts):
+                if step.kind not in ("load", "copy") or step.id not in settled:
+                    act[step.kind](step.id)
+            self.end()
+            if self.found or self.round or not facts.keeps:
+                return self.found
+            # The next compute, with the same inputs.  Residents that nodes wrote to count as set anew.
+            self.round += 1
+            for i in facts.keeps:
+                root = i if i < facts.n_tensors else facts.memory(facts.copies[i - facts.n_tensors][0])
+                if not (facts.is_resident(root) and root in written):
+                    settled.add(i)
+            self.done = {i for i in leafs if facts.is_resident(i)} | settled
 
     # -- steps --
 
@@ -730,8 +763,9 @@ class _Flow:
     # -- bytes --
 
     def all_of(self, i: int) -> list[tuple[int, int, int, int]]:
-        """The bytes that tensor i writes."""
-        return [(0, self.facts.nbytes[i], i, 0)] if self.facts.nbytes[i] else []
+        """The bytes that tensor i writes: a leaf always the same."""
+        writer = i + self.round * self.size if self.facts.computes(i) else i
+        return [(0, self.facts.nbytes[i], writer, 0)] if self.facts.nbytes[i] else []
 
     def write_ideal(self, i: int) -> None:
         at = self.facts.view_offs[i]
@@ -768,14 +802,15 @@ class _Flow:
         if expected == actual or p in self.bad:
             return
         root = facts.memory(s)
-        others = [w for _, _, w, _ in actual if facts.memory(w) != root]
+        others = [w % self.size for _, _, w, _ in actual if facts.memory(w % self.size) != root]
         if sum(b - a for a, b, _, _ in actual) < sum(b - a for a, b, _, _ in expected):
             reason, why = "read-before-write", "which is not written yet"
         elif others:
             reason, why = "clobbered-read", f"but finds {facts.label(others[0])} there"
         else:
             writers = {w for _, _, w, _ in expected} - {w for _, _, w, _ in actual}
-            since = ", ".join(map(facts.label, sorted(writers))) or "another part of it"
+            since = ", ".join(facts.label(w % self.size) for w in sorted(writers)) or "another part of it"
+            since += " in this second compute" if self.round else ""
             reason, why = "stale-read", f"and misses what {since} has written"
         self.report(worst or reason, f"{who} {facts.label(p)}, {why}")
 

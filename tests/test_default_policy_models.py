@@ -1,0 +1,74 @@
+"""The default policy on real models: never more splits than today's ggml, every plan proven, nothing copied twice."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from configs import CONFIGURATIONS, DATA, configured_graph, graph_names
+
+import ggml_sched as gs
+
+UPSTREAM = json.loads((DATA / "golden" / "upstream-2026.json").read_text())
+ALIGNMENT = 32
+
+
+@pytest.fixture(scope="module", params=[(n, c) for n in graph_names() for c in CONFIGURATIONS],
+                ids=lambda case: "-".join(case))
+def planned(request):
+    name, configuration = request.param
+    graph, config = configured_graph(name, configuration, ALIGNMENT)
+    with gs.Scheduler(config.backends) as sched:
+        yield name, configuration, graph, sched.plan(graph), config
+
+
+def test_splits_are_at_most_those_of_todays_ggml(planned):
+    name, configuration, _, plan, _ = planned
+    assert len(plan.splits) <= UPSTREAM[name][configuration]["splits"]
+
+
+def test_the_plan_verifies(planned):
+    planned[3].verify()
+
+
+def test_no_input_is_copied_twice_to_one_backend(planned):
+    copies = [(copy.tensor, copy.backend) for copy in planned[3].copies]
+    assert len(set(copies)) == len(copies)
+
+
+def test_nothing_is_copied_to_a_backend_that_has_it(planned):
+    _, _, _, plan, _ = planned
+    for copy in plan.copies:
+        assert plan.backend_of(copy.tensor) is not copy.backend
+
+
+def test_live_bytes_on_one_backend_are_at_most_the_lower_bound(planned):
+    name, configuration, _, plan, _ = planned
+    assert all(live <= size for live, size in zip(plan.live_bytes, plan.buffer_sizes, strict=True))
+    if configuration == "c1":
+        assert plan.live_bytes[0] <= UPSTREAM[name]["live_bytes_lower_bound_align32"]
+
+
+def test_layers_run_where_their_weights_are(planned):
+    """A matrix product with a weight never sends that weight anywhere."""
+    _, _, graph, plan, _ = planned
+    for t in graph.nodes:
+        if t.op in ("MUL_MAT", "MUL_MAT_ID") and t.src[0].resident == "weight":
+            assert plan.backend_of(t) is t.src[0].backend
+    assert not [copy for copy in plan.copies if copy.tensor.resident == "weight" and copy.nbytes > 1 << 20]
+
+
+def test_every_tensor_has_an_explanation(planned):
+    _, _, graph, plan, _ = planned
+    for t in graph.tensors[::29]:
+        text = plan.explain(t)
+        assert plan.backend_of(t) is None or plan.backend_of(t).name in text
+    assert str(plan) and plan.to_dot().startswith("digraph")
+
+
+def test_planning_again_gives_the_same_plan(planned):
+    name, configuration, graph, plan, config = planned
+    again = gs.Scheduler(config.backends, plan_cache=0).plan(graph)
+    assert [(s.backend, s.start, s.stop, s.inputs) for s in again.splits] == [
+        (s.backend, s.start, s.stop, s.inputs) for s in plan.splits]
+    assert [again.offset_of(t) for t in graph.tensors] == [plan.offset_of(t) for t in graph.tensors]

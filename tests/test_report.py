@@ -1,0 +1,128 @@
+"""What a plan says about itself: the table, the story of a tensor, the drawing."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from small_graphs import Residents, plan_of, random_case, two_layers
+
+import ggml_sched as gs
+
+TABLE = """\
+Plan of 6 nodes, policy seed: 3 splits, 2 copies of 256 bytes
+
+backend  buffer bytes  live bytes  nodes
+-------  ------------  ----------  -----
+GPU               256         256      4
+CPU               256         256      1
+
+split  backend  nodes  input bytes  inputs
+-----  -------  -----  -----------  ------
+    0  GPU       0..1
+    1  CPU          2          128  a1 128
+    2  GPU       3..5          128  h2 128"""
+
+A1 = """\
+'a1' (UNARY:SILU f32 8x4): computed on GPU, in split 0 as node 1, because {reason}
+  memory: GPU at offset 128, 128 bytes
+  the memory is taken from step 0 until step 5, of 8 steps
+  written in place over 'h1', which nothing needs afterwards, as the kernel on GPU allows
+  not supported by: CPU
+  copied to CPU at offset 0: 128 bytes before split 1, read there"""
+
+
+@pytest.fixture
+def plan():
+    gpu, cpu = gs.DryBackend("GPU"), gs.DryBackend("CPU", supports_op=lambda t: t.op != "UNARY:SILU")
+    graph, ctx = two_layers(gpu, cpu)
+    return gs.Scheduler([gpu, cpu], policy="seed").plan(graph)
+
+
+def tensor(plan, name):
+    return next(t for t in plan.graph.tensors if t.name == name)
+
+
+def test_print_shows_backends_and_splits(plan):
+    assert str(plan) == TABLE
+
+
+def test_repr_stays_one_line(plan):
+    assert repr(plan) == "<Plan of 6 nodes: 3 splits, 2 copies, bytes GPU 256, CPU 256>"
+
+
+def test_the_table_counts_inputs_that_it_does_not_name():
+    a, b, ctx = gs.DryBackend("A"), gs.DryBackend("B"), gs.Context()
+    total = ctx.tensor("f32", (4,), "x0")
+    for k in range(1, 8):
+        total = ctx.add(total, ctx.tensor("f32", (4,), f"x{k}"))
+    graph = gs.Graph(total)
+    scheduler = gs.Scheduler([a, b], policy="seed")
+    for t in graph.tensors:
+        scheduler.set_tensor_backend(t, a if t.op == "NONE" else b)
+    assert re.search(r"128  x\d 16, x\d 16, x\d 16, x\d 16, and 4 more$", str(scheduler.plan(graph)))
+
+
+def test_explain_names_rule_memory_sharing_refusals_and_copies(plan):
+    t = tensor(plan, "a1")
+    reason = plan.data.reason(plan.index_of(t))
+    assert plan.explain(t) == A1.format(reason=reason)
+
+
+def test_explain_tells_residents_views_and_heirs(plan):
+    assert "256 bytes of its own on CPU, outside the plan" in plan.explain(tensor(plan, "w2"))
+    assert "a view of 'a2' (ADD f32 8x4), from byte 0" in plan.explain(tensor(plan, "flat"))
+    assert "written in place over the copy of 'h2' on GPU" in plan.explain(tensor(plan, "a2"))
+    assert "viewed by: 'flat'" in plan.explain(tensor(plan, "a2"))
+    assert "taken over in place by: 'a1'" in plan.explain(tensor(plan, "h1"))
+
+
+def test_explain_tells_of_writes_that_go_back():
+    a, b, residents, ctx = gs.DryBackend("A"), gs.DryBackend("B"), Residents(), gs.Context()
+    kv = residents.tensor(a, "f32", (8, 4), "kv", "any")
+    write = ctx.set_name(ctx.cpy(ctx.tensor("f32", (8, 4), "x"), kv), "write")
+    scheduler = gs.Scheduler([a, b], policy="seed")
+    scheduler.set_tensor_backend(write, b)
+    assert "written to there and copied back" in scheduler.plan(gs.Graph(write)).explain(write)
+
+
+def test_explain_of_an_unused_leaf():
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (4,), "x")
+    plan = gs.Scheduler([gs.DryBackend("A")], policy="seed").plan(gs.Graph(x))
+    assert plan.explain(x) == "'x' (NONE f32 4): nothing in the graph uses it, so it has no place"
+    assert str(plan).startswith("Plan of 0 nodes")
+
+
+def test_explain_refuses_a_stranger(plan):
+    with pytest.raises(gs.GraphError, match="stranger"):
+        plan.explain(gs.Context().tensor("f32", (4,), "stranger"))
+
+
+def test_dot_has_clusters_colours_and_dashed_copies(plan):
+    dot = plan.to_dot()
+    assert dot.startswith("digraph plan {") and dot.endswith("}\n")
+    assert dot.count("subgraph cluster_") == len(plan.splits) == 3
+    assert dot.count("style=dashed") == 2
+    assert len(set(re.findall(r'fillcolor="(#\w+)"', dot))) == 2
+    assert dot.count("{") == dot.count("}")
+
+
+def test_dot_escapes_names():
+    ctx = gs.Context()
+    out = ctx.set_name(ctx.scale(ctx.tensor("f32", (4,), 'say "hi"\\'), 2.0), "two\nlines")
+    dot = gs.Scheduler([gs.DryBackend('"A"')], policy="seed").plan(gs.Graph(out)).to_dot()
+    assert r'label="say \"hi\"\\\nNONE f32 4"' in dot
+    assert r'label="two\nlines\nSCALE f32 4"' in dot
+    assert r'label="split 0: \"A\""' in dot
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_tensor_is_drawn_and_explained_once(seed):
+    plan = plan_of(random_case(seed))
+    dot = plan.to_dot()
+    for i, t in enumerate(plan.graph.tensors):
+        assert len(re.findall(rf"^ *t{i} \[", dot, re.MULTILINE)) == 1
+        assert plan.explain(t).startswith(repr(t.name or f"tensor {i}"))
+    rows = str(plan).split("\n\n")[2].splitlines()[2:] if plan.splits else []
+    assert len(rows) == len(plan.splits)
