@@ -163,9 +163,12 @@ cdef void default_follow(const gs_request *r, int32_t *assign, unsigned char *wh
                 why[s] = WHY_CONSUMER
     for i in range(g.n_tensors):
         if g.view_src[i] >= 0 and not writes_view(g, i):
-            if assign[g.view_src[i]] < 0 and assign[i] >= 0:
-                assign[g.view_src[i]] = assign[i]
-            assign[i] = assign[g.view_src[i]]
+            s = g.view_src[i]
+            if assign[s] < 0:
+                # No node reads it: its views are all that the caller may.
+                assign[s] = assign[i] if assign[i] >= 0 else r.n_backends - 1
+                why[s] = WHY_CONSUMER if assign[i] >= 0 else WHY_INPUT
+            assign[i] = assign[s]
             why[i] = WHY_ROOT
 
 

@@ -27,6 +27,9 @@ DTYPES = {
 """The numpy dtype of each plain type; bf16 is carried as its 16 bits."""
 
 
+_PURE_VIEWS = frozenset({"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+
+
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
     """`ne` reversed, leading ones dropped (one dimension at least)."""
     ne = list(tensor.ne)
@@ -99,7 +102,7 @@ def write(tensor: Tensor, array) -> None:
 def _span(tensor: Tensor) -> bytearray:
     """The bytes that the tensor covers, gaps included."""
     backend = _backend(tensor)
-    if _is_staged(tensor):
+    if _is_staged(tensor) and not _is_computed(tensor):
         held = _root(tensor).stash
         if held is not None:
             return bytearray(held[tensor.view_offs : tensor.view_offs + tensor.nbytes])
@@ -116,6 +119,13 @@ def _is_staged(tensor: Tensor) -> bool:
     """Whether the data set by the caller waits on the host until a compute loads it."""
     lease = tensor.lease
     return lease is not None and lease.stages and _root(tensor).op == "NONE"
+
+
+def _is_computed(tensor: Tensor) -> bool:
+    """Whether the tensor shows what a node has written, be it into a leaf that it views."""
+    while tensor.op in _PURE_VIEWS:
+        tensor = tensor.src[0]
+    return tensor.op != "NONE"
 
 
 def _stash(tensor: Tensor, span) -> None:
