@@ -12,7 +12,7 @@ except ImportError as error:  # pragma: no cover - only without a compiled core
         f"(and leave the tree before importing): {error}"
     ) from error
 
-from ggml_sched._core import Allocator, Context, Graph, GraphAllocator, Tensor, TensorAllocator, Type
+from ggml_sched._core import Allocator, Context, Graph, GraphAllocator, Packing, Tensor, TensorAllocator, Type, pack
 from ggml_sched.backend import Backend, Buffer, GraphView, get_backend, tensor_copy
 from ggml_sched.backends.dry import DryBackend
 from ggml_sched.errors import (
@@ -48,6 +48,7 @@ __all__ = [
     "GraphView",
     "HazardError",
     "OutOfMemory",
+    "Packing",
     "PlacementError",
     "Plan",
     "Scheduler",
@@ -59,6 +60,7 @@ __all__ = [
     "get_backend",
     "get_include",
     "load_graph",
+    "pack",
     "save_graph",
     "tensor_copy",
 ]

@@ -48,6 +48,7 @@ cdef class Lease:
     cdef readonly bint displaced        # somebody else has re-addressed one of its tensors
     cdef readonly bint transient        # of a scheduler: other planners treat its tensors as unplaced
     cdef readonly bint stages           # leafs keep what was set in `Tensor.stash`, to be loaded when their life begins
+    cdef readonly bint through          # ... and it goes to their memory at once: nothing lives there before them
     cdef object __weakref__
     cpdef void end(self) noexcept
 
@@ -101,6 +102,7 @@ cdef class Tensor:
     cdef readonly str resident          # "weight", "kv" or "" (from a graph file)
     cdef readonly int64_t version       # of a root's data: how often it was set or written, as far as we know
     cdef public object stash            # what the caller last set, under a lease that stages: bytes or None
+    cdef public bint overwritten        # a node has computed over it since: its memory holds the latest data
     cdef object __weakref__
     cdef BufferBase c_buffer(self)
     cdef BufferBase settled(self)
@@ -129,6 +131,7 @@ ctypedef struct gs_graph:
     int32_t *flags
     int32_t *src_begin          # sources of tensor i: src[src_begin[i] .. src_begin[i + 1])
     int32_t *src                # empty slots left out
+    unsigned char *slot         # of each entry of src: its place among the tensor's sources
     int32_t *node               # ids in execution order
     int32_t *leaf
     int32_t *position           # index into node, -1 for tensors that are not nodes
@@ -170,12 +173,14 @@ cdef class TensorAllocator:
     cdef gs_blocks blocks               # owned
     cdef Lease lease                    # of the tensors allocated one by one since the last reset
     cdef Lease graph_lease              # of the tensors of whole graphs since then
+    cdef Lease early_lease              # of those leafs among them whose memory is theirs from the start
     cdef dict live                      # {tensor: size} of those, kept alive
     cdef object __weakref__
     cdef int64_t size_of(self, Tensor t) except -1
     cdef int check_open(self) except -1
     cdef int forget(self, Tensor t) except -1
     cdef void new_leases(self)
+    cdef void end_leases(self)
 
 
 # Everything a placement depends on besides the graph.
@@ -189,6 +194,9 @@ ctypedef struct gs_request:
     unsigned char *offloads     # [n_backends][n_tensors], NULL: nothing is offloaded
     unsigned char *reads        # [n_backends][n_backends]: b may read memory of c without a copy
     int64_t *nbytes             # [n_backends][n_tensors] alloc sizes, NULL: the tensor's own byte size
+    int32_t *buffer             # of each resident root: index of its buffer
+    int32_t n_buffers
+    unsigned char *reads_buffer # [n_backends][n_buffers]: b may read that buffer without a copy
 
 
 cdef class Devices:

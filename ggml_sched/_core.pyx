@@ -10,6 +10,7 @@ A contents page.  All imports stand here; the parts below are read in order:
     _core_ops_*         the ops, one family a file; the last one ends in class Context
     _core_tensor_set    an open-addressing hash set of tensors
     _core_graph         Graph: an immutable order, with flat arrays
+    _core_pack_*        offsets for lifetimes: sections, list placement, exact search, and `pack`
     _core_blocks        free blocks and best fit
     _core_tallocr       TensorAllocator: single tensors in one buffer
     _core_ints          growing arrays
@@ -22,6 +23,7 @@ A contents page.  All imports stand here; the parts below are read in order:
     _core_flow          what an allocation pass walks over
     _core_gallocr       graph allocation, first generation
     _core_gallocr_api   GraphAllocator and Allocator
+    _core_offsets       arenas packed offline
     _core_plan          from a request to a plan
     _core_bind          addresses for a graph's tensors
 """
@@ -32,9 +34,12 @@ from operator import index as _index
 from struct import pack as _struct_pack
 from struct import unpack as _struct_unpack
 
-from ggml_sched.errors import GraphError, HazardError, OutOfMemory, PlacementError, UnsupportedOp
+import numpy as np
+
+from ggml_sched.errors import Error, GraphError, HazardError, OutOfMemory, PlacementError, UnsupportedOp
 
 cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.math cimport ceil, isfinite
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
@@ -50,6 +55,13 @@ include "_core_ops_view.pxi"
 include "_core_ops_attention.pxi"
 include "_core_tensor_set.pxi"
 include "_core_graph.pxi"
+include "_core_pack_prepare.pxi"
+include "_core_pack_place.pxi"
+include "_core_pack_best_fit.pxi"
+include "_core_pack_state.pxi"
+include "_core_pack_search.pxi"
+include "_core_pack_run.pxi"
+include "_core_pack_api.pxi"
 include "_core_blocks.pxi"
 include "_core_tallocr.pxi"
 include "_core_ints.pxi"
@@ -62,5 +74,6 @@ include "_core_boundary.pxi"
 include "_core_flow.pxi"
 include "_core_gallocr.pxi"
 include "_core_gallocr_api.pxi"
+include "_core_offsets.pxi"
 include "_core_plan.pxi"
 include "_core_bind.pxi"

@@ -56,13 +56,13 @@ cdef int64_t bytes_sent(const gs_request *r, const int32_t *assign, const gs_rea
                         int32_t b) noexcept nogil:
     """Bytes of tensor id that must go to a and to b, because nodes there read it and its memory is elsewhere."""
     cdef const gs_graph *g = r.g
-    cdef int32_t at = assign[memory_of(g, id)], k, where
+    cdef int32_t k, where
     cdef bint to_a = False, to_b = False
     for k in range(c.begin[id], c.begin[id + 1]):
         where = assign[c.read[k]]
         to_a |= where == a
         to_b |= where == b
-    return g.layout[id].nbytes * ((to_a and not request_reads(r, a, at)) + (to_b and not request_reads(r, b, at)))
+    return g.layout[id].nbytes * ((to_a and not reads_tensor(r, assign, a, id)) + (to_b and not reads_tensor(r, assign, b, id)))
 
 
 cdef int64_t bytes_around(const gs_request *r, const int32_t *assign, const gs_readers *c, int32_t id, int32_t a,

@@ -26,11 +26,11 @@ cdef bint follows_weights(int32_t op) noexcept nogil:
     return True
 
 
-cdef int32_t best_reader(const gs_request *r, int32_t id, int32_t memory) noexcept nogil:
-    """The best backend that reads the memory of another and supports node id; -1 if there is none."""
+cdef int32_t best_reader(const gs_request *r, const int32_t *assign, int32_t id, int32_t memory) noexcept nogil:
+    """The best backend that reads a resident tensor and supports node id; -1 if there is none."""
     cdef int32_t b
     for b in range(r.n_backends):
-        if request_reads(r, b, memory) and request_supports(r, b, id):
+        if reads_tensor(r, assign, b, memory) and request_supports(r, b, id):
             return b
     return -1
 
@@ -49,7 +49,7 @@ cdef void default_fix(const gs_request *r, int32_t *assign, unsigned char *why) 
             assign[i] = r.user[i]
             why[i] = WHY_USER
         elif r.resident[i] >= 0:
-            assign[i] = best_reader(r, i, r.resident[i])
+            assign[i] = best_reader(r, assign, i, i)
             why[i] = WHY_RESIDENT
         elif g.position[i] < 0 and g.view_src[i] < 0 and g.flags[i] & GS_FLAG_INPUT:
             assign[i] = host
@@ -62,7 +62,7 @@ cdef void default_fix(const gs_request *r, int32_t *assign, unsigned char *why) 
             s = g.src[k]
             if r.resident[s] < 0 or r.usage[s] != USAGE_WEIGHTS:
                 continue
-            assign[id] = best_reader(r, id, r.resident[s])
+            assign[id] = best_reader(r, assign, id, s)
             why[id] = WHY_WEIGHT
             if r.offloads != NULL and r.resident[s] == host:
                 for b in range(host):
@@ -92,14 +92,13 @@ cdef void default_spread(const gs_request *r, int32_t *assign, unsigned char *wh
 cdef int32_t most_inputs(const gs_request *r, const int32_t *assign, int32_t id) noexcept nogil:
     """The backend that supports node id and reads most of its sources without a copy; -1 if none supports it."""
     cdef const gs_graph *g = r.g
-    cdef int32_t b, k, at, count, best = -1, best_count = -1
+    cdef int32_t b, k, count, best = -1, best_count = -1
     for b in range(r.n_backends):
         if not request_supports(r, b, id):
             continue
         count = 0
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
-            at = assign[memory_of(g, g.src[k])]
-            count += at >= 0 and request_reads(r, b, at)
+            count += reads_tensor(r, assign, b, g.src[k])
         if count > best_count:
             best = b
             best_count = count
@@ -114,8 +113,8 @@ cdef void default_upgrade(const gs_request *r, int32_t *assign, unsigned char *w
         if not (request_reads(r, b, here) and request_reads(r, here, b) and request_supports(r, b, id)):
             continue
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
-            at = assign[memory_of(g, g.src[k])]
-            if at >= 0 and not request_reads(r, b, at):
+            at = memory_of(g, g.src[k])
+            if assign[at] >= 0 and not reads_tensor(r, assign, b, at):
                 break
         else:
             assign[id] = b
@@ -138,12 +137,15 @@ cdef int default_settle(const gs_request *r, int32_t *assign, unsigned char *why
                 assign[id] = assign[root]
                 why[id] = WHY_ROOT
         if assign[id] < 0 or not request_supports(r, assign[id], id):
+            if r.resident[id] >= 0 and g.view_src[id] < 0:
+                failed[0] = id
+                return GS_BAD_PLACEMENT
             assign[id] = most_inputs(r, assign, id)
             why[id] = WHY_MOST_INPUTS if wanted < 0 else WHY_UNSUPPORTED
             if assign[id] < 0:
                 failed[0] = id
                 return GS_UNSUPPORTED_OP
-        if r.user[id] < 0:
+        if r.user[id] < 0 and r.resident[id] < 0:
             default_upgrade(r, assign, why, id)
     return GS_OK
 
@@ -151,7 +153,7 @@ cdef int default_settle(const gs_request *r, int32_t *assign, unsigned char *why
 cdef void default_follow(const gs_request *r, int32_t *assign, unsigned char *why) noexcept nogil:
     """Roots and leafs without a place go to their first reader; views are where their roots are."""
     cdef const gs_graph *g = r.g
-    cdef int32_t i, k, id, s
+    cdef int32_t i, k, id, s, root
     for i in range(g.n_nodes):
         id = g.node[i]
         if op_is_view(g.layout[id].op):
@@ -163,12 +165,12 @@ cdef void default_follow(const gs_request *r, int32_t *assign, unsigned char *wh
                 why[s] = WHY_CONSUMER
     for i in range(g.n_tensors):
         if g.view_src[i] >= 0 and not writes_view(g, i):
-            s = g.view_src[i]
-            if assign[s] < 0:
-                # No node reads it: its views are all that the caller may.
-                assign[s] = assign[i] if assign[i] >= 0 else r.n_backends - 1
-                why[s] = WHY_CONSUMER if assign[i] >= 0 else WHY_INPUT
-            assign[i] = assign[s]
+            root = g.view_src[i]
+            if assign[root] < 0 and g.position[i] >= 0:
+                # Nothing computes with it: still somebody may set the root and read the view.
+                assign[root] = max(assign[i], 0)
+                why[root] = WHY_CONSUMER if assign[i] >= 0 else WHY_FIRST
+            assign[i] = assign[g.view_src[i]]
             why[i] = WHY_ROOT
 
 
@@ -197,7 +199,7 @@ cdef void weigh_brought_in(const gs_request *r, const int32_t *assign, const uns
             continue
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
             s = g.src[k]
-            if r.resident[s] >= 0 and r.usage[s] == USAGE_WEIGHTS and not request_reads(r, assign[id], r.resident[s]):
+            if r.resident[s] >= 0 and r.usage[s] == USAGE_WEIGHTS and not reads_tensor(r, assign, assign[id], s):
                 total[assign[id]] += g.layout[s].nbytes
                 largest[assign[id]] = max(largest[assign[id]], g.layout[s].nbytes)
 
@@ -228,7 +230,7 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
         if stream or total[here] > 2 * largest[here] and why[id] == WHY_OFFLOAD:
             for k in range(g.src_begin[id], g.src_begin[id + 1]):
                 s = g.src[k]
-                if r.resident[s] >= 0 and r.usage[s] == USAGE_WEIGHTS and not request_reads(r, here, r.resident[s]):
+                if r.resident[s] >= 0 and r.usage[s] == USAGE_WEIGHTS and not reads_tensor(r, assign, here, s):
                     streams = True
         if closed or w.split_backend.at[w.split_backend.n - 1] != here or streams and has_streamed:
             if routes_open(w, here, i if w.split_backend.n else 0) != GS_OK:
@@ -238,7 +240,7 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
         has_streamed |= streams
         if writes_view(g, id):
             root = g.view_src[id]
-            if not request_reads(r, here, assign[root]):
+            if not reads_tensor(r, assign, here, root):
                 if routes_write_through(w, g, id, here) != GS_OK:
                     free(total)
                     return GS_NO_HOST_MEMORY
@@ -248,7 +250,7 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
             if s >= g.n_tensors:
                 continue
             root = memory_of(g, s)
-            if request_reads(r, here, assign[root]):
+            if reads_tensor(r, assign, here, s):
                 continue
             copy = w.known[<int64_t>here * g.n_tensors + s]
             if copy < 0 or w.copy_version.at[copy] != w.version[root]:
@@ -262,7 +264,5 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
             w.src[k] = g.n_tensors + copy
         if writes_view(g, id):
             w.version[g.view_src[id]] += 1
-    if w.split_stop.n:
-        w.split_stop.at[w.split_stop.n - 1] = g.n_nodes
     free(total)
-    return GS_OK
+    return routes_finish(w, g, assign)

@@ -18,6 +18,7 @@ ctypedef struct gs_flow:
     int32_t n               # ids
     int32_t n_seq
     const gs_layout *layout
+    const unsigned char *slot   # of a graph tensor's sources
     int32_t *like           # the graph tensor whose layout, op and flags an id has
     int32_t *home
     int32_t *root           # whose memory it shares: view root or taken-over source; -1
@@ -84,6 +85,7 @@ cdef void flow_from_graph(gs_flow *f, const gs_graph *g) noexcept nogil:
     """Ids, wiring and views of a graph without copies; homes and sizes are the caller's."""
     cdef int32_t i
     f.layout = g.layout
+    f.slot = g.slot
     memcpy(f.src_begin, g.src_begin, (g.n_tensors + 1) * sizeof(int32_t))
     memcpy(f.src, g.src, g.src_begin[g.n_tensors] * sizeof(int32_t))
     memcpy(f.seq, g.node, g.n_nodes * sizeof(int32_t))
@@ -146,7 +148,7 @@ cdef int flow_from_routes(gs_flow *f, const gs_request *r, const int32_t *assign
         for c in range(w.split_start.at[i], w.split_stop.at[i]):
             f.seq[at] = g.node[c]
             at += 1
-    f.n_seq = at                # a graph of views only has no splits and runs nothing
+    f.n_seq = at
     for i in range(f.n):
         if i < n:
             k = memory_of(g, i)

@@ -17,7 +17,7 @@ cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, in
     cdef gs_arena *arena
     cdef int64_t high
     cdef int status
-    if f.state[id] & ADDRESSED:
+    if f.state[id] & ADDRESSED or f.home[id] == OUTSIDE:
         return GS_OK
     if f.root[id] >= 0:
         r = f.root[id]
@@ -27,7 +27,7 @@ cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, in
         return status
     for k in range(f.src_begin[id], f.src_begin[id + 1]):
         s = f.src[k]
-        if not (inplace[f.home[id] * N_OPS_MAX + f.op[id]] >> min(k - f.src_begin[id], 63)) & 1:
+        if not (inplace[f.home[id] * N_OPS_MAX + f.op[id]] >> f.slot[k]) & 1:
             continue
         if not gallocr_may_take(f, id, s, mine):
             continue
@@ -59,8 +59,10 @@ cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, in
 
 cdef bint gallocr_may_take(const gs_flow *f, int32_t id, int32_t s, const gs_layout *mine) noexcept nogil:
     """Whether node id is the last to use s, in the same arena, with the same layout."""
-    cdef int32_t r = f.root[s] if f.root[s] >= 0 else s
-    return (f.offset[s] >= 0 and f.home[r] == f.home[id] and f.n_children[s] == 1 and f.n_views[s] == 0
+    cdef int32_t r = f.root[s] if f.root[s] >= 0 else s, owner = s
+    while f.root[owner] >= 0:
+        owner = f.root[owner]
+    return (f.size[id] <= f.size[owner] and f.offset[s] >= 0 and f.home[r] == f.home[id] and f.n_children[s] == 1 and f.n_views[s] == 0
             and layout_equal(mine, &f.layout[f.like[s]])
             and not (f.flags[s] | f.flags[r]) & (GS_FLAG_INPUT | GS_FLAG_OUTPUT))
 

@@ -8,7 +8,7 @@ cdef class Placing:
     """The outcome of one allocation: a flow that ran.  Owned, immutable from then on."""
 
     cdef gs_flow flow
-    cdef list peaks                     # max_size of each arena after the run
+    cdef list peaks                     # high-water mark of each arena, from its first aligned address
 
     def __cinit__(self):
         memset(&self.flow, 0, sizeof(gs_flow))
@@ -155,7 +155,7 @@ cdef class GraphAllocator:
                     raise MemoryError("graph allocation")
                 if status != GS_OK:
                     self.raise_out_of_memory(p, graph, tallocrs, failed)
-            p.peaks = [(<TensorAllocator>tallocrs[k]).max_size for k in range(n)]
+            p.peaks = [(<TensorAllocator>tallocrs[k]).blocks.max_size for k in range(n)]
             if n and all([(<TensorAllocator>tallocrs[k]).is_measure for k in range(n)]):
                 if not replayed:
                     self.measured[key] = p
@@ -249,7 +249,7 @@ cdef class GraphAllocator:
             tallocr = tallocrs[k]
             fresh = tallocr.blocks.n == 1 and tallocr.blocks.at[0].offset == 0 and (
                 tallocr.blocks.at[0].size == tallocr.room)
-            if not fresh or tallocr.start + tallocr.room < m.peaks[k] or tallocr.live:
+            if not fresh or tallocr.room < m.peaks[k] or tallocr.live:
                 return False
         placing_copy(&p.flow, &m.flow)
         f = &m.flow
@@ -284,7 +284,9 @@ cdef class GraphAllocator:
                     tallocr = tallocrs[f.home[i]]
                     if tallocr.is_measure:
                         continue
-                    t.bind(tallocr.buffer, tallocr.start + f.offset[i], tallocr.graph_lease)
+                    early = t.layout.op == OP_NONE and not f.state[i] & LATE
+                    t.bind(tallocr.buffer, tallocr.start + f.offset[i],
+                           tallocr.early_lease if early else tallocr.graph_lease)
                     bound.append(t)
                     tallocr.buffer.init_tensor(t)
         except BaseException:

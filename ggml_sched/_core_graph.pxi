@@ -20,11 +20,12 @@ cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_l
     g.flags = <int32_t *>malloc(max(n_tensors, 1) * sizeof(int32_t))
     g.src_begin = <int32_t *>malloc((n_tensors + 1) * sizeof(int32_t))
     g.src = <int32_t *>malloc(max(n_src, 1) * sizeof(int32_t))
+    g.slot = <unsigned char *>malloc(max(n_src, 1))
     g.node = <int32_t *>malloc(max(n_nodes, 1) * sizeof(int32_t))
     g.leaf = <int32_t *>malloc(max(n_leafs, 1) * sizeof(int32_t))
     g.position = <int32_t *>malloc(max(n_tensors, 1) * sizeof(int32_t))
     if (g.layout == NULL or g.view_offs == NULL or g.view_src == NULL or g.flags == NULL or g.src_begin == NULL
-            or g.src == NULL or g.node == NULL or g.leaf == NULL or g.position == NULL):
+            or g.src == NULL or g.slot == NULL or g.node == NULL or g.leaf == NULL or g.position == NULL):
         raise MemoryError(f"a graph of {n_tensors} tensors")
     return 0
 
@@ -36,6 +37,7 @@ cdef void flat_free(gs_graph *g) noexcept nogil:
     free(g.flags)
     free(g.src_begin)
     free(g.src)
+    free(g.slot)
     free(g.node)
     free(g.leaf)
     free(g.position)
@@ -112,10 +114,13 @@ cdef class Graph:
             g.view_src[i] = -1 if t.view_src is None else self.require(t.view_src, t)
             g.position[i] = -1
             g.src_begin[i] = n_src
+            k = 0
             for s in t.src:
                 if s is not None:
                     g.src[n_src] = self.require(s, t)
+                    g.slot[n_src] = <unsigned char>k
                     n_src += 1
+                k += 1
         g.src_begin[len(tensors)] = n_src
         for i in range(len(leafs)):
             t = leafs[i]

@@ -14,6 +14,7 @@ cdef class PlanData:
     cdef readonly int32_t n_tensors
     cdef readonly tuple chunk_sizes     # for each backend, in order, the bytes of each of its buffers
     cdef readonly tuple buffer_sizes    # their sums
+    cdef readonly tuple methods         # for each backend, how its offsets were chosen
     cdef tuple strides                  # for each backend the distance of its chunks' offsets, 0: one chunk
     cdef readonly tuple live_bytes      # largest sum of live bytes, in backend order
 
@@ -187,6 +188,7 @@ def make_plan(Request request not None, str policy, bint stream=False):
     cdef int64_t *alignment = <int64_t *>malloc(devices.n * sizeof(int64_t))
     cdef gs_blocks *blocks = <gs_blocks *>calloc(devices.n, sizeof(gs_blocks))
     cdef gs_arena *arenas = <gs_arena *>calloc(devices.n, sizeof(gs_arena))
+    cdef int32_t *methods = <int32_t *>calloc(devices.n, sizeof(int32_t))
     cdef int32_t failed = -1, i
     cdef int status
     cdef bint seed = policy == "seed"
@@ -194,7 +196,7 @@ def make_plan(Request request not None, str policy, bint stream=False):
     p.assign = <int32_t *>malloc(max(r.g.n_tensors, 1) * sizeof(int32_t))
     p.why = <unsigned char *>calloc(max(r.g.n_tensors, 1), 1)
     try:
-        if alignment == NULL or blocks == NULL or arenas == NULL or p.assign == NULL or p.why == NULL:
+        if methods == NULL or alignment == NULL or blocks == NULL or arenas == NULL or p.assign == NULL or p.why == NULL:
             raise MemoryError(f"planning {r.g.n_tensors} tensors")
         for i in range(devices.n):
             alignment[i] = (<BackendBase>devices.backends[i]).alignment
@@ -205,29 +207,33 @@ def make_plan(Request request not None, str policy, bint stream=False):
         request.ask()
         with nogil:
             if seed:
-                status = decide(p, r, True, stream, devices.inplace_first, alignment, blocks, arenas, &failed)
+                status = decide(p, r, True, stream, devices.inplace_first, alignment, blocks, arenas, methods, &failed)
             else:
-                status = decide(p, r, False, stream, devices.inplace, alignment, blocks, arenas, &failed)
+                status = decide(p, r, False, stream, devices.inplace, alignment, blocks, arenas, methods, &failed)
         if status != GS_OK:
             raise_planning_error(status, request, failed)
         p.strides = tuple([blocks[i].stride if blocks[i].n_chunks > 1 else 0 for i in range(devices.n)])
         p.chunk_sizes = tuple([p.measure_chunks(i, &blocks[i]) for i in range(devices.n)])
         p.buffer_sizes = tuple([sum(sizes) for sizes in p.chunk_sizes])
+        p.methods = tuple([_PACK_METHODS[methods[i] - OFFSETS_PACKED] if methods[i] else "best fit"
+                           for i in range(devices.n)])
         p.live_bytes = tuple([arenas[i].peak for i in range(devices.n)])
         # The graph may go; the plan stays.
         p.flow.layout = NULL
+        p.flow.slot = NULL
     finally:
         if blocks != NULL:
             for i in range(devices.n):
                 blocks_free(&blocks[i])
         free(blocks)
         free(arenas)
+        free(methods)
         free(alignment)
     return p
 
 
 cdef int decide(PlanData p, const gs_request *r, bint seed, bint stream, const uint64_t *inplace,
-                const int64_t *alignment, gs_blocks *blocks, gs_arena *arenas, int32_t *failed) noexcept nogil:
+                const int64_t *alignment, gs_blocks *blocks, gs_arena *arenas, int32_t *methods, int32_t *failed) noexcept nogil:
     """Placement, splits and copies, lifetimes, offsets: one after the other."""
     cdef int32_t i
     cdef int status = routes_init(&p.routes, r.g, r.n_backends)
@@ -250,6 +256,8 @@ cdef int decide(PlanData p, const gs_request *r, bint seed, bint stream, const u
                 status = blocks_reset(&blocks[i], INT64_MAX)
     if status == GS_OK:
         status = gallocr_run(&p.flow, arenas, inplace, NULL, 0, not seed, failed)
+    if status == GS_OK and not seed:
+        status = choose_offsets(&p.flow, r.n_backends, blocks, arenas, methods)
     return status
 
 
@@ -262,6 +270,8 @@ cdef int raise_planning_error(int status, Request request, int32_t failed) excep
     if status == GS_UNSUPPORTED_OP:
         names = ", ".join([b.name for b in backends])
         raise UnsupportedOp(f"{describe(t)}: none of the backends {names} supports it")
+    if status == GS_BAD_PLACEMENT:
+        raise PlacementError(f"{describe(t)} has memory on backend {t.backend.name!r}, which does not support it")
     if status == GS_OUT_OF_MEMORY:
         for b in backends:
             if b.max_buffer_size is not None and t.layout.nbytes > b.max_buffer_size - b.max_buffer_size % b.alignment:

@@ -21,6 +21,14 @@ cdef inline bint request_reads(const gs_request *r, int32_t backend, int32_t oth
     return backend == other or r.reads[backend * r.n_backends + other]
 
 
+cdef inline bint reads_tensor(const gs_request *r, const int32_t *assign, int32_t backend, int32_t id) noexcept nogil:
+    """Whether a backend may read a tensor where its memory is, without a copy."""
+    cdef int32_t m = r.g.view_src[id] if r.g.view_src[id] >= 0 else id
+    if r.resident[m] >= 0:
+        return r.reads_buffer[<int64_t>backend * r.n_buffers + r.buffer[m]]
+    return assign[m] >= 0 and request_reads(r, backend, assign[m])
+
+
 cdef class Devices:
     """The backends of one scheduler, as the planner sees them: asked once what they declare."""
 
@@ -74,8 +82,9 @@ cdef class Request:
         r.resident = <int32_t *>malloc(n * sizeof(int32_t))
         r.user = <int32_t *>malloc(n * sizeof(int32_t))
         r.usage = <unsigned char *>calloc(n, 1)
+        r.buffer = <int32_t *>calloc(n, sizeof(int32_t))
         r.reads = <unsigned char *>calloc(devices.n * devices.n, 1)
-        if r.resident == NULL or r.user == NULL or r.usage == NULL or r.reads == NULL:
+        if r.resident == NULL or r.user == NULL or r.usage == NULL or r.reads == NULL or r.buffer == NULL:
             raise MemoryError(f"planning {g.n_tensors} tensors")
         self.fill_residents(assigned)
 
@@ -85,6 +94,8 @@ cdef class Request:
         free(r.user)
         free(r.usage)
         free(r.reads)
+        free(r.buffer)
+        free(r.reads_buffer)
         free(r.supports)
         free(r.offloads)
         free(r.nbytes)
@@ -99,7 +110,7 @@ cdef class Request:
         cdef tuple tensors = self.graph.tensors
         cdef Tensor t
         cdef BufferBase buffer, last = None
-        cdef int32_t i, k, last_index = -1
+        cdef int32_t i, k, last_index = -1, last_buffer = -1
         cdef unsigned char last_usage = 0
         cdef uint64_t h = 0
         for i in range(g.n_tensors):
@@ -123,11 +134,13 @@ cdef class Request:
             if buffer is not last:
                 if buffer not in self.buffers:
                     self.buffers.append(buffer)
+                last_buffer = <int32_t>self.buffers.index(buffer)
                 last_index = self.reader_of(t, buffer)
                 last_usage = USAGE_WEIGHTS if buffer.usage == "weights" else USAGE_ANY
                 last = buffer
             r.resident[i] = last_index
             r.usage[i] = last_usage
+            r.buffer[i] = last_buffer
             h = mix(h, (<uint64_t>i << 16) | (<uint64_t>last_index << 2) | last_usage)
         for i in range(g.n_tensors):
             if g.view_src[i] >= 0:
@@ -176,8 +189,16 @@ cdef class Request:
             r.nbytes = <int64_t *>malloc(max(n, 1) * devices.n * sizeof(int64_t))
             if r.nbytes == NULL:
                 raise MemoryError(f"planning {n} tensors")
+        r.n_buffers = <int32_t>len(self.buffers)
+        r.reads_buffer = <unsigned char *>calloc(max(r.n_buffers, 1) * devices.n, 1)
+        if r.reads_buffer == NULL:
+            raise MemoryError(f"planning {n} tensors")
         for b in range(devices.n):
             backend = devices.backends[b]
+            for i in range(r.n_buffers):
+                owns = (<BufferBase>self.buffers[i]).backend is backend
+                r.reads_buffer[b * r.n_buffers + i] = owns or (
+                    devices.asks_buffer[b] and bool(backend.supports_buffer(self.buffers[i])))
             if devices.asks_op[b]:
                 for i in range(r.g.n_nodes):
                     t = <Tensor>tensors[r.g.node[i]]

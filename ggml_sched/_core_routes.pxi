@@ -65,6 +65,15 @@ cdef int routes_open(gs_routes *w, int32_t backend, int32_t start) noexcept nogi
     return GS_OK
 
 
+cdef int routes_finish(gs_routes *w, const gs_graph *g, const int32_t *assign) noexcept nogil:
+    """End the last split with the graph.  Nodes that are all views make one split, so that their roots have memory."""
+    if w.split_stop.n == 0 and g.n_nodes > 0 and routes_open(w, assign[g.node[0]], 0) != GS_OK:
+        return GS_NO_HOST_MEMORY
+    if w.split_stop.n:
+        w.split_stop.at[w.split_stop.n - 1] = g.n_nodes
+    return GS_OK
+
+
 cdef int32_t routes_new_copy(gs_routes *w, int32_t like, int32_t source, int32_t backend, int32_t version) noexcept nogil:
     """A copy on `backend` with the layout of `like`; its index, or -1 without memory."""
     if (ints_push(&w.copy_like, like) != GS_OK or ints_push(&w.copy_from, source) != GS_OK

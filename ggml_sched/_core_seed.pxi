@@ -76,6 +76,9 @@ cdef int seed_complete(const gs_request *r, int32_t *assign, unsigned char *why,
             assign[id] = 0
             why[id] = WHY_FIRST
         if not op_is_view(g.layout[id].op) and not request_supports(r, assign[id], id):
+            if r.resident[id] >= 0 and root == id:
+                failed[0] = id
+                return GS_BAD_PLACEMENT
             for b in range(r.n_backends):
                 if request_supports(r, b, id):
                     break
@@ -112,13 +115,13 @@ cdef int seed_split(const gs_request *r, const int32_t *assign, gs_routes *w) no
             if routes_open(w, here, i if w.split_backend.n else 0) != GS_OK:
                 return GS_NO_HOST_MEMORY
             closed = False
-        if writes_view(g, id) and not request_reads(r, here, assign[g.view_src[id]]):
+        if writes_view(g, id) and not reads_tensor(r, assign, here, g.view_src[id]):
             if routes_write_through(w, g, id, here) != GS_OK:
                 return GS_NO_HOST_MEMORY
             closed = True
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
             s = w.src[k]
-            if s >= g.n_tensors or request_reads(r, here, assign[memory_of(g, s)]):
+            if s >= g.n_tensors or reads_tensor(r, assign, here, s):
                 continue
             copy = w.known[<int64_t>here * g.n_tensors + s]
             if copy < 0:
@@ -129,9 +132,7 @@ cdef int seed_split(const gs_request *r, const int32_t *assign, gs_routes *w) no
             if routes_add_input(w, copy) != GS_OK:
                 return GS_NO_HOST_MEMORY
             w.src[k] = g.n_tensors + copy
-    if w.split_stop.n:
-        w.split_stop.at[w.split_stop.n - 1] = g.n_nodes
-    return GS_OK
+    return routes_finish(w, g, assign)
 
 
 cdef int plan_seed(const gs_request *r, int32_t *assign, unsigned char *why, gs_routes *w, int32_t *failed) noexcept nogil:

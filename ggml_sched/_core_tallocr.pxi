@@ -122,12 +122,18 @@ cdef class TensorAllocator:
         self.graph_lease = Lease()
         # Inputs that a graph allocation places may be born late: their data waits on the host.
         self.graph_lease.stages = True
+        self.early_lease = Lease()
+        self.early_lease.stages = self.early_lease.through = True
+
+    cdef void end_leases(self):
+        self.lease.end()
+        self.graph_lease.end()
+        self.early_lease.end()
 
     def reset(self):
         """Forget every tensor: one free block again.  `max_size` stays, a high-water mark."""
         self.check_open()
-        self.lease.end()
-        self.graph_lease.end()
+        self.end_leases()
         self.new_leases()
         self.live = {}
         blocks_reset(&self.blocks, self.room)
@@ -136,8 +142,7 @@ cdef class TensorAllocator:
         """Void the addresses handed out, and close the buffer if this allocator owns it; idempotent."""
         if not self.closed:
             self.closed = True
-            self.lease.end()
-            self.graph_lease.end()
+            self.end_leases()
             self.live = {}
             if self.owns_buffer:
                 self.buffer.close()

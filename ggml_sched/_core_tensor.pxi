@@ -17,6 +17,7 @@ cdef class Lease:
         self.alive = True
         self.displaced = False
         self.stages = False
+        self.through = False
         self.transient = False
 
     cpdef void end(self) noexcept:
@@ -152,6 +153,7 @@ cdef class Tensor:
             self._lease.displaced = True
         self._buffer = buffer
         self._offset = offset
+        self.overwritten = False
         self._lease = lease
         if lease is None:
             self.home.epoch += 1

@@ -45,7 +45,7 @@ class Allocation:
         if self._steps is None:
             self._steps = list(self._make_steps())
             roots = (node.view_src for node in self.plan.graph.nodes if node.op not in _VIEW_OPS)
-            self._written = list({root: None for root in roots if root is not None and root.is_resident})
+            self._written = list({root: None for root in roots if root is not None and root.op == "NONE"})
         return self._steps
 
     def run(self, callback: Callback | None = None) -> bool:
@@ -61,7 +61,10 @@ class Allocation:
                     step.run()
         finally:
             for root in self._written:
-                root.touch()
+                if root.is_resident:
+                    root.touch()
+                else:
+                    root.overwritten = True
             for backend in self.plan.backends:
                 backend.synchronize()
         return finished

@@ -27,7 +27,8 @@ DTYPES = {
 """The numpy dtype of each plain type; bf16 is carried as its 16 bits."""
 
 
-_PURE_VIEWS = frozenset({"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+_VIEW_OPS = frozenset({"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+_LEAF_OPS = _VIEW_OPS | {"NONE"}
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
@@ -95,14 +96,15 @@ def write(tensor: Tensor, array) -> None:
         array_over(tensor, span)[...] = values
     if _is_staged(tensor):
         _stash(tensor, span)
-    else:
-        backend.set_tensor(tensor, span)
+        if not tensor.lease.through:
+            return
+    backend.set_tensor(tensor, span)
 
 
 def _span(tensor: Tensor) -> bytearray:
     """The bytes that the tensor covers, gaps included."""
     backend = _backend(tensor)
-    if _is_staged(tensor) and not _is_computed(tensor):
+    if _is_staged(tensor) and not _root(tensor).overwritten:
         held = _root(tensor).stash
         if held is not None:
             return bytearray(held[tensor.view_offs : tensor.view_offs + tensor.nbytes])
@@ -116,22 +118,23 @@ def _root(tensor: Tensor) -> Tensor:
 
 
 def _is_staged(tensor: Tensor) -> bool:
-    """Whether the data set by the caller waits on the host until a compute loads it."""
+    """Whether the data set by the caller waits on the host until a compute loads it.
+
+    Holds for leafs and what views them; not for what a node computes into a leaf's memory.
+    """
     lease = tensor.lease
-    return lease is not None and lease.stages and _root(tensor).op == "NONE"
-
-
-def _is_computed(tensor: Tensor) -> bool:
-    """Whether the tensor shows what a node has written, be it into a leaf that it views."""
-    while tensor.op in _PURE_VIEWS:
+    if lease is None or not lease.stages:
+        return False
+    while tensor.op in _VIEW_OPS and tensor.src:
         tensor = tensor.src[0]
-    return tensor.op != "NONE"
+    return tensor.op in _LEAF_OPS and _root(tensor).op == "NONE"
 
 
 def _stash(tensor: Tensor, span) -> None:
     """Keep data on the host for a leaf, whose place in the arena may still be somebody else's."""
     root = _root(tensor)
     root.touch()
+    root.overwritten = False
     if tensor is root:
         root.stash = bytes(span)
     else:

@@ -74,6 +74,16 @@ class Plan:
         return self.data.chunk_sizes
 
     @property
+    def methods(self) -> tuple[str, ...]:
+        """How the offsets of each backend's arena were chosen."""
+        return self.data.methods
+
+    @property
+    def optimal(self) -> tuple[bool, ...]:
+        """Whether each arena is proven smallest for its lifetimes: as large as the largest sum of live bytes."""
+        return tuple(size == live for size, live in zip(self.buffer_sizes, self.live_bytes, strict=True))
+
+    @property
     def live_bytes(self) -> tuple[int, ...]:
         """The largest sum of live, aligned allocations at any node: no packing of these lives is smaller."""
         return self.data.live_bytes

@@ -7,6 +7,7 @@ something simpler instead, so every recipe is a graph.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 
 import ggml_sched as gs
 
-SHAPES = ((4, 3, 1, 1), (4, 3, 2, 1), (8, 1, 1, 1), (3, 4, 1, 1), (4, 1, 1, 1), (1, 1, 1, 1), (12, 1, 2, 1), (32, 2, 1, 1))
+SHAPES = ((4, 3, 1, 1), (4, 3, 2, 1), (8, 1, 1, 1), (3, 4, 1, 1), (4, 1, 1, 1), (1, 1, 1, 1), (12, 1, 2, 1),
+          (32, 2, 1, 1))
 UNARY = ("relu", "neg", "abs", "silu", "tanh", "step")
 
 OPS = (
@@ -27,9 +29,13 @@ OPS = (
 
 
 def quick(examples: int) -> settings:
-    """Settings for a test: no deadline, as machines are shared."""
-    return settings(max_examples=examples, deadline=None,
-                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large])
+    """Settings for a test: no deadline, as machines are shared.
+
+    GGML_SCHED_EXAMPLES=50 in the environment searches 50 times as long.
+    """
+    slow = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+    examples *= int(os.environ.get("GGML_SCHED_EXAMPLES", "1"))
+    return settings(max_examples=examples, deadline=None, suppress_health_check=slow)
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Recipe:
 
 
 def recipes(max_steps: int = 24) -> st.SearchStrategy[Recipe]:
-    """Drawn as bytes, which hypothesis makes quickly: six for the leafs, four for outputs and ends, four a step."""
+    """Drawn as bytes, which hypothesis makes quickly: six for leafs, four for flags, four a step."""
     return st.binary(min_size=10 + 4 * min(4, max_steps), max_size=10 + 4 * max_steps).map(decode)
 
 
@@ -54,7 +60,7 @@ def decode(data: bytes) -> Recipe:
 
 
 class Built:
-    """A recipe as tensors: `ctx` for everything computed, `homes[k]` for residents number k modulo their count."""
+    """A recipe as tensors: `ctx` for everything computed, `homes` for residents, one for each backend."""
 
     def __init__(self, recipe: Recipe, n_homes: int = 1, flag_inputs: bool = True) -> None:
         self.ctx = gs.Context("random")
@@ -134,7 +140,8 @@ class Built:
                 return ctx.view_1d(a, n, nb[0] * (p // 8 % (ne[0] - n + 1)))
             case "view_rows":
                 n = 1 + p % ne[1]
-                return ctx.view_4d(a, ne[0], n, ne[2], ne[3], nb[1], nb[2], nb[3], nb[1] * (p // 8 % (ne[1] - n + 1)))
+                offset = nb[1] * (p // 8 % (ne[1] - n + 1))
+                return ctx.view_4d(a, ne[0], n, ne[2], ne[3], nb[1], nb[2], nb[3], offset)
             case "permute":
                 return ctx.permute(a, *((0, 2, 1, 3), (1, 0, 2, 3), (2, 1, 0, 3), (0, 1, 3, 2))[p % 4])
             case "concat":
@@ -146,7 +153,9 @@ class Built:
             case "glu":
                 return ctx.swiglu(a)
             case "get_rows":
-                return ctx.get_rows(a, self._indices(1 + p % 4, "i32")) if ne[2] == ne[3] == 1 else ctx.relu(a)
+                if ne[2] != 1 or ne[3] != 1:
+                    raise gs.GraphError
+                return ctx.get_rows(a, self._indices(1 + p % 4, "i32"))
             case "set_rows":
                 if ne[0] != b.ne[0] or not a.ne[2] == b.ne[2] or a.view_src is not None or b.ne[1] > ne[1]:
                     raise gs.GraphError

@@ -277,6 +277,8 @@ def split(nodes: list[Node], where: dict[Node, int]) -> tuple[list[Split], dict[
                 s = copy
             rewired.append(s)
         node.src = rewired
+    if not splits:
+        raise Undefined("nothing to compute")
     return splits, known
 
 

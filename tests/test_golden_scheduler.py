@@ -24,7 +24,8 @@ def test_backend_and_offset_of_every_node(name, configuration):
     ours = []
     for t in graph.nodes:
         offset = plan.offset_of(t)
-        ours.append([graph.tensors.index(t), plan.backend_of(t).name, "resident" if offset is None else offset])
+        where = "resident" if offset is None else offset
+        ours.append([graph.tensors.index(t), plan.backend_of(t).name, where])
     assert ours == golden(name, configuration)["measure_alloc"]
 
 
@@ -62,7 +63,7 @@ def test_splits_cover_the_nodes_in_order(name, configuration):
 
 
 def check_plan_is_usable(graph: gs.Graph, plan: gs.Plan, backends) -> None:
-    """What must hold where no reference exists: everything computed has a backend and lies inside a buffer."""
+    """What must hold without a reference: all that is computed has a backend and lies inside its buffer."""
     size_of = dict(zip(backends, plan.buffer_sizes, strict=True))
     for t in graph.nodes:
         backend = plan.backend_of(t)

@@ -19,8 +19,8 @@ ALIGNMENTS = st.sampled_from([1, 16, 32, 64])
 
 
 @quick(300)
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=80), st.sampled_from([None, 700, 4096]),
-       ALIGNMENTS)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=80),
+       st.sampled_from([None, 700, 4096]), ALIGNMENTS)
 def test_alloc_and_free_sequences(actions, capacity, alignment):
     """Free blocks, addresses, failures and high-water mark after every step."""
     ctx = gs.Context()
@@ -155,7 +155,8 @@ def test_seed_policy(recipe, n_backends, alignments):
         if t in expected:
             expected[t].resident = backends.index(t.backend)
     try:
-        where, splits, known, arenas = reference.schedule([expected[t] for t in graph.leafs], order, alignments)
+        leafs = [expected[t] for t in graph.leafs]
+        where, splits, known, arenas = reference.schedule(leafs, order, alignments)
     except reference.Undefined:
         assume(False)
     with gs.Scheduler(backends, policy="seed") as sched:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
@@ -70,6 +71,36 @@ def _named(backend_name: str, node: Tensor) -> Iterator[None]:
         raise BackendError(message) from error
 
 
+class StagedLeafs:
+    """Loads the inputs that a GraphAllocator placed: each before the first node that uses it.
+
+    Their memory may have held something else until then.  A scheduler loads its own.
+    """
+
+    def __init__(self) -> None:
+        self._met: set[Tensor] = set()
+
+    def steps(self, node: Tensor) -> list[Step]:
+        found: list[Step] = []
+        for tensor in (node, *node.src):
+            if tensor is not None:
+                root = tensor if tensor.view_src is None else tensor.view_src
+                lease = root.lease
+                if (lease is not None and lease.stages and not lease.transient and root.op == "NONE"
+                        and root not in self._met):
+                    self._met.add(root)
+                    found.append(partial(_load, root))
+        root = node.view_src
+        if root in self._met and node.op not in _NO_COMPUTE:
+            found.append(partial(setattr, root, "overwritten", True))
+        return found
+
+
+def _load(leaf: Tensor) -> None:
+    if leaf.stash:
+        leaf.buffer.write(leaf.offset, memoryview(leaf.stash))
+
+
 class CpuPlan:
     """A graph resolved at its addresses, with work memory of its own (ggml_graph_plan)."""
 
@@ -79,9 +110,10 @@ class CpuPlan:
         self._freed = False
         self._steps: list[Step] = []
         self._owners: list[Tensor] = []
+        staged = StagedLeafs()
         with np.errstate(all="ignore"):
             for node in nodes:
-                steps = resolve(node, resolver)
+                steps = staged.steps(node) + resolve(node, resolver)
                 self._steps += steps
                 self._owners += [node] * len(steps)
         self._buffers = tuple(resolver.buffers)
@@ -243,9 +275,10 @@ def run_nodes(nodes, memory_of: MemoryOf, *, name: str = "CPU", work: Work | Non
     that a node uses, or raises PlacementError.  `name` stands in errors.
     """
     resolver = Resolver(name, work or Work(name), lanes or Lanes(1), memory_of)
+    staged = StagedLeafs()
     with np.errstate(all="ignore"):
         for node in nodes:
-            steps = resolve(node, resolver)
+            steps = staged.steps(node) + resolve(node, resolver)
             try:
                 for step in steps:
                     step()

@@ -1,0 +1,207 @@
+# Packing, part 6: the whole stack.
+#
+# Owns pack_run, which the planner calls without the GIL and `pack` offers to anybody.
+# The stack, each part only when the one before missed the target: TWA order at the lowest gap; larger first;
+# place or lift at the target; best fit and further orders; place or lift again and again, at the target and
+# between it and the best, until the budget is spent.
+# Invariant: the result is valid, never above best fit, never below the bound, and `optimal` is said only when
+# the arena equals the bound or a search proved that no smaller one exists.
+
+cdef enum:
+    PACK_METHOD_NONE = 0
+    PACK_METHOD_TWA = 1
+    PACK_METHOD_SIZE = 2
+    PACK_METHOD_WAT = 3
+    PACK_METHOD_TAW = 4
+    PACK_METHOD_BEST_FIT = 5
+    PACK_METHOD_SEARCH = 6
+
+cdef int64_t PACK_NO_CAPACITY = -1
+cdef int64_t PACK_DEFAULT_BUDGET = -1
+
+cdef int[3] PACK_SEARCH_ORDERS
+PACK_SEARCH_ORDERS[:] = [PACK_BY_WAT, PACK_BY_TAW, PACK_BY_TWA]
+
+ctypedef struct gs_packing:
+    int64_t arena           # bytes
+    int64_t bound           # max-live bytes
+    int64_t proven          # no arena is smaller than this
+    int64_t steps           # of the search
+    int32_t method
+    bint optimal
+
+ctypedef struct gs_pack_job:
+    gs_pack p
+    gs_search q
+    int64_t target          # an arena of this size ends the work
+    int64_t budget          # steps
+    bint fitted             # best fit has been tried
+    gs_packing *out
+
+
+cdef int pack_run(int32_t n, int32_t n_times, const int32_t *lower, const int32_t *upper, const int64_t *size,
+                  int64_t capacity, int64_t budget, int64_t *offsets, gs_packing *out) noexcept nogil:
+    """Choose offsets for n buffers alive over [lower, upper), times 0 .. n_times; sizes in bytes, 0 allowed.
+
+    `capacity`: an arena that fits it is good enough (PACK_NO_CAPACITY: only the smallest is).  `budget`:
+    steps of exact search, 0 for none, PACK_DEFAULT_BUDGET for a few seconds at most.  Round the sizes up to
+    the alignment: every offset is a sum of sizes.  Errors as in pack_prepare; offsets are untouched then.
+    """
+    cdef gs_pack_job job
+    cdef int status
+    cdef int32_t i
+    memset(out, 0, sizeof(gs_packing))
+    memset(&job, 0, sizeof(gs_pack_job))
+    status = pack_prepare(&job.p, n, n_times, lower, upper, size)
+    if status == GS_OK:
+        out.bound = out.proven = job.p.bound
+        out.arena = PACK_FAR
+        job.out = out
+        job.target = max(job.p.bound, capacity)
+        job.budget = 2 * 1000 * 1000 if budget < 0 else budget
+        if job.p.n == 0:
+            out.arena = 0
+        else:
+            status = pack_solve(&job)
+            if status == GS_OK and out.arena > out.proven and not job.fitted:
+                # A capacity ended the work early; the promise about best fit holds all the same.
+                status = pack_keep(&job, pack_best_fit(&job.p), PACK_METHOD_BEST_FIT)
+    if status == GS_OK:
+        for i in range(n):
+            offsets[i] = 0
+        for i in range(job.p.n):
+            offsets[job.p.id[i]] = job.p.best[i]
+        out.optimal = out.arena <= out.proven
+    search_free(&job.q)
+    pack_free(&job.p)
+    return status
+
+
+cdef int pack_keep(gs_pack_job *job, int64_t arena, int method) noexcept nogil:
+    """Keep the packing in p.offset if it is the best so far; an arena below 0 is an error's code."""
+    if arena < 0:
+        return <int>arena
+    if arena < job.out.arena:
+        job.out.arena = arena
+        job.out.method = method
+        memcpy(job.p.best, job.p.offset, job.p.n * sizeof(int64_t))
+    return GS_OK
+
+
+cdef int pack_list(gs_pack_job *job, int by, int64_t limit) noexcept nogil:
+    """Place in one order, keeping a result within limit; short lists where overlaps are few."""
+    cdef int method = PACK_METHOD_TWA + by
+    pack_sort(&job.p, by, 0)
+    if job.p.carry != NULL and job.p.n_neighbours <= 48 * <int64_t>job.p.n:
+        return pack_keep(job, pack_place_near(&job.p, limit), method)
+    return pack_keep(job, pack_place_far(&job.p, limit), method)
+
+
+cdef int pack_solve(gs_pack_job *job) noexcept nogil:
+    cdef gs_pack *p = &job.p
+    cdef gs_packing *out = job.out
+    cdef int64_t target = job.target
+    cdef int by, status
+    status = pack_fill_carry(p)
+    if status == GS_NO_HOST_MEMORY:
+        return status
+    for by in range(2):
+        status = pack_list(job, by, target)
+        if status != GS_OK or out.arena <= target:
+            return status
+    if job.budget > 0 and p.carry != NULL:
+        status = search_prepare(&job.q, p)
+        if status == GS_OK:
+            status = pack_attempt(job, target, PACK_BY_WAT, SELECT_FIRST, 0, 16 * <int64_t>p.n + 64)
+        if status < 0 or out.arena <= target:
+            return min(status, GS_OK)
+    # Something to improve on, and the promise not to be worse than best fit.
+    status = pack_keep(job, pack_best_fit(p), PACK_METHOD_BEST_FIT)
+    job.fitted = True
+    for by in range(PACK_ORDERS):
+        if status == GS_OK and out.arena > target:
+            status = pack_list(job, by, out.arena - 1)
+    if status != GS_OK or out.arena <= target or job.q.p == NULL:
+        return status
+    return pack_improve(job)
+
+
+cdef int pack_attempt(gs_pack_job *job, int64_t capacity, int by, int select, int seed,
+                      int64_t limit) noexcept nogil:
+    """One search at a capacity, within the budget.  SEARCH_* or an error; a packing found is kept."""
+    cdef gs_pack *p = &job.p
+    cdef int64_t arena = 0
+    cdef int32_t i
+    cdef int found
+    pack_sort(p, by, seed)
+    found = search_run(&job.q, capacity, select, min(limit, job.budget - job.q.steps))
+    job.out.steps = job.q.steps
+    if found == SEARCH_FOUND:
+        for i in range(p.n):
+            arena = max(arena, p.offset[i] + p.size[i])
+        pack_keep(job, arena, PACK_METHOD_SEARCH)
+    elif found == SEARCH_IMPOSSIBLE:
+        # Every packing pushed down has offsets that are sums of sizes, so arenas step by their gcd.
+        job.out.proven = max(job.out.proven, capacity + pack_grain(p))
+    return found
+
+
+cdef int64_t pack_grain(gs_pack *p) noexcept nogil:
+    """The greatest common divisor of all sizes."""
+    cdef int64_t a = 0
+    cdef int64_t b, c
+    cdef int32_t i
+    for i in range(p.n):
+        b = p.size[i]
+        while b:
+            c = a % b
+            a = b
+            b = c
+        if a == 1:
+            break
+    return a
+
+
+cdef int pack_improve(gs_pack_job *job) noexcept nogil:
+    """Search until the target is reached, the best is proven or the budget is spent.
+
+    Mostly a search finds a packing within a few steps per buffer or not at all.  So after a longer look with
+    each pure order, every round starts afresh with blurred orders and a small limit that grows by a quarter.
+    In between it lowers the best: half-way down to the target, and less far each time that fails.
+    """
+    cdef gs_packing *out = job.out
+    cdef int64_t grain = pack_grain(&job.p)
+    cdef int64_t n = job.p.n
+    cdef int64_t limit = 3 * n + 32
+    cdef int64_t low, room
+    cdef int nearer = 1
+    cdef int seed = 0
+    cdef int way, by, found
+    while True:
+        way = 1 if seed == 0 else 0         # pack_solve has made the first attempt
+        while way < 3 * SELECTIONS:
+            low = max(out.proven, job.target)
+            if out.arena <= low or job.q.steps >= job.budget:
+                return GS_OK
+            room = 16 * n + 64 if seed == 0 and way % SELECTIONS != SELECT_VALLEY else limit
+            by = PACK_SEARCH_ORDERS[way // SELECTIONS]
+            found = pack_attempt(job, low, by, way % SELECTIONS, seed, room)
+            if found < 0:
+                return found
+            way = 0 if found == SEARCH_IMPOSSIBLE else way + 1
+        way = 0
+        while way < SELECTIONS:
+            low = max(out.proven, job.target)
+            if out.arena <= low or job.q.steps >= job.budget:
+                return GS_OK
+            room = max(grain, (out.arena - low) >> nearer)
+            found = pack_attempt(job, out.arena - room, PACK_BY_WAT, way, seed, limit)
+            if found < 0:
+                return found
+            way += 1
+            if found == SEARCH_FOUND:
+                way = 0
+                nearer = 1
+        nearer = min(nearer + 1, 62)
+        seed += 1
+        limit += limit >> 2

@@ -1,0 +1,96 @@
+"""`ggml-sched pack`: what it prints and writes, and how it refuses a bad file."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ggml_sched import FileFormatError
+from ggml_sched.commands import pack as command
+
+HARD = Path(__file__).parent / "data" / "packing" / "C.1048576.csv"
+
+
+def write(path, text):
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+def test_a_file_is_packed_and_the_offsets_written(tmp_path, capsys):
+    out = tmp_path / "out.csv"
+    assert command.main([str(HARD), "--capacity", "1048576", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "203 buffers" in said and "place or lift" in said
+    with open(out, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 203
+    assert all(0 <= int(r["offset"]) <= 1048576 - int(r["size"]) for r in rows)
+
+
+def test_columns_are_found_by_name_in_any_order(tmp_path, capsys):
+    path = write(tmp_path / "x.csv", "size,name,upper,lower\r\n10,a,2,0\r\n\r\n 20 ,b,3,-1\r\n")
+    assert command.main([path, "--out", "-"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "size,name,upper,lower,offset\n10,a,2,0,20\n 20 ,b,3,-1,0\n"
+    assert "arena   30 bytes" in said.err and "optimal yes" in said.err
+
+
+def test_a_capacity_that_is_missed_has_its_own_exit_code(tmp_path, capsys):
+    path = write(tmp_path / "x.csv", "id,lower,upper,size\n0,0,2,10\n1,1,3,10\n")
+    assert command.main([path, "--capacity", "19"]) == 3
+    assert command.main([path, "--capacity", "20"]) == 0
+
+
+def test_a_header_alone_is_an_empty_problem(tmp_path, capsys):
+    assert command.main([write(tmp_path / "x.csv", "lower,upper,size\n")]) == 0
+    assert "0 buffers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("", "empty"),
+    ("id,lower,upper\n0,1,2\n", "size"),
+    ("lower,upper,size,size\n0,1,2,2\n", "size"),
+    ("lower,upper,size\n0,1\n", "row 2 has 2 fields"),
+    ("lower,upper,size\n0,1,x\n", "row 2: size is not an integer"),
+    ("lower,upper,size\n0,1,1.5\n", "not an integer"),
+    ("lower,upper,size\n0,1,1_000\n", "not an integer"),
+    ("lower,upper,size\n0,1,٣\n", "not an integer"),
+    ("lower,upper,size\n0,1," + "9" * 5000 + "\n", "not an integer"),
+    ("lower,upper,size\n2,1,5\n", "make no sense"),
+    ("lower,upper,size\n1,2,-5\n", "make no sense"),
+    ("lower,upper,size\n0,1,9223372036854775807\n0,1,1\n", "63 bits"),
+    ("lower,upper,size\n0,1,99999999999999999999\n", "63 bits"),
+    ('lower,upper,size\n0,1,"5\n', "CSV"),
+    (b"lower,upper,size\n0,1,\xff\n", "CSV"),
+    (b"\x00\x01\x02", "header"),
+])
+def test_a_bad_file_is_refused_with_one_line(tmp_path, capsys, text, words):
+    assert command.main([write(tmp_path / "bad.csv", text)]) == 1
+    said = capsys.readouterr()
+    assert words in said.err and said.err.count("\n") == 1 and said.out == ""
+
+
+def test_a_missing_file_and_a_folder_are_errors(tmp_path, capsys):
+    assert command.main([str(tmp_path / "none.csv")]) == 1
+    assert command.main([str(tmp_path)]) == 1
+    assert command.main([str(HARD), "--budget", "-1"]) == 1
+
+
+def test_errors_are_typed_for_callers(tmp_path):
+    with pytest.raises(FileFormatError):
+        command.read(write(tmp_path / "bad.csv", "a,b\n"))
+
+
+def test_it_plugs_into_a_parser_and_runs_as_a_module(tmp_path):
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["pack", str(HARD), "--budget", "0"])
+    assert args.run is command.run and args.budget == 0
+    done = subprocess.run([sys.executable, "-m", "ggml_sched.commands.pack", str(HARD), "--budget", "0"],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "bound   1039360 bytes" in done.stdout

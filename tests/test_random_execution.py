@@ -1,0 +1,197 @@
+"""Random graphs compute the same bits in a shared arena as with every tensor in memory of its own.
+
+The arena is poisoned first, so that a tensor placed over live data, an input loaded too late or a
+copy not refreshed shows up as other bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_graphs import Built, Recipe, quick, recipes
+
+import ggml_sched as gs
+
+POISON = 0xAB
+POLICIES = st.sampled_from(["seed", "default"])
+
+
+class PoisonedBackend(gs.CpuBackend):
+    """A CPU whose fresh memory is full of a byte pattern; refuses the ops that it is told to."""
+
+    def __init__(self, name: str = "CPU", refused: frozenset[str] = frozenset()) -> None:
+        super().__init__(1, name)
+        self.refused = refused
+
+    def alloc_buffer(self, size):
+        buffer = super().alloc_buffer(size)
+        buffer.clear(POISON)
+        return buffer
+
+    def supports_op(self, node):
+        return node.op not in self.refused and super().supports_op(node)
+
+
+def raw(tensor: gs.Tensor) -> bytes:
+    """Every byte of a dense tensor; the elements of another one."""
+    return tensor.numpy().tobytes()
+
+
+def set_all(built: Built, only_residents: bool = False) -> None:
+    for tensor, values in built.values().items():
+        if tensor in built.residents or (not only_residents and tensor.buffer is not None):
+            tensor.set(values)
+
+
+def kept(built: Built) -> list[int]:
+    """Positions in ctx.tensors of nodes whose results are defined after a compute: flagged or read by nobody,
+    and not changed afterwards by a node that writes into their memory."""
+    graph = built.graph
+    read = {s for t in graph.nodes for s in (*t.src, t.view_src)}
+    found = []
+    for i, t in enumerate(built.ctx.tensors):
+        if t in graph and t.op != "NONE" and (t not in read or "output" in t.flags):
+            found.append(i)
+    return found
+
+
+def in_memory_of_their_own(recipe: Recipe, n_homes: int = 1) -> tuple[dict[int, bytes], list[bytes]]:
+    """(bytes of each kept node, bytes of each resident) after one compute without any planning."""
+    built = Built(recipe, n_homes)
+    with gs.CpuBackend(1) as backend:
+        for ctx in (*built.homes, built.ctx):
+            backend.alloc_tensors(ctx)
+        set_all(built)
+        backend.graph_compute(built.graph)
+        return ({i: raw(built.ctx.tensors[i]) for i in kept(built)}, [raw(t) for t in built.residents])
+
+
+def check(built: Built, expected: tuple[dict[int, bytes], list[bytes]], note: str) -> None:
+    results, residents = expected
+    for i, bits in results.items():
+        assert raw(built.ctx.tensors[i]) == bits, f"{note}: {built.ctx.tensors[i]!r}"
+    for tensor, bits in zip(built.residents, residents, strict=True):
+        assert raw(tensor) == bits, f"{note}: resident {tensor!r}"
+
+
+@quick(200)
+@given(recipes(), POLICIES)
+def test_a_scheduler_on_one_backend(recipe, policy):
+    """Inputs are set once, and the graph is computed three times."""
+    expected = in_memory_of_their_own(recipe)
+    built = Built(recipe)
+    with PoisonedBackend() as backend, gs.Scheduler([backend], policy=policy) as sched:
+        backend.alloc_tensors(built.homes[0])
+        sched.alloc(built.graph)
+        set_all(built)
+        for attempt in range(3):
+            set_all(built, only_residents=True)     # the graph may have written into them
+            sched.compute(built.graph)
+            check(built, expected, f"compute {attempt}")
+
+
+@quick(150)
+@given(recipes(), recipes(10), POLICIES)
+def test_two_graphs_take_turns(recipe, other, policy):
+    """One scheduler, two graphs: each finds its inputs again, although the other has used the memory."""
+    pair = [(Built(r), in_memory_of_their_own(r)) for r in (recipe, other)]
+    with PoisonedBackend() as backend, gs.Scheduler([backend], policy=policy) as sched:
+        for built, _ in pair:
+            backend.alloc_tensors(built.homes[0])
+            sched.alloc(built.graph)
+            set_all(built)
+        for attempt in range(3):
+            for built, expected in pair:
+                set_all(built, only_residents=True)
+                sched.compute(built.graph)
+                check(built, expected, f"turn {attempt}")
+
+
+@quick(200)
+@given(recipes(), st.booleans(), st.booleans())
+def test_a_graph_allocator_over_lent_memory(recipe, measured, planned):
+    """TensorAllocator over a poisoned array that is exactly as large as measured."""
+    expected = in_memory_of_their_own(recipe)
+    built = Built(recipe)
+    graph = built.graph
+    allocator = gs.GraphAllocator()
+    gs.CpuBackend(1).alloc_tensors(built.homes[0])
+    with gs.TensorAllocator.measure(64) as tallocr:
+        size = allocator.alloc_graph(tallocr, graph)
+    if not measured:
+        allocator, size = gs.GraphAllocator(), 4 * size
+    block = np.full(size + 64, POISON, np.uint8)
+    start = -block.__array_interface__["data"][0] % 64
+    with gs.TensorAllocator.from_memory(block[start:][:size], 64) as tallocr:
+        allocator.alloc_graph(tallocr, graph)
+        # The memory belongs to a CpuBackend that from_memory made.
+        runner = Reader(tallocr.buffer.backend, *(t.backend for t in built.residents))
+        set_all(built)
+        for attempt in range(2):
+            set_all(built, only_residents=True)
+            if planned:
+                plan = runner.graph_plan_create(graph)
+                runner.graph_plan_compute(plan)
+                runner.graph_plan_free(plan)
+            else:
+                runner.graph_compute(graph)
+            check(built, expected, f"compute {attempt}")
+
+
+class Reader(gs.CpuBackend):
+    """Computes over the memory of other CPU backends."""
+
+    def __init__(self, *others) -> None:
+        super().__init__(1)
+        self.others = others
+
+    def supports_buffer(self, buffer):
+        return buffer.backend is self or buffer.backend in self.others
+
+
+REFUSALS = ("ADD", "MUL", "SCALE", "UNARY:RELU", "CPY", "CONT", "RMS_NORM", "SET_ROWS", "MUL_MAT", "GET_ROWS")
+
+
+@quick(400)
+@given(recipes(), st.integers(2, 3),
+       st.lists(st.sets(st.sampled_from(REFUSALS), max_size=6), min_size=2, max_size=2),
+       st.lists(st.tuples(st.integers(0, 63), st.integers(0, 2)), max_size=3), POLICIES)
+def test_several_backends(recipe, n_backends, refused, wishes, policy):
+    """Random residency, refused ops and assigned nodes over backends with separate memory; three computes.
+
+    The last backend supports everything, so every graph can run.
+    """
+    # More residents than usual.
+    recipe = replace(recipe, leafs=tuple((s, k if k % 2 else k // 3 * 3 + 2) for s, k in recipe.leafs))
+    expected = in_memory_of_their_own(recipe, n_backends)
+    built = Built(recipe, n_backends)
+    refused = [*refused, set()][-n_backends:]
+    backends = [PoisonedBackend(f"B{i}", frozenset(ops)) for i, ops in enumerate(refused)]
+    with gs.Scheduler(backends, policy=policy) as sched:
+        for ctx, backend in zip(built.homes, backends, strict=True):
+            backend.alloc_tensors(ctx)
+        for pick, backend in wishes:
+            node = built.graph.nodes[pick % len(built.graph)]
+            sched.set_tensor_backend(node, backends[backend % n_backends])
+        plan = sched.alloc(built.graph)
+        assert all(plan.backend_of(t).supports_op(t) for t in built.graph.nodes)
+        set_all(built)
+        for attempt in range(3):
+            set_all(built, only_residents=True)
+            sched.compute(built.graph)
+            check(built, expected, f"compute {attempt}, {plan.splits}")
+
+
+@pytest.mark.parametrize("policy", ["seed", "default"])
+def test_the_poison_is_seen(policy):
+    """An input that nobody set reads as poison: the tests above would notice."""
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 4, "x")
+    y = ctx.dup(x)
+    with PoisonedBackend() as backend, gs.Scheduler([backend], policy=policy) as sched:
+        sched.compute(gs.Graph(y))
+        assert raw(y) == bytes([POISON]) * 16
