@@ -28,6 +28,9 @@ def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not No
                 stride = data.strides[f.home[i]]
                 buffer = <BufferBase?>buffers[f.home[i]][offset // stride]
                 offset %= stride
+            if t._lease is not None and t._lease.alive and t._lease.drain is not None:
+                # Another scheduler may have queued computes that use the address it gave.
+                t._lease.drain()
             t.bind(buffer, offset, lease)
 
 

@@ -98,19 +98,34 @@ def write(tensor: Tensor, array) -> None:
         _stash(tensor, span)
         if not tensor.lease.through:
             return
+    _drain(tensor)
     backend.set_tensor(tensor, span)
+
+
+def staged_bytes(tensor: Tensor) -> bytes | None:
+    """What the caller set for a leaf (or a view of one), if it is still what the tensor holds."""
+    if not _is_staged(tensor) or _root(tensor).overwritten:
+        return None
+    held = _root(tensor).stash
+    return None if held is None else held[tensor.view_offs : tensor.view_offs + tensor.nbytes]
 
 
 def _span(tensor: Tensor) -> bytearray:
     """The bytes that the tensor covers, gaps included."""
     backend = _backend(tensor)
-    if _is_staged(tensor) and not _root(tensor).overwritten:
-        held = _root(tensor).stash
-        if held is not None:
-            return bytearray(held[tensor.view_offs : tensor.view_offs + tensor.nbytes])
+    held = staged_bytes(tensor)
+    if held is not None:
+        return bytearray(held)
+    _drain(tensor)
     span = bytearray(tensor.nbytes)
     backend.get_tensor(tensor, span)
     return span
+
+
+def _drain(tensor: Tensor) -> None:
+    """Let queued computes that use the tensor's address end."""
+    if tensor.lease is not None and tensor.lease.drain is not None:
+        tensor.lease.drain()
 
 
 def _root(tensor: Tensor) -> Tensor:

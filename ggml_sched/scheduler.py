@@ -1,7 +1,8 @@
 """The scheduler: plans graphs over backends, owns their arenas, and computes.
 
-`plan` makes values, `alloc` gives them memory, `compute` runs them.  Whatever raises leaves
-the scheduler, its old plan and its memory as they were.
+`plan` makes values, `alloc` gives them memory, `compute` runs them, `compute_async` queues them.  Whatever
+raises leaves the scheduler, its old plan and its memory as they were; whatever changes addresses first waits
+for what is queued.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from operator import index as _index
 from ggml_sched._core import Devices, Graph, PlanData, Request, Tensor, make_plan
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import Error, OutOfMemory, PlacementError
-from ggml_sched.executor import Allocation, Callback
+from ggml_sched.executor import Allocation, Callback, each
+from ggml_sched.pipeline import Pipeline
 from ggml_sched.plan import Plan
 
 __all__ = ["Scheduler"]
@@ -30,7 +32,9 @@ class Scheduler:
 
     `policy="seed"` places as the first generation of ggml did.  `plan_cache` plans are kept, so that an
     equal graph built anew is not planned again (0: plan afresh on every call).  `budgets` maps backends to the
-    bytes that their arena may take; without one, what the backend says is left counts.  A context manager.
+    bytes that their arena may take; without one, what the backend says is left counts.  `copies` is the
+    number of places that each copy between backends has, used in turn by queued computes (policy "default");
+    they are part of `plan.buffer_sizes`.  A context manager.
 
     Raises ValueError for no backends, one twice, or an unknown policy.  Used from a second thread while
     it works, it raises Error.
@@ -71,6 +75,7 @@ class Scheduler:
         self._epoch = -1
         self._residents: list[Buffer] = []
         self._lock = threading.Lock()
+        self._pipeline = Pipeline(backends)
 
     # -- planning -------------------------------------------------------------
 
@@ -113,7 +118,7 @@ class Scheduler:
         key = (graph.fingerprint, request.key, stream)
         data = self._cache.get(key)
         if data is None:
-            data = make_plan(request, self.policy, stream)
+            data = make_plan(request, self.policy, stream, self.copies)
             if self._cache_size:
                 self._cache[key] = data
                 while len(self._cache) > self._cache_size:
@@ -173,7 +178,7 @@ class Scheduler:
 
     def _renew(self, current: Allocation) -> None:
         """Another scheduler has addressed some of the tensors since: address them here again."""
-        current.release()
+        self._release_current()
         self._current = Allocation(current.plan, tuple(self._buffers))
 
     def _replace(self, plan: Plan, request: Request) -> None:
@@ -191,19 +196,17 @@ class Scheduler:
                     held = self._buffers[i][chunk] if chunk < len(self._buffers[i]) else None
                     if held is None or held.closed or held.size < size:
                         fresh[i, chunk] = self._new_buffer(self.backends[i], size)
+            if fresh:
+                self._release_current()
         except BaseException:
-            for buffer in fresh.values():
-                buffer.close()
+            each(buffer.close for buffer in fresh.values())
             raise
-        if not fresh:
-            return
-        self._release_current()
+        replaced = []
         for i, held in enumerate(self._buffers):
             chunks = dict(enumerate(held)) | {c: buffer for (k, c), buffer in fresh.items() if k == i}
             self._buffers[i] = tuple(chunks[c] for c in sorted(chunks))
-            for buffer in held:
-                if buffer not in self._buffers[i]:
-                    buffer.close()
+            replaced += [buffer for buffer in held if buffer not in self._buffers[i]]
+        each(buffer.close for buffer in replaced)
 
     def _new_buffer(self, backend: Backend, size: int) -> Buffer:
         buffer = backend.alloc_buffer(size)
@@ -212,8 +215,15 @@ class Scheduler:
 
     def _release_current(self) -> None:
         if self._current is not None:
+            self._drain()
             current, self._current = self._current, None
             current.release()
+
+    def _drain(self) -> None:
+        """Wait for queued computes; what they raised stays for `synchronize`."""
+        self._pipeline.drain()
+        if self._pipeline.failed and self._current is not None:
+            self._current.forget()
 
     def buffer_size(self, backend: Backend) -> int:
         """Bytes of the arena held on a backend at the moment."""
@@ -227,10 +237,38 @@ class Scheduler:
         Inputs must have been set since the graph was allocated for the first time; they keep their data.
         `callback(node)` is called after each computed node, whose data it may read; when it returns False, nothing
         more runs on any backend, and `compute` returns False instead of True.  Exceptions of backends and of the
-        callback reach the caller; the scheduler works afterwards.
+        callback reach the caller; the scheduler works afterwards.  Computes that are queued end first; what
+        they raised is raised here.
         """
         with self._exclusive():
+            self._synchronize()
             return self._alloc(graph).run(callback)
+
+    def compute_async(self, graph: Graph) -> None:
+        """Queue a compute and return; the results are there after `synchronize`.
+
+        Inputs may be set anew at once: a compute uses what was set when it was queued.  Computes that follow
+        each other overlap where they are on different backends.  Reading a tensor of the graph waits for what
+        is queued; weights and caches, which live outside the graph's plan, must not be set or read before
+        `synchronize`.
+        When something fails, the rest of what is queued is skipped.  Raises what `alloc` raises.
+        """
+        with self._exclusive():
+            self._alloc(graph).submit(self._pipeline)
+
+    def synchronize(self) -> None:
+        """Wait until everything queued has ended; raises the first exception of a step since the last call.
+
+        Results then hold until the next compute.  The scheduler works after an exception.
+        """
+        with self._exclusive():
+            self._synchronize()
+
+    def _synchronize(self) -> None:
+        self._drain()
+        error = self._pipeline.take_error()
+        if error is not None:
+            raise error
 
     # -- assignments ----------------------------------------------------------------
 
@@ -242,10 +280,12 @@ class Scheduler:
         if not isinstance(t, Tensor):
             raise TypeError(f"not a Tensor: {t!r}")
         with self._exclusive():
+            if backend is not None:
+                self._index(backend)
+            self._drain()
             if backend is None:
                 self._assigned.pop(t, None)
             else:
-                self._index(backend)
                 self._assigned[t] = backend
             self._epoch = -1
 
@@ -277,13 +317,11 @@ class Scheduler:
         if self.closed:
             return
         with self._exclusive():
+            self._pipeline.drain()
             self.closed = True
-            self._release_current()
             self._cache.clear()
-            for buffers in self._buffers:
-                for buffer in buffers:
-                    buffer.close()
-            self._buffers = [()] * len(self.backends)
+            held, self._buffers = [b for buffers in self._buffers for b in buffers], [()] * len(self.backends)
+            each([self._release_current, *(buffer.close for buffer in held), self._pipeline.close])
 
     def __enter__(self) -> Scheduler:
         return self
