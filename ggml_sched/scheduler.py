@@ -215,20 +215,24 @@ class Scheduler:
                     short[i, chunk] = size
         if not short:
             return
+        crowded = {(i, c): self._buffers[i][c].size for i, c in short if self._is_crowded(i, short)
+                   and c < len(self._buffers[i]) and not self._buffers[i][c].closed}
+        if not crowded:
+            self._exchange(short)
+            return
+        # Old and new do not fit side by side: the old ones go first, and come back (empty) if the new ones fail.
+        self._release_current()
+        each(self._buffers[i][c].close for i, c in crowded)
         try:
             self._exchange(short)
-        except OutOfMemory:
-            old = {(i, c): self._buffers[i][c].size for i, c in short if c < len(self._buffers[i])}
-            if not old:
-                raise
-            # There may be room for the new buffers once the old ones are gone.
-            self._release_current()
-            each(self._buffers[i][c].close for i, c in old)
-            try:
-                self._exchange(short)
-            except BaseException:
-                self._exchange(old)
-                raise
+        except BaseException:
+            self._exchange(crowded)
+            raise
+
+    def _is_crowded(self, i: int, short: dict[tuple[int, int], int]) -> bool:
+        """Whether a backend says that it cannot hold its new buffers beside the old ones."""
+        free = self.backends[i].memory_available()
+        return free is not None and free < sum(size for (k, _), size in short.items() if k == i)
 
     def _exchange(self, sizes: dict[tuple[int, int], int]) -> None:
         """Put new buffers in the place of old ones, all or none."""
