@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import os as _os
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 try:
-    from ggml_sched import _core
+    from ggml_sched._core import (
+        Allocator,
+        Context,
+        Graph,
+        GraphAllocator,
+        Packing,
+        Tensor,
+        TensorAllocator,
+        Type,
+        pack,
+    )
 except ImportError as error:  # pragma: no cover - only without a compiled core
     raise ImportError(
         "ggml_sched._core is not compiled; run `pip install .` in the source tree "
         f"(and leave the tree before importing): {error}"
     ) from error
 
-from ggml_sched._core import Allocator, Context, Graph, GraphAllocator, Packing, Tensor, TensorAllocator, Type, pack
 from ggml_sched.backend import Backend, Buffer, Event, GraphView, get_backend, tensor_copy
 from ggml_sched.backends.dry import DryBackend
 from ggml_sched.compare import NodeDifference, compare
@@ -77,11 +88,21 @@ def get_include() -> str:
     return installed if _os.path.isdir(installed) else _os.path.join(_os.path.dirname(here), "include")
 
 
-def __getattr__(name: str):
-    # The CPU backend and its kernels load when first asked for: planning does not need them.
-    if name == "CpuBackend":
-        from ggml_sched.backends.cpu import CpuBackend
+# Planning needs neither the CPU backend's kernels nor the runner: they load when first asked for.
+_LAZY = {"CpuBackend": "ggml_sched.backends.cpu", "llama": "ggml_sched.llama"}
 
-        globals()[name] = CpuBackend
-        return CpuBackend
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if _TYPE_CHECKING:
+    from ggml_sched import llama as llama
+    from ggml_sched.backends.cpu import CpuBackend as CpuBackend
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _import_module(_LAZY[name])
+    value = globals()[name] = getattr(module, name, module)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

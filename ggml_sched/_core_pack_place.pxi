@@ -1,8 +1,8 @@
 # Packing, part 2: one pass over the buffers, each to the lowest gap it fits.
 #
-# Owns the orders and the three ways to place: pack_place_near looks only at the buffers that overlap (short
+# Owns the orders and two ways to place in them: pack_place_near looks only at the buffers that overlap (short
 # lists), pack_place_far walks everything placed in order of offset (no lists at all, for dense or very large
-# problems), pack_best_fit does what ggml's tallocr does online.
+# problems).
 # Invariant: placed buffers that overlap in time never overlap in memory; ties fall to the earlier birth, so
 # the result is the same on every machine (no floats decide, except exactly rounded ones).
 
@@ -159,7 +159,10 @@ cdef inline int64_t pack_gap(int64_t *bottom, int64_t *top, int32_t m, int64_t s
 
 cdef int64_t pack_place_near(gs_pack *p, int64_t limit) noexcept nogil:
     """Place in p.order at the lowest gaps; needs the carry lists.  The arena, or PACK_FAR above limit."""
+    # Locals, because the compiler must assume that a store to offset changes the pointers in p.
     cdef int64_t *offset = p.offset
+    cdef int64_t *sizes = p.size
+    cdef int32_t *carry
     cdef int64_t *bottom = <int64_t *>p.keys        # done with the keys: two scratch arrays of n
     cdef int64_t *top = <int64_t *>p.keys + p.n
     cdef int64_t arena = 0
@@ -169,7 +172,7 @@ cdef int64_t pack_place_near(gs_pack *p, int64_t limit) noexcept nogil:
         offset[i] = -1
     for i in range(p.n):
         b = p.order[i]
-        size = p.size[b]
+        size = sizes[b]
         m = 0
         if i < p.born[p.stop[b]] - p.born[p.start[b]]:
             # Fewer are placed than overlap: look at those.
@@ -177,22 +180,25 @@ cdef int64_t pack_place_near(gs_pack *p, int64_t limit) noexcept nogil:
                 j = p.order[q]
                 if p.start[j] < p.stop[b] and p.start[b] < p.stop[j]:
                     bottom[m] = offset[j]
-                    top[m] = offset[j] + p.size[j]
+                    top[m] = offset[j] + sizes[j]
                     m += 1
             offset[b] = pack_gap(bottom, top, m, size)
             if offset[b] > limit - size:
                 return PACK_FAR
             arena = max(arena, offset[b] + size)
             continue
-        for q in range(p.carry_begin[p.start[b]], p.carry_begin[p.start[b] + 1]):
-            j = p.carry[q]
-            bottom[m] = offset[j]
-            top[m] = offset[j] + p.size[j]
-            m += offset[j] >= 0
+        carry = p.carry + p.carry_begin[p.start[b]]
+        for q in range(p.carry_begin[p.start[b] + 1] - p.carry_begin[p.start[b]]):
+            j = carry[q]
+            at = offset[j]
+            bottom[m] = at
+            top[m] = at + sizes[j]
+            m += at >= 0
         for j in range(p.born[p.start[b]], p.born[p.stop[b]]):
-            bottom[m] = offset[j]
-            top[m] = offset[j] + p.size[j]
-            m += offset[j] >= 0
+            at = offset[j]
+            bottom[m] = at
+            top[m] = at + sizes[j]
+            m += at >= 0
         at = pack_gap(bottom, top, m, size)
         if at > limit - size:
             return PACK_FAR
@@ -280,74 +286,3 @@ cdef int64_t pack_place_far(gs_pack *p, int64_t limit) noexcept nogil:
         arena = max(arena, at + size)
     free(blocks)
     return arena
-
-
-cdef int64_t pack_best_fit(gs_pack *p) noexcept nogil:
-    """ggml's tallocr over the whole sequence: the smallest free block that fits, the later one on a tie, the
-    last block only when no other fits.  The arena, or GS_NO_HOST_MEMORY (negative)."""
-    cdef gs_block *blocks = <gs_block *>malloc((<int64_t>p.n + 2) * sizeof(gs_block))
-    cdef int32_t *dead = p.order            # buffers by death
-    cdef int64_t arena = 0
-    cdef int64_t best
-    cdef int32_t n_blocks = 1
-    cdef int32_t k, b, i, at
-    cdef int32_t n_dead = 0
-    if blocks == NULL:
-        return GS_NO_HOST_MEMORY
-    for b in range(p.n):
-        p.keys[b] = (<uint64_t>p.stop[b] << PACK_INDEX_BITS) | <uint64_t>b
-    pack_sort_keys(p.keys, p.n, PACK_INDEX_BITS, 3)
-    for b in range(p.n):
-        dead[b] = <int32_t>(p.keys[b] & PACK_INDEX_MASK)
-    blocks[0].offset = 0
-    blocks[0].size = PACK_FAR
-    for k in range(p.n_sections):
-        while n_dead < p.n and p.stop[dead[n_dead]] <= k:
-            b = dead[n_dead]
-            n_dead += 1
-            n_blocks = pack_give_back(blocks, n_blocks, p.offset[b], p.size[b])
-        for b in range(p.born[k], p.born[k + 1]):
-            at = n_blocks - 1
-            best = PACK_FAR
-            for i in range(n_blocks - 1):
-                if p.size[b] <= blocks[i].size <= best:
-                    at = i
-                    best = blocks[i].size
-            p.offset[b] = blocks[at].offset
-            blocks[at].offset += p.size[b]
-            blocks[at].size -= p.size[b]
-            arena = max(arena, blocks[at].offset)
-            if blocks[at].size == 0:
-                n_blocks -= 1
-                memmove(blocks + at, blocks + at + 1, (n_blocks - at) * sizeof(gs_block))
-    free(blocks)
-    return arena
-
-
-cdef int32_t pack_give_back(gs_block *blocks, int32_t n, int64_t offset, int64_t size) noexcept nogil:
-    """Return a range to the free blocks, joined with those it touches; the new number of blocks."""
-    cdef int32_t low = 0
-    cdef int32_t high = n
-    cdef int32_t mid
-    while low < high:
-        mid = (low + high) // 2
-        if blocks[mid].offset < offset:
-            low = mid + 1
-        else:
-            high = mid
-    # The last block reaches to the end of the address space, so `low` always exists.
-    if blocks[low].offset == offset + size:
-        blocks[low].offset = offset
-        blocks[low].size += size
-        if low > 0 and blocks[low - 1].offset + blocks[low - 1].size == offset:
-            blocks[low - 1].size += blocks[low].size
-            memmove(blocks + low, blocks + low + 1, (n - low - 1) * sizeof(gs_block))
-            return n - 1
-        return n
-    if low > 0 and blocks[low - 1].offset + blocks[low - 1].size == offset:
-        blocks[low - 1].size += size
-        return n
-    memmove(blocks + low + 1, blocks + low, (n - low) * sizeof(gs_block))
-    blocks[low].offset = offset
-    blocks[low].size = size
-    return n + 1

@@ -1,4 +1,4 @@
-# Packing, part 5: the whole stack.
+# Packing, part 6: the whole stack.
 #
 # Owns pack_run, which the planner calls without the GIL and `pack` offers to anybody.
 # The stack, each part only when the one before missed the target: TWA order at the lowest gap; larger first;

@@ -219,7 +219,8 @@ def make_plan(Request request not None, str policy, bint stream=False, int32_t n
         request.ask()
         with nogil:
             if seed:
-                status = decide(p, r, True, stream, 1, devices.inplace_first, alignment, blocks, arenas, methods, &failed)
+                status = decide(p, r, True, stream, 1, devices.inplace_first, alignment, blocks, arenas, methods,
+                                &failed)
             else:
                 status = decide(p, r, False, stream, n_slots, devices.inplace, alignment, blocks, arenas, methods,
                                 &failed)

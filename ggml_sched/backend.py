@@ -354,7 +354,7 @@ def _dense_bytes(t: Tensor) -> int:
 
 def as_nodes(graph: Graph | GraphView | Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The nodes of whatever may be handed to graph_compute."""
-    return tuple(getattr(graph, "nodes", graph))
+    return tuple(graph.nodes if isinstance(graph, (Graph, GraphView)) else graph)
 
 
 class _MeasureBuffer(Buffer):

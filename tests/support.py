@@ -7,9 +7,9 @@ insists on the same bits, so every op test is a determinism test as well.
 from __future__ import annotations
 
 import numpy as np
-from ggml_sched._core import bind_resident
 
 import ggml_sched as gs
+from ggml_sched._core import bind_resident
 
 FLOATS = ("f32", "f16", "bf16")
 QUANTISED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ggml_sched._core import bind_resident
 from support import random
 
 import ggml_sched as gs
+from ggml_sched._core import bind_resident
 from ggml_sched.backends.cpu import run_nodes
 
 RNG = np.random.default_rng(9)

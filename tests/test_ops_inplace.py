@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ggml_sched._core import bind_resident, inplace_ops, op_names
 from support import FLOATS, QUANTISED, place, random, raw
 
 import ggml_sched as gs
+from ggml_sched._core import bind_resident, inplace_ops, op_names
 from ggml_sched.backends.cpu.registry import KERNELS
 
 RNG = np.random.default_rng(6)

@@ -1,0 +1,73 @@
+"""Build the peer: the planner of today's ggml, from the source distribution of ggml-python.
+
+    python bench/peer/build.py [ggml_python-VERSION.tar.gz]
+
+Without a file, pip fetches one.  Needs a C and a C++ compiler; takes a minute or two and leaves
+`libpeer.so` in bench/peer/build/.  Nothing is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LIBRARY = HERE / "build" / "libpeer.so"
+REQUIREMENT = "ggml-python==0.0.45"
+SOURCES = ("ggml.c", "ggml.cpp", "ggml-alloc.c", "ggml-backend.cpp", "ggml-backend-meta.cpp", "ggml-opt.cpp",
+           "ggml-threading.cpp", "ggml-quants.c", "gguf.cpp")
+"""What upstream's build calls ggml-base: everything but kernels."""
+FLAGS = ("-O3", "-DNDEBUG", "-D_GNU_SOURCE", "-fPIC", "-w")
+"""Upstream's release flags."""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        archive = Path(sys.argv[1]) if len(sys.argv) > 1 else fetch(work)
+        with tarfile.open(archive) as tar:
+            tar.extractall(work, filter="data")
+        ggml = next(work.glob("*/vendor/ggml"))
+        LIBRARY.parent.mkdir(exist_ok=True)
+        build(ggml, work)
+    print(LIBRARY.relative_to(Path.cwd()) if LIBRARY.is_relative_to(Path.cwd()) else LIBRARY)
+
+
+def fetch(folder: Path) -> Path:
+    subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:",
+                    "--dest", str(folder), REQUIREMENT], check=True)
+    return next(folder.glob("*.tar.gz"))
+
+
+def build(ggml: Path, work: Path) -> None:
+    cc = os.environ.get("CC") or shutil.which("gcc") or sysconfig.get_config_var("CC")
+    cxx = os.environ.get("CXX") or shutil.which("g++") or "c++"
+    includes = [f"-I{ggml / 'include'}", f"-I{ggml / 'src'}"]
+    version = version_of(ggml)
+    defines = [f'-DGGML_VERSION="{version}"', '-DGGML_COMMIT="release"']
+    objects = []
+    for source in [*(ggml / "src" / name for name in SOURCES), HERE / "peer.cpp"]:
+        target = work / f"{source.name}.o"
+        tool = [*cc.split(), "-std=gnu11"] if source.suffix == ".c" else [*cxx.split(), "-std=gnu++17"]
+        print(f"ggml {version}: {source.name}", flush=True)
+        subprocess.run([*tool, *FLAGS, *includes, *defines, "-c", str(source), "-o", str(target)], check=True)
+        objects.append(str(target))
+    libraries = ["-lpthread", "-ldl", "-lm"]
+    subprocess.run([*cxx.split(), "-shared", "-o", str(LIBRARY), *objects, *libraries], check=True)
+
+
+def version_of(ggml: Path) -> str:
+    text = (ggml / "CMakeLists.txt").read_text()
+    return ".".join(re.search(rf"set\(GGML_VERSION_{part} +(\d+)\)", text)[1]
+                    for part in ("MAJOR", "MINOR", "PATCH"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+// Today's ggml behind nine C functions: the planner alone, on devices that have no memory.
+//
+// A `peer` owns one graph over fake devices, given as flat records.  Before every run it puts the
+// tensors back as they were, outside the measured time; ggml changes them while it plans.
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-backend-impl.h"
+#include "ggml-impl.h"
+#include "ggml.h"
+
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr uintptr_t DEVICE_SPAN = uintptr_t(1) << 44;  // addresses of one device
+constexpr size_t RESIDENT_SIZE = size_t(1) << 42;      // of its buffer of weights, and of its caches
+
+struct Device {
+    ggml_backend_device device = {};
+    ggml_backend_buffer_type type = {};
+    ggml_backend backend = {};
+    std::string name;
+    bool is_host = false;
+    size_t alignment = 0;
+    uintptr_t next = 0;  // where the next buffer's addresses begin
+    ggml_backend_buffer_t weights = nullptr, caches = nullptr;
+};
+
+Device &of(ggml_backend_buffer_type_t type) { return *static_cast<Device *>(type->context); }
+Device &of(ggml_backend_dev_t device) { return *static_cast<Device *>(device->context); }
+
+ggml_backend_buffer_t new_buffer(ggml_backend_buffer_type_t type, size_t size) {
+    ggml_backend_buffer_i slots = {};
+    slots.free_buffer = [](ggml_backend_buffer_t) {};
+    slots.get_base = [](ggml_backend_buffer_t buffer) { return buffer->context; };
+    void *base = reinterpret_cast<void *>(of(type).next);
+    of(type).next += (size + 8191) / 4096 * 4096;
+    return ggml_backend_buffer_init(type, slots, base, size);
+}
+
+// Two of them, because releases differ in the slot's type.
+ggml_status compute_nothing(ggml_backend_t, ggml_cgraph *) { return GGML_STATUS_SUCCESS; }
+[[maybe_unused]] ggml_status compute_nothing(ggml_backend_t, ggml_cgraph *, int) { return GGML_STATUS_SUCCESS; }
+
+void open_device(Device &d, int index, int count, size_t alignment) {
+    d.is_host = index == count - 1;
+    d.name = d.is_host ? "CPU" : "GPU" + std::to_string(index);
+    d.alignment = alignment;
+    d.next = DEVICE_SPAN * (index + 1);
+    d.device.context = d.type.context = d.backend.context = &d;
+    d.type.device = d.backend.device = &d.device;
+
+    auto &dev = d.device.iface;
+    dev.get_name = dev.get_description = [](ggml_backend_dev_t x) { return of(x).name.c_str(); };
+    dev.get_type = [](ggml_backend_dev_t x) {
+        return of(x).is_host ? GGML_BACKEND_DEVICE_TYPE_CPU : GGML_BACKEND_DEVICE_TYPE_GPU;
+    };
+    dev.get_buffer_type = [](ggml_backend_dev_t x) { return &of(x).type; };
+    dev.supports_op = [](ggml_backend_dev_t, const ggml_tensor *) { return true; };
+    dev.supports_buft = [](ggml_backend_dev_t x, ggml_backend_buffer_type_t t) { return &of(x).type == t; };
+
+    d.type.iface.get_name = [](ggml_backend_buffer_type_t t) { return of(t).name.c_str(); };
+    d.type.iface.get_alignment = [](ggml_backend_buffer_type_t t) { return of(t).alignment; };
+    d.type.iface.alloc_buffer = new_buffer;
+
+    d.backend.iface.get_name = [](ggml_backend_t b) { return static_cast<Device *>(b->context)->name.c_str(); };
+    d.backend.iface.free = [](ggml_backend_t) {};
+    d.backend.iface.graph_compute = compute_nothing;
+
+    d.weights = new_buffer(&d.type, RESIDENT_SIZE);
+    d.weights->usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+    d.caches = new_buffer(&d.type, RESIDENT_SIZE);
+}
+
+template <typename F> double microseconds(F &&work) {
+    auto start = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+// One tensor; bench/peer/__init__.py has the same layout.
+struct peer_tensor {
+    int64_t ne[4], nb[4], view_offs;
+    int32_t op, type, flags, view_src;  // view_src: id of the root, -1 for none
+    int32_t src[10];                    // ids, -1 for an empty slot
+    int32_t op_params[16];
+    int32_t device, is_weight;          // where a resident tensor lives, -1: to be placed
+    char name[64];
+};
+
+struct peer {
+    std::deque<Device> devices;
+    std::vector<ggml_tensor> tensors, pristine;
+    std::vector<ggml_tensor *> nodes, leafs;
+    ggml_cgraph graph = {};
+    ggml_backend_sched_t sched = nullptr;
+    ggml_gallocr_t gallocr = nullptr;
+
+    void restore() { std::memcpy(tensors.data(), pristine.data(), tensors.size() * sizeof(ggml_tensor)); }
+};
+
+extern "C" {
+
+const char *peer_version() { return ggml_version(); }
+
+int peer_op(const char *name) {
+    for (int i = 0; i < GGML_OP_COUNT; i++)
+        if (std::strcmp(ggml_op_name(static_cast<ggml_op>(i)), name) == 0) return i;
+    return -1;
+}
+
+int peer_type(const char *name) {
+    for (int i = 0; i < GGML_TYPE_COUNT; i++) {
+        const char *known = ggml_type_name(static_cast<ggml_type>(i));
+        if (known != nullptr && std::strcmp(known, name) == 0) return i;
+    }
+    return -1;
+}
+
+void peer_free(peer *p) {
+    if (p->sched != nullptr) ggml_backend_sched_free(p->sched);
+    if (p->gallocr != nullptr) ggml_gallocr_free(p->gallocr);
+    for (auto &d : p->devices) {
+        ggml_backend_buffer_free(d.weights);
+        ggml_backend_buffer_free(d.caches);
+    }
+    delete p;
+}
+
+peer *peer_new(int n_devices, int64_t alignment, const peer_tensor *given, int32_t n, const int32_t *nodes,
+               int32_t n_nodes, const int32_t *leafs, int32_t n_leafs) {
+    auto *p = new peer;
+    p->devices.resize(n_devices);
+    for (int i = 0; i < n_devices; i++) open_device(p->devices[i], i, n_devices, alignment);
+    p->tensors.resize(n);
+    for (int32_t i = 0; i < n; i++) {
+        const peer_tensor &from = given[i];
+        ggml_tensor &t = p->tensors[i];
+        std::memset(&t, 0, sizeof t);
+        t.op = static_cast<ggml_op>(from.op);
+        t.type = static_cast<ggml_type>(from.type);
+        t.flags = from.flags;
+        for (int k = 0; k < 4; k++) t.ne[k] = from.ne[k], t.nb[k] = from.nb[k];
+        for (int k = 0; k < 10; k++) t.src[k] = from.src[k] < 0 ? nullptr : &p->tensors[from.src[k]];
+        std::memcpy(t.op_params, from.op_params, sizeof from.op_params);
+        std::memcpy(t.name, from.name, sizeof t.name);
+        if (from.view_src >= 0) t.view_src = &p->tensors[from.view_src], t.view_offs = from.view_offs;
+        if (from.device >= 0) {
+            const Device &d = p->devices[from.device];
+            t.buffer = from.is_weight ? d.weights : d.caches;
+            t.data = t.buffer->context;
+        }
+    }
+    for (auto &t : p->tensors)  // a view that is a leaf has its root's address from the start
+        if (t.view_src != nullptr && t.op == GGML_OP_NONE && t.view_src->buffer != nullptr)
+            t.buffer = t.view_src->buffer, t.data = static_cast<char *>(t.view_src->data) + t.view_offs;
+    p->pristine = p->tensors;
+    for (int32_t i = 0; i < n_nodes; i++) p->nodes.push_back(&p->tensors[nodes[i]]);
+    for (int32_t i = 0; i < n_leafs; i++) p->leafs.push_back(&p->tensors[leafs[i]]);
+    p->graph.size = n_nodes > n_leafs ? n_nodes : n_leafs;
+    p->graph.n_nodes = n_nodes;
+    p->graph.n_leafs = n_leafs;
+    p->graph.nodes = p->nodes.data();
+    p->graph.leafs = p->leafs.data();
+
+    std::vector<ggml_backend_t> backends;
+    std::vector<ggml_backend_buffer_type_t> types;
+    for (auto &d : p->devices) backends.push_back(&d.backend), types.push_back(&d.type);
+    p->sched = ggml_backend_sched_new(backends.data(), types.data(), n_devices, 2 * (n_nodes + n_leafs) + 1024,
+                                      false, false);
+    p->gallocr = ggml_gallocr_new(types.back());
+    p->restore();
+    if (!ggml_backend_sched_reserve(p->sched, &p->graph)) {
+        peer_free(p);
+        return nullptr;
+    }
+    return p;
+}
+
+// Each of these runs once and returns microseconds.
+
+double peer_reserve(peer *p) {
+    p->restore();
+    return microseconds([&] {
+        ggml_backend_sched_reset(p->sched);
+        ggml_backend_sched_reserve(p->sched, &p->graph);
+    });
+}
+
+double peer_alloc(peer *p) {
+    p->restore();
+    return microseconds([&] {
+        ggml_backend_sched_reset(p->sched);
+        ggml_backend_sched_alloc_graph(p->sched, &p->graph);
+    });
+}
+
+double peer_gallocr(peer *p) {
+    p->restore();
+    return microseconds([&] { ggml_gallocr_reserve(p->gallocr, &p->graph); });
+}
+
+int peer_splits(peer *p) { return ggml_backend_sched_get_n_splits(p->sched); }
+
+int64_t peer_buffer_size(peer *p, int i) {
+    return ggml_backend_sched_get_buffer_size(p->sched, &p->devices[i].backend);
+}
+
+}  // extern "C"

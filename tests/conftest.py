@@ -1,0 +1,21 @@
+"""Which `ggml_sched` is tested: the installed package, unless the source tree holds a compiled core.
+
+`python -m pytest` puts the working directory on the path, and so does `python -c` in the
+processes that tests start; without a compiled core that tree can only fail.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+compiled_in_place = any((ROOT / "ggml_sched" / f"_core{suffix}").exists()
+                        for suffix in importlib.machinery.EXTENSION_SUFFIXES)
+if not compiled_in_place:
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
+elif str(ROOT) in sys.path or "" in sys.path:
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+os.environ["PYTHONSAFEPATH"] = "1"

@@ -1,0 +1,43 @@
+"""Every example runs, warnings being errors, and so does the README's."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SAID = {
+    "python_backend": "2 splits",
+    "run_model": "generated: [",
+    "two_backends": "alive at the peak",
+}
+"""What each prints when it got where it wanted."""
+
+
+def run(*argv) -> str:
+    done = subprocess.run([sys.executable, "-X", "dev", "-W", "error", *argv], capture_output=True, text=True,
+                          timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example(path):
+    assert SAID[path.stem] in run(str(path))
+
+
+def test_example_with_a_model_file():
+    model = ROOT / "tests" / "data" / "models" / "tiny-llama-q4_0.gguf"
+    assert "vocabulary" in run(str(ROOT / "examples" / "run_model.py"), str(model))
+
+
+def test_python_in_the_readme():
+    """It prints what the README says it prints."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.S)
+    assert run("-c", code[1]) == code[2]

@@ -1,0 +1,243 @@
+"""What is installed is complete: metadata, types, headers, and a core that others can compile against.
+
+The soak tests build: a source distribution, a wheel from it, and a consumer of the C view.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import ggml_sched as gs
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path(gs.__file__).parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+HEADERS = sorted(path.name for path in (ROOT / "include" / "ggml_sched").glob("*.h"))
+SOURCES = sorted(path.relative_to(ROOT / "ggml_sched") for path in (ROOT / "ggml_sched").rglob("*.py"))
+
+
+def test_versions_agree():
+    assert PROJECT["project"]["version"] == gs.__version__
+    assert f"## {gs.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_every_folder_is_a_declared_package():
+    folders = {".".join(("ggml_sched", *path.parent.parts)) for path in SOURCES if path.name == "__init__.py"}
+    assert folders | {"ggml_sched.include.ggml_sched"} == set(PROJECT["tool"]["setuptools"]["packages"])
+
+
+def test_every_module_is_there():
+    assert [path for path in SOURCES if not (PACKAGE / path).is_file()] == []
+
+
+@pytest.mark.parametrize("name", ["py.typed", "_core.pyi", "_core.pxd", "__init__.pxd"])
+def test_types_are_there(name):
+    assert (PACKAGE / name).is_file()
+
+
+def test_headers_are_where_get_include_says():
+    assert sorted(path.name for path in Path(gs.get_include(), "ggml_sched").glob("*.h")) == HEADERS
+
+
+def test_the_installed_metadata():
+    if PACKAGE == ROOT / "ggml_sched":
+        pytest.skip("compiled in place, not installed")
+    found = importlib.metadata.metadata("ggml-sched")
+    assert found["Version"] == gs.__version__
+    assert found["License-Expression"] == "MIT"
+    needed = [r for r in importlib.metadata.requires("ggml-sched") if "extra ==" not in r]
+    assert needed == ["numpy>=2.0"]
+
+
+def test_importing_loads_nothing_optional():
+    code = ("import sys, ggml_sched; print(sorted({m.partition('.')[0] for m in sys.modules if m[0] != '_'}"
+            " - set(sys.stdlib_module_names)), [m for m in sys.modules if 'llama' in m or '.cpu' in m])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said = done.stdout.split("] [")
+    assert set(re.findall(r"\w+", said[0])) <= {"cython_runtime", "ggml_sched", "numpy"}
+    assert said[1].strip() == "]"
+
+
+def test_an_uncompiled_core_says_what_to_do(tmp_path):
+    """As when the source tree is imported instead of the installed package."""
+    (tmp_path / "ggml_sched").mkdir()
+    for path in (ROOT / "ggml_sched").glob("*.py"):
+        (tmp_path / "ggml_sched" / path.name).write_bytes(path.read_bytes())
+    done = subprocess.run([sys.executable, "-c", "import ggml_sched"], capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert "pip install ." in done.stderr.splitlines()[-1]
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    """In an environment of its own, but for that the same."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    _, *steps = re.search(r"^(python3 -m venv .*\[test\].*)$", readme, re.M)[1].split(" && ")
+    plain = script.replace('"$venv/', ".venv/").replace('"', "").replace("--quiet ", "").splitlines()
+    assert [step for step in steps if step not in plain] == []
+
+
+# -- building -----------------------------------------------------------------------------------------
+
+
+def build(tmp_path: Path, what: str) -> Path:
+    """Build as pip does, isolated."""
+    if what == "sdist":
+        code = ("import sys; from setuptools import build_meta;"
+                "print(build_meta.build_sdist(sys.argv[1]))")
+        command = [sys.executable, "-c", code, str(tmp_path)]
+    else:
+        command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), what]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return max(tmp_path.glob("*.tar.gz" if what == "sdist" else "*.whl"))
+
+
+def wanted_in_sdist() -> set[str]:
+    """The files that git knows, without those for git and this project's own machinery."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode or not listed.stdout:
+        pytest.skip("not a git checkout")
+    return {name for name in listed.stdout.splitlines() if name != ".gitignore"}
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory) -> Path:
+    pytest.importorskip("setuptools")
+    pytest.importorskip("Cython")
+    return build(tmp_path_factory.mktemp("sdist"), "sdist")
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory) -> Path:
+    return build(tmp_path_factory.mktemp("wheel"), str(sdist))
+
+
+@pytest.mark.soak
+def test_the_source_distribution_is_what_git_has(sdist):
+    with tarfile.open(sdist) as tar:
+        names = {m.name.partition("/")[2] for m in tar.getmembers() if m.isfile()}
+    generated = {n for n in names if n in ("PKG-INFO", "setup.cfg") or ".egg-info/" in n}
+    assert names - generated == wanted_in_sdist()
+
+
+@pytest.mark.soak
+def test_the_wheel_has_what_users_and_compilers_need(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    expected = {f"ggml_sched/{path.as_posix()}" for path in SOURCES}
+    expected |= {f"ggml_sched/include/ggml_sched/{name}" for name in HEADERS}
+    expected |= {f"ggml_sched/{name}" for name in ("py.typed", "_core.pyi", "_core.pxd", "__init__.pxd")}
+    compiled = {name for name in names if name.endswith((".so", ".pyd"))}
+    assert names - compiled == expected
+    assert "ggml_sched/_core" in {name.partition(".")[0] for name in compiled}
+
+
+CONSUMER = '''
+from libc.stdint cimport int64_t
+from ggml_sched._core cimport BackendBase, Graph, Tensor, gs_checked_add, gs_graph
+from ggml_sched.backend import Backend
+
+
+cdef class Counter:
+    """Walks the planner's flat arrays without a Python object in sight."""
+    cdef readonly int64_t total
+
+    def __init__(self, Graph graph not None):
+        cdef gs_graph *g = &graph.flat
+        cdef int i
+        with nogil:
+            for i in range(g.n_nodes):
+                if gs_checked_add(self.total, g.layout[g.node[i]].nbytes, &self.total) != 0:
+                    break
+
+
+cdef class Device(BackendBase):
+    """A backend's C part, subclassed in C."""
+    cdef readonly int touched
+
+    cpdef void touch(self) noexcept:
+        self.touched += 1
+
+
+def name_of(Tensor t not None):
+    return t.name
+'''
+SETUP = '''
+import ggml_sched
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+ext = Extension("consumer", ["consumer.pyx"], include_dirs=[ggml_sched.get_include()])
+setup(name="consumer", ext_modules=cythonize([ext], language_level=3))
+'''
+USE = '''
+import consumer, ggml_sched as gs
+ctx = gs.Context()
+a = ctx.tensor("f32", 4, "a")
+assert consumer.Counter(gs.Graph(ctx.add(a, a))).total == 16
+assert consumer.name_of(a) == "a"
+
+
+class Both(consumer.Device, gs.Backend):
+    pass
+
+
+device = Both("both", 32)
+device.touch()
+assert (device.name, device.alignment, device.touched) == ("both", 32, 1)
+with gs.Scheduler([device]) as scheduler:
+    assert scheduler.plan(gs.Graph(ctx.add(a, a))).buffer_sizes == (32,)
+try:
+    consumer.name_of(None)
+except TypeError:
+    print("done")
+'''
+
+
+@pytest.mark.soak
+def test_others_compile_against_the_package(tmp_path):
+    pytest.importorskip("Cython")
+    (tmp_path / "consumer.pyx").write_text(CONSUMER)
+    (tmp_path / "setup.py").write_text(SETUP)
+    built = subprocess.run([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=tmp_path,
+                           capture_output=True, text=True, timeout=600)
+    assert built.returncode == 0, built.stdout + built.stderr
+    used = subprocess.run([sys.executable, "-c", USE], capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": os.pathsep.join(
+                              filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))})
+    assert (used.returncode, used.stderr, used.stdout) == (0, "", "done\n")
+
+
+@pytest.mark.soak
+def test_headers_compile_as_c_and_as_cpp(tmp_path):
+    """Each alone, without Python.h."""
+    text = "".join(f'#include "ggml_sched/{name}"\n' for name in HEADERS) + "int main(void) { return 0; }\n"
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC")).split()
+    for suffix in ("c", "cpp"):
+        source = tmp_path / f"headers.{suffix}"
+        source.write_text(text)
+        subprocess.run([*compiler, "-Wall", "-Wextra", "-Werror", f"-I{gs.get_include()}", "-fsyntax-only",
+                        str(source)], check=True)
+
+
+@pytest.mark.soak
+def test_the_stub_is_the_module():
+    if importlib.util.find_spec("mypy") is None:
+        pytest.skip("needs mypy")
+    done = subprocess.run([sys.executable, "-m", "mypy.stubtest", "ggml_sched._core"], cwd=ROOT,
+                          capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout
