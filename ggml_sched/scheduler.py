@@ -206,7 +206,11 @@ class Scheduler:
         self._residents = request.buffers
 
     def _grow(self, sizes: Sequence[Sequence[int]]) -> None:
-        """Buffers of at least these sizes, for each backend and chunk.  When one cannot be had, all stay as they are."""
+        """Buffers of at least these sizes, for each backend and chunk.
+
+        When one cannot be had, all stay as they are; when old ones had to go first, they come back, and the
+        allocation with them: its inputs are loaded again, its results are gone.
+        """
         short = {}
         for i, wanted in enumerate(sizes):
             for chunk, size in enumerate(wanted):
@@ -222,12 +226,15 @@ class Scheduler:
             if not old:
                 raise
             # There may be room for the new buffers once the old ones are gone.
+            current = self._current
             self._release_current()
             each(self._buffers[i][c].close for i, c in old)
             try:
                 self._exchange(short)
             except BaseException:
                 self._exchange(old)
+                if current is not None:
+                    self._current = Allocation(current.plan, tuple(self._buffers))
                 raise
 
     def _exchange(self, sizes: dict[tuple[int, int], int]) -> None:
@@ -266,7 +273,7 @@ class Scheduler:
 
     def buffer_size(self, backend: Backend) -> int:
         """Bytes of the arena held on a backend at the moment."""
-        return sum(buffer.size for buffer in self._buffers[self._index(backend)])
+        return sum(buffer.size for buffer in self._buffers[self._index(backend)] if not buffer.closed)
 
     # -- computing ----------------------------------------------------------------
 
