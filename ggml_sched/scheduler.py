@@ -206,7 +206,11 @@ class Scheduler:
         self._residents = request.buffers
 
     def _grow(self, sizes: Sequence[Sequence[int]]) -> None:
-        """Buffers of at least these sizes, for each backend and chunk.  When one cannot be had, all stay as they are."""
+        """Buffers of at least these sizes, for each backend and chunk.
+
+        When one cannot be had, all stay as they are; when old ones had to go first, they come back, and the
+        allocation with them: its inputs are loaded again, its results are gone.
+        """
         short = {}
         for i, wanted in enumerate(sizes):
             for chunk, size in enumerate(wanted):
@@ -221,12 +225,15 @@ class Scheduler:
             self._exchange(short)
             return
         # Old and new do not fit side by side: the old ones go first, and come back (empty) if the new ones fail.
+        current = self._current
         self._release_current()
         each(self._buffers[i][c].close for i, c in crowded)
         try:
             self._exchange(short)
         except BaseException:
             self._exchange(crowded)
+            if current is not None:
+                self._current = Allocation(current.plan, tuple(self._buffers))
             raise
 
     def _is_crowded(self, i: int, short: dict[tuple[int, int], int]) -> bool:
@@ -270,7 +277,7 @@ class Scheduler:
 
     def buffer_size(self, backend: Backend) -> int:
         """Bytes of the arena held on a backend at the moment."""
-        return sum(buffer.size for buffer in self._buffers[self._index(backend)])
+        return sum(buffer.size for buffer in self._buffers[self._index(backend)] if not buffer.closed)
 
     # -- computing ----------------------------------------------------------------
 

@@ -118,34 +118,48 @@ SCENARIOS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+FAILURES = [(kind, 1) for kind in KINDS] + [("alloc", 2), ("alloc", 3), ("copy", 2)]
+"""A kind, and how many operations fail one after the other.
+
+An arena that does not fit beside the old one is tried again in its place, so one failed allocation may be survived.
+Two fail to grow; three, even to restore what was there.
+"""
+
+
+@pytest.mark.parametrize("kind, times", FAILURES)
 @pytest.mark.parametrize("n_backends", [1, 2, 3])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_every_failure(name, n_backends, kind):
+def test_every_failure(name, n_backends, kind, times):
     act, options = SCENARIOS[name]
-    failures = 0
+    failures = survived = 0
     for where in range(n_backends):
         for n in range(1, 200):
             world = World(n_backends, **options)
             sizes = world.sizes
             current = world.scheduler._current
             backend = world.backends[where]
-            backend.fail_at(kind, n)
+            backend.fail_at(kind, n, times)
             try:
                 act(world)
             except gs.Error as error:
                 assert isinstance(error, gs.OutOfMemory if kind == "alloc" else gs.BackendError)
-                assert repr(backend.name) in str(error) and not backend.pending_failures
+                assert repr(backend.name) in str(error)
                 failures += 1
             else:
-                assert list(backend.pending_failures) == [kind]
+                world.check_accounts()
+                pending = backend.pending_failures.get(kind)
                 backend.fail_at(kind, 0)
                 world.end()
+                if not pending:
+                    survived += 1
+                    continue
                 break
             world.check_accounts()
+            backend.fail_at(kind, 0)
             if kind == "alloc" and current is not None and world.sizes == sizes:
-                # Nothing has grown: what was allocated still is, at the same place, and computes.
-                assert world.scheduler._current is current
+                # Nothing has grown: what was allocated still is, or is again, and computes.
+                assert world.scheduler._current.plan is current.plan
+                assert world.small.out.buffer is not None
                 world.row = 1
                 world.small.row.set(np.int64([1]))
                 world.scheduler.compute(world.small.graph)
@@ -157,7 +171,7 @@ def test_every_failure(name, n_backends, kind):
         else:
             pytest.fail("the act never ends")
     grows = not (options.get("reserve") or name == "warm")
-    assert failures or kind == "alloc" and not grows
+    assert failures or kind == "alloc" and (not grows or survived)
     del world, current, backend
     gc.collect()
     assert not [b for b in LIVE if not b.closed and b.usage == "compute"]
@@ -222,6 +236,8 @@ def test_fail_at_refuses_what_it_does_not_know():
         backend.fail_at("free", 1)
     with pytest.raises(ValueError, match="-1"):
         backend.fail_at("alloc", -1)
+    with pytest.raises(ValueError, match="0 failures"):
+        backend.fail_at("alloc", 1, 0)
     backend.fail_at("alloc", 2)
     backend.fail_at("alloc", 0)
     backend.alloc_buffer(8)
