@@ -127,7 +127,8 @@ class Allocation:
             tensor = graph.tensors[like]
             name = f"{self.plan.backends[backend].name}#{tensor.name}"
             i = data.n_tensors + c
-            made.append(stand_in(tensor, name, self.buffers[backend][data.chunk(i)], data.offset(i), self.lease))
+            buffer = self.buffers[backend][data.chunk(i)]
+            made.append(stand_in(tensor, name, buffer, data.offset(i), self.lease))
         return made
 
     def _copy_step(self, c: int, dst: Tensor, start: int, stop: int) -> Step:
@@ -143,7 +144,7 @@ class Allocation:
         return CopyStep(src, dst, keeps)
 
     def _experts_ids(self, weight: Tensor, start: int, stop: int) -> Tensor | None:
-        """The ids that name the used experts, if `weight` is read by one mixture only, computed before this split."""
+        """The ids that name the used experts, if one mixture alone reads `weight`, made before this split."""
         nodes = self.plan.graph.nodes
         readers = [node for node in nodes if any(s is weight for s in node.src)]
         if len(readers) != 1 or readers[0].op != "MUL_MAT_ID" or readers[0].src[0] is not weight:
@@ -156,7 +157,8 @@ class Allocation:
         """Place in the node order, -1 for a leaf."""
         return self.plan.graph.position_of(t)
 
-    def _twin(self, node: Tensor, sources: tuple[int, ...], stand_ins: list[Tensor], back: int | None) -> Tensor:
+    def _twin(self, node: Tensor, sources: tuple[int, ...], stand_ins: list[Tensor],
+              back: int | None) -> Tensor:
         """The node itself, or one like it that reads (and writes through) copies."""
         n = self.plan.data.n_tensors
         if back is None and all(i < n for i in sources):

@@ -29,8 +29,9 @@ class Scheduler:
     """Runs graphs over several backends, given in order of preference (the best first, the host last).
 
     `policy="seed"` places as the first generation of ggml did.  `plan_cache` plans are kept, so that an
-    equal graph built anew is not planned again (0: plan afresh on every call).  `budgets` maps backends to the
-    bytes that their arena may take; without one, what the backend says is left counts.  A context manager.
+    equal graph built anew is not planned again (0: plan afresh on every call).  `budgets` maps backends to
+    the bytes that their arena may take; without one, what the backend says is left counts.  A context
+    manager.
 
     Raises ValueError for no backends, one twice, or an unknown policy.  Used from a second thread while
     it works, it raises Error.
@@ -123,7 +124,7 @@ class Scheduler:
         return Plan(graph, data, self.backends, self.policy)
 
     def _excess(self, plan: Plan) -> OutOfMemory | None:
-        """The error to raise if a plan exceeds a backend's budget: shortfall, and what is alive at the peak."""
+        """The error to raise if a plan exceeds a budget: what is missing, what is alive at its peak."""
         for i, (backend, needed) in enumerate(zip(self.backends, plan.buffer_sizes, strict=True)):
             limit = self._budgets.get(i)
             if limit is None:
@@ -183,7 +184,7 @@ class Scheduler:
         self._residents = request.buffers
 
     def _grow(self, sizes: Sequence[Sequence[int]]) -> None:
-        """Buffers of at least these sizes, for each backend and chunk.  When one cannot be had, all stay as they are."""
+        """Buffers of at least these sizes, for each backend and chunk.  All stay when one cannot be had."""
         fresh: dict[tuple[int, int], Buffer] = {}
         try:
             for i, wanted in enumerate(sizes):
@@ -222,12 +223,12 @@ class Scheduler:
     # -- computing ----------------------------------------------------------------
 
     def compute(self, graph: Graph, callback: Callback | None = None) -> bool:
-        """Run a graph, allocating it first if it is not the one allocated last; all results are there on return.
+        """Run a graph, allocating it first unless it was allocated last; all results are there on return.
 
         Inputs must have been set since the graph was allocated for the first time; they keep their data.
-        `callback(node)` is called after each computed node, whose data it may read; when it returns False, nothing
-        more runs on any backend, and `compute` returns False instead of True.  Exceptions of backends and of the
-        callback reach the caller; the scheduler works afterwards.
+        `callback(node)` is called after each computed node, whose data it may read; when it returns False,
+        nothing more runs on any backend, and `compute` returns False instead of True.  Exceptions of backends
+        and of the callback reach the caller; the scheduler works afterwards.
         """
         with self._exclusive():
             return self._alloc(graph).run(callback)
@@ -250,7 +251,7 @@ class Scheduler:
             self._epoch = -1
 
     def get_tensor_backend(self, t: Tensor) -> Backend | None:
-        """The backend assigned by the caller, else by the current plan, else where the tensor lives; or None."""
+        """The backend assigned by the caller, else by the plan, else where the tensor lives; or None."""
         if t in self._assigned:
             return self._assigned[t]
         if self._current is not None and t in self._current.plan.graph:
@@ -295,7 +296,8 @@ class Scheduler:
     def _exclusive(self) -> Iterator[None]:
         """One call at a time: a second thread, or a callback, gets an error instead of corruption."""
         if not self._lock.acquire(blocking=False):
-            raise Error("this scheduler is at work: use one scheduler for each thread, and none inside its callbacks")
+            raise Error("this scheduler is at work: use one scheduler for each thread, and none inside its "
+                        "callbacks")
         try:
             if self.closed:
                 raise Error("this scheduler is closed")
