@@ -24,8 +24,9 @@ except ImportError as error:  # pragma: no cover - only without a compiled core
         f"(and leave the tree before importing): {error}"
     ) from error
 
-from ggml_sched.backend import Backend, Buffer, GraphView, get_backend, tensor_copy
+from ggml_sched.backend import Backend, Buffer, Event, GraphView, get_backend, tensor_copy
 from ggml_sched.backends.dry import DryBackend
+from ggml_sched.compare import NodeDifference, compare
 from ggml_sched.errors import (
     BackendError,
     Error,
@@ -52,12 +53,14 @@ __all__ = [
     "CpuBackend",
     "DryBackend",
     "Error",
+    "Event",
     "FileFormatError",
     "Graph",
     "GraphAllocator",
     "GraphError",
     "GraphView",
     "HazardError",
+    "NodeDifference",
     "OutOfMemory",
     "Packing",
     "PlacementError",
@@ -68,6 +71,7 @@ __all__ = [
     "TensorAllocator",
     "Type",
     "UnsupportedOp",
+    "compare",
     "get_backend",
     "get_include",
     "load_graph",

@@ -22,12 +22,15 @@ def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not No
     for i in range(data.n_tensors):
         if f.offset[i] >= 0 and graph.flat.view_src[i] < 0:
             t = <Tensor>tensors[i]
-            buffer = <BufferBase?>single[f.home[i]]
+            buffer = single[f.home[i]]
             offset = f.offset[i]
             if buffer is None:
                 stride = data.strides[f.home[i]]
                 buffer = <BufferBase?>buffers[f.home[i]][offset // stride]
                 offset %= stride
+            if t._lease is not None and t._lease.alive and t._lease.drain is not None:
+                # Another scheduler may have queued computes that use the address it gave.
+                t._lease.drain()
             t.bind(buffer, offset, lease)
 
 

@@ -215,7 +215,7 @@ cdef class ContextBase:
         t._flags |= GS_FLAG_OUTPUT
         return t
 
-    def restore(self, str op, type, ne, nb, src=(), Tensor view_src=None, int64_t view_offs=0, op_params=(),
+    def restore(self, str op, type, ne, nb, src=(), Tensor view_src=None, view_offs=0, op_params=(),
                 flags=(), name="", resident=""):
         """A tensor with every field given, as a graph file holds it; strides and views are checked.
 
@@ -246,7 +246,7 @@ cdef class ContextBase:
         for flag in flags:
             if flag not in ("input", "output"):
                 raise GraphError(f"tensor {name!r}: unknown flag {flag!r}")
-        t = self.add_tensor(str(name), found, &layout, tuple(src), view_src, view_offs, words)
+        t = self.add_tensor(str(name), found, &layout, tuple(src), view_src, _index(view_offs), words)
         t._flags = (GS_FLAG_INPUT if "input" in flags else 0) | (GS_FLAG_OUTPUT if "output" in flags else 0)
         t.resident = str(resident)
         return t

@@ -1,6 +1,7 @@
 # Flow: what an allocation pass walks over: a graph's nodes, with input copies among them.
 #
-# Ids 0 .. n_tensors-1 are the graph's tensors; copies that a scheduler adds follow.
+# Ids 0 .. n_tensors-1 are the graph's tensors; copies that a scheduler adds follow, then the further slots of
+# those copies that a ring has several places for.
 # Each id has a home (the arena it is allocated in, OUTSIDE for residents) and a
 # size already rounded up there.  All arrays lie in one block of memory.
 # Owns nothing but that block; `layout` and `flags` point into the graph.
@@ -118,17 +119,20 @@ cdef int flow_from_routes(gs_flow *f, const gs_request *r, const int32_t *assign
                           const int64_t *alignment, int32_t *failed) noexcept nogil:
     """The flow of a routed graph: each split's copies stand before its nodes, and nodes read the copies.
 
+    A copy counts its further slots among its sources, so that an allocation pass places them with it.
     GS_OVERFLOW with *failed when an aligned size leaves the 64-bit range.
     """
     cdef const gs_graph *g = r.g
-    cdef int32_t n_copies = w.copy_like.n, n = g.n_tensors
+    cdef int32_t n_copies = w.copy_like.n, n_more = w.more_copy.n, n = g.n_tensors
     cdef int32_t n_src = g.src_begin[n]
     cdef int32_t i, c, k, at, home
-    cdef int status = flow_alloc(f, n + n_copies, g.n_nodes + w.inputs.n, n_src + n_copies)
+    cdef int status = flow_alloc(f, n + n_copies + n_more, g.n_nodes + w.inputs.n, n_src + n_copies + n_more)
     if status != GS_OK:
         return status
     flow_from_graph(f, g)
     memcpy(f.src, w.src, n_src * sizeof(int32_t))
+    at = n_src
+    k = 0
     for c in range(n_copies):
         i = n + c
         f.like[i] = w.copy_like.at[c]
@@ -137,8 +141,23 @@ cdef int flow_from_routes(gs_flow *f, const gs_request *r, const int32_t *assign
         f.offset[i] = f.birth[i] = f.death[i] = -1
         f.op[i] = OP_NONE
         f.flags[i] = GS_FLAG_OUTPUT if w.copy_kept.at[c] else 0
-        f.src[n_src + c] = w.copy_from.at[c]
-        f.src_begin[i + 1] = n_src + c + 1
+        f.src[at] = w.copy_from.at[c]
+        at += 1
+        while k < n_more and w.more_copy.at[k] == c:
+            f.flags[i] = GS_FLAG_OUTPUT
+            f.src[at] = n + n_copies + k
+            at += 1
+            k += 1
+        f.src_begin[i + 1] = at
+    for k in range(n_more):
+        i = n + n_copies + k
+        c = n + w.more_copy.at[k]
+        f.like[i] = f.like[c]
+        f.home[i] = f.home[c]
+        f.root[i] = f.offset[i] = f.birth[i] = f.death[i] = -1
+        f.op[i] = OP_NONE
+        f.flags[i] = GS_FLAG_OUTPUT
+        f.src_begin[i + 1] = at
     at = k = 0
     for i in range(w.split_start.n):
         while k < w.split_inputs.at[i]:
@@ -153,8 +172,9 @@ cdef int flow_from_routes(gs_flow *f, const gs_request *r, const int32_t *assign
         if i < n:
             k = memory_of(g, i)
             if r.resident[k] >= 0 or assign[k] < 0:
+                # Also what nothing uses: it is not to be placed, though a view may name it.
                 f.home[i] = OUTSIDE
-                f.state[i] |= ADDRESSED if r.resident[k] >= 0 else 0
+                f.state[i] |= ADDRESSED
                 continue
             f.home[i] = assign[k]
         if f.root[i] < 0:

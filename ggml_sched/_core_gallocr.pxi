@@ -125,7 +125,8 @@ cdef int gallocr_run(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, cons
             f.n_children[f.src[k]] += 1
     if leafs_first:
         for i in range(f.n):
-            if (f.op[i] == OP_NONE and f.root[i] < 0 and f.home[i] != OUTSIDE and (f.n_children[i] or f.n_views[i])
+            if (f.op[i] == OP_NONE and f.root[i] < 0 and f.home[i] != OUTSIDE
+                    and (f.n_children[i] or f.n_views[i] or f.flags[i] & GS_FLAG_INPUT)
                     and (f.like[i] == i or f.flags[i] & GS_FLAG_OUTPUT)):
                 status = gallocr_place(f, arenas, inplace, i, 0)
                 if status != GS_OK:

@@ -9,6 +9,7 @@ cdef class Placing:
 
     cdef gs_flow flow
     cdef list peaks                     # high-water mark of each arena, from its first aligned address
+    cdef list before                    # free blocks of each arena before the run
 
     def __cinit__(self):
         memset(&self.flow, 0, sizeof(gs_flow))
@@ -25,9 +26,17 @@ cdef bint placing_replays(const gs_flow *f, const gs_flow *measured) noexcept no
     for i in range(f.n):
         if f.home[i] != measured.home[i] or f.size[i] > measured.size[i]:
             return False
+        # What had an address in the arena before must have had the same one.
+        if was_held(f, i) != was_held(measured, i) or was_held(f, i) and f.offset[i] != measured.offset[i]:
+            return False
         if measured.state[i] & TOOK_OVER and not replays_take_over(f, measured, i):
             return False
     return True
+
+
+cdef inline bint was_held(const gs_flow *f, int32_t i) noexcept nogil:
+    """Whether i had an address in one of the arenas before the walk."""
+    return f.root[i] < 0 and f.home[i] != OUTSIDE and f.birth[i] < 0 and f.state[i] & ADDRESSED
 
 
 cdef bint replays_take_over(const gs_flow *f, const gs_flow *measured, int32_t i) noexcept nogil:
@@ -58,6 +67,13 @@ cdef void placing_copy(gs_flow *f, const gs_flow *measured) noexcept nogil:
         f.birth[i] = measured.birth[i]
         f.death[i] = measured.death[i]
         f.state[i] = measured.state[i]
+
+
+cdef bint same_but_for_the_end(tuple ours, tuple measured, int64_t room):
+    """Whether free blocks agree, where the last of ours reaches to the end of the arena."""
+    if len(ours) != len(measured) or ours[:-1] != measured[:-1]:
+        return False
+    return not ours or ours[-1][0] == measured[-1][0] and ours[-1][0] + ours[-1][1] == room
 
 
 cdef class GraphAllocator:
@@ -144,6 +160,7 @@ cdef class GraphAllocator:
                     raise MemoryError("graph allocation")
                 fill_inplace_masks(inplace + k * N_OPS_MAX, tallocr.buffer.backend, INPLACE_FIRST)
             order = self.read_order(graph)
+            p.before = [(<TensorAllocator>tallocrs[k]).free_blocks for k in range(n)]
             replayed = self.replay(p, tallocrs, key)
             if not replayed:
                 with nogil:
@@ -214,6 +231,9 @@ cdef class GraphAllocator:
                     f.home[i] = <int32_t>k
                     f.size[i] = tallocr.live[t]
                     f.offset[i] = t._offset - tallocr.start
+                elif tallocr.buffer is buffer and (t._lease is tallocr.graph_lease or t._lease is tallocr.early_lease):
+                    # Placed by an earlier graph, and not to be touched until the allocator is reset.
+                    f.offset[i] = t._offset - tallocr.start
         for i in range(g.n_tensors):
             if g.view_src[i] >= 0:
                 f.home[i] = f.home[g.view_src[i]]
@@ -237,7 +257,7 @@ cdef class GraphAllocator:
         return order
 
     cdef bint replay(self, Placing p, list tallocrs, object key) except -1:
-        """Use what was measured for this wiring, if the allocators are fresh and nothing has grown."""
+        """Use what was measured for this wiring, if the arenas are as they were then and nothing has grown."""
         cdef Placing m = self.measured.get(key)
         cdef TensorAllocator tallocr
         cdef gs_flow *f
@@ -247,15 +267,17 @@ cdef class GraphAllocator:
             return False
         for k in range(len(tallocrs)):
             tallocr = tallocrs[k]
-            fresh = tallocr.blocks.n == 1 and tallocr.blocks.at[0].offset == 0 and (
-                tallocr.blocks.at[0].size == tallocr.room)
-            if not fresh or tallocr.room < m.peaks[k] or tallocr.live:
+            if tallocr.room < m.peaks[k] or not same_but_for_the_end(p.before[k], m.before[k], tallocr.room):
                 return False
         placing_copy(&p.flow, &m.flow)
         f = &m.flow
         for k in range(len(tallocrs)):
             tallocr = tallocrs[k]
             tallocr.blocks.max_size = max(tallocr.blocks.max_size, <int64_t>m.peaks[k])
+            for i in range(f.n):
+                if f.home[i] == k and f.birth[i] < 0 and f.state[i] & FREED:
+                    if blocks_give(&tallocr.blocks, f.offset[i], f.size[i]) != GS_OK:
+                        raise MemoryError("graph allocation")
             for i in range(f.n):
                 if f.home[i] == k and f.birth[i] >= 0 and not f.state[i] & FREED:
                     if blocks_cut(&tallocr.blocks, f.offset[i], f.size[i]) != GS_OK:

@@ -125,6 +125,8 @@ cdef class Graph:
         for i in range(len(leafs)):
             t = leafs[i]
             g.leaf[i] = self.require(t, t)
+            if g.position[g.leaf[i]] != -1:
+                raise GraphError(f"{describe(t)} appears twice among the nodes and leafs of a graph")
             g.position[g.leaf[i]] = -2
         for i in range(len(nodes)):
             t = nodes[i]

@@ -1,7 +1,7 @@
 # PlanData: what a planner decided, as flat arrays, independent of any one graph object.
 #
 # Immutable after `make_plan`; equal graphs share it.  Ids below n_tensors are the
-# graph's, copies follow.  Offsets count from the start of their backend's buffer.
+# graph's, copies follow, then further slots of copies in a ring.  Offsets count from the start of their backend's buffer.
 
 cdef class PlanData:
     """The decisions of one planning run.  `ggml_sched.plan.Plan` joins it with a graph."""
@@ -61,6 +61,17 @@ cdef class PlanData:
     def kept(self):
         """One bool for each distinct copy: made once, and kept while its source stays unchanged."""
         return tuple([bool(self.routes.copy_kept.at[i]) for i in range(self.routes.copy_kept.n)])
+
+    @property
+    def ring(self):
+        """For each id beyond the copies, which are the ring's further slots: the index of its copy."""
+        return tuple([self.routes.more_copy.at[k] for k in range(self.routes.more_copy.n)])
+
+    def copy_of(self, int32_t i):
+        """The index of the copy that id i, not a graph tensor, is a place of."""
+        self.check(i)
+        i -= self.n_tensors
+        return i if i < self.routes.copy_like.n else self.routes.more_copy.at[i - self.routes.copy_like.n]
 
     @property
     def write_backs(self):
@@ -177,10 +188,11 @@ cdef class PlanData:
         return 0
 
 
-def make_plan(Request request not None, str policy, bint stream=False):
+def make_plan(Request request not None, str policy, bint stream=False, int32_t n_slots=1):
     """Run the passes of a policy; raises UnsupportedOp, OutOfMemory, GraphError naming the tensor.
 
     `stream`: no foreign weight is kept on the backend that reads it; all take turns in the same memory.
+    `n_slots`: places for each copy between backends (policy "default").
     """
     cdef PlanData p = PlanData.__new__(PlanData)
     cdef gs_request *r = &request.c
@@ -207,9 +219,11 @@ def make_plan(Request request not None, str policy, bint stream=False):
         request.ask()
         with nogil:
             if seed:
-                status = decide(p, r, True, stream, devices.inplace_first, alignment, blocks, arenas, methods, &failed)
+                status = decide(p, r, True, stream, 1, devices.inplace_first, alignment, blocks, arenas, methods,
+                                &failed)
             else:
-                status = decide(p, r, False, stream, devices.inplace, alignment, blocks, arenas, methods, &failed)
+                status = decide(p, r, False, stream, n_slots, devices.inplace, alignment, blocks, arenas, methods,
+                                &failed)
         if status != GS_OK:
             raise_planning_error(status, request, failed)
         p.strides = tuple([blocks[i].stride if blocks[i].n_chunks > 1 else 0 for i in range(devices.n)])
@@ -232,8 +246,9 @@ def make_plan(Request request not None, str policy, bint stream=False):
     return p
 
 
-cdef int decide(PlanData p, const gs_request *r, bint seed, bint stream, const uint64_t *inplace,
-                const int64_t *alignment, gs_blocks *blocks, gs_arena *arenas, int32_t *methods, int32_t *failed) noexcept nogil:
+cdef int decide(PlanData p, const gs_request *r, bint seed, bint stream, int32_t n_slots, const uint64_t *inplace,
+                const int64_t *alignment, gs_blocks *blocks, gs_arena *arenas, int32_t *methods,
+                int32_t *failed) noexcept nogil:
     """Placement, splits and copies, lifetimes, offsets: one after the other."""
     cdef int32_t i
     cdef int status = routes_init(&p.routes, r.g, r.n_backends)
@@ -246,6 +261,9 @@ cdef int decide(PlanData p, const gs_request *r, bint seed, bint stream, const u
                 status = tighten_boundaries(r, p.assign, p.why)
             if status == GS_OK:
                 status = split_default(r, p.assign, p.why, stream, &p.routes)
+            if status == GS_OK:
+                routes_inputs_first(&p.routes, r.g)
+                status = routes_add_slots(&p.routes, r, n_slots)
     if status == GS_OK:
         status = flow_from_routes(&p.flow, r, p.assign, &p.routes, alignment, failed)
     for i in range(r.n_backends):

@@ -15,6 +15,7 @@ ctypedef struct gs_routes:
     gs_ints copy_backend
     gs_ints copy_version        # of the source's memory when the copy was introduced
     gs_ints copy_kept           # 1: an unchanged weight, copied once and kept for the next compute
+    gs_ints more_copy           # a ring's slots beyond the first: the copy of each, ascending
     gs_ints back_node           # nodes that write through a copy into another backend's memory ...
     gs_ints back_copy           # ... and that copy
     int32_t *src                # the graph's sources, copies put in
@@ -47,6 +48,7 @@ cdef void routes_free(gs_routes *w) noexcept nogil:
     ints_free(&w.copy_backend)
     ints_free(&w.copy_version)
     ints_free(&w.copy_kept)
+    ints_free(&w.more_copy)
     ints_free(&w.back_node)
     ints_free(&w.back_copy)
     free(w.src)
@@ -117,3 +119,37 @@ cdef int routes_write_through(gs_routes *w, const gs_graph *g, int32_t id, int32
     if ints_push(&w.back_node, id) != GS_OK or ints_push(&w.back_copy, copy) != GS_OK:
         return GS_NO_HOST_MEMORY
     return GS_OK
+
+
+cdef inline bint is_foreign_weight(const gs_request *r, int32_t id) noexcept nogil:
+    """Whether a tensor is a weight with memory of its own: kept or streamed when it is copied, never in a ring."""
+    return r.resident[id] >= 0 and r.usage[id] == USAGE_WEIGHTS
+
+
+cdef int routes_add_slots(gs_routes *w, const gs_request *r, int32_t n_slots) noexcept nogil:
+    """Make a ring of every copy that is made anew by each compute: n_slots places, used in turn."""
+    cdef int32_t c, k
+    for c in range(w.copy_like.n):
+        # A copy that is written through goes back at once: one place is enough.
+        if w.copy_kept.at[c] or w.copy_like.at[c] != w.copy_from.at[c] or is_foreign_weight(r, w.copy_like.at[c]):
+            continue
+        for k in range(n_slots - 1):
+            if ints_push(&w.more_copy, c) != GS_OK:
+                return GS_NO_HOST_MEMORY
+    return GS_OK
+
+
+cdef void routes_inputs_first(gs_routes *w, const gs_graph *g) noexcept nogil:
+    """Within each split, copy leafs before what has to be computed first; otherwise keep the order."""
+    cdef int32_t split, first = 0, i, k, c
+    for split in range(w.split_inputs.n):
+        for i in range(first, w.split_inputs.at[split]):
+            c = w.inputs.at[i]
+            if g.layout[memory_of(g, w.copy_like.at[c])].op != OP_NONE:
+                continue
+            k = i
+            while k > first and g.layout[memory_of(g, w.copy_like.at[w.inputs.at[k - 1]])].op != OP_NONE:
+                w.inputs.at[k] = w.inputs.at[k - 1]
+                k -= 1
+            w.inputs.at[k] = c
+        first = w.split_inputs.at[split]

@@ -14,6 +14,11 @@ ggml's backend and buffer vtables:
     synchronize              Backend.synchronize          nothing
     cpy_tensor_from          Backend.cpy_tensor_from      False: not possible
     cpy_tensor_to            Backend.cpy_tensor_to        False: not possible
+    cpy_tensor_async         Backend.cpy_tensor_async     False: not possible
+    event_new                Backend.event_new            an Event
+    event_record             Backend.event_record         synchronize
+    event_wait               Backend.event_wait           the event's backend's event_synchronize
+    event_synchronize        Backend.event_synchronize    nothing: recording has waited
     graph_plan_create        Backend.graph_plan_create    the graph itself
     graph_plan_free          Backend.graph_plan_free      nothing
     graph_plan_compute       Backend.graph_plan_compute   graph_compute
@@ -28,6 +33,10 @@ ggml's backend and buffer vtables:
 A node that reaches `graph_compute` is a `Tensor`: `node.op`, `node.op_params`,
 `node.ne`, `node.nb`, and for itself and each of `node.src` a `buffer` of this
 backend and an `offset` into it, in bytes.
+
+Threads: `Scheduler.compute` calls from the thread of the caller.  `compute_async` has a thread for each backend,
+and no two threads are in one backend at a time, with one exception: a backend with `concurrent_copies` receives
+data (`cpy_tensor_from`, `set_tensor_async`, `synchronize`) on another thread while it computes.
 """
 
 from __future__ import annotations
@@ -37,7 +46,7 @@ from collections.abc import Iterable, Sequence
 from ggml_sched._core import BackendBase, BufferBase, Context, Graph, Tensor, bind_resident, inplace_ops
 from ggml_sched.errors import BackendError, OutOfMemory, PlacementError
 
-__all__ = ["Backend", "Buffer", "GraphView", "get_backend", "tensor_copy"]
+__all__ = ["Backend", "Buffer", "Event", "GraphView", "get_backend", "tensor_copy"]
 
 ALL_SOURCES = -1
 """As an in-place mask: every source may be the destination."""
@@ -94,15 +103,23 @@ class GraphView:
         return len(self.nodes)
 
 
+class Event:
+    """A point in what is queued on a backend; subclass it to hold a device's event."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+
 class Backend(BackendBase):
     """One device.  Subclass it; `super().__init__(name, alignment)`.
 
     `max_buffer_size` bounds one buffer in bytes (None: no bound), `is_host` says that the
-    CPU can read its memory directly.
+    CPU can read its memory directly, `concurrent_copies` that another thread may bring data into it while it computes.
     """
 
     max_buffer_size: int | None = None
     is_host: bool = False
+    concurrent_copies: bool = False
 
     # -- memory ---------------------------------------------------------------
 
@@ -206,8 +223,32 @@ class Backend(BackendBase):
         """Copy `src`, of this backend, into `dst` of another; False if that needs the host's help."""
         return False
 
+    def cpy_tensor_async(self, src: Tensor, dst: Tensor) -> bool:
+        """Queue a copy of `src`, of this backend, into `dst` of one with `concurrent_copies`; False: not possible.
+
+        It comes after what is queued here, and is done when an event recorded here afterwards is.
+        """
+        return False
+
     def synchronize(self) -> None:
         """Wait until everything queued here is done."""
+
+    # -- events -----------------------------------------------------------------
+
+    def event_new(self) -> Event:
+        """An event to record here."""
+        return Event(self)
+
+    def event_record(self, event: Event) -> None:
+        """Let the event stand for everything queued here so far."""
+        self.synchronize()
+
+    def event_wait(self, event: Event) -> None:
+        """Let what is queued here from now on come after the event, which any backend may have recorded."""
+        event.backend.event_synchronize(event)
+
+    def event_synchronize(self, event: Event) -> None:
+        """Wait until an event recorded here has passed."""
 
     # -- computing ----------------------------------------------------------------
 

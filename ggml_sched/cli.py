@@ -24,9 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse has printed help or what is wrong
         return int(stop.code or 0)
     try:
-        args.run(args)
+        code = args.run(args)
         sys.stdout.flush()
-        return 0
+        return int(code or 0)
     except BrokenPipeError:
         # Whoever read our output has left; let nothing be written at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -45,14 +45,15 @@ def load_graph(path: str | os.PathLike, place: Callable[[Tensor], BackendBase] |
     return graph_from_dict(data, place, path)
 
 
-def graph_from_dict(data, place=None, where: str = "graph") -> Graph:
-    """The graph that a parsed file holds."""
+def graph_from_dict(data, place=None, where: str = "graph", ctx: Context | None = None) -> Graph:
+    """The graph that a parsed file holds; its tensors are made in `ctx` (None: a context of their own)."""
     tensors = _list(data, "tensors", where)
     nodes, leafs = _list(data, "nodes", where), _list(data, "leafs", where)
     meta = data.get("meta", {})
     if not isinstance(meta, dict):
         raise FileFormatError(f"{where}: meta is not an object")
-    ctx = Context(str(meta.get("model", os.path.basename(where))))
+    if ctx is None:
+        ctx = Context(str(meta.get("model", os.path.basename(where))))
     made: list[Tensor | None] = [None] * len(tensors)
     for i in _creation_order(tensors, where):
         made[i] = _tensor(ctx, tensors, i, made, where)

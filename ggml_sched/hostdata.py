@@ -99,6 +99,7 @@ def write(tensor: Tensor, array) -> None:
         _stash(tensor, span)
         if not tensor.lease.through:
             return
+    _drain(tensor)
     backend.set_tensor(tensor, span)
 
 
@@ -109,9 +110,16 @@ def _span(tensor: Tensor) -> bytearray:
         held = _root(tensor).stash
         if held is not None:
             return bytearray(held[tensor.view_offs : tensor.view_offs + tensor.nbytes])
+    _drain(tensor)
     span = bytearray(tensor.nbytes)
     backend.get_tensor(tensor, span)
     return span
+
+
+def _drain(tensor: Tensor) -> None:
+    """Let queued computes that use the tensor's address end."""
+    if tensor.lease is not None and tensor.lease.drain is not None:
+        tensor.lease.drain()
 
 
 def _root(tensor: Tensor) -> Tensor:

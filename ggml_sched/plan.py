@@ -129,7 +129,7 @@ class Plan:
         """The name of an id: a tensor's, or BACKEND#tensor for a copy."""
         if i < self.data.n_tensors:
             return self.graph.tensors[i].name
-        like, backend = self.data.copies[i - self.data.n_tensors]
+        like, backend = self.data.copies[self.data.copy_of(i)]
         return f"{self.backends[backend].name}#{self.graph.tensors[like].name}"
 
     def verify(self) -> None:

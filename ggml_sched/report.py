@@ -228,5 +228,5 @@ def _id_name(plan: Plan, i: int) -> str:
     data, tensors = plan.data, plan.graph.tensors
     if i < data.n_tensors:
         return repr(_name(tensors[i], i))
-    like, b = data.copies[i - data.n_tensors]
+    like, b = data.copies[data.copy_of(i)]
     return f"the copy of {_name(tensors[like], like)!r} on {plan.backends[b].name}"

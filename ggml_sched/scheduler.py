@@ -1,7 +1,8 @@
 """The scheduler: plans graphs over backends, owns their arenas, and computes.
 
-`plan` makes values, `alloc` gives them memory, `compute` runs them.  Whatever raises leaves
-the scheduler, its old plan and its memory as they were.
+`plan` makes values, `alloc` gives them memory, `compute` runs them, `compute_async` queues them.  Whatever
+raises leaves the scheduler, its old plan and its memory as they were; whatever changes addresses first waits
+for what is queued.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from operator import index as _index
 
 from ggml_sched._core import Devices, Graph, PlanData, Request, Tensor, make_plan
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import Error, OutOfMemory, PlacementError
-from ggml_sched.executor import Allocation, Callback
+from ggml_sched.executor import Allocation, Callback, each
+from ggml_sched.pipeline import Pipeline
 from ggml_sched.plan import Plan
 
 __all__ = ["Scheduler"]
@@ -25,13 +26,34 @@ __all__ = ["Scheduler"]
 POLICIES = ("default", "seed")
 
 
+class _Turn:
+    """One call at a time: a second thread, or a callback, gets an error instead of corruption."""
+
+    __slots__ = ("closed", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.closed = False
+
+    def __enter__(self) -> None:
+        if not self.lock.acquire(False):
+            raise Error("this scheduler is at work: use one scheduler for each thread, and none inside its callbacks")
+        if self.closed:
+            self.lock.release()
+            raise Error("this scheduler is closed")
+
+    def __exit__(self, *exc) -> None:
+        self.lock.release()
+
+
 class Scheduler:
     """Runs graphs over several backends, given in order of preference (the best first, the host last).
 
     `policy="seed"` places as the first generation of ggml did.  `plan_cache` plans are kept, so that an
-    equal graph built anew is not planned again (0: plan afresh on every call).  `budgets` maps backends to
-    the bytes that their arena may take; without one, what the backend says is left counts.  A context
-    manager.
+    equal graph built anew is not planned again (0: plan afresh on every call).  `budgets` maps backends to the
+    bytes that their arena may take; without one, what the backend says is left counts.  `copies` is the
+    number of places that each copy between backends has, used in turn by queued computes (policy "default");
+    they are part of `plan.buffer_sizes`.  A context manager.
 
     Raises ValueError for no backends, one twice, or an unknown policy.  Used from a second thread while
     it works, it raises Error.
@@ -63,7 +85,7 @@ class Scheduler:
         self.closed = False
         self._cache_size = plan_cache
         self._devices = Devices(backends)
-        self._cache: OrderedDict[tuple[int, int, bool], PlanData] = OrderedDict()
+        self._cache: OrderedDict[tuple, PlanData] = OrderedDict()
         self._assigned: weakref.WeakKeyDictionary[Tensor, Backend] = weakref.WeakKeyDictionary()
         self._budgets = {self._index(backend): _index(nbytes) for backend, nbytes in (budgets or {}).items()}
         # For each backend the buffers of its arena: one, or one for each chunk.
@@ -71,7 +93,8 @@ class Scheduler:
         self._current: Allocation | None = None
         self._epoch = -1
         self._residents: list[Buffer] = []
-        self._lock = threading.Lock()
+        self._turn = _Turn()
+        self._pipeline = Pipeline(backends)
 
     # -- planning -------------------------------------------------------------
 
@@ -80,12 +103,12 @@ class Scheduler:
 
         Raises UnsupportedOp, PlacementError, GraphError or OutOfMemory, naming the tensor.
         """
-        with self._exclusive():
+        with self._turn:
             return self._plan(graph)[0]
 
     def reserve(self, *graphs: Graph) -> None:
         """Allocate buffers large enough for each of the graphs (one at a time).  Raises OutOfMemory."""
-        with self._exclusive():
+        with self._turn:
             sizes: list[tuple[int, ...]] = [()] * len(self.backends)
             for graph in graphs:
                 wanted = self._plan(graph)[0].chunk_sizes
@@ -111,10 +134,11 @@ class Scheduler:
         return plan, request
 
     def _cached_plan(self, graph: Graph, request: Request, stream: bool) -> Plan:
-        key = (graph.fingerprint, request.key, stream)
+        limits = tuple(backend.max_buffer_size for backend in self.backends)
+        key = (graph.fingerprint, request.key, stream, limits)
         data = self._cache.get(key)
         if data is None:
-            data = make_plan(request, self.policy, stream)
+            data = make_plan(request, self.policy, stream, self.copies)
             if self._cache_size:
                 self._cache[key] = data
                 while len(self._cache) > self._cache_size:
@@ -124,7 +148,7 @@ class Scheduler:
         return Plan(graph, data, self.backends, self.policy)
 
     def _excess(self, plan: Plan) -> OutOfMemory | None:
-        """The error to raise if a plan exceeds a budget: what is missing, what is alive at its peak."""
+        """The error to raise if a plan exceeds a backend's budget: shortfall, and what is alive at the peak."""
         for i, (backend, needed) in enumerate(zip(self.backends, plan.buffer_sizes, strict=True)):
             limit = self._budgets.get(i)
             if limit is None:
@@ -149,7 +173,7 @@ class Scheduler:
 
         The tensors of the graph allocated before lose theirs.  Raises what `plan` raises, and OutOfMemory.
         """
-        with self._exclusive():
+        with self._turn:
             return self._alloc(graph).plan
 
     def _alloc(self, graph: Graph) -> Allocation:
@@ -165,16 +189,14 @@ class Scheduler:
 
     def _is_fresh(self, current: Allocation) -> bool:
         """Whether nothing has moved since: weights where they were, assignments unchanged."""
-        return (
-            self._cache_size > 0
-            and current.lease.alive
-            and self._epoch == current.plan.graph.residence_epoch()
-            and not any(buffer.closed for buffer in self._residents)
-        )
+        for buffer in self._residents:
+            if buffer.closed:
+                return False
+        return self._cache_size > 0 and current.lease.alive and self._epoch == current.plan.graph.residence_epoch()
 
     def _renew(self, current: Allocation) -> None:
         """Another scheduler has addressed some of the tensors since: address them here again."""
-        current.release()
+        self._release_current()
         self._current = Allocation(current.plan, tuple(self._buffers))
 
     def _replace(self, plan: Plan, request: Request) -> None:
@@ -184,27 +206,46 @@ class Scheduler:
         self._residents = request.buffers
 
     def _grow(self, sizes: Sequence[Sequence[int]]) -> None:
-        """Buffers of at least these sizes, for each backend and chunk.  All stay when one cannot be had."""
+        """Buffers of at least these sizes, for each backend and chunk.  When one cannot be had, all stay as they are."""
+        short = {}
+        for i, wanted in enumerate(sizes):
+            for chunk, size in enumerate(wanted):
+                held = self._buffers[i][chunk] if chunk < len(self._buffers[i]) else None
+                if held is None or held.closed or held.size < size:
+                    short[i, chunk] = size
+        if not short:
+            return
+        try:
+            self._exchange(short)
+        except OutOfMemory:
+            old = {(i, c): self._buffers[i][c].size for i, c in short if c < len(self._buffers[i])}
+            if not old:
+                raise
+            # There may be room for the new buffers once the old ones are gone.
+            self._release_current()
+            each(self._buffers[i][c].close for i, c in old)
+            try:
+                self._exchange(short)
+            except BaseException:
+                self._exchange(old)
+                raise
+
+    def _exchange(self, sizes: dict[tuple[int, int], int]) -> None:
+        """Put new buffers in the place of old ones, all or none."""
         fresh: dict[tuple[int, int], Buffer] = {}
         try:
-            for i, wanted in enumerate(sizes):
-                for chunk, size in enumerate(wanted):
-                    held = self._buffers[i][chunk] if chunk < len(self._buffers[i]) else None
-                    if held is None or held.closed or held.size < size:
-                        fresh[i, chunk] = self._new_buffer(self.backends[i], size)
+            for (i, chunk), size in sizes.items():
+                fresh[i, chunk] = self._new_buffer(self.backends[i], size)
+            self._release_current()
         except BaseException:
-            for buffer in fresh.values():
-                buffer.close()
+            each(buffer.close for buffer in fresh.values())
             raise
-        if not fresh:
-            return
-        self._release_current()
+        replaced = []
         for i, held in enumerate(self._buffers):
             chunks = dict(enumerate(held)) | {c: buffer for (k, c), buffer in fresh.items() if k == i}
             self._buffers[i] = tuple(chunks[c] for c in sorted(chunks))
-            for buffer in held:
-                if buffer not in self._buffers[i]:
-                    buffer.close()
+            replaced += [buffer for buffer in held if buffer not in self._buffers[i]]
+        each(buffer.close for buffer in replaced)
 
     def _new_buffer(self, backend: Backend, size: int) -> Buffer:
         buffer = backend.alloc_buffer(size)
@@ -213,8 +254,15 @@ class Scheduler:
 
     def _release_current(self) -> None:
         if self._current is not None:
+            self._drain()
             current, self._current = self._current, None
             current.release()
+
+    def _drain(self) -> None:
+        """Wait for queued computes; what they raised stays for `synchronize`."""
+        self._pipeline.drain()
+        if self._pipeline.failed and self._current is not None:
+            self._current.forget()
 
     def buffer_size(self, backend: Backend) -> int:
         """Bytes of the arena held on a backend at the moment."""
@@ -223,15 +271,43 @@ class Scheduler:
     # -- computing ----------------------------------------------------------------
 
     def compute(self, graph: Graph, callback: Callback | None = None) -> bool:
-        """Run a graph, allocating it first unless it was allocated last; all results are there on return.
+        """Run a graph, allocating it first if it is not the one allocated last; all results are there on return.
 
         Inputs must have been set since the graph was allocated for the first time; they keep their data.
-        `callback(node)` is called after each computed node, whose data it may read; when it returns False,
-        nothing more runs on any backend, and `compute` returns False instead of True.  Exceptions of backends
-        and of the callback reach the caller; the scheduler works afterwards.
+        `callback(node)` is called after each computed node, whose data it may read; when it returns False, nothing
+        more runs on any backend, and `compute` returns False instead of True.  Exceptions of backends and of the
+        callback reach the caller; the scheduler works afterwards.  Computes that are queued end first; what
+        they raised is raised here.
         """
-        with self._exclusive():
+        with self._turn:
+            self._synchronize()
             return self._alloc(graph).run(callback)
+
+    def compute_async(self, graph: Graph) -> None:
+        """Queue a compute and return; the results are there after `synchronize`.
+
+        Inputs may be set anew at once: a compute uses what was set when it was queued.  Computes that follow
+        each other overlap where they are on different backends.  Reading a tensor of the graph waits for what
+        is queued; weights and caches, which live outside the graph's plan, must not be set or read before
+        `synchronize`.
+        When something fails, the rest of what is queued is skipped.  Raises what `alloc` raises.
+        """
+        with self._turn:
+            self._alloc(graph).submit(self._pipeline)
+
+    def synchronize(self) -> None:
+        """Wait until everything queued has ended; raises the first exception of a step since the last call.
+
+        Results then hold until the next compute.  The scheduler works after an exception.
+        """
+        with self._turn:
+            self._synchronize()
+
+    def _synchronize(self) -> None:
+        self._drain()
+        error = self._pipeline.take_error()
+        if error is not None:
+            raise error
 
     # -- assignments ----------------------------------------------------------------
 
@@ -242,16 +318,18 @@ class Scheduler:
         """
         if not isinstance(t, Tensor):
             raise TypeError(f"not a Tensor: {t!r}")
-        with self._exclusive():
+        with self._turn:
+            if backend is not None:
+                self._index(backend)
+            self._drain()
             if backend is None:
                 self._assigned.pop(t, None)
             else:
-                self._index(backend)
                 self._assigned[t] = backend
             self._epoch = -1
 
     def get_tensor_backend(self, t: Tensor) -> Backend | None:
-        """The backend assigned by the caller, else by the plan, else where the tensor lives; or None."""
+        """The backend assigned by the caller, else by the current plan, else where the tensor lives; or None."""
         if t in self._assigned:
             return self._assigned[t]
         if self._current is not None and t in self._current.plan.graph:
@@ -269,7 +347,7 @@ class Scheduler:
 
     def reset(self) -> None:
         """Forget the current allocation and the cached plans.  Buffers and assignments stay."""
-        with self._exclusive():
+        with self._turn:
             self._release_current()
             self._cache.clear()
 
@@ -277,33 +355,18 @@ class Scheduler:
         """Give the arenas back; idempotent.  Tensors addressed here lose their addresses."""
         if self.closed:
             return
-        with self._exclusive():
-            self.closed = True
-            self._release_current()
+        with self._turn:
+            self._pipeline.drain()
+            self.closed = self._turn.closed = True
             self._cache.clear()
-            for buffers in self._buffers:
-                for buffer in buffers:
-                    buffer.close()
-            self._buffers = [()] * len(self.backends)
+            held, self._buffers = [b for buffers in self._buffers for b in buffers], [()] * len(self.backends)
+            each([self._release_current, *(buffer.close for buffer in held), self._pipeline.close])
 
     def __enter__(self) -> Scheduler:
         return self
 
     def __exit__(self, *exc) -> None:
         self.close()
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """One call at a time: a second thread, or a callback, gets an error instead of corruption."""
-        if not self._lock.acquire(blocking=False):
-            raise Error("this scheduler is at work: use one scheduler for each thread, and none inside its "
-                        "callbacks")
-        try:
-            if self.closed:
-                raise Error("this scheduler is closed")
-            yield
-        finally:
-            self._lock.release()
 
     def __repr__(self) -> str:
         names = ", ".join(b.name for b in self.backends)

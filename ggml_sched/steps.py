@@ -1,15 +1,18 @@
 """The steps of a compute: load an input, copy a tensor, run nodes.
 
-Each has `run()` and `free()`.  Steps that move data know the version of what they moved last, so
-that data which nobody has changed, in memory which nobody else uses, is not moved again.
+A step says on which backend's thread it runs (`backend`) and whose memory it touches (`places`).
+`due()` decides on the caller's thread what there is to do and returns it as a call, which may be made later:
+by then the caller may have set other inputs.  Steps that move data know the version of what they moved last,
+so that data which nobody has changed, in memory which nobody else uses, is not moved again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Hashable
 
 import numpy as np
 
+from ggml_sched import hostdata
 from ggml_sched._core import Tensor
 from ggml_sched.backend import Backend, GraphView, tensor_copy
 
@@ -19,10 +22,26 @@ __all__ = ["CopyStep", "ExpertsStep", "LoadStep", "RunStep", "Step"]
 class Step:
     """One thing that a compute does."""
 
-    __slots__ = ()
+    __slots__ = ("backend", "places")
+
+    def __init__(self, backend: Backend, places: Collection[Hashable]) -> None:
+        self.backend = backend
+        """On whose thread it runs."""
+        self.places = tuple(dict.fromkeys(places))
+        """Backends whose memory it touches, and stand-ins that are slots of a ring."""
+
+    def due(self) -> Callable[[], object] | None:
+        """What there is to do now, complete as far as the backend's queue goes; None if nothing."""
+        raise NotImplementedError
 
     def run(self) -> None:
-        """Do it; complete on return as far as the backend's own queue goes."""
+        """Do it."""
+        job = self.due()
+        if job is not None:
+            job()
+
+    def forget(self) -> None:
+        """A compute failed: what was due may not have been done."""
 
     def free(self) -> None:
         """Release what the step holds."""
@@ -37,37 +56,61 @@ class LoadStep(Step):
     __slots__ = ("keeps", "seen", "tensor")
 
     def __init__(self, tensor: Tensor, keeps: bool = False) -> None:
+        super().__init__(tensor.backend, (tensor.backend,))
         self.tensor, self.keeps, self.seen = tensor, keeps, None
 
-    def run(self) -> None:
-        tensor = self.tensor
-        if tensor.stash is None or (self.keeps and self.seen == tensor.data_version):
-            return
-        version = tensor.data_version
-        view = memoryview(tensor.stash)
-        if len(view):
-            tensor.backend.set_tensor_async(tensor, view)
-        self.seen = version
+    def due(self) -> Callable[[], object] | None:
+        tensor, data = self.tensor, self.tensor.stash
+        if not data or (self.keeps and self.seen == tensor.data_version):
+            return None
+        self.seen = tensor.data_version
+        return lambda: self._load(data)
+
+    def _load(self, data: bytes) -> None:
+        self.tensor.backend.set_tensor_async(self.tensor, memoryview(data))
+        # The caller may set other data, and these bytes may go.
+        self.tensor.backend.synchronize()
+
+    def forget(self) -> None:
+        self.seen = None
 
 
 class CopyStep(Step):
-    """Copy a tensor to its stand-in on another backend, or back.
+    """Copy a tensor to its stand-in on another backend.
 
-    `keeps`: the stand-in's memory is its own, so an unchanged source is not copied again.
+    `keeps`: the stand-in's memory is its own, so an unchanged source is not copied again.  `pushes`: the
+    stand-in is a slot of a ring, which the source's thread fills while the destination may be computing.
     """
 
-    __slots__ = ("dst", "keeps", "seen", "src")
+    __slots__ = ("dst", "keeps", "pushes", "seen", "src")
 
-    def __init__(self, src: Tensor, dst: Tensor, keeps: bool = False) -> None:
-        self.src, self.dst, self.keeps, self.seen = src, dst, keeps, None
+    def __init__(self, src: Tensor, dst: Tensor, keeps: bool = False, pushes: bool = False) -> None:
+        there, here = src.backend, dst.backend
+        super().__init__(there if pushes else here, (there, dst) if pushes else (there, here))
+        self.src, self.dst, self.keeps, self.pushes, self.seen = src, dst, keeps, pushes, None
 
-    def run(self) -> None:
+    def due(self) -> Callable[[], object] | None:
         version = self.src.data_version
         if self.keeps and self.seen == version:
-            return
-        self.src.backend.synchronize()
-        tensor_copy(self.src, self.dst)
+            return None
         self.seen = version
+        return self._copy
+
+    def run(self) -> None:
+        super().run()
+        if self.pushes:
+            self.src.backend.synchronize()      # there are no events without queued computes
+
+    def _copy(self) -> None:
+        there = self.src.backend
+        if self.pushes and self.src.nbytes and there.cpy_tensor_async(self.src, self.dst):
+            self.dst.touch()
+            return
+        there.synchronize()
+        tensor_copy(self.src, self.dst)
+
+    def forget(self) -> None:
+        self.seen = None
 
 
 class ExpertsStep(Step):
@@ -79,12 +122,19 @@ class ExpertsStep(Step):
     __slots__ = ("dst", "ids", "src", "used")
 
     def __init__(self, src: Tensor, dst: Tensor, ids: Tensor) -> None:
+        super().__init__(dst.backend, (dst.backend, src.backend, ids.backend))
         self.src, self.dst, self.ids, self.used = src, dst, ids, ()
 
-    def run(self) -> None:
-        self.ids.backend.synchronize()
+    def due(self) -> Callable[[], object]:
+        return self._copy
+
+    def _copy(self) -> None:
+        # Not ids.numpy(), which would give what the caller has set by now.
+        given = bytearray(self.ids.nbytes)
+        self.ids.backend.get_tensor(self.ids, given)
         n_expert = self.src.ne[2]
-        self.used = tuple(int(i) for i in np.unique(self.ids.numpy()) if 0 <= i < n_expert)
+        ids = np.unique(hostdata.array_over(self.ids, given)) if self.ids.nbytes else ()
+        self.used = tuple(int(i) for i in ids if 0 <= i < n_expert)
         there, here = self.src.backend, self.dst.backend
         there.synchronize()
         size = self.src.nb[2]
@@ -97,31 +147,42 @@ class ExpertsStep(Step):
 class RunStep(Step):
     """Compute nodes on one backend; prepared by the backend on first use.
 
-    `nodes` are the graph's, `twins` what the backend computes in their place.
+    `nodes` are the graph's, `twins` what the backend computes in their place.  `back`: the last of them
+    computed into this copy of memory that lives elsewhere, which then goes back.  `slots` are stand-ins in a ring.
     """
 
-    __slots__ = ("backend", "nodes", "prepared", "twins")
+    __slots__ = ("back", "nodes", "prepared", "twins")
 
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
-        self.nodes: list[Tensor] = []
-        self.twins: list[Tensor] = []
+    def __init__(self, backend: Backend, nodes: tuple[Tensor, ...], twins: tuple[Tensor, ...],
+                 back: Tensor | None = None, slots: Collection[Tensor] = ()) -> None:
+        self.nodes, self.twins, self.back = nodes, twins, back
         self.prepared: tuple | None = None
+        touched = [t for twin in twins for t in (twin, *twin.src) if t is not None]
+        if back is not None:
+            touched.append(nodes[-1])
+        super().__init__(backend, [backend, *(t if t in slots else t.backend for t in touched)])
 
-    def add(self, node: Tensor, twin: Tensor) -> None:
-        self.nodes.append(node)
-        self.twins.append(twin)
+    def due(self) -> Callable[[], object]:
+        return self._compute
 
-    def run(self) -> None:
+    def _compute(self) -> None:
         if self.prepared is None:
             self.prepared = (self.backend.graph_plan_create(GraphView(self.twins)),)
         self.backend.graph_plan_compute(self.prepared[0])
+        if self.back is not None:
+            self._bring_back()
+
+    def _bring_back(self) -> None:
+        self.backend.synchronize()
+        tensor_copy(self.back, self.nodes[-1])
 
     def observe(self, callback: Callable[[Tensor], object]) -> bool:
         """Run node by node; the callback sees each when its data is there.  False when it said stop."""
         for node, twin in zip(self.nodes, self.twins, strict=True):
             self.backend.graph_compute(GraphView((twin,)))
             self.backend.synchronize()
+            if self.back is not None and node is self.nodes[-1]:
+                self._bring_back()
             if callback(node) is False:
                 return False
         return True

@@ -15,7 +15,7 @@ def values(*shape):
     return RNG.uniform(-2, 2, shape).astype(np.float32)
 
 
-# -- same counts and sizes, different wiring: upstream replays a stale plan ---------------------------
+# -- same counts and sizes, different wiring: upstream replays a stale plan ------------------------
 
 
 def subtraction(swapped):
@@ -57,7 +57,7 @@ def test_plans_of_graphs_that_differ_in_one_edge_differ():
         assert first.data is not second.data
 
 
-# -- an unused leaf that grows overlaps its neighbour ------------------------------------------------------
+# -- an unused leaf that grows overlaps its neighbour ----------------------------------------------
 
 
 @pytest.mark.parametrize("unused_first", [False, True])
@@ -422,7 +422,7 @@ def test_more_than_16_backends():
 
 
 def test_best_fit_over_several_chunks_takes_the_best():
-    """Two chunks with a hole each: 512 bytes in the first, 2,048 in the second.  256 go to the first."""
+    """Two chunks with a hole each, 512 bytes in the first and 2,048 in the second: 256 go to the first."""
     backend = gs.DryBackend("D", alignment=32, max_buffer_size=8192)
     ctx = gs.Context()
     x = ctx.tensor("f32", 8, "x")

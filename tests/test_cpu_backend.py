@@ -203,7 +203,7 @@ def test_read_only_weights(tmp_path):
         mapped.close()
     buffer.close()
     rest.close()
-    gc.collect()  # the exceptions above lie in cycles with frames that hold arrays
+    gc.collect()  # the tracebacks of the errors above hold views of the mapping
     mapped.close()
 
 

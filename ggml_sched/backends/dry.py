@@ -1,6 +1,7 @@
 """DryBackend: addresses but no memory, so that a 70B model on four GPUs is planned on a laptop.
 
 Writes and computes are accepted and do nothing; reading data raises BackendError.
+`fail_at` makes one of them fail.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from ggml_sched._core import Tensor
 from ggml_sched.backend import ALL_SOURCES, Backend, Buffer
 from ggml_sched.errors import OutOfMemory
+from ggml_sched.faults import FaultPoints
 
 __all__ = ["DryBackend"]
 
@@ -28,7 +30,7 @@ class DryBuffer(Buffer):
         self.backend.used -= self.size
 
 
-class DryBackend(Backend):
+class DryBackend(FaultPoints, Backend):
     """A device for planning.
 
     `alignment` in bytes; `max_buffer_size` bounds one buffer and `memory` all buffers together, in
@@ -54,6 +56,7 @@ class DryBackend(Backend):
         return None if self.memory is None else self.memory - self.used
 
     def alloc_buffer(self, size: int) -> DryBuffer:
+        self.passes("alloc", f"a buffer of {size} bytes", size)
         if self.max_buffer_size is not None and size > self.max_buffer_size:
             raise OutOfMemory(
                 f"backend {self.name!r}: a buffer of {size} bytes exceeds its maximum of "
@@ -72,11 +75,19 @@ class DryBackend(Backend):
         """As the CPU kernels: more than ggml's list, see _ROW_OPS."""
         return ALL_SOURCES if op in _ROW_OPS or op.startswith("GLU:") else super().inplace_sources(op)
 
+    def set_tensor_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
+        self.passes("copy", f"setting {tensor.name!r}")
+
+    def get_tensor_async(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
+        self.passes("copy", f"getting {tensor.name!r}")
+        super().get_tensor_async(tensor, out, offset)
+
     def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
+        self.passes("copy", f"copying {src.name!r}")
         return True
 
     def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
         return isinstance(dst.backend, DryBackend)
 
     def graph_compute(self, graph) -> None:
-        pass
+        self.passes("compute", "a compute")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from ggml_sched.commands import plan, run
+from ggml_sched.commands import pack, plan, run
 
 __all__ = ["ALL"]
 
-ALL: dict[str, ModuleType] = {"run": run, "plan": plan}
+ALL: dict[str, ModuleType] = {"run": run, "plan": plan, "pack": pack}

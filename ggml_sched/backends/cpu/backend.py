@@ -160,6 +160,7 @@ class CpuBackend(Backend):
 
     is_host = True
     is_cpu = True
+    concurrent_copies = True
 
     def __init__(self, n_threads: int | None = None, name: str = "CPU", memory: int | None = None) -> None:
         super().__init__(name, ALIGNMENT)
