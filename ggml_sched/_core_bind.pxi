@@ -22,7 +22,7 @@ def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not No
     for i in range(data.n_tensors):
         if f.offset[i] >= 0 and graph.flat.view_src[i] < 0:
             t = <Tensor>tensors[i]
-            buffer = <BufferBase?>single[f.home[i]]
+            buffer = single[f.home[i]]
             offset = f.offset[i]
             if buffer is None:
                 stride = data.strides[f.home[i]]

@@ -172,8 +172,9 @@ cdef int flow_from_routes(gs_flow *f, const gs_request *r, const int32_t *assign
         if i < n:
             k = memory_of(g, i)
             if r.resident[k] >= 0 or assign[k] < 0:
+                # Also what nothing uses: it is not to be placed, though a view may name it.
                 f.home[i] = OUTSIDE
-                f.state[i] |= ADDRESSED if r.resident[k] >= 0 else 0
+                f.state[i] |= ADDRESSED
                 continue
             f.home[i] = assign[k]
         if f.root[i] < 0:

@@ -39,8 +39,7 @@ class Allocation:
         self._turn = 0
         self._lists: dict[int, list[Step]] = {}
         self._made: dict[Hashable, Step | Tensor] = {}
-        self._resident_roots: list[Tensor] = []
-        self._leaf_roots: frozenset[Tensor] = frozenset()
+        self._written: dict[Tensor, None] = {}
         bind_plan(plan.graph, plan.data, buffers, self.lease)
 
     def release(self) -> None:
@@ -55,10 +54,8 @@ class Allocation:
         """What compute number `turn` does, in order."""
         turn %= self._n_lists
         if turn not in self._lists:
-            nodes = self.plan.graph.nodes
-            roots = {t.view_src for t in nodes if t.op not in _VIEW_OPS and t.view_src is not None}
-            self._resident_roots = [root for root in roots if root.is_resident]
-            self._leaf_roots = frozenset(t for t in roots if t.op == "NONE" and not t.is_resident)
+            roots = (node.view_src for node in self.plan.graph.nodes if node.op not in _VIEW_OPS)
+            self._written = {root: None for root in roots if root is not None and root.op == "NONE"}
             self._lists[turn] = list(self._make_steps(turn))
         return self._lists[turn]
 
@@ -109,10 +106,11 @@ class Allocation:
 
     def _touch_written(self) -> None:
         """What the graph writes to has changed."""
-        for root in self._resident_roots:
-            root.touch()
-        for root in self._leaf_roots:
-            root.overwritten = True
+        for root in self._written:
+            if root.is_resident:
+                root.touch()
+            else:
+                root.overwritten = True
 
     def _wait(self, quietly: bool = False) -> None:
         """Wait for every backend, then raise the first error (`quietly`: another one is on its way)."""
@@ -208,7 +206,7 @@ class Allocation:
         """Whether copy c is of a leaf that is loaded at the start and never written to."""
         src = self.plan.graph.tensors[self._copies[c][0]]
         root = src if src.view_src is None else src.view_src
-        if root.op != "NONE" or root in self._leaf_roots or root in self._resident_roots:
+        if root.op != "NONE" or root in self._written:
             return False
         return root.is_resident or not self.plan.data.is_late(self.plan.graph.id_of(root))
 
@@ -225,22 +223,23 @@ class Allocation:
             ids = self._experts_ids(src, start, stop)
             if ids is not None:
                 return ExpertsStep(src, dst, ids)
-        pushes = len(self._slots[c]) > 1 and dst.backend.concurrent_copies and src.backend in self.plan.backends
+        here, there = dst.backend, src.backend
+        pushes = len(self._slots[c]) > 1 and here.concurrent_copies and there in self.plan.backends
         return CopyStep(src, dst, keeps, pushes)
 
     def _experts_ids(self, weight: Tensor, start: int, stop: int) -> Tensor | None:
-        """The ids that name the used experts, if `weight` is read by one mixture only, computed before this split."""
+        """The ids that name the used experts, if only one mixture reads `weight` and its ids are there by then."""
         nodes = self.plan.graph.nodes
         readers = [node for node in nodes if any(s is weight for s in node.src)]
         if len(readers) != 1 or readers[0].op != "MUL_MAT_ID" or readers[0].src[0] is not weight:
             return None
         ids = readers[0].src[2]
-        position = self._position(ids if ids.view_src is None else ids.view_src)
-        return None if start <= position < stop else ids
-
-    def _position(self, t: Tensor) -> int:
-        """Place in the node order, -1 for a leaf."""
-        return self.plan.graph.position_of(t)
+        root = ids if ids.view_src is None else ids.view_src
+        if any(node.view_src is root and node.op not in _VIEW_OPS for node in nodes):
+            return None
+        if root.op == "NONE":
+            return ids if root.is_resident or not self.plan.data.is_late(self.plan.graph.id_of(root)) else None
+        return None if start <= self.plan.graph.position_of(root) < stop else ids
 
     def _twin(self, node: Tensor, sources: tuple[int, ...], stand_ins: list[Tensor],
               back: Tensor | None) -> Tensor:

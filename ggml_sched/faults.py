@@ -16,29 +16,32 @@ KINDS = ("alloc", "copy", "compute")
 class FaultPoints:
     """A mixin for backends.  Operations: alloc_buffer; set, get and cpy_tensor calls; graph computes."""
 
-    _due: dict[str, int] | None = None
+    _due: dict[str, tuple[int, int]] | None = None
 
-    def fail_at(self, kind: str, n: int) -> None:
-        """Let the n-th operation of a kind from now fail, once: OutOfMemory for "alloc", else BackendError.
+    def fail_at(self, kind: str, n: int, times: int = 1) -> None:
+        """Let the n-th operation of a kind from now fail: OutOfMemory for "alloc", else BackendError.
 
-        `n` = 0 takes a failure back that has not happened.
+        `times` operations fail, one after the other.  `n` = 0 takes back what has not happened.
         """
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}")
         if n < 0:
             raise ValueError(f"operation {n} of a kind is not after now")
-        self._due = {**(self._due or {}), kind: n}
+        if times < 1:
+            raise ValueError(f"{times} failures")
+        self._due = {**(self._due or {}), kind: (n, times if n else 0)}
 
     @property
     def pending_failures(self) -> dict[str, int]:
         """How many operations of each kind are left until one fails."""
-        return {kind: n for kind, n in (self._due or {}).items() if n}
+        return {kind: n for kind, (n, times) in (self._due or {}).items() if times}
 
     def passes(self, kind: str, what: str, needed: int | None = None) -> None:
         """Called by the backend before an operation."""
-        if not self._due or not self._due.get(kind):
+        n, times = (self._due or {}).get(kind, (0, 0))
+        if not times:
             return
-        self._due[kind] -= 1
-        if self._due[kind] == 0:
+        self._due[kind] = (n - 1, times) if n > 1 else (1, times - 1)
+        if n == 1:
             message = f"backend {self.name!r}: {what} failed, as asked for"
             raise OutOfMemory(message, self.name, needed, 0) if kind == "alloc" else BackendError(message)

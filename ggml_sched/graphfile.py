@@ -164,7 +164,8 @@ def _tensor(ctx: Context, tensors: list, i: int, made: list, where: str) -> Tens
             fields["op"], fields["type"], fields["ne"], fields["nb"],
             [None if k == -1 else made[k] for k in fields.get("src", [])],
             None if view == -1 else made[view], fields.get("view_offs", 0),
-            fields.get("op_params", ()), fields.get("flags", ()), fields.get("name", ""), fields.get("resident", ""))
+            fields.get("op_params", ()), fields.get("flags", ()), fields.get("name", ""),
+            fields.get("resident", ""))
     except GraphError as error:
         raise GraphError(f"{where}: tensor {i}: {error}") from error
     except KeyError as error:

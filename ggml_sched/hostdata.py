@@ -73,7 +73,8 @@ def write(tensor: Tensor, array) -> None:
         if values.size != tensor.n_elements // kind.block_size * kind.type_size:
             raise ValueError(f"{tensor!r}: {values.size} bytes of blocks for a tensor of {tensor.nbytes}")
     elif _squeezed(values.shape) != _squeezed(shape_of(tensor)) and values.shape != (tensor.n_elements,):
-        raise ValueError(f"{tensor!r}: an array of shape {values.shape} for a tensor of shape {shape_of(tensor)}")
+        raise ValueError(
+            f"{tensor!r}: an array of shape {values.shape} for a tensor of shape {shape_of(tensor)}")
     if tensor.n_elements == 0:
         return
     if raw:
@@ -102,20 +103,13 @@ def write(tensor: Tensor, array) -> None:
     backend.set_tensor(tensor, span)
 
 
-def staged_bytes(tensor: Tensor) -> bytes | None:
-    """What the caller set for a leaf (or a view of one), if it is still what the tensor holds."""
-    if not _is_staged(tensor) or _root(tensor).overwritten:
-        return None
-    held = _root(tensor).stash
-    return None if held is None else held[tensor.view_offs : tensor.view_offs + tensor.nbytes]
-
-
 def _span(tensor: Tensor) -> bytearray:
     """The bytes that the tensor covers, gaps included."""
     backend = _backend(tensor)
-    held = staged_bytes(tensor)
-    if held is not None:
-        return bytearray(held)
+    if _is_staged(tensor) and not _root(tensor).overwritten:
+        held = _root(tensor).stash
+        if held is not None:
+            return bytearray(held[tensor.view_offs : tensor.view_offs + tensor.nbytes])
     _drain(tensor)
     span = bytearray(tensor.nbytes)
     backend.get_tensor(tensor, span)

@@ -80,7 +80,7 @@ class Plan:
 
     @property
     def optimal(self) -> tuple[bool, ...]:
-        """Whether each arena is proven smallest for its lifetimes: as large as the largest sum of live bytes."""
+        """Whether each arena is proven smallest for its lifetimes: the largest sum of live bytes."""
         return tuple(size == live for size, live in zip(self.buffer_sizes, self.live_bytes, strict=True))
 
     @property

@@ -10,8 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from operator import index as _index
 
@@ -25,6 +24,26 @@ from ggml_sched.plan import Plan
 __all__ = ["Scheduler"]
 
 POLICIES = ("default", "seed")
+
+
+class _Turn:
+    """One call at a time: a second thread, or a callback, gets an error instead of corruption."""
+
+    __slots__ = ("closed", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.closed = False
+
+    def __enter__(self) -> None:
+        if not self.lock.acquire(False):
+            raise Error("this scheduler is at work: use one scheduler for each thread, and none inside its callbacks")
+        if self.closed:
+            self.lock.release()
+            raise Error("this scheduler is closed")
+
+    def __exit__(self, *exc) -> None:
+        self.lock.release()
 
 
 class Scheduler:
@@ -66,7 +85,7 @@ class Scheduler:
         self.closed = False
         self._cache_size = plan_cache
         self._devices = Devices(backends)
-        self._cache: OrderedDict[tuple[int, int, bool], PlanData] = OrderedDict()
+        self._cache: OrderedDict[tuple, PlanData] = OrderedDict()
         self._assigned: weakref.WeakKeyDictionary[Tensor, Backend] = weakref.WeakKeyDictionary()
         self._budgets = {self._index(backend): _index(nbytes) for backend, nbytes in (budgets or {}).items()}
         # For each backend the buffers of its arena: one, or one for each chunk.
@@ -74,7 +93,7 @@ class Scheduler:
         self._current: Allocation | None = None
         self._epoch = -1
         self._residents: list[Buffer] = []
-        self._lock = threading.Lock()
+        self._turn = _Turn()
         self._pipeline = Pipeline(backends)
 
     # -- planning -------------------------------------------------------------
@@ -84,12 +103,12 @@ class Scheduler:
 
         Raises UnsupportedOp, PlacementError, GraphError or OutOfMemory, naming the tensor.
         """
-        with self._exclusive():
+        with self._turn:
             return self._plan(graph)[0]
 
     def reserve(self, *graphs: Graph) -> None:
         """Allocate buffers large enough for each of the graphs (one at a time).  Raises OutOfMemory."""
-        with self._exclusive():
+        with self._turn:
             sizes: list[tuple[int, ...]] = [()] * len(self.backends)
             for graph in graphs:
                 wanted = self._plan(graph)[0].chunk_sizes
@@ -115,7 +134,8 @@ class Scheduler:
         return plan, request
 
     def _cached_plan(self, graph: Graph, request: Request, stream: bool) -> Plan:
-        key = (graph.fingerprint, request.key, stream)
+        limits = tuple(backend.max_buffer_size for backend in self.backends)
+        key = (graph.fingerprint, request.key, stream, limits)
         data = self._cache.get(key)
         if data is None:
             data = make_plan(request, self.policy, stream, self.copies)
@@ -153,7 +173,7 @@ class Scheduler:
 
         The tensors of the graph allocated before lose theirs.  Raises what `plan` raises, and OutOfMemory.
         """
-        with self._exclusive():
+        with self._turn:
             return self._alloc(graph).plan
 
     def _alloc(self, graph: Graph) -> Allocation:
@@ -169,12 +189,10 @@ class Scheduler:
 
     def _is_fresh(self, current: Allocation) -> bool:
         """Whether nothing has moved since: weights where they were, assignments unchanged."""
-        return (
-            self._cache_size > 0
-            and current.lease.alive
-            and self._epoch == current.plan.graph.residence_epoch()
-            and not any(buffer.closed for buffer in self._residents)
-        )
+        for buffer in self._residents:
+            if buffer.closed:
+                return False
+        return self._cache_size > 0 and current.lease.alive and self._epoch == current.plan.graph.residence_epoch()
 
     def _renew(self, current: Allocation) -> None:
         """Another scheduler has addressed some of the tensors since: address them here again."""
@@ -188,16 +206,48 @@ class Scheduler:
         self._residents = request.buffers
 
     def _grow(self, sizes: Sequence[Sequence[int]]) -> None:
-        """Buffers of at least these sizes, for each backend and chunk.  When one cannot be had, all stay as they are."""
+        """Buffers of at least these sizes, for each backend and chunk.
+
+        When one cannot be had, all stay as they are; when old ones had to go first, they come back, and the
+        allocation with them: its inputs are loaded again, its results are gone.
+        """
+        short = {}
+        for i, wanted in enumerate(sizes):
+            for chunk, size in enumerate(wanted):
+                held = self._buffers[i][chunk] if chunk < len(self._buffers[i]) else None
+                if held is None or held.closed or held.size < size:
+                    short[i, chunk] = size
+        if not short:
+            return
+        crowded = {(i, c): self._buffers[i][c].size for i, c in short if self._is_crowded(i, short)
+                   and c < len(self._buffers[i]) and not self._buffers[i][c].closed}
+        if not crowded:
+            self._exchange(short)
+            return
+        # Old and new do not fit side by side: the old ones go first, and come back (empty) if the new ones fail.
+        current = self._current
+        self._release_current()
+        each(self._buffers[i][c].close for i, c in crowded)
+        try:
+            self._exchange(short)
+        except BaseException:
+            self._exchange(crowded)
+            if current is not None:
+                self._current = Allocation(current.plan, tuple(self._buffers))
+            raise
+
+    def _is_crowded(self, i: int, short: dict[tuple[int, int], int]) -> bool:
+        """Whether a backend says that it cannot hold its new buffers beside the old ones."""
+        free = self.backends[i].memory_available()
+        return free is not None and free < sum(size for (k, _), size in short.items() if k == i)
+
+    def _exchange(self, sizes: dict[tuple[int, int], int]) -> None:
+        """Put new buffers in the place of old ones, all or none."""
         fresh: dict[tuple[int, int], Buffer] = {}
         try:
-            for i, wanted in enumerate(sizes):
-                for chunk, size in enumerate(wanted):
-                    held = self._buffers[i][chunk] if chunk < len(self._buffers[i]) else None
-                    if held is None or held.closed or held.size < size:
-                        fresh[i, chunk] = self._new_buffer(self.backends[i], size)
-            if fresh:
-                self._release_current()
+            for (i, chunk), size in sizes.items():
+                fresh[i, chunk] = self._new_buffer(self.backends[i], size)
+            self._release_current()
         except BaseException:
             each(buffer.close for buffer in fresh.values())
             raise
@@ -227,7 +277,7 @@ class Scheduler:
 
     def buffer_size(self, backend: Backend) -> int:
         """Bytes of the arena held on a backend at the moment."""
-        return sum(buffer.size for buffer in self._buffers[self._index(backend)])
+        return sum(buffer.size for buffer in self._buffers[self._index(backend)] if not buffer.closed)
 
     # -- computing ----------------------------------------------------------------
 
@@ -240,7 +290,7 @@ class Scheduler:
         callback reach the caller; the scheduler works afterwards.  Computes that are queued end first; what
         they raised is raised here.
         """
-        with self._exclusive():
+        with self._turn:
             self._synchronize()
             return self._alloc(graph).run(callback)
 
@@ -253,7 +303,7 @@ class Scheduler:
         `synchronize`.
         When something fails, the rest of what is queued is skipped.  Raises what `alloc` raises.
         """
-        with self._exclusive():
+        with self._turn:
             self._alloc(graph).submit(self._pipeline)
 
     def synchronize(self) -> None:
@@ -261,7 +311,7 @@ class Scheduler:
 
         Results then hold until the next compute.  The scheduler works after an exception.
         """
-        with self._exclusive():
+        with self._turn:
             self._synchronize()
 
     def _synchronize(self) -> None:
@@ -279,7 +329,7 @@ class Scheduler:
         """
         if not isinstance(t, Tensor):
             raise TypeError(f"not a Tensor: {t!r}")
-        with self._exclusive():
+        with self._turn:
             if backend is not None:
                 self._index(backend)
             self._drain()
@@ -308,7 +358,7 @@ class Scheduler:
 
     def reset(self) -> None:
         """Forget the current allocation and the cached plans.  Buffers and assignments stay."""
-        with self._exclusive():
+        with self._turn:
             self._release_current()
             self._cache.clear()
 
@@ -316,9 +366,9 @@ class Scheduler:
         """Give the arenas back; idempotent.  Tensors addressed here lose their addresses."""
         if self.closed:
             return
-        with self._exclusive():
+        with self._turn:
             self._pipeline.drain()
-            self.closed = True
+            self.closed = self._turn.closed = True
             self._cache.clear()
             held, self._buffers = [b for buffers in self._buffers for b in buffers], [()] * len(self.backends)
             each([self._release_current, *(buffer.close for buffer in held), self._pipeline.close])
@@ -328,18 +378,6 @@ class Scheduler:
 
     def __exit__(self, *exc) -> None:
         self.close()
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """One call at a time: a second thread, or a callback, gets an error instead of corruption."""
-        if not self._lock.acquire(blocking=False):
-            raise Error("this scheduler is at work: use one scheduler for each thread, and none inside its callbacks")
-        try:
-            if self.closed:
-                raise Error("this scheduler is closed")
-            yield
-        finally:
-            self._lock.release()
 
     def __repr__(self) -> str:
         names = ", ".join(b.name for b in self.backends)

@@ -126,13 +126,12 @@ class ExpertsStep(Step):
         self.src, self.dst, self.ids, self.used = src, dst, ids, ()
 
     def due(self) -> Callable[[], object]:
-        given = hostdata.staged_bytes(self.ids)
-        return lambda: self._copy(given)
+        return self._copy
 
-    def _copy(self, given: bytes | None) -> None:
-        if given is None:
-            given = bytearray(self.ids.nbytes)
-            self.ids.backend.get_tensor(self.ids, given)
+    def _copy(self) -> None:
+        # Not ids.numpy(), which would give what the caller has set by now.
+        given = bytearray(self.ids.nbytes)
+        self.ids.backend.get_tensor(self.ids, given)
         n_expert = self.src.ne[2]
         ids = np.unique(hostdata.array_over(self.ids, given)) if self.ids.nbytes else ()
         self.used = tuple(int(i) for i in ids if 0 <= i < n_expert)

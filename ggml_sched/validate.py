@@ -163,6 +163,8 @@ class Facts:
     arena_sizes: dict[tuple[int, int], int]
     """{(backend, chunk): bytes}."""
     live_bytes: tuple[int, ...]
+    ring: frozenset[int] = field(default_factory=frozenset)
+    """Places of copies that a queued compute fills at any time; those beyond a copy's first follow the copies."""
     keeps: frozenset[int] = field(default_factory=frozenset)
     """Leafs and copies that are not moved again by the next compute, while nobody sets their source anew."""
 
@@ -172,7 +174,7 @@ class Facts:
         graph, data, backends = plan.graph, plan.data, plan.backends
         tensors, n = graph.tensors, data.n_tensors
         ids = {t: i for i, t in enumerate(tensors)}
-        copies = list(data.copies)
+        copies = [*data.copies, *(data.copies[c] for c in data.ring)]
         like = [*tensors, *(tensors[i] for i, _ in copies)]
         every = range(len(like))
         src = [tuple(-1 if s is None else ids[s] for s in t.src) for t in tensors] + [()] * len(copies)
@@ -220,6 +222,7 @@ class Facts:
             arena_sizes={(b, chunk): size for b, sizes in enumerate(data.chunk_sizes)
                          for chunk, size in enumerate(sizes)},
             live_bytes=tuple(data.live_bytes),
+            ring=frozenset(n + c for c in data.ring).union(range(n + data.n_copies, len(like))),
             keeps=frozenset(_keeps(tensors, data)),
         )
 
@@ -515,12 +518,13 @@ def lives(facts: Facts) -> list[Life]:
             birth.setdefault(i, time)
             last[i] = time
 
-    for i in facts.keeps:
+    always = facts.keeps | facts.ring
+    for i in always:
         touch(i, -1)
     for time, kind, i in steps(facts):
         if kind == "copy":
             touch(facts.copies[i - n][0], time)
-            if i in birth and i not in facts.keeps:
+            if i in birth and i not in always:
                 found.append(Life(birth.pop(i), last[i], i))
         elif kind == "run":
             for p in facts.reads[i]:
@@ -532,7 +536,7 @@ def lives(facts: Facts) -> list[Life]:
     for i in kept(facts):
         if facts.memory(i) in birth:
             touch(i, end)
-    for i in facts.keeps:
+    for i in always:
         touch(i, end)
     found += [Life(birth[i], last[i], i) for i in birth]
     return sorted(found, key=lambda life: life.birth)

@@ -1,11 +1,11 @@
-"""CPU backends that stand for devices: memory of their own, poisoned, and whatever a device may refuse or offer."""
+"""CPU backends that stand for devices: memory of their own, poisoned; they refuse and offer what is asked."""
 
 from __future__ import annotations
 
 import numpy as np
+from ggml_sched._core import bind_resident
 
 import ggml_sched as gs
-from ggml_sched._core import bind_resident
 from ggml_sched.backend import Backend
 
 POISON = 0xFF
@@ -15,10 +15,11 @@ POISON = 0xFF
 class CpuDevice(gs.CpuBackend):
     """Computes for real, on one thread, in memory that no other backend reads unless `reads` names it.
 
-    `refuses` are ops that it does not support, `offloads` ops that it wants although their weights are on the host.
+    `refuses` are ops that it does not support, `offloads` ops that it wants with weights of the host.
     """
 
-    def __init__(self, name, refuses=(), offloads=(), reads=(), max_buffer_size=None, memory=None, alignment=None):
+    def __init__(self, name, refuses=(), offloads=(), reads=(), max_buffer_size=None, memory=None,
+                 alignment=None):
         super().__init__(n_threads=1, name=name, memory=memory)
         if alignment is not None:
             Backend.__init__(self, name, alignment)

@@ -71,6 +71,10 @@ class StreamBuffer(gs.Buffer):
         super().__init__(backend, size)
         self.bytes = np.full(size, 0xEE, np.uint8)
 
+    def write(self, offset, data):
+        self.backend.synchronize()
+        self.bytes[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+
 
 class StreamEvent(gs.Event):
     def __init__(self, backend):
@@ -175,8 +179,15 @@ class Chain:
             ends.append(ctx.set_rows(self.log, first, self.row))
         self.graph = gs.Graph(*ends)
 
+    def pin(self, scheduler: gs.Scheduler) -> None:
+        """Compute each link where its weight is."""
+        for node in self.graph.nodes:
+            if node.name.startswith("h"):
+                scheduler.set_tensor_backend(node, self.backends[int(node.name[1:])])
+
     def input(self, k: int) -> np.ndarray:
-        return np.full((self.x.ne[1], self.x.ne[0]), k % 7, np.float32) + np.eye(self.x.ne[1], self.x.ne[0], dtype="f4")
+        rows, n = self.x.ne[1], self.x.ne[0]
+        return np.full((rows, n), k % 7, np.float32) + np.eye(rows, n, dtype=np.float32)
 
     def expected(self, k: int) -> np.ndarray:
         x = value = self.input(k)

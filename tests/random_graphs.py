@@ -170,9 +170,9 @@ class Built:
             # Set_rows needs different rows, get_rows any; one row serves both.
             users = [t for t in self.ctx.tensors if ids in t.src]
             if not users:
-                found[ids] = np.zeros(ids.ne[0], np.int64 if ids.type == gs.Type.I64 else np.int32)
-                continue
-            rows = users[0].ne[1] if users[0].op == "SET_ROWS" else users[0].src[0].ne[1]
+                rows = ids.ne[0]        # made for an op that then was another
+            else:
+                rows = users[0].ne[1] if users[0].op == "SET_ROWS" else users[0].src[0].ne[1]
             kind = np.int64 if ids.type == gs.Type.I64 else np.int32
             found[ids] = rng.permutation(max(rows, ids.ne[0]))[: ids.ne[0]].astype(kind) % rows
         return found

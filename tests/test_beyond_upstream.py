@@ -15,7 +15,7 @@ def values(*shape):
     return RNG.uniform(-2, 2, shape).astype(np.float32)
 
 
-# -- same counts and sizes, different wiring: upstream replays a stale plan ---------------------------
+# -- same counts and sizes, different wiring: upstream replays a stale plan ------------------------
 
 
 def subtraction(swapped):
@@ -57,7 +57,7 @@ def test_plans_of_graphs_that_differ_in_one_edge_differ():
         assert first.data is not second.data
 
 
-# -- an unused leaf that grows overlaps its neighbour ------------------------------------------------------
+# -- an unused leaf that grows overlaps its neighbour ----------------------------------------------
 
 
 @pytest.mark.parametrize("unused_first", [False, True])
@@ -83,7 +83,7 @@ def test_an_unused_leaf_that_grows_disturbs_nobody(unused_first):
             assert plan.buffer_sizes[0] <= 3 * 64 + -(-4 * n // 64) * 64
 
 
-# -- reuse through a view's root is lost: twice the memory -----------------------------------------------------
+# -- reuse through a view's root is lost: twice the memory -----------------------------------------
 
 
 @pytest.mark.parametrize("view", ["reshape", "view_1d", "two reshapes"])
@@ -106,7 +106,7 @@ def test_reuse_through_a_view_is_kept(view):
     assert plan.buffer_sizes == (2 * 4096,)
 
 
-# -- a stop leaves only the current split, and the status says success -------------------------------------------
+# -- a stop leaves only the current split, and the status says success -----------------------------
 
 
 @pytest.mark.parametrize("stop_at", [0, 1, 2, 3])
@@ -154,7 +154,7 @@ def test_a_callback_that_returns_none_or_true_stops_nothing():
         assert sched.compute(graph, callback=lambda t: True) is True
 
 
-# -- compute(B) after alloc(A) computes A --------------------------------------------------------------------------
+# -- compute(B) after alloc(A) computes A ----------------------------------------------------------
 
 
 def chain(factor):
@@ -178,7 +178,7 @@ def test_computing_another_graph_than_the_one_allocated_computes_that_other():
         np.testing.assert_array_equal(out_a.numpy(), np.full((2, 4), 98, np.float32))
 
 
-# -- host weights are sent on every compute --------------------------------------------------------------------------
+# -- host weights are sent on every compute --------------------------------------------------------
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def test_a_host_weight_that_a_node_writes_to_is_sent_again():
             np.testing.assert_allclose(after.numpy(), x.numpy() @ held.T, rtol=1e-5, atol=1e-5)
 
 
-# -- a write through a view whose root lives on another backend is lost ------------------------------------------------
+# -- a write through a view whose root lives on another backend is lost ----------------------------
 
 
 WRITES = ("cpy", "set_rows", "inplace", "set")
@@ -350,11 +350,12 @@ def test_a_copy_of_memory_that_a_node_has_written_to_is_made_on_every_compute(re
             np.testing.assert_array_equal(out.numpy(), np.concatenate([sent, sent]))
 
 
-# -- the source graph is rewritten, so it can be scheduled once -----------------------------------------------------------
+# -- the source graph is rewritten, so it can be scheduled once ------------------------------------
 
 
 def snapshot(graph):
-    return [(t, t.op, t.ne, t.nb, t.src, t.view_src, t.view_offs, t.op_params, t.flags, t.name) for t in graph.tensors]
+    return [(t, t.op, t.ne, t.nb, t.src, t.view_src, t.view_offs, t.op_params, t.flags, t.name)
+            for t in graph.tensors]
 
 
 def test_the_source_graph_is_unchanged_and_can_be_scheduled_many_times():
@@ -369,7 +370,8 @@ def test_the_source_graph_is_unchanged_and_can_be_scheduled_many_times():
     before = snapshot(graph)
     x_values = values(2, 8)
     results = []
-    with gs.Scheduler(backends) as first, gs.Scheduler(backends[::-1]) as second, gs.Scheduler(backends, "seed") as third:
+    with (gs.Scheduler(backends) as first, gs.Scheduler(backends[::-1]) as second,
+          gs.Scheduler(backends, "seed") as third):
         for _ in range(2):
             for sched in (first, second, third, first):
                 verified(sched.alloc(graph))
@@ -383,7 +385,7 @@ def test_the_source_graph_is_unchanged_and_can_be_scheduled_many_times():
     assert graph.nodes[0].buffer is None
 
 
-# -- more than 256 holes, more than 16 backends: the process dies ------------------------------------------------------------
+# -- more than 256 holes, more than 16 backends: the process dies ----------------------------------
 
 
 def test_more_than_256_holes():
@@ -416,11 +418,11 @@ def test_more_than_16_backends():
         np.testing.assert_array_equal(h.numpy(), np.full(4, 24, np.float32))
 
 
-# -- best fit over several chunks takes the last chunk that fits -----------------------------------------------------------------
+# -- best fit over several chunks takes the last chunk that fits -----------------------------------
 
 
 def test_best_fit_over_several_chunks_takes_the_best():
-    """Two chunks with a hole each: 512 bytes in the first, 2,048 in the second.  256 bytes go to the first."""
+    """Two chunks with a hole each, 512 bytes in the first and 2,048 in the second: 256 go to the first."""
     backend = gs.DryBackend("D", alignment=32, max_buffer_size=8192)
     ctx = gs.Context()
     x = ctx.tensor("f32", 8, "x")

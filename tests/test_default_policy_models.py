@@ -1,4 +1,4 @@
-"""The default policy on real models: never more splits than today's ggml, every plan proven, nothing copied twice."""
+"""The default policy on real models: no more splits than today's ggml, plans proven, nothing copied twice."""
 
 from __future__ import annotations
 

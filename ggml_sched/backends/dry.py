@@ -59,11 +59,13 @@ class DryBackend(FaultPoints, Backend):
         self.passes("alloc", f"a buffer of {size} bytes", size)
         if self.max_buffer_size is not None and size > self.max_buffer_size:
             raise OutOfMemory(
-                f"backend {self.name!r}: a buffer of {size} bytes exceeds its maximum of {self.max_buffer_size}",
+                f"backend {self.name!r}: a buffer of {size} bytes exceeds its maximum of "
+                f"{self.max_buffer_size}",
                 self.name, size, self.max_buffer_size)
         if self.memory is not None and size > self.memory - self.used:
             raise OutOfMemory(
-                f"backend {self.name!r}: {size} bytes needed, {self.memory - self.used} of {self.memory} left",
+                f"backend {self.name!r}: {size} bytes needed, {self.memory - self.used} of {self.memory} "
+                "left",
                 self.name, size, self.memory - self.used)
         buffer = DryBuffer(self, size)
         self.used += size

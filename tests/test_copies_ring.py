@@ -1,0 +1,254 @@
+"""A ring of copies: `copies=n` gives what crosses backends n places, used by one compute after the other."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from devices import Chain, Counting, Gated, wait, weights_on
+
+import ggml_sched as gs
+
+
+def rings(plan):
+    """{(copied tensor, backend): offsets of its places}."""
+    data, found = plan.data, {}
+    for c, (like, backend) in enumerate(data.copies):
+        ids = [data.n_tensors + c] + [data.n_tensors + data.n_copies + k for k, d in enumerate(data.ring) if d == c]
+        found[plan.graph.tensors[like].name, plan.backends[backend].name] = [data.offset(i) for i in ids]
+    return found
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_the_ring_s_memory_is_in_the_plan(copies):
+    backends = [gs.DryBackend(name) for name in "abc"]
+    chain = Chain(backends)
+    scheduler = gs.Scheduler(backends, copies=copies)
+    chain.pin(scheduler)
+    plan = scheduler.plan(chain.graph)
+    plan.verify()
+    places = rings(plan)
+    assert set(places) == {("x", "a"), ("x", "b"), ("h0", "b"), ("h1", "c")}
+    assert all(len(offsets) == copies == len(set(offsets)) for offsets in places.values())
+    if copies > 1:
+        for backend, used in zip("abc", plan.buffer_sizes, strict=True):
+            mine = sorted(o for (_, b), offsets in places.items() if b == backend for o in offsets)
+            assert all(after - at >= 128 for at, after in zip(mine, mine[1:], strict=False))
+            assert used >= copies * 128 * sum(b == backend for _, b in places)
+    scheduler.reserve(chain.graph)
+    assert tuple(map(scheduler.buffer_size, backends)) == plan.buffer_sizes
+
+
+def test_weights_have_one_place():
+    a, host = gs.CpuBackend(1, name="a"), gs.CpuBackend(1, name="host")
+    w = weights_on(host, w=np.eye(4, dtype=np.float32))["w"]
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (4, 2), "x", input=True)
+    graph = gs.Graph(ctx.mul_mat(w, x))
+    with gs.Scheduler([a, host], copies=3) as scheduler:
+        scheduler.set_tensor_backend(graph.nodes[0], a)
+        plan = scheduler.plan(graph)
+        plan.verify()
+        assert {name: len(offsets) for (name, _), offsets in rings(plan).items()} == {"w": 1, "x": 3}
+
+
+def test_inputs_are_copied_first():
+    backends = [gs.DryBackend(name) for name in "abc"]
+    chain = Chain(backends)
+    scheduler = gs.Scheduler(backends)
+    chain.pin(scheduler)
+    plan = scheduler.plan(chain.graph)
+    assert [tuple(t.name for t in split.inputs) for split in plan.splits] == [("x",), ("x", "h0"), ("h1",)]
+
+
+def test_every_slot_holds_its_compute_s_data():
+    """The last backend begins when all the copies of the next compute have been made."""
+    first, last, host = Gated("first"), Gated("last"), gs.CpuBackend(1, name="host")
+    begun = threading.Event()
+    names = []
+    original = last.cpy_tensor_from
+
+    def copy(src, dst):
+        done = original(src, dst)
+        names.append(src.name)
+        if names.count("h0") == 2:
+            begun.set()
+        return done
+
+    last.cpy_tensor_from = copy
+    last.before = lambda number: wait(begun) if number == 0 else None
+    chain = Chain([first, last], log=4)
+    with gs.Scheduler([first, last, host], copies=2) as scheduler:
+        scheduler.alloc(chain.graph)
+        for k in range(4):
+            chain.queue(scheduler, k)
+        scheduler.synchronize()
+        assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(4)])
+
+
+def test_a_slot_is_not_filled_while_a_compute_reads_it():
+    """With two places, the copies of the third compute wait for the first to end."""
+    first, last, host = Gated("first"), Gated("last"), gs.CpuBackend(1, name="host")
+    order = []
+    original = last.cpy_tensor_from
+
+    def copy(src, dst):
+        order.append(f"copy {src.name}")
+        return original(src, dst)
+
+    last.cpy_tensor_from = copy
+    last.after = lambda number: order.append(f"ran {number}")
+    chain = Chain([first, last], log=6)
+    with gs.Scheduler([first, last, host], copies=2) as scheduler:
+        scheduler.alloc(chain.graph)
+        for k in range(6):
+            chain.queue(scheduler, k)
+        scheduler.synchronize()
+        assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(6)])
+    for k in range(2, 6):
+        third = [i for i, what in enumerate(order) if what == "copy h0"][k]
+        assert order.index(f"ran {k - 2}") < third
+
+
+def test_backends_that_take_no_data_while_they_compute_still_give_right_results():
+    class Shy(Gated):
+        concurrent_copies = False
+
+    backends = [Shy("a"), Shy("b")]
+    chain = Chain(backends, log=6)
+    with gs.Scheduler(backends, copies=3) as scheduler:
+        scheduler.alloc(chain.graph).verify()
+        for k in range(6):
+            chain.queue(scheduler, k)
+        scheduler.synchronize()
+        assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(6)])
+
+
+def test_the_first_generation_knows_no_ring():
+    backends = [gs.DryBackend(name) for name in "ab"]
+    chain = Chain(backends)
+    sizes = {gs.Scheduler(backends, policy="seed", copies=n).plan(chain.graph).buffer_sizes for n in (1, 3)}
+    assert len(sizes) == 1
+
+
+# -- what is not moved again --------------------------------------------------------------------
+
+
+def split_over(device, host, streamed=False):
+    """x and w live on the host, the product is computed on the device."""
+    w = weights_on(host, w=np.arange(16, dtype=np.float32).reshape(4, 4))["w"]
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (4, 2), "x", input=True)
+    out = ctx.set_output(ctx.mul_mat(w, x))
+    return w, x, gs.Graph(out), ctx
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_host_weight_travels_once_and_again_after_set(copies, queued):
+    device, host = Counting("device"), Counting("host")
+    w, x, graph, ctx = split_over(device, host)
+    values = np.arange(16, dtype=np.float32).reshape(4, 4)
+    with gs.Scheduler([device, host], copies=copies) as scheduler:
+        scheduler.set_tensor_backend(graph.nodes[0], device)
+        scheduler.alloc(graph)
+
+        def compute(k):
+            x.set(np.full((2, 4), k, np.float32))
+            if queued:
+                scheduler.compute_async(graph)
+                scheduler.synchronize()
+            else:
+                scheduler.compute(graph)
+            assert np.array_equal(graph.nodes[0].numpy(), np.full((2, 4), k, np.float32) @ values.T)
+            return [name for name, _ in device.take()]
+
+        assert sorted(compute(1)) == ["device#w", "device#x"]
+        assert [compute(k) for k in (2, 3, 4)] == [["device#x"]] * 3
+        values = -values
+        w.set(values)
+        assert sorted(compute(5)) == ["device#w", "device#x"]
+        assert compute(6) == ["device#x"]
+
+
+def test_unchanged_inputs_in_memory_of_their_own_stay():
+    device, host = Counting("device"), Counting("host")
+    w, x, graph, ctx = split_over(device, host)
+    with gs.Scheduler([device, host]) as scheduler:
+        scheduler.set_tensor_backend(graph.nodes[0], device)
+        scheduler.alloc(graph)
+        x.set(np.ones((2, 4), np.float32))
+        scheduler.compute(graph)
+        first = graph.nodes[0].numpy()
+        assert device.take() and host.take()
+        for _ in range(3):
+            scheduler.compute(graph)
+        scheduler.compute_async(graph)
+        scheduler.synchronize()
+        assert device.take() == host.take() == []
+        assert np.array_equal(graph.nodes[0].numpy(), first)
+        x.set(np.zeros((2, 4), np.float32))
+        scheduler.compute(graph)
+        assert [name for name, _ in host.take()] == ["x"] and [name for name, _ in device.take()] == ["device#x"]
+
+
+def test_a_copy_is_made_again_after_a_failure():
+    device, host = Counting("device"), Counting("host")
+    w, x, graph, ctx = split_over(device, host)
+    with gs.Scheduler([device, host]) as scheduler:
+        scheduler.set_tensor_backend(graph.nodes[0], device)
+        scheduler.alloc(graph)
+        x.set(np.ones((2, 4), np.float32))
+        device.graph_plan_compute = lambda plan: 1 / 0
+        for run in (scheduler.compute, scheduler.compute_async):
+            with pytest.raises(ZeroDivisionError):
+                run(graph)
+                scheduler.synchronize()
+            assert sorted(name for name, _ in device.take()) == ["device#w", "device#x"]
+        del device.graph_plan_compute
+        scheduler.compute(graph)
+        assert np.array_equal(graph.nodes[0].numpy(), np.ones((2, 4)) @ np.arange(16).reshape(4, 4).T)
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_only_the_used_experts_of_a_streamed_mixture_travel(queued):
+    """Three layers of experts on the host, computed on a device that offloads them: too much to keep."""
+
+    class Device(Counting):
+        def offload_op(self, node):
+            return node.op == "MUL_MAT_ID"
+
+    device, host = Device("device"), Counting("host")
+    rng = np.random.default_rng(5)
+    n_expert, n = 6, 8
+    values = [rng.integers(-2, 3, (n_expert, n, n)).astype(np.float32) for _ in range(3)]
+    experts = [weights_on(host, **{f"e{k}": v})[f"e{k}"] for k, v in enumerate(values)]
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (n, 1, 2), "x", input=True)
+    ids = ctx.tensor("i32", (1, 2), "ids", input=True)
+    value = x
+    for e in experts:
+        value = ctx.mul_mat_id(e, value, ids)
+    graph = gs.Graph(ctx.set_output(value))
+    with gs.Scheduler([device, host], copies=2) as scheduler:
+        plan = scheduler.alloc(graph)
+        plan.verify()
+        assert plan.backend_of(value) is device
+        for used in ([1, 4], [4, 4], [0, 5]):
+            start = rng.integers(-2, 3, (2, 1, n)).astype(np.float32)
+            x.set(start)
+            ids.set(np.int32(used).reshape(2, 1))
+            device.take()
+            if queued:
+                scheduler.compute_async(graph)
+                ids.set(np.int32([[3], [3]]))
+                scheduler.synchronize()
+            else:
+                scheduler.compute(graph)
+            moved = sum(size for name, size in device.take() if "#e" in name)
+            assert moved == 3 * len(set(used)) * n * n * 4
+            expected = start[:, 0]
+            for v in values:
+                expected = np.stack([v[i] @ row for i, row in zip(used, expected, strict=True)])
+            assert np.array_equal(value.numpy().reshape(2, n), expected)
