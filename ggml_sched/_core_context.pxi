@@ -28,8 +28,8 @@ cdef tuple cut_zeros(tuple words):
     return words[:n]
 
 
-cdef int read_ne(object ne, int64_t *out) except -1:
-    """One to four extents, innermost first, into out[4]."""
+cdef int read_ne(object ne, int64_t *out, str op="", Tensor of=None) except -1:
+    """One to four extents, innermost first, into out[4]; an error names the op and the tensor, if given."""
     cdef int i = 0
     if isinstance(ne, int):
         ne = (ne,)
@@ -37,13 +37,17 @@ cdef int read_ne(object ne, int64_t *out) except -1:
         out[i] = 1
     n = len(ne)
     if not 1 <= n <= GS_MAX_DIMS:
-        raise GraphError(f"a tensor has 1 to {GS_MAX_DIMS} dimensions, not {n}")
+        raise GraphError(f"{extents_of(op, of)}a tensor has 1 to {GS_MAX_DIMS} dimensions, not {n}")
     for i in range(n):
         extent = _index(ne[i])
         if not 0 <= extent <= 0x7fffffffffffffff:
-            raise GraphError(f"extent {extent} of dimension {i} is not in 0 .. 2**63 - 1")
+            raise GraphError(f"{extents_of(op, of)}extent {extent} of dimension {i} is not in 0 .. 2**63 - 1")
         out[i] = extent
     return 0
+
+
+cdef str extents_of(str op, Tensor of):
+    return "" if of is None else f"{op}: {describe(of)}: "
 
 
 cdef int fill_dense(gs_layout *a, int op, int type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) except -1:
@@ -69,7 +73,7 @@ cdef int check_same_count(str op, Tensor a, const int64_t *ne) except -1:
     cdef int i
     for i in range(GS_MAX_DIMS):
         if gs_checked_mul(count, ne[i], &count) != GS_OK:
-            raise GraphError(f"{op}: extents {[ne[j] for j in range(GS_MAX_DIMS)]} overflow")
+            raise GraphError(f"{op}: {describe(a)}: extents {[ne[j] for j in range(GS_MAX_DIMS)]} overflow")
     if count != layout_n_elements(&a.layout):
         raise GraphError(f"{op}: {describe(a)} does not hold {[ne[j] for j in range(GS_MAX_DIMS)]} elements")
     return 0

@@ -29,7 +29,7 @@ cdef class AttentionOps(ViewOps):
                     and mask.layout.ne[3] > 0 and a.layout.ne[3] % mask.layout.ne[3] == 0):
                 raise GraphError(f"soft_max: mask {describe(mask)} does not fit {describe(a)}")
         elif max_bias > 0:
-            raise GraphError(f"soft_max: max_bias {max_bias} needs a mask")
+            raise GraphError(f"soft_max: max_bias {max_bias} for {describe(a)} needs a mask")
         check_sinks("soft_max", sinks, a.layout.ne[2])
         return self.add_like(OP_IDS["SOFT_MAX"], a, cut_none((a, mask, sinks)),
                              cut_zeros(f32_word(scale) + f32_word(max_bias)), inplace)
@@ -49,7 +49,7 @@ cdef class AttentionOps(ViewOps):
         """
         modes = {"normal": 0, "neox": 2, 0: 0, 2: 2}
         if mode not in modes:
-            raise GraphError(f'rope: mode is "normal" or "neox", not {mode!r}')
+            raise GraphError(f'rope: mode for {describe(a)} is "normal" or "neox", not {mode!r}')
         if a.layout.type != T_F32 and a.layout.type != T_F16:
             raise GraphError(f"rope: {describe(a)} must be f32 or f16")
         if positions.layout.type != T_I32 or layout_n_elements(&positions.layout) != a.layout.ne[2]:
@@ -88,7 +88,7 @@ cdef class AttentionOps(ViewOps):
                     and mask.layout.ne[3] > 0 and q.layout.ne[3] % mask.layout.ne[3] == 0):
                 raise GraphError(f"flash_attn_ext: mask {describe(mask)} does not fit {describe(q)} and {describe(k)}")
         elif max_bias > 0:
-            raise GraphError(f"flash_attn_ext: max_bias {max_bias} needs a mask")
+            raise GraphError(f"flash_attn_ext: max_bias {max_bias} for {describe(q)} needs a mask")
         check_sinks("flash_attn_ext", sinks, q.layout.ne[2])
         words = cut_zeros(f32_word(scale) + f32_word(max_bias) + f32_word(logit_softcap))
         return self.add_dense(OP_IDS["FLASH_ATTN_EXT"], T_F32, v.layout.ne[0], q.layout.ne[2], q.layout.ne[1],

@@ -91,7 +91,7 @@ cdef class MatrixOps(ElementwiseOps):
         cdef int64_t extents[4]
         if ne is None:
             ne = a.ne
-        read_ne(ne, extents)
+        read_ne(ne, extents, "cont", a)
         check_same_count("cont", a, extents)
         return self.add_dense(OP_IDS["CONT"], a.layout.type, extents[0], extents[1], extents[2], extents[3], (a,), (),
                               f"{a.name} (cont)")
@@ -114,7 +114,7 @@ cdef class MatrixOps(ElementwiseOps):
         cdef int64_t ne[4]
         cdef int i
         if not 0 <= dim < GS_MAX_DIMS:
-            raise GraphError(f"concat: dimension {dim} is not in 0..3")
+            raise GraphError(f"concat: dimension {dim} of {describe(a)} and {describe(b)} is not in 0..3")
         if a.layout.type != b.layout.type:
             raise GraphError(f"concat: {describe(a)} and {describe(b)} differ in type")
         for i in range(GS_MAX_DIMS):

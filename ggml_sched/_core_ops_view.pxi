@@ -48,6 +48,8 @@ cdef class ViewOps(MatrixOps):
         for i in range(2, GS_MAX_DIMS):
             if given[i - 2] is not None:
                 nb[i] = given[i - 2]
+            elif ne[i - 1] < 0 or nb[i - 1] < 0:
+                nb[i] = 0               # window refuses it by name
             elif gs_checked_mul(nb[i - 1], ne[i - 1], &nb[i]) != GS_OK:
                 raise GraphError(f"view: the extents of a view of {describe(a)} overflow")
         return self.window(a, ne, nb, offset)
@@ -59,7 +61,7 @@ cdef class ViewOps(MatrixOps):
             ne = tuple(ne[0])
         if not a.is_contiguous:
             raise GraphError(f"reshape: {describe(a)} is not contiguous")
-        read_ne(ne, layout.ne)
+        read_ne(ne, layout.ne, "reshape", a)
         check_same_count("reshape", a, layout.ne)
         fill_dense(&layout, OP_RESHAPE, a.layout.type, layout.ne[0], layout.ne[1], layout.ne[2], layout.ne[3])
         return self.add_tensor(f"{a.name} (reshaped)", OP_RESHAPE, &layout, (a,), a, 0, ())

@@ -165,7 +165,9 @@ class Backend(BackendBase):
     def _layout(self, ctx: Context) -> tuple[list[tuple[Tensor, int]], int]:
         pending, total = [], 0
         for tensor in ctx.tensors:
-            if tensor.view_src is None and tensor.buffer is None:
+            # An address that a scheduler has lent is none: it is gone with the next graph.
+            lent = tensor.lease is not None and tensor.lease.transient
+            if tensor.view_src is None and (lent or tensor.buffer is None):
                 pending.append((tensor, total))
                 total += -(-self.alloc_size(tensor) // self.alignment) * self.alignment
         return pending, total

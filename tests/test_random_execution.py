@@ -159,11 +159,12 @@ REFUSALS = ("ADD", "MUL", "SCALE", "UNARY:RELU", "CPY", "CONT", "RMS_NORM", "SET
 @quick(400)
 @given(recipes(), st.integers(2, 3),
        st.lists(st.sets(st.sampled_from(REFUSALS), max_size=6), min_size=2, max_size=2),
-       st.lists(st.tuples(st.integers(0, 63), st.integers(0, 2)), max_size=3), POLICIES)
-def test_several_backends(recipe, n_backends, refused, wishes, policy):
+       st.lists(st.tuples(st.integers(0, 63), st.integers(0, 2)), max_size=3), POLICIES, st.integers(0, 3))
+def test_several_backends(recipe, n_backends, refused, wishes, policy, queued):
     """Random residency, refused ops and assigned nodes over backends with separate memory; three computes.
 
-    The last backend supports everything, so every graph can run.
+    The last backend supports everything, so every graph can run.  `queued`: computed asynchronously, with that
+    many places for each copy.
     """
     # More residents than usual.
     recipe = replace(recipe, leafs=tuple((s, k if k % 2 else k // 3 * 3 + 2) for s, k in recipe.leafs))
@@ -171,7 +172,7 @@ def test_several_backends(recipe, n_backends, refused, wishes, policy):
     built = Built(recipe, n_backends)
     refused = [*refused, set()][-n_backends:]
     backends = [PoisonedBackend(f"B{i}", frozenset(ops)) for i, ops in enumerate(refused)]
-    with gs.Scheduler(backends, policy=policy) as sched:
+    with gs.Scheduler(backends, policy=policy, copies=max(queued, 1)) as sched:
         for ctx, backend in zip(built.homes, backends, strict=True):
             backend.alloc_tensors(ctx)
         for pick, backend in wishes:
@@ -182,7 +183,11 @@ def test_several_backends(recipe, n_backends, refused, wishes, policy):
         set_all(built)
         for attempt in range(3):
             set_all(built, only_residents=True)
-            sched.compute(built.graph)
+            if queued:
+                sched.compute_async(built.graph)
+                sched.synchronize()
+            else:
+                sched.compute(built.graph)
             check(built, expected, f"compute {attempt}, {plan.splits}")
 
 
