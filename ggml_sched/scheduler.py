@@ -206,7 +206,7 @@ class Scheduler:
         self._residents = request.buffers
 
     def _grow(self, sizes: Sequence[Sequence[int]]) -> None:
-        """Buffers of at least these sizes, for each backend and chunk.  When one cannot be had, all stay as they are."""
+        """Buffers of at least these sizes, for each backend and chunk.  All stay as they are when one cannot be had."""
         short = {}
         for i, wanted in enumerate(sizes):
             for chunk, size in enumerate(wanted):
