@@ -156,6 +156,7 @@ cdef class Graph:
     cdef TensorSet _index               # made when a mark was overwritten by another graph
     cdef uint64_t fingerprint_a
     cdef uint64_t fingerprint_b
+    cdef readonly uint64_t wiring       # a hash of everything but shapes, strides and view offsets
     cdef object __weakref__
     cdef int fill(self, tuple tensors, tuple nodes, tuple leafs) except -1
     cdef void fingerprint_structure(self) noexcept nogil

@@ -25,6 +25,7 @@ A contents page.  All imports stand here; the parts below are read in order:
     _core_gallocr_api   GraphAllocator and Allocator
     _core_offsets       arenas packed offline
     _core_plan          from a request to a plan
+    _core_replay        a reserved plan for a smaller graph of the same wiring
     _core_bind          addresses for a graph's tensors
 """
 
@@ -76,4 +77,5 @@ include "_core_gallocr.pxi"
 include "_core_gallocr_api.pxi"
 include "_core_offsets.pxi"
 include "_core_plan.pxi"
+include "_core_replay.pxi"
 include "_core_bind.pxi"

@@ -154,24 +154,29 @@ cdef class Graph:
         cdef gs_graph *g = &self.flat
         cdef uint64_t a = 0x243F6A8885A308D3, b = 0x13198A2E03707344, h
         cdef int32_t i, k
+        cdef uint64_t w = mix(<uint64_t>g.n_tensors, <uint64_t>g.n_nodes)
         a = mix(a, <uint64_t>g.n_tensors)
         b = mix(b, (<uint64_t>g.n_nodes << 32) | <uint64_t>g.n_leafs)
         for i in range(g.n_tensors):
             h = mix((<uint64_t>g.layout[i].op << 32) | <uint64_t>g.layout[i].type,
                     (<uint64_t>g.flags[i] << 32) ^ <uint64_t><uint32_t>g.view_src[i])
+            w = mix(w, h)
             h = mix(h, <uint64_t>g.view_offs[i])
             for k in range(GS_MAX_DIMS):
                 h = mix(h, <uint64_t>g.layout[i].ne[k])
                 h = mix(h, <uint64_t>g.layout[i].nb[k])
             for k in range(g.src_begin[i], g.src_begin[i + 1]):
                 h = mix(h, <uint64_t>g.src[k] + 1)
+                w = mix(w, <uint64_t>g.src[k] + 1)
             a = mix(a, h)
             b = mix(b, h ^ (h >> 32) ^ <uint64_t>0xD6E8FEB86659FD93)
         for i in range(g.n_nodes):
             a = mix(a, <uint64_t>g.node[i])
             b = mix(b, <uint64_t>g.node[i])
+            w = mix(w, <uint64_t>g.node[i])
         self.fingerprint_a = a
         self.fingerprint_b = b
+        self.wiring = w
 
     cpdef int32_t id_of(self, Tensor t):
         """The id of a tensor of this graph, -1 for another."""

@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from operator import index as _index
 
-from ggml_sched._core import Devices, Graph, PlanData, Request, Tensor, make_plan
+from ggml_sched._core import Devices, Graph, PlanData, Request, Tensor, make_plan, replay_plan
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import Error, OutOfMemory, PlacementError
 from ggml_sched.executor import Allocation, Callback, each
 from ggml_sched.pipeline import Pipeline
 from ggml_sched.plan import Plan
+from ggml_sched.reorder import reorder
 
 __all__ = ["Scheduler"]
 
@@ -53,7 +54,8 @@ class Scheduler:
     equal graph built anew is not planned again (0: plan afresh on every call).  `budgets` maps backends to the
     bytes that their arena may take; without one, what the backend says is left counts.  `copies` is the
     number of places that each copy between backends has, used in turn by queued computes (policy "default");
-    they are part of `plan.buffer_sizes`.  A context manager.
+    they are part of `plan.buffer_sizes`.  `reorder` also plans the nodes in another order (reorder.py) and keeps
+    it when its arenas are smaller; positions in the plan then count in `plan.graph.nodes`.  A context manager.
 
     Raises ValueError for no backends, one twice, or an unknown policy.  Used from a second thread while
     it works, it raises Error.
@@ -66,6 +68,7 @@ class Scheduler:
         copies: int = 1,
         plan_cache: int = 8,
         budgets: Mapping[Backend, int] | None = None,
+        reorder: bool = False,
     ) -> None:
         backends = tuple(backends)
         if not backends:
@@ -82,14 +85,18 @@ class Scheduler:
         self.backends = backends
         self.policy = policy
         self.copies = copies
+        self.reorder = reorder
         self.closed = False
         self._cache_size = plan_cache
         self._devices = Devices(backends)
         self._cache: OrderedDict[tuple, PlanData] = OrderedDict()
+        # What was reserved, by wiring and residency: serves smaller graphs without planning.
+        self._reserved: dict[tuple[int, int], PlanData] = {}
         self._assigned: weakref.WeakKeyDictionary[Tensor, Backend] = weakref.WeakKeyDictionary()
         self._budgets = {self._index(backend): _index(nbytes) for backend, nbytes in (budgets or {}).items()}
         # For each backend the buffers of its arena: one, or one for each chunk.
         self._buffers: list[tuple[Buffer, ...]] = [()] * len(backends)
+        self._orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
         self._current: Allocation | None = None
         self._epoch = -1
         self._residents: list[Buffer] = []
@@ -107,20 +114,44 @@ class Scheduler:
             return self._plan(graph)[0]
 
     def reserve(self, *graphs: Graph) -> None:
-        """Allocate buffers large enough for each of the graphs (one at a time).  Raises OutOfMemory."""
+        """Allocate buffers large enough for each of the graphs, which share them, one at a time.
+
+        Graphs of the same wiring as one of these whose tensors are no larger always fit, and are not planned
+        again: they use its plan (unless `plan_cache` is 0).  Raises OutOfMemory.
+        """
         with self._turn:
             sizes: list[tuple[int, ...]] = [()] * len(self.backends)
-            for graph in graphs:
-                wanted = self._plan(graph)[0].chunk_sizes
+            plans = [self._plan(graph) for graph in graphs]
+            for plan, _ in plans:
+                wanted = plan.chunk_sizes
                 sizes = [
                     tuple(max(pair) for pair in zip_longest(*pairs, fillvalue=0))
                     for pairs in zip(sizes, wanted, strict=True)
                 ]
             self._grow(sizes)
+            for plan, request in plans:
+                self._reserved[plan.graph.wiring, request.key] = plan.data
 
     def _plan(self, graph: Graph) -> tuple[Plan, Request]:
         if not isinstance(graph, Graph):
             raise TypeError(f"not a Graph: {graph!r}")
+        if not self.reorder:
+            return self._plan_order(graph)
+        if graph not in self._orders:
+            self._orders[graph] = reorder(graph)
+        given: tuple[Plan, Request] | None = None
+        try:
+            given = self._plan_order(graph)
+        except OutOfMemory:
+            # Perhaps the other order fits.
+            return self._plan_order(self._orders[graph])
+        try:
+            other = self._plan_order(self._orders[graph])
+        except OutOfMemory:
+            return given
+        return min(given, other, key=lambda found: sum(found[0].buffer_sizes))
+
+    def _plan_order(self, graph: Graph) -> tuple[Plan, Request]:
         request = Request(graph, self._devices, self._assigned)
         plan = self._cached_plan(graph, request, False)
         excess = self._excess(plan)
@@ -138,7 +169,12 @@ class Scheduler:
         key = (graph.fingerprint, request.key, stream, limits)
         data = self._cache.get(key)
         if data is None:
+            reserved = self._reserved.get((graph.wiring, request.key)) if self._cache_size and not stream else None
+            if reserved is not None:
+                data = replay_plan(request, reserved)
+        if data is None:
             data = make_plan(request, self.policy, stream, self.copies)
+        if key not in self._cache:
             if self._cache_size:
                 self._cache[key] = data
                 while len(self._cache) > self._cache_size:
@@ -178,13 +214,13 @@ class Scheduler:
 
     def _alloc(self, graph: Graph) -> Allocation:
         current = self._current
-        if current is not None and current.plan.graph is graph and self._is_fresh(current):
+        if current is not None and current.asked is graph and self._is_fresh(current):
             if current.lease.displaced:
                 self._renew(current)
             return self._current
         plan, request = self._plan(graph)
         self._grow(plan.chunk_sizes)
-        self._replace(plan, request)
+        self._replace(plan, request, graph)
         return self._current
 
     def _is_fresh(self, current: Allocation) -> bool:
@@ -197,11 +233,11 @@ class Scheduler:
     def _renew(self, current: Allocation) -> None:
         """Another scheduler has addressed some of the tensors since: address them here again."""
         self._release_current()
-        self._current = Allocation(current.plan, tuple(self._buffers))
+        self._current = Allocation(current.plan, tuple(self._buffers), current.asked)
 
-    def _replace(self, plan: Plan, request: Request) -> None:
+    def _replace(self, plan: Plan, request: Request, asked: Graph) -> None:
         self._release_current()
-        self._current = Allocation(plan, tuple(self._buffers))
+        self._current = Allocation(plan, tuple(self._buffers), asked)
         self._epoch = plan.graph.residence_epoch()
         self._residents = request.buffers
 
@@ -233,7 +269,7 @@ class Scheduler:
         except BaseException:
             self._exchange(crowded)
             if current is not None:
-                self._current = Allocation(current.plan, tuple(self._buffers))
+                self._current = Allocation(current.plan, tuple(self._buffers), current.asked)
             raise
 
     def _is_crowded(self, i: int, short: dict[tuple[int, int], int]) -> bool:
@@ -361,6 +397,7 @@ class Scheduler:
         with self._turn:
             self._release_current()
             self._cache.clear()
+            self._reserved.clear()
 
     def close(self) -> None:
         """Give the arenas back; idempotent.  Tensors addressed here lose their addresses."""

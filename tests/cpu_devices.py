@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from ggml_sched._core import bind_resident
 
 import ggml_sched as gs
+from ggml_sched._core import bind_resident
 from ggml_sched.backend import Backend
 
 POISON = 0xFF

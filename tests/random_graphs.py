@@ -169,9 +169,8 @@ class Built:
         for ids in self.ids:
             # Set_rows needs different rows, get_rows any; one row serves both.
             users = [t for t in self.ctx.tensors if ids in t.src]
-            if not users:
-                rows = ids.ne[0]        # made for an op that then was another
-            else:
+            rows = ids.ne[0]            # made for an op that then was another
+            if users:
                 rows = users[0].ne[1] if users[0].op == "SET_ROWS" else users[0].src[0].ne[1]
             kind = np.int64 if ids.type == gs.Type.I64 else np.int32
             found[ids] = rng.permutation(max(rows, ids.ne[0]))[: ids.ne[0]].astype(kind) % rows

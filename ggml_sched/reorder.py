@@ -1,0 +1,117 @@
+"""Another order of the same nodes in which less is alive at once.
+
+List scheduling (a greedy form of Sethi-Ullman's idea): among the nodes whose sources are ready, take
+the one after which the fewest bytes are alive, on a tie the one that came first.  Data is not the
+only dependency: reads and writes of memory that nodes write to (a KV cache, a view's root) keep
+their order, which ggml's graphs express by position alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+
+from ggml_sched._core import Graph, Tensor
+
+__all__ = ["reorder"]
+
+_VIEW_OPS = frozenset({"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+
+
+def reorder(graph: Graph) -> Graph:
+    """The nodes of `graph` in an order of presumably lower peak: same tensors, same results.
+
+    The greedy order may be worse than the given one; `Scheduler(reorder=True)` plans both and keeps the better.
+    """
+    before = _dependencies(graph)
+    after: dict[int, list[int]] = defaultdict(list)
+    missing = [len(found) for found in before]
+    for i, found in enumerate(before):
+        for k in found:
+            after[k].append(i)
+    readers, frees = _lifetimes(graph)
+    ready = [i for i, count in enumerate(missing) if count == 0]
+    queue = [(_growth(graph, i, readers, frees), i) for i in ready]
+    heapq.heapify(queue)
+    order: list[int] = []
+    done = bytearray(len(graph.nodes))
+    while queue:
+        growth, i = heapq.heappop(queue)
+        if done[i]:
+            continue
+        now = _growth(graph, i, readers, frees)
+        if now != growth:
+            # Sources have lost readers since it was queued.
+            heapq.heappush(queue, (now, i))
+            continue
+        done[i] = 1
+        order.append(i)
+        for root in frees[i]:
+            readers[root].discard(i)
+        for k in after[i]:
+            missing[k] -= 1
+            if not missing[k]:
+                heapq.heappush(queue, (_growth(graph, k, readers, frees), k))
+        # Whoever is the last reader of something now frees it: look at them again.
+        for root in frees[i]:
+            if len(readers[root]) == 1:
+                (k,) = readers[root]
+                if not missing[k] and not done[k]:
+                    heapq.heappush(queue, (_growth(graph, k, readers, frees), k))
+    return Graph.from_order(graph.tensors, [graph.nodes[i] for i in order], graph.leafs, graph.meta)
+
+
+def _root(t: Tensor) -> Tensor:
+    return t if t.view_src is None else t.view_src
+
+
+def _dependencies(graph: Graph) -> list[set[int]]:
+    """For each node the earlier nodes that must come first: its sources, and hazards of written memory."""
+    position = {t: i for i, t in enumerate(graph.nodes)}
+    written = {t.view_src for t in graph.nodes if t.view_src is not None and t.op not in _VIEW_OPS}
+    last_write: dict[Tensor, int] = {}
+    reads: dict[Tensor, list[int]] = defaultdict(list)
+    before: list[set[int]] = []
+    for i, node in enumerate(graph.nodes):
+        found = {position[s] for s in node.src if s is not None and s in position}
+        if node.view_src is not None and node.view_src in position:
+            found.add(position[node.view_src])
+        touched = {_root(s) for s in node.src if s is not None} & written
+        if node.view_src in written:
+            touched.add(node.view_src)
+        for root in touched:
+            if root in last_write:
+                found.add(last_write[root])
+        if node.view_src is not None and node.op not in _VIEW_OPS:
+            found.update(reads[node.view_src])
+            last_write[node.view_src] = i
+            reads[node.view_src] = []
+        for root in touched:
+            reads[root].append(i)
+        found.discard(i)
+        before.append(found)
+    return before
+
+
+def _lifetimes(graph: Graph) -> tuple[dict[Tensor, set[int]], list[list[Tensor]]]:
+    """Who reads each tensor's memory (through views too), and for each node the memory that it reads."""
+    readers: dict[Tensor, set[int]] = defaultdict(set)
+    frees: list[list[Tensor]] = []
+    for i, node in enumerate(graph.nodes):
+        roots = list(dict.fromkeys(_root(s) for s in node.src if s is not None))
+        if node.op in _VIEW_OPS:
+            roots = []
+        for root in roots:
+            readers[root].add(i)
+        frees.append(roots)
+    return readers, frees
+
+
+def _growth(graph: Graph, i: int, readers: dict[Tensor, set[int]], frees: list[list[Tensor]]) -> int:
+    """Bytes alive after node i less those before it."""
+    node = graph.nodes[i]
+    grown = 0 if node.view_src is not None else node.nbytes
+    for root in frees[i]:
+        if readers[root] == {i} and "output" not in root.flags and not root.is_resident:
+            grown -= root.nbytes
+    return grown

@@ -1,0 +1,102 @@
+"""Reserved arenas: shared by several graphs, and enough for smaller ones without planning."""
+
+import numpy as np
+import pytest
+
+import ggml_sched as gs
+
+
+def attention(ctx: gs.Context, w: gs.Tensor, tokens: int, n_kv: int) -> tuple[gs.Graph, list[gs.Tensor]]:
+    """A graph whose shapes, strides and view offsets depend on two numbers."""
+    x = ctx.tensor("f32", (32, tokens), "x", input=True)
+    mask = ctx.tensor("f32", (n_kv, tokens), "mask", input=True)
+    q = ctx.mul_mat(w, x)
+    k = ctx.tensor("f32", (32, n_kv), "k", input=True)
+    scores = ctx.soft_max(ctx.mul_mat(k, q), mask, 0.2)
+    last = ctx.view_2d(scores, n_kv, 1, scores.nb[1], (tokens - 1) * scores.nb[1])
+    out = ctx.set_output(ctx.add(ctx.mul_mat(ctx.cont(ctx.transpose(k)), scores), x))
+    tail = ctx.set_output(ctx.scale(ctx.cont(last), 3.0))
+    return gs.Graph(out, tail), [x, mask, k, out, tail]
+
+
+def weight(backend) -> tuple[gs.Context, gs.Tensor]:
+    ctx = gs.Context("weights")
+    w = ctx.tensor("f32", (32, 32), "w")
+    backend.alloc_tensors(ctx)
+    return ctx, w
+
+
+@pytest.mark.parametrize("policy", ["default", "seed"])
+@pytest.mark.parametrize("tokens, n_kv", [(1, 8), (7, 64), (8, 64), (3, 40)])
+def test_smaller_graphs_of_the_same_wiring_use_the_reserved_plan_and_compute_the_same(policy, tokens, n_kv):
+    rng = np.random.default_rng(tokens)
+    results = []
+    for reserved in (True, False):
+        backends = [gs.CpuBackend(name="A"), gs.CpuBackend(name="B")]
+        _keep, w = weight(backends[0])
+        w.set(np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32))
+        with gs.Scheduler(backends, policy=policy) as scheduler:
+            if reserved:
+                scheduler.reserve(attention(gs.Context(), w, 8, 64)[0])
+                before = [scheduler.buffer_size(b) for b in backends]
+            graph, (x, mask, k, out, tail) = attention(gs.Context(), w, tokens, n_kv)
+            plan = scheduler.alloc(graph)
+            plan.verify()
+            if reserved:
+                assert [scheduler.buffer_size(b) for b in backends] == before
+                if (tokens, n_kv) != (8, 64):
+                    assert set(plan.methods) == {"replayed"}
+            if not results:
+                shapes = ((tokens, 32), (tokens, n_kv), (n_kv, 32))
+                data = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+            for t, values in zip((x, mask, k), data, strict=True):
+                t.set(values)
+            for _ in range(2):
+                scheduler.compute(graph)
+            results.append((out.numpy(), tail.numpy()))
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_larger_graph_is_planned_and_grows_the_arena():
+    backend = gs.DryBackend("A")
+    _keep, w = weight(backend)
+    with gs.Scheduler([backend]) as scheduler:
+        scheduler.reserve(attention(gs.Context(), w, 4, 32)[0])
+        before = scheduler.buffer_size(backend)
+        plan = scheduler.alloc(attention(gs.Context(), w, 8, 64)[0])
+        plan.verify()
+        assert set(plan.methods) != {"replayed"} and scheduler.buffer_size(backend) > before
+
+
+def test_an_op_that_no_longer_runs_in_place_is_planned_anew():
+    """In the reserved graph ADD takes over its second source; here that source is broadcast."""
+    backend, graphs = gs.DryBackend("A"), []
+    for rows in (4, 1):
+        ctx = gs.Context()
+        a = ctx.scale(ctx.tensor("f32", (64, 4), "a", input=True), 2.0)
+        b = ctx.scale(ctx.tensor("f32", (64, rows), "b", input=True), 2.0)
+        graphs.append(gs.Graph(ctx.set_output(ctx.add(a, b)), ctx.set_output(ctx.sqr(a))))
+    with gs.Scheduler([backend]) as scheduler:
+        scheduler.reserve(graphs[0])
+        plan = scheduler.alloc(graphs[1])
+        plan.verify()
+        assert set(plan.methods) != {"replayed"}
+
+
+def test_reserving_takes_the_largest_need_of_each_backend_not_the_sum():
+    backend = gs.DryBackend("A")
+    _keep, w = weight(backend)
+    graphs = [attention(gs.Context(), w, tokens, 64)[0] for tokens in (8, 1)]
+    with gs.Scheduler([backend]) as scheduler:
+        sizes = [scheduler.plan(graph).buffer_sizes[0] for graph in graphs]
+        scheduler.reserve(*graphs)
+        assert scheduler.buffer_size(backend) == max(sizes)
+
+
+def test_a_plan_cache_of_zero_never_replays():
+    backend = gs.DryBackend("A")
+    _keep, w = weight(backend)
+    with gs.Scheduler([backend], plan_cache=0) as scheduler:
+        scheduler.reserve(attention(gs.Context(), w, 8, 64)[0])
+        assert set(scheduler.alloc(attention(gs.Context(), w, 2, 64)[0]).methods) != {"replayed"}
