@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import cached_property
 
-from ggml_sched._core import Lease, Tensor, bind_plan, new_lease, rewired, stand_in
+from ggml_sched._core import Graph, Lease, Tensor, bind_plan, new_lease, rewired, stand_in
 from ggml_sched.backend import Buffer
 from ggml_sched.pipeline import Pipeline
 from ggml_sched.plan import Plan
@@ -28,10 +28,14 @@ _VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
 class Allocation:
-    """A plan whose tensors have addresses in `buffers`: for each backend a tuple, one for each chunk."""
+    """A plan whose tensors have addresses in `buffers`: for each backend a tuple, one for each chunk.
 
-    def __init__(self, plan: Plan, buffers: tuple[tuple[Buffer, ...], ...]) -> None:
+    `asked` is the graph that the caller gave; the plan's may be another order of it.
+    """
+
+    def __init__(self, plan: Plan, buffers: tuple[tuple[Buffer, ...], ...], asked: Graph) -> None:
         self.plan = plan
+        self.asked = asked
         self.buffers = buffers
         self.lease: Lease = new_lease()
         self._copies = plan.data.copies

@@ -98,7 +98,6 @@ class Scheduler:
         self._buffers: list[tuple[Buffer, ...]] = [()] * len(backends)
         self._orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
         self._current: Allocation | None = None
-        self._asked: Graph | None = None
         self._epoch = -1
         self._residents: list[Buffer] = []
         self._turn = _Turn()
@@ -215,14 +214,13 @@ class Scheduler:
 
     def _alloc(self, graph: Graph) -> Allocation:
         current = self._current
-        if current is not None and self._asked is graph and self._is_fresh(current):
+        if current is not None and current.asked is graph and self._is_fresh(current):
             if current.lease.displaced:
                 self._renew(current)
             return self._current
         plan, request = self._plan(graph)
         self._grow(plan.chunk_sizes)
-        self._replace(plan, request)
-        self._asked = graph
+        self._replace(plan, request, graph)
         return self._current
 
     def _is_fresh(self, current: Allocation) -> bool:
@@ -235,11 +233,11 @@ class Scheduler:
     def _renew(self, current: Allocation) -> None:
         """Another scheduler has addressed some of the tensors since: address them here again."""
         self._release_current()
-        self._current = Allocation(current.plan, tuple(self._buffers))
+        self._current = Allocation(current.plan, tuple(self._buffers), current.asked)
 
-    def _replace(self, plan: Plan, request: Request) -> None:
+    def _replace(self, plan: Plan, request: Request, asked: Graph) -> None:
         self._release_current()
-        self._current = Allocation(plan, tuple(self._buffers))
+        self._current = Allocation(plan, tuple(self._buffers), asked)
         self._epoch = plan.graph.residence_epoch()
         self._residents = request.buffers
 
@@ -271,7 +269,7 @@ class Scheduler:
         except BaseException:
             self._exchange(crowded)
             if current is not None:
-                self._current = Allocation(current.plan, tuple(self._buffers))
+                self._current = Allocation(current.plan, tuple(self._buffers), current.asked)
             raise
 
     def _is_crowded(self, i: int, short: dict[tuple[int, int], int]) -> bool:

@@ -47,7 +47,8 @@ def test_smaller_graphs_of_the_same_wiring_use_the_reserved_plan_and_compute_the
                 if (tokens, n_kv) != (8, 64):
                     assert set(plan.methods) == {"replayed"}
             if not results:
-                data = [rng.normal(size=shape).astype(np.float32) for shape in ((tokens, 32), (tokens, n_kv), (n_kv, 32))]
+                shapes = ((tokens, 32), (tokens, n_kv), (n_kv, 32))
+                data = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
             for t, values in zip((x, mask, k), data, strict=True):
                 t.set(values)
             for _ in range(2):
