@@ -216,6 +216,8 @@ cdef class Request:
     cdef Devices devices
     cdef readonly uint64_t key          # of residency and assignments
     cdef readonly list buffers          # that the graph's tensors live in outside any plan
+    cdef list readers                   # for each of those the backends that read it; () where none was asked
     cdef int fill_residents(self, object assigned) except -1
+    cdef tuple readers_of(self, BufferBase buffer)
     cdef int32_t reader_of(self, Tensor t, BufferBase buffer) except -2
     cdef int ask(self) except -1

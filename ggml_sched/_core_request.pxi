@@ -77,6 +77,7 @@ cdef class Request:
         memset(r, 0, sizeof(gs_request))
         self.graph, self.devices = graph, devices
         self.buffers = []
+        self.readers = []
         r.g = g
         r.n_backends = devices.n
         r.resident = <int32_t *>malloc(n * sizeof(int32_t))
@@ -112,7 +113,9 @@ cdef class Request:
         cdef BufferBase buffer, last = None
         cdef int32_t i, k, last_index = -1, last_buffer = -1
         cdef unsigned char last_usage = 0
-        cdef uint64_t h = 0
+        cdef uint64_t h = 0, last_readers = 0
+        cdef bint asks = any(self.devices.asks_buffer)
+        cdef dict known = {}            # {buffer: its index}
         for i in range(g.n_tensors):
             r.user[i] = -1
             r.resident[i] = -1
@@ -132,16 +135,21 @@ cdef class Request:
                                          f"{t._buffer.backend.name!r} was closed")
                 continue
             if buffer is not last:
-                if buffer not in self.buffers:
+                found = known.get(buffer)
+                if found is None:
+                    found = known[buffer] = len(self.buffers)
                     self.buffers.append(buffer)
-                last_buffer = <int32_t>self.buffers.index(buffer)
+                    self.readers.append(self.readers_of(buffer) if asks else ())
+                last_buffer = found
                 last_index = self.reader_of(t, buffer)
+                # Who reads it is part of the key: buffers of one backend may differ in that.
+                last_readers = <uint64_t>hash(self.readers[last_buffer]) if asks else 0
                 last_usage = USAGE_WEIGHTS if buffer.usage == "weights" else USAGE_ANY
                 last = buffer
             r.resident[i] = last_index
             r.usage[i] = last_usage
             r.buffer[i] = last_buffer
-            h = mix(h, (<uint64_t>i << 16) | (<uint64_t>last_index << 2) | last_usage)
+            h = mix(h, ((<uint64_t>i << 16) | (<uint64_t>last_index << 2) | last_usage) ^ last_readers)
         for i in range(g.n_tensors):
             if g.view_src[i] >= 0:
                 r.resident[i] = r.resident[g.view_src[i]]
@@ -156,14 +164,19 @@ cdef class Request:
         self.key = h
         return 0
 
+    cdef tuple readers_of(self, BufferBase buffer):
+        """The backends, by index, that own a buffer or read it without a copy."""
+        cdef tuple backends = self.devices.backends, asks = self.devices.asks_buffer
+        return tuple([k for k in range(self.devices.n) if buffer.backend is backends[k]
+                      or asks[k] and backends[k].supports_buffer(buffer)])
+
     cdef int32_t reader_of(self, Tensor t, BufferBase buffer) except -2:
         """The first backend that owns or can read the buffer of a resident tensor."""
         cdef int32_t k = self.devices.index(buffer.backend)
         if k >= 0:
             return k
-        for k in range(self.devices.n):
-            if self.devices.asks_buffer[k] and self.devices.backends[k].supports_buffer(buffer):
-                return k
+        for k in self.readers_of(buffer):
+            return k
         names = ", ".join([b.name for b in self.devices.backends])
         raise PlacementError(f"{describe(t)} lives on backend {buffer.backend.name!r}, which is not one of the "
                              f"scheduler's ({names}) and which none of them can read")
@@ -193,12 +206,12 @@ cdef class Request:
         r.reads_buffer = <unsigned char *>calloc(max(r.n_buffers, 1) * devices.n, 1)
         if r.reads_buffer == NULL:
             raise MemoryError(f"planning {n} tensors")
+        for i in range(r.n_buffers):
+            # Nobody asks: backends read their own buffers.
+            for b in self.readers[i] or self.readers_of(self.buffers[i]):
+                r.reads_buffer[<int64_t>b * r.n_buffers + i] = True
         for b in range(devices.n):
             backend = devices.backends[b]
-            for i in range(r.n_buffers):
-                owns = (<BufferBase>self.buffers[i]).backend is backend
-                r.reads_buffer[b * r.n_buffers + i] = owns or (
-                    devices.asks_buffer[b] and bool(backend.supports_buffer(self.buffers[i])))
             if devices.asks_op[b]:
                 for i in range(r.g.n_nodes):
                     t = <Tensor>tensors[r.g.node[i]]

@@ -492,3 +492,24 @@ def test_results_do_not_depend_on_the_seam():
         sched.compute(graph)
         h = np.square(x.numpy() @ w[0].numpy().T).sum(1, keepdims=True).repeat(8, 1)
         np.testing.assert_allclose(out.numpy(), (h / (1 + np.exp(-h))) @ w[1].numpy().T, rtol=1e-4, atol=1e-5)
+
+
+class Pinned(gs.DryBackend):
+    """Reads buffers of the host that are pinned, and no others."""
+
+    def supports_buffer(self, buffer):
+        return buffer.backend is self or getattr(buffer, "pinned", False)
+
+
+def test_plans_tell_buffers_of_one_backend_apart_by_who_reads_them():
+    """Equal graphs, weights on the same backend; but only one of the two buffers can be read by the device."""
+    device, host = Pinned("GPU"), gs.DryBackend("CPU")
+    with gs.Scheduler((device, host)) as sched:
+        for pinned in (True, False, True, False):
+            home, ctx = gs.Context(), gs.Context()
+            w = home.tensor("f32", (8, 8), "w")
+            host.alloc_tensors(home).pinned = pinned
+            out = ctx.mul_mat(w, ctx.tensor("f32", (8, 4), "x", input=True))
+            sched.set_tensor_backend(out, device)
+            plan = verified(sched.plan(gs.Graph(out)))
+            assert [c.tensor.name for c in plan.copies] == (["x"] if pinned else ["w", "x"])
