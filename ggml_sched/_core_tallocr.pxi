@@ -78,7 +78,7 @@ cdef class TensorAllocator:
         Raises PlacementError for a view or a tensor that has an address, OutOfMemory with the largest
         free block as `available`.  Outside measuring the buffer's `init_tensor` runs.
         """
-        cdef int64_t offset, size
+        cdef int64_t offset, size, high = self.blocks.max_size
         self.check_open()
         if t.home.closed:
             raise GraphError(f"{describe(t)} belongs to closed context {t.home.name!r}")
@@ -99,6 +99,7 @@ cdef class TensorAllocator:
                 self.buffer.init_tensor(t)
             except BaseException:
                 self.forget(t)
+                self.blocks.max_size = high
                 raise
         return offset
 
