@@ -3,28 +3,30 @@
 # The rules leave some nodes at the seam of two splits open: neither weights nor the
 # caller say where they run.  For each seam between a run of nodes on backend a and
 # the next run on b, every cut inside the open stretch is weighed: the bytes of all
-# distinct tensors that a and b would have to send each other.  Upstream never did this.
+# distinct tensors that the backends would have to send each other.  Upstream never did this.
+
+cdef enum:
+    BOUNDARY_ROUNDS = 8
 
 ctypedef struct gs_readers:
-    int32_t *begin          # readers of tensor i: node ids read[begin[i] .. begin[i + 1])
-    int32_t *read
+    int32_t *count          # [n_backends][n_tensors]: how often nodes of each backend read a tensor
     int32_t *first_view     # of each root, -1; then next_view
     int32_t *next_view
     char *memory
 
 
-cdef int readers_init(gs_readers *c, const gs_graph *g) noexcept nogil:
-    """Who reads each tensor (pure views left out: they read nothing), and the views of each root."""
-    cdef int32_t n = g.n_tensors, total, i, k, id
+cdef int readers_init(gs_readers *c, const gs_request *r, const int32_t *assign) noexcept nogil:
+    """Where each tensor is read (pure views left out: they read nothing), and the views of each root."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t n = g.n_tensors, i
     cdef size_t slim = <size_t>(n + 1) * sizeof(int32_t)
     memset(c, 0, sizeof(gs_readers))
-    c.memory = <char *>calloc(3 * slim + <size_t>max(g.src_begin[n], 1) * sizeof(int32_t), 1)
+    c.memory = <char *>calloc(slim, r.n_backends + 2)
     if c.memory == NULL:
         return GS_NO_HOST_MEMORY
-    c.begin = <int32_t *>c.memory
-    c.first_view = <int32_t *>(c.memory + slim)
-    c.next_view = <int32_t *>(c.memory + 2 * slim)
-    c.read = <int32_t *>(c.memory + 3 * slim)
+    c.first_view = <int32_t *>c.memory
+    c.next_view = <int32_t *>(c.memory + slim)
+    c.count = <int32_t *>(c.memory + 2 * slim)
     for i in range(n):
         c.first_view[i] = c.next_view[i] = -1
     for i in range(n - 1, -1, -1):
@@ -32,44 +34,33 @@ cdef int readers_init(gs_readers *c, const gs_graph *g) noexcept nogil:
             c.next_view[i] = c.first_view[g.view_src[i]]
             c.first_view[g.view_src[i]] = i
     for i in range(g.n_nodes):
-        id = g.node[i]
-        if not op_is_view(g.layout[id].op):
-            for k in range(g.src_begin[id], g.src_begin[id + 1]):
-                c.begin[g.src[k] + 1] += 1
-    for i in range(n):
-        c.begin[i + 1] += c.begin[i]
-    total = c.begin[n]
-    # Fill from the back, which moves each begin to its place.
-    for i in range(g.n_nodes - 1, -1, -1):
-        id = g.node[i]
-        if not op_is_view(g.layout[id].op):
-            for k in range(g.src_begin[id], g.src_begin[id + 1]):
-                c.begin[g.src[k] + 1] -= 1
-                c.read[c.begin[g.src[k] + 1]] = id
-    for i in range(n):
-        c.begin[i] = c.begin[i + 1]
-    c.begin[n] = total
+        if not op_is_view(g.layout[g.node[i]].op):
+            readers_add(c, g, g.node[i], assign[g.node[i]], 1)
     return GS_OK
 
 
-cdef int64_t bytes_sent(const gs_request *r, const int32_t *assign, const gs_readers *c, int32_t id, int32_t a,
-                        int32_t b) noexcept nogil:
-    """Bytes of tensor id that must go to a and to b, because nodes there read it and its memory is elsewhere."""
-    cdef const gs_graph *g = r.g
-    cdef int32_t k, where
-    cdef bint to_a = False, to_b = False
-    for k in range(c.begin[id], c.begin[id + 1]):
-        where = assign[c.read[k]]
-        to_a |= where == a
-        to_b |= where == b
-    return g.layout[id].nbytes * ((to_a and not reads_tensor(r, assign, a, id)) + (to_b and not reads_tensor(r, assign, b, id)))
+cdef inline void readers_add(gs_readers *c, const gs_graph *g, int32_t id, int32_t backend, int32_t by) noexcept nogil:
+    """Node id reads its sources on a backend (by = 1), or does so no longer (-1)."""
+    cdef int32_t k
+    for k in range(g.src_begin[id], g.src_begin[id + 1]):
+        c.count[<int64_t>backend * g.n_tensors + g.src[k]] += by
 
 
-cdef int64_t bytes_around(const gs_request *r, const int32_t *assign, const gs_readers *c, int32_t id, int32_t a,
-                          int32_t b) noexcept nogil:
-    """bytes_sent over everything that moving node id changes: its sources, itself, and its views."""
+cdef int64_t bytes_sent(const gs_request *r, const int32_t *assign, const gs_readers *c, int32_t id) noexcept nogil:
+    """Bytes of tensor id that travel, because nodes read it where its memory is not."""
+    cdef int32_t b, n = 0
+    for b in range(r.n_backends):
+        n += c.count[<int64_t>b * r.g.n_tensors + id] > 0 and not reads_tensor(r, assign, b, id)
+    return n * r.g.layout[id].nbytes
+
+
+cdef int64_t bytes_around(const gs_request *r, const int32_t *assign, const gs_readers *c, int32_t id) noexcept nogil:
+    """bytes_sent over everything that moving node id changes: its sources, itself, and its views.
+
+    A view that a node elsewhere writes to goes there and back.
+    """
     cdef const gs_graph *g = r.g
-    cdef int64_t total = bytes_sent(r, assign, c, id, a, b)
+    cdef int64_t total = bytes_sent(r, assign, c, id)
     cdef int32_t k, q, v
     cdef bint twice
     for k in range(g.src_begin[id], g.src_begin[id + 1]):
@@ -77,10 +68,12 @@ cdef int64_t bytes_around(const gs_request *r, const int32_t *assign, const gs_r
         for q in range(g.src_begin[id], k):
             twice |= g.src[q] == g.src[k]
         if not twice:
-            total += bytes_sent(r, assign, c, g.src[k], a, b)
+            total += bytes_sent(r, assign, c, g.src[k])
     v = c.first_view[id]
     while v >= 0:
-        total += bytes_sent(r, assign, c, v, a, b)
+        total += bytes_sent(r, assign, c, v)
+        if writes_view(g, v) and not reads_tensor(r, assign, assign[v], id):
+            total += 2 * g.layout[v].nbytes
         v = c.next_view[v]
     return total
 
@@ -91,9 +84,11 @@ cdef bint is_open(const gs_request *r, const unsigned char *why, int32_t id, int
             and request_supports(r, a, id) and request_supports(r, b, id))
 
 
-cdef void move_node(const gs_request *r, int32_t *assign, const gs_readers *c, int32_t id, int32_t to) noexcept nogil:
+cdef void move_node(const gs_request *r, int32_t *assign, gs_readers *c, int32_t id, int32_t to) noexcept nogil:
     """Assign a node and the pure views of its memory."""
     cdef int32_t v = c.first_view[id]
+    readers_add(c, r.g, id, assign[id], -1)
+    readers_add(c, r.g, id, to, 1)
     assign[id] = to
     while v >= 0:
         if not writes_view(r.g, v):
@@ -101,23 +96,12 @@ cdef void move_node(const gs_request *r, int32_t *assign, const gs_readers *c, i
         v = c.next_view[v]
 
 
-cdef int tighten_boundaries(const gs_request *r, int32_t *assign, unsigned char *why) noexcept nogil:
-    """Move every seam to its cheapest cut; on a tie it stays."""
-    cdef const gs_graph *g = r.g
-    cdef gs_readers c
-    cdef int32_t *work              # computing nodes in order
-    cdef int32_t n = 0, i, k, seam, low, high, a, b, cut, best
+cdef bint tighten_once(const gs_request *r, int32_t *assign, unsigned char *why, gs_readers *c, const int32_t *work,
+                       int32_t n) noexcept nogil:
+    """Move every seam of the n computing nodes to its cheapest cut, one after the other; whether any moved."""
+    cdef int32_t k, seam, low, high, a, b, best
     cdef int64_t cost, best_cost
-    if r.n_backends == 1:
-        return GS_OK
-    work = <int32_t *>malloc(max(g.n_nodes, 1) * sizeof(int32_t))
-    if work == NULL or readers_init(&c, g) != GS_OK:
-        free(work)
-        return GS_NO_HOST_MEMORY
-    for i in range(g.n_nodes):
-        if not op_is_view(g.layout[g.node[i]].op):
-            work[n] = g.node[i]
-            n += 1
+    cdef bint moved = False
     for seam in range(1, n):
         a, b = assign[work[seam - 1]], assign[work[seam]]
         if a == b:
@@ -133,28 +117,54 @@ cdef int tighten_boundaries(const gs_request *r, int32_t *assign, unsigned char 
         best, best_cost = seam, 0
         cost = 0
         for k in range(seam - 1, low - 1, -1):
-            cost -= bytes_around(r, assign, &c, work[k], a, b)
-            move_node(r, assign, &c, work[k], b)
-            cost += bytes_around(r, assign, &c, work[k], a, b)
+            cost -= bytes_around(r, assign, c, work[k])
+            move_node(r, assign, c, work[k], b)
+            cost += bytes_around(r, assign, c, work[k])
             if cost < best_cost:
                 best, best_cost = k, cost
         for k in range(low, seam):
-            move_node(r, assign, &c, work[k], a)
+            move_node(r, assign, c, work[k], a)
         cost = 0
         for k in range(seam, high):
-            cost -= bytes_around(r, assign, &c, work[k], a, b)
-            move_node(r, assign, &c, work[k], a)
-            cost += bytes_around(r, assign, &c, work[k], a, b)
+            cost -= bytes_around(r, assign, c, work[k])
+            move_node(r, assign, c, work[k], a)
+            cost += bytes_around(r, assign, c, work[k])
             if cost < best_cost:
                 best, best_cost = k + 1, cost
         for k in range(seam, high):
-            move_node(r, assign, &c, work[k], b)
+            move_node(r, assign, c, work[k], b)
         for k in range(best, seam):
-            move_node(r, assign, &c, work[k], b)
+            move_node(r, assign, c, work[k], b)
             why[work[k]] = WHY_BOUNDARY
         for k in range(seam, best):
-            move_node(r, assign, &c, work[k], a)
+            move_node(r, assign, c, work[k], a)
             why[work[k]] = WHY_BOUNDARY
+        moved |= best != seam
+    return moved
+
+
+cdef int tighten_boundaries(const gs_request *r, int32_t *assign, unsigned char *why) noexcept nogil:
+    """Move every seam to its cheapest cut; on a tie it stays.
+
+    Seams have tensors in common, so that one may open a better cut for another before it: several rounds.
+    """
+    cdef const gs_graph *g = r.g
+    cdef gs_readers c
+    cdef int32_t *work              # computing nodes in order
+    cdef int32_t n = 0, i
+    if r.n_backends == 1:
+        return GS_OK
+    work = <int32_t *>malloc(max(g.n_nodes, 1) * sizeof(int32_t))
+    if work == NULL or readers_init(&c, r, assign) != GS_OK:
+        free(work)
+        return GS_NO_HOST_MEMORY
+    for i in range(g.n_nodes):
+        if not op_is_view(g.layout[g.node[i]].op):
+            work[n] = g.node[i]
+            n += 1
+    for i in range(BOUNDARY_ROUNDS):
+        if not tighten_once(r, assign, why, &c, work, n):
+            break
     free(work)
     free(c.memory)
     return GS_OK

@@ -1,0 +1,494 @@
+"""The placement rules of the default policy, one at a time, and the reasons that `plan.explain` gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cpu_devices import CpuDevice, devices, resident, verified
+from hypothesis import given
+from hypothesis import strategies as st
+from random_graphs import quick
+from small_graphs import Device, Residents
+
+import ggml_sched as gs
+
+
+class Setting:
+    """Dry backends best first, a place for weights, a context for everything else."""
+
+    def __init__(self, *backends, **options):
+        self.backends = tuple(Device(b) if isinstance(b, str) else b for b in backends)
+        self.sched = gs.Scheduler(self.backends, **options)
+        self.ctx = gs.Context()
+        self.weights = Residents()
+
+    def input(self, *ne, name="x"):
+        return self.ctx.tensor("f32", ne or (8, 4), name, input=True)
+
+    def weight(self, backend, *ne, name="w", usage="weights"):
+        return self.weights.tensor(backend, "f32", ne or (8, 8), name, usage)
+
+    def named(self, name, t):
+        return self.ctx.set_name(t, name)
+
+    def plan(self, *outputs):
+        return verified(self.sched.plan(gs.Graph(*outputs)))
+
+
+def says(plan, t, *words):
+    """The explanation names the backend and each of the words."""
+    text = plan.explain(t)
+    assert plan.backend_of(t).name in text
+    for word in words:
+        assert word in text, text
+
+
+# -- what neighbours cannot change ----------------------------------------
+
+
+def test_a_tensor_with_memory_stays_where_it_is():
+    s = Setting("GPU", "CPU")
+    gpu, cpu = s.backends
+    kept = s.weight(cpu, 8, 4, name="state", usage="any")
+    out = s.ctx.add(s.input(), kept)
+    s.sched.set_tensor_backend(kept, gpu)       # memory does not move, whoever asks
+    plan = s.plan(out)
+    assert plan.backend_of(kept) is cpu and plan.offset_of(kept) is None
+    says(plan, kept, "memory is there already")
+
+
+def test_a_node_that_writes_into_a_tensor_with_memory_runs_there():
+    s = Setting("GPU", "CPU")
+    gpu, cpu = s.backends
+    w = s.weight(gpu)
+    cache = s.weight(cpu, 8, 4, name="cache", usage="any")
+    node = s.ctx.cpy(s.ctx.mul_mat(w, s.input()), cache)
+    plan = s.plan(node)
+    assert plan.backend_of(node) is cpu
+    says(plan, node, "memory is there already")
+
+
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_ops_follow_their_weights(where):
+    s = Setting("GPU0", "GPU1", "CPU")
+    w = s.weight(s.backends[where])
+    out = s.ctx.mul_mat(w, s.input())
+    plan = s.plan(out)
+    assert plan.backend_of(out) is s.backends[where]
+    says(plan, out, "weight")
+
+
+def test_memory_that_is_no_weight_draws_no_op():
+    """A cache on the host, a weight on the device: the op between them stays with the weight's neighbours."""
+    s = Setting("GPU", "CPU")
+    gpu, cpu = s.backends
+    cache = s.weight(cpu, 8, 4, name="cache", usage="any")
+    h = s.ctx.mul_mat(s.weight(gpu), s.input())
+    out = s.ctx.add(h, cache)
+    assert s.plan(out).backend_of(out) is gpu
+
+
+def test_inputs_are_on_the_last_backend():
+    s = Setting("GPU", "CPU")
+    x = s.input()
+    out = s.ctx.mul_mat(s.weight(s.backends[0]), x)
+    plan = s.plan(out)
+    assert plan.backend_of(x) is s.backends[1]
+    assert [(c.tensor, c.backend) for c in plan.copies] == [(x, s.backends[0])]
+    says(plan, x, "input", "host")
+
+
+def exceptions(s, small):
+    """Ops with a small weight-like source on another backend than their large ones."""
+    ctx = s.ctx
+    h = s.named("h", ctx.mul_mat(s.weight(s.backends[0], 8, 64), s.input()))
+    h = ctx.reshape(h, 8, 8, 4)
+    if small == "ROPE":
+        factors = s.weight(s.backends[1], 4, name="factors")
+        positions = ctx.tensor("i32", 4, "positions", input=True)
+        return ctx.rope(h, positions, 8, freq_factors=factors)
+    if small == "SOFT_MAX":
+        sinks = s.weight(s.backends[1], 4, name="sinks")
+        return ctx.soft_max(h, None, 1.0, 0.0, sinks)
+    sinks = s.weight(s.backends[1], 8, name="sinks")
+    q = ctx.permute(h, 0, 2, 1, 3)
+    return ctx.flash_attn_ext(q, q, q, None, 1.0, 0.0, 0.0, sinks)
+
+
+@pytest.mark.parametrize("small", ["ROPE", "SOFT_MAX", "FLASH_ATTN_EXT"])
+def test_ops_with_small_weights_stay_with_their_neighbours(small):
+    s = Setting("GPU", "CPU")
+    out = exceptions(s, small)
+    assert out.op == small
+    plan = s.plan(out)
+    assert plan.backend_of(out) is s.backends[0]
+    says(plan, out, "nearest node")
+
+
+# -- expansion ----------------------------------------
+
+
+def test_devices_spread_down_the_graph():
+    """A node without weights after one on a device runs there too, though the next weight is the host's."""
+    s = Setting("GPU", "CPU")
+    gpu, cpu = s.backends
+    h = s.ctx.mul_mat(s.weight(gpu, name="w1"), s.input())
+    middle = s.ctx.silu(h)
+    out = s.ctx.mul_mat(s.weight(cpu, name="w2"), middle)
+    plan = s.plan(out)
+    assert plan.backend_of(middle) is gpu
+    says(plan, middle, "nearest node")
+    assert len(plan.splits) == 2
+
+
+def test_devices_spread_up_the_graph_before_the_host_spreads_at_all():
+    s = Setting("GPU", "CPU")
+    gpu, cpu = s.backends
+    h = s.ctx.mul_mat(s.weight(cpu, name="w1"), s.input())
+    middle = s.ctx.silu(h)
+    out = s.ctx.mul_mat(s.weight(gpu, name="w2"), middle)
+    plan = s.plan(out)
+    assert plan.backend_of(middle) is gpu
+    assert [sp.backend for sp in plan.splits] == [cpu, gpu]
+
+
+def test_the_host_spreads_over_what_devices_leave():
+    """Between two host nodes nothing is on a device."""
+    s = Setting("GPU", "CPU")
+    gpu, cpu = s.backends
+    h = s.ctx.mul_mat(s.weight(cpu, name="w1"), s.input())
+    first = s.ctx.silu(h)
+    middle = s.ctx.mul_mat(s.weight(cpu, name="w2"), first)
+    plan = s.plan(s.ctx.mul_mat(s.weight(gpu, name="w3"), middle))
+    assert plan.backend_of(first) is cpu
+    says(plan, first, "nearest node")
+
+
+def test_a_device_that_does_not_support_an_op_does_not_spread_over_it():
+    s = Setting(Device("GPU", supports_op=lambda t: t.op != "UNARY:SILU"), "CPU")
+    gpu, cpu = s.backends
+    h = s.ctx.mul_mat(s.weight(gpu, name="w1"), s.input())
+    middle = s.named("middle", s.ctx.silu(h))
+    after = s.ctx.scale(middle, 2.0)
+    out = s.ctx.mul_mat(s.weight(gpu, name="w2"), after)
+    plan = s.plan(out)
+    assert [plan.backend_of(t) for t in (h, middle, after, out)] == [gpu, cpu, gpu, gpu]
+    assert "not supported by: GPU" in plan.explain(middle)
+
+
+# -- the rest ----------------------------------------
+
+
+def test_nodes_move_up_to_a_better_backend_that_shares_the_memory():
+    """A fast library beside the CPU, which works on the CPU's memory."""
+    s = Setting(Device("BLAS", reads=("CPU",), supports_op=lambda t: t.op == "MUL_MAT"),
+                Device("CPU", reads=("BLAS",)))
+    blas, cpu = s.backends
+    w1, w2 = s.weight(cpu, name="w1"), s.weight(cpu, name="w2")
+    h = s.ctx.mul_mat(w1, s.input())
+    a = s.ctx.silu(h)
+    out = s.ctx.mul_mat(w2, a)
+    plan = s.plan(out)
+    assert [plan.backend_of(t) for t in (h, a, out)] == [blas, cpu, blas]
+    assert not plan.copies
+
+
+def test_an_upgraded_node_says_so():
+    s = Setting(Device("FAST", reads=("CPU",), supports_op=lambda t: t.op != "MUL_MAT"),
+                Device("CPU", reads=("FAST",)))
+    fast, cpu = s.backends
+    h = s.ctx.mul_mat(s.weight(cpu), s.input())
+    out = s.ctx.silu(h)
+    plan = s.plan(out)
+    assert plan.backend_of(h) is cpu and plan.backend_of(out) is fast and not plan.copies
+    says(plan, out, "better backend")
+
+
+@pytest.mark.parametrize("one_way", ["FAST", "CPU"])
+def test_memory_must_be_shared_both_ways_for_an_upgrade(one_way):
+    fast = Device("FAST", reads=("CPU",) if one_way == "FAST" else (), supports_op=lambda t: t.op != "MUL_MAT")
+    s = Setting(fast, Device("CPU", reads=("FAST",) if one_way == "CPU" else ()))
+    out = s.ctx.silu(s.ctx.mul_mat(s.weight(s.backends[1]), s.input()))
+    assert s.plan(out).backend_of(out) is s.backends[1]
+
+
+def test_leftovers_go_where_most_of_their_sources_are():
+    s = Setting("GPU0", "GPU1", "CPU")
+    _, gpu1, _ = s.backends
+    kept = [s.weight(gpu1, 8, 4, name=f"k{k}", usage="any") for k in range(2)]
+    out = s.ctx.add(*kept)
+    plan = s.plan(out)
+    assert plan.backend_of(out) is gpu1
+    says(plan, out, "most of its sources")
+
+
+def test_leftovers_without_placed_sources_go_to_the_first_backend_that_supports_them():
+    s = Setting(Device("GPU0", supports_op=lambda t: t.op != "ADD"), "GPU1", "CPU")
+    x = s.ctx.tensor("f32", (8, 4), "x")
+    out = s.ctx.add(x, x)
+    plan = s.plan(out)
+    assert plan.backend_of(out) is s.backends[1]
+    assert plan.backend_of(x) is s.backends[1]      # and a leaf to its first reader
+    assert "not supported by: GPU0" in plan.explain(out)
+
+
+def test_an_op_that_its_backend_does_not_support_falls_back_with_copies_in_and_out():
+    s = Setting(Device("GPU", supports_op=lambda t: t.op != "SOFT_MAX"), "CPU")
+    gpu, cpu = s.backends
+    h = s.named("h", s.ctx.mul_mat(s.weight(gpu, name="w1"), s.input()))
+    p = s.named("p", s.ctx.soft_max(h))
+    out = s.ctx.mul_mat(s.weight(gpu, name="w2"), p)
+    s.sched.set_tensor_backend(p, gpu)
+    plan = s.plan(out)
+    assert plan.backend_of(p) is cpu
+    says(plan, p, "does not support the op", "not supported by: GPU")
+    assert [(c.tensor.name, c.backend) for c in plan.copies][1:] == [("h", cpu), ("p", gpu)]
+
+
+def test_an_op_that_nobody_supports_is_an_error_that_names_it():
+    s = Setting(Device("GPU", supports_op=lambda t: t.op != "SOFT_MAX"),
+                Device("CPU", supports_op=lambda t: t.op != "SOFT_MAX"))
+    out = s.named("the culprit", s.ctx.soft_max(s.input()))
+    with pytest.raises(gs.UnsupportedOp, match="the culprit.*GPU.*CPU"):
+        s.plan(out)
+    fine = s.ctx.scale(s.input(), 2.0)
+    s.plan(fine)
+
+
+def test_memory_that_a_backend_reads_needs_no_copy():
+    s = Setting(Device("GPU", reads=("CPU",)), "CPU")
+    gpu, cpu = s.backends
+    x = s.input()
+    out = s.ctx.mul_mat(s.weight(gpu), x)
+    plan = s.plan(out)
+    assert plan.backend_of(x) is cpu and plan.backend_of(out) is gpu and not plan.copies
+
+
+# -- weights that are brought in ----------------------------------------
+
+
+def offloading(n, n_rows=8):
+    s = Setting(Device("GPU"), "CPU")
+    gpu, cpu = s.backends
+    gpu.offload_op = lambda t: t.op == "MUL_MAT"
+    s = Setting(gpu, cpu)
+    h = s.input(64, n_rows)
+    weights = [s.weight(cpu, 64, 64, name=f"w{k}") for k in range(n)]
+    for k, w in enumerate(weights):
+        h = s.named(f"h{k}", s.ctx.mul_mat(w, h))
+    return s, weights, h
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_few_offloaded_weights_are_kept(n):
+    s, weights, out = offloading(n)
+    plan = s.plan(out)
+    assert len(plan.splits) == 1 and plan.backend_of(out) is s.backends[0]
+    assert plan.buffer_sizes[0] >= sum(w.nbytes for w in weights)
+    assert sum(plan.data.kept) == n
+    says(plan, out, "offload_op")
+
+
+@pytest.mark.parametrize("n", [3, 4, 9])
+def test_many_offloaded_weights_open_a_split_each_and_use_one_memory(n):
+    s, weights, out = offloading(n)
+    plan = s.plan(out)
+    assert len(plan.splits) == n
+    assert plan.buffer_sizes[0] < sum(w.nbytes for w in weights)
+    assert plan.buffer_sizes[0] <= weights[0].nbytes + 3 * out.nbytes
+    assert not any(plan.data.kept)
+    assert [c.tensor for c in plan.copies if c.tensor in weights] == weights
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 6])
+def test_offloaded_weights_compute_right(n):
+    device, host = devices(2, offloads=("MUL_MAT",))
+    rng = np.random.default_rng(n)
+    weights = [resident(host, f"w{k}", rng.uniform(-1, 1, (8, 8)).astype(np.float32)) for k in range(n)]
+    ctx = gs.Context()
+    x = h = ctx.tensor("f32", (8, 2), "x", input=True)
+    for k, w in enumerate(weights):
+        h = ctx.set_name(ctx.mul_mat(w, h), f"h{k}")
+    graph = gs.Graph(h)
+    with gs.Scheduler((device, host)) as sched:
+        verified(sched.alloc(graph))
+        for _ in range(3):
+            x.set(rng.uniform(-1, 1, (2, 8)).astype(np.float32))
+            sched.compute(graph)
+            expected = x.numpy()
+            for w in weights:
+                expected = expected @ w.numpy().T
+            np.testing.assert_allclose(h.numpy(), expected, rtol=1e-4, atol=1e-5)
+        assert not host.ran
+
+
+def test_a_backend_that_does_not_support_the_op_is_not_offered_it():
+    s = Setting(Device("GPU", supports_op=lambda t: t.op != "MUL_MAT"), "CPU")
+    s.backends[0].offload_op = lambda t: True
+    s = Setting(*s.backends)
+    out = s.ctx.mul_mat(s.weight(s.backends[1]), s.input())
+    plan = s.plan(out)
+    assert plan.backend_of(out) is s.backends[1] and not plan.copies
+
+
+# -- the caller's wishes ----------------------------------------
+
+
+def test_assignments_work_before_and_after_planning_and_survive_a_reset():
+    s = Setting("GPU0", "GPU1", "CPU")
+    gpu0, gpu1, cpu = s.backends
+    h = s.ctx.mul_mat(s.weight(gpu0), s.input())
+    out = s.ctx.silu(h)
+    s.sched.set_tensor_backend(out, gpu1)
+    plan = s.plan(out)
+    assert plan.backend_of(out) is gpu1
+    says(plan, out, "caller")
+    s.sched.reset()
+    assert s.sched.get_tensor_backend(out) is gpu1 and s.plan(out).backend_of(out) is gpu1
+    s.sched.alloc(plan.graph)
+    s.sched.set_tensor_backend(out, cpu)        # at any time
+    assert s.sched.alloc(plan.graph).backend_of(out) is cpu
+    s.sched.set_tensor_backend(out, None)
+    assert s.plan(out).backend_of(out) is gpu0
+    assert plan.backend_of(out) is gpu1         # a plan is a value
+
+
+def test_assigned_leafs_and_views():
+    s = Setting("GPU0", "GPU1", "CPU")
+    gpu0, gpu1, cpu = s.backends
+    x, y = s.input(name="x"), s.ctx.tensor("f32", (8, 4), "y")
+    out = s.ctx.add(s.ctx.mul_mat(s.weight(gpu0), x), s.ctx.reshape(y, 8, 4))
+    s.sched.set_tensor_backend(x, gpu0)
+    s.sched.set_tensor_backend(y, gpu1)
+    plan = s.plan(out)
+    assert plan.backend_of(x) is gpu0 and plan.backend_of(y) is gpu1
+    says(plan, x, "caller")
+    assert [c.tensor.view_src for c in plan.copies] == [y]
+
+
+def test_a_stranger_is_refused():
+    s = Setting("GPU", "CPU")
+    with pytest.raises(gs.PlacementError, match="OTHER"):
+        s.sched.set_tensor_backend(s.input(), gs.DryBackend("OTHER"))
+    foreign = s.weight(gs.DryBackend("OTHER"), name="far away")
+    with pytest.raises(gs.PlacementError, match="far away.*OTHER"):
+        s.plan(s.ctx.mul_mat(foreign, s.input()))
+
+
+def test_inputs_are_copied_once_for_the_whole_graph():
+    """Four splits, two on the device; both read x and y, each of which travels once."""
+    s = Setting("GPU", "CPU")
+    gpu, cpu = s.backends
+    x, y = s.input(name="x"), s.input(name="y")
+    h = s.ctx.mul_mat(s.weight(gpu, name="w0"), x)
+    h = s.ctx.mul(s.ctx.add(h, y), x)
+    h = s.ctx.mul_mat(s.weight(cpu, name="w1"), h)
+    h = s.ctx.mul_mat(s.weight(gpu, name="w2"), h)
+    h = s.ctx.mul(s.ctx.add(h, y), x)
+    plan = s.plan(s.ctx.mul_mat(s.weight(cpu, name="w3"), h))
+    assert [sp.backend for sp in plan.splits] == [gpu, cpu, gpu, cpu]
+    names = [c.tensor.name for c in plan.copies]
+    assert names.count("x") == names.count("y") == 1
+
+
+# -- seams ----------------------------------------
+
+
+def test_a_seam_moves_to_where_the_fewest_bytes_cross():
+    """Between two weights the values shrink to a row sum and grow again."""
+    s = Setting("GPU0", "GPU1", "CPU")
+    gpu0, gpu1, _ = s.backends
+    h = s.ctx.mul_mat(s.weight(gpu0, name="w1"), s.input())
+    rows = s.ctx.sum_rows(s.ctx.sqr(h))
+    grown = s.ctx.repeat(rows, s.ctx.tensor("f32", (8, 4), "like"))
+    out = s.ctx.mul_mat(s.weight(gpu1, name="w2"), s.ctx.silu(grown))
+    plan = s.plan(out)
+    assert plan.backend_of(rows) is gpu0 and plan.backend_of(grown) is gpu1
+    assert [c.tensor for c in plan.copies if c.backend is gpu1 and c.tensor.op != "NONE"] == [rows]
+    says(plan, grown, "fewer bytes cross")
+
+
+def random_seams(rng, n_nodes, n_runs):
+    """A graph over two or three devices whose weights fix a node here and there; shapes of many sizes."""
+    backends = [Device(f"D{k}") for k in range(rng.randint(2, 3))] + [Device("HOST")]
+    s = Setting(*backends)
+    values = [s.input(8, 4), s.ctx.mul_mat(s.weight(backends[0], name="w"), s.input(8, 4, name="y"))]
+    anchors = sorted(rng.sample(range(1, n_nodes), n_runs))
+    for k in range(n_nodes):
+        a = rng.choice(values[-3:])
+        kind = rng.choice(["silu", "sum_rows", "concat", "add", "view", "sqr", "mul"])
+        if k in anchors:
+            side = s.weight(rng.choice(backends[:-1]), a.ne[0], 3, name=f"w{k}")
+            t = s.ctx.mul_mat(side, a)
+        elif kind == "concat" and a.nbytes < 4096:
+            t = s.ctx.concat(a, a, 1)
+        elif kind == "sum_rows":
+            t = s.ctx.sum_rows(a)
+        elif kind in ("add", "mul"):
+            same = [v for v in values if v.ne == a.ne]
+            t = getattr(s.ctx, kind)(a, rng.choice(same))
+        elif kind == "view":
+            t = s.ctx.sqr(s.ctx.reshape(a, a.n_elements)) if a.is_contiguous else s.ctx.neg(a)
+            t = s.ctx.reshape(t, *a.ne)
+        else:
+            t = getattr(s.ctx, "silu" if kind == "silu" else "sqr")(a)
+        values.append(s.named(f"t{k}", t))
+    return s, gs.Graph(*values)
+
+
+def open_nodes(plan):
+    """Positions among the computing nodes, and which of them the rules leave open."""
+    work = [t for t in plan.graph.nodes if t.op not in ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")]
+    return work, [any(words in plan.explain(t) for words in ("nearest node", "fewer bytes cross")) for t in work]
+
+
+def bytes_of(s, graph, placed, leafs):
+    """Bytes per compute when every node is where `placed` says."""
+    with gs.Scheduler(s.backends) as sched:
+        for t, backend in (*placed.items(), *leafs.items()):
+            sched.set_tensor_backend(t, backend)
+        plan = verified(sched.plan(graph))
+        assert all(plan.backend_of(t) is backend for t, backend in placed.items())
+        return plan.copy_bytes
+
+
+@quick(40)
+@given(st.randoms(use_true_random=False), st.integers(3, 14))
+def test_no_other_cut_of_a_seam_is_cheaper(rng, n_nodes):
+    """Brute force: every seam, every other place for it within the open stretch."""
+    s, graph = random_seams(rng, n_nodes, rng.randint(1, min(3, n_nodes - 1)))
+    plan = verified(s.sched.plan(graph))
+    work, is_open = open_nodes(plan)
+    where = [plan.backend_of(t) for t in work]
+    leafs = {t: plan.backend_of(t) for t in graph.leafs if not t.is_resident and plan.backend_of(t)}
+    chosen = bytes_of(s, graph, dict(zip(work, where, strict=True)), leafs)
+    assert chosen == plan.copy_bytes
+    for seam in range(1, len(work)):
+        left, right = where[seam - 1], where[seam]
+        if left is right:
+            continue
+        low = high = seam
+        while low > 0 and is_open[low - 1] and where[low - 1] is left:
+            low -= 1
+        while high < len(work) and is_open[high] and where[high] is right:
+            high += 1
+        for cut in range(low, high + 1):
+            moved = [*where[:low], *[left] * (cut - low), *[right] * (high - cut), *where[high:]]
+            assert bytes_of(s, graph, dict(zip(work, moved, strict=True)), leafs) >= chosen, (seam, cut)
+
+
+def test_results_do_not_depend_on_the_seam():
+    backends = (CpuDevice("D0"), CpuDevice("D1"), CpuDevice("HOST"))
+    rng = np.random.default_rng(0)
+    w = [resident(b, f"w {b.name}", rng.uniform(-1, 1, (8, 8)).astype(np.float32)) for b in backends[:2]]
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (8, 4), "x", input=True)
+    rows = ctx.sum_rows(ctx.sqr(ctx.mul_mat(w[0], x)))
+    out = ctx.mul_mat(w[1], ctx.silu(ctx.repeat(rows, ctx.tensor("f32", (8, 4), "like"))))
+    graph = gs.Graph(out)
+    with gs.Scheduler(backends) as sched:
+        verified(sched.alloc(graph))
+        x.set(rng.uniform(-1, 1, (4, 8)).astype(np.float32))
+        sched.compute(graph)
+        h = np.square(x.numpy() @ w[0].numpy().T).sum(1, keepdims=True).repeat(8, 1)
+        np.testing.assert_allclose(out.numpy(), (h / (1 + np.exp(-h))) @ w[1].numpy().T, rtol=1e-4, atol=1e-5)
