@@ -9,7 +9,9 @@ know no slots (loads, kept weights, nodes that read no copy) are shared by the l
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import cached_property
 
 from ggml_sched._core import Graph, Lease, Tensor, bind_plan, new_lease, rewired, stand_in
 from ggml_sched.backend import Buffer
@@ -233,17 +235,25 @@ class Allocation:
 
     def _experts_ids(self, weight: Tensor, start: int, stop: int) -> Tensor | None:
         """The ids that name the used experts, if only one mixture reads `weight` and its ids are there by then."""
-        nodes = self.plan.graph.nodes
-        readers = [node for node in nodes if any(s is weight for s in node.src)]
-        if len(readers) != 1 or readers[0].op != "MUL_MAT_ID" or readers[0].src[0] is not weight:
+        ids = self._mixtures.get(weight)
+        if ids is None:
             return None
-        ids = readers[0].src[2]
         root = ids if ids.view_src is None else ids.view_src
-        if any(node.view_src is root and node.op not in _VIEW_OPS for node in nodes):
-            return None
         if root.op == "NONE":
             return ids if root.is_resident or not self.plan.data.is_late(self.plan.graph.id_of(root)) else None
         return None if start <= self.plan.graph.position_of(root) < stop else ids
+
+    @cached_property
+    def _mixtures(self) -> dict[Tensor, Tensor]:
+        """{expert weights that one mixture reads, and nothing else: its ids, unless a node writes into them}."""
+        nodes = self.plan.graph.nodes
+        found = {node.src[0]: node.src[2] for node in nodes if node.op == "MUL_MAT_ID"}
+        if not found:
+            return {}
+        read = Counter(s for node in nodes for s in node.src if s in found)
+        written = {node.view_src for node in nodes if node.op not in _VIEW_OPS}
+        return {weight: ids for weight, ids in found.items()
+                if read[weight] == 1 and (ids if ids.view_src is None else ids.view_src) not in written}
 
     def _twin(self, node: Tensor, sources: tuple[int, ...], stand_ins: list[Tensor],
               back: Tensor | None) -> Tensor:

@@ -1,0 +1,339 @@
+"""Extremes: many holes, backends, splits, uses and nodes; nothing at all; several threads."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from cpu_devices import CpuDevice, devices, resident, verified
+
+import ggml_sched as gs
+
+F32 = np.float32
+
+
+# -- much of everything: no error ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["default", "seed"])
+def test_a_hundred_thousand_holes(policy):
+    """200,000 tensors alive at once; then every other one dies, in no simple order; then the rest."""
+    n = 200_000
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 8, "x", input=True)
+    parts = [ctx.scale(x, 1.0) for _ in range(n)]
+    ends = [ctx.sum(parts[k * 77_777 % (n // 2) * 2]) for k in range(n // 2)]
+    more = [ctx.sum(parts[k]) for k in range(1, n, 2)]
+    graph = gs.Graph(*parts, *ends, *more)
+    with gs.Scheduler([gs.DryBackend("D")], policy=policy) as sched:
+        plan = sched.plan(graph)
+    assert plan.buffer_sizes[0] >= plan.live_bytes[0] >= 32 * n
+
+
+def test_twenty_backends_and_ten_thousand_splits():
+    backends = tuple(gs.DryBackend(f"D{k}") for k in range(20))
+    homes = gs.Context("biases")
+    ctx = gs.Context()
+    h = ctx.tensor("f32", 8, "x", input=True)
+    biases = []
+    for b in backends:
+        home = gs.Context(b.name)
+        biases.append(home.tensor("f32", 8, f"bias {b.name}"))
+        b.alloc_tensors(home)
+    del homes
+    for k in range(10_000):
+        h = ctx.add(h, biases[k % 20])
+    graph = gs.Graph(h)
+    with gs.Scheduler(backends) as sched:
+        plan = verified(sched.plan(graph))
+        assert len(plan.splits) == 10_000
+        sched.alloc(graph)
+        assert sched.compute(graph)
+
+
+def test_ten_thousand_streamed_weights():
+    """Each opens a split of its own; all use the same memory."""
+    device, host = devices(2, offloads=("MUL_MAT",))
+    home, ctx = gs.Context(), gs.Context()
+    weights = [home.tensor("f32", (4, 4), f"w{k}") for k in range(10_000)]
+    host.alloc_tensors(home)
+    x = h = ctx.tensor("f32", (4, 1), "x", input=True)
+    for k, w in enumerate(weights):
+        w.set(np.eye(4, dtype=F32)[::-1 if k % 2 else 1])
+        h = ctx.mul_mat(w, h)
+    graph = gs.Graph(h)
+    with gs.Scheduler((device, host)) as sched:
+        plan = verified(sched.alloc(graph))
+        assert len(plan.splits) == 10_000 and plan.buffer_sizes[0] <= 8 * 64
+        x.set(np.arange(4, dtype=F32))
+        assert sched.compute(graph)
+        np.testing.assert_array_equal(h.numpy(), np.arange(4, dtype=F32))
+
+
+def test_one_tensor_used_a_thousand_times_in_a_split():
+    device, host = devices(2)
+    w = resident(host, "w", np.full(4, 2, F32))
+    v = resident(device, "v", np.ones(4, F32))
+    ctx = gs.Context()
+    h = ctx.add(v, v)
+    for _ in range(1000):
+        h = ctx.add(h, w)
+    graph = gs.Graph(h)
+    with gs.Scheduler((device, host)) as sched:
+        for node in graph.nodes:
+            sched.set_tensor_backend(node, device)
+        plan = verified(sched.alloc(graph))
+        assert len(plan.splits) == 1 and len(plan.copies) == 1
+        assert sched.compute(graph)
+        np.testing.assert_array_equal(h.numpy(), np.full(4, 2002, F32))
+
+
+def test_a_tensor_read_by_twenty_thousand_nodes_over_two_backends():
+    """Moving a seam weighs who reads each tensor; that stays quick when one tensor has all nodes for readers."""
+    first, second = gs.DryBackend("D0"), gs.DryBackend("D1")
+    a, b = gs.Context(), gs.Context()
+    wa, wb = a.tensor("f32", 4, "wa"), b.tensor("f32", 4, "wb")
+    first.alloc_tensors(a)
+    second.alloc_tensors(b)
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 4, "x", input=True)
+    h = ctx.add(x, wa)
+    for _ in range(10_000):
+        h = ctx.mul(h, x)
+    h = ctx.add(h, wb)
+    for _ in range(10_000):
+        h = ctx.mul(h, x)
+    with gs.Scheduler((first, second)) as sched:
+        assert len(verified(sched.plan(gs.Graph(ctx.add(h, wa)))).splits) == 3
+
+
+def test_a_chain_of_fifty_thousand_nodes():
+    backend = CpuDevice("CPU")
+    ctx = gs.Context()
+    x = h = ctx.tensor("f32", 4, "x", input=True)
+    for _ in range(50_000):
+        h = ctx.neg(h)
+    graph = gs.Graph(h)
+    with gs.Scheduler([backend]) as sched:
+        plan = verified(sched.alloc(graph))
+        assert plan.buffer_sizes == (128,)      # the input, and one tensor in place
+        x.set(np.arange(4, dtype=F32))
+        assert sched.compute(graph)
+        np.testing.assert_array_equal(h.numpy(), np.arange(4, dtype=F32))
+
+
+# -- next to nothing ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["default", "seed"])
+@pytest.mark.parametrize("n_backends", [1, 3])
+def test_an_empty_graph(policy, n_backends):
+    with gs.Scheduler(devices(n_backends), policy=policy) as sched:
+        graph = gs.Graph()
+        plan = verified(sched.alloc(graph))
+        assert plan.splits == () and plan.copies == () and plan.buffer_sizes == (0,) * n_backends
+        assert sched.compute(graph) is True
+        sched.reserve(graph)
+        assert "0 nodes" in str(plan) and plan.to_dot()
+
+
+@pytest.mark.parametrize("policy", ["default", "seed"])
+@pytest.mark.parametrize("flagged", [True, False])
+@pytest.mark.parametrize("n_backends", [1, 3])
+def test_a_graph_of_views_only(policy, flagged, n_backends):
+    with gs.Scheduler(devices(n_backends), policy=policy) as sched:
+        ctx = gs.Context()
+        x = ctx.tensor("f32", (4, 3), "x", input=flagged)
+        view = ctx.view_1d(ctx.transpose(ctx.reshape(x, 3, 4)), 4, 16)
+        graph = gs.Graph(view)
+        verified(sched.alloc(graph))
+        x.set(np.arange(12, dtype=F32))
+        assert sched.compute(graph) is True
+        np.testing.assert_array_equal(view.numpy(), np.arange(4, 8, dtype=F32))
+
+
+def test_a_graph_of_leafs_only():
+    with gs.Scheduler(devices(2)) as sched:
+        ctx = gs.Context()
+        graph = gs.Graph(ctx.tensor("f32", 4, "x", input=True), ctx.tensor("f32", 4, "y"))
+        verified(sched.alloc(graph))
+        assert sched.compute(graph) is True
+
+
+@pytest.mark.parametrize("n_backends", [1, 3])
+def test_a_leaf_that_only_unused_views_name_beside_nodes(n_backends):
+    """It once had no home, and the allocator wrote in front of the first arena."""
+    with gs.Scheduler(devices(n_backends)) as sched:
+        ctx = gs.Context()
+        x = ctx.tensor("f32", 4, "x", input=True)
+        looked_at = ctx.tensor("f32", 4, "looked at")
+        out = ctx.neg(x)
+        view = ctx.reshape(looked_at, 2, 2)
+        for graph in (gs.Graph(view, out), gs.Graph(out, view)):
+            verified(sched.alloc(graph))
+            x.set(np.ones(4, F32))
+            looked_at.set(np.arange(4, dtype=F32))
+            sched.compute(graph)
+            np.testing.assert_array_equal(out.numpy(), -np.ones(4, F32))
+            np.testing.assert_array_equal(view.numpy().ravel(), np.arange(4, dtype=F32))
+
+
+def test_tensors_without_elements():
+    device, host = devices(2)
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (4, 0), "x", input=True)
+    w = resident(device, "w", np.eye(4, dtype=F32))
+    nothing = ctx.mul_mat(w, x)
+    y = ctx.tensor("f32", (4, 2), "y", input=True)
+    out = ctx.concat(nothing, ctx.mul_mat(w, y), 1)
+    graph = gs.Graph(out)
+    with gs.Scheduler((device, host)) as sched:
+        verified(sched.alloc(graph))
+        x.set(np.zeros((0, 4), F32))
+        y.set(np.arange(8, dtype=F32).reshape(2, 4))
+        assert sched.compute(graph)
+        np.testing.assert_array_equal(out.numpy(), np.arange(8, dtype=F32).reshape(2, 4))
+
+
+# -- threads ------------------------------------------------------------------------------------------------
+
+
+class Waiting(CpuDevice):
+    """Stops in the middle of a compute until it is told to go on."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.entered, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
+
+    def graph_plan_compute(self, plan):
+        self.entered.set()
+        assert self.go_on.wait(20)
+        super().graph_plan_compute(plan)
+
+
+def test_a_second_thread_in_one_scheduler_gets_a_clear_error_and_breaks_nothing():
+    backend = Waiting("CPU")
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 4, "x", input=True)
+    out = ctx.scale(x, 2.0)
+    graph, other = gs.Graph(out), gs.Graph(ctx.neg(x))
+    with gs.Scheduler([backend]) as sched:
+        sched.alloc(graph)
+        x.set(np.ones(4, F32))
+        backend.go_on.clear()
+        results = []
+        thread = threading.Thread(target=lambda: results.append(sched.compute(graph)))
+        thread.start()
+        try:
+            assert backend.entered.wait(20)
+            for call in (lambda: sched.compute(graph), lambda: sched.plan(other), lambda: sched.alloc(other),
+                         lambda: sched.reserve(other), sched.reset, sched.close, sched.synchronize,
+                         lambda: sched.set_tensor_backend(x, backend)):
+                with pytest.raises(gs.Error, match="at work"):
+                    call()
+        finally:
+            backend.go_on.set()
+            thread.join()
+        assert results == [True]
+        np.testing.assert_array_equal(out.numpy(), np.full(4, 2, F32))
+        assert sched.compute(graph) is True
+
+
+def test_a_callback_that_uses_its_scheduler_gets_a_clear_error():
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 4, "x", input=True)
+    graph = gs.Graph(ctx.scale(x, 2.0))
+    with gs.Scheduler([CpuDevice("CPU")]) as sched:
+        sched.alloc(graph)
+        x.set(np.ones(4, F32))
+        with pytest.raises(gs.Error, match="at work"):
+            sched.compute(graph, callback=lambda node: sched.compute(graph))
+        assert sched.compute(graph) is True
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared backends", "backends of their own"])
+def test_two_schedulers_in_two_threads(shared):
+    common = devices(2)
+    failures, barrier = [], threading.Barrier(4)
+
+    def work(factor):
+        try:
+            backends = common if shared else devices(2)
+            w = resident(backends[0], f"w{factor}", np.full((4, 4), factor, F32))
+            with gs.Scheduler(backends) as sched:
+                barrier.wait(20)
+                for turn in range(30):
+                    ctx = gs.Context()
+                    x = ctx.tensor("f32", (4, 1), "x", input=True)
+                    out = ctx.mul_mat(w, ctx.scale(x, 2.0))
+                    graph = gs.Graph(out)
+                    sched.alloc(graph)
+                    x.set(np.full((1, 4), turn, F32))
+                    sched.compute(graph)
+                    np.testing.assert_array_equal(out.numpy(), np.full(4, 8 * turn * factor, F32))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(factor,)) for factor in (1, 2, 3, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_threads_that_fight_over_one_scheduler_corrupt_nothing():
+    """Each either computes right or gets the error."""
+    graphs = []
+    for factor in (2, 3, 5, 7):
+        ctx = gs.Context()
+        x = ctx.tensor("f32", 64, "x", input=True)
+        out = ctx.scale(ctx.sqr(x), factor)
+        graphs.append((gs.Graph(out), x, out, factor))
+    failures, refused, computed = [], [], []
+    with gs.Scheduler(devices(2)) as sched:
+        for graph, x, _, _ in graphs:
+            sched.alloc(graph)
+            x.set(np.ones(64, F32))
+
+        def fight(graph):
+            for _ in range(60):
+                try:
+                    assert sched.compute(graph) is True
+                    computed.append(graph)
+                except gs.Error as error:
+                    (refused if "at work" in str(error) else failures).append(error)
+                except BaseException as error:
+                    failures.append(error)
+
+        threads = [threading.Thread(target=fight, args=(graph,)) for graph, *_ in graphs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures and computed
+        for graph, _, out, factor in graphs:
+            assert sched.compute(graph)
+            np.testing.assert_array_equal(out.numpy(), np.full(64, factor, F32))
+
+
+# -- wiring --------------------------------------------------------------------------------------------------
+
+
+def test_swapping_two_inputs_of_equal_size_changes_results_and_nothing_else():
+    device, host = devices(2)
+    w = resident(device, "w", np.eye(4, dtype=F32))
+    with gs.Scheduler((device, host)) as sched:
+        for turn in range(6):
+            ctx = gs.Context()
+            x, y = (ctx.tensor("f32", (4, 2), name, input=True) for name in "xy")
+            a, b = (x, y) if turn % 2 else (y, x)
+            out = ctx.sub(ctx.mul_mat(w, a), ctx.sqr(b))
+            graph = gs.Graph(out)
+            verified(sched.alloc(graph))
+            x.set(np.full((2, 4), 3, F32))
+            y.set(np.full((2, 4), 5, F32))
+            sched.compute(graph)
+            np.testing.assert_array_equal(out.numpy(), np.full((2, 4), 3 - 25 if turn % 2 else 5 - 9, F32))
