@@ -35,10 +35,13 @@ def main() -> None:
     args = parser.parse_args()
     if not peer.available():
         print("no peer: run python bench/peer/build.py to compare times with today's ggml", file=sys.stderr)
+    summary: list[list] = []
+    sections = [memory(args.graphs, summary), times(args.graphs, args.repeat, summary),
+                growth(max(args.repeat // 3, 3), summary)]
     print(heading(args.repeat))
-    print(memory(args.graphs))
-    print(times(args.graphs, args.repeat))
-    print(growth(max(args.repeat // 12, 3)))
+    head = [f"{len(args.graphs)} graphs of well-known models", "median", "worst"]
+    print(f"## Summary\n\n{markdown(head, summary)}\n")
+    print("\n".join(sections), end="")
 
 
 def heading(repeat: int) -> str:
@@ -73,8 +76,8 @@ def processor() -> str:
 # -- memory ------------------------------------------------------------------------------------------
 
 
-def memory(names: list[str]) -> str:
-    """Arena bytes: against the lower bound on one backend, against ggml's on all."""
+def memory(names: list[str], summary: list[list]) -> str:
+    """Arena bytes: against the lower bound on one backend, against ggml's on all.  Adds to the summary."""
     rows, ratios = [], []
     for name in names:
         recorded = samples.recorded().get(name)
@@ -91,6 +94,10 @@ def memory(names: list[str]) -> str:
     columns = list(zip(*ratios, strict=True))
     rows.append(["**mean**", "", *(f"**{fmean(column):.3f}**" for column in columns)])
     rows.append(["**largest**", "", *(f"**{max(column):.3f}**" for column in columns)])
+    everywhere = [ratio for column in columns[1:] for ratio in column]
+    summary.append(["arena on one backend / most bytes alive at once",
+                    f"{median(columns[0]):.3f}", f"{max(columns[0]):.3f}"])
+    summary.append(["arenas / ggml's, four configurations", f"{median(everywhere):.2f}", f"{max(everywhere):.2f}"])
     head = ["graph", "c1 bytes", "c1 / bound", *(f"{config} / ggml" for config in MEMORY_CONFIGS)]
     return f"""## Memory
 
@@ -163,11 +170,13 @@ def timed(work: Callable[[], object]) -> float:
     return (time.perf_counter_ns() - start) / 1e3
 
 
-def times(names: list[str], repeat: int) -> str:
-    rows, ratios = [], []
+def times(names: list[str], repeat: int, summary: list[list]) -> str:
+    """Planning and allocating, in microseconds.  Adds to the summary."""
+    rows, ratios, again = [], [], []
     for name in names:
         for config in TIME_CONFIGS:
             t = measure(name, config, repeat)
+            again.append(t.same)
             scratch, anew, same = f"{t.scratch:,.0f}", f"{t.anew:,.0f}", f"{t.same:.2f}"
             if t.reserve is None or t.alloc is None:
                 rows.append([name, config, t.nodes, scratch, "", "", anew, "", "", same])
@@ -176,8 +185,13 @@ def times(names: list[str], repeat: int) -> str:
             rows.append([name, config, t.nodes, scratch, f"{t.reserve:,.0f}", f"{ratios[-1][0]:.2f}",
                          anew, f"{t.alloc:,.0f}", f"{ratios[-1][1]:.2f}", same])
     if ratios:
-        scratch, anew = (median(column) for column in zip(*ratios, strict=True))
-        rows.append(["**median**", "", "", "", "", f"**{scratch:.2f}**", "", "", f"**{anew:.2f}**", ""])
+        columns = list(zip(*ratios, strict=True))
+        rows.append(["**median**", "", "", "", "", f"**{median(columns[0]):.2f}**",
+                     "", "", f"**{median(columns[1]):.2f}**", ""])
+        labels = "planning from scratch / ggml's reserve", "allocating an equal graph built anew / ggml's"
+        for what, column in zip(labels, columns, strict=True):
+            summary.append([what, f"{median(column):.2f}", f"{max(column):.2f}"])
+    summary.append(["allocating the same graph again", f"{median(again):.1f} us", f"{max(again):.1f} us"])
     head = ["graph", "", "nodes", "plan, us", "ggml reserve, us", "ratio", "alloc anew, us", "ggml alloc, us",
             "ratio", "alloc again, us"]
     return f"""## Time
@@ -190,16 +204,18 @@ of the graph that is allocated.
 """
 
 
-def growth(repeat: int) -> str:
-    rows = []
+def growth(repeat: int, summary: list[list]) -> str:
+    rows, costs = [], []
     for n_nodes in GROWTH:
         graph, backends = samples.synthetic(n_nodes)
         with gs.Scheduler(backends, plan_cache=0) as scheduler:
-            took = median(timed(lambda: scheduler.plan(graph)) for _ in range(repeat))  # noqa: B023
-        rows.append([f"{len(graph):,}", f"{took / 1e3:.2f}", f"{took * 1e3 / len(graph):.0f}"])
+            took = min(timed(lambda: scheduler.plan(graph)) for _ in range(repeat))  # noqa: B023
+        costs.append(took / len(graph))
+        rows.append([f"{len(graph):,}", f"{took / 1e3:.2f}", f"{costs[-1] * 1e3:.0f}"])
+    summary.append([f"time per node, {GROWTH[-1]:,} nodes / {GROWTH[-2]:,}", f"{costs[-1] / costs[-2]:.1f}", "-"])
     return f"""## Growth
 
-Planning synthetic transformer blocks from scratch, c4.
+Planning synthetic transformer blocks from scratch, c4; the least time of {repeat}.
 
 {markdown(["nodes", "ms", "ns per node"], rows)}
 """

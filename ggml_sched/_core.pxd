@@ -49,6 +49,7 @@ cdef class Lease:
     cdef readonly bint transient        # of a scheduler: other planners treat its tensors as unplaced
     cdef readonly bint stages           # leafs keep what was set in `Tensor.stash`, to be loaded when their life begins
     cdef readonly bint through          # ... and it goes to their memory at once: nothing lives there before them
+    cdef public object guard            # call before reading a tensor: raises if its data is gone; None: no such check
     cdef public object drain            # call before touching the data: waits for queued computes; None: none queued
     cdef object __weakref__
     cpdef void end(self) noexcept

@@ -149,6 +149,31 @@ cdef class PlanData:
             self.knows_exclusive = True
         return bool(self.flow.state[i] & EXCLUSIVE)
 
+    def is_overwritten(self, int32_t i):
+        """Whether something else has come to live in node i's memory by the end of a compute."""
+        cdef gs_flow *f = &self.flow
+        cdef int32_t k, owner, at = -1
+        self.check(i)
+        if f.offset[i] < 0:
+            return False
+        owner = self.owner(i)
+        for k in range(f.n_seq):
+            if f.seq[k] == i:
+                at = k
+            elif at >= 0 and f.state[f.seq[k]] & TOOK_OVER and self.owner(f.seq[k]) == owner:
+                return True
+        for k in range(f.n):
+            if (k != owner and f.home[k] == f.home[owner] and f.birth[k] > at and f.offset[k] < f.offset[owner] + f.size[owner]
+                    and f.offset[owner] < f.offset[k] + f.size[k]):
+                return True
+        return False
+
+    cdef int32_t owner(self, int32_t i) noexcept:
+        """The id under whose name the memory of i was taken."""
+        while self.flow.root[i] >= 0:
+            i = self.flow.root[i]
+        return i
+
     def lifetime(self, int32_t i):
         """(birth, death): positions in `sequence` between which the memory of i is taken; None outside the plan."""
         self.check(i)

@@ -216,7 +216,8 @@ cdef class Tensor:
     def numpy(self):
         """The data as a new numpy array, extents reversed and leading ones dropped; quantised types as float32.
 
-        Raises PlacementError without an address, BackendError from a backend without memory.
+        Raises PlacementError without an address, BackendError from a backend without memory, HazardError for a
+        result that a scheduler computed and whose memory has served other nodes since (flag it as an output).
         """
         return _hostdata().read(self)
 

@@ -9,12 +9,14 @@ know no slots (loads, kept weights, nodes that read no copy) are shared by the l
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import cached_property
 
 from ggml_sched._core import Graph, Lease, Tensor, bind_plan, new_lease, rewired, stand_in
 from ggml_sched.backend import Buffer
+from ggml_sched.errors import HazardError
 from ggml_sched.pipeline import Pipeline
 from ggml_sched.plan import Plan
 from ggml_sched.steps import CopyStep, ExpertsStep, LoadStep, RunStep, Step
@@ -25,6 +27,29 @@ Callback = Callable[[Tensor], object]
 """Called with each node after it was computed; False stops the compute."""
 
 _VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+
+
+class _Guard:
+    """Refuses to read results whose memory has served other nodes since: ggml would return garbage."""
+
+    __slots__ = ("_allocation",)
+
+    def __init__(self, allocation: Allocation) -> None:
+        self._allocation = weakref.ref(allocation)
+
+    def __call__(self, tensor: Tensor) -> None:
+        allocation = self._allocation()
+        if allocation is None or allocation.is_running:
+            return
+        graph, data = allocation.plan.graph, allocation.plan.data
+        node = tensor
+        while node.op in _VIEW_OPS and node.src:
+            node = node.src[0]
+        i = graph.id_of(node)
+        if i >= 0 and node.op != "NONE" and data.is_overwritten(i):
+            raise HazardError(
+                f"the data of {node.name or 'unnamed'!r} ({node.op}) is gone: its memory has served other nodes "
+                "since; flag it with ctx.set_output before planning")
 
 
 class Allocation:
@@ -47,6 +72,8 @@ class Allocation:
         self._made: dict[Hashable, Step | Tensor] = {}
         self._written: dict[Tensor, None] = {}
         bind_plan(plan.graph, plan.data, buffers, self.lease)
+        self.is_running = False
+        self.lease.guard = _Guard(self)
 
     def release(self) -> None:
         """End the lease: the tensors have no address any more.  Everything is released, whatever raises."""
@@ -69,6 +96,7 @@ class Allocation:
         """Compute the graph; on return every backend is done.  False if the callback stopped it."""
         finished = True
         steps = self._next_steps()
+        self.is_running = True
         try:
             for step in steps:
                 if callback is not None and isinstance(step, RunStep):
@@ -82,6 +110,7 @@ class Allocation:
             self._wait(quietly=True)
             raise
         finally:
+            self.is_running = False
             self._touch_written()
         self._wait()
         return finished

@@ -54,6 +54,8 @@ def array_over(tensor: Tensor, memory, offset: int = 0) -> np.ndarray:
 
 def read(tensor: Tensor) -> np.ndarray:
     """See `Tensor.numpy`."""
+    if tensor.lease is not None and tensor.lease.guard is not None:
+        tensor.lease.guard(tensor)
     span = _span(tensor)
     values = array_over(tensor, span) if tensor.nbytes else array_over(tensor, bytearray(16))
     if tensor.type == Type.BF16:

@@ -231,20 +231,28 @@ def test_plans_and_threads_change_no_bit(type):
 
 
 def test_plans_have_work_memory_of_their_own():
-    ctx, graph, values = chain("f16")
+    """Two plans of one backend, each over tensors of its own, run at the same time."""
     backend = gs.CpuBackend(1)
-    backend.alloc_tensors(ctx)
-    set_all(values)
-    one, two = backend.graph_plan_create(graph), backend.graph_plan_create(graph)
-    assert one.work_size > 0
-    threads = [threading.Thread(target=backend.graph_plan_compute, args=(plan,)) for plan in (one, two) * 4]
+    made = []
+    for _ in range(2):
+        ctx, graph, values = chain("f16")
+        backend.alloc_tensors(ctx)
+        set_all(values)
+        backend.graph_compute(graph)
+        made.append((ctx, graph, raw(graph.nodes[-1]), backend.graph_plan_create(graph)))
+    assert all(plan.work_size > 0 for *_, plan in made)
+
+    def run(plan):
+        for _ in range(4):
+            backend.graph_plan_compute(plan)
+
+    threads = [threading.Thread(target=run, args=(plan,)) for *_, plan in made]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    got = raw(graph.nodes[-1])
-    backend.graph_compute(graph)
-    assert raw(graph.nodes[-1]) == got
+    for _, graph, expected, _ in made:
+        assert raw(graph.nodes[-1]) == expected
 
 
 def test_the_plan_less_path_keeps_one_work_memory_that_only_grows():

@@ -36,6 +36,13 @@ def test_example_with_a_model_file():
     assert "vocabulary" in run(str(ROOT / "examples" / "run_model.py"), str(model))
 
 
+def test_figures_in_the_readme_are_those_that_were_measured():
+    """Word for word the summary that bench/report.py wrote."""
+    readme, measured = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/benchmarks.md"))
+    summary = re.search(r"## Summary\n\n(.*?)\n\n", measured, re.S)[1]
+    assert summary in readme
+
+
 def test_python_in_the_readme():
     """It prints what the README says it prints."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -21,11 +21,13 @@ POLICIES = st.sampled_from(["seed", "default"])
 
 
 class PoisonedBackend(gs.CpuBackend):
-    """A CPU whose fresh memory is full of a byte pattern; refuses the ops that it is told to."""
+    """A CPU whose fresh memory is full of a byte pattern; refuses the ops that it is told to, and reads the
+    memory of the backends in `reads` without copies."""
 
     def __init__(self, name: str = "CPU", refused: frozenset[str] = frozenset()) -> None:
         super().__init__(1, name)
         self.refused = refused
+        self.reads: tuple[gs.Backend, ...] = ()
 
     def alloc_buffer(self, size):
         buffer = super().alloc_buffer(size)
@@ -34,6 +36,9 @@ class PoisonedBackend(gs.CpuBackend):
 
     def supports_op(self, node):
         return node.op not in self.refused and super().supports_op(node)
+
+    def supports_buffer(self, buffer):
+        return buffer.backend is self or buffer.backend in self.reads
 
 
 def raw(tensor: gs.Tensor) -> bytes:
@@ -159,12 +164,13 @@ REFUSALS = ("ADD", "MUL", "SCALE", "UNARY:RELU", "CPY", "CONT", "RMS_NORM", "SET
 @quick(400)
 @given(recipes(), st.integers(2, 3),
        st.lists(st.sets(st.sampled_from(REFUSALS), max_size=6), min_size=2, max_size=2),
-       st.lists(st.tuples(st.integers(0, 63), st.integers(0, 2)), max_size=3), POLICIES, st.integers(0, 3))
-def test_several_backends(recipe, n_backends, refused, wishes, policy, queued):
+       st.lists(st.tuples(st.integers(0, 63), st.integers(0, 2)), max_size=3), POLICIES, st.integers(0, 3),
+       st.sampled_from([0, 0, *range(1, 64)]))
+def test_several_backends(recipe, n_backends, refused, wishes, policy, queued, shared):
     """Random residency, refused ops and assigned nodes over backends with separate memory; three computes.
 
     The last backend supports everything, so every graph can run.  `queued`: computed asynchronously, with that
-    many places for each copy.
+    many places for each copy.  `shared`: which backend reads which other's memory, a bit for each pair.
     """
     # More residents than usual.
     recipe = replace(recipe, leafs=tuple((s, k if k % 2 else k // 3 * 3 + 2) for s, k in recipe.leafs))
@@ -172,6 +178,10 @@ def test_several_backends(recipe, n_backends, refused, wishes, policy, queued):
     built = Built(recipe, n_backends)
     refused = [*refused, set()][-n_backends:]
     backends = [PoisonedBackend(f"B{i}", frozenset(ops)) for i, ops in enumerate(refused)]
+    pairs = [(a, b) for a in backends for b in backends if a is not b]
+    for bit, (reader, other) in enumerate(pairs):
+        if shared >> bit & 1:
+            reader.reads += (other,)
     with gs.Scheduler(backends, policy=policy, copies=max(queued, 1)) as sched:
         for ctx, backend in zip(built.homes, backends, strict=True):
             backend.alloc_tensors(ctx)
