@@ -28,11 +28,13 @@ ctypedef struct gs_flow:
     int32_t *seq            # ids in execution order
     int64_t *size           # bytes, aligned
     int64_t *view_offs
+    int64_t *rest           # result: bytes that stay taken once a smaller heir has given the tail back
     int64_t *offset         # result: from the start of the home's arena; -1
     int32_t *n_children
     int32_t *n_views
     int32_t *birth          # result: position in seq at which the memory is taken
     int32_t *death          # result: position after which it is free; n_seq if it stays
+    int32_t *trimmed        # result: position at which the tail was given back, 0 if it was not
     unsigned char *op
     unsigned char *flags
     unsigned char *state
@@ -43,7 +45,7 @@ cdef int flow_alloc(gs_flow *f, int32_t n, int32_t n_seq, int32_t n_src) noexcep
     """Lay the arrays out in one block; counters and states are zero."""
     cdef size_t wide = <size_t>n * sizeof(int64_t)
     cdef size_t slim = <size_t>n * sizeof(int32_t)
-    cdef size_t total = (3 * wide + 7 * slim + (<size_t>n + 1) * sizeof(int32_t) + <size_t>n_src * sizeof(int32_t)
+    cdef size_t total = (4 * wide + 8 * slim + (<size_t>n + 1) * sizeof(int32_t) + <size_t>n_src * sizeof(int32_t)
                          + <size_t>n_seq * sizeof(int32_t) + 3 * <size_t>n + 64)
     cdef char *at
     memset(f, 0, sizeof(gs_flow))
@@ -56,7 +58,8 @@ cdef int flow_alloc(gs_flow *f, int32_t n, int32_t n_seq, int32_t n_src) noexcep
     f.size = <int64_t *>at
     f.view_offs = <int64_t *>(at + wide)
     f.offset = <int64_t *>(at + 2 * wide)
-    at += 3 * wide
+    f.rest = <int64_t *>(at + 3 * wide)
+    at += 4 * wide
     f.like = <int32_t *>at
     f.home = <int32_t *>(at + slim)
     f.root = <int32_t *>(at + 2 * slim)
@@ -64,7 +67,8 @@ cdef int flow_alloc(gs_flow *f, int32_t n, int32_t n_seq, int32_t n_src) noexcep
     f.n_views = <int32_t *>(at + 4 * slim)
     f.birth = <int32_t *>(at + 5 * slim)
     f.death = <int32_t *>(at + 6 * slim)
-    at += 7 * slim
+    f.trimmed = <int32_t *>(at + 7 * slim)
+    at += 8 * slim
     f.src_begin = <int32_t *>at
     at += (<size_t>n + 1) * sizeof(int32_t)
     f.src = <int32_t *>at

@@ -8,6 +8,9 @@ ctypedef struct gs_arena:
     gs_blocks *blocks
     int64_t live            # bytes taken at the moment
     int64_t peak            # the largest `live` so far: a lower bound for the arena
+    int64_t whole           # as `live`, tails given back counted as taken
+    int64_t whole_peak
+    bint trims              # whether a smaller heir gives the tail back
 
 
 cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, int32_t id, int32_t now) noexcept nogil:
@@ -42,7 +45,7 @@ cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, in
         f.n_views[r] += 1
         f.offset[id] = f.offset[r]
         f.state[id] |= ADDRESSED | TOOK_OVER
-        return GS_OK
+        return gallocr_trim(f, &arenas[f.home[id]], id, now)
     arena = &arenas[f.home[id]]
     high = arena.blocks.max_size
     status = blocks_take(arena.blocks, f.size[id], &f.offset[id])
@@ -52,9 +55,27 @@ cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, in
     if f.op[id] == OP_NONE and f.offset[id] < high:
         f.state[id] |= LATE
     f.birth[id] = now
+    f.rest[id] = f.size[id]
     arena.live += f.size[id]
     arena.peak = max(arena.peak, arena.live)
+    arena.whole += f.size[id]
+    arena.whole_peak = max(arena.whole_peak, arena.whole)
     return GS_OK
+
+
+cdef int gallocr_trim(gs_flow *f, gs_arena *arena, int32_t heir, int32_t now) noexcept nogil:
+    """Keep only the heir's part of the memory it took over; whatever read the rest has run."""
+    cdef int32_t owner = heir
+    cdef int64_t tail
+    while f.root[owner] >= 0:
+        owner = f.root[owner]
+    tail = f.rest[owner] - f.size[heir]
+    if not arena.trims or f.birth[owner] < 0 or tail <= 0:
+        return GS_OK
+    f.rest[owner] = f.size[heir]
+    f.trimmed[owner] = now
+    arena.live -= tail
+    return blocks_give(arena.blocks, f.offset[owner] + f.size[heir], tail)
 
 
 cdef bint gallocr_may_take(const gs_flow *f, int32_t id, int32_t s, const gs_layout *mine) noexcept nogil:
@@ -70,15 +91,18 @@ cdef bint gallocr_may_take(const gs_flow *f, int32_t id, int32_t s, const gs_lay
 cdef int gallocr_release(gs_flow *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
     """Give an id's memory back, if it was allocated here."""
     cdef int status
+    cdef int64_t size
     # In-place chains: the memory was taken under the name of the first in the chain; an output anywhere in
     # the chain keeps it.
     while f.root[id] >= 0 and not f.flags[id] & GS_FLAG_OUTPUT:
         id = f.root[id]
     if f.home[id] == OUTSIDE or f.offset[id] < 0 or f.state[id] & FREED or f.flags[id] & GS_FLAG_OUTPUT:
         return GS_OK
-    status = blocks_give(arenas[f.home[id]].blocks, f.offset[id], f.size[id])
+    size = f.rest[id] if f.birth[id] >= 0 else f.size[id]
+    status = blocks_give(arenas[f.home[id]].blocks, f.offset[id], size)
     if status == GS_OK:
-        arenas[f.home[id]].live -= f.size[id]
+        arenas[f.home[id]].live -= size
+        arenas[f.home[id]].whole -= f.size[id]
         f.death[id] = now
         f.state[id] |= FREED
     return status

@@ -66,6 +66,8 @@ cdef void placing_copy(gs_flow *f, const gs_flow *measured) noexcept nogil:
         f.root[i] = measured.root[i]
         f.birth[i] = measured.birth[i]
         f.death[i] = measured.death[i]
+        f.rest[i] = min(f.size[i], measured.rest[i])
+        f.trimmed[i] = measured.trimmed[i]
         f.state[i] = measured.state[i]
 
 

@@ -46,6 +46,10 @@ cdef int pack_arena(gs_flow *f, int32_t home, gs_blocks *blocks, gs_arena *arena
         return GS_OK
     for i in range(n):
         f.offset[ids[i]] = offset[i]
+        # Packing knows rectangles only: memory is whole until its last heir dies.
+        f.rest[ids[i]] = f.size[ids[i]]
+        f.trimmed[ids[i]] = 0
+    arena.peak = arena.whole_peak
     blocks.max_size = packing.arena
     blocks.n_chunks = 1
     method[0] = OFFSETS_PACKED + packing.method

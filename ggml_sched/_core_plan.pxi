@@ -126,6 +126,11 @@ cdef class PlanData:
         self.check(i)
         return 0 if self.flow.root[i] >= 0 else self.flow.size[i]
 
+    def trimmed(self, int32_t i):
+        """(position, bytes): when a smaller heir gave the tail of i's memory back, and what stayed; None if not."""
+        self.check(i)
+        return (self.flow.trimmed[i], self.flow.rest[i]) if self.flow.trimmed[i] else None
+
     def root(self, int32_t i):
         """The id whose memory i shares, as a view or in place; -1 for memory of its own."""
         self.check(i)
@@ -153,6 +158,7 @@ cdef class PlanData:
         """Whether something else has come to live in node i's memory by the end of a compute."""
         cdef gs_flow *f = &self.flow
         cdef int32_t k, owner, at = -1
+        cdef int64_t size
         self.check(i)
         if f.offset[i] < 0:
             return False
@@ -162,8 +168,9 @@ cdef class PlanData:
                 at = k
             elif at >= 0 and f.state[f.seq[k]] & TOOK_OVER and self.owner(f.seq[k]) == owner:
                 return True
+        size = f.rest[owner] if at >= f.trimmed[owner] else f.size[owner]
         for k in range(f.n):
-            if (k != owner and f.home[k] == f.home[owner] and f.birth[k] > at and f.offset[k] < f.offset[owner] + f.size[owner]
+            if (k != owner and f.home[k] == f.home[owner] and f.birth[k] > at and f.offset[k] < f.offset[owner] + size
                     and f.offset[owner] < f.offset[k] + f.size[k]):
                 return True
         return False
@@ -238,6 +245,7 @@ def make_plan(Request request not None, str policy, bint stream=False, int32_t n
         for i in range(devices.n):
             alignment[i] = (<BackendBase>devices.backends[i]).alignment
             arenas[i].blocks = &blocks[i]
+            arenas[i].trims = not seed
             limit = devices.backends[i].max_buffer_size
             if limit is not None:
                 blocks[i].chunk = min(max(_index(limit), 1), <int64_t>1 << 48)
