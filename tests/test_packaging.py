@@ -5,6 +5,8 @@ The soak tests build: a source distribution, a wheel from it, and a consumer of 
 
 from __future__ import annotations
 
+import ast
+import enum
 import importlib.metadata
 import importlib.util
 import os
@@ -20,6 +22,7 @@ from pathlib import Path
 import pytest
 
 import ggml_sched as gs
+from ggml_sched import _core
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path(gs.__file__).parent
@@ -45,6 +48,22 @@ def test_every_module_is_there():
 @pytest.mark.parametrize("name", ["py.typed", "_core.pyi", "_core.pxd", "__init__.pxd"])
 def test_types_are_there(name):
     assert (PACKAGE / name).is_file()
+
+
+def test_the_stub_names_everything_public():
+    """A quick look; the soak test asks mypy."""
+    stub = ast.parse((PACKAGE / "_core.pyi").read_text(encoding="utf-8"))
+    known = {}
+    for node in stub.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            known[node.name] = {getattr(n, "name", None) or n.target.id for n in getattr(node, "body", ())
+                                if isinstance(n, ast.FunctionDef | ast.AnnAssign)}
+    for name, value in vars(_core).items():
+        if name.startswith("_") or getattr(value, "__module__", None) != _core.__name__:
+            continue
+        assert name in known
+        if isinstance(value, type) and not issubclass(value, enum.Enum):
+            assert {n for n in vars(value) if not n.startswith("_")} - known[name] == set(), name
 
 
 def test_headers_are_where_get_include_says():
