@@ -10,8 +10,7 @@ ctypedef struct gs_arena:
     int64_t peak            # the largest `live` so far: a lower bound for the arena
     int64_t whole           # as `live`, tails given back counted as taken
     int64_t whole_peak
-    int64_t alignment       # 0: only the front of memory is taken over, and kept whole (first generation);
-                            # else a view at an aligned offset hands it over too, and the tail is given back
+    bint trims              # whether a smaller heir gives the tail back
 
 
 cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, int32_t id, int32_t now) noexcept nogil:
@@ -39,12 +38,12 @@ cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, in
         r = s
         if f.root[s] >= 0:
             r = f.root[s]
-            if f.n_views[r] != 1 or f.n_children[r] != 0 or not gallocr_fits_at(f, &arenas[f.home[id]], id, s, r):
+            if f.n_views[r] != 1 or f.n_children[r] != 0 or f.offset[r] != f.offset[s]:
                 continue
         f.root[id] = r
-        f.view_offs[id] = f.offset[s] - f.offset[r]
+        f.view_offs[id] = 0
         f.n_views[r] += 1
-        f.offset[id] = f.offset[s]
+        f.offset[id] = f.offset[r]
         f.state[id] |= ADDRESSED | TOOK_OVER
         return gallocr_trim(f, &arenas[f.home[id]], id, now)
     arena = &arenas[f.home[id]]
@@ -64,32 +63,19 @@ cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, in
     return GS_OK
 
 
-cdef bint gallocr_fits_at(const gs_flow *f, const gs_arena *arena, int32_t id, int32_t s, int32_t r) noexcept nogil:
-    """Whether id may have its place where source s lies in the memory of r."""
-    cdef int32_t owner = r
-    cdef int64_t skipped = f.offset[s] - f.offset[r]
-    if skipped == 0 or arena.alignment == 0:
-        return skipped == 0
-    while f.root[owner] >= 0:
-        owner = f.root[owner]
-    return (f.birth[owner] >= 0 and f.offset[s] % arena.alignment == 0
-            and f.offset[s] - f.offset[owner] + f.size[id] <= f.rest[owner])
-
-
 cdef int gallocr_trim(gs_flow *f, gs_arena *arena, int32_t heir, int32_t now) noexcept nogil:
-    """Keep the memory up to the heir's end; whatever read the rest has run."""
+    """Keep only the heir's part of the memory it took over; whatever read the rest has run."""
     cdef int32_t owner = heir
-    cdef int64_t kept, tail
+    cdef int64_t tail
     while f.root[owner] >= 0:
         owner = f.root[owner]
-    kept = f.offset[heir] - f.offset[owner] + f.size[heir]
-    tail = f.rest[owner] - kept
-    if arena.alignment == 0 or f.birth[owner] < 0 or tail <= 0:
+    tail = f.rest[owner] - f.size[heir]
+    if not arena.trims or f.birth[owner] < 0 or tail <= 0:
         return GS_OK
-    f.rest[owner] = kept
+    f.rest[owner] = f.size[heir]
     f.trimmed[owner] = now
     arena.live -= tail
-    return blocks_give(arena.blocks, f.offset[owner] + kept, tail)
+    return blocks_give(arena.blocks, f.offset[owner] + f.size[heir], tail)
 
 
 cdef bint gallocr_may_take(const gs_flow *f, int32_t id, int32_t s, const gs_layout *mine) noexcept nogil:

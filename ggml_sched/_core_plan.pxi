@@ -245,7 +245,7 @@ def make_plan(Request request not None, str policy, bint stream=False, int32_t n
         for i in range(devices.n):
             alignment[i] = (<BackendBase>devices.backends[i]).alignment
             arenas[i].blocks = &blocks[i]
-            arenas[i].alignment = 0 if seed else alignment[i]
+            arenas[i].trims = not seed
             limit = devices.backends[i].max_buffer_size
             if limit is not None:
                 blocks[i].chunk = min(max(_index(limit), 1), <int64_t>1 << 48)

@@ -40,26 +40,3 @@ def test_results_are_the_same_and_the_first_generation_gives_nothing_back():
                 scheduler.compute(graph)
             results.append(out.numpy())
     np.testing.assert_array_equal(*results)
-
-
-def test_a_view_at_an_aligned_offset_hands_its_part_over():
-    results = []
-    for policy in ("default", "seed"):
-        ctx = gs.Context()
-        x = ctx.tensor("f32", (64, 4), "x", input=True)
-        large = ctx.repeat(x, ctx.tensor("f32", (64, 16), "like"))
-        middle = ctx.view_2d(large, 64, 4, large.nb[1], 5 * large.nb[1])
-        heir = ctx.set_name(ctx.relu(middle), "heir")
-        again = ctx.sqr(heir)
-        graph = gs.Graph(ctx.set_output(ctx.add(ctx.repeat(again, large), ctx.repeat(x, large))))
-        with gs.Scheduler([gs.CpuBackend()], policy=policy) as scheduler:
-            plan = scheduler.alloc(graph)
-            plan.verify()
-            i = graph.id_of(heir)
-            assert plan.data.took_over(i) == (policy == "default")
-            if policy == "default":
-                assert plan.offset_of(heir) == plan.offset_of(large) + 5 * 256 == plan.offset_of(again)
-            x.set(np.arange(256, dtype=np.float32) - 99)
-            scheduler.compute(graph)
-            results.append(graph.nodes[-1].numpy())
-    np.testing.assert_array_equal(*results)
