@@ -68,7 +68,6 @@ cdef class BufferBase:
     cdef public str usage
     cdef readonly bint closed
     cdef object __weakref__
-    cdef void mark_closed(self) noexcept
 
 
 cdef class Home:

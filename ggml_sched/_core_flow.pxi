@@ -81,6 +81,13 @@ cdef int flow_alloc(gs_flow *f, int32_t n, int32_t n_seq, int32_t n_src) noexcep
     return GS_OK
 
 
+cdef inline int32_t flow_owner(const gs_flow *f, int32_t id) noexcept nogil:
+    """The id under whose name the memory of id was taken: along views and in-place chains to their first."""
+    while f.root[id] >= 0:
+        id = f.root[id]
+    return id
+
+
 cdef void flow_free(gs_flow *f) noexcept nogil:
     free(f.memory)
     memset(f, 0, sizeof(gs_flow))

@@ -65,10 +65,8 @@ cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, in
 
 cdef int gallocr_trim(gs_flow *f, gs_arena *arena, int32_t heir, int32_t now) noexcept nogil:
     """Keep only the heir's part of the memory it took over; whatever read the rest has run."""
-    cdef int32_t owner = heir
+    cdef int32_t owner = flow_owner(f, heir)
     cdef int64_t tail
-    while f.root[owner] >= 0:
-        owner = f.root[owner]
     tail = f.rest[owner] - f.size[heir]
     if not arena.trims or f.birth[owner] < 0 or tail <= 0:
         return GS_OK
@@ -80,10 +78,9 @@ cdef int gallocr_trim(gs_flow *f, gs_arena *arena, int32_t heir, int32_t now) no
 
 cdef bint gallocr_may_take(const gs_flow *f, int32_t id, int32_t s, const gs_layout *mine) noexcept nogil:
     """Whether node id is the last to use s, in the same arena, with the same layout."""
-    cdef int32_t r = f.root[s] if f.root[s] >= 0 else s, owner = s
-    while f.root[owner] >= 0:
-        owner = f.root[owner]
-    return (f.size[id] <= f.size[owner] and f.offset[s] >= 0 and f.home[r] == f.home[id] and f.n_children[s] == 1 and f.n_views[s] == 0
+    cdef int32_t r = f.root[s] if f.root[s] >= 0 else s
+    return (f.size[id] <= f.size[flow_owner(f, s)] and f.offset[s] >= 0 and f.home[r] == f.home[id]
+            and f.n_children[s] == 1 and f.n_views[s] == 0
             and layout_equal(mine, &f.layout[f.like[s]])
             and not (f.flags[s] | f.flags[r]) & (GS_FLAG_INPUT | GS_FLAG_OUTPUT))
 

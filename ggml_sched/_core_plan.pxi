@@ -162,11 +162,11 @@ cdef class PlanData:
         self.check(i)
         if f.offset[i] < 0:
             return False
-        owner = self.owner(i)
+        owner = flow_owner(f, i)
         for k in range(f.n_seq):
             if f.seq[k] == i:
                 at = k
-            elif at >= 0 and f.state[f.seq[k]] & TOOK_OVER and self.owner(f.seq[k]) == owner:
+            elif at >= 0 and f.state[f.seq[k]] & TOOK_OVER and flow_owner(f, f.seq[k]) == owner:
                 return True
         size = f.rest[owner] if at >= f.trimmed[owner] else f.size[owner]
         for k in range(f.n):
@@ -175,17 +175,10 @@ cdef class PlanData:
                 return True
         return False
 
-    cdef int32_t owner(self, int32_t i) noexcept:
-        """The id under whose name the memory of i was taken."""
-        while self.flow.root[i] >= 0:
-            i = self.flow.root[i]
-        return i
-
     def lifetime(self, int32_t i):
         """(birth, death): positions in `sequence` between which the memory of i is taken; None outside the plan."""
         self.check(i)
-        while self.flow.root[i] >= 0:
-            i = self.flow.root[i]
+        i = flow_owner(&self.flow, i)
         if self.flow.birth[i] < 0:
             return None
         return self.flow.birth[i], self.flow.death[i]

@@ -55,9 +55,6 @@ cdef class BufferBase:
         self.base = _index(base)
         self.usage = str(usage)
 
-    cdef void mark_closed(self) noexcept:
-        self.closed = True
-
     def close(self):
         """Give the memory back; idempotent.  Its tensors have no address afterwards."""
         if not self.closed:
