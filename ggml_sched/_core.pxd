@@ -88,7 +88,12 @@ cdef class ContextBase:
 
 
 cdef class Tensor:
+    # First what passes over all tensors read and write, close together.
     cdef Home home                      # the context's state, kept alive (the context itself is not)
+    cdef BufferBase _buffer             # keeps its buffer alive
+    cdef Lease _lease                   # None: a permanent address
+    cdef int64_t _offset
+    cdef public bint overwritten        # a node has computed over it since: its memory holds the latest data
     cdef readonly str name
     cdef gs_layout layout
     cdef readonly tuple src             # keeps its sources alive
@@ -97,13 +102,9 @@ cdef class Tensor:
     cdef readonly tuple op_params       # int32 words as in ggml, trailing zeros cut
     cdef int _flags
     cdef int32_t mark                   # scratch index, meaningful only inside Graph building
-    cdef BufferBase _buffer             # keeps its buffer alive
-    cdef int64_t _offset
-    cdef Lease _lease                   # None: a permanent address
     cdef readonly str resident          # "weight", "kv" or "" (from a graph file)
     cdef readonly int64_t version       # of a root's data: how often it was set or written, as far as we know
     cdef public object stash            # what the caller last set, under a lease that stages: bytes or None
-    cdef public bint overwritten        # a node has computed over it since: its memory holds the latest data
     cdef object __weakref__
     cdef BufferBase c_buffer(self)
     cdef BufferBase settled(self)
@@ -136,6 +137,17 @@ ctypedef struct gs_graph:
     int32_t *node               # ids in execution order
     int32_t *leaf
     int32_t *position           # index into node, -1 for tensors that are not nodes
+    # What the passes ask most, once for all of them:
+    int32_t n_work
+    int32_t n_roots
+    int32_t n_views
+    int32_t *root               # ids of the tensors that are not views
+    int32_t *work               # ids of the nodes that compute, in order (views compute nothing)
+    int32_t *view               # ids of the views that no op computes into
+    int32_t *memory             # whose memory a tensor has: a view's root, else itself
+    int64_t *nbytes
+    unsigned char *op
+    unsigned char *kind         # KIND_* bits
 
 
 cdef class TensorSet:
@@ -191,7 +203,7 @@ ctypedef struct gs_request:
     int32_t n_backends
     int32_t *resident           # backend of the buffer that a tensor's root lives in; -1: to be placed
     unsigned char *usage        # of that buffer
-    int32_t *user               # the user's assignment, -1 for none
+    int32_t *user               # the user's assignment, -1 for none; NULL: none at all
     unsigned char *supports     # [n_backends][n_tensors], NULL: everything is supported
     unsigned char *offloads     # [n_backends][n_tensors], NULL: nothing is offloaded
     unsigned char *reads        # [n_backends][n_backends]: b may read memory of c without a copy
@@ -199,6 +211,7 @@ ctypedef struct gs_request:
     int32_t *buffer             # of each resident root: index of its buffer
     int32_t n_buffers
     unsigned char *reads_buffer # [n_backends][n_buffers]: b may read that buffer without a copy
+    bint shares                 # a backend may read what is not its own
 
 
 cdef class Devices:
@@ -207,6 +220,7 @@ cdef class Devices:
     cdef uint64_t *inplace_first        # owned; [n][N_OPS_MAX] source masks, first generation's ops
     cdef uint64_t *inplace              # owned; the same for all ops that the backend declares
     cdef tuple asks_op, asks_offload, asks_buffer, asks_size
+    cdef bint asks_ops, asks_offloads, asks_buffers, asks_sizes     # whether any of them does
     cdef int32_t index(self, BackendBase backend) noexcept
 
 
@@ -217,7 +231,9 @@ cdef class Request:
     cdef readonly uint64_t key          # of residency and assignments
     cdef readonly list buffers          # that the graph's tensors live in outside any plan
     cdef list readers                   # for each of those the backends that read it; () where none was asked
-    cdef int fill_residents(self, object assigned) except -1
+    cdef int check_open(self) except -1
+    cdef int fill_residents(self) except -1
+    cdef int fill_assigned(self, object assigned) except -1
     cdef tuple readers_of(self, BufferBase buffer)
     cdef int32_t reader_of(self, Tensor t, BufferBase buffer) except -2
     cdef int ask(self) except -1

@@ -33,9 +33,8 @@ cdef int readers_init(gs_readers *c, const gs_request *r, const int32_t *assign)
         if g.view_src[i] >= 0:
             c.next_view[i] = c.first_view[g.view_src[i]]
             c.first_view[g.view_src[i]] = i
-    for i in range(g.n_nodes):
-        if not op_is_view(g.layout[g.node[i]].op):
-            readers_add(c, g, g.node[i], assign[g.node[i]], 1)
+    for i in range(g.n_work):
+        readers_add(c, g, g.work[i], assign[g.work[i]], 1)
     return GS_OK
 
 
@@ -51,7 +50,7 @@ cdef int64_t bytes_sent(const gs_request *r, const int32_t *assign, const gs_rea
     cdef int32_t b, n = 0
     for b in range(r.n_backends):
         n += c.count[<int64_t>b * r.g.n_tensors + id] > 0 and not reads_tensor(r, assign, b, id)
-    return n * r.g.layout[id].nbytes
+    return n * r.g.nbytes[id]
 
 
 cdef int64_t bytes_around(const gs_request *r, const int32_t *assign, const gs_readers *c, int32_t id) noexcept nogil:
@@ -72,8 +71,8 @@ cdef int64_t bytes_around(const gs_request *r, const int32_t *assign, const gs_r
     v = c.first_view[id]
     while v >= 0:
         total += bytes_sent(r, assign, c, v)
-        if writes_view(g, v) and not reads_tensor(r, assign, assign[v], id):
-            total += 2 * g.layout[v].nbytes
+        if g.kind[v] & KIND_WRITES and not reads_tensor(r, assign, assign[v], id):
+            total += 2 * g.nbytes[v]
         v = c.next_view[v]
     return total
 
@@ -91,7 +90,7 @@ cdef void move_node(const gs_request *r, int32_t *assign, gs_readers *c, int32_t
     readers_add(c, r.g, id, to, 1)
     assign[id] = to
     while v >= 0:
-        if not writes_view(r.g, v):
+        if not r.g.kind[v] & KIND_WRITES:
             assign[v] = to
         v = c.next_view[v]
 
@@ -148,23 +147,14 @@ cdef int tighten_boundaries(const gs_request *r, int32_t *assign, unsigned char 
 
     Seams have tensors in common, so that one may open a better cut for another before it: several rounds.
     """
-    cdef const gs_graph *g = r.g
     cdef gs_readers c
-    cdef int32_t *work              # computing nodes in order
-    cdef int32_t n = 0, i
+    cdef int32_t i
     if r.n_backends == 1:
         return GS_OK
-    work = <int32_t *>malloc(max(g.n_nodes, 1) * sizeof(int32_t))
-    if work == NULL or readers_init(&c, r, assign) != GS_OK:
-        free(work)
+    if readers_init(&c, r, assign) != GS_OK:
         return GS_NO_HOST_MEMORY
-    for i in range(g.n_nodes):
-        if not op_is_view(g.layout[g.node[i]].op):
-            work[n] = g.node[i]
-            n += 1
     for i in range(BOUNDARY_ROUNDS):
-        if not tighten_once(r, assign, why, &c, work, n):
+        if not tighten_once(r, assign, why, &c, r.g.work, r.g.n_work):
             break
-    free(work)
     free(c.memory)
     return GS_OK

@@ -9,84 +9,87 @@
 #   follow       views to their roots, leafs to their first reader
 #   tighten      split boundaries to where the fewest bytes cross
 
-cdef enum:
-    N_SMALL_WEIGHT_OPS = 3
-
-cdef int32_t small_weight_ops[N_SMALL_WEIGHT_OPS]
-for _i, _name in enumerate(("ROPE", "SOFT_MAX", "FLASH_ATTN_EXT")):
-    small_weight_ops[<int>_i] = OP_IDS[_name]
-
-
-cdef bint follows_weights(int32_t op) noexcept nogil:
-    """Ops that go where their weights are; not those whose weight-like source is small (factors, sinks)."""
-    cdef int32_t i
-    for i in range(N_SMALL_WEIGHT_OPS):
-        if op == small_weight_ops[i]:
-            return False
-    return True
-
-
 cdef int32_t best_reader(const gs_request *r, const int32_t *assign, int32_t id, int32_t memory) noexcept nogil:
     """The best backend that reads a resident tensor and supports node id; -1 if there is none."""
     cdef int32_t b
+    if not r.shares:
+        b = r.resident[memory]
+        return b if request_supports(r, b, id) else -1
     for b in range(r.n_backends):
         if reads_tensor(r, assign, b, memory) and request_supports(r, b, id):
             return b
     return -1
 
 
-cdef void default_fix(const gs_request *r, int32_t *assign, unsigned char *why) noexcept nogil:
-    """Tensors and nodes whose place does not depend on their neighbours."""
+cdef void default_fix_memory(const gs_request *r, int32_t *assign, unsigned char *why) noexcept nogil:
+    """Tensors whose place does not depend on others: memory that exists, the caller's wishes, inputs."""
     cdef const gs_graph *g = r.g
-    cdef int32_t host = r.n_backends - 1, i, k, id, s, b
+    cdef int32_t host = r.n_backends - 1, i
+    cdef bint resides
     for i in range(g.n_tensors):
-        assign[i] = -1
-        why[i] = WHY_NOTHING
-        if r.resident[i] >= 0 and not writes_view(g, i):
-            assign[i] = r.resident[i]
-            why[i] = WHY_RESIDENT
-        elif r.user[i] >= 0:
-            assign[i] = r.user[i]
-            why[i] = WHY_USER
-        elif r.resident[i] >= 0:
+        resides = r.resident[i] >= 0
+        assign[i] = r.resident[i]
+        why[i] = WHY_RESIDENT if resides else WHY_NOTHING
+        if resides and g.kind[i] & KIND_WRITES:
             assign[i] = best_reader(r, assign, i, i)
-            why[i] = WHY_RESIDENT
-        elif g.position[i] < 0 and g.view_src[i] < 0 and g.flags[i] & GS_FLAG_INPUT:
+        elif g.kind[i] & KIND_INPUT and not resides:
             assign[i] = host
             why[i] = WHY_INPUT
-    for i in range(g.n_nodes):
-        id = g.node[i]
-        if assign[id] >= 0 or op_is_view(g.layout[id].op) or not follows_weights(g.layout[id].op):
-            continue
-        for k in range(g.src_begin[id], g.src_begin[id + 1]):
-            s = g.src[k]
-            if r.resident[s] < 0 or r.usage[s] != USAGE_WEIGHTS:
-                continue
-            assign[id] = best_reader(r, assign, id, s)
-            why[id] = WHY_WEIGHT
-            if r.offloads != NULL and r.resident[s] == host:
-                for b in range(host):
-                    if r.offloads[<int64_t>b * g.n_tensors + id] and request_supports(r, b, id):
-                        assign[id] = b
-                        why[id] = WHY_OFFLOAD
-                        break
-            if assign[id] >= 0:
-                break
+    if r.user != NULL:
+        for i in range(g.n_tensors):
+            if r.user[i] >= 0 and (r.resident[i] < 0 or g.kind[i] & KIND_WRITES):
+                assign[i] = r.user[i]
+                why[i] = WHY_USER
 
 
-cdef void default_spread(const gs_request *r, int32_t *assign, unsigned char *why, bint down, bint with_host) noexcept nogil:
-    """Give nodes without a place that of the nearest placed node before them (down) or after them (up)."""
+cdef int32_t default_fix_weights(const gs_request *r, int32_t *assign, unsigned char *why) noexcept nogil:
+    """Nodes with weights go where those are, or are offloaded; how many nodes are then left for others to place."""
     cdef const gs_graph *g = r.g
-    cdef int32_t i, id, near = -1
-    for i in range(g.n_nodes):
-        id = g.node[i if down else g.n_nodes - 1 - i]
-        if op_is_view(g.layout[id].op) or writes_view(g, id) and assign[id] < 0:
-            continue
+    cdef int32_t host = r.n_backends - 1, n_open = 0, i, k, id, s, b
+    for i in range(g.n_work):
+        id = g.work[i]
         if assign[id] >= 0:
-            near = assign[id] if with_host or assign[id] != r.n_backends - 1 else -1
-        elif near >= 0 and request_supports(r, near, id):
+            continue
+        if g.kind[id] & KIND_FOLLOWS:
+            for k in range(g.src_begin[id], g.src_begin[id + 1]):
+                s = g.src[k]
+                if r.usage[s] != USAGE_WEIGHTS:
+                    continue
+                assign[id] = best_reader(r, assign, id, s)
+                why[id] = WHY_WEIGHT
+                if r.offloads != NULL and r.resident[s] == host:
+                    for b in range(host):
+                        if r.offloads[<int64_t>b * g.n_tensors + id] and request_supports(r, b, id):
+                            assign[id] = b
+                            why[id] = WHY_OFFLOAD
+                            break
+                if assign[id] >= 0:
+                    break
+        n_open += assign[id] < 0 and not g.kind[id] & KIND_WRITES
+    return n_open
+
+
+cdef int32_t default_spread(const gs_request *r, int32_t *assign, unsigned char *why, int32_t n_open, bint down,
+                            bint with_host) noexcept nogil:
+    """Give nodes without a place that of the nearest placed node before them (down) or after them (up).
+
+    Of n_open such nodes, how many stay without.
+    """
+    cdef const gs_graph *g = r.g
+    cdef int32_t last = r.n_backends - (0 if with_host else 1)
+    cdef int32_t i = 0 if down else g.n_work - 1, step = 1 if down else -1, near = -1, id
+    if last == 0:
+        return n_open
+    while n_open and 0 <= i < g.n_work:
+        id = g.work[i]
+        i += step
+        if assign[id] >= 0:
+            near = assign[id] if assign[id] < last else -1
+        elif near >= 0 and not g.kind[id] & KIND_WRITES and request_supports(r, near, id):
             assign[id] = near
             why[id] = WHY_NEIGHBOUR
+            n_open -= 1
+    return n_open
 
 
 cdef int32_t most_inputs(const gs_request *r, const int32_t *assign, int32_t id) noexcept nogil:
@@ -113,7 +116,7 @@ cdef void default_upgrade(const gs_request *r, int32_t *assign, unsigned char *w
         if not (request_reads(r, b, here) and request_reads(r, here, b) and request_supports(r, b, id)):
             continue
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
-            at = memory_of(g, g.src[k])
+            at = g.memory[g.src[k]]
             if assign[at] >= 0 and not reads_tensor(r, assign, b, at):
                 break
         else:
@@ -126,12 +129,10 @@ cdef int default_settle(const gs_request *r, int32_t *assign, unsigned char *why
     """Whatever has no place yet, or one that cannot run it."""
     cdef const gs_graph *g = r.g
     cdef int32_t i, id, root, wanted
-    for i in range(g.n_nodes):
-        id = g.node[i]
-        if op_is_view(g.layout[id].op):
-            continue
+    for i in range(g.n_work):
+        id = g.work[i]
         wanted = assign[id]
-        if wanted < 0 and writes_view(g, id):
+        if wanted < 0 and g.kind[id] & KIND_WRITES:
             root = g.view_src[id]
             if assign[root] >= 0 and request_supports(r, assign[root], id):
                 assign[id] = assign[root]
@@ -145,7 +146,7 @@ cdef int default_settle(const gs_request *r, int32_t *assign, unsigned char *why
             if assign[id] < 0:
                 failed[0] = id
                 return GS_UNSUPPORTED_OP
-        if r.user[id] < 0 and r.resident[id] < 0:
+        if r.shares and (r.user == NULL or r.user[id] < 0) and r.resident[id] < 0:
             default_upgrade(r, assign, why, id)
     return GS_OK
 
@@ -154,34 +155,37 @@ cdef void default_follow(const gs_request *r, int32_t *assign, unsigned char *wh
     """Roots and leafs without a place go to their first reader; views are where their roots are."""
     cdef const gs_graph *g = r.g
     cdef int32_t i, k, id, s, root
-    for i in range(g.n_nodes):
-        id = g.node[i]
-        if op_is_view(g.layout[id].op):
-            continue
-        for k in range(g.src_begin[id] - 1, g.src_begin[id + 1]):
-            s = memory_of(g, id if k < g.src_begin[id] else g.src[k])
+    for i in range(g.n_work):
+        id = g.work[i]
+        if assign[g.memory[id]] < 0:
+            assign[g.memory[id]] = assign[id]
+            why[g.memory[id]] = WHY_CONSUMER
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            s = g.memory[g.src[k]]
             if assign[s] < 0:
                 assign[s] = assign[id]
                 why[s] = WHY_CONSUMER
-    for i in range(g.n_tensors):
-        if g.view_src[i] >= 0 and not writes_view(g, i):
-            root = g.view_src[i]
-            if assign[root] < 0 and g.position[i] >= 0:
-                # Nothing computes with it: still somebody may set the root and read the view.
-                assign[root] = max(assign[i], 0)
-                why[root] = WHY_CONSUMER if assign[i] >= 0 else WHY_FIRST
-            assign[i] = assign[g.view_src[i]]
-            why[i] = WHY_ROOT
+    for i in range(g.n_views):
+        id = g.view[i]
+        root = g.memory[id]
+        if assign[root] < 0 and g.position[id] >= 0:
+            # Nothing computes with it: still somebody may set the root and read the view.
+            assign[root] = max(assign[id], 0)
+            why[root] = WHY_CONSUMER if assign[id] >= 0 else WHY_FIRST
+        assign[id] = assign[root]
+        why[id] = WHY_ROOT
 
 
 cdef int place_default(const gs_request *r, int32_t *assign, unsigned char *why, int32_t *failed) noexcept nogil:
     """All passes but the last, which needs the readers of each tensor (tighten_boundaries)."""
     cdef int status
-    default_fix(r, assign, why)
-    default_spread(r, assign, why, True, False)
-    default_spread(r, assign, why, False, False)
-    default_spread(r, assign, why, True, True)
-    default_spread(r, assign, why, False, True)
+    cdef int32_t n_open
+    default_fix_memory(r, assign, why)
+    n_open = default_fix_weights(r, assign, why)
+    n_open = default_spread(r, assign, why, n_open, True, False)
+    n_open = default_spread(r, assign, why, n_open, False, False)
+    n_open = default_spread(r, assign, why, n_open, True, True)
+    n_open = default_spread(r, assign, why, n_open, False, True)
     status = default_settle(r, assign, why, failed)
     if status == GS_OK:
         default_follow(r, assign, why)
@@ -193,15 +197,15 @@ cdef void weigh_brought_in(const gs_request *r, const int32_t *assign, const uns
     """Bytes of host weights that offloaded ops bring to each backend, and the largest of them."""
     cdef const gs_graph *g = r.g
     cdef int32_t i, k, id, s
-    for i in range(g.n_nodes):
-        id = g.node[i]
+    for i in range(g.n_work):
+        id = g.work[i]
         if why[id] != WHY_OFFLOAD:
             continue
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
             s = g.src[k]
             if r.resident[s] >= 0 and r.usage[s] == USAGE_WEIGHTS and not reads_tensor(r, assign, assign[id], s):
-                total[assign[id]] += g.layout[s].nbytes
-                largest[assign[id]] = max(largest[assign[id]], g.layout[s].nbytes)
+                total[assign[id]] += g.nbytes[s]
+                largest[assign[id]] = max(largest[assign[id]], g.nbytes[s])
 
 
 cdef int split_default(const gs_request *r, const int32_t *assign, const unsigned char *why, bint stream,
@@ -220,11 +224,10 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
     if total == NULL:
         return GS_NO_HOST_MEMORY
     largest = total + r.n_backends
-    weigh_brought_in(r, assign, why, total, largest)
-    for i in range(g.n_nodes):
-        id = g.node[i]
-        if op_is_view(g.layout[id].op):
-            continue
+    if r.offloads != NULL:
+        weigh_brought_in(r, assign, why, total, largest)
+    for i in range(g.n_work):
+        id = g.work[i]
         here = assign[id]
         streams = False
         if stream or total[here] > 2 * largest[here] and why[id] == WHY_OFFLOAD:
@@ -233,12 +236,12 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
                 if r.resident[s] >= 0 and r.usage[s] == USAGE_WEIGHTS and not reads_tensor(r, assign, here, s):
                     streams = True
         if closed or w.split_backend.at[w.split_backend.n - 1] != here or streams and has_streamed:
-            if routes_open(w, here, i if w.split_backend.n else 0) != GS_OK:
+            if routes_open(w, here, g.position[id] if w.split_backend.n else 0) != GS_OK:
                 free(total)
                 return GS_NO_HOST_MEMORY
             closed = has_streamed = False
         has_streamed |= streams
-        if writes_view(g, id):
+        if g.kind[id] & KIND_WRITES:
             root = g.view_src[id]
             if not reads_tensor(r, assign, here, root):
                 if routes_write_through(w, g, id, here) != GS_OK:
@@ -247,11 +250,9 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
                 closed = True
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
             s = w.src[k]
-            if s >= g.n_tensors:
+            if s >= g.n_tensors or reads_tensor(r, assign, here, s):
                 continue
-            root = memory_of(g, s)
-            if reads_tensor(r, assign, here, s):
-                continue
+            root = g.memory[s]
             copy = w.known[<int64_t>here * g.n_tensors + s]
             if copy < 0 or w.copy_version.at[copy] != w.version[root]:
                 copy = routes_new_copy(w, s, s, here, w.version[root])
@@ -262,7 +263,7 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
                 if r.resident[s] >= 0 and r.usage[s] == USAGE_WEIGHTS and not streams:
                     w.copy_kept.at[copy] = 1
             w.src[k] = g.n_tensors + copy
-        if writes_view(g, id):
+        if g.kind[id] & KIND_WRITES:
             w.version[g.view_src[id]] += 1
     free(total)
     return routes_finish(w, g, assign)

@@ -181,7 +181,7 @@ cdef int flow_from_routes(gs_flow *f, const gs_request *r, const int32_t *assign
     f.n_seq = at
     for i in range(f.n):
         if i < n:
-            k = memory_of(g, i)
+            k = g.memory[i]
             if r.resident[k] >= 0 or assign[k] < 0:
                 # Also what nothing uses: it is not to be placed, though a view may name it.
                 f.home[i] = OUTSIDE

@@ -11,37 +11,71 @@ cdef uint64_t mix(uint64_t h, uint64_t x) noexcept nogil:
     return h ^ (h >> 29)
 
 
+cdef enum:
+    KIND_VIEW = 1           # VIEW, RESHAPE, PERMUTE, TRANSPOSE
+    KIND_WRITES = 2         # computes into another tensor's memory: CPY, SET_ROWS, in-place variants
+    KIND_INPUT = 4          # a leaf flagged INPUT, not a view
+    KIND_FOLLOWS = 8        # a node that goes where its weights are
+
+
 cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src) except -1:
-    """Size the arrays; MemoryError leaves g freeable."""
-    g.n_tensors, g.n_nodes, g.n_leafs = n_tensors, n_nodes, n_leafs
-    g.layout = <gs_layout *>malloc(max(n_tensors, 1) * sizeof(gs_layout))
-    g.view_offs = <int64_t *>malloc(max(n_tensors, 1) * sizeof(int64_t))
-    g.view_src = <int32_t *>malloc(max(n_tensors, 1) * sizeof(int32_t))
-    g.flags = <int32_t *>malloc(max(n_tensors, 1) * sizeof(int32_t))
-    g.src_begin = <int32_t *>malloc((n_tensors + 1) * sizeof(int32_t))
-    g.src = <int32_t *>malloc(max(n_src, 1) * sizeof(int32_t))
-    g.slot = <unsigned char *>malloc(max(n_src, 1))
-    g.node = <int32_t *>malloc(max(n_nodes, 1) * sizeof(int32_t))
-    g.leaf = <int32_t *>malloc(max(n_leafs, 1) * sizeof(int32_t))
-    g.position = <int32_t *>malloc(max(n_tensors, 1) * sizeof(int32_t))
-    if (g.layout == NULL or g.view_offs == NULL or g.view_src == NULL or g.flags == NULL or g.src_begin == NULL
-            or g.src == NULL or g.slot == NULL or g.node == NULL or g.leaf == NULL or g.position == NULL):
+    """Lay the arrays out in one block; MemoryError leaves g freeable."""
+    cdef int64_t n = n_tensors, n_ids = 7 * n + 1 + n_src + 2 * <int64_t>n_nodes + n_leafs
+    cdef char *at = <char *>malloc(n * (sizeof(gs_layout) + 2 * sizeof(int64_t) + 3) + n_ids * sizeof(int32_t) + n_src)
+    if at == NULL:
         raise MemoryError(f"a graph of {n_tensors} tensors")
+    g.n_tensors, g.n_nodes, g.n_leafs = n_tensors, n_nodes, n_leafs
+    # The widest first, so that each array is aligned.
+    g.layout = <gs_layout *>at
+    g.view_offs = <int64_t *>(g.layout + n)
+    g.nbytes = g.view_offs + n
+    g.view_src = <int32_t *>(g.nbytes + n)
+    g.flags = g.view_src + n
+    g.position = g.flags + n
+    g.memory = g.position + n
+    g.view = g.memory + n
+    g.root = g.view + n
+    g.src_begin = g.root + n
+    g.src = g.src_begin + n + 1
+    g.node = g.src + n_src
+    g.work = g.node + n_nodes
+    g.leaf = g.work + n_nodes
+    g.slot = <unsigned char *>(g.leaf + n_leafs)
+    g.op = g.slot + n_src
+    g.kind = g.op + n
     return 0
 
 
 cdef void flat_free(gs_graph *g) noexcept nogil:
     free(g.layout)
-    free(g.view_offs)
-    free(g.view_src)
-    free(g.flags)
-    free(g.src_begin)
-    free(g.src)
-    free(g.slot)
-    free(g.node)
-    free(g.leaf)
-    free(g.position)
     memset(g, 0, sizeof(gs_graph))
+
+
+cdef void flat_classify(gs_graph *g) noexcept nogil:
+    """Fill in what the passes ask of every graph, once it is complete."""
+    cdef int32_t i
+    g.n_work = g.n_roots = g.n_views = 0
+    for i in range(g.n_tensors):
+        g.op[i] = <unsigned char>g.layout[i].op
+        g.nbytes[i] = g.layout[i].nbytes
+        g.memory[i] = g.view_src[i] if g.view_src[i] >= 0 else i
+        g.kind[i] = KIND_VIEW if op_is_view(g.op[i]) else 0
+        if g.view_src[i] < 0:
+            g.root[g.n_roots] = i
+            g.n_roots += 1
+            if g.position[i] < 0 and g.flags[i] & GS_FLAG_INPUT:
+                g.kind[i] |= KIND_INPUT
+        elif g.op[i] > OP_TRANSPOSE:
+            g.kind[i] |= KIND_WRITES
+        else:
+            g.view[g.n_views] = i
+            g.n_views += 1
+        if g.position[i] >= 0 and not g.kind[i] & KIND_VIEW and not op_has_small_weights[g.op[i]]:
+            g.kind[i] |= KIND_FOLLOWS
+    for i in range(g.n_nodes):
+        if not g.kind[g.node[i]] & KIND_VIEW:
+            g.work[g.n_work] = g.node[i]
+            g.n_work += 1
 
 
 cdef class Graph:
@@ -146,6 +180,7 @@ cdef class Graph:
                     raise GraphError(f"node {i} {describe(t)} reads itself")
         for i in range(g.n_leafs):
             g.position[g.leaf[i]] = -1
+        flat_classify(g)
         self.fingerprint_structure()
         return 0
 

@@ -71,7 +71,14 @@ def _fill_op_table():
         add(f"UNARY:{kind}", INPLACE_FIRST | INPLACE_LATER)
     for kind in _GLU_KINDS:
         add(f"GLU:{kind}")
+    for name in _SMALL_WEIGHT_OPS:
+        op_has_small_weights[<int>OP_IDS[name]] = 1
 
+
+# Ops whose weight-like source is small (factors, sinks): they do not go where it is.
+_SMALL_WEIGHT_OPS = ("ROPE", "SOFT_MAX", "FLASH_ATTN_EXT")
+cdef unsigned char op_has_small_weights[N_OPS_MAX]
+memset(op_has_small_weights, 0, sizeof(op_has_small_weights))
 
 _fill_op_table()
 _INPLACE_OPS = frozenset(name for i, name in enumerate(OP_NAMES) if op_inplace[i])

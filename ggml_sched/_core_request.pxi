@@ -14,7 +14,7 @@ cdef inline bint request_supports(const gs_request *r, int32_t backend, int32_t 
 
 
 cdef inline int64_t request_size(const gs_request *r, int32_t backend, int32_t id) noexcept nogil:
-    return r.g.layout[id].nbytes if r.nbytes == NULL else r.nbytes[<int64_t>backend * r.g.n_tensors + id]
+    return r.g.nbytes[id] if r.nbytes == NULL else r.nbytes[<int64_t>backend * r.g.n_tensors + id]
 
 
 cdef inline bint request_reads(const gs_request *r, int32_t backend, int32_t other) noexcept nogil:
@@ -23,10 +23,10 @@ cdef inline bint request_reads(const gs_request *r, int32_t backend, int32_t oth
 
 cdef inline bint reads_tensor(const gs_request *r, const int32_t *assign, int32_t backend, int32_t id) noexcept nogil:
     """Whether a backend may read a tensor where its memory is, without a copy."""
-    cdef int32_t m = r.g.view_src[id] if r.g.view_src[id] >= 0 else id
+    cdef int32_t m = r.g.memory[id]
     if r.resident[m] >= 0:
-        return r.reads_buffer[<int64_t>backend * r.n_buffers + r.buffer[m]]
-    return assign[m] >= 0 and request_reads(r, backend, assign[m])
+        return r.resident[m] == backend or r.reads_buffer[<int64_t>backend * r.n_buffers + r.buffer[m]]
+    return assign[m] == backend or assign[m] >= 0 and r.reads[backend * r.n_backends + assign[m]]
 
 
 cdef class Devices:
@@ -49,6 +49,8 @@ cdef class Devices:
         self.asks_offload = tuple([overrides(b, base, "offload_op") for b in backends])
         self.asks_buffer = tuple([overrides(b, base, "supports_buffer") for b in backends])
         self.asks_size = tuple([overrides(b, base, "alloc_size") for b in backends])
+        self.asks_ops, self.asks_offloads = any(self.asks_op), any(self.asks_offload)
+        self.asks_buffers, self.asks_sizes = any(self.asks_buffer), any(self.asks_size)
 
     def __dealloc__(self):
         free(self.inplace_first)
@@ -80,88 +82,112 @@ cdef class Request:
         self.readers = []
         r.g = g
         r.n_backends = devices.n
-        r.resident = <int32_t *>malloc(n * sizeof(int32_t))
-        r.user = <int32_t *>malloc(n * sizeof(int32_t))
-        r.usage = <unsigned char *>calloc(n, 1)
-        r.buffer = <int32_t *>calloc(n, sizeof(int32_t))
-        r.reads = <unsigned char *>calloc(devices.n * devices.n, 1)
-        if r.resident == NULL or r.user == NULL or r.usage == NULL or r.reads == NULL or r.buffer == NULL:
+        r.shares = devices.asks_buffers
+        # One block; it begins with `resident`.
+        r.resident = <int32_t *>malloc(n * (2 * sizeof(int32_t) + 1) + devices.n * devices.n)
+        if r.resident == NULL:
             raise MemoryError(f"planning {g.n_tensors} tensors")
-        self.fill_residents(assigned)
+        r.buffer = r.resident + n
+        r.usage = <unsigned char *>(r.buffer + n)
+        r.reads = r.usage + n
+        memset(r.resident, 0xff, n * sizeof(int32_t))
+        memset(r.buffer, 0, n * sizeof(int32_t) + n + devices.n * devices.n)
+        self.check_open()
+        self.fill_residents()
+        if assigned:
+            self.fill_assigned(assigned)
 
     def __dealloc__(self):
         cdef gs_request *r = &self.c
         free(r.resident)
         free(r.user)
-        free(r.usage)
-        free(r.reads)
-        free(r.buffer)
         free(r.reads_buffer)
         free(r.supports)
         free(r.offloads)
         free(r.nbytes)
 
+    cdef int check_open(self) except -1:
+        """GraphError for a tensor whose context is closed."""
+        cdef Home home
+        cdef Tensor t
+        for home in self.graph.homes:
+            if home.closed:
+                for t in self.graph.tensors:
+                    if t.home is home:
+                        raise GraphError(f"{describe(t)} belongs to closed context {home.name!r}")
+        return 0
+
     @cython.boundscheck(False)
     @cython.wraparound(False)
     @cython.nonecheck(False)
-    cdef int fill_residents(self, object assigned) except -1:
-        """Residency and assignments; PlacementError for memory that no backend of the scheduler can read."""
+    cdef int fill_residents(self) except -1:
+        """Where tensors have memory already; PlacementError for memory that no backend of the scheduler can read."""
         cdef gs_request *r = &self.c
-        cdef gs_graph *g = &self.graph.flat
+        cdef const gs_graph *g = &self.graph.flat
         cdef tuple tensors = self.graph.tensors
         cdef Tensor t
         cdef BufferBase buffer, last = None
+        cdef Lease lease, lent = None
         cdef int32_t i, k, last_index = -1, last_buffer = -1
         cdef unsigned char last_usage = 0
         cdef uint64_t h = 0, last_readers = 0
-        cdef bint asks = any(self.devices.asks_buffer)
         cdef dict known = {}            # {buffer: its index}
-        for i in range(g.n_tensors):
-            r.user[i] = -1
-            r.resident[i] = -1
+        for k in range(g.n_roots):
+            i = g.root[k]
             t = <Tensor>tensors[i]
-            if t.home.closed:
-                raise GraphError(f"{describe(t)} belongs to closed context {t.home.name!r}")
-            if g.view_src[i] >= 0:
-                continue
             buffer = t._buffer
             if buffer is None:
                 continue
-            if t._lease is not None and (t._lease.transient or not t._lease.alive):
-                continue
+            lease = t._lease
+            if lease is not None:
+                if lease is lent:
+                    continue
+                if lease.transient or not lease.alive:
+                    lent = lease
+                    continue
             if buffer.closed:
-                if t._lease is None:
+                if lease is None:
                     raise PlacementError(f"{describe(t)} lost its memory: its buffer on backend "
-                                         f"{t._buffer.backend.name!r} was closed")
+                                         f"{buffer.backend.name!r} was closed")
                 continue
             if buffer is not last:
                 found = known.get(buffer)
                 if found is None:
                     found = known[buffer] = len(self.buffers)
                     self.buffers.append(buffer)
-                    self.readers.append(self.readers_of(buffer) if asks else ())
+                    self.readers.append(self.readers_of(buffer) if r.shares else ())
                 last_buffer = found
                 last_index = self.reader_of(t, buffer)
                 # Who reads it is part of the key: buffers of one backend may differ in that.
-                last_readers = <uint64_t>hash(self.readers[last_buffer]) if asks else 0
+                last_readers = <uint64_t>hash(self.readers[last_buffer]) if r.shares else 0
                 last_usage = USAGE_WEIGHTS if buffer.usage == "weights" else USAGE_ANY
                 last = buffer
             r.resident[i] = last_index
             r.usage[i] = last_usage
             r.buffer[i] = last_buffer
             h = mix(h, ((<uint64_t>i << 16) | (<uint64_t>last_index << 2) | last_usage) ^ last_readers)
-        for i in range(g.n_tensors):
-            if g.view_src[i] >= 0:
-                r.resident[i] = r.resident[g.view_src[i]]
-                r.usage[i] = r.usage[g.view_src[i]]
-        if assigned:
-            for tensor, backend in assigned.items():
-                i = self.graph.id_of(tensor)
-                if i >= 0:
-                    k = self.devices.index(backend)
-                    r.user[i] = k
-                    h = mix(h, (<uint64_t>i << 16) | <uint64_t>(k + 1) | <uint64_t>1 << 63)
+        if last is not None:
+            for i in range(g.n_tensors):
+                r.resident[i] = r.resident[g.memory[i]]
+                r.usage[i] = r.usage[g.memory[i]]
         self.key = h
+        return 0
+
+    cdef int fill_assigned(self, object assigned) except -1:
+        """What the caller assigned to backends."""
+        cdef gs_request *r = &self.c
+        cdef int64_t n = max(r.g.n_tensors, 1)
+        cdef int32_t i, k
+        r.user = <int32_t *>malloc(n * sizeof(int32_t))
+        if r.user == NULL:
+            raise MemoryError(f"planning {r.g.n_tensors} tensors")
+        memset(r.user, 0xff, n * sizeof(int32_t))
+        for tensor, backend in assigned.items():
+            i = self.graph.id_of(tensor)
+            if i >= 0:
+                k = self.devices.index(backend)
+                r.user[i] = k
+                self.key = mix(self.key, (<uint64_t>i << 16) | <uint64_t>(k + 1) | <uint64_t>1 << 63)
         return 0
 
     cdef tuple readers_of(self, BufferBase buffer):
@@ -189,16 +215,16 @@ cdef class Request:
         cdef Tensor t
         cdef tuple tensors = self.graph.tensors
         cdef Devices devices = self.devices
-        if any(devices.asks_op):
+        if devices.asks_ops:
             r.supports = <unsigned char *>malloc(max(n, 1) * devices.n)
             if r.supports == NULL:
                 raise MemoryError(f"planning {n} tensors")
             memset(r.supports, 1, n * devices.n)
-        if any(devices.asks_offload):
+        if devices.asks_offloads:
             r.offloads = <unsigned char *>calloc(max(n, 1) * devices.n, 1)
             if r.offloads == NULL:
                 raise MemoryError(f"planning {n} tensors")
-        if any(devices.asks_size):
+        if devices.asks_sizes:
             r.nbytes = <int64_t *>malloc(max(n, 1) * devices.n * sizeof(int64_t))
             if r.nbytes == NULL:
                 raise MemoryError(f"planning {n} tensors")

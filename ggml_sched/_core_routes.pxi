@@ -93,16 +93,6 @@ cdef int routes_add_input(gs_routes *w, int32_t copy) noexcept nogil:
     return GS_OK
 
 
-cdef inline int32_t memory_of(const gs_graph *g, int32_t id) noexcept nogil:
-    """The tensor whose memory an id shares by being a view of it: its root, or itself."""
-    return g.view_src[id] if g.view_src[id] >= 0 else id
-
-
-cdef inline bint writes_view(const gs_graph *g, int32_t id) noexcept nogil:
-    """A node that computes into another tensor's memory: CPY, SET_ROWS, in-place variants."""
-    return g.view_src[id] >= 0 and g.layout[id].op > OP_TRANSPOSE
-
-
 cdef int routes_write_through(gs_routes *w, const gs_graph *g, int32_t id, int32_t backend) noexcept nogil:
     """Node id writes to memory of another backend: bring its window here, and note that it must go back.
 
@@ -114,7 +104,7 @@ cdef int routes_write_through(gs_routes *w, const gs_graph *g, int32_t id, int32
         return GS_NO_HOST_MEMORY
     for k in range(g.src_begin[id], g.src_begin[id + 1]):
         s = g.src[k]
-        if memory_of(g, s) == root and g.view_offs[s] == g.view_offs[id] and layout_equal(&g.layout[s], &g.layout[id]):
+        if g.memory[s] == root and g.view_offs[s] == g.view_offs[id] and layout_equal(&g.layout[s], &g.layout[id]):
             w.src[k] = g.n_tensors + copy
     if ints_push(&w.back_node, id) != GS_OK or ints_push(&w.back_copy, copy) != GS_OK:
         return GS_NO_HOST_MEMORY
@@ -145,10 +135,10 @@ cdef void routes_inputs_first(gs_routes *w, const gs_graph *g) noexcept nogil:
     for split in range(w.split_inputs.n):
         for i in range(first, w.split_inputs.at[split]):
             c = w.inputs.at[i]
-            if g.layout[memory_of(g, w.copy_like.at[c])].op != OP_NONE:
+            if g.op[g.memory[w.copy_like.at[c]]] != OP_NONE:
                 continue
             k = i
-            while k > first and g.layout[memory_of(g, w.copy_like.at[w.inputs.at[k - 1]])].op != OP_NONE:
+            while k > first and g.op[g.memory[w.copy_like.at[w.inputs.at[k - 1]]]] != OP_NONE:
                 w.inputs.at[k] = w.inputs.at[k - 1]
                 k -= 1
             w.inputs.at[k] = c

@@ -14,9 +14,9 @@ cdef int32_t seed_from_sources(const gs_request *r, const int32_t *at, int32_t i
     cdef int64_t size = 0
     for k in range(g.src_begin[id], g.src_begin[id + 1]):
         s = g.src[k]
-        if 0 <= at[s] < best and g.layout[s].nbytes >= size:
+        if 0 <= at[s] < best and g.nbytes[s] >= size:
             best = at[s]
-            size = g.layout[s].nbytes
+            size = g.nbytes[s]
     return -1 if best == INT32_MAX else best
 
 
@@ -65,8 +65,8 @@ cdef int seed_complete(const gs_request *r, int32_t *assign, unsigned char *why,
     cdef int32_t i, k, id, root, b
     for i in range(g.n_nodes):
         id = g.node[i]
-        root = memory_of(g, id)
-        if op_is_view(g.layout[id].op) and root != id:
+        root = g.memory[id]
+        if g.kind[id] & KIND_VIEW and root != id:
             if assign[root] < 0:
                 assign[root] = max(assign[id], 0)
                 why[root] = WHY_CONSUMER
@@ -75,7 +75,7 @@ cdef int seed_complete(const gs_request *r, int32_t *assign, unsigned char *why,
         if assign[id] < 0:
             assign[id] = 0
             why[id] = WHY_FIRST
-        if not op_is_view(g.layout[id].op) and not request_supports(r, assign[id], id):
+        if not g.kind[id] & KIND_VIEW and not request_supports(r, assign[id], id):
             if r.resident[id] >= 0 and root == id:
                 failed[0] = id
                 return GS_BAD_PLACEMENT
@@ -108,14 +108,14 @@ cdef int seed_split(const gs_request *r, const int32_t *assign, gs_routes *w) no
     cdef bint closed = True             # a write that must go back ends its split
     for i in range(g.n_nodes):
         id = g.node[i]
-        if op_is_view(g.layout[id].op):
+        if g.kind[id] & KIND_VIEW:
             continue
         here = assign[id]
         if closed or w.split_backend.at[w.split_backend.n - 1] != here:
             if routes_open(w, here, i if w.split_backend.n else 0) != GS_OK:
                 return GS_NO_HOST_MEMORY
             closed = False
-        if writes_view(g, id) and not reads_tensor(r, assign, here, g.view_src[id]):
+        if g.kind[id] & KIND_WRITES and not reads_tensor(r, assign, here, g.view_src[id]):
             if routes_write_through(w, g, id, here) != GS_OK:
                 return GS_NO_HOST_MEMORY
             closed = True
@@ -140,9 +140,9 @@ cdef int plan_seed(const gs_request *r, int32_t *assign, unsigned char *why, gs_
     cdef int32_t i
     cdef int status
     for i in range(r.g.n_tensors):
-        assign[i] = r.user[i]
-        why[i] = WHY_USER if r.user[i] >= 0 else WHY_NOTHING
-        if r.resident[i] >= 0 and not writes_view(r.g, i):
+        assign[i] = -1 if r.user == NULL else r.user[i]
+        why[i] = WHY_USER if assign[i] >= 0 else WHY_NOTHING
+        if r.resident[i] >= 0 and not r.g.kind[i] & KIND_WRITES:
             # Memory does not move: a resident tensor, or a view of one, is where it is.
             assign[i] = r.resident[i]
             why[i] = WHY_RESIDENT
