@@ -166,12 +166,11 @@ cdef class Graph:
     cdef public dict meta
     cdef tuple homes                    # of the contexts that its tensors come from
     cdef TensorSet _index               # made when a mark was overwritten by another graph
-    cdef uint64_t fingerprint_a
-    cdef uint64_t fingerprint_b
+    cdef readonly object fingerprint    # a 128-bit int over the structure: equal for an equal graph built anew
     cdef readonly uint64_t wiring       # a hash of everything but shapes, strides and view offsets
     cdef object __weakref__
     cdef int fill(self, tuple tensors, tuple nodes, tuple leafs) except -1
-    cdef void fingerprint_structure(self) noexcept nogil
+    cdef void fingerprint_structure(self, uint64_t *found) noexcept nogil
     cpdef int32_t id_of(self, Tensor t)
     cdef int32_t require(self, Tensor t, Tensor user) except -1
 
@@ -233,6 +232,7 @@ cdef class Request:
     cdef list readers                   # for each of those the backends that read it; () where none was asked
     cdef int check_open(self) except -1
     cdef int fill_residents(self) except -1
+    cdef int32_t index_of_buffer(self, BufferBase buffer, dict known) except -1
     cdef int fill_assigned(self, object assigned) except -1
     cdef tuple readers_of(self, BufferBase buffer)
     cdef int32_t reader_of(self, Tensor t, BufferBase buffer) except -2

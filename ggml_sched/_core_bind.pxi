@@ -9,29 +9,48 @@
 def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not None, Lease lease not None):
     """Address every tensor that the plan places; `buffers[i]` are backend i's buffers, one for each chunk."""
     cdef gs_flow *f = &data.flow
-    cdef int32_t i
-    cdef Tensor t
+    cdef int32_t i, k
     cdef tuple tensors = graph.tensors
+    # Borrowed: the graph keeps its tensors, `buffers` the buffers.
+    cdef void *at
+    cdef void *buffer
+    cdef void *old
+    cdef Lease known = None             # has been dealt with
     cdef int64_t offset, stride
-    cdef BufferBase buffer
     cdef list single = []               # a backend's only buffer, None where a plan made chunks
     if data.n_tensors != graph.flat.n_tensors:
         raise HazardError("a plan was bound to another graph")
     for i in range(len(buffers)):
         single.append(buffers[i][0] if len(buffers[i]) and not data.strides[i] else None)
-    for i in range(data.n_tensors):
-        if f.offset[i] >= 0 and graph.flat.view_src[i] < 0:
-            t = <Tensor>tensors[i]
-            buffer = single[f.home[i]]
-            offset = f.offset[i]
-            if buffer is None:
-                stride = data.strides[f.home[i]]
-                buffer = <BufferBase?>buffers[f.home[i]][offset // stride]
-                offset %= stride
-            if t._lease is not None and t._lease.alive and t._lease.drain is not None:
-                # Another scheduler may have queued computes that use the address it gave.
-                t._lease.drain()
-            t.bind(buffer, offset, lease)
+    for k in range(graph.flat.n_roots):
+        i = graph.flat.root[k]
+        offset = f.offset[i]
+        if offset < 0:
+            continue
+        at = PyTuple_GET_ITEM(tensors, i)
+        buffer = PyList_GET_ITEM(single, f.home[i])
+        if buffer == <void *>None:
+            stride = data.strides[f.home[i]]
+            buffer = <void *>(<BufferBase?>buffers[f.home[i]][offset // stride])
+            offset %= stride
+        old = <void *>(<Tensor>at)._lease
+        if old != <void *>None and old != <void *>known and old != <void *>lease:
+            known = <Lease>old
+            displace(known)
+        if <void *>(<Tensor>at)._buffer != buffer:
+            (<Tensor>at)._buffer = <BufferBase>buffer
+        (<Tensor>at)._offset = offset
+        (<Tensor>at).overwritten = False
+        (<Tensor>at)._lease = lease
+
+
+cdef int displace(Lease lease) except -1:
+    """Tensors under a lease are about to be addressed under another."""
+    if lease.alive and lease.drain is not None:
+        # Another scheduler may have queued computes that use the address it gave.
+        lease.drain()
+    lease.displaced = True
+    return 0
 
 
 def stand_in(Tensor like not None, str name, BufferBase buffer, int64_t offset, Lease lease not None):

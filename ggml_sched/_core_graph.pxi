@@ -121,6 +121,7 @@ cdef class Graph:
         cdef gs_graph *g = &self.flat
         cdef Home home = None
         cdef list homes = []
+        cdef uint64_t[2] found
         if len(tensors) > 0x3fffffff:
             raise GraphError(f"a graph of {len(tensors)} tensors is too large")
         self.tensors, self.nodes, self.leafs = tensors, nodes, leafs
@@ -181,10 +182,11 @@ cdef class Graph:
         for i in range(g.n_leafs):
             g.position[g.leaf[i]] = -1
         flat_classify(g)
-        self.fingerprint_structure()
+        self.fingerprint_structure(found)
+        self.fingerprint = (int(found[0]) << 64) | int(found[1])
         return 0
 
-    cdef void fingerprint_structure(self) noexcept nogil:
+    cdef void fingerprint_structure(self, uint64_t *found) noexcept nogil:
         """128 bits over op, type, shape, strides, wiring, views and flags of every tensor, and the order."""
         cdef gs_graph *g = &self.flat
         cdef uint64_t a = 0x243F6A8885A308D3, b = 0x13198A2E03707344, h
@@ -209,8 +211,8 @@ cdef class Graph:
             a = mix(a, <uint64_t>g.node[i])
             b = mix(b, <uint64_t>g.node[i])
             w = mix(w, <uint64_t>g.node[i])
-        self.fingerprint_a = a
-        self.fingerprint_b = b
+        found[0] = a
+        found[1] = b
         self.wiring = w
 
     cpdef int32_t id_of(self, Tensor t):
@@ -241,11 +243,6 @@ cdef class Graph:
         for home in self.homes:
             total += home.epoch + (<int64_t>1 << 48 if home.closed else 0)
         return total
-
-    @property
-    def fingerprint(self):
-        """A 128-bit int over the structure: equal for an equal graph built anew."""
-        return (int(self.fingerprint_a) << 64) | int(self.fingerprint_b)
 
     def __len__(self):
         return self.flat.n_nodes

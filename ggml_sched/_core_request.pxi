@@ -125,53 +125,57 @@ cdef class Request:
         cdef gs_request *r = &self.c
         cdef const gs_graph *g = &self.graph.flat
         cdef tuple tensors = self.graph.tensors
-        cdef Tensor t
-        cdef BufferBase buffer, last = None
-        cdef Lease lease, lent = None
+        # Borrowed from the graph, which keeps them: a reference taken is a cache line written.
+        cdef void *at
+        cdef void *buffer
+        cdef void *lease
+        cdef void *last = NULL
+        cdef void *lent = NULL
         cdef int32_t i, k, last_index = -1, last_buffer = -1
         cdef unsigned char last_usage = 0
         cdef uint64_t h = 0, last_readers = 0
         cdef dict known = {}            # {buffer: its index}
         for k in range(g.n_roots):
             i = g.root[k]
-            t = <Tensor>tensors[i]
-            buffer = t._buffer
-            if buffer is None:
+            at = PyTuple_GET_ITEM(tensors, i)
+            buffer = <void *>(<Tensor>at)._buffer
+            lease = <void *>(<Tensor>at)._lease
+            if buffer == <void *>None or lease == lent:
                 continue
-            lease = t._lease
-            if lease is not None:
-                if lease is lent:
-                    continue
-                if lease.transient or not lease.alive:
-                    lent = lease
-                    continue
-            if buffer.closed:
-                if lease is None:
-                    raise PlacementError(f"{describe(t)} lost its memory: its buffer on backend "
-                                         f"{buffer.backend.name!r} was closed")
+            if lease != <void *>None and ((<Lease>lease).transient or not (<Lease>lease).alive):
+                lent = lease
                 continue
-            if buffer is not last:
-                found = known.get(buffer)
-                if found is None:
-                    found = known[buffer] = len(self.buffers)
-                    self.buffers.append(buffer)
-                    self.readers.append(self.readers_of(buffer) if r.shares else ())
-                last_buffer = found
-                last_index = self.reader_of(t, buffer)
+            if (<BufferBase>buffer).closed:
+                if lease == <void *>None:
+                    raise PlacementError(f"{describe(<Tensor>at)} lost its memory: its buffer on backend "
+                                         f"{(<BufferBase>buffer).backend.name!r} was closed")
+                continue
+            if buffer != last:
+                last_buffer = self.index_of_buffer(<BufferBase>buffer, known)
+                last_index = self.reader_of(<Tensor>at, <BufferBase>buffer)
                 # Who reads it is part of the key: buffers of one backend may differ in that.
                 last_readers = <uint64_t>hash(self.readers[last_buffer]) if r.shares else 0
-                last_usage = USAGE_WEIGHTS if buffer.usage == "weights" else USAGE_ANY
+                last_usage = USAGE_WEIGHTS if (<BufferBase>buffer).usage == "weights" else USAGE_ANY
                 last = buffer
             r.resident[i] = last_index
             r.usage[i] = last_usage
             r.buffer[i] = last_buffer
             h = mix(h, ((<uint64_t>i << 16) | (<uint64_t>last_index << 2) | last_usage) ^ last_readers)
-        if last is not None:
+        if last != NULL:
             for i in range(g.n_tensors):
                 r.resident[i] = r.resident[g.memory[i]]
                 r.usage[i] = r.usage[g.memory[i]]
         self.key = h
         return 0
+
+    cdef int32_t index_of_buffer(self, BufferBase buffer, dict known) except -1:
+        """The place of a buffer among those met so far."""
+        found = known.get(buffer)
+        if found is None:
+            found = known[buffer] = len(self.buffers)
+            self.buffers.append(buffer)
+            self.readers.append(self.readers_of(buffer) if self.c.shares else ())
+        return found
 
     cdef int fill_assigned(self, object assigned) except -1:
         """What the caller assigned to backends."""

@@ -63,17 +63,36 @@ class Allocation:
         self.asked = asked
         self.buffers = buffers
         self.lease: Lease = new_lease()
-        self._copies = plan.data.copies
-        self._kept = plan.data.kept
-        self._slots = _slots(plan)
-        self._n_lists = max(map(len, self._slots), default=1)
+        self.is_running = False
         self._turn = 0
         self._lists: dict[int, list[Step]] = {}
         self._made: dict[Hashable, Step | Tensor] = {}
         self._written: dict[Tensor, None] = {}
         bind_plan(plan.graph, plan.data, buffers, self.lease)
-        self.is_running = False
         self.lease.guard = _Guard(self)
+
+    # What only a compute needs is made by the first: a runner allocates each graph anew.
+
+    @cached_property
+    def _copies(self) -> tuple[tuple[int, int], ...]:
+        return self.plan.data.copies
+
+    @cached_property
+    def _kept(self) -> tuple[bool, ...]:
+        return self.plan.data.kept
+
+    @cached_property
+    def _slots(self) -> list[list[int]]:
+        """For each copy the ids of its places: one, or those of its ring."""
+        data = self.plan.data
+        slots = [[data.n_tensors + c] for c in range(data.n_copies)]
+        for k, c in enumerate(data.ring):
+            slots[c].append(data.n_tensors + data.n_copies + k)
+        return slots
+
+    @cached_property
+    def _n_lists(self) -> int:
+        return max(map(len, self._slots), default=1)
 
     def release(self) -> None:
         """End the lease: the tensors have no address any more.  Everything is released, whatever raises."""
@@ -81,7 +100,8 @@ class Allocation:
         self._lists = {}
         self.lease.end()
         self.lease.drain = None
-        each(step.free for step in made.values() if isinstance(step, Step))
+        if made:
+            each(step.free for step in made.values() if isinstance(step, Step))
 
     def steps(self, turn: int = 0) -> list[Step]:
         """What compute number `turn` does, in order."""
@@ -297,15 +317,6 @@ class Allocation:
             src.append(None if s is None else stand_ins[i - n] if i >= n else s)
         key = ("twin", node, tuple(src))
         return self._shared(key, lambda: rewired(node, tuple(src), back, self.lease))
-
-
-def _slots(plan: Plan) -> list[list[int]]:
-    """For each copy the ids of its places: one, or those of its ring."""
-    data = plan.data
-    slots = [[data.n_tensors + c] for c in range(data.n_copies)]
-    for k, c in enumerate(data.ring):
-        slots[c].append(data.n_tensors + data.n_copies + k)
-    return slots
 
 
 def each(calls: Iterable[Callable[[], object]]) -> None:

@@ -61,7 +61,11 @@ class Plan:
         self.data = data
         self.backends = backends
         self.policy = policy
-        self.fingerprint = graph.fingerprint
+
+    @property
+    def fingerprint(self) -> int:
+        """The graph's, 128 bits."""
+        return self.graph.fingerprint
 
     @property
     def buffer_sizes(self) -> tuple[int, ...]:

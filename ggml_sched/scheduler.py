@@ -165,16 +165,15 @@ class Scheduler:
         return plan, request
 
     def _cached_plan(self, graph: Graph, request: Request, stream: bool) -> Plan:
-        limits = tuple(backend.max_buffer_size for backend in self.backends)
+        limits = tuple([backend.max_buffer_size for backend in self.backends])
         key = (graph.fingerprint, request.key, stream, limits)
         data = self._cache.get(key)
         if data is None:
             reserved = self._reserved.get((graph.wiring, request.key)) if self._cache_size and not stream else None
             if reserved is not None:
                 data = replay_plan(request, reserved)
-        if data is None:
-            data = make_plan(request, self.policy, stream, self.copies)
-        if key not in self._cache:
+            if data is None:
+                data = make_plan(request, self.policy, stream, self.copies)
             if self._cache_size:
                 self._cache[key] = data
                 while len(self._cache) > self._cache_size:
@@ -185,7 +184,9 @@ class Scheduler:
 
     def _excess(self, plan: Plan) -> OutOfMemory | None:
         """The error to raise if a plan exceeds a backend's budget: shortfall, and what is alive at the peak."""
-        for i, (backend, needed) in enumerate(zip(self.backends, plan.buffer_sizes, strict=True)):
+        sizes = plan.data.buffer_sizes
+        for i, backend in enumerate(self.backends):
+            needed = sizes[i]
             limit = self._budgets.get(i)
             if limit is None:
                 free = backend.memory_available()
@@ -249,9 +250,9 @@ class Scheduler:
         """
         short = {}
         for i, wanted in enumerate(sizes):
+            held = self._buffers[i]
             for chunk, size in enumerate(wanted):
-                held = self._buffers[i][chunk] if chunk < len(self._buffers[i]) else None
-                if held is None or held.closed or held.size < size:
+                if chunk >= len(held) or held[chunk].closed or held[chunk].size < size:
                     short[i, chunk] = size
         if not short:
             return
