@@ -49,6 +49,33 @@ cdef inline char *pack_take(char **cursor, int64_t count, int64_t width) noexcep
     return start
 
 
+cdef int pack_expect(gs_pack *p, int64_t n, int64_t n_sections, int64_t n_scratch, char **scratch) noexcept nogil:
+    """Room for n buffers over at most n_sections sections, and n_scratch bytes for the caller."""
+    cdef char *cursor
+    cdef int64_t bytes = n * (4 * 4 + 4 * 8 + 2 * 8) + (n_sections + 1) * (4 + 8) + n_scratch
+    memset(p, 0, sizeof(gs_pack))
+    if n > PACK_MAX:
+        return GS_BAD_ARGUMENT
+    p.memory = malloc(bytes + 16 * 8)       # and the rounding of each array to 8 bytes
+    if p.memory == NULL:
+        return GS_NO_HOST_MEMORY
+    cursor = <char *>p.memory
+    p.n = <int32_t>n
+    p.size = <int64_t *>pack_take(&cursor, n, 8)
+    p.offset = <int64_t *>pack_take(&cursor, n, 8)
+    p.best = <int64_t *>pack_take(&cursor, n, 8)
+    p.peak = <int64_t *>pack_take(&cursor, n, 8)
+    p.keys = <uint64_t *>pack_take(&cursor, 2 * n, 8)
+    p.id = <int32_t *>pack_take(&cursor, n, 4)
+    p.start = <int32_t *>pack_take(&cursor, n, 4)
+    p.stop = <int32_t *>pack_take(&cursor, n, 4)
+    p.order = <int32_t *>pack_take(&cursor, n, 4)
+    p.live = <int64_t *>pack_take(&cursor, n_sections + 1, 8)
+    p.born = <int32_t *>pack_take(&cursor, n_sections + 1, 4)
+    scratch[0] = cursor
+    return GS_OK
+
+
 cdef int pack_prepare(gs_pack *p, int32_t n, int32_t n_times, const int32_t *lower, const int32_t *upper,
                       const int64_t *size) noexcept nogil:
     """Fill p from n lifetimes [lower, upper) over the times 0 .. n_times.
@@ -56,89 +83,54 @@ cdef int pack_prepare(gs_pack *p, int32_t n, int32_t n_times, const int32_t *low
     GS_BAD_ARGUMENT: more than 2**24 buffers, a lifetime that ends before it begins or leaves the times, or a
     negative size.  GS_OVERFLOW: the sizes add up to more than int64.  GS_NO_HOST_MEMORY.
     """
-    cdef int64_t total = 0
     cdef int64_t n_used = 0
     cdef int64_t times = <int64_t>n_times + 1
-    cdef int64_t bytes
     cdef int32_t i
+    cdef int status
     cdef char *cursor
-    cdef int64_t *delta
     cdef int32_t *first
     cdef int32_t *section_of
     cdef char *dies
-    memset(p, 0, sizeof(gs_pack))
     for i in range(n):
         if size[i] < 0 or lower[i] < 0 or lower[i] > upper[i] or upper[i] > n_times:
+            memset(p, 0, sizeof(gs_pack))
             return GS_BAD_ARGUMENT
-        if size[i] > 0 and lower[i] < upper[i]:
-            n_used += 1
-            if gs_checked_add(total, size[i], &total) != GS_OK:
-                return GS_OVERFLOW
-    if n_used > PACK_MAX:
-        return GS_BAD_ARGUMENT
+        n_used += size[i] > 0 and lower[i] < upper[i]
     # No more sections than births, and no more than times.
-    bytes = n_used * (4 * 4 + 4 * 8 + 2 * 8) + (min(n_used, times) + 1) * (4 + 8)
-    bytes += times * (8 + 4 + 4 + 1) + 16 * 8       # and the rounding of each array to 8 bytes
-    p.memory = malloc(bytes)
-    if p.memory == NULL:
-        return GS_NO_HOST_MEMORY
-    cursor = <char *>p.memory
-    p.n = <int32_t>n_used
-    p.size = <int64_t *>pack_take(&cursor, n_used, 8)
-    p.offset = <int64_t *>pack_take(&cursor, n_used, 8)
-    p.best = <int64_t *>pack_take(&cursor, n_used, 8)
-    p.peak = <int64_t *>pack_take(&cursor, n_used, 8)
-    p.keys = <uint64_t *>pack_take(&cursor, 2 * n_used, 8)
-    p.id = <int32_t *>pack_take(&cursor, n_used, 4)
-    p.start = <int32_t *>pack_take(&cursor, n_used, 4)
-    p.stop = <int32_t *>pack_take(&cursor, n_used, 4)
-    p.order = <int32_t *>pack_take(&cursor, n_used, 4)
-    p.live = <int64_t *>pack_take(&cursor, min(n_used, times) + 1, 8)
-    p.born = <int32_t *>pack_take(&cursor, min(n_used, times) + 1, 4)
-    delta = <int64_t *>pack_take(&cursor, times, 8)
+    status = pack_expect(p, n_used, min(n_used, times), times * (4 + 4 + 1) + 3 * 8, &cursor)
+    if status != GS_OK:
+        return status
     first = <int32_t *>pack_take(&cursor, times, 4)
     section_of = <int32_t *>pack_take(&cursor, times, 4)
     dies = pack_take(&cursor, times, 1)
-    memset(delta, 0, times * 8)
     memset(first, 0, times * 4)
     memset(dies, 0, times)
     for i in range(n):
         if size[i] > 0 and lower[i] < upper[i]:
-            delta[lower[i]] += size[i]
-            delta[upper[i]] -= size[i]
             first[lower[i]] += 1
             dies[upper[i]] = 1
-    pack_find_sections(p, n_times, delta, first, section_of, dies)
+    p.n_sections = pack_find_sections(n_times, first, section_of, dies)
     pack_sort_by_birth(p, n, lower, upper, size, first, section_of)
-    pack_find_peaks(p, delta)
-    return GS_OK
+    return pack_measure(p)
 
 
-cdef void pack_find_sections(gs_pack *p, int32_t n_times, const int64_t *delta, int32_t *first,
-                             int32_t *section_of, const char *dies) noexcept nogil:
-    """Walk the times once: live bytes, sections, and where each time's buffers start in birth order."""
-    cdef int64_t live = 0
+cdef int32_t pack_find_sections(int32_t n_times, int32_t *first, int32_t *section_of, const char *dies) noexcept nogil:
+    """Walk the times once: the section of each, and where its buffers start in birth order; how many sections."""
     cdef int32_t n_born = 0
     cdef int32_t k = 0
     cdef int32_t t, births
     cdef bint waiting = False           # something was born since the last section
-    p.born[0] = 0
     for t in range(n_times):
-        live += delta[t]
         section_of[t] = k
         births = first[t]
         first[t] = n_born
         n_born += births
         waiting |= births != 0
         if waiting and dies[t + 1]:
-            p.live[k] = live
-            if live > p.bound:
-                p.bound = live
             k += 1
-            p.born[k] = n_born
             waiting = False
     section_of[n_times] = k
-    p.n_sections = k
+    return k
 
 
 cdef void pack_sort_by_birth(gs_pack *p, int32_t n, const int32_t *lower, const int32_t *upper,
@@ -153,8 +145,34 @@ cdef void pack_sort_by_birth(gs_pack *p, int32_t n, const int32_t *lower, const 
             p.size[b] = size[i]
             p.start[b] = section_of[lower[i]]
             p.stop[b] = section_of[upper[i]]
+
+
+cdef int pack_measure(gs_pack *p) noexcept nogil:
+    """Sections, live bytes, bound and peaks, from sizes, starts and stops in order of birth.
+
+    GS_OVERFLOW: the sizes add up to more than int64.
+    """
+    cdef int64_t total = 0
+    cdef int32_t b, k = 0
+    memset(p.live, 0, (p.n_sections + 1) * sizeof(int64_t))
     for b in range(p.n):
+        if gs_checked_add(total, p.size[b], &total) != GS_OK:
+            return GS_OVERFLOW
+        p.live[p.start[b]] += p.size[b]
+        p.live[p.stop[b]] -= p.size[b]
         p.n_carried += p.stop[b] - p.start[b] - 1
+        while k <= p.start[b]:
+            p.born[k] = b
+            k += 1
+    p.born[p.n_sections] = p.n
+    total = 0
+    for k in range(p.n_sections):
+        total += p.live[k]
+        p.live[k] = total
+        p.bound = max(p.bound, total)
+    # Done with no keys yet: scratch.
+    pack_find_peaks(p, <int64_t *>p.keys)
+    return GS_OK
 
 
 cdef void pack_find_peaks(gs_pack *p, int64_t *block) noexcept nogil:

@@ -1,6 +1,6 @@
 # Packing, part 6: the whole stack.
 #
-# Owns pack_run, which the planner calls without the GIL and `pack` offers to anybody.
+# Owns pack_prepared, which the planner calls without the GIL, and pack_run, which `pack` offers to anybody.
 # The stack, each part only when the one before missed the target: TWA order at the lowest gap; larger first;
 # place or lift at the target; best fit and further orders; place or lift again and again, at the target and
 # between it and the best, until the budget is spent.
@@ -31,7 +31,7 @@ ctypedef struct gs_packing:
     bint optimal
 
 ctypedef struct gs_pack_job:
-    gs_pack p
+    gs_pack *p
     gs_search q
     int64_t target          # an arena of this size ends the work
     int64_t budget          # steps
@@ -43,37 +43,47 @@ cdef int pack_run(int32_t n, int32_t n_times, const int32_t *lower, const int32_
                   int64_t capacity, int64_t budget, int64_t *offsets, gs_packing *out) noexcept nogil:
     """Choose offsets for n buffers alive over [lower, upper), times 0 .. n_times; sizes in bytes, 0 allowed.
 
-    `capacity`: an arena that fits it is good enough (PACK_NO_CAPACITY: only the smallest is).  `budget`:
-    steps of exact search, 0 for none, PACK_DEFAULT_BUDGET for a few seconds at most.  Round the sizes up to
-    the alignment: every offset is a sum of sizes.  Errors as in pack_prepare; offsets are untouched then.
+    Capacity, budget and alignment as in pack_prepared.  Errors as in pack_prepare; offsets are untouched then.
     """
-    cdef gs_pack_job job
+    cdef gs_pack p
     cdef int status
     cdef int32_t i
-    memset(out, 0, sizeof(gs_packing))
-    memset(&job, 0, sizeof(gs_pack_job))
-    status = pack_prepare(&job.p, n, n_times, lower, upper, size)
+    status = pack_prepare(&p, n, n_times, lower, upper, size)
     if status == GS_OK:
-        out.bound = out.proven = job.p.bound
-        out.arena = PACK_FAR
-        job.out = out
-        job.target = max(job.p.bound, capacity)
-        job.budget = 2 * 1000 * 1000 if budget < 0 else budget
-        if job.p.n == 0:
-            out.arena = 0
-        else:
-            status = pack_solve(&job)
-            if status == GS_OK and out.arena > out.proven and not job.fitted:
-                # A capacity ended the work early; the promise about best fit holds all the same.
-                status = pack_keep(&job, pack_best_fit(&job.p), PACK_METHOD_BEST_FIT)
+        status = pack_prepared(&p, capacity, budget, out)
     if status == GS_OK:
         for i in range(n):
             offsets[i] = 0
-        for i in range(job.p.n):
-            offsets[job.p.id[i]] = job.p.best[i]
-        out.optimal = out.arena <= out.proven
+        for i in range(p.n):
+            offsets[p.id[i]] = p.best[i]
+    pack_free(&p)
+    return status
+
+
+cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_packing *out) noexcept nogil:
+    """Choose offsets for the buffers of p: p.best.
+
+    `capacity`: an arena that fits it is good enough (PACK_NO_CAPACITY: only the smallest is).  `budget`:
+    steps of exact search, 0 for none, PACK_DEFAULT_BUDGET for a few seconds at most.  Round the sizes up to
+    the alignment: every offset is a sum of sizes.
+    """
+    cdef gs_pack_job job
+    cdef int status = GS_OK
+    memset(out, 0, sizeof(gs_packing))
+    memset(&job, 0, sizeof(gs_pack_job))
+    job.p = p
+    job.out = out
+    job.target = max(p.bound, capacity)
+    job.budget = 2 * 1000 * 1000 if budget < 0 else budget
+    out.bound = out.proven = p.bound
+    if p.n > 0:
+        out.arena = PACK_FAR
+        status = pack_solve(&job)
+        if status == GS_OK and out.arena > out.proven and not job.fitted:
+            # A capacity ended the work early; the promise about best fit holds all the same.
+            status = pack_keep(&job, pack_best_fit(p), PACK_METHOD_BEST_FIT)
+    out.optimal = out.arena <= out.proven
     search_free(&job.q)
-    pack_free(&job.p)
     return status
 
 
@@ -91,14 +101,14 @@ cdef int pack_keep(gs_pack_job *job, int64_t arena, int method) noexcept nogil:
 cdef int pack_list(gs_pack_job *job, int by, int64_t limit) noexcept nogil:
     """Place in one order, keeping a result within limit; short lists where overlaps are few."""
     cdef int method = PACK_METHOD_TWA + by
-    pack_sort(&job.p, by, 0)
+    pack_sort(job.p, by, 0)
     if job.p.carry != NULL and job.p.n_neighbours <= 48 * <int64_t>job.p.n:
-        return pack_keep(job, pack_place_near(&job.p, limit), method)
-    return pack_keep(job, pack_place_far(&job.p, limit), method)
+        return pack_keep(job, pack_place_near(job.p, limit), method)
+    return pack_keep(job, pack_place_far(job.p, limit), method)
 
 
 cdef int pack_solve(gs_pack_job *job) noexcept nogil:
-    cdef gs_pack *p = &job.p
+    cdef gs_pack *p = job.p
     cdef gs_packing *out = job.out
     cdef int64_t target = job.target
     cdef int by, status
@@ -129,7 +139,7 @@ cdef int pack_solve(gs_pack_job *job) noexcept nogil:
 cdef int pack_attempt(gs_pack_job *job, int64_t capacity, int by, int select, int seed,
                       int64_t limit) noexcept nogil:
     """One search at a capacity, within the budget.  SEARCH_* or an error; a packing found is kept."""
-    cdef gs_pack *p = &job.p
+    cdef gs_pack *p = job.p
     cdef int64_t arena = 0
     cdef int32_t i
     cdef int found
@@ -170,7 +180,7 @@ cdef int pack_improve(gs_pack_job *job) noexcept nogil:
     In between it lowers the best: half-way down to the target, and less far each time that fails.
     """
     cdef gs_packing *out = job.out
-    cdef int64_t grain = pack_grain(&job.p)
+    cdef int64_t grain = pack_grain(job.p)
     cdef int64_t n = job.p.n
     cdef int64_t limit = 3 * n + 32
     cdef int64_t low, room
