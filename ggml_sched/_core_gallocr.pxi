@@ -77,12 +77,16 @@ cdef int gallocr_trim(gs_flow *f, gs_arena *arena, int32_t heir, int32_t now) no
 
 
 cdef bint gallocr_may_take(const gs_flow *f, int32_t id, int32_t s, const gs_layout *mine) noexcept nogil:
-    """Whether node id is the last to use s, in the same arena, with the same layout."""
+    """Whether node id is the last to use s, in the same arena, with the same layout, and fits there."""
     cdef int32_t r = f.root[s] if f.root[s] >= 0 else s
-    return (f.size[id] <= f.size[flow_owner(f, s)] and f.offset[s] >= 0 and f.home[r] == f.home[id]
-            and f.n_children[s] == 1 and f.n_views[s] == 0
+    cdef int32_t owner
+    if not (f.n_children[s] == 1 and f.n_views[s] == 0 and f.offset[s] >= 0 and f.home[r] == f.home[id]
             and layout_equal(mine, &f.layout[f.like[s]])
-            and not (f.flags[s] | f.flags[r]) & (GS_FLAG_INPUT | GS_FLAG_OUTPUT))
+            and not (f.flags[s] | f.flags[r]) & (GS_FLAG_INPUT | GS_FLAG_OUTPUT)):
+        return False
+    owner = flow_owner(f, s)
+    # What had its address before the walk is whole; of the rest the tail may be gone.
+    return f.offset[s] - f.offset[owner] + f.size[id] <= (f.rest[owner] if f.birth[owner] >= 0 else f.size[owner])
 
 
 cdef int gallocr_release(gs_flow *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:

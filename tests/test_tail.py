@@ -40,3 +40,19 @@ def test_results_are_the_same_and_the_first_generation_gives_nothing_back():
                 scheduler.compute(graph)
             results.append(out.numpy())
     np.testing.assert_array_equal(*results)
+
+
+def test_a_row_that_a_backend_wants_larger_does_not_reach_into_memory_given_back():
+    """An heir of the same layout may still ask for more bytes than the one before it."""
+    class Wide(gs.DryBackend):
+        def alloc_size(self, t):
+            return t.nbytes * 4 if t.op == "SQR" else t.nbytes
+
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (64, 4), "x", input=True)
+    large = ctx.repeat(x, ctx.tensor("f32", (64, 16), "like"))
+    front = ctx.relu(ctx.view_1d(large, 64))
+    room = ctx.repeat(x, ctx.tensor("f32", (64, 8), "other"))
+    graph = gs.Graph(room, ctx.set_output(ctx.mul(ctx.repeat(ctx.sqr(front), room), room)))
+    plan = gs.Scheduler([Wide("A")]).plan(graph)
+    plan.verify()
