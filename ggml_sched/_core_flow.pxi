@@ -27,7 +27,7 @@ ctypedef struct gs_flow:
     int32_t *src
     int32_t *seq            # ids in execution order
     int64_t *size           # bytes, aligned
-    int64_t *view_offs
+    int64_t *view_offs      # from the start of the root's memory
     int64_t *rest           # result: bytes that stay taken once a smaller heir has given the tail back
     int64_t *offset         # result: from the start of the home's arena; -1
     int32_t *n_children

@@ -11,6 +11,8 @@ ctypedef struct gs_arena:
     int64_t whole           # as `live`, tails given back counted as taken
     int64_t whole_peak
     bint trims              # whether a smaller heir gives the tail back
+    int64_t alignment       # views at multiples of it hand their part over; 0: only those at the front
+    int32_t n_inner         # how many did so at another offset than 0
 
 
 cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, int32_t id, int32_t now) noexcept nogil:
@@ -38,12 +40,17 @@ cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, in
         r = s
         if f.root[s] >= 0:
             r = f.root[s]
-            if f.n_views[r] != 1 or f.n_children[r] != 0 or f.offset[r] != f.offset[s]:
+            if f.n_views[r] != 1 or f.n_children[r] != 0:
                 continue
+            if f.offset[r] != f.offset[s]:
+                arena = &arenas[f.home[id]]
+                if arena.alignment == 0 or f.offset[s] % arena.alignment:
+                    continue
+                arena.n_inner += 1
         f.root[id] = r
-        f.view_offs[id] = 0
+        f.view_offs[id] = f.offset[s] - f.offset[r]
         f.n_views[r] += 1
-        f.offset[id] = f.offset[r]
+        f.offset[id] = f.offset[s]
         f.state[id] |= ADDRESSED | TOOK_OVER
         return gallocr_trim(f, &arenas[f.home[id]], id, now)
     arena = &arenas[f.home[id]]
@@ -64,25 +71,29 @@ cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, in
 
 
 cdef int gallocr_trim(gs_flow *f, gs_arena *arena, int32_t heir, int32_t now) noexcept nogil:
-    """Keep only the heir's part of the memory it took over; whatever read the rest has run."""
+    """Keep the memory up to the heir's end; whatever read the rest has run."""
     cdef int32_t owner = flow_owner(f, heir)
-    cdef int64_t tail
-    tail = f.rest[owner] - f.size[heir]
+    cdef int64_t kept = f.offset[heir] - f.offset[owner] + f.size[heir]
+    cdef int64_t tail = f.rest[owner] - kept
     if not arena.trims or f.birth[owner] < 0 or tail <= 0:
         return GS_OK
-    f.rest[owner] = f.size[heir]
+    f.rest[owner] = kept
     f.trimmed[owner] = now
     arena.live -= tail
-    return blocks_give(arena.blocks, f.offset[owner] + f.size[heir], tail)
+    return blocks_give(arena.blocks, f.offset[owner] + kept, tail)
 
 
 cdef bint gallocr_may_take(const gs_flow *f, int32_t id, int32_t s, const gs_layout *mine) noexcept nogil:
-    """Whether node id is the last to use s, in the same arena, with the same layout."""
+    """Whether node id is the last to use s, in the same arena, with the same layout, and fits there."""
     cdef int32_t r = f.root[s] if f.root[s] >= 0 else s
-    return (f.size[id] <= f.size[flow_owner(f, s)] and f.offset[s] >= 0 and f.home[r] == f.home[id]
-            and f.n_children[s] == 1 and f.n_views[s] == 0
+    cdef int32_t owner
+    if not (f.n_children[s] == 1 and f.n_views[s] == 0 and f.offset[s] >= 0 and f.home[r] == f.home[id]
             and layout_equal(mine, &f.layout[f.like[s]])
-            and not (f.flags[s] | f.flags[r]) & (GS_FLAG_INPUT | GS_FLAG_OUTPUT))
+            and not (f.flags[s] | f.flags[r]) & (GS_FLAG_INPUT | GS_FLAG_OUTPUT)):
+        return False
+    owner = flow_owner(f, s)
+    # What had its address before the walk is whole; of the rest the tail may be gone.
+    return f.offset[s] - f.offset[owner] + f.size[id] <= (f.rest[owner] if f.birth[owner] >= 0 else f.size[owner])
 
 
 cdef int gallocr_release(gs_flow *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:

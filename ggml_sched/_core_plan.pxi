@@ -195,17 +195,17 @@ cdef class PlanData:
 
     cdef tuple measure_chunks(self, int32_t backend, const gs_blocks *blocks):
         """The bytes that each chunk of a backend's arena must hold."""
-        cdef gs_flow *f = &self.flow
-        cdef int32_t i
-        cdef list sizes
+        cdef int64_t *sizes
+        cdef int32_t k
         if blocks.n_chunks <= 1:
             return (blocks.max_size,)
-        sizes = [0] * blocks.n_chunks
-        for i in range(f.n):
-            if f.home[i] == backend and f.birth[i] >= 0 and f.size[i]:
-                at = f.offset[i] // blocks.stride
-                sizes[at] = max(sizes[at], f.offset[i] % blocks.stride + f.size[i])
-        return tuple(sizes)
+        sizes = <int64_t *>calloc(blocks.n_chunks, sizeof(int64_t))
+        if sizes == NULL:
+            raise MemoryError(f"{blocks.n_chunks} chunks of an arena")
+        fill_chunks(&self.flow, backend, blocks, sizes)
+        found = tuple([sizes[k] for k in range(blocks.n_chunks)])
+        free(sizes)
+        return found
 
     cdef int check(self, int32_t i) except -1:
         if not 0 <= i < self.flow.n:
@@ -238,7 +238,6 @@ def make_plan(Request request not None, str policy, bint stream=False, int32_t n
         for i in range(devices.n):
             alignment[i] = (<BackendBase>devices.backends[i]).alignment
             arenas[i].blocks = &blocks[i]
-            arenas[i].trims = not seed
             limit = devices.backends[i].max_buffer_size
             if limit is not None:
                 blocks[i].chunk = min(max(_index(limit), 1), <int64_t>1 << 48)
@@ -291,8 +290,53 @@ cdef int decide(PlanData p, const gs_request *r, bint seed, bint stream, int32_t
                 routes_inputs_first(&p.routes, r.g)
                 status = routes_add_slots(&p.routes, r, n_slots)
     if status == GS_OK:
-        status = flow_from_routes(&p.flow, r, p.assign, &p.routes, alignment, failed)
+        for i in range(r.n_backends):
+            arenas[i].trims = not seed
+            arenas[i].alignment = 0 if seed else alignment[i]
+        status = allocate_flow(p, r, seed, inplace, alignment, blocks, arenas, methods, failed)
+    if status == GS_OK and not seed:
+        status = weigh_inner_heirs(p, r, inplace, alignment, blocks, arenas, methods, failed)
+    return status
+
+
+cdef int64_t fill_chunks(const gs_flow *f, int32_t home, const gs_blocks *blocks, int64_t *sizes) noexcept nogil:
+    """What each chunk of an arena must hold, into sizes[n_chunks], which are zero; returns the sum."""
+    cdef int64_t total = 0, at
+    cdef int32_t i
+    for i in range(f.n):
+        if f.home[i] == home and f.birth[i] >= 0 and f.size[i]:
+            at = f.offset[i] // blocks.stride
+            sizes[at] = max(sizes[at], f.offset[i] % blocks.stride + f.size[i])
+    for i in range(blocks.n_chunks):
+        total += sizes[i]
+    return total
+
+
+cdef int64_t arena_bytes(const gs_flow *f, int32_t home, const gs_blocks *blocks) noexcept nogil:
+    """What an arena must hold, all its chunks together; -1 without memory to count."""
+    cdef int64_t *sizes
+    cdef int64_t total
+    if blocks.n_chunks <= 1:
+        return blocks.max_size
+    sizes = <int64_t *>calloc(blocks.n_chunks, sizeof(int64_t))
+    if sizes == NULL:
+        return -1
+    total = fill_chunks(f, home, blocks, sizes)
+    free(sizes)
+    return total
+
+
+cdef int allocate_flow(PlanData p, const gs_request *r, bint seed, const uint64_t *inplace, const int64_t *alignment,
+                       gs_blocks *blocks, gs_arena *arenas, int32_t *methods, int32_t *failed) noexcept nogil:
+    """Lifetimes, in-place decisions and offsets for the routes; what an earlier call has found is dropped."""
+    cdef int32_t i
+    cdef int status
+    flow_free(&p.flow)
+    status = flow_from_routes(&p.flow, r, p.assign, &p.routes, alignment, failed)
     for i in range(r.n_backends):
+        arenas[i].live = arenas[i].peak = arenas[i].whole = arenas[i].whole_peak = 0
+        arenas[i].n_inner = 0
+        blocks[i].max_size = 0
         if status == GS_OK:
             if blocks[i].chunk:
                 status = blocks_reset_chunked(&blocks[i], blocks[i].chunk, alignment[i])
@@ -302,6 +346,45 @@ cdef int decide(PlanData p, const gs_request *r, bint seed, bint stream, int32_t
         status = gallocr_run(&p.flow, arenas, inplace, NULL, 0, not seed, failed)
     if status == GS_OK and not seed:
         status = choose_offsets(&p.flow, r.n_backends, blocks, arenas, methods)
+    return status
+
+
+cdef int weigh_inner_heirs(PlanData p, const gs_request *r, const uint64_t *inplace, const int64_t *alignment,
+                           gs_blocks *blocks, gs_arena *arenas, int32_t *methods, int32_t *failed) noexcept nogil:
+    """Keep heirs at views' offsets only in arenas that are smaller with them.
+
+    Such an heir needs no memory of its own, but keeps what lies before it taken for as long as it lives: which of
+    the two costs more is known when all is placed.  Arenas do not depend on each other.
+    """
+    cdef int64_t *size
+    cdef int64_t without
+    cdef int32_t i, n = r.n_backends
+    cdef int status
+    cdef bint some = False, keep = False
+    for i in range(n):
+        some |= arenas[i].n_inner > 0
+    if not some:
+        return GS_OK
+    size = <int64_t *>malloc(n * sizeof(int64_t))
+    if size == NULL:
+        return GS_NO_HOST_MEMORY
+    for i in range(n):
+        size[i] = arena_bytes(&p.flow, i, &blocks[i])
+        arenas[i].alignment = 0
+        if size[i] < 0:
+            free(size)
+            return GS_NO_HOST_MEMORY
+    status = allocate_flow(p, r, False, inplace, alignment, blocks, arenas, methods, failed)
+    for i in range(n):
+        without = arena_bytes(&p.flow, i, &blocks[i]) if status == GS_OK else 0
+        if without < 0:
+            status = GS_NO_HOST_MEMORY
+        elif size[i] < without:
+            arenas[i].alignment = alignment[i]
+            keep = True
+    if status == GS_OK and keep:
+        status = allocate_flow(p, r, False, inplace, alignment, blocks, arenas, methods, failed)
+    free(size)
     return status
 
 

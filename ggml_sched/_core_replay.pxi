@@ -1,7 +1,7 @@
 # Replay: a reserved plan serves every graph of the same wiring whose tensors are no larger.
 #
 # Nothing is decided anew: assignments, splits, copies, in-place reuse and offsets are those of
-# the reserved plan, which is known to fit.  Invariant: a replayed plan is as sound as the one
+# the reserved plan, which is known to fit; what took over memory through a view moves with it.  Invariant: a replayed plan is as sound as the one
 # it repeats, or there is none.
 
 cdef int ints_copy(gs_ints *to, const gs_ints *v) noexcept nogil:
@@ -103,7 +103,7 @@ def replay_plan(Request request not None, PlanData reserved not None):
             status = flow_from_routes(&p.flow, r, p.assign, &p.routes, alignment, &failed)
         if status != GS_OK:
             raise_planning_error(status, request, failed)
-        if not placing_replays(&p.flow, &reserved.flow):
+        if not placing_replays(&p.flow, &reserved.flow, alignment):
             return None
         placing_copy(&p.flow, &reserved.flow)
         p.strides = reserved.strides

@@ -117,7 +117,9 @@ class Scheduler:
         """Allocate buffers large enough for each of the graphs, which share them, one at a time.
 
         Graphs of the same wiring as one of these whose tensors are no larger always fit, and are not planned
-        again: they use its plan (unless `plan_cache` is 0).  Raises OutOfMemory.
+        again: they use its plan (unless `plan_cache` is 0).  A graph in which less can run in place is planned
+        for itself: one that broadcasts where the reserved one did not, or whose view hands its memory over there
+        but is not aligned here.  Raises OutOfMemory.
         """
         with self._turn:
             sizes: list[tuple[int, ...]] = [()] * len(self.backends)

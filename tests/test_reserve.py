@@ -58,6 +58,54 @@ def test_smaller_graphs_of_the_same_wiring_use_the_reserved_plan_and_compute_the
         np.testing.assert_array_equal(a, b)
 
 
+def chain_of_heirs(rows: int, width: int, at: int, then: int) -> tuple[gs.Graph, gs.Tensor, gs.Tensor, list]:
+    """Rows of a large result are computed in place, then one row of those: memory handed over at two offsets."""
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (width, 1), "x", input=True)
+    large = ctx.repeat(x, ctx.tensor("f32", (width, rows), "like"))
+    part = ctx.relu(ctx.view_2d(large, width, rows // 2, large.nb[1], at * large.nb[1]))
+    row = ctx.sqr(ctx.scale(ctx.view_1d(part, width, then * part.nb[1]), 0.5))
+    out = ctx.set_output(ctx.add(row, x))
+    return gs.Graph(out), x, out, [large, part, row]
+
+
+@pytest.mark.parametrize("rows, width, at, then", [(16, 32, 5, 3), (16, 64, 2, 1), (16, 64, 0, 0), (8, 64, 3, 2),
+                                                   (12, 16, 1, 0), (16, 64, 8, 7)])
+def test_memory_handed_over_at_an_offset_moves_with_the_smaller_graphs_views(rows, width, at, then):
+    results = []
+    for reserved in (True, False):
+        backend = gs.CpuBackend()
+        with gs.Scheduler([backend]) as scheduler:
+            if reserved:
+                graph, _, _, (large, part, row) = chain_of_heirs(16, 64, 5, 3)
+                scheduler.reserve(graph)
+                plan = scheduler.plan(graph)
+                assert [plan.offset_of(t) - plan.offset_of(large) for t in (part, row)] == [5 * 256, 8 * 256]
+                before = scheduler.buffer_size(backend)
+            graph, x, out, (large, part, row) = chain_of_heirs(rows, width, at, then)
+            plan = scheduler.alloc(graph)
+            plan.verify()
+            if reserved and at + then <= 8:
+                assert plan.methods == ("replayed",) and scheduler.buffer_size(backend) == before
+                assert [plan.offset_of(t) - plan.offset_of(large) for t in (part, row)] == [
+                    at * width * 4, (at + then) * width * 4]
+            x.set(np.arange(width, dtype=np.float32) - 9)
+            for _ in range(2):
+                scheduler.compute(graph)
+            results.append(out.numpy())
+    np.testing.assert_array_equal(*results)
+
+
+def test_memory_handed_over_at_an_offset_that_is_not_aligned_in_the_smaller_graph_is_planned_anew():
+    graph, *_ = chain_of_heirs(16, 64, 5, 3)
+    smaller, _, _, (_, part, _) = chain_of_heirs(16, 24, 5, 3)
+    with gs.Scheduler([gs.DryBackend("A", alignment=64)]) as scheduler:
+        scheduler.reserve(graph)
+        plan = scheduler.alloc(smaller)
+        plan.verify()
+        assert set(plan.methods) != {"replayed"} and not plan.data.took_over(smaller.id_of(part))
+
+
 def test_a_larger_graph_is_planned_and_grows_the_arena():
     backend = gs.DryBackend("A")
     _keep, w = weight(backend)

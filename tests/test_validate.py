@@ -425,3 +425,17 @@ def test_a_node_with_memory_where_its_op_is_not_supported_is_refused(policy):
     a.alloc_tensors(ctx)
     with pytest.raises(gs.PlacementError, match="'y'.*'A'"):
         gs.Scheduler([a, b], policy=policy).plan(gs.Graph(y))
+
+
+def test_an_heir_at_a_views_offset_is_sound_there_and_nowhere_else():
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (64, 1), "x", input=True)
+    large = ctx.repeat(x, ctx.tensor("f32", (64, 16), "like"))
+    heir = ctx.relu(ctx.view_2d(large, 64, 4, large.nb[1], 5 * large.nb[1]))
+    graph = gs.Graph(ctx.set_output(ctx.add(ctx.sqr(heir), x)))
+    facts = Facts.of(gs.Scheduler([gs.DryBackend("A")]).plan(graph))
+    assert facts.took_over[graph.id_of(heir)] and check(facts) == []
+    i, at = graph.id_of(heir), facts.offset[graph.id_of(large)]
+    # At the front, a row too early, a row too late: bytes of the source that it does not read at that place.
+    for rows in (0, 4, 6):
+        assert {p.reason for p in check(edit(facts, offset={i: at + rows * 256}))} >= {"inplace-layout"}
