@@ -130,7 +130,7 @@ ctypedef struct gs_graph:
     gs_layout *layout
     int64_t *view_offs
     int32_t *view_src           # id of the root, -1 for none
-    int32_t *flags
+    unsigned char *flags
     int32_t *src_begin          # sources of tensor i: src[src_begin[i] .. src_begin[i + 1])
     int32_t *src                # empty slots left out
     unsigned char *slot         # of each entry of src: its place among the tensor's sources
@@ -146,6 +146,8 @@ ctypedef struct gs_graph:
     int32_t *view               # ids of the views that no op computes into
     int32_t *memory             # whose memory a tensor has: a view's root, else itself
     int64_t *nbytes
+    int32_t *n_readers          # how often nodes read a tensor
+    int32_t *n_viewers          # how many nodes are views of it
     unsigned char *op
     unsigned char *kind         # KIND_* bits
 

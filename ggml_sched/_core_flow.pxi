@@ -3,8 +3,8 @@
 # Ids 0 .. n_tensors-1 are the graph's tensors; copies that a scheduler adds follow, then the further slots of
 # those copies that a ring has several places for.
 # Each id has a home (the arena it is allocated in, OUTSIDE for residents) and a
-# size already rounded up there.  All arrays lie in one block of memory.
-# Owns nothing but that block; `layout` and `flags` point into the graph.
+# size already rounded up there.  Owns two blocks of memory: what the walk needs, which goes once
+# a plan is made, and the rest, which stays; `layout` and `slot` point into the graph.
 
 cdef enum:
     OUTSIDE = -1            # home of a tensor that lives in a buffer of its own
@@ -30,8 +30,6 @@ ctypedef struct gs_flow:
     int64_t *view_offs      # from the start of the root's memory
     int64_t *rest           # result: bytes that stay taken once a smaller heir has given the tail back
     int64_t *offset         # result: from the start of the home's arena; -1
-    int32_t *n_children
-    int32_t *n_views
     int32_t *birth          # result: position in seq at which the memory is taken
     int32_t *death          # result: position after which it is free; n_seq if it stays
     int32_t *trimmed        # result: position at which the tail was given back, 0 if it was not
@@ -39,46 +37,63 @@ ctypedef struct gs_flow:
     unsigned char *flags
     unsigned char *state
     char *memory
+    # The walk's: children and views still to come, and the owners of memory in order of birth, with the sections
+    # of their arena (_core_pack_prepare) that they live in.
+    int32_t *n_children
+    int32_t *n_views
+    int32_t n_owners
+    int32_t *owner
+    int32_t *start
+    int32_t *stop
+    char *scratch
 
 
 cdef int flow_alloc(gs_flow *f, int32_t n, int32_t n_seq, int32_t n_src) noexcept nogil:
-    """Lay the arrays out in one block; counters and states are zero."""
-    cdef size_t wide = <size_t>n * sizeof(int64_t)
-    cdef size_t slim = <size_t>n * sizeof(int32_t)
-    cdef size_t total = (4 * wide + 8 * slim + (<size_t>n + 1) * sizeof(int32_t) + <size_t>n_src * sizeof(int32_t)
-                         + <size_t>n_seq * sizeof(int32_t) + 3 * <size_t>n + 64)
-    cdef char *at
+    """Lay the arrays out in two blocks, with sizes and states zero."""
+    cdef int64_t m = n
     memset(f, 0, sizeof(gs_flow))
-    at = <char *>calloc(total, 1)
-    if at == NULL:
+    f.memory = <char *>malloc(m * (4 * sizeof(int64_t) + 7 * sizeof(int32_t) + 3)
+                              + (1 + <int64_t>n_src + n_seq) * sizeof(int32_t))
+    f.scratch = <char *>malloc(5 * max(m, 1) * sizeof(int32_t))
+    if f.memory == NULL or f.scratch == NULL:
+        flow_free(f)
         return GS_NO_HOST_MEMORY
-    f.memory = at
     f.n = n
     f.n_seq = n_seq
-    f.size = <int64_t *>at
-    f.view_offs = <int64_t *>(at + wide)
-    f.offset = <int64_t *>(at + 2 * wide)
-    f.rest = <int64_t *>(at + 3 * wide)
-    at += 4 * wide
-    f.like = <int32_t *>at
-    f.home = <int32_t *>(at + slim)
-    f.root = <int32_t *>(at + 2 * slim)
-    f.n_children = <int32_t *>(at + 3 * slim)
-    f.n_views = <int32_t *>(at + 4 * slim)
-    f.birth = <int32_t *>(at + 5 * slim)
-    f.death = <int32_t *>(at + 6 * slim)
-    f.trimmed = <int32_t *>(at + 7 * slim)
-    at += 8 * slim
-    f.src_begin = <int32_t *>at
-    at += (<size_t>n + 1) * sizeof(int32_t)
-    f.src = <int32_t *>at
-    at += <size_t>n_src * sizeof(int32_t)
-    f.seq = <int32_t *>at
-    at += <size_t>n_seq * sizeof(int32_t)
-    f.op = <unsigned char *>at
-    f.flags = <unsigned char *>(at + n)
-    f.state = <unsigned char *>(at + 2 * <size_t>n)
+    f.size = <int64_t *>f.memory
+    f.view_offs = f.size + m
+    f.offset = f.view_offs + m
+    f.rest = f.offset + m
+    f.like = <int32_t *>(f.rest + m)
+    f.home = f.like + m
+    f.root = f.home + m
+    f.birth = f.root + m
+    f.death = f.birth + m
+    f.trimmed = f.death + m
+    f.src_begin = f.trimmed + m
+    f.src = f.src_begin + m + 1
+    f.seq = f.src + n_src
+    f.op = <unsigned char *>(f.seq + n_seq)
+    f.flags = f.op + m
+    f.state = f.flags + m
+    f.n_children = <int32_t *>f.scratch
+    f.n_views = f.n_children + m
+    f.owner = f.n_views + m
+    f.start = f.owner + m
+    f.stop = f.start + m
+    memset(f.size, 0, m * sizeof(int64_t))
+    memset(f.trimmed, 0, m * sizeof(int32_t))
+    memset(f.state, 0, m)
     return GS_OK
+
+
+cdef void flow_settle(gs_flow *f) noexcept nogil:
+    """The walk is done, and the graph may go."""
+    free(f.scratch)
+    f.scratch = NULL
+    f.n_children = f.n_views = f.owner = f.start = f.stop = NULL
+    f.layout = NULL
+    f.slot = NULL
 
 
 cdef inline int32_t flow_owner(const gs_flow *f, int32_t id) noexcept nogil:
@@ -90,6 +105,7 @@ cdef inline int32_t flow_owner(const gs_flow *f, int32_t id) noexcept nogil:
 
 cdef void flow_free(gs_flow *f) noexcept nogil:
     free(f.memory)
+    free(f.scratch)
     memset(f, 0, sizeof(gs_flow))
 
 
@@ -103,13 +119,16 @@ cdef void flow_from_graph(gs_flow *f, const gs_graph *g) noexcept nogil:
     memcpy(f.seq, g.node, g.n_nodes * sizeof(int32_t))
     memcpy(f.root, g.view_src, g.n_tensors * sizeof(int32_t))
     memcpy(f.view_offs, g.view_offs, g.n_tensors * sizeof(int64_t))
+    memcpy(f.op, g.op, g.n_tensors)
+    memcpy(f.flags, g.flags, g.n_tensors)
+    memcpy(f.n_children, g.n_readers, g.n_tensors * sizeof(int32_t))
+    memcpy(f.n_views, g.n_viewers, g.n_tensors * sizeof(int32_t))
+    # -1 in every word.
+    memset(f.offset, 0xff, f.n * sizeof(int64_t))
+    memset(f.birth, 0xff, f.n * sizeof(int32_t))
+    memset(f.death, 0xff, f.n * sizeof(int32_t))
     for i in range(g.n_tensors):
         f.like[i] = i
-        f.op[i] = <unsigned char>g.layout[i].op
-        f.flags[i] = <unsigned char>g.flags[i]
-        f.offset[i] = -1
-        f.birth[i] = -1
-        f.death[i] = -1
 
 
 cdef uint64_t flow_wiring(const gs_flow *f) noexcept nogil:
@@ -142,6 +161,13 @@ cdef int flow_from_routes(gs_flow *f, const gs_request *r, const int32_t *assign
         return status
     flow_from_graph(f, g)
     memcpy(f.src, w.src, n_src * sizeof(int32_t))
+    memset(f.n_children + n, 0, (n_copies + n_more) * sizeof(int32_t))
+    memset(f.n_views + n, 0, (n_copies + n_more) * sizeof(int32_t))
+    if n_copies:
+        for k in range(n_src):
+            if f.src[k] != g.src[k]:
+                f.n_children[g.src[k]] -= 1
+                f.n_children[f.src[k]] += 1
     at = n_src
     k = 0
     for c in range(n_copies):
@@ -149,7 +175,6 @@ cdef int flow_from_routes(gs_flow *f, const gs_request *r, const int32_t *assign
         f.like[i] = w.copy_like.at[c]
         f.home[i] = w.copy_backend.at[c]
         f.root[i] = -1
-        f.offset[i] = f.birth[i] = f.death[i] = -1
         f.op[i] = OP_NONE
         f.flags[i] = GS_FLAG_OUTPUT if w.copy_kept.at[c] else 0
         f.src[at] = w.copy_from.at[c]
@@ -165,34 +190,35 @@ cdef int flow_from_routes(gs_flow *f, const gs_request *r, const int32_t *assign
         c = n + w.more_copy.at[k]
         f.like[i] = f.like[c]
         f.home[i] = f.home[c]
-        f.root[i] = f.offset[i] = f.birth[i] = f.death[i] = -1
+        f.root[i] = -1
         f.op[i] = OP_NONE
         f.flags[i] = GS_FLAG_OUTPUT
         f.src_begin[i + 1] = at
     at = k = 0
     for i in range(w.split_start.n):
         while k < w.split_inputs.at[i]:
-            f.seq[at] = n + w.inputs.at[k]
+            c = n + w.inputs.at[k]
+            f.seq[at] = c
+            for home in range(f.src_begin[c], f.src_begin[c + 1]):
+                f.n_children[f.src[home]] += 1
             at += 1
             k += 1
-        for c in range(w.split_start.at[i], w.split_stop.at[i]):
-            f.seq[at] = g.node[c]
-            at += 1
+        c = w.split_stop.at[i] - w.split_start.at[i]
+        memcpy(f.seq + at, g.node + w.split_start.at[i], c * sizeof(int32_t))
+        at += c
     f.n_seq = at
+    for i in range(n):
+        k = g.memory[i]
+        # Also what nothing uses: it is not to be placed, though a view may name it.
+        f.home[i] = assign[k] if r.resident[k] < 0 and assign[k] >= 0 else OUTSIDE
+        f.state[i] = ADDRESSED if f.home[i] == OUTSIDE else 0
     for i in range(f.n):
-        if i < n:
-            k = g.memory[i]
-            if r.resident[k] >= 0 or assign[k] < 0:
-                # Also what nothing uses: it is not to be placed, though a view may name it.
-                f.home[i] = OUTSIDE
-                f.state[i] |= ADDRESSED
-                continue
-            f.home[i] = assign[k]
-        if f.root[i] < 0:
-            home = f.home[i]
-            if gs_checked_align(request_size(r, home, f.like[i]), alignment[home], &f.size[i]) != GS_OK:
-                failed[0] = f.like[i]
-                return GS_OVERFLOW
+        home = f.home[i]
+        if home == OUTSIDE or f.root[i] >= 0:
+            continue
+        if gs_checked_align(request_size(r, home, f.like[i]), alignment[home], &f.size[i]) != GS_OK:
+            failed[0] = f.like[i]
+            return GS_OVERFLOW
     return GS_OK
 
 

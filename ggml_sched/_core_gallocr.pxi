@@ -13,47 +13,32 @@ ctypedef struct gs_arena:
     bint trims              # whether a smaller heir gives the tail back
     int64_t alignment       # views at multiples of it hand their part over; 0: only those at the front
     int32_t n_inner         # how many did so at another offset than 0
+    int32_t n_owners        # with a size
+    int32_t section         # that what is born now begins to live in
+    bint waiting            # something was born since the last section
 
 
 cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, int32_t id, int32_t now) noexcept nogil:
     """Give id an address: its root's, that of a source it may take over, or a new one."""
-    cdef int32_t k, s, r
-    cdef const gs_layout *mine = &f.layout[f.like[id]]
+    cdef int32_t k, r
+    cdef uint64_t mask
     cdef gs_arena *arena
     cdef int64_t high
     cdef int status
     if f.state[id] & ADDRESSED or f.home[id] == OUTSIDE:
         return GS_OK
+    arena = &arenas[f.home[id]]
     if f.root[id] >= 0:
         r = f.root[id]
         status = gallocr_place(f, arenas, inplace, r, now)
         f.offset[id] = -1 if f.offset[r] < 0 else f.offset[r] + f.view_offs[id]
         f.state[id] |= ADDRESSED
         return status
-    for k in range(f.src_begin[id], f.src_begin[id + 1]):
-        s = f.src[k]
-        if not (inplace[f.home[id] * N_OPS_MAX + f.op[id]] >> f.slot[k]) & 1:
-            continue
-        if not gallocr_may_take(f, id, s, mine):
-            continue
-        # A view hands over its root's memory, if nothing else holds on to it.
-        r = s
-        if f.root[s] >= 0:
-            r = f.root[s]
-            if f.n_views[r] != 1 or f.n_children[r] != 0:
-                continue
-            if f.offset[r] != f.offset[s]:
-                arena = &arenas[f.home[id]]
-                if arena.alignment == 0 or f.offset[s] % arena.alignment:
-                    continue
-                arena.n_inner += 1
-        f.root[id] = r
-        f.view_offs[id] = f.offset[s] - f.offset[r]
-        f.n_views[r] += 1
-        f.offset[id] = f.offset[s]
-        f.state[id] |= ADDRESSED | TOOK_OVER
-        return gallocr_trim(f, &arenas[f.home[id]], id, now)
-    arena = &arenas[f.home[id]]
+    mask = inplace[f.home[id] * N_OPS_MAX + f.op[id]]
+    if mask:
+        for k in range(f.src_begin[id], f.src_begin[id + 1]):
+            if (mask >> f.slot[k]) & 1 and gallocr_take_over(f, arena, id, f.src[k]):
+                return gallocr_trim(f, arena, id, now)
     high = arena.blocks.max_size
     status = blocks_take(arena.blocks, f.size[id], &f.offset[id])
     if status != GS_OK:
@@ -63,11 +48,39 @@ cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, in
         f.state[id] |= LATE
     f.birth[id] = now
     f.rest[id] = f.size[id]
+    f.owner[f.n_owners] = id
+    f.n_owners += 1
+    f.start[id] = arena.section
+    if f.size[id]:
+        arena.n_owners += 1
+        arena.waiting = True
     arena.live += f.size[id]
     arena.peak = max(arena.peak, arena.live)
     arena.whole += f.size[id]
     arena.whole_peak = max(arena.whole_peak, arena.whole)
     return GS_OK
+
+
+cdef bint gallocr_take_over(gs_flow *f, gs_arena *arena, int32_t id, int32_t s) noexcept nogil:
+    """Let node id sit where its source s is, if it is the last to use s and nothing else holds on to the memory."""
+    cdef int32_t r = s
+    if not gallocr_may_take(f, id, s, &f.layout[f.like[id]]):
+        return False
+    # A view hands over its root's memory.
+    if f.root[s] >= 0:
+        r = f.root[s]
+        if f.n_views[r] != 1 or f.n_children[r] != 0:
+            return False
+        if f.offset[r] != f.offset[s]:
+            if arena.alignment == 0 or f.offset[s] % arena.alignment:
+                return False
+            arena.n_inner += 1
+    f.root[id] = r
+    f.view_offs[id] = f.offset[s] - f.offset[r]
+    f.n_views[r] += 1
+    f.offset[id] = f.offset[s]
+    f.state[id] |= ADDRESSED | TOOK_OVER
+    return True
 
 
 cdef int gallocr_trim(gs_flow *f, gs_arena *arena, int32_t heir, int32_t now) noexcept nogil:
@@ -100,6 +113,7 @@ cdef int gallocr_release(gs_flow *f, gs_arena *arenas, int32_t id, int32_t now) 
     """Give an id's memory back, if it was allocated here."""
     cdef int status
     cdef int64_t size
+    cdef gs_arena *arena
     # In-place chains: the memory was taken under the name of the first in the chain; an output anywhere in
     # the chain keeps it.
     while f.root[id] >= 0 and not f.flags[id] & GS_FLAG_OUTPUT:
@@ -107,10 +121,15 @@ cdef int gallocr_release(gs_flow *f, gs_arena *arenas, int32_t id, int32_t now) 
     if f.home[id] == OUTSIDE or f.offset[id] < 0 or f.state[id] & FREED or f.flags[id] & GS_FLAG_OUTPUT:
         return GS_OK
     size = f.rest[id] if f.birth[id] >= 0 else f.size[id]
-    status = blocks_give(arenas[f.home[id]].blocks, f.offset[id], size)
+    arena = &arenas[f.home[id]]
+    status = blocks_give(arena.blocks, f.offset[id], size)
     if status == GS_OK:
-        arenas[f.home[id]].live -= size
-        arenas[f.home[id]].whole -= f.size[id]
+        arena.live -= size
+        arena.whole -= f.size[id]
+        if arena.waiting and f.size[id]:
+            arena.section += 1
+            arena.waiting = False
+        f.stop[id] = arena.section
         f.death[id] = now
         f.state[id] |= FREED
     return status
@@ -149,12 +168,6 @@ cdef int gallocr_run(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, cons
     """
     cdef int32_t i, k, id, position, since = 0
     cdef int status
-    for i in range(f.n_seq):
-        id = f.seq[i]
-        if f.root[id] >= 0:
-            f.n_views[f.root[id]] += 1
-        for k in range(f.src_begin[id], f.src_begin[id + 1]):
-            f.n_children[f.src[k]] += 1
     if leafs_first:
         for i in range(f.n):
             if (f.op[i] == OP_NONE and f.root[i] < 0 and f.home[i] != OUTSIDE and (f.n_children[i] or f.n_views[i])
@@ -168,10 +181,11 @@ cdef int gallocr_run(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, cons
         if position >= 0:
             id = f.seq[position]
             for k in range(f.src_begin[id], f.src_begin[id + 1]):
-                status = gallocr_place(f, arenas, inplace, f.src[k], position)
-                if status != GS_OK:
-                    failed[0] = f.src[k]
-                    return status
+                if not f.state[f.src[k]] & ADDRESSED:
+                    status = gallocr_place(f, arenas, inplace, f.src[k], position)
+                    if status != GS_OK:
+                        failed[0] = f.src[k]
+                        return status
             status = gallocr_place(f, arenas, inplace, id, position)
             if status != GS_OK:
                 failed[0] = id
@@ -187,7 +201,9 @@ cdef int gallocr_run(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, cons
                     return status
                 since += 1
             since = i + 1
-    for i in range(f.n):
-        if f.birth[i] >= 0 and f.death[i] < 0:
-            f.death[i] = f.n_seq
+    for i in range(f.n_owners):
+        id = f.owner[i]
+        if f.death[id] < 0:
+            f.death[id] = f.n_seq
+            f.stop[id] = arenas[f.home[id]].section + arenas[f.home[id]].waiting
     return GS_OK

@@ -20,7 +20,7 @@ cdef enum:
 
 cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src) except -1:
     """Lay the arrays out in one block; MemoryError leaves g freeable."""
-    cdef int64_t n = n_tensors, n_ids = 7 * n + 1 + n_src + 2 * <int64_t>n_nodes + n_leafs
+    cdef int64_t n = n_tensors, n_ids = 8 * n + 1 + n_src + 2 * <int64_t>n_nodes + n_leafs
     cdef char *at = <char *>malloc(n * (sizeof(gs_layout) + 2 * sizeof(int64_t) + 3) + n_ids * sizeof(int32_t) + n_src)
     if at == NULL:
         raise MemoryError(f"a graph of {n_tensors} tensors")
@@ -30,12 +30,13 @@ cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_l
     g.view_offs = <int64_t *>(g.layout + n)
     g.nbytes = g.view_offs + n
     g.view_src = <int32_t *>(g.nbytes + n)
-    g.flags = g.view_src + n
-    g.position = g.flags + n
+    g.position = g.view_src + n
     g.memory = g.position + n
     g.view = g.memory + n
     g.root = g.view + n
-    g.src_begin = g.root + n
+    g.n_readers = g.root + n
+    g.n_viewers = g.n_readers + n
+    g.src_begin = g.n_viewers + n
     g.src = g.src_begin + n + 1
     g.node = g.src + n_src
     g.work = g.node + n_nodes
@@ -43,6 +44,7 @@ cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_l
     g.slot = <unsigned char *>(g.leaf + n_leafs)
     g.op = g.slot + n_src
     g.kind = g.op + n
+    g.flags = g.kind + n
     return 0
 
 
@@ -53,7 +55,9 @@ cdef void flat_free(gs_graph *g) noexcept nogil:
 
 cdef void flat_classify(gs_graph *g) noexcept nogil:
     """Fill in what the passes ask of every graph, once it is complete."""
-    cdef int32_t i
+    cdef int32_t i, k, id
+    memset(g.n_readers, 0, g.n_tensors * sizeof(int32_t))
+    memset(g.n_viewers, 0, g.n_tensors * sizeof(int32_t))
     g.n_work = g.n_roots = g.n_views = 0
     for i in range(g.n_tensors):
         g.op[i] = <unsigned char>g.layout[i].op
@@ -73,8 +77,13 @@ cdef void flat_classify(gs_graph *g) noexcept nogil:
         if g.position[i] >= 0 and not g.kind[i] & KIND_VIEW and not op_has_small_weights[g.op[i]]:
             g.kind[i] |= KIND_FOLLOWS
     for i in range(g.n_nodes):
-        if not g.kind[g.node[i]] & KIND_VIEW:
-            g.work[g.n_work] = g.node[i]
+        id = g.node[i]
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            g.n_readers[g.src[k]] += 1
+        if g.view_src[id] >= 0:
+            g.n_viewers[g.view_src[id]] += 1
+        if not g.kind[id] & KIND_VIEW:
+            g.work[g.n_work] = id
             g.n_work += 1
 
 
@@ -144,7 +153,7 @@ cdef class Graph:
             if t.mark != i:
                 raise GraphError(f"{describe(t)} appears twice in a graph")
             g.layout[i] = t.layout
-            g.flags[i] = t._flags
+            g.flags[i] = <unsigned char>t._flags
             g.view_offs[i] = t.view_offs
             g.view_src[i] = -1 if t.view_src is None else self.require(t.view_src, t)
             g.position[i] = -1

@@ -25,42 +25,44 @@ cdef void flow_follow_owners(gs_flow *f) noexcept nogil:
         f.offset[i] = f.offset[r] + extra
 
 
-cdef int pack_arena(gs_flow *f, int32_t home, gs_blocks *blocks, gs_arena *arena, int32_t *ids, int32_t *lower,
-                    int32_t *upper, int64_t *size, int64_t *offset, int32_t *method) noexcept nogil:
-    """Pack one backend's arena; the arrays have room for every id."""
+cdef int pack_arena(gs_flow *f, const int32_t *owner, gs_blocks *blocks, gs_arena *arena, int32_t *method) noexcept nogil:
+    """Pack one backend's arena; `owner` lists the ids with memory in it, in order of birth."""
+    cdef gs_pack p
     cdef gs_packing packing
-    cdef int32_t i, n = 0
-    cdef int status
-    for i in range(f.n):
-        if f.home[i] == home and f.birth[i] >= 0:
-            ids[n] = i
-            lower[n] = f.birth[i]
-            upper[n] = f.death[i] + 1
-            size[n] = f.size[i]
-            n += 1
-    status = pack_run(n, f.n_seq + 1, lower, upper, size, PACK_NO_CAPACITY, OFFSETS_SEARCH_STEPS, offset, &packing)
-    if status != GS_OK:
-        return status
+    cdef char *unused
+    cdef int32_t i, id
+    cdef int status = pack_expect(&p, arena.n_owners, arena.section + arena.waiting, 0, &unused)
+    if status == GS_OK:
+        p.n_sections = arena.section + arena.waiting
+        for i in range(p.n):
+            id = p.id[i] = owner[i]
+            p.size[i] = f.size[id]
+            p.start[i] = f.start[id]
+            p.stop[i] = f.stop[id]
+        status = pack_measure(&p)
+    if status == GS_OK:
+        status = pack_prepared(&p, PACK_NO_CAPACITY, OFFSETS_SEARCH_STEPS, &packing)
     # In chunks, best fit counts address ranges that no buffer backs: one buffer is better whenever it fits.
-    if (packing.arena > blocks.chunk) if blocks.chunk else (packing.arena >= blocks.max_size):
-        return GS_OK
-    for i in range(n):
-        f.offset[ids[i]] = offset[i]
-        # Packing knows rectangles only: memory is whole until its last heir dies.
-        f.rest[ids[i]] = f.size[ids[i]]
-        f.trimmed[ids[i]] = 0
-    arena.peak = arena.whole_peak
-    blocks.max_size = packing.arena
-    blocks.n_chunks = 1
-    method[0] = OFFSETS_PACKED + packing.method
-    return GS_OK
+    if status == GS_OK and (packing.arena <= blocks.chunk if blocks.chunk else packing.arena < blocks.max_size):
+        for i in range(p.n):
+            id = p.id[i]
+            f.offset[id] = p.best[i]
+            # Packing knows rectangles only: memory is whole until its last heir dies.
+            f.rest[id] = f.size[id]
+            f.trimmed[id] = 0
+        arena.peak = arena.whole_peak
+        blocks.max_size = packing.arena
+        blocks.n_chunks = 1
+        method[0] = OFFSETS_PACKED + packing.method
+    pack_free(&p)
+    return status
 
 
 cdef int choose_offsets(gs_flow *f, int32_t n_backends, gs_blocks *blocks, gs_arena *arenas, int32_t *methods) noexcept nogil:
     """Pack every arena that best fit left above its bound."""
-    cdef int64_t *size
-    cdef int32_t *slim
-    cdef int32_t b
+    cdef int32_t *owner
+    cdef int32_t *end
+    cdef int32_t b, i, n = 0
     cdef int status = GS_OK
     cdef bint packed = False
     for b in range(n_backends):
@@ -68,14 +70,25 @@ cdef int choose_offsets(gs_flow *f, int32_t n_backends, gs_blocks *blocks, gs_ar
         packed |= blocks[b].max_size > arenas[b].peak
     if not packed:
         return GS_OK
-    size = <int64_t *>malloc(max(f.n, 1) * (2 * sizeof(int64_t) + 3 * sizeof(int32_t)))
-    if size == NULL:
+    # The owners of each arena, one arena after the other.
+    owner = <int32_t *>malloc((f.n_owners + n_backends) * sizeof(int32_t))
+    if owner == NULL:
         return GS_NO_HOST_MEMORY
-    slim = <int32_t *>(size + 2 * f.n)
+    end = owner + f.n_owners
+    for b in range(n_backends):
+        end[b] = n
+        n += arenas[b].n_owners
+    for i in range(f.n_owners):
+        if f.size[f.owner[i]]:
+            b = f.home[f.owner[i]]
+            owner[end[b]] = f.owner[i]
+            end[b] += 1
     for b in range(n_backends):
         if status == GS_OK and blocks[b].max_size > arenas[b].peak:
-            status = pack_arena(f, b, &blocks[b], &arenas[b], slim, slim + f.n, slim + 2 * f.n, size, size + f.n,
-                                &methods[b])
-    free(size)
+            status = pack_arena(f, owner + end[b] - arenas[b].n_owners, &blocks[b], &arenas[b], &methods[b])
+    for i in range(f.n_owners):
+        if f.size[f.owner[i]] == 0 and methods[f.home[f.owner[i]]] != OFFSETS_BEST_FIT:
+            f.offset[f.owner[i]] = 0        # where it was may be outside the arena now
+    free(owner)
     flow_follow_owners(f)
     return status

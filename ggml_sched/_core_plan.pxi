@@ -257,9 +257,7 @@ def make_plan(Request request not None, str policy, bint stream=False, int32_t n
         p.methods = tuple([_PACK_METHODS[methods[i] - OFFSETS_PACKED] if methods[i] else "best fit"
                            for i in range(devices.n)])
         p.live_bytes = tuple([arenas[i].peak for i in range(devices.n)])
-        # The graph may go; the plan stays.
-        p.flow.layout = NULL
-        p.flow.slot = NULL
+        flow_settle(&p.flow)
     finally:
         if blocks != NULL:
             for i in range(devices.n):
@@ -335,7 +333,8 @@ cdef int allocate_flow(PlanData p, const gs_request *r, bint seed, const uint64_
     status = flow_from_routes(&p.flow, r, p.assign, &p.routes, alignment, failed)
     for i in range(r.n_backends):
         arenas[i].live = arenas[i].peak = arenas[i].whole = arenas[i].whole_peak = 0
-        arenas[i].n_inner = 0
+        arenas[i].n_inner = arenas[i].n_owners = arenas[i].section = 0
+        arenas[i].waiting = False
         blocks[i].max_size = 0
         if status == GS_OK:
             if blocks[i].chunk:

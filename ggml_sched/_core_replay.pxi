@@ -111,8 +111,7 @@ def replay_plan(Request request not None, PlanData reserved not None):
         p.buffer_sizes = reserved.buffer_sizes
         p.methods = tuple(["replayed"] * devices.n)
         p.live_bytes = tuple([flow_peak(&p.flow, i) for i in range(devices.n)])
-        p.flow.layout = NULL
-        p.flow.slot = NULL
+        flow_settle(&p.flow)
     finally:
         free(alignment)
     return p
