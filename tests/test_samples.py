@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lifetimes
 import pytest
+import samples
 
 import ggml_sched as gs
 
@@ -29,3 +30,13 @@ def test_a_loosened_tiling_is_part_of_one(n, seed):
 @pytest.mark.parametrize("name", lifetimes.HARD)
 def test_a_mirror_image_is_as_hard(name):
     assert bound(lifetimes.mirrored(name)) == bound(lifetimes.read(name)) <= lifetimes.CAPACITY
+
+
+def test_the_deep_graph_is_the_same_each_time():
+    graph, backends = samples.deep("c4", 1)
+    twin, _ = samples.deep("c4", 1, backends)
+    assert len(graph) >= 3_000
+    assert graph.fingerprint == twin.fingerprint
+    with gs.Scheduler(backends) as scheduler:
+        assert scheduler.plan(graph).data is scheduler.plan(twin).data
+        assert len(scheduler.plan(graph).splits) == 4
