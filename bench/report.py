@@ -1,9 +1,9 @@
-"""Memory and planning time of the sample graphs, ours beside today's ggml: a page of Markdown.
+"""Memory, planning time and packing, ours beside today's ggml and omnimalloc: a page of Markdown.
 
     python bench/report.py [--rounds N] [--graphs NAME ...] > docs/benchmarks.md
 
 With the peer built (python bench/peer/build.py) ggml plans the same graphs in the same process.  Without it, bytes
-are compared with what was recorded of it, and times are given alone.
+are compared with what was recorded of it, and times are given alone; so is packing without omnimalloc.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import sys
 import numpy
 import peer
 import report_memory
+import report_packing
 import report_time
 import samples
+from peer import packer
 from tables import markdown
 from timing import BLOCK
 
@@ -31,10 +33,12 @@ def main() -> None:
     args = parser.parse_args()
     if not peer.available():
         print("no peer: run python bench/peer/build.py to compare times with today's ggml", file=sys.stderr)
+    if not packer.available():
+        print("no omnimalloc: run pip install omnimalloc to compare packing with it", file=sys.stderr)
     parts = [report_memory.section(args.graphs), report_time.section(args.graphs, args.rounds),
-             report_time.large(args.rounds)]
+             report_time.large(args.rounds), report_packing.section()]
     summary = [line for _, lines in parts for line in lines]
-    head = [f"{len(args.graphs)} graphs of well-known models, and what is named", "target", "median", "worst"]
+    head = [f"{len(args.graphs)} graphs of well-known models, or as said", "target", "median", "worst"]
     print(heading(args.rounds))
     print(f"## Summary\n\n{markdown(head, summary)}\n")
     print("\n".join(text for text, _ in parts), end="")
