@@ -1,7 +1,7 @@
 """Today's ggml, planning the same graphs in this process: `Peer(graph, backends)`.
 
 Owns the ctypes side of peer.cpp.  `python bench/peer/build.py` makes the library; without it
-`available()` is False.  ggml aborts the process on what it cannot plan.
+`available()` is False, and so it is when peer.cpp has changed since.  ggml aborts the process on what it cannot plan.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import ggml_sched as gs
-from peer.build import LIBRARY
+from peer.build import LIBRARY, SOURCE
 
 __all__ = ["Peer", "available", "version"]
 
@@ -27,7 +27,8 @@ FLAGS = {"input": 1, "output": 2}
 
 
 def available() -> bool:
-    return LIBRARY.exists()
+    """Whether the library is there, and not older than its source."""
+    return LIBRARY.exists() and LIBRARY.stat().st_mtime >= SOURCE.stat().st_mtime
 
 
 def version() -> str:
@@ -43,7 +44,7 @@ class Peer:
 
     def __init__(self, graph: gs.Graph, backends: Sequence[gs.Backend], alignment: int = 32) -> None:
         self._library = _library()
-        ids = {t: i for i, t in enumerate(graph.tensors)}
+        self._ids = ids = {t: i for i, t in enumerate(graph.tensors)}
         records = np.zeros(len(graph.tensors), RECORD)
         for record, t in zip(records, graph.tensors, strict=True):
             _fill(record, t, ids, backends)
@@ -67,6 +68,10 @@ class Peer:
     def gallocr(self) -> float:
         """ggml_gallocr_reserve: one arena, no scheduler."""
         return self._library.peer_gallocr(self._pointer)
+
+    def address(self, t: gs.Tensor) -> int:
+        """Where the last `alloc` put a tensor of the graph."""
+        return self._library.peer_address(self._pointer, self._ids[t])
 
     @property
     def n_splits(self) -> int:
@@ -118,6 +123,7 @@ def _library() -> ctypes.CDLL:
         ("peer_reserve", ctypes.c_double, [pointer]),
         ("peer_alloc", ctypes.c_double, [pointer]),
         ("peer_gallocr", ctypes.c_double, [pointer]),
+        ("peer_address", ctypes.c_size_t, [pointer, i32]),
         ("peer_splits", i32, [pointer]),
         ("peer_buffer_size", i64, [pointer, i32]),
     ):

@@ -20,6 +20,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE / "build" / "libpeer.so"
+SOURCE = HERE / "peer.cpp"
 REQUIREMENT = "ggml-python==0.0.45"
 SOURCES = ("ggml.c", "ggml.cpp", "ggml-alloc.c", "ggml-backend.cpp", "ggml-backend-meta.cpp", "ggml-opt.cpp",
            "ggml-threading.cpp", "ggml-quants.c", "gguf.cpp")
@@ -53,7 +54,7 @@ def build(ggml: Path, work: Path) -> None:
     version = version_of(ggml)
     defines = [f'-DGGML_VERSION="{version}"', '-DGGML_COMMIT="release"']
     objects = []
-    for source in [*(ggml / "src" / name for name in SOURCES), HERE / "peer.cpp"]:
+    for source in [*(ggml / "src" / name for name in SOURCES), SOURCE]:
         target = work / f"{source.name}.o"
         tool = [*cc.split(), "-std=gnu11"] if source.suffix == ".c" else [*cxx.split(), "-std=gnu++17"]
         print(f"ggml {version}: {source.name}", flush=True)

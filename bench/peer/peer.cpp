@@ -1,4 +1,4 @@
-// Today's ggml behind nine C functions: the planner alone, on devices that have no memory.
+// Today's ggml behind a few C functions: the planner alone, on devices that have no memory.
 //
 // A `peer` owns one graph over fake devices, given as flat records.  Before every run it puts the
 // tensors back as they were, outside the measured time; ggml changes them while it plans.
@@ -187,10 +187,8 @@ peer *peer_new(int n_devices, int64_t alignment, const peer_tensor *given, int32
 
 double peer_reserve(peer *p) {
     p->restore();
-    return microseconds([&] {
-        ggml_backend_sched_reset(p->sched);
-        ggml_backend_sched_reserve(p->sched, &p->graph);
-    });
+    ggml_backend_sched_reset(p->sched);  // it ends with one itself
+    return microseconds([&] { ggml_backend_sched_reserve(p->sched, &p->graph); });
 }
 
 double peer_alloc(peer *p) {
@@ -207,6 +205,9 @@ double peer_gallocr(peer *p) {
 }
 
 int peer_splits(peer *p) { return ggml_backend_sched_get_n_splits(p->sched); }
+
+// Where the last peer_alloc put a tensor.
+uintptr_t peer_address(peer *p, int32_t i) { return reinterpret_cast<uintptr_t>(p->tensors[i].data); }
 
 int64_t peer_buffer_size(peer *p, int i) {
     return ggml_backend_sched_get_buffer_size(p->sched, &p->devices[i].backend);

@@ -1,0 +1,34 @@
+"""How times are taken: in short blocks that take turns, so that what disturbs the machine disturbs all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+BLOCK = 5
+"""Runs in a row.  Their median is one value."""
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Microseconds."""
+    start = time.perf_counter_ns()
+    work()
+    return (time.perf_counter_ns() - start) / 1e3
+
+
+def in_turns(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """For each run, which says how long it took, the value of its block in each round.
+
+    In a round each has one block.  A first round goes uncounted.
+    """
+    seen: dict[str, list[float]] = {what: [] for what in runs}
+    for _ in range(rounds + 1):
+        for what, run in runs.items():
+            seen[what].append(median(run() for _ in range(BLOCK)))
+    return {what: values[1:] for what, values in seen.items()}
+
+
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    """The median of the ratios of blocks of the same round: what slows a whole round leaves it as it is."""
+    return median(a / b for a, b in zip(ours, theirs, strict=True))

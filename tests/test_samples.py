@@ -1,0 +1,42 @@
+"""What the benchmarks say of the problems that they are given is so."""
+
+from __future__ import annotations
+
+import lifetimes
+import pytest
+import samples
+
+import ggml_sched as gs
+
+
+def bound(rows) -> int:
+    return gs.pack(*zip(*rows, strict=True), budget=0).bound
+
+
+@pytest.mark.parametrize(("n", "seed"), lifetimes.TILINGS)
+def test_a_tiling_fills_its_rectangle(n, seed):
+    rows = lifetimes.guillotine(n, seed)
+    assert len(rows) == n
+    assert sum((upper - lower) * size for lower, upper, size in rows) == n * lifetimes.CAPACITY
+    assert bound(rows) == lifetimes.CAPACITY
+
+
+@pytest.mark.parametrize(("n", "seed"), lifetimes.LOOSE)
+def test_a_loosened_tiling_is_part_of_one(n, seed):
+    rows = lifetimes.loosened(n, seed)
+    assert set(rows) < set(lifetimes.guillotine(n, seed))
+
+
+@pytest.mark.parametrize("name", lifetimes.HARD)
+def test_a_mirror_image_is_as_hard(name):
+    assert bound(lifetimes.mirrored(name)) == bound(lifetimes.read(name)) <= lifetimes.CAPACITY
+
+
+def test_the_deep_graph_is_the_same_each_time():
+    graph, backends = samples.deep("c4", 1)
+    twin, _ = samples.deep("c4", 1, backends)
+    assert len(graph) >= 3_000
+    assert graph.fingerprint == twin.fingerprint
+    with gs.Scheduler(backends) as scheduler:
+        assert scheduler.plan(graph).data is scheduler.plan(twin).data
+        assert len(scheduler.plan(graph).splits) == 4
