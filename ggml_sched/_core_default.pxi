@@ -163,6 +163,7 @@ cdef void default_follow(const gs_request *r, int32_t *assign, unsigned char *wh
             if assign[s] < 0:
                 assign[s] = assign[id]
                 why[s] = WHY_CONSUMER
+    place_deps(g, assign, why)
     for i in range(g.n_tensors):
         if g.view_src[i] >= 0 and not writes_view(g, i):
             root = g.view_src[i]

@@ -4,7 +4,7 @@
 # those copies that a ring has several places for.
 # Each id has a home (the arena it is allocated in, OUTSIDE for residents) and a
 # size already rounded up there.  All arrays lie in one block of memory.
-# Owns nothing but that block; `layout` and `flags` point into the graph.
+# Owns nothing but that block; `layout`, `slot` and `dep` point into the graph.
 
 cdef enum:
     OUTSIDE = -1            # home of a tensor that lives in a buffer of its own
@@ -14,12 +14,15 @@ cdef enum:
     FREED = 8               # state: its memory was given back before the end
     EXCLUSIVE = 16          # state: nothing else ever lives in its memory, and no node writes to it
     WRITTEN = 32            # state: nodes write to it by the names of its views
+    DEPENDS = 64            # state: a node that keeps tensors until it is done
 
 ctypedef struct gs_flow:
     int32_t n               # ids
     int32_t n_seq
     const gs_layout *layout
     const unsigned char *slot   # of a graph tensor's sources
+    const int32_t *dep_begin    # as in gs_graph: what nodes keep until they are done, or NULL
+    const int32_t *dep
     int32_t *like           # the graph tensor whose layout, op and flags an id has
     int32_t *home
     int32_t *root           # whose memory it shares: view root or taken-over source; -1
@@ -98,6 +101,8 @@ cdef void flow_from_graph(gs_flow *f, const gs_graph *g) noexcept nogil:
     cdef int32_t i
     f.layout = g.layout
     f.slot = g.slot
+    f.dep_begin = g.dep_begin
+    f.dep = g.dep
     memcpy(f.src_begin, g.src_begin, (g.n_tensors + 1) * sizeof(int32_t))
     memcpy(f.src, g.src, g.src_begin[g.n_tensors] * sizeof(int32_t))
     memcpy(f.seq, g.node, g.n_nodes * sizeof(int32_t))
@@ -110,6 +115,10 @@ cdef void flow_from_graph(gs_flow *f, const gs_graph *g) noexcept nogil:
         f.offset[i] = -1
         f.birth[i] = -1
         f.death[i] = -1
+    if g.dep_begin != NULL:
+        for i in range(g.n_tensors):
+            if g.dep_begin[i] < g.dep_begin[i + 1]:
+                f.state[i] |= DEPENDS
 
 
 cdef uint64_t flow_wiring(const gs_flow *f) noexcept nogil:
@@ -121,6 +130,9 @@ cdef uint64_t flow_wiring(const gs_flow *f) noexcept nogil:
         h = mix(h, (<uint64_t><uint32_t>f.home[i] << 32) ^ <uint64_t>f.like[i])
         for k in range(f.src_begin[i], f.src_begin[i + 1]):
             h = mix(h, <uint64_t>f.src[k] + 1)
+        if f.state[i] & DEPENDS:
+            for k in range(f.dep_begin[i], f.dep_begin[i + 1]):
+                h = mix(h, ~<uint64_t>f.dep[k])
     for i in range(f.n_seq):
         h = mix(h, <uint64_t>f.seq[i])
     return h

@@ -116,26 +116,35 @@ cdef int gallocr_release(gs_flow *f, gs_arena *arenas, int32_t id, int32_t now) 
     return status
 
 
+cdef inline int gallocr_drop(gs_flow *f, gs_arena *arenas, int32_t s, int32_t now) noexcept nogil:
+    """s has one child less, and dies with the last."""
+    cdef int32_t r = s
+    f.n_children[s] -= 1
+    if f.n_children[s] or f.n_views[s]:
+        return GS_OK
+    if f.flags[s] & GS_FLAG_OUTPUT:
+        return GS_OK            # stays until the next compute, and with it whatever it is a view of
+    if f.root[s] >= 0:
+        r = f.root[s]
+        f.n_views[r] -= 1
+        if f.n_children[r] or f.n_views[r]:
+            return GS_OK
+    return gallocr_release(f, arenas, r, now)
+
+
 cdef int gallocr_finish(gs_flow *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
-    """Node id has run: its sources have one child less, and die with the last."""
-    cdef int32_t k, s, r
+    """Node id has run: nobody waits for it to be done with its sources, nor with what it keeps."""
+    cdef int32_t k
     cdef int status
     for k in range(f.src_begin[id], f.src_begin[id + 1]):
-        s = f.src[k]
-        f.n_children[s] -= 1
-        if f.n_children[s] or f.n_views[s]:
-            continue
-        if f.flags[s] & GS_FLAG_OUTPUT:
-            continue            # stays until the next compute, and with it whatever it is a view of
-        r = s
-        if f.root[s] >= 0:
-            r = f.root[s]
-            f.n_views[r] -= 1
-            if f.n_children[r] or f.n_views[r]:
-                continue
-        status = gallocr_release(f, arenas, r, now)
+        status = gallocr_drop(f, arenas, f.src[k], now)
         if status != GS_OK:
             return status
+    if f.state[id] & DEPENDS:
+        for k in range(f.dep_begin[id], f.dep_begin[id + 1]):
+            status = gallocr_drop(f, arenas, f.dep[k], now)
+            if status != GS_OK:
+                return status
     return GS_OK
 
 
@@ -155,6 +164,10 @@ cdef int gallocr_run(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, cons
             f.n_views[f.root[id]] += 1
         for k in range(f.src_begin[id], f.src_begin[id + 1]):
             f.n_children[f.src[k]] += 1
+        if f.state[id] & DEPENDS:
+            # A child that never takes over memory: it does not look for it here.
+            for k in range(f.dep_begin[id], f.dep_begin[id + 1]):
+                f.n_children[f.dep[k]] += 1
     if leafs_first:
         for i in range(f.n):
             if (f.op[i] == OP_NONE and f.root[i] < 0 and f.home[i] != OUTSIDE and (f.n_children[i] or f.n_views[i])
@@ -172,6 +185,12 @@ cdef int gallocr_run(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, cons
                 if status != GS_OK:
                     failed[0] = f.src[k]
                     return status
+            if f.state[id] & DEPENDS:
+                for k in range(f.dep_begin[id], f.dep_begin[id + 1]):
+                    status = gallocr_place(f, arenas, inplace, f.dep[k], position)
+                    if status != GS_OK:
+                        failed[0] = f.dep[k]
+                        return status
             status = gallocr_place(f, arenas, inplace, id, position)
             if status != GS_OK:
                 failed[0] = id

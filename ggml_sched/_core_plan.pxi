@@ -260,6 +260,7 @@ def make_plan(Request request not None, str policy, bint stream=False, int32_t n
         # The graph may go; the plan stays.
         p.flow.layout = NULL
         p.flow.slot = NULL
+        p.flow.dep_begin = p.flow.dep = NULL
     finally:
         if blocks != NULL:
             for i in range(devices.n):

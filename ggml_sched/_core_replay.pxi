@@ -113,6 +113,7 @@ def replay_plan(Request request not None, PlanData reserved not None):
         p.live_bytes = tuple([flow_peak(&p.flow, i) for i in range(devices.n)])
         p.flow.layout = NULL
         p.flow.slot = NULL
+        p.flow.dep_begin = p.flow.dep = NULL
     finally:
         free(alignment)
     return p

@@ -98,6 +98,20 @@ cdef inline int32_t memory_of(const gs_graph *g, int32_t id) noexcept nogil:
     return g.view_src[id] if g.view_src[id] >= 0 else id
 
 
+cdef void place_deps(const gs_graph *g, int32_t *assign, unsigned char *why) noexcept nogil:
+    """What nodes keep, and nothing reads, is where the first of them runs."""
+    cdef int32_t i, k, id, s
+    if g.dep_begin == NULL:
+        return
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        for k in range(g.dep_begin[id], g.dep_begin[id + 1]):
+            s = memory_of(g, g.dep[k])
+            if assign[s] < 0:
+                assign[s] = assign[id]
+                why[s] = WHY_CONSUMER
+
+
 cdef inline bint writes_view(const gs_graph *g, int32_t id) noexcept nogil:
     """A node that computes into another tensor's memory: CPY, SET_ROWS, in-place variants."""
     return g.view_src[id] >= 0 and g.layout[id].op > OP_TRANSPOSE
