@@ -100,6 +100,7 @@ cdef class Tensor:
     cdef readonly Tensor view_src       # the root of a view, kept alive; None otherwise
     cdef readonly int64_t view_offs     # bytes from the root's start
     cdef readonly tuple op_params       # int32 words as in ggml, trailing zeros cut
+    cdef tuple _deps                    # tensors kept until this node is done, kept alive; None: none
     cdef int _flags
     cdef int32_t mark                   # scratch index, meaningful only inside Graph building
     cdef readonly str resident          # "weight", "kv" or "" (from a graph file)
@@ -146,10 +147,12 @@ ctypedef struct gs_graph:
     int32_t *view               # ids of the views that no op computes into
     int32_t *memory             # whose memory a tensor has: a view's root, else itself
     int64_t *nbytes
-    int32_t *n_readers          # how often nodes read a tensor
+    int32_t *n_readers          # how often nodes read or keep a tensor
     int32_t *n_viewers          # how many nodes are views of it
     unsigned char *op
     unsigned char *kind         # KIND_* bits
+    int32_t *dep_begin          # tensors kept until node i is done: dep[dep_begin[i] .. dep_begin[i + 1]);
+    int32_t *dep                # both NULL where no node has any
 
 
 cdef class TensorSet:
@@ -172,6 +175,7 @@ cdef class Graph:
     cdef readonly uint64_t wiring       # a hash of everything but shapes, strides and view offsets
     cdef object __weakref__
     cdef int fill(self, tuple tensors, tuple nodes, tuple leafs) except -1
+    cdef int fill_deps(self, int64_t n_deps) except -1
     cdef void fingerprint_structure(self, uint64_t *found) noexcept nogil
     cpdef int32_t id_of(self, Tensor t)
     cdef int32_t require(self, Tensor t, Tensor user) except -1

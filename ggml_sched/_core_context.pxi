@@ -219,6 +219,26 @@ cdef class ContextBase:
         t._flags |= GS_FLAG_OUTPUT
         return t
 
+    def keep_until(self, Tensor t not None, Tensor node not None):
+        """Keep a tensor's data where it is until `node` is done, which does not read it; returns the tensor.
+
+        A graph that computes the node holds the tensor too, computes it before, and lets nothing else have its
+        memory until then.  No copy is made for it, and it does not change what runs where.  Say so before making
+        the graph.  Raises GraphError for a node that computes nothing (a leaf, a view), or that is `t`.
+        """
+        for one in (t, node):
+            if (<Tensor>one).home.closed:
+                raise GraphError(f"keep_until: {describe(one)} belongs to closed context {(<Tensor>one).home.name!r}")
+        if node.layout.op == OP_NONE or op_is_view(node.layout.op):
+            raise GraphError(f"keep_until: {describe(node)} computes nothing")
+        if t is node:
+            raise GraphError(f"keep_until: {describe(node)} cannot wait for itself")
+        if node._deps is None:
+            node._deps = (t,)
+        elif t not in node._deps:
+            node._deps += (t,)
+        return t
+
     def restore(self, str op, type, ne, nb, src=(), Tensor view_src=None, view_offs=0, op_params=(),
                 flags=(), name="", resident=""):
         """A tensor with every field given, as a graph file holds it; strides and views are checked.

@@ -165,6 +165,7 @@ cdef void default_follow(const gs_request *r, int32_t *assign, unsigned char *wh
             if assign[s] < 0:
                 assign[s] = assign[id]
                 why[s] = WHY_CONSUMER
+    place_deps(g, assign, why)
     for i in range(g.n_views):
         id = g.view[i]
         root = g.memory[id]

@@ -4,7 +4,7 @@
 # those copies that a ring has several places for.
 # Each id has a home (the arena it is allocated in, OUTSIDE for residents) and a
 # size already rounded up there.  Owns two blocks of memory: what the walk needs, which goes once
-# a plan is made, and the rest, which stays; `layout` and `slot` point into the graph.
+# a plan is made, and the rest, which stays; `layout`, `slot` and `dep` point into the graph.
 
 cdef enum:
     OUTSIDE = -1            # home of a tensor that lives in a buffer of its own
@@ -14,12 +14,15 @@ cdef enum:
     FREED = 8               # state: its memory was given back before the end
     EXCLUSIVE = 16          # state: nothing else ever lives in its memory, and no node writes to it
     WRITTEN = 32            # state: nodes write to it by the names of its views
+    DEPENDS = 64            # state: a node that keeps tensors until it is done
 
 ctypedef struct gs_flow:
     int32_t n               # ids
     int32_t n_seq
     const gs_layout *layout
     const unsigned char *slot   # of a graph tensor's sources
+    const int32_t *dep_begin    # as in gs_graph: what nodes keep until they are done, or NULL
+    const int32_t *dep
     int32_t *like           # the graph tensor whose layout, op and flags an id has
     int32_t *home
     int32_t *root           # whose memory it shares: view root or taken-over source; -1
@@ -94,6 +97,7 @@ cdef void flow_settle(gs_flow *f) noexcept nogil:
     f.n_children = f.n_views = f.owner = f.start = f.stop = NULL
     f.layout = NULL
     f.slot = NULL
+    f.dep_begin = f.dep = NULL
 
 
 cdef inline int32_t flow_owner(const gs_flow *f, int32_t id) noexcept nogil:
@@ -114,6 +118,8 @@ cdef void flow_from_graph(gs_flow *f, const gs_graph *g) noexcept nogil:
     cdef int32_t i
     f.layout = g.layout
     f.slot = g.slot
+    f.dep_begin = g.dep_begin
+    f.dep = g.dep
     memcpy(f.src_begin, g.src_begin, (g.n_tensors + 1) * sizeof(int32_t))
     memcpy(f.src, g.src, g.src_begin[g.n_tensors] * sizeof(int32_t))
     memcpy(f.seq, g.node, g.n_nodes * sizeof(int32_t))
@@ -129,6 +135,10 @@ cdef void flow_from_graph(gs_flow *f, const gs_graph *g) noexcept nogil:
     memset(f.death, 0xff, f.n * sizeof(int32_t))
     for i in range(g.n_tensors):
         f.like[i] = i
+    if g.dep_begin != NULL:
+        for i in range(g.n_tensors):
+            if g.dep_begin[i] < g.dep_begin[i + 1]:
+                f.state[i] |= DEPENDS
 
 
 cdef uint64_t flow_wiring(const gs_flow *f) noexcept nogil:
@@ -140,6 +150,9 @@ cdef uint64_t flow_wiring(const gs_flow *f) noexcept nogil:
         h = mix(h, (<uint64_t><uint32_t>f.home[i] << 32) ^ <uint64_t>f.like[i])
         for k in range(f.src_begin[i], f.src_begin[i + 1]):
             h = mix(h, <uint64_t>f.src[k] + 1)
+        if f.state[i] & DEPENDS:
+            for k in range(f.dep_begin[i], f.dep_begin[i + 1]):
+                h = mix(h, ~<uint64_t>f.dep[k])
     for i in range(f.n_seq):
         h = mix(h, <uint64_t>f.seq[i])
     return h
@@ -211,7 +224,8 @@ cdef int flow_from_routes(gs_flow *f, const gs_request *r, const int32_t *assign
         k = g.memory[i]
         # Also what nothing uses: it is not to be placed, though a view may name it.
         f.home[i] = assign[k] if r.resident[k] < 0 and assign[k] >= 0 else OUTSIDE
-        f.state[i] = ADDRESSED if f.home[i] == OUTSIDE else 0
+        if f.home[i] == OUTSIDE:
+            f.state[i] |= ADDRESSED
     for i in range(f.n):
         home = f.home[i]
         if home == OUTSIDE or f.root[i] >= 0:

@@ -135,26 +135,35 @@ cdef int gallocr_release(gs_flow *f, gs_arena *arenas, int32_t id, int32_t now) 
     return status
 
 
+cdef inline int gallocr_drop(gs_flow *f, gs_arena *arenas, int32_t s, int32_t now) noexcept nogil:
+    """s has one child less, and dies with the last."""
+    cdef int32_t r = s
+    f.n_children[s] -= 1
+    if f.n_children[s] or f.n_views[s]:
+        return GS_OK
+    if f.flags[s] & GS_FLAG_OUTPUT:
+        return GS_OK            # stays until the next compute, and with it whatever it is a view of
+    if f.root[s] >= 0:
+        r = f.root[s]
+        f.n_views[r] -= 1
+        if f.n_children[r] or f.n_views[r]:
+            return GS_OK
+    return gallocr_release(f, arenas, r, now)
+
+
 cdef int gallocr_finish(gs_flow *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
-    """Node id has run: its sources have one child less, and die with the last."""
-    cdef int32_t k, s, r
+    """Node id has run: nobody waits for it to be done with its sources, nor with what it keeps."""
+    cdef int32_t k
     cdef int status
     for k in range(f.src_begin[id], f.src_begin[id + 1]):
-        s = f.src[k]
-        f.n_children[s] -= 1
-        if f.n_children[s] or f.n_views[s]:
-            continue
-        if f.flags[s] & GS_FLAG_OUTPUT:
-            continue            # stays until the next compute, and with it whatever it is a view of
-        r = s
-        if f.root[s] >= 0:
-            r = f.root[s]
-            f.n_views[r] -= 1
-            if f.n_children[r] or f.n_views[r]:
-                continue
-        status = gallocr_release(f, arenas, r, now)
+        status = gallocr_drop(f, arenas, f.src[k], now)
         if status != GS_OK:
             return status
+    if f.state[id] & DEPENDS:
+        for k in range(f.dep_begin[id], f.dep_begin[id + 1]):
+            status = gallocr_drop(f, arenas, f.dep[k], now)
+            if status != GS_OK:
+                return status
     return GS_OK
 
 
@@ -185,6 +194,12 @@ cdef int gallocr_run(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, cons
                     status = gallocr_place(f, arenas, inplace, f.src[k], position)
                     if status != GS_OK:
                         failed[0] = f.src[k]
+                        return status
+            if f.state[id] & DEPENDS:
+                for k in range(f.dep_begin[id], f.dep_begin[id + 1]):
+                    status = gallocr_place(f, arenas, inplace, f.dep[k], position)
+                    if status != GS_OK:
+                        failed[0] = f.dep[k]
                         return status
             status = gallocr_place(f, arenas, inplace, id, position)
             if status != GS_OK:

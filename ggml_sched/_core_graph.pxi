@@ -50,6 +50,8 @@ cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_l
 
 cdef void flat_free(gs_graph *g) noexcept nogil:
     free(g.layout)
+    free(g.dep_begin)
+    free(g.dep)
     memset(g, 0, sizeof(gs_graph))
 
 
@@ -80,6 +82,10 @@ cdef void flat_classify(gs_graph *g) noexcept nogil:
         id = g.node[i]
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
             g.n_readers[g.src[k]] += 1
+        if g.dep_begin != NULL:
+            # A reader that never takes over memory: it does not look for it here.
+            for k in range(g.dep_begin[id], g.dep_begin[id + 1]):
+                g.n_readers[g.dep[k]] += 1
         if g.view_src[id] >= 0:
             g.n_viewers[g.view_src[id]] += 1
         if not g.kind[id] & KIND_VIEW:
@@ -126,7 +132,7 @@ cdef class Graph:
         cdef Tensor t, s
         cdef Py_ssize_t i
         cdef int32_t k, n_src = 0
-        cdef int64_t total = 0
+        cdef int64_t total = 0, n_deps = 0
         cdef gs_graph *g = &self.flat
         cdef Home home = None
         cdef list homes = []
@@ -165,6 +171,8 @@ cdef class Graph:
                     g.slot[n_src] = <unsigned char>k
                     n_src += 1
                 k += 1
+            if t._deps is not None:
+                n_deps += len(t._deps)
         g.src_begin[len(tensors)] = n_src
         for i in range(len(leafs)):
             t = leafs[i]
@@ -188,12 +196,48 @@ cdef class Graph:
                                      "earlier node: a cycle or a wrong order")
                 if s is t:
                     raise GraphError(f"node {i} {describe(t)} reads itself")
+            if n_deps and t._deps is not None:
+                for s in t._deps:
+                    if g.position[self.require(s, t)] == -1:
+                        raise GraphError(f"node {i} {describe(t)} keeps {describe(s)}, which is neither a leaf nor an "
+                                         "earlier node: a cycle or a wrong order")
         for i in range(g.n_leafs):
             g.position[g.leaf[i]] = -1
+        if n_deps:
+            self.fill_deps(n_deps)
         flat_classify(g)
         self.fingerprint_structure(found)
         self.fingerprint = (int(found[0]) << 64) | int(found[1])
         return 0
+
+    cdef int fill_deps(self, int64_t n_deps) except -1:
+        """What nodes keep until they are done."""
+        cdef gs_graph *g = &self.flat
+        cdef Tensor t, s
+        cdef int32_t i, at = 0
+        g.dep_begin = <int32_t *>malloc((g.n_tensors + 1) * sizeof(int32_t))
+        g.dep = <int32_t *>malloc(n_deps * sizeof(int32_t))
+        if g.dep_begin == NULL or g.dep == NULL:
+            raise MemoryError(f"a graph of {g.n_tensors} tensors")
+        for i in range(g.n_tensors):
+            g.dep_begin[i] = at
+            t = self.tensors[i]
+            if t._deps is not None and g.position[i] >= 0:
+                for s in t._deps:
+                    g.dep[at] = self.require(s, t)
+                    at += 1
+        g.dep_begin[g.n_tensors] = at
+        return 0
+
+    @property
+    def deps(self):
+        """{node: the tensors kept until it is done}; see `Context.keep_until`."""
+        cdef gs_graph *g = &self.flat
+        cdef int32_t i, k
+        if g.dep_begin == NULL:
+            return {}
+        return {self.tensors[i]: tuple([self.tensors[g.dep[k]] for k in range(g.dep_begin[i], g.dep_begin[i + 1])])
+                for i in range(g.n_tensors) if g.dep_begin[i] < g.dep_begin[i + 1]}
 
     cdef void fingerprint_structure(self, uint64_t *found) noexcept nogil:
         """128 bits over op, type, shape, strides, wiring, views and flags of every tensor, and the order."""
@@ -220,6 +264,13 @@ cdef class Graph:
             a = mix(a, <uint64_t>g.node[i])
             b = mix(b, <uint64_t>g.node[i])
             w = mix(w, <uint64_t>g.node[i])
+        if g.dep_begin != NULL:
+            for i in range(g.n_tensors):
+                for k in range(g.dep_begin[i], g.dep_begin[i + 1]):
+                    h = (<uint64_t>i << 32) ^ <uint64_t>g.dep[k]
+                    a = mix(a, h)
+                    b = mix(b, h)
+                    w = mix(w, h)
         found[0] = a
         found[1] = b
         self.wiring = w
@@ -270,7 +321,7 @@ cdef tuple depth_first(tuple outputs):
     cdef list leafs = []
     cdef list stack = []            # (tensor, next source); explicit, so that depth has no limit
     cdef Tensor t, s
-    cdef Py_ssize_t k, n
+    cdef Py_ssize_t k, n, last
     for output in outputs:
         if is_marked(output, order):
             continue
@@ -279,10 +330,11 @@ cdef tuple depth_first(tuple outputs):
         while stack:
             t, k = stack.pop()
             n = len(t.src)
+            last = n if t._deps is None else n + len(t._deps)
             s = None
-            while k <= n:
-                # After the sources, the root of a view: ops always list it, files may not.
-                s = t.src[k] if k < n else t.view_src
+            while k <= last:
+                # After the sources, the root of a view (ops always list it, files may not), and what it keeps.
+                s = t.src[k] if k < n else t.view_src if k == n else t._deps[k - n - 1]
                 k += 1
                 if s is not None and not is_marked(s, order):
                     break

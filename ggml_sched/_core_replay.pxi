@@ -70,8 +70,8 @@ cdef int64_t flow_peak(const gs_flow *f, int32_t home) except -1:
     return peak
 
 
-def replay_plan(Request request not None, PlanData reserved not None):
-    """The reserved plan for a graph of the same wiring; None where it does not serve.
+def replay_plan(Request request not None, PlanData reserved not None, str policy):
+    """The plan that a policy has reserved, for a graph of the same wiring; None where it does not serve.
 
     The graph must agree with the reserved one in wiring, residency and assignments (`Graph.wiring`,
     `Request.key`): the caller has compared them.
@@ -103,7 +103,7 @@ def replay_plan(Request request not None, PlanData reserved not None):
             status = flow_from_routes(&p.flow, r, p.assign, &p.routes, alignment, &failed)
         if status != GS_OK:
             raise_planning_error(status, request, failed)
-        if not placing_replays(&p.flow, &reserved.flow, alignment):
+        if not placing_replays(&p.flow, &reserved.flow, NULL if policy == "seed" else alignment):
             return None
         placing_copy(&p.flow, &reserved.flow)
         p.strides = reserved.strides

@@ -93,6 +93,20 @@ cdef int routes_add_input(gs_routes *w, int32_t copy) noexcept nogil:
     return GS_OK
 
 
+cdef void place_deps(const gs_graph *g, int32_t *assign, unsigned char *why) noexcept nogil:
+    """What nodes keep, and nothing reads, is where the first of them runs."""
+    cdef int32_t i, k, id, s
+    if g.dep_begin == NULL:
+        return
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        for k in range(g.dep_begin[id], g.dep_begin[id + 1]):
+            s = g.memory[g.dep[k]]
+            if assign[s] < 0:
+                assign[s] = assign[id]
+                why[s] = WHY_CONSUMER
+
+
 cdef int routes_write_through(gs_routes *w, const gs_graph *g, int32_t id, int32_t backend) noexcept nogil:
     """Node id writes to memory of another backend: bring its window here, and note that it must go back.
 

@@ -94,6 +94,7 @@ cdef int seed_complete(const gs_request *r, int32_t *assign, unsigned char *why,
         if assign[root] < 0:
             assign[root] = assign[id]
             why[root] = WHY_CONSUMER
+    place_deps(g, assign, why)
     return GS_OK
 
 

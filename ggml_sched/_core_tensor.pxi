@@ -116,6 +116,11 @@ cdef class Tensor:
         return frozenset(names)
 
     @property
+    def deps(self):
+        """What `Context.keep_until` said: tensors that stay until this node is done, though it does not read them."""
+        return () if self._deps is None else self._deps
+
+    @property
     def is_contiguous(self):
         return layout_contiguous(&self.layout)
 

@@ -68,6 +68,7 @@ class Allocation:
         self._lists: dict[int, list[Step]] = {}
         self._made: dict[Hashable, Step | Tensor] = {}
         self._written: dict[Tensor, None] = {}
+        self._deps = plan.graph.deps
         bind_plan(plan.graph, plan.data, buffers, self.lease)
         self.lease.guard = _Guard(self)
 
@@ -245,8 +246,9 @@ class Allocation:
         if nodes:
             backend, filled = self.plan.backends[index], tuple(twins)
             slots = in_ring if backend.concurrent_copies else ()
+            deps = [t for node in nodes for t in self._deps.get(node, ())] if self._deps else ()
             key = ("run", filled)
-            yield self._shared(key, lambda: RunStep(backend, tuple(nodes), filled, back, slots))
+            yield self._shared(key, lambda: RunStep(backend, tuple(nodes), filled, back, slots, deps))
 
     def _stand_in(self, i: int) -> Tensor:
         """A tensor at the address of id i, a copy."""

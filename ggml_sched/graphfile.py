@@ -1,8 +1,8 @@
 """The JSON graph format: `{"meta", "tensors", "nodes", "leafs"}`, plain or gzipped.
 
-A tensor holds `name op type ne nb src view_src view_offs flags op_params resident`; sources are
-tensor ids, -1 for an empty slot.  Files are hostile: whatever is wrong with one raises a
-`gs.Error` that names the tensor and the field.
+A tensor holds `name op type ne nb src view_src view_offs flags op_params resident deps`; sources are
+tensor ids, -1 for an empty slot, and `deps` the ids of what a node keeps until it is done.  Files are
+hostile: whatever is wrong with one raises a `gs.Error` that names the tensor and the field.
 """
 
 from __future__ import annotations
@@ -57,6 +57,9 @@ def graph_from_dict(data, place=None, where: str = "graph", ctx: Context | None 
     made: list[Tensor | None] = [None] * len(tensors)
     for i in _creation_order(tensors, where):
         made[i] = _tensor(ctx, tensors, i, made, where)
+    for i, fields in enumerate(tensors):
+        for k in _list(fields, "deps", f"{where}: tensor {i}") if "deps" in fields else ():
+            _keep(ctx, made[_check_id(k, len(tensors), f"{where}: tensor {i}: deps")], made[i], f"{where}: tensor {i}")
     ids = {"nodes": nodes, "leafs": leafs}
     for field, members in ids.items():
         for k in members:
@@ -80,16 +83,16 @@ def save_graph(graph: Graph, path: str | os.PathLike) -> None:
 
 def graph_to_dict(graph: Graph) -> dict:
     """What `save_graph` writes, as plain Python values."""
-    ids = {t: i for i, t in enumerate(graph.tensors)}
+    ids, deps = {t: i for i, t in enumerate(graph.tensors)}, graph.deps
     return {
         "meta": graph.meta,
-        "tensors": [_fields(t, ids) for t in graph.tensors],
+        "tensors": [_fields(t, ids, deps.get(t, ())) for t in graph.tensors],
         "nodes": [ids[t] for t in graph.nodes],
         "leafs": [ids[t] for t in graph.leafs],
     }
 
 
-def _fields(t: Tensor, ids: dict[Tensor, int]) -> dict:
+def _fields(t: Tensor, ids: dict[Tensor, int], deps: tuple[Tensor, ...]) -> dict:
     fields = {"name": t.name, "op": t.op, "type": str(t.type), "ne": list(t.ne), "nb": list(t.nb)}
     if t.src:
         fields["src"] = [-1 if s is None else ids[s] for s in t.src]
@@ -101,6 +104,8 @@ def _fields(t: Tensor, ids: dict[Tensor, int]) -> dict:
         fields["op_params"] = list(t.op_params)
     if t.resident:
         fields["resident"] = t.resident
+    if deps:
+        fields["deps"] = [ids[s] for s in deps]
     return fields
 
 
@@ -172,6 +177,13 @@ def _tensor(ctx: Context, tensors: list, i: int, made: list, where: str) -> Tens
         raise FileFormatError(f"{where}: tensor {i} has no field {error}") from error
     except (TypeError, ValueError, OverflowError) as error:
         raise FileFormatError(f"{where}: tensor {i}: {error}") from error
+
+
+def _keep(ctx: Context, t: Tensor, node: Tensor, what: str) -> None:
+    try:
+        ctx.keep_until(t, node)
+    except GraphError as error:
+        raise GraphError(f"{what}: {error}") from error
 
 
 class _ResidentSpace(Buffer):

@@ -72,11 +72,14 @@ def _dependencies(graph: Graph) -> list[set[int]]:
     last_write: dict[Tensor, int] = {}
     reads: dict[Tensor, list[int]] = defaultdict(list)
     before: list[set[int]] = []
+    deps = graph.deps
     for i, node in enumerate(graph.nodes):
         found = {position[s] for s in node.src if s is not None and s in position}
         if node.view_src is not None and node.view_src in position:
             found.add(position[node.view_src])
-        touched = {_root(s) for s in node.src if s is not None} & written
+        kept = deps.get(node, ())
+        found.update(position[t] for t in kept if t in position)
+        touched = {_root(s) for s in (*node.src, *kept) if s is not None} & written
         if node.view_src in written:
             touched.add(node.view_src)
         for root in touched:
@@ -97,8 +100,9 @@ def _lifetimes(graph: Graph) -> tuple[dict[Tensor, set[int]], list[list[Tensor]]
     """Who reads each tensor's memory (through views too), and for each node the memory that it reads."""
     readers: dict[Tensor, set[int]] = defaultdict(set)
     frees: list[list[Tensor]] = []
+    deps = graph.deps
     for i, node in enumerate(graph.nodes):
-        roots = list(dict.fromkeys(_root(s) for s in node.src if s is not None))
+        roots = list(dict.fromkeys(_root(s) for s in (*node.src, *deps.get(node, ())) if s is not None))
         if node.op in _VIEW_OPS:
             roots = []
         for root in roots:

@@ -186,6 +186,7 @@ def dot(plan: Plan) -> str:
             like, b = data.copies[p - data.n_tensors]
             label = f"{plan.backends[b].name}: {graph.tensors[like].nbytes:,} bytes"
             lines.append(f"  t{s} -> t{i} [style=dashed, label={_quoted(label)}];")
+        lines += [f"  t{ids[s]} -> t{i} [style=dotted];" for s in graph.deps.get(t, ())]
     lines.append("}")
     return "\n".join(lines) + "\n"
 

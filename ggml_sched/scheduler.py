@@ -173,7 +173,7 @@ class Scheduler:
         if data is None:
             reserved = self._reserved.get((graph.wiring, request.key)) if self._cache_size and not stream else None
             if reserved is not None:
-                data = replay_plan(request, reserved)
+                data = replay_plan(request, reserved, self.policy)
             if data is None:
                 data = make_plan(request, self.policy, stream, self.copies)
             if self._cache_size:

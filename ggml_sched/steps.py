@@ -149,18 +149,20 @@ class RunStep(Step):
 
     `nodes` are the graph's, `twins` what the backend computes in their place.  `back`: the last of them
     computed into this copy of memory that lives elsewhere, which then goes back.  `slots` are stand-ins in a ring.
+    `deps` are tensors that these nodes keep: those of other backends are there when they begin, and until they end.
     """
 
-    __slots__ = ("back", "nodes", "prepared", "twins")
+    __slots__ = ("back", "nodes", "others", "prepared", "twins")
 
     def __init__(self, backend: Backend, nodes: tuple[Tensor, ...], twins: tuple[Tensor, ...],
-                 back: Tensor | None = None, slots: Collection[Tensor] = ()) -> None:
+                 back: Tensor | None = None, slots: Collection[Tensor] = (), deps: Collection[Tensor] = ()) -> None:
         self.nodes, self.twins, self.back = nodes, twins, back
+        self.others = tuple(dict.fromkeys(t.backend for t in deps if t.backend is not backend))
         self.prepared: tuple | None = None
         touched = [t for twin in twins for t in (twin, *twin.src) if t is not None]
         if back is not None:
             touched.append(nodes[-1])
-        super().__init__(backend, [backend, *(t if t in slots else t.backend for t in touched)])
+        super().__init__(backend, [backend, *(t if t in slots else t.backend for t in touched), *self.others])
 
     def due(self) -> Callable[[], object]:
         return self._compute
@@ -168,7 +170,12 @@ class RunStep(Step):
     def _compute(self) -> None:
         if self.prepared is None:
             self.prepared = (self.backend.graph_plan_create(GraphView(self.twins)),)
+        for other in self.others:
+            other.synchronize()
         self.backend.graph_plan_compute(self.prepared[0])
+        if self.others:
+            # Nothing else tells the others when they may go on.
+            self.backend.synchronize()
         if self.back is not None:
             self._bring_back()
 
@@ -178,6 +185,8 @@ class RunStep(Step):
 
     def observe(self, callback: Callable[[Tensor], object]) -> bool:
         """Run node by node; the callback sees each when its data is there.  False when it said stop."""
+        for other in self.others:
+            other.synchronize()
         for node, twin in zip(self.nodes, self.twins, strict=True):
             self.backend.graph_compute(GraphView((twin,)))
             self.backend.synchronize()

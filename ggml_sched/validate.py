@@ -167,6 +167,8 @@ class Facts:
     """Places of copies that a queued compute fills at any time; those beyond a copy's first follow the copies."""
     keeps: frozenset[int] = field(default_factory=frozenset)
     """Leafs and copies that are not moved again by the next compute, while nobody sets their source anew."""
+    deps: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """{node: graph tensors that must keep their bytes until it is done, though it does not read them}."""
 
     @staticmethod
     def of(plan: Plan) -> Facts:
@@ -224,6 +226,7 @@ class Facts:
             live_bytes=tuple(data.live_bytes),
             ring=frozenset(n + c for c in data.ring).union(range(n + data.n_copies, len(like))),
             keeps=frozenset(_keeps(tensors, data)),
+            deps={ids[t]: tuple(ids[s] for s in kept) for t, kept in graph.deps.items()},
         )
 
     def label(self, i: int) -> str:
@@ -340,6 +343,7 @@ def kept(facts: Facts) -> list[int]:
     """Tensors that a caller may read after the compute: outputs, and nodes that nothing in the graph uses."""
     used = {s for i in facts.nodes for s in facts.src[i]}
     used.update(facts.view_of[i] for i in facts.nodes)
+    used.update(s for deps in facts.deps.values() for s in deps)
     nodes = set(facts.nodes)
     return [i for i in range(facts.n_tensors) if facts.is_output[i] or (i in nodes and i not in used)]
 
@@ -441,6 +445,7 @@ def _check_places(facts: Facts) -> Iterator[Problem]:
         touched.add(step.id)
         if step.kind == "run":
             touched.update(p for p in facts.reads[step.id] if p >= 0)
+            touched.update(facts.deps.get(step.id, ()))
         elif step.kind == "copy":
             touched.add(facts.copies[step.id - facts.n_tensors][0])
     for i in sorted(touched):
@@ -530,6 +535,8 @@ def lives(facts: Facts) -> list[Life]:
             for p in facts.reads[i]:
                 if p >= 0:
                     touch(p, time)
+            for s in facts.deps.get(i, ()):
+                touch(s, time)
             if i in facts.write_backs:
                 touch(n + facts.write_backs[i], time)
         touch(i, time)
@@ -738,6 +745,8 @@ class _Flow:
                 self.report("missing-copy", f"{node} reads {facts.label(p)}, which was not made")
             else:
                 self.compare(s, p, f"{node} reads")
+        for s in facts.deps.get(i, ()):
+            self.compare(s, s, f"{node} keeps")
         into = facts.n_tensors + facts.write_backs[i] if i in facts.write_backs else i
         if here not in facts.readers(into):
             root = facts.label(facts.memory(into))

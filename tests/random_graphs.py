@@ -60,9 +60,12 @@ def decode(data: bytes) -> Recipe:
 
 
 class Built:
-    """A recipe as tensors: `ctx` for everything computed, `homes` for residents, one for each backend."""
+    """A recipe as tensors: `ctx` for everything computed, `homes` for residents, one for each backend.
 
-    def __init__(self, recipe: Recipe, n_homes: int = 1, flag_inputs: bool = True) -> None:
+    `keeps`: some nodes keep earlier tensors, which the first generation does not know.
+    """
+
+    def __init__(self, recipe: Recipe, n_homes: int = 1, flag_inputs: bool = True, keeps: bool = True) -> None:
         self.ctx = gs.Context("random")
         self.homes = [gs.Context(f"residents {k}") for k in range(n_homes)]
         self.leafs: list[gs.Tensor] = []
@@ -80,6 +83,8 @@ class Built:
             made.append(leaf)
         for step in recipe.steps:
             made.append(self._step(made, *step))
+            if keeps and step[3] % 11 == 10:
+                self._keep(made, step[1])
         for pick in recipe.outputs:
             self.ctx.set_output(made[pick % len(made)])
         read = {s for t in made for s in (*t.src, t.view_src)}
@@ -103,6 +108,11 @@ class Built:
         except gs.GraphError:
             t = ctx.scale(a, 0.5) if p % 2 else ctx.relu(a)
         return ctx.set_name(t, f"{len(made)} {name}")
+
+    def _keep(self, made: list[gs.Tensor], pick: int) -> None:
+        """Let the latest node keep an earlier tensor; views keep nothing."""
+        if made[-1].op not in ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"):
+            self.ctx.keep_until(made[pick % (len(made) - 1)], made[-1])
 
     def _op(self, name: str, a: gs.Tensor, b: gs.Tensor, p: int) -> gs.Tensor:
         ctx = self.ctx

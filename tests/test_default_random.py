@@ -63,7 +63,7 @@ class Case:
         """Results and outputs are bit-equal to those of one backend without a scheduler."""
         graph = self.built.graph
         expected = self.expected(scale)
-        read = {s for t in graph.tensors for s in (*t.src, t.view_src)}
+        read = {s for t in graph.tensors for s in (*t.src, t.view_src, *t.deps)}
         for t in graph.tensors:
             if t.backend is None or leaf_of(t) is not None and not t.is_resident:
                 continue        # unused, or what the caller has set

@@ -97,7 +97,7 @@ def test_a_node_that_writes_comes_before_those_that_read_its_result(ctx):
 
 
 def slow_order(outputs) -> tuple[list, list]:
-    """ggml_visit_parents, by recursion."""
+    """ggml_visit_parents, by recursion; then what a node keeps."""
     seen, nodes, leafs = set(), [], []
 
     def visit(t):
@@ -109,6 +109,8 @@ def slow_order(outputs) -> tuple[list, list]:
                 visit(s)
         if t.view_src is not None:
             visit(t.view_src)
+        for s in t.deps:
+            visit(s)
         (leafs if t.op == "NONE" else nodes).append(t)
 
     for t in outputs:

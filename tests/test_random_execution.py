@@ -56,7 +56,7 @@ def kept(built: Built) -> list[int]:
     """Positions in ctx.tensors of nodes whose results are defined after a compute: flagged or read by nobody,
     and not changed afterwards by a node that writes into their memory."""
     graph = built.graph
-    read = {s for t in graph.nodes for s in (*t.src, t.view_src)}
+    read = {s for t in graph.nodes for s in (*t.src, t.view_src, *t.deps)}
     found = []
     for i, t in enumerate(built.ctx.tensors):
         if t in graph and t.op != "NONE" and (t not in read or "output" in t.flags):

@@ -68,7 +68,7 @@ def give_residents(built: Built, backends) -> None:
 
 
 def check_gallocr(recipe: Recipe, alignment: int, parse_seq: list[int] | None) -> None:
-    built = Built(recipe, flag_inputs=recipe.leafs[0][1] % 2 == 0)
+    built = Built(recipe, flag_inputs=recipe.leafs[0][1] % 2 == 0, keeps=False)
     graph = built.graph
     give_residents(built, [gs.DryBackend("elsewhere")])
     expected, order = reference_of(graph)
@@ -107,7 +107,7 @@ def test_graph_allocation(recipe, alignment):
 def test_graph_allocation_along_a_parse_sequence(recipe, alignment, random):
     """Barriers at random places; the last may be missing, and then the last nodes free nothing."""
     seq: list[int] = []
-    for i in range(len(Built(recipe).graph)):
+    for i in range(len(Built(recipe, keeps=False).graph)):
         seq.append(i)
         if random.random() < 0.4:
             seq.append(-1)
@@ -117,7 +117,7 @@ def test_graph_allocation_along_a_parse_sequence(recipe, alignment, random):
 @quick(150)
 @given(recipes(30), st.lists(ALIGNMENTS, min_size=1, max_size=3), st.randoms(use_true_random=False))
 def test_graph_allocation_from_a_table_of_allocators(recipe, alignments, random):
-    built = Built(recipe)
+    built = Built(recipe, keeps=False)
     graph = built.graph
     give_residents(built, [gs.DryBackend("elsewhere")])
     expected, order = reference_of(graph)
@@ -147,7 +147,7 @@ def test_seed_policy(recipe, n_backends, alignments):
     recipe = replace(recipe, leafs=tuple((s, k if k % 4 == 0 else k // 3 * 3 + 2) for s, k in recipe.leafs))
     alignments = alignments[:n_backends]
     backends = [gs.DryBackend(f"B{i}", alignment) for i, alignment in enumerate(alignments)]
-    built = Built(recipe, n_backends, flag_inputs=recipe.leafs[0][1] % 2 == 0)
+    built = Built(recipe, n_backends, flag_inputs=recipe.leafs[0][1] % 2 == 0, keeps=False)
     graph = built.graph
     give_residents(built, backends)
     expected, order = reference_of(graph)

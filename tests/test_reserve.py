@@ -96,6 +96,20 @@ def test_memory_handed_over_at_an_offset_moves_with_the_smaller_graphs_views(row
     np.testing.assert_array_equal(*results)
 
 
+@pytest.mark.parametrize("policy", ["default", "seed"])
+def test_only_the_default_policy_moves_what_took_over_the_front_to_an_offset(policy):
+    graphs = [chain_of_heirs(16, 64, at, 0) for at in (0, 2)]
+    with gs.Scheduler([gs.DryBackend("A")], policy) as scheduler:
+        scheduler.reserve(graphs[0][0])
+        plan = scheduler.plan(graphs[0][0])
+        assert plan.data.took_over(graphs[0][0].id_of(graphs[0][3][1]))
+        graph, (large, part, _) = graphs[1][0], graphs[1][3]
+        plan = scheduler.plan(graph)
+        plan.verify()
+        assert plan.data.took_over(graph.id_of(part)) == (policy == "default")
+        assert policy == "seed" or plan.offset_of(part) == plan.offset_of(large) + 512
+
+
 def test_memory_handed_over_at_an_offset_that_is_not_aligned_in_the_smaller_graph_is_planned_anew():
     graph, *_ = chain_of_heirs(16, 64, 5, 3)
     smaller, _, _, (_, part, _) = chain_of_heirs(16, 24, 5, 3)

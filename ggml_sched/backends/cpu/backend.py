@@ -82,7 +82,7 @@ class StagedLeafs:
 
     def steps(self, node: Tensor) -> list[Step]:
         found: list[Step] = []
-        for tensor in (node, *node.src):
+        for tensor in (node, *node.src, *node.deps):
             if tensor is not None:
                 root = tensor if tensor.view_src is None else tensor.view_src
                 lease = root.lease
