@@ -27,8 +27,7 @@ cdef int readers_init(gs_readers *c, const gs_request *r, const int32_t *assign)
     c.first_view = <int32_t *>c.memory
     c.next_view = <int32_t *>(c.memory + slim)
     c.count = <int32_t *>(c.memory + 2 * slim)
-    for i in range(n):
-        c.first_view[i] = c.next_view[i] = -1
+    memset(c.first_view, 0xff, 2 * slim)     # -1
     for i in range(n - 1, -1, -1):
         if g.view_src[i] >= 0:
             c.next_view[i] = c.first_view[g.view_src[i]]
@@ -142,6 +141,17 @@ cdef bint tighten_once(const gs_request *r, int32_t *assign, unsigned char *why,
     return moved
 
 
+cdef bint has_open_seam(const gs_request *r, const int32_t *assign, const unsigned char *why) noexcept nogil:
+    """Whether two neighbours on different backends could share one."""
+    cdef const int32_t *work = r.g.work
+    cdef int32_t i, a, b
+    for i in range(1, r.g.n_work):
+        a, b = assign[work[i - 1]], assign[work[i]]
+        if a != b and (is_open(r, why, work[i - 1], a, b) or is_open(r, why, work[i], a, b)):
+            return True
+    return False
+
+
 cdef int tighten_boundaries(const gs_request *r, int32_t *assign, unsigned char *why) noexcept nogil:
     """Move every seam to its cheapest cut; on a tie it stays.
 
@@ -149,7 +159,7 @@ cdef int tighten_boundaries(const gs_request *r, int32_t *assign, unsigned char 
     """
     cdef gs_readers c
     cdef int32_t i
-    if r.n_backends == 1:
+    if r.n_backends == 1 or not has_open_seam(r, assign, why):
         return GS_OK
     if readers_init(&c, r, assign) != GS_OK:
         return GS_NO_HOST_MEMORY

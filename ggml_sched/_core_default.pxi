@@ -25,14 +25,15 @@ cdef void default_fix_memory(const gs_request *r, int32_t *assign, unsigned char
     """Tensors whose place does not depend on others: memory that exists, the caller's wishes, inputs."""
     cdef const gs_graph *g = r.g
     cdef int32_t host = r.n_backends - 1, i
-    cdef bint resides
+    memcpy(assign, r.resident, g.n_tensors * sizeof(int32_t))
     for i in range(g.n_tensors):
-        resides = r.resident[i] >= 0
-        assign[i] = r.resident[i]
-        why[i] = WHY_RESIDENT if resides else WHY_NOTHING
-        if resides and g.kind[i] & KIND_WRITES:
+        why[i] = WHY_RESIDENT if assign[i] >= 0 else WHY_NOTHING
+    for i in range(g.n_tensors):
+        if g.kind[i] & (KIND_WRITES | KIND_INPUT) == 0:
+            continue
+        if g.kind[i] & KIND_WRITES and assign[i] >= 0:
             assign[i] = best_reader(r, assign, i, i)
-        elif g.kind[i] & KIND_INPUT and not resides:
+        elif g.kind[i] & KIND_INPUT and assign[i] < 0:
             assign[i] = host
             why[i] = WHY_INPUT
     if r.user != NULL:
@@ -154,8 +155,10 @@ cdef int default_settle(const gs_request *r, int32_t *assign, unsigned char *why
 cdef void default_follow(const gs_request *r, int32_t *assign, unsigned char *why) noexcept nogil:
     """Roots and leafs without a place go to their first reader; views are where their roots are."""
     cdef const gs_graph *g = r.g
-    cdef int32_t i, k, id, s, root
-    for i in range(g.n_work):
+    cdef int32_t n_open = 0, i, k, id, s, root
+    for i in range(g.n_roots):
+        n_open += assign[g.root[i]] < 0
+    for i in range(g.n_work if n_open else 0):
         id = g.work[i]
         if assign[g.memory[id]] < 0:
             assign[g.memory[id]] = assign[id]
@@ -251,16 +254,17 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
                 closed = True
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
             s = w.src[k]
-            if s >= g.n_tensors or reads_tensor(r, assign, here, s):
+            # Mostly the memory is right here; a resident's place is its backend.
+            if s >= g.n_tensors or assign[g.memory[s]] == here or reads_tensor(r, assign, here, s):
                 continue
             root = g.memory[s]
-            copy = w.known[<int64_t>here * g.n_tensors + s]
+            copy = routes_known(w, s, here)
             if copy < 0 or w.copy_version.at[copy] != w.version[root]:
                 copy = routes_new_copy(w, s, s, here, w.version[root])
                 if copy < 0 or routes_add_input(w, copy) != GS_OK:
                     free(total)
                     return GS_NO_HOST_MEMORY
-                w.known[<int64_t>here * g.n_tensors + s] = copy
+                routes_note(w, s, copy)
                 if r.resident[s] >= 0 and r.usage[s] == USAGE_WEIGHTS and not streams:
                     w.copy_kept.at[copy] = 1
             w.src[k] = g.n_tensors + copy

@@ -274,7 +274,7 @@ cdef int decide(PlanData p, const gs_request *r, bint seed, bint stream, int32_t
                 int32_t *failed) noexcept nogil:
     """Placement, splits and copies, lifetimes, offsets: one after the other."""
     cdef int32_t i
-    cdef int status = routes_init(&p.routes, r.g, r.n_backends)
+    cdef int status = routes_init(&p.routes, r.g)
     if status == GS_OK:
         if seed:
             status = plan_seed(r, p.assign, p.why, &p.routes, failed)

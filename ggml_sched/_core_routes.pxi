@@ -19,21 +19,19 @@ ctypedef struct gs_routes:
     gs_ints back_node           # nodes that write through a copy into another backend's memory ...
     gs_ints back_copy           # ... and that copy
     int32_t *src                # the graph's sources, copies put in
-    int32_t *known              # [n_backends][n_tensors]: latest copy, -1
+    gs_ints copy_next           # an earlier copy of the same tensor, or -1
+    int32_t *last_copy          # of each tensor: the latest, plus 1; 0 for none
     int32_t *version            # of each root's memory: how often the nodes so far have written to it
 
 
-cdef int routes_init(gs_routes *w, const gs_graph *g, int32_t n_backends) noexcept nogil:
-    cdef int64_t i
+cdef int routes_init(gs_routes *w, const gs_graph *g) noexcept nogil:
     memset(w, 0, sizeof(gs_routes))
     w.src = <int32_t *>malloc(max(g.src_begin[g.n_tensors], 1) * sizeof(int32_t))
-    w.known = <int32_t *>malloc(max(<int64_t>g.n_tensors * n_backends, 1) * sizeof(int32_t))
+    w.last_copy = <int32_t *>calloc(max(g.n_tensors, 1), sizeof(int32_t))
     w.version = <int32_t *>calloc(max(g.n_tensors, 1), sizeof(int32_t))
-    if w.src == NULL or w.known == NULL or w.version == NULL:
+    if w.src == NULL or w.last_copy == NULL or w.version == NULL:
         return GS_NO_HOST_MEMORY
     memcpy(w.src, g.src, g.src_begin[g.n_tensors] * sizeof(int32_t))
-    for i in range(<int64_t>g.n_tensors * n_backends):
-        w.known[i] = -1
     return GS_OK
 
 
@@ -52,7 +50,8 @@ cdef void routes_free(gs_routes *w) noexcept nogil:
     ints_free(&w.back_node)
     ints_free(&w.back_copy)
     free(w.src)
-    free(w.known)
+    ints_free(&w.copy_next)
+    free(w.last_copy)
     free(w.version)
     memset(w, 0, sizeof(gs_routes))
 
@@ -80,9 +79,23 @@ cdef int32_t routes_new_copy(gs_routes *w, int32_t like, int32_t source, int32_t
     """A copy on `backend` with the layout of `like`; its index, or -1 without memory."""
     if (ints_push(&w.copy_like, like) != GS_OK or ints_push(&w.copy_from, source) != GS_OK
             or ints_push(&w.copy_backend, backend) != GS_OK or ints_push(&w.copy_version, version) != GS_OK
-            or ints_push(&w.copy_kept, 0) != GS_OK):
+            or ints_push(&w.copy_kept, 0) != GS_OK or ints_push(&w.copy_next, -1) != GS_OK):
         return -1
     return w.copy_like.n - 1
+
+
+cdef int32_t routes_known(const gs_routes *w, int32_t id, int32_t backend) noexcept nogil:
+    """The latest copy of tensor id on a backend that was noted; -1 if there is none."""
+    cdef int32_t copy = w.last_copy[id] - 1
+    while copy >= 0 and w.copy_backend.at[copy] != backend:
+        copy = w.copy_next.at[copy]
+    return copy
+
+
+cdef void routes_note(gs_routes *w, int32_t id, int32_t copy) noexcept nogil:
+    """Let routes_known find a copy of tensor id."""
+    w.copy_next.at[copy] = w.last_copy[id] - 1
+    w.last_copy[id] = copy + 1
 
 
 cdef int routes_add_input(gs_routes *w, int32_t copy) noexcept nogil:

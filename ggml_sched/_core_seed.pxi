@@ -124,12 +124,12 @@ cdef int seed_split(const gs_request *r, const int32_t *assign, gs_routes *w) no
             s = w.src[k]
             if s >= g.n_tensors or reads_tensor(r, assign, here, s):
                 continue
-            copy = w.known[<int64_t>here * g.n_tensors + s]
+            copy = routes_known(w, s, here)
             if copy < 0:
                 copy = routes_new_copy(w, s, s, here, 0)
                 if copy < 0:
                     return GS_NO_HOST_MEMORY
-                w.known[<int64_t>here * g.n_tensors + s] = copy
+                routes_note(w, s, copy)
             if routes_add_input(w, copy) != GS_OK:
                 return GS_NO_HOST_MEMORY
             w.src[k] = g.n_tensors + copy
