@@ -39,6 +39,7 @@ cdef int pack_arena(gs_flow *f, const int32_t *owner, gs_blocks *blocks, gs_aren
             p.size[i] = f.size[id]
             p.start[i] = f.start[id]
             p.stop[i] = f.stop[id]
+            p.life[i] = f.death[id] + 1 - f.birth[id]
         status = pack_measure(&p)
     if status == GS_OK:
         status = pack_prepared(&p, PACK_NO_CAPACITY, OFFSETS_SEARCH_STEPS, &packing)

@@ -4,7 +4,7 @@
 # int64, all checked; nothing is ever rounded.
 
 cdef tuple _PACK_METHODS = ("nothing to place", "busiest first", "larger first", "longest first",
-                            "larger area first", "best fit", "place or lift")
+                            "larger area first", "best fit", "place or lift", "two ends")
 
 
 cdef class Packing:

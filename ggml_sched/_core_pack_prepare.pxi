@@ -22,13 +22,14 @@ ctypedef struct gs_pack:
     int32_t *id                 # the caller's index of buffer i
     int32_t *start              # first section
     int32_t *stop               # one past the last section
+    int32_t *life               # times lived
     int64_t *size
     int32_t *born               # [n_sections + 1] first buffer born in section k or later
     int64_t *live               # [n_sections] bytes
     int64_t *peak               # [n] the most bytes live in any section of buffer i
     int64_t *offset             # [n] the packing under construction, -1 for what is not placed
     int64_t *best               # [n] the best complete packing so far
-    uint64_t *keys              # [2 n] scratch of the sorts
+    uint64_t *keys              # [2 n + 1] scratch of the sorts
     int32_t *order              # [n]
     int32_t *carry_begin        # [n_sections + 1]; NULL until pack_fill_carry
     int32_t *carry
@@ -52,7 +53,7 @@ cdef inline char *pack_take(char **cursor, int64_t count, int64_t width) noexcep
 cdef int pack_expect(gs_pack *p, int64_t n, int64_t n_sections, int64_t n_scratch, char **scratch) noexcept nogil:
     """Room for n buffers over at most n_sections sections, and n_scratch bytes for the caller."""
     cdef char *cursor
-    cdef int64_t bytes = n * (4 * 4 + 4 * 8 + 2 * 8) + (n_sections + 1) * (4 + 8) + n_scratch
+    cdef int64_t bytes = n * (5 * 4 + 4 * 8 + 2 * 8) + 8 + (n_sections + 1) * (4 + 8) + n_scratch
     memset(p, 0, sizeof(gs_pack))
     if n > PACK_MAX:
         return GS_BAD_ARGUMENT
@@ -65,10 +66,11 @@ cdef int pack_expect(gs_pack *p, int64_t n, int64_t n_sections, int64_t n_scratc
     p.offset = <int64_t *>pack_take(&cursor, n, 8)
     p.best = <int64_t *>pack_take(&cursor, n, 8)
     p.peak = <int64_t *>pack_take(&cursor, n, 8)
-    p.keys = <uint64_t *>pack_take(&cursor, 2 * n, 8)
+    p.keys = <uint64_t *>pack_take(&cursor, 2 * n + 1, 8)
     p.id = <int32_t *>pack_take(&cursor, n, 4)
     p.start = <int32_t *>pack_take(&cursor, n, 4)
     p.stop = <int32_t *>pack_take(&cursor, n, 4)
+    p.life = <int32_t *>pack_take(&cursor, n, 4)
     p.order = <int32_t *>pack_take(&cursor, n, 4)
     p.live = <int64_t *>pack_take(&cursor, n_sections + 1, 8)
     p.born = <int32_t *>pack_take(&cursor, n_sections + 1, 4)
@@ -145,10 +147,11 @@ cdef void pack_sort_by_birth(gs_pack *p, int32_t n, const int32_t *lower, const 
             p.size[b] = size[i]
             p.start[b] = section_of[lower[i]]
             p.stop[b] = section_of[upper[i]]
+            p.life[b] = upper[i] - lower[i]
 
 
 cdef int pack_measure(gs_pack *p) noexcept nogil:
-    """Sections, live bytes, bound and peaks, from sizes, starts and stops in order of birth.
+    """Live bytes, bound and births of the sections, from sizes, starts and stops in order of birth.
 
     GS_OVERFLOW: the sizes add up to more than int64.
     """
@@ -170,13 +173,12 @@ cdef int pack_measure(gs_pack *p) noexcept nogil:
         total += p.live[k]
         p.live[k] = total
         p.bound = max(p.bound, total)
-    # Done with no keys yet: scratch.
-    pack_find_peaks(p, <int64_t *>p.keys)
     return GS_OK
 
 
-cdef void pack_find_peaks(gs_pack *p, int64_t *block) noexcept nogil:
-    """The fullest section of every buffer; `block` is scratch for one number per 32 sections."""
+cdef void pack_find_peaks(gs_pack *p) noexcept nogil:
+    """The fullest section of every buffer."""
+    cdef int64_t *block = <int64_t *>p.keys     # scratch: the fullest of each 32 sections
     cdef int64_t peak
     cdef int32_t b, k, stop
     for k in range(p.n_sections):

@@ -1,7 +1,7 @@
 # Packing, part 6: the whole stack.
 #
 # Owns pack_prepared, which the planner calls without the GIL, and pack_run, which `pack` offers to anybody.
-# The stack, each part only when the one before missed the target: TWA order at the lowest gap; larger first;
+# The stack, each part only when the one before missed the target: two ends; TWA order at the lowest gap; larger first;
 # place or lift at the target; best fit and further orders; place or lift again and again, at the target and
 # between it and the best, until the budget is spent.
 # Invariant: the result is valid, never above best fit, never below the bound, and `optimal` is said only when
@@ -15,12 +15,19 @@ cdef enum:
     PACK_METHOD_TAW = 4
     PACK_METHOD_BEST_FIT = 5
     PACK_METHOD_SEARCH = 6
+    PACK_METHOD_TWO_ENDS = 7
+    PACK_LONG_LIVES = 3
 
 cdef int64_t PACK_NO_CAPACITY = -1
 cdef int64_t PACK_DEFAULT_BUDGET = -1
 
 cdef int[3] PACK_SEARCH_ORDERS
 PACK_SEARCH_ORDERS[:] = [PACK_BY_WAT, PACK_BY_TAW, PACK_BY_TWA]
+
+# What pack_two_ends takes for long, in nodes: between a layer's short lives and its residual stream, for small,
+# common and deep layers.  A pass that fails mostly does so within the first layer.
+cdef int32_t[PACK_LONG_LIVES] PACK_LONG_LIFE
+PACK_LONG_LIFE[:] = [14, 7, 28]
 
 ctypedef struct gs_packing:
     int64_t arena           # bytes
@@ -111,7 +118,11 @@ cdef int pack_solve(gs_pack_job *job) noexcept nogil:
     cdef gs_pack *p = job.p
     cdef gs_packing *out = job.out
     cdef int64_t target = job.target
-    cdef int by, status
+    cdef int by, i, status
+    for i in range(PACK_LONG_LIVES):
+        if pack_two_ends(p, PACK_LONG_LIFE[i]):
+            return pack_keep(job, p.bound, PACK_METHOD_TWO_ENDS)
+    pack_find_peaks(p)
     status = pack_fill_carry(p)
     if status == GS_NO_HOST_MEMORY:
         return status
