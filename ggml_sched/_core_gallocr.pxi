@@ -5,7 +5,7 @@
 # graph; its results stand in the flow.  Corresponds to ggml_gallocr.
 
 ctypedef struct gs_arena:
-    gs_blocks *blocks
+    gs_blocks *blocks       # NULL: lifetimes are all that is wanted; who owns memory then gets offset 0
     int64_t live            # bytes taken at the moment
     int64_t peak            # the largest `live` so far: a lower bound for the arena
     int64_t whole           # as `live`, tails given back counted as taken
@@ -39,13 +39,18 @@ cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, in
         for k in range(f.src_begin[id], f.src_begin[id + 1]):
             if (mask >> f.slot[k]) & 1 and gallocr_take_over(f, arena, id, f.src[k]):
                 return gallocr_trim(f, arena, id, now)
-    high = arena.blocks.max_size
-    status = blocks_take(arena.blocks, f.size[id], &f.offset[id])
-    if status != GS_OK:
-        return status
+    if arena.blocks != NULL:
+        high = arena.blocks.max_size
+        status = blocks_take(arena.blocks, f.size[id], &f.offset[id])
+        if status != GS_OK:
+            return status
+        if f.op[id] == OP_NONE and f.offset[id] < high:
+            f.state[id] |= LATE
+    elif f.size[id] > INT64_MAX - arena.whole:
+        return GS_OUT_OF_MEMORY
+    else:
+        f.offset[id] = 0
     f.state[id] |= ADDRESSED
-    if f.op[id] == OP_NONE and f.offset[id] < high:
-        f.state[id] |= LATE
     f.birth[id] = now
     f.rest[id] = f.size[id]
     f.owner[f.n_owners] = id
@@ -93,7 +98,7 @@ cdef int gallocr_trim(gs_flow *f, gs_arena *arena, int32_t heir, int32_t now) no
     f.rest[owner] = kept
     f.trimmed[owner] = now
     arena.live -= tail
-    return blocks_give(arena.blocks, f.offset[owner] + kept, tail)
+    return GS_OK if arena.blocks == NULL else blocks_give(arena.blocks, f.offset[owner] + kept, tail)
 
 
 cdef bint gallocr_may_take(const gs_flow *f, int32_t id, int32_t s, const gs_layout *mine) noexcept nogil:
@@ -122,17 +127,19 @@ cdef int gallocr_release(gs_flow *f, gs_arena *arenas, int32_t id, int32_t now) 
         return GS_OK
     size = f.rest[id] if f.birth[id] >= 0 else f.size[id]
     arena = &arenas[f.home[id]]
-    status = blocks_give(arena.blocks, f.offset[id], size)
-    if status == GS_OK:
-        arena.live -= size
-        arena.whole -= f.size[id]
-        if arena.waiting and f.size[id]:
-            arena.section += 1
-            arena.waiting = False
-        f.stop[id] = arena.section
-        f.death[id] = now
-        f.state[id] |= FREED
-    return status
+    if arena.blocks != NULL:
+        status = blocks_give(arena.blocks, f.offset[id], size)
+        if status != GS_OK:
+            return status
+    arena.live -= size
+    arena.whole -= f.size[id]
+    if arena.waiting and f.size[id]:
+        arena.section += 1
+        arena.waiting = False
+    f.stop[id] = arena.section
+    f.death[id] = now
+    f.state[id] |= FREED
+    return GS_OK
 
 
 cdef inline int gallocr_drop(gs_flow *f, gs_arena *arenas, int32_t s, int32_t now) noexcept nogil:

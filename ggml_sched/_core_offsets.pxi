@@ -1,11 +1,12 @@
-# Offsets: the arena of each backend packed offline, once all lifetimes are known.
+# Offsets: the arena of each backend placed offline, once all lifetimes are known.
 #
-# The walk of gallocr_run gives lifetimes, in-place decisions and offsets by best fit.
-# Where best fit left an arena above the largest sum of live bytes, everything in it is
-# placed anew, all lifetimes seen together.  Invariant: no arena gets larger.
+# The walk of gallocr_run gives lifetimes and in-place decisions.  Everything in an arena is then packed, all
+# lifetimes seen together.  Packing knows rectangles only: where heirs gave tails back and it ends above the
+# largest sum of live bytes, best fit, which uses tails, tries too.  Arenas in chunks have been placed by the walk
+# already, and are packed into one buffer if they fit one.
 
 cdef enum:
-    OFFSETS_BEST_FIT = 0        # best fit was at the bound already, or nothing better was found
+    OFFSETS_BEST_FIT = 0        # in chunks, or because of tails given back
     OFFSETS_PACKED = 1          # plus the method of the packing
     OFFSETS_SEARCH_STEPS = 100_000
 
@@ -31,6 +32,7 @@ cdef int pack_arena(gs_flow *f, const int32_t *owner, gs_blocks *blocks, gs_aren
     cdef gs_packing packing
     cdef char *unused
     cdef int32_t i, id
+    cdef bint taken = False
     cdef int status = pack_expect(&p, arena.n_owners, arena.section + arena.waiting, 0, &unused)
     if status == GS_OK:
         p.n_sections = arena.section + arena.waiting
@@ -43,13 +45,21 @@ cdef int pack_arena(gs_flow *f, const int32_t *owner, gs_blocks *blocks, gs_aren
         status = pack_measure(&p)
     if status == GS_OK:
         status = pack_prepared(&p, PACK_NO_CAPACITY, OFFSETS_SEARCH_STEPS, &packing)
-    # In chunks, best fit counts address ranges that no buffer backs: one buffer is better whenever it fits.
-    if status == GS_OK and (packing.arena <= blocks.chunk if blocks.chunk else packing.arena < blocks.max_size):
+    if blocks.chunk:
+        # Best fit counts address ranges between chunks that no buffer backs: one buffer is better whenever it fits.
+        taken = status == GS_OK and packing.arena <= blocks.chunk
+    elif status == GS_OK and packing.arena <= arena.peak:
+        taken = True
+    elif status != GS_NO_HOST_MEMORY:
+        # Tails that were given back may help, or there is more than packing takes (GS_OVERFLOW, GS_BAD_ARGUMENT).
+        taken = status == GS_OK
+        status = fit_arena(f, owner, arena.n_owners, blocks)
+        taken = taken and packing.arena < blocks.max_size
+    if status == GS_OK and taken:
         for i in range(p.n):
             id = p.id[i]
             f.offset[id] = p.best[i]
-            # Packing knows rectangles only: memory is whole until its last heir dies.
-            f.rest[id] = f.size[id]
+            f.rest[id] = f.size[id]         # whole until the last heir dies
             f.trimmed[id] = 0
         arena.peak = arena.whole_peak
         blocks.max_size = packing.arena
@@ -59,24 +69,56 @@ cdef int pack_arena(gs_flow *f, const int32_t *owner, gs_blocks *blocks, gs_aren
     return status
 
 
+cdef int fit_arena(gs_flow *f, const int32_t *owner, int32_t n, gs_blocks *blocks) noexcept nogil:
+    """Place the n owners of an arena by best fit, as the walk does: births, then tails given back, then deaths."""
+    cdef int32_t *dies = <int32_t *>malloc((2 * <int64_t>f.n_seq + 2 + 2 * <int64_t>f.n) * sizeof(int32_t))
+    cdef int32_t *trims = dies + f.n_seq + 1
+    cdef int32_t *next_death = trims + f.n_seq + 1
+    cdef int32_t *next_trim = next_death + f.n
+    cdef int32_t i, k = 0, now, id
+    cdef int status
+    if dies == NULL:
+        return GS_NO_HOST_MEMORY
+    # Lists of ids, by the position at which something happens to them.
+    memset(dies, 0xff, (2 * <int64_t>f.n_seq + 2) * sizeof(int32_t))
+    for i in range(n - 1, -1, -1):
+        id = owner[i]
+        next_death[id] = dies[f.death[id]]
+        dies[f.death[id]] = id
+        if f.rest[id] < f.size[id]:
+            next_trim[id] = trims[f.trimmed[id]]
+            trims[f.trimmed[id]] = id
+    blocks.max_size = 0
+    status = blocks_reset(blocks, INT64_MAX)
+    for now in range(f.n_seq):
+        while status == GS_OK and k < n and f.birth[owner[k]] == now:
+            status = blocks_take(blocks, f.size[owner[k]], &f.offset[owner[k]])
+            k += 1
+        id = trims[now]
+        while status == GS_OK and id >= 0:
+            status = blocks_give(blocks, f.offset[id] + f.rest[id], f.size[id] - f.rest[id])
+            id = next_trim[id]
+        id = dies[now]
+        while status == GS_OK and id >= 0:
+            status = blocks_give(blocks, f.offset[id], f.rest[id])
+            id = next_death[id]
+    free(dies)
+    return status
+
+
 cdef int choose_offsets(gs_flow *f, int32_t n_backends, gs_blocks *blocks, gs_arena *arenas, int32_t *methods) noexcept nogil:
-    """Pack every arena that best fit left above its bound."""
+    """Place everything in every arena."""
     cdef int32_t *owner
     cdef int32_t *end
     cdef int32_t b, i, n = 0
     cdef int status = GS_OK
-    cdef bint packed = False
-    for b in range(n_backends):
-        methods[b] = OFFSETS_BEST_FIT
-        packed |= blocks[b].max_size > arenas[b].peak
-    if not packed:
-        return GS_OK
     # The owners of each arena, one arena after the other.
     owner = <int32_t *>malloc((f.n_owners + n_backends) * sizeof(int32_t))
     if owner == NULL:
         return GS_NO_HOST_MEMORY
     end = owner + f.n_owners
     for b in range(n_backends):
+        methods[b] = OFFSETS_BEST_FIT
         end[b] = n
         n += arenas[b].n_owners
     for i in range(f.n_owners):
@@ -85,11 +127,13 @@ cdef int choose_offsets(gs_flow *f, int32_t n_backends, gs_blocks *blocks, gs_ar
             owner[end[b]] = f.owner[i]
             end[b] += 1
     for b in range(n_backends):
-        if status == GS_OK and blocks[b].max_size > arenas[b].peak:
+        # What chunks have placed at the bound stays.
+        if status == GS_OK and (not blocks[b].chunk or blocks[b].max_size > arenas[b].peak):
             status = pack_arena(f, owner + end[b] - arenas[b].n_owners, &blocks[b], &arenas[b], &methods[b])
     for i in range(f.n_owners):
-        if f.size[f.owner[i]] == 0 and methods[f.home[f.owner[i]]] != OFFSETS_BEST_FIT:
-            f.offset[f.owner[i]] = 0        # where it was may be outside the arena now
+        b = f.home[f.owner[i]]
+        if f.size[f.owner[i]] == 0 and blocks[b].n_chunks <= 1:
+            f.offset[f.owner[i]] = 0        # in chunks, the walk's offset is in one of them
     free(owner)
     flow_follow_owners(f)
     return status

@@ -129,7 +129,9 @@ cdef class PlanData:
     def trimmed(self, int32_t i):
         """(position, bytes): when a smaller heir gave the tail of i's memory back, and what stayed; None if not."""
         self.check(i)
-        return (self.flow.trimmed[i], self.flow.rest[i]) if self.flow.trimmed[i] else None
+        if self.flow.birth[i] < 0 or self.flow.rest[i] == self.flow.size[i]:
+            return None
+        return self.flow.trimmed[i], self.flow.rest[i]
 
     def root(self, int32_t i):
         """The id whose memory i shares, as a view or in place; -1 for memory of its own."""
@@ -237,7 +239,6 @@ def make_plan(Request request not None, str policy, bint stream=False, int32_t n
             raise MemoryError(f"planning {r.g.n_tensors} tensors")
         for i in range(devices.n):
             alignment[i] = (<BackendBase>devices.backends[i]).alignment
-            arenas[i].blocks = &blocks[i]
             limit = devices.backends[i].max_buffer_size
             if limit is not None:
                 blocks[i].chunk = min(max(_index(limit), 1), <int64_t>1 << 48)
@@ -335,11 +336,13 @@ cdef int allocate_flow(PlanData p, const gs_request *r, bint seed, const uint64_
         arenas[i].live = arenas[i].peak = arenas[i].whole = arenas[i].whole_peak = 0
         arenas[i].n_inner = arenas[i].n_owners = arenas[i].section = 0
         arenas[i].waiting = False
-        blocks[i].max_size = 0
-        if status == GS_OK:
-            if blocks[i].chunk:
+        arenas[i].blocks = NULL
+        blocks[i].max_size = blocks[i].n_chunks = 0
+        if seed or blocks[i].chunk:
+            arenas[i].blocks = &blocks[i]
+            if status == GS_OK and blocks[i].chunk:
                 status = blocks_reset_chunked(&blocks[i], blocks[i].chunk, alignment[i])
-            else:
+            elif status == GS_OK:
                 status = blocks_reset(&blocks[i], INT64_MAX)
     if status == GS_OK:
         status = gallocr_run(&p.flow, arenas, inplace, NULL, 0, not seed, failed)

@@ -60,8 +60,7 @@ cdef int64_t flow_peak(const gs_flow *f, int32_t home) except -1:
     for i in range(f.n):
         if f.home[i] == home and f.birth[i] >= 0:
             change[f.birth[i]] += f.size[i]
-            if f.trimmed[i]:
-                change[f.trimmed[i]] -= f.size[i] - f.rest[i]
+            change[f.trimmed[i]] -= f.size[i] - f.rest[i]
             change[f.death[i] + 1] -= f.rest[i]
     for i in range(f.n_seq + 2):
         live += change[i]

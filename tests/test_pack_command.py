@@ -36,7 +36,7 @@ def test_columns_are_found_by_name_in_any_order(tmp_path, capsys):
     path = write(tmp_path / "x.csv", "size,name,upper,lower\r\n10,a,2,0\r\n\r\n 20 ,b,3,-1\r\n")
     assert command.main([path, "--out", "-"]) == 0
     said = capsys.readouterr()
-    assert said.out == "size,name,upper,lower,offset\n10,a,2,0,20\n 20 ,b,3,-1,0\n"
+    assert said.out == "size,name,upper,lower,offset\n10,a,2,0,0\n 20 ,b,3,-1,10\n"
     assert "arena   30 bytes" in said.err and "optimal yes" in said.err
 
 

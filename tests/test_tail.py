@@ -64,7 +64,6 @@ def test_a_view_at_an_aligned_offset_hands_its_part_over():
                 # The heir of the heir lies there too.
                 assert plan.offset_of(heir) == plan.offset_of(large) + 5 * 256 == plan.offset_of(out)
                 assert plan.buffer_sizes == (x.nbytes + large.nbytes,)
-                assert plan.data.trimmed(graph.id_of(large))[1] == 9 * 256
             x.set(np.arange(64, dtype=np.float32) - 30)
             for _ in range(2):
                 scheduler.compute(graph)
