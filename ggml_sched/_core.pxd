@@ -2,7 +2,7 @@
 #
 # Each reference below says what it keeps alive.
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 cdef extern from "ggml_sched/status.h" nogil:
     enum: GS_OK
@@ -151,6 +151,7 @@ ctypedef struct gs_graph:
     int32_t *n_viewers          # how many nodes are views of it
     unsigned char *op
     unsigned char *kind         # KIND_* bits
+    uint32_t *alike             # of a node: bit k is set when its source k has the node's layout
     int32_t *dep_begin          # tensors kept until node i is done: dep[dep_begin[i] .. dep_begin[i + 1]);
     int32_t *dep                # both NULL where no node has any
 

@@ -4,7 +4,7 @@
 # those copies that a ring has several places for.
 # Each id has a home (the arena it is allocated in, OUTSIDE for residents) and a
 # size already rounded up there.  Owns two blocks of memory: what the walk needs, which goes once
-# a plan is made, and the rest, which stays; `layout`, `slot` and `dep` point into the graph.
+# a plan is made, and the rest, which stays; `layout`, `slot`, `alike` and `dep` point into the graph.
 
 cdef enum:
     OUTSIDE = -1            # home of a tensor that lives in a buffer of its own
@@ -21,6 +21,7 @@ ctypedef struct gs_flow:
     int32_t n_seq
     const gs_layout *layout
     const unsigned char *slot   # of a graph tensor's sources
+    const uint32_t *alike       # as in gs_graph
     const int32_t *dep_begin    # as in gs_graph: what nodes keep until they are done, or NULL
     const int32_t *dep
     int32_t *like           # the graph tensor whose layout, op and flags an id has
@@ -97,6 +98,7 @@ cdef void flow_settle(gs_flow *f) noexcept nogil:
     f.n_children = f.n_views = f.owner = f.start = f.stop = NULL
     f.layout = NULL
     f.slot = NULL
+    f.alike = NULL
     f.dep_begin = f.dep = NULL
 
 
@@ -118,6 +120,7 @@ cdef void flow_from_graph(gs_flow *f, const gs_graph *g) noexcept nogil:
     cdef int32_t i
     f.layout = g.layout
     f.slot = g.slot
+    f.alike = g.alike
     f.dep_begin = g.dep_begin
     f.dep = g.dep
     memcpy(f.src_begin, g.src_begin, (g.n_tensors + 1) * sizeof(int32_t))

@@ -34,7 +34,8 @@ cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, in
         f.offset[id] = -1 if f.offset[r] < 0 else f.offset[r] + f.view_offs[id]
         f.state[id] |= ADDRESSED
         return status
-    mask = inplace[f.home[id] * N_OPS_MAX + f.op[id]]
+    # A copy has the layout of what it stands in for; copies themselves take nothing over.
+    mask = inplace[f.home[id] * N_OPS_MAX + f.op[id]] & f.alike[id] if f.like[id] == id else 0
     if mask:
         for k in range(f.src_begin[id], f.src_begin[id + 1]):
             if (mask >> f.slot[k]) & 1 and gallocr_take_over(f, arena, id, f.src[k]):
@@ -69,7 +70,7 @@ cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, in
 cdef bint gallocr_take_over(gs_flow *f, gs_arena *arena, int32_t id, int32_t s) noexcept nogil:
     """Let node id sit where its source s is, if it is the last to use s and nothing else holds on to the memory."""
     cdef int32_t r = s
-    if not gallocr_may_take(f, id, s, &f.layout[f.like[id]]):
+    if not gallocr_may_take(f, id, s):
         return False
     # A view hands over its root's memory.
     if f.root[s] >= 0:
@@ -101,12 +102,11 @@ cdef int gallocr_trim(gs_flow *f, gs_arena *arena, int32_t heir, int32_t now) no
     return GS_OK if arena.blocks == NULL else blocks_give(arena.blocks, f.offset[owner] + kept, tail)
 
 
-cdef bint gallocr_may_take(const gs_flow *f, int32_t id, int32_t s, const gs_layout *mine) noexcept nogil:
-    """Whether node id is the last to use s, in the same arena, with the same layout, and fits there."""
+cdef bint gallocr_may_take(const gs_flow *f, int32_t id, int32_t s) noexcept nogil:
+    """Whether node id is the last to use s, which has its layout, in the same arena, and fits there."""
     cdef int32_t r = f.root[s] if f.root[s] >= 0 else s
     cdef int32_t owner
     if not (f.n_children[s] == 1 and f.n_views[s] == 0 and f.offset[s] >= 0 and f.home[r] == f.home[id]
-            and layout_equal(mine, &f.layout[f.like[s]])
             and not (f.flags[s] | f.flags[r]) & (GS_FLAG_INPUT | GS_FLAG_OUTPUT)):
         return False
     owner = flow_owner(f, s)

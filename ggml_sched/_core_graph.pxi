@@ -20,7 +20,7 @@ cdef enum:
 
 cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src) except -1:
     """Lay the arrays out in one block; MemoryError leaves g freeable."""
-    cdef int64_t n = n_tensors, n_ids = 8 * n + 1 + n_src + 2 * <int64_t>n_nodes + n_leafs
+    cdef int64_t n = n_tensors, n_ids = 9 * n + 1 + n_src + 2 * <int64_t>n_nodes + n_leafs
     cdef char *at = <char *>malloc(n * (sizeof(gs_layout) + 2 * sizeof(int64_t) + 3) + n_ids * sizeof(int32_t) + n_src)
     if at == NULL:
         raise MemoryError(f"a graph of {n_tensors} tensors")
@@ -36,7 +36,8 @@ cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_l
     g.root = g.view + n
     g.n_readers = g.root + n
     g.n_viewers = g.n_readers + n
-    g.src_begin = g.n_viewers + n
+    g.alike = <uint32_t *>(g.n_viewers + n)
+    g.src_begin = g.n_viewers + 2 * n
     g.src = g.src_begin + n + 1
     g.node = g.src + n_src
     g.work = g.node + n_nodes
@@ -60,6 +61,7 @@ cdef void flat_classify(gs_graph *g) noexcept nogil:
     cdef int32_t i, k, id
     memset(g.n_readers, 0, g.n_tensors * sizeof(int32_t))
     memset(g.n_viewers, 0, g.n_tensors * sizeof(int32_t))
+    memset(g.alike, 0, g.n_tensors * sizeof(uint32_t))
     g.n_work = g.n_roots = g.n_views = 0
     for i in range(g.n_tensors):
         g.op[i] = <unsigned char>g.layout[i].op
@@ -82,6 +84,8 @@ cdef void flat_classify(gs_graph *g) noexcept nogil:
         id = g.node[i]
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
             g.n_readers[g.src[k]] += 1
+            if layout_equal(&g.layout[id], &g.layout[g.src[k]]):
+                g.alike[id] |= <uint32_t>1 << g.slot[k]
         if g.dep_begin != NULL:
             # A reader that never takes over memory: it does not look for it here.
             for k in range(g.dep_begin[id], g.dep_begin[id + 1]):

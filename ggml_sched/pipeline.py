@@ -148,10 +148,12 @@ class Pipeline:
 
     def drain(self) -> None:
         """Wait until everything queued is done or skipped.  Errors stay for `take_error`."""
+        if not self._last:
+            return          # nothing queued
         self._after_fork()
         state = self._state
-        if not self._last or threading.current_thread() in self._threads:
-            return          # nothing queued; or a backend that looks at its own tensors while it computes
+        if threading.current_thread() in self._threads:
+            return          # a backend that looks at its own tensors while it computes
         state.wait()
         for backend in self.backends:
             try:

@@ -303,9 +303,10 @@ class Scheduler:
         return buffer
 
     def _release_current(self) -> None:
-        if self._current is not None:
+        current = self._current
+        if current is not None:
             self._drain()
-            current, self._current = self._current, None
+            self._current = None
             current.release()
 
     def _drain(self) -> None:
