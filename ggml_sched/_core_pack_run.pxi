@@ -1,7 +1,7 @@
 # Packing, part 6: the whole stack.
 #
 # Owns pack_prepared, which the planner calls without the GIL, and pack_run, which `pack` offers to anybody.
-# The stack, each part only when the one before missed the target: two ends; TWA order at the lowest gap; larger first;
+# The stack, each part only when the one before missed the target: two ends; TWA order at the lowest gap;
 # place or lift at the target; best fit and further orders; place or lift again and again, at the target and
 # between it and the best, until the budget is spent.
 # Invariant: the result is valid, never above best fit, never below the bound, and `optimal` is said only when
@@ -126,10 +126,9 @@ cdef int pack_solve(gs_pack_job *job) noexcept nogil:
     status = pack_fill_carry(p)
     if status == GS_NO_HOST_MEMORY:
         return status
-    for by in range(2):
-        status = pack_list(job, by, target)
-        if status != GS_OK or out.arena <= target:
-            return status
+    status = pack_list(job, PACK_BY_TWA, target)
+    if status != GS_OK or out.arena <= target:
+        return status
     if job.budget > 0 and p.carry != NULL:
         status = search_prepare(&job.q, p)
         if status == GS_OK:
