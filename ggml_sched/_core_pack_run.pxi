@@ -16,7 +16,7 @@ cdef enum:
     PACK_METHOD_BEST_FIT = 5
     PACK_METHOD_SEARCH = 6
     PACK_METHOD_TWO_ENDS = 7
-    PACK_LONG_LIVES = 3
+    PACK_LONG_LIVES = 4
 
 cdef int64_t PACK_NO_CAPACITY = -1
 cdef int64_t PACK_DEFAULT_BUDGET = -1
@@ -24,10 +24,10 @@ cdef int64_t PACK_DEFAULT_BUDGET = -1
 cdef int[3] PACK_SEARCH_ORDERS
 PACK_SEARCH_ORDERS[:] = [PACK_BY_WAT, PACK_BY_TAW, PACK_BY_TWA]
 
-# What pack_two_ends takes for long, in nodes: between a layer's short lives and its residual stream, for small,
-# common and deep layers.  A pass that fails mostly does so within the first layer.
+# What pack_two_ends takes for long, in nodes: between a layer's short lives and its residual stream, for layers of
+# the usual length first.  A pass that fails mostly does so within the first layer.
 cdef int32_t[PACK_LONG_LIVES] PACK_LONG_LIFE
-PACK_LONG_LIFE[:] = [14, 7, 28]
+PACK_LONG_LIFE[:] = [14, 7, 28, 3]
 
 ctypedef struct gs_packing:
     int64_t arena           # bytes
