@@ -23,7 +23,8 @@ A contents page.  All imports stand here; the parts below are read in order:
     _core_flow          what an allocation pass walks over
     _core_gallocr       graph allocation, first generation
     _core_gallocr_api   GraphAllocator and Allocator
-    _core_offsets       arenas packed offline
+    _core_offsets       the offsets of an arena, all lifetimes known
+    _core_arenas        what the memory of a routed graph comes to, heirs weighed
     _core_plan          from a request to a plan
     _core_replay        a reserved plan for a smaller graph of the same wiring
     _core_bind          addresses for a graph's tensors
@@ -79,6 +80,7 @@ include "_core_flow.pxi"
 include "_core_gallocr.pxi"
 include "_core_gallocr_api.pxi"
 include "_core_offsets.pxi"
+include "_core_arenas.pxi"
 include "_core_plan.pxi"
 include "_core_replay.pxi"
 include "_core_bind.pxi"

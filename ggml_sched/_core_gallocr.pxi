@@ -4,15 +4,23 @@
 # class GraphAllocator is its public face.  Invariant: the walk never touches the
 # graph; its results stand in the flow.  Corresponds to ggml_gallocr.
 
+cdef enum:
+    HEIRS_FIRST = 0         # as the first generation: at the front of what is taken over, whose tail stays taken
+    HEIRS_WHOLE = 1         # only of memory that they fill
+    HEIRS_FRONT = 2         # of the front of memory, the tail given back
+    HEIRS_ALL = 3           # of any part, by a view
+
 ctypedef struct gs_arena:
     gs_blocks *blocks       # NULL: lifetimes are all that is wanted; who owns memory then gets offset 0
     int64_t live            # bytes taken at the moment
     int64_t peak            # the largest `live` so far: a lower bound for the arena
     int64_t whole           # as `live`, tails given back counted as taken
     int64_t whole_peak
-    bint trims              # whether a smaller heir gives the tail back
-    int64_t alignment       # views at multiples of it hand their part over; 0: only those at the front
-    int32_t n_inner         # how many did so at another offset than 0
+    int64_t live_bytes      # the one of the two peaks that is a bound for how offsets were chosen
+    int64_t alignment       # of what is taken over at an offset
+    int32_t heirs           # HEIRS_*: what may be taken over
+    int32_t n_inner         # heirs at another offset than 0
+    int32_t n_partial       # heirs of the front that are smaller than what they took over
     int32_t n_owners        # with a size
     int32_t section         # that what is born now begins to live in
     bint waiting            # something was born since the last section
@@ -23,7 +31,7 @@ cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, in
     cdef int32_t k, r
     cdef uint64_t mask
     cdef gs_arena *arena
-    cdef int64_t high
+    cdef int64_t high, held, least = 0
     cdef int status
     if f.state[id] & ADDRESSED or f.home[id] == OUTSIDE:
         return GS_OK
@@ -37,9 +45,19 @@ cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, in
     # A copy has the layout of what it stands in for; copies themselves take nothing over.
     mask = inplace[f.home[id] * N_OPS_MAX + f.op[id]] & f.alike[id] if f.like[id] == id else 0
     if mask:
+        r = -1
         for k in range(f.src_begin[id], f.src_begin[id + 1]):
-            if (mask >> f.slot[k]) & 1 and gallocr_take_over(f, arena, id, f.src[k]):
-                return gallocr_trim(f, arena, id, now)
+            if not (mask >> f.slot[k]) & 1:
+                continue
+            held = gallocr_heirloom(f, arena, id, f.src[k])
+            if held >= 0 and (r < 0 or held < least):
+                r = f.src[k]
+                least = held
+                if arena.heirs == HEIRS_FIRST:
+                    break
+        if r >= 0:
+            gallocr_take_over(f, arena, id, r)
+            return gallocr_trim(f, arena, id, now)
     if arena.blocks != NULL:
         high = arena.blocks.max_size
         status = blocks_take(arena.blocks, f.size[id], &f.offset[id])
@@ -67,26 +85,45 @@ cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, in
     return GS_OK
 
 
-cdef bint gallocr_take_over(gs_flow *f, gs_arena *arena, int32_t id, int32_t s) noexcept nogil:
-    """Let node id sit where its source s is, if it is the last to use s and nothing else holds on to the memory."""
-    cdef int32_t r = s
-    if not gallocr_may_take(f, id, s):
-        return False
+cdef int64_t gallocr_heirloom(const gs_flow *f, const gs_arena *arena, int32_t id, int32_t s) noexcept nogil:
+    """The bytes whose first owner node id follows by taking over its source s, which is laid out alike.
+
+    -1: it may not, because it is not the last to use s, something else holds on to the memory, or it does not fit.
+    """
+    cdef int32_t r = f.root[s] if f.root[s] >= 0 else s
+    cdef int32_t owner
+    cdef int64_t place
+    if (f.n_children[s] != 1 or f.n_views[s] or f.offset[s] < 0 or f.home[r] != f.home[id]
+            or (f.flags[s] | f.flags[r]) & (GS_FLAG_INPUT | GS_FLAG_OUTPUT)):
+        return -1
     # A view hands over its root's memory.
-    if f.root[s] >= 0:
-        r = f.root[s]
+    if r != s:
         if f.n_views[r] != 1 or f.n_children[r] != 0:
-            return False
-        if f.offset[r] != f.offset[s]:
-            if arena.alignment == 0 or f.offset[s] % arena.alignment:
-                return False
-            arena.n_inner += 1
+            return -1
+        if f.offset[r] != f.offset[s] and (arena.heirs != HEIRS_ALL or f.offset[s] % arena.alignment):
+            return -1
+    owner = flow_owner(f, s)
+    place = f.offset[s] - f.offset[owner]
+    # What had its address before the walk is whole; of the rest the tail may be gone.
+    if place + f.size[id] > (f.rest[owner] if f.birth[owner] >= 0 else f.size[owner]):
+        return -1
+    if arena.heirs == HEIRS_WHOLE and f.size[id] != f.size[owner]:
+        return -1
+    return f.size[owner]
+
+
+cdef void gallocr_take_over(gs_flow *f, gs_arena *arena, int32_t id, int32_t s) noexcept nogil:
+    """Let node id sit where its source s is."""
+    cdef int32_t r = f.root[s] if f.root[s] >= 0 else s
+    if f.offset[r] != f.offset[s]:
+        arena.n_inner += 1
+    elif f.size[id] < f.size[flow_owner(f, r)]:
+        arena.n_partial += 1
     f.root[id] = r
     f.view_offs[id] = f.offset[s] - f.offset[r]
     f.n_views[r] += 1
     f.offset[id] = f.offset[s]
     f.state[id] |= ADDRESSED | TOOK_OVER
-    return True
 
 
 cdef int gallocr_trim(gs_flow *f, gs_arena *arena, int32_t heir, int32_t now) noexcept nogil:
@@ -94,24 +131,12 @@ cdef int gallocr_trim(gs_flow *f, gs_arena *arena, int32_t heir, int32_t now) no
     cdef int32_t owner = flow_owner(f, heir)
     cdef int64_t kept = f.offset[heir] - f.offset[owner] + f.size[heir]
     cdef int64_t tail = f.rest[owner] - kept
-    if not arena.trims or f.birth[owner] < 0 or tail <= 0:
+    if arena.heirs == HEIRS_FIRST or f.birth[owner] < 0 or tail <= 0:
         return GS_OK
     f.rest[owner] = kept
     f.trimmed[owner] = now
     arena.live -= tail
     return GS_OK if arena.blocks == NULL else blocks_give(arena.blocks, f.offset[owner] + kept, tail)
-
-
-cdef bint gallocr_may_take(const gs_flow *f, int32_t id, int32_t s) noexcept nogil:
-    """Whether node id is the last to use s, which has its layout, in the same arena, and fits there."""
-    cdef int32_t r = f.root[s] if f.root[s] >= 0 else s
-    cdef int32_t owner
-    if not (f.n_children[s] == 1 and f.n_views[s] == 0 and f.offset[s] >= 0 and f.home[r] == f.home[id]
-            and not (f.flags[s] | f.flags[r]) & (GS_FLAG_INPUT | GS_FLAG_OUTPUT)):
-        return False
-    owner = flow_owner(f, s)
-    # What had its address before the walk is whole; of the rest the tail may be gone.
-    return f.offset[s] - f.offset[owner] + f.size[id] <= (f.rest[owner] if f.birth[owner] >= 0 else f.size[owner])
 
 
 cdef int gallocr_release(gs_flow *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:

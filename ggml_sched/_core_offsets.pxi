@@ -61,7 +61,7 @@ cdef int pack_arena(gs_flow *f, const int32_t *owner, gs_blocks *blocks, gs_aren
             f.offset[id] = p.best[i]
             f.rest[id] = f.size[id]         # whole until the last heir dies
             f.trimmed[id] = 0
-        arena.peak = arena.whole_peak
+        arena.live_bytes = arena.whole_peak
         blocks.max_size = packing.arena
         blocks.n_chunks = 1
         method[0] = OFFSETS_PACKED + packing.method

@@ -225,169 +225,73 @@ def make_plan(Request request not None, str policy, bint stream=False, int32_t n
     cdef gs_request *r = &request.c
     cdef Devices devices = request.devices
     cdef int64_t *alignment = <int64_t *>malloc(devices.n * sizeof(int64_t))
-    cdef gs_blocks *blocks = <gs_blocks *>calloc(devices.n, sizeof(gs_blocks))
-    cdef gs_arena *arenas = <gs_arena *>calloc(devices.n, sizeof(gs_arena))
-    cdef int32_t *methods = <int32_t *>calloc(devices.n, sizeof(int32_t))
-    cdef int32_t failed = -1, i
+    cdef gs_allocation a
+    cdef int32_t i
     cdef int status
-    cdef bint seed = policy == "seed"
+    memset(&a, 0, sizeof(gs_allocation))
+    a.seed = policy == "seed"
+    a.r = r
+    a.inplace = devices.inplace_first if a.seed else devices.inplace
+    a.alignment = alignment
+    a.arenas = <gs_arena *>calloc(devices.n, sizeof(gs_arena))
+    a.blocks = <gs_blocks *>calloc(devices.n, sizeof(gs_blocks))
+    a.methods = <int32_t *>calloc(devices.n, sizeof(int32_t))
+    a.failed = -1
     p.n_tensors = r.g.n_tensors
     p.assign = <int32_t *>malloc(max(r.g.n_tensors, 1) * sizeof(int32_t))
     p.why = <unsigned char *>calloc(max(r.g.n_tensors, 1), 1)
     try:
-        if methods == NULL or alignment == NULL or blocks == NULL or arenas == NULL or p.assign == NULL or p.why == NULL:
+        if (alignment == NULL or a.arenas == NULL or a.blocks == NULL or a.methods == NULL or p.assign == NULL
+                or p.why == NULL):
             raise MemoryError(f"planning {r.g.n_tensors} tensors")
         for i in range(devices.n):
             alignment[i] = (<BackendBase>devices.backends[i]).alignment
             limit = devices.backends[i].max_buffer_size
             if limit is not None:
-                blocks[i].chunk = min(max(_index(limit), 1), <int64_t>1 << 48)
+                a.blocks[i].chunk = min(max(_index(limit), 1), <int64_t>1 << 48)
         request.ask()
         with nogil:
-            if seed:
-                status = decide(p, r, True, stream, 1, devices.inplace_first, alignment, blocks, arenas, methods,
-                                &failed)
-            else:
-                status = decide(p, r, False, stream, n_slots, devices.inplace, alignment, blocks, arenas, methods,
-                                &failed)
+            status = decide(p, r, stream, 1 if a.seed else n_slots, &a)
         if status != GS_OK:
-            raise_planning_error(status, request, failed)
-        p.strides = tuple([blocks[i].stride if blocks[i].n_chunks > 1 else 0 for i in range(devices.n)])
-        p.chunk_sizes = tuple([p.measure_chunks(i, &blocks[i]) for i in range(devices.n)])
+            raise_planning_error(status, request, a.failed)
+        p.strides = tuple([a.blocks[i].stride if a.blocks[i].n_chunks > 1 else 0 for i in range(devices.n)])
+        p.chunk_sizes = tuple([p.measure_chunks(i, &a.blocks[i]) for i in range(devices.n)])
         p.buffer_sizes = tuple([sum(sizes) for sizes in p.chunk_sizes])
-        p.methods = tuple([_PACK_METHODS[methods[i] - OFFSETS_PACKED] if methods[i] else "best fit"
+        p.methods = tuple([_PACK_METHODS[a.methods[i] - OFFSETS_PACKED] if a.methods[i] else "best fit"
                            for i in range(devices.n)])
-        p.live_bytes = tuple([arenas[i].peak for i in range(devices.n)])
+        p.live_bytes = tuple([a.arenas[i].live_bytes for i in range(devices.n)])
         flow_settle(&p.flow)
     finally:
-        if blocks != NULL:
+        if a.blocks != NULL:
             for i in range(devices.n):
-                blocks_free(&blocks[i])
-        free(blocks)
-        free(arenas)
-        free(methods)
+                blocks_free(&a.blocks[i])
+        free(a.blocks)
+        free(a.arenas)
+        free(a.methods)
         free(alignment)
     return p
 
 
-cdef int decide(PlanData p, const gs_request *r, bint seed, bint stream, int32_t n_slots, const uint64_t *inplace,
-                const int64_t *alignment, gs_blocks *blocks, gs_arena *arenas, int32_t *methods,
-                int32_t *failed) noexcept nogil:
+cdef int decide(PlanData p, const gs_request *r, bint stream, int32_t n_slots, gs_allocation *a) noexcept nogil:
     """Placement, splits and copies, lifetimes, offsets: one after the other."""
-    cdef int32_t i
     cdef int status = routes_init(&p.routes, r.g)
-    if status == GS_OK:
-        if seed:
-            status = plan_seed(r, p.assign, p.why, &p.routes, failed)
-        else:
-            status = place_default(r, p.assign, p.why, failed)
-            if status == GS_OK:
-                status = tighten_boundaries(r, p.assign, p.why)
-            if status == GS_OK:
-                status = split_default(r, p.assign, p.why, stream, &p.routes)
-            if status == GS_OK:
-                routes_inputs_first(&p.routes, r.g)
-                status = routes_add_slots(&p.routes, r, n_slots)
-    if status == GS_OK:
-        for i in range(r.n_backends):
-            arenas[i].trims = not seed
-            arenas[i].alignment = 0 if seed else alignment[i]
-        status = allocate_flow(p, r, seed, inplace, alignment, blocks, arenas, methods, failed)
-    if status == GS_OK and not seed:
-        status = weigh_inner_heirs(p, r, inplace, alignment, blocks, arenas, methods, failed)
-    return status
-
-
-cdef int64_t fill_chunks(const gs_flow *f, int32_t home, const gs_blocks *blocks, int64_t *sizes) noexcept nogil:
-    """What each chunk of an arena must hold, into sizes[n_chunks], which are zero; returns the sum."""
-    cdef int64_t total = 0, at
-    cdef int32_t i
-    for i in range(f.n):
-        if f.home[i] == home and f.birth[i] >= 0 and f.size[i]:
-            at = f.offset[i] // blocks.stride
-            sizes[at] = max(sizes[at], f.offset[i] % blocks.stride + f.size[i])
-    for i in range(blocks.n_chunks):
-        total += sizes[i]
-    return total
-
-
-cdef int64_t arena_bytes(const gs_flow *f, int32_t home, const gs_blocks *blocks) noexcept nogil:
-    """What an arena must hold, all its chunks together; -1 without memory to count."""
-    cdef int64_t *sizes
-    cdef int64_t total
-    if blocks.n_chunks <= 1:
-        return blocks.max_size
-    sizes = <int64_t *>calloc(blocks.n_chunks, sizeof(int64_t))
-    if sizes == NULL:
-        return -1
-    total = fill_chunks(f, home, blocks, sizes)
-    free(sizes)
-    return total
-
-
-cdef int allocate_flow(PlanData p, const gs_request *r, bint seed, const uint64_t *inplace, const int64_t *alignment,
-                       gs_blocks *blocks, gs_arena *arenas, int32_t *methods, int32_t *failed) noexcept nogil:
-    """Lifetimes, in-place decisions and offsets for the routes; what an earlier call has found is dropped."""
-    cdef int32_t i
-    cdef int status
-    flow_free(&p.flow)
-    status = flow_from_routes(&p.flow, r, p.assign, &p.routes, alignment, failed)
-    for i in range(r.n_backends):
-        arenas[i].live = arenas[i].peak = arenas[i].whole = arenas[i].whole_peak = 0
-        arenas[i].n_inner = arenas[i].n_owners = arenas[i].section = 0
-        arenas[i].waiting = False
-        arenas[i].blocks = NULL
-        blocks[i].max_size = blocks[i].n_chunks = 0
-        if seed or blocks[i].chunk:
-            arenas[i].blocks = &blocks[i]
-            if status == GS_OK and blocks[i].chunk:
-                status = blocks_reset_chunked(&blocks[i], blocks[i].chunk, alignment[i])
-            elif status == GS_OK:
-                status = blocks_reset(&blocks[i], INT64_MAX)
-    if status == GS_OK:
-        status = gallocr_run(&p.flow, arenas, inplace, NULL, 0, not seed, failed)
-    if status == GS_OK and not seed:
-        status = choose_offsets(&p.flow, r.n_backends, blocks, arenas, methods)
-    return status
-
-
-cdef int weigh_inner_heirs(PlanData p, const gs_request *r, const uint64_t *inplace, const int64_t *alignment,
-                           gs_blocks *blocks, gs_arena *arenas, int32_t *methods, int32_t *failed) noexcept nogil:
-    """Keep heirs at views' offsets only in arenas that are smaller with them.
-
-    Such an heir needs no memory of its own, but keeps what lies before it taken for as long as it lives: which of
-    the two costs more is known when all is placed.  Arenas do not depend on each other.
-    """
-    cdef int64_t *size
-    cdef int64_t without
-    cdef int32_t i, n = r.n_backends
-    cdef int status
-    cdef bint some = False, keep = False
-    for i in range(n):
-        some |= arenas[i].n_inner > 0
-    if not some:
-        return GS_OK
-    size = <int64_t *>malloc(n * sizeof(int64_t))
-    if size == NULL:
-        return GS_NO_HOST_MEMORY
-    for i in range(n):
-        size[i] = arena_bytes(&p.flow, i, &blocks[i])
-        arenas[i].alignment = 0
-        if size[i] < 0:
-            free(size)
-            return GS_NO_HOST_MEMORY
-    status = allocate_flow(p, r, False, inplace, alignment, blocks, arenas, methods, failed)
-    for i in range(n):
-        without = arena_bytes(&p.flow, i, &blocks[i]) if status == GS_OK else 0
-        if without < 0:
-            status = GS_NO_HOST_MEMORY
-        elif size[i] < without:
-            arenas[i].alignment = alignment[i]
-            keep = True
-    if status == GS_OK and keep:
-        status = allocate_flow(p, r, False, inplace, alignment, blocks, arenas, methods, failed)
-    free(size)
-    return status
+    if status == GS_OK and a.seed:
+        status = plan_seed(r, p.assign, p.why, &p.routes, &a.failed)
+    elif status == GS_OK:
+        status = place_default(r, p.assign, p.why, &a.failed)
+        if status == GS_OK:
+            status = tighten_boundaries(r, p.assign, p.why)
+        if status == GS_OK:
+            status = split_default(r, p.assign, p.why, stream, &p.routes)
+        if status == GS_OK:
+            routes_inputs_first(&p.routes, r.g)
+            status = routes_add_slots(&p.routes, r, n_slots)
+    if status != GS_OK:
+        return status
+    a.assign = p.assign
+    a.routes = &p.routes
+    a.flow = &p.flow
+    return allocate(a)
 
 
 cdef int raise_planning_error(int status, Request request, int32_t failed) except -1:

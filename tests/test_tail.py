@@ -5,12 +5,12 @@ import numpy as np
 import ggml_sched as gs
 
 
-def heir_of_a_part(ctx):
+def heir_of_a_part(ctx, rows=4):
     """A large result of which only the front is used on, by a node that runs in place; then room is needed."""
     x = ctx.tensor("f32", (64, 4), "x", input=True)
     large = ctx.set_name(ctx.repeat(x, ctx.tensor("f32", (64, 16), "like")), "large")
     front = ctx.relu(ctx.view_1d(large, 64))
-    room = ctx.repeat(front, ctx.tensor("f32", (64, 12), "like"))
+    room = ctx.repeat(front, ctx.tensor("f32", (64, rows), "like"))
     out = ctx.set_output(ctx.add(ctx.repeat(front, room), ctx.sqr(room)))
     return gs.Graph(out), x, large, out
 
@@ -21,9 +21,36 @@ def test_the_tail_serves_later_nodes():
     plan.verify()
     position, rest = plan.data.trimmed(graph.id_of(large))
     assert rest == 64 * 4 and plan.data.sequence[position] == graph.id_of(graph.nodes[2])
-    # Without the tail: large (4096), then room and its repetition (3072 each) beside it.
-    assert plan.buffer_sizes[0] < x.nbytes + large.nbytes + 2 * 3072
-    assert plan.live_bytes[0] <= plan.buffer_sizes[0]
+    # Without the tail, room and its repetition (1024 each) would lie beside all of large.
+    assert plan.buffer_sizes == plan.live_bytes == (x.nbytes + large.nbytes,)
+
+
+def test_a_heir_that_would_keep_more_than_it_saves_gets_memory_of_its_own():
+    graph, x, large, _ = heir_of_a_part(gs.Context(), rows=12)
+    heir = graph.nodes[2]
+    plan = gs.Scheduler([gs.DryBackend("A")]).plan(graph)
+    plan.verify()
+    # In place, its 256 bytes would cut the memory of large (4096) in two, too small for the 3072 that come next.
+    assert not plan.data.took_over(graph.id_of(heir))
+    assert plan.buffer_sizes == plan.live_bytes == (256 + 2 * 3072,)
+
+
+def test_of_two_sources_the_one_that_keeps_less_memory_taken_is_taken_over():
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (64, 1), "x", input=True)
+    large = ctx.repeat(x, ctx.tensor("f32", (64, 16), "like"))
+    part = ctx.relu(ctx.view_1d(large, 64))                         # the front of large
+    small = ctx.mul_mat(ctx.tensor("f32", (64, 64), "w", input=True), x)
+    both = ctx.add(ctx.reshape(part, 64), ctx.reshape(small, 64))   # alike: either may be taken over
+    room = ctx.repeat(both, ctx.tensor("f32", (64, 16), "like"))
+    graph = gs.Graph(ctx.set_output(ctx.add(room, ctx.reshape(both, 64))))
+    for policy, first in (("default", small), ("seed", part)):
+        plan = gs.Scheduler([gs.DryBackend("A")], policy=policy).plan(graph)
+        plan.verify()
+        owner = graph.id_of(both)
+        while plan.data.root(owner) >= 0:
+            owner = plan.data.root(owner)
+        assert owner == graph.id_of(first if first is small else large), policy
 
 
 def test_results_are_the_same_and_the_first_generation_gives_nothing_back():
