@@ -229,7 +229,7 @@ def _hostdata():
     return hostdata
 
 
-def bind_resident(Tensor t not None, BufferBase buffer, int64_t offset):
+def bind_resident(Tensor t not None, BufferBase buffer, Py_ssize_t offset):
     """Give a tensor a permanent address, or take it away (buffer None).
 
     For backends that place weights themselves.  Raises PlacementError for a view, or a tensor that

@@ -42,6 +42,11 @@ def compare(graph: Graph, a: Backend, b: Backend, callback: Callback | None = No
     Leafs have the data that they hold now (what was set for them, else zeros).  With `rtol`, only nodes whose
     nmse is above it (or NaN) are returned.  Raises UnsupportedOp, OutOfMemory, and whatever a backend raises.
     """
+    if not isinstance(graph, Graph):
+        raise TypeError(f"not a Graph: {graph!r}")
+    for backend in (a, b):
+        if not isinstance(backend, Backend):
+            raise TypeError(f"not a Backend: {backend!r}")
     for node in graph.nodes:
         for backend in (a, b):
             if node.op not in _VIEW_OPS and not backend.supports_op(node):

@@ -150,6 +150,8 @@ class Plan:
 
     def index_of(self, t: Tensor) -> int:
         """The position of a tensor in `graph.tensors`; GraphError for a stranger."""
+        if not isinstance(t, Tensor):
+            raise TypeError(f"not a Tensor: {t!r}")
         index = self.graph.id_of(t)
         if index < 0:
             raise GraphError(f"{t!r} is not a tensor of the planned graph")

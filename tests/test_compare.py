@@ -128,4 +128,7 @@ def test_errors_are_typed_and_nothing_is_left():
         gs.compare(graph, a, gs.DryBackend("dry", supports_op=lambda t: t.op != "SCALE"))
     with pytest.raises(gs.BackendError):
         gs.compare(graph, a, gs.DryBackend("dry"))
+    for wrong in ((None, a, a), (graph, a, None), (graph, "a", a)):
+        with pytest.raises(TypeError, match="not a"):
+            gs.compare(*wrong)
     assert a.used == used and small_one.used == 0

@@ -52,12 +52,27 @@ def test_wrong_arguments():
         (ValueError, ([a, b],), {"policy": "guess"}),
         (ValueError, ([a, b],), {"policy": None}),
         (ValueError, ([a, b],), {"copies": 0}),
+        (ValueError, ([a, b],), {"copies": 65}),
+        (TypeError, ([a, b],), {"copies": 1.5}),
         (ValueError, ([a, b],), {"plan_cache": -1}),
+        (TypeError, ([a, b],), {"plan_cache": 1.5}),
+        (TypeError, ([a, b],), {"budgets": {a: 1.5}}),
+        (ValueError, ([a, b],), {"budgets": {a: -1}}),
     ]:
         with pytest.raises(error):
             gs.Scheduler(*args, **kwargs)
     with gs.Scheduler(iter((a, b))) as sched:
         assert sched.backends == (a, b)
+
+
+def test_something_that_is_no_tensor_is_a_type_error():
+    _, _, graph = chain()
+    with gs.Scheduler([gs.DryBackend("A")]) as sched:
+        plan = sched.plan(graph)
+        for call in (sched.get_tensor_backend, plan.backend_of, plan.offset_of, plan.chunk_of, plan.explain):
+            for wrong in (None, "x", 3):
+                with pytest.raises(TypeError, match="not a Tensor"):
+                    call(wrong)
 
 
 def test_backends_may_share_a_name():
