@@ -281,7 +281,7 @@ cdef class ContextBase:
         if layout.ne[0] % traits[layout.type].block_size:
             raise GraphError(f"tensor {name!r}: rows of {layout.ne[0]} do not hold whole {_TYPE_NAMES[layout.type]} blocks")
         if layout_set_nbytes(&layout) != GS_OK:
-            raise GraphError(f"tensor {name!r}: ne {list(ne)} with nb {list(nb)} has more than 2**63 bytes")
+            raise GraphError(f"tensor {name!r}: ne {list(ne)} with nb {list(nb)} has more than 2**63 bytes or elements")
         if len(src) > GS_MAX_SRC:
             raise GraphError(f"tensor {name!r}: {len(src)} sources, at most {GS_MAX_SRC}")
         for s in src:

@@ -350,6 +350,18 @@ def test_an_int_is_never_cut_from_something_else(op):
     assert ctx.view_1d(a, np.int32(3), np.uint8(4)).ne[0] == ctx.top_k(a, np.int64(3)).ne[0] == 3
 
 
+def test_elements_that_63_bits_do_not_count_are_refused():
+    """With strides of 0 they take few bytes; their product once came out as 0, and fitted an empty tensor."""
+    ctx = gs.Context()
+    a = ctx.tensor("f32", 4, "the source")
+    with pytest.raises(gs.GraphError, match="the source"):
+        ctx.view_4d(a, 4, 2**40, 2**40, 1, 0, 0, 0)
+    with pytest.raises(gs.GraphError, match=r"2\*\*63"):
+        ctx.restore("VIEW", "f32", (2**32, 2**32, 1, 1), (0, 0, 0, 0), (a,), a)
+    assert ctx.view_4d(a, 1, 2**31, 2**31, 1, 0, 0, 0).n_elements == 2**62
+    assert ctx.view_4d(a, 4, 2**40, 2**40, 0, 0, 0, 0).nbytes == 0, "no elements at all"
+
+
 def test_op_params_hold_what_was_given():
     ctx = gs.Context()
     a = ctx.tensor("f32", (8, 8), "the source")
