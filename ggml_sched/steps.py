@@ -16,7 +16,12 @@ from ggml_sched import hostdata
 from ggml_sched._core import Tensor
 from ggml_sched.backend import Backend, GraphView, tensor_copy
 
-__all__ = ["CopyStep", "ExpertsStep", "LoadStep", "RunStep", "Step"]
+__all__ = ["CopyStep", "ExpertsStep", "LoadStep", "RunStep", "Step", "says_stop"]
+
+
+def says_stop(answer: object) -> bool:
+    """Whether a callback's answer is False, NumPy's included; None, 0 and the like stop nothing."""
+    return answer is False or isinstance(answer, np.bool_) and not answer
 
 
 class Step:
@@ -192,7 +197,7 @@ class RunStep(Step):
             self.backend.synchronize()
             if self.back is not None and node is self.nodes[-1]:
                 self._bring_back()
-            if callback(node) is False:
+            if says_stop(callback(node)):
                 return False
         return True
 

@@ -100,6 +100,8 @@ def test_the_callback_sees_both_and_stops():
         assert len(gs.compare(graph, a, b, look)) == 2
         assert seen[0][0] == "h" and seen[0][1] == pytest.approx(1, rel=1e-5) and seen[1][0] == "s"
 
+        assert len(gs.compare(graph, a, b, lambda node, one, other: (one == other).all())) == 1
+
         def fail(node, one, other):
             raise LookupError
 
