@@ -162,6 +162,21 @@ def test_a_plan_outlives_its_scheduler_and_needs_no_memory():
 # -- plans and their cache ----------------------------------------------------------------------
 
 
+def test_a_plan_cannot_be_changed():
+    _, y, graph = chain()
+    with gs.Scheduler([gs.DryBackend("A")]) as sched:
+        plan = sched.plan(graph)
+        for name in ("graph", "data", "backends", "policy", "splits", "copies", "buffer_sizes", "anything"):
+            with pytest.raises(AttributeError, match=r"a value|setter"):
+                setattr(plan, name, None)
+        with pytest.raises(AttributeError):
+            del plan.graph
+        for part in (plan.splits[0], plan.data):
+            with pytest.raises(AttributeError):
+                part.n_splits = 0
+        assert plan.graph is graph and plan.splits is plan.splits and sched.plan(graph).data is plan.data
+
+
 def test_equal_graphs_share_a_plan_and_unequal_ones_do_not():
     asked = []
 
