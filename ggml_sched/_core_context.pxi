@@ -14,6 +14,8 @@ cdef str describe(Tensor t):
 
 cdef tuple f32_word(double x):
     """A float32 as the int32 word ggml stores among op_params."""
+    if isfinite(x) and not isfinite(<float>x):
+        raise ValueError(f"{x} is beyond float32")
     return _struct_unpack("<i", _struct_pack("<f", x))
 
 
@@ -44,6 +46,27 @@ cdef int read_ne(object ne, int64_t *out, str op="", Tensor of=None) except -1:
             raise GraphError(f"{extents_of(op, of)}extent {extent} of dimension {i} is not in 0 .. 2**63 - 1")
         out[i] = extent
     return 0
+
+
+cdef extern from "Python.h":
+    # Cython's own declaration wants an exception; NULL clips what is too large, and costs no try.
+    Py_ssize_t PyNumber_AsSsize_t(object x, PyObject *exc) except? -1
+
+
+cdef int64_t whole(str op, Tensor a, object x) except? -1:
+    """An int argument of an op on `a`.  TypeError for a float, which a C parameter would cut to an int."""
+    cdef Py_ssize_t n = PyNumber_AsSsize_t(x, NULL)
+    if (n == PY_SSIZE_T_MAX or n == PY_SSIZE_T_MIN) and n != x:
+        raise GraphError(f"{op}: {describe(a)}: {x} is beyond 64 bits")
+    return n
+
+
+cdef int whole32(str op, Tensor a, object x) except? -1:
+    """An int argument that becomes one of ggml's int32 words."""
+    cdef int64_t n = whole(op, a, x)
+    if not -INT32_MAX - 1 <= n <= INT32_MAX:
+        raise GraphError(f"{op}: {describe(a)}: {n} is beyond int32")
+    return <int>n
 
 
 cdef str extents_of(str op, Tensor of):
@@ -258,7 +281,7 @@ cdef class ContextBase:
         if layout.ne[0] % traits[layout.type].block_size:
             raise GraphError(f"tensor {name!r}: rows of {layout.ne[0]} do not hold whole {_TYPE_NAMES[layout.type]} blocks")
         if layout_set_nbytes(&layout) != GS_OK:
-            raise GraphError(f"tensor {name!r}: ne {list(ne)} with nb {list(nb)} has more than 2**63 bytes")
+            raise GraphError(f"tensor {name!r}: ne {list(ne)} with nb {list(nb)} has more than 2**63 bytes or elements")
         if len(src) > GS_MAX_SRC:
             raise GraphError(f"tensor {name!r}: {len(src)} sources, at most {GS_MAX_SRC}")
         for s in src:

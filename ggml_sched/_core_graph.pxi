@@ -279,6 +279,13 @@ cdef class Graph:
         found[1] = b
         self.wiring = w
 
+    def flags_of(self, Tensor t not None):
+        """The flags that a tensor of this graph had when the graph was made; GraphError for another."""
+        cdef int32_t k = self.id_of(t)
+        if k < 0:
+            raise GraphError(f"{describe(t)} is not a tensor of the graph")
+        return flag_names(self.flat.flags[k])
+
     cpdef int32_t id_of(self, Tensor t):
         """The id of a tensor of this graph, -1 for another."""
         cdef int32_t k = t.mark

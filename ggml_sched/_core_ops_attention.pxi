@@ -3,13 +3,13 @@
 cdef class AttentionOps(ViewOps):
     """Masks, soft_max, rope and flash attention."""
 
-    def diag_mask_inf(self, Tensor a not None, int n_past, bint inplace=False):
+    def diag_mask_inf(self, Tensor a not None, n_past, bint inplace=False):
         """Elements with column > n_past + row become -inf."""
-        return self.add_like(OP_IDS["DIAG_MASK_INF"], a, (a,), cut_zeros((n_past,)), inplace)
+        return self.add_like(OP_IDS["DIAG_MASK_INF"], a, (a,), cut_zeros((whole32("diag_mask_inf", a, n_past),)), inplace)
 
-    def diag_mask_zero(self, Tensor a not None, int n_past, bint inplace=False):
+    def diag_mask_zero(self, Tensor a not None, n_past, bint inplace=False):
         """Elements with column > n_past + row become 0."""
-        return self.add_like(OP_IDS["DIAG_MASK_ZERO"], a, (a,), cut_zeros((n_past,)), inplace)
+        return self.add_like(OP_IDS["DIAG_MASK_ZERO"], a, (a,), cut_zeros((whole32("diag_mask_zero", a, n_past),)), inplace)
 
     def soft_max(self, Tensor a not None, Tensor mask=None, double scale=1.0, double max_bias=0.0, Tensor sinks=None,
                  bint inplace=False):
@@ -38,8 +38,8 @@ cdef class AttentionOps(ViewOps):
         """soft_max with ggml's argument order."""
         return self.soft_max(a, mask, scale, max_bias)
 
-    def rope(self, Tensor a not None, Tensor positions not None, int n_dims, mode="normal", Tensor freq_factors=None,
-             int n_ctx_orig=0, double freq_base=10000.0, double freq_scale=1.0, double ext_factor=0.0,
+    def rope(self, Tensor a not None, Tensor positions not None, n_dims, mode="normal", Tensor freq_factors=None,
+             n_ctx_orig=0, double freq_base=10000.0, double freq_scale=1.0, double ext_factor=0.0,
              double attn_factor=1.0, double beta_fast=32.0, double beta_slow=1.0, bint inplace=False):
         """Rotary position embedding of the first n_dims of each row (Su et al. 2021).
 
@@ -47,6 +47,7 @@ cdef class AttentionOps(ViewOps):
         [>= n_dims / 2] divide the angles.  mode "normal" (pairs side by side) or "neox" (halves), or ggml's number.
         ext_factor, attn_factor, beta_fast, beta_slow: YaRN (Peng et al. 2023).
         """
+        cdef int n_rotated = whole32("rope", a, n_dims)
         modes = {"normal": 0, "neox": 2, 0: 0, 2: 2}
         if mode not in modes:
             raise GraphError(f'rope: mode for {describe(a)} is "normal" or "neox", not {mode!r}')
@@ -54,16 +55,16 @@ cdef class AttentionOps(ViewOps):
             raise GraphError(f"rope: {describe(a)} must be f32 or f16")
         if positions.layout.type != T_I32 or layout_n_elements(&positions.layout) != a.layout.ne[2]:
             raise GraphError(f"rope: positions {describe(positions)} must be i32 [{a.ne[2]}] for {describe(a)}")
-        if n_dims < 0 or n_dims % 2 or n_dims > a.layout.ne[0]:
-            raise GraphError(f"rope: n_dims = {n_dims} of rows of {describe(a)}")
-        if freq_factors is not None and (freq_factors.layout.type != T_F32 or freq_factors.layout.ne[0] < n_dims // 2):
-            raise GraphError(f"rope: freq_factors {describe(freq_factors)} must be f32 [>= {n_dims // 2}]")
-        words = (0, n_dims, modes[mode], 0, n_ctx_orig)
+        if n_rotated < 0 or n_rotated % 2 or n_rotated > a.layout.ne[0]:
+            raise GraphError(f"rope: n_dims = {n_rotated} of rows of {describe(a)}")
+        if freq_factors is not None and (freq_factors.layout.type != T_F32 or freq_factors.layout.ne[0] < n_rotated // 2):
+            raise GraphError(f"rope: freq_factors {describe(freq_factors)} must be f32 [>= {n_rotated // 2}]")
+        words = (0, n_rotated, modes[mode], 0, whole32("rope", a, n_ctx_orig))
         for x in (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow):
             words += f32_word(x)
         return self.add_like(OP_IDS["ROPE"], a, cut_none((a, positions, freq_factors)), cut_zeros(words), inplace)
 
-    def rope_ext(self, Tensor a not None, Tensor b not None, Tensor c, int n_dims, mode, int n_ctx_orig, double freq_base,
+    def rope_ext(self, Tensor a not None, Tensor b not None, Tensor c, n_dims, mode, n_ctx_orig, double freq_base,
                  double freq_scale, double ext_factor, double attn_factor, double beta_fast, double beta_slow):
         """rope with ggml's argument order."""
         return self.rope(a, b, n_dims, mode, c, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast,

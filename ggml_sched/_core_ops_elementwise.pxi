@@ -196,11 +196,12 @@ cdef class ElementwiseOps(ContextBase):
         return self.add_dense(OP_IDS["ARGSORT"], T_I32, a.layout.ne[0], a.layout.ne[1], a.layout.ne[2], a.layout.ne[3],
                               (a,), cut_zeros((int(order == "desc"),)))
 
-    def top_k(self, Tensor a not None, int64_t k):
+    def top_k(self, Tensor a not None, k):
         """Indices of the k largest elements of each row, largest first: [n, ...] -> i32 [k, ...]."""
-        if not 0 <= k <= a.layout.ne[0]:
-            raise GraphError(f"top_k: k = {k} of rows of {describe(a)}")
-        return self.add_dense(OP_IDS["TOP_K"], T_I32, k, a.layout.ne[1], a.layout.ne[2], a.layout.ne[3], (a,), ())
+        cdef int64_t n = whole("top_k", a, k)
+        if not 0 <= n <= a.layout.ne[0]:
+            raise GraphError(f"top_k: k = {n} of rows of {describe(a)}")
+        return self.add_dense(OP_IDS["TOP_K"], T_I32, n, a.layout.ne[1], a.layout.ne[2], a.layout.ne[3], (a,), ())
 
     def arange(self, double start, double stop, double step=1.0):
         """f32 values start, start + step, ... below stop."""
@@ -223,11 +224,12 @@ cdef class ElementwiseOps(ContextBase):
         """Each row divided by sqrt(mean of squares + eps)."""
         return self.add_like(OP_IDS["RMS_NORM"], a, (a,), cut_zeros(f32_word(eps)), inplace)
 
-    def group_norm(self, Tensor a not None, int n_groups, double eps):
+    def group_norm(self, Tensor a not None, n_groups, double eps):
         """norm over n_groups groups of channels (dimension 2), each with its rows and columns."""
-        if n_groups < 1:
-            raise GraphError(f"group_norm: {n_groups} groups of {describe(a)}")
-        return self.add_like(OP_IDS["GROUP_NORM"], a, (a,), cut_zeros((n_groups,) + f32_word(eps)))
+        cdef int n = whole32("group_norm", a, n_groups)
+        if n < 1:
+            raise GraphError(f"group_norm: {n} groups of {describe(a)}")
+        return self.add_like(OP_IDS["GROUP_NORM"], a, (a,), cut_zeros((n,) + f32_word(eps)))
 
     def l2_norm(self, Tensor a not None, double eps):
         """Each row divided by max(its Euclidean length, eps)."""

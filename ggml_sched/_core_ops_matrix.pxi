@@ -54,25 +54,26 @@ cdef class MatrixOps(ElementwiseOps):
             raise GraphError(f"set_rows: {describe(a)}, rows {describe(b)} and ids {describe(ids)} do not fit together")
         return self.add_tensor(f"{a.name} (view)", OP_IDS["SET_ROWS"], &layout, (b, ids, a), a, 0, ())
 
-    def set(self, Tensor a not None, Tensor b not None, int64_t nb1, int64_t nb2, int64_t nb3, int64_t offset,
-            bint inplace=False):
+    def set(self, Tensor a not None, Tensor b not None, nb1, nb2, nb3, offset, bint inplace=False):
         """a with b written at byte `offset`, laid out by the byte strides nb1..nb3."""
         cdef gs_layout window = b.layout
+        cdef int64_t start = whole("set", a, offset)
         cdef int64_t end
         if a.layout.type != b.layout.type:
             raise GraphError(f"set: {describe(a)} and {describe(b)} differ in type")
         if not a.is_contiguous or not b.is_contiguous:
             raise GraphError(f"set: {describe(a)} and {describe(b)} must be contiguous")
         window.nb[0] = traits[a.layout.type].type_size
-        window.nb[1], window.nb[2], window.nb[3] = nb1, nb2, nb3
-        if (offset < 0 or layout_set_nbytes(&window) != GS_OK or gs_checked_add(offset, window.nbytes, &end) != GS_OK
+        window.nb[1], window.nb[2], window.nb[3] = whole("set", a, nb1), whole("set", a, nb2), whole("set", a, nb3)
+        if (start < 0 or layout_set_nbytes(&window) != GS_OK or gs_checked_add(start, window.nbytes, &end) != GS_OK
                 or end > a.layout.nbytes):
             raise GraphError(f"set: {describe(b)} at offset {offset} with strides {nb1}, {nb2}, {nb3} "
                              f"does not lie inside {describe(a)}")
-        for word in (nb1, nb2, nb3, offset):
+        words = (window.nb[1], window.nb[2], window.nb[3], start)
+        for word in words:
             if word > 0x7fffffff:
                 raise GraphError(f"set: stride or offset {word} is beyond int32")
-        return self.add_like(OP_IDS["SET"], a, (a, b), cut_zeros((nb1, nb2, nb3, offset, int(inplace))), inplace)
+        return self.add_like(OP_IDS["SET"], a, (a, b), cut_zeros((*words, int(inplace))), inplace)
 
     def dup(self, Tensor a not None):
         """A contiguous copy."""
@@ -109,30 +110,30 @@ cdef class MatrixOps(ElementwiseOps):
         return self.add_dense(OP_IDS["REPEAT"], a.layout.type, like.layout.ne[0], like.layout.ne[1], like.layout.ne[2],
                               like.layout.ne[3], (a,), ())
 
-    def concat(self, Tensor a not None, Tensor b not None, int dim):
+    def concat(self, Tensor a not None, Tensor b not None, dim):
         """a and b joined along dimension `dim`."""
         cdef int64_t ne[4]
-        cdef int i
-        if not 0 <= dim < GS_MAX_DIMS:
-            raise GraphError(f"concat: dimension {dim} of {describe(a)} and {describe(b)} is not in 0..3")
+        cdef int i, axis = whole32("concat", a, dim)
+        if not 0 <= axis < GS_MAX_DIMS:
+            raise GraphError(f"concat: dimension {axis} of {describe(a)} and {describe(b)} is not in 0..3")
         if a.layout.type != b.layout.type:
             raise GraphError(f"concat: {describe(a)} and {describe(b)} differ in type")
         for i in range(GS_MAX_DIMS):
             ne[i] = a.layout.ne[i]
-            if i == dim:
+            if i == axis:
                 if gs_checked_add(a.layout.ne[i], b.layout.ne[i], &ne[i]) != GS_OK:
-                    raise GraphError(f"concat: dimension {dim} of {describe(a)} and {describe(b)} overflows")
+                    raise GraphError(f"concat: dimension {axis} of {describe(a)} and {describe(b)} overflows")
             elif a.layout.ne[i] != b.layout.ne[i]:
                 raise GraphError(f"concat: {describe(a)} and {describe(b)} differ in dimension {i}")
-        return self.add_dense(OP_IDS["CONCAT"], a.layout.type, ne[0], ne[1], ne[2], ne[3], (a, b), cut_zeros((dim,)))
+        return self.add_dense(OP_IDS["CONCAT"], a.layout.type, ne[0], ne[1], ne[2], ne[3], (a, b), cut_zeros((axis,)))
 
-    def pad(self, Tensor a not None, int64_t p0, int64_t p1=0, int64_t p2=0, int64_t p3=0):
+    def pad(self, Tensor a not None, p0, p1=0, p2=0, p3=0):
         """a (f32) with p0..p3 zeros appended along each dimension."""
         cdef int64_t ne[4]
         cdef int i
         if a.layout.type != T_F32:
             raise GraphError(f"pad: {describe(a)} must be f32")
-        pads = (p0, p1, p2, p3)
+        pads = [whole("pad", a, p) for p in (p0, p1, p2, p3)]
         words = ()
         for i in range(GS_MAX_DIMS):
             if not 0 <= pads[i] <= 0x7fffffff or gs_checked_add(a.layout.ne[i], pads[i], &ne[i]) != GS_OK:

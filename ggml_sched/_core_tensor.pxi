@@ -65,6 +65,15 @@ cdef class BufferBase:
         """Hook: give the memory back.  Called once, by close()."""
 
 
+cdef frozenset flag_names(int flags):
+    names = []
+    if flags & GS_FLAG_INPUT:
+        names.append("input")
+    if flags & GS_FLAG_OUTPUT:
+        names.append("output")
+    return frozenset(names)
+
+
 cdef class Tensor:
     """One value of a graph: metadata only, made by the methods of `Context`.
 
@@ -108,12 +117,7 @@ cdef class Tensor:
     @property
     def flags(self):
         """frozenset of "input" and "output"."""
-        names = []
-        if self._flags & GS_FLAG_INPUT:
-            names.append("input")
-        if self._flags & GS_FLAG_OUTPUT:
-            names.append("output")
-        return frozenset(names)
+        return flag_names(self._flags)
 
     @property
     def deps(self):
@@ -229,7 +233,7 @@ def _hostdata():
     return hostdata
 
 
-def bind_resident(Tensor t not None, BufferBase buffer, int64_t offset):
+def bind_resident(Tensor t not None, BufferBase buffer, Py_ssize_t offset):
     """Give a tensor a permanent address, or take it away (buffer None).
 
     For backends that place weights themselves.  Raises PlacementError for a view, or a tensor that

@@ -129,13 +129,19 @@ cdef inline bint layout_is_empty(const gs_layout *a) noexcept nogil:
 
 
 cdef int layout_set_nbytes(gs_layout *a) noexcept nogil:
-    """Bytes from the first to the last element of a layout, by its strides."""
-    cdef int64_t total, step
+    """Bytes from the first to the last element of a layout, by its strides.
+
+    GS_OVERFLOW for elements that 63 bits do not count, too: with strides of 0 they take few bytes.
+    """
+    cdef int64_t total, step, count = 1
     cdef int i
     cdef int block = traits[a.type].block_size
     if layout_is_empty(a):
         a.nbytes = 0
         return GS_OK
+    for i in range(GS_MAX_DIMS):
+        if gs_checked_mul(count, a.ne[i], &count) != GS_OK:
+            return GS_OVERFLOW
     if block == 1:
         total = traits[a.type].type_size
         i = 0

@@ -16,6 +16,7 @@ from ggml_sched._core import Context, Graph, Tensor
 from ggml_sched.backend import Backend, GraphView
 from ggml_sched.errors import UnsupportedOp
 from ggml_sched.graphfile import graph_from_dict, graph_to_dict
+from ggml_sched.steps import says_stop
 
 __all__ = ["NodeDifference", "compare"]
 
@@ -42,6 +43,11 @@ def compare(graph: Graph, a: Backend, b: Backend, callback: Callback | None = No
     Leafs have the data that they hold now (what was set for them, else zeros).  With `rtol`, only nodes whose
     nmse is above it (or NaN) are returned.  Raises UnsupportedOp, OutOfMemory, and whatever a backend raises.
     """
+    if not isinstance(graph, Graph):
+        raise TypeError(f"not a Graph: {graph!r}")
+    for backend in (a, b):
+        if not isinstance(backend, Backend):
+            raise TypeError(f"not a Backend: {backend!r}")
     for node in graph.nodes:
         for backend in (a, b):
             if node.op not in _VIEW_OPS and not backend.supports_op(node):
@@ -56,7 +62,7 @@ def compare(graph: Graph, a: Backend, b: Backend, callback: Callback | None = No
             difference = NodeDifference(node, *_distance(one, other))
             if rtol is None or not difference.nmse <= rtol:
                 found.append(difference)
-            if callback is not None and callback(node, one, other) is False:
+            if callback is not None and says_stop(callback(node, one, other)):
                 break
     return found
 

@@ -86,20 +86,20 @@ def graph_to_dict(graph: Graph) -> dict:
     ids, deps = {t: i for i, t in enumerate(graph.tensors)}, graph.deps
     return {
         "meta": graph.meta,
-        "tensors": [_fields(t, ids, deps.get(t, ())) for t in graph.tensors],
+        "tensors": [_fields(t, ids, graph.flags_of(t), deps.get(t, ())) for t in graph.tensors],
         "nodes": [ids[t] for t in graph.nodes],
         "leafs": [ids[t] for t in graph.leafs],
     }
 
 
-def _fields(t: Tensor, ids: dict[Tensor, int], deps: tuple[Tensor, ...]) -> dict:
+def _fields(t: Tensor, ids: dict[Tensor, int], flags: frozenset[str], deps: tuple[Tensor, ...]) -> dict:
     fields = {"name": t.name, "op": t.op, "type": str(t.type), "ne": list(t.ne), "nb": list(t.nb)}
     if t.src:
         fields["src"] = [-1 if s is None else ids[s] for s in t.src]
     if t.view_src is not None:
         fields["view_src"], fields["view_offs"] = ids[t.view_src], t.view_offs
-    if t.flags:
-        fields["flags"] = sorted(t.flags)
+    if flags:
+        fields["flags"] = sorted(flags)
     if t.op_params:
         fields["op_params"] = list(t.op_params)
     if t.resident:

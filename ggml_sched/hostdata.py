@@ -10,9 +10,12 @@ import numpy as np
 
 from ggml_sched import quants
 from ggml_sched._core import Tensor, Type
-from ggml_sched.errors import PlacementError
+from ggml_sched.errors import BackendError, OutOfMemory, PlacementError
 
-__all__ = ["array_over", "read", "write"]
+__all__ = ["array_over", "endless", "read", "write"]
+
+MAX_SHARED = 1 << 36
+"""Elements of a tensor whose elements share bytes: more take minutes, or for ever."""
 
 DTYPES = {
     Type.F32: np.dtype("<f4"),
@@ -39,6 +42,15 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
     return tuple(reversed(ne))
 
 
+def endless(tensor: Tensor) -> str | None:
+    """What is wrong with a tensor that has few bytes and elements without end, as strides of 0 allow; or None."""
+    count, kind = tensor.n_elements, tensor.type
+    if count <= MAX_SHARED or count // kind.block_size * kind.type_size <= tensor.nbytes:
+        return None
+    return (f"tensor {tensor.name!r} has {count} elements in {tensor.nbytes} bytes; elements that share bytes are "
+            f"worked on up to {MAX_SHARED}")
+
+
 def array_over(tensor: Tensor, memory, offset: int = 0) -> np.ndarray:
     """The tensor as a 4-D array over `memory` (bytes, tensor starting at `offset`), extents reversed.
 
@@ -56,18 +68,24 @@ def read(tensor: Tensor) -> np.ndarray:
     """See `Tensor.numpy`."""
     if tensor.lease is not None and tensor.lease.guard is not None:
         tensor.lease.guard(tensor)
-    span = _span(tensor)
-    values = array_over(tensor, span) if tensor.nbytes else array_over(tensor, bytearray(16))
-    if tensor.type == Type.BF16:
-        values = quants.bf16_to_f32(values)
-    elif tensor.type.is_quantized:
-        values = quants.dequantize(values, tensor.type)
-    return np.array(values, copy=True).reshape(shape_of(tensor))
+    _check_ends(tensor)
+    try:
+        span = _span(tensor)
+        values = array_over(tensor, span) if tensor.nbytes else array_over(tensor, bytearray(16))
+        if tensor.type == Type.BF16:
+            values = quants.bf16_to_f32(values)
+        elif tensor.type.is_quantized:
+            values = quants.dequantize(values, tensor.type)
+        return np.array(values, copy=True).reshape(shape_of(tensor))
+    except MemoryError as error:
+        message = f"{tensor!r}: the host gives no memory for an array of {tensor.n_elements} elements"
+        raise OutOfMemory(message) from error
 
 
 def write(tensor: Tensor, array) -> None:
     """See `Tensor.set`."""
     backend = _backend(tensor)
+    _check_ends(tensor)
     values = np.asarray(array)
     kind = tensor.type
     raw = kind.is_quantized and values.dtype == np.uint8
@@ -103,6 +121,12 @@ def write(tensor: Tensor, array) -> None:
             return
     _drain(tensor)
     backend.set_tensor(tensor, span)
+
+
+def _check_ends(tensor: Tensor) -> None:
+    wrong = endless(tensor)
+    if wrong is not None:
+        raise BackendError(wrong)
 
 
 def _span(tensor: Tensor) -> bytearray:

@@ -56,11 +56,23 @@ class Plan:
     All sizes and offsets are bytes, tuples are in the order of the scheduler's backends.
     """
 
+    graph: Graph
+    data: PlanData
+    backends: tuple[Backend, ...]
+    policy: str
+
     def __init__(self, graph: Graph, data: PlanData, backends: tuple[Backend, ...], policy: str) -> None:
-        self.graph = graph
-        self.data = data
-        self.backends = backends
-        self.policy = policy
+        fields = self.__dict__
+        fields["graph"] = graph
+        fields["data"] = data
+        fields["backends"] = backends
+        fields["policy"] = policy
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a plan is a value: {name!r} cannot be changed")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a plan is a value: {name!r} cannot be changed")
 
     @property
     def fingerprint(self) -> int:
@@ -150,6 +162,8 @@ class Plan:
 
     def index_of(self, t: Tensor) -> int:
         """The position of a tensor in `graph.tensors`; GraphError for a stranger."""
+        if not isinstance(t, Tensor):
+            raise TypeError(f"not a Tensor: {t!r}")
         index = self.graph.id_of(t)
         if index < 0:
             raise GraphError(f"{t!r} is not a tensor of the planned graph")

@@ -116,6 +116,6 @@ def _growth(graph: Graph, i: int, readers: dict[Tensor, set[int]], frees: list[l
     node = graph.nodes[i]
     grown = 0 if node.view_src is not None else node.nbytes
     for root in frees[i]:
-        if readers[root] == {i} and "output" not in root.flags and not root.is_resident:
+        if readers[root] == {i} and "output" not in graph.flags_of(root) and not root.is_resident:
             grown -= root.nbytes
     return grown

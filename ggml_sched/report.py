@@ -115,7 +115,7 @@ def _memory(plan: Plan, i: int) -> list[str]:
         root = data.root(i)
         lines.append(f"written in place over {_id_name(plan, root)}, which nothing needs afterwards, as the "
                      f"kernel on {plan.backends[home].name} allows")
-    if "output" in t.flags:
+    if "output" in plan.graph.flags_of(t):
         lines.append("an output: its memory stays until the next compute")
     return lines
 

@@ -18,7 +18,7 @@ from ggml_sched._core import Devices, Graph, PlanData, Request, Tensor, make_pla
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import Error, OutOfMemory, PlacementError
 from ggml_sched.executor import Allocation, Callback, each
-from ggml_sched.pipeline import Pipeline
+from ggml_sched.pipeline import MAX_IN_FLIGHT, Pipeline
 from ggml_sched.plan import Plan
 from ggml_sched.reorder import reorder
 
@@ -53,9 +53,10 @@ class Scheduler:
     `policy="seed"` places as the first generation of ggml did.  `plan_cache` plans are kept, so that an
     equal graph built anew is not planned again (0: plan afresh on every call).  `budgets` maps backends to the
     bytes that their arena may take; without one, what the backend says is left counts.  `copies` is the
-    number of places that each copy between backends has, used in turn by queued computes (policy "default");
-    they are part of `plan.buffer_sizes`.  `reorder` also plans the nodes in another order (reorder.py) and keeps
-    it when its arenas are smaller; positions in the plan then count in `plan.graph.nodes`.  A context manager.
+    number of places (at most 64) that each copy between backends has, used in turn by queued computes (policy
+    "default"); they are part of `plan.buffer_sizes`.  `reorder` also plans the nodes in another order (reorder.py)
+    and keeps it when its arenas are smaller; positions in the plan then count in `plan.graph.nodes`.  A context
+    manager.
 
     Raises ValueError for no backends, one twice, or an unknown policy.  Used from a second thread while
     it works, it raises Error.
@@ -80,8 +81,11 @@ class Scheduler:
             raise ValueError("a backend is given twice")
         if policy not in POLICIES:
             raise ValueError(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
-        if copies < 1 or plan_cache < 0:
-            raise ValueError(f"copies = {copies} must be at least 1, plan_cache = {plan_cache} at least 0")
+        copies, plan_cache = _index(copies), _index(plan_cache)
+        if not 1 <= copies <= MAX_IN_FLIGHT:
+            raise ValueError(f"copies = {copies} is not in 1 .. {MAX_IN_FLIGHT}, the computes that are queued at once")
+        if plan_cache < 0:
+            raise ValueError(f"plan_cache = {plan_cache} must be at least 0")
         self.backends = backends
         self.policy = policy
         self.copies = copies
@@ -94,6 +98,9 @@ class Scheduler:
         self._reserved: dict[tuple[int, int], PlanData] = {}
         self._assigned: weakref.WeakKeyDictionary[Tensor, Backend] = weakref.WeakKeyDictionary()
         self._budgets = {self._index(backend): _index(nbytes) for backend, nbytes in (budgets or {}).items()}
+        for i, nbytes in self._budgets.items():
+            if nbytes < 0:
+                raise ValueError(f"backend {backends[i].name!r}: a budget of {nbytes} bytes")
         # For each backend the buffers of its arena: one, or one for each chunk.
         self._buffers: list[tuple[Buffer, ...]] = [()] * len(backends)
         self._orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
@@ -381,6 +388,8 @@ class Scheduler:
 
     def get_tensor_backend(self, t: Tensor) -> Backend | None:
         """The backend assigned by the caller, else by the current plan, else where the tensor lives; or None."""
+        if not isinstance(t, Tensor):
+            raise TypeError(f"not a Tensor: {t!r}")
         if t in self._assigned:
             return self._assigned[t]
         if self._current is not None and t in self._current.plan.graph:

@@ -15,8 +15,22 @@ import numpy as np
 from ggml_sched import hostdata
 from ggml_sched._core import Tensor
 from ggml_sched.backend import Backend, GraphView, tensor_copy
+from ggml_sched.errors import PlacementError
 
-__all__ = ["CopyStep", "ExpertsStep", "LoadStep", "RunStep", "Step"]
+__all__ = ["CopyStep", "ExpertsStep", "LoadStep", "RunStep", "Step", "says_stop"]
+
+
+def says_stop(answer: object) -> bool:
+    """Whether a callback's answer is False, NumPy's included; None, 0 and the like stop nothing."""
+    return answer is False or isinstance(answer, np.bool_) and not answer
+
+
+def home_of(tensor: Tensor) -> Backend:
+    """The backend that holds a tensor; PlacementError when its buffer was closed while a compute was queued."""
+    backend = tensor.backend
+    if backend is None:
+        raise PlacementError(f"{tensor!r} lost its memory before it was used: its buffer was closed")
+    return backend
 
 
 class Step:
@@ -67,9 +81,10 @@ class LoadStep(Step):
         return lambda: self._load(data)
 
     def _load(self, data: bytes) -> None:
-        self.tensor.backend.set_tensor_async(self.tensor, memoryview(data))
+        backend = home_of(self.tensor)
+        backend.set_tensor_async(self.tensor, memoryview(data))
         # The caller may set other data, and these bytes may go.
-        self.tensor.backend.synchronize()
+        backend.synchronize()
 
     def forget(self) -> None:
         self.seen = None
@@ -102,7 +117,7 @@ class CopyStep(Step):
             self.src.backend.synchronize()      # there are no events without queued computes
 
     def _copy(self) -> None:
-        there = self.src.backend
+        there = home_of(self.src)
         if self.pushes and self.src.nbytes and there.cpy_tensor_async(self.src, self.dst):
             self.dst.touch()
             return
@@ -131,11 +146,11 @@ class ExpertsStep(Step):
     def _copy(self) -> None:
         # Not ids.numpy(), which would give what the caller has set by now.
         given = bytearray(self.ids.nbytes)
-        self.ids.backend.get_tensor(self.ids, given)
+        home_of(self.ids).get_tensor(self.ids, given)
         n_expert = self.src.ne[2]
         ids = np.unique(hostdata.array_over(self.ids, given)) if self.ids.nbytes else ()
         self.used = tuple(int(i) for i in ids if 0 <= i < n_expert)
-        there, here = self.src.backend, self.dst.backend
+        there, here = home_of(self.src), home_of(self.dst)
         there.synchronize()
         size = self.src.nb[2]
         staging = bytearray(size)
@@ -192,7 +207,7 @@ class RunStep(Step):
             self.backend.synchronize()
             if self.back is not None and node is self.nodes[-1]:
                 self._bring_back()
-            if callback(node) is False:
+            if says_stop(callback(node)):
                 return False
         return True
 

@@ -197,7 +197,7 @@ class Facts:
             op=[t.op for t in tensors] + ["copy"] * len(copies),
             layout=[(t.type, t.ne, t.nb) for t in like],
             nbytes=[t.nbytes for t in like],
-            is_output=["output" in t.flags for t in tensors] + [False] * len(copies),
+            is_output=["output" in graph.flags_of(t) for t in tensors] + [False] * len(copies),
             view_of=[-1 if t.view_src is None else ids[t.view_src] for t in tensors] + [-1] * len(copies),
             view_offs=[t.view_offs for t in tensors] + [0] * len(copies),
             src=src,

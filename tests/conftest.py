@@ -11,6 +11,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 compiled_in_place = any((ROOT / "ggml_sched" / f"_core{suffix}").exists()
                         for suffix in importlib.machinery.EXTENSION_SUFFIXES)
@@ -19,3 +21,25 @@ if not compiled_in_place:
 elif str(ROOT) in sys.path or "" in sys.path:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 os.environ["PYTHONSAFEPATH"] = "1"
+
+
+# -- every plan that a test makes is verified ------------------------------------------------------
+
+LARGEST = 3000
+"""Nodes of a graph whose plans are verified whether a test asks for it or not: the checker is slow."""
+
+
+@pytest.fixture(autouse=True)
+def _every_plan_verifies(monkeypatch):
+    from ggml_sched import Scheduler
+
+    cached_plan, verified = Scheduler._cached_plan, {}
+
+    def checked(self, graph, request, stream):
+        plan = cached_plan(self, graph, request, stream)
+        if len(graph) <= LARGEST and id(plan.data) not in verified:
+            verified[id(plan.data)] = plan.data
+            plan.verify()
+        return plan
+
+    monkeypatch.setattr(Scheduler, "_cached_plan", checked)

@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-from devices import PATIENCE, Chain, Gated, Stream, wait
+from devices import PATIENCE, Chain, Gated, Stream, wait, weights_on
 
 import ggml_sched as gs
 from ggml_sched import pipeline
@@ -134,6 +134,33 @@ def test_compute_raises_what_queued_computes_raised_and_then_works():
             scheduler.compute(chain.graph)
         scheduler.compute(chain.graph)
         assert np.array_equal(chain.out.numpy(), chain.expected(1))
+
+
+def test_memory_closed_under_a_queued_compute_is_a_typed_error():
+    a, b, host = Gated("a"), Gated("b"), gs.CpuBackend(1, name="host")
+    for device in (a, b):
+        device.supports_buffer = lambda buffer, device=device: buffer.backend is device
+    w = weights_on(host, w=np.eye(4, dtype=np.float32))["w"]
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (4, 2), "x", input=True)
+    first = ctx.sqr(x)
+    between = ctx.sqr(first)
+    graph = gs.Graph(ctx.set_output(ctx.mul_mat(w, between)))
+    reached, go_on = threading.Event(), threading.Event()
+    b.before = lambda number: (reached.set(), wait(go_on))
+    with gs.Scheduler([a, b, host]) as scheduler:
+        for node, backend in ((first, b), (between, a), (graph.nodes[-1], b)):
+            scheduler.set_tensor_backend(node, backend)
+        scheduler.alloc(graph)
+        x.set(np.ones((2, 4), np.float32))
+        scheduler.compute_async(graph)
+        wait(reached)
+        w.buffer.close()
+        go_on.set()
+        with pytest.raises(gs.PlacementError, match=r"'w'.*lost its memory"):
+            scheduler.synchronize()
+        b.before = lambda number: None
+        assert scheduler.compute(gs.Graph(first))
 
 
 def test_a_device_that_fails_late_is_heard():

@@ -120,6 +120,17 @@ def test_facts(backend):
     assert backend.alloc_size(a) >= a.nbytes and buffer.alloc_size(a) == backend.alloc_size(a)
 
 
+def test_bytes_are_never_cut_from_a_float():
+    for wrong in ({"memory": 1.5}, {"max_buffer_size": 1.5}, {"alignment": 1.5}):
+        with pytest.raises(TypeError):
+            gs.DryBackend("dry", **wrong)
+    _, a, *_ = small()
+    with pytest.raises(TypeError):
+        bind_resident(a, gs.DryBackend("dry").alloc_buffer(1024), 2.7)
+    with pytest.raises(TypeError):
+        gs.CpuBackend(1, memory=1.5)
+
+
 def test_required_methods_say_that_they_are_missing():
     bare = gs.Backend("bare")
     with pytest.raises(NotImplementedError, match="'bare'"):

@@ -84,8 +84,12 @@ def test_only_false_stops():
     with gs.Scheduler(made) as scheduler:
         scheduler.alloc(chain.graph)
         chain.x.set(chain.input(1))
-        for answer in (None, 0, "", True):
+        for answer in (None, 0, "", True, np.True_, np.float32(0)):
             assert scheduler.compute(chain.graph, lambda node, answer=answer: answer) is True
+        seen = []
+        # What `return np.isfinite(node.numpy()).all()` gives.
+        assert scheduler.compute(chain.graph, lambda node: seen.append(node) or np.False_) is False
+        assert len(seen) == 1
 
 
 @pytest.mark.parametrize("at", range(4))

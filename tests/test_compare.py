@@ -100,6 +100,8 @@ def test_the_callback_sees_both_and_stops():
         assert len(gs.compare(graph, a, b, look)) == 2
         assert seen[0][0] == "h" and seen[0][1] == pytest.approx(1, rel=1e-5) and seen[1][0] == "s"
 
+        assert len(gs.compare(graph, a, b, lambda node, one, other: (one == other).all())) == 1
+
         def fail(node, one, other):
             raise LookupError
 
@@ -128,4 +130,7 @@ def test_errors_are_typed_and_nothing_is_left():
         gs.compare(graph, a, gs.DryBackend("dry", supports_op=lambda t: t.op != "SCALE"))
     with pytest.raises(gs.BackendError):
         gs.compare(graph, a, gs.DryBackend("dry"))
+    for wrong in ((None, a, a), (graph, a, None), (graph, "a", a)):
+        with pytest.raises(TypeError, match="not a"):
+            gs.compare(*wrong)
     assert a.used == used and small_one.used == 0

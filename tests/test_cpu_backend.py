@@ -356,6 +356,44 @@ def test_a_failing_kernel_is_named_and_chained(monkeypatch):
     backend.graph_compute(graph)
 
 
+def test_elements_without_end_in_few_bytes_are_refused():
+    """Strides of 0 describe any number of elements; computing them would not end."""
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 4, "x")
+    views = [ctx.view_4d(x, *ne, 0, 0, 0) for ne in ((4, 2**40, 1, 1), (4, 2**20, 2**20, 2**18))]
+    views.append(ctx.restore("VIEW", "f32", (2**31 - 1, 2**30, 1, 1), (0, 0, 0, 0), (x,), x))
+    nodes = [node for v in views for node in (ctx.cpy(v, v), ctx.scale(v, 2.0, inplace=True), ctx.sum(v))]
+    with gs.CpuBackend(1) as backend:
+        backend.alloc_tensors(ctx)
+        x.set(np.ones(4))
+        for node in nodes:
+            for run in (backend.graph_compute, backend.graph_plan_create):
+                with pytest.raises(gs.BackendError, match=r"'CPU'.*node.*tensor.*elements in 1?[46] bytes"):
+                    run(gs.GraphView([node]))
+        for v in views:
+            for call in (v.numpy, lambda v=v: v.set(np.broadcast_to(np.float32(0), v.ne[::-1]))):
+                with pytest.raises(gs.BackendError, match=r"tensor.*elements in 1?[46] bytes"):
+                    call()
+        some = ctx.view_2d(x, 4, 1 << 16, 0)
+        assert some.numpy().sum() == 4 << 16, "elements may share bytes, as those of a broadcast do"
+
+
+def test_an_array_that_the_host_cannot_hold_is_a_typed_error(monkeypatch):
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 4, "x")
+    with gs.CpuBackend(1) as backend:
+        backend.alloc_tensors(ctx)
+
+        def full(*args, **kwargs):
+            raise MemoryError
+
+        monkeypatch.setattr(np, "array", full)
+        with pytest.raises(gs.OutOfMemory, match="'x'.* 4 elements"):
+            x.numpy()
+        monkeypatch.undo()
+        assert x.numpy().tolist() == [0] * 4
+
+
 def test_an_error_in_a_lane_is_raised_and_the_pool_works_afterwards():
     from ggml_sched.backends.cpu.lanes import Lanes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import fmean
 
 import pytest
 from configs import CONFIGURATIONS, DATA, configured_graph, graph_names
@@ -47,6 +48,27 @@ def test_live_bytes_on_one_backend_are_at_most_the_lower_bound(planned):
     assert all(live <= size for live, size in zip(plan.live_bytes, plan.buffer_sizes, strict=True))
     if configuration == "c1":
         assert plan.live_bytes[0] <= UPSTREAM[name]["live_bytes_lower_bound_align32"]
+
+
+def test_the_arena_on_one_backend_is_proven_optimal(planned):
+    _, configuration, _, plan, _ = planned
+    if configuration == "c1":
+        assert plan.optimal == (True,) and plan.buffer_sizes == plan.live_bytes
+
+
+def test_the_arenas_are_no_larger_than_those_of_todays_ggml(planned):
+    name, configuration, _, plan, _ = planned
+    assert sum(plan.buffer_sizes) <= sum(UPSTREAM[name][configuration]["buffer_bytes"])
+
+
+@pytest.mark.parametrize("configuration", ["c2half", "c2full", "c4"])
+def test_on_average_the_arenas_are_7_percent_smaller_than_those_of_todays_ggml(configuration):
+    ratios = []
+    for name in graph_names():
+        graph, config = configured_graph(name, configuration, ALIGNMENT)
+        with gs.Scheduler(config.backends) as sched:
+            ratios.append(sum(sched.plan(graph).buffer_sizes) / sum(UPSTREAM[name][configuration]["buffer_bytes"]))
+    assert fmean(ratios) <= 0.93
 
 
 def test_layers_run_where_their_weights_are(planned):

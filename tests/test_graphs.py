@@ -249,12 +249,20 @@ def test_flags_set_later_do_not_reach_an_existing_graph(ctx):
     y = ctx.relu(x)
     graph = gs.Graph(y)
     with gs.Scheduler([gs.DryBackend("A")]) as sched:
-        before = sched.plan(graph).buffer_sizes
+        plan = sched.plan(graph)
+        before, said = plan.buffer_sizes, plan.explain(x)
         ctx.set_output(x)
+        # What is said of the plan, and what checks it, knows the flags that it was made for.
+        plan.verify()
+        assert graph_from_dict(graph_to_dict(graph)).fingerprint == graph.fingerprint
+        assert plan.explain(x) == said and graph.flags_of(x) == frozenset() == x.flags - {"output"}
         sched.reset()
         assert sched.plan(graph).buffer_sizes == before
         assert sched.plan(gs.Graph(y)).buffer_sizes > before
     assert gs.Graph(y).fingerprint != graph.fingerprint
+    assert gs.Graph(y).flags_of(x) == {"output"}
+    with pytest.raises(gs.GraphError, match="stranger"):
+        graph.flags_of(ctx.tensor("f32", 4, "stranger"))
 
 
 # -- fingerprints ------------------------------------------------------------------------------

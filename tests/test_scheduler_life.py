@@ -52,12 +52,27 @@ def test_wrong_arguments():
         (ValueError, ([a, b],), {"policy": "guess"}),
         (ValueError, ([a, b],), {"policy": None}),
         (ValueError, ([a, b],), {"copies": 0}),
+        (ValueError, ([a, b],), {"copies": 65}),
+        (TypeError, ([a, b],), {"copies": 1.5}),
         (ValueError, ([a, b],), {"plan_cache": -1}),
+        (TypeError, ([a, b],), {"plan_cache": 1.5}),
+        (TypeError, ([a, b],), {"budgets": {a: 1.5}}),
+        (ValueError, ([a, b],), {"budgets": {a: -1}}),
     ]:
         with pytest.raises(error):
             gs.Scheduler(*args, **kwargs)
     with gs.Scheduler(iter((a, b))) as sched:
         assert sched.backends == (a, b)
+
+
+def test_something_that_is_no_tensor_is_a_type_error():
+    _, _, graph = chain()
+    with gs.Scheduler([gs.DryBackend("A")]) as sched:
+        plan = sched.plan(graph)
+        for call in (sched.get_tensor_backend, plan.backend_of, plan.offset_of, plan.chunk_of, plan.explain):
+            for wrong in (None, "x", 3):
+                with pytest.raises(TypeError, match="not a Tensor"):
+                    call(wrong)
 
 
 def test_backends_may_share_a_name():
@@ -145,6 +160,21 @@ def test_a_plan_outlives_its_scheduler_and_needs_no_memory():
 
 
 # -- plans and their cache ----------------------------------------------------------------------
+
+
+def test_a_plan_cannot_be_changed():
+    _, y, graph = chain()
+    with gs.Scheduler([gs.DryBackend("A")]) as sched:
+        plan = sched.plan(graph)
+        for name in ("graph", "data", "backends", "policy", "splits", "copies", "buffer_sizes", "anything"):
+            with pytest.raises(AttributeError, match=r"a value|setter"):
+                setattr(plan, name, None)
+        with pytest.raises(AttributeError):
+            del plan.graph
+        for part in (plan.splits[0], plan.data):
+            with pytest.raises(AttributeError):
+                part.n_splits = 0
+        assert plan.graph is graph and plan.splits is plan.splits and sched.plan(graph).data is plan.data
 
 
 def test_equal_graphs_share_a_plan_and_unequal_ones_do_not():

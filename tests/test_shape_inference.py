@@ -5,6 +5,7 @@ Shapes are written innermost first.  A tensor is spelled "f32:4,3" (leaf of that
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import ggml_sched as gs
@@ -311,6 +312,67 @@ def test_something_that_is_no_tensor_is_a_type_error(op):
         with pytest.raises(TypeError):
             getattr(ctx, op)(wrong, wrong)
     assert ctx.tensors == ()
+
+
+INTS = {
+    "view_1d": (lambda ctx, a, n: ctx.view_1d(a, n), lambda ctx, a, n: ctx.view_1d(a, 1, n)),
+    "view_2d": tuple(lambda ctx, a, n, k=k: ctx.view_2d(a, *(n if i == k else 1 for i in range(4))) for k in range(4)),
+    "view_3d": tuple(lambda ctx, a, n, k=k: ctx.view_3d(a, *(n if i == k else 1 for i in range(6))) for k in range(6)),
+    "view_4d": tuple(lambda ctx, a, n, k=k: ctx.view_4d(a, *(n if i == k else 1 for i in range(8))) for k in range(8)),
+    "reshape": tuple(lambda ctx, a, n, k=k: getattr(ctx, f"reshape_{k}d")(a, *[1] * (k - 1), n) for k in range(1, 5)),
+    "permute": tuple(lambda ctx, a, n, k=k: ctx.permute(a, *(n if i == k else i for i in range(4))) for k in range(4)),
+    "top_k": (lambda ctx, a, n: ctx.top_k(a, n),),
+    "group_norm": (lambda ctx, a, n: ctx.group_norm(a, n, 1e-5),),
+    "set": tuple(lambda ctx, a, n, k=k: ctx.set(a, a, *(n if i == k else 1 for i in range(4))) for k in range(4)),
+    "concat": (lambda ctx, a, n: ctx.concat(a, a, n),),
+    "pad": tuple(lambda ctx, a, n, k=k: ctx.pad(a, *(n if i == k else 1 for i in range(4))) for k in range(4)),
+    "diag_mask": (lambda ctx, a, n: ctx.diag_mask_inf(a, n), lambda ctx, a, n: ctx.diag_mask_zero(a, n)),
+    "rope": (lambda ctx, a, n: ctx.rope(a, ctx.tensors[1], n),
+             lambda ctx, a, n: ctx.rope(a, ctx.tensors[1], 2, n_ctx_orig=n)),
+}
+"""Every int that an op method takes, as a call that gives it one."""
+
+
+@pytest.mark.parametrize("op", INTS)
+def test_an_int_is_never_cut_from_something_else(op):
+    ctx = gs.Context()
+    a, _ = ctx.tensor("f32", (8, 8), "the source"), ctx.tensor("i32", 1)
+    for call in INTS[op]:
+        for wrong in (2.7, 2.0, "2", np.float32(2), None, 2j):
+            if wrong is None and op.startswith("view"):
+                continue        # a dense stride
+            with pytest.raises(TypeError):
+                call(ctx, a, wrong)
+        for wrong in (2**63, -2**63 - 1, 2**200):
+            with pytest.raises(gs.GraphError, match="the source"):
+                call(ctx, a, wrong)
+    assert len(ctx.tensors) == 2
+    assert ctx.view_1d(a, np.int32(3), np.uint8(4)).ne[0] == ctx.top_k(a, np.int64(3)).ne[0] == 3
+
+
+def test_elements_that_63_bits_do_not_count_are_refused():
+    """With strides of 0 they take few bytes; their product once came out as 0, and fitted an empty tensor."""
+    ctx = gs.Context()
+    a = ctx.tensor("f32", 4, "the source")
+    with pytest.raises(gs.GraphError, match="the source"):
+        ctx.view_4d(a, 4, 2**40, 2**40, 1, 0, 0, 0)
+    with pytest.raises(gs.GraphError, match=r"2\*\*63"):
+        ctx.restore("VIEW", "f32", (2**32, 2**32, 1, 1), (0, 0, 0, 0), (a,), a)
+    assert ctx.view_4d(a, 1, 2**31, 2**31, 1, 0, 0, 0).n_elements == 2**62
+    assert ctx.view_4d(a, 4, 2**40, 2**40, 0, 0, 0, 0).nbytes == 0, "no elements at all"
+
+
+def test_op_params_hold_what_was_given():
+    ctx = gs.Context()
+    a = ctx.tensor("f32", (8, 8), "the source")
+    for beyond in (2**31, -2**31 - 1, 2**40):
+        with pytest.raises(gs.GraphError, match=r"the source.*int32"):
+            ctx.diag_mask_inf(a, beyond)
+    for beyond in (1e39, -1e300):
+        with pytest.raises(ValueError, match="float32"):
+            ctx.scale(a, beyond)
+    assert ctx.diag_mask_inf(a, 2**31 - 1).op_params == (2**31 - 1,)
+    assert ctx.scale(a, float("inf")).op_params == (0x7f800000,)
 
 
 # -- sizes ---------------------------------------------------------------------------------------

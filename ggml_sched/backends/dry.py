@@ -7,6 +7,7 @@ Writes and computes are accepted and do nothing; reading data raises BackendErro
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index
 
 from ggml_sched._core import Tensor
 from ggml_sched.backend import ALL_SOURCES, Backend, Buffer
@@ -46,8 +47,8 @@ class DryBackend(FaultPoints, Backend):
         supports_op: Callable[[Tensor], bool] | None = None,
     ) -> None:
         super().__init__(name, alignment)
-        self.max_buffer_size = max_buffer_size
-        self.memory = memory
+        self.max_buffer_size = None if max_buffer_size is None else index(max_buffer_size)
+        self.memory = None if memory is None else index(memory)
         self.used = 0
         if supports_op is not None:
             self.supports_op = supports_op

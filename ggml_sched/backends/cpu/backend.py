@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from operator import index
 
 import numpy as np
 
@@ -164,7 +165,7 @@ class CpuBackend(Backend):
 
     def __init__(self, n_threads: int | None = None, name: str = "CPU", memory: int | None = None) -> None:
         super().__init__(name, ALIGNMENT)
-        self.memory = memory
+        self.memory = None if memory is None else index(memory)
         self.used = 0
         self._closed = False
         self._lock = ForkLock()

@@ -25,7 +25,7 @@ from ggml_sched.backends.cpu.buffer import address_of
 from ggml_sched.backends.cpu.lanes import Lanes, Step
 from ggml_sched.backends.cpu.work import Work
 from ggml_sched.errors import BackendError, PlacementError
-from ggml_sched.hostdata import array_over
+from ggml_sched.hostdata import array_over, endless
 
 __all__ = ["Job", "MemoryOf", "Part", "Resolver", "float_param", "int_param", "load_step", "store_step"]
 
@@ -79,7 +79,7 @@ class Resolver:
         return f"backend {self.name!r}: node {node.name!r} ({node.op})"
 
     def memory(self, tensor: Tensor, node: Tensor) -> tuple[np.ndarray, int, int]:
-        """(bytes of the buffer, offset, address) of a tensor that `node` uses; PlacementError."""
+        """(bytes of the buffer, offset, address) of a tensor that `node` uses; PlacementError, BackendError."""
         buffer = tensor.buffer
         if buffer is None:
             raise PlacementError(f"{self.describe(node)}: tensor {tensor.name!r} has no address")
@@ -95,6 +95,9 @@ class Resolver:
         if offset < 0 or offset > memory.nbytes - tensor.nbytes:
             raise PlacementError(f"{self.describe(node)}: tensor {tensor.name!r} of {tensor.nbytes} bytes at "
                                  f"{offset} lies outside its buffer of {memory.nbytes}")
+        wrong = endless(tensor)
+        if wrong is not None:
+            raise BackendError(f"{self.describe(node)}: {wrong}")
         return memory, offset, base + offset
 
 
