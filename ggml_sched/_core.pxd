@@ -149,6 +149,10 @@ ctypedef struct gs_graph:
     int64_t *nbytes
     int32_t *n_readers          # how often nodes read or keep a tensor
     int32_t *n_viewers          # how many nodes are views of it
+    int32_t *first_view         # of each root, -1; then next_view, ascending
+    int32_t *next_view
+    int32_t *reader_begin       # nodes that compute with tensor i: reader[reader_begin[i] .. reader_begin[i + 1]),
+    int32_t *reader             # ascending, once for each time that they read it
     unsigned char *op
     unsigned char *kind         # KIND_* bits
     uint32_t *alike             # of a node: bit k is set when its source k has the node's layout

@@ -10,49 +10,45 @@ cdef enum:
 
 ctypedef struct gs_readers:
     int32_t *count          # [n_backends][n_tensors]: how often nodes of each backend read a tensor
-    int32_t *first_view     # of each root, -1; then next_view
-    int32_t *next_view
-    char *memory
+    unsigned char *known    # [n_tensors]: whether a tensor's have been counted; most are never asked for
 
 
-cdef int readers_init(gs_readers *c, const gs_request *r, const int32_t *assign) noexcept nogil:
-    """Where each tensor is read (pure views left out: they read nothing), and the views of each root."""
-    cdef const gs_graph *g = r.g
-    cdef int32_t n = g.n_tensors, i
-    cdef size_t slim = <size_t>(n + 1) * sizeof(int32_t)
-    memset(c, 0, sizeof(gs_readers))
-    c.memory = <char *>calloc(slim, r.n_backends + 2)
-    if c.memory == NULL:
-        return GS_NO_HOST_MEMORY
-    c.first_view = <int32_t *>c.memory
-    c.next_view = <int32_t *>(c.memory + slim)
-    c.count = <int32_t *>(c.memory + 2 * slim)
-    memset(c.first_view, 0xff, 2 * slim)     # -1
-    for i in range(n - 1, -1, -1):
-        if g.view_src[i] >= 0:
-            c.next_view[i] = c.first_view[g.view_src[i]]
-            c.first_view[g.view_src[i]] = i
-    for i in range(g.n_work):
-        readers_add(c, g, g.work[i], assign[g.work[i]], 1)
-    return GS_OK
+cdef int readers_init(gs_readers *c, const gs_request *r) noexcept nogil:
+    """Nothing counted yet."""
+    cdef int64_t n = r.g.n_tensors
+    c.count = <int32_t *>calloc(max(n, 1) * r.n_backends, sizeof(int32_t))
+    c.known = <unsigned char *>calloc(max(n, 1), 1)
+    return GS_NO_HOST_MEMORY if c.count == NULL or c.known == NULL else GS_OK
 
 
-cdef inline void readers_add(gs_readers *c, const gs_graph *g, int32_t id, int32_t backend, int32_t by) noexcept nogil:
-    """Node id reads its sources on a backend (by = 1), or does so no longer (-1)."""
+cdef void readers_free(gs_readers *c) noexcept nogil:
+    free(c.count)
+    free(c.known)
+
+
+cdef void readers_move(gs_readers *c, const gs_graph *g, int32_t id, int32_t a, int32_t b) noexcept nogil:
+    """Node id reads its sources on backend b instead of a."""
     cdef int32_t k
     for k in range(g.src_begin[id], g.src_begin[id + 1]):
-        c.count[<int64_t>backend * g.n_tensors + g.src[k]] += by
+        if c.known[g.src[k]]:
+            c.count[<int64_t>a * g.n_tensors + g.src[k]] -= 1
+            c.count[<int64_t>b * g.n_tensors + g.src[k]] += 1
 
 
-cdef int64_t bytes_sent(const gs_request *r, const int32_t *assign, const gs_readers *c, int32_t id) noexcept nogil:
+cdef int64_t bytes_sent(const gs_request *r, const int32_t *assign, gs_readers *c, int32_t id) noexcept nogil:
     """Bytes of tensor id that travel, because nodes read it where its memory is not."""
-    cdef int32_t b, n = 0
+    cdef const gs_graph *g = r.g
+    cdef int32_t b, k, n = 0
+    if not c.known[id]:
+        c.known[id] = True
+        for k in range(g.reader_begin[id], g.reader_begin[id + 1]):
+            c.count[<int64_t>assign[g.reader[k]] * g.n_tensors + id] += 1
     for b in range(r.n_backends):
-        n += c.count[<int64_t>b * r.g.n_tensors + id] > 0 and not reads_tensor(r, assign, b, id)
-    return n * r.g.nbytes[id]
+        n += c.count[<int64_t>b * g.n_tensors + id] > 0 and not reads_tensor(r, assign, b, id)
+    return n * g.nbytes[id]
 
 
-cdef int64_t bytes_around(const gs_request *r, const int32_t *assign, const gs_readers *c, int32_t id) noexcept nogil:
+cdef int64_t bytes_around(const gs_request *r, const int32_t *assign, gs_readers *c, int32_t id) noexcept nogil:
     """bytes_sent over everything that moving node id changes: its sources, itself, and its views.
 
     A view that a node elsewhere writes to goes there and back.
@@ -67,12 +63,12 @@ cdef int64_t bytes_around(const gs_request *r, const int32_t *assign, const gs_r
             twice |= g.src[q] == g.src[k]
         if not twice:
             total += bytes_sent(r, assign, c, g.src[k])
-    v = c.first_view[id]
+    v = g.first_view[id]
     while v >= 0:
         total += bytes_sent(r, assign, c, v)
         if g.kind[v] & KIND_WRITES and not reads_tensor(r, assign, assign[v], id):
             total += 2 * g.nbytes[v]
-        v = c.next_view[v]
+        v = g.next_view[v]
     return total
 
 
@@ -84,14 +80,13 @@ cdef bint is_open(const gs_request *r, const unsigned char *why, int32_t id, int
 
 cdef void move_node(const gs_request *r, int32_t *assign, gs_readers *c, int32_t id, int32_t to) noexcept nogil:
     """Assign a node and the pure views of its memory."""
-    cdef int32_t v = c.first_view[id]
-    readers_add(c, r.g, id, assign[id], -1)
-    readers_add(c, r.g, id, to, 1)
+    cdef int32_t v = r.g.first_view[id]
+    readers_move(c, r.g, id, assign[id], to)
     assign[id] = to
     while v >= 0:
         if not r.g.kind[v] & KIND_WRITES:
             assign[v] = to
-        v = c.next_view[v]
+        v = r.g.next_view[v]
 
 
 cdef bint tighten_once(const gs_request *r, int32_t *assign, unsigned char *why, gs_readers *c, const int32_t *work,
@@ -159,12 +154,12 @@ cdef int tighten_boundaries(const gs_request *r, int32_t *assign, unsigned char 
     """
     cdef gs_readers c
     cdef int32_t i
+    cdef int status
     if r.n_backends == 1 or not has_open_seam(r, assign, why):
         return GS_OK
-    if readers_init(&c, r, assign) != GS_OK:
-        return GS_NO_HOST_MEMORY
-    for i in range(BOUNDARY_ROUNDS):
+    status = readers_init(&c, r)
+    for i in range(BOUNDARY_ROUNDS if status == GS_OK else 0):
         if not tighten_once(r, assign, why, &c, r.g.work, r.g.n_work):
             break
-    free(c.memory)
-    return GS_OK
+    readers_free(&c)
+    return status

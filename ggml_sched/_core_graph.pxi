@@ -20,7 +20,7 @@ cdef enum:
 
 cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src) except -1:
     """Lay the arrays out in one block; MemoryError leaves g freeable."""
-    cdef int64_t n = n_tensors, n_ids = 9 * n + 1 + n_src + 2 * <int64_t>n_nodes + n_leafs
+    cdef int64_t n = n_tensors, n_ids = 12 * n + 2 + 2 * n_src + 2 * <int64_t>n_nodes + n_leafs
     cdef char *at = <char *>malloc(n * (sizeof(gs_layout) + 2 * sizeof(int64_t) + 3) + n_ids * sizeof(int32_t) + n_src)
     if at == NULL:
         raise MemoryError(f"a graph of {n_tensors} tensors")
@@ -37,9 +37,13 @@ cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_l
     g.n_readers = g.root + n
     g.n_viewers = g.n_readers + n
     g.alike = <uint32_t *>(g.n_viewers + n)
-    g.src_begin = g.n_viewers + 2 * n
+    g.first_view = g.n_viewers + 2 * n
+    g.next_view = g.first_view + n
+    g.reader_begin = g.next_view + n
+    g.src_begin = g.reader_begin + n + 1
     g.src = g.src_begin + n + 1
-    g.node = g.src + n_src
+    g.reader = g.src + n_src
+    g.node = g.reader + n_src
     g.work = g.node + n_nodes
     g.leaf = g.work + n_nodes
     g.slot = <unsigned char *>(g.leaf + n_leafs)
@@ -95,6 +99,33 @@ cdef void flat_classify(gs_graph *g) noexcept nogil:
         if not g.kind[id] & KIND_VIEW:
             g.work[g.n_work] = id
             g.n_work += 1
+    flat_list_views_and_readers(g)
+
+
+cdef void flat_list_views_and_readers(gs_graph *g) noexcept nogil:
+    """Who looks at each tensor: the views of a root, and the nodes that compute with a tensor."""
+    cdef int32_t i, k, id
+    memset(g.first_view, 0xff, g.n_tensors * sizeof(int32_t))       # -1
+    for i in range(g.n_tensors - 1, -1, -1):
+        if g.view_src[i] >= 0:
+            g.next_view[i] = g.first_view[g.view_src[i]]
+            g.first_view[g.view_src[i]] = i
+    memset(g.reader_begin, 0, (g.n_tensors + 1) * sizeof(int32_t))
+    for i in range(g.n_work):
+        id = g.work[i]
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            g.reader_begin[g.src[k] + 1] += 1
+    for i in range(g.n_tensors):
+        g.reader_begin[i + 1] += g.reader_begin[i]
+    for i in range(g.n_work):
+        id = g.work[i]
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            g.reader[g.reader_begin[g.src[k]]] = id
+            g.reader_begin[g.src[k]] += 1
+    # Each begin has run to the next one.
+    for i in range(g.n_tensors, 0, -1):
+        g.reader_begin[i] = g.reader_begin[i - 1]
+    g.reader_begin[0] = 0
 
 
 cdef class Graph:
