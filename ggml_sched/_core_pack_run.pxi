@@ -151,7 +151,7 @@ cdef int pack_solve(gs_pack_job *job) noexcept nogil:
 
 
 cdef int pack_solve_joined(gs_pack_job *job) noexcept nogil:
-    """Join buffers, and try both lists and a short search with what comes of it."""
+    """Join buffers; try both lists and the first tour with what comes of it."""
     cdef gs_packing *out = job.out
     cdef int64_t target = job.target
     cdef int by
@@ -164,8 +164,7 @@ cdef int pack_solve_joined(gs_pack_job *job) noexcept nogil:
             return status
     status = search_prepare(&job.joined, &job.join.m)
     if status == GS_OK:
-        status = pack_attempt(job, &job.joined, target, PACK_BY_WAT, SELECT_FIRST, 0,
-                              16 * <int64_t>job.join.m.n + 64)
+        status = pack_tour(job, &job.joined, 0, 3 * <int64_t>job.join.m.n + 32)
     return status
 
 
@@ -217,7 +216,8 @@ cdef int pack_tour(gs_pack_job *job, gs_search *q, int seed, int64_t limit) noex
 
     What is proven raises the target: then all over again, unless only the joined buffers are.
     """
-    cdef int64_t longer = 16 * <int64_t>q.p.n + 64
+    cdef bint joined = q == &job.joined
+    cdef int64_t longer = (8 if joined else 16) * <int64_t>q.p.n + 64
     cdef int64_t room
     cdef int way = 0
     cdef int found = SEARCH_STOPPED
@@ -225,7 +225,7 @@ cdef int pack_tour(gs_pack_job *job, gs_search *q, int seed, int64_t limit) noex
         room = longer if seed == 0 and way % SELECTIONS != SELECT_VALLEY else limit
         found = pack_attempt(job, q, max(job.out.proven, job.target), PACK_SEARCH_ORDERS[way // SELECTIONS],
                              way % SELECTIONS, seed, room)
-        if found < 0 or (found == SEARCH_IMPOSSIBLE and q == &job.joined):
+        if found < 0 or (found == SEARCH_IMPOSSIBLE and joined):
             return found
         way = 0 if found == SEARCH_IMPOSSIBLE else way + 1
     return found
@@ -264,7 +264,8 @@ cdef int pack_improve(gs_pack_job *job) noexcept nogil:
     cdef int found = SEARCH_STOPPED
     while found >= 0 and not pack_over(job):
         low = max(job.out.proven, job.target)
-        if job.joined.p != NULL and low > hopeless:
+        # pack_solve_joined has made the first tour.
+        if job.joined.p != NULL and seed > 0 and low > hopeless:
             found = pack_tour(job, &job.joined, seed, joined_limit)
             if found == SEARCH_IMPOSSIBLE:
                 hopeless = low
