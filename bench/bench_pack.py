@@ -41,6 +41,17 @@ def test_perfect_tiling(benchmark, n, seed):
     assert measure(benchmark, lifetimes.guillotine(n, seed), peer=True, capacity=CAPACITY).arena == CAPACITY
 
 
+@pytest.mark.parametrize("n", [320, 5_000])
+def test_large_perfect_tiling(benchmark, n):
+    """Too hard for the peer, so without it."""
+    assert measure(benchmark, lifetimes.guillotine(n, 1_000 + n), capacity=CAPACITY).arena == CAPACITY
+
+
+@pytest.mark.parametrize(("n", "seed"), [(100, 100), (200, 1200)])
+def test_loosened_tiling(benchmark, n, seed):
+    assert measure(benchmark, lifetimes.loosened(n, seed), peer=True, capacity=CAPACITY).arena <= CAPACITY
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_training_graph_of_20000_buffers(benchmark, seed):
     found = measure(benchmark, lifetimes.training(20_000, seed))

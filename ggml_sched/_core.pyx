@@ -10,7 +10,7 @@ A contents page.  All imports stand here; the parts below are read in order:
     _core_ops_*         the ops, one family a file; the last one ends in class Context
     _core_tensor_set    an open-addressing hash set of tensors
     _core_graph         Graph: an immutable order, with flat arrays
-    _core_pack_*        offsets for lifetimes: sections, two ends, list placement, exact search, and `pack`
+    _core_pack_*        offsets for lifetimes: sections, two ends, lists, exact search, joined buffers, and `pack`
     _core_blocks        free blocks and best fit
     _core_tallocr       TensorAllocator: single tensors in one buffer
     _core_ints          growing arrays
@@ -62,11 +62,12 @@ include "_core_ops_attention.pxi"
 include "_core_tensor_set.pxi"
 include "_core_graph.pxi"
 include "_core_pack_prepare.pxi"
+include "_core_pack_two_ends.pxi"
 include "_core_pack_place.pxi"
 include "_core_pack_best_fit.pxi"
-include "_core_pack_two_ends.pxi"
 include "_core_pack_state.pxi"
 include "_core_pack_search.pxi"
+include "_core_pack_join.pxi"
 include "_core_pack_run.pxi"
 include "_core_pack_api.pxi"
 include "_core_blocks.pxi"

@@ -1,10 +1,11 @@
-# Packing, part 7: the Python face.
+# Packing, part 9: the Python face.
 #
 # Owns `pack` and Packing.  Invariant: whatever integers come in, pack_run sees times from 0 and sizes in
 # int64, all checked; nothing is ever rounded.
 
 cdef tuple _PACK_METHODS = ("nothing to place", "busiest first", "larger first", "longest first",
-                            "larger area first", "best fit", "place or lift", "two ends")
+                            "larger area first", "best fit", "place or lift", "two ends",
+                            "joined buffers")
 
 
 cdef class Packing:

@@ -1,4 +1,4 @@
-# Packing, part 3: what an online allocator would do.
+# Packing, part 4: what an online allocator would do.
 #
 # Owns pack_best_fit, the floor under everything else here: no packing is returned that is worse than it.
 # Invariant: free blocks lie in order of offset, none touches another, and the last has no end.

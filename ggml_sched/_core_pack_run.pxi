@@ -1,9 +1,9 @@
-# Packing, part 6: the whole stack.
+# Packing, part 8: the whole stack.
 #
 # Owns pack_prepared, which the planner calls without the GIL, and pack_run, which `pack` offers to anybody.
-# The stack, each part only when the one before missed the target: two ends; TWA order at the lowest gap;
-# place or lift at the target; best fit and further orders; place or lift again and again, at the target and
-# between it and the best, until the budget is spent.
+# The stack, each part only when the one before missed the target: two ends; TWA order at the lowest gap; place or
+# lift at the target; the same for joined buffers; best fit and further orders; place or lift again and again, at
+# the target, joined or not, and between it and the best, until the budget is spent.
 # Invariant: the result is valid, never above best fit, never below the bound, and `optimal` is said only when
 # the arena equals the bound or a search proved that no smaller one exists.
 
@@ -16,6 +16,7 @@ cdef enum:
     PACK_METHOD_BEST_FIT = 5
     PACK_METHOD_SEARCH = 6
     PACK_METHOD_TWO_ENDS = 7
+    PACK_METHOD_JOINED = 8
     PACK_LONG_LIVES = 4
 
 cdef int64_t PACK_NO_CAPACITY = -1
@@ -39,9 +40,11 @@ ctypedef struct gs_packing:
 
 ctypedef struct gs_pack_job:
     gs_pack *p
-    gs_search q
+    gs_search q             # q.p is NULL where there is none
+    gs_join join
+    gs_search joined        # a search of join.m; joined.p is NULL where there is none
     int64_t target          # an arena of this size ends the work
-    int64_t budget          # steps
+    int64_t budget          # steps, of both searches together
     bint fitted             # best fit has been tried
     gs_packing *out
 
@@ -91,6 +94,8 @@ cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_packing 
             status = pack_keep(&job, pack_best_fit(p), PACK_METHOD_BEST_FIT)
     out.optimal = out.arena <= out.proven
     search_free(&job.q)
+    search_free(&job.joined)
+    join_free(&job.join)
     return status
 
 
@@ -105,13 +110,19 @@ cdef int pack_keep(gs_pack_job *job, int64_t arena, int method) noexcept nogil:
     return GS_OK
 
 
-cdef int pack_list(gs_pack_job *job, int by, int64_t limit) noexcept nogil:
-    """Place in one order, keeping a result within limit; short lists where overlaps are few."""
-    cdef int method = PACK_METHOD_TWA + by
-    pack_sort(job.p, by, 0)
-    if job.p.carry != NULL and job.p.n_neighbours <= 48 * <int64_t>job.p.n:
-        return pack_keep(job, pack_place_near(job.p, limit), method)
-    return pack_keep(job, pack_place_far(job.p, limit), method)
+cdef int pack_list(gs_pack_job *job, gs_pack *p, int by, int64_t limit) noexcept nogil:
+    """Place p in one order, keeping a result within limit; short lists where overlaps are few."""
+    cdef int64_t arena
+    pack_sort(p, by, 0)
+    if p.carry != NULL and p.n_neighbours <= 48 * <int64_t>p.n:
+        arena = pack_place_near(p, limit)
+    else:
+        arena = pack_place_far(p, limit)
+    if p == job.p:
+        return pack_keep(job, arena, PACK_METHOD_TWA + by)
+    if 0 <= arena <= limit:
+        arena = join_expand(&job.join)
+    return pack_keep(job, arena, PACK_METHOD_JOINED)
 
 
 cdef int pack_solve(gs_pack_job *job) noexcept nogil:
@@ -126,13 +137,16 @@ cdef int pack_solve(gs_pack_job *job) noexcept nogil:
     status = pack_fill_carry(p)
     if status == GS_NO_HOST_MEMORY:
         return status
-    status = pack_list(job, PACK_BY_TWA, target)
+    status = pack_list(job, p, PACK_BY_TWA, target)
     if status != GS_OK or out.arena <= target:
         return status
     if job.budget > 0 and p.carry != NULL:
         status = search_prepare(&job.q, p)
         if status == GS_OK:
-            status = pack_attempt(job, target, PACK_BY_WAT, SELECT_FIRST, 0, 16 * <int64_t>p.n + 64)
+            # Where graphs are easy this is enough, and takes less time than joining.
+            status = pack_attempt(job, &job.q, target, PACK_BY_WAT, SELECT_FIRST, 0, <int64_t>p.n + p.n // 4 + 16)
+        if status >= 0 and out.arena > target:
+            status = pack_solve_joined(job)
         if status < 0 or out.arena <= target:
             return min(status, GS_OK)
     # Something to improve on, and the promise not to be worse than best fit.
@@ -140,27 +154,47 @@ cdef int pack_solve(gs_pack_job *job) noexcept nogil:
     job.fitted = True
     for by in range(PACK_ORDERS):
         if status == GS_OK and out.arena > target:
-            status = pack_list(job, by, out.arena - 1)
+            status = pack_list(job, p, by, out.arena - 1)
     if status != GS_OK or out.arena <= target or job.q.p == NULL:
         return status
     return pack_improve(job)
 
 
-cdef int pack_attempt(gs_pack_job *job, int64_t capacity, int by, int select, int seed,
+cdef int pack_solve_joined(gs_pack_job *job) noexcept nogil:
+    """Join buffers; try both lists and the first tour with what comes of it."""
+    cdef gs_packing *out = job.out
+    cdef int64_t target = job.target
+    cdef int by
+    cdef int status = join_prepare(&job.join, job.p)
+    if status != GS_OK:
+        return GS_OK if status == GS_OUT_OF_MEMORY else status
+    for by in range(2):
+        status = pack_list(job, &job.join.m, by, target)
+        if status != GS_OK or out.arena <= target:
+            return status
+    status = search_prepare(&job.joined, &job.join.m)
+    if status == GS_OK:
+        status = pack_tour(job, &job.joined, 0, 3 * <int64_t>job.join.m.n + 32)
+    return status
+
+
+cdef int pack_attempt(gs_pack_job *job, gs_search *q, int64_t capacity, int by, int select, int seed,
                       int64_t limit) noexcept nogil:
     """One search at a capacity, within the budget.  SEARCH_* or an error; a packing found is kept."""
-    cdef gs_pack *p = job.p
+    cdef gs_pack *p = q.p
     cdef int64_t arena = 0
     cdef int32_t i
     cdef int found
     pack_sort(p, by, seed)
-    found = search_run(&job.q, capacity, select, min(limit, job.budget - job.q.steps))
-    job.out.steps = job.q.steps
-    if found == SEARCH_FOUND:
+    found = search_run(q, capacity, select, min(limit, job.budget - job.out.steps))
+    job.out.steps = job.q.steps + job.joined.steps
+    if found == SEARCH_FOUND and p != job.p:
+        pack_keep(job, join_expand(&job.join), PACK_METHOD_JOINED)
+    elif found == SEARCH_FOUND:
         for i in range(p.n):
             arena = max(arena, p.offset[i] + p.size[i])
         pack_keep(job, arena, PACK_METHOD_SEARCH)
-    elif found == SEARCH_IMPOSSIBLE:
+    elif found == SEARCH_IMPOSSIBLE and p == job.p:
         # Every packing pushed down has offsets that are sums of sizes, so arenas step by their gcd.
         job.out.proven = max(job.out.proven, capacity + pack_grain(p))
     return found
@@ -182,46 +216,76 @@ cdef int64_t pack_grain(gs_pack *p) noexcept nogil:
     return a
 
 
+cdef inline bint pack_over(gs_pack_job *job) noexcept nogil:
+    """Whether the target is reached, the best is proven or the budget is spent."""
+    return job.out.arena <= max(job.out.proven, job.target) or job.out.steps >= job.budget
+
+
+cdef int pack_tour(gs_pack_job *job, gs_search *q, int seed, int64_t limit) noexcept nogil:
+    """Every order with every selection, one search each at the target; the last SEARCH_*, or an error.
+
+    What is proven raises the target: then all over again, unless only the joined buffers are.
+    """
+    cdef bint joined = q == &job.joined
+    cdef int64_t longer = (8 if joined else 16) * <int64_t>q.p.n + 64
+    cdef int64_t room
+    cdef int way = 0
+    cdef int found = SEARCH_STOPPED
+    while way < 3 * SELECTIONS and not pack_over(job):
+        room = longer if seed == 0 and way % SELECTIONS != SELECT_VALLEY else limit
+        found = pack_attempt(job, q, max(job.out.proven, job.target), PACK_SEARCH_ORDERS[way // SELECTIONS],
+                             way % SELECTIONS, seed, room)
+        if found < 0 or (found == SEARCH_IMPOSSIBLE and joined):
+            return found
+        way = 0 if found == SEARCH_IMPOSSIBLE else way + 1
+    return found
+
+
+cdef int pack_lower(gs_pack_job *job, gs_search *q, int seed, int64_t limit, int nearer) noexcept nogil:
+    """Lower the best: by a part 2**-nearer of its distance to the target, by half once that succeeds."""
+    cdef gs_packing *out = job.out
+    cdef int64_t grain = pack_grain(job.p)
+    cdef int64_t room
+    cdef int way = 0
+    cdef int found = SEARCH_STOPPED
+    while found >= 0 and way < SELECTIONS and not pack_over(job):
+        room = max(grain, (out.arena - max(out.proven, job.target)) >> nearer)
+        found = pack_attempt(job, q, out.arena - room, PACK_BY_WAT, way, seed, limit)
+        way += 1
+        if found == SEARCH_FOUND:
+            way = 0
+            nearer = 1
+    return found
+
+
 cdef int pack_improve(gs_pack_job *job) noexcept nogil:
     """Search until the target is reached, the best is proven or the budget is spent.
 
     Mostly a search finds a packing within a few steps per buffer or not at all.  So after a longer look with
-    each pure order, every round starts afresh with blurred orders and a small limit that grows by a quarter.
-    In between it lowers the best: half-way down to the target, and less far each time that fails.
+    each pure order, every round starts afresh with blurred orders and a small limit that grows by a quarter:
+    the joined buffers first, which are fewer, then all.  In between it lowers the best: half-way down to the
+    target, and less far from one round to the next.
     """
-    cdef gs_packing *out = job.out
-    cdef int64_t grain = pack_grain(job.p)
-    cdef int64_t n = job.p.n
-    cdef int64_t limit = 3 * n + 32
-    cdef int64_t low, room
-    cdef int nearer = 1
+    cdef int64_t limit = 3 * <int64_t>job.p.n + 32
+    cdef int64_t joined_limit = 3 * <int64_t>job.join.m.n + 32
+    cdef int64_t hopeless = 0           # arenas up to this are proven too small for the joined buffers
+    cdef int64_t low
     cdef int seed = 0
-    cdef int way, by, found
-    while True:
-        way = 1 if seed == 0 else 0         # pack_solve has made the first attempt
-        while way < 3 * SELECTIONS:
-            low = max(out.proven, job.target)
-            if out.arena <= low or job.q.steps >= job.budget:
-                return GS_OK
-            room = 16 * n + 64 if seed == 0 and way % SELECTIONS != SELECT_VALLEY else limit
-            by = PACK_SEARCH_ORDERS[way // SELECTIONS]
-            found = pack_attempt(job, low, by, way % SELECTIONS, seed, room)
-            if found < 0:
-                return found
-            way = 0 if found == SEARCH_IMPOSSIBLE else way + 1
-        way = 0
-        while way < SELECTIONS:
-            low = max(out.proven, job.target)
-            if out.arena <= low or job.q.steps >= job.budget:
-                return GS_OK
-            room = max(grain, (out.arena - low) >> nearer)
-            found = pack_attempt(job, out.arena - room, PACK_BY_WAT, way, seed, limit)
-            if found < 0:
-                return found
-            way += 1
-            if found == SEARCH_FOUND:
-                way = 0
-                nearer = 1
-        nearer = min(nearer + 1, 62)
+    cdef int found = SEARCH_STOPPED
+    while found >= 0 and not pack_over(job):
+        low = max(job.out.proven, job.target)
+        # pack_solve_joined has made the first tour.
+        if job.joined.p != NULL and seed > 0 and low > hopeless:
+            found = pack_tour(job, &job.joined, seed, joined_limit)
+            if found == SEARCH_IMPOSSIBLE:
+                hopeless = low
+        if job.joined.p != NULL and found >= 0:
+            found = pack_lower(job, &job.joined, seed, joined_limit, min(seed + 1, 62))
+        if found >= 0:
+            found = pack_tour(job, &job.q, seed, limit)
+        if found >= 0:
+            found = pack_lower(job, &job.q, seed, limit, min(seed + 1, 62))
         seed += 1
         limit += limit >> 2
+        joined_limit += joined_limit >> 2
+    return min(found, GS_OK)

@@ -1,4 +1,4 @@
-# Packing, part 5: place or lift, the search itself.
+# Packing, part 6: place or lift, the search itself.
 #
 # Owns the order in which moves are tried: which buffer next, independent pieces, and backtracking on an
 # explicit stack.  Where no unplaced buffer crosses from one section to the next, the two sides are

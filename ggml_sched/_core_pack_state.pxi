@@ -1,4 +1,4 @@
-# Packing, part 4: the state of an exact search, and its two moves.
+# Packing, part 5: the state of an exact search, and its two moves.
 #
 # Owns gs_search: a partial packing within `capacity` on flat arrays, with a trail to take moves back.  Every
 # buffer that is not placed has a minimum offset.  A move is about one buffer that nothing it overlaps is

@@ -1,4 +1,4 @@
-# Packing: long lives from the bottom, short ones from the top.
+# Packing, part 2: long lives from the bottom, short ones from the top.
 #
 # Owns pack_two_ends, the first attempt at a packing and the only one that most graphs need: one pass in order
 # of birth, as an online allocator makes it, but with a ceiling at the bound and knowing who will live long.

@@ -129,6 +129,22 @@ def guillotine(n, width, height, rng):
     return parts
 
 
+def even_guillotine(n, height, rng):
+    """As guillotine, but it is a large part that is cut: harder to put together again."""
+    parts = [(0, n, height)]
+    while len(parts) < n:
+        parts.sort(key=lambda p: (p[1] - p[0]) * p[2] * rng.uniform(0.3, 1))
+        lower, upper, size = parts.pop()
+        if upper - lower > 1 and rng.random() < 0.5:
+            cut = rng.randrange(lower + 1, upper)
+            parts += [(lower, cut, size), (cut, upper, size)]
+        else:
+            cut = rng.randrange(1, size)
+            parts += [(lower, upper, cut), (lower, upper, size - cut)]
+    rng.shuffle(parts)
+    return parts
+
+
 def full(height, moments, rng):
     """Buffers that fill `height` bytes at every moment: what ends makes room for as much that begins."""
 
@@ -255,6 +271,34 @@ def test_perfect_tilings_are_solved_exactly(seed):
     found = pack(buffers)
     assert (found.arena, found.optimal) == (512, True)
     assert why_invalid(buffers, found.offsets.tolist(), 512) is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("n", [160, 320])
+def test_large_perfect_tilings_are_solved_within_some_steps_per_buffer(n, seed):
+    buffers = even_guillotine(n, 1 << 20, random.Random(1000 * n + seed))
+    found = pack(buffers, budget=20 * n)
+    assert (found.arena, found.optimal) == (1 << 20, True)
+    assert why_invalid(buffers, found.offsets.tolist(), 1 << 20) is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_tilings_with_holes_fit_where_they_were_cut_from(seed):
+    rng = random.Random(seed)
+    buffers = [b for b in even_guillotine(240, 1 << 20, rng) if rng.random() < 0.85]
+    found = pack(buffers, capacity=1 << 20, budget=100_000)
+    assert found.arena <= 1 << 20
+    assert why_invalid(buffers, found.offsets.tolist(), found.arena) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(20, 90), st.integers(20, 90))
+def test_tilings_with_many_equal_buffers_are_packed_validly(rng, n, height):
+    # Whatever is taken for a part of the same cut by mistake.
+    buffers = [b for b in guillotine(n, n // 2, height, rng) if rng.random() < 0.95]
+    found = pack(buffers, budget=BUDGET)
+    assert why_invalid(buffers, found.offsets.tolist(), found.arena) is None
+    assert found.bound <= found.arena <= best_fit_arena(buffers)
 
 
 def test_a_training_graph_without_overlap_lists_stays_within_a_percent():

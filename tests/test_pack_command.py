@@ -25,7 +25,7 @@ def test_a_file_is_packed_and_the_offsets_written(tmp_path, capsys):
     out = tmp_path / "out.csv"
     assert command.main([str(HARD), "--capacity", "1048576", "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "203 buffers" in said and "place or lift" in said
+    assert "203 buffers" in said and "joined buffers" in said
     with open(out, newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 203
