@@ -8,7 +8,6 @@
 cdef enum:
     OFFSETS_BEST_FIT = 0        # in chunks, or because of tails given back
     OFFSETS_PACKED = 1          # plus the method of the packing
-    OFFSETS_SEARCH_STEPS = 100_000
 
 
 cdef void flow_follow_owners(gs_flow *f) noexcept nogil:
@@ -44,7 +43,7 @@ cdef int pack_arena(gs_flow *f, const int32_t *owner, gs_blocks *blocks, gs_aren
             p.life[i] = f.death[id] + 1 - f.birth[id]
         status = pack_measure(&p)
     if status == GS_OK:
-        status = pack_prepared(&p, PACK_NO_CAPACITY, OFFSETS_SEARCH_STEPS, &packing)
+        status = pack_prepared(&p, PACK_NO_CAPACITY, PACK_PLANNER_BUDGET, &packing)
     if blocks.chunk:
         # Best fit counts address ranges between chunks that no buffer backs: one buffer is better whenever it fits.
         taken = status == GS_OK and packing.arena <= blocks.chunk

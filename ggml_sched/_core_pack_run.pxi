@@ -20,7 +20,10 @@ cdef enum:
     PACK_LONG_LIVES = 4
 
 cdef int64_t PACK_NO_CAPACITY = -1
-cdef int64_t PACK_DEFAULT_BUDGET = -1
+cdef int64_t PACK_DEFAULT_BUDGET = -1       # two million steps, fewer where each takes long
+cdef int64_t PACK_PLANNER_BUDGET = -2       # a hundred thousand, in the same way
+cdef int64_t PACK_EASY_STEP = 250           # neighbours of a buffer up to which a step is quick
+cdef int64_t PACK_PATIENCE = 2000 * 1000 * 1000     # pairs of buffers that lists may look at
 
 cdef int[3] PACK_SEARCH_ORDERS
 PACK_SEARCH_ORDERS[:] = [PACK_BY_WAT, PACK_BY_TAW, PACK_BY_TWA]
@@ -45,6 +48,8 @@ ctypedef struct gs_pack_job:
     gs_search joined        # a search of join.m; joined.p is NULL where there is none
     int64_t target          # an arena of this size ends the work
     int64_t budget          # steps, of both searches together
+    int64_t patience        # pairs that lists may still look at
+    bint scales             # the budget is for quick steps
     bint fitted             # best fit has been tried
     gs_packing *out
 
@@ -74,8 +79,8 @@ cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_packing 
     """Choose offsets for the buffers of p: p.best.
 
     `capacity`: an arena that fits it is good enough (PACK_NO_CAPACITY: only the smallest is).  `budget`:
-    steps of exact search, 0 for none, PACK_DEFAULT_BUDGET for a few seconds at most.  Round the sizes up to
-    the alignment: every offset is a sum of sizes.
+    steps of exact search, 0 for none, PACK_DEFAULT_BUDGET for a few seconds at most, PACK_PLANNER_BUDGET for a
+    fraction of one.  Round the sizes up to the alignment: every offset is a sum of sizes.
     """
     cdef gs_pack_job job
     cdef int status = GS_OK
@@ -84,7 +89,11 @@ cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_packing 
     job.p = p
     job.out = out
     job.target = max(p.bound, capacity)
-    job.budget = 2 * 1000 * 1000 if budget < 0 else budget
+    job.patience = PACK_PATIENCE
+    job.scales = budget < 0
+    job.budget = 2 * 1000 * 1000 if budget == PACK_DEFAULT_BUDGET else budget
+    if budget == PACK_PLANNER_BUDGET:
+        job.budget = 100 * 1000
     out.bound = out.proven = p.bound
     if p.n > 0:
         out.arena = PACK_FAR
@@ -111,13 +120,18 @@ cdef int pack_keep(gs_pack_job *job, int64_t arena, int method) noexcept nogil:
 
 
 cdef int pack_list(gs_pack_job *job, gs_pack *p, int by, int64_t limit) noexcept nogil:
-    """Place p in one order, keeping a result within limit; short lists where overlaps are few."""
+    """Place p in one order, keeping a result within limit; short lists where overlaps are few.
+
+    Where they are many every buffer looks at all before it: nothing is tried when patience is at an end.
+    """
     cdef int64_t arena
+    cdef bint near = p.carry != NULL and p.n_neighbours <= 48 * <int64_t>p.n
+    if not near:
+        job.patience -= <int64_t>p.n * p.n // 2
+        if job.patience < 0:
+            return GS_OK
     pack_sort(p, by, 0)
-    if p.carry != NULL and p.n_neighbours <= 48 * <int64_t>p.n:
-        arena = pack_place_near(p, limit)
-    else:
-        arena = pack_place_far(p, limit)
+    arena = pack_place_near(p, limit) if near else pack_place_far(p, limit)
     if p == job.p:
         return pack_keep(job, arena, PACK_METHOD_TWA + by)
     if 0 <= arena <= limit:
@@ -137,6 +151,9 @@ cdef int pack_solve(gs_pack_job *job) noexcept nogil:
     status = pack_fill_carry(p)
     if status == GS_NO_HOST_MEMORY:
         return status
+    if job.scales and p.n_neighbours > PACK_EASY_STEP * p.n:
+        # A step looks at the neighbours of a buffer.
+        job.budget = job.budget * PACK_EASY_STEP // (p.n_neighbours // p.n)
     status = pack_list(job, p, PACK_BY_TWA, target)
     if status != GS_OK or out.arena <= target:
         return status
