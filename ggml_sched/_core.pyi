@@ -529,6 +529,9 @@ class Request:
 @disjoint_base
 class Placing: ...
 
+REASON_USER: str
+REASON_CONSUMER: str
+
 @disjoint_base
 class PlanData:
     @property
