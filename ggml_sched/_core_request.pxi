@@ -254,10 +254,9 @@ cdef class Request:
             if r.nbytes != NULL:
                 for i in range(<int32_t>n):
                     t = <Tensor>tensors[i]
-                    r.nbytes[b * n + i] = backend.alloc_size(t) if devices.asks_size[b] else t.layout.nbytes
-                    if r.nbytes[b * n + i] < t.layout.nbytes:
-                        raise PlacementError(f"backend {backend.name!r} says that {describe(t)} of "
-                                             f"{t.layout.nbytes} bytes takes {r.nbytes[b * n + i]}")
+                    r.nbytes[b * n + i] = t.layout.nbytes
+                    if devices.asks_size[b]:
+                        r.nbytes[b * n + i] = checked_alloc_size(backend, t, backend.alloc_size(t))
             if devices.asks_buffer[b]:
                 for i in range(devices.n):
                     if i != b:
