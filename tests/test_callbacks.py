@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from devices import Chain, Gated, Stream, weights_on
+from devices import Chain, Gated, weights_on
 
 import ggml_sched as gs
 
@@ -287,31 +287,52 @@ def test_writes_go_back_whether_asked_for_or_not(wanted):
         assert cache.numpy()[1].tolist() == [2, 4, 6, 8] and late.numpy()[1].tolist() == [20, 40, 60, 80]
 
 
-@pytest.mark.parametrize("wanted", [(), ("read",), ("end",)])
-def test_what_a_node_keeps_on_another_backend_is_there_whether_asked_for_or_not(wanted):
-    """Backends with queues of their own, which nothing but the steps synchronises."""
-    made = [Stream("s0"), Stream("s1")]
+class Waited(Noted):
+    """Logs waits, too."""
+
+    def graph_compute(self, graph):
+        self.log.append(("on", self.name))
+        super().graph_compute(graph)
+
+    def synchronize(self):
+        self.log.append(("wait", self.name))
+        super().synchronize()
+
+
+@pytest.mark.parametrize("wanted", [(), ("read",), ("end",), ("read", "end")])
+def test_backends_wait_for_each_other_whether_asked_or_not(wanted):
+    """Before a node is seen its backend is done; what a node keeps elsewhere is there, and stays until it is done."""
+    log = []
+    made = [Waited("w0", log), Waited("w1", log)]
     ctx = gs.Context()
     x = ctx.tensor("f32", (64,), "x", input=True)
     first = ctx.set_name(ctx.scale(x, 3.0), "first")
-    read = ctx.set_name(ctx.scale(first, 2.0), "read")
+    read = ctx.set_name(ctx.scale(x, 2.0), "read")
     end = ctx.set_output(ctx.set_name(ctx.scale(read, 5.0), "end"))
+    last = ctx.set_output(ctx.set_name(ctx.scale(x, 7.0), "last"))
     ctx.keep_until(first, end)
+    graph = gs.Graph(end, last)
     with gs.Scheduler(made) as scheduler:
-        scheduler.set_tensor_backend(first, made[0])
-        for t in (read, end):
-            scheduler.set_tensor_backend(t, made[1])
-        graph = gs.Graph(end)
-        scheduler.alloc(graph)
+        for t, backend in ((first, 0), (read, 1), (end, 1), (last, 0)):
+            scheduler.set_tensor_backend(t, made[backend])
+        names = [t.name for t in scheduler.alloc(graph).graph.nodes]
+        assert names == ["read", "first", "end", "last"]
         for k in range(3):
             x.set(np.full(64, k, np.float32))
+            log.clear()
             seen = {}
-            scheduler.compute(graph, lambda node, seen=seen: seen.update({node.name: node.numpy()[0].item()}),
-                              lambda node: node.name in wanted)
-            assert seen == {name: k * {"read": 6, "end": 30}[name] for name in wanted}
-            assert (end.numpy() == 30 * k).all()
-    for backend in made:
-        backend.close()
+
+            def see(node, seen=seen):
+                log.append(("seen", node.name))
+                seen[node.name] = node.numpy()[0].item()
+
+            assert scheduler.compute(graph, see, lambda node: node.name in wanted) is True
+            assert seen == {name: k * {"read": 2, "end": 10}[name] for name in wanted}
+            assert end.numpy()[0] == 10 * k and last.numpy()[0] == 7 * k
+            for name in wanted:
+                assert log[log.index(("seen", name)) - 1] == ("wait", "w1")
+            at, after = log.index(("run", "end")), log.index(("run", "last"))
+            assert ("wait", "w0") in log[log.index(("run", "first")):at] and ("wait", "w1") in log[at:after]
 
 
 def test_ask_alone_makes_no_sense():
