@@ -22,7 +22,9 @@ A contents page.  All imports stand here; the parts below are read in order:
     _core_boundary      the default policy's last pass: where splits meet
     _core_flow          what an allocation pass walks over
     _core_gallocr       graph allocation, first generation
-    _core_gallocr_api   GraphAllocator and Allocator
+    _core_placing       offsets that serve another flow of the same wiring
+    _core_gallocr_api   GraphAllocator
+    _core_allocr        Allocator: single tensors and graphs in one buffer
     _core_offsets       the offsets of an arena, all lifetimes known
     _core_arenas        what the memory of a routed graph comes to, heirs weighed
     _core_plan          from a request to a plan
@@ -81,7 +83,9 @@ include "_core_default.pxi"
 include "_core_boundary.pxi"
 include "_core_flow.pxi"
 include "_core_gallocr.pxi"
+include "_core_placing.pxi"
 include "_core_gallocr_api.pxi"
+include "_core_allocr.pxi"
 include "_core_offsets.pxi"
 include "_core_arenas.pxi"
 include "_core_plan.pxi"

@@ -163,8 +163,23 @@ cdef class Graph:
         g.meta = dict(meta or {})
         return g
 
-    cdef int fill(self, tuple tensors, tuple nodes, tuple leafs) except -1:
+    def with_order(self, nodes):
+        """This graph with its nodes in another order: flags and what is kept are those that it was made with.
+
+        Raises GraphError when a source comes later than its node, a node appears twice or is missing.
+        """
+        cdef Graph g = Graph.__new__(Graph)
+        nodes = tuple(nodes)
+        if len(nodes) != self.flat.n_nodes:
+            raise GraphError(f"an order of {len(nodes)} nodes for a graph of {self.flat.n_nodes}")
+        g.fill(self.tensors, nodes, self.leafs, self)
+        g.meta = dict(self.meta)
+        return g
+
+    cdef int fill(self, tuple tensors, tuple nodes, tuple leafs, Graph like=None) except -1:
+        """`like`: a graph of the same tensors, whose flags and deps count, not those of the moment."""
         cdef Tensor t, s
+        cdef dict given = None if like is None else like.deps
         cdef Py_ssize_t i
         cdef int32_t k, n_src = 0
         cdef int64_t total = 0, n_deps = 0
@@ -194,7 +209,7 @@ cdef class Graph:
             if t.mark != i:
                 raise GraphError(f"{describe(t)} appears twice in a graph")
             g.layout[i] = t.layout
-            g.flags[i] = <unsigned char>t._flags
+            g.flags[i] = <unsigned char>t._flags if like is None else like.flat.flags[i]
             g.view_offs[i] = t.view_offs
             g.view_src[i] = -1 if t.view_src is None else self.require(t.view_src, t)
             g.position[i] = -1
@@ -206,8 +221,7 @@ cdef class Graph:
                     g.slot[n_src] = <unsigned char>k
                     n_src += 1
                 k += 1
-            if t._deps is not None:
-                n_deps += len(t._deps)
+            n_deps += len(kept_by(t, given))
         g.src_begin[len(tensors)] = n_src
         for i in range(len(leafs)):
             t = leafs[i]
@@ -231,21 +245,21 @@ cdef class Graph:
                                      "earlier node: a cycle or a wrong order")
                 if s is t:
                     raise GraphError(f"node {i} {describe(t)} reads itself")
-            if n_deps and t._deps is not None:
-                for s in t._deps:
+            if n_deps:
+                for s in kept_by(t, given):
                     if g.position[self.require(s, t)] == -1:
                         raise GraphError(f"node {i} {describe(t)} keeps {describe(s)}, which is neither a leaf nor an "
                                          "earlier node: a cycle or a wrong order")
         for i in range(g.n_leafs):
             g.position[g.leaf[i]] = -1
         if n_deps:
-            self.fill_deps(n_deps)
+            self.fill_deps(n_deps, given)
         flat_classify(g)
         self.fingerprint_structure(found)
         self.fingerprint = (int(found[0]) << 64) | int(found[1])
         return 0
 
-    cdef int fill_deps(self, int64_t n_deps) except -1:
+    cdef int fill_deps(self, int64_t n_deps, dict given) except -1:
         """What nodes keep until they are done."""
         cdef gs_graph *g = &self.flat
         cdef Tensor t, s
@@ -257,8 +271,8 @@ cdef class Graph:
         for i in range(g.n_tensors):
             g.dep_begin[i] = at
             t = self.tensors[i]
-            if t._deps is not None and g.position[i] >= 0:
-                for s in t._deps:
+            if g.position[i] >= 0:
+                for s in kept_by(t, given):
                     g.dep[at] = self.require(s, t)
                     at += 1
         g.dep_begin[g.n_tensors] = at
@@ -354,6 +368,13 @@ cdef class Graph:
 
     def __repr__(self):
         return f"<Graph of {self.flat.n_nodes} nodes, {self.flat.n_leafs} leafs>"
+
+
+cdef inline tuple kept_by(Tensor t, dict given):
+    """What t keeps until it is done, by a graph's deps if they are given."""
+    if given is not None:
+        return given.get(t, ())
+    return () if t._deps is None else t._deps
 
 
 cdef tuple depth_first(tuple outputs):

@@ -47,7 +47,8 @@ def pack(lower, upper, size, capacity=None, budget=None):
     on every machine.
 
     Raises TypeError for anything but integers, ValueError for arrays of different lengths, a lifetime that
-    ends before it begins or a negative size, and Error when the sizes add up to more than 63 bits hold.
+    ends before it begins or a negative size, capacity or budget, and Error when the sizes add up to more than 63
+    bits hold.
     """
     cdef Py_buffer a, b, c, d
     cdef gs_packing out
@@ -63,7 +64,9 @@ def pack(lower, upper, size, capacity=None, budget=None):
     if len(size) > PACK_MAX:
         raise ValueError(f"{len(size)} buffers are more than the {PACK_MAX} that can be packed at once")
     if capacity is not None:
-        c_capacity = min(max(_index(capacity), 0), 0x7fffffffffffffff)
+        if _index(capacity) < 0:
+            raise ValueError(f"capacity {capacity} is negative")
+        c_capacity = min(_index(capacity), 0x7fffffffffffffff)
     if budget is not None:
         if _index(budget) < 0:
             raise ValueError(f"budget {budget} is negative")

@@ -1,8 +1,8 @@
 # Replay: a reserved plan serves every graph of the same wiring whose tensors are no larger.
 #
 # Nothing is decided anew: assignments, splits, copies, in-place reuse and offsets are those of
-# the reserved plan, which is known to fit; what took over memory through a view moves with it.  Invariant: a replayed plan is as sound as the one
-# it repeats, or there is none.
+# the reserved plan, which is known to fit; what took over memory through a view moves with it.
+# Invariant: a replayed plan is as sound as the one it repeats, or there is none.
 
 cdef int ints_copy(gs_ints *to, const gs_ints *v) noexcept nogil:
     to.n = to.room = v.n

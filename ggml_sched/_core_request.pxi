@@ -69,6 +69,20 @@ cdef bint overrides(object backend, object base, str method):
     return method in getattr(backend, "__dict__", ()) or getattr(type(backend), method) is not getattr(base, method)
 
 
+cdef int fill_inplace_masks(uint64_t *mask, BackendBase backend, int rule) except -1:
+    """mask[op]: the sources that op may take over on this backend, for ops that the rule lets run in place
+    (INPLACE_ANY: for all)."""
+    cdef int op
+    cdef object declared
+    for op in range(N_OPS_MAX):
+        mask[op] = 0
+    for op in range(len(OP_NAMES)):
+        if rule == INPLACE_ANY or op_inplace[op] & rule:
+            declared = backend.inplace_sources(OP_NAMES[op])
+            mask[op] = <uint64_t>(declared & 0xffffffffffffffff)
+    return 0
+
+
 cdef class Request:
     """A gs_request with its memory."""
 
@@ -254,10 +268,9 @@ cdef class Request:
             if r.nbytes != NULL:
                 for i in range(<int32_t>n):
                     t = <Tensor>tensors[i]
-                    r.nbytes[b * n + i] = backend.alloc_size(t) if devices.asks_size[b] else t.layout.nbytes
-                    if r.nbytes[b * n + i] < t.layout.nbytes:
-                        raise PlacementError(f"backend {backend.name!r} says that {describe(t)} of "
-                                             f"{t.layout.nbytes} bytes takes {r.nbytes[b * n + i]}")
+                    r.nbytes[b * n + i] = t.layout.nbytes
+                    if devices.asks_size[b]:
+                        r.nbytes[b * n + i] = checked_alloc_size(backend, t, backend.alloc_size(t))
             if devices.asks_buffer[b]:
                 for i in range(devices.n):
                     if i != b:

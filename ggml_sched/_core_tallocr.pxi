@@ -63,10 +63,7 @@ cdef class TensorAllocator:
 
     cdef int64_t size_of(self, Tensor t) except -1:
         """Bytes that `t` takes: the buffer's alloc-size, rounded up to the alignment."""
-        cdef int64_t size = self.buffer.alloc_size(t)
-        if size < t.layout.nbytes:
-            raise PlacementError(f"backend {self.buffer.backend.name!r} says that {describe(t)} of "
-                                 f"{t.layout.nbytes} bytes takes {size}")
+        cdef int64_t size = checked_alloc_size(self.buffer.backend, t, self.buffer.alloc_size(t))
         if gs_checked_align(size, self.alignment, &size) != GS_OK:
             raise OutOfMemory(f"{describe(t)}: {size} bytes cannot be aligned to {self.alignment}",
                               self.buffer.backend.name, size, self.room)

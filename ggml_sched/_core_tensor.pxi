@@ -65,6 +65,22 @@ cdef class BufferBase:
         """Hook: give the memory back.  Called once, by close()."""
 
 
+cpdef int64_t checked_alloc_size(BackendBase backend, Tensor t, object size) except -1:
+    """What alloc_size has answered for a tensor, in bytes.
+
+    TypeError unless it is an integer, PlacementError for less than the tensor's bytes or more than an int64 holds.
+    """
+    try:
+        found = _index(size)
+    except TypeError:
+        raise TypeError(f"backend {backend.name!r} says that {describe(t)} takes {size!r} bytes, "
+                        "which is not an integer") from None
+    if not t.layout.nbytes <= found <= 0x7fffffffffffffff:
+        raise PlacementError(f"backend {backend.name!r} says that {describe(t)} of {t.layout.nbytes} bytes "
+                             f"takes {found}")
+    return found
+
+
 cdef frozenset flag_names(int flags):
     names = []
     if flags & GS_FLAG_INPUT:

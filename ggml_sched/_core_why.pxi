@@ -37,3 +37,7 @@ _WHY = {
     WHY_MOST_INPUTS: "most of its sources are there",
     WHY_BOUNDARY: "a split boundary was moved to where fewer bytes cross",
 }
+
+# Those that `Plan.explain` tells apart.
+REASON_USER = _WHY[WHY_USER]
+REASON_CONSUMER = _WHY[WHY_CONSUMER]

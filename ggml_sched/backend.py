@@ -43,7 +43,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ggml_sched._core import BackendBase, BufferBase, Context, Graph, Tensor, bind_resident, inplace_ops
+from ggml_sched._core import (
+    BackendBase,
+    BufferBase,
+    Context,
+    Graph,
+    Tensor,
+    bind_resident,
+    checked_alloc_size,
+    inplace_ops,
+)
 from ggml_sched.errors import BackendError, OutOfMemory, PlacementError
 
 __all__ = ["Backend", "Buffer", "Event", "GraphView", "get_backend", "tensor_copy"]
@@ -132,7 +141,10 @@ class Backend(BackendBase):
         return None
 
     def alloc_size(self, tensor: Tensor) -> int:
-        """Bytes that a tensor takes in a buffer of this backend; must not depend on the buffer."""
+        """Bytes that a tensor takes in a buffer of this backend, at least tensor.nbytes; must not depend on the buffer.
+
+        Whoever asks raises TypeError for an answer that is no integer, PlacementError for one out of range.
+        """
         return tensor.nbytes
 
     def alloc_tensors(self, ctx: Context, usage: str = "weights") -> Buffer:
@@ -169,7 +181,8 @@ class Backend(BackendBase):
             lent = tensor.lease is not None and tensor.lease.transient
             if tensor.view_src is None and (lent or tensor.buffer is None):
                 pending.append((tensor, total))
-                total += -(-self.alloc_size(tensor) // self.alignment) * self.alignment
+                size = checked_alloc_size(self, tensor, self.alloc_size(tensor))
+                total += -(-size // self.alignment) * self.alignment
         return pending, total
 
     # -- data -------------------------------------------------------------------

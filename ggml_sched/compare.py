@@ -16,7 +16,7 @@ from ggml_sched._core import Context, Graph, Tensor
 from ggml_sched.backend import Backend, GraphView
 from ggml_sched.errors import UnsupportedOp
 from ggml_sched.graphfile import graph_from_dict, graph_to_dict
-from ggml_sched.steps import says_stop
+from ggml_sched.steps import says_no
 
 __all__ = ["NodeDifference", "compare"]
 
@@ -62,7 +62,7 @@ def compare(graph: Graph, a: Backend, b: Backend, callback: Callback | None = No
             difference = NodeDifference(node, *_distance(one, other))
             if rtol is None or not difference.nmse <= rtol:
                 found.append(difference)
-            if callback is not None and says_stop(callback(node, one, other)):
+            if callback is not None and says_no(callback(node, one, other)):
                 break
     return found
 

@@ -21,10 +21,12 @@ from ggml_sched.pipeline import Pipeline
 from ggml_sched.plan import Plan
 from ggml_sched.steps import CopyStep, ExpertsStep, LoadStep, RunStep, Step
 
-__all__ = ["Allocation", "Callback", "each"]
+__all__ = ["Allocation", "Ask", "Callback", "each"]
 
 Callback = Callable[[Tensor], object]
 """Called with each node after it was computed; False stops the compute."""
+Ask = Callable[[Tensor], object]
+"""Called with each node before it is computed; False keeps it from the callback."""
 
 _VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
@@ -113,15 +115,18 @@ class Allocation:
             self._lists[turn] = list(self._make_steps(turn))
         return self._lists[turn]
 
-    def run(self, callback: Callback | None = None) -> bool:
-        """Compute the graph; on return every backend is done.  False if the callback stopped it."""
+    def run(self, callback: Callback | None = None, ask: Ask | None = None) -> bool:
+        """Compute the graph; on return every backend is done.  False if the callback stopped it.
+
+        `ask` says which nodes the callback sees.
+        """
         finished = True
         steps = self._next_steps()
         self.is_running = True
         try:
             for step in steps:
                 if callback is not None and isinstance(step, RunStep):
-                    finished = step.observe(callback)
+                    finished = step.observe(callback, ask)
                     if not finished:
                         break
                 else:

@@ -153,7 +153,8 @@ class Plan:
         validate(self)
 
     def explain(self, t: Tensor) -> str:
-        """Why a tensor is where it is, what it shares memory with, who refused it, where copies of it go."""
+        """Why a tensor is where it is, what it shares memory with, where copies of it go, and of a computed node
+        which backends were refused: those that do not support it, and what stood against each better one."""
         return report.explain(self, t)
 
     def to_dot(self) -> str:

@@ -58,7 +58,7 @@ def reorder(graph: Graph) -> Graph:
                 (k,) = readers[root]
                 if not missing[k] and not done[k]:
                     heapq.heappush(queue, (_growth(graph, k, readers, frees), k))
-    return Graph.from_order(graph.tensors, [graph.nodes[i] for i in order], graph.leafs, graph.meta)
+    return graph.with_order([graph.nodes[i] for i in order])
 
 
 def _root(t: Tensor) -> Tensor:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ggml_sched._core import REASON_CONSUMER, REASON_USER
+from ggml_sched.backend import measure_buffer
+
 if TYPE_CHECKING:
     from ggml_sched._core import Tensor
     from ggml_sched.plan import Plan
@@ -61,13 +64,14 @@ def _columns(rows: list[tuple[str, ...]], align: str) -> list[str]:
 
 
 def explain(plan: Plan, t: Tensor) -> str:
-    """Why a tensor is where it is, what it shares memory with, who refused it, where copies of it go."""
+    """Why a tensor is where it is, what it shares memory with, who was refused and why, where copies of it go."""
     i = plan.index_of(t)
     lines = [f"{_describe(plan, t)}: {_placed(plan, i)}", *_memory(plan, i), *_sharers(plan, i)]
     if t.op not in _VIEW_OPS:
         refused = [b.name for b in plan.backends if not b.supports_op(t)]
         if refused:
             lines.append(f"not supported by: {', '.join(refused)}")
+        lines += _passed_over(plan, i)
     lines += _copies(plan, i)
     return "\n  ".join(lines)
 
@@ -85,6 +89,74 @@ def _placed(plan: Plan, i: int) -> str:
                 position = split.start + next(p for p, node in enumerate(split.nodes) if node is t)
                 where = f"computed on {split.backend.name}, in split {k} as node {position}"
     return f"{where}, because {data.reason(i)}"
+
+
+def _passed_over(plan: Plan, i: int) -> list[str]:
+    """What stood against each better backend that supports node i, a line for each.
+
+    What the chosen backend cannot reach either decided nothing.
+    """
+    t, data = plan.graph.tensors[i], plan.data
+    here = data.backend_index(i)
+    lines = []
+    for b in range(here):
+        if not plan.backends[b].supports_op(t):
+            continue
+        against = []
+        if data.reason(i) == REASON_USER:
+            against.append(f"the caller assigned the node to {plan.backends[here].name}")
+        else:
+            root = t.view_src
+            if root is not None and _reads(plan, here, root) and not _reads(plan, b, root):
+                against.append(f"cannot reach the memory of {_whose(plan, root)}, which the node writes to")
+            missing = [s for s in dict.fromkeys(t.src) if s is not None and (root is None or _root(s) is not root)
+                       and _reads(plan, here, s) and not _reads(plan, b, s) and not _came_along(plan, t, s)]
+            if missing:
+                names = ", ".join(_whose(plan, s) for s in missing[:_SHOWN_INPUTS])
+                rest = len(missing) - _SHOWN_INPUTS
+                against.append(f"cannot read without a copy: {names}{f', and {rest} more' if rest > 0 else ''}")
+        lines.append(f"{plan.backends[b].name} supports it, but {' and '.join(against)}" if against else
+                     f"{plan.backends[b].name} supports it, too, and nothing is against it: the rule that placed the "
+                     "node did not ask for it")
+    return lines
+
+
+def _root(t: Tensor) -> Tensor:
+    return t if t.view_src is None else t.view_src
+
+
+def _resident_buffer(t: Tensor):
+    """The buffer of a tensor that has memory outside every plan, or None."""
+    buffer, lease = t.buffer, t.lease
+    return None if lease is not None and lease.transient else buffer
+
+
+def _reads(plan: Plan, b: int, t: Tensor) -> bool:
+    """Whether backend b reads and writes a tensor where its memory is."""
+    buffer, home = _resident_buffer(t), plan.data.memory_index(plan.index_of(_root(t)))
+    if buffer is None:
+        if home in (b, -1):
+            return True
+        buffer = measure_buffer(plan.backends[home])
+    return buffer.backend is plan.backends[b] or plan.backends[b].supports_buffer(buffer)
+
+
+def _came_along(plan: Plan, node: Tensor, s: Tensor) -> bool:
+    """Whether a source is only where it is because `node`, its first reader, is there."""
+    root = _root(s)
+    if root.op != "NONE" or plan.data.reason(plan.index_of(root)) != REASON_CONSUMER:
+        return False
+    readers = (t for t in plan.graph.nodes if t.op not in _VIEW_OPS
+               and any(p is not None and _root(p) is root for p in t.src))
+    return next(readers, None) is node
+
+
+def _whose(plan: Plan, t: Tensor) -> str:
+    """A tensor and where its memory is."""
+    buffer = _resident_buffer(t)
+    kind = "weight " if buffer is not None and buffer.usage == "weights" else ""
+    owner = plan.backends[plan.data.memory_index(plan.index_of(_root(t)))] if buffer is None else buffer.backend
+    return f"{kind}{_name(t, plan.index_of(t))!r} on {owner.name}"
 
 
 def _memory(plan: Plan, i: int) -> list[str]:

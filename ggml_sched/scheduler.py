@@ -17,7 +17,7 @@ from operator import index as _index
 from ggml_sched._core import Devices, Graph, PlanData, Request, Tensor, make_plan, replay_plan
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import Error, OutOfMemory, PlacementError
-from ggml_sched.executor import Allocation, Callback, each
+from ggml_sched.executor import Allocation, Ask, Callback, each
 from ggml_sched.pipeline import MAX_IN_FLIGHT, Pipeline
 from ggml_sched.plan import Plan
 from ggml_sched.reorder import reorder
@@ -328,18 +328,26 @@ class Scheduler:
 
     # -- computing ----------------------------------------------------------------
 
-    def compute(self, graph: Graph, callback: Callback | None = None) -> bool:
+    def compute(self, graph: Graph, callback: Callback | None = None, ask: Ask | None = None) -> bool:
         """Run a graph, allocating it first if it is not the one allocated last; all results are there on return.
 
         Inputs must have been set since the graph was allocated for the first time; they keep their data.
         `callback(node)` is called after each computed node, whose data it may read; when it returns False, nothing
-        more runs on any backend, and `compute` returns False instead of True.  Exceptions of backends and of the
-        callback reach the caller; the scheduler works afterwards.  Computes that are queued end first; what
-        they raised is raised here.
+        more runs on any backend, and `compute` returns False instead of True.
+
+        `ask(node)` is called before a node is computed, in the same order.  Where it returns False, the callback
+        does not see the node, which then runs together with those after it, up to the next that is asked for;
+        without `ask`, every node runs singly.  Its data is not there yet: it may look at name, op and shape.
+
+        Exceptions of backends, of the callback and of `ask` reach the caller; the scheduler works afterwards.
+        Computes that are queued end first; what they raised is raised here.  Raises what `alloc` raises, and
+        ValueError for `ask` without `callback`.
         """
+        if ask is not None and callback is None:
+            raise ValueError("ask says which nodes the callback sees, and there is no callback")
         with self._turn:
             self._synchronize()
-            return self._alloc(graph).run(callback)
+            return self._alloc(graph).run(callback, ask)
 
     def compute_async(self, graph: Graph) -> None:
         """Queue a compute and return; the results are there after `synchronize`.

@@ -17,11 +17,11 @@ from ggml_sched._core import Tensor
 from ggml_sched.backend import Backend, GraphView, tensor_copy
 from ggml_sched.errors import PlacementError
 
-__all__ = ["CopyStep", "ExpertsStep", "LoadStep", "RunStep", "Step", "says_stop"]
+__all__ = ["CopyStep", "ExpertsStep", "LoadStep", "RunStep", "Step", "says_no"]
 
 
-def says_stop(answer: object) -> bool:
-    """Whether a callback's answer is False, NumPy's included; None, 0 and the like stop nothing."""
+def says_no(answer: object) -> bool:
+    """Whether a callback's answer is False, NumPy's included; None, 0 and the like are no such answer."""
     return answer is False or isinstance(answer, np.bool_) and not answer
 
 
@@ -198,16 +198,26 @@ class RunStep(Step):
         self.backend.synchronize()
         tensor_copy(self.back, self.nodes[-1])
 
-    def observe(self, callback: Callable[[Tensor], object]) -> bool:
-        """Run node by node; the callback sees each when its data is there.  False when it said stop."""
+    def observe(self, callback: Callable[[Tensor], object], ask: Callable[[Tensor], object] | None = None) -> bool:
+        """Run up to each node that `ask` wants (by default every one); the callback sees it when its data is there.
+
+        What is not wanted runs together with the next that is, or with the end of the step.  False when the
+        callback said stop.
+        """
         for other in self.others:
             other.synchronize()
-        for node, twin in zip(self.nodes, self.twins, strict=True):
-            self.backend.graph_compute(GraphView((twin,)))
-            self.backend.synchronize()
-            if self.back is not None and node is self.nodes[-1]:
+        start, last = 0, len(self.nodes) - 1
+        for k, node in enumerate(self.nodes):
+            wanted = ask is None or not says_no(ask(node))
+            if not wanted and k < last:
+                continue
+            self.backend.graph_compute(GraphView(self.twins[start : k + 1]))
+            start = k + 1
+            if wanted or self.others:
+                self.backend.synchronize()
+            if self.back is not None and k == last:
                 self._bring_back()
-            if says_stop(callback(node)):
+            if wanted and says_no(callback(node)):
                 return False
         return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -264,20 +265,34 @@ def test_sizes_come_from_the_backends_own_rule(ctx):
         assert sched.plan(gs.Graph(ctx.dup(ctx.tensor("i8", 20)))).buffer_sizes == (256,)
 
 
-@pytest.mark.parametrize("size", [0, 19, -1])
-def test_a_backend_that_gives_a_tensor_too_little(ctx, size):
-    class Mean(gs.DryBackend):
+@pytest.mark.parametrize("size, error", [
+    (0, gs.PlacementError), (19, gs.PlacementError), (-1, gs.PlacementError), (2**63, gs.PlacementError),
+    (-2**70, gs.PlacementError), (np.uint64(2**63), gs.PlacementError), (20.5, TypeError), (64.0, TypeError),
+    (None, TypeError), ("x", TypeError), ("64", TypeError), ((64,), TypeError)])
+def test_a_backend_whose_alloc_size_makes_no_sense(ctx, size, error):
+    """The error names backend, tensor and value, whoever asks; what raised works afterwards."""
+    answer = [size]
+
+    class Strange(gs.DryBackend):
         def alloc_size(self, tensor):
-            return size
+            return answer[0]
 
     t = ctx.tensor("i8", 20, "t")
-    with gs.TensorAllocator.from_backend(Mean("mean"), 4096) as tallocr:
-        with pytest.raises(gs.PlacementError, match="'mean'.*'t'.*20"):
-            tallocr.alloc(t)
-        with pytest.raises(gs.PlacementError, match="'t'"):
-            gs.GraphAllocator().alloc_graph(tallocr, gs.Graph(ctx.dup(t)))
-    with gs.Scheduler([Mean("mean")]) as sched, pytest.raises(gs.PlacementError, match="'t'"):
-        sched.plan(gs.Graph(ctx.dup(t)))
+    graph, said = gs.Graph(ctx.dup(t)), f"'strange'.*'t'.*takes {re.escape(str(size))}"
+    if error is TypeError:
+        said = f"'strange'.*'t'.*takes {re.escape(repr(size))} bytes, which is not an integer"
+    backend = Strange("strange")
+    scheduler = gs.Scheduler([backend], plan_cache=0)
+    with scheduler, gs.TensorAllocator.from_backend(backend, 4096) as tallocr:
+        for use in (lambda: tallocr.alloc(t), lambda: gs.GraphAllocator().alloc_graph(tallocr, graph),
+                    lambda: scheduler.plan(graph), lambda: backend.alloc_tensors(ctx),
+                    lambda: backend.alloc_tensors_size(ctx)):
+            answer[0] = size
+            with pytest.raises(error, match=said):
+                use()
+            answer[0] = np.int64(100)
+            assert t.buffer is None and scheduler.plan(graph).buffer_sizes >= (100,)
+        assert tallocr.alloc(t) == 0 and tallocr.max_size == 128
 
 
 def test_reset_forgets_tensors_but_not_the_high_water_mark(ctx):

@@ -1,4 +1,4 @@
-"""The eval callback: sees each node in order with its data, stops everything, and may fail."""
+"""The eval callback: sees each node (that it asked for) in order with its data, stops everything, and may fail."""
 
 from __future__ import annotations
 
@@ -124,3 +124,227 @@ def test_a_callback_cannot_use_the_scheduler():
                 scheduler.compute(chain.graph, call)
         scheduler.compute(chain.graph)
         assert np.array_equal(chain.out.numpy(), chain.expected(1))
+
+
+# -- ask: which nodes the callback sees ------------------------------------------------------------
+
+
+class Noted(gs.CpuBackend):
+    """Appends the names of the nodes of each call of graph_compute to a log."""
+
+    def __init__(self, name, log):
+        super().__init__(1, name=name)
+        self.log = log
+
+    def graph_compute(self, graph):
+        self.log.append(("run", *(node.name for node in graph.nodes)))
+        super().graph_compute(graph)
+
+
+def long_chain(n, backends_of, log=4):
+    """A chain whose nodes all have names, and its backends."""
+    made = backends_of(n)
+    chain = Chain(made, log=log)
+    for k, node in enumerate(chain.graph.nodes):
+        chain.ctx.set_name(node, f"n{k}")
+    return made, chain, [node.name for node in chain.graph.nodes if node.op not in VIEWS]
+
+
+def events(steps, wanted):
+    """What must happen: asks up to a wanted node or a step's end, then one run of them all, then the observation."""
+    found = []
+    for step in steps:
+        pending = []
+        for name in step:
+            pending.append(name)
+            found.append(("ask", name))
+            if name in wanted or name == step[-1]:
+                found.append(("run", *pending))
+                pending = []
+            if name in wanted:
+                found.append(("seen", name))
+    return found
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("every", [1, 2, 3, 4, 5, 100])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_nodes_that_nobody_asks_for_run_with_the_next_that_is(n, every, copies):
+    log = []
+    made, chain, names = long_chain(n, lambda n: [Noted(f"b{k}", log) for k in range(n)])
+    wanted = set(names[every - 1 :: every])
+    with gs.Scheduler(made, copies=copies) as scheduler:
+        plan = scheduler.alloc(chain.graph)
+        steps = [[t.name for t in split.nodes if t.op not in VIEWS] for split in plan.splits]
+        for k in range(3):
+            chain.x.set(chain.input(k))
+            chain.row.set(np.int64([k]))
+            data = {}
+
+            def ask(node):
+                log.append(("ask", node.name))
+                return node.name in wanted
+
+            def see(node, data=data):
+                log.append(("seen", node.name))
+                data[node.name] = node.numpy()
+
+            log.clear()
+            assert scheduler.compute(chain.graph, see, ask) is True
+            assert log == events(steps, wanted)
+            assert np.array_equal(chain.out.numpy(), chain.expected(k))
+            assert np.array_equal(chain.log.numpy()[k], chain.expected(k)[0])
+            every_one = {}
+            scheduler.compute(chain.graph, lambda node, to=every_one: to.update({node.name: node.numpy().tobytes()}))
+            assert {name: found.tobytes() for name, found in data.items()} == {
+                name: every_one[name] for name in names if name in wanted}
+
+
+def test_asking_saves_calls_of_the_backend():
+    log = []
+    made, chain, names = long_chain(3, lambda n: [Noted(f"b{k}", log) for k in range(n)])
+    with gs.Scheduler(made) as scheduler:
+        scheduler.alloc(chain.graph)
+        chain.x.set(chain.input(1))
+        chain.row.set(np.int64([0]))
+        calls = {}
+        for kind, ask in {"all": None, "one": lambda node: node.name == names[0], "none": lambda node: False}.items():
+            log.clear()
+            scheduler.compute(chain.graph, lambda node: None, ask)
+            calls[kind] = len(log)
+        assert calls == {"all": len(names), "one": 4, "none": 3}
+
+
+@pytest.mark.parametrize("answer", [None, 0, "", True, np.True_, np.False_, False])
+def test_only_false_is_a_no(answer):
+    made, chain, names = long_chain(2, backends)
+    with gs.Scheduler(made) as scheduler:
+        scheduler.alloc(chain.graph)
+        chain.x.set(chain.input(1))
+        chain.row.set(np.int64([0]))
+        seen = []
+        scheduler.compute(chain.graph, lambda node: seen.append(node.name), lambda node: answer)
+        assert seen == ([] if isinstance(answer, np.bool_) and not answer or answer is False else names)
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_stopping_at_a_node_that_was_asked_for(at):
+    log = []
+    made, chain, names = long_chain(3, lambda n: [Noted(f"b{k}", log) for k in range(n)], log=0)
+    with gs.Scheduler(made) as scheduler:
+        scheduler.alloc(chain.graph)
+        chain.x.set(chain.input(1))
+        asked = []
+        assert scheduler.compute(chain.graph, lambda node: False,
+                                 lambda node: asked.append(node.name) or node.name == names[at]) is False
+        assert asked == names[: at + 1] == [name for _, *run in log for name in run]
+        assert scheduler.compute(chain.graph) is True
+        assert np.array_equal(chain.out.numpy(), chain.expected(1))
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize("at", range(4))
+def test_an_exception_of_ask_reaches_the_caller_and_the_scheduler_works_afterwards(at, wanted):
+    made, chain, names = long_chain(2, backends, log=0)
+    with gs.Scheduler(made, copies=2) as scheduler:
+        scheduler.alloc(chain.graph)
+        chain.x.set(chain.input(2))
+        seen = []
+
+        def ask(node):
+            if node.name == names[at]:
+                raise LookupError(node.name)
+            return wanted
+
+        with pytest.raises(LookupError):
+            scheduler.compute(chain.graph, lambda node: seen.append(node.name), ask)
+        assert seen == (names[:at] if wanted else [])
+        assert scheduler.compute(chain.graph) is True
+        assert np.array_equal(chain.out.numpy(), chain.expected(2))
+
+
+@pytest.mark.parametrize("wanted", [(), ("write",), ("late",), ("write", "late")])
+def test_writes_go_back_whether_asked_for_or_not(wanted):
+    here, there = backends(2)
+    cache = weights_on(there, "any", cache=np.zeros((3, 4), np.float32))["cache"]
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (4, 1), "x", input=True)
+    row = ctx.tensor("i64", (1,), "row", input=True)
+    write = ctx.set_name(ctx.set_rows(cache, ctx.scale(x, 2.0), row), "write")
+    late = ctx.set_output(ctx.set_name(ctx.scale(write, 10.0), "late"))
+    with gs.Scheduler([here, there]) as scheduler:
+        scheduler.set_tensor_backend(write, here)
+        scheduler.set_tensor_backend(late, there)
+        plan = scheduler.alloc(gs.Graph(late))
+        assert plan.data.write_backs and len(plan.splits) == 2
+        x.set(np.float32([[1, 2, 3, 4]]))
+        row.set(np.int64([1]))
+        seen = {}
+        assert scheduler.compute(plan.graph, lambda node: seen.update({node.name: node.numpy()[1].tolist()}),
+                                 lambda node: node.name in wanted) is True
+        expected = {"write": [2, 4, 6, 8], "late": [20, 40, 60, 80]}
+        assert seen == {name: expected[name] for name in wanted}
+        assert cache.numpy()[1].tolist() == [2, 4, 6, 8] and late.numpy()[1].tolist() == [20, 40, 60, 80]
+
+
+class Waited(Noted):
+    """Logs waits, too."""
+
+    def graph_compute(self, graph):
+        self.log.append(("on", self.name))
+        super().graph_compute(graph)
+
+    def synchronize(self):
+        self.log.append(("wait", self.name))
+        super().synchronize()
+
+
+@pytest.mark.parametrize("wanted", [(), ("read",), ("end",), ("read", "end")])
+def test_backends_wait_for_each_other_whether_asked_or_not(wanted):
+    """Before a node is seen its backend is done; what a node keeps elsewhere is there, and stays until it is done."""
+    log = []
+    made = [Waited("w0", log), Waited("w1", log)]
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (64,), "x", input=True)
+    first = ctx.set_name(ctx.scale(x, 3.0), "first")
+    read = ctx.set_name(ctx.scale(x, 2.0), "read")
+    end = ctx.set_output(ctx.set_name(ctx.scale(read, 5.0), "end"))
+    last = ctx.set_output(ctx.set_name(ctx.scale(x, 7.0), "last"))
+    ctx.keep_until(first, end)
+    graph = gs.Graph(end, last)
+    with gs.Scheduler(made) as scheduler:
+        for t, backend in ((first, 0), (read, 1), (end, 1), (last, 0)):
+            scheduler.set_tensor_backend(t, made[backend])
+        names = [t.name for t in scheduler.alloc(graph).graph.nodes]
+        assert names == ["read", "first", "end", "last"]
+        for k in range(3):
+            x.set(np.full(64, k, np.float32))
+            log.clear()
+            seen = {}
+
+            def see(node, seen=seen):
+                log.append(("seen", node.name))
+                seen[node.name] = node.numpy()[0].item()
+
+            assert scheduler.compute(graph, see, lambda node: node.name in wanted) is True
+            assert seen == {name: k * {"read": 2, "end": 10}[name] for name in wanted}
+            assert end.numpy()[0] == 10 * k and last.numpy()[0] == 7 * k
+            for name in wanted:
+                assert log[log.index(("seen", name)) - 1] == ("wait", "w1")
+            at, after = log.index(("run", "end")), log.index(("run", "last"))
+            assert ("wait", "w0") in log[log.index(("run", "first")):at] and ("wait", "w1") in log[at:after]
+
+
+def test_ask_alone_makes_no_sense():
+    made, chain, _ = long_chain(1, backends, log=0)
+    with gs.Scheduler(made) as scheduler, pytest.raises(ValueError, match="no callback"):
+        scheduler.compute(chain.graph, ask=lambda node: True)
+
+
+def test_ask_cannot_use_the_scheduler():
+    made, chain, _ = long_chain(1, backends, log=0)
+    with gs.Scheduler(made) as scheduler:
+        scheduler.alloc(chain.graph)
+        chain.x.set(chain.input(1))
+        with pytest.raises(gs.Error, match="at work"):
+            scheduler.compute(chain.graph, lambda node: None, lambda node: scheduler.plan(chain.graph))

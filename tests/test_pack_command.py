@@ -64,7 +64,7 @@ def test_a_header_alone_is_an_empty_problem(tmp_path, capsys):
     ("lower,upper,size\n2,1,5\n", "make no sense"),
     ("lower,upper,size\n1,2,-5\n", "make no sense"),
     ("lower,upper,size\n0,1,9223372036854775807\n0,1,1\n", "63 bits"),
-    ("lower,upper,size\n0,1,99999999999999999999\n", "63 bits"),
+    ("lower,upper,size\n0,1,99999999999999999999\n", "row 2: 99999999999999999999 bytes do not fit into 63 bits"),
     ('lower,upper,size\n0,1,"5\n', "CSV"),
     (b"lower,upper,size\n0,1,\xff\n", "CSV"),
     (b"\x00\x01\x02", "header"),
@@ -73,6 +73,15 @@ def test_a_bad_file_is_refused_with_one_line(tmp_path, capsys, text, words):
     assert command.main([write(tmp_path / "bad.csv", text)]) == 1
     said = capsys.readouterr()
     assert words in said.err and said.err.count("\n") == 1 and said.out == ""
+    assert "bad.csv: " in said.err
+
+
+def test_a_negative_capacity_or_budget_is_an_error(tmp_path, capsys):
+    path = write(tmp_path / "x.csv", "id,lower,upper,size\n0,0,2,10\n")
+    for option in ("capacity", "budget"):
+        assert command.main([path, f"--{option}", "-1"]) == 1
+        said = capsys.readouterr()
+        assert f"{option} -1 is negative" in said.err and said.out == ""
 
 
 def test_a_missing_file_and_a_folder_are_errors(tmp_path, capsys):

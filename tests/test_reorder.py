@@ -49,6 +49,46 @@ def test_a_reordered_graph_computes_the_same_and_is_allocated_once():
     np.testing.assert_array_equal(*results)
 
 
+def test_flags_set_after_the_graph_was_made_do_not_reach_the_other_order():
+    """Nor does what was asked to be kept since: both orders are of the graph as it was made."""
+    graph, x, large = wide(4)
+    before = reorder(graph)
+    ctx = gs.Context()
+    late = ctx.set_name(ctx.sqr(x), "late")
+    for t in large:
+        ctx.set_output(t)
+    ctx.set_input(graph.leafs[-1])
+    ctx.keep_until(large[0], graph.nodes[-1])
+    ctx.keep_until(late, graph.nodes[-1])          # which is no tensor of the graph
+    after = reorder(graph)
+    assert after.nodes == before.nodes and after.fingerprint == before.fingerprint and after.deps == {}
+    for t in graph.tensors:
+        assert after.flags_of(t) == before.flags_of(t) == graph.flags_of(t)
+    with gs.Scheduler([gs.DryBackend("A")], reorder=True) as scheduler:
+        plan = scheduler.plan(graph)
+        plan.verify()
+        assert plan.graph.nodes == before.nodes
+        assert plan.buffer_sizes == gs.Scheduler([gs.DryBackend("A")]).plan(before).buffer_sizes
+
+
+def test_the_other_order_keeps_what_the_graph_keeps():
+    graph, x, large = wide(4)
+    ctx = gs.Context()
+    ctx.keep_until(large[0], graph.nodes[-1])
+    kept = gs.Graph(*large, graph.nodes[-1])
+    assert reorder(kept).deps == kept.deps == {graph.nodes[-1]: (large[0],)}
+
+
+def test_an_order_has_every_node_once():
+    graph, x, large = wide(2)
+    nodes = list(graph.nodes)
+    assert graph.with_order(nodes).fingerprint == graph.fingerprint
+    for wrong in (nodes[:-1], [*nodes[:-1], nodes[0]], [*nodes[:-1], x], nodes[::-1],
+                  [*nodes[:-1], gs.Context().tensor("f32", 4, "stranger")]):
+        with pytest.raises(gs.GraphError):
+            graph.with_order(wrong)
+
+
 @pytest.mark.parametrize("configuration", ["c1", "c4"])
 @pytest.mark.parametrize("name", [n for n in graph_names() if n.endswith("decode")])
 def test_model_graphs_never_get_worse(name, configuration):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from small_graphs import Residents, plan_of, random_case, two_layers
+from small_graphs import Device, Residents, plan_of, random_case, two_layers
 
 import ggml_sched as gs
 
@@ -75,6 +75,95 @@ def test_explain_tells_residents_views_and_heirs(plan):
     assert "written in place over the copy of 'h2' on GPU" in plan.explain(tensor(plan, "a2"))
     assert "viewed by: 'flat'" in plan.explain(tensor(plan, "a2"))
     assert "taken over in place by: 'a1'" in plan.explain(tensor(plan, "h1"))
+
+
+def lines(plan, t):
+    return [line.strip() for line in plan.explain(t).splitlines()]
+
+
+def test_explain_tells_that_the_caller_decided():
+    a, b, c, ctx = gs.DryBackend("A"), gs.DryBackend("B"), gs.DryBackend("C"), gs.Context()
+    out = ctx.scale(ctx.tensor("f32", (4,), "x", input=True), 2.0)
+    scheduler = gs.Scheduler([a, b, c])
+    scheduler.set_tensor_backend(out, b)
+    plan = scheduler.plan(gs.Graph(out))
+    assert plan.backend_of(out) is b
+    assert "A supports it, but the caller assigned the node to B" in lines(plan, out)
+    assert "C supports" not in plan.explain(out)        # a worse one was not refused
+
+
+@pytest.mark.parametrize("usage, kind", [("weights", "weight "), ("any", "")])
+def test_explain_names_the_sources_that_a_better_backend_cannot_read(usage, kind):
+    a, b, residents, ctx = gs.DryBackend("A"), gs.DryBackend("B"), Residents(), gs.Context()
+    w = residents.tensor(b, "f32", (4, 4), "w", usage)
+    x = ctx.set_name(ctx.scale(ctx.tensor("f32", (4, 2), "input", input=True), 2.0), "x")
+    out = ctx.mul_mat(w, x)
+    scheduler = gs.Scheduler([a, b])
+    scheduler.set_tensor_backend(x, b)
+    plan = scheduler.plan(gs.Graph(out))
+    assert plan.backend_of(out) is b
+    assert f"A supports it, but cannot read without a copy: {kind}'w' on B, 'x' on B" in lines(plan, out)
+
+
+def test_explain_counts_the_sources_that_it_does_not_name():
+    a, b, residents, ctx = gs.DryBackend("A"), gs.DryBackend("B"), Residents(), gs.Context()
+    q, k, v = (residents.tensor(b, "f32", (4, 2, 2), name, "any") for name in "qkv")
+    mask = residents.tensor(b, "f16", (2, 2), "mask", "any")
+    sinks = residents.tensor(b, "f32", (2,), "sinks", "any")
+    out = ctx.flash_attn_ext(q, k, v, mask, sinks=sinks)
+    plan = gs.Scheduler([a, b]).plan(gs.Graph(out))
+    assert "'q' on B, 'k' on B, 'v' on B, 'mask' on B, and 1 more" in plan.explain(out)
+
+
+def test_explain_asks_backends_what_they_read():
+    b, residents, ctx = gs.DryBackend("B"), Residents(), gs.Context()
+    a, near = gs.DryBackend("A"), Device("near", reads=("B",))
+    w, other = residents.tensor(b, "f32", (4, 4), "w"), residents.tensor(b, "f32", (4, 2), "other", "any")
+    x = ctx.tensor("f32", (4, 2), "x", input=True)
+    product = ctx.set_name(ctx.mul_mat(w, ctx.add(x, other)), "product")
+    scheduler = gs.Scheduler([a, near, b], policy="seed")
+    plan = scheduler.plan(gs.Graph(product))
+    assert plan.backend_of(product) is b
+    found = lines(plan, product)
+    assert any(line.startswith("A supports it, but cannot read without a copy: weight 'w' on B") for line in found)
+    assert ("near supports it, too, and nothing is against it: the rule that placed the node did not ask for it"
+            in found)
+
+
+def test_explain_tells_whose_memory_a_write_needs():
+    a, b, residents, ctx = gs.DryBackend("A"), gs.DryBackend("B"), Residents(), gs.Context()
+    kv = residents.tensor(b, "f32", (4, 4), "kv", "any")
+    x = ctx.tensor("f32", (4, 2), "x", input=True)
+    write = ctx.set_rows(kv, x, ctx.tensor("i64", (2,), "rows", input=True))
+    plan = gs.Scheduler([a, b]).plan(gs.Graph(write))
+    assert plan.backend_of(write) is b
+    assert ("A supports it, but cannot reach the memory of 'kv' on B, which the node writes to and cannot read "
+            "without a copy: 'x' on B, 'rows' on B") in lines(plan, write)
+
+
+def test_explain_leaves_out_what_the_chosen_backend_cannot_read_either():
+    backends, residents, ctx = [gs.DryBackend(name) for name in "ABC"], Residents(), gs.Context()
+    here, near, there = (residents.tensor(backends[k], "f32", (4,), name, "any")
+                         for k, name in ((1, "here"), (1, "near"), (2, "there")))
+    inner = ctx.set_name(ctx.add(here, near), "inner")
+    out = ctx.add(inner, there)
+    plan = gs.Scheduler(backends).plan(gs.Graph(out))
+    assert plan.backend_of(out) is backends[1]
+    assert lines(plan, out)[-1] == "A supports it, but cannot read without a copy: 'inner' on B"
+
+
+def test_a_leaf_that_came_along_is_no_reason():
+    a, b, residents, ctx = gs.DryBackend("A"), gs.DryBackend("B"), Residents(), gs.Context()
+    x = ctx.tensor("f32", (4,), "x")
+    first = ctx.set_name(ctx.scale(residents.tensor(b, "f32", (4,), "state"), 2.0), "first")
+    out = ctx.add(first, x)
+    plan = gs.Scheduler([a, b]).plan(gs.Graph(out))
+    assert plan.backend_of(out) is plan.backend_of(x) is b
+    assert "A supports it, but cannot read without a copy: 'first' on B" in lines(plan, out)
+
+
+def test_explain_of_the_best_backend_speaks_of_no_other(plan):
+    assert [t.name for t in plan.graph.nodes if "supports it" in plan.explain(t)] == ["h2"]
 
 
 def test_explain_tells_of_writes_that_go_back():

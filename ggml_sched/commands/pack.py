@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 
 COLUMNS = ("lower", "upper", "size")
+MAX_SIZE = 2**63 - 1
 MAX_DIGITS = 60     # of a number: longer ones are nonsense, and int() of a million digits takes for ever
 
 
@@ -34,11 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Pack and report; 0, or 3 when --capacity was given and not met.  Raises typed errors."""
-    from ggml_sched import pack
+    from ggml_sched import Error, FileFormatError, pack
 
     header, rows, columns = read(args.file)
     start = time.perf_counter()
-    found = pack(*columns, capacity=args.capacity, budget=args.budget)
+    try:
+        found = pack(*columns, capacity=args.capacity, budget=args.budget)
+    except Error as error:
+        raise FileFormatError(f"{args.file}: {error}") from None
     took = time.perf_counter() - start
     above = 100 * (found.arena / max(found.bound, 1) - 1) if found.arena else 0
     report = [
@@ -85,6 +89,8 @@ def read(path: str) -> tuple[list[str], list[list[str]], tuple[list[int], ...]]:
         lower, upper, size = (column[-1] for column in columns)
         if lower > upper or size < 0:
             raise FileFormatError(f"{path}: row {line}: {size} bytes over [{lower}, {upper}) make no sense")
+        if size > MAX_SIZE:
+            raise FileFormatError(f"{path}: row {line}: {size} bytes do not fit into 63 bits")
     return table[0], rows, columns
 
 

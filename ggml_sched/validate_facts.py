@@ -1,0 +1,280 @@
+"""What a plan claims, as plain values, and what executing it does, step by step.
+
+Owns no state and judges nothing: `Facts` is gathered once from a plan, its graph and its backends, and the checks
+of validate.py are functions of it, so that a test can corrupt one claim and see the one reason that must fire.
+Nothing here knows how the plan was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from ggml_sched.backend import measure_buffer
+
+if TYPE_CHECKING:
+    from ggml_sched._core import Tensor
+    from ggml_sched.plan import Plan
+
+__all__ = ["Facts", "Split", "Step", "kept", "steps"]
+
+_VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+
+
+# -- what a plan claims ---------------------------------------------------------------------------
+
+
+class Split(NamedTuple):
+    backend: int
+    start: int
+    """Positions in `Facts.nodes`."""
+    stop: int
+    inputs: tuple[int, ...]
+    """Indices of copies, in the order in which they are made; one that recurs is made once."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A graph, its backends and a plan as plain values.
+
+    Lists are indexed by id: 0 .. n_tensors-1 are `graph.tensors`, n_tensors + c is copy c.  Bytes everywhere.
+    """
+
+    # The backends.
+    backends: tuple[str, ...]
+    alignment: tuple[int, ...]
+    arena_readers: tuple[frozenset[int], ...]
+    """For each backend, who reads and writes its arena without a copy (itself included)."""
+
+    # The graph.
+    n_tensors: int
+    name: list[str]
+    op: list[str]
+    layout: list[tuple]
+    """(type, ne, nb); a copy has that of the tensor it looks like."""
+    nbytes: list[int]
+    is_output: list[bool]
+    view_of: list[int]
+    """The root whose memory a tensor views (of the graph, not of the plan); -1."""
+    view_offs: list[int]
+    src: list[tuple[int, ...]]
+    """By slot; -1 where a slot is empty."""
+    nodes: list[int]
+    resident: list[frozenset[int] | None]
+    """Who reads the memory that a tensor has outside every plan; None for a tensor to be placed."""
+
+    # What the backends say about the plan's choices.
+    supported: list[bool]
+    tolerates: list[int]
+    """Bit k: the kernel of this node lets source slot k be the destination."""
+    need: list[int]
+    """Bytes that the home of an id asks for (0 for views)."""
+
+    # The plan.
+    splits: list[Split]
+    copies: list[tuple[int, int]]
+    """(the graph tensor that is copied, to which backend)."""
+    write_backs: dict[int, int]
+    """{node that computes into a copy: that copy}, copied back to the node's own place when it is done."""
+    sequence: list[int]
+    assigned: list[int]
+    home: list[int]
+    chunk: list[int]
+    """Which of the home's buffers."""
+    offset: list[int]
+    size: list[int]
+    shares: list[int]
+    """The id whose memory an id was given, as a view or in place; -1."""
+    took_over: list[bool]
+    late: list[bool]
+    birth: list[int | None]
+    """Position in `sequence` at which the memory is taken."""
+    reads: list[tuple[int, ...]]
+    """`src` with copies put in."""
+    arena_sizes: dict[tuple[int, int], int]
+    """{(backend, chunk): bytes}."""
+    live_bytes: tuple[int, ...]
+    ring: frozenset[int] = field(default_factory=frozenset)
+    """Places of copies that a queued compute fills at any time; those beyond a copy's first follow the copies."""
+    keeps: frozenset[int] = field(default_factory=frozenset)
+    """Leafs and copies that are not moved again by the next compute, while nobody sets their source anew."""
+    deps: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """{node: graph tensors that must keep their bytes until it is done, though it does not read them}."""
+
+    @staticmethod
+    def of(plan: Plan) -> Facts:
+        """What a plan claims at this moment."""
+        graph, data, backends = plan.graph, plan.data, plan.backends
+        tensors, n = graph.tensors, data.n_tensors
+        ids = {t: i for i, t in enumerate(tensors)}
+        copies = [*data.copies, *(data.copies[c] for c in data.ring)]
+        like = [*tensors, *(tensors[i] for i, _ in copies)]
+        every = range(len(like))
+        src = [tuple(-1 if s is None else ids[s] for s in t.src) for t in tensors] + [()] * len(copies)
+        nodes = [ids[t] for t in graph.nodes]
+        assigned = [data.backend_index(i) for i in every]
+        home = [data.memory_index(i) for i in every]
+        supported, tolerates = [True] * n, [0] * n
+        for i in nodes:
+            if 0 <= assigned[i] < len(backends) and tensors[i].op not in _VIEW_OPS:
+                supported[i] = bool(backends[assigned[i]].supports_op(tensors[i]))
+                tolerates[i] = backends[assigned[i]].inplace_sources(tensors[i].op)
+        return Facts(
+            backends=tuple(b.name for b in backends),
+            alignment=tuple(b.alignment for b in backends),
+            arena_readers=tuple(_readers(backends, b, measure_buffer(b)) for b in backends),
+            n_tensors=n,
+            name=[t.name for t in tensors] + [f"{backends[b].name}#{tensors[i].name}" for i, b in copies],
+            op=[t.op for t in tensors] + ["copy"] * len(copies),
+            layout=[(t.type, t.ne, t.nb) for t in like],
+            nbytes=[t.nbytes for t in like],
+            is_output=["output" in graph.flags_of(t) for t in tensors] + [False] * len(copies),
+            view_of=[-1 if t.view_src is None else ids[t.view_src] for t in tensors] + [-1] * len(copies),
+            view_offs=[t.view_offs for t in tensors] + [0] * len(copies),
+            src=src,
+            nodes=nodes,
+            resident=_residents(tensors, backends) + [None] * len(copies),
+            supported=supported,
+            tolerates=tolerates,
+            need=[backends[home[i]].alloc_size(t) if home[i] >= 0 and (i >= n or t.view_src is None) else 0
+                  for i, t in enumerate(like)],
+            splits=[Split(*split) for split in data.splits],
+            copies=copies,
+            write_backs=dict(data.write_backs),
+            sequence=list(data.sequence),
+            assigned=assigned,
+            home=home,
+            chunk=[data.chunk(i) for i in every],
+            offset=[data.offset(i) for i in every],
+            size=[data.size(i) for i in every],
+            shares=[data.root(i) for i in every],
+            took_over=[data.took_over(i) for i in every],
+            late=[data.is_late(i) for i in every],
+            birth=[None if (life := data.lifetime(i)) is None else life[0] for i in every],
+            reads=[_by_slot(src[i], data.sources(i)) for i in range(n)],
+            arena_sizes={(b, chunk): size for b, sizes in enumerate(data.chunk_sizes)
+                         for chunk, size in enumerate(sizes)},
+            live_bytes=tuple(data.live_bytes),
+            ring=frozenset(n + c for c in data.ring).union(range(n + data.n_copies, len(like))),
+            keeps=frozenset(_keeps(tensors, data)),
+            deps={ids[t]: tuple(ids[s] for s in kept) for t, kept in graph.deps.items()},
+        )
+
+    def label(self, i: int) -> str:
+        """How messages call an id."""
+        return f"{self.name[i]!r} ({self.op[i]})" if self.name[i] else f"tensor {i} ({self.op[i]})"
+
+    def computes(self, i: int) -> bool:
+        """Whether a graph tensor is more than a leaf or a view."""
+        return self.op[i] not in _VIEW_OPS
+
+    def memory(self, i: int) -> int:
+        """The id whose memory i has by the graph: a view's root, or i itself."""
+        return i if self.view_of[i] < 0 else self.view_of[i]
+
+    def is_resident(self, i: int) -> bool:
+        return self.resident[i] is not None
+
+    def address(self, i: int) -> tuple[tuple, int]:
+        """(memory, first byte in it): an arena, or the memory of a resident tensor."""
+        if self.is_resident(i):
+            return ("resident", self.memory(i)), self.view_offs[i]
+        return (self.home[i], self.chunk[i]), self.offset[i]
+
+    def readers(self, i: int) -> frozenset[int]:
+        """The backends that reach the memory of i without a copy."""
+        return self.arena_readers[self.home[i]] if self.resident[i] is None else self.resident[i]
+
+    def backend(self, i: int) -> str:
+        return self.backends[i] if 0 <= i < len(self.backends) else f"backend {i}"
+
+    def where(self, i: int) -> str:
+        """The bytes of a placed id, for messages."""
+        return f"[{self.offset[i]}, {self.offset[i] + self.need[i]}) of {self.backend(self.home[i])}"
+
+
+def _readers(backends: tuple, owner, buffer) -> frozenset[int]:
+    return frozenset(k for k, b in enumerate(backends) if b is owner or b.supports_buffer(buffer))
+
+
+def _residents(tensors: tuple[Tensor, ...], backends: tuple) -> list[frozenset[int] | None]:
+    """Who reads each tensor that has memory now, and will have it whatever is planned."""
+    known: dict[int, frozenset[int]] = {}
+    found: list[frozenset[int] | None] = []
+    for t in tensors:
+        buffer, lease = t.buffer, t.lease
+        if buffer is None or (lease is not None and lease.transient):
+            found.append(None)
+            continue
+        if id(buffer) not in known:
+            known[id(buffer)] = _readers(backends, buffer.backend, buffer)
+        found.append(known[id(buffer)])
+    return found
+
+
+def _keeps(tensors: tuple[Tensor, ...], data) -> Iterator[int]:
+    """What the executor leaves where it is when its source was not set since; see Allocation."""
+    for i, t in enumerate(tensors):
+        if t.op == "NONE" and t.view_src is None and data.is_exclusive(i):
+            yield i
+    for c, (like, _) in enumerate(data.copies):
+        root = tensors[like] if tensors[like].view_src is None else tensors[like].view_src
+        if root.op == "NONE" and (data.kept[c] or data.is_exclusive(data.n_tensors + c)):
+            yield data.n_tensors + c
+
+
+def _by_slot(src: tuple[int, ...], given: tuple[int, ...]) -> tuple[int, ...]:
+    """The planned sources, which leave empty slots out, by slot."""
+    rest = iter(given)
+    return tuple(-1 if s < 0 else next(rest, -1) for s in src)
+
+
+# -- what a compute does --------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """One thing that a compute does; `time` is a position in the sequence, -1 before the first."""
+
+    time: int
+    kind: str
+    """"load" a leaf, make a "copy", "run" a node, or copy "back" to the node that computed into a copy."""
+    id: int
+
+
+def steps(facts: Facts) -> Iterator[Step]:
+    """What executing the plan does, in order."""
+    n = facts.n_tensors
+    births: dict[int, list[int]] = {}
+    for i in range(n):
+        if facts.op[i] != "NONE" or facts.view_of[i] >= 0 or facts.is_resident(i) or facts.offset[i] < 0:
+            continue
+        if facts.late[i] and facts.birth[i] is not None:
+            births.setdefault(facts.birth[i], []).append(i)
+        else:
+            yield Step(-1, "load", i)
+    time = 0
+    for split in facts.splits:
+        made = set()
+        for c in split.inputs:
+            yield from (Step(time, "load", i) for i in births.get(time, ()))
+            if c not in made:
+                made.add(c)
+                yield Step(time, "copy", n + c)
+            time += 1
+        for i in facts.nodes[split.start:split.stop]:
+            yield from (Step(time, "load", k) for k in births.get(time, ()))
+            if facts.computes(i):
+                yield Step(time, "run", i)
+                if i in facts.write_backs:
+                    yield Step(time, "back", n + facts.write_backs[i])
+            time += 1
+
+
+def kept(facts: Facts) -> list[int]:
+    """Tensors that a caller may read after the compute: outputs, and nodes that nothing in the graph uses."""
+    used = {s for i in facts.nodes for s in facts.src[i]}
+    used.update(facts.view_of[i] for i in facts.nodes)
+    used.update(s for deps in facts.deps.values() for s in deps)
+    nodes = set(facts.nodes)
+    return [i for i in range(facts.n_tensors) if facts.is_output[i] or (i in nodes and i not in used)]
