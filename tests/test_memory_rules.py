@@ -24,12 +24,10 @@ def ranges(plan):
 
 
 def last_use(plan, leaf):
-    """Position in the plan's sequence of the last node that reads the leaf or a view of it."""
-    data = plan.data
-    place = {i: k for k, i in enumerate(data.sequence)}
-    views = {leaf, *(t for t in plan.graph.tensors if t.view_src is leaf)}
-    users = [place[i] for i, t in enumerate(plan.graph.tensors) if views & {*t.src} and i in place]
-    return max(users, default=-1)
+    """Position in the plan's sequence of the last node, or copy to another backend, that reads the leaf or a view."""
+    data, graph = plan.data, plan.graph
+    mine = {i for i, t in enumerate(graph.tensors) if t is leaf or t.view_src is leaf}
+    return max((k for k, i in enumerate(data.sequence) if mine & {*data.sources(i)}), default=-1)
 
 
 # -- flags ----------------------------------------
