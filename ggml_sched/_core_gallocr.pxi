@@ -86,7 +86,7 @@ cdef int gallocr_place(gs_flow *f, gs_arena *arenas, const uint64_t *inplace, in
 
 
 cdef int64_t gallocr_heirloom(const gs_flow *f, const gs_arena *arena, int32_t id, int32_t s) noexcept nogil:
-    """The bytes whose first owner node id follows by taking over its source s, which is laid out alike.
+    """Bytes of the memory that node id comes into by taking over its source s, which has its layout.
 
     -1: it may not, because it is not the last to use s, something else holds on to the memory, or it does not fit.
     """
