@@ -240,6 +240,7 @@ cdef class Request:
     cdef Devices devices
     cdef readonly uint64_t key          # of residency and assignments
     cdef readonly list buffers          # that the graph's tensors live in outside any plan
+    cdef bint asked                     # the backends have answered
     cdef list readers                   # for each of those the backends that read it; () where none was asked
     cdef int check_open(self) except -1
     cdef int fill_residents(self) except -1

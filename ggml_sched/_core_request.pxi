@@ -226,13 +226,15 @@ cdef class Request:
                              f"scheduler's ({names}) and which none of them can read")
 
     cdef int ask(self) except -1:
-        """Ask the backends that want to be asked about nodes, buffers and sizes."""
+        """Ask the backends that want to be asked about nodes, buffers and sizes; once, however often it is planned."""
         cdef gs_request *r = &self.c
         cdef int64_t n = r.g.n_tensors
         cdef int32_t b, i
         cdef Tensor t
         cdef tuple tensors = self.graph.tensors
         cdef Devices devices = self.devices
+        if self.asked:
+            return 0
         if devices.asks_ops:
             r.supports = <unsigned char *>malloc(max(n, 1) * devices.n)
             if r.supports == NULL:
@@ -276,4 +278,5 @@ cdef class Request:
                     if i != b:
                         stand_in = _backend_module().measure_buffer(devices.backends[i])
                         r.reads[b * devices.n + i] = bool(backend.supports_buffer(stand_in))
+        self.asked = True
         return 0

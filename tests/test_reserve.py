@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
+from ggml_sched._core import Devices, Request, make_plan, replay_plan
 
 
 def attention(ctx: gs.Context, w: gs.Tensor, tokens: int, n_kv: int) -> tuple[gs.Graph, list[gs.Tensor]]:
@@ -162,3 +163,25 @@ def test_a_plan_cache_of_zero_never_replays():
     with gs.Scheduler([backend], plan_cache=0) as scheduler:
         scheduler.reserve(attention(gs.Context(), w, 8, 64)[0])
         assert set(scheduler.alloc(attention(gs.Context(), w, 2, 64)[0]).methods) != {"replayed"}
+
+
+def test_backends_are_asked_once_for_a_graph_that_a_reserved_plan_does_not_serve():
+    class Counts(gs.DryBackend):
+        asked = 0
+
+        def supports_op(self, node):
+            self.asked += 1
+            return True
+
+    def request(n):
+        ctx = gs.Context()
+        x = ctx.tensor("f32", n, "x", input=True)
+        return Request(gs.Graph(ctx.set_output(ctx.sqr(ctx.relu(x)))), Devices((backend,)), None)
+
+    backend = Counts("A")
+    reserved, larger = make_plan(request(64), "default"), request(4096)
+    backend.asked = 0
+    assert replay_plan(larger, reserved, "default") is None
+    make_plan(larger, "default")
+    make_plan(larger, "default", stream=True)
+    assert backend.asked == 2           # nodes
