@@ -7,6 +7,7 @@ import random
 import threading
 from pathlib import Path
 
+import lifetimes as problems
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -125,22 +126,6 @@ def guillotine(n, width, height, rng):
             parts += [(lower, upper, cut), (lower, upper, size - cut)]
         else:
             parts.append((lower, upper, size))
-    rng.shuffle(parts)
-    return parts
-
-
-def even_guillotine(n, height, rng):
-    """As guillotine, but it is a large part that is cut: harder to put together again."""
-    parts = [(0, n, height)]
-    while len(parts) < n:
-        parts.sort(key=lambda p: (p[1] - p[0]) * p[2] * rng.uniform(0.3, 1))
-        lower, upper, size = parts.pop()
-        if upper - lower > 1 and rng.random() < 0.5:
-            cut = rng.randrange(lower + 1, upper)
-            parts += [(lower, cut, size), (cut, upper, size)]
-        else:
-            cut = rng.randrange(1, size)
-            parts += [(lower, upper, cut), (lower, upper, size - cut)]
     rng.shuffle(parts)
     return parts
 
@@ -276,7 +261,7 @@ def test_perfect_tilings_are_solved_exactly(seed):
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("n", [160, 320])
 def test_large_perfect_tilings_are_solved_within_some_steps_per_buffer(n, seed):
-    buffers = even_guillotine(n, 1 << 20, random.Random(1000 * n + seed))
+    buffers = problems.guillotine(n, 1000 * n + seed)
     found = pack(buffers, budget=20 * n)
     assert (found.arena, found.optimal) == (1 << 20, True)
     assert why_invalid(buffers, found.offsets.tolist(), 1 << 20) is None
@@ -284,8 +269,7 @@ def test_large_perfect_tilings_are_solved_within_some_steps_per_buffer(n, seed):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_tilings_with_holes_fit_where_they_were_cut_from(seed):
-    rng = random.Random(seed)
-    buffers = [b for b in even_guillotine(240, 1 << 20, rng) if rng.random() < 0.85]
+    buffers = problems.loosened(240, seed)
     found = pack(buffers, capacity=1 << 20, budget=100_000)
     assert found.arena <= 1 << 20
     assert why_invalid(buffers, found.offsets.tolist(), found.arena) is None
