@@ -1,14 +1,18 @@
-"""Build the Cython core.
+"""Build the compiled parts; everything else about the package stands in pyproject.toml.
 
-Everything else about the package stands in pyproject.toml.  The build fails
-when Cython reports a "performance hint": such a line means that a hot C
-function checks for Python exceptions or takes the GIL on every call.
+    _pack, _graph, _core    a .pyx that is a contents page, its parts in ggml_sched/core/, its .pxd
+
+The build fails when Cython reports a "performance hint": such a line means that a hot C function checks for
+Python exceptions or takes the GIL on every call.  `GGML_SCHED_BUILD=debug` compiles without optimisation and
+keeps debug information, for daily work; otherwise extensions are optimised and stripped.  `GGML_SCHED_JOBS` says
+how many compile at once (default: one for each processor).
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -16,6 +20,8 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 HERE = Path(__file__).parent
+DEBUG = os.environ.get("GGML_SCHED_BUILD", "") == "debug"
+JOBS = int(os.environ.get("GGML_SCHED_JOBS") or os.cpu_count() or 1)
 DIRECTIVES = {
     "language_level": 3,
     "embedsignature": True,
@@ -27,20 +33,26 @@ DIRECTIVES = {
     "nonecheck": True,
     "cdivision": True,
 }
-CFLAGS = ["-O3", "-Wall", "-Wextra", "-Werror=implicit-function-declaration", "-Wno-unused-parameter",
+CFLAGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration", "-Wno-unused-parameter",
           "-Wno-cast-function-type", "-Wno-missing-field-initializers"]
+CFLAGS += ["-O0", "-g"] if DEBUG else ["-O3", "-g0"]
+LDFLAGS = [] if DEBUG or sys.platform == "darwin" else ["-Wl,-s"]
+
+PARTS = {"_pack": ("pack",), "_graph": ("graph",), "_core": ("alloc", "plan")}
+"""For each extension the folders of ggml_sched/core/ that hold its parts."""
 
 
 def extension(name: str) -> Extension:
-    source = Path(*name.split(".")).with_suffix(".pyx")
-    parts = sorted((HERE / source).parent.glob(f"{source.stem}_*.pxi"))
-    headers = sorted((HERE / "include" / "ggml_sched").glob("*.h"))
+    package = HERE / "ggml_sched"
+    depends = [path for folder in PARTS[name] for path in (package / "core" / folder).glob("*.pxi")]
+    depends += [*package.glob("_*.pxd"), *(HERE / "include" / "ggml_sched").glob("*.h")]
     return Extension(
-        name,
-        [str(source)],
+        f"ggml_sched.{name}",
+        [f"ggml_sched/{name}.pyx"],
         include_dirs=["include"],
-        depends=[str(p.relative_to(HERE)) for p in (*parts, *headers)],
+        depends=sorted(str(path.relative_to(HERE)) for path in depends),
         extra_compile_args=CFLAGS,
+        extra_link_args=LDFLAGS,
     )
 
 
@@ -49,7 +61,7 @@ def cythonize_strictly(extensions: list[Extension]) -> list[Extension]:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            built = cythonize(extensions, compiler_directives=DIRECTIVES, force=False)
+            built = cythonize(extensions, compiler_directives=DIRECTIVES)
     finally:
         sys.stderr.write(said.getvalue())
     if "performance hint" in said.getvalue().lower():
@@ -57,4 +69,5 @@ def cythonize_strictly(extensions: list[Extension]) -> list[Extension]:
     return built
 
 
-setup(ext_modules=cythonize_strictly([extension("ggml_sched._core")]))
+setup(ext_modules=cythonize_strictly([extension(name) for name in PARTS]),
+      options={"build_ext": {"parallel": JOBS}})

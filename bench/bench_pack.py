@@ -1,7 +1,7 @@
 """Packing against omnimalloc's exact search, in the same run: time until the capacity is met, and quality.
 
 `pytest bench/bench_pack.py --benchmark-only`; without omnimalloc the ratios are left out (peer/packer.py).  Its
-search runs on all processors of the machine, ours on one.  Extra info of each benchmark: bytes, bound, steps, and
+search runs on all processors of the machine, ours on one.  Extra info of each benchmark: bytes, bound, tries, and
 `ratio`, our median over the peer's seconds (target: at most 0.1 on each hard instance), an upper bound if `capped`.
 """
 
@@ -20,7 +20,7 @@ def measure(benchmark, rows, peer=False, **options):
     columns = [np.array(c, np.int64) for c in zip(*rows, strict=True)]
     found = benchmark.pedantic(gs.pack, columns, options, rounds=5, iterations=1, warmup_rounds=1)
     benchmark.extra_info.update(buffers=len(rows), arena=found.arena, bound=found.bound, method=found.method,
-                                steps=found.steps, optimal=found.optimal,
+                                tries=found.tries, optimal=found.optimal,
                                 above_bound=round(found.arena / found.bound, 5))
     if peer and packer.available() and benchmark.stats is not None:
         other = packer.search(rows, options["capacity"])

@@ -74,14 +74,14 @@ def _against_peer(what: str, problems: list[Problem], lines: list[Line]) -> str:
             if solved:
                 ratios.append(took / 1e6 / other.seconds)
                 ratio = f"{'< ' if other.capped else ''}{ratios[-1]:.4f}"
-        rows.append([name, len(buffers), f"{found.arena:,}" if solved else f"**{found.arena:,}**", f"{found.steps:,}",
+        rows.append([name, len(buffers), f"{found.arena:,}" if solved else f"**{found.arena:,}**", f"{found.tries:,}",
                      f"{took / 1e3:,.2f}", theirs, ratio])
     count = len(problems) - unsolved
     lines.append(Line(f"{what.partition(' /')[0]} solved", "all", f"{count} of {len(problems)}", "-"))
     if ratios:
         what += ", where solved" if unsolved else ""
         lines.append(Line(what, "≤ 0.1", f"{median(ratios):.3f}", f"{max(ratios):.2f}"))
-    return markdown(["problem", "buffers", "arena", "steps", "ms", "omnimalloc, ms", "ratio"], rows)
+    return markdown(["problem", "buffers", "arena", "tries", "ms", "omnimalloc, ms", "ratio"], rows)
 
 
 def _training(lines: list[Line]) -> str:

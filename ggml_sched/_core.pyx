@@ -1,93 +1,157 @@
 # cython: language_level=3
-"""The compiled core of ggml-sched: graphs become integers here, integers become plans.
+"""Where it lives: allocators for tensors and graphs, and the planner; re-exports what is computed, and packing.
 
-A contents page.  All imports stand here; the parts below are read in order:
+A contents page.  All imports stand here; the parts below, in core/alloc/ and core/plan/, are read in order:
 
-    _core_types         element types, checked shape arithmetic
-    _core_ops_table     op names and in-place rules
-    _core_tensor        Tensor, its address, and the bases of Buffer and Backend
-    _core_context       the makers of tensors, and who owns them
-    _core_ops_*         the ops, one family a file; the last one ends in class Context
-    _core_tensor_set    an open-addressing hash set of tensors
-    _core_graph         Graph: an immutable order, with flat arrays
-    _core_pack_*        offsets for lifetimes: sections, two ends, lists, exact search, joined buffers, and `pack`
-    _core_blocks        free blocks and best fit
-    _core_tallocr       TensorAllocator: single tensors in one buffer
-    _core_ints          growing arrays
-    _core_request       what a placement depends on besides the graph
-    _core_why           reasons
-    _core_routes        splits, and the copies between them
-    _core_seed          the first generation's passes
-    _core_default       the default policy's placement and splits
-    _core_boundary      the default policy's last pass: where splits meet
-    _core_flow          what an allocation pass walks over
-    _core_gallocr       graph allocation, first generation
-    _core_placing       offsets that serve another flow of the same wiring
-    _core_gallocr_api   GraphAllocator
-    _core_allocr        Allocator: single tensors and graphs in one buffer
-    _core_offsets       the offsets of an arena, all lifetimes known
-    _core_arenas        what the memory of a routed graph comes to, heirs weighed
-    _core_plan          from a request to a plan
-    _core_replay        a reserved plan for a smaller graph of the same wiring
-    _core_bind          addresses for a graph's tensors
+    alloc/blocks            free blocks and best fit
+    alloc/tallocr           TensorAllocator: single tensors in one buffer
+    plan/ints               growing arrays
+    plan/policy             Policy: how a plan is made
+    plan/devices            what backends declare once
+    plan/request            what a plan depends on besides the graph
+    plan/reasons            why a tensor is where it is
+    plan/splits             splits, and the copies between them
+    plan/seed               the first generation's passes
+    plan/default            the default policy's placement and splits
+    plan/boundary           the default policy's last pass: where splits meet
+    alloc/walk              what an allocation pass walks over
+    alloc/gallocr           graph allocation, first generation
+    alloc/placing           offsets that serve another walk of the same wiring
+    alloc/graph_allocator   GraphAllocator
+    alloc/allocr            Allocator: single tensors and graphs in one buffer
+    alloc/offsets           the offsets of an arena, all lifetimes known
+    alloc/arenas            what the memory of a graph in splits comes to, in-place reuse weighed
+    plan/make               from a request to a plan, in C
+    plan/plan_data          PlanData: a plan for Python
+    plan/replay             a reserved plan for a smaller graph of the same wiring
+    plan/bind               addresses for a graph's tensors
 """
 
-import enum
 import itertools
 from operator import index as _index
-from struct import pack as _struct_pack
-from struct import unpack as _struct_unpack
 
-import numpy as np
-
-from ggml_sched.errors import Error, GraphError, HazardError, OutOfMemory, PlacementError, UnsupportedOp
+from ggml_sched import _graph
+from ggml_sched._graph import measure_buffer, op_numbers
+from ggml_sched._pack import Packing, pack
+from ggml_sched.errors import GraphError, HazardError, OutOfMemory, PlacementError, UnsupportedOp
 
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.list cimport PyList_GET_ITEM
-from cpython.object cimport PyObject
-from cpython.pyport cimport PY_SSIZE_T_MAX, PY_SSIZE_T_MIN
 from cpython.tuple cimport PyTuple_GET_ITEM
-from libc.math cimport ceil, isfinite
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memmove, memset
+from libc.string cimport memcmp, memcpy, memmove, memset
 
-include "_core_types.pxi"
-include "_core_ops_table.pxi"
-include "_core_tensor.pxi"
-include "_core_context.pxi"
-include "_core_ops_elementwise.pxi"
-include "_core_ops_matrix.pxi"
-include "_core_ops_view.pxi"
-include "_core_ops_attention.pxi"
-include "_core_tensor_set.pxi"
-include "_core_graph.pxi"
-include "_core_pack_prepare.pxi"
-include "_core_pack_two_ends.pxi"
-include "_core_pack_place.pxi"
-include "_core_pack_best_fit.pxi"
-include "_core_pack_state.pxi"
-include "_core_pack_search.pxi"
-include "_core_pack_join.pxi"
-include "_core_pack_run.pxi"
-include "_core_pack_api.pxi"
-include "_core_blocks.pxi"
-include "_core_tallocr.pxi"
-include "_core_ints.pxi"
-include "_core_request.pxi"
-include "_core_why.pxi"
-include "_core_routes.pxi"
-include "_core_seed.pxi"
-include "_core_default.pxi"
-include "_core_boundary.pxi"
-include "_core_flow.pxi"
-include "_core_gallocr.pxi"
-include "_core_placing.pxi"
-include "_core_gallocr_api.pxi"
-include "_core_allocr.pxi"
-include "_core_offsets.pxi"
-include "_core_arenas.pxi"
-include "_core_plan.pxi"
-include "_core_replay.pxi"
-include "_core_bind.pxi"
+from ggml_sched._c cimport (
+    GS_BAD_ARGUMENT,
+    GS_BAD_PLACEMENT,
+    GS_FLAG_INPUT,
+    GS_FLAG_OUTPUT,
+    GS_INPLACE_FIRST,
+    GS_KIND_FOLLOWS,
+    GS_KIND_INPUT,
+    GS_KIND_VIEW,
+    GS_KIND_WRITES,
+    GS_METHOD_BEST_FIT,
+    GS_METHOD_PACKED,
+    GS_METHOD_REPLAYED,
+    GS_NO_HOST_MEMORY,
+    GS_N_OPS,
+    GS_OFFSETS_BEST_FIT,
+    GS_OFFSETS_PACKED,
+    GS_OK,
+    GS_OP_NONE,
+    GS_OP_TRANSPOSE,
+    GS_OUT_OF_MEMORY,
+    GS_OVERFLOW,
+    GS_PLACEMENT_DEFAULT,
+    GS_PLACEMENT_SEED,
+    GS_REASON_BOUNDARY,
+    GS_REASON_CONSUMER,
+    GS_REASON_FIRST,
+    GS_REASON_INPUT,
+    GS_REASON_MOST_INPUTS,
+    GS_REASON_NEIGHBOUR,
+    GS_REASON_NOTHING,
+    GS_REASON_OFFLOAD,
+    GS_REASON_RESIDENT,
+    GS_REASON_ROOT,
+    GS_REASON_SOURCE,
+    GS_REASON_UNSUPPORTED,
+    GS_REASON_UPGRADE,
+    GS_REASON_USER,
+    GS_REASON_WEIGHT,
+    GS_REUSE_ALL,
+    GS_REUSE_FIRST,
+    GS_REUSE_FRONT,
+    GS_REUSE_WHOLE,
+    GS_STATE_ADDRESSED,
+    GS_STATE_DEPENDS,
+    GS_STATE_EXCLUSIVE,
+    GS_STATE_FREED,
+    GS_STATE_LATE,
+    GS_STATE_TOOK_OVER,
+    GS_STATE_WRITTEN,
+    GS_UNSUPPORTED_OP,
+    GS_USAGE_ANY,
+    GS_USAGE_WEIGHTS,
+    gs_arena_result,
+    gs_block,
+    gs_checked_align,
+    gs_graph,
+    gs_layout,
+    gs_mix,
+    gs_op_inplace,
+    gs_plan,
+    gs_policy,
+    gs_request,
+)
+from ggml_sched._graph cimport (
+    BackendBase,
+    BufferBase,
+    Graph,
+    Home,
+    Lease,
+    Tensor,
+    checked_alloc_size,
+    describe,
+    layout_equal,
+    op_is_view,
+)
+from ggml_sched._pack cimport (
+    PACK_NO_CAPACITY,
+    PACK_PLANNER_BUDGET,
+    gs_pack,
+    gs_packing,
+    method_name,
+    pack_expect,
+    pack_free,
+    pack_measure,
+    pack_prepared,
+)
+
+# What is computed, under the core's name, too; Cython keeps names that it knows as types to itself.
+globals().update({name: value for name, value in vars(_graph).items() if not name.startswith("_")})
+
+include "core/alloc/blocks.pxi"
+include "core/alloc/tallocr.pxi"
+include "core/plan/ints.pxi"
+include "core/plan/policy.pxi"
+include "core/plan/devices.pxi"
+include "core/plan/request.pxi"
+include "core/plan/reasons.pxi"
+include "core/plan/splits.pxi"
+include "core/plan/seed.pxi"
+include "core/plan/default.pxi"
+include "core/plan/boundary.pxi"
+include "core/alloc/walk.pxi"
+include "core/alloc/gallocr.pxi"
+include "core/alloc/placing.pxi"
+include "core/alloc/graph_allocator.pxi"
+include "core/alloc/allocr.pxi"
+include "core/alloc/offsets.pxi"
+include "core/alloc/arenas.pxi"
+include "core/plan/make.pxi"
+include "core/plan/plan_data.pxi"
+include "core/plan/replay.pxi"
+include "core/plan/bind.pxi"

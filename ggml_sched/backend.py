@@ -43,22 +43,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ggml_sched._core import (
-    BackendBase,
-    BufferBase,
-    Context,
-    Graph,
-    Tensor,
-    bind_resident,
-    checked_alloc_size,
-    inplace_ops,
-)
+from ggml_sched import hostdata
+from ggml_sched._core import register_host_memory
+from ggml_sched._graph import BackendBase, BufferBase, Context, Graph, Tensor
+from ggml_sched._graph import ALL_SOURCES, bind_resident, checked_alloc_size, measure_buffer, register_tensor_data
 from ggml_sched.errors import BackendError, OutOfMemory, PlacementError
 
-__all__ = ["Backend", "Buffer", "Event", "GraphView", "get_backend", "tensor_copy"]
-
-ALL_SOURCES = -1
-"""As an in-place mask: every source may be the destination."""
+__all__ = ["ALL_SOURCES", "Backend", "Buffer", "Event", "GraphView", "bind_resident", "get_backend", "measure_buffer",
+           "tensor_copy"]
 
 
 class Buffer(BufferBase):
@@ -75,16 +67,6 @@ class Buffer(BufferBase):
     def read(self, offset: int, out: memoryview) -> None:
         """Copy [offset, offset + len(out)) into `out`, a writable view of bytes; the range was checked."""
         raise BackendError(f"a buffer of backend {self.backend.name!r} has no memory to read from")
-
-    def alloc_size(self, tensor: Tensor) -> int:
-        """Bytes that `tensor` takes here, at least tensor.nbytes."""
-        return self.backend.alloc_size(tensor)
-
-    def init_tensor(self, tensor: Tensor) -> None:
-        """Hook: `tensor` has just been given an address here (never called while measuring)."""
-
-    def free_tensor(self, tensor: Tensor) -> None:
-        """Hook: `tensor` is about to lose its address here (never called while measuring)."""
 
     def clear(self, value: int = 0) -> None:
         """Fill with one byte value."""
@@ -139,13 +121,6 @@ class Backend(BackendBase):
     def memory_available(self) -> int | None:
         """Bytes that can still be allocated here, None if the backend does not know."""
         return None
-
-    def alloc_size(self, tensor: Tensor) -> int:
-        """Bytes that a tensor takes in a buffer of this backend, at least tensor.nbytes; must not depend on the buffer.
-
-        Whoever asks raises TypeError for an answer that is no integer, PlacementError for one out of range.
-        """
-        return tensor.nbytes
 
     def alloc_tensors(self, ctx: Context, usage: str = "weights") -> Buffer:
         """Give every tensor of a context that has no address memory in one new buffer.
@@ -267,26 +242,6 @@ class Backend(BackendBase):
 
     # -- computing ----------------------------------------------------------------
 
-    def supports_op(self, node: Tensor) -> bool:
-        """Whether `graph_compute` can run this node; depends on op, types and shapes only."""
-        return True
-
-    def supports_buffer(self, buffer: BufferBase) -> bool:
-        """Whether nodes that run here may read a tensor that lives in `buffer` without a copy."""
-        return buffer.backend is self
-
-    def offload_op(self, node: Tensor) -> bool:
-        """Whether this node is worth bringing here although its weights live on the host."""
-        return False
-
-    def inplace_sources(self, op: str) -> int:
-        """Which sources of `op` may be its destination, a bit mask (bit i: source i).
-
-        The kernel promises to compute the same bits when the destination is exactly one such source,
-        of equal layout.  Default: every source of the ops that ggml computes in place, none of others.
-        """
-        return ALL_SOURCES if op in inplace_ops() else 0
-
     def graph_compute(self, graph: Graph | GraphView) -> None:
         """Run `graph.nodes` in order; BackendError when that fails."""
         raise NotImplementedError(f"backend {self.name!r} does not compute")
@@ -355,11 +310,9 @@ def tensor_copy(src: Tensor, dst: Tensor) -> None:
     there.get_tensor(src, staging)
     if src.nbytes > _dense_bytes(src):
         # Other tensors' bytes lie between the elements: keep the destination's.
-        from ggml_sched.hostdata import array_over
-
         merged = bytearray(dst.nbytes)
         here.get_tensor(dst, merged)
-        array_over(dst, merged)[...] = array_over(src, staging)
+        hostdata.array_over(dst, merged)[...] = hostdata.array_over(src, staging)
         staging = merged
     here.set_tensor(dst, staging)
 
@@ -374,12 +327,13 @@ def as_nodes(graph: Graph | GraphView | Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(graph.nodes if isinstance(graph, (Graph, GraphView)) else graph)
 
 
-class _MeasureBuffer(Buffer):
-    """Half the address space: offsets for measuring, no memory."""
+def _host_memory(memory) -> Buffer:
+    """The caller's memory as a buffer of a CPU backend."""
+    from ggml_sched.backends.cpu import CpuBackend
+
+    return CpuBackend().buffer_from_ptr(memory)
 
 
-def measure_buffer(backend: Backend | None = None, alignment: int = 64) -> Buffer:
-    """The buffer of a measuring allocator, of `backend` or of none in particular."""
-    if backend is None:
-        backend = Backend("measure", alignment)
-    return _MeasureBuffer(backend, 2**63 - 1)
+# What the compiled parts need of modules above them: they import none.
+register_tensor_data(hostdata.write, hostdata.read)
+register_host_memory(_host_memory)

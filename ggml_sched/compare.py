@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ggml_sched._core import Context, Graph, Tensor
+from ggml_sched._graph import Context, Graph, Tensor
 from ggml_sched.backend import Backend, GraphView
 from ggml_sched.errors import UnsupportedOp
 from ggml_sched.graphfile import graph_from_dict, graph_to_dict

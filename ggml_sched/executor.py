@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import cached_property
 
-from ggml_sched._core import Graph, Lease, Tensor, bind_plan, new_lease, rewired, stand_in
+from ggml_sched._core import bind_plan, new_lease, rewired, stand_in
+from ggml_sched._graph import Graph, Lease, Tensor
 from ggml_sched.backend import Buffer
 from ggml_sched.errors import HazardError
 from ggml_sched.pipeline import Pipeline

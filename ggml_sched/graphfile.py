@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable
 from itertools import pairwise
 
-from ggml_sched._core import BackendBase, Context, Graph, Tensor, bind_resident
+from ggml_sched._graph import BackendBase, Context, Graph, Tensor, bind_resident
 from ggml_sched.backend import Buffer
 from ggml_sched.errors import FileFormatError, GraphError
 

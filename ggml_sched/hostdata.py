@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched import quants
-from ggml_sched._core import Tensor, Type
+from ggml_sched._graph import Tensor, Type
 from ggml_sched.errors import BackendError, OutOfMemory, PlacementError
 
 __all__ = ["array_over", "endless", "read", "write"]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ggml_sched import report
-from ggml_sched._core import Graph, PlanData, Tensor
+from ggml_sched._core import PlanData
+from ggml_sched._graph import Graph, Tensor
 from ggml_sched.backend import Backend
 from ggml_sched.errors import GraphError
 from ggml_sched.validate import validate

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ggml_sched._core import Type
+from ggml_sched._graph import Type
 from ggml_sched.errors import UnsupportedOp
 
 __all__ = ["QUANTIZED", "bf16_to_f32", "dequantize", "f32_to_bf16", "quantize"]

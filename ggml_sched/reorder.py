@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 
-from ggml_sched._core import Graph, Tensor
+from ggml_sched._graph import Graph, Tensor
 
 __all__ = ["reorder"]
 

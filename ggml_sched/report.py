@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ggml_sched._core import REASON_CONSUMER, REASON_USER
 from ggml_sched.backend import measure_buffer
 
 if TYPE_CHECKING:
-    from ggml_sched._core import Tensor
+    from ggml_sched._graph import Tensor
     from ggml_sched.plan import Plan
 
 __all__ = ["dot", "explain", "table"]
@@ -103,7 +102,7 @@ def _passed_over(plan: Plan, i: int) -> list[str]:
         if not plan.backends[b].supports_op(t):
             continue
         against = []
-        if data.reason(i) == REASON_USER:
+        if data.rule(i) == "user":
             against.append(f"the caller assigned the node to {plan.backends[here].name}")
         else:
             root = t.view_src
@@ -144,7 +143,7 @@ def _reads(plan: Plan, b: int, t: Tensor) -> bool:
 def _came_along(plan: Plan, node: Tensor, s: Tensor) -> bool:
     """Whether a source is only where it is because `node`, its first reader, is there."""
     root = _root(s)
-    if root.op != "NONE" or plan.data.reason(plan.index_of(root)) != REASON_CONSUMER:
+    if root.op != "NONE" or plan.data.rule(plan.index_of(root)) != "consumer":
         return False
     readers = (t for t in plan.graph.nodes if t.op not in _VIEW_OPS
                and any(p is not None and _root(p) is root for p in t.src))

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from operator import index as _index
 
-from ggml_sched._core import Devices, Graph, PlanData, Request, Tensor, make_plan, replay_plan
+from ggml_sched._core import Devices, PlanData, Policy, Request, make_plan, replay_plan
+from ggml_sched._graph import Graph, Tensor
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import Error, OutOfMemory, PlacementError
 from ggml_sched.executor import Allocation, Ask, Callback, each
@@ -24,7 +25,11 @@ from ggml_sched.reorder import reorder
 
 __all__ = ["Scheduler"]
 
-POLICIES = ("default", "seed")
+POLICIES = {
+    "default": Policy(),
+    "seed": Policy(placement="seed", offsets="best fit", reuse="first", leafs_first=False),
+}
+"""What the names mean."""
 
 
 class _Turn:
@@ -88,6 +93,9 @@ class Scheduler:
             raise ValueError(f"plan_cache = {plan_cache} must be at least 0")
         self.backends = backends
         self.policy = policy
+        self._policy = POLICIES[policy]
+        if policy != "seed":
+            self._policy = self._policy.replace(places=copies)
         self.copies = copies
         self.reorder = reorder
         self.closed = False
@@ -180,9 +188,9 @@ class Scheduler:
         if data is None:
             reserved = self._reserved.get((graph.wiring, request.key)) if self._cache_size and not stream else None
             if reserved is not None:
-                data = replay_plan(request, reserved, self.policy)
+                data = replay_plan(request, reserved, self._policy)
             if data is None:
-                data = make_plan(request, self.policy, stream, self.copies)
+                data = make_plan(request, self._policy.replace(stream=stream) if stream else self._policy)
             if self._cache_size:
                 self._cache[key] = data
                 while len(self._cache) > self._cache_size:

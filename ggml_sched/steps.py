@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Hashable
 import numpy as np
 
 from ggml_sched import hostdata
-from ggml_sched._core import Tensor
+from ggml_sched._graph import Tensor
 from ggml_sched.backend import Backend, GraphView, tensor_copy
 from ggml_sched.errors import PlacementError
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ggml_sched.backend import measure_buffer
 
 if TYPE_CHECKING:
-    from ggml_sched._core import Tensor
+    from ggml_sched._graph import Tensor
     from ggml_sched.plan import Plan
 
 __all__ = ["Facts", "Split", "Step", "kept", "steps"]

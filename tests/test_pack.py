@@ -305,7 +305,7 @@ def test_a_training_graph_without_overlap_lists_stays_within_a_percent():
 def test_the_same_input_gives_the_same_offsets(buffers):
     first, again = pack(buffers, budget=BUDGET), pack(buffers, budget=BUDGET)
     assert first.offsets.tolist() == again.offsets.tolist()
-    assert (first.arena, first.method, first.steps) == (again.arena, again.method, again.steps)
+    assert (first.arena, first.method, first.tries) == (again.arena, again.method, again.tries)
 
 
 def test_times_count_only_by_their_order():
@@ -428,4 +428,4 @@ def test_dense_problems_get_fewer_steps_by_default():
     upper = lower + rng.integers(1, 60, 2000)
     found = gs.pack(lower, upper, rng.integers(1, 1 << 30, 2000))
     # Every buffer overlaps some 530 others, twice as many as a quick step looks at: half of two million steps.
-    assert found.bound < found.arena < 1.05 * found.bound and 500_000 < found.steps < 1_000_000
+    assert found.bound < found.arena < 1.05 * found.bound and 500_000 < found.tries < 1_000_000

@@ -22,11 +22,12 @@ from pathlib import Path
 import pytest
 
 import ggml_sched as gs
-from ggml_sched import _core
+from ggml_sched import _core, _graph, _pack
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path(gs.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTENSIONS = {"_pack": _pack, "_graph": _graph, "_core": _core}
 HEADERS = sorted(path.name for path in (ROOT / "include" / "ggml_sched").glob("*.h"))
 SOURCES = sorted(path.relative_to(ROOT / "ggml_sched") for path in (ROOT / "ggml_sched").rglob("*.py"))
 
@@ -45,21 +46,23 @@ def test_every_module_is_there():
     assert [path for path in SOURCES if not (PACKAGE / path).is_file()] == []
 
 
-@pytest.mark.parametrize("name", ["py.typed", "_core.pyi", "_core.pxd", "__init__.pxd"])
+@pytest.mark.parametrize("name", ["py.typed", "_c.pxd", "__init__.pxd", *(f"{name}.{kind}" for name in EXTENSIONS for kind in ("pyi", "pxd"))])
 def test_types_are_there(name):
     assert (PACKAGE / name).is_file()
 
 
-def test_the_stub_names_everything_public():
+@pytest.mark.parametrize("extension", EXTENSIONS)
+def test_the_stub_names_everything_public(extension):
     """A quick look; the soak test asks mypy."""
-    stub = ast.parse((PACKAGE / "_core.pyi").read_text(encoding="utf-8"))
+    module = EXTENSIONS[extension]
+    stub = ast.parse((PACKAGE / f"{extension}.pyi").read_text(encoding="utf-8"))
     known = {}
     for node in stub.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             known[node.name] = {getattr(n, "name", None) or n.target.id for n in getattr(node, "body", ())
                                 if isinstance(n, ast.FunctionDef | ast.AnnAssign)}
-    for name, value in vars(_core).items():
-        if name.startswith("_") or getattr(value, "__module__", None) != _core.__name__:
+    for name, value in vars(module).items():
+        if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
             continue
         assert name in known
         if isinstance(value, type) and not issubclass(value, enum.Enum):
@@ -159,10 +162,11 @@ def test_the_wheel_has_what_users_and_compilers_need(wheel):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = {f"ggml_sched/{path.as_posix()}" for path in SOURCES}
     expected |= {f"ggml_sched/include/ggml_sched/{name}" for name in HEADERS}
-    expected |= {f"ggml_sched/{name}" for name in ("py.typed", "_core.pyi", "_core.pxd", "__init__.pxd")}
+    expected |= {f"ggml_sched/{name}" for name in ("py.typed", "_c.pxd", "__init__.pxd")}
+    expected |= {f"ggml_sched/{name}.{kind}" for name in EXTENSIONS for kind in ("pyi", "pxd")}
     compiled = {name for name in names if name.endswith((".so", ".pyd"))}
     assert names - compiled == expected
-    assert "ggml_sched/_core" in {name.partition(".")[0] for name in compiled}
+    assert {name.partition(".")[0] for name in compiled} == {f"ggml_sched/{name}" for name in EXTENSIONS}
 
 
 CONSUMER = '''
@@ -257,6 +261,6 @@ def test_headers_compile_as_c_and_as_cpp(tmp_path):
 def test_the_stub_is_the_module():
     if importlib.util.find_spec("mypy") is None:
         pytest.skip("needs mypy")
-    done = subprocess.run([sys.executable, "-m", "mypy.stubtest", "ggml_sched._core"], cwd=ROOT,
+    done = subprocess.run([sys.executable, "-m", "mypy.stubtest", *(f"ggml_sched.{name}" for name in EXTENSIONS)], cwd=ROOT,
                           capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched._core import Devices, Request, make_plan, replay_plan
+from ggml_sched._core import Devices, Policy, Request, make_plan, replay_plan
 
 
 def attention(ctx: gs.Context, w: gs.Tensor, tokens: int, n_kv: int) -> tuple[gs.Graph, list[gs.Tensor]]:
@@ -179,9 +179,9 @@ def test_backends_are_asked_once_for_a_graph_that_a_reserved_plan_does_not_serve
         return Request(gs.Graph(ctx.set_output(ctx.sqr(ctx.relu(x)))), Devices((backend,)), None)
 
     backend = Counts("A")
-    reserved, larger = make_plan(request(64), "default"), request(4096)
+    reserved, larger = make_plan(request(64), Policy()), request(4096)
     backend.asked = 0
-    assert replay_plan(larger, reserved, "default") is None
-    make_plan(larger, "default")
-    make_plan(larger, "default", stream=True)
+    assert replay_plan(larger, reserved, Policy()) is None
+    make_plan(larger, Policy())
+    make_plan(larger, Policy(stream=True))
     assert backend.asked == 2           # nodes

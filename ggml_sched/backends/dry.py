@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from operator import index
 
-from ggml_sched._core import Tensor
+from ggml_sched._graph import Tensor
 from ggml_sched.backend import ALL_SOURCES, Backend, Buffer
 from ggml_sched.errors import OutOfMemory
 from ggml_sched.faults import FaultPoints

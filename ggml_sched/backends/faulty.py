@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ggml_sched._core import Tensor
+from ggml_sched._graph import Tensor
 from ggml_sched.backends.cpu import CpuBackend, CpuBuffer
 from ggml_sched.faults import FaultPoints
 

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE.csv", help="lower,upper,size for each buffer; - is stdin")
     parser.add_argument("--capacity", type=int, metavar="BYTES",
                         help="stop at an arena that fits this; exit code 3 if none was found")
-    parser.add_argument("--budget", type=int, metavar="STEPS", help="search steps, 0 for none")
+    parser.add_argument("--budget", type=int, metavar="TRIES", help="tries of exact search, 0 for none")
     parser.add_argument("--out", metavar="FILE", help="write the offsets here; - is stdout")
 
 
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         f"{args.file}: {len(rows)} buffers",
         f"arena   {found.arena} bytes" + (f", {above:.2f} % above the bound" if above else ""),
         f"bound   {found.bound} bytes",
-        f"method  {found.method}, {found.steps} search steps, {1e3 * took:.2f} ms",
+        f"method  {found.method}, {found.tries} tries, {1e3 * took:.2f} ms",
         f"optimal {'yes' if found.optimal else 'not proven'}",
     ]
     print("\n".join(report), file=sys.stderr if args.out == "-" else sys.stdout)

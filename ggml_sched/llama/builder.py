@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ggml_sched._core import Context, Graph, Tensor
+from ggml_sched._graph import Context, Graph, Tensor
 from ggml_sched.llama.hparams import Hparams
 from ggml_sched.llama.kvcache import KVCache
 from ggml_sched.llama.weights import Weights

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ggml_sched._core import Type
+from ggml_sched._graph import Type
 from ggml_sched.errors import FileFormatError
 
 __all__ = ["Array", "GGUFFile", "Kind", "TensorInfo", "open_gguf"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ggml_sched._core import Context, Tensor
+from ggml_sched._graph import Context, Tensor
 from ggml_sched.backend import Backend
 from ggml_sched.llama.hparams import Hparams
 from ggml_sched.llama.placement import Place

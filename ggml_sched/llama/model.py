@@ -14,7 +14,7 @@ from operator import index
 
 import numpy as np
 
-from ggml_sched._core import Type
+from ggml_sched._graph import Type
 from ggml_sched.backend import Backend
 from ggml_sched.llama import arch as architectures
 from ggml_sched.llama.builder import BatchGraph, Builder

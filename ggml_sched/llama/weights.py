@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ggml_sched._core import Context, Tensor, bind_resident
+from ggml_sched._graph import Context, Tensor, bind_resident
 from ggml_sched.backend import Backend
 from ggml_sched.errors import FileFormatError
 from ggml_sched.llama.gguf import GGUFFile, TensorInfo

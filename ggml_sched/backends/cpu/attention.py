@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ggml_sched._core import Tensor, Type
+from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cpu.job import Job, Part, float_param, int_param
 from ggml_sched.backends.cpu.registry import F32, WEIGHTS, kernel, types
 

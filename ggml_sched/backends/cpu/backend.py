@@ -16,7 +16,7 @@ from operator import index
 
 import numpy as np
 
-from ggml_sched._core import BufferBase, Tensor
+from ggml_sched._graph import BufferBase, Tensor
 from ggml_sched.backend import Backend, as_nodes, same_layout
 from ggml_sched.backends.cpu import (  # noqa: F401 - the kernels register themselves
     attention,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ggml_sched._core import Tensor
+from ggml_sched._graph import Tensor
 from ggml_sched.backends.cpu.job import Job, float_param
 from ggml_sched.backends.cpu.registry import FLOATS, Fits, kernel, types
 

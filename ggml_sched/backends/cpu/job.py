@@ -20,7 +20,7 @@ from struct import pack, unpack
 import numpy as np
 
 from ggml_sched import quants
-from ggml_sched._core import BufferBase, Tensor, Type
+from ggml_sched._graph import BufferBase, Tensor, Type
 from ggml_sched.backends.cpu.buffer import address_of
 from ggml_sched.backends.cpu.lanes import Lanes, Step
 from ggml_sched.backends.cpu.work import Work

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from ggml_sched._core import Tensor, Type
+from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cpu.job import Job, load_step
 from ggml_sched.backends.cpu.registry import FLOATS, I32, WEIGHTS, kernel, types
 from ggml_sched.backends.cpu.rows import check_ids

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ggml_sched import quants
-from ggml_sched._core import Tensor, Type
+from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cpu.job import Job
 
 __all__ = ["FLOATS", "KERNELS", "WEIGHTS", "Kernel", "kernel", "types"]

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from ggml_sched._core import Tensor, Type
+from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cpu.job import Job, Part, float_param, int_param
 from ggml_sched.backends.cpu.registry import F32, I32, kernel, types
 

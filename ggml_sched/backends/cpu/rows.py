@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched import quants
-from ggml_sched._core import Tensor, Type
+from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cpu.job import Job, load_step
 from ggml_sched.backends.cpu.registry import F32, I32, WEIGHTS, kernel, types
 from ggml_sched.errors import BackendError

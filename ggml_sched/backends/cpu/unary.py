@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from ggml_sched._core import Tensor
+from ggml_sched._graph import Tensor
 from ggml_sched.backends.cpu.job import Job, Part, float_param, int_param
 from ggml_sched.backends.cpu.registry import FLOATS, kernel, types
 

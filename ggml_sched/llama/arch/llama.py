@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggml_sched._core import Tensor
+from ggml_sched._graph import Tensor
 from ggml_sched.llama.arch import common
 from ggml_sched.llama.builder import Builder
 from ggml_sched.llama.hparams import Hparams

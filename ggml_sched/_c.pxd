@@ -1,0 +1,228 @@
+# The C headers of include/ggml_sched as Cython sees them: the only place that declares them.
+
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+cdef extern from "ggml_sched/status.h" nogil:
+    enum: GS_OK
+    enum: GS_NO_HOST_MEMORY
+    enum: GS_OVERFLOW
+    enum: GS_OUT_OF_MEMORY
+    enum: GS_BAD_ARGUMENT
+    enum: GS_BAD_PLACEMENT
+    enum: GS_UNSUPPORTED_OP
+    enum: GS_HAZARD
+
+cdef extern from "ggml_sched/checked.h" nogil:
+    int gs_checked_add(int64_t a, int64_t b, int64_t *out)
+    int gs_checked_mul(int64_t a, int64_t b, int64_t *out)
+    int gs_checked_align(int64_t a, int64_t alignment, int64_t *out)
+    bint gs_range_fits(int64_t offset, int64_t size, int64_t capacity)
+
+cdef extern from "ggml_sched/hash.h" nogil:
+    uint64_t gs_mix(uint64_t h, uint64_t x)
+
+cdef extern from "ggml_sched/structs.h" nogil:
+    enum: GS_MAX_DIMS
+    enum: GS_MAX_SRC
+    enum: GS_MAX_OP_PARAMS
+    enum: GS_FLAG_INPUT
+    enum: GS_FLAG_OUTPUT
+
+    ctypedef struct gs_layout:
+        int64_t ne[4]
+        int64_t nb[4]
+        int64_t nbytes
+        int32_t type
+        int32_t op
+
+    ctypedef struct gs_block:
+        int64_t offset
+        int64_t size
+
+    ctypedef struct gs_type_traits:
+        int32_t block_size
+        int32_t type_size
+
+cdef extern from "ggml_sched/ops.h" nogil:
+    enum: GS_INPLACE_FIRST
+    enum: GS_INPLACE_LATER
+    enum: GS_OP_NONE
+    enum: GS_OP_VIEW
+    enum: GS_OP_RESHAPE
+    enum: GS_OP_PERMUTE
+    enum: GS_OP_TRANSPOSE
+    enum: GS_OP_UNARY
+    enum: GS_OP_GLU
+    enum: GS_N_OPS
+    const char *gs_op_name(int op)
+    int gs_op_inplace(int op)
+    int gs_op_family(int op)
+
+cdef extern from "ggml_sched/graph.h" nogil:
+    enum: GS_KIND_VIEW
+    enum: GS_KIND_WRITES
+    enum: GS_KIND_INPUT
+    enum: GS_KIND_FOLLOWS
+
+    ctypedef struct gs_graph:
+        int32_t n_tensors
+        int32_t n_nodes
+        int32_t n_leafs
+        gs_layout *layout
+        int64_t *view_offs
+        int32_t *view_src
+        unsigned char *flags
+        int32_t *src_begin
+        int32_t *src
+        unsigned char *slot
+        int32_t *node
+        int32_t *leaf
+        int32_t *position
+        int32_t *dep_begin
+        int32_t *dep
+        int32_t n_work
+        int32_t n_roots
+        int32_t n_views
+        int32_t *root
+        int32_t *work
+        int32_t *view
+        int32_t *memory
+        int64_t *nbytes
+        int32_t *n_readers
+        int32_t *n_viewers
+        int32_t *first_view
+        int32_t *next_view
+        int32_t *reader_begin
+        int32_t *reader
+        unsigned char *op
+        unsigned char *kind
+        uint32_t *alike
+
+    ctypedef struct gs_node:
+        gs_layout layout
+        int32_t op
+        int32_t sub_op
+        int32_t params[16]
+        int32_t flags
+        int32_t n_src
+        const gs_node *src[10]
+        void *data
+
+cdef extern from "ggml_sched/plan.h" nogil:
+    enum: GS_USAGE_ANY
+    enum: GS_USAGE_WEIGHTS
+    enum: GS_STATE_ADDRESSED
+    enum: GS_STATE_TOOK_OVER
+    enum: GS_STATE_LATE
+    enum: GS_STATE_FREED
+    enum: GS_STATE_EXCLUSIVE
+    enum: GS_STATE_WRITTEN
+    enum: GS_STATE_DEPENDS
+    enum: GS_METHOD_BEST_FIT
+    enum: GS_METHOD_PACKED
+    enum: GS_METHOD_REPLAYED
+    enum: GS_PLACEMENT_DEFAULT
+    enum: GS_PLACEMENT_SEED
+    enum: GS_OFFSETS_PACKED
+    enum: GS_OFFSETS_BEST_FIT
+    enum: GS_REUSE_FIRST
+    enum: GS_REUSE_WHOLE
+    enum: GS_REUSE_FRONT
+    enum: GS_REUSE_ALL
+    enum: GS_REASON_NOTHING
+    enum: GS_REASON_USER
+    enum: GS_REASON_RESIDENT
+    enum: GS_REASON_WEIGHT
+    enum: GS_REASON_SOURCE
+    enum: GS_REASON_CONSUMER
+    enum: GS_REASON_ROOT
+    enum: GS_REASON_FIRST
+    enum: GS_REASON_UNSUPPORTED
+    enum: GS_REASON_INPUT
+    enum: GS_REASON_OFFLOAD
+    enum: GS_REASON_NEIGHBOUR
+    enum: GS_REASON_UPGRADE
+    enum: GS_REASON_MOST_INPUTS
+    enum: GS_REASON_BOUNDARY
+    enum: GS_N_REASONS
+
+    ctypedef struct gs_policy:
+        int32_t placement
+        int32_t offsets
+        int32_t reuse
+        int32_t leafs_first
+        int32_t stream
+        int32_t n_places
+
+    ctypedef struct gs_request:
+        const gs_graph *g
+        gs_policy policy
+        int32_t n_backends
+        const int64_t *alignment
+        const int64_t *max_buffer
+        const uint64_t *inplace
+        int32_t *resident
+        unsigned char *usage
+        int32_t *user
+        unsigned char *supports
+        unsigned char *offloads
+        unsigned char *reads
+        int64_t *nbytes
+        int32_t *buffer
+        int32_t n_buffers
+        unsigned char *reads_buffer
+        int32_t shares
+
+    ctypedef struct gs_arena_result:
+        int64_t nbytes
+        int64_t live_bytes
+        int64_t stride
+        int32_t method
+        int32_t first_chunk
+        int32_t n_chunks
+
+    ctypedef struct gs_plan:
+        int32_t n_backends
+        int32_t n_tensors
+        int32_t n_copies
+        int32_t n_places
+        int32_t n
+        int32_t n_seq
+        int32_t n_splits
+        int32_t n_inputs
+        int32_t n_write_backs
+        int32_t n_chunks
+        int32_t failed
+        int32_t *assign
+        unsigned char *reason
+        int32_t *split_backend
+        int32_t *split_start
+        int32_t *split_stop
+        int32_t *split_inputs
+        int32_t *inputs
+        int32_t *copy_like
+        int32_t *copy_from
+        int32_t *copy_backend
+        int32_t *copy_kept
+        int32_t *place_copy
+        int32_t *back_node
+        int32_t *back_copy
+        int32_t *like
+        int32_t *home
+        int32_t *root
+        int32_t *birth
+        int32_t *death
+        int32_t *trimmed
+        int32_t *src_begin
+        int32_t *src
+        int64_t *size
+        int64_t *view_offs
+        int64_t *offset
+        int64_t *rest
+        unsigned char *op
+        unsigned char *flags
+        unsigned char *state
+        int32_t *seq
+        gs_arena_result *arena
+        int64_t *chunk_nbytes
+        void *memory[3]

@@ -1,0 +1,49 @@
+# The C view of _pack: `from ggml_sched._pack cimport pack_prepared`.
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+cdef enum:
+    PACK_NO_CAPACITY = -1
+    PACK_DEFAULT_BUDGET = -1        # two million tries, fewer where each takes long
+    PACK_PLANNER_BUDGET = -2        # a hundred thousand, in the same way
+
+
+ctypedef struct gs_pack:
+    int32_t n                   # buffers with a size and a lifetime
+    int32_t n_sections
+    int64_t bound               # max-live, bytes
+    int64_t n_neighbours        # sum of all overlap lists
+    int64_t n_carried           # entries that carry will need
+    int32_t *id                 # the caller's index of buffer i
+    int32_t *start              # first section
+    int32_t *stop               # one past the last section
+    int32_t *life               # times lived
+    int64_t *size
+    int32_t *born               # [n_sections + 1] first buffer born in section k or later
+    int64_t *live               # [n_sections] bytes
+    int64_t *peak               # [n] the most bytes live in any section of buffer i
+    int64_t *offset             # [n] the packing under construction, -1 for what is not placed
+    int64_t *best               # [n] the best complete packing so far
+    uint64_t *keys              # [2 n + 1] scratch of the sorts
+    int32_t *order              # [n]
+    int32_t *carry_begin        # [n_sections + 1]; NULL until pack_fill_carry
+    int32_t *carry
+    void *memory                # the one allocation behind all but carry
+    void *carry_memory
+
+
+# What came of it.
+ctypedef struct gs_packing:
+    int64_t arena           # bytes
+    int64_t bound           # max-live bytes
+    int64_t proven          # no arena is smaller than this
+    int64_t tries           # of the search
+    int32_t method
+    bint optimal
+
+
+cdef int pack_expect(gs_pack *p, int64_t n, int64_t n_sections, int64_t n_scratch, char **scratch) noexcept nogil
+cdef int pack_measure(gs_pack *p) noexcept nogil
+cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_packing *out) noexcept nogil
+cdef void pack_free(gs_pack *p) noexcept nogil
+cpdef str method_name(int method)

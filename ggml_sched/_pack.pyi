@@ -1,0 +1,36 @@
+"""The typed view of _pack, written by hand.  Sizes and offsets are bytes."""
+
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import disjoint_base
+
+@disjoint_base
+class Packing:
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def arena(self) -> int: ...
+    @property
+    def bound(self) -> int: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def optimal(self) -> bool: ...
+    @property
+    def tries(self) -> int: ...
+    def __len__(self) -> int: ...
+
+def pack(
+    lower: npt.ArrayLike,
+    upper: npt.ArrayLike,
+    size: npt.ArrayLike,
+    capacity: SupportsIndex | None = None,
+    budget: SupportsIndex | None = None,
+) -> Packing: ...
+
+def method_name(method: int) -> str: ...
+
+__pyx_capi__: dict[str, Any]

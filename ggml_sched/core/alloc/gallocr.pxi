@@ -1,0 +1,250 @@
+# Graph allocation, first generation: one walk that takes, reuses in place and frees.
+#
+# `gallocr_run` is the algorithm of the specification's section 2 on a gs_walk; the
+# class GraphAllocator is its public face.  Invariant: the walk never touches the
+# graph; its results stand in the walk.  Corresponds to ggml_gallocr.
+
+ctypedef struct gs_arena:
+    gs_blocks *blocks       # NULL: lifetimes are all that is wanted; who owns memory then gets offset 0
+    int64_t live            # bytes taken at the moment
+    int64_t peak            # the largest `live` so far: a lower bound for the arena
+    int64_t whole           # as `live`, tails given back counted as taken
+    int64_t whole_peak
+    int64_t live_bytes      # the one of the two peaks that is a bound for how offsets were chosen
+    int64_t alignment       # of what is taken over at an offset
+    int32_t reuse           # GS_REUSE_*: what may be taken over
+    int32_t n_inner         # takers at another offset than 0
+    int32_t n_partial       # takers of the front that are smaller than what they took over
+    int32_t n_owners        # with a size
+    int32_t section         # that what is born now begins to live in
+    bint waiting            # something was born since the last section
+
+
+cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, int32_t id, int32_t now) noexcept nogil:
+    """Give id an address: its root's, that of a source it may take over, or a new one."""
+    cdef int32_t k, r
+    cdef uint64_t mask
+    cdef gs_arena *arena
+    cdef int64_t high, held, least = 0
+    cdef int status
+    if f.state[id] & GS_STATE_ADDRESSED or f.home[id] == OUTSIDE:
+        return GS_OK
+    arena = &arenas[f.home[id]]
+    if f.root[id] >= 0:
+        r = f.root[id]
+        status = gallocr_place(f, arenas, inplace, r, now)
+        f.offset[id] = -1 if f.offset[r] < 0 else f.offset[r] + f.view_offs[id]
+        f.state[id] |= GS_STATE_ADDRESSED
+        return status
+    # A copy has the layout of what it stands in for; copies themselves take nothing over.
+    mask = inplace[f.home[id] * GS_N_OPS + f.op[id]] & f.alike[id] if f.like[id] == id else 0
+    if mask:
+        r = -1
+        for k in range(f.src_begin[id], f.src_begin[id + 1]):
+            if not (mask >> f.slot[k]) & 1:
+                continue
+            held = gallocr_reusable(f, arena, id, f.src[k])
+            if held >= 0 and (r < 0 or held < least):
+                r = f.src[k]
+                least = held
+                if arena.reuse == GS_REUSE_FIRST:
+                    break
+        if r >= 0:
+            gallocr_take_over(f, arena, id, r)
+            return gallocr_trim(f, arena, id, now)
+    if arena.blocks != NULL:
+        high = arena.blocks.max_size
+        status = blocks_take(arena.blocks, f.size[id], &f.offset[id])
+        if status != GS_OK:
+            return status
+        if f.op[id] == GS_OP_NONE and f.offset[id] < high:
+            f.state[id] |= GS_STATE_LATE
+    elif f.size[id] > INT64_MAX - arena.whole:
+        return GS_OUT_OF_MEMORY
+    else:
+        f.offset[id] = 0
+    f.state[id] |= GS_STATE_ADDRESSED
+    f.birth[id] = now
+    f.rest[id] = f.size[id]
+    f.owner[f.n_owners] = id
+    f.n_owners += 1
+    f.start[id] = arena.section
+    if f.size[id]:
+        arena.n_owners += 1
+        arena.waiting = True
+    arena.live += f.size[id]
+    arena.peak = max(arena.peak, arena.live)
+    arena.whole += f.size[id]
+    arena.whole_peak = max(arena.whole_peak, arena.whole)
+    return GS_OK
+
+
+cdef int64_t gallocr_reusable(const gs_walk *f, const gs_arena *arena, int32_t id, int32_t s) noexcept nogil:
+    """Bytes of the memory that node id comes into by taking over its source s, which has its layout.
+
+    -1: it may not, because it is not the last to use s, something else holds on to the memory, or it does not fit.
+    """
+    cdef int32_t r = f.root[s] if f.root[s] >= 0 else s
+    cdef int32_t owner
+    cdef int64_t place
+    if (f.n_children[s] != 1 or f.n_views[s] or f.offset[s] < 0 or f.home[r] != f.home[id]
+            or (f.flags[s] | f.flags[r]) & (GS_FLAG_INPUT | GS_FLAG_OUTPUT)):
+        return -1
+    # A view hands over its root's memory.
+    if r != s:
+        if f.n_views[r] != 1 or f.n_children[r] != 0:
+            return -1
+        if f.offset[r] != f.offset[s] and (arena.reuse != GS_REUSE_ALL or f.offset[s] % arena.alignment):
+            return -1
+    owner = walk_owner(f, s)
+    place = f.offset[s] - f.offset[owner]
+    # What had its address before the walk is whole; of the rest the tail may be gone.
+    if place + f.size[id] > (f.rest[owner] if f.birth[owner] >= 0 else f.size[owner]):
+        return -1
+    if arena.reuse == GS_REUSE_WHOLE and f.size[id] != f.size[owner]:
+        return -1
+    return f.size[owner]
+
+
+cdef void gallocr_take_over(gs_walk *f, gs_arena *arena, int32_t id, int32_t s) noexcept nogil:
+    """Let node id sit where its source s is."""
+    cdef int32_t r = f.root[s] if f.root[s] >= 0 else s
+    if f.offset[r] != f.offset[s]:
+        arena.n_inner += 1
+    elif f.size[id] < f.size[walk_owner(f, r)]:
+        arena.n_partial += 1
+    f.root[id] = r
+    f.view_offs[id] = f.offset[s] - f.offset[r]
+    f.n_views[r] += 1
+    f.offset[id] = f.offset[s]
+    f.state[id] |= GS_STATE_ADDRESSED | GS_STATE_TOOK_OVER
+
+
+cdef int gallocr_trim(gs_walk *f, gs_arena *arena, int32_t taker, int32_t now) noexcept nogil:
+    """Keep the memory up to the taker's end; whatever read the rest has run."""
+    cdef int32_t owner = walk_owner(f, taker)
+    cdef int64_t kept = f.offset[taker] - f.offset[owner] + f.size[taker]
+    cdef int64_t tail = f.rest[owner] - kept
+    if arena.reuse == GS_REUSE_FIRST or f.birth[owner] < 0 or tail <= 0:
+        return GS_OK
+    f.rest[owner] = kept
+    f.trimmed[owner] = now
+    arena.live -= tail
+    return GS_OK if arena.blocks == NULL else blocks_give(arena.blocks, f.offset[owner] + kept, tail)
+
+
+cdef int gallocr_release(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
+    """Give an id's memory back, if it was allocated here."""
+    cdef int status
+    cdef int64_t size
+    cdef gs_arena *arena
+    # In-place chains: the memory was taken under the name of the first in the chain; an output anywhere in
+    # the chain keeps it.
+    while f.root[id] >= 0 and not f.flags[id] & GS_FLAG_OUTPUT:
+        id = f.root[id]
+    if f.home[id] == OUTSIDE or f.offset[id] < 0 or f.state[id] & GS_STATE_FREED or f.flags[id] & GS_FLAG_OUTPUT:
+        return GS_OK
+    size = f.rest[id] if f.birth[id] >= 0 else f.size[id]
+    arena = &arenas[f.home[id]]
+    if arena.blocks != NULL:
+        status = blocks_give(arena.blocks, f.offset[id], size)
+        if status != GS_OK:
+            return status
+    arena.live -= size
+    arena.whole -= f.size[id]
+    if arena.waiting and f.size[id]:
+        arena.section += 1
+        arena.waiting = False
+    f.stop[id] = arena.section
+    f.death[id] = now
+    f.state[id] |= GS_STATE_FREED
+    return GS_OK
+
+
+cdef inline int gallocr_drop(gs_walk *f, gs_arena *arenas, int32_t s, int32_t now) noexcept nogil:
+    """s has one child less, and dies with the last."""
+    cdef int32_t r = s
+    f.n_children[s] -= 1
+    if f.n_children[s] or f.n_views[s]:
+        return GS_OK
+    if f.flags[s] & GS_FLAG_OUTPUT:
+        return GS_OK            # stays until the next compute, and with it whatever it is a view of
+    if f.root[s] >= 0:
+        r = f.root[s]
+        f.n_views[r] -= 1
+        if f.n_children[r] or f.n_views[r]:
+            return GS_OK
+    return gallocr_release(f, arenas, r, now)
+
+
+cdef int gallocr_finish(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
+    """Node id has run: nobody waits for it to be done with its sources, nor with what it keeps."""
+    cdef int32_t k
+    cdef int status
+    for k in range(f.src_begin[id], f.src_begin[id + 1]):
+        status = gallocr_drop(f, arenas, f.src[k], now)
+        if status != GS_OK:
+            return status
+    if f.state[id] & GS_STATE_DEPENDS:
+        for k in range(f.dep_begin[id], f.dep_begin[id + 1]):
+            status = gallocr_drop(f, arenas, f.dep[k], now)
+            if status != GS_OK:
+                return status
+    return GS_OK
+
+
+cdef int gallocr_run(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, const int32_t *order, int32_t n_order,
+                     bint leafs_first, int32_t *failed) noexcept nogil:
+    """Allocate everything the walk's nodes need.
+
+    `leafs_first`: leafs and kept copies are there from the start, not from their first use.
+    `inplace[home * GS_N_OPS + op]` is the mask of sources that may be taken over.  `order` (or NULL): positions
+    in seq, -1 for a barrier; memory is freed only at barriers then.  On failure *failed is the id without memory.
+    """
+    cdef int32_t i, k, id, position, since = 0
+    cdef int status
+    if leafs_first:
+        for i in range(f.n):
+            if (f.op[i] == GS_OP_NONE and f.root[i] < 0 and f.home[i] != OUTSIDE and (f.n_children[i] or f.n_views[i])
+                    and (f.like[i] == i or f.flags[i] & GS_FLAG_OUTPUT)):
+                status = gallocr_place(f, arenas, inplace, i, 0)
+                if status != GS_OK:
+                    failed[0] = i
+                    return status
+    for i in range(n_order if order != NULL else f.n_seq):
+        position = order[i] if order != NULL else i
+        if position >= 0:
+            id = f.seq[position]
+            for k in range(f.src_begin[id], f.src_begin[id + 1]):
+                if not f.state[f.src[k]] & GS_STATE_ADDRESSED:
+                    status = gallocr_place(f, arenas, inplace, f.src[k], position)
+                    if status != GS_OK:
+                        failed[0] = f.src[k]
+                        return status
+            if f.state[id] & GS_STATE_DEPENDS:
+                for k in range(f.dep_begin[id], f.dep_begin[id + 1]):
+                    status = gallocr_place(f, arenas, inplace, f.dep[k], position)
+                    if status != GS_OK:
+                        failed[0] = f.dep[k]
+                        return status
+            status = gallocr_place(f, arenas, inplace, id, position)
+            if status != GS_OK:
+                failed[0] = id
+                return status
+            if order == NULL:
+                status = gallocr_finish(f, arenas, id, position)
+                if status != GS_OK:
+                    return status
+        else:
+            while since < i:
+                status = gallocr_finish(f, arenas, f.seq[order[since]], order[since])
+                if status != GS_OK:
+                    return status
+                since += 1
+            since = i + 1
+    for i in range(f.n_owners):
+        id = f.owner[i]
+        if f.death[id] < 0:
+            f.death[id] = f.n_seq
+            f.stop[id] = arenas[f.home[id]].section + arenas[f.home[id]].waiting
+    return GS_OK

@@ -1,0 +1,297 @@
+# GraphAllocator: graph allocation for people.
+#
+# Owns the results of the last allocation and what was measured before.  Invariant:
+# a failed call leaves allocator, tallocrs and graph as they were.  Corresponds to
+# ggml_gallocr.
+
+cdef class Placing:
+    """The outcome of one allocation: a walk that ran.  Owned, immutable from then on."""
+
+    cdef gs_walk walk
+    cdef list peaks                     # high-water mark of each arena, from its first aligned address
+    cdef list before                    # free blocks of each arena before the run
+
+    def __cinit__(self):
+        memset(&self.walk, 0, sizeof(gs_walk))
+
+    def __dealloc__(self):
+        walk_free(&self.walk)
+
+
+cdef bint same_but_for_the_end(tuple ours, tuple measured, int64_t room):
+    """Whether free blocks agree, where the last of ours reaches to the end of the arena."""
+    if len(ours) != len(measured) or ours[:-1] != measured[:-1]:
+        return False
+    return not ours or ours[-1][0] == measured[-1][0] and ours[-1][0] + ours[-1][1] == room
+
+
+cdef class GraphAllocator:
+    """Places all tensors of a graph: in-place reuse, views, and memory freed with its last reader.
+
+    Measure first, then allocate for real: whatever was measured fits a buffer of `max_size` bytes, and so
+    does any graph of the same wiring whose tensors are no larger (and broadcast alike).  The graph itself is
+    never changed.  Inputs that the allocation places keep their data on the host until their life begins.
+    """
+
+    cdef tuple parse_seq
+    cdef Placing placing
+    cdef Graph graph
+    cdef dict measured                  # {(wiring, parse_seq): Placing}
+
+    def __cinit__(self):
+        self.parse_seq = None
+        self.placing = None
+        self.graph = None
+        self.measured = {}
+
+    def set_parse_seq(self, seq):
+        """Allocate nodes in the order of a list of node indices; -1 is a barrier, and memory is freed only there.
+
+        None or an empty list returns to the graph's own order.
+        """
+        self.parse_seq = tuple([_index(i) for i in seq]) if seq else None
+
+    def alloc_graph(self, TensorAllocator tallocr not None, Graph graph not None):
+        """Place every tensor of `graph` that has no address in `tallocr`'s buffer; returns its max_size in bytes.
+
+        A measuring allocator leaves the tensors without address: ask `offset_of`.  Raises OutOfMemory.
+        """
+        self.allocate(graph, [tallocr], None)
+        return tallocr.max_size
+
+    def alloc_graph_n(self, Graph graph not None, table):
+        """Like alloc_graph with an allocator for each tensor: a mapping {tensor: tallocr}, or a sequence parallel
+        to `graph.tensors` (None for tensors that live elsewhere).  Returns a tuple of max_size, by first use."""
+        cdef list tallocrs = []
+        cdef list homes = []
+        if not isinstance(table, dict) and len(table) != len(graph.tensors):
+            raise ValueError(f"a table of {len(table)} allocators for {len(graph.tensors)} tensors")
+        for i, t in enumerate(graph.tensors):
+            tallocr = table.get(t) if isinstance(table, dict) else table[i]
+            if tallocr is None:
+                homes.append(OUTSIDE)
+                continue
+            if not isinstance(tallocr, TensorAllocator):
+                raise TypeError(f"the allocator of tensor {t.name!r} is {tallocr!r}")
+            if tallocr not in tallocrs:
+                tallocrs.append(tallocr)
+            homes.append(tallocrs.index(tallocr))
+        self.allocate(graph, tallocrs, homes)
+        return tuple([tallocr.max_size for tallocr in tallocrs])
+
+    cdef int allocate(self, Graph graph, list tallocrs, list homes) except -1:
+        cdef Placing p = Placing()
+        cdef TensorAllocator tallocr
+        cdef gs_arena *arenas = NULL
+        cdef gs_blocks *saved = NULL
+        cdef uint64_t *inplace = NULL
+        cdef int32_t *order = NULL
+        cdef int32_t failed = -1
+        cdef Py_ssize_t n = len(tallocrs), k
+        cdef int status = GS_OK
+        cdef bint replayed
+        if len(set(tallocrs)) != n:
+            raise ValueError("one allocator twice")
+        for tallocr in tallocrs:
+            tallocr.check_open()
+        self.fill(p, graph, tallocrs, homes)
+        key = (walk_wiring(&p.walk), self.parse_seq)
+        arenas = <gs_arena *>calloc(max(n, 1), sizeof(gs_arena))
+        saved = <gs_blocks *>calloc(max(n, 1), sizeof(gs_blocks))
+        inplace = <uint64_t *>calloc(max(n, 1) * GS_N_OPS, sizeof(uint64_t))
+        try:
+            if arenas == NULL or saved == NULL or inplace == NULL:
+                raise MemoryError("graph allocation")
+            for k in range(n):
+                tallocr = tallocrs[k]
+                arenas[k].blocks = &tallocr.blocks
+                if blocks_copy(&saved[k], &tallocr.blocks) != GS_OK:
+                    raise MemoryError("graph allocation")
+                fill_inplace_masks(inplace + k * GS_N_OPS, tallocr.buffer.backend, True)
+            order = self.read_order(graph)
+            p.before = [(<TensorAllocator>tallocrs[k]).free_blocks for k in range(n)]
+            replayed = self.replay(p, tallocrs, key)
+            if not replayed:
+                with nogil:
+                    if order == NULL:
+                        status = gallocr_run(&p.walk, arenas, inplace, NULL, 0, False, &failed)
+                    else:
+                        status = gallocr_run(&p.walk, arenas, inplace, order + 1, order[0], False, &failed)
+                if status == GS_NO_HOST_MEMORY:
+                    raise MemoryError("graph allocation")
+                if status != GS_OK:
+                    self.raise_out_of_memory(p, graph, tallocrs, failed)
+            p.peaks = [(<TensorAllocator>tallocrs[k]).blocks.max_size for k in range(n)]
+            if n and all([(<TensorAllocator>tallocrs[k]).is_measure for k in range(n)]):
+                if not replayed:
+                    self.measured[key] = p
+            else:
+                self.bind(p, graph, tallocrs)
+        except BaseException:
+            for k in range(n):
+                tallocr = tallocrs[k]
+                if saved != NULL and saved[k].at != NULL:
+                    blocks_free(&tallocr.blocks)
+                    tallocr.blocks = saved[k]
+                    memset(&saved[k], 0, sizeof(gs_blocks))
+            raise
+        finally:
+            for k in range(n):
+                if saved != NULL:
+                    blocks_free(&saved[k])
+            free(saved)
+            free(arenas)
+            free(inplace)
+            free(order)
+        self.placing, self.graph = p, graph
+        return 0
+
+    cdef int fill(self, Placing p, Graph graph, list tallocrs, list homes) except -1:
+        """A walk with homes and sizes: who lives elsewhere, who has an address here already."""
+        cdef gs_graph *g = &graph.flat
+        cdef gs_walk *f = &p.walk
+        cdef Tensor t
+        cdef TensorAllocator tallocr
+        cdef BufferBase buffer
+        cdef int32_t i
+        cdef Py_ssize_t k
+        if walk_alloc(f, g.n_tensors, g.n_nodes, g.src_begin[g.n_tensors]) != GS_OK:
+            raise MemoryError(f"graph allocation of {g.n_tensors} tensors")
+        walk_from_graph(f, g)
+        for i in range(g.n_tensors):
+            t = graph.tensors[i]
+            if t.home.closed:
+                raise GraphError(f"{describe(t)} belongs to closed context {t.home.name!r}")
+            if t.view_src is not None:
+                continue
+            buffer = t.settled()
+            f.home[i] = 0 if homes is None else homes[i]
+            if buffer is None:
+                if f.home[i] == OUTSIDE:
+                    raise PlacementError(f"{describe(t)} has neither an address nor an allocator")
+                f.size[i] = (<TensorAllocator>tallocrs[f.home[i]]).size_of(t)
+                continue
+            # An address in an allocator's own buffer may be reused and freed; another one may not.
+            f.state[i] = GS_STATE_ADDRESSED
+            f.home[i] = OUTSIDE
+            for k in range(len(tallocrs)):
+                tallocr = tallocrs[k]
+                if tallocr.buffer is buffer and t in tallocr.live:
+                    f.home[i] = <int32_t>k
+                    f.size[i] = tallocr.live[t]
+                    f.offset[i] = t._offset - tallocr.start
+                elif tallocr.buffer is buffer and (t._lease is tallocr.graph_lease or t._lease is tallocr.early_lease):
+                    # Placed by an earlier graph, and not to be touched until the allocator is reset.
+                    f.offset[i] = t._offset - tallocr.start
+        for i in range(g.n_tensors):
+            if g.view_src[i] >= 0:
+                f.home[i] = f.home[g.view_src[i]]
+        return 0
+
+    cdef int32_t *read_order(self, Graph graph) except? NULL:
+        """The parse sequence as [count, positions...], NULL without one."""
+        cdef int32_t *order
+        cdef Py_ssize_t i
+        if self.parse_seq is None:
+            return NULL
+        for position in self.parse_seq:
+            if not -1 <= position < len(graph.nodes):
+                raise ValueError(f"parse sequence: {position} is not one of {len(graph.nodes)} nodes")
+        order = <int32_t *>malloc((len(self.parse_seq) + 1) * sizeof(int32_t))
+        if order == NULL:
+            raise MemoryError("parse sequence")
+        order[0] = <int32_t>len(self.parse_seq)
+        for i in range(len(self.parse_seq)):
+            order[i + 1] = self.parse_seq[i]
+        return order
+
+    cdef bint replay(self, Placing p, list tallocrs, object key) except -1:
+        """Use what was measured for this wiring, if the arenas are as they were then and nothing has grown."""
+        cdef Placing m = self.measured.get(key)
+        cdef TensorAllocator tallocr
+        cdef gs_walk *f
+        cdef int32_t i
+        cdef Py_ssize_t k
+        if m is None or not placing_replays(&p.walk, &m.walk, NULL):
+            return False
+        for k in range(len(tallocrs)):
+            tallocr = tallocrs[k]
+            if tallocr.room < m.peaks[k] or not same_but_for_the_end(p.before[k], m.before[k], tallocr.room):
+                return False
+        placing_copy(&p.walk, &m.walk)
+        f = &m.walk
+        for k in range(len(tallocrs)):
+            tallocr = tallocrs[k]
+            tallocr.blocks.max_size = max(tallocr.blocks.max_size, <int64_t>m.peaks[k])
+            for i in range(f.n):
+                if f.home[i] == k and f.birth[i] < 0 and f.state[i] & GS_STATE_FREED:
+                    if blocks_give(&tallocr.blocks, f.offset[i], f.size[i]) != GS_OK:
+                        raise MemoryError("graph allocation")
+            for i in range(f.n):
+                if f.home[i] == k and f.birth[i] >= 0 and not f.state[i] & GS_STATE_FREED:
+                    if blocks_cut(&tallocr.blocks, f.offset[i], f.size[i]) != GS_OK:
+                        raise MemoryError("graph allocation")
+        return True
+
+    cdef int raise_out_of_memory(self, Placing p, Graph graph, list tallocrs, int32_t failed) except -1:
+        cdef TensorAllocator tallocr = tallocrs[p.walk.home[failed]]
+        largest = blocks_largest(&tallocr.blocks)
+        size = p.walk.size[failed]
+        raise OutOfMemory(
+            f"backend {tallocr.buffer.backend.name!r}: {describe(graph.tensors[failed])} needs {size} bytes, the "
+            f"largest free block of {tallocr.room} bytes has {largest}", tallocr.buffer.backend.name, size, largest)
+
+    cdef int bind(self, Placing p, Graph graph, list tallocrs) except -1:
+        """Give the tensors their addresses; undone if a buffer's hook raises."""
+        cdef Tensor t
+        cdef TensorAllocator tallocr
+        cdef int32_t i
+        cdef list bound = []
+        cdef gs_walk *f = &p.walk
+        try:
+            for i in range(f.n):
+                t = graph.tensors[i]
+                if t.view_src is None and t.settled() is None and f.offset[i] >= 0:
+                    tallocr = tallocrs[f.home[i]]
+                    if tallocr.is_measure:
+                        continue
+                    early = t.layout.op == GS_OP_NONE and not f.state[i] & GS_STATE_LATE
+                    t.bind(tallocr.buffer, tallocr.start + f.offset[i],
+                           tallocr.early_lease if early else tallocr.graph_lease)
+                    bound.append(t)
+                    tallocr.buffer.init_tensor(t)
+        except BaseException:
+            for t in bound:
+                t.bind(None, 0, None)
+            raise
+        # Inputs placed by hand and freed by the walk keep their address, but their memory is no longer theirs.
+        for i in range(f.n):
+            if f.state[i] & GS_STATE_FREED and f.birth[i] < 0:
+                tallocr = tallocrs[f.home[i]]
+                tallocr.live.pop(graph.tensors[i], None)
+        return 0
+
+    def offset_of(self, Tensor t not None):
+        """Bytes from the first aligned address, views included; None for a tensor that lives elsewhere
+        (or that nothing in the graph uses).  GraphError for a tensor of another graph."""
+        cdef int64_t offset = self.placing_of().walk.offset[self.find(t)]
+        return None if offset < 0 else offset
+
+    def inplace_root(self, Tensor t not None):
+        """The tensor whose memory `t` shares: the source that it took over in place, or the root that it views;
+        None for memory of its own."""
+        cdef int32_t root = self.placing_of().walk.root[self.find(t)]
+        return None if root < 0 else self.graph.tensors[root]
+
+    cdef Placing placing_of(self):
+        if self.placing is None:
+            raise GraphError("no graph has been allocated yet")
+        return self.placing
+
+    cdef int32_t find(self, Tensor t) except -1:
+        cdef int32_t i
+        self.placing_of()
+        i = self.graph.id_of(t)
+        if i < 0:
+            raise GraphError(f"{describe(t)} is not part of the allocated graph")
+        return i

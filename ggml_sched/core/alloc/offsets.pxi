@@ -1,0 +1,133 @@
+# Offsets: the arena of each backend placed offline, once all lifetimes are known.
+#
+# The walk of gallocr_run gives lifetimes and in-place decisions.  Everything in an arena is then packed, all
+# lifetimes seen together.  Packing knows rectangles only: where tails were given back and it ends above the
+# largest sum of live bytes, best fit, which uses tails, tries too.  Arenas in chunks have been placed by the walk
+# already, and are packed into one buffer if they fit one.
+
+cdef void walk_follow_owners(gs_walk *f) noexcept nogil:
+    """Offsets of views and takers from those of the memory that they share."""
+    cdef int32_t i, r
+    cdef int64_t extra
+    for i in range(f.n):
+        if f.root[i] < 0 or f.offset[i] < 0:
+            continue
+        r = i
+        extra = 0
+        while f.root[r] >= 0:
+            extra += f.view_offs[r]
+            r = f.root[r]
+        f.offset[i] = f.offset[r] + extra
+
+
+cdef int pack_arena(gs_walk *f, const int32_t *owner, gs_blocks *blocks, gs_arena *arena, int32_t *method) noexcept nogil:
+    """Pack one backend's arena; `owner` lists the ids with memory in it, in order of birth."""
+    cdef gs_pack p
+    cdef gs_packing packing
+    cdef char *unused
+    cdef int32_t i, id
+    cdef bint taken = False
+    cdef int status = pack_expect(&p, arena.n_owners, arena.section + arena.waiting, 0, &unused)
+    if status == GS_OK:
+        p.n_sections = arena.section + arena.waiting
+        for i in range(p.n):
+            id = p.id[i] = owner[i]
+            p.size[i] = f.size[id]
+            p.start[i] = f.start[id]
+            p.stop[i] = f.stop[id]
+            p.life[i] = f.death[id] + 1 - f.birth[id]
+        status = pack_measure(&p)
+    if status == GS_OK:
+        status = pack_prepared(&p, PACK_NO_CAPACITY, PACK_PLANNER_BUDGET, &packing)
+    if blocks.chunk:
+        # Best fit counts address ranges between chunks that no buffer backs: one buffer is better whenever it fits.
+        taken = status == GS_OK and packing.arena <= blocks.chunk
+    elif status == GS_OK and packing.arena <= arena.peak:
+        taken = True
+    elif status != GS_NO_HOST_MEMORY:
+        # Tails that were given back may help, or there is more than packing takes (GS_OVERFLOW, GS_BAD_ARGUMENT).
+        taken = status == GS_OK
+        status = fit_arena(f, owner, arena.n_owners, blocks)
+        taken = taken and packing.arena < blocks.max_size
+    if status == GS_OK and taken:
+        for i in range(p.n):
+            id = p.id[i]
+            f.offset[id] = p.best[i]
+            f.rest[id] = f.size[id]         # whole until its last taker dies
+            f.trimmed[id] = 0
+        arena.live_bytes = arena.whole_peak
+        blocks.max_size = packing.arena
+        blocks.n_chunks = 1
+        method[0] = GS_METHOD_PACKED + packing.method
+    pack_free(&p)
+    return status
+
+
+cdef int fit_arena(gs_walk *f, const int32_t *owner, int32_t n, gs_blocks *blocks) noexcept nogil:
+    """Place the n owners of an arena by best fit, as the walk does: births, then tails given back, then deaths."""
+    cdef int32_t *dies = <int32_t *>malloc((2 * <int64_t>f.n_seq + 2 + 2 * <int64_t>f.n) * sizeof(int32_t))
+    cdef int32_t *trims = dies + f.n_seq + 1
+    cdef int32_t *next_death = trims + f.n_seq + 1
+    cdef int32_t *next_trim = next_death + f.n
+    cdef int32_t i, k = 0, now, id
+    cdef int status
+    if dies == NULL:
+        return GS_NO_HOST_MEMORY
+    # Lists of ids, by the position at which something happens to them.
+    memset(dies, 0xff, (2 * <int64_t>f.n_seq + 2) * sizeof(int32_t))
+    for i in range(n - 1, -1, -1):
+        id = owner[i]
+        next_death[id] = dies[f.death[id]]
+        dies[f.death[id]] = id
+        if f.rest[id] < f.size[id]:
+            next_trim[id] = trims[f.trimmed[id]]
+            trims[f.trimmed[id]] = id
+    blocks.max_size = 0
+    status = blocks_reset(blocks, INT64_MAX)
+    for now in range(f.n_seq):
+        while status == GS_OK and k < n and f.birth[owner[k]] == now:
+            status = blocks_take(blocks, f.size[owner[k]], &f.offset[owner[k]])
+            k += 1
+        id = trims[now]
+        while status == GS_OK and id >= 0:
+            status = blocks_give(blocks, f.offset[id] + f.rest[id], f.size[id] - f.rest[id])
+            id = next_trim[id]
+        id = dies[now]
+        while status == GS_OK and id >= 0:
+            status = blocks_give(blocks, f.offset[id], f.rest[id])
+            id = next_death[id]
+    free(dies)
+    return status
+
+
+cdef int choose_offsets(gs_walk *f, int32_t n_backends, gs_blocks *blocks, gs_arena *arenas, int32_t *methods) noexcept nogil:
+    """Place everything in every arena."""
+    cdef int32_t *owner
+    cdef int32_t *end
+    cdef int32_t b, i, n = 0
+    cdef int status = GS_OK
+    # The owners of each arena, one arena after the other.
+    owner = <int32_t *>malloc((f.n_owners + n_backends) * sizeof(int32_t))
+    if owner == NULL:
+        return GS_NO_HOST_MEMORY
+    end = owner + f.n_owners
+    for b in range(n_backends):
+        methods[b] = GS_METHOD_BEST_FIT
+        end[b] = n
+        n += arenas[b].n_owners
+    for i in range(f.n_owners):
+        if f.size[f.owner[i]]:
+            b = f.home[f.owner[i]]
+            owner[end[b]] = f.owner[i]
+            end[b] += 1
+    for b in range(n_backends):
+        # What chunks have placed at the bound stays.
+        if status == GS_OK and (not blocks[b].chunk or blocks[b].max_size > arenas[b].peak):
+            status = pack_arena(f, owner + end[b] - arenas[b].n_owners, &blocks[b], &arenas[b], &methods[b])
+    for i in range(f.n_owners):
+        b = f.home[f.owner[i]]
+        if f.size[f.owner[i]] == 0 and blocks[b].n_chunks <= 1:
+            f.offset[f.owner[i]] = 0        # in chunks, the walk's offset is in one of them
+    free(owner)
+    walk_follow_owners(f)
+    return status

@@ -1,0 +1,299 @@
+# Contexts: the makers and owners of tensors.
+#
+# Invariant: whatever a Context returns has a consistent layout whose byte size
+# was computed without overflow, lies inside its root if it is a view, and has
+# sources from open contexts only.  Corresponds to ggml_context and ggml_new_tensor.
+
+cdef class Home:
+    """What a context shares with its tensors: its name and whether it is open."""
+
+
+cdef str describe(Tensor t):
+    return f"{t.name or 'unnamed'!r} ({t.op} {t.type} {list(t.ne)})"
+
+
+cdef tuple f32_word(double x):
+    """A float32 as the int32 word ggml stores among op_params."""
+    if isfinite(x) and not isfinite(<float>x):
+        raise ValueError(f"{x} is beyond float32")
+    return _struct_unpack("<i", _struct_pack("<f", x))
+
+
+cdef tuple i64_words(int64_t x):
+    return _struct_unpack("<2i", _struct_pack("<q", x))
+
+
+cdef tuple cut_zeros(tuple words):
+    cdef Py_ssize_t n = len(words)
+    while n and words[n - 1] == 0:
+        n -= 1
+    return words[:n]
+
+
+cdef int read_ne(object ne, int64_t *out, str op="", Tensor of=None) except -1:
+    """One to four extents, innermost first, into out[4]; an error names the op and the tensor, if given."""
+    cdef int i = 0
+    if isinstance(ne, int):
+        ne = (ne,)
+    for i in range(GS_MAX_DIMS):
+        out[i] = 1
+    n = len(ne)
+    if not 1 <= n <= GS_MAX_DIMS:
+        raise GraphError(f"{extents_of(op, of)}a tensor has 1 to {GS_MAX_DIMS} dimensions, not {n}")
+    for i in range(n):
+        extent = _index(ne[i])
+        if not 0 <= extent <= 0x7fffffffffffffff:
+            raise GraphError(f"{extents_of(op, of)}extent {extent} of dimension {i} is not in 0 .. 2**63 - 1")
+        out[i] = extent
+    return 0
+
+
+cdef extern from "Python.h":
+    # Cython's own declaration wants an exception; NULL clips what is too large, and costs no try.
+    Py_ssize_t PyNumber_AsSsize_t(object x, PyObject *exc) except? -1
+
+
+cdef int64_t whole(str op, Tensor a, object x) except? -1:
+    """An int argument of an op on `a`.  TypeError for a float, which a C parameter would cut to an int."""
+    cdef Py_ssize_t n = PyNumber_AsSsize_t(x, NULL)
+    if (n == PY_SSIZE_T_MAX or n == PY_SSIZE_T_MIN) and n != x:
+        raise GraphError(f"{op}: {describe(a)}: {x} is beyond 64 bits")
+    return n
+
+
+cdef int whole32(str op, Tensor a, object x) except? -1:
+    """An int argument that becomes one of ggml's int32 words."""
+    cdef int64_t n = whole(op, a, x)
+    if not -INT32_MAX - 1 <= n <= INT32_MAX:
+        raise GraphError(f"{op}: {describe(a)}: {n} is beyond int32")
+    return <int>n
+
+
+cdef str extents_of(str op, Tensor of):
+    return "" if of is None else f"{op}: {describe(of)}: "
+
+
+cdef int fill_dense(gs_layout *a, int op, int type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) except -1:
+    """A contiguous layout; GraphError when rows do not hold whole blocks or a size overflows."""
+    a.op = op
+    a.type = type
+    a.ne[0] = ne0
+    a.ne[1] = ne1
+    a.ne[2] = ne2
+    a.ne[3] = ne3
+    if ne0 % traits[type].block_size:
+        raise GraphError(
+            f"{OP_NAMES[op]}: rows of {ne0} elements do not hold whole {_TYPE_NAMES[type]} blocks "
+            f"of {traits[type].block_size}")
+    if layout_set_dense(a) != GS_OK:
+        raise GraphError(f"{OP_NAMES[op]}: {_TYPE_NAMES[type]} [{ne0}, {ne1}, {ne2}, {ne3}] has more than 2**63 bytes")
+    return 0
+
+
+cdef int check_same_count(str op, Tensor a, const int64_t *ne) except -1:
+    """GraphError unless ne[4] has as many elements as a."""
+    cdef int64_t count = 1
+    cdef int i
+    for i in range(GS_MAX_DIMS):
+        if gs_checked_mul(count, ne[i], &count) != GS_OK:
+            raise GraphError(f"{op}: {describe(a)}: extents {[ne[j] for j in range(GS_MAX_DIMS)]} overflow")
+    if count != layout_n_elements(&a.layout):
+        raise GraphError(f"{op}: {describe(a)} does not hold {[ne[j] for j in range(GS_MAX_DIMS)]} elements")
+    return 0
+
+
+cdef int check_batches(str op, Tensor a, Tensor b) except -1:
+    """GraphError unless a's dimensions 2 and 3 repeat to b's."""
+    cdef int i
+    for i in range(2, GS_MAX_DIMS):
+        if a.layout.ne[i] == 0:
+            if b.layout.ne[i] != 0:
+                raise GraphError(f"{op}: dimension {i} of {describe(a)} is empty, of {describe(b)} it is not")
+        elif b.layout.ne[i] % a.layout.ne[i]:
+            raise GraphError(f"{op}: dimension {i} of {describe(a)} does not repeat to {describe(b)}")
+    return 0
+
+
+cdef int check_sinks(str op, Tensor sinks, int64_t n_head) except -1:
+    if sinks is not None and (sinks.layout.type != T_F32 or layout_n_elements(&sinks.layout) != n_head):
+        raise GraphError(f"{op}: sinks {describe(sinks)} must be f32 [{n_head}], one for each head")
+    return 0
+
+
+cdef tuple cut_none(tuple src):
+    """Sources without the empty slots at the end."""
+    cdef Py_ssize_t n = len(src)
+    while n and src[n - 1] is None:
+        n -= 1
+    return src[:n]
+
+
+cdef class ContextBase:
+    """What every op method builds on: ownership, and the makers of tensors."""
+
+    def __cinit__(self, name=""):
+        self.home = Home.__new__(Home)
+        self.home.name = str(name)
+        self._tensors = []
+
+    @property
+    def name(self):
+        return self.home.name
+
+    @property
+    def closed(self):
+        return self.home.closed
+
+    @property
+    def tensors(self):
+        """Every tensor made so far, in order."""
+        return tuple(self._tensors)
+
+    def close(self):
+        """Release the tensors; idempotent.  Using one in a new op or graph raises GraphError."""
+        self.home.closed = True
+        self._tensors = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    def __repr__(self):
+        return f"<Context {self.name!r}: {len(self._tensors)} tensors{', closed' if self.closed else ''}>"
+
+    # -- makers -------------------------------------------------------------
+
+    cdef Tensor add_tensor(self, str name, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs,
+                           tuple params):
+        """The one place where tensors are born.  `view` may itself be a view; the root is kept."""
+        cdef Tensor s, t
+        cdef int64_t end
+        if self.home.closed:
+            raise GraphError(f"{OP_NAMES[op]}: context {self.home.name!r} is closed")
+        for s in src:
+            if s is not None and s.home.closed:
+                raise GraphError(f"{OP_NAMES[op]}: source {describe(s)} belongs to closed context {s.home.name!r}")
+        layout.op = op
+        t = Tensor.__new__(Tensor)
+        if view is not None:
+            if view.view_src is not None:
+                if gs_checked_add(view_offs, view.view_offs, &view_offs) != GS_OK:
+                    raise GraphError(f"{OP_NAMES[op]}: offset {view_offs} into {describe(view)} overflows")
+                view = view.view_src
+            if view_offs < 0 or gs_checked_add(view_offs, layout.nbytes, &end) != GS_OK or (
+                    end > view.layout.nbytes):
+                raise GraphError(
+                    f"{OP_NAMES[op]}: {layout.nbytes} bytes at offset {view_offs} do not lie inside "
+                    f"{describe(view)} of {view.layout.nbytes} bytes")
+            t.view_src = view
+            t.view_offs = view_offs
+        t.home = self.home
+        t.name = name
+        t.layout = layout[0]
+        t.src = src
+        t.op_params = params
+        t.resident = ""
+        t.mark = -1
+        self._tensors.append(t)
+        return t
+
+    cdef Tensor add_like(self, int op, Tensor a, tuple src, tuple params, bint inplace=False, str name=""):
+        """A result with the type and ne of `a`: a new dense tensor, or a view of `a`."""
+        cdef gs_layout layout
+        if inplace:
+            layout = a.layout
+            return self.add_tensor(f"{a.name} (view)" if a.name else name, op, &layout, src, a, 0, params)
+        fill_dense(&layout, op, a.layout.type, a.layout.ne[0], a.layout.ne[1], a.layout.ne[2], a.layout.ne[3])
+        return self.add_tensor(name, op, &layout, src, None, 0, params)
+
+    cdef Tensor add_dense(self, int op, int type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, tuple src,
+                          tuple params, str name=""):
+        cdef gs_layout layout
+        fill_dense(&layout, op, type, ne0, ne1, ne2, ne3)
+        return self.add_tensor(name, op, &layout, src, None, 0, params)
+
+    def tensor(self, type, ne, name="", input=False, output=False):
+        """A new leaf of `type` and extents `ne` (one to four, innermost first), contiguous.
+
+        Raises GraphError for an unknown type, a row that does not hold whole blocks,
+        or a byte size beyond 2**63.
+        """
+        cdef int64_t extents[4]
+        cdef Tensor t
+        read_ne(ne, extents)
+        t = self.add_dense(GS_OP_NONE, type_id(type), extents[0], extents[1], extents[2], extents[3], (), (), str(name))
+        t._flags = (GS_FLAG_INPUT if input else 0) | (GS_FLAG_OUTPUT if output else 0)
+        return t
+
+    def set_name(self, Tensor t not None, name):
+        """Name a tensor for messages, plans and tables; returns it."""
+        t.name = str(name)
+        return t
+
+    def set_input(self, Tensor t not None):
+        """Flag a tensor as set by the caller before each compute; returns it."""
+        t._flags |= GS_FLAG_INPUT
+        return t
+
+    def set_output(self, Tensor t not None):
+        """Flag a tensor whose data must survive until the next compute; returns it."""
+        t._flags |= GS_FLAG_OUTPUT
+        return t
+
+    def keep_until(self, Tensor t not None, Tensor node not None):
+        """Keep a tensor's data where it is until `node` is done, which does not read it; returns the tensor.
+
+        A graph that computes the node holds the tensor too, computes it before, and lets nothing else have its
+        memory until then.  No copy is made for it, and it does not change what runs where.  Say so before making
+        the graph.  Raises GraphError for a node that computes nothing (a leaf, a view), or that is `t`.
+        """
+        for one in (t, node):
+            if (<Tensor>one).home.closed:
+                raise GraphError(f"keep_until: {describe(one)} belongs to closed context {(<Tensor>one).home.name!r}")
+        if node.layout.op == GS_OP_NONE or op_is_view(node.layout.op):
+            raise GraphError(f"keep_until: {describe(node)} computes nothing")
+        if t is node:
+            raise GraphError(f"keep_until: {describe(node)} cannot wait for itself")
+        if node._deps is None:
+            node._deps = (t,)
+        elif t not in node._deps:
+            node._deps += (t,)
+        return t
+
+    def restore(self, str op, type, ne, nb, src=(), Tensor view_src=None, view_offs=0, op_params=(),
+                flags=(), name="", resident=""):
+        """A tensor with every field given, as a graph file holds it; strides and views are checked.
+
+        Raises GraphError for an unknown op or type, strides that do not fit, or a view outside its root.
+        """
+        cdef gs_layout layout
+        cdef Tensor t
+        cdef int i
+        found = OP_IDS.get(op)
+        if found is None:
+            raise GraphError(f"tensor {name!r}: unknown op {op!r}")
+        layout.type = type_id(type)
+        layout.op = found
+        read_ne(ne, layout.ne)
+        read_ne(nb, layout.nb)
+        if layout.ne[0] % traits[layout.type].block_size:
+            raise GraphError(f"tensor {name!r}: rows of {layout.ne[0]} do not hold whole {_TYPE_NAMES[layout.type]} blocks")
+        if layout_set_nbytes(&layout) != GS_OK:
+            raise GraphError(f"tensor {name!r}: ne {list(ne)} with nb {list(nb)} has more than 2**63 bytes or elements")
+        if len(src) > GS_MAX_SRC:
+            raise GraphError(f"tensor {name!r}: {len(src)} sources, at most {GS_MAX_SRC}")
+        for s in src:
+            if s is not None and not isinstance(s, Tensor):
+                raise TypeError(f"tensor {name!r}: a source is a Tensor or None, not {s!r}")
+        words = tuple(op_params)
+        if len(words) > GS_MAX_OP_PARAMS or not all(isinstance(w, int) and -2**31 <= w < 2**31 for w in words):
+            raise GraphError(f"tensor {name!r}: op_params are at most {GS_MAX_OP_PARAMS} int32 words")
+        for flag in flags:
+            if flag not in ("input", "output"):
+                raise GraphError(f"tensor {name!r}: unknown flag {flag!r}")
+        t = self.add_tensor(str(name), found, &layout, tuple(src), view_src, _index(view_offs), words)
+        t._flags = (GS_FLAG_INPUT if "input" in flags else 0) | (GS_FLAG_OUTPUT if "output" in flags else 0)
+        t.resident = str(resident)
+        return t

@@ -1,0 +1,112 @@
+# The flat twin of a graph: gs_graph, arrays indexed by tensor id (include/ggml_sched/graph.h).
+#
+# Owns how its memory is laid out, and what every pass asks of a graph, found out once.
+
+cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src) except -1:
+    """Lay the arrays out in one block; MemoryError leaves g freeable."""
+    cdef int64_t n = n_tensors, n_ids = 12 * n + 2 + 2 * n_src + 2 * <int64_t>n_nodes + n_leafs
+    cdef char *at = <char *>malloc(n * (sizeof(gs_layout) + 2 * sizeof(int64_t) + 3) + n_ids * sizeof(int32_t) + n_src)
+    if at == NULL:
+        raise MemoryError(f"a graph of {n_tensors} tensors")
+    g.n_tensors, g.n_nodes, g.n_leafs = n_tensors, n_nodes, n_leafs
+    # The widest first, so that each array is aligned.
+    g.layout = <gs_layout *>at
+    g.view_offs = <int64_t *>(g.layout + n)
+    g.nbytes = g.view_offs + n
+    g.view_src = <int32_t *>(g.nbytes + n)
+    g.position = g.view_src + n
+    g.memory = g.position + n
+    g.view = g.memory + n
+    g.root = g.view + n
+    g.n_readers = g.root + n
+    g.n_viewers = g.n_readers + n
+    g.alike = <uint32_t *>(g.n_viewers + n)
+    g.first_view = g.n_viewers + 2 * n
+    g.next_view = g.first_view + n
+    g.reader_begin = g.next_view + n
+    g.src_begin = g.reader_begin + n + 1
+    g.src = g.src_begin + n + 1
+    g.reader = g.src + n_src
+    g.node = g.reader + n_src
+    g.work = g.node + n_nodes
+    g.leaf = g.work + n_nodes
+    g.slot = <unsigned char *>(g.leaf + n_leafs)
+    g.op = g.slot + n_src
+    g.kind = g.op + n
+    g.flags = g.kind + n
+    return 0
+
+
+cdef void flat_free(gs_graph *g) noexcept nogil:
+    free(g.layout)
+    free(g.dep_begin)
+    free(g.dep)
+    memset(g, 0, sizeof(gs_graph))
+
+
+cdef void flat_classify(gs_graph *g) noexcept nogil:
+    """Fill in what the passes ask of every graph, once it is complete."""
+    cdef int32_t i, k, id
+    memset(g.n_readers, 0, g.n_tensors * sizeof(int32_t))
+    memset(g.n_viewers, 0, g.n_tensors * sizeof(int32_t))
+    memset(g.alike, 0, g.n_tensors * sizeof(uint32_t))
+    g.n_work = g.n_roots = g.n_views = 0
+    for i in range(g.n_tensors):
+        g.op[i] = <unsigned char>g.layout[i].op
+        g.nbytes[i] = g.layout[i].nbytes
+        g.memory[i] = g.view_src[i] if g.view_src[i] >= 0 else i
+        g.kind[i] = GS_KIND_VIEW if op_is_view(g.op[i]) else 0
+        if g.view_src[i] < 0:
+            g.root[g.n_roots] = i
+            g.n_roots += 1
+            if g.position[i] < 0 and g.flags[i] & GS_FLAG_INPUT:
+                g.kind[i] |= GS_KIND_INPUT
+        elif g.op[i] > GS_OP_TRANSPOSE:
+            g.kind[i] |= GS_KIND_WRITES
+        else:
+            g.view[g.n_views] = i
+            g.n_views += 1
+        if g.position[i] >= 0 and not g.kind[i] & GS_KIND_VIEW and not op_has_small_weights[g.op[i]]:
+            g.kind[i] |= GS_KIND_FOLLOWS
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            g.n_readers[g.src[k]] += 1
+            if layout_equal(&g.layout[id], &g.layout[g.src[k]]):
+                g.alike[id] |= <uint32_t>1 << g.slot[k]
+        if g.dep_begin != NULL:
+            # A reader that never takes over memory: it does not look for it here.
+            for k in range(g.dep_begin[id], g.dep_begin[id + 1]):
+                g.n_readers[g.dep[k]] += 1
+        if g.view_src[id] >= 0:
+            g.n_viewers[g.view_src[id]] += 1
+        if not g.kind[id] & GS_KIND_VIEW:
+            g.work[g.n_work] = id
+            g.n_work += 1
+    flat_list_views_and_readers(g)
+
+
+cdef void flat_list_views_and_readers(gs_graph *g) noexcept nogil:
+    """Who looks at each tensor: the views of a root, and the nodes that compute with a tensor."""
+    cdef int32_t i, k, id
+    memset(g.first_view, 0xff, g.n_tensors * sizeof(int32_t))       # -1
+    for i in range(g.n_tensors - 1, -1, -1):
+        if g.view_src[i] >= 0:
+            g.next_view[i] = g.first_view[g.view_src[i]]
+            g.first_view[g.view_src[i]] = i
+    memset(g.reader_begin, 0, (g.n_tensors + 1) * sizeof(int32_t))
+    for i in range(g.n_work):
+        id = g.work[i]
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            g.reader_begin[g.src[k] + 1] += 1
+    for i in range(g.n_tensors):
+        g.reader_begin[i + 1] += g.reader_begin[i]
+    for i in range(g.n_work):
+        id = g.work[i]
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            g.reader[g.reader_begin[g.src[k]]] = id
+            g.reader_begin[g.src[k]] += 1
+    # Each begin has run to the next one.
+    for i in range(g.n_tensors, 0, -1):
+        g.reader_begin[i] = g.reader_begin[i - 1]
+    g.reader_begin[0] = 0

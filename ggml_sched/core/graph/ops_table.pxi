@@ -1,0 +1,47 @@
+# The op table: names and in-place rules by number.
+#
+# Owns the Python view of include/ggml_sched/ops.h, which says what numbers mean.  Ops that only
+# ggml knows stand there, too, so that any graph file can be planned; whether an op *runs* is a
+# backend's business.  UNARY and GLU carry a sub-op; each is a number of its own ("UNARY:SILU").
+
+cdef list OP_NAMES = []                 # by number; None where there is no op
+cdef dict OP_IDS = {}
+cdef unsigned char op_inplace[GS_N_OPS]
+cdef unsigned char op_has_small_weights[GS_N_OPS]
+
+# Ops whose weight-like source is small (factors, sinks): they do not go where it is.
+cdef tuple _SMALL_WEIGHT_OPS = ("ROPE", "SOFT_MAX", "FLASH_ATTN_EXT")
+
+
+def _fill_op_table():
+    cdef int op
+    for op in range(GS_N_OPS):
+        name = gs_op_name(op)
+        op_inplace[op] = gs_op_inplace(op)
+        OP_NAMES.append(None if name == NULL else (<bytes>name).decode())
+        if name != NULL:
+            OP_IDS[OP_NAMES[op]] = op
+    for op in range(GS_N_OPS):
+        op_has_small_weights[op] = OP_NAMES[op] in _SMALL_WEIGHT_OPS
+
+
+_fill_op_table()
+# Sub-ops by name; their numbers are op_params[0] of a node.
+_UNARY_KINDS = tuple([name.partition(":")[2] for name in OP_IDS if name.startswith("UNARY:")])
+_GLU_KINDS = tuple([name.partition(":")[2] for name in OP_IDS if name.startswith("GLU:")])
+_INPLACE_OPS = frozenset([name for op, name in enumerate(OP_NAMES) if op_inplace[<int>op]])
+
+
+def op_names():
+    """The names of every op that a graph may hold, as a tuple of strings."""
+    return tuple(OP_IDS)
+
+
+def op_numbers():
+    """{name: number} of every op; the numbers never change (include/ggml_sched/ops.h)."""
+    return dict(OP_IDS)
+
+
+def inplace_ops():
+    """The ops that ggml computes in place, a frozenset of names."""
+    return _INPLACE_OPS

@@ -1,0 +1,106 @@
+# Op methods of a Context: views, which share their root's memory and compute nothing.
+
+cdef class ViewOps(MatrixOps):
+    """Views, which share their root's memory and compute nothing."""
+
+    cdef Tensor window(self, Tensor a, int64_t *ne, int64_t *nb, int64_t offset):
+        """A VIEW of a with extents ne[4] and strides nb[4] at byte offset."""
+        cdef gs_layout layout
+        cdef int i
+        layout.type = a.layout.type
+        for i in range(GS_MAX_DIMS):
+            layout.ne[i] = ne[i]
+            layout.nb[i] = nb[i]
+            if ne[i] < 0 or nb[i] < 0:
+                raise GraphError(f"view: extent {ne[i]} with stride {nb[i]} in dimension {i} of {describe(a)}")
+        if ne[0] % traits[layout.type].block_size:
+            raise GraphError(f"view: rows of {ne[0]} elements of {describe(a)} do not hold whole blocks")
+        if layout_set_nbytes(&layout) != GS_OK:
+            raise GraphError(f"view: the extents of a view of {describe(a)} overflow")
+        return self.add_tensor(f"{a.name} (view)", GS_OP_VIEW, &layout, (a,), a, offset, cut_zeros(i64_words(offset)))
+
+    def view_1d(self, Tensor a not None, ne0, offset=0):
+        """[ne0] elements of a from byte `offset`."""
+        return self.view_4d(a, ne0, 1, 1, 1, None, None, None, offset)
+
+    def view_2d(self, Tensor a not None, ne0, ne1, nb1, offset=0):
+        """[ne0, ne1] with row stride nb1 bytes, from byte `offset`."""
+        return self.view_4d(a, ne0, ne1, 1, 1, nb1, None, None, offset)
+
+    def view_3d(self, Tensor a not None, ne0, ne1, ne2, nb1, nb2, offset=0):
+        """[ne0, ne1, ne2] with byte strides nb1 and nb2, from byte `offset`."""
+        return self.view_4d(a, ne0, ne1, ne2, 1, nb1, nb2, None, offset)
+
+    def view_4d(self, Tensor a not None, ne0, ne1, ne2, ne3, nb1, nb2, nb3, offset=0):
+        """[ne0, ne1, ne2, ne3] with byte strides nb1..nb3 (None: dense), from byte `offset`."""
+        cdef int64_t ne[4]
+        cdef int64_t nb[4]
+        cdef int64_t row
+        cdef int i
+        ne[0], ne[1] = whole("view", a, ne0), whole("view", a, ne1)
+        ne[2], ne[3] = whole("view", a, ne2), whole("view", a, ne3)
+        if ne[0] < 0 or gs_checked_mul(ne[0] // traits[a.layout.type].block_size, traits[a.layout.type].type_size, &row) != GS_OK:
+            raise GraphError(f"view: rows of {ne[0]} elements of {describe(a)}")
+        nb[0] = traits[a.layout.type].type_size
+        nb[1] = row if nb1 is None else whole("view", a, nb1)
+        given = (nb2, nb3)
+        for i in range(2, GS_MAX_DIMS):
+            if given[i - 2] is not None:
+                nb[i] = whole("view", a, given[i - 2])
+            elif ne[i - 1] < 0 or nb[i - 1] < 0:
+                nb[i] = 0               # window refuses it by name
+            elif gs_checked_mul(nb[i - 1], ne[i - 1], &nb[i]) != GS_OK:
+                raise GraphError(f"view: the extents of a view of {describe(a)} overflow")
+        return self.window(a, ne, nb, whole("view", a, offset))
+
+    def reshape(self, Tensor a not None, *ne):
+        """a contiguous tensor as one to four other extents, innermost first."""
+        cdef gs_layout layout
+        if len(ne) == 1 and not isinstance(ne[0], int):
+            ne = tuple(ne[0])
+        if not a.is_contiguous:
+            raise GraphError(f"reshape: {describe(a)} is not contiguous")
+        read_ne(ne, layout.ne, "reshape", a)
+        check_same_count("reshape", a, layout.ne)
+        fill_dense(&layout, GS_OP_RESHAPE, a.layout.type, layout.ne[0], layout.ne[1], layout.ne[2], layout.ne[3])
+        return self.add_tensor(f"{a.name} (reshaped)", GS_OP_RESHAPE, &layout, (a,), a, 0, ())
+
+    def reshape_1d(self, Tensor a not None, ne0):
+        """reshape to one dimension."""
+        return self.reshape(a, ne0)
+
+    def reshape_2d(self, Tensor a not None, ne0, ne1):
+        """reshape to two dimensions."""
+        return self.reshape(a, ne0, ne1)
+
+    def reshape_3d(self, Tensor a not None, ne0, ne1, ne2):
+        """reshape to three dimensions."""
+        return self.reshape(a, ne0, ne1, ne2)
+
+    def reshape_4d(self, Tensor a not None, ne0, ne1, ne2, ne3):
+        """reshape to four dimensions."""
+        return self.reshape(a, ne0, ne1, ne2, ne3)
+
+    def permute(self, Tensor a not None, axis0, axis1, axis2, axis3):
+        """Dimension i of a becomes dimension axis_i of the view."""
+        cdef gs_layout layout = a.layout
+        cdef int i
+        axes = (whole32("permute", a, axis0), whole32("permute", a, axis1), whole32("permute", a, axis2),
+                whole32("permute", a, axis3))
+        if sorted(axes) != [0, 1, 2, 3]:
+            raise GraphError(f"permute: {axes} is not an order of the dimensions 0..3")
+        if traits[a.layout.type].block_size > 1 and axes[0] != 0:
+            raise GraphError(f"permute: the blocks of {describe(a)} lie along dimension 0")
+        for i in range(GS_MAX_DIMS):
+            layout.ne[<int>axes[i]] = a.layout.ne[i]
+            layout.nb[<int>axes[i]] = a.layout.nb[i]
+        return self.add_tensor(f"{a.name} (permuted)", GS_OP_PERMUTE, &layout, (a,), a, 0, cut_zeros(axes))
+
+    def transpose(self, Tensor a not None):
+        """Dimensions 0 and 1 exchanged."""
+        cdef gs_layout layout = a.layout
+        if traits[a.layout.type].block_size > 1:
+            raise GraphError(f"transpose: the blocks of {describe(a)} lie along dimension 0")
+        layout.ne[0], layout.ne[1] = a.layout.ne[1], a.layout.ne[0]
+        layout.nb[0], layout.nb[1] = a.layout.nb[1], a.layout.nb[0]
+        return self.add_tensor(f"{a.name} (transposed)", GS_OP_TRANSPOSE, &layout, (a,), a, 0, ())

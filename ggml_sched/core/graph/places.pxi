@@ -1,0 +1,122 @@
+# Places: where tensors may live, and for how long.
+#
+# Owns Lease, and the bases of backends and buffers: what planner and allocators ask of a device.  Whatever
+# moves data or computes is in ggml_sched/backend.py, whose Backend and Buffer are the classes to subclass.
+# Corresponds to the asking half of ggml_backend_i and ggml_backend_buffer_i.
+
+ALL_SOURCES = -1        # as an in-place mask: every source may be the destination
+
+
+cdef class Lease:
+    """The period in which the addresses that one allocation handed out are valid."""
+
+    def __cinit__(self):
+        self.alive = True
+        self.displaced = False
+        self.stages = False
+        self.through = False
+        self.transient = False
+
+    cpdef void end(self) noexcept:
+        """Every address under this lease is void from now on."""
+        self.alive = False
+
+
+cdef class BackendBase:
+    """The C view of a backend; `ggml_sched.Backend` is the class to subclass.
+
+    `name` is unique within a scheduler, `alignment` in bytes.
+    """
+
+    def __init__(self, name, alignment=64):
+        alignment = _index(alignment)
+        if not 1 <= alignment <= 1 << 30:
+            raise ValueError(f"backend {name!r}: alignment {alignment} is not in 1 .. 2**30")
+        self.name = str(name)
+        self.alignment = alignment
+
+    def supports_op(self, node):
+        """Whether `graph_compute` can run this node; depends on op, parameters, types and shapes only."""
+        return True
+
+    def supports_buffer(self, buffer):
+        """Whether nodes that run here may read a tensor that lives in `buffer` without a copy."""
+        return buffer.backend is self
+
+    def offload_op(self, node):
+        """Whether this node is worth bringing here although its weights live on the host."""
+        return False
+
+    def inplace_sources(self, op):
+        """Which sources of `op` may be its destination, a bit mask (bit i: source i).
+
+        The kernel promises to compute the same bits when the destination is exactly one such source,
+        of equal layout.  Default: every source of the ops that ggml computes in place, none of others.
+        """
+        return ALL_SOURCES if op in _INPLACE_OPS else 0
+
+    def alloc_size(self, tensor):
+        """Bytes that a tensor takes in a buffer of this backend, at least tensor.nbytes; must not depend on the buffer.
+
+        Whoever asks raises TypeError for an answer that is no integer, PlacementError for one out of range.
+        """
+        return tensor.nbytes
+
+
+cdef class BufferBase:
+    """The C view of a buffer; `ggml_sched.Buffer` is the class to subclass.
+
+    `backend` owns the memory, `size` is in bytes, `base` is the address that offsets
+    count from (0 where addresses mean nothing), `usage` is "weights", "compute" or "any".
+    """
+
+    def __init__(self, BackendBase backend not None, size, base=0, usage="any"):
+        size = _index(size)
+        if not 0 <= size <= 0x7fffffffffffffff:
+            raise ValueError(f"buffer of backend {backend.name!r}: size {size} is not in 0 .. 2**63 - 1")
+        self.backend = backend
+        self.size = size
+        self.base = _index(base)
+        self.usage = str(usage)
+
+    def close(self):
+        """Give the memory back; idempotent.  Its tensors have no address afterwards."""
+        if not self.closed:
+            self.closed = True
+            self.free()
+
+    def free(self):
+        """Hook: give the memory back.  Called once, by close()."""
+
+    def alloc_size(self, tensor):
+        """Bytes that `tensor` takes here, at least tensor.nbytes."""
+        return self.backend.alloc_size(tensor)
+
+    def init_tensor(self, tensor):
+        """Hook: `tensor` has just been given an address here (never called while measuring)."""
+
+    def free_tensor(self, tensor):
+        """Hook: `tensor` is about to lose its address here (never called while measuring)."""
+
+
+def measure_buffer(BackendBase backend=None, alignment=64):
+    """The buffer of a measuring allocator, of `backend` or of none in particular: half the address space, no memory."""
+    if backend is None:
+        backend = BackendBase("measure", alignment)
+    return BufferBase(backend, 0x7fffffffffffffff)
+
+
+cpdef int64_t checked_alloc_size(BackendBase backend, Tensor t, object size) except -1:
+    """What alloc_size has answered for a tensor, in bytes.
+
+    TypeError unless it is an integer, PlacementError for less than the tensor's bytes or more than an int64 holds.
+    """
+    try:
+        found = _index(size)
+    except TypeError:
+        raise TypeError(f"backend {backend.name!r} says that {describe(t)} takes {size!r} bytes, "
+                        "which is not an integer") from None
+    if not t.layout.nbytes <= found <= 0x7fffffffffffffff:
+        raise PlacementError(f"backend {backend.name!r} says that {describe(t)} of {t.layout.nbytes} bytes "
+                             f"takes {found}")
+    return found

@@ -1,0 +1,211 @@
+# Tensors: what one is, and where its bytes are at the moment.
+#
+# A Tensor is metadata: type, shape, strides, op, sources.  None of that changes
+# after creation.  Its *address* is a separate thing with a lifetime:
+#
+#   permanent   a weight or KV cache: `_lease` is None, the buffer keeps it
+#   leased      placed by an allocator or a scheduler: valid while `_lease.alive`
+#   view        always resolved through `view_src`, never stored
+#
+# so a released or re-planned arena leaves no dangling address behind.
+# Corresponds to struct ggml_tensor, with data/buffer made safe.
+
+cdef frozenset flag_names(int flags):
+    names = []
+    if flags & GS_FLAG_INPUT:
+        names.append("input")
+    if flags & GS_FLAG_OUTPUT:
+        names.append("output")
+    return frozenset(names)
+
+
+cdef class Tensor:
+    """One value of a graph: metadata only, made by the methods of `Context`.
+
+    `ne` are elements and `nb` byte strides, innermost dimension first (ggml's order).
+    """
+
+    def __init__(self):
+        raise TypeError("tensors are made by a Context: ctx.tensor(...), ctx.mul_mat(...)")
+
+    # -- facts ------------------------------------------------------------
+
+    @property
+    def type(self):
+        """`gs.Type` of the elements."""
+        return _TYPE_OBJECTS[self.layout.type]
+
+    @property
+    def op(self):
+        """ggml's op name, "NONE" for a leaf; kinds are spelled "UNARY:SILU", "GLU:SWIGLU"."""
+        return OP_NAMES[self.layout.op]
+
+    @property
+    def ne(self):
+        """Extents in elements, a 4-tuple, innermost first."""
+        return (self.layout.ne[0], self.layout.ne[1], self.layout.ne[2], self.layout.ne[3])
+
+    @property
+    def nb(self):
+        """Strides in bytes, a 4-tuple, innermost first (of a block for quantised types)."""
+        return (self.layout.nb[0], self.layout.nb[1], self.layout.nb[2], self.layout.nb[3])
+
+    @property
+    def nbytes(self):
+        """Bytes from the first to the last element, gaps included."""
+        return self.layout.nbytes
+
+    @property
+    def n_elements(self):
+        return layout_n_elements(&self.layout)
+
+    @property
+    def flags(self):
+        """frozenset of "input" and "output"."""
+        return flag_names(self._flags)
+
+    @property
+    def deps(self):
+        """What `Context.keep_until` said: tensors that stay until this node is done, though it does not read them."""
+        return () if self._deps is None else self._deps
+
+    @property
+    def is_contiguous(self):
+        return layout_contiguous(&self.layout)
+
+    @property
+    def is_view(self):
+        return self.view_src is not None
+
+    @property
+    def root(self):
+        """The tensor whose memory this one has: of a view its root, else itself."""
+        return self if self.view_src is None else self.view_src
+
+    @property
+    def computes(self):
+        """Whether computing the tensor takes a kernel: False for leafs, VIEW, RESHAPE, PERMUTE and TRANSPOSE."""
+        return self.layout.op > GS_OP_TRANSPOSE
+
+    # -- where it is now ----------------------------------------------------
+
+    @property
+    def lease(self):
+        """The `Lease` under which the address (a view: of its root) was handed out, or None."""
+        return self._lease if self.view_src is None else self.view_src._lease
+
+    cdef BufferBase c_buffer(self):
+        """The buffer that holds this tensor now, or None."""
+        cdef Tensor t = self if self.view_src is None else self.view_src
+        if t._buffer is None or t._buffer.closed or (t._lease is not None and not t._lease.alive):
+            return None
+        return t._buffer
+
+    cdef BufferBase settled(self):
+        """The buffer that holds this tensor whatever is planned: None for an address that a scheduler lent."""
+        cdef Tensor t = self if self.view_src is None else self.view_src
+        if t._lease is not None and t._lease.transient:
+            return None
+        return self.c_buffer()
+
+    cdef void bind(self, BufferBase buffer, int64_t offset, Lease lease) noexcept:
+        """Give a tensor that is not a view an address (or take it away: buffer None)."""
+        if self._lease is not None and self._lease is not lease:
+            self._lease.displaced = True
+        self._buffer = buffer
+        self._offset = offset
+        self.overwritten = False
+        self._lease = lease
+        if lease is None:
+            self.home.epoch += 1
+
+    @property
+    def buffer(self):
+        """The `Buffer` that holds this tensor now (a view: its root's), or None."""
+        return self.c_buffer()
+
+    @property
+    def backend(self):
+        """The `Backend` of `buffer`, or None."""
+        cdef BufferBase buffer = self.c_buffer()
+        return None if buffer is None else buffer.backend
+
+    @property
+    def offset(self):
+        """Bytes from the start of `buffer`, or None without an address."""
+        if self.c_buffer() is None:
+            return None
+        if self.view_src is not None:
+            return self.view_src._offset + self.view_offs
+        return self._offset
+
+    @property
+    def is_resident(self):
+        """True for a tensor (or view of one) whose address outlives any plan: weights, KV cache."""
+        cdef Tensor t = self if self.view_src is None else self.view_src
+        return t._lease is None and self.c_buffer() is not None
+
+    def __repr__(self):
+        shape = "x".join(map(str, self.ne))
+        return f"<Tensor {self.name!r} {self.op} {self.type} [{shape}]>"
+
+    # -- data ---------------------------------------------------------------
+
+    def touch(self):
+        """Say that the data (of a view: its root's) has changed, so that copies of it are stale.
+
+        `set`, `tensor_copy`, `Backend.set_tensor` and computes do it themselves.
+        """
+        cdef Tensor root = self if self.view_src is None else self.view_src
+        root.version += 1
+
+    @property
+    def data_version(self):
+        """How often the data (of a view: its root's) has changed."""
+        cdef Tensor root = self if self.view_src is None else self.view_src
+        return root.version
+
+    def set(self, array):
+        """Copy data in through the tensor's backend.
+
+        `array` has the tensor's extents (numpy order: `ne` reversed, leading ones optional) or is flat.
+        Quantised types take floats, which are quantised, or uint8 blocks of `nbytes`.
+        Raises PlacementError without an address, ValueError for a wrong shape, TypeError for a wrong dtype.
+        """
+        _tensor_data.write(self, array)
+
+    def numpy(self):
+        """The data as a new numpy array, extents reversed and leading ones dropped; quantised types as float32.
+
+        Raises PlacementError without an address, BackendError from a backend without memory, HazardError for a
+        result that a scheduler computed and whose memory has served other nodes since (flag it as an output).
+        """
+        return _tensor_data.read(self)
+
+
+cdef class TensorData:
+    """What reads and writes the data of tensors, on whatever backend: registered by the modules above this one."""
+
+    cdef object write, read
+
+
+cdef TensorData _tensor_data = TensorData()
+
+
+def register_tensor_data(write, read):
+    """Let `Tensor.set` call write(tensor, array), and `Tensor.numpy` read(tensor)."""
+    _tensor_data.write, _tensor_data.read = write, read
+
+
+def bind_resident(Tensor t not None, BufferBase buffer, Py_ssize_t offset):
+    """Give a tensor a permanent address, or take it away (buffer None).
+
+    For backends that place weights themselves.  Raises PlacementError for a view, or a tensor that
+    would not lie inside the buffer.
+    """
+    if t.view_src is not None:
+        raise PlacementError(f"{describe(t)} is a view: its root {t.view_src.name!r} decides where it lives")
+    if buffer is not None and not gs_range_fits(offset, t.layout.nbytes, buffer.size):
+        raise PlacementError(f"{describe(t)}: {t.layout.nbytes} bytes at offset {offset} do not fit a buffer of "
+                             f"{buffer.size} bytes of backend {buffer.backend.name!r}")
+    t.bind(buffer, offset, None)

@@ -1,0 +1,162 @@
+# Packing, part 9: the Python face.
+#
+# Owns `pack` and Packing.  Invariant: whatever integers come in, pack_run sees times from 0 and sizes in
+# int64, all checked; nothing is ever rounded.
+
+cdef tuple _PACK_METHODS = ("nothing to place", "busiest first", "larger first", "longest first",
+                            "larger area first", "best fit", "place or lift", "two ends",
+                            "joined buffers")
+
+
+cpdef str method_name(int method):
+    """How people call PACK_METHOD_*."""
+    return _PACK_METHODS[method]
+
+
+cdef class Packing:
+    """What `pack` found.  Immutable.
+
+    `offsets` is an int64 array in the caller's order, `arena` the bytes they need, `bound` the most bytes
+    alive at one moment, `method` what won, `optimal` whether it is proven that no smaller arena exists,
+    `tries` what the search spent, each a look at one piece of the problem.
+    """
+
+    cdef readonly object offsets
+    cdef readonly object arena
+    cdef readonly object bound
+    cdef readonly str method
+    cdef readonly bint optimal
+    cdef readonly object tries
+
+    def __init__(self):
+        raise TypeError("a Packing is made by pack()")
+
+    def __len__(self):
+        return len(self.offsets)
+
+    def __repr__(self):
+        if self.optimal:
+            verdict = "optimal"
+        else:
+            verdict = f"{100 * (self.arena / self.bound - 1):.2f} % above the bound"
+        return f"<Packing of {len(self.offsets)} buffers in {self.arena} bytes, {verdict}, by {self.method}>"
+
+
+def pack(lower, upper, size, capacity=None, budget=None):
+    """Offsets for buffers of `size` bytes alive over [lower, upper), so that none that live at once overlap.
+
+    Any integers will do as times, negative and huge ones too; a buffer with no lifetime or no bytes takes no
+    space and sits at 0.  `capacity`: an arena that fits it is good enough, and the search stops there; the
+    best packing found is returned even if it does not fit, so compare `arena`.  `budget` is the number of
+    search tries, 0 for none; by default at most a few seconds' worth.  The same input gives the same result
+    on every machine.
+
+    Raises TypeError for anything but integers, ValueError for arrays of different lengths, a lifetime that
+    ends before it begins or a negative size, capacity or budget, and Error when the sizes add up to more than 63
+    bits hold.
+    """
+    cdef Py_buffer a, b, c, d
+    cdef gs_packing out
+    cdef int status
+    cdef int32_t n, n_times
+    cdef int64_t c_capacity = PACK_NO_CAPACITY
+    cdef int64_t c_budget = PACK_DEFAULT_BUDGET
+    cdef Packing packing = Packing.__new__(Packing)
+    lower, upper = _pack_integers(lower, "lower"), _pack_integers(upper, "upper")
+    size = _pack_integers(size, "size")
+    if not len(lower) == len(upper) == len(size):
+        raise ValueError(f"lower, upper and size differ in length: {len(lower)}, {len(upper)}, {len(size)}")
+    if len(size) > PACK_MAX:
+        raise ValueError(f"{len(size)} buffers are more than the {PACK_MAX} that can be packed at once")
+    if capacity is not None:
+        if _index(capacity) < 0:
+            raise ValueError(f"capacity {capacity} is negative")
+        c_capacity = min(_index(capacity), 0x7fffffffffffffff)
+    if budget is not None:
+        if _index(budget) < 0:
+            raise ValueError(f"budget {budget} is negative")
+        c_budget = min(_index(budget), 0x3fffffffffffffff)
+    _pack_check(lower, upper, size)
+    if size.dtype != np.int64:
+        # Only what an int64 cannot hold is left as another type.
+        try:
+            size = size.astype(np.int64)
+        except OverflowError:
+            raise Error(f"sizes of up to {max(size)} bytes do not fit into 63 bits") from None
+    lower, upper, times = _pack_compress(lower, upper)
+    n, n_times = <int32_t>len(size), times
+    offsets = np.empty(n, np.int64)
+    PyObject_GetBuffer(lower, &a, PyBUF_SIMPLE)
+    PyObject_GetBuffer(upper, &b, PyBUF_SIMPLE)
+    PyObject_GetBuffer(size, &c, PyBUF_SIMPLE)
+    PyObject_GetBuffer(offsets, &d, PyBUF_WRITABLE)
+    with nogil:
+        status = pack_run(n, n_times, <const int32_t *>a.buf, <const int32_t *>b.buf, <const int64_t *>c.buf,
+                          c_capacity, c_budget, <int64_t *>d.buf, &out)
+    PyBuffer_Release(&a)
+    PyBuffer_Release(&b)
+    PyBuffer_Release(&c)
+    PyBuffer_Release(&d)
+    if status == GS_NO_HOST_MEMORY:
+        raise MemoryError(f"packing {n} buffers")
+    if status == GS_OVERFLOW:
+        raise Error(f"the sizes of {n} buffers add up to more than 63 bits hold")
+    if status != GS_OK:
+        raise ValueError(f"pack_run refused its input ({status})")
+    offsets.flags.writeable = False
+    packing.offsets, packing.arena, packing.bound = offsets, out.arena, out.bound
+    packing.method, packing.optimal, packing.tries = _PACK_METHODS[out.method], out.optimal, out.tries
+    return packing
+
+
+def _pack_integers(values, str name):
+    """One dimension of integers: int64 where they fit, Python objects where not.  Never rounds."""
+    array = values if isinstance(values, np.ndarray) else None
+    if array is None:
+        values = list(values)
+        array = np.array(values) if values else np.empty(0, np.int64)
+        if array.dtype.kind not in "iu":
+            # numpy turns a mixture of huge and negative integers into floats; take them one by one.
+            array = np.empty(len(values), object)
+            array[:] = values
+    if array.ndim != 1:
+        raise ValueError(f"{name} has {array.ndim} dimensions, not 1")
+    if array.dtype.kind == "O":
+        try:
+            items = [_index(x) for x in array]
+        except TypeError:
+            raise TypeError(f"{name} holds something that is not an integer") from None
+        array = np.empty(len(items), object)
+        array[:] = items
+        try:
+            return array.astype(np.int64)
+        except OverflowError:
+            return array
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must hold integers, not {array.dtype}")
+    if array.dtype == np.uint64 and len(array) and array.max() > 0x7fffffffffffffff:
+        return array.astype(object)
+    return np.ascontiguousarray(array, np.int64)
+
+
+def _pack_check(lower, upper, size):
+    bad = np.flatnonzero(lower > upper)
+    if len(bad):
+        i = bad[0]
+        raise ValueError(f"buffer {i} lives over [{lower[i]}, {upper[i]}), which ends before it begins")
+    bad = np.flatnonzero(size < 0)
+    if len(bad):
+        raise ValueError(f"buffer {bad[0]} has a negative size, {size[bad[0]]}")
+
+
+def _pack_compress(lower, upper):
+    """Times as int32 from 0, and the largest: shifted when dense already, else ranks."""
+    cdef Py_ssize_t n = len(lower)
+    if n == 0:
+        return np.empty(0, np.int32), np.empty(0, np.int32), 0
+    first, last = int(lower.min()), int(upper.max())
+    if last - first <= 4 * n + 1024:
+        return (lower - first).astype(np.int32), (upper - first).astype(np.int32), last - first
+    times, rank = np.unique(np.concatenate((lower, upper)), return_inverse=True)
+    rank = rank.astype(np.int32)
+    return np.ascontiguousarray(rank[:n]), np.ascontiguousarray(rank[n:]), len(times) - 1

@@ -1,0 +1,297 @@
+# Packing, part 8: the whole stack.
+#
+# Owns pack_prepared, which the planner calls without the GIL, and pack_run, which `pack` offers to anybody.
+# The stack, each part only when the one before missed the target: two ends; TWA order at the lowest gap; place or
+# lift at the target; the same for joined buffers; best fit and further orders; place or lift again and again, at
+# the target, joined or not, and between it and the best, until the budget is spent.
+# Invariant: the result is valid, never above best fit, never below the bound, and `optimal` is said only when
+# the arena equals the bound or a search proved that no smaller one exists.
+
+cdef enum:
+    PACK_METHOD_NONE = 0
+    PACK_METHOD_TWA = 1
+    PACK_METHOD_SIZE = 2
+    PACK_METHOD_WAT = 3
+    PACK_METHOD_TAW = 4
+    PACK_METHOD_BEST_FIT = 5
+    PACK_METHOD_SEARCH = 6
+    PACK_METHOD_TWO_ENDS = 7
+    PACK_METHOD_JOINED = 8
+    PACK_LONG_LIVES = 4
+
+cdef int64_t PACK_EASY_TRY = 250           # neighbours of a buffer up to which a try is quick
+cdef int64_t PACK_PATIENCE = 2000 * 1000 * 1000     # pairs of buffers that lists may look at
+
+cdef int[3] PACK_SEARCH_ORDERS
+PACK_SEARCH_ORDERS[:] = [PACK_BY_WAT, PACK_BY_TAW, PACK_BY_TWA]
+
+# What pack_two_ends takes for long, in nodes: between a layer's short lives and its residual stream, for layers of
+# the usual length first.  A pass that fails mostly does so within the first layer.
+cdef int32_t[PACK_LONG_LIVES] PACK_LONG_LIFE
+PACK_LONG_LIFE[:] = [14, 7, 28, 3]
+
+ctypedef struct gs_pack_work:
+    gs_pack *p
+    gs_search q             # q.p is NULL where there is none
+    gs_join join
+    gs_search joined        # a search of join.m; joined.p is NULL where there is none
+    int64_t target          # an arena of this size ends the work
+    int64_t budget          # tries, of both searches together
+    int64_t patience        # pairs that lists may still look at
+    bint scales             # the budget is for quick tries
+    bint fitted             # best fit has been tried
+    gs_packing *out
+
+
+cdef int pack_run(int32_t n, int32_t n_times, const int32_t *lower, const int32_t *upper, const int64_t *size,
+                  int64_t capacity, int64_t budget, int64_t *offsets, gs_packing *out) noexcept nogil:
+    """Choose offsets for n buffers alive over [lower, upper), times 0 .. n_times; sizes in bytes, 0 allowed.
+
+    Capacity, budget and alignment as in pack_prepared.  Errors as in pack_prepare; offsets are untouched then.
+    """
+    cdef gs_pack p
+    cdef int status
+    cdef int32_t i
+    status = pack_prepare(&p, n, n_times, lower, upper, size)
+    if status == GS_OK:
+        status = pack_prepared(&p, capacity, budget, out)
+    if status == GS_OK:
+        for i in range(n):
+            offsets[i] = 0
+        for i in range(p.n):
+            offsets[p.id[i]] = p.best[i]
+    pack_free(&p)
+    return status
+
+
+cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_packing *out) noexcept nogil:
+    """Choose offsets for the buffers of p: p.best.
+
+    `capacity`: an arena that fits it is good enough (PACK_NO_CAPACITY: only the smallest is).  `budget`:
+    tries of exact search, 0 for none, PACK_DEFAULT_BUDGET for a few seconds at most, PACK_PLANNER_BUDGET for a
+    fraction of one.  Round the sizes up to the alignment: every offset is a sum of sizes.
+    """
+    cdef gs_pack_work work
+    cdef int status = GS_OK
+    memset(out, 0, sizeof(gs_packing))
+    memset(&work, 0, sizeof(gs_pack_work))
+    work.p = p
+    work.out = out
+    work.target = max(p.bound, capacity)
+    work.patience = PACK_PATIENCE
+    work.scales = budget < 0
+    work.budget = 2 * 1000 * 1000 if budget == PACK_DEFAULT_BUDGET else budget
+    if budget == PACK_PLANNER_BUDGET:
+        work.budget = 100 * 1000
+    out.bound = out.proven = p.bound
+    if p.n > 0:
+        out.arena = PACK_FAR
+        status = pack_solve(&work)
+        if status == GS_OK and out.arena > out.proven and not work.fitted:
+            # A capacity ended the work early; the promise about best fit holds all the same.
+            status = pack_keep(&work, pack_best_fit(p), PACK_METHOD_BEST_FIT)
+    out.optimal = out.arena <= out.proven
+    search_free(&work.q)
+    search_free(&work.joined)
+    join_free(&work.join)
+    return status
+
+
+cdef int pack_keep(gs_pack_work *work, int64_t arena, int method) noexcept nogil:
+    """Keep the packing in p.offset if it is the best so far; an arena below 0 is an error's code."""
+    if arena < 0:
+        return <int>arena
+    if arena < work.out.arena:
+        work.out.arena = arena
+        work.out.method = method
+        memcpy(work.p.best, work.p.offset, work.p.n * sizeof(int64_t))
+    return GS_OK
+
+
+cdef int pack_list(gs_pack_work *work, gs_pack *p, int by, int64_t limit) noexcept nogil:
+    """Place p in one order, keeping a result within limit; short lists where overlaps are few.
+
+    Where they are many every buffer looks at all before it: nothing is tried when patience is at an end.
+    """
+    cdef int64_t arena
+    cdef bint near = p.carry != NULL and p.n_neighbours <= 48 * <int64_t>p.n
+    if not near:
+        work.patience -= <int64_t>p.n * p.n // 2
+        if work.patience < 0:
+            return GS_OK
+    pack_sort(p, by, 0)
+    arena = pack_place_near(p, limit) if near else pack_place_far(p, limit)
+    if p == work.p:
+        return pack_keep(work, arena, PACK_METHOD_TWA + by)
+    if 0 <= arena <= limit:
+        arena = join_expand(&work.join)
+    return pack_keep(work, arena, PACK_METHOD_JOINED)
+
+
+cdef int pack_solve(gs_pack_work *work) noexcept nogil:
+    cdef gs_pack *p = work.p
+    cdef gs_packing *out = work.out
+    cdef int64_t target = work.target
+    cdef int by, i, status
+    for i in range(PACK_LONG_LIVES):
+        if pack_two_ends(p, PACK_LONG_LIFE[i]):
+            return pack_keep(work, p.bound, PACK_METHOD_TWO_ENDS)
+    pack_find_peaks(p)
+    status = pack_fill_carry(p)
+    if status == GS_NO_HOST_MEMORY:
+        return status
+    if work.scales and p.n_neighbours > PACK_EASY_TRY * p.n:
+        # A try looks at the neighbours of a buffer.
+        work.budget = work.budget * PACK_EASY_TRY // (p.n_neighbours // p.n)
+    status = pack_list(work, p, PACK_BY_TWA, target)
+    if status != GS_OK or out.arena <= target:
+        return status
+    if work.budget > 0 and p.carry != NULL:
+        status = search_prepare(&work.q, p)
+        if status == GS_OK:
+            # Where graphs are easy this is enough, and takes less time than joining.
+            status = pack_attempt(work, &work.q, target, PACK_BY_WAT, SELECT_FIRST, 0, <int64_t>p.n + p.n // 4 + 16)
+        if status >= 0 and out.arena > target:
+            status = pack_solve_joined(work)
+        if status < 0 or out.arena <= target:
+            return min(status, GS_OK)
+    # Something to improve on, and the promise not to be worse than best fit.
+    status = pack_keep(work, pack_best_fit(p), PACK_METHOD_BEST_FIT)
+    work.fitted = True
+    for by in range(PACK_ORDERS):
+        if status == GS_OK and out.arena > target:
+            status = pack_list(work, p, by, out.arena - 1)
+    if status != GS_OK or out.arena <= target or work.q.p == NULL:
+        return status
+    return pack_improve(work)
+
+
+cdef int pack_solve_joined(gs_pack_work *work) noexcept nogil:
+    """Join buffers; try both lists and the first tour with what comes of it."""
+    cdef gs_packing *out = work.out
+    cdef int64_t target = work.target
+    cdef int by
+    cdef int status = join_prepare(&work.join, work.p)
+    if status != GS_OK:
+        return GS_OK if status == GS_OUT_OF_MEMORY else status
+    for by in range(2):
+        status = pack_list(work, &work.join.m, by, target)
+        if status != GS_OK or out.arena <= target:
+            return status
+    status = search_prepare(&work.joined, &work.join.m)
+    if status == GS_OK:
+        status = pack_tour(work, &work.joined, 0, 3 * <int64_t>work.join.m.n + 32)
+    return status
+
+
+cdef int pack_attempt(gs_pack_work *work, gs_search *q, int64_t capacity, int by, int select, int seed,
+                      int64_t limit) noexcept nogil:
+    """One search at a capacity, within the budget.  SEARCH_* or an error; a packing found is kept."""
+    cdef gs_pack *p = q.p
+    cdef int64_t arena = 0
+    cdef int32_t i
+    cdef int found
+    pack_sort(p, by, seed)
+    found = search_run(q, capacity, select, min(limit, work.budget - work.out.tries))
+    work.out.tries = work.q.tries + work.joined.tries
+    if found == SEARCH_FOUND and p != work.p:
+        pack_keep(work, join_expand(&work.join), PACK_METHOD_JOINED)
+    elif found == SEARCH_FOUND:
+        for i in range(p.n):
+            arena = max(arena, p.offset[i] + p.size[i])
+        pack_keep(work, arena, PACK_METHOD_SEARCH)
+    elif found == SEARCH_IMPOSSIBLE and p == work.p:
+        # Every packing pushed down has offsets that are sums of sizes, so arenas grow by their gcd.
+        work.out.proven = max(work.out.proven, capacity + pack_grain(p))
+    return found
+
+
+cdef int64_t pack_grain(gs_pack *p) noexcept nogil:
+    """The greatest common divisor of all sizes."""
+    cdef int64_t a = 0
+    cdef int64_t b, c
+    cdef int32_t i
+    for i in range(p.n):
+        b = p.size[i]
+        while b:
+            c = a % b
+            a = b
+            b = c
+        if a == 1:
+            break
+    return a
+
+
+cdef inline bint pack_over(gs_pack_work *work) noexcept nogil:
+    """Whether the target is reached, the best is proven or the budget is spent."""
+    return work.out.arena <= max(work.out.proven, work.target) or work.out.tries >= work.budget
+
+
+cdef int pack_tour(gs_pack_work *work, gs_search *q, int seed, int64_t limit) noexcept nogil:
+    """Every order with every selection, one search each at the target; the last SEARCH_*, or an error.
+
+    What is proven raises the target: then all over again, unless only the joined buffers are.
+    """
+    cdef bint joined = q == &work.joined
+    cdef int64_t longer = (8 if joined else 16) * <int64_t>q.p.n + 64
+    cdef int64_t room
+    cdef int way = 0
+    cdef int found = SEARCH_STOPPED
+    while way < 3 * SELECTIONS and not pack_over(work):
+        room = longer if seed == 0 and way % SELECTIONS != SELECT_VALLEY else limit
+        found = pack_attempt(work, q, max(work.out.proven, work.target), PACK_SEARCH_ORDERS[way // SELECTIONS],
+                             way % SELECTIONS, seed, room)
+        if found < 0 or (found == SEARCH_IMPOSSIBLE and joined):
+            return found
+        way = 0 if found == SEARCH_IMPOSSIBLE else way + 1
+    return found
+
+
+cdef int pack_lower(gs_pack_work *work, gs_search *q, int seed, int64_t limit, int nearer) noexcept nogil:
+    """Lower the best: by a part 2**-nearer of its distance to the target, by half once that succeeds."""
+    cdef gs_packing *out = work.out
+    cdef int64_t grain = pack_grain(work.p)
+    cdef int64_t room
+    cdef int way = 0
+    cdef int found = SEARCH_STOPPED
+    while found >= 0 and way < SELECTIONS and not pack_over(work):
+        room = max(grain, (out.arena - max(out.proven, work.target)) >> nearer)
+        found = pack_attempt(work, q, out.arena - room, PACK_BY_WAT, way, seed, limit)
+        way += 1
+        if found == SEARCH_FOUND:
+            way = 0
+            nearer = 1
+    return found
+
+
+cdef int pack_improve(gs_pack_work *work) noexcept nogil:
+    """Search until the target is reached, the best is proven or the budget is spent.
+
+    Mostly a search finds a packing within a few tries per buffer or not at all.  So after a longer look with
+    each pure order, every round starts afresh with blurred orders and a small limit that grows by a quarter:
+    the joined buffers first, which are fewer, then all.  In between it lowers the best: half-way down to the
+    target, and less far from one round to the next.
+    """
+    cdef int64_t limit = 3 * <int64_t>work.p.n + 32
+    cdef int64_t joined_limit = 3 * <int64_t>work.join.m.n + 32
+    cdef int64_t hopeless = 0           # arenas up to this are proven too small for the joined buffers
+    cdef int64_t low
+    cdef int seed = 0
+    cdef int found = SEARCH_STOPPED
+    while found >= 0 and not pack_over(work):
+        low = max(work.out.proven, work.target)
+        # pack_solve_joined has made the first tour.
+        if work.joined.p != NULL and seed > 0 and low > hopeless:
+            found = pack_tour(work, &work.joined, seed, joined_limit)
+            if found == SEARCH_IMPOSSIBLE:
+                hopeless = low
+        if work.joined.p != NULL and found >= 0:
+            found = pack_lower(work, &work.joined, seed, joined_limit, min(seed + 1, 62))
+        if found >= 0:
+            found = pack_tour(work, &work.q, seed, limit)
+        if found >= 0:
+            found = pack_lower(work, &work.q, seed, limit, min(seed + 1, 62))
+        seed += 1
+        limit += limit >> 2
+        joined_limit += joined_limit >> 2
+    return min(found, GS_OK)

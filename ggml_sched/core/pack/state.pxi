@@ -1,0 +1,270 @@
+# Packing, part 5: the state of an exact search, and its two moves.
+#
+# Owns gs_search: a partial packing within `capacity` on flat arrays, with a trail to take moves back.  Every
+# buffer that is not placed has a minimum offset.  A move is about one buffer that nothing it overlaps is
+# below:
+#   place   it sits at its minimum; what overlaps it and is not placed rises to its top; or
+#   lift    it does not.  In a packing pushed down as far as it goes it then rests on something that overlaps
+#           it and is not placed yet, so its own minimum rises to the lowest such top.
+# A branch is dead when in some section floor + remaining bytes exceed the capacity; the floor is the lowest
+# minimum of the section's unplaced buffers.
+# Invariants: no offset and no minimum of an unplaced buffer exceeds capacity - size; undoing to a mark
+# restores exactly the state at that mark (but for `witness` and `deaths`, which only steer).
+
+cdef enum:
+    CHANGE_MINIMUM = 0
+    CHANGE_FLOOR = 1
+    CHANGE_PLACED = 2
+
+ctypedef struct gs_change:      # how to take one assignment back
+    int64_t old
+    int32_t index
+    int32_t kind
+
+ctypedef struct gs_piece:       # sections [left, right) that no unplaced buffer leaves
+    int64_t slack
+    int32_t left
+    int32_t right
+
+ctypedef struct gs_choice:      # buffer >= 0: a placement that may be a lift instead.  -1: pieces still to do
+    int64_t mark                # trail length before the placement
+    int32_t buffer
+    int32_t left
+    int32_t right
+    int32_t piece               # where the frame's pieces begin
+    int32_t next_piece
+
+ctypedef struct gs_search:
+    gs_pack *p
+    int64_t capacity
+    int64_t tries               # taken so far, over all runs
+    int64_t *minimum            # [n] lowest offset still possible; PACK_FAR once placed
+    int64_t *floor              # [n_sections] PACK_FAR when nothing is left to place there
+    int32_t *witness            # [n_sections] a buffer that was at the floor when last looked at
+    int64_t *rest               # [n_sections] unplaced bytes
+    int32_t *crossing           # [n_sections] unplaced buffers that live in k and in k + 1
+    int32_t *rank               # [n] static preference, smaller first
+    int32_t *run_end            # [n_sections + 1] scratch of SELECT_VALLEY
+    int32_t *cover              # [n_sections + 1]
+    int64_t *deaths             # [n_sections] branches that died there in this run, plus one
+    int32_t *twin               # [n] ring of buffers with equal lifetime and size
+    gs_choice *stack            # [2 n + 2]
+    gs_piece *pieces            # [2 n_sections + 2]
+    int32_t depth
+    int32_t n_pieces
+    gs_change *trail            # grows
+    int64_t n_trail
+    int64_t trail_room
+    bint no_memory
+    void *memory
+
+
+cdef void search_free(gs_search *q) noexcept nogil:
+    free(q.memory)
+    free(q.trail)
+    memset(q, 0, sizeof(gs_search))
+
+
+cdef int search_prepare(gs_search *q, gs_pack *p) noexcept nogil:
+    """One allocation for all arrays; p must have its carry lists and outlive q."""
+    cdef int64_t n = p.n
+    cdef int64_t s = p.n_sections
+    cdef char *cursor
+    cdef int32_t i, j
+    memset(q, 0, sizeof(gs_search))
+    q.p = p
+    q.trail_room = 8 * n + 1024
+    q.trail = <gs_change *>malloc(q.trail_room * sizeof(gs_change))
+    q.memory = malloc(n * 16 + (s + 1) * 40 + (2 * n + 2) * sizeof(gs_choice) + (2 * s + 2) * sizeof(gs_piece)
+                      + 16 * 8)
+    if q.trail == NULL or q.memory == NULL:
+        search_free(q)
+        return GS_NO_HOST_MEMORY
+    cursor = <char *>q.memory
+    q.minimum = <int64_t *>pack_take(&cursor, n, 8)
+    q.floor = <int64_t *>pack_take(&cursor, s, 8)
+    q.rest = <int64_t *>pack_take(&cursor, s, 8)
+    q.stack = <gs_choice *>pack_take(&cursor, 2 * n + 2, sizeof(gs_choice))
+    q.pieces = <gs_piece *>pack_take(&cursor, 2 * s + 2, sizeof(gs_piece))
+    q.deaths = <int64_t *>pack_take(&cursor, s, 8)
+    q.crossing = <int32_t *>pack_take(&cursor, s, 4)
+    q.witness = <int32_t *>pack_take(&cursor, s, 4)
+    q.run_end = <int32_t *>pack_take(&cursor, s + 1, 4)
+    q.cover = <int32_t *>pack_take(&cursor, s + 1, 4)
+    q.rank = <int32_t *>pack_take(&cursor, n, 4)
+    q.twin = <int32_t *>pack_take(&cursor, n, 4)
+    for i in range(p.n):
+        q.twin[i] = i
+        # Twins are born in the same section; looking back only so far keeps this linear.
+        j = i - 1
+        while j >= 0 and j >= i - 32 and p.start[j] == p.start[i]:
+            if p.stop[j] == p.stop[i] and p.size[j] == p.size[i]:
+                q.twin[i] = q.twin[j]
+                q.twin[j] = i
+                break
+            j -= 1
+    return GS_OK
+
+
+cdef void search_reset(gs_search *q) noexcept nogil:
+    """Nothing placed, everything may sit at 0."""
+    cdef gs_pack *p = q.p
+    cdef int32_t i, k
+    memset(q.minimum, 0, p.n * sizeof(int64_t))
+    memset(q.floor, 0, p.n_sections * sizeof(int64_t))
+    memcpy(q.rest, p.live, p.n_sections * sizeof(int64_t))
+    for k in range(p.n_sections - 1):
+        q.crossing[k] = p.carry_begin[k + 2] - p.carry_begin[k + 1]
+    q.crossing[p.n_sections - 1] = 0
+    for k in range(p.n_sections):
+        q.deaths[k] = 1
+        q.witness[k] = p.born[k]        # a section begins with a birth
+    for i in range(p.n):
+        p.offset[i] = -1
+        q.rank[p.order[i]] = i
+    q.n_trail = q.depth = q.n_pieces = 0
+
+
+cdef inline void search_note(gs_search *q, int kind, int32_t index, int64_t old) noexcept nogil:
+    cdef gs_change *more
+    if q.n_trail == q.trail_room:
+        more = <gs_change *>realloc(q.trail, 2 * q.trail_room * sizeof(gs_change))
+        if more == NULL:
+            q.no_memory = True
+            q.n_trail = 0           # the run is over; only stay within bounds
+        else:
+            q.trail = more
+            q.trail_room *= 2
+    q.trail[q.n_trail].old = old
+    q.trail[q.n_trail].index = index
+    q.trail[q.n_trail].kind = kind
+    q.n_trail += 1
+
+
+cdef void search_undo(gs_search *q, int64_t mark) noexcept nogil:
+    cdef gs_pack *p = q.p
+    cdef gs_change *c
+    cdef int32_t k, i
+    while q.n_trail > mark:
+        q.n_trail -= 1
+        c = &q.trail[q.n_trail]
+        i = c.index
+        if c.kind == CHANGE_MINIMUM:
+            q.minimum[i] = c.old
+        elif c.kind == CHANGE_FLOOR:
+            q.floor[i] = c.old
+        else:
+            q.minimum[i] = c.old
+            p.offset[i] = -1
+            q.rest[p.stop[i] - 1] += p.size[i]
+            for k in range(p.start[i], p.stop[i] - 1):
+                q.rest[k] += p.size[i]
+                q.crossing[k] += 1
+
+
+cdef inline bint search_raise_floor(gs_search *q, int32_t k, int64_t least) noexcept nogil:
+    """Recompute the floor of section k, known to be at least `least`; False when the section cannot fit."""
+    cdef gs_pack *p = q.p
+    cdef int32_t witness = q.witness[k]
+    cdef int64_t floor = q.minimum[witness]
+    cdef int32_t i
+    if floor != least:
+        # The witness has risen (or an undo has left it anywhere): look for another.
+        for i in range(p.born[k], p.born[k + 1]):
+            if q.minimum[i] < floor:
+                floor = q.minimum[i]
+                witness = i
+                if floor == least:
+                    break
+        if floor != least:
+            for i in range(p.carry_begin[k], p.carry_begin[k + 1]):
+                if q.minimum[p.carry[i]] < floor:
+                    witness = p.carry[i]
+                    floor = q.minimum[witness]
+                    if floor == least:
+                        break
+        q.witness[k] = witness
+    if floor != q.floor[k]:
+        search_note(q, CHANGE_FLOOR, k, q.floor[k])
+        q.floor[k] = floor
+    if floor == PACK_FAR or q.rest[k] <= q.capacity - floor:
+        return True
+    q.deaths[k] += 1
+    return False
+
+
+cdef bint search_place(gs_search *q, int32_t b) noexcept nogil:
+    """Place b at its minimum, which nothing it overlaps is below; False when that is dead."""
+    cdef gs_pack *p = q.p
+    cdef int64_t *minimum = q.minimum
+    cdef int32_t start = p.start[b]
+    cdef int32_t stop = p.stop[b]
+    cdef int32_t left = start
+    cdef int32_t right = stop
+    cdef int64_t at = minimum[b]
+    cdef int64_t size = p.size[b]
+    cdef int64_t top = at + size
+    cdef int32_t i, j, k
+    # Whatever else lives in these sections comes to lie above b.
+    for k in range(start, stop):
+        if q.rest[k] > q.capacity - at:
+            q.deaths[k] += 1
+            return False
+    p.offset[b] = at
+    minimum[b] = PACK_FAR
+    search_note(q, CHANGE_PLACED, b, at)
+    q.rest[stop - 1] -= size
+    for k in range(start, stop - 1):
+        q.rest[k] -= size
+        q.crossing[k] -= 1
+    for i in range(p.carry_begin[start], p.carry_begin[start + 1]):
+        j = p.carry[i]
+        if minimum[j] < top:
+            search_note(q, CHANGE_MINIMUM, j, minimum[j])
+            minimum[j] = top
+            left = min(left, p.start[j])
+            right = max(right, p.stop[j])
+    for j in range(p.born[start], p.born[stop]):
+        if minimum[j] < top:
+            search_note(q, CHANGE_MINIMUM, j, minimum[j])
+            minimum[j] = top
+            right = max(right, p.stop[j])
+    for k in range(start, stop):
+        if q.floor[k] < top and not search_raise_floor(q, k, top):
+            return False
+    for k in range(left, start):
+        if q.floor[k] < top and not search_raise_floor(q, k, q.floor[k]):
+            return False
+    for k in range(stop, right):
+        if q.floor[k] < top and not search_raise_floor(q, k, q.floor[k]):
+            return False
+    return True
+
+
+cdef bint search_lift(gs_search *q, int32_t b) noexcept nogil:
+    """No packing has b at its minimum: raise it, and its twins there, to what they can rest on."""
+    cdef gs_pack *p = q.p
+    cdef int64_t old = q.minimum[b]
+    cdef int64_t least
+    cdef int32_t c = b
+    cdef int32_t i, j, k
+    while True:
+        if q.minimum[c] == old:
+            least = PACK_FAR
+            for i in range(p.carry_begin[p.start[c]], p.carry_begin[p.start[c] + 1]):
+                j = p.carry[i]
+                if q.minimum[j] != PACK_FAR and q.minimum[j] + p.size[j] < least:
+                    least = q.minimum[j] + p.size[j]
+            for j in range(p.born[p.start[c]], p.born[p.stop[c]]):
+                if q.minimum[j] != PACK_FAR and j != c and q.minimum[j] + p.size[j] < least:
+                    least = q.minimum[j] + p.size[j]
+            if least > q.capacity - p.size[c]:
+                return False
+            search_note(q, CHANGE_MINIMUM, c, old)
+            q.minimum[c] = least
+            for k in range(p.start[c], p.stop[c]):
+                if q.floor[k] == old and not search_raise_floor(q, k, old):
+                    return False
+        c = q.twin[c]
+        if c == b:
+            return True

@@ -1,0 +1,97 @@
+# Binding: giving a graph's tensors the addresses of a plan, without changing the graph.
+#
+# Copies and nodes that read them become tensors of their own; everything else is
+# addressed in place under one lease.
+
+@cython.boundscheck(False)
+@cython.wraparound(False)
+@cython.nonecheck(False)
+def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not None, Lease lease not None):
+    """Address every tensor that the plan places; `buffers[i]` are backend i's buffers, one for each chunk."""
+    cdef gs_plan *f = &data.c
+    cdef int32_t i, k
+    cdef tuple tensors = graph.tensors
+    # Borrowed: the graph keeps its tensors, `buffers` the buffers.
+    cdef void *at
+    cdef void *buffer
+    cdef void *old
+    cdef Lease known = None             # has been dealt with
+    cdef int64_t offset, stride
+    cdef list single = []               # a backend's only buffer, None where a plan made chunks
+    if f.n_tensors != graph.flat.n_tensors:
+        raise HazardError("a plan was bound to another graph")
+    for i in range(len(buffers)):
+        single.append(buffers[i][0] if len(buffers[i]) and not f.arena[i].stride else None)
+    for k in range(graph.flat.n_roots):
+        i = graph.flat.root[k]
+        offset = f.offset[i]
+        if offset < 0:
+            continue
+        at = PyTuple_GET_ITEM(tensors, i)
+        buffer = PyList_GET_ITEM(single, f.home[i])
+        if buffer == <void *>None:
+            stride = f.arena[f.home[i]].stride
+            buffer = <void *>(<BufferBase?>buffers[f.home[i]][offset // stride])
+            offset %= stride
+        old = <void *>(<Tensor>at)._lease
+        if old != <void *>None and old != <void *>known and old != <void *>lease:
+            known = <Lease>old
+            displace(known)
+        if <void *>(<Tensor>at)._buffer != buffer:
+            (<Tensor>at)._buffer = <BufferBase>buffer
+        (<Tensor>at)._offset = offset
+        (<Tensor>at).overwritten = False
+        (<Tensor>at)._lease = lease
+
+
+cdef int displace(Lease lease) except -1:
+    """Tensors under a lease are about to be addressed under another."""
+    if lease.alive and lease.drain is not None:
+        # Another scheduler may have queued computes that use the address it gave.
+        lease.drain()
+    lease.displaced = True
+    return 0
+
+
+def stand_in(Tensor like not None, str name, BufferBase buffer, int64_t offset, Lease lease not None):
+    """A tensor with the layout of `like` at an address of its own: what a copy is copied into."""
+    cdef Tensor t = Tensor.__new__(Tensor)
+    t.home = Home.__new__(Home)
+    t.name = name
+    t.layout = like.layout
+    t.layout.op = GS_OP_NONE
+    t.src = ()
+    t.op_params = ()
+    t.resident = ""
+    t.mark = -1
+    t.bind(buffer, offset, lease)
+    return t
+
+
+def rewired(Tensor node not None, tuple src not None, Tensor memory, Lease lease not None):
+    """The node with other sources, computing into the same memory (or into `memory`, as a view of it)."""
+    cdef Tensor t = Tensor.__new__(Tensor)
+    t.home = Home.__new__(Home)
+    t.name = node.name
+    t.layout = node.layout
+    t.src = src
+    t.op_params = node.op_params
+    t.resident = ""
+    t.mark = -1
+    t._flags = node._flags
+    if memory is not None:
+        t.view_src = memory
+    elif node.view_src is not None:
+        t.view_src = node.view_src
+        t.view_offs = node.view_offs
+    else:
+        t.bind(node._buffer, node._offset, lease)
+    return t
+
+
+def new_lease():
+    """A lease for one allocation of a scheduler."""
+    cdef Lease lease = Lease()
+    lease.transient = True
+    lease.stages = True
+    return lease

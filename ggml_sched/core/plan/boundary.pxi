@@ -1,0 +1,165 @@
+# Boundaries: moving the cut between two splits to where the fewest bytes cross.
+#
+# The rules leave some nodes at the seam of two splits open: neither weights nor the
+# caller say where they run.  For each seam between a run of nodes on backend a and
+# the next run on b, every cut inside the open stretch is weighed: the bytes of all
+# distinct tensors that the backends would have to send each other.  Upstream never did this.
+
+cdef enum:
+    BOUNDARY_ROUNDS = 8
+
+ctypedef struct gs_readers:
+    int32_t *count          # [n_backends][n_tensors]: how often nodes of each backend read a tensor
+    unsigned char *known    # [n_tensors]: whether a tensor's have been counted; most are never asked for
+
+
+cdef int readers_init(gs_readers *c, const gs_request *r) noexcept nogil:
+    """Nothing counted yet."""
+    cdef int64_t n = r.g.n_tensors
+    c.count = <int32_t *>calloc(max(n, 1) * r.n_backends, sizeof(int32_t))
+    c.known = <unsigned char *>calloc(max(n, 1), 1)
+    return GS_NO_HOST_MEMORY if c.count == NULL or c.known == NULL else GS_OK
+
+
+cdef void readers_free(gs_readers *c) noexcept nogil:
+    free(c.count)
+    free(c.known)
+
+
+cdef void readers_move(gs_readers *c, const gs_graph *g, int32_t id, int32_t a, int32_t b) noexcept nogil:
+    """Node id reads its sources on backend b instead of a."""
+    cdef int32_t k
+    for k in range(g.src_begin[id], g.src_begin[id + 1]):
+        if c.known[g.src[k]]:
+            c.count[<int64_t>a * g.n_tensors + g.src[k]] -= 1
+            c.count[<int64_t>b * g.n_tensors + g.src[k]] += 1
+
+
+cdef int64_t bytes_sent(const gs_request *r, const int32_t *assign, gs_readers *c, int32_t id) noexcept nogil:
+    """Bytes of tensor id that travel, because nodes read it where its memory is not."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t b, k, n = 0
+    if not c.known[id]:
+        c.known[id] = True
+        for k in range(g.reader_begin[id], g.reader_begin[id + 1]):
+            c.count[<int64_t>assign[g.reader[k]] * g.n_tensors + id] += 1
+    for b in range(r.n_backends):
+        n += c.count[<int64_t>b * g.n_tensors + id] > 0 and not reads_tensor(r, assign, b, id)
+    return n * g.nbytes[id]
+
+
+cdef int64_t bytes_around(const gs_request *r, const int32_t *assign, gs_readers *c, int32_t id) noexcept nogil:
+    """bytes_sent over everything that moving node id changes: its sources, itself, and its views.
+
+    A view that a node elsewhere writes to goes there and back.
+    """
+    cdef const gs_graph *g = r.g
+    cdef int64_t total = bytes_sent(r, assign, c, id)
+    cdef int32_t k, q, v
+    cdef bint twice
+    for k in range(g.src_begin[id], g.src_begin[id + 1]):
+        twice = False
+        for q in range(g.src_begin[id], k):
+            twice |= g.src[q] == g.src[k]
+        if not twice:
+            total += bytes_sent(r, assign, c, g.src[k])
+    v = g.first_view[id]
+    while v >= 0:
+        total += bytes_sent(r, assign, c, v)
+        if g.kind[v] & GS_KIND_WRITES and not reads_tensor(r, assign, assign[v], id):
+            total += 2 * g.nbytes[v]
+        v = g.next_view[v]
+    return total
+
+
+cdef bint is_open(const gs_request *r, const unsigned char *reason, int32_t id, int32_t a, int32_t b) noexcept nogil:
+    """Whether the rules leave it open on which of two backends node id runs."""
+    return ((reason[id] == GS_REASON_NEIGHBOUR or reason[id] == GS_REASON_BOUNDARY) and r.g.view_src[id] < 0
+            and request_supports(r, a, id) and request_supports(r, b, id))
+
+
+cdef void move_node(const gs_request *r, int32_t *assign, gs_readers *c, int32_t id, int32_t to) noexcept nogil:
+    """Assign a node and the pure views of its memory."""
+    cdef int32_t v = r.g.first_view[id]
+    readers_move(c, r.g, id, assign[id], to)
+    assign[id] = to
+    while v >= 0:
+        if not r.g.kind[v] & GS_KIND_WRITES:
+            assign[v] = to
+        v = r.g.next_view[v]
+
+
+cdef bint tighten_once(const gs_request *r, int32_t *assign, unsigned char *reason, gs_readers *c, const int32_t *work,
+                       int32_t n) noexcept nogil:
+    """Move every seam of the n computing nodes to its cheapest cut, one after the other; whether any moved."""
+    cdef int32_t k, seam, low, high, a, b, best
+    cdef int64_t cost, best_cost
+    cdef bint moved = False
+    for seam in range(1, n):
+        a, b = assign[work[seam - 1]], assign[work[seam]]
+        if a == b:
+            continue
+        low = high = seam
+        while low > 0 and assign[work[low - 1]] == a and is_open(r, reason, work[low - 1], a, b):
+            low -= 1
+        while high < n and assign[work[high]] == b and is_open(r, reason, work[high], a, b):
+            high += 1
+        if low == high:
+            continue
+        # Weigh the cuts from the seam to the left, undo, then to the right; costs are relative to the seam's.
+        best, best_cost = seam, 0
+        cost = 0
+        for k in range(seam - 1, low - 1, -1):
+            cost -= bytes_around(r, assign, c, work[k])
+            move_node(r, assign, c, work[k], b)
+            cost += bytes_around(r, assign, c, work[k])
+            if cost < best_cost:
+                best, best_cost = k, cost
+        for k in range(low, seam):
+            move_node(r, assign, c, work[k], a)
+        cost = 0
+        for k in range(seam, high):
+            cost -= bytes_around(r, assign, c, work[k])
+            move_node(r, assign, c, work[k], a)
+            cost += bytes_around(r, assign, c, work[k])
+            if cost < best_cost:
+                best, best_cost = k + 1, cost
+        for k in range(seam, high):
+            move_node(r, assign, c, work[k], b)
+        for k in range(best, seam):
+            move_node(r, assign, c, work[k], b)
+            reason[work[k]] = GS_REASON_BOUNDARY
+        for k in range(seam, best):
+            move_node(r, assign, c, work[k], a)
+            reason[work[k]] = GS_REASON_BOUNDARY
+        moved |= best != seam
+    return moved
+
+
+cdef bint has_open_seam(const gs_request *r, const int32_t *assign, const unsigned char *reason) noexcept nogil:
+    """Whether two neighbours on different backends could share one."""
+    cdef const int32_t *work = r.g.work
+    cdef int32_t i, a, b
+    for i in range(1, r.g.n_work):
+        a, b = assign[work[i - 1]], assign[work[i]]
+        if a != b and (is_open(r, reason, work[i - 1], a, b) or is_open(r, reason, work[i], a, b)):
+            return True
+    return False
+
+
+cdef int tighten_boundaries(const gs_request *r, int32_t *assign, unsigned char *reason) noexcept nogil:
+    """Move every seam to its cheapest cut; on a tie it stays.
+
+    Seams have tensors in common, so that one may open a better cut for another before it: several rounds.
+    """
+    cdef gs_readers c
+    cdef int32_t i
+    cdef int status
+    if r.n_backends == 1 or not has_open_seam(r, assign, reason):
+        return GS_OK
+    status = readers_init(&c, r)
+    for i in range(BOUNDARY_ROUNDS if status == GS_OK else 0):
+        if not tighten_once(r, assign, reason, &c, r.g.work, r.g.n_work):
+            break
+    readers_free(&c)
+    return status

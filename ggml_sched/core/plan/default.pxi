@@ -1,0 +1,274 @@
+# The default policy's placement: fix what the rules fix, spread it, settle the rest.
+#
+# Each pass is a function over `assign` (backend of each tensor, -1 for none) and
+# `reason` (the rule that decided).  Order, as in place_default at the end:
+#
+#   fix          memory that exists, the caller's wishes, inputs, ops with weights
+#   spread       neighbours of placed nodes: devices down and up, then the host
+#   settle       leftovers to where most sources are; upgrades to better backends
+#   follow       views to their roots, leafs to their first reader
+#   tighten      split boundaries to where the fewest bytes cross
+
+cdef int32_t best_reader(const gs_request *r, const int32_t *assign, int32_t id, int32_t memory) noexcept nogil:
+    """The best backend that reads a resident tensor and supports node id; -1 if there is none."""
+    cdef int32_t b
+    if not r.shares:
+        b = r.resident[memory]
+        return b if request_supports(r, b, id) else -1
+    for b in range(r.n_backends):
+        if reads_tensor(r, assign, b, memory) and request_supports(r, b, id):
+            return b
+    return -1
+
+
+cdef void default_fix_memory(const gs_request *r, int32_t *assign, unsigned char *reason) noexcept nogil:
+    """Tensors whose place does not depend on others: memory that exists, the caller's wishes, inputs."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t host = r.n_backends - 1, i
+    memcpy(assign, r.resident, g.n_tensors * sizeof(int32_t))
+    for i in range(g.n_tensors):
+        reason[i] = GS_REASON_RESIDENT if assign[i] >= 0 else GS_REASON_NOTHING
+    for i in range(g.n_tensors):
+        if g.kind[i] & (GS_KIND_WRITES | GS_KIND_INPUT) == 0:
+            continue
+        if g.kind[i] & GS_KIND_WRITES and assign[i] >= 0:
+            assign[i] = best_reader(r, assign, i, i)
+        elif g.kind[i] & GS_KIND_INPUT and assign[i] < 0:
+            assign[i] = host
+            reason[i] = GS_REASON_INPUT
+    if r.user != NULL:
+        for i in range(g.n_tensors):
+            if r.user[i] >= 0 and (r.resident[i] < 0 or g.kind[i] & GS_KIND_WRITES):
+                assign[i] = r.user[i]
+                reason[i] = GS_REASON_USER
+
+
+cdef int32_t default_fix_weights(const gs_request *r, int32_t *assign, unsigned char *reason) noexcept nogil:
+    """Nodes with weights go where those are, or are offloaded; how many nodes are then left for others to place."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t host = r.n_backends - 1, n_open = 0, i, k, id, s, b
+    for i in range(g.n_work):
+        id = g.work[i]
+        if assign[id] >= 0:
+            continue
+        if g.kind[id] & GS_KIND_FOLLOWS:
+            for k in range(g.src_begin[id], g.src_begin[id + 1]):
+                s = g.src[k]
+                if r.usage[s] != GS_USAGE_WEIGHTS:
+                    continue
+                assign[id] = best_reader(r, assign, id, s)
+                reason[id] = GS_REASON_WEIGHT
+                if r.offloads != NULL and r.resident[s] == host:
+                    for b in range(host):
+                        if r.offloads[<int64_t>b * g.n_tensors + id] and request_supports(r, b, id):
+                            assign[id] = b
+                            reason[id] = GS_REASON_OFFLOAD
+                            break
+                if assign[id] >= 0:
+                    break
+        n_open += assign[id] < 0 and not g.kind[id] & GS_KIND_WRITES
+    return n_open
+
+
+cdef int32_t default_spread(const gs_request *r, int32_t *assign, unsigned char *reason, int32_t n_open, bint down,
+                            bint with_host) noexcept nogil:
+    """Give nodes without a place that of the nearest placed node before them (down) or after them (up).
+
+    Of n_open such nodes, how many stay without.
+    """
+    cdef const gs_graph *g = r.g
+    cdef int32_t last = r.n_backends - (0 if with_host else 1)
+    cdef int32_t i = 0 if down else g.n_work - 1, step = 1 if down else -1, near = -1, id
+    if last == 0:
+        return n_open
+    while n_open and 0 <= i < g.n_work:
+        id = g.work[i]
+        i += step
+        if assign[id] >= 0:
+            near = assign[id] if assign[id] < last else -1
+        elif near >= 0 and not g.kind[id] & GS_KIND_WRITES and request_supports(r, near, id):
+            assign[id] = near
+            reason[id] = GS_REASON_NEIGHBOUR
+            n_open -= 1
+    return n_open
+
+
+cdef int32_t most_inputs(const gs_request *r, const int32_t *assign, int32_t id) noexcept nogil:
+    """The backend that supports node id and reads most of its sources without a copy; -1 if none supports it."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t b, k, count, best = -1, best_count = -1
+    for b in range(r.n_backends):
+        if not request_supports(r, b, id):
+            continue
+        count = 0
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            count += reads_tensor(r, assign, b, g.src[k])
+        if count > best_count:
+            best = b
+            best_count = count
+    return best
+
+
+cdef void default_upgrade(const gs_request *r, int32_t *assign, unsigned char *reason, int32_t id) noexcept nogil:
+    """Move a node to a better backend that shares its memory, reads all its sources and supports it."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t b, k, at, here = assign[id]
+    for b in range(here):
+        if not (request_reads(r, b, here) and request_reads(r, here, b) and request_supports(r, b, id)):
+            continue
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            at = g.memory[g.src[k]]
+            if assign[at] >= 0 and not reads_tensor(r, assign, b, at):
+                break
+        else:
+            assign[id] = b
+            reason[id] = GS_REASON_UPGRADE
+            return
+
+
+cdef int default_settle(const gs_request *r, int32_t *assign, unsigned char *reason, int32_t *failed) noexcept nogil:
+    """Whatever has no place yet, or one that cannot run it."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t i, id, root, wanted
+    for i in range(g.n_work):
+        id = g.work[i]
+        wanted = assign[id]
+        if wanted < 0 and g.kind[id] & GS_KIND_WRITES:
+            root = g.view_src[id]
+            if assign[root] >= 0 and request_supports(r, assign[root], id):
+                assign[id] = assign[root]
+                reason[id] = GS_REASON_ROOT
+        if assign[id] < 0 or not request_supports(r, assign[id], id):
+            if r.resident[id] >= 0 and g.view_src[id] < 0:
+                failed[0] = id
+                return GS_BAD_PLACEMENT
+            assign[id] = most_inputs(r, assign, id)
+            reason[id] = GS_REASON_MOST_INPUTS if wanted < 0 else GS_REASON_UNSUPPORTED
+            if assign[id] < 0:
+                failed[0] = id
+                return GS_UNSUPPORTED_OP
+        if r.shares and (r.user == NULL or r.user[id] < 0) and r.resident[id] < 0:
+            default_upgrade(r, assign, reason, id)
+    return GS_OK
+
+
+cdef void default_follow(const gs_request *r, int32_t *assign, unsigned char *reason) noexcept nogil:
+    """Roots and leafs without a place go to their first reader; views are where their roots are."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t n_open = 0, i, k, id, s, root
+    for i in range(g.n_roots):
+        n_open += assign[g.root[i]] < 0
+    for i in range(g.n_work if n_open else 0):
+        id = g.work[i]
+        if assign[g.memory[id]] < 0:
+            assign[g.memory[id]] = assign[id]
+            reason[g.memory[id]] = GS_REASON_CONSUMER
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            s = g.memory[g.src[k]]
+            if assign[s] < 0:
+                assign[s] = assign[id]
+                reason[s] = GS_REASON_CONSUMER
+    place_deps(g, assign, reason)
+    for i in range(g.n_views):
+        id = g.view[i]
+        root = g.memory[id]
+        if assign[root] < 0 and g.position[id] >= 0:
+            # Nothing computes with it: still somebody may set the root and read the view.
+            assign[root] = max(assign[id], 0)
+            reason[root] = GS_REASON_CONSUMER if assign[id] >= 0 else GS_REASON_FIRST
+        assign[id] = assign[root]
+        reason[id] = GS_REASON_ROOT
+
+
+cdef int place_default(const gs_request *r, int32_t *assign, unsigned char *reason, int32_t *failed) noexcept nogil:
+    """All passes but the last, which needs the readers of each tensor (tighten_boundaries)."""
+    cdef int status
+    cdef int32_t n_open
+    default_fix_memory(r, assign, reason)
+    n_open = default_fix_weights(r, assign, reason)
+    n_open = default_spread(r, assign, reason, n_open, True, False)
+    n_open = default_spread(r, assign, reason, n_open, False, False)
+    n_open = default_spread(r, assign, reason, n_open, True, True)
+    n_open = default_spread(r, assign, reason, n_open, False, True)
+    status = default_settle(r, assign, reason, failed)
+    if status == GS_OK:
+        default_follow(r, assign, reason)
+    return status
+
+
+cdef void weigh_brought_in(const gs_request *r, const int32_t *assign, const unsigned char *reason, int64_t *total,
+                           int64_t *largest) noexcept nogil:
+    """Bytes of host weights that offloaded ops bring to each backend, and the largest of them."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t i, k, id, s
+    for i in range(g.n_work):
+        id = g.work[i]
+        if reason[id] != GS_REASON_OFFLOAD:
+            continue
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            s = g.src[k]
+            if r.resident[s] >= 0 and r.usage[s] == GS_USAGE_WEIGHTS and not reads_tensor(r, assign, assign[id], s):
+                total[assign[id]] += g.nbytes[s]
+                largest[assign[id]] = max(largest[assign[id]], g.nbytes[s])
+
+
+cdef int split_default(const gs_request *r, const int32_t *assign, const unsigned char *reason,
+                       gs_splits *w) noexcept nogil:
+    """Cut splits; a source elsewhere is copied once to each backend, again only after it was written.
+
+    Weights that stay unchanged are kept on the backend they were brought to.  When ops are offloaded and keeping
+    their weights would take more than twice the largest, or for all weights when the policy says so, they are streamed:
+    each opens a split of its own, so that they use the same memory one after the other, and is sent on every compute.
+    """
+    cdef const gs_graph *g = r.g
+    cdef int64_t *total = <int64_t *>calloc(2 * r.n_backends, sizeof(int64_t))
+    cdef int64_t *largest
+    cdef int32_t i, k, id, s, root, copy, here
+    cdef bint closed = True, streams, has_streamed = False
+    if total == NULL:
+        return GS_NO_HOST_MEMORY
+    largest = total + r.n_backends
+    if r.offloads != NULL:
+        weigh_brought_in(r, assign, reason, total, largest)
+    for i in range(g.n_work):
+        id = g.work[i]
+        here = assign[id]
+        streams = False
+        if r.policy.stream or total[here] > 2 * largest[here] and reason[id] == GS_REASON_OFFLOAD:
+            for k in range(g.src_begin[id], g.src_begin[id + 1]):
+                s = g.src[k]
+                if r.resident[s] >= 0 and r.usage[s] == GS_USAGE_WEIGHTS and not reads_tensor(r, assign, here, s):
+                    streams = True
+        if closed or w.split_backend.at[w.split_backend.n - 1] != here or streams and has_streamed:
+            if splits_open(w, here, g.position[id] if w.split_backend.n else 0) != GS_OK:
+                free(total)
+                return GS_NO_HOST_MEMORY
+            closed = has_streamed = False
+        has_streamed |= streams
+        if g.kind[id] & GS_KIND_WRITES:
+            root = g.view_src[id]
+            if not reads_tensor(r, assign, here, root):
+                if splits_write_through(w, g, id, here) != GS_OK:
+                    free(total)
+                    return GS_NO_HOST_MEMORY
+                closed = True
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            s = w.src[k]
+            # Mostly the memory is right here; a resident's place is its backend.
+            if s >= g.n_tensors or assign[g.memory[s]] == here or reads_tensor(r, assign, here, s):
+                continue
+            root = g.memory[s]
+            copy = splits_known(w, s, here)
+            if copy < 0 or w.copy_version.at[copy] != w.version[root]:
+                copy = splits_new_copy(w, s, s, here, w.version[root])
+                if copy < 0 or splits_add_input(w, copy) != GS_OK:
+                    free(total)
+                    return GS_NO_HOST_MEMORY
+                splits_note(w, s, copy)
+                if r.resident[s] >= 0 and r.usage[s] == GS_USAGE_WEIGHTS and not streams:
+                    w.copy_kept.at[copy] = 1
+            w.src[k] = g.n_tensors + copy
+        if g.kind[id] & GS_KIND_WRITES:
+            w.version[g.view_src[id]] += 1
+    free(total)
+    return splits_finish(w, g, assign)

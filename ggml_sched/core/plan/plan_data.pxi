@@ -1,0 +1,271 @@
+# PlanData: what a planner decided, for Python.
+#
+# Owns a gs_plan (include/ggml_sched/plan.h), independent of any one graph object: equal graphs share it.
+# Immutable once made.
+
+cdef class PlanData:
+    """The decisions of one planning run.  `ggml_sched.plan.Plan` joins it with a graph.
+
+    Ids below `n_tensors` are the graph's tensors, copies follow, then further places of copies in a ring.  Offsets
+    count from the start of their backend's buffer, in bytes.
+    """
+
+    def __cinit__(self):
+        memset(&self.c, 0, sizeof(gs_plan))
+
+    def __dealloc__(self):
+        gs_plan_free(&self.c)
+
+    @property
+    def n_tensors(self):
+        return self.c.n_tensors
+
+    @property
+    def n_splits(self):
+        return self.c.n_splits
+
+    @property
+    def n_copies(self):
+        """Distinct copies: memory for copied tensors."""
+        return self.c.n_copies
+
+    @property
+    def splits(self):
+        """Tuples (backend, start, stop, inputs): node positions, and indices of the copies made first."""
+        cdef gs_plan *p = &self.c
+        cdef list found = []
+        cdef int32_t i, k, first = 0
+        for i in range(p.n_splits):
+            inputs = tuple([p.inputs[k] for k in range(first, p.split_inputs[i])])
+            first = p.split_inputs[i]
+            found.append((p.split_backend[i], p.split_start[i], p.split_stop[i], inputs))
+        return tuple(found)
+
+    @property
+    def copies(self):
+        """Tuples (tensor id whose layout it has, backend), one for each distinct copy."""
+        cdef int32_t i
+        return tuple([(self.c.copy_like[i], self.c.copy_backend[i]) for i in range(self.c.n_copies)])
+
+    @property
+    def kept(self):
+        """One bool for each distinct copy: made once, and kept while its source stays unchanged."""
+        cdef int32_t i
+        return tuple([bool(self.c.copy_kept[i]) for i in range(self.c.n_copies)])
+
+    @property
+    def ring(self):
+        """For each id beyond the copies, which are the ring's further places: the index of its copy."""
+        cdef int32_t k
+        return tuple([self.c.place_copy[k] for k in range(self.c.n_places)])
+
+    def copy_of(self, int32_t i):
+        """The index of the copy that id i, not a graph tensor, is a place of."""
+        self.check(i)
+        i -= self.c.n_tensors
+        return i if i < self.c.n_copies else self.c.place_copy[i - self.c.n_copies]
+
+    @property
+    def write_backs(self):
+        """Pairs (tensor id of a node that writes through a copy, index of that copy)."""
+        cdef int32_t i
+        return tuple([(self.c.back_node[i], self.c.back_copy[i]) for i in range(self.c.n_write_backs)])
+
+    @property
+    def sequence(self):
+        """Ids in execution order, copies (n_tensors + c) before the nodes of their split."""
+        cdef int32_t i
+        return tuple([self.c.seq[i] for i in range(self.c.n_seq)])
+
+    # -- arenas -----------------------------------------------------------------
+
+    @property
+    def chunk_sizes(self):
+        """For each backend, in order, the bytes of each of its buffers."""
+        cdef gs_plan *p = &self.c
+        cdef list found = []
+        cdef int32_t i, k
+        if self._chunk_sizes is None:
+            for i in range(p.n_backends):
+                found.append(tuple([p.chunk_nbytes[p.arena[i].first_chunk + k] for k in range(p.arena[i].n_chunks)]))
+            self._chunk_sizes = tuple(found)
+        return self._chunk_sizes
+
+    @property
+    def buffer_sizes(self):
+        """Their sums."""
+        cdef int32_t i
+        return tuple([self.c.arena[i].nbytes for i in range(self.c.n_backends)])
+
+    @property
+    def live_bytes(self):
+        """The largest sum of live bytes, in backend order."""
+        cdef int32_t i
+        return tuple([self.c.arena[i].live_bytes for i in range(self.c.n_backends)])
+
+    @property
+    def methods(self):
+        """For each backend, how its offsets were chosen."""
+        cdef int32_t i
+        return tuple([_arena_method(self.c.arena[i].method) for i in range(self.c.n_backends)])
+
+    # -- ids ---------------------------------------------------------------------
+
+    def backend_index(self, int32_t i):
+        """Index of the backend that id i lives on or runs on, -1 if nothing uses it."""
+        self.check(i)
+        return self.c.home[i] if i >= self.c.n_tensors else self.c.assign[i]
+
+    def memory_index(self, int32_t i):
+        """Index of the backend whose arena holds id i, -1 for memory outside the plan."""
+        self.check(i)
+        return self.c.home[i]
+
+    def offset(self, int32_t i):
+        """Bytes from the start of the backend's buffer (of chunk `chunk(i)`), -1 outside the plan."""
+        self.check(i)
+        if self.c.offset[i] < 0 or not self.c.arena[self.c.home[i]].stride:
+            return self.c.offset[i]
+        return self.c.offset[i] % self.c.arena[self.c.home[i]].stride
+
+    def chunk(self, int32_t i):
+        """Which of the backend's buffers holds id i: 0 unless a maximum buffer size made several."""
+        self.check(i)
+        if self.c.offset[i] < 0 or not self.c.arena[self.c.home[i]].stride:
+            return 0
+        return self.c.offset[i] // self.c.arena[self.c.home[i]].stride
+
+    def live_at_peak(self, int32_t backend):
+        """Ids of the allocations alive on a backend when most bytes are, largest first."""
+        cdef gs_plan *f = &self.c
+        changes = [0] * (f.n_seq + 2)
+        owners = [i for i in range(f.n) if f.home[i] == backend and f.birth[i] >= 0]
+        for i in owners:
+            changes[f.birth[i]] += f.size[i]
+            changes[f.death[i] + 1] -= f.size[i]
+        totals = list(itertools.accumulate(changes))
+        peak = max(range(len(totals)), key=totals.__getitem__)
+        alive = [i for i in owners if f.birth[i] <= peak <= f.death[i]]
+        return sorted(alive, key=lambda i: (-f.size[i], i))
+
+    def size(self, int32_t i):
+        """Aligned bytes that id i takes (0 for views and what took over memory)."""
+        self.check(i)
+        return 0 if self.c.root[i] >= 0 else self.c.size[i]
+
+    def trimmed(self, int32_t i):
+        """(position, bytes): when what took it over in place gave the tail of i's memory back, and what stayed; None if not."""
+        self.check(i)
+        if self.c.birth[i] < 0 or self.c.rest[i] == self.c.size[i]:
+            return None
+        return self.c.trimmed[i], self.c.rest[i]
+
+    def root(self, int32_t i):
+        """The id whose memory i shares, as a view or in place; -1 for memory of its own."""
+        self.check(i)
+        return self.c.root[i]
+
+    def took_over(self, int32_t i):
+        """Whether i writes over its root's memory in place."""
+        self.check(i)
+        return bool(self.c.state[i] & GS_STATE_TOOK_OVER)
+
+    def is_late(self, int32_t i):
+        """Whether leaf i begins its life where something else lived before."""
+        self.check(i)
+        return bool(self.c.state[i] & GS_STATE_LATE)
+
+    def is_exclusive(self, int32_t i):
+        """Whether leaf or copy i has memory that nothing else uses, so that its data survives computes."""
+        self.check(i)
+        if not self.knows_exclusive:
+            plan_mark_exclusive(&self.c)
+            self.knows_exclusive = True
+        return bool(self.c.state[i] & GS_STATE_EXCLUSIVE)
+
+    def is_overwritten(self, int32_t i):
+        """Whether something else has come to live in node i's memory by the end of a compute."""
+        cdef gs_plan *f = &self.c
+        cdef int32_t k, owner, at = -1
+        cdef int64_t size
+        self.check(i)
+        if f.offset[i] < 0:
+            return False
+        owner = plan_owner(f, i)
+        for k in range(f.n_seq):
+            if f.seq[k] == i:
+                at = k
+            elif at >= 0 and f.state[f.seq[k]] & GS_STATE_TOOK_OVER and plan_owner(f, f.seq[k]) == owner:
+                return True
+        size = f.rest[owner] if at >= f.trimmed[owner] else f.size[owner]
+        for k in range(f.n):
+            if (k != owner and f.home[k] == f.home[owner] and f.birth[k] > at and f.offset[k] < f.offset[owner] + size
+                    and f.offset[owner] < f.offset[k] + f.size[k]):
+                return True
+        return False
+
+    def lifetime(self, int32_t i):
+        """(birth, death): positions in `sequence` between which the memory of i is taken; None outside the plan."""
+        self.check(i)
+        i = plan_owner(&self.c, i)
+        if self.c.birth[i] < 0:
+            return None
+        return self.c.birth[i], self.c.death[i]
+
+    def sources(self, int32_t i):
+        """The ids that i reads, copies put in."""
+        self.check(i)
+        return tuple([self.c.src[k] for k in range(self.c.src_begin[i], self.c.src_begin[i + 1])])
+
+    def reason(self, int32_t i):
+        """Why graph tensor i is where it is, a sentence."""
+        self.check(i)
+        return _REASONS[self.c.reason[i]] if i < self.c.n_tensors else "a copy"
+
+    def rule(self, int32_t i):
+        """The rule that placed graph tensor i, a word: "user", "weight", ..."""
+        self.check(i)
+        return _REASON_NAMES[self.c.reason[i]] if i < self.c.n_tensors else "copy"
+
+    cdef int check(self, int32_t i) except -1:
+        if not 0 <= i < self.c.n:
+            raise IndexError(f"id {i} of {self.c.n}")
+        return 0
+
+
+cdef str _arena_method(int32_t method):
+    if method == GS_METHOD_REPLAYED:
+        return "replayed"
+    return "best fit" if method == GS_METHOD_BEST_FIT else method_name(method - GS_METHOD_PACKED)
+
+
+def make_plan(Request request not None, Policy policy not None):
+    """Run the passes of a policy; raises UnsupportedOp, PlacementError, OutOfMemory, GraphError naming the tensor."""
+    cdef PlanData p = PlanData.__new__(PlanData)
+    cdef int status
+    request.ask()
+    request.follow(policy)
+    with nogil:
+        status = gs_plan_make(&request.c, &p.c)
+    if status != GS_OK:
+        raise_planning_error(status, request, p.c.failed)
+    return p
+
+
+cdef int raise_planning_error(int status, Request request, int32_t failed) except -1:
+    cdef tuple backends = request.devices.backends
+    cdef Tensor t
+    if status == GS_NO_HOST_MEMORY or failed < 0:
+        raise MemoryError(f"planning {request.c.g.n_tensors} tensors")
+    t = request.graph.tensors[failed if failed < request.c.g.n_tensors else 0]
+    if status == GS_UNSUPPORTED_OP:
+        names = ", ".join([b.name for b in backends])
+        raise UnsupportedOp(f"{describe(t)}: none of the backends {names} supports it")
+    if status == GS_BAD_PLACEMENT:
+        raise PlacementError(f"{describe(t)} has memory on backend {t.backend.name!r}, which does not support it")
+    if status == GS_OUT_OF_MEMORY:
+        for b in backends:
+            if b.max_buffer_size is not None and t.layout.nbytes > b.max_buffer_size - b.max_buffer_size % b.alignment:
+                raise OutOfMemory(f"{describe(t)}: {t.layout.nbytes} bytes exceed the maximum buffer size "
+                                  f"{b.max_buffer_size} of backend {b.name!r}", b.name, t.layout.nbytes, b.max_buffer_size)
+    raise OutOfMemory(f"{describe(t)}: sizes leave the 64-bit range", None, t.layout.nbytes, None)

@@ -1,0 +1,139 @@
+# Replay: a reserved plan serves every graph of the same wiring whose tensors are no larger.
+#
+# Nothing is decided anew: assignments, splits, copies, in-place reuse and offsets are those of
+# the reserved plan, which is known to fit; what took over memory through a view moves with it.
+# Invariant: a replayed plan is as sound as the one it repeats, or there is none.
+
+cdef gs_ints ints_over(int32_t *at, int32_t n) noexcept nogil:
+    """An array that somebody else owns, to be read only."""
+    cdef gs_ints v
+    v.at = at
+    v.n = v.room = n
+    return v
+
+
+cdef void splits_of_plan(gs_splits *w, const gs_plan *p) noexcept nogil:
+    """The splits and copies of a finished plan; borrowed, and without what only planning needs."""
+    memset(w, 0, sizeof(gs_splits))
+    w.split_backend = ints_over(p.split_backend, p.n_splits)
+    w.split_start = ints_over(p.split_start, p.n_splits)
+    w.split_stop = ints_over(p.split_stop, p.n_splits)
+    w.split_inputs = ints_over(p.split_inputs, p.n_splits)
+    w.inputs = ints_over(p.inputs, p.n_inputs)
+    w.copy_like = ints_over(p.copy_like, p.n_copies)
+    w.copy_from = ints_over(p.copy_from, p.n_copies)
+    w.copy_backend = ints_over(p.copy_backend, p.n_copies)
+    w.copy_kept = ints_over(p.copy_kept, p.n_copies)
+    w.place_copy = ints_over(p.place_copy, p.n_places)
+    w.back_node = ints_over(p.back_node, p.n_write_backs)
+    w.back_copy = ints_over(p.back_copy, p.n_write_backs)
+    w.src = p.src
+
+
+cdef bint still_supported(const gs_request *r, const int32_t *assign) noexcept nogil:
+    """Whether every node may run where it is assigned: backends may judge by shapes."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t i, id
+    if r.supports == NULL:
+        return True
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        if not g.kind[id] & GS_KIND_VIEW and not request_supports(r, assign[id], id):
+            return False
+    return True
+
+
+cdef int64_t walk_peak(const gs_walk *f, int32_t home) noexcept nogil:
+    """The largest sum of live bytes in one arena, by the walk's lifetimes; -1 without memory to count."""
+    cdef int64_t live = 0, peak = 0
+    cdef int32_t i
+    cdef int64_t *change = <int64_t *>calloc(f.n_seq + 2, sizeof(int64_t))
+    if change == NULL:
+        return -1
+    for i in range(f.n):
+        if f.home[i] == home and f.birth[i] >= 0:
+            change[f.birth[i]] += f.size[i]
+            change[f.trimmed[i]] -= f.size[i] - f.rest[i]
+            change[f.death[i] + 1] -= f.rest[i]
+    for i in range(f.n_seq + 2):
+        live += change[i]
+        peak = max(peak, live)
+    free(change)
+    return peak
+
+
+cdef int gs_plan_replay(const gs_request *r, const gs_plan *reserved, gs_plan *p, int32_t *serves) noexcept nogil:
+    """The reserved plan for the request's graph, of the same wiring; serves[0] is 0, and p empty, where it does not fit.
+
+    Errors as gs_plan_make's.
+    """
+    cdef gs_splits splits
+    cdef gs_walk walk, measured
+    cdef const int64_t *alignment = NULL
+    cdef int32_t failed = -1
+    cdef int status
+    memset(p, 0, sizeof(gs_plan))
+    memset(&walk, 0, sizeof(gs_walk))
+    p.failed = -1
+    serves[0] = False
+    if (r.g.n_tensors != reserved.n_tensors or r.n_backends != reserved.n_backends
+            or not still_supported(r, reserved.assign)):
+        return GS_OK
+    splits_of_plan(&splits, reserved)
+    walk_of_plan(&measured, reserved)
+    status = walk_from_splits(&walk, r, reserved.assign, &splits, &failed)
+    if r.policy.reuse != GS_REUSE_FIRST:
+        alignment = r.alignment
+    if status == GS_OK and placing_replays(&walk, &measured, alignment):
+        placing_copy(&walk, &measured)
+        status = plan_repeat(p, r, reserved, &splits, &walk)
+        serves[0] = status == GS_OK
+    if status != GS_OK:
+        gs_plan_free(p)
+        p.failed = splits_tensor(&splits, r.g, failed)
+    walk_free(&walk)
+    return status
+
+
+cdef int plan_repeat(gs_plan *p, const gs_request *r, const gs_plan *reserved, const gs_splits *splits,
+                     gs_walk *walk) noexcept nogil:
+    """Fill p with a walk of its own, and all else from the reserved plan."""
+    cdef int32_t i
+    cdef int status = plan_begin(p, r)
+    if status == GS_OK:
+        status = plan_take(p, splits, walk, reserved.n_chunks)
+    if status != GS_OK:
+        return status
+    memcpy(p.assign, reserved.assign, p.n_tensors * sizeof(int32_t))
+    memcpy(p.reason, reserved.reason, p.n_tensors)
+    memcpy(p.arena, reserved.arena, p.n_backends * sizeof(gs_arena_result))
+    memcpy(p.chunk_nbytes, reserved.chunk_nbytes, p.n_chunks * sizeof(int64_t))
+    walk_of_plan(walk, p)
+    for i in range(p.n_backends):
+        p.arena[i].method = GS_METHOD_REPLAYED
+        p.arena[i].live_bytes = walk_peak(walk, i)
+        if p.arena[i].live_bytes < 0:
+            status = GS_NO_HOST_MEMORY
+    # What it points to is the plan's.
+    memset(walk, 0, sizeof(gs_walk))
+    return status
+
+
+def replay_plan(Request request not None, PlanData reserved not None, Policy policy not None):
+    """The plan that a policy has reserved, for a graph of the same wiring; None where it does not serve.
+
+    The graph must agree with the reserved one in wiring, residency and assignments (`Graph.wiring`,
+    `Request.key`): the caller has compared them.
+    """
+    cdef PlanData p = PlanData.__new__(PlanData)
+    cdef int32_t serves = False
+    cdef int status
+    if request.c.g.n_tensors != reserved.c.n_tensors:
+        return None
+    request.ask()
+    request.follow(policy)
+    with nogil:
+        status = gs_plan_replay(&request.c, &reserved.c, &p.c, &serves)
+    if status != GS_OK:
+        raise_planning_error(status, request, p.c.failed)
+    return p if serves else None

@@ -1,0 +1,239 @@
+# Request: everything a placement depends on besides the graph, as flat arrays.
+#
+# Where resident tensors live, what the user assigned, which backend runs which
+# node, how large each tensor is on each backend.  Python backends are asked here,
+# once, so that the passes run without the GIL.  Owns its arrays.
+
+cdef int64_t MAX_CHUNK = <int64_t>1 << 48       # bytes: many chunks still have offsets in 63 bits
+
+
+cdef inline bint request_supports(const gs_request *r, int32_t backend, int32_t id) noexcept nogil:
+    return r.supports == NULL or r.supports[<int64_t>backend * r.g.n_tensors + id]
+
+
+cdef inline int64_t request_size(const gs_request *r, int32_t backend, int32_t id) noexcept nogil:
+    return r.g.nbytes[id] if r.nbytes == NULL else r.nbytes[<int64_t>backend * r.g.n_tensors + id]
+
+
+cdef inline bint request_reads(const gs_request *r, int32_t backend, int32_t other) noexcept nogil:
+    return backend == other or r.reads[backend * r.n_backends + other]
+
+
+cdef inline bint reads_tensor(const gs_request *r, const int32_t *assign, int32_t backend, int32_t id) noexcept nogil:
+    """Whether a backend may read a tensor where its memory is, without a copy."""
+    cdef int32_t m = r.g.memory[id]
+    if r.resident[m] >= 0:
+        return r.resident[m] == backend or r.reads_buffer[<int64_t>backend * r.n_buffers + r.buffer[m]]
+    return assign[m] == backend or assign[m] >= 0 and r.reads[backend * r.n_backends + assign[m]]
+
+
+cdef class Request:
+    """A gs_request with its memory."""
+
+    def __cinit__(self, Graph graph not None, Devices devices not None, object assigned):
+        cdef int32_t i
+        cdef gs_request *r = &self.c
+        cdef gs_graph *g = &graph.flat
+        cdef int64_t n = max(g.n_tensors, 1)
+        memset(r, 0, sizeof(gs_request))
+        self.graph, self.devices = graph, devices
+        self.buffers = []
+        self.readers = []
+        r.g = g
+        r.n_backends = devices.n
+        r.shares = devices.asks_buffers
+        # One block.
+        self.memory = malloc(devices.n * sizeof(int64_t) + n * (2 * sizeof(int32_t) + 1) + devices.n * devices.n)
+        if self.memory == NULL:
+            raise MemoryError(f"planning {g.n_tensors} tensors")
+        self.max_buffer = <int64_t *>self.memory
+        r.max_buffer = self.max_buffer
+        r.alignment = devices.alignment
+        for i in range(devices.n):
+            limit = devices.backends[i].max_buffer_size
+            self.max_buffer[i] = 0 if limit is None else min(max(_index(limit), 1), MAX_CHUNK)
+        r.resident = <int32_t *>(self.max_buffer + devices.n)
+        r.buffer = r.resident + n
+        r.usage = <unsigned char *>(r.buffer + n)
+        r.reads = r.usage + n
+        memset(r.resident, 0xff, n * sizeof(int32_t))
+        memset(r.buffer, 0, n * sizeof(int32_t) + n + devices.n * devices.n)
+        self.check_open()
+        self.fill_residents()
+        if assigned:
+            self.fill_assigned(assigned)
+
+    def __dealloc__(self):
+        cdef gs_request *r = &self.c
+        free(self.memory)
+        free(r.user)
+        free(r.reads_buffer)
+        free(r.supports)
+        free(r.offloads)
+        free(r.nbytes)
+
+    cdef int check_open(self) except -1:
+        """GraphError for a tensor whose context is closed."""
+        cdef Home home
+        cdef Tensor t
+        for home in self.graph.homes:
+            if home.closed:
+                for t in self.graph.tensors:
+                    if t.home is home:
+                        raise GraphError(f"{describe(t)} belongs to closed context {home.name!r}")
+        return 0
+
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    @cython.nonecheck(False)
+    cdef int fill_residents(self) except -1:
+        """Where tensors have memory already; PlacementError for memory that no backend of the scheduler can read."""
+        cdef gs_request *r = &self.c
+        cdef const gs_graph *g = &self.graph.flat
+        cdef tuple tensors = self.graph.tensors
+        # Borrowed from the graph, which keeps them: a reference taken is a cache line written.
+        cdef void *at
+        cdef void *buffer
+        cdef void *lease
+        cdef void *last = NULL
+        cdef void *lent = NULL
+        cdef int32_t i, k, last_index = -1, last_buffer = -1
+        cdef unsigned char last_usage = 0
+        cdef uint64_t h = 0, last_readers = 0
+        cdef dict known = {}            # {buffer: its index}
+        for k in range(g.n_roots):
+            i = g.root[k]
+            at = PyTuple_GET_ITEM(tensors, i)
+            buffer = <void *>(<Tensor>at)._buffer
+            lease = <void *>(<Tensor>at)._lease
+            if buffer == <void *>None or lease == lent:
+                continue
+            if lease != <void *>None and ((<Lease>lease).transient or not (<Lease>lease).alive):
+                lent = lease
+                continue
+            if (<BufferBase>buffer).closed:
+                if lease == <void *>None:
+                    raise PlacementError(f"{describe(<Tensor>at)} lost its memory: its buffer on backend "
+                                         f"{(<BufferBase>buffer).backend.name!r} was closed")
+                continue
+            if buffer != last:
+                last_buffer = self.index_of_buffer(<BufferBase>buffer, known)
+                last_index = self.reader_of(<Tensor>at, <BufferBase>buffer)
+                # Who reads it is part of the key: buffers of one backend may differ in that.
+                last_readers = <uint64_t>hash(self.readers[last_buffer]) if r.shares else 0
+                last_usage = GS_USAGE_WEIGHTS if (<BufferBase>buffer).usage == "weights" else GS_USAGE_ANY
+                last = buffer
+            r.resident[i] = last_index
+            r.usage[i] = last_usage
+            r.buffer[i] = last_buffer
+            h = gs_mix(h, ((<uint64_t>i << 16) | (<uint64_t>last_index << 2) | last_usage) ^ last_readers)
+        if last != NULL:
+            for i in range(g.n_tensors):
+                r.resident[i] = r.resident[g.memory[i]]
+                r.usage[i] = r.usage[g.memory[i]]
+        self.key = h
+        return 0
+
+    cdef int32_t index_of_buffer(self, BufferBase buffer, dict known) except -1:
+        """The place of a buffer among those met so far."""
+        found = known.get(buffer)
+        if found is None:
+            found = known[buffer] = len(self.buffers)
+            self.buffers.append(buffer)
+            self.readers.append(self.readers_of(buffer) if self.c.shares else ())
+        return found
+
+    cdef int fill_assigned(self, object assigned) except -1:
+        """What the caller assigned to backends."""
+        cdef gs_request *r = &self.c
+        cdef int64_t n = max(r.g.n_tensors, 1)
+        cdef int32_t i, k
+        r.user = <int32_t *>malloc(n * sizeof(int32_t))
+        if r.user == NULL:
+            raise MemoryError(f"planning {r.g.n_tensors} tensors")
+        memset(r.user, 0xff, n * sizeof(int32_t))
+        for tensor, backend in assigned.items():
+            i = self.graph.id_of(tensor)
+            if i >= 0:
+                k = self.devices.index(backend)
+                r.user[i] = k
+                self.key = gs_mix(self.key, (<uint64_t>i << 16) | <uint64_t>(k + 1) | <uint64_t>1 << 63)
+        return 0
+
+    cdef tuple readers_of(self, BufferBase buffer):
+        """The backends, by index, that own a buffer or read it without a copy."""
+        cdef tuple backends = self.devices.backends, asks = self.devices.asks_buffer
+        return tuple([k for k in range(self.devices.n) if buffer.backend is backends[k]
+                      or asks[k] and backends[k].supports_buffer(buffer)])
+
+    cdef int32_t reader_of(self, Tensor t, BufferBase buffer) except -2:
+        """The first backend that owns or can read the buffer of a resident tensor."""
+        cdef int32_t k = self.devices.index(buffer.backend)
+        if k >= 0:
+            return k
+        for k in self.readers_of(buffer):
+            return k
+        names = ", ".join([b.name for b in self.devices.backends])
+        raise PlacementError(f"{describe(t)} lives on backend {buffer.backend.name!r}, which is not one of the "
+                             f"scheduler's ({names}) and which none of them can read")
+
+    cdef void follow(self, Policy policy) noexcept:
+        """Ask for a plan by this policy."""
+        self.c.policy = policy.c
+        self.c.inplace = self.devices.inplace_first if policy.c.reuse == GS_REUSE_FIRST else self.devices.inplace
+
+    cdef int ask(self) except -1:
+        """Ask the backends that want to be asked about nodes, buffers and sizes; once, however often it is planned."""
+        cdef gs_request *r = &self.c
+        cdef int64_t n = r.g.n_tensors
+        cdef int32_t b, i
+        cdef Tensor t
+        cdef tuple tensors = self.graph.tensors
+        cdef Devices devices = self.devices
+        if self.asked:
+            return 0
+        if devices.asks_ops:
+            r.supports = <unsigned char *>malloc(max(n, 1) * devices.n)
+            if r.supports == NULL:
+                raise MemoryError(f"planning {n} tensors")
+            memset(r.supports, 1, n * devices.n)
+        if devices.asks_offloads:
+            r.offloads = <unsigned char *>calloc(max(n, 1) * devices.n, 1)
+            if r.offloads == NULL:
+                raise MemoryError(f"planning {n} tensors")
+        if devices.asks_sizes:
+            r.nbytes = <int64_t *>malloc(max(n, 1) * devices.n * sizeof(int64_t))
+            if r.nbytes == NULL:
+                raise MemoryError(f"planning {n} tensors")
+        r.n_buffers = <int32_t>len(self.buffers)
+        r.reads_buffer = <unsigned char *>calloc(max(r.n_buffers, 1) * devices.n, 1)
+        if r.reads_buffer == NULL:
+            raise MemoryError(f"planning {n} tensors")
+        for i in range(r.n_buffers):
+            # Nobody asks: backends read their own buffers.
+            for b in self.readers[i] or self.readers_of(self.buffers[i]):
+                r.reads_buffer[<int64_t>b * r.n_buffers + i] = True
+        for b in range(devices.n):
+            backend = devices.backends[b]
+            if devices.asks_op[b]:
+                for i in range(r.g.n_nodes):
+                    t = <Tensor>tensors[r.g.node[i]]
+                    if not op_is_view(t.layout.op):
+                        r.supports[b * n + r.g.node[i]] = bool(backend.supports_op(t))
+            if devices.asks_offload[b]:
+                for i in range(r.g.n_nodes):
+                    t = <Tensor>tensors[r.g.node[i]]
+                    r.offloads[b * n + r.g.node[i]] = bool(backend.offload_op(t))
+            if r.nbytes != NULL:
+                for i in range(<int32_t>n):
+                    t = <Tensor>tensors[i]
+                    r.nbytes[b * n + i] = t.layout.nbytes
+                    if devices.asks_size[b]:
+                        r.nbytes[b * n + i] = checked_alloc_size(backend, t, backend.alloc_size(t))
+            if devices.asks_buffer[b]:
+                for i in range(devices.n):
+                    if i != b:
+                        stand_in = measure_buffer(devices.backends[i])
+                        r.reads[b * devices.n + i] = bool(backend.supports_buffer(stand_in))
+        self.asked = True
+        return 0

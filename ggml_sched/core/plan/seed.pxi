@@ -1,0 +1,156 @@
+# The first generation's passes: assign backends, then cut splits.
+#
+# Section 2 of the specification, pass by pass, each a function.  `assign[id]` is a
+# backend index or -1.  What the first generation left undefined (nothing allocated,
+# unsupported ops, views away from their roots) is decided in `seed_complete`.
+
+cdef int32_t seed_from_sources(const gs_request *r, const int32_t *at, int32_t id) noexcept nogil:
+    """The best-ranked backend among the sources, if its tensor is at least as large as those accepted before.
+
+    Depends on the order of the sources, on purpose.
+    """
+    cdef const gs_graph *g = r.g
+    cdef int32_t best = INT32_MAX, k, s
+    cdef int64_t size = 0
+    for k in range(g.src_begin[id], g.src_begin[id + 1]):
+        s = g.src[k]
+        if 0 <= at[s] < best and g.nbytes[s] >= size:
+            best = at[s]
+            size = g.nbytes[s]
+    return -1 if best == INT32_MAX else best
+
+
+cdef void seed_assign_allocated(const gs_request *r, int32_t *assign, unsigned char *reason) noexcept nogil:
+    """Pass 1: leafs, then nodes, go where their own buffer is, their root's, or their allocated sources'."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t i, id
+    for i in range(g.n_leafs + g.n_nodes):
+        id = g.leaf[i] if i < g.n_leafs else g.node[i - g.n_leafs]
+        if assign[id] >= 0:
+            continue
+        if r.resident[id] >= 0:
+            assign[id] = r.resident[id]
+            reason[id] = GS_REASON_RESIDENT
+        else:
+            assign[id] = seed_from_sources(r, r.resident, id)
+            reason[id] = GS_REASON_WEIGHT
+
+
+cdef void seed_assign_nodes(const gs_request *r, int32_t *assign, unsigned char *reason) noexcept nogil:
+    """Pass 2: remaining nodes, in order, by the same rule over the assignments so far."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t i, id
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        if assign[id] < 0:
+            assign[id] = seed_from_sources(r, assign, id)
+            reason[id] = GS_REASON_SOURCE
+
+
+cdef void seed_assign_sources(const gs_request *r, int32_t *assign, unsigned char *reason) noexcept nogil:
+    """Pass 3: sources still without a backend take that of their first consumer."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t i, k, id
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            if assign[g.src[k]] < 0 and assign[id] >= 0:
+                assign[g.src[k]] = assign[id]
+                reason[g.src[k]] = GS_REASON_CONSUMER
+
+
+cdef int seed_complete(const gs_request *r, int32_t *assign, unsigned char *reason, int32_t *failed) noexcept nogil:
+    """What nothing has decided: the best backend; what a backend cannot run: the best that can; views: their root's."""
+    cdef const gs_graph *g = r.g
+    cdef int32_t i, k, id, root, b
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        root = g.memory[id]
+        if g.kind[id] & GS_KIND_VIEW and root != id:
+            if assign[root] < 0:
+                assign[root] = max(assign[id], 0)
+                reason[root] = GS_REASON_CONSUMER
+            assign[id] = assign[root]
+            reason[id] = GS_REASON_ROOT
+        if assign[id] < 0:
+            assign[id] = 0
+            reason[id] = GS_REASON_FIRST
+        if not g.kind[id] & GS_KIND_VIEW and not request_supports(r, assign[id], id):
+            if r.resident[id] >= 0 and root == id:
+                failed[0] = id
+                return GS_BAD_PLACEMENT
+            for b in range(r.n_backends):
+                if request_supports(r, b, id):
+                    break
+            else:
+                failed[0] = id
+                return GS_UNSUPPORTED_OP
+            assign[id] = b
+            reason[id] = GS_REASON_UNSUPPORTED
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            if assign[g.src[k]] < 0:
+                assign[g.src[k]] = assign[id]
+                reason[g.src[k]] = GS_REASON_CONSUMER
+        if assign[root] < 0:
+            assign[root] = assign[id]
+            reason[root] = GS_REASON_CONSUMER
+    place_deps(g, assign, reason)
+    return GS_OK
+
+
+cdef int seed_split(const gs_request *r, const int32_t *assign, gs_splits *w) noexcept nogil:
+    """Pass 4: a change of backend closes a split; a source elsewhere becomes an input of the split.
+
+    A copy is made once per tensor and backend and refreshed by every split that reads it; a source that
+    several nodes read is listed for each of them, as in the first generation.
+    """
+    cdef const gs_graph *g = r.g
+    cdef int32_t i, k, id, s, copy, here
+    cdef bint closed = True             # a write that must go back ends its split
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        if g.kind[id] & GS_KIND_VIEW:
+            continue
+        here = assign[id]
+        if closed or w.split_backend.at[w.split_backend.n - 1] != here:
+            if splits_open(w, here, i if w.split_backend.n else 0) != GS_OK:
+                return GS_NO_HOST_MEMORY
+            closed = False
+        if g.kind[id] & GS_KIND_WRITES and not reads_tensor(r, assign, here, g.view_src[id]):
+            if splits_write_through(w, g, id, here) != GS_OK:
+                return GS_NO_HOST_MEMORY
+            closed = True
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            s = w.src[k]
+            if s >= g.n_tensors or reads_tensor(r, assign, here, s):
+                continue
+            copy = splits_known(w, s, here)
+            if copy < 0:
+                copy = splits_new_copy(w, s, s, here, 0)
+                if copy < 0:
+                    return GS_NO_HOST_MEMORY
+                splits_note(w, s, copy)
+            if splits_add_input(w, copy) != GS_OK:
+                return GS_NO_HOST_MEMORY
+            w.src[k] = g.n_tensors + copy
+    return splits_finish(w, g, assign)
+
+
+cdef int plan_seed(const gs_request *r, int32_t *assign, unsigned char *reason, gs_splits *w, int32_t *failed) noexcept nogil:
+    """Assign and split by the first generation's rules."""
+    cdef int32_t i
+    cdef int status
+    for i in range(r.g.n_tensors):
+        assign[i] = -1 if r.user == NULL else r.user[i]
+        reason[i] = GS_REASON_USER if assign[i] >= 0 else GS_REASON_NOTHING
+        if r.resident[i] >= 0 and not r.g.kind[i] & GS_KIND_WRITES:
+            # Memory does not move: a resident tensor, or a view of one, is where it is.
+            assign[i] = r.resident[i]
+            reason[i] = GS_REASON_RESIDENT
+    seed_assign_allocated(r, assign, reason)
+    seed_assign_nodes(r, assign, reason)
+    seed_assign_sources(r, assign, reason)
+    status = seed_complete(r, assign, reason, failed)
+    if status != GS_OK:
+        return status
+    return seed_split(r, assign, w)

@@ -1,0 +1,180 @@
+# Splits: how a graph with assigned backends is cut into splits, and what travels between them.
+#
+# Owns its arrays.  Invariant: splits cover the nodes in order without gaps; after the
+# splits are made, `src` names for every node a source that its backend can read: a
+# graph tensor, or n_tensors + c for copy c.  Corresponds to ggml_backend_sched_split.
+
+ctypedef struct gs_splits:
+    gs_ints split_backend
+    gs_ints split_start         # positions in the graph's node order
+    gs_ints split_stop
+    gs_ints split_inputs        # one past a split's last entry in `inputs`
+    gs_ints inputs              # copies in the order in which they are made; a copy may recur
+    gs_ints copy_like           # graph tensor with the copy's layout
+    gs_ints copy_from           # graph tensor that must exist before the copy is made
+    gs_ints copy_backend
+    gs_ints copy_version        # of the source's memory when the copy was introduced
+    gs_ints copy_kept           # 1: an unchanged weight, copied once and kept for the next compute
+    gs_ints place_copy           # a ring's slots beyond the first: the copy of each, ascending
+    gs_ints back_node           # nodes that write through a copy into another backend's memory ...
+    gs_ints back_copy           # ... and that copy
+    int32_t *src                # the graph's sources, copies put in
+    gs_ints copy_next           # an earlier copy of the same tensor, or -1
+    int32_t *last_copy          # of each tensor: the latest, plus 1; 0 for none
+    int32_t *version            # of each root's memory: how often the nodes so far have written to it
+
+
+cdef int splits_init(gs_splits *w, const gs_graph *g) noexcept nogil:
+    memset(w, 0, sizeof(gs_splits))
+    w.src = <int32_t *>malloc(max(g.src_begin[g.n_tensors], 1) * sizeof(int32_t))
+    w.last_copy = <int32_t *>calloc(max(g.n_tensors, 1), sizeof(int32_t))
+    w.version = <int32_t *>calloc(max(g.n_tensors, 1), sizeof(int32_t))
+    if w.src == NULL or w.last_copy == NULL or w.version == NULL:
+        return GS_NO_HOST_MEMORY
+    memcpy(w.src, g.src, g.src_begin[g.n_tensors] * sizeof(int32_t))
+    return GS_OK
+
+
+cdef void splits_free(gs_splits *w) noexcept nogil:
+    ints_free(&w.split_backend)
+    ints_free(&w.split_start)
+    ints_free(&w.split_stop)
+    ints_free(&w.split_inputs)
+    ints_free(&w.inputs)
+    ints_free(&w.copy_like)
+    ints_free(&w.copy_from)
+    ints_free(&w.copy_backend)
+    ints_free(&w.copy_version)
+    ints_free(&w.copy_kept)
+    ints_free(&w.place_copy)
+    ints_free(&w.back_node)
+    ints_free(&w.back_copy)
+    free(w.src)
+    ints_free(&w.copy_next)
+    free(w.last_copy)
+    free(w.version)
+    memset(w, 0, sizeof(gs_splits))
+
+
+cdef int32_t splits_tensor(const gs_splits *w, const gs_graph *g, int32_t id) noexcept nogil:
+    """The graph tensor that an id is, or is a copy of; -1 for none."""
+    if id < g.n_tensors:
+        return id
+    id -= g.n_tensors
+    return w.copy_like.at[id if id < w.copy_like.n else w.place_copy.at[id - w.copy_like.n]]
+
+
+cdef int splits_open(gs_splits *w, int32_t backend, int32_t start) noexcept nogil:
+    """Begin a split at a node position; the one before ends there."""
+    if (ints_push(&w.split_backend, backend) != GS_OK or ints_push(&w.split_start, start) != GS_OK
+            or ints_push(&w.split_stop, start) != GS_OK or ints_push(&w.split_inputs, w.inputs.n) != GS_OK):
+        return GS_NO_HOST_MEMORY
+    if w.split_stop.n > 1:
+        w.split_stop.at[w.split_stop.n - 2] = start
+    return GS_OK
+
+
+cdef int splits_finish(gs_splits *w, const gs_graph *g, const int32_t *assign) noexcept nogil:
+    """End the last split with the graph.  Nodes that are all views make one split, so that their roots have memory."""
+    if w.split_stop.n == 0 and g.n_nodes > 0 and splits_open(w, assign[g.node[0]], 0) != GS_OK:
+        return GS_NO_HOST_MEMORY
+    if w.split_stop.n:
+        w.split_stop.at[w.split_stop.n - 1] = g.n_nodes
+    return GS_OK
+
+
+cdef int32_t splits_new_copy(gs_splits *w, int32_t like, int32_t source, int32_t backend, int32_t version) noexcept nogil:
+    """A copy on `backend` with the layout of `like`; its index, or -1 without memory."""
+    if (ints_push(&w.copy_like, like) != GS_OK or ints_push(&w.copy_from, source) != GS_OK
+            or ints_push(&w.copy_backend, backend) != GS_OK or ints_push(&w.copy_version, version) != GS_OK
+            or ints_push(&w.copy_kept, 0) != GS_OK or ints_push(&w.copy_next, -1) != GS_OK):
+        return -1
+    return w.copy_like.n - 1
+
+
+cdef int32_t splits_known(const gs_splits *w, int32_t id, int32_t backend) noexcept nogil:
+    """The latest copy of tensor id on a backend that was noted; -1 if there is none."""
+    cdef int32_t copy = w.last_copy[id] - 1
+    while copy >= 0 and w.copy_backend.at[copy] != backend:
+        copy = w.copy_next.at[copy]
+    return copy
+
+
+cdef void splits_note(gs_splits *w, int32_t id, int32_t copy) noexcept nogil:
+    """Let splits_known find a copy of tensor id."""
+    w.copy_next.at[copy] = w.last_copy[id] - 1
+    w.last_copy[id] = copy + 1
+
+
+cdef int splits_add_input(gs_splits *w, int32_t copy) noexcept nogil:
+    """Make the open split begin with a copy."""
+    if ints_push(&w.inputs, copy) != GS_OK:
+        return GS_NO_HOST_MEMORY
+    w.split_inputs.at[w.split_inputs.n - 1] = w.inputs.n
+    return GS_OK
+
+
+cdef void place_deps(const gs_graph *g, int32_t *assign, unsigned char *reason) noexcept nogil:
+    """What nodes keep, and nothing reads, is where the first of them runs."""
+    cdef int32_t i, k, id, s
+    if g.dep_begin == NULL:
+        return
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        for k in range(g.dep_begin[id], g.dep_begin[id + 1]):
+            s = g.memory[g.dep[k]]
+            if assign[s] < 0:
+                assign[s] = assign[id]
+                reason[s] = GS_REASON_CONSUMER
+
+
+cdef int splits_write_through(gs_splits *w, const gs_graph *g, int32_t id, int32_t backend) noexcept nogil:
+    """Node id writes to memory of another backend: bring its window here, and note that it must go back.
+
+    Sources that are that very window read the copy too, so that the node sees and changes one memory.
+    """
+    cdef int32_t root = g.view_src[id], k, s
+    cdef int32_t copy = splits_new_copy(w, id, root, backend, w.version[root])
+    if copy < 0 or splits_add_input(w, copy) != GS_OK:
+        return GS_NO_HOST_MEMORY
+    for k in range(g.src_begin[id], g.src_begin[id + 1]):
+        s = g.src[k]
+        if g.memory[s] == root and g.view_offs[s] == g.view_offs[id] and layout_equal(&g.layout[s], &g.layout[id]):
+            w.src[k] = g.n_tensors + copy
+    if ints_push(&w.back_node, id) != GS_OK or ints_push(&w.back_copy, copy) != GS_OK:
+        return GS_NO_HOST_MEMORY
+    return GS_OK
+
+
+cdef inline bint is_foreign_weight(const gs_request *r, int32_t id) noexcept nogil:
+    """Whether a tensor is a weight with memory of its own: kept or streamed when it is copied, never in a ring."""
+    return r.resident[id] >= 0 and r.usage[id] == GS_USAGE_WEIGHTS
+
+
+cdef int splits_add_places(gs_splits *w, const gs_request *r) noexcept nogil:
+    """Make a ring of every copy that is made anew by each compute: places that are used in turn."""
+    cdef int32_t c, k
+    for c in range(w.copy_like.n):
+        # A copy that is written through goes back at once: one place is enough.
+        if w.copy_kept.at[c] or w.copy_like.at[c] != w.copy_from.at[c] or is_foreign_weight(r, w.copy_like.at[c]):
+            continue
+        for k in range(r.policy.n_places - 1):
+            if ints_push(&w.place_copy, c) != GS_OK:
+                return GS_NO_HOST_MEMORY
+    return GS_OK
+
+
+cdef void splits_inputs_first(gs_splits *w, const gs_graph *g) noexcept nogil:
+    """Within each split, copy leafs before what has to be computed first; otherwise keep the order."""
+    cdef int32_t split, first = 0, i, k, c
+    for split in range(w.split_inputs.n):
+        for i in range(first, w.split_inputs.at[split]):
+            c = w.inputs.at[i]
+            if g.op[g.memory[w.copy_like.at[c]]] != GS_OP_NONE:
+                continue
+            k = i
+            while k > first and g.op[g.memory[w.copy_like.at[w.inputs.at[k - 1]]]] != GS_OP_NONE:
+                w.inputs.at[k] = w.inputs.at[k - 1]
+                k -= 1
+            w.inputs.at[k] = c
+        first = w.split_inputs.at[split]

@@ -1,0 +1,67 @@
+/* ggml_sched/graph.h -- a graph as the planner sees it, and a node as a kernel sees it.
+ *
+ * Plain structs, filled by ggml_sched._graph; tensor ids index the arrays of gs_graph.  Sizes, strides and offsets are
+ * bytes.  Corresponds to ggml_cgraph and ggml_tensor.
+ */
+#ifndef GGML_SCHED_GRAPH_H
+#define GGML_SCHED_GRAPH_H
+
+#include <stdint.h>
+#include "ggml_sched/ops.h"
+#include "ggml_sched/structs.h"
+
+/* What passes ask of a tensor: bits of gs_graph.kind. */
+#define GS_KIND_VIEW 1    /* VIEW, RESHAPE, PERMUTE, TRANSPOSE                               */
+#define GS_KIND_WRITES 2  /* computes into another tensor's memory: CPY, SET_ROWS, in place  */
+#define GS_KIND_INPUT 4   /* a leaf flagged INPUT, not a view                                */
+#define GS_KIND_FOLLOWS 8 /* a node that goes where its weights are                          */
+
+typedef struct gs_graph {
+    int32_t n_tensors;
+    int32_t n_nodes;
+    int32_t n_leafs;
+    gs_layout *layout;
+    int64_t *view_offs;
+    int32_t *view_src;          /* id of the root, -1 for none                                            */
+    unsigned char *flags;       /* GS_FLAG_*                                                              */
+    int32_t *src_begin;         /* sources of tensor i: src[src_begin[i] .. src_begin[i + 1])             */
+    int32_t *src;               /* empty slots left out                                                   */
+    unsigned char *slot;        /* of each entry of src: its place among the tensor's sources             */
+    int32_t *node;              /* ids in execution order                                                 */
+    int32_t *leaf;
+    int32_t *position;          /* index into node, -1 for tensors that are not nodes                     */
+    int32_t *dep_begin;         /* tensors kept until node i is done: dep[dep_begin[i] .. dep_begin[i+1]) */
+    int32_t *dep;               /* both NULL where no node has any                                        */
+    /* What the passes ask most, once for all of them: */
+    int32_t n_work;
+    int32_t n_roots;
+    int32_t n_views;
+    int32_t *root;              /* ids of the tensors that are not views                                  */
+    int32_t *work;              /* ids of the nodes that compute, in order (views compute nothing)        */
+    int32_t *view;              /* ids of the views that no op computes into                              */
+    int32_t *memory;            /* whose memory a tensor has: a view's root, else itself                  */
+    int64_t *nbytes;
+    int32_t *n_readers;         /* how often nodes read or keep a tensor                                  */
+    int32_t *n_viewers;         /* how many nodes are views of it                                         */
+    int32_t *first_view;        /* of each root, -1; then next_view, ascending                            */
+    int32_t *next_view;
+    int32_t *reader_begin;      /* nodes that compute with tensor i: reader[reader_begin[i] ..            */
+    int32_t *reader;            /*   reader_begin[i + 1]), ascending, once for each time they read it     */
+    unsigned char *op;
+    unsigned char *kind;        /* GS_KIND_* bits                                                         */
+    uint32_t *alike;            /* of a node: bit k is set when its source k has the node's layout        */
+} gs_graph;
+
+/* A node at its address, as compiled kernels take it. */
+typedef struct gs_node {
+    gs_layout layout;
+    int32_t op;                 /* family: GS_OP_UNARY for every UNARY:*, else layout.op */
+    int32_t sub_op;             /* within the family: GS_UNARY_*, GS_GLU_*; else 0       */
+    int32_t params[GS_MAX_OP_PARAMS];
+    int32_t flags;              /* GS_FLAG_*                                             */
+    int32_t n_src;
+    const struct gs_node *src[GS_MAX_SRC]; /* NULL for an empty slot                     */
+    void *data;                 /* first byte; NULL where there is no address            */
+} gs_node;
+
+#endif

@@ -1,0 +1,163 @@
+/* ggml_sched/plan.h -- what planning takes, and what it gives: gs_request to gs_plan.
+ *
+ * Plain structs.  Ids below n_tensors are the graph's tensors, then come the copies, then the further places of copies
+ * that have several.  Backends are indices, best first; -1 is none.  Sizes and offsets are bytes.
+ */
+#ifndef GGML_SCHED_PLAN_H
+#define GGML_SCHED_PLAN_H
+
+#include <stdint.h>
+#include "ggml_sched/graph.h"
+
+/* -- what to decide, and how ---------------------------------------------------------------------------------- */
+
+enum gs_placement {
+    GS_PLACEMENT_DEFAULT = 0,   /* weights, neighbours, boundaries             */
+    GS_PLACEMENT_SEED = 1       /* the passes of ggml's first generation       */
+};
+
+enum gs_offsets {
+    GS_OFFSETS_PACKED = 0,      /* all lifetimes seen together                 */
+    GS_OFFSETS_BEST_FIT = 1     /* one after the other, as the first generation */
+};
+
+/* In-place reuse: which part of another tensor's memory a node may take over. */
+enum gs_reuse {
+    GS_REUSE_FIRST = 0,         /* as the first generation: the front, whose tail stays taken */
+    GS_REUSE_WHOLE = 1,         /* only memory that it fills                                  */
+    GS_REUSE_FRONT = 2,         /* the front, the tail given back                             */
+    GS_REUSE_ALL = 3            /* any part, by a view                                        */
+};
+
+typedef struct gs_policy {
+    int32_t placement;          /* GS_PLACEMENT_*                                                             */
+    int32_t offsets;            /* GS_OFFSETS_*                                                               */
+    int32_t reuse;              /* GS_REUSE_*: the most that is tried; less where that makes an arena smaller */
+    int32_t leafs_first;        /* leafs and kept copies are there from the start, not from their first use   */
+    int32_t stream;             /* weights of other backends take turns in one place; none is kept            */
+    int32_t n_places;           /* of each copy that every compute makes anew                                 */
+} gs_policy;
+
+#define GS_USAGE_ANY 0
+#define GS_USAGE_WEIGHTS 1
+
+/* Everything that a plan depends on. */
+typedef struct gs_request {
+    const gs_graph *g;
+    gs_policy policy;
+    int32_t n_backends;
+    const int64_t *alignment;   /* [n_backends]                                                                 */
+    const int64_t *max_buffer;  /* [n_backends], 0: no bound                                                    */
+    const uint64_t *inplace;    /* [n_backends][GS_N_OPS]: bit k: source k may be the destination               */
+    int32_t *resident;          /* backend of the buffer that a tensor's root lives in; -1: to be placed        */
+    unsigned char *usage;       /* GS_USAGE_* of that buffer                                                    */
+    int32_t *user;              /* the caller's assignment, -1 for none; NULL: none at all                      */
+    unsigned char *supports;    /* [n_backends][n_tensors], NULL: everything is supported                       */
+    unsigned char *offloads;    /* [n_backends][n_tensors], NULL: nothing is offloaded                          */
+    unsigned char *reads;       /* [n_backends][n_backends]: b may read memory of c without a copy              */
+    int64_t *nbytes;            /* [n_backends][n_tensors] sizes to allocate, NULL: the tensor's own byte size  */
+    int32_t *buffer;            /* of each resident root: index of its buffer                                   */
+    int32_t n_buffers;
+    unsigned char *reads_buffer; /* [n_backends][n_buffers]: b may read that buffer without a copy              */
+    int32_t shares;             /* whether a backend may read what is not its own                               */
+} gs_request;
+
+/* -- what was decided ----------------------------------------------------------------------------------------- */
+
+/* Why a tensor is where it is: one code for each rule. */
+enum gs_reason {
+    GS_REASON_NOTHING = 0,
+    GS_REASON_USER = 1,
+    GS_REASON_RESIDENT = 2,
+    GS_REASON_WEIGHT = 3,
+    GS_REASON_SOURCE = 4,
+    GS_REASON_CONSUMER = 5,
+    GS_REASON_ROOT = 6,
+    GS_REASON_FIRST = 7,
+    GS_REASON_UNSUPPORTED = 8,
+    GS_REASON_INPUT = 9,
+    GS_REASON_OFFLOAD = 10,
+    GS_REASON_NEIGHBOUR = 11,
+    GS_REASON_UPGRADE = 12,
+    GS_REASON_MOST_INPUTS = 13,
+    GS_REASON_BOUNDARY = 14,
+    GS_N_REASONS = 15
+};
+
+/* What an id is to its memory: bits of gs_plan.state. */
+#define GS_STATE_ADDRESSED 1  /* has an address                                                      */
+#define GS_STATE_TOOK_OVER 2  /* shares its root's memory by in-place reuse                          */
+#define GS_STATE_LATE 4       /* a leaf born where something else has lived before                   */
+#define GS_STATE_FREED 8      /* its memory was given back before the end                            */
+#define GS_STATE_EXCLUSIVE 16 /* nothing else ever lives in its memory, and no node writes to it     */
+#define GS_STATE_WRITTEN 32   /* nodes write to it by the names of its views                         */
+#define GS_STATE_DEPENDS 64   /* a node that keeps tensors until it is done                          */
+
+/* How an arena's offsets were chosen: gs_arena_result.method. */
+#define GS_METHOD_BEST_FIT 0  /* on the way, in chunks, or because of tails given back */
+#define GS_METHOD_PACKED 1    /* plus the method of the packing                        */
+#define GS_METHOD_REPLAYED -1 /* those of a reserved plan                              */
+
+typedef struct gs_arena_result {
+    int64_t nbytes;             /* of all its chunks                                                 */
+    int64_t live_bytes;         /* the largest sum of live bytes at any position                     */
+    int64_t stride;             /* distance of the chunks in `offset`; 0: one chunk                  */
+    int32_t method;             /* GS_METHOD_*                                                       */
+    int32_t first_chunk;        /* its chunks: gs_plan.chunk_nbytes[first_chunk .. + n_chunks)       */
+    int32_t n_chunks;
+} gs_arena_result;
+
+/* Owns its arrays (gs_plan_free).  Positions count in `seq`. */
+typedef struct gs_plan {
+    int32_t n_backends;
+    int32_t n_tensors;
+    int32_t n_copies;
+    int32_t n_places;           /* beyond the first of each copy                                     */
+    int32_t n;                  /* ids: n_tensors + n_copies + n_places                              */
+    int32_t n_seq;
+    int32_t n_splits;
+    int32_t n_inputs;
+    int32_t n_write_backs;
+    int32_t n_chunks;
+    int32_t failed;             /* after a failure: the id that it is about, -1                      */
+    /* Of each graph tensor: */
+    int32_t *assign;            /* its backend, -1 for a leaf that nothing uses                      */
+    unsigned char *reason;      /* GS_REASON_*                                                       */
+    /* Of each split: */
+    int32_t *split_backend;
+    int32_t *split_start;       /* positions in the graph's node order                               */
+    int32_t *split_stop;
+    int32_t *split_inputs;      /* one past its last entry in `inputs`                               */
+    int32_t *inputs;            /* copies in the order in which they are made; a copy may recur      */
+    /* Of each copy: */
+    int32_t *copy_like;         /* graph tensor with the copy's layout                               */
+    int32_t *copy_from;         /* graph tensor that must exist before the copy is made              */
+    int32_t *copy_backend;
+    int32_t *copy_kept;         /* 1: an unchanged weight, copied once and kept for the next compute */
+    int32_t *place_copy;        /* of each further place: its copy, ascending                        */
+    int32_t *back_node;         /* nodes that write through a copy into another backend's memory ... */
+    int32_t *back_copy;         /* ... and that copy                                                 */
+    /* Of each id: */
+    int32_t *like;              /* the graph tensor whose layout, op and flags it has                */
+    int32_t *home;              /* the backend whose arena holds it, -1: memory outside the plan     */
+    int32_t *root;              /* whose memory it shares: view root or taken-over source; -1        */
+    int32_t *birth;             /* position at which its memory is taken; -1                         */
+    int32_t *death;             /* position after which it is free; n_seq if it stays                */
+    int32_t *trimmed;           /* position at which the tail was given back, 0 if it was not        */
+    int32_t *src_begin;         /* what it reads, copies put in: src[src_begin[i] .. src_begin[i+1]) */
+    int32_t *src;
+    int64_t *size;              /* aligned                                                           */
+    int64_t *view_offs;         /* from the start of the root's memory                               */
+    int64_t *offset;            /* from the start of its home's arena; -1 outside the plan           */
+    int64_t *rest;              /* bytes that stay taken once the tail has been given back           */
+    unsigned char *op;
+    unsigned char *flags;
+    unsigned char *state;       /* GS_STATE_*                                                        */
+    int32_t *seq;               /* ids in execution order, copies before the nodes of their split    */
+    /* Of each backend: */
+    gs_arena_result *arena;
+    int64_t *chunk_nbytes;      /* [n_chunks]: the bytes of each buffer                              */
+    void *memory[3];            /* what the arrays stand in                                          */
+} gs_plan;
+
+#endif
