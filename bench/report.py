@@ -20,10 +20,10 @@ import report_packing
 import report_time
 import samples
 from peer import packer
-from tables import markdown
 from timing import BLOCK
 
 import ggml_sched as gs
+from ggml_sched.tables import markdown
 
 
 def main() -> None:

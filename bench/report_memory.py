@@ -5,9 +5,10 @@ from __future__ import annotations
 from statistics import fmean, median
 
 import samples
-from tables import Line, markdown
+from summary import Line
 
 import ggml_sched as gs
+from ggml_sched.tables import markdown
 
 CONFIGS = ("c1", "c2half", "c2full", "c4")
 

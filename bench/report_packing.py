@@ -8,10 +8,11 @@ from statistics import median
 import lifetimes
 import numpy as np
 from peer import packer
-from tables import Line, markdown
+from summary import Line
 from timing import timed
 
 import ggml_sched as gs
+from ggml_sched.tables import markdown
 
 PATIENCE = 5.0
 """Seconds for omnimalloc on each problem."""

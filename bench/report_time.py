@@ -8,7 +8,9 @@ from statistics import median
 
 import samples
 from planning import Times, measure
-from tables import Line, markdown
+from summary import Line
+
+from ggml_sched.tables import markdown
 
 CONFIGS = ("c1", "c4")
 GROWTH = (1_000, 3_000, 10_000, 100_000)

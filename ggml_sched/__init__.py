@@ -24,9 +24,10 @@ except ImportError as error:  # pragma: no cover - only without a compiled core
         f"(and leave the tree before importing): {error}"
     ) from error
 
-from ggml_sched.backend import Backend, Buffer, Event, GraphView, get_backend, tensor_copy
+from ggml_sched import compare
+from ggml_sched.backend import Backend, Buffer, Event, GraphView, bind_resident, get_backend, tensor_copy
 from ggml_sched.backends.dry import DryBackend
-from ggml_sched.compare import NodeDifference, compare
+from ggml_sched.compare import NodeDifference
 from ggml_sched.errors import (
     BackendError,
     Error,
@@ -71,6 +72,7 @@ __all__ = [
     "TensorAllocator",
     "Type",
     "UnsupportedOp",
+    "bind_resident",
     "compare",
     "get_backend",
     "get_include",

@@ -11,27 +11,71 @@ from typing_extensions import disjoint_base
 
 from ggml_sched._graph import (
     ALL_SOURCES as ALL_SOURCES,
+)
+from ggml_sched._graph import (
     AttentionOps as AttentionOps,
+)
+from ggml_sched._graph import (
     BackendBase as BackendBase,
+)
+from ggml_sched._graph import (
     BufferBase as BufferBase,
+)
+from ggml_sched._graph import (
     Context as Context,
+)
+from ggml_sched._graph import (
     ContextBase as ContextBase,
+)
+from ggml_sched._graph import (
     ElementwiseOps as ElementwiseOps,
+)
+from ggml_sched._graph import (
     Graph as Graph,
+)
+from ggml_sched._graph import (
     Home as Home,
+)
+from ggml_sched._graph import (
     Lease as Lease,
+)
+from ggml_sched._graph import (
     MatrixOps as MatrixOps,
+)
+from ggml_sched._graph import (
     Tensor as Tensor,
+)
+from ggml_sched._graph import (
     TensorData as TensorData,
+)
+from ggml_sched._graph import (
     TensorSet as TensorSet,
+)
+from ggml_sched._graph import (
     Type as Type,
+)
+from ggml_sched._graph import (
     ViewOps as ViewOps,
+)
+from ggml_sched._graph import (
     bind_resident as bind_resident,
+)
+from ggml_sched._graph import (
     checked_alloc_size as checked_alloc_size,
+)
+from ggml_sched._graph import (
     inplace_ops as inplace_ops,
+)
+from ggml_sched._graph import (
     measure_buffer as measure_buffer,
+)
+from ggml_sched._graph import (
     op_names as op_names,
+)
+from ggml_sched._graph import (
     op_numbers as op_numbers,
+)
+from ggml_sched._graph import (
     register_tensor_data as register_tensor_data,
 )
 from ggml_sched._pack import Packing as Packing

@@ -45,8 +45,18 @@ from collections.abc import Iterable, Sequence
 
 from ggml_sched import hostdata
 from ggml_sched._core import register_host_memory
-from ggml_sched._graph import BackendBase, BufferBase, Context, Graph, Tensor
-from ggml_sched._graph import ALL_SOURCES, bind_resident, checked_alloc_size, measure_buffer, register_tensor_data
+from ggml_sched._graph import (
+    ALL_SOURCES,
+    BackendBase,
+    BufferBase,
+    Context,
+    Graph,
+    Tensor,
+    bind_resident,
+    checked_alloc_size,
+    measure_buffer,
+    register_tensor_data,
+)
 from ggml_sched.errors import BackendError, OutOfMemory, PlacementError
 
 __all__ = ["ALL_SOURCES", "Backend", "Buffer", "Event", "GraphView", "bind_resident", "get_backend", "measure_buffer",

@@ -3,11 +3,15 @@
 Each backend computes its own chain, as in ggml_backend_compare_graph_backend: a node reads what the same
 backend computed before, so differences add up as they would in use.  Every tensor has memory of its own, and
 works on clones: the graph, its addresses and its data stay as they are.
+
+`gs.compare` is this module, and may be called: `gs.compare(graph, a, b)` is `gs.compare.compare(graph, a, b)`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +24,6 @@ from ggml_sched.steps import says_no
 
 __all__ = ["NodeDifference", "compare"]
 
-_VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
 class NodeDifference(NamedTuple):
@@ -50,13 +53,13 @@ def compare(graph: Graph, a: Backend, b: Backend, callback: Callback | None = No
             raise TypeError(f"not a Backend: {backend!r}")
     for node in graph.nodes:
         for backend in (a, b):
-            if node.op not in _VIEW_OPS and not backend.supports_op(node):
+            if node.computes and not backend.supports_op(node):
                 raise UnsupportedOp(f"{node!r}: backend {backend.name!r} does not support it")
     given = {i: data for i, leaf in enumerate(graph.tensors) if (data := _leaf_bytes(leaf)) is not None}
     found = []
     with _Clone(graph, a, given) as first, _Clone(graph, b, given) as second:
         for node in graph.nodes:
-            if node.op in _VIEW_OPS:
+            if not node.computes:
                 continue
             one, other = first.compute(node), second.compute(node)
             difference = NodeDifference(node, *_distance(one, other))
@@ -124,3 +127,14 @@ def _distance(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
     if error == 0:
         return 0.0, 0.0
     return float(np.max(np.abs(apart))), error / power if power else float("inf")
+
+
+class _CallableModule(ModuleType):
+    """What `import ggml_sched.compare` gives is a module, and `gs.compare(...)` goes on working."""
+
+    def __call__(self, graph: Graph, a: Backend, b: Backend, callback: Callback | None = None,
+                 rtol: float | None = None) -> list[NodeDifference]:
+        return compare(graph, a, b, callback, rtol)
+
+
+sys.modules[__name__].__class__ = _CallableModule

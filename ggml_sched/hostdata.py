@@ -30,8 +30,6 @@ DTYPES = {
 """The numpy dtype of each plain type; bf16 is carried as its 16 bits."""
 
 
-_VIEW_OPS = frozenset({"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
-_LEAF_OPS = _VIEW_OPS | {"NONE"}
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
@@ -132,8 +130,8 @@ def _check_ends(tensor: Tensor) -> None:
 def _span(tensor: Tensor) -> bytearray:
     """The bytes that the tensor covers, gaps included."""
     backend = _backend(tensor)
-    if _is_staged(tensor) and not _root(tensor).overwritten:
-        held = _root(tensor).stash
+    if _is_staged(tensor) and not tensor.root.overwritten:
+        held = tensor.root.stash
         if held is not None:
             return bytearray(held[tensor.view_offs : tensor.view_offs + tensor.nbytes])
     _drain(tensor)
@@ -148,10 +146,6 @@ def _drain(tensor: Tensor) -> None:
         tensor.lease.drain()
 
 
-def _root(tensor: Tensor) -> Tensor:
-    return tensor if tensor.view_src is None else tensor.view_src
-
-
 def _is_staged(tensor: Tensor) -> bool:
     """Whether the data set by the caller waits on the host until a compute loads it.
 
@@ -160,14 +154,14 @@ def _is_staged(tensor: Tensor) -> bool:
     lease = tensor.lease
     if lease is None or not lease.stages:
         return False
-    while tensor.op in _VIEW_OPS and tensor.src:
+    while not tensor.computes and tensor.src:
         tensor = tensor.src[0]
-    return tensor.op in _LEAF_OPS and _root(tensor).op == "NONE"
+    return not tensor.computes and tensor.root.op == "NONE"
 
 
 def _stash(tensor: Tensor, span) -> None:
     """Keep data on the host for a leaf, whose place in the arena may still be somebody else's."""
-    root = _root(tensor)
+    root = tensor.root
     root.touch()
     root.overwritten = False
     if tensor is root:

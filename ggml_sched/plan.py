@@ -173,7 +173,7 @@ class Plan:
 
     def __str__(self) -> str:
         """A table of the backends and the splits."""
-        return report.table(self)
+        return report.summary(self)
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{b.name} {n}" for b, n in zip(self.backends, self.buffer_sizes, strict=True))

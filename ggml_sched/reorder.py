@@ -15,7 +15,6 @@ from ggml_sched._graph import Graph, Tensor
 
 __all__ = ["reorder"]
 
-_VIEW_OPS = frozenset({"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
 def reorder(graph: Graph) -> Graph:
@@ -61,14 +60,10 @@ def reorder(graph: Graph) -> Graph:
     return graph.with_order([graph.nodes[i] for i in order])
 
 
-def _root(t: Tensor) -> Tensor:
-    return t if t.view_src is None else t.view_src
-
-
 def _dependencies(graph: Graph) -> list[set[int]]:
     """For each node the earlier nodes that must come first: its sources, and hazards of written memory."""
     position = {t: i for i, t in enumerate(graph.nodes)}
-    written = {t.view_src for t in graph.nodes if t.view_src is not None and t.op not in _VIEW_OPS}
+    written = {t.view_src for t in graph.nodes if t.view_src is not None and t.computes}
     last_write: dict[Tensor, int] = {}
     reads: dict[Tensor, list[int]] = defaultdict(list)
     before: list[set[int]] = []
@@ -79,13 +74,13 @@ def _dependencies(graph: Graph) -> list[set[int]]:
             found.add(position[node.view_src])
         kept = deps.get(node, ())
         found.update(position[t] for t in kept if t in position)
-        touched = {_root(s) for s in (*node.src, *kept) if s is not None} & written
+        touched = {s.root for s in (*node.src, *kept) if s is not None} & written
         if node.view_src in written:
             touched.add(node.view_src)
         for root in touched:
             if root in last_write:
                 found.add(last_write[root])
-        if node.view_src is not None and node.op not in _VIEW_OPS:
+        if node.view_src is not None and node.computes:
             found.update(reads[node.view_src])
             last_write[node.view_src] = i
             reads[node.view_src] = []
@@ -102,8 +97,8 @@ def _lifetimes(graph: Graph) -> tuple[dict[Tensor, set[int]], list[list[Tensor]]
     frees: list[list[Tensor]] = []
     deps = graph.deps
     for i, node in enumerate(graph.nodes):
-        roots = list(dict.fromkeys(_root(s) for s in (*node.src, *deps.get(node, ())) if s is not None))
-        if node.op in _VIEW_OPS:
+        roots = list(dict.fromkeys(s.root for s in (*node.src, *deps.get(node, ())) if s is not None))
+        if not node.computes:
             roots = []
         for root in roots:
             readers[root].add(i)

@@ -8,31 +8,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ggml_sched.backend import measure_buffer
+from ggml_sched.tables import table
 
 if TYPE_CHECKING:
     from ggml_sched._graph import Tensor
     from ggml_sched.plan import Plan
 
-__all__ = ["dot", "explain", "table"]
+__all__ = ["dot", "explain", "summary"]
 
-_VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 _COLOURS = ("#8ecae6", "#ffb703", "#95d5b2", "#f4acb7", "#cdb4db", "#e9c46a", "#a8dadc", "#d4a373")
 _SHOWN_INPUTS = 4
 """Inputs of a split that the table names; the others are counted."""
 
 
-def table(plan: Plan) -> str:
+def summary(plan: Plan) -> str:
     """What `print(plan)` shows: the backends, then a row for each split."""
     n_nodes, n_splits, n_copies = len(plan.graph), len(plan.splits), len(plan.copies)
     head = (f"Plan of {n_nodes} nodes, policy {plan.policy}: {n_splits} splits, {n_copies} copies of "
             f"{plan.copy_bytes:,} bytes")
     computed = dict.fromkeys(plan.backends, 0)
     for split in plan.splits:
-        computed[split.backend] += sum(t.op not in _VIEW_OPS for t in split.nodes)
+        computed[split.backend] += sum(t.computes for t in split.nodes)
     backends = [("backend", "buffer bytes", "live bytes", "nodes")]
     for b, size, live in zip(plan.backends, plan.buffer_sizes, plan.live_bytes, strict=True):
         backends.append((b.name, f"{size:,}", f"{live:,}", f"{computed[b]:,}"))
-    lines = [head, "", *_columns(backends, "<>>>")]
+    lines = [head, "", table(backends, "<>>>", underlined=True)]
     if plan.splits:
         rows = [("split", "backend", "nodes", "input bytes", "inputs")]
         for k, split in enumerate(plan.splits):
@@ -40,7 +40,7 @@ def table(plan: Plan) -> str:
             total = f"{sum(t.nbytes for t in inputs):,}" if inputs else ""
             nodes = f"{split.start}..{split.stop - 1}" if len(split) > 1 else f"{split.start}"
             rows.append((str(k), split.backend.name, nodes, total, _inputs(inputs)))
-        lines += ["", *_columns(rows, "><>><")]
+        lines += ["", table(rows, "><>><", underlined=True)]
     return "\n".join(lines)
 
 
@@ -50,15 +50,6 @@ def _inputs(inputs: tuple[Tensor, ...]) -> str:
     return f"{shown}, and {rest} more" if rest > 0 else shown
 
 
-def _columns(rows: list[tuple[str, ...]], align: str) -> list[str]:
-    """Rows as lines, the first underlined; `align` has < or > for each column."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(f"{cell:{a}{w}}" for cell, a, w in zip(row, align, widths, strict=True)).rstrip()
-             for row in rows]
-    lines.insert(1, "  ".join("-" * w for w in widths))
-    return lines
-
-
 # -- one tensor ------------------------------------------------------------------------------------
 
 
@@ -66,7 +57,7 @@ def explain(plan: Plan, t: Tensor) -> str:
     """Why a tensor is where it is, what it shares memory with, who was refused and why, where copies of it go."""
     i = plan.index_of(t)
     lines = [f"{_describe(plan, t)}: {_placed(plan, i)}", *_memory(plan, i), *_sharers(plan, i)]
-    if t.op not in _VIEW_OPS:
+    if t.computes:
         refused = [b.name for b in plan.backends if not b.supports_op(t)]
         if refused:
             lines.append(f"not supported by: {', '.join(refused)}")
@@ -82,7 +73,7 @@ def _placed(plan: Plan, i: int) -> str:
     if b < 0:
         return "nothing in the graph uses it, so it has no place"
     where = f"on {plan.backends[b].name}"
-    if t.op not in _VIEW_OPS:
+    if t.computes:
         for k, split in enumerate(plan.splits):
             if any(node is t for node in split.nodes):
                 position = split.start + next(p for p, node in enumerate(split.nodes) if node is t)
@@ -108,7 +99,7 @@ def _passed_over(plan: Plan, i: int) -> list[str]:
             root = t.view_src
             if root is not None and _reads(plan, here, root) and not _reads(plan, b, root):
                 against.append(f"cannot reach the memory of {_whose(plan, root)}, which the node writes to")
-            missing = [s for s in dict.fromkeys(t.src) if s is not None and (root is None or _root(s) is not root)
+            missing = [s for s in dict.fromkeys(t.src) if s is not None and (root is None or s.root is not root)
                        and _reads(plan, here, s) and not _reads(plan, b, s) and not _came_along(plan, t, s)]
             if missing:
                 names = ", ".join(_whose(plan, s) for s in missing[:_SHOWN_INPUTS])
@@ -120,10 +111,6 @@ def _passed_over(plan: Plan, i: int) -> list[str]:
     return lines
 
 
-def _root(t: Tensor) -> Tensor:
-    return t if t.view_src is None else t.view_src
-
-
 def _resident_buffer(t: Tensor):
     """The buffer of a tensor that has memory outside every plan, or None."""
     buffer, lease = t.buffer, t.lease
@@ -132,7 +119,7 @@ def _resident_buffer(t: Tensor):
 
 def _reads(plan: Plan, b: int, t: Tensor) -> bool:
     """Whether backend b reads and writes a tensor where its memory is."""
-    buffer, home = _resident_buffer(t), plan.data.memory_index(plan.index_of(_root(t)))
+    buffer, home = _resident_buffer(t), plan.data.memory_index(plan.index_of(t.root))
     if buffer is None:
         if home in (b, -1):
             return True
@@ -142,11 +129,11 @@ def _reads(plan: Plan, b: int, t: Tensor) -> bool:
 
 def _came_along(plan: Plan, node: Tensor, s: Tensor) -> bool:
     """Whether a source is only where it is because `node`, its first reader, is there."""
-    root = _root(s)
+    root = s.root
     if root.op != "NONE" or plan.data.rule(plan.index_of(root)) != "consumer":
         return False
-    readers = (t for t in plan.graph.nodes if t.op not in _VIEW_OPS
-               and any(p is not None and _root(p) is root for p in t.src))
+    readers = (t for t in plan.graph.nodes if t.computes
+               and any(p is not None and p.root is root for p in t.src))
     return next(readers, None) is node
 
 
@@ -154,7 +141,7 @@ def _whose(plan: Plan, t: Tensor) -> str:
     """A tensor and where its memory is."""
     buffer = _resident_buffer(t)
     kind = "weight " if buffer is not None and buffer.usage == "weights" else ""
-    owner = plan.backends[plan.data.memory_index(plan.index_of(_root(t)))] if buffer is None else buffer.backend
+    owner = plan.backends[plan.data.memory_index(plan.index_of(t.root))] if buffer is None else buffer.backend
     return f"{kind}{_name(t, plan.index_of(t))!r} on {owner.name}"
 
 
@@ -266,7 +253,7 @@ def _dot_node(plan: Plan, i: int, colour: dict) -> str:
     t = plan.graph.tensors[i]
     b = plan.data.backend_index(i)
     fill = "#eeeeee" if b < 0 else colour[plan.backends[b]]
-    shape = "box" if t.op not in _VIEW_OPS else "ellipse" if t.op == "NONE" else "plaintext"
+    shape = "box" if t.computes else "ellipse" if t.op == "NONE" else "plaintext"
     label = f"{_name(t, i)}\n{t.op} {t.type} {_shape(t)}"
     return f't{i} [label={_quoted(label)}, shape={shape}, fillcolor="{fill}"];'
 

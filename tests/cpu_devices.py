@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 import ggml_sched as gs
-from ggml_sched._core import bind_resident
 from ggml_sched.backend import Backend
 
 POISON = 0xFF
@@ -86,7 +85,7 @@ def alone(graph, values):
             if t.view_src is None:
                 buffer = backend.alloc_buffer(t.nbytes)
                 buffers.append(buffer)
-                bind_resident(t, buffer, 0)
+                gs.bind_resident(t, buffer, 0)
         for t, array in values.items():
             if t.backend is not None:
                 t.set(array)
@@ -94,7 +93,7 @@ def alone(graph, values):
         found = {t: t.numpy() for t in graph.tensors}
         for t in graph.tensors:
             if t.view_src is None:
-                bind_resident(t, None, 0)
+                gs.bind_resident(t, None, 0)
         for buffer in buffers:
             buffer.close()
     return found

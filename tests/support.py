@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 import ggml_sched as gs
-from ggml_sched._core import bind_resident
 
 FLOATS = ("f32", "f16", "bf16")
 QUANTISED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
@@ -32,7 +31,7 @@ def place(ctx: gs.Context, backend: gs.Backend, gap: int = 0, poison: int | None
     if poison is not None:
         buffer.clear(poison)
     for tensor, offset in roots:
-        bind_resident(tensor, buffer, offset)
+        gs.bind_resident(tensor, buffer, offset)
     return buffer
 
 

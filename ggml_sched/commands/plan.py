@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable
 
-from ggml_sched.commands.table import seconds, table
+from ggml_sched.tables import seconds, table
 
 CONFIGS = {"c1": ("CPU",), "c2half": ("GPU0", "CPU"), "c2full": ("GPU0", "CPU"),
            "c4": ("GPU0", "GPU1", "GPU2", "CPU")}
@@ -64,7 +64,7 @@ def _report(args: argparse.Namespace, config: str, n_layer: int) -> None:
             first, last = (split.nodes[0].name, split.nodes[-1].name) if len(split.nodes) else ("", "")
             rows.append((f"  {i}", split.backend.name, first, last, split.start, split.stop,
                          len(split.inputs)))
-        print(table(rows, left=4))
+        print(table(rows, "<<<<>"))
 
 
 def layer_of(name: str) -> int | None:

@@ -11,7 +11,7 @@ import os
 import time
 from contextlib import ExitStack
 
-from ggml_sched.commands.table import seconds, table
+from ggml_sched.tables import seconds, table
 
 BACKENDS = ("cpu",)
 DEFAULT_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)

@@ -39,12 +39,11 @@ from ggml_sched.hostdata import array_over
 
 __all__ = ["CpuBackend", "CpuPlan", "run_nodes"]
 
-_NO_COMPUTE = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
 def resolve(node: Tensor, resolver: Resolver) -> list[Step]:
     """The calls that compute a node; UnsupportedOp, PlacementError, OutOfMemory or BackendError naming it."""
-    if node.op in _NO_COMPUTE:
+    if not node.computes:
         return []
     found = KERNELS.get(node.op)
     if found is None or not found.fits(node):
@@ -85,14 +84,14 @@ class StagedLeafs:
         found: list[Step] = []
         for tensor in (node, *node.src, *node.deps):
             if tensor is not None:
-                root = tensor if tensor.view_src is None else tensor.view_src
+                root = tensor.root
                 lease = root.lease
                 if (lease is not None and lease.stages and not lease.transient and root.op == "NONE"
                         and root not in self._met):
                     self._met.add(root)
                     found.append(partial(_load, root))
         root = node.view_src
-        if root in self._met and node.op not in _NO_COMPUTE:
+        if root in self._met and node.computes:
             found.append(partial(setattr, root, "overwritten", True))
         return found
 
@@ -219,7 +218,7 @@ class CpuBackend(Backend):
         self._lanes.set_n_threads(_thread_count(n))
 
     def supports_op(self, node: Tensor) -> bool:
-        if node.op in _NO_COMPUTE:
+        if not node.computes:
             return True
         found = KERNELS.get(node.op)
         return found is not None and found.fits(node)

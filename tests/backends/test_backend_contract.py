@@ -11,7 +11,6 @@ import pytest
 from support import random
 
 import ggml_sched as gs
-from ggml_sched._core import bind_resident
 from ggml_sched.backends.cpu import run_nodes
 
 RNG = np.random.default_rng(9)
@@ -126,7 +125,7 @@ def test_bytes_are_never_cut_from_a_float():
             gs.DryBackend("dry", **wrong)
     _, a, *_ = small()
     with pytest.raises(TypeError):
-        bind_resident(a, gs.DryBackend("dry").alloc_buffer(1024), 2.7)
+        gs.bind_resident(a, gs.DryBackend("dry").alloc_buffer(1024), 2.7)
     with pytest.raises(TypeError):
         gs.CpuBackend(1, memory=1.5)
 
@@ -304,8 +303,8 @@ def test_clear(real):
 @pytest.mark.parametrize("there", REAL)
 def test_copies(real, there):
     source, (_, a, b, _) = MAKERS[there](), small()
-    bind_resident(a, source.alloc_buffer(128), 0)
-    bind_resident(b, real.alloc_buffer(256), 64)
+    gs.bind_resident(a, source.alloc_buffer(128), 0)
+    gs.bind_resident(b, real.alloc_buffer(256), 64)
     x = random(RNG, 8, 4)
     a.set(x)
     gs.tensor_copy(a, b)
@@ -340,8 +339,8 @@ def test_copies_try_the_destination_then_the_source_then_the_host():
 
     src, dst = Talking("src"), Talking("dst")
     ctx, a, b, out = small()
-    bind_resident(a, src.alloc_buffer(128), 0)
-    bind_resident(b, dst.alloc_buffer(128), 0)
+    gs.bind_resident(a, src.alloc_buffer(128), 0)
+    gs.bind_resident(b, dst.alloc_buffer(128), 0)
     expected = {
         ((), ("from",)): [("dst", "from"), ("dst", "synchronize")],
         (("to",), ()): [("dst", "from"), ("src", "to"), ("src", "synchronize")],
@@ -437,7 +436,7 @@ def test_exceptions_of_a_python_backend_reach_the_caller():
         broken.alloc_tensors(ctx)
     buffer = BrokenBuffer(broken, 512)
     for i, t in enumerate((a, b, out)):
-        bind_resident(t, buffer, 128 * i)
+        gs.bind_resident(t, buffer, 128 * i)
     for use, what in (
         (lambda: broken.graph_compute(gs.Graph(out)), "compute"),
         (lambda: gs.tensor_copy(a, b), "copy"),

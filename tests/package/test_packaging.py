@@ -24,7 +24,7 @@ import pytest
 import ggml_sched as gs
 from ggml_sched import _core, _graph, _pack
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(gs.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTENSIONS = {"_pack": _pack, "_graph": _graph, "_core": _core}
@@ -46,7 +46,8 @@ def test_every_module_is_there():
     assert [path for path in SOURCES if not (PACKAGE / path).is_file()] == []
 
 
-@pytest.mark.parametrize("name", ["py.typed", "_c.pxd", "__init__.pxd", *(f"{name}.{kind}" for name in EXTENSIONS for kind in ("pyi", "pxd"))])
+@pytest.mark.parametrize("name", ["py.typed", "_c.pxd", "__init__.pxd",
+                                  *(f"{name}.{kind}" for name in EXTENSIONS for kind in ("pyi", "pxd"))])
 def test_types_are_there(name):
     assert (PACKAGE / name).is_file()
 
@@ -261,6 +262,7 @@ def test_headers_compile_as_c_and_as_cpp(tmp_path):
 def test_the_stub_is_the_module():
     if importlib.util.find_spec("mypy") is None:
         pytest.skip("needs mypy")
-    done = subprocess.run([sys.executable, "-m", "mypy.stubtest", *(f"ggml_sched.{name}" for name in EXTENSIONS)], cwd=ROOT,
-                          capture_output=True, text=True, timeout=600)
+    modules = [f"ggml_sched.{name}" for name in EXTENSIONS]
+    done = subprocess.run([sys.executable, "-m", "mypy.stubtest", *modules], cwd=ROOT, capture_output=True, text=True,
+                          timeout=600)
     assert done.returncode == 0, done.stdout

@@ -162,7 +162,7 @@ def test_a_large_vocabulary_opens_without_parsing_its_strings():
     assert time.perf_counter() - start < SECONDS
 
 
-VOCABULARIES = sorted((Path(__file__).resolve().parent.parent.parent / "shared" / "vocab").glob("*.gguf"))
+VOCABULARIES = sorted((Path(__file__).resolve().parents[3] / "shared" / "vocab").glob("*.gguf"))
 
 
 @pytest.mark.parametrize("path", VOCABULARIES, ids=lambda path: path.stem)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import ggml_sched as gs
 
-HARD = sorted((Path(__file__).parent / "data" / "packing").glob("*.csv"))
+HARD = sorted((Path(__file__).parents[1] / "data" / "packing").glob("*.csv"))
 BUDGET = 20_000             # steps; keeps the random tests quick
 
 

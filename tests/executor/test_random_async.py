@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from poisoned import REFUSALS, PoisonedBackend, check, in_memory_of_their_own, kept, set_all
 from random_graphs import Built, quick, recipes
-from test_random_execution import REFUSALS, PoisonedBackend, check, in_memory_of_their_own, kept, set_all
 
 import ggml_sched as gs
 

@@ -11,7 +11,7 @@ import samples
 
 import ggml_sched as gs
 
-DRAWN = Path(__file__).resolve().parent.parent / "docs" / "memory.svg"
+DRAWN = Path(__file__).resolve().parents[2] / "docs" / "memory.svg"
 with_peer = pytest.mark.skipif(not peer.available(), reason="python bench/peer/build.py makes the peer")
 
 

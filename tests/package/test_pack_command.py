@@ -13,7 +13,7 @@ import pytest
 from ggml_sched import FileFormatError
 from ggml_sched.commands import pack as command
 
-HARD = Path(__file__).parent / "data" / "packing" / "C.1048576.csv"
+HARD = Path(__file__).parents[1] / "data" / "packing" / "C.1048576.csv"
 
 
 def write(path, text):

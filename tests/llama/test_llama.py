@@ -26,8 +26,8 @@ from ggml_sched.llama import (
 )
 from ggml_sched.llama import weights as weights_module
 
-HERE = Path(__file__).parent / "data" / "models"
-SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "models"
+HERE = Path(__file__).parents[1] / "data" / "models"
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
 MODELS = {path.stem: path for folder in (SHARED, HERE) if folder.is_dir()
           for path in sorted(folder.glob("*.gguf")) if path.with_suffix(".logits.npz").exists()}
 SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_ff": 48}

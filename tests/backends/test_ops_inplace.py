@@ -7,7 +7,7 @@ import pytest
 from support import FLOATS, QUANTISED, place, random, raw
 
 import ggml_sched as gs
-from ggml_sched._core import bind_resident, inplace_ops, op_names
+from ggml_sched._core import inplace_ops, op_names
 from ggml_sched.backends.cpu.registry import KERNELS
 
 RNG = np.random.default_rng(6)
@@ -91,11 +91,11 @@ def test_a_tolerated_source_may_be_the_destination(op, type):
                     node.nb,
                 )
                 if backend.inplace_sources(op) >> i & 1 and same:
-                    bind_resident(node, buffer, source.offset)
+                    gs.bind_resident(node, buffer, source.offset)
                     backend.graph_compute(gs.Graph(node))
                     assert raw(node) == want, f"{op} over source {i}"
                     backend.set_tensor(source, before[source])
-                    bind_resident(node, buffer, home)
+                    gs.bind_resident(node, buffer, home)
                     tried += 1
             assert tried
             buffer.close()
@@ -111,7 +111,7 @@ def test_a_source_that_is_not_tolerated_is_copied_first():
         fill(ctx)
         backend.graph_compute(gs.Graph(node))
         want = raw(node)
-        bind_resident(node, buffer, b.offset + 64)
+        gs.bind_resident(node, buffer, b.offset + 64)
         backend.graph_compute(gs.Graph(node))
         assert raw(node) == want
 

@@ -13,7 +13,6 @@ import pytest
 from support import place, random, raw
 
 import ggml_sched as gs
-from ggml_sched._core import bind_resident
 from ggml_sched.backends.cpu import CpuBuffer
 
 RNG = np.random.default_rng(8)
@@ -186,7 +185,7 @@ def test_read_only_weights(tmp_path):
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     buffer = backend.buffer_from_ptr(mapped, usage="weights")
-    bind_resident(w, buffer, 0)
+    gs.bind_resident(w, buffer, 0)
     rest = backend.alloc_tensors(ctx)
     assert not buffer.writable
     y = random(RNG, 16, 2)
@@ -306,7 +305,7 @@ def test_tensors_of_another_backend_are_named():
     a, b = ctx.tensor("f32", (4,), "a"), ctx.tensor("f32", (4,), "b")
     node = ctx.set_name(ctx.add(a, b), "sum")
     here, there = gs.CpuBackend(1, "here"), gs.CpuBackend(1, "there")
-    bind_resident(b, there.alloc_buffer(64), 0)
+    gs.bind_resident(b, there.alloc_buffer(64), 0)
     here.alloc_tensors(ctx)
     for run in (here.graph_compute, here.graph_plan_create):
         with pytest.raises(gs.PlacementError, match="'here'.*'sum'.*'b'.*'there'"):
@@ -500,8 +499,8 @@ def test_copies_between_cpu_backends_leave_the_gaps_of_a_view_alone():
     a, b = ctx.tensor("f32", (4, 4)), ctx.tensor("f32", (4, 4))
     left, right = (ctx.view_2d(t, 2, 4, t.nb[1], 4) for t in (a, b))
     one, two = gs.CpuBackend(1, "one"), gs.CpuBackend(1, "two")
-    bind_resident(a, one.alloc_buffer(64), 0)
-    bind_resident(b, two.alloc_buffer(64), 0)
+    gs.bind_resident(a, one.alloc_buffer(64), 0)
+    gs.bind_resident(b, two.alloc_buffer(64), 0)
     x, y = random(RNG, 4, 4), random(RNG, 4, 4)
     a.set(x)
     b.set(y)
@@ -522,7 +521,7 @@ def test_memory_at_any_address_gives_the_same_bits():
         at = 0
         for tensor in ctx.tensors:
             if tensor.view_src is None:
-                bind_resident(tensor, buffer, at)
+                gs.bind_resident(tensor, buffer, at)
                 at += -(-tensor.nbytes // 64) * 64
         set_all(values)
         backend.graph_compute(graph)

@@ -1,0 +1,14 @@
+"""The row of the summary that each section of the report adds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Line(NamedTuple):
+    """A line of the summary: what was measured, what the project aims at, and what came out."""
+
+    what: str
+    target: str
+    median: str
+    worst: str

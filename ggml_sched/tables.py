@@ -1,0 +1,42 @@
+"""Tables: the one helper for plain text, Markdown, and times in the unit that reads best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+__all__ = ["markdown", "seconds", "table"]
+
+
+def table(rows: Iterable[Sequence[object]], align: str = "<>", underlined: bool = False) -> str:
+    """Rows as aligned columns, integers with thousands separators.
+
+    `align` has < or > for each column; its last sign holds for the rest.  `underlined`: the first row is a head.
+    """
+    texts = [[_text(cell) for cell in row] for row in rows]
+    n_columns = max(map(len, texts), default=0)
+    align = align.ljust(n_columns, align[-1])
+    widths = [max(len(row[i]) for row in texts if i < len(row)) for i in range(n_columns)]
+    lines = ["  ".join(f"{cell:{align[i]}{widths[i]}}" for i, cell in enumerate(row)).rstrip() for row in texts]
+    if underlined:
+        lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def markdown(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """A Markdown table whose first column is aligned to the left, the others to the right."""
+    head = [_text(cell) for cell in head]
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|--:" * (len(head) - 1) + "|"]
+    lines += ["| " + " | ".join(map(_text, row)) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _text(cell: object) -> str:
+    return f"{cell:,}" if isinstance(cell, int) else str(cell)
+
+
+def seconds(value: float) -> str:
+    """A time in the unit that reads best."""
+    for unit, factor in (("s", 1), ("ms", 1e3)):
+        if value * factor >= 1:
+            return f"{value * factor:.2f} {unit}"
+    return f"{value * 1e6:.0f} us"

@@ -1,0 +1,74 @@
+"""Random graphs on poisoned memory: backends, and what a compute must give, found without any planning."""
+
+from __future__ import annotations
+
+from random_graphs import Built, Recipe
+
+import ggml_sched as gs
+
+POISON = 0xAB
+REFUSALS = ("ADD", "MUL", "SCALE", "UNARY:RELU", "CPY", "CONT", "RMS_NORM", "SET_ROWS", "MUL_MAT", "GET_ROWS")
+"""Ops that tests let a backend refuse."""
+
+
+class PoisonedBackend(gs.CpuBackend):
+    """A CPU whose fresh memory is full of a byte pattern; refuses the ops that it is told to, and reads the
+    memory of the backends in `reads` without copies."""
+
+    def __init__(self, name: str = "CPU", refused: frozenset[str] = frozenset()) -> None:
+        super().__init__(1, name)
+        self.refused = refused
+        self.reads: tuple[gs.Backend, ...] = ()
+
+    def alloc_buffer(self, size):
+        buffer = super().alloc_buffer(size)
+        buffer.clear(POISON)
+        return buffer
+
+    def supports_op(self, node):
+        return node.op not in self.refused and super().supports_op(node)
+
+    def supports_buffer(self, buffer):
+        return buffer.backend is self or buffer.backend in self.reads
+
+
+def raw(tensor: gs.Tensor) -> bytes:
+    """Every byte of a dense tensor; the elements of another one."""
+    return tensor.numpy().tobytes()
+
+
+def set_all(built: Built, only_residents: bool = False) -> None:
+    for tensor, values in built.values().items():
+        if tensor in built.residents or (not only_residents and tensor.buffer is not None):
+            tensor.set(values)
+
+
+def kept(built: Built) -> list[int]:
+    """Positions in ctx.tensors of nodes whose results are defined after a compute: flagged or read by nobody,
+    and not changed afterwards by a node that writes into their memory."""
+    graph = built.graph
+    read = {s for t in graph.nodes for s in (*t.src, t.view_src, *t.deps)}
+    found = []
+    for i, t in enumerate(built.ctx.tensors):
+        if t in graph and t.op != "NONE" and (t not in read or "output" in t.flags):
+            found.append(i)
+    return found
+
+
+def in_memory_of_their_own(recipe: Recipe, n_homes: int = 1) -> tuple[dict[int, bytes], list[bytes]]:
+    """(bytes of each kept node, bytes of each resident) after one compute without any planning."""
+    built = Built(recipe, n_homes)
+    with gs.CpuBackend(1) as backend:
+        for ctx in (*built.homes, built.ctx):
+            backend.alloc_tensors(ctx)
+        set_all(built)
+        backend.graph_compute(built.graph)
+        return ({i: raw(built.ctx.tensors[i]) for i in kept(built)}, [raw(t) for t in built.residents])
+
+
+def check(built: Built, expected: tuple[dict[int, bytes], list[bytes]], note: str) -> None:
+    results, residents = expected
+    for i, bits in results.items():
+        assert raw(built.ctx.tensors[i]) == bits, f"{note}: {built.ctx.tensors[i]!r}"
+    for tensor, bits in zip(built.residents, residents, strict=True):
+        assert raw(tensor) == bits, f"{note}: resident {tensor!r}"
