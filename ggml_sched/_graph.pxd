@@ -37,6 +37,7 @@ cdef class Lease:
     cdef public object drain            # call before touching the data: waits for queued computes; None: none queued
     cdef object __weakref__
     cpdef void end(self) noexcept
+    cpdef bint revive(self) noexcept
 
 
 cdef class BackendBase:

@@ -34,9 +34,14 @@ A node that reaches `graph_compute` is a `Tensor`: `node.op`, `node.op_params`,
 `node.ne`, `node.nb`, and for itself and each of `node.src` a `buffer` of this
 backend and an `offset` into it, in bytes.
 
-Threads: `Scheduler.compute` calls from the thread of the caller.  `compute_async` has a thread for each backend,
-and no two threads are in one backend at a time, with one exception: a backend with `concurrent_copies` receives
-data (`cpy_tensor_from`, `set_tensor_async`, `synchronize`) on another thread while it computes.
+Order: each step of a compute stands in the queue of one backend.  Before it, the backend is told what to wait for
+(`event_wait`); after it, where others wait for it, an event is recorded.  A backend that works while its methods have
+returned overrides the four event methods; for any other, recording waits, and waiting has nothing left to do.
+
+Threads: `Scheduler.compute` calls from the thread of the caller.  So does `compute_async` where all backends are
+`asynchronous`; otherwise it has a thread for each backend, and no two threads are in one backend at a time, with
+one exception: with a backend of `concurrent_copies` another thread may exchange data (`cpy_tensor_from`,
+`cpy_tensor_to`, `cpy_tensor_async`, `set_tensor_async`, `get_tensor_async`, `synchronize`, events) while it computes.
 """
 
 from __future__ import annotations
@@ -114,13 +119,17 @@ class Event:
 class Backend(BackendBase):
     """One device.  Subclass it; `super().__init__(name, alignment)`.
 
-    `max_buffer_size` bounds one buffer in bytes (None: no bound), `is_host` says that the
-    CPU can read its memory directly, `concurrent_copies` that another thread may bring data into it while it computes.
+    `max_buffer_size` bounds one buffer in bytes (None: no bound), `is_host` says that the CPU can read its memory
+    directly, `concurrent_copies` that another thread may bring and fetch data while it computes, `asynchronous` that
+    computes, copies and sets return at once, are done in order, and can be waited for by events, `has_memory` (unless
+    for planning only) that there is something behind its addresses.
     """
 
     max_buffer_size: int | None = None
     is_host: bool = False
     concurrent_copies: bool = False
+    asynchronous: bool = False
+    has_memory: bool = True
 
     # -- memory ---------------------------------------------------------------
 
@@ -216,11 +225,13 @@ class Backend(BackendBase):
                 f"tensor {tensor.name!r} ends at {end}, outside its buffer of {tensor.buffer.size} bytes")
 
     def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
-        """Copy `src`, of another backend, into `dst` of this one; False if that needs the host's help."""
+        """Copy `src`, of another backend, into `dst` of this one, in the order of this one's queue; False if that needs
+        the host's help."""
         return False
 
     def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
-        """Copy `src`, of this backend, into `dst` of another; False if that needs the host's help."""
+        """Copy `src`, of this backend, into `dst` of another, in the order of this one's queue; False if that needs the
+        host's help."""
         return False
 
     def cpy_tensor_async(self, src: Tensor, dst: Tensor) -> bool:
@@ -257,7 +268,10 @@ class Backend(BackendBase):
         raise NotImplementedError(f"backend {self.name!r} does not compute")
 
     def graph_plan_create(self, graph: Graph | GraphView):
-        """Prepare `graph` for many computes at these addresses; returns what graph_plan_compute takes."""
+        """Prepare `graph` for many computes at these addresses; returns what graph_plan_compute takes.
+
+        None refuses: `graph_compute` then runs it each time.
+        """
         return graph
 
     def graph_plan_free(self, plan) -> None:
@@ -316,15 +330,20 @@ def tensor_copy(src: Tensor, dst: Tensor) -> None:
     if there.cpy_tensor_to(src, dst):
         there.synchronize()
         return
-    staging = bytearray(src.nbytes)
-    there.get_tensor(src, staging)
-    if src.nbytes > _dense_bytes(src):
-        # Other tensors' bytes lie between the elements: keep the destination's.
-        merged = bytearray(dst.nbytes)
-        here.get_tensor(dst, merged)
-        hostdata.array_over(dst, merged)[...] = hostdata.array_over(src, staging)
-        staging = merged
-    here.set_tensor(dst, staging)
+    here.set_tensor(dst, staged(src, dst))
+
+
+def staged(src: Tensor, dst: Tensor) -> bytearray:
+    """On the host, the bytes that `dst` has when `src` is copied to it; waits for both backends as it reads them."""
+    given = bytearray(src.nbytes)
+    src.backend.get_tensor(src, given)
+    if src.nbytes == _dense_bytes(src):
+        return given
+    # Other tensors' bytes lie between the elements: keep the destination's.
+    merged = bytearray(dst.nbytes)
+    dst.backend.get_tensor(dst, merged)
+    hostdata.array_over(dst, merged)[...] = hostdata.array_over(src, given)
+    return merged
 
 
 def _dense_bytes(t: Tensor) -> int:

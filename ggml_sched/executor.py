@@ -1,26 +1,27 @@
-"""Runs a plan: binds a graph to memory, then for each split makes the copies and computes.
+"""Runs a plan: binds a graph and its program to memory, and issues the steps.
 
-An `Allocation` is a plan with addresses.  Its steps (steps.py) are made once and replayed by
-every compute.  The graph is never changed: nodes that read copies are rewired twins.
+An `Allocation` is a plan with addresses.  It decides nothing: program.py says what each step is, ordering.py what it
+waits for.  Steps are bound once for each place that a ring has for them, and replayed by every compute.  The graph is
+never changed: nodes that read copies are rewired twins.
 
-With a ring of copies, compute k uses slot k % n of it: there is a list of steps for each slot, and steps that
-know no slots (loads, kept weights, nodes that read no copy) are shared by the lists.
+An allocation may rest while another graph uses the arena, and be resumed: what backends have prepared for it
+stays, as long as the arena's buffers do.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cached_property
 
 from ggml_sched._core import bind_plan, new_lease, rewired, stand_in
 from ggml_sched._graph import Graph, Lease, Tensor
-from ggml_sched.backend import Buffer
+from ggml_sched.backend import Buffer, Event, GraphView
 from ggml_sched.errors import HazardError
-from ggml_sched.pipeline import Pipeline
+from ggml_sched.pipeline import Issued, Pipeline, Task
 from ggml_sched.plan import Plan
-from ggml_sched.steps import CopyStep, ExpertsStep, LoadStep, RunStep, Step
+from ggml_sched.program import Copy, CopyExperts, Load, Place, Program, Run, Step, WriteBack
+from ggml_sched.steps import BoundCopy, BoundExperts, BoundLoad, BoundRun, BoundStep, BoundWriteBack, Seen, says_no
 
 __all__ = ["Allocation", "Ask", "Callback", "each"]
 
@@ -28,8 +29,6 @@ Callback = Callable[[Tensor], object]
 """Called with each node after it was computed; False stops the compute."""
 Ask = Callable[[Tensor], object]
 """Called with each node before it is computed; False keeps it from the callback."""
-
-_VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
 class _Guard:
@@ -44,12 +43,15 @@ class _Guard:
         allocation = self._allocation()
         if allocation is None or allocation.is_running:
             return
-        graph, data = allocation.plan.graph, allocation.plan.data
         node = tensor
-        while node.op in _VIEW_OPS and node.src:
+        while not node.computes and node.src:
             node = node.src[0]
-        i = graph.id_of(node)
-        if i >= 0 and node.op != "NONE" and data.is_overwritten(i):
+        if not node.computes:
+            node = node.root
+            if node.op == "NONE" and not node.overwritten:
+                return          # what the caller has set is still on the host
+        i = allocation.id_of(node)
+        if i >= 0 and allocation.data.is_overwritten(i):
             raise HazardError(
                 f"the data of {node.name or 'unnamed'!r} ({node.op}) is gone: its memory has served other nodes "
                 "since; flag it with ctx.set_output before planning")
@@ -58,80 +60,108 @@ class _Guard:
 class Allocation:
     """A plan whose tensors have addresses in `buffers`: for each backend a tuple, one for each chunk.
 
-    `asked` is the graph that the caller gave; the plan's may be another order of it.
+    `asked` is the graph that the caller gave; the plan's may be another order of it.  Neither is kept alive: an
+    allocation whose graph is gone cannot be asked for again.
     """
 
     def __init__(self, plan: Plan, buffers: tuple[tuple[Buffer, ...], ...], asked: Graph) -> None:
-        self.plan = plan
-        self.asked = asked
-        self.buffers = buffers
+        self.data, self.backends, self.buffers = plan.data, plan.backends, buffers
+        self.asked, self.graph = weakref.ref(asked), weakref.ref(plan.graph)
+        self.tensors, self.nodes = plan.graph.tensors, plan.graph.nodes
         self.lease: Lease = new_lease()
         self.is_running = False
+        self._policy = plan.policy
         self._turn = 0
-        self._lists: dict[int, list[Step]] = {}
-        self._made: dict[Hashable, Step | Tensor] = {}
-        self._written: dict[Tensor, None] = {}
-        self._deps = plan.graph.deps
+        self._seen = Seen()
+        self._lists: dict[int, list[BoundStep]] = {}
+        self._bound: dict[tuple, BoundStep] = {}
+        self._stand_ins: dict[int, Tensor] = {}
+        self._program: Program | None = None
         bind_plan(plan.graph, plan.data, buffers, self.lease)
         self.lease.guard = _Guard(self)
 
-    # What only a compute needs is made by the first: a runner allocates each graph anew.
+    def new_plan(self) -> Plan:
+        """The plan again, whose graph is still there."""
+        return Plan(self.graph(), self.data, self.backends, self._policy)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether somebody may still ask for it."""
+        return self.asked() is not None
+
+    def id_of(self, t: Tensor) -> int:
+        """The id of a tensor of the graph, -1 for another."""
+        return self._ids.get(t, -1)
 
     @cached_property
-    def _copies(self) -> tuple[tuple[int, int], ...]:
-        return self.plan.data.copies
+    def _ids(self) -> dict[Tensor, int]:
+        return {t: i for i, t in enumerate(self.tensors)}
+
+    # What only a compute needs is made by the first: a runner may allocate each graph anew.
+
+    def program(self, plan: Plan) -> Program:
+        """The plan's; the allocation keeps it."""
+        if self._program is None:
+            self._program = plan.program
+        return self._program
 
     @cached_property
-    def _kept(self) -> tuple[bool, ...]:
-        return self.plan.data.kept
+    def _written(self) -> list[Tensor]:
+        """Leafs that nodes write to."""
+        roots = dict.fromkeys(node.view_src for node in self.nodes if node.is_view and node.computes)
+        return [root for root in roots if root.op == "NONE"]
 
     @cached_property
-    def _slots(self) -> list[list[int]]:
-        """For each copy the ids of its places: one, or those of its ring."""
-        data = self.plan.data
-        slots = [[data.n_tensors + c] for c in range(data.n_copies)]
-        for k, c in enumerate(data.ring):
-            slots[c].append(data.n_tensors + data.n_copies + k)
-        return slots
+    def _inputs(self) -> list[Tensor]:
+        """Leafs that must have been set: those that come to a backend which has memory."""
+        loaded = {step.tensor for step in self._program.steps
+                  if isinstance(step, Load) and self.backends[step.backend].has_memory}
+        return [self.tensors[i] for i in self._program.inputs if i in loaded and self.tensors[i].nbytes]
 
-    @cached_property
-    def _n_lists(self) -> int:
-        return max(map(len, self._slots), default=1)
+    # -- life -----------------------------------------------------------------------
 
-    def release(self) -> None:
-        """End the lease: the tensors have no address any more.  Everything is released, whatever raises."""
-        made, self._made = self._made, {}
-        self._lists = {}
+    def rest(self) -> None:
+        """The tensors have no address any more; what was prepared stays."""
         self.lease.end()
         self.lease.drain = None
-        if made:
-            each(step.free for step in made.values() if isinstance(step, Step))
 
-    def steps(self, turn: int = 0) -> list[Step]:
-        """What compute number `turn` does, in order."""
-        turn %= self._n_lists
-        if turn not in self._lists:
-            roots = (node.view_src for node in self.plan.graph.nodes if node.op not in _VIEW_OPS)
-            self._written = {root: None for root in roots if root is not None and root.op == "NONE"}
-            self._lists[turn] = list(self._make_steps(turn))
-        return self._lists[turn]
+    def resume(self, plan: Plan) -> None:
+        """The tensors have their addresses again, in memory that others have used since."""
+        self._seen.forget()
+        if self.lease.revive():
+            bind_plan(plan.graph, plan.data, self.buffers, self.lease)
 
-    def run(self, callback: Callback | None = None, ask: Ask | None = None) -> bool:
+    def release(self) -> None:
+        """End it: no address, nothing prepared.  Everything is released, whatever raises."""
+        bound, self._bound, self._lists = self._bound, {}, {}
+        self.rest()
+        each(step.free for step in bound.values())
+
+    # -- computing --------------------------------------------------------------------
+
+    def check_inputs(self, zero: bool) -> None:
+        """HazardError for an input that was never set; with `zero`, such inputs are zeros from now on."""
+        for leaf in self._inputs:
+            if leaf.stash is None:
+                if not zero:
+                    raise HazardError(
+                        f"input {leaf.name or 'unnamed'!r} ({leaf.type} {list(leaf.ne)}) was never set: t.set(array) "
+                        "gives it data, zero=True computes with zeros")
+                leaf.stash = bytes(leaf.nbytes)
+                leaf.touch()
+
+    def run(self, plan: Plan, callback: Callback | None = None, ask: Ask | None = None, zero: bool = False) -> bool:
         """Compute the graph; on return every backend is done.  False if the callback stopped it.
 
         `ask` says which nodes the callback sees.
         """
-        finished = True
+        program = self.program(plan)
+        self.check_inputs(zero)
         steps = self._next_steps()
+        compute = _Compute(program)
         self.is_running = True
         try:
-            for step in steps:
-                if callback is not None and isinstance(step, RunStep):
-                    finished = step.observe(callback, ask)
-                    if not finished:
-                        break
-                else:
-                    step.run()
+            finished = compute.run(steps) if callback is None else compute.run_observed(steps, callback, ask)
         except BaseException:
             self.forget()
             self._wait(quietly=True)
@@ -142,13 +172,17 @@ class Allocation:
         self._wait()
         return finished
 
-    def submit(self, pipeline: Pipeline) -> None:
+    def submit(self, plan: Plan, pipeline: Pipeline, zero: bool = False) -> None:
         """Queue a compute; the inputs are those set now."""
+        program = self.program(plan)
+        self.check_inputs(zero)
         steps = self._next_steps()
         try:
-            jobs = [(step.backend, step.places, job) for step in steps if (job := step.due()) is not None]
+            tasks = [None if (action := bound.due()) is None else Task(bound.backend, action, step.waits,
+                                                                      k in program.awaited)
+                     for k, (step, bound) in enumerate(zip(program.steps, steps, strict=True))]
             self.lease.drain = pipeline.drain_weakly
-            pipeline.submit(jobs)
+            pipeline.submit(tasks)
         except BaseException:
             self.forget()
             raise
@@ -157,14 +191,14 @@ class Allocation:
 
     def forget(self) -> None:
         """A compute has failed: move all data again."""
-        for step in self._made.values():
-            if isinstance(step, Step):
-                step.forget()
+        self._seen.forget()
 
-    def _next_steps(self) -> list[Step]:
-        steps = self.steps(self._turn)
-        self._turn = (self._turn + 1) % self._n_lists
-        return steps
+    def _next_steps(self) -> list[BoundStep]:
+        turn = self._turn
+        if turn not in self._lists:
+            self._lists[turn] = [self._bind(k, step, turn) for k, step in enumerate(self._program.steps)]
+        self._turn = (turn + 1) % self._program.turns
+        return self._lists[turn]
 
     def _touch_written(self) -> None:
         """What the graph writes to has changed."""
@@ -177,154 +211,134 @@ class Allocation:
     def _wait(self, quietly: bool = False) -> None:
         """Wait for every backend, then raise the first error (`quietly`: another one is on its way)."""
         try:
-            each(backend.synchronize for backend in self.plan.backends)
+            each(backend.synchronize for backend in self.backends)
         except Exception:
             if not quietly:
                 raise
 
-    # -- from plan to steps -----------------------------------------------------
+    # -- from steps to bound steps --------------------------------------------------------
 
-    def _make_steps(self, turn: int) -> Iterator[Step]:
-        data, graph = self.plan.data, self.plan.graph
-        places = [slots[turn % len(slots)] for slots in self._slots]
-        stand_ins = [self._stand_in(i) for i in places]
-        in_ring = {t for t, slots in zip(stand_ins, self._slots, strict=True) if len(slots) > 1}
-        backs = dict(data.write_backs)
-        births, early = self._leafs()
-        yield from early
-        # Slots are free when a compute begins, and leafs have their data: nothing waits for these copies.
-        every = dict.fromkeys(c for _, _, _, inputs in data.splits for c in inputs)
-        ahead = [c for c in every if stand_ins[c] in in_ring and self._is_input(c)]
-        for c in ahead:
-            yield self._copy_step(c, stand_ins[c], places[c], 0, 0)
-        position = 0
-        for index, start, stop, inputs in data.splits:
-            made = set(ahead)
-            for c in inputs:
-                yield from births.get(position, ())
-                if c not in made:
-                    made.add(c)
-                    yield self._copy_step(c, stand_ins[c], places[c], start, stop)
-                position += 1
-            nodes: list[Tensor] = []
-            twins: list[Tensor] = []
-            for node in graph.nodes[start:stop]:
-                if position in births:
-                    yield from self._run_step(index, nodes, twins, in_ring)
-                    nodes, twins = [], []
-                    yield from births[position]
-                if node.op not in _VIEW_OPS:
-                    i = graph.id_of(node)
-                    back = None if i not in backs else stand_ins[backs[i]]
-                    nodes.append(node)
-                    twins.append(self._twin(node, data.sources(i), stand_ins, back))
-                    if back is not None:
-                        yield from self._run_step(index, nodes, twins, in_ring, back)
-                        nodes, twins = [], []
-                position += 1
-            yield from self._run_step(index, nodes, twins, in_ring)
+    def _bind(self, k: int, step: Step, turn: int) -> BoundStep:
+        """Step k of the program, with the places of one turn; those that know no ring are the same in all turns."""
+        n_places = max(map(len, _places_of(step)), default=1)
+        key = (k, turn % n_places)
+        if key not in self._bound:
+            self._bound[key] = self._new_bound(step, turn)
+        return self._bound[key]
 
-    def _shared(self, key: Hashable, make: Callable):
-        """One object for all the lists of steps that need it."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+    def _new_bound(self, step: Step, turn: int) -> BoundStep:
+        backend, seen = self.backends[step.backend], self._seen if step.keeps else None
+        match step:
+            case Load():
+                place = step.places[turn % len(step.places)]
+                return BoundLoad(backend, self.tensors[step.tensor], self._tensor(place), step.start, place.id, seen)
+            case Copy():
+                place = step.places[turn % len(step.places)]
+                return BoundCopy(backend, self.tensors[step.tensor], self._tensor(place), place.id, seen)
+            case CopyExperts():
+                place, ids = step.places[turn % len(step.places)], self.tensors[step.ids]
+                staged = ids.root.op == "NONE" and not ids.is_resident
+                return BoundExperts(backend, self.tensors[step.tensor], self._tensor(place), ids, staged)
+            case Run():
+                return self._new_run(step, turn)
+            case WriteBack():
+                place = step.places[turn % len(step.places)]
+                return BoundWriteBack(backend, self._tensor(place), self.tensors[step.tensor])
+        raise TypeError(f"no step: {step!r}")
 
-    def _leafs(self) -> tuple[dict[int, list[Step]], list[Step]]:
-        """Loads of leafs: those born later, by position, and those loaded at the start."""
-        data = self.plan.data
-        births: dict[int, list[Step]] = {}
-        early: list[Step] = []
-        for i, leaf in enumerate(self.plan.graph.tensors):
-            if leaf.op != "NONE" or leaf.view_src is not None or data.lifetime(i) is None:
+    def _new_run(self, step: Run, turn: int) -> BoundRun:
+        reads: dict[int, dict[int, Tensor]] = {}
+        for position, slot, places in step.reads:
+            reads.setdefault(position, {})[slot] = self._tensor(places[turn % len(places)])
+        into = self._tensor(step.into[turn % len(step.into)]) if step.into else None
+        nodes, twins = [], []
+        for position in range(step.first, step.last + 1):
+            node = self.nodes[position]
+            if not node.computes:
                 continue
-            keeps = data.is_exclusive(i)
-            step = self._shared(("load", i), lambda leaf=leaf, keeps=keeps: LoadStep(leaf, keeps))
-            if data.is_late(i):
-                births.setdefault(data.lifetime(i)[0], []).append(step)
-            else:
-                early.append(step)
-        return births, early
+            nodes.append(node)
+            memory = into if position == step.last else None
+            if memory is not None or position in reads:
+                given = reads.get(position, {})
+                src = tuple(given.get(slot, s) for slot, s in enumerate(node.src))
+                node = rewired(node, src, memory, self.lease)
+            twins.append(node)
+        return BoundRun(self.backends[step.backend], tuple(nodes), tuple(twins))
 
-    def _run_step(self, index: int, nodes: list[Tensor], twins: list[Tensor], in_ring: set[Tensor],
-                  back: Tensor | None = None) -> Iterator[Step]:
-        """Nothing for no nodes."""
-        if nodes:
-            backend, filled = self.plan.backends[index], tuple(twins)
-            slots = in_ring if backend.concurrent_copies else ()
-            deps = [t for node in nodes for t in self._deps.get(node, ())] if self._deps else ()
-            key = ("run", filled)
-            yield self._shared(key, lambda: RunStep(backend, tuple(nodes), filled, back, slots, deps))
+    def _tensor(self, place: Place) -> Tensor:
+        """The tensor at a place: the graph's, or one that stands for a copy."""
+        n = self.data.n_tensors
+        if place.id < n:
+            return self.tensors[place.id]
+        if place.id not in self._stand_ins:
+            like = self.tensors[self.data.copies[self.data.copy_of(place.id)][0]]
+            self._stand_ins[place.id] = stand_in(like, f"{self.backends[place.backend].name}#{like.name}",
+                                                 self.buffers[place.backend][place.chunk], place.offset, self.lease)
+        return self._stand_ins[place.id]
 
-    def _stand_in(self, i: int) -> Tensor:
-        """A tensor at the address of id i, a copy."""
-        data = self.plan.data
-        like, backend = self._copies[data.copy_of(i)]
-        tensor, buffer = self.plan.graph.tensors[like], self.buffers[backend][data.chunk(i)]
-        name = f"{self.plan.backends[backend].name}#{tensor.name}"
-        make = lambda: stand_in(tensor, name, buffer, data.offset(i), self.lease)   # noqa: E731
-        return self._shared(("stand-in", i), make)
 
-    def _is_input(self, c: int) -> bool:
-        """Whether copy c is of a leaf that is loaded at the start and never written to."""
-        src = self.plan.graph.tensors[self._copies[c][0]]
-        root = src if src.view_src is None else src.view_src
-        if root.op != "NONE" or root in self._written:
-            return False
-        return root.is_resident or not self.plan.data.is_late(self.plan.graph.id_of(root))
+def _places_of(step: Step) -> Iterable[tuple[Place, ...]]:
+    if isinstance(step, Run):
+        return [places for _, _, places in step.reads] + ([step.into] if step.into else [])
+    return [step.places]
 
-    def _copy_step(self, c: int, dst: Tensor, place: int, start: int, stop: int) -> Step:
-        """How copy c is made: once while its source is unchanged, only the used experts, or plainly."""
-        return self._shared(("copy", place), lambda: self._new_copy_step(c, dst, place, start, stop))
 
-    def _new_copy_step(self, c: int, dst: Tensor, place: int, start: int, stop: int) -> Step:
-        data, graph = self.plan.data, self.plan.graph
-        src = graph.tensors[self._copies[c][0]]
-        root = src if src.view_src is None else src.view_src
-        keeps = root.op == "NONE" and (self._kept[c] or data.is_exclusive(place))
-        if not keeps and src.is_resident:
-            ids = self._experts_ids(src, start, stop)
-            if ids is not None:
-                return ExpertsStep(src, dst, ids)
-        here, there = dst.backend, src.backend
-        pushes = len(self._slots[c]) > 1 and here.concurrent_copies and there in self.plan.backends
-        return CopyStep(src, dst, keeps, pushes)
+class _Compute:
+    """A compute on the caller's thread."""
 
-    def _experts_ids(self, weight: Tensor, start: int, stop: int) -> Tensor | None:
-        """The ids that name the used experts, if only one mixture reads `weight` and its ids are there by then."""
-        ids = self._mixtures.get(weight)
-        if ids is None:
-            return None
-        root = ids if ids.view_src is None else ids.view_src
-        if root.op == "NONE":
-            return ids if root.is_resident or not self.plan.data.is_late(self.plan.graph.id_of(root)) else None
-        return None if start <= self.plan.graph.position_of(root) < stop else ids
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.issued = Issued((), False)
+        self._ends: dict[int, Event] = {}
 
-    @cached_property
-    def _mixtures(self) -> dict[Tensor, Tensor]:
-        """{expert weights that one mixture reads, and nothing else: its ids, unless a node writes into them}."""
-        nodes = self.plan.graph.nodes
-        found = {node.src[0]: node.src[2] for node in nodes if node.op == "MUL_MAT_ID"}
-        if not found:
-            return {}
-        read = Counter(s for node in nodes for s in node.src if s in found)
-        written = {node.view_src for node in nodes if node.op not in _VIEW_OPS}
-        return {weight: ids for weight, ids in found.items()
-                if read[weight] == 1 and (ids if ids.view_src is None else ids.view_src) not in written}
+    def run(self, steps: list[BoundStep]) -> bool:
+        for k, bound in enumerate(steps):
+            self._do(k, bound)
+        return True
 
-    def _twin(self, node: Tensor, sources: tuple[int, ...], stand_ins: list[Tensor],
-              back: Tensor | None) -> Tensor:
-        """The node itself, or one like it that reads (and writes through) copies."""
-        n = self.plan.data.n_tensors
-        if back is None and all(i < n for i in sources):
-            return node
-        given = iter(sources)
-        src = []
-        for s in node.src:
-            i = -1 if s is None else next(given)
-            src.append(None if s is None else stand_ins[i - n] if i >= n else s)
-        key = ("twin", node, tuple(src))
-        return self._shared(key, lambda: rewired(node, tuple(src), back, self.lease))
+    def _do(self, k: int, bound: BoundStep) -> None:
+        action = bound.due()
+        if action is not None:
+            self._ended(k, bound, action(self._events(k), self.issued.held))
+
+    def _events(self, k: int) -> list[Event]:
+        """What step k waits for; earlier computes are done."""
+        return [self._ends[w.step] for w in self.program.steps[k].waits if not w.back and w.step in self._ends]
+
+    def _ended(self, k: int, bound: BoundStep, end: Event | None) -> None:
+        if k in self.program.awaited:
+            if end is None:
+                end = bound.backend.event_new()
+                bound.backend.event_record(end)
+            self._ends[k] = end
+
+    def run_observed(self, steps: list[BoundStep], callback: Callback, ask: Ask | None) -> bool:
+        """Let the callback see each node that `ask` wants when its data is there, also what goes back to its memory;
+        False when it said stop."""
+        waiting: Tensor | None = None
+        for k, bound in enumerate(steps):
+            if isinstance(bound, BoundRun):
+                for event in self._events(k):
+                    bound.backend.event_wait(event)
+                into = self.program.steps[k].into
+                for twins, node in bound.parts(ask):
+                    bound.backend.graph_compute(GraphView(twins))
+                    if into and node is bound.nodes[-1]:
+                        waiting = node          # its data is elsewhere until the next step
+                    elif node is not None:
+                        bound.backend.synchronize()
+                        if says_no(callback(node)):
+                            return False
+                self._ended(k, bound, None)
+                continue
+            self._do(k, bound)
+            if waiting is not None:
+                node, waiting = waiting, None
+                bound.backend.synchronize()
+                bound.node.backend.synchronize()
+                if says_no(callback(node)):
+                    return False
+        return True
 
 
 def each(calls: Iterable[Callable[[], object]]) -> None:

@@ -1,158 +1,196 @@
-"""Queued computes: a thread for each backend runs its steps, first in, first out.
+"""Queued computes: steps are issued to their backends' queues, in order, each after what it waits for.
 
-One rule orders everything: **steps that touch the same place run in the order in which they were queued.**
-A place is the memory of a backend, or one slot of a ring of copies.  A backend may therefore begin the next
-compute while another still works on this one, and no data is overwritten before it was read.
+Where all backends are asynchronous, the caller's thread issues them and returns.  Otherwise each backend has a thread
+that issues its steps, first in, first out: a step of one backend may run while another still works on the compute
+before.  A program says what each step waits for (ordering.py); a step waits only for steps queued before it, so
+that nothing can wait in a circle.
 
-A step waits only for steps queued before it, so nothing can wait in a circle.  After a failure everything
-queued is skipped until `take_error`.  Threads start on first use and end with `close`, or with the last
-reference; after a fork the child starts its own.  ggml's counterpart: streams and events of its scheduler.
+After a failure, the compute that failed and everything queued behind it is skipped, until `take_error`.  Threads start on first use and end with `close`, or
+with the last reference; after a fork the child starts its own.  ggml's counterpart: streams and events of its
+scheduler.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from functools import partial
-from queue import SimpleQueue
+from math import inf
+from typing import NamedTuple
 
 from ggml_sched.backend import Backend, Event
 from ggml_sched.errors import BackendError
+from ggml_sched.ordering import Wait
+from ggml_sched.steps import Action, Held
+from ggml_sched.workers import Crew
 
-__all__ = ["Job", "Pipeline"]
-
-Job = tuple[Backend, Iterable[Hashable], Callable[[], object]]
-"""On which backend's thread, what it touches, and what to call."""
+__all__ = ["MAX_IN_FLIGHT", "Issued", "Pipeline", "Task"]
 
 MAX_IN_FLIGHT = 64
 """Computes that may be queued at once; the next one waits."""
 
 
+class Task(NamedTuple):
+    """A step that is due."""
+
+    backend: Backend
+    action: Action
+    waits: tuple[Wait, ...]
+    awaited: bool
+    """Whether others wait for it."""
+
+
 class _Ticket:
-    """A queued step.  `issued`: it ran, failed or was skipped; `event`: its backend is done with it."""
+    """`issued`: the step was issued, failed or was skipped (None: in order, on one thread); `event`: its end."""
 
     __slots__ = ("event", "issued")
 
-    def __init__(self) -> None:
-        self.issued = threading.Event()
+    def __init__(self, is_threaded: bool) -> None:
+        self.issued = threading.Event() if is_threaded else None
         self.event: Event | None = None
+
+
+class Issued:
+    """One compute: a ticket for each step that was due, and what must stay alive until its backends are done."""
+
+    __slots__ = ("ends", "held", "number", "tickets")
+
+    def __init__(self, tasks: Sequence[Task | None], is_threaded: bool = False, number: int = 0) -> None:
+        self.number = number
+        self.tickets = [None if task is None else _Ticket(is_threaded) for task in tasks]
+        self.held: Held = []
+        self.ends: list[_Ticket] = []
+        """Of the last step of each queue, where somebody may wait for the whole compute."""
+
+    def issue(self, task: Task, ticket: _Ticket, waits: Sequence[_Ticket]) -> None:
+        """Let the backend do a step, after others."""
+        end = task.action([other.event for other in waits if other.event is not None], self.held)
+        if task.awaited:
+            if end is None:
+                end = task.backend.event_new()
+                task.backend.event_record(end)
+            ticket.event = end
+
+    def wait(self) -> None:
+        """Until the backends are done with it."""
+        for ticket in self.ends:
+            if ticket.issued is not None:
+                ticket.issued.wait()
+            if ticket.event is not None:
+                ticket.event.backend.event_synchronize(ticket.event)
+        self.held.clear()
 
 
 class _State:
     """What the threads share with the pipeline, and nothing that keeps the pipeline alive."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.changed = threading.Condition()
-        self.computes = 0
+        self.pending = 0
+        """Steps that threads have still to issue."""
         self.error: BaseException | None = None
+        self.failed: float = inf
+        """The first compute that failed: what was queued before it goes on, it and the others are skipped."""
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, compute: float = inf) -> None:
         with self.changed:
-            if self.error is None:
-                self.error = error
+            if self.error is None or compute < self.failed:
+                self.error, self.failed = error, compute
 
     def wait(self) -> None:
-        """Until nothing is queued; at once where the threads do not exist any more."""
-        if self.pid == os.getpid():
-            with self.changed:
-                self.changed.wait_for(lambda: self.computes == 0)
-
-    def ended(self) -> None:
+        """Until every step was issued or skipped."""
         with self.changed:
-            self.computes -= 1
-            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.pending == 0)
+
+    def count(self, n: int) -> None:
+        with self.changed:
+            self.pending += n
+            if self.pending == 0:
+                self.changed.notify_all()
 
 
-class _Compute:
-    """How many steps of one compute are still to come."""
-
-    __slots__ = ("lock", "rest", "state")
-
-    def __init__(self, state: _State, n_steps: int) -> None:
-        self.state, self.rest, self.lock = state, n_steps, threading.Lock()
-
-    def step_ended(self) -> None:
-        with self.lock:
-            self.rest -= 1
-            last = self.rest == 0
-        if last:
-            self.state.ended()
-
-
-def _work(tasks: SimpleQueue) -> None:
-    """A backend's thread: tasks until None comes."""
-    while (task := tasks.get()) is not None:
-        _perform(*task)
-        task = None
-
-
-def _perform(backend: Backend, job: Callable[[], object], waits: Sequence[_Ticket], ticket: _Ticket,
-             compute: _Compute) -> None:
-    state = compute.state
+def _perform(state: _State, compute: Issued, task: Task, ticket: _Ticket, waits: Sequence[_Ticket]) -> None:
+    """On a backend's thread."""
     try:
         for other in waits:
             other.issued.wait()
-        if state.error is None:
-            for other in waits:
-                if other.event is not None:
-                    backend.event_wait(other.event)
-            job()
-            event = backend.event_new()
-            backend.event_record(event)
-            ticket.event = event
+        if compute.number < state.failed:
+            compute.issue(task, ticket, waits)
     except BaseException as error:
-        state.fail(error)
+        state.fail(error, compute.number)
     finally:
         ticket.issued.set()
-        compute.step_ended()
+        state.count(-1)
 
 
 class Pipeline:
-    """The threads of one scheduler's backends."""
+    """The queues of one scheduler's backends."""
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         self.backends = tuple(backends)
+        self._is_threaded = not all(backend.asynchronous for backend in self.backends)
+        self._limit = MAX_IN_FLIGHT
         self._start_anew()
 
     def _start_anew(self) -> None:
         self._state = _State()
         self.drain_weakly = partial(_drain_weakly, weakref.ref(self), self._state)
         """`drain`, for tensors to hold: the threads end although it is there."""
-        self._queues: dict[Backend, SimpleQueue] = {}
-        self._threads: list[threading.Thread] = []
-        self._last: dict[Hashable, _Ticket] = {}
-        self._stop = weakref.finalize(self, _send_stops, self._queues)
-        self._stop.atexit = False
+        self._crews: dict[Backend, Crew] = {}
+        self._history: deque[Issued] = deque(maxlen=self._limit)
+        """Computes that steps still to come may wait for, the latest last."""
+        self._in_flight: deque[Issued] = deque()
+        self._count = 0
 
-    def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue one compute.  Raises BackendError, with nothing queued, when the host gives no thread."""
+    def submit(self, tasks: Sequence[Task | None]) -> None:
+        """Queue one compute: a task for each step of its program, None where nothing is due.
+
+        The program is that of the computes queued before, since the last `drain`.  Raises BackendError, with nothing
+        queued, when the host gives no thread.
+        """
         self._after_fork()
-        if not jobs:
-            return
-        for backend, _, _ in jobs:
-            self._queue(backend)
-        state = self._state
-        with state.changed:
-            state.changed.wait_for(lambda: state.computes < MAX_IN_FLIGHT)
-            state.computes += 1
-        compute = _Compute(state, len(jobs))
-        for backend, places, job in jobs:
-            ticket = _Ticket()
-            waits = dict.fromkeys(self._last[place] for place in places if place in self._last)
-            for place in places:
-                self._last[place] = ticket
-            self._queues[backend].put((backend, job, tuple(waits), ticket, compute))
+        due = [(k, task) for k, task in enumerate(tasks) if task is not None]
+        for _, task in due if self._is_threaded else ():
+            self._crew(task.backend)
+        while len(self._in_flight) >= self._limit:
+            self._in_flight.popleft().wait()
+        self._count += 1
+        compute = Issued(tasks, self._is_threaded, self._count)
+        last = {task.backend: k for k, task in due}
+        compute.ends = [compute.tickets[k] for k in last.values()]
+        self._history.append(compute)
+        self._in_flight.append(compute)
+        if self._is_threaded:
+            self._state.count(len(due))
+        for k, task in due:
+            if last[task.backend] == k:
+                task = task._replace(awaited=True)
+            ticket, waits = compute.tickets[k], self._tickets(task.waits)
+            if self._is_threaded:
+                self._crews[task.backend].put(partial(_perform, self._state, compute, task, ticket, waits))
+            elif compute.number < self._state.failed:
+                try:
+                    compute.issue(task, ticket, waits)
+                except BaseException as error:
+                    self._state.fail(error, compute.number)
+                    if not isinstance(error, Exception):
+                        raise
+
+    def _tickets(self, waits: Sequence[Wait]) -> list[_Ticket]:
+        """Of the steps that are waited for, those that were due."""
+        computes = self._history
+        found = [computes[-1 - w.back].tickets[w.step] for w in waits if w.back < len(computes)]
+        return [ticket for ticket in found if ticket is not None]
 
     def drain(self) -> None:
         """Wait until everything queued is done or skipped.  Errors stay for `take_error`."""
-        if not self._last:
+        if not self._in_flight and not self._history:
             return          # nothing queued
         self._after_fork()
         state = self._state
-        if threading.current_thread() in self._threads:
+        if any(threading.current_thread() in crew.threads for crew in self._crews.values()):
             return          # a backend that looks at its own tensors while it computes
         state.wait()
         for backend in self.backends:
@@ -160,7 +198,8 @@ class Pipeline:
                 backend.synchronize()
             except Exception as error:
                 state.fail(error)
-        self._last.clear()
+        self._history.clear()
+        self._in_flight.clear()
 
     @property
     def failed(self) -> bool:
@@ -168,41 +207,35 @@ class Pipeline:
 
     def take_error(self) -> BaseException | None:
         """The first error since the last call; only after `drain`."""
-        error, self._state.error = self._state.error, None
+        error, self._state.error, self._state.failed = self._state.error, None, inf
         return error
 
     def close(self) -> None:
         """Finish what is queued and end the threads; the next `submit` starts new ones."""
         self.drain()
-        threads = self._threads
-        if self._state.pid == os.getpid():
-            self._stop()
-            for thread in threads:
-                thread.join()
+        for crew in self._crews.values():
+            crew.close()
         self._start_anew()
 
-    def _queue(self, backend: Backend) -> SimpleQueue:
-        tasks = self._queues.get(backend)
-        if tasks is None:
-            tasks = SimpleQueue()
-            name = f"ggml-sched {backend.name}"
-            thread = threading.Thread(target=_work, args=(tasks,), name=name, daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as error:
-                raise BackendError(f"backend {backend.name!r}: the host gives no thread") from error
-            self._threads.append(thread)
-            self._queues[backend] = tasks
-        return tasks
+    def _crew(self, backend: Backend) -> Crew:
+        crew = self._crews.get(backend)
+        if crew is None:
+            crew = Crew([f"ggml-sched {backend.name}"])
+            if not crew.threads:
+                raise BackendError(f"backend {backend.name!r}: the host gives no thread")
+            self._crews[backend] = crew
+        return crew
 
     def _after_fork(self) -> None:
         """In a child process, the parent's threads do not exist, and what was queued is lost."""
-        if self._state.pid != os.getpid():
-            lost = self._state.computes
-            self._stop.detach()
-            self._start_anew()
-            if lost:
-                self._state.error = BackendError(f"the process forked while {lost} computes were queued")
+        if all(crew.is_here for crew in self._crews.values()):
+            return
+        lost = len(self._in_flight) if self._state.pending else 0
+        for crew in self._crews.values():
+            crew.close()
+        self._start_anew()
+        if lost:
+            self._state.error = BackendError(f"the process forked while {lost} computes were queued")
 
 
 def _drain_weakly(pipeline: weakref.ref[Pipeline], state: _State) -> None:
@@ -211,9 +244,3 @@ def _drain_weakly(pipeline: weakref.ref[Pipeline], state: _State) -> None:
         held.drain()
     else:
         state.wait()
-
-
-def _send_stops(queues: dict[Backend, SimpleQueue]) -> None:
-    for tasks in queues.values():
-        tasks.put(None)
-    queues.clear()

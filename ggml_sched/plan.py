@@ -14,6 +14,7 @@ from ggml_sched._core import PlanData
 from ggml_sched._graph import Graph, Tensor
 from ggml_sched.backend import Backend
 from ggml_sched.errors import GraphError
+from ggml_sched.program import Program, make_program
 from ggml_sched.validate import validate
 
 __all__ = ["Copy", "Plan", "Split"]
@@ -74,6 +75,13 @@ class Plan:
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"a plan is a value: {name!r} cannot be changed")
+
+    @property
+    def program(self) -> Program:
+        """What a compute does, step by step, as plain values; print it."""
+        if self.data.program is None:
+            self.data.program = make_program(self.graph, self.data, self.backends)
+        return self.data.program
 
     @property
     def fingerprint(self) -> int:

@@ -1,36 +1,30 @@
-"""The scheduler: plans graphs over backends, owns their arenas, and computes.
+"""The scheduler: plans graphs over backends, gives them memory, and computes.
 
-`plan` makes values, `alloc` gives them memory, `compute` runs them, `compute_async` queues them.  Whatever
-raises leaves the scheduler, its old plan and its memory as they were; whatever changes addresses first waits
-for what is queued.
+The public face of planner.py (plans), arenas.py (buffers), allocations.py (who has addresses) and pipeline.py
+(queued computes).  Whatever raises leaves the scheduler, its old plan and its memory as they were; whatever changes
+addresses first waits for what is queued.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from operator import index as _index
 
-from ggml_sched._core import Devices, PlanData, Policy, Request, make_plan, replay_plan
+from ggml_sched._core import Request
 from ggml_sched._graph import Graph, Tensor
-from ggml_sched.backend import Backend, Buffer
-from ggml_sched.errors import Error, OutOfMemory, PlacementError
+from ggml_sched.allocations import Allocations
+from ggml_sched.arenas import Arenas
+from ggml_sched.backend import Backend
+from ggml_sched.errors import Error, PlacementError
 from ggml_sched.executor import Allocation, Ask, Callback, each
 from ggml_sched.pipeline import MAX_IN_FLIGHT, Pipeline
 from ggml_sched.plan import Plan
-from ggml_sched.reorder import reorder
+from ggml_sched.planner import POLICIES, Planner
 
 __all__ = ["Scheduler"]
-
-POLICIES = {
-    "default": Policy(),
-    "seed": Policy(placement="seed", offsets="best fit", reuse="first", leafs_first=False),
-}
-"""What the names mean."""
-
 
 class _Turn:
     """One call at a time: a second thread, or a callback, gets an error instead of corruption."""
@@ -56,12 +50,13 @@ class Scheduler:
     """Runs graphs over several backends, given in order of preference (the best first, the host last).
 
     `policy="seed"` places as the first generation of ggml did.  `plan_cache` plans are kept, so that an
-    equal graph built anew is not planned again (0: plan afresh on every call).  `budgets` maps backends to the
+    equal graph built anew is not planned again, and as many graphs keep what backends have prepared for them, so
+    that switching between them prepares nothing (0: plan afresh on every call).  `budgets` maps backends to the
     bytes that their arena may take; without one, what the backend says is left counts.  `copies` is the
     number of places (at most 64) that each copy between backends has, used in turn by queued computes (policy
     "default"); they are part of `plan.buffer_sizes`.  `reorder` also plans the nodes in another order (reorder.py)
-    and keeps it when its arenas are smaller; positions in the plan then count in `plan.graph.nodes`.  A context
-    manager.
+    and keeps it when its arenas are smaller; positions in the plan then count in `plan.graph.nodes`.  `zero`: inputs
+    that were never set are zeros, where otherwise computing raises HazardError.  A context manager.
 
     Raises ValueError for no backends, one twice, or an unknown policy.  Used from a second thread while
     it works, it raises Error.
@@ -75,6 +70,7 @@ class Scheduler:
         plan_cache: int = 8,
         budgets: Mapping[Backend, int] | None = None,
         reorder: bool = False,
+        zero: bool = False,
     ) -> None:
         backends = tuple(backends)
         if not backends:
@@ -93,30 +89,22 @@ class Scheduler:
             raise ValueError(f"plan_cache = {plan_cache} must be at least 0")
         self.backends = backends
         self.policy = policy
-        self._policy = POLICIES[policy]
-        if policy != "seed":
-            self._policy = self._policy.replace(places=copies)
         self.copies = copies
         self.reorder = reorder
+        self.zero = zero
         self.closed = False
-        self._cache_size = plan_cache
-        self._devices = Devices(backends)
-        self._cache: OrderedDict[tuple, PlanData] = OrderedDict()
-        # What was reserved, by wiring and residency: serves smaller graphs without planning.
-        self._reserved: dict[tuple[int, int], PlanData] = {}
-        self._assigned: weakref.WeakKeyDictionary[Tensor, Backend] = weakref.WeakKeyDictionary()
-        self._budgets = {self._index(backend): _index(nbytes) for backend, nbytes in (budgets or {}).items()}
-        for i, nbytes in self._budgets.items():
+        limits = {self._index(backend): _index(nbytes) for backend, nbytes in (budgets or {}).items()}
+        for i, nbytes in limits.items():
             if nbytes < 0:
                 raise ValueError(f"backend {backends[i].name!r}: a budget of {nbytes} bytes")
-        # For each backend the buffers of its arena: one, or one for each chunk.
-        self._buffers: list[tuple[Buffer, ...]] = [()] * len(backends)
-        self._orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
-        self._current: Allocation | None = None
-        self._epoch = -1
-        self._residents: list[Buffer] = []
-        self._turn = _Turn()
+        # The first generation knows no ring.
+        rules = POLICIES[policy] if policy == "seed" else POLICIES[policy].replace(places=copies)
+        self._planner = Planner(backends, policy, rules, plan_cache, limits, reorder)
+        self._arenas = Arenas(backends)
         self._pipeline = Pipeline(backends)
+        self._allocations = Allocations(self._arenas, self._pipeline, plan_cache)
+        self._assigned: weakref.WeakKeyDictionary[Tensor, Backend] = weakref.WeakKeyDictionary()
+        self._turn = _Turn()
 
     # -- planning -------------------------------------------------------------
 
@@ -140,206 +128,73 @@ class Scheduler:
             sizes: list[tuple[int, ...]] = [()] * len(self.backends)
             plans = [self._plan(graph) for graph in graphs]
             for plan, _ in plans:
-                wanted = plan.chunk_sizes
-                sizes = [
-                    tuple(max(pair) for pair in zip_longest(*pairs, fillvalue=0))
-                    for pairs in zip(sizes, wanted, strict=True)
-                ]
+                sizes = [tuple(max(pair) for pair in zip_longest(*pairs, fillvalue=0))
+                         for pairs in zip(sizes, plan.chunk_sizes, strict=True)]
             self._grow(sizes)
             for plan, request in plans:
-                self._reserved[plan.graph.wiring, request.key] = plan.data
+                self._planner.reserve(plan, request)
+
+    def adopt(self, plan: Plan) -> None:
+        """Use a plan made elsewhere (`gs.load_plan`) whenever its graph, or an equal one, is allocated or planned.
+
+        Raises PlacementError for a plan of other backends or another policy, HazardError for one that is unsound.
+        """
+        with self._turn:
+            if plan.backends != self.backends or plan.policy != self.policy:
+                raise PlacementError(f"{plan!r} was made for other backends, or by policy {plan.policy!r}")
+            plan.verify()
+            self._planner.adopt(plan, self._assigned)
+            self._allocations.forget_assignments()
 
     def _plan(self, graph: Graph) -> tuple[Plan, Request]:
         if not isinstance(graph, Graph):
             raise TypeError(f"not a Graph: {graph!r}")
-        if not self.reorder:
-            return self._plan_order(graph)
-        if graph not in self._orders:
-            self._orders[graph] = reorder(graph)
-        given: tuple[Plan, Request] | None = None
-        try:
-            given = self._plan_order(graph)
-        except OutOfMemory:
-            # Perhaps the other order fits.
-            return self._plan_order(self._orders[graph])
-        try:
-            other = self._plan_order(self._orders[graph])
-        except OutOfMemory:
-            return given
-        return min(given, other, key=lambda found: sum(found[0].buffer_sizes))
-
-    def _plan_order(self, graph: Graph) -> tuple[Plan, Request]:
-        request = Request(graph, self._devices, self._assigned)
-        plan = self._cached_plan(graph, request, False)
-        excess = self._excess(plan)
-        if excess is not None and any(plan.data.kept):
-            # Weights kept beside the arena may be what is too much: let them take turns instead.
-            leaner = self._cached_plan(graph, request, True)
-            if self._excess(leaner) is None:
-                return leaner, request
-        if excess is not None:
-            raise excess
-        return plan, request
-
-    def _cached_plan(self, graph: Graph, request: Request, stream: bool) -> Plan:
-        limits = tuple([backend.max_buffer_size for backend in self.backends])
-        key = (graph.fingerprint, request.key, stream, limits)
-        data = self._cache.get(key)
-        if data is None:
-            reserved = self._reserved.get((graph.wiring, request.key)) if self._cache_size and not stream else None
-            if reserved is not None:
-                data = replay_plan(request, reserved, self._policy)
-            if data is None:
-                data = make_plan(request, self._policy.replace(stream=stream) if stream else self._policy)
-            if self._cache_size:
-                self._cache[key] = data
-                while len(self._cache) > self._cache_size:
-                    self._cache.popitem(last=False)
-        else:
-            self._cache.move_to_end(key)
-        return Plan(graph, data, self.backends, self.policy)
-
-    def _excess(self, plan: Plan) -> OutOfMemory | None:
-        """The error to raise if a plan exceeds a backend's budget: shortfall, and what is alive at the peak."""
-        sizes = plan.data.buffer_sizes
-        for i, backend in enumerate(self.backends):
-            needed = sizes[i]
-            limit = self._budgets.get(i)
-            if limit is None:
-                free = backend.memory_available()
-                if free is None:
-                    continue
-                limit = free + sum(buffer.size for buffer in self._buffers[i] if not buffer.closed)
-            if needed > limit:
-                alive = plan.data.live_at_peak(i)
-                shown = ", ".join(f"{plan.name_of(k) or 'unnamed'!r} {plan.data.size(k)}" for k in alive[:8])
-                more = f" and {len(alive) - 8} more" if len(alive) > 8 else ""
-                return OutOfMemory(
-                    f"backend {backend.name!r}: the arena needs {needed} bytes, {limit} are available, "
-                    f"{needed - limit} are missing; alive at the peak: {shown}{more}",
-                    backend.name, needed, limit)
-        return None
+        return self._planner.plan(graph, self._assigned, self._arenas.held())
 
     # -- memory -----------------------------------------------------------------
 
     def alloc(self, graph: Graph) -> Plan:
         """Plan a graph and give its tensors addresses; then set its inputs and `compute`.
 
-        The tensors of the graph allocated before lose theirs.  Raises what `plan` raises, and OutOfMemory.
+        The tensors of the graph allocated before lose theirs, until it is allocated again.  Raises what `plan`
+        raises, and OutOfMemory.
         """
         with self._turn:
-            return self._alloc(graph).plan
+            return self._alloc(graph)[0]
 
-    def _alloc(self, graph: Graph) -> Allocation:
-        current = self._current
-        if current is not None and current.asked is graph and self._is_fresh(current):
-            if current.lease.displaced:
-                self._renew(current)
-            return self._current
+    def _alloc(self, graph: Graph) -> tuple[Plan, Allocation]:
+        found = self._allocations.find(graph)
+        if found is not None:
+            return found
         plan, request = self._plan(graph)
         self._grow(plan.chunk_sizes)
-        self._replace(plan, request, graph)
-        return self._current
-
-    def _is_fresh(self, current: Allocation) -> bool:
-        """Whether nothing has moved since: weights where they were, assignments unchanged."""
-        for buffer in self._residents:
-            if buffer.closed:
-                return False
-        return self._cache_size > 0 and current.lease.alive and self._epoch == current.plan.graph.residence_epoch()
-
-    def _renew(self, current: Allocation) -> None:
-        """Another scheduler has addressed some of the tensors since: address them here again."""
-        self._release_current()
-        self._current = Allocation(current.plan, tuple(self._buffers), current.asked)
-
-    def _replace(self, plan: Plan, request: Request, asked: Graph) -> None:
-        self._release_current()
-        self._current = Allocation(plan, tuple(self._buffers), asked)
-        self._epoch = plan.graph.residence_epoch()
-        self._residents = request.buffers
+        return plan, self._allocations.put(plan, request, graph)
 
     def _grow(self, sizes: Sequence[Sequence[int]]) -> None:
-        """Buffers of at least these sizes, for each backend and chunk.
+        """Buffers of at least these sizes; the current allocation ends if some are exchanged.
 
-        When one cannot be had, all stay as they are; when old ones had to go first, they come back, and the
-        allocation with them: its inputs are loaded again, its results are gone.
+        When they cannot be had, it is as before: its inputs are loaded again, its results may be gone.
         """
-        short = {}
-        for i, wanted in enumerate(sizes):
-            held = self._buffers[i]
-            for chunk, size in enumerate(wanted):
-                if chunk >= len(held) or held[chunk].closed or held[chunk].size < size:
-                    short[i, chunk] = size
-        if not short:
-            return
-        crowded = {(i, c): self._buffers[i][c].size for i, c in short if self._is_crowded(i, short)
-                   and c < len(self._buffers[i]) and not self._buffers[i][c].closed}
-        if not crowded:
-            self._exchange(short)
-            return
-        # Old and new do not fit side by side: the old ones go first, and come back (empty) if the new ones fail.
-        current = self._current
-        self._release_current()
-        each(self._buffers[i][c].close for i, c in crowded)
+        before = self._allocations.snapshot()
         try:
-            self._exchange(short)
+            self._arenas.grow(sizes, self._allocations.vacate)
         except BaseException:
-            self._exchange(crowded)
-            if current is not None:
-                self._current = Allocation(current.plan, tuple(self._buffers), current.asked)
+            if before is not None and self._allocations.current is None and self._arenas.are_open():
+                self._allocations.restore(*before)
             raise
-
-    def _is_crowded(self, i: int, short: dict[tuple[int, int], int]) -> bool:
-        """Whether a backend says that it cannot hold its new buffers beside the old ones."""
-        free = self.backends[i].memory_available()
-        return free is not None and free < sum(size for (k, _), size in short.items() if k == i)
-
-    def _exchange(self, sizes: dict[tuple[int, int], int]) -> None:
-        """Put new buffers in the place of old ones, all or none."""
-        fresh: dict[tuple[int, int], Buffer] = {}
-        try:
-            for (i, chunk), size in sizes.items():
-                fresh[i, chunk] = self._new_buffer(self.backends[i], size)
-            self._release_current()
-        except BaseException:
-            each(buffer.close for buffer in fresh.values())
-            raise
-        replaced = []
-        for i, held in enumerate(self._buffers):
-            chunks = dict(enumerate(held)) | {c: buffer for (k, c), buffer in fresh.items() if k == i}
-            self._buffers[i] = tuple(chunks[c] for c in sorted(chunks))
-            replaced += [buffer for buffer in held if buffer not in self._buffers[i]]
-        each(buffer.close for buffer in replaced)
-
-    def _new_buffer(self, backend: Backend, size: int) -> Buffer:
-        buffer = backend.alloc_buffer(size)
-        buffer.usage = "compute"
-        return buffer
-
-    def _release_current(self) -> None:
-        current = self._current
-        if current is not None:
-            self._drain()
-            self._current = None
-            current.release()
-
-    def _drain(self) -> None:
-        """Wait for queued computes; what they raised stays for `synchronize`."""
-        self._pipeline.drain()
-        if self._pipeline.failed and self._current is not None:
-            self._current.forget()
 
     def buffer_size(self, backend: Backend) -> int:
         """Bytes of the arena held on a backend at the moment."""
-        return sum(buffer.size for buffer in self._buffers[self._index(backend)] if not buffer.closed)
+        return self._arenas.held()[self._index(backend)]
 
     # -- computing ----------------------------------------------------------------
 
-    def compute(self, graph: Graph, callback: Callback | None = None, ask: Ask | None = None) -> bool:
+    def compute(self, graph: Graph, callback: Callback | None = None, ask: Ask | None = None,
+                zero: bool | None = None) -> bool:
         """Run a graph, allocating it first if it is not the one allocated last; all results are there on return.
 
-        Inputs must have been set since the graph was allocated for the first time; they keep their data.
+        Inputs must have been set since the graph was allocated for the first time; they keep their data.  One that
+        never was is a HazardError, unless `zero` (by default what the scheduler was made with) asks for zeros.
         `callback(node)` is called after each computed node, whose data it may read; when it returns False, nothing
         more runs on any backend, and `compute` returns False instead of True.
 
@@ -355,19 +210,21 @@ class Scheduler:
             raise ValueError("ask says which nodes the callback sees, and there is no callback")
         with self._turn:
             self._synchronize()
-            return self._alloc(graph).run(callback, ask)
+            plan, allocation = self._alloc(graph)
+            return allocation.run(plan, callback, ask, self.zero if zero is None else zero)
 
-    def compute_async(self, graph: Graph) -> None:
+    def compute_async(self, graph: Graph, zero: bool | None = None) -> None:
         """Queue a compute and return; the results are there after `synchronize`.
 
         Inputs may be set anew at once: a compute uses what was set when it was queued.  Computes that follow
         each other overlap where they are on different backends.  Reading a tensor of the graph waits for what
         is queued; weights and caches, which live outside the graph's plan, must not be set or read before
-        `synchronize`.
+        `synchronize`.  `zero` as in `compute`.
         When something fails, the rest of what is queued is skipped.  Raises what `alloc` raises.
         """
         with self._turn:
-            self._alloc(graph).submit(self._pipeline)
+            plan, allocation = self._alloc(graph)
+            allocation.submit(plan, self._pipeline, self.zero if zero is None else zero)
 
     def synchronize(self) -> None:
         """Wait until everything queued has ended; raises the first exception of a step since the last call.
@@ -378,7 +235,7 @@ class Scheduler:
             self._synchronize()
 
     def _synchronize(self) -> None:
-        self._drain()
+        self._allocations.drain()
         error = self._pipeline.take_error()
         if error is not None:
             raise error
@@ -395,12 +252,12 @@ class Scheduler:
         with self._turn:
             if backend is not None:
                 self._index(backend)
-            self._drain()
+            self._allocations.drain()
             if backend is None:
                 self._assigned.pop(t, None)
             else:
                 self._assigned[t] = backend
-            self._epoch = -1
+            self._allocations.forget_assignments()
 
     def get_tensor_backend(self, t: Tensor) -> Backend | None:
         """The backend assigned by the caller, else by the current plan, else where the tensor lives; or None."""
@@ -408,9 +265,12 @@ class Scheduler:
             raise TypeError(f"not a Tensor: {t!r}")
         if t in self._assigned:
             return self._assigned[t]
-        if self._current is not None and t in self._current.plan.graph:
-            return self._current.plan.backend_of(t)
-        return t.backend
+        current = self._allocations.current
+        i = -1 if current is None else current.id_of(t)
+        if i < 0:
+            return t.backend
+        index = current.data.backend_index(i)
+        return None if index < 0 else self.backends[index]
 
     def _index(self, backend: Backend) -> int:
         for i, known in enumerate(self.backends):
@@ -422,11 +282,10 @@ class Scheduler:
     # -- life -------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Forget the current allocation and the cached plans.  Buffers and assignments stay."""
+        """Forget every allocation and the cached plans.  Buffers and assignments stay."""
         with self._turn:
-            self._release_current()
-            self._cache.clear()
-            self._reserved.clear()
+            self._planner.clear()
+            self._allocations.vacate()
 
     def close(self) -> None:
         """Give the arenas back; idempotent.  Tensors addressed here lose their addresses."""
@@ -435,9 +294,8 @@ class Scheduler:
         with self._turn:
             self._pipeline.drain()
             self.closed = self._turn.closed = True
-            self._cache.clear()
-            held, self._buffers = [b for buffers in self._buffers for b in buffers], [()] * len(self.backends)
-            each([self._release_current, *(buffer.close for buffer in held), self._pipeline.close])
+            self._planner.clear()
+            each([self._allocations.vacate, self._arenas.close, self._pipeline.close])
 
     def __enter__(self) -> Scheduler:
         return self

@@ -1,23 +1,48 @@
-"""The steps of a compute: load an input, copy a tensor, run nodes.
+"""Steps with addresses: what the executor does for each step of a program.
 
-A step says on which backend's thread it runs (`backend`) and whose memory it touches (`places`).
-`due()` decides on the caller's thread what there is to do and returns it as a call, which may be made later:
-by then the caller may have set other inputs.  Steps that move data know the version of what they moved last,
-so that data which nobody has changed, in memory which nobody else uses, is not moved again.
+A bound step belongs to one backend, in whose queue it stands.  `due()` decides on the caller's thread what there is
+to do and returns it as an `Action`, which may be made later, and on another thread: by then the caller may have set
+other inputs.  An action first lets its backend (or, where the host itself must read, the host) wait for the events
+that it is given, and never waits for anything else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from ggml_sched import hostdata
 from ggml_sched._graph import Tensor
-from ggml_sched.backend import Backend, GraphView, tensor_copy
+from ggml_sched.backend import Backend, Event, GraphView, staged
 from ggml_sched.errors import PlacementError
 
-__all__ = ["CopyStep", "ExpertsStep", "LoadStep", "RunStep", "Step", "says_no"]
+__all__ = ["Action", "BoundCopy", "BoundExperts", "BoundLoad", "BoundRun", "BoundStep", "BoundWriteBack", "Held", "Seen",
+           "says_no"]
+
+Held = list[object]
+"""What must stay alive until the backends have done what was queued."""
+Action = Callable[[Sequence[Event], Held], Event | None]
+"""Waits for the events, and does it.  An event that it returns stands for its end; None: the queue's order does."""
+
+
+class Seen:
+    """Which version of its source each kept place holds; forgotten at once when the memory has served others."""
+
+    __slots__ = ("_versions",)
+
+    def __init__(self) -> None:
+        self._versions: dict[int, int] = {}
+
+    def is_new(self, place: int, version: int) -> bool:
+        """Whether the place holds another version; from now on, this one."""
+        if self._versions.get(place) == version:
+            return False
+        self._versions[place] = version
+        return True
+
+    def forget(self) -> None:
+        self._versions.clear()
 
 
 def says_no(answer: object) -> bool:
@@ -33,195 +58,200 @@ def home_of(tensor: Tensor) -> Backend:
     return backend
 
 
-class Step:
-    """One thing that a compute does."""
+class BoundStep:
+    """One step, with the tensors that it is about."""
 
-    __slots__ = ("backend", "places")
+    __slots__ = ("backend",)
 
-    def __init__(self, backend: Backend, places: Collection[Hashable]) -> None:
+    def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        """On whose thread it runs."""
-        self.places = tuple(dict.fromkeys(places))
-        """Backends whose memory it touches, and stand-ins that are slots of a ring."""
 
-    def due(self) -> Callable[[], object] | None:
-        """What there is to do now, complete as far as the backend's queue goes; None if nothing."""
+    def due(self) -> Action | None:
+        """What there is to do now; None if nothing."""
         raise NotImplementedError
-
-    def run(self) -> None:
-        """Do it."""
-        job = self.due()
-        if job is not None:
-            job()
-
-    def forget(self) -> None:
-        """A compute failed: what was due may not have been done."""
 
     def free(self) -> None:
         """Release what the step holds."""
 
 
-class LoadStep(Step):
-    """Copy what the caller set into an input's place in the arena.
+class BoundLoad(BoundStep):
+    """Bring what the caller has set for `leaf`, from byte `start` on, to the place of `tensor`.
 
-    `keeps`: nothing else uses that place, so it is loaded again only after a new `set`.
+    `seen`, of a place that nothing else uses: it is brought again only after a new `set`.
     """
 
-    __slots__ = ("keeps", "seen", "tensor")
+    __slots__ = ("leaf", "place", "seen", "start", "tensor")
 
-    def __init__(self, tensor: Tensor, keeps: bool = False) -> None:
-        super().__init__(tensor.backend, (tensor.backend,))
-        self.tensor, self.keeps, self.seen = tensor, keeps, None
+    def __init__(self, backend: Backend, leaf: Tensor, tensor: Tensor, start: int, place: int, seen: Seen | None) -> None:
+        super().__init__(backend)
+        self.leaf, self.tensor, self.start, self.place, self.seen = leaf, tensor, start, place, seen
 
-    def due(self) -> Callable[[], object] | None:
-        tensor, data = self.tensor, self.tensor.stash
-        if not data or (self.keeps and self.seen == tensor.data_version):
+    def due(self) -> Action | None:
+        data = self.leaf.stash
+        if not data or self.seen is not None and not self.seen.is_new(self.place, self.leaf.data_version):
             return None
-        self.seen = tensor.data_version
-        return lambda: self._load(data)
+        part = memoryview(data)[self.start : self.start + self.tensor.nbytes]
 
-    def _load(self, data: bytes) -> None:
-        backend = home_of(self.tensor)
-        backend.set_tensor_async(self.tensor, memoryview(data))
-        # The caller may set other data, and these bytes may go.
-        backend.synchronize()
+        def load(events: Sequence[Event], held: Held) -> None:
+            backend = home_of(self.tensor)
+            for event in events:
+                backend.event_wait(event)
+            held.append(data)
+            backend.set_tensor_async(self.tensor, part)
 
-    def forget(self) -> None:
-        self.seen = None
+        return load
 
 
-class CopyStep(Step):
-    """Copy a tensor to its stand-in on another backend.
+class BoundCopy(BoundStep):
+    """Copy `src` to `dst`, a place on another backend; `seen` as in BoundLoad.
 
-    `keeps`: the stand-in's memory is its own, so an unchanged source is not copied again.  `pushes`: the
-    stand-in is a slot of a ring, which the source's thread fills while the destination may be computing.
+    `backend` is the source's (the copy is pushed) or the destination's.
     """
 
-    __slots__ = ("dst", "keeps", "pushes", "seen", "src")
+    __slots__ = ("dst", "place", "seen", "src")
 
-    def __init__(self, src: Tensor, dst: Tensor, keeps: bool = False, pushes: bool = False) -> None:
-        there, here = src.backend, dst.backend
-        super().__init__(there if pushes else here, (there, dst) if pushes else (there, here))
-        self.src, self.dst, self.keeps, self.pushes, self.seen = src, dst, keeps, pushes, None
+    def __init__(self, backend: Backend, src: Tensor, dst: Tensor, place: int, seen: Seen | None) -> None:
+        super().__init__(backend)
+        self.src, self.dst, self.place, self.seen = src, dst, place, seen
 
-    def due(self) -> Callable[[], object] | None:
-        version = self.src.data_version
-        if self.keeps and self.seen == version:
+    def due(self) -> Action | None:
+        if self.seen is not None and not self.seen.is_new(self.place, self.src.data_version):
             return None
-        self.seen = version
         return self._copy
 
-    def run(self) -> None:
-        super().run()
-        if self.pushes:
-            self.src.backend.synchronize()      # there are no events without queued computes
-
-    def _copy(self) -> None:
-        there = home_of(self.src)
-        if self.pushes and self.src.nbytes and there.cpy_tensor_async(self.src, self.dst):
-            self.dst.touch()
-            return
-        there.synchronize()
-        tensor_copy(self.src, self.dst)
-
-    def forget(self) -> None:
-        self.seen = None
+    def _copy(self, events: Sequence[Event], held: Held) -> Event | None:
+        return transfer(self.src, self.dst, self.backend, events, held)
 
 
-class ExpertsStep(Step):
+class BoundExperts(BoundStep):
     """Copy only those experts of a mixture that `ids` names.
 
     `src` and `dst` are expert weights [k, m, n_expert]; ids out of range are left to the kernel to refuse.
+    `staged`: the ids are what the caller has set; else they are read where a node computed them.
     """
 
-    __slots__ = ("dst", "ids", "src", "used")
+    __slots__ = ("dst", "ids", "src", "staged", "used")
 
-    def __init__(self, src: Tensor, dst: Tensor, ids: Tensor) -> None:
-        super().__init__(dst.backend, (dst.backend, src.backend, ids.backend))
-        self.src, self.dst, self.ids, self.used = src, dst, ids, ()
+    def __init__(self, backend: Backend, src: Tensor, dst: Tensor, ids: Tensor, staged: bool) -> None:
+        super().__init__(backend)
+        self.src, self.dst, self.ids, self.staged, self.used = src, dst, ids, staged, ()
 
-    def due(self) -> Callable[[], object]:
-        return self._copy
+    def due(self) -> Action | None:
+        # Not ids.numpy(), which would give what the caller has set by then.
+        given = None
+        if self.staged:
+            given = self.ids.root.stash[self.ids.view_offs : self.ids.view_offs + self.ids.nbytes]
+        return lambda events, held: self._copy(given, events, held)
 
-    def _copy(self) -> None:
-        # Not ids.numpy(), which would give what the caller has set by now.
-        given = bytearray(self.ids.nbytes)
-        home_of(self.ids).get_tensor(self.ids, given)
-        n_expert = self.src.ne[2]
-        ids = np.unique(hostdata.array_over(self.ids, given)) if self.ids.nbytes else ()
-        self.used = tuple(int(i) for i in ids if 0 <= i < n_expert)
+    def _copy(self, given: bytes | None, events: Sequence[Event], held: Held) -> None:
         there, here = home_of(self.src), home_of(self.dst)
-        there.synchronize()
+        for event in events:
+            here.event_wait(event)
+            if given is None:
+                event.backend.event_synchronize(event)
+        if given is None:
+            given = bytearray(self.ids.nbytes)
+            home_of(self.ids).get_tensor(self.ids, given)
+        ids = np.unique(hostdata.array_over(self.ids, given)) if self.ids.nbytes else ()
+        self.used = tuple(int(i) for i in ids if 0 <= i < self.src.ne[2])
         size = self.src.nb[2]
-        staging = bytearray(size)
+        self.dst.touch()
         for i in self.used:
+            staging = bytearray(size)
             there.get_tensor(self.src, staging, i * size)
-            here.set_tensor(self.dst, staging, i * size)
+            held.append(staging)
+            here.set_tensor_async(self.dst, memoryview(staging), i * size)
 
 
-class RunStep(Step):
+class BoundRun(BoundStep):
     """Compute nodes on one backend; prepared by the backend on first use.
 
-    `nodes` are the graph's, `twins` what the backend computes in their place.  `back`: the last of them
-    computed into this copy of memory that lives elsewhere, which then goes back.  `slots` are stand-ins in a ring.
-    `deps` are tensors that these nodes keep: those of other backends are there when they begin, and until they end.
+    `nodes` are the graph's, `twins` what the backend computes in their place.
     """
 
-    __slots__ = ("back", "nodes", "others", "prepared", "twins")
+    __slots__ = ("_handle", "_is_prepared", "nodes", "twins")
 
-    def __init__(self, backend: Backend, nodes: tuple[Tensor, ...], twins: tuple[Tensor, ...],
-                 back: Tensor | None = None, slots: Collection[Tensor] = (), deps: Collection[Tensor] = ()) -> None:
-        self.nodes, self.twins, self.back = nodes, twins, back
-        self.others = tuple(dict.fromkeys(t.backend for t in deps if t.backend is not backend))
-        self.prepared: tuple | None = None
-        touched = [t for twin in twins for t in (twin, *twin.src) if t is not None]
-        if back is not None:
-            touched.append(nodes[-1])
-        super().__init__(backend, [backend, *(t if t in slots else t.backend for t in touched), *self.others])
+    def __init__(self, backend: Backend, nodes: tuple[Tensor, ...], twins: tuple[Tensor, ...]) -> None:
+        super().__init__(backend)
+        self.nodes, self.twins = nodes, twins
+        self._is_prepared = False
+        self._handle: object = None
 
-    def due(self) -> Callable[[], object]:
-        return self._compute
+    def due(self) -> Action:
+        return self._run
 
-    def _compute(self) -> None:
-        if self.prepared is None:
-            self.prepared = (self.backend.graph_plan_create(GraphView(self.twins)),)
-        for other in self.others:
-            other.synchronize()
-        self.backend.graph_plan_compute(self.prepared[0])
-        if self.others:
-            # Nothing else tells the others when they may go on.
-            self.backend.synchronize()
-        if self.back is not None:
-            self._bring_back()
+    def _run(self, events: Sequence[Event], held: Held) -> None:
+        if not self._is_prepared:
+            self._handle = self.backend.graph_plan_create(GraphView(self.twins))
+            self._is_prepared = True
+        for event in events:
+            self.backend.event_wait(event)
+        if self._handle is None:
+            self.backend.graph_compute(GraphView(self.twins))
+        else:
+            self.backend.graph_plan_compute(self._handle)
 
-    def _bring_back(self) -> None:
-        self.backend.synchronize()
-        tensor_copy(self.back, self.nodes[-1])
-
-    def observe(self, callback: Callable[[Tensor], object], ask: Callable[[Tensor], object] | None = None) -> bool:
-        """Run up to each node that `ask` wants (by default every one); the callback sees it when its data is there.
-
-        What is not wanted runs together with the next that is, or with the end of the step.  False when the
-        callback said stop.
-        """
-        for other in self.others:
-            other.synchronize()
+    def parts(self, ask: Callable[[Tensor], object] | None) -> Iterator[tuple[tuple[Tensor, ...], Tensor | None]]:
+        """The nodes up to each one that `ask` wants (by default every one), and that node; in the end None, if the last
+        is not wanted.  Asked one after the other, as they come."""
         start, last = 0, len(self.nodes) - 1
         for k, node in enumerate(self.nodes):
             wanted = ask is None or not says_no(ask(node))
-            if not wanted and k < last:
-                continue
-            self.backend.graph_compute(GraphView(self.twins[start : k + 1]))
-            start = k + 1
-            if wanted or self.others:
-                self.backend.synchronize()
-            if self.back is not None and k == last:
-                self._bring_back()
-            if wanted and says_no(callback(node)):
-                return False
-        return True
+            if wanted or k == last:
+                yield self.twins[start : k + 1], node if wanted else None
+                start = k + 1
 
     def free(self) -> None:
-        if self.prepared is not None:
-            prepared, self.prepared = self.prepared[0], None
-            self.backend.graph_plan_free(prepared)
+        handle, self._handle, was_prepared = self._handle, None, self._is_prepared
+        self._is_prepared = False
+        if was_prepared and handle is not None:
+            self.backend.graph_plan_free(handle)
+
+
+class BoundWriteBack(BoundStep):
+    """Copy what a node computed into a copy to the node's own memory, on another backend."""
+
+    __slots__ = ("copy", "node")
+
+    def __init__(self, backend: Backend, copy: Tensor, node: Tensor) -> None:
+        super().__init__(backend)
+        self.copy, self.node = copy, node
+
+    def due(self) -> Action:
+        return lambda events, held: transfer(self.copy, self.node, self.backend, events, held)
+
+
+def transfer(src: Tensor, dst: Tensor, queue: Backend, events: Sequence[Event], held: Held) -> Event | None:
+    """Copy `src` to `dst`, after the events, as a step of `queue`: the source's backend or the destination's.
+
+    The two backends do it where they can; otherwise the host reads, which waits for the source, and queues the rest.
+    """
+    there, here = home_of(src), home_of(dst)
+    for event in events:
+        queue.event_wait(event)
+    if src.nbytes == 0:
+        return None
+    dst.touch()
+    if queue is there and here.concurrent_copies and there.cpy_tensor_async(src, dst):
+        return None
+    for backend, copy in ((here, here.cpy_tensor_from), (there, there.cpy_tensor_to)):
+        _let_follow(backend, queue)
+        if copy(src, dst):
+            return _let_follow(queue, backend)
+    # The host reads: it waits for what the queue waits for, too.
+    for event in events:
+        event.backend.event_synchronize(event)
+    staging = staged(src, dst)
+    held.append(staging)
+    here.set_tensor_async(dst, memoryview(staging))
+    return _let_follow(queue, here)
+
+
+def _let_follow(later: Backend, earlier: Backend) -> Event | None:
+    """Let what is queued on one backend from now on come after what is queued on another so far: the event between."""
+    if later is earlier:
+        return None
+    event = earlier.event_new()
+    earlier.event_record(event)
+    later.event_wait(event)
+    return event

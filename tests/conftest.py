@@ -31,15 +31,15 @@ LARGEST = 3000
 
 @pytest.fixture(autouse=True)
 def _every_plan_verifies(monkeypatch):
-    from ggml_sched import Scheduler
+    from ggml_sched.planner import Planner
 
-    cached_plan, verified = Scheduler._cached_plan, {}
+    find_plan, verified = Planner._find_plan, {}
 
-    def checked(self, graph, request, stream):
-        plan = cached_plan(self, graph, request, stream)
+    def checked(self, graph, request, policy):
+        plan = find_plan(self, graph, request, policy)
         if len(graph) <= LARGEST and id(plan.data) not in verified:
             verified[id(plan.data)] = plan.data
             plan.verify()
         return plan
 
-    monkeypatch.setattr(Scheduler, "_cached_plan", checked)
+    monkeypatch.setattr(Planner, "_find_plan", checked)

@@ -27,7 +27,7 @@ class CpuDevice(gs.CpuBackend):
         self.ran = []
         """Names of the nodes that ran here."""
         self.received = []
-        """Names of tensors that other backends sent here, in order."""
+        """Names of tensors whose data came here, from other backends or from the caller, in order."""
 
     def alloc_buffer(self, size):
         buffer = super().alloc_buffer(size)
@@ -42,6 +42,10 @@ class CpuDevice(gs.CpuBackend):
 
     def offload_op(self, node):
         return node.op in self.offloads
+
+    def set_tensor_async(self, tensor, data, offset=0):
+        self.received.append(tensor.name.removeprefix(f"{self.name}#"))
+        super().set_tensor_async(tensor, data, offset)
 
     def cpy_tensor_from(self, src, dst):
         self.received.append(src.name)

@@ -38,6 +38,8 @@ class DryBackend(FaultPoints, Backend):
     bytes (None: no bound); `supports_op(tensor) -> bool` (None: everything is supported).
     """
 
+    has_memory = False
+
     def __init__(
         self,
         name: str,

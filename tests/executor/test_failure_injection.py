@@ -136,7 +136,7 @@ def test_every_failure(name, n_backends, kind, times):
         for n in range(1, 200):
             world = World(n_backends, **options)
             sizes = world.sizes
-            current = world.scheduler._current
+            current = world.scheduler._allocations.current
             backend = world.backends[where]
             backend.fail_at(kind, n, times)
             try:
@@ -158,7 +158,7 @@ def test_every_failure(name, n_backends, kind, times):
             backend.fail_at(kind, 0)
             if kind == "alloc" and current is not None and world.sizes == sizes:
                 # Nothing has grown: what was allocated still is, or is again, and computes.
-                assert world.scheduler._current.plan is current.plan
+                assert world.scheduler._allocations.current.data is current.data
                 assert world.small.out.buffer is not None
                 world.row = 1
                 world.small.row.set(np.int64([1]))

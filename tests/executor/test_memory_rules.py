@@ -334,7 +334,7 @@ def test_what_is_held_counts_as_available_for_the_next_graph(kind):
         sched.alloc(large[0])
         assert backend.used == needed
         sched.alloc(small[0])
-        sched.compute(small[0])
+        sched.compute(small[0], zero=True)
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])     # a budget is for the arena alone

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.executor import Allocation
 from ggml_sched.graphfile import graph_from_dict, graph_to_dict
 from ggml_sched.reorder import reorder
-from ggml_sched.steps import RunStep
+from ggml_sched.ordering import Wait
 from ggml_sched.validate import Facts, check
 
 POLICIES = ("default", "seed")
@@ -159,7 +158,7 @@ def test_a_leaf_that_nothing_reads_lies_where_the_node_runs(policy, through_a_vi
         # The first generation gives a view that nothing reads to the first backend, and its root with it.
         assert plan.backend_of(leaf) is backends[0 if policy == "seed" and through_a_view else 1]
         graph.leafs[0].set(np.zeros(graph.leafs[0].ne[::-1], np.float32))
-        scheduler.compute(graph)
+        scheduler.compute(graph, zero=True)
 
 
 def test_it_is_part_of_the_fingerprint_and_of_the_wiring():
@@ -227,8 +226,9 @@ def test_other_backends_wait_for_the_node_that_keeps_their_data():
         plan = scheduler.alloc(graph)
         plan.verify()
         assert [s.backend for s in plan.splits] == backends and not plan.copies
-        runs = [s for s in scheduler._current.steps() if isinstance(s, RunStep)]
-        assert isinstance(scheduler._current, Allocation) and set(runs[1].places) == set(backends)
+        steps = plan.program.steps
+        first, second = [k for k, step in enumerate(steps) if step.kind == "run"]
+        assert Wait(first, 0) in steps[second].waits and Wait(second, 1) in steps[first].waits
         x.set(np.ones((4, 64), np.float32))
         y.set(np.full((4, 64), 3, np.float32))
         scheduler.compute_async(graph)

@@ -31,17 +31,18 @@ from ggml_sched.backends.cpu import (  # noqa: F401 - the kernels register thems
 )
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, allocate, wrap
 from ggml_sched.backends.cpu.job import Job, MemoryOf, Resolver
-from ggml_sched.backends.cpu.lanes import ForkLock, Lanes, Step
+from ggml_sched.backends.cpu.lanes import Call, Lanes
 from ggml_sched.backends.cpu.registry import KERNELS
 from ggml_sched.backends.cpu.work import Work
 from ggml_sched.errors import BackendError, Error, OutOfMemory, PlacementError, UnsupportedOp
 from ggml_sched.hostdata import array_over
+from ggml_sched.workers import ForkLock
 
 __all__ = ["CpuBackend", "CpuPlan", "run_nodes"]
 
 
 
-def resolve(node: Tensor, resolver: Resolver) -> list[Step]:
+def resolve(node: Tensor, resolver: Resolver) -> list[Call]:
     """The calls that compute a node; UnsupportedOp, PlacementError, OutOfMemory or BackendError naming it."""
     if not node.computes:
         return []
@@ -53,7 +54,7 @@ def resolve(node: Tensor, resolver: Resolver) -> list[Step]:
     with _named(resolver.name, node):
         job = Job(node, found.inplace, resolver)
         found.build(job)
-        return job.steps()
+        return job.calls()
 
 
 @contextmanager
@@ -80,8 +81,8 @@ class StagedLeafs:
     def __init__(self) -> None:
         self._met: set[Tensor] = set()
 
-    def steps(self, node: Tensor) -> list[Step]:
-        found: list[Step] = []
+    def calls(self, node: Tensor) -> list[Call]:
+        found: list[Call] = []
         for tensor in (node, *node.src, *node.deps):
             if tensor is not None:
                 root = tensor.root
@@ -108,14 +109,14 @@ class CpuPlan:
         self.resolver = resolver
         self.lock = ForkLock()
         self._freed = False
-        self._steps: list[Step] = []
+        self._calls: list[Call] = []
         self._owners: list[Tensor] = []
         staged = StagedLeafs()
         with np.errstate(all="ignore"):
             for node in nodes:
-                steps = staged.steps(node) + resolve(node, resolver)
-                self._steps += steps
-                self._owners += [node] * len(steps)
+                calls = staged.calls(node) + resolve(node, resolver)
+                self._calls += calls
+                self._owners += [node] * len(calls)
         self._buffers = tuple(resolver.buffers)
 
     @property
@@ -130,7 +131,7 @@ class CpuPlan:
     def free(self) -> None:
         """Drop the work memory and the references to buffers; idempotent."""
         self._freed = True
-        self._steps, self._owners, self._buffers = [], [], ()
+        self._calls, self._owners, self._buffers = [], [], ()
         self.resolver.work = Work(self.resolver.name)
         self.resolver.buffers.clear()
 
@@ -144,8 +145,8 @@ class CpuPlan:
         i = 0
         try:
             with np.errstate(all="ignore"):
-                for i, step in enumerate(self._steps):  # noqa: B007 - i names the step that failed
-                    step()
+                for i, call in enumerate(self._calls):  # noqa: B007 - i names the call that failed
+                    call()
         except Exception:
             with _named(self.resolver.name, self._owners[i]):
                 raise
@@ -279,10 +280,10 @@ def run_nodes(nodes, memory_of: MemoryOf, *, name: str = "CPU", work: Work | Non
     staged = StagedLeafs()
     with np.errstate(all="ignore"):
         for node in nodes:
-            steps = staged.steps(node) + resolve(node, resolver)
+            calls = staged.calls(node) + resolve(node, resolver)
             try:
-                for step in steps:
-                    step()
+                for call in calls:
+                    call()
             except Exception:
                 with _named(name, node):
                     raise

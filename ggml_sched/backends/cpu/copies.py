@@ -12,7 +12,7 @@ import numpy as np
 
 from ggml_sched import hostdata
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cpu.job import Job, int_param, load_step, split_axes, spread_axes
+from ggml_sched.backends.cpu.job import Job, int_param, load_call, split_axes, spread_axes
 from ggml_sched.backends.cpu.registry import F32, WEIGHTS, kernel, types
 from ggml_sched.quants import QUANTIZED
 
@@ -58,7 +58,7 @@ def copy(job: Job) -> None:
             part.store(part.f32(0))
         return
     flat = job.shared.take(job.node.src[0].ne[::-1])
-    job.before.append(load_step(src, a, flat))
+    job.before.append(load_call(src, a, flat))
     job.part().store(flat.reshape(job.node.ne[::-1]))
 
 

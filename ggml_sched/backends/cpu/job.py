@@ -1,6 +1,6 @@
-"""One node on its way to becoming steps: arrays over memory, scratch, and shares of the work.
+"""One node on its way to becoming calls: arrays over memory, scratch, and shares of the work.
 
-A kernel gets a Job and adds steps: plain calls, resolved down to numpy arrays, that
+A kernel gets a Job and adds calls, resolved down to numpy arrays, that
 compute the node each time they are replayed.  Rules that hold for every kernel:
 
 * Results depend on values, shapes and strides only: never on addresses, never on how
@@ -22,12 +22,12 @@ import numpy as np
 from ggml_sched import quants
 from ggml_sched._graph import BufferBase, Tensor, Type
 from ggml_sched.backends.cpu.buffer import address_of
-from ggml_sched.backends.cpu.lanes import Lanes, Step
+from ggml_sched.backends.cpu.lanes import Call, Lanes
 from ggml_sched.backends.cpu.work import Work
 from ggml_sched.errors import BackendError, PlacementError
 from ggml_sched.hostdata import array_over, endless
 
-__all__ = ["Job", "MemoryOf", "Part", "Resolver", "float_param", "int_param", "load_step", "store_step"]
+__all__ = ["Job", "MemoryOf", "Part", "Resolver", "float_param", "int_param", "load_call", "store_call"]
 
 PART = 1 << 16
 """Elements of one part of an element-wise node.  Part of the meaning of results: see above."""
@@ -46,7 +46,7 @@ def float_param(node: Tensor, i: int) -> np.float32:
     return np.float32(unpack("<f", pack("<i", int_param(node, i)))[0])
 
 
-def load_step(raw: np.ndarray, kind: Type, out: np.ndarray) -> Step:
+def load_call(raw: np.ndarray, kind: Type, out: np.ndarray) -> Call:
     """The call that converts `raw` elements (or blocks) of type `kind` to f32."""
     if kind == Type.BF16:
         return partial(quants.bf16_to_f32, raw, out)
@@ -55,7 +55,7 @@ def load_step(raw: np.ndarray, kind: Type, out: np.ndarray) -> Step:
     return partial(np.copyto, out, raw, "unsafe")
 
 
-def store_step(values: np.ndarray, raw: np.ndarray, kind: Type) -> Step:
+def store_call(values: np.ndarray, raw: np.ndarray, kind: Type) -> Call:
     """The call that converts f32 `values` to type `kind`."""
     if kind == Type.BF16:
         return lambda: np.copyto(raw, quants.f32_to_bf16(values))
@@ -65,7 +65,7 @@ def store_step(values: np.ndarray, raw: np.ndarray, kind: Type) -> Step:
 
 
 class Resolver:
-    """Turns nodes into steps: what the nodes of one plan have in common."""
+    """Turns nodes into calls: what the nodes of one plan have in common."""
 
     def __init__(self, name: str, work: Work, lanes: Lanes, memory_of: MemoryOf) -> None:
         self.name = name
@@ -110,8 +110,8 @@ class Job:
         self.resolver = resolver
         self.shared = resolver.work.shared
         self.shared.reset()
-        self.before: list[Step] = []
-        self.after: list[Step] = []
+        self.before: list[Call] = []
+        self.after: list[Call] = []
         self._parts: list[Part] = []
         self._src: dict[int, np.ndarray] = {}
         memory, offset, self._dst_start = resolver.memory(node, node)
@@ -161,7 +161,7 @@ class Job:
         if kind == Type.F32 and (raw.flags.c_contiguous or not dense):
             return raw
         out = self.shared.take(self.node.src[i].ne[::-1])
-        self.before.append(load_step(raw, kind, out))
+        self.before.append(load_call(raw, kind, out))
         return out
 
     def flat(self, i: int) -> np.ndarray:
@@ -185,10 +185,10 @@ class Job:
         self._src[i] = tiled
         return tiled
 
-    # -- steps ------------------------------------------------------------------
+    # -- calls ------------------------------------------------------------------
 
     def do(self, function: Callable, *args, **kwargs) -> None:
-        """A step ahead of every part."""
+        """A call ahead of every part."""
         self.before.append(partial(function, *args, **kwargs))
 
     def part(self, axis: int = 0, start: int = 0, stop: int | None = None) -> Part:
@@ -208,18 +208,18 @@ class Job:
         if count <= 1:
             yield self.part()
             return
-        step = -(-shape[axis] // count)
-        for start in range(0, shape[axis], step):
-            yield self.part(axis, start, min(start + step, shape[axis]))
+        rows = -(-shape[axis] // count)
+        for start in range(0, shape[axis], rows):
+            yield self.part(axis, start, min(start + rows, shape[axis]))
 
-    def steps(self) -> list[Step]:
+    def calls(self) -> list[Call]:
         """The whole node."""
-        parts = [part.steps + part.tail for part in self._parts]
+        parts = [part.calls + part.tail for part in self._parts]
         n_lanes = min(len(parts), self.resolver.n_lanes)
         if n_lanes <= 1:
-            body = [step for part in parts for step in part]
+            body = [call for part in parts for call in part]
         else:
-            lanes = [[step for part in parts[i::n_lanes] for step in part] for i in range(n_lanes)]
+            lanes = [[call for part in parts[i::n_lanes] for call in part] for i in range(n_lanes)]
             body = [partial(self.resolver.lanes.run, lanes)]
         return self.before + body + self.after
 
@@ -227,21 +227,21 @@ class Job:
 class Part:
     """A share of a node: its slice of every array, and scratch of its lane."""
 
-    __slots__ = ("axis", "job", "scratch", "start", "steps", "stop", "tail")
+    __slots__ = ("axis", "job", "scratch", "start", "calls", "stop", "tail")
 
     def __init__(self, job: Job, number: int, axis: int, start: int, stop: int | None) -> None:
         self.job = job
         self.axis = axis
         self.start = start
         self.stop = stop
-        self.steps: list[Step] = []
-        self.tail: list[Step] = []
-        # As in Job.steps: part k runs in lane k % n_lanes (a single part in lane 0 either way).
+        self.calls: list[Call] = []
+        self.tail: list[Call] = []
+        # As in Job.calls: part k runs in lane k % n_lanes (a single part in lane 0 either way).
         self.scratch = job.resolver.work.lane(number % job.resolver.n_lanes)
         self.scratch.reset()
 
     def do(self, function: Callable, *args, **kwargs) -> None:
-        self.steps.append(partial(function, *args, **kwargs) if args or kwargs else function)
+        self.calls.append(partial(function, *args, **kwargs) if args or kwargs else function)
 
     def temp(self, shape: tuple[int, ...], dtype=np.float32) -> np.ndarray:
         return self.scratch.take(shape, dtype)
@@ -267,7 +267,7 @@ class Part:
         if kind.is_quantized:
             shape = (*shape[:-2], shape[-2] * kind.block_size)
         out = self.temp(shape)
-        self.steps.append(load_step(raw, kind, out))
+        self.calls.append(load_call(raw, kind, out))
         return out
 
     def out(self, dense: bool = False) -> np.ndarray:
@@ -278,12 +278,12 @@ class Part:
             return raw
         shape = raw.shape if not kind.is_quantized else (*raw.shape[:-2], raw.shape[-2] * kind.block_size)
         out = self.temp(shape)
-        self.tail.append(store_step(out, raw, kind))
+        self.tail.append(store_call(out, raw, kind))
         return out
 
     def store(self, values: np.ndarray) -> None:
         """f32 values into the destination, converted."""
-        self.steps.append(store_step(values, self.cut(self.job.dst), self.job.node.type))
+        self.calls.append(store_call(values, self.cut(self.job.dst), self.job.node.type))
 
 
 def raw_array(tensor: Tensor, memory: np.ndarray, offset: int) -> np.ndarray:

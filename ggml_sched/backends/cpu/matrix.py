@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cpu.job import Job, load_step
+from ggml_sched.backends.cpu.job import Job, load_call
 from ggml_sched.backends.cpu.registry import FLOATS, I32, WEIGHTS, kernel, types
 from ggml_sched.backends.cpu.rows import check_ids
 
@@ -148,6 +148,6 @@ def _multiply_groups(groups: list[tuple[int, np.ndarray, np.ndarray]], experts: 
     for expert, places, x in groups:
         w = experts[expert]
         if converted is not None:
-            load_step(w, kind, converted)()
+            load_call(w, kind, converted)()
             w = converted
         out[places] = x @ w.T

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched._graph import Tensor
-from ggml_sched.backends.cpu.job import Job, float_param, int_param, store_step
+from ggml_sched.backends.cpu.job import Job, float_param, int_param, store_call
 from ggml_sched.backends.cpu.registry import F32, FLOATS, I32, kernel, types
 
 _SUM = types(None, FLOATS)
@@ -26,7 +26,7 @@ def sum_(job: Job) -> None:
     part = job.part()
     total = part.temp((1, 1, 1, 1))
     part.do(np.add.reduce, values, 0, np.float64, total.reshape(()))
-    part.steps.append(store_step(total, job.dst, job.node.type))
+    part.calls.append(store_call(total, job.dst, job.node.type))
 
 
 @kernel("SUM_ROWS", fits=_per_row(_ROWS))

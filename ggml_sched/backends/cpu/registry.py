@@ -21,7 +21,7 @@ Fits = Callable[[Tensor], bool]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """`build` adds a node's steps to its Job; `fits` says whether it can, by types and shapes;
+    """`build` adds a node's calls to its Job; `fits` says whether it can, by types and shapes;
     bit i of `inplace`: source i may be the destination, of equal layout, without changing a bit."""
 
     build: Callable[[Job], None]

@@ -10,7 +10,7 @@ import numpy as np
 
 from ggml_sched import quants
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cpu.job import Job, load_step
+from ggml_sched.backends.cpu.job import Job, load_call
 from ggml_sched.backends.cpu.registry import F32, I32, WEIGHTS, kernel, types
 from ggml_sched.errors import BackendError
 
@@ -53,7 +53,7 @@ def get_rows(job: Job) -> None:
                     if kind.is_quantized and not out.flags.c_contiguous:
                         out[...] = quants.dequantize(taken, kind)
                     else:
-                        load_step(taken, kind, out)()
+                        load_call(taken, kind, out)()
 
                 part.do(gather)
 

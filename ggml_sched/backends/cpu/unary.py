@@ -1,8 +1,8 @@
 """Functions of one element, and the gated units made of them.
 
 Invariant: they see contiguous f32 arrays only, because numpy evaluates exp and tanh
-differently for strided ones.  Each `_name(part, x, out)` adds its steps; `out` may be
-`x` itself, so x is read for the last time in the step that first writes out.
+differently for strided ones.  Each `_name(part, x, out)` adds its calls; `out` may be
+`x` itself, so x is read for the last time in the call that first writes out.
 """
 
 from __future__ import annotations

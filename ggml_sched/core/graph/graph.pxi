@@ -229,6 +229,23 @@ cdef class Graph:
             return k
         raise GraphError(f"{describe(user)} refers to {describe(t)}, which is not among the tensors of the graph")
 
+    def arrays(self):
+        """{name: bytes} of the arrays of gs_graph (include/ggml_sched/graph.h) that a program is made from.
+
+        int32: `src_begin`, `src`, `memory`, `position`, `node`, `work`; int64: `view_offs`, `nbytes`; bytes: `slot`,
+        `op`, `kind`, `flags`.
+        """
+        cdef gs_graph *g = &self.flat
+        cdef Py_ssize_t n = g.n_tensors, n_src = g.src_begin[n]
+        return {
+            "src_begin": (<char *>g.src_begin)[:4 * (n + 1)], "src": (<char *>g.src)[:4 * n_src],
+            "memory": (<char *>g.memory)[:4 * n], "position": (<char *>g.position)[:4 * n],
+            "node": (<char *>g.node)[:4 * g.n_nodes], "work": (<char *>g.work)[:4 * g.n_work],
+            "view_offs": (<char *>g.view_offs)[:8 * n], "nbytes": (<char *>g.nbytes)[:8 * n],
+            "slot": (<char *>g.slot)[:n_src], "op": (<char *>g.op)[:n], "kind": (<char *>g.kind)[:n],
+            "flags": (<char *>g.flags)[:n],
+        }
+
     def residence_epoch(self):
         """Grows whenever a tensor of one of the graph's contexts is given, or loses, a permanent address."""
         cdef int64_t total = 0

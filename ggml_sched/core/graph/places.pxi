@@ -18,8 +18,16 @@ cdef class Lease:
         self.transient = False
 
     cpdef void end(self) noexcept:
-        """Every address under this lease is void from now on."""
+        """Every address under this lease is void from now on, until `revive`."""
         self.alive = False
+
+    cpdef bint revive(self) noexcept:
+        """The addresses hold again, for whoever knows that the memory is there; whether some tensors have others by now,
+        and must be given theirs anew."""
+        cdef bint was_displaced = self.displaced
+        self.alive = True
+        self.displaced = False
+        return was_displaced
 
 
 cdef class BackendBase:

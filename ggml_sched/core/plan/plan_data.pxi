@@ -109,6 +109,21 @@ cdef class PlanData:
         cdef int32_t i
         return tuple([_arena_method(self.c.arena[i].method) for i in range(self.c.n_backends)])
 
+    def arrays(self):
+        """{name: bytes} of the arrays of gs_plan (include/ggml_sched/plan.h) that a program is made from.
+
+        int32: `home`, `birth`, `src`, `seq`; int64: `offset` (chunks of an arena `stride` apart); bytes: `state`.
+        """
+        cdef gs_plan *p = &self.c
+        cdef Py_ssize_t n = p.n
+        self.know_exclusive()
+        return {
+            "home": (<char *>p.home)[:4 * n], "birth": (<char *>p.birth)[:4 * n],
+            "src": (<char *>p.src)[:4 * p.src_begin[n]], "seq": (<char *>p.seq)[:4 * p.n_seq],
+            "offset": (<char *>p.offset)[:8 * n], "state": (<char *>p.state)[:n],
+            "assign": (<char *>p.assign)[:4 * p.n_tensors],
+        }
+
     # -- ids ---------------------------------------------------------------------
 
     def backend_index(self, int32_t i):
@@ -178,13 +193,11 @@ cdef class PlanData:
     def is_exclusive(self, int32_t i):
         """Whether leaf or copy i has memory that nothing else uses, so that its data survives computes."""
         self.check(i)
-        if not self.knows_exclusive:
-            plan_mark_exclusive(&self.c)
-            self.knows_exclusive = True
+        self.know_exclusive()
         return bool(self.c.state[i] & GS_STATE_EXCLUSIVE)
 
     def is_overwritten(self, int32_t i):
-        """Whether something else has come to live in node i's memory by the end of a compute."""
+        """Whether something else has come to live in the memory of node or leaf i by the end of a compute."""
         cdef gs_plan *f = &self.c
         cdef int32_t k, owner, at = -1
         cdef int64_t size
@@ -192,6 +205,9 @@ cdef class PlanData:
         if f.offset[i] < 0:
             return False
         owner = plan_owner(f, i)
+        if f.op[i] == GS_OP_NONE:
+            # A leaf is in no place of the sequence: its life counts, whatever nodes write to it.
+            at = f.birth[owner]
         for k in range(f.n_seq):
             if f.seq[k] == i:
                 at = k
@@ -226,6 +242,12 @@ cdef class PlanData:
         """The rule that placed graph tensor i, a word: "user", "weight", ..."""
         self.check(i)
         return _REASON_NAMES[self.c.reason[i]] if i < self.c.n_tensors else "copy"
+
+    cdef void know_exclusive(self) noexcept:
+        """Planning alone does not need it: it is found out when first asked."""
+        if not self.knows_exclusive:
+            plan_mark_exclusive(&self.c)
+            self.knows_exclusive = True
 
     cdef int check(self, int32_t i) except -1:
         if not 0 <= i < self.c.n:

@@ -1,0 +1,92 @@
+"""Arenas: the buffers that plans live in, one or more for each backend, which grow or are exchanged.
+
+Invariant: either all buffers that were asked for are there, or all are as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+
+from ggml_sched.backend import Backend, Buffer
+from ggml_sched.executor import each
+
+__all__ = ["Arenas"]
+
+Sizes = Sequence[Sequence[int]]
+"""For each backend the bytes of each of its buffers."""
+
+
+class Arenas:
+    """The buffers of one scheduler: `buffers`, for each backend a tuple; another object after every exchange."""
+
+    def __init__(self, backends: tuple[Backend, ...]) -> None:
+        self.backends = backends
+        self.buffers: tuple[tuple[Buffer, ...], ...] = ((),) * len(backends)
+
+    def held(self) -> list[int]:
+        """Bytes of each backend's arena at the moment."""
+        return [sum(buffer.size for buffer in buffers if not buffer.closed) for buffers in self.buffers]
+
+    def grow(self, sizes: Sizes, vacate: Callable[[], None]) -> None:
+        """Buffers of at least these sizes; `vacate` is called before old ones go, if any do.
+
+        Raises OutOfMemory, and whatever a backend raises; then all buffers are as they were.  Where old and new do not
+        fit side by side, the old ones go first, and come back (empty) if the new ones cannot be had.
+        """
+        short = {(i, chunk): size for i, wanted in enumerate(sizes) for chunk, size in enumerate(wanted)
+                 if not self._holds(i, chunk, size)}
+        if not short:
+            return
+        crowded = {(i, c): self.buffers[i][c].size for i, c in short if self._is_crowded(i, short)
+                   and c < len(self.buffers[i]) and not self.buffers[i][c].closed}
+        if not crowded:
+            self._exchange(short, vacate)
+            return
+        vacate()
+        each(self.buffers[i][c].close for i, c in crowded)
+        try:
+            self._exchange(short, vacate)
+        except BaseException:
+            self._exchange(crowded, vacate)
+            raise
+
+    def close(self) -> None:
+        """Give everything back, whatever raises."""
+        held, self.buffers = [b for buffers in self.buffers for b in buffers], ((),) * len(self.backends)
+        each(buffer.close for buffer in held)
+
+    def are_open(self) -> bool:
+        """Whether nobody has closed one of the buffers."""
+        return not any(map(_is_closed, [b for buffers in self.buffers for b in buffers]))
+
+    def _holds(self, i: int, chunk: int, size: int) -> bool:
+        held = self.buffers[i]
+        return chunk < len(held) and not held[chunk].closed and held[chunk].size >= size
+
+    def _is_crowded(self, i: int, short: dict[tuple[int, int], int]) -> bool:
+        """Whether a backend says that it cannot hold its new buffers beside the old ones."""
+        free = self.backends[i].memory_available()
+        return free is not None and free < sum(size for (k, _), size in short.items() if k == i)
+
+    def _exchange(self, sizes: dict[tuple[int, int], int], vacate: Callable[[], None]) -> None:
+        """Put new buffers in the place of old ones, all or none."""
+        fresh: dict[tuple[int, int], Buffer] = {}
+        try:
+            for (i, chunk), size in sizes.items():
+                fresh[i, chunk] = self.backends[i].alloc_buffer(size)
+                fresh[i, chunk].usage = "compute"
+            vacate()
+        except BaseException:
+            each(buffer.close for buffer in fresh.values())
+            raise
+        replaced, buffers = [], []
+        for i, held in enumerate(self.buffers):
+            chunks = dict(enumerate(held)) | {c: buffer for (k, c), buffer in fresh.items() if k == i}
+            buffers.append(tuple(chunks[c] for c in sorted(chunks)))
+            replaced += [buffer for buffer in held if buffer not in buffers[-1]]
+        self.buffers = tuple(buffers)
+        each(buffer.close for buffer in replaced)
+
+
+_is_closed = attrgetter("closed")

@@ -1,0 +1,144 @@
+"""From graphs to plans: what is cached, reserved, reordered, and what exceeds a budget.
+
+A plan is kept under everything that it depends on: the graph's structure, where residents live, what the caller
+assigned, the policy, and the largest buffers that backends allow.  No device memory is touched here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+from ggml_sched._core import Devices, PlanData, Policy, Request, make_plan, replay_plan
+from ggml_sched._graph import Graph, Tensor
+from ggml_sched.backend import Backend
+from ggml_sched.errors import OutOfMemory
+from ggml_sched.plan import Plan
+from ggml_sched.reorder import reorder
+
+__all__ = ["POLICIES", "Planner"]
+
+POLICIES: dict[str, Policy] = {
+    "default": Policy(),
+    "seed": Policy(placement="seed", offsets="best fit", reuse="first", leafs_first=False),
+}
+"""Policies that have a name."""
+
+Key = tuple
+
+
+class Planner:
+    """Plans graphs over backends by one policy.
+
+    `cache_size` plans are kept (0: none).  `budgets` maps positions in `backends` to the bytes that their arena may
+    take.  `reorders`: another order of the nodes is planned, too, and kept when its arenas are smaller.
+    """
+
+    def __init__(self, backends: tuple[Backend, ...], policy_name: str, policy: Policy, cache_size: int,
+                 budgets: Mapping[int, int], reorders: bool) -> None:
+        self.backends = backends
+        self.policy_name = policy_name
+        self.policy = policy
+        self.cache_size = cache_size
+        self.budgets = dict(budgets)
+        self.reorders = reorders
+        self._devices = Devices(backends)
+        self._cache: OrderedDict[Key, PlanData] = OrderedDict()
+        # What was reserved, by wiring and residency: serves smaller graphs without planning.
+        self._reserved: dict[tuple[int, int], PlanData] = {}
+        # What was given from outside, by the cache's key: kept until `clear`.
+        self._adopted: dict[Key, PlanData] = {}
+        self._orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
+
+    def plan(self, graph: Graph, assigned: Mapping[Tensor, Backend], held: Sequence[int]) -> tuple[Plan, Request]:
+        """A plan, and the request that it answers; `held` are the bytes that arenas have already, for each backend.
+
+        Raises UnsupportedOp, PlacementError, GraphError or OutOfMemory, naming the tensor.
+        """
+        if not self.reorders:
+            return self._plan_order(graph, assigned, held)
+        if graph not in self._orders:
+            self._orders[graph] = reorder(graph)
+        given: tuple[Plan, Request] | None = None
+        try:
+            given = self._plan_order(graph, assigned, held)
+        except OutOfMemory:
+            # Perhaps the other order fits.
+            return self._plan_order(self._orders[graph], assigned, held)
+        try:
+            other = self._plan_order(self._orders[graph], assigned, held)
+        except OutOfMemory:
+            return given
+        return min(given, other, key=lambda found: sum(found[0].buffer_sizes))
+
+    def reserve(self, plan: Plan, request: Request) -> None:
+        """Let a plan serve graphs of the same wiring whose tensors are no larger."""
+        self._reserved[plan.graph.wiring, request.key] = plan.data
+
+    def adopt(self, plan: Plan, assigned: Mapping[Tensor, Backend]) -> None:
+        """Use a plan from elsewhere whenever its graph is asked for."""
+        request = Request(plan.graph, self._devices, assigned)
+        self._adopted[self._key(plan.graph, request, self.policy)] = plan.data
+
+    def clear(self) -> None:
+        """Forget every plan."""
+        self._cache.clear()
+        self._reserved.clear()
+        self._adopted.clear()
+
+    def _plan_order(self, graph: Graph, assigned: Mapping[Tensor, Backend], held: Sequence[int]) -> tuple[Plan, Request]:
+        request = Request(graph, self._devices, assigned)
+        plan = self._find_plan(graph, request, self.policy)
+        excess = self._excess(plan, held)
+        if excess is None:
+            return plan, request
+        if any(plan.data.kept):
+            # Weights kept beside the arena may be what is too much: let them take turns instead.
+            leaner = self._find_plan(graph, request, self.policy.replace(stream=True))
+            if self._excess(leaner, held) is None:
+                return leaner, request
+        raise excess
+
+    def _key(self, graph: Graph, request: Request, policy: Policy) -> Key:
+        return graph.fingerprint, request.key, policy.stream, tuple([b.max_buffer_size for b in self.backends])
+
+    def _find_plan(self, graph: Graph, request: Request, policy: Policy) -> Plan:
+        """Adopted, cached, reserved, or made."""
+        key = self._key(graph, request, policy)
+        data = self._adopted.get(key) or self._cache.get(key)
+        if data is None:
+            data = self._make_data(graph, request, policy)
+            if self.cache_size:
+                self._cache[key] = data
+                while len(self._cache) > self.cache_size:
+                    self._cache.popitem(last=False)
+        elif key in self._cache:
+            self._cache.move_to_end(key)
+        return Plan(graph, data, self.backends, self.policy_name)
+
+    def _make_data(self, graph: Graph, request: Request, policy: Policy) -> PlanData:
+        reserved = None
+        if self.cache_size and not policy.stream:
+            reserved = self._reserved.get((graph.wiring, request.key))
+        data = None if reserved is None else replay_plan(request, reserved, policy)
+        return make_plan(request, policy) if data is None else data
+
+    def _excess(self, plan: Plan, held: Sequence[int]) -> OutOfMemory | None:
+        """The error to raise if a plan exceeds a backend's budget: shortfall, and what is alive at the peak."""
+        for i, (backend, needed) in enumerate(zip(self.backends, plan.buffer_sizes, strict=True)):
+            limit = self.budgets.get(i)
+            if limit is None:
+                free = backend.memory_available()
+                if free is None:
+                    continue
+                limit = free + held[i]
+            if needed > limit:
+                alive = plan.data.live_at_peak(i)
+                shown = ", ".join(f"{plan.name_of(k) or 'unnamed'!r} {plan.data.size(k)}" for k in alive[:8])
+                more = f" and {len(alive) - 8} more" if len(alive) > 8 else ""
+                return OutOfMemory(
+                    f"backend {backend.name!r}: the arena needs {needed} bytes, {limit} are available, "
+                    f"{needed - limit} are missing; alive at the peak: {shown}{more}",
+                    backend.name, needed, limit)
+        return None
