@@ -16,12 +16,22 @@ from functools import cached_property
 
 from ggml_sched._core import bind_plan, new_lease, rewired, stand_in
 from ggml_sched._graph import Graph, Lease, Tensor
-from ggml_sched.backend import Buffer, Event, GraphView
+from ggml_sched.backend import Backend, Buffer, Event, GraphView
 from ggml_sched.errors import HazardError
-from ggml_sched.pipeline import Issued, Pipeline, Task
+from ggml_sched.pipeline import Pipeline, Task
 from ggml_sched.plan import Plan
 from ggml_sched.program import Copy, CopyExperts, Load, Place, Program, Run, Step, WriteBack
-from ggml_sched.steps import BoundCopy, BoundExperts, BoundLoad, BoundRun, BoundStep, BoundWriteBack, Seen, says_no
+from ggml_sched.steps import (
+    BoundCopy,
+    BoundExperts,
+    BoundLoad,
+    BoundRun,
+    BoundStep,
+    BoundWriteBack,
+    Held,
+    Seen,
+    says_no,
+)
 
 __all__ = ["Allocation", "Ask", "Callback", "each"]
 
@@ -178,8 +188,7 @@ class Allocation:
         self.check_inputs(zero)
         steps = self._next_steps()
         try:
-            tasks = [None if (action := bound.due()) is None else Task(bound.backend, action, step.waits,
-                                                                      k in program.awaited)
+            tasks = [Task(bound.backend, bound.due(), step.waits, k in program.awaited)
                      for k, (step, bound) in enumerate(zip(program.steps, steps, strict=True))]
             self.lease.drain = pipeline.drain_weakly
             pipeline.submit(tasks)
@@ -288,8 +297,9 @@ class _Compute:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.issued = Issued((), False)
+        self.held: Held = []
         self._ends: dict[int, Event] = {}
+        self._last: dict[Backend, Event] = {}
 
     def run(self, steps: list[BoundStep]) -> bool:
         for k, bound in enumerate(steps):
@@ -299,7 +309,10 @@ class _Compute:
     def _do(self, k: int, bound: BoundStep) -> None:
         action = bound.due()
         if action is not None:
-            self._ended(k, bound, action(self._events(k), self.issued.held))
+            self._ended(k, bound, action(self._events(k), self.held))
+        elif bound.backend in self._last:
+            # Left out: who waits for it waits for the one before it in its queue.
+            self._ends[k] = self._last[bound.backend]
 
     def _events(self, k: int) -> list[Event]:
         """What step k waits for; earlier computes are done."""
@@ -310,7 +323,7 @@ class _Compute:
             if end is None:
                 end = bound.backend.event_new()
                 bound.backend.event_record(end)
-            self._ends[k] = end
+            self._ends[k] = self._last[bound.backend] = end
 
     def run_observed(self, steps: list[BoundStep], callback: Callback, ask: Ask | None) -> bool:
         """Let the callback see each node that `ask` wants when its data is there, also what goes back to its memory;

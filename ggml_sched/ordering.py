@@ -3,8 +3,9 @@
 Two steps conflict when they touch the same bytes and one of them writes; what comes first in the program, or in the
 compute before, must be done first.  Steps of one queue are in order anyway, and what is in order by way of other
 waits needs none of its own: what `order` returns is the least that orders every conflict (the transitive
-reduction over queues and computes).  A backend that takes no data while it computes counts as one piece of memory
-that every use of it writes to.
+reduction over queues and computes).  A step that is left out of a compute, because what it would bring is there, keeps
+its place in its queue, and waits for nothing.  A backend that takes no data while it computes counts as one piece of
+memory that every use of it writes to.
 """
 
 from __future__ import annotations

@@ -33,10 +33,11 @@ MAX_IN_FLIGHT = 64
 
 
 class Task(NamedTuple):
-    """A step that is due."""
+    """A step of a compute."""
 
     backend: Backend
-    action: Action
+    action: Action | None
+    """None: nothing is due."""
     waits: tuple[Wait, ...]
     awaited: bool
     """Whether others wait for it."""
@@ -53,13 +54,16 @@ class _Ticket:
 
 
 class Issued:
-    """One compute: a ticket for each step that was due, and what must stay alive until its backends are done."""
+    """One compute: a ticket for each step, and what must stay alive until its backends are done.
+
+    A step that was left out has the ticket of the one before it in its queue; None if there is none.
+    """
 
     __slots__ = ("ends", "held", "number", "tickets")
 
-    def __init__(self, tasks: Sequence[Task | None], is_threaded: bool = False, number: int = 0) -> None:
+    def __init__(self, number: int = 0) -> None:
         self.number = number
-        self.tickets = [None if task is None else _Ticket(is_threaded) for task in tasks]
+        self.tickets: list[_Ticket | None] = []
         self.held: Held = []
         self.ends: list[_Ticket] = []
         """Of the last step of each queue, where somebody may wait for the whole compute."""
@@ -139,32 +143,38 @@ class Pipeline:
         self.drain_weakly = partial(_drain_weakly, weakref.ref(self), self._state)
         """`drain`, for tensors to hold: the threads end although it is there."""
         self._crews: dict[Backend, Crew] = {}
+        self._last: dict[Backend, _Ticket] = {}
         self._history: deque[Issued] = deque(maxlen=self._limit)
         """Computes that steps still to come may wait for, the latest last."""
         self._in_flight: deque[Issued] = deque()
         self._count = 0
 
-    def submit(self, tasks: Sequence[Task | None]) -> None:
-        """Queue one compute: a task for each step of its program, None where nothing is due.
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """Queue one compute: a task for each step of its program.
 
         The program is that of the computes queued before, since the last `drain`.  Raises BackendError, with nothing
         queued, when the host gives no thread.
         """
         self._after_fork()
-        due = [(k, task) for k, task in enumerate(tasks) if task is not None]
-        for _, task in due if self._is_threaded else ():
-            self._crew(task.backend)
+        due = [k for k, task in enumerate(tasks) if task.action is not None]
+        for k in due if self._is_threaded else ():
+            self._crew(tasks[k].backend)
         while len(self._in_flight) >= self._limit:
             self._in_flight.popleft().wait()
         self._count += 1
-        compute = Issued(tasks, self._is_threaded, self._count)
-        last = {task.backend: k for k, task in due}
+        compute = Issued(self._count)
+        for task in tasks:
+            if task.action is not None:
+                self._last[task.backend] = _Ticket(self._is_threaded)
+            compute.tickets.append(self._last.get(task.backend))
+        last = {tasks[k].backend: k for k in due}
         compute.ends = [compute.tickets[k] for k in last.values()]
         self._history.append(compute)
         self._in_flight.append(compute)
         if self._is_threaded:
             self._state.count(len(due))
-        for k, task in due:
+        for k in due:
+            task = tasks[k]
             if last[task.backend] == k:
                 task = task._replace(awaited=True)
             ticket, waits = compute.tickets[k], self._tickets(task.waits)
@@ -179,7 +189,7 @@ class Pipeline:
                         raise
 
     def _tickets(self, waits: Sequence[Wait]) -> list[_Ticket]:
-        """Of the steps that are waited for, those that were due."""
+        """Of the steps that are waited for."""
         computes = self._history
         found = [computes[-1 - w.back].tickets[w.step] for w in waits if w.back < len(computes)]
         return [ticket for ticket in found if ticket is not None]
@@ -198,6 +208,7 @@ class Pipeline:
                 backend.synchronize()
             except Exception as error:
                 state.fail(error)
+        self._last.clear()
         self._history.clear()
         self._in_flight.clear()
 

@@ -15,7 +15,7 @@ from ggml_sched._graph import Graph, Tensor
 from ggml_sched.backend import Backend
 from ggml_sched.errors import GraphError
 from ggml_sched.program import Program, make_program
-from ggml_sched.validate import validate
+from ggml_sched.verify import Facts, require_sound
 
 __all__ = ["Copy", "Plan", "Split"]
 
@@ -157,9 +157,14 @@ class Plan:
         like, backend = self.data.copies[self.data.copy_of(i)]
         return f"{self.backends[backend].name}#{self.graph.tensors[like].name}"
 
+    @property
+    def facts(self) -> Facts:
+        """The plan as plain values, as the checks of ggml_sched.verify take them."""
+        return Facts.of(self.graph, self.data, self.backends, self.program)
+
     def verify(self) -> None:
-        """Check the plan independently of the planner; HazardError with a reason code if it is unsound."""
-        validate(self)
+        """Check the plan and its program independently of the planner; HazardError with a reason code if it is unsound."""
+        require_sound(self.facts)
 
     def explain(self, t: Tensor) -> str:
         """Why a tensor is where it is, what it shares memory with, where copies of it go, and of a computed node

@@ -150,8 +150,27 @@ class Program:
 
     @cached_property
     def awaited(self) -> frozenset[int]:
-        """Steps that others wait for."""
-        return frozenset(wait.step for step in self.steps for wait in step.waits)
+        """Steps that others wait for.
+
+        Who waits for a step that is left out of a compute waits for the one before it in its queue instead.
+        """
+        found: set[int] = set()
+        for k in {wait.step for step in self.steps for wait in step.waits}:
+            queue = self.queues[self.steps[k].backend]
+            at = queue.index(k)
+            for other in (*reversed(queue[: at + 1]), *reversed(queue[at + 1 :])):
+                found.add(other)
+                if not self.steps[other].keeps:
+                    break
+        return frozenset(found)
+
+    @cached_property
+    def queues(self) -> dict[int, list[int]]:
+        """For each backend its steps, in order."""
+        found: dict[int, list[int]] = {}
+        for k, step in enumerate(self.steps):
+            found.setdefault(step.backend, []).append(k)
+        return found
 
     @cached_property
     def reach(self) -> int:

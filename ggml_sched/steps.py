@@ -67,7 +67,7 @@ class BoundStep:
         self.backend = backend
 
     def due(self) -> Action | None:
-        """What there is to do now; None if nothing."""
+        """What there is to do now; None for a step that is left out, as only one with `seen` may be."""
         raise NotImplementedError
 
     def free(self) -> None:
@@ -88,8 +88,10 @@ class BoundLoad(BoundStep):
 
     def due(self) -> Action | None:
         data = self.leaf.stash
-        if not data or self.seen is not None and not self.seen.is_new(self.place, self.leaf.data_version):
+        if self.seen is not None and (not data or not self.seen.is_new(self.place, self.leaf.data_version)):
             return None
+        if not data:
+            return _nothing
         part = memoryview(data)[self.start : self.start + self.tensor.nbytes]
 
         def load(events: Sequence[Event], held: Held) -> None:
@@ -100,6 +102,10 @@ class BoundLoad(BoundStep):
             backend.set_tensor_async(self.tensor, part)
 
         return load
+
+
+def _nothing(events: Sequence[Event], held: Held) -> None:
+    """A leaf without bytes, or one that a node writes to before anything reads it, and that nobody has set."""
 
 
 class BoundCopy(BoundStep):

@@ -12,12 +12,13 @@ REFUSALS = ("ADD", "MUL", "SCALE", "UNARY:RELU", "CPY", "CONT", "RMS_NORM", "SET
 
 
 class PoisonedBackend(gs.CpuBackend):
-    """A CPU whose fresh memory is full of a byte pattern; refuses the ops that it is told to, and reads the
-    memory of the backends in `reads` without copies."""
+    """A CPU whose fresh memory is full of a byte pattern; refuses and offloads the ops that it is told to,
+    and reads the memory of the backends in `reads` without copies."""
 
-    def __init__(self, name: str = "CPU", refused: frozenset[str] = frozenset()) -> None:
+    def __init__(self, name: str = "CPU", refused: frozenset[str] = frozenset(),
+                 offloads: frozenset[str] = frozenset()) -> None:
         super().__init__(1, name)
-        self.refused = refused
+        self.refused, self.offloads = refused, offloads
         self.reads: tuple[gs.Backend, ...] = ()
 
     def alloc_buffer(self, size):
@@ -27,6 +28,9 @@ class PoisonedBackend(gs.CpuBackend):
 
     def supports_op(self, node):
         return node.op not in self.refused and super().supports_op(node)
+
+    def offload_op(self, node):
+        return node.op in self.offloads
 
     def supports_buffer(self, buffer):
         return buffer.backend is self or buffer.backend in self.reads

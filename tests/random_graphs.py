@@ -24,7 +24,7 @@ OPS = (
     "add", "mul", "sub", "scale", "unary", "add", "mul", "unary",       # twice: in-place reuse is the point
     "sqr", "rms_norm", "soft_max", "diag_mask_zero", "clamp", "dup", "mul_mat", "sum_rows",
     "reshape", "view_1d", "view_rows", "permute", "transpose", "cont", "repeat", "concat",
-    "add_self", "cpy", "add_inplace", "set_rows", "get_rows", "norm", "glu", "reshape",
+    "add_self", "cpy", "add_inplace", "set_rows", "get_rows", "norm", "glu", "reshape", "mixture", "around",
 )
 
 
@@ -71,6 +71,7 @@ class Built:
         self.leafs: list[gs.Tensor] = []
         self.residents: list[gs.Tensor] = []
         self.ids: list[gs.Tensor] = []
+        self.writes: list[gs.Tensor] = []
         made: list[gs.Tensor] = []
         for shape, kind in recipe.leafs:
             name = f"leaf {len(made)}"
@@ -90,10 +91,10 @@ class Built:
         read = {s for t in made for s in (*t.src, t.view_src)}
         sinks = [t for t in made if t.src and t not in read]
         # Naming other ends first changes the order of nodes.
-        self.ends = [*(made[pick % len(made)] for pick in recipe.ends), *sinks]
+        self.ends = [*(made[pick % len(made)] for pick in recipe.ends), *sinks, *self.writes]
         self.graph = gs.Graph(*self.ends)
 
-    def _indices(self, n: int, kind: str) -> gs.Tensor:
+    def _indices(self, n: int | tuple[int, ...], kind: str) -> gs.Tensor:
         ids = self.ctx.tensor(kind, n, f"ids {len(self.ids)}", input=True)
         self.ids.append(ids)
         return ids
@@ -162,6 +163,15 @@ class Built:
                 return ctx.cpy(a, b)
             case "glu":
                 return ctx.swiglu(a)
+            case "mixture":
+                return self._mixture(a, b, p)
+            case "around":
+                # The same memory, read before and after a node has written to it.
+                if b.ne != ne or a.view_src is not None:
+                    raise gs.GraphError
+                before = ctx.add(a, b)
+                self.writes.append(ctx.cpy(before, a))
+                return ctx.add(a, before)
             case "get_rows":
                 if ne[2] != 1 or ne[3] != 1:
                     raise gs.GraphError
@@ -172,6 +182,16 @@ class Built:
                 return ctx.set_rows(a, b, self._indices(b.ne[1], "i64"))
         raise AssertionError(name)
 
+    def _mixture(self, a: gs.Tensor, experts: gs.Tensor, p: int) -> gs.Tensor:
+        """Each row of a times the expert that an id names: given, or computed from a."""
+        ctx, n_expert = self.ctx, experts.ne[2]
+        if n_expert < 2 or experts.ne[3] != 1 or a.ne[0] != experts.ne[0] or n_expert > a.ne[0]:
+            raise gs.GraphError
+        rows = ctx.reshape(ctx.cont(a), a.ne[0], 1, a.n_elements // a.ne[0])
+        first = ctx.view_2d(rows, n_expert, rows.ne[2], rows.nb[2])
+        ids = self._indices((1, rows.ne[2]), "i32") if p % 2 else ctx.top_k(ctx.cont(first), 1)
+        return ctx.mul_mat_id(experts, rows, ids)
+
     def values(self) -> dict[gs.Tensor, np.ndarray]:
         """What to set: the same for every realisation of one recipe."""
         rng = np.random.default_rng(7)
@@ -179,6 +199,9 @@ class Built:
         for ids in self.ids:
             # Set_rows needs different rows, get_rows any; one row serves both.
             users = [t for t in self.ctx.tensors if ids in t.src]
+            if users and users[0].op == "MUL_MAT_ID":
+                found[ids] = rng.integers(0, users[0].src[0].ne[2], ids.ne[1::-1]).astype(np.int32)
+                continue
             rows = ids.ne[0]            # made for an op that then was another
             if users:
                 rows = users[0].ne[1] if users[0].op == "SET_ROWS" else users[0].src[0].ne[1]

@@ -43,9 +43,12 @@ def sample_plan(path: Path, config: str, policy: str = "seed", alignment: int = 
 class Device(gs.DryBackend):
     """A dry backend that reads the buffers of others, and whose kernels tolerate what is asked for."""
 
-    def __init__(self, name, reads=(), inplace=None, alloc_size=None, **kwargs):
+    def __init__(self, name, reads=(), inplace=None, alloc_size=None, offload=None, **kwargs):
         super().__init__(name, **kwargs)
-        self.reads, self.inplace, self.extra = reads, inplace, alloc_size
+        self.reads, self.inplace, self.extra, self.offload = reads, inplace, alloc_size, offload
+
+    def offload_op(self, node):
+        return self.offload is not None and self.offload(node)
 
     def supports_buffer(self, buffer):
         return buffer.backend is self or buffer.backend.name in self.reads
@@ -90,8 +93,9 @@ def two_layers(first, second):
 def random_case(seed: int, n_ops: int | None = None):
     """(graph, backends, {tensor: backend}), everything about them random.
 
-    Residency, views, in-place ops, writes through views, flags, assignments, unsupported ops, memory that
-    other backends read.  Every op is supported somewhere.
+    Residency, views, in-place ops, writes through views, roots read before and after a write, mixtures of experts,
+    flags, assignments, unsupported and offloaded ops, memory that other backends read, backends that take data while
+    they compute.  Every op is supported somewhere.
     """
     rng = random.Random(seed)
     n_backends = rng.randint(1, 4)
@@ -108,7 +112,9 @@ def random_case(seed: int, n_ops: int | None = None):
             name, reads=reads, alignment=rng.choice([1, 16, 32, 64]),
             alloc_size=(lambda t, pad=pad: t.nbytes + pad) if pad else None,
             inplace=None if mask is None else lambda op, mask=mask: mask,
-            supports_op=(lambda t, some=some: t.op not in some) if some else None))
+            supports_op=(lambda t, some=some: t.op not in some) if some else None,
+            offload=(lambda t: t.op in ("MUL_MAT", "MUL_MAT_ID")) if rng.random() < 0.2 and not last else None))
+        backends[-1].concurrent_copies = rng.random() < 0.5
     weights, ctx = Residents(), gs.Context("random")
     n, m = rng.choice([(4, 3), (8, 4), (8, 1)])
     values = []
@@ -121,7 +127,8 @@ def random_case(seed: int, n_ops: int | None = None):
     caches = [weights.tensor(rng.choice(backends), "f32", (n, 4 * m), "kv", "any") if rng.random() < 0.7
               else ctx.tensor("f32", (n, 4 * m), "cache", input=rng.random() < 0.5)]
     matrices = [weights.tensor(rng.choice(backends), "f32", (n, n), f"w{k}") for k in range(2)]
-    rows = ctx.tensor("i32", (m,), "rows", input=True)
+    experts = [weights.tensor(rng.choice(backends), "f32", (n, n, 3), f"e{k}") for k in range(2)]
+    rows, ids = ctx.tensor("i32", (m,), "rows", input=True), ctx.tensor("i32", (1, m), "ids", input=True)
     effects = []
 
     def window():
@@ -129,7 +136,7 @@ def random_case(seed: int, n_ops: int | None = None):
         return ctx.view_2d(cache, n, m, cache.nb[1], rng.randint(0, 3 * m) * cache.nb[1])
 
     kinds = ["scale", "add", "mul_mat", "inplace", "cpy", "set_rows", "window", "reshape", "split", "cont",
-             "add", "silu", "grow"]
+             "add", "silu", "grow", "mixture", "around"]
     for k in range(n_ops or rng.randint(1, 14)):
         kind = rng.choice(kinds)
         a, b = rng.choice(values), rng.choice(values)
@@ -157,6 +164,15 @@ def random_case(seed: int, n_ops: int | None = None):
             caches.append(t)
             effects.append(t)
             continue
+        elif kind == "mixture":
+            which = ids if rng.random() < 0.5 else ctx.top_k(ctx.cont(ctx.view_2d(a, 3, m, a.nb[1])), 1)
+            t = ctx.reshape(ctx.mul_mat_id(rng.choice(experts), ctx.reshape(a, n, 1, m), which), n, m)
+        elif kind == "around":
+            part = window()
+            before = ctx.add(part, b)
+            effects.append(ctx.cpy(a, part))
+            values.append(before)
+            t = ctx.add(part, before)
         elif kind == "window":
             t = window()
         elif kind == "reshape":

@@ -19,6 +19,7 @@ import ggml_sched as gs
 from ggml_sched.steps import BoundLoad
 
 POLICIES = st.sampled_from(["seed", "default"])
+OFFLOADS = ("MUL_MAT", "MUL_MAT_ID", "ADD")
 
 
 @quick(200)
@@ -100,12 +101,13 @@ class Reader(gs.CpuBackend):
 @given(recipes(), st.integers(2, 3),
        st.lists(st.sets(st.sampled_from(REFUSALS), max_size=6), min_size=2, max_size=2),
        st.lists(st.tuples(st.integers(0, 63), st.integers(0, 2)), max_size=3), POLICIES, st.integers(0, 3),
-       st.sampled_from([0, 0, *range(1, 64)]))
-def test_several_backends(recipe, n_backends, refused, wishes, policy, queued, shared):
+       st.sampled_from([0, 0, *range(1, 64)]), st.sets(st.sampled_from(OFFLOADS)), st.integers(0, 7))
+def test_several_backends(recipe, n_backends, refused, wishes, policy, queued, shared, offloads, shy):
     """Random residency, refused ops and assigned nodes over backends with separate memory; three computes.
 
     The last backend supports everything, so every graph can run.  `queued`: computed asynchronously, with that
-    many places for each copy.  `shared`: which backend reads which other's memory, a bit for each pair.
+    many places for each copy.  `shared`: which backend reads which other's memory, a bit for each pair.  The first
+    backend `offloads` ops with weights of the last one.  `shy`: which backends take no data while they compute.
     """
     # More residents than usual.
     recipe = replace(recipe, leafs=tuple((s, k if k % 2 else k // 3 * 3 + 2) for s, k in recipe.leafs))
@@ -113,6 +115,9 @@ def test_several_backends(recipe, n_backends, refused, wishes, policy, queued, s
     built = Built(recipe, n_backends)
     refused = [*refused, set()][-n_backends:]
     backends = [PoisonedBackend(f"B{i}", frozenset(ops)) for i, ops in enumerate(refused)]
+    backends[0].offloads = frozenset(offloads)
+    for i, backend in enumerate(backends):
+        backend.concurrent_copies = not shy >> i & 1
     pairs = [(a, b) for a in backends for b in backends if a is not b]
     for bit, (reader, other) in enumerate(pairs):
         if shared >> bit & 1:

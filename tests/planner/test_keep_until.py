@@ -5,9 +5,9 @@ import pytest
 
 import ggml_sched as gs
 from ggml_sched.graphfile import graph_from_dict, graph_to_dict
-from ggml_sched.reorder import reorder
 from ggml_sched.ordering import Wait
-from ggml_sched.validate import Facts, check
+from ggml_sched.reorder import reorder
+from ggml_sched.verify import check
 
 POLICIES = ("default", "seed")
 
@@ -292,7 +292,7 @@ def test_wrong_dependencies_in_a_file_name_the_tensor(deps, error):
 def test_the_checker_finds_data_that_was_not_kept(policy):
     free = Case(keep=False)
     with gs.Scheduler([gs.DryBackend("A")], policy) as scheduler:
-        facts = Facts.of(scheduler.plan(free.graph))
+        facts = scheduler.plan(free.graph).facts
     assert check(facts) == []
     facts.deps[free.graph.id_of(free.late)] = (free.graph.id_of(free.held),)
     assert {p.reason for p in check(facts)} & {"overlap", "inplace-live"}

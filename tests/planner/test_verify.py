@@ -20,7 +20,15 @@ from small_graphs import (
 )
 
 import ggml_sched as gs
-from ggml_sched.validate import REASONS, Facts, Memory, check, check_flow, lives, problems, validate
+from ggml_sched.program import Program
+from ggml_sched.verify import REASONS, Facts, check, check_dataflow, lives, require_sound
+from ggml_sched.verify.dataflow import Memory
+from ggml_sched.verify.facts import events
+
+
+def problems(plan):
+    return check(plan.facts)
+
 
 # -- forging facts ----------------------------------------------------------------------------------
 
@@ -34,7 +42,49 @@ def edit(facts: Facts, **changes) -> Facts:
             fields[field] = [entries.get(i, value) for i, value in enumerate(old)]
         else:
             fields[field] = entries
-    return replace(facts, **fields)
+    return with_places(replace(facts, **fields))
+
+
+def with_places(facts: Facts) -> Facts:
+    """Let the program believe what the plan says of places."""
+    def told(places):
+        return tuple(p._replace(backend=facts.home[p.id], chunk=facts.chunk[p.id], offset=facts.offset[p.id])
+                     for p in places)
+
+    def retold(step):
+        if step.kind == "run":
+            reads = tuple(r._replace(places=told(r.places)) for r in step.reads)
+            return step._replace(reads=reads, into=told(step.into))
+        return step._replace(places=told(step.places))
+
+    return with_steps(facts, [retold(step) for step in facts.program.steps])
+
+
+def with_steps(facts: Facts, steps) -> Facts:
+    """Another program of as many steps."""
+    return replace(facts, program=Program(steps, facts.program.inputs, facts.program.turns))
+
+
+def rearranged(facts: Facts, order: list[int]) -> Facts:
+    """A program of these steps of the old one, in this order; waits for steps that are gone go, too."""
+    at = {old: new for new, old in enumerate(order)}
+    steps = []
+    for new, old in enumerate(order):
+        step = facts.program.steps[old]
+        waits = [w._replace(step=at[w.step], back=max(w.back, at[w.step] >= new)) for w in step.waits if w.step in at]
+        steps.append(step._replace(waits=tuple(waits)))
+    return with_steps(facts, steps)
+
+
+def steps_of(facts: Facts, kind: str) -> list[int]:
+    return [k for k, step in enumerate(facts.program.steps) if step.kind == kind]
+
+
+def changed(facts: Facts, k: int, **fields) -> Facts:
+    """Step k with other fields."""
+    steps = list(facts.program.steps)
+    steps[k] = steps[k]._replace(**fields)
+    return with_steps(facts, steps)
 
 
 def spread(facts: Facts) -> Facts:
@@ -52,16 +102,7 @@ def spread(facts: Facts) -> Facts:
             offset[i] = offset[root] + facts.view_offs[i]
     nobody = [False] * len(offset)
     return edit(facts, offset=offset, size=size, arena_sizes=ends, shares=list(facts.view_of),
-                took_over=nobody, late=nobody, live_bytes=(0,) * len(facts.backends))
-
-
-def with_inputs(facts: Facts, changes: dict[int, tuple[int, ...]]) -> Facts:
-    """Facts whose splits make other copies."""
-    splits = [s._replace(inputs=changes.get(k, s.inputs)) for k, s in enumerate(facts.splits)]
-    sequence = []
-    for split in splits:
-        sequence += [facts.n_tensors + c for c in split.inputs] + facts.nodes[split.start:split.stop]
-    return replace(facts, splits=splits, sequence=sequence)
+                took_over=nobody, live_bytes=(0,) * len(facts.backends))
 
 
 def take_over(facts: Facts, new: str, old: str) -> Facts:
@@ -78,7 +119,7 @@ def layered() -> Facts:
     """x, h1, a1 (over h1), [copy] h2, [copy] a2, flat (a view), out; two splits on A, one on B between."""
     a, b = gs.DryBackend("A"), gs.DryBackend("B")
     graph, _ = two_layers(a, b)
-    facts = Facts.of(gs.Scheduler([a, b], policy="seed").plan(graph))
+    facts = gs.Scheduler([a, b], policy="seed").plan(graph).facts
     assert check(facts) == []
     return facts
 
@@ -91,7 +132,7 @@ def forked(op: str = "silu", output: bool = False) -> Facts:
     s = ctx.set_name(getattr(ctx, op)(h), "s")
     if output:
         ctx.set_output(h)
-    facts = Facts.of(gs.Scheduler([a], policy="seed").plan(gs.Graph(s if output else ctx.add(h, s))))
+    facts = gs.Scheduler([a], policy="seed").plan(gs.Graph(s if output else ctx.add(h, s))).facts
     assert check(facts) == []
     return facts
 
@@ -102,7 +143,7 @@ def zigzag() -> Facts:
     x = ctx.tensor("f32", (8, 4), "x")
     for name, backend in (("p", b), ("q", a), ("r", b)):
         x = ctx.set_name(ctx.mul_mat(weights.tensor(backend, "f32", (8, 8), f"w{name}"), x), name)
-    facts = spread(Facts.of(gs.Scheduler([a, b], policy="seed").plan(gs.Graph(x))))
+    facts = spread(gs.Scheduler([a, b], policy="seed").plan(gs.Graph(x)).facts)
     assert check(facts) == []
     return facts
 
@@ -118,7 +159,7 @@ def cached(write_on: str = "A") -> Facts:
     scheduler = gs.Scheduler([a, b], policy="seed")
     for t, backend in ((x, b), (before, b), (after, b), (write, a if write_on == "A" else b)):
         scheduler.set_tensor_backend(t, backend)
-    facts = spread(Facts.of(scheduler.plan(gs.Graph(before, write, after))))
+    facts = spread(scheduler.plan(gs.Graph(before, write, after)).facts)
     assert check(facts) == []
     return facts
 
@@ -150,25 +191,75 @@ def forge_bad_copy():
 
 
 def forge_missing_copy():
+    """A node reads the original, which lives on another backend."""
     facts = layered()
-    return edit(facts, reads={at(facts, "h2"): facts.src[at(facts, "h2")]})
+    facts = edit(facts, reads={at(facts, "h2"): facts.src[at(facts, "h2")]})
+    (run,) = [k for k in steps_of(facts, "run") if facts.program.steps[k].reads and facts.nodes[
+        facts.program.steps[k].first] == at(facts, "h2")]
+    return changed(facts, run, reads=())
 
 
 def forge_copy_before_write():
     facts = zigzag()
-    return with_inputs(facts, {0: facts.splits[0].inputs + facts.splits[2].inputs, 2: ()})
+    last, order = steps_of(facts, "copy")[-1], list(range(len(facts.program)))
+    order.remove(last)
+    return rearranged(facts, [last, *order])
 
 
 def forge_read_before_write():
+    """The leaf is loaded when its reader has run."""
     facts = zigzag()
-    return edit(facts, late={at(facts, "x"): True}, birth={at(facts, "x"): 2})
+    (load,), order = steps_of(facts, "load"), list(range(len(facts.program)))
+    order.remove(load)
+    return rearranged(facts, [*order, load])
 
 
 def forge_stale_read():
+    """The copy of the cache is not made again after the cache was written to."""
     facts = cached()
-    last = facts.splits[-1]
-    return with_inputs(facts, {len(facts.splits) - 1: tuple(c for c in last.inputs if c not in
-                                                            facts.splits[0].inputs)})
+    again = [k for k in steps_of(facts, "copy") if facts.program.steps[k].tensor == at(facts, "kv")][-1]
+    return rearranged(facts, [k for k in range(len(facts.program)) if k != again])
+
+
+def forge_partial_read():
+    """Only the experts that other ids name are copied."""
+    facts, other = mixture()
+    k = next(k for k in steps_of(facts, "copy experts") if facts.program.steps[k].ids != other)
+    return changed(facts, k, ids=other)
+
+
+def forge_not_run():
+    facts = layered()
+    run = steps_of(facts, "run")[0]
+    return changed(facts, run, first=facts.program.steps[run].first + 1)
+
+
+def forge_bad_step():
+    facts = layered()
+    copy = steps_of(facts, "copy")[0]
+    place = facts.program.steps[copy].places[0]
+    return changed(facts, copy, places=(place._replace(offset=place.offset + 32),))
+
+
+def forge_unordered():
+    facts = layered()
+    waiting = next(k for k, step in enumerate(facts.program.steps) if step.waits)
+    return changed(facts, waiting, waits=())
+
+
+def mixture() -> tuple[Facts, int]:
+    """A mixture whose experts are streamed from the host, and the id of other ids of the same shape."""
+    host, device = gs.DryBackend("host"), Device("device", offload=lambda t: t.op == "MUL_MAT_ID")
+    residents, ctx = Residents(), gs.Context()
+    value = x = ctx.tensor("f32", (8, 1, 2), "x", input=True)
+    ids, other = (ctx.tensor("i32", (1, 2), name, input=True) for name in ("ids", "other"))
+    for k in range(3):
+        value = ctx.mul_mat_id(residents.tensor(host, "f32", (8, 8, 4), f"e{k}"), value, ids if k else other)
+    facts = gs.Scheduler([device, host]).plan(gs.Graph(value)).facts
+    assert check(facts) == [] and x.name == "x"
+    copies = steps_of(facts, "copy experts")
+    assert len(copies) == 3
+    return facts, at(facts, "other")
 
 
 def forge_clobbered_read():
@@ -180,7 +271,14 @@ def forge_inplace_layout():
     a, ctx = gs.DryBackend("A"), gs.Context()
     h = ctx.set_name(ctx.mul_mat(ctx.tensor("f32", (8, 8), "w"), ctx.tensor("f32", (8, 4), "x")), "h")
     s = ctx.set_name(ctx.sum_rows(h), "s")
-    return take_over(Facts.of(gs.Scheduler([a], policy="seed").plan(gs.Graph(s))), "s", "h")
+    return take_over(gs.Scheduler([a], policy="seed").plan(gs.Graph(s)).facts, "s", "h")
+
+
+def forge_lost_write():
+    facts = replace(cached("B"), write_backs={})
+    run = next(k for k in steps_of(facts, "run") if facts.program.steps[k].into)
+    facts = changed(facts, run, into=())
+    return rearranged(facts, [k for k in range(len(facts.program)) if k not in steps_of(facts, "write back")])
 
 
 CORRUPTIONS = {
@@ -206,7 +304,11 @@ CORRUPTIONS = {
     "copy-before-write": forge_copy_before_write,
     "read-before-write": forge_read_before_write,
     "stale-read": forge_stale_read,
-    "lost-write": lambda: replace(cached("B"), write_backs={}),
+    "lost-write": forge_lost_write,
+    "partial-read": forge_partial_read,
+    "not-run": forge_not_run,
+    "bad-step": forge_bad_step,
+    "unordered": forge_unordered,
 }
 
 
@@ -225,11 +327,11 @@ def test_a_corrupted_plan_gives_exactly_its_reason(reason):
 
 
 def test_execution_alone_sees_clobbered_bytes():
-    assert {p.reason for p in check_flow(forge_clobbered_read())} == {"clobbered-read"}
+    assert {p.reason for p in check_dataflow(forge_clobbered_read())} == {"clobbered-read"}
 
 
 def test_execution_alone_sees_an_overwritten_output():
-    assert {p.reason for p in check_flow(CORRUPTIONS["output-overwritten"]())} == {"output-overwritten"}
+    assert {p.reason for p in check_dataflow(CORRUPTIONS["output-overwritten"]())} == {"output-overwritten"}
 
 
 def test_messages_name_tensors_backends_and_numbers():
@@ -239,14 +341,16 @@ def test_messages_name_tensors_backends_and_numbers():
 
 def test_a_copy_that_no_split_makes_is_missing():
     facts = zigzag()
-    assert {p.reason for p in check(with_inputs(facts, {2: ()}))} == {"missing-copy"}
+    last = steps_of(facts, "copy")[-1]
+    without = rearranged(facts, [k for k in range(len(facts.program)) if k != last])
+    assert {p.reason for p in check(without)} == {"missing-copy"}
 
 
 def test_a_source_in_two_slots_is_not_taken_over():
     a, ctx = gs.DryBackend("A"), gs.Context()
     h = ctx.set_name(ctx.mul_mat(ctx.tensor("f32", (8, 8), "w"), ctx.tensor("f32", (8, 4), "x")), "h")
     s = ctx.set_name(ctx.add(h, h), "s")
-    facts = Facts.of(gs.Scheduler([a], policy="seed").plan(gs.Graph(s)))
+    facts = gs.Scheduler([a], policy="seed").plan(gs.Graph(s)).facts
     assert {p.reason for p in check(take_over(facts, "s", "h"))} == {"inplace-not-tolerated"}
 
 
@@ -265,29 +369,30 @@ def test_a_kept_copy_of_what_nodes_write_to_is_stale_in_the_next_compute():
     scheduler = gs.Scheduler([a, b], policy="seed")
     for t, backend in ((x, a), (y, a), (z, a), (w, b)):
         scheduler.set_tensor_backend(t, backend)
-    facts = spread(Facts.of(scheduler.plan(gs.Graph(z, w))))
-    copy = facts.n_tensors
-    assert check(replace(facts, keeps=frozenset())) == []
-    assert {p.reason for p in check(replace(facts, keeps=frozenset({copy})))} == {"stale-read"}
+    facts = spread(scheduler.plan(gs.Graph(z, w)).facts)
+    (copy,) = steps_of(facts, "copy")
+    assert check(facts) == [] and not facts.program.steps[copy].keeps
+    assert {p.reason for p in check(changed(facts, copy, keeps=True))} == {"stale-read"}
 
 
 def test_what_is_kept_lives_always():
     facts = layered()
-    copy = facts.n_tensors + facts.splits[1].inputs[0]
-    kept = replace(facts, keeps=frozenset({copy}))
+    k = steps_of(facts, "copy")[0]
+    copy = facts.program.steps[k].places[0].id
+    kept = changed(facts, k, keeps=True)
     life = next(life for life in lives(kept) if life.id == copy)
-    assert (life.birth, life.death) == (-1, len(facts.sequence))
+    n_events = sum(1 for _ in events(facts))
+    assert (life.birth, life.death) == (-1, n_events)
 
 
-def test_validate_raises_a_hazard_error_with_the_reason(monkeypatch):
+def test_an_unsound_plan_raises_a_hazard_error_with_the_reason():
     a, b = gs.DryBackend("A"), gs.DryBackend("B")
     graph, _ = two_layers(a, b)
     plan = gs.Scheduler([a, b], policy="seed").plan(graph)
     plan.verify()
-    facts = edit(Facts.of(plan), supported={at(layered(), "h1"): False})
-    monkeypatch.setattr(Facts, "of", staticmethod(lambda plan: facts))
+    facts = edit(plan.facts, supported={at(layered(), "h1"): False})
     with pytest.raises(gs.HazardError, match="h1.*A, which does not support it") as caught:
-        validate(plan)
+        require_sound(facts)
     assert caught.value.reason == "unsupported-op"
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.reason, str(again)) == (caught.value.reason, str(caught.value))
@@ -350,7 +455,7 @@ def test_plans_over_several_buffers_are_sound(policy):
     a = gs.DryBackend("A", max_buffer_size=512)
     ctx = gs.Context()
     parts = [ctx.scale(ctx.tensor("f32", (64,), f"x{k}"), 2.0) for k in range(6)]
-    facts = Facts.of(gs.Scheduler([a], policy=policy).plan(gs.Graph(*parts)))
+    facts = gs.Scheduler([a], policy=policy).plan(gs.Graph(*parts)).facts
     assert len(facts.arena_sizes) > 1 and check(facts) == []
     last = at(facts, "x5")
     assert {p.reason for p in check(edit(facts, chunk={last: 99}))} == {"bad-index"}
@@ -369,7 +474,7 @@ def through_a_third_party(policy):
     return scheduler.plan(gs.Graph(y)), residents
 
 
-def larger_heir(policy):
+def a_larger_taker(policy):
     """ADD takes 64 bytes more than its data and takes over a source that has none to spare."""
     a = Device("A", alloc_size=lambda t: t.nbytes + (64 if t.op == "ADD" else 0))
     ctx = gs.Context()
@@ -397,7 +502,7 @@ def written_leaf(policy):
     return scheduler.plan(gs.Graph(z, w)), ctx
 
 
-HAZARDS = [through_a_third_party, larger_heir, empty_slot, written_leaf]
+HAZARDS = [through_a_third_party, a_larger_taker, empty_slot, written_leaf]
 
 
 @pytest.mark.parametrize("policy", ["seed", "default"])
@@ -427,15 +532,15 @@ def test_a_node_with_memory_where_its_op_is_not_supported_is_refused(policy):
         gs.Scheduler([a, b], policy=policy).plan(gs.Graph(y))
 
 
-def test_an_heir_at_a_views_offset_is_sound_there_and_nowhere_else():
+def test_reuse_at_a_views_offset_is_sound_there_and_nowhere_else():
     ctx = gs.Context()
     x = ctx.tensor("f32", (64, 1), "x", input=True)
     large = ctx.repeat(x, ctx.tensor("f32", (64, 16), "like"))
-    heir = ctx.relu(ctx.view_2d(large, 64, 4, large.nb[1], 5 * large.nb[1]))
-    graph = gs.Graph(ctx.set_output(ctx.add(ctx.sqr(heir), x)))
-    facts = Facts.of(gs.Scheduler([gs.DryBackend("A")]).plan(graph))
-    assert facts.took_over[graph.id_of(heir)] and check(facts) == []
-    i, at = graph.id_of(heir), facts.offset[graph.id_of(large)]
+    taker = ctx.relu(ctx.view_2d(large, 64, 4, large.nb[1], 5 * large.nb[1]))
+    graph = gs.Graph(ctx.set_output(ctx.add(ctx.sqr(taker), x)))
+    facts = gs.Scheduler([gs.DryBackend("A")]).plan(graph).facts
+    assert facts.took_over[graph.id_of(taker)] and check(facts) == []
+    i, at = graph.id_of(taker), facts.offset[graph.id_of(large)]
     # At the front, a row too early, a row too late: bytes of the source that it does not read at that place.
     for rows in (0, 4, 6):
         assert {p.reason for p in check(edit(facts, offset={i: at + rows * 256}))} >= {"inplace-layout"}

@@ -1,31 +1,31 @@
-"""What a plan claims, as plain values, and what executing it does, step by step.
+"""What a plan claims, as plain values, and what its program does, event by event.
 
-Owns no state and judges nothing: `Facts` is gathered once from a plan, its graph and its backends, and the checks
-of validate.py are functions of it, so that a test can corrupt one claim and see the one reason that must fire.
-Nothing here knows how the plan was made.
+Owns no state and judges nothing: `Facts` is gathered once from a graph, plan data and backends, and the checks are
+functions of it, so that a test can corrupt one claim and see the one reason that must fire.  Nothing here knows how
+the plan was made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
-from ggml_sched.backend import measure_buffer
+from ggml_sched._core import PlanData
+from ggml_sched._graph import BackendBase, Graph, Tensor, measure_buffer
+from ggml_sched.program import Program, Run, Step
 
-if TYPE_CHECKING:
-    from ggml_sched._graph import Tensor
-    from ggml_sched.plan import Plan
+__all__ = ["Event", "Facts", "PlainSplit", "events", "kept", "place_of"]
 
-__all__ = ["Facts", "Split", "Step", "kept", "steps"]
-
-_VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+"""Ops that compute nothing, by name: what is checked here does not rest on what the planner thinks of ops."""
 
 
 # -- what a plan claims ---------------------------------------------------------------------------
 
 
-class Split(NamedTuple):
+class PlainSplit(NamedTuple):
     backend: int
     start: int
     """Positions in `Facts.nodes`."""
@@ -72,7 +72,7 @@ class Facts:
     """Bytes that the home of an id asks for (0 for views)."""
 
     # The plan.
-    splits: list[Split]
+    splits: list[PlainSplit]
     copies: list[tuple[int, int]]
     """(the graph tensor that is copied, to which backend)."""
     write_backs: dict[int, int]
@@ -87,25 +87,19 @@ class Facts:
     shares: list[int]
     """The id whose memory an id was given, as a view or in place; -1."""
     took_over: list[bool]
-    late: list[bool]
-    birth: list[int | None]
-    """Position in `sequence` at which the memory is taken."""
     reads: list[tuple[int, ...]]
     """`src` with copies put in."""
     arena_sizes: dict[tuple[int, int], int]
     """{(backend, chunk): bytes}."""
     live_bytes: tuple[int, ...]
-    ring: frozenset[int] = field(default_factory=frozenset)
-    """Places of copies that a queued compute fills at any time; those beyond a copy's first follow the copies."""
-    keeps: frozenset[int] = field(default_factory=frozenset)
-    """Leafs and copies that are not moved again by the next compute, while nobody sets their source anew."""
+    program: Program
+    """What a compute does.  Further places of copies follow the copies in the lists above."""
     deps: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """{node: graph tensors that must keep their bytes until it is done, though it does not read them}."""
 
     @staticmethod
-    def of(plan: Plan) -> Facts:
+    def of(graph: Graph, data: PlanData, backends: tuple[BackendBase, ...], program: Program) -> Facts:
         """What a plan claims at this moment."""
-        graph, data, backends = plan.graph, plan.data, plan.backends
         tensors, n = graph.tensors, data.n_tensors
         ids = {t: i for i, t in enumerate(tensors)}
         copies = [*data.copies, *(data.copies[c] for c in data.ring)]
@@ -117,7 +111,7 @@ class Facts:
         home = [data.memory_index(i) for i in every]
         supported, tolerates = [True] * n, [0] * n
         for i in nodes:
-            if 0 <= assigned[i] < len(backends) and tensors[i].op not in _VIEW_OPS:
+            if 0 <= assigned[i] < len(backends) and tensors[i].op not in VIEW_OPS:
                 supported[i] = bool(backends[assigned[i]].supports_op(tensors[i]))
                 tolerates[i] = backends[assigned[i]].inplace_sources(tensors[i].op)
         return Facts(
@@ -139,7 +133,7 @@ class Facts:
             tolerates=tolerates,
             need=[backends[home[i]].alloc_size(t) if home[i] >= 0 and (i >= n or t.view_src is None) else 0
                   for i, t in enumerate(like)],
-            splits=[Split(*split) for split in data.splits],
+            splits=[PlainSplit(*split) for split in data.splits],
             copies=copies,
             write_backs=dict(data.write_backs),
             sequence=list(data.sequence),
@@ -150,14 +144,11 @@ class Facts:
             size=[data.size(i) for i in every],
             shares=[data.root(i) for i in every],
             took_over=[data.took_over(i) for i in every],
-            late=[data.is_late(i) for i in every],
-            birth=[None if (life := data.lifetime(i)) is None else life[0] for i in every],
             reads=[_by_slot(src[i], data.sources(i)) for i in range(n)],
             arena_sizes={(b, chunk): size for b, sizes in enumerate(data.chunk_sizes)
                          for chunk, size in enumerate(sizes)},
             live_bytes=tuple(data.live_bytes),
-            ring=frozenset(n + c for c in data.ring).union(range(n + data.n_copies, len(like))),
-            keeps=frozenset(_keeps(tensors, data)),
+            program=program,
             deps={ids[t]: tuple(ids[s] for s in kept) for t, kept in graph.deps.items()},
         )
 
@@ -167,7 +158,7 @@ class Facts:
 
     def computes(self, i: int) -> bool:
         """Whether a graph tensor is more than a leaf or a view."""
-        return self.op[i] not in _VIEW_OPS
+        return self.op[i] not in VIEW_OPS
 
     def memory(self, i: int) -> int:
         """The id whose memory i has by the graph: a view's root, or i itself."""
@@ -181,6 +172,36 @@ class Facts:
         if self.is_resident(i):
             return ("resident", self.memory(i)), self.view_offs[i]
         return (self.home[i], self.chunk[i]), self.offset[i]
+
+    @cached_property
+    def position(self) -> dict[int, int]:
+        """Of each node, in the graph's order."""
+        return {i: k for k, i in enumerate(self.nodes)}
+
+    @property
+    def keeps(self) -> frozenset[int]:
+        """Leafs and places of copies that are not filled again by the next compute, while nobody sets their source."""
+        return frozenset(place.id for step in self.program.steps if step.keeps for place in step.places)
+
+    @property
+    def ring(self) -> frozenset[int]:
+        """Places of copies that a queued compute may fill while another runs."""
+        return frozenset(place.id for step in self.program.steps if step.kind != "run" and len(step.places) > 1
+                         for place in step.places)
+
+    def read_by(self, step: Run, node: int, turn: int) -> tuple[int, ...]:
+        """What a node reads in a run, by source slot; -1 for an empty one.  Places of rings are those of the turn."""
+        found = list(self.src[node])
+        for read in step.reads:
+            if read.position == self.position[node]:
+                found[read.slot] = read.places[turn % len(read.places)].id
+        return tuple(found)
+
+    def into(self, step: Run, node: int, turn: int) -> int:
+        """Where a node of a run computes: its own place, or that of a copy."""
+        if step.into and self.position[node] == step.last:
+            return step.into[turn % len(step.into)].id
+        return node
 
     def readers(self, i: int) -> frozenset[int]:
         """The backends that reach the memory of i without a copy."""
@@ -213,62 +234,43 @@ def _residents(tensors: tuple[Tensor, ...], backends: tuple) -> list[frozenset[i
     return found
 
 
-def _keeps(tensors: tuple[Tensor, ...], data) -> Iterator[int]:
-    """What the executor leaves where it is when its source was not set since; see Allocation."""
-    for i, t in enumerate(tensors):
-        if t.op == "NONE" and t.view_src is None and data.is_exclusive(i):
-            yield i
-    for c, (like, _) in enumerate(data.copies):
-        root = tensors[like] if tensors[like].view_src is None else tensors[like].view_src
-        if root.op == "NONE" and (data.kept[c] or data.is_exclusive(data.n_tensors + c)):
-            yield data.n_tensors + c
-
-
 def _by_slot(src: tuple[int, ...], given: tuple[int, ...]) -> tuple[int, ...]:
     """The planned sources, which leave empty slots out, by slot."""
     rest = iter(given)
     return tuple(-1 if s < 0 else next(rest, -1) for s in src)
 
-
 # -- what a compute does --------------------------------------------------------------------------
 
 
-class Step(NamedTuple):
-    """One thing that a compute does; `time` is a position in the sequence, -1 before the first."""
+class Event(NamedTuple):
+    """One thing that a compute does; `time` counts them."""
 
     time: int
+    step: int
+    """Its number in the program."""
     kind: str
-    """"load" a leaf, make a "copy", "run" a node, or copy "back" to the node that computed into a copy."""
+    """"load", "copy", "copy experts", "run" (one node), "write back"."""
     id: int
+    """What is written: a leaf, a place of a copy, a node."""
 
 
-def steps(facts: Facts) -> Iterator[Step]:
-    """What executing the plan does, in order."""
-    n = facts.n_tensors
-    births: dict[int, list[int]] = {}
-    for i in range(n):
-        if facts.op[i] != "NONE" or facts.view_of[i] >= 0 or facts.is_resident(i) or facts.offset[i] < 0:
-            continue
-        if facts.late[i] and facts.birth[i] is not None:
-            births.setdefault(facts.birth[i], []).append(i)
-        else:
-            yield Step(-1, "load", i)
+def events(facts: Facts, turn: int = 0) -> Iterator[Event]:
+    """What a compute does, node by node, in the order of the program."""
     time = 0
-    for split in facts.splits:
-        made = set()
-        for c in split.inputs:
-            yield from (Step(time, "load", i) for i in births.get(time, ()))
-            if c not in made:
-                made.add(c)
-                yield Step(time, "copy", n + c)
-            time += 1
-        for i in facts.nodes[split.start:split.stop]:
-            yield from (Step(time, "load", k) for k in births.get(time, ()))
-            if facts.computes(i):
-                yield Step(time, "run", i)
-                if i in facts.write_backs:
-                    yield Step(time, "back", n + facts.write_backs[i])
-            time += 1
+    for k, step in enumerate(facts.program.steps):
+        if step.kind == "run":
+            for i in facts.nodes[step.first : step.last + 1]:
+                if facts.computes(i):
+                    yield Event(time, k, "run", i)
+                    time += 1
+            continue
+        yield Event(time, k, step.kind, step.tensor if step.kind == "write back" else place_of(step, turn))
+        time += 1
+
+
+def place_of(step: Step, turn: int) -> int:
+    """The id that a step brings data to, or takes it from, in one turn of the ring."""
+    return step.places[turn % len(step.places)].id
 
 
 def kept(facts: Facts) -> list[int]:

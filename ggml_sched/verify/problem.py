@@ -1,0 +1,50 @@
+"""What can be wrong with a plan: a code for each reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["REASONS", "Problem"]
+
+REASONS = {
+    "bad-index": "a number of the plan points at nothing",
+    "bad-step": "a step of the program is about other memory, or another backend, than the plan says",
+    "split-gap": "the splits do not cover the nodes in order",
+    "wrong-order": "the sequence that lifetimes count in is not what the splits execute",
+    "wrong-backend": "a node or copy is in a split of another backend",
+    "not-run": "the program does not run each node that computes once, in order",
+    "unsupported-op": "a node is on a backend that cannot run it",
+    "resident-moved": "a tensor with memory of its own is placed by the plan",
+    "unplaced": "a tensor that the compute touches has no address",
+    "view-misplaced": "a view is not at its root's address plus its offset",
+    "bad-copy": "a node reads a copy of another layout",
+    "misaligned": "an offset is not a multiple of the backend's alignment",
+    "too-small": "a tensor was given fewer bytes than the backend asks for",
+    "out-of-bounds": "a tensor does not lie inside its arena",
+    "live-bytes": "more bytes are live than the arena has, which no packing can do",
+    "overlap": "two tensors are live in the same bytes",
+    "inplace-live": "a node writes over a source that is read later",
+    "inplace-layout": "a node writes over a source of another layout or address",
+    "inplace-not-tolerated": "a node writes over a source that its backend's kernel wants to itself",
+    "output-overwritten": "a result does not survive until the end",
+    "missing-copy": "a node reads memory that its backend cannot, or a copy that was never made",
+    "copy-before-write": "a copy is made before its source is computed",
+    "read-before-write": "a node reads bytes that nothing has written",
+    "clobbered-read": "a node reads bytes that something else has written over",
+    "stale-read": "a node reads a value that has been written to since",
+    "partial-read": "a node reads experts that were not copied, because the copy was made for other ids",
+    "lost-write": "a node writes through a view to memory that its backend cannot reach",
+    "unordered": "two steps touch the same bytes, one of them writes, and nothing says which comes first",
+}
+"""Every reason code that a Problem may have."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a plan: a code of `REASONS`, and a sentence with names and numbers."""
+
+    reason: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}"
