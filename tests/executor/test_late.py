@@ -1,0 +1,349 @@
+"""Devices whose queues run late: results are right in any order that waits allow, and every wait is needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from devices import Chain, weights_on
+from hypothesis import given
+from hypothesis import strategies as st
+from poisoned import POISON, REFUSALS, check, in_memory_of_their_own, set_all
+from random_graphs import Built, quick, recipes
+
+import ggml_sched as gs
+from ggml_sched.backends.late import LateBackend, LateWorld
+from ggml_sched.program import Program
+from ggml_sched.verify import check as problems_of
+
+SEEDS = range(8)
+MANY_SEEDS = range(24)
+N = 8
+"""Computes: the places of a ring of three are used more than twice."""
+
+
+class PoisonedLate(LateBackend):
+    """Its fresh memory is full of a byte pattern; refuses and offloads the ops that it is told to."""
+
+    def __init__(self, name, world, refused=frozenset(), offloads=frozenset(), copies=True):
+        super().__init__(name, world, copies)
+        self.refused, self.offloads = refused, offloads
+
+    def alloc_buffer(self, size):
+        buffer = super().alloc_buffer(size)
+        buffer.clear(POISON)
+        return buffer
+
+    def supports_op(self, node):
+        return node.op not in self.refused and super().supports_op(node)
+
+    def offload_op(self, node):
+        return node.op in self.offloads
+
+
+# -- right results ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["through the host", "direct"])
+@pytest.mark.parametrize("copies", [1, 2, 3])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_queued_computes_use_their_own_inputs(seed, copies, direct):
+    world = LateWorld(seed)
+    backends = [LateBackend(name, world, direct) for name in "abc"]
+    chain = Chain(backends, log=6)
+    with gs.Scheduler(backends, copies=copies) as scheduler:
+        scheduler.alloc(chain.graph).verify()
+        for k in range(6):
+            chain.queue(scheduler, k)
+        chain.x.set(np.full((4, 8), 1e6, np.float32))
+        scheduler.synchronize()
+        assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(6)])
+        chain.x.set(chain.input(9))
+        chain.row.set(np.int64([0]))
+        assert scheduler.compute(chain.graph)
+        assert np.array_equal(chain.out.numpy(), chain.expected(9))
+
+
+def test_the_caller_waits_for_nothing_but_results():
+    """Devices that copy by themselves: many computes are queued, and the host waits when it reads."""
+    world = LateWorld(1)
+    backends = [LateBackend(name, world) for name in "abc"]
+    chain = Chain(backends, log=20)
+    with gs.Scheduler(backends, copies=2) as scheduler:
+        scheduler.alloc(chain.graph)
+        before = world.waits, world.works
+        for k in range(20):
+            chain.queue(scheduler, k)
+        assert (world.waits, world.works) == before
+        scheduler.synchronize()
+        assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(20)])
+        # One compute: the host waits for each device at its end, and nowhere else.
+        chain.row.set(np.int64([0]))
+        before = world.waits
+        scheduler.compute(chain.graph)
+        assert world.waits == before + len(backends)
+
+
+@quick(150)
+@given(recipes(), st.integers(2, 3), st.lists(st.sets(st.sampled_from(REFUSALS), max_size=6), min_size=2, max_size=2),
+       st.lists(st.tuples(st.integers(0, 63), st.integers(0, 2)), max_size=3), st.sampled_from(["seed", "default"]),
+       st.integers(0, 3), st.integers(0, 1000), st.booleans(), st.sets(st.sampled_from(("MUL_MAT", "MUL_MAT_ID", "ADD"))))
+def test_random_graphs(recipe, n_backends, refused, wishes, policy, queued, seed, direct, offloads):
+    """Over late devices that refuse and offload ops: three computes, queued (with so many places for copies) or not."""
+    recipe = replace(recipe, leafs=tuple((s, k if k % 2 else k // 3 * 3 + 2) for s, k in recipe.leafs))
+    expected = in_memory_of_their_own(recipe, n_backends)
+    built, world = Built(recipe, n_backends), LateWorld(seed)
+    refused = [*refused, set()][-n_backends:]
+    backends = [PoisonedLate(f"L{i}", world, frozenset(ops), copies=direct) for i, ops in enumerate(refused)]
+    backends[0].offloads = frozenset(offloads)
+    with gs.Scheduler(backends, policy=policy, copies=max(queued, 1)) as scheduler:
+        for ctx, backend in zip(built.homes, backends, strict=True):
+            backend.alloc_tensors(ctx)
+        for pick, backend in wishes:
+            node = built.graph.nodes[pick % len(built.graph)]
+            scheduler.set_tensor_backend(node, backends[backend % n_backends])
+        scheduler.alloc(built.graph)
+        set_all(built)
+        for attempt in range(3):
+            set_all(built, only_residents=True)
+            if queued:
+                scheduler.compute_async(built.graph)
+                scheduler.synchronize()
+            else:
+                scheduler.compute(built.graph)
+            check(built, expected, f"compute {attempt}")
+
+
+# -- failures ----------------------------------------------------------------------------------------
+
+
+def test_an_error_that_comes_late_is_raised_by_synchronize_and_everything_works_again():
+    world = LateWorld(0)
+    backends = [LateBackend(name, world) for name in "ab"]
+    chain = Chain(backends, log=4)
+    with gs.Scheduler(backends, copies=2) as scheduler:
+        scheduler.alloc(chain.graph)
+        chain.queue(scheduler, 0)
+        backends[0].queue.append(lambda: 1 / 0)
+        chain.queue(scheduler, 1)
+        with pytest.raises(ZeroDivisionError):
+            scheduler.synchronize()
+        for k in range(4):
+            chain.queue(scheduler, k)
+        scheduler.synchronize()
+        assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(4)])
+
+
+def test_devices_that_wait_for_each_other_are_an_error():
+    world = LateWorld(0)
+    a, b = (LateBackend(name, world) for name in "ab")
+    one, two = a.event_new(), b.event_new()
+    one.passed = two.passed = False
+    a.event_wait(two)
+    b.event_wait(one)
+    with pytest.raises(gs.BackendError, match="wait for each other: "):
+        a.synchronize()
+    a.queue.clear()
+    b.queue.clear()
+
+
+# -- every wait is needed ----------------------------------------------------------------------------------
+
+
+class Case:
+    """A graph over late devices, and what each of its computes must give."""
+
+    def __init__(self, seed: int, copies: int, direct: bool) -> None:
+        self.world = LateWorld(seed)
+        self.backends = [LateBackend(name, self.world, direct) for name in "abc"]
+        self.scheduler = gs.Scheduler(self.backends, copies=copies)
+
+    def assign(self, *pairs):
+        for t, k in pairs:
+            self.scheduler.set_tensor_backend(t, self.backends[k])
+
+
+class Forth(Case):
+    """a, b, c, one after the other; a log on the last."""
+
+    def build(self):
+        self.chain = Chain(self.backends, log=N)
+        return self.chain.graph
+
+    def set(self, k):
+        self.chain.x.set(self.chain.input(k))
+        self.chain.row.set(np.int64([k]))
+
+    def results(self):
+        return self.chain.log.numpy(), np.array([self.chain.expected(k)[0] for k in range(N)])
+
+
+class Back(Case):
+    """x to a, b reads it and gives it back to a, which also reads what it had before; the log is on a."""
+
+    def build(self):
+        self.log = weights_on(self.backends[0], "any", log=np.zeros((N, 8), np.float32))["log"]
+        ctx = self.ctx = gs.Context()
+        self.x, self.row = ctx.tensor("f32", (8, 4), "x", input=True), ctx.tensor("i64", (1,), "row", input=True)
+        one = ctx.sqr(self.x)
+        two = ctx.scale(one, 3.0)
+        three = ctx.add(two, one)
+        write = ctx.set_rows(self.log, ctx.view_2d(three, 8, 1, three.nb[1], 0), self.row)
+        self.assign((one, 0), (two, 1), (three, 0), (write, 0))
+        return gs.Graph(write)
+
+    def set(self, k):
+        self.x.set(np.full((4, 8), k + 1, np.float32))
+        self.row.set(np.int64([k]))
+
+    def results(self):
+        return self.log.numpy(), np.array([np.full(8, 4 * (k + 1) ** 2) for k in range(N)], np.float32)
+
+
+class Through(Case):
+    """b writes through a copy into a cache of a, which a and c read before and after."""
+
+    def build(self):
+        self.cache = weights_on(self.backends[0], "any", cache=np.zeros((N, 8), np.float32))["cache"]
+        self.log = weights_on(self.backends[2], "any", log=np.zeros((N, 8), np.float32))["log"]
+        ctx = self.ctx = gs.Context()
+        self.x, self.row = ctx.tensor("f32", (8, 1), "x", input=True), ctx.tensor("i64", (1,), "row", input=True)
+        before = ctx.mul_mat(self.x, self.cache)
+        doubled = ctx.scale(self.x, 2.0)
+        write = ctx.set_rows(self.cache, doubled, self.row)
+        after = ctx.mul_mat(self.x, write)
+        total = ctx.add(after, before)
+        wide = ctx.repeat(ctx.view_1d(ctx.sum(total), 1), self.x)
+        noted = ctx.set_rows(self.log, wide, self.row)
+        self.assign((before, 0), (doubled, 1), (write, 1), (after, 2), (total, 2), (wide, 2), (noted, 2))
+        return gs.Graph(before, noted)
+
+    def set(self, k):
+        self.x.set(np.full((1, 8), k + 1, np.float32))
+        self.row.set(np.int64([k]))
+
+    def results(self):
+        sums = [sum(2 * (j + 1) * (k + 1) * 8 for j in range(k)) for k in range(N)]
+        after = [total + 2 * (k + 1) ** 2 * 8 for k, total in enumerate(sums)]
+        return self.log.numpy(), np.array([np.full(8, b + a) for b, a in zip(sums, after, strict=True)], np.float32)
+
+
+class Mixture(Case):
+    """Experts of c that a mixture on b offloads, with ids that a computes."""
+
+    def build(self):
+        rng = np.random.default_rng(1)
+        self.values = [rng.integers(-2, 3, (3, 8, 8)).astype(np.float32) for _ in range(3)]
+        self.experts = [weights_on(self.backends[2], **{f"e{k}": v})[f"e{k}"] for k, v in enumerate(self.values)]
+        self.log = weights_on(self.backends[1], "any", log=np.zeros((N, 8), np.float32))["log"]
+        self.backends[1].offload_op = lambda node: node.op == "MUL_MAT_ID"
+        ctx = self.ctx = gs.Context()
+        self.x, self.row = ctx.tensor("f32", (8, 1, 1), "x", input=True), ctx.tensor("i64", (1,), "row", input=True)
+        scores = ctx.scale(ctx.view_2d(self.x, 3, 1, self.x.nb[1]), 1.0)
+        ids = ctx.top_k(scores, 1)
+        value = self.x
+        for e in self.experts:
+            value = ctx.mul_mat_id(e, value, ids)
+        noted = ctx.set_rows(self.log, ctx.reshape(value, 8, 1), self.row)
+        self.assign((scores, 0), (ids, 0), (noted, 1))
+        return gs.Graph(noted)
+
+    def input(self, k):
+        x = np.arange(8, dtype=np.float32) % 3
+        x[(k + k // 3) % 3] = 9
+        return x
+
+    def set(self, k):
+        self.x.set(self.input(k).reshape(1, 1, 8))
+        self.row.set(np.int64([k]))
+
+    def results(self):
+        expected = []
+        for k in range(N):
+            value = self.input(k)
+            for v in self.values:
+                value = v[(k + k // 3) % 3] @ value
+            expected.append(value)
+        return self.log.numpy(), np.array(expected)
+
+
+class Kept(Case):
+    """c keeps what a has computed until it is done, without reading it; a copy looks at it afterwards."""
+
+    def build(self):
+        self.log = weights_on(self.backends[1], "any", log=np.zeros((N, 8), np.float32))["log"]
+        ctx = self.ctx = gs.Context()
+        self.x, self.row = ctx.tensor("f32", (8, 1), "x", input=True), ctx.tensor("i64", (1,), "row", input=True)
+        held = ctx.sqr(self.x)
+        there = ctx.scale(held, 2.0)
+        slow = ctx.add(there, there)
+        noted = ctx.set_rows(self.log, slow, self.row)
+        room = ctx.set_output(ctx.neg(self.x))
+        ctx.keep_until(held, slow)
+        self.assign((held, 0), (there, 1), (slow, 2), (noted, 1), (room, 0))
+        return gs.Graph(noted, room)
+
+    def set(self, k):
+        self.x.set(np.full((1, 8), k + 1, np.float32))
+        self.row.set(np.int64([k]))
+
+    def results(self):
+        return self.log.numpy(), np.array([np.full(8, 4 * (k + 1) ** 2) for k in range(N)], np.float32)
+
+
+CASES = [Forth, Back, Through, Mixture, Kept]
+
+
+def run(make, copies, direct, seed, change=None):
+    """N queued computes over late devices; whether all results are right.  `change` alters the program."""
+    case = make(seed, copies, direct)
+    with case.scheduler as scheduler:
+        graph = case.build()
+        plan = scheduler.alloc(graph)
+        if change is None:
+            plan.verify()
+        else:
+            plan.data.program = change(plan.program)
+            assert {p.reason for p in problems_of(plan.facts)} == {"unordered"}
+        try:
+            for k in range(N):
+                case.set(k)
+                scheduler.compute_async(graph)
+            scheduler.synchronize()
+        except gs.BackendError:
+            return False
+        finally:
+            plan.data.program = None
+        return np.array_equal(*case.results())
+
+
+def without(program, k, wait):
+    """The program in which step k does not wait for one of the steps."""
+    steps = list(program.steps)
+    steps[k] = steps[k]._replace(waits=tuple(w for w in steps[k].waits if w != wait))
+    return Program(steps, program.inputs, program.turns)
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+@pytest.mark.parametrize("make", CASES)
+def test_copies_that_go_through_the_host_give_the_same(make, copies):
+    assert all(run(make, copies, False, seed) for seed in SEEDS)
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+@pytest.mark.parametrize("make", CASES)
+def test_every_wait_is_needed(make, copies):
+    """Without any single one of them the checker objects, and some order of the devices gives wrong numbers.
+
+    The devices copy by themselves: where the host reads, it waits, and that orders more than is asked for.
+    """
+    assert all(run(make, copies, True, seed) for seed in SEEDS)
+    case = make(0, copies, True)
+    with case.scheduler:
+        program = case.scheduler.plan(case.build()).program
+    waits = [(k, wait) for k, step in enumerate(program.steps) for wait in step.waits]
+    assert waits
+    for k, wait in waits:
+        assert not all(run(make, copies, True, seed, lambda p, k=k, wait=wait: without(p, k, wait)) for seed in MANY_SEEDS), (
+            f"nobody misses that step {k} waits for {wait}:\n{program}")
