@@ -25,7 +25,8 @@ class _Entry:
 
     __slots__ = ("allocation", "assignments", "epoch", "plan", "residents")
 
-    def __init__(self, plan: Plan, allocation: Allocation, epoch: int, assignments: int, residents: list[Buffer]) -> None:
+    def __init__(self, plan: Plan, allocation: Allocation, epoch: int, assignments: int,
+                 residents: list[Buffer]) -> None:
         self.allocation = allocation
         self.plan = weakref.ref(plan)
         self.epoch = epoch
@@ -47,28 +48,35 @@ class Allocations:
     def current(self) -> Allocation | None:
         return None if self._current is None else self._current.allocation
 
-    def find(self, graph: Graph) -> tuple[Plan, Allocation] | None:
+    def plan(self) -> Plan:
+        """The current one's."""
+        entry = self._current
+        plan = entry.plan()
+        if plan is None:
+            plan = entry.allocation.new_plan()
+            entry.plan = weakref.ref(plan)
+        return plan
+
+    def find(self, graph: Graph) -> Allocation | None:
         """Make the graph's allocation the current one, if it has one and nothing has changed since."""
         entry = self._current
         if entry is not None and entry.allocation.asked() is graph:
             if not self._is_fresh(entry, graph) or not entry.allocation.lease.alive:
                 return None
-            plan = self._plan_of(entry, graph)
             if entry.allocation.lease.displaced:
                 # Another scheduler has addressed some of the tensors since: address them here again.
                 self.drain()
                 entry.allocation.rest()
-                entry.allocation.resume(plan)
-            return plan, entry.allocation
+                entry.allocation.resume()
+            return entry.allocation
         entry = self._resting.get(id(graph))
         if entry is None or entry.allocation.asked() is not graph or not self._is_fresh(entry, graph):
             return None
         self._rest_current()
         del self._resting[id(graph)]
         self._current = entry
-        plan = self._plan_of(entry, graph)
-        entry.allocation.resume(plan)
-        return plan, entry.allocation
+        entry.allocation.resume()
+        return entry.allocation
 
     def put(self, plan: Plan, request: Request, asked: Graph) -> Allocation:
         """Give a plan addresses in the arenas as they are."""
@@ -96,7 +104,7 @@ class Allocations:
         """What `restore` takes for the current allocation; None without one, or whose graph is gone."""
         entry = self._current
         graph = None if entry is None else entry.allocation.asked()
-        return None if graph is None else (self._plan_of(entry, graph), graph, entry.residents)
+        return None if graph is None else (self.plan(), graph, entry.residents)
 
     def forget_assignments(self) -> None:
         """The caller has changed an assignment: plans made before do not serve."""
@@ -111,13 +119,6 @@ class Allocations:
     def _new_entry(self, plan: Plan, asked: Graph, residents: list[Buffer]) -> _Entry:
         allocation = Allocation(plan, self._arenas.buffers, asked)
         return _Entry(plan, allocation, asked.residence_epoch(), self._assignments, residents)
-
-    def _plan_of(self, entry: _Entry, graph: Graph) -> Plan:
-        plan = entry.plan()
-        if plan is None:
-            plan = entry.allocation.new_plan()
-            entry.plan = weakref.ref(plan)
-        return plan
 
     def _is_fresh(self, entry: _Entry, graph: Graph) -> bool:
         """Whether nothing has moved since: weights where they were, assignments and buffers as they were."""

@@ -6,7 +6,6 @@ Invariant: either all buffers that were asked for are there, or all are as they 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.executor import each
@@ -58,7 +57,11 @@ class Arenas:
 
     def are_open(self) -> bool:
         """Whether nobody has closed one of the buffers."""
-        return not any(map(_is_closed, [b for buffers in self.buffers for b in buffers]))
+        for buffers in self.buffers:
+            for buffer in buffers:
+                if buffer.closed:
+                    return False
+        return True
 
     def _holds(self, i: int, chunk: int, size: int) -> bool:
         held = self.buffers[i]
@@ -87,6 +90,3 @@ class Arenas:
             replaced += [buffer for buffer in held if buffer not in buffers[-1]]
         self.buffers = tuple(buffers)
         each(buffer.close for buffer in replaced)
-
-
-_is_closed = attrgetter("closed")

@@ -86,7 +86,6 @@ class Allocation:
         self._lists: dict[int, list[BoundStep]] = {}
         self._bound: dict[tuple, BoundStep] = {}
         self._stand_ins: dict[int, Tensor] = {}
-        self._program: Program | None = None
         bind_plan(plan.graph, plan.data, buffers, self.lease)
         self.lease.guard = _Guard(self)
 
@@ -109,11 +108,10 @@ class Allocation:
 
     # What only a compute needs is made by the first: a runner may allocate each graph anew.
 
-    def program(self, plan: Plan) -> Program:
-        """The plan's; the allocation keeps it."""
-        if self._program is None:
-            self._program = plan.program
-        return self._program
+    @cached_property
+    def program(self) -> Program:
+        """The plan's."""
+        return self.new_plan().program
 
     @cached_property
     def _written(self) -> list[Tensor]:
@@ -124,9 +122,9 @@ class Allocation:
     @cached_property
     def _inputs(self) -> list[Tensor]:
         """Leafs that must have been set: those that come to a backend which has memory."""
-        loaded = {step.tensor for step in self._program.steps
+        loaded = {step.tensor for step in self.program.steps
                   if isinstance(step, Load) and self.backends[step.backend].has_memory}
-        return [self.tensors[i] for i in self._program.inputs if i in loaded and self.tensors[i].nbytes]
+        return [self.tensors[i] for i in self.program.inputs if i in loaded and self.tensors[i].nbytes]
 
     # -- life -----------------------------------------------------------------------
 
@@ -135,11 +133,11 @@ class Allocation:
         self.lease.end()
         self.lease.drain = None
 
-    def resume(self, plan: Plan) -> None:
+    def resume(self) -> None:
         """The tensors have their addresses again, in memory that others have used since."""
         self._seen.forget()
         if self.lease.revive():
-            bind_plan(plan.graph, plan.data, self.buffers, self.lease)
+            bind_plan(self.graph(), self.data, self.buffers, self.lease)
 
     def release(self) -> None:
         """End it: no address, nothing prepared.  Everything is released, whatever raises."""
@@ -160,15 +158,14 @@ class Allocation:
                 leaf.stash = bytes(leaf.nbytes)
                 leaf.touch()
 
-    def run(self, plan: Plan, callback: Callback | None = None, ask: Ask | None = None, zero: bool = False) -> bool:
+    def run(self, callback: Callback | None = None, ask: Ask | None = None, zero: bool = False) -> bool:
         """Compute the graph; on return every backend is done.  False if the callback stopped it.
 
         `ask` says which nodes the callback sees.
         """
-        program = self.program(plan)
         self.check_inputs(zero)
         steps = self._next_steps()
-        compute = _Compute(program)
+        compute = _Compute(self.program)
         self.is_running = True
         try:
             finished = compute.run(steps) if callback is None else compute.run_observed(steps, callback, ask)
@@ -182,9 +179,9 @@ class Allocation:
         self._wait()
         return finished
 
-    def submit(self, plan: Plan, pipeline: Pipeline, zero: bool = False) -> None:
+    def submit(self, pipeline: Pipeline, zero: bool = False) -> None:
         """Queue a compute; the inputs are those set now."""
-        program = self.program(plan)
+        program = self.program
         self.check_inputs(zero)
         steps = self._next_steps()
         try:
@@ -205,8 +202,8 @@ class Allocation:
     def _next_steps(self) -> list[BoundStep]:
         turn = self._turn
         if turn not in self._lists:
-            self._lists[turn] = [self._bind(k, step, turn) for k, step in enumerate(self._program.steps)]
-        self._turn = (turn + 1) % self._program.turns
+            self._lists[turn] = [self._bind(k, step, turn) for k, step in enumerate(self.program.steps)]
+        self._turn = (turn + 1) % self.program.turns
         return self._lists[turn]
 
     def _touch_written(self) -> None:
@@ -302,8 +299,14 @@ class _Compute:
         self._last: dict[Backend, Event] = {}
 
     def run(self, steps: list[BoundStep]) -> bool:
-        for k, bound in enumerate(steps):
-            self._do(k, bound)
+        if self.program.awaited:
+            for k, bound in enumerate(steps):
+                self._do(k, bound)
+            return True
+        for bound in steps:         # all in one queue
+            action = bound.due()
+            if action is not None:
+                action((), self.held)
         return True
 
     def _do(self, k: int, bound: BoundStep) -> None:

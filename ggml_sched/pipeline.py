@@ -44,7 +44,8 @@ class Task(NamedTuple):
 
 
 class _Ticket:
-    """`issued`: the step was issued, failed or was skipped (None: in order, on one thread); `event`: its end."""
+    """What others wait for.  `issued`: the step was issued, failed or was skipped (None: in order, on one thread);
+    `event`: its end."""
 
     __slots__ = ("event", "issued")
 
@@ -54,24 +55,24 @@ class _Ticket:
 
 
 class Issued:
-    """One compute: a ticket for each step, and what must stay alive until its backends are done.
+    """One compute: a ticket for each step that is awaited, and what must stay alive until its backends are done.
 
-    A step that was left out has the ticket of the one before it in its queue; None if there is none.
+    A step that was left out has the ticket of the one before it in its queue.
     """
 
     __slots__ = ("ends", "held", "number", "tickets")
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
-        self.tickets: list[_Ticket | None] = []
+        self.tickets: dict[int, _Ticket] = {}
         self.held: Held = []
         self.ends: list[_Ticket] = []
         """Of the last step of each queue, where somebody may wait for the whole compute."""
 
-    def issue(self, task: Task, ticket: _Ticket, waits: Sequence[_Ticket]) -> None:
+    def issue(self, task: Task, ticket: _Ticket | None, waits: Sequence[_Ticket]) -> None:
         """Let the backend do a step, after others."""
         end = task.action([other.event for other in waits if other.event is not None], self.held)
-        if task.awaited:
+        if ticket is not None:
             if end is None:
                 end = task.backend.event_new()
                 task.backend.event_record(end)
@@ -93,7 +94,7 @@ class _State:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.pending = 0
-        """Steps that threads have still to issue."""
+        """Queues, of each compute, that threads have still to work on."""
         self.error: BaseException | None = None
         self.failed: float = inf
         """The first compute that failed: what was queued before it goes on, it and the others are skipped."""
@@ -104,7 +105,7 @@ class _State:
                 self.error, self.failed = error, compute
 
     def wait(self) -> None:
-        """Until every step was issued or skipped."""
+        """Until everything was issued or skipped."""
         with self.changed:
             self.changed.wait_for(lambda: self.pending == 0)
 
@@ -115,8 +116,9 @@ class _State:
                 self.changed.notify_all()
 
 
-def _perform(state: _State, compute: Issued, task: Task, ticket: _Ticket, waits: Sequence[_Ticket]) -> None:
-    """On a backend's thread."""
+def _perform(state: _State, compute: Issued, task: Task, ticket: _Ticket | None, waits: Sequence[_Ticket],
+             is_last: bool) -> None:
+    """On a backend's thread; `is_last` of the compute's steps in this queue."""
     try:
         for other in waits:
             other.issued.wait()
@@ -125,8 +127,10 @@ def _perform(state: _State, compute: Issued, task: Task, ticket: _Ticket, waits:
     except BaseException as error:
         state.fail(error, compute.number)
     finally:
-        ticket.issued.set()
-        state.count(-1)
+        if ticket is not None:
+            ticket.issued.set()
+        if is_last:
+            state.count(-1)
 
 
 class Pipeline:
@@ -163,23 +167,23 @@ class Pipeline:
             self._in_flight.popleft().wait()
         self._count += 1
         compute = Issued(self._count)
-        for task in tasks:
-            if task.action is not None:
-                self._last[task.backend] = _Ticket(self._is_threaded)
-            compute.tickets.append(self._last.get(task.backend))
         last = {tasks[k].backend: k for k in due}
+        for k, task in enumerate(tasks):
+            if task.action is not None and (task.awaited or last[task.backend] == k):
+                compute.tickets[k] = self._last[task.backend] = _Ticket(self._is_threaded)
+            elif task.awaited and task.backend in self._last:
+                compute.tickets[k] = self._last[task.backend]
         compute.ends = [compute.tickets[k] for k in last.values()]
         self._history.append(compute)
         self._in_flight.append(compute)
         if self._is_threaded:
-            self._state.count(len(due))
+            self._state.count(len(last))
         for k in due:
             task = tasks[k]
-            if last[task.backend] == k:
-                task = task._replace(awaited=True)
-            ticket, waits = compute.tickets[k], self._tickets(task.waits)
+            ticket, waits = compute.tickets.get(k), self._tickets(task.waits)
             if self._is_threaded:
-                self._crews[task.backend].put(partial(_perform, self._state, compute, task, ticket, waits))
+                is_last = last[task.backend] == k
+                self._crews[task.backend].put(partial(_perform, self._state, compute, task, ticket, waits, is_last))
             elif compute.number < self._state.failed:
                 try:
                     compute.issue(task, ticket, waits)
@@ -191,7 +195,7 @@ class Pipeline:
     def _tickets(self, waits: Sequence[Wait]) -> list[_Ticket]:
         """Of the steps that are waited for."""
         computes = self._history
-        found = [computes[-1 - w.back].tickets[w.step] for w in waits if w.back < len(computes)]
+        found = [computes[-1 - w.back].tickets.get(w.step) for w in waits if w.back < len(computes)]
         return [ticket for ticket in found if ticket is not None]
 
     def drain(self) -> None:

@@ -160,15 +160,16 @@ class Scheduler:
         raises, and OutOfMemory.
         """
         with self._turn:
-            return self._alloc(graph)[0]
+            self._alloc(graph)
+            return self._allocations.plan()
 
-    def _alloc(self, graph: Graph) -> tuple[Plan, Allocation]:
+    def _alloc(self, graph: Graph) -> Allocation:
         found = self._allocations.find(graph)
         if found is not None:
             return found
         plan, request = self._plan(graph)
         self._grow(plan.chunk_sizes)
-        return plan, self._allocations.put(plan, request, graph)
+        return self._allocations.put(plan, request, graph)
 
     def _grow(self, sizes: Sequence[Sequence[int]]) -> None:
         """Buffers of at least these sizes; the current allocation ends if some are exchanged.
@@ -210,8 +211,7 @@ class Scheduler:
             raise ValueError("ask says which nodes the callback sees, and there is no callback")
         with self._turn:
             self._synchronize()
-            plan, allocation = self._alloc(graph)
-            return allocation.run(plan, callback, ask, self.zero if zero is None else zero)
+            return self._alloc(graph).run(callback, ask, self.zero if zero is None else zero)
 
     def compute_async(self, graph: Graph, zero: bool | None = None) -> None:
         """Queue a compute and return; the results are there after `synchronize`.
@@ -223,8 +223,7 @@ class Scheduler:
         When something fails, the rest of what is queued is skipped.  Raises what `alloc` raises.
         """
         with self._turn:
-            plan, allocation = self._alloc(graph)
-            allocation.submit(plan, self._pipeline, self.zero if zero is None else zero)
+            self._alloc(graph).submit(self._pipeline, self.zero if zero is None else zero)
 
     def synchronize(self) -> None:
         """Wait until everything queued has ended; raises the first exception of a step since the last call.

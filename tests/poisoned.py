@@ -5,6 +5,7 @@ from __future__ import annotations
 from random_graphs import Built, Recipe
 
 import ggml_sched as gs
+from ggml_sched.backends.late import LateBackend
 
 POISON = 0xAB
 REFUSALS = ("ADD", "MUL", "SCALE", "UNARY:RELU", "CPY", "CONT", "RMS_NORM", "SET_ROWS", "MUL_MAT", "GET_ROWS")
@@ -34,6 +35,25 @@ class PoisonedBackend(gs.CpuBackend):
 
     def supports_buffer(self, buffer):
         return buffer.backend is self or buffer.backend in self.reads
+
+
+class PoisonedLate(LateBackend):
+    """A PoisonedBackend whose queue runs late."""
+
+    def __init__(self, name, world, refused=frozenset(), offloads=frozenset(), copies=True):
+        super().__init__(name, world, copies)
+        self.refused, self.offloads = refused, offloads
+
+    def alloc_buffer(self, size):
+        buffer = super().alloc_buffer(size)
+        buffer.clear(POISON)
+        return buffer
+
+    def supports_op(self, node):
+        return node.op not in self.refused and super().supports_op(node)
+
+    def offload_op(self, node):
+        return node.op in self.offloads
 
 
 def raw(tensor: gs.Tensor) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 from devices import Chain, weights_on
 from hypothesis import given
 from hypothesis import strategies as st
-from poisoned import POISON, REFUSALS, check, in_memory_of_their_own, set_all
+from poisoned import REFUSALS, PoisonedLate, check, in_memory_of_their_own, set_all
 from random_graphs import Built, quick, recipes
 
 import ggml_sched as gs
@@ -17,29 +17,11 @@ from ggml_sched.backends.late import LateBackend, LateWorld
 from ggml_sched.program import Program
 from ggml_sched.verify import check as problems_of
 
+OFFLOADS = ("MUL_MAT", "MUL_MAT_ID", "ADD")
 SEEDS = range(8)
 MANY_SEEDS = range(24)
 N = 8
 """Computes: the places of a ring of three are used more than twice."""
-
-
-class PoisonedLate(LateBackend):
-    """Its fresh memory is full of a byte pattern; refuses and offloads the ops that it is told to."""
-
-    def __init__(self, name, world, refused=frozenset(), offloads=frozenset(), copies=True):
-        super().__init__(name, world, copies)
-        self.refused, self.offloads = refused, offloads
-
-    def alloc_buffer(self, size):
-        buffer = super().alloc_buffer(size)
-        buffer.clear(POISON)
-        return buffer
-
-    def supports_op(self, node):
-        return node.op not in self.refused and super().supports_op(node)
-
-    def offload_op(self, node):
-        return node.op in self.offloads
 
 
 # -- right results ---------------------------------------------------------------------------------
@@ -88,7 +70,7 @@ def test_the_caller_waits_for_nothing_but_results():
 @quick(150)
 @given(recipes(), st.integers(2, 3), st.lists(st.sets(st.sampled_from(REFUSALS), max_size=6), min_size=2, max_size=2),
        st.lists(st.tuples(st.integers(0, 63), st.integers(0, 2)), max_size=3), st.sampled_from(["seed", "default"]),
-       st.integers(0, 3), st.integers(0, 1000), st.booleans(), st.sets(st.sampled_from(("MUL_MAT", "MUL_MAT_ID", "ADD"))))
+       st.integers(0, 3), st.integers(0, 1000), st.booleans(), st.sets(st.sampled_from(OFFLOADS)))
 def test_random_graphs(recipe, n_backends, refused, wishes, policy, queued, seed, direct, offloads):
     """Over late devices that refuse and offload ops: three computes, queued (with so many places for copies) or not."""
     recipe = replace(recipe, leafs=tuple((s, k if k % 2 else k // 3 * 3 + 2) for s, k in recipe.leafs))
@@ -295,16 +277,16 @@ class Kept(Case):
 CASES = [Forth, Back, Through, Mixture, Kept]
 
 
-def run(make, copies, direct, seed, change=None):
-    """N queued computes over late devices; whether all results are right.  `change` alters the program."""
+def run(make, copies, direct, seed, program=None):
+    """N queued computes over late devices; whether all results are right.  `program`: instead of the plan's."""
     case = make(seed, copies, direct)
     with case.scheduler as scheduler:
         graph = case.build()
         plan = scheduler.alloc(graph)
-        if change is None:
+        if program is None:
             plan.verify()
         else:
-            plan.data.program = change(plan.program)
+            plan.data.program = program
             assert {p.reason for p in problems_of(plan.facts)} == {"unordered"}
         try:
             for k in range(N):
@@ -345,5 +327,6 @@ def test_every_wait_is_needed(make, copies):
     waits = [(k, wait) for k, step in enumerate(program.steps) for wait in step.waits]
     assert waits
     for k, wait in waits:
-        assert not all(run(make, copies, True, seed, lambda p, k=k, wait=wait: without(p, k, wait)) for seed in MANY_SEEDS), (
+        changed = without(program, k, wait)
+        assert not all(run(make, copies, True, seed, changed) for seed in MANY_SEEDS), (
             f"nobody misses that step {k} waits for {wait}:\n{program}")

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from poisoned import REFUSALS, PoisonedBackend, check, in_memory_of_their_own, kept, set_all
+from poisoned import REFUSALS, PoisonedBackend, PoisonedLate, check, in_memory_of_their_own, kept, set_all
 from random_graphs import Built, quick, recipes
 
 import ggml_sched as gs
+from ggml_sched.backends.late import LateWorld
 
 VIEWS = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
 
@@ -31,10 +32,14 @@ def disturb(built: Built) -> None:
 @quick(150)
 @given(st.lists(recipes(), min_size=1, max_size=2), st.integers(2, 4), st.integers(1, 3),
        st.lists(st.sets(st.sampled_from(REFUSALS), max_size=6), min_size=3, max_size=3),
-       st.lists(st.tuples(st.integers(0, 63), st.integers(0, 3)), max_size=3))
-def test_queued_computes(pair, n_backends, copies, refused, wishes):
+       st.lists(st.tuples(st.integers(0, 63), st.integers(0, 3)), max_size=3), st.integers(0, 1000), st.booleans())
+def test_queued_computes(pair, n_backends, copies, refused, wishes, seed, direct):
+    """With a seed, over devices whose queues run late, which copy by themselves or through the host."""
     pair = [replace(r, leafs=tuple((s, k if k % 2 else k // 3 * 3 + 2) for s, k in r.leafs)) for r in pair]
-    backends = [PoisonedBackend(f"B{i}", frozenset(ops)) for i, ops in enumerate([*refused, set()][-n_backends:])]
+    world = LateWorld(seed)
+    backends = [PoisonedLate(f"L{i}", world, frozenset(ops), copies=direct) if seed
+                else PoisonedBackend(f"B{i}", frozenset(ops))
+                for i, ops in enumerate([*refused, set()][-n_backends:])]
     cases = []
     with gs.Scheduler(backends, copies=copies) as sched:
         for recipe in pair:
