@@ -39,7 +39,8 @@ from ggml_sched.errors import (
     UnsupportedOp,
 )
 from ggml_sched.graphfile import load_graph, save_graph
-from ggml_sched.plan import Copy, Plan, Split
+from ggml_sched.plan import Copy, Plan, Split, load_plan
+from ggml_sched.program import Program
 from ggml_sched.scheduler import Scheduler
 
 __version__ = "0.1.0"
@@ -66,6 +67,7 @@ __all__ = [
     "Packing",
     "PlacementError",
     "Plan",
+    "Program",
     "Scheduler",
     "Split",
     "Tensor",
@@ -77,6 +79,7 @@ __all__ = [
     "get_backend",
     "get_include",
     "load_graph",
+    "load_plan",
     "pack",
     "save_graph",
     "tensor_copy",

@@ -23,6 +23,7 @@ A contents page.  All imports stand here; the parts below, in core/alloc/ and co
     alloc/arenas            what the memory of a graph in splits comes to, in-place reuse weighed
     plan/make               from a request to a plan, in C
     plan/plan_data          PlanData: a plan for Python
+    plan/plan_values        plans as plain values, and made of them again
     plan/replay             a reserved plan for a smaller graph of the same wiring
     plan/bind               addresses for a graph's tensors
 """
@@ -57,6 +58,7 @@ from ggml_sched._c cimport (
     GS_METHOD_REPLAYED,
     GS_NO_HOST_MEMORY,
     GS_N_OPS,
+    GS_N_REASONS,
     GS_OFFSETS_BEST_FIT,
     GS_OFFSETS_PACKED,
     GS_OK,
@@ -119,6 +121,7 @@ from ggml_sched._graph cimport (
     op_is_view,
 )
 from ggml_sched._pack cimport (
+    N_PACK_METHODS,
     PACK_NO_CAPACITY,
     PACK_PLANNER_BUDGET,
     gs_pack,
@@ -153,5 +156,6 @@ include "core/alloc/offsets.pxi"
 include "core/alloc/arenas.pxi"
 include "core/plan/make.pxi"
 include "core/plan/plan_data.pxi"
+include "core/plan/plan_values.pxi"
 include "core/plan/replay.pxi"
 include "core/plan/bind.pxi"

@@ -3,6 +3,7 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 cdef enum:
+    N_PACK_METHODS = 9
     PACK_NO_CAPACITY = -1
     PACK_DEFAULT_BUDGET = -1        # two million tries, fewer where each takes long
     PACK_PLANNER_BUDGET = -2        # a hundred thousand, in the same way

@@ -6,6 +6,9 @@ the scheduler's backends.  It is immutable and holds no memory of any device.
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,11 +16,14 @@ from ggml_sched import report
 from ggml_sched._core import PlanData
 from ggml_sched._graph import Graph, Tensor
 from ggml_sched.backend import Backend
+from ggml_sched.backends.recorded import recorded_backends
 from ggml_sched.errors import GraphError
+from ggml_sched.graphfile import graph_from_dict, graph_to_dict
+from ggml_sched.planfile import plan_from_dict, plan_to_dict, read_plan_file
 from ggml_sched.program import Program, make_program
 from ggml_sched.verify import Facts, require_sound
 
-__all__ = ["Copy", "Plan", "Split"]
+__all__ = ["Copy", "Plan", "Split", "load_plan"]
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,18 @@ class Plan:
         """The plan as plain values, as the checks of ggml_sched.verify take them."""
         return Facts.of(self.graph, self.data, self.backends, self.program)
 
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the plan as JSON, for `gs.load_plan(path, graph, backends)`."""
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(self._to_dict(), file, separators=(",", ":"))
+
+    def _to_dict(self) -> dict:
+        return plan_to_dict(self.graph, self.data, self.backends, self.policy, self.program)
+
+    def __reduce__(self):
+        """A pickle holds the graph, too; its backends come back without memory, as those that answered alike."""
+        return _restored, (graph_to_dict(self.graph), self._to_dict())
+
     def verify(self) -> None:
         """Check the plan and its program independently of the planner; HazardError with a reason code if it is unsound."""
         require_sound(self.facts)
@@ -192,3 +210,25 @@ class Plan:
         sizes = ", ".join(f"{b.name} {n}" for b, n in zip(self.backends, self.buffer_sizes, strict=True))
         counts = f"{len(self.graph)} nodes: {self.data.n_splits} splits, {len(self.copies)} copies"
         return f"<Plan of {counts}, bytes {sizes}>"
+
+
+def load_plan(path: str | os.PathLike, graph: Graph, backends: Sequence[Backend]) -> Plan:
+    """The plan of a file (`Plan.save`), for a graph equal to the one it was made for, over the same backends.
+
+    It has been verified; `Scheduler.adopt` uses it.  Raises FileFormatError for a file that holds no plan, GraphError
+    for another graph, PlacementError for other backends or residents elsewhere, HazardError for a plan that is
+    unsound.
+    """
+    path, backends = os.fspath(path), tuple(backends)
+    data, policy = plan_from_dict(read_plan_file(path), graph, backends, path)
+    plan = Plan(graph, data, backends, policy)
+    plan.verify()
+    return plan
+
+
+def _restored(graph_dict: dict, plan_dict: dict) -> Plan:
+    """A pickled plan."""
+    graph = graph_from_dict(graph_dict, where="pickled graph")
+    backends = recorded_backends(plan_dict, graph)
+    data, policy = plan_from_dict(plan_dict, graph, backends, "pickled plan")
+    return Plan(graph, data, backends, policy)

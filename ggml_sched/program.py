@@ -23,7 +23,8 @@ from ggml_sched._core import PlanData
 from ggml_sched._graph import BackendBase, Graph, op_numbers
 from ggml_sched.ordering import Access, Wait, order
 
-__all__ = ["Copy", "CopyExperts", "Load", "Place", "Program", "Read", "Run", "Step", "Wait", "WriteBack", "make_program"]
+__all__ = ["Copy", "CopyExperts", "Load", "Place", "Program", "Read", "Run", "Step", "Wait", "WriteBack", "make_program",
+           "program_values"]
 
 KIND_WRITES = 2
 STATE_LATE, STATE_EXCLUSIVE = 4, 16
@@ -125,7 +126,6 @@ class WriteBack(NamedTuple):
 
 
 Step = Load | Copy | CopyExperts | Run | WriteBack
-KINDS: dict[str, type[Step]] = {cls.kind: cls for cls in (Load, Copy, CopyExperts, Run, WriteBack)}
 
 
 class Program:
@@ -228,6 +228,21 @@ def _where(places: tuple[Place, ...], name, backend) -> str:
     return f"{name(first.id)} at {offsets} of {backend(first.backend)}{chunk}"
 
 
+# -- as plain values --------------------------------------------------------------------------------
+
+
+def program_values(program: Program) -> dict:
+    """A program as lists, numbers and words, as JSON holds them."""
+    return {"turns": program.turns, "inputs": list(program.inputs),
+            "steps": [{"kind": step.kind, **_values(step._asdict())} for step in program.steps]}
+
+
+def _values(value):
+    if isinstance(value, dict):
+        return {key: _values(v) for key, v in value.items()}
+    return [_values(v) for v in value] if isinstance(value, tuple) else value
+
+
 # -- from a plan to its program ---------------------------------------------------------------------
 
 
@@ -295,11 +310,11 @@ class _Maker:
 
     def _is_placed(self, i: int) -> bool:
         """Whether the plan gives the memory of graph tensor i its place."""
-        return self.offset[self.memory[i]] >= 0
+        return bool(self.offset[self.memory[i]] >= 0)
 
     def _is_leaf(self, i: int) -> bool:
         """Whether the memory of graph tensor i is a leaf's."""
-        return self.op[self.memory[i]] == 0
+        return bool(self.op[self.memory[i]] == 0)
 
     # -- steps ---------------------------------------------------------------------
 
@@ -395,7 +410,7 @@ class _Maker:
         """How copy c is made, ahead of the split of nodes start .. stop."""
         i, backend = self.copies[c]
         places, root = self.places[c], int(self.memory[i])
-        keeps = self._is_leaf(i) and (self.kept[c] or all(self._is_exclusive(place.id) for place in places))
+        keeps = self._is_leaf(i) and (bool(self.kept[c]) or all(self._is_exclusive(place.id) for place in places))
         if self._comes_from_caller(i):
             return Load(backend, root, int(self.view_offs[i]), int(self.nbytes[i]), places, keeps)
         if not keeps and not self._is_placed(i):

@@ -47,7 +47,7 @@ ctypedef struct gs_walk:
 
 
 cdef int walk_alloc(gs_walk *f, int32_t n, int32_t n_seq, int32_t n_src) noexcept nogil:
-    """Lay the arrays out in two blocks, with sizes and states zero."""
+    """Lay the arrays out in two blocks, with sizes, offsets and states zero."""
     cdef int64_t m = n
     memset(f, 0, sizeof(gs_walk))
     f.memory = <char *>malloc(m * (4 * sizeof(int64_t) + 7 * sizeof(int32_t) + 3)
@@ -79,7 +79,7 @@ cdef int walk_alloc(gs_walk *f, int32_t n, int32_t n_seq, int32_t n_src) noexcep
     f.owner = f.n_views + m
     f.start = f.owner + m
     f.stop = f.start + m
-    memset(f.size, 0, m * sizeof(int64_t))
+    memset(f.size, 0, 4 * m * sizeof(int64_t))      # and what follows it, up to `like`
     memset(f.trimmed, 0, m * sizeof(int32_t))
     memset(f.state, 0, m)
     return GS_OK

@@ -16,6 +16,10 @@ cdef class PlanData:
     def __dealloc__(self):
         gs_plan_free(&self.c)
 
+    def __reduce__(self):
+        cdef int32_t n_nodes = max([row[2] for row in self.splits], default=0)
+        return plan_from_values, (plan_values(self), n_nodes)
+
     @property
     def n_tensors(self):
         return self.c.n_tensors

@@ -1,0 +1,63 @@
+"""Backends without memory that answer as others did when a plan was made: what a pickled plan comes back with."""
+
+from __future__ import annotations
+
+from ggml_sched._graph import BufferBase, Graph, Tensor, bind_resident
+from ggml_sched.backend import Buffer
+from ggml_sched.backends.dry import DryBackend
+
+__all__ = ["RecordedBackend", "recorded_backends"]
+
+
+class _RecordedBuffer(Buffer):
+    """Addresses of residents; `readers` are the backends, by index, that read it."""
+
+    def __init__(self, backend: RecordedBackend, size: int, usage: str, readers: tuple[int, ...]) -> None:
+        super().__init__(backend, size, usage=usage)
+        self.readers = readers
+
+
+class RecordedBackend(DryBackend):
+    """Backend number `index` of a plan file, as described there.
+
+    It knows the answers for the tensors of one graph, and for copies of them.
+    """
+
+    def __init__(self, index: int, description: dict) -> None:
+        super().__init__(description["name"], description["alignment"], description["max_buffer_size"])
+        self.index = index
+        self.concurrent_copies = description["concurrent_copies"]
+        self._inplace, self._reads = description["inplace"], description["reads"]
+        self.refused: set[Tensor] = set()
+        self.sizes: dict[Tensor, int] = {}
+
+    def supports_op(self, node: Tensor) -> bool:
+        return node not in self.refused
+
+    def supports_buffer(self, buffer: BufferBase) -> bool:
+        if isinstance(buffer, _RecordedBuffer):
+            return self.index in buffer.readers
+        return getattr(buffer.backend, "index", None) in self._reads
+
+    def inplace_sources(self, op: str) -> int:
+        return self._inplace.get(op, 0)
+
+    def alloc_size(self, tensor: Tensor) -> int:
+        return self.sizes.get(tensor, tensor.nbytes)
+
+
+def recorded_backends(described: dict, graph: Graph) -> tuple[RecordedBackend, ...]:
+    """The backends of a plan file (planfile.py), and memory on them for the residents of the graph."""
+    backends = tuple(RecordedBackend(k, fields) for k, fields in enumerate(described["backends"]))
+    plan = described["plan"]
+    like = [*range(plan["n_tensors"]), *(row[0] for row in plan["copies"]), *(plan["copies"][c][0] for c in plan["places"])]
+    for i, (supported, size) in enumerate(described["needs"]):
+        t = graph.tensors[like[i]]
+        if not supported:
+            backends[plan["assign"][i]].refused.add(t)
+        if size:
+            backends[plan["home"][i]].sizes[t] = size
+    for i, (usage, readers) in described["residents"].items():
+        t = graph.tensors[int(i)]
+        bind_resident(t, _RecordedBuffer(backends[readers[0]], t.nbytes, usage, tuple(readers)), 0)
+    return backends

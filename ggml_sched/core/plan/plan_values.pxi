@@ -1,0 +1,234 @@
+# Plans as plain values: what a plan file and a pickle hold, and a plan made of them again.
+#
+# Owns nothing.  Invariant: whatever values come in, every index of the plan made of them points at something, and
+# walking from an id to the owner of its memory ends; whether the plan is sound is for ggml_sched.verify to say.
+
+cdef list _longs_of(const int64_t *at, int32_t n):
+    cdef int32_t i
+    return [at[i] for i in range(n)]
+
+
+cdef list _ints_of(const int32_t *at, int32_t n):
+    cdef int32_t i
+    return [at[i] for i in range(n)]
+
+
+cdef list _bytes_of(const unsigned char *at, int32_t n):
+    cdef int32_t i
+    return [at[i] for i in range(n)]
+
+
+def plan_values(PlanData data not None):
+    """{name: integers, lists of them, or lists of lists} that `plan_from_values` makes a plan of."""
+    cdef gs_plan *p = &data.c
+    cdef int32_t i
+    data.know_exclusive()
+    return {
+        "n_backends": p.n_backends,
+        "n_tensors": p.n_tensors,
+        "assign": _ints_of(p.assign, p.n_tensors),
+        "reason": _bytes_of(p.reason, p.n_tensors),
+        "splits": [[b, start, stop, list(inputs)] for b, start, stop, inputs in data.splits],
+        "copies": [[p.copy_like[i], p.copy_from[i], p.copy_backend[i], p.copy_kept[i]] for i in range(p.n_copies)],
+        "places": _ints_of(p.place_copy, p.n_places),
+        "write_backs": [list(pair) for pair in data.write_backs],
+        "home": _ints_of(p.home, p.n),
+        "root": _ints_of(p.root, p.n),
+        "birth": _ints_of(p.birth, p.n),
+        "death": _ints_of(p.death, p.n),
+        "trimmed": _ints_of(p.trimmed, p.n),
+        "src": [list(data.sources(i)) for i in range(p.n)],
+        "size": _longs_of(p.size, p.n),
+        "view_offs": _longs_of(p.view_offs, p.n),
+        "offset": _longs_of(p.offset, p.n),
+        "rest": _longs_of(p.rest, p.n),
+        "op": _bytes_of(p.op, p.n),
+        "flags": _bytes_of(p.flags, p.n),
+        "state": _bytes_of(p.state, p.n),
+        "seq": _ints_of(p.seq, p.n_seq),
+        "arenas": [[p.arena[i].live_bytes, p.arena[i].stride, p.arena[i].method, list(data.chunk_sizes[i])]
+                   for i in range(p.n_backends)],
+    }
+
+
+cdef list _numbers(object values, str field, object count, object low, object high):
+    """A list of `count` integers (None: any number of them) in low .. high; GraphError naming the field."""
+    if not isinstance(values, list) or count is not None and len(values) != count:
+        raise GraphError(f"plan: {field!r} is not a list of {count} numbers")
+    for value in values:
+        if type(value) is not int or not low <= value <= high:
+            raise GraphError(f"plan: {field!r} holds {value!r}, not an integer in {low} .. {high}")
+    return values
+
+
+cdef list _rows(object values, str field, object count, Py_ssize_t width):
+    """A list of `count` lists of `width` values each."""
+    if not isinstance(values, list) or count is not None and len(values) != count:
+        raise GraphError(f"plan: {field!r} is not a list of {count} rows")
+    for row in values:
+        if not isinstance(row, list) or len(row) != width:
+            raise GraphError(f"plan: {field!r} holds {row!r}, not {width} values")
+    return values
+
+
+cdef void _put_ints(int32_t **cursor, int32_t **field, list values) except *:
+    cdef int32_t *at = cursor[0]
+    cdef Py_ssize_t i
+    field[0] = at
+    for i in range(len(values)):
+        at[i] = values[i]
+    cursor[0] = at + len(values)
+
+
+cdef void _put_longs(int64_t **cursor, int64_t **field, list values) except *:
+    cdef int64_t *at = cursor[0]
+    cdef Py_ssize_t i
+    field[0] = at
+    for i in range(len(values)):
+        at[i] = values[i]
+    cursor[0] = at + len(values)
+
+
+cdef void _put_bytes(unsigned char **cursor, unsigned char **field, list values) except *:
+    cdef unsigned char *at = cursor[0]
+    cdef Py_ssize_t i
+    field[0] = at
+    for i in range(len(values)):
+        at[i] = values[i]
+    cursor[0] = at + len(values)
+
+
+def plan_from_values(values, Py_ssize_t n_nodes):
+    """The plan that `plan_values` described, for a graph of n_nodes nodes; GraphError for values that are none."""
+    cdef PlanData data = PlanData.__new__(PlanData)
+    cdef gs_plan *p = &data.c
+    cdef int64_t *longs
+    cdef int32_t *ints
+    cdef unsigned char *chars
+    cdef Py_ssize_t n, n_tensors, n_backends, n_copies, n_seq, n_src, i
+    cdef object get = values.get if isinstance(values, dict) else {}.get
+    n_backends, n_tensors = _numbers([get("n_backends"), get("n_tensors")], "n_backends, n_tensors", 2, 0, 1 << 28)
+    if not n_backends:
+        raise GraphError("plan: no backends")
+    top_backend, top_tensor, big = n_backends - 1, n_tensors - 1, (1 << 62) - 1
+    copies = _rows(get("copies"), "copies", None, 4)
+    n_copies = len(copies)
+    for like, source, backend, kept in copies:
+        _numbers([like, source], "copies", 2, 0, top_tensor)
+        _numbers([backend], "copies", 1, 0, top_backend)
+        _numbers([kept], "copies", 1, 0, 1)
+    places = _numbers(get("places"), "places", None, 0, n_copies - 1)
+    if sorted(places) != places:
+        raise GraphError("plan: 'places' do not ascend")
+    n = n_tensors + n_copies + len(places)
+    splits = _rows(get("splits"), "splits", None, 4)
+    for backend, start, stop, inputs in splits:
+        _numbers([backend], "splits", 1, 0, top_backend)
+        _numbers([start, stop], "splits", 2, 0, n_nodes)
+        _numbers(inputs, "splits", None, 0, n_copies - 1)
+    backs = _rows(get("write_backs"), "write_backs", None, 2)
+    for node, copy in backs:
+        _numbers([node], "write_backs", 1, 0, top_tensor)
+        _numbers([copy], "write_backs", 1, 0, n_copies - 1)
+    seq = _numbers(get("seq"), "seq", None, 0, n - 1)
+    n_seq = len(seq)
+    src = _rows_of_ids(get("src"), n)
+    n_src = sum([len(row) for row in src])
+    root = _numbers(get("root"), "root", n, -1, n - 1)
+    _check_roots(root)
+    home = _numbers(get("home"), "home", n, -1, top_backend)
+    offset = _numbers(get("offset"), "offset", n, -1, big)
+    arenas = _rows(get("arenas"), "arenas", n_backends, 4)
+    chunks = []
+    for live, stride, method, sizes in arenas:
+        _numbers([live, stride], "arenas", 2, 0, big)
+        _numbers([method], "arenas", 1, GS_METHOD_REPLAYED, GS_METHOD_PACKED + N_PACK_METHODS - 1)
+        chunks.append(_numbers(sizes, "arenas", None, 0, big))
+        if not sizes or sum(sizes) > big or len(sizes) > 1 and not stride:
+            raise GraphError(f"plan: an arena of buffers {sizes}, {stride} apart")
+    for i in range(n):
+        if offset[i] >= 0 and (home[i] < 0 or arenas[home[i]][1] and offset[i] // arenas[home[i]][1] >= len(chunks[home[i]])):
+            raise GraphError(f"plan: id {i} lies at {offset[i]} of backend {home[i]}, where there is no buffer")
+    p.n_backends, p.n_tensors, p.n_copies, p.n_places = n_backends, n_tensors, n_copies, len(places)
+    p.n, p.n_seq, p.n_splits, p.n_write_backs = n, n_seq, len(splits), len(backs)
+    p.n_inputs, p.n_chunks, p.failed = sum([len(row[3]) for row in splits]), sum([len(s) for s in chunks]), -1
+    # Three blocks, as gs_plan_make makes them, but by width.
+    p.memory[0] = calloc(n_backends * sizeof(gs_arena_result) + (4 * n + p.n_chunks) * sizeof(int64_t) + 1, 1)
+    p.memory[1] = calloc((n_tensors + 4 * p.n_splits + p.n_inputs + 4 * n_copies + p.n_places + 2 * p.n_write_backs + 7 * n
+                          + 1 + n_src + n_seq) * sizeof(int32_t) + 1, 1)
+    p.memory[2] = calloc(n_tensors + 3 * n + 1, 1)
+    if p.memory[0] == NULL or p.memory[1] == NULL or p.memory[2] == NULL:
+        raise OutOfMemory(f"a plan of {n_tensors} tensors")
+    p.arena = <gs_arena_result *>p.memory[0]
+    longs = <int64_t *>(p.arena + n_backends)
+    ints = <int32_t *>p.memory[1]
+    chars = <unsigned char *>p.memory[2]
+    _put_longs(&longs, &p.chunk_nbytes, [size for sizes in chunks for size in sizes])
+    _put_longs(&longs, &p.size, _numbers(get("size"), "size", n, 0, big))
+    _put_longs(&longs, &p.view_offs, _numbers(get("view_offs"), "view_offs", n, 0, big))
+    _put_longs(&longs, &p.offset, offset)
+    _put_longs(&longs, &p.rest, _numbers(get("rest"), "rest", n, -1, big))
+    _put_ints(&ints, &p.assign, _numbers(get("assign"), "assign", n_tensors, -1, top_backend))
+    _put_ints(&ints, &p.split_backend, [row[0] for row in splits])
+    _put_ints(&ints, &p.split_start, [row[1] for row in splits])
+    _put_ints(&ints, &p.split_stop, [row[2] for row in splits])
+    _put_ints(&ints, &p.split_inputs, list(itertools.accumulate([len(row[3]) for row in splits])))
+    _put_ints(&ints, &p.inputs, [c for row in splits for c in row[3]])
+    _put_ints(&ints, &p.copy_like, [row[0] for row in copies])
+    _put_ints(&ints, &p.copy_from, [row[1] for row in copies])
+    _put_ints(&ints, &p.copy_backend, [row[2] for row in copies])
+    _put_ints(&ints, &p.copy_kept, [row[3] for row in copies])
+    _put_ints(&ints, &p.place_copy, places)
+    _put_ints(&ints, &p.back_node, [row[0] for row in backs])
+    _put_ints(&ints, &p.back_copy, [row[1] for row in backs])
+    _put_ints(&ints, &p.like, [*range(n_tensors), *[row[0] for row in copies], *[copies[c][0] for c in places]])
+    _put_ints(&ints, &p.home, home)
+    _put_ints(&ints, &p.root, root)
+    _put_ints(&ints, &p.birth, _numbers(get("birth"), "birth", n, -1, n_seq))
+    _put_ints(&ints, &p.death, _numbers(get("death"), "death", n, -1, n_seq))
+    _put_ints(&ints, &p.trimmed, _numbers(get("trimmed"), "trimmed", n, 0, n_seq))
+    _put_ints(&ints, &p.src_begin, [0, *itertools.accumulate([len(row) for row in src])])
+    _put_ints(&ints, &p.src, [s for row in src for s in row])
+    _put_ints(&ints, &p.seq, seq)
+    _put_bytes(&chars, &p.reason, _numbers(get("reason"), "reason", n_tensors, 0, GS_N_REASONS - 1))
+    _put_bytes(&chars, &p.op, _numbers(get("op"), "op", n, 0, GS_N_OPS - 1))
+    _put_bytes(&chars, &p.flags, _numbers(get("flags"), "flags", n, 0, 255))
+    _put_bytes(&chars, &p.state, _numbers(get("state"), "state", n, 0, 255))
+    n = 0
+    for i in range(n_backends):
+        p.arena[i].nbytes = sum(chunks[i])
+        p.arena[i].live_bytes, p.arena[i].stride, p.arena[i].method = arenas[i][0], arenas[i][1], arenas[i][2]
+        p.arena[i].first_chunk, p.arena[i].n_chunks = n, len(chunks[i])
+        n += len(chunks[i])
+    # What nothing else uses follows from the rest; a file is not believed.
+    for i in range(p.n):
+        p.state[i] &= ~(GS_STATE_EXCLUSIVE | GS_STATE_WRITTEN)
+    return data
+
+
+cdef list _rows_of_ids(object src, Py_ssize_t n):
+    """What each of n ids reads."""
+    if not isinstance(src, list) or len(src) != n:
+        raise GraphError(f"plan: 'src' is not a list of {n} rows")
+    for row in src:
+        _numbers(row, "src", None, 0, n - 1)
+    return src
+
+
+cdef int _check_roots(list root) except -1:
+    """GraphError when an id's memory is its own by way of others."""
+    cdef Py_ssize_t i, k
+    cdef bytearray state = bytearray(len(root))     # 0 new, 1 on the way, 2 ends
+    cdef list way
+    for i in range(len(root)):
+        way = []
+        k = i
+        while k >= 0 and state[k] == 0:
+            state[k] = 1
+            way.append(k)
+            k = root[k]
+        if k >= 0 and state[k] == 1:
+            raise GraphError(f"plan: id {k} shares its own memory")
+        for k in way:
+            state[k] = 2
+    return 0

@@ -1,0 +1,240 @@
+"""Plans as files and pickles: what comes back is the same plan, sound and usable, or a refusal that says why."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+
+import numpy as np
+import pytest
+from devices import Chain, weights_on
+from small_graphs import Device, plan_of, random_case, sample_paths, sample_plan, two_layers
+
+import ggml_sched as gs
+from ggml_sched._core import plan_values
+from ggml_sched.plan import Plan
+from ggml_sched.planfile import plan_from_dict
+from ggml_sched.program import Program, program_values
+
+
+def saved(plan, tmp_path):
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    return path
+
+
+def same(a: Plan, b: Plan) -> bool:
+    return (plan_values(a.data) == plan_values(b.data) and a.program == b.program and str(a) == str(b)
+            and a.buffer_sizes == b.buffer_sizes and a.methods == b.methods and a.policy == b.policy)
+
+
+def two_devices(**options):
+    backends = [gs.DryBackend("A", **options), gs.DryBackend("B")]
+    graph, ctx = two_layers(*backends)
+    return backends, graph, ctx
+
+
+@pytest.mark.parametrize("policy", ["seed", "default"])
+@pytest.mark.parametrize("block", range(4))
+def test_random_plans_come_back_the_same(block, policy, tmp_path):
+    for seed in range(block * 40, block * 40 + 40):
+        case = random_case(seed)
+        plan = plan_of(case, policy)
+        loaded = gs.load_plan(saved(plan, tmp_path), case[0], case[1])
+        assert same(plan, loaded), f"random_case({seed})"
+        pickled = pickle.loads(pickle.dumps(plan))
+        pickled.verify()
+        assert same(plan, pickled), f"random_case({seed})"
+
+
+@pytest.mark.parametrize("config", ["c1", "c4"])
+def test_plans_of_real_graphs_come_back_the_same(config, tmp_path):
+    for path in sample_paths()[:6]:
+        plan = sample_plan(path, config, "default")
+        loaded = gs.load_plan(saved(plan, tmp_path), plan.graph, plan.backends)
+        assert same(plan, loaded)
+        for t in plan.graph.tensors:
+            assert plan.offset_of(t) == loaded.offset_of(t) and plan.backend_of(t) is loaded.backend_of(t)
+
+
+def test_plans_in_chunks_and_rings_come_back_the_same(tmp_path):
+    backends = [gs.DryBackend(name, max_buffer_size=256) for name in "abc"]
+    chain = Chain(backends)
+    scheduler = gs.Scheduler(backends, copies=3)
+    chain.pin(scheduler)
+    plan = scheduler.plan(chain.graph)
+    assert any(len(sizes) > 1 for sizes in plan.chunk_sizes) and plan.data.ring
+    assert same(plan, gs.load_plan(saved(plan, tmp_path), chain.graph, backends))
+    assert same(plan, pickle.loads(pickle.dumps(plan)))
+
+
+def test_programs_and_plan_data_are_values():
+    backends, graph, _ = two_devices()
+    plan = gs.Scheduler(backends).plan(graph)
+    again = pickle.loads(pickle.dumps(plan.program))
+    assert again == plan.program and hash(again) == hash(plan.program) and isinstance(again, Program)
+    assert json.loads(json.dumps(program_values(again))) == program_values(plan.program)
+    assert plan_values(pickle.loads(pickle.dumps(plan.data))) == plan_values(plan.data)
+    with pytest.raises(AttributeError, match="a program is a value"):
+        again.steps = ()
+    assert gs.Scheduler(backends).plan(graph).program == plan.program
+
+
+def test_a_loaded_plan_computes(tmp_path):
+    """Made by one scheduler, used by another one that never plans."""
+    a, b = gs.CpuBackend(1, "a"), gs.CpuBackend(1, "b")
+    w = weights_on(b, w=np.arange(16, dtype=np.float32).reshape(4, 4))["w"]
+
+    def build():
+        ctx = gs.Context()
+        x = ctx.tensor("f32", (4, 2), "x", input=True)
+        hidden = ctx.set_name(ctx.sqr(x), "hidden")
+        return x, hidden, gs.Graph(ctx.set_output(ctx.mul_mat(w, hidden)))
+
+    x, hidden, graph = build()
+    with gs.Scheduler([a, b]) as scheduler:
+        scheduler.set_tensor_backend(hidden, a)
+        path = saved(scheduler.plan(graph), tmp_path)
+    x, hidden, graph = build()
+    plan = gs.load_plan(path, graph, [a, b])
+    assert plan.backend_of(hidden) is a
+    with gs.Scheduler([a, b]) as scheduler:
+        assert scheduler.plan(graph).backend_of(hidden) is not a
+        scheduler.adopt(plan)
+        assert scheduler.alloc(graph).backend_of(hidden) is a
+        x.set(np.full((2, 4), 3.0))
+        scheduler.compute(graph)
+        assert np.array_equal(graph.nodes[-1].numpy(), np.full((2, 4), 9.0) @ np.arange(16).reshape(4, 4).T)
+        scheduler.reset()
+        assert scheduler.alloc(graph).backend_of(hidden) is not a
+
+
+def test_what_is_adopted_fits_the_scheduler():
+    backends, graph, _ = two_devices()
+    plan = gs.Scheduler(backends).plan(graph)
+    with pytest.raises(gs.PlacementError, match="other backends"):
+        gs.Scheduler(backends[:1]).adopt(plan)
+    with pytest.raises(gs.PlacementError, match="policy 'default'"):
+        gs.Scheduler(backends, policy="seed").adopt(plan)
+    unsound = gs.Scheduler(backends).plan(graph)
+    unsound.data.program = Program(unsound.program.steps[:-1], unsound.program.inputs, 1)
+    with pytest.raises(gs.HazardError, match="not-run"):
+        gs.Scheduler(backends).adopt(unsound)
+
+
+# -- refusals ----------------------------------------------------------------------------------------
+
+
+def refused(path, graph, backends, error, match):
+    with pytest.raises(error, match=match):
+        gs.load_plan(path, graph, backends)
+
+
+def test_another_graph_is_refused(tmp_path):
+    backends, graph, _ = two_devices()
+    path = saved(gs.Scheduler(backends).plan(graph), tmp_path)
+    ctx = gs.Context()
+    refused(path, gs.Graph(ctx.sqr(ctx.tensor("f32", 4, "x"))), backends, gs.GraphError, "made for graph [0-9a-f]{32}")
+
+
+def test_other_backends_are_refused_with_the_reason(tmp_path):
+    backends, graph, _ = two_devices()
+    path = saved(gs.Scheduler(backends).plan(graph), tmp_path)
+    a, b = backends
+    refused(path, graph, [a], gs.PlacementError, "made for 2 backends \\(A, B\\), not for 1")
+    refused(path, graph, [b, a], gs.PlacementError, "backend 0, 'B', has name 'B'; the plan was made for 'A'")
+    for options, match in [({"alignment": 64}, "alignment 64"), ({"max_buffer_size": 1 << 20}, "max_buffer_size 1048576"),
+                           ({"inplace": lambda op: 0}, "inplace .*'MUL_MAT': 0"), ({"reads": "B"}, r"reads \[0, 1\]")]:
+        refused(path, graph, [Device("A", **options), b], gs.PlacementError, match)
+    other = gs.DryBackend("A")
+    other.concurrent_copies = True
+    refused(path, graph, [other, b], gs.PlacementError, "concurrent_copies True")
+
+
+def test_other_answers_are_refused_with_the_tensor(tmp_path):
+    a, b = gs.DryBackend("A"), gs.DryBackend("B")
+    ctx = gs.Context()
+    graph = gs.Graph(ctx.set_name(ctx.sqr(ctx.tensor("f32", 4, "x")), "square"))
+    path = saved(gs.Scheduler([a, b], policy="seed").plan(graph), tmp_path)
+    refused(path, graph, [Device("A", supports_op=lambda t: t.op != "SQR"), b], gs.PlacementError,
+            "'square' is not supported")
+    refused(path, graph, [Device("A", alloc_size=lambda t: t.nbytes + 32), b], gs.PlacementError, "takes 48 bytes")
+
+
+def test_residents_elsewhere_are_refused_with_the_tensor(tmp_path):
+    a, b = gs.DryBackend("A"), gs.DryBackend("B")
+
+    def build(home, usage="weights"):
+        ctx, weights = gs.Context(), gs.Context()
+        w = weights.tensor("f32", (4, 4), "w")
+        if home is not None:
+            home.alloc_tensors(weights, usage)
+        return gs.Graph(ctx.mul_mat(w, ctx.tensor("f32", 4, "x", input=True))), weights
+
+    graph, keep = build(a)
+    path = saved(gs.Scheduler([a, b]).plan(graph), tmp_path)
+    for home, usage, match in ((b, "weights", r"'w' has memory .*backends \[1\] read.*backends \[0\] read"),
+                               (a, "any", "usage 'any'"), (None, "", "'w' has memory of no buffer")):
+        other, keep = build(home, usage)
+        refused(path, other, [a, b], gs.PlacementError, match)
+    assert keep
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"format": "ggml-sched plan"}', "[" * 5000,
+                                  '{"format": "ggml-sched plan", "version": 1, "policy": "default"}'])
+def test_a_file_that_holds_no_plan_is_refused(text, tmp_path):
+    backends, graph, _ = two_devices()
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    refused(path, graph, backends, gs.Error, "plan.json")
+
+
+def test_a_file_of_another_version_is_refused(tmp_path):
+    backends, graph, _ = two_devices()
+    path = saved(gs.Scheduler(backends).plan(graph), tmp_path)
+    data = json.loads(path.read_text())
+    data["version"] = 2
+    path.write_text(json.dumps(data))
+    refused(path, graph, backends, gs.FileFormatError, "version 2 of the format, this is 1")
+
+
+def mutate(value, rng):
+    """A JSON value with one thing in it changed."""
+    if isinstance(value, dict) and value:
+        key = rng.choice(sorted(value))
+        if rng.random() < 0.1:
+            return {k: v for k, v in value.items() if k != key}
+        return {**value, key: mutate(value[key], rng)}
+    if isinstance(value, list) and value:
+        k = rng.randrange(len(value))
+        kind = rng.random()
+        if kind < 0.08:
+            return value[:k] + value[k + 1 :]
+        if kind < 0.16:
+            return value[: k + 1] + value[k:]
+        return value[:k] + [mutate(value[k], rng)] + value[k + 1 :]
+    if isinstance(value, int) and not isinstance(value, bool) and rng.random() < 0.8:
+        return rng.choice([value + 1, value - 1, -value, 0, -1, 1 << 31, 1 << 40, 1 << 63, value + 32])
+    return rng.choice([None, "x", 1.5, [], {}, True, -1])
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_a_mutated_file_is_refused_or_says_the_same(block):
+    """No crash, no other exception; what is accepted is a sound plan."""
+    accepted = 0
+    for seed in range(block * 120, block * 120 + 120):
+        rng = random.Random(seed)
+        graph, backends, assigned = random_case(rng.randrange(40))
+        plan = plan_of((graph, backends, assigned), "default")
+        data = json.loads(json.dumps(plan._to_dict()))
+        for _ in range(rng.randint(1, 2)):
+            field = "plan" if rng.random() < 0.8 else rng.choice(sorted(data))
+            data[field] = mutate(data[field], rng)
+        try:
+            made, policy = plan_from_dict(data, graph, backends)
+            Plan(graph, made, backends, policy).verify()
+            accepted += 1
+        except gs.Error:
+            pass
+    assert accepted < 120
