@@ -43,8 +43,10 @@ class Access(NamedTuple):
 
 
 def order(queues: Sequence[int], keeps: Sequence[bool], access: Access) -> list[tuple[Wait, ...]]:
-    """For each step the waits that it needs; `queues[i]` is the queue of step i, `keeps[i]` says that it may be left out
-    of a compute."""
+    """For each step the waits that it needs.
+
+    `queues[i]` is the queue of step i, and `keeps[i]` says that the step may be left out of a compute.
+    """
     wanted: list[dict[int, Wait]] = [{} for _ in queues]
     queue_of = np.asarray(queues)
     for i, j, period in _conflicts(queue_of, access):

@@ -5,9 +5,9 @@ that issues its steps, first in, first out: a step of one backend may run while 
 before.  A program says what each step waits for (ordering.py); a step waits only for steps queued before it, so
 that nothing can wait in a circle.
 
-After a failure, the compute that failed and everything queued behind it is skipped, until `take_error`.  Threads start on first use and end with `close`, or
-with the last reference; after a fork the child starts its own.  ggml's counterpart: streams and events of its
-scheduler.
+After a failure, the compute that failed and everything queued behind it is skipped, until `take_error`.  Threads
+start on first use and end with `close`, or with the last reference; after a fork the child starts its own.  ggml's
+counterpart: streams and events of its scheduler.
 """
 
 from __future__ import annotations

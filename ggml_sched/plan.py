@@ -181,7 +181,7 @@ class Plan:
         return _restored, (graph_to_dict(self.graph), self._to_dict())
 
     def verify(self) -> None:
-        """Check the plan and its program independently of the planner; HazardError with a reason code if it is unsound."""
+        """Check the plan and its program, independently of the planner; HazardError with a reason code if unsound."""
         require_sound(self.facts)
 
     def explain(self, t: Tensor) -> str:

@@ -72,7 +72,7 @@ def plan_from_dict(data, graph: Graph, backends: Sequence[BackendBase], where: s
     except GraphError as error:
         raise FileFormatError(f"{where}: {error}") from error
     if made.n_tensors != len(graph.tensors) or len(made.buffer_sizes) != len(backends):
-        raise FileFormatError(f"{where}: a plan of {made.n_tensors} tensors over {len(made.buffer_sizes)} backends, for "
+        raise FileFormatError(f"{where}: {made.n_tensors} tensors over {len(made.buffer_sizes)} backends, not "
                               f"{len(graph.tensors)} over {len(backends)}")
     needs = _needs(graph, made, backends)
     if data.get("needs") != needs:
@@ -136,8 +136,8 @@ def _compare_backends(old, new: list[dict], where: str) -> None:
     for k, (a, b) in enumerate(zip(old, new, strict=True)):
         for field, value in b.items():
             if a.get(field) != value:
-                raise PlacementError(f"{where}: backend {k}, {b['name']!r}, has {field} {value!r}; the plan was made for "
-                                     f"{a.get(field)!r}")
+                what = f"backend {k}, {b['name']!r}, has {field} {value!r}"
+                raise PlacementError(f"{where}: {what}; the plan was made for {a.get(field)!r}")
 
 
 def _compare_residents(old, new: dict[str, list], graph: Graph, where: str) -> None:

@@ -87,7 +87,8 @@ class Planner:
         self._reserved.clear()
         self._adopted.clear()
 
-    def _plan_order(self, graph: Graph, assigned: Mapping[Tensor, Backend], held: Sequence[int]) -> tuple[Plan, Request]:
+    def _plan_order(self, graph: Graph, assigned: Mapping[Tensor, Backend],
+                    held: Sequence[int]) -> tuple[Plan, Request]:
         request = Request(graph, self._devices, assigned)
         plan = self._find_plan(graph, request, self.policy)
         excess = self._excess(plan, held)

@@ -23,8 +23,8 @@ from ggml_sched._core import PlanData
 from ggml_sched._graph import BackendBase, Graph, op_numbers
 from ggml_sched.ordering import Access, Wait, order
 
-__all__ = ["Copy", "CopyExperts", "Load", "Place", "Program", "Read", "Run", "Step", "Wait", "WriteBack", "make_program",
-           "program_values"]
+__all__ = ["Copy", "CopyExperts", "Load", "Place", "Program", "Read", "Run", "Step", "Wait", "WriteBack", "describe",
+           "make_program", "program_values"]
 
 KIND_WRITES = 2
 STATE_LATE, STATE_EXCLUSIVE = 4, 16
@@ -344,7 +344,7 @@ class _Maker:
         """Loads of leafs: those born later, by position in the sequence, and those loaded at the start."""
         late: dict[int, list[Load]] = {}
         early: list[Load] = []
-        touched = {s for s in self.memory[self.reads[self.reads < self.n]].tolist()} | self.written
+        touched = set(self.memory[self.reads[self.reads < self.n]].tolist()) | self.written
         touched.update(self.memory[like] for like, _ in self.copies if not self._comes_from_caller(like))
         touched.update(int(self.memory[i]) for i in self._kept_ids())
         for i in sorted(touched):
@@ -532,10 +532,9 @@ class _Maker:
         """
         n, n_backends = self.n, len(self.backends)
         is_copy = ids >= n
-        like = np.array([like for like, _ in self.copies] or [0])
-        copy = np.where(is_copy, ids - n, 0)
-        tensor = np.where(is_copy, like[np.minimum(copy, len(like) - 1)], ids)
-        in_ring = np.array([len(places) > 1 for places in self.places] or [False])[np.minimum(copy, len(like) - 1)] & is_copy
+        copy = np.where(is_copy, ids - n, 0)        # the first place stands for its ring
+        tensor = np.where(is_copy, np.array([like for like, _ in self.copies] or [0])[copy], ids)
+        in_ring = is_copy & np.array([len(places) > 1 for places in self.places] or [False])[copy]
         root = np.where(is_copy, ids, self.memory[tensor])
         inside = np.where(is_copy, 0, self.view_offs[tensor])
         placed = self.offset[root] >= 0

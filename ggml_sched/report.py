@@ -8,17 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ggml_sched.backend import measure_buffer
+from ggml_sched.program import describe
 from ggml_sched.tables import table
 
 if TYPE_CHECKING:
     from ggml_sched._graph import Tensor
     from ggml_sched.plan import Plan
 
-__all__ = ["dot", "explain", "summary"]
+__all__ = ["dot", "explain", "program", "summary"]
 
 _COLOURS = ("#8ecae6", "#ffb703", "#95d5b2", "#f4acb7", "#cdb4db", "#e9c46a", "#a8dadc", "#d4a373")
 _SHOWN_INPUTS = 4
 """Inputs of a split that the table names; the others are counted."""
+_SHOWN_STEPS = 24
+"""Steps of the program that the table names."""
 
 
 def summary(plan: Plan) -> str:
@@ -41,7 +44,18 @@ def summary(plan: Plan) -> str:
             nodes = f"{split.start}..{split.stop - 1}" if len(split) > 1 else f"{split.start}"
             rows.append((str(k), split.backend.name, nodes, total, _inputs(inputs)))
         lines += ["", table(rows, "><>><", underlined=True)]
+    steps = program(plan).splitlines()
+    if steps:
+        rest = len(steps) - _SHOWN_STEPS
+        lines += ["", "step", "----", *steps[:_SHOWN_STEPS], *([f"and {rest} more"] if rest > 0 else [])]
     return "\n".join(lines)
+
+
+def program(plan: Plan) -> str:
+    """What a compute does: a line for each step, with the names of tensors and backends."""
+    name = lambda i: plan.name_of(i) or f"tensor {i}"       # noqa: E731
+    backend = lambda b: plan.backends[b].name               # noqa: E731
+    return "\n".join(f"{k:>4}  {describe(step, name, backend)}" for k, step in enumerate(plan.program.steps))
 
 
 def _inputs(inputs: tuple[Tensor, ...]) -> str:
@@ -165,8 +179,8 @@ def _memory(plan: Plan, i: int) -> list[str]:
     lines.append(f"memory: {name} at offset {data.offset(i):,}, {took}")
     if birth_death is not None:
         birth, death = birth_death
-        until = "the end" if death >= len(data.sequence) else f"step {death}"
-        lines.append(f"the memory is taken from step {birth} until {until}, of {len(data.sequence)} steps")
+        until = "the end" if death >= len(data.sequence) else f"position {death}"
+        lines.append(f"the memory is taken from position {birth} until {until}, of {len(data.sequence)}")
     if data.is_late(i):
         lines.append("loaded when first used: before that, other tensors live there")
     if data.took_over(i):

@@ -17,8 +17,8 @@ from ggml_sched._graph import Tensor
 from ggml_sched.backend import Backend, Event, GraphView, staged
 from ggml_sched.errors import PlacementError
 
-__all__ = ["Action", "BoundCopy", "BoundExperts", "BoundLoad", "BoundRun", "BoundStep", "BoundWriteBack", "Held", "Seen",
-           "says_no"]
+__all__ = ["Action", "BoundCopy", "BoundExperts", "BoundLoad", "BoundRun", "BoundStep", "BoundWriteBack", "Held",
+           "Seen", "says_no"]
 
 Held = list[object]
 """What must stay alive until the backends have done what was queued."""
@@ -82,7 +82,8 @@ class BoundLoad(BoundStep):
 
     __slots__ = ("leaf", "place", "seen", "start", "tensor")
 
-    def __init__(self, backend: Backend, leaf: Tensor, tensor: Tensor, start: int, place: int, seen: Seen | None) -> None:
+    def __init__(self, backend: Backend, leaf: Tensor, tensor: Tensor, start: int, place: int,
+                 seen: Seen | None) -> None:
         super().__init__(backend)
         self.leaf, self.tensor, self.start, self.place, self.seen = leaf, tensor, start, place, seen
 

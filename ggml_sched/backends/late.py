@@ -1,4 +1,4 @@
-"""A device whose queue runs late: nothing is done before something waits for it, and then in an order that a seed picks.
+"""A device whose queue runs late: nothing is done before something waits for it, then in an order that a seed picks.
 
 A deterministic simulation for tests, with real results: devices of one `LateWorld` have queues of work, which one
 thread runs when the host waits.  Between queues only events order anything, so that the world may let one device run

@@ -50,7 +50,8 @@ def recorded_backends(described: dict, graph: Graph) -> tuple[RecordedBackend, .
     """The backends of a plan file (planfile.py), and memory on them for the residents of the graph."""
     backends = tuple(RecordedBackend(k, fields) for k, fields in enumerate(described["backends"]))
     plan = described["plan"]
-    like = [*range(plan["n_tensors"]), *(row[0] for row in plan["copies"]), *(plan["copies"][c][0] for c in plan["places"])]
+    copied = [row[0] for row in plan["copies"]]
+    like = [*range(plan["n_tensors"]), *copied, *(copied[c] for c in plan["places"])]
     for i, (supported, size) in enumerate(described["needs"]):
         t = graph.tensors[like[i]]
         if not supported:

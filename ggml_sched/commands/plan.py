@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable
 
+from ggml_sched import report
 from ggml_sched.tables import seconds, table
 
 CONFIGS = {"c1": ("CPU",), "c2half": ("GPU0", "CPU"), "c2full": ("GPU0", "CPU"),
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--alignment", type=int, default=64, metavar="BYTES",
                         help="of every backend (%(default)s)")
     parser.add_argument("--splits", action="store_true", help="list the splits")
+    parser.add_argument("--steps", action="store_true", help="list what a compute does, step by step")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -65,6 +67,8 @@ def _report(args: argparse.Namespace, config: str, n_layer: int) -> None:
             rows.append((f"  {i}", split.backend.name, first, last, split.start, split.stop,
                          len(split.inputs)))
         print(table(rows, "<<<<>"))
+    if args.steps:
+        print(report.program(plan))
 
 
 def layer_of(name: str) -> int | None:

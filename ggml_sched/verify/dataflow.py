@@ -2,8 +2,8 @@
 
 Beside the plan's memory runs an ideal one, in which every tensor has its own place and nodes run in the graph's
 order; every read must find the same in both.  Steps are executed in the program's order.  That any other order which
-their waits allow gives the same is checked apart: whenever a step touches bytes, all steps that touched them before must
-be known to be done, by the order of their queues and by waits (the clocks of _Order).
+their waits allow gives the same is checked apart: whenever a step touches bytes, all steps that touched them before
+must be known to be done, by the order of their queues and by waits (the clocks of _Order).
 """
 
 from __future__ import annotations
@@ -285,8 +285,8 @@ class _Execution:
             else:
                 self.compare(s, p, f"{node} reads")
                 if p in self.experts and not self.names_experts(i, slot, reads):
-                    self.report("partial-read", f"{node} reads {facts.label(p)}, which holds the experts that other ids "
-                                                "name")
+                    what = f"{node} reads {facts.label(p)}, which holds the experts that other ids name"
+                    self.report("partial-read", what)
         for s in facts.deps.get(i, ()):
             self.compare(s, s, f"{node} keeps")
         into = facts.into(step, i, self.round)
@@ -371,8 +371,8 @@ class _Execution:
             self.unordered.add(pair)
             back = self.me // n - other // n
             of = "" if not back else f" of {back} computes before"
-            self.report("unordered", f"step {pair[1]} touches the bytes of {self.facts.label(i)}, and step {pair[0]}{of} "
-                                     "may not be done with them")
+            what = f"step {pair[1]} touches the bytes of {self.facts.label(i)}"
+            self.report("unordered", f"{what}, and step {pair[0]}{of} may not be done with them")
 
     def producers(self, i: int) -> set[int]:
         """What must have run before i is copied: itself, or what it views.

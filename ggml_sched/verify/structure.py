@@ -124,7 +124,8 @@ def _check_steps(facts: Facts) -> Iterator[Problem]:
         for place in (place for places in _rings(step) for place in places):
             i = place.id
             if place[1:] != (facts.home[i], facts.chunk[i], facts.offset[i]):
-                yield Problem("bad-step", f"step {k} takes {facts.label(i)} to be at {place}, it is at {facts.where(i)}")
+                what = f"step {k} takes {facts.label(i)} to be at {place}"
+                yield Problem("bad-step", f"{what}, it is at {facts.where(i)}")
         if step.kind == "run":
             nodes = [i for i in facts.nodes[step.first : step.last + 1] if facts.computes(i)]
             ran += nodes

@@ -144,7 +144,8 @@ def test_other_backends_are_refused_with_the_reason(tmp_path):
     a, b = backends
     refused(path, graph, [a], gs.PlacementError, "made for 2 backends \\(A, B\\), not for 1")
     refused(path, graph, [b, a], gs.PlacementError, "backend 0, 'B', has name 'B'; the plan was made for 'A'")
-    for options, match in [({"alignment": 64}, "alignment 64"), ({"max_buffer_size": 1 << 20}, "max_buffer_size 1048576"),
+    for options, match in [({"alignment": 64}, "alignment 64"),
+                           ({"max_buffer_size": 1 << 20}, "max_buffer_size 1048576"),
                            ({"inplace": lambda op: 0}, "inplace .*'MUL_MAT': 0"), ({"reads": "B"}, r"reads \[0, 1\]")]:
         refused(path, graph, [Device("A", **options), b], gs.PlacementError, match)
     other = gs.DryBackend("A")

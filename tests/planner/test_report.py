@@ -8,6 +8,7 @@ import pytest
 from small_graphs import Device, Residents, plan_of, random_case, two_layers
 
 import ggml_sched as gs
+from ggml_sched import report
 
 TABLE = """\
 Plan of 6 nodes, policy seed: 3 splits, 2 copies of 256 bytes
@@ -21,12 +22,21 @@ split  backend  nodes  input bytes  inputs
 -----  -------  -----  -----------  ------
     0  GPU       0..1
     1  CPU          2          128  a1 128
-    2  GPU       3..5          128  h2 128"""
+    2  GPU       3..5          128  h2 128
+
+step
+----
+   0  GPU: load x to x at 0 of GPU
+   1  GPU: run nodes 0 .. 1
+   2  CPU: copy a1 to CPU#a1 at 0 of CPU, after 1
+   3  CPU: run node 2
+   4  GPU: copy h2 to GPU#h2 at 0 of GPU, after 3
+   5  GPU: run nodes 3 .. 5"""
 
 A1 = """\
 'a1' (UNARY:SILU f32 8x4): computed on GPU, in split 0 as node 1, because {reason}
   memory: GPU at offset 128, 128 bytes
-  the memory is taken from step 0 until step 5, of 8 steps
+  the memory is taken from position 0 until position 5, of 8
   written in place over 'h1', which nothing needs afterwards, as the kernel on GPU allows
   not supported by: CPU
   copied to CPU at offset 0: 128 bytes before split 1, read there"""
@@ -60,7 +70,19 @@ def test_the_table_counts_inputs_that_it_does_not_name():
     scheduler = gs.Scheduler([a, b], policy="seed")
     for t in graph.tensors:
         scheduler.set_tensor_backend(t, a if t.op == "NONE" else b)
-    assert re.search(r"128  x\d 16, x\d 16, x\d 16, x\d 16, and 4 more$", str(scheduler.plan(graph)))
+    assert re.search(r"128  x\d 16, x\d 16, x\d 16, x\d 16, and 4 more$", str(scheduler.plan(graph)), re.M)
+
+
+def test_the_table_counts_steps_that_it_does_not_name():
+    a, b, ctx = gs.DryBackend("A"), gs.DryBackend("B"), gs.Context()
+    t = ctx.tensor("f32", (4,), "x")
+    scheduler = gs.Scheduler([a, b])
+    for k in range(20):
+        t = ctx.sqr(t)
+        scheduler.set_tensor_backend(t, (a, b)[k % 2])
+    plan = scheduler.plan(gs.Graph(t))
+    n = len(plan.program)
+    assert str(plan).endswith(f"and {n - 24} more") and len(report.program(plan).splitlines()) == n == 40
 
 
 def test_explain_names_rule_memory_sharing_refusals_and_copies(plan):

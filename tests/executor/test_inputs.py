@@ -1,0 +1,197 @@
+"""Inputs: what was never set is an error; what was set goes where it is read; a leaf that nodes write to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from devices import Counting
+
+import ggml_sched as gs
+
+
+def graph_of(*outputs):
+    return gs.Graph(*outputs)
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@pytest.mark.parametrize("flagged", [False, True])
+@pytest.mark.parametrize("policy", ["default", "seed"])
+def test_an_input_that_was_never_set_is_an_error_that_names_it(policy, flagged, queued):
+    ctx = gs.Context()
+    x, y = ctx.tensor("f32", 4, "x", input=flagged), ctx.tensor("f32", 4, "forgotten", input=flagged)
+    graph = gs.Graph(ctx.set_output(ctx.add(x, y)))
+    with gs.Scheduler([gs.CpuBackend(1)], policy=policy) as scheduler:
+        run = scheduler.compute_async if queued else scheduler.compute
+        scheduler.alloc(graph)
+        x.set(np.ones(4))
+        with pytest.raises(gs.HazardError, match="input 'forgotten' .f32 .4, 1, 1, 1.. was never set"):
+            run(graph)
+        scheduler.synchronize()
+        y.set(np.full(4, 2.0))
+        run(graph)
+        scheduler.synchronize()
+        assert graph.nodes[0].numpy().tolist() == [3] * 4
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_zeros_when_they_are_asked_for(queued):
+    ctx = gs.Context()
+    x, y = ctx.tensor("f32", 4, "x", input=True), ctx.tensor("f32", 4, "y", input=True)
+    graph = gs.Graph(ctx.set_output(ctx.add(x, y)))
+    backend = gs.CpuBackend(1)
+    with gs.Scheduler([backend]) as scheduler:
+        scheduler.alloc(graph)
+        y.buffer.clear(0xFF)
+        x.set(np.ones(4))
+        (scheduler.compute_async if queued else scheduler.compute)(graph, zero=True)
+        scheduler.synchronize()
+        assert graph.nodes[0].numpy().tolist() == [1] * 4 and y.numpy().tolist() == [0] * 4
+    with gs.Scheduler([backend], zero=True) as scheduler:
+        other = gs.Graph(ctx.sqr(ctx.tensor("f32", 4, "z")))
+        scheduler.compute(other)
+        assert other.nodes[0].numpy().tolist() == [0] * 4
+        with pytest.raises(gs.HazardError, match="'w'"):
+            scheduler.compute(gs.Graph(ctx.sqr(ctx.tensor("f32", 4, "w"))), zero=False)
+
+
+def test_a_view_that_was_set_sets_its_root():
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (4, 2), "x", input=True)
+    row = ctx.view_1d(x, 4, x.nb[1])
+    graph = gs.Graph(ctx.set_output(ctx.sqr(x)), row)
+    with gs.Scheduler([gs.CpuBackend(1)]) as scheduler:
+        scheduler.alloc(graph)
+        row.set(np.full(4, 3.0))
+        scheduler.compute(graph)
+        assert graph.nodes[0].numpy().tolist() == [[0] * 4, [9] * 4]
+
+
+def test_what_nothing_reads_need_not_be_set():
+    """A leaf that a node writes to first, an empty one, and one that is only viewed."""
+    ctx = gs.Context()
+    x, out = ctx.tensor("f32", 4, "x", input=True), ctx.tensor("f32", 4, "out")
+    nothing, seen = ctx.tensor("f32", (4, 0), "nothing"), ctx.tensor("f32", 4, "seen")
+    written = ctx.cpy(x, out)
+    graph = gs.Graph(ctx.sqr(written), ctx.sqr(nothing), ctx.view_1d(seen, 2))
+    with gs.Scheduler([gs.CpuBackend(1)]) as scheduler:
+        scheduler.alloc(graph)
+        x.set(np.full(4, 3.0))
+        scheduler.compute(graph)
+        assert graph.nodes[1].numpy().tolist() == [9] * 4
+
+
+def test_what_is_read_before_it_is_written_must_be_set():
+    ctx = gs.Context()
+    x, acc = ctx.tensor("f32", 4, "x", input=True), ctx.tensor("f32", 4, "acc")
+    graph = gs.Graph(ctx.cpy(ctx.add(acc, x), acc))
+    other = gs.Graph(ctx.add(acc, x, inplace=True))
+    with gs.Scheduler([gs.CpuBackend(1)]) as scheduler:
+        for each in (graph, other):
+            scheduler.alloc(each)
+            x.set(np.ones(4))
+            with pytest.raises(gs.HazardError, match="'acc'"):
+                scheduler.compute(each)
+
+
+def test_a_dry_backend_misses_nothing():
+    ctx = gs.Context()
+    graph = gs.Graph(ctx.sqr(ctx.tensor("f32", 4, "x", input=True)))
+    with gs.Scheduler([gs.DryBackend("A"), gs.DryBackend("B")]) as scheduler:
+        assert scheduler.compute(graph)
+
+
+# -- where it goes -----------------------------------------------------------------------------------
+
+
+def test_an_input_goes_to_each_backend_that_reads_it_and_to_no_other():
+    a, b, host = Counting("a"), Counting("b"), Counting("host")
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (4, 2), "x", input=True)
+    row = ctx.view_1d(x, 4, x.nb[1])
+    one, two = ctx.sqr(x), ctx.scale(row, 2.0)
+    graph = gs.Graph(ctx.set_output(one), ctx.set_output(two))
+    with gs.Scheduler([a, b, host]) as scheduler:
+        scheduler.set_tensor_backend(one, a)
+        scheduler.set_tensor_backend(two, b)
+        plan = scheduler.alloc(graph)
+        plan.verify()
+        assert plan.backend_of(x) is host
+        x.set(np.arange(8).reshape(2, 4))
+        scheduler.compute(graph)
+        assert a.take() == [("a#x", 32)] and b.take() == [("b#x (view)", 16)] and host.take() == []
+        assert one.numpy().tolist() == [[0, 1, 4, 9], [16, 25, 36, 49]] and two.numpy().tolist() == [8, 10, 12, 14]
+        assert x.numpy().tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+# -- leafs that the graph writes to -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["default", "seed"])
+def test_a_leaf_whose_memory_serves_others_after_a_node_wrote_to_it_cannot_be_read(policy):
+    """As its writer cannot: later nodes have used its memory."""
+    ctx = gs.Context()
+    a, x = ctx.tensor("f32", 64, "a", input=True), ctx.tensor("f32", 64, "x")
+    write = ctx.cpy(a, x)
+    t = ctx.scale(write, 2.0)
+    for _ in range(4):
+        t = ctx.add(ctx.neg(t), ctx.sqr(t))
+    graph = gs.Graph(ctx.set_output(t))
+    with gs.Scheduler([gs.CpuBackend(1)], policy=policy) as scheduler:
+        plan = scheduler.alloc(graph)
+        a.set(np.arange(64))
+        scheduler.compute(graph)
+        if not plan.data.is_overwritten(graph.id_of(write)):
+            pytest.skip("nothing came to live there")
+        for tensor in (write, x, ctx.view_1d(x, 4)):
+            with pytest.raises(gs.HazardError, match="is gone"):
+                tensor.numpy()
+        x.set(np.ones(64))
+        assert x.numpy().tolist() == [1] * 64       # what the caller sets waits on the host
+
+
+def test_a_leaf_that_was_written_and_is_still_there_can_be_read():
+    ctx = gs.Context()
+    a, x = ctx.tensor("f32", 64, "a", input=True), ctx.set_output(ctx.tensor("f32", 64, "x"))
+    write = ctx.cpy(a, x)
+    t = ctx.scale(write, 2.0)
+    for _ in range(4):
+        t = ctx.add(ctx.neg(t), ctx.sqr(t))
+    graph = gs.Graph(ctx.set_output(t))
+    with gs.Scheduler([gs.CpuBackend(1)]) as scheduler:
+        scheduler.alloc(graph)
+        a.set(np.arange(64))
+        scheduler.compute(graph)
+        assert x.numpy().tolist() == write.numpy().tolist() == list(range(64))
+
+
+# -- memory that somebody else closes -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["default", "seed"])
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_graph_whose_arena_was_closed_is_allocated_again(policy, computed):
+    backends = [gs.CpuBackend(1, name) for name in "ab"]
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 4, "x", input=True)
+    one = ctx.sqr(x)
+    two = ctx.set_output(ctx.add(one, x))
+    graph, other = gs.Graph(two), gs.Graph(ctx.neg(x))
+    with gs.Scheduler(backends, policy=policy) as scheduler:
+        scheduler.set_tensor_backend(one, backends[1])
+        for each in (graph, other):
+            scheduler.alloc(each)
+        scheduler.alloc(graph)
+        x.set(np.full(4, 3.0))
+        if computed:
+            scheduler.compute(graph)
+        for backend in backends:
+            for t in (one, two, x):
+                if t.backend is backend:
+                    t.buffer.close()
+                    break
+            scheduler.alloc(graph)
+            x.set(np.full(4, 3.0))
+            scheduler.compute(graph)
+            assert two.numpy().tolist() == [12] * 4
+        scheduler.compute(other)
+        assert other.nodes[0].numpy().tolist() == [-3] * 4
