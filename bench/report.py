@@ -1,4 +1,4 @@
-"""Memory, planning time and packing, ours beside today's ggml and omnimalloc: a page of Markdown.
+"""Memory, planning time, packing and computing, beside today's ggml and omnimalloc: a page of Markdown.
 
     python bench/report.py [--rounds N] [--graphs NAME ...] > docs/benchmarks.md
 
@@ -15,6 +15,7 @@ import sys
 
 import numpy
 import peer
+import report_computing
 import report_memory
 import report_packing
 import report_time
@@ -36,7 +37,7 @@ def main() -> None:
     if not packer.available():
         print("no omnimalloc: run pip install omnimalloc to compare packing with it", file=sys.stderr)
     parts = [report_memory.section(args.graphs), report_time.section(args.graphs, args.rounds),
-             report_time.large(args.rounds), report_packing.section()]
+             report_time.large(args.rounds), report_packing.section(), report_computing.section(args.rounds)]
     summary = [line for _, lines in parts for line in lines]
     head = [f"{len(args.graphs)} graphs of well-known models, or as said", "target", "median", "worst"]
     print(heading(args.rounds))

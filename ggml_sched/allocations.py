@@ -9,7 +9,6 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 
-from ggml_sched._core import Request
 from ggml_sched._graph import Graph
 from ggml_sched.arenas import Arenas
 from ggml_sched.backend import Buffer
@@ -20,18 +19,18 @@ from ggml_sched.plan import Plan
 __all__ = ["Allocations"]
 
 
-class _Entry:
-    """An allocation, and what must not have changed since."""
+class _Held(Allocation):
+    """An allocation, and what must not have changed since.  Its plan, and with it the graph, is kept while current."""
 
-    __slots__ = ("allocation", "assignments", "epoch", "plan", "residents")
-
-    def __init__(self, plan: Plan, allocation: Allocation, epoch: int, assignments: int,
-                 residents: list[Buffer]) -> None:
-        self.allocation = allocation
-        self.plan = weakref.ref(plan)
-        self.epoch = epoch
-        self.assignments = assignments
-        self.residents = residents
+    epoch: int
+    """The graph's residence epoch."""
+    assignments: int
+    """How often the caller had changed assignments."""
+    residents: list[Buffer]
+    """Where the graph's weights and caches live."""
+    plan: Plan | None
+    key: int
+    """The graph's id, as long as it is there."""
 
 
 class Allocations:
@@ -39,72 +38,59 @@ class Allocations:
 
     def __init__(self, arenas: Arenas, pipeline: Pipeline, capacity: int) -> None:
         self._arenas, self._pipeline, self._capacity = arenas, pipeline, capacity
-        self._current: _Entry | None = None
-        self._resting: OrderedDict[int, _Entry] = OrderedDict()
+        self.current: _Held | None = None
+        self._resting: OrderedDict[int, _Held] = OrderedDict()
         self._assignments = 0
-        """How often the caller has changed assignments."""
-
-    @property
-    def current(self) -> Allocation | None:
-        return None if self._current is None else self._current.allocation
-
-    def plan(self) -> Plan:
-        """The current one's."""
-        entry = self._current
-        plan = entry.plan()
-        if plan is None:
-            plan = entry.allocation.new_plan()
-            entry.plan = weakref.ref(plan)
-        return plan
+        self._gone: list[int] = []
+        """Keys of graphs that had an allocation, and have ended."""
 
     def find(self, graph: Graph) -> Allocation | None:
         """Make the graph's allocation the current one, if it has one and nothing has changed since."""
-        entry = self._current
-        if entry is not None and entry.allocation.asked() is graph:
-            if not self._is_fresh(entry, graph) or not entry.allocation.lease.alive:
+        current = self.current
+        if current is not None and current.asked() is graph:
+            if not self._is_fresh(current, graph) or not current.lease.alive:
                 return None
-            if entry.allocation.lease.displaced:
+            if current.lease.displaced:
                 # Another scheduler has addressed some of the tensors since: address them here again.
                 self.drain()
-                entry.allocation.rest()
-                entry.allocation.resume()
-            return entry.allocation
-        entry = self._resting.get(id(graph))
-        if entry is None or entry.allocation.asked() is not graph or not self._is_fresh(entry, graph):
+                current.rest()
+                current.resume()
+            return current
+        found = self._resting.get(id(graph))
+        if found is None or found.asked() is not graph or not self._is_fresh(found, graph):
             return None
         self._rest_current()
         del self._resting[id(graph)]
-        self._current = entry
-        entry.allocation.resume()
-        return entry.allocation
+        self.current = found
+        found.plan = found.new_plan()
+        found.resume()
+        return found
 
-    def put(self, plan: Plan, request: Request, asked: Graph) -> Allocation:
+    def put(self, plan: Plan, residents: list[Buffer], asked: Graph) -> Allocation:
         """Give a plan addresses in the arenas as they are."""
         self._rest_current()
-        stale = self._resting.pop(id(asked), None)
-        if stale is not None:
-            stale.allocation.release()
-        self._trim()
-        self._current = self._new_entry(plan, asked, request.buffers)
-        return self._current.allocation
+        if self._resting:
+            self._trim(asked)
+        key, gone = id(asked), self._gone
+        new = _Held(plan, self._arenas.buffers, weakref.ref(asked, lambda _: gone.append(key)))
+        new.key, new.plan, new.residents = key, plan, residents
+        new.epoch, new.assignments = asked.residence_epoch(), self._assignments
+        self.current = new
+        return new
 
     def vacate(self) -> None:
         """End every allocation: the buffers are about to go."""
         self.drain()
-        entries = [*self._resting.values()] + ([self._current] if self._current is not None else [])
+        ended = [*self._resting.values()] + ([self.current] if self.current is not None else [])
         self._resting.clear()
-        self._current = None
-        each(entry.allocation.release for entry in entries)
+        self.current = None
+        each(allocation.release for allocation in ended)
 
-    def restore(self, plan: Plan, asked: Graph, residents: list[Buffer]) -> None:
-        """After a failure to exchange buffers: the same plan in the old ones, or in others of their size."""
-        self._current = self._new_entry(plan, asked, residents)
-
-    def snapshot(self) -> tuple[Plan, Graph, list[Buffer]] | None:
-        """What `restore` takes for the current allocation; None without one, or whose graph is gone."""
-        entry = self._current
-        graph = None if entry is None else entry.allocation.asked()
-        return None if graph is None else (self.plan(), graph, entry.residents)
+    def snapshot(self) -> tuple[Plan, list[Buffer], Graph] | None:
+        """What `put` takes to make the current allocation again; None without one, or whose graph is gone."""
+        current = self.current
+        graph = None if current is None else current.asked()
+        return None if graph is None else (current.plan, current.residents, graph)
 
     def forget_assignments(self) -> None:
         """The caller has changed an assignment: plans made before do not serve."""
@@ -113,38 +99,43 @@ class Allocations:
     def drain(self) -> None:
         """Wait for queued computes; what they raised stays for `Pipeline.take_error`."""
         self._pipeline.drain()
-        if self._pipeline.failed and self._current is not None:
-            self._current.allocation.forget()
+        if self._pipeline.failed and self.current is not None:
+            self.current.forget()
 
-    def _new_entry(self, plan: Plan, asked: Graph, residents: list[Buffer]) -> _Entry:
-        allocation = Allocation(plan, self._arenas.buffers, asked)
-        return _Entry(plan, allocation, asked.residence_epoch(), self._assignments, residents)
-
-    def _is_fresh(self, entry: _Entry, graph: Graph) -> bool:
+    def _is_fresh(self, found: _Held, graph: Graph) -> bool:
         """Whether nothing has moved since: weights where they were, assignments and buffers as they were."""
-        if not self._capacity or entry.epoch != graph.residence_epoch() or entry.assignments != self._assignments:
+        if not self._capacity or found.epoch != graph.residence_epoch() or found.assignments != self._assignments:
             return False
-        if entry.allocation.buffers is not self._arenas.buffers:
+        if found.buffers is not self._arenas.buffers:
             return False
-        for buffer in entry.residents:
+        for buffer in found.residents:
             if buffer.closed:
                 return False
         return self._arenas.are_open()
 
     def _rest_current(self) -> None:
-        if self._current is None:
+        if self.current is None:
             return
         self.drain()
-        entry, self._current = self._current, None
-        graph = entry.allocation.asked()
-        if self._capacity and graph is not None and entry.allocation.buffers is self._arenas.buffers:
-            entry.allocation.rest()
-            self._resting[id(graph)] = entry
+        current, self.current = self.current, None
+        current.plan = None
+        if self._capacity and current.asked() is not None and current.buffers is self._arenas.buffers:
+            current.rest()
+            self._resting[current.key] = current
         else:
-            entry.allocation.release()
+            current.release()
 
-    def _trim(self) -> None:
-        """Release what nobody can ask for any more, and the oldest of too many."""
-        gone = [key for key, entry in self._resting.items() if not entry.allocation.is_alive]
-        gone += list(self._resting)[: max(0, len(self._resting) - self._capacity)]
-        each(self._resting.pop(key).allocation.release for key in dict.fromkeys(gone))
+    def _trim(self, asked: Graph) -> None:
+        """Release what nobody can ask for any more, what is about to be replaced, and the oldest of too many."""
+        released = []
+        while self._gone:
+            # Another graph may have got the same id since.
+            found = self._resting.get(self._gone.pop())
+            if found is not None and found.asked() is None:
+                released.append(self._resting.pop(found.key))
+        if id(asked) in self._resting:
+            released.append(self._resting.pop(id(asked)))
+        while len(self._resting) > self._capacity:
+            released.append(self._resting.popitem(last=False)[1])
+        if released:
+            each([allocation.release for allocation in released])

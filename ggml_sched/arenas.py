@@ -22,10 +22,25 @@ class Arenas:
     def __init__(self, backends: tuple[Backend, ...]) -> None:
         self.backends = backends
         self.buffers: tuple[tuple[Buffer, ...], ...] = ((),) * len(backends)
+        self._checked, self._large_enough = self.buffers, None
+        """Buffers and sizes of the last `hold`, if it held: a runner asks for the same sizes again and again."""
 
     def held(self) -> list[int]:
         """Bytes of each backend's arena at the moment."""
         return [sum(buffer.size for buffer in buffers if not buffer.closed) for buffers in self.buffers]
+
+    def hold(self, sizes: Sizes) -> bool:
+        """Whether every buffer is there, open, and large enough."""
+        if self._large_enough is sizes and self._checked is self.buffers:
+            return self.are_open()
+        for held, wanted in zip(self.buffers, sizes, strict=True):
+            if len(held) < len(wanted):
+                return False
+            for buffer, size in zip(held, wanted, strict=False):
+                if buffer.closed or buffer.size < size:
+                    return False
+        self._large_enough, self._checked = sizes, self.buffers
+        return True
 
     def grow(self, sizes: Sizes, vacate: Callable[[], None]) -> None:
         """Buffers of at least these sizes; `vacate` is called before old ones go, if any do.
@@ -35,8 +50,6 @@ class Arenas:
         """
         short = {(i, chunk): size for i, wanted in enumerate(sizes) for chunk, size in enumerate(wanted)
                  if not self._holds(i, chunk, size)}
-        if not short:
-            return
         crowded = {(i, c): self.buffers[i][c].size for i, c in short if self._is_crowded(i, short)
                    and c < len(self.buffers[i]) and not self.buffers[i][c].closed}
         if not crowded:

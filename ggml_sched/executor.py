@@ -74,29 +74,22 @@ class Allocation:
     allocation whose graph is gone cannot be asked for again.
     """
 
-    def __init__(self, plan: Plan, buffers: tuple[tuple[Buffer, ...], ...], asked: Graph) -> None:
+    def __init__(self, plan: Plan, buffers: tuple[tuple[Buffer, ...], ...], asked: weakref.ref[Graph]) -> None:
         self.data, self.backends, self.buffers = plan.data, plan.backends, buffers
-        self.asked, self.graph = weakref.ref(asked), weakref.ref(plan.graph)
+        self.asked, self.graph = asked, weakref.ref(plan.graph)
         self.tensors, self.nodes = plan.graph.tensors, plan.graph.nodes
-        self.lease: Lease = new_lease()
-        self.is_running = False
         self._policy = plan.policy
-        self._turn = 0
-        self._seen = Seen()
-        self._lists: dict[int, list[BoundStep]] = {}
-        self._bound: dict[tuple, BoundStep] = {}
-        self._stand_ins: dict[int, Tensor] = {}
+        self.lease: Lease = new_lease()
         bind_plan(plan.graph, plan.data, buffers, self.lease)
         self.lease.guard = _Guard(self)
+
+    is_running = False
+    _turn = 0
+    """Of the ring, for the next compute."""
 
     def new_plan(self) -> Plan:
         """The plan again, whose graph is still there."""
         return Plan(self.graph(), self.data, self.backends, self._policy)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether somebody may still ask for it."""
-        return self.asked() is not None
 
     def id_of(self, t: Tensor) -> int:
         """The id of a tensor of the graph, -1 for another."""
@@ -107,6 +100,25 @@ class Allocation:
         return {t: i for i, t in enumerate(self.tensors)}
 
     # What only a compute needs is made by the first: a runner may allocate each graph anew.
+
+    @cached_property
+    def _seen(self) -> Seen:
+        return Seen()
+
+    @cached_property
+    def _lists(self) -> dict[int, list[BoundStep]]:
+        """For each turn of the ring its steps."""
+        return {}
+
+    @cached_property
+    def _bound(self) -> dict[tuple[int, int], BoundStep]:
+        """Steps by number and turn: those that know no ring are the same in all turns."""
+        return {}
+
+    @cached_property
+    def _stand_ins(self) -> dict[int, Tensor]:
+        """Tensors that stand for places of copies, by id."""
+        return {}
 
     @cached_property
     def program(self) -> Program:
@@ -141,9 +153,12 @@ class Allocation:
 
     def release(self) -> None:
         """End it: no address, nothing prepared.  Everything is released, whatever raises."""
-        bound, self._bound, self._lists = self._bound, {}, {}
         self.rest()
-        each(step.free for step in bound.values())
+        made = self.__dict__
+        made.pop("_lists", None)
+        bound = made.pop("_bound", None)
+        if bound:
+            each(step.free for step in bound.values())
 
     # -- computing --------------------------------------------------------------------
 

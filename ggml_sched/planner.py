@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from ggml_sched._core import Devices, PlanData, Policy, Request, make_plan, replay_plan
 from ggml_sched._graph import Graph, Tensor
@@ -26,6 +26,8 @@ POLICIES: dict[str, Policy] = {
 """Policies that have a name."""
 
 Key = tuple
+Held = Callable[[], list[int]]
+"""Gives the bytes that arenas have already, for each backend."""
 
 
 class Planner:
@@ -51,8 +53,8 @@ class Planner:
         self._adopted: dict[Key, PlanData] = {}
         self._orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
 
-    def plan(self, graph: Graph, assigned: Mapping[Tensor, Backend], held: Sequence[int]) -> tuple[Plan, Request]:
-        """A plan, and the request that it answers; `held` are the bytes that arenas have already, for each backend.
+    def plan(self, graph: Graph, assigned: Mapping[Tensor, Backend], held: Held) -> tuple[Plan, Request]:
+        """A plan, and the request that it answers.
 
         Raises UnsupportedOp, PlacementError, GraphError or OutOfMemory, naming the tensor.
         """
@@ -79,7 +81,9 @@ class Planner:
     def adopt(self, plan: Plan, assigned: Mapping[Tensor, Backend]) -> None:
         """Use a plan from elsewhere whenever its graph is asked for."""
         request = Request(plan.graph, self._devices, assigned)
-        self._adopted[self._key(plan.graph, request, self.policy)] = plan.data
+        key = self._key(plan.graph, request, self.policy)
+        self._adopted[key] = plan.data
+        self._cache.pop(key, None)
 
     def clear(self) -> None:
         """Forget every plan."""
@@ -87,8 +91,7 @@ class Planner:
         self._reserved.clear()
         self._adopted.clear()
 
-    def _plan_order(self, graph: Graph, assigned: Mapping[Tensor, Backend],
-                    held: Sequence[int]) -> tuple[Plan, Request]:
+    def _plan_order(self, graph: Graph, assigned: Mapping[Tensor, Backend], held: Held) -> tuple[Plan, Request]:
         request = Request(graph, self._devices, assigned)
         plan = self._find_plan(graph, request, self.policy)
         excess = self._excess(plan, held)
@@ -107,15 +110,17 @@ class Planner:
     def _find_plan(self, graph: Graph, request: Request, policy: Policy) -> Plan:
         """Adopted, cached, reserved, or made."""
         key = self._key(graph, request, policy)
-        data = self._adopted.get(key) or self._cache.get(key)
-        if data is None:
+        data = self._cache.get(key)
+        if data is not None:
+            self._cache.move_to_end(key)
+        elif self._adopted and key in self._adopted:
+            data = self._adopted[key]
+        else:
             data = self._make_data(graph, request, policy)
             if self.cache_size:
                 self._cache[key] = data
                 while len(self._cache) > self.cache_size:
                     self._cache.popitem(last=False)
-        elif key in self._cache:
-            self._cache.move_to_end(key)
         return Plan(graph, data, self.backends, self.policy_name)
 
     def _make_data(self, graph: Graph, request: Request, policy: Policy) -> PlanData:
@@ -125,15 +130,16 @@ class Planner:
         data = None if reserved is None else replay_plan(request, reserved, policy)
         return make_plan(request, policy) if data is None else data
 
-    def _excess(self, plan: Plan, held: Sequence[int]) -> OutOfMemory | None:
+    def _excess(self, plan: Plan, held: Held) -> OutOfMemory | None:
         """The error to raise if a plan exceeds a backend's budget: shortfall, and what is alive at the peak."""
-        for i, (backend, needed) in enumerate(zip(self.backends, plan.buffer_sizes, strict=True)):
+        for i, backend in enumerate(self.backends):
             limit = self.budgets.get(i)
             if limit is None:
                 free = backend.memory_available()
                 if free is None:
                     continue
-                limit = free + held[i]
+                limit = free + held()[i]
+            needed = plan.buffer_sizes[i]
             if needed > limit:
                 alive = plan.data.live_at_peak(i)
                 shown = ", ".join(f"{plan.name_of(k) or 'unnamed'!r} {plan.data.size(k)}" for k in alive[:8])

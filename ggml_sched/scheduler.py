@@ -149,7 +149,7 @@ class Scheduler:
     def _plan(self, graph: Graph) -> tuple[Plan, Request]:
         if not isinstance(graph, Graph):
             raise TypeError(f"not a Graph: {graph!r}")
-        return self._planner.plan(graph, self._assigned, self._arenas.held())
+        return self._planner.plan(graph, self._assigned, self._arenas.held)
 
     # -- memory -----------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Scheduler:
         """
         with self._turn:
             self._alloc(graph)
-            return self._allocations.plan()
+            return self._allocations.current.plan
 
     def _alloc(self, graph: Graph) -> Allocation:
         found = self._allocations.find(graph)
@@ -169,19 +169,21 @@ class Scheduler:
             return found
         plan, request = self._plan(graph)
         self._grow(plan.chunk_sizes)
-        return self._allocations.put(plan, request, graph)
+        return self._allocations.put(plan, request.buffers, graph)
 
     def _grow(self, sizes: Sequence[Sequence[int]]) -> None:
         """Buffers of at least these sizes; the current allocation ends if some are exchanged.
 
         When they cannot be had, it is as before: its inputs are loaded again, its results may be gone.
         """
+        if self._arenas.hold(sizes):
+            return
         before = self._allocations.snapshot()
         try:
             self._arenas.grow(sizes, self._allocations.vacate)
         except BaseException:
             if before is not None and self._allocations.current is None and self._arenas.are_open():
-                self._allocations.restore(*before)
+                self._allocations.put(*before)
             raise
 
     def buffer_size(self, backend: Backend) -> int:
