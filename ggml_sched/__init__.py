@@ -18,6 +18,7 @@ try:
         Type,
         pack,
     )
+    from ggml_sched._core import register_host_memory as _register_host_memory
 except ImportError as error:  # pragma: no cover - only without a compiled core
     raise ImportError(
         "ggml_sched._core is not compiled; run `pip install .` in the source tree "
@@ -92,6 +93,16 @@ def get_include() -> str:
     installed = _os.path.join(here, "include")
     return installed if _os.path.isdir(installed) else _os.path.join(_os.path.dirname(here), "include")
 
+
+def _host_memory(memory) -> Buffer:
+    """The caller's memory as a buffer of a CPU backend."""
+    from ggml_sched.backends.cpu import CpuBackend
+
+    return CpuBackend().buffer_from_ptr(memory)
+
+
+# What allocators need of a module above them: the compiled parts import none.
+_register_host_memory(_host_memory)
 
 # Planning needs neither the CPU backend's kernels nor the runner: they load when first asked for.
 _LAZY = {"CpuBackend": "ggml_sched.backends.cpu", "llama": "ggml_sched.llama"}

@@ -12,7 +12,8 @@ from collections import OrderedDict
 from ggml_sched._graph import Graph
 from ggml_sched.arenas import Arenas
 from ggml_sched.backend import Buffer
-from ggml_sched.executor import Allocation, each
+from ggml_sched.errors import each
+from ggml_sched.executor import Allocation
 from ggml_sched.pipeline import Pipeline
 from ggml_sched.plan import Plan
 

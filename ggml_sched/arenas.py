@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ggml_sched.backend import Backend, Buffer
-from ggml_sched.executor import each
+from ggml_sched.errors import each
 
 __all__ = ["Arenas"]
 

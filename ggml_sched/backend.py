@@ -49,7 +49,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ggml_sched import hostdata
-from ggml_sched._core import register_host_memory
 from ggml_sched._graph import (
     ALL_SOURCES,
     BackendBase,
@@ -356,13 +355,5 @@ def as_nodes(graph: Graph | GraphView | Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(graph.nodes if isinstance(graph, (Graph, GraphView)) else graph)
 
 
-def _host_memory(memory) -> Buffer:
-    """The caller's memory as a buffer of a CPU backend."""
-    from ggml_sched.backends.cpu import CpuBackend
-
-    return CpuBackend().buffer_from_ptr(memory)
-
-
-# What the compiled parts need of modules above them: they import none.
+# What tensors need of a module above them: the compiled parts import none.
 register_tensor_data(hostdata.write, hostdata.read)
-register_host_memory(_host_memory)

@@ -7,6 +7,8 @@ built-in `TypeError` and `ValueError`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 __all__ = [
     "BackendError",
     "Error",
@@ -78,3 +80,15 @@ class OutOfMemory(Error, MemoryError):
 
     def __reduce__(self):
         return type(self), (self.args[0], self.backend, self.needed, self.available)
+
+
+def each(calls: Iterable[Callable[[], object]]) -> None:
+    """Make every call, whatever raises; then raise the first error."""
+    first = None
+    for call in calls:
+        try:
+            call()
+        except Exception as error:
+            first = first or error
+    if first is not None:
+        raise first

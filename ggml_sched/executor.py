@@ -17,7 +17,7 @@ from functools import cached_property
 from ggml_sched._core import bind_plan, new_lease, rewired, stand_in
 from ggml_sched._graph import Graph, Lease, Tensor
 from ggml_sched.backend import Backend, Buffer, Event, GraphView
-from ggml_sched.errors import HazardError
+from ggml_sched.errors import HazardError, each
 from ggml_sched.pipeline import Pipeline, Task
 from ggml_sched.plan import Plan
 from ggml_sched.program import Copy, CopyExperts, Load, Place, Program, Run, Step, WriteBack
@@ -33,7 +33,7 @@ from ggml_sched.steps import (
     says_no,
 )
 
-__all__ = ["Allocation", "Ask", "Callback", "each"]
+__all__ = ["Allocation", "Ask", "Callback"]
 
 Callback = Callable[[Tensor], object]
 """Called with each node after it was computed; False stops the compute."""
@@ -370,15 +370,3 @@ class _Compute:
                 if says_no(callback(node)):
                     return False
         return True
-
-
-def each(calls: Iterable[Callable[[], object]]) -> None:
-    """Make every call; then raise the first error."""
-    first = None
-    for call in calls:
-        try:
-            call()
-        except Exception as error:
-            first = first or error
-    if first is not None:
-        raise first

@@ -18,8 +18,8 @@ from ggml_sched._graph import Graph, Tensor
 from ggml_sched.allocations import Allocations
 from ggml_sched.arenas import Arenas
 from ggml_sched.backend import Backend
-from ggml_sched.errors import Error, PlacementError
-from ggml_sched.executor import Allocation, Ask, Callback, each
+from ggml_sched.errors import Error, PlacementError, each
+from ggml_sched.executor import Allocation, Ask, Callback
 from ggml_sched.pipeline import MAX_IN_FLIGHT, Pipeline
 from ggml_sched.plan import Plan
 from ggml_sched.planner import POLICIES, Planner
