@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
+from ggml_sched.backends.late import LateBackend, LateWorld
 from ggml_sched.llama import (
     ContextFull,
     ModelBusy,
@@ -34,6 +35,19 @@ SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2
 SMALL = random_llama(1, **SHAPES)
 EXPERTS = random_llama(2, **SHAPES, n_expert=4)
 TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32]
+
+
+@pytest.fixture(autouse=True, params=["cpu", "late"])
+def every_cpu(request, monkeypatch):
+    """What tests below ask of CPU backends holds for devices whose queues run late as well."""
+    if request.param == "late":
+        world = LateWorld(1)
+
+        class Late(LateBackend):
+            def __init__(self, n_threads: int = 1, name: str = "CPU") -> None:
+                super().__init__(name, world)
+
+        monkeypatch.setattr(gs, "CpuBackend", Late)
 
 
 def edited(data: bytes, metadata=(), drop=(), tensors=()) -> bytes:
