@@ -61,17 +61,21 @@ class Copy:
 class Plan:
     """Where every tensor of a graph lives and which backend computes it; see `Scheduler.plan`.
 
-    All sizes and offsets are bytes, tuples are in the order of the scheduler's backends.
+    All sizes and offsets are bytes, tuples are in the order of the scheduler's backends.  `graph` has its nodes in the
+    order that is computed; `asked` is the graph that the plan was asked for, when that had them in another.
     """
 
     graph: Graph
+    asked: Graph
     data: PlanData
     backends: tuple[Backend, ...]
     policy: str
 
-    def __init__(self, graph: Graph, data: PlanData, backends: tuple[Backend, ...], policy: str) -> None:
+    def __init__(self, graph: Graph, data: PlanData, backends: tuple[Backend, ...], policy: str,
+                 asked: Graph | None = None) -> None:
         fields = self.__dict__
         fields["graph"] = graph
+        fields["asked"] = graph if asked is None else asked
         fields["data"] = data
         fields["backends"] = backends
         fields["policy"] = policy
@@ -171,10 +175,11 @@ class Plan:
     def save(self, path: str | os.PathLike) -> None:
         """Write the plan as JSON, for `gs.load_plan(path, graph, backends)`."""
         with open(path, "w", encoding="utf-8") as file:
-            json.dump(self._to_dict(), file, separators=(",", ":"))
+            json.dump(self._to_dict(self.asked), file, separators=(",", ":"))
 
-    def _to_dict(self) -> dict:
-        return plan_to_dict(self.graph, self.data, self.backends, self.policy, self.program)
+    def _to_dict(self, asked: Graph | None = None) -> dict:
+        asked = self.graph if asked is None else asked
+        return plan_to_dict(asked, self.graph, self.data, self.backends, self.policy, self.program)
 
     def __reduce__(self):
         """A pickle holds the graph, too; its backends come back without memory, as those that answered alike."""
@@ -220,8 +225,8 @@ def load_plan(path: str | os.PathLike, graph: Graph, backends: Sequence[Backend]
     unsound.
     """
     path, backends = os.fspath(path), tuple(backends)
-    data, policy = plan_from_dict(read_plan_file(path), graph, backends, path)
-    plan = Plan(graph, data, backends, policy)
+    ordered, data, policy = plan_from_dict(read_plan_file(path), graph, backends, path)
+    plan = Plan(ordered, data, backends, policy, graph)
     plan.verify()
     return plan
 
@@ -230,5 +235,5 @@ def _restored(graph_dict: dict, plan_dict: dict) -> Plan:
     """A pickled plan."""
     graph = graph_from_dict(graph_dict, where="pickled graph")
     backends = recorded_backends(plan_dict, graph)
-    data, policy = plan_from_dict(plan_dict, graph, backends, "pickled plan")
+    graph, data, policy = plan_from_dict(plan_dict, graph, backends, "pickled plan")
     return Plan(graph, data, backends, policy)

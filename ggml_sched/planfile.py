@@ -36,13 +36,15 @@ def read_plan_file(path: str) -> object:
         raise FileFormatError(f"{path}: not JSON: {error}") from error
 
 
-def plan_to_dict(graph: Graph, data: PlanData, backends: Sequence[BackendBase], policy: str, program: Program) -> dict:
-    """What a plan file holds, as plain values."""
+def plan_to_dict(asked: Graph, graph: Graph, data: PlanData, backends: Sequence[BackendBase], policy: str,
+                 program: Program) -> dict:
+    """What a plan file holds, as plain values: `graph` is `asked`, perhaps with its nodes in another order."""
     return {
         "format": FORMAT,
         "version": VERSION,
         "policy": policy,
-        "graph": f"{graph.fingerprint:032x}",
+        "graph": f"{asked.fingerprint:032x}",
+        "order": None if graph is asked else [asked.position_of(node) for node in graph.nodes],
         "backends": _describe_backends(graph, backends),
         "needs": _needs(graph, data, backends),
         "residents": _describe_residents(graph, backends),
@@ -51,8 +53,10 @@ def plan_to_dict(graph: Graph, data: PlanData, backends: Sequence[BackendBase], 
     }
 
 
-def plan_from_dict(data, graph: Graph, backends: Sequence[BackendBase], where: str = "plan") -> tuple[PlanData, str]:
-    """The plan that a parsed file holds, with its program, and the name of its policy; it is not verified.
+def plan_from_dict(data, graph: Graph, backends: Sequence[BackendBase],
+                   where: str = "plan") -> tuple[Graph, PlanData, str]:
+    """What a parsed file holds: the graph with its nodes in the order that is computed, the plan with its program (not
+    verified), and the name of its policy.
 
     Raises FileFormatError for what is no plan, GraphError for another graph, PlacementError for other backends or
     residents elsewhere.
@@ -65,6 +69,7 @@ def plan_from_dict(data, graph: Graph, backends: Sequence[BackendBase], where: s
         raise FileFormatError(f"{where}: no policy")
     if data.get("graph") != f"{graph.fingerprint:032x}":
         raise GraphError(f"{where}: made for graph {data.get('graph')}, this one is {graph.fingerprint:032x}")
+    graph = _ordered(data.get("order"), graph, where)
     _compare_backends(data.get("backends"), _describe_backends(graph, backends), where)
     _compare_residents(data.get("residents"), _describe_residents(graph, backends), graph, where)
     try:
@@ -81,7 +86,19 @@ def plan_from_dict(data, graph: Graph, backends: Sequence[BackendBase], where: s
     made.program = make_program(graph, made, backends)
     if data.get("program") != program_values(made.program):
         raise FileFormatError(f"{where}: the program is not the one that this plan gives")
-    return made, data["policy"]
+    return graph, made, data["policy"]
+
+
+def _ordered(order, graph: Graph, where: str) -> Graph:
+    """A graph with the nodes in the order of a file."""
+    if order is None:
+        return graph
+    if not isinstance(order, list) or not all(type(k) is int and 0 <= k < len(graph) for k in order):
+        raise FileFormatError(f"{where}: no order of {len(graph)} nodes")
+    try:
+        return graph.with_order([graph.nodes[k] for k in order])
+    except GraphError as error:
+        raise FileFormatError(f"{where}: {error}") from error
 
 
 # -- what a plan was made for ------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from ggml_sched._core import Devices, PlanData, Policy, Request, make_plan, replay_plan
 from ggml_sched._graph import Graph, Tensor
@@ -24,6 +25,13 @@ POLICIES: dict[str, Policy] = {
     "seed": Policy(placement="seed", offsets="best fit", reuse="first", leafs_first=False),
 }
 """Policies that have a name."""
+
+class Adopted(NamedTuple):
+    """A plan made elsewhere; `order`: positions in the graph asked for of the nodes that it computes, if another."""
+
+    data: PlanData
+    order: tuple[int, ...] | None
+
 
 Key = tuple
 Held = Callable[[], list[int]]
@@ -50,7 +58,7 @@ class Planner:
         # What was reserved, by wiring and residency: serves smaller graphs without planning.
         self._reserved: dict[tuple[int, int], PlanData] = {}
         # What was given from outside, by the cache's key: kept until `clear`.
-        self._adopted: dict[Key, PlanData] = {}
+        self._adopted: dict[Key, Adopted] = {}
         self._orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
 
     def plan(self, graph: Graph, assigned: Mapping[Tensor, Backend], held: Held) -> tuple[Plan, Request]:
@@ -58,18 +66,22 @@ class Planner:
 
         Raises UnsupportedOp, PlacementError, GraphError or OutOfMemory, naming the tensor.
         """
+        if self._adopted:
+            found = self._plan_adopted(graph, assigned, held)
+            if found is not None:
+                return found
         if not self.reorders:
-            return self._plan_order(graph, assigned, held)
+            return self._plan_order(graph, graph, assigned, held)
         if graph not in self._orders:
             self._orders[graph] = reorder(graph)
         given: tuple[Plan, Request] | None = None
         try:
-            given = self._plan_order(graph, assigned, held)
+            given = self._plan_order(graph, graph, assigned, held)
         except OutOfMemory:
             # Perhaps the other order fits.
-            return self._plan_order(self._orders[graph], assigned, held)
+            return self._plan_order(graph, self._orders[graph], assigned, held)
         try:
-            other = self._plan_order(self._orders[graph], assigned, held)
+            other = self._plan_order(graph, self._orders[graph], assigned, held)
         except OutOfMemory:
             return given
         return min(given, other, key=lambda found: sum(found[0].buffer_sizes))
@@ -80,10 +92,10 @@ class Planner:
 
     def adopt(self, plan: Plan, assigned: Mapping[Tensor, Backend]) -> None:
         """Use a plan from elsewhere whenever its graph is asked for."""
-        request = Request(plan.graph, self._devices, assigned)
-        key = self._key(plan.graph, request, self.policy)
-        self._adopted[key] = plan.data
-        self._cache.pop(key, None)
+        asked = plan.asked
+        order = None if plan.graph is asked else tuple(asked.position_of(node) for node in plan.graph.nodes)
+        request = Request(asked, self._devices, assigned)
+        self._adopted[self._key(asked, request, self.policy)] = Adopted(plan.data, order)
 
     def clear(self) -> None:
         """Forget every plan."""
@@ -91,15 +103,33 @@ class Planner:
         self._reserved.clear()
         self._adopted.clear()
 
-    def _plan_order(self, graph: Graph, assigned: Mapping[Tensor, Backend], held: Held) -> tuple[Plan, Request]:
+    def _plan_adopted(self, graph: Graph, assigned: Mapping[Tensor, Backend],
+                      held: Held) -> tuple[Plan, Request] | None:
         request = Request(graph, self._devices, assigned)
-        plan = self._find_plan(graph, request, self.policy)
+        adopted = self._adopted.get(self._key(graph, request, self.policy))
+        if adopted is None:
+            return None
+        ordered = graph
+        if adopted.order is not None:
+            ordered = graph.with_order([graph.nodes[k] for k in adopted.order])
+            request = Request(ordered, self._devices, assigned)
+        plan = Plan(ordered, adopted.data, self.backends, self.policy_name, graph)
+        excess = self._excess(plan, held)
+        if excess is not None:
+            raise excess
+        return plan, request
+
+    def _plan_order(self, asked: Graph, graph: Graph, assigned: Mapping[Tensor, Backend],
+                    held: Held) -> tuple[Plan, Request]:
+        """A plan for `asked` with its nodes in the order that `graph` has."""
+        request = Request(graph, self._devices, assigned)
+        plan = self._find_plan(asked, graph, request, self.policy)
         excess = self._excess(plan, held)
         if excess is None:
             return plan, request
         if any(plan.data.kept):
             # Weights kept beside the arena may be what is too much: let them take turns instead.
-            leaner = self._find_plan(graph, request, self.policy.replace(stream=True))
+            leaner = self._find_plan(asked, graph, request, self.policy.replace(stream=True))
             if self._excess(leaner, held) is None:
                 return leaner, request
         raise excess
@@ -107,21 +137,19 @@ class Planner:
     def _key(self, graph: Graph, request: Request, policy: Policy) -> Key:
         return graph.fingerprint, request.key, policy.stream, tuple([b.max_buffer_size for b in self.backends])
 
-    def _find_plan(self, graph: Graph, request: Request, policy: Policy) -> Plan:
-        """Adopted, cached, reserved, or made."""
+    def _find_plan(self, asked: Graph, graph: Graph, request: Request, policy: Policy) -> Plan:
+        """Cached, reserved, or made."""
         key = self._key(graph, request, policy)
         data = self._cache.get(key)
         if data is not None:
             self._cache.move_to_end(key)
-        elif self._adopted and key in self._adopted:
-            data = self._adopted[key]
         else:
             data = self._make_data(graph, request, policy)
             if self.cache_size:
                 self._cache[key] = data
                 while len(self._cache) > self.cache_size:
                     self._cache.popitem(last=False)
-        return Plan(graph, data, self.backends, self.policy_name)
+        return Plan(graph, data, self.backends, self.policy_name, asked)
 
     def _make_data(self, graph: Graph, request: Request, policy: Policy) -> PlanData:
         reserved = None

@@ -137,7 +137,8 @@ class Scheduler:
     def adopt(self, plan: Plan) -> None:
         """Use a plan made elsewhere (`gs.load_plan`) whenever its graph, or an equal one, is allocated or planned.
 
-        Raises PlacementError for a plan of other backends or another policy, HazardError for one that is unsound.
+        It comes before other orders (`reorder`); where it exceeds a budget, those calls raise OutOfMemory.  Raises
+        PlacementError for a plan of other backends or another policy, HazardError for one that is unsound.
         """
         with self._turn:
             if plan.backends != self.backends or plan.policy != self.policy:

@@ -129,7 +129,8 @@ def test_what_a_buffer_is_for_tells_plans_apart():
     with gs.Scheduler([a, b], policy="default") as scheduler:
         graphs = {usage: build(usage) for usage in ("weights", "any")}
         assert graphs["weights"][0].fingerprint == graphs["any"][0].fingerprint
-        rules = {usage: scheduler.plan(graph).data.rule(graph.id_of(first)) for usage, (graph, _, first) in graphs.items()}
+        rules = {usage: scheduler.plan(graph).data.rule(graph.id_of(first))
+                 for usage, (graph, _, first) in graphs.items()}
         assert rules["weights"] == "weight" != rules["any"]
 
 

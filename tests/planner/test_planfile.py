@@ -233,8 +233,8 @@ def test_a_mutated_file_is_refused_or_says_the_same(block):
             field = "plan" if rng.random() < 0.8 else rng.choice(sorted(data))
             data[field] = mutate(data[field], rng)
         try:
-            made, policy = plan_from_dict(data, graph, backends)
-            Plan(graph, made, backends, policy).verify()
+            ordered, made, policy = plan_from_dict(data, graph, backends)
+            Plan(ordered, made, backends, policy).verify()
             accepted += 1
         except gs.Error:
             pass

@@ -1,5 +1,7 @@
 """Another node order: less alive at once, the same results, never worse than the given order."""
 
+import json
+
 import numpy as np
 import pytest
 from configs import configured_graph, graph_names
@@ -47,6 +49,31 @@ def test_a_reordered_graph_computes_the_same_and_is_allocated_once():
             scheduler.compute(graph)
             results.append(graph.nodes[-1].numpy())
     np.testing.assert_array_equal(*results)
+
+
+def test_a_file_keeps_the_order(tmp_path):
+    """For the graph in the order in which it was asked for, or an equal one; nobody has to look for the order again."""
+    (graph, *_), (twin, x, _) = wide(4), wide(4)
+    backend = gs.CpuBackend(1)
+    with gs.Scheduler([backend], reorder=True) as scheduler:
+        plan = scheduler.plan(graph)
+    assert plan.asked is graph is not plan.graph
+    plan.save(tmp_path / "plan.json")
+    loaded = gs.load_plan(tmp_path / "plan.json", twin, [backend])
+    assert loaded.asked is twin and loaded.buffer_sizes == plan.buffer_sizes
+    assert [twin.position_of(t) for t in loaded.graph.nodes] == [graph.position_of(t) for t in plan.graph.nodes]
+    with gs.Scheduler([backend]) as scheduler:
+        scheduler.adopt(loaded)
+        assert scheduler.alloc(twin).data is loaded.data
+        x.set(np.full(4096, 2.0))
+        scheduler.compute(twin)
+        assert twin.nodes[-1].numpy() == 4 * 4 * 4096 * 2.0
+    text = (tmp_path / "plan.json").read_text()
+    data = json.loads(text)
+    for order in ([], data["order"][1:], [*data["order"][1:], 0], data["order"][::-1], [True, *data["order"][1:]], 7):
+        (tmp_path / "plan.json").write_text(json.dumps({**data, "order": order}))
+        with pytest.raises(gs.FileFormatError):
+            gs.load_plan(tmp_path / "plan.json", twin, [backend])
 
 
 def test_flags_set_after_the_graph_was_made_do_not_reach_the_other_order():
