@@ -11,14 +11,14 @@ import ggml_sched as gs
 F32 = np.float32
 
 
-def experts_case(ids_on_host: bool, second_reader: bool):
-    """Three mixtures with experts on the host, which the device offloads: too much to keep.
+def experts_case(ids_on_host: bool, second_reader: bool, n_mixtures: int = 3):
+    """Mixtures with experts on the host, which the device offloads; three are too much to keep.
 
     Ids are computed on the device, in the split of the first mixture, or on the host, before it.
     """
     device, host = CpuDevice("device", offloads=("MUL_MAT_ID",)), CpuDevice("host")
     rng = np.random.default_rng(2)
-    values = [rng.integers(-2, 3, (4, 8, 8)).astype(F32) for _ in range(3)]
+    values = [rng.integers(-2, 3, (4, 8, 8)).astype(F32) for _ in range(n_mixtures)]
     experts = [resident(host, f"e{k}", v) for k, v in enumerate(values)]
     ctx = gs.Context()
     x = ctx.tensor("f32", (8, 1, 2), "x", input=True)
@@ -65,6 +65,61 @@ def test_only_used_experts_travel_where_that_is_enough(ids_on_host, second_reade
             assert np.array_equal(mixed.numpy(), expected(given).reshape(2, 1, 8))
             if second_reader:
                 assert summed.numpy().item() == pytest.approx(total)
+
+
+def test_kept_experts_travel_once_and_whole():
+    scheduler, graph, x, (mixed, expected), _ = experts_case(True, False, 2)
+    with scheduler:
+        plan = scheduler.alloc(graph)
+        assert sum(plan.data.kept) == 2
+        copies = {graph.tensors[s.tensor].name: (s.kind, s.keeps) for s in plan.program.steps if "copy" in s.kind}
+        assert copies["e0"] == copies["e1"] == ("copy", True)
+        for start in (0, 3):
+            given = (np.arange(16, dtype=F32).reshape(2, 1, 8) + start) % 5
+            x.set(given)
+            scheduler.compute(graph)
+            assert np.array_equal(mixed.numpy(), expected(given).reshape(2, 1, 8))
+
+
+def test_ids_that_a_node_writes_over_are_those_of_their_time():
+    """The experts that are copied before the node runs would be those of the compute before."""
+    device, host = CpuDevice("device", offloads=("MUL_MAT_ID",)), CpuDevice("host")
+    values = [np.arange(3 * 64, dtype=F32).reshape(3, 8, 8) + k for k in range(3)]
+    experts = [resident(host, f"e{k}", v) for k, v in enumerate(values)]
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (8, 1, 1), "x", input=True)
+    fresh, ids = ctx.tensor("i32", (1, 1), "fresh", input=True), ctx.tensor("i32", (1, 1), "ids", input=True)
+    written = ctx.cpy(fresh, ids)
+    mixed = [ctx.set_output(ctx.mul_mat_id(e, x, written)) for e in experts]
+    graph = gs.Graph(*mixed)
+    with gs.Scheduler([device, host]) as scheduler:
+        for node in graph.nodes:
+            scheduler.set_tensor_backend(node, device)
+        scheduler.alloc(graph).verify()
+        x.set(np.ones(8, F32))
+        ids.set(np.int32([0]))
+        for which in (1, 2, 0, 2):
+            fresh.set(np.int32([which]))
+            scheduler.compute(graph)
+            for value, t in zip(values, mixed, strict=True):
+                assert np.array_equal(t.numpy().reshape(8), value[which].sum(1))
+
+
+@pytest.mark.parametrize("takes_data", [False, True])
+def test_copies_are_pushed_to_who_takes_data_while_it_computes(takes_data):
+    """Another one is asked for them in its own turn: its queue must not stand still for others'."""
+    a, b = CpuDevice("a"), CpuDevice("b")
+    b.concurrent_copies = takes_data
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 8, "x", input=True)
+    first = ctx.sqr(x)
+    second = ctx.set_output(ctx.neg(first))
+    graph = gs.Graph(second)
+    with gs.Scheduler([a, b], copies=2) as scheduler:
+        scheduler.set_tensor_backend(first, a)
+        scheduler.set_tensor_backend(second, b)
+        (copy,) = [s for s in scheduler.plan(graph).program.steps if s.kind == "copy"]
+        assert len(copy.places) == 2 and scheduler.backends[copy.backend] is (a if takes_data else b)
 
 
 def test_a_copy_is_made_again_after_a_node_wrote_to_its_source():
