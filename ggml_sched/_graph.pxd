@@ -64,11 +64,10 @@ cdef class ContextBase:
     cdef Home home                      # shared with the tensors, so that no reference cycle arises
     cdef list _tensors                  # keeps its tensors alive until close()
     cdef object __weakref__
-    cdef Tensor add_tensor(self, str name, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs,
-                           tuple params)
-    cdef Tensor add_like(self, int op, Tensor a, tuple src, tuple params, bint inplace=*, str name=*)
+    cdef Tensor add_tensor(self, str name, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs)
+    cdef Tensor add_like(self, int op, Tensor a, tuple src, bint inplace=*, str name=*)
     cdef Tensor add_dense(self, int op, int type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, tuple src,
-                          tuple params, str name=*)
+                          str name=*)
 
 
 cdef class Tensor:
@@ -83,9 +82,10 @@ cdef class Tensor:
     cdef readonly tuple src             # keeps its sources alive
     cdef readonly Tensor view_src       # the root of a view, kept alive; None otherwise
     cdef readonly int64_t view_offs     # bytes from the root's start
-    cdef readonly tuple op_params       # int32 words as in ggml, trailing zeros cut
     cdef tuple _deps                    # tensors kept until this node is done, kept alive; None: none
     cdef int _flags
+    cdef int32_t n_params
+    cdef int32_t params[16]             # int32 words as in ggml, trailing zeros not counted in n_params
     cdef int32_t mark                   # scratch index, meaningful only inside Graph building
     cdef readonly str resident          # "weight", "kv" or "" (from a graph file)
     cdef readonly int64_t version       # of a root's data: how often it was set or written, as far as we know

@@ -16,8 +16,6 @@ A contents page.  All imports stand here; the parts below, in core/graph/, are r
 
 import enum
 from operator import index as _index
-from struct import pack as _struct_pack
-from struct import unpack as _struct_unpack
 
 from ggml_sched.errors import GraphError, PlacementError, UnsupportedOp
 
@@ -27,7 +25,7 @@ from cpython.pyport cimport PY_SSIZE_T_MAX, PY_SSIZE_T_MIN
 from libc.math cimport ceil, isfinite
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from ggml_sched._c cimport (
     GS_FLAG_INPUT,
@@ -41,10 +39,12 @@ from ggml_sched._c cimport (
     GS_MAX_SRC,
     GS_N_OPS,
     GS_OK,
+    GS_OP_GLU,
     GS_OP_NONE,
     GS_OP_PERMUTE,
     GS_OP_RESHAPE,
     GS_OP_TRANSPOSE,
+    GS_OP_UNARY,
     GS_OP_VIEW,
     GS_OVERFLOW,
     gs_checked_add,

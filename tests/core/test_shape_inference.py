@@ -493,6 +493,17 @@ def test_op_params_are_ggmls_words():
     assert ctx.rope(a, ctx.tensor("i32", 3), 8, "neox").op_params[:3] == (0, 8, 2)
     assert ctx.swiglu(a).op_params == (2,)
     assert ctx.argsort(a, "desc").op_params == (1,)
+    assert ctx.set(a, a, 32, 128, 384, 0, inplace=True).op_params == (32, 128, 384, 0, 1)
+    assert ctx.pad(a, 1, 0, 2).op_params == (0, 1, 0, 0, 0, 2)
+    assert ctx.view_1d(ctx.tensor("i8", 2**33), 8, 2**32 + 8).op_params == (8, 1)
+    assert ctx.scale(a, 1.0, -0.0).op_params == (0x3F800000, -2**31)
+
+
+def test_trailing_zeros_of_given_op_params_are_cut():
+    ctx = gs.Context()
+    a = ctx.tensor("f32", 4)
+    for given, kept in (((0, 3, 0, 0), (0, 3)), ((0,) * 16, ()), ((-1,) * 16, (-1,) * 16)):
+        assert ctx.restore("ROPE", "f32", a.ne, a.nb, (a,), op_params=given).op_params == kept
 
 
 def test_flags_and_names():

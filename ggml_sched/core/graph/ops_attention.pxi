@@ -5,11 +5,13 @@ cdef class AttentionOps(ViewOps):
 
     def diag_mask_inf(self, Tensor a not None, n_past, bint inplace=False):
         """Elements with column > n_past + row become -inf."""
-        return self.add_like(OP_IDS["DIAG_MASK_INF"], a, (a,), cut_zeros((whole32("diag_mask_inf", a, n_past),)), inplace)
+        cdef int32_t word = whole32("diag_mask_inf", a, n_past)
+        return with_params(self.add_like(OP_IDS["DIAG_MASK_INF"], a, (a,), inplace), &word, 1)
 
     def diag_mask_zero(self, Tensor a not None, n_past, bint inplace=False):
         """Elements with column > n_past + row become 0."""
-        return self.add_like(OP_IDS["DIAG_MASK_ZERO"], a, (a,), cut_zeros((whole32("diag_mask_zero", a, n_past),)), inplace)
+        cdef int32_t word = whole32("diag_mask_zero", a, n_past)
+        return with_params(self.add_like(OP_IDS["DIAG_MASK_ZERO"], a, (a,), inplace), &word, 1)
 
     def soft_max(self, Tensor a not None, Tensor mask=None, double scale=1.0, double max_bias=0.0, Tensor sinks=None,
                  bint inplace=False):
@@ -19,6 +21,7 @@ cdef class AttentionOps(ViewOps):
         slope is 1, or with max_bias > 0 the alibi slope of the head (Press et al. 2021).  sinks (f32 [n_head]) join
         each row's denominator.
         """
+        cdef int32_t[2] words
         if not a.is_contiguous:
             raise GraphError(f"soft_max: {describe(a)} is not contiguous")
         if mask is not None:
@@ -31,8 +34,8 @@ cdef class AttentionOps(ViewOps):
         elif max_bias > 0:
             raise GraphError(f"soft_max: max_bias {max_bias} for {describe(a)} needs a mask")
         check_sinks("soft_max", sinks, a.layout.ne[2])
-        return self.add_like(OP_IDS["SOFT_MAX"], a, cut_none((a, mask, sinks)),
-                             cut_zeros(f32_word(scale) + f32_word(max_bias)), inplace)
+        words[0], words[1] = f32_word(scale), f32_word(max_bias)
+        return with_params(self.add_like(OP_IDS["SOFT_MAX"], a, cut_none((a, mask, sinks)), inplace), words, 2)
 
     def soft_max_ext(self, Tensor a not None, Tensor mask, double scale, double max_bias):
         """soft_max with ggml's argument order."""
@@ -48,6 +51,7 @@ cdef class AttentionOps(ViewOps):
         ext_factor, attn_factor, beta_fast, beta_slow: YaRN (Peng et al. 2023).
         """
         cdef int n_rotated = whole32("rope", a, n_dims)
+        cdef int32_t[11] words
         modes = {"normal": 0, "neox": 2, 0: 0, 2: 2}
         if mode not in modes:
             raise GraphError(f'rope: mode for {describe(a)} is "normal" or "neox", not {mode!r}')
@@ -59,10 +63,11 @@ cdef class AttentionOps(ViewOps):
             raise GraphError(f"rope: n_dims = {n_rotated} of rows of {describe(a)}")
         if freq_factors is not None and (freq_factors.layout.type != T_F32 or freq_factors.layout.ne[0] < n_rotated // 2):
             raise GraphError(f"rope: freq_factors {describe(freq_factors)} must be f32 [>= {n_rotated // 2}]")
-        words = (0, n_rotated, modes[mode], 0, whole32("rope", a, n_ctx_orig))
-        for x in (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow):
-            words += f32_word(x)
-        return self.add_like(OP_IDS["ROPE"], a, cut_none((a, positions, freq_factors)), cut_zeros(words), inplace)
+        words[0], words[1], words[2], words[3] = 0, n_rotated, modes[mode], 0
+        words[4], words[5], words[6] = whole32("rope", a, n_ctx_orig), f32_word(freq_base), f32_word(freq_scale)
+        words[7], words[8] = f32_word(ext_factor), f32_word(attn_factor)
+        words[9], words[10] = f32_word(beta_fast), f32_word(beta_slow)
+        return with_params(self.add_like(OP_IDS["ROPE"], a, cut_none((a, positions, freq_factors)), inplace), words, 11)
 
     def rope_ext(self, Tensor a not None, Tensor b not None, Tensor c, n_dims, mode, n_ctx_orig, double freq_base,
                  double freq_scale, double ext_factor, double attn_factor, double beta_fast, double beta_slow):
@@ -77,6 +82,7 @@ cdef class AttentionOps(ViewOps):
         q[d, n_rows, n_head, n_batch], k[d, n_kv, n_head_kv, n_batch], v[d_v, n_kv, n_head_kv, n_batch],
         mask (f16 or f32) [n_kv, >= n_rows, n_head / r, n_batch / s] -> f32 [d_v, n_head, n_rows, n_batch].
         """
+        cdef int32_t[3] words
         if not (q.layout.ne[0] == k.layout.ne[0] and k.layout.ne[1] == v.layout.ne[1] and k.layout.ne[2] == v.layout.ne[2]
                 and q.layout.ne[3] == k.layout.ne[3] == v.layout.ne[3]):
             raise GraphError(f"flash_attn_ext: {describe(q)}, {describe(k)} and {describe(v)} do not fit together")
@@ -91,9 +97,9 @@ cdef class AttentionOps(ViewOps):
         elif max_bias > 0:
             raise GraphError(f"flash_attn_ext: max_bias {max_bias} for {describe(q)} needs a mask")
         check_sinks("flash_attn_ext", sinks, q.layout.ne[2])
-        words = cut_zeros(f32_word(scale) + f32_word(max_bias) + f32_word(logit_softcap))
-        return self.add_dense(OP_IDS["FLASH_ATTN_EXT"], T_F32, v.layout.ne[0], q.layout.ne[2], q.layout.ne[1],
-                              q.layout.ne[3], cut_none((q, k, v, mask, sinks)), words)
+        words[0], words[1], words[2] = f32_word(scale), f32_word(max_bias), f32_word(logit_softcap)
+        return with_params(self.add_dense(OP_IDS["FLASH_ATTN_EXT"], T_F32, v.layout.ne[0], q.layout.ne[2], q.layout.ne[1],
+                                          q.layout.ne[3], cut_none((q, k, v, mask, sinks))), words, 3)
 
 
 cdef class Context(AttentionOps):

@@ -6,6 +6,7 @@ cdef class ViewOps(MatrixOps):
     cdef Tensor window(self, Tensor a, int64_t *ne, int64_t *nb, int64_t offset):
         """A VIEW of a with extents ne[4] and strides nb[4] at byte offset."""
         cdef gs_layout layout
+        cdef int32_t[2] words
         cdef int i
         layout.type = a.layout.type
         for i in range(GS_MAX_DIMS):
@@ -17,7 +18,8 @@ cdef class ViewOps(MatrixOps):
             raise GraphError(f"view: rows of {ne[0]} elements of {describe(a)} do not hold whole blocks")
         if layout_set_nbytes(&layout) != GS_OK:
             raise GraphError(f"view: the extents of a view of {describe(a)} overflow")
-        return self.add_tensor(f"{a.name} (view)", GS_OP_VIEW, &layout, (a,), a, offset, cut_zeros(i64_words(offset)))
+        memcpy(words, &offset, sizeof(words))
+        return with_params(self.add_tensor(f"{a.name} (view)", GS_OP_VIEW, &layout, (a,), a, offset), words, 2)
 
     def view_1d(self, Tensor a not None, ne0, offset=0):
         """[ne0] elements of a from byte `offset`."""
@@ -63,7 +65,7 @@ cdef class ViewOps(MatrixOps):
         read_ne(ne, layout.ne, "reshape", a)
         check_same_count("reshape", a, layout.ne)
         fill_dense(&layout, GS_OP_RESHAPE, a.layout.type, layout.ne[0], layout.ne[1], layout.ne[2], layout.ne[3])
-        return self.add_tensor(f"{a.name} (reshaped)", GS_OP_RESHAPE, &layout, (a,), a, 0, ())
+        return self.add_tensor(f"{a.name} (reshaped)", GS_OP_RESHAPE, &layout, (a,), a, 0)
 
     def reshape_1d(self, Tensor a not None, ne0):
         """reshape to one dimension."""
@@ -84,17 +86,21 @@ cdef class ViewOps(MatrixOps):
     def permute(self, Tensor a not None, axis0, axis1, axis2, axis3):
         """Dimension i of a becomes dimension axis_i of the view."""
         cdef gs_layout layout = a.layout
-        cdef int i
-        axes = (whole32("permute", a, axis0), whole32("permute", a, axis1), whole32("permute", a, axis2),
-                whole32("permute", a, axis3))
-        if sorted(axes) != [0, 1, 2, 3]:
-            raise GraphError(f"permute: {axes} is not an order of the dimensions 0..3")
+        cdef int32_t[4] axes
+        cdef int i, seen = 0
+        axes[0], axes[1] = whole32("permute", a, axis0), whole32("permute", a, axis1)
+        axes[2], axes[3] = whole32("permute", a, axis2), whole32("permute", a, axis3)
+        for i in range(GS_MAX_DIMS):
+            if 0 <= axes[i] < GS_MAX_DIMS:
+                seen |= 1 << axes[i]
+        if seen != 0b1111:
+            raise GraphError(f"permute: {(axes[0], axes[1], axes[2], axes[3])} is not an order of the dimensions 0..3")
         if traits[a.layout.type].block_size > 1 and axes[0] != 0:
             raise GraphError(f"permute: the blocks of {describe(a)} lie along dimension 0")
         for i in range(GS_MAX_DIMS):
-            layout.ne[<int>axes[i]] = a.layout.ne[i]
-            layout.nb[<int>axes[i]] = a.layout.nb[i]
-        return self.add_tensor(f"{a.name} (permuted)", GS_OP_PERMUTE, &layout, (a,), a, 0, cut_zeros(axes))
+            layout.ne[axes[i]] = a.layout.ne[i]
+            layout.nb[axes[i]] = a.layout.nb[i]
+        return with_params(self.add_tensor(f"{a.name} (permuted)", GS_OP_PERMUTE, &layout, (a,), a, 0), axes, 4)
 
     def transpose(self, Tensor a not None):
         """Dimensions 0 and 1 exchanged."""
@@ -103,4 +109,4 @@ cdef class ViewOps(MatrixOps):
             raise GraphError(f"transpose: the blocks of {describe(a)} lie along dimension 0")
         layout.ne[0], layout.ne[1] = a.layout.ne[1], a.layout.ne[0]
         layout.nb[0], layout.nb[1] = a.layout.nb[1], a.layout.nb[0]
-        return self.add_tensor(f"{a.name} (transposed)", GS_OP_TRANSPOSE, &layout, (a,), a, 0, ())
+        return self.add_tensor(f"{a.name} (transposed)", GS_OP_TRANSPOSE, &layout, (a,), a, 0)

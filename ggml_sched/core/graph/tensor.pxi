@@ -60,6 +60,11 @@ cdef class Tensor:
         return layout_n_elements(&self.layout)
 
     @property
+    def op_params(self):
+        """ggml's parameters of the op, int32 words, a tuple; trailing zeros are cut."""
+        return tuple([self.params[i] for i in range(self.n_params)])
+
+    @property
     def flags(self):
         """frozenset of "input" and "output"."""
         return flag_names(self._flags)

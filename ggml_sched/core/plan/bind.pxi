@@ -61,7 +61,6 @@ def stand_in(Tensor like not None, str name, BufferBase buffer, int64_t offset, 
     t.layout = like.layout
     t.layout.op = GS_OP_NONE
     t.src = ()
-    t.op_params = ()
     t.resident = ""
     t.mark = -1
     t.bind(buffer, offset, lease)
@@ -75,7 +74,8 @@ def rewired(Tensor node not None, tuple src not None, Tensor memory, Lease lease
     t.name = node.name
     t.layout = node.layout
     t.src = src
-    t.op_params = node.op_params
+    memcpy(t.params, node.params, sizeof(t.params))
+    t.n_params = node.n_params
     t.resident = ""
     t.mark = -1
     t._flags = node._flags
