@@ -20,6 +20,7 @@ cdef extern from "ggml_sched/checked.h" nogil:
 
 cdef extern from "ggml_sched/hash.h" nogil:
     uint64_t gs_mix(uint64_t h, uint64_t x)
+    uint64_t gs_mix_other(uint64_t h, uint64_t x)
 
 cdef extern from "ggml_sched/structs.h" nogil:
     enum: GS_MAX_DIMS
@@ -75,6 +76,8 @@ cdef extern from "ggml_sched/graph.h" nogil:
         int32_t *src_begin
         int32_t *src
         unsigned char *slot
+        int32_t *param_begin
+        int32_t *param
         int32_t *node
         int32_t *leaf
         int32_t *position

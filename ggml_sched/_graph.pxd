@@ -113,10 +113,9 @@ cdef class Graph:
     cdef tuple homes                    # of the contexts that its tensors come from
     cdef TensorSet _index               # made when a mark was overwritten by another graph
     cdef readonly object fingerprint    # a 128-bit int over the structure: equal for an equal graph built anew
-    cdef readonly uint64_t wiring       # a hash of everything but shapes, strides and view offsets
+    cdef readonly uint64_t wiring       # a hash of everything but parameters, shapes, strides and view offsets
     cdef object __weakref__
     cdef int fill(self, tuple tensors, tuple nodes, tuple leafs, Graph like=*) except -1
     cdef int fill_deps(self, int64_t n_deps, dict given) except -1
-    cdef void fingerprint_structure(self, uint64_t *found) noexcept nogil
     cpdef int32_t id_of(self, Tensor t)
     cdef int32_t require(self, Tensor t, Tensor user) except -1

@@ -11,6 +11,7 @@ A contents page.  All imports stand here; the parts below, in core/graph/, are r
     ops_*               the ops, one family a file; the last one ends in class Context
     tensor_set          an open-addressing hash set of tensors
     flat                the arrays in which passes see a graph
+    fingerprint         what makes graphs equal
     graph               Graph: an immutable order of nodes
 """
 
@@ -52,6 +53,7 @@ from ggml_sched._c cimport (
     gs_graph,
     gs_layout,
     gs_mix,
+    gs_mix_other,
     gs_op_inplace,
     gs_op_name,
     gs_range_fits,
@@ -69,4 +71,5 @@ include "core/graph/ops_view.pxi"
 include "core/graph/ops_attention.pxi"
 include "core/graph/tensor_set.pxi"
 include "core/graph/flat.pxi"
+include "core/graph/fingerprint.pxi"
 include "core/graph/graph.pxi"

@@ -59,7 +59,7 @@ cdef class Graph:
         cdef dict given = None if like is None else like.deps
         cdef Py_ssize_t i
         cdef int32_t k, n_src = 0
-        cdef int64_t total = 0, n_deps = 0
+        cdef int64_t total = 0, n_params = 0, n_deps = 0
         cdef gs_graph *g = &self.flat
         cdef Home home = None
         cdef list homes = []
@@ -79,7 +79,9 @@ cdef class Graph:
         self.homes = tuple(homes)
         for t in tensors:
             total += len(t.src)
-        flat_alloc(g, <int32_t>len(tensors), <int32_t>len(nodes), <int32_t>len(leafs), total)
+            n_params += 0 if op_is_view(t.layout.op) else t.n_params
+        flat_alloc(g, <int32_t>len(tensors), <int32_t>len(nodes), <int32_t>len(leafs), total, n_params)
+        n_params = 0
         # Ids: -1 in `position` marks a tensor that is not a node (yet).
         for i in range(len(tensors)):
             t = tensors[i]
@@ -90,6 +92,10 @@ cdef class Graph:
             g.view_offs[i] = t.view_offs
             g.view_src[i] = -1 if t.view_src is None else self.require(t.view_src, t)
             g.position[i] = -1
+            g.param_begin[i] = <int32_t>n_params
+            if not op_is_view(t.layout.op):
+                memcpy(g.param + n_params, t.params, t.n_params * sizeof(int32_t))
+                n_params += t.n_params
             g.src_begin[i] = n_src
             k = 0
             for s in t.src:
@@ -100,6 +106,7 @@ cdef class Graph:
                 k += 1
             n_deps += len(kept_by(t, given))
         g.src_begin[len(tensors)] = n_src
+        g.param_begin[len(tensors)] = <int32_t>n_params
         for i in range(len(leafs)):
             t = leafs[i]
             g.leaf[i] = self.require(t, t)
@@ -132,7 +139,7 @@ cdef class Graph:
         if n_deps:
             self.fill_deps(n_deps, given)
         flat_classify(g)
-        self.fingerprint_structure(found)
+        flat_fingerprint(g, found, &self.wiring)
         self.fingerprint = (int(found[0]) << 64) | int(found[1])
         return 0
 
@@ -164,42 +171,6 @@ cdef class Graph:
             return {}
         return {self.tensors[i]: tuple([self.tensors[g.dep[k]] for k in range(g.dep_begin[i], g.dep_begin[i + 1])])
                 for i in range(g.n_tensors) if g.dep_begin[i] < g.dep_begin[i + 1]}
-
-    cdef void fingerprint_structure(self, uint64_t *found) noexcept nogil:
-        """128 bits over op, type, shape, strides, wiring, views and flags of every tensor, and the order."""
-        cdef gs_graph *g = &self.flat
-        cdef uint64_t a = 0x243F6A8885A308D3, b = 0x13198A2E03707344, h
-        cdef int32_t i, k
-        cdef uint64_t w = gs_mix(<uint64_t>g.n_tensors, <uint64_t>g.n_nodes)
-        a = gs_mix(a, <uint64_t>g.n_tensors)
-        b = gs_mix(b, (<uint64_t>g.n_nodes << 32) | <uint64_t>g.n_leafs)
-        for i in range(g.n_tensors):
-            h = gs_mix((<uint64_t>g.layout[i].op << 32) | <uint64_t>g.layout[i].type,
-                    (<uint64_t>g.flags[i] << 32) ^ <uint64_t><uint32_t>g.view_src[i])
-            w = gs_mix(w, h)
-            h = gs_mix(h, <uint64_t>g.view_offs[i])
-            for k in range(GS_MAX_DIMS):
-                h = gs_mix(h, <uint64_t>g.layout[i].ne[k])
-                h = gs_mix(h, <uint64_t>g.layout[i].nb[k])
-            for k in range(g.src_begin[i], g.src_begin[i + 1]):
-                h = gs_mix(h, <uint64_t>g.src[k] + 1)
-                w = gs_mix(w, <uint64_t>g.src[k] + 1)
-            a = gs_mix(a, h)
-            b = gs_mix(b, h ^ (h >> 32) ^ <uint64_t>0xD6E8FEB86659FD93)
-        for i in range(g.n_nodes):
-            a = gs_mix(a, <uint64_t>g.node[i])
-            b = gs_mix(b, <uint64_t>g.node[i])
-            w = gs_mix(w, <uint64_t>g.node[i])
-        if g.dep_begin != NULL:
-            for i in range(g.n_tensors):
-                for k in range(g.dep_begin[i], g.dep_begin[i + 1]):
-                    h = (<uint64_t>i << 32) ^ <uint64_t>g.dep[k]
-                    a = gs_mix(a, h)
-                    b = gs_mix(b, h)
-                    w = gs_mix(w, h)
-        found[0] = a
-        found[1] = b
-        self.wiring = w
 
     def flags_of(self, Tensor t not None):
         """The flags that a tensor of this graph had when the graph was made; GraphError for another."""
