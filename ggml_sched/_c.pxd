@@ -99,6 +99,7 @@ cdef extern from "ggml_sched/graph.h" nogil:
         int32_t *reader
         unsigned char *op
         unsigned char *kind
+        uint64_t *form
         uint32_t *alike
 
     ctypedef struct gs_node:

@@ -4,7 +4,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from ggml_sched._c cimport GS_OP_TRANSPOSE, GS_OP_VIEW, gs_graph, gs_layout
+from ggml_sched._c cimport GS_OP_TRANSPOSE, GS_OP_VIEW, gs_graph, gs_layout, gs_node
 
 
 cdef inline bint layout_same_ne(const gs_layout *a, const gs_layout *b) noexcept nogil:
@@ -39,10 +39,23 @@ cdef class Lease:
     cpdef void end(self) noexcept
 
 
+# What backends are asked about a node: bits.
+cdef enum:
+    ASKS_SUPPORTS = 1
+    ASKS_OFFLOAD = 2
+    ASKS_SIZE = 4
+
+
 cdef class BackendBase:
     cdef readonly str name
     cdef readonly int64_t alignment     # bytes
+    cdef public object answers_version  # an int that grows when answers change; None: ask each time
     cdef object __weakref__
+    # For compiled backends to override: answers about a node's kind, -1: ask in Python.
+    cdef int c_supports_op(self, const gs_node *node) noexcept nogil
+    cdef int c_offload_op(self, const gs_node *node) noexcept nogil
+    cdef int64_t c_alloc_size(self, const gs_node *tensor) noexcept nogil
+    cdef int answers_in_c(self) noexcept
 
 
 cdef class BufferBase:
@@ -96,6 +109,31 @@ cdef class Tensor:
     cdef void bind(self, BufferBase buffer, int64_t offset, Lease lease) noexcept
 
 
+# Tensors sorted by what backends may look at.  Arrays of `room` entries in one block, which begins at `hash`.
+ctypedef struct gs_kinds:
+    int32_t n
+    int32_t room
+    int32_t *of                 # owned; [n_tensors] the kind of each tensor, -1: not looked at yet
+    uint64_t *hash
+    int32_t *example            # a tensor of each kind
+    int32_t *slot               # [2 * room] a hash table of kinds
+
+
+cdef enum:
+    MAX_KIND_WORDS = 1 + 8 + 16 + 10 * 9
+
+cdef int32_t kind_words(const gs_graph *g, int32_t id, uint64_t *out) noexcept nogil
+cdef void node_of_kind(const gs_graph *g, int32_t id, gs_node *out) noexcept nogil
+
+
+cdef class NodeTable:
+    cdef readonly tuple tensors         # keeps them alive: those given, then their other sources
+    cdef Py_ssize_t n                   # how many were given
+    cdef gs_node *nodes                 # owned; one for each of `tensors`
+    cdef void fill(self, gs_node *out, Tensor t)
+    cdef const gs_node *node(self, Py_ssize_t i) except NULL
+
+
 cdef class TensorSet:
     cdef tuple tensors                  # keeps its members alive
     cdef int32_t *slots                 # owned
@@ -111,11 +149,15 @@ cdef class Graph:
     cdef readonly tuple tensors
     cdef public dict meta
     cdef tuple homes                    # of the contexts that its tensors come from
+    cdef gs_kinds _kinds                # owned; found when first asked for
+    cdef bint sorted_work               # the nodes that compute have kinds
+    cdef bint sorted_all                # every tensor has
     cdef TensorSet _index               # made when a mark was overwritten by another graph
     cdef readonly object fingerprint    # a 128-bit int over the structure: equal for an equal graph built anew
     cdef readonly uint64_t wiring       # a hash of everything but parameters, shapes, strides and view offsets
     cdef object __weakref__
     cdef int fill(self, tuple tensors, tuple nodes, tuple leafs, Graph like=*) except -1
+    cdef int find_kinds(self, bint all) except -1
     cdef int fill_deps(self, int64_t n_deps, dict given) except -1
     cpdef int32_t id_of(self, Tensor t)
     cdef int32_t require(self, Tensor t, Tensor user) except -1

@@ -12,6 +12,8 @@ A contents page.  All imports stand here; the parts below, in core/graph/, are r
     tensor_set          an open-addressing hash set of tensors
     flat                the arrays in which passes see a graph
     fingerprint         what makes graphs equal
+    kinds               nodes that no backend may tell apart
+    nodes               nodes as C takes them
     graph               Graph: an immutable order of nodes
 """
 
@@ -25,7 +27,7 @@ from cpython.object cimport PyObject
 from cpython.pyport cimport PY_SSIZE_T_MAX, PY_SSIZE_T_MIN
 from libc.math cimport ceil, isfinite
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from ggml_sched._c cimport (
@@ -38,6 +40,7 @@ from ggml_sched._c cimport (
     GS_MAX_DIMS,
     GS_MAX_OP_PARAMS,
     GS_MAX_SRC,
+    GS_NO_HOST_MEMORY,
     GS_N_OPS,
     GS_OK,
     GS_OP_GLU,
@@ -54,6 +57,8 @@ from ggml_sched._c cimport (
     gs_layout,
     gs_mix,
     gs_mix_other,
+    gs_node,
+    gs_op_family,
     gs_op_inplace,
     gs_op_name,
     gs_range_fits,
@@ -72,4 +77,6 @@ include "core/graph/ops_attention.pxi"
 include "core/graph/tensor_set.pxi"
 include "core/graph/flat.pxi"
 include "core/graph/fingerprint.pxi"
+include "core/graph/kinds.pxi"
+include "core/graph/nodes.pxi"
 include "core/graph/graph.pxi"

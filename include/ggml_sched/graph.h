@@ -51,6 +51,7 @@ typedef struct gs_graph {
     int32_t *reader;            /*   reader_begin[i + 1]), ascending, once for each time they read it     */
     unsigned char *op;
     unsigned char *kind;        /* GS_KIND_* bits                                                         */
+    uint64_t *form;             /* hash of a tensor's type, extents and strides                           */
     uint32_t *alike;            /* of a node: bit k is set when its source k has the node's layout        */
 } gs_graph;
 

@@ -296,7 +296,7 @@ cdef class ContextBase:
         for flag in flags:
             if flag not in ("input", "output"):
                 raise GraphError(f"tensor {name!r}: unknown flag {flag!r}")
-        t = with_params(self.add_tensor(str(name), found, &layout, tuple(src), view_src, _index(view_offs)), words, n_words)
+        t = with_params(self.add_tensor(str(name), found, &layout, cut_none(tuple(src)), view_src, _index(view_offs)), words, n_words)
         t._flags = (GS_FLAG_INPUT if "input" in flags else 0) | (GS_FLAG_OUTPUT if "output" in flags else 0)
         t.resident = str(resident)
         return t

@@ -13,23 +13,23 @@ cdef inline void lanes_mix(gs_lanes *h, uint64_t x) noexcept nogil:
     h.b = gs_mix_other(h.b, x)
 
 
-cdef inline gs_lanes content_of(const gs_graph *g, int32_t i) noexcept nogil:
-    """What tensor i is apart from its place in the graph: op, parameters, type, extents and strides."""
+cdef inline gs_lanes form_of(const gs_layout *layout) noexcept nogil:
+    """Type, extents and strides."""
     cdef gs_lanes h
-    cdef const gs_layout *layout = &g.layout[i]
-    cdef int32_t k, first = g.param_begin[i], n = g.param_begin[i + 1] - g.param_begin[i]
+    cdef int32_t k
     h.a, h.b = 0x243F6A8885A308D3, 0x13198A2E03707344
-    lanes_mix(&h, (<uint64_t>n << 56) | (<uint64_t>layout.op << 32) | <uint64_t>layout.type)
+    lanes_mix(&h, <uint64_t>layout.type)
     for k in range(GS_MAX_DIMS):
         lanes_mix(&h, <uint64_t>layout.ne[k])
         lanes_mix(&h, <uint64_t>layout.nb[k])
-    for k in range(n):
-        lanes_mix(&h, <uint64_t><uint32_t>g.param[first + k])
     return h
 
 
-cdef void flat_fingerprint(const gs_graph *g, uint64_t *found, uint64_t *wiring) noexcept nogil:
-    """128 bits over everything that a plan depends on; and 64 without parameters, shapes, strides and view offsets."""
+cdef void flat_fingerprint(gs_graph *g, uint64_t *found, uint64_t *wiring) noexcept nogil:
+    """128 bits over everything that a plan depends on; and 64 without parameters, shapes, strides and view offsets.
+
+    On the way each tensor gets the hash of its form.
+    """
     cdef gs_lanes all, h
     cdef uint64_t x, w, wired = gs_mix(<uint64_t>g.n_tensors, <uint64_t>g.n_nodes)
     cdef int32_t i, k
@@ -37,7 +37,11 @@ cdef void flat_fingerprint(const gs_graph *g, uint64_t *found, uint64_t *wiring)
     lanes_mix(&all, <uint64_t>g.n_tensors)
     lanes_mix(&all, (<uint64_t>g.n_nodes << 32) | <uint64_t>g.n_leafs)
     for i in range(g.n_tensors):
-        h = content_of(g, i)
+        h = form_of(&g.layout[i])
+        g.form[i] = h.a
+        lanes_mix(&h, (<uint64_t>(g.param_begin[i + 1] - g.param_begin[i]) << 32) | g.op[i])
+        for k in range(g.param_begin[i], g.param_begin[i + 1]):
+            lanes_mix(&h, <uint64_t><uint32_t>g.param[k])
         x = (<uint64_t>(g.src_begin[i + 1] - g.src_begin[i]) << 40) | (<uint64_t>g.flags[i] << 32) | (
             <uint64_t><uint32_t>g.view_src[i])
         w = gs_mix((<uint64_t>g.layout[i].op << 32) | <uint64_t>g.layout[i].type, x)

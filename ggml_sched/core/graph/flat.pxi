@@ -6,7 +6,7 @@ cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_l
                     int64_t n_params) except -1:
     """Lay the arrays out in one block; MemoryError leaves g freeable."""
     cdef int64_t n = n_tensors, n_ids = 13 * n + 3 + 2 * n_src + n_params + 2 * <int64_t>n_nodes + n_leafs
-    cdef char *at = <char *>malloc(n * (sizeof(gs_layout) + 2 * sizeof(int64_t) + 3) + n_ids * sizeof(int32_t) + n_src)
+    cdef char *at = <char *>malloc(n * (sizeof(gs_layout) + 3 * sizeof(int64_t) + 3) + n_ids * sizeof(int32_t) + n_src)
     if at == NULL:
         raise MemoryError(f"a graph of {n_tensors} tensors")
     g.n_tensors, g.n_nodes, g.n_leafs = n_tensors, n_nodes, n_leafs
@@ -14,7 +14,8 @@ cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_l
     g.layout = <gs_layout *>at
     g.view_offs = <int64_t *>(g.layout + n)
     g.nbytes = g.view_offs + n
-    g.view_src = <int32_t *>(g.nbytes + n)
+    g.form = <uint64_t *>(g.nbytes + n)
+    g.view_src = <int32_t *>(g.form + n)
     g.position = g.view_src + n
     g.memory = g.position + n
     g.view = g.memory + n

@@ -15,12 +15,14 @@ cdef class Graph:
 
     def __cinit__(self, *outputs):
         memset(&self.flat, 0, sizeof(gs_graph))
+        memset(&self._kinds, 0, sizeof(gs_kinds))
         self.nodes = self.leafs = self.tensors = ()
         self.meta = {}
         self._index = None
 
     def __dealloc__(self):
         flat_free(&self.flat)
+        kinds_free(&self._kinds)
 
     def __init__(self, *outputs):
         for t in outputs:
@@ -171,6 +173,38 @@ cdef class Graph:
             return {}
         return {self.tensors[i]: tuple([self.tensors[g.dep[k]] for k in range(g.dep_begin[i], g.dep_begin[i + 1])])
                 for i in range(g.n_tensors) if g.dep_begin[i] < g.dep_begin[i + 1]}
+
+    cdef int find_kinds(self, bint all) except -1:
+        """Sort the nodes that compute into kinds, or all tensors; what was sorted before stays as it is."""
+        cdef gs_graph *g = &self.flat
+        cdef int status
+        if self._kinds.of == NULL:
+            self._kinds.of = <int32_t *>malloc(max(g.n_tensors, 1) * sizeof(int32_t))
+            if self._kinds.of == NULL:
+                raise MemoryError(f"the kinds of {g.n_tensors} tensors")
+            memset(self._kinds.of, 0xff, g.n_tensors * sizeof(int32_t))
+            self.sorted_work = self.sorted_all = False
+        if self.sorted_all or self.sorted_work and not all:
+            return 0
+        if all:
+            status = kinds_sort(&self._kinds, g, NULL, g.n_tensors)
+        else:
+            status = kinds_sort(&self._kinds, g, g.work, g.n_work)
+        if status != GS_OK:
+            raise MemoryError(f"the kinds of {g.n_tensors} tensors")
+        self.sorted_work = True
+        self.sorted_all = all
+        return 0
+
+    def kinds(self):
+        """For each of `tensors` a number, equal for those that backends may not tell apart.
+
+        That is: of equal op, parameters (of views none), type, extents and strides, and with equal types, extents
+        and strides in the same slots of their sources.
+        """
+        cdef int32_t i
+        self.find_kinds(True)
+        return tuple([self._kinds.of[i] for i in range(self.flat.n_tensors)])
 
     def flags_of(self, Tensor t not None):
         """The flags that a tensor of this graph had when the graph was made; GraphError for another."""
