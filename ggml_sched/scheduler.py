@@ -113,7 +113,7 @@ class Scheduler:
         self._buffers: list[tuple[Buffer, ...]] = [()] * len(backends)
         self._orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
         self._current: Allocation | None = None
-        self._epoch = -1
+        self._epoch = self._answers = -1
         self._residents: list[Buffer] = []
         self._turn = _Turn()
         self._pipeline = Pipeline(backends)
@@ -183,7 +183,7 @@ class Scheduler:
 
     def _cached_plan(self, graph: Graph, request: Request, stream: bool) -> Plan:
         limits = tuple([backend.max_buffer_size for backend in self.backends])
-        key = (graph.fingerprint, request.key, stream, limits)
+        key = (graph.fingerprint, request.key, stream, limits, self._devices.epoch())
         data = self._cache.get(key)
         if data is None:
             reserved = self._reserved.get((graph.wiring, request.key)) if self._cache_size and not stream else None
@@ -236,17 +236,20 @@ class Scheduler:
             if current.lease.displaced:
                 self._renew(current)
             return self._current
+        answers = self._devices.epoch()
         plan, request = self._plan(graph)
         self._grow(plan.chunk_sizes)
         self._replace(plan, request, graph)
+        self._answers = answers
         return self._current
 
     def _is_fresh(self, current: Allocation) -> bool:
-        """Whether nothing has moved since: weights where they were, assignments unchanged."""
+        """Whether nothing has changed since: weights where they were, assignments, what backends answer."""
         for buffer in self._residents:
             if buffer.closed:
                 return False
-        return self._cache_size > 0 and current.lease.alive and self._epoch == current.plan.graph.residence_epoch()
+        return (self._cache_size > 0 and current.lease.alive and self._epoch == current.plan.graph.residence_epoch()
+                and self._answers == self._devices.epoch())
 
     def _renew(self, current: Allocation) -> None:
         """Another scheduler has addressed some of the tensors since: address them here again."""
@@ -422,11 +425,12 @@ class Scheduler:
     # -- life -------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Forget the current allocation and the cached plans.  Buffers and assignments stay."""
+        """Forget the current allocation, the cached plans and what backends answered.  Buffers and assignments stay."""
         with self._turn:
             self._release_current()
             self._cache.clear()
             self._reserved.clear()
+            self._devices.forget()
 
     def close(self) -> None:
         """Give the arenas back; idempotent.  Tensors addressed here lose their addresses."""
