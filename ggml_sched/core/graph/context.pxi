@@ -31,27 +31,28 @@ cdef Tensor with_params(Tensor t, const int32_t *words, int n):
     return t
 
 
+cdef extern from "Python.h":
+    # Cython's own declaration wants an exception; NULL clips what is too large, and costs no try.
+    Py_ssize_t PyNumber_AsSsize_t(object x, PyObject *exc) except? -1
+
+
 cdef int read_ne(object ne, int64_t *out, str op="", Tensor of=None) except -1:
     """One to four extents, innermost first, into out[4]; an error names the op and the tensor, if given."""
-    cdef int i = 0
+    cdef Py_ssize_t i, n, extent
     if isinstance(ne, int):
         ne = (ne,)
-    for i in range(GS_MAX_DIMS):
-        out[i] = 1
     n = len(ne)
     if not 1 <= n <= GS_MAX_DIMS:
         raise GraphError(f"{extents_of(op, of)}a tensor has 1 to {GS_MAX_DIMS} dimensions, not {n}")
     for i in range(n):
-        extent = _index(ne[i])
-        if not 0 <= extent <= 0x7fffffffffffffff:
-            raise GraphError(f"{extents_of(op, of)}extent {extent} of dimension {i} is not in 0 .. 2**63 - 1")
+        given = ne[i]
+        extent = PyNumber_AsSsize_t(given, NULL)
+        if extent < 0 or extent == PY_SSIZE_T_MAX and extent != given:
+            raise GraphError(f"{extents_of(op, of)}extent {given} of dimension {i} is not in 0 .. 2**63 - 1")
         out[i] = extent
+    for i in range(n, GS_MAX_DIMS):
+        out[i] = 1
     return 0
-
-
-cdef extern from "Python.h":
-    # Cython's own declaration wants an exception; NULL clips what is too large, and costs no try.
-    Py_ssize_t PyNumber_AsSsize_t(object x, PyObject *exc) except? -1
 
 
 cdef int64_t whole(str op, Tensor a, object x) except? -1:

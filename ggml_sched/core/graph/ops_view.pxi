@@ -23,20 +23,24 @@ cdef class ViewOps(MatrixOps):
 
     def view_1d(self, Tensor a not None, ne0, offset=0):
         """[ne0] elements of a from byte `offset`."""
-        return self.view_4d(a, ne0, 1, 1, 1, None, None, None, offset)
+        return self.view(a, ne0, 1, 1, 1, None, None, None, offset)
 
     def view_2d(self, Tensor a not None, ne0, ne1, nb1, offset=0):
         """[ne0, ne1] with row stride nb1 bytes, from byte `offset`."""
-        return self.view_4d(a, ne0, ne1, 1, 1, nb1, None, None, offset)
+        return self.view(a, ne0, ne1, 1, 1, nb1, None, None, offset)
 
     def view_3d(self, Tensor a not None, ne0, ne1, ne2, nb1, nb2, offset=0):
         """[ne0, ne1, ne2] with byte strides nb1 and nb2, from byte `offset`."""
-        return self.view_4d(a, ne0, ne1, ne2, 1, nb1, nb2, None, offset)
+        return self.view(a, ne0, ne1, ne2, 1, nb1, nb2, None, offset)
 
     def view_4d(self, Tensor a not None, ne0, ne1, ne2, ne3, nb1, nb2, nb3, offset=0):
         """[ne0, ne1, ne2, ne3] with byte strides nb1..nb3 (None: dense), from byte `offset`."""
-        cdef int64_t ne[4]
-        cdef int64_t nb[4]
+        return self.view(a, ne0, ne1, ne2, ne3, nb1, nb2, nb3, offset)
+
+    cdef Tensor view(self, Tensor a, ne0, ne1, ne2, ne3, nb1, nb2, nb3, offset):
+        """As view_4d."""
+        cdef int64_t[4] ne
+        cdef int64_t[4] nb
         cdef int64_t row
         cdef int i
         ne[0], ne[1] = whole("view", a, ne0), whole("view", a, ne1)
@@ -45,10 +49,10 @@ cdef class ViewOps(MatrixOps):
             raise GraphError(f"view: rows of {ne[0]} elements of {describe(a)}")
         nb[0] = traits[a.layout.type].type_size
         nb[1] = row if nb1 is None else whole("view", a, nb1)
-        given = (nb2, nb3)
         for i in range(2, GS_MAX_DIMS):
-            if given[i - 2] is not None:
-                nb[i] = whole("view", a, given[i - 2])
+            given = nb2 if i == 2 else nb3
+            if given is not None:
+                nb[i] = whole("view", a, given)
             elif ne[i - 1] < 0 or nb[i - 1] < 0:
                 nb[i] = 0               # window refuses it by name
             elif gs_checked_mul(nb[i - 1], ne[i - 1], &nb[i]) != GS_OK:
@@ -57,10 +61,14 @@ cdef class ViewOps(MatrixOps):
 
     def reshape(self, Tensor a not None, *ne):
         """a contiguous tensor as one to four other extents, innermost first."""
-        cdef gs_layout layout
         if len(ne) == 1 and not isinstance(ne[0], int):
             ne = tuple(ne[0])
-        if not a.is_contiguous:
+        return self.reshaped(a, ne)
+
+    cdef Tensor reshaped(self, Tensor a, object ne):
+        """As reshape, the extents in one object."""
+        cdef gs_layout layout
+        if not layout_contiguous(&a.layout):
             raise GraphError(f"reshape: {describe(a)} is not contiguous")
         read_ne(ne, layout.ne, "reshape", a)
         check_same_count("reshape", a, layout.ne)
@@ -73,15 +81,15 @@ cdef class ViewOps(MatrixOps):
 
     def reshape_2d(self, Tensor a not None, ne0, ne1):
         """reshape to two dimensions."""
-        return self.reshape(a, ne0, ne1)
+        return self.reshaped(a, (ne0, ne1))
 
     def reshape_3d(self, Tensor a not None, ne0, ne1, ne2):
         """reshape to three dimensions."""
-        return self.reshape(a, ne0, ne1, ne2)
+        return self.reshaped(a, (ne0, ne1, ne2))
 
     def reshape_4d(self, Tensor a not None, ne0, ne1, ne2, ne3):
         """reshape to four dimensions."""
-        return self.reshape(a, ne0, ne1, ne2, ne3)
+        return self.reshaped(a, (ne0, ne1, ne2, ne3))
 
     def permute(self, Tensor a not None, axis0, axis1, axis2, axis3):
         """Dimension i of a becomes dimension axis_i of the view."""
