@@ -158,6 +158,10 @@ cdef class Graph:
     cdef object __weakref__
     cdef int fill(self, tuple tensors, tuple nodes, tuple leafs, Graph like=*) except -1
     cdef int find_kinds(self, bint all) except -1
+    cdef int number(self, dict given, int64_t *n_src, int64_t *n_params, int64_t *n_deps) except -1
+    cdef int fill_tensors(self, Graph like) except -1
+    cdef int fill_order(self, dict deps) except -1
     cdef int fill_deps(self, int64_t n_deps, dict given) except -1
     cpdef int32_t id_of(self, Tensor t)
-    cdef int32_t require(self, Tensor t, Tensor user) except -1
+    cdef int32_t require(self, void *t, void *user) except -1
+    cdef int32_t require_tensor(self, void *t) except -1

@@ -14,6 +14,7 @@ A contents page.  All imports stand here; the parts below, in core/graph/, are r
     fingerprint         what makes graphs equal
     kinds               nodes that no backend may tell apart
     nodes               nodes as C takes them
+    order               nodes depth first
     graph               Graph: an immutable order of nodes
 """
 
@@ -25,10 +26,12 @@ from ggml_sched.errors import GraphError, PlacementError, UnsupportedOp
 cimport cython
 from cpython.object cimport PyObject
 from cpython.pyport cimport PY_SSIZE_T_MAX, PY_SSIZE_T_MIN
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
 from libc.math cimport ceil, isfinite
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memset
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memmove, memset
 
 from ggml_sched._c cimport (
     GS_FLAG_INPUT,
@@ -132,4 +135,5 @@ include "core/graph/flat.pxi"
 include "core/graph/fingerprint.pxi"
 include "core/graph/kinds.pxi"
 include "core/graph/nodes.pxi"
+include "core/graph/order.pxi"
 include "core/graph/graph.pxi"

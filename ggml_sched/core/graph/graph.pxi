@@ -25,11 +25,16 @@ cdef class Graph:
         kinds_free(&self._kinds)
 
     def __init__(self, *outputs):
+        cdef Walk walk
+        cdef tuple nodes, leafs
         for t in outputs:
             if not isinstance(t, Tensor):
                 raise TypeError(f"a graph is made of Tensors, not {t!r}")
-        nodes, leafs = depth_first(outputs)
-        self.fill(tuple(leafs + nodes), tuple(nodes), tuple(leafs))
+        walk = Walk()
+        for t in outputs:
+            walk.visit(t)
+        nodes, leafs = walk.nodes(), walk.leafs()
+        self.fill(leafs + nodes, nodes, leafs)
 
     @staticmethod
     def from_order(tensors, nodes, leafs, meta=None):
@@ -55,94 +60,134 @@ cdef class Graph:
         g.meta = dict(self.meta)
         return g
 
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    @cython.nonecheck(False)
     cdef int fill(self, tuple tensors, tuple nodes, tuple leafs, Graph like=None) except -1:
         """`like`: a graph of the same tensors, whose flags and deps count, not those of the moment."""
-        cdef Tensor t, s
-        cdef dict given = None if like is None else like.deps
-        cdef Py_ssize_t i
-        cdef int32_t k, n_src = 0
-        cdef int64_t total = 0, n_params = 0, n_deps = 0
         cdef gs_graph *g = &self.flat
-        cdef Home home = None
-        cdef list homes = []
+        cdef dict given = None if like is None else like.deps
+        cdef int64_t n_src = 0, n_params = 0, n_deps = 0
         cdef uint64_t[2] found
-        if len(tensors) > 0x3fffffff:
-            raise GraphError(f"a graph of {len(tensors)} tensors is too large")
         self.tensors, self.nodes, self.leafs = tensors, nodes, leafs
-        for i in range(len(tensors)):
-            t = tensors[i]
-            if t.home.closed:
-                raise GraphError(f"{describe(t)} belongs to closed context {t.home.name!r}")
-            t.mark = <int32_t>i
-            if t.home is not home:
-                home = t.home
-                if home not in homes:
-                    homes.append(home)
-        self.homes = tuple(homes)
-        for t in tensors:
-            total += len(t.src)
-            n_params += 0 if op_is_view(t.layout.op) else t.n_params
-        flat_alloc(g, <int32_t>len(tensors), <int32_t>len(nodes), <int32_t>len(leafs), total, n_params)
-        n_params = 0
-        # Ids: -1 in `position` marks a tensor that is not a node (yet).
-        for i in range(len(tensors)):
-            t = tensors[i]
-            if t.mark != i:
-                raise GraphError(f"{describe(t)} appears twice in a graph")
-            g.layout[i] = t.layout
-            g.flags[i] = <unsigned char>t._flags if like is None else like.flat.flags[i]
-            g.view_offs[i] = t.view_offs
-            g.view_src[i] = -1 if t.view_src is None else self.require(t.view_src, t)
-            g.position[i] = -1
-            g.param_begin[i] = <int32_t>n_params
-            if not op_is_view(t.layout.op):
-                memcpy(g.param + n_params, t.params, t.n_params * sizeof(int32_t))
-                n_params += t.n_params
-            g.src_begin[i] = n_src
-            k = 0
-            for s in t.src:
-                if s is not None:
-                    g.src[n_src] = self.require(s, t)
-                    g.slot[n_src] = <unsigned char>k
-                    n_src += 1
-                k += 1
-            n_deps += len(kept_by(t, given))
-        g.src_begin[len(tensors)] = n_src
-        g.param_begin[len(tensors)] = <int32_t>n_params
-        for i in range(len(leafs)):
-            t = leafs[i]
-            g.leaf[i] = self.require(t, t)
-            if g.position[g.leaf[i]] != -1:
-                raise GraphError(f"{describe(t)} appears twice among the nodes and leafs of a graph")
-            g.position[g.leaf[i]] = -2
-        for i in range(len(nodes)):
-            t = nodes[i]
-            k = self.require(t, t)
-            if g.position[k] != -1:
-                raise GraphError(f"{describe(t)} appears twice among the nodes and leafs of a graph")
-            if t.view_src is not None and g.position[g.view_src[k]] == -1 and t.view_src.layout.op != GS_OP_NONE:
-                raise GraphError(f"node {i} {describe(t)} is a view of {describe(t.view_src)}, which is not computed "
-                                 "before it")
-            g.node[i] = k
-            g.position[k] = <int32_t>i
-            for s in t.src:
-                if s is not None and g.position[self.require(s, t)] == -1:
-                    raise GraphError(f"node {i} {describe(t)} reads {describe(s)}, which is neither a leaf nor an "
-                                     "earlier node: a cycle or a wrong order")
-                if s is t:
-                    raise GraphError(f"node {i} {describe(t)} reads itself")
-            if n_deps:
-                for s in kept_by(t, given):
-                    if g.position[self.require(s, t)] == -1:
-                        raise GraphError(f"node {i} {describe(t)} keeps {describe(s)}, which is neither a leaf nor an "
-                                         "earlier node: a cycle or a wrong order")
-        for i in range(g.n_leafs):
-            g.position[g.leaf[i]] = -1
+        self.number(given, &n_src, &n_params, &n_deps)
+        flat_alloc(g, <int32_t>len(tensors), <int32_t>len(nodes), <int32_t>len(leafs), n_src, n_params)
+        self.fill_tensors(like)
+        self.fill_order(given if n_deps else {})
         if n_deps:
             self.fill_deps(n_deps, given)
         flat_classify(g)
         flat_fingerprint(g, found, &self.wiring)
         self.fingerprint = (int(found[0]) << 64) | int(found[1])
+        return 0
+
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    @cython.nonecheck(False)
+    cdef int number(self, dict given, int64_t *n_src, int64_t *n_params, int64_t *n_deps) except -1:
+        """Mark each tensor with its id, and count what the arrays have to hold."""
+        # Borrowed, here and below: the tuple keeps its tensors.
+        cdef void *at
+        cdef Home home = None
+        cdef list homes = []
+        cdef Py_ssize_t i
+        if len(self.tensors) > 0x3fffffff:
+            raise GraphError(f"a graph of {len(self.tensors)} tensors is too large")
+        for i in range(len(self.tensors)):
+            at = PyTuple_GET_ITEM(self.tensors, i)
+            if not isinstance(<object>at, Tensor):
+                raise TypeError(f"a graph is made of Tensors, not {<object>at!r}")
+            if <void *>(<Tensor>at).home != <void *>home:
+                home = (<Tensor>at).home
+                if home not in homes:
+                    homes.append(home)
+            if home.closed:
+                raise GraphError(f"{describe(<Tensor>at)} belongs to closed context {home.name!r}")
+            (<Tensor>at).mark = <int32_t>i
+            n_src[0] += PyTuple_GET_SIZE((<Tensor>at).src)
+            n_params[0] += 0 if op_is_view((<Tensor>at).layout.op) else (<Tensor>at).n_params
+            if given is not None or <void *>(<Tensor>at)._deps != <void *>None:
+                n_deps[0] += len(kept_by(<Tensor>at, given))
+        self.homes = tuple(homes)
+        return 0
+
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    @cython.nonecheck(False)
+    cdef int fill_tensors(self, Graph like) except -1:
+        """What each tensor is, and its sources; -1 in `position`: not a node (yet)."""
+        cdef gs_graph *g = &self.flat
+        cdef void *at
+        cdef void *s
+        cdef Py_ssize_t k
+        cdef int32_t i, n_src = 0, n_params = 0
+        for i in range(g.n_tensors):
+            at = PyTuple_GET_ITEM(self.tensors, i)
+            if (<Tensor>at).mark != i:
+                raise GraphError(f"{describe(<Tensor>at)} appears twice in a graph")
+            g.layout[i] = (<Tensor>at).layout
+            g.flags[i] = <unsigned char>(<Tensor>at)._flags if like is None else like.flat.flags[i]
+            g.view_offs[i] = (<Tensor>at).view_offs
+            g.view_src[i] = -1
+            if <void *>(<Tensor>at).view_src != <void *>None:
+                g.view_src[i] = self.require(<void *>(<Tensor>at).view_src, at)
+            g.position[i] = -1
+            g.param_begin[i] = n_params
+            if (<Tensor>at).n_params and not op_is_view((<Tensor>at).layout.op):
+                memcpy(g.param + n_params, (<Tensor>at).params, (<Tensor>at).n_params * sizeof(int32_t))
+                n_params += (<Tensor>at).n_params
+            g.src_begin[i] = n_src
+            for k in range(PyTuple_GET_SIZE((<Tensor>at).src)):
+                s = PyTuple_GET_ITEM((<Tensor>at).src, k)
+                if s != <void *>None:
+                    g.src[n_src] = self.require(s, at)
+                    g.slot[n_src] = <unsigned char>k
+                    n_src += 1
+        g.src_begin[g.n_tensors], g.param_begin[g.n_tensors] = n_src, n_params
+        return 0
+
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    @cython.nonecheck(False)
+    cdef int fill_order(self, dict deps) except -1:
+        """Leafs and nodes in order; GraphError unless everything comes after what it needs.
+
+        `deps`: what nodes keep, None for what their tensors say.
+        """
+        cdef gs_graph *g = &self.flat
+        cdef void *at
+        cdef Tensor t, s
+        cdef int32_t i, k, id
+        for i in range(g.n_leafs):
+            at = PyTuple_GET_ITEM(self.leafs, i)
+            id = g.leaf[i] = self.require_tensor(at)
+            if g.position[id] != -1:
+                raise GraphError(f"{describe(<Tensor>at)} appears twice among the nodes and leafs of a graph")
+            g.position[id] = -2
+        for i in range(g.n_nodes):
+            at = PyTuple_GET_ITEM(self.nodes, i)
+            id = g.node[i] = self.require_tensor(at)
+            if g.position[id] != -1:
+                raise GraphError(f"{describe(<Tensor>at)} appears twice among the nodes and leafs of a graph")
+            k = g.view_src[id]
+            if k >= 0 and g.position[k] == -1 and g.layout[k].op != GS_OP_NONE:
+                raise GraphError(f"node {i} {describe(<Tensor>at)} is a view of {describe(self.tensors[k])}, which is "
+                                 "not computed before it")
+            g.position[id] = i
+            for k in range(g.src_begin[id], g.src_begin[id + 1]):
+                if g.position[g.src[k]] == -1:
+                    raise GraphError(f"node {i} {describe(<Tensor>at)} reads {describe(self.tensors[g.src[k]])}, which "
+                                     "is neither a leaf nor an earlier node: a cycle or a wrong order")
+                if g.src[k] == id:
+                    raise GraphError(f"node {i} {describe(<Tensor>at)} reads itself")
+            if deps is None or len(deps):
+                t = <Tensor>at
+                for s in kept_by(t, deps):
+                    if g.position[self.require(<void *>s, at)] == -1:
+                        raise GraphError(f"node {i} {describe(t)} keeps {describe(s)}, which is neither a leaf nor an "
+                                         "earlier node: a cycle or a wrong order")
+        for i in range(g.n_leafs):
+            g.position[g.leaf[i]] = -1
         return 0
 
     cdef int fill_deps(self, int64_t n_deps, dict given) except -1:
@@ -159,7 +204,7 @@ cdef class Graph:
             t = self.tensors[i]
             if g.position[i] >= 0:
                 for s in kept_by(t, given):
-                    g.dep[at] = self.require(s, t)
+                    g.dep[at] = self.require(<void *>s, <void *>t)
                     at += 1
         g.dep_begin[g.n_tensors] = at
         return 0
@@ -228,11 +273,19 @@ cdef class Graph:
         cdef int32_t k = self.id_of(t)
         return -1 if k < 0 else self.flat.position[k]
 
-    cdef int32_t require(self, Tensor t, Tensor user) except -1:
-        cdef int32_t k = t.mark
-        if 0 <= k < len(self.tensors) and self.tensors[k] is t:
+    cdef inline int32_t require(self, void *t, void *user) except -1:
+        """The id of a tensor, by its mark, that another refers to."""
+        cdef int32_t k = (<Tensor>t).mark
+        if 0 <= k < self.flat.n_tensors and <void *>PyTuple_GET_ITEM(self.tensors, k) == t:
             return k
-        raise GraphError(f"{describe(user)} refers to {describe(t)}, which is not among the tensors of the graph")
+        raise GraphError(f"{describe(<Tensor>user)} refers to {describe(<Tensor>t)}, which is not among the tensors of "
+                         "the graph")
+
+    cdef inline int32_t require_tensor(self, void *t) except -1:
+        """The id of one of the nodes or leafs that were given."""
+        if not isinstance(<object>t, Tensor):
+            raise TypeError(f"a graph is made of Tensors, not {<object>t!r}")
+        return self.require(t, t)
 
     def residence_epoch(self):
         """Grows whenever a tensor of one of the graph's contexts is given, or loses, a permanent address."""
@@ -257,48 +310,3 @@ cdef inline tuple kept_by(Tensor t, dict given):
     if given is not None:
         return given.get(t, ())
     return () if t._deps is None else t._deps
-
-
-cdef tuple depth_first(tuple outputs):
-    """Nodes and leafs in the order in which ggml visits them: sources first, left to right."""
-    cdef list order = []            # visited tensors; t.mark indexes it
-    cdef list nodes = []
-    cdef list leafs = []
-    cdef list stack = []            # (tensor, next source); explicit, so that depth has no limit
-    cdef Tensor t, s
-    cdef Py_ssize_t k, n, last
-    for output in outputs:
-        if is_marked(output, order):
-            continue
-        mark(output, order)
-        stack.append((output, 0))
-        while stack:
-            t, k = stack.pop()
-            n = len(t.src)
-            last = n if t._deps is None else n + len(t._deps)
-            s = None
-            while k <= last:
-                # After the sources, the root of a view (ops always list it, files may not), and what it keeps.
-                s = t.src[k] if k < n else t.view_src if k == n else t._deps[k - n - 1]
-                k += 1
-                if s is not None and not is_marked(s, order):
-                    break
-                s = None
-            if s is not None:
-                stack.append((t, k))
-                mark(s, order)
-                stack.append((s, 0))
-            elif t.layout.op == GS_OP_NONE:
-                leafs.append(t)
-            else:
-                nodes.append(t)
-    return nodes, leafs
-
-
-cdef inline bint is_marked(Tensor t, list order):
-    return 0 <= t.mark < len(order) and order[t.mark] is t
-
-
-cdef inline void mark(Tensor t, list order):
-    t.mark = <int32_t>len(order)
-    order.append(t)
