@@ -77,10 +77,11 @@ cdef class ContextBase:
     cdef Home home                      # shared with the tensors, so that no reference cycle arises
     cdef list _tensors                  # keeps its tensors alive until close()
     cdef object __weakref__
-    cdef Tensor add_tensor(self, str name, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs)
-    cdef Tensor add_like(self, int op, Tensor a, tuple src, bint inplace=*, str name=*)
-    cdef Tensor add_dense(self, int op, int type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, tuple src,
-                          str name=*)
+    cdef Tensor add_tensor(self, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs)
+    cdef Tensor add_named(self, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs, Tensor like,
+                          int ending)
+    cdef Tensor add_like(self, int op, Tensor a, tuple src, bint inplace=*)
+    cdef Tensor add_dense(self, int op, int type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, tuple src)
 
 
 cdef class Tensor:
@@ -90,20 +91,24 @@ cdef class Tensor:
     cdef Lease _lease                   # None: a permanent address
     cdef int64_t _offset
     cdef public bint overwritten        # a node has computed over it since: its memory holds the latest data
-    cdef readonly str name
-    cdef gs_layout layout
+    # Then what a graph is made from.
+    cdef int32_t mark                   # scratch index, meaningful only inside Graph building
+    cdef int _flags
+    cdef int32_t n_params
     cdef readonly tuple src             # keeps its sources alive
     cdef readonly Tensor view_src       # the root of a view, kept alive; None otherwise
     cdef readonly int64_t view_offs     # bytes from the root's start
     cdef tuple _deps                    # tensors kept until this node is done, kept alive; None: none
-    cdef int _flags
-    cdef int32_t n_params
+    cdef gs_layout layout
     cdef int32_t params[16]             # int32 words as in ggml, trailing zeros not counted in n_params
-    cdef int32_t mark                   # scratch index, meaningful only inside Graph building
-    cdef readonly str resident          # "weight", "kv" or "" (from a graph file)
+    cdef str _name                      # without its endings
+    cdef uint64_t endings               # digits to the base N_ENDINGS, the last one lowest: what ops put after it
+    cdef str _resident                  # None: ""
     cdef readonly int64_t version       # of a root's data: how often it was set or written, as far as we know
     cdef public object stash            # what the caller last set, under a lease that stages: bytes or None
     cdef object __weakref__
+    cdef str full_name(self)
+    cdef void name_after(self, Tensor t, int ending)
     cdef BufferBase c_buffer(self)
     cdef BufferBase settled(self)
     cdef void bind(self, BufferBase buffer, int64_t offset, Lease lease) noexcept

@@ -399,6 +399,9 @@ class TensorSet:
     def __new__(cls, tensors: tuple[Tensor, ...]) -> Self: ...
 
 @disjoint_base
+class Walk: ...
+
+@disjoint_base
 class Graph:
     meta: dict[str, Any]
     def __init__(self, *outputs: Tensor) -> None: ...

@@ -167,8 +167,8 @@ cdef class ContextBase:
 
     # -- makers -------------------------------------------------------------
 
-    cdef Tensor add_tensor(self, str name, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs):
-        """The one place where tensors are born.  `view` may itself be a view; the root is kept."""
+    cdef Tensor add_tensor(self, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs):
+        """The one place where tensors are born, nameless.  `view` may itself be a view; the root is kept."""
         cdef Tensor s, t
         cdef int64_t end
         if self.home.closed:
@@ -191,28 +191,35 @@ cdef class ContextBase:
             t.view_src = view
             t.view_offs = view_offs
         t.home = self.home
-        t.name = name
+        t._name = ""
         t.layout = layout[0]
         t.src = src
-        t.resident = ""
         t.mark = -1
         self._tensors.append(t)
         return t
 
-    cdef Tensor add_like(self, int op, Tensor a, tuple src, bint inplace=False, str name=""):
+    cdef Tensor add_named(self, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs, Tensor like,
+                          int ending):
+        """add_tensor, named after another tensor."""
+        cdef Tensor t = self.add_tensor(op, layout, src, view, view_offs)
+        t.name_after(like, ending)
+        return t
+
+    cdef Tensor add_like(self, int op, Tensor a, tuple src, bint inplace=False):
         """A result with the type and ne of `a`: a new dense tensor, or a view of `a`."""
         cdef gs_layout layout
         if inplace:
             layout = a.layout
-            return self.add_tensor(f"{a.name} (view)" if a.name else name, op, &layout, src, a, 0)
+            if a.endings or a._name:
+                return self.add_named(op, &layout, src, a, 0, a, ENDS_VIEW)
+            return self.add_tensor(op, &layout, src, a, 0)
         fill_dense(&layout, op, a.layout.type, a.layout.ne[0], a.layout.ne[1], a.layout.ne[2], a.layout.ne[3])
-        return self.add_tensor(name, op, &layout, src, None, 0)
+        return self.add_tensor(op, &layout, src, None, 0)
 
-    cdef Tensor add_dense(self, int op, int type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, tuple src,
-                          str name=""):
+    cdef Tensor add_dense(self, int op, int type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, tuple src):
         cdef gs_layout layout
         fill_dense(&layout, op, type, ne0, ne1, ne2, ne3)
-        return self.add_tensor(name, op, &layout, src, None, 0)
+        return self.add_tensor(op, &layout, src, None, 0)
 
     def tensor(self, type, ne, name="", input=False, output=False):
         """A new leaf of `type` and extents `ne` (one to four, innermost first), contiguous.
@@ -223,13 +230,16 @@ cdef class ContextBase:
         cdef int64_t extents[4]
         cdef Tensor t
         read_ne(ne, extents)
-        t = self.add_dense(GS_OP_NONE, type_id(type), extents[0], extents[1], extents[2], extents[3], (), str(name))
+        name = str(name)
+        t = self.add_dense(GS_OP_NONE, type_id(type), extents[0], extents[1], extents[2], extents[3], ())
+        t._name = name
         t._flags = (GS_FLAG_INPUT if input else 0) | (GS_FLAG_OUTPUT if output else 0)
         return t
 
     def set_name(self, Tensor t not None, name):
         """Name a tensor for messages, plans and tables; returns it."""
-        t.name = str(name)
+        t._name = str(name)
+        t.endings = 0
         return t
 
     def set_input(self, Tensor t not None):
@@ -297,7 +307,9 @@ cdef class ContextBase:
         for flag in flags:
             if flag not in ("input", "output"):
                 raise GraphError(f"tensor {name!r}: unknown flag {flag!r}")
-        t = with_params(self.add_tensor(str(name), found, &layout, cut_none(tuple(src)), view_src, _index(view_offs)), words, n_words)
+        name, resident = str(name), str(resident)
+        t = with_params(self.add_tensor(found, &layout, cut_none(tuple(src)), view_src, _index(view_offs)), words, n_words)
+        t._name = name
         t._flags = (GS_FLAG_INPUT if "input" in flags else 0) | (GS_FLAG_OUTPUT if "output" in flags else 0)
-        t.resident = str(resident)
+        t._resident = resident
         return t

@@ -52,7 +52,7 @@ cdef class MatrixOps(ElementwiseOps):
                 and ids.layout.ne[1] > 0 and b.layout.ne[2] % ids.layout.ne[1] == 0
                 and ids.layout.ne[2] > 0 and b.layout.ne[3] % ids.layout.ne[2] == 0):
             raise GraphError(f"set_rows: {describe(a)}, rows {describe(b)} and ids {describe(ids)} do not fit together")
-        return self.add_tensor(f"{a.name} (view)", GS_OP_SET_ROWS, &layout, (b, ids, a), a, 0)
+        return self.add_named(GS_OP_SET_ROWS, &layout, (b, ids, a), a, 0, a, ENDS_VIEW)
 
     def set(self, Tensor a not None, Tensor b not None, nb1, nb2, nb3, offset, bint inplace=False):
         """a with b written at byte `offset`, laid out by the byte strides nb1..nb3."""
@@ -87,27 +87,33 @@ cdef class MatrixOps(ElementwiseOps):
     def cpy(self, Tensor a not None, Tensor b not None):
         """Write a into b, converting types and layouts; equal numbers of elements.  A view of b."""
         cdef gs_layout layout = b.layout
+        cdef Tensor t
         if layout_n_elements(&a.layout) != layout_n_elements(&b.layout):
             raise GraphError(f"cpy: {describe(a)} and {describe(b)} differ in number of elements")
-        name = f"{b.name} (copy of {a.name})" if b.name else f"{a.name} (copy)"
-        return self.add_tensor(name, GS_OP_CPY, &layout, (a, b), b, 0)
+        if not (b.endings or b._name):
+            return self.add_named(GS_OP_CPY, &layout, (a, b), b, 0, a, ENDS_COPY)
+        t = self.add_tensor(GS_OP_CPY, &layout, (a, b), b, 0)
+        t._name = f"{b.full_name()} (copy of {a.full_name()})"
+        return t
 
     def cont(self, Tensor a not None, ne=None):
         """A contiguous copy, with the extents `ne` when given."""
         cdef int64_t[4] extents
+        cdef Tensor t
         if ne is None:
             extents = a.layout.ne
         else:
             read_ne(ne, extents, "cont", a)
             check_same_count("cont", a, extents)
-        return self.add_dense(GS_OP_CONT, a.layout.type, extents[0], extents[1], extents[2], extents[3], (a,),
-                              f"{a.name} (cont)")
+        t = self.add_dense(GS_OP_CONT, a.layout.type, extents[0], extents[1], extents[2], extents[3], (a,))
+        t.name_after(a, ENDS_CONT)
+        return t
 
     def cast(self, Tensor a not None, type):
         """A contiguous copy as `type`."""
         cdef gs_layout layout
         fill_dense(&layout, GS_OP_CPY, type_id(type), a.layout.ne[0], a.layout.ne[1], a.layout.ne[2], a.layout.ne[3])
-        return self.add_tensor(f"{a.name} (copy)", GS_OP_CPY, &layout, (a,), None, 0)
+        return self.add_named(GS_OP_CPY, &layout, (a,), None, 0, a, ENDS_COPY)
 
     def repeat(self, Tensor a not None, Tensor like not None):
         """a repeated to the shape of `like`."""

@@ -19,7 +19,7 @@ cdef class ViewOps(MatrixOps):
         if layout_set_nbytes(&layout) != GS_OK:
             raise GraphError(f"view: the extents of a view of {describe(a)} overflow")
         memcpy(words, &offset, sizeof(words))
-        return with_params(self.add_tensor(f"{a.name} (view)", GS_OP_VIEW, &layout, (a,), a, offset), words, 2)
+        return with_params(self.add_named(GS_OP_VIEW, &layout, (a,), a, offset, a, ENDS_VIEW), words, 2)
 
     def view_1d(self, Tensor a not None, ne0, offset=0):
         """[ne0] elements of a from byte `offset`."""
@@ -73,7 +73,7 @@ cdef class ViewOps(MatrixOps):
         read_ne(ne, layout.ne, "reshape", a)
         check_same_count("reshape", a, layout.ne)
         fill_dense(&layout, GS_OP_RESHAPE, a.layout.type, layout.ne[0], layout.ne[1], layout.ne[2], layout.ne[3])
-        return self.add_tensor(f"{a.name} (reshaped)", GS_OP_RESHAPE, &layout, (a,), a, 0)
+        return self.add_named(GS_OP_RESHAPE, &layout, (a,), a, 0, a, ENDS_RESHAPED)
 
     def reshape_1d(self, Tensor a not None, ne0):
         """reshape to one dimension."""
@@ -108,7 +108,7 @@ cdef class ViewOps(MatrixOps):
         for i in range(GS_MAX_DIMS):
             layout.ne[axes[i]] = a.layout.ne[i]
             layout.nb[axes[i]] = a.layout.nb[i]
-        return with_params(self.add_tensor(f"{a.name} (permuted)", GS_OP_PERMUTE, &layout, (a,), a, 0), axes, 4)
+        return with_params(self.add_named(GS_OP_PERMUTE, &layout, (a,), a, 0, a, ENDS_PERMUTED), axes, 4)
 
     def transpose(self, Tensor a not None):
         """Dimensions 0 and 1 exchanged."""
@@ -117,4 +117,4 @@ cdef class ViewOps(MatrixOps):
             raise GraphError(f"transpose: the blocks of {describe(a)} lie along dimension 0")
         layout.ne[0], layout.ne[1] = a.layout.ne[1], a.layout.ne[0]
         layout.nb[0], layout.nb[1] = a.layout.nb[1], a.layout.nb[0]
-        return self.add_tensor(f"{a.name} (transposed)", GS_OP_TRANSPOSE, &layout, (a,), a, 0)
+        return self.add_named(GS_OP_TRANSPOSE, &layout, (a,), a, 0, a, ENDS_TRANSPOSED)
