@@ -32,6 +32,8 @@ cdef frozenset flag_names(int flags):
     return frozenset(names)
 
 
+# A graph is built anew for every step: the tensors of the one before are used again, at most 1.5 MB of them.
+@cython.freelist(4096)
 cdef class Tensor:
     """One value of a graph: metadata only, made by the methods of `Context`.
 
