@@ -225,6 +225,19 @@ def test_a_tensor_is_not_made_by_hand():
         gs.Tensor()
 
 
+@pytest.mark.parametrize("wrong", [None, "x", 7, object()])
+def test_what_is_no_tensor_is_no_part_of_a_graph(ctx, wrong):
+    a = ctx.tensor("f32", 4)
+    x = ctx.sqr(a)
+    for tensors, nodes, leafs in (([a, wrong, x], [x], [a]), ([a, x], [x, wrong], [a]), ([a, x], [x], [wrong, a])):
+        with pytest.raises(TypeError, match="a graph is made of Tensors"):
+            gs.Graph.from_order(tensors, nodes, leafs)
+    with pytest.raises(TypeError, match="a graph is made of Tensors"):
+        gs.Graph(x, wrong)
+    with pytest.raises(TypeError, match="a graph is made of Tensors"):
+        gs.Graph(x).with_order([wrong])
+
+
 # -- nothing changes ---------------------------------------------------------------------------
 
 
