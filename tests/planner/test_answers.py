@@ -138,8 +138,8 @@ def test_kinds_are_what_backends_may_look_at(recipe):
     assert len(kinds) == len(graph.tensors)
     seen = {}
     for kind, t in zip(kinds, graph.tensors, strict=True):
-        assert seen.setdefault(kind, key(t)) == key(t)
-    assert len(set(seen.values())) == len(seen)
+        assert seen.setdefault(kind, (key(t), graph.kind_of(t))) == (key(t), graph.kind_of(t))
+    assert len({k for k, _ in seen.values()}) == len({w for _, w in seen.values()}) == len(seen)
 
 
 def test_kinds_of_different_graphs_are_told_apart_as_those_of_one():
@@ -181,8 +181,25 @@ def test_each_part_of_a_kind_counts():
     same = [node(name="named"), node(flags=("output",)), node(src="ba"), node(op_params=(1, 0, 0))]
     graph = gs.Graph(*nodes, *same)
     kinds = dict(zip(graph.tensors, graph.kinds(), strict=True))
-    assert len({kinds[t] for t in nodes}) == len(nodes), list(CHANGES)
+    assert len({kinds[t] for t in nodes}) == len({graph.kind_of(t) for t in nodes}) == len(nodes), list(CHANGES)
+    for other in (graph, gs.Graph(*same)):
+        assert {other.kind_of(t) for t in same} == {graph.kind_of(nodes[0])}
     assert {kinds[t] for t in same} == {kinds[nodes[0]]}
+    with pytest.raises(gs.GraphError, match="'stranger'"):
+        graph.kind_of(ctx.tensor("f32", 4, "stranger"))
+
+
+def test_many_kinds_are_told_apart():
+    """So many that some of them meet in the table, where nothing but the comparison keeps them apart."""
+    ctx = gs.Context()
+    nodes = []
+    for n in range(1, 2000):
+        a, b = ctx.tensor("f32", n), ctx.tensor("f32", n)
+        for src in ((a,), (a, b), (a, None, b), (None, a, b))[:: 1 if n % 2 else -1]:
+            nodes.append(ctx.restore("ADD", "f32", a.ne, a.nb, src))
+    graph = gs.Graph(*nodes)
+    kinds = dict(zip(graph.tensors, graph.kinds(), strict=True))
+    assert len({kinds[t] for t in nodes}) == len(nodes)
 
 
 def test_empty_slots_at_the_end_are_none():

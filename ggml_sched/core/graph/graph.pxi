@@ -251,12 +251,22 @@ cdef class Graph:
         self.find_kinds(True)
         return tuple([self._kinds.of[i] for i in range(self.flat.n_tensors)])
 
+    def kind_of(self, Tensor t not None):
+        """What makes the kind of a tensor, as bytes: equal for all of that kind, in any graph; GraphError for another's."""
+        cdef uint64_t[MAX_KIND_WORDS] words
+        cdef int32_t n = kind_words(&self.flat, self.known(t), words)
+        return (<char *>words)[:n * sizeof(uint64_t)]
+
     def flags_of(self, Tensor t not None):
         """The flags that a tensor of this graph had when the graph was made; GraphError for another."""
+        return flag_names(self.flat.flags[self.known(t)])
+
+    cdef int32_t known(self, Tensor t) except -1:
+        """The id of a tensor of this graph; GraphError for another."""
         cdef int32_t k = self.id_of(t)
         if k < 0:
             raise GraphError(f"{describe(t)} is not a tensor of the graph")
-        return flag_names(self.flat.flags[k])
+        return k
 
     cpdef int32_t id_of(self, Tensor t):
         """The id of a tensor of this graph, -1 for another."""
