@@ -168,6 +168,7 @@ cdef class Graph:
     cdef int fill_order(self, dict deps) except -1
     cdef int fill_deps(self, int64_t n_deps, dict given) except -1
     cpdef int32_t id_of(self, Tensor t)
+    cpdef int64_t residence_epoch(self) noexcept
     cdef int32_t known(self, Tensor t) except -1
     cdef int32_t require(self, void *t, void *user) except -1
     cdef int32_t require_tensor(self, void *t) except -1

@@ -245,11 +245,8 @@ class Scheduler:
 
     def _is_fresh(self, current: Allocation) -> bool:
         """Whether nothing has changed since: weights where they were, assignments, what backends answer."""
-        for buffer in self._residents:
-            if buffer.closed:
-                return False
-        return (self._cache_size > 0 and current.lease.alive and self._epoch == current.plan.graph.residence_epoch()
-                and self._answers == self._devices.epoch())
+        return (self._cache_size > 0 and current.lease.alive
+                and self._devices.unchanged(current.plan.graph, self._residents, self._epoch, self._answers))
 
     def _renew(self, current: Allocation) -> None:
         """Another scheduler has addressed some of the tensors since: address them here again."""

@@ -297,7 +297,7 @@ cdef class Graph:
             raise TypeError(f"a graph is made of Tensors, not {<object>t!r}")
         return self.require(t, t)
 
-    def residence_epoch(self):
+    cpdef int64_t residence_epoch(self) noexcept:
         """Grows whenever a tensor of one of the graph's contexts is given, or loses, a permanent address."""
         cdef int64_t total = 0
         cdef Home home

@@ -66,6 +66,17 @@ cdef class Devices:
                 self._epoch += 1
         return self._epoch
 
+    def unchanged(self, Graph graph not None, list residents not None, int64_t residence, int64_t answers):
+        """Whether a graph's residents are where they were, in open buffers, and the answers those that they were.
+
+        `residence` and `answers`: what `Graph.residence_epoch` and `epoch` said then.
+        """
+        cdef BufferBase buffer
+        for buffer in residents:
+            if buffer.closed:
+                return False
+        return graph.residence_epoch() == residence and self.epoch() == answers
+
     def forget(self):
         """Ask the backends anew."""
         self.answers.forget()
