@@ -237,12 +237,11 @@ cdef class Request:
         if devices.epoch() == epoch:
             inquiry.remember()
         for b in range(devices.n):
-            if devices.versions[b] is not None:
-                self.take(b, inquiry)
+            self.take(b, inquiry)
         return 0
 
     cdef int take(self, int32_t b, Inquiry inquiry) except -1:
-        """What a backend has said of kinds, for the tensors that are of them."""
+        """What a backend has said of kinds (nothing, if it was asked about each), for the tensors that are of them."""
         cdef const gs_graph *g = &self.graph.flat
         cdef const int32_t *of = self.graph._kinds.of
         cdef int32_t i, k, at, said = 0
