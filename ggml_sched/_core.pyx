@@ -126,7 +126,6 @@ from ggml_sched._graph cimport (
     kind_words,
     layout_equal,
     node_of_kind,
-    op_is_view,
 )
 from ggml_sched._pack cimport (
     PACK_NO_CAPACITY,

@@ -55,7 +55,8 @@ struct peer_builder {
         devices.resize(1);
         open_device(devices[0], 0, 1, alignment);
         auto *weights = devices[0].weights, *caches = devices[0].caches;
-        const size_t n = 12 * static_cast<size_t>(shape.n_layer) + 16, nodes = 64 * static_cast<size_t>(shape.n_layer) + 64;
+        const size_t n = 12 * static_cast<size_t>(shape.n_layer) + 16;
+        const size_t nodes = 64 * static_cast<size_t>(shape.n_layer) + 64;
         resident_memory.resize(n * ggml_tensor_overhead());
         graph_memory.resize(nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(nodes, false));
         residents = context(resident_memory);

@@ -52,8 +52,8 @@ void peer_free(peer *p) {
     delete p;
 }
 
-peer *peer_new(int n_devices, int64_t alignment, int asks_cpu, const peer_tensor *given, int32_t n, const int32_t *nodes,
-               int32_t n_nodes, const int32_t *leafs, int32_t n_leafs) {
+peer *peer_new(int n_devices, int64_t alignment, int asks_cpu, const peer_tensor *given, int32_t n,
+               const int32_t *nodes, int32_t n_nodes, const int32_t *leafs, int32_t n_leafs) {
     auto *p = new peer;
     p->devices.resize(n_devices);
     for (int i = 0; i < n_devices; i++) open_device(p->devices[i], i, n_devices, alignment, asks_cpu);

@@ -308,7 +308,8 @@ cdef class ContextBase:
             if flag not in ("input", "output"):
                 raise GraphError(f"tensor {name!r}: unknown flag {flag!r}")
         name, resident = str(name), str(resident)
-        t = with_params(self.add_tensor(found, &layout, cut_none(tuple(src)), view_src, _index(view_offs)), words, n_words)
+        t = self.add_tensor(found, &layout, cut_none(tuple(src)), view_src, _index(view_offs))
+        with_params(t, words, n_words)
         t._name = name
         t._flags = (GS_FLAG_INPUT if "input" in flags else 0) | (GS_FLAG_OUTPUT if "output" in flags else 0)
         t._resident = resident

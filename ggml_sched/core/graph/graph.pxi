@@ -252,7 +252,10 @@ cdef class Graph:
         return tuple([self._kinds.of[i] for i in range(self.flat.n_tensors)])
 
     def kind_of(self, Tensor t not None):
-        """What makes the kind of a tensor, as bytes: equal for all of that kind, in any graph; GraphError for another's."""
+        """What makes the kind of a tensor, as bytes: equal for all of that kind, in whatever graph.
+
+        GraphError for a tensor that is not of this graph.
+        """
         cdef uint64_t[MAX_KIND_WORDS] words
         cdef int32_t n = kind_words(&self.flat, self.known(t), words)
         return (<char *>words)[:n * sizeof(uint64_t)]

@@ -33,7 +33,8 @@ cdef class AttentionOps(ViewOps):
         if mask is not None:
             if mask.layout.type != T_F32 and mask.layout.type != T_F16:
                 raise GraphError(f"soft_max: mask {describe(mask)} must be f32 or f16")
-            if not (layout_contiguous(&mask.layout) and mask.layout.ne[0] == a.layout.ne[0] and mask.layout.ne[1] >= a.layout.ne[1]
+            if not (layout_contiguous(&mask.layout) and mask.layout.ne[0] == a.layout.ne[0]
+                    and mask.layout.ne[1] >= a.layout.ne[1]
                     and mask.layout.ne[2] > 0 and a.layout.ne[2] % mask.layout.ne[2] == 0
                     and mask.layout.ne[3] > 0 and a.layout.ne[3] % mask.layout.ne[3] == 0):
                 raise GraphError(f"soft_max: mask {describe(mask)} does not fit {describe(a)}")
@@ -59,9 +60,9 @@ cdef class AttentionOps(ViewOps):
         return self.add_rope(a, positions, n_dims, mode, freq_factors, n_ctx_orig, freq_base, freq_scale, ext_factor,
                              attn_factor, beta_fast, beta_slow, inplace)
 
-    cdef Tensor add_rope(self, Tensor a, Tensor positions, n_dims, mode, Tensor freq_factors, n_ctx_orig, double freq_base,
-                         double freq_scale, double ext_factor, double attn_factor, double beta_fast, double beta_slow,
-                         bint inplace):
+    cdef Tensor add_rope(self, Tensor a, Tensor positions, n_dims, mode, Tensor freq_factors, n_ctx_orig,
+                         double freq_base, double freq_scale, double ext_factor, double attn_factor, double beta_fast,
+                         double beta_slow, bint inplace):
         cdef int n_rotated = whole32("rope", a, n_dims)
         cdef int32_t[11] words
         if mode not in _ROPE_MODES:
@@ -101,7 +102,8 @@ cdef class AttentionOps(ViewOps):
         if mask is not None:
             if mask.layout.type != T_F16 and mask.layout.type != T_F32:
                 raise GraphError(f"flash_attn_ext: mask {describe(mask)} must be f16 or f32")
-            if not (layout_contiguous(&mask.layout) and mask.layout.ne[0] == k.layout.ne[1] and mask.layout.ne[1] >= q.layout.ne[1]
+            if not (layout_contiguous(&mask.layout) and mask.layout.ne[0] == k.layout.ne[1]
+                    and mask.layout.ne[1] >= q.layout.ne[1]
                     and mask.layout.ne[2] > 0 and q.layout.ne[2] % mask.layout.ne[2] == 0
                     and mask.layout.ne[3] > 0 and q.layout.ne[3] % mask.layout.ne[3] == 0):
                 raise GraphError(f"flash_attn_ext: mask {describe(mask)} does not fit {describe(q)} and {describe(k)}")

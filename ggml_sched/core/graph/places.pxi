@@ -85,8 +85,8 @@ cdef class BackendBase:
                 return size
         return tensor.nbytes
 
-    # A compiled subclass overrides these to be asked in C, without the GIL.  They look neither at flags nor at addresses,
-    # and of sources at nothing but the layout.  -1 asks the method above.
+    # A compiled subclass overrides these to be asked in C, without the GIL.  They look neither at flags nor at
+    # addresses, and of sources at nothing but the layout.  -1 asks the method above.
 
     cdef int c_supports_op(self, const gs_node *node) noexcept nogil:
         return -1

@@ -85,8 +85,9 @@ cdef class Inquiry:
 
 
 
-cdef void ask_in_c(BackendBase backend, int asks, const gs_graph *g, const int32_t *example, int32_t n, int32_t step,
-                   const unsigned char *known, unsigned char *pending, unsigned char *bits, int64_t *size) noexcept nogil:
+cdef void ask_in_c(BackendBase backend, int asks, const gs_graph *g, const int32_t *example, int32_t n,
+                   int32_t step, const unsigned char *known, unsigned char *pending, unsigned char *bits,
+                   int64_t *size) noexcept nogil:
     """What a compiled backend answers; what it leaves open stays pending.  Its cells of the arrays are `step` apart."""
     cdef gs_node[1 + GS_MAX_SRC] node
     cdef int32_t k, at, answer, asked
