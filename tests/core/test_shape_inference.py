@@ -550,6 +550,16 @@ def test_names_are_those_of_the_moment_an_op_was_called():
             assert made[k].name == names[k] == made[k].name
 
 
+def test_names_with_many_endings():
+    """More than fit into the number that holds them."""
+    ctx = gs.Context()
+    t = ctx.tensor("f32", (4, 4), "x")
+    for n in range(1, 100):
+        t = ctx.transpose(ctx.permute(t, 0, 1, 2, 3))
+        if n % 33 == 0:
+            assert t.name == "x" + " (permuted) (transposed)" * n
+
+
 def test_names_of_copies():
     ctx = gs.Context()
     a, b, nameless = ctx.tensor("f32", 4, "a"), ctx.tensor("f32", 4, "b"), ctx.tensor("f32", 4)
