@@ -37,6 +37,7 @@ def main() -> None:
     if not packer.available():
         print("no omnimalloc: run pip install omnimalloc to compare packing with it", file=sys.stderr)
     parts = [report_memory.section(args.graphs), report_time.section(args.graphs, args.rounds),
+             report_time.asked(args.graphs, args.rounds), report_time.built(args.rounds),
              report_time.large(args.rounds), report_packing.section(), report_computing.section(args.rounds)]
     summary = [line for _, lines in parts for line in lines]
     head = [f"{len(args.graphs)} graphs of well-known models, or as said", "target", "median", "worst"]

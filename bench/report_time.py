@@ -1,4 +1,4 @@
-"""The sections on time: the recorded graphs, and larger ones."""
+"""The sections on time: the recorded graphs, backends that are asked, building graphs, and larger ones."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from statistics import median
 
+import asking
+import building
 import samples
 from planning import Times, measure
 from summary import Line
+from timing import ratio
 
 from ggml_sched.tables import markdown
 
@@ -44,8 +47,70 @@ def section(names: list[str], rounds: int) -> tuple[str, list[Line]]:
 * alloc: `ggml_backend_sched_reset` and `ggml_backend_sched_alloc_graph`, which places and splits again, finds that
   what was reserved will do, and gives the addresses.  Its tensors were put back, too.
 * same: `Scheduler.alloc` of the graph that is allocated.  ggml knows nothing like it.
-* build: what a `gs.Graph` costs when its order is known, flat arrays and fingerprint.  No other time includes it, as
-  none includes what building a graph costs ggml.
+* build: what a `gs.Graph` costs when its order is known, flat arrays and fingerprint.  No other time in this table
+  includes it, as none includes what building a graph costs ggml.
+
+{markdown(head, rows)}
+""", lines
+
+
+def asked(names: list[str], rounds: int) -> tuple[str, list[Line]]:
+    """Planning for backends that do not support everything."""
+    rows, seen = [], []
+    for name in names:
+        for config in CONFIGS:
+            t = asking.measure(name, config, rounds)
+            if t is None:
+                rows.append([name, config, *["-"] * 9])
+                continue
+            seen.append(t)
+            reserve = f"{t['reserve']:,.0f}" if "reserve" in t.blocks else "-"
+            rows.append([name, config, f"{t.kinds:,}", f"{t['dry']:,.0f}", f"{t['asked']:,.0f}",
+                         _number(t.ratio("asked", "dry"), 2), reserve, _number(t.ratio("asked", "reserve"), 2),
+                         f"{t['dry first']:,.0f}", f"{t['asked first']:,.0f}",
+                         _number(t.ratio("asked first", "dry first"), 2)])
+    lines = []
+    for what, other, target in (("for backends that are not asked", "dry", "≤ 1.3"),
+                                ("ggml's reserve with its CPU backend", "reserve", "≤ 0.5")):
+        ratios = [t.ratio("asked", other) for t in seen if other in t.blocks]
+        if ratios:
+            lines.append(Line(f"planning from scratch for CPU backends / {what}", target, f"{median(ratios):.2f}",
+                              f"{max(ratios):.2f}"))
+    head = ["graph", "", "kinds", "dry, us", "CPU, us", "ratio", "ggml reserve, us", "ratio", "dry, first, us",
+            "CPU, first, us", "ratio"]
+    return f"""## Backends that are asked
+
+Dry backends support everything and are never asked.  Here all backends are `CpuBackend`s, which are asked what they
+support: once for each kind of node, and the answers are remembered.  ggml's devices answer as its CPU backend does, and
+are asked for every node on every call.  first: for a `gs.Graph` that was never planned, whose kinds are found then;
+what the kinds are of has been asked before.  `-`: the graph has ops for which the CPU backend has no kernels.
+
+{markdown(head, rows)}
+""", lines
+
+
+def built(rounds: int) -> tuple[str, list[Line]]:
+    """Building a graph, which none of the other times includes."""
+    rows, steps = [], []
+    for name, shape in building.SHAPES.items():
+        t = building.measure(shape, rounds)
+        row = [name, f"{t.nodes:,}"]
+        for what in ("step", "build"):
+            ours, theirs = t.blocks[what], t.blocks.get(f"ggml {what}")
+            found = None if theirs is None else ratio(ours, theirs)
+            row += [f"{median(ours):,.0f}", "-" if theirs is None else f"{median(theirs):,.0f}", _number(found, 2)]
+            if what == "step" and found is not None:
+                steps.append(found)
+        rows.append([*row, f"{1e3 * median(t.blocks['step']) / t.nodes:.0f}"])
+    lines = [Line("building a graph and allocating it / ggml's, from Python and from C", "≤ 3", f"{median(steps):.2f}",
+                  f"{max(steps):.2f}")] if steps else []
+    head = ["graph", "nodes", "step, us", "ggml, us", "ratio", "build, us", "ggml, us", "ratio", "step, ns per node"]
+    return f"""## Building graphs
+
+A llama-like graph on one device, built by the same calls in the same order: from Python by the methods of a
+`gs.Context` and `gs.Graph(...)`, in C by ggml's functions and `ggml_build_forward_expand`.  build: from nothing to a
+graph.  step: that, and `Scheduler.alloc`, which knows its plan, or `ggml_backend_sched_reset` and
+`ggml_backend_sched_alloc_graph`: all that comes before a compute.  Giving back the graph before is part of it.
 
 {markdown(head, rows)}
 """, lines

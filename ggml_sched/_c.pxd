@@ -20,6 +20,7 @@ cdef extern from "ggml_sched/checked.h" nogil:
 
 cdef extern from "ggml_sched/hash.h" nogil:
     uint64_t gs_mix(uint64_t h, uint64_t x)
+    uint64_t gs_mix_other(uint64_t h, uint64_t x)
 
 cdef extern from "ggml_sched/structs.h" nogil:
     enum: GS_MAX_DIMS
@@ -53,6 +54,59 @@ cdef extern from "ggml_sched/ops.h" nogil:
     enum: GS_OP_TRANSPOSE
     enum: GS_OP_UNARY
     enum: GS_OP_GLU
+    enum: GS_GLU_GEGLU
+    enum: GS_GLU_REGLU
+    enum: GS_GLU_SWIGLU
+    enum: GS_OP_ADD
+    enum: GS_OP_ADD1
+    enum: GS_OP_ADD_ID
+    enum: GS_OP_ARANGE
+    enum: GS_OP_ARGMAX
+    enum: GS_OP_ARGSORT
+    enum: GS_OP_CLAMP
+    enum: GS_OP_CONCAT
+    enum: GS_OP_CONT
+    enum: GS_OP_CPY
+    enum: GS_OP_DIAG_MASK_INF
+    enum: GS_OP_DIAG_MASK_ZERO
+    enum: GS_OP_DIV
+    enum: GS_OP_DUP
+    enum: GS_OP_FLASH_ATTN_EXT
+    enum: GS_OP_GET_ROWS
+    enum: GS_OP_GROUP_NORM
+    enum: GS_OP_L2_NORM
+    enum: GS_OP_LOG
+    enum: GS_OP_MEAN
+    enum: GS_OP_MUL
+    enum: GS_OP_MUL_MAT
+    enum: GS_OP_MUL_MAT_ID
+    enum: GS_OP_NORM
+    enum: GS_OP_PAD
+    enum: GS_OP_REPEAT
+    enum: GS_OP_RMS_NORM
+    enum: GS_OP_ROPE
+    enum: GS_OP_SCALE
+    enum: GS_OP_SET
+    enum: GS_OP_SET_ROWS
+    enum: GS_OP_SOFT_MAX
+    enum: GS_OP_SQR
+    enum: GS_OP_SQRT
+    enum: GS_OP_SUB
+    enum: GS_OP_SUM
+    enum: GS_OP_SUM_ROWS
+    enum: GS_OP_TOP_K
+    enum: GS_UNARY_ABS
+    enum: GS_UNARY_ELU
+    enum: GS_UNARY_EXP
+    enum: GS_UNARY_GELU
+    enum: GS_UNARY_GELU_QUICK
+    enum: GS_UNARY_HARDSWISH
+    enum: GS_UNARY_NEG
+    enum: GS_UNARY_RELU
+    enum: GS_UNARY_SIGMOID
+    enum: GS_UNARY_SILU
+    enum: GS_UNARY_STEP
+    enum: GS_UNARY_TANH
     enum: GS_N_OPS
     const char *gs_op_name(int op)
     int gs_op_inplace(int op)
@@ -75,6 +129,8 @@ cdef extern from "ggml_sched/graph.h" nogil:
         int32_t *src_begin
         int32_t *src
         unsigned char *slot
+        int32_t *param_begin
+        int32_t *param
         int32_t *node
         int32_t *leaf
         int32_t *position
@@ -96,6 +152,7 @@ cdef extern from "ggml_sched/graph.h" nogil:
         int32_t *reader
         unsigned char *op
         unsigned char *kind
+        uint64_t *form
         uint32_t *alike
 
     ctypedef struct gs_node:

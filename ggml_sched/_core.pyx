@@ -7,7 +7,9 @@ A contents page.  All imports stand here; the parts below, in core/alloc/ and co
     alloc/tallocr           TensorAllocator: single tensors in one buffer
     plan/ints               growing arrays
     plan/policy             Policy: how a plan is made
-    plan/devices            what backends declare once
+    plan/devices            what backends declare once, and who is asked what
+    plan/answers            what backends have said of each kind of node
+    plan/ask                asking them
     plan/request            what a plan depends on besides the graph
     plan/reasons            why a tensor is where it is
     plan/splits             splits, and the copies between them
@@ -53,6 +55,7 @@ from ggml_sched._c cimport (
     GS_KIND_INPUT,
     GS_KIND_VIEW,
     GS_KIND_WRITES,
+    GS_MAX_SRC,
     GS_METHOD_BEST_FIT,
     GS_METHOD_PACKED,
     GS_METHOD_REPLAYED,
@@ -103,12 +106,17 @@ from ggml_sched._c cimport (
     gs_graph,
     gs_layout,
     gs_mix,
+    gs_node,
     gs_op_inplace,
     gs_plan,
     gs_policy,
     gs_request,
 )
 from ggml_sched._graph cimport (
+    ASKS_OFFLOAD,
+    ASKS_SIZE,
+    ASKS_SUPPORTS,
+    MAX_KIND_WORDS,
     BackendBase,
     BufferBase,
     Graph,
@@ -117,8 +125,9 @@ from ggml_sched._graph cimport (
     Tensor,
     checked_alloc_size,
     describe,
+    kind_words,
     layout_equal,
-    op_is_view,
+    node_of_kind,
 )
 from ggml_sched._pack cimport (
     N_PACK_METHODS,
@@ -140,7 +149,9 @@ include "core/alloc/blocks.pxi"
 include "core/alloc/tallocr.pxi"
 include "core/plan/ints.pxi"
 include "core/plan/policy.pxi"
+include "core/plan/answers.pxi"
 include "core/plan/devices.pxi"
+include "core/plan/ask.pxi"
 include "core/plan/request.pxi"
 include "core/plan/reasons.pxi"
 include "core/plan/splits.pxi"

@@ -4,7 +4,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from ggml_sched._c cimport GS_OP_TRANSPOSE, GS_OP_VIEW, gs_graph, gs_layout
+from ggml_sched._c cimport GS_OP_TRANSPOSE, GS_OP_VIEW, gs_graph, gs_layout, gs_node
 
 
 cdef inline bint layout_same_ne(const gs_layout *a, const gs_layout *b) noexcept nogil:
@@ -40,10 +40,23 @@ cdef class Lease:
     cpdef bint revive(self) noexcept
 
 
+# What backends are asked about a node: bits.
+cdef enum:
+    ASKS_SUPPORTS = 1
+    ASKS_OFFLOAD = 2
+    ASKS_SIZE = 4
+
+
 cdef class BackendBase:
     cdef readonly str name
     cdef readonly int64_t alignment     # bytes
+    cdef public object answers_version  # an int that grows when answers change; None: ask each time
     cdef object __weakref__
+    # For compiled backends to override: answers about a node's kind, -1: ask in Python.
+    cdef int c_supports_op(self, const gs_node *node) noexcept nogil
+    cdef int c_offload_op(self, const gs_node *node) noexcept nogil
+    cdef int64_t c_alloc_size(self, const gs_node *tensor) noexcept nogil
+    cdef int answers_in_c(self) noexcept
 
 
 cdef class BufferBase:
@@ -65,11 +78,11 @@ cdef class ContextBase:
     cdef Home home                      # shared with the tensors, so that no reference cycle arises
     cdef list _tensors                  # keeps its tensors alive until close()
     cdef object __weakref__
-    cdef Tensor add_tensor(self, str name, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs,
-                           tuple params)
-    cdef Tensor add_like(self, int op, Tensor a, tuple src, tuple params, bint inplace=*, str name=*)
-    cdef Tensor add_dense(self, int op, int type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, tuple src,
-                          tuple params, str name=*)
+    cdef Tensor add_tensor(self, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs)
+    cdef Tensor add_named(self, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs, Tensor like,
+                          int ending)
+    cdef Tensor add_like(self, int op, Tensor a, tuple src, bint inplace=*)
+    cdef Tensor add_dense(self, int op, int type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, tuple src)
 
 
 cdef class Tensor:
@@ -79,22 +92,52 @@ cdef class Tensor:
     cdef Lease _lease                   # None: a permanent address
     cdef int64_t _offset
     cdef public bint overwritten        # a node has computed over it since: its memory holds the latest data
-    cdef readonly str name
-    cdef gs_layout layout
+    # Then what a graph is made from.
+    cdef int32_t mark                   # scratch index, meaningful only inside Graph building
+    cdef int _flags
+    cdef int32_t n_params
     cdef readonly tuple src             # keeps its sources alive
     cdef readonly Tensor view_src       # the root of a view, kept alive; None otherwise
     cdef readonly int64_t view_offs     # bytes from the root's start
-    cdef readonly tuple op_params       # int32 words as in ggml, trailing zeros cut
     cdef tuple _deps                    # tensors kept until this node is done, kept alive; None: none
-    cdef int _flags
-    cdef int32_t mark                   # scratch index, meaningful only inside Graph building
-    cdef readonly str resident          # "weight", "kv" or "" (from a graph file)
+    cdef gs_layout layout
+    cdef int32_t params[16]             # int32 words as in ggml, trailing zeros not counted in n_params
+    cdef str _name                      # without its endings
+    cdef uint64_t endings               # digits to the base N_ENDINGS, the last one lowest: what ops put after it
+    cdef str _resident                  # None: ""
     cdef readonly int64_t version       # of a root's data: how often it was set or written, as far as we know
     cdef public object stash            # what the caller last set, under a lease that stages: bytes or None
     cdef object __weakref__
+    cdef str full_name(self)
+    cdef void name_after(self, Tensor t, int ending)
     cdef BufferBase c_buffer(self)
     cdef BufferBase settled(self)
     cdef void bind(self, BufferBase buffer, int64_t offset, Lease lease) noexcept
+
+
+# Tensors sorted by what backends may look at.  Arrays of `room` entries in one block, which begins at `hash`.
+ctypedef struct gs_kinds:
+    int32_t n
+    int32_t room
+    int32_t *of                 # owned; [n_tensors] the kind of each tensor, -1: not looked at yet
+    uint64_t *hash
+    int32_t *example            # a tensor of each kind
+    int32_t *slot               # [2 * room] a hash table of kinds
+
+
+cdef enum:
+    MAX_KIND_WORDS = 1 + 8 + 16 + 10 * 9
+
+cdef int32_t kind_words(const gs_graph *g, int32_t id, uint64_t *out) noexcept nogil
+cdef void node_of_kind(const gs_graph *g, int32_t id, gs_node *out) noexcept nogil
+
+
+cdef class NodeTable:
+    cdef readonly tuple tensors         # keeps them alive: those given, then their other sources
+    cdef Py_ssize_t n                   # how many were given
+    cdef gs_node *nodes                 # owned; one for each of `tensors`
+    cdef void fill(self, gs_node *out, Tensor t)
+    cdef const gs_node *node(self, Py_ssize_t i) except NULL
 
 
 cdef class TensorSet:
@@ -112,12 +155,21 @@ cdef class Graph:
     cdef readonly tuple tensors
     cdef public dict meta
     cdef tuple homes                    # of the contexts that its tensors come from
+    cdef gs_kinds _kinds                # owned; found when first asked for
+    cdef bint sorted_work               # the nodes that compute have kinds
+    cdef bint sorted_all                # every tensor has
     cdef TensorSet _index               # made when a mark was overwritten by another graph
     cdef readonly object fingerprint    # a 128-bit int over the structure: equal for an equal graph built anew
-    cdef readonly uint64_t wiring       # a hash of everything but shapes, strides and view offsets
+    cdef readonly uint64_t wiring       # a hash of everything but parameters, shapes, strides and view offsets
     cdef object __weakref__
     cdef int fill(self, tuple tensors, tuple nodes, tuple leafs, Graph like=*) except -1
+    cdef int find_kinds(self, bint all) except -1
+    cdef int number(self, dict given, int64_t *n_src, int64_t *n_params, int64_t *n_deps) except -1
+    cdef int fill_tensors(self, Graph like) except -1
+    cdef int fill_order(self, dict deps) except -1
     cdef int fill_deps(self, int64_t n_deps, dict given) except -1
-    cdef void fingerprint_structure(self, uint64_t *found) noexcept nogil
     cpdef int32_t id_of(self, Tensor t)
-    cdef int32_t require(self, Tensor t, Tensor user) except -1
+    cpdef int64_t residence_epoch(self) noexcept
+    cdef int32_t known(self, Tensor t) except -1
+    cdef int32_t require(self, void *t, void *user) except -1
+    cdef int32_t require_tensor(self, void *t) except -1

@@ -11,27 +11,34 @@ A contents page.  All imports stand here; the parts below, in core/graph/, are r
     ops_*               the ops, one family a file; the last one ends in class Context
     tensor_set          an open-addressing hash set of tensors
     flat                the arrays in which passes see a graph
+    fingerprint         what makes graphs equal
+    kinds               nodes that no backend may tell apart
+    nodes               nodes as C takes them
+    order               nodes depth first
     graph               Graph: an immutable order of nodes
 """
 
 import enum
 from operator import index as _index
-from struct import pack as _struct_pack
-from struct import unpack as _struct_unpack
 
 from ggml_sched.errors import GraphError, PlacementError, UnsupportedOp
 
 cimport cython
 from cpython.object cimport PyObject
 from cpython.pyport cimport PY_SSIZE_T_MAX, PY_SSIZE_T_MIN
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
 from libc.math cimport ceil, isfinite
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
-from libc.string cimport memset
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memmove, memset
 
 from ggml_sched._c cimport (
     GS_FLAG_INPUT,
     GS_FLAG_OUTPUT,
+    GS_GLU_GEGLU,
+    GS_GLU_REGLU,
+    GS_GLU_SWIGLU,
     GS_KIND_FOLLOWS,
     GS_KIND_INPUT,
     GS_KIND_VIEW,
@@ -39,19 +46,75 @@ from ggml_sched._c cimport (
     GS_MAX_DIMS,
     GS_MAX_OP_PARAMS,
     GS_MAX_SRC,
+    GS_NO_HOST_MEMORY,
     GS_N_OPS,
     GS_OK,
+    GS_OP_ADD,
+    GS_OP_ADD1,
+    GS_OP_ADD_ID,
+    GS_OP_ARANGE,
+    GS_OP_ARGMAX,
+    GS_OP_ARGSORT,
+    GS_OP_CLAMP,
+    GS_OP_CONCAT,
+    GS_OP_CONT,
+    GS_OP_CPY,
+    GS_OP_DIAG_MASK_INF,
+    GS_OP_DIAG_MASK_ZERO,
+    GS_OP_DIV,
+    GS_OP_DUP,
+    GS_OP_FLASH_ATTN_EXT,
+    GS_OP_GET_ROWS,
+    GS_OP_GLU,
+    GS_OP_GROUP_NORM,
+    GS_OP_L2_NORM,
+    GS_OP_LOG,
+    GS_OP_MEAN,
+    GS_OP_MUL,
+    GS_OP_MUL_MAT,
+    GS_OP_MUL_MAT_ID,
     GS_OP_NONE,
+    GS_OP_NORM,
+    GS_OP_PAD,
     GS_OP_PERMUTE,
+    GS_OP_REPEAT,
     GS_OP_RESHAPE,
+    GS_OP_RMS_NORM,
+    GS_OP_ROPE,
+    GS_OP_SCALE,
+    GS_OP_SET,
+    GS_OP_SET_ROWS,
+    GS_OP_SOFT_MAX,
+    GS_OP_SQR,
+    GS_OP_SQRT,
+    GS_OP_SUB,
+    GS_OP_SUM,
+    GS_OP_SUM_ROWS,
+    GS_OP_TOP_K,
     GS_OP_TRANSPOSE,
+    GS_OP_UNARY,
     GS_OP_VIEW,
     GS_OVERFLOW,
+    GS_UNARY_ABS,
+    GS_UNARY_ELU,
+    GS_UNARY_EXP,
+    GS_UNARY_GELU,
+    GS_UNARY_GELU_QUICK,
+    GS_UNARY_HARDSWISH,
+    GS_UNARY_NEG,
+    GS_UNARY_RELU,
+    GS_UNARY_SIGMOID,
+    GS_UNARY_SILU,
+    GS_UNARY_STEP,
+    GS_UNARY_TANH,
     gs_checked_add,
     gs_checked_mul,
     gs_graph,
     gs_layout,
     gs_mix,
+    gs_mix_other,
+    gs_node,
+    gs_op_family,
     gs_op_inplace,
     gs_op_name,
     gs_range_fits,
@@ -69,4 +132,8 @@ include "core/graph/ops_view.pxi"
 include "core/graph/ops_attention.pxi"
 include "core/graph/tensor_set.pxi"
 include "core/graph/flat.pxi"
+include "core/graph/fingerprint.pxi"
+include "core/graph/kinds.pxi"
+include "core/graph/nodes.pxi"
+include "core/graph/order.pxi"
 include "core/graph/graph.pxi"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 
+from ggml_sched._core import Devices
 from ggml_sched._graph import Graph
 from ggml_sched.arenas import Arenas
 from ggml_sched.backend import Buffer
@@ -29,6 +30,8 @@ class _Held(Allocation):
     """How often the caller had changed assignments."""
     residents: list[Buffer]
     """Where the graph's weights and caches live."""
+    answers: int
+    """The epoch of the backends' answers."""
     plan: Plan | None
     key: int
     """The graph's id, as long as it is there."""
@@ -37,8 +40,8 @@ class _Held(Allocation):
 class Allocations:
     """The allocations of one scheduler; `capacity` of them may rest (0: none is ever used again)."""
 
-    def __init__(self, arenas: Arenas, pipeline: Pipeline, capacity: int) -> None:
-        self._arenas, self._pipeline, self._capacity = arenas, pipeline, capacity
+    def __init__(self, arenas: Arenas, pipeline: Pipeline, devices: Devices, capacity: int) -> None:
+        self._arenas, self._pipeline, self._devices, self._capacity = arenas, pipeline, devices, capacity
         self.current: _Held | None = None
         self._resting: OrderedDict[int, _Held] = OrderedDict()
         self._assignments = 0
@@ -67,15 +70,15 @@ class Allocations:
         found.resume()
         return found
 
-    def put(self, plan: Plan, residents: list[Buffer], asked: Graph) -> Allocation:
-        """Give a plan addresses in the arenas as they are."""
+    def put(self, plan: Plan, residents: list[Buffer], answers: int, asked: Graph) -> Allocation:
+        """Give a plan addresses in the arenas as they are; `answers`: the epoch in which it was planned."""
         self._rest_current()
         if self._resting:
             self._trim(asked)
         key, gone = id(asked), self._gone
         new = _Held(plan, self._arenas.buffers, weakref.ref(asked, lambda _: gone.append(key)))
         new.key, new.plan, new.residents = key, plan, residents
-        new.epoch, new.assignments = asked.residence_epoch(), self._assignments
+        new.epoch, new.answers, new.assignments = asked.residence_epoch(), answers, self._assignments
         self.current = new
         return new
 
@@ -87,11 +90,11 @@ class Allocations:
         self.current = None
         each(allocation.release for allocation in ended)
 
-    def snapshot(self) -> tuple[Plan, list[Buffer], Graph] | None:
+    def snapshot(self) -> tuple[Plan, list[Buffer], int, Graph] | None:
         """What `put` takes to make the current allocation again; None without one, or whose graph is gone."""
         current = self.current
         graph = None if current is None else current.asked()
-        return None if graph is None else (current.plan, current.residents, graph)
+        return None if graph is None else (current.plan, current.residents, current.answers, graph)
 
     def forget_assignments(self) -> None:
         """The caller has changed an assignment: plans made before do not serve."""
@@ -104,15 +107,10 @@ class Allocations:
             self.current.forget()
 
     def _is_fresh(self, found: _Held, graph: Graph) -> bool:
-        """Whether nothing has moved since: weights where they were, assignments and buffers as they were."""
-        if not self._capacity or found.epoch != graph.residence_epoch() or found.assignments != self._assignments:
-            return False
-        if found.buffers is not self._arenas.buffers:
-            return False
-        for buffer in found.residents:
-            if buffer.closed:
-                return False
-        return self._arenas.are_open()
+        """Whether nothing has changed since: weights where they were, assignments, answers and buffers as they were."""
+        return (self._capacity > 0 and found.assignments == self._assignments
+                and found.buffers is self._arenas.buffers and self._arenas.are_open()
+                and self._devices.unchanged(graph, found.residents, found.epoch, found.answers))
 
     def _rest_current(self) -> None:
         if self.current is None:

@@ -34,6 +34,14 @@ A node that reaches `graph_compute` is a `Tensor`: `node.op`, `node.op_params`,
 `node.ne`, `node.nb`, and for itself and each of `node.src` a `buffer` of this
 backend and an `offset` into it, in bytes.
 
+`supports_op`, `offload_op` and `alloc_size` are asked once for each kind of node, not for each node: their answers
+may depend on op, parameters, type, extents and strides of the node, and on the types, extents and strides of its
+sources.  A backend whose answers change raises its `answers_version`; one whose answers depend on more sets it to
+None, and is asked about every node of every plan.
+
+A backend whose class is compiled may answer in C (`c_supports_op`, `c_offload_op`, `c_alloc_size`, see _graph.pxd),
+and takes nodes as C structs from a `NodeTable` (include/ggml_sched/graph.h).
+
 Order: each step of a compute stands in the queue of one backend.  Before it, the backend is told what to wait for
 (`event_wait`); after it, where others wait for it, an event is recorded.  A backend that works while its methods have
 returned overrides the four event methods; for any other, recording waits, and waiting has nothing left to do.

@@ -1,7 +1,8 @@
 """From graphs to plans: what is cached, reserved, reordered, and what exceeds a budget.
 
 A plan is kept under everything that it depends on: the graph's structure, where residents live, what the caller
-assigned, the policy, and the largest buffers that backends allow.  No device memory is touched here.
+assigned, the policy, the largest buffers that backends allow, and what backends answer.  No device memory is touched
+here.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Planner:
         self.cache_size = cache_size
         self.budgets = dict(budgets)
         self.reorders = reorders
-        self._devices = Devices(backends)
+        self.devices = Devices(backends)
         self._cache: OrderedDict[Key, PlanData] = OrderedDict()
         # What was reserved, by wiring and residency: serves smaller graphs without planning.
         self._reserved: dict[tuple[int, int], PlanData] = {}
@@ -94,25 +95,26 @@ class Planner:
         """Use a plan from elsewhere whenever its graph is asked for."""
         asked = plan.asked
         order = None if plan.graph is asked else tuple(asked.position_of(node) for node in plan.graph.nodes)
-        request = Request(asked, self._devices, assigned)
+        request = Request(asked, self.devices, assigned)
         self._adopted[self._key(asked, request, self.policy)] = Adopted(plan.data, order)
 
     def clear(self) -> None:
-        """Forget every plan."""
+        """Forget every plan, and what backends have answered."""
         self._cache.clear()
         self._reserved.clear()
         self._adopted.clear()
+        self.devices.forget()
 
     def _plan_adopted(self, graph: Graph, assigned: Mapping[Tensor, Backend],
                       held: Held) -> tuple[Plan, Request] | None:
-        request = Request(graph, self._devices, assigned)
+        request = Request(graph, self.devices, assigned)
         adopted = self._adopted.get(self._key(graph, request, self.policy))
         if adopted is None:
             return None
         ordered = graph
         if adopted.order is not None:
             ordered = graph.with_order([graph.nodes[k] for k in adopted.order])
-            request = Request(ordered, self._devices, assigned)
+            request = Request(ordered, self.devices, assigned)
         plan = Plan(ordered, adopted.data, self.backends, self.policy_name, graph)
         excess = self._excess(plan, held)
         if excess is not None:
@@ -122,7 +124,7 @@ class Planner:
     def _plan_order(self, asked: Graph, graph: Graph, assigned: Mapping[Tensor, Backend],
                     held: Held) -> tuple[Plan, Request]:
         """A plan for `asked` with its nodes in the order that `graph` has."""
-        request = Request(graph, self._devices, assigned)
+        request = Request(graph, self.devices, assigned)
         plan = self._find_plan(asked, graph, request, self.policy)
         excess = self._excess(plan, held)
         if excess is None:
@@ -135,7 +137,8 @@ class Planner:
         raise excess
 
     def _key(self, graph: Graph, request: Request, policy: Policy) -> Key:
-        return graph.fingerprint, request.key, policy.stream, tuple([b.max_buffer_size for b in self.backends])
+        limits = tuple([backend.max_buffer_size for backend in self.backends])
+        return graph.fingerprint, request.key, policy.stream, limits, self.devices.epoch()
 
     def _find_plan(self, asked: Graph, graph: Graph, request: Request, policy: Policy) -> Plan:
         """Cached, reserved, or made."""

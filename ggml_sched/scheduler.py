@@ -102,7 +102,7 @@ class Scheduler:
         self._planner = Planner(backends, policy, rules, plan_cache, limits, reorder)
         self._arenas = Arenas(backends)
         self._pipeline = Pipeline(backends)
-        self._allocations = Allocations(self._arenas, self._pipeline, plan_cache)
+        self._allocations = Allocations(self._arenas, self._pipeline, self._planner.devices, plan_cache)
         self._assigned: weakref.WeakKeyDictionary[Tensor, Backend] = weakref.WeakKeyDictionary()
         self._turn = _Turn()
 
@@ -168,9 +168,10 @@ class Scheduler:
         found = self._allocations.find(graph)
         if found is not None:
             return found
+        answers = self._planner.devices.epoch()
         plan, request = self._plan(graph)
         self._grow(plan.chunk_sizes)
-        return self._allocations.put(plan, request.buffers, graph)
+        return self._allocations.put(plan, request.buffers, answers, graph)
 
     def _grow(self, sizes: Sequence[Sequence[int]]) -> None:
         """Buffers of at least these sizes; the current allocation ends if some are exchanged.
@@ -284,7 +285,7 @@ class Scheduler:
     # -- life -------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Forget every allocation and the cached plans.  Buffers and assignments stay."""
+        """Forget every allocation, the cached plans, and what backends answered.  Buffers and assignments stay."""
         with self._turn:
             self._planner.clear()
             self._allocations.vacate()

@@ -1,7 +1,8 @@
-"""Today's ggml, planning the same graphs in this process: `Peer(graph, backends)`.
+"""Today's ggml in this process: `Peer(graph, backends)` plans the same graphs, `Builder(shape)` builds one.
 
-Owns the ctypes side of peer.cpp.  `python bench/peer/build.py` makes the library; without it
-`available()` is False, and so it is when peer.cpp has changed since.  ggml aborts the process on what it cannot plan.
+Owns the ctypes side of peer.cpp and builder.cpp.  `python bench/peer/build.py` makes the library; without it
+`available()` is False, and so it is when one of them has changed since.  ggml aborts the process on what it cannot
+plan.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 
 import ggml_sched as gs
-from peer.build import LIBRARY, SOURCE
+from peer.build import LIBRARY, OURS
 
-__all__ = ["Peer", "available", "version"]
+__all__ = ["Builder", "Peer", "available", "version"]
 
 RECORD = np.dtype([
     ("ne", "i8", 4), ("nb", "i8", 4), ("view_offs", "i8"),
@@ -27,8 +28,8 @@ FLAGS = {"input": 1, "output": 2}
 
 
 def available() -> bool:
-    """Whether the library is there, and not older than its source."""
-    return LIBRARY.exists() and LIBRARY.stat().st_mtime >= SOURCE.stat().st_mtime
+    """Whether the library is there, and not older than its sources."""
+    return LIBRARY.exists() and all(LIBRARY.stat().st_mtime >= path.stat().st_mtime for path in OURS)
 
 
 def version() -> str:
@@ -38,11 +39,12 @@ def version() -> str:
 class Peer:
     """A graph that today's ggml plans over fake devices: those of `backends`, best first, the host last.
 
-    Resident tensors live where they live now.  Each of `reserve`, `alloc` and `gallocr` runs once and
-    returns microseconds.  A context manager.
+    Resident tensors live where they live now.  Of ops the devices support all, or with `asks_cpu` what ggml's CPU
+    backend does.  Each of `reserve`, `alloc` and `gallocr` runs once and returns microseconds.  A context manager.
     """
 
-    def __init__(self, graph: gs.Graph, backends: Sequence[gs.Backend], alignment: int = 32) -> None:
+    def __init__(self, graph: gs.Graph, backends: Sequence[gs.Backend], alignment: int = 32,
+                 asks_cpu: bool = False) -> None:
         self._library = _library()
         self._ids = ids = {t: i for i, t in enumerate(graph.tensors)}
         records = np.zeros(len(graph.tensors), RECORD)
@@ -52,7 +54,7 @@ class Peer:
         leafs = np.array([ids[t] for t in graph.leafs], np.int32)
         self._devices = len(backends)
         self._pointer = self._library.peer_new(
-            len(backends), alignment, records.ctypes.data, len(records),
+            len(backends), alignment, asks_cpu, records.ctypes.data, len(records),
             nodes.ctypes.data, len(nodes), leafs.ctypes.data, len(leafs))
         if not self._pointer:
             raise RuntimeError("today's ggml cannot reserve this graph")
@@ -93,6 +95,41 @@ class Peer:
         self.close()
 
 
+class Builder:
+    """A model's graph built by ggml's C calls, again and again, on one device.
+
+    `shape` has the numbers of `peer_shape` in builder.cpp, in its order.  A context manager.
+    """
+
+    def __init__(self, shape: Sequence[int], alignment: int = 32) -> None:
+        self._library = _library()
+        given = np.array(shape, np.int32)
+        self._pointer = self._library.peer_builder_new(given.ctypes.data, alignment)
+        if not self._pointer:
+            raise RuntimeError("today's ggml cannot reserve this graph")
+
+    def run(self, allocates: bool = True) -> float:
+        """Microseconds for building the graph, and for allocating it if `allocates`."""
+        return self._library.peer_builder_run(self._pointer, allocates)
+
+    @property
+    def ops(self) -> list[str]:
+        """Of the nodes, in order: ggml's names, of a UNARY or GLU that of the kind."""
+        return [self._library.peer_builder_op(self._pointer, i).decode()
+                for i in range(self._library.peer_builder_nodes(self._pointer))]
+
+    def close(self) -> None:
+        if self._pointer:
+            self._library.peer_builder_free(self._pointer)
+            self._pointer = None
+
+    def __enter__(self) -> Builder:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+
 def _fill(record: np.void, t: gs.Tensor, ids: dict, backends: Sequence[gs.Backend]) -> None:
     library = _library()
     record["ne"], record["nb"], record["view_offs"] = t.ne, t.nb, t.view_offs
@@ -118,7 +155,7 @@ def _library() -> ctypes.CDLL:
         ("peer_version", ctypes.c_char_p, []),
         ("peer_op", i32, [ctypes.c_char_p]),
         ("peer_type", i32, [ctypes.c_char_p]),
-        ("peer_new", pointer, [i32, i64, pointer, i32, pointer, i32, pointer, i32]),
+        ("peer_new", pointer, [i32, i64, i32, pointer, i32, pointer, i32, pointer, i32]),
         ("peer_free", None, [pointer]),
         ("peer_reserve", ctypes.c_double, [pointer]),
         ("peer_alloc", ctypes.c_double, [pointer]),
@@ -126,6 +163,11 @@ def _library() -> ctypes.CDLL:
         ("peer_address", ctypes.c_size_t, [pointer, i32]),
         ("peer_splits", i32, [pointer]),
         ("peer_buffer_size", i64, [pointer, i32]),
+        ("peer_builder_new", pointer, [pointer, i64]),
+        ("peer_builder_free", None, [pointer]),
+        ("peer_builder_run", ctypes.c_double, [pointer, i32]),
+        ("peer_builder_nodes", i32, [pointer]),
+        ("peer_builder_op", ctypes.c_char_p, [pointer, i32]),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

@@ -1,4 +1,4 @@
-"""Build the peer: the planner of today's ggml, from the source distribution of ggml-python.
+"""Build the peer: the planner of today's ggml and its CPU backend, from the source distribution of ggml-python.
 
     python bench/peer/build.py [ggml_python-VERSION.tar.gz]
 
@@ -9,6 +9,7 @@ Without a file, pip fetches one.  Needs a C and a C++ compiler; takes a minute o
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -20,11 +21,14 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE / "build" / "libpeer.so"
-SOURCE = HERE / "peer.cpp"
+OURS = (HERE / "devices.h", HERE / "peer.cpp", HERE / "builder.cpp")
 REQUIREMENT = "ggml-python==0.0.45"
 SOURCES = ("ggml.c", "ggml.cpp", "ggml-alloc.c", "ggml-backend.cpp", "ggml-backend-meta.cpp", "ggml-opt.cpp",
            "ggml-threading.cpp", "ggml-quants.c", "gguf.cpp")
 """What upstream's build calls ggml-base: everything but kernels."""
+CPU_SOURCES = ("ggml-cpu.c", "ggml-cpu.cpp", "ops.cpp", "vec.cpp", "binary-ops.cpp", "unary-ops.cpp", "traits.cpp",
+               "quants.c", "repack.cpp", "hbm.cpp", "amx/amx.cpp", "amx/mmq.cpp")
+"""ggml-cpu: what is asked is only which ops it runs; that its kernels come along cannot be helped."""
 FLAGS = ("-O3", "-DNDEBUG", "-D_GNU_SOURCE", "-fPIC", "-w")
 """Upstream's release flags."""
 
@@ -50,12 +54,16 @@ def fetch(folder: Path) -> Path:
 def build(ggml: Path, work: Path) -> None:
     cc = os.environ.get("CC") or shutil.which("gcc") or sysconfig.get_config_var("CC")
     cxx = os.environ.get("CXX") or shutil.which("g++") or "c++"
-    includes = [f"-I{ggml / 'include'}", f"-I{ggml / 'src'}"]
+    arch = {"x86_64": "x86", "amd64": "x86", "aarch64": "arm", "arm64": "arm"}.get(platform.machine().lower())
+    cpu = ggml / "src" / "ggml-cpu"
+    kernels = [*(cpu / name for name in CPU_SOURCES), *sorted((cpu / "arch" / str(arch)).glob("[qr]*.c*"))]
+    includes = [f"-I{ggml / 'include'}", f"-I{ggml / 'src'}", f"-I{cpu}", f"-I{HERE}"]
     version = version_of(ggml)
-    defines = [f'-DGGML_VERSION="{version}"', '-DGGML_COMMIT="release"']
+    defines = [f'-DGGML_VERSION="{version}"', '-DGGML_COMMIT="release"', "-DGGML_USE_CPU_REPACK"]
     objects = []
-    for source in [*(ggml / "src" / name for name in SOURCES), SOURCE]:
-        target = work / f"{source.name}.o"
+    ours = [path for path in OURS if path.suffix == ".cpp"]
+    for number, source in enumerate([*(ggml / "src" / name for name in SOURCES), *kernels, *ours]):
+        target = work / f"{number}.o"
         tool = [*cc.split(), "-std=gnu11"] if source.suffix == ".c" else [*cxx.split(), "-std=gnu++17"]
         print(f"ggml {version}: {source.name}", flush=True)
         subprocess.run([*tool, *FLAGS, *includes, *defines, "-c", str(source), "-o", str(target)], check=True)

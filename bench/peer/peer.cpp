@@ -2,87 +2,9 @@
 //
 // A `peer` owns one graph over fake devices, given as flat records.  Before every run it puts the
 // tensors back as they were, outside the measured time; ggml changes them while it plans.
-#include "ggml-alloc.h"
-#include "ggml-backend.h"
-#include "ggml-backend-impl.h"
-#include "ggml-impl.h"
-#include "ggml.h"
+#include "devices.h"
 
-#include <chrono>
-#include <cstring>
-#include <deque>
-#include <string>
-#include <vector>
-
-namespace {
-
-constexpr uintptr_t DEVICE_SPAN = uintptr_t(1) << 44;  // addresses of one device
-constexpr size_t RESIDENT_SIZE = size_t(1) << 42;      // of its buffer of weights, and of its caches
-
-struct Device {
-    ggml_backend_device device = {};
-    ggml_backend_buffer_type type = {};
-    ggml_backend backend = {};
-    std::string name;
-    bool is_host = false;
-    size_t alignment = 0;
-    uintptr_t next = 0;  // where the next buffer's addresses begin
-    ggml_backend_buffer_t weights = nullptr, caches = nullptr;
-};
-
-Device &of(ggml_backend_buffer_type_t type) { return *static_cast<Device *>(type->context); }
-Device &of(ggml_backend_dev_t device) { return *static_cast<Device *>(device->context); }
-
-ggml_backend_buffer_t new_buffer(ggml_backend_buffer_type_t type, size_t size) {
-    ggml_backend_buffer_i slots = {};
-    slots.free_buffer = [](ggml_backend_buffer_t) {};
-    slots.get_base = [](ggml_backend_buffer_t buffer) { return buffer->context; };
-    void *base = reinterpret_cast<void *>(of(type).next);
-    of(type).next += (size + 8191) / 4096 * 4096;
-    return ggml_backend_buffer_init(type, slots, base, size);
-}
-
-// Two of them, because releases differ in the slot's type.
-ggml_status compute_nothing(ggml_backend_t, ggml_cgraph *) { return GGML_STATUS_SUCCESS; }
-[[maybe_unused]] ggml_status compute_nothing(ggml_backend_t, ggml_cgraph *, int) { return GGML_STATUS_SUCCESS; }
-
-void open_device(Device &d, int index, int count, size_t alignment) {
-    d.is_host = index == count - 1;
-    d.name = d.is_host ? "CPU" : "GPU" + std::to_string(index);
-    d.alignment = alignment;
-    d.next = DEVICE_SPAN * (index + 1);
-    d.device.context = d.type.context = d.backend.context = &d;
-    d.type.device = d.backend.device = &d.device;
-
-    auto &dev = d.device.iface;
-    dev.get_name = dev.get_description = [](ggml_backend_dev_t x) { return of(x).name.c_str(); };
-    dev.get_type = [](ggml_backend_dev_t x) {
-        return of(x).is_host ? GGML_BACKEND_DEVICE_TYPE_CPU : GGML_BACKEND_DEVICE_TYPE_GPU;
-    };
-    dev.get_buffer_type = [](ggml_backend_dev_t x) { return &of(x).type; };
-    dev.supports_op = [](ggml_backend_dev_t, const ggml_tensor *) { return true; };
-    dev.supports_buft = [](ggml_backend_dev_t x, ggml_backend_buffer_type_t t) { return &of(x).type == t; };
-
-    d.type.iface.get_name = [](ggml_backend_buffer_type_t t) { return of(t).name.c_str(); };
-    d.type.iface.get_alignment = [](ggml_backend_buffer_type_t t) { return of(t).alignment; };
-    d.type.iface.alloc_buffer = new_buffer;
-
-    d.backend.iface.get_name = [](ggml_backend_t b) { return static_cast<Device *>(b->context)->name.c_str(); };
-    d.backend.iface.free = [](ggml_backend_t) {};
-    d.backend.iface.graph_compute = compute_nothing;
-
-    d.weights = new_buffer(&d.type, RESIDENT_SIZE);
-    d.weights->usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
-    d.caches = new_buffer(&d.type, RESIDENT_SIZE);
-}
-
-template <typename F> double microseconds(F &&work) {
-    auto start = std::chrono::steady_clock::now();
-    work();
-    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
-}
-
-}  // namespace
+using namespace peers;
 
 // One tensor; bench/peer/__init__.py has the same layout.
 struct peer_tensor {
@@ -126,18 +48,15 @@ int peer_type(const char *name) {
 void peer_free(peer *p) {
     if (p->sched != nullptr) ggml_backend_sched_free(p->sched);
     if (p->gallocr != nullptr) ggml_gallocr_free(p->gallocr);
-    for (auto &d : p->devices) {
-        ggml_backend_buffer_free(d.weights);
-        ggml_backend_buffer_free(d.caches);
-    }
+    for (auto &d : p->devices) close_device(d);
     delete p;
 }
 
-peer *peer_new(int n_devices, int64_t alignment, const peer_tensor *given, int32_t n, const int32_t *nodes,
-               int32_t n_nodes, const int32_t *leafs, int32_t n_leafs) {
+peer *peer_new(int n_devices, int64_t alignment, int asks_cpu, const peer_tensor *given, int32_t n,
+               const int32_t *nodes, int32_t n_nodes, const int32_t *leafs, int32_t n_leafs) {
     auto *p = new peer;
     p->devices.resize(n_devices);
-    for (int i = 0; i < n_devices; i++) open_device(p->devices[i], i, n_devices, alignment);
+    for (int i = 0; i < n_devices; i++) open_device(p->devices[i], i, n_devices, alignment, asks_cpu);
     p->tensors.resize(n);
     for (int32_t i = 0; i < n; i++) {
         const peer_tensor &from = given[i];

@@ -18,8 +18,14 @@ static inline int gs_checked_add(int64_t a, int64_t b, int64_t *out) {
 }
 
 static inline int gs_checked_mul(int64_t a, int64_t b, int64_t *out) {
+#if defined(__GNUC__)
+    int64_t product; /* no division: this is done some ten times for each tensor */
+    if (a < 0 || b < 0 || __builtin_mul_overflow(a, b, &product)) return GS_OVERFLOW;
+    *out = product;
+#else
     if (a < 0 || b < 0 || (b != 0 && a > INT64_MAX / b)) return GS_OVERFLOW;
     *out = a * b;
+#endif
     return GS_OK;
 }
 

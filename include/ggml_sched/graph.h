@@ -27,6 +27,8 @@ typedef struct gs_graph {
     int32_t *src_begin;         /* sources of tensor i: src[src_begin[i] .. src_begin[i + 1])             */
     int32_t *src;               /* empty slots left out                                                   */
     unsigned char *slot;        /* of each entry of src: its place among the tensor's sources             */
+    int32_t *param_begin;       /* parameters of tensor i: param[param_begin[i] .. param_begin[i + 1]),   */
+    int32_t *param;             /*   trailing zeros cut; none of views, which compute nothing             */
     int32_t *node;              /* ids in execution order                                                 */
     int32_t *leaf;
     int32_t *position;          /* index into node, -1 for tensors that are not nodes                     */
@@ -49,6 +51,7 @@ typedef struct gs_graph {
     int32_t *reader;            /*   reader_begin[i + 1]), ascending, once for each time they read it     */
     unsigned char *op;
     unsigned char *kind;        /* GS_KIND_* bits                                                         */
+    uint64_t *form;             /* hash of a tensor's type, extents and strides                           */
     uint32_t *alike;            /* of a node: bit k is set when its source k has the node's layout        */
 } gs_graph;
 

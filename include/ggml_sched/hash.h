@@ -10,4 +10,10 @@ static inline uint64_t gs_mix(uint64_t h, uint64_t x) {
     return h ^ (h >> 29);
 }
 
+/* A step of another one: with gs_mix over the same input, 128 bits. */
+static inline uint64_t gs_mix_other(uint64_t h, uint64_t x) {
+    h = (h ^ x) * UINT64_C(0xC2B2AE3D27D4EB4F);
+    return h ^ (h >> 32);
+}
+
 #endif

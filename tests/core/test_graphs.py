@@ -225,6 +225,19 @@ def test_a_tensor_is_not_made_by_hand():
         gs.Tensor()
 
 
+@pytest.mark.parametrize("wrong", [None, "x", 7, object()])
+def test_what_is_no_tensor_is_no_part_of_a_graph(ctx, wrong):
+    a = ctx.tensor("f32", 4)
+    x = ctx.sqr(a)
+    for tensors, nodes, leafs in (([a, wrong, x], [x], [a]), ([a, x], [x, wrong], [a]), ([a, x], [x], [wrong, a])):
+        with pytest.raises(TypeError, match="a graph is made of Tensors"):
+            gs.Graph.from_order(tensors, nodes, leafs)
+    with pytest.raises(TypeError, match="a graph is made of Tensors"):
+        gs.Graph(x, wrong)
+    with pytest.raises(TypeError, match="a graph is made of Tensors"):
+        gs.Graph(x).with_order([wrong])
+
+
 # -- nothing changes ---------------------------------------------------------------------------
 
 
@@ -281,13 +294,19 @@ def pair(change: str = "") -> gs.Graph:
     z = ctx.sqrt(view) if change == "op" else ctx.sqr(view)
     if change == "kind":
         z = ctx.relu(view)
+    if change == "stride":
+        z = ctx.restore("SQR", "f32", (2, 1, 1, 1), (4, 16, 16, 16), (view,))
+    z = ctx.scale(z, 3.0 if change == "parameter" else 2.0, 1.0 if change == "another parameter" else 0.0)
+    slots = (z, None, b) if change == "slot" else (z, b)
+    z = ctx.restore("SOFT_MAX", "f32", z.ne, z.nb, slots)
     if change == "output":
         ctx.set_output(x)
     ends = (ctx.sqr(b), z) if change == "another end" else (z,)
     return gs.Graph(*ends)
 
 
-CHANGES = ["type", "shape", "input", "edge", "swap", "offset", "op", "kind", "output", "another end"]
+CHANGES = ["type", "shape", "stride", "input", "edge", "swap", "slot", "offset", "op", "kind", "parameter",
+           "another parameter", "output", "another end"]
 
 
 def test_equal_graphs_have_equal_fingerprints():
@@ -298,6 +317,25 @@ def test_equal_graphs_have_equal_fingerprints():
 def test_every_difference_changes_the_fingerprint():
     prints = {change: pair(change).fingerprint for change in ["", *CHANGES]}
     assert len(set(prints.values())) == len(prints), prints
+
+
+def test_equal_graphs_may_come_by_their_views_in_different_ways():
+    """What a view was asked for says nothing that its extents, strides and offset do not say."""
+    prints = set()
+    for words in ((), (2, 1, 0, 3), (7,)):
+        ctx = gs.Context()
+        a = ctx.tensor("f32", (4, 4), "a")
+        view = ctx.restore("PERMUTE", "f32", (4, 4, 1, 1), (16, 4, 64, 64), (a,), view_src=a, op_params=words)
+        prints.add(gs.Graph(ctx.cont(view)).fingerprint)
+    assert len(prints) == 1
+
+
+def test_parameters_are_no_part_of_the_wiring():
+    """A plan that was reserved serves a graph that differs in them."""
+    ctx = gs.Context()
+    a = ctx.tensor("f32", 4)
+    one, other = gs.Graph(ctx.scale(a, 2.0)), gs.Graph(ctx.scale(a, 3.0))
+    assert one.wiring == other.wiring and one.fingerprint != other.fingerprint
 
 
 def test_silu_and_relu_differ():

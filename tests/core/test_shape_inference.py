@@ -5,6 +5,8 @@ Shapes are written innermost first.  A tensor is spelled "f32:4,3" (leaf of that
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -493,6 +495,78 @@ def test_op_params_are_ggmls_words():
     assert ctx.rope(a, ctx.tensor("i32", 3), 8, "neox").op_params[:3] == (0, 8, 2)
     assert ctx.swiglu(a).op_params == (2,)
     assert ctx.argsort(a, "desc").op_params == (1,)
+    assert ctx.set(a, a, 32, 128, 384, 0, inplace=True).op_params == (32, 128, 384, 0, 1)
+    assert ctx.pad(a, 1, 0, 2).op_params == (0, 1, 0, 0, 0, 2)
+    assert ctx.view_1d(ctx.tensor("i8", 2**33), 8, 2**32 + 8).op_params == (8, 1)
+    assert ctx.scale(a, 1.0, -0.0).op_params == (0x3F800000, -2**31)
+
+
+def test_trailing_zeros_of_given_op_params_are_cut():
+    ctx = gs.Context()
+    a = ctx.tensor("f32", 4)
+    for given, kept in (((0, 3, 0, 0), (0, 3)), ((0,) * 16, ()), ((-1,) * 16, (-1,) * 16)):
+        assert ctx.restore("ROPE", "f32", a.ne, a.nb, (a,), op_params=given).op_params == kept
+
+
+NAMED_AFTER = {
+    "VIEW": (" (view)", lambda ctx, a: ctx.view_2d(a, 4, 4, 16)),
+    "RESHAPE": (" (reshaped)", lambda ctx, a: ctx.reshape(dense(ctx, a), 4, 4)),
+    "PERMUTE": (" (permuted)", lambda ctx, a: ctx.permute(a, 1, 0, 2, 3)),
+    "TRANSPOSE": (" (transposed)", lambda ctx, a: ctx.transpose(a)),
+    "CONT": (" (cont)", lambda ctx, a: ctx.cont(a)),
+    "CPY": (" (copy)", lambda ctx, a: ctx.cast(a, "f32")),
+    "SCALE": (" (view)", lambda ctx, a: ctx.scale(a, 2.0, inplace=True)),
+}
+
+
+def dense(ctx, a):
+    """`a` if it can be reshaped, else a dense tensor of its name."""
+    return a if a.is_contiguous else ctx.tensor("f32", a.ne[:2], a.name)
+
+
+def test_names_are_those_of_the_moment_an_op_was_called():
+    """Put together when first read, in whatever order; naming what came before changes nothing."""
+    rng = random.Random(3)
+    for _ in range(60):
+        ctx = gs.Context()
+        made = [ctx.tensor("f32", (4, 4), rng.choice(["x", ""]))]
+        names = [made[0].name]
+        for _ in range(rng.randrange(60)):
+            k = rng.randrange(len(made)) if rng.random() < 0.2 else len(made) - 1
+            a, name = made[k], names[k]
+            if rng.random() < 0.1:
+                names[k] = f"named {len(made)}"
+                ctx.set_name(a, names[k])
+                continue
+            if rng.random() < 0.1:
+                assert a.name == name
+            op, (ending, make) = rng.choice(list(NAMED_AFTER.items()))
+            made.append(make(ctx, a))
+            assert made[-1].op == op
+            names.append("" if op == "SCALE" and not name else name + ending)
+        order = list(range(len(made)))
+        rng.shuffle(order)
+        for k in order:
+            assert made[k].name == names[k] == made[k].name
+
+
+def test_names_with_many_endings():
+    """More than fit into the number that holds them."""
+    ctx = gs.Context()
+    t = ctx.tensor("f32", (4, 4), "x")
+    for n in range(1, 100):
+        t = ctx.transpose(ctx.permute(t, 0, 1, 2, 3))
+        if n % 33 == 0:
+            assert t.name == "x" + " (permuted) (transposed)" * n
+
+
+def test_names_of_copies():
+    ctx = gs.Context()
+    a, b, nameless = ctx.tensor("f32", 4, "a"), ctx.tensor("f32", 4, "b"), ctx.tensor("f32", 4)
+    copy = ctx.cpy(ctx.view_1d(a, 4), ctx.view_1d(b, 4))
+    assert (copy.name, ctx.cpy(a, nameless).name) == ("b (view) (copy of a (view))", "a (copy)")
+    assert ctx.cpy(nameless, nameless).name == " (copy)" and ctx.set_rows(
+        ctx.tensor("f32", (4, 2), "m"), ctx.tensor("f32", (4, 1)), ctx.tensor("i64", 1)).name == "m (view)"
 
 
 def test_flags_and_names():

@@ -172,8 +172,15 @@ def test_the_wheel_has_what_users_and_compilers_need(wheel):
 
 CONSUMER = '''
 from libc.stdint cimport int64_t
+from ggml_sched._c cimport GS_OP_UNARY
+from ggml_sched._c cimport gs_node
 from ggml_sched._core cimport BackendBase, Graph, Tensor, gs_checked_add, gs_graph
+from ggml_sched._graph cimport NodeTable
+from ggml_sched._graph import op_numbers
 from ggml_sched.backend import Backend
+
+cdef int OP_SQR = op_numbers()["SQR"], OP_SCALE = op_numbers()["SCALE"], OP_MUL_MAT = op_numbers()["MUL_MAT"]
+cdef int SUB_OP_RELU = op_numbers()["UNARY:RELU"] - GS_OP_UNARY
 
 
 cdef class Counter:
@@ -199,6 +206,42 @@ cdef class Device(BackendBase):
 
 def name_of(Tensor t not None):
     return t.name
+
+
+cdef class Compiled(BackendBase):
+    """Answers in C what it can: no op of more than two sources, MUL_MAT offloaded, nothing of less than 256 bytes.
+
+    About SQR and what is scaled by 0 it has Python asked.
+    """
+    cdef public int asked
+    cdef public int64_t shrinks
+
+    cdef int c_supports_op(self, const gs_node *node) noexcept nogil:
+        self.asked += 1
+        if node.op == OP_SQR or node.op == OP_SCALE and node.params[0] == 0:
+            return -1
+        if node.op == GS_OP_UNARY:
+            return node.sub_op == SUB_OP_RELU and node.src[0].layout.ne[0] == node.layout.ne[0]
+        return node.n_src <= 2
+
+    cdef int c_offload_op(self, const gs_node *node) noexcept nogil:
+        return -1 if node.op == OP_SQR else node.op == OP_MUL_MAT
+
+    cdef int64_t c_alloc_size(self, const gs_node *tensor) noexcept nogil:
+        if tensor.op == OP_SQR:
+            return -1
+        return max(tensor.layout.nbytes, 256) - self.shrinks
+
+
+def product(nodes):
+    """What a kernel does with a table: the product of the first floats of the last node's sources."""
+    cdef NodeTable table = NodeTable(nodes)
+    cdef const gs_node *node = table.node(len(table) - 1)
+    cdef float found = 1
+    cdef int k
+    for k in range(node.n_src):
+        found *= (<float *>node.src[k].data)[0]
+    return found
 '''
 SETUP = '''
 import ggml_sched
@@ -230,6 +273,114 @@ try:
 except TypeError:
     print("done")
 '''
+USE_ANSWERS = '''
+import consumer, ggml_sched as gs, numpy as np
+from ggml_sched._core import Devices, Policy, Request, make_plan
+
+class Plain(consumer.Compiled, gs.DryBackend):
+    """A compiled core under a Python backend."""
+
+class Strict(Plain):
+    """On top of the core: what it says replaces what that says."""
+    def supports_op(self, node):
+        return node.op != "ADD" and super().supports_op(node)
+
+ctx = gs.Context()
+x = ctx.tensor("f32", 8, "x")
+nodes = [ctx.add(x, x), ctx.relu(x), ctx.silu(x), ctx.sqr(x), ctx.scale(x, 0.0), ctx.scale(x, 2.0),
+         ctx.mul_mat(x, x), ctx.restore("ADD_ID", "f32", x.ne, x.nb, (x, x, x))]
+graph = gs.Graph(*nodes)
+host = gs.DryBackend("host")
+
+def supported(backend):
+    with gs.Scheduler([backend, host], plan_cache=0) as scheduler:
+        plans = [scheduler.plan(graph) for _ in range(2)]
+        assert plans[0].backend_of(nodes[0]) is plans[1].backend_of(nodes[0])
+        for t in nodes:
+            assert (plans[1].backend_of(t) is backend) == bool(backend.supports_op(t)), t
+        return [plans[1].backend_of(t) is backend for t in nodes]
+
+plain = Plain("plain")
+expected = [True, True, False, True, True, True, True, False]
+assert supported(plain) == expected, supported(plain)
+
+# Each once, and no more when it is planned again.
+devices = Devices((plain, host))
+plain.asked = 0
+for _ in range(3):
+    make_plan(Request(graph, devices, None), Policy())
+assert plain.asked == len(graph), plain.asked
+plain.answers_version += 1
+make_plan(Request(graph, devices, None), Policy())
+assert plain.asked == 2 * len(graph)
+plain.answers_version = None
+assert supported(plain) == expected
+
+# Python is asked where C says -1, and nowhere else.
+asked = []
+class Base(gs.DryBackend):
+    def supports_op(self, node):
+        asked.append(node.op)
+        return node.op == "SQR"
+    def offload_op(self, node):
+        asked.append("offload " + node.op)
+        return True
+    def alloc_size(self, tensor):
+        asked.append("size " + tensor.op)
+        return 1024
+
+class Rest(consumer.Compiled, Base):
+    pass
+
+rest = Rest("rest")
+made = make_plan(Request(graph, Devices((rest, host)), None), Policy())
+assert sorted(asked) == ["SCALE", "SQR", "offload SQR", "size SQR"], asked
+assert [made.backend_index(graph.id_of(t)) for t in nodes] == [0, 0, 1, 0, 1, 0, 0, 1]
+assert made.size(graph.id_of(nodes[3])) == 1024 and made.size(graph.id_of(nodes[0])) == 256
+
+# What a Python class says on top of the core, or an instance, holds.
+assert supported(Strict("strict")) == [False, True, False, True, True, True, True, False]
+one = Plain("one")
+one.supports_op = lambda node: node.op == "ADD"
+assert supported(one) == [True] + [False] * 7
+
+# The methods in Python say what the core says.
+assert plain.offload_op(nodes[6]) and not plain.offload_op(nodes[0]) and not plain.offload_op(nodes[3])
+assert (plain.alloc_size(x), plain.alloc_size(nodes[3])) == (256, 32)
+
+# Offloaded in C: the product goes to the device, though its weight is the host's.
+home = gs.Context()
+w = home.tensor("f32", (8, 8), "w")
+host.alloc_tensors(home)
+y, z = ctx.mul_mat(w, x), ctx.mul(w, x)
+with gs.Scheduler([Plain("device"), host]) as scheduler:
+    plan = scheduler.plan(gs.Graph(y, z))
+    assert (plan.backend_of(y).name, plan.backend_of(z).name) == ("device", "host")
+
+# A size that makes no sense raises, and nothing is remembered.
+wrong = Plain("wrong")
+wrong.shrinks = 1000
+devices = Devices((wrong,))
+for _ in range(2):
+    try:
+        make_plan(Request(gs.Graph(nodes[0]), devices, None), Policy())
+        raise SystemExit("no error")
+    except gs.PlacementError as error:
+        assert "'wrong'" in str(error) and devices.n_answers == 0
+wrong.shrinks = 0
+make_plan(Request(gs.Graph(nodes[0]), devices, None), Policy())
+
+# Kernels: nodes at their addresses.
+both = gs.Context()
+a, b = both.tensor("f32", 4), both.tensor("f32", 4)
+c = both.mul(a, b)
+with gs.CpuBackend(1) as cpu:
+    cpu.alloc_tensors(both)
+    a.set(np.full(4, 3.0))
+    b.set(np.full(4, 5.0))
+    assert consumer.product([a, c]) == 15.0
+print("done")
+'''
 
 
 @pytest.mark.soak
@@ -240,10 +391,11 @@ def test_others_compile_against_the_package(tmp_path):
     built = subprocess.run([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=tmp_path,
                            capture_output=True, text=True, timeout=600)
     assert built.returncode == 0, built.stdout + built.stderr
-    used = subprocess.run([sys.executable, "-c", USE], capture_output=True, text=True,
-                          env=os.environ | {"PYTHONPATH": os.pathsep.join(
-                              filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))})
-    assert (used.returncode, used.stderr, used.stdout) == (0, "", "done\n")
+    for code in (USE, USE_ANSWERS):
+        used = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                              env=os.environ | {"PYTHONPATH": os.pathsep.join(
+                                  filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))})
+        assert (used.returncode, used.stderr, used.stdout) == (0, "", "done\n")
 
 
 @pytest.mark.soak

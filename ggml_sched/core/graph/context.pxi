@@ -12,45 +12,47 @@ cdef str describe(Tensor t):
     return f"{t.name or 'unnamed'!r} ({t.op} {t.type} {list(t.ne)})"
 
 
-cdef tuple f32_word(double x):
+cdef int32_t f32_word(double x) except? -1:
     """A float32 as the int32 word ggml stores among op_params."""
-    if isfinite(x) and not isfinite(<float>x):
+    cdef float f = <float>x
+    cdef int32_t word
+    if isfinite(x) and not isfinite(f):
         raise ValueError(f"{x} is beyond float32")
-    return _struct_unpack("<i", _struct_pack("<f", x))
+    memcpy(&word, &f, sizeof(word))
+    return word
 
 
-cdef tuple i64_words(int64_t x):
-    return _struct_unpack("<2i", _struct_pack("<q", x))
-
-
-cdef tuple cut_zeros(tuple words):
-    cdef Py_ssize_t n = len(words)
+cdef Tensor with_params(Tensor t, const int32_t *words, int n):
+    """A tensor that was just made, with its op_params; trailing zeros are cut."""
     while n and words[n - 1] == 0:
         n -= 1
-    return words[:n]
-
-
-cdef int read_ne(object ne, int64_t *out, str op="", Tensor of=None) except -1:
-    """One to four extents, innermost first, into out[4]; an error names the op and the tensor, if given."""
-    cdef int i = 0
-    if isinstance(ne, int):
-        ne = (ne,)
-    for i in range(GS_MAX_DIMS):
-        out[i] = 1
-    n = len(ne)
-    if not 1 <= n <= GS_MAX_DIMS:
-        raise GraphError(f"{extents_of(op, of)}a tensor has 1 to {GS_MAX_DIMS} dimensions, not {n}")
-    for i in range(n):
-        extent = _index(ne[i])
-        if not 0 <= extent <= 0x7fffffffffffffff:
-            raise GraphError(f"{extents_of(op, of)}extent {extent} of dimension {i} is not in 0 .. 2**63 - 1")
-        out[i] = extent
-    return 0
+    memcpy(t.params, words, n * sizeof(int32_t))
+    t.n_params = n
+    return t
 
 
 cdef extern from "Python.h":
     # Cython's own declaration wants an exception; NULL clips what is too large, and costs no try.
     Py_ssize_t PyNumber_AsSsize_t(object x, PyObject *exc) except? -1
+
+
+cdef int read_ne(object ne, int64_t *out, str op="", Tensor of=None) except -1:
+    """One to four extents, innermost first, into out[4]; an error names the op and the tensor, if given."""
+    cdef Py_ssize_t i, n, extent
+    if isinstance(ne, int):
+        ne = (ne,)
+    n = len(ne)
+    if not 1 <= n <= GS_MAX_DIMS:
+        raise GraphError(f"{extents_of(op, of)}a tensor has 1 to {GS_MAX_DIMS} dimensions, not {n}")
+    for i in range(n):
+        given = ne[i]
+        extent = PyNumber_AsSsize_t(given, NULL)
+        if extent < 0 or extent == PY_SSIZE_T_MAX and extent != given:
+            raise GraphError(f"{extents_of(op, of)}extent {given} of dimension {i} is not in 0 .. 2**63 - 1")
+        out[i] = extent
+    for i in range(n, GS_MAX_DIMS):
+        out[i] = 1
+    return 0
 
 
 cdef int64_t whole(str op, Tensor a, object x) except? -1:
@@ -165,9 +167,8 @@ cdef class ContextBase:
 
     # -- makers -------------------------------------------------------------
 
-    cdef Tensor add_tensor(self, str name, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs,
-                           tuple params):
-        """The one place where tensors are born.  `view` may itself be a view; the root is kept."""
+    cdef Tensor add_tensor(self, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs):
+        """The one place where tensors are born, nameless.  `view` may itself be a view; the root is kept."""
         cdef Tensor s, t
         cdef int64_t end
         if self.home.closed:
@@ -190,29 +191,35 @@ cdef class ContextBase:
             t.view_src = view
             t.view_offs = view_offs
         t.home = self.home
-        t.name = name
+        t._name = ""
         t.layout = layout[0]
         t.src = src
-        t.op_params = params
-        t.resident = ""
         t.mark = -1
         self._tensors.append(t)
         return t
 
-    cdef Tensor add_like(self, int op, Tensor a, tuple src, tuple params, bint inplace=False, str name=""):
+    cdef Tensor add_named(self, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs, Tensor like,
+                          int ending):
+        """add_tensor, named after another tensor."""
+        cdef Tensor t = self.add_tensor(op, layout, src, view, view_offs)
+        t.name_after(like, ending)
+        return t
+
+    cdef Tensor add_like(self, int op, Tensor a, tuple src, bint inplace=False):
         """A result with the type and ne of `a`: a new dense tensor, or a view of `a`."""
         cdef gs_layout layout
         if inplace:
             layout = a.layout
-            return self.add_tensor(f"{a.name} (view)" if a.name else name, op, &layout, src, a, 0, params)
+            if a.endings or a._name:
+                return self.add_named(op, &layout, src, a, 0, a, ENDS_VIEW)
+            return self.add_tensor(op, &layout, src, a, 0)
         fill_dense(&layout, op, a.layout.type, a.layout.ne[0], a.layout.ne[1], a.layout.ne[2], a.layout.ne[3])
-        return self.add_tensor(name, op, &layout, src, None, 0, params)
+        return self.add_tensor(op, &layout, src, None, 0)
 
-    cdef Tensor add_dense(self, int op, int type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, tuple src,
-                          tuple params, str name=""):
+    cdef Tensor add_dense(self, int op, int type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, tuple src):
         cdef gs_layout layout
         fill_dense(&layout, op, type, ne0, ne1, ne2, ne3)
-        return self.add_tensor(name, op, &layout, src, None, 0, params)
+        return self.add_tensor(op, &layout, src, None, 0)
 
     def tensor(self, type, ne, name="", input=False, output=False):
         """A new leaf of `type` and extents `ne` (one to four, innermost first), contiguous.
@@ -223,13 +230,16 @@ cdef class ContextBase:
         cdef int64_t extents[4]
         cdef Tensor t
         read_ne(ne, extents)
-        t = self.add_dense(GS_OP_NONE, type_id(type), extents[0], extents[1], extents[2], extents[3], (), (), str(name))
+        name = str(name)
+        t = self.add_dense(GS_OP_NONE, type_id(type), extents[0], extents[1], extents[2], extents[3], ())
+        t._name = name
         t._flags = (GS_FLAG_INPUT if input else 0) | (GS_FLAG_OUTPUT if output else 0)
         return t
 
     def set_name(self, Tensor t not None, name):
         """Name a tensor for messages, plans and tables; returns it."""
-        t.name = str(name)
+        t._name = str(name)
+        t.endings = 0
         return t
 
     def set_input(self, Tensor t not None):
@@ -270,7 +280,8 @@ cdef class ContextBase:
         """
         cdef gs_layout layout
         cdef Tensor t
-        cdef int i
+        cdef int32_t[GS_MAX_OP_PARAMS] words
+        cdef int i, n_words
         found = OP_IDS.get(op)
         if found is None:
             raise GraphError(f"tensor {name!r}: unknown op {op!r}")
@@ -287,13 +298,19 @@ cdef class ContextBase:
         for s in src:
             if s is not None and not isinstance(s, Tensor):
                 raise TypeError(f"tensor {name!r}: a source is a Tensor or None, not {s!r}")
-        words = tuple(op_params)
-        if len(words) > GS_MAX_OP_PARAMS or not all(isinstance(w, int) and -2**31 <= w < 2**31 for w in words):
+        given = tuple(op_params)
+        if len(given) > GS_MAX_OP_PARAMS or not all(isinstance(w, int) and -2**31 <= w < 2**31 for w in given):
             raise GraphError(f"tensor {name!r}: op_params are at most {GS_MAX_OP_PARAMS} int32 words")
+        n_words = <int>len(given)
+        for i in range(n_words):
+            words[i] = given[i]
         for flag in flags:
             if flag not in ("input", "output"):
                 raise GraphError(f"tensor {name!r}: unknown flag {flag!r}")
-        t = self.add_tensor(str(name), found, &layout, tuple(src), view_src, _index(view_offs), words)
+        name, resident = str(name), str(resident)
+        t = self.add_tensor(found, &layout, cut_none(tuple(src)), view_src, _index(view_offs))
+        with_params(t, words, n_words)
+        t._name = name
         t._flags = (GS_FLAG_INPUT if "input" in flags else 0) | (GS_FLAG_OUTPUT if "output" in flags else 0)
-        t.resident = str(resident)
+        t._resident = resident
         return t

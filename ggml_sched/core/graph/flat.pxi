@@ -2,10 +2,11 @@
 #
 # Owns how its memory is laid out, and what every pass asks of a graph, found out once.
 
-cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src) except -1:
+cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src,
+                    int64_t n_params) except -1:
     """Lay the arrays out in one block; MemoryError leaves g freeable."""
-    cdef int64_t n = n_tensors, n_ids = 12 * n + 2 + 2 * n_src + 2 * <int64_t>n_nodes + n_leafs
-    cdef char *at = <char *>malloc(n * (sizeof(gs_layout) + 2 * sizeof(int64_t) + 3) + n_ids * sizeof(int32_t) + n_src)
+    cdef int64_t n = n_tensors, n_ids = 13 * n + 3 + 2 * n_src + n_params + 2 * <int64_t>n_nodes + n_leafs
+    cdef char *at = <char *>malloc(n * (sizeof(gs_layout) + 3 * sizeof(int64_t) + 3) + n_ids * sizeof(int32_t) + n_src)
     if at == NULL:
         raise MemoryError(f"a graph of {n_tensors} tensors")
     g.n_tensors, g.n_nodes, g.n_leafs = n_tensors, n_nodes, n_leafs
@@ -13,7 +14,8 @@ cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_l
     g.layout = <gs_layout *>at
     g.view_offs = <int64_t *>(g.layout + n)
     g.nbytes = g.view_offs + n
-    g.view_src = <int32_t *>(g.nbytes + n)
+    g.form = <uint64_t *>(g.nbytes + n)
+    g.view_src = <int32_t *>(g.form + n)
     g.position = g.view_src + n
     g.memory = g.position + n
     g.view = g.memory + n
@@ -25,7 +27,9 @@ cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_l
     g.next_view = g.first_view + n
     g.reader_begin = g.next_view + n
     g.src_begin = g.reader_begin + n + 1
-    g.src = g.src_begin + n + 1
+    g.param_begin = g.src_begin + n + 1
+    g.param = g.param_begin + n + 1
+    g.src = g.param + n_params
     g.reader = g.src + n_src
     g.node = g.reader + n_src
     g.work = g.node + n_nodes

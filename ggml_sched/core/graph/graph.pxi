@@ -15,19 +15,26 @@ cdef class Graph:
 
     def __cinit__(self, *outputs):
         memset(&self.flat, 0, sizeof(gs_graph))
+        memset(&self._kinds, 0, sizeof(gs_kinds))
         self.nodes = self.leafs = self.tensors = ()
         self.meta = {}
         self._index = None
 
     def __dealloc__(self):
         flat_free(&self.flat)
+        kinds_free(&self._kinds)
 
     def __init__(self, *outputs):
+        cdef Walk walk
+        cdef tuple nodes, leafs
         for t in outputs:
             if not isinstance(t, Tensor):
                 raise TypeError(f"a graph is made of Tensors, not {t!r}")
-        nodes, leafs = depth_first(outputs)
-        self.fill(tuple(leafs + nodes), tuple(nodes), tuple(leafs))
+        walk = Walk()
+        for t in outputs:
+            walk.visit(t)
+        nodes, leafs = walk.nodes(), walk.leafs()
+        self.fill(leafs + nodes, nodes, leafs)
 
     @staticmethod
     def from_order(tensors, nodes, leafs, meta=None):
@@ -53,87 +60,134 @@ cdef class Graph:
         g.meta = dict(self.meta)
         return g
 
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    @cython.nonecheck(False)
     cdef int fill(self, tuple tensors, tuple nodes, tuple leafs, Graph like=None) except -1:
         """`like`: a graph of the same tensors, whose flags and deps count, not those of the moment."""
-        cdef Tensor t, s
-        cdef dict given = None if like is None else like.deps
-        cdef Py_ssize_t i
-        cdef int32_t k, n_src = 0
-        cdef int64_t total = 0, n_deps = 0
         cdef gs_graph *g = &self.flat
+        cdef dict given = None if like is None else like.deps
+        cdef int64_t n_src = 0, n_params = 0, n_deps = 0
+        cdef uint64_t[2] found
+        self.tensors, self.nodes, self.leafs = tensors, nodes, leafs
+        self.number(given, &n_src, &n_params, &n_deps)
+        flat_alloc(g, <int32_t>len(tensors), <int32_t>len(nodes), <int32_t>len(leafs), n_src, n_params)
+        self.fill_tensors(like)
+        self.fill_order(given if n_deps else {})
+        if n_deps:
+            self.fill_deps(n_deps, given)
+        flat_classify(g)
+        flat_fingerprint(g, found, &self.wiring)
+        self.fingerprint = (int(found[0]) << 64) | int(found[1])
+        return 0
+
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    @cython.nonecheck(False)
+    cdef int number(self, dict given, int64_t *n_src, int64_t *n_params, int64_t *n_deps) except -1:
+        """Mark each tensor with its id, and count what the arrays have to hold."""
+        # Borrowed, here and below: the tuple keeps its tensors.
+        cdef void *at
         cdef Home home = None
         cdef list homes = []
-        cdef uint64_t[2] found
-        if len(tensors) > 0x3fffffff:
-            raise GraphError(f"a graph of {len(tensors)} tensors is too large")
-        self.tensors, self.nodes, self.leafs = tensors, nodes, leafs
-        for i in range(len(tensors)):
-            t = tensors[i]
-            if t.home.closed:
-                raise GraphError(f"{describe(t)} belongs to closed context {t.home.name!r}")
-            t.mark = <int32_t>i
-            if t.home is not home:
-                home = t.home
+        cdef Py_ssize_t i
+        if len(self.tensors) > 0x3fffffff:
+            raise GraphError(f"a graph of {len(self.tensors)} tensors is too large")
+        for i in range(len(self.tensors)):
+            at = PyTuple_GET_ITEM(self.tensors, i)
+            if not isinstance(<object>at, Tensor):
+                raise TypeError(f"a graph is made of Tensors, not {<object>at!r}")
+            if <void *>(<Tensor>at).home != <void *>home:
+                home = (<Tensor>at).home
                 if home not in homes:
                     homes.append(home)
+            if home.closed:
+                raise GraphError(f"{describe(<Tensor>at)} belongs to closed context {home.name!r}")
+            (<Tensor>at).mark = <int32_t>i
+            n_src[0] += PyTuple_GET_SIZE((<Tensor>at).src)
+            n_params[0] += 0 if op_is_view((<Tensor>at).layout.op) else (<Tensor>at).n_params
+            if given is not None or <void *>(<Tensor>at)._deps != <void *>None:
+                n_deps[0] += len(kept_by(<Tensor>at, given))
         self.homes = tuple(homes)
-        for t in tensors:
-            total += len(t.src)
-        flat_alloc(g, <int32_t>len(tensors), <int32_t>len(nodes), <int32_t>len(leafs), total)
-        # Ids: -1 in `position` marks a tensor that is not a node (yet).
-        for i in range(len(tensors)):
-            t = tensors[i]
-            if t.mark != i:
-                raise GraphError(f"{describe(t)} appears twice in a graph")
-            g.layout[i] = t.layout
-            g.flags[i] = <unsigned char>t._flags if like is None else like.flat.flags[i]
-            g.view_offs[i] = t.view_offs
-            g.view_src[i] = -1 if t.view_src is None else self.require(t.view_src, t)
+        return 0
+
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    @cython.nonecheck(False)
+    cdef int fill_tensors(self, Graph like) except -1:
+        """What each tensor is, and its sources; -1 in `position`: not a node (yet)."""
+        cdef gs_graph *g = &self.flat
+        cdef void *at
+        cdef void *s
+        cdef Py_ssize_t k
+        cdef int32_t i, n_src = 0, n_params = 0
+        for i in range(g.n_tensors):
+            at = PyTuple_GET_ITEM(self.tensors, i)
+            if (<Tensor>at).mark != i:
+                raise GraphError(f"{describe(<Tensor>at)} appears twice in a graph")
+            g.layout[i] = (<Tensor>at).layout
+            g.flags[i] = <unsigned char>(<Tensor>at)._flags if like is None else like.flat.flags[i]
+            g.view_offs[i] = (<Tensor>at).view_offs
+            g.view_src[i] = -1
+            if <void *>(<Tensor>at).view_src != <void *>None:
+                g.view_src[i] = self.require(<void *>(<Tensor>at).view_src, at)
             g.position[i] = -1
+            g.param_begin[i] = n_params
+            if (<Tensor>at).n_params and not op_is_view((<Tensor>at).layout.op):
+                memcpy(g.param + n_params, (<Tensor>at).params, (<Tensor>at).n_params * sizeof(int32_t))
+                n_params += (<Tensor>at).n_params
             g.src_begin[i] = n_src
-            k = 0
-            for s in t.src:
-                if s is not None:
-                    g.src[n_src] = self.require(s, t)
+            for k in range(PyTuple_GET_SIZE((<Tensor>at).src)):
+                s = PyTuple_GET_ITEM((<Tensor>at).src, k)
+                if s != <void *>None:
+                    g.src[n_src] = self.require(s, at)
                     g.slot[n_src] = <unsigned char>k
                     n_src += 1
-                k += 1
-            n_deps += len(kept_by(t, given))
-        g.src_begin[len(tensors)] = n_src
-        for i in range(len(leafs)):
-            t = leafs[i]
-            g.leaf[i] = self.require(t, t)
-            if g.position[g.leaf[i]] != -1:
-                raise GraphError(f"{describe(t)} appears twice among the nodes and leafs of a graph")
-            g.position[g.leaf[i]] = -2
-        for i in range(len(nodes)):
-            t = nodes[i]
-            k = self.require(t, t)
-            if g.position[k] != -1:
-                raise GraphError(f"{describe(t)} appears twice among the nodes and leafs of a graph")
-            if t.view_src is not None and g.position[g.view_src[k]] == -1 and t.view_src.layout.op != GS_OP_NONE:
-                raise GraphError(f"node {i} {describe(t)} is a view of {describe(t.view_src)}, which is not computed "
-                                 "before it")
-            g.node[i] = k
-            g.position[k] = <int32_t>i
-            for s in t.src:
-                if s is not None and g.position[self.require(s, t)] == -1:
-                    raise GraphError(f"node {i} {describe(t)} reads {describe(s)}, which is neither a leaf nor an "
-                                     "earlier node: a cycle or a wrong order")
-                if s is t:
-                    raise GraphError(f"node {i} {describe(t)} reads itself")
-            if n_deps:
-                for s in kept_by(t, given):
-                    if g.position[self.require(s, t)] == -1:
+        g.src_begin[g.n_tensors], g.param_begin[g.n_tensors] = n_src, n_params
+        return 0
+
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    @cython.nonecheck(False)
+    cdef int fill_order(self, dict deps) except -1:
+        """Leafs and nodes in order; GraphError unless everything comes after what it needs.
+
+        `deps`: what nodes keep, None for what their tensors say.
+        """
+        cdef gs_graph *g = &self.flat
+        cdef void *at
+        cdef Tensor t, s
+        cdef int32_t i, k, id
+        for i in range(g.n_leafs):
+            at = PyTuple_GET_ITEM(self.leafs, i)
+            id = g.leaf[i] = self.require_tensor(at)
+            if g.position[id] != -1:
+                raise GraphError(f"{describe(<Tensor>at)} appears twice among the nodes and leafs of a graph")
+            g.position[id] = -2
+        for i in range(g.n_nodes):
+            at = PyTuple_GET_ITEM(self.nodes, i)
+            id = g.node[i] = self.require_tensor(at)
+            if g.position[id] != -1:
+                raise GraphError(f"{describe(<Tensor>at)} appears twice among the nodes and leafs of a graph")
+            k = g.view_src[id]
+            if k >= 0 and g.position[k] == -1 and g.layout[k].op != GS_OP_NONE:
+                raise GraphError(f"node {i} {describe(<Tensor>at)} is a view of {describe(self.tensors[k])}, which is "
+                                 "not computed before it")
+            g.position[id] = i
+            for k in range(g.src_begin[id], g.src_begin[id + 1]):
+                if g.position[g.src[k]] == -1:
+                    raise GraphError(f"node {i} {describe(<Tensor>at)} reads {describe(self.tensors[g.src[k]])}, which "
+                                     "is neither a leaf nor an earlier node: a cycle or a wrong order")
+                if g.src[k] == id:
+                    raise GraphError(f"node {i} {describe(<Tensor>at)} reads itself")
+            if deps is None or len(deps):
+                t = <Tensor>at
+                for s in kept_by(t, deps):
+                    if g.position[self.require(<void *>s, at)] == -1:
                         raise GraphError(f"node {i} {describe(t)} keeps {describe(s)}, which is neither a leaf nor an "
                                          "earlier node: a cycle or a wrong order")
         for i in range(g.n_leafs):
             g.position[g.leaf[i]] = -1
-        if n_deps:
-            self.fill_deps(n_deps, given)
-        flat_classify(g)
-        self.fingerprint_structure(found)
-        self.fingerprint = (int(found[0]) << 64) | int(found[1])
         return 0
 
     cdef int fill_deps(self, int64_t n_deps, dict given) except -1:
@@ -150,7 +204,7 @@ cdef class Graph:
             t = self.tensors[i]
             if g.position[i] >= 0:
                 for s in kept_by(t, given):
-                    g.dep[at] = self.require(s, t)
+                    g.dep[at] = self.require(<void *>s, <void *>t)
                     at += 1
         g.dep_begin[g.n_tensors] = at
         return 0
@@ -165,48 +219,57 @@ cdef class Graph:
         return {self.tensors[i]: tuple([self.tensors[g.dep[k]] for k in range(g.dep_begin[i], g.dep_begin[i + 1])])
                 for i in range(g.n_tensors) if g.dep_begin[i] < g.dep_begin[i + 1]}
 
-    cdef void fingerprint_structure(self, uint64_t *found) noexcept nogil:
-        """128 bits over op, type, shape, strides, wiring, views and flags of every tensor, and the order."""
+    cdef int find_kinds(self, bint all) except -1:
+        """Sort the nodes that compute into kinds, or all tensors; what was sorted before stays as it is."""
         cdef gs_graph *g = &self.flat
-        cdef uint64_t a = 0x243F6A8885A308D3, b = 0x13198A2E03707344, h
-        cdef int32_t i, k
-        cdef uint64_t w = gs_mix(<uint64_t>g.n_tensors, <uint64_t>g.n_nodes)
-        a = gs_mix(a, <uint64_t>g.n_tensors)
-        b = gs_mix(b, (<uint64_t>g.n_nodes << 32) | <uint64_t>g.n_leafs)
-        for i in range(g.n_tensors):
-            h = gs_mix((<uint64_t>g.layout[i].op << 32) | <uint64_t>g.layout[i].type,
-                    (<uint64_t>g.flags[i] << 32) ^ <uint64_t><uint32_t>g.view_src[i])
-            w = gs_mix(w, h)
-            h = gs_mix(h, <uint64_t>g.view_offs[i])
-            for k in range(GS_MAX_DIMS):
-                h = gs_mix(h, <uint64_t>g.layout[i].ne[k])
-                h = gs_mix(h, <uint64_t>g.layout[i].nb[k])
-            for k in range(g.src_begin[i], g.src_begin[i + 1]):
-                h = gs_mix(h, <uint64_t>g.src[k] + 1)
-                w = gs_mix(w, <uint64_t>g.src[k] + 1)
-            a = gs_mix(a, h)
-            b = gs_mix(b, h ^ (h >> 32) ^ <uint64_t>0xD6E8FEB86659FD93)
-        for i in range(g.n_nodes):
-            a = gs_mix(a, <uint64_t>g.node[i])
-            b = gs_mix(b, <uint64_t>g.node[i])
-            w = gs_mix(w, <uint64_t>g.node[i])
-        if g.dep_begin != NULL:
-            for i in range(g.n_tensors):
-                for k in range(g.dep_begin[i], g.dep_begin[i + 1]):
-                    h = (<uint64_t>i << 32) ^ <uint64_t>g.dep[k]
-                    a = gs_mix(a, h)
-                    b = gs_mix(b, h)
-                    w = gs_mix(w, h)
-        found[0] = a
-        found[1] = b
-        self.wiring = w
+        cdef int status
+        if self._kinds.of == NULL:
+            self._kinds.of = <int32_t *>malloc(max(g.n_tensors, 1) * sizeof(int32_t))
+            if self._kinds.of == NULL:
+                raise MemoryError(f"the kinds of {g.n_tensors} tensors")
+            memset(self._kinds.of, 0xff, g.n_tensors * sizeof(int32_t))
+            self.sorted_work = self.sorted_all = False
+        if self.sorted_all or self.sorted_work and not all:
+            return 0
+        if all:
+            status = kinds_sort(&self._kinds, g, NULL, g.n_tensors)
+        else:
+            status = kinds_sort(&self._kinds, g, g.work, g.n_work)
+        if status != GS_OK:
+            raise MemoryError(f"the kinds of {g.n_tensors} tensors")
+        self.sorted_work = True
+        self.sorted_all = all
+        return 0
+
+    def kinds(self):
+        """For each of `tensors` a number, equal for those that backends may not tell apart.
+
+        That is: of equal op, parameters (of views none), type, extents and strides, and with equal types, extents
+        and strides in the same slots of their sources.
+        """
+        cdef int32_t i
+        self.find_kinds(True)
+        return tuple([self._kinds.of[i] for i in range(self.flat.n_tensors)])
+
+    def kind_of(self, Tensor t not None):
+        """What makes the kind of a tensor, as bytes: equal for all of that kind, in whatever graph.
+
+        GraphError for a tensor that is not of this graph.
+        """
+        cdef uint64_t[MAX_KIND_WORDS] words
+        cdef int32_t n = kind_words(&self.flat, self.known(t), words)
+        return (<char *>words)[:n * sizeof(uint64_t)]
 
     def flags_of(self, Tensor t not None):
         """The flags that a tensor of this graph had when the graph was made; GraphError for another."""
+        return flag_names(self.flat.flags[self.known(t)])
+
+    cdef int32_t known(self, Tensor t) except -1:
+        """The id of a tensor of this graph; GraphError for another."""
         cdef int32_t k = self.id_of(t)
         if k < 0:
             raise GraphError(f"{describe(t)} is not a tensor of the graph")
-        return flag_names(self.flat.flags[k])
+        return k
 
     cpdef int32_t id_of(self, Tensor t):
         """The id of a tensor of this graph, -1 for another."""
@@ -223,11 +286,13 @@ cdef class Graph:
         cdef int32_t k = self.id_of(t)
         return -1 if k < 0 else self.flat.position[k]
 
-    cdef int32_t require(self, Tensor t, Tensor user) except -1:
-        cdef int32_t k = t.mark
-        if 0 <= k < len(self.tensors) and self.tensors[k] is t:
+    cdef inline int32_t require(self, void *t, void *user) except -1:
+        """The id of a tensor, by its mark, that another refers to."""
+        cdef int32_t k = (<Tensor>t).mark
+        if 0 <= k < self.flat.n_tensors and <void *>PyTuple_GET_ITEM(self.tensors, k) == t:
             return k
-        raise GraphError(f"{describe(user)} refers to {describe(t)}, which is not among the tensors of the graph")
+        raise GraphError(f"{describe(<Tensor>user)} refers to {describe(<Tensor>t)}, which is not among the tensors of "
+                         "the graph")
 
     def arrays(self):
         """{name: bytes} of the arrays of gs_graph (include/ggml_sched/graph.h) that a program is made from.
@@ -246,7 +311,13 @@ cdef class Graph:
             "flags": (<char *>g.flags)[:n],
         }
 
-    def residence_epoch(self):
+    cdef inline int32_t require_tensor(self, void *t) except -1:
+        """The id of one of the nodes or leafs that were given."""
+        if not isinstance(<object>t, Tensor):
+            raise TypeError(f"a graph is made of Tensors, not {<object>t!r}")
+        return self.require(t, t)
+
+    cpdef int64_t residence_epoch(self) noexcept:
         """Grows whenever a tensor of one of the graph's contexts is given, or loses, a permanent address."""
         cdef int64_t total = 0
         cdef Home home
@@ -269,48 +340,3 @@ cdef inline tuple kept_by(Tensor t, dict given):
     if given is not None:
         return given.get(t, ())
     return () if t._deps is None else t._deps
-
-
-cdef tuple depth_first(tuple outputs):
-    """Nodes and leafs in the order in which ggml visits them: sources first, left to right."""
-    cdef list order = []            # visited tensors; t.mark indexes it
-    cdef list nodes = []
-    cdef list leafs = []
-    cdef list stack = []            # (tensor, next source); explicit, so that depth has no limit
-    cdef Tensor t, s
-    cdef Py_ssize_t k, n, last
-    for output in outputs:
-        if is_marked(output, order):
-            continue
-        mark(output, order)
-        stack.append((output, 0))
-        while stack:
-            t, k = stack.pop()
-            n = len(t.src)
-            last = n if t._deps is None else n + len(t._deps)
-            s = None
-            while k <= last:
-                # After the sources, the root of a view (ops always list it, files may not), and what it keeps.
-                s = t.src[k] if k < n else t.view_src if k == n else t._deps[k - n - 1]
-                k += 1
-                if s is not None and not is_marked(s, order):
-                    break
-                s = None
-            if s is not None:
-                stack.append((t, k))
-                mark(s, order)
-                stack.append((s, 0))
-            elif t.layout.op == GS_OP_NONE:
-                leafs.append(t)
-            else:
-                nodes.append(t)
-    return nodes, leafs
-
-
-cdef inline bint is_marked(Tensor t, list order):
-    return 0 <= t.mark < len(order) and order[t.mark] is t
-
-
-cdef inline void mark(Tensor t, list order):
-    t.mark = <int32_t>len(order)
-    order.append(t)

@@ -1,15 +1,20 @@
 # Op methods of a Context: what attention needs: masks, soft_max, rope, flash attention.
 
+cdef dict _ROPE_MODES = {"normal": 0, "neox": 2, 0: 0, 2: 2}
+
+
 cdef class AttentionOps(ViewOps):
     """Masks, soft_max, rope and flash attention."""
 
     def diag_mask_inf(self, Tensor a not None, n_past, bint inplace=False):
         """Elements with column > n_past + row become -inf."""
-        return self.add_like(OP_IDS["DIAG_MASK_INF"], a, (a,), cut_zeros((whole32("diag_mask_inf", a, n_past),)), inplace)
+        cdef int32_t word = whole32("diag_mask_inf", a, n_past)
+        return with_params(self.add_like(GS_OP_DIAG_MASK_INF, a, (a,), inplace), &word, 1)
 
     def diag_mask_zero(self, Tensor a not None, n_past, bint inplace=False):
         """Elements with column > n_past + row become 0."""
-        return self.add_like(OP_IDS["DIAG_MASK_ZERO"], a, (a,), cut_zeros((whole32("diag_mask_zero", a, n_past),)), inplace)
+        cdef int32_t word = whole32("diag_mask_zero", a, n_past)
+        return with_params(self.add_like(GS_OP_DIAG_MASK_ZERO, a, (a,), inplace), &word, 1)
 
     def soft_max(self, Tensor a not None, Tensor mask=None, double scale=1.0, double max_bias=0.0, Tensor sinks=None,
                  bint inplace=False):
@@ -19,24 +24,29 @@ cdef class AttentionOps(ViewOps):
         slope is 1, or with max_bias > 0 the alibi slope of the head (Press et al. 2021).  sinks (f32 [n_head]) join
         each row's denominator.
         """
-        if not a.is_contiguous:
+        return self.add_soft_max(a, mask, scale, max_bias, sinks, inplace)
+
+    cdef Tensor add_soft_max(self, Tensor a, Tensor mask, double scale, double max_bias, Tensor sinks, bint inplace):
+        cdef int32_t[2] words
+        if not layout_contiguous(&a.layout):
             raise GraphError(f"soft_max: {describe(a)} is not contiguous")
         if mask is not None:
             if mask.layout.type != T_F32 and mask.layout.type != T_F16:
                 raise GraphError(f"soft_max: mask {describe(mask)} must be f32 or f16")
-            if not (mask.is_contiguous and mask.layout.ne[0] == a.layout.ne[0] and mask.layout.ne[1] >= a.layout.ne[1]
+            if not (layout_contiguous(&mask.layout) and mask.layout.ne[0] == a.layout.ne[0]
+                    and mask.layout.ne[1] >= a.layout.ne[1]
                     and mask.layout.ne[2] > 0 and a.layout.ne[2] % mask.layout.ne[2] == 0
                     and mask.layout.ne[3] > 0 and a.layout.ne[3] % mask.layout.ne[3] == 0):
                 raise GraphError(f"soft_max: mask {describe(mask)} does not fit {describe(a)}")
         elif max_bias > 0:
             raise GraphError(f"soft_max: max_bias {max_bias} for {describe(a)} needs a mask")
         check_sinks("soft_max", sinks, a.layout.ne[2])
-        return self.add_like(OP_IDS["SOFT_MAX"], a, cut_none((a, mask, sinks)),
-                             cut_zeros(f32_word(scale) + f32_word(max_bias)), inplace)
+        words[0], words[1] = f32_word(scale), f32_word(max_bias)
+        return with_params(self.add_like(GS_OP_SOFT_MAX, a, cut_none((a, mask, sinks)), inplace), words, 2)
 
     def soft_max_ext(self, Tensor a not None, Tensor mask, double scale, double max_bias):
         """soft_max with ggml's argument order."""
-        return self.soft_max(a, mask, scale, max_bias)
+        return self.add_soft_max(a, mask, scale, max_bias, None, False)
 
     def rope(self, Tensor a not None, Tensor positions not None, n_dims, mode="normal", Tensor freq_factors=None,
              n_ctx_orig=0, double freq_base=10000.0, double freq_scale=1.0, double ext_factor=0.0,
@@ -47,9 +57,15 @@ cdef class AttentionOps(ViewOps):
         [>= n_dims / 2] divide the angles.  mode "normal" (pairs side by side) or "neox" (halves), or ggml's number.
         ext_factor, attn_factor, beta_fast, beta_slow: YaRN (Peng et al. 2023).
         """
+        return self.add_rope(a, positions, n_dims, mode, freq_factors, n_ctx_orig, freq_base, freq_scale, ext_factor,
+                             attn_factor, beta_fast, beta_slow, inplace)
+
+    cdef Tensor add_rope(self, Tensor a, Tensor positions, n_dims, mode, Tensor freq_factors, n_ctx_orig,
+                         double freq_base, double freq_scale, double ext_factor, double attn_factor, double beta_fast,
+                         double beta_slow, bint inplace):
         cdef int n_rotated = whole32("rope", a, n_dims)
-        modes = {"normal": 0, "neox": 2, 0: 0, 2: 2}
-        if mode not in modes:
+        cdef int32_t[11] words
+        if mode not in _ROPE_MODES:
             raise GraphError(f'rope: mode for {describe(a)} is "normal" or "neox", not {mode!r}')
         if a.layout.type != T_F32 and a.layout.type != T_F16:
             raise GraphError(f"rope: {describe(a)} must be f32 or f16")
@@ -59,16 +75,17 @@ cdef class AttentionOps(ViewOps):
             raise GraphError(f"rope: n_dims = {n_rotated} of rows of {describe(a)}")
         if freq_factors is not None and (freq_factors.layout.type != T_F32 or freq_factors.layout.ne[0] < n_rotated // 2):
             raise GraphError(f"rope: freq_factors {describe(freq_factors)} must be f32 [>= {n_rotated // 2}]")
-        words = (0, n_rotated, modes[mode], 0, whole32("rope", a, n_ctx_orig))
-        for x in (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow):
-            words += f32_word(x)
-        return self.add_like(OP_IDS["ROPE"], a, cut_none((a, positions, freq_factors)), cut_zeros(words), inplace)
+        words[0], words[1], words[2], words[3] = 0, n_rotated, _ROPE_MODES[mode], 0
+        words[4], words[5], words[6] = whole32("rope", a, n_ctx_orig), f32_word(freq_base), f32_word(freq_scale)
+        words[7], words[8] = f32_word(ext_factor), f32_word(attn_factor)
+        words[9], words[10] = f32_word(beta_fast), f32_word(beta_slow)
+        return with_params(self.add_like(GS_OP_ROPE, a, cut_none((a, positions, freq_factors)), inplace), words, 11)
 
     def rope_ext(self, Tensor a not None, Tensor b not None, Tensor c, n_dims, mode, n_ctx_orig, double freq_base,
                  double freq_scale, double ext_factor, double attn_factor, double beta_fast, double beta_slow):
         """rope with ggml's argument order."""
-        return self.rope(a, b, n_dims, mode, c, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast,
-                         beta_slow)
+        return self.add_rope(a, b, n_dims, mode, c, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor,
+                             beta_fast, beta_slow, False)
 
     def flash_attn_ext(self, Tensor q not None, Tensor k not None, Tensor v not None, Tensor mask=None, double scale=1.0,
                        double max_bias=0.0, double logit_softcap=0.0, Tensor sinks=None):
@@ -77,6 +94,7 @@ cdef class AttentionOps(ViewOps):
         q[d, n_rows, n_head, n_batch], k[d, n_kv, n_head_kv, n_batch], v[d_v, n_kv, n_head_kv, n_batch],
         mask (f16 or f32) [n_kv, >= n_rows, n_head / r, n_batch / s] -> f32 [d_v, n_head, n_rows, n_batch].
         """
+        cdef int32_t[3] words
         if not (q.layout.ne[0] == k.layout.ne[0] and k.layout.ne[1] == v.layout.ne[1] and k.layout.ne[2] == v.layout.ne[2]
                 and q.layout.ne[3] == k.layout.ne[3] == v.layout.ne[3]):
             raise GraphError(f"flash_attn_ext: {describe(q)}, {describe(k)} and {describe(v)} do not fit together")
@@ -84,16 +102,17 @@ cdef class AttentionOps(ViewOps):
         if mask is not None:
             if mask.layout.type != T_F16 and mask.layout.type != T_F32:
                 raise GraphError(f"flash_attn_ext: mask {describe(mask)} must be f16 or f32")
-            if not (mask.is_contiguous and mask.layout.ne[0] == k.layout.ne[1] and mask.layout.ne[1] >= q.layout.ne[1]
+            if not (layout_contiguous(&mask.layout) and mask.layout.ne[0] == k.layout.ne[1]
+                    and mask.layout.ne[1] >= q.layout.ne[1]
                     and mask.layout.ne[2] > 0 and q.layout.ne[2] % mask.layout.ne[2] == 0
                     and mask.layout.ne[3] > 0 and q.layout.ne[3] % mask.layout.ne[3] == 0):
                 raise GraphError(f"flash_attn_ext: mask {describe(mask)} does not fit {describe(q)} and {describe(k)}")
         elif max_bias > 0:
             raise GraphError(f"flash_attn_ext: max_bias {max_bias} for {describe(q)} needs a mask")
         check_sinks("flash_attn_ext", sinks, q.layout.ne[2])
-        words = cut_zeros(f32_word(scale) + f32_word(max_bias) + f32_word(logit_softcap))
-        return self.add_dense(OP_IDS["FLASH_ATTN_EXT"], T_F32, v.layout.ne[0], q.layout.ne[2], q.layout.ne[1],
-                              q.layout.ne[3], cut_none((q, k, v, mask, sinks)), words)
+        words[0], words[1], words[2] = f32_word(scale), f32_word(max_bias), f32_word(logit_softcap)
+        return with_params(self.add_dense(GS_OP_FLASH_ATTN_EXT, T_F32, v.layout.ne[0], q.layout.ne[2], q.layout.ne[1],
+                                          q.layout.ne[3], cut_none((q, k, v, mask, sinks))), words, 3)
 
 
 cdef class Context(AttentionOps):

@@ -26,7 +26,7 @@ def _fill_op_table():
 
 
 _fill_op_table()
-# Sub-ops by name; their numbers are op_params[0] of a node.
+# Sub-ops by name, for messages; the number of a node's is its op_params[0].
 _UNARY_KINDS = tuple([name.partition(":")[2] for name in OP_IDS if name.startswith("UNARY:")])
 _GLU_KINDS = tuple([name.partition(":")[2] for name in OP_IDS if name.startswith("GLU:")])
 _INPLACE_OPS = frozenset([name for op, name in enumerate(OP_NAMES) if op_inplace[<int>op]])

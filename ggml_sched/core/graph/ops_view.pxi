@@ -6,6 +6,7 @@ cdef class ViewOps(MatrixOps):
     cdef Tensor window(self, Tensor a, int64_t *ne, int64_t *nb, int64_t offset):
         """A VIEW of a with extents ne[4] and strides nb[4] at byte offset."""
         cdef gs_layout layout
+        cdef int32_t[2] words
         cdef int i
         layout.type = a.layout.type
         for i in range(GS_MAX_DIMS):
@@ -17,24 +18,29 @@ cdef class ViewOps(MatrixOps):
             raise GraphError(f"view: rows of {ne[0]} elements of {describe(a)} do not hold whole blocks")
         if layout_set_nbytes(&layout) != GS_OK:
             raise GraphError(f"view: the extents of a view of {describe(a)} overflow")
-        return self.add_tensor(f"{a.name} (view)", GS_OP_VIEW, &layout, (a,), a, offset, cut_zeros(i64_words(offset)))
+        memcpy(words, &offset, sizeof(words))
+        return with_params(self.add_named(GS_OP_VIEW, &layout, (a,), a, offset, a, ENDS_VIEW), words, 2)
 
     def view_1d(self, Tensor a not None, ne0, offset=0):
         """[ne0] elements of a from byte `offset`."""
-        return self.view_4d(a, ne0, 1, 1, 1, None, None, None, offset)
+        return self.view(a, ne0, 1, 1, 1, None, None, None, offset)
 
     def view_2d(self, Tensor a not None, ne0, ne1, nb1, offset=0):
         """[ne0, ne1] with row stride nb1 bytes, from byte `offset`."""
-        return self.view_4d(a, ne0, ne1, 1, 1, nb1, None, None, offset)
+        return self.view(a, ne0, ne1, 1, 1, nb1, None, None, offset)
 
     def view_3d(self, Tensor a not None, ne0, ne1, ne2, nb1, nb2, offset=0):
         """[ne0, ne1, ne2] with byte strides nb1 and nb2, from byte `offset`."""
-        return self.view_4d(a, ne0, ne1, ne2, 1, nb1, nb2, None, offset)
+        return self.view(a, ne0, ne1, ne2, 1, nb1, nb2, None, offset)
 
     def view_4d(self, Tensor a not None, ne0, ne1, ne2, ne3, nb1, nb2, nb3, offset=0):
         """[ne0, ne1, ne2, ne3] with byte strides nb1..nb3 (None: dense), from byte `offset`."""
-        cdef int64_t ne[4]
-        cdef int64_t nb[4]
+        return self.view(a, ne0, ne1, ne2, ne3, nb1, nb2, nb3, offset)
+
+    cdef Tensor view(self, Tensor a, ne0, ne1, ne2, ne3, nb1, nb2, nb3, offset):
+        """As view_4d."""
+        cdef int64_t[4] ne
+        cdef int64_t[4] nb
         cdef int64_t row
         cdef int i
         ne[0], ne[1] = whole("view", a, ne0), whole("view", a, ne1)
@@ -43,10 +49,10 @@ cdef class ViewOps(MatrixOps):
             raise GraphError(f"view: rows of {ne[0]} elements of {describe(a)}")
         nb[0] = traits[a.layout.type].type_size
         nb[1] = row if nb1 is None else whole("view", a, nb1)
-        given = (nb2, nb3)
         for i in range(2, GS_MAX_DIMS):
-            if given[i - 2] is not None:
-                nb[i] = whole("view", a, given[i - 2])
+            given = nb2 if i == 2 else nb3
+            if given is not None:
+                nb[i] = whole("view", a, given)
             elif ne[i - 1] < 0 or nb[i - 1] < 0:
                 nb[i] = 0               # window refuses it by name
             elif gs_checked_mul(nb[i - 1], ne[i - 1], &nb[i]) != GS_OK:
@@ -55,15 +61,19 @@ cdef class ViewOps(MatrixOps):
 
     def reshape(self, Tensor a not None, *ne):
         """a contiguous tensor as one to four other extents, innermost first."""
-        cdef gs_layout layout
         if len(ne) == 1 and not isinstance(ne[0], int):
             ne = tuple(ne[0])
-        if not a.is_contiguous:
+        return self.reshaped(a, ne)
+
+    cdef Tensor reshaped(self, Tensor a, object ne):
+        """As reshape, the extents in one object."""
+        cdef gs_layout layout
+        if not layout_contiguous(&a.layout):
             raise GraphError(f"reshape: {describe(a)} is not contiguous")
         read_ne(ne, layout.ne, "reshape", a)
         check_same_count("reshape", a, layout.ne)
         fill_dense(&layout, GS_OP_RESHAPE, a.layout.type, layout.ne[0], layout.ne[1], layout.ne[2], layout.ne[3])
-        return self.add_tensor(f"{a.name} (reshaped)", GS_OP_RESHAPE, &layout, (a,), a, 0, ())
+        return self.add_named(GS_OP_RESHAPE, &layout, (a,), a, 0, a, ENDS_RESHAPED)
 
     def reshape_1d(self, Tensor a not None, ne0):
         """reshape to one dimension."""
@@ -71,30 +81,34 @@ cdef class ViewOps(MatrixOps):
 
     def reshape_2d(self, Tensor a not None, ne0, ne1):
         """reshape to two dimensions."""
-        return self.reshape(a, ne0, ne1)
+        return self.reshaped(a, (ne0, ne1))
 
     def reshape_3d(self, Tensor a not None, ne0, ne1, ne2):
         """reshape to three dimensions."""
-        return self.reshape(a, ne0, ne1, ne2)
+        return self.reshaped(a, (ne0, ne1, ne2))
 
     def reshape_4d(self, Tensor a not None, ne0, ne1, ne2, ne3):
         """reshape to four dimensions."""
-        return self.reshape(a, ne0, ne1, ne2, ne3)
+        return self.reshaped(a, (ne0, ne1, ne2, ne3))
 
     def permute(self, Tensor a not None, axis0, axis1, axis2, axis3):
         """Dimension i of a becomes dimension axis_i of the view."""
         cdef gs_layout layout = a.layout
-        cdef int i
-        axes = (whole32("permute", a, axis0), whole32("permute", a, axis1), whole32("permute", a, axis2),
-                whole32("permute", a, axis3))
-        if sorted(axes) != [0, 1, 2, 3]:
-            raise GraphError(f"permute: {axes} is not an order of the dimensions 0..3")
+        cdef int32_t[4] axes
+        cdef int i, seen = 0
+        axes[0], axes[1] = whole32("permute", a, axis0), whole32("permute", a, axis1)
+        axes[2], axes[3] = whole32("permute", a, axis2), whole32("permute", a, axis3)
+        for i in range(GS_MAX_DIMS):
+            if 0 <= axes[i] < GS_MAX_DIMS:
+                seen |= 1 << axes[i]
+        if seen != 0b1111:
+            raise GraphError(f"permute: {(axes[0], axes[1], axes[2], axes[3])} is not an order of the dimensions 0..3")
         if traits[a.layout.type].block_size > 1 and axes[0] != 0:
             raise GraphError(f"permute: the blocks of {describe(a)} lie along dimension 0")
         for i in range(GS_MAX_DIMS):
-            layout.ne[<int>axes[i]] = a.layout.ne[i]
-            layout.nb[<int>axes[i]] = a.layout.nb[i]
-        return self.add_tensor(f"{a.name} (permuted)", GS_OP_PERMUTE, &layout, (a,), a, 0, cut_zeros(axes))
+            layout.ne[axes[i]] = a.layout.ne[i]
+            layout.nb[axes[i]] = a.layout.nb[i]
+        return with_params(self.add_named(GS_OP_PERMUTE, &layout, (a,), a, 0, a, ENDS_PERMUTED), axes, 4)
 
     def transpose(self, Tensor a not None):
         """Dimensions 0 and 1 exchanged."""
@@ -103,4 +117,4 @@ cdef class ViewOps(MatrixOps):
             raise GraphError(f"transpose: the blocks of {describe(a)} lie along dimension 0")
         layout.ne[0], layout.ne[1] = a.layout.ne[1], a.layout.ne[0]
         layout.nb[0], layout.nb[1] = a.layout.nb[1], a.layout.nb[0]
-        return self.add_tensor(f"{a.name} (transposed)", GS_OP_TRANSPOSE, &layout, (a,), a, 0, ())
+        return self.add_named(GS_OP_TRANSPOSE, &layout, (a,), a, 0, a, ENDS_TRANSPOSED)

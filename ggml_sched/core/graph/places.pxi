@@ -7,6 +7,7 @@
 ALL_SOURCES = -1        # as an in-place mask: every source may be the destination
 
 
+
 cdef class Lease:
     """The period in which the addresses that one allocation handed out are valid."""
 
@@ -34,7 +35,14 @@ cdef class BackendBase:
     """The C view of a backend; `ggml_sched.Backend` is the class to subclass.
 
     `name` is unique within a scheduler, `alignment` in bytes.
+
+    A scheduler asks `supports_op`, `offload_op` and `alloc_size` once for each kind of node (see `Graph.kinds`) and
+    remembers the answers as long as `answers_version` stays as it is: an int that the backend raises when answers
+    change.  With `answers_version` None every node is asked about for every plan, and answers may depend on anything.
     """
+
+    def __cinit__(self):
+        self.answers_version = 0
 
     def __init__(self, name, alignment=64):
         alignment = _index(alignment)
@@ -44,7 +52,11 @@ cdef class BackendBase:
         self.alignment = alignment
 
     def supports_op(self, node):
-        """Whether `graph_compute` can run this node; depends on op, parameters, types and shapes only."""
+        """Whether `graph_compute` can run this node; depends on its kind only: op, parameters, types and shapes."""
+        cdef NodeTable table
+        if self.answers_in_c() & ASKS_SUPPORTS:
+            table = NodeTable((node,))
+            return self.c_supports_op(table.node(0)) != 0
         return True
 
     def supports_buffer(self, buffer):
@@ -52,7 +64,11 @@ cdef class BackendBase:
         return buffer.backend is self
 
     def offload_op(self, node):
-        """Whether this node is worth bringing here although its weights live on the host."""
+        """Whether this node is worth bringing here although its weights live on the host; depends on its kind only."""
+        cdef NodeTable table
+        if self.answers_in_c() & ASKS_OFFLOAD:
+            table = NodeTable((node,))
+            return self.c_offload_op(table.node(0)) > 0
         return False
 
     def inplace_sources(self, op):
@@ -64,11 +80,36 @@ cdef class BackendBase:
         return ALL_SOURCES if op in _INPLACE_OPS else 0
 
     def alloc_size(self, tensor):
-        """Bytes that a tensor takes in a buffer of this backend, at least tensor.nbytes; must not depend on the buffer.
+        """Bytes that a tensor takes in a buffer of this backend, at least tensor.nbytes; depends on its kind only.
 
         Whoever asks raises TypeError for an answer that is no integer, PlacementError for one out of range.
         """
+        cdef NodeTable table
+        cdef int64_t size
+        if self.answers_in_c() & ASKS_SIZE:
+            table = NodeTable((tensor,))
+            size = self.c_alloc_size(table.node(0))
+            if size != -1:
+                return size
         return tensor.nbytes
+
+    # A compiled subclass overrides these to be asked in C, without the GIL.  They look neither at flags nor at
+    # addresses, and of sources at nothing but the layout.  -1 asks the method above.
+
+    cdef int c_supports_op(self, const gs_node *node) noexcept nogil:
+        return -1
+
+    cdef int c_offload_op(self, const gs_node *node) noexcept nogil:
+        return -1
+
+    cdef int64_t c_alloc_size(self, const gs_node *tensor) noexcept nogil:
+        return -1
+
+    cdef int answers_in_c(self) noexcept:
+        """The questions that a compiled subclass answers, ASKS_* bits."""
+        return ((ASKS_SUPPORTS if <void *>self.c_supports_op != <void *>BackendBase.c_supports_op else 0)
+                | (ASKS_OFFLOAD if <void *>self.c_offload_op != <void *>BackendBase.c_offload_op else 0)
+                | (ASKS_SIZE if <void *>self.c_alloc_size != <void *>BackendBase.c_alloc_size else 0))
 
 
 cdef class BufferBase:

@@ -10,6 +10,19 @@
 # so a released or re-planned arena leaves no dangling address behind.
 # Corresponds to struct ggml_tensor, with data/buffer made safe.
 
+# What ggml puts after the name of what an op was given: digits of Tensor.endings.
+cdef enum:
+    ENDS_VIEW = 1
+    ENDS_RESHAPED = 2
+    ENDS_PERMUTED = 3
+    ENDS_TRANSPOSED = 4
+    ENDS_CONT = 5
+    ENDS_COPY = 6
+    N_ENDINGS = 8
+
+cdef tuple _ENDINGS = ("", " (view)", " (reshaped)", " (permuted)", " (transposed)", " (cont)", " (copy)")
+
+
 cdef frozenset flag_names(int flags):
     names = []
     if flags & GS_FLAG_INPUT:
@@ -19,6 +32,8 @@ cdef frozenset flag_names(int flags):
     return frozenset(names)
 
 
+# A graph is built anew for every step: the tensors of the one before are used again, at most 1.5 MB of them.
+@cython.freelist(4096)
 cdef class Tensor:
     """One value of a graph: metadata only, made by the methods of `Context`.
 
@@ -29,6 +44,35 @@ cdef class Tensor:
         raise TypeError("tensors are made by a Context: ctx.tensor(...), ctx.mul_mat(...)")
 
     # -- facts ------------------------------------------------------------
+
+    @property
+    def name(self):
+        """What messages, plans and tables call it; "" unless it was given one or is a view of one that has."""
+        return self.full_name()
+
+    cdef str full_name(self):
+        """The name, its endings put on when first asked for: most are never read."""
+        cdef uint64_t rest = self.endings
+        cdef str endings = ""
+        while rest:
+            endings = <str>_ENDINGS[rest % N_ENDINGS] + endings
+            rest //= N_ENDINGS
+        if self.endings:
+            self._name += endings
+            self.endings = 0
+        return self._name
+
+    cdef void name_after(self, Tensor t, int ending):
+        """Call it as t is called now, with an ending."""
+        if t.endings > <uint64_t>0xffffffffffffffff // N_ENDINGS - 1:
+            t.full_name()
+        self._name = t._name
+        self.endings = t.endings * N_ENDINGS + <uint64_t>ending
+
+    @property
+    def resident(self):
+        """"weight", "kv" or "": what a graph file says of a leaf."""
+        return "" if self._resident is None else self._resident
 
     @property
     def type(self):
@@ -58,6 +102,11 @@ cdef class Tensor:
     @property
     def n_elements(self):
         return layout_n_elements(&self.layout)
+
+    @property
+    def op_params(self):
+        """ggml's parameters of the op, int32 words, a tuple; trailing zeros are cut."""
+        return tuple([self.params[i] for i in range(self.n_params)])
 
     @property
     def flags(self):

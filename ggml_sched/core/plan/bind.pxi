@@ -57,12 +57,10 @@ def stand_in(Tensor like not None, str name, BufferBase buffer, int64_t offset, 
     """A tensor with the layout of `like` at an address of its own: what a copy is copied into."""
     cdef Tensor t = Tensor.__new__(Tensor)
     t.home = Home.__new__(Home)
-    t.name = name
+    t._name = name
     t.layout = like.layout
     t.layout.op = GS_OP_NONE
     t.src = ()
-    t.op_params = ()
-    t.resident = ""
     t.mark = -1
     t.bind(buffer, offset, lease)
     return t
@@ -72,11 +70,11 @@ def rewired(Tensor node not None, tuple src not None, Tensor memory, Lease lease
     """The node with other sources, computing into the same memory (or into `memory`, as a view of it)."""
     cdef Tensor t = Tensor.__new__(Tensor)
     t.home = Home.__new__(Home)
-    t.name = node.name
+    t._name, t.endings = node._name, node.endings
     t.layout = node.layout
     t.src = src
-    t.op_params = node.op_params
-    t.resident = ""
+    memcpy(t.params, node.params, sizeof(t.params))
+    t.n_params = node.n_params
     t.mark = -1
     t._flags = node._flags
     if memory is not None:

@@ -1,9 +1,10 @@
 # Devices: the backends of one scheduler, as the planner sees them.
 #
-# Owns what they declare once and for all: alignments, and the sources that each op may overwrite.
+# Owns what they declare once and for all: alignments, and the sources that each op may overwrite; who is asked about
+# nodes, and in which language; and the memory of their answers, which lasts while their versions do.
 
 cdef class Devices:
-    """The backends of one scheduler: asked once what they declare."""
+    """The backends of one scheduler: what they declare, and what they have said."""
 
     def __cinit__(self, tuple backends not None):
         cdef Py_ssize_t i
@@ -11,25 +12,79 @@ cdef class Devices:
         self.n = <int32_t>len(backends)
         self.inplace_first = <uint64_t *>calloc(self.n * GS_N_OPS, sizeof(uint64_t))
         self.inplace = <uint64_t *>calloc(self.n * GS_N_OPS, sizeof(uint64_t))
-        self.alignment = <int64_t *>malloc(max(self.n, 1) * sizeof(int64_t))
+        self.alignment = <int64_t *>malloc(max(self.n, 1) * (sizeof(int64_t) + 3))
         if self.inplace_first == NULL or self.inplace == NULL or self.alignment == NULL:
             raise MemoryError("scheduler")
+        self.in_python = <unsigned char *>(self.alignment + self.n)
+        self.in_c = self.in_python + self.n
+        self.has_field = self.in_c + self.n
         for i in range(self.n):
             self.alignment[i] = (<BackendBase?>backends[i]).alignment
             fill_inplace_masks(self.inplace_first + i * GS_N_OPS, backends[i], True)
             fill_inplace_masks(self.inplace + i * GS_N_OPS, backends[i], False)
-        # What a backend does not override needs no call per node.
-        self.asks_op = tuple([overrides(b, "supports_op") for b in backends])
-        self.asks_offload = tuple([overrides(b, "offload_op") for b in backends])
+            self.fill_questions(i, backends[i])
         self.asks_buffer = tuple([overrides(b, "supports_buffer") for b in backends])
-        self.asks_size = tuple([overrides(b, "alloc_size") for b in backends])
-        self.asks_ops, self.asks_offloads = any(self.asks_op), any(self.asks_offload)
-        self.asks_buffers, self.asks_sizes = any(self.asks_buffer), any(self.asks_size)
+        self.asks_buffers = any(self.asks_buffer)
+        self.answers = Answers(self.n)
+        self.versions = [self.version_of(i) for i in range(self.n)]
 
     def __dealloc__(self):
         free(self.inplace_first)
         free(self.inplace)
         free(self.alignment)
+
+    cdef void fill_questions(self, Py_ssize_t i, BackendBase backend):
+        """What a backend does not override it is not asked."""
+        cdef int in_c = backend.answers_in_c(), in_python = 0
+        for method, bit in (("supports_op", ASKS_SUPPORTS), ("offload_op", ASKS_OFFLOAD), ("alloc_size", ASKS_SIZE)):
+            if overrides(backend, method):
+                in_python |= bit
+                if decides_in_python(backend, method):
+                    in_c &= ~bit
+        self.in_python[i], self.in_c[i] = in_python, in_c
+        self.asks |= in_python | in_c
+        # Read in C unless a subclass has an attribute of that name.
+        self.has_field[i] = type(backend).answers_version is BackendBase.answers_version
+
+    cdef object version_of(self, Py_ssize_t i):
+        """The version of a backend's answers; TypeError unless it is an int or None."""
+        cdef BackendBase backend = self.backends[i]
+        version = backend.answers_version if self.has_field[i] else (<object>backend).answers_version
+        if version is not None and not isinstance(version, int):
+            raise TypeError(f"backend {backend.name!r}: answers_version = {version!r} is neither an int nor None")
+        return version
+
+    cpdef int64_t epoch(self) except -1:
+        """Grows when a backend says that its answers have changed; what they had said is forgotten then."""
+        cdef Py_ssize_t i
+        cdef list known = self.versions
+        for i in range(self.n):
+            version = self.version_of(i)
+            if version is not known[i] and version != known[i]:
+                known[i] = version
+                self.answers.forget()
+                self._epoch += 1
+        return self._epoch
+
+    def unchanged(self, Graph graph not None, list residents not None, int64_t residence, int64_t answers):
+        """Whether a graph's residents are where they were, in open buffers, and the answers those that they were.
+
+        `residence` and `answers`: what `Graph.residence_epoch` and `epoch` said then.
+        """
+        cdef BufferBase buffer
+        for buffer in residents:
+            if buffer.closed:
+                return False
+        return graph.residence_epoch() == residence and self.epoch() == answers
+
+    def forget(self):
+        """Ask the backends anew."""
+        self.answers.forget()
+
+    @property
+    def n_answers(self):
+        """The kinds of nodes that the backends' answers are known of."""
+        return self.answers.n
 
     cdef int32_t index(self, BackendBase backend) noexcept:
         """The position of a backend, -1 for a stranger."""
@@ -42,6 +97,18 @@ cdef class Devices:
 
 cdef bint overrides(object backend, str method):
     return method in getattr(backend, "__dict__", ()) or getattr(type(backend), method) is not getattr(BackendBase, method)
+
+
+cdef bint decides_in_python(object backend, str method):
+    """Whether a method is overridden in Python on top of whatever is compiled, so that asking C would miss it."""
+    if method in getattr(backend, "__dict__", ()):
+        return True
+    for cls in type(backend).__mro__:
+        if "__pyx_vtable__" in vars(cls):
+            return False
+        if method in vars(cls):
+            return True
+    return False
 
 
 cdef int fill_inplace_masks(uint64_t *mask, BackendBase backend, bint first_only) except -1:

@@ -1,8 +1,8 @@
 # Request: everything a placement depends on besides the graph, as flat arrays.
 #
 # Where resident tensors live, what the user assigned, which backend runs which
-# node, how large each tensor is on each backend.  Python backends are asked here,
-# once, so that the passes run without the GIL.  Owns its arrays.
+# node, how large each tensor is on each backend.  Backends are asked here, so that
+# the passes run without the GIL; what they agree to takes no array.  Owns its arrays.
 
 cdef int64_t MAX_CHUNK = <int64_t>1 << 48       # bytes: many chunks still have offsets in 63 bits
 
@@ -64,13 +64,9 @@ cdef class Request:
             self.fill_assigned(assigned)
 
     def __dealloc__(self):
-        cdef gs_request *r = &self.c
         free(self.memory)
-        free(r.user)
-        free(r.reads_buffer)
-        free(r.supports)
-        free(r.offloads)
-        free(r.nbytes)
+        free(self.c.user)
+        self.drop_answers()
 
     cdef int check_open(self) except -1:
         """GraphError for a tensor whose context is closed."""
@@ -184,56 +180,131 @@ cdef class Request:
 
     cdef int ask(self) except -1:
         """Ask the backends that want to be asked about nodes, buffers and sizes; once, however often it is planned."""
-        cdef gs_request *r = &self.c
-        cdef int64_t n = r.g.n_tensors
-        cdef int32_t b, i
-        cdef Tensor t
-        cdef tuple tensors = self.graph.tensors
-        cdef Devices devices = self.devices
         if self.asked:
             return 0
-        if devices.asks_ops:
-            r.supports = <unsigned char *>malloc(max(n, 1) * devices.n)
-            if r.supports == NULL:
-                raise MemoryError(f"planning {n} tensors")
-            memset(r.supports, 1, n * devices.n)
-        if devices.asks_offloads:
-            r.offloads = <unsigned char *>calloc(max(n, 1) * devices.n, 1)
-            if r.offloads == NULL:
-                raise MemoryError(f"planning {n} tensors")
-        if devices.asks_sizes:
-            r.nbytes = <int64_t *>malloc(max(n, 1) * devices.n * sizeof(int64_t))
-            if r.nbytes == NULL:
-                raise MemoryError(f"planning {n} tensors")
+        self.drop_answers()
+        self.ask_about_buffers()
+        if self.devices.asks:
+            self.ask_about_nodes()
+        self.asked = True
+        return 0
+
+    cdef void drop_answers(self) noexcept:
+        """Those of an attempt that failed, too."""
+        cdef gs_request *r = &self.c
+        free(r.reads_buffer)
+        free(r.supports)
+        free(r.offloads)
+        free(r.nbytes)
+        r.reads_buffer = r.supports = r.offloads = NULL
+        r.nbytes = NULL
+
+    cdef int ask_about_buffers(self) except -1:
+        """Who reads whose memory."""
+        cdef gs_request *r = &self.c
+        cdef Devices devices = self.devices
+        cdef int32_t b, i
         r.n_buffers = <int32_t>len(self.buffers)
         r.reads_buffer = <unsigned char *>calloc(max(r.n_buffers, 1) * devices.n, 1)
         if r.reads_buffer == NULL:
-            raise MemoryError(f"planning {n} tensors")
+            raise MemoryError(f"planning {r.g.n_tensors} tensors")
         for i in range(r.n_buffers):
             # Nobody asks: backends read their own buffers.
             for b in self.readers[i] or self.readers_of(self.buffers[i]):
                 r.reads_buffer[<int64_t>b * r.n_buffers + i] = True
         for b in range(devices.n):
-            backend = devices.backends[b]
-            if devices.asks_op[b]:
-                for i in range(r.g.n_nodes):
-                    t = <Tensor>tensors[r.g.node[i]]
-                    if not op_is_view(t.layout.op):
-                        r.supports[b * n + r.g.node[i]] = bool(backend.supports_op(t))
-            if devices.asks_offload[b]:
-                for i in range(r.g.n_nodes):
-                    t = <Tensor>tensors[r.g.node[i]]
-                    r.offloads[b * n + r.g.node[i]] = bool(backend.offload_op(t))
-            if r.nbytes != NULL:
-                for i in range(<int32_t>n):
-                    t = <Tensor>tensors[i]
-                    r.nbytes[b * n + i] = t.layout.nbytes
-                    if devices.asks_size[b]:
-                        r.nbytes[b * n + i] = checked_alloc_size(backend, t, backend.alloc_size(t))
             if devices.asks_buffer[b]:
                 for i in range(devices.n):
                     if i != b:
                         stand_in = measure_buffer(devices.backends[i])
-                        r.reads[b * devices.n + i] = bool(backend.supports_buffer(stand_in))
-        self.asked = True
+                        r.reads[b * devices.n + i] = bool(devices.backends[b].supports_buffer(stand_in))
+        return 0
+
+    cdef int ask_about_nodes(self) except -1:
+        """Which nodes run where, and what tensors take there: by kind where answers are remembered."""
+        cdef Devices devices = self.devices
+        cdef Inquiry inquiry
+        cdef int64_t epoch = devices.epoch()
+        cdef int32_t b
+        self.graph.find_kinds(devices.asks & ASKS_SIZE)
+        inquiry = Inquiry(self.graph, devices)
+        inquiry.recall()
+        for b in range(devices.n):
+            if devices.versions[b] is not None:
+                inquiry.ask(b)
+            else:
+                self.ask_about_each(b)
+        if devices.epoch() == epoch:
+            inquiry.remember()
+        for b in range(devices.n):
+            self.take(b, inquiry)
+        return 0
+
+    cdef int take(self, int32_t b, Inquiry inquiry) except -1:
+        """What a backend has said of kinds (nothing, if it was asked about each), for the tensors that are of them."""
+        cdef const gs_graph *g = &self.graph.flat
+        cdef const int32_t *of = self.graph._kinds.of
+        cdef int32_t i, k, at, said = 0
+        for k in range(inquiry.n):
+            at = k * inquiry.n_backends + b
+            said |= ((0 if inquiry.bits[at] & ASKS_SUPPORTS else ASKS_SUPPORTS) | inquiry.bits[at] & ASKS_OFFLOAD
+                     | (0 if inquiry.size[at] == g.nbytes[inquiry.example[k]] else ASKS_SIZE))
+        if said & (ASKS_SUPPORTS | ASKS_OFFLOAD):
+            for i in range(g.n_work):
+                at = of[g.work[i]] * inquiry.n_backends + b
+                self.note(b, g.work[i], inquiry.bits[at] & ASKS_SUPPORTS, inquiry.bits[at] & ASKS_OFFLOAD)
+        if said & ASKS_SIZE:
+            for i in range(g.n_tensors):
+                self.note_size(b, i, inquiry.size[of[i] * inquiry.n_backends + b])
+        return 0
+
+    cdef int ask_about_each(self, int32_t b) except -1:
+        """One backend, about every tensor: its answers may depend on anything."""
+        cdef const gs_graph *g = &self.graph.flat
+        cdef tuple tensors = self.graph.tensors
+        cdef int32_t i, asks = self.devices.in_python[b] | self.devices.in_c[b]
+        cdef BackendBase backend = self.devices.backends[b]
+        if asks & (ASKS_SUPPORTS | ASKS_OFFLOAD):
+            for i in range(g.n_work):
+                t = <Tensor>tensors[g.work[i]]
+                self.note(b, g.work[i], not asks & ASKS_SUPPORTS or backend.supports_op(t),
+                          asks & ASKS_OFFLOAD and backend.offload_op(t))
+        if asks & ASKS_SIZE:
+            for i in range(g.n_tensors):
+                t = <Tensor>tensors[i]
+                self.note_size(b, i, checked_alloc_size(backend, t, backend.alloc_size(t)))
+        return 0
+
+    cdef int note(self, int32_t b, int32_t id, bint supports, bint offloads) except -1:
+        """What is not as the planner expects of everything."""
+        cdef gs_request *r = &self.c
+        cdef int64_t n = r.g.n_tensors
+        if not supports:
+            if r.supports == NULL:
+                r.supports = <unsigned char *>malloc(n * r.n_backends)
+                if r.supports == NULL:
+                    raise MemoryError(f"planning {n} tensors")
+                memset(r.supports, 1, n * r.n_backends)
+            r.supports[b * n + id] = False
+        if offloads:
+            if r.offloads == NULL:
+                r.offloads = <unsigned char *>calloc(n * r.n_backends, 1)
+                if r.offloads == NULL:
+                    raise MemoryError(f"planning {n} tensors")
+            r.offloads[b * n + id] = True
+        return 0
+
+    cdef int note_size(self, int32_t b, int32_t id, int64_t size) except -1:
+        """As `note`."""
+        cdef gs_request *r = &self.c
+        cdef int64_t n = r.g.n_tensors
+        cdef int32_t i
+        if size != r.g.nbytes[id]:
+            if r.nbytes == NULL:
+                r.nbytes = <int64_t *>malloc(n * r.n_backends * sizeof(int64_t))
+                if r.nbytes == NULL:
+                    raise MemoryError(f"planning {n} tensors")
+                for i in range(r.n_backends):
+                    memcpy(r.nbytes + i * n, r.g.nbytes, n * sizeof(int64_t))
+            r.nbytes[b * n + id] = size
         return 0

@@ -1,0 +1,110 @@
+# Kinds: tensors that no backend may tell apart.
+#
+# Owns what the answers of backends may depend on: op, parameters, type, extents and strides of a node, and of which
+# sources it has their types, extents and strides.  Names, flags, addresses, and what else a graph does with them do
+# not count.  Invariant: tensors are of one kind only where kind_equal says so, whatever their hashes.
+
+cdef inline uint64_t kind_hash(const gs_graph *g, int32_t id) noexcept nogil:
+    cdef uint64_t h = gs_mix(g.form[id], (<uint64_t>(g.src_begin[id + 1] - g.src_begin[id]) << 32) | g.op[id])
+    cdef int32_t k
+    for k in range(g.param_begin[id], g.param_begin[id + 1]):
+        h = gs_mix(h, <uint64_t><uint32_t>g.param[k])
+    for k in range(g.src_begin[id], g.src_begin[id + 1]):
+        h = gs_mix(h, g.form[g.src[k]] ^ g.slot[k])
+    return h
+
+
+cdef bint kind_equal(const gs_graph *g, int32_t a, int32_t b) noexcept nogil:
+    cdef int32_t i, at = g.src_begin[a], bt = g.src_begin[b], n = g.src_begin[a + 1] - at
+    cdef int32_t p = g.param_begin[a], q = g.param_begin[b], n_params = g.param_begin[a + 1] - p
+    if (g.op[a] != g.op[b] or n != g.src_begin[b + 1] - bt or n_params != g.param_begin[b + 1] - q
+            or not layout_equal(&g.layout[a], &g.layout[b])):
+        return False
+    for i in range(n_params):
+        if g.param[p + i] != g.param[q + i]:
+            return False
+    for i in range(n):
+        if g.slot[at + i] != g.slot[bt + i] or not layout_equal(&g.layout[g.src[at + i]], &g.layout[g.src[bt + i]]):
+            return False
+    return True
+
+
+cdef inline uint64_t *form_words(uint64_t *out, const gs_layout *layout) noexcept nogil:
+    memcpy(out, layout.ne, sizeof(layout.ne))
+    memcpy(out + GS_MAX_DIMS, layout.nb, sizeof(layout.nb))
+    return out + 2 * GS_MAX_DIMS
+
+
+cdef int32_t kind_words(const gs_graph *g, int32_t id, uint64_t *out) noexcept nogil:
+    """A kind as words that are equal for equal kinds, whatever the graph: how many, at most MAX_KIND_WORDS."""
+    cdef uint64_t *at = out
+    cdef int32_t k, n = g.src_begin[id + 1] - g.src_begin[id], n_params = g.param_begin[id + 1] - g.param_begin[id]
+    at[0] = ((<uint64_t>n << 48) | (<uint64_t>n_params << 40) | (<uint64_t>g.op[id] << 32)
+             | <uint64_t>g.layout[id].type)
+    at = form_words(at + 1, &g.layout[id])
+    for k in range(g.param_begin[id], g.param_begin[id + 1]):
+        at[0] = <uint64_t><uint32_t>g.param[k]
+        at += 1
+    for k in range(g.src_begin[id], g.src_begin[id + 1]):
+        at[0] = (<uint64_t>g.slot[k] << 32) | <uint64_t>g.layout[g.src[k]].type
+        at = form_words(at + 1, &g.layout[g.src[k]])
+    return <int32_t>(at - out)
+
+
+cdef int kinds_grow(gs_kinds *kinds) noexcept nogil:
+    """Room for twice as many kinds, in a table that stays half empty."""
+    cdef int32_t i, room = max(2 * kinds.room, 64), mask = 2 * room - 1
+    cdef int32_t *example = <int32_t *>malloc(room * (sizeof(uint64_t) + 3 * sizeof(int32_t)))
+    cdef uint64_t *hash
+    if example == NULL:
+        return GS_NO_HOST_MEMORY
+    hash = <uint64_t *>example
+    example = <int32_t *>(hash + room)
+    if kinds.n:
+        memcpy(hash, kinds.hash, kinds.n * sizeof(uint64_t))
+        memcpy(example, kinds.example, kinds.n * sizeof(int32_t))
+    free(kinds.hash)
+    kinds.hash, kinds.example, kinds.slot, kinds.room = hash, example, example + room, room
+    memset(kinds.slot, 0xff, 2 * room * sizeof(int32_t))
+    for i in range(kinds.n):
+        kinds.slot[kinds_place(kinds, hash[i], mask)] = i
+    return GS_OK
+
+
+cdef inline int32_t kinds_place(const gs_kinds *kinds, uint64_t hash, int32_t mask) noexcept nogil:
+    """The first empty slot for a hash."""
+    cdef int32_t at = <int32_t>(hash & <uint64_t>mask)
+    while kinds.slot[at] >= 0:
+        at = (at + 1) & mask
+    return at
+
+
+cdef int kinds_sort(gs_kinds *kinds, const gs_graph *g, const int32_t *ids, int32_t n) noexcept nogil:
+    """The kinds of some tensors, or (ids NULL) of the first n."""
+    cdef int32_t i, id, at, kind, mask
+    cdef uint64_t h
+    for i in range(n):
+        id = i if ids == NULL else ids[i]
+        if kinds.of[id] >= 0:
+            continue
+        if kinds.n == kinds.room and kinds_grow(kinds) != GS_OK:
+            return GS_NO_HOST_MEMORY
+        h = kind_hash(g, id)
+        mask = 2 * kinds.room - 1
+        at = <int32_t>(h & <uint64_t>mask)
+        kind = kinds.slot[at]
+        while kind >= 0 and not kind_equal(g, id, kinds.example[kind]):
+            at = (at + 1) & mask
+            kind = kinds.slot[at]
+        if kind < 0:
+            kind = kinds.slot[at] = kinds.n
+            kinds.hash[kind], kinds.example[kind] = h, id
+            kinds.n += 1
+        kinds.of[id] = kind
+    return GS_OK
+
+
+cdef void kinds_free(gs_kinds *kinds) noexcept nogil:
+    free(kinds.of)
+    free(kinds.hash)
+    memset(kinds, 0, sizeof(gs_kinds))

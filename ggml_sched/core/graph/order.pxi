@@ -1,0 +1,111 @@
+# The order of nodes: depth first, as ggml visits them.
+#
+# Owns the walk from outputs to leafs.  The stack is an array, so that depth has no limit.  Pointers to tensors are
+# borrowed: the outputs hold what they need.  Corresponds to ggml_visit_parents.
+
+ctypedef struct gs_frame:
+    void *t
+    Py_ssize_t next             # source, then the root of a view, then what the node keeps
+
+
+cdef class Walk:
+    """One walk: what was met, in order; the leafs and nodes that are done."""
+
+    cdef void **met                     # owned; t.mark indexes it
+    cdef void **done                    # owned, [room] like the others: nodes from the front, leafs from the back
+    cdef gs_frame *stack                # owned
+    cdef Py_ssize_t n_met, n_nodes, n_leafs, depth, room
+
+    def __dealloc__(self):
+        free(self.met)
+        free(self.done)
+        free(self.stack)
+
+    cdef int grow(self) except -1:
+        """Room for twice as many tensors."""
+        cdef Py_ssize_t room = max(2 * self.room, 256)
+        cdef void **met = <void **>realloc(self.met, room * sizeof(void *))
+        cdef void **done = NULL
+        cdef gs_frame *stack = NULL
+        if met != NULL:
+            self.met = met
+            stack = <gs_frame *>realloc(self.stack, room * sizeof(gs_frame))
+        if stack != NULL:
+            self.stack = stack
+            done = <void **>realloc(self.done, room * sizeof(void *))
+        if done == NULL:
+            raise MemoryError(f"a graph of more than {self.room} tensors")
+        memmove(done + room - self.n_leafs, done + self.room - self.n_leafs, self.n_leafs * sizeof(void *))
+        self.done, self.room = done, room
+        return 0
+
+    cdef inline bint is_new(self, void *t) noexcept:
+        cdef int32_t mark = (<Tensor>t).mark
+        return not (0 <= mark < self.n_met and self.met[mark] == t)
+
+    cdef inline int enter(self, void *t) except -1:
+        """Meet a tensor that is new."""
+        if self.n_met == self.room:
+            self.grow()
+        (<Tensor>t).mark = <int32_t>self.n_met
+        self.met[self.n_met] = t
+        self.stack[self.depth].t, self.stack[self.depth].next = t, 0
+        self.n_met += 1
+        self.depth += 1
+        return 0
+
+    cdef inline void *next_source(self, gs_frame *frame) noexcept:
+        """The next new tensor that the one on top of the stack needs first, or NULL."""
+        cdef Tensor t = <Tensor>frame.t
+        cdef Py_ssize_t n = PyTuple_GET_SIZE(t.src)
+        cdef Py_ssize_t last = n + (0 if t._deps is None else PyTuple_GET_SIZE(t._deps))
+        cdef void *s
+        while frame.next <= last:
+            # Ops always list the root of a view among the sources; files may not.
+            if frame.next < n:
+                s = <void *>PyTuple_GET_ITEM(t.src, frame.next)
+            elif frame.next == n:
+                s = <void *>t.view_src
+            else:
+                s = <void *>PyTuple_GET_ITEM(t._deps, frame.next - n - 1)
+            frame.next += 1
+            if s != <void *>None and self.is_new(s):
+                return s
+        return NULL
+
+    cdef int visit(self, Tensor output) except -1:
+        """Everything that an output needs, sources first, left to right."""
+        cdef void *s
+        if not self.is_new(<void *>output):
+            return 0
+        self.enter(<void *>output)
+        while self.depth:
+            s = self.next_source(&self.stack[self.depth - 1])
+            if s != NULL:
+                self.enter(s)
+                continue
+            self.depth -= 1
+            s = self.stack[self.depth].t
+            if (<Tensor>s).layout.op == GS_OP_NONE:
+                self.n_leafs += 1
+                self.done[self.room - self.n_leafs] = s
+            else:
+                self.done[self.n_nodes] = s
+                self.n_nodes += 1
+        return 0
+
+    cdef tuple leafs(self):
+        return tuple_over(self.done + self.room - 1, -1, self.n_leafs)
+
+    cdef tuple nodes(self):
+        return tuple_over(self.done, 1, self.n_nodes)
+
+
+cdef tuple tuple_over(void **at, Py_ssize_t step, Py_ssize_t n):
+    """A tuple of n objects, the first of them at[0], the next at[step]."""
+    cdef tuple made = PyTuple_New(n)
+    cdef Py_ssize_t i
+    for i in range(n):
+        Py_INCREF(<object>at[i * step])
+        PyTuple_SET_ITEM(made, i, <object>at[i * step])
+    return made

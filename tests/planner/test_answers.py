@@ -1,0 +1,465 @@
+"""Backends are asked once for each kind of node, and again when they say that their answers have changed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from random_graphs import Built, quick, recipes
+from small_graphs import sample_paths
+
+import ggml_sched as gs
+from ggml_sched._core import Devices, Policy, Request, make_plan
+
+METHODS = ("supports_op", "offload_op", "alloc_size")
+VIEWS = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
+
+
+class Asked(gs.DryBackend):
+    """Notes what it is asked; `answers` are functions by method."""
+
+    def __init__(self, name="A", **answers):
+        super().__init__(name)
+        self.answers = answers
+        self.asked = {method: [] for method in METHODS}
+
+    def supports_op(self, node):
+        self.asked["supports_op"].append(node)
+        return self.answers.get("supports_op", lambda node: True)(node)
+
+    def offload_op(self, node):
+        self.asked["offload_op"].append(node)
+        return self.answers.get("offload_op", lambda node: False)(node)
+
+    def alloc_size(self, tensor):
+        self.asked["alloc_size"].append(tensor)
+        return self.answers.get("alloc_size", lambda tensor: tensor.nbytes)(tensor)
+
+    def take(self, method="supports_op"):
+        taken, self.asked[method] = self.asked[method], []
+        return taken
+
+
+def plan(devices, graph):
+    return make_plan(Request(graph, devices, None), Policy())
+
+
+def layers(n, scale=2.0, size=8, name="", output=False):
+    """Layers of three nodes, the same in all of them but for names and flags."""
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (size, 2), "x")
+    for k in range(n):
+        y = ctx.set_name(ctx.relu(x), f"{name}{k}")
+        if output:
+            ctx.set_output(y)
+        x = ctx.add(ctx.scale(ctx.reshape(y, size, 2), scale), y)
+    return gs.Graph(x)
+
+
+def key(t):
+    """What a backend may look at, told independently of the core."""
+    words = () if t.op in VIEWS else t.op_params
+    sources = tuple((k, s.type, s.ne, s.nb) for k, s in enumerate(t.src) if s is not None)
+    return t.op, words, t.type, t.ne, t.nb, sources
+
+
+# -- once for each kind ------------------------------------------------------------------------
+
+
+def test_nodes_of_one_kind_are_asked_about_once():
+    backend = Asked()
+    devices, graph = Devices((backend,)), layers(5)
+    plan(devices, graph)
+    assert [t.op for t in backend.take()] == ["UNARY:RELU", "SCALE", "ADD"]
+    assert [t.op for t in backend.take("offload_op")] == ["UNARY:RELU", "SCALE", "ADD"]
+    assert [t.op for t in backend.take("alloc_size")] == ["NONE", "UNARY:RELU", "RESHAPE", "SCALE", "ADD"]
+    for again in (graph, layers(5), layers(9, name="other", output=True)):
+        plan(devices, again)
+        assert all(backend.take(method) == [] for method in METHODS)
+    plan(devices, layers(2, scale=3.0))
+    assert [t.op for t in backend.take()] == ["SCALE"]
+    plan(devices, layers(2, size=4))
+    assert len(backend.take()) == 3
+    plan(Devices((backend,)), graph)
+    assert len(backend.take()) == 3             # others know nothing of it
+
+
+def test_every_backend_is_asked_itself():
+    backends = Asked("A"), Asked("B", supports_op=lambda node: node.op != "SCALE"), gs.DryBackend("C")
+    graph = layers(3)
+    for _ in range(2):
+        plan(Devices(backends), graph)
+        assert [len(backend.take()) for backend in backends[:2]] == [3, 3]
+
+
+SAYS = {
+    "supports_op": (lambda node: node.op != "SCALE", "GPU", ["CPU", "GPU"], 0),
+    "offload_op": (lambda node: node.op == "MUL", "CPU", ["GPU", "GPU"], 0),
+    "alloc_size": (lambda tensor: tensor.nbytes + 512 * (tensor.op == "SCALE"), "GPU", ["GPU", "GPU"], 768),
+}
+"""What the GPU says, where the weights are, where SCALE and MUL go then, and what its arena takes at least."""
+
+
+@pytest.mark.parametrize("version", [0, None])
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_said_of_a_kind_holds_for_all_its_nodes(method, version):
+    says, where, expected, least = SAYS[method]
+    gpu, cpu = Asked("GPU", **{method: says}), Asked("CPU")
+    gpu.answers_version = version
+    home, ctx = gs.Context(), gs.Context()
+    w = home.tensor("f32", 64, "w")
+    (gpu if where == "GPU" else cpu).alloc_tensors(home)
+    x = ctx.tensor("f32", 64, "x")
+    for _ in range(4):
+        x = ctx.mul(ctx.scale(x, 2.0), w)
+    with gs.Scheduler([gpu, cpu], plan_cache=0) as scheduler:
+        for graph in (gs.Graph(x), gs.Graph(ctx.sqr(x))) * 2:
+            made = scheduler.plan(graph)
+            assert [made.backend_of(t).name for t in graph.nodes[:8]] == expected * 4
+            assert made.buffer_sizes[0] >= least
+
+
+@pytest.mark.parametrize("path", sample_paths()[:4], ids=lambda path: path.stem)
+def test_a_model_has_few_kinds(path):
+    graph = gs.load_graph(path)
+    backend = Asked()
+    plan(Devices((backend,)), graph)
+    assert len(backend.take()) < 40 < len(graph)
+
+
+# -- what a kind is ----------------------------------------------------------------------------
+
+
+@quick(150)
+@given(recipes())
+def test_kinds_are_what_backends_may_look_at(recipe):
+    graph = Built(recipe).graph
+    kinds = graph.kinds()
+    assert len(kinds) == len(graph.tensors)
+    seen = {}
+    for kind, t in zip(kinds, graph.tensors, strict=True):
+        assert seen.setdefault(kind, (key(t), graph.kind_of(t))) == (key(t), graph.kind_of(t))
+    assert len({k for k, _ in seen.values()}) == len({w for _, w in seen.values()}) == len(seen)
+
+
+def test_kinds_of_different_graphs_are_told_apart_as_those_of_one():
+    backend, known = Asked(), set()
+    devices = Devices((backend,))
+
+    @quick(100)
+    @given(recipes())
+    def run(recipe):
+        graph = Built(recipe).graph
+        plan(devices, graph)
+        met = {key(t) for t in graph.tensors}
+        assert {key(t) for t in backend.take("alloc_size")} == met - known
+        known.update(met)
+
+    run()
+    assert devices.n_answers == len(known) > 50
+
+
+CHANGES = {
+    "parameter": {"op_params": (2,)}, "shape": {"ne": (4, 1, 1, 1)}, "stride": {"nb": (4, 16, 16, 64)},
+    "type": {"type": "f16"}, "op": {"op": "SQR"}, "slot": {"src": "ab gap"}, "fewer": {"src": "a"},
+    "other layout": {"src": "ac"}, "other stride": {"src": "ad"}, "other type": {"src": "ae"},
+    "parameters": {"op_params": (1, 2)}, "later parameter": {"op_params": (0, 1)},
+}
+
+
+def test_each_part_of_a_kind_counts():
+    ctx = gs.Context()
+    a, b = ctx.tensor("f32", (4, 2), "a"), ctx.tensor("f32", (4, 2), "b")
+    c, e = ctx.tensor("f32", (4, 3), "c"), ctx.tensor("i32", (4, 2), "e")
+    d = ctx.restore("NONE", "f32", (4, 2, 1, 1), (4, 32, 64, 64), name="d")
+    sources = {"ab": (a, b), "ba": (b, a), "ab gap": (a, None, b), "a": (a,), "ac": (a, c), "ad": (a, d), "ae": (a, e)}
+
+    def node(op="ADD", type="f32", ne=(4, 2, 1, 1), nb=(4, 16, 32, 32), src="ab", op_params=(1,), **others):
+        return ctx.restore(op, type, ne, nb, sources[src], op_params=op_params, **others)
+
+    nodes = [node(), *[node(**change) for change in CHANGES.values()]]
+    same = [node(name="named"), node(flags=("output",)), node(src="ba"), node(op_params=(1, 0, 0))]
+    graph = gs.Graph(*nodes, *same)
+    kinds = dict(zip(graph.tensors, graph.kinds(), strict=True))
+    assert len({kinds[t] for t in nodes}) == len({graph.kind_of(t) for t in nodes}) == len(nodes), list(CHANGES)
+    for other in (graph, gs.Graph(*same)):
+        assert {other.kind_of(t) for t in same} == {graph.kind_of(nodes[0])}
+    assert {kinds[t] for t in same} == {kinds[nodes[0]]}
+    with pytest.raises(gs.GraphError, match="'stranger'"):
+        graph.kind_of(ctx.tensor("f32", 4, "stranger"))
+
+
+def test_kinds_that_meet_in_the_table_are_told_apart():
+    """Of so many small graphs that some of their kinds do: then nothing but the comparison keeps them apart."""
+    for n in range(1, 400):
+        ctx = gs.Context()
+        a, b, c = (ctx.tensor("f32", n) for _ in range(3))
+        sources = [(a,), (None, a), (a, b), (a, None, b), (None, a, b), (a, b, c), (a, b, None, c), (a, None, b, c)]
+        nodes = [ctx.restore("ADD", "f32", a.ne, a.nb, src, op_params=words)
+                 for src in sources[:: 1 if n % 2 else -1] for words in ((), (1,), (1, 2))]
+        graph = gs.Graph(*nodes)
+        kinds = dict(zip(graph.tensors, graph.kinds(), strict=True))
+        assert len({kinds[t] for t in nodes}) == len(nodes)
+
+
+def test_empty_slots_at_the_end_are_none():
+    ctx = gs.Context()
+    a = ctx.tensor("f32", 4)
+    assert ctx.restore("SQR", "f32", a.ne, a.nb, (a, None, None)).src == (a,)
+    assert ctx.restore("SQR", "f32", a.ne, a.nb, (None, a, None)).src == (None, a)
+
+
+MASK = 2**64 - 1
+
+
+def mix(h, x):
+    """gs_mix of include/ggml_sched/hash.h."""
+    h = (h ^ x) * 0x9E3779B97F4A7C15 & MASK
+    return h ^ h >> 29
+
+
+def strides_of_equal_hash():
+    """Strides of two f32 tensors of one element whose hashes are the same."""
+    def before_the_last(nb):
+        h = mix(0x243F6A8885A308D3, 0)
+        for extent, stride in zip((1, 1, 1), nb, strict=True):
+            h = mix(mix(h, extent), stride)
+        return mix(h, 1)
+
+    first = (4, 4, 4)
+    for k in range(5, 200):
+        last = before_the_last(first) ^ before_the_last((4, 4, k))
+        if last < 2**63:
+            return (*first, 0), (4, 4, k, last)
+    raise AssertionError("none found")
+
+
+def colliding(ctx):
+    """Two nodes whose kinds have one hash, their sources being told apart by strides only."""
+    leafs = [ctx.restore("NONE", "f32", (1, 1, 1, 1), nb) for nb in strides_of_equal_hash()]
+    return [ctx.sqr(leaf) for leaf in leafs]
+
+
+def test_nodes_whose_hashes_collide_are_of_different_kinds():
+    ctx = gs.Context()
+    one, other = colliding(ctx)
+    graph = gs.Graph(one, other)
+    # They do collide: so do the first halves of the fingerprints, and that is why there is a second.
+    prints = gs.Graph(one).fingerprint, gs.Graph(other).fingerprint
+    assert prints[0] >> 64 == prints[1] >> 64 and prints[0] != prints[1]
+    kinds = dict(zip(graph.tensors, graph.kinds(), strict=True))
+    assert kinds[one] != kinds[other] and kinds[one.src[0]] != kinds[other.src[0]]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_answers_about_kinds_whose_hashes_collide_are_kept_apart(together):
+    ctx = gs.Context()
+    one, other = colliding(ctx)
+    fussy, host = Asked("fussy", supports_op=lambda node: node.src[0].nb[3] == 0), gs.DryBackend("host")
+    with gs.Scheduler([fussy, host]) as scheduler:
+        scheduler.set_tensor_backend(one.src[0], fussy)
+        scheduler.set_tensor_backend(other.src[0], fussy)
+        graphs = [gs.Graph(one, other)] * 2 if together else [gs.Graph(one), gs.Graph(other)]
+        found = [scheduler.plan(graph).backend_of(t) for graph, t in zip(graphs, (one, other), strict=True)]
+    assert found == [fussy, host]
+
+
+# -- as long as they hold ----------------------------------------------------------------------
+
+
+def test_answers_of_another_version_are_asked_for_anew():
+    """And plans that were made by those before are not used again."""
+    refused = []
+    a, b = Asked("A", supports_op=lambda node: node.op not in refused), gs.DryBackend("B")
+    graph = layers(2)
+    with gs.Scheduler([a, b]) as scheduler:
+        assert {scheduler.alloc(graph).backend_of(t) for t in graph.nodes} == {a}
+        refused.append("SCALE")
+        assert {scheduler.alloc(graph).backend_of(t) for t in graph.nodes} == {a}       # not said yet
+        a.answers_version += 1
+        for planned in (scheduler.plan(graph), scheduler.alloc(graph), scheduler.plan(layers(2))):
+            assert [planned.backend_of(t).name for t in planned.graph.nodes if t.op != "RESHAPE"] == ["A", "B", "A"] * 2
+        refused.clear()
+        a.answers_version += 1
+        assert {scheduler.alloc(graph).backend_of(t) for t in graph.nodes} == {a}
+
+
+def test_a_version_that_is_as_it_was_changes_nothing():
+    backend = Asked()
+    devices = Devices((backend,))
+    backend.answers_version = 2**70
+    plan(devices, layers(1))
+    assert len(backend.take()) == 3
+    epoch = devices.epoch()
+    backend.answers_version = 2**69 * 2
+    plan(devices, layers(1))
+    assert backend.take() == [] and devices.epoch() == epoch
+
+
+@pytest.mark.parametrize("kind", ["attribute of the class", "property"])
+def test_a_version_may_be_declared_by_a_class(kind):
+    class Declares(Asked):
+        now = 3
+        answers_version = 3 if kind == "attribute of the class" else property(lambda self: self.now)
+
+    backend = Declares()
+    devices = Devices((backend,))
+    for _ in range(2):
+        plan(devices, layers(1))
+    assert len(backend.take()) == 3
+    if kind == "property":
+        backend.now += 1
+    else:
+        backend.answers_version += 1
+    plan(devices, layers(1))
+    assert len(backend.take()) == 3
+
+
+@pytest.mark.parametrize("how", ["instance", "class"])
+def test_without_a_version_every_node_is_asked_about_every_time(how):
+    """So that answers may depend on anything, names for one."""
+    class Each(Asked):
+        if how == "class":
+            answers_version = None
+
+    each, other = Each("each", supports_op=lambda node: node.name != "1"), Asked("other")
+    each.answers_version = None
+    graph = layers(3)
+    devices = Devices((each, other))
+    for k in range(2):
+        made = plan(devices, graph)
+        assert len(each.take()) == len(each.take("offload_op")) == 9
+        assert len(other.take()) == (3 if k == 0 else 0)
+        assert each.take("alloc_size") == list(graph.tensors)
+        assert [made.backend_index(graph.id_of(t)) for t in graph.nodes if t.op == "UNARY:RELU"][:2] == [0, 1]
+    each.answers_version = 0
+    if how == "instance":
+        plan(devices, graph)
+        assert len(each.take()) == 3
+
+
+@pytest.mark.parametrize("version", [1.5, "1", (0,)])
+def test_a_version_that_is_no_int(version):
+    backend = Asked("strange")
+    with gs.Scheduler([backend]) as scheduler:
+        backend.answers_version = version
+        with pytest.raises(TypeError, match=r"'strange': answers_version"):
+            scheduler.plan(layers(1))
+        backend.answers_version = 1
+        scheduler.plan(layers(1))
+    backend.answers_version = version
+    with pytest.raises(TypeError, match=r"'strange': answers_version"):
+        gs.Scheduler([backend])
+
+
+def test_answers_given_while_the_version_changes_are_not_remembered():
+    def once(node):
+        if node.op == "SCALE":
+            backend.answers_version += 1
+        return True
+
+    backend = Asked(supports_op=once)
+    devices = Devices((backend,))
+    plan(devices, layers(1))
+    assert devices.n_answers == 0 and len(backend.take()) == 3
+    backend.answers = {}
+    plan(devices, layers(1))
+    assert len(backend.take()) == 3 and devices.n_answers > 0
+
+
+def test_a_reset_forgets_answers():
+    backend = Asked()
+    with gs.Scheduler([backend]) as scheduler:
+        scheduler.plan(layers(1))
+        assert scheduler._planner.devices.n_answers > 0
+        scheduler.reset()
+        assert scheduler._planner.devices.n_answers == 0
+        scheduler.plan(layers(1))
+
+
+# -- failures ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_backend_raises_reaches_the_caller_and_nothing_is_remembered(method):
+    mood = [KeyError("mood")]
+
+    def sometimes(tensor):
+        if tensor.op == "ADD" and mood:
+            raise mood.pop()
+        return {"supports_op": True, "offload_op": False, "alloc_size": tensor.nbytes}[method]
+
+    calm, moody = Asked("calm"), Asked("moody", **{method: sometimes})
+    devices, graph = Devices((calm, moody)), layers(2)
+    with pytest.raises(KeyError, match="mood"):
+        plan(devices, graph)
+    assert devices.n_answers == 0 and len(calm.take()) == 3
+    moody.take(method)
+    plan(devices, graph)
+    assert len(calm.take()) == 3 and len(moody.take(method)) == (5 if method == "alloc_size" else 3)
+
+
+@pytest.mark.parametrize("version", [0, None])
+def test_a_request_that_failed_knows_nothing_of_its_first_attempt(version):
+    """What was refused before the failure is asked about again."""
+    first = [True]
+
+    def refuses_then_fails(node):
+        if first and node.op == "ADD":
+            first.clear()
+            raise KeyError("mood")
+        return not first
+
+    a, b = Asked("A", supports_op=refuses_then_fails), gs.DryBackend("B")
+    a.answers_version = version
+    graph = layers(1)
+    request = Request(graph, Devices((a, b)), None)
+    with pytest.raises(KeyError, match="mood"):
+        make_plan(request, Policy())
+    made = make_plan(request, Policy())
+    assert {made.backend_index(graph.id_of(t)) for t in graph.nodes} == {0}
+
+
+@pytest.mark.parametrize("size", [-1, 63, 2**63, 64.0, None])
+def test_a_size_that_makes_no_sense_is_not_remembered(size):
+    sizes = [size]
+    backend = Asked("strange", alloc_size=lambda tensor: sizes[0] if sizes else tensor.nbytes)
+    devices = Devices((backend,))
+    for _ in range(2):
+        with pytest.raises((gs.PlacementError, TypeError), match="'strange'"):
+            plan(devices, layers(1))
+    sizes.clear()
+    plan(devices, layers(1))
+
+
+def test_the_memory_of_answers_is_bounded():
+    """What is forgotten is asked about again, and answered as before."""
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 4)
+    backend = Asked("odd", supports_op=lambda node: node.op_params[0] % 2 == 1)
+    devices = Devices((backend, gs.DryBackend("host")))
+
+    def scales(start):
+        words = np.arange(start + 1, start + 1501, dtype=np.int32).view(np.float32)
+        nodes = [ctx.scale(x, word) for word in words]
+        graph = gs.Graph(*nodes)
+        made = plan(devices, graph)
+        assert [made.backend_index(graph.id_of(t)) for t in nodes] == [1 - t.op_params[0] % 2 for t in nodes]
+        return len(backend.take())
+
+    asked = [scales(1500 * k) for k in range(6)]
+    assert asked == [1500] * 6 and 0 < devices.n_answers <= 4096
+    assert scales(1500 * 5) < 1500 and scales(0) == 1500
+
+
+def test_a_graph_of_more_kinds_than_are_remembered():
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 4)
+    nodes = [ctx.scale(x, word) for word in np.arange(1, 5001, dtype=np.int32).view(np.float32)]
+    graph = gs.Graph(*nodes)
+    backend = Asked("odd", supports_op=lambda node: node.op_params[0] % 2 == 1)
+    devices = Devices((backend, gs.DryBackend("host")))
+    for _ in range(2):
+        made = plan(devices, graph)
+        assert [made.backend_index(graph.id_of(t)) for t in nodes] == [1 - t.op_params[0] % 2 for t in nodes]
+        assert devices.n_answers <= 4096
