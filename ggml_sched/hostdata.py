@@ -168,7 +168,7 @@ def _stash(tensor: Tensor, span) -> None:
         root.stash = bytes(span)
     else:
         held = bytearray(root.stash or bytes(root.nbytes))
-        held[tensor.view_offs : tensor.view_offs + len(span)] = span
+        held[tensor.view_offs : tensor.view_offs + len(span)] = memoryview(span)
         root.stash = bytes(held)
 
 
