@@ -83,6 +83,11 @@ cdef void flat_classify(gs_graph *g) noexcept nogil:
         if not g.kind[id] & GS_KIND_VIEW:
             g.work[g.n_work] = id
             g.n_work += 1
+    for i in range(g.n_leafs):
+        # Its last reader is done with the root, too.
+        id = g.leaf[i]
+        if g.view_src[id] >= 0 and g.n_readers[id]:
+            g.n_viewers[g.view_src[id]] += 1
     flat_list_views_and_readers(g)
 
 
