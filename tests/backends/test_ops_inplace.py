@@ -231,7 +231,11 @@ def test_nodes_of_a_file_with_shapes_that_do_not_fit_are_not_supported(op):
     a, b = ctx.tensor("f32", (5, 7)), ctx.tensor("i32", (3, 2))
     backend = gs.CpuBackend(1)
     for src in ((), (a,), (a, b), (b, a), (None, a), (a, None), (a, b, a, b, a, b)):
-        node = ctx.restore(op, "f32", (11, 2, 3, 1), (4, 44, 88, 264), src, op_params=(1, 2, 3, 4, 5))
+        try:
+            node = ctx.restore(op, "f32", (11, 2, 3, 1), (4, 44, 88, 264), src, op_params=(1, 2, 3, 4, 5))
+        except gs.GraphError as error:
+            assert "has no source" in str(error)        # what is missing is missing for every backend
+            continue
         assert not backend.supports_op(node), src
 
 
@@ -272,9 +276,13 @@ def test_any_node_of_a_file_is_refused_or_writes_inside_itself():
             src.append(ctx.restore("NONE", kind, shape, strides(shape, gs.Type[kind.upper()].type_size)))
         kind, shape = type_(), extents()
         params = [int(v) for v in rng.integers(0, 5, 11)]
-        node = ctx.restore(
-            op, kind, shape, strides(shape, gs.Type[kind.upper()].type_size), src, op_params=params
-        )
+        try:
+            node = ctx.restore(
+                op, kind, shape, strides(shape, gs.Type[kind.upper()].type_size), src, op_params=params
+            )
+        except gs.GraphError as error:
+            assert "has no source" in str(error) or "share bytes" in str(error)
+            continue
         with gs.CpuBackend(1) as backend:
             buffer = place(ctx, backend, 64, 1)
             for tensor in src:

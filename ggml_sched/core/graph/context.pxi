@@ -178,6 +178,10 @@ cdef class ContextBase:
         layout.op = op
         t = Tensor.__new__(Tensor)
         if view is not None:
+            if op > GS_OP_TRANSPOSE and layout_may_overlap(layout):
+                # Which value stays would depend on the backend, and on how many threads it has.
+                raise GraphError(f"{OP_NAMES[op]}: {describe(view)} is written to, and elements of it share bytes: "
+                                 f"{strides_of(layout)}")
             if view.view_src is not None:
                 if gs_checked_add(view_offs, view.view_offs, &view_offs) != GS_OK:
                     raise GraphError(f"{OP_NAMES[op]}: offset {view_offs} into {describe(view)} overflows")
@@ -266,7 +270,8 @@ cdef class ContextBase:
                 flags=(), name="", resident=""):
         """A tensor with every field given, as a graph file holds it; strides and views are checked.
 
-        Raises GraphError for an unknown op or type, strides that do not fit, or a view outside its root.
+        Raises GraphError for an unknown op or type, strides that do not fit, a view outside its root, and sources or
+        a root that the op cannot have.
         """
         cdef gs_layout layout
         cdef Tensor t
@@ -293,7 +298,9 @@ cdef class ContextBase:
         for flag in flags:
             if flag not in ("input", "output"):
                 raise GraphError(f"tensor {name!r}: unknown flag {flag!r}")
-        t = self.add_tensor(str(name), found, &layout, tuple(src), view_src, _index(view_offs), words)
+        src, name, resident, view_offs = tuple(src), str(name), str(resident), _index(view_offs)
+        check_wiring(name, &layout, src, view_src, view_offs, resident)
+        t = self.add_tensor(name, found, &layout, src, view_src, view_offs, words)
         t._flags = (GS_FLAG_INPUT if "input" in flags else 0) | (GS_FLAG_OUTPUT if "output" in flags else 0)
-        t.resident = str(resident)
+        t.resident = resident
         return t

@@ -105,12 +105,16 @@ cdef class Graph:
             g.leaf[i] = self.require(t, t)
             if g.position[g.leaf[i]] != -1:
                 raise GraphError(f"{describe(t)} appears twice among the nodes and leafs of a graph")
+            if t.layout.op != GS_OP_NONE:
+                raise GraphError(f"{describe(t)} is computed, and stands among the leafs of a graph")
             g.position[g.leaf[i]] = -2
         for i in range(len(nodes)):
             t = nodes[i]
             k = self.require(t, t)
             if g.position[k] != -1:
                 raise GraphError(f"{describe(t)} appears twice among the nodes and leafs of a graph")
+            if t.layout.op == GS_OP_NONE:
+                raise GraphError(f"{describe(t)} is a leaf, and stands among the nodes of a graph")
             if t.view_src is not None and g.position[g.view_src[k]] == -1 and t.view_src.layout.op != GS_OP_NONE:
                 raise GraphError(f"node {i} {describe(t)} is a view of {describe(t.view_src)}, which is not computed "
                                  "before it")

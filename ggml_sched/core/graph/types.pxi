@@ -186,6 +186,30 @@ cdef inline bint layout_contiguous(const gs_layout *a) noexcept nogil:
     return True
 
 
+cdef bint layout_may_overlap(const gs_layout *a) noexcept nogil:
+    """Whether elements may share bytes: False where each dimension steps over all that the finer ones cover."""
+    cdef int64_t count[GS_MAX_DIMS]
+    cdef int64_t covered = traits[a.type].type_size
+    cdef int i, k, finest
+    cdef unsigned int done = 0
+    if layout_is_empty(a):
+        return False
+    for i in range(GS_MAX_DIMS):
+        count[i] = a.ne[i]
+    count[0] //= traits[a.type].block_size
+    for i in range(GS_MAX_DIMS):
+        finest = -1
+        for k in range(GS_MAX_DIMS):
+            if not done >> k & 1 and (finest < 0 or a.nb[k] < a.nb[finest]):
+                finest = k
+        done |= <unsigned int>1 << finest
+        if count[finest] > 1:
+            if a.nb[finest] < covered:
+                return True
+            covered += (count[finest] - 1) * a.nb[finest]
+    return False
+
+
 cdef inline int64_t layout_n_elements(const gs_layout *a) noexcept nogil:
     return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]
 
