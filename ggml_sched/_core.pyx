@@ -37,7 +37,8 @@ from ggml_sched.errors import GraphError, HazardError, OutOfMemory, PlacementErr
 
 cimport cython
 from cpython.list cimport PyList_GET_ITEM
-from cpython.tuple cimport PyTuple_GET_ITEM
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset

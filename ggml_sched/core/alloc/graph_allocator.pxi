@@ -49,7 +49,7 @@ cdef class GraphAllocator:
 
         None or an empty list returns to the graph's own order.
         """
-        self.parse_seq = tuple([_index(i) for i in seq]) if seq else None
+        self.parse_seq = tuple(map(_index, seq)) if seq else None
 
     def alloc_graph(self, TensorAllocator tallocr not None, Graph graph not None):
         """Place every tensor of `graph` that has no address in `tallocr`'s buffer; returns its max_size in bytes.
@@ -77,7 +77,10 @@ cdef class GraphAllocator:
                 tallocrs.append(tallocr)
             homes.append(tallocrs.index(tallocr))
         self.allocate(graph, tallocrs, homes)
-        return tuple([tallocr.max_size for tallocr in tallocrs])
+        found = []
+        for tallocr in tallocrs:
+            found.append(tallocr.max_size)
+        return tuple(found)
 
     cdef int allocate(self, Graph graph, list tallocrs, list homes) except -1:
         cdef Placing p = Placing()
@@ -89,7 +92,7 @@ cdef class GraphAllocator:
         cdef int32_t failed = -1
         cdef Py_ssize_t n = len(tallocrs), k
         cdef int status = GS_OK
-        cdef bint replayed
+        cdef bint replayed, measures
         if len(set(tallocrs)) != n:
             raise ValueError("one allocator twice")
         for tallocr in tallocrs:
@@ -109,7 +112,9 @@ cdef class GraphAllocator:
                     raise MemoryError("graph allocation")
                 fill_inplace_masks(inplace + k * GS_N_OPS, tallocr.buffer.backend, True)
             order = self.read_order(graph)
-            p.before = [(<TensorAllocator>tallocrs[k]).free_blocks for k in range(n)]
+            p.before = []
+            for tallocr in tallocrs:
+                p.before.append(tallocr.free_blocks)
             replayed = self.replay(p, tallocrs, key)
             if not replayed:
                 with nogil:
@@ -121,8 +126,12 @@ cdef class GraphAllocator:
                     raise MemoryError("graph allocation")
                 if status != GS_OK:
                     self.raise_out_of_memory(p, graph, tallocrs, failed)
-            p.peaks = [(<TensorAllocator>tallocrs[k]).blocks.max_size for k in range(n)]
-            if n and all([(<TensorAllocator>tallocrs[k]).is_measure for k in range(n)]):
+            p.peaks = []
+            measures = n > 0
+            for tallocr in tallocrs:
+                p.peaks.append(tallocr.blocks.max_size)
+                measures = measures and tallocr.is_measure
+            if measures:
                 if not replayed:
                     self.measured[key] = p
             else:

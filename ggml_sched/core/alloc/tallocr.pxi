@@ -172,7 +172,11 @@ cdef class TensorAllocator:
     @property
     def free_blocks(self):
         """Free ranges as a tuple of (offset, size) in bytes, from the first aligned address."""
-        return tuple([(self.blocks.at[i].offset, self.blocks.at[i].size) for i in range(self.blocks.n)])
+        cdef list found = []
+        cdef int32_t i
+        for i in range(self.blocks.n):
+            found.append((self.blocks.at[i].offset, self.blocks.at[i].size))
+        return tuple(found)
 
     def __repr__(self):
         kind = "measuring" if self.is_measure else f"{self.room} bytes"

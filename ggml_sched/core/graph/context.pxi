@@ -96,9 +96,9 @@ cdef int check_same_count(str op, Tensor a, const int64_t *ne) except -1:
     cdef int i
     for i in range(GS_MAX_DIMS):
         if gs_checked_mul(count, ne[i], &count) != GS_OK:
-            raise GraphError(f"{op}: {describe(a)}: extents {[ne[j] for j in range(GS_MAX_DIMS)]} overflow")
+            raise GraphError(f"{op}: {describe(a)}: extents {numbers_of(ne)} overflow")
     if count != layout_n_elements(&a.layout):
-        raise GraphError(f"{op}: {describe(a)} does not hold {[ne[j] for j in range(GS_MAX_DIMS)]} elements")
+        raise GraphError(f"{op}: {describe(a)} does not hold {numbers_of(ne)} elements")
     return 0
 
 

@@ -166,8 +166,14 @@ cdef class Graph:
         cdef int32_t i, k
         if g.dep_begin == NULL:
             return {}
-        return {self.tensors[i]: tuple([self.tensors[g.dep[k]] for k in range(g.dep_begin[i], g.dep_begin[i + 1])])
-                for i in range(g.n_tensors) if g.dep_begin[i] < g.dep_begin[i + 1]}
+        cdef dict found = {}
+        for i in range(g.n_tensors):
+            if g.dep_begin[i] < g.dep_begin[i + 1]:
+                kept = []
+                for k in range(g.dep_begin[i], g.dep_begin[i + 1]):
+                    kept.append(self.tensors[g.dep[k]])
+                found[self.tensors[i]] = tuple(kept)
+        return found
 
     cdef void fingerprint_structure(self, uint64_t *found) noexcept nogil:
         """128 bits over op, type, shape, strides, wiring, views and flags of every tensor, and the order."""

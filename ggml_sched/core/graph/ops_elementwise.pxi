@@ -66,7 +66,7 @@ cdef class ElementwiseOps(ContextBase):
         "exp", "step", "elu", "hardswish" and the others that ggml names."""
         cdef str name = f"UNARY:{kind.upper()}"
         if name not in OP_IDS:
-            raise GraphError(f"unary: unknown kind {kind!r}; known: {', '.join(k.lower() for k in _UNARY_KINDS)}")
+            raise GraphError(f"unary: unknown kind {kind!r}; known: {', '.join(_UNARY_KINDS).lower()}")
         return self.add_like(OP_IDS[name], a, (a,), cut_zeros((_UNARY_KINDS.index(kind.upper()),)), inplace)
 
     def silu(self, Tensor a not None):
@@ -126,7 +126,7 @@ cdef class ElementwiseOps(ContextBase):
         """
         cdef str name = f"GLU:{kind.upper()}"
         if name not in OP_IDS:
-            raise GraphError(f"glu: unknown kind {kind!r}; known: {', '.join(k.lower() for k in _GLU_KINDS)}")
+            raise GraphError(f"glu: unknown kind {kind!r}; known: {', '.join(_GLU_KINDS).lower()}")
         if a.layout.ne[0] % 2:
             raise GraphError(f"glu: rows of {describe(a)} have no two equal halves")
         return self.add_dense(OP_IDS[name], a.layout.type, a.layout.ne[0] // 2, a.layout.ne[1], a.layout.ne[2],
@@ -136,7 +136,7 @@ cdef class ElementwiseOps(ContextBase):
         """act(a) * b; both of one shape and type; kind "swiglu", "geglu", "reglu"."""
         cdef str name = f"GLU:{kind.upper()}"
         if name not in OP_IDS:
-            raise GraphError(f"glu_split: unknown kind {kind!r}; known: {', '.join(k.lower() for k in _GLU_KINDS)}")
+            raise GraphError(f"glu_split: unknown kind {kind!r}; known: {', '.join(_GLU_KINDS).lower()}")
         if not layout_same_ne(&a.layout, &b.layout) or a.layout.type != b.layout.type:
             raise GraphError(f"glu_split: {describe(a)} and {describe(b)} differ in shape or type")
         return self.add_like(OP_IDS[name], a, (a, b), cut_zeros((_GLU_KINDS.index(kind.upper()),)))

@@ -73,7 +73,7 @@ cdef class MatrixOps(ElementwiseOps):
         for word in words:
             if word > 0x7fffffff:
                 raise GraphError(f"set: stride or offset {word} is beyond int32")
-        return self.add_like(OP_IDS["SET"], a, (a, b), cut_zeros((*words, int(inplace))), inplace)
+        return self.add_like(OP_IDS["SET"], a, (a, b), cut_zeros(words + (int(inplace),)), inplace)
 
     def dup(self, Tensor a not None):
         """A contiguous copy."""
@@ -133,7 +133,7 @@ cdef class MatrixOps(ElementwiseOps):
         cdef int i
         if a.layout.type != T_F32:
             raise GraphError(f"pad: {describe(a)} must be f32")
-        pads = [whole("pad", a, p) for p in (p0, p1, p2, p3)]
+        pads = (whole("pad", a, p0), whole("pad", a, p1), whole("pad", a, p2), whole("pad", a, p3))
         words = ()
         for i in range(GS_MAX_DIMS):
             if not 0 <= pads[i] <= 0x7fffffff or gs_checked_add(a.layout.ne[i], pads[i], &ne[i]) != GS_OK:

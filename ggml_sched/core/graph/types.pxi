@@ -124,6 +124,11 @@ cdef int type_id(object type) except -1:
     raise TypeError(f"a type is a gs.Type or its name, not {type!r}")
 
 
+cdef str numbers_of(const int64_t *n):
+    """How messages give extents or strides."""
+    return f"[{n[0]}, {n[1]}, {n[2]}, {n[3]}]"
+
+
 cdef inline bint layout_is_empty(const gs_layout *a) noexcept nogil:
     return a.ne[0] == 0 or a.ne[1] == 0 or a.ne[2] == 0 or a.ne[3] == 0
 
@@ -208,6 +213,20 @@ cdef bint layout_may_overlap(const gs_layout *a) noexcept nogil:
                 return True
             covered += (count[finest] - 1) * a.nb[finest]
     return False
+
+
+cdef bint layout_permutes(const gs_layout *a, const gs_layout *b) noexcept nogil:
+    """Whether the dimensions of a are those of b, extents with their strides, in any order."""
+    cdef int i, k
+    cdef unsigned int used = 0
+    for i in range(GS_MAX_DIMS):
+        for k in range(GS_MAX_DIMS):
+            if not used >> k & 1 and a.ne[i] == b.ne[k] and a.nb[i] == b.nb[k]:
+                used |= <unsigned int>1 << k
+                break
+        else:
+            return False
+    return True
 
 
 cdef inline int64_t layout_n_elements(const gs_layout *a) noexcept nogil:

@@ -33,8 +33,7 @@ _fill_least_sources()
 
 
 cdef str strides_of(const gs_layout *layout):
-    return (f"ne [{layout.ne[0]}, {layout.ne[1]}, {layout.ne[2]}, {layout.ne[3]}], "
-            f"nb [{layout.nb[0]}, {layout.nb[1]}, {layout.nb[2]}, {layout.nb[3]}]")
+    return f"ne {numbers_of(layout.ne)}, nb {numbers_of(layout.nb)}"
 
 
 cdef int check_wiring(str name, const gs_layout *layout, tuple src, Tensor root, int64_t view_offs,
@@ -92,8 +91,7 @@ cdef int check_view(str what, const gs_layout *layout, Tensor s, Tensor root, in
         turned.nb[0], turned.nb[1] = s.layout.nb[1], s.layout.nb[0]
         fits = layout_equal(layout, &turned)
     else:
-        fits = sorted([(layout.ne[i], layout.nb[i]) for i in range(GS_MAX_DIMS)]) == sorted(
-            [(s.layout.ne[i], s.layout.nb[i]) for i in range(GS_MAX_DIMS)])
+        fits = layout_permutes(layout, &s.layout)
     if not fits or view_offs != s.view_offs:
         raise GraphError(f"{what}: {strides_of(layout)} at byte {view_offs} of {root.name!r} is not what the op makes "
                          f"of {describe(s)}: {strides_of(&s.layout)} at byte {s.view_offs}")

@@ -123,7 +123,7 @@ def _pack_integers(values, str name):
         raise ValueError(f"{name} has {array.ndim} dimensions, not 1")
     if array.dtype.kind == "O":
         try:
-            items = [_index(x) for x in array]
+            items = list(map(_index, array))
         except TypeError:
             raise TypeError(f"{name} holds something that is not an integer") from None
         array = np.empty(len(items), object)

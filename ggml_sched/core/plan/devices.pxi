@@ -19,10 +19,10 @@ cdef class Devices:
             fill_inplace_masks(self.inplace_first + i * GS_N_OPS, backends[i], True)
             fill_inplace_masks(self.inplace + i * GS_N_OPS, backends[i], False)
         # What a backend does not override needs no call per node.
-        self.asks_op = tuple([overrides(b, "supports_op") for b in backends])
-        self.asks_offload = tuple([overrides(b, "offload_op") for b in backends])
-        self.asks_buffer = tuple([overrides(b, "supports_buffer") for b in backends])
-        self.asks_size = tuple([overrides(b, "alloc_size") for b in backends])
+        self.asks_op = each_overrides(backends, "supports_op")
+        self.asks_offload = each_overrides(backends, "offload_op")
+        self.asks_buffer = each_overrides(backends, "supports_buffer")
+        self.asks_size = each_overrides(backends, "alloc_size")
         self.asks_ops, self.asks_offloads = any(self.asks_op), any(self.asks_offload)
         self.asks_buffers, self.asks_sizes = any(self.asks_buffer), any(self.asks_size)
 
@@ -38,6 +38,21 @@ cdef class Devices:
             if <BackendBase>(<tuple>self.backends)[i] is backend:
                 return i
         return -1
+
+
+cdef tuple each_overrides(tuple backends, str method):
+    cdef list found = []
+    for backend in backends:
+        found.append(overrides(backend, method))
+    return tuple(found)
+
+
+cdef str names_of(tuple backends):
+    """How messages list backends."""
+    cdef list names = []
+    for backend in backends:
+        names.append(backend.name)
+    return ", ".join(names)
 
 
 cdef bint overrides(object backend, str method):

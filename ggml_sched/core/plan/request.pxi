@@ -163,8 +163,12 @@ cdef class Request:
     cdef tuple readers_of(self, BufferBase buffer):
         """The backends, by index, that own a buffer or read it without a copy."""
         cdef tuple backends = self.devices.backends, asks = self.devices.asks_buffer
-        return tuple([k for k in range(self.devices.n) if buffer.backend is backends[k]
-                      or asks[k] and backends[k].supports_buffer(buffer)])
+        cdef list found = []
+        cdef int32_t k
+        for k in range(self.devices.n):
+            if buffer.backend is backends[k] or asks[k] and backends[k].supports_buffer(buffer):
+                found.append(k)
+        return tuple(found)
 
     cdef int32_t reader_of(self, Tensor t, BufferBase buffer) except -2:
         """The first backend that owns or can read the buffer of a resident tensor."""
@@ -173,9 +177,8 @@ cdef class Request:
             return k
         for k in self.readers_of(buffer):
             return k
-        names = ", ".join([b.name for b in self.devices.backends])
         raise PlacementError(f"{describe(t)} lives on backend {buffer.backend.name!r}, which is not one of the "
-                             f"scheduler's ({names}) and which none of them can read")
+                             f"scheduler's ({names_of(self.devices.backends)}) and which none of them can read")
 
     cdef void follow(self, Policy policy) noexcept:
         """Ask for a plan by this policy."""
