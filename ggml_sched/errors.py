@@ -78,3 +78,8 @@ class OutOfMemory(Error, MemoryError):
 
     def __reduce__(self):
         return type(self), (self.args[0], self.backend, self.needed, self.available)
+
+
+def no_host_memory(what: str) -> OutOfMemory:
+    """The error to raise where the host gives no memory for what the package itself keeps."""
+    return OutOfMemory(f"the host gives no memory for {what}")

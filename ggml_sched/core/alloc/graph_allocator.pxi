@@ -104,12 +104,12 @@ cdef class GraphAllocator:
         inplace = <uint64_t *>calloc(max(n, 1) * GS_N_OPS, sizeof(uint64_t))
         try:
             if arenas == NULL or saved == NULL or inplace == NULL:
-                raise MemoryError("graph allocation")
+                raise no_host_memory("a graph allocation")
             for k in range(n):
                 tallocr = tallocrs[k]
                 arenas[k].blocks = &tallocr.blocks
                 if blocks_copy(&saved[k], &tallocr.blocks) != GS_OK:
-                    raise MemoryError("graph allocation")
+                    raise no_host_memory("a graph allocation")
                 fill_inplace_masks(inplace + k * GS_N_OPS, tallocr.buffer.backend, True)
             order = self.read_order(graph)
             p.before = []
@@ -123,7 +123,7 @@ cdef class GraphAllocator:
                     else:
                         status = gallocr_run(&p.walk, arenas, inplace, order + 1, order[0], False, &failed)
                 if status == GS_NO_HOST_MEMORY:
-                    raise MemoryError("graph allocation")
+                    raise no_host_memory("a graph allocation")
                 if status != GS_OK:
                     self.raise_out_of_memory(p, graph, tallocrs, failed)
             p.peaks = []
@@ -165,7 +165,7 @@ cdef class GraphAllocator:
         cdef int32_t i
         cdef Py_ssize_t k
         if walk_alloc(f, g.n_tensors, g.n_nodes, g.src_begin[g.n_tensors]) != GS_OK:
-            raise MemoryError(f"graph allocation of {g.n_tensors} tensors")
+            raise no_host_memory(f"a graph allocation of {g.n_tensors} tensors")
         walk_from_graph(f, g)
         for i in range(g.n_tensors):
             t = graph.tensors[i]
@@ -208,7 +208,7 @@ cdef class GraphAllocator:
                 raise ValueError(f"parse sequence: {position} is not one of {len(graph.nodes)} nodes")
         order = <int32_t *>malloc((len(self.parse_seq) + 1) * sizeof(int32_t))
         if order == NULL:
-            raise MemoryError("parse sequence")
+            raise no_host_memory("a parse sequence")
         order[0] = <int32_t>len(self.parse_seq)
         for i in range(len(self.parse_seq)):
             order[i + 1] = self.parse_seq[i]
@@ -235,11 +235,11 @@ cdef class GraphAllocator:
             for i in range(f.n):
                 if f.home[i] == k and f.birth[i] < 0 and f.state[i] & GS_STATE_FREED:
                     if blocks_give(&tallocr.blocks, f.offset[i], f.size[i]) != GS_OK:
-                        raise MemoryError("graph allocation")
+                        raise no_host_memory("a graph allocation")
             for i in range(f.n):
                 if f.home[i] == k and f.birth[i] >= 0 and not f.state[i] & GS_STATE_FREED:
                     if blocks_cut(&tallocr.blocks, f.offset[i], f.size[i]) != GS_OK:
-                        raise MemoryError("graph allocation")
+                        raise no_host_memory("a graph allocation")
         return True
 
     cdef int raise_out_of_memory(self, Placing p, Graph graph, list tallocrs, int32_t failed) except -1:

@@ -47,7 +47,7 @@ cdef class TensorAllocator:
         self.start = self.alignment - rest if rest else 0
         self.room = max(buffer.size - self.start, 0)
         if blocks_reset(&self.blocks, self.room) != GS_OK:
-            raise MemoryError("free blocks of a TensorAllocator")
+            raise no_host_memory("the free blocks of a TensorAllocator")
 
     @classmethod
     def from_memory(cls, memory, alignment=64):
@@ -123,7 +123,7 @@ cdef class TensorAllocator:
 
     cdef int forget(self, Tensor t) except -1:
         if blocks_give(&self.blocks, t._offset - self.start, self.live[t]) != GS_OK:
-            raise MemoryError(f"free blocks of {self!r}")
+            raise no_host_memory(f"the free blocks of {self!r}")
         del self.live[t]
         t.bind(None, 0, self.lease)
         return 0

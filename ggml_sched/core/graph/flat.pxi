@@ -3,11 +3,11 @@
 # Owns how its memory is laid out, and what every pass asks of a graph, found out once.
 
 cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src) except -1:
-    """Lay the arrays out in one block; MemoryError leaves g freeable."""
+    """Lay the arrays out in one block; OutOfMemory leaves g freeable."""
     cdef int64_t n = n_tensors, n_ids = 12 * n + 2 + 2 * n_src + 2 * <int64_t>n_nodes + n_leafs
     cdef char *at = <char *>malloc(n * (sizeof(gs_layout) + 2 * sizeof(int64_t) + 3) + n_ids * sizeof(int32_t) + n_src)
     if at == NULL:
-        raise MemoryError(f"a graph of {n_tensors} tensors")
+        raise no_host_memory(f"a graph of {n_tensors} tensors")
     g.n_tensors, g.n_nodes, g.n_leafs = n_tensors, n_nodes, n_leafs
     # The widest first, so that each array is aligned.
     g.layout = <gs_layout *>at

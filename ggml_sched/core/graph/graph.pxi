@@ -148,7 +148,7 @@ cdef class Graph:
         g.dep_begin = <int32_t *>malloc((g.n_tensors + 1) * sizeof(int32_t))
         g.dep = <int32_t *>malloc(n_deps * sizeof(int32_t))
         if g.dep_begin == NULL or g.dep == NULL:
-            raise MemoryError(f"a graph of {g.n_tensors} tensors")
+            raise no_host_memory(f"a graph of {g.n_tensors} tensors")
         for i in range(g.n_tensors):
             g.dep_begin[i] = at
             t = self.tensors[i]

@@ -98,7 +98,7 @@ def pack(lower, upper, size, capacity=None, budget=None):
     PyBuffer_Release(&c)
     PyBuffer_Release(&d)
     if status == GS_NO_HOST_MEMORY:
-        raise MemoryError(f"packing {n} buffers")
+        raise no_host_memory(f"packing {n} buffers")
     if status == GS_OVERFLOW:
         raise Error(f"the sizes of {n} buffers add up to more than 63 bits hold")
     if status != GS_OK:

@@ -13,7 +13,7 @@ cdef class Devices:
         self.inplace = <uint64_t *>calloc(self.n * GS_N_OPS, sizeof(uint64_t))
         self.alignment = <int64_t *>malloc(max(self.n, 1) * sizeof(int64_t))
         if self.inplace_first == NULL or self.inplace == NULL or self.alignment == NULL:
-            raise MemoryError("scheduler")
+            raise no_host_memory("the backends of a scheduler")
         for i in range(self.n):
             self.alignment[i] = (<BackendBase?>backends[i]).alignment
             fill_inplace_masks(self.inplace_first + i * GS_N_OPS, backends[i], True)

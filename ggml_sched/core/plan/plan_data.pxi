@@ -294,7 +294,7 @@ cdef int raise_planning_error(int status, Request request, int32_t failed) excep
     cdef tuple backends = request.devices.backends
     cdef Tensor t
     if status == GS_NO_HOST_MEMORY or failed < 0:
-        raise MemoryError(f"planning {request.c.g.n_tensors} tensors")
+        raise no_host_memory(f"planning {request.c.g.n_tensors} tensors")
     t = request.graph.tensors[failed if failed < request.c.g.n_tensors else 0]
     if status == GS_UNSUPPORTED_OP:
         raise UnsupportedOp(f"{describe(t)}: none of the backends {names_of(backends)} supports it")

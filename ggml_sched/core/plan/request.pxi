@@ -45,7 +45,7 @@ cdef class Request:
         # One block.
         self.memory = malloc(devices.n * sizeof(int64_t) + n * (2 * sizeof(int32_t) + 1) + devices.n * devices.n)
         if self.memory == NULL:
-            raise MemoryError(f"planning {g.n_tensors} tensors")
+            raise no_host_memory(f"planning {g.n_tensors} tensors")
         self.max_buffer = <int64_t *>self.memory
         r.max_buffer = self.max_buffer
         r.alignment = devices.alignment
@@ -150,7 +150,7 @@ cdef class Request:
         cdef int32_t i, k
         r.user = <int32_t *>malloc(n * sizeof(int32_t))
         if r.user == NULL:
-            raise MemoryError(f"planning {r.g.n_tensors} tensors")
+            raise no_host_memory(f"planning {r.g.n_tensors} tensors")
         memset(r.user, 0xff, n * sizeof(int32_t))
         for tensor, backend in assigned.items():
             i = self.graph.id_of(tensor)
@@ -198,20 +198,20 @@ cdef class Request:
         if devices.asks_ops:
             r.supports = <unsigned char *>malloc(max(n, 1) * devices.n)
             if r.supports == NULL:
-                raise MemoryError(f"planning {n} tensors")
+                raise no_host_memory(f"planning {n} tensors")
             memset(r.supports, 1, n * devices.n)
         if devices.asks_offloads:
             r.offloads = <unsigned char *>calloc(max(n, 1) * devices.n, 1)
             if r.offloads == NULL:
-                raise MemoryError(f"planning {n} tensors")
+                raise no_host_memory(f"planning {n} tensors")
         if devices.asks_sizes:
             r.nbytes = <int64_t *>malloc(max(n, 1) * devices.n * sizeof(int64_t))
             if r.nbytes == NULL:
-                raise MemoryError(f"planning {n} tensors")
+                raise no_host_memory(f"planning {n} tensors")
         r.n_buffers = <int32_t>len(self.buffers)
         r.reads_buffer = <unsigned char *>calloc(max(r.n_buffers, 1) * devices.n, 1)
         if r.reads_buffer == NULL:
-            raise MemoryError(f"planning {n} tensors")
+            raise no_host_memory(f"planning {n} tensors")
         for i in range(r.n_buffers):
             # Nobody asks: backends read their own buffers.
             for b in self.readers[i] or self.readers_of(self.buffers[i]):
