@@ -31,7 +31,7 @@ import itertools
 from operator import index as _index
 
 from ggml_sched import _graph
-from ggml_sched._graph import measure_buffer, op_numbers
+from ggml_sched._graph import measure_buffer, new_buffer, op_numbers
 from ggml_sched._pack import Packing, pack
 from ggml_sched.errors import GraphError, HazardError, OutOfMemory, PlacementError, UnsupportedOp, no_host_memory
 

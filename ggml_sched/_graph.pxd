@@ -51,6 +51,7 @@ cdef class BufferBase:
     cdef readonly int64_t base
     cdef public str usage
     cdef readonly bint closed
+    cdef bint given                     # by new_buffer, to the only one who may put tensors into it
     cdef object __weakref__
 
 

@@ -120,6 +120,7 @@ class BufferBase:
 
 ALL_SOURCES: int
 
+def new_buffer(backend: BackendBase, size: SupportsIndex) -> Buffer: ...
 def measure_buffer(backend: BackendBase | None = None, alignment: SupportsIndex = 64) -> BufferBase: ...
 
 # -- tensors

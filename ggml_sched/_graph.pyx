@@ -20,7 +20,7 @@ from operator import index as _index
 from struct import pack as _struct_pack
 from struct import unpack as _struct_unpack
 
-from ggml_sched.errors import GraphError, PlacementError, UnsupportedOp, no_host_memory
+from ggml_sched.errors import BackendError, GraphError, PlacementError, UnsupportedOp, no_host_memory
 
 cimport cython
 from cpython.object cimport PyObject

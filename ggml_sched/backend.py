@@ -55,6 +55,7 @@ from ggml_sched._graph import (
     bind_resident,
     checked_alloc_size,
     measure_buffer,
+    new_buffer,
     register_tensor_data,
 )
 from ggml_sched.errors import BackendError, OutOfMemory, PlacementError
@@ -135,14 +136,14 @@ class Backend(BackendBase):
     def alloc_tensors(self, ctx: Context, usage: str = "weights") -> Buffer:
         """Give every tensor of a context that has no address memory in one new buffer.
 
-        Views follow their roots.  Raises OutOfMemory; then no tensor has changed.
+        Views follow their roots.  Raises OutOfMemory, BackendError; then no tensor has changed.
         """
         pending, total = self._layout(ctx)
         if self.max_buffer_size is not None and total > self.max_buffer_size:
             raise OutOfMemory(
                 f"the tensors of context {ctx.name!r} need {total} bytes in one buffer; backend "
                 f"{self.name!r} allows {self.max_buffer_size}", self.name, total, self.max_buffer_size)
-        buffer = self.alloc_buffer(total)
+        buffer = new_buffer(self, total)
         try:
             buffer.usage = usage
             for tensor, offset in pending:

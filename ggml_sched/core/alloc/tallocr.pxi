@@ -56,8 +56,13 @@ cdef class TensorAllocator:
 
     @classmethod
     def from_backend(cls, BackendBase backend not None, size):
-        """Allocates a buffer of `size` bytes and owns it.  Raises OutOfMemory."""
-        return cls(backend.alloc_buffer(size), owns_buffer=True)
+        """Allocates a buffer of `size` bytes and owns it.  Raises OutOfMemory, BackendError."""
+        buffer = new_buffer(backend, size)
+        try:
+            return cls(buffer, owns_buffer=True)
+        except BaseException:
+            buffer.close()
+            raise
 
     @classmethod
     def measure(cls, alignment=64):

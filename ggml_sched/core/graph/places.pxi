@@ -106,6 +106,31 @@ def measure_buffer(BackendBase backend=None, alignment=64):
     return BufferBase(backend, 0x7fffffffffffffff)
 
 
+def new_buffer(BackendBase backend not None, size):
+    """A buffer of at least `size` bytes from a backend's alloc_buffer.
+
+    Raises what alloc_buffer raises; BackendError unless it returns an open buffer of that backend, as large as asked
+    for, and not given before.
+    """
+    size = _index(size)
+    found = backend.alloc_buffer(size)
+    asked = f"backend {backend.name!r}: alloc_buffer({size}) returned"
+    if not isinstance(found, BufferBase):
+        raise BackendError(f"{asked} {found!r}, not a Buffer")
+    cdef BufferBase buffer = found
+    if buffer.backend is not backend:
+        raise BackendError(f"{asked} a buffer of backend {buffer.backend.name!r}")
+    if buffer.closed:
+        raise BackendError(f"{asked} a closed buffer")
+    if buffer.given:
+        raise BackendError(f"{asked} a buffer that it has given before")
+    if buffer.size < size:
+        buffer.close()
+        raise BackendError(f"{asked} a buffer of {buffer.size} bytes")
+    buffer.given = True
+    return buffer
+
+
 cpdef int64_t checked_alloc_size(BackendBase backend, Tensor t, object size) except -1:
     """What alloc_size has answered for a tensor, in bytes.
 
