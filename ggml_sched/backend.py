@@ -42,6 +42,7 @@ data (`cpy_tensor_from`, `set_tensor_async`, `synchronize`) on another thread wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import index
 
 from ggml_sched import hostdata
 from ggml_sched._core import register_host_memory
@@ -80,11 +81,17 @@ class Buffer(BufferBase):
         raise BackendError(f"a buffer of backend {self.backend.name!r} has no memory to read from")
 
     def clear(self, value: int = 0) -> None:
-        """Fill with one byte value."""
+        """Fill with one byte value; ValueError unless it is in 0 .. 255."""
         step = 1 << 20
-        block = memoryview(bytes([value]) * min(step, self.size))
+        block = memoryview(bytes([self.checked_byte(value)]) * min(step, self.size))
         for offset in range(0, self.size, step):
             self.write(offset, block[: min(step, self.size - offset)])
+
+    def checked_byte(self, value: int) -> int:
+        """What `clear` fills with, if it is a byte."""
+        if not 0 <= index(value) <= 255:
+            raise ValueError(f"a buffer of backend {self.backend.name!r} is filled with bytes: {value} is no byte")
+        return index(value)
 
     def __enter__(self) -> Buffer:
         return self

@@ -170,7 +170,8 @@ cdef class Tensor:
 
         `array` has the tensor's extents (numpy order: `ne` reversed, leading ones optional) or is flat.
         Quantised types take floats, which are quantised, or uint8 blocks of `nbytes`.
-        Raises PlacementError without an address, ValueError for a wrong shape, TypeError for a wrong dtype.
+        Raises PlacementError without an address, ValueError for a wrong shape or an integer that the type does not
+        hold, TypeError for a wrong dtype: integer types take integers only.
         """
         _tensor_data.write(self, array)
 

@@ -115,7 +115,7 @@ cdef int type_id(object type) except -1:
         if found is None:
             raise GraphError(f"unknown tensor type {type!r}")
         return found
-    if isinstance(type, (int, Type)):
+    if isinstance(type, (int, Type)) and not isinstance(type, bool):
         if 0 <= type < N_TYPES:
             number = type
             if traits[number].block_size > 0:
