@@ -70,6 +70,7 @@ cdef class Request:
     cdef int fill_residents(self) except -1
     cdef int32_t index_of_buffer(self, BufferBase buffer, dict known) except -1
     cdef int fill_assigned(self, object assigned) except -1
+    cdef int check_homes(self) except -1
     cdef tuple readers_of(self, BufferBase buffer)
     cdef int32_t reader_of(self, Tensor t, BufferBase buffer) except -2
     cdef void follow(self, Policy policy) noexcept

@@ -62,6 +62,7 @@ cdef class Request:
         self.fill_residents()
         if assigned:
             self.fill_assigned(assigned)
+        self.check_homes()
 
     def __dealloc__(self):
         cdef gs_request *r = &self.c
@@ -158,6 +159,28 @@ cdef class Request:
                 k = self.devices.index(backend)
                 r.user[i] = k
                 self.key = gs_mix(self.key, (<uint64_t>i << 16) | <uint64_t>(k + 1) | <uint64_t>1 << 63)
+        return 0
+
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    @cython.nonecheck(False)
+    cdef int check_homes(self) except -1:
+        """PlacementError for a weight or cache that is used, has no memory, and was not assigned by the caller."""
+        cdef gs_request *r = &self.c
+        cdef const gs_graph *g = &self.graph.flat
+        cdef tuple tensors = self.graph.tensors
+        cdef Tensor t
+        cdef int32_t i, k
+        for k in range(g.n_roots):
+            i = g.root[k]
+            if r.resident[i] >= 0 or g.op[i] != GS_OP_NONE or r.user != NULL and r.user[i] >= 0:
+                continue
+            t = <Tensor>PyTuple_GET_ITEM(tensors, i)
+            if t.resident and (g.n_readers[i] or g.n_viewers[i]):
+                raise PlacementError(
+                    f"{describe(t)} is a {t.resident} of a graph file and has no home: say where it lives with "
+                    "place= of load_graph or backend.alloc_tensors, or let it come with the graph with "
+                    "scheduler.set_tensor_backend")
         return 0
 
     cdef tuple readers_of(self, BufferBase buffer):
