@@ -34,7 +34,8 @@ cdef class Lease:
     cdef readonly bint stages           # leafs keep what was set in `Tensor.stash`, to be loaded when their life begins
     cdef readonly bint through          # ... and it goes to their memory at once: nothing lives there before them
     cdef public object guard            # call before reading a tensor: raises if its data is gone; None: no such check
-    cdef public object drain            # call before touching the data: waits for queued computes; None: none queued
+    cdef object _drain                  # call before touching the data: waits for queued computes; None: none queued
+    cdef object _graph                  # weakly, the graph that was addressed under it; or None
     cdef object __weakref__
     cpdef void end(self) noexcept
 
@@ -52,7 +53,9 @@ cdef class BufferBase:
     cdef public str usage
     cdef readonly bint closed
     cdef bint given                     # by new_buffer, to the only one who may put tensors into it
+    cdef object leases                  # weakly, those under which computes that use it were queued; or None
     cdef object __weakref__
+    cdef int settle(self) except -1
 
 
 cdef class Home:
@@ -95,6 +98,7 @@ cdef class Tensor:
     cdef BufferBase c_buffer(self)
     cdef BufferBase settled(self)
     cdef void bind(self, BufferBase buffer, int64_t offset, Lease lease) noexcept
+    cdef int settle(self) except -1
 
 
 cdef class TensorSet:

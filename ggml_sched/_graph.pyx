@@ -19,6 +19,7 @@ import enum
 from operator import index as _index
 from struct import pack as _struct_pack
 from struct import unpack as _struct_unpack
+from weakref import WeakSet
 
 from ggml_sched.errors import BackendError, GraphError, PlacementError, UnsupportedOp, no_host_memory
 

@@ -257,6 +257,8 @@ cdef class GraphAllocator:
         cdef int32_t i
         cdef list bound = []
         cdef gs_walk *f = &p.walk
+        for t in graph.tensors:
+            t.settle()
         try:
             for i in range(f.n):
                 t = graph.tensors[i]

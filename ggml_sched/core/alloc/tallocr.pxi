@@ -102,6 +102,7 @@ cdef class TensorAllocator:
         if t.settled() is not None:
             raise PlacementError(f"{describe(t)} already has an address on backend {t.settled().backend.name!r}")
         size = self.size_of(t)
+        t.settle()
         if blocks_take(&self.blocks, size, &offset) != GS_OK:
             largest = blocks_largest(&self.blocks)
             raise OutOfMemory(
@@ -122,6 +123,7 @@ cdef class TensorAllocator:
         """Take a tensor's address away.  Tensors of other buffers are ignored, as graph allocation frees them too."""
         if self.closed or t not in self.live or t.c_buffer() is not self.buffer:
             return
+        self.buffer.settle()
         if not self.is_measure:
             self.buffer.free_tensor(t)
         self.forget(t)
@@ -149,6 +151,7 @@ cdef class TensorAllocator:
     def reset(self):
         """Forget every tensor: one free block again.  `max_size` stays, a high-water mark."""
         self.check_open()
+        self.buffer.settle()
         self.end_leases()
         self.new_leases()
         self.live = {}
@@ -157,6 +160,7 @@ cdef class TensorAllocator:
     def close(self):
         """Void the addresses handed out, and close the buffer if this allocator owns it; idempotent."""
         if not self.closed:
+            self.buffer.settle()
             self.closed = True
             self.end_leases()
             self.live = {}

@@ -8,7 +8,11 @@ ALL_SOURCES = -1        # as an in-place mask: every source may be the destinati
 
 
 cdef class Lease:
-    """The period in which the addresses that one allocation handed out are valid."""
+    """The period in which the addresses that one allocation handed out are valid.
+
+    While computes are queued under it, `drain` waits for them; whoever takes memory away that they use calls it
+    (BufferBase.settle).
+    """
 
     def __cinit__(self):
         self.alive = True
@@ -20,6 +24,19 @@ cdef class Lease:
     cpdef void end(self) noexcept:
         """Every address under this lease is void from now on."""
         self.alive = False
+
+    @property
+    def drain(self):
+        return self._drain
+
+    @drain.setter
+    def drain(self, wait):
+        if wait is self._drain:
+            return
+        self._drain = wait
+        graph = None if wait is None or self._graph is None else self._graph()
+        if graph is not None:
+            watch_buffers(graph, self)
 
 
 cdef class BackendBase:
@@ -63,6 +80,20 @@ cdef class BackendBase:
         return tensor.nbytes
 
 
+cdef int watch_buffers(Graph graph, Lease lease) except -1:
+    """Let every buffer that a graph's tensors live in know that computes are queued under a lease."""
+    cdef BufferBase buffer, last = None
+    cdef Tensor t
+    for t in graph.tensors:
+        buffer = t._buffer
+        if buffer is not None and buffer is not last:
+            last = buffer
+            if buffer.leases is None:
+                buffer.leases = WeakSet()
+            buffer.leases.add(lease)
+    return 0
+
+
 cdef class BufferBase:
     """The C view of a buffer; `ggml_sched.Buffer` is the class to subclass.
 
@@ -80,10 +111,24 @@ cdef class BufferBase:
         self.usage = str(usage)
 
     def close(self):
-        """Give the memory back; idempotent.  Its tensors have no address afterwards."""
+        """Give the memory back, once queued computes have ended; idempotent.  Its tensors have no address afterwards."""
+        if not self.closed:
+            self.settle()
         if not self.closed:
             self.closed = True
             self.free()
+
+    cdef int settle(self) except -1:
+        """Wait for queued computes that use this memory: its contents or its owner are about to change."""
+        cdef Lease lease
+        if self.leases is None:
+            return 0
+        for lease in tuple(self.leases):
+            if lease.alive and lease._drain is not None:
+                lease._drain()
+            else:
+                self.leases.discard(lease)
+        return 0
 
     def free(self):
         """Hook: give the memory back.  Called once, by close()."""

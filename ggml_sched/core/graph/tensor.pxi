@@ -108,6 +108,10 @@ cdef class Tensor:
             return None
         return self.c_buffer()
 
+    cdef int settle(self) except -1:
+        """Wait for queued computes that use the tensor where it is: call it before anything changes, then `bind`."""
+        return 0 if self._buffer is None or self._buffer.closed else self._buffer.settle()
+
     cdef void bind(self, BufferBase buffer, int64_t offset, Lease lease) noexcept:
         """Give a tensor that is not a view an address (or take it away: buffer None)."""
         if self._lease is not None and self._lease is not lease:
@@ -201,12 +205,13 @@ def register_tensor_data(write, read):
 def bind_resident(Tensor t not None, BufferBase buffer, Py_ssize_t offset):
     """Give a tensor a permanent address, or take it away (buffer None).
 
-    For backends that place weights themselves.  Raises PlacementError for a view, or a tensor that
-    would not lie inside the buffer.
+    For backends that place weights themselves.  Waits for queued computes that use the tensor where it is.  Raises
+    PlacementError for a view, or a tensor that would not lie inside the buffer.
     """
     if t.view_src is not None:
         raise PlacementError(f"{describe(t)} is a view: its root {t.view_src.name!r} decides where it lives")
     if buffer is not None and not gs_range_fits(offset, t.layout.nbytes, buffer.size):
         raise PlacementError(f"{describe(t)}: {t.layout.nbytes} bytes at offset {offset} do not fit a buffer of "
                              f"{buffer.size} bytes of backend {buffer.backend.name!r}")
+    t.settle()
     t.bind(buffer, offset, None)
