@@ -285,6 +285,9 @@ cdef class ContextBase:
         read_ne(nb, layout.nb)
         if layout.ne[0] % traits[layout.type].block_size:
             raise GraphError(f"tensor {name!r}: rows of {layout.ne[0]} do not hold whole {_TYPE_NAMES[layout.type]} blocks")
+        if traits[layout.type].block_size > 1 and layout.nb[0] != traits[layout.type].type_size:
+            raise GraphError(f"tensor {name!r}: {_TYPE_NAMES[layout.type]} blocks of {traits[layout.type].type_size} "
+                             f"bytes do not lie {layout.nb[0]} bytes apart")
         if layout_set_nbytes(&layout) != GS_OK:
             raise GraphError(f"tensor {name!r}: ne {list(ne)} with nb {list(nb)} has more than 2**63 bytes or elements")
         if len(src) > GS_MAX_SRC:
