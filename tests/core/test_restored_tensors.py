@@ -115,6 +115,15 @@ def test_every_op_that_reads_needs_what_it_reads(op):
             ctx.restore(op, "f32", (4,), (4, 16, 16, 16), src, name="t")
 
 
+def test_blocks_lie_side_by_side():
+    """The bytes of a row are counted so: blocks closer than they are wide would end outside the tensor."""
+    ctx = gs.Context()
+    for apart in (0, 4, 33, 35, 68):
+        with pytest.raises(gs.GraphError, match=f"'t'.*q8_0 blocks of 34 bytes.*{apart}"):
+            ctx.restore("NONE", "q8_0", (64, 2), (apart, 68, 136, 136), name="t")
+    assert ctx.restore("NONE", "q8_0", (64, 2), (34, 68, 136, 136)).nbytes == 136
+
+
 def test_from_order_checks_what_is_a_node():
     ctx = gs.Context()
     x = ctx.tensor("f32", 4, "x")
@@ -170,6 +179,38 @@ def test_a_root_lives_until_its_last_view_has_been_read_leaf_or_node(policy):
         for _ in range(2):
             scheduler.compute(graph)
             assert np.array_equal(late.numpy(), np.r_[values[32:], values])
+
+
+def test_the_root_of_a_leaf_that_is_an_output_is_not_computed_over():
+    data = {"meta": {}, "nodes": [2], "leafs": [0, 1], "tensors": [
+        tensor("root", ne=(8,)), tensor("view", ne=(4,), view_src=0, flags=["output"]),
+        tensor("node", "SQR", ne=(8,), src=[0])]}
+    graph = graph_from_dict(data)
+    root, view, node = graph.tensors
+    with gs.CpuBackend(1) as backend, gs.Scheduler([backend]) as scheduler:
+        scheduler.alloc(graph).verify()
+        root.set(np.arange(8.0))
+        scheduler.compute(graph)
+        assert view.numpy().tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("policy", ["default", "seed"])
+def test_a_root_that_only_a_leaf_looks_at_is_placed(policy):
+    data = {"meta": {}, "nodes": [2], "leafs": [0, 1], "tensors": [
+        tensor("root", ne=(8,)), tensor("view", ne=(4,), view_src=0, view_offs=16), tensor("node", "SQR", src=[1])]}
+    graph = graph_from_dict(data)
+    root, view, node = graph.tensors
+    a, b = gs.CpuBackend(1, name="a"), gs.CpuBackend(1, name="b")
+    for assigned in ((), (node,), (view,), (root,)):
+        with gs.Scheduler([a, b], policy=policy) as scheduler:
+            for t in assigned:
+                scheduler.set_tensor_backend(t, b)
+            plan = scheduler.alloc(graph)
+            plan.verify()
+            assert plan.backend_of(view) is plan.backend_of(root) is not None
+            root.set(np.arange(8.0))
+            scheduler.compute(graph)
+            assert node.numpy().tolist() == [16, 25, 36, 49]
 
 
 @pytest.mark.parametrize("path", sample_paths(), ids=lambda path: path.name.partition(".")[0])
