@@ -83,10 +83,10 @@ cdef void flat_classify(gs_graph *g) noexcept nogil:
         if not g.kind[id] & GS_KIND_VIEW:
             g.work[g.n_work] = id
             g.n_work += 1
-    for i in range(g.n_leafs):
-        # Its last reader is done with the root, too; an output has one more, the caller.
-        id = g.leaf[i]
-        if g.view_src[id] >= 0 and (g.n_readers[id] or g.flags[id] & GS_FLAG_OUTPUT):
+    for i in range(g.n_views):
+        # Views that are no nodes: their last reader is done with the root, too; an output has one more, the caller.
+        id = g.view[i]
+        if g.position[id] < 0 and (g.n_readers[id] or g.flags[id] & GS_FLAG_OUTPUT):
             g.n_viewers[g.view_src[id]] += 1
     flat_list_views_and_readers(g)
 

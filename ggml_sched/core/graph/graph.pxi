@@ -33,7 +33,8 @@ cdef class Graph:
     def from_order(tensors, nodes, leafs, meta=None):
         """A graph with a given order: `nodes` and `leafs` are drawn from `tensors`.
 
-        Raises GraphError when a source comes later than its node, a tensor appears twice or is missing.
+        Raises GraphError when a source comes later than its node, a tensor appears twice or is missing, a leaf has an
+        op or a node has none.
         """
         cdef Graph g = Graph.__new__(Graph)
         g.fill(tuple(tensors), tuple(nodes), tuple(leafs))
@@ -133,6 +134,9 @@ cdef class Graph:
                                          "earlier node: a cycle or a wrong order")
         for i in range(g.n_leafs):
             g.position[g.leaf[i]] = -1
+        for i in range(g.n_tensors):
+            if g.position[i] < 0 and g.layout[i].op > GS_OP_TRANSPOSE:
+                raise GraphError(f"{describe(tensors[i])} is computed, but is not among the nodes of the graph")
         if n_deps:
             self.fill_deps(n_deps, given)
         flat_classify(g)
