@@ -104,3 +104,30 @@ def test_an_allocator_that_cannot_be_made_gives_its_buffer_back():
         with pytest.raises(TypeError):
             gs.TensorAllocator.from_backend(backend, wrong)
     assert backend.used == 0
+
+
+# -- answers that are no answers -------------------------------------------------------------------
+
+
+class Rubbish(gs.DryBackend):
+    """Answers `given` where it is asked for `what`."""
+
+    def __init__(self, what, given) -> None:
+        super().__init__("rubbish")
+        if what == "max_buffer_size":
+            self.max_buffer_size = given
+        else:
+            setattr(self, what, lambda *asked: given)
+
+
+@pytest.mark.parametrize("given", ["all", 1.5, [1], b"1"], ids=repr)
+@pytest.mark.parametrize("what", ["inplace_sources", "max_buffer_size", "alloc_size"])
+def test_an_answer_of_the_wrong_type_names_the_backend(what, given):
+    ctx = gs.Context()
+    graph = gs.Graph(ctx.scale(ctx.tensor("f32", 4, "x", input=True), 2.0))
+    with pytest.raises(TypeError, match="'rubbish'"), gs.Scheduler([Rubbish(what, given)]) as scheduler:
+        scheduler.plan(graph)
+    if what == "inplace_sources":
+        with gs.TensorAllocator.measure_from_backend(Rubbish(what, given)) as measuring, \
+                pytest.raises(TypeError, match="'rubbish'.*SCALE"):
+            gs.GraphAllocator().alloc_graph(measuring, graph)

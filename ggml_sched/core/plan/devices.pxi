@@ -69,5 +69,9 @@ cdef int fill_inplace_masks(uint64_t *mask, BackendBase backend, bint first_only
         op = number
         if not first_only or gs_op_inplace(op) & GS_INPLACE_FIRST:
             declared = backend.inplace_sources(name)
-            mask[op] = <uint64_t>(declared & 0xffffffffffffffff)
+            try:
+                mask[op] = <uint64_t>(_index(declared) & 0xffffffffffffffff)
+            except TypeError:
+                raise TypeError(f"backend {backend.name!r} says that {name} may overwrite the sources {declared!r}, "
+                                "which is not a bit mask") from None
     return 0

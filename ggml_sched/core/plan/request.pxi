@@ -51,7 +51,11 @@ cdef class Request:
         r.alignment = devices.alignment
         for i in range(devices.n):
             limit = devices.backends[i].max_buffer_size
-            self.max_buffer[i] = 0 if limit is None else min(max(_index(limit), 1), MAX_CHUNK)
+            try:
+                self.max_buffer[i] = 0 if limit is None else min(max(_index(limit), 1), MAX_CHUNK)
+            except TypeError:
+                raise TypeError(f"backend {devices.backends[i].name!r}: max_buffer_size is {limit!r}, neither None nor "
+                                "an integer") from None
         r.resident = <int32_t *>(self.max_buffer + devices.n)
         r.buffer = r.resident + n
         r.usage = <unsigned char *>(r.buffer + n)
