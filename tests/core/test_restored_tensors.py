@@ -95,6 +95,7 @@ WRONG = {
     "a node that is resident": (lambda t, d: t[2].update(resident="weight"), "'sum'.*'weight'"),
     "writes to what it does not name": (lambda t, d: t[8].update(src=[3]), "'copy'.*'w'"),
     "writes to elements twice": (lambda t, d: t[7].update(nb=[4, 4, 24, 24]), "'product'.*share"),
+    "writes with gaps": (lambda t, d: t[7].update(nb=[8, 24, 48, 48]), "'product'.*gaps"),
     "writes to one element": (lambda t, d: t[8].update(nb=[0, 16, 16, 16]), "'copy'.*share"),
 }
 

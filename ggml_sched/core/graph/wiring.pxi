@@ -36,50 +36,58 @@ cdef str strides_of(const gs_layout *layout):
     return f"ne {numbers_of(layout.ne)}, nb {numbers_of(layout.nb)}"
 
 
+cdef str called(str name, int op):
+    """How messages call a tensor that is not made yet."""
+    return f"tensor {name!r} ({OP_NAMES[op]})"
+
+
 cdef int check_wiring(str name, const gs_layout *layout, tuple src, Tensor root, int64_t view_offs,
                       str resident) except -1:
     """GraphError unless a tensor may have these sources and this root (None: it is no view)."""
     cdef int op = layout.op
     cdef int i
     cdef Tensor s
-    what = f"tensor {name!r} ({OP_NAMES[op]})"
     if root is None and view_offs != 0:
-        raise GraphError(f"{what} has view_offs {view_offs} and no view_src")
+        raise GraphError(f"{called(name, op)} has view_offs {view_offs} and no view_src")
     if root is not None and root.view_src is not None:
-        raise GraphError(f"{what} has view_src {describe(root)}, which is itself a view, of {root.view_src.name!r}")
+        raise GraphError(f"{called(name, op)} has view_src {describe(root)}, which is itself a view, of "
+                         f"{root.view_src.name!r}")
     if resident not in ("", "weight", "kv") or resident and op != GS_OP_NONE:
-        raise GraphError(f"{what} is resident as {resident!r}: leafs may be, as 'weight' or 'kv'")
+        raise GraphError(f"{called(name, op)} is resident as {resident!r}: leafs may be, as 'weight' or 'kv'")
     if op == GS_OP_NONE:
         if src:
-            raise GraphError(f"{what} is a leaf with {len(src)} sources")
+            raise GraphError(f"{called(name, op)} is a leaf with {len(src)} sources")
         if root is not None and root.layout.op != GS_OP_NONE:
-            raise GraphError(f"{what} is a leaf and a view of {describe(root)}, which is computed")
+            raise GraphError(f"{called(name, op)} is a leaf and a view of {describe(root)}, which is computed")
         return 0
     for i in range(least_sources[op]):
         if i >= len(src) or src[i] is None:
-            raise GraphError(f"{what} has no source {i}; it needs {least_sources[op]}")
+            raise GraphError(f"{called(name, op)} has no source {i}; it needs {least_sources[op]}")
     if op_is_view(op):
-        return check_view(what, layout, src[0], root, view_offs)
+        return check_view(name, layout, src[0], root, view_offs)
     if layout_may_overlap(layout):
-        raise GraphError(f"{what} is written to, and elements of it share bytes: {strides_of(layout)}")
+        raise GraphError(f"{called(name, op)} is written to, and elements of it share bytes: {strides_of(layout)}")
+    if root is None and not layout_contiguous(layout) and not layout_is_empty(layout):
+        # Views could read bytes that nobody has written.
+        raise GraphError(f"{called(name, op)} is computed into memory of its own, and leaves gaps: {strides_of(layout)}")
     if root is not None:
         for s in src:
             if s is not None and (s is root or s.view_src is root):
                 return 0
-        raise GraphError(f"{what} computes into {describe(root)}, which none of its sources is or views")
+        raise GraphError(f"{called(name, op)} computes into {describe(root)}, which none of its sources is or views")
     return 0
 
 
-cdef int check_view(str what, const gs_layout *layout, Tensor s, Tensor root, int64_t view_offs) except -1:
+cdef int check_view(str name, const gs_layout *layout, Tensor s, Tensor root, int64_t view_offs) except -1:
     """GraphError unless a VIEW, RESHAPE, PERMUTE or TRANSPOSE of s has its memory, as that op lays it out."""
     cdef gs_layout turned
     cdef bint fits
     if root is None:
-        raise GraphError(f"{what} is a view without view_src")
+        raise GraphError(f"{called(name, layout.op)} is a view without view_src")
     if root is not s and root is not s.view_src:
-        raise GraphError(f"{what} is a view of {describe(s)}, but its view_src is {describe(root)}")
+        raise GraphError(f"{called(name, layout.op)} is a view of {describe(s)}, but its view_src is {describe(root)}")
     if layout.type != s.layout.type:
-        raise GraphError(f"{what} is a view as {_TYPE_NAMES[layout.type]} of {describe(s)}")
+        raise GraphError(f"{called(name, layout.op)} is a view as {_TYPE_NAMES[layout.type]} of {describe(s)}")
     if layout.op == GS_OP_VIEW:
         return 0
     if layout.op == GS_OP_RESHAPE:
@@ -93,6 +101,6 @@ cdef int check_view(str what, const gs_layout *layout, Tensor s, Tensor root, in
     else:
         fits = layout_permutes(layout, &s.layout)
     if not fits or view_offs != s.view_offs:
-        raise GraphError(f"{what}: {strides_of(layout)} at byte {view_offs} of {root.name!r} is not what the op makes "
-                         f"of {describe(s)}: {strides_of(&s.layout)} at byte {s.view_offs}")
+        raise GraphError(f"{called(name, layout.op)}: {strides_of(layout)} at byte {view_offs} of {root.name!r} is not "
+                         f"what the op makes of {describe(s)}: {strides_of(&s.layout)} at byte {s.view_offs}")
     return 0
