@@ -234,7 +234,8 @@ def test_nodes_of_a_file_with_shapes_that_do_not_fit_are_not_supported(op):
         try:
             node = ctx.restore(op, "f32", (11, 2, 3, 1), (4, 44, 88, 264), src, op_params=(1, 2, 3, 4, 5))
         except gs.GraphError as error:
-            assert "has no source" in str(error)        # what is missing is missing for every backend
+            # What is missing is missing for every backend.
+            assert "has no source" in str(error) or op == "SET_ROWS" and "view_src" in str(error)
             continue
         assert not backend.supports_op(node), src
 
@@ -283,7 +284,8 @@ def test_any_node_of_a_file_is_refused_or_writes_inside_itself():
                 op, kind, shape, strides(shape, gs.Type[kind.upper()].type_size), src, root, op_params=params
             )
         except gs.GraphError as error:
-            assert any(said in str(error) for said in ("has no source", "share bytes", "gaps", "do not lie inside"))
+            assert any(said in str(error) for said in ("has no source", "share bytes", "gaps", "view_src",
+                                                      "do not lie inside"))
             continue
         with gs.CpuBackend(1) as backend:
             buffer = place(ctx, backend, 64, 1)

@@ -95,6 +95,8 @@ WRONG = {
     "a node that is resident": (lambda t, d: t[2].update(resident="weight"), "'sum'.*'weight'"),
     "writes to what it does not name": (lambda t, d: t[8].update(src=[3]), "'copy'.*'w'"),
     "writes to elements twice": (lambda t, d: t[7].update(nb=[4, 4, 24, 24]), "'product'.*share"),
+    "writes some rows of nothing": (lambda t, d: (t[8].update(op="SET_ROWS", src=[3, 9, 1]), [
+        t[8].pop(k) for k in ("view_src", "view_offs")]), "'copy'.*view_src"),
     "writes with gaps": (lambda t, d: t[7].update(nb=[8, 24, 48, 48]), "'product'.*gaps"),
     "writes to one element": (lambda t, d: t[8].update(nb=[0, 16, 16, 16]), "'copy'.*share"),
 }

@@ -70,6 +70,9 @@ cdef int check_wiring(str name, const gs_layout *layout, tuple src, Tensor root,
     if root is None and not layout_contiguous(layout) and not layout_is_empty(layout):
         # Views could read bytes that nobody has written.
         raise GraphError(f"{called(name, op)} is computed into memory of its own, and leaves gaps: {strides_of(layout)}")
+    if root is None and op == OP_IDS["SET_ROWS"]:
+        raise GraphError(f"{called(name, op)} has no view_src to write rows of, and memory of its own that it leaves "
+                         "unwritten")
     if root is not None:
         for s in src:
             if s is not None and (s is root or s.view_src is root):
