@@ -3,9 +3,14 @@
     _pack, _graph, _core    a .pyx that is a contents page, its parts in ggml_sched/core/, its .pxd
 
 The build fails when Cython reports a "performance hint": such a line means that a hot C function checks for
-Python exceptions or takes the GIL on every call.  `GGML_SCHED_BUILD=debug` compiles without optimisation and
-keeps debug information, for daily work; otherwise extensions are optimised and stripped.  `GGML_SCHED_JOBS` says
-how many compile at once (default: one for each processor).
+Python exceptions or takes the GIL on every call.  `GGML_SCHED_JOBS` says how many compile at once (default: one for
+each processor).  `GGML_SCHED_BUILD` says how:
+
+    (not set)   optimised and stripped
+    debug       not optimised, with debug information, for daily work
+    sanitize    with GCC's or Clang's address and undefined-behaviour sanitizers, whose runtimes must be preloaded:
+                LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)"
+                ASAN_OPTIONS=detect_leaks=0 (Python keeps much to its end); see tests/soak/test_sanitizers.py
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 HERE = Path(__file__).parent
-DEBUG = os.environ.get("GGML_SCHED_BUILD", "") == "debug"
+BUILD = os.environ.get("GGML_SCHED_BUILD", "")
 JOBS = int(os.environ.get("GGML_SCHED_JOBS") or os.cpu_count() or 1)
 DIRECTIVES = {
     "language_level": 3,
@@ -35,8 +40,21 @@ DIRECTIVES = {
 }
 CFLAGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration", "-Wno-unused-parameter",
           "-Wno-cast-function-type", "-Wno-missing-field-initializers"]
-CFLAGS += ["-O0", "-g"] if DEBUG else ["-O3", "-g0"]
-LDFLAGS = [] if DEBUG or sys.platform == "darwin" else ["-Wl,-s"]
+# Python compiles with -fwrapv, which would hide overflows.
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer",
+              "-fno-wrapv"]
+match BUILD:
+    case "":
+        CFLAGS += ["-O3", "-g0"]
+        LDFLAGS = [] if sys.platform == "darwin" else ["-Wl,-s"]
+    case "debug":
+        CFLAGS += ["-O0", "-g"]
+        LDFLAGS = []
+    case "sanitize":
+        CFLAGS += ["-O1", "-g", *SANITIZERS]
+        LDFLAGS = SANITIZERS
+    case _:
+        raise SystemExit(f"setup.py: GGML_SCHED_BUILD={BUILD!r} is neither debug nor sanitize")
 
 PARTS = {"_pack": ("pack",), "_graph": ("graph",), "_core": ("alloc", "plan")}
 """For each extension the folders of ggml_sched/core/ that hold its parts."""

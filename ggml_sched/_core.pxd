@@ -75,6 +75,7 @@ cdef class Devices:
     cdef list versions                  # those that the answers are of
     cdef int64_t _epoch
     cdef void fill_questions(self, Py_ssize_t i, BackendBase backend)
+    cdef list all_versions(self)
     cdef object version_of(self, Py_ssize_t i)
     cpdef int64_t epoch(self) except -1
     cdef int32_t index(self, BackendBase backend) noexcept
@@ -113,6 +114,7 @@ cdef class Request:
     cdef int fill_residents(self) except -1
     cdef int32_t index_of_buffer(self, BufferBase buffer, dict known) except -1
     cdef int fill_assigned(self, object assigned) except -1
+    cdef int check_homes(self) except -1
     cdef tuple readers_of(self, BufferBase buffer)
     cdef int32_t reader_of(self, Tensor t, BufferBase buffer) except -2
     cdef void follow(self, Policy policy) noexcept

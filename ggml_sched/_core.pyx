@@ -32,11 +32,13 @@ A contents page.  All imports stand here; the parts below, in core/alloc/ and co
 
 import itertools
 from operator import index as _index
+from operator import itemgetter
+from weakref import ref as weakref
 
 from ggml_sched import _graph
-from ggml_sched._graph import measure_buffer, op_numbers
+from ggml_sched._graph import measure_buffer, new_buffer, op_numbers
 from ggml_sched._pack import Packing, pack
-from ggml_sched.errors import GraphError, HazardError, OutOfMemory, PlacementError, UnsupportedOp
+from ggml_sched.errors import GraphError, HazardError, OutOfMemory, PlacementError, UnsupportedOp, no_host_memory
 
 cimport cython
 from cpython.list cimport PyList_GET_ITEM
@@ -46,7 +48,6 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset
 
 from ggml_sched._c cimport (
-    GS_BAD_ARGUMENT,
     GS_BAD_PLACEMENT,
     GS_FLAG_INPUT,
     GS_FLAG_OUTPUT,
@@ -123,10 +124,13 @@ from ggml_sched._graph cimport (
     Home,
     Lease,
     Tensor,
+    bytes_tuple,
     checked_alloc_size,
     describe,
+    ints_tuple,
     kind_words,
     layout_equal,
+    longs_tuple,
     node_of_kind,
 )
 from ggml_sched._pack cimport (

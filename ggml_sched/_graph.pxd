@@ -25,6 +25,9 @@ cdef inline bint op_is_view(int op) noexcept nogil:
 cpdef int64_t checked_alloc_size(BackendBase backend, Tensor t, object size) except -1
 cdef str describe(Tensor t)             # how messages call a tensor
 cdef frozenset flag_names(int flags)
+cdef tuple bytes_tuple(const unsigned char *at, Py_ssize_t n)
+cdef tuple ints_tuple(const int32_t *at, Py_ssize_t n)
+cdef tuple longs_tuple(const int64_t *at, Py_ssize_t n)
 
 
 cdef class Lease:
@@ -34,7 +37,8 @@ cdef class Lease:
     cdef readonly bint stages           # leafs keep what was set in `Tensor.stash`, to be loaded when their life begins
     cdef readonly bint through          # ... and it goes to their memory at once: nothing lives there before them
     cdef public object guard            # call before reading a tensor: raises if its data is gone; None: no such check
-    cdef public object drain            # call before touching the data: waits for queued computes; None: none queued
+    cdef object _drain                  # call before touching the data: waits for queued computes; None: none queued
+    cdef object _graph                  # weakly, the graph that was addressed under it; or None
     cdef object __weakref__
     cpdef void end(self) noexcept
     cpdef bint revive(self) noexcept
@@ -65,7 +69,10 @@ cdef class BufferBase:
     cdef readonly int64_t base
     cdef public str usage
     cdef readonly bint closed
+    cdef bint given                     # by new_buffer, to the only one who may put tensors into it
+    cdef object leases                  # weakly, those under which computes that use it were queued; or None
     cdef object __weakref__
+    cdef int settle(self) except -1
 
 
 cdef class Home:
@@ -113,6 +120,7 @@ cdef class Tensor:
     cdef BufferBase c_buffer(self)
     cdef BufferBase settled(self)
     cdef void bind(self, BufferBase buffer, int64_t offset, Lease lease) noexcept
+    cdef int settle(self) except -1
 
 
 # Tensors sorted by what backends may look at.  Arrays of `room` entries in one block, which begins at `hash`.

@@ -71,7 +71,10 @@ def inplace_ops() -> frozenset[str]: ...
 
 @disjoint_base
 class Lease:
-    drain: Callable[[], object] | None
+    @property
+    def drain(self) -> Callable[[], object] | None: ...
+    @drain.setter
+    def drain(self, wait: Callable[[], object] | None) -> None: ...
     guard: Callable[[Tensor], object] | None
     @property
     def alive(self) -> bool: ...
@@ -122,6 +125,7 @@ class BufferBase:
 
 ALL_SOURCES: int
 
+def new_buffer(backend: BackendBase, size: SupportsIndex) -> Buffer: ...
 def measure_buffer(backend: BackendBase | None = None, alignment: SupportsIndex = 64) -> BufferBase: ...
 
 # -- tensors

@@ -7,6 +7,7 @@ A contents page.  All imports stand here; the parts below, in core/graph/, are r
     ops_table           op names and in-place rules, by number
     places              leases, and the bases of Backend and Buffer
     tensor              Tensor, and its address
+    wiring              what an op demands of its sources and its root
     context             the makers of tensors, and who owns them
     ops_*               the ops, one family a file; the last one ends in class Context
     tensor_set          an open-addressing hash set of tensors
@@ -20,8 +21,9 @@ A contents page.  All imports stand here; the parts below, in core/graph/, are r
 
 import enum
 from operator import index as _index
+from weakref import WeakSet
 
-from ggml_sched.errors import GraphError, PlacementError, UnsupportedOp
+from ggml_sched.errors import BackendError, GraphError, PlacementError, no_host_memory
 
 cimport cython
 from cpython.object cimport PyObject
@@ -121,10 +123,12 @@ from ggml_sched._c cimport (
     gs_type_traits,
 )
 
+include "core/graph/tuples.pxi"
 include "core/graph/types.pxi"
 include "core/graph/ops_table.pxi"
 include "core/graph/places.pxi"
 include "core/graph/tensor.pxi"
+include "core/graph/wiring.pxi"
 include "core/graph/context.pxi"
 include "core/graph/ops_elementwise.pxi"
 include "core/graph/ops_matrix.pxi"

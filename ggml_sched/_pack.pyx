@@ -17,7 +17,7 @@ from operator import index as _index
 
 import numpy as np
 
-from ggml_sched.errors import Error
+from ggml_sched.errors import Error, no_host_memory
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ggml_sched._graph import new_buffer
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import each
 
@@ -90,7 +91,7 @@ class Arenas:
         fresh: dict[tuple[int, int], Buffer] = {}
         try:
             for (i, chunk), size in sizes.items():
-                fresh[i, chunk] = self.backends[i].alloc_buffer(size)
+                fresh[i, chunk] = new_buffer(self.backends[i], size)
                 fresh[i, chunk].usage = "compute"
             vacate()
         except BaseException:

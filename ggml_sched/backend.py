@@ -55,6 +55,7 @@ one exception: with a backend of `concurrent_copies` another thread may exchange
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import index
 
 from ggml_sched import hostdata
 from ggml_sched._graph import (
@@ -67,6 +68,7 @@ from ggml_sched._graph import (
     bind_resident,
     checked_alloc_size,
     measure_buffer,
+    new_buffer,
     register_tensor_data,
 )
 from ggml_sched.errors import BackendError, OutOfMemory, PlacementError
@@ -91,11 +93,17 @@ class Buffer(BufferBase):
         raise BackendError(f"a buffer of backend {self.backend.name!r} has no memory to read from")
 
     def clear(self, value: int = 0) -> None:
-        """Fill with one byte value."""
+        """Fill with one byte value; ValueError unless it is in 0 .. 255."""
         step = 1 << 20
-        block = memoryview(bytes([value]) * min(step, self.size))
+        block = memoryview(bytes([self.checked_byte(value)]) * min(step, self.size))
         for offset in range(0, self.size, step):
             self.write(offset, block[: min(step, self.size - offset)])
+
+    def checked_byte(self, value: int) -> int:
+        """What `clear` fills with, if it is a byte."""
+        if not 0 <= index(value) <= 255:
+            raise ValueError(f"a buffer of backend {self.backend.name!r} is filled with bytes: {value} is no byte")
+        return index(value)
 
     def __enter__(self) -> Buffer:
         return self
@@ -151,14 +159,14 @@ class Backend(BackendBase):
     def alloc_tensors(self, ctx: Context, usage: str = "weights") -> Buffer:
         """Give every tensor of a context that has no address memory in one new buffer.
 
-        Views follow their roots.  Raises OutOfMemory; then no tensor has changed.
+        Views follow their roots.  Raises OutOfMemory, BackendError; then no tensor has changed.
         """
         pending, total = self._layout(ctx)
         if self.max_buffer_size is not None and total > self.max_buffer_size:
             raise OutOfMemory(
                 f"the tensors of context {ctx.name!r} need {total} bytes in one buffer; backend "
                 f"{self.name!r} allows {self.max_buffer_size}", self.name, total, self.max_buffer_size)
-        buffer = self.alloc_buffer(total)
+        buffer = new_buffer(self, total)
         try:
             buffer.usage = usage
             for tensor, offset in pending:

@@ -92,3 +92,8 @@ def each(calls: Iterable[Callable[[], object]]) -> None:
             first = first or error
     if first is not None:
         raise first
+
+
+def no_host_memory(what: str) -> OutOfMemory:
+    """The error to raise where the host gives no memory for what the package itself keeps."""
+    return OutOfMemory(f"the host gives no memory for {what}")

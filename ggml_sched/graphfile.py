@@ -33,7 +33,7 @@ def load_graph(path: str | os.PathLike, place: Callable[[Tensor], BackendBase] |
     path = os.fspath(path)
     try:
         with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1)
+            text = _read(file)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise FileFormatError(f"{path}: not a complete gzip file: {error}") from error
     if len(text) > MAX_FILE_BYTES:
@@ -43,6 +43,15 @@ def load_graph(path: str | os.PathLike, place: Callable[[Tensor], BackendBase] |
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{path}: not JSON: {error}") from error
     return graph_from_dict(data, place, path)
+
+
+def _read(file) -> bytes:
+    """The bytes of a file, or a few more than MAX_FILE_BYTES; read(n) would take memory for n bytes beforehand."""
+    parts, total = [], 0
+    while total <= MAX_FILE_BYTES and (part := file.read(1 << 20)):
+        parts.append(part)
+        total += len(part)
+    return b"".join(parts)
 
 
 def graph_from_dict(data, place=None, where: str = "graph", ctx: Context | None = None) -> Graph:
@@ -202,6 +211,9 @@ def _place_residents(graph: Graph, place) -> None:
         ends = [0]
         for t in members:
             ends.append(-(-(ends[-1] + t.nbytes) // backend.alignment) * backend.alignment)
+            if ends[-1] >= 1 << 63:
+                raise GraphError(f"tensor {t.name!r} of {t.nbytes} bytes, after {ends[-2]} bytes of others on backend "
+                                 f"{backend.name!r}, leaves the 63 bits of an offset")
         buffer = _ResidentSpace(backend, ends[-1], usage="weights" if usage == "weight" else "any")
         for t, (offset, _) in zip(members, pairwise(ends), strict=True):
             bind_resident(t, buffer, offset)

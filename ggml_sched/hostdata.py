@@ -29,7 +29,7 @@ DTYPES = {
 }
 """The numpy dtype of each plain type; bf16 is carried as its 16 bits."""
 
-
+INTEGERS = frozenset({Type.I8, Type.I16, Type.I32, Type.I64})
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
@@ -84,8 +84,8 @@ def write(tensor: Tensor, array) -> None:
     """See `Tensor.set`."""
     backend = _backend(tensor)
     _check_ends(tensor)
-    values = np.asarray(array)
     kind = tensor.type
+    values = _as_array(array, kind in INTEGERS)
     raw = kind.is_quantized and values.dtype == np.uint8
     if raw:
         if values.size != tensor.n_elements // kind.block_size * kind.type_size:
@@ -98,15 +98,13 @@ def write(tensor: Tensor, array) -> None:
     if raw:
         values = values.reshape((*tensor.ne[:0:-1], tensor.ne[0] // kind.block_size, kind.type_size))
     elif kind.is_quantized:
-        values = quants.quantize(values.astype(np.float32).reshape(tensor.ne[::-1]), kind)
+        values = quants.quantize(_numbers(tensor, values, DTYPES[Type.F32]).reshape(tensor.ne[::-1]), kind)
     elif kind == Type.BF16:
         if values.dtype != np.uint16:
-            values = quants.f32_to_bf16(values.astype(np.float32))
+            values = quants.f32_to_bf16(_numbers(tensor, values, DTYPES[Type.F32]))
         values = values.reshape(tensor.ne[::-1])
     else:
-        if not np.can_cast(values.dtype, DTYPES[kind], "same_kind"):
-            raise TypeError(f"{tensor!r}: cannot take {values.dtype} values as {kind}")
-        values = values.astype(DTYPES[kind], copy=False).reshape(tensor.ne[::-1])
+        values = _numbers(tensor, values, DTYPES[kind]).reshape(tensor.ne[::-1])
     if tensor.is_contiguous:
         span = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
     else:
@@ -119,6 +117,33 @@ def write(tensor: Tensor, array) -> None:
             return
     _drain(tensor)
     backend.set_tensor(tensor, span)
+
+
+def _as_array(given, exact: bool) -> np.ndarray:
+    """An array; `exact`: of objects for integers that numpy, having no dtype for all of them, rounds to floats."""
+    values = np.asarray(given)
+    if exact and values.dtype == np.float64 and not hasattr(given, "dtype"):
+        objects = np.asarray(given, object)
+        if all(isinstance(value, int) for value in objects.flat):
+            return objects
+    return values
+
+
+def _numbers(tensor: Tensor, values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The values as `dtype`: floats rounded, integers exact.
+
+    TypeError for what is no real number (no integer, where the dtype holds those), ValueError outside the range.
+    """
+    ints = values.dtype.kind == "O" and all(isinstance(value, int) for value in values.flat)
+    if not ints and not np.can_cast(values.dtype, dtype, "same_kind"):
+        raise TypeError(f"{tensor!r}: cannot take {values.dtype} values as {tensor.type}")
+    if dtype.kind == "i" and values.size and not np.can_cast(values.dtype, dtype):
+        limits = np.iinfo(dtype)
+        for value in (values.min(), values.max()):
+            if not limits.min <= int(value) <= limits.max:
+                raise ValueError(f"{tensor!r}: {value} is not in {limits.min} .. {limits.max}")
+    with np.errstate(over="ignore"):        # infinity, as IEEE 754 has it
+        return values.astype(np.float64 if ints and dtype.kind == "f" else dtype, copy=False).astype(dtype, copy=False)
 
 
 def _check_ends(tensor: Tensor) -> None:

@@ -44,7 +44,7 @@ typedef struct gs_graph {
     int32_t *memory;            /* whose memory a tensor has: a view's root, else itself                  */
     int64_t *nbytes;
     int32_t *n_readers;         /* how often nodes read or keep a tensor                                  */
-    int32_t *n_viewers;         /* how many nodes are views of it                                         */
+    int32_t *n_viewers;         /* how many nodes, and others that somebody reads, are views of it        */
     int32_t *first_view;        /* of each root, -1; then next_view, ascending                            */
     int32_t *next_view;
     int32_t *reader_begin;      /* nodes that compute with tensor i: reader[reader_begin[i] ..            */

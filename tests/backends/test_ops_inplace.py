@@ -231,7 +231,12 @@ def test_nodes_of_a_file_with_shapes_that_do_not_fit_are_not_supported(op):
     a, b = ctx.tensor("f32", (5, 7)), ctx.tensor("i32", (3, 2))
     backend = gs.CpuBackend(1)
     for src in ((), (a,), (a, b), (b, a), (None, a), (a, None), (a, b, a, b, a, b)):
-        node = ctx.restore(op, "f32", (11, 2, 3, 1), (4, 44, 88, 264), src, op_params=(1, 2, 3, 4, 5))
+        try:
+            node = ctx.restore(op, "f32", (11, 2, 3, 1), (4, 44, 88, 264), src, op_params=(1, 2, 3, 4, 5))
+        except gs.GraphError as error:
+            # What is missing is missing for every backend.
+            assert "has no source" in str(error) or op == "SET_ROWS" and "view_src" in str(error)
+            continue
         assert not backend.supports_op(node), src
 
 
@@ -272,9 +277,16 @@ def test_any_node_of_a_file_is_refused_or_writes_inside_itself():
             src.append(ctx.restore("NONE", kind, shape, strides(shape, gs.Type[kind.upper()].type_size)))
         kind, shape = type_(), extents()
         params = [int(v) for v in rng.integers(0, 5, 11)]
-        node = ctx.restore(
-            op, kind, shape, strides(shape, gs.Type[kind.upper()].type_size), src, op_params=params
-        )
+        # Results with gaps, or in another order, are views: here of the first source.
+        root = src[0] if rng.random() < 0.3 else None
+        try:
+            node = ctx.restore(
+                op, kind, shape, strides(shape, gs.Type[kind.upper()].type_size), src, root, op_params=params
+            )
+        except gs.GraphError as error:
+            assert any(said in str(error) for said in ("has no source", "share bytes", "gaps", "view_src",
+                                                      "do not lie inside"))
+            continue
         with gs.CpuBackend(1) as backend:
             buffer = place(ctx, backend, 64, 1)
             for tensor in src:

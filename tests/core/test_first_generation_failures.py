@@ -18,7 +18,7 @@ POLICIES = pytest.mark.parametrize("policy", ["seed", "default"])
 
 def raw_node(ctx: gs.Context, nbytes: int, *src: gs.Tensor, name: str = "") -> gs.Tensor:
     """A node of any size that reads any tensors and is never computed in place."""
-    return ctx.restore("MAP_CUSTOM1", "i8", (nbytes,), (1, nbytes, nbytes, nbytes), src, name=name)
+    return ctx.restore("CUSTOM", "i8", (nbytes,), (1, nbytes, nbytes, nbytes), src, name=name)
 
 
 def nodes_of_sizes(sizes: list[int], sources: list[list[int]]) -> tuple[gs.Graph, list[gs.Tensor]]:
@@ -39,7 +39,7 @@ def test_the_measured_graph_fits_where_best_fit_would_not():
     graph, made = nodes_of_sizes(sizes, sources)
     # The flaw is real: the slow first generation does not fit into what it measured itself.
     for room in (None, 448):
-        nodes = [reference.Node(str(i), "MAP_CUSTOM1", (size,), size, home=0, size=size)
+        nodes = [reference.Node(str(i), "CUSTOM", (size,), size, home=0, size=size)
                  for i, size in enumerate(sizes)]
         for node, src in zip(nodes, sources, strict=True):
             node.src = [nodes[k] for k in src]

@@ -8,6 +8,7 @@ import json
 import random
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 from configs import DATA, graph_file, graph_names, graph_path
@@ -298,7 +299,7 @@ def pair(change: str = "") -> gs.Graph:
         z = ctx.restore("SQR", "f32", (2, 1, 1, 1), (4, 16, 16, 16), (view,))
     z = ctx.scale(z, 3.0 if change == "parameter" else 2.0, 1.0 if change == "another parameter" else 0.0)
     slots = (z, None, b) if change == "slot" else (z, b)
-    z = ctx.restore("SOFT_MAX", "f32", z.ne, z.nb, slots)
+    z = ctx.restore("SOFT_MAX", z.type, z.ne, z.nb, slots)
     if change == "output":
         ctx.set_output(x)
     ends = (ctx.sqr(b), z) if change == "another end" else (z,)
@@ -555,6 +556,35 @@ def test_a_plain_file_called_gz(tmp_path):
     (tmp_path / "x.gz").write_text(json.dumps(small_file()))
     with pytest.raises(gs.FileFormatError):
         gs.load_graph(tmp_path / "x.gz")
+
+
+def test_a_small_file_takes_little_memory(tmp_path):
+    """However much a file may hold, only what it does hold is read."""
+    (tmp_path / "small.json").write_text(json.dumps(small_file()))
+    tracemalloc.start()
+    try:
+        gs.load_graph(tmp_path / "small.json")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+
+
+def test_files_that_unpack_to_more_than_is_read_are_refused(tmp_path, monkeypatch):
+    for name, text in (("x.json", b" " * 3000), ("x.json.gz", gzip.compress(b" " * 3000))):
+        (tmp_path / name).write_bytes(text)
+        monkeypatch.setattr("ggml_sched.graphfile.MAX_FILE_BYTES", 2999)
+        with pytest.raises(gs.FileFormatError, match=f"{name}: more than 2999 bytes"):
+            gs.load_graph(tmp_path / name)
+
+
+def test_residents_that_63_bits_do_not_address_are_refused():
+    size = 2**60 - 1
+    data = {"meta": {}, "nodes": [], "leafs": [0, 1, 2], "tensors": [
+        {"name": name, "op": "NONE", "type": "f32", "ne": [size, 1, 1, 1], "nb": [4, *[4 * size] * 3],
+         "resident": "weight"} for name in "abc"]}
+    backend = gs.DryBackend("A")
+    with pytest.raises(gs.GraphError, match="'b'.*'A'"):
+        graph_from_dict(data, lambda t: backend)
 
 
 def load_or_refuse(path) -> None:

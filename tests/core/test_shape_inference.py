@@ -505,7 +505,7 @@ def test_trailing_zeros_of_given_op_params_are_cut():
     ctx = gs.Context()
     a = ctx.tensor("f32", 4)
     for given, kept in (((0, 3, 0, 0), (0, 3)), ((0,) * 16, ()), ((-1,) * 16, (-1,) * 16)):
-        assert ctx.restore("ROPE", "f32", a.ne, a.nb, (a,), op_params=given).op_params == kept
+        assert ctx.restore("SCALE", "f32", a.ne, a.nb, (a,), op_params=given).op_params == kept
 
 
 NAMED_AFTER = {

@@ -136,8 +136,9 @@ def test_compute_raises_what_queued_computes_raised_and_then_works():
         assert np.array_equal(chain.out.numpy(), chain.expected(1))
 
 
-def test_memory_closed_under_a_queued_compute_is_a_typed_error():
-    a, b, host = Gated("a"), Gated("b"), gs.CpuBackend(1, name="host")
+def weight_read_last(a, b):
+    """A graph on two gated backends whose last node reads a weight of the host: (graph, x, w, scheduler)."""
+    host = gs.CpuBackend(1, name="host")
     for device in (a, b):
         device.supports_buffer = lambda buffer, device=device: buffer.backend is device
     w = weights_on(host, w=np.eye(4, dtype=np.float32))["w"]
@@ -146,21 +147,39 @@ def test_memory_closed_under_a_queued_compute_is_a_typed_error():
     first = ctx.sqr(x)
     between = ctx.sqr(first)
     graph = gs.Graph(ctx.set_output(ctx.mul_mat(w, between)))
+    scheduler = gs.Scheduler([a, b, host])
+    for node, backend in ((first, b), (between, a), (graph.nodes[-1], b)):
+        scheduler.set_tensor_backend(node, backend)
+    scheduler.alloc(graph)
+    x.set(np.full((2, 4), 2, np.float32))
+    return graph, w, scheduler
+
+
+def test_memory_is_closed_when_the_queued_computes_that_use_it_have_ended():
+    a, b = Gated("a"), Gated("b")
+    graph, w, scheduler = weight_read_last(a, b)
     reached, go_on = threading.Event(), threading.Event()
     b.before = lambda number: (reached.set(), wait(go_on))
-    with gs.Scheduler([a, b, host]) as scheduler:
-        for node, backend in ((first, b), (between, a), (graph.nodes[-1], b)):
-            scheduler.set_tensor_backend(node, backend)
-        scheduler.alloc(graph)
-        x.set(np.ones((2, 4), np.float32))
+    with scheduler:
         scheduler.compute_async(graph)
         wait(reached)
+        threading.Timer(0.05, go_on.set).start()
         w.buffer.close()
-        go_on.set()
+        assert b.count == 2
+        scheduler.synchronize()
+        assert np.array_equal(graph.nodes[-1].numpy(), np.full((2, 4), 16))
         with pytest.raises(gs.PlacementError, match=r"'w'.*lost its memory"):
-            scheduler.synchronize()
-        b.before = lambda number: None
-        assert scheduler.compute(gs.Graph(first))
+            scheduler.compute(graph)
+        assert scheduler.compute(gs.Graph(graph.nodes[0]))
+
+
+def test_memory_closed_in_the_middle_of_a_compute_is_a_typed_error():
+    a, b = Gated("a"), Gated("b")
+    graph, w, scheduler = weight_read_last(a, b)
+    with scheduler:
+        with pytest.raises(gs.PlacementError, match=r"'w'.*lost its memory"):
+            scheduler.compute(graph, lambda node: w.buffer.close() if w.buffer else None)
+        assert scheduler.compute(gs.Graph(graph.nodes[0]))
 
 
 def test_a_device_that_fails_late_is_heard():

@@ -52,7 +52,7 @@ class CpuBuffer(Buffer):
 
     def clear(self, value: int = 0) -> None:
         self.write(0, memoryview(b""))      # the checks
-        self.memory[:] = value
+        self.memory[:] = self.checked_byte(value)
 
     def free(self) -> None:
         self._memory = None

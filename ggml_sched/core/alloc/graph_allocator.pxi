@@ -49,7 +49,7 @@ cdef class GraphAllocator:
 
         None or an empty list returns to the graph's own order.
         """
-        self.parse_seq = tuple([_index(i) for i in seq]) if seq else None
+        self.parse_seq = tuple(map(_index, seq)) if seq else None
 
     def alloc_graph(self, TensorAllocator tallocr not None, Graph graph not None):
         """Place every tensor of `graph` that has no address in `tallocr`'s buffer; returns its max_size in bytes.
@@ -77,7 +77,10 @@ cdef class GraphAllocator:
                 tallocrs.append(tallocr)
             homes.append(tallocrs.index(tallocr))
         self.allocate(graph, tallocrs, homes)
-        return tuple([tallocr.max_size for tallocr in tallocrs])
+        found = []
+        for tallocr in tallocrs:
+            found.append(tallocr.max_size)
+        return tuple(found)
 
     cdef int allocate(self, Graph graph, list tallocrs, list homes) except -1:
         cdef Placing p = Placing()
@@ -89,7 +92,7 @@ cdef class GraphAllocator:
         cdef int32_t failed = -1
         cdef Py_ssize_t n = len(tallocrs), k
         cdef int status = GS_OK
-        cdef bint replayed
+        cdef bint replayed, measures
         if len(set(tallocrs)) != n:
             raise ValueError("one allocator twice")
         for tallocr in tallocrs:
@@ -101,15 +104,17 @@ cdef class GraphAllocator:
         inplace = <uint64_t *>calloc(max(n, 1) * GS_N_OPS, sizeof(uint64_t))
         try:
             if arenas == NULL or saved == NULL or inplace == NULL:
-                raise MemoryError("graph allocation")
+                raise no_host_memory("a graph allocation")
             for k in range(n):
                 tallocr = tallocrs[k]
                 arenas[k].blocks = &tallocr.blocks
                 if blocks_copy(&saved[k], &tallocr.blocks) != GS_OK:
-                    raise MemoryError("graph allocation")
+                    raise no_host_memory("a graph allocation")
                 fill_inplace_masks(inplace + k * GS_N_OPS, tallocr.buffer.backend, True)
             order = self.read_order(graph)
-            p.before = [(<TensorAllocator>tallocrs[k]).free_blocks for k in range(n)]
+            p.before = []
+            for tallocr in tallocrs:
+                p.before.append(tallocr.free_blocks)
             replayed = self.replay(p, tallocrs, key)
             if not replayed:
                 with nogil:
@@ -118,11 +123,15 @@ cdef class GraphAllocator:
                     else:
                         status = gallocr_run(&p.walk, arenas, inplace, order + 1, order[0], False, &failed)
                 if status == GS_NO_HOST_MEMORY:
-                    raise MemoryError("graph allocation")
+                    raise no_host_memory("a graph allocation")
                 if status != GS_OK:
                     self.raise_out_of_memory(p, graph, tallocrs, failed)
-            p.peaks = [(<TensorAllocator>tallocrs[k]).blocks.max_size for k in range(n)]
-            if n and all([(<TensorAllocator>tallocrs[k]).is_measure for k in range(n)]):
+            p.peaks = []
+            measures = n > 0
+            for tallocr in tallocrs:
+                p.peaks.append(tallocr.blocks.max_size)
+                measures = measures and tallocr.is_measure
+            if measures:
                 if not replayed:
                     self.measured[key] = p
             else:
@@ -156,7 +165,7 @@ cdef class GraphAllocator:
         cdef int32_t i
         cdef Py_ssize_t k
         if walk_alloc(f, g.n_tensors, g.n_nodes, g.src_begin[g.n_tensors]) != GS_OK:
-            raise MemoryError(f"graph allocation of {g.n_tensors} tensors")
+            raise no_host_memory(f"a graph allocation of {g.n_tensors} tensors")
         walk_from_graph(f, g)
         for i in range(g.n_tensors):
             t = graph.tensors[i]
@@ -199,7 +208,7 @@ cdef class GraphAllocator:
                 raise ValueError(f"parse sequence: {position} is not one of {len(graph.nodes)} nodes")
         order = <int32_t *>malloc((len(self.parse_seq) + 1) * sizeof(int32_t))
         if order == NULL:
-            raise MemoryError("parse sequence")
+            raise no_host_memory("a parse sequence")
         order[0] = <int32_t>len(self.parse_seq)
         for i in range(len(self.parse_seq)):
             order[i + 1] = self.parse_seq[i]
@@ -226,11 +235,11 @@ cdef class GraphAllocator:
             for i in range(f.n):
                 if f.home[i] == k and f.birth[i] < 0 and f.state[i] & GS_STATE_FREED:
                     if blocks_give(&tallocr.blocks, f.offset[i], f.size[i]) != GS_OK:
-                        raise MemoryError("graph allocation")
+                        raise no_host_memory("a graph allocation")
             for i in range(f.n):
                 if f.home[i] == k and f.birth[i] >= 0 and not f.state[i] & GS_STATE_FREED:
                     if blocks_cut(&tallocr.blocks, f.offset[i], f.size[i]) != GS_OK:
-                        raise MemoryError("graph allocation")
+                        raise no_host_memory("a graph allocation")
         return True
 
     cdef int raise_out_of_memory(self, Placing p, Graph graph, list tallocrs, int32_t failed) except -1:
@@ -248,6 +257,8 @@ cdef class GraphAllocator:
         cdef int32_t i
         cdef list bound = []
         cdef gs_walk *f = &p.walk
+        for t in graph.tensors:
+            t.settle()
         try:
             for i in range(f.n):
                 t = graph.tensors[i]

@@ -47,7 +47,7 @@ cdef class TensorAllocator:
         self.start = self.alignment - rest if rest else 0
         self.room = max(buffer.size - self.start, 0)
         if blocks_reset(&self.blocks, self.room) != GS_OK:
-            raise MemoryError("free blocks of a TensorAllocator")
+            raise no_host_memory("the free blocks of a TensorAllocator")
 
     @classmethod
     def from_memory(cls, memory, alignment=64):
@@ -56,8 +56,13 @@ cdef class TensorAllocator:
 
     @classmethod
     def from_backend(cls, BackendBase backend not None, size):
-        """Allocates a buffer of `size` bytes and owns it.  Raises OutOfMemory."""
-        return cls(backend.alloc_buffer(size), owns_buffer=True)
+        """Allocates a buffer of `size` bytes and owns it.  Raises OutOfMemory, BackendError."""
+        buffer = new_buffer(backend, size)
+        try:
+            return cls(buffer, owns_buffer=True)
+        except BaseException:
+            buffer.close()
+            raise
 
     @classmethod
     def measure(cls, alignment=64):
@@ -97,6 +102,7 @@ cdef class TensorAllocator:
         if t.settled() is not None:
             raise PlacementError(f"{describe(t)} already has an address on backend {t.settled().backend.name!r}")
         size = self.size_of(t)
+        t.settle()
         if blocks_take(&self.blocks, size, &offset) != GS_OK:
             largest = blocks_largest(&self.blocks)
             raise OutOfMemory(
@@ -117,13 +123,14 @@ cdef class TensorAllocator:
         """Take a tensor's address away.  Tensors of other buffers are ignored, as graph allocation frees them too."""
         if self.closed or t not in self.live or t.c_buffer() is not self.buffer:
             return
+        self.buffer.settle()
         if not self.is_measure:
             self.buffer.free_tensor(t)
         self.forget(t)
 
     cdef int forget(self, Tensor t) except -1:
         if blocks_give(&self.blocks, t._offset - self.start, self.live[t]) != GS_OK:
-            raise MemoryError(f"free blocks of {self!r}")
+            raise no_host_memory(f"the free blocks of {self!r}")
         del self.live[t]
         t.bind(None, 0, self.lease)
         return 0
@@ -144,6 +151,7 @@ cdef class TensorAllocator:
     def reset(self):
         """Forget every tensor: one free block again.  `max_size` stays, a high-water mark."""
         self.check_open()
+        self.buffer.settle()
         self.end_leases()
         self.new_leases()
         self.live = {}
@@ -152,6 +160,7 @@ cdef class TensorAllocator:
     def close(self):
         """Void the addresses handed out, and close the buffer if this allocator owns it; idempotent."""
         if not self.closed:
+            self.buffer.settle()
             self.closed = True
             self.end_leases()
             self.live = {}
@@ -172,7 +181,11 @@ cdef class TensorAllocator:
     @property
     def free_blocks(self):
         """Free ranges as a tuple of (offset, size) in bytes, from the first aligned address."""
-        return tuple([(self.blocks.at[i].offset, self.blocks.at[i].size) for i in range(self.blocks.n)])
+        cdef list found = []
+        cdef int32_t i
+        for i in range(self.blocks.n):
+            found.append((self.blocks.at[i].offset, self.blocks.at[i].size))
+        return tuple(found)
 
     def __repr__(self):
         kind = "measuring" if self.is_measure else f"{self.room} bytes"

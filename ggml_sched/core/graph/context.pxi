@@ -98,9 +98,9 @@ cdef int check_same_count(str op, Tensor a, const int64_t *ne) except -1:
     cdef int i
     for i in range(GS_MAX_DIMS):
         if gs_checked_mul(count, ne[i], &count) != GS_OK:
-            raise GraphError(f"{op}: {describe(a)}: extents {[ne[j] for j in range(GS_MAX_DIMS)]} overflow")
+            raise GraphError(f"{op}: {describe(a)}: extents {numbers_of(ne)} overflow")
     if count != layout_n_elements(&a.layout):
-        raise GraphError(f"{op}: {describe(a)} does not hold {[ne[j] for j in range(GS_MAX_DIMS)]} elements")
+        raise GraphError(f"{op}: {describe(a)} does not hold {numbers_of(ne)} elements")
     return 0
 
 
@@ -179,6 +179,10 @@ cdef class ContextBase:
         layout.op = op
         t = Tensor.__new__(Tensor)
         if view is not None:
+            if op > GS_OP_TRANSPOSE and layout_may_overlap(layout):
+                # Which value stays would depend on the backend, and on how many threads it has.
+                raise GraphError(f"{OP_NAMES[op]}: {describe(view)} is written to, and elements of it share bytes: "
+                                 f"{strides_of(layout)}")
             if view.view_src is not None:
                 if gs_checked_add(view_offs, view.view_offs, &view_offs) != GS_OK:
                     raise GraphError(f"{OP_NAMES[op]}: offset {view_offs} into {describe(view)} overflows")
@@ -276,7 +280,8 @@ cdef class ContextBase:
                 flags=(), name="", resident=""):
         """A tensor with every field given, as a graph file holds it; strides and views are checked.
 
-        Raises GraphError for an unknown op or type, strides that do not fit, or a view outside its root.
+        Raises GraphError for an unknown op or type, strides that do not fit, a view outside its root, and sources or
+        a root that the op cannot have.
         """
         cdef gs_layout layout
         cdef Tensor t
@@ -291,6 +296,9 @@ cdef class ContextBase:
         read_ne(nb, layout.nb)
         if layout.ne[0] % traits[layout.type].block_size:
             raise GraphError(f"tensor {name!r}: rows of {layout.ne[0]} do not hold whole {_TYPE_NAMES[layout.type]} blocks")
+        if traits[layout.type].block_size > 1 and layout.nb[0] != traits[layout.type].type_size:
+            raise GraphError(f"tensor {name!r}: {_TYPE_NAMES[layout.type]} blocks of {traits[layout.type].type_size} "
+                             f"bytes do not lie {layout.nb[0]} bytes apart")
         if layout_set_nbytes(&layout) != GS_OK:
             raise GraphError(f"tensor {name!r}: ne {list(ne)} with nb {list(nb)} has more than 2**63 bytes or elements")
         if len(src) > GS_MAX_SRC:
@@ -307,8 +315,9 @@ cdef class ContextBase:
         for flag in flags:
             if flag not in ("input", "output"):
                 raise GraphError(f"tensor {name!r}: unknown flag {flag!r}")
-        name, resident = str(name), str(resident)
-        t = self.add_tensor(found, &layout, cut_none(tuple(src)), view_src, _index(view_offs))
+        name, resident, src, view_offs = str(name), str(resident), tuple(src), _index(view_offs)
+        check_wiring(name, &layout, src, view_src, view_offs, resident)
+        t = self.add_tensor(found, &layout, cut_none(src), view_src, view_offs)
         with_params(t, words, n_words)
         t._name = name
         t._flags = (GS_FLAG_INPUT if "input" in flags else 0) | (GS_FLAG_OUTPUT if "output" in flags else 0)

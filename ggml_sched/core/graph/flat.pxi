@@ -4,11 +4,11 @@
 
 cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src,
                     int64_t n_params) except -1:
-    """Lay the arrays out in one block; MemoryError leaves g freeable."""
+    """Lay the arrays out in one block; OutOfMemory leaves g freeable."""
     cdef int64_t n = n_tensors, n_ids = 13 * n + 3 + 2 * n_src + n_params + 2 * <int64_t>n_nodes + n_leafs
     cdef char *at = <char *>malloc(n * (sizeof(gs_layout) + 3 * sizeof(int64_t) + 3) + n_ids * sizeof(int32_t) + n_src)
     if at == NULL:
-        raise MemoryError(f"a graph of {n_tensors} tensors")
+        raise no_host_memory(f"a graph of {n_tensors} tensors")
     g.n_tensors, g.n_nodes, g.n_leafs = n_tensors, n_nodes, n_leafs
     # The widest first, so that each array is aligned.
     g.layout = <gs_layout *>at
@@ -87,6 +87,11 @@ cdef void flat_classify(gs_graph *g) noexcept nogil:
         if not g.kind[id] & GS_KIND_VIEW:
             g.work[g.n_work] = id
             g.n_work += 1
+    for i in range(g.n_views):
+        # Views that are no nodes: their last reader is done with the root, too; an output has one more, the caller.
+        id = g.view[i]
+        if g.position[id] < 0 and (g.n_readers[id] or g.flags[id] & GS_FLAG_OUTPUT):
+            g.n_viewers[g.view_src[id]] += 1
     flat_list_views_and_readers(g)
 
 

@@ -40,7 +40,8 @@ cdef class Graph:
     def from_order(tensors, nodes, leafs, meta=None):
         """A graph with a given order: `nodes` and `leafs` are drawn from `tensors`.
 
-        Raises GraphError when a source comes later than its node, a tensor appears twice or is missing.
+        Raises GraphError when a source comes later than its node, a tensor appears twice or is missing, a leaf has an
+        op or a node has none.
         """
         cdef Graph g = Graph.__new__(Graph)
         g.fill(tuple(tensors), tuple(nodes), tuple(leafs))
@@ -163,12 +164,16 @@ cdef class Graph:
             id = g.leaf[i] = self.require_tensor(at)
             if g.position[id] != -1:
                 raise GraphError(f"{describe(<Tensor>at)} appears twice among the nodes and leafs of a graph")
+            if g.layout[id].op != GS_OP_NONE:
+                raise GraphError(f"{describe(<Tensor>at)} is computed, and stands among the leafs of a graph")
             g.position[id] = -2
         for i in range(g.n_nodes):
             at = PyTuple_GET_ITEM(self.nodes, i)
             id = g.node[i] = self.require_tensor(at)
             if g.position[id] != -1:
                 raise GraphError(f"{describe(<Tensor>at)} appears twice among the nodes and leafs of a graph")
+            if g.layout[id].op == GS_OP_NONE:
+                raise GraphError(f"{describe(<Tensor>at)} is a leaf, and stands among the nodes of a graph")
             k = g.view_src[id]
             if k >= 0 and g.position[k] == -1 and g.layout[k].op != GS_OP_NONE:
                 raise GraphError(f"node {i} {describe(<Tensor>at)} is a view of {describe(self.tensors[k])}, which is "
@@ -188,6 +193,9 @@ cdef class Graph:
                                          "earlier node: a cycle or a wrong order")
         for i in range(g.n_leafs):
             g.position[g.leaf[i]] = -1
+        for i in range(g.n_tensors):
+            if g.position[i] < 0 and g.layout[i].op > GS_OP_TRANSPOSE:
+                raise GraphError(f"{describe(self.tensors[i])} is computed, but is not among the nodes of the graph")
         return 0
 
     cdef int fill_deps(self, int64_t n_deps, dict given) except -1:
@@ -198,7 +206,7 @@ cdef class Graph:
         g.dep_begin = <int32_t *>malloc((g.n_tensors + 1) * sizeof(int32_t))
         g.dep = <int32_t *>malloc(n_deps * sizeof(int32_t))
         if g.dep_begin == NULL or g.dep == NULL:
-            raise MemoryError(f"a graph of {g.n_tensors} tensors")
+            raise no_host_memory(f"a graph of {g.n_tensors} tensors")
         for i in range(g.n_tensors):
             g.dep_begin[i] = at
             t = self.tensors[i]
@@ -216,8 +224,14 @@ cdef class Graph:
         cdef int32_t i, k
         if g.dep_begin == NULL:
             return {}
-        return {self.tensors[i]: tuple([self.tensors[g.dep[k]] for k in range(g.dep_begin[i], g.dep_begin[i + 1])])
-                for i in range(g.n_tensors) if g.dep_begin[i] < g.dep_begin[i + 1]}
+        cdef dict found = {}
+        for i in range(g.n_tensors):
+            if g.dep_begin[i] < g.dep_begin[i + 1]:
+                kept = []
+                for k in range(g.dep_begin[i], g.dep_begin[i + 1]):
+                    kept.append(self.tensors[g.dep[k]])
+                found[self.tensors[i]] = tuple(kept)
+        return found
 
     cdef int find_kinds(self, bint all) except -1:
         """Sort the nodes that compute into kinds, or all tensors; what was sorted before stays as it is."""
@@ -226,7 +240,7 @@ cdef class Graph:
         if self._kinds.of == NULL:
             self._kinds.of = <int32_t *>malloc(max(g.n_tensors, 1) * sizeof(int32_t))
             if self._kinds.of == NULL:
-                raise MemoryError(f"the kinds of {g.n_tensors} tensors")
+                raise no_host_memory(f"the kinds of {g.n_tensors} tensors")
             memset(self._kinds.of, 0xff, g.n_tensors * sizeof(int32_t))
             self.sorted_work = self.sorted_all = False
         if self.sorted_all or self.sorted_work and not all:
@@ -236,7 +250,7 @@ cdef class Graph:
         else:
             status = kinds_sort(&self._kinds, g, g.work, g.n_work)
         if status != GS_OK:
-            raise MemoryError(f"the kinds of {g.n_tensors} tensors")
+            raise no_host_memory(f"the kinds of {g.n_tensors} tensors")
         self.sorted_work = True
         self.sorted_all = all
         return 0
@@ -247,9 +261,8 @@ cdef class Graph:
         That is: of equal op, parameters (of views none), type, extents and strides, and with equal types, extents
         and strides in the same slots of their sources.
         """
-        cdef int32_t i
         self.find_kinds(True)
-        return tuple([self._kinds.of[i] for i in range(self.flat.n_tensors)])
+        return ints_tuple(self._kinds.of, self.flat.n_tensors)
 
     def kind_of(self, Tensor t not None):
         """What makes the kind of a tensor, as bytes: equal for all of that kind, in whatever graph.

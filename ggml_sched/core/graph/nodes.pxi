@@ -56,7 +56,7 @@ cdef class NodeTable:
         self.n = len(given)
         self.nodes = <gs_node *>calloc(max(len(known), 1), sizeof(gs_node))
         if self.nodes == NULL:
-            raise MemoryError(f"a table of {len(known)} nodes")
+            raise no_host_memory(f"a table of {len(known)} nodes")
         for i in range(len(known)):
             self.fill(&self.nodes[i], known[i])
         for i in range(self.n):
@@ -94,12 +94,14 @@ cdef class NodeTable:
         """What C sees of node i, a dict; `src` are positions in `tensors` or None, `data` is an address or None."""
         cdef const gs_node *node = self.node(i)
         cdef Py_ssize_t k
+        cdef list src = []
+        for k in range(node.n_src):
+            src.append(None if node.src[k] == NULL else <Py_ssize_t>(node.src[k] - self.nodes))
         return {
             "op": node.op, "sub_op": node.sub_op, "type": node.layout.type, "flags": node.flags,
-            "ne": tuple([node.layout.ne[k] for k in range(GS_MAX_DIMS)]),
-            "nb": tuple([node.layout.nb[k] for k in range(GS_MAX_DIMS)]), "nbytes": node.layout.nbytes,
-            "params": tuple([node.params[k] for k in range(GS_MAX_OP_PARAMS)]),
-            "src": tuple([None if node.src[k] == NULL else <Py_ssize_t>(node.src[k] - self.nodes)
-                          for k in range(node.n_src)]),
+            "ne": longs_tuple(node.layout.ne, GS_MAX_DIMS),
+            "nb": longs_tuple(node.layout.nb, GS_MAX_DIMS), "nbytes": node.layout.nbytes,
+            "params": ints_tuple(node.params, GS_MAX_OP_PARAMS),
+            "src": tuple(src),
             "data": None if node.data == NULL else <size_t>node.data,
         }

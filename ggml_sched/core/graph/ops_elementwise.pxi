@@ -73,7 +73,7 @@ cdef class ElementwiseOps(ContextBase):
         "exp", "step", "elu", "hardswish" and the others that ggml names."""
         cdef str name = f"UNARY:{kind.upper()}"
         if name not in OP_IDS:
-            raise GraphError(f"unary: unknown kind {kind!r}; known: {', '.join(k.lower() for k in _UNARY_KINDS)}")
+            raise GraphError(f"unary: unknown kind {kind!r}; known: {', '.join(_UNARY_KINDS).lower()}")
         return self.add_unary(a, OP_IDS[name] - GS_OP_UNARY, inplace)
 
     def silu(self, Tensor a not None):
@@ -146,14 +146,14 @@ cdef class ElementwiseOps(ContextBase):
         """
         cdef str name = f"GLU:{kind.upper()}"
         if name not in OP_IDS:
-            raise GraphError(f"glu: unknown kind {kind!r}; known: {', '.join(k.lower() for k in _GLU_KINDS)}")
+            raise GraphError(f"glu: unknown kind {kind!r}; known: {', '.join(_GLU_KINDS).lower()}")
         return self.add_glu(a, OP_IDS[name] - GS_OP_GLU, swapped)
 
     def glu_split(self, Tensor a not None, Tensor b not None, str kind):
         """act(a) * b; both of one shape and type; kind "swiglu", "geglu", "reglu"."""
         cdef str name = f"GLU:{kind.upper()}"
         if name not in OP_IDS:
-            raise GraphError(f"glu_split: unknown kind {kind!r}; known: {', '.join(k.lower() for k in _GLU_KINDS)}")
+            raise GraphError(f"glu_split: unknown kind {kind!r}; known: {', '.join(_GLU_KINDS).lower()}")
         return self.add_glu_split(a, b, OP_IDS[name] - GS_OP_GLU)
 
     def swiglu(self, Tensor a not None):

@@ -148,7 +148,7 @@ cdef class MatrixOps(ElementwiseOps):
         cdef int i
         if a.layout.type != T_F32:
             raise GraphError(f"pad: {describe(a)} must be f32")
-        pads = [whole("pad", a, p) for p in (p0, p1, p2, p3)]
+        pads = (whole("pad", a, p0), whole("pad", a, p1), whole("pad", a, p2), whole("pad", a, p3))
         for i in range(GS_MAX_DIMS):
             count = pads[i]
             if not 0 <= count <= INT32_MAX or gs_checked_add(a.layout.ne[i], count, &ne[i]) != GS_OK:

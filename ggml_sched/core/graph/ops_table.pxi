@@ -25,11 +25,29 @@ def _fill_op_table():
         op_has_small_weights[op] = OP_NAMES[op] in _SMALL_WEIGHT_OPS
 
 
+def _kinds_of(str family):
+    """The sub-ops of a family, in the order of their numbers."""
+    kinds = []
+    for name in OP_IDS:
+        if name.startswith(family):
+            kinds.append(name.removeprefix(family))
+    return tuple(kinds)
+
+
+def _names_in_place():
+    """The ops that ggml computes in place."""
+    names = set()
+    for name, op in OP_IDS.items():
+        if op_inplace[<int>op]:
+            names.add(name)
+    return frozenset(names)
+
+
 _fill_op_table()
 # Sub-ops by name, for messages; the number of a node's is its op_params[0].
-_UNARY_KINDS = tuple([name.partition(":")[2] for name in OP_IDS if name.startswith("UNARY:")])
-_GLU_KINDS = tuple([name.partition(":")[2] for name in OP_IDS if name.startswith("GLU:")])
-_INPLACE_OPS = frozenset([name for op, name in enumerate(OP_NAMES) if op_inplace[<int>op]])
+_UNARY_KINDS = _kinds_of("UNARY:")
+_GLU_KINDS = _kinds_of("GLU:")
+_INPLACE_OPS = _names_in_place()
 
 
 def op_names():

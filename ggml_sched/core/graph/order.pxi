@@ -34,7 +34,7 @@ cdef class Walk:
             self.stack = stack
             done = <void **>realloc(self.done, room * sizeof(void *))
         if done == NULL:
-            raise MemoryError(f"a graph of more than {self.room} tensors")
+            raise no_host_memory(f"a graph of more than {self.room} tensors")
         memmove(done + room - self.n_leafs, done + self.room - self.n_leafs, self.n_leafs * sizeof(void *))
         self.done, self.room = done, room
         return 0

@@ -9,7 +9,11 @@ ALL_SOURCES = -1        # as an in-place mask: every source may be the destinati
 
 
 cdef class Lease:
-    """The period in which the addresses that one allocation handed out are valid."""
+    """The period in which the addresses that one allocation handed out are valid.
+
+    While computes are queued under it, `drain` waits for them; whoever takes memory away that they use calls it
+    (BufferBase.settle).
+    """
 
     def __cinit__(self):
         self.alive = True
@@ -29,6 +33,19 @@ cdef class Lease:
         self.alive = True
         self.displaced = False
         return was_displaced
+
+    @property
+    def drain(self):
+        return self._drain
+
+    @drain.setter
+    def drain(self, wait):
+        if wait is self._drain:
+            return
+        self._drain = wait
+        graph = None if wait is None or self._graph is None else self._graph()
+        if graph is not None:
+            watch_buffers(graph, self)
 
 
 cdef class BackendBase:
@@ -112,6 +129,20 @@ cdef class BackendBase:
                 | (ASKS_SIZE if <void *>self.c_alloc_size != <void *>BackendBase.c_alloc_size else 0))
 
 
+cdef int watch_buffers(Graph graph, Lease lease) except -1:
+    """Let every buffer that a graph's tensors live in know that computes are queued under a lease."""
+    cdef BufferBase buffer, last = None
+    cdef Tensor t
+    for t in graph.tensors:
+        buffer = t._buffer
+        if buffer is not None and buffer is not last:
+            last = buffer
+            if buffer.leases is None:
+                buffer.leases = WeakSet()
+            buffer.leases.add(lease)
+    return 0
+
+
 cdef class BufferBase:
     """The C view of a buffer; `ggml_sched.Buffer` is the class to subclass.
 
@@ -129,10 +160,24 @@ cdef class BufferBase:
         self.usage = str(usage)
 
     def close(self):
-        """Give the memory back; idempotent.  Its tensors have no address afterwards."""
+        """Give the memory back, once queued computes have ended; idempotent.  Its tensors have no address afterwards."""
+        if not self.closed:
+            self.settle()
         if not self.closed:
             self.closed = True
             self.free()
+
+    cdef int settle(self) except -1:
+        """Wait for queued computes that use this memory: its contents or its owner are about to change."""
+        cdef Lease lease
+        if self.leases is None:
+            return 0
+        for lease in tuple(self.leases):
+            if lease.alive and lease._drain is not None:
+                lease._drain()
+            else:
+                self.leases.discard(lease)
+        return 0
 
     def free(self):
         """Hook: give the memory back.  Called once, by close()."""
@@ -153,6 +198,31 @@ def measure_buffer(BackendBase backend=None, alignment=64):
     if backend is None:
         backend = BackendBase("measure", alignment)
     return BufferBase(backend, 0x7fffffffffffffff)
+
+
+def new_buffer(BackendBase backend not None, size):
+    """A buffer of at least `size` bytes from a backend's alloc_buffer.
+
+    Raises what alloc_buffer raises; BackendError unless it returns an open buffer of that backend, as large as asked
+    for, and not given before.
+    """
+    size = _index(size)
+    found = backend.alloc_buffer(size)
+    asked = f"backend {backend.name!r}: alloc_buffer({size}) returned"
+    if not isinstance(found, BufferBase):
+        raise BackendError(f"{asked} {found!r}, not a Buffer")
+    cdef BufferBase buffer = found
+    if buffer.backend is not backend:
+        raise BackendError(f"{asked} a buffer of backend {buffer.backend.name!r}")
+    if buffer.closed:
+        raise BackendError(f"{asked} a closed buffer")
+    if buffer.given:
+        raise BackendError(f"{asked} a buffer that it has given before")
+    if buffer.size < size:
+        buffer.close()
+        raise BackendError(f"{asked} a buffer of {buffer.size} bytes")
+    buffer.given = True
+    return buffer
 
 
 cpdef int64_t checked_alloc_size(BackendBase backend, Tensor t, object size) except -1:

@@ -106,7 +106,7 @@ cdef class Tensor:
     @property
     def op_params(self):
         """ggml's parameters of the op, int32 words, a tuple; trailing zeros are cut."""
-        return tuple([self.params[i] for i in range(self.n_params)])
+        return ints_tuple(self.params, self.n_params)
 
     @property
     def flags(self):
@@ -156,6 +156,10 @@ cdef class Tensor:
         if t._lease is not None and t._lease.transient:
             return None
         return self.c_buffer()
+
+    cdef int settle(self) except -1:
+        """Wait for queued computes that use the tensor where it is: call it before anything changes, then `bind`."""
+        return 0 if self._buffer is None or self._buffer.closed else self._buffer.settle()
 
     cdef void bind(self, BufferBase buffer, int64_t offset, Lease lease) noexcept:
         """Give a tensor that is not a view an address (or take it away: buffer None)."""
@@ -219,7 +223,8 @@ cdef class Tensor:
 
         `array` has the tensor's extents (numpy order: `ne` reversed, leading ones optional) or is flat.
         Quantised types take floats, which are quantised, or uint8 blocks of `nbytes`.
-        Raises PlacementError without an address, ValueError for a wrong shape, TypeError for a wrong dtype.
+        Raises PlacementError without an address, ValueError for a wrong shape or an integer that the type does not
+        hold, TypeError for a wrong dtype: integer types take integers only.
         """
         _tensor_data.write(self, array)
 
@@ -249,12 +254,13 @@ def register_tensor_data(write, read):
 def bind_resident(Tensor t not None, BufferBase buffer, Py_ssize_t offset):
     """Give a tensor a permanent address, or take it away (buffer None).
 
-    For backends that place weights themselves.  Raises PlacementError for a view, or a tensor that
-    would not lie inside the buffer.
+    For backends that place weights themselves.  Waits for queued computes that use the tensor where it is.  Raises
+    PlacementError for a view, or a tensor that would not lie inside the buffer.
     """
     if t.view_src is not None:
         raise PlacementError(f"{describe(t)} is a view: its root {t.view_src.name!r} decides where it lives")
     if buffer is not None and not gs_range_fits(offset, t.layout.nbytes, buffer.size):
         raise PlacementError(f"{describe(t)}: {t.layout.nbytes} bytes at offset {offset} do not fit a buffer of "
                              f"{buffer.size} bytes of backend {buffer.backend.name!r}")
+    t.settle()
     t.bind(buffer, offset, None)

@@ -27,7 +27,7 @@ cdef class TensorSet:
             self.capacity += 2
         self.slots = <int32_t *>malloc(self.capacity * sizeof(int32_t))
         if self.slots == NULL:
-            raise MemoryError(f"a hash set of {self.capacity} tensors")
+            raise no_host_memory(f"a hash set of {self.capacity} tensors")
         for h in range(self.capacity):
             self.slots[h] = -1
         for i in range(len(tensors)):

@@ -115,13 +115,18 @@ cdef int type_id(object type) except -1:
         if found is None:
             raise GraphError(f"unknown tensor type {type!r}")
         return found
-    if isinstance(type, (int, Type)):
+    if isinstance(type, (int, Type)) and not isinstance(type, bool):
         if 0 <= type < N_TYPES:
             number = type
             if traits[number].block_size > 0:
                 return number
         raise GraphError(f"unknown tensor type number {int(type)}")
     raise TypeError(f"a type is a gs.Type or its name, not {type!r}")
+
+
+cdef str numbers_of(const int64_t *n):
+    """How messages give extents or strides."""
+    return f"[{n[0]}, {n[1]}, {n[2]}, {n[3]}]"
 
 
 cdef inline bint layout_is_empty(const gs_layout *a) noexcept nogil:
@@ -183,6 +188,44 @@ cdef inline bint layout_contiguous(const gs_layout *a) noexcept nogil:
             if a.nb[i] != expected:
                 return False
             expected *= a.ne[i]
+    return True
+
+
+cdef bint layout_may_overlap(const gs_layout *a) noexcept nogil:
+    """Whether elements may share bytes: False where each dimension steps over all that the finer ones cover."""
+    cdef int64_t count[GS_MAX_DIMS]
+    cdef int64_t covered = traits[a.type].type_size
+    cdef int i, k, finest
+    cdef unsigned int done = 0
+    if layout_is_empty(a):
+        return False
+    for i in range(GS_MAX_DIMS):
+        count[i] = a.ne[i]
+    count[0] //= traits[a.type].block_size
+    for i in range(GS_MAX_DIMS):
+        finest = -1
+        for k in range(GS_MAX_DIMS):
+            if not done >> k & 1 and (finest < 0 or a.nb[k] < a.nb[finest]):
+                finest = k
+        done |= <unsigned int>1 << finest
+        if count[finest] > 1:
+            if a.nb[finest] < covered:
+                return True
+            covered += (count[finest] - 1) * a.nb[finest]
+    return False
+
+
+cdef bint layout_permutes(const gs_layout *a, const gs_layout *b) noexcept nogil:
+    """Whether the dimensions of a are those of b, extents with their strides, in any order."""
+    cdef int i, k
+    cdef unsigned int used = 0
+    for i in range(GS_MAX_DIMS):
+        for k in range(GS_MAX_DIMS):
+            if not used >> k & 1 and a.ne[i] == b.ne[k] and a.nb[i] == b.nb[k]:
+                used |= <unsigned int>1 << k
+                break
+        else:
+            return False
     return True
 
 

@@ -98,7 +98,7 @@ def pack(lower, upper, size, capacity=None, budget=None):
     PyBuffer_Release(&c)
     PyBuffer_Release(&d)
     if status == GS_NO_HOST_MEMORY:
-        raise MemoryError(f"packing {n} buffers")
+        raise no_host_memory(f"packing {n} buffers")
     if status == GS_OVERFLOW:
         raise Error(f"the sizes of {n} buffers add up to more than 63 bits hold")
     if status != GS_OK:
@@ -123,7 +123,7 @@ def _pack_integers(values, str name):
         raise ValueError(f"{name} has {array.ndim} dimensions, not 1")
     if array.dtype.kind == "O":
         try:
-            items = [_index(x) for x in array]
+            items = list(map(_index, array))
         except TypeError:
             raise TypeError(f"{name} holds something that is not an integer") from None
         array = np.empty(len(items), object)

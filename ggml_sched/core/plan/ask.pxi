@@ -15,7 +15,7 @@ cdef class Inquiry:
         cells = <int64_t>self.n * devices.n
         self.size = <int64_t *>malloc(max(cells, 1) * (sizeof(int64_t) + 2) + self.n * (sizeof(int32_t) + 1))
         if self.size == NULL:
-            raise MemoryError(f"asking about {self.n} kinds of nodes")
+            raise no_host_memory(f"asking about {self.n} kinds of nodes")
         self.example = <int32_t *>(self.size + cells)
         self.bits = <unsigned char *>(self.example + self.n)
         self.pending = self.bits + cells

@@ -14,7 +14,7 @@ cdef class Devices:
         self.inplace = <uint64_t *>calloc(self.n * GS_N_OPS, sizeof(uint64_t))
         self.alignment = <int64_t *>malloc(max(self.n, 1) * (sizeof(int64_t) + 3))
         if self.inplace_first == NULL or self.inplace == NULL or self.alignment == NULL:
-            raise MemoryError("scheduler")
+            raise no_host_memory("the backends of a scheduler")
         self.in_python = <unsigned char *>(self.alignment + self.n)
         self.in_c = self.in_python + self.n
         self.has_field = self.in_c + self.n
@@ -23,10 +23,10 @@ cdef class Devices:
             fill_inplace_masks(self.inplace_first + i * GS_N_OPS, backends[i], True)
             fill_inplace_masks(self.inplace + i * GS_N_OPS, backends[i], False)
             self.fill_questions(i, backends[i])
-        self.asks_buffer = tuple([overrides(b, "supports_buffer") for b in backends])
+        self.asks_buffer = each_overrides(backends, "supports_buffer")
         self.asks_buffers = any(self.asks_buffer)
         self.answers = Answers(self.n)
-        self.versions = [self.version_of(i) for i in range(self.n)]
+        self.versions = self.all_versions()
 
     def __dealloc__(self):
         free(self.inplace_first)
@@ -45,6 +45,13 @@ cdef class Devices:
         self.asks |= in_python | in_c
         # Read in C unless a subclass has an attribute of that name.
         self.has_field[i] = type(backend).answers_version is BackendBase.answers_version
+
+    cdef list all_versions(self):
+        cdef list found = []
+        cdef Py_ssize_t i
+        for i in range(self.n):
+            found.append(self.version_of(i))
+        return found
 
     cdef object version_of(self, Py_ssize_t i):
         """The version of a backend's answers; TypeError unless it is an int or None."""
@@ -95,6 +102,21 @@ cdef class Devices:
         return -1
 
 
+cdef tuple each_overrides(tuple backends, str method):
+    cdef list found = []
+    for backend in backends:
+        found.append(overrides(backend, method))
+    return tuple(found)
+
+
+cdef str names_of(tuple backends):
+    """How messages list backends."""
+    cdef list names = []
+    for backend in backends:
+        names.append(backend.name)
+    return ", ".join(names)
+
+
 cdef bint overrides(object backend, str method):
     return method in getattr(backend, "__dict__", ()) or getattr(type(backend), method) is not getattr(BackendBase, method)
 
@@ -121,5 +143,9 @@ cdef int fill_inplace_masks(uint64_t *mask, BackendBase backend, bint first_only
         op = number
         if not first_only or gs_op_inplace(op) & GS_INPLACE_FIRST:
             declared = backend.inplace_sources(name)
-            mask[op] = <uint64_t>(declared & 0xffffffffffffffff)
+            try:
+                mask[op] = <uint64_t>(_index(declared) & 0xffffffffffffffff)
+            except TypeError:
+                raise TypeError(f"backend {backend.name!r} says that {name} may overwrite the sources {declared!r}, "
+                                "which is not a bit mask") from None
     return 0

@@ -3,6 +3,14 @@
 # Owns a gs_plan (include/ggml_sched/plan.h), independent of any one graph object: equal graphs share it.
 # Immutable once made.
 
+cdef tuple pairs_tuple(const int32_t *a, const int32_t *b, int32_t n):
+    cdef list found = []
+    cdef int32_t i
+    for i in range(n):
+        found.append((a[i], b[i]))
+    return tuple(found)
+
+
 cdef class PlanData:
     """The decisions of one planning run.  `ggml_sched.plan.Plan` joins it with a graph.
 
@@ -17,7 +25,9 @@ cdef class PlanData:
         gs_plan_free(&self.c)
 
     def __reduce__(self):
-        cdef int32_t n_nodes = max([row[2] for row in self.splits], default=0)
+        cdef int32_t i, n_nodes = 0
+        for i in range(self.c.n_splits):
+            n_nodes = max(n_nodes, self.c.split_stop[i])
         return plan_from_values, (plan_values(self), n_nodes)
 
     @property
@@ -38,9 +48,9 @@ cdef class PlanData:
         """Tuples (backend, start, stop, inputs): node positions, and indices of the copies made first."""
         cdef gs_plan *p = &self.c
         cdef list found = []
-        cdef int32_t i, k, first = 0
+        cdef int32_t i, first = 0
         for i in range(p.n_splits):
-            inputs = tuple([p.inputs[k] for k in range(first, p.split_inputs[i])])
+            inputs = ints_tuple(p.inputs + first, p.split_inputs[i] - first)
             first = p.split_inputs[i]
             found.append((p.split_backend[i], p.split_start[i], p.split_stop[i], inputs))
         return tuple(found)
@@ -48,20 +58,17 @@ cdef class PlanData:
     @property
     def copies(self):
         """Tuples (tensor id whose layout it has, backend), one for each distinct copy."""
-        cdef int32_t i
-        return tuple([(self.c.copy_like[i], self.c.copy_backend[i]) for i in range(self.c.n_copies)])
+        return pairs_tuple(self.c.copy_like, self.c.copy_backend, self.c.n_copies)
 
     @property
     def kept(self):
         """One bool for each distinct copy: made once, and kept while its source stays unchanged."""
-        cdef int32_t i
-        return tuple([bool(self.c.copy_kept[i]) for i in range(self.c.n_copies)])
+        return tuple(map(bool, ints_tuple(self.c.copy_kept, self.c.n_copies)))
 
     @property
     def ring(self):
         """For each id beyond the copies, which are the ring's further places: the index of its copy."""
-        cdef int32_t k
-        return tuple([self.c.place_copy[k] for k in range(self.c.n_places)])
+        return ints_tuple(self.c.place_copy, self.c.n_places)
 
     def copy_of(self, int32_t i):
         """The index of the copy that id i, not a graph tensor, is a place of."""
@@ -72,14 +79,12 @@ cdef class PlanData:
     @property
     def write_backs(self):
         """Pairs (tensor id of a node that writes through a copy, index of that copy)."""
-        cdef int32_t i
-        return tuple([(self.c.back_node[i], self.c.back_copy[i]) for i in range(self.c.n_write_backs)])
+        return pairs_tuple(self.c.back_node, self.c.back_copy, self.c.n_write_backs)
 
     @property
     def sequence(self):
         """Ids in execution order, copies (n_tensors + c) before the nodes of their split."""
-        cdef int32_t i
-        return tuple([self.c.seq[i] for i in range(self.c.n_seq)])
+        return ints_tuple(self.c.seq, self.c.n_seq)
 
     # -- arenas -----------------------------------------------------------------
 
@@ -88,30 +93,39 @@ cdef class PlanData:
         """For each backend, in order, the bytes of each of its buffers."""
         cdef gs_plan *p = &self.c
         cdef list found = []
-        cdef int32_t i, k
+        cdef int32_t i
         if self._chunk_sizes is None:
             for i in range(p.n_backends):
-                found.append(tuple([p.chunk_nbytes[p.arena[i].first_chunk + k] for k in range(p.arena[i].n_chunks)]))
+                found.append(longs_tuple(p.chunk_nbytes + p.arena[i].first_chunk, p.arena[i].n_chunks))
             self._chunk_sizes = tuple(found)
         return self._chunk_sizes
 
     @property
     def buffer_sizes(self):
         """Their sums."""
+        cdef list found = []
         cdef int32_t i
-        return tuple([self.c.arena[i].nbytes for i in range(self.c.n_backends)])
+        for i in range(self.c.n_backends):
+            found.append(self.c.arena[i].nbytes)
+        return tuple(found)
 
     @property
     def live_bytes(self):
         """The largest sum of live bytes, in backend order."""
+        cdef list found = []
         cdef int32_t i
-        return tuple([self.c.arena[i].live_bytes for i in range(self.c.n_backends)])
+        for i in range(self.c.n_backends):
+            found.append(self.c.arena[i].live_bytes)
+        return tuple(found)
 
     @property
     def methods(self):
         """For each backend, how its offsets were chosen."""
+        cdef list found = []
         cdef int32_t i
-        return tuple([_arena_method(self.c.arena[i].method) for i in range(self.c.n_backends)])
+        for i in range(self.c.n_backends):
+            found.append(_arena_method(self.c.arena[i].method))
+        return tuple(found)
 
     def arrays(self):
         """{name: bytes} of the arrays of gs_plan (include/ggml_sched/plan.h) that a program is made from.
@@ -157,14 +171,20 @@ cdef class PlanData:
     def live_at_peak(self, int32_t backend):
         """Ids of the allocations alive on a backend when most bytes are, largest first."""
         cdef gs_plan *f = &self.c
+        cdef list owners = [], alive = []
+        cdef int32_t i
         changes = [0] * (f.n_seq + 2)
-        owners = [i for i in range(f.n) if f.home[i] == backend and f.birth[i] >= 0]
+        for i in range(f.n):
+            if f.home[i] == backend and f.birth[i] >= 0:
+                owners.append(i)
         for i in owners:
             changes[f.birth[i]] += f.size[i]
             changes[f.death[i] + 1] -= f.size[i]
         totals = list(itertools.accumulate(changes))
         peak = max(range(len(totals)), key=totals.__getitem__)
-        alive = [i for i in owners if f.birth[i] <= peak <= f.death[i]]
+        for i in owners:
+            if f.birth[i] <= peak <= f.death[i]:
+                alive.append(i)
         return sorted(alive, key=lambda i: (-f.size[i], i))
 
     def size(self, int32_t i):
@@ -235,7 +255,7 @@ cdef class PlanData:
     def sources(self, int32_t i):
         """The ids that i reads, copies put in."""
         self.check(i)
-        return tuple([self.c.src[k] for k in range(self.c.src_begin[i], self.c.src_begin[i + 1])])
+        return ints_tuple(self.c.src + self.c.src_begin[i], self.c.src_begin[i + 1] - self.c.src_begin[i])
 
     def reason(self, int32_t i):
         """Why graph tensor i is where it is, a sentence."""
@@ -282,11 +302,10 @@ cdef int raise_planning_error(int status, Request request, int32_t failed) excep
     cdef tuple backends = request.devices.backends
     cdef Tensor t
     if status == GS_NO_HOST_MEMORY or failed < 0:
-        raise MemoryError(f"planning {request.c.g.n_tensors} tensors")
+        raise no_host_memory(f"planning {request.c.g.n_tensors} tensors")
     t = request.graph.tensors[failed if failed < request.c.g.n_tensors else 0]
     if status == GS_UNSUPPORTED_OP:
-        names = ", ".join([b.name for b in backends])
-        raise UnsupportedOp(f"{describe(t)}: none of the backends {names} supports it")
+        raise UnsupportedOp(f"{describe(t)}: none of the backends {names_of(backends)} supports it")
     if status == GS_BAD_PLACEMENT:
         raise PlacementError(f"{describe(t)} has memory on backend {t.backend.name!r}, which does not support it")
     if status == GS_OUT_OF_MEMORY:

@@ -3,41 +3,62 @@
 # Owns nothing.  Invariant: whatever values come in, every index of the plan made of them points at something, and
 # walking from an id to the owner of its memory ends; whether the plan is sound is for ggml_sched.verify to say.
 
-cdef list _longs_of(const int64_t *at, int32_t n):
-    cdef int32_t i
-    return [at[i] for i in range(n)]
-
-
 cdef list _ints_of(const int32_t *at, int32_t n):
-    cdef int32_t i
-    return [at[i] for i in range(n)]
+    return list(ints_tuple(at, n))
+
+
+cdef list _longs_of(const int64_t *at, int32_t n):
+    return list(longs_tuple(at, n))
 
 
 cdef list _bytes_of(const unsigned char *at, int32_t n):
-    cdef int32_t i
-    return [at[i] for i in range(n)]
+    return list(bytes_tuple(at, n))
+
+
+cdef list _column(list rows, Py_ssize_t k):
+    """Value k of each row."""
+    return list(map(itemgetter(k), rows))
+
+
+cdef list _joined(list rows):
+    """The values of all rows."""
+    return list(itertools.chain.from_iterable(rows))
+
+
+cdef list _ends(list rows):
+    """Where each row ends when they are joined."""
+    return list(itertools.accumulate(map(len, rows)))
 
 
 def plan_values(PlanData data not None):
     """{name: integers, lists of them, or lists of lists} that `plan_from_values` makes a plan of."""
     cdef gs_plan *p = &data.c
     cdef int32_t i
+    cdef list splits = [], copies = [], src = [], arenas = []
     data.know_exclusive()
+    for backend, start, stop, inputs in data.splits:
+        splits.append([backend, start, stop, list(inputs)])
+    for i in range(p.n_copies):
+        copies.append([p.copy_like[i], p.copy_from[i], p.copy_backend[i], p.copy_kept[i]])
+    for i in range(p.n):
+        src.append(list(data.sources(i)))
+    for i in range(p.n_backends):
+        arenas.append([p.arena[i].live_bytes, p.arena[i].stride, p.arena[i].method, list(data.chunk_sizes[i])])
     return {
         "n_backends": p.n_backends,
         "n_tensors": p.n_tensors,
         "assign": _ints_of(p.assign, p.n_tensors),
         "reason": _bytes_of(p.reason, p.n_tensors),
-        "splits": [[b, start, stop, list(inputs)] for b, start, stop, inputs in data.splits],
-        "copies": [[p.copy_like[i], p.copy_from[i], p.copy_backend[i], p.copy_kept[i]] for i in range(p.n_copies)],
+        "splits": splits,
+        "copies": copies,
         "places": _ints_of(p.place_copy, p.n_places),
-        "write_backs": [list(pair) for pair in data.write_backs],
+        "write_backs": list(map(list, data.write_backs)),
         "home": _ints_of(p.home, p.n),
         "root": _ints_of(p.root, p.n),
         "birth": _ints_of(p.birth, p.n),
         "death": _ints_of(p.death, p.n),
         "trimmed": _ints_of(p.trimmed, p.n),
-        "src": [list(data.sources(i)) for i in range(p.n)],
+        "src": src,
         "size": _longs_of(p.size, p.n),
         "view_offs": _longs_of(p.view_offs, p.n),
         "offset": _longs_of(p.offset, p.n),
@@ -46,8 +67,7 @@ def plan_values(PlanData data not None):
         "flags": _bytes_of(p.flags, p.n),
         "state": _bytes_of(p.state, p.n),
         "seq": _ints_of(p.seq, p.n_seq),
-        "arenas": [[p.arena[i].live_bytes, p.arena[i].stride, p.arena[i].method, list(data.chunk_sizes[i])]
-                   for i in range(p.n_backends)],
+        "arenas": arenas,
     }
 
 
@@ -112,7 +132,7 @@ def plan_from_values(values, Py_ssize_t n_nodes):
         raise GraphError("plan: no backends")
     top_backend, top_tensor, big = n_backends - 1, n_tensors - 1, (1 << 62) - 1
     copies = _rows(get("copies"), "copies", None, 4)
-    n_copies = len(copies)
+    n_copies, likes = len(copies), _column(copies, 0)
     for like, source, backend, kept in copies:
         _numbers([like, source], "copies", 2, 0, top_tensor)
         _numbers([backend], "copies", 1, 0, top_backend)
@@ -122,10 +142,11 @@ def plan_from_values(values, Py_ssize_t n_nodes):
         raise GraphError("plan: 'places' do not ascend")
     n = n_tensors + n_copies + len(places)
     splits = _rows(get("splits"), "splits", None, 4)
-    for backend, start, stop, inputs in splits:
+    inputs = _column(splits, 3)
+    for backend, start, stop, read in splits:
         _numbers([backend], "splits", 1, 0, top_backend)
         _numbers([start, stop], "splits", 2, 0, n_nodes)
-        _numbers(inputs, "splits", None, 0, n_copies - 1)
+        _numbers(read, "splits", None, 0, n_copies - 1)
     backs = _rows(get("write_backs"), "write_backs", None, 2)
     for node, copy in backs:
         _numbers([node], "write_backs", 1, 0, top_tensor)
@@ -133,7 +154,7 @@ def plan_from_values(values, Py_ssize_t n_nodes):
     seq = _numbers(get("seq"), "seq", None, 0, n - 1)
     n_seq = len(seq)
     src = _rows_of_ids(get("src"), n)
-    n_src = sum([len(row) for row in src])
+    n_src = sum(map(len, src))
     root = _numbers(get("root"), "root", n, -1, n - 1)
     _check_roots(root)
     home = _numbers(get("home"), "home", n, -1, top_backend)
@@ -151,44 +172,44 @@ def plan_from_values(values, Py_ssize_t n_nodes):
             raise GraphError(f"plan: id {i} lies at {offset[i]} of backend {home[i]}, where there is no buffer")
     p.n_backends, p.n_tensors, p.n_copies, p.n_places = n_backends, n_tensors, n_copies, len(places)
     p.n, p.n_seq, p.n_splits, p.n_write_backs = n, n_seq, len(splits), len(backs)
-    p.n_inputs, p.n_chunks, p.failed = sum([len(row[3]) for row in splits]), sum([len(s) for s in chunks]), -1
+    p.n_inputs, p.n_chunks, p.failed = sum(map(len, inputs)), sum(map(len, chunks)), -1
     # Three blocks, as gs_plan_make makes them, but by width.
     p.memory[0] = calloc(n_backends * sizeof(gs_arena_result) + (4 * n + p.n_chunks) * sizeof(int64_t) + 1, 1)
     p.memory[1] = calloc((n_tensors + 4 * p.n_splits + p.n_inputs + 4 * n_copies + p.n_places + 2 * p.n_write_backs + 7 * n
                           + 1 + n_src + n_seq) * sizeof(int32_t) + 1, 1)
     p.memory[2] = calloc(n_tensors + 3 * n + 1, 1)
     if p.memory[0] == NULL or p.memory[1] == NULL or p.memory[2] == NULL:
-        raise OutOfMemory(f"a plan of {n_tensors} tensors")
+        raise no_host_memory(f"a plan of {n_tensors} tensors")
     p.arena = <gs_arena_result *>p.memory[0]
     longs = <int64_t *>(p.arena + n_backends)
     ints = <int32_t *>p.memory[1]
     chars = <unsigned char *>p.memory[2]
-    _put_longs(&longs, &p.chunk_nbytes, [size for sizes in chunks for size in sizes])
+    _put_longs(&longs, &p.chunk_nbytes, _joined(chunks))
     _put_longs(&longs, &p.size, _numbers(get("size"), "size", n, 0, big))
     _put_longs(&longs, &p.view_offs, _numbers(get("view_offs"), "view_offs", n, 0, big))
     _put_longs(&longs, &p.offset, offset)
     _put_longs(&longs, &p.rest, _numbers(get("rest"), "rest", n, -1, big))
     _put_ints(&ints, &p.assign, _numbers(get("assign"), "assign", n_tensors, -1, top_backend))
-    _put_ints(&ints, &p.split_backend, [row[0] for row in splits])
-    _put_ints(&ints, &p.split_start, [row[1] for row in splits])
-    _put_ints(&ints, &p.split_stop, [row[2] for row in splits])
-    _put_ints(&ints, &p.split_inputs, list(itertools.accumulate([len(row[3]) for row in splits])))
-    _put_ints(&ints, &p.inputs, [c for row in splits for c in row[3]])
-    _put_ints(&ints, &p.copy_like, [row[0] for row in copies])
-    _put_ints(&ints, &p.copy_from, [row[1] for row in copies])
-    _put_ints(&ints, &p.copy_backend, [row[2] for row in copies])
-    _put_ints(&ints, &p.copy_kept, [row[3] for row in copies])
+    _put_ints(&ints, &p.split_backend, _column(splits, 0))
+    _put_ints(&ints, &p.split_start, _column(splits, 1))
+    _put_ints(&ints, &p.split_stop, _column(splits, 2))
+    _put_ints(&ints, &p.split_inputs, _ends(inputs))
+    _put_ints(&ints, &p.inputs, _joined(inputs))
+    _put_ints(&ints, &p.copy_like, likes)
+    _put_ints(&ints, &p.copy_from, _column(copies, 1))
+    _put_ints(&ints, &p.copy_backend, _column(copies, 2))
+    _put_ints(&ints, &p.copy_kept, _column(copies, 3))
     _put_ints(&ints, &p.place_copy, places)
-    _put_ints(&ints, &p.back_node, [row[0] for row in backs])
-    _put_ints(&ints, &p.back_copy, [row[1] for row in backs])
-    _put_ints(&ints, &p.like, [*range(n_tensors), *[row[0] for row in copies], *[copies[c][0] for c in places]])
+    _put_ints(&ints, &p.back_node, _column(backs, 0))
+    _put_ints(&ints, &p.back_copy, _column(backs, 1))
+    _put_ints(&ints, &p.like, [*range(n_tensors), *likes, *map(likes.__getitem__, places)])
     _put_ints(&ints, &p.home, home)
     _put_ints(&ints, &p.root, root)
     _put_ints(&ints, &p.birth, _numbers(get("birth"), "birth", n, -1, n_seq))
     _put_ints(&ints, &p.death, _numbers(get("death"), "death", n, -1, n_seq))
     _put_ints(&ints, &p.trimmed, _numbers(get("trimmed"), "trimmed", n, 0, n_seq))
-    _put_ints(&ints, &p.src_begin, [0, *itertools.accumulate([len(row) for row in src])])
-    _put_ints(&ints, &p.src, [s for row in src for s in row])
+    _put_ints(&ints, &p.src_begin, [0, *_ends(src)])
+    _put_ints(&ints, &p.src, _joined(src))
     _put_ints(&ints, &p.seq, seq)
     _put_bytes(&chars, &p.reason, _numbers(get("reason"), "reason", n_tensors, 0, GS_N_REASONS - 1))
     _put_bytes(&chars, &p.op, _numbers(get("op"), "op", n, 0, GS_N_OPS - 1))

@@ -76,7 +76,10 @@ cdef class Policy:
         return hash(tuple(self.fields().values()))
 
     def __repr__(self):
-        return f"Policy({', '.join([f'{name}={value!r}' for name, value in self.fields().items()])})"
+        words = []
+        for name, value in self.fields().items():
+            words.append(f"{name}={value!r}")
+        return f"Policy({', '.join(words)})"
 
 
 def _make_policy(fields):
@@ -90,4 +93,6 @@ cdef int _one_of(dict known, str word, str field) except -1:
 
 
 cdef str _name_of(dict known, int number):
-    return next(iter([name for name, value in known.items() if value == number]))
+    for name, value in known.items():
+        if value == number:
+            return name

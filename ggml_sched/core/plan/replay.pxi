@@ -98,6 +98,7 @@ cdef int gs_plan_replay(const gs_request *r, const gs_plan *reserved, gs_plan *p
 cdef int plan_repeat(gs_plan *p, const gs_request *r, const gs_plan *reserved, const gs_splits *splits,
                      gs_walk *walk) noexcept nogil:
     """Fill p with a walk of its own, and all else from the reserved plan."""
+    cdef gs_walk taken
     cdef int32_t i
     cdef int status = plan_begin(p, r)
     if status == GS_OK:
@@ -108,14 +109,12 @@ cdef int plan_repeat(gs_plan *p, const gs_request *r, const gs_plan *reserved, c
     memcpy(p.reason, reserved.reason, p.n_tensors)
     memcpy(p.arena, reserved.arena, p.n_backends * sizeof(gs_arena_result))
     memcpy(p.chunk_nbytes, reserved.chunk_nbytes, p.n_chunks * sizeof(int64_t))
-    walk_of_plan(walk, p)
+    walk_of_plan(&taken, p)
     for i in range(p.n_backends):
         p.arena[i].method = GS_METHOD_REPLAYED
-        p.arena[i].live_bytes = walk_peak(walk, i)
+        p.arena[i].live_bytes = walk_peak(&taken, i)
         if p.arena[i].live_bytes < 0:
             status = GS_NO_HOST_MEMORY
-    # What it points to is the plan's.
-    memset(walk, 0, sizeof(gs_walk))
     return status
 
 

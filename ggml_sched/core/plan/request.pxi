@@ -45,13 +45,17 @@ cdef class Request:
         # One block.
         self.memory = malloc(devices.n * sizeof(int64_t) + n * (2 * sizeof(int32_t) + 1) + devices.n * devices.n)
         if self.memory == NULL:
-            raise MemoryError(f"planning {g.n_tensors} tensors")
+            raise no_host_memory(f"planning {g.n_tensors} tensors")
         self.max_buffer = <int64_t *>self.memory
         r.max_buffer = self.max_buffer
         r.alignment = devices.alignment
         for i in range(devices.n):
             limit = devices.backends[i].max_buffer_size
-            self.max_buffer[i] = 0 if limit is None else min(max(_index(limit), 1), MAX_CHUNK)
+            try:
+                self.max_buffer[i] = 0 if limit is None else min(max(_index(limit), 1), MAX_CHUNK)
+            except TypeError:
+                raise TypeError(f"backend {devices.backends[i].name!r}: max_buffer_size is {limit!r}, neither None nor "
+                                "an integer") from None
         r.resident = <int32_t *>(self.max_buffer + devices.n)
         r.buffer = r.resident + n
         r.usage = <unsigned char *>(r.buffer + n)
@@ -62,6 +66,7 @@ cdef class Request:
         self.fill_residents()
         if assigned:
             self.fill_assigned(assigned)
+        self.check_homes()
 
     def __dealloc__(self):
         free(self.memory)
@@ -146,7 +151,7 @@ cdef class Request:
         cdef int32_t i, k
         r.user = <int32_t *>malloc(n * sizeof(int32_t))
         if r.user == NULL:
-            raise MemoryError(f"planning {r.g.n_tensors} tensors")
+            raise no_host_memory(f"planning {r.g.n_tensors} tensors")
         memset(r.user, 0xff, n * sizeof(int32_t))
         for tensor, backend in assigned.items():
             i = self.graph.id_of(tensor)
@@ -156,11 +161,37 @@ cdef class Request:
                 self.key = gs_mix(self.key, (<uint64_t>i << 16) | <uint64_t>(k + 1) | <uint64_t>1 << 63)
         return 0
 
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    @cython.nonecheck(False)
+    cdef int check_homes(self) except -1:
+        """PlacementError for a weight or cache that is used, has no memory, and was not assigned by the caller."""
+        cdef gs_request *r = &self.c
+        cdef const gs_graph *g = &self.graph.flat
+        cdef tuple tensors = self.graph.tensors
+        cdef Tensor t
+        cdef int32_t i, k
+        for k in range(g.n_roots):
+            i = g.root[k]
+            if r.resident[i] >= 0 or g.op[i] != GS_OP_NONE or r.user != NULL and r.user[i] >= 0:
+                continue
+            t = <Tensor>PyTuple_GET_ITEM(tensors, i)
+            if t.resident and (g.n_readers[i] or g.n_viewers[i]):
+                raise PlacementError(
+                    f"{describe(t)} is a {t.resident} of a graph file and has no home: say where it lives with "
+                    "place= of load_graph or backend.alloc_tensors, or let it come with the graph with "
+                    "scheduler.set_tensor_backend")
+        return 0
+
     cdef tuple readers_of(self, BufferBase buffer):
         """The backends, by index, that own a buffer or read it without a copy."""
         cdef tuple backends = self.devices.backends, asks = self.devices.asks_buffer
-        return tuple([k for k in range(self.devices.n) if buffer.backend is backends[k]
-                      or asks[k] and backends[k].supports_buffer(buffer)])
+        cdef list found = []
+        cdef int32_t k
+        for k in range(self.devices.n):
+            if buffer.backend is backends[k] or asks[k] and backends[k].supports_buffer(buffer):
+                found.append(k)
+        return tuple(found)
 
     cdef int32_t reader_of(self, Tensor t, BufferBase buffer) except -2:
         """The first backend that owns or can read the buffer of a resident tensor."""
@@ -169,9 +200,8 @@ cdef class Request:
             return k
         for k in self.readers_of(buffer):
             return k
-        names = ", ".join([b.name for b in self.devices.backends])
         raise PlacementError(f"{describe(t)} lives on backend {buffer.backend.name!r}, which is not one of the "
-                             f"scheduler's ({names}) and which none of them can read")
+                             f"scheduler's ({names_of(self.devices.backends)}) and which none of them can read")
 
     cdef void follow(self, Policy policy) noexcept:
         """Ask for a plan by this policy."""
@@ -207,7 +237,7 @@ cdef class Request:
         r.n_buffers = <int32_t>len(self.buffers)
         r.reads_buffer = <unsigned char *>calloc(max(r.n_buffers, 1) * devices.n, 1)
         if r.reads_buffer == NULL:
-            raise MemoryError(f"planning {r.g.n_tensors} tensors")
+            raise no_host_memory(f"planning {r.g.n_tensors} tensors")
         for i in range(r.n_buffers):
             # Nobody asks: backends read their own buffers.
             for b in self.readers[i] or self.readers_of(self.buffers[i]):
@@ -283,14 +313,14 @@ cdef class Request:
             if r.supports == NULL:
                 r.supports = <unsigned char *>malloc(n * r.n_backends)
                 if r.supports == NULL:
-                    raise MemoryError(f"planning {n} tensors")
+                    raise no_host_memory(f"planning {n} tensors")
                 memset(r.supports, 1, n * r.n_backends)
             r.supports[b * n + id] = False
         if offloads:
             if r.offloads == NULL:
                 r.offloads = <unsigned char *>calloc(n * r.n_backends, 1)
                 if r.offloads == NULL:
-                    raise MemoryError(f"planning {n} tensors")
+                    raise no_host_memory(f"planning {n} tensors")
             r.offloads[b * n + id] = True
         return 0
 
@@ -303,7 +333,7 @@ cdef class Request:
             if r.nbytes == NULL:
                 r.nbytes = <int64_t *>malloc(n * r.n_backends * sizeof(int64_t))
                 if r.nbytes == NULL:
-                    raise MemoryError(f"planning {n} tensors")
+                    raise no_host_memory(f"planning {n} tensors")
                 for i in range(r.n_backends):
                     memcpy(r.nbytes + i * n, r.g.nbytes, n * sizeof(int64_t))
             r.nbytes[b * n + id] = size

@@ -94,6 +94,16 @@ cdef int seed_complete(const gs_request *r, int32_t *assign, unsigned char *reas
         if assign[root] < 0:
             assign[root] = assign[id]
             reason[root] = GS_REASON_CONSUMER
+    for i in range(g.n_views):
+        id = g.view[i]
+        if g.position[id] < 0:
+            # A leaf that is a view: ggml's passes know none.
+            root = g.memory[id]
+            if assign[root] < 0:
+                assign[root] = assign[id]
+                reason[root] = GS_REASON_CONSUMER
+            assign[id] = assign[root]
+            reason[id] = GS_REASON_ROOT
     place_deps(g, assign, reason)
     return GS_OK
 

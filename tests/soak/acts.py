@@ -1,0 +1,167 @@
+"""Acts on the compiled core, one for each part of it: what programs repeat while allocations fail.
+
+An act makes what it needs, does it, checks the result and lets go of everything; it may fail anywhere and works again.
+"""
+
+from __future__ import annotations
+
+import ggml_sched as gs
+from ggml_sched._core import Devices, Policy, Request, bind_plan, make_plan, new_lease, replay_plan
+from ggml_sched.graphfile import graph_from_dict, graph_to_dict
+
+
+def block(ctx: gs.Context) -> gs.Tensor:
+    """Ops of every family: the result of a small transformer block, more or less."""
+    x = ctx.tensor("f32", (8, 4), "x", input=True)
+    w = ctx.tensor("f32", (8, 8), "w")
+    ids = ctx.tensor("i32", (4,), "ids", input=True)
+    q = ctx.rope(ctx.reshape(ctx.mul_mat(w, ctx.rms_norm(x, 1e-5)), 4, 2, 4), ids, 4)
+    scores = ctx.soft_max(ctx.mul_mat(ctx.permute(q, 0, 2, 1, 3), ctx.permute(q, 0, 2, 1, 3)), scale=0.5)
+    rows = ctx.set_rows(ctx.tensor("f32", (8, 16), "cache"), x, ids)
+    both = ctx.concat(ctx.view_2d(rows, 8, 4, 32, 64), x, 0)
+    out = ctx.add(ctx.swiglu(both), ctx.scale(ctx.sum(scores), 2.0, 1.0))
+    ctx.keep_until(scores, out)
+    ctx.set_name(out, "out")
+    return ctx.set_output(ctx.clamp(ctx.set(out, out, *out.nb[1:], 0), -1.0, 1.0))
+
+
+def ops() -> None:
+    ctx = gs.Context("ops")
+    block(ctx)
+    repr(ctx)
+
+
+CTX = gs.Context("kept")
+OUT = block(CTX)
+GRAPH = gs.Graph(OUT)
+FILE = graph_to_dict(GRAPH)
+
+
+class Asking(gs.DryBackend):
+    """A backend that has to be asked about everything, and gives out memory in small pieces."""
+
+    def __init__(self, name: str, other: str) -> None:
+        super().__init__(name, alignment=16, max_buffer_size=640)
+        self.other = other
+
+    def supports_op(self, node):
+        return node.op not in ("SOFT_MAX", "ROPE") or self.name < self.other
+
+    def supports_buffer(self, buffer):
+        return buffer.backend.name in (self.name, self.other)
+
+    def offload_op(self, node):
+        return node.op == "MUL_MAT"
+
+    def alloc_size(self, tensor):
+        return tensor.nbytes + 8
+
+
+BACKENDS = (gs.DryBackend("a"), gs.DryBackend("b", supports_op=lambda t: t.op != "SOFT_MAX"))
+DEVICES = Devices(BACKENDS)
+ASKING = Devices((Asking("a", "b"), Asking("b", "a")))
+POLICIES = (Policy(), Policy(placement="seed", offsets="best fit", reuse="first", leafs_first=False), Policy(places=3))
+PLANS = [make_plan(Request(GRAPH, DEVICES, {OUT: BACKENDS[1]}), policy) for policy in POLICIES]
+
+
+def graph() -> None:
+    made = gs.Graph(OUT)
+    assert made.fingerprint == GRAPH.fingerprint
+    again = made.with_order(made.nodes)
+    other = gs.Graph(OUT.src[0])
+    assert made.id_of(OUT) == again.id_of(OUT) >= 0 > other.id_of(OUT)
+    made.deps, repr(made), made.flags_of(OUT)
+
+
+def graph_file() -> None:
+    assert graph_from_dict(FILE).fingerprint == GRAPH.fingerprint
+
+
+def devices() -> None:
+    Devices(BACKENDS)
+
+
+def planning() -> None:
+    assert max(map(len, make_plan(Request(GRAPH, ASKING, None), POLICIES[0]).chunk_sizes)) > 1
+    for policy, known in zip(POLICIES, PLANS, strict=True):
+        request = Request(GRAPH, DEVICES, {OUT: BACKENDS[1]})
+        data = make_plan(request, policy)
+        assert data.buffer_sizes == known.buffer_sizes and data.splits == known.splits
+
+
+def plan_data() -> None:
+    for data in PLANS:
+        for name in ("splits", "copies", "kept", "ring", "write_backs", "sequence", "chunk_sizes", "live_bytes",
+                     "methods"):
+            getattr(data, name)
+        for i in range(data.n_tensors):
+            data.sources(i), data.lifetime(i), data.reason(i), data.rule(i), data.trimmed(i), data.is_exclusive(i)
+        for b in range(2):
+            data.live_at_peak(b)
+
+
+def replaying() -> None:
+    for policy, known in zip(POLICIES, PLANS, strict=True):
+        request = Request(GRAPH, DEVICES, {OUT: BACKENDS[1]})
+        assert replay_plan(request, known, policy).buffer_sizes == known.buffer_sizes
+
+
+def binding() -> None:
+    data, lease = PLANS[0], new_lease()
+    buffers = tuple(tuple(b.alloc_buffer(n) for n in sizes) for b, sizes in zip(BACKENDS, data.chunk_sizes,
+                                                                                strict=True))
+    bind_plan(GRAPH, data, buffers, lease)
+    assert OUT.offset is not None
+    lease.end()
+
+
+def tensor_allocator() -> None:
+    ctx = gs.Context()
+    tensors = [ctx.tensor("f32", 16 * k) for k in range(1, 9)]
+    with gs.TensorAllocator.from_backend(BACKENDS[0], 4096) as allocator:
+        for t in tensors:
+            allocator.alloc(t)
+        for t in tensors[::2]:
+            allocator.free(t)
+        assert len(allocator.free_blocks) > 2
+        allocator.reset()
+
+
+def graph_allocator() -> None:
+    allocator = gs.GraphAllocator()
+    with gs.TensorAllocator.measure(32) as measuring:
+        size = allocator.alloc_graph(measuring, GRAPH)
+    with gs.TensorAllocator.from_backend(BACKENDS[0], size) as allocating:
+        allocator.alloc_graph(allocating, GRAPH)
+        assert allocator.offset_of(OUT) is not None
+        allocator.alloc_graph_n(GRAPH, dict.fromkeys(GRAPH.tensors, allocating))
+
+
+def packing() -> None:
+    assert gs.pack([0, 1, 2, 3], [2, 3, 4, 5], [8, 16, 8, 24]).arena == 32
+    gs.pack(range(40), range(5, 45), [1 + 7 * k % 13 for k in range(40)], budget=100)
+
+
+def errors() -> None:
+    """What is refused is refused with or without memory for the words."""
+    for call in (lambda: CTX.mul_mat(OUT, CTX.tensor("f32", 3)), lambda: CTX.tensor("q9", 4), lambda: CTX.pad(OUT, -1),
+                 lambda: CTX.unary(OUT, "nothing"), lambda: CTX.restore("VIEW", "f32", (4,), (4, 4, 4, 4)),
+                 lambda: gs.Graph.from_order([OUT], [OUT], []), lambda: Policy(offsets="no"),
+                 lambda: gs.GraphAllocator().offset_of(OUT)):
+        try:
+            call()
+        except (gs.Error, ValueError) as error:
+            str(error)
+        else:
+            raise AssertionError(call)
+
+
+def scheduling() -> None:
+    """Up to the addresses: NumPy, by which computes are prepared, crashes without memory by itself (`array[array]`)."""
+    with gs.Scheduler(BACKENDS, copies=2) as scheduler:
+        plan = scheduler.alloc(GRAPH)
+        plan.offset_of(OUT), plan.splits, plan.copies, plan.explain(OUT)
+
+
+ACTS = {act.__name__: act for act in (ops, graph, graph_file, devices, planning, plan_data, replaying, binding,
+                                      tensor_allocator, graph_allocator, packing, errors, scheduling)}

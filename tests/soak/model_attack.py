@@ -1,0 +1,103 @@
+"""GGUF models with a few mistakes, and what must be true of each: refused with a gs.Error, or it runs."""
+
+from __future__ import annotations
+
+import io
+import math
+import random
+
+import numpy as np
+from byte_attack import mutated_bytes
+
+import ggml_sched as gs
+from ggml_sched.llama import load, open_gguf, random_llama, write_gguf
+from ggml_sched.llama.gguf import Array, Kind
+
+SHAPES = {"n_vocab": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_head_kv": 2, "n_ff": 32, "n_ctx": 64}
+LISTS = {"tokenizer.ggml.tokens": [f"tok_{i}" for i in range(32)], "tokenizer.ggml.scores": [0.0] * 32,
+         "some.flags": [True, False], "some.numbers": list(range(9))}
+MODELS = (random_llama(1, **SHAPES, extra=LISTS), random_llama(2, **SHAPES, n_expert=4),
+          random_llama(3, **SHAPES, tied=True), random_llama(4, **SHAPES, arch="qwen3"),
+          random_llama(5, **SHAPES, dtype=np.float16))
+NUMBERS = (0, 1, 2, 3, 4, 5, 7, 8, 16, 31, 33, 64, 1 << 16, (1 << 24) + 1, (1 << 31) - 1, 1 << 31, (1 << 64) - 1, -1,
+           0.0, -0.5, 1e-30, 1e30, float("inf"), float("nan"), True, "llama", "", "yarn", "linear")
+TYPES = tuple(gs.Type)
+
+
+def head_of(data: bytes) -> int:
+    """Where the weights begin."""
+    with open_gguf(data) as f:
+        return min(t.offset for t in f.tensors.values())
+
+
+HEADS = {data: head_of(data) for data in MODELS}
+
+
+def mutated_model(rng: random.Random) -> bytes:
+    data = rng.choice(MODELS)
+    return mutated_bytes(rng, data, HEADS[data]) if rng.random() < 0.5 else rewritten(rng, data)
+
+
+def rewritten(rng: random.Random, data: bytes) -> bytes:
+    """A file that is in order, of a model that is not: other hyperparameters, other tensors."""
+    with open_gguf(data) as f:
+        metadata = {key: value.tolist() if isinstance(value, Array) else value for key, value in f.metadata.items()}
+        tensors = {t.name: (t.type, t.ne, f.data(t).tobytes()) for t in f.tensors.values()}
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        key, name = rng.choice(list(metadata) or ["k"]), rng.choice(list(tensors) or ["t"])
+        match rng.randrange(9):
+            case 0 | 1 | 2:
+                value = rng.choice(NUMBERS)
+                metadata[key] = (Kind.U64, value) if type(value) is int and value >= 0 and rng.random() < 0.2 else value
+            case 3:
+                metadata.pop(key, None)
+            case 4:
+                arch = metadata.get("general.architecture", "llama")
+                metadata[f"{arch}.{rng.choice(EXTRA)}"] = rng.choice(NUMBERS)
+            case 5:
+                tensors.pop(name, None)
+            case 6:
+                kind, ne, raw = tensors.pop(name, (gs.Type.F32, (1,), bytes(4)))
+                tensors[rng.choice((name, name + "2", "blk.7.attn_q.weight"))] = (kind, ne, raw)
+            case 7 if name in tensors:
+                *front, last = tensors[name][1]
+                ne = (last, *front) if rng.random() < 0.4 else (*front, rng.choice((0, 1, last * 2)))
+                tensors[name] = _filled(rng, gs.Type.F32, ne)
+            case 8 if name in tensors:
+                tensors[name] = _filled(rng, rng.choice(TYPES), tensors[name][1])
+    out = io.BytesIO()
+    write_gguf(out, metadata, tensors)
+    return out.getvalue()
+
+
+EXTRA = ("vocab_size", "attention.key_length", "attention.value_length", "attention.scale", "rope.freq_base",
+         "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length", "expert_count",
+         "expert_used_count", "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_beta_fast", "rope.scale_linear")
+
+
+def _filled(rng: random.Random, kind: gs.Type, ne: tuple[int, ...]):
+    """A tensor of a type and extents: random bytes, or zeros."""
+    blocks = ne[0] // kind.block_size
+    nbytes = blocks * kind.type_size * math.prod(ne[1:])
+    ne = (blocks * kind.block_size, *ne[1:])
+    return kind, ne, rng.randbytes(nbytes) if rng.random() < 0.5 else bytes(nbytes)
+
+
+def attempt(data: bytes, rng: random.Random) -> str:
+    """Load and run: "refused" or "runs"."""
+    backends = [gs.CpuBackend(1, name=f"CPU{k}") for k in range(rng.randint(1, 2))]
+    try:
+        with open_gguf(data) as f:
+            for value in f.metadata.values():
+                if isinstance(value, Array):
+                    value.tolist()
+        with load(data, backends, n_ctx=rng.choice((8, 40)), n_batch=4, use_mmap=rng.random() < 0.5) as model:
+            for tokens in ([0, 1, 2, 3, 4, 5], [0]):
+                logits = model.eval([t % model.n_vocab for t in tokens])
+                assert logits.shape == (len(tokens), model.n_vocab) and logits.dtype == np.float32
+            model.reset()
+    except gs.Error:
+        return "refused"
+    finally:
+        assert all(backend.used == 0 for backend in backends), "memory is still held"
+    return "runs"

@@ -1,0 +1,72 @@
+"""Mutated graph files: each is refused with a gs.Error, or planned and computed as it is written."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+
+import pytest
+from byte_attack import mutated_bytes
+from graph_attack import attempt, good_file, mutated
+from rounds import attack, is_replay
+from small_graphs import sample_paths
+
+import ggml_sched as gs
+
+
+def structured(rng: random.Random) -> str:
+    """A random graph with a few changes that look like a graph."""
+    return attempt(mutated(rng, good_file(rng)), rng)
+
+
+def of_bytes(rng: random.Random, path) -> str:
+    """The text of a random graph, or its gzip file, with a few bytes changed."""
+    text = json.dumps(good_file(rng)).encode()
+    packed = rng.random() < 0.3
+    path = path / ("mutated.json.gz" if packed else "mutated.json")
+    path.write_bytes(mutated_bytes(rng, gzip.compress(text, mtime=0) if packed else text))
+    try:
+        gs.load_graph(path)
+    except gs.Error:
+        return "refused"
+    return "loaded"
+
+
+def of_a_sample(rng: random.Random) -> str:
+    """A real graph with a few changes."""
+    return attempt(mutated(rng, json.loads(gzip.decompress(rng.choice(sample_paths()).read_bytes()))), rng)
+
+
+def test_graphs_as_they_are_compute():
+    outcomes = attack(lambda rng: attempt(good_file(rng), rng), 30)
+    assert is_replay() or outcomes["computed"] > 20
+
+
+def test_mutated_graphs_are_refused_or_computed_as_written():
+    outcomes = attack(structured, 250)
+    assert is_replay() or min(outcomes["refused"], outcomes["computed"]) > 25, outcomes
+
+
+def test_mutated_files_are_refused_or_loaded(tmp_path):
+    outcomes = attack(lambda rng: of_bytes(rng, tmp_path), 300)
+    assert is_replay() or min(outcomes["refused"], outcomes["loaded"]) > 5, outcomes
+
+
+def test_a_mutated_sample_is_refused_or_planned():
+    attack(of_a_sample, 3)
+
+
+@pytest.mark.soak
+def test_many_mutated_graphs_are_refused_or_computed_as_written():
+    print(attack(structured, 30_000))
+
+
+@pytest.mark.soak
+def test_many_mutated_files_are_refused_or_loaded(tmp_path):
+    print(attack(lambda rng: of_bytes(rng, tmp_path), 30_000))
+
+
+@pytest.mark.soak
+def test_many_mutated_samples_are_refused_or_planned():
+    print(attack(of_a_sample, 300))
