@@ -33,7 +33,6 @@ A contents page.  All imports stand here; the parts below, in core/alloc/ and co
 import itertools
 from operator import index as _index
 from operator import itemgetter
-from weakref import ref as weakref
 
 from ggml_sched import _graph
 from ggml_sched._graph import measure_buffer, new_buffer, op_numbers

@@ -37,8 +37,7 @@ cdef class Lease:
     cdef readonly bint stages           # leafs keep what was set in `Tensor.stash`, to be loaded when their life begins
     cdef readonly bint through          # ... and it goes to their memory at once: nothing lives there before them
     cdef public object guard            # call before reading a tensor: raises if its data is gone; None: no such check
-    cdef object _drain                  # call before touching the data: waits for queued computes; None: none queued
-    cdef object _graph                  # weakly, the graph that was addressed under it; or None
+    cdef readonly object drain          # call before touching the data: waits for queued computes; None: none queued
     cdef object __weakref__
     cpdef void end(self) noexcept
     cpdef bint revive(self) noexcept
@@ -79,6 +78,11 @@ cdef class Home:
     cdef readonly str name
     cdef readonly bint closed
     cdef int64_t epoch                  # counts permanent addresses given or taken
+    cdef void *blocks                   # owned; each begins with a pointer to the one before
+    cdef int32_t *free_words            # in the last of them
+    cdef int room                       # how many
+    cdef int n_words                    # that the last block has
+    cdef int32_t *keep(self, const int32_t *words, int n) except? NULL
 
 
 cdef class ContextBase:
@@ -108,7 +112,7 @@ cdef class Tensor:
     cdef readonly int64_t view_offs     # bytes from the root's start
     cdef tuple _deps                    # tensors kept until this node is done, kept alive; None: none
     cdef gs_layout layout
-    cdef int32_t params[16]             # int32 words as in ggml, trailing zeros not counted in n_params
+    cdef int32_t *params                # n_params int32 words as in ggml, without trailing zeros; kept by `home`
     cdef str _name                      # without its endings
     cdef uint64_t endings               # digits to the base N_ENDINGS, the last one lowest: what ops put after it
     cdef str _resident                  # None: ""
@@ -168,6 +172,7 @@ cdef class Graph:
     cdef bint sorted_all                # every tensor has
     cdef TensorSet _index               # made when a mark was overwritten by another graph
     cdef readonly object fingerprint    # a 128-bit int over the structure: equal for an equal graph built anew
+    cdef bint names_residents           # one of its tensors is marked as a weight or cache
     cdef readonly uint64_t wiring       # a hash of everything but parameters, shapes, strides and view offsets
     cdef object __weakref__
     cdef int fill(self, tuple tensors, tuple nodes, tuple leafs, Graph like=*) except -1

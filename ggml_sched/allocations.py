@@ -30,6 +30,8 @@ class _Held(Allocation):
     """How often the caller had changed assignments."""
     residents: list[Buffer]
     """Where the graph's weights and caches live."""
+    watched: list[Buffer]
+    """Those, and the arenas."""
     answers: int
     """The epoch of the backends' answers."""
     plan: Plan | None
@@ -77,7 +79,7 @@ class Allocations:
             self._trim(asked)
         key, gone = id(asked), self._gone
         new = _Held(plan, self._arenas.buffers, weakref.ref(asked, lambda _: gone.append(key)))
-        new.key, new.plan, new.residents = key, plan, residents
+        new.key, new.plan, new.residents, new.watched = key, plan, residents, residents + self._arenas.all
         new.epoch, new.answers, new.assignments = asked.residence_epoch(), answers, self._assignments
         self.current = new
         return new
@@ -109,8 +111,8 @@ class Allocations:
     def _is_fresh(self, found: _Held, graph: Graph) -> bool:
         """Whether nothing has changed since: weights where they were, assignments, answers and buffers as they were."""
         return (self._capacity > 0 and found.assignments == self._assignments
-                and found.buffers is self._arenas.buffers and self._arenas.are_open()
-                and self._devices.unchanged(graph, found.residents, found.epoch, found.answers))
+                and found.buffers is self._arenas.buffers
+                and self._devices.unchanged(graph, found.watched, found.epoch, found.answers))
 
     def _rest_current(self) -> None:
         if self.current is None:
@@ -136,5 +138,5 @@ class Allocations:
             released.append(self._resting.pop(id(asked)))
         while len(self._resting) > self._capacity:
             released.append(self._resting.popitem(last=False)[1])
-        if released:
-            each([allocation.release for allocation in released])
+        # Their addresses are void already.
+        each([held.release for held in released if held.prepared is not None])

@@ -6,6 +6,7 @@ Invariant: either all buffers that were asked for are there, or all are as they 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from ggml_sched._graph import new_buffer
 from ggml_sched.backend import Backend, Buffer
@@ -18,11 +19,11 @@ Sizes = Sequence[Sequence[int]]
 
 
 class Arenas:
-    """The buffers of one scheduler: `buffers`, for each backend a tuple; another object after every exchange."""
+    """The buffers of one scheduler: `buffers`, for each backend a tuple, another object after every exchange."""
 
     def __init__(self, backends: tuple[Backend, ...]) -> None:
         self.backends = backends
-        self.buffers: tuple[tuple[Buffer, ...], ...] = ((),) * len(backends)
+        self._set(((),) * len(backends))
         self._checked, self._large_enough = self.buffers, None
         """Buffers and sizes of the last `hold`, if it held: a runner asks for the same sizes again and again."""
 
@@ -66,16 +67,17 @@ class Arenas:
 
     def close(self) -> None:
         """Give everything back, whatever raises."""
-        held, self.buffers = [b for buffers in self.buffers for b in buffers], ((),) * len(self.backends)
+        held = self.all
+        self._set(((),) * len(self.backends))
         each(buffer.close for buffer in held)
 
     def are_open(self) -> bool:
         """Whether nobody has closed one of the buffers."""
-        for buffers in self.buffers:
-            for buffer in buffers:
-                if buffer.closed:
-                    return False
-        return True
+        return not any(buffer.closed for buffer in self.all)
+
+    def _set(self, buffers: tuple[tuple[Buffer, ...], ...]) -> None:
+        self.buffers = buffers
+        self.all = [*chain.from_iterable(buffers)]
 
     def _holds(self, i: int, chunk: int, size: int) -> bool:
         held = self.buffers[i]
@@ -102,5 +104,5 @@ class Arenas:
             chunks = dict(enumerate(held)) | {c: buffer for (k, c), buffer in fresh.items() if k == i}
             buffers.append(tuple(chunks[c] for c in sorted(chunks)))
             replaced += [buffer for buffer in held if buffer not in buffers[-1]]
-        self.buffers = tuple(buffers)
+        self._set(tuple(buffers))
         each(buffer.close for buffer in replaced)

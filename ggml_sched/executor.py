@@ -76,7 +76,8 @@ class Allocation:
 
     def __init__(self, plan: Plan, buffers: tuple[tuple[Buffer, ...], ...], asked: weakref.ref[Graph]) -> None:
         self.data, self.backends, self.buffers = plan.data, plan.backends, buffers
-        self.asked, self.graph = asked, weakref.ref(plan.graph)
+        self.asked = asked
+        self.graph = asked if plan.asked is plan.graph else weakref.ref(plan.graph)
         self.tensors, self.nodes = plan.graph.tensors, plan.graph.nodes
         self._policy = plan.policy
         self.lease: Lease = new_lease()
@@ -86,6 +87,10 @@ class Allocation:
     is_running = False
     _turn = 0
     """Of the ring, for the next compute."""
+    _lists: dict[int, list[BoundStep]] | None = None
+    """For each turn of the ring its steps."""
+    prepared: dict[tuple[int, int], BoundStep] | None = None
+    """Steps by number and turn: those that know no ring are the same in all turns.  None before the first compute."""
 
     def new_plan(self) -> Plan:
         """The plan again, whose graph is still there."""
@@ -105,15 +110,6 @@ class Allocation:
     def _seen(self) -> Seen:
         return Seen()
 
-    @cached_property
-    def _lists(self) -> dict[int, list[BoundStep]]:
-        """For each turn of the ring its steps."""
-        return {}
-
-    @cached_property
-    def _bound(self) -> dict[tuple[int, int], BoundStep]:
-        """Steps by number and turn: those that know no ring are the same in all turns."""
-        return {}
 
     @cached_property
     def _stand_ins(self) -> dict[int, Tensor]:
@@ -143,7 +139,6 @@ class Allocation:
     def rest(self) -> None:
         """The tensors have no address any more; what was prepared stays."""
         self.lease.end()
-        self.lease.drain = None
 
     def resume(self) -> None:
         """The tensors have their addresses again, in memory that others have used since."""
@@ -154,11 +149,9 @@ class Allocation:
     def release(self) -> None:
         """End it: no address, nothing prepared.  Everything is released, whatever raises."""
         self.rest()
-        made = self.__dict__
-        made.pop("_lists", None)
-        bound = made.pop("_bound", None)
-        if bound:
-            each(step.free for step in bound.values())
+        if self.prepared is not None:
+            steps, self.prepared, self._lists = self.prepared.values(), None, None
+            each(step.free for step in steps)
 
     # -- computing --------------------------------------------------------------------
 
@@ -202,7 +195,7 @@ class Allocation:
         try:
             tasks = [Task(bound.backend, bound.due(), step.waits, k in program.awaited)
                      for k, (step, bound) in enumerate(zip(program.steps, steps, strict=True))]
-            self.lease.drain = pipeline.drain_weakly
+            self.lease.queue(self.graph(), pipeline.drain_weakly)
             pipeline.submit(tasks)
         except BaseException:
             self.forget()
@@ -216,6 +209,8 @@ class Allocation:
 
     def _next_steps(self) -> list[BoundStep]:
         turn = self._turn
+        if self._lists is None:
+            self._lists, self.prepared = {}, {}
         if turn not in self._lists:
             self._lists[turn] = [self._bind(k, step, turn) for k, step in enumerate(self.program.steps)]
         self._turn = (turn + 1) % self.program.turns
@@ -243,9 +238,9 @@ class Allocation:
         """Step k of the program, with the places of one turn; those that know no ring are the same in all turns."""
         n_places = max(map(len, _places_of(step)), default=1)
         key = (k, turn % n_places)
-        if key not in self._bound:
-            self._bound[key] = self._new_bound(step, turn)
-        return self._bound[key]
+        if key not in self.prepared:
+            self.prepared[key] = self._new_bound(step, turn)
+        return self.prepared[key]
 
     def _new_bound(self, step: Step, turn: int) -> BoundStep:
         backend, seen = self.backends[step.backend], self._seen if step.keeps else None

@@ -52,6 +52,17 @@ def test_one_that_nothing_uses_needs_none():
         assert scheduler.plan(graph).offset_of(w) is None
 
 
+def test_the_plan_of_an_equal_graph_without_the_mark_does_not_serve_it():
+    with gs.Scheduler([gs.DryBackend("A")]) as scheduler:
+        plain, marked = graph_with(""), graph_with("weight")
+        assert plain.fingerprint == marked.fingerprint
+        scheduler.plan(plain)
+        scheduler.reserve(plain)
+        for call in (scheduler.plan, scheduler.alloc, scheduler.reserve):
+            with pytest.raises(gs.PlacementError, match="'w'"):
+                call(marked)
+
+
 @pytest.mark.parametrize("path", sample_paths()[:3], ids=lambda path: path.name.partition(".")[0])
 def test_a_file_read_without_place_is_refused_and_one_with_it_is_planned(path):
     backend = gs.DryBackend("A")

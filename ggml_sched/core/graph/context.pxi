@@ -4,8 +4,41 @@
 # was computed without overflow, lies inside its root if it is a view, and has
 # sources from open contexts only.  Corresponds to ggml_context and ggml_new_tensor.
 
+cdef enum:
+    FEW_WORDS = 32          # the first block of words that a Home takes; each later one is twice as large, up to
+    MANY_WORDS = 4096
+
+
 cdef class Home:
-    """What a context shares with its tensors: its name and whether it is open."""
+    """What a context shares with its tensors: its name, whether it is open, and memory for their parameters."""
+
+    def __dealloc__(self):
+        cdef void *block = self.blocks
+        while block != NULL:
+            self.blocks = (<void **>block)[0]
+            free(block)
+            block = self.blocks
+
+    cdef int32_t *keep(self, const int32_t *words, int n) except? NULL:
+        """A copy of some words that lasts as long as the Home; NULL for none."""
+        cdef int32_t *at
+        cdef void *block
+        if n == 0:
+            return NULL
+        if n > self.room:
+            self.n_words = min(max(2 * self.n_words, <int>FEW_WORDS), <int>MANY_WORDS)
+            block = malloc(sizeof(void *) + self.n_words * sizeof(int32_t))
+            if block == NULL:
+                raise no_host_memory(f"the parameters of tensors in context {self.name!r}")
+            (<void **>block)[0] = self.blocks
+            self.blocks = block
+            self.free_words = <int32_t *>(<void **>block + 1)
+            self.room = self.n_words
+        at = self.free_words
+        memcpy(at, words, n * sizeof(int32_t))
+        self.free_words += n
+        self.room -= n
+        return at
 
 
 cdef str describe(Tensor t):
@@ -26,7 +59,7 @@ cdef Tensor with_params(Tensor t, const int32_t *words, int n):
     """A tensor that was just made, with its op_params; trailing zeros are cut."""
     while n and words[n - 1] == 0:
         n -= 1
-    memcpy(t.params, words, n * sizeof(int32_t))
+    t.params = t.home.keep(words, n)
     t.n_params = n
     return t
 
@@ -321,5 +354,5 @@ cdef class ContextBase:
         with_params(t, words, n_words)
         t._name = name
         t._flags = (GS_FLAG_INPUT if "input" in flags else 0) | (GS_FLAG_OUTPUT if "output" in flags else 0)
-        t._resident = resident
+        t._resident = resident or None
         return t

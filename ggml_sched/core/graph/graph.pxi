@@ -105,6 +105,7 @@ cdef class Graph:
             if home.closed:
                 raise GraphError(f"{describe(<Tensor>at)} belongs to closed context {home.name!r}")
             (<Tensor>at).mark = <int32_t>i
+            self.names_residents |= <void *>(<Tensor>at)._resident != <void *>None
             n_src[0] += PyTuple_GET_SIZE((<Tensor>at).src)
             n_params[0] += 0 if op_is_view((<Tensor>at).layout.op) else (<Tensor>at).n_params
             if given is not None or <void *>(<Tensor>at)._deps != <void *>None:

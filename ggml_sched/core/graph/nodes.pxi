@@ -75,7 +75,8 @@ cdef class NodeTable:
         cdef BufferBase buffer = t.c_buffer()
         out.layout = t.layout
         node_name_op(out)
-        memcpy(out.params, t.params, sizeof(out.params))
+        if t.n_params:
+            memcpy(out.params, t.params, t.n_params * sizeof(int32_t))
         out.flags = t._flags
         if buffer is not None and buffer.base != 0:
             out.data = <void *><size_t>(buffer.base + (t._offset if t.view_src is None

@@ -7,7 +7,6 @@
 ALL_SOURCES = -1        # as an in-place mask: every source may be the destination
 
 
-
 cdef class Lease:
     """The period in which the addresses that one allocation handed out are valid.
 
@@ -23,8 +22,9 @@ cdef class Lease:
         self.transient = False
 
     cpdef void end(self) noexcept:
-        """Every address under this lease is void from now on, until `revive`."""
+        """Every address under this lease is void from now on, until `revive`.  Nothing may be queued under it."""
         self.alive = False
+        self.drain = None
 
     cpdef bint revive(self) noexcept:
         """The addresses hold again, for whoever knows that the memory is there; whether some tensors have others by now,
@@ -34,18 +34,11 @@ cdef class Lease:
         self.displaced = False
         return was_displaced
 
-    @property
-    def drain(self):
-        return self._drain
-
-    @drain.setter
-    def drain(self, wait):
-        if wait is self._drain:
-            return
-        self._drain = wait
-        graph = None if wait is None or self._graph is None else self._graph()
-        if graph is not None:
+    def queue(self, Graph graph not None, wait not None):
+        """Computes of a graph are about to be queued under the lease: `wait` waits for them."""
+        if wait is not self.drain:
             watch_buffers(graph, self)
+            self.drain = wait
 
 
 cdef class BackendBase:
@@ -173,8 +166,8 @@ cdef class BufferBase:
         if self.leases is None:
             return 0
         for lease in tuple(self.leases):
-            if lease.alive and lease._drain is not None:
-                lease._drain()
+            if lease.alive and lease.drain is not None:
+                lease.drain()
             else:
                 self.leases.discard(lease)
         return 0

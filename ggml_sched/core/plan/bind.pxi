@@ -20,7 +20,6 @@ def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not No
     cdef list single = []               # a backend's only buffer, None where a plan made chunks
     if f.n_tensors != graph.flat.n_tensors:
         raise HazardError("a plan was bound to another graph")
-    lease._graph = weakref(graph)
     for i in range(len(buffers)):
         single.append(buffers[i][0] if len(buffers[i]) and not f.arena[i].stride else None)
     for k in range(graph.flat.n_roots):
@@ -47,9 +46,9 @@ def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not No
 
 cdef int displace(Lease lease) except -1:
     """Tensors under a lease are about to be addressed under another."""
-    if lease.alive and lease._drain is not None:
+    if lease.alive and lease.drain is not None:
         # Another scheduler may have queued computes that use the address it gave.
-        lease._drain()
+        lease.drain()
     lease.displaced = True
     return 0
 
@@ -74,7 +73,7 @@ def rewired(Tensor node not None, tuple src not None, Tensor memory, Lease lease
     t._name, t.endings = node._name, node.endings
     t.layout = node.layout
     t.src = src
-    memcpy(t.params, node.params, sizeof(t.params))
+    t.params = t.home.keep(node.params, node.n_params)
     t.n_params = node.n_params
     t.mark = -1
     t._flags = node._flags

@@ -73,13 +73,13 @@ cdef class Devices:
                 self._epoch += 1
         return self._epoch
 
-    def unchanged(self, Graph graph not None, list residents not None, int64_t residence, int64_t answers):
-        """Whether a graph's residents are where they were, in open buffers, and the answers those that they were.
+    def unchanged(self, Graph graph not None, list buffers not None, int64_t residence, int64_t answers):
+        """Whether buffers are open, a graph's residents where they were, and the answers those that they were.
 
         `residence` and `answers`: what `Graph.residence_epoch` and `epoch` said then.
         """
         cdef BufferBase buffer
-        for buffer in residents:
+        for buffer in buffers:
             if buffer.closed:
                 return False
         return graph.residence_epoch() == residence and self.epoch() == answers

@@ -66,7 +66,6 @@ cdef class Request:
         self.fill_residents()
         if assigned:
             self.fill_assigned(assigned)
-        self.check_homes()
 
     def __dealloc__(self):
         free(self.memory)
@@ -100,7 +99,8 @@ cdef class Request:
         cdef void *lent = NULL
         cdef int32_t i, k, last_index = -1, last_buffer = -1
         cdef unsigned char last_usage = 0
-        cdef uint64_t h = 0, last_readers = 0
+        # Whose homes have to be checked is not served by plans of others.
+        cdef uint64_t h = self.graph.names_residents, last_readers = 0
         cdef dict known = {}            # {buffer: its index}
         for k in range(g.n_roots):
             i = g.root[k]
@@ -161,24 +161,20 @@ cdef class Request:
                 self.key = gs_mix(self.key, (<uint64_t>i << 16) | <uint64_t>(k + 1) | <uint64_t>1 << 63)
         return 0
 
-    @cython.boundscheck(False)
-    @cython.wraparound(False)
-    @cython.nonecheck(False)
     cdef int check_homes(self) except -1:
         """PlacementError for a weight or cache that is used, has no memory, and was not assigned by the caller."""
         cdef gs_request *r = &self.c
         cdef const gs_graph *g = &self.graph.flat
-        cdef tuple tensors = self.graph.tensors
         cdef Tensor t
         cdef int32_t i, k
         for k in range(g.n_roots):
             i = g.root[k]
             if r.resident[i] >= 0 or g.op[i] != GS_OP_NONE or r.user != NULL and r.user[i] >= 0:
                 continue
-            t = <Tensor>PyTuple_GET_ITEM(tensors, i)
-            if t.resident and (g.n_readers[i] or g.n_viewers[i]):
+            t = self.graph.tensors[i]
+            if t._resident is not None and (g.n_readers[i] or g.n_viewers[i]):
                 raise PlacementError(
-                    f"{describe(t)} is a {t.resident} of a graph file and has no home: say where it lives with "
+                    f"{describe(t)} is a {t._resident} of a graph file and has no home: say where it lives with "
                     "place= of load_graph or backend.alloc_tensors, or let it come with the graph with "
                     "scheduler.set_tensor_backend")
         return 0
@@ -212,6 +208,8 @@ cdef class Request:
         """Ask the backends that want to be asked about nodes, buffers and sizes; once, however often it is planned."""
         if self.asked:
             return 0
+        if self.graph.names_residents:
+            self.check_homes()
         self.drop_answers()
         self.ask_about_buffers()
         if self.devices.asks:
