@@ -73,7 +73,7 @@ class Arenas:
 
     def are_open(self) -> bool:
         """Whether nobody has closed one of the buffers."""
-        return not any(buffer.closed for buffer in self.all)
+        return True not in [buffer.closed for buffer in self.all]
 
     def _set(self, buffers: tuple[tuple[Buffer, ...], ...]) -> None:
         self.buffers = buffers
