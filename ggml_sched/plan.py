@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,8 +20,9 @@ from ggml_sched.backend import Backend
 from ggml_sched.backends.recorded import recorded_backends
 from ggml_sched.errors import GraphError
 from ggml_sched.graphfile import graph_from_dict, graph_to_dict
+from ggml_sched.make_program import make_program
 from ggml_sched.planfile import plan_from_dict, plan_to_dict, read_plan_file
-from ggml_sched.program import Program, make_program
+from ggml_sched.program import Program
 from ggml_sched.verify import Facts, require_sound
 
 __all__ = ["Copy", "Plan", "Split", "load_plan"]
@@ -89,9 +91,9 @@ class Plan:
     @property
     def program(self) -> Program:
         """What a compute does, step by step, as plain values; print it."""
-        if self.data.program is None:
-            self.data.program = make_program(self.graph, self.data, self.backends)
-        return self.data.program
+        if self.data._program is None:
+            self.data._program = make_program(self.graph, self.data, self.backends)
+        return self.data._program
 
     @property
     def fingerprint(self) -> int:
@@ -173,9 +175,18 @@ class Plan:
         return Facts.of(self.graph, self.data, self.backends, self.program)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the plan as JSON, for `gs.load_plan(path, graph, backends)`."""
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(self._to_dict(self.asked), file, separators=(",", ":"))
+        """Write the plan as JSON, for `gs.load_plan(path, graph, backends)`, replacing a file as a whole."""
+        text = json.dumps(self._to_dict(self.asked), separators=(",", ":"))
+        path = os.fspath(path)
+        unfinished = f"{path}.unfinished"
+        try:
+            with open(unfinished, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(unfinished, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(unfinished)
+            raise
 
     def _to_dict(self, asked: Graph | None = None) -> dict:
         asked = self.graph if asked is None else asked

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from ggml_sched._core import PlanData, plan_from_values, plan_values
 from ggml_sched._graph import BackendBase, Graph, measure_buffer
 from ggml_sched.errors import FileFormatError, GraphError, PlacementError
-from ggml_sched.program import Program, make_program, program_values
+from ggml_sched.make_program import make_program
+from ggml_sched.program import Program, program_values
 
 __all__ = ["plan_from_dict", "plan_to_dict", "read_plan_file"]
 
@@ -83,8 +84,8 @@ def plan_from_dict(data, graph: Graph, backends: Sequence[BackendBase],
     if data.get("needs") != needs:
         raise PlacementError(f"{where}: the backends answer otherwise than when the plan was made: "
                              f"{_first_difference(data.get('needs'), needs, graph)}")
-    made.program = make_program(graph, made, backends)
-    if data.get("program") != program_values(made.program):
+    made._program = make_program(graph, made, backends)
+    if data.get("program") != program_values(made._program):
         raise FileFormatError(f"{where}: the program is not the one that this plan gives")
     return graph, made, data["policy"]
 
@@ -160,9 +161,10 @@ def _compare_backends(old, new: list[dict], where: str) -> None:
 def _compare_residents(old, new: dict[str, list], graph: Graph, where: str) -> None:
     if not isinstance(old, dict):
         raise FileFormatError(f"{where}: no residents")
+    names = {str(i): t.name for i, t in enumerate(graph.tensors)}
     for i in sorted(old.keys() | new.keys(), key=lambda i: (len(i), i)):
         if old.get(i) != new.get(i):
-            name = graph.tensors[int(i)].name if i.isdecimal() and int(i) < len(graph.tensors) else i
+            name = names.get(i, i[:40])
             raise PlacementError(f"{where}: tensor {name!r} has memory {_home(new.get(i))}; the plan was made for it "
                                  f"{_home(old.get(i))}")
 

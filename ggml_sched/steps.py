@@ -133,7 +133,8 @@ class BoundCopy(BoundStep):
 class BoundExperts(BoundStep):
     """Copy only those experts of a mixture that `ids` names.
 
-    `src` and `dst` are expert weights [k, m, n_expert]; ids out of range are left to the kernel to refuse.
+    `src` and `dst` are expert weights [k, m, n_expert], one expert's bytes after the other's; ids out of range are left
+    to the kernel to refuse.
     `staged`: the ids are what the caller has set; else they are read where a node computed them.
     """
 
@@ -147,7 +148,7 @@ class BoundExperts(BoundStep):
         # Not ids.numpy(), which would give what the caller has set by then.
         given = None
         if self.staged:
-            given = self.ids.root.stash[self.ids.view_offs : self.ids.view_offs + self.ids.nbytes]
+            given = (self.ids.root.stash or b"")[self.ids.view_offs : self.ids.view_offs + self.ids.nbytes]
         return lambda events, held: self._copy(given, events, held)
 
     def _copy(self, given: bytes | None, events: Sequence[Event], held: Held) -> None:
@@ -161,13 +162,14 @@ class BoundExperts(BoundStep):
             home_of(self.ids).get_tensor(self.ids, given)
         ids = np.unique(hostdata.array_over(self.ids, given)) if self.ids.nbytes else ()
         self.used = tuple(int(i) for i in ids if 0 <= i < self.src.ne[2])
-        size = self.src.nb[2]
+        src = self.src
+        size = (src.ne[1] - 1) * src.nb[1] + src.ne[0] // src.type.block_size * src.nb[0]
         self.dst.touch()
         for i in self.used:
             staging = bytearray(size)
-            there.get_tensor(self.src, staging, i * size)
+            there.get_tensor(src, staging, i * src.nb[2])
             held.append(staging)
-            here.set_tensor_async(self.dst, memoryview(staging), i * size)
+            here.set_tensor_async(self.dst, memoryview(staging), i * src.nb[2])
 
 
 class BoundRun(BoundStep):

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from math import inf
 
 from ggml_sched.program import Step
-from ggml_sched.verify.facts import Facts, kept, place_of
+from ggml_sched.verify.facts import Facts, place_of, readable
 from ggml_sched.verify.problem import Problem
 
 __all__ = ["Memory", "check_dataflow"]
@@ -174,6 +174,10 @@ class _Execution:
         self.size = len(facts.name)
         self.round = 0
         """How many computes have gone before.  Writers are round * size + id: values of rounds differ."""
+        self.turn = 0
+        """Of the rings."""
+        self.needed: set[int] = set()
+        """Leafs whose first data is read, or still there when the compute has ended."""
         self.versions: dict[int, int] = {}
         """Of leafs and residents: how often they were set, or residents were written to."""
         self.set_in: dict[int, int] = {}
@@ -193,10 +197,9 @@ class _Execution:
         self.written = {facts.memory(i) for i in facts.nodes if facts.computes(i)}
         self.leafs = {i for i in leafs if not facts.is_resident(i)}
         program = facts.program
-        rounds = 1 + max(program.turns, program.reach, 2 * bool(facts.keeps))
+        rounds = 1 + max(program.turns, program.reach, 4 * program.turns * bool(facts.keeps))
         while self.round < rounds and not self.found:
-            # At first everything is set, then nothing, then now these and now those.
-            self.set(leafs if not self.round else [i for i in leafs if self.round > 1 and (i + self.round) % 2])
+            self.set(self.set_before(leafs))
             for k, step in enumerate(program.steps):
                 if not self.is_kept(step):
                     if self.order is not None:
@@ -207,8 +210,23 @@ class _Execution:
                 if facts.is_resident(i):
                     self.versions[i] = self.versions.get(i, 0) + 1
             self.round += 1
+            self.turn = self.round % program.turns
             self.done = {i for i in leafs if facts.is_resident(i)} | self.seen.keys()
         return self.found
+
+    def set_before(self, leafs: list[int]) -> list[int]:
+        """What the caller sets before this round.
+
+        At first everything, then, for as many rounds as a ring has turns, nothing, every other leaf, those left out,
+        and everything again.
+        """
+        match (self.round + self.facts.program.turns - 1) // self.facts.program.turns:
+            case 1:
+                return []
+            case 2 | 3 as half:
+                return [i for k, i in enumerate(leafs) if k % 2 == half % 2]
+            case _:
+                return leafs
 
     def set(self, leafs: list[int]) -> None:
         """The caller gives leafs, and residents, new data."""
@@ -226,7 +244,7 @@ class _Execution:
         """Whether a step has nothing to do: its place holds what it would bring."""
         if not step.keeps:
             return False
-        place, version = place_of(step, self.round), self.versions.get(self.facts.memory(step.tensor), 0)
+        place, version = place_of(step, self.turn), self.versions.get(self.facts.memory(step.tensor), 0)
         if self.seen.get(place) == version:
             return True
         self.seen[place] = version
@@ -245,26 +263,29 @@ class _Execution:
                     if self.facts.computes(i):
                         self.compute(step, i)
             case "write back":
-                place = place_of(step, self.round)
+                place = place_of(step, self.turn)
                 if step.tensor in self.done:
                     self.write_real(step.tensor, self.read_real(place))
 
     def load(self, step: Step) -> None:
         """Bytes that wait on the host, whatever the plan's memory holds."""
-        place = place_of(step, self.round)
+        place = place_of(step, self.turn)
         ((_, _, writer, _),) = self.all_of(step.tensor) or [(0, 0, 0, 0)]
         self.write_real(place, [(0, step.nbytes, writer, step.start)] if step.nbytes else [])
         self.experts.pop(place, None)
         self.done.add(place)
 
     def copy(self, step: Step) -> None:
-        facts, place = self.facts, place_of(step, self.round)
+        facts, place = self.facts, place_of(step, self.turn)
         missing = [s for s in self.producers(step.tensor) if s not in self.done]
         if missing:
             self.report("copy-before-write", f"{facts.label(place)} is made before {facts.label(missing[0])}")
             self.bad.add(place)
         self.experts.pop(place, None)
         if step.kind == "copy experts":
+            if not self.experts_lie_apart(step.tensor):
+                weight = facts.label(step.tensor)
+                self.report("partial-read", f"{facts.label(place)} gets some experts of {weight}, which share bytes")
             staged = facts.memory(step.ids) in self.leafs
             self.experts[place] = self.read_ideal(step.ids) if staged else self.read_real(step.ids)
         self.write_real(place, self.read_real(step.tensor))
@@ -274,7 +295,7 @@ class _Execution:
         facts = self.facts
         here = facts.assigned[i]
         node = f"{facts.label(i)} on {facts.backend(here)}"
-        reads = facts.read_by(step, i, self.round)
+        reads = facts.read_by(step, i, self.turn)
         for slot, (s, p) in enumerate(zip(facts.src[i], reads, strict=True)):
             if s < 0:
                 continue
@@ -283,13 +304,15 @@ class _Execution:
             elif p >= facts.n_tensors and p not in self.done:
                 self.report("missing-copy", f"{node} reads {facts.label(p)}, which was not made")
             else:
+                if slot != facts.blind_slot(i):
+                    self.need(s)
                 self.compare(s, p, f"{node} reads")
                 if p in self.experts and not self.names_experts(i, slot, reads):
                     what = f"{node} reads {facts.label(p)}, which holds the experts that other ids name"
                     self.report("partial-read", what)
         for s in facts.deps.get(i, ()):
             self.compare(s, s, f"{node} keeps")
-        into = facts.into(step, i, self.round)
+        into = facts.into(step, i, self.turn)
         if here not in facts.readers(into):
             root = facts.label(facts.memory(into))
             self.report("lost-write", f"{node} writes to the memory of {root}, which it cannot reach")
@@ -300,15 +323,30 @@ class _Execution:
         self.write_real(into, self.all_of(i))
         self.done.add(i)
 
+    def experts_lie_apart(self, i: int) -> bool:
+        """Whether the bytes of a weight's experts are disjoint ranges."""
+        kind, ne, nb = self.facts.layout[i]
+        return ne[3] == 1 and nb[2] >= nb[1] * (ne[1] - 1) + nb[0] * (ne[0] // kind.block_size)
+
+    def need(self, i: int) -> None:
+        """A read of i: of which leafs it reads what the caller has set."""
+        if not self.round:
+            self.needed.update(w for _, _, w, _ in self.read_ideal(i) if w in self.leafs)
+
     def names_experts(self, i: int, slot: int, reads: tuple[int, ...]) -> bool:
         """Whether node i reads, in this slot, just the experts that were copied: a mixture with the same ids."""
         return (self.facts.op[i] == "MUL_MAT_ID" and slot == 0
                 and self.read_real(reads[2]) == self.experts[reads[0]])
 
     def end(self) -> None:
-        """Results, and residents that were written to, hold what they must."""
+        """Results, and residents that were written to, hold what they must; inputs are named."""
         facts = self.facts
-        for i in kept(facts):
+        if not self.round:
+            for i in self.leafs & self.written:
+                self.need(i)
+            for i in sorted(self.needed - set(facts.program.inputs)):
+                self.report("missing-input", f"{facts.label(i)} is read, and is no input of the program")
+        for i in readable(facts):
             if facts.memory(i) in self.leafs - self.written:
                 continue        # what the caller has set is read where he left it
             if facts.is_resident(i) or facts.offset[i] >= 0:
@@ -394,15 +432,15 @@ class _Execution:
         root = facts.memory(s)
         others = [w % self.size for _, _, w, _ in actual if facts.memory(w % self.size) != root]
         if sum(b - a for a, b, _, _ in actual) < sum(b - a for a, b, _, _ in expected):
-            reason, why = "read-before-write", "which is not written yet"
+            reason, what = "read-before-write", "which is not written yet"
         elif others:
-            reason, why = "clobbered-read", f"but finds {facts.label(others[0])} there"
+            reason, what = "clobbered-read", f"but finds {facts.label(others[0])} there"
         else:
             writers = {w for _, _, w, _ in expected} - {w for _, _, w, _ in actual}
             since = ", ".join(facts.label(w % self.size) for w in sorted(writers)) or "another part of it"
             since += f" in compute {self.round}" if self.round else ""
-            reason, why = "stale-read", f"and misses what {since} has written"
-        self.report(worst or reason, f"{who} {facts.label(p)}, {why}")
+            reason, what = "stale-read", f"and misses what {since} has written"
+        self.report(worst or reason, f"{who} {facts.label(p)}, {what}")
 
     def report(self, reason: str, message: str) -> None:
         self.found.append(Problem(reason, message))

@@ -16,7 +16,7 @@ from ggml_sched._core import PlanData
 from ggml_sched._graph import BackendBase, Graph, Tensor, measure_buffer
 from ggml_sched.program import Program, Run, Step
 
-__all__ = ["Event", "Facts", "PlainSplit", "events", "kept", "place_of"]
+__all__ = ["Event", "Facts", "PlainSplit", "events", "place_of", "readable"]
 
 VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 """Ops that compute nothing, by name: what is checked here does not rest on what the planner thinks of ops."""
@@ -26,6 +26,8 @@ VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
 class PlainSplit(NamedTuple):
+    """One split of a plan."""
+
     backend: int
     start: int
     """Positions in `Facts.nodes`."""
@@ -160,6 +162,10 @@ class Facts:
         """Whether a graph tensor is more than a leaf or a view."""
         return self.op[i] not in VIEW_OPS
 
+    def blind_slot(self, i: int) -> int:
+        """The source slot that names what a node writes to and does not read; -1."""
+        return {"CPY": 1, "SET_ROWS": 2}.get(self.op[i], -1)
+
     def memory(self, i: int) -> int:
         """The id whose memory i has by the graph: a view's root, or i itself."""
         return i if self.view_of[i] < 0 else self.view_of[i]
@@ -273,7 +279,7 @@ def place_of(step: Step, turn: int) -> int:
     return step.places[turn % len(step.places)].id
 
 
-def kept(facts: Facts) -> list[int]:
+def readable(facts: Facts) -> list[int]:
     """Tensors that a caller may read after the compute: outputs, and nodes that nothing in the graph uses."""
     used = {s for i in facts.nodes for s in facts.src[i]}
     used.update(facts.view_of[i] for i in facts.nodes)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from ggml_sched.verify.facts import Facts, events, kept
+from ggml_sched.verify.facts import Facts, events, readable
 from ggml_sched.verify.problem import Problem
 
 __all__ = ["Life", "check_memory", "lives"]
@@ -91,7 +91,7 @@ def lives(facts: Facts) -> list[Life]:
             if i >= facts.n_tensors and i in birth and i not in always:
                 found.append(Life(birth.pop(i), last[i], i))
         touch(i, time)
-    for i in kept(facts):
+    for i in readable(facts):
         if facts.memory(i) in birth:
             touch(i, end)
     for i in always:
@@ -145,7 +145,7 @@ def _excuse(facts: Facts, new: Life, old: Life) -> Problem | None:
     if not (facts.took_over[x] and _holder(facts, x) == _holder(facts, y)):
         return Problem("overlap", f"{both}, overlaps {theirs}")
     if old.death > new.birth:
-        lost = any(facts.memory(i) == y for i in kept(facts))
+        lost = any(facts.memory(i) == y for i in readable(facts))
         return Problem("output-overwritten" if lost else "inplace-live", f"{both}, takes over {theirs}")
     slots = [k for k, p in enumerate(facts.reads[x]) if p >= 0 and facts.memory(p) == y]
     same = [k for k in slots if facts.layout[facts.reads[x][k]] == facts.layout[x]

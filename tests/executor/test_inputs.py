@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from devices import Counting
+from poisoned import PoisonedBackend
 
 import ggml_sched as gs
+from ggml_sched.make_program import Bytes
 
 
 def graph_of(*outputs):
@@ -91,6 +93,98 @@ def test_what_is_read_before_it_is_written_must_be_set():
             x.set(np.ones(4))
             with pytest.raises(gs.HazardError, match="'acc'"):
                 scheduler.compute(each)
+
+
+def half(ctx, a, x):
+    return ctx.cpy(a, ctx.view_2d(x, 4, 2, 16, 0))
+
+
+def rows(ctx, a, x):
+    ids = ctx.tensor("i64", 2, "ids", input=True)
+    return ctx.set_rows(x, a, ids)
+
+
+def moved(ctx, a, x):
+    """One half of x to the other."""
+    return ctx.cpy(ctx.view_2d(x, 4, 2, 16, 0), ctx.view_2d(x, 4, 2, 16, 32))
+
+
+def itself(ctx, a, x):
+    return ctx.cpy(x, x)
+
+
+@pytest.mark.parametrize("reads", ["afterwards", "by the caller"])
+@pytest.mark.parametrize("write", [half, rows, moved, itself])
+def test_a_write_to_a_part_leaves_the_rest_to_be_set(write, reads):
+    """What the memory held before would be there."""
+    ctx, backend = gs.Context(), PoisonedBackend()
+    x, a = ctx.tensor("f32", (4, 4), "x", input=True), ctx.tensor("f32", (4, 2), "a", input=True)
+    ends = [write(ctx, a, x)]
+    if reads == "afterwards":
+        ends.append(ctx.set_output(ctx.scale(x, 2.0)))
+    graph = gs.Graph(*ends)
+    with gs.Scheduler([backend]) as scheduler:
+        scheduler.alloc(graph).verify()
+        for t in graph.leafs:
+            if t is not x:
+                t.set(np.arange(t.n_elements))
+        for run in (scheduler.compute, scheduler.compute_async):
+            with pytest.raises(gs.HazardError, match="input 'x'.*never set"):
+                run(graph)
+        scheduler.compute(graph, zero=True)
+        expected = np.arange(8).reshape(2, 4) if write in (half, rows) else np.zeros((2, 4))
+        assert np.array_equal(x.numpy(), np.concatenate([expected, np.zeros((2, 4))]))
+        if reads == "afterwards":
+            assert np.array_equal(ends[1].numpy(), 2 * x.numpy())
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_writes_to_all_parts_are_enough(complete):
+    """Columns, of which none is contiguous."""
+    ctx, backend = gs.Context(), PoisonedBackend()
+    x = ctx.tensor("f32", (4, 4), "x", input=True)
+    parts = [ctx.tensor("f32", (2, 4), f"part {k}", input=True) for k in range(1 + complete)]
+    written = [ctx.cpy(part, ctx.view_2d(x, 2, 4, 16, 8 * k)) for k, part in enumerate(parts)]
+    graph = gs.Graph(*written, ctx.set_output(ctx.scale(x, 2.0)))
+    with gs.Scheduler([backend]) as scheduler:
+        scheduler.alloc(graph).verify()
+        for k, part in enumerate(parts):
+            part.set(np.full((4, 2), k + 1.0))
+        if not complete:
+            with pytest.raises(gs.HazardError, match="input 'x'"):
+                scheduler.compute(graph)
+            return
+        scheduler.compute(graph)
+        assert x.numpy().tolist() == [[1, 1, 2, 2]] * 4
+
+
+def test_bytes_know_what_is_in_them():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        known, slow = Bytes(), np.zeros(64, bool)
+        for _ in range(rng.integers(6)):
+            starts, size = rng.integers(0, 56, rng.integers(4)), int(rng.integers(0, 9))
+            known.add(starts, size)
+            for start in starts:
+                slow[start : start + size] = True
+        for start in range(0, 64, 3):
+            for stop in range(start, 64, 5):
+                assert known.cover(start, stop) is bool(slow[start:stop].all())
+
+
+def test_an_input_that_was_never_set_cannot_be_read():
+    ctx, backend = gs.Context(), PoisonedBackend()
+    x = ctx.tensor("f32", (4, 2), "x", input=True)
+    row = ctx.view_1d(x, 4, 16)
+    column = ctx.view_2d(x, 1, 2, 16, 0)
+    graph = gs.Graph(ctx.sqr(x), ctx.scale(row, 2.0), ctx.scale(ctx.cont(column), 2.0))
+    with gs.Scheduler([backend]) as scheduler:
+        scheduler.alloc(graph)
+        for t in (x, row, column):
+            with pytest.raises(gs.HazardError, match="'x'.*never set"):
+                t.numpy()
+        column.set([[1.0], [2.0]])
+        assert x.numpy().tolist() == [[1, 0, 0, 0], [2, 0, 0, 0]] and row.numpy().tolist() == [2, 0, 0, 0]
 
 
 def test_a_dry_backend_misses_nothing():

@@ -67,6 +67,44 @@ def test_only_used_experts_travel_where_that_is_enough(ids_on_host, second_reade
                 assert summed.numpy().item() == pytest.approx(total)
 
 
+@pytest.mark.parametrize("kind", ["f32", "q8_0"])
+@pytest.mark.parametrize("tokens", [0, 1, 3])
+@pytest.mark.parametrize("layout", ["dense", "interleaved", "padded"])
+def test_experts_travel_one_by_one_where_each_has_bytes_of_its_own(layout, tokens, kind):
+    host, device = CpuDevice("host"), CpuDevice("device", offloads=("MUL_MAT_ID",))
+    shape = {"dense": (32, 3, 5), "interleaved": (32, 5, 3), "padded": (32, 5, 5)}[layout]
+    home, ctx, rng = gs.Context(), gs.Context(), np.random.default_rng(0)
+    stored = [home.tensor(kind, shape, f"e{k}") for k in range(3)]
+    host.alloc_tensors(home)
+    x = ctx.tensor("f32", (32, 1, tokens), "x", input=True)
+    ids = ctx.tensor("i32", (2, tokens), "ids", input=True)
+    results = []
+    for weight in stored:
+        weight.set(rng.standard_normal(shape[::-1]))
+        experts = {"dense": lambda w: w, "interleaved": lambda w: ctx.permute(w, 0, 2, 1, 3),
+                   "padded": lambda w: ctx.view_3d(w, 32, 3, 5, w.nb[1], w.nb[2], 0)}[layout](weight)
+        results.append(ctx.set_output(ctx.mul_mat_id(experts, x, ids)))
+    # Needs memory afterwards, also where the results are empty: nothing stays in the places of the weights.
+    busy = [ctx.tensor("f32", (32, 64), "busy", input=True)]
+    for _ in range(3):
+        busy.append(ctx.sqr(busy[-1]))
+    graph, found = gs.Graph(*results, *busy[-1:]), []
+    given = rng.standard_normal((tokens, 1, 32)), rng.integers(0, 5, (tokens, 2))
+    for backends in ([host], [device, host]):
+        with gs.Scheduler(backends, policy="seed") as scheduler:
+            for node in [*results, *busy]:
+                scheduler.set_tensor_backend(node, backends[0])
+            plan = scheduler.alloc(graph)
+            plan.verify()
+            x.set(given[0])
+            ids.set(given[1])
+            scheduler.compute(graph, zero=True)
+            found.append([t.numpy() for t in results])
+    kinds = {step.kind for step in plan.program.steps}
+    assert ("copy experts" in kinds) is (layout != "interleaved")
+    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_kept_experts_travel_once_and_whole():
     scheduler, graph, x, (mixed, expected), _ = experts_case(True, False, 2)
     with scheduler:

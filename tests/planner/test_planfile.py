@@ -118,9 +118,32 @@ def test_what_is_adopted_fits_the_scheduler():
     with pytest.raises(gs.PlacementError, match="policy 'default'"):
         gs.Scheduler(backends, policy="seed").adopt(plan)
     unsound = gs.Scheduler(backends).plan(graph)
-    unsound.data.program = Program(unsound.program.steps[:-1], unsound.program.inputs, 1)
+    unsound.data._program = Program(unsound.program.steps[:-1], unsound.program.inputs, 1)
     with pytest.raises(gs.HazardError, match="not-run"):
         gs.Scheduler(backends).adopt(unsound)
+
+
+def test_a_plan_that_cannot_be_written_leaves_the_file_as_it_was(tmp_path):
+    class Moody(gs.DryBackend):
+        is_moody = False
+
+        def alloc_size(self, tensor):
+            if self.is_moody:
+                raise RuntimeError("not today")
+            return super().alloc_size(tensor)
+
+    backend, ctx, path = Moody("calm"), gs.Context(), tmp_path / "plan.json"
+    graph = gs.Graph(ctx.sqr(ctx.tensor("f32", 4, "x", input=True)))
+    plan = gs.Scheduler([backend]).plan(graph)
+    plan.save(path)
+    before = path.read_bytes()
+    backend.is_moody = True
+    with pytest.raises(RuntimeError, match="not today"):
+        plan.save(path)
+    backend.is_moody = False
+    with pytest.raises(OSError, match="nowhere"):
+        plan.save(tmp_path / "nowhere" / "plan.json")
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["plan.json"]
 
 
 # -- refusals ----------------------------------------------------------------------------------------
@@ -239,3 +262,13 @@ def test_a_mutated_file_is_refused_or_says_the_same(block):
         except gs.Error:
             pass
     assert accepted < 120
+
+
+def test_a_resident_of_endless_digits_is_refused(tmp_path):
+    backends, graph, _ = two_devices()
+    path = tmp_path / "plan.json"
+    gs.Scheduler(backends).plan(graph).save(path)
+    data = json.loads(path.read_text())
+    data["residents"]["9" * 5000] = ["weights", [0]]
+    path.write_text(json.dumps(data))
+    refused(path, graph, backends, gs.PlacementError, "tensor '9999")

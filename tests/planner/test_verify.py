@@ -262,6 +262,12 @@ def mixture() -> tuple[Facts, int]:
     return facts, at(facts, "other")
 
 
+def forge_missing_input():
+    facts = layered()
+    program = facts.program
+    return replace(facts, program=Program(program.steps, program.inputs[1:], program.turns))
+
+
 def forge_clobbered_read():
     facts = forked()
     return edit(facts, offset={at(facts, "s"): facts.offset[at(facts, "h")]})
@@ -306,6 +312,7 @@ CORRUPTIONS = {
     "stale-read": forge_stale_read,
     "lost-write": forge_lost_write,
     "partial-read": forge_partial_read,
+    "missing-input": forge_missing_input,
     "not-run": forge_not_run,
     "bad-step": forge_bad_step,
     "unordered": forge_unordered,
@@ -318,6 +325,14 @@ CORRUPTIONS = {
 def test_every_reason_has_a_corruption():
     # What reads clobbered bytes overlaps first, so that check is tested on its own below.
     assert set(CORRUPTIONS) | {"clobbered-read"} == set(REASONS)
+
+
+def test_experts_that_share_bytes_do_not_travel_one_by_one():
+    facts, _ = mixture()
+    weight = facts.program.steps[steps_of(facts, "copy experts")[0]].tensor
+    kind, ne, (nb0, nb1, nb2, nb3) = facts.layout[weight]
+    facts = edit(facts, layout={weight: (kind, ne, (nb0, nb2, nb1, nb3))})
+    assert {p.reason for p in check_dataflow(facts)} == {"partial-read"}
 
 
 @pytest.mark.parametrize("reason", CORRUPTIONS)
