@@ -67,9 +67,13 @@ class Allocations:
             return None
         self._rest_current()
         del self._resting[id(graph)]
-        self.current = found
+        try:
+            found.resume()
+        except BaseException:
+            found.release()
+            raise
         found.plan = found.new_plan()
-        found.resume()
+        self.current = found
         return found
 
     def put(self, plan: Plan, residents: list[Buffer], answers: int, asked: Graph) -> Allocation:

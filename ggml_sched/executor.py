@@ -42,7 +42,7 @@ Ask = Callable[[Tensor], object]
 
 
 class _Guard:
-    """Refuses to read results whose memory has served other nodes since: ggml would return garbage."""
+    """Refuses to read results that are not there, or not any more: ggml would return garbage."""
 
     __slots__ = ("_allocation",)
 
@@ -53,6 +53,7 @@ class _Guard:
         allocation = self._allocation()
         if allocation is None or allocation.is_running:
             return
+        allocation.check_queued()
         node = tensor
         while not node.computes and node.src:
             node = node.src[0]
@@ -60,11 +61,15 @@ class _Guard:
             node = node.root
             if node.op == "NONE" and not node.overwritten:
                 return          # what the caller has set is still on the host
-        i = allocation.id_of(node)
+        i = allocation.id_of(node) if tensor.nbytes else -1
         if i >= 0 and allocation.data.is_overwritten(i):
             raise HazardError(
                 f"the data of {node.name or 'unnamed'!r} ({node.op}) is gone: its memory has served other nodes "
                 "since; flag it with ctx.set_output before planning")
+        if i >= 0 and node.computes and not node.is_resident and not allocation.has_computed(node):
+            raise HazardError(
+                f"{node.name or 'unnamed'!r} ({node.op}) has not been computed since its graph was allocated, or a "
+                "compute failed or was stopped before it")
 
 
 class Allocation:
@@ -85,6 +90,10 @@ class Allocation:
         self.lease.guard = _Guard(self)
 
     is_running = False
+    _done = 0
+    """So many of the nodes have been computed, in the memory that they have now."""
+    _pipeline: Pipeline | None = None
+    """Where computes were queued."""
     _turn = 0
     """Of the ring, for the next compute."""
     _lists: dict[int, list[BoundStep]] | None = None
@@ -94,7 +103,7 @@ class Allocation:
 
     def new_plan(self) -> Plan:
         """The plan again, whose graph is still there."""
-        return Plan(self.graph(), self.data, self.backends, self._policy)
+        return Plan(self.graph(), self.data, self.backends, self._policy, self.asked())
 
     def id_of(self, t: Tensor) -> int:
         """The id of a tensor of the graph, -1 for another."""
@@ -122,10 +131,13 @@ class Allocation:
         return self.new_plan().program
 
     @cached_property
-    def _written(self) -> list[Tensor]:
-        """Leafs that nodes write to."""
-        roots = dict.fromkeys(node.view_src for node in self.nodes if node.is_view and node.computes)
-        return [root for root in roots if root.op == "NONE"]
+    def _written(self) -> dict[Tensor, int]:
+        """Leafs that nodes write to, and the position of the first that does."""
+        found: dict[Tensor, int] = {}
+        for k, node in enumerate(self.nodes):
+            if node.is_view and node.computes and node.view_src.op == "NONE":
+                found.setdefault(node.view_src, k)
+        return found
 
     @cached_property
     def _inputs(self) -> list[Tensor]:
@@ -143,6 +155,7 @@ class Allocation:
     def resume(self) -> None:
         """The tensors have their addresses again, in memory that others have used since."""
         self._seen.forget()
+        self._lose_results()
         if self.lease.revive():
             bind_plan(self.graph(), self.data, self.buffers, self.lease)
 
@@ -183,7 +196,7 @@ class Allocation:
             raise
         finally:
             self.is_running = False
-            self._touch_written()
+        self._end(len(self.nodes) if finished else self._positions[compute.stopped_at] + 1)
         self._wait()
         return finished
 
@@ -196,16 +209,36 @@ class Allocation:
             tasks = [Task(bound.backend, bound.due(), step.waits, k in program.awaited)
                      for k, (step, bound) in enumerate(zip(program.steps, steps, strict=True))]
             self.lease.queue(self.graph(), pipeline.drain_weakly)
+            self._pipeline = pipeline
             pipeline.submit(tasks)
         except BaseException:
             self.forget()
             raise
-        finally:
-            self._touch_written()
+        self._end(len(self.nodes))
 
     def forget(self) -> None:
-        """A compute has failed: move all data again."""
+        """A compute has failed: there are no results, leafs are as the caller has set them, all data moves again."""
         self._seen.forget()
+        self._end(0)
+
+    def _lose_results(self) -> None:
+        """The memory has served others: leafs are as the caller has set them."""
+        self._done = 0
+        for root in self._written:
+            root.overwritten = False
+
+    def check_queued(self) -> None:
+        """HazardError after a queued compute that failed, until its error was raised."""
+        if self._pipeline is not None and self._pipeline.failed:
+            raise HazardError("a queued compute has failed and left no results: scheduler.synchronize() raises why")
+
+    def has_computed(self, node: Tensor) -> bool:
+        """Whether the result of a node is there, or queued."""
+        return self._done == len(self.nodes) or self._positions[node] < self._done
+
+    @cached_property
+    def _positions(self) -> dict[Tensor, int]:
+        return {node: k for k, node in enumerate(self.nodes)}
 
     def _next_steps(self) -> list[BoundStep]:
         turn = self._turn
@@ -216,13 +249,14 @@ class Allocation:
         self._turn = (turn + 1) % self.program.turns
         return self._lists[turn]
 
-    def _touch_written(self) -> None:
-        """What the graph writes to has changed."""
-        for root in self._written:
+    def _end(self, n_done: int) -> None:
+        """The first `n_done` nodes have been computed, or will be; what they write to has changed."""
+        self._done = n_done
+        for root, first in self._written.items():
             if root.is_resident:
                 root.touch()
             else:
-                root.overwritten = True
+                root.overwritten = first < n_done
 
     def _wait(self, quietly: bool = False) -> None:
         """Wait for every backend, then raise the first error (`quietly`: another one is on its way)."""
@@ -307,6 +341,8 @@ class _Compute:
         self.held: Held = []
         self._ends: dict[int, Event] = {}
         self._last: dict[Backend, Event] = {}
+        self.stopped_at: Tensor | None = None
+        """The node at which the callback stopped the compute."""
 
     def run(self, steps: list[BoundStep]) -> bool:
         if self.program.awaited:
@@ -353,7 +389,7 @@ class _Compute:
                         waiting = node          # its data is elsewhere until the next step
                     elif node is not None:
                         bound.backend.synchronize()
-                        if says_no(callback(node)):
+                        if self._is_stopped(callback, node):
                             return False
                 self._ended(k, bound, None)
                 continue
@@ -362,6 +398,11 @@ class _Compute:
                 node, waiting = waiting, None
                 bound.backend.synchronize()
                 bound.node.backend.synchronize()
-                if says_no(callback(node)):
+                if self._is_stopped(callback, node):
                     return False
         return True
+
+    def _is_stopped(self, callback: Callback, node: Tensor) -> bool:
+        if says_no(callback(node)):
+            self.stopped_at = node
+        return self.stopped_at is not None

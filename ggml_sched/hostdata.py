@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched import quants
-from ggml_sched._graph import Tensor, Type
-from ggml_sched.errors import BackendError, OutOfMemory, PlacementError
+from ggml_sched._graph import Tensor, Type, wait_for_queued
+from ggml_sched.errors import BackendError, HazardError, OutOfMemory, PlacementError
 
 __all__ = ["array_over", "endless", "read", "write"]
 
@@ -64,6 +64,8 @@ def array_over(tensor: Tensor, memory, offset: int = 0) -> np.ndarray:
 
 def read(tensor: Tensor) -> np.ndarray:
     """See `Tensor.numpy`."""
+    if not _waits_on_host(tensor):
+        wait_for_queued(tensor)
     if tensor.lease is not None and tensor.lease.guard is not None:
         tensor.lease.guard(tensor)
     _check_ends(tensor)
@@ -109,13 +111,13 @@ def write(tensor: Tensor, array) -> None:
         span = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
     else:
         # Other bytes lie between the rows: change ours, keep theirs.
-        span = _span(tensor)
+        span = _span(tensor, zeros=True)
         array_over(tensor, span)[...] = values
     if _is_staged(tensor):
         _stash(tensor, span)
         if not tensor.lease.through:
             return
-    _drain(tensor)
+    wait_for_queued(tensor)
     backend.set_tensor(tensor, span)
 
 
@@ -142,8 +144,12 @@ def _numbers(tensor: Tensor, values: np.ndarray, dtype: np.dtype) -> np.ndarray:
         for value in (values.min(), values.max()):
             if not limits.min <= int(value) <= limits.max:
                 raise ValueError(f"{tensor!r}: {value} is not in {limits.min} .. {limits.max}")
-    with np.errstate(over="ignore"):        # infinity, as IEEE 754 has it
-        return values.astype(np.float64 if ints and dtype.kind == "f" else dtype, copy=False).astype(dtype, copy=False)
+    try:
+        with np.errstate(over="ignore"):        # infinity, as IEEE 754 has it
+            exact = values.astype(np.float64) if ints and dtype.kind == "f" else values
+            return exact.astype(dtype, copy=False)
+    except OverflowError as error:
+        raise ValueError(f"{tensor!r}: {max(values.flat, key=abs)} is beyond all floats") from error
 
 
 def _check_ends(tensor: Tensor) -> None:
@@ -152,23 +158,24 @@ def _check_ends(tensor: Tensor) -> None:
         raise BackendError(wrong)
 
 
-def _span(tensor: Tensor) -> bytearray:
-    """The bytes that the tensor covers, gaps included."""
+def _span(tensor: Tensor, zeros: bool = False) -> bytearray:
+    """The bytes that the tensor covers, gaps included; HazardError (or `zeros`) for a leaf that was never set."""
     backend = _backend(tensor)
-    if _is_staged(tensor) and not tensor.root.overwritten:
+    if _waits_on_host(tensor):
         held = tensor.root.stash
-        if held is not None:
-            return bytearray(held[tensor.view_offs : tensor.view_offs + tensor.nbytes])
-    _drain(tensor)
+        if held is None and tensor.nbytes and not zeros:
+            root = tensor.root
+            raise HazardError(f"{root!r} was never set: t.set(array) gives it data, a compute with zero=True zeros")
+        return bytearray((held or bytes(tensor.root.nbytes))[tensor.view_offs : tensor.view_offs + tensor.nbytes])
+    wait_for_queued(tensor)
     span = bytearray(tensor.nbytes)
     backend.get_tensor(tensor, span)
     return span
 
 
-def _drain(tensor: Tensor) -> None:
-    """Let queued computes that use the tensor's address end."""
-    if tensor.lease is not None and tensor.lease.drain is not None:
-        tensor.lease.drain()
+def _waits_on_host(tensor: Tensor) -> bool:
+    """Whether the latest data of a tensor is what the caller has set, wherever its memory is."""
+    return _is_staged(tensor) and not tensor.root.overwritten
 
 
 def _is_staged(tensor: Tensor) -> bool:
@@ -187,14 +194,16 @@ def _is_staged(tensor: Tensor) -> bool:
 def _stash(tensor: Tensor, span) -> None:
     """Keep data on the host for a leaf, whose place in the arena may still be somebody else's."""
     root = tensor.root
-    root.touch()
-    root.overwritten = False
     if tensor is root:
-        root.stash = bytes(span)
+        stash = bytes(span)
     else:
-        held = bytearray(root.stash or bytes(root.nbytes))
+        if root.overwritten and root.lease.guard is not None:
+            root.lease.guard(root)
+        held = _span(root, zeros=True)
         held[tensor.view_offs : tensor.view_offs + len(span)] = memoryview(span)
-        root.stash = bytes(held)
+        stash = bytes(held)
+    root.touch()
+    root.overwritten, root.stash = False, stash
 
 
 def _backend(tensor: Tensor):

@@ -61,6 +61,8 @@ class Planner:
         # What was given from outside, by the cache's key: kept until `clear`.
         self._adopted: dict[Key, Adopted] = {}
         self._orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
+        # The same for orders of adopted plans: allocations do not keep graphs alive.
+        self._adopted_orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
 
     def plan(self, graph: Graph, assigned: Mapping[Tensor, Backend], held: Held) -> tuple[Plan, Request]:
         """A plan, and the request that it answers.
@@ -113,7 +115,9 @@ class Planner:
             return None
         ordered = graph
         if adopted.order is not None:
-            ordered = graph.with_order([graph.nodes[k] for k in adopted.order])
+            ordered = self._adopted_orders.get(graph)
+            if ordered is None or [graph.position_of(node) for node in ordered.nodes] != list(adopted.order):
+                ordered = self._adopted_orders[graph] = graph.with_order([graph.nodes[k] for k in adopted.order])
             request = Request(ordered, self.devices, assigned)
         plan = Plan(ordered, adopted.data, self.backends, self.policy_name, graph)
         excess = self._excess(plan, held)

@@ -93,6 +93,8 @@ class Scheduler:
         self.reorder = reorder
         self.zero = zero
         self.closed = False
+        if not isinstance(budgets, Mapping | None):
+            raise TypeError(f"budgets are {{backend: bytes}}, not {budgets!r}")
         limits = {self._index(backend): _index(nbytes) for backend, nbytes in (budgets or {}).items()}
         for i, nbytes in limits.items():
             if nbytes < 0:
@@ -221,9 +223,8 @@ class Scheduler:
         """Queue a compute and return; the results are there after `synchronize`.
 
         Inputs may be set anew at once: a compute uses what was set when it was queued.  Computes that follow
-        each other overlap where they are on different backends.  Reading a tensor of the graph waits for what
-        is queued; weights and caches, which live outside the graph's plan, must not be set or read before
-        `synchronize`.  `zero` as in `compute`.
+        each other overlap where they are on different backends.  Reading a tensor of the graph, setting or reading
+        weights and caches waits for what is queued.  `zero` as in `compute`.
         When something fails, the rest of what is queued is skipped.  Raises what `alloc` raises.
         """
         with self._turn:

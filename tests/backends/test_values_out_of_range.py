@@ -137,3 +137,16 @@ def test_a_type_is_not_a_bool():
         with pytest.raises(TypeError, match="a type is"):
             ctx.tensor(wrong, 4)
     assert ctx.tensor(1, 4).type == gs.Type.F16
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0"])
+def test_an_integer_beyond_all_floats_is_refused(kind):
+    ctx = gs.Context()
+    t = ctx.tensor(kind, 32, "t")
+    with gs.CpuBackend(1) as backend:
+        backend.alloc_tensors(ctx)
+        for value in (2**2000, -(2**1024)):
+            with pytest.raises(ValueError, match=f"'t'.*{value} is beyond all floats"):
+                t.set([value] + [0] * 31)
+        with pytest.raises(ValueError, match="beyond all floats"):
+            t.set([2**1024 - 1] * 32)

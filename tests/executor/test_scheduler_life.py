@@ -57,6 +57,7 @@ def test_wrong_arguments():
         (ValueError, ([a, b],), {"plan_cache": -1}),
         (TypeError, ([a, b],), {"plan_cache": 1.5}),
         (TypeError, ([a, b],), {"budgets": {a: 1.5}}),
+        (TypeError, ([a, b],), {"budgets": 3}),
         (ValueError, ([a, b],), {"budgets": {a: -1}}),
     ]:
         with pytest.raises(error):

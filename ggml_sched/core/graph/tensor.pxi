@@ -222,7 +222,8 @@ cdef class Tensor:
         """Copy data in through the tensor's backend.
 
         `array` has the tensor's extents (numpy order: `ne` reversed, leading ones optional) or is flat.
-        Quantised types take floats, which are quantised, or uint8 blocks of `nbytes`.
+        Quantised types take floats, which are quantised, or uint8 blocks of `nbytes`.  Where an input was never set,
+        setting a view of it makes the rest zeros.  Of weights and caches, waits for queued computes.
         Raises PlacementError without an address, ValueError for a wrong shape or an integer that the type does not
         hold, TypeError for a wrong dtype: integer types take integers only.
         """
@@ -249,6 +250,11 @@ cdef TensorData _tensor_data = TensorData()
 def register_tensor_data(write, read):
     """Let `Tensor.set` call write(tensor, array), and `Tensor.numpy` read(tensor)."""
     _tensor_data.write, _tensor_data.read = write, read
+
+
+def wait_for_queued(Tensor t not None):
+    """Let queued computes that use a tensor's memory end: it is about to be read or written from outside."""
+    (t if t.view_src is None else t.view_src).settle()
 
 
 def bind_resident(Tensor t not None, BufferBase buffer, Py_ssize_t offset):

@@ -1,0 +1,245 @@
+"""What a caller reads is there: data of the last compute, what he has set, or an error that says what is missing."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+from devices import PATIENCE, Gated
+from poisoned import PoisonedBackend
+
+import ggml_sched as gs
+
+
+class Failing(PoisonedBackend):
+    """Fails when told to, before it computes anything."""
+
+    fails = False
+
+    def graph_plan_compute(self, handle):
+        if self.fails:
+            raise gs.BackendError("out of order")
+        super().graph_plan_compute(handle)
+
+
+@pytest.fixture
+def backend():
+    with Failing("A") as backend:
+        yield backend
+
+
+def squares(backend: gs.Backend) -> tuple[gs.Scheduler, gs.Graph, gs.Tensor, gs.Tensor]:
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 4, "x", input=True)
+    out = ctx.set_name(ctx.set_output(ctx.sqr(x)), "out")
+    scheduler = gs.Scheduler([backend])
+    graph = gs.Graph(out)
+    scheduler.alloc(graph)
+    x.set(np.full(4, 3.0))
+    return scheduler, graph, x, out
+
+
+# -- results -----------------------------------------------------------------------------------------
+
+
+def test_a_result_is_read_after_its_compute_only(backend):
+    scheduler, graph, _, out = squares(backend)
+    with scheduler:
+        with pytest.raises(gs.HazardError, match="'out'.*not been computed"):
+            out.numpy()
+        scheduler.compute(graph)
+        assert out.numpy().tolist() == [9] * 4
+        scheduler.alloc(graph)
+        assert out.numpy().tolist() == [9] * 4
+
+
+def test_a_graph_that_comes_back_has_no_results_until_it_is_computed(backend):
+    scheduler, graph, _, out = squares(backend)
+    ctx = gs.Context()
+    other = gs.Graph(ctx.set_output(ctx.scale(ctx.tensor("f32", 64, "other", input=True), 2.0)))
+    with scheduler:
+        scheduler.compute(graph)
+        scheduler.compute(other, zero=True)
+        scheduler.alloc(graph)
+        with pytest.raises(gs.HazardError, match="'out'"):
+            out.numpy()
+        scheduler.compute(graph)
+        assert out.numpy().tolist() == [9] * 4
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_compute_that_failed_leaves_no_results(backend, queued):
+    scheduler, graph, x, out = squares(backend)
+    with scheduler:
+        scheduler.compute(graph)
+        x.set(np.full(4, 5.0))
+        backend.fails = True
+        if queued:
+            scheduler.compute_async(graph)
+            with pytest.raises(gs.HazardError, match="synchronize"):
+                out.numpy()
+            with pytest.raises(gs.BackendError, match="out of order"):
+                scheduler.synchronize()
+        else:
+            with pytest.raises(gs.BackendError, match="out of order"):
+                scheduler.compute(graph)
+        with pytest.raises(gs.HazardError, match="'out'.*not been computed"):
+            out.numpy()
+        backend.fails = False
+        scheduler.compute(graph)
+        assert out.numpy().tolist() == [25] * 4
+
+
+def test_after_a_stop_there_are_the_results_up_to_it(backend):
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 4, "x", input=True)
+    nodes = [ctx.set_name(ctx.set_output(ctx.scale(x, float(k))), f"n{k}") for k in range(1, 4)]
+    graph = gs.Graph(*nodes)
+    with gs.Scheduler([backend]) as scheduler:
+        scheduler.alloc(graph)
+        x.set(np.ones(4))
+        assert not scheduler.compute(graph, lambda node: node is not nodes[1])
+        assert [nodes[k].numpy()[0] for k in range(2)] == [1, 2]
+        with pytest.raises(gs.HazardError, match="'n3'.*stopped"):
+            nodes[2].numpy()
+
+
+def test_an_empty_result_is_always_there(backend):
+    ctx = gs.Context()
+    nothing = ctx.set_output(ctx.sqr(ctx.tensor("f32", (4, 0), "nothing", input=True)))
+    busy = ctx.tensor("f32", 64, "busy", input=True)
+    graph = gs.Graph(nothing, ctx.neg(ctx.sqr(ctx.neg(busy))))
+    with gs.Scheduler([backend]) as scheduler:
+        scheduler.alloc(graph)
+        assert nothing.numpy().shape == (0, 4)
+        scheduler.compute(graph, zero=True)
+        assert nothing.numpy().shape == (0, 4)
+
+
+# -- leafs that the graph writes to -----------------------------------------------------------------------
+
+
+def accumulator(policy: str, backend: gs.Backend):
+    """x becomes x + b, late: by then nodes have used much memory."""
+    ctx = gs.Context()
+    b, x = ctx.tensor("f32", 64, "b", input=True), ctx.tensor("f32", 64, "x", input=True)
+    busy = ctx.sqr(ctx.neg(ctx.sqr(b)))
+    total = ctx.scale(ctx.sum(ctx.concat(busy, busy, 0)), 0.0)
+    written = ctx.set_output(ctx.cpy(ctx.add(ctx.add(x, b), total), x))
+    scheduler = gs.Scheduler([backend], policy=policy)
+    graph = gs.Graph(written)
+    scheduler.alloc(graph)
+    x.set(np.full(64, 7.0))
+    b.set(np.ones(64))
+    return scheduler, graph, x
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@pytest.mark.parametrize("policy", ["default", "seed"])
+def test_a_leaf_is_as_it_was_set_when_the_compute_that_writes_to_it_fails(policy, queued, backend):
+    scheduler, graph, x = accumulator(policy, backend)
+    with scheduler:
+        backend.fails = True
+        with pytest.raises(gs.BackendError):
+            scheduler.compute_async(graph) if queued else scheduler.compute(graph)
+            scheduler.synchronize()
+        assert x.numpy().tolist() == [7] * 64
+        backend.fails = False
+        scheduler.compute(graph)
+        assert x.numpy().tolist() == [8] * 64
+
+
+@pytest.mark.parametrize("policy", ["default", "seed"])
+def test_a_leaf_is_as_it_was_set_when_the_compute_stops_before_its_writer(policy, backend):
+    scheduler, graph, x = accumulator(policy, backend)
+    with scheduler:
+        assert not scheduler.compute(graph, lambda node: False)
+        assert x.numpy().tolist() == [7] * 64
+        assert not scheduler.compute(graph, lambda node: node.op != "CPY")
+        assert x.numpy().tolist() == [8] * 64
+
+
+def test_a_leaf_is_as_it_was_set_when_its_graph_comes_back(backend):
+    scheduler, graph, x = accumulator("default", backend)
+    ctx = gs.Context()
+    other = gs.Graph(ctx.set_output(ctx.scale(ctx.tensor("f32", 4096, "other", input=True), 2.0)))
+    scheduler.reserve(other)
+    with scheduler:
+        scheduler.compute(graph)
+        assert x.numpy().tolist() == [8] * 64
+        scheduler.compute(other, zero=True)
+        scheduler.alloc(graph)
+        assert x.numpy().tolist() == [7] * 64
+
+
+def test_setting_a_part_of_a_leaf_keeps_what_the_graph_has_written_to_the_rest(backend):
+    ctx = gs.Context()
+    a, x = ctx.tensor("f32", 8, "a", input=True), ctx.tensor("f32", 8, "x", input=True)
+    graph = gs.Graph(ctx.set_output(ctx.cpy(ctx.scale(a, 2.0), x)))
+    part = ctx.view_1d(x, 4, 16)
+    with gs.Scheduler([backend]) as scheduler:
+        scheduler.alloc(graph)
+        a.set(np.ones(8))
+        scheduler.compute(graph)
+        part.set(np.full(4, 5.0))
+        assert x.numpy().tolist() == [2] * 4 + [5] * 4
+
+
+# -- weights and caches ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("through", ["node", "cache", "set"])
+def test_reading_and_setting_a_cache_wait_for_queued_computes(through):
+    backend, home, ctx = Gated("slow"), gs.Context(), gs.Context()
+    cache = home.tensor("f32", 4, "cache")
+    backend.alloc_tensors(home, "any")
+    cache.set(np.zeros(4))
+    x = ctx.tensor("f32", 4, "x", input=True)
+    written = ctx.set_output(ctx.cpy(x, cache))
+    graph, gate = gs.Graph(written), threading.Event()
+    with gs.Scheduler([backend]) as scheduler:
+        scheduler.alloc(graph)
+        x.set(np.ones(4))
+        backend.before = lambda number: gate.wait(PATIENCE)
+        scheduler.compute_async(graph)
+        threading.Timer(0.05, gate.set).start()
+        if through == "set":
+            cache.set(np.full(4, 3.0))
+            scheduler.synchronize()
+            assert cache.numpy().tolist() == [3] * 4
+        else:
+            assert (written if through == "node" else cache).numpy().tolist() == [1] * 4
+
+
+# -- orders of their own -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_a_graph_that_is_computed_in_another_order_comes_back(tmp_path, adopted):
+    """Nobody but the scheduler knows of that order, and allocations keep no graph."""
+    ctx, backend = gs.Context(), gs.CpuBackend(1)
+    x = ctx.tensor("f32", 64, "x", input=True)
+    rows = [ctx.repeat(ctx.scale(x, 2.0 + k), ctx.tensor("f32", (64, 64))) for k in range(3)]
+    sums = [ctx.set_output(ctx.sum(row)) for row in rows]
+    base = gs.Graph(*sums)
+    graph = base.with_order([n for n in base.nodes if n.op != "SUM"] + [n for n in base.nodes if n.op == "SUM"])
+    other = gs.Graph(ctx.set_output(ctx.sqr(x)))
+    with gs.Scheduler([backend], reorder=True) as maker:
+        plan = maker.plan(graph)
+        assert plan.graph is not graph
+        plan.save(tmp_path / "plan.json")
+    with gs.Scheduler([backend], reorder=not adopted) as scheduler:
+        if adopted:
+            scheduler.adopt(gs.load_plan(tmp_path / "plan.json", graph, [backend]))
+        del plan
+        for turn in range(3):
+            scheduler.alloc(graph)
+            gc.collect()
+            x.set(np.full(64, float(turn)))
+            scheduler.compute(graph)
+            assert [t.numpy()[0] for t in sums] == [64 * 64 * (2 + k) * turn for k in range(3)]
+            found = scheduler.alloc(graph)
+            assert found.asked is graph and found.graph is not graph
+            scheduler.compute(other)
