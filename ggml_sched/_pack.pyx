@@ -6,6 +6,7 @@ A contents page.  All imports stand here; the parts below, in core/pack/, are re
     prepare             lifetimes become sections
     two_ends            one pass from both ends of the arena
     place               lists: one order, each at the lowest gap
+    blocks              free blocks, and ggml's choice among them; also for _core's allocators
     best_fit            ggml's online best fit, for comparison and as a promise
     state, search       exact search: place or lift
     join                buffers joined to solid blocks
@@ -20,8 +21,8 @@ import numpy as np
 from ggml_sched.errors import Error
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset
 
 from ggml_sched._c cimport (
@@ -32,13 +33,14 @@ from ggml_sched._c cimport (
     GS_OVERFLOW,
     gs_block,
     gs_checked_add,
-    gs_checked_align,
+    gs_checked_mul,
     gs_mix,
 )
 
 include "core/pack/prepare.pxi"
 include "core/pack/two_ends.pxi"
 include "core/pack/place.pxi"
+include "core/pack/blocks.pxi"
 include "core/pack/best_fit.pxi"
 include "core/pack/state.pxi"
 include "core/pack/search.pxi"
