@@ -158,7 +158,7 @@ cdef inline int64_t pack_gap(int64_t *bottom, int64_t *top, int32_t m, int64_t s
 
 
 cdef int64_t pack_place_near(gs_pack *p, int64_t limit) noexcept nogil:
-    """Place in p.order at the lowest gaps; needs the carry lists.  The arena, or PACK_FAR above limit."""
+    """Place in p.order at the lowest gaps; needs the carry lists.  The arena, or GS_OUT_OF_MEMORY above limit."""
     # Locals, because the compiler must assume that a store to offset changes the pointers in p.
     cdef int64_t *offset = p.offset
     cdef int64_t *sizes = p.size
@@ -184,7 +184,7 @@ cdef int64_t pack_place_near(gs_pack *p, int64_t limit) noexcept nogil:
                     m += 1
             offset[b] = pack_gap(bottom, top, m, size)
             if offset[b] > limit - size:
-                return PACK_FAR
+                return GS_OUT_OF_MEMORY
             arena = max(arena, offset[b] + size)
             continue
         carry = p.carry + p.carry_begin[p.start[b]]
@@ -201,7 +201,7 @@ cdef int64_t pack_place_near(gs_pack *p, int64_t limit) noexcept nogil:
             m += at >= 0
         at = pack_gap(bottom, top, m, size)
         if at > limit - size:
-            return PACK_FAR
+            return GS_OUT_OF_MEMORY
         offset[b] = at
         arena = max(arena, at + size)
     return arena
@@ -243,7 +243,7 @@ cdef void pack_insert_spot(gs_pack_block *blocks, int32_t *n_blocks, const gs_pa
 
 
 cdef int64_t pack_place_far(gs_pack *p, int64_t limit) noexcept nogil:
-    """As pack_place_near, but needs no lists.  GS_NO_HOST_MEMORY (negative) is the only error."""
+    """As pack_place_near, but needs no lists.  Or GS_NO_HOST_MEMORY."""
     cdef int64_t arena = 0
     cdef int64_t at, size
     cdef int32_t n_blocks = 1
@@ -277,7 +277,7 @@ cdef int64_t pack_place_far(gs_pack *p, int64_t limit) noexcept nogil:
                         at = max(at, s[q].top)
             k = blocks[k].next
         if at > limit - size:
-            arena = PACK_FAR
+            arena = GS_OUT_OF_MEMORY
             break
         spot.bottom = at
         spot.top = at + size

@@ -85,7 +85,7 @@ cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_packing 
         work.budget = 100 * 1000
     out.bound = out.proven = p.bound
     if p.n > 0:
-        out.arena = PACK_FAR
+        out.arena = INT64_MAX
         status = pack_solve(&work)
         if status == GS_OK and out.arena > out.proven and not work.fitted:
             # A capacity ended the work early; the promise about best fit holds all the same.
@@ -101,7 +101,8 @@ cdef int pack_keep(gs_pack_work *work, int64_t arena, int method) noexcept nogil
     """Keep the packing in p.offset if it is the best so far; an arena below 0 is an error's code."""
     if arena < 0:
         return <int>arena
-    if arena < work.out.arena:
+    # The first is kept however large it is: an arena may need all that 63 bits hold.
+    if arena < work.out.arena or work.out.method == PACK_METHOD_NONE:
         work.out.arena = arena
         work.out.method = method
         memcpy(work.p.best, work.p.offset, work.p.n * sizeof(int64_t))
@@ -121,11 +122,11 @@ cdef int pack_list(gs_pack_work *work, gs_pack *p, int by, int64_t limit) noexce
             return GS_OK
     pack_sort(p, by, 0)
     arena = pack_place_near(p, limit) if near else pack_place_far(p, limit)
+    if arena == GS_OUT_OF_MEMORY:
+        return GS_OK
     if p == work.p:
         return pack_keep(work, arena, PACK_METHOD_TWA + by)
-    if 0 <= arena <= limit:
-        arena = join_expand(&work.join)
-    return pack_keep(work, arena, PACK_METHOD_JOINED)
+    return pack_keep(work, arena if arena < 0 else join_expand(&work.join), PACK_METHOD_JOINED)
 
 
 cdef int pack_solve(gs_pack_work *work) noexcept nogil:
@@ -189,6 +190,7 @@ cdef int pack_attempt(gs_pack_work *work, gs_search *q, int64_t capacity, int by
     """One search at a capacity, within the budget.  SEARCH_* or an error; a packing found is kept."""
     cdef gs_pack *p = q.p
     cdef int64_t arena = 0
+    cdef int64_t grain
     cdef int32_t i
     cdef int found
     pack_sort(p, by, seed)
@@ -201,8 +203,9 @@ cdef int pack_attempt(gs_pack_work *work, gs_search *q, int64_t capacity, int by
             arena = max(arena, p.offset[i] + p.size[i])
         pack_keep(work, arena, PACK_METHOD_SEARCH)
     elif found == SEARCH_IMPOSSIBLE and p == work.p:
-        # Every packing pushed down has offsets that are sums of sizes, so arenas grow by their gcd.
-        work.out.proven = max(work.out.proven, capacity + pack_grain(p))
+        # Every packing pushed down has offsets that are sums of sizes: an arena is a multiple of their gcd.
+        grain = pack_grain(p)
+        work.out.proven = max(work.out.proven, capacity // grain * grain + grain)
     return found
 
 
