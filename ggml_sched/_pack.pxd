@@ -31,6 +31,7 @@ ctypedef struct gs_pack:
     int32_t *id                 # the caller's index of buffer i
     int32_t *start              # first section
     int32_t *stop               # one past the last section
+    int32_t *birth              # time
     int32_t *life               # times lived
     int64_t *size
     int32_t *born               # [n_sections + 1] first buffer born in section k or later
@@ -40,6 +41,7 @@ ctypedef struct gs_pack:
     int64_t *best               # [n] the best complete packing so far
     uint64_t *keys              # [2 n + 1] scratch of the sorts
     int32_t *order              # [n]
+    int32_t *turn               # [n] when the caller had the buffer born: place among all; after pack_settle
     int32_t *carry_begin        # [n_sections + 1]; NULL until pack_fill_carry
     int32_t *carry
     void *memory                # the one allocation behind all but carry

@@ -10,6 +10,7 @@ A contents page.  All imports stand here; the parts below, in core/pack/, are re
     best_fit            ggml's online best fit, for comparison and as a promise
     state, search       exact search: place or lift
     join                buffers joined to solid blocks
+    fill                what is to stay empty, as buffers of its own
     run                 the whole stack
     api                 `pack`, for people
 """
@@ -45,5 +46,6 @@ include "core/pack/best_fit.pxi"
 include "core/pack/state.pxi"
 include "core/pack/search.pxi"
 include "core/pack/join.pxi"
+include "core/pack/fill.pxi"
 include "core/pack/run.pxi"
 include "core/pack/api.pxi"

@@ -5,10 +5,11 @@
 # Corresponds to ggml_tallocr_alloc and ggml_tallocr_free_tensor over the whole sequence.
 
 cdef int64_t pack_best_fit(gs_pack *p) noexcept nogil:
-    """Take and give back free blocks over the whole sequence; the arena, or an error (negative)."""
+    """Take and give back free blocks over the whole sequence; the arena, or an error (negative).  After pack_settle."""
     cdef gs_blocks blocks
     cdef int32_t *dead = p.order            # buffers by death
-    cdef int32_t b, k, n_dead = 0
+    cdef int32_t *born = <int32_t *>p.keys  # buffers by birth, once dead is filled
+    cdef int32_t b, i, k, n_dead = 0
     cdef int64_t arena
     cdef int status
     for b in range(p.n):
@@ -16,6 +17,8 @@ cdef int64_t pack_best_fit(gs_pack *p) noexcept nogil:
     pack_sort_keys(p.keys, p.n, PACK_INDEX_BITS, 3)
     for b in range(p.n):
         dead[b] = <int32_t>(p.keys[b] & PACK_INDEX_MASK)
+    for b in range(p.n):
+        born[p.turn[b]] = b
     memset(&blocks, 0, sizeof(blocks))
     status = blocks_reset(&blocks, INT64_MAX)
     for k in range(p.n_sections):
@@ -23,8 +26,9 @@ cdef int64_t pack_best_fit(gs_pack *p) noexcept nogil:
             b = dead[n_dead]
             n_dead += 1
             status = blocks_give(&blocks, p.offset[b], p.size[b])
-        for b in range(p.born[k], p.born[k + 1]):
+        for i in range(p.born[k], p.born[k + 1]):
             if status == GS_OK:
+                b = born[i]
                 status = blocks_take(&blocks, p.size[b], &p.offset[b])
     arena = blocks.max_size if status == GS_OK else status
     blocks_free(&blocks)

@@ -1,4 +1,4 @@
-# Packing, part 3: one pass over the buffers, each to the lowest gap it fits.
+# Packing: one pass over the buffers, each to the lowest gap it fits.
 #
 # Owns the orders and two ways to place in them: pack_place_near looks only at the buffers that overlap (short
 # lists), pack_place_far walks everything placed in order of offset (no lists at all, for dense or very large
@@ -12,6 +12,7 @@ cdef enum:
     PACK_BY_WAT = 2
     PACK_BY_TAW = 3
     PACK_ORDERS = 4
+    PACK_BY_LONG_AREA = 4       # size times lifetime cubed; for searches only
     PACK_INDEX_BITS = 24        # of a sort key; the fields have the rest
     PACK_INDEX_MASK = 0xffffff
     PACK_BLOCK = 128            # placed buffers per block of pack_place_far
@@ -89,22 +90,29 @@ cdef void pack_sort(gs_pack *p, int by, int seed) noexcept nogil:
 
     A key is short fields above the buffer's index, complemented to sort descending: 16 bits each for bytes
     live, lifetime and size or area, 8 for what breaks ties (of a lifetime exact up to 255 sections).  A seed
-    other than 0 blurs the fields by up to a quarter, for searches that start afresh.
+    other than 0 blurs the fields, for searches that start afresh: bytes live and lifetimes by up to a quarter,
+    sizes and areas by up to a half.
     """
     cdef int live_shift = max(pack_bits(p.bound) - 16, 0)
     cdef int life_shift = max(pack_bits(p.n_sections) - 16, 0)
     cdef uint64_t busy, life, short_life, bytes, key, noise
+    cdef double area
     cdef int32_t b
     cdef int n_bytes
     for b in range(p.n):
         busy = <uint64_t>p.peak[b] >> live_shift
         life = <uint64_t>(p.stop[b] - p.start[b])
-        bytes = pack_scale(<double>p.size[b] * (life if by == PACK_BY_TAW else 1))
+        area = <double>p.size[b]
+        if by == PACK_BY_TAW:
+            area *= life
+        elif by == PACK_BY_LONG_AREA:
+            area *= <double>life * life * life
+        bytes = min(pack_scale(area), <uint64_t>0xffff)
         if seed:
             noise = gs_mix(<uint64_t>seed, <uint64_t>b + 1)
             busy -= (busy * (noise & 255)) >> 10
             life -= (life * ((noise >> 8) & 255)) >> 10
-            bytes -= min(bytes, (noise >> 16) & 255)
+            bytes -= min(bytes, 2 * ((noise >> 16) & 255))
         short_life = life
         if p.n_sections > 255:
             short_life = pack_scale(<double>life) >> 6 if life > 0 else 0
@@ -116,6 +124,8 @@ cdef void pack_sort(gs_pack *p, int by, int seed) noexcept nogil:
             key = ~((bytes << 8) | short_life)
         elif by == PACK_BY_WAT:
             key = ~((life << 24) | (bytes << 8) | (busy >> 8))
+        elif by == PACK_BY_LONG_AREA:
+            key = ~((bytes << 24) | (life << 8))
         else:
             key = ~((busy << 24) | (bytes << 8) | short_life)
         p.keys[b] = (key << PACK_INDEX_BITS) | <uint64_t>b
