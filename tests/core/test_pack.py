@@ -245,6 +245,7 @@ WON_BY = [
                               (4, 6, 2), (5, 6, 1), (5, 6, 6)]),
     # One for each rule of the pass from both ends.
     ("two ends", 0, [(5, 17, 1), (10, 34, 1), (28, 30, 9)]),
+    ("two ends", 0, [(3, 21, 5), (12, 36, 5), (26, 32, 8)]),
     ("two ends", 0, [(29, 38, 1), (33, 39, 1), (38, 73, 9)]),
     ("two ends", 0, [(9, 33, 2), (10, 15, 1), (13, 53, 3), (38, 41, 6)]),
     ("two ends", 0, [(0, 35, 2), (29, 35, 8), (32, 50, 7), (39, 57, 9)]),
@@ -261,6 +262,21 @@ def test_each_method_wins_where_it_should(method, budget, buffers):
     if budget is None:
         assert found.arena == optimum(buffers) if len(buffers) < 8 else fits(buffers, found.arena)
         assert found.optimal
+
+
+def recurrent(layers):
+    """What layers with a state take, as (birth, life, size) of each: short lives, and large ones side by side."""
+    layer = ((0, 55, 64), (4, 4, 64), (7, 40, 256), (11, 9, 512), (19, 32, 128), (23, 8, 5), (25, 2, 4), (26, 5, 128),
+             (30, 20, 2176), (40, 23, 384), (46, 6, 128))
+    rows = [(51 * k + 7 + at, 51 * k + 7 + at + life, size) for k in range(layers) for at, life, size in layer]
+    return [(0, 62, 64), (5, 19, 384), *rows[1:]]
+
+
+def test_layers_with_a_state_are_packed_in_one_pass():
+    buffers = recurrent(40)
+    found = pack(buffers)
+    assert (found.method, found.arena, found.tries) == ("two ends", max_live(buffers), 0)
+    assert why_invalid(buffers, found.offsets.tolist(), found.arena) is None
 
 
 @pytest.mark.parametrize("seed", range(4))

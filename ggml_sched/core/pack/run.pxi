@@ -17,7 +17,7 @@ cdef enum:
     PACK_METHOD_SEARCH = 6
     PACK_METHOD_TWO_ENDS = 7
     PACK_METHOD_JOINED = 8
-    PACK_LONG_LIVES = 4
+    PACK_PASSES = 5
     PACK_WAYS = 3 * SELECTIONS      # of an order and a selection
     PACK_VARIED = 12                # at most: tries of joined problems for each of the problem itself
 
@@ -28,9 +28,12 @@ cdef int[3] PACK_SEARCH_ORDERS
 PACK_SEARCH_ORDERS[:] = [PACK_BY_WAT, PACK_BY_TAW, PACK_BY_TWA]
 
 # What pack_two_ends takes for long, in nodes: between a layer's short lives and its residual stream, for layers of
-# the usual length first.  A pass that fails mostly does so within the first layer.
-cdef int32_t[PACK_LONG_LIVES] PACK_LONG_LIFE
-PACK_LONG_LIFE[:] = [14, 7, 28, 3]
+# the usual length first.  And whether what has a seventh of the bound is long, too, as in recurrent layers.  A pass
+# that fails mostly does so within the first layer.
+cdef int32_t[PACK_PASSES] PACK_LONG_LIFE
+cdef bint[PACK_PASSES] PACK_LARGE
+PACK_LONG_LIFE[:] = [14, 28, 7, 28, 3]
+PACK_LARGE[:] = [False, True, False, False, False]
 
 ctypedef struct gs_pack_work:
     gs_pack *p
@@ -140,8 +143,8 @@ cdef int pack_solve(gs_pack_work *work) noexcept nogil:
     cdef gs_packing *out = work.out
     cdef int64_t target = work.target
     cdef int by, i, status
-    for i in range(PACK_LONG_LIVES):
-        if pack_two_ends(p, PACK_LONG_LIFE[i]):
+    for i in range(PACK_PASSES):
+        if pack_two_ends(p, PACK_LONG_LIFE[i], (p.bound + 6) // 7 if PACK_LARGE[i] else 0):
             return pack_keep(work, p.bound, PACK_METHOD_TWO_ENDS)
     pack_settle(p)
     pack_find_peaks(p)
