@@ -264,6 +264,12 @@ def test_each_method_wins_where_it_should(method, budget, buffers):
         assert found.optimal
 
 
+def test_a_capacity_that_is_met_early_does_not_excuse_more_than_best_fit():
+    buffers = [(3, 5, 4), (0, 2, 1), (1, 6, 4), (6, 9, 6), (4, 9, 3)]
+    found = pack(buffers, capacity=100)
+    assert (found.method, found.arena) == ("best fit", best_fit_arena(buffers))
+
+
 def recurrent(layers):
     """What layers with a state take, as (birth, life, size) of each: short lives, and large ones side by side."""
     layer = ((0, 55, 64), (4, 4, 64), (7, 40, 256), (11, 9, 512), (19, 32, 128), (23, 8, 5), (25, 2, 4), (26, 5, 128),
@@ -314,6 +320,15 @@ def test_full_sections_are_packed_as_well_as_possible(rng, height, moments):
     assert why_invalid(buffers, found.offsets.tolist(), found.arena) is None
     assert found.optimal
     assert found.arena == found.bound or not fits(buffers, found.arena - 1)
+
+
+@pytest.mark.parametrize("seed", [12931, 14077, 20075, 20127, 33124, 50693])
+def test_what_is_impossible_with_buffers_joined_proves_nothing(seed):
+    # The bound can be reached in each, but not in the way in which buffers are joined first.
+    buffers = full(14, 10, random.Random(seed))
+    found = pack(buffers, budget=100_000)
+    assert (found.arena, found.optimal) == (14, True)
+    assert why_invalid(buffers, found.offsets.tolist(), 14) is None
 
 
 @pytest.mark.parametrize("path", HARD, ids=lambda p: p.stem)
