@@ -13,6 +13,10 @@ HARD = ("A", "B", "C", "D")
 TILINGS = tuple((n, 1000 * s + n) for n in (40, 80, 160, 320) for s in range(3))
 LOOSE = tuple((n, 1000 * s + n) for n in (100, 200, 400) for s in range(3))
 """Sizes and seeds, not chosen by who solves them."""
+FAMILY = tuple((n, 1000 * s + n) for n in (100, 200, 300, 400) for s in range(1000, 1030))
+"""Many more of them, chosen before anybody tried."""
+SMALL = 4096
+"""A capacity at which many sizes are equal by chance."""
 
 Row = tuple[int, int, int]
 
@@ -30,14 +34,14 @@ def mirrored(name: str) -> list[Row]:
     return rows
 
 
-def guillotine(n: int, seed: int) -> list[Row]:
-    """A rectangle of CAPACITY bytes cut into n; packs into it with nothing to spare."""
+def guillotine(n: int, seed: int, capacity: int = CAPACITY) -> list[Row]:
+    """A rectangle of `capacity` bytes cut into n; packs into it with nothing to spare."""
     rng = random.Random(seed)
-    parts = [(0, n, CAPACITY)]
+    parts = [(0, n, capacity)]
     while len(parts) < n:
-        parts.sort(key=lambda p: (p[1] - p[0]) / n * p[2] / CAPACITY * rng.uniform(0.3, 1))
+        parts.sort(key=lambda p: (p[1] - p[0]) / n * p[2] / capacity * rng.uniform(0.3, 1))
         lower, upper, size = parts.pop()
-        if rng.random() < 0.5 and upper - lower > 1:
+        if (rng.random() < 0.5 or size == 1) and upper - lower > 1:
             cut = rng.randrange(lower + 1, upper)
             parts += [(lower, cut, size), (cut, upper, size)]
         else:
@@ -47,10 +51,18 @@ def guillotine(n: int, seed: int) -> list[Row]:
     return parts
 
 
-def loosened(n: int, seed: int) -> list[Row]:
-    """A guillotine tiling without a random 15 % of its parts: slack in places, CAPACITY still enough."""
+def loosened(n: int, seed: int, capacity: int = CAPACITY) -> list[Row]:
+    """A guillotine tiling without a random 15 % of its parts: slack in places, the capacity still enough."""
     rng = random.Random(seed)
-    return [row for row in guillotine(n, seed) if rng.random() < 0.85]
+    return [row for row in guillotine(n, seed, capacity) if rng.random() < 0.85]
+
+
+def variants(rows: list[Row]) -> list[list[Row]]:
+    """A problem as it is, with time reversed, shuffled, and both."""
+    shuffled = rows[:]
+    random.Random(len(rows)).shuffle(shuffled)
+    return [[(-upper, -lower, size) for lower, upper, size in way] if reverse else way
+            for way in (rows, shuffled) for reverse in (False, True)]
 
 
 def training(n: int, seed: int) -> list[Row]:

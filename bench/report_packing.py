@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import median
+from time import process_time
 
 import lifetimes
 import numpy as np
@@ -20,6 +21,8 @@ RUNS = 5
 """Of ours, when they are short."""
 SEEDS = (0, 1, 2)
 N_TRAINING = 20_000
+TARGET = 100
+"""Milliseconds for each problem of the family."""
 
 Problem = tuple[str, list[lifetimes.Row]]
 
@@ -32,6 +35,7 @@ def section() -> tuple[str, list[Line]]:
     lines: list[Line] = []
     tables = [_against_peer("pack, hard instances / omnimalloc's time", hard, lines),
               _against_peer("pack, tilings / omnimalloc's time", made, lines),
+              _family(lines),
               _training(lines)]
     peer = f"omnimalloc {packer.version()}" if packer.available() else "omnimalloc, which is not installed here"
     return f"""## Packing
@@ -51,9 +55,15 @@ them fit the capacity; no seed was chosen for being solved:
 
 {tables[1]}
 
-Buffers as training has them: results live until their backward step, gradients are short.  No capacity is given:
+{len(lifetimes.FAMILY)} more of each kind, those in the last row cut from {lifetimes.SMALL:,} bytes, where many
+sizes are equal by chance; each as it is, with time reversed, shuffled, and both.  One run of each; ms are of this
+process:
 
 {tables[2]}
+
+Buffers as training has them: results live until their backward step, gradients are short.  No capacity is given:
+
+{tables[3]}
 """, lines
 
 
@@ -83,6 +93,30 @@ def _against_peer(what: str, problems: list[Problem], lines: list[Line]) -> str:
         what += ", where solved" if unsolved else ""
         lines.append(Line(what, "≤ 0.1", f"{median(ratios):.3f}", f"{max(ratios):.2f}"))
     return markdown(["problem", "buffers", "arena", "tries", "ms", "omnimalloc, ms", "ratio"], rows)
+
+
+def _family(lines: list[Line]) -> str:
+    """How many of a family are solved, and how long it takes."""
+    kinds: list[tuple[str, int, Callable[..., list[lifetimes.Row]]]] = [
+        ("tilings", lifetimes.CAPACITY, lifetimes.guillotine), ("loosened", lifetimes.CAPACITY, lifetimes.loosened),
+        ("loosened, small sizes", lifetimes.SMALL, lifetimes.loosened)]
+    rows, every, n_solved = [], [], 0
+    for kind, capacity, make in kinds:
+        times, solved = [], 0
+        for n, seed in lifetimes.FAMILY:
+            for buffers in lifetimes.variants(make(n, seed, capacity)):
+                columns = [np.array(column, np.int64) for column in zip(*buffers, strict=True)]
+                began = process_time()
+                solved += gs.pack(*columns, capacity=capacity).arena <= capacity
+                times.append(1e3 * (process_time() - began))
+        rows.append([kind, len(times), solved, f"{median(times):.2f}", sum(t > TARGET for t in times),
+                     f"{max(times):,.1f}"])
+        every += times
+        n_solved += solved
+    lines.append(Line("pack, a family of tilings, solved", "all", f"{n_solved} of {len(every)}", "-"))
+    lines.append(Line("pack, a family of tilings, time", f"≤ {TARGET} ms", f"{median(every):.2f} ms",
+                      f"{max(every):,.1f} ms"))
+    return markdown(["kind", "problems", "solved", "median, ms", f"above {TARGET} ms", "worst, ms"], rows)
 
 
 def _training(lines: list[Line]) -> str:

@@ -121,6 +121,8 @@ def large(rounds: int) -> tuple[str, list[Line]]:
     makes: list[tuple[str, str, Callable]] = [
         (f"Llama 3.1 405B, {n_tokens} tokens" if n_tokens > 1 else "Llama 3.1 405B, decode", config,
          partial(samples.deep, config, n_tokens)) for n_tokens in (1, 512) for config in CONFIGS]
+    makes += [(f"RWKV 6 1.6B, {n_tokens} tokens" if n_tokens > 1 else "RWKV 6 1.6B, decode", config,
+               partial(samples.recurrent, config, n_tokens)) for n_tokens in (1, 512) for config in CONFIGS]
     makes += [("synthetic", "c4", partial(samples.synthetic, n, "c4")) for n in GROWTH]
     seen = [(name, config, measure(make, rounds)) for name, config, make in makes]
     rows = [[name, config, *_cells(t), _number(t.memory, 3), f"{1e3 * t['plan'] / t.nodes:.0f}",
@@ -128,14 +130,15 @@ def large(rounds: int) -> tuple[str, list[Line]]:
     grown = [t for name, _, t in seen if name == "synthetic"]
     per_node = [t["plan"] / t.nodes for t in grown]
     growth = per_node[-1] / per_node[-2]
-    lines = [*_ratios([t for *_, t in seen if t.nodes >= LARGE], f", {LARGE:,} nodes and more"),
+    lines = [*_ratios([t for name, _, t in seen if name.startswith("RWKV")], ", a recurrent model"),
+             *_ratios([t for *_, t in seen if t.nodes >= LARGE], f", {LARGE:,} nodes and more"),
              Line(f"time per node, {GROWTH[-1]:,} nodes / {GROWTH[-2]:,}", "≤ 1.5", f"{growth:.1f}", "-")]
     head = ["graph", "", "nodes", *HEAD, "arenas / ggml's", "plan, ns per node", "reserve, ns per node"]
-    return f"""## Large graphs
+    return f"""## Large graphs, and a recurrent one
 
 No recorded graph has 3,000 nodes.  These are the 126 layers of Llama 3.1 405B by their shapes, in the graph that this
-package builds, and synthetic transformer blocks of 12 nodes.  ggml's scheduler is given room for
-2 * (nodes + leafs) + 1024 tensors.
+package builds, and synthetic transformer blocks of 12 nodes; and the 24 layers of RWKV 6 1.6B, with states.  ggml's
+scheduler is given room for 2 * (nodes + leafs) + 1024 tensors.
 
 {markdown(head, rows)}
 """, lines

@@ -13,7 +13,7 @@ from ggml_sched.llama.hparams import Hparams, Rope
 from ggml_sched.llama.kvcache import KVCache
 from ggml_sched.llama.weights import Weights
 
-__all__ = ["CONFIGS", "configured", "deep", "names", "recorded", "synthetic"]
+__all__ = ["CONFIGS", "configured", "deep", "names", "recorded", "recurrent", "synthetic"]
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 ALIGNMENT = 32
@@ -83,3 +83,65 @@ def synthetic(n_nodes: int, config: str = "c4", backends: tuple | None = None) -
     for home, backend in zip(homes, workers, strict=True):
         backend.alloc_tensors(home)
     return gs.Graph(ctx.scale(x, 1.0)), backends
+
+
+def recurrent(config: str, n_tokens: int = 1, n_layers: int = 24,
+              backends: tuple | None = None) -> tuple[gs.Graph, tuple]:
+    """RWKV 6 1.6B by its shapes: time mixing over a state, then channel mixing, both beside the token before."""
+    backends = backends or devices(config)
+    workers = backends[:-1] or backends
+    width, hidden, head, low = 2048, 7168, 64, 32
+    ctx, homes = gs.Context("recurrent"), [gs.Context(backend.name) for backend in workers]
+    x = ctx.tensor("f32", (width, n_tokens), "input", input=True)
+    slot = ctx.tensor("i32", (1,), "state slot", input=True)
+    ends = []
+
+    def normed(y: gs.Tensor) -> gs.Tensor:
+        return ctx.add(ctx.mul(ctx.norm(y, 1e-5), home.tensor("f32", (width,))), home.tensor("f32", (width,)))
+
+    def shifted(y: gs.Tensor, last: gs.Tensor) -> gs.Tensor:
+        """How much the token before each differs; the last is kept for the next graph."""
+        ends.append(ctx.cpy(ctx.view_2d(y, width, 1, y.nb[1], (n_tokens - 1) * y.nb[1]), last))
+        before = ctx.get_rows(last, slot)
+        if n_tokens > 1:
+            before = ctx.concat(before, ctx.view_2d(y, width, n_tokens - 1, y.nb[1]), 1)
+        return ctx.sub(before, y)
+
+    def mixed(y: gs.Tensor, by: gs.Tensor, share: gs.Tensor) -> gs.Tensor:
+        return ctx.add(ctx.mul(by, share), y)
+
+    def matrix(*ne: int) -> gs.Tensor:
+        return home.tensor("f16", ne)
+
+    for layer in range(n_layers):
+        home = homes[layer * len(homes) // n_layers]
+        state = home.tensor("f32", (head * width, 1))
+        y = normed(x)
+        by = shifted(y, home.tensor("f32", (width, 1)))
+        shares = ctx.tanh(ctx.mul_mat(matrix(width, 5 * low), mixed(y, by, home.tensor("f32", (width,)))))
+        shares = ctx.cont(ctx.permute(ctx.reshape_3d(shares, low, 5, n_tokens), 0, 2, 1, 3))
+        shares = ctx.mul_mat(matrix(low, width, 5), shares)
+        each = [mixed(y, by, ctx.add(ctx.view_2d(shares, width, n_tokens, shares.nb[1], k * shares.nb[2]),
+                                     home.tensor("f32", (width,)))) for k in range(5)]
+        decay = ctx.mul_mat(matrix(64, width), ctx.tanh(ctx.mul_mat(matrix(width, 64), each[0])))
+        decay = ctx.exp(ctx.neg(ctx.exp(ctx.add(decay, home.tensor("f32", (width,))))))
+        r, k, v = (ctx.reshape_3d(ctx.mul_mat(matrix(width, width), y), head, width // head, n_tokens)
+                   for y in (each[3], each[1], each[2]))
+        gate = ctx.silu(ctx.mul_mat(matrix(width, width), each[4]))
+        found = ctx.restore("RWKV_WKV6", "f32", (width, n_tokens + head, 1, 1),
+                            [4, 4 * width, *[4 * width * (n_tokens + head)] * 2],
+                            src=(k, v, r, home.tensor("f32", (head, width // head)),
+                                 ctx.reshape_3d(decay, head, width // head, n_tokens), ctx.get_rows(state, slot)))
+        ends.append(ctx.cpy(ctx.view_1d(found, head * width, n_tokens * found.nb[1]), state))
+        y = ctx.reshape_3d(ctx.view_1d(found, width * n_tokens), head, width // head, n_tokens)
+        y = ctx.reshape_2d(ctx.norm(y, 64e-5), width, n_tokens)
+        y = ctx.add(ctx.mul(y, home.tensor("f32", (width,))), home.tensor("f32", (width,)))
+        x = ctx.add(ctx.mul_mat(matrix(width, width), ctx.mul(y, gate)), x)
+        y = normed(x)
+        by = shifted(y, home.tensor("f32", (width, 1)))
+        k = ctx.sqr(ctx.relu(ctx.mul_mat(matrix(width, hidden), mixed(y, by, home.tensor("f32", (width,))))))
+        r = ctx.sigmoid(ctx.mul_mat(matrix(width, width), mixed(y, by, home.tensor("f32", (width,)))))
+        x = ctx.add(ctx.mul(r, ctx.mul_mat(matrix(hidden, width), k)), x)
+    for home, backend in zip(homes, workers, strict=True):
+        backend.alloc_tensors(home)
+    return gs.Graph(*ends, ctx.scale(x, 1.0)), backends

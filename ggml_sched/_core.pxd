@@ -4,20 +4,10 @@
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from ggml_sched._c cimport gs_block, gs_checked_add, gs_checked_align, gs_checked_mul, gs_graph, gs_layout, gs_plan
+from ggml_sched._c cimport gs_checked_add, gs_checked_align, gs_checked_mul, gs_graph, gs_layout, gs_plan
 from ggml_sched._c cimport gs_policy, gs_range_fits, gs_request
 from ggml_sched._graph cimport BackendBase, BufferBase, ContextBase, Graph, Home, Lease, Tensor, TensorSet
-
-
-# The free ranges of one arena, in address order.
-ctypedef struct gs_blocks:
-    gs_block *at
-    int32_t n
-    int32_t room
-    int64_t max_size            # high-water mark, from the arena's start
-    int64_t chunk               # bytes of one chunk of an arena that may not be one buffer; 0: no bound
-    int64_t stride              # distance of the chunks' first offsets, so that they never touch
-    int32_t n_chunks
+from ggml_sched._pack cimport gs_blocks
 
 
 cdef class TensorAllocator:

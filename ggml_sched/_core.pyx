@@ -3,7 +3,6 @@
 
 A contents page.  All imports stand here; the parts below, in core/alloc/ and core/plan/, are read in order:
 
-    alloc/blocks            free blocks and best fit
     alloc/tallocr           TensorAllocator: single tensors in one buffer
     plan/ints               growing arrays
     plan/policy             Policy: how a plan is made
@@ -44,7 +43,7 @@ from cpython.list cimport PyList_GET_ITEM
 from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcmp, memcpy, memmove, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from ggml_sched._c cimport (
     GS_BAD_PLACEMENT,
@@ -101,7 +100,6 @@ from ggml_sched._c cimport (
     GS_USAGE_ANY,
     GS_USAGE_WEIGHTS,
     gs_arena_result,
-    gs_block,
     gs_checked_align,
     gs_graph,
     gs_layout,
@@ -136,6 +134,15 @@ from ggml_sched._pack cimport (
     N_PACK_METHODS,
     PACK_NO_CAPACITY,
     PACK_PLANNER_BUDGET,
+    blocks_copy,
+    blocks_cut,
+    blocks_free,
+    blocks_give,
+    blocks_largest,
+    blocks_reset,
+    blocks_reset_chunked,
+    blocks_take,
+    gs_blocks,
     gs_pack,
     gs_packing,
     method_name,
@@ -148,7 +155,6 @@ from ggml_sched._pack cimport (
 # What is computed, under the core's name, too; Cython keeps names that it knows as types to itself.
 globals().update({name: value for name, value in vars(_graph).items() if not name.startswith("_")})
 
-include "core/alloc/blocks.pxi"
 include "core/alloc/tallocr.pxi"
 include "core/plan/ints.pxi"
 include "core/plan/policy.pxi"

@@ -2,11 +2,24 @@
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
+from ggml_sched._c cimport gs_block
+
 cdef enum:
     N_PACK_METHODS = 9
     PACK_NO_CAPACITY = -1
     PACK_DEFAULT_BUDGET = -1        # two million tries, fewer where each takes long
     PACK_PLANNER_BUDGET = -2        # a hundred thousand, in the same way
+
+
+# The free ranges of one arena, in address order.
+ctypedef struct gs_blocks:
+    gs_block *at
+    int32_t n
+    int32_t room
+    int64_t max_size            # high-water mark, from the arena's start
+    int64_t chunk               # bytes of one chunk of an arena that may not be one buffer; 0: no bound
+    int64_t stride              # distance of the chunks' first offsets, so that they never touch
+    int32_t n_chunks
 
 
 ctypedef struct gs_pack:
@@ -18,6 +31,7 @@ ctypedef struct gs_pack:
     int32_t *id                 # the caller's index of buffer i
     int32_t *start              # first section
     int32_t *stop               # one past the last section
+    int32_t *birth              # time
     int32_t *life               # times lived
     int64_t *size
     int32_t *born               # [n_sections + 1] first buffer born in section k or later
@@ -27,6 +41,7 @@ ctypedef struct gs_pack:
     int64_t *best               # [n] the best complete packing so far
     uint64_t *keys              # [2 n + 1] scratch of the sorts
     int32_t *order              # [n]
+    int32_t *turn               # [n] when the caller had the buffer born: place among all; after pack_settle
     int32_t *carry_begin        # [n_sections + 1]; NULL until pack_fill_carry
     int32_t *carry
     void *memory                # the one allocation behind all but carry
@@ -47,4 +62,12 @@ cdef int pack_expect(gs_pack *p, int64_t n, int64_t n_sections, int64_t n_scratc
 cdef int pack_measure(gs_pack *p) noexcept nogil
 cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_packing *out) noexcept nogil
 cdef void pack_free(gs_pack *p) noexcept nogil
+cdef int blocks_reset(gs_blocks *b, int64_t size) noexcept nogil
+cdef int blocks_reset_chunked(gs_blocks *b, int64_t chunk, int64_t alignment) noexcept nogil
+cdef void blocks_free(gs_blocks *b) noexcept nogil
+cdef int blocks_copy(gs_blocks *to, const gs_blocks *b) noexcept nogil
+cdef int64_t blocks_largest(const gs_blocks *b) noexcept nogil
+cdef int blocks_take(gs_blocks *b, int64_t size, int64_t *offset) noexcept nogil
+cdef int blocks_give(gs_blocks *b, int64_t offset, int64_t size) noexcept nogil
+cdef int blocks_cut(gs_blocks *b, int64_t offset, int64_t size) noexcept nogil
 cpdef str method_name(int method)

@@ -31,6 +31,28 @@ def test_a_hundred_thousand_holes(policy):
     assert plan.buffer_sizes[0] >= plan.live_bytes[0] >= 32 * n
 
 
+@pytest.mark.parametrize("sizes", [[2**63 - 1], [2**63 - 64, 63], [2**62, 2**62 - 1]])
+def test_an_arena_of_all_that_63_bits_hold(sizes):
+    ctx = gs.Context()
+    parts = [ctx.dup(ctx.tensor("i8", size)) for size in sizes]
+    with gs.Scheduler([gs.DryBackend("D", alignment=1)]) as sched:
+        plan = verified(sched.plan(gs.Graph(*parts)))
+        assert plan.buffer_sizes == plan.live_bytes == (2**63 - 1,)
+        more = gs.Graph(*parts, ctx.dup(ctx.tensor("i8", 1, "more")))
+        with pytest.raises(gs.OutOfMemory, match="64-bit"):
+            sched.plan(more)
+
+
+def test_no_chunk_ends_beyond_63_bits():
+    ctx = gs.Context()
+    graph = gs.Graph(*[ctx.dup(ctx.tensor("i8", 2**47 + 1)) for _ in range(32_767)])
+    with gs.Scheduler([gs.DryBackend("D", alignment=1, max_buffer_size=2**60)]) as sched:
+        assert sched.plan(graph).chunk_sizes == ((2**47 + 1,) * 32_767,)
+        more = gs.Graph(*graph.nodes, ctx.dup(ctx.tensor("i8", 2**47 + 1, "more")))
+        with pytest.raises(gs.OutOfMemory, match="more"):
+            sched.plan(more)
+
+
 def test_twenty_backends_and_ten_thousand_splits():
     backends = tuple(gs.DryBackend(f"D{k}") for k in range(20))
     homes = gs.Context("biases")

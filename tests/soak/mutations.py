@@ -63,6 +63,25 @@ def _edits() -> list[Edit]:
        ("backends that compute or take data", "note(i, j, 1)", "pass"),
        ("the latest wait includes others", "if known is None or (wait.back, -wait.step) < (known.back, -known.step):",
         "if known is None:"))
+    of("ggml_sched/core/pack/run.pxi", "tests/core/test_pack.py",
+       ("proofs count in the sizes' common divisor", "grain = pack_grain(p)\n        work.out.proven",
+        "grain = 1\n        work.out.proven"),
+       ("the first packing is kept however large", " or work.out.method == PACK_METHOD_NONE:", ":"),
+       ("joined problems prove nothing", "elif found == SEARCH_IMPOSSIBLE and p == work.p:",
+        "elif found == SEARCH_IMPOSSIBLE:"),
+       ("never worse than best fit", "if status == GS_OK and out.arena > out.proven and not work.fitted:", "if False:"))
+    of("ggml_sched/core/pack/state.pxi", "tests/core/test_pack.py",
+       ("a lift depends on what it reads", "q.reason |= changed         # all that it reads, too", "pass"),
+       ("what followed from a lift follows from its reason", "q.reason |= <uint64_t>c.old", "pass"))
+    of("ggml_sched/core/pack/prepare.pxi", "tests/core/test_pack.py",
+       ("a shuffled problem is the same", "return p.size[a] > p.size[b]", "return False"))
+    of("ggml_sched/core/pack/fill.pxi", "tests/core/test_pack.py",
+       ("holes are filled", "    if seed:\n        fill_holes", "    if False:\n        fill_holes"))
+    of("ggml_sched/core/pack/two_ends.pxi", "tests/core/test_pack.py",
+       ("which neighbour stays longer", "return gap.below < 0 or gap.above >= 0 and stop[gap.below] >= stop[gap.above]",
+        "return True"))
+    of("ggml_sched/core/pack/blocks.pxi", "tests/planner/test_default_extremes.py",
+       ("no chunk ends beyond 63 bits", "or gs_checked_add(offset, b.stride, &end) != GS_OK):", "):"))
     return found
 
 

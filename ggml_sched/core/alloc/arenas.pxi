@@ -1,8 +1,8 @@
 # Arenas: what the memory of a graph in splits comes to, in each arena as small as it gets.
 #
 # Runs the walk (gallocr_run) and the placing of its lifetimes (choose_offsets).  A node that takes over a part of
-# another tensor's memory saves its own, but keeps the rest taken longer, or cuts it in pieces: where that may
-# cost more than it saves, the arena is laid out without such reuse, too, and the smaller one stays.
+# another tensor's memory saves its own, but keeps the rest taken longer, or cuts it in pieces: where there is
+# such reuse, the arena is laid out with more and with less of it, too, and the smaller one stays.
 # Owns nothing: gs_allocation points to what one planning run works on.
 
 ctypedef struct gs_allocation:
@@ -14,6 +14,19 @@ ctypedef struct gs_allocation:
     gs_blocks *blocks
     int32_t *methods            # result: GS_METHOD_*
     int32_t failed              # result: the id that an error is about
+
+
+ctypedef struct gs_weighing:
+    gs_walk walk                # the first result, as all below, once something else is tried
+    gs_arena *arenas            # of each backend, as all below
+    gs_blocks *blocks
+    int32_t *methods
+    int64_t *best               # bytes
+    int32_t *reuse              # that they take
+    int32_t last                # the reuse of the last try if it was completed; else -1
+    bint kept                   # the first result has been put aside
+    bint some_refused
+    bint some_partial
 
 
 cdef int64_t fill_chunks(const gs_walk *f, int32_t home, const gs_blocks *blocks, int64_t *sizes) noexcept nogil:
@@ -74,7 +87,7 @@ cdef int allocate(gs_allocation *a) noexcept nogil:
     cdef int32_t i
     cdef int status
     for i in range(a.r.n_backends):
-        a.arenas[i].reuse = a.r.policy.reuse
+        a.arenas[i].reuse = min(a.r.policy.reuse, <int32_t>GS_REUSE_FRONT)
     status = allocate_once(a)
     if status == GS_OK and a.r.policy.reuse > GS_REUSE_WHOLE:
         status = weigh_reuse(a)
@@ -94,7 +107,7 @@ cdef int allocate_once(gs_allocation *a) noexcept nogil:
         arena = &a.arenas[i]
         blocks = &a.blocks[i]
         arena.live = arena.peak = arena.whole = arena.whole_peak = 0
-        arena.n_inner = arena.n_partial = arena.n_owners = arena.section = 0
+        arena.n_inner = arena.n_refused = arena.n_partial = arena.n_owners = arena.section = 0
         arena.waiting = False
         arena.alignment = a.r.alignment[i]
         arena.blocks = NULL
@@ -115,47 +128,118 @@ cdef int allocate_once(gs_allocation *a) noexcept nogil:
 
 
 cdef int weigh_reuse(gs_allocation *a) noexcept nogil:
-    """Try with less reuse where some may cost more than it saves, and keep for each arena what makes it smallest.
+    """Try with more reuse where there is more, and with less where it may cost more than it saves, and keep for each
+    arena what makes it smallest.
 
     Arenas do not depend on each other, so that each try is one for all of them.  On a tie an arena goes without
     reuse inside memory: what is left moves less when a reserved plan is replayed.
     """
-    cdef int64_t *best
-    cdef int32_t *reuse
-    cdef int32_t i, mode, n = a.r.n_backends, most = a.r.policy.reuse
-    cdef int64_t size
-    cdef int status = GS_OK
-    cdef bint some_inner = False, some_partial = False, again = False
-    for i in range(n):
-        some_inner |= a.arenas[i].n_inner > 0
-        # At the most bytes alive, tails counted as free, there is nothing to gain.
-        some_partial |= a.arenas[i].n_partial > 0 and arena_bytes(a.walk, i, &a.blocks[i]) != a.arenas[i].peak
-    if not (some_inner or some_partial):
-        return GS_OK
-    best = <int64_t *>malloc(n * (sizeof(int64_t) + sizeof(int32_t)))
-    if best == NULL:
+    cdef gs_weighing w
+    cdef int status = weighing_init(&w, a)
+    if status == GS_OK and w.some_refused:
+        status = weighing_try(&w, a, GS_REUSE_ALL)
+    if status == GS_OK and w.some_partial:
+        status = weighing_try(&w, a, GS_REUSE_WHOLE)
+    if status == GS_OK:
+        status = weighing_settle(&w, a)
+    weighing_free(&w)
+    return status
+
+
+cdef void weighing_free(gs_weighing *w) noexcept nogil:
+    walk_free(&w.walk)
+    free(w.best)
+
+
+cdef int weighing_init(gs_weighing *w, gs_allocation *a) noexcept nogil:
+    """What the first result takes, and whether anything else may take less."""
+    cdef int64_t n = max(a.r.n_backends, 1)
+    cdef int32_t i
+    memset(w, 0, sizeof(gs_weighing))
+    w.best = <int64_t *>malloc(n * (sizeof(int64_t) + sizeof(gs_arena) + sizeof(gs_blocks) + 2 * sizeof(int32_t)))
+    if w.best == NULL:
         return GS_NO_HOST_MEMORY
-    reuse = <int32_t *>(best + n)
+    w.arenas = <gs_arena *>(w.best + n)
+    w.blocks = <gs_blocks *>(w.arenas + n)
+    w.methods = <int32_t *>(w.blocks + n)
+    w.reuse = w.methods + n
+    for i in range(a.r.n_backends):
+        w.reuse[i] = a.arenas[i].reuse
+        w.best[i] = arena_bytes(a.walk, i, &a.blocks[i])
+        if w.best[i] < 0:
+            return GS_NO_HOST_MEMORY
+        w.some_refused |= a.arenas[i].n_refused > 0 and a.r.policy.reuse == GS_REUSE_ALL
+        w.some_partial |= weighing_partial(a, i, w.best[i])
+    return GS_OK
+
+
+cdef inline bint weighing_partial(const gs_allocation *a, int32_t i, int64_t size) noexcept nogil:
+    """Whether an arena may be smaller without takers of a part; not at the most bytes alive, tails counted as free."""
+    return a.arenas[i].n_partial > 0 and size != a.arenas[i].peak
+
+
+cdef int weighing_try(gs_weighing *w, gs_allocation *a, int32_t mode) noexcept nogil:
+    """Another reuse for all arenas; the try ends as soon as none can become smaller than the best."""
+    cdef int32_t i, wanted = 0, n = a.r.n_backends
+    cdef int64_t size
+    cdef int status
+    if not w.kept:
+        w.walk = a.walk[0]
+        memset(a.walk, 0, sizeof(gs_walk))
+        memcpy(w.arenas, a.arenas, n * sizeof(gs_arena))
+        memcpy(w.blocks, a.blocks, n * sizeof(gs_blocks))
+        memcpy(w.methods, a.methods, n * sizeof(int32_t))
+        w.kept = True
     for i in range(n):
-        reuse[i] = most
-        best[i] = arena_bytes(a.walk, i, &a.blocks[i])
-        if best[i] < 0:
-            status = GS_NO_HOST_MEMORY
-    for mode in range(most - 1, GS_REUSE_FIRST, -1):
-        if status != GS_OK or not (some_inner if mode == GS_REUSE_FRONT else some_partial):
-            continue
-        for i in range(n):
-            a.arenas[i].reuse = mode
-        status = allocate_once(a)
-        for i in range(n):
-            size = arena_bytes(a.walk, i, &a.blocks[i]) if status == GS_OK else 0
-            if size < 0:
-                status = GS_NO_HOST_MEMORY
-            elif size < best[i] or size == best[i] and mode == GS_REUSE_FRONT:
-                best[i] = size
-                reuse[i] = mode
+        a.arenas[i].reuse = mode
+        a.arenas[i].limit = w.best[i]
+        # Nothing changes where no source was refused.
+        if w.best[i] > 0 and (mode != GS_REUSE_ALL or w.arenas[i].n_refused > 0):
+            a.arenas[i].wanted = &wanted
+            wanted += 1
+    w.last = -1
+    status = allocate_once(a)
     for i in range(n):
-        again |= a.arenas[i].reuse != reuse[i]
-        a.arenas[i].reuse = reuse[i]
-    free(best)
-    return allocate_once(a) if status == GS_OK and again else status
+        a.arenas[i].wanted = NULL
+    if status == GS_OUT_OF_MEMORY:
+        a.failed = -1
+        return GS_OK
+    if status != GS_OK:
+        return status
+    w.last = mode
+    for i in range(n):
+        size = arena_bytes(a.walk, i, &a.blocks[i])
+        if size < 0:
+            return GS_NO_HOST_MEMORY
+        w.some_partial |= weighing_partial(a, i, size)
+        if size < w.best[i]:
+            w.best[i] = size
+            w.reuse[i] = mode
+    return GS_OK
+
+
+cdef int weighing_settle(gs_weighing *w, gs_allocation *a) noexcept nogil:
+    """The result with what was best for each arena."""
+    cdef int32_t i, n = a.r.n_backends
+    cdef bint first = True, last = True
+    if not w.kept:
+        return GS_OK
+    for i in range(n):
+        first &= w.reuse[i] == w.arenas[i].reuse
+        last &= w.reuse[i] == w.last
+    if last:
+        return GS_OK
+    if not first:
+        for i in range(n):
+            a.arenas[i].reuse = w.reuse[i]
+        return allocate_once(a)
+    walk_free(a.walk)
+    a.walk[0] = w.walk
+    memset(&w.walk, 0, sizeof(gs_walk))
+    memcpy(a.arenas, w.arenas, n * sizeof(gs_arena))
+    memcpy(a.methods, w.methods, n * sizeof(int32_t))
+    for i in range(n):
+        # The free blocks themselves have served; their memory may have moved since.
+        a.blocks[i].max_size = w.blocks[i].max_size
+        a.blocks[i].n_chunks = w.blocks[i].n_chunks
+    return GS_OK

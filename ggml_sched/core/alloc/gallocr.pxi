@@ -14,6 +14,9 @@ ctypedef struct gs_arena:
     int64_t alignment       # of what is taken over at an offset
     int32_t reuse           # GS_REUSE_*: what may be taken over
     int32_t n_inner         # takers at another offset than 0
+    int32_t n_refused       # sources there that might have been taken over with more reuse
+    int64_t limit           # once `peak` has come to this, the arena is not wanted any more
+    int32_t *wanted         # how many arenas still are: the walk ends when none is; NULL: it does not
     int32_t n_partial       # takers of the front that are smaller than what they took over
     int32_t n_owners        # with a size
     int32_t section         # that what is born now begins to live in
@@ -73,13 +76,18 @@ cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, in
         arena.n_owners += 1
         arena.waiting = True
     arena.live += f.size[id]
-    arena.peak = max(arena.peak, arena.live)
     arena.whole += f.size[id]
     arena.whole_peak = max(arena.whole_peak, arena.whole)
+    if arena.live > arena.peak:
+        if arena.wanted != NULL and arena.peak < arena.limit <= arena.live:
+            arena.wanted[0] -= 1
+        arena.peak = arena.live
+        if arena.wanted != NULL and arena.wanted[0] == 0:
+            return GS_OUT_OF_MEMORY
     return GS_OK
 
 
-cdef int64_t gallocr_reusable(const gs_walk *f, const gs_arena *arena, int32_t id, int32_t s) noexcept nogil:
+cdef int64_t gallocr_reusable(const gs_walk *f, gs_arena *arena, int32_t id, int32_t s) noexcept nogil:
     """Bytes of the memory that node id comes into by taking over its source s, which has its layout.
 
     -1: it may not, because it is not the last to use s, something else holds on to the memory, or it does not fit.
@@ -94,8 +102,12 @@ cdef int64_t gallocr_reusable(const gs_walk *f, const gs_arena *arena, int32_t i
     if r != s:
         if f.n_views[r] != 1 or f.n_children[r] != 0:
             return -1
-        if f.offset[r] != f.offset[s] and (arena.reuse != GS_REUSE_ALL or f.offset[s] % arena.alignment):
-            return -1
+        if f.offset[r] != f.offset[s]:
+            if arena.reuse != GS_REUSE_ALL:
+                arena.n_refused += 1
+                return -1
+            if f.offset[s] % arena.alignment:
+                return -1
     owner = walk_owner(f, s)
     place = f.offset[s] - f.offset[owner]
     # What had its address before the walk is whole; of the rest the tail may be gone.
@@ -199,7 +211,8 @@ cdef int gallocr_run(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, cons
 
     `leafs_first`: leafs and kept copies are there from the start, not from their first use.
     `inplace[home * GS_N_OPS + op]` is the mask of sources that may be taken over.  `order` (or NULL): positions
-    in seq, -1 for a barrier; memory is freed only at barriers then.  On failure *failed is the id without memory.
+    in seq, -1 for a barrier; memory is freed only at barriers then.  On failure *failed is the id without memory;
+    GS_OUT_OF_MEMORY is also how a walk ends that is not wanted any more.
     """
     cdef int32_t i, k, id, position, since = 0
     cdef int status

@@ -35,6 +35,7 @@ cdef int pack_arena(gs_walk *f, const int32_t *owner, gs_blocks *blocks, gs_aren
             p.size[i] = f.size[id]
             p.start[i] = f.start[id]
             p.stop[i] = f.stop[id]
+            p.birth[i] = f.birth[id]
             p.life[i] = f.death[id] + 1 - f.birth[id]
         status = pack_measure(&p)
     if status == GS_OK:

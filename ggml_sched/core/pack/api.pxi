@@ -1,4 +1,4 @@
-# Packing, part 9: the Python face.
+# Packing: the Python face.
 #
 # Owns `pack` and Packing.  Invariant: whatever integers come in, pack_run sees times from 0 and sizes in
 # int64, all checked; nothing is ever rounded.

@@ -1,4 +1,4 @@
-# Packing, part 7: buffers joined to solid blocks.
+# Packing: buffers joined to solid blocks.
 #
 # Owns gs_join, a smaller problem whose packings are packings of the first.  Two joins, neither of which wastes
 # a byte:
@@ -6,15 +6,23 @@
 #   stack   two with the same lifetime: one lies on the other.
 # All chains come before any stack, and long stacks before short ones: equal sizes are stronger evidence of
 # belonging together than equal lifetimes, and those are the stronger the longer they are.
+# What fits may fit by chance, and one wrong join can leave nothing to find.  So there are many ways to join: with
+# seed 0 all that fits is joined; any other seed leaves out some joins, the more doubtful the more often, takes
+# any of several that fit, and every other one looks at time backwards.
 # Invariants: no section's live bytes change, so neither does the bound; that a joined problem has no packing
 # proves nothing about the first.  n log n: no look-up passes more than 2 PACK_LOOK buffers.
 
 cdef enum:
     PACK_LOOK = 64
+    JOIN_RARE = 16              # of 256 joins, how many a seed leaves out however little they are in doubt: that
+    JOIN_RARER = 24             # and up to three times that in addition, by the seed
+    JOIN_DOUBT = 128            # and how many more at the most where they are
 
 ctypedef struct gs_join:
     gs_pack *p                  # the first problem
     gs_pack m                   # the joined one; m.id is the buffer of p that stands for the block
+    uint64_t seed               # 0, or what comes next of a pseudo-random sequence
+    int rare                    # of 256 joins, how many the seed leaves out at least
     int32_t n_gone
     int32_t *gone               # [n] joined buffers in order
     int32_t *into               # [n] the buffer it was joined to; -1: it stands for itself
@@ -24,6 +32,8 @@ ctypedef struct gs_join:
     int32_t *ends               # [n_sections + 1] the blocks that end there, a doubly linked list
     int32_t *next               # [n]
     int32_t *prior              # [n]
+    int32_t *n_ends             # [n_sections + 1] how many blocks end there
+    int32_t *n_starts           # [n_sections + 1] and begin
     void *memory
 
 
@@ -40,6 +50,7 @@ cdef inline void join_link(gs_join *g, int32_t b) noexcept nogil:
     if head >= 0:
         g.prior[head] = b
     g.ends[g.stop[b]] = b
+    g.n_ends[g.stop[b]] += 1
 
 
 cdef inline void join_unlink(gs_join *g, int32_t b) noexcept nogil:
@@ -49,6 +60,18 @@ cdef inline void join_unlink(gs_join *g, int32_t b) noexcept nogil:
         g.ends[g.stop[b]] = g.next[b]
     if g.next[b] >= 0:
         g.prior[g.next[b]] = g.prior[b]
+    g.n_ends[g.stop[b]] -= 1
+
+
+cdef inline uint64_t join_random(gs_join *g, uint64_t n) noexcept nogil:
+    """A number below n, which 32 bits hold."""
+    g.seed = g.seed * <uint64_t>6364136223846793005 + <uint64_t>1442695040888963407
+    return ((g.seed >> 32) * n) >> 32
+
+
+cdef inline bint join_leaves_out(gs_join *g, int64_t pairs, int64_t extent) noexcept nogil:
+    """Whether to do without a join, one of so many `pairs` whose `extent`, bytes or sections, may agree by chance."""
+    return g.seed != 0 and <int64_t>join_random(g, 256) < g.rare + min(pairs * 256 // extent, JOIN_DOUBT)
 
 
 cdef void join_pair(gs_join *g, int32_t a, int32_t b, int64_t above) noexcept nogil:
@@ -59,6 +82,7 @@ cdef void join_pair(gs_join *g, int32_t a, int32_t b, int64_t above) noexcept no
         g.size[a] += g.size[b]
     g.stop[a] = g.stop[b]
     join_link(g, a)
+    g.n_starts[g.p.start[b]] -= 1
     g.into[b] = a
     g.above[b] = above
     g.size[b] = 0
@@ -66,47 +90,76 @@ cdef void join_pair(gs_join *g, int32_t a, int32_t b, int64_t above) noexcept no
     g.n_gone += 1
 
 
+cdef inline bint join_chains_rather(gs_join *g, int32_t t, int64_t size) noexcept nogil:
+    """Whether a block that ends in t and one that begins there, both of `size`, are to be chained."""
+    # When no other ends or begins there, the place of one is the place of the other.
+    return g.n_ends[t] + g.n_starts[t] == 2 or not join_leaves_out(g, <int64_t>g.n_ends[t] * g.n_starts[t], size)
+
+
 cdef int32_t join_chain(gs_join *g, int32_t a) noexcept nogil:
     """Chain block a to what follows and what precedes it; the first of the chain."""
     cdef gs_pack *p = g.p
-    cdef int32_t b, last
-    cdef int looks
-    cdef bint found = True
-    while found:
-        found = False
-        if g.stop[a] < p.n_sections:
-            last = min(p.born[g.stop[a] + 1], p.born[g.stop[a]] + PACK_LOOK)
-            for b in range(p.born[g.stop[a]], last):
-                if g.size[b] == g.size[a]:
-                    join_pair(g, a, b, 0)
-                    found = True
+    cdef int32_t b, found, last
+    cdef int looks, fitting
+    while g.stop[a] < p.n_sections:
+        found = -1
+        fitting = 0
+        last = min(p.born[g.stop[a] + 1], p.born[g.stop[a]] + PACK_LOOK)
+        for b in range(p.born[g.stop[a]], last):
+            if g.size[b] == g.size[a]:
+                fitting += 1
+                if g.seed == 0 or join_random(g, fitting) == 0:
+                    found = b
+                if g.seed == 0:
                     break
-    found = True
-    while found:
-        found = False
+        if found < 0 or not join_chains_rather(g, g.stop[a], g.size[a]):
+            break
+        join_pair(g, a, found, 0)
+    while True:
+        found = -1
+        fitting = looks = 0
         b = g.ends[p.start[a]]
-        looks = 0
         while b >= 0 and looks < PACK_LOOK:
             if g.size[b] == g.size[a]:
-                join_pair(g, b, a, 0)
-                a = b
-                found = True
-                break
+                fitting += 1
+                if g.seed == 0 or join_random(g, fitting) == 0:
+                    found = b
+                if g.seed == 0:
+                    break
             b = g.next[b]
             looks += 1
-    return a
+        if found < 0 or not join_chains_rather(g, p.start[a], g.size[a]):
+            return a
+        join_pair(g, found, a, 0)
+        a = found
 
 
-cdef inline int32_t join_equal(gs_join *g, int32_t a) noexcept nogil:
-    """A block with the lifetime of block a, -1 when there is none."""
+cdef inline bint join_stacks_rather(gs_join *g, int32_t a) noexcept nogil:
+    """Whether block a is to be stacked on another of its lifetime."""
+    cdef gs_pack *p = g.p
+    cdef int32_t starts = g.n_starts[p.start[a]]
+    cdef int32_t ends = g.n_ends[g.stop[a]]
+    # Two that alone begin where one ends, or alone end where one begins, touch.
+    if starts == 2 and g.n_ends[p.start[a]] <= 1 or ends == 2 and g.n_starts[g.stop[a]] <= 1:
+        return True
+    return not join_leaves_out(g, <int64_t>starts * ends, 8 * <int64_t>(g.stop[a] - p.start[a]))
+
+
+cdef int32_t join_equal(gs_join *g, int32_t a) noexcept nogil:
+    """A block with the lifetime of block a, -1 when there is none or it is left out."""
     cdef gs_pack *p = g.p
     cdef int32_t first = max(p.born[p.start[a]], a - PACK_LOOK)
     cdef int32_t last = min(p.born[p.start[a] + 1], a + PACK_LOOK)
-    cdef int32_t b
+    cdef int32_t b, found = -1
+    cdef int fitting = 0
     for b in range(first, last):
         if g.size[b] > 0 and g.stop[b] == g.stop[a] and b != a:
-            return b
-    return -1
+            fitting += 1
+            if g.seed == 0:
+                return b
+            if join_random(g, fitting) == 0:
+                found = b
+    return found if found >= 0 and join_stacks_rather(g, a) else -1
 
 
 cdef void join_stacks(gs_join *g, int32_t shortest) noexcept nogil:
@@ -122,19 +175,23 @@ cdef void join_stacks(gs_join *g, int32_t shortest) noexcept nogil:
                 b = join_equal(g, a)
 
 
-cdef int join_prepare(gs_join *g, gs_pack *p) noexcept nogil:
+cdef int join_prepare(gs_join *g, gs_pack *p, uint64_t seed) noexcept nogil:
     """Join what can be joined of p, which must outlive g, and make the smaller problem ready to be searched.
 
-    GS_NO_HOST_MEMORY, or GS_OUT_OF_MEMORY when the result is not worth it: nothing joined, or no carry lists.
+    GS_NO_HOST_MEMORY is the only error.
     """
     cdef int64_t n = p.n
+    cdef int64_t s = p.n_sections
     cdef char *cursor
+    cdef int32_t *order = <int32_t *>p.keys         # scratch
     cdef int32_t shortest = p.n_sections
-    cdef int32_t i
+    cdef int32_t i, j
     cdef int status
     memset(g, 0, sizeof(gs_join))
     g.p = p
-    g.memory = malloc(n * (5 * 4 + 2 * 8) + (<int64_t>p.n_sections + 1) * 4 + 8 * 8)
+    g.seed = seed
+    g.rare = JOIN_RARE + JOIN_RARER * (seed // 4 % 4)
+    g.memory = malloc(n * (5 * 4 + 2 * 8) + (s + 1) * 3 * 4 + 10 * 8)
     if g.memory == NULL:
         return GS_NO_HOST_MEMORY
     cursor = <char *>g.memory
@@ -145,39 +202,59 @@ cdef int join_prepare(gs_join *g, gs_pack *p) noexcept nogil:
     g.next = <int32_t *>pack_take(&cursor, n, 4)
     g.prior = <int32_t *>pack_take(&cursor, n, 4)
     g.gone = <int32_t *>pack_take(&cursor, n, 4)
-    g.ends = <int32_t *>pack_take(&cursor, p.n_sections + 1, 4)
+    g.ends = <int32_t *>pack_take(&cursor, s + 1, 4)
+    g.n_ends = <int32_t *>pack_take(&cursor, s + 1, 4)
+    g.n_starts = <int32_t *>pack_take(&cursor, s + 1, 4)
     memcpy(g.size, p.size, n * sizeof(int64_t))
     memcpy(g.stop, p.stop, n * sizeof(int32_t))
-    for i in range(p.n_sections + 1):
-        g.ends[i] = -1
+    memset(g.ends, 0xff, (s + 1) * sizeof(int32_t))
+    memset(g.into, 0xff, n * sizeof(int32_t))
+    memset(g.n_ends, 0, (s + 1) * sizeof(int32_t))
+    for i in range(p.n_sections):
+        g.n_starts[i] = p.born[i + 1] - p.born[i]
+    g.n_starts[p.n_sections] = 0
     for i in range(p.n):
-        g.into[i] = -1
         join_link(g, i)
+        order[i] = i
+    if seed:
+        for i in range(p.n - 1, 0, -1):
+            j = <int32_t>join_random(g, i + 1)
+            order[i], order[j] = order[j], order[i]
     for i in range(p.n):
-        if g.size[i] > 0:
-            join_chain(g, i)
+        if g.size[order[i]] > 0:
+            join_chain(g, order[i])
     while shortest > 0:
         join_stacks(g, shortest)
         shortest >>= 1
-    if g.n_gone == 0:
-        return GS_OUT_OF_MEMORY
-    status = pack_prepare(&g.m, p.n, p.n_sections, p.start, g.stop, g.size)
+    if seed & 1:
+        status = join_mirror(g)
+    else:
+        status = pack_prepare(&g.m, p.n, p.n_sections, p.start, g.stop, g.size)
     if status == GS_OK:
         pack_find_peaks(&g.m)
-        status = pack_fill_carry(&g.m)
+        status = pack_fill_carry(&g.m, INT64_MAX)        # hardly longer than those of p
     return status
 
 
-cdef int64_t join_expand(gs_join *g) noexcept nogil:
-    """The packing in m.offset as one in p.offset; its arena."""
+cdef int join_mirror(gs_join *g) noexcept nogil:
+    """The joined problem with time running backwards."""
     cdef gs_pack *p = g.p
-    cdef int64_t arena = 0
+    cdef int32_t *start = <int32_t *>p.keys         # scratch
+    cdef int32_t *stop = start + p.n
+    cdef int32_t i
+    for i in range(p.n):
+        start[i] = p.n_sections - g.stop[i]
+        stop[i] = p.n_sections - p.start[i]
+    return pack_prepare(&g.m, p.n, p.n_sections, start, stop, g.size)
+
+
+cdef void join_expand(gs_join *g) noexcept nogil:
+    """The packing in m.offset as one in p.offset."""
+    cdef gs_pack *p = g.p
     cdef int32_t i, b
     for i in range(g.m.n):
         p.offset[g.m.id[i]] = g.m.offset[i]
-        arena = max(arena, g.m.offset[i] + g.m.size[i])
     # What a buffer was joined to was joined, if ever, later.
     for i in range(g.n_gone - 1, -1, -1):
         b = g.gone[i]
         p.offset[b] = p.offset[g.into[b]] + g.above[b]
-    return arena

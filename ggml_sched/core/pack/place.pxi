@@ -1,4 +1,4 @@
-# Packing, part 3: one pass over the buffers, each to the lowest gap it fits.
+# Packing: one pass over the buffers, each to the lowest gap it fits.
 #
 # Owns the orders and two ways to place in them: pack_place_near looks only at the buffers that overlap (short
 # lists), pack_place_far walks everything placed in order of offset (no lists at all, for dense or very large
@@ -12,6 +12,7 @@ cdef enum:
     PACK_BY_WAT = 2
     PACK_BY_TAW = 3
     PACK_ORDERS = 4
+    PACK_BY_LONG_AREA = 4       # size times lifetime cubed; for searches only
     PACK_INDEX_BITS = 24        # of a sort key; the fields have the rest
     PACK_INDEX_MASK = 0xffffff
     PACK_BLOCK = 128            # placed buffers per block of pack_place_far
@@ -89,22 +90,29 @@ cdef void pack_sort(gs_pack *p, int by, int seed) noexcept nogil:
 
     A key is short fields above the buffer's index, complemented to sort descending: 16 bits each for bytes
     live, lifetime and size or area, 8 for what breaks ties (of a lifetime exact up to 255 sections).  A seed
-    other than 0 blurs the fields by up to a quarter, for searches that start afresh.
+    other than 0 blurs the fields, for searches that start afresh: bytes live and lifetimes by up to a quarter,
+    sizes and areas by up to a half.
     """
     cdef int live_shift = max(pack_bits(p.bound) - 16, 0)
     cdef int life_shift = max(pack_bits(p.n_sections) - 16, 0)
     cdef uint64_t busy, life, short_life, bytes, key, noise
+    cdef double area
     cdef int32_t b
     cdef int n_bytes
     for b in range(p.n):
         busy = <uint64_t>p.peak[b] >> live_shift
         life = <uint64_t>(p.stop[b] - p.start[b])
-        bytes = pack_scale(<double>p.size[b] * (life if by == PACK_BY_TAW else 1))
+        area = <double>p.size[b]
+        if by == PACK_BY_TAW:
+            area *= life
+        elif by == PACK_BY_LONG_AREA:
+            area *= <double>life * life * life
+        bytes = min(pack_scale(area), <uint64_t>0xffff)
         if seed:
             noise = gs_mix(<uint64_t>seed, <uint64_t>b + 1)
             busy -= (busy * (noise & 255)) >> 10
             life -= (life * ((noise >> 8) & 255)) >> 10
-            bytes -= min(bytes, (noise >> 16) & 255)
+            bytes -= min(bytes, 2 * ((noise >> 16) & 255))
         short_life = life
         if p.n_sections > 255:
             short_life = pack_scale(<double>life) >> 6 if life > 0 else 0
@@ -116,6 +124,8 @@ cdef void pack_sort(gs_pack *p, int by, int seed) noexcept nogil:
             key = ~((bytes << 8) | short_life)
         elif by == PACK_BY_WAT:
             key = ~((life << 24) | (bytes << 8) | (busy >> 8))
+        elif by == PACK_BY_LONG_AREA:
+            key = ~((bytes << 24) | (life << 8))
         else:
             key = ~((busy << 24) | (bytes << 8) | short_life)
         p.keys[b] = (key << PACK_INDEX_BITS) | <uint64_t>b
@@ -158,7 +168,7 @@ cdef inline int64_t pack_gap(int64_t *bottom, int64_t *top, int32_t m, int64_t s
 
 
 cdef int64_t pack_place_near(gs_pack *p, int64_t limit) noexcept nogil:
-    """Place in p.order at the lowest gaps; needs the carry lists.  The arena, or PACK_FAR above limit."""
+    """Place in p.order at the lowest gaps; needs the carry lists.  The arena, or GS_OUT_OF_MEMORY above limit."""
     # Locals, because the compiler must assume that a store to offset changes the pointers in p.
     cdef int64_t *offset = p.offset
     cdef int64_t *sizes = p.size
@@ -184,7 +194,7 @@ cdef int64_t pack_place_near(gs_pack *p, int64_t limit) noexcept nogil:
                     m += 1
             offset[b] = pack_gap(bottom, top, m, size)
             if offset[b] > limit - size:
-                return PACK_FAR
+                return GS_OUT_OF_MEMORY
             arena = max(arena, offset[b] + size)
             continue
         carry = p.carry + p.carry_begin[p.start[b]]
@@ -201,7 +211,7 @@ cdef int64_t pack_place_near(gs_pack *p, int64_t limit) noexcept nogil:
             m += at >= 0
         at = pack_gap(bottom, top, m, size)
         if at > limit - size:
-            return PACK_FAR
+            return GS_OUT_OF_MEMORY
         offset[b] = at
         arena = max(arena, at + size)
     return arena
@@ -243,7 +253,7 @@ cdef void pack_insert_spot(gs_pack_block *blocks, int32_t *n_blocks, const gs_pa
 
 
 cdef int64_t pack_place_far(gs_pack *p, int64_t limit) noexcept nogil:
-    """As pack_place_near, but needs no lists.  GS_NO_HOST_MEMORY (negative) is the only error."""
+    """As pack_place_near, but needs no lists.  Or GS_NO_HOST_MEMORY."""
     cdef int64_t arena = 0
     cdef int64_t at, size
     cdef int32_t n_blocks = 1
@@ -277,7 +287,7 @@ cdef int64_t pack_place_far(gs_pack *p, int64_t limit) noexcept nogil:
                         at = max(at, s[q].top)
             k = blocks[k].next
         if at > limit - size:
-            arena = PACK_FAR
+            arena = GS_OUT_OF_MEMORY
             break
         spot.bottom = at
         spot.top = at + size

@@ -1,4 +1,4 @@
-# Packing, part 1: lifetimes become sections.
+# Packing: lifetimes become sections.
 #
 # Owns gs_pack: the buffers that take space, renumbered in order of birth, over the maximal cliques of their
 # lifetimes.  A section is the moment between the last birth and the next death; every pair of buffers that
@@ -10,7 +10,7 @@
 # born[start[i]] .. born[stop[i]] (i itself among them): a short list and a range, so no pair is ever stored.
 
 cdef int64_t PACK_FAR = 0x7fffffffffffffff
-cdef int64_t PACK_CARRY_LIMIT = 6 * 1000 * 1000     # entries; above it, do without overlap lists
+cdef int64_t PACK_CARRY_LIMIT = 6 * 1000 * 1000     # entries; above it, a problem does without overlap lists
 cdef int64_t PACK_MAX = 0x1000000                   # buffers: a sort key has 24 bits for the index
 
 cdef void pack_free(gs_pack *p) noexcept nogil:
@@ -29,7 +29,7 @@ cdef inline char *pack_take(char **cursor, int64_t count, int64_t width) noexcep
 cdef int pack_expect(gs_pack *p, int64_t n, int64_t n_sections, int64_t n_scratch, char **scratch) noexcept nogil:
     """Room for n buffers over at most n_sections sections, and n_scratch bytes for the caller."""
     cdef char *cursor
-    cdef int64_t bytes = n * (5 * 4 + 4 * 8 + 2 * 8) + 8 + (n_sections + 1) * (4 + 8) + n_scratch
+    cdef int64_t bytes = n * (7 * 4 + 4 * 8 + 2 * 8) + 8 + (n_sections + 1) * (4 + 8) + n_scratch
     memset(p, 0, sizeof(gs_pack))
     if n > PACK_MAX:
         return GS_BAD_ARGUMENT
@@ -46,8 +46,10 @@ cdef int pack_expect(gs_pack *p, int64_t n, int64_t n_sections, int64_t n_scratc
     p.id = <int32_t *>pack_take(&cursor, n, 4)
     p.start = <int32_t *>pack_take(&cursor, n, 4)
     p.stop = <int32_t *>pack_take(&cursor, n, 4)
+    p.birth = <int32_t *>pack_take(&cursor, n, 4)
     p.life = <int32_t *>pack_take(&cursor, n, 4)
     p.order = <int32_t *>pack_take(&cursor, n, 4)
+    p.turn = <int32_t *>pack_take(&cursor, n, 4)
     p.live = <int64_t *>pack_take(&cursor, n_sections + 1, 8)
     p.born = <int32_t *>pack_take(&cursor, n_sections + 1, 4)
     scratch[0] = cursor
@@ -123,6 +125,7 @@ cdef void pack_sort_by_birth(gs_pack *p, int32_t n, const int32_t *lower, const 
             p.size[b] = size[i]
             p.start[b] = section_of[lower[i]]
             p.stop[b] = section_of[upper[i]]
+            p.birth[b] = lower[i]
             p.life[b] = upper[i] - lower[i]
 
 
@@ -152,6 +155,65 @@ cdef int pack_measure(gs_pack *p) noexcept nogil:
     return GS_OK
 
 
+cdef inline bint pack_comes_before(const gs_pack *p, int32_t a, int32_t b) noexcept nogil:
+    """Whether a stands before b, of the same section of birth, in an order that does not depend on the caller's."""
+    if p.stop[a] != p.stop[b]:
+        return p.stop[a] > p.stop[b]
+    if p.size[a] != p.size[b]:
+        return p.size[a] > p.size[b]
+    if p.life[a] != p.life[b]:
+        return p.life[a] > p.life[b]
+    return p.birth[a] < p.birth[b]
+
+
+cdef void pack_settle(gs_pack *p) noexcept nogil:
+    """Put what is born in one section in order, so that a shuffled problem is the same problem; fill p.turn."""
+    cdef int32_t *order = p.order
+    cdef int32_t k, i, j, jump, b, first, n
+    for i in range(p.n):
+        order[i] = i
+    for k in range(p.n_sections):
+        first = p.born[k]
+        n = p.born[k + 1] - first
+        jump = 1
+        while jump < n // 9:
+            jump = 3 * jump + 1
+        while jump > 0 and n > 1:
+            for i in range(first + jump, first + n):
+                b = order[i]
+                j = i
+                while j >= first + jump and pack_comes_before(p, b, order[j - jump]):
+                    order[j] = order[j - jump]
+                    j -= jump
+                order[j] = b
+            jump //= 3
+    pack_permute_words(p.size, order, p.n, p.keys)
+    pack_permute(p.id, order, p.n, p.keys)
+    pack_permute(p.stop, order, p.n, p.keys)
+    pack_permute(p.birth, order, p.n, p.keys)
+    pack_permute(p.life, order, p.n, p.keys)
+    # Births of one section have one start.
+    memcpy(p.turn, order, p.n * sizeof(int32_t))
+
+
+cdef void pack_permute(int32_t *at, const int32_t *order, int32_t n, void *scratch) noexcept nogil:
+    """Let what stood at order[i] stand at i."""
+    cdef int32_t *old = <int32_t *>scratch
+    cdef int32_t i
+    memcpy(old, at, n * sizeof(int32_t))
+    for i in range(n):
+        at[i] = old[order[i]]
+
+
+cdef void pack_permute_words(int64_t *at, const int32_t *order, int32_t n, void *scratch) noexcept nogil:
+    """The same for 64 bits each."""
+    cdef int64_t *old = <int64_t *>scratch
+    cdef int32_t i
+    memcpy(old, at, n * sizeof(int64_t))
+    for i in range(n):
+        at[i] = old[order[i]]
+
+
 cdef void pack_find_peaks(gs_pack *p) noexcept nogil:
     """The fullest section of every buffer."""
     cdef int64_t *block = <int64_t *>p.keys     # scratch: the fullest of each 32 sections
@@ -173,18 +235,16 @@ cdef void pack_find_peaks(gs_pack *p) noexcept nogil:
         p.peak[b] = peak
 
 
-cdef int pack_fill_carry(gs_pack *p) noexcept nogil:
+cdef int pack_fill_carry(gs_pack *p, int64_t limit) noexcept nogil:
     """List, for each section, the buffers alive in it that were born before it.
 
-    GS_OUT_OF_MEMORY when the lists would be too long to be worth it; p.carry stays NULL then.
+    GS_OUT_OF_MEMORY when the lists would have more than `limit` entries; p.carry stays NULL then.
     """
     cdef int32_t b, k
     cdef int32_t *cursor
     cdef int64_t total = 0
     cdef int32_t here
-    if p.carry != NULL:
-        return GS_OK
-    if p.n_carried > PACK_CARRY_LIMIT:
+    if p.n_carried > limit:
         return GS_OUT_OF_MEMORY
     p.carry_memory = malloc((p.n_carried + 2 * (<int64_t>p.n_sections + 2)) * sizeof(int32_t))
     if p.carry_memory == NULL:

@@ -1,9 +1,9 @@
-# Packing, part 8: the whole stack.
+# Packing: the whole stack.
 #
 # Owns pack_prepared, which the planner calls without the GIL, and pack_run, which `pack` offers to anybody.
 # The stack, each part only when the one before missed the target: two ends; TWA order at the lowest gap; place or
 # lift at the target; the same for joined buffers; best fit and further orders; place or lift again and again, at
-# the target, joined or not, and between it and the best, until the budget is spent.
+# the target, filled and joined or not, and between it and the best, until the budget is spent.
 # Invariant: the result is valid, never above best fit, never below the bound, and `optimal` is said only when
 # the arena equals the bound or a search proved that no smaller one exists.
 
@@ -17,7 +17,9 @@ cdef enum:
     PACK_METHOD_SEARCH = 6
     PACK_METHOD_TWO_ENDS = 7
     PACK_METHOD_JOINED = 8
-    PACK_LONG_LIVES = 4
+    PACK_PASSES = 5
+    PACK_WAYS = 3 * SELECTIONS      # of an order and a selection
+    PACK_VARIED = 12                # at most: tries of joined problems for each of the problem itself
 
 cdef int64_t PACK_EASY_TRY = 250           # neighbours of a buffer up to which a try is quick
 cdef int64_t PACK_PATIENCE = 2000 * 1000 * 1000     # pairs of buffers that lists may look at
@@ -26,17 +28,23 @@ cdef int[3] PACK_SEARCH_ORDERS
 PACK_SEARCH_ORDERS[:] = [PACK_BY_WAT, PACK_BY_TAW, PACK_BY_TWA]
 
 # What pack_two_ends takes for long, in nodes: between a layer's short lives and its residual stream, for layers of
-# the usual length first.  A pass that fails mostly does so within the first layer.
-cdef int32_t[PACK_LONG_LIVES] PACK_LONG_LIFE
-PACK_LONG_LIFE[:] = [14, 7, 28, 3]
+# the usual length first.  And whether what has a seventh of the bound is long, too, as in recurrent layers.  A pass
+# that fails mostly does so within the first layer.
+cdef int32_t[PACK_PASSES] PACK_LONG_LIFE
+cdef bint[PACK_PASSES] PACK_LARGE
+PACK_LONG_LIFE[:] = [14, 28, 7, 28, 3]
+PACK_LARGE[:] = [False, True, False, False, False]
 
 ctypedef struct gs_pack_work:
     gs_pack *p
     gs_search q             # q.p is NULL where there is none
-    gs_join join
+    gs_pack filled          # one way to fill its slack
+    gs_join join            # and to join all that
     gs_search joined        # a search of join.m; joined.p is NULL where there is none
+    int seed                # of that way
     int64_t target          # an arena of this size ends the work
-    int64_t budget          # tries, of both searches together
+    int64_t budget          # tries, of all searches together
+    int64_t varied          # those of joined problems, and what joining took
     int64_t patience        # pairs that lists may still look at
     bint scales             # the budget is for quick tries
     bint fitted             # best fit has been tried
@@ -85,7 +93,7 @@ cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_packing 
         work.budget = 100 * 1000
     out.bound = out.proven = p.bound
     if p.n > 0:
-        out.arena = PACK_FAR
+        out.arena = INT64_MAX
         status = pack_solve(&work)
         if status == GS_OK and out.arena > out.proven and not work.fitted:
             # A capacity ended the work early; the promise about best fit holds all the same.
@@ -94,6 +102,7 @@ cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_packing 
     search_free(&work.q)
     search_free(&work.joined)
     join_free(&work.join)
+    pack_free(&work.filled)
     return status
 
 
@@ -101,7 +110,8 @@ cdef int pack_keep(gs_pack_work *work, int64_t arena, int method) noexcept nogil
     """Keep the packing in p.offset if it is the best so far; an arena below 0 is an error's code."""
     if arena < 0:
         return <int>arena
-    if arena < work.out.arena:
+    # The first is kept however large it is: an arena may need all that 63 bits hold.
+    if arena < work.out.arena or work.out.method == PACK_METHOD_NONE:
         work.out.arena = arena
         work.out.method = method
         memcpy(work.p.best, work.p.offset, work.p.n * sizeof(int64_t))
@@ -121,11 +131,11 @@ cdef int pack_list(gs_pack_work *work, gs_pack *p, int by, int64_t limit) noexce
             return GS_OK
     pack_sort(p, by, 0)
     arena = pack_place_near(p, limit) if near else pack_place_far(p, limit)
+    if arena == GS_OUT_OF_MEMORY:
+        return GS_OK
     if p == work.p:
         return pack_keep(work, arena, PACK_METHOD_TWA + by)
-    if 0 <= arena <= limit:
-        arena = join_expand(&work.join)
-    return pack_keep(work, arena, PACK_METHOD_JOINED)
+    return pack_keep(work, arena if arena < 0 else pack_expand(work), PACK_METHOD_JOINED)
 
 
 cdef int pack_solve(gs_pack_work *work) noexcept nogil:
@@ -133,11 +143,12 @@ cdef int pack_solve(gs_pack_work *work) noexcept nogil:
     cdef gs_packing *out = work.out
     cdef int64_t target = work.target
     cdef int by, i, status
-    for i in range(PACK_LONG_LIVES):
-        if pack_two_ends(p, PACK_LONG_LIFE[i]):
+    for i in range(PACK_PASSES):
+        if pack_two_ends(p, PACK_LONG_LIFE[i], (p.bound + 6) // 7 if PACK_LARGE[i] else 0):
             return pack_keep(work, p.bound, PACK_METHOD_TWO_ENDS)
+    pack_settle(p)
     pack_find_peaks(p)
-    status = pack_fill_carry(p)
+    status = pack_fill_carry(p, PACK_CARRY_LIMIT)
     if status == GS_NO_HOST_MEMORY:
         return status
     if work.scales and p.n_neighbours > PACK_EASY_TRY * p.n:
@@ -166,21 +177,48 @@ cdef int pack_solve(gs_pack_work *work) noexcept nogil:
     return pack_improve(work)
 
 
+cdef int pack_join(gs_pack_work *work, int seed) noexcept nogil:
+    """Fill the slack and join all buffers in the way of this seed, and make the search of what comes of it ready."""
+    cdef int status
+    search_free(&work.joined)
+    join_free(&work.join)
+    pack_free(&work.filled)
+    work.seed = seed
+    status = fill_prepare(&work.filled, work.p, work.target, seed)
+    if status == GS_OK:
+        status = join_prepare(&work.join, &work.filled, seed)
+    return search_prepare(&work.joined, &work.join.m) if status == GS_OK else status
+
+
+cdef int64_t pack_expand(gs_pack_work *work) noexcept nogil:
+    """The packing in join.m.offset as one in p.offset; its arena."""
+    cdef gs_pack *p = work.p
+    cdef int64_t arena = 0
+    cdef int32_t i, b
+    join_expand(&work.join)
+    for i in range(work.filled.n):
+        b = work.filled.id[i]
+        if b < p.n:
+            p.offset[b] = work.filled.offset[i]
+            arena = max(arena, p.offset[b] + p.size[b])
+    return arena
+
+
 cdef int pack_solve_joined(gs_pack_work *work) noexcept nogil:
-    """Join buffers; try both lists and the first tour with what comes of it."""
+    """Join all buffers that can be joined; try both lists and the first searches with what comes of it."""
     cdef gs_packing *out = work.out
     cdef int64_t target = work.target
-    cdef int by
-    cdef int status = join_prepare(&work.join, work.p)
-    if status != GS_OK:
-        return GS_OK if status == GS_OUT_OF_MEMORY else status
+    cdef int by, select
+    cdef int status = pack_join(work, 0)
+    if status != GS_OK or work.join.n_gone == 0:
+        return status
     for by in range(2):
         status = pack_list(work, &work.join.m, by, target)
         if status != GS_OK or out.arena <= target:
             return status
-    status = search_prepare(&work.joined, &work.join.m)
-    if status == GS_OK:
-        status = pack_tour(work, &work.joined, 0, 3 * <int64_t>work.join.m.n + 32)
+    for select in range(SELECTIONS):
+        if status >= 0 and out.arena > target:
+            status = pack_attempt(work, &work.joined, target, PACK_BY_WAT, select, 0, 8 * <int64_t>work.join.m.n + 64)
     return status
 
 
@@ -188,21 +226,27 @@ cdef int pack_attempt(gs_pack_work *work, gs_search *q, int64_t capacity, int by
                       int64_t limit) noexcept nogil:
     """One search at a capacity, within the budget.  SEARCH_* or an error; a packing found is kept."""
     cdef gs_pack *p = q.p
+    cdef int64_t before = q.tries
     cdef int64_t arena = 0
+    cdef int64_t grain
     cdef int32_t i
     cdef int found
     pack_sort(p, by, seed)
-    found = search_run(q, capacity, select, min(limit, work.budget - work.out.tries))
-    work.out.tries = work.q.tries + work.joined.tries
+    found = search_run(q, capacity, select, min(limit, work.budget - work.out.tries),
+                       2 * <int64_t>p.n if p != work.p else INT64_MAX // 2)
+    work.out.tries += q.tries - before
+    if p != work.p:
+        work.varied += q.tries - before
     if found == SEARCH_FOUND and p != work.p:
-        pack_keep(work, join_expand(&work.join), PACK_METHOD_JOINED)
+        pack_keep(work, pack_expand(work), PACK_METHOD_JOINED if work.join.n_gone else PACK_METHOD_SEARCH)
     elif found == SEARCH_FOUND:
         for i in range(p.n):
             arena = max(arena, p.offset[i] + p.size[i])
         pack_keep(work, arena, PACK_METHOD_SEARCH)
     elif found == SEARCH_IMPOSSIBLE and p == work.p:
-        # Every packing pushed down has offsets that are sums of sizes, so arenas grow by their gcd.
-        work.out.proven = max(work.out.proven, capacity + pack_grain(p))
+        # Every packing pushed down has offsets that are sums of sizes: an arena is a multiple of their gcd.
+        grain = pack_grain(p)
+        work.out.proven = max(work.out.proven, capacity // grain * grain + grain)
     return found
 
 
@@ -227,22 +271,32 @@ cdef inline bint pack_over(gs_pack_work *work) noexcept nogil:
     return work.out.arena <= max(work.out.proven, work.target) or work.out.tries >= work.budget
 
 
-cdef int pack_tour(gs_pack_work *work, gs_search *q, int seed, int64_t limit) noexcept nogil:
+cdef int pack_vary(gs_pack_work *work) noexcept nogil:
+    """Fill and join in another way, and search at the target for a few tries per block.
+
+    Few ways are wrong nowhere; with one of those, or nearly, a packing is found at once.
+    """
+    cdef int64_t cost = work.p.n // 4       # of filling and joining, in tries
+    cdef int by, found = pack_join(work, work.seed + 1)
+    work.varied += cost
+    work.out.tries += cost
+    if found != GS_OK:
+        return found
+    by = PACK_BY_LONG_AREA if work.seed & 2 else PACK_BY_WAT
+    return pack_attempt(work, &work.joined, max(work.out.proven, work.target), by, SELECT_FIRST, work.seed,
+                        8 * <int64_t>work.join.m.n + 32)
+
+
+cdef int pack_tour(gs_pack_work *work, int seed, int64_t limit) noexcept nogil:
     """Every order with every selection, one search each at the target; the last SEARCH_*, or an error.
 
-    What is proven raises the target: then all over again, unless only the joined buffers are.
+    What is proven raises the target: then all over again.
     """
-    cdef bint joined = q == &work.joined
-    cdef int64_t longer = (8 if joined else 16) * <int64_t>q.p.n + 64
-    cdef int64_t room
     cdef int way = 0
     cdef int found = SEARCH_STOPPED
-    while way < 3 * SELECTIONS and not pack_over(work):
-        room = longer if seed == 0 and way % SELECTIONS != SELECT_VALLEY else limit
-        found = pack_attempt(work, q, max(work.out.proven, work.target), PACK_SEARCH_ORDERS[way // SELECTIONS],
-                             way % SELECTIONS, seed, room)
-        if found < 0 or (found == SEARCH_IMPOSSIBLE and joined):
-            return found
+    while found >= 0 and way < PACK_WAYS and not pack_over(work):
+        found = pack_attempt(work, &work.q, max(work.out.proven, work.target), PACK_SEARCH_ORDERS[way // SELECTIONS],
+                             way % SELECTIONS, seed, limit)
         way = 0 if found == SEARCH_IMPOSSIBLE else way + 1
     return found
 
@@ -267,31 +321,27 @@ cdef int pack_lower(gs_pack_work *work, gs_search *q, int seed, int64_t limit, i
 cdef int pack_improve(gs_pack_work *work) noexcept nogil:
     """Search until the target is reached, the best is proven or the budget is spent.
 
-    Mostly a search finds a packing within a few tries per buffer or not at all.  So after a longer look with
-    each pure order, every round starts afresh with blurred orders and a small limit that grows by a quarter:
-    the joined buffers first, which are fewer, then all.  In between it lowers the best: half-way down to the
-    target, and less far from one round to the next.
+    Mostly a search finds a packing within a few tries per buffer or not at all.  So every round starts afresh with
+    blurred orders and a small limit that grows by a quarter: mostly with buffers joined, each time in another
+    way, then as they are.  In between it lowers the best: half-way down to the target, and less far from one
+    round to the next.
     """
     cdef int64_t limit = 3 * <int64_t>work.p.n + 32
-    cdef int64_t joined_limit = 3 * <int64_t>work.join.m.n + 32
-    cdef int64_t hopeless = 0           # arenas up to this are proven too small for the joined buffers
-    cdef int64_t low
+    # A small problem is rather searched as it is, which may prove something.
+    cdef int64_t varied = min(work.p.n // 32, PACK_VARIED) * PACK_WAYS
+    cdef int64_t until
     cdef int seed = 0
     cdef int found = SEARCH_STOPPED
     while found >= 0 and not pack_over(work):
-        low = max(work.out.proven, work.target)
-        # pack_solve_joined has made the first tour.
-        if work.joined.p != NULL and seed > 0 and low > hopeless:
-            found = pack_tour(work, &work.joined, seed, joined_limit)
-            if found == SEARCH_IMPOSSIBLE:
-                hopeless = low
-        if work.joined.p != NULL and found >= 0:
-            found = pack_lower(work, &work.joined, seed, joined_limit, min(seed + 1, 62))
+        until = work.varied + varied * limit
+        while found >= 0 and work.varied < until and not pack_over(work):
+            found = pack_vary(work)
         if found >= 0:
-            found = pack_tour(work, &work.q, seed, limit)
+            found = pack_lower(work, &work.joined, seed, 4 * <int64_t>work.join.m.n + 32, min(seed + 1, 62))
+        if found >= 0:
+            found = pack_tour(work, seed, limit)
         if found >= 0:
             found = pack_lower(work, &work.q, seed, limit, min(seed + 1, 62))
         seed += 1
         limit += limit >> 2
-        joined_limit += joined_limit >> 2
     return min(found, GS_OK)

@@ -1,9 +1,10 @@
-# Packing, part 6: place or lift, the search itself.
+# Packing: place or lift, the search itself.
 #
 # Owns the order in which moves are tried: which buffer next, independent pieces, and backtracking on an
 # explicit stack.  Where no unplaced buffer crosses from one section to the next, the two sides are
 # independent pieces, the tightest first: a piece that is done never comes back, a piece that fails kills the
-# placement that made it.
+# placement that made it.  A death sends the search back to the last placement that has changed a section of its
+# reason: any between would die of the same.
 # Invariant: tries, not time, are the budget, so the same input takes the same path on every machine.
 
 cdef enum:
@@ -12,104 +13,56 @@ cdef enum:
     SEARCH_STOPPED = 2
     SELECT_FIRST = 0            # of the lowest, the first in rank
     SELECT_TIGHTEST = 1         # of the lowest, one in the section with the most bytes to come
-    SELECT_VALLEY = 2           # where few may sit and many branches died, at any height
-    SELECTIONS = 3
+    SELECTIONS = 2
 
 
-cdef int32_t search_lowest(gs_search *q, int32_t left, int32_t right, bint tightest) noexcept nogil:
-    """One of the buffers with the lowest minimum of the piece; -1 when all are placed."""
-    cdef gs_pack *p = q.p
-    cdef int64_t lowest = PACK_FAR
-    cdef int64_t fullest = -1
+cdef int32_t search_first(const gs_search *q, int32_t left, int32_t right, int64_t lowest) noexcept nogil:
+    """Of the buffers whose minimum is `lowest`, the lowest floor of sections [left, right), the first in rank."""
+    cdef const gs_pack *p = q.p
     cdef int32_t best = -1
     cdef int32_t best_rank = 0x7fffffff
     cdef int32_t i, j, k
-    cdef int32_t section = left
+    cdef bint begun = False
     for k in range(left, right):
-        if q.floor[k] < lowest:
-            lowest = q.floor[k]
-    if lowest == PACK_FAR:
-        return -1
-    if not tightest:
-        if p.born[right] - p.born[left] > 64:
-            # Of many, the first in rank is found soon.
-            for i in range(p.n):
-                j = p.order[i]
-                if q.minimum[j] == lowest and left <= p.start[j] < right:
-                    return j
-        for j in range(p.born[left], p.born[right]):
+        if q.floor[k] != lowest:
+            begun = False
+            continue
+        if not begun:
+            for i in range(p.carry_begin[k], p.carry_begin[k + 1]):
+                j = p.carry[i]
+                if q.minimum[j] == lowest and q.rank[j] < best_rank:
+                    best_rank = q.rank[j]
+                    best = j
+        begun = True
+        for j in range(p.born[k], p.born[k + 1]):
             if q.minimum[j] == lowest and q.rank[j] < best_rank:
                 best_rank = q.rank[j]
                 best = j
-        return best
+    return best
+
+
+cdef inline int32_t search_select(const gs_search *q, int32_t left, int32_t right, int select) noexcept nogil:
+    """The buffer of the piece to branch on, one of those with the lowest minimum; -1 when all are placed."""
+    cdef int64_t lowest = PACK_FAR
+    cdef int64_t fullest = -1
+    cdef int32_t first = left
+    cdef int32_t last = left
+    cdef int32_t k
     for k in range(left, right):
+        if q.floor[k] <= lowest:
+            if q.floor[k] < lowest:
+                lowest = q.floor[k]
+                first = k
+            last = k
+    if lowest == PACK_FAR:
+        return -1
+    if select == SELECT_FIRST:
+        return search_first(q, first, last + 1, lowest)
+    for k in range(first, last + 1):
         if q.floor[k] == lowest and q.rest[k] > fullest:
             fullest = q.rest[k]
-            section = k
-    for j in range(p.born[section], p.born[section + 1]):
-        if q.minimum[j] == lowest and q.rank[j] < best_rank:
-            best_rank = q.rank[j]
-            best = j
-    for i in range(p.carry_begin[section], p.carry_begin[section + 1]):
-        j = p.carry[i]
-        if q.minimum[j] == lowest and q.rank[j] < best_rank:
-            best_rank = q.rank[j]
-            best = j
-    return best
-
-
-cdef int32_t search_valley(gs_search *q, int32_t left, int32_t right) noexcept nogil:
-    """A buffer that nothing it overlaps is below, from the section with the most deaths per such buffer.
-
-    Wherever it is in the piece: what failed is tried again first, instead of after everything below it.
-    """
-    cdef gs_pack *p = q.p
-    cdef int64_t score, slack, best_slack
-    cdef int64_t best_score = -1
-    cdef int32_t best = -1
-    cdef int32_t best_rank = 0x7fffffff
-    cdef int32_t section = -1
-    cdef int32_t n_here = 0
-    cdef int32_t end = right
-    cdef int32_t j, k
-    best_slack = 0
-    # It lies within a run of sections of one floor, its own minimum.
-    for k in range(right - 1, left - 1, -1):
-        if k + 1 < right and q.floor[k] != q.floor[k + 1]:
-            end = k + 1
-        q.run_end[k] = end
-        q.cover[k] = 0
-    q.cover[right] = 0
-    for j in range(p.born[left], p.born[right]):
-        k = p.start[j]
-        if q.minimum[j] == q.floor[k] and q.minimum[j] != PACK_FAR and p.stop[j] <= q.run_end[k]:
-            q.cover[k] += 1
-            q.cover[p.stop[j]] -= 1
-    for k in range(left, right):
-        n_here += q.cover[k]
-        if n_here > 0:
-            score = (q.deaths[k] << 20) // n_here
-            slack = q.capacity - q.floor[k] - q.rest[k]
-            if score > best_score or (score == best_score and slack < best_slack):
-                best_score, best_slack = score, slack
-                section = k
-    if section < 0:
-        return -1
-    for j in range(p.born[left], p.born[section + 1]):
-        if (q.minimum[j] == q.floor[section] and q.rank[j] < best_rank
-                and section < p.stop[j] <= q.run_end[section] == q.run_end[p.start[j]]):
-            best_rank = q.rank[j]
-            best = j
-    return best
-
-
-cdef inline int32_t search_select(gs_search *q, int32_t left, int32_t right, int select) noexcept nogil:
-    """The buffer of the piece to branch on, -1 when all are placed."""
-    if left >= right:
-        return -1
-    if select == SELECT_VALLEY:
-        return search_valley(q, left, right)
-    return search_lowest(q, left, right, select == SELECT_TIGHTEST)
+            left = k
+    return search_first(q, left, left + 1, lowest)
 
 
 cdef void search_add_piece(gs_search *q, int32_t left, int32_t right) noexcept nogil:
@@ -146,7 +99,7 @@ cdef void search_divide(gs_search *q, int32_t left, int32_t right, int32_t start
     search_add_piece(q, begin, right)
 
 
-cdef int search_run(gs_search *q, int64_t capacity, int select, int64_t limit) noexcept nogil:
+cdef int search_run(gs_search *q, int64_t capacity, int select, int64_t limit, int64_t patience) noexcept nogil:
     """Look for a packing within capacity (at least p.bound), preferring p.order, in at most `limit` tries.
 
     SEARCH_FOUND: it is in p.offset.  SEARCH_IMPOSSIBLE: there is none.  SEARCH_STOPPED, or GS_NO_HOST_MEMORY.
@@ -157,6 +110,8 @@ cdef int search_run(gs_search *q, int64_t capacity, int select, int64_t limit) n
     cdef int32_t left = 0
     cdef int32_t right = 0
     cdef int32_t b, k
+    cdef int64_t farthest = 0
+    cdef int64_t until = q.tries + patience
     cdef bint alive
     search_reset(q)
     q.capacity = capacity
@@ -179,13 +134,17 @@ cdef int search_run(gs_search *q, int64_t capacity, int select, int64_t limit) n
             right = q.pieces[frame.next_piece].right
             frame.next_piece += 1
             continue
-        if q.tries >= limit:
+        if q.tries >= min(limit, until):
             return SEARCH_STOPPED
         q.tries += 1 + ((right - left) >> 8)
         frame = &q.stack[q.depth]
         q.depth += 1
         frame.mark, frame.buffer, frame.left, frame.right = q.n_trail, b, left, right
         alive = search_place(q, b)
+        frame.changed = q.changed
+        if q.area > farthest:
+            farthest = q.area
+            until = q.tries + patience
         while not alive:
             while q.depth > 0 and q.stack[q.depth - 1].buffer < 0:
                 q.depth -= 1
@@ -195,6 +154,8 @@ cdef int search_run(gs_search *q, int64_t capacity, int select, int64_t limit) n
             q.depth -= 1
             frame = &q.stack[q.depth]
             search_undo(q, frame.mark)
+            if frame.changed & q.reason == 0:
+                continue
             b, left, right = frame.buffer, frame.left, frame.right
             alive = search_lift(q, b)
             b = -1

@@ -1,4 +1,4 @@
-# Packing, part 5: the state of an exact search, and its two moves.
+# Packing: the state of an exact search, and its two moves.
 #
 # Owns gs_search: a partial packing within `capacity` on flat arrays, with a trail to take moves back.  Every
 # buffer that is not placed has a minimum offset.  A move is about one buffer that nothing it overlaps is
@@ -8,13 +8,18 @@
 #           it and is not placed yet, so its own minimum rises to the lowest such top.
 # A branch is dead when in some section floor + remaining bytes exceed the capacity; the floor is the lowest
 # minimum of the section's unplaced buffers.
-# Invariants: no offset and no minimum of an unplaced buffer exceeds capacity - size; undoing to a mark
-# restores exactly the state at that mark (but for `witness` and `deaths`, which only steer).
+# A death has a reason: the sections whose state it follows from, which are all that a move has read, as a mask of
+# one bit for some neighbouring sections.  A lift is made because a placement has died, and keeps that reason.
+# Invariants: no offset and no minimum of an unplaced buffer exceeds capacity - size, so that none is PACK_FAR, which
+# says that a buffer is placed, or that none is left; undoing to a mark restores exactly the state at that mark (but
+# for `witness`, which only steers).
 
 cdef enum:
     CHANGE_MINIMUM = 0
     CHANGE_FLOOR = 1
     CHANGE_PLACED = 2
+    CHANGE_LIFTED = 3           # old: the mask of the sections that a lift has changed.  Nothing to take back, nor in
+    CHANGE_REASON = 4           # old: and the mask of those that it followed from; comes right after
 
 ctypedef struct gs_change:      # how to take one assignment back
     int64_t old
@@ -28,6 +33,7 @@ ctypedef struct gs_piece:       # sections [left, right) that no unplaced buffer
 
 ctypedef struct gs_choice:      # buffer >= 0: a placement that may be a lift instead.  -1: pieces still to do
     int64_t mark                # trail length before the placement
+    uint64_t changed            # mask of the sections that it has changed
     int32_t buffer
     int32_t left
     int32_t right
@@ -38,18 +44,20 @@ ctypedef struct gs_search:
     gs_pack *p
     int64_t capacity
     int64_t tries               # taken so far, over all runs
+    int64_t area                # of what is placed: bytes times sections, in units of 2**area_shift bytes
+    int area_shift
+    uint64_t changed            # by the last placement
+    uint64_t reason             # of the last death, until the move that can prevent it is found
     int64_t *minimum            # [n] lowest offset still possible; PACK_FAR once placed
     int64_t *floor              # [n_sections] PACK_FAR when nothing is left to place there
     int32_t *witness            # [n_sections] a buffer that was at the floor when last looked at
     int64_t *rest               # [n_sections] unplaced bytes
     int32_t *crossing           # [n_sections] unplaced buffers that live in k and in k + 1
     int32_t *rank               # [n] static preference, smaller first
-    int32_t *run_end            # [n_sections + 1] scratch of SELECT_VALLEY
-    int32_t *cover              # [n_sections + 1]
-    int64_t *deaths             # [n_sections] branches that died there in this run, plus one
     int32_t *twin               # [n] ring of buffers with equal lifetime and size
     gs_choice *stack            # [2 n + 2]
     gs_piece *pieces            # [2 n_sections + 2]
+    int mask_shift              # 2**mask_shift sections have a bit of a mask
     int32_t depth
     int32_t n_pieces
     gs_change *trail            # grows
@@ -75,8 +83,8 @@ cdef int search_prepare(gs_search *q, gs_pack *p) noexcept nogil:
     q.p = p
     q.trail_room = 8 * n + 1024
     q.trail = <gs_change *>malloc(q.trail_room * sizeof(gs_change))
-    q.memory = malloc(n * 16 + (s + 1) * 40 + (2 * n + 2) * sizeof(gs_choice) + (2 * s + 2) * sizeof(gs_piece)
-                      + 16 * 8)
+    q.memory = malloc(n * 16 + s * 24 + (2 * n + 2) * sizeof(gs_choice) + (2 * s + 2) * sizeof(gs_piece)
+                      + 12 * 8)
     if q.trail == NULL or q.memory == NULL:
         search_free(q)
         return GS_NO_HOST_MEMORY
@@ -86,13 +94,13 @@ cdef int search_prepare(gs_search *q, gs_pack *p) noexcept nogil:
     q.rest = <int64_t *>pack_take(&cursor, s, 8)
     q.stack = <gs_choice *>pack_take(&cursor, 2 * n + 2, sizeof(gs_choice))
     q.pieces = <gs_piece *>pack_take(&cursor, 2 * s + 2, sizeof(gs_piece))
-    q.deaths = <int64_t *>pack_take(&cursor, s, 8)
     q.crossing = <int32_t *>pack_take(&cursor, s, 4)
     q.witness = <int32_t *>pack_take(&cursor, s, 4)
-    q.run_end = <int32_t *>pack_take(&cursor, s + 1, 4)
-    q.cover = <int32_t *>pack_take(&cursor, s + 1, 4)
     q.rank = <int32_t *>pack_take(&cursor, n, 4)
     q.twin = <int32_t *>pack_take(&cursor, n, 4)
+    q.area_shift = max(0, pack_bits(p.bound) + pack_bits(s) - 62)
+    while (p.n_sections - 1) >> q.mask_shift > 63:
+        q.mask_shift += 1
     for i in range(p.n):
         q.twin[i] = i
         # Twins are born in the same section; looking back only so far keeps this linear.
@@ -117,12 +125,12 @@ cdef void search_reset(gs_search *q) noexcept nogil:
         q.crossing[k] = p.carry_begin[k + 2] - p.carry_begin[k + 1]
     q.crossing[p.n_sections - 1] = 0
     for k in range(p.n_sections):
-        q.deaths[k] = 1
         q.witness[k] = p.born[k]        # a section begins with a birth
     for i in range(p.n):
         p.offset[i] = -1
         q.rank[p.order[i]] = i
     q.n_trail = q.depth = q.n_pieces = 0
+    q.area = 0
 
 
 cdef inline void search_note(gs_search *q, int kind, int32_t index, int64_t old) noexcept nogil:
@@ -131,7 +139,7 @@ cdef inline void search_note(gs_search *q, int kind, int32_t index, int64_t old)
         more = <gs_change *>realloc(q.trail, 2 * q.trail_room * sizeof(gs_change))
         if more == NULL:
             q.no_memory = True
-            q.n_trail = 0           # the run is over; only stay within bounds
+            q.n_trail -= 1          # the run is over; only stay within bounds
         else:
             q.trail = more
             q.trail_room *= 2
@@ -139,6 +147,13 @@ cdef inline void search_note(gs_search *q, int kind, int32_t index, int64_t old)
     q.trail[q.n_trail].index = index
     q.trail[q.n_trail].kind = kind
     q.n_trail += 1
+
+
+cdef inline uint64_t search_mask(const gs_search *q, int32_t left, int32_t right) noexcept nogil:
+    """The bits of sections [left, right), of which there is one at least."""
+    cdef int low = left >> q.mask_shift
+    cdef int high = (right - 1) >> q.mask_shift
+    return (~<uint64_t>0 >> (63 - high + low)) << low
 
 
 cdef void search_undo(gs_search *q, int64_t mark) noexcept nogil:
@@ -153,9 +168,14 @@ cdef void search_undo(gs_search *q, int64_t mark) noexcept nogil:
             q.minimum[i] = c.old
         elif c.kind == CHANGE_FLOOR:
             q.floor[i] = c.old
-        else:
+        elif c.kind == CHANGE_REASON:
+            # What followed from the lift follows from its reason.
+            if <uint64_t>(c - 1).old & q.reason:
+                q.reason |= <uint64_t>c.old
+        elif c.kind == CHANGE_PLACED:
             q.minimum[i] = c.old
             p.offset[i] = -1
+            q.area -= (p.size[i] >> q.area_shift) * (p.stop[i] - p.start[i])
             q.rest[p.stop[i] - 1] += p.size[i]
             for k in range(p.start[i], p.stop[i] - 1):
                 q.rest[k] += p.size[i]
@@ -163,7 +183,7 @@ cdef void search_undo(gs_search *q, int64_t mark) noexcept nogil:
 
 
 cdef inline bint search_raise_floor(gs_search *q, int32_t k, int64_t least) noexcept nogil:
-    """Recompute the floor of section k, known to be at least `least`; False when the section cannot fit."""
+    """Recompute the floor of section k, known to be at least `least`; False when what is left does not fit above it."""
     cdef gs_pack *p = q.p
     cdef int32_t witness = q.witness[k]
     cdef int64_t floor = q.minimum[witness]
@@ -189,12 +209,12 @@ cdef inline bint search_raise_floor(gs_search *q, int32_t k, int64_t least) noex
         q.floor[k] = floor
     if floor == PACK_FAR or q.rest[k] <= q.capacity - floor:
         return True
-    q.deaths[k] += 1
+    q.reason |= search_mask(q, k, k + 1)
     return False
 
 
 cdef bint search_place(gs_search *q, int32_t b) noexcept nogil:
-    """Place b at its minimum, which nothing it overlaps is below; False when that is dead."""
+    """Place b at its minimum, which nothing it overlaps is below; False, with the reason, when that is dead."""
     cdef gs_pack *p = q.p
     cdef int64_t *minimum = q.minimum
     cdef int32_t start = p.start[b]
@@ -205,14 +225,15 @@ cdef bint search_place(gs_search *q, int32_t b) noexcept nogil:
     cdef int64_t size = p.size[b]
     cdef int64_t top = at + size
     cdef int32_t i, j, k
+    q.changed = q.reason = search_mask(q, start, stop)
     # Whatever else lives in these sections comes to lie above b.
     for k in range(start, stop):
         if q.rest[k] > q.capacity - at:
-            q.deaths[k] += 1
             return False
     p.offset[b] = at
     minimum[b] = PACK_FAR
     search_note(q, CHANGE_PLACED, b, at)
+    q.area += (size >> q.area_shift) * (stop - start)
     q.rest[stop - 1] -= size
     for k in range(start, stop - 1):
         q.rest[k] -= size
@@ -229,25 +250,32 @@ cdef bint search_place(gs_search *q, int32_t b) noexcept nogil:
             search_note(q, CHANGE_MINIMUM, j, minimum[j])
             minimum[j] = top
             right = max(right, p.stop[j])
+    q.changed = search_mask(q, left, right)
     for k in range(start, stop):
         if q.floor[k] < top and not search_raise_floor(q, k, top):
             return False
+    # Elsewhere a floor has risen only with its witness.
     for k in range(left, start):
-        if q.floor[k] < top and not search_raise_floor(q, k, q.floor[k]):
+        if minimum[q.witness[k]] != q.floor[k] and not search_raise_floor(q, k, q.floor[k]):
             return False
     for k in range(stop, right):
-        if q.floor[k] < top and not search_raise_floor(q, k, q.floor[k]):
+        if minimum[q.witness[k]] != q.floor[k] and not search_raise_floor(q, k, q.floor[k]):
             return False
     return True
 
 
 cdef bint search_lift(gs_search *q, int32_t b) noexcept nogil:
-    """No packing has b at its minimum: raise it, and its twins there, to what they can rest on."""
+    """No packing has b at its minimum, for q.reason: raise it, and its twins there, to what they can rest on.
+
+    False, with more reason, when that is dead.
+    """
     cdef gs_pack *p = q.p
     cdef int64_t old = q.minimum[b]
     cdef int64_t least
+    cdef uint64_t changed = search_mask(q, p.start[b], p.stop[b])
     cdef int32_t c = b
     cdef int32_t i, j, k
+    q.reason |= changed         # all that it reads, too
     while True:
         if q.minimum[c] == old:
             least = PACK_FAR
@@ -267,4 +295,6 @@ cdef bint search_lift(gs_search *q, int32_t b) noexcept nogil:
                     return False
         c = q.twin[c]
         if c == b:
+            search_note(q, CHANGE_LIFTED, b, <int64_t>changed)
+            search_note(q, CHANGE_REASON, b, <int64_t>q.reason)
             return True

@@ -1,98 +1,161 @@
-# Packing, part 2: long lives from the bottom, short ones from the top.
+# Packing: long lives from the bottom, short ones from the top.
 #
 # Owns pack_two_ends, the first attempt at a packing and the only one that most graphs need: one pass in order
-# of birth, as an online allocator makes it, but with a ceiling at the bound and knowing who will live long.
+# of birth, as an online allocator makes it, but with a ceiling at the bound and knowing who will live how long.
 # What stays for half a layer collects at the bottom, what comes and goes fills the rest from above, and the two
-# do not cut each other's free memory to pieces.  No lists of neighbours, no sorting: linear.
+# do not cut each other's free memory to pieces.  Where much of an arena comes and goes, as the states of recurrent
+# layers do, another rule does it: the smallest gap, at its side where the neighbour stays longer, so that the gap
+# grows when the other dies.  No lists of those that overlap, no sorting: linear.
 # Invariant: gaps lie in order of offset and do not touch; what fits is valid, and at the bound.
 
 cdef enum:
     PACK_MAX_GAPS = 256         # more of them make a pass slow, and success unlikely
 
+ctypedef struct gs_gap:
+    int64_t offset
+    int64_t size
+    int32_t below               # the buffers that it lies between, -1 for an end of the arena
+    int32_t above
+
 ctypedef struct gs_gaps:
-    gs_block at[PACK_MAX_GAPS]
+    gs_gap at[PACK_MAX_GAPS]
     int32_t n
+    int32_t *below              # of each buffer placed, the next ones in order of offset
+    int32_t *above
 
 
-cdef int64_t gaps_take_low(gs_gaps *g, int64_t size) noexcept nogil:
-    """The low end of the lowest gap that `size` bytes fit; -1 where none does."""
-    cdef int32_t i
-    cdef int64_t offset
-    for i in range(g.n):
-        if g.at[i].size >= size:
-            offset = g.at[i].offset
-            g.at[i].offset += size
-            g.at[i].size -= size
-            if g.at[i].size == 0:
-                g.n -= 1
-                memmove(g.at + i, g.at + i + 1, (g.n - i) * sizeof(gs_block))
-            return offset
-    return -1
+cdef inline int64_t gaps_take(gs_gaps *g, int32_t i, int32_t b, int64_t size, bint low) noexcept nogil:
+    """Place buffer b at one end of gap i, which it fits; its offset."""
+    cdef gs_gap *gap = &g.at[i]
+    cdef int64_t offset = gap.offset
+    g.below[b] = gap.below
+    g.above[b] = gap.above
+    if gap.below >= 0:
+        g.above[gap.below] = b
+    if gap.above >= 0:
+        g.below[gap.above] = b
+    gap.size -= size
+    if low:
+        gap.offset += size
+        gap.below = b
+    else:
+        offset += gap.size
+        gap.above = b
+    if gap.size == 0:
+        g.n -= 1
+        memmove(gap, gap + 1, (g.n - i) * sizeof(gs_gap))
+    return offset
 
 
-cdef int64_t gaps_take_high(gs_gaps *g, int64_t size) noexcept nogil:
-    """The high end of the highest gap that `size` bytes fit; -1 where none does."""
-    cdef int32_t i
-    cdef int64_t offset
-    for i in range(g.n - 1, -1, -1):
-        if g.at[i].size >= size:
-            g.at[i].size -= size
-            offset = g.at[i].offset + g.at[i].size
-            if g.at[i].size == 0:
-                g.n -= 1
-                memmove(g.at + i, g.at + i + 1, (g.n - i) * sizeof(gs_block))
-            return offset
-    return -1
-
-
-cdef bint gaps_give(gs_gaps *g, int64_t offset, int64_t size) noexcept nogil:
-    """Return a range, joined with the gaps that it touches; False when there is no room for another gap."""
+cdef bint gaps_give(gs_gaps *g, int32_t b, int64_t offset, int64_t size) noexcept nogil:
+    """Take buffer b away, and join what it leaves with the gaps beside; False when there is no room for another gap."""
+    cdef int32_t below = g.below[b]
+    cdef int32_t above = g.above[b]
     cdef int32_t i = 0
+    if below >= 0:
+        g.above[below] = above
+    if above >= 0:
+        g.below[above] = below
     while i < g.n and g.at[i].offset < offset:
         i += 1
-    if i > 0 and g.at[i - 1].offset + g.at[i - 1].size == offset:
+    if i > 0 and g.at[i - 1].above == b:
         g.at[i - 1].size += size
-        if i < g.n and g.at[i].offset == offset + size:
+        g.at[i - 1].above = above
+        if i < g.n and g.at[i].below == b:
             g.at[i - 1].size += g.at[i].size
             g.n -= 1
-            memmove(g.at + i, g.at + i + 1, (g.n - i) * sizeof(gs_block))
+            memmove(g.at + i, g.at + i + 1, (g.n - i) * sizeof(gs_gap))
         return True
-    if i < g.n and g.at[i].offset == offset + size:
+    if i < g.n and g.at[i].below == b:
         g.at[i].offset = offset
         g.at[i].size += size
+        g.at[i].below = below
         return True
     if g.n == PACK_MAX_GAPS:
         return False
-    memmove(g.at + i + 1, g.at + i, (g.n - i) * sizeof(gs_block))
+    memmove(g.at + i + 1, g.at + i, (g.n - i) * sizeof(gs_gap))
     g.at[i].offset = offset
     g.at[i].size = size
+    g.at[i].below = below
+    g.at[i].above = above
     g.n += 1
     return True
 
 
-cdef bint pack_two_ends(gs_pack *p, int32_t long_life) noexcept nogil:
-    """Pack into exactly the bound; lives of more than long_life times are long.  False where that fails."""
+cdef inline int32_t gaps_lowest(const gs_gaps *g, int64_t size) noexcept nogil:
+    """The lowest gap that `size` bytes fit, -1 where none does."""
+    cdef int32_t i
+    for i in range(g.n):
+        if g.at[i].size >= size:
+            return i
+    return -1
+
+
+cdef inline int32_t gaps_highest(const gs_gaps *g, int64_t size) noexcept nogil:
+    """The highest gap that `size` bytes fit, -1 where none does."""
+    cdef int32_t i = g.n - 1
+    while i >= 0 and g.at[i].size < size:
+        i -= 1
+    return i
+
+
+cdef inline int32_t gaps_smallest(const gs_gaps *g, int64_t size, bint low) noexcept nogil:
+    """The smallest gap that `size` bytes fit, the lowest or the highest on a tie, -1 where none does."""
+    cdef int32_t i, found = -1
+    for i in range(g.n):
+        if g.at[i].size >= size and (found < 0 or g.at[i].size < g.at[found].size
+                                     or g.at[i].size == g.at[found].size and not low):
+            found = i
+    return found
+
+
+cdef inline bint gaps_lower_stays(const gs_gap *gap, const int32_t *stop) noexcept nogil:
+    """Whether what is below a gap stays for as long as what is above; the ends of the arena stay."""
+    return gap.below < 0 or gap.above >= 0 and stop[gap.below] >= stop[gap.above]
+
+
+cdef bint pack_two_ends(gs_pack *p, int32_t long_life, int64_t large) noexcept nogil:
+    """Pack into exactly the bound; lives of more than long_life times are long.  False where that fails.
+
+    With `large`, what has so many bytes belongs to the long lives, too, every gap is the smallest one that fits, and
+    long lives take the side of it where the neighbour stays longer.
+    """
     cdef gs_gaps gaps
-    # Who dies as each section begins: lists through `next`, in scratch that is not in use yet.
+    # Who dies as each section begins: lists through `next`, in scratch that is not in use yet, like the others.
     cdef int32_t *dies = <int32_t *>p.keys
     cdef int32_t *next = dies + p.n_sections + 1
     cdef int64_t *offset = p.offset
-    cdef int32_t b, d, k = 0
+    cdef int64_t size
+    cdef int32_t b, d, i, k = 0
+    cdef bint low
+    gaps.below = next + p.n
+    gaps.above = gaps.below + p.n
     memset(dies, 0xff, (p.n_sections + 1) * sizeof(int32_t))
     gaps.n = 1
     gaps.at[0].offset = 0
     gaps.at[0].size = p.bound
+    gaps.at[0].below = gaps.at[0].above = -1
     for b in range(p.n):
         while k < p.start[b]:
             k += 1
             d = dies[k]
             while d >= 0:
-                if not gaps_give(&gaps, offset[d], p.size[d]):
+                if not gaps_give(&gaps, d, offset[d], p.size[d]):
                     return False
                 d = next[d]
-        offset[b] = gaps_take_low(&gaps, p.size[b]) if p.life[b] > long_life else gaps_take_high(&gaps, p.size[b])
-        if offset[b] < 0:
+        size = p.size[b]
+        low = p.life[b] > long_life
+        if large:
+            low = low or size >= large
+            i = gaps_smallest(&gaps, size, low)
+            low = low and i >= 0 and gaps_lower_stays(&gaps.at[i], p.stop)
+        elif low:
+            i = gaps_lowest(&gaps, size)
+        else:
+            i = gaps_highest(&gaps, size)
+        if i < 0:
             return False
+        offset[b] = gaps_take(&gaps, i, b, size, low)
         next[b] = dies[p.stop[b]]
         dies[p.stop[b]] = b
     return True

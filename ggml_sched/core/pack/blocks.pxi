@@ -1,8 +1,8 @@
 # Free blocks: the free ranges of one arena and the first generation's way to choose among them.
 #
-# Owns gs_blocks.at, grown on demand (no cap).  Invariant: blocks are in address
-# order, disjoint, not empty, and no two touch.  Corresponds to free_blocks in
-# ggml_tallocr.
+# Owns gs_blocks.at, grown on demand (no cap).  For allocators that hand out addresses one by one, and for
+# pack_best_fit, which does so for a whole problem.  Invariant: blocks are in address order, disjoint, not empty, and
+# no two touch.  Corresponds to free_blocks in ggml_tallocr.
 
 cdef int blocks_reset(gs_blocks *b, int64_t size) noexcept nogil:
     """One free block [0, size); the high-water mark stays."""
@@ -53,10 +53,13 @@ cdef int blocks_reset_chunked(gs_blocks *b, int64_t chunk, int64_t alignment) no
 
 cdef int blocks_open_chunk(gs_blocks *b, int64_t size) noexcept nogil:
     """Add a chunk as the last block; GS_OUT_OF_MEMORY for an arena in one piece, or a size beyond a chunk."""
+    cdef int64_t offset, end
     cdef int status
-    if size > b.chunk:
+    # No end of a chunk may leave the 63 bits that offsets have.
+    if (size > b.chunk or gs_checked_mul(b.n_chunks, b.stride, &offset) != GS_OK
+            or gs_checked_add(offset, b.stride, &end) != GS_OK):
         return GS_OUT_OF_MEMORY
-    status = blocks_give(b, b.n_chunks * b.stride, b.chunk)
+    status = blocks_give(b, offset, b.chunk)
     b.n_chunks += 1
     return status
 
@@ -100,35 +103,39 @@ cdef int blocks_take(gs_blocks *b, int64_t size, int64_t *offset) noexcept nogil
 
 cdef int blocks_give(gs_blocks *b, int64_t offset, int64_t size) noexcept nogil:
     """Return a range, merging it with the free blocks that it touches."""
-    cdef int32_t i
+    cdef int32_t low = 0
+    cdef int32_t high = b.n
+    cdef int32_t mid
     cdef gs_block *grown
     if size == 0:
         return GS_OK
-    for i in range(b.n):
-        if b.at[i].offset + b.at[i].size == offset:
-            b.at[i].size += size
-            if i + 1 < b.n and b.at[i].offset + b.at[i].size == b.at[i + 1].offset:
-                b.at[i].size += b.at[i + 1].size
-                b.n -= 1
-                memmove(b.at + i + 1, b.at + i + 2, (b.n - i - 1) * sizeof(gs_block))
-            return GS_OK
-        if offset + size == b.at[i].offset:
-            # Its predecessor cannot touch: it would have been met above.
-            b.at[i].offset = offset
-            b.at[i].size += size
-            return GS_OK
+    # The first block behind the range.
+    while low < high:
+        mid = (low + high) // 2
+        if b.at[mid].offset < offset:
+            low = mid + 1
+        else:
+            high = mid
+    if low < b.n and b.at[low].offset == offset + size:
+        b.at[low].offset = offset
+        b.at[low].size += size
+        if low > 0 and b.at[low - 1].offset + b.at[low - 1].size == offset:
+            b.at[low - 1].size += b.at[low].size
+            b.n -= 1
+            memmove(b.at + low, b.at + low + 1, (b.n - low) * sizeof(gs_block))
+        return GS_OK
+    if low > 0 and b.at[low - 1].offset + b.at[low - 1].size == offset:
+        b.at[low - 1].size += size
+        return GS_OK
     if b.n == b.room:
         grown = <gs_block *>realloc(b.at, 2 * b.room * sizeof(gs_block))
         if grown == NULL:
             return GS_NO_HOST_MEMORY
         b.at = grown
         b.room *= 2
-    i = b.n
-    while i > 0 and b.at[i - 1].offset > offset:
-        b.at[i] = b.at[i - 1]
-        i -= 1
-    b.at[i].offset = offset
-    b.at[i].size = size
+    memmove(b.at + low + 1, b.at + low, (b.n - low) * sizeof(gs_block))
+    b.at[low].offset = offset
+    b.at[low].size = size
     b.n += 1
     return GS_OK
 

@@ -1,0 +1,124 @@
+# Packing: what is to stay empty, as buffers of its own.
+#
+# Owns fill_prepare: a problem with more buffers, whose packings are packings of the first.  At the target every
+# time has slack.  Where it grows by some bytes at one time and shrinks by as many at a later one, that is most
+# likely one hole; a buffer of this size and lifetime says that nothing else is to lie there.  What is full to the last
+# byte is easier to join, and easier to search: a wrong place shows at once.
+# What fits may fit by chance, as in joining: a seed leaves out some holes.
+# Invariants: no time is filled beyond the target; that a filled problem has no packing proves nothing.
+
+cdef enum:
+    FILL_LOOK = 64              # holes that may be open at once, the latest ones
+    FILL_EFFORT = 64            # times looked at, for each buffer
+    FILL_RARE = 48              # of 256 holes, how many a seed leaves out however little they are in doubt: that
+    FILL_RARER = 48             # and up to three times that in addition, by the seed
+    FILL_DOUBT = 64             # and so many for each one that is open, by its bytes: it may fit by chance
+
+ctypedef struct gs_hole:
+    int64_t size
+    int32_t begin
+
+ctypedef struct gs_fill:
+    int64_t *slack              # [n_times + 1] bytes that nothing fills yet; 0 at the last
+    # [2 n] each: the buffers of the problem, then what fills holes; no more than those, as every hole begins at the
+    # start, or where one of them ends before all do.
+    int32_t *lower
+    int32_t *upper
+    int64_t *size
+    int64_t n
+    int64_t effort              # times that may still be looked at
+    uint64_t seed
+    int rare                    # of 256 holes, how many the seed leaves out at least
+    int32_t n_open
+    gs_hole open[FILL_LOOK]
+
+
+cdef int fill_prepare(gs_pack *m, const gs_pack *p, int64_t target, uint64_t seed) noexcept nogil:
+    """m: the buffers of p, and what fills the slack below `target`; an m.id below p.n is a buffer of p.
+
+    Nothing is filled with seed 0.  GS_NO_HOST_MEMORY is the only error.
+    """
+    cdef gs_fill g
+    cdef int32_t n_times = 0
+    cdef char *cursor
+    cdef char *memory
+    cdef int32_t i
+    cdef int status
+    memset(m, 0, sizeof(gs_pack))
+    memset(&g, 0, sizeof(gs_fill))
+    for i in range(p.n):
+        n_times = max(n_times, p.birth[i] + p.life[i])
+    g.n = p.n
+    g.effort = FILL_EFFORT * g.n
+    g.seed = seed
+    g.rare = <int>(FILL_RARE + FILL_RARER * (seed // 2 % 4))
+    memory = <char *>malloc((<int64_t>n_times + 1) * 8 + 2 * g.n * (8 + 4 + 4) + 4 * 8)
+    if memory == NULL:
+        return GS_NO_HOST_MEMORY
+    cursor = memory
+    g.slack = <int64_t *>pack_take(&cursor, <int64_t>n_times + 1, 8)
+    g.size = <int64_t *>pack_take(&cursor, 2 * g.n, 8)
+    g.lower = <int32_t *>pack_take(&cursor, 2 * g.n, 4)
+    g.upper = <int32_t *>pack_take(&cursor, 2 * g.n, 4)
+    memset(g.slack, 0, (<int64_t>n_times + 1) * sizeof(int64_t))
+    for i in range(p.n):
+        g.size[i] = p.size[i]
+        g.lower[i] = p.birth[i]
+        g.upper[i] = p.birth[i] + p.life[i]
+        g.slack[g.lower[i]] -= g.size[i]
+        g.slack[g.upper[i]] += g.size[i]
+    g.slack[0] += target
+    for i in range(n_times):
+        g.slack[i + 1] += g.slack[i]
+    g.slack[n_times] = 0
+    if seed:
+        fill_holes(&g, n_times)
+    status = pack_prepare(m, <int32_t>g.n, n_times, g.lower, g.upper, g.size)
+    free(memory)
+    return status
+
+
+cdef void fill_holes(gs_fill *g, int32_t n_times) noexcept nogil:
+    """Find where slack grows and shrinks by the same."""
+    cdef int64_t step, before = 0
+    cdef int32_t k, t
+    for t in range(n_times + 1):
+        step = g.slack[t] - before
+        before = g.slack[t]
+        if step > 0:
+            if g.n_open == FILL_LOOK:
+                fill_close(g, 0)
+            g.open[g.n_open].size = step
+            g.open[g.n_open].begin = t
+            g.n_open += 1
+        elif step < 0:
+            k = g.n_open - 1
+            while k >= 0 and g.open[k].size != -step:
+                k -= 1
+            if k >= 0:
+                fill_hole(g, g.open[k].begin, t, -step)
+                fill_close(g, k)
+
+
+cdef void fill_close(gs_fill *g, int32_t k) noexcept nogil:
+    g.n_open -= 1
+    memmove(g.open + k, g.open + k + 1, (g.n_open - k) * sizeof(gs_hole))
+
+
+cdef void fill_hole(gs_fill *g, int32_t lower, int32_t upper, int64_t size) noexcept nogil:
+    """Fill what may be a hole, unless the seed leaves it out."""
+    cdef int64_t doubt = min(FILL_DOUBT * g.n_open // size, JOIN_DOUBT)
+    cdef int32_t t
+    g.effort -= upper - lower
+    if <int64_t>(gs_mix(g.seed, <uint64_t>upper) & 255) < g.rare + doubt or g.effort < 0:
+        return
+    # Another hole may have taken of it.
+    for t in range(lower, upper):
+        if g.slack[t] < size:
+            return
+    for t in range(lower, upper):
+        g.slack[t] -= size
+    g.lower[g.n] = lower
+    g.upper[g.n] = upper
+    g.size[g.n] = size
+    g.n += 1
