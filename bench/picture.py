@@ -24,7 +24,6 @@ SUBJECT = "GPT-2 124M evaluates 512 tokens on one backend: its 12 layers from le
 UNREAD = "an input that no node reads"
 KINDS = {"inputs": "#9a8fc0", UNREAD: "#d3cce8", "residual stream, norms": "#5fa777", "attention": "#4c78a8",
          "feed-forward": "#e8963a"}
-VIEW_OPS = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
 
 WIDTH, HEIGHT = 1000, 480
 LEFT, PANEL, GAP, TOP, BASE = 62, 440, 34, 114, 424
@@ -140,7 +139,7 @@ def drawing(left: Map, right: Map) -> str:
 def clock() -> list[int]:
     """For each node, and for the end, how many have computed before: views take no time."""
     graph, _ = samples.configured(GRAPH, "c1")
-    return list(accumulate((t.op not in VIEW_OPS for t in graph.nodes), initial=0))
+    return list(accumulate((t.computes for t in graph.nodes), initial=0))
 
 
 def height(nbytes: int, top: int) -> float:

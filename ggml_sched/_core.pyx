@@ -35,7 +35,7 @@ from operator import itemgetter
 
 from ggml_sched import _graph
 from ggml_sched._graph import measure_buffer, new_buffer, op_numbers
-from ggml_sched._pack import Packing, pack
+from ggml_sched._pack import Packing, pack  # no-cython-lint: exported
 from ggml_sched.errors import GraphError, HazardError, OutOfMemory, PlacementError, UnsupportedOp, no_host_memory
 
 cimport cython

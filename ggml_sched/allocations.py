@@ -21,7 +21,7 @@ from ggml_sched.plan import Plan
 __all__ = ["Allocations"]
 
 
-class _Held(Allocation):
+class _Tracked(Allocation):
     """An allocation, and what must not have changed since.  Its plan, and with it the graph, is kept while current."""
 
     epoch: int
@@ -44,8 +44,8 @@ class Allocations:
 
     def __init__(self, arenas: Arenas, pipeline: Pipeline, devices: Devices, capacity: int) -> None:
         self._arenas, self._pipeline, self._devices, self._capacity = arenas, pipeline, devices, capacity
-        self.current: _Held | None = None
-        self._resting: OrderedDict[int, _Held] = OrderedDict()
+        self.current: _Tracked | None = None
+        self._resting: OrderedDict[int, _Tracked] = OrderedDict()
         self._assignments = 0
         self._gone: list[int] = []
         """Keys of graphs that had an allocation, and have ended."""
@@ -82,7 +82,7 @@ class Allocations:
         if self._resting:
             self._trim(asked)
         key, gone = id(asked), self._gone
-        new = _Held(plan, self._arenas.buffers, weakref.ref(asked, lambda _: gone.append(key)))
+        new = _Tracked(plan, self._arenas.buffers, weakref.ref(asked, lambda _: gone.append(key)))
         new.key, new.plan, new.residents, new.watched = key, plan, residents, residents + self._arenas.all
         new.epoch, new.answers, new.assignments = asked.residence_epoch(), answers, self._assignments
         self.current = new
@@ -112,7 +112,7 @@ class Allocations:
         if self._pipeline.failed and self.current is not None:
             self.current.forget()
 
-    def _is_fresh(self, found: _Held, graph: Graph) -> bool:
+    def _is_fresh(self, found: _Tracked, graph: Graph) -> bool:
         """Whether nothing has changed since: weights where they were, assignments, answers and buffers as they were."""
         return (self._capacity > 0 and found.assignments == self._assignments
                 and found.buffers is self._arenas.buffers

@@ -94,10 +94,10 @@ class Buffer(BufferBase):
 
     def clear(self, value: int = 0) -> None:
         """Fill with one byte value; ValueError unless it is in 0 .. 255."""
-        step = 1 << 20
-        block = memoryview(bytes([self.checked_byte(value)]) * min(step, self.size))
-        for offset in range(0, self.size, step):
-            self.write(offset, block[: min(step, self.size - offset)])
+        piece = 1 << 20
+        block = memoryview(bytes([self.checked_byte(value)]) * min(piece, self.size))
+        for offset in range(0, self.size, piece):
+            self.write(offset, block[: min(piece, self.size - offset)])
 
     def checked_byte(self, value: int) -> int:
         """What `clear` fills with, if it is a byte."""

@@ -22,13 +22,13 @@ from ggml_sched.pipeline import Pipeline, Task
 from ggml_sched.plan import Plan
 from ggml_sched.program import Copy, CopyExperts, Load, Place, Program, Run, Step, WriteBack
 from ggml_sched.steps import (
+    Alive,
     BoundCopy,
     BoundExperts,
     BoundLoad,
     BoundRun,
     BoundStep,
     BoundWriteBack,
-    Held,
     Seen,
     says_no,
 )
@@ -338,7 +338,7 @@ class _Compute:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.held: Held = []
+        self.alive: Alive = []
         self._ends: dict[int, Event] = {}
         self._last: dict[Backend, Event] = {}
         self.stopped_at: Tensor | None = None
@@ -352,13 +352,13 @@ class _Compute:
         for bound in steps:         # all in one queue
             action = bound.due()
             if action is not None:
-                action((), self.held)
+                action((), self.alive)
         return True
 
     def _do(self, k: int, bound: BoundStep) -> None:
         action = bound.due()
         if action is not None:
-            self._ended(k, bound, action(self._events(k), self.held))
+            self._ended(k, bound, action(self._events(k), self.alive))
         elif bound.backend in self._last:
             # Left out: who waits for it waits for the one before it in its queue.
             self._ends[k] = self._last[bound.backend]

@@ -129,7 +129,7 @@ class _Maker:
         early: list[Load] = []
         touched = set(self.memory[self.reads[self.reads < self.n]].tolist()) | self.written
         touched.update(self.memory[like] for like, _ in self.copies if not self._comes_from_caller(like))
-        touched.update(int(self.memory[i]) for i in self._kept_ids())
+        touched.update(int(self.memory[i]) for i in self._ids_of_deps())
         for i in sorted(touched):
             if self.op[i] or not self._is_placed(i):
                 continue
@@ -238,7 +238,7 @@ class _Maker:
         """The id that each entry reads, copies put in."""
         return self.planned[self.entry]
 
-    def _kept_ids(self) -> list[int]:
+    def _ids_of_deps(self) -> list[int]:
         """Tensors that nodes keep, though they do not read them."""
         ids = self.graph.id_of
         return [ids(t) for kept in self.graph.deps.values() for t in kept]

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ggml_sched.backend import Backend, Event
 from ggml_sched.errors import BackendError
 from ggml_sched.ordering import Wait
-from ggml_sched.steps import Action, Held
+from ggml_sched.steps import Action, Alive
 from ggml_sched.workers import Crew
 
 __all__ = ["MAX_IN_FLIGHT", "Issued", "Pipeline", "Task"]
@@ -60,18 +60,18 @@ class Issued:
     A step that was left out has the ticket of the one before it in its queue.
     """
 
-    __slots__ = ("ends", "held", "number", "tickets")
+    __slots__ = ("ends", "alive", "number", "tickets")
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
         self.tickets: dict[int, _Ticket] = {}
-        self.held: Held = []
+        self.alive: Alive = []
         self.ends: list[_Ticket] = []
         """Of the last step of each queue, where somebody may wait for the whole compute."""
 
     def issue(self, task: Task, ticket: _Ticket | None, waits: Sequence[_Ticket]) -> None:
         """Let the backend do a step, after others."""
-        end = task.action([other.event for other in waits if other.event is not None], self.held)
+        end = task.action([other.event for other in waits if other.event is not None], self.alive)
         if ticket is not None:
             if end is None:
                 end = task.backend.event_new()
@@ -85,7 +85,7 @@ class Issued:
                 ticket.issued.wait()
             if ticket.event is not None:
                 ticket.event.backend.event_synchronize(ticket.event)
-        self.held.clear()
+        self.alive.clear()
 
 
 class _State:

@@ -35,7 +35,7 @@ class Adopted(NamedTuple):
 
 
 Key = tuple
-Held = Callable[[], list[int]]
+HeldBytes = Callable[[], list[int]]
 """Gives the bytes that arenas have already, for each backend."""
 
 
@@ -64,7 +64,7 @@ class Planner:
         # The same for orders of adopted plans: allocations do not keep graphs alive.
         self._adopted_orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
 
-    def plan(self, graph: Graph, assigned: Mapping[Tensor, Backend], held: Held) -> tuple[Plan, Request]:
+    def plan(self, graph: Graph, assigned: Mapping[Tensor, Backend], held: HeldBytes) -> tuple[Plan, Request]:
         """A plan, and the request that it answers.
 
         Raises UnsupportedOp, PlacementError, GraphError or OutOfMemory, naming the tensor.
@@ -108,7 +108,7 @@ class Planner:
         self.devices.forget()
 
     def _plan_adopted(self, graph: Graph, assigned: Mapping[Tensor, Backend],
-                      held: Held) -> tuple[Plan, Request] | None:
+                      held: HeldBytes) -> tuple[Plan, Request] | None:
         request = Request(graph, self.devices, assigned)
         adopted = self._adopted.get(self._key(graph, request, self.policy))
         if adopted is None:
@@ -126,7 +126,7 @@ class Planner:
         return plan, request
 
     def _plan_order(self, asked: Graph, graph: Graph, assigned: Mapping[Tensor, Backend],
-                    held: Held) -> tuple[Plan, Request]:
+                    held: HeldBytes) -> tuple[Plan, Request]:
         """A plan for `asked` with its nodes in the order that `graph` has."""
         request = Request(graph, self.devices, assigned)
         plan = self._find_plan(asked, graph, request, self.policy)
@@ -165,7 +165,7 @@ class Planner:
         data = None if reserved is None else replay_plan(request, reserved, policy)
         return make_plan(request, policy) if data is None else data
 
-    def _excess(self, plan: Plan, held: Held) -> OutOfMemory | None:
+    def _excess(self, plan: Plan, held: HeldBytes) -> OutOfMemory | None:
         """The error to raise if a plan exceeds a backend's budget: shortfall, and what is alive at the peak."""
         for i, backend in enumerate(self.backends):
             limit = self.budgets.get(i)

@@ -26,7 +26,7 @@ from ggml_sched.planner import POLICIES, Planner
 
 __all__ = ["Scheduler"]
 
-class _Turn:
+class _Lock:
     """One call at a time: a second thread, or a callback, gets an error instead of corruption."""
 
     __slots__ = ("closed", "lock")
@@ -106,7 +106,7 @@ class Scheduler:
         self._pipeline = Pipeline(backends)
         self._allocations = Allocations(self._arenas, self._pipeline, self._planner.devices, plan_cache)
         self._assigned: weakref.WeakKeyDictionary[Tensor, Backend] = weakref.WeakKeyDictionary()
-        self._turn = _Turn()
+        self._lock = _Lock()
 
     # -- planning -------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class Scheduler:
 
         Raises UnsupportedOp, PlacementError, GraphError or OutOfMemory, naming the tensor.
         """
-        with self._turn:
+        with self._lock:
             return self._plan(graph)[0]
 
     def reserve(self, *graphs: Graph) -> None:
@@ -126,7 +126,7 @@ class Scheduler:
         for itself: one that broadcasts where the reserved one did not, or whose view hands its memory over there
         but is not aligned here.  Raises OutOfMemory.
         """
-        with self._turn:
+        with self._lock:
             sizes: list[tuple[int, ...]] = [()] * len(self.backends)
             plans = [self._plan(graph) for graph in graphs]
             for plan, _ in plans:
@@ -142,7 +142,7 @@ class Scheduler:
         It comes before other orders (`reorder`); where it exceeds a budget, those calls raise OutOfMemory.  Raises
         PlacementError for a plan of other backends or another policy, HazardError for one that is unsound.
         """
-        with self._turn:
+        with self._lock:
             if plan.backends != self.backends or plan.policy != self.policy:
                 raise PlacementError(f"{plan!r} was made for other backends, or by policy {plan.policy!r}")
             plan.verify()
@@ -162,7 +162,7 @@ class Scheduler:
         The tensors of the graph allocated before lose theirs, until it is allocated again.  Raises what `plan`
         raises, and OutOfMemory.
         """
-        with self._turn:
+        with self._lock:
             self._alloc(graph)
             return self._allocations.current.plan
 
@@ -215,7 +215,7 @@ class Scheduler:
         """
         if ask is not None and callback is None:
             raise ValueError("ask says which nodes the callback sees, and there is no callback")
-        with self._turn:
+        with self._lock:
             self._synchronize()
             return self._alloc(graph).run(callback, ask, self.zero if zero is None else zero)
 
@@ -227,7 +227,7 @@ class Scheduler:
         weights and caches waits for what is queued.  `zero` as in `compute`.
         When something fails, the rest of what is queued is skipped.  Raises what `alloc` raises.
         """
-        with self._turn:
+        with self._lock:
             self._alloc(graph).submit(self._pipeline, self.zero if zero is None else zero)
 
     def synchronize(self) -> None:
@@ -235,7 +235,7 @@ class Scheduler:
 
         Results then hold until the next compute.  The scheduler works after an exception.
         """
-        with self._turn:
+        with self._lock:
             self._synchronize()
 
     def _synchronize(self) -> None:
@@ -253,7 +253,7 @@ class Scheduler:
         """
         if not isinstance(t, Tensor):
             raise TypeError(f"not a Tensor: {t!r}")
-        with self._turn:
+        with self._lock:
             if backend is not None:
                 self._index(backend)
             self._allocations.drain()
@@ -287,7 +287,7 @@ class Scheduler:
 
     def reset(self) -> None:
         """Forget every allocation, the cached plans, and what backends answered.  Buffers and assignments stay."""
-        with self._turn:
+        with self._lock:
             self._planner.clear()
             self._allocations.vacate()
 
@@ -295,9 +295,9 @@ class Scheduler:
         """Give the arenas back; idempotent.  Tensors addressed here lose their addresses."""
         if self.closed:
             return
-        with self._turn:
+        with self._lock:
             self._pipeline.drain()
-            self.closed = self._turn.closed = True
+            self.closed = self._lock.closed = True
             self._planner.clear()
             each([self._allocations.vacate, self._arenas.close, self._pipeline.close])
 

@@ -17,12 +17,12 @@ from ggml_sched._graph import Tensor
 from ggml_sched.backend import Backend, Event, GraphView, staged
 from ggml_sched.errors import PlacementError
 
-__all__ = ["Action", "BoundCopy", "BoundExperts", "BoundLoad", "BoundRun", "BoundStep", "BoundWriteBack", "Held",
+__all__ = ["Action", "BoundCopy", "BoundExperts", "BoundLoad", "BoundRun", "BoundStep", "BoundWriteBack", "Alive",
            "Seen", "says_no"]
 
-Held = list[object]
+Alive = list[object]
 """What must stay alive until the backends have done what was queued."""
-Action = Callable[[Sequence[Event], Held], Event | None]
+Action = Callable[[Sequence[Event], Alive], Event | None]
 """Waits for the events, and does it.  An event that it returns stands for its end; None: the queue's order does."""
 
 
@@ -95,17 +95,17 @@ class BoundLoad(BoundStep):
             return _nothing
         part = memoryview(data)[self.start : self.start + self.tensor.nbytes]
 
-        def load(events: Sequence[Event], held: Held) -> None:
+        def load(events: Sequence[Event], alive: Alive) -> None:
             backend = home_of(self.tensor)
             for event in events:
                 backend.event_wait(event)
-            held.append(data)
+            alive.append(data)
             backend.set_tensor_async(self.tensor, part)
 
         return load
 
 
-def _nothing(events: Sequence[Event], held: Held) -> None:
+def _nothing(events: Sequence[Event], alive: Alive) -> None:
     """A leaf without bytes, or one that a node writes to before anything reads it, and that nobody has set."""
 
 
@@ -126,8 +126,8 @@ class BoundCopy(BoundStep):
             return None
         return self._copy
 
-    def _copy(self, events: Sequence[Event], held: Held) -> Event | None:
-        return transfer(self.src, self.dst, self.backend, events, held)
+    def _copy(self, events: Sequence[Event], alive: Alive) -> Event | None:
+        return transfer(self.src, self.dst, self.backend, events, alive)
 
 
 class BoundExperts(BoundStep):
@@ -149,9 +149,9 @@ class BoundExperts(BoundStep):
         given = None
         if self.staged:
             given = (self.ids.root.stash or b"")[self.ids.view_offs : self.ids.view_offs + self.ids.nbytes]
-        return lambda events, held: self._copy(given, events, held)
+        return lambda events, alive: self._copy(given, events, alive)
 
-    def _copy(self, given: bytes | None, events: Sequence[Event], held: Held) -> None:
+    def _copy(self, given: bytes | None, events: Sequence[Event], alive: Alive) -> None:
         there, here = home_of(self.src), home_of(self.dst)
         for event in events:
             here.event_wait(event)
@@ -168,7 +168,7 @@ class BoundExperts(BoundStep):
         for i in self.used:
             staging = bytearray(size)
             there.get_tensor(src, staging, i * src.nb[2])
-            held.append(staging)
+            alive.append(staging)
             here.set_tensor_async(self.dst, memoryview(staging), i * src.nb[2])
 
 
@@ -189,7 +189,7 @@ class BoundRun(BoundStep):
     def due(self) -> Action:
         return self._run
 
-    def _run(self, events: Sequence[Event], held: Held) -> None:
+    def _run(self, events: Sequence[Event], alive: Alive) -> None:
         if not self._is_prepared:
             self._handle = self.backend.graph_plan_create(GraphView(self.twins))
             self._is_prepared = True
@@ -227,10 +227,10 @@ class BoundWriteBack(BoundStep):
         self.copy, self.node = copy, node
 
     def due(self) -> Action:
-        return lambda events, held: transfer(self.copy, self.node, self.backend, events, held)
+        return lambda events, alive: transfer(self.copy, self.node, self.backend, events, alive)
 
 
-def transfer(src: Tensor, dst: Tensor, queue: Backend, events: Sequence[Event], held: Held) -> Event | None:
+def transfer(src: Tensor, dst: Tensor, queue: Backend, events: Sequence[Event], alive: Alive) -> Event | None:
     """Copy `src` to `dst`, after the events, as a step of `queue`: the source's backend or the destination's.
 
     The two backends do it where they can; otherwise the host reads, which waits for the source, and queues the rest.
@@ -251,7 +251,7 @@ def transfer(src: Tensor, dst: Tensor, queue: Backend, events: Sequence[Event], 
     for event in events:
         event.backend.event_synchronize(event)
     staging = staged(src, dst)
-    held.append(staging)
+    alive.append(staging)
     here.set_tensor_async(dst, memoryview(staging))
     return _let_follow(queue, here)
 

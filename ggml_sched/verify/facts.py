@@ -16,7 +16,7 @@ from ggml_sched._core import PlanData
 from ggml_sched._graph import BackendBase, Graph, Tensor, measure_buffer
 from ggml_sched.program import Program, Run, Step
 
-__all__ = ["Event", "Facts", "PlainSplit", "events", "place_of", "readable"]
+__all__ = ["Act", "Facts", "PlainSplit", "acts", "place_of", "readable"]
 
 VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 """Ops that compute nothing, by name: what is checked here does not rest on what the planner thinks of ops."""
@@ -248,7 +248,7 @@ def _by_slot(src: tuple[int, ...], given: tuple[int, ...]) -> tuple[int, ...]:
 # -- what a compute does --------------------------------------------------------------------------
 
 
-class Event(NamedTuple):
+class Act(NamedTuple):
     """One thing that a compute does; `time` counts them."""
 
     time: int
@@ -260,17 +260,17 @@ class Event(NamedTuple):
     """What is written: a leaf, a place of a copy, a node."""
 
 
-def events(facts: Facts, turn: int = 0) -> Iterator[Event]:
+def acts(facts: Facts, turn: int = 0) -> Iterator[Act]:
     """What a compute does, node by node, in the order of the program."""
     time = 0
     for k, step in enumerate(facts.program.steps):
         if step.kind == "run":
             for i in facts.nodes[step.first : step.last + 1]:
                 if facts.computes(i):
-                    yield Event(time, k, "run", i)
+                    yield Act(time, k, "run", i)
                     time += 1
             continue
-        yield Event(time, k, step.kind, step.tensor if step.kind == "write back" else place_of(step, turn))
+        yield Act(time, k, step.kind, step.tensor if step.kind == "write back" else place_of(step, turn))
         time += 1
 
 

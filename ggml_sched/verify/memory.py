@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from ggml_sched.verify.facts import Facts, events, readable
+from ggml_sched.verify.facts import Facts, acts, readable
 from ggml_sched.verify.problem import Problem
 
 __all__ = ["Life", "check_memory", "lives"]
 
 
 class Life(NamedTuple):
-    """A period in which an id's bytes matter, in events; both ends belong to it."""
+    """A period in which an id's bytes matter, in acts; both ends belong to it."""
 
     birth: int
     death: int
@@ -74,7 +74,7 @@ def lives(facts: Facts) -> list[Life]:
     for i in always:
         touch(i, -1)
     end = 0
-    for time, k, kind, i in events(facts):
+    for time, k, kind, i in acts(facts):
         end, step = time + 1, facts.program.steps[k]
         if kind == "run":
             for p in facts.read_by(step, i, 0):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ggml_sched.program import Place, Step
-from ggml_sched.verify.facts import Facts, events
+from ggml_sched.verify.facts import Facts, acts
 from ggml_sched.verify.problem import Problem
 
 __all__ = ["check_structure"]
@@ -169,13 +169,13 @@ def _check_places(facts: Facts) -> Iterator[Problem]:
             yield Problem("resident-moved", f"{facts.label(i)} is said to be on "
                                             f"{facts.backend(facts.assigned[i])}, which cannot read it")
     touched = set()
-    for event in events(facts):
-        touched.add(event.id)
-        if event.kind == "run":
-            touched.update(p for p in facts.reads[event.id] if p >= 0)
-            touched.update(facts.deps.get(event.id, ()))
-        elif event.kind != "load":
-            touched.add(facts.program.steps[event.step].tensor)
+    for act in acts(facts):
+        touched.add(act.id)
+        if act.kind == "run":
+            touched.update(p for p in facts.reads[act.id] if p >= 0)
+            touched.update(facts.deps.get(act.id, ()))
+        elif act.kind != "load":
+            touched.add(facts.program.steps[act.step].tensor)
     for i in sorted(touched):
         root = facts.memory(i)
         if facts.is_resident(i):

@@ -43,7 +43,7 @@ def test_the_memory_stays_until_the_node_is_done_and_no_longer(policy):
     plan.verify()
     assert plan.data.sequence[death(plan, case.held)] == case.graph.id_of(case.late)
     assert plan.live_bytes[0] == without.live_bytes[0] + case.held.nbytes
-    # Unread by the node, so that not even it takes the memory over; its own heirs do as before.
+    # Unread by the node, so that not even it takes the memory over; whoever takes over from it does as before.
     assert not plan.data.took_over(case.graph.id_of(case.reader))
     assert without.data.took_over(free.graph.id_of(free.reader))
 

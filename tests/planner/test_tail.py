@@ -27,11 +27,11 @@ def test_the_tail_serves_later_nodes():
 
 def test_a_heir_that_would_keep_more_than_it_saves_gets_memory_of_its_own():
     graph, x, large, _ = heir_of_a_part(gs.Context(), rows=12)
-    heir = graph.nodes[2]
+    taker = graph.nodes[2]
     plan = gs.Scheduler([gs.DryBackend("A")]).plan(graph)
     plan.verify()
     # In place, its 256 bytes would cut the memory of large (4096) in two, too small for the 3072 that come next.
-    assert not plan.data.took_over(graph.id_of(heir))
+    assert not plan.data.took_over(graph.id_of(taker))
     assert plan.buffer_sizes == plan.live_bytes == (256 + 2 * 3072,)
 
 
@@ -69,27 +69,27 @@ def test_results_are_the_same_and_the_first_generation_gives_nothing_back():
     np.testing.assert_array_equal(*results)
 
 
-def heir_of_the_middle(ctx, rows=16, width=64, at=5):
+def taker_of_the_middle(ctx, rows=16, width=64, at=5):
     """A large result of which four rows are used on, by a node that runs in place."""
     x = ctx.tensor("f32", (width, 1), "x", input=True)
     large = ctx.set_name(ctx.repeat(x, ctx.tensor("f32", (width, rows), "like")), "large")
     middle = ctx.view_2d(large, width, 4, large.nb[1], at * large.nb[1])
-    heir = ctx.set_name(ctx.relu(middle), "heir")
-    out = ctx.set_output(ctx.add(ctx.sqr(heir), x))
-    return gs.Graph(out), x, large, heir, out
+    taker = ctx.set_name(ctx.relu(middle), "taker")
+    out = ctx.set_output(ctx.add(ctx.sqr(taker), x))
+    return gs.Graph(out), x, large, taker, out
 
 
 def test_a_view_at_an_aligned_offset_hands_its_part_over():
     results = []
     for policy in ("default", "seed"):
-        graph, x, large, heir, out = heir_of_the_middle(gs.Context())
+        graph, x, large, taker, out = taker_of_the_middle(gs.Context())
         with gs.Scheduler([gs.CpuBackend()], policy=policy) as scheduler:
             plan = scheduler.alloc(graph)
             plan.verify()
-            assert plan.data.took_over(graph.id_of(heir)) == (policy == "default")
+            assert plan.data.took_over(graph.id_of(taker)) == (policy == "default")
             if policy == "default":
-                # The heir of the heir lies there too.
-                assert plan.offset_of(heir) == plan.offset_of(large) + 5 * 256 == plan.offset_of(out)
+                # The taker of the taker lies there too.
+                assert plan.offset_of(taker) == plan.offset_of(large) + 5 * 256 == plan.offset_of(out)
                 assert plan.buffer_sizes == (x.nbytes + large.nbytes,)
             x.set(np.arange(64, dtype=np.float32) - 30)
             for _ in range(2):
@@ -99,13 +99,13 @@ def test_a_view_at_an_aligned_offset_hands_its_part_over():
 
 
 def test_a_view_at_an_offset_that_is_not_aligned_keeps_its_part():
-    graph, _, _, heir, _ = heir_of_the_middle(gs.Context(), width=24)
+    graph, _, _, taker, _ = taker_of_the_middle(gs.Context(), width=24)
     plan = gs.Scheduler([gs.DryBackend("A", alignment=64)]).plan(graph)
     plan.verify()
-    assert not plan.data.took_over(graph.id_of(heir))
+    assert not plan.data.took_over(graph.id_of(taker))
     finer = gs.Scheduler([gs.DryBackend("A", alignment=32)]).plan(graph)
     finer.verify()
-    assert finer.data.took_over(graph.id_of(heir))
+    assert finer.data.took_over(graph.id_of(taker))
 
 
 def test_an_heir_that_would_keep_more_taken_than_it_saves_gets_memory_of_its_own():
@@ -113,17 +113,17 @@ def test_an_heir_that_would_keep_more_taken_than_it_saves_gets_memory_of_its_own
     ctx = gs.Context()
     x = ctx.tensor("f32", (64, 1), "x", input=True)
     large = ctx.repeat(x, ctx.tensor("f32", (64, 16), "like"))
-    heir = ctx.relu(ctx.view_1d(large, 64, 15 * 256))
-    room = ctx.get_rows(ctx.sqr(ctx.repeat(heir, large)), ctx.tensor("i32", 1, "ids", input=True))
-    graph = gs.Graph(ctx.set_output(ctx.add(room, heir)))
+    taker = ctx.relu(ctx.view_1d(large, 64, 15 * 256))
+    room = ctx.get_rows(ctx.sqr(ctx.repeat(taker, large)), ctx.tensor("i32", 1, "ids", input=True))
+    graph = gs.Graph(ctx.set_output(ctx.add(room, taker)))
     plan = gs.Scheduler([gs.DryBackend("A")]).plan(graph)
     plan.verify()
-    assert not plan.data.took_over(graph.id_of(heir))
-    assert plan.buffer_sizes[0] == x.nbytes + 32 + large.nbytes + heir.nbytes
+    assert not plan.data.took_over(graph.id_of(taker))
+    assert plan.buffer_sizes[0] == x.nbytes + 32 + large.nbytes + taker.nbytes
 
 
 def test_a_row_that_a_backend_wants_larger_does_not_reach_into_memory_given_back():
-    """An heir of the same layout may still ask for more bytes than the one before it."""
+    """An taker of the same layout may still ask for more bytes than the one before it."""
     class Wide(gs.DryBackend):
         def alloc_size(self, t):
             return t.nbytes * 4 if t.op == "SQR" else t.nbytes

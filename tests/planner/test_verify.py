@@ -23,7 +23,7 @@ import ggml_sched as gs
 from ggml_sched.program import Program
 from ggml_sched.verify import REASONS, Facts, check, check_dataflow, lives, require_sound
 from ggml_sched.verify.dataflow import Memory
-from ggml_sched.verify.facts import events
+from ggml_sched.verify.facts import acts
 
 
 def problems(plan):
@@ -396,8 +396,8 @@ def test_what_is_kept_lives_always():
     copy = facts.program.steps[k].places[0].id
     kept = changed(facts, k, keeps=True)
     life = next(life for life in lives(kept) if life.id == copy)
-    n_events = sum(1 for _ in events(facts))
-    assert (life.birth, life.death) == (-1, n_events)
+    n_acts = sum(1 for _ in acts(facts))
+    assert (life.birth, life.death) == (-1, n_acts)
 
 
 def test_an_unsound_plan_raises_a_hazard_error_with_the_reason():
