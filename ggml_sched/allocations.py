@@ -113,9 +113,11 @@ class Allocations:
             self.current.forget()
 
     def _is_fresh(self, found: _Tracked, graph: Graph) -> bool:
-        """Whether nothing has changed since: weights where they were, assignments, answers and buffers as they were."""
+        """Whether nothing has changed since: weights where they were, assignments, answers and buffers as they were.
+
+        The buffers are the same ones: before any is exchanged, every allocation ends (`vacate`).
+        """
         return (self._capacity > 0 and found.assignments == self._assignments
-                and found.buffers is self._arenas.buffers
                 and self._devices.unchanged(graph, found.watched, found.epoch, found.answers))
 
     def _rest_current(self) -> None:
@@ -124,11 +126,8 @@ class Allocations:
         self.drain()
         current, self.current = self.current, None
         current.plan = None
-        if self._capacity and current.asked() is not None and current.buffers is self._arenas.buffers:
-            current.rest()
-            self._resting[current.key] = current
-        else:
-            current.release()
+        current.rest()
+        self._resting[current.key] = current
 
     def _trim(self, asked: Graph) -> None:
         """Release what nobody can ask for any more, what is about to be replaced, and the oldest of too many."""

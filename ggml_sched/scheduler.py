@@ -99,9 +99,7 @@ class Scheduler:
         for i, nbytes in limits.items():
             if nbytes < 0:
                 raise ValueError(f"backend {backends[i].name!r}: a budget of {nbytes} bytes")
-        # The first generation knows no ring.
-        rules = POLICIES[policy] if policy == "seed" else POLICIES[policy].replace(places=copies)
-        self._planner = Planner(backends, policy, rules, plan_cache, limits, reorder)
+        self._planner = Planner(backends, policy, POLICIES[policy].replace(places=copies), plan_cache, limits, reorder)
         self._arenas = Arenas(backends)
         self._pipeline = Pipeline(backends)
         self._allocations = Allocations(self._arenas, self._pipeline, self._planner.devices, plan_cache)

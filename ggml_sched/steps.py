@@ -247,9 +247,7 @@ def transfer(src: Tensor, dst: Tensor, queue: Backend, events: Sequence[Event], 
         _let_follow(backend, queue)
         if copy(src, dst):
             return _let_follow(queue, backend)
-    # The host reads: it waits for what the queue waits for, too.
-    for event in events:
-        event.backend.event_synchronize(event)
+    # The host reads: both backends follow the queue by now, and with it all that it waits for.
     staging = staged(src, dst)
     alive.append(staging)
     here.set_tensor_async(dst, memoryview(staging))

@@ -205,6 +205,18 @@ def test_a_hook_that_raises_leaves_nothing_placed():
     with pytest.raises(RuntimeError, match="hook"):
         FailingBackend("failing").alloc_tensors(ctx)
     assert a.buffer is b.buffer is out.buffer is None and len(closed) == 1
+    # They have not lost memory that they had: they never had any.
+    plan = gs.Scheduler([gs.DryBackend("other")]).plan(gs.Graph(out))
+    assert plan.offset_of(a) is not None
+
+
+def test_a_context_larger_than_one_buffer_is_refused_whatever_the_backend_would_give():
+    backend = Minimal("minimal")
+    backend.max_buffer_size = 300
+    ctx, a, _, _ = small()
+    with pytest.raises(gs.OutOfMemory, match="need 384 bytes in one buffer; backend 'minimal' allows 300"):
+        backend.alloc_tensors(ctx)
+    assert a.buffer is None
 
 
 def test_hooks_see_each_placed_tensor_once():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
+from ggml_sched.hostdata import endless
 
 INTEGERS = {"i8": 7, "i16": 15, "i32": 31, "i64": 63}
 
@@ -150,3 +151,11 @@ def test_an_integer_beyond_all_floats_is_refused(kind):
                 t.set([value] + [0] * 31)
         with pytest.raises(ValueError, match="beyond all floats"):
             t.set([2**1024 - 1] * 32)
+
+
+def test_a_large_tensor_is_endless_only_if_its_elements_share_bytes():
+    ctx = gs.Context()
+    large = ctx.tensor("f32", 1 << 37, "large")
+    assert endless(large) is None
+    view = ctx.restore("VIEW", "f32", large.ne, (0, 0, 0, 0), (large,), view_src=large, name="view")
+    assert f"'view' has {1 << 37} elements in 4 bytes" in endless(view)

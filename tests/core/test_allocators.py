@@ -574,3 +574,41 @@ def test_measured_offsets_are_kept_apart_by_parse_sequence_and_wiring(ctx):
                 with gs.TensorAllocator.measure(64) as tallocr:
                     size = allocator.alloc_graph(tallocr, graph_of(op))
                 assert seen.setdefault((op, str(seq)), size) == size
+
+
+def test_an_input_that_is_there_from_the_start_has_its_data_at_once(ctx):
+    """Whoever computes with the memory itself finds it there."""
+    memory = np.zeros(4096, np.uint8)
+    x = ctx.tensor("f32", 4, "x")
+    graph = gs.Graph(ctx.add(x, ctx.sqr(x)))
+    with gs.TensorAllocator.from_memory(memory, 1) as tallocr:
+        gs.GraphAllocator().alloc_graph(tallocr, graph)
+        x.set(np.arange(4.0))
+        assert memory[x.offset : x.offset + 16].view(np.float32).tolist() == [0, 1, 2, 3]
+
+
+def test_measured_offsets_do_not_serve_where_tensors_were_placed_in_another_order():
+    """What takes over a tensor that was placed by hand is where that tensor is now."""
+    cases = []
+    for order in ((0, 1), (1, 0)):
+        ctx = gs.Context()
+        given = [ctx.tensor("f32", 4, name) for name in "ab"]
+        graph = gs.Graph(ctx.set_output(ctx.neg(given[0])), ctx.set_output(ctx.sqr(given[1])))
+        cases.append((ctx, graph, given, order))
+    allocator = gs.GraphAllocator()
+    _, graph, given, order = cases[0]
+    backend = gs.CpuBackend(1)
+    with gs.TensorAllocator.measure_from_backend(backend) as measuring:
+        for k in order:
+            measuring.alloc(given[k])
+        size = allocator.alloc_graph(measuring, graph)
+    _, graph, given, order = cases[1]
+    with gs.TensorAllocator.from_backend(backend, size) as tallocr:
+        for k in order:
+            tallocr.alloc(given[k])
+            given[k].set(np.full(4, 2.0 + k))
+        allocator.alloc_graph(tallocr, graph)
+        for node, source in zip(graph.nodes, given, strict=True):
+            assert allocator.inplace_root(node) is source and node.offset == source.offset
+        backend.graph_compute(graph)
+        assert [node.numpy()[0] for node in graph.nodes] == [-2, 9]

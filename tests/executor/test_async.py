@@ -136,6 +136,27 @@ def test_compute_raises_what_queued_computes_raised_and_then_works():
         assert np.array_equal(chain.out.numpy(), chain.expected(1))
 
 
+def test_a_compute_begins_when_the_queued_ones_have_ended():
+    backend = Gated("a")
+    chain = Chain([backend])
+    entered, gate, seen = threading.Event(), threading.Event(), []
+
+    def before(number):
+        seen.append(f"begin {number}")
+        if number == 0:
+            entered.set()
+            wait(gate)
+
+    backend.before, backend.after = before, lambda number: seen.append(f"end {number}")
+    with gs.Scheduler([backend]) as scheduler:
+        scheduler.alloc(chain.graph)
+        chain.queue(scheduler, 1)
+        wait(entered)
+        threading.Timer(0.05, gate.set).start()
+        scheduler.compute(chain.graph)
+        assert seen == ["begin 0", "end 0", "begin 1", "end 1"]
+
+
 def weight_read_last(a, b):
     """A graph on two gated backends whose last node reads a weight of the host: (graph, x, w, scheduler)."""
     host = gs.CpuBackend(1, name="host")
@@ -424,11 +445,15 @@ def test_default_events_wait_when_they_are_recorded():
         def synchronize(self):
             waited.append(self.name)
 
+        def event_synchronize(self, event):
+            assert event.backend is self
+            passed.append(self.name)
+
+    passed = []
     a, b = Minimal("a"), Minimal("b")
     event = a.event_new()
     assert isinstance(event, gs.Event) and event.backend is a
     a.event_record(event)
     assert waited == ["a"]
     b.event_wait(event)
-    a.event_synchronize(event)
-    assert waited == ["a"] and a.cpy_tensor_async(None, None) is False
+    assert waited == passed == ["a"] and a.cpy_tensor_async(None, None) is False

@@ -7,6 +7,7 @@ import pytest
 from devices import Chain, Gated, weights_on
 
 import ggml_sched as gs
+from ggml_sched.backends.late import LateBackend, LateWorld
 
 VIEWS = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
 
@@ -52,6 +53,7 @@ def test_a_node_that_writes_to_another_backend_is_seen_with_its_data():
         seen = []
         scheduler.compute(plan.graph, lambda node: seen.append(node.numpy()))
         assert seen[-1][1].tolist() == [1, 2, 3, 4] == cache.numpy()[1].tolist()
+        assert scheduler.compute(plan.graph, lambda node: False) is False
 
 
 @pytest.mark.parametrize("at", range(6))
@@ -348,3 +350,23 @@ def test_ask_cannot_use_the_scheduler():
         chain.x.set(chain.input(1))
         with pytest.raises(gs.Error, match="at work"):
             scheduler.compute(chain.graph, lambda node: None, lambda node: scheduler.plan(chain.graph))
+
+
+def test_what_goes_back_is_in_its_memory_when_it_is_seen():
+    """Not only on its way: the callback may look at the memory itself."""
+    for seed in range(8):
+        world = LateWorld(seed)
+        here, there = LateBackend("here", world), LateBackend("there", world)
+        cache = weights_on(there, "any", cache=np.zeros((3, 4), np.float32))["cache"]
+        ctx = gs.Context()
+        x, row = ctx.tensor("f32", (4, 1), "x", input=True), ctx.tensor("i64", (1,), "row", input=True)
+        graph = gs.Graph(ctx.set_rows(cache, x, row))
+        with gs.Scheduler([here, there]) as scheduler:
+            scheduler.set_tensor_backend(graph.nodes[0], here)
+            assert scheduler.alloc(graph).data.write_backs
+            x.set(np.float32([[1, 2, 3, 4]]))
+            row.set(np.int64([1]))
+            memory = cache.buffer.memory[cache.offset : cache.offset + cache.nbytes].view(np.float32)
+            seen = []
+            scheduler.compute(graph, lambda node, memory=memory, seen=seen: seen.append(memory[4:8].tolist()))
+            assert seen == [[1, 2, 3, 4]]

@@ -209,6 +209,7 @@ def test_a_copy_is_made_again_after_a_failure():
             assert sorted(name for name, _ in device.take()) == ["device#w", "device#x"]
         del device.graph_plan_compute
         scheduler.compute(graph)
+        assert sorted(name for name, _ in device.take()) == ["device#w", "device#x"]
         assert np.array_equal(graph.nodes[0].numpy(), np.ones((2, 4)) @ np.arange(16).reshape(4, 4).T)
 
 
@@ -253,3 +254,75 @@ def test_only_the_used_experts_of_a_streamed_mixture_travel(queued):
             for v in values:
                 expected = np.stack([v[i] @ row for i, row in zip(used, expected, strict=True)])
             assert np.array_equal(value.numpy().reshape(2, n), expected)
+
+
+def test_a_copy_that_a_node_writes_through_has_one_place():
+    """It goes back at once: no other compute can be filling it."""
+    a, b = gs.DryBackend("a"), gs.DryBackend("b")
+    cache = weights_on_dry(b)
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (4, 2), "x", input=True)
+    write = ctx.cpy(ctx.sqr(x), cache)
+    graph = gs.Graph(write)
+    scheduler = gs.Scheduler([a, b], copies=3)
+    for node in graph.nodes:
+        scheduler.set_tensor_backend(node, a)
+    plan = scheduler.plan(graph)
+    plan.verify()
+    assert {name: len(offsets) for (name, _), offsets in rings(plan).items()} == {"x": 3, write.name: 1}
+
+
+def weights_on_dry(backend):
+    held = gs.Context()
+    cache = held.tensor("f32", (4, 2), "cache")
+    backend.alloc_tensors(held, "any")
+    return cache
+
+
+def test_experts_that_are_not_there_are_left_to_the_kernel_to_refuse():
+    """The error is that of a mixture whose experts are at hand."""
+
+    class Device(Counting):
+        def offload_op(self, node):
+            return node.op == "MUL_MAT_ID"
+
+    said = []
+    for devices in ((), (Device("device"),)):
+        host = Counting("host")
+        experts = [weights_on(host, **{f"e{k}": np.ones((3, 4, 4), np.float32)})[f"e{k}"] for k in range(3)]
+        ctx = gs.Context()
+        value = x = ctx.tensor("f32", (4, 1, 2), "x", input=True)
+        ids = ctx.tensor("i32", (1, 2), "ids", input=True)
+        for e in experts:
+            value = ctx.mul_mat_id(e, value, ids)
+        graph = gs.Graph(ctx.set_output(value))
+        with gs.Scheduler([*devices, host]) as scheduler:
+            plan = scheduler.alloc(graph)
+            assert any(step.kind == "copy experts" for step in plan.program.steps) is bool(devices)
+            x.set(np.ones((2, 1, 4)))
+            ids.set(np.int32([[1], [3]]))
+            with pytest.raises(Exception) as caught:
+                scheduler.compute(graph)
+            said.append((type(caught.value), type(caught.value.__cause__)))
+            ids.set(np.int32([[1], [2]]))
+            scheduler.compute(graph)
+            assert (value.numpy() == 64).all()
+    assert said[0] == said[1]
+
+
+def test_nothing_is_pushed_back_to_who_takes_no_data_while_it_computes():
+    here, there = gs.CpuBackend(1, name="here"), gs.CpuBackend(1, name="there")
+    cache = weights_on(there, "any", cache=np.zeros((3, 4), np.float32))["cache"]
+    pushed = []
+    here.cpy_tensor_async = lambda src, dst: bool(pushed.append(dst))
+    ctx = gs.Context()
+    x, row = ctx.tensor("f32", (4, 1), "x", input=True), ctx.tensor("i64", (1,), "row", input=True)
+    graph = gs.Graph(ctx.set_rows(cache, x, row))
+    with gs.Scheduler([here, there]) as scheduler:
+        scheduler.set_tensor_backend(graph.nodes[0], here)
+        assert scheduler.alloc(graph).data.write_backs
+        x.set(np.float32([[1, 2, 3, 4]]))
+        row.set(np.int64([1]))
+        for there.concurrent_copies in (False, True):
+            scheduler.compute(graph)
+            assert cache.numpy()[1].tolist() == [1, 2, 3, 4] and bool(pushed) is there.concurrent_copies

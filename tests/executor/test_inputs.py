@@ -258,6 +258,25 @@ def test_a_leaf_that_was_written_and_is_still_there_can_be_read():
         assert x.numpy().tolist() == write.numpy().tolist() == list(range(64))
 
 
+def test_a_leaf_that_was_set_and_written_gives_what_was_written():
+    """What the caller set waits on the host for the next compute; a view of the writing node is no view of that."""
+    ctx = gs.Context()
+    a, x = ctx.tensor("f32", 8, "a", input=True), ctx.set_output(ctx.tensor("f32", 8, "x", input=True))
+    write = ctx.set_output(ctx.cpy(ctx.add(a, x), x))
+    part = ctx.view_1d(write, 4)
+    graph = gs.Graph(write, part)
+    with gs.Scheduler([gs.CpuBackend(1)]) as scheduler:
+        scheduler.alloc(graph)
+        a.set(np.arange(8))
+        x.set(np.ones(8))
+        scheduler.compute(graph)
+        assert x.numpy().tolist() == write.numpy().tolist() == list(range(1, 9))
+        part.set(np.full(4, 50))
+        assert x.numpy().tolist() == [50, 50, 50, 50, 5, 6, 7, 8]
+        scheduler.compute(graph)
+        assert x.numpy().tolist() == list(range(1, 9))
+
+
 # -- memory that somebody else closes -----------------------------------------------------------------------
 
 

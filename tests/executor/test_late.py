@@ -67,6 +67,22 @@ def test_the_caller_waits_for_nothing_but_results():
         assert world.waits == before + len(backends)
 
 
+def test_no_more_computes_are_queued_than_may_be(monkeypatch):
+    """The host waits for the end of the oldest."""
+    monkeypatch.setattr("ggml_sched.pipeline.MAX_IN_FLIGHT", 2)
+    world = LateWorld(2)
+    backends = [LateBackend(name, world) for name in "ab"]
+    chain = Chain(backends, log=6)
+    with gs.Scheduler(backends, copies=2) as scheduler:
+        scheduler.alloc(chain.graph)
+        for k in range(6):
+            before = world.works
+            chain.queue(scheduler, k)
+            assert (world.works > before) is (k >= 2)
+        scheduler.synchronize()
+        assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(6)])
+
+
 @quick(150)
 @given(recipes(), st.integers(2, 3), st.lists(st.sets(st.sampled_from(REFUSALS), max_size=6), min_size=2, max_size=2),
        st.lists(st.tuples(st.integers(0, 63), st.integers(0, 2)), max_size=3), st.sampled_from(["seed", "default"]),
@@ -111,6 +127,26 @@ def test_an_error_that_comes_late_is_raised_by_synchronize_and_everything_works_
         chain.queue(scheduler, 1)
         with pytest.raises(ZeroDivisionError):
             scheduler.synchronize()
+        for k in range(4):
+            chain.queue(scheduler, k)
+        scheduler.synchronize()
+        assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(4)])
+
+
+def test_nothing_is_issued_behind_a_failure():
+    world = LateWorld(0)
+    backends = [LateBackend(name, world) for name in "ab"]
+    chain = Chain(backends, log=4)
+    issued = []
+    with gs.Scheduler(backends, copies=2) as scheduler:
+        scheduler.alloc(chain.graph)
+        backends[0].graph_plan_compute = lambda plan: issued.append(plan) or 1 / 0
+        for k in range(3):
+            chain.queue(scheduler, k)
+        with pytest.raises(ZeroDivisionError):
+            scheduler.synchronize()
+        assert len(issued) == 1
+        del backends[0].graph_plan_compute
         for k in range(4):
             chain.queue(scheduler, k)
         scheduler.synchronize()
@@ -342,7 +378,130 @@ def test_the_checker_sees_a_load_that_does_not_wait_for_readers_on_other_backend
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @pytest.mark.parametrize("make", CASES)
 def test_copies_that_go_through_the_host_give_the_same(make, copies):
-    assert all(run(make, copies, False, seed) for seed in SEEDS)
+    assert all(run(make, copies, direct, seed) for seed in MANY_SEEDS for direct in (False, True))
+
+
+def test_an_input_is_not_loaded_before_another_device_has_read_the_one_before():
+    """b's memory is read by c itself, which is late."""
+    for seed in SEEDS:
+        world = LateWorld(seed)
+        b, c = LateBackend("b", world), LateBackend("c", world)
+        c.supports_buffer = lambda buffer, both=(b, c): buffer.backend in both
+        log = weights_on(c, "any", log=np.zeros((N, 8), np.float32))["log"]
+        ctx = gs.Context()
+        x, row = ctx.tensor("f32", (8, 1), "x", input=True), ctx.tensor("i64", (1,), "row", input=True)
+        graph = gs.Graph(ctx.set_rows(log, ctx.sqr(x), row))
+        with gs.Scheduler([b, c]) as scheduler:
+            for t in (*graph.nodes, row):
+                scheduler.set_tensor_backend(t, c)
+            scheduler.set_tensor_backend(x, b)
+            scheduler.alloc(graph).verify()
+            for k in range(N):
+                x.set(np.full((1, 8), k))
+                row.set(np.int64([k]))
+                scheduler.compute_async(graph)
+            scheduler.synchronize()
+            assert np.array_equal(log.numpy()[:, 0], [k * k for k in range(N)]), seed
+
+
+class Sender(LateBackend):
+    """Sends what others ask for, in its own queue, and fetches nothing."""
+
+    def cpy_tensor_from(self, src, dst):
+        return False
+
+    def cpy_tensor_async(self, src, dst):
+        return False
+
+    def cpy_tensor_to(self, src, dst):
+        return self._queue_copy(src, dst)
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+@pytest.mark.parametrize("make", CASES)
+def test_copies_that_only_their_source_can_make_give_the_same(make, copies, monkeypatch):
+    """They stand in another queue than the step."""
+    monkeypatch.setitem(globals(), "LateBackend", Sender)
+    assert all(run(make, copies, True, seed) for seed in MANY_SEEDS)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_a_third_device_sends_is_there_when_it_is_read(shared):
+    """c sends to a's memory in its own queue, and b has it from there through the host, which itself waits for a alone;
+    or c's data goes to a through the host, in a's queue, and b reads a's memory itself, after c.
+    """
+    for seed in MANY_SEEDS:
+        world = LateWorld(seed)
+        a, b = LateBackend("a", world, False), LateBackend("b", world, False)
+        c = LateBackend("c", world, False) if shared else Sender("c", world)
+        if shared:
+            b.supports_buffer = lambda buffer, both=(a, b): buffer.backend in both
+        cache = weights_on(a, "any", cache=np.zeros((4, 8), np.float32))["cache"]
+        ctx = gs.Context()
+        x, row = ctx.tensor("f32", (8, 1), "x", input=True), ctx.tensor("i64", (1,), "row", input=True)
+        written = ctx.set_rows(cache, ctx.sqr(x), row)
+        last = ctx.set_output(ctx.scale(written, 2.0))
+        graph = gs.Graph(last)
+        with gs.Scheduler([a, b, c]) as scheduler:
+            for node in graph.nodes:
+                scheduler.set_tensor_backend(node, b if node is last else c)
+            plan = scheduler.alloc(graph)
+            plan.verify()
+            assert plan.data.write_backs
+            expected = np.zeros((4, 8))
+            for k in range(4):
+                x.set(np.full(8, k + 1.0))
+                row.set(np.int64([k]))
+                expected[k] = 2 * (k + 1) ** 2
+                scheduler.compute(graph)
+                assert np.array_equal(last.numpy(), expected), seed
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["through the host", "direct"])
+@pytest.mark.parametrize("observed", [False, True])
+def test_one_compute_after_the_other_gives_the_same(observed, direct):
+    """Also where somebody looks at some of the nodes."""
+    for make in CASES:
+        for seed in SEEDS:
+            case, seen = make(seed, 2, direct), []
+            with case.scheduler as scheduler:
+                graph = case.build()
+                scheduler.alloc(graph)
+                for k in range(N):
+                    case.set(k)
+                    last = graph.nodes[-1]
+                    scheduler.compute(graph, *[seen.append, lambda node, last=last: node is last] * observed)
+                given, expected = case.results()
+                assert np.array_equal(given, expected) and len(seen) == N * observed, (make, seed)
+
+
+@pytest.mark.parametrize("way", ["computed", "observed", "queued"])
+def test_who_waits_for_a_step_that_was_left_out_waits_for_those_before_it(way):
+    """Two leafs come to one backend, where another reads them; only the one that comes first is set anew."""
+    for seed in SEEDS:
+        world = LateWorld(seed)
+        b, c = LateBackend("b", world), LateBackend("c", world)
+        c.supports_buffer = lambda buffer, both=(b, c): buffer.backend in both
+        ctx = gs.Context()
+        x, y = (ctx.tensor("f32", 8, name, input=True) for name in "xy")
+        last = ctx.set_output(ctx.add(x, y))
+        graph = gs.Graph(last)
+        with gs.Scheduler([b, c]) as scheduler:
+            for t, backend in ((x, b), (y, b), (last, c)):
+                scheduler.set_tensor_backend(t, backend)
+            plan = scheduler.alloc(graph)
+            plan.verify()
+            first, second, run = plan.program.steps
+            assert first.keeps and second.keeps and [w.step for w in run.waits] == [1]
+            leafs = [graph.tensors[step.tensor] for step in (first, second)]
+            leafs[1].set(np.ones(8))
+            for k in range(N):
+                leafs[0].set(np.full(8, k))
+                if way == "queued":
+                    scheduler.compute_async(graph)
+                else:
+                    scheduler.compute(graph, *[lambda node: None, lambda node: False] * (way == "observed"))
+                assert last.numpy().tolist() == [k + 1] * 8
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3])

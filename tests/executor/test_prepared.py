@@ -153,6 +153,33 @@ def test_graphs_that_are_gone_keep_nothing():
         assert gone() is None and len(backend.live) <= 2 and backend.made - backend.freed <= 2
 
 
+def test_all_graphs_that_are_gone_keep_nothing():
+    """Also where no other graph has come to be where they were."""
+    backend = Preparing()
+    cases = [squares(64, 2) for _ in range(5)]
+    with gs.Scheduler([backend]) as scheduler:
+        for case in cases:
+            compute(scheduler, case, 2)
+        new = squares(64, 2)
+        del case, cases
+        gc.collect()
+        compute(scheduler, new, 2)
+        assert (backend.made, backend.freed) == (6, 5)
+
+
+def test_what_is_prepared_anew_is_freed_before():
+    """It rested, and something has changed since."""
+    a, b = Preparing("a"), Preparing("b")
+    one, two = squares(64, 1), squares(64, 2)
+    with gs.Scheduler([a, b]) as scheduler:
+        compute(scheduler, one, 2)
+        compute(scheduler, two, 2)
+        scheduler.set_tensor_backend(one[1], one[1].backend)
+        compute(scheduler, one, 3)
+        assert (a.made + b.made, a.freed + b.freed) == (3, 1)
+    assert a.freed + b.freed == 3
+
+
 def test_weights_that_moved_end_what_was_prepared():
     backend, home = Preparing(), gs.Context()
     w = home.tensor("f32", 64, "w")

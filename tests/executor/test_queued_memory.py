@@ -83,6 +83,11 @@ def graph_allocator(world):
     return allocator.buffer
 
 
+def another_scheduler(world):
+    world.other = gs.Scheduler([world.backend])
+    world.other.alloc(world.graph)
+
+
 ACTS = {
     "give the context memory of its own": alloc_tensors,
     "bind an input": bind_input,
@@ -96,6 +101,7 @@ ACTS = {
     "close a cache's buffer": lambda world: world.cache_buffer.close(),
     "close the weights' buffer": lambda world: world.w.buffer.close(),
     "close the arena": lambda world: world.x.buffer.close(),
+    "allocate the graph in another scheduler": another_scheduler,
 }
 
 
@@ -170,4 +176,13 @@ def test_the_context_computes_at_its_new_place():
     world.x.set(np.full((2, 4), 5.0))
     world.scheduler.compute(world.graph)
     assert world.out.buffer is buffer and np.array_equal(world.out.numpy(), np.full((2, 4), 15.0))
+    world.end()
+
+
+def test_setting_a_result_waits_for_the_computes_that_write_it():
+    world = World()
+    world.queue()
+    threading.Timer(0.05, world.gate.set).start()
+    world.out.set(np.full((2, 4), 7.0))
+    assert len(world.results) == COMPUTES and (world.out.numpy() == 7).all()
     world.end()

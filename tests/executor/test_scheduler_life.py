@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
+from ggml_sched._core import bind_plan, new_lease
 from ggml_sched.backends.faulty import FaultyCpuBackend
 
 POLICIES = pytest.mark.parametrize("policy", ["seed", "default"])
@@ -752,3 +753,35 @@ def test_errors_are_typed_and_survive_pickling():
         assert issubclass(kind, gs.Error)
     assert issubclass(gs.OutOfMemory, (gs.Error, MemoryError))
     assert not issubclass(gs.Error, (ValueError, TypeError))
+
+
+def test_a_plan_is_bound_to_no_other_graph():
+    backend = gs.DryBackend("A")
+    graphs = []
+    for n in (1, 3):
+        ctx = gs.Context()
+        t = ctx.tensor("f32", 8, "x", input=True)
+        for _ in range(n):
+            t = ctx.sqr(t)
+        graphs.append(gs.Graph(t))
+    with gs.Scheduler([backend]) as scheduler:
+        plan = scheduler.plan(graphs[0])
+        with pytest.raises(gs.HazardError, match="bound to another graph"):
+            bind_plan(graphs[1], plan.data, ((backend.alloc_buffer(4096),),), new_lease())
+        assert all(t.buffer is None for t in graphs[1].tensors)
+
+
+def test_what_was_used_last_stays_in_the_cache():
+    graphs = []
+    for n in (1, 2, 3):
+        ctx = gs.Context()
+        t = ctx.tensor("f32", 8, "x", input=True)
+        for _ in range(n):
+            t = ctx.sqr(t)
+        graphs.append(gs.Graph(t))
+    a, b, c = graphs
+    with gs.Scheduler([gs.DryBackend("A")], plan_cache=2) as scheduler:
+        first, second = scheduler.plan(a).data, scheduler.plan(b).data
+        assert scheduler.plan(a).data is first
+        scheduler.plan(c)
+        assert scheduler.plan(a).data is first and scheduler.plan(b).data is not second

@@ -206,12 +206,18 @@ def test_a_host_weight_is_sent_to_a_device_once(sent_weight):
     assert device.received.count("x") == 4
 
 
-def test_a_host_weight_is_sent_again_after_it_was_set(sent_weight):
+@pytest.mark.parametrize("way", ["the tensor", "its backend", "a copy"])
+def test_a_host_weight_is_sent_again_after_it_was_set(sent_weight, way):
     sched, device, graph, x, w, out = sent_weight
     sched.alloc(graph)
     x.set(values(2, 8))
     for turn in range(3):
-        w.set(values(8, 8))
+        if way == "the tensor":
+            w.set(values(8, 8))
+        elif way == "its backend":
+            w.backend.set_tensor(w, values(8, 8))
+        else:
+            gs.tensor_copy(resident(w.backend, "other", values(8, 8)), w)
         sched.compute(graph)
         sched.compute(graph)
         assert device.received.count("w") == turn + 1

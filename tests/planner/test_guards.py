@@ -264,3 +264,87 @@ def test_a_reserved_plan_is_not_used_where_reuse_would_leave_its_memory():
                 alone[1].set(np.full(64, 2.0))
                 other.compute(alone[0])
                 assert np.array_equal(last.numpy(), alone[2].numpy())
+
+
+def test_only_weights_are_kept_where_they_were_copied_to():
+    """A cache that is read elsewhere is written by other graphs: its copy gives its memory back."""
+    a, b = gs.DryBackend("a"), gs.DryBackend("b")
+    for usage in ("weights", "any"):
+        held = gs.Context()
+        w = held.tensor("f32", (8, 8), "w")
+        b.alloc_tensors(held, usage)
+        ctx = gs.Context()
+        graph = gs.Graph(ctx.sqr(ctx.add(w, ctx.tensor("f32", (8, 8), "x", input=True))))
+        with gs.Scheduler([a, b]) as scheduler:
+            for node in graph.nodes:
+                scheduler.set_tensor_backend(node, a)
+            plan = scheduler.plan(graph)
+            plan.verify()
+            assert sum(plan.data.kept) == (usage == "weights")
+
+
+def without(name, op):
+    return gs.DryBackend(name, supports_op=lambda t: t.op != op)
+
+
+def test_what_the_nearest_backend_before_does_not_run_goes_to_the_one_after():
+    """Though a better one reads as many of its sources."""
+    a, b, c, host = without("a", "UNARY:SILU"), gs.DryBackend("b"), gs.DryBackend("c"), gs.DryBackend("host")
+    weights = {}
+    for backend in (a, c):
+        held = gs.Context()
+        weights[backend] = held.tensor("f32", (8, 8), "w")
+        backend.alloc_tensors(held)
+    ctx = gs.Context()
+    between = ctx.silu(ctx.mul_mat(weights[a], ctx.tensor("f32", 8, "x", input=True)))
+    plan = gs.Scheduler([a, b, c, host]).plan(gs.Graph(ctx.mul_mat(weights[c], between)))
+    assert plan.backend_of(between) is c
+
+
+def test_what_the_first_that_wants_it_does_not_run_is_offloaded_to_the_second():
+    a, b, host = without("a", "MUL_MAT"), gs.DryBackend("b"), gs.DryBackend("host")
+    a.offload_op = b.offload_op = lambda node: True
+    held, ctx = gs.Context(), gs.Context()
+    w = held.tensor("f32", (8, 8), "w")
+    host.alloc_tensors(held)
+    product = ctx.mul_mat(w, ctx.tensor("f32", 8, "x", input=True))
+    assert gs.Scheduler([a, b, host]).plan(gs.Graph(product)).backend_of(product) is b
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_node_is_not_upgraded_against_the_callers_wish_nor_where_memory_is_not_shared(shared):
+    """A node without sources could be computed anywhere."""
+
+    class Reader(gs.DryBackend):
+        others: tuple = ()
+
+        def supports_buffer(self, buffer):
+            return buffer.backend is self or buffer.backend in self.others
+
+    fast, slow = Reader("fast"), Reader("slow")
+    slow.others = (fast,)
+    fast.others = (slow,) if shared else ()
+    held, ctx = gs.Context(), gs.Context()
+    w = held.tensor("f32", (8, 8), "w")
+    slow.alloc_tensors(held)
+    product = ctx.mul_mat(w, ctx.tensor("f32", 8, "x", input=True))
+    count = ctx.arange(0, 8, 1)
+    graph = gs.Graph(product, count)
+    with gs.Scheduler([fast, slow]) as scheduler:
+        if shared:
+            assert scheduler.plan(graph).backend_of(count) is fast
+            scheduler.set_tensor_backend(count, slow)
+        plan = scheduler.plan(graph)
+        plan.verify()
+        assert plan.backend_of(count) is slow
+
+
+def test_a_plan_depends_on_the_largest_buffer_that_a_backend_allows():
+    backend = gs.DryBackend("a")
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 64, "x", input=True)
+    graph = gs.Graph(ctx.set_output(ctx.sqr(x)), ctx.set_output(ctx.neg(x)))
+    with gs.Scheduler([backend]) as scheduler:
+        assert len(scheduler.plan(graph).chunk_sizes[0]) == 1
+        backend.max_buffer_size = 512
+        assert len(scheduler.plan(graph).chunk_sizes[0]) > 1

@@ -110,6 +110,30 @@ def test_a_loaded_plan_computes(tmp_path):
         assert scheduler.alloc(graph).backend_of(hidden) is not a
 
 
+def test_an_adopted_plan_is_used_though_the_graph_was_allocated_before():
+    a, b = gs.DryBackend("A"), gs.DryBackend("B")
+    ctx = gs.Context()
+    graph = gs.Graph(ctx.sqr(ctx.tensor("f32", 8, "x", input=True)))
+    (node,) = graph.nodes
+    with gs.Scheduler([a, b]) as wished:
+        wished.set_tensor_backend(node, a)
+        plan = wished.plan(graph)
+    with gs.Scheduler([a, b]) as scheduler:
+        assert scheduler.alloc(graph).backend_of(node) is b
+        scheduler.adopt(plan)
+        assert scheduler.alloc(graph).backend_of(node) is a and node.backend is a
+
+
+def test_an_adopted_plan_that_exceeds_a_budget_is_refused():
+    backend, ctx = gs.DryBackend("A"), gs.Context()
+    graph = gs.Graph(ctx.sqr(ctx.tensor("f32", 8, "x", input=True)))
+    with gs.Scheduler([backend]) as generous, gs.Scheduler([backend], budgets={backend: 16}) as scheduler:
+        scheduler.adopt(generous.plan(graph))
+        for act in (scheduler.plan, scheduler.alloc):
+            with pytest.raises(gs.OutOfMemory, match="the arena needs .*16 are available"):
+                act(graph)
+
+
 def test_what_is_adopted_fits_the_scheduler():
     backends, graph, _ = two_devices()
     plan = gs.Scheduler(backends).plan(graph)
@@ -272,3 +296,52 @@ def test_a_resident_of_endless_digits_is_refused(tmp_path):
     data["residents"]["9" * 5000] = ["weights", [0]]
     path.write_text(json.dumps(data))
     refused(path, graph, backends, gs.PlacementError, "tensor '9999")
+
+
+CLAIMS = {
+    "another kind of file": ({"format": "ggml-sched graph"}, gs.FileFormatError, "not a plan"),
+    "no policy": ({"policy": None}, gs.FileFormatError, "no policy"),
+    "an order of words": ({"order": ["x"]}, gs.FileFormatError, "no order of 6 nodes"),
+    "an order of strangers": ({"order": [6]}, gs.FileFormatError, "no order of 6 nodes"),
+    "an order from the end": ({"order": [-1]}, gs.FileFormatError, "no order of 6 nodes"),
+    "no list of positions": ({"order": 5}, gs.FileFormatError, "no order of 6 nodes"),
+    "an order that sources forbid": ({"order": [5, 4, 3, 2, 1, 0]}, gs.FileFormatError, "plan: .*a wrong order"),
+    "no backends": ({"backends": None}, gs.FileFormatError, "no list of backends"),
+    "names for backends": ({"backends": ["A", "B"]}, gs.FileFormatError, "no list of backends"),
+    "no residents": ({"residents": []}, gs.FileFormatError, "no residents"),
+    "residents of no number": ({"residents": {"w": ["weights", [0]]}}, gs.PlacementError, "'w[12]' has memory|'w' has"),
+    "residents that are not there": ({"residents": {"0": ["weights", [1]], "1": ["weights", [0]], "99": 5}},
+                                     gs.PlacementError, "tensor '99' has memory of no buffer"),
+    "residents of a word": ({"residents": {"0": ["weights", [1]], "1": ["weights", [0]], "word": 5}},
+                            gs.PlacementError, "tensor 'word' has memory of no buffer"),
+    "no plan": ({"plan": None}, gs.FileFormatError, "plan: "),
+    "fewer answers": ({"needs": []}, gs.PlacementError, "there are 11 ids"),
+    "no program": ({"program": None}, gs.FileFormatError, "the program is not the one"),
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_wrong_claim_is_refused_with_the_reason(claim):
+    backends, graph, _ = two_devices()
+    change, error, match = CLAIMS[claim]
+    data = {**json.loads(json.dumps(gs.Scheduler(backends, policy="seed").plan(graph)._to_dict())), **change}
+    with pytest.raises(error, match=match):
+        plan_from_dict(data, graph, backends)
+
+
+def test_the_plan_of_a_smaller_graph_is_refused():
+    """Sound in itself, and not of this graph or of these backends."""
+    backends, graph, _ = two_devices()
+    data = json.loads(json.dumps(gs.Scheduler(backends).plan(graph)._to_dict()))
+    ctx, more = gs.Context(), [*backends, gs.DryBackend("C")]
+    small = gs.Graph(ctx.sqr(ctx.tensor("f32", 4, "x")))
+    for other in (gs.Scheduler(backends).plan(small), gs.Scheduler(more).plan(graph)):
+        with pytest.raises(gs.FileFormatError, match="tensors over [23] backends, not 9 over 2"):
+            plan_from_dict({**data, "plan": json.loads(json.dumps(other._to_dict()))["plan"]}, graph, backends)
+
+
+def test_a_file_without_end_is_refused(tmp_path, monkeypatch):
+    backends, graph, _ = two_devices()
+    path = saved(gs.Scheduler(backends).plan(graph), tmp_path)
+    monkeypatch.setattr("ggml_sched.planfile.MAX_FILE_BYTES", 1000)
+    refused(path, graph, backends, gs.FileFormatError, "more than 1000 bytes")

@@ -37,6 +37,23 @@ def test_branches_are_taken_one_after_the_other_when_that_keeps_less_alive():
     assert plan.buffer_sizes[0] < 0.3 * given_order.buffer_sizes[0]
 
 
+def test_where_one_order_exceeds_a_budget_the_other_is_taken(monkeypatch):
+    graph, *_ = wide(8)
+    backend = gs.DryBackend("A")
+    better = gs.Scheduler([backend], reorder=True).plan(graph).graph
+    for given_order, other in ((graph, better), (better, graph)):
+        monkeypatch.setattr("ggml_sched.planner.reorder", lambda _, other=other: other)
+        with gs.Scheduler([backend], reorder=True) as scheduler:
+            least = scheduler.plan(given_order)
+            assert least.graph is better
+        with gs.Scheduler([backend], reorder=True, budgets={backend: least.buffer_sizes[0]}) as scheduler:
+            plan = scheduler.plan(given_order)
+            assert plan.graph is better and plan.buffer_sizes == least.buffer_sizes
+        with (gs.Scheduler([backend], reorder=True, budgets={backend: least.buffer_sizes[0] - 32}) as scheduler,
+              pytest.raises(gs.OutOfMemory)):
+            scheduler.plan(given_order)
+
+
 def test_a_reordered_graph_computes_the_same_and_is_allocated_once():
     graph, x, _ = wide(4)
     values = np.arange(4096, dtype=np.float32)

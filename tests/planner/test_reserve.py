@@ -185,3 +185,31 @@ def test_backends_are_asked_once_for_a_graph_that_a_reserved_plan_does_not_serve
     make_plan(larger, Policy())
     make_plan(larger, Policy(stream=True))
     assert backend.asked == 2           # nodes
+
+
+def test_a_smaller_graph_that_a_backend_does_not_run_is_planned_anew():
+    """Backends may judge by shapes."""
+    picky, other = gs.DryBackend("picky", supports_op=lambda t: t.ne[1] >= 4), gs.DryBackend("other")
+
+    def build(rows):
+        ctx = gs.Context()
+        return gs.Graph(ctx.sqr(ctx.tensor("f32", (8, rows), "x")))
+
+    large, small = build(4), build(2)
+    with gs.Scheduler([picky, other]) as scheduler:
+        scheduler.reserve(large)
+        assert scheduler.plan(large).backend_of(large.nodes[0]) is picky
+        plan = scheduler.plan(small)
+        plan.verify()
+        assert plan.backend_of(small.nodes[0]) is other
+
+
+def test_a_reset_forgets_what_was_reserved():
+    ctx = gs.Context()
+    graph = gs.Graph(ctx.sqr(ctx.tensor("f32", (8, 4), "x")))
+    small = gs.Graph(ctx.sqr(ctx.tensor("f32", (8, 2), "x")))
+    with gs.Scheduler([gs.DryBackend("A")]) as scheduler:
+        scheduler.reserve(graph)
+        assert scheduler.plan(small).methods == ("replayed",)
+        scheduler.reset()
+        assert scheduler.plan(small).methods != ("replayed",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -559,3 +560,166 @@ def test_reuse_at_a_views_offset_is_sound_there_and_nowhere_else():
     # At the front, a row too early, a row too late: bytes of the source that it does not read at that place.
     for rows in (0, 4, 6):
         assert {p.reason for p in check(edit(facts, offset={i: at + rows * 256}))} >= {"inplace-layout"}
+
+
+# -- every claim -----------------------------------------------------------------------------------------
+
+
+def with_split(facts: Facts, k: int, **fields) -> Facts:
+    return replace(facts, splits=[*facts.splits[:k], facts.splits[k]._replace(**fields), *facts.splits[k + 1 :]])
+
+
+def with_wait(facts: Facts, step: int, back: int) -> Facts:
+    """The first step that waits waits for this one."""
+    k = next(k for k, s in enumerate(facts.program.steps) if s.waits)
+    return changed(facts, k, waits=(facts.program.steps[k].waits[0]._replace(step=step, back=back),))
+
+
+def with_read(facts: Facts, k: int, **fields) -> Facts:
+    reads = facts.program.steps[k].reads
+    return changed(facts, k, reads=(reads[0]._replace(**fields), *reads[1:]))
+
+
+def with_chunk(facts: Facts, i: int, chunk: int) -> Facts:
+    return replace(facts, chunk=[*facts.chunk[:i], chunk, *facts.chunk[i + 1 :]])
+
+
+def with_experts_for(op: str) -> Facts:
+    """Another op than a mixture reads what was copied of the experts."""
+    facts = mixture()[0]
+    return edit(facts, op={facts.nodes[0]: op})
+
+
+def ringed() -> Facts:
+    """Copies with two places each."""
+    a, b = gs.DryBackend("A"), gs.DryBackend("B")
+    graph, _ = two_layers(a, b)
+    facts = gs.Scheduler([a, b], copies=2).plan(graph).facts
+    assert check(facts) == [] and facts.ring
+    return facts
+
+
+def forge_taken_from_nobody() -> Facts:
+    """s is said to take memory over, and is where h is, whose memory it was not given."""
+    facts = forked()
+    return edit(facts, took_over={at(facts, "s"): True}, offset={at(facts, "s"): facts.offset[at(facts, "h")]})
+
+
+def forge_shared_ring() -> Facts:
+    """The second place of a copy where a node computes: the first compute does not use it."""
+    facts = ringed()
+    step = facts.program.steps[steps_of(facts, "copy")[0]]
+    node = next(i for i in facts.nodes if facts.home[i] == step.backend and facts.shares[i] < 0)
+    return edit(facts, offset={step.places[1].id: facts.offset[node]})
+
+
+def without_step(facts: Facts, kind: str) -> Facts:
+    return rearranged(facts, [k for k in range(len(facts.program)) if k not in steps_of(facts, kind)])
+
+
+def window(ready: bool = True) -> Facts:
+    """A node of B writes to a cache of A through a copy; nothing else looks at the cache."""
+    a, b, residents, ctx = gs.DryBackend("A"), gs.DryBackend("B"), Residents(), gs.Context()
+    kv = residents.tensor(a, "f32", (8, 4), "kv", "any")
+    write = ctx.set_name(ctx.set_rows(kv, ctx.tensor("f32", (8, 1), "row"), ctx.tensor("i64", (1,), "at")), "write")
+    scheduler = gs.Scheduler([a, b], policy="seed")
+    for t in (write, *write.src[:2]):
+        if t is not kv:
+            scheduler.set_tensor_backend(t, b)
+    facts = spread(scheduler.plan(gs.Graph(write)).facts)
+    assert check(facts) == [] and steps_of(facts, "write back")
+    return facts
+
+
+def forge_unready_window() -> Facts:
+    """The rows that it leaves alone were not brought."""
+    facts = window()
+    return changed(facts, steps_of(facts, "copy")[0], tensor=at(facts, "row"))
+
+
+CLAIMS = {
+    # Numbers that point at nothing.
+    "a split's backend": (lambda: with_split(layered(), 0, backend=2), "bad-index", "split 0 is on backend 2 of 2"),
+    "a split's copy": (lambda: with_split(layered(), 1, inputs=(2,)), "bad-index", "split 1 makes copy 2 of 2"),
+    "what a copy copies": (lambda: replace(layered(), copies=[(9, 1), (5, 0)]), "bad-index", "copies tensor 9 of 9"),
+    "where a copy goes": (lambda: replace(layered(), copies=[(4, -1), (5, 0)]), "bad-index", "goes to backend -1 of 2"),
+    "who writes back": (lambda: replace(cached("B"), write_backs={5: 1}), "bad-index", "node 5 of 5 computes"),
+    "what is written back": (lambda: replace(cached("B"), write_backs={3: 2}), "bad-index", "into copy 2 of 2"),
+    "a home": (lambda: replace(layered(), home=[-2, *layered().home[1:]]), "bad-index", "'w2' .*on backend -2 of 2"),
+    "a chunk": (lambda: with_places(with_chunk(layered(), 2, 1)), "bad-index", "'x' .*lies in chunk 1 of A"),
+    "whose memory is shared": (lambda: edit(layered(), shares={4: 11}), "bad-index", "the memory of id 11 of 11"),
+    "what is read": (lambda: edit(layered(), reads={4: (11,)}), "bad-index", r"reads ids \(11,\)"),
+    "an empty slot that is read": (lambda: edit(layered(), reads={4: (-1,)}), "bad-index", r"reads ids \(-1,\)"),
+    "too few sources": (lambda: edit(layered(), reads={4: ()}), "bad-index", r"reads ids \(\)"),
+    "a step's queue": (lambda: changed(layered(), 0, backend=2), "bad-index", "step 0 of 6 points at nothing"),
+    "a wait for no step": (lambda: with_wait(layered(), 6, 1), "bad-index", "step 2 of 6 points"),
+    "a wait for a step to come": (lambda: with_wait(layered(), 3, 0), "bad-index", "step 2 of 6 points"),
+    "a wait for itself": (lambda: with_wait(layered(), 2, 0), "bad-index", "step 2 of 6 points"),
+    "a place of no id": (lambda: changed(layered(), 0, places=(layered().program.steps[0].places[0]._replace(id=11),)),
+                         "bad-index", "step 0 of 6 points"),
+    "a step without a place": (lambda: changed(layered(), 0, places=()), "bad-index", "step 0 of 6 points"),
+    "what a step brings": (lambda: changed(layered(), 0, tensor=9), "bad-index", "step 0 of 6 points"),
+    "ids of no tensor": (lambda: changed(mixture()[0], 0, ids=9), "bad-index", "step 0 of 9 points"),
+    "a run of no node": (lambda: changed(layered(), 5, last=6), "bad-index", "step 5 of 6 points"),
+    "a run backwards": (lambda: changed(layered(), 1, first=1, last=0), "bad-index", "step 1 of 6 points"),
+    "a read of another run": (lambda: with_read(layered(), 3, position=0), "bad-index", "step 3 of 6 points"),
+    "a read into no slot": (lambda: with_read(layered(), 3, slot=2), "bad-index", "step 3 of 6 points"),
+    # Splits and nodes.
+    "a split of no nodes": (lambda: with_split(with_split(layered(), 0, stop=3), 1, start=3), "split-gap",
+                            r"split 1 has nodes \[3, 3\)"),
+    "a node in two splits": (lambda: with_split(layered(), 1, start=1), "split-gap", r"split 1 has nodes \[1, 3\)"),
+    "a copy in another's split": (lambda: with_split(with_split(layered(), 1, inputs=(1,)), 2, inputs=(0,)),
+                                  "wrong-backend", "split 1 on B makes 'A#h2'"),
+    "a copy elsewhere": (lambda: edit(layered(), home={9: 0}), "wrong-backend", "'B#a1' .*lies at"),
+    "a tensor in place of another": (lambda: edit(layered(), reads={4: (2,)}), "bad-copy", "'a1' .* reads 'x'"),
+    "a copy of another shape": (lambda: edit(layered(), layout={9: ("f32", (4, 8, 1, 1), (4, 16, 128, 128))}),
+                                "bad-copy", "'h2' .* reads 'B#a1'"),
+    # Steps.
+    "a copy in a third queue": (lambda: changed(three(), steps_of(three(), "copy")[0], backend=2), "bad-step",
+                                "from the queue of C, where neither end"),
+    "a run in another queue": (lambda: changed(layered(), 3, backend=0), "bad-step",
+                               "step 3 on A runs 'h2' .*puts on B"),
+    "a run that reads no copy": (lambda: changed(zigzag(), 3, reads=()), "bad-step", r"on ids \(1, 4\), the plan"),
+    "a run into other memory": (lambda: changed(cached("B"), 3, into=()), "bad-step", "into other memory than"),
+    # Places.
+    "a resident that nobody there reads": (lambda: edit(layered(), assigned={1: 1}), "resident-moved",
+                                           "'w1' .*said to be on B, which cannot read it"),
+    "a source without a place": (lambda: edit(layered(), offset={2: -1}), "unplaced", "'x' .*no address"),
+    "a ring's place that others use": (forge_shared_ring, "overlap", "overlaps"),
+    "memory that is taken over from nobody": (forge_taken_from_nobody, "overlap", "'s' .*overlaps 'h'"),
+    "memory that is taken over in silence": (lambda: edit(layered(), took_over={at(layered(), "a1"): False}), "overlap",
+                                             "'a1' .*overlaps 'h1'"),
+    "an output that is taken over": (lambda: take_over(forked(output=True), "s", "h"), "output-overwritten",
+                                     "'s' .*takes over 'h'"),
+    # Data.
+    "experts that another op reads": (lambda: with_experts_for("MUL_MAT"), "partial-read", "experts that other ids"),
+    "a window that is not brought": (forge_unready_window, "read-before-write", "'write' .* writes into"),
+    "a write that does not go back": (lambda: without_step(window(), "write back"), "lost-write",
+                                      "after the compute, the next one reads 'kv'"),
+}
+
+
+def three() -> Facts:
+    """As zigzag, with a backend C that has nothing to do with it."""
+    facts = zigzag()
+    return replace(facts, backends=("A", "B", "C"), alignment=(*facts.alignment, 32),
+                   arena_readers=(*facts.arena_readers, frozenset({2})), live_bytes=(*facts.live_bytes, 0))
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_every_claim_of_a_plan_is_checked(claim):
+    make, reason, message = CLAIMS[claim]
+    found = check(make())
+    assert any(p.reason == reason and re.search(message, str(p)) for p in found), [str(p) for p in found]
+
+
+def test_what_a_node_keeps_has_an_address():
+    ctx, a = gs.Context(), gs.DryBackend("A")
+    x = ctx.tensor("f32", 8, "x")
+    held = ctx.set_name(ctx.sqr(x), "held")
+    y = ctx.set_name(ctx.neg(x), "y")
+    ctx.keep_until(held, y)
+    facts = gs.Scheduler([a], policy="seed").plan(gs.Graph(y)).facts
+    assert check(facts) == []
+    run = changed(facts, steps_of(facts, "run")[0], first=facts.position[at(facts, "y")])
+    assert {p.reason for p in check(edit(run, offset={at(facts, "held"): -1}))} == {"unplaced"}

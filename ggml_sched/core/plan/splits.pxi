@@ -156,7 +156,7 @@ cdef int splits_add_places(gs_splits *w, const gs_request *r) noexcept nogil:
     cdef int32_t c, k
     for c in range(w.copy_like.n):
         # A copy that is written through goes back at once: one place is enough.
-        if w.copy_kept.at[c] or w.copy_like.at[c] != w.copy_from.at[c] or is_foreign_weight(r, w.copy_like.at[c]):
+        if w.copy_like.at[c] != w.copy_from.at[c] or is_foreign_weight(r, w.copy_like.at[c]):
             continue
         for k in range(r.policy.n_places - 1):
             if ints_push(&w.place_copy, c) != GS_OK:
