@@ -1,4 +1,4 @@
-"""Every guard on the list of mutations.py is held by a test.
+"""Every guard on the list of guards.py is held by a test.
 
 By hand, for some words of paths or guards: `PYTHONPATH=. python tests/soak/mutations.py request usage`.
 """
@@ -6,7 +6,8 @@ By hand, for some words of paths or guards: `PYTHONPATH=. python tests/soak/muta
 from __future__ import annotations
 
 import pytest
-from mutations import EDITS, Copy
+from guards import EDITS
+from mutations import Copy
 
 
 @pytest.fixture(scope="module")
