@@ -541,3 +541,22 @@ def test_dense_problems_get_fewer_steps_by_default():
     found = gs.pack(lower, upper, rng.integers(1, 1 << 30, 2000))
     # Every buffer overlaps some 530 others, twice as many as a quick step looks at: half of two million steps.
     assert found.bound < found.arena < 1.05 * found.bound and 500_000 < found.tries < 1_000_000
+
+
+TIES = {
+    "births at once": [(4, 8, 9), (0, 10, 3), (0, 10, 3), (0, 10, 2), (0, 9, 3), (9, 10, 7), (1, 4, 9), (0, 10, 2),
+                       (0, 9, 4), (1, 10, 10), (8, 10, 9), (0, 1, 9), (0, 1, 10)],
+    "equal lives": [(6, 11, 13), (11, 18, 8), (0, 6, 2), (0, 4, 10), (13, 18, 10), (0, 18, 1), (4, 14, 10), (0, 7, 11),
+                    (11, 18, 5)],
+}
+
+
+@pytest.mark.parametrize("case", TIES)
+def test_buffers_that_are_born_at_once_are_taken_by_size(case):
+    """Not as they were given: the search takes as many tries, whatever the order."""
+    buffers = TIES[case]
+    found = gs.pack(*zip(*buffers, strict=True))
+    for seed in range(8):
+        shuffled = random.Random(seed).sample(buffers, len(buffers))
+        again = gs.pack(*zip(*shuffled, strict=True))
+        assert (again.tries, again.arena) == (found.tries, found.arena)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ class Failing(PoisonedBackend):
 
     def graph_plan_compute(self, handle):
         if self.fails:
+            time.sleep(0.02)        # whoever reads meanwhile has to wait for it
             raise gs.BackendError("out of order")
         super().graph_plan_compute(handle)
 
@@ -127,7 +129,7 @@ def accumulator(policy: str, backend: gs.Backend):
     b, x = ctx.tensor("f32", 64, "b", input=True), ctx.tensor("f32", 64, "x", input=True)
     busy = ctx.sqr(ctx.neg(ctx.sqr(b)))
     total = ctx.scale(ctx.sum(ctx.concat(busy, busy, 0)), 0.0)
-    written = ctx.set_output(ctx.cpy(ctx.add(ctx.add(x, b), total), x))
+    written = ctx.set_output(ctx.cpy(ctx.add(ctx.add(b, total), x), x))
     scheduler = gs.Scheduler([backend], policy=policy)
     graph = gs.Graph(written)
     scheduler.alloc(graph)

@@ -95,7 +95,7 @@ cdef class Walk:
         return 0
 
     cdef tuple leafs(self):
-        return tuple_over(self.done + self.room - 1, -1, self.n_leafs)
+        return () if self.done == NULL else tuple_over(self.done + self.room - 1, -1, self.n_leafs)
 
     cdef tuple nodes(self):
         return tuple_over(self.done, 1, self.n_nodes)

@@ -22,7 +22,8 @@ cdef class Inquiry:
         self.known = self.pending + cells
         memset(self.known, 0, self.n)
         # The graph's own table may move when another thread sorts more of its tensors.
-        memcpy(self.example, graph._kinds.example, self.n * sizeof(int32_t))
+        if self.n:
+            memcpy(self.example, graph._kinds.example, self.n * sizeof(int32_t))
         for k in range(self.n):
             for b in range(devices.n):
                 self.bits[k * devices.n + b] = ASKS_SUPPORTS
