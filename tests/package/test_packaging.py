@@ -415,6 +415,6 @@ def test_the_stub_is_the_module():
     if importlib.util.find_spec("mypy") is None:
         pytest.skip("needs mypy")
     modules = [f"ggml_sched.{name}" for name in EXTENSIONS]
-    done = subprocess.run([sys.executable, "-m", "mypy.stubtest", *modules], cwd=ROOT, capture_output=True, text=True,
-                          timeout=600)
+    command = [sys.executable, "-m", "mypy.stubtest", *modules, "--mypy-config-file", "pyproject.toml"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout
