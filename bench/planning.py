@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,9 +11,6 @@ import peer
 from timing import in_turns, ratio, timed
 
 import ggml_sched as gs
-
-KEPT = 8
-"""Plans that a scheduler keeps unless told otherwise, and graphs for which it keeps what was prepared."""
 
 Make = Callable[[tuple | None], tuple[gs.Graph, tuple]]
 """A graph, always the same, and the backends that its residents are on: new ones, or those that are given."""
@@ -44,8 +40,8 @@ class Times:
 
 def measure(make: Make, rounds: int) -> Times:
     graph, backends = make(None)
-    # More than a scheduler keeps prepared: each is as good as new when its turn comes again.
-    twins = deque([graph, *(make(backends)[0] for _ in range(KEPT + 1))])
+    twins = [graph, make(backends)[0]]
+    built = [graph]
     with ExitStack() as stack:
         other = stack.enter_context(peer.Peer(*make(None))) if peer.available() else None
         planner = stack.enter_context(gs.Scheduler(backends, plan_cache=0))
@@ -53,14 +49,20 @@ def measure(make: Make, rounds: int) -> Times:
         size = sum(scheduler.alloc(graph).buffer_sizes)
 
         def anew() -> float:
-            twins.rotate()
-            return timed(lambda: scheduler.alloc(twins[0]))
+            twins.reverse()
+            built[0] = again(twins[0])
+            return timed(lambda: scheduler.alloc(built[0]))
 
         runs: dict[str, Callable[[], float]] = {
-            "build": lambda: timed(lambda: gs.Graph.from_order(graph.tensors, graph.nodes, graph.leafs)),
+            "build": lambda: timed(lambda: again(graph)),
             "plan": lambda: timed(lambda: planner.plan(graph))}
         if other is not None:
             runs |= {"reserve": other.reserve, "alloc": other.alloc}
-        runs |= {"anew": anew, "same": lambda: timed(lambda: scheduler.alloc(twins[0]))}
+        runs |= {"anew": anew, "same": lambda: timed(lambda: scheduler.alloc(built[0]))}
         blocks = in_turns(runs, rounds)
         return Times(len(graph), blocks, None if other is None else size / sum(other.buffer_sizes))
+
+
+def again(graph: gs.Graph) -> gs.Graph:
+    """An equal graph, built anew of the same tensors."""
+    return gs.Graph.from_order(graph.tensors, graph.nodes, graph.leafs)

@@ -85,9 +85,9 @@ def synthetic(n_nodes: int, config: str = "c4", backends: tuple | None = None) -
     return gs.Graph(ctx.scale(x, 1.0)), backends
 
 
-def recurrent(config: str, n_tokens: int = 1, n_layers: int = 24,
-              backends: tuple | None = None) -> tuple[gs.Graph, tuple]:
-    """RWKV 6 1.6B by its shapes: time mixing over a state, then channel mixing, both beside the token before."""
+def recurrent(config: str, n_tokens: int = 1, backends: tuple | None = None,
+              depth: int = 24) -> tuple[gs.Graph, tuple]:
+    """RWKV 6 1.6B by its shapes, 24 layers: time mixing over a state, then channel mixing."""
     backends = backends or devices(config)
     workers = backends[:-1] or backends
     width, hidden, head, low = 2048, 7168, 64, 32
@@ -113,8 +113,8 @@ def recurrent(config: str, n_tokens: int = 1, n_layers: int = 24,
     def matrix(*ne: int) -> gs.Tensor:
         return home.tensor("f16", ne)
 
-    for layer in range(n_layers):
-        home = homes[layer * len(homes) // n_layers]
+    for layer in range(depth):
+        home = homes[layer * len(homes) // depth]
         state = home.tensor("f32", (head * width, 1))
         y = normed(x)
         by = shifted(y, home.tensor("f32", (width, 1)))

@@ -36,7 +36,9 @@ class _Tracked(Allocation):
     """The epoch of the backends' answers."""
     plan: Plan | None
     key: int
-    """The graph's id, as long as it is there."""
+    """While it rests: the graph's id, as long as that is there."""
+    end: weakref.ref[Graph]
+    """While it rests: notes when the graph ends."""
 
 
 class Allocations:
@@ -81,9 +83,8 @@ class Allocations:
         self._rest_current()
         if self._resting:
             self._trim(asked)
-        key, gone = id(asked), self._gone
-        new = _Tracked(plan, self._arenas.buffers, weakref.ref(asked, lambda _: gone.append(key)))
-        new.key, new.plan, new.residents, new.watched = key, plan, residents, residents + self._arenas.all
+        new = _Tracked(plan, self._arenas.buffers, weakref.ref(asked))
+        new.plan, new.residents, new.watched = plan, residents, residents + self._arenas.all
         new.epoch, new.answers, new.assignments = asked.residence_epoch(), answers, self._assignments
         self.current = new
         return new
@@ -121,13 +122,20 @@ class Allocations:
                 and self._devices.unchanged(graph, found.watched, found.epoch, found.answers))
 
     def _rest_current(self) -> None:
+        """Let the current allocation rest, if its graph is there and something was prepared for it."""
         if self.current is None:
             return
         self.drain()
         current, self.current = self.current, None
         current.plan = None
-        current.rest()
-        self._resting[current.key] = current
+        graph = current.asked()
+        if graph is not None and current.prepared is not None:
+            key, gone = id(graph), self._gone
+            current.key, current.end = key, weakref.ref(graph, lambda _: gone.append(key))
+            current.rest()
+            self._resting[key] = current
+        else:
+            current.release()
 
     def _trim(self, asked: Graph) -> None:
         """Release what nobody can ask for any more, what is about to be replaced, and the oldest of too many."""
