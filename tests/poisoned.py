@@ -12,9 +12,26 @@ REFUSALS = ("ADD", "MUL", "SCALE", "UNARY:RELU", "CPY", "CONT", "RMS_NORM", "SET
 """Ops that tests let a backend refuse."""
 
 
-class PoisonedBackend(gs.CpuBackend):
-    """A CPU whose fresh memory is full of a byte pattern; refuses and offloads the ops that it is told to,
-    and reads the memory of the backends in `reads` without copies."""
+class Poisons:
+    """A mixin: fresh memory is full of a byte pattern; ops are refused and offloaded as told."""
+
+    refused: frozenset[str] = frozenset()
+    offloads: frozenset[str] = frozenset()
+
+    def alloc_buffer(self, size):
+        buffer = super().alloc_buffer(size)
+        buffer.clear(POISON)
+        return buffer
+
+    def supports_op(self, node):
+        return node.op not in self.refused and super().supports_op(node)
+
+    def offload_op(self, node):
+        return node.op in self.offloads
+
+
+class PoisonedBackend(Poisons, gs.CpuBackend):
+    """A CPU that reads the memory of the backends in `reads` without copies."""
 
     def __init__(self, name: str = "CPU", refused: frozenset[str] = frozenset(),
                  offloads: frozenset[str] = frozenset()) -> None:
@@ -22,38 +39,16 @@ class PoisonedBackend(gs.CpuBackend):
         self.refused, self.offloads = refused, offloads
         self.reads: tuple[gs.Backend, ...] = ()
 
-    def alloc_buffer(self, size):
-        buffer = super().alloc_buffer(size)
-        buffer.clear(POISON)
-        return buffer
-
-    def supports_op(self, node):
-        return node.op not in self.refused and super().supports_op(node)
-
-    def offload_op(self, node):
-        return node.op in self.offloads
-
     def supports_buffer(self, buffer):
         return buffer.backend is self or buffer.backend in self.reads
 
 
-class PoisonedLate(LateBackend):
-    """A PoisonedBackend whose queue runs late."""
+class PoisonedLate(Poisons, LateBackend):
+    """A device whose queue runs late."""
 
     def __init__(self, name, world, refused=frozenset(), offloads=frozenset(), copies=True):
         super().__init__(name, world, copies)
         self.refused, self.offloads = refused, offloads
-
-    def alloc_buffer(self, size):
-        buffer = super().alloc_buffer(size)
-        buffer.clear(POISON)
-        return buffer
-
-    def supports_op(self, node):
-        return node.op not in self.refused and super().supports_op(node)
-
-    def offload_op(self, node):
-        return node.op in self.offloads
 
 
 def raw(tensor: gs.Tensor) -> bytes:
