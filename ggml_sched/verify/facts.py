@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ggml_sched._core import PlanData
 from ggml_sched._graph import BackendBase, Graph, Tensor, measure_buffer
-from ggml_sched.program import Program, Run, Step
+from ggml_sched.program import Program, Read, Run, Step
 
 __all__ = ["Act", "Facts", "PlainSplit", "acts", "place_of", "readable"]
 
@@ -198,10 +198,19 @@ class Facts:
     def read_by(self, step: Run, node: int, turn: int) -> tuple[int, ...]:
         """What a node reads in a run, by source slot; -1 for an empty one.  Places of rings are those of the turn."""
         found = list(self.src[node])
-        for read in step.reads:
-            if read.position == self.position[node]:
-                found[read.slot] = read.places[turn % len(read.places)].id
+        for read in self._reads.get((id(step), self.position[node]), ()):
+            found[read.slot] = read.places[turn % len(read.places)].id
         return tuple(found)
+
+    @cached_property
+    def _reads(self) -> dict[tuple[int, int], list[Read]]:
+        """{(a run of the program, as its id, and a position in it): what the node there reads of copies}."""
+        found: dict[tuple[int, int], list[Read]] = {}
+        for step in self.program.steps:
+            if step.kind == "run":
+                for read in step.reads:
+                    found.setdefault((id(step), read.position), []).append(read)
+        return found
 
     def into(self, step: Run, node: int, turn: int) -> int:
         """Where a node of a run computes: its own place, or that of a copy."""
