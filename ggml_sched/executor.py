@@ -126,6 +126,11 @@ class Allocation:
         return {}
 
     @cached_property
+    def _copies(self) -> tuple[tuple[int, int], ...]:
+        """The plan's, made once."""
+        return self.data.copies
+
+    @cached_property
     def program(self) -> Program:
         """The plan's."""
         return self.new_plan().program
@@ -321,7 +326,7 @@ class Allocation:
         if place.id < n:
             return self.tensors[place.id]
         if place.id not in self._stand_ins:
-            like = self.tensors[self.data.copies[self.data.copy_of(place.id)][0]]
+            like = self.tensors[self._copies[self.data.copy_of(place.id)][0]]
             self._stand_ins[place.id] = stand_in(like, f"{self.backends[place.backend].name}#{like.name}",
                                                  self.buffers[place.backend][place.chunk], place.offset, self.lease)
         return self._stand_ins[place.id]
