@@ -64,10 +64,7 @@ def array_over(tensor: Tensor, memory, offset: int = 0) -> np.ndarray:
 
 def read(tensor: Tensor) -> np.ndarray:
     """See `Tensor.numpy`."""
-    if not _waits_on_host(tensor):
-        wait_for_queued(tensor)
-    if tensor.lease is not None and tensor.lease.guard is not None:
-        tensor.lease.guard(tensor)
+    _require(tensor)
     _check_ends(tensor)
     try:
         span = _span(tensor)
@@ -173,6 +170,14 @@ def _span(tensor: Tensor, zeros: bool = False) -> bytearray:
     return span
 
 
+def _require(tensor: Tensor) -> None:
+    """Wait for queued computes that write to a tensor; HazardError if its data is not there then."""
+    if not _waits_on_host(tensor):
+        wait_for_queued(tensor)
+    if tensor.lease is not None and tensor.lease.guard is not None:
+        tensor.lease.guard(tensor)
+
+
 def _waits_on_host(tensor: Tensor) -> bool:
     """Whether the latest data of a tensor is what the caller has set, wherever its memory is."""
     return _is_staged(tensor) and not tensor.root.overwritten
@@ -197,8 +202,8 @@ def _stash(tensor: Tensor, span) -> None:
     if tensor is root:
         stash = bytes(span)
     else:
-        if root.overwritten and root.lease.guard is not None:
-            root.lease.guard(root)
+        if root.overwritten:
+            _require(root)
         held = _span(root, zeros=True)
         held[tensor.view_offs : tensor.view_offs + len(span)] = memoryview(span)
         stash = bytes(held)

@@ -254,11 +254,12 @@ class _Maker:
     def _needs_data(self, leaf: int) -> bool:
         """The same for a leaf that nodes write to."""
         known = Bytes()
-        reads = self.memory[self.src[self.entry]] == leaf
-        blind = np.isin(self.entry, self._blind)
-        users = set(self.reader[reads].tolist()) | set(self.work[self.memory[self.work] == leaf].tolist())
-        for i in sorted(users, key=self.position.__getitem__):
-            for s in self.src[self.entry[reads & ~blind & (self.reader == i)]].tolist():
+        reads: dict[int, list[int]] = {i: [] for i in self.work[self.memory[self.work] == leaf].tolist()}
+        seen = (self.memory[self.src[self.entry]] == leaf) & ~self._is_blind
+        for i, s in zip(self.reader[seen].tolist(), self.src[self.entry[seen]].tolist(), strict=True):
+            reads.setdefault(i, []).append(s)
+        for i in sorted(reads, key=self.position.__getitem__):
+            for s in reads[i]:
                 if not known.cover(int(self.view_offs[s]), int(self.view_offs[s] + self.nbytes[s])):
                     return True
             if self.memory[i] == leaf and self.op[i] not in PARTIAL_OPS:
@@ -267,13 +268,13 @@ class _Maker:
         return not known.cover(0, int(self.nbytes[leaf]))
 
     @cached_property
-    def _blind(self) -> np.ndarray:
-        """Entries that name what a node writes to, and does not read."""
+    def _is_blind(self) -> np.ndarray:
+        """Of each entry, whether it names what a node writes to, and does not read."""
         slots = np.full(int(self.op.max(initial=0)) + 1, -1)
         for op, slot in BLIND_SLOTS.items():
             if op < len(slots):
                 slots[op] = slot
-        return self.entry[self.slot[self.entry] == slots[self.op[self.reader]]]
+        return self.slot[self.entry] == slots[self.op[self.reader]]
 
     def _accesses(self, steps: Sequence[Step]) -> Access:
         """What the steps read and write, memory by memory."""
@@ -284,8 +285,8 @@ class _Maker:
             if step.kind == "run":
                 step_at[step.first : step.last + 1] = k
         run_of = step_at[self.position[self.work]]
-        ids, at, writes = [self.reads, self.work.copy()], [np.repeat(run_of, self.src_begin[self.work + 1]
-                                                          - self.src_begin[self.work]), run_of], []
+        n_sources = self.src_begin[self.work + 1] - self.src_begin[self.work]
+        ids, at = [self.reads, self.work.copy()], [np.repeat(run_of, n_sources), run_of]
         for i, c in self.backs.items():
             ids[1][self.work == i] = n + c
         writes = [np.zeros(len(ids[0]), bool), np.ones(len(ids[1]), bool)]

@@ -27,6 +27,7 @@ POLICIES: dict[str, Policy] = {
 }
 """Policies that have a name."""
 
+
 class Adopted(NamedTuple):
     """A plan made elsewhere; `order`: positions in the graph asked for of the nodes that it computes, if another."""
 

@@ -26,6 +26,7 @@ from ggml_sched.planner import POLICIES, Planner
 
 __all__ = ["Scheduler"]
 
+
 class _Lock:
     """One call at a time: a second thread, or a callback, gets an error instead of corruption."""
 

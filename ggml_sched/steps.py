@@ -17,7 +17,7 @@ from ggml_sched._graph import Tensor
 from ggml_sched.backend import Backend, Event, GraphView, staged
 from ggml_sched.errors import PlacementError
 
-__all__ = ["Action", "BoundCopy", "BoundExperts", "BoundLoad", "BoundRun", "BoundStep", "BoundWriteBack", "Alive",
+__all__ = ["Action", "Alive", "BoundCopy", "BoundExperts", "BoundLoad", "BoundRun", "BoundStep", "BoundWriteBack",
            "Seen", "says_no"]
 
 Alive = list[object]
