@@ -324,7 +324,7 @@ def test_tensors_of_another_backend_are_named():
 
 def test_a_failing_kernel_is_named_and_chained(monkeypatch):
     from ggml_sched.backends.cpu import elementwise  # noqa: F401
-    from ggml_sched.backends.cpu.registry import KERNELS, Kernel
+    from ggml_sched.backends.cpu.oracle.registry import KERNELS, Kernel
 
     def failing(error):
         def build(job):
@@ -398,7 +398,7 @@ def test_an_array_that_the_host_cannot_hold_is_a_typed_error(monkeypatch):
 
 
 def test_an_error_in_a_lane_is_raised_and_the_pool_works_afterwards():
-    from ggml_sched.backends.cpu.lanes import Lanes
+    from ggml_sched.backends.cpu.oracle.lanes import Lanes
 
     lanes, done = Lanes(3), []
 

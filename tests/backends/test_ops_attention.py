@@ -247,7 +247,7 @@ def test_flash_attention_over_a_permuted_cache():
 
 
 def test_flash_attention_in_parts(monkeypatch):
-    from ggml_sched.backends.cpu import attention as kernels
+    from ggml_sched.backends.cpu.oracle import attention as kernels
 
     ctx = gs.Context()
     q, k, v = ctx.tensor("f32", (8, 30, 6)), ctx.tensor("f32", (8, 50, 3)), ctx.tensor("f32", (8, 50, 3))

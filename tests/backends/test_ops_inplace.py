@@ -8,7 +8,7 @@ from support import FLOATS, QUANTISED, place, random, raw
 
 import ggml_sched as gs
 from ggml_sched._core import inplace_ops, op_names
-from ggml_sched.backends.cpu.registry import KERNELS
+from ggml_sched.backends.cpu.oracle.registry import KERNELS
 
 RNG = np.random.default_rng(6)
 NE = (32, 6, 4, 2)

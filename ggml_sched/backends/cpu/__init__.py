@@ -1,9 +1,8 @@
 """The CPU backend.
 
-    buffer       memory, the caller's or ours          registry     the table of kernels
-    lanes        a few threads                         elementwise, unary, matrix, rows, copies,
-    work         scratch memory                        reduce, norm, rope, attention: the kernels
-    job          from a node to calls on numpy arrays  backend      CpuBackend, plans, run_nodes
+    buffer       memory, the caller's or ours
+    oracle/      every kernel in NumPy: slow, complete, and what compiled kernels are compared with
+    backend      CpuBackend, plans, run_nodes
 """
 
 from __future__ import annotations

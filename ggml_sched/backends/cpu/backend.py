@@ -18,22 +18,11 @@ import numpy as np
 
 from ggml_sched._graph import BufferBase, Tensor
 from ggml_sched.backend import Backend, as_nodes, same_layout
-from ggml_sched.backends.cpu import (  # noqa: F401 - the kernels register themselves
-    attention,
-    copies,
-    elementwise,
-    matrix,
-    norm,
-    reduce,
-    rope,
-    rows,
-    unary,
-)
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, allocate, wrap
-from ggml_sched.backends.cpu.job import Job, MemoryOf, Resolver
-from ggml_sched.backends.cpu.lanes import Call, Lanes
-from ggml_sched.backends.cpu.registry import KERNELS
-from ggml_sched.backends.cpu.work import Work
+from ggml_sched.backends.cpu.oracle.job import Job, MemoryOf, Resolver
+from ggml_sched.backends.cpu.oracle.lanes import Call, Lanes
+from ggml_sched.backends.cpu.oracle.registry import KERNELS
+from ggml_sched.backends.cpu.oracle.work import Work
 from ggml_sched.errors import BackendError, Error, OutOfMemory, PlacementError, UnsupportedOp
 from ggml_sched.hostdata import array_over
 from ggml_sched.workers import ForkLock

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ggml_sched.backends.cpu.job import Job, Part, float_param, int_param
-from ggml_sched.backends.cpu.registry import F32, kernel, types
+from ggml_sched.backends.cpu.oracle.job import Job, Part, float_param, int_param
+from ggml_sched.backends.cpu.oracle.registry import F32, kernel, types
 
 _FITS = types(F32, F32, like=0)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ggml_sched import quants
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cpu.job import Job
+from ggml_sched.backends.cpu.oracle.job import Job
 
 __all__ = ["FLOATS", "KERNELS", "WEIGHTS", "Kernel", "kernel", "types"]
 

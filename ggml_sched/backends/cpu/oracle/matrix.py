@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cpu.job import Job, load_call
-from ggml_sched.backends.cpu.registry import FLOATS, I32, WEIGHTS, kernel, types
-from ggml_sched.backends.cpu.rows import check_ids
+from ggml_sched.backends.cpu.oracle.job import Job, load_call
+from ggml_sched.backends.cpu.oracle.registry import FLOATS, I32, WEIGHTS, kernel, types
+from ggml_sched.backends.cpu.oracle.rows import check_ids
 
 CONVERTED = 1 << 18
 """Elements of a converted chunk: 1 MiB, about a core's cache."""

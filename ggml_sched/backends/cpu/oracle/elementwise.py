@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched._graph import Tensor
-from ggml_sched.backends.cpu.job import Job, float_param
-from ggml_sched.backends.cpu.registry import FLOATS, Fits, kernel, types
+from ggml_sched.backends.cpu.oracle.job import Job, float_param
+from ggml_sched.backends.cpu.oracle.registry import FLOATS, Fits, kernel, types
 
 _UNARY = types(None, FLOATS, like=0)
 _BINARY = types(None, FLOATS, FLOATS, like=0)

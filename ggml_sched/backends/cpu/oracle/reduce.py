@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched._graph import Tensor
-from ggml_sched.backends.cpu.job import Job, float_param, int_param, store_call
-from ggml_sched.backends.cpu.registry import F32, FLOATS, I32, kernel, types
+from ggml_sched.backends.cpu.oracle.job import Job, float_param, int_param, store_call
+from ggml_sched.backends.cpu.oracle.registry import F32, FLOATS, I32, kernel, types
 
 _SUM = types(None, FLOATS)
 _ROWS = types(F32, F32)

@@ -14,8 +14,8 @@ from functools import cache
 import numpy as np
 
 from ggml_sched._graph import Tensor
-from ggml_sched.backends.cpu.job import Job, Part, float_param, int_param
-from ggml_sched.backends.cpu.registry import FLOATS, kernel, types
+from ggml_sched.backends.cpu.oracle.job import Job, Part, float_param, int_param
+from ggml_sched.backends.cpu.oracle.registry import FLOATS, kernel, types
 
 
 def _f(x: float | np.floating) -> np.ndarray:

@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cpu.job import Job, Part, float_param, int_param
-from ggml_sched.backends.cpu.registry import F32, I32, kernel, types
+from ggml_sched.backends.cpu.oracle.job import Job, Part, float_param, int_param
+from ggml_sched.backends.cpu.oracle.registry import F32, I32, kernel, types
 
 _TYPES = types(None, frozenset({Type.F32, Type.F16}), I32, optional=(F32,), like=0)
 

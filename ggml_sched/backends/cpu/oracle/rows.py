@@ -10,8 +10,8 @@ import numpy as np
 
 from ggml_sched import quants
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cpu.job import Job, load_call
-from ggml_sched.backends.cpu.registry import F32, I32, WEIGHTS, kernel, types
+from ggml_sched.backends.cpu.oracle.job import Job, load_call
+from ggml_sched.backends.cpu.oracle.registry import F32, I32, WEIGHTS, kernel, types
 from ggml_sched.errors import BackendError
 
 

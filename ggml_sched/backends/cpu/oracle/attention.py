@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cpu.job import Job, Part, float_param, int_param
-from ggml_sched.backends.cpu.registry import F32, WEIGHTS, kernel, types
+from ggml_sched.backends.cpu.oracle.job import Job, Part, float_param, int_param
+from ggml_sched.backends.cpu.oracle.registry import F32, WEIGHTS, kernel, types
 
 _ROWS = types(F32, F32, like=0)
 _MASK = frozenset({Type.F32, Type.F16})

@@ -22,8 +22,8 @@ import numpy as np
 from ggml_sched import quants
 from ggml_sched._graph import BufferBase, Tensor, Type
 from ggml_sched.backends.cpu.buffer import address_of
-from ggml_sched.backends.cpu.lanes import Call, Lanes
-from ggml_sched.backends.cpu.work import Work
+from ggml_sched.backends.cpu.oracle.lanes import Call, Lanes
+from ggml_sched.backends.cpu.oracle.work import Work
 from ggml_sched.errors import BackendError, PlacementError
 from ggml_sched.hostdata import array_over, endless
 
