@@ -323,7 +323,6 @@ def test_tensors_of_another_backend_are_named():
 
 
 def test_a_failing_kernel_is_named_and_chained(monkeypatch):
-    from ggml_sched.backends.cpu import elementwise  # noqa: F401
     from ggml_sched.backends.cpu.oracle.registry import KERNELS, Kernel
 
     def failing(error):
