@@ -46,7 +46,7 @@ typedef struct gs_calls {
     int64_t scratch;
 } gs_calls;
 
-/* Appends a copy; GS_OK or GS_NO_MEMORY. */
+/* Appends a copy; GS_OK or GS_NO_HOST_MEMORY. */
 int gs_add_call(gs_calls *to, const gs_call *call);
 
 /* Which instructions kernels may use here. */
