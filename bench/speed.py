@@ -1,0 +1,167 @@
+"""Tokens per second, loading, memory and steadiness beside llama.cpp: a page of Markdown.
+
+    python bench/speed.py [--formats f32 q4_0 ...] [--threads 1 2] [--rounds N] [--files FOLDER] > docs/speed.md
+
+llama.cpp is that of llama-cpp-python (`pip install '.[peer]'`), with its best settings: flash attention, an f16 cache,
+logits of the last row.  Each engine has a process of its own on the same file with as many threads; they take turns,
+and a ratio is the median of the ratios of neighbouring turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+import speed_files
+from report import processor
+
+import ggml_sched as gs
+from ggml_sched.tables import markdown
+
+HERE = Path(__file__).resolve().parent
+ENGINES = ("llama.cpp", "ggml", "cpu")
+TARGETS = {"decode": (1.0, 0.8), "prefill": (0.97, 0.5)}
+DECODED = 32
+PROMPT = 512
+BUSY = "while True: pass"
+
+
+class Worker:
+    """A process of speed_worker.py."""
+
+    def __init__(self, engine: str, path: Path, threads: int) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        command = [sys.executable, str(HERE / "speed_worker.py"), engine, str(path), str(threads)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        env=environment)
+        self.load = self.read()["load"]
+
+    def read(self) -> dict:
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a worker died: {' '.join(self.process.args)}")
+        return json.loads(line)
+
+    def ask(self, what: str, *numbers: int) -> dict:
+        self.process.stdin.write(" ".join(map(str, (what, *numbers))) + "\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def close(self) -> None:
+        self.process.stdin.write("quit\n")
+        self.process.stdin.close()
+        self.process.wait()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+
+def in_turns(workers: dict[str, Worker], what: str, n: int, rounds: int) -> dict[str, list[float]]:
+    """Tokens per second of each engine in each round; a first round goes uncounted."""
+    seen: dict[str, list[float]] = {name: [] for name in workers}
+    for _ in range(rounds + 1):
+        for name, worker in workers.items():
+            time.sleep(0.05)        # the threads of the one before have gone to sleep
+            seen[name].append(n / worker.ask(what, n)[what])
+    return {name: values[1:] for name, values in seen.items()}
+
+
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    return median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+@contextmanager
+def busy_neighbour():
+    process = subprocess.Popen([sys.executable, "-c", BUSY])
+    try:
+        time.sleep(0.2)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measure(path: Path, threads: int, rounds: int, engines: tuple[str, ...]) -> dict:
+    """All about one file with so many threads."""
+    loads: dict[str, list[float]] = {name: [] for name in engines}
+    for _ in range(3):
+        for name in engines:
+            with Worker(name, path, threads) as worker:
+                loads[name].append(worker.load)
+    with ExitStack() as stack:
+        workers = {name: stack.enter_context(Worker(name, path, threads)) for name in engines}
+        found = {"decode": in_turns(workers, "decode", DECODED, rounds),
+                 "prefill": in_turns(workers, "prefill", PROMPT, max(3, rounds // 2)), "load": loads,
+                 "memory": {name: worker.ask("memory") for name, worker in workers.items()}}
+        if threads > 1:
+            with busy_neighbour():
+                found["busy"] = in_turns(workers, "decode", DECODED, rounds)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--formats", nargs="+", default=list(speed_files.FORMATS), choices=speed_files.FORMATS)
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
+    parser.add_argument("--files", type=Path, default=Path(tempfile.gettempdir()) / "ggml-sched-speed")
+    args = parser.parse_args()
+    engines = tuple(args.engines)
+    found = {(name, threads): measure(speed_files.make(args.files, name), threads, args.rounds, engines)
+             for name in args.formats for threads in args.threads}
+    print(page(found, engines, args.rounds))
+
+
+def page(found: dict, engines: tuple[str, ...], rounds: int) -> str:
+    peer = engines[0] == "llama.cpp"
+    parts = [f"""# Speed
+
+Written by `python bench/speed.py`.  162 million weights laid out as a Llama of 12 layers, 768 wide, 32,000 tokens.
+
+Machine: {processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}; Python
+{platform.python_version()}, ggml-sched {gs.__version__}.  llama.cpp is that of llama-cpp-python
+{version('llama-cpp-python') if peer else '(not measured)'}.  {rounds} turns."""]
+    for what, title in (("decode", f"Decode: tokens/s, {DECODED} tokens after a prompt of 32"),
+                        ("prefill", f"Prefill: tokens/s, {PROMPT} tokens")):
+        rows = []
+        for (name, threads), seen in found.items():
+            rates = seen[what]
+            rows.append([name, threads, *(f"{median(rates[e]):.1f}" for e in engines),
+                         *(f"{ratio(rates[e], rates[engines[0]]):.2f}" for e in engines[1:])])
+        parts.append(f"## {title}\n\n"
+                     + markdown(["format", "threads", *engines, *(f"{e} / {engines[0]}" for e in engines[1:])], rows))
+    rows = []
+    for (name, threads), seen in found.items():
+        for e in engines:
+            m = seen["memory"][e]
+            rows.append([name, threads, e, f"{median(seen['load'][e]):.3f}", f"{m['anonymous'] / 2**20:.0f}",
+                         f"{m['mapped'] / 2**20:.0f}"])
+    parts.append("## Loading: seconds to the first token's logits; memory in MiB, its own and of the mapped file\n\n"
+                 + markdown(["format", "threads", "engine", "seconds", "anonymous", "mapped"], rows))
+    rows = []
+    for (name, threads), seen in found.items():
+        if "busy" in seen:
+            kept = [median(seen["busy"][e]) / median(seen["decode"][e]) for e in engines]
+            rows.append([name, threads, *(f"{share:.2f}" for share in kept)])
+    if rows:
+        parts.append("## Beside a busy process: decode rate / idle\n\n"
+                     + markdown(["format", "threads", *engines], rows))
+    return "\n\n".join(parts)
+
+
+if __name__ == "__main__":
+    main()
