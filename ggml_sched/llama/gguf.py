@@ -67,6 +67,11 @@ class GGUFFile:
             raise FileFormatError(f"{part.name}: tensor {info.name!r} has unknown type {info.type}")
         return part.memory[info.offset : info.offset + info.nbytes]
 
+    @property
+    def mapped(self) -> bool:
+        """Whether the bytes are those of a file, which the host reads when they are looked at."""
+        return self._mapping is not None
+
     def bring(self, start: int, stop: int) -> None:
         """Have bytes start .. stop of this part in memory: a mapped file is read when it is looked at."""
         if self._mapping is None or stop <= start:

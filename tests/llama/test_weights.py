@@ -65,6 +65,13 @@ def test_mapped_weights_are_the_file_and_say_so(tmp_path):
         assert weights.buffers == {}
 
 
+def test_weights_over_bytes_of_the_caller_are_no_file():
+    with gs.CpuBackend(1) as backend, open_gguf(bytearray(MODEL)) as file:
+        weights = load_weights(file, specs_of(MODEL), lambda name, layer: backend)
+        assert backend.used == 0 and not weights.buffers[backend][0].file_backed
+        weights.close()
+
+
 def test_copied_weights_are_not_the_file(tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(MODEL)
