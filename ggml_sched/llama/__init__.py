@@ -3,27 +3,40 @@
     gguf, gguf_write    the file format
     hparams, weights    what a file holds, checked and placed
     arch/, builder      graphs: a module for each architecture, and the blocks they are made of
-    kvcache, model      the state of a sequence, and evaluating it
+    kvcache, cells      keys and values of tokens, and which row holds which
+    load, runner        from a file to memory on backends; running batches
+    model, sequence     evaluating tokens and text; state: sequences as files
+    generation          streaming
+    defaults            which backends
     sampling            choosing the next token
     synthetic           small random models
 """
 
 from __future__ import annotations
 
-from ggml_sched.llama.errors import ContextFull, ModelBusy, ModelClosed
+from ggml_sched.llama.batch import Batch
+from ggml_sched.llama.errors import ContextFull, ModelBusy, ModelClosed, SequenceError, StateFormatError
+from ggml_sched.llama.generation import Generation
 from ggml_sched.llama.gguf import GGUFFile, open_gguf
 from ggml_sched.llama.gguf_write import write_gguf
-from ggml_sched.llama.model import Model, load
+from ggml_sched.llama.load import load
+from ggml_sched.llama.model import Model
 from ggml_sched.llama.sampling import Sampler, greedy
+from ggml_sched.llama.sequence import Sequence
 from ggml_sched.llama.synthetic import random_llama
 
 __all__ = [
+    "Batch",
     "ContextFull",
     "GGUFFile",
+    "Generation",
     "Model",
     "ModelBusy",
     "ModelClosed",
     "Sampler",
+    "Sequence",
+    "SequenceError",
+    "StateFormatError",
     "greedy",
     "load",
     "open_gguf",

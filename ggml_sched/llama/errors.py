@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ggml_sched.errors import Error
+from ggml_sched.errors import Error, FileFormatError
 
-__all__ = ["ContextFull", "ModelBusy", "ModelClosed"]
+__all__ = ["ContextFull", "ModelBusy", "ModelClosed", "SequenceError", "StateFormatError"]
 
 
 class ContextFull(Error, ValueError):
@@ -24,3 +24,11 @@ class ModelClosed(Error, ValueError):
 
 class ModelBusy(Error):
     """A model was used by a second thread, or from inside its own evaluation."""
+
+
+class SequenceError(Error, ValueError):
+    """What was asked of a sequence cannot be done to its state: a recurrent one cut short, shared positions moved."""
+
+
+class StateFormatError(FileFormatError):
+    """A saved sequence that is damaged, or that another model or cache layout saved."""

@@ -247,11 +247,11 @@ def test_graphs_repeat_while_generating():
         model.eval(TOKENS)
         for _ in range(15):
             model.eval([1])
-        assert len(model._graphs) == 2  # the prompt's, and one for all tokens after it
-        fingerprints = {g.graph.fingerprint for g in model._graphs.values()}
+        assert len(model._runner.graphs) == 2  # the prompt's, and one for all tokens after it
+        fingerprints = {g.graph.fingerprint for g in model._runner.graphs.values()}
         for _ in range(100):
             model.eval([1])
-        assert len(model._graphs) == 5 and len(fingerprints) == 2
+        assert len(model._runner.graphs) == 5 and len(fingerprints) == 2
 
 
 def test_a_graph_can_be_saved_and_planned(tmp_path):
@@ -307,8 +307,8 @@ def test_a_failed_evaluation_leaves_the_sequence_as_it_was(n_good, monkeypatch):
         assert model.eval(TOKENS).tobytes() == first.tobytes()
         compute, calls = model._eval_batch, []
 
-        def failing(ids):
-            calls.append(ids)
+        def failing(*batch):
+            calls.append(batch)
             if len(calls) > n_good:
                 for tensor in (*model.cache.k, *model.cache.v):
                     values = tensor.numpy()
@@ -318,13 +318,13 @@ def test_a_failed_evaluation_leaves_the_sequence_as_it_was(n_good, monkeypatch):
                         values.reshape(-1, 40)[:, model.n_past :] = np.nan
                     tensor.set(values)
                 raise Failing
-            return compute(ids)
+            return compute(*batch)
 
-        monkeypatch.setattr(model, "_eval_batch", failing)
+        monkeypatch.setattr(model._runner, "compute", failing)
         with pytest.raises(Failing):
             model.eval(TOKENS)
         assert model.n_past == len(TOKENS)
-        monkeypatch.setattr(model, "_eval_batch", compute)
+        monkeypatch.setattr(model._runner, "compute", compute)
         assert model.eval(TOKENS[:2]).tobytes() == second.tobytes()
 
 
@@ -358,14 +358,14 @@ def test_given_backends_stay_open():
 def test_a_second_thread_gets_an_error(monkeypatch):
     with load(SMALL, n_ctx=16) as model:
         inside, go = threading.Event(), threading.Event()
-        compute = model._eval_batch
+        compute = model._runner.compute
 
-        def slow(ids):
+        def slow(*batch):
             inside.set()
             assert go.wait(10)
-            return compute(ids)
+            return compute(*batch)
 
-        monkeypatch.setattr(model, "_eval_batch", slow)
+        monkeypatch.setattr(model._runner, "compute", slow)
         results = []
         thread = threading.Thread(target=lambda: results.append(model.eval([1])))
         thread.start()
