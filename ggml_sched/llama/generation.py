@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ggml_sched.llama.errors import ContextFull
 from ggml_sched.llama.sampling import Sampler, greedy
 
 if TYPE_CHECKING:

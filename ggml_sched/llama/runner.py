@@ -65,7 +65,7 @@ class Runner:
         self._placed.clear()
 
     def pieces(self, sequences: np.ndarray, n_batch: int) -> Iterator[tuple[int, int]]:
-        """A batch cut into parts [start, stop) of n_batch tokens at most; recurrent models take one sequence at once."""
+        """A batch cut into parts [start, stop) of n_batch tokens at most, and of one sequence for a recurrent model."""
         ends = [len(sequences)]
         if self.is_recurrent:
             ends = [*(np.flatnonzero(np.diff(sequences)) + 1).tolist(), *ends]

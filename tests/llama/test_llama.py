@@ -305,26 +305,28 @@ def test_a_failed_evaluation_leaves_the_sequence_as_it_was(n_good, monkeypatch):
         first, second = model.eval(TOKENS), model.eval(TOKENS[:2])
         model.reset()
         assert model.eval(TOKENS).tobytes() == first.tobytes()
-        compute, calls = model._eval_batch, []
+        compute, calls = model.scheduler.compute, []
 
-        def failing(*batch):
-            calls.append(batch)
+        def failing(graph):
+            calls.append(graph)
             if len(calls) > n_good:
+                rows = model._runner.cells.rows_of(0)[len(TOKENS) + 3 * n_good :]   # those of this batch
+                assert len(rows) == 3
                 for tensor in (*model.cache.k, *model.cache.v):
                     values = tensor.numpy()
                     if tensor.name.startswith("cache_k"):
-                        values[model.n_past :] = np.nan
+                        values[rows] = np.nan
                     else:
-                        values.reshape(-1, 40)[:, model.n_past :] = np.nan
+                        values.reshape(-1, 40)[:, rows] = np.nan
                     tensor.set(values)
                 raise Failing
-            return compute(*batch)
+            return compute(graph)
 
-        monkeypatch.setattr(model._runner, "compute", failing)
+        monkeypatch.setattr(model.scheduler, "compute", failing)
         with pytest.raises(Failing):
             model.eval(TOKENS)
         assert model.n_past == len(TOKENS)
-        monkeypatch.setattr(model._runner, "compute", compute)
+        monkeypatch.setattr(model.scheduler, "compute", compute)
         assert model.eval(TOKENS[:2]).tobytes() == second.tobytes()
 
 
@@ -462,7 +464,8 @@ def test_old_tensors_that_say_nothing_are_ignored():
 
 
 @pytest.mark.parametrize(("options", "kind"), [
-    ({"n_ctx": 0}, ValueError), ({"n_ctx": 1 << 40}, ValueError), ({"n_batch": 0}, ValueError),
+    ({"n_ctx": -1}, ValueError), ({"n_seq": 0}, ValueError), ({"n_seq": 64}, ValueError),
+    ({"n_ctx": 1 << 40}, ValueError), ({"n_batch": 0}, ValueError),
     ({"n_ctx": 1.5}, TypeError), ({"kv_type": "q8_0"}, ValueError), ({"backends": []}, ValueError),
     ({"place": lambda name, layer: None}, gs.PlacementError),
     ({"place": lambda name, layer: gs.DryBackend("other")}, gs.PlacementError),
