@@ -62,7 +62,8 @@ class Builder:
         masks = self.inputs.masks
         if window not in masks:
             name = f"attn_inp_kq_mask{'_swa' if window else ''}"
-            masks[window] = self.ctx.tensor("f16" if self.flash else "f32", (self.n_kv, self.n_tokens), name, input=True)
+            kind = "f16" if self.flash else "f32"
+            masks[window] = self.ctx.tensor(kind, (self.n_kv, self.n_tokens), name, input=True)
         return masks[window]
 
     def state_row(self) -> Tensor:

@@ -130,6 +130,8 @@ class Hparams:
     embd_scale: float = 1.0
     n_positions: int = 0
     """Positions that have a learned vector; 0 where none has."""
+    fused_qkv: bool = False
+    """Whether query, key and value are one matrix."""
     longrope: bool = False
     """Whether a table of factors belongs to contexts up to rope.n_ctx_orig and another one to longer ones."""
 
@@ -204,6 +206,7 @@ def base_hparams(file: GGUFFile, arch: str, *, norm: str = "rms", mode: str | No
                      for n_head, n_head_kv, n_ff in zip(heads, heads_kv, widths, strict=True)),
         rope=rope,
         experts=read_experts(meta, widths[0]),
+        fused_qkv="blk.0.attn_qkv.weight" in file.tensors,
         longrope=mode is not None and meta.string("rope.scaling.type", "linear") == "longrope",
     )
 

@@ -96,8 +96,8 @@ class KVCache:
     def clear_rows(self, rows) -> None:
         """These rows of every layer zero: what a failed evaluation may have written."""
         rows = _sorted(rows, self.n_ctx)
-        self._put(rows, [(np.zeros((len(rows), _row_bytes(k)), np.uint8), np.zeros((len(rows), _row_bytes(v)), np.uint8))
-                         for k, v in self._attention()])
+        self._put(rows, [tuple(np.zeros((len(rows), _row_bytes(t)), np.uint8) for t in pair)
+                         for pair in self._attention()])
 
     def clear_state(self, row: int) -> None:
         """The states of one sequence zero."""

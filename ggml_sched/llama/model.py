@@ -17,10 +17,11 @@ import numpy as np
 from ggml_sched._graph import Type
 from ggml_sched.backend import Backend
 from ggml_sched.llama import arch as architectures
-from ggml_sched.llama.builder import BatchGraph, Builder
+from ggml_sched.llama.batch import Batch
+from ggml_sched.llama.builder import BatchGraph, Shape, build_graph
 from ggml_sched.llama.errors import ContextFull, ModelBusy, ModelClosed
 from ggml_sched.llama.gguf import open_gguf
-from ggml_sched.llama.hparams import Hparams, read_hparams
+from ggml_sched.llama.hparams import Hparams
 from ggml_sched.llama.kvcache import KVCache
 from ggml_sched.llama.placement import Place, checked, spread_layers
 from ggml_sched.llama.sampling import greedy
@@ -34,13 +35,14 @@ KEPT_GRAPHS = 8
 
 def load(path, backends: Sequence[Backend] | None = None, n_ctx: int = 512, n_batch: int = 512,
          place: Place | None = None, *, policy: str = "default", kv_type="f32",
-         use_mmap: bool = True) -> Model:
+         use_mmap: bool = True, flash: bool = False) -> Model:
     """Load a GGUF model from a path, a buffer of bytes or a binary file object.
 
     `backends`, best first, default to one CpuBackend, which the model closes; given ones stay the caller's.
     `place(name, layer)` says on which of them a weight or KV tensor lives (`layer` is None outside the
     layers); without it layers are spread evenly.  Sequences of up to `n_ctx` tokens are evaluated
-    `n_batch` at a time.  `kv_type`: "f32", "f16" or "bf16".  `use_mmap=False` copies the weights.
+    `n_batch` at a time.  `kv_type`: "f32", "f16" or "bf16".  `use_mmap=False` copies the weights.  `flash`: attention
+    by the flash node instead of a softmax.
 
     Raises FileFormatError for a file that is not a model this package runs, UnsupportedOp when no
     backend computes one of its nodes, OutOfMemory and PlacementError as the backends do.
@@ -62,12 +64,12 @@ def load(path, backends: Sequence[Backend] | None = None, n_ctx: int = 512, n_ba
     model = None
     try:
         with open_gguf(path) as file:
-            name, arch = architectures.find(file)
-            hparams = read_hparams(file, name)
+            _, arch = architectures.find(file)
+            hparams = arch.hparams(file)
             place = checked(place or spread_layers(backends, hparams.n_layer), backends)
             weights = load_weights(file, arch.weights(hparams), place, use_mmap)
             model = Model(hparams, arch, weights, backends, owned)
-        model._prepare(n_ctx, n_batch, place, policy, kv_type)
+        model._prepare(n_ctx, n_batch, place, policy, kv_type, flash)
         return model
     except BaseException:
         if model is not None:
@@ -99,11 +101,11 @@ class Model:
         self._closed = False
         self._dirty = False  # the cache may hold rows of a failed evaluation
 
-    def _prepare(self, n_ctx: int, n_batch: int, place: Place, policy: str, kv_type) -> None:
+    def _prepare(self, n_ctx: int, n_batch: int, place: Place, policy: str, kv_type, flash: bool) -> None:
         from ggml_sched import Scheduler
 
         self.n_ctx, self.n_batch = n_ctx, min(n_batch, n_ctx)
-        self.cache = KVCache(self.hparams, n_ctx, place, Type[str(kv_type).upper()])
+        self.cache = KVCache(self.hparams, n_ctx, place, Type[str(kv_type).upper()], flash=flash)
         self.scheduler = Scheduler(self.backends, policy=policy, plan_cache=KEPT_GRAPHS)
         # What no backend computes is reported now, not at the first token.
         self.scheduler.plan(self.batch_graph(1, self.cache.padded(1)).graph)
@@ -137,7 +139,7 @@ class Model:
             before = self.n_past
             try:
                 if self._dirty:
-                    self.cache.clear_from(before)
+                    self.cache.clear_rows(range(before, self.n_ctx))
                     self._dirty = False
                 for start in range(0, len(ids), self.n_batch):
                     part = ids[start : start + self.n_batch]
@@ -174,8 +176,9 @@ class Model:
         key = n_tokens, n_kv
         graph = self._graphs.get(key)
         if graph is None:
-            builder = Builder(self.hparams, self.weights, self.cache, n_tokens, n_kv)
-            graph = self._graphs[key] = builder.finish(self._arch.build(builder))
+            shape = Shape(n_tokens, n_kv, n_tokens)
+            graph = build_graph(self._arch, self.hparams, self.weights, self.cache, shape, self.cache.flash)
+            self._graphs[key] = graph
             while len(self._graphs) > KEPT_GRAPHS:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
@@ -184,9 +187,16 @@ class Model:
     def _eval_batch(self, ids: np.ndarray) -> np.ndarray:
         batch = self.batch_graph(len(ids), self.cache.padded(self.n_past + len(ids)))
         self.scheduler.alloc(batch.graph)
-        batch.set_inputs(ids, self.n_past, self.n_ctx)
+        rows = np.arange(self.n_past, self.n_past + len(ids))
+
+        def mask_of(window: int) -> np.ndarray:
+            age = rows[:, None] - np.arange(batch.shape.n_kv)
+            return (age >= 0) & (age < window) if window else age >= 0
+
+        batch.set_inputs(Batch(ids, rows.astype(np.int32), np.zeros(len(ids), np.int32),
+                               np.arange(len(ids), dtype=np.int32)), rows, mask_of)
         self.scheduler.compute(batch.graph)
-        return batch.logits.numpy().reshape(len(ids), self.n_vocab)
+        return batch.output.numpy().reshape(len(ids), self.n_vocab)
 
     def _check(self, tokens) -> np.ndarray:
         ids = np.asarray(tokens)
