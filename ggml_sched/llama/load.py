@@ -14,19 +14,20 @@ from operator import index
 from ggml_sched._graph import Type
 from ggml_sched.backend import Backend
 from ggml_sched.llama import arch as architectures
+from ggml_sched.llama.builder import Shape, build_graph
 from ggml_sched.llama.cells import MAX_SEQUENCES
 from ggml_sched.llama.defaults import default_backend
 from ggml_sched.llama.gguf import open_gguf
-from ggml_sched.llama.hparams import Hparams, read_hparams
+from ggml_sched.llama.hparams import Hparams
 from ggml_sched.llama.kvcache import KVCache
 from ggml_sched.llama.model import Model
 from ggml_sched.llama.placement import Place, checked, spread_layers
-from ggml_sched.llama.runner import Runner, Shape
-from ggml_sched.llama.weights import load_weights
+from ggml_sched.llama.runner import Runner
+from ggml_sched.llama.weights import Weights, load_weights
 
 __all__ = ["load"]
 
-KV_TYPES = ("f32", "f16", "bf16")
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 MAX_ROWS = 1 << 30
 
 
@@ -40,8 +41,9 @@ def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = 51
     caller's.  `place(name, layer)` says on which of them a weight or KV tensor lives (`layer` is None outside the
     layers); without it layers are spread evenly.
     The cache has `n_ctx` rows for the tokens of `n_seq` sequences together, evaluated `n_batch` at a time; None or 0:
-    as many as the model was trained with, if half of the memory that is free holds them.  `kv_type`: "f32", "f16" or
-    "bf16".  `flash`: attention as one node; None: where the backends have it.
+    as many as the model was trained with, if half of the memory that is free holds them.  `kv_type`: "f32", "f16",
+    "bf16", or with flash attention a block type like "q8_0".  `flash`: attention as one node; None: where the
+    backends have it.
     `use_mmap=False` copies the weights.  `progress(done, total)` hears of bytes while they are brought.
 
     Raises FileFormatError for a file that is not a model this package runs, UnsupportedOp when no backend computes one
@@ -64,16 +66,20 @@ def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = 51
         if not backends:
             raise ValueError("a model needs one backend or more")
         with open_gguf(path) as file:
-            name, arch = architectures.find(file)
-            hparams = read_hparams(file, name)
+            _, arch = architectures.find(file)
+            hparams = arch.hparams(file)
             place = checked(place or spread_layers(backends, hparams.n_layer), backends)
             weights = load_weights(file, arch.weights(hparams), place, use_mmap)
             undo.callback(weights.close)
             metadata = file.metadata
         n_ctx = n_ctx or trained_context(hparams, kv_type)
-        cache = KVCache(hparams, n_ctx, place, Type[str(kv_type).upper()])
-        undo.callback(cache.close)
-        runner = Runner(arch, hparams, weights, cache, backends, n_seq, policy, bool(flash))
+        n_states = Runner.n_states(hparams, n_seq)
+        cache = KVCache(hparams, n_ctx, place, kv_type, n_states, flash=flash is None or bool(flash))
+        undo.callback(lambda: cache.close())
+        if flash is None and not has_flash(arch, hparams, weights, cache):
+            cache.close()
+            cache = KVCache(hparams, n_ctx, place, kv_type, n_states)
+        runner = Runner(arch, hparams, weights, cache, backends, n_seq, policy)
         undo.callback(runner.scheduler.close)
         # What no backend computes is reported now, not at the first token.
         runner.scheduler.plan(runner.graph(Shape(1, cache.padded(1), 1)).graph)
@@ -82,9 +88,15 @@ def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = 51
         return model
 
 
+def has_flash(arch, hparams: Hparams, weights: Weights, cache: KVCache) -> bool:
+    """Whether attention can be one node in each layer, where the layer's cache is."""
+    graph = build_graph(arch, hparams, weights, cache, Shape(1, cache.padded(1), 1), True).graph
+    return all(node.src[1].backend.supports_op(node) for node in graph.nodes if node.op == "FLASH_ATTN_EXT")
+
+
 def trained_context(h: Hparams, kv_type) -> int:
     """The context that a model was trained with, or as much of it as half of the host's free memory holds."""
     kind = Type[str(kv_type).upper()]
-    row = h.n_layer * (h.n_embd_k + h.n_embd_v) // kind.block_size * kind.type_size
+    row = sum(layer.n_embd_k + layer.n_embd_v for layer in h.layers) // kind.block_size * kind.type_size
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(min(h.n_ctx_train, free // 2 // max(row, 1), MAX_ROWS), 1)

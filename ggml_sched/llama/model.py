@@ -17,9 +17,10 @@ from ggml_sched.backend import Backend
 from ggml_sched.errors import each
 from ggml_sched.llama import state
 from ggml_sched.llama.batch import Batch, checked_tokens
+from ggml_sched.llama.builder import Shape
 from ggml_sched.llama.errors import ContextFull, ModelBusy, ModelClosed, SequenceError
 from ggml_sched.llama.generation import Generation, Options
-from ggml_sched.llama.runner import Runner, Shape
+from ggml_sched.llama.runner import Runner
 from ggml_sched.llama.sequence import Sequence
 
 __all__ = ["Model"]
@@ -73,12 +74,12 @@ class Model:
     @property
     def kv_type(self) -> str:
         """The type of the cache's elements."""
-        return self._runner.kv_type
+        return str(self.cache.kv_type)
 
     @property
     def flash(self) -> bool:
         """Whether attention is one node, which reads the cache once."""
-        return self._runner.flash
+        return self.cache.flash
 
     @property
     def tokenizer(self):

@@ -14,8 +14,8 @@ import numpy as np
 
 from ggml_sched.backend import Backend
 from ggml_sched.errors import each
-from ggml_sched.llama.adapter import BatchGraph, Shape, build_graph, clear_rows, read_rows, write_rows
 from ggml_sched.llama.batch import Batch
+from ggml_sched.llama.builder import BatchGraph, Shape, build_graph
 from ggml_sched.llama.cells import Cells
 from ggml_sched.llama.errors import SequenceError
 from ggml_sched.llama.hparams import Hparams
@@ -32,22 +32,24 @@ class Runner:
     """`compute(batch)` and what it needs."""
 
     def __init__(self, arch, hparams: Hparams, weights: Weights, cache: KVCache, backends: Sequence[Backend],
-                 n_seq: int, policy: str, flash: bool) -> None:
+                 n_seq: int, policy: str) -> None:
         from ggml_sched import Scheduler
 
-        self.arch, self.hparams, self.weights, self.cache, self.flash = arch, hparams, weights, cache, flash
+        self.arch, self.hparams, self.weights, self.cache = arch, hparams, weights, cache
         # One more, for what is evaluated on the side.
-        self.cells = Cells(cache.n_ctx, n_seq + 1)
+        self.n_seq = n_seq + 1
+        self.cells = Cells(cache.n_ctx, self.n_seq)
         self.graphs: OrderedDict[Shape, BatchGraph] = OrderedDict()
         self.scheduler = Scheduler(backends, policy=policy, plan_cache=KEPT_GRAPHS)
         self._placed: list[np.ndarray] = []     # rows of the evaluation that is running
         self._dirty: list[np.ndarray] = []      # rows of those that failed
+        self._kept: set[int] = set()            # sequences whose recurrent state is kept meanwhile
 
     def graph(self, shape: Shape) -> BatchGraph:
         """The graph of a shape; the last few are kept."""
         graph = self.graphs.get(shape)
         if graph is None:
-            graph = build_graph(self.arch, self.hparams, self.weights, self.cache, shape, self.flash)
+            graph = build_graph(self.arch, self.hparams, self.weights, self.cache, shape, self.cache.flash)
             self.graphs[shape] = graph
             while len(self.graphs) > KEPT_GRAPHS:
                 self.graphs.popitem(last=False)
@@ -60,9 +62,14 @@ class Runner:
     def begin(self, sequences: Iterable[int]) -> None:
         """What failed before is wiped; recurrent states of these sequences are kept until it is over."""
         if self._dirty:
-            clear_rows(self.cache, np.concatenate(self._dirty))
+            self.cache.clear_rows(np.unique(np.concatenate(self._dirty)))
             self._dirty.clear()
         self._placed.clear()
+        if self.is_recurrent:
+            self._kept.clear()
+            for seq in set(sequences):
+                self.cache.copy_state(seq, self.n_seq + seq)
+                self._kept.add(seq)
 
     def pieces(self, sequences: np.ndarray, n_batch: int) -> Iterator[tuple[int, int]]:
         """A batch cut into parts [start, stop) of n_batch tokens at most, and of one sequence for a recurrent model."""
@@ -86,9 +93,6 @@ class Runner:
                          int(batch.sequences[0]))
         self.scheduler.compute(graph.graph)
         if len(out):
-            if graph.output.ne[1] != len(out):
-                out[...] = graph.output.numpy().reshape(-1, out.shape[1])[batch.outputs]
-                return
             graph.output.backend.get_tensor(graph.output, out)
 
     def undo(self) -> None:
@@ -97,38 +101,62 @@ class Runner:
             self.cells.release(rows)
         self._dirty += self._placed
         self._placed = []
+        for seq in self._kept:
+            self.cache.copy_state(self.n_seq + seq, seq)
 
     # -- states --------------------------------------------------------------------------------------------------
 
-    is_recurrent = False
-    state_bytes = 0
-
     @property
-    def kv_type(self) -> str:
-        return str(self.cache.k[0].type)
+    def is_recurrent(self) -> bool:
+        return self.hparams.recurrent
 
-    @property
-    def row_bytes(self) -> int:
-        """Of all layers together."""
-        return sum(k.nb[1] for k in self.cache.k) + sum(v.nb[1] for v in self.cache.v)
-
-    def read_rows(self, rows: np.ndarray) -> bytes:
-        return read_rows(self.cache, rows)
-
-    def write_rows(self, rows: np.ndarray, data: bytes) -> None:
-        write_rows(self.cache, rows, data)
-
-    def read_state(self, seq: int) -> bytes:
-        return b""
-
-    def write_state(self, seq: int, data: bytes) -> None:
-        pass
+    @staticmethod
+    def n_states(hparams: Hparams, n_seq: int) -> int:
+        """Recurrent states that a cache needs for n_seq sequences: another one of each is kept while it changes."""
+        return 2 * (n_seq + 1) if hparams.recurrent else 1
 
     def clear_state(self, seq: int) -> None:
         """The recurrent state of a sequence at its beginning."""
+        if self.is_recurrent:
+            self.cache.clear_state(seq)
 
     def copy_state(self, src: int, dst: int) -> None:
         """The recurrent state of one sequence for another."""
+        if self.is_recurrent:
+            self.cache.copy_state(src, dst)
+
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of a row of the cache, all layers together, and of a recurrent state."""
+        cache = self.cache
+        return (sum(t.nb[1] for t in (*cache.k, *cache.v) if t is not None),
+                sum(t.nb[1] for t in (*cache.r, *cache.s) if t is not None))
+
+    def read(self, seq: int, rows: np.ndarray) -> tuple[bytes, bytes]:
+        """What these rows of the cache hold, in their order, and the recurrent state of a sequence."""
+        order = np.argsort(rows)
+        inverse = np.argsort(order)
+        layers = self.cache.read_rows(rows[order])
+        state = self.cache.read_state(seq) if self.is_recurrent else ()
+        return (b"".join(part[inverse].tobytes() for pair in layers for part in pair),
+                b"".join(part.tobytes() for part in state))
+
+    def write(self, seq: int, rows: np.ndarray, data: bytes, state: bytes) -> None:
+        """Write what `read` gave, of a cache of the same sizes, to some rows and a state."""
+        order, n = np.argsort(rows), len(rows)
+        values, at, layers = np.frombuffer(data, np.uint8), 0, []
+        for k, v in zip(self.cache.k, self.cache.v, strict=True):
+            if k is None:
+                continue
+            pair = []
+            for size in (k.nb[1], v.nb[1]):
+                pair.append(values[at : at + n * size].reshape(n, size)[order])
+                at += n * size
+            layers.append(tuple(pair))
+        self.cache.write_rows(rows[order], layers)
+        if self.is_recurrent:
+            widths = [t.ne[0] for pair in zip(self.cache.r, self.cache.s, strict=True) for t in pair if t is not None]
+            parts = np.split(np.frombuffer(state, np.float32), np.cumsum(widths)[:-1])
+            self.cache.write_state(seq, parts)
 
     def turn(self, deltas: np.ndarray) -> None:
         """Rotate the keys of each row by so many positions."""

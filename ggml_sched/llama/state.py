@@ -3,9 +3,8 @@
 Owns the format.  Invariant: everything in a file is checked before anything changes, and a restore that raises has
 changed nothing.  Corresponds to llama.cpp's llama_state_seq_save_file and llama_state_seq_load_file.
 
-    magic, version, arch, type of the cache, whether attention is one node (it decides how V lies),
-    fingerprint of sizes and weights, number of tokens, bytes of a row, bytes of a recurrent state, CRC-32 of the rest;
-    tokens (i32), rows, state
+    magic, version, arch, type of the cache, fingerprint of sizes and weights, number of tokens, bytes of a row,
+    bytes of a recurrent state, CRC-32 of the rest; tokens (i32), for each layer rows of K and of V, state
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ggml_sched.llama.runner import Runner
 
 __all__ = ["restore", "save"]
 
-HEAD = struct.Struct("<8sI32s16sI32sIQQI")
+HEAD = struct.Struct("<8sI32s16s32sIQQI")
 MAGIC = b"ggsched\0"
 VERSION = 1
 
@@ -32,12 +31,11 @@ VERSION = 1
 def save(target, runner: Runner, seq: int, ids: list[int]) -> None:
     """Write sequence `seq`, whose tokens are `ids`, to a path (which it replaces at once, when all is there) or a
     binary file."""
-    rows = runner.cells.rows_of(seq)
-    body = [np.array(ids, "<i4").tobytes(), runner.read_rows(rows), runner.read_state(seq)]
+    body = [np.array(ids, "<i4").tobytes(), *runner.read(seq, runner.cells.rows_of(seq))]
     crc = 0
     for part in body:
         crc = zlib.crc32(part, crc)
-    head = HEAD.pack(MAGIC, VERSION, *_facts(runner), len(ids), runner.row_bytes, runner.state_bytes, crc)
+    head = HEAD.pack(MAGIC, VERSION, *_facts(runner), len(ids), *runner.sizes(), crc)
     if hasattr(target, "write"):
         for part in (head, *body):
             target.write(part)
@@ -72,14 +70,12 @@ def restore(source, runner: Runner, seq: int) -> list[int]:
         cells.remove(seq)
         n = len(ids)
         places = cells.place(np.arange(n, dtype=np.int32), np.full(n, seq, np.int32))
-        before = runner.read_rows(places), runner.read_state(seq)
+        before = runner.read(seq, places)
         try:
-            runner.write_rows(places, rows)
-            runner.write_state(seq, state)
+            runner.write(seq, places, rows, state)
         except BaseException:
             with suppress(Exception):       # the first error says more
-                runner.write_rows(places, before[0])
-                runner.write_state(seq, before[1])
+                runner.write(seq, places, *before)
             raise
     except BaseException:
         cells.rollback(snapshot)
@@ -87,13 +83,13 @@ def restore(source, runner: Runner, seq: int) -> list[int]:
     return ids.tolist()
 
 
-def _facts(runner: Runner) -> tuple[bytes, bytes, int, bytes]:
-    """What must be the same where a sequence is restored: arch, type of the cache, flash, fingerprint."""
+def _facts(runner: Runner) -> tuple[bytes, bytes, bytes]:
+    """What must be the same where a sequence is restored: arch, type of the cache, fingerprint."""
     digest = hashlib.sha256(repr(runner.hparams).encode())
     for name, tensor in sorted(runner.weights.tensors.items()):
         digest.update(f"{name} {tensor.ne}".encode())
-    return (runner.hparams.arch.encode()[:32].ljust(32, b"\0"), runner.kv_type.encode()[:16].ljust(16, b"\0"),
-            int(runner.flash), digest.digest())
+    return (runner.hparams.arch.encode()[:32].ljust(32, b"\0"),
+            str(runner.cache.kv_type).encode()[:16].ljust(16, b"\0"), digest.digest())
 
 
 def _read(file, name: str, runner: Runner) -> tuple[np.ndarray, bytes, bytes]:
@@ -114,17 +110,16 @@ def _read(file, name: str, runner: Runner) -> tuple[np.ndarray, bytes, bytes]:
     if version != VERSION:
         raise wrong(f"version {version}; known: {VERSION}")
     own = _facts(runner)
-    for what, theirs, ours in zip(("architecture", "cache type", "attention as one node"), facts, own, strict=False):
+    for what, theirs, ours in zip(("architecture", "cache type"), facts, own, strict=False):
         if theirs != ours:
             raise wrong(f"saved with {what} {_shown(theirs)}, this model has {_shown(ours)}")
     if facts != list(own):
         raise wrong("saved by a model of other sizes")
-    if (row_bytes, state_bytes) != (runner.row_bytes, runner.state_bytes):
-        raise wrong(f"rows of {row_bytes} bytes and a state of {state_bytes}, not {runner.row_bytes} and "
-                    f"{runner.state_bytes}")
+    if (row_bytes, state_bytes) != runner.sizes():
+        raise wrong(f"rows of {row_bytes} bytes and a state of {state_bytes}, not {runner.sizes()}")
     if n > runner.cells.n_rows:
         raise wrong(f"{n} tokens, in a context of {runner.cells.n_rows}")
-    body = [take(4 * n, "tokens"), take(runner.row_bytes * n, "rows"), take(runner.state_bytes, "state")]
+    body = [take(4 * n, "tokens"), take(row_bytes * n, "rows"), take(state_bytes, "state")]
     found = 0
     for part in body:
         found = zlib.crc32(part, found)
@@ -136,5 +131,5 @@ def _read(file, name: str, runner: Runner) -> tuple[np.ndarray, bytes, bytes]:
     return ids, body[1], body[2]
 
 
-def _shown(value: bytes | int) -> str:
-    return repr(value.rstrip(b"\0").decode("ascii", "replace")) if isinstance(value, bytes) else str(bool(value))
+def _shown(value: bytes) -> str:
+    return repr(value.rstrip(b"\0").decode("ascii", "replace"))
