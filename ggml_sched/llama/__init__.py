@@ -6,6 +6,7 @@
     kvcache, model      the state of a sequence, and evaluating it
     sampling            choosing the next token
     synthetic           small random models
+    small, data/        a small trained one
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from ggml_sched.llama.gguf import GGUFFile, open_gguf
 from ggml_sched.llama.gguf_write import write_gguf
 from ggml_sched.llama.model import Model, load
 from ggml_sched.llama.sampling import Sampler, greedy
+from ggml_sched.llama.small import SMALL_PROMPT, small_model
 from ggml_sched.llama.synthetic import random_llama
 
 __all__ = [
+    "SMALL_PROMPT",
     "ContextFull",
     "GGUFFile",
     "Model",
@@ -28,5 +31,6 @@ __all__ = [
     "load",
     "open_gguf",
     "random_llama",
+    "small_model",
     "write_gguf",
 ]
