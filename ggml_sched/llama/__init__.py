@@ -10,6 +10,7 @@
     defaults            which backends
     sampling            choosing the next token
     synthetic           small random models
+    small, data/        a small trained one
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from ggml_sched.llama.load import load
 from ggml_sched.llama.model import Model
 from ggml_sched.llama.sampling import Sampler, greedy
 from ggml_sched.llama.sequence import Sequence
+from ggml_sched.llama.small import SMALL_PROMPT, small_model
 from ggml_sched.llama.synthetic import random_llama
 
 __all__ = [
+    "SMALL_PROMPT",
     "Batch",
     "ContextFull",
     "GGUFFile",
@@ -41,5 +44,6 @@ __all__ = [
     "load",
     "open_gguf",
     "random_llama",
+    "small_model",
     "write_gguf",
 ]
