@@ -27,7 +27,8 @@ OTHER = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 DIGIT, DIGITS3 = r"\p{N}", r"\p{N}{1,3}"
-CJK_KOREAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+# The ranges have wide spaces in them, which are spaces all the same.
+CJK_KOREAN = "(?:(?!\\s)[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff])+"
 CJK_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -79,12 +80,11 @@ PRETOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("qwen2", "stablelm2", "hunyuan", "megrez", "deepseek-r1-qwen"), QWEN),
     "qwen35": PreTokenizer((QWEN35,)),
     "deepseek-llm": PreTokenizer((
-        r"[\r\n]", rf"\s?[{DEEPSEEK_LETTERS}]+", rf"\s?[{DEEPSEEK_PUNCTUATION}]+", r"\s+$", CJK_KOREAN, r"\p{N}+")),
+        r"[\r\n]", rf"\s?[{DEEPSEEK_LETTERS}]+", rf"\s?(?:(?!\s)[{DEEPSEEK_PUNCTUATION}])+", r"\s+$", CJK_KOREAN, r"\p{N}+")),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK_KOREAN, DIGIT)),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer((DIGITS3, CJK_KANA, DEEPSEEK3))),
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
     **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), PreTokenizer((BLOOM,))),
-    "viking": PreTokenizer((DIGIT, BLOOM)),
     "tekken": PreTokenizer((TEKKEN,), whole_words=True, adds_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), PreTokenizer((GPT4O,))),
 }

@@ -86,22 +86,47 @@ class Fallback:
 
 
 def merges_of(vocabulary: Vocabulary, symbols: dict[str, int]) -> tuple[list[tuple[str, str]], bool]:
-    """Every way to put a token together from two symbols, best score first; whether scores are shared."""
-    texts, types, merges = vocabulary.texts, vocabulary.types, []
-    last, tied = None, False
-    for i in np.argsort(-vocabulary.scores, kind="stable").tolist():
+    """Every way to put a token together from two symbols, in the order of merging; and whether there is no such order."""
+    texts, types = vocabulary.texts, vocabulary.types
+    merges: list[tuple[str, str]] = []
+    order = np.argsort(-vocabulary.scores, kind="stable")
+    scores = vocabulary.scores[order].tolist()
+    group: list[tuple[str, list[tuple[str, str]]]] = []
+    tied, last = False, None
+    for score, i in zip(scores, order.tolist(), strict=True):
         text = texts[i]
         # A user-defined token is cut out of the text first; only as spaces can it come up again.
         if len(text) < 2 or symbols[text] != i or types[i] == TokenType.USER_DEFINED and SPACE not in text:
             continue
-        before = len(merges)
-        merges += [(left, right) for k in range(1, len(text))
-                   if (left := text[:k]) in symbols and (right := text[k:]) in symbols]
-        if len(merges) > before:
-            score = float(vocabulary.scores[i])
-            tied = tied or score == last
-            last = score
+        ways = [(left, right) for k in range(1, len(text))
+                if (left := text[:k]) in symbols and (right := text[k:]) in symbols]
+        if not ways:
+            continue
+        if score != last:
+            tied |= _add_group(merges, group)
+            group, last = [], score
+        group.append((text, ways))
+    tied |= _add_group(merges, group)
     return merges, tied
+
+
+def _add_group(merges: list[tuple[str, str]], group: list[tuple[str, list[tuple[str, str]]]]) -> bool:
+    """Append the merges of tokens that share a score; whether no order of merges means "the leftmost first"."""
+    if len(group) > 1:
+        # Runs of one letter (Llama's spaces): the leftmost run grows letter by letter until no longer one is a
+        # token, which is what preferring the longest left side does.
+        runs = sorted((text for text, _ in group), key=len, reverse=True)
+        if [text for text in runs if text == runs[0][:1] * len(text)] != runs or len(runs[-1]) != 2 or (
+                len(runs[0]) != len(runs) + 1):
+            return True
+        letter = runs[0][0]
+        growing = [(text[1:], letter) for text in runs]
+        merges += growing
+        merges += [way for _, ways in group for way in ways if way[1] != letter]
+        return False
+    for _, ways in group:
+        merges += ways
+    return False
 
 
 class Exact:
