@@ -83,7 +83,7 @@ class Generation:
         self._echo: str | list[int] = echo if isinstance(echo, str) else list(prompt) if echo else []
         if tokenizer is None and options.stop:
             tokenizer = sequence.model.tokenizer
-        self._stream = None if tokenizer is None else _Stream(tokenizer, options.stop)
+        self._stream = None if tokenizer is None else _Stream(tokenizer, options.stop, not whole)
         self._ends = frozenset() if options.ignore_eos else sequence.model.end_tokens
         accept = getattr(options.sampler, "accept", None)
         self._accept = accept if callable(accept) else None
@@ -171,6 +171,8 @@ class Generation:
         self.finish_reason = reason
         if self._stream is not None and reason != "stop":
             self._stream.flush()
+            if self._stream.stopped:
+                self.finish_reason = "stop"
 
     def _take_text(self) -> str:
         piece = self._stream.take()
@@ -179,12 +181,15 @@ class Generation:
 
 
 class _Stream:
-    """Text of ids as far as it is certain, up to the first stop string."""
+    """Text of ids as far as it is certain, up to the first stop string.
 
-    def __init__(self, tokenizer, stop: Iterable[str]) -> None:
-        from ggml_sched.llama.text import Detokenizer, StopStrings
+    `continuing`: the text goes on after another one, so that a space before its first word belongs to it.
+    """
 
-        self._texts, self._stops = Detokenizer(tokenizer), StopStrings(stop)
+    def __init__(self, tokenizer, stop: Iterable[str], continuing: bool) -> None:
+        from ggml_sched.llama.text.stream import StopStrings
+
+        self._texts, self._stops = tokenizer.stream(continuing=continuing), StopStrings(stop)
         self._ready = ""
         self.stopped = False
 
@@ -194,8 +199,7 @@ class _Stream:
     def flush(self) -> None:
         """No token follows: what was held back is certain."""
         self._add(self._texts.flush())
-        if not self.stopped:
-            self._ready += self._stops.flush()
+        self._ready += self._stops.flush()
 
     def take(self) -> str:
         """What is certain and was not taken yet."""
@@ -204,4 +208,4 @@ class _Stream:
 
     def _add(self, text: str) -> None:
         self._ready += self._stops.feed(text)
-        self.stopped = self._stops.stopped
+        self.stopped = self._stops.matched is not None

@@ -85,7 +85,7 @@ class Model:
     def tokenizer(self):
         """The file's tokenizer, made when it is first asked for; TokenizerError where that cannot be."""
         if self._tokenizer is None:
-            from ggml_sched.llama.text import Tokenizer
+            from ggml_sched.llama.text.tokenizer import Tokenizer
 
             self._tokenizer = Tokenizer.from_metadata(self.metadata)
         return self._tokenizer
@@ -94,7 +94,7 @@ class Model:
     def chat_template(self):
         """The file's chat template, or chatml's; ChatTemplateError where that cannot be."""
         if self._template is None:
-            from ggml_sched.llama.text import ChatTemplate
+            from ggml_sched.llama.text.chat import ChatTemplate
 
             self._template = ChatTemplate.from_metadata(self.metadata)
         return self._template
