@@ -182,8 +182,7 @@ class Model:
         """
         sequence = self._sequences[0] if sequence is None else sequence
         options = Options.checked(n, sampler, sampling, stop, shift, n_keep, False)
-        text = self.chat_template.render(messages, add_generation_prompt=True)
-        ids = self.tokenizer.encode(text, add_special=False, parse_special=True)
+        ids = self.chat_template.encode(self.tokenizer, messages)
         return Generation(sequence, ids, options, self.tokenizer, whole=True)
 
     def _encode(self, text: str, n_past: int, parse_special: bool = False) -> list[int]:
