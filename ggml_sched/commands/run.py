@@ -17,6 +17,8 @@ from ggml_sched.commands.run_report import report
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0")
 DEFAULT_N = 128
+DEFAULT_TEMPERATURE = 0.5
+"""Where the prompt is our own: its likeliest continuation repeats itself."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +90,10 @@ def _continue(args: argparse.Namespace, model, loaded: float, sampling: dict) ->
     default = args.tokens is None and args.prompt is None
     prompt = list(args.tokens) if args.tokens else llama.SMALL_PROMPT if default else args.prompt
     n = DEFAULT_N if args.predict is None else args.predict
+    if default and args.temperature is None:
+        sampling["temperature"] = DEFAULT_TEMPERATURE
+    if not n:
+        model.eval(prompt if args.tokens else model.tokenizer.encode(prompt), last_only=True)
     generation = model.generate(prompt, n, stop=args.stop, echo=args.echo or default, **sampling)
     code = _stream(generation, _opening(args, model), ids=args.tokens is not None)
     if args.stats:

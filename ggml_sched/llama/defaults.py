@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ggml_sched.backend import Backend
-from ggml_sched.errors import Error
+from ggml_sched.errors import BackendError, Error
 
 __all__ = ["NAMES", "default_backend", "named_backends"]
 
@@ -19,9 +19,9 @@ NAMES = ("cpu", "ggml")
 def default_backend(n_threads: int | None = None) -> Backend:
     """GgmlBackend where the extra `ggml` is installed and its library passes the probes, otherwise CpuBackend."""
     try:
-        return _ggml("CPU", n_threads, "ggml")
-    except (Error, ImportError):
-        return _cpu(n_threads, "CPU")
+        return named_backends(["ggml"], n_threads)[0]
+    except Error:
+        return named_backends(["cpu"], n_threads)[0]
 
 
 def named_backends(names: Sequence[str], n_threads: int | None = None) -> list[Backend]:
@@ -34,11 +34,13 @@ def named_backends(names: Sequence[str], n_threads: int | None = None) -> list[B
         for i, name in enumerate(names):
             kind, _, device = name.partition(":")
             same = [k for k, other in enumerate(names) if other == name]
-            mark = "" if len(same) == 1 else str(same.index(i))
+            title = (device or name).upper() + ("" if len(same) == 1 else str(same.index(i)))
             if kind == "cpu" and not device:
-                made.append(_cpu(n_threads, f"CPU{mark}"))
+                from ggml_sched import CpuBackend
+
+                made.append(CpuBackend(n_threads, name=title))
             elif kind == "ggml":
-                made.append(_ggml(device or "CPU", n_threads, f"{name}{mark}"))
+                made.append(_ggml(device or "CPU", n_threads, title))
             else:
                 raise ValueError(f"backend {name!r}; known: {', '.join(NAMES)}, ggml:DEVICE")
     except BaseException:
@@ -48,15 +50,10 @@ def named_backends(names: Sequence[str], n_threads: int | None = None) -> list[B
     return made
 
 
-def _cpu(n_threads: int | None, name: str) -> Backend:
-    from ggml_sched import CpuBackend
-
-    return CpuBackend(n_threads, name=name)
-
-
 def _ggml(device: str, n_threads: int | None, name: str) -> Backend:
     import ggml_sched
 
-    if not hasattr(ggml_sched, "GgmlBackend"):
-        raise Error("this package has no backend for ggml's kernels")
-    return ggml_sched.GgmlBackend(device, n_threads)
+    made = getattr(ggml_sched, "GgmlBackend", None)
+    if made is None:
+        raise BackendError("this package was built without a backend for ggml's kernels")
+    return made(device, n_threads, name=name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -43,6 +44,7 @@ class Runner:
         self.scheduler = Scheduler(backends, policy=policy, plan_cache=KEPT_GRAPHS)
         self._placed: list[np.ndarray] = []     # rows of the evaluation that is running
         self._dirty: list[np.ndarray] = []      # rows of those that failed
+        self._shift = None
         self._kept: set[int] = set()            # sequences whose recurrent state is kept meanwhile
 
     def graph(self, shape: Shape) -> BatchGraph:
@@ -159,8 +161,27 @@ class Runner:
             self.cache.write_state(seq, parts)
 
     def turn(self, deltas: np.ndarray) -> None:
-        """Rotate the keys of each row by so many positions."""
-        raise SequenceError("not yet")
+        """Let the keys of each row be those of a position so much later (i32 [n_ctx]); llama.cpp's K-shift.
+
+        SequenceError for a model whose keys do not depend on positions by rotation.  After an exception they are as
+        they were.
+        """
+        from ggml_sched.llama.shift import build_shift
+
+        if self._shift is None:
+            self._shift = build_shift(self.hparams, self.weights, self.cache)
+            if self._shift is None:
+                raise SequenceError(f"positions of a {self.hparams.arch} model cannot move: its keys do not turn with them")
+        rows = np.flatnonzero(deltas)
+        before = self.cache.read_rows(rows)
+        try:
+            self.scheduler.alloc(self._shift.graph)
+            self._shift.set_inputs(deltas)
+            self.scheduler.compute(self._shift.graph)
+        except BaseException:
+            with suppress(Exception):       # the first error says more
+                self.cache.write_rows(rows, before)
+            raise
 
     def clear(self) -> None:
         """Nothing is in the cache."""
