@@ -48,9 +48,9 @@ class Sequence:
         """As `Model.generate`, for this sequence."""
         return self.model.generate(prompt, n, sampler, sequence=self, **options)
 
-    def chat(self, messages, **options):
+    def chat(self, messages, n: int | None = None, sampler=None, **options):
         """As `Model.chat`, for this sequence."""
-        return self.model.chat(messages, sequence=self, **options)
+        return self.model.chat(messages, n, sampler, sequence=self, **options)
 
     def keep_common(self, ids: list[int]) -> int:
         """Make ready for a sequence of these tokens: forget what is not a beginning of it; how many stay.

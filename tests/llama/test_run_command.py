@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -138,6 +139,7 @@ class Terminal:
         claim = ("import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
                  "os.execv(sys.argv[1], sys.argv[1:])")
         self.master, slave = pty.openpty()
+        termios.tcsetwinsize(slave, (24, 80))
         self.process = subprocess.Popen([sys.executable, "-c", claim, *argv], stdin=slave, cwd=ROOT,
                                         stdout=options.get("stdout", slave), stderr=slave, start_new_session=True)
         os.close(slave)
