@@ -36,6 +36,7 @@ class Builder:
         self.n_tokens, self.n_kv, self.flash = shape.n_tokens, shape.n_kv, cache.flash
         self.ctx = ctx = Context(f"{hparams.arch} {shape.n_tokens} tokens {shape.n_kv} rows")
         self.order: list[Tensor] = []
+        self.done = False   # nothing that comes now is wanted
         self.inputs = Inputs(ctx.tensor("i32", shape.n_tokens, "inp_tokens", input=True))
         # Rows that attention needs, or none at all.
         self.selects = 0 < shape.n_outputs < shape.n_tokens
@@ -49,7 +50,8 @@ class Builder:
 
     def expand(self, *tensors: Tensor) -> None:
         """Compute these, in this order, before whatever comes later."""
-        self.order.extend(tensors)
+        if not self.done:
+            self.order.extend(tensors)
 
     def positions(self) -> Tensor:
         inputs = self.inputs
@@ -155,7 +157,8 @@ class Builder:
         self.expand(*((v, k) if last else (q, v, k)))
         k_all, v_all = self.store(k, v, layer)
         if last:
-            return self.reached(q, layer)
+            self.done = True
+            return self.unreached(layer)
         scale, mask = h.attn_scale if scale is None else scale, self.mask(at.window)
         k_all = heads_of(ctx, k_all, at.n_head_kv, n_kv)
         q = ctx.permute(q, 0, 2, 1, 3)
@@ -178,8 +181,8 @@ class Builder:
         out = ctx.cont(ctx.permute(kqv, 0, 2, 1, 3), (kqv.ne[0] * at.n_head, self.n_tokens))
         return self.name(out, "kqv_out", layer)
 
-    def reached(self, q: Tensor, layer: int) -> Tensor:
-        """A stand-in for what attention would give, of its shape, that nothing computes."""
+    def unreached(self, layer: int) -> Tensor:
+        """A stand-in, of its shape, for what attention would give: no graph has it."""
         h, at = self.hparams, self.hparams.layers[layer]
         width = h.latent.head_v if h.latent else h.n_embd_head_v
         return self.ctx.tensor("f32", (width * at.n_head, self.n_tokens), f"kqv_out-{layer}")

@@ -11,11 +11,10 @@ that stands for its absence; the module of an architecture says otherwise in its
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ggml_sched.llama.gguf import Array, GGUFFile
-from ggml_sched.llama.metadata import MAX_F32, MAX_POSITION, Metadata
+from ggml_sched.llama.metadata import MAX_POSITION, Metadata
 
 __all__ = ["Experts", "Hparams", "Latent", "Layer", "Metadata", "Rope", "Ssm", "base_hparams", "with_windows"]
 
@@ -201,7 +200,7 @@ def base_hparams(file: GGUFFile, arch: str, *, norm: str = "rms", mode: str | No
         norm=norm,
         norm_eps=meta.number("attention.layer_norm_rms_epsilon" if norm == "rms" else "attention.layer_norm_epsilon",
                              high=1.0),
-        attn_scale=meta.number("attention.scale", 0.0) or 1.0 / math.sqrt(head_k),
+        attn_scale=1.0 / math.sqrt(head_k),
         layers=tuple(Layer(n_head, n_head_kv, n_ff, head_k * n_head_kv, head_v * n_head_kv, 0, rope)
                      for n_head, n_head_kv, n_ff in zip(heads, heads_kv, widths, strict=True)),
         rope=rope,
@@ -225,15 +224,19 @@ def read_experts(meta: Metadata, n_ff: int) -> Experts | None:
     n, n_used = meta.integer("expert_count", 0, low=0), meta.integer("expert_used_count", 0, low=0)
     if n_used > n or (n and not n_used):
         raise meta.fail(f"{n_used} of {n} experts are used")
-    # 0, like nothing, stands for what the architecture always has.
-    return Experts(n, n_used, n_ff, scale=meta.number("expert_weights_scale", 0.0) or 1.0) if n else None
+    return Experts(n, n_used, n_ff) if n else None
 
 
-def with_windows(h: Hparams, window: int, has: Sequence[bool], rope: Rope | None = None) -> Hparams:
-    """Sliding windows, and other rotations, for the layers that have them."""
-    return replace(h, layers=tuple(
-        replace(layer, window=window, rope=rope or layer.rope) if windowed else layer
-        for layer, windowed in zip(h.layers, has, strict=True)))
+def with_windows(h: Hparams, meta: Metadata, window: int, period: int, rope: Rope | None = None) -> Hparams:
+    """Sliding windows for all but the last of each `period` layers, or for those that the file names.
+
+    Those layers turn as `rope` says, if need be by a frequency base of their own.
+    """
+    rope = rope or h.rope
+    rope = replace(rope, freq_base=meta.number("rope.freq_base_swa", rope.freq_base, low=TINY))
+    has = meta.pattern("attention.sliding_window_pattern", h.n_layer, period)
+    return replace(h, layers=tuple(replace(layer, window=window, rope=rope) if windowed else layer
+                                   for layer, windowed in zip(h.layers, has, strict=True)))
 
 
 # -- rope ---------------------------------------------------------------------------------
@@ -249,15 +252,13 @@ def read_rope(meta: Metadata, head_k: int, n_ctx_train: int, mode: str) -> Rope:
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise meta.fail(f"rope scaling {kind!r}; known: none, linear, yarn, longrope")
     freq_scale = 1.0 if kind == "none" else 1.0 / max(factor, TINY)
-    ext_factor = meta.number("rope.scaling.yarn_ext_factor", -1.0, low=-MAX_F32)
-    if ext_factor < 0:
-        ext_factor = 1.0 if kind == "yarn" else 0.0
-    log_mul = meta.number("rope.scaling.yarn_log_multiplier", 0.0, high=100.0)
+    # rope.scaling.yarn_ext_factor and its like are for other architectures: llama.cpp does not read them for these.
+    ext_factor = 1.0 if kind == "yarn" else 0.0
+    log_mul = 0.0
     if meta.arch == "deepseek2":
-        log_mul /= 0.1  # these files have it multiplied by 0.1
-    attn_factor = meta.number("rope.scaling.yarn_attn_factor", 1.0)
-    if ext_factor:
-        attn_factor = _yarn_factor(meta.arch, 1.0 / freq_scale, log_mul)
+        # These files have it multiplied by 0.1.
+        log_mul = meta.number("rope.scaling.yarn_log_multiplier", 0.0, high=100.0) / 0.1
+    attn_factor = _yarn_factor(1.0 / freq_scale, log_mul) if ext_factor else 1.0
     rope = Rope(
         n_dims=n_dims,
         n_ctx_orig=meta.integer("rope.scaling.original_context_length", n_ctx_train, high=MAX_POSITION),
@@ -265,8 +266,6 @@ def read_rope(meta: Metadata, head_k: int, n_ctx_train: int, mode: str) -> Rope:
         freq_scale=freq_scale,
         ext_factor=ext_factor,
         attn_factor=attn_factor * meta.number("rope.scaling.attn_factor", 1.0),
-        beta_fast=meta.number("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=meta.number("rope.scaling.yarn_beta_slow", 1.0),
         mode=mode,
         log_mul=log_mul,
     )
@@ -280,9 +279,8 @@ def magnitude(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
-def _yarn_factor(arch: str, factor: float, log_mul: float) -> float:
+def _yarn_factor(factor: float, log_mul: float) -> float:
     if not log_mul:
         return magnitude(factor, 1.0)
-    # DeepSeek 2 files have one number for mscale and mscale_all_dim.
-    own = log_mul if arch == "deepseek2" and log_mul != 1 else 1.0
-    return magnitude(factor, own) / magnitude(factor, log_mul)
+    # DeepSeek 2 has one number for both of mscale and mscale_all_dim, unless that is 1.
+    return magnitude(factor, log_mul if log_mul != 1 else 1.0) / magnitude(factor, log_mul)

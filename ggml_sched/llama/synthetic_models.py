@@ -46,9 +46,9 @@ OWN = {
 }
 """What each architecture has beside SIZES; None takes away."""
 
-OPTIONAL = {"phi3": ("rope_factors",), "qwen2": ("q.bias", "k.bias", "v.bias"), "phi2": (".bias",), "gpt2": ("qkv.bias",
-            "output.bias", "up.bias", "down.bias"), "gpt-oss": (".bias",)}
-"""Endings and beginnings of names of tensors that models of an architecture have and need not."""
+OPTIONAL = {"phi3": ("rope_factors",), "qwen2": ("q.bias", "k.bias", "v.bias"), "phi2": (".bias",),
+            "gpt2": ("qkv.bias", "attn_output.bias", "up.bias", "down.bias"), "gpt-oss": ("attn", "ffn")}
+"""Parts of the names of tensors that models of an architecture have and need not."""
 
 
 def random_model(arch: str, seed: int = 0, *, metadata: Mapping | None = None, optional=(), tied: bool = False,
@@ -66,8 +66,7 @@ def random_model(arch: str, seed: int = 0, *, metadata: Mapping | None = None, o
     parts = (*OPTIONAL.get(arch, ()), *optional)
     tensors = {}
     for spec in architectures.ARCHITECTURES[arch].weights(_hparams(arch, values, parts)):
-        if spec.required or any(part in spec.name for part in parts) and spec.name != "output.bias" or (
-                spec.name == "output.weight" and not tied) or spec.name == "output.bias" and "output.bias" in parts:
+        if spec.required or spec.name == "output.weight" and not tied or any(part in spec.name for part in parts):
             array = _weight(spec, seed)
             matrix = len(spec.ne) > 1 and spec.name.endswith(".weight") and "ssm_conv1d" not in spec.name
             if matrix and "gate_inp" not in spec.name:

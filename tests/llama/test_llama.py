@@ -423,7 +423,7 @@ def test_samplers_keep_to_their_limits():
 
 
 @pytest.mark.parametrize(("change", "match"), [
-    ({"metadata": {"general.architecture": "wavenet"}}, "unknown architecture 'wavenet'"),
+    ({"metadata": {"general.architecture": "rwkv7"}}, "unknown architecture 'rwkv7'"),
     ({"metadata": {"general.architecture": None}}, "general.architecture"),
     ({"metadata": {"llama.embedding_length": None}}, "llama.embedding_length"),
     ({"metadata": {"llama.embedding_length": "32"}}, "llama.embedding_length"),
@@ -431,7 +431,9 @@ def test_samplers_keep_to_their_limits():
     ({"metadata": {"llama.block_count": 2}}, "blk.2.*not one"),
     ({"metadata": {"llama.block_count": (1 << 32) - 1}}, "llama.block_count"),
     ({"metadata": {"llama.attention.head_count": 0}}, "head_count"),
-    ({"metadata": {"llama.attention.head_count": [4, 4, 2]}}, "blk.2"),
+    ({"metadata": {"llama.attention.head_count": [4, 4, 2]}}, "blk.2.attn_q.weight"),
+    ({"metadata": {"llama.attention.head_count": [4, 4]}}, "2 numbers for 3 layers"),
+    ({"metadata": {"llama.context_length": [512, 256]}}, "differs"),
     ({"metadata": {"llama.attention.head_count_kv": 3}}, "evenly"),
     ({"metadata": {"llama.attention.head_count": 8, "llama.rope.dimension_count": 4}}, "blk.0.attn_k.weight"),
     ({"metadata": {"llama.attention.layer_norm_rms_epsilon": float("nan")}}, "epsilon"),
@@ -439,6 +441,7 @@ def test_samplers_keep_to_their_limits():
     ({"metadata": {"llama.rope.dimension_count": 10}}, "rope.dimension_count"),
     ({"metadata": {"llama.rope.freq_base": 0.0}}, "freq_base"),
     ({"metadata": {"llama.rope.scaling.type": "longrope"}}, "rope_factors_long"),
+    ({"metadata": {"llama.rope.scaling.type": "dynamic"}}, "dynamic"),
     ({"metadata": {"llama.rope.scaling.factor": float("inf")}}, "scaling.factor"),
     ({"metadata": {"llama.vocab_size": 65}}, "token_embd.weight"),
     ({"metadata": {"llama.expert_count": 4}}, "experts"),

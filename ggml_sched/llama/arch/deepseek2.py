@@ -2,8 +2,8 @@
 
 Multi-head latent attention: keys and values are made from a small vector and a turned part that all heads share.
 Files have the matrix that makes them (attn_kv_b: the cache has keys and values), or its two halves (attn_k_b, attn_v_b:
-one is applied to the queries, the other to the result, and the cache has the small vector).  The first layers are dense;
-the others have experts, and some that every token uses.  Corresponds to llama.cpp's llm_build_deepseek2.
+one is applied to the queries, the other to the result, and the cache has the small vector).  The first layers are
+dense; the others have experts, and some that every token uses.  Corresponds to llama.cpp's llm_build_deepseek2.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def hparams(file: GGUFFile) -> Hparams:
     if absorbed and (h.n_head_kv != 1 or h.n_embd_head_k != n_kv + rope.n_dims or h.n_embd_head_v != n_kv):
         raise meta.fail(f"latent vectors of {n_kv} elements do not fit {h.n_head_kv} heads of {h.n_embd_head_k} and "
                         f"{h.n_embd_head_v}")
-    # The op multiplies what it turns by YaRN's magnitude; the scores as a whole are to be multiplied instead.
-    original = rope.attn_factor * rope.yarn_magnitude**2
-    mscale = original * (1 + 0.1 * rope.log_mul * math.log(1 / rope.freq_scale))
+    # YaRN's magnitude is one of the scores as a whole, not of what is turned alone.
+    stretch = 0.1 * math.log(1 / rope.freq_scale)
+    mscale = rope.attn_factor * (1 + stretch) * (1 + rope.log_mul * stretch)
     if not math.isfinite(mscale):
         raise meta.fail(f"rope scaling multiplies scores by {mscale}")
     rope = replace(rope, k_first=0 if absorbed else head_k - rope.n_dims)
@@ -59,8 +59,8 @@ def _experts(meta: Metadata, h: Hparams) -> Experts | None:
         raise meta.fail(f"a gating function numbered {gating}; known: 1, softmax, and 2, sigmoid")
     n_ff, n_shared = meta.integer("expert_feed_forward_length"), meta.integer("expert_shared_count", 0, low=0)
     return replace(h.experts, n_ff=n_ff, n_dense_layers=n_dense, n_shared=n_shared, n_ff_shared=n_ff * n_shared,
-                   gating="sigmoid" if gating == 2 else "softmax",
-                   normalise=meta.boolean("expert_weights_norm", False))
+                   gating="sigmoid" if gating == 2 else "softmax", normalise=meta.boolean("expert_weights_norm", False),
+                   scale=meta.number("expert_weights_scale", 0.0) or 1.0)
 
 
 def weights(h: Hparams) -> Iterator[Spec]:

@@ -29,8 +29,7 @@ def hparams(file: GGUFFile) -> Hparams:
         h = replace(h, attn_scale=1 / math.sqrt(h.n_embd / h.n_head))
     h = replace(h, embd_scale=math.sqrt(h.n_embd), attn_softcap=meta.number("attn_logit_softcapping", 50.0),
                 final_softcap=meta.number("final_logit_softcapping", 30.0))
-    window = meta.integer("attention.sliding_window", 4096)
-    return with_windows(h, window, meta.pattern("attention.sliding_window_pattern", h.n_layer, 2))
+    return with_windows(h, meta, meta.integer("attention.sliding_window", 4096), 2)
 
 
 def weights(h: Hparams) -> Iterator[Spec]:

@@ -30,8 +30,7 @@ def hparams(file: GGUFFile) -> Hparams:
     window = meta.integer("attention.sliding_window", 0, low=0)
     if not window:
         return h
-    local = replace(h.rope, freq_base=meta.number("rope.freq_base_swa", 10000.0, low=1e-6), freq_scale=1.0)
-    return with_windows(h, window, meta.pattern("attention.sliding_window_pattern", h.n_layer, 6), local)
+    return with_windows(h, meta, window, 6, replace(h.rope, freq_base=10000.0, freq_scale=1.0))
 
 
 def weights(h: Hparams) -> Iterator[Spec]:

@@ -28,8 +28,7 @@ def hparams(file: GGUFFile) -> Hparams:
     n_ff = meta.integer("expert_feed_forward_length")
     h = replace(h, experts=replace(h.experts, n_ff=n_ff, gating="chosen", normalise=False),
                 attn_scale=1 / math.sqrt(h.rope.n_dims))
-    pattern = meta.pattern("attention.sliding_window_pattern", h.n_layer, 2)
-    return with_windows(h, meta.integer("attention.sliding_window"), pattern)
+    return with_windows(h, meta, meta.integer("attention.sliding_window"), 2)
 
 
 def weights(h: Hparams) -> Iterator[Spec]:

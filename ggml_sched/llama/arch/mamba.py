@@ -1,7 +1,7 @@
 """Mamba: a selective state space instead of attention, and nothing else.
 
-A layer keeps the last inputs of its convolution and its state, one row for each sequence; a batch has the tokens of one.
-Corresponds to llama.cpp's llm_build_mamba.
+A layer keeps the last inputs of its convolution and its state, one row for each sequence; a batch has the tokens of
+one.  Corresponds to llama.cpp's llm_build_mamba.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def hparams(file: GGUFFile) -> Hparams:
     if ssm.n_inner != 2 * n_embd:
         raise meta.fail(f"an inner width of {ssm.n_inner} is not twice the embedding of {n_embd}")
     return Hparams(
-        arch="mamba", n_vocab=n_vocab(meta), n_ctx_train=meta.integer("context_length", high=MAX_POSITION), n_embd=n_embd,
+        arch="mamba", n_vocab=n_vocab(meta), n_embd=n_embd,
+        n_ctx_train=meta.integer("context_length", high=MAX_POSITION),
         n_embd_head_k=0, n_embd_head_v=0, norm_eps=meta.number("attention.layer_norm_rms_epsilon", high=1.0),
         attn_scale=1.0, ssm=ssm,
         layers=(Layer(recurrent=True),) * meta.integer("block_count", high=max(len(file.tensors), 1)))
