@@ -215,3 +215,86 @@ def test_a_recurrent_model_embeds_beside_its_sequences():
         first = model.embed([1, 2, 3])
         assert np.array_equal(first, model.embed([1, 2, 3]))
         assert close(model.eval([7], True)[0], alone(MAMBA, [*TOKENS, 7]))
+
+
+# -- the context shift ------------------------------------------------------------------------------
+
+
+def shifted(data: bytes, ids: list[int], n_keep: int, n_discard: int, then: int, **options) -> np.ndarray:
+    with load(data, n_ctx=48, **options) as model:
+        model.eval(ids)
+        model.shift(n_keep, n_discard)
+        assert model.sequence(0).tokens == ids[:n_keep] + ids[n_keep + n_discard :]
+        assert model.n_free == 48 - len(ids) + n_discard
+        return model.eval([then], last_only=True)[0]
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+@pytest.mark.parametrize("flash", [False, True])
+def test_one_layer_is_shifted_exactly(flash, kv_type):
+    """Keys and values of a first layer depend on their own token alone: what is left is as if evaluated so."""
+    one = random_llama(1, **{**SHAPES, "n_layer": 1})
+    for n_keep, n_discard in ((0, 4), (3, 5), (2, 1)):
+        got = shifted(one, TOKENS, n_keep, n_discard, 7, flash=flash, kv_type=kv_type)
+        expected = alone(one, [*TOKENS[:n_keep], *TOKENS[n_keep + n_discard :], 7], flash=flash, kv_type=kv_type)
+        assert np.abs(got - expected).max() <= (1e-4 if kv_type == "f32" else 2e-2) * np.abs(expected).max()
+        assert not np.allclose(got, alone(one, [*TOKENS, 7], flash=flash), rtol=1e-2, atol=1e-2)
+
+
+def test_a_shift_that_forgets_the_end_cuts_it():
+    got = shifted(SMALL, TOKENS, 5, 7, 7)
+    assert close(got, alone(SMALL, [*TOKENS[:5], 7]))
+
+
+def test_a_shift_keeps_its_hands_off_other_sequences():
+    with load(SMALL, n_ctx=48, n_seq=3) as model:
+        model.eval(TOKENS)
+        model.sequence(1).eval(TOKENS[::-1])
+        model.shift(1, 6)
+        assert close(model.sequence(1).eval([7], True)[0], alone(SMALL, [*TOKENS[::-1], 7]))
+        model.sequence(1).copy_to(2)
+        with pytest.raises(SequenceError, match="shared"):
+            model.sequence(1).shift(2, 3)
+        assert model.sequence(1).tokens == [*TOKENS[::-1], 7]
+        for n_keep, n_discard in ((-1, 2), (0, -1), (4, 3), (7, 0)):
+            with pytest.raises(ValueError):
+                model.shift(n_keep, n_discard)
+        model.shift(2, 0)
+        assert model.n_past == 6
+
+
+def test_learned_positions_do_not_move():
+    with load(random_model("gpt2", 1), n_ctx=48) as model:
+        model.eval(TOKENS)
+        before = model.eval([7])
+        model.truncate(12)
+        with pytest.raises(SequenceError, match="gpt2"):
+            model.shift(1, 4)
+        assert model.n_past == 12 and model.eval([7]).tobytes() == before.tobytes()
+
+
+def test_a_shift_that_fails_changes_nothing(monkeypatch):
+    with load(SMALL, n_ctx=48) as model:
+        model.eval(TOKENS)
+        expected = model.eval([7])
+        model.truncate(12)
+        compute = model.scheduler.compute
+
+        def failing(graph):
+            compute(graph)
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(model.scheduler, "compute", failing)
+        with pytest.raises(ZeroDivisionError):
+            model.shift(2, 4)
+        monkeypatch.setattr(model.scheduler, "compute", compute)
+        assert model.sequence(0).tokens == TOKENS
+        assert np.allclose(model.eval([7]), expected, atol=1e-5)
+
+
+def test_generation_goes_on_beyond_the_context():
+    with load(SMALL, n_ctx=24) as model:
+        got = model.generate(TOKENS, 60, shift=True, n_keep=4)
+        ids = list(got)
+        assert len(ids) == 60 and got.finish_reason == "length"
+        assert model.sequence(0).tokens[:4] == TOKENS[:4] and model.sequence(0).tokens[-1] == ids[-2]
