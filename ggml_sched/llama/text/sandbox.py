@@ -20,7 +20,7 @@ from ggml_sched.llama.errors import ChatTemplateError
 __all__ = ["compile_template", "render"]
 
 MAX_SOURCE = 1 << 16
-MAX_NODES = 1 << 14
+MAX_NODES = 1 << 13
 """Of the parsed template: what compiling costs."""
 MAX_TICKS = 1 << 20
 MAX_SECONDS = 0.3

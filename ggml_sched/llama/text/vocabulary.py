@@ -292,6 +292,7 @@ def _mark_specials(texts: list[str], types: list[int], special: dict[str, int | 
     for text in END_OF_GENERATION & ids.keys():
         ends.add(ids[text])
         types[ids[text]] = int(TokenType.CONTROL)
+    # In vocabularies where it is a normal token, "</s>" is a closing tag of HTML.
     if "</s>" in ids and types[ids["</s>"]] == TokenType.CONTROL:
         ends.add(ids["</s>"])
     for key, names in FILL_IN_ENDS.items():
