@@ -133,7 +133,15 @@ class Array(Sequence):
         return self._values.copy()
 
     def tolist(self) -> list:
-        return list(self)
+        if not self._starts:
+            return list(self)
+        # Strings lie one behind the other: cut out of one copy, in half the time of one by one.
+        starts = np.frombuffer(self._starts, np.uint64).astype(np.int64)
+        end = int(starts[-1]) + 8 + U64.unpack_from(self._memory, int(starts[-1]))[0]
+        block = bytes(self._memory[int(starts[0]) : end])
+        starts -= starts[0]
+        ends = [*starts[1:].tolist(), len(block)]
+        return [block[a:b].decode("utf-8", "surrogateescape") for a, b in zip((starts + 8).tolist(), ends, strict=True)]
 
     def __eq__(self, other) -> bool:
         return isinstance(other, Sequence) and not isinstance(other, str) and self.tolist() == list(other)
