@@ -50,7 +50,8 @@ def report(args: argparse.Namespace, model, loaded: float, generations: list) ->
 
 
 def _size(buffers: dict, backend) -> int:
-    return buffers[backend].size if backend in buffers else 0
+    held = buffers.get(backend, ())
+    return sum(buffer.size for buffer in (held if isinstance(held, list) else [held] if held else ()))
 
 
 def _timed_plan(model, graph, policy: str):

@@ -8,6 +8,7 @@
     model, sequence     evaluating tokens and text; state: sequences as files
     generation          streaming
     defaults            which backends
+    text/               tokenizers, streams of text, chat templates
     sampling            choosing the next token
     synthetic           small random models
     small, data/        a small trained one
@@ -16,7 +17,16 @@
 from __future__ import annotations
 
 from ggml_sched.llama.batch import Batch
-from ggml_sched.llama.errors import ContextFull, ModelBusy, ModelClosed, SequenceError, StateFormatError
+from ggml_sched.llama.errors import (
+    ChatTemplateError,
+    ContextFull,
+    ModelBusy,
+    ModelClosed,
+    SamplingError,
+    SequenceError,
+    StateFormatError,
+    TokenizerError,
+)
 from ggml_sched.llama.generation import Generation
 from ggml_sched.llama.gguf import GGUFFile, open_gguf
 from ggml_sched.llama.gguf_write import write_gguf
@@ -26,10 +36,15 @@ from ggml_sched.llama.sampling import Sampler, greedy
 from ggml_sched.llama.sequence import Sequence
 from ggml_sched.llama.small import SMALL_PROMPT, small_model
 from ggml_sched.llama.synthetic import random_llama
+from ggml_sched.llama.text.chat import ChatTemplate
+from ggml_sched.llama.text.stream import StopStrings, Stream
+from ggml_sched.llama.text.tokenizer import Tokenizer
 
 __all__ = [
     "SMALL_PROMPT",
     "Batch",
+    "ChatTemplate",
+    "ChatTemplateError",
     "ContextFull",
     "GGUFFile",
     "Generation",
@@ -37,9 +52,14 @@ __all__ = [
     "ModelBusy",
     "ModelClosed",
     "Sampler",
+    "SamplingError",
     "Sequence",
     "SequenceError",
     "StateFormatError",
+    "StopStrings",
+    "Stream",
+    "Tokenizer",
+    "TokenizerError",
     "greedy",
     "load",
     "open_gguf",

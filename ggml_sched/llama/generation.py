@@ -45,6 +45,8 @@ class Options:
     shift: bool
     n_keep: int
     ignore_eos: bool
+    is_ours: bool
+    """Whether the sampler was made for this generation, so that its penalties look at the prompt, too."""
 
     @classmethod
     def checked(cls, n, sampler, sampling: dict, stop, shift: bool, n_keep: int, ignore_eos: bool) -> Options:
@@ -54,6 +56,7 @@ class Options:
             raise ValueError(f"n_keep = {n_keep}: not a number of tokens")
         if sampler is not None and sampling:
             raise TypeError(f"either a sampler, or what a Sampler takes: {', '.join(sampling)}")
+        is_ours = sampler is None and bool(sampling)
         if sampler is None:
             sampler = Sampler(**sampling) if sampling else greedy
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -62,7 +65,7 @@ class Options:
                 raise TypeError(f"stop strings are str, not {text!r}")
             if not text:
                 raise ValueError("a stop string is empty")
-        return cls(n, sampler, stop, bool(shift), n_keep, bool(ignore_eos))
+        return cls(n, sampler, stop, bool(shift), n_keep, bool(ignore_eos), is_ours)
 
 
 class Generation:
@@ -85,8 +88,8 @@ class Generation:
             tokenizer = sequence.model.tokenizer
         self._stream = None if tokenizer is None else _Stream(tokenizer, options.stop, not whole)
         self._ends = frozenset() if options.ignore_eos else sequence.model.end_tokens
-        accept = getattr(options.sampler, "accept", None)
-        self._accept = accept if callable(accept) else None
+        if options.is_ours:
+            options.sampler.accept(*prompt)
 
     def __iter__(self) -> Generation:
         return self
@@ -137,8 +140,6 @@ class Generation:
             self.stats.prompt_seconds += took
         if token in self._ends:
             return self._end("eos")
-        if self._accept is not None:
-            self._accept(token)
         self._pending = [token]
         self.tokens.append(token)
         if self._stream is not None:

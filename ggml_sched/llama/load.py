@@ -69,7 +69,7 @@ def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = 51
             _, arch = architectures.find(file)
             hparams = arch.hparams(file)
             place = checked(place or spread_layers(backends, hparams.n_layer), backends)
-            weights = load_weights(file, arch.weights(hparams), place, use_mmap)
+            weights = load_weights(file, arch.weights(hparams), place, use_mmap, progress)
             undo.callback(weights.close)
             metadata = file.metadata
         n_ctx = n_ctx or trained_context(hparams, kv_type)

@@ -26,12 +26,11 @@ class Bpe:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         library = import_tokenizers()
-        ids = {text: i for i, text in enumerate(vocabulary.texts)}
         pre = PRETOKENIZERS[vocabulary.pre]
         try:
-            model = library.models.BPE(vocab=ids, merges=vocabulary.merges, ignore_merges=pre.whole_words)
+            model = library.models.BPE(vocab=vocabulary.ids, merges=vocabulary.merges, ignore_merges=pre.whole_words)
         except Exception as error:
-            raise _wrong_merge(vocabulary, ids, error) from error
+            raise _wrong_merge(vocabulary, error) from error
         self._library = library.Tokenizer(model)
         split, letters = library.pre_tokenizers.Split, library.pre_tokenizers.ByteLevel
         self._library.pre_tokenizer = library.pre_tokenizers.Sequence([
@@ -52,11 +51,11 @@ class Bpe:
             return b"".join(bytes((letters[c],)) if c in letters else c.encode() for c in text)
 
 
-def _wrong_merge(vocabulary: Vocabulary, ids: dict[str, int], error: Exception) -> TokenizerError:
+def _wrong_merge(vocabulary: Vocabulary, error: Exception) -> TokenizerError:
     field = "tokenizer.ggml.merges"
     for i, (left, right) in enumerate(vocabulary.merges):
         for text in (left, right, left + right):
-            if text not in ids:
+            if text not in vocabulary.ids:
                 field = f"{field}[{i}]"
                 return TokenizerError(f"{vocabulary.name}: {field}: {left!r} and {right!r} do not fit the "
                                       f"vocabulary: {text!r} is no token", field)

@@ -32,8 +32,8 @@ class ChatTemplate:
         template = ChatTemplate.from_gguf("model.gguf")
         text = template.render([{"role": "user", "content": "Hello"}])
 
-    Templates come from files: they see plain data, have no attributes, and run a fraction of a second at most.  Needs jinja2
-    (`pip install 'ggml-sched[llama]'`).  Immutable and safe to use from several threads.
+    Templates come from files: they see plain data, have no attributes, and run a fraction of a second at most.  Needs
+    jinja2 (`pip install 'ggml-sched[llama]'`).  Immutable and safe to use from several threads.
     """
 
     def __init__(self, source: str = CHATML, *, bos_token: str = "", eos_token: str = "",

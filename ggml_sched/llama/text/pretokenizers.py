@@ -80,7 +80,9 @@ PRETOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("qwen2", "stablelm2", "hunyuan", "megrez", "deepseek-r1-qwen"), QWEN),
     "qwen35": PreTokenizer((QWEN35,)),
     "deepseek-llm": PreTokenizer((
-        r"[\r\n]", rf"\s?[{DEEPSEEK_LETTERS}]+", rf"\s?(?:(?!\s)[{DEEPSEEK_PUNCTUATION}])+", r"\s+$", CJK_KOREAN, r"\p{N}+")),
+        r"[\r\n]", rf"\s?[{DEEPSEEK_LETTERS}]+",
+        rf"\s?(?:(?!\s)[{DEEPSEEK_PUNCTUATION}])+", r"\s+$", CJK_KOREAN,
+        r"\p{N}+")),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK_KOREAN, DIGIT)),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer((DIGITS3, CJK_KANA, DEEPSEEK3))),
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),

@@ -11,27 +11,16 @@ A template is changed once, when it is compiled (`_Metering`): what costs is wra
 from __future__ import annotations
 
 import datetime
-import json
-import re
-import time
 
 from ggml_sched.llama.errors import ChatTemplateError
+from ggml_sched.llama.text.budget import MAX_BITS, MAX_CHARS, MAX_ITEMS, Budget, check_format, check_replace
+from ggml_sched.llama.text.filters import BOUNDED, HARMLESS
 
 __all__ = ["compile_template", "render"]
 
 MAX_SOURCE = 1 << 16
-MAX_NODES = 1 << 14
+MAX_NODES = 1 << 13
 """Of the parsed template: what compiling costs."""
-MAX_TICKS = 1 << 20
-MAX_SECONDS = 0.3
-"""Of processor time, of the rendering thread."""
-MAX_CHARS = 1 << 24
-MAX_ITEMS = 1 << 20
-MAX_BITS = 1 << 12
-MAX_WIDTH = 1 << 10
-CHARS_PER_TICK = 64
-TICKS_PER_LOOK = 512
-"""How often the clock is looked at."""
 
 STRING_METHODS = frozenset((
     "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal",
@@ -42,54 +31,6 @@ METHODS = {str: STRING_METHODS, dict: frozenset(("copy", "get", "items", "keys",
            list: frozenset(("copy", "count", "index")), tuple: frozenset(("count", "index")),
            int: frozenset(), float: frozenset(), range: frozenset()}
 """What templates may call of plain values: nothing that makes much out of little, but for those that are checked."""
-
-FILTERS = ("abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float",
-           "groupby", "int", "items", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr",
-           "reverse", "safe", "select", "selectattr", "sort", "title", "trim", "unique", "upper", "wordcount")
-"""jinja2's filters that templates may use as they are; `BOUNDED` has those that need a look first."""
-
-
-class Budget:
-    """What a rendering may still spend."""
-
-    def __init__(self) -> None:
-        self.left = MAX_TICKS
-        self.deadline = time.thread_time() + MAX_SECONDS
-        self.next_look = self.left - TICKS_PER_LOOK
-
-    def spend(self, ticks: int = 1) -> None:
-        self.left -= ticks
-        if self.left < self.next_look:
-            self.next_look = self.left - TICKS_PER_LOOK
-            if self.left < 0:
-                raise ChatTemplateError(f"the chat template does too much: more than {MAX_TICKS} steps")
-            if time.thread_time() > self.deadline:
-                raise ChatTemplateError(f"the chat template runs longer than {MAX_SECONDS} s")
-
-    def weigh(self, value) -> int:
-        """Pay for looking at all of a value; how deep it is."""
-        depth, level = 0, [value]
-        while level:
-            inner = []
-            for item in level:
-                self.spend(1)
-                if isinstance(item, str):
-                    self.text(len(item))
-                elif isinstance(item, dict):
-                    inner += item.keys()
-                    inner += item.values()
-                elif isinstance(item, (list, tuple, set, frozenset)):
-                    inner += item
-                if len(inner) > MAX_ITEMS:
-                    raise ChatTemplateError(f"the chat template makes a value of more than {MAX_ITEMS} items")
-            depth, level = depth + 1, inner
-        return depth
-
-    def text(self, n_chars: int) -> None:
-        """Pay for a text of so many characters, before it is made where that can be."""
-        if n_chars > MAX_CHARS:
-            raise ChatTemplateError(f"the chat template makes a text of {n_chars} characters, the limit is {MAX_CHARS}")
-        self.spend(n_chars // CHARS_PER_TICK)
 
 
 def compile_template(source: str):
@@ -174,13 +115,14 @@ def _meter(tree) -> None:
                 operand.expr = paid(operand.expr)
         elif isinstance(node, nodes.Test):
             node.node = paid(node.node)
-        elif isinstance(node, nodes.Filter) and node.node is not None:
-            return paid(node)
-        elif isinstance(node, (nodes.List, nodes.Dict)) or (
-                isinstance(node, nodes.Tuple) and node.ctx == "load") or (
-                isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)):
-            return paid(node)
-        return node
+        return paid(node) if makes(node) else node
+
+    def makes(node) -> bool:
+        """Whether an expression makes a new value, maybe a large one."""
+        return (isinstance(node, (nodes.List, nodes.Dict))
+                or isinstance(node, nodes.Filter) and node.node is not None
+                or isinstance(node, nodes.Tuple) and node.ctx == "load"
+                or isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice))
 
     change(tree)
 
@@ -192,114 +134,6 @@ def _check_size(tree) -> None:
         if n > MAX_NODES:
             raise ChatTemplateError(f"a chat template of more than {MAX_NODES} pieces")
         level = [child for node in level for child in node.iter_child_nodes()]
-
-
-def _check_format(text: str) -> None:
-    """Refuse "%1000000000d"."""
-    if re.search(r"%[^a-zA-Z%]*(\*|\d{4})", text):
-        raise ChatTemplateError("the chat template formats wider than 999 characters")
-
-
-def _check_replace(budget: Budget, text: str, old: str, new: str) -> None:
-    budget.text(len(text) + text.count(old) * len(new))
-
-
-def _loop(context, iterable, n_written: int = 0):
-    """What a `for` goes through, paying for each step and for the template's text that it puts out."""
-    budget, ticks = context.budget, 1 + n_written // CHARS_PER_TICK
-    if hasattr(iterable, "__len__"):
-        return _Steps(iterable, budget, ticks)
-    return (item for item in iterable if not budget.spend(ticks))
-
-
-class _Steps:
-    """A sequence whose items are paid for; it has a length, for `loop.last` and the like."""
-
-    def __init__(self, items, budget: Budget, ticks: int) -> None:
-        self._items, self._budget, self._ticks = items, budget, ticks
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self):
-        for item in self._items:
-            self._budget.spend(self._ticks)
-            yield item
-
-
-def _paid(context, value):
-    context.budget.weigh(value)
-    return value
-
-
-def _text(context, value) -> str:
-    """str(value), paid for before."""
-    context.budget.weigh(value)
-    return value if isinstance(value, str) else str(value)
-
-
-def _join(context, value, d: str = "", attribute=None) -> str:
-    items = list(value)
-    if attribute is not None:
-        items = [context.environment.getitem(item, attribute) for item in items]
-    items = [_text(context, item) for item in items]
-    d = _text(context, d)
-    context.budget.text(sum(map(len, items)) + len(d) * len(items))
-    return d.join(items)
-
-
-def _replace(context, s, old, new, count=None) -> str:
-    s, old, new = (_text(context, text) for text in (s, old, new))
-    _check_replace(context.budget, s, old, new)
-    return s.replace(old, new, -1 if count is None else count)
-
-
-def _indent(context, s, width=4, first: bool = False, blank: bool = False) -> str:
-    s = _text(context, s)
-    if isinstance(width, int) and width > MAX_WIDTH:
-        raise ChatTemplateError(f"the chat template indents by {width}, the limit is {MAX_WIDTH}")
-    by = width if isinstance(width, str) else " " * width
-    lines = s.splitlines() or [""]
-    context.budget.text(len(s) + len(by) * len(lines))
-    lines[1:] = [by + line if line or blank else line for line in lines[1:]]
-    return (by if first else "") + "\n".join(lines) + ("\n" if s.endswith("\n") and len(s) > 1 else "")
-
-
-def _tojson(context, x, ensure_ascii: bool = False, indent=None, separators=None, sort_keys: bool = False) -> str:
-    """As Hugging Face's: letters stay as they are, and "<" too."""
-    before = context.budget.left
-    depth = context.budget.weigh(x)
-    if isinstance(indent, str) or indent is not None and not 0 <= indent <= 16:
-        raise ChatTemplateError("the chat template indents JSON by something else than 0 to 16 spaces")
-    context.budget.spend((before - context.budget.left) * depth * (indent or 0) // 16)
-    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _sum(context, iterable, attribute=None, start=0):
-    items = list(iterable)
-    if attribute is not None:
-        items = [context.environment.getitem(item, attribute) for item in items]
-    for item in (start, *items):
-        if not isinstance(item, (int, float)):
-            raise ChatTemplateError("the chat template sums what are no numbers")
-    return sum(items, start)
-
-
-def _round(context, value, precision: int = 0, method: str = "common"):
-    if not -99 <= precision <= 99:
-        raise ChatTemplateError(f"the chat template rounds to {precision} digits")
-    return context.environment.jinja_filters["round"](value, precision, method)
-
-
-def _format(context, value, *args, **kwargs) -> str:
-    value = _text(context, value)
-    _check_format(value)
-    context.budget.weigh([args, kwargs])
-    return value % (kwargs or args)
-
-
-BOUNDED = {"_loop": _loop, "_paid": _paid, "_text": _text, "format": _format, "indent": _indent, "join": _join,
-           "replace": _replace, "round": _round, "string": _text, "sum": _sum, "tojson": _tojson}
 
 
 def _finalize(context, value):
@@ -369,7 +203,7 @@ def _environment():
             if isinstance(owner, str):
                 budget.weigh([owner, args])
                 if __obj.__name__ == "replace" and len(args) >= 2 and isinstance(args[1], str):
-                    _check_replace(budget, owner, *args[:2])
+                    check_replace(budget, owner, *args[:2])
                 elif __obj.__name__ == "join" and args:
                     args = (list(args[0]),)
                     budget.text(len(owner) * len(args[0]) + sum(
@@ -392,7 +226,7 @@ def _environment():
                 if bits > MAX_BITS:
                     raise ChatTemplateError(f"the chat template computes a number of {bits} bits")
             if operator == "%" and isinstance(left, str):
-                _check_format(left)
+                check_format(left)
                 budget.weigh(right)
             result = super().call_binop(context, operator, left, right)
             if isinstance(result, (str, list, tuple)):
@@ -403,7 +237,7 @@ def _environment():
         trim_blocks=True, lstrip_blocks=True, optimized=False, auto_reload=False, cache_size=0,
         finalize=jinja2.pass_context(_finalize), extensions=[Generation, jinja2.ext.loopcontrols])
     environment.jinja_filters = environment.filters
-    environment.filters = {name: environment.filters[name] for name in FILTERS} | {
+    environment.filters = {name: environment.filters[name] for name in HARMLESS} | {
         name: jinja2.pass_context(function) for name, function in BOUNDED.items()}
     environment.globals = {
         "range": jinja2.sandbox.safe_range, "dict": dict, "namespace": Namespace,

@@ -27,7 +27,7 @@ class Spm:
     def __init__(self, vocabulary: Vocabulary) -> None:
         library = import_tokenizers()
         self._prefix = vocabulary.add_space_prefix
-        ids = {text: i for i, text in enumerate(vocabulary.texts)}
+        ids = vocabulary.ids
         self._n_vocab = len(vocabulary.texts)
         self._fallback = Fallback(vocabulary, ids)
         # The library merges tokens only; here any letter may be the beginning of one.
@@ -86,7 +86,7 @@ class Fallback:
 
 
 def merges_of(vocabulary: Vocabulary, symbols: dict[str, int]) -> tuple[list[tuple[str, str]], bool]:
-    """Every way to put a token together from two symbols, in the order of merging; and whether there is no such order."""
+    """Every way to put a token together from two symbols, in the order of merging; whether there is no such order."""
     texts, types = vocabulary.texts, vocabulary.types
     merges: list[tuple[str, str]] = []
     order = np.argsort(-vocabulary.scores, kind="stable")

@@ -153,10 +153,7 @@ class Tokenizer:
 
     def token_id(self, text: str) -> int | None:
         """The id of the token that the file spells so, or None."""
-        try:
-            return self._vocabulary.texts.index(text)
-        except ValueError:
-            return None
+        return self._vocabulary.ids.get(text)
 
     def is_special(self, token: int) -> bool:
         """Whether the token is a mark for the model rather than text: `decode` skips it."""

@@ -8,13 +8,13 @@ nothing behind it looks at metadata again.  Corresponds to llama.cpp's llama_voc
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from ggml_sched.llama.errors import TokenizerError
-from ggml_sched.llama.gguf import Array, GGUFFile, Kind
+from ggml_sched.llama.gguf import GGUFFile
+from ggml_sched.llama.text.fields import Fields, shown
 from ggml_sched.llama.text.pretokenizers import PRETOKENIZERS
 
 __all__ = ["TokenType", "Vocabulary"]
@@ -59,100 +59,20 @@ SHOWN = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
 """The frame of gpt-oss's answers: shown, or its channels run into each other."""
 
 
-class Fields:
-    """Typed, checked reads of metadata; every error names the field."""
-
-    def __init__(self, metadata: Mapping, name: str) -> None:
-        self.metadata, self.name = metadata, name
-
-    def fail(self, key: str, what: str) -> TokenizerError:
-        return TokenizerError(f"{self.name}: {key}: {what}", key)
-
-    def string(self, key: str, default: str | None = None) -> str:
-        value = self.metadata.get(key, default)
-        if value is None:
-            raise self.fail(key, "is missing: the file holds no tokenizer")
-        if not isinstance(value, str):
-            raise self.fail(key, f"is {shown(value)}, not a string")
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.metadata.get(key, default)
-        if not isinstance(value, bool):
-            raise self.fail(key, f"is {shown(value)}, not a bool")
-        return value
-
-    def token_id(self, key: str, n_vocab: int, default: int | None = None) -> int | None:
-        value = self.metadata.get(key)
-        if value is None:
-            return default if default is not None and default < n_vocab else None
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.fail(key, f"is {shown(value)}, not a token id")
-        if value == 0xFFFFFFFF:  # how writers say "none" in an unsigned field
-            return None
-        if not 0 <= value < n_vocab:
-            raise self.fail(key, f"is {value}, the vocabulary has {n_vocab} tokens")
-        return value
-
-    def strings(self, key: str, missing: str) -> list[str]:
-        value = self.metadata.get(key)
-        if value is None:
-            raise self.fail(key, missing)
-        if isinstance(value, Array):
-            if value.kind is not Kind.STRING:
-                raise self.fail(key, f"is an array of {value.kind.name}, not of strings")
-            return value.tolist()
-        if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-            raise self.fail(key, f"is {shown(value)}, not an array of strings")
-        for i, element in enumerate(value):
-            if not isinstance(element, str):
-                raise self.fail(f"{key}[{i}]", f"is {shown(element)}, not a string")
-        return list(value)
-
-    def numbers(self, key: str, n: int, kind: str) -> np.ndarray | None:
-        """An array of n numbers, of integers ("iu") or floats ("f"), or None where there is none."""
-        value = self.metadata.get(key)
-        if value is None:
-            return None
-        if isinstance(value, Array):
-            try:
-                value = value.numpy()
-            except TypeError:
-                raise self.fail(key, f"is an array of {value.kind.name}, not of numbers") from None
-        try:
-            numbers = np.asarray(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise self.fail(key, f"is not an array of numbers: {error}") from error
-        if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in kind):
-            raise self.fail(key, f"is {shown(value)}, not an array of {'floats' if 'f' in kind else 'integers'}")
-        if len(numbers) != n:
-            raise self.fail(key, f"has {len(numbers)} elements, the vocabulary has {n} tokens")
-        return numbers
-
-
-def shown(value) -> str:
-    """A value in an error message: short, whatever it is."""
-    if isinstance(value, Array):
-        return repr(value)
-    if isinstance(value, (str, bytes)):
-        return repr(value[:60]) + ("..." if len(value) > 60 else "")
-    if isinstance(value, bool) or isinstance(value, int) and abs(value) < 1 << 64 or isinstance(value, float):
-        return repr(value)
-    return f"a {type(value).__name__}"
-
-
 @dataclass(frozen=True)
 class Vocabulary:
     """Tokens by id, and what is known of them.
 
     `model` is "spm" or "bpe"; `texts` are as in the file (U+2581 for a space in SPM, GPT-2's letters for bytes in
-    BPE); `merges` are pairs of texts, likeliest first, of BPE only; `eos_ids` are all ids that end a generation.
+    BPE), `ids` by text, the last of equal ones;
+    `merges` are pairs of texts, likeliest first, of BPE only; `eos_ids` are all ids that end a generation.
     """
 
     name: str
     model: str
     pre: str
     texts: list[str] = field(repr=False)
+    ids: dict[str, int] = field(repr=False)
     types: list[int] = field(repr=False)
     scores: np.ndarray = field(repr=False)
     merges: list[tuple[str, str]] = field(repr=False)
@@ -175,6 +95,7 @@ class Vocabulary:
         model = _model(fields)
         texts = _texts(fields)
         n = len(texts)
+        ids = dict(zip(texts, range(n), strict=True))
         types = _types(fields, n)
         spm = model == "spm"
         pre = "spm" if spm else _pre(fields)
@@ -183,9 +104,9 @@ class Vocabulary:
             ("bos", 1 if spm else None), ("eos", 2 if spm else None), ("eot", None), ("eom", None),
             ("unknown", 0 if spm else None), ("padding", None), ("fim_pad", None), ("fim_rep", None),
             ("fim_sep", None))}
-        eos_ids = _mark_specials(texts, types, special)
+        eos_ids = _mark_specials(ids, types, special)
         return cls(
-            name=name, model=model, pre=pre, texts=texts, types=types,
+            name=name, model=model, pre=pre, texts=texts, ids=ids, types=types,
             scores=_scores(fields, n, spm), merges=[] if spm else _merges(fields),
             bos_id=special["bos"], eos_id=special["eos"], eot_id=special["eot"], eom_id=special["eom"],
             unk_id=special["unknown"], pad_id=special["padding"], eos_ids=eos_ids,
@@ -277,21 +198,24 @@ def _scores(fields: Fields, n: int, needed: bool) -> np.ndarray:
 def _merges(fields: Fields) -> list[tuple[str, str]]:
     key = PREFIX + "merges"
     lines = fields.strings(key, "is missing: BPE needs them")
-    # The space that separates is never the first character: some vocabularies merge with a space.
-    pairs = [(line[:at], line[at + 1 :]) for line in lines for at in (line.find(" ", 1),)]
-    for i, (line, (_, right)) in enumerate(zip(lines, pairs, strict=True)):
-        if not right or line.find(" ", 1) < 0:
-            raise fields.fail(f"{key}[{i}]", f"is {shown(line)}, not two tokens with a space between")
+    pairs = [tuple(line.split(" ", 1)) for line in lines]
+    for i, pair in enumerate(pairs):
+        if len(pair) != 2 or not pair[0] or not pair[1]:
+            # The space that separates is never the first character: some vocabularies merge with a space.
+            at = lines[i].find(" ", 1)
+            if at < 0 or at == len(lines[i]) - 1:
+                raise fields.fail(f"{key}[{i}]", f"is {shown(lines[i])}, not two tokens with a space between")
+            pairs[i] = (lines[i][:at], lines[i][at + 1 :])
     return list(dict.fromkeys(pairs))  # the first of two equal ones counts
 
 
-def _mark_specials(texts: list[str], types: list[int], special: dict[str, int | None]) -> frozenset[int]:
+def _mark_specials(ids: dict[str, int], types: list[int], special: dict[str, int | None]) -> frozenset[int]:
     """Correct the types of tokens that are known by their text; the ids that end a generation."""
-    ids = {text: i for i, text in enumerate(texts)}
     ends = {special[key] for key in ("eos", "eot", "eom")}
     for text in END_OF_GENERATION & ids.keys():
         ends.add(ids[text])
         types[ids[text]] = int(TokenType.CONTROL)
+    # In vocabularies where it is a normal token, "</s>" is a closing tag of HTML.
     if "</s>" in ids and types[ids["</s>"]] == TokenType.CONTROL:
         ends.add(ids["</s>"])
     for key, names in FILL_IN_ENDS.items():
