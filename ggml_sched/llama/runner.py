@@ -171,7 +171,7 @@ class Runner:
         if self._shift is None:
             self._shift = build_shift(self.hparams, self.weights, self.cache)
             if self._shift is None:
-                raise SequenceError(f"positions of a {self.hparams.arch} model cannot move: its keys do not turn with them")
+                raise SequenceError(f"positions of a {self.hparams.arch} model cannot move: no key turns with them")
         rows = np.flatnonzero(deltas)
         before = self.cache.read_rows(rows)
         try:

@@ -103,8 +103,9 @@ def test_wrong_batches_change_nothing(change, kind):
 def test_wrong_pairs_change_nothing():
     with load(SMALL, n_ctx=8, n_seq=2) as model:
         model.eval([1, 2])
-        for parts, kind in (([(2, [1])], ValueError), ([(0, [])], ValueError), ([], ValueError), ([(0, [99])], ValueError),
-                            ([(0, "a")], TypeError), ([(0, [1] * 4), (1, [1] * 3)], ContextFull), ([("0", [1])], TypeError)):
+        for parts, kind in (([(2, [1])], ValueError), ([(0, [])], ValueError), ([], ValueError),
+                            ([(0, [99])], ValueError), ([(0, "a")], TypeError), ([("0", [1])], TypeError),
+                            ([(0, [1] * 4), (1, [1] * 3)], ContextFull)):
             with pytest.raises(kind):
                 model.eval_batch(parts)
             assert (model.n_past, model.sequence(1).n_past, model.n_free) == (2, 0, 6)
