@@ -16,8 +16,11 @@ from dataclasses import dataclass, replace
 from ggml_sched.llama.gguf import Array, GGUFFile
 from ggml_sched.llama.metadata import MAX_POSITION, Metadata
 
-__all__ = ["Experts", "Hparams", "Latent", "Layer", "Metadata", "Rope", "Ssm", "base_hparams", "with_windows"]
+__all__ = ["MAX_MAGNITUDE", "Experts", "Hparams", "Latent", "Layer", "Metadata", "Rope", "Ssm", "base_hparams",
+           "with_windows"]
 
+MAX_MAGNITUDE = 1e6
+"""Nothing is multiplied by more to make up for a longer context."""
 TINY = 1e-6
 """No frequency base and no divisor is smaller."""
 
@@ -265,7 +268,7 @@ def read_rope(meta: Metadata, head_k: int, n_ctx_train: int, mode: str) -> Rope:
         freq_base=meta.number("rope.freq_base", 10000.0, low=TINY),
         freq_scale=freq_scale,
         ext_factor=ext_factor,
-        attn_factor=attn_factor * meta.number("rope.scaling.attn_factor", 1.0),
+        attn_factor=attn_factor * meta.number("rope.scaling.attn_factor", 1.0, high=MAX_MAGNITUDE),
         mode=mode,
         log_mul=log_mul,
     )

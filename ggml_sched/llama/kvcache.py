@@ -29,6 +29,9 @@ __all__ = ["KVCache"]
 PLAIN = (Type.F32, Type.F16, Type.BF16)
 """Types that the explicit softmax path reads transposed."""
 
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
+"""Types that rows can be written in, by name."""
+
 
 class KVCache:
     """`k[l]`, `v[l]`, `r[l]`, `s[l]`: the tensors of layer l, None where it has none.
@@ -40,7 +43,7 @@ class KVCache:
 
     def __init__(self, hparams: Hparams, n_ctx: int, place: Place, kv_type="f32", n_seq: int = 1, *,
                  flash: bool = False) -> None:
-        kind = kv_type if isinstance(kv_type, Type) else Type[str(kv_type).upper()]
+        kind = _type(kv_type)
         if not flash and kind not in PLAIN:
             raise ValueError(f"a KV cache of {kind} needs flash attention; without it f32, f16 or bf16")
         self.hparams, self.n_ctx, self.n_seq, self.flash, self.kv_type = hparams, n_ctx, n_seq, flash, kind
@@ -185,6 +188,14 @@ class KVCache:
             ctx.close()
         self.buffers, self.contexts = {}, {}
         self.k, self.v, self.r, self.s = [], [], [], []
+
+
+def _type(kv_type) -> Type:
+    if isinstance(kv_type, Type):
+        return kv_type
+    if str(kv_type).upper() not in KINDS:
+        raise ValueError(f"kv_type = {str(kv_type)!r}; known: {', '.join(KINDS).lower()}")
+    return Type[str(kv_type).upper()]
 
 
 def _row_bytes(t: Tensor) -> int:

@@ -44,10 +44,10 @@ class Metadata:
         """An int in low .. high; given for each layer, it must be the same for all."""
         key, value = self._get(key, default)
         if isinstance(value, Array):
-            values = set(value) if 1 <= len(value) <= MAX_ARRAY else set()
-            if len(values) != 1:
+            values = list(value) if 1 <= len(value) <= MAX_ARRAY else [0, 1]
+            if any(one != values[0] for one in values):
                 raise self.fail(f"metadata {key!r} differs from layer to layer, which is not supported")
-            value = values.pop()
+            value = values[0]
         return self._whole(key, value, low, high)
 
     def integers(self, key: str, n: int, default: int | None = None, low: int = 1,

@@ -17,7 +17,7 @@ from ggml_sched.llama.arch import common
 from ggml_sched.llama.builder import Builder
 from ggml_sched.llama.experts import experts
 from ggml_sched.llama.gguf import GGUFFile
-from ggml_sched.llama.hparams import Experts, Hparams, Latent, Metadata, base_hparams
+from ggml_sched.llama.hparams import MAX_MAGNITUDE, Experts, Hparams, Latent, Metadata, base_hparams
 from ggml_sched.llama.weights import Spec
 
 __all__ = ["build", "hparams", "weights"]
@@ -38,8 +38,8 @@ def hparams(file: GGUFFile) -> Hparams:
     # YaRN's magnitude is one of the scores as a whole, not of what is turned alone.
     stretch = 0.1 * math.log(1 / rope.freq_scale)
     mscale = rope.attn_factor * (1 + stretch) * (1 + rope.log_mul * stretch)
-    if not math.isfinite(mscale):
-        raise meta.fail(f"rope scaling multiplies scores by {mscale}")
+    if not abs(mscale) < MAX_MAGNITUDE:
+        raise meta.fail(f"rope scaling multiplies scores by the square of {mscale:g}")
     rope = replace(rope, k_first=0 if absorbed else head_k - rope.n_dims)
     latent = Latent(meta.integer("attention.q_lora_rank", 0, low=0), n_kv, head_k, head_v, absorbed)
     return replace(h, latent=latent, rope=rope, layers=tuple(replace(layer, rope=rope) for layer in h.layers),

@@ -25,7 +25,7 @@ def hparams(file: GGUFFile) -> Hparams:
     if h.experts:
         raise meta.fail("experts, which architecture 'phi3' does not have")
     # Whether there are tables is what counts: converters named the scaling "longrope" only later.
-    return replace(h, longrope="rope_factors_long.weight" in file.tensors)
+    return replace(h, longrope=any(f"rope_factors_{kind}.weight" in file.tensors for kind in ("long", "short")))
 
 
 def weights(h: Hparams) -> Iterator[Spec]:
