@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ggml_sched.llama.errors import SequenceError
 from ggml_sched.llama.sampling import Sampler, greedy
 
 if TYPE_CHECKING:
@@ -164,7 +165,10 @@ class Generation:
         if not self.tokens or sequence.model.n_free:
             return True
         if options.shift and sequence.n_past - options.n_keep >= 2:
-            sequence.shift(options.n_keep, (sequence.n_past - options.n_keep) // 2)
+            try:
+                sequence.shift(options.n_keep, (sequence.n_past - options.n_keep) // 2)
+            except SequenceError:       # a recurrent state, learned positions, or rows that others hold, too
+                return False
             return True
         return False
 

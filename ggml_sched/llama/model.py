@@ -6,20 +6,17 @@ cache, and a call that raises leaves that as it was.  Corresponds to llama.cpp's
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
-from operator import index
 
 import numpy as np
 
 from ggml_sched.backend import Backend
 from ggml_sched.errors import each
-from ggml_sched.llama import state
 from ggml_sched.llama.batch import Batch, checked_tokens
 from ggml_sched.llama.builder import Shape
-from ggml_sched.llama.errors import ContextFull, ModelBusy, ModelClosed, SequenceError
 from ggml_sched.llama.generation import Generation, Options
+from ggml_sched.llama.held import Held
 from ggml_sched.llama.runner import Runner
 from ggml_sched.llama.sequence import Sequence
 
@@ -42,8 +39,8 @@ class Model:
         self.n_vocab = runner.hparams.n_vocab
         self.n_ctx, self.n_batch, self.n_seq = runner.cache.n_ctx, n_batch, n_seq
         self.metadata = metadata
+        self._held = Held(runner, n_batch, n_seq)
         self._sequences = [Sequence(self, i) for i in range(n_seq)]
-        self._lock = _Lock()
         self._tokenizer = None
         self._template = None
 
@@ -52,11 +49,11 @@ class Model:
     @property
     def n_past(self) -> int:
         """Tokens of sequence 0 in the cache."""
-        return len(self._sequences[0]._ids)
+        return self._sequences[0].n_past
 
     @property
     def closed(self) -> bool:
-        return self._lock.closed
+        return self._held.lock.closed
 
     @property
     def n_free(self) -> int:
@@ -114,7 +111,7 @@ class Model:
         Raises ContextFull when the tokens do not fit, ValueError for an unknown one; after any exception the
         sequence is as it was.
         """
-        return self._eval(self._sequences[0], tokens, last_only)
+        return self._held.eval(0, tokens, last_only)
 
     def eval_batch(self, parts: Batch | Iterable[tuple[int, object]]) -> np.ndarray:
         """Continue several sequences together: float32 logits [n, n_vocab].
@@ -123,11 +120,7 @@ class Model:
         pair; or a `Batch`, and they are those of its outputs.  Raises as `eval` does, and SequenceError for a Batch
         whose positions do not continue its sequences.
         """
-        with self._lock:
-            batch = self._checked_batch(parts) if isinstance(parts, Batch) else self._joined(parts)
-            out = np.empty((len(batch.outputs), self.n_vocab), np.float32)
-            self._continue(batch, out)
-            return out
+        return self._held.eval_batch(parts)
 
     def embed(self, text, pooling: str = "mean", normalize: bool = False) -> np.ndarray:
         """The embedding of a text, or of ids: float32 [n_embd].
@@ -138,11 +131,7 @@ class Model:
         if pooling not in ("mean", "last"):
             raise ValueError(f"pooling = {pooling!r}; known: mean, last")
         ids = self._encode(text, 0) if isinstance(text, str) else text
-        with self._lock:
-            ids = checked_tokens(ids, self.n_vocab)
-            if not len(ids):
-                raise ValueError("an embedding needs one token or more")
-            found = self._embed(ids, pooling == "mean").mean(axis=0, dtype=np.float64)
+        found = self._held.embed(ids, pooling == "mean").mean(axis=0, dtype=np.float64)
         if normalize:
             found /= np.sqrt(found @ found) or 1.0
         return found.astype(np.float32)
@@ -193,215 +182,31 @@ class Model:
 
     def sequence(self, i: int) -> Sequence:
         """Sequence i of 0 .. n_seq - 1, to evaluate and change by itself."""
-        if not 0 <= index(i) < self.n_seq:
-            raise ValueError(f"sequence {i} is not in 0 .. {self.n_seq - 1}; load(..., n_seq=...) makes more")
-        return self._sequences[i]
+        return self._sequences[self._held.checked_index(i)]
 
     def truncate(self, n: int) -> None:
         """Keep the first n tokens of sequence 0."""
-        self._truncate(self._sequences[0], n)
+        self._held.truncate(0, n)
 
     def shift(self, n_keep: int, n_discard: int) -> None:
         """Forget n_discard tokens of sequence 0 after its first n_keep; see `Sequence.shift`."""
-        self._shift(self._sequences[0], n_keep, n_discard)
+        self._held.shift(0, n_keep, n_discard)
 
     def save(self, target) -> None:
         """Write the state of sequence 0 to a path or a binary file."""
-        self._save(self._sequences[0], target)
+        self._held.save(0, target)
 
     def restore(self, source) -> None:
         """Take the state that `save` wrote as sequence 0; see `Sequence.restore`."""
-        self._restore(self._sequences[0], source)
+        self._held.restore(0, source)
 
     def reset(self) -> None:
         """Forget all sequences."""
-        with self._lock:
-            self._runner.clear()
-            for sequence in self._sequences:
-                sequence._ids.clear()
+        self._held.reset()
 
     def batch_graph(self, n_tokens: int, n_kv: int, n_outputs: int | None = None):
         """The graph of n_tokens tokens that attend to n_kv rows; the last few are kept."""
         return self._runner.graph(Shape(n_tokens, n_kv, n_tokens if n_outputs is None else n_outputs))
-
-    # -- what sequences ask for ---------------------------------------------------------------------
-
-    def _eval(self, sequence: Sequence, tokens, last_only: bool) -> np.ndarray:
-        with self._lock:
-            ids = checked_tokens(tokens, self.n_vocab)
-            n, past = len(ids), len(sequence._ids)
-            self._check_room(n, past)
-            first = max(n - 1, 0) if last_only else 0
-            out = np.empty((n - first, self.n_vocab), np.float32)
-            if n:
-                places = np.arange(past, past + n, dtype=np.int32)
-                where = np.full(n, sequence.index, np.int32)
-                self._continue(Batch(ids, places, where, np.arange(first, n, dtype=np.int32)), out)
-            return out
-
-    def _continue(self, batch: Batch, out: np.ndarray, embeddings: bool = False) -> None:
-        """Evaluate a checked batch, n_batch tokens at a time; the sequences hold it then."""
-        runner, before = self._runner, {}
-        ids, sequences = batch.tokens.tolist(), batch.sequences.tolist()
-        runner.begin(sequences)
-        try:
-            for start, stop in runner.pieces(batch.sequences, self.n_batch):
-                first, last = np.searchsorted(batch.outputs, (start, stop))
-                piece = batch if stop - start == len(ids) else Batch(
-                    batch.tokens[start:stop], batch.positions[start:stop], batch.sequences[start:stop],
-                    batch.outputs[first:last] - np.int32(start))
-                runner.compute(piece, out[first:last], embeddings)
-            for token, i in zip(ids, sequences, strict=True):
-                held = self._sequences[i]._ids
-                before.setdefault(i, len(held))
-                held.append(token)
-        except BaseException:
-            for i, n in before.items():
-                del self._sequences[i]._ids[n:]
-            runner.undo()
-            raise
-
-    def _embed(self, ids: np.ndarray, everywhere: bool) -> np.ndarray:
-        """Outputs [m, n_embd] of all tokens or the last, evaluated as a sequence of their own, which is gone then."""
-        n, hidden = len(ids), self.n_seq
-        self._check_room(n, 0)
-        outputs = np.arange(0 if everywhere else n - 1, n, dtype=np.int32)
-        out = np.empty((len(outputs), self.hparams.n_embd), np.float32)
-        self._sequences.append(Sequence(self, hidden))
-        try:
-            batch = Batch(ids, np.arange(n, dtype=np.int32), np.full(n, hidden, np.int32), outputs)
-            self._runner.clear_state(hidden)
-            self._continue(batch, out, embeddings=True)
-            self._runner.cells.remove(hidden)
-        finally:
-            self._sequences.pop()
-        return out
-
-    def _joined(self, parts) -> Batch:
-        """Pairs of sequence and tokens as a batch; the last token of each pair is an output."""
-        tokens, positions, sequences, outputs, past, n = [], [], [], [], {}, 0
-        for i, ids in parts:
-            sequence = self.sequence(i)
-            ids = checked_tokens(ids, self.n_vocab)
-            if not len(ids):
-                raise ValueError(f"no tokens for sequence {i}")
-            start = past.get(i, sequence.n_past)
-            past[i] = start + len(ids)
-            n += len(ids)
-            tokens.append(ids)
-            positions.append(np.arange(start, past[i], dtype=np.int32))
-            sequences.append(np.full(len(ids), i, np.int32))
-            outputs.append(n - 1)
-        if not n:
-            raise ValueError("a batch needs one pair of sequence and tokens, or more")
-        self._check_room(n, self._runner.cells.n_used)
-        return Batch(np.concatenate(tokens), np.concatenate(positions), np.concatenate(sequences),
-                     np.array(outputs, np.int32))
-
-    def _checked_batch(self, batch: Batch) -> Batch:
-        tokens = checked_tokens(batch.tokens, self.n_vocab)
-        n = len(tokens)
-        checked = [tokens]
-        for name in ("positions", "sequences", "outputs"):
-            values = np.asarray(getattr(batch, name))
-            if values.ndim != 1 or values.dtype.kind not in "iu":
-                raise TypeError(f"{name} of a batch are a sequence of ints, not {values.dtype} {list(values.shape)}")
-            if len(values) != n and name != "outputs":
-                raise ValueError(f"{len(values)} {name} for {n} tokens")
-            checked.append(values.astype(np.int64))
-        _, positions, sequences, outputs = checked
-        if n and not 0 <= sequences.min() <= sequences.max() < self.n_seq:
-            raise ValueError(f"a sequence of the batch is not in 0 .. {self.n_seq - 1}")
-        if len(outputs) and (outputs[0] < 0 or outputs[-1] >= n or (np.diff(outputs) <= 0).any()):
-            raise ValueError(f"outputs of a batch are ascending, in 0 .. {n - 1}")
-        for i in np.unique(sequences):
-            past = self._sequences[i].n_past
-            mine = positions[sequences == i]
-            if (mine != np.arange(past, past + len(mine))).any():
-                raise SequenceError(f"positions of the batch do not continue sequence {i}, which has {past} tokens")
-        self._check_room(n, self._runner.cells.n_used)
-        return Batch(*(values.astype(np.int32) for values in checked))
-
-    def _check_room(self, n: int, past: int) -> None:
-        cells = self._runner.cells
-        if n > cells.n_free:
-            rest = "" if cells.n_used == past else f", of which {cells.n_used} rows are in use"
-            raise ContextFull(f"{n} tokens after {past} do not fit a context of {self.n_ctx}{rest}",
-                              past, n, self.n_ctx)
-
-    def _truncate(self, sequence: Sequence, n: int) -> None:
-        with self._lock:
-            past = sequence.n_past
-            if not 0 <= index(n) <= past:
-                raise ValueError(f"sequence {sequence.index} has {past} tokens: it cannot keep {n}")
-            if self._runner.is_recurrent and n not in (0, past):
-                raise SequenceError(f"the state of a recurrent model cannot be cut to {n} of {past} tokens: save it "
-                                    "there, or evaluate them again")
-            self._cut(sequence, n)
-
-    def _cut(self, sequence: Sequence, n: int) -> None:
-        if n == 0:
-            self._runner.clear_state(sequence.index)
-        self._runner.cells.remove(sequence.index, n)
-        del sequence._ids[n:]
-
-    def _keep_common(self, sequence: Sequence, ids: list[int]) -> int:
-        with self._lock:
-            held, n = sequence._ids, 0
-            for ours, theirs in zip(held, ids[:-1], strict=False):
-                if ours != theirs:
-                    break
-                n += 1
-            if self._runner.is_recurrent and n < len(held):
-                n = 0
-            cells = self._runner.cells
-            rows = cells.rows_of(sequence.index, n)
-            free = cells.n_free + int(np.count_nonzero(~cells.shared(rows)))
-            if len(ids) - n > free:
-                raise ContextFull(f"{len(ids) - n} tokens after {n} do not fit a context of {self.n_ctx}",
-                                  n, len(ids) - n, self.n_ctx)
-            if n < len(held):
-                self._cut(sequence, n)
-            return n
-
-    def _copy(self, sequence: Sequence, other: int | Sequence) -> None:
-        if isinstance(other, Sequence) and other.model is not self:
-            raise ValueError("a sequence is copied within its model: save and restore it elsewhere")
-        target = other if isinstance(other, Sequence) else self.sequence(other)
-        with self._lock:
-            if target is sequence:
-                return
-            self._runner.copy_state(sequence.index, target.index)
-            self._runner.cells.remove(target.index)
-            self._runner.cells.copy(sequence.index, target.index)
-            target._ids[:] = sequence._ids
-
-    def _shift(self, sequence: Sequence, n_keep: int, n_discard: int) -> None:
-        with self._lock:
-            past = sequence.n_past
-            if index(n_keep) < 0 or index(n_discard) < 0 or n_keep + n_discard > past:
-                raise ValueError(f"sequence {sequence.index} has {past} tokens: it cannot keep {n_keep} and then "
-                                 f"forget {n_discard}")
-            if self._runner.is_recurrent:
-                raise SequenceError("the state of a recurrent model has no tokens that could be forgotten")
-            cells = self._runner.cells
-            snapshot = cells.snapshot()
-            try:
-                cells.remove(sequence.index, n_keep, n_keep + n_discard)
-                deltas = cells.shift(sequence.index, n_keep + n_discard, None, -n_discard)
-                self._runner.turn(deltas)
-                del sequence._ids[n_keep : n_keep + n_discard]
-            except BaseException:
-                cells.rollback(snapshot)
-                raise
-
-    def _save(self, sequence: Sequence, target) -> None:
-        with self._lock:
-            state.save(target, self._runner, sequence.index, sequence._ids)
-
-    def _restore(self, sequence: Sequence, source) -> None:
-        with self._lock:
-            sequence._ids[:] = state.restore(source, self._runner, sequence.index)
 
     # -- the end -------------------------------------------------------------------------
 
@@ -409,8 +214,8 @@ class Model:
         """Give all memory back; idempotent.  Backends that the caller gave stay open."""
         if self.closed:
             return
-        with self._lock:
-            self._lock.closed = True
+        with self._held.lock:
+            self._held.lock.closed = True
             each([self._runner.close, *(backend.close for backend in self._owned)])
 
     def __enter__(self) -> Model:
@@ -419,22 +224,3 @@ class Model:
     def __exit__(self, *exc) -> None:
         self.close()
 
-
-class _Lock:
-    """One call at a time: a second thread, or a callback, gets an error instead of corruption."""
-
-    __slots__ = ("closed", "lock")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.closed = False
-
-    def __enter__(self) -> None:
-        if not self.lock.acquire(False):
-            raise ModelBusy("the model is in use; one thread at a time")
-        if self.closed:
-            self.lock.release()
-            raise ModelClosed("the model is closed")
-
-    def __exit__(self, *exc) -> None:
-        self.lock.release()

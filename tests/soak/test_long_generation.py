@@ -36,7 +36,7 @@ def test_ten_thousand_tokens_leak_nothing(flash):
         tokens = model.generate([1, 2, 3], None, shift=True, n_keep=2, temperature=1.0, seed=1)
         before = None
         for i, _ in enumerate(tokens):
-            if i % 97 == 0:
+            if i % 97 < 10 and model.n_free > 20:
                 model.sequence(0).copy_to(1)
                 model.sequence(2).eval([4, 5])
                 model.sequence(2).reset()
