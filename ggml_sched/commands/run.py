@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from ggml_sched.commands.run_progress import Progress
 from ggml_sched.commands.run_report import report
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         with Progress(os.path.basename(source)) as progress:
             model = stack.enter_context(llama.load(
                 source, named, args.n_ctx, args.n_batch, policy=args.policy, kv_type=args.kv_type,
-                flash=False if args.no_flash else None, use_mmap=not args.no_mmap, progress=progress))
+                flash=False if args.no_flash else None, use_mmap=not args.no_mmap, progress=progress.listener))
         loaded = time.perf_counter() - start
         if args.chat:
             return _chat(args, model, loaded, sampling)
@@ -124,7 +124,8 @@ def _chat(args: argparse.Namespace, model, loaded: float, sampling: dict) -> int
     messages = [{"role": "system", "content": args.system}] if args.system is not None else []
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        import readline  # noqa: F401 (gives `input` its editing keys)
+        with suppress(ImportError):     # gives `input` its editing keys
+            import readline  # noqa: F401
     _opening(args, model)()
     generations = []
     while True:
@@ -137,7 +138,7 @@ def _chat(args: argparse.Namespace, model, loaded: float, sampling: dict) -> int
         if not line.strip():
             continue
         messages.append({"role": "user", "content": line})
-        generation = model.chat(messages, args.predict, stop=args.stop, shift=True, **sampling)
+        generation = _reply(args, model, messages, sampling)
         code = _stream(generation, lambda: None)
         messages.append({"role": "assistant", "content": generation.text})
         generations.append(generation)
@@ -146,6 +147,16 @@ def _chat(args: argparse.Namespace, model, loaded: float, sampling: dict) -> int
     if args.stats:
         report(args, model, loaded, generations)
     return 0
+
+
+def _reply(args: argparse.Namespace, model, messages: list[dict], sampling: dict):
+    """What answers the last message; the oldest are forgotten as long as the conversation does not fit."""
+    first = 1 if args.system is not None else 0
+    while True:
+        generation = model.chat(messages, args.predict, stop=args.stop, shift=True, **sampling)
+        if generation.stats.n_prompt < model.n_ctx or len(messages) - first < 3:
+            return generation
+        del messages[first : first + 2]
 
 
 def _opening(args: argparse.Namespace, model):

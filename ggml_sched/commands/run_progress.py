@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 PATIENCE = 0.5
 """Seconds before the bar appears."""
 
 
 class Progress:
-    """Call it with bytes done and in all; a context manager.  It needs `tqdm`; without it, there is no bar."""
+    """A context manager whose `listener` a load calls.  The bar is `tqdm`'s; without it, there is none."""
 
     def __init__(self, what: str) -> None:
         self.what = what
         self._start = time.monotonic()
         self._bar = None
 
-    def __call__(self, done: int, total: int) -> None:
+    @property
+    def listener(self) -> Callable[[int, int], None] | None:
+        """What to call with bytes done and in all; None where nobody looks, so that nothing is brought for it."""
+        return self._show if sys.stderr.isatty() else None
+
+    def _show(self, done: int, total: int) -> None:
         if self._bar is None:
-            if time.monotonic() - self._start < PATIENCE or not sys.stderr.isatty():
+            if time.monotonic() - self._start < PATIENCE:
                 return
             self._bar = _new_bar(self.what, total)
             if self._bar is None:

@@ -119,6 +119,8 @@ def test_a_chat_reads_lines_from_a_pipe(capsys, monkeypatch):
     assert chat("import\nreturn\n") == replies
     assert chat("import\n") == replies[:1]
     assert len(chat("import\n", "--system", "def")) == 1
+    # A conversation that outgrows the context forgets its beginning.
+    assert len(chat("import\nreturn\nclass\n" * 3, "--n-ctx", 96, "--system", "def")) == 9
 
 
 def test_a_reader_that_leaves_early_is_no_error():
@@ -224,7 +226,8 @@ import ggml_sched.llama as llama
 load = llama.load
 def slow(*args, progress=None, **options):
     for done in range(0, 101, 10):
-        progress(done << 20, 100 << 20)
+        if progress is not None:
+            progress(done << 20, 100 << 20)
         time.sleep({pause})
     return load(*args, **options)
 llama.load = slow

@@ -53,7 +53,8 @@ def test_ten_thousand_tokens_leak_nothing(flash):
         assert memory <= before[1] + GROWTH
 
 
-def test_models_come_and_go():
+def test_models_come_and_go(monkeypatch):
+    monkeypatch.undo()          # conftest.py keeps every plan, to verify it once
     data = random_llama(1, **SHAPES)
     with gs.CpuBackend(2) as backend:
         before = None
