@@ -8,8 +8,8 @@ from pathlib import Path
 import ggml_sched as gs
 from ggml_sched.commands.plan import CONFIGS, n_layers, placement
 from ggml_sched.llama.arch import llama as arch
-from ggml_sched.llama.builder import Builder
-from ggml_sched.llama.hparams import Hparams, Rope
+from ggml_sched.llama.builder import Shape, build_graph
+from ggml_sched.llama.hparams import Hparams, Layer, Rope
 from ggml_sched.llama.kvcache import KVCache
 from ggml_sched.llama.weights import Weights
 
@@ -45,9 +45,10 @@ def configured(name: str, config: str, backends: tuple | None = None,
 def deep(config: str, n_tokens: int = 512, backends: tuple | None = None) -> tuple[gs.Graph, tuple]:
     """A graph of 126 layers as this package builds it: Llama 3.1 405B by its shapes, on dry backends."""
     backends = backends or devices(config)
-    h = Hparams("llama", n_vocab=128256, n_ctx_train=131072, n_embd=16384, n_layer=126, n_ff=53248, n_head=128,
-                n_head_kv=8, n_embd_head_k=128, n_embd_head_v=128, norm_eps=1e-5, attn_scale=128**-0.5,
-                rope=Rope(n_dims=128, n_ctx_orig=8192, freq_base=5e5))
+    rope = Rope(n_dims=128, n_ctx_orig=8192, freq_base=5e5)
+    layer = Layer(n_head=128, n_head_kv=8, n_ff=53248, n_embd_k=1024, n_embd_v=1024, rope=rope)
+    h = Hparams("llama", n_vocab=128256, n_ctx_train=131072, n_embd=16384, n_embd_head_k=128, n_embd_head_v=128,
+                norm_eps=1e-5, attn_scale=128**-0.5, layers=(layer,) * 126, rope=rope)
     place = placement(config, list(backends), h.n_layer)
     weights = Weights()
     for spec in arch.weights(h):
@@ -60,8 +61,8 @@ def deep(config: str, n_tokens: int = 512, backends: tuple | None = None) -> tup
     for backend, home in weights.contexts.items():
         backend.alloc_tensors(home)
     cache = KVCache(h, 4096, lambda name, layer: place(name), "f16")
-    builder = Builder(h, weights, cache, n_tokens, n_kv=4096)
-    return builder.finish(arch.build(builder)).graph, backends
+    shape = Shape(n_tokens, 4096, n_tokens)
+    return build_graph(arch, h, weights, cache, shape, flash=False).graph, backends
 
 
 def synthetic(n_nodes: int, config: str = "c4", backends: tuple | None = None) -> tuple[gs.Graph, tuple]:

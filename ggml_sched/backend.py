@@ -140,7 +140,8 @@ class Backend(BackendBase):
     `max_buffer_size` bounds one buffer in bytes (None: no bound), `is_host` says that the CPU can read its memory
     directly, `concurrent_copies` that another thread may bring and fetch data while it computes, `asynchronous` that
     computes, copies and sets return at once, are done in order, and can be waited for by events, `has_memory` (unless
-    for planning only) that there is something behind its addresses.
+    for planning only) that there is something behind its addresses, `kv_padding` that attention reads a multiple of
+    this many rows of a KV cache.
     """
 
     max_buffer_size: int | None = None
@@ -148,6 +149,7 @@ class Backend(BackendBase):
     concurrent_copies: bool = False
     asynchronous: bool = False
     has_memory: bool = True
+    kv_padding: int = 32
 
     # -- memory ---------------------------------------------------------------
 

@@ -84,6 +84,9 @@ def write(tensor: Tensor, array) -> None:
     backend = _backend(tensor)
     _check_ends(tensor)
     kind = tensor.type
+    if type(array) is np.ndarray and array.dtype is DTYPES.get(kind) and _fits(tensor, array):
+        _put(tensor, backend, memoryview(np.ascontiguousarray(array)).cast("B"))     # nothing to convert
+        return
     values = _as_array(array, kind in INTEGERS)
     raw = kind.is_quantized and values.dtype == np.uint8
     if raw:
@@ -110,6 +113,18 @@ def write(tensor: Tensor, array) -> None:
         # Other bytes lie between the rows: change ours, keep theirs.
         span = _span(tensor, zeros=True)
         array_over(tensor, span)[...] = values
+    _put(tensor, backend, span)
+
+
+def _fits(tensor: Tensor, array: np.ndarray) -> bool:
+    """Whether an array has the elements of a contiguous tensor, one or more, in their order."""
+    n = array.size
+    return (0 < n == tensor.n_elements and tensor.is_contiguous
+            and (array.ndim == 1 or array.ndim > 1 and _squeezed(array.shape) == _squeezed(shape_of(tensor))))
+
+
+def _put(tensor: Tensor, backend, span) -> None:
+    """Keep bytes for a leaf that waits on the host; bring others to the tensor's memory."""
     if _is_staged(tensor):
         _stash(tensor, span)
         if not tensor.lease.through:

@@ -3,30 +3,67 @@
     gguf, gguf_write    the file format
     hparams, weights    what a file holds, checked and placed
     arch/, builder      graphs: a module for each architecture, and the blocks they are made of
-    kvcache, model      the state of a sequence, and evaluating it
+    kvcache, cells      keys and values of tokens, and which row holds which
+    load, runner        from a file to memory on backends; running batches
+    model, sequence     evaluating tokens and text; state: sequences as files
+    generation          streaming
+    defaults            which backends
+    text/               tokenizers, streams of text, chat templates
     sampling            choosing the next token
     synthetic           small random models
+    small, data/        a small trained one
 """
 
 from __future__ import annotations
 
-from ggml_sched.llama.errors import ContextFull, ModelBusy, ModelClosed
+from ggml_sched.llama.batch import Batch
+from ggml_sched.llama.errors import (
+    ChatTemplateError,
+    ContextFull,
+    ModelBusy,
+    ModelClosed,
+    SamplingError,
+    SequenceError,
+    StateFormatError,
+    TokenizerError,
+)
+from ggml_sched.llama.generation import Generation
 from ggml_sched.llama.gguf import GGUFFile, open_gguf
 from ggml_sched.llama.gguf_write import write_gguf
-from ggml_sched.llama.model import Model, load
+from ggml_sched.llama.load import load
+from ggml_sched.llama.model import Model
 from ggml_sched.llama.sampling import Sampler, greedy
+from ggml_sched.llama.sequence import Sequence
+from ggml_sched.llama.small import SMALL_PROMPT, small_model
 from ggml_sched.llama.synthetic import random_llama
+from ggml_sched.llama.text.chat import ChatTemplate
+from ggml_sched.llama.text.stream import StopStrings, Stream
+from ggml_sched.llama.text.tokenizer import Tokenizer
 
 __all__ = [
+    "SMALL_PROMPT",
+    "Batch",
+    "ChatTemplate",
+    "ChatTemplateError",
     "ContextFull",
     "GGUFFile",
+    "Generation",
     "Model",
     "ModelBusy",
     "ModelClosed",
     "Sampler",
+    "SamplingError",
+    "Sequence",
+    "SequenceError",
+    "StateFormatError",
+    "StopStrings",
+    "Stream",
+    "Tokenizer",
+    "TokenizerError",
     "greedy",
     "load",
     "open_gguf",
     "random_llama",
+    "small_model",
     "write_gguf",
 ]

@@ -1,4 +1,4 @@
-"""The blocks that transformer graphs are made of: norm, attention over the KV cache, feed-forward, experts.
+"""The blocks that graphs of language models are made of: norms, attention over the KV cache, feed-forward units.
 
 Owns the graph of one batch while it is built.  Invariant: whatever is `expand`ed is computed in
 that order, as by ggml_build_forward_expand, and a cache is read through the node that wrote it, so
@@ -10,87 +10,97 @@ An architecture (`arch/`) is a list of weights and a function that puts these bl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
-
 from ggml_sched._graph import Context, Graph, Tensor
-from ggml_sched.llama.hparams import Hparams
+from ggml_sched.llama.batch import Batch
+from ggml_sched.llama.batchgraph import BatchGraph, Inputs, Shape
+from ggml_sched.llama.hparams import Hparams, Layer, Rope
 from ggml_sched.llama.kvcache import KVCache
 from ggml_sched.llama.weights import Weights
 
-__all__ = ["BatchGraph", "Builder"]
-
-MIN_EXPERT_WEIGHT = 6.103515625e-5
-"""The sum of the chosen experts' weights is kept above the smallest normal f16."""
+__all__ = ["Batch", "BatchGraph", "Builder", "Shape", "build_graph"]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchGraph:
-    """A graph for n_tokens tokens that attend to n_kv rows: its inputs and its result."""
-
-    graph: Graph
-    tokens: Tensor
-    positions: Tensor
-    k_rows: Tensor
-    v_rows: Tensor
-    mask: Tensor
-    logits: Tensor
-
-    @property
-    def n_tokens(self) -> int:
-        return self.mask.ne[1]
-
-    @property
-    def n_kv(self) -> int:
-        return self.mask.ne[0]
-
-    def set_inputs(self, tokens: np.ndarray, n_past: int, n_ctx: int) -> None:
-        """Give the inputs, which have addresses by now, the values for `tokens` after n_past others."""
-        n, n_kv = self.n_tokens, self.n_kv
-        rows = np.arange(n_past, n_past + n)
-        self.tokens.set(tokens.astype(np.int32))
-        self.positions.set(rows.astype(np.int32))
-        self.k_rows.set(rows.astype(np.int64))
-        # V is transposed: element j of token i belongs at j * n_ctx + row.
-        width = self.v_rows.ne[0] // n
-        self.v_rows.set((rows[:, None] + np.arange(width) * n_ctx).astype(np.int64).reshape(-1))
-        mask = np.where(np.arange(n_kv) <= rows[:, None], np.float32(0), np.float32(-np.inf))
-        self.mask.set(mask)
+def build_graph(arch, hparams: Hparams, weights: Weights, cache: KVCache, shape: Shape, flash: bool) -> BatchGraph:
+    """The graph of a shape; `arch` is a module of `arch/`, `flash` must be what the cache was laid out for."""
+    if flash != cache.flash:
+        raise ValueError(f"flash = {flash} for a KV cache that was made with flash = {cache.flash}")
+    builder = Builder(hparams, weights, cache, shape)
+    return builder.finish(arch.build(builder))
 
 
 class Builder:
-    """Builds the graph of n_tokens tokens that attend to n_kv rows of the cache."""
+    """Builds the graph of a shape.  `arch.build` returns the state of the wanted tokens after the last layer."""
 
-    def __init__(self, hparams: Hparams, weights: Weights, cache: KVCache, n_tokens: int, n_kv: int) -> None:
-        self.hparams, self.weights, self.cache = hparams, weights, cache
-        self.n_tokens, self.n_kv = n_tokens, n_kv
-        self.ctx = ctx = Context(f"{hparams.arch} {n_tokens} tokens {n_kv} rows")
+    def __init__(self, hparams: Hparams, weights: Weights, cache: KVCache, shape: Shape) -> None:
+        self.hparams, self.weights, self.cache, self.shape = hparams, weights, cache, shape
+        self.n_tokens, self.n_kv, self.flash = shape.n_tokens, shape.n_kv, cache.flash
+        self.ctx = ctx = Context(f"{hparams.arch} {shape.n_tokens} tokens {shape.n_kv} rows")
         self.order: list[Tensor] = []
-        self.tokens = ctx.tensor("i32", n_tokens, "inp_tokens", input=True)
-        self.positions = ctx.tensor("i32", n_tokens, "inp_pos", input=True)
-        self.k_rows = ctx.tensor("i64", n_tokens, "attn_inp_k_idxs", input=True)
-        self.v_rows = ctx.tensor("i64", n_tokens * hparams.n_embd_v, "attn_inp_v_idxs", input=True)
-        self.mask = ctx.tensor("f32", (n_kv, n_tokens), "attn_inp_kq_mask", input=True)
+        self.done = False   # nothing that comes now is wanted
+        self.inputs = Inputs(ctx.tensor("i32", shape.n_tokens, "inp_tokens", input=True))
+        # Rows that attention needs, or none at all.
+        self.selects = 0 < shape.n_outputs < shape.n_tokens
+        if self.selects:
+            self.inputs.outputs = ctx.tensor("i32", shape.n_outputs, "inp_out_ids", input=True)
+
+    # -- the frame ------------------------------------------------------------------
 
     def name(self, t: Tensor, name: str, layer: int | None = None) -> Tensor:
         return self.ctx.set_name(t, name if layer is None else f"{name}-{layer}")
 
     def expand(self, *tensors: Tensor) -> None:
         """Compute these, in this order, before whatever comes later."""
-        self.order.extend(tensors)
+        if not self.done:
+            self.order.extend(tensors)
 
-    def finish(self, logits: Tensor) -> BatchGraph:
-        self.ctx.set_output(logits)
-        graph = Graph(*self.order, logits)
-        graph.meta = {"model": self.hparams.arch, "n_layer": self.hparams.n_layer, "n_tokens": self.n_tokens,
-                      "n_kv": self.n_kv, "n_ctx": self.cache.n_ctx}
-        return BatchGraph(graph, self.tokens, self.positions, self.k_rows, self.v_rows, self.mask, logits)
+    def positions(self) -> Tensor:
+        inputs = self.inputs
+        if inputs.positions is None:
+            inputs.positions = self.ctx.tensor("i32", self.n_tokens, "inp_pos", input=True)
+        return inputs.positions
+
+    def mask(self, window: int) -> Tensor:
+        """What tokens see in layers of this window; flash attention takes f16 everywhere."""
+        masks = self.inputs.masks
+        if window not in masks:
+            name = f"attn_inp_kq_mask{'_swa' if window else ''}"
+            kind = "f16" if self.flash else "f32"
+            masks[window] = self.ctx.tensor(kind, (self.n_kv, self.n_tokens), name, input=True)
+        return masks[window]
+
+    def state_row(self) -> Tensor:
+        inputs = self.inputs
+        if inputs.state_row is None:
+            inputs.state_row = self.ctx.tensor("i32", 1, "rs_s_copy", input=True)
+        return inputs.state_row
+
+    def wanted(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """After the last layer's attention: of the tokens whose results are wanted; before, all."""
+        if not self.selects or layer != self.hparams.n_layer - 1:
+            return tensors
+        return tuple(self.ctx.get_rows(t, self.inputs.outputs) for t in tensors)
+
+    def finish(self, x: Tensor) -> BatchGraph:
+        """Last norm, and logits unless embeddings are wanted."""
+        h, shape = self.hparams, self.shape
+        output = None
+        if shape.n_outputs:
+            output = self.norm(x, "output_norm", "result_norm")
+            if not shape.embeddings:
+                output = self.logits(output)
+            self.order.append(self.ctx.set_output(output))
+        graph = Graph(*self.order)
+        graph.meta = {"model": h.arch, "n_layer": h.n_layer, "n_tokens": shape.n_tokens, "n_kv": shape.n_kv,
+                      "n_ctx": self.cache.n_ctx}
+        return BatchGraph(graph, output, shape, self.inputs, self.cache.n_ctx, h.n_positions)
 
     # -- blocks -------------------------------------------------------------------
 
     def embed(self) -> Tensor:
-        return self.name(self.ctx.get_rows(self.weights["token_embd.weight"], self.tokens), "embd")
+        x = self.ctx.get_rows(self.weights["token_embd.weight"], self.inputs.tokens)
+        x = self.name(x, "embd")
+        scale = self.hparams.embd_scale
+        return x if scale == 1 else self.name(self.ctx.scale(x, scale), "inp_scaled")
 
     def linear(self, x: Tensor, prefix: str, name: str, layer: int | None = None) -> Tensor:
         """x times `{prefix}.weight`, plus `{prefix}.bias` if the model has it."""
@@ -98,102 +108,173 @@ class Builder:
         bias = self.weights.get(f"{prefix}.bias")
         return y if bias is None else self.name(self.ctx.add(y, bias), f"{name}_b", layer)
 
-    def rms_norm(self, x: Tensor, weight: str, name: str, layer: int | None = None) -> Tensor:
-        x = self.name(self.ctx.rms_norm(x, self.hparams.norm_eps), "norm", layer)
-        return self.name(self.ctx.mul(x, self.weights[weight]), name, layer)
+    def norm(self, x: Tensor, prefix: str, name: str, layer: int | None = None) -> Tensor:
+        """RMS or layer norm as the model has it, times a weight, plus a bias if there is one."""
+        h, ctx = self.hparams, self.ctx
+        x = ctx.rms_norm(x, h.norm_eps) if h.norm == "rms" else ctx.norm(x, h.norm_eps)
+        x = ctx.mul(self.name(x, "norm", layer), self.weights[f"{prefix}.weight"])
+        bias = self.weights.get(f"{prefix}.bias")
+        return self.name(x if bias is None else ctx.add(self.name(x, "norm_w", layer), bias), name, layer)
 
     def query_key_value(self, x: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Three products of x, split into heads: [n_embd_head, n_head or n_head_kv, n_tokens]."""
-        h, heads = self.hparams, []
-        for kind, width, n_head in (("q", h.n_embd_head_k, h.n_head), ("k", h.n_embd_head_k, h.n_head_kv),
-                                    ("v", h.n_embd_head_v, h.n_head_kv)):
-            name = f"{kind.upper()}cur"
-            y = self.linear(x, f"blk.{layer}.attn_{kind}", name, layer)
-            heads.append(self.name(self.ctx.reshape_3d(y, width, n_head, self.n_tokens), name, layer))
+        """Three products of x, or parts of one, as heads: [n_embd_head, n_head or n_head_kv, n_tokens]."""
+        h, at, ctx, heads = self.hparams, self.hparams.layers[layer], self.ctx, []
+        kinds = (("Qcur", "q", h.n_embd_head_k, at.n_head), ("Kcur", "k", h.n_embd_head_k, at.n_head_kv),
+                 ("Vcur", "v", h.n_embd_head_v, at.n_head_kv))
+        if self.weights.get(f"blk.{layer}.attn_qkv.weight") is None:
+            for name, kind, width, n_head in kinds:
+                y = self.linear(x, f"blk.{layer}.attn_{kind}", name, layer)
+                heads.append(self.name(ctx.reshape_3d(y, width, n_head, self.n_tokens), name, layer))
+            return tuple(heads)
+        y, first = self.linear(x, f"blk.{layer}.attn_qkv", "wqkv", layer), 0
+        size = y.nb[0]
+        for name, _, width, n_head in kinds:
+            part = ctx.view_3d(y, width, n_head, self.n_tokens, width * size, y.nb[1], first * size)
+            heads.append(self.name(part, name, layer))
+            first += width * n_head
         return tuple(heads)
 
-    def rope(self, x: Tensor, mode: str, name: str, layer: int) -> Tensor:
-        r = self.hparams.rope
-        factors = self.weights.get("rope_freqs.weight")
-        x = self.ctx.rope(x, self.positions, r.n_dims, mode, factors, r.n_ctx_orig, r.freq_base, r.freq_scale,
-                          r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow)
+    def rope(self, x: Tensor, name: str, layer: int) -> Tensor:
+        r = self.hparams.layers[layer].rope
+        x = self.turned(x, self.positions(), r, r.attn_factor)
         return self.name(x, name, layer)
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        """Store k and v, attend with q to all rows so far -> [n_embd_head_v * n_head, n_tokens].
+    def turned(self, x: Tensor, positions: Tensor, r: Rope, attn_factor: float) -> Tensor:
+        return self.ctx.rope(x, positions, r.n_dims, r.mode, rope_factors(self.hparams, self.weights, self.cache),
+                             r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, attn_factor, r.beta_fast,
+                             r.beta_slow)
 
-        q[n_embd_head_k, n_head, n_tokens], k[n_embd_head_k, n_head_kv, n_tokens], v alike.
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, layer: int, *, scale: float | None = None,
+                  sinks: Tensor | None = None, unpack: Tensor | None = None) -> Tensor:
+        """Store k and v, attend with q to all rows that the mask shows -> [width of a head * n_head, n_tokens].
+
+        q[n_embd_head_k, n_head, n_tokens], k[n_embd_head_k, n_head_kv, n_tokens], v alike.  `unpack`
+        [n_embd_head_v, width, n_head] makes each head's result from what it gathered.
         """
-        ctx, h, n_kv = self.ctx, self.hparams, self.n_kv
-        self.expand(q, v, k)
+        ctx, h, at, n_kv = self.ctx, self.hparams, self.hparams.layers[layer], self.n_kv
+        last = not self.shape.n_outputs and layer == h.n_layer - 1
+        # Where nothing comes after the caches of the last layer, nobody asks.
+        self.expand(*((v, k) if last else (q, v, k)))
         k_all, v_all = self.store(k, v, layer)
-        head, row = h.n_embd_head_k * k_all.nb[0], k_all.nb[1]
-        k_all = ctx.permute(ctx.view_3d(k_all, h.n_embd_head_k, h.n_head_kv, n_kv, head, row), 0, 2, 1, 3)
-        column = self.cache.n_ctx * v_all.nb[0]
-        v_all = ctx.view_3d(v_all, n_kv, h.n_embd_head_v, h.n_head_kv, column, column * h.n_embd_head_v)
-        kq = self.name(ctx.mul_mat(k_all, ctx.permute(q, 0, 2, 1, 3)), "kq", layer)
-        kq = self.name(ctx.soft_max(kq, self.mask, h.attn_scale), "kq_soft_max", layer)
-        kqv = self.name(ctx.mul_mat(v_all, kq), "kqv", layer)
-        out = ctx.cont(ctx.permute(kqv, 0, 2, 1, 3), (h.n_embd_head_v * h.n_head, self.n_tokens))
+        if last:
+            self.done = True
+            return self.unreached(layer)
+        scale, mask = h.attn_scale if scale is None else scale, self.mask(at.window)
+        k_all = heads_of(ctx, k_all, at.n_head_kv, n_kv)
+        q = ctx.permute(q, 0, 2, 1, 3)
+        if self.flash:
+            v_all = heads_of(ctx, v_all, at.n_head_kv, n_kv)
+            out = self.name(ctx.flash_attn_ext(q, k_all, v_all, mask, scale, 0.0, h.attn_softcap, sinks), "__fattn__",
+                            layer)
+            if unpack is None:
+                return self.name(ctx.reshape_2d(out, out.ne[0] * at.n_head, self.n_tokens), "kqv_out", layer)
+            kqv = ctx.mul_mat(unpack, ctx.permute(out, 0, 2, 1, 3))
+        else:
+            kq = self.name(ctx.mul_mat(k_all, q), "kq", layer)
+            if h.attn_softcap:
+                kq, scale = self.capped(kq, h.attn_softcap, scale), 1.0
+            kq = self.name(ctx.soft_max(kq, mask, scale, 0.0, sinks), "kq_soft_max", layer)
+            kqv = ctx.mul_mat(self.columns(v_all, at), kq)
+            if unpack is not None:
+                kqv = ctx.mul_mat(unpack, self.name(kqv, "kqv", layer))
+        kqv = self.name(kqv, "kqv", layer)
+        out = ctx.cont(ctx.permute(kqv, 0, 2, 1, 3), (kqv.ne[0] * at.n_head, self.n_tokens))
         return self.name(out, "kqv_out", layer)
 
+    def unreached(self, layer: int) -> Tensor:
+        """A stand-in, of its shape, for what attention would give: no graph has it."""
+        h, at = self.hparams, self.hparams.layers[layer]
+        width = h.latent.head_v if h.latent else h.n_embd_head_v
+        return self.ctx.tensor("f32", (width * at.n_head, self.n_tokens), f"kqv_out-{layer}")
+
+    def capped(self, x: Tensor, cap: float, scale: float = 1.0) -> Tensor:
+        """cap * tanh(scale * x / cap)."""
+        ctx = self.ctx
+        return ctx.scale(ctx.tanh(ctx.scale(x, scale / cap)), cap)
+
     def store(self, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """The caches with this batch's rows written: [n_embd_k, n_ctx] and [1, n_ctx * n_embd_v]."""
-        ctx, h, n = self.ctx, self.hparams, self.n_tokens
-        k_cache, v_cache = self.cache.k[layer], self.cache.v[layer]
-        k_all = ctx.set_rows(k_cache, ctx.reshape_2d(k, h.n_embd_k, n), self.k_rows)
-        flat = ctx.reshape_2d(v_cache, 1, v_cache.n_elements)
-        v_all = ctx.set_rows(flat, ctx.reshape_2d(v, 1, h.n_embd_v * n), self.v_rows)
+        """The caches with this batch's rows written: [n_embd_k, n_ctx], and [n_embd_v, n_ctx] or [1, elements]."""
+        ctx, n, inputs, at = self.ctx, self.n_tokens, self.inputs, self.hparams.layers[layer]
+        if inputs.k_rows is None:
+            inputs.k_rows = ctx.tensor("i64", n, "attn_inp_k_idxs", input=True)
+        k_all = ctx.set_rows(self.cache.k[layer], self.rows_of(k), inputs.k_rows)
+        v_cache, v = self.cache.v[layer], self.rows_of(v)
+        if self.flash:
+            v_all = ctx.set_rows(v_cache, v, inputs.k_rows)
+        else:
+            v = v if v.is_contiguous else ctx.cont(v)
+            flat = ctx.reshape_2d(v_cache, 1, v_cache.n_elements)
+            v_all = ctx.set_rows(flat, ctx.reshape_2d(v, 1, at.n_embd_v * n), self.v_places(at.n_embd_v))
         self.expand(k_all, v_all)
         return k_all, v_all
 
-    def feed_forward(self, x: Tensor, layer: int) -> Tensor:
-        """What `common.feed_forward` lists the weights of."""
-        return self.experts(x, layer) if self.hparams.n_expert else self.swiglu(x, layer)
+    def v_places(self, width: int) -> Tensor:
+        """The places of a batch's values in a transposed V whose rows have `width` elements."""
+        places = self.inputs.v_rows
+        if width not in places:
+            places[width] = self.ctx.tensor("i64", width * self.n_tokens, "attn_inp_v_idxs", input=True)
+        return places[width]
 
-    def swiglu(self, x: Tensor, layer: int) -> Tensor:
-        """down(silu(gate(x)) * up(x))."""
+    def rows_of(self, heads: Tensor) -> Tensor:
+        """Heads [width, n_head, n_tokens] as rows [width * n_head, n_tokens]."""
+        ctx, (width, n_head, n, _) = self.ctx, heads.ne
+        if heads.is_contiguous:
+            return ctx.reshape_2d(heads, width * n_head, n)
+        if heads.nb[1] == width * heads.nb[0]:
+            return ctx.view_2d(heads, width * n_head, n, heads.nb[2])
+        return ctx.cont(heads, (width * n_head, n))
+
+    def columns(self, v: Tensor, at: Layer) -> Tensor:
+        """A transposed V as [n_kv, n_embd_head_v, n_head_kv]."""
+        width, column = at.n_embd_v // at.n_head_kv, self.cache.n_ctx * v.nb[0]
+        return self.ctx.view_3d(v, self.n_kv, width, at.n_head_kv, column, column * width)
+
+    def gated(self, x: Tensor, layer: int, kind: str = "swiglu", suffix: str = "") -> Tensor:
+        """down(f(gate(x)) * up(x)); gate and up may be one matrix, gate first."""
+        prefix, ctx = f"blk.{layer}.ffn_", self.ctx
+        up_name = f"ffn_up{suffix}"
+        if self.weights.get(f"{prefix}gate{suffix}.weight") is None:
+            x = ctx.glu(self.linear(x, prefix + "up" + suffix, up_name, layer), kind)
+        else:
+            gate = self.linear(x, prefix + "gate" + suffix, f"ffn_gate{suffix}", layer)
+            up = self.linear(x, prefix + "up" + suffix, up_name, layer)
+            x = ctx.glu_split(gate, up, kind)
+        x = self.name(x, f"ffn_{kind}{suffix}", layer)
+        return self.linear(x, prefix + "down" + suffix, f"ffn_out{suffix}", layer)
+
+    def plain(self, x: Tensor, layer: int, kind: str = "gelu") -> Tensor:
+        """down(f(up(x)))."""
         prefix = f"blk.{layer}.ffn_"
-        gate = self.linear(x, prefix + "gate", "ffn_gate", layer)
-        up = self.linear(x, prefix + "up", "ffn_up", layer)
-        x = self.name(self.ctx.swiglu_split(gate, up), "ffn_swiglu", layer)
+        x = self.linear(x, prefix + "up", "ffn_up", layer)
+        x = self.name(self.ctx.unary(x, kind), f"ffn_{kind}", layer)
         return self.linear(x, prefix + "down", "ffn_out", layer)
 
-    def experts(self, x: Tensor, layer: int) -> Tensor:
-        """The n_expert_used best experts of each token, weighted by their normalised probabilities."""
-        ctx, h, n, used = self.ctx, self.hparams, self.n_tokens, self.hparams.n_expert_used
+    def add(self, x: Tensor, y: Tensor, name: str, layer: int) -> Tensor:
+        return self.name(self.ctx.add(x, y), name, layer)
 
-        def name(t: Tensor, what: str) -> Tensor:
-            return self.name(t, f"ffn_moe_{what}", layer)
-
-        def of(what: str) -> Tensor:
-            return self.weights[f"blk.{layer}.ffn_{what}.weight"]
-
-        probs = name(ctx.soft_max(name(ctx.mul_mat(of("gate_inp"), x), "logits")), "probs")
-        order = name(ctx.argsort(probs, "desc"), "argsort")
-        chosen = name(ctx.view_2d(order, used, n, order.nb[1]), "topk")
-        weight = name(ctx.get_rows(ctx.reshape_3d(probs, 1, h.n_expert, n), chosen), "weights")
-        weight = ctx.reshape_2d(weight, used, n)
-        total = name(ctx.sum_rows(weight), "weights_sum")
-        total = name(ctx.clamp(total, MIN_EXPERT_WEIGHT, float("inf")), "weights_sum_clamped")
-        weight = ctx.reshape_3d(name(ctx.div(weight, total), "weights_norm"), 1, used, n)
-        self.expand(weight)
-        x = ctx.reshape_3d(x, h.n_embd, 1, n)
-        up = name(ctx.mul_mat_id(of("up_exps"), x, chosen), "up")
-        gate = name(ctx.mul_mat_id(of("gate_exps"), x, chosen), "gate")
-        x = name(ctx.swiglu_split(gate, up), "swiglu")
-        x = name(ctx.mul_mat_id(of("down_exps"), x, chosen), "down")
-        x = name(ctx.mul(x, weight), "weighted")
-        parts = [ctx.view_2d(x, h.n_embd, n, x.nb[2], i * x.nb[1]) for i in range(used)]
-        self.expand(*parts)
-        out = parts[0] if used > 1 else name(ctx.cont(parts[0]), "out")
-        for part in parts[1:]:
-            out = name(ctx.add(out, part), "out")
-        return out
-
-    def output(self, x: Tensor) -> Tensor:
-        """Logits of every token; the embedding stands in for a missing output matrix."""
+    def logits(self, x: Tensor) -> Tensor:
+        """The embedding stands in for a missing output matrix."""
+        h = self.hparams
         tied = self.weights.get("output.weight") is None
         x = self.ctx.mul_mat(self.weights["token_embd.weight" if tied else "output.weight"], x)
         bias = self.weights.get("output.bias")
-        return self.name(x if bias is None else self.ctx.add(x, bias), "result_output")
+        if bias is not None:
+            x = self.ctx.add(x, bias)
+        return self.name(self.capped(x, h.final_softcap) if h.final_softcap else x, "result_output")
+
+
+def heads_of(ctx: Context, cache: Tensor, n_head: int, n_rows: int) -> Tensor:
+    """A cache as [width of a head, n_rows, n_head]."""
+    row = cache.nb[1]
+    width = cache.ne[0] // n_head
+    return ctx.permute(ctx.view_3d(cache, width, n_head, n_rows, row // n_head, row), 0, 2, 1, 3)
+
+
+def rope_factors(h: Hparams, weights: Weights, cache: KVCache) -> Tensor | None:
+    """What the angles are divided by; some models have two tables, one for contexts beyond what they were made for."""
+    factors = weights.get("rope_freqs.weight")
+    if factors is None and h.longrope:
+        factors = weights.get(f"rope_factors_{'long' if cache.n_ctx > h.rope.n_ctx_orig else 'short'}.weight")
+    return factors
+
+

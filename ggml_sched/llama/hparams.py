@@ -3,27 +3,31 @@
 Owns their checking.  Invariant: every number of an `Hparams` is of its type, finite, in its range
 and consistent with the others, so that building a graph needs no further checks.  Corresponds to
 llama.cpp's llama_hparams and load_hparams.
+
+What only some architectures have (windows, experts, latent attention, recurrent states) has a default here
+that stands for its absence; the module of an architecture says otherwise in its `hparams`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ggml_sched.errors import FileFormatError
 from ggml_sched.llama.gguf import Array, GGUFFile
+from ggml_sched.llama.metadata import MAX_POSITION, Metadata
 
-__all__ = ["Hparams", "Metadata", "Rope", "read_hparams"]
+__all__ = ["MAX_MAGNITUDE", "Experts", "Hparams", "Latent", "Layer", "Metadata", "Rope", "Ssm", "base_hparams",
+           "with_windows"]
 
-MAX_EXTENT = 1 << 24
-"""No width, head count or vocabulary is larger."""
-MAX_POSITION = (1 << 31) - 1
-MAX_F32 = 3.4028234e38
+MAX_MAGNITUDE = 1e6
+"""Nothing is multiplied by more to make up for a longer context."""
+TINY = 1e-6
+"""No frequency base and no divisor is smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The arguments of the rope op."""
+    """The arguments of the rope op.  `attn_factor` is what the op is given: it multiplies that by what YaRN adds."""
 
     n_dims: int
     n_ctx_orig: int
@@ -33,123 +37,184 @@ class Rope:
     attn_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    mode: str = "normal"
+    k_first: int = 0
+    """Which element of a head of the K cache is the first that turns."""
+    log_mul: float = 0.0
+    """YaRN's mscale_all_dim, of DeepSeek."""
+
+    @property
+    def yarn_magnitude(self) -> float:
+        """What the op multiplies by beside attn_factor when it extrapolates."""
+        return 1.0 + 0.1 * math.log(1.0 / self.freq_scale) if self.ext_factor else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What may differ from layer to layer: heads, widths, how far back attention looks (0: everywhere)."""
+
+    n_head: int = 0
+    n_head_kv: int = 0
+    n_ff: int = 0
+    n_embd_k: int = 0
+    """The width of a row of the K cache; 0 without attention."""
+    n_embd_v: int = 0
+    window: int = 0
+    rope: Rope | None = None
+    recurrent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Mixtures of experts: `n_used` of `n` for each token."""
+
+    n: int
+    n_used: int
+    n_ff: int
+    n_dense_layers: int = 0
+    """The first layers have a plain feed-forward unit."""
+    n_shared: int = 0
+    """Experts that every token uses, joined to one that is so many times as wide."""
+    n_ff_shared: int = 0
+    gating: str = "softmax"
+    """Weights of experts: "softmax" or "sigmoid" over all, "chosen": softmax over the chosen ones."""
+    normalise: bool = True
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention: keys and values are kept as a vector of n_kv elements and a turned part."""
+
+    n_q: int
+    """The width that queries are squeezed through; 0: they are not."""
+    n_kv: int
+    head_k: int
+    """The width of a head's key before it is absorbed, its turned part (rope.n_dims) included."""
+    head_v: int
+    absorbed: bool
+    """Whether the cache has the latent vector (one head), or the keys and values made from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ssm:
+    """A selective state space (mamba)."""
+
+    n_conv: int
+    n_inner: int
+    n_state: int
+    n_dt: int
+    norm: bool = False
+    """Whether dt, B and C are normed (FalconMamba)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hparams:
-    """A transformer's sizes; `n_embd_head_k` and `_v` are the widths of one head."""
+    """A model's sizes; `n_embd_head_k` and `_v` are the widths of one head in the cache."""
 
     arch: str
     n_vocab: int
     n_ctx_train: int
     n_embd: int
-    n_layer: int
-    n_ff: int
-    n_head: int
-    n_head_kv: int
     n_embd_head_k: int
     n_embd_head_v: int
     norm_eps: float
     attn_scale: float
-    rope: Rope
-    n_expert: int = 0
-    n_expert_used: int = 0
+    layers: tuple[Layer, ...]
+    rope: Rope | None = None
+    norm: str = "rms"
+    """"rms" or "layer"."""
+    experts: Experts | None = None
+    latent: Latent | None = None
+    ssm: Ssm | None = None
+    attn_softcap: float = 0.0
+    final_softcap: float = 0.0
+    embd_scale: float = 1.0
+    n_positions: int = 0
+    """Positions that have a learned vector; 0 where none has."""
+    fused_qkv: bool = False
+    """Whether query, key and value are one matrix."""
+    longrope: bool = False
+    """Whether a table of factors belongs to contexts up to rope.n_ctx_orig and another one to longer ones."""
 
     @property
-    def n_embd_k(self) -> int:
-        """The width of a row of the K cache."""
-        return self.n_embd_head_k * self.n_head_kv
+    def n_layer(self) -> int:
+        return len(self.layers)
 
     @property
-    def n_embd_v(self) -> int:
-        """The width of a row of the V cache."""
-        return self.n_embd_head_v * self.n_head_kv
+    def n_head(self) -> int:
+        """Query heads of the layer that has most."""
+        return max(layer.n_head for layer in self.layers)
+
+    @property
+    def n_head_kv(self) -> int:
+        return max(layer.n_head_kv for layer in self.layers)
+
+    @property
+    def n_ff(self) -> int:
+        return max(layer.n_ff for layer in self.layers)
+
+    @property
+    def n_expert(self) -> int:
+        return self.experts.n if self.experts else 0
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layer has a state beside, or instead of, rows for tokens."""
+        return any(layer.recurrent for layer in self.layers)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The different windows of its attention layers, ascending; 0 is none."""
+        return tuple(sorted({layer.window for layer in self.layers if layer.n_embd_k}))
 
 
-class Metadata:
-    """Typed, checked reads of a file's metadata; `{arch}.` is put before the keys."""
-
-    def __init__(self, file: GGUFFile, arch: str) -> None:
-        self.file, self.arch = file, arch
-
-    def fail(self, what: str) -> FileFormatError:
-        return FileFormatError(f"{self.file.name}: {what}")
-
-    def _get(self, key: str, default):
-        key = f"{self.arch}.{key}"
-        value = self.file.metadata.get(key, default)
-        if value is None:
-            raise self.fail(f"no metadata {key!r}, which architecture {self.arch!r} needs")
-        return key, value
-
-    def integer(self, key: str, default: int | None = None, low: int = 1, high: int = MAX_EXTENT) -> int:
-        """An int in low .. high; given for each layer, it must be the same for all."""
-        key, value = self._get(key, default)
-        if isinstance(value, Array):
-            values = set(value) if 1 <= len(value) <= 1 << 16 else set()
-            if len(values) != 1:
-                raise self.fail(f"metadata {key!r} differs from layer to layer, which is not supported")
-            value = values.pop()
-        if type(value) is not int or not low <= value <= high:
-            raise self.fail(f"metadata {key!r} is {value!r}, not an integer in {low} .. {high}")
-        return value
-
-    def number(self, key: str, default: float | None = None, low: float = 0.0,
-               high: float = MAX_F32) -> float:
-        """A finite float in low .. high."""
-        key, value = self._get(key, default)
-        if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
-            raise self.fail(f"metadata {key!r} is {value!r}, not a number in {low:g} .. {high:g}")
-        return float(value)
-
-    def string(self, key: str, default: str | None = None) -> str:
-        key, value = self._get(key, default)
-        if not isinstance(value, str):
-            raise self.fail(f"metadata {key!r} is {value!r}, not a string")
-        return value
-
-
-def read_hparams(file: GGUFFile, arch: str) -> Hparams:
+def base_hparams(file: GGUFFile, arch: str, *, norm: str = "rms", mode: str | None = "normal",
+                 ff: bool = True) -> Hparams:
     """The hyperparameters under the names that most architectures share.
 
-    Raises FileFormatError for a missing or senseless one.
+    `mode` of rope, None without; `ff`: whether layers must have a feed-forward width.  Raises FileFormatError for a
+    missing or senseless one.
     """
     meta = Metadata(file, arch)
     n_embd = meta.integer("embedding_length")
-    n_head = meta.integer("attention.head_count")
-    n_head_kv = meta.integer("attention.head_count_kv", n_head)
-    if n_head % n_head_kv:
-        raise meta.fail(f"{n_head} heads do not share {n_head_kv} heads of keys and values evenly")
-    if n_embd % n_head and f"{arch}.attention.key_length" not in file.metadata:
-        raise meta.fail(f"an embedding of {n_embd} does not split into {n_head} heads")
-    head = n_embd // n_head or None
+    # More layers than tensors cannot be, and nothing is made for layers before this is known.
+    n_layer = meta.integer("block_count", high=max(len(file.tensors), 1))
+    heads = meta.integers("attention.head_count", n_layer)
+    heads_kv = meta.integers("attention.head_count_kv", n_layer) if meta.has("attention.head_count_kv") else heads
+    widths = meta.integers("feed_forward_length", n_layer, None if ff else 0, low=1 if ff else 0)
+    for n_head, n_head_kv in zip(heads, heads_kv, strict=True):
+        if n_head % n_head_kv:
+            raise meta.fail(f"{n_head} heads do not share {n_head_kv} heads of keys and values evenly")
+    if n_embd % heads[0] and not meta.has("attention.key_length"):
+        raise meta.fail(f"an embedding of {n_embd} does not split into {heads[0]} heads")
+    head = n_embd // heads[0] or None
     head_k = meta.integer("attention.key_length", head)
+    head_v = meta.integer("attention.value_length", head)
     n_ctx_train = meta.integer("context_length", high=MAX_POSITION)
-    n_expert = meta.integer("expert_count", 0, low=0)
-    n_expert_used = meta.integer("expert_used_count", 0, low=0)
-    if n_expert_used > n_expert or (n_expert and not n_expert_used):
-        raise meta.fail(f"{n_expert_used} of {n_expert} experts are used")
+    rope = read_rope(meta, head_k, n_ctx_train, mode) if mode else None
     return Hparams(
         arch=arch,
-        n_vocab=_n_vocab(meta),
+        n_vocab=n_vocab(meta),
         n_ctx_train=n_ctx_train,
         n_embd=n_embd,
-        # More layers than tensors cannot be, and nothing is made for layers before this is known.
-        n_layer=meta.integer("block_count", high=max(len(file.tensors), 1)),
-        n_ff=meta.integer("feed_forward_length"),
-        n_head=n_head,
-        n_head_kv=n_head_kv,
         n_embd_head_k=head_k,
-        n_embd_head_v=meta.integer("attention.value_length", head),
-        norm_eps=meta.number("attention.layer_norm_rms_epsilon", high=1.0),
-        attn_scale=meta.number("attention.scale", 1.0 / math.sqrt(head_k)),
-        rope=_rope(meta, head_k, n_ctx_train),
-        n_expert=n_expert,
-        n_expert_used=n_expert_used,
+        n_embd_head_v=head_v,
+        norm=norm,
+        norm_eps=meta.number("attention.layer_norm_rms_epsilon" if norm == "rms" else "attention.layer_norm_epsilon",
+                             high=1.0),
+        attn_scale=1.0 / math.sqrt(head_k),
+        layers=tuple(Layer(n_head, n_head_kv, n_ff, head_k * n_head_kv, head_v * n_head_kv, 0, rope)
+                     for n_head, n_head_kv, n_ff in zip(heads, heads_kv, widths, strict=True)),
+        rope=rope,
+        experts=read_experts(meta, widths[0]),
+        fused_qkv="blk.0.attn_qkv.weight" in file.tensors,
+        longrope=mode is not None and meta.string("rope.scaling.type", "linear") == "longrope",
     )
 
 
-def _n_vocab(meta: Metadata) -> int:
+def n_vocab(meta: Metadata) -> int:
+    """Rows of the embedding."""
     tensors = meta.file.tensors
     rows = tensors["token_embd.weight"].ne[1:2] if "token_embd.weight" in tensors else ()
     tokens = meta.file.metadata.get("tokenizer.ggml.tokens")
@@ -157,24 +222,68 @@ def _n_vocab(meta: Metadata) -> int:
     return meta.integer("vocab_size", default, high=MAX_POSITION)
 
 
-def _rope(meta: Metadata, head_k: int, n_ctx_train: int) -> Rope:
+def read_experts(meta: Metadata, n_ff: int) -> Experts | None:
+    """Experts as Mixtral has them, None for a model without."""
+    n, n_used = meta.integer("expert_count", 0, low=0), meta.integer("expert_used_count", 0, low=0)
+    if n_used > n or (n and not n_used):
+        raise meta.fail(f"{n_used} of {n} experts are used")
+    return Experts(n, n_used, n_ff) if n else None
+
+
+def with_windows(h: Hparams, meta: Metadata, window: int, period: int, rope: Rope | None = None) -> Hparams:
+    """Sliding windows for all but the last of each `period` layers, or for those that the file names.
+
+    Those layers turn as `rope` says, if need be by a frequency base of their own.
+    """
+    rope = rope or h.rope
+    rope = replace(rope, freq_base=meta.number("rope.freq_base_swa", rope.freq_base, low=TINY))
+    has = meta.pattern("attention.sliding_window_pattern", h.n_layer, period)
+    return replace(h, layers=tuple(replace(layer, window=window, rope=rope) if windowed else layer
+                                   for layer, windowed in zip(h.layers, has, strict=True)))
+
+
+# -- rope ---------------------------------------------------------------------------------
+
+
+def read_rope(meta: Metadata, head_k: int, n_ctx_train: int, mode: str) -> Rope:
     n_dims = meta.integer("rope.dimension_count", head_k, high=head_k)
     if n_dims % 2:
         raise meta.fail(f"rope turns {n_dims} dimensions: not an even number")
-    tiny = 1e-6
     kind = meta.string("rope.scaling.type", "linear")
     # Older files have the factor of linear scaling under a name of its own.
     factor = meta.number("rope.scaling.factor", meta.number("rope.scale_linear", 1.0)) or 1.0
-    if kind not in ("none", "linear", "yarn"):
-        raise meta.fail(f"rope scaling {kind!r}; known: none, linear, yarn")
-    attn_factor = meta.number("rope.scaling.yarn_attn_factor", 1.0)
-    return Rope(
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise meta.fail(f"rope scaling {kind!r}; known: none, linear, yarn, longrope")
+    freq_scale = 1.0 if kind == "none" else 1.0 / max(factor, TINY)
+    # rope.scaling.yarn_ext_factor and its like are for other architectures: llama.cpp does not read them for these.
+    ext_factor = 1.0 if kind == "yarn" else 0.0
+    log_mul = 0.0
+    if meta.arch == "deepseek2":
+        # These files have it multiplied by 0.1.
+        log_mul = meta.number("rope.scaling.yarn_log_multiplier", 0.0, high=100.0) / 0.1
+    attn_factor = _yarn_factor(1.0 / freq_scale, log_mul) if ext_factor else 1.0
+    rope = Rope(
         n_dims=n_dims,
         n_ctx_orig=meta.integer("rope.scaling.original_context_length", n_ctx_train, high=MAX_POSITION),
-        freq_base=meta.number("rope.freq_base", 10000.0, low=tiny),
-        freq_scale=1.0 if kind == "none" else 1.0 / max(factor, tiny),
-        ext_factor=meta.number("rope.scaling.yarn_ext_factor", 1.0, low=-1.0) if kind == "yarn" else 0.0,
-        attn_factor=meta.number("rope.scaling.attn_factor", attn_factor),
-        beta_fast=meta.number("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=meta.number("rope.scaling.yarn_beta_slow", 1.0),
+        freq_base=meta.number("rope.freq_base", 10000.0, low=TINY),
+        freq_scale=freq_scale,
+        ext_factor=ext_factor,
+        attn_factor=attn_factor * meta.number("rope.scaling.attn_factor", 1.0, high=MAX_MAGNITUDE),
+        mode=mode,
+        log_mul=log_mul,
     )
+    if not rope.yarn_magnitude > 0:
+        raise meta.fail(f"rope scaling by {factor:g} turns YaRN's magnitude to {rope.yarn_magnitude:g}")
+    return replace(rope, attn_factor=rope.attn_factor / rope.yarn_magnitude)
+
+
+def magnitude(factor: float, mscale: float) -> float:
+    """YaRN's multiplier of what is turned, for contexts `factor` times as long."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _yarn_factor(factor: float, log_mul: float) -> float:
+    if not log_mul:
+        return magnitude(factor, 1.0)
+    # DeepSeek 2 has one number for both of mscale and mscale_all_dim, unless that is 1.
+    return magnitude(factor, log_mul if log_mul != 1 else 1.0) / magnitude(factor, log_mul)

@@ -1,68 +1,184 @@
-"""The keys and values of the tokens seen so far.
+"""What a model remembers of the tokens it has seen: keys and values, and the states of recurrent layers.
 
-Owns one buffer of each backend that holds layers.  Invariant: rows from `n_past` on are zero or
-were written by an evaluation that is still running, so a masked row never brings a NaN into a
-product.  `cache_k_l{i}` is [n_embd_k, n_ctx]; `cache_v_l{i}` is stored transposed, as [n_ctx, n_embd_v]
-elements under the same extents.  Corresponds to llama.cpp's llama_kv_cache.
+Owns one buffer of each backend that holds layers.  Which row belongs to which token is not known here
+(`cells.py` knows).  Invariant: a row that no token has written since `clear` or `clear_rows` is zero, so a masked row
+never brings a NaN into a product.
+
+    cache_k_l{i}    [n_embd_k, n_ctx], a row for each token
+    cache_v_l{i}    [n_embd_v, n_ctx] with flash attention; without, the same extents hold the transposed matrix
+    cache_r_l{i}    [(n_conv - 1) * n_inner, n_seq], the inputs that a convolution needs again, a row for each sequence
+    cache_s_l{i}    [n_state * n_inner, n_seq], the state of a recurrent layer
+
+Corresponds to llama.cpp's llama_kv_cache and llama_memory_recurrent.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from ggml_sched._graph import Context, Tensor
+from ggml_sched._graph import Context, Tensor, Type
 from ggml_sched.backend import Backend
+from ggml_sched.errors import FileFormatError
 from ggml_sched.llama.hparams import Hparams
 from ggml_sched.llama.placement import Place
 
 __all__ = ["KVCache"]
 
-PADDING = 32
-"""Attention reads a multiple of this many rows, so that few different graphs arise while generating."""
+PLAIN = (Type.F32, Type.F16, Type.BF16)
+"""Types that the explicit softmax path reads transposed."""
+
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
+"""Types that rows can be written in, by name."""
 
 
 class KVCache:
-    """`k[l]` and `v[l]` for each layer."""
+    """`k[l]`, `v[l]`, `r[l]`, `s[l]`: the tensors of layer l, None where it has none.
 
-    def __init__(self, hparams: Hparams, n_ctx: int, place: Place, kv_type="f32") -> None:
-        self.n_ctx = n_ctx
-        self.k: list[Tensor] = []
-        self.v: list[Tensor] = []
+    `n_ctx` rows of `kv_type` (a Type or its name), states for `n_seq` sequences.  `flash`: laid out for flash
+    attention.  ValueError for a type that the layout, or the width of the rows, does not allow; OutOfMemory and
+    PlacementError as backends raise them.
+    """
+
+    def __init__(self, hparams: Hparams, n_ctx: int, place: Place, kv_type="f32", n_seq: int = 1, *,
+                 flash: bool = False) -> None:
+        kind = _type(kv_type)
+        if not flash and kind not in PLAIN:
+            raise ValueError(f"a KV cache of {kind} needs flash attention; without it f32, f16 or bf16")
+        self.hparams, self.n_ctx, self.n_seq, self.flash, self.kv_type = hparams, n_ctx, n_seq, flash, kind
+        self.k: list[Tensor | None] = []
+        self.v: list[Tensor | None] = []
+        self.r: list[Tensor | None] = []
+        self.s: list[Tensor | None] = []
         self.contexts: dict[Backend, Context] = {}
         self.buffers: dict[Backend, object] = {}
         try:
-            for layer in range(hparams.n_layer):
-                widths = ("k", hparams.n_embd_k, self.k), ("v", hparams.n_embd_v, self.v)
-                for kind, width, tensors in widths:
-                    name = f"cache_{kind}_l{layer}"
-                    backend = place(name, layer)
-                    ctx = self.contexts.setdefault(backend, Context(f"KV cache on {backend.name}"))
-                    tensors.append(_cache_tensor(ctx, kv_type, width, n_ctx, name))
+            for i, layer in enumerate(hparams.layers):
+                ssm = hparams.ssm if layer.recurrent else None
+                for letter, tensors, cell, width, n_rows in (
+                        ("k", self.k, kind, layer.n_embd_k, n_ctx), ("v", self.v, kind, layer.n_embd_v, n_ctx),
+                        ("r", self.r, Type.F32, (ssm.n_conv - 1) * ssm.n_inner if ssm else 0, n_seq),
+                        ("s", self.s, Type.F32, ssm.n_state * ssm.n_inner if ssm else 0, n_seq)):
+                    if width % cell.block_size:
+                        raise ValueError(f"rows of {width} elements do not hold whole blocks of {cell}")
+                    tensors.append(self._tensor(place, f"cache_{letter}_l{i}", i, cell, width, n_rows)
+                                   if width else None)
             for backend, ctx in self.contexts.items():
                 self.buffers[backend] = backend.alloc_tensors(ctx, usage="any")
             self.clear()
         except BaseException:
             self.close()
             raise
+        # A recurrent model's graphs read states only: one number of rows serves them all.
+        self._padding = 0 if not any(self.k) else max(backend.kv_padding for backend in self.contexts)
+
+    def _tensor(self, place: Place, name: str, layer: int, kind: Type, width: int, n_rows: int) -> Tensor:
+        backend = place(name, layer)
+        ctx = self.contexts.setdefault(backend, Context(f"KV cache on {backend.name}"))
+        with Context() as scratch:
+            plain = scratch.tensor(kind, (width, n_rows))  # checks the size
+            return ctx.restore("NONE", plain.type, plain.ne, plain.nb, name=name, resident="kv")
+
+    def padded(self, n_rows: int) -> int:
+        """How many rows attention reads when the first n_rows are in use: few numbers, so few different graphs.
+
+        1 where no layer has attention.
+        """
+        if not self._padding:
+            return 1
+        return min(-(-max(n_rows, 1) // self._padding) * self._padding, self.n_ctx)
+
+    # -- clearing -------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """All rows zero."""
+        """Everything zero."""
         for buffer in self.buffers.values():
             buffer.clear(0)
 
-    def clear_from(self, n_past: int) -> None:
-        """Rows from n_past on zero: what a failed evaluation may have written."""
-        for k, v in zip(self.k, self.v, strict=True):
-            row = k.nb[1]
-            k.backend.set_tensor(k, bytes(row * (self.n_ctx - n_past)), row * n_past)
-            values = np.zeros(v.nbytes, np.uint8).reshape(v.ne[0], self.n_ctx, v.nb[0])
-            v.backend.get_tensor(v, values.reshape(-1))
-            values[:, n_past:] = 0
-            v.backend.set_tensor(v, values.reshape(-1))
+    def clear_rows(self, rows) -> None:
+        """These rows of every layer zero: what a failed evaluation may have written."""
+        rows = _sorted(rows, self.n_ctx)
+        self._put(rows, [tuple(np.zeros((len(rows), _row_bytes(t)), np.uint8) for t in pair)
+                         for pair in self._attention()])
 
-    def padded(self, n_rows: int) -> int:
-        """How many rows attention reads when n_rows are in use."""
-        return min(-(-n_rows // PADDING) * PADDING, self.n_ctx)
+    def clear_state(self, row: int) -> None:
+        """The states of one sequence zero."""
+        for t in self._states():
+            t.backend.set_tensor(t, bytes(t.nb[1]), self._at(t, row))
+
+    # -- moving rows ------------------------------------------------------------------------
+
+    def read_rows(self, rows) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each attention layer the bytes of some rows, ascending: keys [m, bytes of a row] and values alike.
+
+        They do not depend on `flash`.  ValueError for a row that is not there.
+        """
+        rows = _sorted(rows, self.n_ctx)
+        return [(_read(k, rows), _read(v, rows) if self.flash else self._transposed(v)[:, rows].transpose(
+            1, 0, 2).reshape(len(rows), -1)) for k, v in self._attention()]
+
+    def write_rows(self, rows, data: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Write what `read_rows` gave, of a cache of this type, to some rows, ascending.
+
+        FileFormatError for data of other shapes; then nothing was written.
+        """
+        rows, layers = _sorted(rows, self.n_ctx), self._attention()
+        shapes = [((len(rows), _row_bytes(k)), (len(rows), _row_bytes(v))) for k, v in layers]
+        if [(np.shape(k), np.shape(v)) for k, v in data] != shapes:
+            raise FileFormatError(f"saved rows do not fit {len(rows)} rows of {len(layers)} layers of this cache")
+        self._put(rows, data)
+
+    def _put(self, rows: np.ndarray, data) -> None:
+        for (k, v), (keys, values) in zip(self._attention(), data, strict=True):
+            _write(k, rows, keys)
+            if self.flash:
+                _write(v, rows, values)
+            elif len(rows):
+                columns = self._transposed(v)
+                columns[:, rows] = np.asarray(values, np.uint8).reshape(len(rows), v.ne[0], -1).transpose(1, 0, 2)
+                v.backend.set_tensor(v, columns.reshape(-1))
+
+    def _transposed(self, v: Tensor) -> np.ndarray:
+        """The bytes of a transposed V: [n_embd_v, n_ctx, bytes of an element]."""
+        out = np.empty(v.nbytes, np.uint8)
+        v.backend.get_tensor(v, out)
+        return out.reshape(v.ne[0], self.n_ctx, v.nb[0])
+
+    def _attention(self) -> list[tuple[Tensor, Tensor]]:
+        return [(k, v) for k, v in zip(self.k, self.v, strict=True) if k is not None]
+
+    # -- moving states ------------------------------------------------------------------------
+
+    def read_state(self, row: int) -> list[np.ndarray]:
+        """The states of one sequence: f32 arrays, one for each tensor."""
+        out = []
+        for t in self._states():
+            out.append(np.empty(t.ne[0], np.float32))
+            t.backend.get_tensor(t, out[-1].view(np.uint8), self._at(t, row))
+        return out
+
+    def write_state(self, row: int, states: Sequence[np.ndarray]) -> None:
+        """Write what `read_state` gave.  FileFormatError for other shapes; then nothing was written."""
+        tensors = self._states()
+        if [np.shape(state) for state in states] != [(t.ne[0],) for t in tensors]:
+            raise FileFormatError(f"saved states do not fit the {len(tensors)} of this cache")
+        for t, state in zip(tensors, states, strict=True):
+            t.backend.set_tensor(t, np.ascontiguousarray(state, np.float32).view(np.uint8), self._at(t, row))
+
+    def copy_state(self, a: int, b: int) -> None:
+        """Give sequence b the states of sequence a."""
+        self.write_state(b, self.read_state(a))
+
+    def _states(self) -> list[Tensor]:
+        return [t for pair in zip(self.r, self.s, strict=True) for t in pair if t is not None]
+
+    def _at(self, t: Tensor, row: int) -> int:
+        if not 0 <= row < self.n_seq:
+            raise ValueError(f"state {row} is not in 0 .. {self.n_seq - 1}")
+        return row * t.nb[1]
+
+    # -- the end --------------------------------------------------------------------------
 
     def close(self) -> None:
         """Give the memory back; idempotent."""
@@ -70,10 +186,44 @@ class KVCache:
             buffer.close()
         for ctx in self.contexts.values():
             ctx.close()
-        self.buffers, self.contexts, self.k, self.v = {}, {}, [], []
+        self.buffers, self.contexts = {}, {}
+        self.k, self.v, self.r, self.s = [], [], [], []
 
 
-def _cache_tensor(ctx: Context, kind, width: int, n_ctx: int, name: str) -> Tensor:
-    with Context() as scratch:
-        plain = scratch.tensor(kind, (width, n_ctx))  # checks the type and the size
-        return ctx.restore("NONE", plain.type, plain.ne, plain.nb, name=name, resident="kv")
+def _type(kv_type) -> Type:
+    if isinstance(kv_type, Type):
+        return kv_type
+    if str(kv_type).upper() not in KINDS:
+        raise ValueError(f"kv_type = {str(kv_type)!r}; known: {', '.join(KINDS).lower()}")
+    return Type[str(kv_type).upper()]
+
+
+def _row_bytes(t: Tensor) -> int:
+    return t.nb[1]
+
+
+def _sorted(rows, n_ctx: int) -> np.ndarray:
+    """The rows as an ascending array; ValueError for others and for one twice."""
+    rows = np.asarray(rows, np.int64).reshape(-1)
+    if len(rows) and (rows[0] < 0 or rows[-1] >= n_ctx or (np.diff(rows) <= 0).any()):
+        raise ValueError(f"rows are ascending numbers in 0 .. {n_ctx - 1}")
+    return rows
+
+
+def _runs(rows: np.ndarray) -> list[tuple[int, int]]:
+    """Where rows follow one another: (first, one past the last) as places in `rows`."""
+    cuts = np.flatnonzero(np.diff(rows) != 1) + 1
+    return list(zip([0, *cuts.tolist()], [*cuts.tolist(), len(rows)], strict=True)) if len(rows) else []
+
+
+def _read(t: Tensor, rows: np.ndarray) -> np.ndarray:
+    out = np.empty((len(rows), t.nb[1]), np.uint8)
+    for first, end in _runs(rows):
+        t.backend.get_tensor(t, out[first:end].reshape(-1), int(rows[first]) * t.nb[1])
+    return out
+
+
+def _write(t: Tensor, rows: np.ndarray, data) -> None:
+    data = np.ascontiguousarray(data, np.uint8)
+    for first, end in _runs(rows):
+        t.backend.set_tensor(t, data[first:end].reshape(-1), int(rows[first]) * t.nb[1])

@@ -1,239 +1,226 @@
-"""A model that runs: weights, KV cache, graphs and the scheduler that runs them.
+"""A model that runs: evaluating tokens, its sequences, text.
 
-Owns all of these and closes them.  Invariant: `n_past` tokens are in the cache, and a call that
-raises leaves that as it was.  Corresponds to llama.cpp's llama_model and llama_context.
+Owns a runner and the backends that `load` made, and closes them.  Invariant: what a sequence says it holds is in the
+cache, and a call that raises leaves that as it was.  Corresponds to llama.cpp's llama_model and llama_context.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from operator import index
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Items
 
 import numpy as np
 
-from ggml_sched._graph import Type
 from ggml_sched.backend import Backend
-from ggml_sched.llama import arch as architectures
-from ggml_sched.llama.builder import BatchGraph, Builder
-from ggml_sched.llama.errors import ContextFull, ModelBusy, ModelClosed
-from ggml_sched.llama.gguf import open_gguf
-from ggml_sched.llama.hparams import Hparams, read_hparams
-from ggml_sched.llama.kvcache import KVCache
-from ggml_sched.llama.placement import Place, checked, spread_layers
-from ggml_sched.llama.sampling import greedy
-from ggml_sched.llama.weights import Weights, load_weights
+from ggml_sched.errors import each
+from ggml_sched.llama.batch import Batch, checked_tokens
+from ggml_sched.llama.builder import Shape
+from ggml_sched.llama.generation import Generation, Options
+from ggml_sched.llama.held import Held
+from ggml_sched.llama.runner import Runner
+from ggml_sched.llama.sequence import Sequence
 
-__all__ = ["Model", "load"]
-
-KEPT_GRAPHS = 8
-"""Graphs of different shape that are kept: a prompt's, and those of growing caches."""
-
-
-def load(path, backends: Sequence[Backend] | None = None, n_ctx: int = 512, n_batch: int = 512,
-         place: Place | None = None, *, policy: str = "default", kv_type="f32",
-         use_mmap: bool = True) -> Model:
-    """Load a GGUF model from a path, a buffer of bytes or a binary file object.
-
-    `backends`, best first, default to one CpuBackend, which the model closes; given ones stay the caller's.
-    `place(name, layer)` says on which of them a weight or KV tensor lives (`layer` is None outside the
-    layers); without it layers are spread evenly.  Sequences of up to `n_ctx` tokens are evaluated
-    `n_batch` at a time.  `kv_type`: "f32", "f16" or "bf16".  `use_mmap=False` copies the weights.
-
-    Raises FileFormatError for a file that is not a model this package runs, UnsupportedOp when no
-    backend computes one of its nodes, OutOfMemory and PlacementError as the backends do.
-    """
-    n_ctx, n_batch = index(n_ctx), index(n_batch)
-    for name, value in (("n_ctx", n_ctx), ("n_batch", n_batch)):
-        if not 1 <= value <= 1 << 30:
-            raise ValueError(f"{name} = {value} is not in 1 .. 2**30")
-    if str(kv_type) not in ("f32", "f16", "bf16"):
-        raise ValueError(f"kv_type = {str(kv_type)!r}; known: f32, f16, bf16")
-    owned: list[Backend] = []
-    if backends is None:
-        from ggml_sched import CpuBackend
-
-        owned = backends = [CpuBackend()]
-    backends = tuple(backends)
-    if not backends:
-        raise ValueError("a model needs one backend or more")
-    model = None
-    try:
-        with open_gguf(path) as file:
-            name, arch = architectures.find(file)
-            hparams = read_hparams(file, name)
-            place = checked(place or spread_layers(backends, hparams.n_layer), backends)
-            weights = load_weights(file, arch.weights(hparams), place, use_mmap)
-            model = Model(hparams, arch, weights, backends, owned)
-        model._prepare(n_ctx, n_batch, place, policy, kv_type)
-        return model
-    except BaseException:
-        if model is not None:
-            model.close()
-        for backend in owned:
-            backend.close()
-        raise
+__all__ = ["Model"]
 
 
 class Model:
-    """A loaded model and the state of one sequence; made by `load`.
+    """A loaded model and the sequences in its cache; made by `load`.
 
-    `hparams`, `n_vocab`, `n_ctx`, `n_batch`, `n_past`, `scheduler`, `backends`, `weights`, `cache`.
-    A context manager.  One thread at a time: another one gets ModelBusy.
+    `hparams`, `n_vocab`, `n_ctx`, `n_batch`, `n_seq`, `n_past` (of sequence 0), `scheduler`, `backends`, `weights`,
+    `cache`, `metadata` (the file's).  A context manager.  One thread at a time: another one gets ModelBusy.
     """
 
-    def __init__(self, hparams: Hparams, arch, weights: Weights, backends: tuple[Backend, ...],
-                 owned: Sequence[Backend]) -> None:
-        self.hparams = hparams
-        self.weights = weights
-        self.backends = backends
-        self.cache: KVCache | None = None
-        self.scheduler = None
-        self.n_ctx = self.n_batch = self.n_past = 0
-        self._arch = arch
-        self._owned = list(owned)
-        self._graphs: OrderedDict[tuple[int, int], BatchGraph] = OrderedDict()
-        self._busy = threading.Lock()
-        self._closed = False
-        self._dirty = False  # the cache may hold rows of a failed evaluation
-
-    def _prepare(self, n_ctx: int, n_batch: int, place: Place, policy: str, kv_type) -> None:
-        from ggml_sched import Scheduler
-
-        self.n_ctx, self.n_batch = n_ctx, min(n_batch, n_ctx)
-        self.cache = KVCache(self.hparams, n_ctx, place, Type[str(kv_type).upper()])
-        self.scheduler = Scheduler(self.backends, policy=policy, plan_cache=KEPT_GRAPHS)
-        # What no backend computes is reported now, not at the first token.
-        self.scheduler.plan(self.batch_graph(1, self.cache.padded(1)).graph)
+    def __init__(self, runner: Runner, backends: tuple[Backend, ...], owned: Items[Backend], n_batch: int, n_seq: int,
+                 metadata: Mapping[str, object]) -> None:
+        self._runner = runner
+        self.hparams, self.weights, self.cache = runner.hparams, runner.weights, runner.cache
+        self.scheduler = runner.scheduler
+        self.backends, self._owned = backends, list(owned)
+        self.n_vocab = runner.hparams.n_vocab
+        self.n_ctx, self.n_batch, self.n_seq = runner.cache.n_ctx, n_batch, n_seq
+        self.metadata = metadata
+        self._held = Held(runner, n_batch, n_seq)
+        self._sequences = [Sequence(self, i) for i in range(n_seq)]
+        self._tokenizer = None
+        self._template = None
 
     # -- facts ----------------------------------------------------------------------
 
     @property
-    def n_vocab(self) -> int:
-        return self.hparams.n_vocab
+    def n_past(self) -> int:
+        """Tokens of sequence 0 in the cache."""
+        return self._sequences[0].n_past
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return self._held.lock.closed
+
+    @property
+    def n_free(self) -> int:
+        """So many tokens, of any sequence, still fit."""
+        return self._runner.cells.n_free
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens that end a text or a turn, as the file names them."""
+        if self._tokenizer is not None:
+            return frozenset(self._tokenizer.eos_ids)
+        named = (self.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
+        return frozenset(i for i in named if type(i) is int)
+
+    @property
+    def kv_type(self) -> str:
+        """The type of the cache's elements."""
+        return str(self.cache.kv_type)
+
+    @property
+    def flash(self) -> bool:
+        """Whether attention is one node, which reads the cache once."""
+        return self.cache.flash
+
+    @property
+    def tokenizer(self):
+        """The file's tokenizer, made when it is first asked for; TokenizerError where that cannot be."""
+        if self._tokenizer is None:
+            from ggml_sched.llama.text.tokenizer import Tokenizer
+
+            self._tokenizer = Tokenizer.from_metadata(self.metadata)
+        return self._tokenizer
+
+    @property
+    def chat_template(self):
+        """The file's chat template, or chatml's; ChatTemplateError where that cannot be."""
+        if self._template is None:
+            from ggml_sched.llama.text.chat import ChatTemplate
+
+            self._template = ChatTemplate.from_metadata(self.metadata)
+        return self._template
 
     def __repr__(self) -> str:
         h = self.hparams
-        state = "closed" if self._closed else f"{self.n_past} of {self.n_ctx} tokens"
-        return f"<Model {h.arch}: {h.n_layer} layers of {h.n_embd}, vocabulary of {h.n_vocab}, {state}>"
+        used = self._runner.cells.n_used
+        how = "closed" if self.closed else f"{used} of {self.n_ctx} tokens"
+        return f"<Model {h.arch}: {h.n_layer} layers of {h.n_embd}, vocabulary of {h.n_vocab}, {how}>"
 
-    # -- running ----------------------------------------------------------------------
+    # -- evaluating ----------------------------------------------------------------------
 
-    def eval(self, tokens) -> np.ndarray:
-        """Continue the sequence with `tokens`: float32 logits [len(tokens), n_vocab].
+    def eval(self, tokens, last_only: bool = False) -> np.ndarray:
+        """Continue sequence 0 with `tokens`: float32 logits [len(tokens), n_vocab].
 
-        Raises ContextFull when they do not fit, ValueError for an unknown token; after any exception the
+        `last_only`: those of the last token alone, [1, n_vocab]; no others are computed.
+        Raises ContextFull when the tokens do not fit, ValueError for an unknown one; after any exception the
         sequence is as it was.
         """
-        with self._exclusive():
-            ids = self._check(tokens)
-            logits = np.empty((len(ids), self.n_vocab), np.float32)
-            before = self.n_past
-            try:
-                if self._dirty:
-                    self.cache.clear_from(before)
-                    self._dirty = False
-                for start in range(0, len(ids), self.n_batch):
-                    part = ids[start : start + self.n_batch]
-                    logits[start : start + len(part)] = self._eval_batch(part)
-                    self.n_past += len(part)
-            except BaseException:
-                self.n_past = before
-                self._dirty = True
-                raise
-            return logits
+        return self._held.eval(0, tokens, last_only)
+
+    def eval_batch(self, parts: Batch | Iterable[tuple[int, object]]) -> np.ndarray:
+        """Continue several sequences together: float32 logits [n, n_vocab].
+
+        `parts` are pairs of a sequence's number and its tokens, and the logits are those of the last token of each
+        pair; or a `Batch`, and they are those of its outputs.  Raises as `eval` does, and SequenceError for a Batch
+        whose positions do not continue its sequences.
+        """
+        return self._held.eval_batch(parts)
+
+    def embed(self, text, pooling: str = "mean", normalize: bool = False) -> np.ndarray:
+        """The embedding of a text, or of ids: float32 [n_embd].
+
+        `pooling`: "mean" of the last layer's normed output over all tokens, or that of the "last" one.  `normalize`
+        scales it to length 1.  No sequence changes, but the context must have room for the tokens: ContextFull.
+        """
+        if pooling not in ("mean", "last"):
+            raise ValueError(f"pooling = {pooling!r}; known: mean, last")
+        ids = self._encode(text, 0) if isinstance(text, str) else text
+        found = self._held.embed(ids, pooling == "mean").mean(axis=0, dtype=np.float64)
+        if normalize:
+            found /= np.sqrt(found @ found) or 1.0
+        return found.astype(np.float32)
+
+    # -- text ------------------------------------------------------------------------------
+
+    def generate(self, prompt, n: int | None = None, sampler: Callable[[np.ndarray], int] | None = None, *,
+                 sequence: Sequence | None = None, stop: str | Iterable[str] = (), echo: bool = False,
+                 shift: bool = False, n_keep: int = 0, ignore_eos: bool = False, parse_special: bool = False,
+                 **sampling) -> Generation:
+        """Continue sequence 0 (or another) with a text, and stream text; or with ids, and stream ids.
+
+        Ends after `n` tokens or with the context ("length"), before a token that ends texts ("eos"; `ignore_eos` goes
+        on), or before one of the strings `stop` ("stop"): `finish_reason` of what is returned says which.  `shift`
+        goes on beyond the context, by forgetting half of the tokens after the first `n_keep`.  `echo` gives the
+        prompt first.  `parse_special`: names of control tokens in the prompt mean these tokens.
+        `sampler` chooses tokens from logits; or `sampling` are arguments for a `Sampler`; without either, the likeliest
+        is taken.  The last token is not part of the sequence yet.
+
+        Nothing is evaluated before the first item is asked for.  Raises TypeError and ValueError for wrong arguments,
+        ContextFull for a prompt that does not fit; what was generated stays.
+        """
+        sequence = self._sequences[0] if sequence is None else sequence
+        options = Options.checked(n, sampler, sampling, stop, shift, n_keep, ignore_eos)
+        if not isinstance(prompt, str):
+            return Generation(sequence, checked_tokens(prompt, self.n_vocab).tolist(), options, echo=echo)
+        ids = self._encode(prompt, sequence.n_past, parse_special)
+        return Generation(sequence, ids, options, self.tokenizer, prompt if echo else "")
+
+    def chat(self, messages, n: int | None = None, sampler: Callable[[np.ndarray], int] | None = None, *,
+             sequence: Sequence | None = None, stop: str | Iterable[str] = (), shift: bool = False, n_keep: int = 0,
+             **sampling) -> Generation:
+        """Stream the reply to a conversation, a list of {"role": ..., "content": ...}.
+
+        The chat template of the file makes a prompt of it.  What the sequence holds of that already is not evaluated
+        again; what it holds beyond is forgotten.  Other arguments as `generate` has them.
+        """
+        sequence = self._sequences[0] if sequence is None else sequence
+        options = Options.checked(n, sampler, sampling, stop, shift, n_keep, False)
+        ids = self.chat_template.encode(self.tokenizer, messages)
+        return Generation(sequence, ids, options, self.tokenizer, whole=True)
+
+    def _encode(self, text: str, n_past: int, parse_special: bool = False) -> list[int]:
+        """The ids of a text, with the special ones of a beginning where it is one."""
+        return self.tokenizer.encode(text, add_special=n_past == 0, parse_special=parse_special)
+
+    # -- sequences -----------------------------------------------------------------------------
+
+    def sequence(self, i: int) -> Sequence:
+        """Sequence i of 0 .. n_seq - 1, to evaluate and change by itself."""
+        return self._sequences[self._held.checked_index(i)]
+
+    def truncate(self, n: int) -> None:
+        """Keep the first n tokens of sequence 0."""
+        self._held.truncate(0, n)
+
+    def shift(self, n_keep: int, n_discard: int) -> None:
+        """Forget n_discard tokens of sequence 0 after its first n_keep; see `Sequence.shift`."""
+        self._held.shift(0, n_keep, n_discard)
+
+    def save(self, target) -> None:
+        """Write the state of sequence 0 to a path or a binary file."""
+        self._held.save(0, target)
+
+    def restore(self, source) -> None:
+        """Take the state that `save` wrote as sequence 0; see `Sequence.restore`."""
+        self._held.restore(0, source)
 
     def reset(self) -> None:
-        """Forget the sequence."""
-        with self._exclusive():
-            self.cache.clear()
-            self.n_past = 0
-            self._dirty = False
+        """Forget all sequences."""
+        self._held.reset()
 
-    def generate(self, tokens, n: int, sampler: Callable[[np.ndarray], int] = greedy) -> Iterator[int]:
-        """Continue the sequence with `tokens` and yield n tokens chosen by `sampler`.
-
-        The last one that was yielded is not part of the sequence yet.
-        """
-        for _ in range(n):
-            logits = self.eval(tokens)
-            if not len(logits):
-                raise ValueError("generating needs one token to start from")
-            token = int(sampler(logits[-1]))
-            yield token
-            tokens = [token]
-
-    def batch_graph(self, n_tokens: int, n_kv: int) -> BatchGraph:
+    def batch_graph(self, n_tokens: int, n_kv: int, n_outputs: int | None = None):
         """The graph of n_tokens tokens that attend to n_kv rows; the last few are kept."""
-        key = n_tokens, n_kv
-        graph = self._graphs.get(key)
-        if graph is None:
-            builder = Builder(self.hparams, self.weights, self.cache, n_tokens, n_kv)
-            graph = self._graphs[key] = builder.finish(self._arch.build(builder))
-            while len(self._graphs) > KEPT_GRAPHS:
-                self._graphs.popitem(last=False)
-        self._graphs.move_to_end(key)
-        return graph
-
-    def _eval_batch(self, ids: np.ndarray) -> np.ndarray:
-        batch = self.batch_graph(len(ids), self.cache.padded(self.n_past + len(ids)))
-        self.scheduler.alloc(batch.graph)
-        batch.set_inputs(ids, self.n_past, self.n_ctx)
-        self.scheduler.compute(batch.graph)
-        return batch.logits.numpy().reshape(len(ids), self.n_vocab)
-
-    def _check(self, tokens) -> np.ndarray:
-        ids = np.asarray(tokens)
-        if ids.ndim != 1 or not (ids.dtype.kind in "iu" or ids.size == 0):
-            raise TypeError(f"tokens are a sequence of ints, not {ids.dtype} {list(ids.shape)}")
-        bad = np.flatnonzero((ids < 0) | (ids >= self.n_vocab)) if ids.size else ()
-        if len(bad):
-            raise ValueError(f"token {ids[bad[0]]} at {bad[0]} is not in 0 .. {self.n_vocab - 1}")
-        if len(ids) > self.n_ctx - self.n_past:
-            raise ContextFull(f"{len(ids)} tokens after {self.n_past} do not fit a context of {self.n_ctx}",
-                              self.n_past, len(ids), self.n_ctx)
-        return ids.astype(np.int32)
-
-    @contextmanager
-    def _exclusive(self):
-        if not self._busy.acquire(blocking=False):
-            raise ModelBusy("the model is in use; one thread at a time")
-        try:
-            if self._closed:
-                raise ModelClosed("the model is closed")
-            yield
-        finally:
-            self._busy.release()
+        return self._runner.graph(Shape(n_tokens, n_kv, n_tokens if n_outputs is None else n_outputs))
 
     # -- the end -------------------------------------------------------------------------
 
     def close(self) -> None:
         """Give all memory back; idempotent.  Backends that the caller gave stay open."""
-        if not self._busy.acquire(blocking=False):
-            raise ModelBusy("the model is in use; it cannot be closed now")
-        try:
-            if self._closed:
-                return
-            self._closed = True
-            self._graphs.clear()
-            if self.scheduler is not None:
-                self.scheduler.close()
-            if self.cache is not None:
-                self.cache.close()
-            self.weights.close()
-            for backend in self._owned:
-                backend.close()
-        finally:
-            self._busy.release()
+        if self.closed:
+            return
+        with self._held.lock:
+            self._held.lock.closed = True
+            each([self._runner.close, *(backend.close for backend in self._owned)])
 
     def __enter__(self) -> Model:
         return self
 
     def __exit__(self, *exc) -> None:
         self.close()
+

@@ -1,46 +1,242 @@
 """Choosing the next token from a row of logits.
 
-Owns a random generator, nothing shared: equal seeds give equal tokens.  A sampler is any callable
-from logits [n_vocab] to a token id.
+Owns a random generator and the last tokens, nothing shared: equal seeds and equal histories give equal
+tokens.  A sampler is any callable from logits [n_vocab] to a token id.  Invariant: what leaves here is
+the id of a token that had a finite logit.  The stages and their order are those of llama.cpp's default
+chain: bias, penalties, top_k, top_p, min_p, temperature, draw.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+import operator
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from ggml_sched.llama.errors import SamplingError
+
 __all__ = ["Sampler", "greedy"]
+
+FIRST_GUESS = 256
+"""So many of the likeliest tokens are looked at first when top_p alone decides how many there are."""
+ROWS = 64
+"""The likeliest are looked for among the maxima of so many logits each."""
+MAX_HISTORY = 1 << 24
 
 
 def greedy(logits: np.ndarray) -> int:
-    """The likeliest token, the first on a tie."""
-    return int(np.argmax(logits))
+    """The likeliest token, the first on a tie.  SamplingError for NaN, and where no logit is finite."""
+    logits = _row(logits)
+    token = int(logits.argmax())
+    _check_largest(logits[token])
+    return token
 
 
-@dataclass
 class Sampler:
-    """Temperature, then the top_k likeliest tokens (0: all), then the fewest of probability top_p."""
+    """Draws tokens; stages in this order, as llama.cpp's default chain has them:
 
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    seed: int | None = None
-    random: np.random.Generator = field(init=False, repr=False)
+    1. `logit_bias`: {token id: what is added to its logit}; -inf bans a token.
+    2. penalties for the tokens among the last `penalty_last_n` (0: none, -1: all): positive logits are divided by
+       `repeat_penalty`, negative ones multiplied; `frequency_penalty` is subtracted for each time, `presence_penalty`
+       once.
+    3. `top_k` likeliest tokens (0: all).
+    4. the fewest likeliest that together have `top_p` of the probability (1: all).
+    5. those at least `min_p` times as likely as the likeliest (0: all).
+    6. logits divided by `temperature` (0: the likeliest token, whatever 3 to 5 say), and one is drawn.
 
-    def __post_init__(self) -> None:
-        if not self.temperature >= 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise ValueError(f"temperature {self.temperature} >= 0, top_k {self.top_k} >= 0 and "
-                             f"0 < top_p {self.top_p} <= 1 are needed")
-        self.random = np.random.default_rng(self.seed)
+    Probabilities of stages 4 and 5 are those before the temperature.  Calling a sampler remembers the token that it
+    chose; tokens from elsewhere, a prompt's for one, are told with `accept`.  Equal seeds give equal tokens; without a
+    seed they differ each time.  Not to be shared between threads, or between sequences that have penalties.
+    """
+
+    def __init__(self, temperature: float = 0.8, top_k: int = 40, top_p: float = 0.95, seed: int | None = None, *,
+                 min_p: float = 0.05, repeat_penalty: float = 1.0, presence_penalty: float = 0.0,
+                 frequency_penalty: float = 0.0, penalty_last_n: int = 64,
+                 logit_bias: Mapping[int, float] | None = None) -> None:
+        self.temperature = _number("temperature", temperature, 0.0)
+        self.top_k = _count("top_k", top_k, 0)
+        self.top_p = _number("top_p", top_p, 0.0, 1.0, above=True)
+        self.min_p = _number("min_p", min_p, 0.0, 1.0)
+        self.repeat_penalty = _number("repeat_penalty", repeat_penalty, 0.0, above=True)
+        self.presence_penalty = _number("presence_penalty", presence_penalty)
+        self.frequency_penalty = _number("frequency_penalty", frequency_penalty)
+        self.penalty_last_n = _count("penalty_last_n", penalty_last_n, -1, MAX_HISTORY)
+        self.logit_bias = _bias(logit_bias)
+        self.seed = None if seed is None else _count("seed", seed, 0)
+        self._bias_ids = np.fromiter(self.logit_bias.keys(), np.int64, len(self.logit_bias))
+        self._bias_values = np.fromiter(self.logit_bias.values(), np.float64, len(self.logit_bias))
+        self._penalises = (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the history and begin the random numbers again."""
+        self._random = np.random.default_rng(self.seed)
+        self._history: deque[int] = deque(maxlen=None if self.penalty_last_n < 0 else self.penalty_last_n)
+
+    @property
+    def history(self) -> list[int]:
+        """The last tokens, oldest first: as many as penalties look at."""
+        return list(self._history)
+
+    def accept(self, *tokens: int) -> None:
+        """Tell of tokens that this sampler did not choose; all are checked before any is taken."""
+        self._history.extend([_count("a token id", token, 0) for token in tokens])
 
     def __call__(self, logits: np.ndarray) -> int:
+        """Choose a token, and remember it.  SamplingError for NaN, and where no token is left to choose."""
         if self.temperature == 0:
-            return greedy(logits)
-        scaled = np.asarray(logits, np.float64) / self.temperature
-        order = np.argsort(-scaled, kind="stable")[: self.top_k or None]
-        p = np.exp(scaled[order] - scaled[order[0]])
-        p /= p.sum()
-        # Tokens before which less than top_p has been gathered: always the first.
-        kept = int(np.searchsorted(np.cumsum(p) - p, self.top_p, side="left")) or 1
-        return int(self.random.choice(order[:kept], p=p[:kept] / p[:kept].sum()))
+            token = greedy(self.adjusted(logits))
+        else:
+            ids, p = self._drawn_from(logits)
+            ends = np.cumsum(p)
+            drawn = int(np.searchsorted(ends, self._random.random() * ends[-1], side="right"))
+            # What rounds up to the very end is the last that can be drawn.
+            token = int(ids[min(drawn, int(np.searchsorted(ends, ends[-1])))])
+        self._history.append(token)
+        return token
+
+    def adjusted(self, logits: np.ndarray) -> np.ndarray:
+        """Logits after bias and penalties; the same array where there are none."""
+        logits = _row(logits)
+        if not len(self._bias_ids) and not (self._penalises and self._history):
+            return logits
+        logits = logits.copy()
+        if len(self._bias_ids):
+            self._check_ids(self._bias_ids, len(logits), "logit_bias")
+            with np.errstate(over="ignore", under="ignore"):
+                logits[self._bias_ids] += self._bias_values
+        if self._penalises and self._history:
+            counts = Counter(self._history)
+            ids = np.fromiter(counts.keys(), np.int64, len(counts))
+            times = np.fromiter(counts.values(), np.float64, len(counts))
+            self._check_ids(ids, len(logits), "the history")
+            chosen = logits[ids].astype(np.float64)
+            with np.errstate(over="ignore", under="ignore"):
+                chosen = np.where(chosen <= 0, chosen * self.repeat_penalty, chosen / self.repeat_penalty)
+                logits[ids] = chosen - times * self.frequency_penalty - self.presence_penalty
+        return logits
+
+    def candidates(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens that may be drawn, ids int64 [n], and their probabilities, float64 [n], likeliest first."""
+        if self.temperature == 0:
+            return np.array([greedy(self.adjusted(logits))]), np.ones(1)
+        ids, p = self._drawn_from(logits)
+        order = np.argsort(-p, kind="stable")
+        return ids[order], p[order]
+
+    def _drawn_from(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        logits = self.adjusted(logits)
+        largest = float(logits.max())
+        _check_largest(largest)
+        ids = self._kept(logits, largest)
+        kept = logits[ids].astype(np.float64) - largest
+        with np.errstate(over="ignore", under="ignore"):
+            p = np.exp(kept / self.temperature)
+        return ids, p / p.sum()
+
+    def _kept(self, logits: np.ndarray, largest: float) -> np.ndarray:
+        """Ids that top_k, top_p and min_p keep, without impossible ones; in order where one of the first two is on."""
+        least = largest + math.log(self.min_p) if self.min_p > 0 else -math.inf
+        if self.top_k:
+            ids = top(logits, self.top_k)
+            if self.top_p < 1:
+                ids = ids[: self._n_top_p(logits[ids], largest)]
+        elif self.top_p < 1:
+            with np.errstate(under="ignore"):
+                total = float(np.exp(logits.astype(np.float64) - largest).sum())
+            n, found = FIRST_GUESS, 0
+            while True:
+                ids = top(logits, n)
+                found = self._n_top_p(logits[ids], largest, total)
+                if found < len(ids) or n >= len(logits):
+                    break
+                n *= 8
+            ids = ids[:found]
+        else:
+            return np.flatnonzero((logits.astype(np.float64) >= least) & (logits > -math.inf))
+        return ids[(logits[ids].astype(np.float64) >= least) & (logits[ids] > -math.inf)]
+
+    def _n_top_p(self, logits: np.ndarray, largest: float, total: float | None = None) -> int:
+        """How many of the likeliest have top_p of the probability together; `total` is that of all tokens."""
+        with np.errstate(under="ignore"):
+            gathered = np.cumsum(np.exp(logits.astype(np.float64) - largest))
+        return int(np.searchsorted(gathered, self.top_p * (gathered[-1] if total is None else total))) + 1
+
+    @staticmethod
+    def _check_ids(ids: np.ndarray, n_vocab: int, where: str) -> None:
+        if ids.max() >= n_vocab:
+            raise SamplingError(f"token id {int(ids.max())} of {where} is not one of 0 to {n_vocab - 1}")
+
+    def __repr__(self) -> str:
+        return (f"Sampler(temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p}, seed={self.seed}, "
+                f"min_p={self.min_p})")
+
+
+def top(logits: np.ndarray, k: int) -> np.ndarray:
+    """Ids of the k largest, largest first, the lower id first on a tie."""
+    n = len(logits)
+    if k >= n:
+        return np.argsort(-logits, kind="stable")
+    columns = n // ROWS
+    if columns >= 2 * k:
+        # The k-th largest of the maxima of columns is no larger than the k-th largest of all.
+        maxima = logits[: columns * ROWS].reshape(ROWS, columns).max(axis=0)
+        least = np.partition(maxima, columns - k)[columns - k]
+    else:
+        least = np.partition(logits, n - k)[n - k]
+    ids = np.flatnonzero(logits >= least)
+    return ids[np.argsort(-logits[ids], kind="stable")[:k]]
+
+
+def _row(logits) -> np.ndarray:
+    logits = np.asarray(logits)
+    if logits.ndim != 1 or not len(logits):
+        raise ValueError(f"logits are one row [n_vocab], not of shape {list(logits.shape)}")
+    if logits.dtype.kind != "f":
+        logits = logits.astype(np.float64)
+    return logits
+
+
+def _check_largest(largest: float) -> None:
+    # A NaN anywhere is the maximum.
+    if math.isfinite(largest):
+        return
+    if largest == -math.inf:
+        raise SamplingError("no token is left to choose: every logit is -inf")
+    raise SamplingError(f"the logits have {'NaN' if math.isnan(largest) else 'infinity'}: the model computed nonsense")
+
+
+def _number(name: str, value: float, low: float = -math.inf, high: float = math.inf, above: bool = False) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is a number, not {type(value).__name__}") from None
+    if not math.isfinite(number) or not low <= number <= high or above and number == low:
+        bounds = [f"{'above' if above else 'at least'} {low:g}"] if math.isfinite(low) else []
+        bounds += [f"at most {high:g}"] if math.isfinite(high) else []
+        raise ValueError(f"{name} is {value}, not a finite number {' and '.join(bounds)}".rstrip())
+    return number
+
+
+def _count(name: str, value: int, low: int, high: int | None = None) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is an int, not {type(value).__name__}") from None
+    if number < low or high is not None and number > high:
+        raise ValueError(f"{name} is {number}, not at least {low}" + ("" if high is None else f" and at most {high}"))
+    return number
+
+
+def _bias(bias: Mapping[int, float] | Iterable | None) -> dict[int, float]:
+    if bias is None:
+        return {}
+    if not isinstance(bias, Mapping):
+        raise TypeError(f"logit_bias is a dict of token ids and numbers, not {type(bias).__name__}")
+    checked = {}
+    for token, value in bias.items():
+        token = _count("a token id of logit_bias", token, 0)
+        checked[token] = -math.inf if value == -math.inf else _number(f"logit_bias[{token}]", value)
+    return checked

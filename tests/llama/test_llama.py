@@ -247,11 +247,11 @@ def test_graphs_repeat_while_generating():
         model.eval(TOKENS)
         for _ in range(15):
             model.eval([1])
-        assert len(model._graphs) == 2  # the prompt's, and one for all tokens after it
-        fingerprints = {g.graph.fingerprint for g in model._graphs.values()}
+        assert len(model._runner.graphs) == 2  # the prompt's, and one for all tokens after it
+        fingerprints = {g.graph.fingerprint for g in model._runner.graphs.values()}
         for _ in range(100):
             model.eval([1])
-        assert len(model._graphs) == 5 and len(fingerprints) == 2
+        assert len(model._runner.graphs) == 5 and len(fingerprints) == 2
 
 
 def test_a_graph_can_be_saved_and_planned(tmp_path):
@@ -298,33 +298,36 @@ class Failing(Exception):
     pass
 
 
+@pytest.mark.parametrize("flash", [False, True])
 @pytest.mark.parametrize("n_good", range(0, 4))
-def test_a_failed_evaluation_leaves_the_sequence_as_it_was(n_good, monkeypatch):
+def test_a_failed_evaluation_leaves_the_sequence_as_it_was(n_good, flash, monkeypatch):
     """Fail in the n-th batch, after poisoning the cache, and go on."""
-    with load(SMALL, n_ctx=40, n_batch=3) as model:
+    with load(SMALL, n_ctx=40, n_batch=3, flash=flash) as model:
         first, second = model.eval(TOKENS), model.eval(TOKENS[:2])
         model.reset()
         assert model.eval(TOKENS).tobytes() == first.tobytes()
-        compute, calls = model._eval_batch, []
+        compute, calls = model.scheduler.compute, []
 
-        def failing(ids):
-            calls.append(ids)
+        def failing(graph):
+            calls.append(graph)
             if len(calls) > n_good:
+                rows = model._runner.cells.rows_of(0)[len(TOKENS) + 3 * n_good :]   # those of this batch
+                assert len(rows) == 3
                 for tensor in (*model.cache.k, *model.cache.v):
                     values = tensor.numpy()
-                    if tensor.name.startswith("cache_k"):
-                        values[model.n_past :] = np.nan
+                    if flash or tensor.name.startswith("cache_k"):
+                        values[rows] = np.nan
                     else:
-                        values.reshape(-1, 40)[:, model.n_past :] = np.nan
+                        values.reshape(-1, 40)[:, rows] = np.nan
                     tensor.set(values)
                 raise Failing
-            return compute(ids)
+            return compute(graph)
 
-        monkeypatch.setattr(model, "_eval_batch", failing)
+        monkeypatch.setattr(model.scheduler, "compute", failing)
         with pytest.raises(Failing):
             model.eval(TOKENS)
         assert model.n_past == len(TOKENS)
-        monkeypatch.setattr(model, "_eval_batch", compute)
+        monkeypatch.setattr(model.scheduler, "compute", compute)
         assert model.eval(TOKENS[:2]).tobytes() == second.tobytes()
 
 
@@ -358,14 +361,14 @@ def test_given_backends_stay_open():
 def test_a_second_thread_gets_an_error(monkeypatch):
     with load(SMALL, n_ctx=16) as model:
         inside, go = threading.Event(), threading.Event()
-        compute = model._eval_batch
+        compute = model._runner.compute
 
-        def slow(ids):
+        def slow(*batch):
             inside.set()
             assert go.wait(10)
-            return compute(ids)
+            return compute(*batch)
 
-        monkeypatch.setattr(model, "_eval_batch", slow)
+        monkeypatch.setattr(model._runner, "compute", slow)
         results = []
         thread = threading.Thread(target=lambda: results.append(model.eval([1])))
         thread.start()
@@ -420,7 +423,7 @@ def test_samplers_keep_to_their_limits():
 
 
 @pytest.mark.parametrize(("change", "match"), [
-    ({"metadata": {"general.architecture": "mamba"}}, "unknown architecture 'mamba'"),
+    ({"metadata": {"general.architecture": "rwkv7"}}, "unknown architecture 'rwkv7'"),
     ({"metadata": {"general.architecture": None}}, "general.architecture"),
     ({"metadata": {"llama.embedding_length": None}}, "llama.embedding_length"),
     ({"metadata": {"llama.embedding_length": "32"}}, "llama.embedding_length"),
@@ -428,14 +431,17 @@ def test_samplers_keep_to_their_limits():
     ({"metadata": {"llama.block_count": 2}}, "blk.2.*not one"),
     ({"metadata": {"llama.block_count": (1 << 32) - 1}}, "llama.block_count"),
     ({"metadata": {"llama.attention.head_count": 0}}, "head_count"),
-    ({"metadata": {"llama.attention.head_count": [4, 4, 2]}}, "differs"),
+    ({"metadata": {"llama.attention.head_count": [4, 4, 2]}}, "blk.2.attn_q.weight"),
+    ({"metadata": {"llama.attention.head_count": [4, 4]}}, "2 numbers for 3 layers"),
+    ({"metadata": {"llama.context_length": [512, 256]}}, "differs"),
     ({"metadata": {"llama.attention.head_count_kv": 3}}, "evenly"),
     ({"metadata": {"llama.attention.head_count": 8, "llama.rope.dimension_count": 4}}, "blk.0.attn_k.weight"),
     ({"metadata": {"llama.attention.layer_norm_rms_epsilon": float("nan")}}, "epsilon"),
     ({"metadata": {"llama.rope.dimension_count": 7}}, "rope"),
     ({"metadata": {"llama.rope.dimension_count": 10}}, "rope.dimension_count"),
     ({"metadata": {"llama.rope.freq_base": 0.0}}, "freq_base"),
-    ({"metadata": {"llama.rope.scaling.type": "longrope"}}, "longrope"),
+    ({"metadata": {"llama.rope.scaling.type": "longrope"}}, "rope_factors_long"),
+    ({"metadata": {"llama.rope.scaling.type": "dynamic"}}, "dynamic"),
     ({"metadata": {"llama.rope.scaling.factor": float("inf")}}, "scaling.factor"),
     ({"metadata": {"llama.vocab_size": 65}}, "token_embd.weight"),
     ({"metadata": {"llama.expert_count": 4}}, "experts"),
@@ -462,7 +468,8 @@ def test_old_tensors_that_say_nothing_are_ignored():
 
 
 @pytest.mark.parametrize(("options", "kind"), [
-    ({"n_ctx": 0}, ValueError), ({"n_ctx": 1 << 40}, ValueError), ({"n_batch": 0}, ValueError),
+    ({"n_ctx": -1}, ValueError), ({"n_seq": 0}, ValueError), ({"n_seq": 64}, ValueError),
+    ({"n_ctx": 1 << 40}, ValueError), ({"n_batch": 0}, ValueError),
     ({"n_ctx": 1.5}, TypeError), ({"kv_type": "q8_0"}, ValueError), ({"backends": []}, ValueError),
     ({"place": lambda name, layer: None}, gs.PlacementError),
     ({"place": lambda name, layer: gs.DryBackend("other")}, gs.PlacementError),

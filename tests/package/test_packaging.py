@@ -163,7 +163,7 @@ def test_the_wheel_has_what_users_and_compilers_need(wheel):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = {f"ggml_sched/{path.as_posix()}" for path in SOURCES}
     expected |= {f"ggml_sched/include/ggml_sched/{name}" for name in HEADERS}
-    expected |= {f"ggml_sched/{name}" for name in ("py.typed", "_c.pxd", "__init__.pxd")}
+    expected |= {f"ggml_sched/{name}" for name in ("py.typed", "_c.pxd", "__init__.pxd", "llama/data/small.gguf")}
     expected |= {f"ggml_sched/{name}.{kind}" for name in EXTENSIONS for kind in ("pyi", "pxd")}
     compiled = {name for name in names if name.endswith((".so", ".pyd"))}
     assert names - compiled == expected

@@ -1,7 +1,8 @@
-"""The architectures: for each a module with `weights(hparams)` and `build(builder)`.
+"""The architectures: for each a module with `hparams(file)`, `weights(hparams)` and `build(builder)`.
 
-`weights` lists the tensors (`Spec`) that a model of it has; `build` adds the nodes of one batch to
-a `Builder` and returns the logits.  To add one: a module here, and a line in ARCHITECTURES.
+`hparams` reads a file's metadata; `weights` lists the tensors (`Spec`) that a model has; `build` adds the nodes of one
+batch to a `Builder` and returns the state of the wanted tokens after the last layer.  To add one: a module here, and a
+line in ARCHITECTURES.
 """
 
 from __future__ import annotations
@@ -9,12 +10,28 @@ from __future__ import annotations
 from types import ModuleType
 
 from ggml_sched.errors import FileFormatError
-from ggml_sched.llama.arch import llama, qwen3
+from ggml_sched.llama.arch import (
+    deepseek2,
+    gemma2,
+    gemma3,
+    gpt2,
+    gpt_oss,
+    llama,
+    mamba,
+    phi2,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3moe,
+)
 from ggml_sched.llama.gguf import GGUFFile
+from ggml_sched.llama.hparams import Hparams
 
-__all__ = ["ARCHITECTURES", "find"]
+__all__ = ["ARCHITECTURES", "find", "read_hparams"]
 
-ARCHITECTURES: dict[str, ModuleType] = {"llama": llama, "qwen3": qwen3}
+ARCHITECTURES: dict[str, ModuleType] = {
+    "deepseek2": deepseek2, "gemma2": gemma2, "gemma3": gemma3, "gpt-oss": gpt_oss, "gpt2": gpt2, "llama": llama,
+    "mamba": mamba, "phi2": phi2, "phi3": phi3, "qwen2": qwen2, "qwen3": qwen3, "qwen3moe": qwen3moe}
 
 
 def find(file: GGUFFile) -> tuple[str, ModuleType]:
@@ -26,3 +43,8 @@ def find(file: GGUFFile) -> tuple[str, ModuleType]:
         known = ", ".join(sorted(ARCHITECTURES))
         raise FileFormatError(f"{file.name}: unknown architecture {name!r}; known: {known}")
     return name, ARCHITECTURES[name]
+
+
+def read_hparams(file: GGUFFile, name: str) -> Hparams:
+    """The hyperparameters of a file of architecture `name`; FileFormatError for a missing or senseless one."""
+    return ARCHITECTURES[name].hparams(file)

@@ -11,10 +11,15 @@ from collections.abc import Iterator
 from ggml_sched._graph import Tensor
 from ggml_sched.llama.arch import common
 from ggml_sched.llama.builder import Builder
-from ggml_sched.llama.hparams import Hparams
+from ggml_sched.llama.gguf import GGUFFile
+from ggml_sched.llama.hparams import Hparams, base_hparams
 from ggml_sched.llama.weights import Spec
 
-__all__ = ["build", "weights"]
+__all__ = ["attend", "build", "hparams", "weights"]
+
+
+def hparams(file: GGUFFile) -> Hparams:
+    return base_hparams(file, "qwen3", mode="neox")
 
 
 def weights(h: Hparams) -> Iterator[Spec]:
@@ -26,19 +31,13 @@ def weights(h: Hparams) -> Iterator[Spec]:
         yield from common.feed_forward(h, layer)
 
 
+def attend(b: Builder, x: Tensor, layer: int) -> Tensor:
+    prefix = f"blk.{layer}.attn_"
+    q, k, v = b.query_key_value(x, layer)
+    q = b.rope(b.norm(q, prefix + "q_norm", "Qcur_normed", layer), "Qcur", layer)
+    k = b.rope(b.norm(k, prefix + "k_norm", "Kcur_normed", layer), "Kcur", layer)
+    return b.linear(b.attention(q, k, v, layer), prefix + "output", "attn_out", layer)
+
+
 def build(b: Builder) -> Tensor:
-    h = b.hparams
-    x = b.embed()
-    for layer in range(h.n_layer):
-        prefix = f"blk.{layer}."
-        residual = x
-        x = b.rms_norm(x, prefix + "attn_norm.weight", "attn_norm", layer)
-        q, k, v = b.query_key_value(x, layer)
-        q = b.rope(b.rms_norm(q, prefix + "attn_q_norm.weight", "Qcur_normed", layer), "neox", "Qcur", layer)
-        k = b.rope(b.rms_norm(k, prefix + "attn_k_norm.weight", "Kcur_normed", layer), "neox", "Kcur", layer)
-        x = b.linear(b.attention(q, k, v, layer), prefix + "attn_output", "attn_out", layer)
-        residual = b.name(b.ctx.add(x, residual), "ffn_inp", layer)
-        x = b.rms_norm(residual, prefix + "ffn_norm.weight", "ffn_norm", layer)
-        x = b.feed_forward(x, layer)
-        x = b.name(b.ctx.add(x, residual), "l_out", layer)
-    return b.output(b.rms_norm(x, "output_norm.weight", "result_norm"))
+    return common.pre_norm_layers(b, b.embed(), attend)

@@ -1,0 +1,85 @@
+"""What a token costs beside its kernels, for a model of 12 layers: a backend that has memory and computes nothing.
+
+Targets: 60 us a token, 300 us for a new shape.  Compare minima.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.llama import load, random_llama
+
+SHAPES = {"n_vocab": 320, "n_embd": 64, "n_layer": 12, "n_head": 4, "n_head_kv": 4, "n_ff": 128}
+N_CTX = 4096
+
+
+class Idle(gs.CpuBackend):
+    """Prepares plans, and runs none."""
+
+    def graph_plan_compute(self, plan) -> None:
+        pass
+
+    def graph_compute(self, graph) -> None:
+        pass
+
+
+@pytest.fixture
+def model():
+    with Idle(1) as backend, load(random_llama(1, **SHAPES), [backend], N_CTX, kv_type="f16") as model:
+        model.eval([1, 2, 3])
+        yield model
+
+
+@pytest.mark.parametrize("what", ["eval", "generate"])
+def test_token(benchmark, model, what):
+    """`eval` of one token, and all that `generate` does for one; the cache keeps its padded size."""
+    if what == "eval":
+        def step():
+            model.eval([5], last_only=True)
+    else:
+        ids = model.generate([1], ignore_eos=True)
+
+        def step():
+            next(ids)
+
+    def setup():
+        if model.n_past > 20:
+            model.truncate(8)
+
+    step()
+    benchmark.pedantic(step, setup=setup, rounds=2000, warmup_rounds=50)
+    benchmark.extra_info["nodes"] = len(model.batch_graph(1, 32, 1).graph)
+
+
+def test_new_shape(benchmark, model):
+    """Building, planning and preparing the graph of a token, when the cache has grown by a padding."""
+
+    def setup():
+        model._runner.graphs.clear()
+        model.scheduler.reset()
+        if model.n_past > 20:
+            model.truncate(8)
+
+    benchmark.pedantic(lambda: model.eval([5], last_only=True), setup=setup, rounds=300, warmup_rounds=10)
+
+
+@pytest.mark.parametrize("n_rows", [100, 4000])
+def test_cells(benchmark, n_rows):
+    """Placing a token and masking a full cache."""
+    import numpy as np
+
+    from ggml_sched.llama.cells import Cells
+
+    cells = Cells(N_CTX)
+    cells.place(np.arange(n_rows, dtype=np.int32), np.zeros(n_rows, np.int32))
+    position, sequence = np.array([n_rows], np.int32), np.zeros(1, np.int32)
+
+    def step():
+        rows = cells.place(position, sequence)
+        cells.mask(position, sequence, n_rows + 1)
+        cells.positions[rows], cells.sets[rows] = -1, 0
+        cells.n_used -= 1
+        cells._from = cells._end = n_rows
+
+    benchmark(step)

@@ -1,0 +1,23 @@
+"""Qwen3 with experts, whose width is a number of its own.
+
+Corresponds to llama.cpp's llm_build_qwen3moe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ggml_sched.llama.arch.qwen3 import build, weights
+from ggml_sched.llama.gguf import GGUFFile
+from ggml_sched.llama.hparams import Hparams, Metadata, base_hparams
+
+__all__ = ["build", "hparams", "weights"]
+
+
+def hparams(file: GGUFFile) -> Hparams:
+    h, meta = base_hparams(file, "qwen3moe", mode="neox"), Metadata(file, "qwen3moe")
+    if h.experts is None:
+        raise meta.fail("no experts, which architecture 'qwen3moe' needs")
+    # Files from before that number was written: all the experts of a token together are as wide as a layer.
+    n_ff = meta.integer("expert_feed_forward_length", 0, low=0) or h.n_ff // h.experts.n_used
+    return replace(h, experts=replace(h.experts, n_ff=n_ff))

@@ -1,0 +1,40 @@
+"""Tokens that are evaluated together, of one sequence or several.
+
+Owns their checking.  Invariant: what `checked_tokens` returns are ids of the vocabulary.  Corresponds to llama.cpp's
+llama_batch, where each token belongs to one sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["Batch", "checked_tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """n tokens in order; a token sees those of its sequence at its position and before."""
+
+    tokens: np.ndarray
+    """i32 [n]"""
+    positions: np.ndarray
+    """i32 [n], of each token in its sequence"""
+    sequences: np.ndarray
+    """i32 [n], the sequence of each token"""
+    outputs: np.ndarray
+    """i32 [m], ascending: the tokens whose logits (or embeddings) are wanted"""
+
+
+def checked_tokens(tokens, n_vocab: int) -> np.ndarray:
+    """Token ids as i32; TypeError for what is no sequence of ints, ValueError for an unknown id."""
+    if type(tokens) is list and len(tokens) == 1 and type(tokens[0]) is int and 0 <= tokens[0] < n_vocab:
+        return np.array(tokens, np.int32)       # while generating
+    ids = np.asarray(tokens)
+    if ids.ndim != 1 or not (ids.dtype.kind in "iu" or ids.size == 0):
+        raise TypeError(f"tokens are a sequence of ints, not {ids.dtype} {list(ids.shape)}")
+    bad = np.flatnonzero((ids < 0) | (ids >= n_vocab)) if ids.size else ()
+    if len(bad):
+        raise ValueError(f"token {ids[bad[0]]} at {bad[0]} is not in 0 .. {n_vocab - 1}")
+    return ids.astype(np.int32)

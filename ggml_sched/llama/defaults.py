@@ -1,0 +1,59 @@
+"""Which backend runs a model when the caller names none, and which one a name means.
+
+Owns the decision: ggml's kernels where its library is installed and works, otherwise our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ggml_sched.backend import Backend
+from ggml_sched.errors import BackendError, Error
+
+__all__ = ["NAMES", "default_backend", "named_backends"]
+
+NAMES = ("cpu", "ggml")
+"""What `named_backends` knows; "ggml:DEVICE" means another device of ggml's."""
+
+
+def default_backend(n_threads: int | None = None) -> Backend:
+    """GgmlBackend where the extra `ggml` is installed and its library passes the probes, otherwise CpuBackend."""
+    try:
+        return named_backends(["ggml"], n_threads)[0]
+    except Error:
+        return named_backends(["cpu"], n_threads)[0]
+
+
+def named_backends(names: Sequence[str], n_threads: int | None = None) -> list[Backend]:
+    """A backend for each name; CPU for one of a kind, CPU0, CPU1, ... for several.
+
+    ValueError for an unknown name, what the backend raises where it is not there; then none stays open.
+    """
+    made: list[Backend] = []
+    try:
+        for i, name in enumerate(names):
+            kind, _, device = name.partition(":")
+            same = [k for k, other in enumerate(names) if other == name]
+            title = (device or name).upper() + ("" if len(same) == 1 else str(same.index(i)))
+            if kind == "cpu" and not device:
+                from ggml_sched import CpuBackend
+
+                made.append(CpuBackend(n_threads, name=title))
+            elif kind == "ggml":
+                made.append(_ggml(device or "CPU", n_threads, title))
+            else:
+                raise ValueError(f"backend {name!r}; known: {', '.join(NAMES)}, ggml:DEVICE")
+    except BaseException:
+        for backend in made:
+            backend.close()
+        raise
+    return made
+
+
+def _ggml(device: str, n_threads: int | None, name: str) -> Backend:
+    import ggml_sched
+
+    made = getattr(ggml_sched, "GgmlBackend", None)
+    if made is None:
+        raise BackendError("this package was built without a backend for ggml's kernels")
+    return made(device, n_threads, name=name)

@@ -1,0 +1,65 @@
+"""The block of experts: a router, and the feed-forward units that it chooses for each token.
+
+Owns nothing.  Corresponds to llama.cpp's build_moe_ffn.
+"""
+
+from __future__ import annotations
+
+from ggml_sched._graph import Tensor
+from ggml_sched.llama.builder import Builder
+
+__all__ = ["experts"]
+
+MIN_EXPERT_WEIGHT = 6.103515625e-5
+"""The sum of the chosen experts' weights is kept above the smallest normal f16."""
+
+
+def experts(b: Builder, x: Tensor, layer: int, kind: str = "swiglu") -> Tensor:
+    """The sum of the n_used best experts of each token, weighted by the router; with biases where the model has them.
+
+    x[n_embd, n_tokens] -> [n_embd, n_tokens].  `kind`: "swiglu", "geglu", or "swiglu_oai".
+    """
+    ctx, e, n_embd, n, prefix = b.ctx, b.hparams.experts, x.ne[0], x.ne[1], f"blk.{layer}.ffn_"
+
+    def name(t: Tensor, what: str) -> Tensor:
+        return b.name(t, f"ffn_moe_{what}", layer)
+
+    def product(what: str, x: Tensor) -> Tensor:
+        y = name(ctx.mul_mat_id(b.weights[f"{prefix}{what}_exps.weight"], x, chosen), what)
+        bias = b.weights.get(f"{prefix}{what}_exps.bias")
+        return y if bias is None else name(ctx.add_id(y, bias, chosen), f"{what}_biased")
+
+    scores = name(ctx.mul_mat(b.weights[prefix + "gate_inp.weight"], x), "logits")
+    bias = b.weights.get(prefix + "gate_inp.bias")
+    if bias is not None:
+        scores = name(ctx.add(scores, bias), "logits_biased")
+    if e.gating != "chosen":
+        scores = name(ctx.soft_max(scores) if e.gating == "softmax" else ctx.sigmoid(scores), "probs")
+    bias = b.weights.get(f"blk.{layer}.exp_probs_b.bias")
+    # The bias changes who is chosen, not how much is made of them.
+    ranked = scores if bias is None else name(ctx.add(scores, bias), "probs_biased")
+    order = name(ctx.argsort(ranked, "desc"), "argsort")
+    chosen = name(ctx.view_2d(order, e.n_used, n, order.nb[1]), "topk")
+    weight = name(ctx.get_rows(ctx.reshape_3d(scores, 1, e.n, n), chosen), "weights")
+    if e.gating == "chosen" or e.normalise:
+        weight = ctx.reshape_2d(weight, e.n_used, n)
+        if e.gating == "chosen":
+            weight = name(ctx.soft_max(weight), "weights_softmax")
+        if e.normalise:
+            total = name(ctx.sum_rows(weight), "weights_sum")
+            total = name(ctx.clamp(total, MIN_EXPERT_WEIGHT, float("inf")), "weights_sum_clamped")
+            weight = name(ctx.div(weight, total), "weights_norm")
+        weight = ctx.reshape_3d(weight, 1, e.n_used, n)
+    if e.scale != 1:
+        weight = name(ctx.scale(weight, e.scale), "weights_scaled")
+    b.expand(weight)
+    x = ctx.reshape_3d(x, n_embd, 1, n)
+    up, gate = product("up", x), product("gate", x)
+    x = name(ctx.swiglu_oai(gate, up) if kind == "swiglu_oai" else ctx.glu_split(gate, up, kind), kind)
+    x = name(ctx.mul(product("down", x), weight), "weighted")
+    parts = [ctx.view_2d(x, n_embd, n, x.nb[2], i * x.nb[1]) for i in range(e.n_used)]
+    b.expand(*parts)
+    out = parts[0] if e.n_used > 1 else name(ctx.cont(parts[0]), "out")
+    for part in parts[1:]:
+        out = name(ctx.add(out, part), "out")
+    return out

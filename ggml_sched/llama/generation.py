@@ -1,0 +1,216 @@
+"""Text or ids that are generated while they are asked for.
+
+Owns what was generated so far and why it ended.  Invariant: `tokens` are all that was chosen, `text` what they say as
+far as it is certain; a token that was chosen is evaluated when the next one is asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from operator import index
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ggml_sched.llama.errors import SequenceError
+from ggml_sched.llama.sampling import Sampler, greedy
+
+if TYPE_CHECKING:
+    from ggml_sched.llama.sequence import Sequence
+
+__all__ = ["Generation", "Options", "Stats"]
+
+
+@dataclass(slots=True)
+class Stats:
+    """Numbers of tokens, and seconds: `n_cached` of the prompt's were in the cache already."""
+
+    n_prompt: int = 0
+    n_cached: int = 0
+    prompt_seconds: float = 0.0
+    n_evaluated: int = 0
+    """Generated tokens that were evaluated."""
+    seconds: float = 0.0
+    """Of evaluating and choosing those."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """When to end, and how to choose."""
+
+    n: int | None
+    sampler: Callable[[np.ndarray], int]
+    stop: tuple[str, ...]
+    shift: bool
+    n_keep: int
+    ignore_eos: bool
+    is_ours: bool
+    """Whether the sampler was made for this generation, so that its penalties look at the prompt, too."""
+
+    @classmethod
+    def checked(cls, n, sampler, sampling: dict, stop, shift: bool, n_keep: int, ignore_eos: bool) -> Options:
+        if n is not None and index(n) < 0:
+            raise ValueError(f"n = {n}: not a number of tokens")
+        if index(n_keep) < 0:
+            raise ValueError(f"n_keep = {n_keep}: not a number of tokens")
+        if sampler is not None and sampling:
+            raise TypeError(f"either a sampler, or what a Sampler takes: {', '.join(sampling)}")
+        is_ours = sampler is None and bool(sampling)
+        if sampler is None:
+            sampler = Sampler(**sampling) if sampling else greedy
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        for text in stop:
+            if not isinstance(text, str):
+                raise TypeError(f"stop strings are str, not {text!r}")
+            if not text:
+                raise ValueError("a stop string is empty")
+        return cls(n, sampler, stop, bool(shift), n_keep, bool(ignore_eos), is_ours)
+
+
+class Generation:
+    """An iterator over pieces of text, or over ids; made by `Model.generate` and `Model.chat`.
+
+    `finish_reason`: None while it goes on, then "length", "eos" or "stop".  `tokens`, `text`: so far.
+    """
+
+    def __init__(self, sequence: Sequence, prompt: list[int], options: Options, tokenizer=None, echo: str | bool = "",
+                 whole: bool = False) -> None:
+        """`whole`: the prompt is all that the sequence shall hold, not what follows."""
+        self.finish_reason: str | None = None
+        self.tokens: list[int] = []
+        self.text = ""
+        self.stats = Stats(n_prompt=len(prompt))
+        self._sequence, self._pending, self._options, self._whole = sequence, prompt, options, whole
+        self._is_text = tokenizer is not None
+        self._echo: str | list[int] = echo if isinstance(echo, str) else list(prompt) if echo else []
+        if tokenizer is None and options.stop:
+            tokenizer = sequence.model.tokenizer
+        self._stream = None if tokenizer is None else _Stream(tokenizer, options.stop, not whole)
+        self._ends = frozenset() if options.ignore_eos else sequence.model.end_tokens
+        if options.is_ours:
+            options.sampler.accept(*prompt)
+
+    def __iter__(self) -> Generation:
+        return self
+
+    def __next__(self) -> str | int:
+        if self._echo:
+            if self._is_text:
+                echo, self._echo = self._echo, ""
+                return echo
+            return self._echo.pop(0)
+        while True:
+            token = self._next_token() if self.finish_reason is None else None
+            if not self._is_text:
+                if token is None:
+                    raise StopIteration
+                return token
+            piece = self._take_text()
+            if piece:
+                return piece
+            if token is None:
+                raise StopIteration
+
+    def read(self) -> str:
+        """Go on to the end; all text that was generated."""
+        for _ in self:
+            pass
+        return self.text
+
+    def __repr__(self) -> str:
+        how = self.finish_reason or "going on"
+        return f"<Generation of {len(self.tokens)} tokens: {how}>"
+
+    # -- inside --------------------------------------------------------------------------
+
+    def _next_token(self) -> int | None:
+        """Evaluate what is pending and choose; None at an end."""
+        options = self._options
+        if options.n is not None and len(self.tokens) >= options.n or not self._has_room():
+            return self._end("length")
+        start = time.perf_counter()
+        logits = self._evaluate()
+        token = int(options.sampler(logits))
+        took = time.perf_counter() - start
+        if self.tokens:
+            self.stats.n_evaluated += 1
+            self.stats.seconds += took
+        else:
+            self.stats.prompt_seconds += took
+        if token in self._ends:
+            return self._end("eos")
+        self._pending = [token]
+        self.tokens.append(token)
+        if self._stream is not None:
+            self._stream.feed(token)
+            if self._stream.stopped:
+                return self._end("stop")
+        return token
+
+    def _evaluate(self) -> np.ndarray:
+        """Logits [n_vocab] after the pending tokens."""
+        sequence = self._sequence
+        if not self._pending:
+            raise ValueError("generating needs one token to start from")
+        if self._whole:
+            n = sequence.keep_common(self._pending)
+            self._pending, self._whole, self.stats.n_cached = self._pending[n:], False, n
+        return sequence.eval(self._pending, last_only=True)[0]
+
+    def _has_room(self) -> bool:
+        """Whether the next token fits, after forgetting some where that is asked for; the prompt's must fit."""
+        sequence, options = self._sequence, self._options
+        if not self.tokens or sequence.model.n_free:
+            return True
+        if options.shift and sequence.n_past - options.n_keep >= 2:
+            try:
+                sequence.shift(options.n_keep, (sequence.n_past - options.n_keep) // 2)
+            except SequenceError:       # a recurrent state, learned positions, or rows that others hold, too
+                return False
+            return True
+        return False
+
+    def _end(self, reason: str) -> None:
+        self.finish_reason = reason
+        if self._stream is not None and reason != "stop":
+            self._stream.flush()
+            if self._stream.stopped:
+                self.finish_reason = "stop"
+
+    def _take_text(self) -> str:
+        piece = self._stream.take()
+        self.text += piece
+        return piece
+
+
+class _Stream:
+    """Text of ids as far as it is certain, up to the first stop string.
+
+    `continuing`: the text goes on after another one, so that a space before its first word belongs to it.
+    """
+
+    def __init__(self, tokenizer, stop: Iterable[str], continuing: bool) -> None:
+        from ggml_sched.llama.text.stream import StopStrings
+
+        self._texts, self._stops = tokenizer.stream(continuing=continuing), StopStrings(stop)
+        self._ready = ""
+        self.stopped = False
+
+    def feed(self, token: int) -> None:
+        self._add(self._texts.feed(token))
+
+    def flush(self) -> None:
+        """No token follows: what was held back is certain."""
+        self._add(self._texts.flush())
+        self._ready += self._stops.flush()
+
+    def take(self) -> str:
+        """What is certain and was not taken yet."""
+        ready, self._ready = self._ready, ""
+        return ready
+
+    def _add(self, text: str) -> None:
+        self._ready += self._stops.feed(text)
+        self.stopped = self._stops.matched is not None

@@ -1,0 +1,245 @@
+"""The sequences in a cache: their tokens, and everything that changes them.
+
+Owns a runner, the tokens of each sequence, and a lock.  Invariants: `tokens[i]` are those whose keys and values (or
+whose state) the cache holds for sequence i, at positions 0, 1, ...; a call that raises changes nothing; one call at a
+time.  Corresponds to llama.cpp's llama_decode and its memory functions (llama_memory_seq_rm, _cp, _add).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from operator import index
+
+import numpy as np
+
+from ggml_sched.llama import state
+from ggml_sched.llama.batch import Batch, checked_tokens
+from ggml_sched.llama.errors import ContextFull, ModelBusy, ModelClosed, SequenceError
+from ggml_sched.llama.runner import Runner
+
+__all__ = ["Held"]
+
+
+class Held:
+    """Sequences 0 .. n_seq - 1, and a hidden one for what is evaluated on the side."""
+
+    def __init__(self, runner: Runner, n_batch: int, n_seq: int) -> None:
+        self.runner, self.n_batch, self.n_seq = runner, n_batch, n_seq
+        self.n_vocab, self.n_ctx = runner.hparams.n_vocab, runner.cache.n_ctx
+        self.tokens: list[list[int]] = [[] for _ in range(n_seq + 1)]
+        self.lock = Lock()
+
+    # -- evaluating ----------------------------------------------------------------------
+
+    def eval(self, i: int, tokens, last_only: bool) -> np.ndarray:
+        """Continue sequence i: logits [len(tokens), n_vocab], or [1, n_vocab] of the last."""
+        with self.lock:
+            ids = checked_tokens(tokens, self.n_vocab)
+            n, past = len(ids), len(self.tokens[i])
+            self._check_room(n, past)
+            first = max(n - 1, 0) if last_only else 0
+            out = np.empty((n - first, self.n_vocab), np.float32)
+            if n:
+                places = np.arange(past, past + n, dtype=np.int32)
+                self._continue(Batch(ids, places, np.full(n, i, np.int32), np.arange(first, n, dtype=np.int32)), out)
+            return out
+
+    def eval_batch(self, parts: Batch | Iterable[tuple[int, object]]) -> np.ndarray:
+        """Continue several sequences: logits of the batch's outputs, or of the last token of each pair."""
+        with self.lock:
+            batch = self._checked_batch(parts) if isinstance(parts, Batch) else self._joined(parts)
+            self._check_room(len(batch.tokens), self.runner.cells.n_used)
+            out = np.empty((len(batch.outputs), self.n_vocab), np.float32)
+            self._continue(batch, out)
+            return out
+
+    def embed(self, tokens, everywhere: bool) -> np.ndarray:
+        """Normed states [m, n_embd] of all tokens or the last, evaluated as a sequence of their own, which is gone
+        then."""
+        with self.lock:
+            ids, hidden = checked_tokens(tokens, self.n_vocab), self.n_seq
+            n = len(ids)
+            if not n:
+                raise ValueError("an embedding needs one token or more")
+            self._check_room(n, 0)
+            outputs = np.arange(0 if everywhere else n - 1, n, dtype=np.int32)
+            out = np.empty((len(outputs), self.runner.hparams.n_embd), np.float32)
+            batch = Batch(ids, np.arange(n, dtype=np.int32), np.full(n, hidden, np.int32), outputs)
+            self.runner.clear_state(hidden)
+            self._continue(batch, out, embeddings=True)
+            self._cut(hidden, 0)
+            return out
+
+    def _continue(self, batch: Batch, out: np.ndarray, embeddings: bool = False) -> None:
+        """Evaluate a checked batch, n_batch tokens at a time; the sequences hold it then."""
+        runner, before = self.runner, {}
+        ids, sequences = batch.tokens.tolist(), batch.sequences.tolist()
+        runner.begin(sequences)
+        try:
+            for start, stop in runner.pieces(batch.sequences, self.n_batch):
+                first, last = np.searchsorted(batch.outputs, (start, stop))
+                piece = batch if stop - start == len(ids) else Batch(
+                    batch.tokens[start:stop], batch.positions[start:stop], batch.sequences[start:stop],
+                    batch.outputs[first:last] - np.int32(start))
+                runner.compute(piece, out[first:last], embeddings)
+            for token, i in zip(ids, sequences, strict=True):
+                held = self.tokens[i]
+                before.setdefault(i, len(held))
+                held.append(token)
+        except BaseException:
+            for i, n in before.items():
+                del self.tokens[i][n:]
+            runner.undo()
+            raise
+
+    # -- what is asked for, checked -----------------------------------------------------------
+
+    def checked_index(self, i: int) -> int:
+        if not 0 <= index(i) < self.n_seq:
+            raise ValueError(f"sequence {i} is not in 0 .. {self.n_seq - 1}; load(..., n_seq=...) makes more")
+        return index(i)
+
+    def _joined(self, parts: Iterable[tuple[int, object]]) -> Batch:
+        """Pairs of sequence and tokens as a batch; the last token of each pair is an output."""
+        tokens, positions, sequences, outputs, past, n = [], [], [], [], {}, 0
+        for i, given in parts:
+            i, ids = self.checked_index(i), checked_tokens(given, self.n_vocab)
+            if not len(ids):
+                raise ValueError(f"no tokens for sequence {i}")
+            start = past.get(i, len(self.tokens[i]))
+            past[i] = start + len(ids)
+            n += len(ids)
+            tokens.append(ids)
+            positions.append(np.arange(start, past[i], dtype=np.int32))
+            sequences.append(np.full(len(ids), i, np.int32))
+            outputs.append(n - 1)
+        if not n:
+            raise ValueError("a batch needs one pair of sequence and tokens, or more")
+        return Batch(np.concatenate(tokens), np.concatenate(positions), np.concatenate(sequences),
+                     np.array(outputs, np.int32))
+
+    def _checked_batch(self, batch: Batch) -> Batch:
+        tokens = checked_tokens(batch.tokens, self.n_vocab)
+        n = len(tokens)
+        checked = [tokens]
+        for name in ("positions", "sequences", "outputs"):
+            values = np.asarray(getattr(batch, name))
+            if values.ndim != 1 or values.size and values.dtype.kind not in "iu":
+                raise TypeError(f"{name} of a batch are a sequence of ints, not {values.dtype} {list(values.shape)}")
+            if len(values) != n and name != "outputs":
+                raise ValueError(f"{len(values)} {name} for {n} tokens")
+            checked.append(values.astype(np.int64))
+        _, positions, sequences, outputs = checked
+        if n and not 0 <= sequences.min() <= sequences.max() < self.n_seq:
+            raise ValueError(f"a sequence of the batch is not in 0 .. {self.n_seq - 1}")
+        if len(outputs) and (outputs[0] < 0 or outputs[-1] >= n or (np.diff(outputs) <= 0).any()):
+            raise ValueError(f"outputs of a batch are ascending, in 0 .. {n - 1}")
+        for i in np.unique(sequences):
+            past = len(self.tokens[i])
+            mine = positions[sequences == i]
+            if (mine != np.arange(past, past + len(mine))).any():
+                raise SequenceError(f"positions of the batch do not continue sequence {i}, which has {past} tokens")
+        return Batch(*(values.astype(np.int32) for values in checked))
+
+    def _check_room(self, n: int, past: int) -> None:
+        cells = self.runner.cells
+        if n > cells.n_free:
+            rest = "" if cells.n_used == past else f", of which {cells.n_used} rows are in use"
+            raise ContextFull(f"{n} tokens after {past} do not fit a context of {self.n_ctx}{rest}",
+                              past, n, self.n_ctx)
+
+    # -- changing sequences --------------------------------------------------------------------
+
+    def truncate(self, i: int, n: int) -> None:
+        with self.lock:
+            past = len(self.tokens[i])
+            if not 0 <= index(n) <= past:
+                raise ValueError(f"sequence {i} has {past} tokens: it cannot keep {n}")
+            if self.runner.is_recurrent and n not in (0, past):
+                raise SequenceError(f"the state of a recurrent model cannot be cut to {n} of {past} tokens: save it "
+                                    "there, or evaluate them again")
+            self._cut(i, n)
+
+    def keep_common(self, i: int, ids: list[int]) -> int:
+        """Forget what is no beginning of `ids`, of which one at least is left to evaluate; how many stay."""
+        with self.lock:
+            held, n, cells = self.tokens[i], 0, self.runner.cells
+            for ours, theirs in zip(held, ids[:-1], strict=False):
+                if ours != theirs:
+                    break
+                n += 1
+            if self.runner.is_recurrent and n < len(held):
+                n = 0
+            going = cells.rows_of(i, n)
+            if len(ids) - n > cells.n_free + int(np.count_nonzero(~cells.shared(going))):
+                raise ContextFull(f"{len(ids) - n} tokens after {n} do not fit a context of {self.n_ctx}",
+                                  n, len(ids) - n, self.n_ctx)
+            if n < len(held):
+                self._cut(i, n)
+            return n
+
+    def _cut(self, i: int, n: int) -> None:
+        if n == 0:
+            self.runner.clear_state(i)
+        self.runner.cells.remove(i, n)
+        del self.tokens[i][n:]
+
+    def copy(self, i: int, target: int) -> None:
+        with self.lock:
+            if target != i:
+                self.runner.copy_state(i, target)
+                self.runner.cells.remove(target)
+                self.runner.cells.copy(i, target)
+                self.tokens[target][:] = self.tokens[i]
+
+    def shift(self, i: int, n_keep: int, n_discard: int) -> None:
+        with self.lock:
+            past, cells = len(self.tokens[i]), self.runner.cells
+            if index(n_keep) < 0 or index(n_discard) < 0 or n_keep + n_discard > past:
+                raise ValueError(f"sequence {i} has {past} tokens: it cannot keep {n_keep} and then forget {n_discard}")
+            if self.runner.is_recurrent:
+                raise SequenceError("the state of a recurrent model has no tokens that could be forgotten")
+            snapshot = cells.snapshot()
+            try:
+                cells.remove(i, n_keep, n_keep + n_discard)
+                self.runner.turn(cells.shift(i, n_keep + n_discard, None, -n_discard))
+                del self.tokens[i][n_keep : n_keep + n_discard]
+            except BaseException:
+                cells.rollback(snapshot)
+                raise
+
+    def save(self, i: int, target) -> None:
+        with self.lock:
+            state.save(target, self.runner, i, self.tokens[i])
+
+    def restore(self, i: int, source) -> None:
+        with self.lock:
+            self.tokens[i][:] = state.restore(source, self.runner, i)
+
+    def reset(self) -> None:
+        """Forget all sequences."""
+        with self.lock:
+            self.runner.clear()
+            for tokens in self.tokens:
+                tokens.clear()
+
+
+class Lock:
+    """One call at a time: a second thread, or a callback, gets an error instead of corruption."""
+
+    __slots__ = ("closed", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.closed = False
+
+    def __enter__(self) -> None:
+        if not self.lock.acquire(False):
+            raise ModelBusy("the model is in use; one thread at a time")
+        if self.closed:
+            self.lock.release()
+            raise ModelClosed("the model is closed")
+
+    def __exit__(self, *exc) -> None:
+        self.lock.release()

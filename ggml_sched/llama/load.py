@@ -1,0 +1,102 @@
+"""From a GGUF file to a `Model`: checks the arguments, places weights and cache, and plans the first graph.
+
+Owns nothing that outlives a failure: after an exception no memory is held.  Corresponds to llama.cpp's
+llama_model_load_from_file and llama_init_from_model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from operator import index
+
+from ggml_sched._graph import Type
+from ggml_sched.backend import Backend
+from ggml_sched.llama import arch as architectures
+from ggml_sched.llama.builder import Shape, build_graph
+from ggml_sched.llama.cells import MAX_SEQUENCES
+from ggml_sched.llama.defaults import default_backend
+from ggml_sched.llama.gguf import open_gguf
+from ggml_sched.llama.hparams import Hparams
+from ggml_sched.llama.kvcache import KVCache
+from ggml_sched.llama.model import Model
+from ggml_sched.llama.placement import Place, checked, spread_layers
+from ggml_sched.llama.runner import Runner
+from ggml_sched.llama.weights import Weights, load_weights
+
+__all__ = ["load"]
+
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+MAX_ROWS = 1 << 30
+
+
+def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = 512, n_batch: int = 512,
+         place: Place | None = None, *, policy: str = "default", kv_type="f32", n_seq: int = 1,
+         flash: bool | None = None, use_mmap: bool = True,
+         progress: Callable[[int, int], object] | None = None) -> Model:
+    """Load a GGUF model from a path, a buffer of bytes or a binary file object.
+
+    `backends`, best first, default to one (`defaults.default_backend`), which the model closes; given ones stay the
+    caller's.  `place(name, layer)` says on which of them a weight or KV tensor lives (`layer` is None outside the
+    layers); without it layers are spread evenly.
+    The cache has `n_ctx` rows for the tokens of `n_seq` sequences together, evaluated `n_batch` at a time; None or 0:
+    as many as the model was trained with, if half of the memory that is free holds them.  `kv_type`: "f32", "f16",
+    "bf16", or with flash attention a block type like "q8_0".  `flash`: attention as one node; None: where the
+    backends have it.
+    `use_mmap=False` copies the weights.  `progress(done, total)` hears of bytes while they are brought.
+
+    Raises FileFormatError for a file that is not a model this package runs, UnsupportedOp when no backend computes one
+    of its nodes, OutOfMemory and PlacementError as the backends do.
+    """
+    n_ctx, n_batch, n_seq = index(n_ctx or 0), index(n_batch), index(n_seq)
+    for name, value, low in (("n_ctx", n_ctx, 0), ("n_batch", n_batch, 1)):
+        if not low <= value <= MAX_ROWS:
+            raise ValueError(f"{name} = {value} is not in {low} .. 2**30")
+    if not 1 <= n_seq < MAX_SEQUENCES:
+        raise ValueError(f"n_seq = {n_seq} is not in 1 .. {MAX_SEQUENCES - 1}")
+    if str(kv_type) not in KV_TYPES:
+        raise ValueError(f"kv_type = {str(kv_type)!r}; known: {', '.join(KV_TYPES)}")
+    with ExitStack() as undo:
+        owned: list[Backend] = []
+        if backends is None:
+            owned = backends = [default_backend()]
+            undo.callback(owned[0].close)
+        backends = tuple(backends)
+        if not backends:
+            raise ValueError("a model needs one backend or more")
+        with open_gguf(path) as file:
+            _, arch = architectures.find(file)
+            hparams = arch.hparams(file)
+            place = checked(place or spread_layers(backends, hparams.n_layer), backends)
+            weights = load_weights(file, arch.weights(hparams), place, use_mmap, progress)
+            undo.callback(weights.close)
+            metadata = file.metadata
+        n_ctx = n_ctx or trained_context(hparams, kv_type)
+        n_states = Runner.n_states(hparams, n_seq)
+        cache = KVCache(hparams, n_ctx, place, kv_type, n_states, flash=flash is None or bool(flash))
+        undo.callback(lambda: cache.close())
+        if flash is None and not has_flash(arch, hparams, weights, cache):
+            cache.close()
+            cache = KVCache(hparams, n_ctx, place, kv_type, n_states)
+        runner = Runner(arch, hparams, weights, cache, backends, n_seq, policy)
+        undo.callback(runner.scheduler.close)
+        # What no backend computes is reported now, not at the first token.
+        runner.scheduler.plan(runner.graph(Shape(1, cache.padded(1), 1)).graph)
+        model = Model(runner, backends, owned, min(n_batch, n_ctx), n_seq, metadata)
+        undo.pop_all()
+        return model
+
+
+def has_flash(arch, hparams: Hparams, weights: Weights, cache: KVCache) -> bool:
+    """Whether attention can be one node in each layer, where the layer's cache is."""
+    graph = build_graph(arch, hparams, weights, cache, Shape(1, cache.padded(1), 1), True).graph
+    return all(node.src[1].backend.supports_op(node) for node in graph.nodes if node.op == "FLASH_ATTN_EXT")
+
+
+def trained_context(h: Hparams, kv_type) -> int:
+    """The context that a model was trained with, or as much of it as half of the host's free memory holds."""
+    kind = Type[str(kv_type).upper()]
+    row = sum(layer.n_embd_k + layer.n_embd_v for layer in h.layers) // kind.block_size * kind.type_size
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(min(h.n_ctx_train, free // 2 // max(row, 1), MAX_ROWS), 1)

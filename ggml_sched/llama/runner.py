@@ -1,0 +1,195 @@
+"""Runs batches: places tokens in the cache, keeps a graph for each shape, lets the scheduler compute it.
+
+Owns weights, cache, cells, graphs and scheduler, and closes them.  Invariant: rows that a failed evaluation may have
+written are zeroed before the next one, so that a masked row never brings a NaN into a product.  Corresponds to
+llama.cpp's llama_context.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from ggml_sched.backend import Backend
+from ggml_sched.errors import each
+from ggml_sched.llama.batch import Batch
+from ggml_sched.llama.builder import BatchGraph, Shape, build_graph
+from ggml_sched.llama.cells import Cells
+from ggml_sched.llama.errors import SequenceError
+from ggml_sched.llama.hparams import Hparams
+from ggml_sched.llama.kvcache import KVCache
+from ggml_sched.llama.weights import Weights
+
+__all__ = ["Runner"]
+
+KEPT_GRAPHS = 8
+"""Graphs of different shape that are kept: a prompt's, and those of growing caches."""
+
+
+class Runner:
+    """`compute(batch)` and what it needs."""
+
+    def __init__(self, arch, hparams: Hparams, weights: Weights, cache: KVCache, backends: Sequence[Backend],
+                 n_seq: int, policy: str) -> None:
+        from ggml_sched import Scheduler
+
+        self.arch, self.hparams, self.weights, self.cache = arch, hparams, weights, cache
+        # One more, for what is evaluated on the side.
+        self.n_seq = n_seq + 1
+        self.cells = Cells(cache.n_ctx, self.n_seq)
+        self.graphs: OrderedDict[Shape, BatchGraph] = OrderedDict()
+        self.scheduler = Scheduler(backends, policy=policy, plan_cache=KEPT_GRAPHS)
+        self._placed: list[np.ndarray] = []     # rows of the evaluation that is running
+        self._dirty: list[np.ndarray] = []      # rows of those that failed
+        self._shift = None
+        self._kept: set[int] = set()            # sequences whose recurrent state is kept meanwhile
+
+    def graph(self, shape: Shape) -> BatchGraph:
+        """The graph of a shape; the last few are kept."""
+        graph = self.graphs.get(shape)
+        if graph is None:
+            graph = build_graph(self.arch, self.hparams, self.weights, self.cache, shape, self.cache.flash)
+            self.graphs[shape] = graph
+            while len(self.graphs) > KEPT_GRAPHS:
+                self.graphs.popitem(last=False)
+        else:
+            self.graphs.move_to_end(shape)
+        return graph
+
+    # -- an evaluation: begin, compute any number of batches, then commit or undo -------------------------------
+
+    def begin(self, sequences: Iterable[int]) -> None:
+        """What failed before is wiped; recurrent states of these sequences are kept until it is over."""
+        if self._dirty:
+            self.cache.clear_rows(np.unique(np.concatenate(self._dirty)))
+            self._dirty.clear()
+        self._placed.clear()
+        if self.is_recurrent:
+            self._kept.clear()
+            for seq in set(sequences):
+                self.cache.copy_state(seq, self.n_seq + seq)
+                self._kept.add(seq)
+
+    def pieces(self, sequences: np.ndarray, n_batch: int) -> Iterator[tuple[int, int]]:
+        """A batch cut into parts [start, stop) of n_batch tokens at most, and of one sequence for a recurrent model."""
+        ends = [len(sequences)]
+        if self.is_recurrent:
+            ends = [*(np.flatnonzero(np.diff(sequences)) + 1).tolist(), *ends]
+        start = 0
+        for end in ends:
+            for first in range(start, end, n_batch):
+                yield first, min(first + n_batch, end)
+            start = end
+
+    def compute(self, batch: Batch, out: np.ndarray, embeddings: bool = False) -> None:
+        """Place the batch, compute it and write its outputs, f32 [m, n_vocab or n_embd], to `out`."""
+        rows = self.cells.place(batch.positions, batch.sequences)
+        self._placed.append(rows)
+        n_kv = self.cache.padded(self.cells.rows_in_use())
+        graph = self.graph(Shape(len(rows), n_kv, len(batch.outputs), embeddings))
+        self.scheduler.alloc(graph.graph)
+        graph.set_inputs(batch, rows, lambda window: self.cells.mask(batch.positions, batch.sequences, n_kv, window),
+                         int(batch.sequences[0]))
+        self.scheduler.compute(graph.graph)
+        if len(out):
+            graph.output.backend.get_tensor(graph.output, out)
+
+    def undo(self) -> None:
+        """Everything is as it was at `begin`."""
+        for rows in self._placed:
+            self.cells.release(rows)
+        self._dirty += self._placed
+        self._placed = []
+        for seq in self._kept:
+            self.cache.copy_state(self.n_seq + seq, seq)
+
+    # -- states --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_recurrent(self) -> bool:
+        return self.hparams.recurrent
+
+    @staticmethod
+    def n_states(hparams: Hparams, n_seq: int) -> int:
+        """Recurrent states that a cache needs for n_seq sequences: another one of each is kept while it changes."""
+        return 2 * (n_seq + 1) if hparams.recurrent else 1
+
+    def clear_state(self, seq: int) -> None:
+        """The recurrent state of a sequence at its beginning."""
+        if self.is_recurrent:
+            self.cache.clear_state(seq)
+
+    def copy_state(self, src: int, dst: int) -> None:
+        """The recurrent state of one sequence for another."""
+        if self.is_recurrent:
+            self.cache.copy_state(src, dst)
+
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of a row of the cache, all layers together, and of a recurrent state."""
+        cache = self.cache
+        return (sum(t.nb[1] for t in (*cache.k, *cache.v) if t is not None),
+                sum(t.nb[1] for t in (*cache.r, *cache.s) if t is not None))
+
+    def read(self, seq: int, rows: np.ndarray) -> tuple[bytes, bytes]:
+        """What these rows of the cache hold, in their order, and the recurrent state of a sequence."""
+        order = np.argsort(rows)
+        inverse = np.argsort(order)
+        layers = self.cache.read_rows(rows[order])
+        state = self.cache.read_state(seq) if self.is_recurrent else ()
+        return (b"".join(part[inverse].tobytes() for pair in layers for part in pair),
+                b"".join(part.tobytes() for part in state))
+
+    def write(self, seq: int, rows: np.ndarray, data: bytes, state: bytes) -> None:
+        """Write what `read` gave, of a cache of the same sizes, to some rows and a state."""
+        order, n = np.argsort(rows), len(rows)
+        values, at, layers = np.frombuffer(data, np.uint8), 0, []
+        for k, v in zip(self.cache.k, self.cache.v, strict=True):
+            if k is None:
+                continue
+            pair = []
+            for size in (k.nb[1], v.nb[1]):
+                pair.append(values[at : at + n * size].reshape(n, size)[order])
+                at += n * size
+            layers.append(tuple(pair))
+        self.cache.write_rows(rows[order], layers)
+        if self.is_recurrent:
+            widths = [t.ne[0] for pair in zip(self.cache.r, self.cache.s, strict=True) for t in pair if t is not None]
+            parts = np.split(np.frombuffer(state, np.float32), np.cumsum(widths)[:-1])
+            self.cache.write_state(seq, parts)
+
+    def turn(self, deltas: np.ndarray) -> None:
+        """Let the keys of each row be those of a position so much later (i32 [n_ctx]); llama.cpp's K-shift.
+
+        SequenceError for a model whose keys do not depend on positions by rotation.  After an exception they are as
+        they were.
+        """
+        from ggml_sched.llama.shift import build_shift
+
+        if self._shift is None:
+            self._shift = build_shift(self.hparams, self.weights, self.cache)
+            if self._shift is None:
+                raise SequenceError(f"positions of a {self.hparams.arch} model cannot move: no key turns with them")
+        rows = np.flatnonzero(deltas)
+        before = self.cache.read_rows(rows)
+        try:
+            self.scheduler.alloc(self._shift.graph)
+            self._shift.set_inputs(deltas)
+            self.scheduler.compute(self._shift.graph)
+        except BaseException:
+            with suppress(Exception):       # the first error says more
+                self.cache.write_rows(rows, before)
+            raise
+
+    def clear(self) -> None:
+        """Nothing is in the cache."""
+        self.cache.clear()
+        self.cells.clear()
+        self._dirty.clear()
+
+    def close(self) -> None:
+        """Give all memory back, whatever raises."""
+        self.graphs.clear()
+        each([self.scheduler.close, self.cache.close, self.weights.close])

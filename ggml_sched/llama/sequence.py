@@ -1,0 +1,93 @@
+"""One of the sequences that a model holds: its tokens, and what can be done with them.
+
+Owns nothing: a handle to what `held.py` keeps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ggml_sched.llama.model import Model
+
+__all__ = ["Sequence"]
+
+
+class Sequence:
+    """Sequence `index` of a model; made by `Model.sequence(index)`, always the same object for an index."""
+
+    __slots__ = ("_held", "index", "model")
+
+    def __init__(self, model: Model, index: int) -> None:
+        self.model, self.index, self._held = model, index, model._held
+
+    @property
+    def n_past(self) -> int:
+        """So many tokens are in the cache."""
+        return len(self._held.tokens[self.index])
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens so far."""
+        return list(self._held.tokens[self.index])
+
+    def __len__(self) -> int:
+        return len(self._held.tokens[self.index])
+
+    def __repr__(self) -> str:
+        return f"<Sequence {self.index}: {self.n_past} tokens>"
+
+    def eval(self, tokens, last_only: bool = False) -> np.ndarray:
+        """As `Model.eval`, for this sequence."""
+        return self._held.eval(self.index, tokens, last_only)
+
+    def generate(self, prompt, n: int | None = None, sampler=None, **options):
+        """As `Model.generate`, for this sequence."""
+        return self.model.generate(prompt, n, sampler, sequence=self, **options)
+
+    def chat(self, messages, n: int | None = None, sampler=None, **options):
+        """As `Model.chat`, for this sequence."""
+        return self.model.chat(messages, n, sampler, sequence=self, **options)
+
+    def keep_common(self, ids: list[int]) -> int:
+        """Make ready for a sequence of these tokens: forget what is not a beginning of it; how many stay.
+
+        One token at least is left to evaluate.  ContextFull if the others would not fit; then nothing is forgotten.
+        """
+        return self._held.keep_common(self.index, ids)
+
+    def truncate(self, n: int) -> None:
+        """Keep the first n tokens; SequenceError for a recurrent state, which has only a whole past or none."""
+        self._held.truncate(self.index, n)
+
+    def shift(self, n_keep: int, n_discard: int) -> None:
+        """Forget n_discard tokens after the first n_keep; those behind move up (llama.cpp's context shift).
+
+        Their values were computed with the forgotten ones in sight: what follows is close to, not the same as, an
+        evaluation of the remaining tokens.  SequenceError where the model has no rope, or shares these tokens with
+        another sequence.
+        """
+        self._held.shift(self.index, n_keep, n_discard)
+
+    def copy_to(self, other: int | Sequence) -> None:
+        """Let another sequence be this one; both share the rows of the cache that they have in common."""
+        if isinstance(other, Sequence) and other.model is not self.model:
+            raise ValueError("a sequence is copied within its model: save and restore it elsewhere")
+        self._held.copy(self.index, other.index if isinstance(other, Sequence) else self._held.checked_index(other))
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self._held.truncate(self.index, 0)
+
+    def save(self, target) -> None:
+        """Write the state to a path or a binary file."""
+        self._held.save(self.index, target)
+
+    def restore(self, source) -> None:
+        """Take the state that `save` wrote.
+
+        StateFormatError for a damaged file, or one of another model or cache type; ContextFull where it does not fit.
+        """
+        self._held.restore(self.index, source)

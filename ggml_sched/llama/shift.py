@@ -1,0 +1,68 @@
+"""The context shift: cached keys turned as if their tokens had come earlier or later.
+
+Owns a graph over the K caches.  Invariant: a row whose delta is d becomes what its token at its position plus d would
+have left, up to rounding; a row whose delta is 0 keeps its values.  Corresponds to llama.cpp's build_graph_shift.
+
+Rotations add up, so turning by d is rope at position d.  Only the magnitude does not: it was applied when the row was
+written, so here it is 1 (llama.cpp applies YaRN's a second time).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ggml_sched._graph import Context, Graph, Tensor, Type
+from ggml_sched.llama.builder import rope_factors
+from ggml_sched.llama.hparams import Hparams
+from ggml_sched.llama.kvcache import KVCache
+from ggml_sched.llama.weights import Weights
+
+__all__ = ["ShiftGraph", "build_shift"]
+
+TURNED = (Type.F32, Type.F16)
+"""What rope turns in place; other types go through f32."""
+
+
+class ShiftGraph:
+    """`graph`, whose one input is how far each row moves; compute it with the scheduler of the model."""
+
+    __slots__ = ("deltas", "graph")
+
+    def __init__(self, graph: Graph, deltas: Tensor) -> None:
+        self.graph, self.deltas = graph, deltas
+
+    def set_inputs(self, deltas: np.ndarray) -> None:
+        """`deltas` i32 [n_ctx]: what is added to the position of each row."""
+        self.deltas.set(deltas)
+
+
+def build_shift(hparams: Hparams, weights: Weights, cache: KVCache) -> ShiftGraph | None:
+    """The graph that turns every row of every layer; None for a model that does not turn its keys."""
+    ctx = Context(f"{hparams.arch} shift of {cache.n_ctx} rows")
+    deltas = ctx.tensor("i32", cache.n_ctx, "K_shift", input=True)
+    factors = rope_factors(hparams, weights, cache)
+    order = []
+    for k, layer in zip(cache.k, hparams.layers, strict=True):
+        r = layer.rope
+        if k is None or r is None:
+            continue
+        kind, head = k.type, k.nb[1] // layer.n_head_kv
+        # A head is a whole number of blocks, and so is what turns of it, or else the whole head goes through f32.
+        whole = r.k_first % kind.block_size or r.n_dims % kind.block_size
+        first, width = (0, k.ne[0] // layer.n_head_kv) if whole else (r.k_first, r.n_dims)
+        part = ctx.view_3d(k, width, layer.n_head_kv, cache.n_ctx, head, k.nb[1],
+                           first // kind.block_size * kind.type_size)
+        x = part if kind in TURNED else ctx.cast(part, "f32")
+        if whole and r.k_first:
+            still = ctx.view_3d(x, r.k_first, layer.n_head_kv, cache.n_ctx, x.nb[1], x.nb[2])
+            x = ctx.view_3d(x, width - r.k_first, layer.n_head_kv, cache.n_ctx, x.nb[1], x.nb[2], r.k_first * x.nb[0])
+        x = ctx.rope(x, deltas, r.n_dims, r.mode, factors, r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor,
+                     1.0 / r.yarn_magnitude, r.beta_fast, r.beta_slow)
+        if whole and r.k_first:
+            x = ctx.concat(still, x, 0)
+        order.append(ctx.cpy(x, part))
+    if not order:
+        return None
+    graph = Graph(*order)
+    graph.meta = {"model": hparams.arch, "n_layer": hparams.n_layer, "n_ctx": cache.n_ctx, "shift": True}
+    return ShiftGraph(graph, deltas)

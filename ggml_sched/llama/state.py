@@ -1,0 +1,135 @@
+"""A sequence as a file: its tokens, and its rows of the cache.
+
+Owns the format.  Invariant: everything in a file is checked before anything changes, and a restore that raises has
+changed nothing.  Corresponds to llama.cpp's llama_state_seq_save_file and llama_state_seq_load_file.
+
+    magic, version, arch, type of the cache, fingerprint of sizes and weights, number of tokens, bytes of a row,
+    bytes of a recurrent state, CRC-32 of the rest; tokens (i32), for each layer rows of K and of V, state
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import tempfile
+import zlib
+from contextlib import suppress
+
+import numpy as np
+
+from ggml_sched.llama.errors import StateFormatError
+from ggml_sched.llama.runner import Runner
+
+__all__ = ["restore", "save"]
+
+HEAD = struct.Struct("<8sI32s16s32sIQQI")
+MAGIC = b"ggsched\0"
+VERSION = 1
+
+
+def save(target, runner: Runner, seq: int, ids: list[int]) -> None:
+    """Write sequence `seq`, whose tokens are `ids`, to a path (which it replaces at once, when all is there) or a
+    binary file."""
+    body = [np.array(ids, "<i4").tobytes(), *runner.read(seq, runner.cells.rows_of(seq))]
+    crc = 0
+    for part in body:
+        crc = zlib.crc32(part, crc)
+    head = HEAD.pack(MAGIC, VERSION, *_facts(runner), len(ids), *runner.sizes(), crc)
+    if hasattr(target, "write"):
+        for part in (head, *body):
+            target.write(part)
+        return
+    path = os.fspath(target)
+    handle, partial = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=".sequence-")
+    try:
+        with os.fdopen(handle, "wb") as out:
+            for part in (head, *body):
+                out.write(part)
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(partial)
+        raise
+
+
+def restore(source, runner: Runner, seq: int) -> list[int]:
+    """Let sequence `seq` hold what a file says; its tokens."""
+    if hasattr(source, "read"):
+        ids, rows, state = _read(source, "the saved sequence", runner)
+    else:
+        with open(source, "rb") as file:
+            name = os.fspath(source)
+            ids, rows, state = _read(file, name, runner)
+            if file.read(1):
+                raise StateFormatError(f"{name}: more bytes than a sequence of {len(ids)} tokens has")
+    runner.begin(())
+    cells = runner.cells
+    snapshot = cells.snapshot()
+    try:
+        cells.remove(seq)
+        n = len(ids)
+        places = cells.place(np.arange(n, dtype=np.int32), np.full(n, seq, np.int32))
+        before = runner.read(seq, places)
+        try:
+            runner.write(seq, places, rows, state)
+        except BaseException:
+            with suppress(Exception):       # the first error says more
+                runner.write(seq, places, *before)
+            raise
+    except BaseException:
+        cells.rollback(snapshot)
+        raise
+    return ids.tolist()
+
+
+def _facts(runner: Runner) -> tuple[bytes, bytes, bytes]:
+    """What must be the same where a sequence is restored: arch, type of the cache, fingerprint."""
+    digest = hashlib.sha256(repr(runner.hparams).encode())
+    for name, tensor in sorted(runner.weights.tensors.items()):
+        digest.update(f"{name} {tensor.ne}".encode())
+    return (runner.hparams.arch.encode()[:32].ljust(32, b"\0"),
+            str(runner.cache.kv_type).encode()[:16].ljust(16, b"\0"), digest.digest())
+
+
+def _read(file, name: str, runner: Runner) -> tuple[np.ndarray, bytes, bytes]:
+    """Tokens, rows and state; StateFormatError for whatever is wrong."""
+
+    def wrong(what: str) -> StateFormatError:
+        return StateFormatError(f"{name}: {what}")
+
+    def take(n: int, what: str) -> bytes:
+        data = file.read(n)
+        if not isinstance(data, bytes) or len(data) != n:
+            raise wrong(f"{n} bytes of {what} are needed, {len(data)} are there")
+        return data
+
+    magic, version, *facts, n, row_bytes, state_bytes, crc = HEAD.unpack(take(HEAD.size, "head"))
+    if magic != MAGIC:
+        raise wrong("not a saved sequence")
+    if version != VERSION:
+        raise wrong(f"version {version}; known: {VERSION}")
+    own = _facts(runner)
+    for what, theirs, ours in zip(("architecture", "cache type"), facts, own, strict=False):
+        if theirs != ours:
+            raise wrong(f"saved with {what} {_shown(theirs)}, this model has {_shown(ours)}")
+    if facts != list(own):
+        raise wrong("saved by a model of other sizes")
+    if (row_bytes, state_bytes) != runner.sizes():
+        raise wrong(f"rows of {row_bytes} bytes and a state of {state_bytes}, not {runner.sizes()}")
+    if n > runner.cells.n_rows:
+        raise wrong(f"{n} tokens, in a context of {runner.cells.n_rows}")
+    body = [take(4 * n, "tokens"), take(row_bytes * n, "rows"), take(state_bytes, "state")]
+    found = 0
+    for part in body:
+        found = zlib.crc32(part, found)
+    if found != crc:
+        raise wrong(f"damaged: CRC-32 {found:08x}, not {crc:08x}")
+    ids = np.frombuffer(body[0], "<i4")
+    if n and not 0 <= ids.min() <= ids.max() < runner.hparams.n_vocab:
+        raise wrong(f"a token is not in 0 .. {runner.hparams.n_vocab - 1}")
+    return ids, body[1], body[2]
+
+
+def _shown(value: bytes) -> str:
+    return repr(value.rstrip(b"\0").decode("ascii", "replace"))

@@ -1,0 +1,108 @@
+"""Small random models of every architecture, for tests without a download.
+
+Owns nothing.  Invariant: the bytes depend on the arguments alone.  The tensors are those that the architecture lists
+(`weights`), so that a model of a new one needs a line of metadata here and no more.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+
+import numpy as np
+
+from ggml_sched.llama import arch as architectures
+from ggml_sched.llama.gguf import open_gguf
+from ggml_sched.llama.gguf_write import write_gguf
+from ggml_sched.llama.weights import Spec
+
+__all__ = ["random_model"]
+
+SIZES = {"vocab_size": 64, "context_length": 128, "embedding_length": 32, "block_count": 3, "feed_forward_length": 48,
+         "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5}
+LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5, "attention.layer_norm_rms_epsilon": None}
+EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 24}
+
+OWN = {
+    "gemma2": {"attention.key_length": 16, "attention.value_length": 16, "attention.sliding_window": 8,
+               "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+    "gemma3": {"block_count": 7, "attention.key_length": 16, "attention.value_length": 16,
+               "attention.sliding_window": 8, "rope.freq_base": 1e6},
+    "gpt2": {**LAYER_NORM, "attention.head_count_kv": 4},
+    "gpt-oss": {**EXPERTS, "attention.sliding_window": 8, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 16},
+    "mamba": {"ssm.conv_kernel": 4, "ssm.inner_size": 64, "ssm.state_size": 16, "ssm.time_step_rank": 8,
+              "feed_forward_length": 0, "attention.head_count": 0, "attention.head_count_kv": None},
+    "phi2": {**LAYER_NORM, "attention.head_count_kv": 4, "rope.dimension_count": 4},
+    "phi3": {"attention.sliding_window": 8},
+    "qwen3": {"attention.key_length": 16, "attention.value_length": 16},
+    "qwen3moe": {**EXPERTS, "attention.key_length": 16, "attention.value_length": 16},
+    "deepseek2": {**EXPERTS, "attention.head_count_kv": 4, "attention.q_lora_rank": 24, "attention.kv_lora_rank": 16,
+                  "attention.key_length": 16, "attention.value_length": 8, "rope.dimension_count": 8,
+                  "leading_dense_block_count": 1, "expert_shared_count": 2, "expert_weights_scale": 1.5},
+}
+"""What each architecture has beside SIZES; None takes away."""
+
+OPTIONAL = {"phi3": ("rope_factors",), "qwen2": ("q.bias", "k.bias", "v.bias"), "phi2": (".bias",),
+            "gpt2": ("qkv.bias", "attn_output.bias", "up.bias", "down.bias"), "gpt-oss": ("attn", "ffn")}
+"""Parts of the names of tensors that models of an architecture have and need not."""
+
+
+def random_model(arch: str, seed: int = 0, *, metadata: Mapping | None = None, optional=(), tied: bool = False,
+                 dtype: Callable[[str, np.ndarray], object] | type = np.float32) -> bytes:
+    """A GGUF file of an architecture with random weights that neither grow nor shrink values from layer to layer.
+
+    `metadata`: keys (`{arch}.` is put before those that have no such beginning) and values, None to leave one out.
+    `optional`: parts of names of optional tensors that it has; `tied`: without an output matrix.  `dtype`: of the
+    matrices, or a function from a name and its float32 array to what `write_gguf` takes.
+    """
+    values = {"general.architecture": arch, "tokenizer.ggml.model": "no_vocab"}
+    for key, value in {**SIZES, **OWN.get(arch, {}), **(metadata or {})}.items():
+        values[key if key.startswith(("general.", "tokenizer.", arch + ".")) else f"{arch}.{key}"] = value
+    values = {key: value for key, value in values.items() if value is not None}
+    parts = (*OPTIONAL.get(arch, ()), *optional)
+    tensors = {}
+    for spec in architectures.ARCHITECTURES[arch].weights(_hparams(arch, values, parts)):
+        if spec.required or spec.name == "output.weight" and not tied or any(part in spec.name for part in parts):
+            array = _weight(spec, seed)
+            matrix = len(spec.ne) > 1 and spec.name.endswith(".weight") and "ssm_conv1d" not in spec.name
+            if matrix and "gate_inp" not in spec.name:
+                array = dtype(spec.name, array) if not isinstance(dtype, type) else array.astype(dtype)
+            tensors[spec.name] = array
+    out = io.BytesIO()
+    write_gguf(out, values, tensors)
+    return out.getvalue()
+
+
+def _hparams(arch: str, values: Mapping, parts):
+    """The hyperparameters that these values mean, before there are tensors."""
+    out = io.BytesIO()
+    write_gguf(out, values, {})
+    names = {"blk.0.attn_qkv.weight": arch in ("phi2", "phi3", "gpt2"),
+             "rope_factors_long.weight": any("rope_factors".startswith(part) for part in parts)}
+    with open_gguf(out.getvalue()) as file:
+        present = dict.fromkeys((name for name, there in names.items() if there), None)
+        present.update((f"{i}", None) for i in range(256))      # as many layers as the values say
+        stand_in = SimpleNamespace(name="random model", metadata=dict(file.metadata), tensors=present)
+        return architectures.ARCHITECTURES[arch].hparams(stand_in)
+
+
+def _weight(spec: Spec, seed: int) -> np.ndarray:
+    """The values of one tensor, which depend on its name, its shape and the seed."""
+    random = np.random.default_rng((seed, zlib.crc32(spec.name.encode())))
+    values = random.standard_normal(spec.ne[::-1], np.float32)
+    name = spec.name
+    if name.startswith("rope_"):
+        return (1 + np.abs(values) * (4 if "long" in name else 1)).astype(np.float32)
+    if name.endswith("ssm_a"):
+        return -np.exp(values)
+    if name.endswith("norm.weight") or name.endswith("ssm_d"):
+        return 1 + np.float32(0.1) * values
+    if name.startswith(("token_embd", "position_embd")) or name.endswith("sinks.weight"):
+        return values
+    if len(spec.ne) == 1 or name.endswith(".bias"):
+        return np.float32(0.3) * values
+    return values / np.float32(math.sqrt(spec.ne[0]))

@@ -1,0 +1,76 @@
+"""What rendering a chat template may spend: steps, time, characters.
+
+Owns the limits.  Invariant: whoever is about to touch or make data pays first, in proportion to it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+from ggml_sched.llama.errors import ChatTemplateError
+
+__all__ = ["MAX_BITS", "MAX_CHARS", "MAX_ITEMS", "Budget", "check_format", "check_replace"]
+
+MAX_TICKS = 1 << 20
+MAX_SECONDS = 0.3
+"""Of processor time, of the rendering thread."""
+MAX_CHARS = 1 << 24
+MAX_ITEMS = 1 << 20
+MAX_BITS = 1 << 12
+CHARS_PER_TICK = 64
+TICKS_PER_LOOK = 512
+"""How often the clock is looked at."""
+
+
+class Budget:
+    """What a rendering may still spend."""
+
+    def __init__(self) -> None:
+        self.left = MAX_TICKS
+        self.deadline = time.thread_time() + MAX_SECONDS
+        self.next_look = self.left - TICKS_PER_LOOK
+
+    def spend(self, ticks: int = 1) -> None:
+        self.left -= ticks
+        if self.left < self.next_look:
+            self.next_look = self.left - TICKS_PER_LOOK
+            if self.left < 0:
+                raise ChatTemplateError(f"the chat template does too much: more than {MAX_TICKS} steps")
+            if time.thread_time() > self.deadline:
+                raise ChatTemplateError(f"the chat template runs longer than {MAX_SECONDS} s")
+
+    def weigh(self, value) -> int:
+        """Pay for looking at all of a value; how deep it is."""
+        depth, level = 0, [value]
+        while level:
+            inner = []
+            for item in level:
+                self.spend(1)
+                if isinstance(item, str):
+                    self.text(len(item))
+                elif isinstance(item, dict):
+                    inner += item.keys()
+                    inner += item.values()
+                elif isinstance(item, (list, tuple, set, frozenset)):
+                    inner += item
+                if len(inner) > MAX_ITEMS:
+                    raise ChatTemplateError(f"the chat template makes a value of more than {MAX_ITEMS} items")
+            depth, level = depth + 1, inner
+        return depth
+
+    def text(self, n_chars: int) -> None:
+        """Pay for a text of so many characters, before it is made where that can be."""
+        if n_chars > MAX_CHARS:
+            raise ChatTemplateError(f"the chat template makes a text of {n_chars} characters, the limit is {MAX_CHARS}")
+        self.spend(n_chars // CHARS_PER_TICK)
+
+
+def check_format(text: str) -> None:
+    """Refuse "%1000000000d"."""
+    if re.search(r"%[^a-zA-Z%]*(\*|\d{4})", text):
+        raise ChatTemplateError("the chat template formats wider than 999 characters")
+
+
+def check_replace(budget: Budget, text: str, old: str, new: str) -> None:
+    budget.text(len(text) + text.count(old) * len(new))

@@ -1,0 +1,170 @@
+"""SentencePiece's BPE, as Llama, Mistral, Gemma and Phi-3 have it: merges by score, bytes for what is left.
+
+Owns the order of merges.  Files hold a score for each token and no merges: of two neighbours whose
+texts together are a token, the pair whose token has the highest score merges first, the leftmost of
+equal ones.  Invariant: the library sees merges in an order that says exactly this, or it is not used:
+where tokens that can be merged share a score, no order of merges does, and `Exact` merges instead.
+Corresponds to llama.cpp's llm_tokenizer_spm.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from ggml_sched.llama.text.library import import_tokenizers
+from ggml_sched.llama.text.vocabulary import TokenType, Vocabulary
+
+__all__ = ["Exact", "Spm"]
+
+SPACE = "\u2581"
+
+
+class Spm:
+    """`encode(text, after_special) -> ids` of a text without special tokens; `token_bytes(text) -> bytes`."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        library = import_tokenizers()
+        self._prefix = vocabulary.add_space_prefix
+        ids = vocabulary.ids
+        self._n_vocab = len(vocabulary.texts)
+        self._fallback = Fallback(vocabulary, ids)
+        # The library merges tokens only; here any letter may be the beginning of one.
+        letters = sorted(set("".join(vocabulary.texts)) - ids.keys())
+        self._letters = letters
+        symbols = ids | {letter: self._n_vocab + i for i, letter in enumerate(letters)}
+        merges, tied = merges_of(vocabulary, symbols)
+        self._exact = Exact(vocabulary, ids, self._fallback) if tied else None
+        self._library = None
+        if not tied:
+            unknown = vocabulary.texts[vocabulary.unk_id] if vocabulary.unk_id is not None else None
+            self._library = library.Tokenizer(library.models.BPE(
+                vocab=symbols, merges=merges, byte_fallback=True, unk_token=unknown, fuse_unk=False))
+
+    def encode(self, text: str, after_special: bool) -> list[int]:
+        if self._prefix and after_special:
+            text = " " + text
+        text = text.replace(" ", SPACE)
+        if self._exact is not None:
+            return self._exact.encode(text)
+        ids = self._library.encode(text, add_special_tokens=False).ids
+        if self._letters and max(ids, default=0) >= self._n_vocab:
+            ids = [j for i in ids for j in (
+                (i,) if i < self._n_vocab else self._fallback(self._letters[i - self._n_vocab]))]
+        return ids
+
+    def token_bytes(self, text: str, kind: int) -> bytes:
+        if kind == TokenType.NORMAL:
+            return text.replace(SPACE, " ").encode()
+        if kind == TokenType.BYTE:
+            byte = byte_of(text)
+            return text.encode() if byte is None else bytes((byte,))
+        return b""
+
+
+def byte_of(text: str) -> int | None:
+    """The byte that "<0xNN>" stands for."""
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        try:
+            return int(text[3:5], 16)
+        except ValueError:
+            return None
+    return None
+
+
+class Fallback:
+    """Ids for a letter that is no token: those of its bytes, or the unknown token's."""
+
+    def __init__(self, vocabulary: Vocabulary, ids: dict[str, int]) -> None:
+        self._bytes = [ids.get(f"<0x{byte:02X}>") for byte in range(256)]
+        self._unknown = [] if vocabulary.unk_id is None else [vocabulary.unk_id]
+
+    def __call__(self, text: str) -> list[int]:
+        ids = [self._bytes[byte] for byte in text.encode()]
+        return self._unknown if None in ids else ids
+
+
+def merges_of(vocabulary: Vocabulary, symbols: dict[str, int]) -> tuple[list[tuple[str, str]], bool]:
+    """Every way to put a token together from two symbols, in the order of merging; whether there is no such order."""
+    texts, types = vocabulary.texts, vocabulary.types
+    merges: list[tuple[str, str]] = []
+    order = np.argsort(-vocabulary.scores, kind="stable")
+    scores = vocabulary.scores[order].tolist()
+    group: list[tuple[str, list[tuple[str, str]]]] = []
+    tied, last = False, None
+    for score, i in zip(scores, order.tolist(), strict=True):
+        text = texts[i]
+        # A user-defined token is cut out of the text first; only as spaces can it come up again.
+        if len(text) < 2 or symbols[text] != i or types[i] == TokenType.USER_DEFINED and SPACE not in text:
+            continue
+        ways = [(left, right) for k in range(1, len(text))
+                if (left := text[:k]) in symbols and (right := text[k:]) in symbols]
+        if not ways:
+            continue
+        if score != last:
+            tied |= _add_group(merges, group)
+            group, last = [], score
+        group.append((text, ways))
+    tied |= _add_group(merges, group)
+    return merges, tied
+
+
+def _add_group(merges: list[tuple[str, str]], group: list[tuple[str, list[tuple[str, str]]]]) -> bool:
+    """Append the merges of tokens that share a score; whether no order of merges means "the leftmost first"."""
+    if len(group) > 1:
+        # Runs of one letter (Llama's spaces): the leftmost run grows letter by letter until no longer one is a
+        # token, which is what preferring the longest left side does.
+        runs = sorted((text for text, _ in group), key=len, reverse=True)
+        if [text for text in runs if text == runs[0][:1] * len(text)] != runs or len(runs[-1]) != 2 or (
+                len(runs[0]) != len(runs) + 1):
+            return True
+        letter = runs[0][0]
+        growing = [(text[1:], letter) for text in runs]
+        merges += growing
+        merges += [way for _, ways in group for way in ways if way[1] != letter]
+        return False
+    for _, ways in group:
+        merges += ways
+    return False
+
+
+class Exact:
+    """The same merges by the scores themselves, in Python: slower, and exact whatever the scores are."""
+
+    def __init__(self, vocabulary: Vocabulary, ids: dict[str, int], fallback: Fallback) -> None:
+        self._scores = vocabulary.scores.tolist()
+        self._ids, self._fallback = ids, fallback
+
+    def encode(self, text: str) -> list[int]:
+        parts = list(text)
+        after = [*range(1, len(parts)), -1]
+        before = list(range(-1, len(parts) - 1))
+        queue: list[tuple[float, int, int, int]] = []
+        for i in range(len(parts) - 1):
+            self._offer(queue, parts, i, i + 1)
+        while queue:
+            _, left, right, length = heapq.heappop(queue)
+            # Stale where either side was merged meanwhile.
+            if not parts[left] or not parts[right] or len(parts[left]) + len(parts[right]) != length:
+                continue
+            parts[left] += parts[right]
+            parts[right] = ""
+            after[left] = after[right]
+            if after[right] >= 0:
+                before[after[right]] = left
+            if before[left] >= 0:
+                self._offer(queue, parts, before[left], left)
+            if after[left] >= 0:
+                self._offer(queue, parts, left, after[left])
+        return [i for part in parts if part for i in self._ids_of(part)]
+
+    def _offer(self, queue: list, parts: list[str], left: int, right: int) -> None:
+        text = parts[left] + parts[right]
+        token = self._ids.get(text)
+        if token is not None:
+            heapq.heappush(queue, (-self._scores[token], left, right, len(text)))
+
+    def _ids_of(self, part: str) -> list[int]:
+        token = self._ids.get(part)
+        return self._fallback(part) if token is None else [token]

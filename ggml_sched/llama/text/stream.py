@@ -1,0 +1,103 @@
+"""Ids to text, piece by piece; and text up to a stop string.
+
+Owns what is held back.  Invariants: the pieces of a `Stream`, joined, are what `decode` gives for all
+ids; no piece ends inside a character.  The pieces of `StopStrings`, joined, are the text before the
+first stop string, however the text was cut.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+__all__ = ["StopStrings", "Stream"]
+
+Utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Stream:
+    """Decodes ids that come one by one.
+
+    A character whose bytes come in several tokens is given out when it is complete; bytes that can no longer become
+    one are U+FFFD, as soon as that is certain.  After `flush()` a new text begins.
+    """
+
+    def __init__(self, tokenizer, skip_special: bool = True, continuing: bool = False) -> None:
+        self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._strip = self._strips = tokenizer.add_space_prefix and not continuing
+        self._decoder = Utf8("replace")
+
+    def feed(self, *ids: int) -> str:
+        """The text that is certain now; all ids are checked before any is taken."""
+        token_bytes, skip = self._tokenizer.token_bytes, self._skip_special
+        pieces = [token_bytes(token, skip) for token in ids]
+        if self._strip:
+            for i, (token, piece) in enumerate(zip(ids, pieces, strict=True)):
+                if piece:
+                    # Special tokens that are shown do not count: the space comes after them.
+                    if self._tokenizer.is_special(token):
+                        continue
+                    pieces[i] = piece.removeprefix(b" ")
+                    self._strip = False
+                    break
+        return self._decoder.decode(b"".join(pieces))
+
+    def flush(self) -> str:
+        """What is held back, as U+FFFD; and begin a new text."""
+        rest = self._decoder.decode(b"", True)
+        self._decoder.reset()
+        self._strip = self._strips
+        return rest
+
+
+class StopStrings:
+    """Lets text through up to the first of some strings.
+
+        stops = StopStrings(["\\n\\n", "User:"])
+        for piece in pieces:
+            print(stops.feed(piece), end="")
+            if stops.matched is not None:
+                break
+        print(stops.flush(), end="")
+
+    Text that may be the beginning of a stop string is held back.  `matched` is the string that ended it; of several
+    that end at the same character, the longest.  Whatever is fed after that is dropped.
+    """
+
+    def __init__(self, stops: str | Iterable[str] = ()) -> None:
+        stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        for stop in stops:
+            if not isinstance(stop, str):
+                raise TypeError(f"a stop string is a str, not {type(stop).__name__}")
+            if not stop:
+                raise ValueError("an empty stop string would end every text before it begins")
+        self.stops = stops
+        self.matched: str | None = None
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """The text that is certain not to be part of a stop string."""
+        if self.matched is not None:
+            return ""
+        text = self._held + text
+        ends = [(at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
+        if ends:
+            _, at, self.matched = min(ends)
+            self._held = ""
+            return text[:at]
+        held = max((self._beginning(text, stop) for stop in self.stops), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def flush(self) -> str:
+        """What was held back: the text is over, so it was no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _beginning(text: str, stop: str) -> int:
+        """How many characters at the end of the text are the beginning of the stop string."""
+        for n in range(min(len(text), len(stop) - 1), 0, -1):
+            if text.endswith(stop[:n]):
+                return n
+        return 0

@@ -1,0 +1,176 @@
+"""Text to token ids and back, for a vocabulary from a GGUF file.
+
+Owns the order of things: special tokens are cut out first, the text between them is merged by the
+vocabulary's model, and ids are put together.  Invariant: ids are those that llama.cpp gives.
+Corresponds to llama.cpp's llama_tokenize and llama_token_to_piece.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+from collections.abc import Iterable, Mapping
+
+from ggml_sched.llama.errors import TokenizerError
+from ggml_sched.llama.gguf import GGUFFile, open_gguf
+from ggml_sched.llama.text.bpe import Bpe
+from ggml_sched.llama.text.spm import Spm
+from ggml_sched.llama.text.stream import Stream
+from ggml_sched.llama.text.vocabulary import TokenType, Vocabulary, special_ids
+
+__all__ = ["Tokenizer"]
+
+HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
+# What C's isspace says: phi-3's tokens swallow it.
+ASCII_SPACE = " \t\n\v\f\r"
+
+
+class Tokenizer:
+    """Encodes and decodes as the model in the file expects.
+
+        tokenizer = Tokenizer.from_gguf("model.gguf")
+        ids = tokenizer.encode("Hello world")       # with BOS where the model wants one
+        text = tokenizer.decode(ids)                # without special tokens
+
+    `n_vocab`; `bos_id`, `eos_id`, `eot_id`, `eom_id`, `unk_id`, `pad_id` (or None); `eos_ids`, a frozenset of all
+    ids after which a generation is over.  Immutable and safe to use from several threads.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._model = Spm(vocabulary) if vocabulary.model == "spm" else Bpe(vocabulary)
+        self.n_vocab = len(vocabulary.texts)
+        self.model, self.pre = vocabulary.model, vocabulary.pre
+        self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
+        self.eot_id, self.eom_id = vocabulary.eot_id, vocabulary.eom_id
+        self.unk_id, self.pad_id = vocabulary.unk_id, vocabulary.pad_id
+        self.eos_ids = vocabulary.eos_ids
+        self.add_bos, self.add_eos = vocabulary.add_bos, vocabulary.add_eos
+        self.add_space_prefix = vocabulary.add_space_prefix
+        # Longest first, and grouped by their first letter: most texts hold none of these letters.
+        texts, types = vocabulary.texts, vocabulary.types
+        self._special: dict[str, list[tuple[str, int, bool]]] = {}
+        for i in sorted(special_ids(types), key=lambda i: -len(texts[i])):
+            self._special.setdefault(texts[i][0], []).append((texts[i], i, types[i] in HIDDEN))
+        self._first_letters = re.compile(
+            "[" + "".join(map(re.escape, sorted(self._special))) + "]") if self._special else None
+
+    @classmethod
+    def from_gguf(cls, source) -> Tokenizer:
+        """From a path, bytes, a binary file object, or an open GGUFFile (left open).
+
+        Raises TokenizerError naming the metadata field for a vocabulary that is missing, wrong or not supported,
+        FileFormatError for a file that is not GGUF.
+        """
+        if isinstance(source, GGUFFile):
+            return cls(Vocabulary.from_gguf(source))
+        with open_gguf(os.fspath(source) if isinstance(source, os.PathLike) else source) as file:
+            return cls(Vocabulary.from_gguf(file))
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping, name: str = "<metadata>") -> Tokenizer:
+        """From `tokenizer.ggml.*` keys; `name` is what errors call the place they came from."""
+        return cls(Vocabulary.from_metadata(metadata, name))
+
+    # -- text to ids ---------------------------------------------------------------
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of a text.
+
+        `add_special`: put BOS before and EOS behind where the file says so.  `parse_special`: "<|im_end|>" and other
+        control tokens in the text become these tokens; left False, a user's text cannot fake them.  User-defined
+        tokens are always found.  Only str is taken (TypeError).  A lone surrogate is no character: TokenizerError.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"a text is a str, not {type(text).__name__}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TokenizerError(f"character {error.start} of the text is the lone surrogate "
+                                 f"U+{ord(text[error.start]):04X}, which no bytes stand for") from None
+        ids = [self.bos_id] if add_special and self.add_bos and self.bos_id is not None else []
+        after_special = True
+        for part in self._cut(text, parse_special):
+            if isinstance(part, str):
+                ids += self._model.encode(part, after_special)
+                after_special = False
+            else:
+                ids.append(part)
+                after_special = True
+        if add_special and self.add_eos and self.eos_id is not None:
+            ids.append(self.eos_id)
+        return ids
+
+    def _cut(self, text: str, parse_special: bool) -> list[str | int]:
+        """The text as pieces of text and ids of special tokens."""
+        if not text:
+            return []
+        parts: list[str | int] = [text]
+        if self._first_letters is None:
+            return parts
+        tokens = [token for letter in set(self._first_letters.findall(text)) for token in self._special[letter]
+                  if (parse_special or not token[2]) and token[0] in text]
+        for token, i, _ in sorted(tokens, key=lambda token: -len(token[0])):
+            strip = i in self._vocabulary.strips_right
+            cut: list[str | int] = []
+            for part in parts:
+                if isinstance(part, str) and token in part:
+                    first, *others = part.split(token)
+                    cut.append(first)
+                    for other in others:
+                        cut += (i, other.lstrip(ASCII_SPACE) if strip else other)
+                else:
+                    cut.append(part)
+            parts = [part for part in cut if part != ""]
+        return parts
+
+    # -- ids to text ---------------------------------------------------------------
+
+    def check_id(self, token) -> int:
+        """A token id as an int; TypeError for what is no integer, TokenizerError (a ValueError) out of range."""
+        try:
+            token = operator.index(token)
+        except TypeError:
+            raise TypeError(f"a token id is an int, not {type(token).__name__}") from None
+        if not 0 <= token < self.n_vocab:
+            raise TokenizerError(f"token id {token} is not one of 0 to {self.n_vocab - 1}")
+        return token
+
+    def token_bytes(self, token: int, skip_special: bool = False) -> bytes:
+        """What a token stands for: maybe a part of a character.  Nothing for control tokens with `skip_special`."""
+        token = self.check_id(token)
+        kind, text = self._vocabulary.types[token], self._vocabulary.texts[token]
+        if kind in HIDDEN:
+            return b"" if skip_special else text.encode()
+        if kind == TokenType.USER_DEFINED:
+            return text.encode()
+        return self._model.token_bytes(text, kind)
+
+    def token_text(self, token: int) -> str:
+        """A token as the file spells it."""
+        return self._vocabulary.texts[self.check_id(token)]
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that the file spells so, or None."""
+        return self._vocabulary.ids.get(text)
+
+    def is_special(self, token: int) -> bool:
+        """Whether the token is a mark for the model rather than text: `decode` skips it."""
+        return self._vocabulary.types[self.check_id(token)] in HIDDEN
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True, continuing: bool = False) -> str:
+        """The text of token ids; bytes that are no UTF-8 become U+FFFD.
+
+        The space that SPM vocabularies put before a text is taken away again, except when `continuing` a text that
+        came before.
+        """
+        stream = self.stream(skip_special, continuing)
+        return stream.feed(*ids) + stream.flush()
+
+    def stream(self, skip_special: bool = True, continuing: bool = False) -> Stream:
+        """A decoder for ids that come one by one; `Stream.feed(id) -> str`, `Stream.flush() -> str`."""
+        return Stream(self, skip_special, continuing)
+
+    def __repr__(self) -> str:
+        return f"<Tokenizer {self.model} {self.pre!r}: {self.n_vocab} tokens>"

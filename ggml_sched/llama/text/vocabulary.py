@@ -1,0 +1,251 @@
+"""A vocabulary as GGUF metadata holds it: `tokenizer.ggml.*`, checked.
+
+Owns which token is what: texts, types, scores, merges, special ids, end-of-generation ids.
+Invariant: every id of a `Vocabulary` lies inside it, and every array has its length, so that
+nothing behind it looks at metadata again.  Corresponds to llama.cpp's llama_vocab::impl::load.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ggml_sched.llama.gguf import GGUFFile
+from ggml_sched.llama.text.fields import Fields, shown
+from ggml_sched.llama.text.pretokenizers import PRETOKENIZERS
+
+__all__ = ["TokenType", "Vocabulary"]
+
+PREFIX = "tokenizer.ggml."
+MAX_TOKEN_CHARS = 512
+"""No token is longer; the longest of real vocabularies are runs of 128 spaces."""
+MAX_CHARS, CHARS_PER_TOKEN = 1 << 20, 32
+"""All tokens together: at most this many characters, and this many more for each token."""
+
+
+class TokenType(enum.IntEnum):
+    """What a token is for, numbered as in GGUF."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+# Texts that mean the same in every vocabulary that has them.  Files often mark them as normal tokens, and then a
+# model never stops, so they are control tokens whatever the file says.
+END_OF_GENERATION = frozenset((
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
+    "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>"))
+FILL_IN_ENDS = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+"""Tokens between files and snippets: a model that writes one is done with the snippet."""
+FILL_IN = frozenset((
+    "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>", "<PRE>", "\u2581<PRE>",
+    "<|code_prefix|>", "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>", "<SUF>",
+    "\u2581<SUF>", "<|code_suffix|>", "<|fim_middle|>", "<fim-middle>", "<fim_middle>",
+    "<\uff5cfim\u2581end\uff5c>", "<MID>", "\u2581<MID>", "<|code_middle|>"))
+SHOWN = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
+"""The frame of gpt-oss's answers: shown, or its channels run into each other."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens by id, and what is known of them.
+
+    `model` is "spm" or "bpe"; `texts` are as in the file (U+2581 for a space in SPM, GPT-2's letters for bytes in
+    BPE), `ids` by text, the last of equal ones;
+    `merges` are pairs of texts, likeliest first, of BPE only; `eos_ids` are all ids that end a generation.
+    """
+
+    name: str
+    model: str
+    pre: str
+    texts: list[str] = field(repr=False)
+    ids: dict[str, int] = field(repr=False)
+    types: list[int] = field(repr=False)
+    scores: np.ndarray = field(repr=False)
+    merges: list[tuple[str, str]] = field(repr=False)
+    bos_id: int | None
+    eos_id: int | None
+    eot_id: int | None
+    eom_id: int | None
+    unk_id: int | None
+    pad_id: int | None
+    eos_ids: frozenset[int]
+    add_bos: bool
+    add_eos: bool
+    add_space_prefix: bool
+    strips_right: frozenset[int] = field(repr=False)
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping, name: str = "<metadata>") -> Vocabulary:
+        """Raises TokenizerError naming the field for whatever is missing, wrong or not supported."""
+        fields = Fields(metadata, name)
+        model = _model(fields)
+        texts = _texts(fields)
+        n = len(texts)
+        ids = dict(zip(texts, range(n), strict=True))
+        types = _types(fields, n)
+        spm = model == "spm"
+        pre = "spm" if spm else _pre(fields)
+        known = PRETOKENIZERS.get(pre)
+        special = {key: fields.token_id(PREFIX + key + "_token_id", n, default) for key, default in (
+            ("bos", 1 if spm else None), ("eos", 2 if spm else None), ("eot", None), ("eom", None),
+            ("unknown", 0 if spm else None), ("padding", None), ("fim_pad", None), ("fim_rep", None),
+            ("fim_sep", None))}
+        eos_ids = _mark_specials(ids, types, special)
+        return cls(
+            name=name, model=model, pre=pre, texts=texts, ids=ids, types=types,
+            scores=_scores(fields, n, spm), merges=[] if spm else _merges(fields),
+            bos_id=special["bos"], eos_id=special["eos"], eot_id=special["eot"], eom_id=special["eom"],
+            unk_id=special["unknown"], pad_id=special["padding"], eos_ids=eos_ids,
+            add_bos=fields.flag(PREFIX + "add_bos_token", spm or known.adds_bos),
+            add_eos=fields.flag(PREFIX + "add_eos_token", False),
+            add_space_prefix=spm and fields.flag(PREFIX + "add_space_prefix", True),
+            strips_right=_strips_right(fields, texts, types))
+
+    @classmethod
+    def from_gguf(cls, file: GGUFFile) -> Vocabulary:
+        return cls.from_metadata(file.metadata, file.name)
+
+
+def _model(fields: Fields) -> str:
+    key = PREFIX + "model"
+    value = fields.string(key)
+    models = {"llama": "spm", "gpt2": "bpe"}
+    if value in models:
+        return models[value]
+    if value in ("no_vocab", "none"):
+        raise fields.fail(key, f"is {value!r}: the file holds no tokenizer")
+    raise fields.fail(key, f"is {shown(value)}, which is not supported; 'llama' (SPM) and 'gpt2' (BPE) are")
+
+
+def _pre(fields: Fields) -> str:
+    key = PREFIX + "pre"
+    value = fields.string(key, "default")
+    if value not in PRETOKENIZERS:
+        raise fields.fail(key, f"is {shown(value)}, an unknown pre-tokenizer; known are {', '.join(PRETOKENIZERS)}")
+    return value
+
+
+def _texts(fields: Fields) -> list[str]:
+    key = PREFIX + "tokens"
+    texts = fields.strings(key, "is missing: the file holds no vocabulary")
+    if not texts:
+        raise fields.fail(key, "is empty")
+    longest = max(map(len, texts))
+    if longest > MAX_TOKEN_CHARS:
+        i = next(i for i, text in enumerate(texts) if len(text) == longest)
+        raise fields.fail(f"{key}[{i}]", f"has {longest} characters, the limit is {MAX_TOKEN_CHARS}")
+    chars, limit = sum(map(len, texts)), MAX_CHARS + CHARS_PER_TOKEN * len(texts)
+    if chars > limit:
+        raise fields.fail(key, f"has {len(texts)} tokens of {chars} characters together, the limit is {limit}")
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        i = next(i for i, text in enumerate(texts) if not is_utf8(text))
+        raise fields.fail(f"{key}[{i}]", "is not UTF-8") from None
+    if "" in texts:  # padding of some converters; named so that it is never matched
+        texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
+    return texts
+
+
+def is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _types(fields: Fields, n: int) -> list[int]:
+    key = PREFIX + "token_type"
+    types = fields.numbers(key, n, "iu")
+    if types is None:
+        return [int(TokenType.NORMAL)] * n
+    wrong = (types < 0) | (types > max(TokenType))
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise fields.fail(f"{key}[{i}]", f"is {types[i]}, not a token type of 0 to {int(max(TokenType))}")
+    return types.tolist()
+
+
+def _scores(fields: Fields, n: int, needed: bool) -> np.ndarray:
+    key = PREFIX + "scores"
+    scores = fields.numbers(key, n, "fiu")
+    if scores is None:
+        if needed:
+            raise fields.fail(key, "is missing: SPM merges by scores")
+        return np.zeros(n, np.float32)
+    scores = scores.astype(np.float32)
+    if not np.isfinite(scores).all():
+        i = int(np.argmin(np.isfinite(scores)))
+        raise fields.fail(f"{key}[{i}]", f"is {scores[i]}, not a finite number")
+    return scores
+
+
+def _merges(fields: Fields) -> list[tuple[str, str]]:
+    key = PREFIX + "merges"
+    lines = fields.strings(key, "is missing: BPE needs them")
+    pairs = [tuple(line.split(" ", 1)) for line in lines]
+    for i, pair in enumerate(pairs):
+        if len(pair) != 2 or not pair[0] or not pair[1]:
+            # The space that separates is never the first character: some vocabularies merge with a space.
+            at = lines[i].find(" ", 1)
+            if at < 0 or at == len(lines[i]) - 1:
+                raise fields.fail(f"{key}[{i}]", f"is {shown(lines[i])}, not two tokens with a space between")
+            pairs[i] = (lines[i][:at], lines[i][at + 1 :])
+    return list(dict.fromkeys(pairs))  # the first of two equal ones counts
+
+
+def _mark_specials(ids: dict[str, int], types: list[int], special: dict[str, int | None]) -> frozenset[int]:
+    """Correct the types of tokens that are known by their text; the ids that end a generation."""
+    ends = {special[key] for key in ("eos", "eot", "eom")}
+    for text in END_OF_GENERATION & ids.keys():
+        ends.add(ids[text])
+        types[ids[text]] = int(TokenType.CONTROL)
+    # In vocabularies where it is a normal token, "</s>" is a closing tag of HTML.
+    if "</s>" in ids and types[ids["</s>"]] == TokenType.CONTROL:
+        ends.add(ids["</s>"])
+    for key, names in FILL_IN_ENDS.items():
+        found = [ids[text] for text in names if text in ids]
+        for i in found:
+            types[i] = int(TokenType.CONTROL)
+        ends.add(special[key] if special[key] is not None else found[0] if found else None)
+    for text in FILL_IN & ids.keys():
+        types[ids[text]] = int(TokenType.CONTROL)
+    for text in SHOWN & ids.keys():
+        types[ids[text]] = int(TokenType.USER_DEFINED)
+    # gpt-oss ends a message with <|end|> and an answer with one of the others.
+    if {"<|return|>", "<|call|>"} <= ids.keys() or {"<|calls|>", "<|flush|>"} <= ids.keys():
+        ends.discard(ids.get("<|end|>"))
+    return frozenset(ends - {None})
+
+
+def _strips_right(fields: Fields, texts: list[str], types: list[int]) -> frozenset[int]:
+    """Tokens that swallow the whitespace after them: what phi-3 files do not say and mean."""
+    name = fields.metadata.get("general.name", "")
+    if not isinstance(name, str) or not any(part in name.lower() for part in ("phi-3", "phi3")):
+        return frozenset()
+    kept = {"<unk>", "<s>", "<|endoftext|>"}
+    return frozenset(i for i in special_ids(types) if texts[i] not in kept) | {
+        i for i, text in enumerate(texts) if text == "</s>"}
+
+
+def special_ids(types: Iterable[int]) -> list[int]:
+    """Tokens that are found in a text as a whole, before anything else looks at it."""
+    whole = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+    return [i for i, kind in enumerate(types) if kind in whole]
+
+

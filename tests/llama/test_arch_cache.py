@@ -1,0 +1,242 @@
+"""The cache of a model: rows and states are cleared, saved, restored, shared and turned without changing a result."""
+
+from __future__ import annotations
+
+import arch_cases as cases
+import numpy as np
+import pytest
+from arch_runner import Runner
+
+import ggml_sched as gs
+from ggml_sched.llama.shift import build_shift
+from ggml_sched.llama.synthetic_models import random_model
+
+TOKENS = cases.tokens()
+TURNING = ("llama", "llama-yarn", "llama-longrope-long", "gemma3", "phi2", "phi3-long", "gpt-oss", "deepseek2-yarn",
+           "deepseek2-absorbed")
+LAYOUTS = [(False, "f32"), (True, "f32"), (True, "f16")]
+
+
+def error(got, expected) -> float:
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+def keys(runner: Runner, n: int) -> np.ndarray:
+    """The first n rows of every K, as numbers."""
+    return np.stack([k.numpy()[:n].astype(np.float32) for k in runner.cache.k])
+
+
+# -- the context shift -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TURNING)
+@pytest.mark.parametrize(("flash", "kind"), LAYOUTS)
+def test_shifted_keys_are_those_of_earlier_positions(name, flash, kind):
+    data, n, far = cases.model(name), 12, 9
+    with Runner(data, flash=flash, kv_type=kind) as runner:
+        runner.run(TOKENS[:n])
+        expected = keys(runner, n)
+    with Runner(data, flash=flash, kv_type=kind) as runner:
+        runner.run(TOKENS[:n], positions=np.arange(far, far + n))
+        assert error(keys(runner, n), expected) > 0.1
+        moves = np.zeros(64, np.int32)
+        moves[:n] = -far
+        runner.shift(moves)
+        assert error(keys(runner, n), expected) <= (2e-5 if kind == "f32" else 5e-3)
+        before = keys(runner, n)
+        runner.shift(np.zeros(64))
+        assert error(keys(runner, n), before) <= (1e-6 if kind == "f32" else 1e-3)
+
+
+def test_shifted_rows_continue_as_if_they_had_always_been_there():
+    with Runner(cases.model("llama")) as runner:
+        runner.run(TOKENS[:12])
+        expected = runner.run([7])
+    with Runner(cases.model("llama")) as runner:
+        runner.run(TOKENS[:12], positions=np.arange(20, 32), rows=np.arange(30, 42))
+        runner.owner = [o and (o[0], o[1] - 20) for o in runner.owner]
+        runner.shift([-20 if o else 0 for o in runner.owner])
+        assert error(runner.run([7]), expected) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ["bf16", "q8_0"])
+@pytest.mark.parametrize(("arch", "metadata"), [
+    ("llama", {"embedding_length": 128}), ("phi2", {"embedding_length": 256, "rope.dimension_count": 32}),
+    ("phi2", {"embedding_length": 256, "rope.dimension_count": 16})])
+def test_keys_that_rope_does_not_turn_in_place_are_shifted_through_f32(arch, metadata, kind):
+    data = random_model(arch, 3, metadata=metadata)
+    with Runner(data, flash=True, kv_type=kind) as runner:
+        runner.run(TOKENS[:12])
+        expected = keys(runner, 12)
+    with Runner(data, flash=True, kv_type=kind) as runner:
+        runner.run(TOKENS[:12], positions=np.arange(9, 21))
+        runner.shift([-9] * 12 + [0] * 52)
+        assert error(keys(runner, 12), expected) <= 3e-2
+
+
+def test_models_that_turn_nothing_have_nothing_to_shift():
+    for name in ("gpt2", "mamba"):
+        with Runner(cases.model(name)) as runner:
+            assert build_shift(runner.hparams, runner.weights, runner.cache) is None
+
+
+def test_a_shift_runs_where_the_layers_are():
+    data = cases.model("llama")
+    results = []
+    for n in (1, 3):
+        with Runner(data, backends=[gs.CpuBackend(name=f"CPU{i}") for i in range(n)]) as runner:
+            runner.run(TOKENS[:12], positions=np.arange(9, 21))
+            runner.shift([-9] * 64)
+            results.append(keys(runner, 12).tobytes())
+    assert results[0] == results[1]
+
+
+# -- sequences -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt-oss", "deepseek2-absorbed", "gpt2"])
+@pytest.mark.parametrize("flash", [False, True], ids=["softmax", "flash"])
+def test_sequences_in_one_batch_do_not_see_each_other(name, flash):
+    data = cases.model(name)
+    alone = []
+    for tokens in (TOKENS[:9], TOKENS[9:14]):
+        with Runner(data, flash=flash) as runner:
+            alone.append((runner.run(tokens)[-1], runner.run([3])[0]))
+    with Runner(data, flash=flash) as runner:
+        # Their tokens come in turns, into rows far apart.
+        order = [(0, i) for i in range(9)]
+        for i in range(5):
+            order.insert(2 * i, (1, i))
+        tokens = [TOKENS[i if s == 0 else 9 + i] for s, i in order]
+        rows = [37 - 2 * i for i in range(14)]
+        last = [order.index((0, 8)), order.index((1, 4))]
+        both = runner.run(tokens, [i for _, i in order], sequences=[s for s, _ in order], rows=rows,
+                          outputs=sorted(last))
+        for s in range(2):
+            assert error(both[sorted(last).index(last[s])], alone[s][0]) <= 1e-5
+        after = runner.run([3, 3], [9, 5], sequences=[0, 1])
+        assert error(after[0], alone[0][1]) <= 1e-5 and error(after[1], alone[1][1]) <= 1e-5
+
+
+# -- rows and states -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("flash", "kind"), [*LAYOUTS, (False, "f16"), (True, "q8_0")])
+def test_rows_saved_and_written_elsewhere_continue_alike(flash, kind):
+    data = random_model("llama", 3, metadata={"embedding_length": 128})
+    with Runner(data, flash=flash, kv_type=kind) as runner:
+        runner.run(TOKENS[:12])
+        saved = runner.cache.read_rows(range(12))
+        expected = runner.run([7])
+    rows = [1, 2, 3, 10, 11, 12, 13, 14, 30, 31, 40, 63]
+    with Runner(data, flash=flash, kv_type=kind) as runner:
+        runner.cache.write_rows(rows, saved)
+        for i, row in enumerate(rows):
+            runner.owner[row] = (0, i)
+        again = runner.cache.read_rows(rows)
+        assert all(a.tobytes() == b.tobytes() for one, two in zip(again, saved, strict=True)
+                   for a, b in zip(one, two, strict=True))
+        assert error(runner.run([7]), expected) <= 1e-5
+
+
+@pytest.mark.parametrize("pair", [("f32", False, True), ("f32", True, False), ("f16", False, True)])
+def test_saved_rows_do_not_depend_on_the_layout(pair):
+    kind, first, second = pair
+    data = cases.model("llama")
+    with Runner(data, flash=first, kv_type=kind) as runner:
+        runner.run(TOKENS[:12])
+        saved, expected = runner.cache.read_rows(range(12)), runner.run([7])
+    with Runner(data, flash=second, kv_type=kind) as runner:
+        runner.cache.write_rows(range(12), saved)
+        runner.owner[:12] = [(0, i) for i in range(12)]
+        assert error(runner.run([7]), expected) <= 1e-4
+
+
+@pytest.mark.parametrize("flash", [False, True])
+def test_cleared_rows_are_zero_and_others_are_not(flash):
+    with Runner(cases.model("llama"), flash=flash) as runner:
+        runner.run(TOKENS[:12])
+        before = runner.cache.read_rows(range(64))
+        runner.cache.clear_rows([3, 4, 9])
+        after = runner.cache.read_rows(range(64))
+        for old, new in zip(before, after, strict=True):
+            for a, b in zip(old, new, strict=True):
+                kept = np.delete(np.arange(64), [3, 4, 9])
+                assert (a[kept] == b[kept]).all() and not b[[3, 4, 9]].any() and a[[3, 4, 9]].any()
+        runner.cache.clear()
+        assert not any(part.any() for pair in runner.cache.read_rows(range(64)) for part in pair)
+        runner.cache.clear_rows([])
+
+
+def test_wrong_rows_and_wrong_data_change_nothing():
+    with Runner(cases.model("llama"), n_seq=2) as runner:
+        runner.run(TOKENS[:12])
+        cache, before = runner.cache, runner.cache.read_rows(range(64))
+        for rows in ([64], [-1], [3, 3], [4, 3]):
+            for call in (cache.read_rows, cache.clear_rows, lambda r: cache.write_rows(r, before)):
+                with pytest.raises(ValueError, match="rows are ascending"):
+                    call(rows)
+        with pytest.raises(gs.FileFormatError, match="do not fit 63 rows of 3 layers"):
+            cache.write_rows(range(63), before)
+        with pytest.raises(gs.FileFormatError, match="do not fit"):
+            cache.write_rows(range(64), before[:2])
+        assert all((a == b).all() for old, new in zip(before, cache.read_rows(range(64)), strict=True)
+                   for a, b in zip(old, new, strict=True))
+
+
+def test_recurrent_states_are_kept_by_sequence_copied_saved_and_cleared():
+    data = cases.model("mamba")
+    with Runner(data) as runner:
+        first = runner.run(TOKENS[:9])
+        expected = runner.run([3])
+    with Runner(data, n_seq=3) as runner:
+        runner.run(TOKENS[9:20], state_row=0)
+        got = np.concatenate([runner.run(TOKENS[:4], state_row=2), runner.run(TOKENS[4:9], state_row=2)])
+        assert error(got, first) <= 1e-5
+        runner.run([5], state_row=0)
+        runner.cache.copy_state(2, 1)
+        saved = runner.cache.read_state(2)
+        assert error(runner.run([3], state_row=2), expected) <= 1e-5
+        assert error(runner.run([3], state_row=1), expected) <= 1e-5
+        runner.cache.write_state(0, saved)
+        assert error(runner.run([3], state_row=0), expected) <= 1e-5
+        runner.cache.clear_state(0)
+        assert error(runner.run(TOKENS[:9], state_row=0), first) <= 1e-5
+        for row in (-1, 3):
+            with pytest.raises(ValueError, match=r"not in 0 \.\. 2"):
+                runner.cache.clear_state(row)
+        with pytest.raises(gs.FileFormatError, match="do not fit"):
+            runner.cache.write_state(0, saved[:1])
+        assert runner.cache.read_rows([0]) == [] and runner.cache.padded(40) == 1
+
+
+def test_attention_reads_as_many_rows_as_the_backends_like():
+    class Wide(gs.CpuBackend):
+        kv_padding = 48
+
+    with Runner(cases.model("llama"), backends=[gs.CpuBackend(), Wide(name="wide")], n_ctx=100) as runner:
+        assert [runner.cache.padded(n) for n in (0, 1, 48, 49, 97, 100)] == [48, 48, 48, 96, 100, 100]
+    with Runner(cases.model("llama"), n_ctx=100) as runner:
+        assert [runner.cache.padded(n) for n in (1, 32, 33)] == [32, 32, 64]
+
+
+def test_positions_that_a_model_never_learned_are_named():
+    from ggml_sched.llama import ContextFull
+
+    with Runner(random_model("gpt2", 1, metadata={"context_length": 16})) as runner:
+        runner.run(TOKENS[:16])
+        with pytest.raises(ContextFull, match="position 16 is beyond the 16"):
+            runner.run([1])
+
+
+def test_batches_of_another_shape_and_flash_of_another_cache_are_refused():
+    from ggml_sched.llama.batch import Batch
+    from ggml_sched.llama.builder import Shape, build_graph
+
+    with Runner(cases.model("llama")) as runner:
+        graph = runner.graph(Shape(2, 32, 1))
+        two, none = np.zeros(2, np.int32), np.zeros(0, np.int32)
+        with pytest.raises(ValueError, match="2 tokens with 0 outputs"):
+            graph.set_inputs(Batch(two, two, two, none), np.arange(2), lambda window: np.ones((2, 32), bool))
+        with pytest.raises(ValueError, match="flash"):
+            build_graph(runner.arch, runner.hparams, runner.weights, runner.cache, Shape(1, 32, 1), True)

@@ -1,0 +1,156 @@
+"""Architectures: logits and embeddings are llama.cpp's, however attention is computed and whatever the cache holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import arch_cases as cases
+import numpy as np
+import pytest
+from arch_runner import Runner
+
+import ggml_sched as gs
+from ggml_sched.backends.cpu.oracle import unary
+
+REFERENCE = np.load(Path(__file__).parents[1] / "data" / "arch_logits.npz")
+GELU = ("gemma", "phi2", "gpt2")
+"""Architectures with a gelu, whose argument and value llama.cpp rounds to f16."""
+N_PROMPT, TOKENS = cases.N_PROMPT, cases.tokens()
+
+
+def bound(name: str) -> float:
+    # 46 layers, half of which look back a few tokens only, make much of a difference in the fourth digit.
+    return 1e-2 if name == "gemma2-46" else 1e-3 if name.startswith(GELU) else 1e-4
+
+
+def generated(runner: Runner, n_prompt: int = N_PROMPT) -> np.ndarray:
+    """As make_logits.py: the prompt at once, of which the last row, then one token after another."""
+    prompt = runner.run(TOKENS[:n_prompt], outputs=[n_prompt - 1])
+    return np.concatenate([prompt, *(runner.run([t]) for t in TOKENS[n_prompt:])])
+
+
+def error(got: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+def rounded_gelu(part, x, out) -> None:
+    """gelu as ggml's CPU backend looks it up in a table."""
+    def run(x, out):
+        h = x.astype(np.float16).astype(np.float32)
+        y = 0.5 * h * (1 + np.tanh(np.float32(0.7978845608028654) * h * (1 + np.float32(0.044715) * h * h)))
+        out[...] = np.where(x <= -10, 0, np.where(x >= 10, x, y.astype(np.float16)))
+
+    part.do(run, x, out)
+
+
+@pytest.mark.parametrize("flash", [False, True], ids=["softmax", "flash"])
+@pytest.mark.parametrize("name", cases.CASES)
+def test_logits_and_embeddings_are_those_of_llama_cpp(name, flash):
+    with Runner(cases.model(name), cases.N_CTX, flash=flash) as runner:
+        assert error(generated(runner), REFERENCE[name]) <= bound(name)
+    with Runner(cases.model(name), cases.N_CTX, flash=flash) as runner:
+        # Here the prompt comes in two parts, the second longer than any window.
+        runner.run(TOKENS[:5], outputs=[])
+        got = runner.run(TOKENS[5:], outputs=[len(TOKENS) - 6], embeddings=True)
+        assert error(got[0], REFERENCE[name + ".embedding"]) <= bound(name)
+
+
+@pytest.mark.parametrize("name", [name for name in cases.CASES if name.startswith(GELU) and name != "gemma2-46"])
+def test_with_llama_cpps_gelu_the_logits_agree_to_the_last_digits(name, monkeypatch):
+    monkeypatch.setitem(unary._FUNCTIONS, "GELU", rounded_gelu)
+    monkeypatch.setitem(unary._GATES, "GEGLU", rounded_gelu)
+    monkeypatch.setattr(unary, "_gelu", rounded_gelu)
+    backend = gs.CpuBackend(kernels="numpy") if "kernels" in gs.CpuBackend.__init__.__annotations__ else gs.CpuBackend()
+    with Runner(cases.model(name), cases.N_CTX, backends=[backend]) as runner:
+        difference = np.abs(generated(runner) - REFERENCE[name]).max(1) / np.abs(REFERENCE[name]).max()
+    # A value that lies between two f16 numbers may fall to either; most rows have none.
+    assert np.median(difference) <= 1e-5 and difference.max() <= 2e-4
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt-oss", "deepseek2-absorbed", "phi3-long", "mamba"])
+@pytest.mark.parametrize("n_prompt", [1, 2, 27])
+def test_prompts_of_any_length_give_the_same_logits(name, n_prompt):
+    with Runner(cases.model(name)) as runner:
+        got = generated(runner, n_prompt)
+    rows = min(len(got), len(REFERENCE[name]))
+    assert error(got[-rows:], REFERENCE[name][-rows:]) <= bound(name)
+
+
+ATTENTION = [name for name in cases.CASES if not name.startswith("mamba")]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "phi2", "gpt2", "gpt-oss", "deepseek2",
+                                  "deepseek2-absorbed"])
+@pytest.mark.parametrize(("kind", "flash"), [("f16", False), ("f16", True), ("bf16", False), ("bf16", True)])
+def test_half_precision_caches_change_little(name, kind, flash):
+    with Runner(cases.model(name), flash=flash, kv_type=kind) as runner:
+        assert error(generated(runner), REFERENCE[name]) <= {"f16": 1e-2, "bf16": 6e-2}[kind]
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_quantised_caches_need_flash_attention_and_change_little(kind):
+    from ggml_sched.llama.synthetic_models import random_model
+
+    data = random_model("llama", 3, metadata={"embedding_length": 128})
+    with Runner(data, flash=True) as runner:
+        expected = generated(runner)
+    with Runner(data, flash=True, kv_type=kind) as runner:
+        assert 0 < error(generated(runner), expected) <= {"q8_0": 3e-2, "q4_0": 0.4}[kind]
+    with pytest.raises(ValueError, match="flash"):
+        Runner(data, kv_type=kind)
+    with pytest.raises(ValueError, match="blocks"):
+        Runner(random_model("llama", 3, metadata={"attention.head_count_kv": 1}), flash=True, kv_type=kind)
+
+
+@pytest.mark.parametrize("name", [n for n in cases.CASES if n in (
+    "llama", "mixtral", "qwen3moe", "gemma2", "gemma3", "phi2", "phi3-long", "gpt2", "gpt-oss", "deepseek2",
+    "deepseek2-absorbed", "mamba")])
+@pytest.mark.parametrize("flash", [False, True], ids=["softmax", "flash"])
+def test_layers_on_two_backends_give_the_same_bits(name, flash):
+    data = cases.model(name)
+    with Runner(data, flash=flash) as runner:
+        expected = generated(runner).tobytes()
+    for seed in range(3):
+        two = [gs.CpuBackend(name="A"), gs.CpuBackend(name="B")]
+        random, where = np.random.default_rng(seed), {}
+
+        def place(tensor, layer, two=two, random=random, where=where, scattered=seed == 2):
+            # By layers, and once each tensor anywhere.
+            return where.setdefault(tensor if scattered else layer, two[random.integers(2)])
+
+        with Runner(data, flash=flash, backends=two, place=place) as runner:
+            assert generated(runner).tobytes() == expected
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi2", "gpt2", "gpt-oss", "deepseek2", "mamba"])
+def test_only_wanted_rows_are_computed(name):
+    with Runner(cases.model(name)) as runner:
+        everything = runner.run(TOKENS[:N_PROMPT])
+        after = runner.run([1])
+    for outputs in ([], [3], [0, 4, N_PROMPT - 1]):
+        with Runner(cases.model(name)) as runner:
+            got = runner.run(TOKENS[:N_PROMPT], outputs=outputs)
+            graph = next(iter(runner.graphs.values()))
+            if outputs:
+                assert error(got, everything[outputs]) <= 1e-5
+                assert graph.output.ne[1] == len(outputs)
+            else:
+                # Nothing but the caches, and nothing of the last layer that they do not need.
+                assert graph.output is None
+                names = {t.name for t in graph.graph.tensors}
+                last = runner.hparams.n_layer - 1
+                assert not names & {"output_norm.weight", "result_output", f"blk.{last}.ffn_down.weight",
+                                    f"blk.{last}.attn_output.weight"}
+            assert error(runner.run([1]), after) <= 1e-5
+
+
+def test_layers_may_have_heads_and_widths_of_their_own():
+    from ggml_sched.llama.synthetic_models import random_model
+
+    data = random_model("llama", 3, metadata={"attention.head_count_kv": [2, 1, 4], "feed_forward_length": [48, 32, 64],
+                                              "attention.head_count": [4, 2, 4]})
+    with Runner(data) as runner:
+        assert [k.ne[0] for k in runner.cache.k] == [16, 8, 32]
+        expected = generated(runner)
+    with Runner(data, flash=True) as runner:
+        assert error(generated(runner), expected) <= 1e-5

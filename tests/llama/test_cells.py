@@ -1,0 +1,193 @@
+"""Which row of the cache holds which position of which sequences: against a list of sets."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+
+from ggml_sched.llama import ContextFull, SequenceError
+from ggml_sched.llama.cells import MAX_SEQUENCES, Cells
+
+
+def put(cells: Cells, seq: int, *positions: int) -> list[int]:
+    rows = cells.place(np.array(positions, np.int32), np.full(len(positions), seq, np.int32))
+    return rows.tolist()
+
+
+class Plain:
+    """The same, slowly: for each row None, or its position and its sequences."""
+
+    def __init__(self, n_rows: int) -> None:
+        self.rows: list[tuple[int, set[int]] | None] = [None] * n_rows
+
+    def place(self, tokens: list[tuple[int, int]]) -> list[int]:
+        free = [i for i, row in enumerate(self.rows) if row is None]
+        if len(free) < len(tokens):
+            raise ContextFull("full")
+        for i, (position, seq) in zip(free, tokens, strict=False):
+            self.rows[i] = (position, {seq})
+        return free[: len(tokens)]
+
+    def held(self, seq: int, start: int, stop: int | None) -> list[int]:
+        return [i for i, row in enumerate(self.rows) if row is not None and seq in row[1]
+                and start <= row[0] and (stop is None or row[0] < stop)]
+
+    def remove(self, seq: int, start: int, stop: int | None) -> None:
+        for i in self.held(seq, start, stop):
+            self.rows[i][1].discard(seq)
+        self.sweep()
+
+    def keep(self, seq: int) -> None:
+        self.rows = [row and (row[0], row[1] & {seq}) for row in self.rows]
+        self.sweep()
+
+    def sweep(self) -> None:
+        self.rows = [row if row and row[1] else None for row in self.rows]
+
+    def copy(self, src: int, dst: int, start: int, stop: int | None) -> None:
+        rows = self.held(src, start, stop)
+        theirs = {self.rows[i][0] for i in self.held(dst, 0, None)}
+        if src != dst and any(dst not in self.rows[i][1] and self.rows[i][0] in theirs for i in rows):
+            raise SequenceError("met")
+        for i in rows:
+            self.rows[i][1].add(dst)
+
+    def shift(self, seq: int, start: int, stop: int | None, delta: int) -> list[int]:
+        rows = self.held(seq, start, stop)
+        others = {self.rows[i][0] for i in self.held(seq, 0, None) if i not in rows}
+        moved = [self.rows[i][0] + delta for i in rows]
+        if any(len(self.rows[i][1]) > 1 for i in rows) or any(p < 0 or p in others for p in moved):
+            raise SequenceError("no")
+        for i, position in zip(rows, moved, strict=True):
+            self.rows[i] = (position, self.rows[i][1])
+        return [delta if i in rows else 0 for i in range(len(self.rows))]
+
+    def sees(self, position: int, seq: int, row: int, window: int) -> bool:
+        held = self.rows[row]
+        return (held is not None and seq in held[1] and held[0] <= position
+                and not (window and position - held[0] >= window))
+
+
+def same(cells: Cells, plain: Plain) -> None:
+    for i, row in enumerate(plain.rows):
+        sequences = {s for s in range(cells.n_seq) if int(cells.sets[i]) >> s & 1}
+        assert (int(cells.positions[i]), sequences) == ((-1, set()) if row is None else row)
+    used = [i for i, row in enumerate(plain.rows) if row is not None]
+    assert cells.n_used == len(used) and cells.n_free == cells.n_rows - len(used)
+    assert cells.rows_in_use() == (used[-1] + 1 if used else 0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_changes_are_those_of_a_list_of_sets(seed):
+    rng = random.Random(seed)
+    n_rows, n_seq = rng.choice((1, 5, 24)), rng.choice((1, 3, MAX_SEQUENCES))
+    cells, plain = Cells(n_rows, n_seq), Plain(n_rows)
+    for _ in range(200):
+        seq, other = rng.randrange(n_seq), rng.randrange(n_seq)
+        start = rng.choice((0, 0, rng.randrange(12)))
+        stop = rng.choice((None, rng.randrange(14)))
+        act = rng.choice(("place", "place", "remove", "copy", "shift", "keep", "mask", "rollback", "release"))
+        before = cells.snapshot()
+        if act == "place":
+            ends = {s: max((plain.rows[i][0] for i in plain.held(s, 0, None)), default=-1) for s in range(n_seq)}
+            tokens = []
+            for _ in range(rng.randrange(4)):
+                s = rng.choice((seq, other))
+                ends[s] += 1
+                tokens.append((ends[s], s))
+            columns = (np.array([token[k] for token in tokens], np.int32) for k in (0, 1))
+            calls = partial(cells.place, *columns), partial(plain.place, tokens)
+        elif act == "remove":
+            calls = partial(cells.remove, seq, start, stop), partial(plain.remove, seq, start, stop)
+        elif act == "copy":
+            calls = partial(cells.copy, seq, other, start, stop), partial(plain.copy, seq, other, start, stop)
+        elif act == "shift":
+            delta = rng.randrange(-6, 7)
+            calls = partial(cells.shift, seq, start, stop, delta), partial(plain.shift, seq, start, stop, delta)
+        elif act == "keep":
+            calls = partial(cells.keep, seq), partial(plain.keep, seq)
+        elif act == "mask":
+            tokens = [(rng.randrange(12), rng.randrange(n_seq)) for _ in range(rng.choice((1, 1, 3)))]
+            window, n_kv = rng.choice((0, 1, 3)), rng.randrange(n_rows + 1)
+            seen = cells.mask(np.array([p for p, _ in tokens], np.int32), np.array([s for _, s in tokens], np.int32),
+                              n_kv, window)
+            assert seen.dtype == bool
+            assert seen.tolist() == [[plain.sees(p, s, i, window) for i in range(n_kv)] for p, s in tokens]
+            continue
+        elif act == "rollback":
+            cells.remove(seq)
+            cells.rollback(before)
+            same(cells, plain)
+            continue
+        else:
+            rows = plain.held(seq, start, stop)
+            cells.release(np.array(rows, np.int64))
+            for i in rows:
+                plain.rows[i] = None
+            same(cells, plain)
+            continue
+        results = []
+        for call in calls:
+            try:
+                result = call()
+                results.append(result.tolist() if isinstance(result, np.ndarray) else result)
+            except (ContextFull, SequenceError) as error:
+                results.append(type(error))
+        if act in ("place", "shift") or isinstance(results[0], type):
+            assert results[0] == results[1]
+        same(cells, plain)
+
+
+def test_a_full_context_names_the_numbers():
+    cells = Cells(4)
+    assert put(cells, 0, 0, 1, 2) == [0, 1, 2]
+    with pytest.raises(ContextFull, match="2 tokens after 3 do not fit a context of 4") as caught:
+        put(cells, 0, 3, 4)
+    assert (caught.value.n_past, caught.value.n_tokens, caught.value.n_ctx) == (3, 2, 4)
+    assert put(cells, 0, 3) == [3]
+
+
+def test_rows_that_were_given_back_come_first():
+    cells = Cells(8, 2)
+    put(cells, 0, 0, 1, 2, 3)
+    put(cells, 1, 0, 1)
+    assert cells.remove(0, 1, 3).tolist() == [1, 2]
+    assert cells.rows_in_use() == 6
+    assert put(cells, 1, 2, 3, 4) == [1, 2, 6]
+    assert cells.rows_of(1).tolist() == [4, 5, 1, 2, 6]        # by position
+    cells.remove(1)
+    assert cells.rows_in_use() == 4
+
+
+def test_shared_rows_live_until_nobody_holds_them():
+    cells = Cells(8, 3)
+    put(cells, 0, 0, 1, 2)
+    cells.copy(0, 1, 0, 2)
+    assert cells.n_used == 3 and cells.shared(cells.rows_of(0)).tolist() == [True, True, False]
+    put(cells, 1, 2)
+    assert cells.mask(np.array([2, 2]), np.array([0, 1]), 5).tolist() == [[True, True, True, False, False],
+                                                                          [True, True, False, True, False]]
+    cells.remove(0)
+    assert cells.rows_of(1).tolist() == [0, 1, 3] and cells.n_used == 3
+    with pytest.raises(SequenceError):
+        cells.copy(1, 1 + 1, 0) or cells.shift(1, 0, None, 1)
+
+
+def test_a_window_counts_the_token_itself():
+    cells = Cells(6)
+    put(cells, 0, *range(6))
+    for window in range(1, 7):
+        assert cells.mask(np.array([5]), np.array([0]), 6, window).sum() == window
+
+
+def test_sequences_that_are_not_there_are_refused():
+    for n in (0, MAX_SEQUENCES + 1):
+        with pytest.raises(ValueError):
+            Cells(4, n)
+    cells = Cells(4, 2)
+    for call in (lambda: cells.remove(2), lambda: cells.copy(0, 2), lambda: cells.keep(-1), lambda: cells.rows_of(2)):
+        with pytest.raises(ValueError, match="0 .. 1"):
+            call()

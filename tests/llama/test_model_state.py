@@ -1,0 +1,166 @@
+"""Saved sequences: what comes back is what was saved, and a file that is wrong changes nothing."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import time
+
+import numpy as np
+import pytest
+
+from ggml_sched.llama import ContextFull, ModelClosed, StateFormatError, load, random_llama
+from ggml_sched.llama.state import HEAD
+from ggml_sched.llama.synthetic_models import random_model
+
+SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_ff": 48}
+SMALL = random_llama(1, **SHAPES)
+MAMBA = random_model("mamba", 1)
+LATENT = random_model("deepseek2", 1)
+TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32]
+
+
+def saved(sequence) -> bytes:
+    out = io.BytesIO()
+    sequence.save(out)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(("data", "options"), [
+    (SMALL, {"flash": False}), (SMALL, {"flash": True}), (SMALL, {"kv_type": "f16"}), (LATENT, {}), (MAMBA, {}),
+], ids=["llama", "flash", "f16", "latent", "mamba"])
+def test_a_sequence_goes_on_in_another_model(data, options, tmp_path):
+    path = tmp_path / "state"
+    with load(data, n_ctx=48, n_seq=2, **options) as model:
+        model.sequence(1).eval([1, 2, 3])       # so that rows do not lie where positions say
+        model.eval(TOKENS[:5])
+        model.sequence(1).eval([4])
+        model.eval(TOKENS[5:])
+        model.save(path)
+        again = saved(model.sequence(0))
+        assert path.read_bytes() == again and os.listdir(tmp_path) == ["state"]
+        expected = model.eval([7, 8])
+    with load(data, n_ctx=20, n_seq=2, **options) as model:
+        model.sequence(1).eval([5, 6])
+        model.eval([9, 9, 9, 9])
+        model.restore(path)
+        assert model.sequence(0).tokens == TOKENS and model.n_free == 6
+        assert np.allclose(model.eval([7, 8]), expected, atol=1e-4 * np.abs(expected).max())
+        model.sequence(0).restore(io.BytesIO(again))
+        assert model.sequence(0).tokens == TOKENS and model.sequence(1).tokens == [5, 6]
+        assert saved(model.sequence(0)) == again
+
+
+def test_the_layout_of_values_makes_no_difference():
+    with load(SMALL, n_ctx=32, flash=True) as model:
+        model.eval(TOKENS)
+        state = saved(model.sequence(0))
+        expected = model.eval([7])
+    with load(SMALL, n_ctx=32, flash=False) as model:
+        model.restore(io.BytesIO(state))
+        assert np.allclose(model.eval([7]), expected, atol=1e-4)
+
+
+def test_nothing_can_be_saved():
+    with load(SMALL, n_ctx=16) as model:
+        state = saved(model.sequence(0))
+        model.eval(TOKENS)
+        model.restore(io.BytesIO(state))
+        assert model.n_past == 0 and model.n_free == 16
+
+
+def test_other_models_and_caches_are_named():
+    with load(SMALL, n_ctx=16) as model:
+        model.eval(TOKENS)
+        state = saved(model.sequence(0))
+    others = ((random_llama(1, **{**SHAPES, "n_layer": 2}), {}, "other sizes"),
+              (random_llama(1, **SHAPES, arch="qwen3"), {}, "architecture 'llama', this model has 'qwen3'"),
+              (SMALL, {"kv_type": "f16"}, "cache type 'f32', this model has 'f16'"))
+    for data, options, match in others:
+        with load(data, n_ctx=16, **options) as model:
+            before = model.eval([1, 2])
+            with pytest.raises(StateFormatError, match=match):
+                model.restore(io.BytesIO(state))
+            assert model.n_past == 2
+            model.reset()
+            assert model.eval([1, 2]).tobytes() == before.tobytes()
+    with load(SMALL, n_ctx=8) as model, pytest.raises(StateFormatError, match="12 tokens, in a context of 8"):
+        model.restore(io.BytesIO(state))
+    with load(SMALL, n_ctx=14, n_seq=2) as model:
+        model.sequence(1).eval([1, 2, 3])
+        model.eval([4])
+        with pytest.raises(ContextFull):
+            model.restore(io.BytesIO(state))
+        assert model.sequence(0).tokens == [4] and model.n_free == 10
+
+
+def test_every_truncation_and_every_flipped_bit_is_refused(tmp_path):
+    rng = random.Random(1)
+    with load(SMALL, n_ctx=16) as model:
+        model.eval(TOKENS[:3])
+        state = saved(model.sequence(0))
+        model.eval([7])
+        cut = [state[:n] for n in (*range(0, HEAD.size + 14), *range(0, len(state), 97))]
+        flipped = []
+        for at in (*range(HEAD.size), *(rng.randrange(len(state)) for _ in range(100))):
+            data = bytearray(state)
+            data[at] ^= 1 << rng.randrange(8)
+            flipped.append(bytes(data))
+        start = time.perf_counter()
+        for data in cut + flipped:
+            with pytest.raises(StateFormatError):
+                model.restore(io.BytesIO(data))
+        assert time.perf_counter() - start < 0.05 * len(cut + flipped)
+        path = tmp_path / "state"
+        path.write_bytes(state + b"x")
+        with pytest.raises(StateFormatError, match="more bytes"):
+            model.restore(path)
+        with pytest.raises(FileNotFoundError):
+            model.restore(tmp_path / "missing")
+        with pytest.raises(StateFormatError, match="needed"):
+            model.restore(io.StringIO("text"))
+        assert model.sequence(0).tokens == [*TOKENS[:3], 7]
+
+
+def test_a_restore_that_fails_half_way_changes_nothing(monkeypatch):
+    with load(SMALL, n_ctx=16, n_seq=2) as model:
+        model.eval(TOKENS)
+        state = saved(model.sequence(0))
+        model.truncate(4)
+        expected = model.eval([7])
+        model.truncate(4)
+        write, calls = model.cache.write_rows, []
+
+        def failing(rows, data):
+            calls.append(rows)
+            write(rows, data)
+            if len(calls) == 1:
+                raise ZeroDivisionError
+
+        monkeypatch.setattr(model.cache, "write_rows", failing)
+        with pytest.raises(ZeroDivisionError):
+            model.restore(io.BytesIO(state))
+        assert model.sequence(0).tokens == TOKENS[:4] and model.n_free == 12
+        assert model.eval([7]).tobytes() == expected.tobytes()
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "state"
+    with load(SMALL, n_ctx=16) as model:
+        model.eval(TOKENS)
+        model.save(path)
+        before = path.read_bytes()
+        model.eval([7])
+
+        def failing(*paths):
+            raise OSError("full")
+
+        monkeypatch.setattr(os, "replace", failing)
+        with pytest.raises(OSError, match="full"):
+            model.save(path)
+        assert path.read_bytes() == before and os.listdir(tmp_path) == ["state"]
+    with pytest.raises(ModelClosed):
+        model.save(path)
+    with pytest.raises(ModelClosed):
+        model.restore(path)

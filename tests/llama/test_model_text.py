@@ -1,0 +1,269 @@
+"""Text out of a model: streamed whole characters, ends where it should, whatever was asked for before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.llama import ContextFull, Generation, ModelClosed, Sampler, greedy, load, random_llama, small_model
+
+SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_ff": 48}
+SMALL = random_llama(1, **SHAPES)
+TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32]
+PROMPT = "    def __init__(self, name, value):"
+
+
+def with_end(n: int) -> tuple[bytes, list[int]]:
+    """A model whose end token is what it generates after n others, and those."""
+    with load(SMALL, n_ctx=64) as model:
+        ids = list(model.generate(TOKENS, 16))
+    end = next(i for i in range(n, 16) if ids[i] not in ids[:i])
+    return random_llama(1, **SHAPES, extra={"tokenizer.ggml.eos_token_id": ids[end]}), ids[:end]
+
+
+# -- ids -----------------------------------------------------------------------------------
+
+
+def test_ids_come_as_they_are_asked_for():
+    with load(SMALL, n_ctx=64) as model:
+        got = model.generate(TOKENS, 8)
+        assert isinstance(got, Generation) and iter(got) is got and model.n_past == 0
+        first = next(got)
+        assert model.n_past == len(TOKENS) and got.tokens == [first] and got.finish_reason is None
+        rest = list(got)
+        assert got.tokens == [first, *rest] and len(got.tokens) == 8
+        assert got.finish_reason == "length" and list(got) == []
+        assert model.n_past == len(TOKENS) + 7      # the last one is not part of the sequence yet
+        assert got.stats.n_prompt == len(TOKENS) and got.stats.n_evaluated == 7
+        assert got.stats.seconds > 0 and got.stats.prompt_seconds > 0
+        model.reset()
+        assert list(model.generate(TOKENS, 8, echo=True)) == TOKENS + got.tokens
+        assert list(model.generate([1], 0)) == []
+
+
+def test_generation_ends_with_the_context():
+    with load(SMALL, n_ctx=20) as model:
+        for n in (100, None):
+            got = model.generate(TOKENS, n)
+            ids = list(got)
+            # The last token needs no room.
+            assert len(ids) == 20 - len(TOKENS) + 1 and got.finish_reason == "length" and model.n_past == 20
+            model.reset()
+        with pytest.raises(ContextFull):
+            next(model.generate([1] * 21))
+        assert model.n_past == 0
+
+
+def test_generation_ends_before_an_end_token():
+    data, expected = with_end(3)
+    with load(data, n_ctx=64) as model:
+        got = model.generate(TOKENS, 16)
+        assert list(got) == expected and got.finish_reason == "eos"
+        assert model.n_past == len(TOKENS) + len(expected)
+        model.reset()
+        got = model.generate(TOKENS, 16, ignore_eos=True)
+        assert len(list(got)) == 16 and got.finish_reason == "length"
+
+
+def test_what_was_generated_stays_when_something_fails(monkeypatch):
+    with load(SMALL, n_ctx=64) as model:
+        expected = list(model.generate(TOKENS, 6))
+        model.reset()
+        got = model.generate(TOKENS, 6)
+        ids = [next(got), next(got)]
+        compute = model.scheduler.compute
+
+        def failing(graph):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(model.scheduler, "compute", failing)
+        with pytest.raises(KeyboardInterrupt):
+            next(got)
+        assert got.tokens == ids and model.n_past == len(TOKENS) + 1
+        monkeypatch.setattr(model.scheduler, "compute", compute)
+        assert ids + list(got) == expected
+
+
+def test_several_generations_take_turns():
+    with load(SMALL, n_ctx=128, n_seq=3) as model:
+        alone = []
+        for i in range(3):
+            alone.append(list(model.generate(TOKENS[i:], 9)))
+            model.reset()
+        turns = [model.sequence(i).generate(TOKENS[i:], 9) for i in range(3)]
+        assert [list(ids) for ids in zip(*zip(*turns, strict=True), strict=True)] == alone
+
+
+@pytest.mark.parametrize(("options", "kind"), [
+    ({"n": -1}, ValueError), ({"n": 1.5}, TypeError), ({"n_keep": -1}, ValueError), ({"stop": ""}, ValueError),
+    ({"stop": [b"x"]}, TypeError), ({"stop": ["a", 3]}, TypeError), ({"temperature": -1}, ValueError),
+    ({"top_k": -1}, ValueError), ({"heat": 3}, TypeError), ({"sampler": greedy, "seed": 3}, TypeError),
+])
+def test_wrong_arguments_are_known_before_anything_runs(options, kind):
+    with load(SMALL, n_ctx=16) as model:
+        with pytest.raises(kind):
+            model.generate([1], **options)
+        for prompt, wrong in ((b"text", TypeError), (None, TypeError), ([64], ValueError), (3, TypeError),
+                              ([0.5], TypeError), (["a"], TypeError)):
+            with pytest.raises(wrong):
+                model.generate(prompt, 3)
+        assert model.n_past == 0
+
+
+def test_a_model_without_a_vocabulary_says_so():
+    with load(SMALL, n_ctx=16) as model:
+        for call in (lambda: model.generate("text"), lambda: model.tokenizer, lambda: model.embed("text"),
+                     lambda: model.generate([1], 3, stop="x")):
+            with pytest.raises(gs.Error, match="tokenizer"):
+                call()
+
+
+# -- text ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small():
+    pytest.importorskip("tokenizers")
+    with load(small_model(), [gs.CpuBackend()], n_ctx=256, n_seq=2) as model:
+        yield model
+
+
+@pytest.fixture
+def model(small):
+    yield small
+    small.reset()
+
+
+def test_text_streams_what_its_tokens_say(model):
+    got = model.generate(PROMPT, 40)
+    pieces = list(got)
+    assert len(pieces) > 10 and all(isinstance(piece, str) and piece for piece in pieces)
+    assert "".join(pieces) == got.text == model.tokenizer.decode(got.tokens, continuing=True)
+    assert len(got.tokens) == 40 and got.finish_reason == "length"
+    assert "self" in got.text
+    model.reset()
+    assert model.generate(PROMPT, 40, echo=True).read() == got.text
+    model.reset()
+    assert next(model.generate(PROMPT, 3, echo=True)) == PROMPT
+    model.reset()
+    assert list(model.generate(model.tokenizer.encode(PROMPT), 40)) == got.tokens
+
+
+def test_a_second_text_continues_the_first(model):
+    whole = model.generate(PROMPT + "\n        self.name", 12).read()
+    model.reset()
+    model.eval(model.tokenizer.encode(PROMPT))
+    assert model.generate("\n        self.name", 12).read() == whole
+
+
+def test_text_ends_before_a_stop_string(model):
+    whole = model.generate(PROMPT, 40).read()
+    words = ["\n", whole[10:14], whole[5:30], whole[-3:], "never said"]
+    for stop in (*words, words, [words[4], words[2]]):
+        model.reset()
+        got = model.generate(PROMPT, 40, stop=stop)
+        text = "".join(got)
+        wanted = [whole.find(word) for word in ([stop] if isinstance(stop, str) else stop)]
+        ends = [at + len(word) for at, word in zip(wanted, [stop] if isinstance(stop, str) else stop, strict=True)
+                if at >= 0]
+        if not ends:
+            assert text == whole and got.finish_reason == "length"
+            continue
+        assert got.finish_reason == "stop" and whole.startswith(text) and text == got.text
+        assert not any(word in text for word in ([stop] if isinstance(stop, str) else stop))
+        assert min(ends) > len(text)
+    model.reset()
+    ids = list(model.generate(model.tokenizer.encode(PROMPT), 40, stop=words[1]))
+    assert words[1] not in model.tokenizer.decode(ids) and len(ids) < 40
+
+
+def test_characters_are_never_split(model):
+    """A sampler that writes bytes of characters of two, three and four bytes, and some that are none."""
+    tokenizer = model.tokenizer
+    byte = {tokenizer.token_bytes(i): i for i in range(tokenizer.n_vocab) if len(tokenizer.token_bytes(i)) == 1}
+    said = "aß你🙂".encode() + b"\xff" + "é".encode()[:1] + b"x" + "你".encode()[:2]
+    ids = [byte[said[i : i + 1]] for i in range(len(said))]
+    left = iter(ids)
+    got = model.generate("x", len(ids), lambda logits: next(left), ignore_eos=True)
+    pieces = list(got)
+    assert pieces == ["a", "ß", "你", "🙂", "\ufffd", "\ufffdx", "\ufffd"]
+    assert got.text == said.decode("utf-8", "replace")
+
+
+def test_seeds_choose(model):
+    def draw(**options):
+        model.reset()
+        return model.generate(PROMPT, 20, **options).read()
+
+    assert draw(temperature=1.0, seed=1) == draw(temperature=1.0, seed=1) != draw(temperature=1.0, seed=2)
+    assert draw() == draw(temperature=0) == draw(sampler=greedy) != draw(seed=1)
+    assert draw(sampler=Sampler(temperature=1.0, seed=1)) == draw(temperature=1.0, seed=1)
+
+
+def test_embeddings_of_like_texts_are_alike(model):
+    a, b, c = (model.embed(text, normalize=True) for text in ("import os, sys", "import os, re", "x = x * 3 + 1"))
+    assert a.shape == (model.hparams.n_embd,) and a @ b > a @ c
+    assert np.array_equal(model.embed("import os"), model.embed(model.tokenizer.encode("import os")))
+
+
+def test_special_tokens_in_a_prompt_are_text_unless_asked_for(model):
+    end = next(iter(model.tokenizer.eos_ids))
+    name = model.tokenizer.token_text(end)
+    for parse in (False, True):
+        next(model.generate(name, 1, parse_special=parse))
+        assert (end in model.sequence(0).tokens) is parse
+        model.reset()
+
+
+# -- conversations ---------------------------------------------------------------------------------
+
+
+def test_a_conversation_evaluates_what_is_new(model):
+    pytest.importorskip("jinja2")
+    messages = [{"role": "user", "content": "import"}]
+    first = model.chat(messages, 12)
+    reply = first.read()
+    assert first.stats.n_cached == 0 and reply
+    messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "return"}]
+    second = model.chat(messages, 12)
+    second.read()
+    assert second.stats.n_cached >= first.stats.n_prompt
+    with load(small_model(), [gs.CpuBackend()], n_ctx=256) as fresh:
+        again = fresh.chat(messages, 12)
+        again.read()
+        assert again.stats.n_cached == 0 and again.tokens == second.tokens
+    # Another conversation forgets what differs; the same one again evaluates its last token.
+    other = model.chat([{"role": "user", "content": "class"}], 4)
+    other.read()
+    assert 0 < other.stats.n_cached < other.stats.n_prompt
+    again = model.chat([{"role": "user", "content": "class"}], 4)
+    again.read()
+    assert again.stats.n_cached == again.stats.n_prompt - 1 and again.tokens == other.tokens
+    # In a sequence of its own.
+    beside = model.sequence(1).chat(messages, 12)
+    beside.read()
+    assert beside.tokens == second.tokens and beside.stats.n_cached == 0
+
+
+def test_a_conversation_that_does_not_fit_changes_nothing(model):
+    pytest.importorskip("jinja2")
+    model.chat([{"role": "user", "content": "import"}], 4).read()
+    before = model.sequence(0).tokens
+    with pytest.raises(ContextFull):
+        model.chat([{"role": "user", "content": "import os " * 300}], 4).read()
+    assert model.sequence(0).tokens == before
+    for wrong in (None, "text", [{"role": "user"}], [3], [{"role": 1, "content": "a"}]):
+        with pytest.raises((TypeError, gs.Error)):
+            model.chat(wrong)
+
+
+def test_a_closed_model_generates_nothing():
+    pytest.importorskip("tokenizers")
+    model = load(small_model(), n_ctx=32)
+    got = model.generate(PROMPT, 4)
+    next(got)
+    model.close()
+    with pytest.raises(ModelClosed):
+        next(got)
+    assert got.tokens and got.text

@@ -1,0 +1,250 @@
+"""`ggml-sched run`: text as it comes, on a terminal and off, until it ends or somebody interrupts it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from ggml_sched import cli
+from ggml_sched.llama import SMALL_PROMPT, load, random_llama, small_model
+
+pytest.importorskip("tokenizers")
+SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_ff": 48}
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-m", "ggml_sched", "run", "--backend", "cpu", "--threads", "1"]
+SECONDS = 60
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    path = tmp_path / "small.gguf"
+    path.write_bytes(random_llama(1, **SHAPES))
+    return path
+
+
+def run(capsys, *argv: str) -> tuple[str, str]:
+    code = cli.main(["run", *map(str, argv)])
+    streams = capsys.readouterr()
+    assert code == 0, streams.err
+    return streams.out, streams.err
+
+
+def continuation(prompt: str, n: int, **options) -> str:
+    with load(small_model(), n_ctx=512, kv_type="f16") as model:
+        return model.generate(prompt, n, **options).read()
+
+
+# -- text and ids ----------------------------------------------------------------------------
+
+
+def test_without_a_model_there_is_text(capsys):
+    out, err = run(capsys)
+    assert out.startswith(SMALL_PROMPT) and len(out) > len(SMALL_PROMPT) + 100
+    assert re.search(r"\bself\b|\breturn\b|\bdef\b", out[len(SMALL_PROMPT):])
+    assert err.startswith("ggml-sched: a small model on ") and err.count("\n") == 1
+    assert run(capsys)[0] == out        # the first command shows everyone the same
+
+
+def test_a_prompt_is_continued(capsys):
+    out, err = run(capsys, "-p", "import os", "-n", 20, "--backend", "cpu")
+    assert out == continuation("import os", 20) + "\n"
+    assert "CpuBackend" in err
+    assert run(capsys, small_model(), "-p", "import os", "-n", 20)[0] == out
+    assert run(capsys, "-p", "import os", "-n", 20, "--echo")[0] == "import os" + out
+
+
+def test_options_are_what_generate_takes(capsys):
+    base = ("-p", "import os", "-n", 30)
+    sampled = run(capsys, *base, "--temperature", 1, "--top-k", 5, "--top-p", 0.9, "--seed", 4)[0]
+    assert sampled == continuation("import os", 30, temperature=1.0, top_k=5, top_p=0.9, seed=4) + "\n"
+    whole = continuation("import os", 30)
+    stop = whole[8:12]
+    assert run(capsys, *base, "--stop", stop, "--stop", "never said")[0] == whole[: whole.find(stop)] + "\n"
+    assert run(capsys, *base, "--no-flash", "--no-mmap", "--policy", "seed", "--n-batch", 1)[0]
+
+
+def test_a_full_context_ends_the_text(capsys):
+    out = run(capsys, "-p", "import os", "-n", 500, "--n-ctx", 32)[0]
+    assert 32 < len(out) < 300
+
+
+def test_any_number_of_backends_generates_the_same_ids(model_file, capsys):
+    seen = set()
+    for options in ([], ["--backend", "cpu"], ["--backend", "cpu", "cpu"], ["--backend", "cpu"] * 3,
+                    ["--policy", "seed"], ["--n-batch", "2"]):
+        n = max(options.count("cpu"), 1)
+        out, err = run(capsys, model_file, "--tokens", "1,2,3", "-n", 5, "--stats", "--kv-type", "f32", *options)
+        if options[:1] == ["--backend"]:
+            assert re.findall(r"^(CPU\d*) ", err, re.M) == ([f"CPU{i}" for i in range(n)] if n > 1 else ["CPU"])
+        seen.add(out)
+    with load(model_file, n_ctx=32) as model:
+        assert seen == {"generated: " + ",".join(map(str, model.generate([1, 2, 3], 5))) + "\n"}
+
+
+def test_statistics_are_told_aside(model_file, capsys):
+    out, err = run(capsys, model_file, "--tokens", "1,2,3", "-n", 5, "--stats")
+    assert out.count("\n") == 1
+    for word in ("small.gguf", "splits", "copies", "copied bytes", "time to plan", "arena bytes", "tokens/s",
+                 "KV cache"):
+        assert word in err
+    assert re.search(r"^prompt +3 .*\n^generation +4 ", err, re.M)
+
+
+def test_nothing_to_generate(model_file, capsys):
+    out, err = run(capsys, model_file, "--tokens", "1,2", "-n", 0, "--stats")
+    assert out == "generated: nothing\n" and "prompt" in err
+    assert run(capsys, "-p", "import", "-n", 0)[0] == "\n"
+
+
+def test_a_chat_reads_lines_from_a_pipe(capsys, monkeypatch):
+    pytest.importorskip("jinja2")
+    import io
+
+    def chat(lines: str, *options) -> list[str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+        return run(capsys, "--chat", "-n", 6, "--stop", "\n", *options)[0].splitlines()
+
+    replies = chat("import\n\nreturn\n/exit\nclass\n")
+    assert len(replies) == 2
+    assert chat("import\nreturn\n") == replies
+    assert chat("import\n") == replies[:1]
+    assert len(chat("import\n", "--system", "def")) == 1
+    # A conversation that outgrows the context forgets its beginning.
+    assert len(chat("import\nreturn\nclass\n" * 3, "--n-ctx", 96, "--system", "def")) == 9
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*COMMAND, "-n", "40"], cwd=ROOT, **pipes) as process:
+        process.stdout.close()
+        assert process.stderr.read().count(b"\n") <= 1      # where it runs
+        assert process.wait() in (0, 1)
+
+
+# -- a terminal -----------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A process whose controlling terminal is a pseudo-terminal of ours."""
+
+    def __init__(self, argv: list[str], **options) -> None:
+        # The child makes the terminal its own: then control-C reaches it as from a keyboard.
+        claim = ("import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+                 "os.execv(sys.argv[1], sys.argv[1:])")
+        self.master, slave = pty.openpty()
+        termios.tcsetwinsize(slave, (24, 80))
+        self.process = subprocess.Popen([sys.executable, "-c", claim, *argv], stdin=slave, cwd=ROOT,
+                                        stdout=options.get("stdout", slave), stderr=slave, start_new_session=True)
+        os.close(slave)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def wait_for(self, text: str, start: int = 0) -> int:
+        """Read until the text is there; where it ends."""
+        deadline = time.monotonic() + SECONDS
+        while text not in self.seen[start:]:
+            assert time.monotonic() < deadline, f"{text!r} never came after {self.seen!r}"
+            assert self._read(deadline) or text in self.seen[start:], f"{text!r} never came: {self.seen!r}"
+        return self.seen.index(text, start) + len(text)
+
+    def end(self) -> int:
+        """Read to the end; the exit code."""
+        deadline = time.monotonic() + SECONDS
+        while self._read(deadline):
+            pass
+        return self.process.wait(SECONDS)
+
+    def _read(self, deadline: float) -> bool:
+        ready, _, _ = select.select([self.master], [], [], max(deadline - time.monotonic(), 0))
+        assert ready, f"nothing came after {self.seen!r}"
+        try:
+            data = os.read(self.master, 4096)
+        except OSError:         # the other side is closed
+            return False
+        self.seen += data.decode(errors="replace")
+        return bool(data)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+
+def test_control_c_stops_and_keeps_the_text():
+    expected = continuation("import os", 2000)
+    with Terminal([*COMMAND, "-p", "import os", "-n", "2000"]) as terminal:
+        shown = expected[:12].replace("\n", "\r\n")
+        terminal.wait_for(shown)
+        terminal.type("\x03")
+        assert terminal.end() == 130
+        said = terminal.seen[terminal.seen.index(shown):].replace("\r\n", "\n").replace("^C", "").rstrip("\n")
+        assert expected.startswith(said.rstrip()) and len(said) < len(expected)
+        assert "Traceback" not in terminal.seen and "error" not in terminal.seen
+
+
+def test_an_interrupt_before_any_text_is_quiet():
+    with subprocess.Popen([*COMMAND, "--chat"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as process:
+        assert process.stderr.readline().startswith(b"ggml-sched: ")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 130
+        assert process.stdout.read() == b"" and process.stderr.read() == b""
+
+
+def test_a_chat_returns_to_its_prompt():
+    pytest.importorskip("jinja2")
+    with Terminal([*COMMAND, "--chat", "-n", "5000", "--n-ctx", "64"]) as terminal:
+        terminal.type("import os\r")
+        at = terminal.wait_for("\r\n", terminal.wait_for("> "))
+        terminal.wait_for(" ", at)                                              # it replies, and would for long
+        terminal.type("\x03")
+        at = terminal.wait_for("> ", at)
+        terminal.type("/exit\r")
+        assert terminal.end() == 0
+        assert "Traceback" not in terminal.seen and "error" not in terminal.seen
+
+
+SLOW = """
+import sys, time
+import ggml_sched.llama as llama
+load = llama.load
+def slow(*args, progress=None, **options):
+    for done in range(0, 101, 10):
+        if progress is not None:
+            progress(done << 20, 100 << 20)
+        time.sleep({pause})
+    return load(*args, **options)
+llama.load = slow
+from ggml_sched.cli import main
+sys.exit(main(["run", "-p", "import", "-n", "3", "--backend", "cpu"]))
+"""
+
+
+@pytest.mark.parametrize("pause", [0.1, 0.0])
+def test_loading_shows_progress_when_it_takes_a_while(pause):
+    pytest.importorskip("tqdm")
+    with Terminal([sys.executable, "-c", SLOW.format(pause=pause)]) as terminal:
+        assert terminal.end() == 0
+        assert ("loading small.gguf" in terminal.seen) == (pause > 0)
+        assert "ggml-sched: a small model on CPU" in terminal.seen
+
+
+def test_progress_is_for_terminals():
+    done = subprocess.run([sys.executable, "-c", SLOW.format(pause=0.08)], cwd=ROOT, capture_output=True, check=True)
+    assert done.stderr.startswith(b"ggml-sched: ") and done.stderr.count(b"\n") == 1

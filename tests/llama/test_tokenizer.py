@@ -1,0 +1,283 @@
+"""Tokenizers: llama.cpp's ids for every pre-tokenizer, special tokens, bytes; text that comes back as it was."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ggml_sched as gs
+from ggml_sched.llama import Tokenizer, TokenizerError, open_gguf, write_gguf
+from ggml_sched.llama.text.pretokenizers import PRETOKENIZERS
+from ggml_sched.llama.text.spm import Exact, Fallback
+from ggml_sched.llama.text.vocabulary import Vocabulary
+
+pytest.importorskip("tokenizers")
+
+SAMPLES = json.loads((Path(__file__).parents[1] / "data" / "vocab" / "samples.json").read_text())
+BPE, SPM, TEXTS = SAMPLES["bpe"], SAMPLES["spm"], SAMPLES["texts"]
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizer:
+    return Tokenizer.from_metadata(BPE | {"tokenizer.ggml.pre": "qwen2"})
+
+
+@pytest.fixture(scope="module")
+def spm() -> Tokenizer:
+    return Tokenizer.from_metadata(SPM)
+
+
+def written(metadata: dict) -> bytes:
+    out = io.BytesIO()
+    write_gguf(out, metadata, {})
+    return out.getvalue()
+
+
+def case_name(case: dict) -> str:
+    return case["vocabulary"] + "".join(
+        f" {key.rpartition('.')[2]}={value}" for key, value in case["changed"].items() if not isinstance(value, list))
+
+
+# -- ids -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", SAMPLES["cases"], ids=case_name)
+def test_ids_are_those_of_llama_cpp(case):
+    tokenizer = Tokenizer.from_metadata(SAMPLES[case["vocabulary"]] | case["changed"])
+    for text, ids in zip(TEXTS, case["ids"], strict=True):
+        assert tokenizer.encode(text, case["add_special"], case["parse_special"]) == ids, text
+
+
+def test_pre_tokenizers_of_equal_patterns_are_sampled_once_and_all_of_them_load():
+    sampled = {PRETOKENIZERS[case["changed"]["tokenizer.ggml.pre"]] for case in SAMPLES["cases"]
+               if "tokenizer.ggml.pre" in case["changed"]}
+    assert sampled == set(PRETOKENIZERS.values())
+    for name in PRETOKENIZERS:
+        tokenizer = Tokenizer.from_metadata(BPE | {"tokenizer.ggml.pre": name})
+        assert tokenizer.decode(tokenizer.encode("Hello, world 42")) == "Hello, world 42"
+
+
+def test_a_tokenizer_comes_from_a_path_from_bytes_from_a_file_object_and_from_an_open_file(tmp_path, spm):
+    data = written({"general.architecture": "llama", **SPM})
+    path = tmp_path / "vocab.gguf"
+    path.write_bytes(data)
+    with open_gguf(data) as file, open(path, "rb") as stream:
+        for source in (path, str(path), data, stream, file):
+            assert Tokenizer.from_gguf(source).encode("Hello world") == spm.encode("Hello world")
+        assert not file.closed
+
+
+def test_bos_and_eos_are_added_where_the_file_says_so(spm):
+    words = spm.encode("Hello", add_special=False)
+    assert spm.encode("Hello") == [spm.bos_id, *words] == [1, *words]
+    both = Tokenizer.from_metadata(SPM | {"tokenizer.ggml.add_eos_token": True})
+    assert both.encode("Hello") == [1, *words, 2]
+    assert both.encode("Hello", add_special=False) == words
+    none = Tokenizer.from_metadata(SPM | {"tokenizer.ggml.add_bos_token": False})
+    assert none.encode("Hello") == words
+    assert none.encode("") == []
+
+
+def test_control_tokens_in_a_text_are_text_unless_asked_for_and_user_defined_tokens_always_count(bpe):
+    text = "<|im_start|>ab c<|im_end|>"
+    special = [bpe.token_id(name) for name in ("<|im_start|>", "ab c", "<|im_end|>")]
+    assert bpe.encode(text, parse_special=True) == special
+    plain = bpe.encode(text)
+    assert special[1] in plain and special[0] not in plain and special[2] not in plain
+    assert bpe.decode(plain) == text
+    assert bpe.decode(special) == "ab c"
+    assert bpe.decode(special, skip_special=False) == text
+
+
+def test_longer_special_tokens_are_found_first():
+    tokens = [*BPE["tokenizer.ggml.tokens"], "<a>", "<a><b>", "<b>"]
+    types = [*BPE["tokenizer.ggml.token_type"], 3, 3, 3]
+    tokenizer = Tokenizer.from_metadata(
+        BPE | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
+    n = len(tokens)
+    assert tokenizer.encode("<a><b><a><b", parse_special=True)[:2] == [n - 2, n - 3]
+
+
+def test_end_of_generation_tokens_are_known_by_their_text_and_shown_as_control_tokens():
+    types = [1] * len(BPE["tokenizer.ggml.tokens"])  # a file that marks all as normal
+    tokenizer = Tokenizer.from_metadata(BPE | {"tokenizer.ggml.token_type": types})
+    end = tokenizer.token_id("<|im_end|>")
+    assert tokenizer.eos_ids == {end, tokenizer.token_id("<|endoftext|>")}
+    assert tokenizer.is_special(end) and tokenizer.token_bytes(end, skip_special=True) == b""
+    named = Tokenizer.from_metadata(BPE | {"tokenizer.ggml.eot_token_id": 7})
+    assert 7 in named.eos_ids and named.eot_id == 7
+
+
+def test_a_closing_tag_that_is_a_normal_token_ends_nothing(spm):
+    tokens = [*BPE["tokenizer.ggml.tokens"], "</s>"]
+    normal = Tokenizer.from_metadata(BPE | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [
+        *BPE["tokenizer.ggml.token_type"], 1]})
+    assert len(tokens) - 1 not in normal.eos_ids
+    assert spm.eos_ids >= {2}
+
+
+def test_fill_in_ends_and_gpt_oss_messages():
+    names = ["<|return|>", "<|call|>", "<|end|>", "<|channel|>", "<|file_sep|>", "<|fim_prefix|>"]
+    tokens = [*BPE["tokenizer.ggml.tokens"], *names]
+    types = [*BPE["tokenizer.ggml.token_type"], *[3] * len(names)]
+    tokenizer = Tokenizer.from_metadata(
+        BPE | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
+    ends = {tokenizer.token_text(i) for i in tokenizer.eos_ids}
+    assert ends >= {"<|return|>", "<|call|>", "<|file_sep|>"}
+    assert not ends & {"<|end|>", "<|channel|>", "<|fim_prefix|>"}
+    assert tokenizer.decode([tokenizer.token_id("<|channel|>")]) == "<|channel|>"
+
+
+# -- merging by score ------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.one_of(ANY_TEXT, st.text("ab e\u2581=-\u00e9\u4e2d", max_size=60)))
+def test_merges_and_scores_agree_where_scores_differ(text, spm_pair):
+    library, exact = spm_pair
+    assert library.encode(text, add_special=False) == exact.encode((" " + text).replace(" ", "\u2581") if text else "")
+
+
+@pytest.fixture(scope="module")
+def spm_pair():
+    vocabulary = Vocabulary.from_metadata(SPM | {"tokenizer.ggml.token_type": [
+        1 if kind in (3, 4) else kind for kind in SPM["tokenizer.ggml.token_type"]]})
+    tokenizer = Tokenizer(vocabulary)
+    assert tokenizer._model._exact is None
+    return tokenizer, Exact(vocabulary, vocabulary.ids, Fallback(vocabulary, vocabulary.ids))
+
+
+def toy(tokens: list[str], scores: list[float], types=None, **changed) -> Tokenizer:
+    return Tokenizer.from_metadata({
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *tokens],
+        "tokenizer.ggml.scores": [0.0, 0.0, 0.0, *scores],
+        "tokenizer.ggml.token_type": [2, 3, 3, *(types or [1] * len(tokens))],
+        "tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.add_bos_token": False} | changed)
+
+
+def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
+    return [tokenizer.token_text(i) for i in tokenizer.encode(text)]
+
+
+def test_the_highest_score_merges_first_and_the_leftmost_of_equal_ones():
+    assert pieces(toy(["a", "b", "c", "ab", "bc"], [0, 0, 0, -1, -2]), "abc") == ["ab", "c"]
+    assert pieces(toy(["a", "b", "c", "ab", "bc"], [0, 0, 0, -2, -1]), "abc") == ["a", "bc"]
+    assert pieces(toy(["a", "b", "c", "ab", "bc"], [0, 0, 0, -1, -1]), "abc") == ["ab", "c"]
+    assert pieces(toy(["a", "b", "c", "bc", "ab"], [0, 0, 0, -1, -1]), "abc") == ["ab", "c"]
+
+
+def test_runs_grow_from_the_left_to_the_longest_token():
+    runs = toy(["a", "b", "aa", "aaa", "aaaa"], [0, 0, -9, -9, -9])
+    assert runs._model._exact is None
+    assert pieces(runs, "aaaaaaa") == ["aaaa", "aaa"]
+    assert pieces(runs, "aaaaaabaa") == ["aaaa", "aa", "b", "aa"]
+    gaps = toy(["a", "aa", "aaaa"], [0, -9, -9])
+    assert gaps._model._exact is not None
+    assert pieces(gaps, "aaaaa") == ["aaaa", "a"]
+
+
+def test_letters_that_are_no_tokens_still_merge_into_one():
+    tokenizer = toy(["xy", "<0x78>", "z"], [-1, 0, 0], [1, 6, 1])
+    assert pieces(tokenizer, "xyzx") == ["xy", "z", "<0x78>"]
+    assert pieces(tokenizer, "y") == ["<unk>"]  # no token for its byte
+
+
+def test_characters_outside_the_vocabulary_are_their_bytes(spm):
+    assert [spm.token_text(i) for i in spm.encode("\U0001f999", add_special=False)] == [
+        "\u2581", "<0xF0>", "<0x9F>", "<0xA6>", "<0x99>"]
+
+
+def test_phi_3_swallows_the_spaces_after_its_special_tokens():
+    tokenizer = Tokenizer.from_metadata(SPM | {"general.name": "Phi-3 mini"})
+    end = tokenizer.token_id("<|im_end|>")
+    assert tokenizer.encode("<|im_end|> \n\tHi", False, True) == [end, *tokenizer.encode("Hi", False)]
+    assert tokenizer.encode("<|im_end|> \n\t", False, True) == [end]
+
+
+# -- text comes back -------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=ANY_TEXT)
+def test_what_is_encoded_is_decoded(text, bpe, spm):
+    assert bpe.decode(bpe.encode(text)) == text
+    # U+2581 is how a vocabulary of this kind spells a space.
+    assert spm.decode(spm.encode(text)) == text.replace("\u2581", " ")
+
+
+def test_every_byte_has_a_token_and_comes_back(bpe, spm):
+    for tokenizer in (bpe, spm):
+        seen = {tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)}
+        assert {bytes([byte]) for byte in range(256)} <= seen
+
+
+def test_bytes_that_are_no_text_become_replacement_characters(spm):
+    lone = spm.token_id("<0xF0>")
+    assert spm.decode([lone]) == "\ufffd"
+    assert spm.decode([lone, spm.token_id("<0x41>")]) == "\ufffdA"
+
+
+def test_the_space_before_a_text_is_taken_away_once_and_kept_when_continuing(spm):
+    ids = spm.encode("Hello world")
+    assert spm.decode(ids) == "Hello world"
+    assert spm.decode(ids, continuing=True) == " Hello world"
+    assert spm.decode(spm.encode("  two")) == "  two"
+    assert Tokenizer.from_metadata(SPM | {"tokenizer.ggml.add_space_prefix": False}).decode(ids) == " Hello world"
+
+
+# -- wrong texts and ids ---------------------------------------------------------------
+
+
+def test_only_str_is_text(bpe):
+    for wrong in (b"Hello", None, 3, ["Hello"]):
+        with pytest.raises(TypeError, match="a text is a str"):
+            bpe.encode(wrong)
+
+
+def test_a_lone_surrogate_is_named(bpe):
+    with pytest.raises(TokenizerError, match=r"character 2 of the text is the lone surrogate U\+D800") as error:
+        bpe.encode("ab\ud800")
+    assert isinstance(error.value, gs.Error) and isinstance(error.value, ValueError)
+    assert bpe.encode("ab")
+
+
+def test_ids_outside_the_vocabulary_are_named(bpe):
+    for wrong in (-1, bpe.n_vocab, 1 << 70):
+        with pytest.raises(ValueError, match=f"token id {wrong} is not one of 0 to {bpe.n_vocab - 1}"):
+            bpe.decode([wrong])
+        with pytest.raises(ValueError, match="is not one of"):
+            bpe.token_bytes(wrong)
+    for wrong in (1.0, "1", None):
+        with pytest.raises(TypeError, match="a token id is an int"):
+            bpe.decode([wrong])
+    assert bpe.decode(np.array(bpe.encode("Hello"), np.int32)) == "Hello"
+
+
+# -- the library -----------------------------------------------------------------------
+
+
+def test_without_the_library_the_error_says_what_to_install():
+    code = ("import sys; sys.modules['tokenizers'] = sys.modules['jinja2'] = None\n"
+            "import ggml_sched.llama as llama\n"
+            "for make in (lambda: llama.Tokenizer.from_metadata({'tokenizer.ggml.model': 'llama',"
+            "'tokenizer.ggml.tokens': ['a'], 'tokenizer.ggml.scores': [0.0]}), llama.ChatTemplate):\n"
+            "    try: make()\n"
+            "    except (llama.TokenizerError, llama.ChatTemplateError) as error:"
+            "print(type(error).__name__, 'ggml-sched[llama]' in str(error))\n")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["TokenizerError", "True", "ChatTemplateError", "True"], done.stderr
+
+
+def test_importing_the_package_loads_neither_library():
+    code = "import sys, ggml_sched.llama; print([name for name in ('tokenizers', 'jinja2') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
