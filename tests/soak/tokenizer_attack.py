@@ -33,8 +33,8 @@ TEMPLATES = (
     "{% if not messages %}{{ raise_exception('none') }}{% elif tools %}{{ tools | tojson(indent=2) }}{% else %}"
     "{{ messages[-1]['content'].split('\n')[0] * 3 + '%5d' % 7 }}{% endif %}")
 PIECES = ("{{", "}}", "{%", "%}", "for ", " in ", "range(", ")", "(", "ns.x", " ~ ", " * ", "10**9", "**", "'", "[",
-          "]", ".", "|", "join", "replace('a', 'aa')", "list", "tojson", "loop", "messages", "{% endfor %}", "{% endif %}",
-          "{% else %}", "{% set ns.x = [ns.x, ns.x] %}", "self", "__class__", ".format(", "%9d", "namespace(", "dict(")
+          "]", ".", "|", "join", "replace('a', 'aa')", "list", "tojson", "loop", "messages", "{% endfor %}",
+          "{% endif %}", "{% else %}", "{% set ns.x = [ns.x, ns.x] %}", "self", "__class__", ".format(", "%9d", "namespace(", "dict(")
 
 
 def mutated_metadata(rng: random.Random) -> dict:
@@ -49,7 +49,7 @@ def mutated_metadata(rng: random.Random) -> dict:
             if rng.random() < 0.2:
                 del metadata[key]
             continue
-        for _ in range(rng.choice((1, 3, 50))):
+        for _ in range(min(len(value), rng.choice((1, 3, 50)))):
             at, other = rng.randrange(len(value)), rng.randrange(len(value))
             match rng.randrange(6):
                 case 0 | 1:
@@ -58,7 +58,7 @@ def mutated_metadata(rng: random.Random) -> dict:
                     value[at] = value[other]
                 case 3:
                     value[at], value[other] = value[other], value[at]
-                case 4 if rng.random() < 0.05:
+                case 4 if rng.random() < 0.05 and len(value) > 1:
                     del value[at]
                 case 5 if isinstance(value[at], str):
                     value[at] = value[at] + rng.choice((" ", "a", value[other]))
