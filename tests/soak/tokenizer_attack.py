@@ -34,7 +34,8 @@ TEMPLATES = (
     "{{ messages[-1]['content'].split('\n')[0] * 3 + '%5d' % 7 }}{% endif %}")
 PIECES = ("{{", "}}", "{%", "%}", "for ", " in ", "range(", ")", "(", "ns.x", " ~ ", " * ", "10**9", "**", "'", "[",
           "]", ".", "|", "join", "replace('a', 'aa')", "list", "tojson", "loop", "messages", "{% endfor %}",
-          "{% endif %}", "{% else %}", "{% set ns.x = [ns.x, ns.x] %}", "self", "__class__", ".format(", "%9d", "namespace(", "dict(")
+          "{% endif %}", "{% else %}", "{% set ns.x = [ns.x, ns.x] %}", "self", "__class__", ".format(", "%9d",
+          "namespace(", "dict(")
 
 
 def mutated_metadata(rng: random.Random) -> dict:
