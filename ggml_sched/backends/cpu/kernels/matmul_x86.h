@@ -16,6 +16,9 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
+#ifndef AHEAD
+#define AHEAD 4096             /* bytes that weights are asked for before they are needed */
+#endif
 
 /* -- what a type is, as constants --------------------------------------------------------------------------------- */
 
@@ -326,23 +329,24 @@ INLINE void few_q(const int type, const int N, const gs_product *of, const char 
     const int together = units == 1 ? 4 : 1;
     const char *a = gs_weights_of(of, shared, group);
     int64_t stride = of->node->src[0]->layout.nb[1], blocks = of->k / (32 * units);
-    float *out[N];
+    float *out[GS_FEW];
+    const gs_cell_q *cells = (const gs_cell_q *)gs_tile_of(of, shared, group, 0);
     for (int c = 0; c < N; c++)
         out[c] = gs_result_at(of, shared, group, c);
     for (int64_t row = row0; row < row1; row++) {
         const uint8_t *p = (const uint8_t *)a + row * stride;
-        const gs_cell_q *y = (const gs_cell_q *)gs_tile_of(of, shared, group, 0);
-        __m256 acc[N][4];
-        float min[N];
+        const gs_cell_q *y = cells;
+        __m256 acc[GS_FEW][4];
+        float min[GS_FEW];
         int64_t b = 0;
         UNROLL for (int c = 0; c < N; c++) {
             min[c] = 0;
-            for (int i = 0; i < 4; i++)
+            UNROLL for (int i = 0; i < n_acc; i++)
                 acc[c][i] = _mm256_setzero_ps();
         }
         for (; b + together <= blocks; b += together) {
             UNROLL for (int line = 0; line < size * together; line += 64)
-                _mm_prefetch((const char *)p + line + 1024, _MM_HINT_T0);
+                _mm_prefetch((const char *)p + line + AHEAD, _MM_HINT_T0);
             UNROLL for (int u = 0; u < together; u++, p += size, y += N * units)
                 add_block(type, N, u, p, y, N, acc, min);
         }
@@ -439,20 +443,21 @@ INLINE void few_f(const int type, const int N, const gs_product *of, const char 
     const int element = type == GS_TYPE_F32 ? 4 : 2, n_acc = N == 1 ? 4 : 2, together = 4;
     const char *a = gs_weights_of(of, shared, group);
     int64_t stride = of->node->src[0]->layout.nb[1], whole = of->k / 16, rest = of->k % 16;
-    float *out[N];
+    float *out[GS_FEW];
+    const float *cells = (const float *)gs_tile_of(of, shared, group, 0);
     for (int c = 0; c < N; c++)
         out[c] = gs_result_at(of, shared, group, c);
     for (int64_t row = row0; row < row1; row++) {
         const char *p = a + row * stride;
-        const float *y = (const float *)gs_tile_of(of, shared, group, 0);
-        vec acc[N][4];
+        const float *y = cells;
+        vec acc[GS_FEW][4];
         int64_t b = 0;
         UNROLL for (int c = 0; c < N; c++)
-            for (int i = 0; i < 4; i++)
+            UNROLL for (int i = 0; i < n_acc; i++)
                 acc[c][i] = VEC_ZERO;
         for (; b + together <= whole; b += together) {
             UNROLL for (int line = 0; line < 16 * element * together; line += 64)
-                _mm_prefetch(p + line + 2048, _MM_HINT_T0);
+                _mm_prefetch(p + line + AHEAD, _MM_HINT_T0);
             UNROLL for (int u = 0; u < together; u++, p += 16 * element, y += 16 * N)
                 add_step(type, N, u, p, y, acc);
         }
