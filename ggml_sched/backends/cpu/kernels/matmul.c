@@ -169,7 +169,7 @@ static void multiply(const gs_call *call, int32_t part, char *shared, char *scra
         int64_t column1 = clamped(column0 + of->column_step, 0, columns);
         if (column0 >= columns)
             continue;
-        if (columns <= GS_FEW)
+        if (columns <= of->few)
             of->kernels->few(of, shared, group, row0, row1, scratch);
         else
             of->kernels->many(of, shared, group, row0, row1, column0, column1, scratch);
@@ -182,7 +182,7 @@ static void multiply(const gs_call *call, int32_t part, char *shared, char *scra
 static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
     int64_t panel = of->kernels->panel, cost, whole;
     of->column_step = of->columns;
-    if (columns <= GS_FEW) {
+    if (columns <= of->few) {
         cost = panel * row_bytes;
         whole = FEW_BYTES;
     } else {
@@ -209,6 +209,7 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
     const gs_layout *a = &of->node->src[0]->layout;
     int64_t bytes, scratch, items, row_bytes;
     of->tile = of->kind != NULL ? GS_TILE_Q : GS_TILE_F;
+    of->few = of->kind != NULL ? GS_FEW_Q : GS_FEW_F;
     of->steps = pieces(of->k, of->kind != NULL ? GS_STEP_Q : GS_STEP_F);
     of->kernels = kernels_here();
     row_bytes = of->kind != NULL ? of->k / of->kind->elements * of->kind->bytes : of->k * (a->type == GS_TYPE_F32 ? 4 : 2);

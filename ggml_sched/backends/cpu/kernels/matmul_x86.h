@@ -329,15 +329,15 @@ INLINE void few_q(const int type, const int N, const gs_product *of, const char 
     const int together = units == 1 ? 4 : 1;
     const char *a = gs_weights_of(of, shared, group);
     int64_t stride = of->node->src[0]->layout.nb[1], blocks = of->k / (32 * units);
-    float *out[GS_FEW];
+    float *out[4];
     const gs_cell_q *cells = (const gs_cell_q *)gs_tile_of(of, shared, group, 0);
     for (int c = 0; c < N; c++)
         out[c] = gs_result_at(of, shared, group, c);
     for (int64_t row = row0; row < row1; row++) {
         const uint8_t *p = (const uint8_t *)a + row * stride;
         const gs_cell_q *y = cells;
-        __m256 acc[GS_FEW][4];
-        float min[GS_FEW];
+        __m256 acc[4][4];
+        float min[4];
         int64_t b = 0;
         UNROLL for (int c = 0; c < N; c++) {
             min[c] = 0;
@@ -363,29 +363,27 @@ INLINE void few_q(const int type, const int N, const gs_product *of, const char 
     }
 }
 
-#define FEW(name, kernel, type) \
+#define FEW_Q(name, type) \
     static void name(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1) { \
         switch (gs_columns_of(of, shared, group)) { \
-        case 1: kernel(type, 1, of, shared, group, row0, row1); return; \
-        case 2: kernel(type, 2, of, shared, group, row0, row1); return; \
-        case 3: kernel(type, 3, of, shared, group, row0, row1); return; \
-        default: kernel(type, 4, of, shared, group, row0, row1); \
+        case 1: few_q(type, 1, of, shared, group, row0, row1); return; \
+        default: few_q(type, 2, of, shared, group, row0, row1); \
         } \
     }
 
-FEW(few_q4_0, few_q, GS_TYPE_Q4_0)
-FEW(few_q4_1, few_q, GS_TYPE_Q4_1)
-FEW(few_q5_0, few_q, GS_TYPE_Q5_0)
-FEW(few_q5_1, few_q, GS_TYPE_Q5_1)
-FEW(few_q8_0, few_q, GS_TYPE_Q8_0)
-FEW(few_q2_k, few_q, GS_TYPE_Q2_K)
-FEW(few_q3_k, few_q, GS_TYPE_Q3_K)
-FEW(few_q4_k, few_q, GS_TYPE_Q4_K)
-FEW(few_q5_k, few_q, GS_TYPE_Q5_K)
-FEW(few_q6_k, few_q, GS_TYPE_Q6_K)
-FEW(few_iq4_nl, few_q, GS_TYPE_IQ4_NL)
-FEW(few_iq4_xs, few_q, GS_TYPE_IQ4_XS)
-FEW(few_mxfp4, few_q, GS_TYPE_MXFP4)
+FEW_Q(few_q4_0, GS_TYPE_Q4_0)
+FEW_Q(few_q4_1, GS_TYPE_Q4_1)
+FEW_Q(few_q5_0, GS_TYPE_Q5_0)
+FEW_Q(few_q5_1, GS_TYPE_Q5_1)
+FEW_Q(few_q8_0, GS_TYPE_Q8_0)
+FEW_Q(few_q2_k, GS_TYPE_Q2_K)
+FEW_Q(few_q3_k, GS_TYPE_Q3_K)
+FEW_Q(few_q4_k, GS_TYPE_Q4_K)
+FEW_Q(few_q5_k, GS_TYPE_Q5_K)
+FEW_Q(few_q6_k, GS_TYPE_Q6_K)
+FEW_Q(few_iq4_nl, GS_TYPE_IQ4_NL)
+FEW_Q(few_iq4_xs, GS_TYPE_IQ4_XS)
+FEW_Q(few_mxfp4, GS_TYPE_MXFP4)
 
 /* 8 weights as f32. */
 INLINE __m256 load_f(const int type, const char *at) {
@@ -438,19 +436,20 @@ INLINE void add_step(const int type, const int N, const int at, const char *w, c
     }
 }
 
+/* N columns from `column` on, all of the first tile. */
 INLINE void few_f(const int type, const int N, const gs_product *of, const char *shared, int64_t group, int64_t row0,
-                  int64_t row1) {
+                  int64_t row1, int64_t column, int64_t width) {
     const int element = type == GS_TYPE_F32 ? 4 : 2, n_acc = N == 1 ? 4 : 2, together = 4;
     const char *a = gs_weights_of(of, shared, group);
+    const float *cells = (const float *)gs_tile_of(of, shared, group, 0) + 16 * column;
     int64_t stride = of->node->src[0]->layout.nb[1], whole = of->k / 16, rest = of->k % 16;
-    float *out[GS_FEW];
-    const float *cells = (const float *)gs_tile_of(of, shared, group, 0);
+    float *out[4];
     for (int c = 0; c < N; c++)
-        out[c] = gs_result_at(of, shared, group, c);
+        out[c] = gs_result_at(of, shared, group, column + c);
     for (int64_t row = row0; row < row1; row++) {
         const char *p = a + row * stride;
         const float *y = cells;
-        vec acc[GS_FEW][4];
+        vec acc[4][4];
         int64_t b = 0;
         UNROLL for (int c = 0; c < N; c++)
             UNROLL for (int i = 0; i < n_acc; i++)
@@ -458,10 +457,10 @@ INLINE void few_f(const int type, const int N, const gs_product *of, const char 
         for (; b + together <= whole; b += together) {
             UNROLL for (int line = 0; line < 16 * element * together; line += 64)
                 _mm_prefetch(p + line + AHEAD, _MM_HINT_T0);
-            UNROLL for (int u = 0; u < together; u++, p += 16 * element, y += 16 * N)
+            UNROLL for (int u = 0; u < together; u++, p += 16 * element, y += 16 * width)
                 add_step(type, N, u, p, y, acc);
         }
-        for (; b < whole; b++, p += 16 * element, y += 16 * N)
+        for (; b < whole; b++, p += 16 * element, y += 16 * width)
             add_step(type, N, 0, p, y, acc);
         if (rest) {
             char room[16 * sizeof(float)] = {0};
@@ -477,9 +476,26 @@ INLINE void few_f(const int type, const int N, const gs_product *of, const char 
     }
 }
 
-FEW(few_f32, few_f, GS_TYPE_F32)
-FEW(few_f16, few_f, GS_TYPE_F16)
-FEW(few_bf16, few_f, GS_TYPE_BF16)
+/* Some rows at a time, which stay in the cache while the next four columns meet them. */
+#define FEW_F(name, type) \
+    static void name(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1) { \
+        int64_t columns = gs_columns_of(of, shared, group), some = columns <= 4 ? row1 - row0 : 8; \
+        for (int64_t row = row0; row < row1; row += some) { \
+            int64_t end = row1 - row < some ? row1 : row + some, c = 0; \
+            for (; c + 4 <= columns; c += 4) \
+                few_f(type, 4, of, shared, group, row, end, c, columns); \
+            switch (columns - c) { \
+            case 3: few_f(type, 3, of, shared, group, row, end, c, columns); break; \
+            case 2: few_f(type, 2, of, shared, group, row, end, c, columns); break; \
+            case 1: few_f(type, 1, of, shared, group, row, end, c, columns); break; \
+            default: break; \
+            } \
+        } \
+    }
+
+FEW_F(few_f32, GS_TYPE_F32)
+FEW_F(few_f16, GS_TYPE_F16)
+FEW_F(few_bf16, GS_TYPE_BF16)
 
 static void few(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1, char *scratch) {
     (void)scratch;
@@ -563,9 +579,13 @@ INLINE void pack_q(const int type, const char *a, int64_t stride, int64_t rows, 
     const int units = units_of(type), halves = halves_of(type), n_scales = units * halves;
     const int64_t half_bytes = step_bytes(type) / halves, head = 4 * PANEL * (1 + has_min(type));
     for (int64_t step = 0; step < steps; step += units, panel += units * step_bytes(type)) {
-        const char *block = a + (step0 + step) / units * bytes_of(type);
+        const int64_t at = (step0 + step) / units * bytes_of(type);
+        const char *block = a + at;
         for (int i = 0; i < PANEL; i++) {
             const uint8_t *p = (const uint8_t *)block + (i < rows ? i : rows - 1) * stride;
+            if (bytes_of(type) >= 64 || at % 64 < bytes_of(type)) /* the next panel, a line at a time */
+                UNROLL for (int line = 0; line < bytes_of(type); line += 64)
+                    _mm_prefetch((const char *)p + PANEL * stride + line, _MM_HINT_T1);
             float s[16], m[16];
             scales(type, p, s, m);
             UNROLL for (int g = 0; g < n_scales; g++) {
@@ -767,6 +787,8 @@ INLINE void pack_f(const int type, const char *a, int64_t stride, int64_t rows, 
             for (int r = 0; r < 8; r++) {
                 const char *p = a + (i + r < rows ? i + r : rows - 1) * stride + (from + at) * element;
                 char room[8 * sizeof(float)] = {0};
+                if ((from + at) * element % 64 == 0) /* the next panel, a line at a time */
+                    _mm_prefetch(p + PANEL * stride, _MM_HINT_T1);
                 if (k - at < 8) {
                     memcpy(room, p, (size_t)(k - at) * element);
                     p = room;

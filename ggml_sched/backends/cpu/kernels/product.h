@@ -22,7 +22,8 @@
 #define GS_CELL 64
 #define GS_TILE_Q 6
 #define GS_TILE_F 12
-#define GS_FEW 4               /* so many columns are multiplied row by row, without repacking the weights  */
+#define GS_FEW_Q 2             /* so many columns are multiplied row by row, without repacking the weights: */
+#define GS_FEW_F 12            /* never more than a tile                                                    */
 #define GS_STEP_Q 32           /* elements of a cell                                                        */
 #define GS_STEP_F 16
 #define GS_LEAST_BITS 0x03800000u /* 2^-120: a block with nothing above it is zero, as 127 / x must stay finite */
@@ -63,6 +64,7 @@ struct gs_product {
     int64_t k, m;
     int64_t steps;              /* cells of a column                                     */
     int64_t tile;               /* columns of a tile                                     */
+    int64_t few;                /* so many columns are few                               */
     int64_t groups;             /* MUL_MAT_ID: at most so many experts are chosen        */
     int64_t columns;            /* of a group; MUL_MAT_ID: of all groups together        */
     int64_t r2, r3;             /* MUL_MAT: matrices of b that share one of a            */
