@@ -300,7 +300,7 @@ INLINE __m256i start_of(const int type, const gs_cell_q *y) {
 
 /* One block times its activations of N columns. */
 INLINE void add_block(const int type, const int N, const int at, const uint8_t *p, const gs_cell_q *y, int64_t width,
-                      __m256 acc[][4], float min[]) {
+                      __m256 acc[][4], float min[][4]) {
     float s[16], m[16];
     const int n_acc = N == 1 ? 4 : N == 2 ? 2 : 1;
     scales(type, p, s, m);
@@ -314,10 +314,12 @@ INLINE void add_block(const int type, const int N, const int at, const uint8_t *
             __m256 *sum = &acc[c][(at + j) % n_acc];
             *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(scale, _mm256_set1_ps(y[c].d)), *sum);
             if (has_min(type) && halves_of(type) == 2) {
-                min[c] = fmaf(m[2 * j], y[c].sum_low, min[c]);
-                min[c] = fmaf(m[2 * j + 1], y[c].sum_high, min[c]);
+                float *two = &min[c][(at + j) % 2 * 2];
+                two[0] = fmaf(m[2 * j], y[c].sum_low, two[0]);
+                two[1] = fmaf(m[2 * j + 1], y[c].sum_high, two[1]);
             } else if (has_min(type)) {
-                min[c] = fmaf(m[j], y[c].sum_both, min[c]);
+                float *one = &min[c][(at + j) % 4];
+                *one = fmaf(m[j], y[c].sum_both, *one);
             }
         }
     }
@@ -337,10 +339,10 @@ INLINE void few_q(const int type, const int N, const gs_product *of, const char 
         const uint8_t *p = (const uint8_t *)a + row * stride;
         const gs_cell_q *y = cells;
         __m256 acc[4][4];
-        float min[4];
+        float min[4][4];
         int64_t b = 0;
         UNROLL for (int c = 0; c < N; c++) {
-            min[c] = 0;
+            min[c][0] = min[c][1] = min[c][2] = min[c][3] = 0;
             UNROLL for (int i = 0; i < n_acc; i++)
                 acc[c][i] = _mm256_setzero_ps();
         }
@@ -358,7 +360,9 @@ INLINE void few_q(const int type, const int N, const gs_product *of, const char 
                 sum = _mm256_add_ps(sum, acc[c][1]);
             if (n_acc == 4)
                 sum = _mm256_add_ps(sum, _mm256_add_ps(acc[c][2], acc[c][3]));
-            out[c][row] = total(sum) + (has_min(type) ? min[c] : 0.0f);
+            out[c][row] = total(sum);
+            if (has_min(type))
+                out[c][row] += (min[c][0] + min[c][1]) + (min[c][2] + min[c][3]);
         }
     }
 }
