@@ -1,25 +1,27 @@
-/* convert.h -- rows of block types from f32, in ggml's reference rounding; see convert.c. */
+/* convert.h -- which types rows are read from and written to, on top of blocks.h. */
 #ifndef GGML_SCHED_KERNELS_CONVERT_H
 #define GGML_SCHED_KERNELS_CONVERT_H
 
-#include <stdint.h>
+#include "blocks.h"
+#include "types.h"
 
-/* Whether gs_quantize_row knows a type: the 32-element types that KV caches use. */
-int gs_quantizes(int type);
+/* Whether gs_dequantize_row decodes the blocks of a type. */
+static inline int gs_decodes(int type) { return gs_block_kind_of(type) != NULL; }
 
-/* n elements (whole blocks) of f32 to blocks. */
-void gs_quantize_row(int type, const float *from, void *to, int64_t n);
-
-/* Whether gs_decode_row knows a type; n elements (whole blocks) to f32. */
-int gs_decodes(int type);
-void gs_decode_row(int type, const void *from, float *to, int64_t n);
+/* Whether gs_quantize_row makes blocks of a type: those that KV caches use. */
+static inline int gs_quantizes(int type) {
+    return type == GS_T_Q8_0 || type == GS_T_Q4_0 || type == GS_T_Q4_1 || type == GS_T_Q5_0 || type == GS_T_Q5_1;
+}
 
 /* Elements and bytes of a block; 1 and the element's size for plain types, 0 for what is unknown. */
-int gs_block_elements(int type);
-int gs_block_bytes(int type);
+static inline int gs_block_elements(int type) {
+    const gs_block_kind *kind = gs_plain_size(type) ? NULL : gs_block_kind_of(type);
+    return gs_plain_size(type) ? 1 : kind != NULL ? kind->elements : 0;
+}
 
-/* A finite or infinite f16 of f32, rounded to even; NaN stays NaN. */
-uint16_t gs_f16_of(float x);
-float gs_of_f16(uint16_t h);
+static inline int gs_block_bytes(int type) {
+    const gs_block_kind *kind = gs_plain_size(type) ? NULL : gs_block_kind_of(type);
+    return kind != NULL ? kind->bytes : gs_plain_size(type);
+}
 
 #endif

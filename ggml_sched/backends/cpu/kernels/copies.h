@@ -12,14 +12,14 @@ INLINE void load_row(int type, const void *from, float *to, int64_t n) {
     if (gs_is_float(type))
         floats_from(type, from, to, n);
     else
-        gs_decode_row(type, from, to, n);
+        (void)gs_dequantize_row(type, from, to, n);
 }
 
 INLINE void store_row(int type, const float *from, void *to, int64_t n) {
     if (gs_is_float(type))
         floats_to(type, from, to, n);
     else
-        gs_quantize_row(type, from, to, n);
+        (void)gs_quantize_row(type, from, to, n);
 }
 
 /* n units of `size` bytes, `sa` and `so` bytes apart. */
