@@ -78,6 +78,12 @@ static int clashes(const gs_node *node, int i) {
     return !(exact && tolerated(node->op) >> i & 1);
 }
 
+/* Whether the first element lies where compiled code may look for it: at a multiple of its size. */
+static int is_astray(const gs_node *t) {
+    int size = gs_plain_size(t->layout.type);
+    return size > 1 && t->layout.nbytes > 0 && (uintptr_t)t->data % (uintptr_t)size != 0;
+}
+
 #define COPY_PART (1 << 18)
 
 /* Brings arg[2] bytes from arg[0] to arg[1]. */
@@ -88,52 +94,61 @@ static void run_bytes(const gs_call *call, int32_t part, char *shared, char *scr
            (size_t)(rest < COPY_PART ? rest : COPY_PART));
 }
 
-/* The node with copies for sources that clash; their calls are appended. */
-static int with_copies(const gs_node **node, int32_t position, gs_calls *to) {
-    const gs_node *given = *node;
-    gs_node *made = NULL;
-    for (int i = 0; i < given->n_src && i < GS_MAX_SRC; i++) {
-        if (!clashes(given, i))
-            continue;
-        if (made == NULL) {
-            made = gs_keep(to, sizeof(gs_node));
-            if (made == NULL)
-                return GS_NO_HOST_MEMORY;
-            *made = *given;
-        }
-        int64_t size = given->src[i]->layout.nbytes;
-        gs_node *copy = gs_keep(to, sizeof(gs_node));
-        void *memory = gs_keep(to, size);
-        if (copy == NULL || memory == NULL)
-            return GS_NO_HOST_MEMORY;
-        *copy = *given->src[i];
-        copy->data = memory;
-        made->src[i] = copy;
-        gs_call call = {.run = run_bytes, .node = made, .position = position};
-        call.n_parts = (int32_t)((size + COPY_PART - 1) / COPY_PART);
-        call.arg[0] = (int64_t)given->src[i]->data;
-        call.arg[1] = (int64_t)memory;
-        call.arg[2] = size;
-        if (gs_add_call(to, &call) != GS_OK)
+static int add_bytes(const gs_node *node, int32_t position, gs_calls *to, const void *from, void *into, int64_t size) {
+    gs_call call = {.run = run_bytes, .node = node, .position = position};
+    call.n_parts = (int32_t)((size + COPY_PART - 1) / COPY_PART);
+    call.arg[0] = (int64_t)from;
+    call.arg[1] = (int64_t)into;
+    call.arg[2] = size;
+    return gs_add_call(to, &call);
+}
+
+/* A tensor in memory of the plan, and the call that brings its bytes there; NULL without memory. */
+static gs_node *elsewhere(const gs_node *t, const gs_node *node, int32_t position, gs_calls *to) {
+    gs_node *copy = gs_keep(to, sizeof(gs_node));
+    void *memory = gs_keep(to, t->layout.nbytes);
+    if (copy == NULL || memory == NULL || add_bytes(node, position, to, t->data, memory, t->layout.nbytes) != GS_OK)
+        return NULL;
+    *copy = *t;
+    copy->data = memory;
+    return copy;
+}
+
+/* The node over copies of what clashes or lies astray: `*made` is NULL if nothing does. */
+static int with_copies(const gs_node *node, int32_t position, gs_calls *to, gs_node **made) {
+    *made = NULL;
+    if (is_astray(node)) {
+        /* With what is there now: a view's gaps are to stay. */
+        *made = elsewhere(node, node, position, to);
+        if (*made == NULL)
             return GS_NO_HOST_MEMORY;
     }
-    if (made != NULL)
-        *node = made;
+    for (int i = 0; i < node->n_src && i < GS_MAX_SRC; i++) {
+        const gs_node *s = node->src[i];
+        if (s == NULL || written(node->op) >> i & 1 || !(clashes(node, i) || is_astray(s)))
+            continue;
+        if (*made == NULL) {
+            *made = gs_keep(to, sizeof(gs_node));
+            if (*made == NULL)
+                return GS_NO_HOST_MEMORY;
+            **made = *node;
+        }
+        (*made)->src[i] = elsewhere(s, node, position, to);
+        if ((*made)->src[i] == NULL)
+            return GS_NO_HOST_MEMORY;
+    }
     return GS_OK;
 }
 
 /* -- which kernels ------------------------------------------------------------------------------------------ */
 
-/* Whether elements lie at multiples of their size, as compiled code may assume. */
-static int is_aligned(const gs_node *t) {
+/* Whether strides are multiples of the element's size, as compiled code may assume. */
+static int strides_are_whole(const gs_node *t) {
     int size = gs_plain_size(t->layout.type);
-    size = size ? size : 1;
-    if (t->layout.nbytes == 0)
-        return 1;
-    for (int d = 0; d < GS_MAX_DIMS; d++)
+    for (int d = 0; d < GS_MAX_DIMS && size > 1; d++)
         if (t->layout.nb[d] % size)
             return 0;
-    return (uintptr_t)t->data % (uintptr_t)size == 0;
+    return 1;
 }
 
 static int build_by_isa(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables) {
@@ -154,14 +169,17 @@ static int build_by_isa(const gs_node *node, int32_t position, gs_calls *to, gs_
 
 int gs_build_node(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables) {
     int32_t before = to->n;
-    if (!is_aligned(node))
+    gs_node *made;
+    if (!strides_are_whole(node))
         return GS_UNSUPPORTED_OP;
     for (int i = 0; i < node->n_src; i++)
-        if (node->src[i] != NULL && !is_aligned(node->src[i]))
+        if (node->src[i] != NULL && !strides_are_whole(node->src[i]))
             return GS_UNSUPPORTED_OP;
-    int status = with_copies(&node, position, to);
+    int status = with_copies(node, position, to, &made);
     if (status == GS_OK)
-        status = build_by_isa(node, position, to, tables);
+        status = build_by_isa(made != NULL ? made : node, position, to, tables);
+    if (status == GS_OK && made != NULL && made->data != node->data)
+        status = add_bytes(node, position, to, made->data, node->data, node->layout.nbytes);
     if (status != GS_OK)
         to->n = before;
     return status;

@@ -167,7 +167,7 @@ static tile_fn function_of(const gs_node *node, float *c) {
 /* -- one operand, or two of one shape -------------------------------------------------------------------
  *
  * arg[2]: elements of a row; arg[3]: pieces of a row, each of PIECE elements; arg[4]: bytes from the start of the row
- * of operand a to its first element, arg[5]: of operand b.  A unit is a piece. */
+ * of operand a to its first element, arg[5]: of operand b; arg[6]: all dense, one row.  A unit is a piece. */
 #define PIECE 8192
 #define ROW_WORK 16384          /* elements of a part */
 
@@ -179,12 +179,17 @@ static void run_tiles(const gs_call *call, int32_t part, char *shared, char *scr
     tile_fn f = function_of(node, c);
     int64_t width = call->arg[2], pieces = call->arg[3];
     int64_t sa = a->layout.nb[0], sb = b->layout.nb[0], so = node->layout.nb[0];
+    if (call->arg[6]) {                         /* everything is one row, whatever the strides of extents of 1 */
+        sa = gs_plain_size(a->layout.type);
+        sb = gs_plain_size(b->layout.type);
+        so = gs_plain_size(node->layout.type);
+    }
     for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
         where w = pieces == 1 ? row_at(node->layout.ne, unit) : row_at(node->layout.ne, unit / pieces);
         int64_t first = pieces == 1 ? 0 : unit % pieces * PIECE;
         int64_t end = pieces == 1 ? width : first + PIECE < width ? first + PIECE : width;
         if (call->arg[6])
-            w = (where){0, 0, 0};               /* everything is one row */
+            w = (where){0, 0, 0};
         char *from = row_of(a, w) + call->arg[4], *other = row_of(b, w) + call->arg[5], *to = row_of(node, w);
         for (int64_t i = first; i < end; i += TILE) {
             int64_t n = end - i < TILE ? end - i : TILE;
