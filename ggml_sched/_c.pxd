@@ -57,6 +57,7 @@ cdef extern from "ggml_sched/ops.h" nogil:
     enum: GS_GLU_GEGLU
     enum: GS_GLU_REGLU
     enum: GS_GLU_SWIGLU
+    enum: GS_GLU_SWIGLU_OAI
     enum: GS_OP_ADD
     enum: GS_OP_ADD1
     enum: GS_OP_ADD_ID
@@ -91,6 +92,8 @@ cdef extern from "ggml_sched/ops.h" nogil:
     enum: GS_OP_SOFT_MAX
     enum: GS_OP_SQR
     enum: GS_OP_SQRT
+    enum: GS_OP_SSM_CONV
+    enum: GS_OP_SSM_SCAN
     enum: GS_OP_SUB
     enum: GS_OP_SUM
     enum: GS_OP_SUM_ROWS

@@ -41,6 +41,7 @@ from ggml_sched._c cimport (
     GS_GLU_GEGLU,
     GS_GLU_REGLU,
     GS_GLU_SWIGLU,
+    GS_GLU_SWIGLU_OAI,
     GS_KIND_FOLLOWS,
     GS_KIND_INPUT,
     GS_KIND_VIEW,
@@ -89,6 +90,8 @@ from ggml_sched._c cimport (
     GS_OP_SOFT_MAX,
     GS_OP_SQR,
     GS_OP_SQRT,
+    GS_OP_SSM_CONV,
+    GS_OP_SSM_SCAN,
     GS_OP_SUB,
     GS_OP_SUM,
     GS_OP_SUM_ROWS,
@@ -133,6 +136,7 @@ include "core/graph/context.pxi"
 include "core/graph/ops_elementwise.pxi"
 include "core/graph/ops_matrix.pxi"
 include "core/graph/ops_view.pxi"
+include "core/graph/ops_recurrent.pxi"
 include "core/graph/ops_attention.pxi"
 include "core/graph/tensor_set.pxi"
 include "core/graph/flat.pxi"

@@ -81,8 +81,11 @@ class Buffer(BufferBase):
     """A range of one backend's memory.
 
     `Buffer(backend, size, base=0, usage="any")`: size in bytes; `base` is the address of its
-    first byte, or 0 where addresses mean nothing.
+    first byte, or 0 where addresses mean nothing.  `file_backed` says that its bytes are those of a mapped file: the
+    host can drop and read them again, and a copy in another layout would be memory beside it.
     """
+
+    file_backed: bool = False
 
     def write(self, offset: int, data: memoryview) -> None:
         """Copy bytes into [offset, offset + len(data)); the range was checked."""

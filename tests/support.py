@@ -9,15 +9,21 @@ from __future__ import annotations
 import numpy as np
 
 import ggml_sched as gs
+from ggml_sched import quants
 
 FLOATS = ("f32", "f16", "bf16")
-QUANTISED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
+QUANTISED = tuple(str(kind) for kind in sorted(quants.QUANTIZED))
 TOLERANCE = {"f32": 1e-5, "f16": 2e-3, "bf16": 1.6e-2}
 
 
 def random(rng: np.random.Generator, *ne: int, low: float = -2, high: float = 2) -> np.ndarray:
     """f32 values for a tensor of extents ne: shape reversed."""
     return rng.uniform(low, high, ne[::-1]).astype(np.float32)
+
+
+def width(least: int, *types: str) -> int:
+    """Elements of a row of whole blocks of each type."""
+    return max(least, *(gs.Type[type.upper()].block_size for type in types))
 
 
 def place(ctx: gs.Context, backend: gs.Backend, gap: int = 0, poison: int | None = None) -> gs.Buffer:
@@ -77,8 +83,6 @@ def stored(array: np.ndarray, type: str) -> np.ndarray:
     if type == "bf16":
         return gs_bf16(np.asarray(array, np.float32)).astype(np.float64)
     if type in QUANTISED:
-        from ggml_sched import quants
-
         member = gs.Type[type.upper()]
         return quants.dequantize(quants.quantize(array, member), member).astype(np.float64)
     return np.asarray(array).astype(kind).astype(np.float64)

@@ -1,176 +1,53 @@
-"""Reads GGUF model files: metadata, and where each tensor's bytes are.
+"""Opens GGUF model files: one, or all parts of a split one.
 
-Owns the read-only mapping of the file.  Invariant: nothing is read outside the file and nothing
-is allocated for a count that the bytes left could not hold; every tensor of an open file lies
-inside it, aligned, apart from the others.  Whatever is wrong with a file raises FileFormatError
-naming the file, the byte and the field.  Corresponds to ggml's gguf_init_from_file.
+Owns the read-only mapping of each file.  Invariant: every tensor of an open file lies inside it; what is wrong with a
+file raises FileFormatError.  Corresponds to ggml's gguf_init_from_file.
 
-Arrays are parsed when they are looked at: opening a file scans the lengths of their strings, no
-more, and touches no weights.
+Opening touches no weights.  A model in several parts ("-00001-of-00003.gguf") is opened by its first part, which has
+the metadata; the others are found beside it, and `tensors` are those of all of them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
+import dataclasses
 import mmap
 import os
+import re
 import stat
-import struct
-from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from ggml_sched._graph import Type
 from ggml_sched.errors import FileFormatError
+from ggml_sched.llama.gguf_reader import DEFAULT_ALIGNMENT, MAGIC, Reader, TensorInfo, alignment_of
+from ggml_sched.llama.gguf_values import DTYPES, SCALARS, Array, Kind
 
-__all__ = ["Array", "GGUFFile", "Kind", "TensorInfo", "open_gguf"]
+__all__ = ["Array", "DEFAULT_ALIGNMENT", "DTYPES", "GGUFFile", "Kind", "MAGIC", "SCALARS", "TensorInfo", "open_gguf"]
 
-MAGIC = b"GGUF"
-DEFAULT_ALIGNMENT = 32
-INT64_MAX = (1 << 63) - 1
-
-# Limits: far above any real model, low enough that a hostile file is refused in well under a second.
-MAX_KEYS = 1 << 16
-MAX_TENSORS = 1 << 16
-MAX_KEY_BYTES = 1 << 16
-MAX_NAME_BYTES = 256
-MAX_STRING_BYTES = 1 << 26
-MAX_STRINGS = 1 << 21
-"""Strings of all arrays of a file together (a vocabulary of 256k tokens with its merges has 2**19)."""
-MAX_NESTING = 4
-MAX_NESTED = 1 << 16
-"""Arrays inside arrays, of a file together."""
-MAX_DIMS = 4
-MAX_ALIGNMENT = 1 << 20
-
-
-class Kind(enum.IntEnum):
-    """The types of metadata values, numbered as in GGUF."""
-
-    U8 = 0
-    I8 = 1
-    U16 = 2
-    I16 = 3
-    U32 = 4
-    I32 = 5
-    F32 = 6
-    BOOL = 7
-    STRING = 8
-    ARRAY = 9
-    U64 = 10
-    I64 = 11
-    F64 = 12
-
-
-DTYPES = {
-    Kind.U8: np.dtype("u1"), Kind.I8: np.dtype("i1"), Kind.U16: np.dtype("<u2"), Kind.I16: np.dtype("<i2"),
-    Kind.U32: np.dtype("<u4"), Kind.I32: np.dtype("<i4"), Kind.F32: np.dtype("<f4"), Kind.BOOL: np.dtype("?"),
-    Kind.U64: np.dtype("<u8"), Kind.I64: np.dtype("<i8"), Kind.F64: np.dtype("<f8"),
-}
-"""How the elements of each numeric kind are stored."""
-
-SCALARS = {
-    kind: struct.Struct("<" + code)
-    for kind, code in zip(
-        (Kind.U8, Kind.I8, Kind.U16, Kind.I16, Kind.U32, Kind.I32, Kind.F32, Kind.BOOL, Kind.U64, Kind.I64,
-         Kind.F64),
-        "BbHhIifBQqd", strict=True)
-}
-KINDS = {int(kind): kind for kind in Kind}
-TYPES = {int(kind): kind for kind in Type}
-U64 = SCALARS[Kind.U64]
-
-
-class Array(Sequence):
-    """An array of a file's metadata: its elements are read when asked for.
-
-    `kind` is that of the elements.  Strings come as str; bytes that are not UTF-8 come as lone
-    surrogates (PEP 383), so that `raw(i)` is always `a[i].encode("utf-8", "surrogateescape")`.
-    It keeps the mapping alive, also after the file was closed.
-    """
-
-    __slots__ = ("_memory", "_starts", "_values", "kind")
-
-    def __init__(self, kind: Kind, memory, starts=None, values=None) -> None:
-        self.kind = kind
-        self._memory = memory    # the bytes of the whole file
-        self._starts = starts    # strings: where the length of each one is
-        self._values = values    # numbers: a view of the file; nested arrays: a list
-
-    def __len__(self) -> int:
-        return len(self._starts if self._starts is not None else self._values)
-
-    def __getitem__(self, i):
-        if isinstance(i, slice):
-            return [self[k] for k in range(*i.indices(len(self)))]
-        if self._starts is not None:
-            return self.raw(i).decode("utf-8", "surrogateescape")
-        value = self._values[i]
-        return value if isinstance(value, Array) else value.item()
-
-    def __iter__(self) -> Iterator:
-        if self._starts is None:
-            yield from self._values.tolist() if isinstance(self._values, np.ndarray) else self._values
-            return
-        memory, length_at = self._memory, U64.unpack_from
-        for start in self._starts:
-            yield str(memory[start + 8 : start + 8 + length_at(memory, start)[0]], "utf-8", "surrogateescape")
-
-    def raw(self, i: int) -> bytes:
-        """The bytes of string i."""
-        if self._starts is None:
-            raise TypeError(f"an array of {self.kind.name} holds no strings")
-        start = self._starts[i] + 8
-        return bytes(self._memory[start : start + U64.unpack_from(self._memory, start - 8)[0]])
-
-    def numpy(self) -> np.ndarray:
-        """A copy as a numpy array; for numbers only."""
-        if not isinstance(self._values, np.ndarray):
-            raise TypeError(f"an array of {self.kind.name} is not a numpy array")
-        return self._values.copy()
-
-    def tolist(self) -> list:
-        return list(self)
-
-    def __eq__(self, other) -> bool:
-        return isinstance(other, Sequence) and not isinstance(other, str) and self.tolist() == list(other)
-
-    __hash__ = None
-
-    def __repr__(self) -> str:
-        return f"<Array of {len(self)} {self.kind.name}>"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """One tensor of a file: `ne` innermost first, `offset` in bytes from the start of the file."""
-
-    name: str
-    type: Type
-    ne: tuple[int, ...]
-    offset: int
-    nbytes: int
+PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+MAX_PARTS = 1 << 12
+POPULATE_READ = 22
+"""Linux's MADV_POPULATE_READ, which Python does not name; older kernels refuse it."""
 
 
 class GGUFFile:
-    """An open file: `.name .version .alignment .metadata .tensors`, `.memory`, `.data(info)`.
+    """An open file: `.name .version .alignment .metadata .tensors`, `.memory`, `.data(info)`, `.parts`.
 
-    `metadata` maps keys to int, float, bool, str or `Array`; `tensors` maps names to `TensorInfo`.
-    A context manager.  `close()` is idempotent; arrays taken from the file keep its memory alive.
+    `metadata` maps keys to int, float, bool, str or `Array`; `tensors` maps names to `TensorInfo`; `parts` are the
+    files of a model in several, this one first.  A context manager.  `close()` is idempotent; arrays taken from the
+    file keep its memory alive.
     """
 
     def __init__(self, name: str, memory: memoryview, mapping: mmap.mmap | None = None) -> None:
         self.name = name
         self._mapping = mapping
         self._memory: memoryview | None = memory
+        self.parts: tuple[GGUFFile, ...] = (self,)
         try:
-            reader = _Reader(name, memory)
+            reader = Reader(name, memory)
             self.version, n_tensors, n_keys = reader.header()
             self.metadata = reader.metadata(n_keys)
-            self.alignment = _alignment(self.metadata, name)
+            self.alignment = alignment_of(self.metadata, name)
             self.tensors = reader.tensors(n_tensors, self.alignment)
         except BaseException:
             self.close()
@@ -184,8 +61,29 @@ class GGUFFile:
         return np.frombuffer(self._memory, np.uint8)
 
     def data(self, info: TensorInfo) -> np.ndarray:
-        """The bytes of one tensor, read-only, not copied."""
-        return self.memory[info.offset : info.offset + info.nbytes]
+        """The bytes of one tensor, read-only, not copied; FileFormatError where their number is not known."""
+        part = self.parts[info.part]
+        if type(info.type) is int:
+            raise FileFormatError(f"{part.name}: tensor {info.name!r} has unknown type {info.type}")
+        return part.memory[info.offset : info.offset + info.nbytes]
+
+    def bring(self, start: int, stop: int) -> None:
+        """Have bytes start .. stop of this part in memory: a mapped file is read when it is looked at."""
+        if self._mapping is None or stop <= start:
+            return
+        first = start - start % mmap.PAGESIZE
+        try:
+            self._mapping.madvise(POPULATE_READ, first, stop - first)
+        except (AttributeError, OSError):
+            self.memory[start:stop : mmap.PAGESIZE].max()
+
+    def forget(self, start: int, stop: int) -> None:
+        """Bytes start .. stop of this part are not needed soon: let their pages go, as far as the host does that."""
+        if self._mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+            first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE      # the page before may serve a neighbour
+            if stop > first:
+                with contextlib.suppress(OSError):
+                    self._mapping.madvise(mmap.MADV_DONTNEED, first, stop - first)
 
     @property
     def closed(self) -> bool:
@@ -193,6 +91,8 @@ class GGUFFile:
 
     def close(self) -> None:
         """Let go of the file; idempotent.  The mapping ends with the last array taken from it."""
+        for part in self.parts[1:]:
+            part.close()
         self._memory = None
         mapping, self._mapping = self._mapping, None
         if mapping is not None:
@@ -213,13 +113,18 @@ class GGUFFile:
 def open_gguf(source) -> GGUFFile:
     """Open a model: a path (mapped, not read), bytes or another buffer, or a binary file object (read whole).
 
-    Raises FileFormatError for whatever is wrong with the contents, FileNotFoundError or another
-    OSError when the file cannot be opened.  A mapped file must not be shortened while it is open.
+    A path may be that of the first part of a split model.  Raises FileFormatError for whatever is wrong with the
+    contents, FileNotFoundError or another OSError when the file cannot be opened.  A mapped file must not be shortened
+    while it is open.
     """
     if isinstance(source, (str, os.PathLike)):
         name = os.fsdecode(source)
-        mapping = _map(name)
-        return GGUFFile(name, memoryview(mapping), mapping)
+        file = _open(name)
+        try:
+            return _with_parts(file)
+        except BaseException:
+            file.close()
+            raise
     name = f"<{type(source).__name__}>"
     if hasattr(source, "read"):
         name = str(getattr(source, "name", name))
@@ -229,7 +134,54 @@ def open_gguf(source) -> GGUFFile:
     memory = memoryview(source).toreadonly()
     if not memory.c_contiguous:
         raise TypeError(f"{name}: a model is read from contiguous bytes")
-    return GGUFFile(name, memory.cast("B"))
+    file = GGUFFile(name, memory.cast("B"))
+    n_parts = _split_field(file, "split.count", 1)
+    if n_parts > 1:
+        raise FileFormatError(f"{name}: part of a model in {n_parts} files, which are opened by the path of the first")
+    return file
+
+
+def _open(path: str) -> GGUFFile:
+    mapping = _map(path)
+    return GGUFFile(path, memoryview(mapping), mapping)
+
+
+def _split_field(file: GGUFFile, key: str, default: int) -> int:
+    value = file.metadata.get(key, default)
+    if type(value) is not int or not 0 <= value <= MAX_PARTS:
+        raise FileFormatError(f"{file.name}: {key} is {value!r}, not a number up to {MAX_PARTS}")
+    return value
+
+
+def _with_parts(first: GGUFFile) -> GGUFFile:
+    """The file, joined by the other parts of its model, if there are any."""
+    n_parts, number = _split_field(first, "split.count", 1), _split_field(first, "split.no", 0)
+    if n_parts < 2:
+        return first
+    if number != 0:
+        raise FileFormatError(f"{first.name}: part {number + 1} of {n_parts}: a model is opened by its first part")
+    named = PART_NAME.fullmatch(os.path.basename(first.name))
+    if named is None or (int(named[2]), int(named[3])) != (1, n_parts):
+        raise FileFormatError(f"{first.name}: the first of {n_parts} parts, whose name does not end in "
+                              f"-00001-of-{n_parts:05}.gguf: the others cannot be found")
+    for k in range(1, n_parts):
+        path = os.path.join(os.path.dirname(first.name), f"{named[1]}-{k + 1:05}-of-{n_parts:05}.gguf")
+        try:
+            part = _open(path)
+        except OSError as error:
+            raise FileFormatError(f"{first.name}: part {k + 1} of {n_parts}: {error}") from error
+        first.parts += (part,)
+        told = _split_field(part, "split.no", 0), _split_field(part, "split.count", 1)
+        if told != (k, n_parts):
+            raise FileFormatError(f"{path}: says it is part {told[0] + 1} of {told[1]}, not {k + 1} of {n_parts}")
+        for name, info in part.tensors.items():
+            if name in first.tensors:
+                raise FileFormatError(f"{path}: tensor {name!r} is in an earlier part, too")
+            first.tensors[name] = dataclasses.replace(info, part=k)
+    total = first.metadata.get("split.tensors.count")
+    if total is not None and total != len(first.tensors):
+        raise FileFormatError(f"{first.name}: split.tensors.count is {total!r}; the parts hold {len(first.tensors)}")
+    return first
 
 
 def _map(path: str) -> mmap.mmap:
@@ -249,189 +201,3 @@ def _map(path: str) -> mmap.mmap:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (ValueError, OSError) as error:
             raise FileFormatError(f"{path}: {size} bytes cannot be mapped: {error}") from error
-
-
-def _alignment(metadata: dict, name: str) -> int:
-    value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    if type(value) is not int or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
-        raise FileFormatError(
-            f"{name}: general.alignment is {value!r}, not a power of two up to {MAX_ALIGNMENT}")
-    return value
-
-
-class _Reader:
-    """A position in the file that never leaves it."""
-
-    def __init__(self, name: str, memory: memoryview) -> None:
-        self.name = name
-        self.memory = memory
-        self.size = len(memory)
-        self.pos = 0
-        self.strings_left = MAX_STRINGS
-        self.nested_left = MAX_NESTED
-
-    def fail(self, what: str) -> FileFormatError:
-        return FileFormatError(f"{self.name}: at byte {self.pos}: {what}")
-
-    # -- pieces -------------------------------------------------------------------
-
-    def number(self, kind: Kind, what: str):
-        form = SCALARS[kind]
-        if form.size > self.size - self.pos:
-            raise self.fail(f"{what} needs {form.size} bytes, {self.size - self.pos} are left")
-        value = form.unpack_from(self.memory, self.pos)[0]
-        self.pos += form.size
-        return value
-
-    def count(self, what: str, each: int, limit: int) -> int:
-        """How many things of at least `each` bytes follow."""
-        n = self.number(Kind.U64, f"the number of {what}")
-        if n > limit or n > (self.size - self.pos) // each:
-            self.pos -= 8
-            raise self.fail(
-                f"{n} {what} of {each} bytes or more, {self.size - self.pos} bytes are left, limit {limit}")
-        return n
-
-    def text(self, what: str, limit: int) -> str:
-        length = self.count(f"bytes of {what}", 1, limit)
-        start, self.pos = self.pos, self.pos + length
-        try:
-            return str(self.memory[start : self.pos], "utf-8")
-        except UnicodeDecodeError as error:
-            self.pos = start
-            raise self.fail(f"{what} is not UTF-8: {error}") from error
-
-    def kind(self, what: str) -> Kind:
-        number = self.number(Kind.U32, f"the type of {what}")
-        kind = KINDS.get(number)
-        if kind is None:
-            self.pos -= 4
-            raise self.fail(f"{what} has unknown type {number}")
-        return kind
-
-    def value(self, kind: Kind, what: str):
-        if kind is Kind.STRING:
-            return self.text(what, MAX_STRING_BYTES)
-        if kind is Kind.ARRAY:
-            return self.array(what, 1)
-        value = self.number(kind, what)
-        if kind is Kind.BOOL:
-            if value > 1:
-                self.pos -= 1
-                raise self.fail(f"{what} is {value}, not a bool")
-            return bool(value)
-        return value
-
-    def array(self, what: str, depth: int) -> Array:
-        if depth > MAX_NESTING:
-            raise self.fail(f"{what}: arrays nested deeper than {MAX_NESTING}")
-        kind = self.kind(f"the elements of {what}")
-        if kind is Kind.STRING:
-            return self.strings(what)
-        if kind is Kind.ARRAY:
-            n = self.count(f"arrays in {what}", 12, self.nested_left)
-            self.nested_left -= n
-            return Array(kind, self.memory, values=[self.array(what, depth + 1) for _ in range(n)])
-        dtype = DTYPES[kind]
-        n = self.count(f"elements of {what}", dtype.itemsize, INT64_MAX)
-        start, self.pos = self.pos, self.pos + n * dtype.itemsize
-        values = np.frombuffer(self.memory, dtype, n, start) if n else np.empty(0, dtype)
-        return Array(kind, self.memory, values=values)
-
-    def strings(self, what: str) -> Array:
-        n = self.count(f"strings in {what}", 8, self.strings_left)
-        self.strings_left -= n
-        starts = array("Q", bytes(8 * n))
-        memory, length_at, pos, last = self.memory, U64.unpack_from, self.pos, self.size - 8
-        for i in range(n):
-            if pos > last:
-                self.pos = pos
-                raise self.fail(f"string {i} of {n} in {what} starts at {pos}, the file ends at {self.size}")
-            starts[i] = pos
-            pos += 8 + length_at(memory, pos)[0]
-        if pos > self.size:
-            self.pos = starts[n - 1]
-            raise self.fail(f"string {n - 1} of {n} in {what} ends at {pos}, the file ends at {self.size}")
-        self.pos = pos
-        return Array(Kind.STRING, memory, starts=starts)
-
-    # -- parts of the file ----------------------------------------------------------
-
-    def header(self) -> tuple[int, int, int]:
-        """The version and the numbers of tensors and keys."""
-        if bytes(self.memory[:4]) != MAGIC:
-            raise self.fail(f"starts with {bytes(self.memory[:4])!r}, not {MAGIC!r}: not a GGUF file")
-        self.pos = 4
-        version = self.number(Kind.U32, "the version")
-        if version not in (2, 3):
-            self.pos = 4
-            swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-            if swapped in (1, 2, 3):
-                raise self.fail(f"a big-endian GGUF file (version {swapped}); little-endian ones are read")
-            raise self.fail(f"GGUF version {version}; versions 2 and 3 are read")
-        n_tensors = self.count("tensors", 24, MAX_TENSORS)
-        n_keys = self.count("metadata keys", 13, MAX_KEYS)
-        return version, n_tensors, n_keys
-
-    def metadata(self, n_keys: int) -> dict:
-        metadata = {}
-        for i in range(n_keys):
-            start = self.pos
-            key = self.text(f"metadata key {i}", MAX_KEY_BYTES)
-            if key in metadata:
-                self.pos = start
-                raise self.fail(f"metadata key {key!r} appears twice")
-            what = f"metadata {key!r}"
-            metadata[key] = self.value(self.kind(what), what)
-        return metadata
-
-    def tensors(self, n_tensors: int, alignment: int) -> dict[str, TensorInfo]:
-        found = {}
-        for i in range(n_tensors):
-            start = self.pos
-            name = self.text(f"the name of tensor {i}", MAX_NAME_BYTES)
-            if name in found:
-                self.pos = start
-                raise self.fail(f"tensor {name!r} appears twice")
-            found[name] = self.tensor(name)
-        base = -(-self.pos // alignment) * alignment
-        infos = {name: self.place(*fields, base, alignment) for name, fields in found.items()}
-        self.check_apart(infos)
-        return infos
-
-    def tensor(self, name: str) -> tuple[str, Type, tuple[int, ...], int, int]:
-        """Name, type, extents, offset from the data's start, bytes."""
-        what = f"tensor {name!r}"
-        n_dims = self.number(Kind.U32, f"the number of dimensions of {what}")
-        if not 1 <= n_dims <= MAX_DIMS:
-            raise self.fail(f"{what} has {n_dims} dimensions, not 1 to {MAX_DIMS}")
-        ne = tuple(self.number(Kind.U64, f"an extent of {what}") for _ in range(n_dims))
-        number = self.number(Kind.U32, f"the type of {what}")
-        kind = TYPES.get(number)
-        if kind is None:
-            raise self.fail(f"{what} has unknown type {number}")
-        nbytes = kind.type_size  # of a Python int: it cannot wrap
-        for extent in ne:
-            nbytes *= extent
-        if min(ne) < 1 or ne[0] % kind.block_size:
-            raise self.fail(
-                f"{what} has extents {list(ne)}: not rows of whole {kind} blocks of {kind.block_size}")
-        offset = self.number(Kind.U64, f"the offset of {what}")
-        return name, kind, ne, offset, nbytes // kind.block_size
-
-    def place(self, name: str, kind: Type, ne: tuple[int, ...], offset: int, nbytes: int, base: int,
-              alignment: int) -> TensorInfo:
-        if offset % alignment:
-            raise self.fail(f"tensor {name!r} at offset {offset} of the data is not aligned to {alignment}")
-        start = base + offset
-        if nbytes > self.size or start > self.size - nbytes:
-            raise self.fail(f"tensor {name!r} {kind} {list(ne)}: bytes {start} .. {start + nbytes} do not "
-                            f"lie inside the file of {self.size}")
-        return TensorInfo(name, kind, ne, start, nbytes)
-
-    def check_apart(self, infos: dict[str, TensorInfo]) -> None:
-        end, before = 0, ""
-        for info in sorted(infos.values(), key=lambda info: info.offset):
-            if info.offset < end:
-                raise self.fail(f"tensors {before!r} and {info.name!r} overlap at byte {info.offset}")
-            end, before = info.offset + info.nbytes, info.name

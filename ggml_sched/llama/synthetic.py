@@ -10,25 +10,31 @@ import math
 
 import numpy as np
 
+from ggml_sched import quants
+from ggml_sched._graph import Type
 from ggml_sched.llama.gguf_write import write_gguf
 
-__all__ = ["random_llama"]
+__all__ = ["as_type", "random_llama"]
 
 
 def random_llama(seed: int = 0, *, n_vocab: int = 320, n_embd: int = 128, n_layer: int = 4, n_head: int = 8,
                  n_head_kv: int = 2, n_ff: int = 352, n_ctx: int = 512, n_expert: int = 0, tied: bool = False,
                  arch: str = "llama", extra: dict | None = None, dtype=np.float32) -> bytes:
-    """A GGUF file of random weights, scaled so that values neither grow nor shrink from layer to layer."""
+    """A GGUF file of random weights, scaled so that values neither grow nor shrink from layer to layer.
+
+    `dtype` is that of the matrices: a type's name ("f16", "q4_K"), a `Type`, or a numpy dtype; vectors and the
+    experts' gate are f32.  Raises ValueError where rows do not hold whole blocks of it.
+    """
     random = np.random.default_rng(seed)
     head, n_kv = n_embd // n_head, n_embd // n_head * n_head_kv
 
-    def matrix(*shape: int) -> np.ndarray:
-        return (random.standard_normal(shape, np.float32) / math.sqrt(shape[-1])).astype(dtype)
+    def matrix(*shape: int, dtype=dtype):
+        return as_type(random.standard_normal(shape, np.float32) / np.float32(math.sqrt(shape[-1])), dtype)
 
     def norm(width: int) -> np.ndarray:
         return 1 + 0.1 * random.standard_normal(width, np.float32)
 
-    tensors = {"token_embd.weight": random.standard_normal((n_vocab, n_embd), np.float32).astype(dtype),
+    tensors = {"token_embd.weight": as_type(random.standard_normal((n_vocab, n_embd), np.float32), dtype),
                "output_norm.weight": norm(n_embd)}
     if not tied:
         tensors["output.weight"] = matrix(n_vocab, n_embd)
@@ -44,7 +50,7 @@ def random_llama(seed: int = 0, *, n_vocab: int = 320, n_embd: int = 128, n_laye
             tensors[blk + "attn_k_norm.weight"] = norm(head)
         tensors[blk + "ffn_norm.weight"] = norm(n_embd)
         if n_expert:
-            tensors[blk + "ffn_gate_inp.weight"] = matrix(n_expert, n_embd).astype(np.float32)
+            tensors[blk + "ffn_gate_inp.weight"] = matrix(n_expert, n_embd, dtype=np.float32)
         shape, suffix = ((n_expert,), "_exps") if n_expert else ((), "")
         tensors[f"{blk}ffn_gate{suffix}.weight"] = matrix(*shape, n_ff, n_embd)
         tensors[f"{blk}ffn_up{suffix}.weight"] = matrix(*shape, n_ff, n_embd)
@@ -66,3 +72,25 @@ def random_llama(seed: int = 0, *, n_vocab: int = 320, n_embd: int = 128, n_laye
     out = io.BytesIO()
     write_gguf(out, metadata | (extra or {}), tensors)
     return out.getvalue()
+
+
+def as_type(values: np.ndarray, dtype) -> np.ndarray | tuple[Type, tuple[int, ...], np.ndarray]:
+    """f32 values as `write_gguf` takes them: an array of a numpy dtype, or the blocks of a ggml type.
+
+    `dtype` as in `random_llama`.  ValueError for an unknown name, or rows that do not hold whole blocks.
+    """
+    if isinstance(dtype, str):
+        kind = Type.__members__.get(dtype.upper())
+        if kind is None:
+            raise ValueError(f"unknown type {dtype!r}; known: {', '.join(str(member) for member in Type)}")
+        dtype = kind
+    if not isinstance(dtype, Type):
+        return values.astype(dtype)
+    if dtype == Type.F32:
+        return values
+    if dtype == Type.F16:
+        return values.astype(np.float16)
+    ne = values.shape[::-1]
+    if dtype == Type.BF16:
+        return dtype, ne, quants.f32_to_bf16(values).view(np.uint8)
+    return dtype, ne, quants.quantize(values, dtype)

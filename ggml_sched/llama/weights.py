@@ -1,35 +1,40 @@
 """The weights of a model: tensors, and the memory behind them.
 
-Owns one context and one buffer of each backend.  Invariant: every tensor that the architecture
+Owns one context and a few buffers of each backend.  Invariant: every tensor that the architecture
 needs is there, of the shape it needs, and has an address; the memory stays until `close()`.
 
 On a backend that takes caller-owned memory (`buffer_from_ptr`) the buffer is the file's mapping
-itself, whenever each weight there is aligned to ELEMENT_ALIGNMENT bytes.  That is less than the 64
-that backends give to what they allocate: GGUF aligns to 32 unless a file says otherwise, and the
-CPU kernels need no more than whole elements.  Otherwise the bytes are copied.
+itself (one for each file of a split model), whenever each weight there is aligned to
+ELEMENT_ALIGNMENT bytes; it says so (`file_backed`).  That is less than the 64 that backends give to
+what they allocate: GGUF aligns to 32 unless a file says otherwise, and the CPU kernels need no more
+than whole elements.  Otherwise the bytes are copied, and the file's pages let go as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
-import numpy as np
-
-from ggml_sched._graph import Context, Tensor, bind_resident
-from ggml_sched.backend import Backend
+from ggml_sched._graph import Context, Tensor, Type, bind_resident
+from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import FileFormatError
 from ggml_sched.llama.gguf import GGUFFile, TensorInfo
 from ggml_sched.llama.placement import Place
 
-__all__ = ["Spec", "Weights", "load_weights"]
+__all__ = ["Progress", "Spec", "Weights", "load_weights"]
+
+Progress = Callable[[int, int], object]
+"""`progress(done, total)`, in bytes of weights, at the start and after each piece; what it raises ends the load."""
+
+Pairs = list[tuple[Tensor, TensorInfo]]
 
 ELEMENT_ALIGNMENT = 8
 """The largest element of any type, in bytes: what a mapped weight is aligned to at least."""
 BASE_ALIGNMENT = 64
 CHUNK = 1 << 24
-"""Bytes copied at a time to a backend that cannot read the mapping."""
-IGNORED_SUFFIXES = (".attn_rot_embd", ".attention.rotary_emb.inv_freq")
+"""Bytes copied at a time to a backend that cannot read the mapping, or brought into memory between two reports."""
+IGNORED = ("*.attn_rot_embd", "*.attention.rotary_emb.inv_freq", "*.rope_freqs")
 """Tensors of old files that hold what rope computes."""
 
 
@@ -49,7 +54,7 @@ class Weights:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.contexts: dict[Backend, Context] = {}
-        self.buffers: dict[Backend, object] = {}
+        self.buffers: dict[Backend, list[Buffer]] = {}
         self.mapped: dict[Backend, bool] = {}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -60,30 +65,47 @@ class Weights:
 
     def close(self) -> None:
         """Give the memory back; idempotent."""
-        for buffer in self.buffers.values():
-            buffer.close()
+        for buffers in self.buffers.values():
+            for buffer in buffers:
+                buffer.close()
         for ctx in self.contexts.values():
             ctx.close()
         self.buffers, self.contexts, self.tensors = {}, {}, {}
 
 
-def load_weights(file: GGUFFile, specs: Iterable[Spec], place: Place, use_mmap: bool = True) -> Weights:
+def load_weights(file: GGUFFile, specs: Iterable[Spec], place: Place, use_mmap: bool = True,
+                 progress: Progress | None = None, ignored: Iterable[str] = ()) -> Weights:
     """Find, check, place and load.
 
-    FileFormatError for a missing tensor, a wrong shape or one that the architecture does not have;
-    PlacementError and OutOfMemory as the backends raise them.  After an exception nothing is held.
+    `ignored` are patterns ("*.bias") of tensors that may be in the file and are left out.  With `progress` mapped
+    weights are brought into memory, too; without, when they are first used.
+
+    FileFormatError for a missing tensor, a wrong shape, a type that is not known, or a tensor that the architecture
+    does not have; PlacementError and OutOfMemory as the backends raise them.  After an exception nothing is held.
     """
     weights = Weights()
     try:
-        groups = _group(file, specs, place)
+        groups = _group(file, specs, place, (*IGNORED, *ignored))
+        report = _Report(progress, sum(info.nbytes for members in groups.values() for info in members))
         for backend, members in groups.items():
             ctx = weights.contexts[backend] = Context(f"weights on {backend.name}")
             # Only these tensors live in the context: a backend may allocate all of it.
             pairs = [(ctx.restore("NONE", info.type, *_layout(info), name=info.name, resident="weight"), info)
                      for info in members]
-            buffer = _map(backend, file, pairs) if use_mmap else None
-            weights.mapped[backend] = buffer is not None
-            weights.buffers[backend] = _copy(backend, file, ctx, pairs) if buffer is None else buffer
+            buffers = weights.buffers[backend] = []
+            copied = []
+            for part in range(len(file.parts)):
+                here = [pair for pair in pairs if pair[1].part == part]
+                buffer = _map(backend, file.parts[part], here) if use_mmap and here else None
+                if buffer is None:
+                    copied += here
+                    continue
+                buffers.append(buffer)
+                if progress is not None:
+                    _bring(file.parts[part], here, report)
+            weights.mapped[backend] = not copied
+            if copied:
+                buffers.append(_copy(backend, file, ctx, copied, report))
             weights.tensors.update((info.name, tensor) for tensor, info in pairs)
     except BaseException:
         weights.close()
@@ -91,7 +113,21 @@ def load_weights(file: GGUFFile, specs: Iterable[Spec], place: Place, use_mmap: 
     return weights
 
 
-def _group(file: GGUFFile, specs: Iterable[Spec], place: Place) -> dict[Backend, list[TensorInfo]]:
+class _Report:
+    """How far a load is."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self.progress, self.done, self.total = progress, 0, total
+        self.add(0)
+
+    def add(self, size: int) -> None:
+        self.done += size
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+
+def _group(file: GGUFFile, specs: Iterable[Spec], place: Place,
+           ignored: tuple[str, ...]) -> dict[Backend, list[TensorInfo]]:
     """The tensors of the file that each backend holds."""
     groups: dict[Backend, list[TensorInfo]] = {}
     known = set()
@@ -105,9 +141,11 @@ def _group(file: GGUFFile, specs: Iterable[Spec], place: Place) -> dict[Backend,
         if _trim(info.ne) != _trim(spec.ne):
             raise FileFormatError(
                 f"{file.name}: tensor {spec.name!r} has extents {list(info.ne)}, not {list(spec.ne)}")
+        if not isinstance(info.type, Type):
+            raise FileFormatError(f"{file.name}: tensor {spec.name!r} has unknown type {info.type}")
         groups.setdefault(place(spec.name, spec.layer), []).append(info)
     for name in file.tensors:
-        if name not in known and not name.endswith(IGNORED_SUFFIXES):
+        if name not in known and not any(fnmatchcase(name, pattern) for pattern in ignored):
             # Leaving it out would compute something else than the file means.
             raise FileFormatError(f"{file.name}: tensor {name!r} is not one that this architecture has")
     return groups
@@ -128,8 +166,8 @@ def _layout(info: TensorInfo) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return ne, tuple(nb)
 
 
-def _map(backend: Backend, file: GGUFFile, pairs):
-    """A buffer over the file's own bytes with the tensors bound to it, or None where that cannot be."""
+def _map(backend: Backend, file: GGUFFile, pairs: Pairs) -> Buffer | None:
+    """A buffer over a file's own bytes with the tensors bound to it, or None where that cannot be."""
     wrap = getattr(backend, "buffer_from_ptr", None)
     if wrap is None:
         return None
@@ -145,6 +183,7 @@ def _map(backend: Backend, file: GGUFFile, pairs):
     buffer = wrap(memory[start:last])
     try:
         buffer.usage = "weights"
+        buffer.file_backed = True
         for tensor, info in pairs:
             bind_resident(tensor, buffer, info.offset - start)
             buffer.init_tensor(tensor)
@@ -154,15 +193,27 @@ def _map(backend: Backend, file: GGUFFile, pairs):
     return buffer
 
 
-def _copy(backend: Backend, file: GGUFFile, ctx: Context, pairs):
-    """A buffer that the backend allocated, filled from the file."""
+def _bring(file: GGUFFile, pairs: Pairs, report: _Report) -> None:
+    """Read the mapped tensors now, piece by piece."""
+    for _, info in sorted(pairs, key=lambda pair: pair[1].offset):
+        end = info.offset + info.nbytes
+        for start in range(info.offset, end, CHUNK):
+            stop = min(start + CHUNK, end)
+            file.bring(start, stop)
+            report.add(stop - start)
+
+
+def _copy(backend: Backend, file: GGUFFile, ctx: Context, pairs: Pairs, report: _Report) -> Buffer:
+    """A buffer that the backend allocated for what has no address yet, filled from the file."""
     buffer = backend.alloc_tensors(ctx)
     try:
-        buffer.usage = "weights"
         for tensor, info in pairs:
-            data: np.ndarray = file.data(info)
+            data, part = file.data(info), file.parts[info.part]
             for start in range(0, info.nbytes, CHUNK):
-                backend.set_tensor(tensor, data[start : start + CHUNK], start)
+                piece = data[start : start + CHUNK]
+                backend.set_tensor(tensor, piece, start)
+                part.forget(info.offset + start, info.offset + start + piece.nbytes)
+                report.add(piece.nbytes)
     except BaseException:
         buffer.close()
         raise

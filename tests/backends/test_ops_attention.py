@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from support import FLOATS, QUANTISED, assert_close, compute, random, stored
+from support import FLOATS, QUANTISED, assert_close, compute, random, stored, width
 
 import ggml_sched as gs
 
@@ -194,7 +194,8 @@ def attention(q, k, v, mask=None, scale=1.0, max_bias=0.0, softcap=0.0, sinks=No
 @pytest.mark.parametrize("type", FLOATS + QUANTISED)
 @pytest.mark.parametrize("case", ["plain", "mask", "alibi", "softcap", "sinks", "all"])
 def test_flash_attn_ext(type, case):
-    d, d_v, n_rows, n_head, n_kv, n_kv_head, n_batch = 32, 64, 3, 6, 11, 2, 2
+    d, d_v = width(32, type), width(64, type)
+    n_rows, n_head, n_kv, n_kv_head, n_batch = 3, 6, 11, 2, 2
     ctx = gs.Context()
     q = ctx.tensor("f32", (d, n_rows, n_head, n_batch))
     k, v = ctx.tensor(type, (d, n_kv, n_kv_head, n_batch)), ctx.tensor(type, (d_v, n_kv, n_kv_head, n_batch))

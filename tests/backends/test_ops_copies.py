@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support import FLOATS, QUANTISED, assert_close, compute, random, stored
+from support import FLOATS, QUANTISED, assert_close, compute, random, stored, width
 
 import ggml_sched as gs
 
@@ -28,14 +28,15 @@ def values_of(type: str, *ne: int) -> np.ndarray:
 @pytest.mark.parametrize("type", [*PLAIN, "bf16", *QUANTISED])
 def test_dup_and_cont_keep_every_bit(type):
     ctx = gs.Context()
-    a = ctx.tensor(type, (64, 3, 2))
-    x = values_of(type, 64, 3, 2)
+    n = 2 * width(32, type)
+    a = ctx.tensor(type, (n, 3, 2))
+    x = values_of(type, n, 3, 2)
     held = stored(x, type) if type not in PLAIN else x.astype(PLAIN[type])
     assert np.array_equal(compute(ctx, ctx.dup(a), {a: x}), held)
     swapped = ctx.permute(a, 0, 2, 1, 3)
     assert np.array_equal(compute(ctx, ctx.cont(swapped), {a: x}), held.swapaxes(0, 1))
-    rows = ctx.view_2d(a, 32, 2, 2 * a.nb[1])
-    assert np.array_equal(compute(ctx, ctx.cont(rows), {a: x}), held.reshape(6, 64)[0:4:2, :32])
+    rows = ctx.view_2d(a, n // 2, 2, 2 * a.nb[1])
+    assert np.array_equal(compute(ctx, ctx.cont(rows), {a: x}), held.reshape(6, n)[0:4:2, : n // 2])
 
 
 def test_cont_of_a_transposed_with_other_extents():
@@ -48,9 +49,9 @@ def test_cont_of_a_transposed_with_other_extents():
 @pytest.mark.parametrize("to", FLOATS + QUANTISED)
 @pytest.mark.parametrize("source", FLOATS + QUANTISED)
 def test_cast_between_floats_and_blocks(source, to):
-    ctx = gs.Context()
-    a = ctx.tensor(source, (64, 3, 2))
-    x = random(RNG, 64, 3, 2)
+    ctx, n = gs.Context(), width(64, source, to)
+    a = ctx.tensor(source, (n, 3, 2))
+    x = random(RNG, n, 3, 2)
     held = stored(x, source)
     got = compute(ctx, ctx.cast(ctx.permute(a, 0, 2, 1, 3), to), {a: x})
     want = held if source == to else stored(held.astype(np.float32), to)

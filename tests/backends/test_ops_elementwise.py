@@ -272,4 +272,6 @@ def test_swiglu_oai():
     )
     x, y = random(RNG, 50, low=-6, high=6), random(RNG, 50, low=-6, high=6)
     gate, factor = np.minimum(x.astype(float), 3), np.clip(y.astype(float), -3, 3)
-    assert_close(compute(ctx, out, {a: x, b: y}), gate * sigmoid(1.702 * gate) * (factor + 1))
+    want = gate * sigmoid(1.702 * gate) * (factor + 1)
+    assert_close(compute(ctx, out, {a: x, b: y}), want)
+    assert_close(compute(ctx, ctx.swiglu_oai(a, b, 1.702, 3.0), {a: x, b: y}), want)

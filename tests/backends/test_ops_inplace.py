@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support import FLOATS, QUANTISED, place, random, raw
+from support import FLOATS, QUANTISED, place, random, raw, width
 
 import ggml_sched as gs
 from ggml_sched._core import inplace_ops, op_names
@@ -172,7 +172,7 @@ def test_every_op_that_a_context_makes_has_a_kernel():
 
 def test_supports_op_says_no_where_there_is_no_kernel_and_computing_says_so_too():
     ctx = gs.Context()
-    f32, f16, q8, i32, k = (ctx.tensor(t, (256, 4)) for t in ("f32", "f16", "q8_0", "i32", "q4_K"))
+    f32, f16, q8, i32, k = (ctx.tensor(t, (256, 4)) for t in ("f32", "f16", "q8_0", "i32", "iq3_s"))
     nodes = {
         ctx.add(i32, i32): False,
         ctx.add(q8, f32): False,
@@ -242,11 +242,12 @@ def test_nodes_of_a_file_with_shapes_that_do_not_fit_are_not_supported(op):
 
 def test_types_of_weights():
     ctx = gs.Context()
-    x = ctx.tensor("f32", (32, 2))
     backend = gs.CpuBackend(1)
     for type in FLOATS + QUANTISED:
-        assert backend.supports_op(ctx.mul_mat(ctx.tensor(type, (32, 3)), x))
-        assert backend.supports_op(ctx.get_rows(ctx.tensor(type, (32, 3)), ctx.tensor("i32", (2,))))
+        n = width(32, type)
+        w, x = ctx.tensor(type, (n, 3)), ctx.tensor("f32", (n, 2))
+        assert backend.supports_op(ctx.mul_mat(w, x))
+        assert backend.supports_op(ctx.get_rows(w, ctx.tensor("i32", (2,))))
 
 
 def test_any_node_of_a_file_is_refused_or_writes_inside_itself():

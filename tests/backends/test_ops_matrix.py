@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support import FLOATS, QUANTISED, assert_close, compute, place, random, stored
+from support import FLOATS, QUANTISED, assert_close, compute, place, random, stored, width
 
 import ggml_sched as gs
 
@@ -24,12 +24,11 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("type_b", FLOATS)
 @pytest.mark.parametrize("type_a", FLOATS + QUANTISED)
 def test_mul_mat_types(type_a, type_b):
-    ctx = gs.Context()
-    a, b = ctx.tensor(type_a, (64, 7)), ctx.tensor(type_b, (64, 3))
-    x, y = random(RNG, 64, 7), random(RNG, 64, 3)
-    assert_close(
-        compute(ctx, ctx.mul_mat(a, b), {a: x, b: y}), product(stored(x, type_a), stored(y, type_b)), scale=20
-    )
+    ctx, n = gs.Context(), 2 * width(32, type_a)
+    a, b = ctx.tensor(type_a, (n, 7)), ctx.tensor(type_b, (n, 3))
+    x, y = random(RNG, n, 7), random(RNG, n, 3)
+    want = product(stored(x, type_a), stored(y, type_b))
+    assert_close(compute(ctx, ctx.mul_mat(a, b), {a: x, b: y}), want, scale=n / 3)
 
 
 @pytest.mark.parametrize("type", ["f32", "f16", "q8_0"])
@@ -82,14 +81,15 @@ def test_mul_mat_of_transposed_right_side_and_one_row():
     assert_close(compute(ctx, ctx.mul_mat(a, ctx.transpose(b)), {a: x, b: y}), product(x, y.T), scale=10)
 
 
-@pytest.mark.parametrize("type", ["f32", "f16", "q4_0"])
+@pytest.mark.parametrize("type", ["f32", "f16", "q4_0", "q4_K", "iq4_xs"])
 def test_mul_mat_in_chunks(type):
     ctx = gs.Context()
     a, b = ctx.tensor(type, (512, 1500)), ctx.tensor("f32", (512, 3))
     x, y = random(RNG, 512, 1500), random(RNG, 512, 3)
     assert_close(compute(ctx, ctx.mul_mat(a, b), {a: x, b: y}), product(stored(x, type), y), scale=60)
-    many, wide = ctx.tensor(type, (64, 130, 70)), ctx.tensor("f32", (64, 2, 140))
-    x, y = random(RNG, 64, 130, 70), random(RNG, 64, 2, 140)
+    n = width(64, type)
+    many, wide = ctx.tensor(type, (n, 130, 70)), ctx.tensor("f32", (n, 2, 140))
+    x, y = random(RNG, n, 130, 70), random(RNG, n, 2, 140)
     assert_close(
         compute(ctx, ctx.mul_mat(many, wide), {many: x, wide: y}), product(stored(x, type), y), scale=30
     )
@@ -98,7 +98,7 @@ def test_mul_mat_in_chunks(type):
 @pytest.mark.parametrize("type", FLOATS + QUANTISED)
 @pytest.mark.parametrize("b_rows", [1, 3])
 def test_mul_mat_id(type, b_rows):
-    k, m, n_expert, n_used, n_tokens = 32, 5, 4, 3, 6
+    k, m, n_expert, n_used, n_tokens = width(32, type), 5, 4, 3, 6
     ctx = gs.Context()
     w, b = ctx.tensor(type, (k, m, n_expert)), ctx.tensor("f32", (k, b_rows, n_tokens))
     ids = ctx.tensor("i32", (n_used, n_tokens))
@@ -124,9 +124,9 @@ def test_mul_mat_id_of_large_experts_and_none():
 
 @pytest.mark.parametrize("type", FLOATS + QUANTISED + ("i32",))
 def test_get_rows(type):
-    ctx = gs.Context()
-    table, ids = ctx.tensor(type, (64, 9)), ctx.tensor("i32", (5,))
-    x = RNG.integers(-99, 99, (9, 64)).astype(np.int32) if type == "i32" else random(RNG, 64, 9)
+    ctx, n = gs.Context(), width(64, type)
+    table, ids = ctx.tensor(type, (n, 9)), ctx.tensor("i32", (5,))
+    x = RNG.integers(-99, 99, (9, n)).astype(np.int32) if type == "i32" else random(RNG, n, 9)
     got = compute(ctx, ctx.get_rows(table, ids), {table: x, ids: np.int32([8, 0, 3, 3, 8])})
     want = x if type == "i32" else stored(x, type)
     assert np.array_equal(got, want[[8, 0, 3, 3, 8]])
@@ -148,9 +148,9 @@ def test_get_rows_of_batches_and_strided_tables(type):
 @pytest.mark.parametrize("type_ids", ["i32", "i64"])
 @pytest.mark.parametrize("type", FLOATS + QUANTISED)
 def test_set_rows(type, type_ids):
-    ctx = gs.Context()
-    table, rows, ids = ctx.tensor(type, (64, 9)), ctx.tensor("f32", (64, 4)), ctx.tensor(type_ids, (4,))
-    x, y = random(RNG, 64, 9), random(RNG, 64, 4)
+    ctx, n = gs.Context(), width(64, type)
+    table, rows, ids = ctx.tensor(type, (n, 9)), ctx.tensor("f32", (n, 4)), ctx.tensor(type_ids, (4,))
+    x, y = random(RNG, n, 9), random(RNG, n, 4)
     names = np.array([7, 2, 7, 0], np.dtype(type_ids.replace("i", "int")))
     got = compute(ctx, ctx.set_rows(table, rows, ids), {table: x, rows: y, ids: names})
     want = stored(x, type)

@@ -65,7 +65,7 @@ NOT_NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("type", ["f32", "f16", "f64", "bf16", "q4_0", "q8_0", *INTEGERS])
+@pytest.mark.parametrize("type", ["f32", "f16", "f64", "bf16", "q4_0", "q8_0", "mxfp4", *INTEGERS])
 @pytest.mark.parametrize("what", NOT_NUMBERS)
 def test_what_is_no_real_number_is_refused(what, type):
     ctx = gs.Context()
@@ -140,7 +140,7 @@ def test_a_type_is_not_a_bool():
     assert ctx.tensor(1, 4).type == gs.Type.F16
 
 
-@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0"])
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0", "iq4_nl"])
 def test_an_integer_beyond_all_floats_is_refused(kind):
     ctx = gs.Context()
     t = ctx.tensor(kind, 32, "t")

@@ -45,6 +45,7 @@ def refused(op, *args, says=None, **kwargs):
 
 SAME = ["sqr", "sqrt", "log", "dup", "silu", "gelu", "gelu_quick", "relu", "tanh", "sigmoid", "neg", "abs", "exp",
         "step", "elu", "hardswish"]
+SCAN = ("f32:16,2,6,4", "f32:2,6,5,3", "f32:6,5,3", "f32:16,6", "f32:16,2,5,3", "f32:16,2,5,3", "i32:3")
 GOOD = [
     *(case(op, "f32:4,3,2", to="f32:4,3,2") for op in SAME),
     *(case(op, "f16:5", to="f16:5") for op in SAME),
@@ -133,6 +134,12 @@ GOOD = [
     case("rope", "f16:8,4,3,2", "i32:3", 4, "neox", "f32:2", to="f16:8,4,3,2"),
     case("rope", "f32:8,4,3", "i32:3", 0, 2, to="f32:8,4,3"),
     case("flash_attn_ext", "f32:8,5,4,2", "f16:8,7,2,2", "f16:6,7,2,2", "f16:7,5", to="f32:6,4,5,2"),
+    case("ssm_conv", "f32:8,5,2", "f32:4,5", to="f32:5,5,2"),
+    case("ssm_conv", "f32:3,5,2", "f32:4,5", to="f32:5,0,2"),
+    case("ssm_scan", *SCAN, to="f32:756"),
+    case("ssm_scan", "f32:16,1,6,4", "f32:1,6,5", "f32:6,5", "f32:1,6", "f32:16,1,5", "f32:16,1,5", "i32:1",
+         to="f32:126"),
+    case("swiglu_oai", "f32:8,3", "f32:8,3", to="f32:8,3"),
     case("glu", "f32:8,3", "swiglu", to="f32:4,3"),
     *(case(op, "f32:8,3,2", to="f32:4,3,2") for op in ("swiglu", "geglu", "reglu")),
     *(case(f"{op}_split", "f32:8,3", "f32:8,3", to="f32:8,3") for op in ("swiglu", "geglu", "reglu")),
@@ -281,6 +288,20 @@ REFUSED = [
     refused("rope", "f32:8,4,3", "i32:3", 8, 7, says="7"),
     refused("rope", "f32:8,4,3", "i32:3", 8, 0, "f32:3", says="freq_factors"),
     refused("rope", "q8_0:32,4,3", "i32:3", 8, says="f32 or f16"),
+    refused("ssm_conv", "f32:8,5,2", "f32:4,6", says="fit"),
+    refused("ssm_conv", "f32:8,5,2", "f32:10,5", says="fit"),
+    refused("ssm_conv", "f32:8,5,2", "f32:0,5", says="fit"),
+    refused("ssm_conv", "f16:8,5,2", "f32:4,5", says="f32"),
+    *(refused("ssm_scan", *scan, says=says) for says, scan in (
+        ("do not fit", ("f32:16,2,7,4", *SCAN[1:])),
+        ("steps", (*SCAN[:2], "f32:6,4,3", *SCAN[3:])),
+        ("neither", (*SCAN[:3], "f32:8,6", *SCAN[4:])),
+        ("does not fit", (*SCAN[:4], "f32:16,4,5,3", "f32:16,4,5,3", "i32:3")),
+        ("does not fit", (*SCAN[:4], "f32:16,0,5,3", "f32:16,0,5,3", "i32:3")),
+        ("differ", (*SCAN[:5], "f32:16,1,5,3", "i32:3")),
+        ("ids", (*SCAN[:6], "i32:2")),
+        ("ids", (*SCAN[:6], "i64:3")),
+        ("must be f32", (*SCAN[:5], "f16:16,2,5,3", "i32:3")))),
     refused("flash_attn_ext", "f32:8,5,4", "f16:7,7,4", "f16:8,7,4", says="fit"),
     refused("flash_attn_ext", "f32:8,5,4", "f16:8,7,4", "f16:8,6,4", says="fit"),
     refused("flash_attn_ext", "f32:8,5,4", "f16:8,7,3", "f16:8,7,3", says="dimension 2"),

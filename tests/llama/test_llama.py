@@ -149,7 +149,7 @@ def test_mapped_and_copied_weights_give_the_same_bits(data, tmp_path):
         for use_mmap in (True, False):
             with load(path, n_ctx=32, use_mmap=use_mmap) as model:
                 assert list(model.weights.mapped.values()) == [use_mmap]
-                assert all(b.usage == "weights" for b in model.weights.buffers.values())
+                assert all(b.usage == "weights" for here in model.weights.buffers.values() for b in here)
                 results.append(model.eval(TOKENS).tobytes())
     assert len(set(results)) == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 from byte_attack import mutated_bytes
@@ -18,7 +19,10 @@ LISTS = {"tokenizer.ggml.tokens": [f"tok_{i}" for i in range(32)], "tokenizer.gg
          "some.flags": [True, False], "some.numbers": list(range(9))}
 MODELS = (random_llama(1, **SHAPES, extra=LISTS), random_llama(2, **SHAPES, n_expert=4),
           random_llama(3, **SHAPES, tied=True), random_llama(4, **SHAPES, arch="qwen3"),
-          random_llama(5, **SHAPES, dtype=np.float16))
+          random_llama(5, **SHAPES, dtype=np.float16),
+          # One of each family of block types: 32 elements with a scale, a table of levels, 256 with scales of scales.
+          random_llama(6, **SHAPES, dtype="q5_1"), random_llama(7, **SHAPES, n_expert=4, dtype="mxfp4"),
+          random_llama(8, **(SHAPES | {"n_embd": 256, "n_ff": 256, "n_layer": 1}), dtype="q4_K"))
 NUMBERS = (0, 1, 2, 3, 4, 5, 7, 8, 16, 31, 33, 64, 1 << 16, (1 << 24) + 1, (1 << 31) - 1, 1 << 31, (1 << 64) - 1, -1,
            0.0, -0.5, 1e-30, 1e30, float("inf"), float("nan"), True, "llama", "", "yarn", "linear")
 TYPES = tuple(gs.Type)
@@ -83,7 +87,46 @@ def _filled(rng: random.Random, kind: gs.Type, ne: tuple[int, ...]):
     return kind, ne, rng.randbytes(nbytes) if rng.random() < 0.5 else bytes(nbytes)
 
 
-def attempt(data: bytes, rng: random.Random) -> str:
+def mutated_parts(rng: random.Random, folder: Path) -> Path:
+    """A model in two or three files, of which one or two were mutated, exchanged, cut or lost; the path of the first."""
+    n_parts = rng.randint(2, 3)
+    with open_gguf(rng.choice(MODELS)) as f:
+        metadata = {key: value.tolist() if isinstance(value, Array) else value for key, value in f.metadata.items()}
+        tensors = {t.name: (t.type, t.ne, f.data(t).tobytes()) for t in f.tensors.values()}
+    names = list(tensors)
+    parts = []
+    for k in range(n_parts):
+        fields = {"split.no": (Kind.U16, k), "split.count": (Kind.U16, n_parts)}
+        if rng.random() < 0.5:
+            fields["split.tensors.count"] = (Kind.I32, len(names))
+        if rng.random() < 0.15:
+            fields[rng.choice(list(fields))] = rng.choice(NUMBERS)
+        out = io.BytesIO()
+        write_gguf(out, (metadata if k == 0 else {}) | fields, {name: tensors[name] for name in names[k::n_parts]})
+        parts.append(out.getvalue())
+    for _ in range(rng.choice((0, 1, 1, 2))):
+        k = rng.randrange(n_parts)
+        match rng.randrange(5):
+            case 0 | 1:
+                parts[k] = mutated_bytes(rng, parts[k], min(len(parts[k]), 2048))
+            case 2:
+                parts[k] = parts[rng.randrange(n_parts)]
+            case 3:
+                parts[k] = parts[k][: rng.randrange(len(parts[k]) + 1)]
+            case 4:
+                parts[k] = b""
+    for old in folder.iterdir():
+        old.unlink()
+    for k, part in enumerate(parts):
+        if part or rng.random() < 0.5:
+            (folder / f"m-{k + 1:05}-of-{n_parts:05}.gguf").write_bytes(part)
+    first = folder / f"m-00001-of-{n_parts:05}.gguf"
+    if not first.exists():
+        first.touch()
+    return first
+
+
+def attempt(data: bytes | Path, rng: random.Random) -> str:
     """Load and run: "refused" or "runs"."""
     backends = [gs.CpuBackend(1, name=f"CPU{k}") for k in range(rng.randint(1, 2))]
     try:

@@ -3,7 +3,7 @@
 cdef dict _ROPE_MODES = {"normal": 0, "neox": 2, 0: 0, 2: 2}
 
 
-cdef class AttentionOps(ViewOps):
+cdef class AttentionOps(RecurrentOps):
     """Masks, soft_max, rope and flash attention."""
 
     def diag_mask_inf(self, Tensor a not None, n_past, bint inplace=False):

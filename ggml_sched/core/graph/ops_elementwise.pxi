@@ -180,6 +180,14 @@ cdef class ElementwiseOps(ContextBase):
         """relu(a) * b."""
         return self.add_glu_split(a, b, GS_GLU_REGLU)
 
+    def swiglu_oai(self, Tensor a not None, Tensor b not None, double alpha=1.702, double limit=7.0):
+        """a' * sigmoid(alpha a') * (b' + 1), with a' = min(a, limit) and b' limited to -limit .. limit."""
+        cdef int32_t[4] words
+        cdef Tensor t = self.add_glu_split(a, b, GS_GLU_SWIGLU_OAI)
+        words[0], words[1] = GS_GLU_SWIGLU_OAI, 0
+        words[2], words[3] = f32_word(alpha), f32_word(limit)
+        return with_params(t, words, 4)
+
     # -- reductions and order ---------------------------------------------------
 
     def sum(self, Tensor a not None):

@@ -305,7 +305,10 @@ cdef int raise_planning_error(int status, Request request, int32_t failed) excep
         raise no_host_memory(f"planning {request.c.g.n_tensors} tensors")
     t = request.graph.tensors[failed if failed < request.c.g.n_tensors else 0]
     if status == GS_UNSUPPORTED_OP:
-        raise UnsupportedOp(f"{describe(t)}: none of the backends {names_of(backends)} supports it")
+        # Often it is the type of a weight that no backend knows.
+        given = ", ".join([f"{s.name!r} {s.type}" for s in t.src if s is not None])
+        raise UnsupportedOp(f"{describe(t)}: none of the backends {names_of(backends)} supports it"
+                            f"{', with the sources ' + given if given else ''}")
     if status == GS_BAD_PLACEMENT:
         raise PlacementError(f"{describe(t)} has memory on backend {t.backend.name!r}, which does not support it")
     if status == GS_OUT_OF_MEMORY:

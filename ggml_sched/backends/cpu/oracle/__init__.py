@@ -2,7 +2,7 @@
 
     registry     the table of kernels                  job      from a node to calls on numpy arrays
     elementwise, unary, matrix, rows, copies,          lanes    a few threads
-    reduce, norm, rope, attention: the kernels         work     scratch memory
+    reduce, norm, rope, attention, recurrent: kernels  work     scratch memory
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from ggml_sched.backends.cpu.oracle import (  # noqa: F401 - the kernels registe
     elementwise,
     matrix,
     norm,
+    recurrent,
     reduce,
     rope,
     rows,

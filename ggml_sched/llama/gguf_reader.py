@@ -1,0 +1,246 @@
+"""Reads the head of a GGUF file: metadata, and where each tensor's bytes are.
+
+Invariant: nothing is read outside the file and nothing is allocated for a count that the bytes left could not hold;
+every tensor lies inside the file, aligned, apart from the others.  Whatever is wrong with a file raises FileFormatError
+naming the file, the byte and the field.
+
+Arrays are parsed when they are looked at: reading scans the lengths of their strings, no more.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+
+from ggml_sched._graph import Type
+from ggml_sched.errors import FileFormatError
+from ggml_sched.llama.gguf_values import DTYPES, SCALARS, U64, Array, Kind
+
+__all__ = ["DEFAULT_ALIGNMENT", "MAGIC", "Reader", "TensorInfo", "alignment_of"]
+
+MAGIC = b"GGUF"
+DEFAULT_ALIGNMENT = 32
+INT64_MAX = (1 << 63) - 1
+
+# Limits: far above any real model, low enough that a hostile file is refused in well under a second.
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 16
+MAX_KEY_BYTES = 1 << 16
+MAX_NAME_BYTES = 256
+MAX_STRING_BYTES = 1 << 26
+MAX_STRINGS = 1 << 21
+"""Strings of all arrays of a file together (a vocabulary of 256k tokens with its merges has 2**19)."""
+MAX_NESTING = 4
+MAX_NESTED = 1 << 16
+"""Arrays inside arrays, of a file together."""
+MAX_DIMS = 4
+MAX_ALIGNMENT = 1 << 20
+
+KINDS = {int(kind): kind for kind in Kind}
+TYPES = {int(kind): kind for kind in Type}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a file: `ne` innermost first, `offset` in bytes from the start of the file.
+
+    `type` is a bare number where this package does not know it; `nbytes` is 0 then.  `part` counts the files of a model
+    that is split into several.
+    """
+
+    name: str
+    type: Type | int
+    ne: tuple[int, ...]
+    offset: int
+    nbytes: int
+    part: int = 0
+
+
+class Reader:
+    """A position in the file that never leaves it."""
+
+    def __init__(self, name: str, memory: memoryview) -> None:
+        self.name = name
+        self.memory = memory
+        self.size = len(memory)
+        self.pos = 0
+        self.strings_left = MAX_STRINGS
+        self.nested_left = MAX_NESTED
+
+    def fail(self, what: str) -> FileFormatError:
+        return FileFormatError(f"{self.name}: at byte {self.pos}: {what}")
+
+    # -- pieces -------------------------------------------------------------------
+
+    def number(self, kind: Kind, what: str):
+        form = SCALARS[kind]
+        if form.size > self.size - self.pos:
+            raise self.fail(f"{what} needs {form.size} bytes, {self.size - self.pos} are left")
+        value = form.unpack_from(self.memory, self.pos)[0]
+        self.pos += form.size
+        return value
+
+    def count(self, what: str, each: int, limit: int) -> int:
+        """How many things of at least `each` bytes follow."""
+        n = self.number(Kind.U64, f"the number of {what}")
+        if n > limit or n > (self.size - self.pos) // each:
+            self.pos -= 8
+            raise self.fail(
+                f"{n} {what} of {each} bytes or more, {self.size - self.pos} bytes are left, limit {limit}")
+        return n
+
+    def text(self, what: str, limit: int) -> str:
+        length = self.count(f"bytes of {what}", 1, limit)
+        start, self.pos = self.pos, self.pos + length
+        try:
+            return str(self.memory[start : self.pos], "utf-8")
+        except UnicodeDecodeError as error:
+            self.pos = start
+            raise self.fail(f"{what} is not UTF-8: {error}") from error
+
+    def kind(self, what: str) -> Kind:
+        number = self.number(Kind.U32, f"the type of {what}")
+        kind = KINDS.get(number)
+        if kind is None:
+            self.pos -= 4
+            raise self.fail(f"{what} has unknown type {number}")
+        return kind
+
+    def value(self, kind: Kind, what: str):
+        if kind is Kind.STRING:
+            return self.text(what, MAX_STRING_BYTES)
+        if kind is Kind.ARRAY:
+            return self.array(what, 1)
+        value = self.number(kind, what)
+        if kind is Kind.BOOL:
+            if value > 1:
+                self.pos -= 1
+                raise self.fail(f"{what} is {value}, not a bool")
+            return bool(value)
+        return value
+
+    def array(self, what: str, depth: int) -> Array:
+        if depth > MAX_NESTING:
+            raise self.fail(f"{what}: arrays nested deeper than {MAX_NESTING}")
+        kind = self.kind(f"the elements of {what}")
+        if kind is Kind.STRING:
+            return self.strings(what)
+        if kind is Kind.ARRAY:
+            n = self.count(f"arrays in {what}", 12, self.nested_left)
+            self.nested_left -= n
+            return Array(kind, self.memory, values=[self.array(what, depth + 1) for _ in range(n)])
+        dtype = DTYPES[kind]
+        n = self.count(f"elements of {what}", dtype.itemsize, INT64_MAX)
+        start, self.pos = self.pos, self.pos + n * dtype.itemsize
+        values = np.frombuffer(self.memory, dtype, n, start) if n else np.empty(0, dtype)
+        return Array(kind, self.memory, values=values)
+
+    def strings(self, what: str) -> Array:
+        n = self.count(f"strings in {what}", 8, self.strings_left)
+        self.strings_left -= n
+        starts = array("Q", bytes(8 * n))
+        memory, length_at, pos, last = self.memory, U64.unpack_from, self.pos, self.size - 8
+        for i in range(n):
+            if pos > last:
+                self.pos = pos
+                raise self.fail(f"string {i} of {n} in {what} starts at {pos}, the file ends at {self.size}")
+            starts[i] = pos
+            pos += 8 + length_at(memory, pos)[0]
+        if pos > self.size:
+            self.pos = starts[n - 1]
+            raise self.fail(f"string {n - 1} of {n} in {what} ends at {pos}, the file ends at {self.size}")
+        self.pos = pos
+        return Array(Kind.STRING, memory, starts=starts)
+
+    # -- parts of the file ----------------------------------------------------------
+
+    def header(self) -> tuple[int, int, int]:
+        """The version and the numbers of tensors and keys."""
+        if bytes(self.memory[:4]) != MAGIC:
+            raise self.fail(f"starts with {bytes(self.memory[:4])!r}, not {MAGIC!r}: not a GGUF file")
+        self.pos = 4
+        version = self.number(Kind.U32, "the version")
+        if version not in (2, 3):
+            self.pos = 4
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+            if swapped in (1, 2, 3):
+                raise self.fail(f"a big-endian GGUF file (version {swapped}); little-endian ones are read")
+            raise self.fail(f"GGUF version {version}; versions 2 and 3 are read")
+        n_tensors = self.count("tensors", 24, MAX_TENSORS)
+        n_keys = self.count("metadata keys", 13, MAX_KEYS)
+        return version, n_tensors, n_keys
+
+    def metadata(self, n_keys: int) -> dict:
+        metadata = {}
+        for i in range(n_keys):
+            start = self.pos
+            key = self.text(f"metadata key {i}", MAX_KEY_BYTES)
+            if key in metadata:
+                self.pos = start
+                raise self.fail(f"metadata key {key!r} appears twice")
+            what = f"metadata {key!r}"
+            metadata[key] = self.value(self.kind(what), what)
+        return metadata
+
+    def tensors(self, n_tensors: int, alignment: int) -> dict[str, TensorInfo]:
+        found = {}
+        for i in range(n_tensors):
+            start = self.pos
+            name = self.text(f"the name of tensor {i}", MAX_NAME_BYTES)
+            if name in found:
+                self.pos = start
+                raise self.fail(f"tensor {name!r} appears twice")
+            found[name] = self.tensor(name)
+        base = -(-self.pos // alignment) * alignment
+        infos = {name: self.place(*fields, base, alignment) for name, fields in found.items()}
+        self.check_apart(infos)
+        return infos
+
+    def tensor(self, name: str) -> tuple[str, Type | int, tuple[int, ...], int, int]:
+        """Name, type, extents, offset from the data's start, bytes."""
+        what = f"tensor {name!r}"
+        n_dims = self.number(Kind.U32, f"the number of dimensions of {what}")
+        if not 1 <= n_dims <= MAX_DIMS:
+            raise self.fail(f"{what} has {n_dims} dimensions, not 1 to {MAX_DIMS}")
+        ne = tuple(self.number(Kind.U64, f"an extent of {what}") for _ in range(n_dims))
+        number = self.number(Kind.U32, f"the type of {what}")
+        kind = TYPES.get(number)
+        if kind is None:
+            # Not ours to refuse: the architecture may have no use for the tensor.
+            return name, number, ne, self.number(Kind.U64, f"the offset of {what}"), 0
+        nbytes = kind.type_size  # of a Python int: it cannot wrap
+        for extent in ne:
+            nbytes *= extent
+        if min(ne) < 1 or ne[0] % kind.block_size:
+            raise self.fail(
+                f"{what} has extents {list(ne)}: not rows of whole {kind} blocks of {kind.block_size}")
+        offset = self.number(Kind.U64, f"the offset of {what}")
+        return name, kind, ne, offset, nbytes // kind.block_size
+
+    def place(self, name: str, kind: Type | int, ne: tuple[int, ...], offset: int, nbytes: int, base: int,
+              alignment: int) -> TensorInfo:
+        if offset % alignment:
+            raise self.fail(f"tensor {name!r} at offset {offset} of the data is not aligned to {alignment}")
+        start = base + offset
+        if nbytes > self.size or start > self.size - nbytes:
+            raise self.fail(f"tensor {name!r} of type {kind} {list(ne)}: bytes {start} .. {start + nbytes} do not "
+                            f"lie inside the file of {self.size}")
+        return TensorInfo(name, kind, ne, start, nbytes)
+
+    def check_apart(self, infos: dict[str, TensorInfo]) -> None:
+        end, before = 0, ""
+        for info in sorted(infos.values(), key=lambda info: info.offset):
+            if info.offset < end:
+                raise self.fail(f"tensors {before!r} and {info.name!r} overlap at byte {info.offset}")
+            end, before = info.offset + info.nbytes, info.name
+
+
+def alignment_of(metadata: dict, name: str) -> int:
+    """To what the tensors of a file are aligned, in bytes."""
+    value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if type(value) is not int or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
+        raise FileFormatError(
+            f"{name}: general.alignment is {value!r}, not a power of two up to {MAX_ALIGNMENT}")
+    return value

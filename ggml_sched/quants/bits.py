@@ -1,0 +1,72 @@
+"""What all formats share: bf16, halves in bytes, nibbles of 32 levels, and C's rounding.
+
+Invariant: no cast leaves the range of its type, whatever the values, NaN included.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = ["bf16_to_f32", "f16_bytes", "f32_to_bf16", "inverse", "join_nibbles", "limited", "put_nibbles",
+           "round_away", "split_nibbles"]
+
+
+def bf16_to_f32(bits: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """uint16 bf16 patterns as f32: exact."""
+    bits = np.asarray(bits, np.uint16)
+    if out is None:
+        out = np.empty(bits.shape, np.float32)
+    np.left_shift(bits, np.uint32(16), out=out.view(np.uint32))
+    return out
+
+
+def f32_to_bf16(values: np.ndarray) -> np.ndarray:
+    """f32 as uint16 bf16 patterns: rounded to nearest, ties to even; a NaN stays a (quiet) NaN."""
+    bits = np.ascontiguousarray(values, np.float32).reshape(np.shape(values)).view(np.uint32)
+    high = bits >> np.uint32(16)
+    rounded = (bits + (high & np.uint32(1)) + np.uint32(0x7FFF)) >> np.uint32(16)
+    # Rounding could carry a NaN's payload into the sign or away: set its quiet bit instead.
+    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.where(nan, high | np.uint32(64), rounded).astype(np.uint16)
+
+
+def inverse(d: np.ndarray) -> np.ndarray:
+    """1 / d, 0 where d is 0, ready to multiply the elements of its block."""
+    return np.where(d != 0, np.float32(1) / d, np.float32(0))[..., None]
+
+
+def limited(q: np.ndarray, low: int, high: int) -> np.ndarray:
+    """q within low .. high, `high` for NaN: no cast below ever leaves its type's range."""
+    return np.fmax(np.fmin(q, np.float32(high)), np.float32(low))
+
+
+def round_away(q: np.ndarray) -> np.ndarray:
+    """C's roundf: halves away from zero (x + 0.5 would be wrong just below a half)."""
+    whole = np.trunc(q)
+    return whole + np.copysign((np.abs(q - whole) >= np.float32(0.5)).astype(np.float32), q)
+
+
+def f16_bytes(values: np.ndarray) -> np.ndarray:
+    """One value of each block as the two bytes of an f16."""
+    return values.astype(np.float16)[..., None].view(np.uint8)
+
+
+def put_nibbles(packed: np.ndarray, q: np.ndarray) -> None:
+    """Bytes [..., n] as levels [..., 2 n] (8-bit): first the low nibbles, then the high ones."""
+    n = packed.shape[-1]
+    q = q.view(np.uint8)
+    np.bitwise_and(packed, 15, out=q[..., :n])
+    np.right_shift(packed, 4, out=q[..., n:])
+
+
+def split_nibbles(packed: np.ndarray) -> np.ndarray:
+    """Bytes [..., n] as int8 levels [..., 2 n]: first the low nibbles, then the high ones."""
+    q = np.empty((*packed.shape[:-1], 2 * packed.shape[-1]), np.int8)
+    put_nibbles(packed, q)
+    return q
+
+
+def join_nibbles(q: np.ndarray) -> np.ndarray:
+    """The other way: the four low bits of uint8 levels [..., 2 n] as bytes [..., n]."""
+    n = q.shape[-1] // 2
+    return (q[..., :n] & 15) | ((q[..., n:] & 15) << 4)
