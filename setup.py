@@ -1,13 +1,14 @@
 """Build the compiled parts; everything else about the package stands in pyproject.toml.
 
     _pack, _graph, _core    a .pyx that is a contents page, its parts in ggml_sched/core/, its .pxd
+    backends.cpu._kernels   a .pyx over the C files of backends/cpu/kernels/
 
 The build fails when Cython reports a "performance hint": such a line means that a hot C function checks for
 Python exceptions or takes the GIL on every call.  `GGML_SCHED_JOBS` says how many compile at once (default: one for
 each processor).  `GGML_SCHED_BUILD` says how:
 
     (not set)   optimised and stripped
-    debug       not optimised, with debug information, for daily work
+    debug       not optimised (the kernels a little), with debug information, for daily work
     sanitize    with GCC's or Clang's address and undefined-behaviour sanitizers, whose runtimes must be preloaded:
                 LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)"
                 ASAN_OPTIONS=detect_leaks=0 (Python keeps much to its end); see tests/soak/test_sanitizers.py
@@ -56,6 +57,8 @@ match BUILD:
     case _:
         raise SystemExit(f"setup.py: GGML_SCHED_BUILD={BUILD!r} is neither debug nor sanitize")
 
+KERNEL_CFLAGS = ["-std=gnu11", "-pthread", "-ffp-contract=off", *(["-O1"] if BUILD else ["-funroll-loops"])]
+
 PARTS = {"_pack": ("pack",), "_graph": ("graph",), "_core": ("alloc", "plan")}
 """For each extension the folders of ggml_sched/core/ that hold its parts."""
 
@@ -74,6 +77,22 @@ def extension(name: str) -> Extension:
     )
 
 
+def kernels() -> Extension:
+    """The compiled kernels of the CPU backend: they choose their instructions at run time, so no -march."""
+    package = Path("ggml_sched/backends/cpu")
+    depends = [package / "_kernels.pxd", *(HERE / package / "kernels").glob("*.h"), *HERE.glob("include/ggml_sched/*.h")]
+    return Extension(
+        "ggml_sched.backends.cpu._kernels",
+        [str(package / "_kernels.pyx"), *(str(path.relative_to(HERE)) for path in
+                                          sorted((HERE / package / "kernels").glob("*.c")))],
+        include_dirs=["include", str(package)],
+        depends=sorted(str(HERE / path) for path in depends),
+        # The later -O counts; unrolling is what the small products are written for.
+        extra_compile_args=[*CFLAGS, *KERNEL_CFLAGS],
+        extra_link_args=[*LDFLAGS, "-lpthread", "-lm"],
+    )
+
+
 def cythonize_strictly(extensions: list[Extension]) -> list[Extension]:
     """cythonize(), but a performance hint is an error."""
     said = io.StringIO()
@@ -87,5 +106,5 @@ def cythonize_strictly(extensions: list[Extension]) -> list[Extension]:
     return built
 
 
-setup(ext_modules=cythonize_strictly([extension(name) for name in PARTS]),
+setup(ext_modules=cythonize_strictly([*(extension(name) for name in PARTS), kernels()]),
       options={"build_ext": {"parallel": JOBS}})

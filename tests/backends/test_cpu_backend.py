@@ -256,7 +256,7 @@ def test_plans_have_work_memory_of_their_own():
 
 def test_the_plan_less_path_keeps_one_work_memory_that_only_grows():
     ctx, graph, values = chain("f16")
-    backend = gs.CpuBackend(1)
+    backend = gs.CpuBackend(1, kernels="numpy")
     backend.alloc_tensors(ctx)
     set_all(values)
     backend.graph_compute(graph)
@@ -335,7 +335,7 @@ def test_a_failing_kernel_is_named_and_chained(monkeypatch):
         return Kernel(build, lambda node: True, 1)
 
     ctx, graph, values = chain()
-    backend = gs.CpuBackend(1)
+    backend = gs.CpuBackend(1, kernels="numpy")
     backend.alloc_tensors(ctx)
     for error, kind in (
         (ZeroDivisionError("why"), gs.BackendError),
@@ -421,7 +421,7 @@ def pool_threads() -> int:
 def test_threads_start_late_and_never_leak():
     before = pool_threads()
     ctx, graph, values = chain()
-    backend = gs.CpuBackend(3)
+    backend = gs.CpuBackend(3, kernels="numpy")
     backend.alloc_tensors(ctx)
     assert pool_threads() == before
     backend.graph_compute(graph)
@@ -445,7 +445,7 @@ def test_threads_start_late_and_never_leak():
 def test_a_collected_backend_ends_its_threads():
     before = pool_threads()
     ctx, graph, values = chain()
-    backend = gs.CpuBackend(3)
+    backend = gs.CpuBackend(3, kernels="numpy")
     buffer = backend.alloc_tensors(ctx)
     backend.graph_compute(graph)
     threads = [t for t in threading.enumerate() if t.name.startswith("ggml-sched-cpu")]

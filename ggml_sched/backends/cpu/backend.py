@@ -1,9 +1,10 @@
 """The CPU backend: memory, copies, and graphs run by the kernels of this package.
 
-A graph becomes a Program: every node resolved once into calls on numpy arrays.  A plan
-keeps its Program and its own work memory; without a plan each node is resolved, run and
-forgotten, over one work memory of the backend that only grows.  Both run the same calls,
-so both compute the same bits.  Corresponds to ggml's CPU backend.
+A graph becomes steps: stretches of compiled calls, and between them, for nodes that have no
+compiled kernel, calls on numpy arrays (the oracle, which also says what is wrong with a node).
+A plan keeps its steps and its own work memory; without a plan they are made, run and forgotten,
+over one work memory of the backend that only grows.  Both run the same calls, so both compute
+the same bits.  Corresponds to ggml's CPU backend.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from ggml_sched._graph import BufferBase, Tensor
 from ggml_sched.backend import Backend, as_nodes, same_layout
+from ggml_sched.backends.cpu._kernels import CallList, Pool
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, allocate, wrap
 from ggml_sched.backends.cpu.oracle.job import Job, MemoryOf, Resolver
 from ggml_sched.backends.cpu.oracle.lanes import Call, Lanes
@@ -27,8 +29,10 @@ from ggml_sched.errors import BackendError, Error, OutOfMemory, PlacementError, 
 from ggml_sched.hostdata import array_over
 from ggml_sched.workers import ForkLock
 
-__all__ = ["CpuBackend", "CpuPlan", "run_nodes"]
+__all__ = ["KERNELS_OF", "CpuBackend", "CpuPlan", "run_nodes"]
 
+KERNELS_OF = ("compiled", "numpy")
+"""Whose kernels a CpuBackend runs: ours in C, or the oracle."""
 
 
 def resolve(node: Tensor, resolver: Resolver) -> list[Call]:
@@ -91,22 +95,83 @@ def _load(leaf: Tensor) -> None:
         leaf.buffer.write(leaf.offset, memoryview(leaf.stash))
 
 
+class Stretch:
+    """Neighbouring calls of a list, made as one."""
+
+    __slots__ = ("_calls", "_pool", "first", "last")
+
+    def __init__(self, calls: CallList, pool: Pool) -> None:
+        self._calls, self._pool = calls, pool
+        self.first = self.last = calls.n_calls
+
+    def __call__(self) -> None:
+        self._calls.run(self._pool, self.first, self.last)
+
+
+Step = tuple[Call, Tensor]
+"""What to call, and the node that it belongs to."""
+
+
+def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver, pool: Pool | None) -> tuple[list[Step], CallList | None]:
+    """All the steps of some nodes, and the list of the compiled ones; without a pool everything is the oracle's."""
+    staged = StagedLeafs()
+    steps: list[Step] = []
+    if pool is None:
+        for node in nodes:
+            steps += [(call, node) for call in staged.calls(node) + resolve(node, resolver)]
+        return steps, None
+    working = tuple(node for node in nodes if node.computes)
+    compiled = CallList(resolver.name, working, resolver.memory_of, resolver.work.compiled)
+    stretch: Stretch | None = None
+    number = 0
+    for node in nodes:
+        before = staged.calls(node)
+        if before:
+            stretch = None
+            steps += [(call, node) for call in before]
+        if not node.computes:
+            continue
+        began = compiled.n_calls
+        if compiled.add(number):
+            if stretch is None and compiled.n_calls > began:
+                stretch = Stretch(compiled, pool)
+                stretch.first = began
+                steps.append((stretch, node))
+            if stretch is not None:
+                stretch.last = compiled.n_calls
+        else:
+            stretch = None
+            steps += [(call, node) for call in resolve(node, resolver)]
+        number += 1
+    compiled.prepare(pool.n_threads)
+    return steps, compiled
+
+
+def run_steps(steps: list[Step], name: str) -> None:
+    node = None
+    try:
+        with np.errstate(all="ignore"):
+            for call, node in steps:  # noqa: B007 - the node names the call that failed
+                call()
+    except Exception:
+        if node is None:
+            raise
+        with _named(name, node):
+            raise
+
+
 class CpuPlan:
     """A graph resolved at its addresses, with work memory of its own (ggml_graph_plan)."""
 
-    def __init__(self, resolver: Resolver, nodes: tuple[Tensor, ...]) -> None:
+    def __init__(self, resolver: Resolver, nodes: tuple[Tensor, ...], pool: Pool | None = None) -> None:
         self.resolver = resolver
         self.lock = ForkLock()
         self._freed = False
-        self._calls: list[Call] = []
-        self._owners: list[Tensor] = []
-        staged = StagedLeafs()
         with np.errstate(all="ignore"):
-            for node in nodes:
-                calls = staged.calls(node) + resolve(node, resolver)
-                self._calls += calls
-                self._owners += [node] * len(calls)
-        self._buffers = tuple(resolver.buffers)
+            self._steps, compiled = steps_of(nodes, resolver, pool)
+        # A plan that is a single stretch needs nothing of what surrounds calls on arrays.
+        self._flat = self._steps[0][0] if len(self._steps) == 1 and isinstance(self._steps[0][0], Stretch) else None
+        self._buffers = tuple({*resolver.buffers, *(compiled.buffers if compiled is not None else ())})
 
     @property
     def work_size(self) -> int:
@@ -120,7 +185,7 @@ class CpuPlan:
     def free(self) -> None:
         """Drop the work memory and the references to buffers; idempotent."""
         self._freed = True
-        self._calls, self._owners, self._buffers = [], [], ()
+        self._steps, self._flat, self._buffers = [], None, ()
         self.resolver.work = Work(self.resolver.name)
         self.resolver.buffers.clear()
 
@@ -131,35 +196,36 @@ class CpuPlan:
             if buffer.closed:
                 raise PlacementError(f"backend {self.resolver.name!r}: a graph plan uses a buffer of backend "
                                      f"{buffer.backend.name!r} ({buffer.size} bytes) that is closed")
-        i = 0
-        try:
-            with np.errstate(all="ignore"):
-                for i, call in enumerate(self._calls):  # noqa: B007 - i names the call that failed
-                    call()
-        except Exception:
-            with _named(self.resolver.name, self._owners[i]):
-                raise
+        if self._flat is not None:
+            self._flat()
+        else:
+            run_steps(self._steps, self.resolver.name)
 
 
 class CpuBackend(Backend):
     """Real memory and real compute on the host.
 
     `n_threads` counts the calling thread (None: the CPUs this process may use); `memory` bounds all
-    buffers together, in bytes.
+    buffers together, in bytes; `kernels` is "compiled", or "numpy" for the slow ones that those are compared with.
     """
 
     is_host = True
     is_cpu = True
     concurrent_copies = True
 
-    def __init__(self, n_threads: int | None = None, name: str = "CPU", memory: int | None = None) -> None:
+    def __init__(self, n_threads: int | None = None, name: str = "CPU", memory: int | None = None,
+                 kernels: str = "compiled") -> None:
         super().__init__(name, ALIGNMENT)
+        if kernels not in KERNELS_OF:
+            raise ValueError(f"backend {name!r}: kernels={kernels!r} is none of {', '.join(KERNELS_OF)}")
+        self.kernels = kernels
         self.memory = None if memory is None else index(memory)
         self.used = 0
         self._closed = False
         self._lock = ForkLock()
         self._work = Work(self.name)
         self._lanes = Lanes(_thread_count(n_threads))
+        self._pool = Pool(self._lanes.n_threads) if kernels == "compiled" else None
 
     # -- memory -----------------------------------------------------------------
 
@@ -206,6 +272,8 @@ class CpuBackend(Backend):
     def set_n_threads(self, n: int) -> None:
         """Use n threads from now on; results do not depend on n."""
         self._lanes.set_n_threads(_thread_count(n))
+        if self._pool is not None:
+            self._pool.set_n_threads(n)
 
     def supports_op(self, node: Tensor) -> bool:
         if not node.computes:
@@ -219,12 +287,21 @@ class CpuBackend(Backend):
 
     def graph_compute(self, graph) -> None:
         self._require_open()
+        nodes = as_nodes(graph)
         with self._lock:
-            run_nodes(as_nodes(graph), self._memory_of, name=self.name, work=self._work, lanes=self._lanes)
+            if self._pool is None:
+                run_nodes(nodes, self._memory_of, name=self.name, work=self._work, lanes=self._lanes)
+                return
+            self._work.compiled.reset()
+            resolver = Resolver(self.name, self._work, self._lanes, self._memory_of)
+            with np.errstate(all="ignore"):
+                steps, _ = steps_of(nodes, resolver, self._pool)
+            run_steps(steps, self.name)
 
     def graph_plan_create(self, graph) -> CpuPlan:
         self._require_open()
-        return CpuPlan(Resolver(self.name, Work(self.name), self._lanes, self._memory_of), as_nodes(graph))
+        resolver = Resolver(self.name, Work(self.name), self._lanes, self._memory_of)
+        return CpuPlan(resolver, as_nodes(graph), self._pool)
 
     def graph_plan_free(self, plan: CpuPlan) -> None:
         with plan.lock:
@@ -251,6 +328,8 @@ class CpuBackend(Backend):
         with self._lock:
             self._closed = True
             self._lanes.close()
+            if self._pool is not None:
+                self._pool.close()
             self._work = Work(self.name)
 
     def _require_open(self) -> None:

@@ -44,10 +44,17 @@ typedef struct gs_calls {
     int32_t room;
     int64_t shared;
     int64_t scratch;
+    void *kept;                 /* blocks of gs_keep                            */
 } gs_calls;
 
 /* Appends a copy; GS_OK or GS_NO_HOST_MEMORY. */
 int gs_add_call(gs_calls *to, const gs_call *call);
+
+/* Memory at a multiple of 64 that stays where it is until the calls are freed; NULL without memory. */
+void *gs_keep(gs_calls *to, int64_t size);
+
+/* Frees the calls and what was kept for them; an empty list stays. */
+void gs_free_calls(gs_calls *of);
 
 /* Which instructions kernels may use here. */
 enum gs_isa { GS_ISA_PORTABLE = 0, GS_ISA_AVX2 = 1, GS_ISA_AVX512 = 2 /* F BW DQ VL VNNI */ };

@@ -47,18 +47,19 @@ class Scratch:
 
 
 class Work:
-    """The scratch of one sequence of nodes: a shared part, and one for each lane."""
+    """The scratch of one sequence of nodes: a shared part, one for each lane, and what compiled kernels use."""
 
-    __slots__ = ("_name", "lanes", "shared")
+    __slots__ = ("_name", "compiled", "lanes", "shared")
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.shared = Scratch(name)
+        self.compiled = Scratch(name)
         self.lanes: list[Scratch] = []
 
     @property
     def size(self) -> int:
-        return self.shared.size + sum(lane.size for lane in self.lanes)
+        return self.shared.size + self.compiled.size + sum(lane.size for lane in self.lanes)
 
     def lane(self, i: int) -> Scratch:
         while len(self.lanes) <= i:

@@ -1,0 +1,72 @@
+# The C view of _kernels: what is declared in kernels/*.h, and who keeps what alive.
+
+from libc.stdint cimport int32_t, int64_t
+
+from ggml_sched._c cimport gs_node
+from ggml_sched._graph cimport NodeTable
+
+
+cdef extern from "kernels/call.h" nogil:
+    enum: GS_FAULT_NONE
+
+    ctypedef struct gs_fault:
+        int32_t kind
+        int32_t source
+        int64_t value
+        int64_t limit
+
+    ctypedef struct gs_call:
+        int32_t n_parts
+        int32_t position
+
+    ctypedef struct gs_calls:
+        gs_call *call
+        int32_t n
+        int64_t shared
+        int64_t scratch
+
+    void gs_free_calls(gs_calls *of)
+    int gs_isa()
+
+cdef extern from "kernels/build.h" nogil:
+    ctypedef struct gs_tables:
+        int32_t n
+
+    int gs_build_node(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables)
+    void gs_forget_tables(gs_tables *of, const gs_node *node)
+
+cdef extern from "kernels/pool.h" nogil:
+    ctypedef struct gs_pool
+
+    ctypedef struct gs_work:
+        char *memory
+        int64_t shared
+        int64_t scratch
+        int32_t n_threads
+
+    gs_pool *gs_pool_new()
+    void gs_pool_resize(gs_pool *pool, int32_t n_threads)
+    void gs_pool_stop(gs_pool *pool)
+    void gs_pool_free(gs_pool *pool)
+    int32_t gs_pool_alive(gs_pool *pool)
+    int32_t gs_pool_run(gs_pool *pool, const gs_call *calls, int32_t n, const gs_work *work, gs_fault *fault)
+
+
+cdef class Pool:
+    cdef gs_pool *pool                  # owned
+    cdef readonly int32_t n_threads
+
+
+cdef class CallList:
+    cdef readonly str name              # of the backend, for errors
+    cdef readonly NodeTable table       # keeps the tensors and the gs_node structs that calls point to
+    cdef gs_calls calls                 # owned
+    cdef gs_tables tables
+    cdef unsigned char *state           # owned; of each tensor of the table: CHECKED bits
+    cdef dict known                     # buffer: (address, size, writable), None if it cannot be used; keeps them alive
+    cdef object memory_of
+    cdef object scratch                 # where work memory comes from
+    cdef object memory                  # keeps the work memory
+    cdef gs_work work
+    cdef bint used(self, Py_ssize_t t, bint writes) except -1
+    cdef unsigned char look_at(self, Py_ssize_t t) except? 255

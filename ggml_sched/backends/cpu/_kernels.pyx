@@ -1,0 +1,192 @@
+"""Nodes as flat lists of compiled calls, and the threads that make them.
+
+Owns the pool and the lists; the kernels are in kernels/*.c and *.h.  A list is made once, when a graph is planned: only
+there are tensors looked at.  Running a stretch of it takes neither the GIL nor Python for a node.  Corresponds to
+ggml_cplan and ggml_threadpool.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uintptr_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from ggml_sched._c cimport GS_NO_HOST_MEMORY, GS_OK, gs_checked_add, gs_checked_mul, gs_node
+from ggml_sched._graph cimport BufferBase, NodeTable, Tensor
+
+import numpy as np
+
+from ggml_sched.errors import BackendError, Error, OutOfMemory
+from ggml_sched.hostdata import MAX_SHARED, endless
+
+
+# What is known of a tensor.
+cdef enum:
+    LOOKED_AT = 1
+    READABLE = 2
+    WRITABLE = 4
+
+
+def isa():
+    """The instruction set of plans that are made now: "portable", "avx2" or "avx512"."""
+    return ("portable", "avx2", "avx512")[gs_isa()]
+
+
+cdef class Pool:
+    """`Pool(n_threads)`: threads that share the parts of calls; n_threads counts the caller.
+
+    They start when there is something to share, and fewer where the host gives no more.
+    """
+
+    def __cinit__(self, int32_t n_threads):
+        self.pool = gs_pool_new()
+        if self.pool == NULL:
+            raise OutOfMemory("no host memory for a pool of threads", "", 0)
+        self.n_threads = n_threads
+        gs_pool_resize(self.pool, n_threads)
+
+    def __dealloc__(self):
+        if self.pool != NULL:
+            with nogil:
+                gs_pool_free(self.pool)
+
+    def set_n_threads(self, int32_t n_threads):
+        """Use n threads from now on."""
+        with nogil:
+            gs_pool_resize(self.pool, n_threads)
+        self.n_threads = n_threads
+
+    @property
+    def alive(self):
+        """Threads that have started and not ended; the caller is not one of them."""
+        return gs_pool_alive(self.pool)
+
+    def close(self):
+        """End the threads; a later run starts others."""
+        with nogil:
+            gs_pool_stop(self.pool)
+
+
+cdef class CallList:
+    """`CallList(name, nodes, memory_of, scratch)`: the compiled calls of some nodes of the backend `name`.
+
+    `memory_of(buffer)` gives a uint8 array over a buffer's bytes, `scratch.take(shape, dtype)` the work memory.
+    """
+
+    def __cinit__(self, str name not None, nodes, memory_of, scratch):
+        self.name = name
+        self.table = NodeTable(nodes)
+        self.known = {}
+        self.memory_of = memory_of
+        self.scratch = scratch
+        memset(&self.calls, 0, sizeof(self.calls))
+        memset(&self.tables, 0, sizeof(self.tables))
+        memset(&self.work, 0, sizeof(self.work))
+        self.state = <unsigned char *>calloc(max(len(self.table.tensors), 1), 1)
+        if self.state == NULL:
+            raise OutOfMemory(f"backend {name!r}: no host memory for a list of calls", name, 0)
+
+    def __dealloc__(self):
+        gs_free_calls(&self.calls)
+        free(self.state)
+
+    @property
+    def n_calls(self):
+        return self.calls.n
+
+    @property
+    def buffers(self):
+        """The buffers that were looked at."""
+        return tuple(self.known)
+
+    cdef unsigned char look_at(self, Py_ssize_t t) except? 255:
+        """What can be done with a tensor of the table."""
+        cdef Tensor tensor = self.table.tensors[t]
+        cdef BufferBase buffer = tensor.c_buffer()
+        cdef const gs_node *node = &self.table.nodes[t]
+        cdef int64_t count = 1, address, size, offset, end
+        cdef bint writable
+        cdef int d
+        if buffer is None or buffer.closed:
+            return LOOKED_AT
+        entry = self.known.get(buffer, self)
+        if entry is self:
+            try:
+                array = self.memory_of(buffer)
+            except Error:
+                entry = None
+            else:
+                entry = array.__array_interface__["data"][0], array.nbytes, array.flags.writeable
+            self.known[buffer] = entry
+        if entry is None:
+            return LOOKED_AT
+        address, size, writable = entry
+        if buffer.base != address:
+            return LOOKED_AT
+        offset = tensor.offset
+        if offset < 0 or gs_checked_add(offset, node.layout.nbytes, &end) != GS_OK or end > size:
+            return LOOKED_AT
+        if node.data == NULL and node.layout.nbytes:
+            return LOOKED_AT
+        for d in range(4):
+            if node.layout.nb[d] < 0 or gs_checked_mul(count, node.layout.ne[d], &count) != GS_OK:
+                return LOOKED_AT
+        if count > MAX_SHARED and endless(tensor) is not None:
+            return LOOKED_AT
+        return LOOKED_AT | READABLE | (WRITABLE if writable else 0)
+
+    cdef bint used(self, Py_ssize_t t, bint writes) except -1:
+        """Whether kernels may read, or write, a tensor of the table."""
+        if not self.state[t]:
+            self.state[t] = self.look_at(t)
+        return self.state[t] & (WRITABLE if writes else READABLE) != 0
+
+    def add(self, Py_ssize_t i):
+        """Append the calls of node i; False if there is no compiled kernel for it, or something is wrong with it.
+
+        Nodes are added in the order in which they run, those that others compute included.  OutOfMemory.
+        """
+        cdef const gs_node *node = self.table.node(i)
+        cdef Py_ssize_t k
+        cdef int status
+        cdef bint good = self.used(i, True)
+        for k in range(node.n_src):
+            if node.src[k] != NULL:
+                good = good and self.used(node.src[k] - self.table.nodes, False)
+        if not good:
+            return False
+        status = gs_build_node(node, <int32_t>i, &self.calls, &self.tables)
+        gs_forget_tables(&self.tables, node)
+        if status == GS_NO_HOST_MEMORY:
+            tensor = self.table.tensors[i]
+            raise OutOfMemory(f"backend {self.name!r}: no host memory to plan node {tensor.name!r} ({tensor.op})",
+                              self.name, 0)
+        return status == GS_OK
+
+    def prepare(self, int32_t n_threads):
+        """Take work memory for so many threads; OutOfMemory."""
+        cdef int64_t size = 0
+        if self.work.memory != NULL and n_threads <= self.work.n_threads:
+            return
+        if (gs_checked_mul(self.calls.scratch, n_threads, &size) != GS_OK
+                or gs_checked_add(size, self.calls.shared, &size) != GS_OK):
+            raise OutOfMemory(f"backend {self.name!r}: work memory of more than 64 bits can count", self.name, 0)
+        memory = self.scratch.take((max(size, 64),), np.uint8)
+        self.memory = memory
+        self.work.memory = <char *><uintptr_t>memory.__array_interface__["data"][0]
+        self.work.shared = self.calls.shared
+        self.work.scratch = self.calls.scratch
+        self.work.n_threads = n_threads
+
+    def run(self, Pool pool not None, int32_t first, int32_t last):
+        """Make calls first .. last - 1; BackendError if a kernel finds a value that it must not use."""
+        cdef gs_fault fault
+        cdef int32_t failed, n_threads = pool.n_threads
+        if not 0 <= first <= last <= self.calls.n:
+            raise IndexError(f"calls {first} .. {last} of {self.calls.n}")
+        if n_threads > self.work.n_threads:
+            self.prepare(n_threads)
+        with nogil:
+            failed = gs_pool_run(pool.pool, self.calls.call + first, last - first, &self.work, &fault)
+        if failed >= 0:
+            node = self.table.tensors[self.calls.call[first + failed].position]
+            raise BackendError(f"backend {self.name!r}: node {node.name!r} ({node.op}): id {fault.value} does not name "
+                               f"one of {fault.limit} rows")

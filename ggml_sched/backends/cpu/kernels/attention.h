@@ -1,0 +1,555 @@
+/* attention.h -- FLASH_ATTN_EXT: softmax(q k + mask) v without ever holding all the scores.
+ *
+ * Included once for each instruction set.  The query rows that share a key head are worked on together.  Up to FEW of
+ * them go along the keys, CHUNK keys at a time, and what the chunks give is merged in order; more go in blocks of
+ * BLOCK_ROWS by BLOCK_KEYS, as products of small matrices.  Cells whose mask is -inf are not looked at: whatever they
+ * hold, NaN included, stays out of the result, and a row without any cell gives zeros.
+ */
+#define FEW 8
+#define CHUNK 256
+#define BLOCK_ROWS 64
+#define BLOCK_KEYS 64
+#define FLASH_WORK (1 << 17)    /* products of a part */
+
+/* A node in the order of its loops; rows m of a key head are numbered query row * group + head of the group. */
+typedef struct flash {
+    const gs_node *node, *q, *k, *v, *mask;
+    const float *sinks;
+    int64_t d, dv, n_rows, n_kv, n_head, group;
+    float scale, softcap, max_bias;
+} flash;
+
+static flash flash_of(const gs_node *node) {
+    flash f = {.node = node, .q = node->src[0], .k = node->src[1], .v = node->src[2]};
+    f.mask = node->n_src > 3 ? node->src[3] : NULL;
+    f.sinks = node->n_src > 4 && node->src[4] != NULL ? node->src[4]->data : NULL;
+    f.d = f.q->layout.ne[0];
+    f.dv = f.v->layout.ne[0];
+    f.n_rows = f.q->layout.ne[1];
+    f.n_head = f.q->layout.ne[2];
+    f.n_kv = f.k->layout.ne[1];
+    f.group = f.n_head / f.k->layout.ne[2];
+    f.scale = gs_param_f32(node->params, 0);
+    f.max_bias = gs_param_f32(node->params, 1);
+    f.softcap = gs_param_f32(node->params, 2);
+    if (f.softcap != 0)
+        f.scale /= f.softcap;
+    return f;
+}
+
+/* A query row. */
+typedef struct line { int64_t row, head, batch; } line;
+
+INLINE line line_of(const flash *f, int64_t head_kv, int64_t batch, int64_t m) {
+    return (line){m / f->group, head_kv * f->group + m % f->group, batch};
+}
+
+INLINE float *result_of(const flash *f, line l) {
+    return (float *)row_of(f->node, (where){l.head, l.row, l.batch});
+}
+
+static void scaled_query(const flash *f, line l, float *to) {
+    const float *q = (const float *)row_of(f->q, (where){l.row, l.head, l.batch});
+    for (int64_t i = 0; i < f->d; i++)
+        to[i] = q[i] * f->scale;
+}
+
+/* The mask of n keys as f32, or NULL. */
+static const float *bias_of(const flash *f, line l, int64_t first, int64_t n, float *tile) {
+    if (f->mask == NULL)
+        return NULL;
+    const int64_t *ne = f->mask->layout.ne;
+    int size = gs_plain_size(f->mask->layout.type);
+    const char *at = row_of(f->mask, (where){l.row, l.head % ne[2], l.batch % ne[3]}) + first * size;
+    if (f->mask->layout.type == GS_T_F32)
+        return (const float *)at;
+    floats_from(f->mask->layout.type, at, tile, n);
+    return tile;
+}
+
+/* -- along the keys ------------------------------------------------------------------------------------------ */
+
+INLINE float dot_f32(const float *a, const float *b, int64_t n) {
+    vf s = vset(0), t = s;
+    int64_t i = 0;
+    for (; i + 2 * V <= n; i += 2 * V) {
+        s += vload(a + i) * vload(b + i);
+        t += vload(a + i + V) * vload(b + i + V);
+    }
+    if (i + V <= n) {
+        s += vload(a + i) * vload(b + i);
+        i += V;
+    }
+    float sum = vsum(s + t);
+    for (; i < n; i++)
+        sum += a[i] * b[i];
+    return sum;
+}
+
+/* acc += weight * x */
+INLINE void add_scaled(float *acc, float weight, const float *x, int64_t n) {
+    int64_t i = 0;
+    for (; i + V <= n; i += V)
+        vstore(acc + i, vload(acc + i) + weight * vload(x + i));
+    for (; i < n; i++)
+        acc[i] += weight * x[i];
+}
+
+/* acc += weights[key] * v[key] for f16, columns first .. first + 4 V in registers. */
+INLINE void add_halves(float *acc, const float *weights, const char *v, int64_t stride, int64_t n) {
+    vf a = vload(acc), b = vload(acc + V), c = vload(acc + 2 * V), d = vload(acc + 3 * V);
+    for (int64_t key = 0; key < n; key++) {
+        if (weights[key] == 0)
+            continue;
+        const uint16_t *x = (const uint16_t *)(v + key * stride);
+        a += weights[key] * vfrom_f16(x);
+        b += weights[key] * vfrom_f16(x + V);
+        c += weights[key] * vfrom_f16(x + 2 * V);
+        d += weights[key] * vfrom_f16(x + 3 * V);
+    }
+    vstore(acc, a);
+    vstore(acc + V, b);
+    vstore(acc + 2 * V, c);
+    vstore(acc + 3 * V, d);
+}
+
+INLINE const float *row_as_f32(const gs_node *t, where w, int64_t n, float *copy) {
+    const char *from = row_of(t, w);
+    if (t->layout.type == GS_T_F32)
+        return (const float *)from;
+    load_row(t->layout.type, from, copy, n);
+    return copy;
+}
+
+typedef struct lines_memory { float *q, *scores, *copy, *tile; } lines_memory;
+
+static int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+
+static lines_memory lines_memory_at(const flash *f, float *at, int64_t m) {
+    lines_memory s;
+    s.q = at;
+    s.scores = s.q + m * padded(f->d);
+    s.copy = s.scores + m * CHUNK;
+    s.tile = s.copy + padded(f->d > f->dv ? f->d : f->dv);
+    return s;
+}
+
+static int64_t lines_floats(const flash *f, int64_t m) {
+    return m * padded(f->d) + m * CHUNK + padded(f->d > f->dv ? f->d : f->dv) + CHUNK + 16;
+}
+
+/* Scores of row l (number m of those here) from unmasked keys; -inf for masked ones, which are not looked at. */
+static void finish_scores(const flash *f, line l, float *scores, const float *bias, int64_t n) {
+    int64_t i = 0;
+    float slope = slope_of(l.head, f->n_head, f->max_bias), cap = f->softcap;
+    for (; i < n; i += V) {
+        int64_t count = n - i < V ? n - i : V;
+        float part[V] = {0}, add[V] = {0};
+        memcpy(part, scores + i, (size_t)count * 4);
+        vf s = vload(part);
+        if (cap != 0)
+            s = vtanh(s) * cap;
+        if (bias != NULL) {
+            memcpy(add, bias + i, (size_t)count * 4);
+            vf b = vload(add);
+            s = vpick(b == -INFINITY, vset(-INFINITY), s + b * slope);
+        }
+        vstore(part, s);
+        memcpy(scores + i, part, (size_t)count * 4);
+    }
+}
+
+static int has_nan(const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (x[i] != x[i])
+            return 1;
+    return 0;
+}
+
+/* Rows m0 .. m0 + m of a key head over n keys: for each its sum of weighted values [dv] at acc, its largest score at
+ * top, its sum of weights at total. */
+static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, int64_t first,
+                         int64_t n, lines_memory s, float *acc, int64_t stride, float *top, float *total) {
+    int64_t width = padded(f->d);
+    const float *bias = NULL;
+    for (int64_t i = 0; i < m; i++)
+        scaled_query(f, line_of(f, head_kv, batch, m0 + i), s.q + i * width);
+    if (m == 1)
+        bias = bias_of(f, line_of(f, head_kv, batch, m0), first, n, s.tile);
+    for (int64_t key = 0; key < n; key++) {
+        if (bias != NULL && bias[key] == -INFINITY) {
+            s.scores[key] = 0;
+            continue;
+        }
+        const float *k = row_as_f32(f->k, (where){first + key, head_kv, batch}, f->d, s.copy);
+        for (int64_t i = 0; i < m; i++)
+            s.scores[i * CHUNK + key] = dot_f32(s.q + i * width, k, f->d);
+    }
+    for (int64_t i = 0; i < m; i++) {
+        line l = line_of(f, head_kv, batch, m0 + i);
+        float *scores = s.scores + i * CHUNK;
+        finish_scores(f, l, scores, bias_of(f, l, first, n, s.tile), n);
+        top[i * stride] = largest_of(scores, n);
+        if (top[i * stride] == -INFINITY && has_nan(scores, n))
+            top[i * stride] = 0;
+        total[i * stride] = top[i * stride] == -INFINITY ? 0 : exponents(scores, n, top[i * stride]);
+        if (top[i * stride] == -INFINITY)
+            memset(scores, 0, (size_t)n * 4);
+        memset(acc + i * stride, 0, (size_t)f->dv * 4);
+    }
+    int64_t column = 0;
+    if (f->v->layout.type == GS_T_F16)
+        for (; column + 4 * V <= f->dv; column += 4 * V)
+            for (int64_t i = 0; i < m; i++)
+                add_halves(acc + i * stride + column, s.scores + i * CHUNK,
+                           row_of(f->v, (where){first, head_kv, batch}) + column * 2, f->v->layout.nb[1], n);
+    if (column == f->dv)
+        return;
+    for (int64_t key = 0; key < n; key++) {
+        const float *v = NULL;
+        for (int64_t i = 0; i < m; i++) {
+            if (s.scores[i * CHUNK + key] == 0)
+                continue;
+            if (v == NULL)
+                v = row_as_f32(f->v, (where){first + key, head_kv, batch}, f->dv, s.copy);
+            add_scaled(acc + i * stride + column, s.scores[i * CHUNK + key], v + column, f->dv - column);
+        }
+    }
+}
+
+/* Sums of `n` chunks, `between` floats apart, each [top, total, acc[dv]], merged in order into the result. */
+static void merge_chunks(const flash *f, line l, const float *from, int64_t n, int64_t between) {
+    float *out = result_of(f, l), top = -INFINITY, total = 0;
+    float sink = f->sinks == NULL ? -INFINITY : f->sinks[l.head];
+    for (int64_t i = 0; i < n; i++)
+        top = from[i * between] > top || from[i * between] != from[i * between] ? from[i * between] : top;
+    top = sink > top || sink != sink ? sink : top;
+    memset(out, 0, (size_t)f->dv * 4);
+    if (top == -INFINITY)
+        return;
+    for (int64_t i = 0; i < n; i++) {
+        const float *chunk = from + i * between;
+        if (chunk[0] == -INFINITY)
+            continue;
+        float weight = exp_of_one(chunk[0] - top);
+        total += chunk[1] * weight;
+        add_scaled(out, weight, chunk + 2, f->dv);
+    }
+    if (sink != -INFINITY)
+        total += exp_of_one(sink - top);
+    if (total != 0)
+        shift_and_divide(out, out, f->dv, 0, total);
+}
+
+/* arg[2]: chunks; arg[3]: floats between chunks of a row.  A unit is a chunk of a key head. */
+static void run_chunks(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    (void)fault;
+    flash f = flash_of(call->node);
+    int64_t m = f.n_rows * f.group, chunks = call->arg[2], size = call->arg[3], n_head_kv = f.n_head / f.group;
+    for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
+        int64_t chunk = unit % chunks, head_kv = unit / chunks % n_head_kv, batch = unit / chunks / n_head_kv;
+        int64_t first = chunk * CHUNK, n = f.n_kv - first < CHUNK ? f.n_kv - first : CHUNK;
+        /* [head][row][chunk] */
+        float *to = (float *)shared + ((unit - chunk) * m + chunk) * size;
+        attend_lines(&f, head_kv, batch, 0, m, first, n, lines_memory_at(&f, (float *)scratch, m), to + 2,
+                     chunks * size, to, to + 1);
+    }
+}
+
+static void run_merge(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    (void)scratch; (void)fault;
+    flash f = flash_of(call->node);
+    int64_t m = f.n_rows * f.group, chunks = call->arg[2], size = call->arg[3], n_head_kv = f.n_head / f.group;
+    for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
+        int64_t head_kv = unit / m % n_head_kv, batch = unit / m / n_head_kv;
+        merge_chunks(&f, line_of(&f, head_kv, batch, unit % m), (const float *)shared + unit * chunks * size, chunks,
+                     size);
+    }
+}
+
+/* -- in blocks --------------------------------------------------------------------------------------------------- */
+
+#define TILE_ROWS 4
+#if GS_LEVEL == 2
+#define TILE_VECTORS 4
+#else
+#define TILE_VECTORS 2
+#endif
+
+/* c[4][4 or 2 vectors] (+)= a[4][n] b[n][...]; rows are lda, ldb, ldc floats apart. */
+INLINE void small_product(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb, int64_t n,
+                          int vectors, int more) {
+    vf s[TILE_ROWS][TILE_VECTORS];
+    for (int r = 0; r < TILE_ROWS; r++)
+        for (int i = 0; i < vectors; i++)
+            s[r][i] = more ? vload(c + r * ldc + i * V) : vset(0);
+    for (int64_t k = 0; k < n; k++) {
+        vf x[TILE_VECTORS];
+        for (int i = 0; i < vectors; i++)
+            x[i] = vload(b + k * ldb + i * V);
+        for (int r = 0; r < TILE_ROWS; r++)
+            for (int i = 0; i < vectors; i++)
+                s[r][i] += a[r * lda + k] * x[i];
+    }
+    for (int r = 0; r < TILE_ROWS; r++)
+        for (int i = 0; i < vectors; i++)
+            vstore(c + r * ldc + i * V, s[r][i]);
+}
+
+/* rows a multiple of TILE_ROWS, columns of V. */
+static void block_product(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb,
+                          int64_t rows, int64_t columns, int64_t n, int more) {
+    int64_t i = 0;
+    for (; i + TILE_VECTORS * V <= columns; i += TILE_VECTORS * V)
+        for (int64_t r = 0; r < rows; r += TILE_ROWS)
+            small_product(c + r * ldc + i, ldc, a + r * lda, lda, b + i, ldb, n, TILE_VECTORS, more);
+    for (; i < columns; i += V)
+        for (int64_t r = 0; r < rows; r += TILE_ROWS)
+            small_product(c + r * ldc + i, ldc, a + r * lda, lda, b + i, ldb, n, 1, more);
+}
+
+typedef struct block_memory { float *q, *scores, *keys, *values, *out, *top, *total, *copy, *bias; } block_memory;
+
+static block_memory block_memory_at(const flash *f, float *at) {
+    block_memory s;
+    s.q = at;
+    s.scores = s.q + BLOCK_ROWS * padded(f->d);
+    s.keys = s.scores + BLOCK_ROWS * BLOCK_KEYS;
+    s.values = s.keys + padded(f->d) * BLOCK_KEYS;
+    s.out = s.values + BLOCK_KEYS * padded(f->dv);
+    s.top = s.out + BLOCK_ROWS * padded(f->dv);
+    s.total = s.top + BLOCK_ROWS;
+    s.bias = s.total + BLOCK_ROWS;
+    s.copy = s.bias + BLOCK_ROWS * BLOCK_KEYS;
+    return s;
+}
+
+static int64_t block_floats(const flash *f) {
+    int64_t d = padded(f->d), dv = padded(f->dv);
+    return BLOCK_ROWS * (d + dv + 2 + 2 * BLOCK_KEYS) + BLOCK_KEYS * (d + dv) + 4 * d;
+}
+
+/* keys[i][key], from rows of the cache; columns beyond n are 0. */
+static void transposed_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t first, int64_t n,
+                            block_memory *s) {
+    int64_t width = padded(f->d);
+    for (int64_t key = 0; key < BLOCK_KEYS; key += 4) {
+        const float *x[4];
+        for (int i = 0; i < 4; i++) {
+            float *copy = s->copy + i * width;
+            if (key + i < n) {
+                x[i] = row_as_f32(f->k, (where){first + key + i, head_kv, batch}, f->d, copy);
+            } else {
+                memset(copy, 0, (size_t)f->d * 4);
+                x[i] = copy;
+            }
+        }
+        for (int64_t i = 0; i < f->d; i++) {
+            float *to = s->keys + i * BLOCK_KEYS + key;
+            to[0] = x[0][i];
+            to[1] = x[1][i];
+            to[2] = x[2][i];
+            to[3] = x[3][i];
+        }
+    }
+}
+
+static void values_of_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t first, int64_t n, block_memory *s) {
+    int64_t width = padded(f->dv);
+    for (int64_t key = 0; key < BLOCK_KEYS; key++) {
+        float *to = s->values + key * width;
+        if (key < n)
+            load_row(f->v->layout.type, row_of(f->v, (where){first + key, head_kv, batch}), to, f->dv);
+        int64_t from = key < n ? f->dv : 0;
+        memset(to + from, 0, (size_t)(width - from) * 4);
+    }
+}
+
+/* The masks of all rows for these keys; 0 if every cell is masked. */
+static int block_bias(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, int64_t first, int64_t n,
+                      block_memory *s) {
+    vi any = (vi)vset(0);
+    float tile[BLOCK_KEYS];
+    for (int64_t i = 0; i < m; i++) {
+        float *to = s->bias + i * BLOCK_KEYS;
+        const float *bias = bias_of(f, line_of(f, head_kv, batch, m0 + i), first, n, tile);
+        if (bias == NULL)
+            memset(to, 0, (size_t)n * 4);
+        else
+            memcpy(to, bias, (size_t)n * 4);
+        for (int64_t k = n; k < BLOCK_KEYS; k++)
+            to[k] = -INFINITY;
+        for (int64_t k = 0; k < BLOCK_KEYS; k += V)
+            any |= vload(to + k) != -INFINITY;
+    }
+    int32_t seen[V], found = 0;
+    memcpy(seen, &any, sizeof(seen));
+    for (int i = 0; i < V; i++)
+        found |= seen[i];
+    return found;
+}
+
+/* Scores become weights; what is there of earlier keys is brought to the new largest score. */
+static void weigh_block(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, block_memory *s) {
+    int64_t width = padded(f->dv);
+    for (int64_t i = 0; i < m; i++) {
+        float *scores = s->scores + i * BLOCK_KEYS;
+        finish_scores(f, line_of(f, head_kv, batch, m0 + i), scores, s->bias + i * BLOCK_KEYS, BLOCK_KEYS);
+        float top = largest_of(scores, BLOCK_KEYS);
+        if (top < s->top[i] || top == -INFINITY)
+            top = s->top[i];
+        if (top == -INFINITY) {
+            if (has_nan(scores, BLOCK_KEYS))
+                s->total[i] = NAN;              /* finish_block looks again */
+            memset(scores, 0, BLOCK_KEYS * 4);
+            continue;
+        }
+        if (top != s->top[i]) {
+            float change = exp_of_one(s->top[i] - top);
+            s->total[i] *= change;
+            for (int64_t k = 0; k < width; k += V)
+                vstore(s->out + i * width + k, vload(s->out + i * width + k) * change);
+            s->top[i] = top;
+        }
+        s->total[i] += exponents(scores, BLOCK_KEYS, top);
+    }
+}
+
+/* A row that came out as NaN, from its unmasked cells alone. */
+static void attend_again(const flash *f, int64_t head_kv, int64_t batch, int64_t m, float *memory) {
+    lines_memory s = lines_memory_at(f, memory + 2 * (2 + padded(f->dv)), 1);
+    int64_t size = 2 + padded(f->dv);
+    float *sum = memory, *chunk = memory + size;
+    sum[0] = -INFINITY;
+    sum[1] = 0;
+    memset(sum + 2, 0, (size_t)f->dv * 4);
+    for (int64_t first = 0; first < f->n_kv; first += CHUNK) {
+        int64_t n = f->n_kv - first < CHUNK ? f->n_kv - first : CHUNK;
+        attend_lines(f, head_kv, batch, m, 1, first, n, s, chunk + 2, size, chunk, chunk + 1);
+        if (chunk[0] == -INFINITY)
+            continue;
+        float top = chunk[0] > sum[0] || chunk[0] != chunk[0] ? chunk[0] : sum[0];
+        float before = sum[0] == -INFINITY ? 0 : exp_of_one(sum[0] - top), now = exp_of_one(chunk[0] - top);
+        for (int64_t i = 0; i < f->dv; i++)
+            sum[2 + i] = (before == 0 ? 0 : sum[2 + i] * before) + chunk[2 + i] * now;
+        sum[1] = sum[1] * before + chunk[1] * now;
+        sum[0] = top;
+    }
+    merge_chunks(f, line_of(f, head_kv, batch, m), sum, 1, size);
+}
+
+static void finish_block(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, block_memory *s) {
+    int64_t width = padded(f->dv);
+    for (int64_t i = 0; i < m; i++) {
+        line l = line_of(f, head_kv, batch, m0 + i);
+        float *out = result_of(f, l), total = s->total[i], weight = 1;
+        const float *sum = s->out + i * width;
+        if (f->sinks != NULL) {
+            float sink = f->sinks[l.head], top = sink > s->top[i] ? sink : s->top[i];
+            weight = s->top[i] == -INFINITY ? 0 : exp_of_one(s->top[i] - top);
+            total = total * weight + exp_of_one(sink - top);
+        }
+        int lost = total != total;
+        for (int64_t k = 0; k < f->dv; k++) {
+            out[k] = total == 0 ? 0 : sum[k] * weight / total;
+            lost |= out[k] != out[k];
+        }
+        if (lost)
+            attend_again(f, head_kv, batch, m0 + i, s->keys);
+    }
+}
+
+/* arg[2]: blocks of rows.  A unit is such a block of a key head. */
+static void run_blocks(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    (void)shared; (void)fault;
+    flash f = flash_of(call->node);
+    block_memory s = block_memory_at(&f, (float *)scratch);
+    int64_t rows = f.n_rows * f.group, blocks = call->arg[2], n_head_kv = f.n_head / f.group;
+    int64_t width = padded(f.dv), d = padded(f.d);
+    for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
+        int64_t m0 = unit % blocks * BLOCK_ROWS, head_kv = unit / blocks % n_head_kv;
+        int64_t batch = unit / blocks / n_head_kv, m = rows - m0 < BLOCK_ROWS ? rows - m0 : BLOCK_ROWS;
+        int64_t whole = (m + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+        memset(s.q, 0, (size_t)(BLOCK_ROWS * d) * 4);
+        memset(s.out, 0, (size_t)(BLOCK_ROWS * width) * 4);
+        memset(s.scores, 0, BLOCK_ROWS * BLOCK_KEYS * 4);
+        for (int64_t i = 0; i < BLOCK_ROWS; i++) {
+            s.top[i] = -INFINITY;
+            s.total[i] = 0;
+        }
+        for (int64_t i = 0; i < m; i++)
+            scaled_query(&f, line_of(&f, head_kv, batch, m0 + i), s.q + i * d);
+        for (int64_t first = 0; first < f.n_kv; first += BLOCK_KEYS) {
+            int64_t n = f.n_kv - first < BLOCK_KEYS ? f.n_kv - first : BLOCK_KEYS;
+            if (!block_bias(&f, head_kv, batch, m0, m, first, n, &s))
+                continue;
+            transposed_keys(&f, head_kv, batch, first, n, &s);
+            values_of_keys(&f, head_kv, batch, first, n, &s);
+            block_product(s.scores, BLOCK_KEYS, s.q, d, s.keys, BLOCK_KEYS, whole, BLOCK_KEYS, f.d, 0);
+            weigh_block(&f, head_kv, batch, m0, m, &s);
+            block_product(s.out, width, s.scores, BLOCK_KEYS, s.values, width, whole, width, BLOCK_KEYS, 1);
+        }
+        finish_block(&f, head_kv, batch, m0, m, &s);
+    }
+}
+
+/* -- which way ----------------------------------------------------------------------------------------------- */
+
+static int rows_are_whole(const gs_node *t) {
+    int elements = gs_block_elements(t->layout.type);
+    return loads(t->layout.type) && t->layout.ne[0] % elements == 0
+           && (t->layout.nb[0] == gs_block_bytes(t->layout.type) || t->layout.ne[0] == 1);
+}
+
+static int flash_fits(const gs_node *node) {
+    if (node->n_src < 3 || node->n_src > 5 || node->src[0] == NULL || node->src[1] == NULL || node->src[2] == NULL)
+        return 0;
+    const gs_layout *q = &node->src[0]->layout, *k = &node->src[1]->layout, *v = &node->src[2]->layout;
+    const gs_node *mask = node->n_src > 3 ? node->src[3] : NULL, *sinks = node->n_src > 4 ? node->src[4] : NULL;
+    if (node->layout.type != GS_T_F32 || q->type != GS_T_F32 || !rows_are_whole(node->src[0])
+        || !rows_are_whole(node->src[1]) || !rows_are_whole(node->src[2]) || !rows_are_whole(node))
+        return 0;
+    if (k->ne[0] != q->ne[0] || k->ne[3] != q->ne[3] || k->ne[1] != v->ne[1] || k->ne[2] != v->ne[2]
+        || k->ne[3] != v->ne[3] || k->ne[2] <= 0 || k->ne[1] <= 0 || q->ne[2] % k->ne[2])
+        return 0;
+    if (node->layout.ne[0] != v->ne[0] || node->layout.ne[1] != q->ne[2] || node->layout.ne[2] != q->ne[1]
+        || node->layout.ne[3] != q->ne[3] || q->ne[0] > 4096 || v->ne[0] > 4096)
+        return 0;
+    return mask_is_right(mask, k->ne[1], q->ne[1], q->ne[2], q->ne[3])
+           && (sinks == NULL || (sinks->layout.type == GS_T_F32 && n_elements_of(sinks) == q->ne[2]
+                                 && is_dense(sinks)));
+}
+
+static int build_attention(const gs_node *node, int32_t position, gs_calls *to) {
+    if (!flash_fits(node))
+        return GS_UNSUPPORTED_OP;
+    if (n_elements_of(node) == 0)
+        return GS_OK;
+    flash f = flash_of(node);
+    int64_t m = f.n_rows * f.group, heads = f.k->layout.ne[2] * f.k->layout.ne[3], work = f.d + f.dv;
+    if (m >= FEW) {
+        int64_t blocks = (m + BLOCK_ROWS - 1) / BLOCK_ROWS;
+        int64_t again = 2 * (2 + padded(f.dv)) + lines_floats(&f, 1);
+        int64_t before_keys = BLOCK_ROWS * (padded(f.d) + BLOCK_KEYS);
+        need(&to->scratch, row_bytes_padded(block_floats(&f)));
+        need(&to->scratch, row_bytes_padded(before_keys + again));
+        gs_call call = call_over(node, position, run_blocks, heads * blocks, BLOCK_ROWS * work * (f.n_kv + 1) / 4,
+                                 FLASH_WORK);
+        call.arg[2] = blocks;
+        return gs_add_call(to, &call);
+    }
+    int64_t chunks = (f.n_kv + CHUNK - 1) / CHUNK, size = 2 + padded(f.dv);
+    int64_t keys = f.n_kv < CHUNK ? f.n_kv : CHUNK;
+    need(&to->scratch, row_bytes_padded(lines_floats(&f, m)));
+    need(&to->shared, row_bytes_padded(heads * m * chunks * size));
+    gs_call call = call_over(node, position, run_chunks, heads * chunks, m * work * keys, FLASH_WORK);
+    call.arg[2] = chunks;
+    call.arg[3] = size;
+    int status = gs_add_call(to, &call);
+    if (status != GS_OK)
+        return status;
+    gs_call merge = call_over(node, position, run_merge, heads * m, f.dv * chunks, ROW_WORK);
+    merge.arg[2] = chunks;
+    merge.arg[3] = size;
+    return gs_add_call(to, &merge);
+}

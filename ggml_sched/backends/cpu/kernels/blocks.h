@@ -1,0 +1,65 @@
+/* blocks.h -- ggml's element types as kernels see them: what a block holds, and rows of f32 to blocks and back.
+ *
+ * Every quantised type is the same thing at heart: groups of 16 or 32 neighbouring elements, each a small signed
+ * integer q, and for each group a scale s and for some types a minimum m.  Element = s * q, or s * q + m, each
+ * operation rounded once: so decoded, rows are bit-equal to what ggml's dequantize_row_* and the gguf package give.
+ * The layouts are ggml's (ggml-common.h).
+ */
+#ifndef GGML_SCHED_KERNELS_BLOCKS_H
+#define GGML_SCHED_KERNELS_BLOCKS_H
+
+#include <stdint.h>
+
+/* Type numbers of ggml, as in ggml_sched.Type. */
+enum gs_type {
+    GS_TYPE_F32 = 0,
+    GS_TYPE_F16 = 1,
+    GS_TYPE_Q4_0 = 2,
+    GS_TYPE_Q4_1 = 3,
+    GS_TYPE_Q5_0 = 6,
+    GS_TYPE_Q5_1 = 7,
+    GS_TYPE_Q8_0 = 8,
+    GS_TYPE_Q2_K = 10,
+    GS_TYPE_Q3_K = 11,
+    GS_TYPE_Q4_K = 12,
+    GS_TYPE_Q5_K = 13,
+    GS_TYPE_Q6_K = 14,
+    GS_TYPE_IQ4_NL = 20,
+    GS_TYPE_IQ4_XS = 23,
+    GS_TYPE_I32 = 26,
+    GS_TYPE_BF16 = 30,
+    GS_TYPE_MXFP4 = 39
+};
+
+#define GS_MAX_BLOCK 256       /* elements of the largest block */
+#define GS_MAX_GROUPS 16       /* groups of a block             */
+
+typedef struct gs_block_kind {
+    int32_t type;              /* enum gs_type                                        */
+    int32_t elements;          /* of a block: 32 or 256                               */
+    int32_t bytes;             /* of a block                                          */
+    int32_t group;             /* elements that share a scale: 16 or 32               */
+    int32_t has_min;
+    int32_t offset;            /* q + offset is in 0 .. 255                           */
+    /* One block: q[elements], s[elements / group], and m likewise where has_min. */
+    void (*decode)(const uint8_t *block, int8_t *q, float *s, float *m);
+} gs_block_kind;
+
+/* What blocks of a quantised type are; NULL for any other type. */
+const gs_block_kind *gs_block_kind_of(int type);
+
+/* The levels of iq4_nl and iq4_xs, and of mxfp4 (e2m1, doubled). */
+extern const int8_t gs_iq4_levels[16];
+extern const int8_t gs_mxfp4_levels[16];
+
+/* Half of 2^(e - 127): mxfp4's scale of doubled levels. */
+float gs_scale_of_e8m0(uint8_t e);
+
+/* n elements of a row of `type`, n a multiple of its block, to f32.  Returns 0, or -1 for a type that is not known. */
+int gs_dequantize_row(int type, const void *src, float *dst, int64_t n);
+
+/* n elements of f32 to f32, f16, bf16, q8_0, q4_0, q4_1, q5_0 or q5_1, by ggml's reference rounding.
+ * Returns 0, or -1 for another type. */
+int gs_quantize_row(int type, const float *src, void *dst, int64_t n);
+
+#endif

@@ -1,0 +1,186 @@
+/* build.c -- see build.h: overlap, tables, and which kernels are asked. */
+#include "build.h"
+#include "types.h"
+#if __has_include("matmul.h")
+#include "matmul.h"
+#define HAVE_MATMUL 1
+#endif
+
+#include <string.h>
+
+/* -- tables ------------------------------------------------------------------------------------------------ */
+
+void *gs_find_table(const gs_tables *in, const gs_node *positions, const gs_node *factors, const int32_t *params) {
+    for (int32_t i = 0; i < in->n; i++) {
+        const gs_table *t = &in->table[i];
+        if (t->positions == positions && t->factors == factors && memcmp(t->params, params, sizeof(t->params)) == 0)
+            return t->of;
+    }
+    return NULL;
+}
+
+void gs_add_table(gs_tables *to, const gs_node *positions, const gs_node *factors, const int32_t *params, void *of) {
+    if (to->n == GS_MAX_TABLES) {
+        memmove(to->table, to->table + 1, (GS_MAX_TABLES - 1) * sizeof(gs_table));
+        to->n--;
+    }
+    gs_table *t = &to->table[to->n++];
+    t->positions = positions;
+    t->factors = factors;
+    memcpy(t->params, params, sizeof(t->params));
+    t->of = of;
+}
+
+static int overlap(const gs_node *a, const gs_node *b) {
+    const char *x = a->data, *y = b->data;
+    return x < y + b->layout.nbytes && y < x + a->layout.nbytes;
+}
+
+void gs_forget_tables(gs_tables *in, const gs_node *node) {
+    for (int32_t i = in->n - 1; i >= 0; i--) {
+        const gs_table *t = &in->table[i];
+        if (overlap(node, t->positions) || (t->factors != NULL && overlap(node, t->factors))) {
+            memmove(&in->table[i], &in->table[i + 1], (size_t)(in->n - i - 1) * sizeof(gs_table));
+            in->n--;
+        }
+    }
+}
+
+/* -- overlap ----------------------------------------------------------------------------------------------- */
+
+/* Bit i: source i, of the result's layout, may be the result. */
+static uint32_t tolerated(int op) {
+    switch (op) {
+    case GS_OP_ADD: case GS_OP_SUB: case GS_OP_MUL: case GS_OP_DIV: case GS_OP_ADD1: case GS_OP_GLU:
+        return 3;
+    case GS_OP_SCALE: case GS_OP_SQR: case GS_OP_SQRT: case GS_OP_LOG: case GS_OP_CLAMP: case GS_OP_UNARY:
+    case GS_OP_RMS_NORM: case GS_OP_NORM: case GS_OP_L2_NORM: case GS_OP_SOFT_MAX: case GS_OP_ROPE:
+    case GS_OP_DIAG_MASK_INF: case GS_OP_DIAG_MASK_ZERO: case GS_OP_ADD_ID: case GS_OP_CPY: case GS_OP_DUP:
+    case GS_OP_CONT: case GS_OP_REPEAT:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+/* Bit i: source i is the tensor that is written into, and is not read. */
+static uint32_t written(int op) {
+    return op == GS_OP_CPY ? 2 : op == GS_OP_SET_ROWS ? 4 : 0;
+}
+
+static int clashes(const gs_node *node, int i) {
+    const gs_node *s = node->src[i];
+    if (s == NULL || written(node->op) >> i & 1 || !overlap(node, s))
+        return 0;
+    int exact = s->data == node->data && s->layout.type == node->layout.type
+                && memcmp(s->layout.ne, node->layout.ne, sizeof(s->layout.ne)) == 0
+                && memcmp(s->layout.nb, node->layout.nb, sizeof(s->layout.nb)) == 0;
+    return !(exact && tolerated(node->op) >> i & 1);
+}
+
+/* Whether the first element lies where compiled code may look for it: at a multiple of its size. */
+static int is_astray(const gs_node *t) {
+    int size = gs_plain_size(t->layout.type);
+    return size > 1 && t->layout.nbytes > 0 && (uintptr_t)t->data % (uintptr_t)size != 0;
+}
+
+#define COPY_PART (1 << 18)
+
+/* Brings arg[2] bytes from arg[0] to arg[1]. */
+static void run_bytes(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    (void)shared; (void)scratch; (void)fault;
+    int64_t first = (int64_t)part * COPY_PART, rest = call->arg[2] - first;
+    memcpy((char *)call->arg[1] + first, (const char *)call->arg[0] + first,
+           (size_t)(rest < COPY_PART ? rest : COPY_PART));
+}
+
+static int add_bytes(const gs_node *node, int32_t position, gs_calls *to, const void *from, void *into, int64_t size) {
+    gs_call call = {.run = run_bytes, .node = node, .position = position};
+    call.n_parts = (int32_t)((size + COPY_PART - 1) / COPY_PART);
+    call.arg[0] = (int64_t)from;
+    call.arg[1] = (int64_t)into;
+    call.arg[2] = size;
+    return gs_add_call(to, &call);
+}
+
+/* A tensor in memory of the plan, and the call that brings its bytes there; NULL without memory. */
+static gs_node *elsewhere(const gs_node *t, const gs_node *node, int32_t position, gs_calls *to) {
+    gs_node *copy = gs_keep(to, sizeof(gs_node));
+    void *memory = gs_keep(to, t->layout.nbytes);
+    if (copy == NULL || memory == NULL || add_bytes(node, position, to, t->data, memory, t->layout.nbytes) != GS_OK)
+        return NULL;
+    *copy = *t;
+    copy->data = memory;
+    return copy;
+}
+
+/* The node over copies of what clashes or lies astray: `*made` is NULL if nothing does. */
+static int with_copies(const gs_node *node, int32_t position, gs_calls *to, gs_node **made) {
+    *made = NULL;
+    if (is_astray(node)) {
+        /* With what is there now: a view's gaps are to stay. */
+        *made = elsewhere(node, node, position, to);
+        if (*made == NULL)
+            return GS_NO_HOST_MEMORY;
+    }
+    for (int i = 0; i < node->n_src && i < GS_MAX_SRC; i++) {
+        const gs_node *s = node->src[i];
+        if (s == NULL || written(node->op) >> i & 1 || !(clashes(node, i) || is_astray(s)))
+            continue;
+        if (*made == NULL) {
+            *made = gs_keep(to, sizeof(gs_node));
+            if (*made == NULL)
+                return GS_NO_HOST_MEMORY;
+            **made = *node;
+        }
+        (*made)->src[i] = elsewhere(s, node, position, to);
+        if ((*made)->src[i] == NULL)
+            return GS_NO_HOST_MEMORY;
+    }
+    return GS_OK;
+}
+
+/* -- which kernels ------------------------------------------------------------------------------------------ */
+
+/* Whether strides are multiples of the element's size, as compiled code may assume. */
+static int strides_are_whole(const gs_node *t) {
+    int size = gs_plain_size(t->layout.type);
+    for (int d = 0; d < GS_MAX_DIMS && size > 1; d++)
+        if (t->layout.nb[d] % size)
+            return 0;
+    return 1;
+}
+
+static int build_by_isa(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables) {
+#if HAVE_MATMUL
+    if (node->op == GS_OP_MUL_MAT)
+        return gs_build_mul_mat(node, position, to);
+    if (node->op == GS_OP_MUL_MAT_ID)
+        return gs_build_mul_mat_id(node, position, to);
+#endif
+    switch (gs_isa()) {
+#if defined(__x86_64__)
+    case GS_ISA_AVX512: return gs_build_avx512(node, position, to, tables);
+    case GS_ISA_AVX2: return gs_build_avx2(node, position, to, tables);
+#endif
+    default: return gs_build_portable(node, position, to, tables);
+    }
+}
+
+int gs_build_node(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables) {
+    int32_t before = to->n;
+    gs_node *made;
+    if (!strides_are_whole(node))
+        return GS_UNSUPPORTED_OP;
+    for (int i = 0; i < node->n_src; i++)
+        if (node->src[i] != NULL && !strides_are_whole(node->src[i]))
+            return GS_UNSUPPORTED_OP;
+    int status = with_copies(node, position, to, &made);
+    if (status == GS_OK)
+        status = build_by_isa(made != NULL ? made : node, position, to, tables);
+    if (status == GS_OK && made != NULL && made->data != node->data)
+        status = add_bytes(node, position, to, made->data, node->data, node->layout.nbytes);
+    if (status != GS_OK)
+        to->n = before;
+    return status;
+}

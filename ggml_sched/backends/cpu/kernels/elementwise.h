@@ -1,0 +1,302 @@
+/* elementwise.h -- functions of one element, of two, and gated units: ADD SUB MUL DIV ADD1, SCALE SQR SQRT LOG CLAMP,
+ * UNARY, GLU.
+ *
+ * Included once for each instruction set.  All in f32, a tile at a time; f16 and bf16 are rounded once, on the way out.
+ * An element's result does not depend on where in a row it stands: the end of a row goes through a full vector, too.
+ */
+
+/* Computes n elements; `b` is the second operand, `c` has what the node's parameters say. */
+typedef void (*tile_fn)(float *out, const float *a, const float *b, int64_t n, const float *c);
+
+/* A tile function whose body computes the vector `y` of the vectors `x` and `z`. */
+#define TILE_FN(name, body)                                                                   \
+    static void name(float *out, const float *a, const float *b, int64_t n, const float *c) { \
+        (void)b; (void)c;                                                                     \
+        int64_t i = 0;                                                                        \
+        for (; i + V <= n; i += V) {                                                          \
+            vf x = vload(a + i), z = vload(b + i), y;                                         \
+            (void)z;                                                                          \
+            body                                                                              \
+            vstore(out + i, y);                                                               \
+        }                                                                                     \
+        if (i < n) {                                                                          \
+            float last[V] = {0}, other[V] = {0}, done[V];                                     \
+            memcpy(last, a + i, (size_t)(n - i) * 4);                                         \
+            memcpy(other, b + i, (size_t)(n - i) * 4);                                        \
+            vf x = vload(last), z = vload(other), y;                                          \
+            (void)z;                                                                          \
+            body                                                                              \
+            vstore(done, y);                                                                  \
+            memcpy(out + i, done, (size_t)(n - i) * 4);                                       \
+        }                                                                                     \
+    }
+
+/* The same of single elements, for what is rare. */
+#define EACH_FN(name, body)                                                                   \
+    static void name(float *out, const float *a, const float *b, int64_t n, const float *c) { \
+        (void)b; (void)c;                                                                     \
+        for (int64_t i = 0; i < n; i++) {                                                     \
+            float x = a[i], y;                                                                \
+            body                                                                              \
+            out[i] = y;                                                                       \
+        }                                                                                     \
+    }
+
+/* numpy's maximum and minimum: NaN where the first operand is. */
+INLINE vf above(vf x, float limit) { return vmax(vset(limit), x); }
+INLINE vf below(vf x, float limit) { return vmin(vset(limit), x); }
+
+TILE_FN(f_add, y = x + z;)
+TILE_FN(f_sub, y = x - z;)
+TILE_FN(f_mul, y = x * z;)
+TILE_FN(f_div, y = x / z;)
+TILE_FN(f_scale, y = x * c[0];)
+TILE_FN(f_sqr, y = x * x;)
+TILE_FN(f_clamp, y = above(below(x, c[1]), c[0]);)
+TILE_FN(f_abs, y = vabs(x);)
+TILE_FN(f_neg, y = -x;)
+TILE_FN(f_relu, y = above(x, 0.0f);)
+TILE_FN(f_exp, y = vexp(x);)
+TILE_FN(f_tanh, y = vtanh(x);)
+TILE_FN(f_sigmoid, y = 1.0f / (1.0f + vexp(-x));)
+TILE_FN(f_silu, y = x / (1.0f + vexp(-x));)
+TILE_FN(f_gelu_quick, y = x / (1.0f + vexp(x * -1.702f));)
+TILE_FN(f_gelu, {
+    vf inner = (x * x * 0.044715f + 1.0f) * x * 0.797884561f;
+    y = (vtanh(inner) + 1.0f) * 0.5f * x;
+})
+TILE_FN(f_gelu_erf, {
+    vf e = verfc_positive(vabs(x) * 0.70710678f);
+    y = vpick(x > 0.0f, 2.0f - e, e) * 0.5f * x;
+    y = vpick(x == -INFINITY, vset(NAN), y);
+})
+TILE_FN(f_step, y = (vf)((x > 0.0f) & (vi)vset(1.0f));)
+TILE_FN(f_sgn, y = (vf)((x > 0.0f) & (vi)vset(1.0f)) - (vf)((x < 0.0f) & (vi)vset(1.0f));)
+TILE_FN(f_hardsigmoid, y = below(above((x + 3.0f) / 6.0f, 0.0f), 1.0f);)
+TILE_FN(f_hardswish, y = below(above((x + 3.0f) / 6.0f, 0.0f), 1.0f) * x;)
+TILE_FN(f_softplus, y = vpick(x > 20.0f, x, vlog1p_positive(vexp(x)));)
+EACH_FN(f_sqrt, y = sqrtf(x);)
+EACH_FN(f_log, y = logf(x);)
+EACH_FN(f_elu, y = x > 0 ? x : expm1f(x);)
+EACH_FN(f_expm1, y = expm1f(x);)
+EACH_FN(f_floor, y = floorf(x);)
+EACH_FN(f_ceil, y = ceilf(x);)
+EACH_FN(f_round, y = roundf(x);)
+EACH_FN(f_trunc, y = truncf(x);)
+EACH_FN(f_xielu, {
+    y = x > 0 ? (c[1] * x + c[2]) * x : (expm1f(x > c[3] ? c[3] : x) - x) * c[0] + c[2] * x;
+})
+/* Two roundings, as if scaled and then shifted: no fused multiply-add. */
+static void f_scale_and_shift(float *out, const float *a, const float *b, int64_t n, const float *c) {
+    float scaled[TILE], shift[TILE];
+    f_scale(scaled, a, b, n, c);
+    for (int64_t i = 0; i < n; i++)
+        shift[i] = c[1];
+    f_add(out, scaled, shift, n, c);
+}
+
+/* Gates: `a` goes through the function, `b` is the factor. */
+TILE_FN(g_reglu, y = above(x, 0.0f) * z;)
+TILE_FN(g_swiglu, y = x / (1.0f + vexp(-x)) * z;)
+TILE_FN(g_geglu_quick, y = x / (1.0f + vexp(x * -1.702f)) * z;)
+TILE_FN(g_geglu, {
+    vf inner = (x * x * 0.044715f + 1.0f) * x * 0.797884561f;
+    y = (vtanh(inner) + 1.0f) * 0.5f * x * z;
+})
+TILE_FN(g_geglu_erf, {
+    vf e = verfc_positive(vabs(x) * 0.70710678f);
+    y = vpick(x > 0.0f, 2.0f - e, e) * 0.5f * x * z;
+    y = vpick(x == -INFINITY, vset(NAN), y);
+})
+TILE_FN(g_swiglu_oai, {
+    vf gate = below(x, c[1]);
+    vf factor = above(below(z, c[1]), -c[1]) + 1.0f;
+    y = factor * gate / (1.0f + vexp(gate * -c[0]));
+})
+
+static tile_fn unary_of(int sub_op) {
+    static const tile_fn table[GS_N_UNARY_OPS] = {
+        [GS_UNARY_ABS] = f_abs, [GS_UNARY_SGN] = f_sgn, [GS_UNARY_NEG] = f_neg, [GS_UNARY_STEP] = f_step,
+        [GS_UNARY_TANH] = f_tanh, [GS_UNARY_ELU] = f_elu, [GS_UNARY_RELU] = f_relu,
+        [GS_UNARY_SIGMOID] = f_sigmoid, [GS_UNARY_GELU] = f_gelu, [GS_UNARY_GELU_QUICK] = f_gelu_quick,
+        [GS_UNARY_SILU] = f_silu, [GS_UNARY_HARDSWISH] = f_hardswish, [GS_UNARY_HARDSIGMOID] = f_hardsigmoid,
+        [GS_UNARY_EXP] = f_exp, [GS_UNARY_GELU_ERF] = f_gelu_erf, [GS_UNARY_XIELU] = f_xielu,
+        [GS_UNARY_FLOOR] = f_floor, [GS_UNARY_CEIL] = f_ceil, [GS_UNARY_ROUND] = f_round,
+        [GS_UNARY_TRUNC] = f_trunc, [GS_UNARY_EXPM1] = f_expm1, [GS_UNARY_SOFTPLUS] = f_softplus,
+    };
+    return sub_op >= 0 && sub_op < GS_N_UNARY_OPS ? table[sub_op] : NULL;
+}
+
+static tile_fn gate_of(int sub_op) {
+    static const tile_fn table[GS_N_GLU_OPS] = {
+        [GS_GLU_REGLU] = g_reglu, [GS_GLU_GEGLU] = g_geglu, [GS_GLU_SWIGLU] = g_swiglu,
+        [GS_GLU_SWIGLU_OAI] = g_swiglu_oai, [GS_GLU_GEGLU_ERF] = g_geglu_erf,
+        [GS_GLU_GEGLU_QUICK] = g_geglu_quick,
+    };
+    return sub_op >= 0 && sub_op < GS_N_GLU_OPS ? table[sub_op] : NULL;
+}
+
+/* What a node's function is, and what its parameters say. */
+static tile_fn function_of(const gs_node *node, float *c) {
+    const int32_t *p = node->params;
+    c[0] = c[1] = c[2] = c[3] = 0;
+    switch (node->op) {
+    case GS_OP_ADD: case GS_OP_ADD1: return f_add;
+    case GS_OP_SUB: return f_sub;
+    case GS_OP_MUL: return f_mul;
+    case GS_OP_DIV: return f_div;
+    case GS_OP_SQR: return f_sqr;
+    case GS_OP_SQRT: return f_sqrt;
+    case GS_OP_LOG: return f_log;
+    case GS_OP_SCALE: case GS_OP_CLAMP:
+        c[0] = gs_param_f32(p, 0);
+        c[1] = gs_param_f32(p, 1);
+        return node->op == GS_OP_CLAMP ? f_clamp : c[1] != 0 ? f_scale_and_shift : f_scale;
+    case GS_OP_UNARY:
+        for (int i = 0; i < 4; i++)
+            c[i] = gs_param_f32(p, i + 1);
+        return unary_of(node->sub_op);
+    case GS_OP_GLU:
+        c[0] = gs_param_f32(p, 2);
+        c[1] = gs_param_f32(p, 3);
+        return gate_of(node->sub_op);
+    default: return NULL;
+    }
+}
+
+/* -- one operand, or two of one shape -------------------------------------------------------------------
+ *
+ * arg[2]: elements of a row; arg[3]: pieces of a row, each of PIECE elements; arg[4]: bytes from the start of the row
+ * of operand a to its first element, arg[5]: of operand b; arg[6]: all dense, one row.  A unit is a piece. */
+#define PIECE 8192
+#define ROW_WORK 16384          /* elements of a part */
+
+static void run_tiles(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    (void)shared; (void)scratch; (void)fault;
+    const gs_node *node = call->node, *a = node->src[0];
+    const gs_node *b = node->n_src > 1 && node->src[1] != NULL ? node->src[1] : a;
+    float c[4], tile_a[TILE], tile_b[TILE], tile_out[TILE];
+    tile_fn f = function_of(node, c);
+    int64_t width = call->arg[2], pieces = call->arg[3];
+    int64_t sa = a->layout.nb[0], sb = b->layout.nb[0], so = node->layout.nb[0];
+    if (call->arg[6]) {                         /* everything is one row, whatever the strides of extents of 1 */
+        sa = gs_plain_size(a->layout.type);
+        sb = gs_plain_size(b->layout.type);
+        so = gs_plain_size(node->layout.type);
+    }
+    for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
+        where w = pieces == 1 ? row_at(node->layout.ne, unit) : row_at(node->layout.ne, unit / pieces);
+        int64_t first = pieces == 1 ? 0 : unit % pieces * PIECE;
+        int64_t end = pieces == 1 ? width : first + PIECE < width ? first + PIECE : width;
+        if (call->arg[6])
+            w = (where){0, 0, 0};
+        char *from = row_of(a, w) + call->arg[4], *other = row_of(b, w) + call->arg[5], *to = row_of(node, w);
+        for (int64_t i = first; i < end; i += TILE) {
+            int64_t n = end - i < TILE ? end - i : TILE;
+            const float *x = tile_of(from + i * sa, a->layout.type, sa, n, tile_a);
+            const float *z = b == a && call->arg[4] == call->arg[5] ? x
+                             : tile_of(other + i * sb, b->layout.type, sb, n, tile_b);
+            float *y = tile_for(to + i * so, node->layout.type, so, n, tile_out);
+            f(y, x, z, n, c);
+            put_tile(y, to + i * so, node->layout.type, so, n);
+        }
+    }
+}
+
+static int add_tiles(const gs_node *node, int32_t position, gs_calls *to, int64_t skip_a, int64_t skip_b, int flat) {
+    int64_t width = flat ? n_elements_of(node) : node->layout.ne[0];
+    int64_t rows = flat ? 1 : n_rows_of(node), pieces = (width + PIECE - 1) / PIECE;
+    gs_call call = call_over(node, position, run_tiles, rows * pieces, width < PIECE ? width : PIECE, ROW_WORK);
+    call.arg[2] = width;
+    call.arg[3] = pieces;
+    call.arg[4] = skip_a;
+    call.arg[5] = skip_b;
+    call.arg[6] = flat;
+    return gs_add_call(to, &call);
+}
+
+static int build_unary(const gs_node *node, int32_t position, gs_calls *to) {
+    float c[4];
+    const gs_node *a = node->src[0];
+    if (node->n_src < 1 || a == NULL || (node->n_src > 1 && node->src[1] != NULL) || !gs_is_float(a->layout.type)
+        || a->layout.type != node->layout.type || !same_extents(a, node) || function_of(node, c) == NULL)
+        return GS_UNSUPPORTED_OP;
+    if (n_elements_of(node) == 0)
+        return GS_OK;
+    return add_tiles(node, position, to, 0, 0, is_dense(a) && is_dense(node));
+}
+
+static int build_glu(const gs_node *node, int32_t position, gs_calls *to) {
+    float c[4];
+    const gs_node *a = node->src[0], *b = node->n_src > 1 ? node->src[1] : NULL;
+    if (node->n_src < 1 || a == NULL || !gs_is_float(a->layout.type) || a->layout.type != node->layout.type
+        || function_of(node, c) == NULL)
+        return GS_UNSUPPORTED_OP;
+    int64_t n = node->layout.ne[0];
+    if (b != NULL) {
+        if (b->layout.type != node->layout.type || !same_extents(a, node) || !same_extents(b, node))
+            return GS_UNSUPPORTED_OP;
+    } else if (n > INT64_MAX / 2 || a->layout.ne[0] != 2 * n || a->layout.ne[1] != node->layout.ne[1]
+               || a->layout.ne[2] != node->layout.ne[2] || a->layout.ne[3] != node->layout.ne[3]) {
+        return GS_UNSUPPORTED_OP;
+    }
+    if (n_elements_of(node) == 0)
+        return GS_OK;
+    if (b != NULL)
+        return add_tiles(node, position, to, 0, 0, is_dense(a) && is_dense(b) && is_dense(node));
+    int64_t half = n * a->layout.nb[0];
+    int swapped = node->params[1] != 0;
+    return add_tiles(node, position, to, swapped ? half : 0, swapped ? 0 : half, 0);
+}
+
+/* -- two operands, the second repeats ------------------------------------------------------------------- */
+
+static void run_repeated(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    (void)shared; (void)scratch; (void)fault;
+    const gs_node *node = call->node, *a = node->src[0], *b = node->src[1];
+    float c[4], tile_a[TILE], tile_b[TILE], tile_out[TILE];
+    tile_fn f = function_of(node, c);
+    int64_t width = node->layout.ne[0], period = b->layout.ne[0];
+    int64_t sa = a->layout.nb[0], sb = b->layout.nb[0], so = node->layout.nb[0];
+    for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
+        where w = row_at(node->layout.ne, unit);
+        char *from = row_of(a, w), *other = row_repeated(b, w), *to = row_of(node, w);
+        if (period == 1) {
+            const float *one = tile_of(other, b->layout.type, sb, 1, tile_b);
+            float value = *one;
+            for (int64_t i = 0; i < TILE && i < width; i++)
+                tile_b[i] = value;
+        }
+        for (int64_t i = 0, step; i < width; i += step) {
+            step = width - i < TILE ? width - i : TILE;
+            if (period != 1 && period - i % period < step)
+                step = period - i % period;
+            const float *x = tile_of(from + i * sa, a->layout.type, sa, step, tile_a);
+            const float *z = period == 1 ? tile_b
+                             : tile_of(other + i % period * sb, b->layout.type, sb, step, tile_b);
+            float *y = tile_for(to + i * so, node->layout.type, so, step, tile_out);
+            f(y, x, z, step, c);
+            put_tile(y, to + i * so, node->layout.type, so, step);
+        }
+    }
+}
+
+static int build_binary(const gs_node *node, int32_t position, gs_calls *to) {
+    if (node->n_src != 2 || node->src[0] == NULL || node->src[1] == NULL)
+        return GS_UNSUPPORTED_OP;
+    const gs_node *a = node->src[0], *b = node->src[1];
+    if (!gs_is_float(a->layout.type) || !gs_is_float(b->layout.type) || a->layout.type != node->layout.type
+        || !same_extents(a, node))
+        return GS_UNSUPPORTED_OP;
+    if (node->op == GS_OP_ADD1 && n_elements_of(b) != 1)
+        return GS_UNSUPPORTED_OP;
+    if (n_elements_of(node) == 0)
+        return GS_OK;
+    for (int d = 0; d < 4; d++)
+        if (b->layout.ne[d] <= 0 || node->layout.ne[d] % b->layout.ne[d] != 0)
+            return GS_UNSUPPORTED_OP;
+    if (same_extents(a, b))
+        return add_tiles(node, position, to, 0, 0, is_dense(a) && is_dense(b) && is_dense(node));
+    gs_call call = call_over(node, position, run_repeated, n_rows_of(node), node->layout.ne[0], ROW_WORK);
+    return gs_add_call(to, &call);
+}

@@ -1,0 +1,41 @@
+/* kernels.h -- every kernel but matrix products, for the instruction set GS_LEVEL, and which node takes which.
+ *
+ * Included by kernels_portable.c, kernels_avx2.c and kernels_avx512.c, which set GS_LEVEL and GS_ENTRY.
+ */
+#include "build.h"
+#include "convert.h"
+#include "types.h"
+
+#include "vector.h"
+#include "rows.h"
+#include "elementwise.h"
+#include "norm.h"
+#include "copies.h"
+#include "rope.h"
+#include "sort.h"
+#include "attention.h"
+
+int GS_ENTRY(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables) {
+    switch (node->op) {
+    case GS_OP_ADD: case GS_OP_SUB: case GS_OP_MUL: case GS_OP_DIV: case GS_OP_ADD1:
+        return build_binary(node, position, to);
+    case GS_OP_SCALE: case GS_OP_SQR: case GS_OP_SQRT: case GS_OP_LOG: case GS_OP_CLAMP: case GS_OP_UNARY:
+        return build_unary(node, position, to);
+    case GS_OP_GLU: return build_glu(node, position, to);
+    case GS_OP_RMS_NORM: case GS_OP_NORM: case GS_OP_L2_NORM: return build_norm(node, position, to);
+    case GS_OP_SUM_ROWS: case GS_OP_MEAN: return build_sum_rows(node, position, to);
+    case GS_OP_DIAG_MASK_INF: case GS_OP_DIAG_MASK_ZERO: return build_diag_mask(node, position, to);
+    case GS_OP_SOFT_MAX: return build_soft_max(node, position, to);
+    case GS_OP_CPY: case GS_OP_DUP: case GS_OP_CONT: return build_copy(node, position, to);
+    case GS_OP_CONCAT: return build_concat(node, position, to);
+    case GS_OP_REPEAT: return build_repeat(node, position, to);
+    case GS_OP_GET_ROWS: return build_get_rows(node, position, to);
+    case GS_OP_SET_ROWS: return build_set_rows(node, position, to);
+    case GS_OP_ADD_ID: return build_add_id(node, position, to);
+    case GS_OP_ROPE: return build_rope(node, position, to, tables);
+    case GS_OP_ARGSORT: case GS_OP_TOP_K: return build_sort(node, position, to);
+    case GS_OP_ARGMAX: return build_argmax(node, position, to);
+    case GS_OP_FLASH_ATTN_EXT: return build_attention(node, position, to);
+    default: return GS_UNSUPPORTED_OP;
+    }
+}

@@ -1,0 +1,307 @@
+/* matmul.c -- from a MUL_MAT or MUL_MAT_ID node to calls: checks, shares of work, columns into cells.
+ *
+ * Shares depend on shapes only.  What multiplies them is product.h's, one set of kernels for each instruction set.
+ */
+#include "matmul.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "floats.h"
+#include "ggml_sched/checked.h"
+#include "product.h"
+
+#define FEW_BYTES (96 << 10)    /* weights of an item, where there are few columns     */
+#define MANY_WORK (4 << 20)     /* products of an item, where there are many           */
+#define COLUMN_WORK (8 << 20)   /* products of a panel above which columns are split.. */
+#define LEAST_COLUMNS 240       /* ..but as many share a repacked panel                */
+#define PREPARED (1 << 16)      /* activations of a part of the first call             */
+
+static const gs_product_kernels *kernels_here(void) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    switch (gs_isa()) {
+    case GS_ISA_AVX512:
+        return &gs_product_avx512;
+    case GS_ISA_AVX2:
+        return &gs_product_avx2;
+    default:
+        break;
+    }
+#endif
+    return &gs_product_portable;
+}
+
+static int is_float(int32_t type) {
+    return type == GS_TYPE_F32 || type == GS_TYPE_F16 || type == GS_TYPE_BF16;
+}
+
+static int64_t clamped(int64_t value, int64_t low, int64_t high) {
+    return value < low ? low : value > high ? high : value;
+}
+
+static int64_t pieces(int64_t n, int64_t step) {
+    return (n + step - 1) / step;
+}
+
+/* -- what the first call does: columns of b into cells ------------------------------------------------------------ */
+
+static float value_at(const char *at, int32_t type) {
+    return type == GS_TYPE_F32 ? gs_load_f32(at)
+         : type == GS_TYPE_F16 ? gs_f32_of_f16(gs_load_u16(at)) : gs_f32_of_bf16(gs_load_u16(at));
+}
+
+/* n values of a row of b as f32; `room` holds them where they do not lie so. */
+static const float *values_at(const char *at, const gs_layout *b, int n, float *room) {
+    int64_t step = b->nb[0];
+    if (b->type == GS_TYPE_F32 && step == 4) {
+        if ((uintptr_t)at % sizeof(float) == 0)
+            return (const float *)at;
+        memcpy(room, at, (size_t)n * sizeof(float));
+    } else {
+        for (int i = 0; i < n; i++)
+            room[i] = value_at(at + i * step, b->type);
+    }
+    return room;
+}
+
+static void prepare_column(const gs_product *of, const char *shared, int64_t group, int64_t column) {
+    const gs_layout *b = &of->node->src[1]->layout;
+    const char *from = gs_column_at(of, shared, group, column, 1);
+    int64_t tile = column / of->tile, width = gs_width_of(of, gs_columns_of(of, shared, group), tile);
+    char *cell = gs_tile_of(of, shared, group, tile) + column % of->tile * GS_CELL;
+    int n = of->kind != NULL ? GS_STEP_Q : GS_STEP_F;
+    int32_t offset = of->kind != NULL ? of->kernels->offset(of->kind) : 0;
+    float room[GS_STEP_Q];
+    for (int64_t done = 0; done < of->k; done += n, cell += width * GS_CELL) {
+        int here = of->k - done < n ? (int)(of->k - done) : n;
+        const float *x = values_at(from + done * b->nb[0], b, here, room);
+        if (of->kind != NULL) {
+            of->kernels->quantize(x, offset, (gs_cell_q *)cell);
+        } else {
+            memcpy(cell, x, (size_t)here * sizeof(float));
+            memset(cell + here * sizeof(float), 0, (size_t)(n - here) * sizeof(float));
+        }
+    }
+}
+
+static void prepare(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    const gs_product *of = (const gs_product *)(uintptr_t)call->arg[0];
+    int64_t all = gs_is_id(of) ? of->columns : of->groups * of->columns, first = part * of->prepared;
+    (void)scratch;
+    (void)fault;
+    for (int64_t at = first; at < first + of->prepared && at < all; at++) {
+        int64_t group, column;
+        if (gs_is_id(of)) {
+            const int32_t *start = gs_starts(of, shared);
+            int64_t low = 0, high = ((const gs_chosen *)shared)->n_experts;
+            if (at >= start[high])
+                return;
+            while (high - low > 1) {
+                int64_t middle = (low + high) / 2;
+                *(start[middle] <= at ? &low : &high) = middle;
+            }
+            group = low;
+            column = at - start[low];
+        } else {
+            group = at / of->columns;
+            column = at % of->columns;
+        }
+        prepare_column(of, shared, group, column);
+    }
+}
+
+/* -- MUL_MAT_ID: tokens by the experts that they chose ------------------------------------------------------------ */
+
+/* Checks all ids, then sorts the (token, slot) pairs by expert; those of an expert stay in order. */
+static void choose(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    const gs_product *of = (const gs_product *)(uintptr_t)call->arg[0];
+    const gs_node *ids = of->node->src[2];
+    int64_t used = ids->layout.ne[0], n_experts = of->node->src[0]->layout.ne[2], n = 0;
+    gs_chosen *chosen = (gs_chosen *)shared;
+    int32_t *expert = (int32_t *)(uintptr_t)gs_experts(shared), *start = (int32_t *)(uintptr_t)gs_starts(of, shared);
+    int32_t *pair = (int32_t *)(uintptr_t)gs_pairs(of, shared), *count = (int32_t *)scratch;
+    (void)part;
+    memset(count, 0, (size_t)n_experts * sizeof(int32_t));
+    chosen->n_experts = 0;
+    start[0] = 0;
+    for (int64_t p = 0; p < of->columns; p++) {
+        int32_t id;
+        memcpy(&id, (char *)ids->data + p % used * ids->layout.nb[0] + p / used * ids->layout.nb[1], sizeof(id));
+        if (id < 0 || id >= n_experts) {
+            *fault = (gs_fault){GS_FAULT_ID, 2, id, n_experts};
+            return;
+        }
+        count[id]++;
+    }
+    for (int64_t e = 0, places = 0; e < n_experts; e++) {
+        int32_t here = count[e];
+        if (here == 0)
+            continue;
+        expert[n] = (int32_t)e;
+        count[e] = (int32_t)places;
+        places += here;
+        start[++n] = (int32_t)places;
+    }
+    for (int64_t p = 0; p < of->columns; p++) {
+        int32_t id;
+        memcpy(&id, (char *)ids->data + p % used * ids->layout.nb[0] + p / used * ids->layout.nb[1], sizeof(id));
+        if (id < 0 || id >= n_experts) { /* somebody writes ids while they are read: still no wrong address */
+            *fault = (gs_fault){GS_FAULT_ID, 2, id, n_experts};
+            return;
+        }
+        if (count[id] < of->columns)
+            pair[count[id]++] = (int32_t)p;
+    }
+    chosen->n_experts = n;
+}
+
+/* -- what the last call does -------------------------------------------------------------------------------------- */
+
+static void multiply(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    const gs_product *of = (const gs_product *)(uintptr_t)call->arg[0];
+    int64_t in_group = of->row_items * of->column_items, all = of->groups * in_group;
+    (void)fault;
+    for (int64_t item = part * of->together; item < (part + INT64_C(1)) * of->together && item < all; item++) {
+        int64_t group = item / in_group, rest = item % in_group;
+        int64_t columns = gs_columns_of(of, shared, group);
+        int64_t row0 = rest / of->column_items * of->row_step, row1 = clamped(row0 + of->row_step, 0, of->m);
+        int64_t column0 = rest % of->column_items * of->column_step;
+        int64_t column1 = clamped(column0 + of->column_step, 0, columns);
+        if (column0 >= columns)
+            continue;
+        if (columns <= of->few)
+            of->kernels->few(of, shared, group, row0, row1, scratch);
+        else
+            of->kernels->many(of, shared, group, row0, row1, column0, column1, scratch);
+    }
+}
+
+/* -- building ----------------------------------------------------------------------------------------------------- */
+
+/* Cuts the products into items and parts. */
+static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
+    int64_t panel = of->kernels->panel, cost, whole;
+    of->column_step = of->columns;
+    if (columns <= of->few) {
+        cost = panel * row_bytes;
+        whole = FEW_BYTES;
+    } else {
+        cost = panel * of->k * columns;
+        whole = MANY_WORK;
+        if (cost > 2 * COLUMN_WORK) {
+            int64_t step = clamped(COLUMN_WORK / (panel * of->k), LEAST_COLUMNS, INT32_MAX);
+            of->column_step = clamped(pieces(step, of->tile) * of->tile, 1, of->columns);
+            cost = panel * of->k * clamped(of->column_step, 1, columns);
+        }
+    }
+    int64_t panels = clamped(whole / clamped(cost, 1, whole), 1, pieces(of->m, panel));
+    of->row_step = panels * panel;
+    of->row_items = pieces(of->m, of->row_step);
+    of->column_items = pieces(of->columns, of->column_step);
+    int64_t least = (cost * clamped(of->row_step, 1, of->m)) / panel;
+    of->together = clamped(whole / clamped(least, 1, whole), 1, INT32_MAX);
+    of->prepared = clamped(PREPARED / of->k, 1, INT32_MAX);
+}
+
+/* What both ops have in common: `groups` groups of `columns` columns (`total` in all) and, before the cells, `head`
+ * bytes. */
+static int build(gs_product *of, int32_t position, int64_t total, int64_t expected, int64_t head, gs_calls *to) {
+    const gs_layout *a = &of->node->src[0]->layout;
+    int64_t bytes, scratch, items, row_bytes;
+    of->tile = of->kind != NULL ? GS_TILE_Q : GS_TILE_F;
+    of->few = of->kind != NULL ? GS_FEW_Q : GS_FEW_F;
+    of->steps = pieces(of->k, of->kind != NULL ? GS_STEP_Q : GS_STEP_F);
+    of->kernels = kernels_here();
+    row_bytes = of->kind != NULL ? of->k / of->kind->elements * of->kind->bytes : of->k * (a->type == GS_TYPE_F32 ? 4 : 2);
+    share_out(of, row_bytes, expected);
+    if (gs_checked_align(head, GS_CELL, &of->cells) || gs_checked_mul(total, of->steps * GS_CELL, &bytes)
+        || gs_checked_add(bytes, of->cells, &bytes) || gs_checked_mul(of->row_items, of->column_items, &items)
+        || gs_checked_mul(items, of->groups, &items))
+        return GS_UNSUPPORTED_OP;
+    int64_t n_parts = pieces(items, of->together), n_prepare = pieces(total, of->prepared);
+    if (n_parts > INT32_MAX || n_prepare > INT32_MAX)
+        return GS_UNSUPPORTED_OP;
+    scratch = of->kernels->scratch(of);
+    int is_id = gs_is_id(of);
+    if (is_id && scratch < (int64_t)sizeof(int32_t) * a->ne[2])
+        scratch = (int64_t)sizeof(int32_t) * a->ne[2];
+    gs_product *kept = gs_keep(to, sizeof(gs_product));
+    if (kept == NULL)
+        return GS_NO_HOST_MEMORY;
+    *kept = *of;
+    gs_call call = {choose, of->node, 1, position, {(int64_t)(uintptr_t)kept}};
+    if (is_id && gs_add_call(to, &call))
+        return GS_NO_HOST_MEMORY;
+    call.run = prepare;
+    call.n_parts = (int32_t)n_prepare;
+    if (gs_add_call(to, &call))
+        return GS_NO_HOST_MEMORY;
+    call.run = multiply;
+    call.n_parts = (int32_t)n_parts;
+    if (gs_add_call(to, &call))
+        return GS_NO_HOST_MEMORY;
+    to->shared = bytes > to->shared ? bytes : to->shared;
+    to->scratch = scratch > to->scratch ? scratch : to->scratch;
+    return GS_OK;
+}
+
+/* Types and strides that the kernels take; shapes are the caller's. */
+static int fits(const gs_node *node) {
+    const gs_layout *a = &node->src[0]->layout, *b = &node->src[1]->layout, *c = &node->layout;
+    const gs_block_kind *kind = gs_block_kind_of(a->type);
+    int64_t element = kind != NULL ? kind->bytes : a->type == GS_TYPE_F32 ? 4 : 2;
+    if ((kind == NULL && !is_float(a->type)) || !is_float(b->type) || c->type != GS_TYPE_F32)
+        return 0;
+    if (a->nb[0] != element || (kind != NULL && a->ne[0] % kind->elements) || a->ne[0] != b->ne[0])
+        return 0;
+    if (c->nb[0] != 4 || c->nb[1] % 4 || c->nb[2] % 4 || c->nb[3] % 4)
+        return 0;
+    for (int i = 0; i < GS_MAX_DIMS; i++)
+        if (a->ne[i] <= 0 || b->ne[i] <= 0 || c->ne[i] <= 0 || a->ne[i] > INT32_MAX || b->ne[i] > INT32_MAX)
+            return 0;
+    return c->ne[0] == a->ne[1];
+}
+
+int gs_build_mul_mat(const gs_node *node, int32_t position, gs_calls *to) {
+    gs_product of = {0};
+    if (node->n_src < 2 || node->src[0] == NULL || node->src[1] == NULL || !fits(node))
+        return GS_UNSUPPORTED_OP;
+    const gs_layout *a = &node->src[0]->layout, *b = &node->src[1]->layout;
+    for (int i = 1; i < GS_MAX_DIMS; i++)
+        if (node->layout.ne[i] != b->ne[i] || (i > 1 && b->ne[i] % a->ne[i]))
+            return GS_UNSUPPORTED_OP;
+    of.node = node;
+    of.type = a->type;
+    of.kind = gs_block_kind_of(a->type);
+    of.k = a->ne[0];
+    of.m = a->ne[1];
+    of.r2 = b->ne[2] / a->ne[2];
+    of.r3 = b->ne[3] / a->ne[3];
+    if (gs_checked_mul(a->ne[2], a->ne[3], &of.groups) || gs_checked_mul(of.r2, of.r3, &of.columns)
+        || gs_checked_mul(of.columns, b->ne[1], &of.columns) || of.columns > INT32_MAX || of.groups > INT32_MAX)
+        return GS_UNSUPPORTED_OP;
+    return build(&of, position, of.groups * of.columns, of.columns, 0, to);
+}
+
+int gs_build_mul_mat_id(const gs_node *node, int32_t position, gs_calls *to) {
+    gs_product of = {0};
+    int64_t head;
+    if (node->n_src < 3 || node->src[0] == NULL || node->src[1] == NULL || node->src[2] == NULL || !fits(node))
+        return GS_UNSUPPORTED_OP;
+    const gs_layout *a = &node->src[0]->layout, *b = &node->src[1]->layout, *ids = &node->src[2]->layout;
+    const int64_t *c = node->layout.ne;
+    if (ids->type != GS_TYPE_I32 || a->ne[3] != 1 || b->ne[3] != 1 || ids->ne[2] != 1 || ids->ne[3] != 1
+        || ids->ne[1] != b->ne[2] || ids->ne[0] <= 0 || ids->ne[0] % b->ne[1] || c[1] != ids->ne[0]
+        || c[2] != b->ne[2] || c[3] != 1)
+        return GS_UNSUPPORTED_OP;
+    of.node = node;
+    of.type = a->type;
+    of.kind = gs_block_kind_of(a->type);
+    of.k = a->ne[0];
+    of.m = a->ne[1];
+    if (gs_checked_mul(ids->ne[0], ids->ne[1], &of.columns) || of.columns > INT32_MAX)
+        return GS_UNSUPPORTED_OP;
+    of.groups = of.columns < a->ne[2] ? of.columns : a->ne[2];
+    head = (int64_t)sizeof(gs_chosen) + 4 * (2 * of.groups + 1 + of.columns);
+    return build(&of, position, of.columns, pieces(of.columns, of.groups), head, to);
+}

@@ -1,0 +1,15 @@
+/* matmul.h -- MUL_MAT and MUL_MAT_ID as calls.
+ *
+ * Each appends what computes the node: its activations, brought into the form that the weights ask for, then the
+ * products.  GS_OK, GS_UNSUPPORTED_OP (nothing was appended) or GS_NO_HOST_MEMORY.  An expert id out of range is a
+ * GS_FAULT_ID of source 2, found before anything is computed; the result is then left as it was.
+ */
+#ifndef GGML_SCHED_KERNELS_MATMUL_H
+#define GGML_SCHED_KERNELS_MATMUL_H
+
+#include "call.h"
+
+int gs_build_mul_mat(const gs_node *node, int32_t position, gs_calls *to);
+int gs_build_mul_mat_id(const gs_node *node, int32_t position, gs_calls *to);
+
+#endif

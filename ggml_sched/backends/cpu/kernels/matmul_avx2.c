@@ -1,0 +1,17 @@
+/* matmul_avx2.c -- matrix products with AVX2, FMA and F16C. */
+#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c")
+#endif
+#define WIDE 0
+#include "matmul_x86.h"
+
+const gs_product_kernels gs_product_avx2 = {PANEL, offset_of, quantize, few, many, scratch_of};
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#else
+typedef int gs_no_avx2; /* a file is not empty */
+#endif

@@ -1,0 +1,291 @@
+/* norm.h -- RMS_NORM, NORM, L2_NORM, SOFT_MAX, SUM_ROWS, MEAN, DIAG_MASK_*: what is computed of a whole row.
+ *
+ * Included once for each instruction set.  Sums run in four vectors of partial sums.
+ */
+
+INLINE vf squared_if(vf x, int squares) {
+    if (squares)
+        return x * x;
+    return x;
+}
+
+/* Sum of (x - shift)^2, or of x - shift. */
+INLINE float sum_over(const float *x, int64_t n, float shift, int squares) {
+    vf s0 = vset(0), s1 = s0, s2 = s0, s3 = s0;
+    int64_t i = 0;
+    for (; i + 4 * V <= n; i += 4 * V) {
+        vf a = vload(x + i) - shift, b = vload(x + i + V) - shift;
+        vf c = vload(x + i + 2 * V) - shift, d = vload(x + i + 3 * V) - shift;
+        s0 += squared_if(a, squares);
+        s1 += squared_if(b, squares);
+        s2 += squared_if(c, squares);
+        s3 += squared_if(d, squares);
+    }
+    for (; i + V <= n; i += V) {
+        vf a = vload(x + i) - shift;
+        s0 += squared_if(a, squares);
+    }
+    float rest = 0;
+    for (; i < n; i++)
+        rest += squares ? (x[i] - shift) * (x[i] - shift) : x[i] - shift;
+    return vsum((s0 + s1) + (s2 + s3)) + rest;
+}
+
+HELPER float sum_of(const float *x, int64_t n) { return sum_over(x, n, 0, 0); }
+HELPER float squares_of(const float *x, int64_t n) { return sum_over(x, n, 0, 1); }
+HELPER float squares_around(const float *x, int64_t n, float mean) { return sum_over(x, n, mean, 1); }
+
+/* out = (x - shift) / divisor; shift 0 leaves -0 as it is. */
+HELPER void shift_and_divide(float *out, const float *x, int64_t n, float shift, float divisor) {
+    int64_t i = 0;
+    for (; i + V <= n; i += V)
+        vstore(out + i, (vload(x + i) - shift) / divisor);
+    for (; i < n; i++)
+        out[i] = (x[i] - shift) / divisor;
+}
+
+/* A row of f32 as contiguous elements: in place, or in `copy`. */
+INLINE const float *dense_row(const char *from, int64_t stride, int64_t n, float *copy) {
+    if (stride == 4 || n == 1)
+        return (const float *)from;
+    for (int64_t i = 0; i < n; i++)
+        copy[i] = *(const float *)(from + i * stride);
+    return copy;
+}
+
+INLINE void spread_row(const float *x, char *to, int64_t stride, int64_t n) {
+    if ((const char *)x != to)
+        for (int64_t i = 0; i < n; i++)
+            *(float *)(to + i * stride) = x[i];
+}
+
+static void run_norm(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    (void)shared; (void)fault;
+    const gs_node *node = call->node, *a = node->src[0];
+    int64_t n = node->layout.ne[0], so = node->layout.nb[0];
+    float eps = gs_param_f32(node->params, 0);
+    for (int64_t r = first_unit(call, part); r < end_unit(call, part); r++) {
+        where w = row_at(node->layout.ne, r);
+        const float *x = dense_row(row_of(a, w), a->layout.nb[0], n, (float *)scratch);
+        char *to = row_of(node, w);
+        float *out = so == 4 || n == 1 ? (float *)to : (float *)scratch;
+        float shift = 0, divisor;
+        if (node->op == GS_OP_RMS_NORM) {
+            divisor = sqrtf(squares_of(x, n) / (float)n + eps);
+        } else if (node->op == GS_OP_NORM) {
+            shift = sum_of(x, n) / (float)n;
+            divisor = sqrtf(squares_around(x, n, shift) / (float)n + eps);
+        } else {
+            divisor = sqrtf(squares_of(x, n));
+            divisor = divisor > eps || divisor != divisor ? divisor : eps;
+        }
+        shift_and_divide(out, x, n, shift, divisor);
+        spread_row(out, to, so, n);
+    }
+}
+
+static int f32_like(const gs_node *node) {
+    const gs_node *a = node->n_src > 0 ? node->src[0] : NULL;
+    return a != NULL && a->layout.type == GS_T_F32 && node->layout.type == GS_T_F32 && same_extents(a, node);
+}
+
+static int64_t row_bytes_padded(int64_t n) { return (n * 4 + 63) / 64 * 64; }
+
+static void need(int64_t *most, int64_t bytes) {
+    if (bytes > *most)
+        *most = bytes;
+}
+
+static int build_norm(const gs_node *node, int32_t position, gs_calls *to) {
+    if (!f32_like(node) || node->n_src != 1)
+        return GS_UNSUPPORTED_OP;
+    if (n_elements_of(node) == 0)
+        return GS_OK;
+    if (node->layout.nb[0] != 4 || node->src[0]->layout.nb[0] != 4)
+        need(&to->scratch, row_bytes_padded(node->layout.ne[0]));
+    gs_call call = call_over(node, position, run_norm, n_rows_of(node), node->layout.ne[0], ROW_WORK);
+    return gs_add_call(to, &call);
+}
+
+/* -- SUM_ROWS, MEAN ------------------------------------------------------------------------------------- */
+
+static void run_sum_rows(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    (void)shared; (void)fault;
+    const gs_node *node = call->node, *a = node->src[0];
+    int64_t n = a->layout.ne[0];
+    for (int64_t r = first_unit(call, part); r < end_unit(call, part); r++) {
+        where w = row_at(node->layout.ne, r);
+        float sum = sum_of(dense_row(row_of(a, w), a->layout.nb[0], n, (float *)scratch), n);
+        *(float *)row_of(node, w) = node->op == GS_OP_MEAN ? sum / (float)n : sum;
+    }
+}
+
+static int build_sum_rows(const gs_node *node, int32_t position, gs_calls *to) {
+    const gs_node *a = node->n_src == 1 ? node->src[0] : NULL;
+    if (a == NULL || a->layout.type != GS_T_F32 || node->layout.type != GS_T_F32 || node->layout.ne[0] != 1
+        || a->layout.ne[1] != node->layout.ne[1] || a->layout.ne[2] != node->layout.ne[2]
+        || a->layout.ne[3] != node->layout.ne[3])
+        return GS_UNSUPPORTED_OP;
+    if (n_rows_of(node) == 0)
+        return GS_OK;
+    if (a->layout.nb[0] != 4)
+        need(&to->scratch, row_bytes_padded(a->layout.ne[0]));
+    gs_call call = call_over(node, position, run_sum_rows, n_rows_of(node), a->layout.ne[0], ROW_WORK);
+    return gs_add_call(to, &call);
+}
+
+/* -- DIAG_MASK_INF, DIAG_MASK_ZERO ---------------------------------------------------------------------- */
+
+static void run_diag_mask(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    (void)shared; (void)scratch; (void)fault;
+    const gs_node *node = call->node, *a = node->src[0];
+    float value = node->op == GS_OP_DIAG_MASK_INF ? -INFINITY : 0;
+    int64_t n = node->layout.ne[0], sa = a->layout.nb[0], so = node->layout.nb[0];
+    for (int64_t r = first_unit(call, part); r < end_unit(call, part); r++) {
+        where w = row_at(node->layout.ne, r);
+        const char *from = row_of(a, w);
+        char *to = row_of(node, w);
+        int64_t kept = node->params[0] + w.i1 + 1;
+        for (int64_t i = 0; i < n; i++)
+            *(float *)(to + i * so) = i < kept ? *(const float *)(from + i * sa) : value;
+    }
+}
+
+static int build_diag_mask(const gs_node *node, int32_t position, gs_calls *to) {
+    if (!f32_like(node))
+        return GS_UNSUPPORTED_OP;
+    if (n_elements_of(node) == 0)
+        return GS_OK;
+    gs_call call = call_over(node, position, run_diag_mask, n_rows_of(node), node->layout.ne[0], ROW_WORK);
+    return gs_add_call(to, &call);
+}
+
+/* -- SOFT_MAX --------------------------------------------------------------------------------------------- */
+
+/* The factor of the mask for a head (Press et al. 2021). */
+HELPER float slope_of(int64_t head, int64_t n_head, float max_bias) {
+    if (max_bias <= 0 || max_bias != max_bias)
+        return 1;
+    int64_t whole = 1;
+    while (whole * 2 <= n_head)
+        whole *= 2;
+    double share = head < whole ? (double)(head + 1) / (double)whole
+                                : (double)(2 * (head - whole) + 1) / (double)(2 * whole);
+    return (float)exp2(-(double)max_bias * share);
+}
+
+/* scores = scores * scale + slope * mask; the mask is f32 or f16, contiguous. */
+static void scale_and_mask(float *out, const float *x, int64_t n, float scale, const char *mask, int type,
+                           float slope) {
+    float tile[TILE];
+    for (int64_t first = 0; first < n; first += TILE) {
+        int64_t count = n - first < TILE ? n - first : TILE, i = 0;
+        const float *m = mask == NULL ? NULL
+                         : tile_of(mask + first * gs_plain_size(type), type, gs_plain_size(type), count, tile);
+        for (; i + V <= count; i += V) {
+            vf y = vload(x + first + i) * scale;
+            if (m != NULL)
+                y += vload(m + i) * slope;
+            vstore(out + first + i, y);
+        }
+        for (; i < count; i++) {
+            float y = x[first + i] * scale;
+            out[first + i] = m == NULL ? y : y + m[i] * slope;
+        }
+    }
+}
+
+HELPER float largest_of(const float *x, int64_t n) {
+    vf t = vset(-INFINITY);
+    int64_t i = 0;
+    for (; i + V <= n; i += V)
+        t = vmax(vload(x + i), t);
+    float top = vlargest(t);
+    for (; i < n; i++)
+        top = x[i] > top ? x[i] : top;
+    return top;
+}
+
+/* x = exp(x - top); the sum. */
+HELPER float exponents(float *x, int64_t n, float top) {
+    vf s = vset(0);
+    int64_t i = 0;
+    for (; i + V <= n; i += V) {
+        vf e = vexp(vload(x + i) - top);
+        vstore(x + i, e);
+        s += e;
+    }
+    float sum = vsum(s);
+    if (i < n) {
+        float last[V];
+        int64_t rest = n - i;
+        for (int64_t k = 0; k < V; k++)
+            last[k] = k < rest ? x[i + k] - top : -INFINITY;
+        vstore(last, vexp(vload(last)));
+        for (int64_t k = 0; k < V && k < rest; k++) {
+            x[i + k] = last[k];
+            sum += last[k];
+        }
+    }
+    return sum;
+}
+
+static float exp_of_one(float x) {
+    float t[V];
+    vstore(t, vexp(vset(x)));
+    return t[0];
+}
+
+static void run_soft_max(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    (void)shared; (void)fault;
+    const gs_node *node = call->node, *a = node->src[0];
+    const gs_node *mask = node->n_src > 1 ? node->src[1] : NULL, *sinks = node->n_src > 2 ? node->src[2] : NULL;
+    int64_t n = node->layout.ne[0], so = node->layout.nb[0];
+    float scale = gs_param_f32(node->params, 0), max_bias = gs_param_f32(node->params, 1);
+    for (int64_t r = first_unit(call, part); r < end_unit(call, part); r++) {
+        where w = row_at(node->layout.ne, r);
+        const float *x = dense_row(row_of(a, w), a->layout.nb[0], n, (float *)scratch);
+        char *to = row_of(node, w);
+        float *out = so == 4 || n == 1 ? (float *)to : (float *)scratch;
+        const char *m = mask == NULL ? NULL : row_of(mask, (where){w.i1, w.i2 % mask->layout.ne[2],
+                                                                   w.i3 % mask->layout.ne[3]});
+        scale_and_mask(out, x, n, scale, m, mask == NULL ? GS_T_F32 : mask->layout.type,
+                       slope_of(w.i2, node->layout.ne[2], max_bias));
+        float top = largest_of(out, n), sink = 0;
+        if (sinks != NULL) {
+            sink = ((const float *)sinks->data)[w.i2];
+            top = sink > top || sink != sink ? sink : top;
+        }
+        float sum = exponents(out, n, top);
+        if (sinks != NULL)
+            sum += exp_of_one(sink - top);
+        shift_and_divide(out, out, n, 0, sum);
+        spread_row(out, to, so, n);
+    }
+}
+
+/* The mask of soft_max or flash attention, if it is as kernels take it. */
+static int mask_is_right(const gs_node *mask, int64_t n_kv, int64_t n_rows, int64_t n_head, int64_t n_batch) {
+    if (mask == NULL)
+        return 1;
+    const int64_t *ne = mask->layout.ne;
+    return (mask->layout.type == GS_T_F32 || mask->layout.type == GS_T_F16) && ne[0] == n_kv && ne[1] >= n_rows
+           && ne[2] > 0 && ne[3] > 0 && n_head % ne[2] == 0 && n_batch % ne[3] == 0
+           && (mask->layout.nb[0] == gs_plain_size(mask->layout.type) || n_kv == 1);
+}
+
+static int build_soft_max(const gs_node *node, int32_t position, gs_calls *to) {
+    const int64_t *ne = node->layout.ne;
+    if (!f32_like(node) || node->n_src > 3)
+        return GS_UNSUPPORTED_OP;
+    const gs_node *sinks = node->n_src > 2 ? node->src[2] : NULL;
+    if (!mask_is_right(node->n_src > 1 ? node->src[1] : NULL, ne[0], ne[1], ne[2], ne[3])
+        || (sinks != NULL && (sinks->layout.type != GS_T_F32 || n_elements_of(sinks) != ne[2] || !is_dense(sinks))))
+        return GS_UNSUPPORTED_OP;
+    if (n_elements_of(node) == 0)
+        return GS_OK;
+    if (node->layout.nb[0] != 4 || node->src[0]->layout.nb[0] != 4)
+        need(&to->scratch, row_bytes_padded(ne[0]));
+    gs_call call = call_over(node, position, run_soft_max, n_rows_of(node), ne[0], ROW_WORK / 2);
+    return gs_add_call(to, &call);
+}

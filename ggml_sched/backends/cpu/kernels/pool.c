@@ -1,0 +1,312 @@
+/* pool.c -- see pool.h.
+ *
+ * One word says what there is to do: the number of the call in its upper half, how many of its parts nobody has
+ * claimed in its lower.  A claim is a compare-and-swap of that word, so it fails when the call is over; while a part
+ * is claimed, its call stays, because the caller waits until every claimed part is reported as done.
+ */
+#define _GNU_SOURCE
+#include "pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_THREADS 1024
+#define SPIN_NS 40000           /* that an idle thread looks for work before it sleeps */
+#define STACK_BYTES (512 << 10)
+#define CACHE_LINE 128          /* apart, so that threads do not fight for lines       */
+
+/* What the threads share; one for each time that they are started, and never touched after a fork. */
+typedef struct crew {
+    _Alignas(CACHE_LINE) _Atomic uint64_t next;
+    _Alignas(CACHE_LINE) _Atomic int32_t done;
+    _Atomic int32_t waiting;        /* the caller sleeps until the last part is done */
+    _Alignas(CACHE_LINE) _Atomic int32_t asleep;
+    _Atomic int32_t stop;
+    const gs_call *call;
+    const gs_work *work;
+    gs_fault fault;
+    int32_t fault_part;
+    pthread_mutex_t lock;           /* of the fault, and for sleeping */
+    pthread_cond_t wake;
+    pthread_cond_t all_done;
+    int32_t n;                      /* threads that could be started */
+    pthread_t thread[];
+} crew;
+
+typedef struct seat {
+    crew *crew;
+    int32_t number;                 /* 1 ..: whose scratch to use */
+} seat;
+
+struct gs_pool {
+    _Atomic int32_t busy;           /* somebody runs or stops: who comes then computes alone */
+    pid_t owner;
+    int32_t n_threads;
+    crew *crew;
+};
+
+static inline void pause_briefly(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static inline char *scratch_of(const gs_work *work, int32_t number) {
+    return work->memory + work->shared + (int64_t)number * work->scratch;
+}
+
+static void do_part(crew *c, int32_t part, int32_t number) {
+    const gs_call *call = c->call;
+    gs_fault fault = {0};
+    call->run(call, part, c->work->memory, scratch_of(c->work, number), &fault);
+    if (fault.kind != GS_FAULT_NONE) {
+        pthread_mutex_lock(&c->lock);
+        if (c->fault.kind == GS_FAULT_NONE || part < c->fault_part) {
+            c->fault = fault;
+            c->fault_part = part;
+        }
+        pthread_mutex_unlock(&c->lock);
+    }
+    int32_t n_parts = call->n_parts;
+    if (atomic_fetch_add(&c->done, 1) + 1 == n_parts && atomic_load(&c->waiting)) {
+        pthread_mutex_lock(&c->lock);
+        pthread_cond_signal(&c->all_done);
+        pthread_mutex_unlock(&c->lock);
+    }
+}
+
+/* Claims a part of whatever there is and runs it; 0 if nothing was left. */
+static int take_part(crew *c, int32_t number) {
+    uint64_t next = atomic_load_explicit(&c->next, memory_order_acquire);
+    for (;;) {
+        uint32_t left = (uint32_t)next;
+        if (left == 0)
+            return 0;
+        if (atomic_compare_exchange_weak(&c->next, &next, next - 1)) {
+            do_part(c, c->call->n_parts - (int32_t)left, number);
+            return 1;
+        }
+    }
+}
+
+static void sleep_until_work(crew *c) {
+    pthread_mutex_lock(&c->lock);
+    atomic_fetch_add(&c->asleep, 1);
+    while ((uint32_t)atomic_load(&c->next) == 0 && !atomic_load(&c->stop))
+        pthread_cond_wait(&c->wake, &c->lock);
+    atomic_fetch_sub(&c->asleep, 1);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void *serve(void *given) {
+    seat mine = *(seat *)given;
+    crew *c = mine.crew;
+    free(given);
+    int64_t since = now_ns();
+    while (!atomic_load_explicit(&c->stop, memory_order_relaxed)) {
+        if (take_part(c, mine.number)) {
+            while (take_part(c, mine.number))
+                ;
+            since = now_ns();
+            continue;
+        }
+        for (int i = 0; i < 32; i++)
+            pause_briefly();
+        if (now_ns() - since > SPIN_NS) {
+            sleep_until_work(c);
+            since = now_ns();
+        }
+    }
+    return NULL;
+}
+
+static int start_thread(crew *c, int32_t i) {
+    seat *s = malloc(sizeof(seat));
+    if (s == NULL)
+        return -1;
+    *s = (seat){c, i + 1};
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    int failed = pthread_create(&c->thread[i], &attributes, serve, s);
+    pthread_attr_destroy(&attributes);
+    if (failed) {
+        free(s);
+        return -1;
+    }
+#if defined(__linux__)
+    pthread_setname_np(c->thread[i], "ggml-sched-cpu");
+#endif
+    return 0;
+}
+
+/* A crew of up to n threads; NULL without memory for it. */
+static crew *new_crew(int32_t n) {
+    size_t size = (sizeof(crew) + (size_t)n * sizeof(pthread_t) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+    crew *c = aligned_alloc(CACHE_LINE, size);
+    if (c == NULL)
+        return NULL;
+    memset(c, 0, size);
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->wake, NULL);
+    pthread_cond_init(&c->all_done, NULL);
+    /* Signals are for the threads of the program, not for these. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (c->n < n && start_thread(c, c->n) == 0)
+        c->n++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return c;
+}
+
+static void end_crew(crew *c) {
+    pthread_mutex_lock(&c->lock);
+    atomic_store(&c->stop, 1);
+    pthread_cond_broadcast(&c->wake);
+    pthread_mutex_unlock(&c->lock);
+    for (int32_t i = 0; i < c->n; i++)
+        pthread_join(c->thread[i], NULL);
+    pthread_cond_destroy(&c->wake);
+    pthread_cond_destroy(&c->all_done);
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+}
+
+/* In a forked child: the parent's threads are not here, and their locks may be held for ever. */
+static void forget_after_fork(gs_pool *pool) {
+    pid_t here = getpid();
+    if (pool->owner != here) {
+        pool->owner = here;
+        pool->crew = NULL;
+        atomic_store(&pool->busy, 0);
+    }
+}
+
+static void become_busy(gs_pool *pool) {
+    forget_after_fork(pool);
+    while (atomic_exchange(&pool->busy, 1))
+        usleep(100);
+}
+
+gs_pool *gs_pool_new(void) {
+    gs_pool *pool = calloc(1, sizeof(gs_pool));
+    if (pool != NULL) {
+        pool->n_threads = 1;
+        pool->owner = getpid();
+    }
+    return pool;
+}
+
+void gs_pool_resize(gs_pool *pool, int32_t n_threads) {
+    become_busy(pool);
+    if (n_threads != pool->n_threads && pool->crew != NULL) {
+        end_crew(pool->crew);
+        pool->crew = NULL;
+    }
+    pool->n_threads = n_threads < 1 ? 1 : n_threads > MAX_THREADS ? MAX_THREADS : n_threads;
+    atomic_store(&pool->busy, 0);
+}
+
+void gs_pool_stop(gs_pool *pool) {
+    become_busy(pool);
+    if (pool->crew != NULL) {
+        end_crew(pool->crew);
+        pool->crew = NULL;
+    }
+    atomic_store(&pool->busy, 0);
+}
+
+void gs_pool_free(gs_pool *pool) {
+    if (pool != NULL) {
+        gs_pool_stop(pool);
+        free(pool);
+    }
+}
+
+int32_t gs_pool_alive(gs_pool *pool) {
+    forget_after_fork(pool);
+    return pool->crew == NULL ? 0 : pool->crew->n;
+}
+
+/* The caller has run what it could: wait for parts that others have claimed. */
+static void wait_for_others(crew *c, int32_t n_parts) {
+    for (int i = 0; i < 2000; i++) {
+        if (atomic_load_explicit(&c->done, memory_order_acquire) == n_parts)
+            return;
+        pause_briefly();
+    }
+    pthread_mutex_lock(&c->lock);
+    atomic_store(&c->waiting, 1);
+    while (atomic_load(&c->done) != n_parts)
+        pthread_cond_wait(&c->all_done, &c->lock);
+    atomic_store(&c->waiting, 0);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void share_call(crew *c, const gs_call *call, gs_fault *fault) {
+    c->call = call;
+    c->fault.kind = GS_FAULT_NONE;
+    atomic_store(&c->done, 0);
+    uint64_t number = (atomic_load(&c->next) >> 32) + 1;
+    atomic_store(&c->next, number << 32 | (uint32_t)call->n_parts);
+    if (atomic_load(&c->asleep)) {
+        pthread_mutex_lock(&c->lock);
+        pthread_cond_broadcast(&c->wake);
+        pthread_mutex_unlock(&c->lock);
+    }
+    while (take_part(c, 0))
+        ;
+    wait_for_others(c, call->n_parts);
+    *fault = c->fault;
+}
+
+static void run_alone(const gs_call *call, const gs_work *work, gs_fault *fault) {
+    for (int32_t part = 0; part < call->n_parts && fault->kind == GS_FAULT_NONE; part++)
+        call->run(call, part, work->memory, scratch_of(work, 0), fault);
+}
+
+int32_t gs_pool_run(gs_pool *pool, const gs_call *calls, int32_t n, const gs_work *work, gs_fault *fault) {
+    crew *c = NULL;
+    int mine = 0, tried = 0;
+    int32_t failed = -1;
+    fault->kind = GS_FAULT_NONE;
+    for (int32_t i = 0; i < n && failed < 0; i++) {
+        const gs_call *call = &calls[i];
+        if (call->n_parts > 1 && !tried) {
+            tried = 1;
+            forget_after_fork(pool);
+            mine = !atomic_exchange(&pool->busy, 1);
+            if (mine && pool->n_threads > 1 && work->n_threads >= pool->n_threads) {
+                if (pool->crew == NULL)
+                    pool->crew = new_crew(pool->n_threads - 1);
+                c = pool->crew != NULL && pool->crew->n > 0 ? pool->crew : NULL;
+                if (c != NULL)
+                    c->work = work;
+            }
+        }
+        if (c != NULL && call->n_parts > 1)
+            share_call(c, call, fault);
+        else
+            run_alone(call, work, fault);
+        if (fault->kind != GS_FAULT_NONE)
+            failed = i;
+    }
+    if (mine)
+        atomic_store(&pool->busy, 0);
+    return failed;
+}

@@ -1,0 +1,186 @@
+/* rows.h -- walking over rows of tensors, and bringing pieces of them into f32 and back.
+ *
+ * Included once for each instruction set, after vector.h.  A piece has at most TILE elements; a piece of contiguous
+ * f32 is worked on where it lies, any other in a tile on the stack.
+ */
+#define TILE 512
+
+typedef struct where { int64_t i1, i2, i3; } where;
+
+/* Row r of rows that have the extents ne[1 ..]. */
+INLINE where row_at(const int64_t *ne, int64_t r) {
+    where w;
+    w.i1 = r % ne[1];
+    r /= ne[1];
+    w.i2 = r % ne[2];
+    w.i3 = r / ne[2];
+    return w;
+}
+
+INLINE char *row_of(const gs_node *t, where w) {
+    const int64_t *nb = t->layout.nb;
+    return (char *)t->data + w.i1 * nb[1] + w.i2 * nb[2] + w.i3 * nb[3];
+}
+
+/* The row of a tensor that repeats over rows at w. */
+INLINE char *row_repeated(const gs_node *t, where w) {
+    const int64_t *ne = t->layout.ne;
+    return row_of(t, (where){ne[1] == 1 ? 0 : w.i1 % ne[1], ne[2] == 1 ? 0 : w.i2 % ne[2],
+                             ne[3] == 1 ? 0 : w.i3 % ne[3]});
+}
+
+HELPER int64_t n_rows_of(const gs_node *t) {
+    return t->layout.ne[1] * t->layout.ne[2] * t->layout.ne[3];
+}
+
+HELPER int64_t n_elements_of(const gs_node *t) {
+    return t->layout.ne[0] * n_rows_of(t);
+}
+
+HELPER int same_extents(const gs_node *a, const gs_node *b) {
+    return memcmp(a->layout.ne, b->layout.ne, sizeof(a->layout.ne)) == 0;
+}
+
+HELPER int is_dense(const gs_node *t) {
+    const gs_layout *l = &t->layout;
+    int64_t size = gs_plain_size(l->type);
+    for (int d = 0; d < 4; d++) {
+        if (l->ne[d] != 1 && l->nb[d] != size)
+            return 0;
+        size *= l->ne[d];
+    }
+    return gs_plain_size(l->type) != 0;
+}
+
+static void floats_from_f16(const uint16_t *from, float *to, int64_t n) {
+    int64_t i = 0;
+    for (; i + V <= n; i += V)
+        vstore(to + i, vfrom_f16(from + i));
+    if (i < n) {
+        uint16_t last[V] = {0};
+        float out[V];
+        memcpy(last, from + i, (size_t)(n - i) * 2);
+        vstore(out, vfrom_f16(last));
+        memcpy(to + i, out, (size_t)(n - i) * 4);
+    }
+}
+
+static void floats_to_f16(const float *from, uint16_t *to, int64_t n) {
+    int64_t i = 0;
+    for (; i + V <= n; i += V)
+        vto_f16(to + i, vload(from + i));
+    if (i < n) {
+        float last[V] = {0};
+        uint16_t out[V];
+        memcpy(last, from + i, (size_t)(n - i) * 4);
+        vto_f16(out, vload(last));
+        memcpy(to + i, out, (size_t)(n - i) * 2);
+    }
+}
+
+static void floats_from_bf16(const uint16_t *from, float *to, int64_t n) {
+    int64_t i = 0;
+    for (; i + V <= n; i += V)
+        vstore(to + i, vfrom_bf16(from + i));
+    for (; i < n; i++)
+        to[i] = gs_float_of_bits((uint32_t)from[i] << 16);
+}
+
+static void floats_to_bf16(const float *from, uint16_t *to, int64_t n) {
+    int64_t i = 0;
+    for (; i + V <= n; i += V)
+        vto_bf16(to + i, vload(from + i));
+    if (i < n) {
+        float last[V] = {0};
+        uint16_t out[V];
+        memcpy(last, from + i, (size_t)(n - i) * 4);
+        vto_bf16(out, vload(last));
+        memcpy(to + i, out, (size_t)(n - i) * 2);
+    }
+}
+
+/* n contiguous elements of a float type as f32. */
+HELPER void floats_from(int type, const void *from, float *to, int64_t n) {
+    if (type == GS_T_F16)
+        floats_from_f16(from, to, n);
+    else if (type == GS_T_BF16)
+        floats_from_bf16(from, to, n);
+    else
+        memcpy(to, from, (size_t)n * 4);
+}
+
+HELPER void floats_to(int type, const float *from, void *to, int64_t n) {
+    if (type == GS_T_F16)
+        floats_to_f16(from, to, n);
+    else if (type == GS_T_BF16)
+        floats_to_bf16(from, to, n);
+    else
+        memmove(to, from, (size_t)n * 4);
+}
+
+/* n <= TILE elements of a float type, `stride` bytes apart, as contiguous f32: in place or in `tile`. */
+INLINE const float *tile_of(const char *from, int type, int64_t stride, int64_t n, float *tile) {
+    if (stride == gs_plain_size(type) || n == 1) {
+        if (type == GS_T_F32)
+            return (const float *)from;
+        floats_from(type, from, tile, n);
+        return tile;
+    }
+    if (type == GS_T_F32) {
+        for (int64_t i = 0; i < n; i++)
+            tile[i] = *(const float *)(from + i * stride);
+        return tile;
+    }
+    uint16_t halves[TILE];
+    for (int64_t i = 0; i < n; i++)
+        halves[i] = *(const uint16_t *)(from + i * stride);
+    floats_from(type, halves, tile, n);
+    return tile;
+}
+
+/* Where to put n results: the destination itself, or `tile`, which put_tile brings there. */
+INLINE float *tile_for(char *to, int type, int64_t stride, int64_t n, float *tile) {
+    return type == GS_T_F32 && (stride == 4 || n == 1) ? (float *)to : tile;
+}
+
+INLINE void put_tile(const float *tile, char *to, int type, int64_t stride, int64_t n) {
+    if ((const char *)tile == to)
+        return;
+    if (stride == gs_plain_size(type) || n == 1) {
+        floats_to(type, tile, to, n);
+    } else if (type == GS_T_F32) {
+        for (int64_t i = 0; i < n; i++)
+            *(float *)(to + i * stride) = tile[i];
+    } else {
+        uint16_t halves[TILE];
+        floats_to(type, tile, halves, n);
+        for (int64_t i = 0; i < n; i++)
+            *(uint16_t *)(to + i * stride) = halves[i];
+    }
+}
+
+/* -- cutting nodes into parts ------------------------------------------------------------------------ */
+
+/* How many of `n` units go into a part, where a part should have about `want` of cost and a unit has `each`. */
+HELPER int64_t units_per_part(int64_t n, int64_t each, int64_t want) {
+    int64_t units = each > 0 ? want / each : n;
+    int64_t most = (n + (1 << 20) - 1) >> 20;       /* not too many parts for an int32 */
+    units = units > most ? units : most;
+    return units < 1 ? 1 : units;
+}
+
+/* A call over `n` units, of which each part takes arg[0] from number part * arg[0] on, below arg[1]. */
+HELPER gs_call call_over(const gs_node *node, int32_t position, gs_run run, int64_t n, int64_t each, int64_t want) {
+    gs_call call = {.run = run, .node = node, .position = position};
+    int64_t units = units_per_part(n, each, want);
+    call.arg[0] = units;
+    call.arg[1] = n;
+    call.n_parts = (int32_t)((n + units - 1) / units);
+    return call;
+}
+
+INLINE int64_t first_unit(const gs_call *call, int32_t part) { return (int64_t)part * call->arg[0]; }
+INLINE int64_t end_unit(const gs_call *call, int32_t part) {
+    int64_t end = ((int64_t)part + 1) * call->arg[0];
+    return end < call->arg[1] ? end : call->arg[1];
+}

@@ -1,0 +1,95 @@
+/* sort.h -- ARGSORT, TOP_K, ARGMAX: the order of the elements of a row.
+ *
+ * Included once for each instruction set.  Equal elements stay in order; what is not a number comes last.
+ */
+
+/* Whether x must stand before y. */
+INLINE int before(float x, float y, int descending) {
+    return (descending ? x > y : x < y) || (y != y && x == x);
+}
+
+/* Sorts the indices 0 .. n - 1 by merging; `spare` has room for n more.  Returns where the result is. */
+static int32_t *sort_row(const char *x, int64_t stride, int64_t n, int descending, int32_t *order, int32_t *spare) {
+#define AT(i) (*(const float *)(x + (i) * stride))
+    for (int64_t first = 0; first < n; first += 16) {
+        int64_t end = first + 16 < n ? first + 16 : n;
+        for (int64_t i = first; i < end; i++) {
+            float value = AT(i);
+            int64_t k = i;
+            for (; k > first && before(value, AT(order[k - 1]), descending); k--)
+                order[k] = order[k - 1];
+            order[k] = (int32_t)i;
+        }
+    }
+    for (int64_t run = 16; run < n; run *= 2) {
+        for (int64_t first = 0; first < n; first += 2 * run) {
+            int64_t a = first, middle = first + run < n ? first + run : n;
+            int64_t b = middle, end = first + 2 * run < n ? first + 2 * run : n;
+            for (int64_t k = first; k < end; k++)
+                spare[k] = b < end && (a == middle || before(AT(order[b]), AT(order[a]), descending))
+                           ? order[b++] : order[a++];
+        }
+        int32_t *t = order;
+        order = spare;
+        spare = t;
+    }
+    return order;
+#undef AT
+}
+
+static void run_sort(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    (void)shared; (void)fault;
+    const gs_node *node = call->node, *a = node->src[0];
+    int64_t n = a->layout.ne[0], kept = node->layout.ne[0];
+    int descending = node->op == GS_OP_TOP_K || node->params[0] != 0;
+    int32_t *order = (int32_t *)scratch;
+    for (int64_t r = first_unit(call, part); r < end_unit(call, part); r++) {
+        where w = row_at(node->layout.ne, r);
+        int32_t *sorted = sort_row(row_of(a, w), a->layout.nb[0], n, descending, order, order + n);
+        move_units((const char *)sorted, 4, row_of(node, w), node->layout.nb[0], kept, 4);
+    }
+}
+
+static int build_sort(const gs_node *node, int32_t position, gs_calls *to) {
+    const gs_node *a = node->n_src == 1 ? node->src[0] : NULL;
+    if (a == NULL || a->layout.type != GS_T_F32 || node->layout.type != GS_T_I32
+        || node->layout.ne[0] > a->layout.ne[0] || node->layout.ne[1] != a->layout.ne[1]
+        || node->layout.ne[2] != a->layout.ne[2] || node->layout.ne[3] != a->layout.ne[3]
+        || (node->op == GS_OP_ARGSORT && node->layout.ne[0] != a->layout.ne[0]) || a->layout.ne[0] > INT32_MAX / 16)
+        return GS_UNSUPPORTED_OP;
+    if (n_elements_of(node) == 0)
+        return GS_OK;
+    need(&to->scratch, row_bytes_padded(2 * a->layout.ne[0]));
+    gs_call call = call_over(node, position, run_sort, n_rows_of(node), a->layout.ne[0], ROW_WORK / 16);
+    return gs_add_call(to, &call);
+}
+
+static void run_argmax(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    (void)shared; (void)scratch; (void)fault;
+    const gs_node *node = call->node, *a = node->src[0];
+    for (int64_t r = first_unit(call, part); r < end_unit(call, part); r++) {
+        const char *x = (const char *)a->data + r * a->layout.nb[1];
+        float top = *(const float *)x;
+        int64_t at = 0;
+        for (int64_t i = 1; i < a->layout.ne[0] && top == top; i++) {
+            float value = *(const float *)(x + i * a->layout.nb[0]);
+            if (value > top || value != value) {
+                top = value;
+                at = i;
+            }
+        }
+        *(int32_t *)((char *)node->data + r * node->layout.nb[0]) = (int32_t)at;
+    }
+}
+
+static int build_argmax(const gs_node *node, int32_t position, gs_calls *to) {
+    const gs_node *a = node->n_src == 1 ? node->src[0] : NULL;
+    if (a == NULL || a->layout.type != GS_T_F32 || node->layout.type != GS_T_I32 || a->layout.ne[0] <= 0
+        || a->layout.ne[0] > INT32_MAX || a->layout.ne[2] != 1 || a->layout.ne[3] != 1
+        || node->layout.ne[0] != a->layout.ne[1] || n_rows_of(node) != 1)
+        return GS_UNSUPPORTED_OP;
+    if (n_elements_of(node) == 0)
+        return GS_OK;
+    gs_call call = call_over(node, position, run_argmax, a->layout.ne[1], a->layout.ne[0], ROW_WORK);
+    return gs_add_call(to, &call);
+}

@@ -1,0 +1,217 @@
+/* vector.h -- vectors of f32 as wide as the instruction set that is being compiled for, and functions of them.
+ *
+ * Included once for each instruction set, with GS_LEVEL one of enum gs_isa.  Generic vectors of GCC and Clang: the
+ * same source becomes SSE2 or NEON, AVX2, and AVX-512.  Errors are at most 2 ulp unless a function says otherwise.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#if GS_LEVEL > 0
+#include <immintrin.h>
+#endif
+
+#if GS_LEVEL == 2
+#define V 16
+#elif GS_LEVEL == 1
+#define V 8
+#else
+#define V 4
+#endif
+
+typedef float vf __attribute__((vector_size(V * 4), may_alias));
+typedef int32_t vi __attribute__((vector_size(V * 4), may_alias));
+typedef uint32_t vu __attribute__((vector_size(V * 4), may_alias));
+typedef uint16_t vh __attribute__((vector_size(V * 2), may_alias));
+typedef float vf_any __attribute__((vector_size(V * 4), aligned(4), may_alias));
+typedef uint16_t vh_any __attribute__((vector_size(V * 2), aligned(2), may_alias));
+
+#define INLINE static inline __attribute__((always_inline, unused))
+#define HELPER static __attribute__((unused))
+
+INLINE vf vload(const float *p) { return *(const vf_any *)p; }
+INLINE void vstore(float *p, vf x) { *(vf_any *)p = x; }
+INLINE vf vset(float x) { return (vf){0} + x; }
+INLINE vf vpick(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
+
+/* The larger; b where one is not a number. */
+INLINE vf vmax(vf a, vf b) {
+#if GS_LEVEL == 2
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif GS_LEVEL == 1
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return vpick(a > b, a, b);
+#endif
+}
+
+/* The smaller; b where one is not a number. */
+INLINE vf vmin(vf a, vf b) {
+#if GS_LEVEL == 2
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif GS_LEVEL == 1
+    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return vpick(a < b, a, b);
+#endif
+}
+
+INLINE float vsum(vf x) {
+#if GS_LEVEL == 2
+    return _mm512_reduce_add_ps((__m512)x);
+#else
+    float t[V];
+    vstore(t, x);
+    for (int w = V / 2; w > 0; w /= 2)
+        for (int i = 0; i < w; i++)
+            t[i] += t[i + w];
+    return t[0];
+#endif
+}
+
+INLINE float vlargest(vf x) {
+    float t[V], top;
+    vstore(t, x);
+    top = t[0];
+    for (int i = 1; i < V; i++)
+        top = t[i] > top ? t[i] : top;
+    return top;
+}
+
+INLINE vf vabs(vf x) { return (vf)((vi)x & 0x7fffffff); }
+INLINE vf vsign_of(vf sign, vf x) { return (vf)(((vi)x & 0x7fffffff) | ((vi)sign & (int32_t)0x80000000)); }
+
+/* -- f16 and bf16 ---------------------------------------------------------------------------------- */
+
+INLINE vf vfrom_f16(const uint16_t *p) {
+#if GS_LEVEL == 2
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif GS_LEVEL == 1
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#else
+    vu h = __builtin_convertvector(*(const vh_any *)p, vu);
+    vu sign = (h & 0x8000) << 16, rest = h & 0x7fff;
+    /* Exponents are moved by a multiplication, which is exact and takes care of subnormals. */
+    vf value = (vf)(rest << 13) * vset(gs_float_of_bits(0x77800000));
+    vu special = (vu)(rest >= 0x7c00);
+    vu wide = (special & (rest << 13 | 0x7f800000)) | (~special & (vu)value);
+    return (vf)(sign | wide | (special & (vu)(rest > 0x7c00) & 0x400000));
+#endif
+}
+
+INLINE void vto_f16(uint16_t *p, vf x) {
+#if GS_LEVEL == 2
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+#elif GS_LEVEL == 1
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+#else
+    vu bits = (vu)x, sign = bits & 0x80000000u, rest = bits & 0x7fffffff;
+    /* Small: adding 0.5 leaves the rounded subnormal in the low bits.  Normal: round the mantissa to even. */
+    vu small = (vu)((vf)rest + vset(0.5f)) - 0x3f000000;
+    vu normal = (rest - (112u << 23) + 0xfff + (rest >> 13 & 1)) >> 13;
+    vu is_small = (vu)((vi)rest < (113 << 23)), is_big = (vu)((vi)rest >= 0x477ff000), is_nan = (vu)((vi)rest > 0x7f800000);
+    vu h = (is_small & small) | (~is_small & normal);
+    h = (is_big & 0x7c00) | (~is_big & h);
+    h = (is_nan & (0x7e00 | (rest >> 13 & 0x3ff))) | (~is_nan & h);
+    *(vh_any *)p = __builtin_convertvector(h | sign >> 16, vh);
+#endif
+}
+
+INLINE vf vfrom_bf16(const uint16_t *p) {
+    return (vf)(__builtin_convertvector(*(const vh_any *)p, vu) << 16);
+}
+
+INLINE void vto_bf16(uint16_t *p, vf x) {
+    vu bits = (vu)x, high = bits >> 16;
+    vu rounded = (bits + (high & 1) + 0x7fff) >> 16;
+    vu is_nan = (vu)((vi)(bits & 0x7fffffff) > 0x7f800000);
+    *(vh_any *)p = __builtin_convertvector((is_nan & (high | 64)) | (~is_nan & rounded), vh);
+}
+
+/* -- functions ------------------------------------------------------------------------------------- */
+
+/* 2 to the power n of -126 .. 127. */
+INLINE vf vpow2(vi n) { return (vf)((n + 127) << 23); }
+
+INLINE vf vexp(vf x) {
+    const float magic = 12582912.0f;        /* 1.5 * 2^23: adding it rounds to a whole number */
+    vf inside = vmin(vset(89.0f), vmax(vset(-104.5f), x));
+    vf t = inside * 1.44269504f + magic;
+    vi n = (vi)t - (vi)vset(magic);
+    vf whole = t - magic;
+    vf r = inside - whole * 0.693359375f + whole * 2.12194440e-4f;
+    vf p = vset(1.395060030e-03f);
+    p = p * r + 8.368953708e-03f;
+    p = p * r + 4.166620417e-02f;
+    p = p * r + 1.666651830e-01f;
+    p = p * r + 5.000000096e-01f;
+    p = p * (r * r) + r + 1.0f;
+    /* In two steps, so that results may be subnormal or infinite. */
+    vi half = n >> 1;
+    return p * vpow2(half) * vpow2(n - half);
+}
+
+INLINE vf vtanh(vf x) {
+    vf a = vabs(x), u = x * x;
+    vf p = vset(-5.717036562e-03f);
+    p = p * u + 2.065057900e-02f;
+    p = p * u - 5.374349526e-02f;
+    p = p * u + 1.333149125e-01f;
+    p = p * u - 3.333328392e-01f;
+    vf near = p * u * x + x;
+    vf far = vsign_of(x, 1.0f - 2.0f / (vexp(a + a) + 1.0f));
+    return vpick(a < 0.625f, near, far);
+}
+
+/* erfc(a), a >= 0; beyond 4 to 1e-5. */
+INLINE vf verfc_positive(vf a) {
+    vf u = a * a;
+    vf p = vset(7.889119527e-05f);
+    p = p * u - 8.020841279e-04f;
+    p = p * u + 5.189535339e-03f;
+    p = p * u - 2.685444459e-02f;
+    p = p * u + 1.128360018e-01f;
+    p = p * u - 3.761262714e-01f;
+    p = p * u + 1.128379166e+00f;
+    vf near = 1.0f - p * a;
+    vf m = vset(1.417076002e-06f);
+    m = m * a - 4.226764445e-05f;
+    m = m * a + 5.690921433e-04f;
+    m = m * a - 4.647247775e-03f;
+    m = m * a + 2.614484620e-02f;
+    m = m * a - 1.096577471e-01f;
+    m = m * a - 6.322182836e-01f;
+    m = m * a - 1.130030862e+00f;
+    m = m * a + 2.755413084e-04f;
+    vf b = vmin(vset(10.0f), a);
+    vf f = vset(1.219938917e-06f);
+    f = f * b - 6.206336545e-05f;
+    f = f * b + 1.359834231e-03f;
+    f = f * b - 1.689046959e-02f;
+    f = f * b - 8.665186511e-01f;
+    f = f * b - 7.695730711e-01f;
+    f = f * b - 2.537637034e-01f;
+    vf far = vexp(vpick(a < 4.0f, m, f));
+    return vpick(a < 1.0f, near, far);
+}
+
+/* Natural logarithm of 1 + x, x >= 0. */
+INLINE vf vlog1p_positive(vf x) {
+    vf u = 1.0f + x;
+    vi bits = (vi)u - 0x3f3504f3;           /* the bits of sqrt(1/2) */
+    vi e = bits >> 23;
+    vf m = (vf)((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
+    /* What rounding took from 1 + x. */
+    vf lost = vpick(u < 16777216.0f, (x - (u - 1.0f)) / u, vset(0.0f));
+    vf p = vset(6.921794964e-02f);
+    p = p * m - 1.180588048e-01f;
+    p = p * m + 1.187870595e-01f;
+    p = p * m - 1.238219777e-01f;
+    p = p * m + 1.421765631e-01f;
+    p = p * m - 1.666933196e-01f;
+    p = p * m + 2.000227538e-01f;
+    p = p * m - 2.499998582e-01f;
+    p = p * m + 3.333330978e-01f;
+    vf ef = __builtin_convertvector(e, vf);
+    vf y = m * m * (m * p - 0.5f) + ef * -2.12194440e-4f + lost + m + ef * 0.693359375f;
+    return vpick(x <= 3.4e38f, y, x);       /* infinity and NaN stay */
+}
