@@ -1,11 +1,13 @@
 """What the op and backend tests share: placing, running, and comparing.
 
 `compute` runs one graph in several ways (addresses, plan or no plan, threads) and
-insists on the same bits, so every op test is a determinism test as well.
+insists on the same bits, so every op test is a determinism test as well.  Where ggml is
+installed and computes the nodes, its results have to be near, too.
 """
 
 from __future__ import annotations
 
+import ggml_here
 import numpy as np
 
 import ggml_sched as gs
@@ -68,7 +70,23 @@ def compute(ctx: gs.Context, out: gs.Tensor, values: dict) -> np.ndarray:
                     f"{out!r}: other bits with {n_threads} threads, gap {gap}, plan {planned}"
                 )
             buffer.close()
+    if ggml_here.IS_HERE:
+        check_ggml(ctx, out, values, result)
     return result
+
+
+def check_ggml(ctx: gs.Context, out: gs.Tensor, values: dict, want: np.ndarray) -> None:
+    """ggml's result is near, if it computes the nodes."""
+    backend, graph = ggml_here.shared(), gs.Graph(out)
+    if not all(backend.supports_op(node) for node in graph.nodes):
+        return
+    with place(ctx, backend, 64, 0x7F):
+        for tensor, array in values.items():
+            tensor.set(array)
+        backend.graph_compute(graph)
+        computed = [node for node in graph.nodes if node.computes]
+        error = ggml_here.error_of(out.numpy(), want)
+        assert error <= ggml_here.bound_of(computed), f"{computed}: ggml's result is {error:.2e} off"
 
 
 def stored(array: np.ndarray, type: str) -> np.ndarray:

@@ -8,13 +8,13 @@
 Nothing here decides where a tensor lives; the addresses are those of the plan.
 """
 
-import os
 from weakref import ref as weakref_to
 
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
+from posix.unistd cimport _SC_PAGESIZE, getpid, sysconf
 
 from ggml_sched._c cimport (
     GS_MAX_DIMS, GS_MAX_SRC, GS_OP_CONT, GS_OP_CPY, GS_OP_GET_ROWS, GS_OP_GLU, GS_OP_MUL_MAT,
@@ -35,6 +35,7 @@ cdef extern from "ggml_sched/ops.h" nogil:
     enum: GS_OP_ROPE
     enum: GS_OP_SCALE
     enum: GS_OP_SET
+    enum: GS_OP_ARGMAX
     enum: GS_OP_ARGSORT
     enum: GS_OP_TOP_K
     enum: GS_OP_SSM_SCAN
@@ -109,6 +110,7 @@ cdef extern from "abi.h" nogil:
     void gx_quiet(int, const char *, void *)
 
 cdef extern from "table.h" nogil:
+    gs_layout gx_regular(const gs_layout *a)
     bint gx_supports(const gs_node *node)
     bint gx_copy(const gs_layout *d, const gs_layout *a)
     bint gx_dense(const gs_layout *a)
@@ -128,6 +130,7 @@ cdef extern from "rows.h" nogil:
         int64_t tensor
     bint gx_bad_id(const gx_ids *ids, int64_t *bad)
     void gx_order(gx_tensor *dst, int ith, int nth, void *user)
+    void gx_argmax(gx_tensor *dst, int ith, int nth, void *user)
 
 include "library.pxi"
 include "device.pxi"

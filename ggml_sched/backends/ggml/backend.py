@@ -139,6 +139,8 @@ class GgmlBackend(GgmlBase, Backend):
 
     def packed(self, weight: Tensor, program: Program, i: int) -> Packed | None:
         """What ggml has packed of a weight that node i of a program multiplies with; None: it has no better layout."""
+        if not isinstance(weight.buffer, HostBuffer):
+            return None
         packs = weight.buffer.packs
         place = weight.offset, weight.type, weight.ne
         if place not in packs:

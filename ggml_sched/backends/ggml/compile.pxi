@@ -111,7 +111,7 @@ cdef class Program:
         if buffer is None:
             raise PlacementError(f"{self.reader_of(i)}: tensor {t.full_name()!r} has no address")
         if buffer not in buffers:
-            if buffer.backend is not self.backend:
+            if not self.backend.supports_buffer(buffer):
                 raise PlacementError(f"{self.reader_of(i)}: tensor {t.full_name()!r} is on backend "
                                      f"{buffer.backend.name!r}")
             if buffer.closed:
@@ -166,6 +166,8 @@ cdef class Program:
                 for k in range(node.n_src):
                     if node.src[k] != NULL:
                         made.src[k] = &self.made[node.src[k] - self.table.nodes]
+                if node.op == GS_OP_CPY and made.src[1] == NULL:
+                    made.src[1] = made          # as ggml_cast has it: a kernel looks at the layout
         if clashes:
             self.make_copies(clashes)
         return 0

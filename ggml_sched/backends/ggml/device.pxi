@@ -17,7 +17,7 @@ cdef class Device:
     cdef readonly int n_threads
     cdef readonly bint host
     cdef readonly bint has_host_plans   # threads and work memory are ours to give
-    cdef object pid                 # of the process whose threads are in the pool
+    cdef int pid                    # of the process whose threads are in the pool
 
     def __cinit__(self, Api api not None, uintptr_t dev, int n_threads, bint host):
         self.api, self.dev, self.host, self.n_threads = api, <void *>dev, host, n_threads
@@ -32,7 +32,7 @@ cdef class Device:
             self.set_threads(n_threads)
 
     def __dealloc__(self):
-        if self.pool != NULL and self.pid == os.getpid():
+        if self.pool != NULL and self.pid == getpid():
             self.api.call.threadpool_free(self.pool)
         if self.host_buffer != NULL:
             self.api.call.backend_buffer_free(self.host_buffer)
@@ -49,9 +49,9 @@ cdef class Device:
             pool = self.api.call.threadpool_new(&params)
             if pool == NULL:
                 raise BackendError(f"ggml gives no pool of {n} threads")
-            if self.pool != NULL and self.pid == os.getpid():
+            if self.pool != NULL and self.pid == getpid():
                 self.api.call.threadpool_free(self.pool)
-        self.pool, self.n_threads, self.pid = pool, n, os.getpid()
+        self.pool, self.n_threads, self.pid = pool, n, getpid()
         return 0
 
     def use_threads(self, int n):
@@ -226,7 +226,7 @@ cdef Packed packed_weight(Device device, tuple bufts, Tensor w, const gs_node *n
 
 def drop_pages(uintptr_t address, size_t size):
     """Forget the pages of a file's mapping that lie wholly inside a range; they are read again when they are needed."""
-    cdef size_t page = <size_t>os.sysconf("SC_PAGE_SIZE")
+    cdef size_t page = <size_t>sysconf(_SC_PAGESIZE)
     cdef uintptr_t start = (address + page - 1) // page * page
     cdef uintptr_t end = (address + size) // page * page
     if end > start:

@@ -43,7 +43,7 @@ cdef class Api:
         """Whether the library has the op and the types of a node."""
         cdef int i
         cdef int32_t op = self.op[node.layout.op]
-        if node.op == GS_OP_ARGSORT or node.op == GS_OP_TOP_K:
+        if is_ours(node.op):
             op = self.custom
         if op < 0 or not self.types >> node.layout.type & 1:
             return False
@@ -56,19 +56,20 @@ cdef class Api:
 
     cdef void fill_layout(self, gx_tensor *out, const gs_layout *layout) noexcept nogil:
         """Type, extents and strides."""
+        cdef gs_layout regular = gx_regular(layout)
         cdef int i
         out.type = layout.type
         for i in range(GS_MAX_DIMS):
-            out.ne[i] = layout.ne[i]
-            out.nb[i] = <size_t>layout.nb[i]
+            out.ne[i] = regular.ne[i]
+            out.nb[i] = <size_t>regular.nb[i]
 
     cdef void fill_op(self, gx_tensor *out, const gs_node *node) noexcept nogil:
-        """Op and parameters; ARGSORT and TOP_K become calls of ours."""
+        """Op and parameters; ARGSORT, TOP_K and ARGMAX become calls of ours."""
         cdef gx_custom custom
         out.flags = GX_FLAG_COMPUTE
-        if node.op == GS_OP_ARGSORT or node.op == GS_OP_TOP_K:
+        if is_ours(node.op):
             memset(&custom, 0, sizeof(custom))
-            custom.fun = &gx_order
+            custom.fun = &gx_argmax if node.op == GS_OP_ARGMAX else &gx_order
             custom.n_tasks = -1         # as many as there are threads
             custom.user = <void *>1 if node.op == GS_OP_TOP_K or node.params[0] != 0 else NULL
             memcpy(out.op_params, &custom, sizeof(custom))
@@ -79,3 +80,8 @@ cdef class Api:
         if node.op == GS_OP_UNARY or node.op == GS_OP_GLU:
             out.op_params[0] = self.sub_op[node.layout.op]
 
+
+
+cdef inline bint is_ours(int op) noexcept nogil:
+    """Ops that a kernel of ours computes, in ggml's graph."""
+    return op == GS_OP_ARGSORT or op == GS_OP_TOP_K or op == GS_OP_ARGMAX

@@ -4,19 +4,29 @@ cdef class GgmlBase(BackendBase):
     """What the scheduler asks of `GgmlBackend` in C: whether a node is in our table."""
 
     cdef Device device
+    cdef bint asked_in_python       # a subclass has answers of its own
 
     def adopt(self, Device device not None):
         """The device that computes."""
         self.device = device
+        self.asked_in_python = type(self).supports_op is not GgmlBase.supports_op
+
+    def supports_op(self, node):
+        """Whether ggml computes a node, and computes it right."""
+        cdef NodeTable table = NodeTable((node,))
+        return self.answer(table.node(0))
+
+    cdef bint answer(self, const gs_node *node) noexcept nogil:
+        if self.device is None:
+            return False
+        if node.op == GS_OP_NONE or op_is_view(node.op) or gx_empty(&node.layout):
+            return True
+        if not (self.device.api.knows(node) and gx_supports(node)):
+            return False
+        return self.device.host or self.device.takes(node)
 
     cdef int c_supports_op(self, const gs_node *node) noexcept nogil:
-        if self.device is None:
-            return 0
-        if node.op == GS_OP_NONE or op_is_view(node.op) or gx_empty(&node.layout):
-            return 1
-        if not (self.device.api.knows(node) and gx_supports(node)):
-            return 0
-        return self.device.host or self.device.takes(node)
+        return -1 if self.asked_in_python else self.answer(node)
 
 
 cdef int run_segment(Segment segment, Device device, void *pool) noexcept nogil:

@@ -1,7 +1,8 @@
 /* ggml_sched/backends/ggml/rows.h -- ids that name rows, and the order of rows.
  *
- * gx_bad_id finds an id that names no row: ggml would abort.  gx_order is our ARGSORT and TOP_K, which a graph runs as
- * a CUSTOM node: ggml's sort reads outside its row where NaNs are, and leaves the order of equal elements open.
+ * gx_bad_id finds an id that names no row: ggml would abort.  gx_order and gx_argmax are our ARGSORT, TOP_K and ARGMAX,
+ * which a graph runs as CUSTOM nodes: ggml's sort reads outside its row where NaNs are, and both leave open which of
+ * equal elements comes first.
  */
 #ifndef GGML_SCHED_BACKENDS_GGML_ROWS_H
 #define GGML_SCHED_BACKENDS_GGML_ROWS_H
@@ -115,6 +116,24 @@ static void gx_order(gx_tensor *dst, int ith, int nth, void *user)
         const char *from = (const char *)src->data + i1 * src->nb[1] + i2 * src->nb[2] + i3 * src->nb[3];
         char *to = (char *)dst->data + i1 * dst->nb[1] + i2 * dst->nb[2] + i3 * dst->nb[3];
         gx_order_row((const float *)from, src->ne[0], (int32_t *)to, dst->ne[0], user != NULL);
+    }
+}
+
+/* ARGMAX: the first of the largest of each row; ggml takes another of equal ones. */
+static void gx_argmax(gx_tensor *dst, int ith, int nth, void *user)
+{
+    const gx_tensor *src = dst->src[0];
+    (void)user;
+    for (int64_t r = ith; r < dst->ne[0]; r += nth) {
+        const float *row = (const float *)((const char *)src->data + r * src->nb[1]);
+        int32_t best = 0;
+        for (int64_t i = 1; i < src->ne[0]; i++) {
+            /* A NaN is larger than all numbers, as numpy has it. */
+            if (row[best] == row[best] && (row[i] > row[best] || row[i] != row[i])) {
+                best = (int32_t)i;
+            }
+        }
+        ((int32_t *)dst->data)[r] = best;
     }
 }
 

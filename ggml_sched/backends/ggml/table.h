@@ -70,6 +70,23 @@ static inline int64_t gx_unit(gx_layout a, int64_t *elements)
     return known ? units[a->type].size : -1;    /* -1 is nobody's stride */
 }
 
+/* The layout with strides as ggml would make them where an extent of 1 lets any stride stand: kernels may look at them. */
+static inline gs_layout gx_regular(gx_layout a)
+{
+    gs_layout out = *a;
+    int64_t block;
+    const int64_t size = gx_unit(a, &block);
+    if (a->ne[0] == block) {
+        out.nb[0] = size;
+    }
+    for (int i = 1; i < 4; i++) {
+        if (a->ne[i] == 1) {
+            out.nb[i] = i == 1 ? a->ne[0] / block * out.nb[0] : out.nb[i - 1] * a->ne[i - 1];
+        }
+    }
+    return out;
+}
+
 /* Elements (blocks) of a row lie side by side. */
 static inline int gx_rows(gx_layout a)
 {
@@ -129,8 +146,7 @@ static int gx_binary(gx_layout d, gx_layout a, gx_layout b)
 {
     const int typed = (gx_is(a, GX_FLOATS) && b->type == a->type)
         || ((a->type == GX_F16 || a->type == GX_BF16) && b->type == GX_F32);
-    return typed && d->type == a->type && gx_same_ne(d, a) && gx_repeats(b, a) && gx_rows(d) && gx_rows(a)
-        && gx_rows(b);
+    return typed && d->type == a->type && gx_same_ne(d, a) && gx_repeats(b, a) && gx_rows(d) && gx_rows(a);
 }
 
 /* One function of each element; `even`: the kernel steps over rows at one stride. */
@@ -143,17 +159,19 @@ static int gx_elementwise(gx_layout d, gx_layout a, uint64_t types, int even)
 static int gx_unary(const gs_node *n, gx_layout d, gx_layout a)
 {
     switch (n->sub_op) {
-    case GS_UNARY_GELU: case GS_UNARY_GELU_ERF: case GS_UNARY_GELU_QUICK: case GS_UNARY_SILU:
-        return gx_elementwise(d, a, GX_BIT(GX_F32) | GX_BIT(GX_F16), 1);
+    case GS_UNARY_GELU_QUICK:
+        return 0;       /* by a table of halves, in which -inf times 0 is NaN */
+    case GS_UNARY_GELU: case GS_UNARY_GELU_ERF: case GS_UNARY_SILU:
+        return gx_elementwise(d, a, GX_BIT(GX_F32) | GX_BIT(GX_F16), 0);
     default:
-        return gx_elementwise(d, a, GX_FLOATS, 1);
+        return gx_elementwise(d, a, GX_FLOATS, 0);
     }
 }
 
 static int gx_glu(const gs_node *n, gx_layout d, gx_layout a, gx_layout b)
 {
     const uint64_t types = n->sub_op == GS_GLU_SWIGLU_OAI ? GX_BIT(GX_F32) : GX_BIT(GX_F32) | GX_BIT(GX_F16);
-    if (!gx_is(a, types) || d->type != a->type || !gx_even(d) || !gx_even(a)) {
+    if (!gx_is(a, types) || d->type != a->type || !gx_even(d) || !gx_even(a) || n->sub_op == GS_GLU_GEGLU_QUICK) {
         return 0;
     }
     if (b != NULL) {
@@ -178,7 +196,7 @@ static int gx_copy(gx_layout d, gx_layout a)
         return 1;
     }
     if (a->type == GX_F32 && gx_is(d, GX_SMALL_BLOCKS)) {
-        return gx_dense(a) && gx_dense(d) && gx_same_ne(a, d);
+        return gx_rows(a) && gx_dense(d) && gx_same_ne(a, d);
     }
     if (gx_is(a, GX_SMALL_BLOCKS) && d->type == GX_F32) {
         return gx_dense(a) && gx_dense(d) && gx_same_ne(a, d);
@@ -391,7 +409,7 @@ static int gx_arity(int op, int *most)
     return least;
 }
 
-static int gx_supports(const gs_node *n)
+static int gx_admits(const gs_node *n)
 {
     gx_layout d = &n->layout, s[GS_MAX_SRC] = {NULL};
     int most, least = gx_arity(n->op, &most);
@@ -440,7 +458,7 @@ static int gx_supports(const gs_node *n)
     case GS_OP_SCALE:
         return gx_elementwise(d, s[0], GX_BIT(GX_F32), 1) && gx_dense(d) && gx_dense(s[0]);
     case GS_OP_SQR: case GS_OP_SQRT: case GS_OP_LOG:
-        return gx_elementwise(d, s[0], GX_FLOATS, 1);
+        return gx_elementwise(d, s[0], GX_FLOATS, 0);
     case GS_OP_CLAMP:
         return gx_elementwise(d, s[0], GX_BIT(GX_F32) | GX_BIT(GX_F16), 1);
     case GS_OP_UNARY:
@@ -502,6 +520,22 @@ static int gx_supports(const gs_node *n)
     default:
         return 0;
     }
+}
+
+static int gx_supports(const gs_node *given)
+{
+    gs_node node = *given, src[GS_MAX_SRC];
+    if (given->n_src > GS_MAX_SRC) {
+        return 0;
+    }
+    node.layout = gx_regular(&given->layout);
+    for (int i = 0; i < given->n_src; i++) {
+        if (given->src[i] != NULL) {
+            src[i].layout = gx_regular(&given->src[i]->layout);
+            node.src[i] = &src[i];
+        }
+    }
+    return gx_admits(&node);
 }
 
 #endif
