@@ -20,7 +20,6 @@ from ggml_sched.backends.cpu.buffer import ALIGNMENT, allocate, wrap
 from ggml_sched.backends.ggml._ggml import (
     Device,
     GgmlBase,
-    Packed,
     Program,
     drop_pages,
     run_program,
@@ -50,6 +49,8 @@ class GgmlBackend(GgmlBase, Backend):
     """
 
     concurrent_copies = True
+    kv_padding = 64
+    """Keys of a cache, padded: what ggml's flash attention takes at a time."""
 
     def __init__(self, device: str = "CPU", n_threads: int | None = None, library: str | os.PathLike | None = None, *,
                  name: str | None = None, memory: int | None = None, repack: bool = True) -> None:
@@ -136,16 +137,6 @@ class GgmlBackend(GgmlBase, Backend):
         return copy_on_host(src, dst)
 
     # -- packed weights -----------------------------------------------------------
-
-    def packed(self, weight: Tensor, program: Program, i: int) -> Packed | None:
-        """What ggml has packed of a weight that node i of a program multiplies with; None: it has no better layout."""
-        if not isinstance(weight.buffer, HostBuffer):
-            return None
-        packs = weight.buffer.packs
-        place = weight.offset, weight.type, weight.ne
-        if place not in packs:
-            packs[place] = program.new_packed(i, self.packed_bufts)
-        return packs[place]
 
     def plain_unread(self, weight: Tensor) -> None:
         """The plain bytes of a weight will hardly be read again: those of a file need not stay in memory."""

@@ -26,7 +26,7 @@ class HostBuffer(CpuBuffer):
 
     def __init__(self, backend: Backend, memory: np.ndarray, usage: str = "any", owned: bool = True) -> None:
         super().__init__(backend, memory, usage, owned)
-        self.packs: dict[object, Packed | None] = {}
+        self.packs: dict[int, Packed | None] = {}       # by offset; None: ggml has no better layout
 
     def free(self) -> None:
         self.packs.clear()

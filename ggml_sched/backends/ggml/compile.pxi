@@ -217,9 +217,10 @@ cdef class Program:
         cdef Py_ssize_t i, written
         cdef int slot
         cdef int64_t rows = 0
+        cdef bint is_staged = self.has_staged()
         for i in range(self.table.n):
             t = self.table.tensors[i]
-            loads = staged(t)
+            loads = staged(t) if is_staged else []
             slot = ids_slot(&self.table.nodes[i], &rows)
             ids = None if slot < 0 else t.src[slot]
             cut = segment is None or len(loads) > 0
@@ -249,6 +250,15 @@ cdef class Program:
         for segment, wanted in zip(self.segments, checks):
             self.fill_checks(segment, wanted)
         return 0
+
+    cdef bint has_staged(self):
+        """Whether some leaf waits on the host until a node needs it; a scheduler loads its own."""
+        cdef Tensor t
+        for t in self.table.tensors:
+            t = t if t.view_src is None else t.view_src
+            if t._lease is not None and t._lease.stages and not t._lease.transient:
+                return True
+        return False
 
     cdef int fill_checks(self, Segment segment, list wanted) except -1:
         cdef gx_ids *ids
@@ -329,8 +339,13 @@ cdef class Program:
             if (w.layout.op != GS_OP_NONE or w.view_src is not None or w._lease is not None or w._buffer is None
                     or w in self.written or w._buffer.usage != "weights" or not is_packable(node)):
                 continue
-            packed = self.backend.packed(w, self, i)
-            if packed is None:
+            packs = getattr(w._buffer, "packs", None)
+            if packs is None:
+                continue
+            if w._offset not in packs:
+                packs[w._offset] = self.new_packed(i, bufts)
+            packed = packs[w._offset]
+            if packed is None or not packed.fits(w):
                 continue
             self.made[i].src[0] = &packed.made
             if w not in taken:
@@ -338,7 +353,7 @@ cdef class Program:
                 self.packs.append((w, packed, <uintptr_t>node.src[0].data))
         return 0
 
-    def new_packed(self, Py_ssize_t i, tuple bufts):
+    cdef Packed new_packed(self, Py_ssize_t i, tuple bufts):
         """A Packed for the weight of node i, with its data; None: ggml has no better layout for it."""
         cdef gs_node *node = &self.table.nodes[i]
         cdef Tensor t = self.table.tensors[i], w = t.src[0]

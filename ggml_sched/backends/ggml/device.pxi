@@ -175,6 +175,11 @@ cdef class Packed:
     cdef bint is_of(self, Tensor w) noexcept:
         return self.tensor_version == w.version and self.tensor() is w
 
+    cdef bint fits(self, Tensor w) noexcept:
+        """Whether it was made for a weight of this type and these extents."""
+        return (self.made.type == w.layout.type and self.made.ne[0] == w.layout.ne[0]
+                and self.made.ne[1] == w.layout.ne[1] and self.made.ne[2] == w.layout.ne[2])
+
     cdef int load(self, Tensor w, void *plain) except -1:
         """Pack the data of w, `plain`."""
         with nogil:

@@ -329,6 +329,10 @@ static int gx_flash(const gs_node *n, gx_layout d)
     gx_layout mask = n->n_src > 3 && n->src[3] != NULL ? &n->src[3]->layout : NULL;
     gx_layout sinks = n->n_src > 4 && n->src[4] != NULL ? &n->src[4]->layout : NULL;
     const uint64_t stored = GX_FLOATS | GX_SMALL_BLOCKS;
+    if (gx_float(n, 2) != 0 && q->ne[1] >= 64 && k->ne[1] % 64 != 0) {
+        /* ggml 0.15 pads keys to tiles of 64 with -inf, and caps that to a number. */
+        return 0;
+    }
     return q->type == GX_F32 && d->type == GX_F32 && gx_is(k, stored) && gx_is(v, stored) && gx_strided(q)
         && gx_strided(k) && gx_strided(v) && gx_dense(d) && q->ne[0] == k->ne[0]
         && k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] && k->ne[3] == v->ne[3]
