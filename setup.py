@@ -107,5 +107,20 @@ def cythonize_strictly(extensions: list[Extension]) -> list[Extension]:
     return built
 
 
-setup(ext_modules=cythonize_strictly([*(extension(name) for name in PARTS), kernels()]),
+def ggml_extension() -> Extension:
+    """ggml_sched.backends.ggml._ggml: ggml itself is loaded at run time, nothing of it is needed to build."""
+    here = "ggml_sched/backends/ggml"
+    depends = [path for pattern in ("*.pxi", "*.h") for path in (HERE / here).glob(pattern)]
+    depends += [*(HERE / "ggml_sched").glob("_*.pxd"), *(HERE / "include" / "ggml_sched").glob("*.h")]
+    return Extension(
+        "ggml_sched.backends.ggml._ggml",
+        [f"{here}/_ggml.pyx"],
+        include_dirs=["include", here],
+        depends=sorted(str(path.relative_to(HERE)) for path in depends),
+        extra_compile_args=CFLAGS,
+        extra_link_args=LDFLAGS,
+    )
+
+
+setup(ext_modules=cythonize_strictly([*(extension(name) for name in PARTS), kernels(), ggml_extension()]),
       options={"build_ext": {"parallel": JOBS}})

@@ -58,6 +58,7 @@ __all__ = [
     "Error",
     "Event",
     "FileFormatError",
+    "GgmlBackend",
     "Graph",
     "GraphAllocator",
     "GraphError",
@@ -104,12 +105,13 @@ def _host_memory(memory) -> Buffer:
 # What allocators need of a module above them: the compiled parts import none.
 _register_host_memory(_host_memory)
 
-# Planning needs neither the CPU backend's kernels nor the runner: they load when first asked for.
-_LAZY = {"CpuBackend": "ggml_sched.backends.cpu", "llama": "ggml_sched.llama"}
+# Planning needs neither kernels nor the runner: they load when first asked for.
+_LAZY = {"CpuBackend": "ggml_sched.backends.cpu", "GgmlBackend": "ggml_sched.backends.ggml", "llama": "ggml_sched.llama"}
 
 if _TYPE_CHECKING:
     from ggml_sched import llama as llama
     from ggml_sched.backends.cpu import CpuBackend as CpuBackend
+    from ggml_sched.backends.ggml import GgmlBackend as GgmlBackend
 
 
 def __getattr__(name: str):

@@ -1,11 +1,13 @@
 """What the op and backend tests share: placing, running, and comparing.
 
 `compute` runs one graph in several ways (addresses, plan or no plan, threads) and
-insists on the same bits, so every op test is a determinism test as well.
+insists on the same bits, so every op test is a determinism test as well.  Where ggml is
+installed and computes the nodes, its results have to be near, too.
 """
 
 from __future__ import annotations
 
+import ggml_here
 import numpy as np
 
 import ggml_sched as gs
@@ -77,6 +79,8 @@ def compute(ctx: gs.Context, out: gs.Tensor, values: dict) -> np.ndarray:
                     f"{out!r}: other bits with {n_threads} threads, gap {gap}, plan {planned}"
                 )
             buffer.close()
+    if ggml_here.IS_HERE:
+        check_ggml(ctx, out, values, result)
     return result
 
 
@@ -87,6 +91,20 @@ def assert_product(got: np.ndarray, want: np.ndarray, type: str, scale: float) -
     elif want.size:
         got, want = np.asarray(got, np.float64).ravel(), np.asarray(want, np.float64).ravel()
         assert ((got - want) ** 2).sum() <= 1e-4 * (want**2).sum(), f"{got[:4]} is not {want[:4]}"
+
+
+def check_ggml(ctx: gs.Context, out: gs.Tensor, values: dict, want: np.ndarray) -> None:
+    """ggml's result is near, if it computes the nodes."""
+    backend, graph = ggml_here.shared(), gs.Graph(out)
+    if not all(backend.supports_op(node) for node in graph.nodes):
+        return
+    with place(ctx, backend, 64, 0x7F):
+        for tensor, array in values.items():
+            tensor.set(array)
+        backend.graph_compute(graph)
+        computed = [node for node in graph.nodes if node.computes]
+        error = ggml_here.error_of(out.numpy(), want)
+        assert error <= ggml_here.bound_of(computed), f"{computed}: ggml's result is {error:.2e} off"
 
 
 def stored(array: np.ndarray, type: str) -> np.ndarray:

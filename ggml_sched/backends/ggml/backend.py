@@ -1,0 +1,248 @@
+"""GgmlBackend: a device of an installed ggml, computing splits as whole ggml graphs.
+
+A plan is a Program: the split compiled once, replayed with one call for each token.  Memory of the CPU is ours
+(mapped files included); other devices have theirs from ggml.  Corresponds to ggml_backend_t.
+
+Threads are ggml's.  After a fork the child has none of them: with OpenMP, whose threads belong to the thread that
+started them, the child computes on a new thread of its own; without, it gets a new pool.
+"""
+
+from __future__ import annotations
+
+import os
+from operator import index
+from queue import SimpleQueue
+
+from ggml_sched._graph import Tensor, op_numbers
+from ggml_sched.backend import Backend, Buffer, as_nodes
+from ggml_sched.backends.cpu.backend import StagedLeafs
+from ggml_sched.backends.cpu.buffer import ALIGNMENT, allocate, wrap
+from ggml_sched.backends.ggml._ggml import (
+    Device,
+    GgmlBase,
+    Program,
+    drop_pages,
+    run_program,
+    tolerated_sources,
+)
+from ggml_sched.backends.ggml.buffer import DeviceBuffer, HostBuffer, copy_on_host
+from ggml_sched.backends.ggml.library import Library, load
+from ggml_sched.backends.ggml.library import Device as Offered
+from ggml_sched.errors import BackendError, OutOfMemory
+from ggml_sched.workers import Crew, ForkLock
+
+__all__ = ["GgmlBackend"]
+
+STARTED_IN = os.getpid()
+"""The process that loaded this module: threads of OpenMP may have been started there."""
+
+
+class GgmlBackend(GgmlBase, Backend):
+    """`GgmlBackend(device="CPU", n_threads=None, library=None)`: ggml's kernels.
+
+    `device` is a name of `GgmlBackend.devices()`; `n_threads` counts the calling thread (None: the CPUs that this
+    process may use); `library` is a folder with ggml's shared libraries (None: those of the installed `ggml` package,
+    else of `llama_cpp`).  `memory` bounds all buffers together, in bytes.  `repack`: quantised weights that only matrix
+    products read are kept a second time, in layouts that ggml computes faster with.
+
+    Raises BackendError where there is no ggml (it says what to install), or no such device.
+    """
+
+    concurrent_copies = True
+    kv_padding = 64
+    """Keys of a cache, padded: what ggml's flash attention takes at a time."""
+
+    def __init__(self, device: str = "CPU", n_threads: int | None = None, library: str | os.PathLike | None = None, *,
+                 name: str | None = None, memory: int | None = None, repack: bool = True) -> None:
+        self.library: Library = load(library)
+        self.device = _named(self.library, device)
+        self._buft = self.library.buffer_type(self.device)
+        self.is_host = self.library.is_host(self._buft)
+        super().__init__(name or ("GGML" if self.device.kind == "cpu" else self.device.name),
+                         max(ALIGNMENT, self.library.alignment(self._buft)))
+        self.memory = None if memory is None else index(memory)
+        self.used = 0
+        self._closed = False
+        self._lock = ForkLock()
+        self._crew: Crew | None = None
+        self._pid = os.getpid()
+        self._device = Device(self.library.api, self.device.handle, _thread_count(n_threads), self._is_cpu)
+        self.packed_bufts: tuple[int, ...] = ()
+        if repack and self._is_cpu:
+            self.packed_bufts = self.library.extra_buffer_types(self.device)
+        if not self.is_host:
+            self.max_buffer_size = min(self.library.max_size(self._buft), (1 << 63) - 1)
+        self.adopt(self._device)
+
+    @property
+    def _is_cpu(self) -> bool:
+        return self.is_host and self.device.kind in ("cpu", "accel")
+
+    @staticmethod
+    def devices(library: str | os.PathLike | None = None) -> tuple[Offered, ...]:
+        """What the library offers: name, description and kind of each device."""
+        return load(library).devices
+
+    # -- memory -----------------------------------------------------------------
+
+    def memory_available(self) -> int | None:
+        """Bytes that can still be allocated here."""
+        if self.memory is not None:
+            return self.memory - self.used
+        return None if self.is_host else self.library.memory(self.device)[0]
+
+    def alloc_size(self, tensor: Tensor) -> int:
+        if self.is_host:
+            return tensor.nbytes
+        return max(tensor.nbytes, self._device.alloc_size(self._buft, tensor))
+
+    def alloc_buffer(self, size: int) -> Buffer:
+        """`size` bytes, zero on the host, at a multiple of the alignment."""
+        self._require_open()
+        if size < 0:
+            raise ValueError(f"backend {self.name!r}: a buffer of {size} bytes")
+        if self.memory is not None and size > self.memory - self.used:
+            raise OutOfMemory(f"backend {self.name!r}: {size} bytes needed, {self.memory - self.used} of "
+                              f"{self.memory} left", self.name, size, self.memory - self.used)
+        if self.is_host:
+            buffer: Buffer = HostBuffer(self, allocate(size, self.name))
+        else:
+            handle, base = self._device.allocate(self._buft, max(size, 1))
+            if not handle:
+                free = self.memory_available()
+                raise OutOfMemory(f"backend {self.name!r}: ggml gives no {size} bytes, {free} are free", self.name, size,
+                                  free)
+            buffer = DeviceBuffer(self, self._device, handle, base, size)
+        self.used += size
+        return buffer
+
+    def buffer_from_ptr(self, source, size: int | None = None, usage: str = "any") -> HostBuffer:
+        """A buffer over the caller's memory, which it keeps alive and never frees; see CpuBackend.buffer_from_ptr.
+
+        BackendError on a device that does not read the host's memory.
+        """
+        self._require_open()
+        if not self.is_host:
+            raise BackendError(f"backend {self.name!r} does not compute in memory of the host")
+        return HostBuffer(self, wrap(source, size), usage, owned=False)
+
+    def give_back(self, size: int) -> None:
+        """Called by a buffer of alloc_buffer when it closes."""
+        self.used -= size
+
+    def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
+        return copy_on_host(src, dst)
+
+    def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
+        return copy_on_host(src, dst)
+
+    # -- packed weights -----------------------------------------------------------
+
+    def plain_unread(self, weight: Tensor) -> None:
+        """The plain bytes of a weight will hardly be read again: those of a file need not stay in memory."""
+        buffer = weight.buffer
+        if buffer.file_backed and not buffer.writable:
+            drop_pages(buffer.base + weight.offset, weight.nbytes)
+
+    # -- computing ----------------------------------------------------------------
+
+    @property
+    def n_threads(self) -> int:
+        return self._device.n_threads
+
+    def set_n_threads(self, n: int) -> None:
+        """Use n threads from now on."""
+        with self._lock:
+            self._device.use_threads(_thread_count(n))
+
+    def inplace_sources(self, op: str) -> int:
+        number = op_numbers().get(op)
+        return 0 if number is None else tolerated_sources(number)
+
+    def graph_compute(self, graph) -> None:
+        plan = self.graph_plan_create(graph)
+        try:
+            self.graph_plan_compute(plan)
+        finally:
+            self.graph_plan_free(plan)
+
+    def graph_plan_create(self, graph) -> Program:
+        self._require_open()
+        with self._lock:
+            return Program(self, self._device, as_nodes(graph), StagedLeafs().calls)
+
+    def graph_plan_free(self, plan: Program) -> None:
+        with self._lock:
+            plan.free()
+
+    def graph_plan_compute(self, plan: Program) -> None:
+        self._require_open()
+        with self._lock:
+            if self._device.n_threads > 1 and os.getpid() != STARTED_IN:
+                self._compute_in_child(plan)
+            else:
+                run_program(plan)
+
+    def _compute_in_child(self, plan: Program) -> None:
+        """Compute in a process that was forked from one that may have had threads of ggml's."""
+        if not self.library.uses_openmp:
+            if self._pid != os.getpid():
+                self._device.use_threads(self._device.n_threads)
+                self._pid = os.getpid()
+            run_program(plan)
+            return
+        # libgomp's pool belongs to the thread that made it; the forked one's would be waited for without end.
+        if self._crew is None or not self._crew.is_here:
+            self._crew = Crew([f"{self.name} after fork"])
+        if not self._crew.threads:
+            raise BackendError(f"backend {self.name!r}: the host gives no thread to compute on after a fork")
+        outcome: SimpleQueue[BaseException | None] = SimpleQueue()
+
+        def call() -> None:
+            try:
+                run_program(plan)
+            except BaseException as error:
+                outcome.put(error)
+            else:
+                outcome.put(None)
+
+        self._crew.put(call)
+        error = outcome.get()
+        if error is not None:
+            raise error
+
+    # -- life -------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Compute no more; buffers keep their memory until they are closed."""
+        with self._lock:
+            self._closed = True
+            crew, self._crew = self._crew, None
+            if crew is not None:
+                crew.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise BackendError(f"backend {self.name!r} is closed")
+
+
+def _named(library: Library, name: str) -> Offered:
+    for device in library.devices:
+        if device.name.lower() == str(name).lower():
+            return device
+    offered = ", ".join(device.name for device in library.devices) or "none"
+    raise BackendError(f"ggml {library.version} in {library.folder} has no device {name!r}; it has: {offered}")
+
+
+def _thread_count(n: int | None) -> int:
+    if n is None:
+        return min(512, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise TypeError(f"a number of threads is an int, not {n!r}")
+    if not 1 <= n <= 512:
+        raise ValueError(f"{n} threads are not in 1 .. 512")
+    return n

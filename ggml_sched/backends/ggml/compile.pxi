@@ -1,0 +1,446 @@
+# Program: the nodes of a split as ggml graphs over our addresses.
+#
+# Owns the ggml tensors and graphs, in blocks of its own memory.  Invariant: every node is in our table and every address
+# lies inside an open buffer of the backend, so that ggml finds nothing to abort about.
+#
+# A split is one graph, unless something has to happen between two nodes: ids that an earlier node of the split has
+# computed are looked at before they are used, and a leaf that waits on the host is loaded.  A source that overlaps the
+# result of its node, in a way that the kernel does not tolerate, is copied first: a node computes as if it read
+# before it wrote.
+#
+# Nodes are put into a graph without counts of their uses, so that ggml fuses none: it would not see that packed
+# memory of fused nodes may overlap in part.
+
+cdef class Segment:
+    """Nodes that run without us looking in between: one ggml graph."""
+
+    cdef Py_ssize_t first           # of the nodes of the split
+    cdef list loads                 # calls to make before it
+    cdef gx_ids *ids                # owned; to be checked before it
+    cdef int n_ids
+    cdef void *graph
+    cdef gx_cplan plan
+    cdef int n_threads              # that the plan is for; 0: none yet
+
+    def __dealloc__(self):
+        PyMem_Free(self.ids)
+
+
+cdef class Program:
+    """`Program(backend, device, nodes, staged)`: compiles; UnsupportedOp, PlacementError, BackendError, OutOfMemory
+    naming the node.  `staged(node)` gives the calls that load leafs before a node."""
+
+    cdef object backend
+    cdef readonly Device device
+    cdef NodeTable table            # keeps the tensors alive
+    cdef gx_tensor *made            # owned; one for each of the table, then copies
+    cdef uint8_t *block             # owned; what ggml's graphs are made in
+    cdef void *context              # ggml's, over the block
+    cdef uint8_t *copies            # owned; memory of copied sources
+    cdef uint8_t *fetched           # owned; ids of a device
+    cdef list segments
+    cdef list packs                 # (weight, Packed, address of the plain data)
+    cdef list written               # roots that outlive the plan
+    cdef tuple buffers              # keeps them alive
+    cdef readonly bint freed
+
+    def __cinit__(self, backend, Device device not None, tuple nodes, staged):
+        cdef list work = []
+        cdef Tensor t
+        for t in nodes:
+            if not op_is_view(t.layout.op) and t.layout.op != GS_OP_NONE and not gx_empty(&t.layout):
+                work.append(t)
+        self.backend, self.device = backend, device
+        self.table = NodeTable(work)
+        self.segments, self.packs, self.written = [], [], []
+        self.check_places()
+        self.make_tensors()
+        self.make_segments(staged)
+        self.make_graphs()
+        self.use_packed_weights()
+
+    def __dealloc__(self):
+        self.release()
+
+    cdef void release(self) noexcept:
+        if self.context != NULL:
+            self.device.api.call.free(self.context)
+            self.context = NULL
+        free(self.made)
+        free(self.block)
+        free(self.copies)
+        free(self.fetched)
+        self.made, self.block, self.copies, self.fetched = NULL, NULL, NULL, NULL
+
+    def free(self):
+        """Release everything; idempotent."""
+        self.freed = True
+        self.segments, self.packs, self.written, self.buffers = [], [], [], ()
+        self.release()
+
+    # -- what the nodes are, and where ------------------------------------------------
+
+    cdef str name_of(self, Py_ssize_t i):
+        cdef Tensor t = self.table.tensors[i]
+        return f"backend {self.backend.name!r}: node {t.full_name()!r} ({t.op})"
+
+    cdef int check_places(self) except -1:
+        """Nodes are supported, and tensors lie where they may."""
+        cdef dict buffers = {}
+        cdef Tensor t
+        cdef Py_ssize_t i, n = len(self.table.tensors)
+        cdef gs_node *node
+        for i in range(self.table.n):
+            node = &self.table.nodes[i]
+            t = self.table.tensors[i]
+            if not (self.device.api.knows(node) and gx_supports(node)):
+                raise UnsupportedOp(f"{self.name_of(i)} is not one that this backend computes: "
+                                    f"{', '.join([repr(s) for s in t.src])} to {t!r}")
+            self.check_place(t, i, buffers)
+            if not buffers[t._buffer if t.view_src is None else t.view_src._buffer]:
+                raise BackendError(f"{self.name_of(i)}: its memory is read-only")
+        for i in range(self.table.n, n):
+            t = self.table.tensors[i]
+            self.check_place(t, i, buffers)
+        self.buffers = tuple(buffers)
+        return 0
+
+    cdef int check_place(self, Tensor t, Py_ssize_t i, dict buffers) except -1:
+        cdef BufferBase buffer = t.c_buffer()
+        cdef int64_t offset
+        if buffer is None:
+            raise PlacementError(f"{self.reader_of(i)}: tensor {t.full_name()!r} has no address")
+        if buffer not in buffers:
+            if not self.backend.supports_buffer(buffer):
+                raise PlacementError(f"{self.reader_of(i)}: tensor {t.full_name()!r} is on backend "
+                                     f"{buffer.backend.name!r}")
+            if buffer.closed:
+                raise PlacementError(f"{self.reader_of(i)}: the buffer of tensor {t.full_name()!r} is closed")
+            buffers[buffer] = buffer.writable
+        offset = t._offset if t.view_src is None else t.view_src._offset + t.view_offs
+        if not gs_range_fits(offset, t.layout.nbytes, buffer.size):
+            raise PlacementError(f"{self.reader_of(i)}: tensor {t.full_name()!r} of {t.layout.nbytes} bytes at "
+                                 f"{offset} lies outside its buffer of {buffer.size}")
+        return 0
+
+    cdef str reader_of(self, Py_ssize_t i):
+        """The node that a message about tensor i names: itself, or the first that reads it."""
+        cdef Py_ssize_t k, s
+        if i < self.table.n:
+            return self.name_of(i)
+        for k in range(self.table.n):
+            for s in range(self.table.nodes[k].n_src):
+                if self.table.nodes[k].src[s] == &self.table.nodes[i]:
+                    return self.name_of(k)
+        return f"backend {self.backend.name!r}"
+
+    # -- tensors ------------------------------------------------------------------------
+
+    cdef int make_tensors(self) except -1:
+        """A ggml tensor for each of ours, and for each source that must be copied first."""
+        cdef Py_ssize_t i, k, n = len(self.table.tensors)
+        cdef list clashes = []
+        cdef gs_node *node
+        cdef gx_tensor *made
+        cdef void *buffer = self.device.host_buffer
+        cdef Tensor t
+        cdef size_t total = 0, at = 0
+        for i in range(self.table.n):
+            node = &self.table.nodes[i]
+            for k in range(node.n_src):
+                if node.src[k] != NULL and clash(self.inplace_mask(i), node, <int>k):
+                    clashes.append((i, k))
+        self.made = <gx_tensor *>calloc(max(n + len(clashes), 1), sizeof(gx_tensor))
+        if self.made == NULL:
+            raise no_host_memory(f"{n} tensors")
+        for i in range(n):
+            node, made = &self.table.nodes[i], &self.made[i]
+            self.device.api.fill_layout(made, &node.layout)
+            made.data = node.data
+            if not self.device.host:
+                t = self.table.tensors[i]
+                buffer = <void *><uintptr_t>t.c_buffer().handle
+            made.buffer = buffer
+            if i < self.table.n:
+                self.device.api.fill_op(made, node)
+                for k in range(node.n_src):
+                    if node.src[k] != NULL:
+                        made.src[k] = &self.made[node.src[k] - self.table.nodes]
+                if node.op == GS_OP_CPY and made.src[1] == NULL:
+                    made.src[1] = made          # as ggml_cast has it: a kernel looks at the layout
+        if clashes:
+            self.make_copies(clashes)
+        return 0
+
+    cdef int inplace_mask(self, Py_ssize_t i) except? -1:
+        return gx_tolerates(self.table.nodes[i].op)
+
+    cdef int make_copies(self, list clashes) except -1:
+        """A dense copy of source k of node i for each pair: `src[k]` of the node is the copy, a node of its own."""
+        cdef Py_ssize_t i, k, c = 0, n = len(self.table.tensors)
+        cdef size_t total = 0, at = 0, size
+        cdef gx_tensor *made
+        cdef gs_layout layout
+        if not self.device.host:
+            i, k = clashes[0]
+            raise UnsupportedOp(f"{self.name_of(i)}: its result overlaps source {k}")
+        for i, k in clashes:
+            dense_like(&layout, &self.table.nodes[i].src[k].layout)
+            if not gx_copy(&layout, &self.table.nodes[i].src[k].layout):
+                raise UnsupportedOp(f"{self.name_of(i)}: its result overlaps source {k}, of which ggml makes no copy")
+            total += (<size_t>layout.nbytes + 63) // 64 * 64
+        self.copies = <uint8_t *>calloc(total + 64, 1)
+        if self.copies == NULL:
+            raise no_host_memory(f"{total} bytes of copies")
+        at = <uintptr_t>aligned(self.copies) - <uintptr_t>self.copies
+        for i, k in clashes:
+            made = &self.made[n + c]
+            dense_like(&layout, &self.table.nodes[i].src[k].layout)
+            self.device.api.fill_layout(made, &layout)
+            made.op, made.flags = self.device.api.op[GS_OP_CONT], GX_FLAG_COMPUTE
+            made.buffer, made.data = self.device.host_buffer, self.copies + at
+            made.src[0] = &self.made[self.table.nodes[i].src[k] - self.table.nodes]
+            self.made[i].src[k] = made
+            at += (<size_t>layout.nbytes + 63) // 64 * 64
+            c += 1
+        return 0
+
+    # -- segments -------------------------------------------------------------------------
+
+    cdef int make_segments(self, staged) except -1:
+        """Where the split is cut, and which ids are checked where."""
+        cdef dict writer = {}       # of each root: the latest node of the split that writes to it
+        cdef dict found = {}        # ids that the segment checks already
+        cdef list checks = []       # of each segment, (node, slot, rows)
+        cdef Segment segment = None
+        cdef Tensor t, ids, root
+        cdef Py_ssize_t i, written
+        cdef int slot
+        cdef int64_t rows = 0
+        cdef bint is_staged = self.has_staged()
+        for i in range(self.table.n):
+            t = self.table.tensors[i]
+            loads = staged(t) if is_staged else []
+            slot = ids_slot(&self.table.nodes[i], &rows)
+            ids = None if slot < 0 else t.src[slot]
+            cut = segment is None or len(loads) > 0
+            if ids is not None:
+                root = ids if ids.view_src is None else ids.view_src
+                written = writer.get(root, -1)
+                if written >= 0 and orders_rows(&self.table.nodes[written].layout, root, ids, rows, self.table,
+                                                written) and (root, 1) not in writer:
+                    ids = None      # in range by the way they are made
+                elif segment is not None and written >= segment.first:
+                    cut = True
+            if cut:
+                segment = Segment.__new__(Segment)
+                segment.first, segment.loads = i, loads
+                self.segments.append(segment)
+                checks.append([])
+                found.clear()
+            if ids is not None and (ids, rows) not in found:
+                found[(ids, rows)] = True
+                checks[-1].append((i, slot, rows))
+            root = t if t.view_src is None else t.view_src
+            if root in writer:
+                writer[(root, 1)] = i
+            writer[root] = i
+            if root._lease is None and root not in self.written:
+                self.written.append(root)
+        for segment, wanted in zip(self.segments, checks):
+            self.fill_checks(segment, wanted)
+        return 0
+
+    cdef bint has_staged(self):
+        """Whether some leaf waits on the host until a node needs it; a scheduler loads its own."""
+        cdef Tensor t
+        for t in self.table.tensors:
+            t = t if t.view_src is None else t.view_src
+            if t._lease is not None and t._lease.stages and not t._lease.transient:
+                return True
+        return False
+
+    cdef int fill_checks(self, Segment segment, list wanted) except -1:
+        cdef gx_ids *ids
+        cdef const gs_node *source
+        cdef size_t room = 0
+        cdef int k
+        if not wanted:
+            return 0
+        segment.ids = <gx_ids *>PyMem_Calloc(len(wanted), sizeof(gx_ids))
+        if segment.ids == NULL:
+            raise no_host_memory("ids to check")
+        for i, slot, rows in wanted:
+            ids = &segment.ids[segment.n_ids]
+            source = self.table.nodes[<Py_ssize_t>i].src[<int>slot]
+            for k in range(GS_MAX_DIMS):
+                ids.ne[k], ids.nb[k] = source.layout.ne[k], source.layout.nb[k]
+            ids.data = <const char *>source.data
+            ids.wide = source.layout.type == 27
+            ids.n_rows, ids.node, ids.tensor = rows, i, source - self.table.nodes
+            segment.n_ids += 1
+        return 0
+
+    # -- graphs -----------------------------------------------------------------------------
+
+    cdef int make_graphs(self) except -1:
+        """A ggml graph for each segment, in one block of ours."""
+        cdef gx_api *call = &self.device.api.call
+        cdef gx_init_params params
+        cdef Segment segment
+        cdef Py_ssize_t i, k, s, end, n_graphs = len(self.segments), n = len(self.table.tensors)
+        cdef size_t total = 4096
+        cdef list counts = []
+        for s in range(n_graphs):
+            segment = self.segments[s]
+            end = self.table.n if s + 1 == n_graphs else (<Segment>self.segments[s + 1]).first
+            count = 0
+            for i in range(segment.first, end):
+                count += 1
+                for k in range(self.table.nodes[i].n_src):
+                    if self.made[i].src[k] >= self.made + n:
+                        count += 1
+            counts.append(count)
+            total += call.graph_overhead_custom(count, False) + 64
+        self.block = <uint8_t *>calloc(total + 64, 1)
+        if self.block == NULL:
+            raise no_host_memory(f"a graph of {self.table.n} nodes")
+        params.mem_size, params.mem_buffer, params.no_alloc = total, aligned(self.block), True
+        self.context = call.init(params)
+        if self.context == NULL:
+            raise no_host_memory(f"a graph of {self.table.n} nodes")
+        for s in range(n_graphs):
+            segment = self.segments[s]
+            end = self.table.n if s + 1 == n_graphs else (<Segment>self.segments[s + 1]).first
+            segment.graph = call.new_graph_custom(self.context, <size_t>counts[s], False)
+            for i in range(segment.first, end):
+                for k in range(self.table.nodes[i].n_src):
+                    if self.made[i].src[k] >= self.made + n:
+                        call.graph_add_node(segment.graph, self.made[i].src[k])
+                call.graph_add_node(segment.graph, &self.made[i])
+        return 0
+
+    cdef int use_packed_weights(self) except -1:
+        """Where the backend keeps weights in a layout of ggml's own, let matrix products read that."""
+        cdef gs_node *node
+        cdef Tensor t, w
+        cdef Packed packed
+        cdef Py_ssize_t i
+        cdef set taken = set()
+        cdef tuple bufts = self.backend.packed_bufts
+        if not bufts:
+            return 0
+        for i in range(self.table.n):
+            node = &self.table.nodes[i]
+            if node.op != GS_OP_MUL_MAT and node.op != GS_OP_MUL_MAT_ID:
+                continue
+            t = self.table.tensors[i]
+            w = t.src[0]
+            if (w.layout.op != GS_OP_NONE or w.view_src is not None or w._lease is not None or w._buffer is None
+                    or w in self.written or w._buffer.usage != "weights" or not is_packable(node)):
+                continue
+            packs = getattr(w._buffer, "packs", None)
+            if packs is None:
+                continue
+            if w._offset not in packs:
+                packs[w._offset] = self.new_packed(i, bufts)
+            packed = packs[w._offset]
+            if packed is None or not packed.fits(w):
+                continue
+            self.made[i].src[0] = &packed.made
+            if w not in taken:
+                taken.add(w)
+                self.packs.append((w, packed, <uintptr_t>node.src[0].data))
+        return 0
+
+    cdef Packed new_packed(self, Py_ssize_t i, tuple bufts):
+        """A Packed for the weight of node i, with its data; None: ggml has no better layout for it."""
+        cdef gs_node *node = &self.table.nodes[i]
+        cdef Tensor t = self.table.tensors[i], w = t.src[0]
+        cdef Packed packed = packed_weight(self.device, bufts, w, node)
+        if packed is not None:
+            packed.load(w, node.src[0].data)
+            self.backend.plain_unread(w)
+        return packed
+
+
+cdef bint is_packable(const gs_node *node) noexcept nogil:
+    """A product of a dense quantised matrix (a stack of them, with ids) with f32 columns."""
+    cdef const gs_layout *a = &node.src[0].layout
+    cdef const gs_layout *b = &node.src[1].layout
+    cdef int64_t block
+    gx_unit(a, &block)
+    if block == 1 or not gx_dense(a) or b.type != 0 or not gx_dense(b) or a.ne[3] != 1 or b.ne[3] != 1:
+        return False
+    return node.op == GS_OP_MUL_MAT_ID or (a.ne[2] == 1 and b.ne[2] == 1)
+
+
+cdef int ids_slot(const gs_node *node, int64_t *rows) noexcept nogil:
+    """Which source of a node names rows, -1: none; and of how many."""
+    if node.op == GS_OP_GET_ROWS:
+        rows[0] = node.src[0].layout.ne[1]
+        return 1
+    if node.op == GS_OP_SET_ROWS:
+        rows[0] = node.layout.ne[1]
+        return 1
+    if node.op == GS_OP_MUL_MAT_ID:
+        rows[0] = node.src[0].layout.ne[2]
+        return 2
+    if node.op == GS_OP_ADD_ID:
+        rows[0] = node.src[1].layout.ne[1]
+        return 2
+    if node.op == GS_OP_SSM_SCAN:
+        rows[0] = node.src[0].layout.ne[3]
+        return 6
+    return -1
+
+
+cdef bint orders_rows(const gs_layout *layout, Tensor root, Tensor ids, int64_t rows, NodeTable table,
+                      Py_ssize_t written):
+    """Whether `ids` are indices that ARGSORT or TOP_K, which is `root` and wrote it, gives for `rows` or fewer."""
+    cdef int op = root.layout.op
+    if table.tensors[written] is not root or (op != GS_OP_ARGSORT and op != GS_OP_TOP_K):
+        return False
+    return (table.nodes[written].src[0].layout.ne[0] <= rows and ids.layout.type == root.layout.type
+            and ids.view_offs % 4 == 0 and ids.layout.nb[0] % 4 == 0 and ids.layout.nb[1] % 4 == 0
+            and ids.layout.nb[2] % 4 == 0 and ids.layout.nb[3] % 4 == 0 and gx_dense(&root.layout))
+
+
+cdef void dense_like(gs_layout *out, const gs_layout *a) noexcept nogil:
+    out[0] = a[0]
+    gx_unit(a, &out.nb[1])          # the block size, for a moment
+    out.nb[0] = gx_unit(a, &out.nb[1])
+    out.nb[1] = gx_row_size(a)
+    out.nb[2] = out.nb[1] * a.ne[1]
+    out.nb[3] = out.nb[2] * a.ne[2]
+    out.nbytes = out.nb[3] * a.ne[3]
+
+
+cdef int gx_tolerates(int op) noexcept nogil:
+    """Which sources a kernel may have as its destination, of equal layout: bits; what `inplace_sources` says."""
+    if GS_OP_SCALE <= op <= GS_OP_LOG or op == GS_OP_CLAMP or op == GS_OP_ROPE or op == GS_OP_RMS_NORM:
+        return 0b11 if GS_OP_ADD <= op <= GS_OP_DIV and op != GS_OP_ADD1 else 0b1
+    if op == GS_OP_SOFT_MAX or op == GS_OP_ADD_ID or op == GS_OP_UNARY or op == GS_OP_SET:
+        return 0b1
+    return 0b11 if op == GS_OP_GLU else 0
+
+
+cdef bint clash(int tolerated, const gs_node *node, int k) noexcept nogil:
+    """Whether writing the result of a node may change what it still has to read of source k."""
+    cdef const gs_node *s = node.src[k]
+    cdef uintptr_t a = <uintptr_t>node.data, b = <uintptr_t>s.data
+    if (node.op == GS_OP_CPY and k == 1) or (node.op == GS_OP_SET_ROWS and k == 2):
+        return False                # what it writes to, and does not read
+    if a + <uintptr_t>node.layout.nbytes <= b or b + <uintptr_t>s.layout.nbytes <= a:
+        return False
+    if a != b or not tolerated >> k & 1:
+        return True
+    for i in range(GS_MAX_DIMS):
+        if node.layout.ne[i] != s.layout.ne[i] or node.layout.nb[i] != s.layout.nb[i]:
+            return True
+    return node.layout.type != s.layout.type
+
+
+def tolerated_sources(int op):
+    """gx_tolerates, from Python; `op` is our number of an op."""
+    return gx_tolerates(GS_OP_GLU if op >= GS_OP_GLU else GS_OP_UNARY if op >= GS_OP_UNARY else op)

@@ -1,0 +1,238 @@
+# Device: a ggml backend, its threads and its work memory; Packed: a weight in a layout that its kernels prefer.
+#
+# A Device owns the ggml backend, a thread pool, and work memory that only grows.  Programs and packed weights keep it
+# alive, so it outlives all that was made from it.  Corresponds to ggml_backend_t, ggml_threadpool and ggml_cplan.
+
+cdef class Device:
+    """`Device(api, dev, n_threads, host)`: of a ggml_backend_dev_t; `host`: tensors are read where they lie."""
+
+    cdef readonly Api api
+    cdef void *dev
+    cdef void *backend
+    cdef void *pool
+    cdef void *host_buffer          # stands for all host memory: kernels ask a tensor's buffer for its type only
+    cdef uint8_t[128] host_bytes    # what it is over
+    cdef uint8_t *work              # owned
+    cdef size_t work_size
+    cdef readonly int n_threads
+    cdef readonly bint host
+    cdef readonly bint has_host_plans   # threads and work memory are ours to give
+    cdef int pid                    # of the process whose threads are in the pool
+
+    def __cinit__(self, Api api not None, uintptr_t dev, int n_threads, bint host):
+        self.api, self.dev, self.host, self.n_threads = api, <void *>dev, host, n_threads
+        self.has_host_plans = host and api.has_plans
+        self.backend = api.call.backend_dev_init(self.dev, NULL)
+        if self.backend == NULL:
+            raise BackendError("ggml does not start this device")
+        if host:
+            self.host_buffer = api.call.backend_cpu_buffer_from_ptr(aligned(self.host_bytes), 1)
+            if self.host_buffer == NULL:
+                raise no_host_memory("a buffer of ggml's")
+            self.set_threads(n_threads)
+
+    def __dealloc__(self):
+        if self.pool != NULL and self.pid == getpid():
+            self.api.call.threadpool_free(self.pool)
+        if self.host_buffer != NULL:
+            self.api.call.backend_buffer_free(self.host_buffer)
+        if self.backend != NULL:
+            self.api.call.backend_free(self.backend)
+        free(self.work)
+
+    cdef int set_threads(self, int n) except -1:
+        """Compute with n threads from now on, in a new pool; threads of a process that forked this one are gone."""
+        cdef gx_threadpool_params params
+        cdef void *pool = NULL
+        if self.has_host_plans:
+            params = self.api.call.threadpool_params_default(n)
+            pool = self.api.call.threadpool_new(&params)
+            if pool == NULL:
+                raise BackendError(f"ggml gives no pool of {n} threads")
+            if self.pool != NULL and self.pid == getpid():
+                self.api.call.threadpool_free(self.pool)
+        self.pool, self.n_threads, self.pid = pool, n, getpid()
+        return 0
+
+    def use_threads(self, int n):
+        """set_threads, from Python."""
+        self.set_threads(n)
+
+    cdef int reserve(self, size_t size) except -1:
+        """Let there be so much work memory."""
+        cdef uint8_t *more
+        if size <= self.work_size and self.work != NULL:
+            return 0
+        more = <uint8_t *>calloc(size + 64, 1)
+        if more == NULL:
+            raise no_host_memory(f"{size} bytes of work memory")
+        free(self.work)
+        self.work, self.work_size = more, size
+        return 0
+
+    def work_bytes(self):
+        """Bytes of work memory."""
+        return self.work_size
+
+    cdef bint takes(self, const gs_node *node) noexcept nogil:
+        """What ggml's own supports_op says, of a device that is not the host's."""
+        cdef gx_tensor[1 + GS_MAX_SRC] made
+        cdef int i
+        memset(made, 0, sizeof(made))
+        self.api.fill_layout(&made[0], &node.layout)
+        self.api.fill_op(&made[0], node)
+        if made[0].op == self.api.custom:
+            return False            # our own calls run on the host only
+        for i in range(node.n_src):
+            if node.src[i] != NULL:
+                self.api.fill_layout(&made[1 + i], &node.src[i].layout)
+                made[0].src[i] = &made[1 + i]
+        return self.api.call.backend_dev_supports_op(self.dev, made)
+
+    # -- memory of the device -------------------------------------------------------
+
+    def allocate(self, uintptr_t buft, size_t size):
+        """(handle, base) of a new buffer; (0, 0): there is not that much."""
+        cdef void *buffer
+        with nogil:
+            buffer = self.api.call.backend_buft_alloc_buffer(<void *>buft, size)
+        if buffer == NULL:
+            return 0, 0
+        return <uintptr_t>buffer, <uintptr_t>self.api.call.backend_buffer_get_base(buffer)
+
+    def release(self, uintptr_t buffer):
+        """Give a buffer of `allocate` back."""
+        self.api.call.backend_buffer_free(<void *>buffer)
+
+    def alloc_size(self, uintptr_t buft, Tensor t not None):
+        """Bytes that a tensor takes in buffers of a type."""
+        cdef gx_tensor made
+        memset(&made, 0, sizeof(made))
+        self.api.fill_layout(&made, &t.layout)
+        return self.api.call.backend_buft_get_alloc_size(<void *>buft, &made)
+
+    def prepare(self, uintptr_t buffer, uintptr_t address, Tensor t not None):
+        """Let a device's buffer see a tensor that has just been put into it."""
+        cdef gx_tensor made
+        memset(&made, 0, sizeof(made))
+        self.api.fill_layout(&made, &t.layout)
+        made.buffer, made.data = <void *>buffer, <void *>address
+        if self.api.call.backend_buffer_init_tensor(<void *>buffer, &made) != 0:
+            raise BackendError(f"ggml does not take tensor {t.name!r} into its buffer")
+
+    def move(self, uintptr_t buffer, uintptr_t address, view, bint into):
+        """Copy bytes into a device's buffer, or out of it into a writable view."""
+        cdef gx_tensor made
+        cdef uint8_t[::1] out
+        cdef const uint8_t[::1] given
+        cdef size_t size = len(view)
+        cdef const uint8_t *at
+        cdef uint8_t *to
+        if size == 0:
+            return
+        byte_row(&made, <void *>buffer, <void *>address, size)
+        if into:
+            given = view
+            at = &given[0]
+            with nogil:
+                self.api.call.backend_tensor_set(&made, at, 0, size)
+        else:
+            out = view
+            to = &out[0]
+            with nogil:
+                self.api.call.backend_tensor_get(&made, to, 0, size)
+
+
+cdef void byte_row(gx_tensor *out, void *buffer, void *address, size_t size) noexcept nogil:
+    """A tensor of bytes (i8)."""
+    memset(out, 0, sizeof(gx_tensor))
+    out.type, out.buffer, out.data = 24, buffer, address
+    out.ne[0], out.ne[1], out.ne[2], out.ne[3] = <int64_t>size, 1, 1, 1
+    out.nb[0], out.nb[1], out.nb[2], out.nb[3] = 1, size, size, size
+
+
+cdef inline void *aligned(uint8_t *at) noexcept nogil:
+    return <void *>((<uintptr_t>at + 63) & ~<uintptr_t>63)
+
+
+cdef class Packed:
+    """A weight that lies in one of ggml's own buffer types, as its matrix products like it best.
+
+    `tensor_version` is that of the plain data that was packed.
+    """
+
+    cdef Device device              # kept alive
+    cdef void *buffer               # owned
+    cdef gx_tensor made
+    cdef readonly size_t size
+    cdef int64_t tensor_version
+    cdef object tensor              # weakly, whose version that is
+
+    def __dealloc__(self):
+        if self.buffer != NULL:
+            self.device.api.call.backend_buffer_free(self.buffer)
+
+    cdef bint is_of(self, Tensor w) noexcept:
+        return self.tensor_version == w.version and self.tensor() is w
+
+    cdef bint fits(self, Tensor w) noexcept:
+        """Whether it was made for a weight of this type and these extents."""
+        return (self.made.type == w.layout.type and self.made.ne[0] == w.layout.ne[0]
+                and self.made.ne[1] == w.layout.ne[1] and self.made.ne[2] == w.layout.ne[2])
+
+    cdef int load(self, Tensor w, void *plain) except -1:
+        """Pack the data of w, `plain`."""
+        with nogil:
+            self.device.api.call.backend_tensor_set(&self.made, plain, 0, <size_t>w.layout.nbytes)
+        self.tensor_version, self.tensor = w.version, weakref_to(w)
+        return 0
+
+
+cdef Packed packed_weight(Device device, tuple bufts, Tensor w, const gs_node *node):
+    """An empty Packed for source 0 of a matrix product, or None where ggml has no better layout for it."""
+    cdef gx_tensor[1 + GS_MAX_SRC] made
+    cdef Api api = device.api
+    cdef Packed found
+    cdef void *empty
+    cdef void *extra
+    cdef bint taken
+    cdef int i
+    for buft in bufts:
+        memset(made, 0, sizeof(made))
+        api.fill_layout(&made[0], &node.layout)
+        api.fill_op(&made[0], node)
+        for i in range(node.n_src):
+            if node.src[i] != NULL:
+                api.fill_layout(&made[1 + i], &node.src[i].layout)
+                made[1 + i].buffer = device.host_buffer
+                made[0].src[i] = &made[1 + i]
+        empty = api.call.backend_buft_alloc_buffer(<void *><uintptr_t>buft, 0)
+        if empty == NULL:
+            continue
+        made[1].buffer = empty
+        taken = api.call.backend_dev_supports_op(device.dev, made)
+        api.call.backend_buffer_free(empty)
+        if not taken:
+            continue
+        found = Packed.__new__(Packed)
+        found.device = device
+        api.fill_layout(&found.made, &w.layout)
+        found.size = api.call.backend_buft_get_alloc_size(<void *><uintptr_t>buft, &found.made)
+        found.buffer = api.call.backend_buft_alloc_buffer(<void *><uintptr_t>buft, found.size)
+        if found.buffer == NULL:
+            return None             # the plain weight is still there
+        api.call.backend_buffer_set_usage(found.buffer, GX_BUFFER_USAGE_WEIGHTS)
+        extra = api.call.backend_buffer_get_base(found.buffer)
+        if api.call.backend_tensor_alloc(found.buffer, &found.made, extra) != 0 or found.made.extra == NULL:
+            continue
+        return found
+    return None
+
+
+def drop_pages(uintptr_t address, size_t size):
+    """Forget the pages of a file's mapping that lie wholly inside a range; they are read again when they are needed."""
+    cdef size_t page = <size_t>sysconf(_SC_PAGESIZE)
+    cdef uintptr_t start = (address + page - 1) // page * page
+    cdef uintptr_t end = (address + size) // page * page
+    if end > start:
+        madvise(<void *>start, end - start, MADV_DONTNEED)

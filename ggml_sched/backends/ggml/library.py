@@ -1,0 +1,257 @@
+"""Finding and loading ggml's shared libraries, and asking them what they have.
+
+Owns nothing: the system's loader keeps libraries, once for each file.  Invariant: a `Library` has every function that
+`_ggml` calls, its tensors look as `abi.h` says (probe.py), and it prints nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from ggml_sched._graph import Type, op_numbers
+from ggml_sched.backends.ggml._ggml import QUIET, Api
+from ggml_sched.backends.ggml.probe import OLDEST, check
+from ggml_sched.errors import BackendError
+
+__all__ = ["INSTALL", "Device", "Library", "find", "load"]
+
+INSTALL = "pip install 'ggml-sched[ggml]'"
+
+NEEDED = (
+    "init", "free", "new_graph_custom", "graph_overhead_custom", "graph_add_node", "backend_dev_init", "backend_free",
+    "backend_graph_compute", "backend_dev_supports_op", "backend_buft_alloc_buffer", "backend_buft_get_alloc_size",
+    "backend_buffer_get_base", "backend_buffer_free", "backend_buffer_set_usage", "backend_buffer_init_tensor",
+    "backend_tensor_alloc", "backend_tensor_set", "backend_tensor_get", "backend_cpu_buffer_from_ptr",
+)
+OF_THE_CPU = ("graph_plan", "graph_compute", "threadpool_new", "threadpool_free", "threadpool_params_default")
+"""Where the library of the CPU has them, threads and work memory are ours to give."""
+SPINS = 3000
+"""How often a thread of libgomp looks for work before it sleeps.  By default it burns its whole time slice, and two
+threads beside a busy process fall to a twentieth of their speed."""
+LAST_OP, LAST_UNARY, LAST_GLU = "GLU", "TRUNC", "GEGLU_QUICK"
+"""The last name of each of ggml's enums that every version has: beyond an enum's end there is no asking."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that the library offers: `kind` is "cpu", "gpu", "igpu" or "accel", `handle` ggml's."""
+
+    name: str
+    description: str
+    kind: str
+    handle: int
+
+
+@dataclass(eq=False)
+class Library:
+    """Loaded, probed, quiet."""
+
+    folder: str
+    version: str
+    api: Api
+    uses_openmp: bool
+    _base: ctypes.CDLL = field(repr=False)
+    _all: ctypes.CDLL = field(repr=False)
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """What it offers, in its order."""
+        count, get = _call(self._all, "ggml_backend_dev_count", ctypes.c_size_t), _pointer(
+            self._all, "ggml_backend_dev_get", ctypes.c_size_t)
+        if count() == 0:
+            # Built with each device in a library of its own.
+            _call(self._all, "ggml_backend_load_all_from_path", None, ctypes.c_char_p)(os.fsencode(self.folder))
+        name, text, kind = (_call(self._base, f"ggml_backend_dev_{what}", kind, ctypes.c_void_p) for what, kind in (
+            ("name", ctypes.c_char_p), ("description", ctypes.c_char_p), ("type", ctypes.c_int)))
+        kinds = ("cpu", "gpu", "igpu", "accel")
+        found = []
+        for i in range(count()):
+            handle = get(i)
+            found.append(Device(name(handle).decode(), text(handle).decode(errors="replace"),
+                                kinds[kind(handle)] if 0 <= kind(handle) < len(kinds) else "other", handle))
+        return tuple(found)
+
+    def buffer_type(self, device: Device) -> int:
+        """The type of buffers that a device computes in."""
+        return _pointer(self._base, "ggml_backend_dev_buffer_type", ctypes.c_void_p)(device.handle)
+
+    def is_host(self, buft: int) -> bool:
+        """Whether buffers of a type are memory that the CPU reads as it is."""
+        return _call(self._base, "ggml_backend_buft_is_host", ctypes.c_bool, ctypes.c_void_p)(buft)
+
+    def alignment(self, buft: int) -> int:
+        return _call(self._base, "ggml_backend_buft_get_alignment", ctypes.c_size_t, ctypes.c_void_p)(buft)
+
+    def max_size(self, buft: int) -> int:
+        return _call(self._base, "ggml_backend_buft_get_max_size", ctypes.c_size_t, ctypes.c_void_p)(buft)
+
+    def memory(self, device: Device) -> tuple[int, int]:
+        """Bytes (free, all) of a device."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        size = ctypes.POINTER(ctypes.c_size_t)
+        _call(self._base, "ggml_backend_dev_memory", None, ctypes.c_void_p, size, size)(
+            device.handle, ctypes.byref(free), ctypes.byref(total))
+        return free.value, total.value
+
+    def extra_buffer_types(self, device: Device) -> tuple[int, ...]:
+        """The types of buffers that keep weights in layouts of ggml's own."""
+        registry = _pointer(self._base, "ggml_backend_dev_backend_reg", ctypes.c_void_p)(device.handle)
+        get = _pointer(self._base, "ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_char_p)(
+            registry, b"ggml_backend_dev_get_extra_bufts")
+        if not get:
+            return ()
+        listed = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(get)(device.handle)
+        found = []
+        while listed and len(found) < 64 and listed[len(found)]:
+            found.append(listed[len(found)])
+        return tuple(found)
+
+
+def find() -> str:
+    """The folder of the libraries of an installed package; BackendError that says what to install."""
+    for package, folder in (("ggml", "lib"), ("llama_cpp", "lib")):
+        spec = importlib.util.find_spec(package)
+        for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+            found = os.path.join(place, folder)
+            if any(_named(Path(found), "ggml-base")):
+                return found
+    raise BackendError(f"there is no ggml here: run `{INSTALL}`, or give the folder of its shared libraries as library=")
+
+
+def load(path: str | os.PathLike | None = None) -> Library:
+    """The library in a folder (or in one file that has everything); None: of the installed package.
+
+    BackendError without one, for one that does not load, is too old, or is not laid out as we know it.
+    """
+    given = find() if path is None else os.fspath(path)
+    folder = given if os.path.isdir(given) else os.path.dirname(given)
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")     # an abort of ggml's would start a debugger
+    if os.path.isfile(given):
+        base = cpu = everything = _open(given)
+    else:
+        base, cpu, everything = (_open_named(Path(given), name, needed) for name, needed in (
+            ("ggml-base", True), ("ggml-cpu", False), ("ggml", True)))
+    _check_kin(given, base, cpu, everything)
+    version = _call(base, "ggml_version", ctypes.c_char_p)().decode(errors="replace")
+    check(base, given, version)
+    _hush(base)
+    missing = [name for name in NEEDED if not _address(base, name)]
+    if missing:
+        raise BackendError(f"ggml {version} in {given} (the oldest that is supported is {OLDEST}) has no ggml_{missing[0]}")
+    addresses = {name: _address(base, name) for name in NEEDED}
+    addresses |= {name: found for name in OF_THE_CPU if cpu is not None and (found := _address(cpu, name))}
+    ops, subs = _numbers(base)
+    uses_openmp = cpu is not None and (_has(cpu, "GOMP_parallel") or _has(cpu, "__kmpc_fork_call"))
+    return Library(folder, version, Api(addresses, ops, subs, _types(base)), uses_openmp, base, everything)
+
+
+def _named(folder: Path, name: str) -> Iterator[Path]:
+    for pattern in (f"lib{name}.so", f"lib{name}.dylib", f"lib{name}.so.*", f"lib{name}.*.dylib"):
+        yield from sorted(folder.glob(pattern), key=lambda path: (len(path.name), path.name))
+
+
+def _open_named(folder: Path, name: str, needed: bool) -> ctypes.CDLL | None:
+    found = next(_named(folder, name), None)
+    if found is None:
+        if needed:
+            raise BackendError(f"there is no lib{name} in {folder}: run `{INSTALL}`, or give another library=")
+        return None
+    return _open(str(found))
+
+
+def _open(path: str) -> ctypes.CDLL:
+    """Load a file, for us alone; what libgomp reads when it starts is set for as long as that takes."""
+    spins = os.environ.get("GOMP_SPINCOUNT")
+    waits = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ)
+    if not waits:
+        os.environ["GOMP_SPINCOUNT"] = str(SPINS)
+    try:
+        return ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL)
+    except OSError as error:
+        raise BackendError(f"ggml's library {path} does not load: {error}") from error
+    finally:
+        if not waits and spins is None:
+            del os.environ["GOMP_SPINCOUNT"]
+
+
+def _check_kin(given: str, *libraries: ctypes.CDLL | None) -> None:
+    """All use one libggml-base: with another ggml of the same file name in this process, they would not."""
+    found = {_address(library, "version") for library in libraries if library is not None}
+    if len(found) != 1 or not found.copy().pop():
+        raise BackendError(f"the libraries in {given} do not belong together, or another ggml was loaded before them")
+
+
+def _has(library: ctypes.CDLL, name: str) -> bool:
+    return hasattr(library, name)
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    """Of ggml_NAME; 0: there is none."""
+    found = getattr(library, f"ggml_{name}", None)
+    return 0 if found is None else ctypes.cast(found, ctypes.c_void_p).value or 0
+
+
+def _call(library: ctypes.CDLL, name: str, result, *arguments):
+    """A function with a signature of our own; BackendError without it."""
+    found = getattr(library, name, None)
+    if found is None:
+        raise BackendError(f"{library._name} has no {name}: ggml {OLDEST} is the oldest that is supported")
+    return ctypes.CFUNCTYPE(result, *arguments)(ctypes.cast(found, ctypes.c_void_p).value)
+
+
+def _pointer(library: ctypes.CDLL, name: str, *arguments):
+    return _call(library, name, ctypes.c_void_p, *arguments)
+
+
+def _hush(base: ctypes.CDLL) -> None:
+    """Let ggml log to nobody, unless somebody has asked it to log to them."""
+    callback, user = ctypes.c_void_p(), ctypes.c_void_p()
+    pointer = ctypes.POINTER(ctypes.c_void_p)
+    if _address(base, "log_get"):
+        _call(base, "ggml_log_get", None, pointer, pointer)(ctypes.byref(callback), ctypes.byref(user))
+        start = _address(base, "log_get")
+        # Its own lies in the library itself: everybody else's is far away.
+        if callback.value and abs(callback.value - start) > 1 << 20:
+            return
+    _call(base, "ggml_log_set", None, ctypes.c_void_p, ctypes.c_void_p)(QUIET, None)
+
+
+def _numbers(base: ctypes.CDLL) -> tuple[dict, dict]:
+    """ggml's number of each op and sub-op, by our number."""
+    ops = _names(_call(base, "ggml_op_name", ctypes.c_char_p, ctypes.c_int), LAST_OP)
+    unary = _names(_call(base, "ggml_unary_op_name", ctypes.c_char_p, ctypes.c_int), LAST_UNARY)
+    glu = _names(_call(base, "ggml_glu_op_name", ctypes.c_char_p, ctypes.c_int), LAST_GLU)
+    found, subs = {"CUSTOM": ops["CUSTOM"]} if "CUSTOM" in ops else {}, {}
+    for name, number in op_numbers().items():
+        family, _, kind = name.partition(":")
+        if family in ops:
+            found[number] = ops[family]
+        if kind and kind in (unary if family == "UNARY" else glu):
+            subs[number] = (unary if family == "UNARY" else glu)[kind]
+    return found, subs
+
+
+def _names(name_of, last: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for number in range(256):
+        name = (name_of(number) or b"").decode(errors="replace")
+        found[name] = number
+        if name == last:
+            return found
+    raise BackendError(f"ggml names no {last}: ggml {OLDEST} is the oldest that is supported")
+
+
+def _types(base: ctypes.CDLL) -> list[int]:
+    """The types that the library has with our name and sizes."""
+    name = _call(base, "ggml_type_name", ctypes.c_char_p, ctypes.c_int)
+    block = _call(base, "ggml_blck_size", ctypes.c_int64, ctypes.c_int)
+    size = _call(base, "ggml_type_size", ctypes.c_size_t, ctypes.c_int)
+    return [int(kind) for kind in Type
+            if (name(kind) or b"").decode(errors="replace").lower() == str(kind).lower()
+            and block(kind) == kind.block_size and size(kind) == kind.type_size]

@@ -1,0 +1,104 @@
+# Replays of a Program, and the C side of the backend.
+
+cdef class GgmlBase(BackendBase):
+    """What the scheduler asks of `GgmlBackend` in C: whether a node is in our table."""
+
+    cdef Device device
+    cdef bint asked_in_python       # a subclass has answers of its own
+
+    def adopt(self, Device device not None):
+        """The device that computes."""
+        self.device = device
+        self.asked_in_python = type(self).supports_op is not GgmlBase.supports_op
+
+    def supports_op(self, node):
+        """Whether ggml computes a node, and computes it right."""
+        cdef NodeTable table = NodeTable((node,))
+        return self.answer(table.node(0))
+
+    cdef bint answer(self, const gs_node *node) noexcept nogil:
+        if self.device is None:
+            return False
+        if node.op == GS_OP_NONE or op_is_view(node.op) or gx_empty(&node.layout):
+            return True
+        if not (self.device.api.knows(node) and gx_supports(node)):
+            return False
+        return self.device.host or self.device.takes(node)
+
+    cdef int c_supports_op(self, const gs_node *node) noexcept nogil:
+        return -1 if self.asked_in_python else self.answer(node)
+
+
+cdef int run_segment(Segment segment, Device device, void *pool) noexcept nogil:
+    cdef gx_cplan plan
+    if device.has_host_plans:
+        plan = segment.plan
+        plan.work_data = <uint8_t *>aligned(device.work)
+        plan.threadpool = pool
+        return device.api.call.graph_compute(segment.graph, &plan)
+    return device.api.call.backend_graph_compute(device.backend, segment.graph)
+
+
+def run_program(Program program not None):
+    """Compute once; BackendError for an id that names no row, PlacementError for a buffer that is closed."""
+    cdef Device device = program.device
+    cdef Segment segment
+    cdef BufferBase buffer
+    cdef Packed packed
+    cdef Tensor t
+    cdef int status, k
+    cdef int64_t bad = 0
+    if program.freed:
+        raise BackendError(f"backend {program.backend.name!r}: this graph plan was freed")
+    for buffer in program.buffers:
+        if buffer.closed:
+            raise PlacementError(f"backend {program.backend.name!r}: a graph plan uses a buffer of backend "
+                                 f"{buffer.backend.name!r} ({buffer.size} bytes) that is closed")
+    for t, packed, address in program.packs:
+        if not packed.is_of(t):
+            packed.load(t, <void *><uintptr_t>address)
+    for segment in program.segments:
+        for load in segment.loads:
+            load()
+        if device.has_host_plans and segment.n_threads != device.n_threads:
+            segment.plan = device.api.call.graph_plan(segment.graph, device.n_threads, device.pool)
+            device.reserve(segment.plan.work_size)
+            segment.n_threads = device.n_threads
+        if segment.n_ids and not device.host:
+            fetch_ids(program, segment)
+        k = -1
+        with nogil:
+            for k in range(segment.n_ids):
+                if gx_bad_id(&segment.ids[k], &bad):
+                    break
+            else:
+                k = -1
+            status = 0 if k >= 0 else run_segment(segment, device, device.pool)
+        if k >= 0:
+            raise BackendError(f"{program.name_of(<Py_ssize_t>segment.ids[k].node)}: id {bad} does not name one of "
+                               f"{segment.ids[k].n_rows} rows")
+        if status != 0:
+            raise BackendError(f"backend {program.backend.name!r}: ggml failed to compute "
+                               f"{program.table.n} nodes (status {status})")
+    for t in program.written:
+        t.version += 1
+
+
+cdef int fetch_ids(Program program, Segment segment) except -1:
+    """Bring the ids of a segment to the host."""
+    cdef size_t total = 0, at = 0
+    cdef gx_tensor *made
+    cdef int k
+    for k in range(segment.n_ids):
+        total += <size_t>program.table.nodes[segment.ids[k].tensor].layout.nbytes
+    free(program.fetched)
+    program.fetched = <uint8_t *>calloc(total + 1, 1)
+    if program.fetched == NULL:
+        raise no_host_memory(f"{total} bytes of ids")
+    for k in range(segment.n_ids):
+        made = &program.made[segment.ids[k].tensor]
+        segment.ids[k].data = <const char *>(program.fetched + at)
+        program.device.api.call.backend_tensor_get(made, program.fetched + at, 0, <size_t>
+                                                   program.table.nodes[segment.ids[k].tensor].layout.nbytes)
+        at += <size_t>program.table.nodes[segment.ids[k].tensor].layout.nbytes
+    return 0

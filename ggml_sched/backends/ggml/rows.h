@@ -1,0 +1,140 @@
+/* ggml_sched/backends/ggml/rows.h -- ids that name rows, and the order of rows.
+ *
+ * gx_bad_id finds an id that names no row: ggml would abort.  gx_order and gx_argmax are our ARGSORT, TOP_K and ARGMAX,
+ * which a graph runs as CUSTOM nodes: ggml's sort reads outside its row where NaNs are, and both leave open which of
+ * equal elements comes first.
+ */
+#ifndef GGML_SCHED_BACKENDS_GGML_ROWS_H
+#define GGML_SCHED_BACKENDS_GGML_ROWS_H
+
+#include <string.h>
+#include "abi.h"
+#include "ggml_sched/graph.h"
+
+/* Ids that some node of a split reads, as they lie in memory. */
+typedef struct gx_ids {
+    const char *data;
+    int64_t ne[4];
+    int64_t nb[4];
+    int32_t wide;           /* 64-bit ids, else 32-bit ones          */
+    int64_t n_rows;         /* valid ids are 0 .. n_rows - 1         */
+    int64_t node;           /* which node of the split reads them    */
+    int64_t tensor;         /* which tensor of the split they are    */
+} gx_ids;
+
+/* Whether some id names no row; that id in *bad. */
+static int gx_bad_id(const gx_ids *ids, int64_t *bad)
+{
+    for (int64_t i3 = 0; i3 < ids->ne[3]; i3++) {
+        for (int64_t i2 = 0; i2 < ids->ne[2]; i2++) {
+            for (int64_t i1 = 0; i1 < ids->ne[1]; i1++) {
+                const char *at = ids->data + i3 * ids->nb[3] + i2 * ids->nb[2] + i1 * ids->nb[1];
+                for (int64_t i0 = 0; i0 < ids->ne[0]; i0++, at += ids->nb[0]) {
+                    int64_t id;
+                    if (ids->wide) {
+                        memcpy(&id, at, sizeof id);
+                    } else {
+                        int32_t narrow;
+                        memcpy(&narrow, at, sizeof narrow);
+                        id = narrow;
+                    }
+                    if (id < 0 || id >= ids->n_rows) {
+                        *bad = id;
+                        return 1;
+                    }
+                }
+            }
+        }
+    }
+    return 0;
+}
+
+/* Whether element a comes before b: NaNs last, equal elements as they stand. */
+static inline int gx_before(const float *row, int32_t a, int32_t b, int descending)
+{
+    const float x = row[a], y = row[b];
+    if (x != x || y != y) {
+        return (x == x) != (y == y) ? x == x : a < b;
+    }
+    if (x != y) {
+        return descending ? x > y : x < y;
+    }
+    return a < b;
+}
+
+/* Let order[at], and what is below it, be a heap whose top comes last. */
+static void gx_sift(int32_t *order, int64_t at, int64_t n, const float *row, int descending)
+{
+    for (;;) {
+        int64_t child = 2 * at + 1;
+        if (child >= n) {
+            return;
+        }
+        if (child + 1 < n && gx_before(row, order[child], order[child + 1], descending)) {
+            child++;
+        }
+        if (!gx_before(row, order[at], order[child], descending)) {
+            return;
+        }
+        const int32_t swapped = order[at];
+        order[at] = order[child];
+        order[child] = swapped;
+        at = child;
+    }
+}
+
+/* order[0 .. k) = the first k of the indices that sort row[0 .. n). */
+static void gx_order_row(const float *row, int64_t n, int32_t *order, int64_t k, int descending)
+{
+    for (int64_t i = 0; i < k; i++) {
+        order[i] = (int32_t)i;
+    }
+    for (int64_t i = k / 2 - 1; i >= 0; i--) {
+        gx_sift(order, i, k, row, descending);
+    }
+    for (int64_t i = k; i < n; i++) {
+        if (gx_before(row, (int32_t)i, order[0], descending)) {
+            order[0] = (int32_t)i;
+            gx_sift(order, 0, k, row, descending);
+        }
+    }
+    for (int64_t end = k - 1; end > 0; end--) {
+        const int32_t last = order[0];
+        order[0] = order[end];
+        order[end] = last;
+        gx_sift(order, 0, end, row, descending);
+    }
+}
+
+/* ARGSORT, TOP_K: rows of dst (i32) from rows of its source (f32, elements side by side); `user`: descending. */
+static void gx_order(gx_tensor *dst, int ith, int nth, void *user)
+{
+    const gx_tensor *src = dst->src[0];
+    const int64_t n_rows = dst->ne[1] * dst->ne[2] * dst->ne[3];
+    for (int64_t r = ith; r < n_rows; r += nth) {
+        const int64_t i1 = r % dst->ne[1], i2 = r / dst->ne[1] % dst->ne[2], i3 = r / dst->ne[1] / dst->ne[2];
+        const char *from = (const char *)src->data + i1 * src->nb[1] + i2 * src->nb[2] + i3 * src->nb[3];
+        char *to = (char *)dst->data + i1 * dst->nb[1] + i2 * dst->nb[2] + i3 * dst->nb[3];
+        gx_order_row((const float *)from, src->ne[0], (int32_t *)to, dst->ne[0], user != NULL);
+    }
+}
+
+/* ARGMAX: the first of the largest of each row; ggml takes another of equal ones. */
+static void gx_argmax(gx_tensor *dst, int ith, int nth, void *user)
+{
+    const gx_tensor *src = dst->src[0];
+    (void)user;
+    for (int64_t r = ith; r < dst->ne[0]; r += nth) {
+        const float *row = (const float *)((const char *)src->data + r * src->nb[1]);
+        int32_t best = 0;
+        for (int64_t i = 1; i < src->ne[0]; i++) {
+            /* A NaN is larger than all numbers, as numpy has it. */
+            if (row[best] == row[best] && (row[i] > row[best] || row[i] != row[i])) {
+                best = (int32_t)i;
+            }
+        }
+        ((int32_t *)dst->data)[r] = best;
+    }
+}
+
+#endif

@@ -1,0 +1,545 @@
+/* ggml_sched/backends/ggml/table.h -- which nodes ggml's CPU kernels compute, and compute right.
+ *
+ * ggml says yes to nearly every node and then aborts the process, or computes something else, where types, strides or
+ * parameters are not as a kernel expects.  So this table is ours: a node is admitted only where each expectation of
+ * its kernel is written down here and holds.  What is left out runs elsewhere.
+ *
+ * gx_supports(node): 1 or 0.  It looks at op, parameters and layouts, never at addresses.
+ */
+#ifndef GGML_SCHED_BACKENDS_GGML_TABLE_H
+#define GGML_SCHED_BACKENDS_GGML_TABLE_H
+
+#include <math.h>
+#include <string.h>
+#include "ggml_sched/graph.h"
+
+enum {
+    GX_F32 = 0, GX_F16 = 1, GX_Q4_0 = 2, GX_Q4_1 = 3, GX_Q5_0 = 6, GX_Q5_1 = 7, GX_Q8_0 = 8, GX_Q2_K = 10, GX_Q6_K = 14,
+    GX_IQ4_NL = 20, GX_IQ4_XS = 23, GX_I8 = 24, GX_I16 = 25, GX_I32 = 26, GX_I64 = 27, GX_F64 = 28, GX_BF16 = 30,
+    GX_MXFP4 = 39,
+};
+
+#define GX_BIT(type) (UINT64_C(1) << (type))
+#define GX_FLOATS (GX_BIT(GX_F32) | GX_BIT(GX_F16) | GX_BIT(GX_BF16))
+#define GX_SMALL_BLOCKS (GX_BIT(GX_Q4_0) | GX_BIT(GX_Q4_1) | GX_BIT(GX_Q5_0) | GX_BIT(GX_Q5_1) | GX_BIT(GX_Q8_0) \
+                         | GX_BIT(GX_IQ4_NL) | GX_BIT(GX_MXFP4))
+/* q2_K q3_K q4_K q5_K q6_K, and every iq type: 16..23, 29 */
+#define GX_BIG_BLOCKS ((UINT64_C(0x1f) << GX_Q2_K) | (UINT64_C(0xff) << 16 & ~GX_BIT(GX_IQ4_NL)) | GX_BIT(29))
+#define GX_WEIGHTS (GX_FLOATS | GX_SMALL_BLOCKS | GX_BIG_BLOCKS)
+#define GX_INTS (GX_BIT(GX_I8) | GX_BIT(GX_I16) | GX_BIT(GX_I32) | GX_BIT(GX_I64))
+#define GX_PLAIN (GX_FLOATS | GX_INTS | GX_BIT(GX_F64))
+
+/* Extents beyond this do not fit the ints in which some kernels count. */
+#define GX_MAX_EXTENT INT64_C(0x7fffffff)
+
+typedef const gs_layout *gx_layout;
+
+static inline int gx_is(gx_layout a, uint64_t types)
+{
+    return (types >> a->type & 1) != 0;
+}
+
+static inline int64_t gx_count(gx_layout a)
+{
+    return a->ne[0] * a->ne[1] * a->ne[2] * a->ne[3];
+}
+
+static inline int gx_empty(gx_layout a)
+{
+    return a->ne[0] == 0 || a->ne[1] == 0 || a->ne[2] == 0 || a->ne[3] == 0;
+}
+
+static inline int gx_same_ne(gx_layout a, gx_layout b)
+{
+    return memcmp(a->ne, b->ne, sizeof a->ne) == 0;
+}
+
+/* Bytes of an element, or of a block, and how many elements that is. */
+static inline int64_t gx_unit(gx_layout a, int64_t *elements)
+{
+    static const struct { short block, size; } units[] = {
+        [GX_F32] = {1, 4}, [GX_F16] = {1, 2}, [GX_Q4_0] = {32, 18}, [GX_Q4_1] = {32, 20}, [GX_Q5_0] = {32, 22},
+        [GX_Q5_1] = {32, 24}, [GX_Q8_0] = {32, 34}, [GX_Q2_K] = {256, 84}, [11] = {256, 110}, [12] = {256, 144},
+        [13] = {256, 176}, [GX_Q6_K] = {256, 210}, [16] = {256, 66}, [17] = {256, 74}, [18] = {256, 98},
+        [19] = {256, 50}, [GX_IQ4_NL] = {32, 18}, [21] = {256, 110}, [22] = {256, 82}, [GX_IQ4_XS] = {256, 136},
+        [GX_I8] = {1, 1}, [GX_I16] = {1, 2}, [GX_I32] = {1, 4}, [GX_I64] = {1, 8}, [GX_F64] = {1, 8},
+        [29] = {256, 56}, [GX_BF16] = {1, 2}, [GX_MXFP4] = {32, 17},
+    };
+    const int known = a->type >= 0 && a->type < (int)(sizeof units / sizeof *units) && units[a->type].size;
+    *elements = known ? units[a->type].block : 1;
+    return known ? units[a->type].size : -1;    /* -1 is nobody's stride */
+}
+
+/* The layout with strides as ggml would make them where an extent of 1 lets any stride stand: kernels may look at them. */
+static inline gs_layout gx_regular(gx_layout a)
+{
+    gs_layout out = *a;
+    int64_t block;
+    const int64_t size = gx_unit(a, &block);
+    if (a->ne[0] == block) {
+        out.nb[0] = size;
+    }
+    for (int i = 1; i < 4; i++) {
+        if (a->ne[i] == 1) {
+            out.nb[i] = i == 1 ? a->ne[0] / block * out.nb[0] : out.nb[i - 1] * a->ne[i - 1];
+        }
+    }
+    return out;
+}
+
+/* Elements (blocks) of a row lie side by side. */
+static inline int gx_rows(gx_layout a)
+{
+    int64_t block;
+    const int64_t size = gx_unit(a, &block);
+    return a->nb[0] == size && a->ne[0] % block == 0;
+}
+
+/* Bytes of a row without gaps. */
+static inline int64_t gx_row_size(gx_layout a)
+{
+    int64_t block;
+    const int64_t size = gx_unit(a, &block);
+    return a->ne[0] / block * size;
+}
+
+/* Rows follow each other at one stride (ggml_is_contiguous_1). */
+static inline int gx_even(gx_layout a)
+{
+    return gx_rows(a) && (a->ne[2] == 1 || a->nb[2] == a->ne[1] * a->nb[1])
+        && (a->ne[3] == 1 || a->nb[3] == a->ne[1] * a->ne[2] * a->nb[1]);
+}
+
+/* No gaps, strides as ggml would make them. */
+static inline int gx_dense(gx_layout a)
+{
+    return gx_even(a) && a->nb[1] == gx_row_size(a)
+        && a->nb[2] == a->ne[1] * a->nb[1] && a->nb[3] == a->ne[2] * a->nb[2];
+}
+
+/* Outer strides are whole elements, and none is smaller than the ones inside: what matrix products take. */
+static inline int gx_strided(gx_layout a)
+{
+    int64_t block;
+    const int64_t size = gx_unit(a, &block);
+    return gx_rows(a) && a->nb[1] % size == 0 && a->nb[2] % size == 0 && a->nb[3] % size == 0;
+}
+
+static inline int gx_repeats(gx_layout little, gx_layout big)
+{
+    for (int i = 0; i < 4; i++) {
+        if (big->ne[i] % little->ne[i] != 0) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static inline float gx_float(const gs_node *node, int i)
+{
+    float value;
+    memcpy(&value, &node->params[i], sizeof value);
+    return value;
+}
+
+static int gx_binary(gx_layout d, gx_layout a, gx_layout b)
+{
+    const int typed = (gx_is(a, GX_FLOATS) && b->type == a->type)
+        || ((a->type == GX_F16 || a->type == GX_BF16) && b->type == GX_F32);
+    return typed && d->type == a->type && gx_same_ne(d, a) && gx_repeats(b, a) && gx_rows(d) && gx_rows(a);
+}
+
+/* One function of each element; `even`: the kernel steps over rows at one stride. */
+static int gx_elementwise(gx_layout d, gx_layout a, uint64_t types, int even)
+{
+    return gx_is(a, types) && d->type == a->type && gx_same_ne(d, a)
+        && (even ? gx_even(d) && gx_even(a) : gx_rows(d) && gx_rows(a));
+}
+
+static int gx_unary(const gs_node *n, gx_layout d, gx_layout a)
+{
+    switch (n->sub_op) {
+    case GS_UNARY_GELU_QUICK:
+        return 0;       /* by a table of halves, in which -inf times 0 is NaN */
+    case GS_UNARY_GELU: case GS_UNARY_GELU_ERF: case GS_UNARY_SILU:
+        return gx_elementwise(d, a, GX_BIT(GX_F32) | GX_BIT(GX_F16), 0);
+    default:
+        return gx_elementwise(d, a, GX_FLOATS, 0);
+    }
+}
+
+static int gx_glu(const gs_node *n, gx_layout d, gx_layout a, gx_layout b)
+{
+    const uint64_t types = n->sub_op == GS_GLU_SWIGLU_OAI ? GX_BIT(GX_F32) : GX_BIT(GX_F32) | GX_BIT(GX_F16);
+    if (!gx_is(a, types) || d->type != a->type || !gx_even(d) || !gx_even(a) || n->sub_op == GS_GLU_GEGLU_QUICK) {
+        return 0;
+    }
+    if (b != NULL) {
+        return b->type == a->type && gx_even(b) && gx_same_ne(d, a) && gx_same_ne(d, b);
+    }
+    return a->ne[0] == 2 * d->ne[0] && a->ne[1] == d->ne[1] && a->ne[2] == d->ne[2] && a->ne[3] == d->ne[3];
+}
+
+/* CPY, CONT, DUP: which types become which, with rows dense on both sides. */
+static int gx_copy(gx_layout d, gx_layout a)
+{
+    if (gx_count(d) != gx_count(a)) {
+        return 0;
+    }
+    if (a->type == d->type) {
+        if (gx_is(a, GX_PLAIN)) {
+            return gx_is(a, GX_FLOATS | GX_BIT(GX_I32)) ? 1 : gx_rows(a) && gx_rows(d) && gx_same_ne(a, d);
+        }
+        return gx_is(a, GX_WEIGHTS) && ((gx_dense(a) && gx_dense(d)) || (gx_rows(a) && gx_rows(d) && gx_same_ne(a, d)));
+    }
+    if (gx_is(a, GX_FLOATS) && gx_is(d, GX_FLOATS)) {
+        return 1;
+    }
+    if (a->type == GX_F32 && gx_is(d, GX_SMALL_BLOCKS)) {
+        return gx_rows(a) && gx_dense(d) && gx_same_ne(a, d);
+    }
+    if (gx_is(a, GX_SMALL_BLOCKS) && d->type == GX_F32) {
+        return gx_dense(a) && gx_dense(d) && gx_same_ne(a, d);
+    }
+    return ((a->type == GX_F32 && d->type == GX_I32) || (a->type == GX_I32 && d->type == GX_F32));
+}
+
+/* A matrix product reads b as rows that it converts to the type that goes with a's. */
+static int gx_factors(gx_layout a, gx_layout b)
+{
+    return gx_is(a, GX_WEIGHTS) && gx_strided(a) && gx_strided(b) && a->ne[0] == b->ne[0]
+        && (b->type == GX_F32 || (b->type == a->type && (a->type == GX_F16 || a->type == GX_BF16)));
+}
+
+static int gx_mul_mat(gx_layout d, gx_layout a, gx_layout b)
+{
+    return gx_factors(a, b) && d->type == GX_F32 && gx_dense(d) && d->ne[0] == a->ne[1] && d->ne[1] == b->ne[1]
+        && d->ne[2] == b->ne[2] && d->ne[3] == b->ne[3] && b->ne[2] % a->ne[2] == 0 && b->ne[3] % a->ne[3] == 0;
+}
+
+static int gx_mul_mat_id(gx_layout d, gx_layout a, gx_layout b, gx_layout ids)
+{
+    return gx_factors(a, b) && b->type == GX_F32 && ids->type == GX_I32 && d->type == GX_F32 && gx_dense(d)
+        && a->ne[3] == 1 && b->ne[3] == 1 && ids->ne[2] == 1 && ids->ne[3] == 1 && gx_rows(ids)
+        && ids->ne[1] == b->ne[2] && ids->ne[0] % b->ne[1] == 0
+        && d->ne[0] == a->ne[1] && d->ne[1] == ids->ne[0] && d->ne[2] == b->ne[2] && d->ne[3] == 1;
+}
+
+static int gx_get_rows(gx_layout d, gx_layout a, gx_layout ids)
+{
+    return (gx_is(a, GX_WEIGHTS) ? d->type == GX_F32 : a->type == GX_I32 && d->type == GX_I32)
+        && ids->type == GX_I32 && gx_rows(a) && gx_rows(d) && ids->ne[3] == 1
+        && a->ne[2] == ids->ne[1] && a->ne[3] == ids->ne[2]
+        && d->ne[0] == a->ne[0] && d->ne[1] == ids->ne[0] && d->ne[2] == ids->ne[1] && d->ne[3] == ids->ne[2];
+}
+
+static int gx_set_rows(gx_layout d, gx_layout b, gx_layout ids, gx_layout a)
+{
+    return gx_is(d, GX_FLOATS | GX_SMALL_BLOCKS) && a->type == d->type && gx_same_ne(a, d) && b->type == GX_F32
+        && (ids->type == GX_I64 || ids->type == GX_I32) && gx_rows(d) && gx_rows(b)
+        && b->ne[0] == d->ne[0] && b->ne[2] == d->ne[2] && b->ne[3] == d->ne[3] && b->ne[1] == ids->ne[0]
+        && ids->ne[3] == 1 && b->ne[2] % ids->ne[1] == 0 && b->ne[3] % ids->ne[2] == 0;
+}
+
+static int gx_set(const gs_node *n, gx_layout d, gx_layout a, gx_layout b)
+{
+    const int32_t *p = n->params;
+    if (!gx_is(a, GX_BIT(GX_F32) | GX_BIT(GX_I32)) || d->type != a->type || b->type != a->type || !gx_dense(d)
+        || !gx_dense(a) || !gx_same_ne(d, a) || !gx_rows(b) || p[0] < 0 || p[1] < 0 || p[2] < 0 || p[3] < 0) {
+        return 0;
+    }
+    const int64_t strides[4] = {4, p[0], p[1], p[2]};
+    int64_t end = p[3] + 4;
+    for (int i = 0; i < 4; i++) {
+        if (b->ne[i] - 1 > (INT64_C(1) << 32)) {
+            return 0;
+        }
+        end += (b->ne[i] - 1) * strides[i];
+    }
+    return end <= d->nbytes;
+}
+
+static int gx_concat(const gs_node *n, gx_layout d, gx_layout a, gx_layout b)
+{
+    const int dim = n->params[0];
+    if (!gx_is(a, GX_PLAIN) || d->type != a->type || b->type != a->type || dim < 0 || dim > 3) {
+        return 0;
+    }
+    for (int i = 0; i < 4; i++) {
+        if (i == dim ? d->ne[i] != a->ne[i] + b->ne[i] : d->ne[i] != a->ne[i] || d->ne[i] != b->ne[i]) {
+            return 0;
+        }
+    }
+    return gx_rows(d);
+}
+
+static int gx_pad(const gs_node *n, gx_layout d, gx_layout a)
+{
+    if (a->type != GX_F32 || d->type != GX_F32 || !gx_rows(a) || !gx_dense(d) || n->params[8] != 0) {
+        return 0;
+    }
+    for (int i = 0; i < 4; i++) {
+        if (n->params[2 * i] != 0 || n->params[2 * i + 1] < 0 || a->ne[i] + n->params[2 * i + 1] != d->ne[i]) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int gx_arange(const gs_node *n, gx_layout d)
+{
+    const float start = gx_float(n, 0), stop = gx_float(n, 1), step = gx_float(n, 2);
+    return d->type == GX_F32 && gx_dense(d) && d->ne[0] == gx_count(d) && isfinite(start) && isfinite(stop)
+        && isfinite(step) && step != 0 && (int64_t)ceilf((stop - start) / step) == d->ne[0];
+}
+
+/* A mask [n_kv, >= n_rows, n_head / r, n_batch / s], and factors of each head. */
+static int gx_mask(gx_layout mask, int64_t n_kv, int64_t n_rows, int64_t n_head, int64_t n_batch)
+{
+    return gx_rows(mask) && mask->ne[0] == n_kv && mask->ne[1] >= n_rows && n_head % mask->ne[2] == 0
+        && n_batch % mask->ne[3] == 0;
+}
+
+static int gx_sinks(gx_layout sinks, int64_t n_head)
+{
+    return sinks == NULL || (sinks->type == GX_F32 && gx_dense(sinks) && gx_count(sinks) == n_head);
+}
+
+static int gx_soft_max(const gs_node *n, gx_layout d, gx_layout a, gx_layout mask, gx_layout sinks)
+{
+    return a->type == GX_F32 && d->type == GX_F32 && gx_same_ne(d, a) && gx_dense(d) && gx_rows(a)
+        && (mask == NULL ? !(gx_float(n, 1) > 0)
+                         : gx_is(mask, GX_BIT(GX_F32) | GX_BIT(GX_F16))
+                             && gx_mask(mask, d->ne[0], d->ne[1], d->ne[2], d->ne[3]))
+        && gx_sinks(sinks, d->ne[2]);
+}
+
+static int gx_rope(const gs_node *n, gx_layout d, gx_layout a, gx_layout positions, gx_layout factors)
+{
+    const int32_t n_dims = n->params[1], mode = n->params[2];
+    return gx_is(a, GX_BIT(GX_F32) | GX_BIT(GX_F16)) && d->type == a->type && gx_same_ne(d, a) && gx_rows(a)
+        && gx_rows(d) && (mode == 0 || mode == 2) && n_dims > 0 && n_dims % 2 == 0 && n_dims <= a->ne[0]
+        && a->ne[0] % 2 == 0 && positions->type == GX_I32 && gx_dense(positions) && gx_count(positions) == a->ne[2]
+        && (factors == NULL || (factors->type == GX_F32 && gx_dense(factors) && factors->ne[0] >= n_dims / 2));
+}
+
+static int gx_flash(const gs_node *n, gx_layout d)
+{
+    gx_layout q = &n->src[0]->layout, k = &n->src[1]->layout, v = &n->src[2]->layout;
+    gx_layout mask = n->n_src > 3 && n->src[3] != NULL ? &n->src[3]->layout : NULL;
+    gx_layout sinks = n->n_src > 4 && n->src[4] != NULL ? &n->src[4]->layout : NULL;
+    const uint64_t stored = GX_FLOATS | GX_SMALL_BLOCKS;
+    if (gx_float(n, 2) != 0 && q->ne[1] >= 64 && k->ne[1] % 64 != 0) {
+        /* ggml 0.15 pads keys to tiles of 64 with -inf, and caps that to a number. */
+        return 0;
+    }
+    return q->type == GX_F32 && d->type == GX_F32 && gx_is(k, stored) && gx_is(v, stored) && gx_strided(q)
+        && gx_strided(k) && gx_strided(v) && gx_dense(d) && q->ne[0] == k->ne[0]
+        && k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] && k->ne[3] == v->ne[3]
+        && q->ne[2] % k->ne[2] == 0 && q->ne[3] == k->ne[3]
+        && d->ne[0] == v->ne[0] && d->ne[1] == q->ne[2] && d->ne[2] == q->ne[1] && d->ne[3] == q->ne[3]
+        && (mask == NULL ? !(gx_float(n, 1) > 0)
+                         : mask->type == GX_F16 && gx_mask(mask, k->ne[1], q->ne[1], q->ne[2], q->ne[3]))
+        && gx_sinks(sinks, q->ne[2]);
+}
+
+static int gx_ssm_conv(gx_layout d, gx_layout sx, gx_layout c)
+{
+    return d->type == GX_F32 && sx->type == GX_F32 && c->type == GX_F32 && gx_dense(d) && gx_dense(sx) && gx_dense(c)
+        && sx->ne[3] == 1 && c->ne[2] == 1 && c->ne[3] == 1 && c->ne[1] == sx->ne[1] && d->ne[0] == sx->ne[1]
+        && d->ne[1] == sx->ne[0] - c->ne[0] + 1 && d->ne[2] == sx->ne[2] && d->ne[3] == 1;
+}
+
+static int gx_ssm_scan(const gs_node *n, gx_layout d)
+{
+    gx_layout s = &n->src[0]->layout, x = &n->src[1]->layout, dt = &n->src[2]->layout, A = &n->src[3]->layout;
+    gx_layout B = &n->src[4]->layout, C = &n->src[5]->layout, ids = &n->src[6]->layout;
+    const int64_t d_state = s->ne[0], head_dim = s->ne[1], n_head = s->ne[2];
+    for (int i = 0; i < 6; i++) {
+        if (n->src[i]->layout.type != GX_F32 || !gx_rows(&n->src[i]->layout)) {
+            return 0;
+        }
+    }
+    if (n->params[0] != 1 || d->type != GX_F32 || !gx_dense(d) || !gx_dense(s) || !gx_dense(dt) || !gx_dense(A)
+        || ids->type != GX_I32 || !gx_dense(ids) || gx_count(ids) != x->ne[3]
+        || x->nb[1] != x->ne[0] * 4 || B->nb[1] != B->ne[0] * 4 || C->nb[1] != C->ne[0] * 4) {
+        return 0;
+    }
+    return x->ne[0] == head_dim && x->ne[1] == n_head && dt->ne[0] == n_head && dt->ne[1] == x->ne[2]
+        && dt->ne[2] == x->ne[3] && dt->ne[3] == 1 && A->ne[1] == n_head && A->ne[2] == 1 && A->ne[3] == 1
+        && (A->ne[0] == 1 || A->ne[0] == d_state) && B->ne[0] == d_state && n_head % B->ne[1] == 0
+        && B->ne[2] == x->ne[2] && B->ne[3] == x->ne[3] && gx_same_ne(B, C)
+        && memcmp(B->nb, C->nb, sizeof B->nb) == 0
+        && d->ne[0] == gx_count(d) && d->ne[0] == gx_count(x) + d_state * head_dim * n_head * x->ne[3];
+}
+
+/* How many sources an op needs, and how many it may have; 0: not in the table. */
+static int gx_arity(int op, int *most)
+{
+    int least;
+    switch (op) {
+    case GS_OP_ARANGE:
+        *most = 0;
+        return 0;
+    case GS_OP_ADD: case GS_OP_SUB: case GS_OP_MUL: case GS_OP_DIV: case GS_OP_ADD1: case GS_OP_MUL_MAT:
+    case GS_OP_GET_ROWS: case GS_OP_SET: case GS_OP_CONCAT: case GS_OP_SSM_CONV:
+        least = *most = 2;
+        break;
+    case GS_OP_ADD_ID: case GS_OP_MUL_MAT_ID: case GS_OP_SET_ROWS:
+        least = *most = 3;
+        break;
+    case GS_OP_SOFT_MAX:
+        least = 1;
+        *most = 3;
+        break;
+    case GS_OP_ROPE:
+        least = 2;
+        *most = 3;
+        break;
+    case GS_OP_FLASH_ATTN_EXT:
+        least = 3;
+        *most = 5;
+        break;
+    case GS_OP_SSM_SCAN:
+        least = *most = 7;
+        break;
+    case GS_OP_CPY: case GS_OP_GLU:
+        least = 1;
+        *most = 2;
+        break;
+    default:
+        least = *most = 1;
+    }
+    return least;
+}
+
+static int gx_admits(const gs_node *n)
+{
+    gx_layout d = &n->layout, s[GS_MAX_SRC] = {NULL};
+    int most, least = gx_arity(n->op, &most);
+    if (n->op == GS_OP_NONE || (n->op >= GS_OP_VIEW && n->op <= GS_OP_TRANSPOSE)) {
+        return 1;
+    }
+    if (n->n_src < least || n->n_src > most) {
+        return 0;
+    }
+    for (int k = 0; k < 4; k++) {
+        if (d->ne[k] > GX_MAX_EXTENT || d->nb[k] < 0) {
+            return 0;
+        }
+    }
+    for (int i = 0; i < n->n_src; i++) {
+        if (n->src[i] == NULL) {
+            if (i < least) {
+                return 0;
+            }
+            continue;
+        }
+        s[i] = &n->src[i]->layout;
+        for (int k = 0; k < 4; k++) {
+            if (s[i]->ne[k] > GX_MAX_EXTENT || s[i]->nb[k] < 0) {
+                return 0;
+            }
+        }
+        if (gx_empty(s[i])) {
+            return 0;
+        }
+    }
+    if (gx_empty(d)) {
+        return 0;
+    }
+    switch (n->op) {
+    case GS_OP_ADD: case GS_OP_SUB: case GS_OP_MUL: case GS_OP_DIV:
+        return gx_binary(d, s[0], s[1]);
+    case GS_OP_ADD1:
+        return d->type == GX_F32 && s[0]->type == GX_F32 && s[1]->type == GX_F32 && gx_same_ne(d, s[0])
+            && gx_rows(d) && gx_rows(s[0]) && gx_count(s[1]) == 1;
+    case GS_OP_ADD_ID:
+        return d->type == GX_F32 && s[0]->type == GX_F32 && s[1]->type == GX_F32 && s[2]->type == GX_I32
+            && gx_same_ne(d, s[0]) && gx_rows(d) && gx_rows(s[0]) && gx_rows(s[1]) && gx_rows(s[2])
+            && s[1]->ne[0] == d->ne[0] && s[1]->ne[2] == 1 && s[1]->ne[3] == 1 && d->ne[3] == 1
+            && s[2]->ne[0] == d->ne[1] && s[2]->ne[1] == d->ne[2] && s[2]->ne[2] == 1 && s[2]->ne[3] == 1;
+    case GS_OP_SCALE:
+        return gx_elementwise(d, s[0], GX_BIT(GX_F32), 1) && gx_dense(d) && gx_dense(s[0]);
+    case GS_OP_SQR: case GS_OP_SQRT: case GS_OP_LOG:
+        return gx_elementwise(d, s[0], GX_FLOATS, 0);
+    case GS_OP_CLAMP:
+        return gx_elementwise(d, s[0], GX_BIT(GX_F32) | GX_BIT(GX_F16), 1);
+    case GS_OP_UNARY:
+        return gx_unary(n, d, s[0]);
+    case GS_OP_GLU:
+        return gx_glu(n, d, s[0], s[1]);
+    case GS_OP_SUM:
+        return d->type == GX_F32 && s[0]->type == GX_F32 && gx_rows(s[0]) && gx_count(d) == 1;
+    case GS_OP_SUM_ROWS: case GS_OP_MEAN:
+        return d->type == GX_F32 && s[0]->type == GX_F32 && gx_rows(s[0]) && gx_rows(d) && d->ne[0] == 1
+            && d->ne[1] == s[0]->ne[1] && d->ne[2] == s[0]->ne[2] && d->ne[3] == s[0]->ne[3];
+    case GS_OP_ARGMAX:
+        return d->type == GX_I32 && s[0]->type == GX_F32 && gx_rows(s[0]) && s[0]->ne[2] == 1 && s[0]->ne[3] == 1
+            && d->ne[0] == s[0]->ne[1] && gx_count(d) == d->ne[0] && gx_rows(d);
+    case GS_OP_ARGSORT: case GS_OP_TOP_K:
+        return d->type == GX_I32 && s[0]->type == GX_F32 && gx_rows(s[0]) && gx_rows(d)
+            && (n->op == GS_OP_TOP_K ? d->ne[0] <= s[0]->ne[0] : d->ne[0] == s[0]->ne[0])
+            && d->ne[1] == s[0]->ne[1] && d->ne[2] == s[0]->ne[2] && d->ne[3] == s[0]->ne[3];
+    case GS_OP_NORM: case GS_OP_RMS_NORM: case GS_OP_L2_NORM:
+        return gx_elementwise(d, s[0], GX_BIT(GX_F32), 0) && gx_float(n, 0) >= 0;
+    case GS_OP_GROUP_NORM: {
+        const int64_t groups = n->params[0];
+        return gx_elementwise(d, s[0], GX_BIT(GX_F32), 0) && gx_float(n, 1) >= 0 && groups > 0
+            && s[0]->ne[2] % groups == 0;
+    }
+    case GS_OP_DIAG_MASK_INF: case GS_OP_DIAG_MASK_ZERO:
+        return gx_elementwise(d, s[0], GX_BIT(GX_F32), 0) && gx_dense(d) && gx_dense(s[0]) && n->params[0] >= 0;
+    case GS_OP_SOFT_MAX:
+        return gx_soft_max(n, d, s[0], s[1], s[2]);
+    case GS_OP_ROPE:
+        return gx_rope(n, d, s[0], s[1], s[2]);
+    case GS_OP_MUL_MAT:
+        return gx_mul_mat(d, s[0], s[1]);
+    case GS_OP_MUL_MAT_ID:
+        return gx_mul_mat_id(d, s[0], s[1], s[2]);
+    case GS_OP_GET_ROWS:
+        return gx_get_rows(d, s[0], s[1]);
+    case GS_OP_SET_ROWS:
+        return gx_set_rows(d, s[0], s[1], s[2]);
+    case GS_OP_SET:
+        return gx_set(n, d, s[0], s[1]);
+    case GS_OP_CPY: case GS_OP_CONT: case GS_OP_DUP:
+        return gx_copy(d, s[0]);
+    case GS_OP_REPEAT:
+        return gx_is(d, GX_FLOATS | GX_BIT(GX_I32)) && d->type == s[0]->type && gx_rows(d) && gx_rows(s[0])
+            && gx_repeats(s[0], d);
+    case GS_OP_CONCAT:
+        return gx_concat(n, d, s[0], s[1]);
+    case GS_OP_PAD:
+        return gx_pad(n, d, s[0]);
+    case GS_OP_ARANGE:
+        return gx_arange(n, d);
+    case GS_OP_FLASH_ATTN_EXT:
+        return gx_flash(n, d);
+    case GS_OP_SSM_CONV:
+        return gx_ssm_conv(d, s[0], s[1]);
+    case GS_OP_SSM_SCAN:
+        return gx_ssm_scan(n, d);
+    default:
+        return 0;
+    }
+}
+
+static int gx_supports(const gs_node *given)
+{
+    gs_node node = *given, src[GS_MAX_SRC];
+    if (given->n_src > GS_MAX_SRC) {
+        return 0;
+    }
+    node.layout = gx_regular(&given->layout);
+    for (int i = 0; i < given->n_src; i++) {
+        if (given->src[i] != NULL) {
+            src[i].layout = gx_regular(&given->src[i]->layout);
+            node.src[i] = &src[i];
+        }
+    }
+    return gx_admits(&node);
+}
+
+#endif

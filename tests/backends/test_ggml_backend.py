@@ -1,0 +1,404 @@
+"""GgmlBackend: loading, ids that name no row, packed weights, forks, closing; models within their files' logits."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import ggml_here
+import numpy as np
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.backends.ggml import library
+
+if not ggml_here.IS_HERE:
+    pytest.skip(ggml_here.WHY_NOT, allow_module_level=True)
+
+MODELS = sorted((Path(__file__).parents[1] / "data" / "models").glob("*.gguf"))
+RNG = np.random.default_rng(4)
+
+
+def in_child(call) -> int:
+    """The status of a forked child that makes a call: 0, unless it raises, hangs or dies."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            signal.alarm(20)
+            call()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(pid, 0)[1]
+
+
+# -- the library ------------------------------------------------------------------------
+
+
+def test_devices_say_what_they_are():
+    devices = gs.GgmlBackend.devices(ggml_here.LIBRARY)
+    assert any(device.kind == "cpu" and device.name == "CPU" for device in devices)
+    with gs.GgmlBackend(library=ggml_here.LIBRARY) as backend:
+        assert backend.device.kind == "cpu" and backend.is_host and backend.name == "GGML" and backend.alignment >= 64
+    with pytest.raises(gs.BackendError, match="no device 'warp drive'; it has: .*CPU"):
+        gs.GgmlBackend("warp drive", library=ggml_here.LIBRARY)
+
+
+def test_without_ggml_the_error_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(gs.BackendError, match=r"pip install 'ggml-sched\[ggml\]'"):
+        gs.GgmlBackend()
+    with pytest.raises(gs.BackendError, match="no libggml-base"):
+        gs.GgmlBackend(library=tmp_path)
+
+
+def test_importing_the_package_loads_no_ggml():
+    code = "import sys, ggml_sched; assert not any('ggml_sched.backends.ggml' in name for name in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_file_that_is_no_library_is_refused(tmp_path):
+    (tmp_path / "libggml-base.so").write_bytes(b"not a library")
+    with pytest.raises(gs.BackendError, match="does not load"):
+        gs.GgmlBackend(library=tmp_path)
+
+
+def test_a_library_that_is_not_ggml_is_refused(tmp_path):
+    import _ctypes
+
+    for name in ("ggml-base", "ggml"):
+        (tmp_path / f"lib{name}.so").symlink_to(_ctypes.__file__)
+    with pytest.raises(gs.BackendError, match="do not belong together"):
+        gs.GgmlBackend(library=tmp_path)
+
+
+@pytest.mark.parametrize("n", [0, -1, 513, 1 << 40])
+def test_numbers_of_threads_are_checked(n):
+    with pytest.raises(ValueError, match="threads"):
+        gs.GgmlBackend(n_threads=n, library=ggml_here.LIBRARY)
+    with ggml_here.backend(1) as backend, pytest.raises(ValueError, match="threads"):
+        backend.set_n_threads(n)
+
+
+# -- ids --------------------------------------------------------------------------------
+
+
+def get_rows(ctx):
+    a, ids = ctx.tensor("f32", (8, 4), "a"), ctx.tensor("i32", (2,), "ids")
+    return ctx.get_rows(a, ids), ids, 4
+
+
+def set_rows(ctx):
+    a, b, ids = ctx.tensor("f32", (8, 4), "a"), ctx.tensor("f32", (8, 2), "b"), ctx.tensor("i64", (2,), "ids")
+    return ctx.set_rows(a, b, ids), ids, 4
+
+
+def mul_mat_id(ctx):
+    a, b, ids = ctx.tensor("f32", (8, 4, 3)), ctx.tensor("f32", (8, 1, 2)), ctx.tensor("i32", (1, 2), "ids")
+    return ctx.mul_mat_id(a, b, ids), ids, 3
+
+
+def add_id(ctx):
+    a, b, ids = ctx.tensor("f32", (8, 1, 2)), ctx.tensor("f32", (8, 5)), ctx.tensor("i32", (1, 2), "ids")
+    return ctx.add_id(a, b, ids), ids, 5
+
+
+@pytest.mark.parametrize("make", [get_rows, set_rows, mul_mat_id, add_id])
+@pytest.mark.parametrize("bad", [-1, "n", 1 << 30, -(1 << 31)])
+def test_an_id_that_names_no_row_is_a_typed_error(make, bad):
+    ctx = gs.Context()
+    out, ids, n = make(ctx)
+    ctx.set_name(out, "out")
+    bad = n if bad == "n" else bad
+    with ggml_here.backend() as backend:
+        backend.alloc_tensors(ctx)
+        plan = backend.graph_plan_create(gs.Graph(out))
+        for values in ([0, bad], [bad, 0]):
+            ids.set(np.array(values, np.int64 if ids.type == gs.Type.I64 else np.int32).reshape(ids.ne[1::-1]))
+            with pytest.raises(gs.BackendError, match=f"'out'.*id {bad} does not name one of {n} rows"):
+                backend.graph_plan_compute(plan)
+        ids.set(np.array([0, n - 1]).reshape(ids.ne[1::-1]))
+        backend.graph_plan_compute(plan)
+
+
+def test_ids_that_a_node_has_computed_are_looked_at_before_they_are_used():
+    ctx = gs.Context()
+    a, x = ctx.tensor("f32", (8, 4), "a"), ctx.tensor("f32", (3,), "x")
+    out = ctx.scale(ctx.set_name(ctx.get_rows(a, ctx.cast(ctx.scale(x, 2.0), "i32")), "rows"), 3.0)
+    with ggml_here.backend() as backend:
+        backend.alloc_tensors(ctx)
+        plan = backend.graph_plan_create(gs.Graph(out))
+        table = np.arange(32, dtype=np.float32).reshape(4, 8)
+        a.set(table)
+        x.set(np.float32([0, 1.5, 0.5]))
+        backend.graph_plan_compute(plan)
+        assert np.array_equal(out.numpy(), 3 * table[[0, 3, 1]])
+        x.set(np.float32([0, 2, 0]))
+        with pytest.raises(gs.BackendError, match="'rows'.*id 4 does not name one of 4 rows"):
+            backend.graph_plan_compute(plan)
+
+
+def test_an_order_of_nans_is_an_order():
+    ctx = gs.Context()
+    x, table = ctx.tensor("f32", (300, 4)), ctx.tensor("f32", (1, 300, 4))
+    order = ctx.argsort(x, "desc")
+    out = ctx.get_rows(table, ctx.view_2d(order, 40, 4, order.nb[1]))
+    values = RNG.normal(size=(4, 300)).astype(np.float32)
+    values[RNG.random((4, 300)) < 0.7] = np.nan
+    values[2] = np.nan
+    with ggml_here.backend() as backend:
+        backend.alloc_tensors(ctx)
+        x.set(values)
+        table.set(np.zeros((4, 300, 1)))
+        backend.graph_compute(gs.Graph(out))
+        assert np.array_equal(order.numpy(), np.negative(values).argsort(axis=-1, kind="stable"))
+
+
+# -- models -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("n_threads, repack, mixed", [(1, True, False), (2, True, False), (2, False, False),
+                                                      (2, True, True)])
+def test_logits_are_those_of_the_files(path, n_threads, repack, mixed):
+    reference = np.load(path.with_suffix(".logits.npz"))
+    tokens, n_prompt = reference["tokens"], int(reference["n_prompt"])
+    want = reference["logits"].astype(np.float64)
+    backends = [ggml_here.backend(n_threads, repack=repack)] + [gs.CpuBackend(1)] * mixed
+    with gs.llama.load(path, backends, n_ctx=64) as model:
+        got = np.concatenate([model.eval(tokens[:n_prompt])] + [model.eval([t]) for t in tokens[n_prompt:]])
+    assert ((got - want) ** 2).sum() / (want**2).sum() < (1e-3 if "q" in path.stem.split("-")[-1] else 1e-6)
+
+
+# -- packed weights -----------------------------------------------------------------------
+
+
+def packed_world(backend, usage="weights"):
+    weights, ctx = gs.Context("weights"), gs.Context()
+    w = weights.tensor("q4_0", (256, 64), "w")
+    buffer = backend.alloc_tensors(weights, usage)
+    w.set(RNG.normal(size=(64, 256)).astype(np.float32))
+    x = ctx.tensor("f32", (256, 3), "x", input=True)
+    return w, buffer, ctx, x, ctx.set_output(ctx.mul_mat(w, x))
+
+
+def is_packed(buffer) -> bool:
+    return any(found is not None for found in buffer.packs.values())
+
+
+def test_a_packed_weight_follows_its_data_and_ends_with_its_buffer():
+    with ggml_here.backend() as backend, gs.Scheduler([backend]) as sched:
+        w, buffer, ctx, x, out = packed_world(backend)
+        row = ctx.set_output(ctx.get_rows(w, ctx.tensor("i32", (1,), "id", input=True)))
+        graph = gs.Graph(out, row)
+        sched.alloc(graph)
+        x.set(RNG.normal(size=(3, 256)).astype(np.float32))
+        row.src[1].set(np.int32([5]))
+        for _ in range(2):
+            sched.compute(graph)
+            if backend.packed_bufts:
+                assert is_packed(buffer)
+            want = x.numpy().astype(np.float64) @ w.numpy().T.astype(np.float64)
+            assert ggml_here.error_of(out.numpy(), want) < 1e-3
+            assert np.array_equal(row.numpy(), w.numpy()[5])
+            w.set(RNG.normal(size=(64, 256)).astype(np.float32))
+        buffer.close()
+        assert not buffer.packs
+        with pytest.raises(gs.Error):
+            sched.compute(graph)
+
+
+def test_what_a_node_writes_to_is_never_packed():
+    with ggml_here.backend() as backend:
+        weights = gs.Context()
+        w, fresh = weights.tensor("q4_0", (256, 64), "w"), weights.tensor("f32", (256, 64), "fresh")
+        x = weights.tensor("f32", (256, 2), "x")
+        buffer = backend.alloc_tensors(weights)
+        ctx = gs.Context()
+        out = ctx.mul_mat(ctx.cpy(fresh, w), x)
+        again = ctx.mul_mat(w, x)
+        work = backend.alloc_tensors(ctx)
+        w.set(np.zeros((64, 256)))
+        x.set(RNG.normal(size=(2, 256)).astype(np.float32))
+        plan = backend.graph_plan_create(gs.Graph(again))
+        backend.graph_plan_compute(plan)
+        assert not again.numpy().any()
+        fresh.set(RNG.normal(size=(64, 256)).astype(np.float32))
+        backend.graph_compute(gs.Graph(out))
+        backend.graph_plan_compute(plan)        # packed before the write, and not stale
+        for result in (out, again):
+            want = x.numpy().astype(np.float64) @ w.numpy().T.astype(np.float64)
+            assert ggml_here.error_of(result.numpy(), want) < 1e-3
+        work.close()
+        buffer.close()
+
+
+def test_other_memory_is_not_packed():
+    with ggml_here.backend() as backend, gs.Scheduler([backend]) as sched:
+        _, buffer, _, x, out = packed_world(backend, "any")
+        sched.alloc(gs.Graph(out))
+        x.set(np.zeros((3, 256)))
+        sched.compute(gs.Graph(out))
+        assert not buffer.packs
+
+
+def test_pages_of_a_file_come_back(tmp_path):
+    ctx = gs.Context()
+    w, x = ctx.tensor("q4_0", (256, 640), "w"), ctx.tensor("f32", (256, 1), "x")
+    out, row = ctx.mul_mat(w, x), ctx.get_rows(w, ctx.tensor("i32", (1,), "id"))
+    blocks = RNG.integers(0, 255, w.nbytes).astype(np.uint8)
+    blocks.reshape(-1, 18)[:, 1] = 0x2C
+    blocks.tofile(tmp_path / "weights")
+    mapped = np.memmap(tmp_path / "weights", np.uint8, "r")
+    with ggml_here.backend() as backend:
+        buffer = backend.buffer_from_ptr(mapped, usage="weights")
+        buffer.file_backed = True
+        gs.bind_resident(w, buffer, 0)
+        backend.alloc_tensors(ctx)
+        x.set(RNG.normal(size=256).astype(np.float32))
+        row.src[1].set(np.int32([639]))
+        backend.graph_compute(gs.Graph(out, row))
+        assert np.array_equal(buffer.memory, blocks)
+        want = w.numpy().astype(np.float64) @ x.numpy().astype(np.float64)
+        assert ggml_here.error_of(out.numpy(), want) < 1e-3 and np.array_equal(row.numpy(), w.numpy()[639])
+
+
+# -- threads, forks, ends -----------------------------------------------------------------
+
+
+def product(backend):
+    ctx = gs.Context()
+    a, b = ctx.tensor("f32", (256, 128)), ctx.tensor("f32", (256, 9))
+    out = ctx.scale(ctx.mul_mat(a, b), 0.5)
+    backend.alloc_tensors(ctx)
+    a.set(RNG.normal(size=(128, 256)).astype(np.float32))
+    b.set(RNG.normal(size=(9, 256)).astype(np.float32))
+    return out
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 3])
+def test_a_fork_after_use_computes_in_both_processes(n_threads):
+    with ggml_here.backend(n_threads) as backend:
+        out = product(backend)
+        plan = backend.graph_plan_create(gs.Graph(out))
+        backend.graph_plan_compute(plan)
+        want = out.numpy()
+
+        def again():
+            out.set(np.zeros(want.shape))
+            backend.graph_plan_compute(plan)
+            assert np.array_equal(out.numpy(), want)
+            with ggml_here.backend(n_threads) as other:
+                result = product(other)
+                other.graph_compute(gs.Graph(result))
+            assert in_child(lambda: backend.graph_plan_compute(plan)) == 0
+
+        assert in_child(again) == 0
+        out.set(np.zeros(want.shape))
+        backend.graph_plan_compute(plan)
+        assert np.array_equal(out.numpy(), want)
+
+
+def test_threads_may_compute_on_backends_of_their_own():
+    results = []
+
+    def work():
+        with ggml_here.backend(2) as backend:
+            out = product(backend)
+            plan = backend.graph_plan_create(gs.Graph(out))
+            for _ in range(50):
+                backend.graph_plan_compute(plan)
+            results.append(np.isfinite(out.numpy()).all())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 4
+
+
+def test_the_number_of_threads_may_change_under_a_plan():
+    with ggml_here.backend(1) as backend:
+        out = product(backend)
+        plan = backend.graph_plan_create(gs.Graph(out))
+        backend.graph_plan_compute(plan)
+        want = out.numpy()
+        for n in (3, 2, 1):
+            backend.set_n_threads(n)
+            assert backend.n_threads == n
+            backend.graph_plan_compute(plan)
+            assert np.array_equal(out.numpy(), want)
+
+
+def test_after_an_end_there_are_errors():
+    backend = ggml_here.backend()
+    out = product(backend)
+    plan, freed = (backend.graph_plan_create(gs.Graph(out)) for _ in range(2))
+    backend.graph_plan_free(freed)
+    backend.graph_plan_free(freed)
+    with pytest.raises(gs.BackendError, match="freed"):
+        backend.graph_plan_compute(freed)
+    out.buffer.close()
+    with pytest.raises(gs.PlacementError, match="closed"):
+        backend.graph_plan_compute(plan)
+    backend.close()
+    for use in (lambda: backend.graph_plan_compute(plan), lambda: backend.alloc_buffer(8),
+                lambda: backend.graph_plan_create(gs.Graph(out))):
+        with pytest.raises(gs.BackendError, match="closed"):
+            use()
+
+
+def test_what_ggml_does_not_compute_is_a_typed_error_that_names_it():
+    ctx = gs.Context()
+    out = ctx.set_name(ctx.silu(ctx.transpose(ctx.tensor("f32", (8, 4)))), "strange")
+    with ggml_here.backend() as backend:
+        backend.alloc_tensors(ctx)
+        assert not backend.supports_op(out)
+        with pytest.raises(gs.UnsupportedOp, match="'strange'"):
+            backend.graph_compute(gs.Graph(out))
+        with pytest.raises(gs.UnsupportedOp) as caught:
+            other = gs.Context()
+            gs.Scheduler([backend]).plan(gs.Graph(other.silu(other.transpose(other.tensor("f32", (8, 4))))))
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)), gs.UnsupportedOp)
+
+
+def test_memory_that_may_not_be_written_is_refused():
+    memory = np.zeros(4096, np.uint8)
+    memory.flags.writeable = False
+    ctx = gs.Context()
+    out = ctx.set_name(ctx.scale(ctx.tensor("f32", (8,)), 2.0), "out")
+    with ggml_here.backend() as backend:
+        for i, t in enumerate(ctx.tensors):
+            gs.bind_resident(t, backend.buffer_from_ptr(memory), 64 * i)
+        with pytest.raises(gs.BackendError, match="'out'.*read-only"):
+            backend.graph_compute(gs.Graph(out))
+
+
+def test_a_result_over_its_source_is_computed_as_if_read_before_written():
+    ctx = gs.Context()
+    a = ctx.tensor("f32", (8, 8), "a")
+    flipped = ctx.cpy(ctx.transpose(a), a)
+    shifted = ctx.cpy(ctx.view_1d(a, 56), ctx.view_1d(a, 56, 32))
+    values = RNG.normal(size=(8, 8)).astype(np.float32)
+    with ggml_here.backend() as backend:
+        backend.alloc_tensors(ctx)
+        for node, want in ((flipped, values.T), (shifted, np.concatenate([values[:1], values[:7]]))):
+            a.set(values)
+            backend.graph_compute(gs.GraphView([node]))
+            assert np.array_equal(a.numpy(), want)
+
+
+def test_nothing_is_printed():
+    code = ("import sys, numpy as np; sys.path.insert(0, sys.argv[1]); import ggml_here, ggml_sched as gs\n"
+            "b = ggml_here.backend(); c = gs.Context(); w = c.tensor('q4_0', (256, 64)); x = c.tensor('f32', (256,))\n"
+            "y = c.mul_mat(w, x); b.alloc_tensors(c); w.set(np.ones((64, 256))); x.set(np.ones(256))\n"
+            "b.graph_compute(gs.Graph(y)); assert y.numpy().all()")
+    done = subprocess.run([sys.executable, "-c", code, str(Path(__file__).parents[1])], capture_output=True, check=True)
+    assert done.stdout == done.stderr == b""

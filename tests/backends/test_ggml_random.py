@@ -1,0 +1,115 @@
+"""Random graphs on ggml, with the CPU backend for nodes that ggml does not compute: however they are planned, the same
+bits as node by node, with every tensor in memory of its own."""
+
+from __future__ import annotations
+
+import ggml_here
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from poisoned import Poisons, kept, set_all
+from random_graphs import Built, Recipe, quick, recipes
+
+import ggml_sched as gs
+from ggml_sched.backends.cpu import run_nodes
+
+if not ggml_here.IS_HERE:
+    pytest.skip(ggml_here.WHY_NOT, allow_module_level=True)
+
+
+class Poisoned(Poisons, gs.GgmlBackend):
+    """Fresh memory is full of a byte pattern."""
+
+
+class NodeByNode(gs.GgmlBackend):
+    """Each node by itself: by ggml, or else by the kernels of the CPU backend."""
+
+    def graph_compute(self, graph):
+        for node in graph.nodes:
+            if self.supports_op(node):
+                super().graph_compute(gs.GraphView([node]))
+            else:
+                run_nodes([node], lambda buffer: buffer.memory)
+
+
+def poisoned() -> Poisoned:
+    return Poisoned(n_threads=2, library=ggml_here.LIBRARY)
+
+
+def results(built: Built) -> dict[int, bytes]:
+    found = {i: built.ctx.tensors[i].numpy().tobytes() for i in kept(built)}
+    return found | {-1 - i: t.numpy().tobytes() for i, t in enumerate(built.residents)}
+
+
+def in_memory_of_their_own(recipe: Recipe) -> dict[int, bytes]:
+    built = Built(recipe)
+    with np.errstate(all="ignore"), NodeByNode(n_threads=2, library=ggml_here.LIBRARY) as backend:
+        for ctx in (*built.homes, built.ctx):
+            backend.alloc_tensors(ctx)
+        set_all(built)
+        backend.graph_compute(built.graph)
+        return results(built)
+
+
+def check(built: Built, want: dict[int, bytes]) -> None:
+    got = results(built)
+    for i, bits in want.items():
+        if got[i] != bits:
+            raise AssertionError((i, built.ctx.tensors[i], np.frombuffer(got[i], np.float32),
+                                  np.frombuffer(bits, np.float32)))
+
+
+@quick(150)
+@given(recipes(), st.sampled_from(["seed", "default"]))
+def test_a_scheduler_on_ggml_and_cpu(recipe, policy):
+    want = in_memory_of_their_own(recipe)
+    built = Built(recipe)
+    with poisoned() as ggml, gs.CpuBackend(1) as cpu, gs.Scheduler([ggml, cpu], policy=policy) as sched:
+        ggml.alloc_tensors(built.homes[0])
+        sched.alloc(built.graph)
+        set_all(built)
+        for _ in range(3):
+            set_all(built, only_residents=True)
+            sched.compute(built.graph)
+            check(built, want)
+
+
+@quick(60)
+@given(recipes(), st.booleans())
+def test_a_graph_allocator_loads_leafs_in_time(recipe, planned):
+    with poisoned() as ggml:
+        built = Built(recipe)
+        if not all(ggml.supports_op(node) for node in built.graph.nodes):
+            return
+        want = in_memory_of_their_own(recipe)
+        ggml.alloc_tensors(built.homes[0])
+        allocator = gs.GraphAllocator()
+        size = allocator.measure(built.graph, ggml.alignment)
+        with ggml.alloc_buffer(size + 64) as buffer:
+            allocator = gs.GraphAllocator()
+            allocator.alloc_graph(gs.Allocator(buffer), built.graph)
+            set_all(built)
+            if planned:
+                plan = ggml.graph_plan_create(built.graph)
+                ggml.graph_plan_compute(plan)
+                ggml.graph_plan_free(plan)
+            else:
+                ggml.graph_compute(built.graph)
+            check(built, want)
+
+
+@quick(60)
+@given(recipes(), st.sampled_from([1, 2]))
+def test_computing_in_the_background(recipe, copies):
+    want = in_memory_of_their_own(recipe)
+    built = Built(recipe)
+    with poisoned() as ggml, gs.CpuBackend(1) as cpu, gs.Scheduler([ggml, cpu], copies=copies) as sched:
+        ggml.alloc_tensors(built.homes[0])
+        sched.alloc(built.graph)
+        set_all(built)
+        for _ in range(2):
+            set_all(built, only_residents=True)
+            sched.compute_async(built.graph)
+            sched.synchronize()
+        check(built, want)

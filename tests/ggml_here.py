@@ -1,0 +1,49 @@
+"""ggml in tests: which library, and how near to the CPU backend's its results are.
+
+GGML_SCHED_TEST_GGML in the environment names a folder with other libraries than those of the `ggml` package.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+import numpy as np
+
+import ggml_sched as gs
+
+LIBRARY = os.environ.get("GGML_SCHED_TEST_GGML")
+IS_HERE = LIBRARY is not None or importlib.util.find_spec("ggml") is not None
+WHY_NOT = "needs ggml-python"
+
+HALVES = ("UNARY:GELU", "GLU:GEGLU")
+"""ops that ggml computes by a table of halves."""
+
+
+def backend(n_threads: int = 2, **options) -> gs.GgmlBackend:
+    return gs.GgmlBackend(n_threads=n_threads, library=LIBRARY, **options)
+
+
+@functools.cache
+def shared() -> gs.GgmlBackend:
+    """One for all op tests of the process: they hold no buffers for long."""
+    return backend()
+
+
+def bound_of(nodes) -> float:
+    """The largest normalised mean squared error of results of these nodes."""
+    types = {str(t.type) for node in nodes for t in (node, *node.src) if t is not None}
+    if types <= {"f32", "i32", "i64"}:
+        return 1e-6 if any(node.op in HALVES for node in nodes) else 1e-9
+    return 3e-4
+
+
+def error_of(got: np.ndarray, want: np.ndarray) -> float:
+    """Normalised mean squared error; infinite where NaNs or infinities differ."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    finite = np.isfinite(want)
+    if not np.array_equal(got[~finite], want[~finite], equal_nan=True) or not np.isfinite(got[finite]).all():
+        return np.inf
+    got, want = got[finite], want[finite]
+    return float(((got - want) ** 2).sum() / max((want**2).sum(), 1e-30))
