@@ -104,7 +104,7 @@ def test_logits_are_those_of_llama_cpp(name, policy):
 @pytest.mark.parametrize("n", [2, 3])
 def test_layers_spread_over_backends_give_the_same_bits(name, n):
     tokens = np.load(MODELS[name].with_suffix(".logits.npz"))["tokens"]
-    with load(MODELS[name], n_ctx=64) as model:
+    with load(MODELS[name], backends(1), n_ctx=64) as model:
         expected = np.concatenate([model.eval(part) for part in np.split(tokens, (24, 25))])
     several = backends(n)
     with load(MODELS[name], several, n_ctx=64) as model:
