@@ -149,6 +149,11 @@ def c_round(x):
     return np.sign(x) * np.floor(np.abs(x) + 0.5)
 
 
+def of_halves(formula):
+    """As ggml's tables have it: of an f16, rounded to f16, whatever the type."""
+    return lambda x: formula(np.float16(x).astype(np.float64)).astype(np.float16).astype(np.float64)
+
+
 UNARY = {
     "abs": np.fabs,
     "sgn": np.sign,
@@ -158,8 +163,8 @@ UNARY = {
     "elu": lambda x: np.where(x > 0, x, np.exp(x) - 1),
     "relu": lambda x: (x + np.abs(x)) / 2,
     "sigmoid": sigmoid,
-    "gelu": lambda x: x * sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
-    "gelu_quick": lambda x: x * sigmoid(1.702 * x),
+    "gelu": of_halves(lambda x: x * sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "gelu_quick": of_halves(lambda x: x * sigmoid(1.702 * x)),
     "silu": lambda x: x * sigmoid(x),
     "hardswish": lambda x: x * np.clip((x + 3) / 6, 0, 1),
     "hardsigmoid": lambda x: np.clip((x + 3) / 6, 0, 1),
@@ -174,6 +179,26 @@ UNARY = {
 }
 
 
+HALVES = ("gelu", "gelu_quick")
+"""What is rounded to f16, where the last bit of an f32 may decide between two neighbours."""
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_gelu_is_a_function_of_halves(kind):
+    every = np.arange(1 << 16).astype(np.uint16).view(np.float16)
+    x = every[np.abs(every) < 10].astype(np.float32)
+    ctx = gs.Context()
+    a = ctx.tensor("f32", x.shape)
+    got, want = compute(ctx, ctx.unary(a, kind), {a: x}), UNARY[kind](x.astype(np.float64))
+    assert (got == got.astype(np.float16)).all()
+    same = got == want
+    assert same.mean() > 0.99
+    # A step of f16; far below zero, of what 1 + tanh leaves in f32.
+    assert (np.abs(got - want)[~same] <= np.maximum(np.abs(want[~same]) * 2**-10, 10 * 2**-24)).all()
+    between = np.nextafter(x, np.float32(np.inf), dtype=np.float32)
+    assert (compute(ctx, ctx.unary(a, kind), {a: between}) == got).mean() > 0.99
+
+
 @pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("kind", UNARY)
 def test_unary(kind, type):
@@ -181,7 +206,8 @@ def test_unary(kind, type):
     for ne in ((31, 3, 2), (1,), (4, 0)):
         a = ctx.tensor(type, ne)
         x = random(RNG, *ne, low=-4, high=4)
-        assert_close(compute(ctx, ctx.unary(a, kind), {a: x}), UNARY[kind](stored(x, type)), type)
+        tolerance = "f16" if kind in HALVES and type == "f32" else type
+        assert_close(compute(ctx, ctx.unary(a, kind), {a: x}), UNARY[kind](stored(x, type)), tolerance)
 
 
 @pytest.mark.parametrize("kind", UNARY)
@@ -193,6 +219,7 @@ def test_unary_of_permuted_and_sliced(kind):
     assert_close(
         compute(ctx, ctx.unary(view, kind), {a: x}),
         UNARY[kind](x.astype(float)[:, 0:8:2, 2:7].swapaxes(1, 2)),
+        "f16" if kind in HALVES else "f32",
     )
 
 
@@ -243,17 +270,18 @@ GATES = {
 def test_glu(kind, type):
     ctx = gs.Context()
     gate = UNARY[GATES[kind]]
+    tolerance = "f16" if GATES[kind] in HALVES and type == "f32" else type
     for ne in ((14, 3, 2), (2,), (6, 0)):
         n = ne[0] // 2
         a, b, c = ctx.tensor(type, ne), ctx.tensor(type, (n, *ne[1:])), ctx.tensor(type, (n, *ne[1:]))
         x, y, z = random(RNG, *ne), random(RNG, n, *ne[1:]), random(RNG, n, *ne[1:])
         full, left, right = (stored(v, type) for v in (x, y, z))
         values = {a: x, b: y, c: z}
-        assert_close(compute(ctx, ctx.glu(a, kind), values), gate(full[..., :n]) * full[..., n:], type)
+        assert_close(compute(ctx, ctx.glu(a, kind), values), gate(full[..., :n]) * full[..., n:], tolerance)
         assert_close(
-            compute(ctx, ctx.glu(a, kind, swapped=True), values), gate(full[..., n:]) * full[..., :n], type
+            compute(ctx, ctx.glu(a, kind, swapped=True), values), gate(full[..., n:]) * full[..., :n], tolerance
         )
-        assert_close(compute(ctx, ctx.glu_split(b, c, kind), values), gate(left) * right, type)
+        assert_close(compute(ctx, ctx.glu_split(b, c, kind), values), gate(left) * right, tolerance)
 
 
 def test_glu_of_strided_rows():

@@ -10,17 +10,16 @@ import pytest
 from arch_runner import Runner
 
 import ggml_sched as gs
-from ggml_sched.backends.cpu.oracle import unary
 
 REFERENCE = np.load(Path(__file__).parents[1] / "data" / "arch_logits.npz")
 GELU = ("gemma", "phi2", "gpt2")
-"""Architectures with a gelu, whose argument and value llama.cpp rounds to f16."""
+"""Architectures with a gelu: its argument and value are rounded to f16, and may fall to either of two neighbours."""
 N_PROMPT, TOKENS = cases.N_PROMPT, cases.tokens()
 
 
 def bound(name: str) -> float:
     # 46 layers, half of which look back a few tokens only, make much of a difference in the fourth digit.
-    return 1e-2 if name == "gemma2-46" else 1e-3 if name.startswith(GELU) else 1e-4
+    return 1e-2 if name == "gemma2-46" else 3e-4 if name.startswith(GELU) else 1e-4
 
 
 def generated(runner: Runner, n_prompt: int = N_PROMPT) -> np.ndarray:
@@ -31,16 +30,6 @@ def generated(runner: Runner, n_prompt: int = N_PROMPT) -> np.ndarray:
 
 def error(got: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(got - expected).max() / np.abs(expected).max())
-
-
-def rounded_gelu(part, x, out) -> None:
-    """gelu as ggml's CPU backend looks it up in a table."""
-    def run(x, out):
-        h = x.astype(np.float16).astype(np.float32)
-        y = 0.5 * h * (1 + np.tanh(np.float32(0.7978845608028654) * h * (1 + np.float32(0.044715) * h * h)))
-        out[...] = np.where(x <= -10, 0, np.where(x >= 10, x, y.astype(np.float16)))
-
-    part.do(run, x, out)
 
 
 @pytest.mark.parametrize("flash", [False, True], ids=["softmax", "flash"])
@@ -56,15 +45,11 @@ def test_logits_and_embeddings_are_those_of_llama_cpp(name, flash):
 
 
 @pytest.mark.parametrize("name", [name for name in cases.CASES if name.startswith(GELU) and name != "gemma2-46"])
-def test_with_llama_cpps_gelu_the_logits_agree_to_the_last_digits(name, monkeypatch):
-    monkeypatch.setitem(unary._FUNCTIONS, "GELU", rounded_gelu)
-    monkeypatch.setitem(unary._GATES, "GEGLU", rounded_gelu)
-    monkeypatch.setattr(unary, "_gelu", rounded_gelu)
-    backend = gs.CpuBackend(kernels="numpy") if "kernels" in gs.CpuBackend.__init__.__annotations__ else gs.CpuBackend()
-    with Runner(cases.model(name), cases.N_CTX, backends=[backend]) as runner:
+@pytest.mark.parametrize("kernels", ["numpy", "compiled"])
+def test_where_no_half_falls_to_the_other_side_logits_with_a_gelu_agree_to_the_last_digits(name, kernels):
+    with Runner(cases.model(name), cases.N_CTX, backends=[gs.CpuBackend(2, kernels=kernels)]) as runner:
         difference = np.abs(generated(runner) - REFERENCE[name]).max(1) / np.abs(REFERENCE[name]).max()
-    # A value that lies between two f16 numbers may fall to either; most rows have none.
-    assert np.median(difference) <= 1e-5 and difference.max() <= 2e-4
+    assert np.median(difference) <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt-oss", "deepseek2-absorbed", "phi3-long", "mamba"])

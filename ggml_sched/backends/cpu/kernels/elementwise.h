@@ -46,6 +46,25 @@ typedef void (*tile_fn)(float *out, const float *a, const float *b, int64_t n, c
 INLINE vf above(vf x, float limit) { return vmax(vset(limit), x); }
 INLINE vf below(vf x, float limit) { return vmin(vset(limit), x); }
 
+/* The nearest f16, ties to even; what f16 cannot hold stays as it is. */
+INLINE vf as_half(vf x) {
+    vi bits = (vi)x;
+    vf normal = (vf)((bits + 0xfff + ((bits >> 13) & 1)) & ~0x1fff);
+    vf tiny = (x + 0.75f) - 0.75f; /* below 2^-14 f16 has multiples of 2^-24, as f32 has from 0.5 to 1 */
+    return vpick(vabs(x) <= 65504.0f, vpick(vabs(x) < 0x1p-14f, tiny, normal), x);
+}
+
+/* As ggml's tables have them: of an f16, rounded to f16. */
+INLINE vf gelu_of_halves(vf x) {
+    x = as_half(x);
+    vf inner = (x * x * 0.044715f + 1.0f) * x * 0.797884561f;
+    return as_half((vtanh(inner) + 1.0f) * 0.5f * x);
+}
+INLINE vf gelu_quick_of_halves(vf x) {
+    x = as_half(x);
+    return as_half(x / (1.0f + vexp(x * -1.702f)));
+}
+
 TILE_FN(f_add, y = x + z;)
 TILE_FN(f_sub, y = x - z;)
 TILE_FN(f_mul, y = x * z;)
@@ -60,11 +79,8 @@ TILE_FN(f_exp, y = vexp(x);)
 TILE_FN(f_tanh, y = vtanh(x);)
 TILE_FN(f_sigmoid, y = 1.0f / (1.0f + vexp(-x));)
 TILE_FN(f_silu, y = x / (1.0f + vexp(-x));)
-TILE_FN(f_gelu_quick, y = x / (1.0f + vexp(x * -1.702f));)
-TILE_FN(f_gelu, {
-    vf inner = (x * x * 0.044715f + 1.0f) * x * 0.797884561f;
-    y = (vtanh(inner) + 1.0f) * 0.5f * x;
-})
+TILE_FN(f_gelu_quick, y = gelu_quick_of_halves(x);)
+TILE_FN(f_gelu, y = vpick(x >= 10.0f, x, vpick(x <= -10.0f, vset(0.0f), gelu_of_halves(x)));)
 TILE_FN(f_gelu_erf, {
     vf e = verfc_positive(vabs(x) * 0.70710678f);
     y = vpick(x > 0.0f, 2.0f - e, e) * 0.5f * x;
@@ -98,11 +114,8 @@ static void f_scale_and_shift(float *out, const float *a, const float *b, int64_
 /* Gates: `a` goes through the function, `b` is the factor. */
 TILE_FN(g_reglu, y = above(x, 0.0f) * z;)
 TILE_FN(g_swiglu, y = x / (1.0f + vexp(-x)) * z;)
-TILE_FN(g_geglu_quick, y = x / (1.0f + vexp(x * -1.702f)) * z;)
-TILE_FN(g_geglu, {
-    vf inner = (x * x * 0.044715f + 1.0f) * x * 0.797884561f;
-    y = (vtanh(inner) + 1.0f) * 0.5f * x * z;
-})
+TILE_FN(g_geglu_quick, y = gelu_quick_of_halves(x) * z;)
+TILE_FN(g_geglu, y = gelu_of_halves(x) * z;)
 TILE_FN(g_geglu_erf, {
     vf e = verfc_positive(vabs(x) * 0.70710678f);
     y = vpick(x > 0.0f, 2.0f - e, e) * 0.5f * x * z;

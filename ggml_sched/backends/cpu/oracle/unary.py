@@ -25,6 +25,7 @@ def _f(x: float | np.floating) -> np.ndarray:
 
 ZERO, HALF, ONE, THREE, SIX = _f(0), _f(0.5), _f(1), _f(3), _f(6)
 GELU_A, GELU_B, GELU_QUICK = _f(0.044715), _f(math.sqrt(2 / math.pi)), _f(-1.702)
+GELU_END, MAX_HALF = _f(10), _f(65504)
 
 Steps = Callable[[Part, np.ndarray, np.ndarray], None]
 
@@ -50,11 +51,28 @@ def _silu(part: Part, x: np.ndarray, out: np.ndarray) -> None:
     part.do(np.divide, x, _sigmoid_of(part, x, _f(-1)), out)
 
 
-def _gelu_quick(part: Part, x: np.ndarray, out: np.ndarray) -> None:
+def _of_halves(formula: Steps) -> Steps:
+    """A function of f16 to f16, as ggml's tables have it: argument and value are rounded, what f16 cannot hold is not."""
+
+    def steps(part: Part, x: np.ndarray, out: np.ndarray) -> None:
+        rounded, half = part.temp(x.shape), part.temp(x.shape, np.float16)
+        part.do(_round_to_half, x, half, rounded)
+        formula(part, rounded, rounded)
+        part.do(_round_to_half, rounded, half, out)
+
+    return steps
+
+
+def _round_to_half(x: np.ndarray, half: np.ndarray, out: np.ndarray) -> None:
+    np.copyto(half, x, "unsafe")
+    np.copyto(out, np.where(np.abs(x) <= MAX_HALF, half, x), "unsafe")
+
+
+def _gelu_quick_formula(part: Part, x: np.ndarray, out: np.ndarray) -> None:
     part.do(np.divide, x, _sigmoid_of(part, x, GELU_QUICK), out)
 
 
-def _gelu(part: Part, x: np.ndarray, out: np.ndarray) -> None:
+def _gelu_formula(part: Part, x: np.ndarray, out: np.ndarray) -> None:
     t = part.temp(x.shape)
     part.do(np.multiply, x, x, t)
     part.do(np.multiply, t, GELU_A, t)
@@ -65,6 +83,16 @@ def _gelu(part: Part, x: np.ndarray, out: np.ndarray) -> None:
     part.do(np.add, t, ONE, t)
     part.do(np.multiply, t, HALF, t)
     part.do(np.multiply, t, x, out)
+
+
+_gelu_quick, _gelu_gate = _of_halves(_gelu_quick_formula), _of_halves(_gelu_formula)
+
+
+def _gelu(part: Part, x: np.ndarray, out: np.ndarray) -> None:
+    """Beyond 10 it is its argument, unrounded, and below -10 it is 0; as a gate it has no such ends."""
+    t = part.temp(x.shape)
+    _gelu_gate(part, x, t)
+    part.do(lambda: np.copyto(out, np.where(x >= GELU_END, x, np.where(x <= -GELU_END, ZERO, t)), "unsafe"))
 
 
 def _gelu_erf(part: Part, x: np.ndarray, out: np.ndarray) -> None:
@@ -189,7 +217,7 @@ def unary(job: Job) -> None:
 
 _GATES: dict[str, Steps] = {
     "REGLU": _FUNCTIONS["RELU"],
-    "GEGLU": _gelu,
+    "GEGLU": _gelu_gate,
     "SWIGLU": _silu,
     "GEGLU_ERF": _gelu_erf,
     "GEGLU_QUICK": _gelu_quick,
