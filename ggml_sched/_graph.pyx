@@ -17,6 +17,7 @@ A contents page.  All imports stand here; the parts below, in core/graph/, are r
     nodes               nodes as C takes them
     order               nodes depth first
     graph               Graph: an immutable order of nodes
+    family              GraphFamily: graphs alike but for sizes
 """
 
 import enum
@@ -32,8 +33,8 @@ from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
 from libc.math cimport ceil, isfinite
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memmove, memset
+from libc.stdlib cimport calloc, free, llabs, malloc, realloc
+from libc.string cimport memcmp, memcpy, memmove, memset
 
 from ggml_sched._c cimport (
     GS_FLAG_INPUT,
@@ -145,3 +146,4 @@ include "core/graph/kinds.pxi"
 include "core/graph/nodes.pxi"
 include "core/graph/order.pxi"
 include "core/graph/graph.pxi"
+include "core/graph/family.pxi"
