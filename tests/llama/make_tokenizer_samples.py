@@ -31,8 +31,8 @@ TEXTS = [
     "a" + " " * 20 + "b", "def f(x):\n    return x\n\n\n", "e\u0301\u0301 \u0915\u094d\u0937 \u0e01\u0e31",
     "Caf\u00c9 \u00fcber na\u00efve \u00c4pfel", "http://www.example.com/?a=1&b=2#c", "!!!??? ... \u2014 \u00abx\u00bb",
     "\u2003\u3000\u00a0\u200b wide", "<|im_start|>user\nHi<|im_end|>", "ab c  ab c", "<0x41><s></s>",
-    "x\u2581y \u0120", "\u0664\u096a \u00bd \u00b2 \u2167", "\u3042\u3044\u30a2 \ud55c\uad6d\uc5b4", "HELLO Hello hELLO",
-    "\r\n\r\n a\r b", "=" * 17 + "-" * 9, "\x01\x7f\x85\x1c",
+    "x\u2581y \u0120", "\u0664\u096a \u00bd \u00b2 \u2167", "\u3042\u3044\u30a2 \ud55c\uad6d\uc5b4",
+    "HELLO Hello hELLO", "\r\n\r\n a\r b", "=" * 17 + "-" * 9, "\x01\x7f\x85\x1c",
 ]
 
 

@@ -185,6 +185,16 @@ def test_runs_grow_from_the_left_to_the_longest_token():
     assert pieces(gaps, "aaaaa") == ["aaaa", "a"]
 
 
+def test_equal_scores_do_no_harm_where_merges_cannot_meet():
+    tokens, scores = ["<", ">", "s>", "/", "s", "</", "<s>", "</s>"], [0, 0, -4, 0, 0, -5, 9, 9]
+    apart = toy(tokens, scores)
+    assert apart._model._exact is None
+    assert pieces(apart, "<s></s></s<s>") == ["<s>", "</s>", "</", "s", "<s>"]
+    awaited = toy([*tokens, "<s>>"], [*scores, 10])  # better than its parts: which of them comes first matters
+    assert awaited._model._exact is not None
+    assert pieces(awaited, "<s>>") == ["<s>>"]
+
+
 def test_letters_that_are_no_tokens_still_merge_into_one():
     tokenizer = toy(["xy", "<0x78>", "z"], [-1, 0, 0], [1, 6, 1])
     assert pieces(tokenizer, "xyzx") == ["xy", "z", "<0x78>"]

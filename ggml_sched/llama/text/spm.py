@@ -88,11 +88,11 @@ class Fallback:
 def merges_of(vocabulary: Vocabulary, symbols: dict[str, int]) -> tuple[list[tuple[str, str]], bool]:
     """Every way to put a token together from two symbols, in the order of merging; whether there is no such order."""
     texts, types = vocabulary.texts, vocabulary.types
-    merges: list[tuple[str, str]] = []
+    merges = Merges()
     order = np.argsort(-vocabulary.scores, kind="stable")
     scores = vocabulary.scores[order].tolist()
-    group: list[tuple[str, list[tuple[str, str]]]] = []
-    tied, last = False, None
+    group: dict[str, list[tuple[str, str]]] = {}
+    last = None
     for score, i in zip(scores, order.tolist(), strict=True):
         text = texts[i]
         # A user-defined token is cut out of the text first; only as spaces can it come up again.
@@ -103,30 +103,56 @@ def merges_of(vocabulary: Vocabulary, symbols: dict[str, int]) -> tuple[list[tup
         if not ways:
             continue
         if score != last:
-            tied |= _add_group(merges, group)
-            group, last = [], score
-        group.append((text, ways))
-    tied |= _add_group(merges, group)
-    return merges, tied
+            merges.add(group)
+            group, last = {}, score
+        group[text] = ways
+    merges.add(group)
+    return merges.ordered, merges.tied
 
 
-def _add_group(merges: list[tuple[str, str]], group: list[tuple[str, list[tuple[str, str]]]]) -> bool:
-    """Append the merges of tokens that share a score; whether no order of merges means "the leftmost first"."""
-    if len(group) > 1:
-        # Runs of one letter (Llama's spaces): the leftmost run grows letter by letter until no longer one is a
-        # token, which is what preferring the longest left side does.
-        runs = sorted((text for text, _ in group), key=len, reverse=True)
-        if [text for text in runs if text == runs[0][:1] * len(text)] != runs or len(runs[-1]) != 2 or (
-                len(runs[0]) != len(runs) + 1):
-            return True
+class Merges:
+    """Merges in order, by groups of tokens that share a score; `tied` once an order cannot mean "leftmost first"."""
+
+    def __init__(self) -> None:
+        self.ordered: list[tuple[str, str]] = []
+        self.tied = False
+        self._parts: set[str] = set()
+        self._n_seen = 0
+
+    def add(self, group: dict[str, list[tuple[str, str]]]) -> None:
+        if len(group) > 1 and not self.tied:
+            runs = self._runs(group)
+            if runs:
+                self.ordered += runs
+                return
+            self.tied = not self._apart(group)
+        for ways in group.values():
+            self.ordered += ways
+
+    @staticmethod
+    def _runs(group: dict[str, list[tuple[str, str]]]) -> list[tuple[str, str]]:
+        """The merges of a group of runs of one letter, of 2, 3, 4, ... of it; [] for another group.
+
+        Llama's spaces are one.  The leftmost run grows letter by letter until no longer one is a token, which is what
+        preferring the longest left side does.
+        """
+        runs = sorted(group, key=len, reverse=True)
         letter = runs[0][0]
+        if [len(text) for text in runs] != list(range(len(runs) + 1, 1, -1)) or set("".join(runs)) != {letter}:
+            return []
         growing = [(text[1:], letter) for text in runs]
-        merges += growing
-        merges += [way for _, ways in group for way in ways if way[1] != letter]
-        return False
-    for _, ways in group:
-        merges += ways
-    return False
+        return growing + [way for ways in group.values() for way in ways if way[1] != letter]
+
+    def _apart(self, group: dict[str, list[tuple[str, str]]]) -> bool:
+        """Whether the order in a group does not matter: no two of its merges can share a symbol, and none makes
+        a symbol that a better merge waits for.  The control tokens of many vocabularies are such a group."""
+        lefts = {left for ways in group.values() for left, _ in ways}
+        rights = {right for ways in group.values() for _, right in ways}
+        for left, right in self.ordered[self._n_seen :]:
+            self._parts.add(left)
+            self._parts.add(right)
+        self._n_seen = len(self.ordered)
+        return lefts.isdisjoint(rights) and self._parts.isdisjoint(group)
 
 
 class Exact:
