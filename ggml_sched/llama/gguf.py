@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import mmap
 import os
 import re
@@ -67,14 +68,28 @@ class GGUFFile:
             raise FileFormatError(f"{part.name}: tensor {info.name!r} has unknown type {info.type}")
         return part.memory[info.offset : info.offset + info.nbytes]
 
+    @property
+    def mapped(self) -> bool:
+        """Whether the bytes are those of a file, which the host reads when they are looked at."""
+        return self._mapping is not None
+
     def bring(self, start: int, stop: int) -> None:
-        """Have bytes start .. stop of this part in memory: a mapped file is read when it is looked at."""
+        """Have bytes start .. stop of this part in memory: a mapped file is read when it is looked at.
+
+        FileFormatError where the file has become shorter since it was opened.
+        """
         if self._mapping is None or stop <= start:
             return
+        size = self._mapping.size()
+        if size < stop:
+            raise FileFormatError(f"{self.name}: bytes {start} .. {stop} cannot be read: the file has shrunk to {size}")
         first = start - start % mmap.PAGESIZE
         try:
             self._mapping.madvise(POPULATE_READ, first, stop - first)
-        except (AttributeError, OSError):
+        except (AttributeError, OSError) as error:
+            if getattr(error, "errno", errno.EINVAL) != errno.EINVAL:
+                raise FileFormatError(f"{self.name}: bytes {start} .. {stop} cannot be read: {error}") from error
+            # A host that does not know this advice.
             self.memory[start:stop : mmap.PAGESIZE].max()
 
     def forget(self, start: int, stop: int) -> None:

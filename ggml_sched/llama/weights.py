@@ -34,7 +34,7 @@ ELEMENT_ALIGNMENT = 8
 BASE_ALIGNMENT = 64
 CHUNK = 1 << 24
 """Bytes copied at a time to a backend that cannot read the mapping, or brought into memory between two reports."""
-IGNORED = ("*.attn_rot_embd", "*.attention.rotary_emb.inv_freq", "*.rope_freqs")
+IGNORED = ("*.attn_rot_embd", "*.attention.rotary_emb.inv_freq")
 """Tensors of old files that hold what rope computes."""
 
 
@@ -183,7 +183,7 @@ def _map(backend: Backend, file: GGUFFile, pairs: Pairs) -> Buffer | None:
     buffer = wrap(memory[start:last])
     try:
         buffer.usage = "weights"
-        buffer.file_backed = True
+        buffer.file_backed = file.mapped
         for tensor, info in pairs:
             bind_resident(tensor, buffer, info.offset - start)
             buffer.init_tensor(tensor)

@@ -98,6 +98,15 @@ def test_a_state_that_is_not_there_is_an_error_before_anything_is_written(wrong)
         assert (out.numpy() == 7).all()
 
 
+def test_other_numbers_of_kept_states_are_refused():
+    """ggml has a form that keeps several states of each sequence: its result is another."""
+    ctx, out, _, _ = make_scan(*SCANS["mamba"])
+    backend = gs.CpuBackend(1)
+    for kept, supported in ((0, True), (1, True), (2, False), (-1, False)):
+        node = ctx.restore("SSM_SCAN", "f32", out.ne, out.nb, out.src, op_params=(kept,))
+        assert backend.supports_op(node) is supported
+
+
 def test_a_scan_reads_views_of_one_projection():
     """B and C lie side by side in the rows of one product, as mamba's graph has them."""
     d_state, n_head, n_tokens = 4, 6, 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 from pathlib import Path
 
@@ -63,6 +64,13 @@ def test_mapped_weights_are_the_file_and_say_so(tmp_path):
         assert base <= buffer.base and buffer.base + buffer.size <= base + size
         weights.close()
         assert weights.buffers == {}
+
+
+def test_weights_over_bytes_of_the_caller_are_no_file():
+    with gs.CpuBackend(1) as backend, open_gguf(bytearray(MODEL)) as file:
+        weights = load_weights(file, specs_of(MODEL), lambda name, layer: backend)
+        assert backend.used == 0 and not weights.buffers[backend][0].file_backed
+        weights.close()
 
 
 def test_copied_weights_are_not_the_file(tmp_path):
@@ -143,6 +151,16 @@ def test_what_progress_raises_ends_the_load_and_nothing_is_held(use_mmap):
     with gs.CpuBackend(1) as backend, open_gguf(MODEL) as file:
         with pytest.raises(Enough):
             load_weights(file, specs_of(MODEL), lambda name, layer: backend, use_mmap, progress=stop)
+        assert backend.used == 0
+
+
+def test_a_file_that_was_cut_while_it_loads_is_an_error(tmp_path):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(MODEL)
+    with gs.CpuBackend(1) as backend, open_gguf(path) as file:
+        os.truncate(path, 8192)
+        with pytest.raises(gs.FileFormatError, match="m.gguf.*cannot be read.*8192"):
+            load_weights(file, specs_of(MODEL), lambda name, layer: backend, progress=lambda done, total: None)
         assert backend.used == 0
 
 

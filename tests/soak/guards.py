@@ -476,6 +476,33 @@ def _edits() -> list[Edit]:
         "        held = bytearray(root.nbytes)\n"),
        ("integers beyond all floats", "    except OverflowError as error:", "    except ZeroDivisionError as error:"),
        ("tensors without memory", "    if backend is None:\n", "    if False:\n"))
+    # -- models --
+
+    of("ggml_sched/llama/gguf.py", "tests/llama/test_weights.py",
+       ("a model is opened by its first part", "    if number != 0:\n", "    if False:\n"),
+       ("parts are found by a name that counts them",
+        "    if named is None or (int(named[2]), int(named[3])) != (1, n_parts):", "    if named is None:"),
+       ("parts say which they are", "        if told != (k, n_parts):", "        if False:"),
+       ("a tensor is in one part", "            if name in first.tensors:", "            if False:"),
+       ("as many tensors as were told", "    if total is not None and total != len(first.tensors):", "    if False:"),
+       ("bytes have no other parts", "    if n_parts > 1:\n", "    if False:\n"),
+       ("a number of parts", "    if type(value) is not int or not 0 <= value <= MAX_PARTS:",
+        "    if type(value) is not int:"),
+       ("parts are closed together", "            part.close()\n", "            pass\n"),
+       ("unknown types have no bytes", "        if type(info.type) is int:", "        if False:"))
+    of("ggml_sched/llama/weights.py", "tests/llama/test_weights.py",
+       ("unknown types are refused", "        if not isinstance(info.type, Type):", "        if False:"),
+       ("what the architecture does not have", "if name not in known and not any(", "if False and not any("),
+       ("only files are file-backed", "file_backed = file.mapped", "file_backed = True"),
+       ("pages go as they are copied",
+        "                part.forget(info.offset + start, info.offset + start + piece.nbytes)\n", ""),
+       ("what is copied is reported", "                report.add(piece.nbytes)\n", ""),
+       ("what is mapped is reported", "            report.add(stop - start)\n", ""))
+    of("ggml_sched/backends/cpu/oracle/recurrent.py", "tests/backends/test_ops_recurrent.py",
+       ("states that are there", "    job.do(check_ids, ids, table.shape[0], job)\n", ""),
+       ("softplus of large steps", "np.where(step > LINEAR, step, np.log1p(np.exp(step)))", "np.log1p(np.exp(step))"),
+       ("one state is kept", " or int_param(node, 0) not in (0, 1):", ":"))
+
     of("ggml_sched/backend.py", "tests/backends/test_backend_contract.py tests/backends/test_cpu_backend.py "
        "tests/backends/test_values_out_of_range.py tests/executor/test_tensor_copy.py "
        "tests/planner/test_beyond_upstream.py::test_a_host_weight_is_sent_again_after_it_was_set "

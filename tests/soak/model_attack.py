@@ -88,7 +88,7 @@ def _filled(rng: random.Random, kind: gs.Type, ne: tuple[int, ...]):
 
 
 def mutated_parts(rng: random.Random, folder: Path) -> Path:
-    """A model in two or three files, of which one or two were mutated, exchanged, cut or lost; the path of the first."""
+    """A model in two or three files, some of them mutated, exchanged, cut or lost; the path of the first."""
     n_parts = rng.randint(2, 3)
     with open_gguf(rng.choice(MODELS)) as f:
         metadata = {key: value.tolist() if isinstance(value, Array) else value for key, value in f.metadata.items()}
