@@ -18,7 +18,8 @@ MAX_SECONDS = 0.3
 MAX_CHARS = 1 << 24
 MAX_ITEMS = 1 << 20
 MAX_BITS = 1 << 12
-CHARS_PER_TICK = 64
+CHARS_PER_TICK = 256
+ITEMS_PER_TICK = 16
 TICKS_PER_LOOK = 512
 """How often the clock is looked at."""
 
@@ -58,6 +59,17 @@ class Budget:
                     raise ChatTemplateError(f"the chat template makes a value of more than {MAX_ITEMS} items")
             depth, level = depth + 1, inner
         return depth
+
+    def touch(self, value) -> None:
+        """Pay for a value that was copied, not for what is inside it: nothing got deeper."""
+        if isinstance(value, str):
+            self.text(len(value))
+        elif isinstance(value, (list, tuple, dict)):
+            if len(value) > MAX_ITEMS:
+                raise ChatTemplateError(f"the chat template makes a value of more than {MAX_ITEMS} items")
+            self.spend(1 + len(value) // ITEMS_PER_TICK)
+        else:
+            self.spend(1)
 
     def text(self, n_chars: int) -> None:
         """Pay for a text of so many characters, before it is made where that can be."""

@@ -11,7 +11,7 @@ import json
 from ggml_sched.llama.errors import ChatTemplateError
 from ggml_sched.llama.text.budget import CHARS_PER_TICK, Budget, check_format, check_replace
 
-__all__ = ["BOUNDED", "HARMLESS"]
+__all__ = ["BOUNDED", "COMPARING", "HARMLESS"]
 
 MAX_WIDTH = 1 << 10
 
@@ -19,6 +19,9 @@ HARMLESS = ("abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e
            "groupby", "int", "items", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr",
            "reverse", "safe", "select", "selectattr", "sort", "title", "trim", "unique", "upper", "wordcount")
 """jinja2's filters that templates may use as they are; `BOUNDED` has those that need a look first."""
+
+COMPARING = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
+"""Those that compare or hash what they are given."""
 
 
 def _loop(context, iterable, n_written: int = 0):
@@ -44,8 +47,14 @@ class _Steps:
             yield item
 
 
-def _paid(context, value):
+def _weighed(context, value):
+    """A value that is compared, hashed, or has others inside: all of it is paid for."""
     context.budget.weigh(value)
+    return value
+
+
+def _touched(context, value):
+    context.budget.touch(value)
     return value
 
 
@@ -115,5 +124,6 @@ def _format(context, value, *args, **kwargs) -> str:
     return value % (kwargs or args)
 
 
-BOUNDED = {"_loop": _loop, "_paid": _paid, "_text": _text, "format": _format, "indent": _indent, "join": _join,
+BOUNDED = {"_loop": _loop, "_weighed": _weighed, "_touched": _touched, "_text": _text,
+           "format": _format, "indent": _indent, "join": _join,
            "replace": _replace, "round": _round, "string": _text, "sum": _sum, "tojson": _tojson}

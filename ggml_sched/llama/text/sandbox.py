@@ -14,7 +14,7 @@ import datetime
 
 from ggml_sched.llama.errors import ChatTemplateError
 from ggml_sched.llama.text.budget import MAX_BITS, MAX_CHARS, MAX_ITEMS, Budget, check_format, check_replace
-from ggml_sched.llama.text.filters import BOUNDED, HARMLESS
+from ggml_sched.llama.text.filters import BOUNDED, COMPARING, HARMLESS
 
 __all__ = ["compile_template", "render"]
 
@@ -27,6 +27,11 @@ STRING_METHODS = frozenset((
     "isdigit", "islower", "isnumeric", "isspace", "istitle", "isupper", "join", "lower", "lstrip", "partition",
     "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "split",
     "splitlines", "startswith", "strip", "swapcase", "title", "upper"))
+OF_KIND = frozenset((
+    "boolean", "callable", "defined", "divisibleby", "escaped", "even", "false", "filter", "float", "integer",
+    "iterable", "lower", "mapping", "none", "number", "odd", "sameas", "sequence", "string", "test", "true",
+    "undefined", "upper"))
+"""Tests that look at a value's kind, and not at what is inside it."""
 METHODS = {str: STRING_METHODS, dict: frozenset(("copy", "get", "items", "keys", "values")),
            list: frozenset(("copy", "count", "index")), tuple: frozenset(("count", "index")),
            int: frozenset(), float: frozenset(), range: frozenset()}
@@ -89,7 +94,7 @@ def _meter(tree) -> None:
     """Change a parsed template so that what costs goes through the filters that pay."""
     nodes = _jinja2().nodes
 
-    def paid(node, name: str = "_paid", *arguments):
+    def paid(node, name: str = "_weighed", *arguments):
         return nodes.Filter(node, name, [nodes.Const(value) for value in arguments], [], None, None,
                             lineno=node.lineno)
 
@@ -113,16 +118,20 @@ def _meter(tree) -> None:
             node.expr = paid(node.expr)
             for operand in node.ops:
                 operand.expr = paid(operand.expr)
-        elif isinstance(node, nodes.Test):
+        elif isinstance(node, nodes.Test) and node.name not in OF_KIND:
             node.node = paid(node.node)
-        return paid(node) if makes(node) else node
-
-    def makes(node) -> bool:
-        """Whether an expression makes a new value, maybe a large one."""
-        return (isinstance(node, (nodes.List, nodes.Dict))
-                or isinstance(node, nodes.Filter) and node.node is not None
-                or isinstance(node, nodes.Tuple) and node.ctx == "load"
-                or isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice))
+            node.args = [paid(argument) for argument in node.args or ()]
+        elif isinstance(node, (nodes.List, nodes.Dict)) or isinstance(node, nodes.Tuple) and node.ctx == "load":
+            return paid(node)
+        elif isinstance(node, nodes.Filter) and node.node is not None:
+            if node.name in COMPARING:
+                node.node = paid(node.node)
+            return paid(node, "_touched")
+        elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+            return paid(node, "_touched")
+        elif isinstance(node, nodes.Getitem) and not isinstance(node.arg, nodes.Const):
+            node.arg = paid(node.arg)
+        return node
 
     change(tree)
 
@@ -200,8 +209,9 @@ def _environment():
             budget = __context.budget
             budget.spend(8)
             owner = getattr(__obj, "__self__", None)
-            if isinstance(owner, str):
+            if isinstance(owner, (str, list, tuple, dict)):  # methods that search, compare or copy
                 budget.weigh([owner, args])
+            if isinstance(owner, str):
                 if __obj.__name__ == "replace" and len(args) >= 2 and isinstance(args[1], str):
                     check_replace(budget, owner, *args[:2])
                 elif __obj.__name__ == "join" and args:
@@ -229,9 +239,13 @@ def _environment():
                 check_format(left)
                 budget.weigh(right)
             result = super().call_binop(context, operator, left, right)
-            if isinstance(result, (str, list, tuple)):
-                budget.weigh(result)
+            budget.touch(result)
             return result
+
+        def call_test(self, name, value, args=None, kwargs=None, context=None, eval_ctx=None):
+            if context is not None and name not in OF_KIND:  # of `select` and its like, for each item
+                context.budget.weigh([value, args])
+            return super().call_test(name, value, args, kwargs, context, eval_ctx)
 
     environment = Environment(
         trim_blocks=True, lstrip_blocks=True, optimized=False, auto_reload=False, cache_size=0,
