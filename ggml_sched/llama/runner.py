@@ -16,9 +16,10 @@ import numpy as np
 from ggml_sched.backend import Backend
 from ggml_sched.errors import each
 from ggml_sched.llama.batch import Batch
-from ggml_sched.llama.builder import BatchGraph, Shape, build_graph
+from ggml_sched.llama.builder import BatchGraph, Shape
 from ggml_sched.llama.cells import Cells
 from ggml_sched.llama.errors import SequenceError
+from ggml_sched.llama.graphmaker import GraphMaker
 from ggml_sched.llama.hparams import Hparams
 from ggml_sched.llama.kvcache import KVCache
 from ggml_sched.llama.weights import Weights
@@ -36,7 +37,8 @@ class Runner:
                  n_seq: int, policy: str) -> None:
         from ggml_sched import Scheduler
 
-        self.arch, self.hparams, self.weights, self.cache = arch, hparams, weights, cache
+        self.hparams, self.weights, self.cache = hparams, weights, cache
+        self._maker = GraphMaker(arch, hparams, weights, cache)
         # One more, for what is evaluated on the side.
         self.n_seq = n_seq + 1
         self.cells = Cells(cache.n_ctx, self.n_seq)
@@ -51,8 +53,7 @@ class Runner:
         """The graph of a shape; the last few are kept."""
         graph = self.graphs.get(shape)
         if graph is None:
-            graph = build_graph(self.arch, self.hparams, self.weights, self.cache, shape, self.cache.flash)
-            self.graphs[shape] = graph
+            graph = self.graphs[shape] = self._maker.build(shape)
             while len(self.graphs) > KEPT_GRAPHS:
                 self.graphs.popitem(last=False)
         else:
@@ -192,4 +193,6 @@ class Runner:
     def close(self) -> None:
         """Give all memory back, whatever raises."""
         self.graphs.clear()
+        self._maker.clear()
+        self._shift = None
         each([self.scheduler.close, self.cache.close, self.weights.close])

@@ -1,0 +1,95 @@
+"""Loading: which backend, which context, which attention, and who hears of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.llama import load, random_llama
+from ggml_sched.llama.defaults import default_backend, named_backends
+
+SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_ff": 48}
+SMALL = random_llama(1, **SHAPES, n_ctx=96)
+TOKENS = [3, 14, 15, 9, 26, 5]
+
+
+def test_attention_is_one_node_where_every_layer_has_it():
+    class Plain(gs.CpuBackend):
+        def supports_op(self, tensor) -> bool:
+            return tensor.op != "FLASH_ATTN_EXT" and super().supports_op(tensor)
+
+    logits = []
+    for backends, flash, expected in (([gs.CpuBackend()], None, True), ([gs.CpuBackend()], False, False),
+                                      ([Plain()], None, False), ([gs.CpuBackend(), Plain(name="plain")], None, False)):
+        with load(SMALL, backends, n_ctx=32, flash=flash) as model:
+            assert model.flash is expected
+            ops = {node.op for node in model.batch_graph(1, 32).graph.nodes}
+            assert ("FLASH_ATTN_EXT" in ops) is expected and ("SOFT_MAX" in ops) is not expected
+            logits.append(model.eval(TOKENS))
+    for other in logits[1:]:
+        assert np.abs(other - logits[0]).max() <= 1e-4 * np.abs(logits[0]).max()
+    with pytest.raises(gs.UnsupportedOp, match="FLASH_ATTN_EXT"):
+        load(SMALL, [Plain()], n_ctx=32, flash=True)
+
+
+def test_types_of_blocks_need_attention_in_one_node():
+    data = random_llama(1, **{**SHAPES, "n_embd": 128, "n_head_kv": 4})
+    with load(data, n_ctx=32, kv_type="f32") as model:
+        expected = model.eval(TOKENS)
+    with load(data, n_ctx=32, kv_type="q8_0") as model:
+        assert model.kv_type == "q8_0"
+        assert np.abs(model.eval(TOKENS) - expected).max() <= 0.05 * np.abs(expected).max()
+    with pytest.raises(ValueError, match="flash"):
+        load(data, n_ctx=32, kv_type="q8_0", flash=False)
+
+
+def test_the_context_that_a_model_was_trained_with():
+    for given in (None, 0):
+        with load(SMALL, n_ctx=given) as model:
+            assert model.n_ctx == 96
+    with load(random_llama(1, **SHAPES, n_ctx=(1 << 31) - 1), [gs.DryBackend("dry")], n_ctx=None) as model:
+        assert 512 < model.n_ctx < (1 << 31) - 1        # what memory allows
+
+
+def test_progress_ends_with_everything(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(SMALL)
+    for options in ({}, {"use_mmap": False}):
+        heard = []
+        with load(path, n_ctx=16, progress=lambda done, total, heard=heard: heard.append((done, total)), **options):
+            pass
+        assert heard == sorted(heard) and heard[-1][0] == heard[-1][1] > 10_000
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    dry = gs.DryBackend("dry")
+    with pytest.raises(KeyboardInterrupt):
+        load(path, [dry], n_ctx=16, progress=stop)
+    assert dry.used == 0
+
+
+def test_the_default_backend_is_ggml_where_it_works(monkeypatch):
+    class Ggml(gs.CpuBackend):
+        def __init__(self, device: str, n_threads: int | None, *, name: str) -> None:
+            super().__init__(n_threads, name=name)
+            self.device = device
+
+    def missing(*args, **options):
+        raise gs.BackendError("pip install 'ggml-sched[ggml]'")
+
+    monkeypatch.setattr(gs, "GgmlBackend", Ggml, raising=False)
+    with default_backend(2) as backend:
+        assert isinstance(backend, Ggml) and backend.name == "GGML" and backend.n_threads == 2
+    with load(SMALL, n_ctx=16) as model:
+        assert isinstance(model.backends[0], Ggml)
+    first, second, third = named_backends(["ggml:Vulkan0", "cpu", "cpu"], 1)
+    assert (first.device, first.name, second.name, third.name) == ("Vulkan0", "VULKAN0", "CPU0", "CPU1")
+    monkeypatch.setattr(gs, "GgmlBackend", missing)
+    with default_backend() as backend:
+        assert type(backend) is gs.CpuBackend
+    with pytest.raises(gs.BackendError, match="pip install"):
+        named_backends(["cpu", "ggml"])
+    with pytest.raises(ValueError, match="abacus"):
+        named_backends(["cpu", "abacus"])
