@@ -374,8 +374,12 @@ INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {
         return;
     }
     if (type == GS_TYPE_MXFP4) {
-        UNROLL for (int j = 0; j < 8; j++)
-            scales(type, p + j * size, s + j, m);
+        __m256i e = _mm256_setr_epi32(p[0], p[size], p[2 * size], p[3 * size], p[4 * size], p[5 * size], p[6 * size],
+                                      p[7 * size]);
+        __m256i bits = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+        __m256i subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+        bits = _mm256_blendv_epi8(bits, subnormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e));
+        _mm256_storeu_ps(s, _mm256_castsi256_ps(bits));
         return;
     }
 #define HALF_AT(j) (short)gs_load_u16(p + (j) * size)
@@ -411,7 +415,10 @@ INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_st
     __m512 scaled[2];
     UNROLL for (int c = 0; c < N; c++) {
         const gs_strip *strip = y[c] + at;
-        scaled[c] = halves_of(type) == 2 ? _mm512_mul_ps(_mm512_loadu_ps(s), _mm512_loadu_ps(strip->d))
+        /* Two loads, as two stores wrote the scales: one would wait for both to reach the cache. */
+        scaled[c] = halves_of(type) == 2
+            ? _mm512_mul_ps(_mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(s)), _mm256_loadu_ps(s + 8), 1),
+                            _mm512_loadu_ps(strip->d))
             : _mm512_castps256_ps512(_mm256_mul_ps(_mm256_loadu_ps(s), _mm256_loadu_ps(strip->d)));
         low[c] = _mm256_fmadd_ps(_mm256_loadu_ps(times), _mm256_loadu_ps(strip->sum), low[c]);
         if (halves_of(type) == 2)
