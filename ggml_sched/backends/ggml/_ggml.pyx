@@ -132,6 +132,9 @@ cdef extern from "rows.h" nogil:
     void gx_order(gx_tensor *dst, int ith, int nth, void *user)
     void gx_argmax(gx_tensor *dst, int ith, int nth, void *user)
 
+cdef extern from "team.h" nogil:
+    bint gx_adopt_threads(void *handle, bint runs)
+
 include "library.pxi"
 include "device.pxi"
 include "compile.pxi"

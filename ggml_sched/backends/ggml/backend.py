@@ -3,8 +3,9 @@
 A plan is a Program: the split compiled once, replayed with one call for each token.  Memory of the CPU is ours
 (mapped files included); other devices have theirs from ggml.  Corresponds to ggml_backend_t.
 
-Threads are ggml's.  After a fork the child has none of them: with OpenMP, whose threads belong to the thread that
-started them, the child computes on a new thread of its own; without, it gets a new pool.
+Threads are ours (team.h) where the library was built with OpenMP and nobody else has loaded it before; they start anew
+after a fork.  Otherwise they are ggml's or OpenMP's, of which a forked child has none: it gets a new pool, or, as OpenMP's
+threads belong to the thread that started them, computes on a new thread of its own.
 """
 
 from __future__ import annotations
