@@ -3,9 +3,9 @@
 A plan is a Program: the split compiled once, replayed with one call for each token.  Memory of the CPU is ours
 (mapped files included); other devices have theirs from ggml.  Corresponds to ggml_backend_t.
 
-Threads are ours (team.h) where the library was built with OpenMP and nobody else has loaded it before; they start anew
-after a fork.  Otherwise they are ggml's or OpenMP's, of which a forked child has none: it gets a new pool, or, as OpenMP's
-threads belong to the thread that started them, computes on a new thread of its own.
+Threads are ours (team.h) where the library was built with OpenMP and nobody else has loaded it before; they start
+anew after a fork.  Otherwise they are ggml's or OpenMP's, of which a forked child has none: it gets a new pool, or, as
+OpenMP's threads belong to the thread that started them, computes on a new thread of its own.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ggml_sched.backends.ggml._ggml import (
     tolerated_sources,
 )
 from ggml_sched.backends.ggml.buffer import DeviceBuffer, HostBuffer, copy_on_host
-from ggml_sched.backends.ggml.library import Library, load
 from ggml_sched.backends.ggml.library import Device as Offered
+from ggml_sched.backends.ggml.library import Library, load
 from ggml_sched.errors import BackendError, OutOfMemory
 from ggml_sched.workers import Crew, ForkLock
 
@@ -111,8 +111,8 @@ class GgmlBackend(GgmlBase, Backend):
             handle, base = self._device.allocate(self._buft, max(size, 1))
             if not handle:
                 free = self.memory_available()
-                raise OutOfMemory(f"backend {self.name!r}: ggml gives no {size} bytes, {free} are free", self.name, size,
-                                  free)
+                raise OutOfMemory(f"backend {self.name!r}: ggml gives no {size} bytes, {free} are free",
+                                  self.name, size, free)
             buffer = DeviceBuffer(self, self._device, handle, base, size)
         self.used += size
         return buffer

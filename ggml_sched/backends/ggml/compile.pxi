@@ -1,7 +1,7 @@
 # Program: the nodes of a split as ggml graphs over our addresses.
 #
-# Owns the ggml tensors and graphs, in blocks of its own memory.  Invariant: every node is in our table and every address
-# lies inside an open buffer of the backend, so that ggml finds nothing to abort about.
+# Owns the ggml tensors and graphs, in blocks of its own memory.  Invariant: every node is in our table and every
+# address lies inside an open buffer of the backend, so that ggml finds nothing to abort about.
 #
 # A split is one graph, unless something has to happen between two nodes: ids that an earlier node of the split has
 # computed are looked at before they are used, and a leaf that waits on the host is loaded.  A source that overlaps the

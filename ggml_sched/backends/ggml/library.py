@@ -118,7 +118,7 @@ def find() -> str:
             found = os.path.join(place, folder)
             if any(_named(Path(found), "ggml-base")):
                 return found
-    raise BackendError(f"there is no ggml here: run `{INSTALL}`, or give the folder of its shared libraries as library=")
+    raise BackendError(f"there is no ggml here: run `{INSTALL}`, or give the folder of its libraries as library=")
 
 
 def load(path: str | os.PathLike | None = None) -> Library:
@@ -142,7 +142,7 @@ def load(path: str | os.PathLike | None = None) -> Library:
     _hush(base)
     missing = [name for name in NEEDED if not _address(base, name)]
     if missing:
-        raise BackendError(f"ggml {version} in {given} (the oldest that is supported is {OLDEST}) has no ggml_{missing[0]}")
+        raise BackendError(f"ggml {version} in {given} has no ggml_{missing[0]}; {OLDEST} is the oldest supported")
     addresses = {name: _address(base, name) for name in NEEDED}
     addresses |= {name: found for name in OF_THE_CPU if cpu is not None and (found := _address(cpu, name))}
     ops, subs = _numbers(base)

@@ -70,7 +70,7 @@ static inline int64_t gx_unit(gx_layout a, int64_t *elements)
     return known ? units[a->type].size : -1;    /* -1 is nobody's stride */
 }
 
-/* The layout with strides as ggml would make them where an extent of 1 lets any stride stand: kernels may look at them. */
+/* The layout with strides as ggml would make them where an extent of 1 lets any stand: kernels may look at them. */
 static inline gs_layout gx_regular(gx_layout a)
 {
     gs_layout out = *a;

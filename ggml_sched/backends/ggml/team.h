@@ -285,8 +285,8 @@ static int gx_is_of_openmp(const char *name)
 
 enum gx_visit { GX_LOOK, GX_WRITE, GX_CHECK };
 
-/* Visit the references to functions in one table: look whether we have all of OpenMP's, write ours, or check that they are
- * ours.  -1: no, or the memory may not be written; else how many. */
+/* Visit the references to functions in one table: look whether we have all of OpenMP's, write ours, or check that they
+ * are ours.  -1: no, or the memory may not be written; else how many. */
 static int gx_visit(struct link_map *map, const ElfW(Rela) *at, size_t size, const ElfW(Sym) *symbols,
                     const char *strings, enum gx_visit what)
 {
@@ -319,8 +319,8 @@ static int gx_visit(struct link_map *map, const ElfW(Rela) *at, size_t size, con
     return found;
 }
 
-/* Let a loaded library (a handle of dlopen) run on our threads, unless it `runs` already, for somebody else; 1: it does, 0:
- * it does not, or has no OpenMP that we can stand for. */
+/* Let a loaded library (a handle of dlopen) run on our threads, unless it `runs` already, for somebody else; 1: it
+ * does, 0: it does not, or has no OpenMP that we can stand for. */
 static int gx_adopt_threads(void *handle, bool runs)
 {
     struct link_map *map = NULL;
