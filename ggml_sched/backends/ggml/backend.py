@@ -73,6 +73,8 @@ class GgmlBackend(GgmlBase, Backend):
             self.packed_bufts = self.library.extra_buffer_types(self.device)
         if not self.is_host:
             self.max_buffer_size = min(self.library.max_size(self._buft), (1 << 63) - 1)
+            # Who maps a file asks whether a backend can take the mapping: this one cannot.
+            self.buffer_from_ptr = None     # type: ignore[assignment]
         self.adopt(self._device)
 
     @property
@@ -120,11 +122,9 @@ class GgmlBackend(GgmlBase, Backend):
     def buffer_from_ptr(self, source, size: int | None = None, usage: str = "any") -> HostBuffer:
         """A buffer over the caller's memory, which it keeps alive and never frees; see CpuBackend.buffer_from_ptr.
 
-        BackendError on a device that does not read the host's memory.
+        None, and no method, on a device that does not read the host's memory.
         """
         self._require_open()
-        if not self.is_host:
-            raise BackendError(f"backend {self.name!r} does not compute in memory of the host")
         return HostBuffer(self, wrap(source, size), usage, owned=False)
 
     def give_back(self, size: int) -> None:
