@@ -106,7 +106,8 @@ def _host_memory(memory) -> Buffer:
 _register_host_memory(_host_memory)
 
 # Planning needs neither kernels nor the runner: they load when first asked for.
-_LAZY = {"CpuBackend": "ggml_sched.backends.cpu", "GgmlBackend": "ggml_sched.backends.ggml", "llama": "ggml_sched.llama"}
+_LAZY = {"CpuBackend": "ggml_sched.backends.cpu", "GgmlBackend": "ggml_sched.backends.ggml",
+         "llama": "ggml_sched.llama"}
 
 if _TYPE_CHECKING:
     from ggml_sched import llama as llama

@@ -176,6 +176,37 @@ def test_logits_are_those_of_the_files(path, n_threads, repack, mixed):
     assert ((got - want) ** 2).sum() / (want**2).sum() < (1e-3 if "q" in path.stem.split("-")[-1] else 1e-6)
 
 
+@pytest.mark.parametrize("name", ["tiny-llama-q4_0", "tiny-qwen3-f32"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_device_whose_memory_the_host_does_not_read(name, mixed, monkeypatch):
+    """ggml's CPU device, treated as one that keeps its memory to itself."""
+    monkeypatch.setattr(library.Library, "is_host", lambda self, buft: False)
+    path = next(path for path in MODELS if path.stem == name)
+    reference = np.load(path.with_suffix(".logits.npz"))
+    tokens, n_prompt = reference["tokens"], int(reference["n_prompt"])
+    want = reference["logits"].astype(np.float64)
+    backends = [ggml_here.backend(), *[gs.CpuBackend(1)] * mixed]
+    assert not backends[0].is_host and backends[0].buffer_from_ptr is None
+    with gs.llama.load(path, backends, n_ctx=64) as model:
+        got = np.concatenate([model.eval(tokens[:n_prompt])] + [model.eval([t]) for t in tokens[n_prompt:]])
+    assert ((got - want) ** 2).sum() / (want**2).sum() < 1e-3
+    assert backends[0].used == 0
+
+
+def test_ids_in_a_devices_memory_are_fetched_and_checked(monkeypatch):
+    monkeypatch.setattr(library.Library, "is_host", lambda self, buft: False)
+    ctx = gs.Context()
+    out, ids, n = get_rows(ctx)
+    with ggml_here.backend() as backend:
+        backend.alloc_tensors(ctx)
+        plan = backend.graph_plan_create(gs.Graph(out))
+        ids.set(np.int32([0, n]))
+        with pytest.raises(gs.BackendError, match=f"id {n} does not name one of {n} rows"):
+            backend.graph_plan_compute(plan)
+        ids.set(np.int32([0, 1]))
+        backend.graph_plan_compute(plan)
+
+
 # -- packed weights -----------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from libc.string cimport memcpy, memset
 from posix.unistd cimport _SC_PAGESIZE, getpid, sysconf
 
 from ggml_sched._c cimport (
-    GS_MAX_DIMS, GS_MAX_SRC, GS_OP_CONT, GS_OP_CPY, GS_OP_GET_ROWS, GS_OP_GLU, GS_OP_MUL_MAT,
+    GS_MAX_DIMS, GS_MAX_SRC, GS_OP_CONT, GS_OP_CPY, GS_OP_DUP, GS_OP_GET_ROWS, GS_OP_GLU, GS_OP_MUL_MAT,
     GS_OP_MUL_MAT_ID, GS_OP_NONE, GS_OP_SET_ROWS, GS_OP_SOFT_MAX, GS_OP_UNARY, gs_layout, gs_node, gs_range_fits,
 )
 from ggml_sched._graph cimport BackendBase, BufferBase, NodeTable, Tensor, op_is_view
@@ -131,6 +131,9 @@ cdef extern from "rows.h" nogil:
     bint gx_bad_id(const gx_ids *ids, int64_t *bad)
     void gx_order(gx_tensor *dst, int ith, int nth, void *user)
     void gx_argmax(gx_tensor *dst, int ith, int nth, void *user)
+
+cdef extern from "team.h" nogil:
+    bint gx_adopt_threads(void *handle, bint runs)
 
 include "library.pxi"
 include "device.pxi"

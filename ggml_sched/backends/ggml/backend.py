@@ -3,8 +3,9 @@
 A plan is a Program: the split compiled once, replayed with one call for each token.  Memory of the CPU is ours
 (mapped files included); other devices have theirs from ggml.  Corresponds to ggml_backend_t.
 
-Threads are ggml's.  After a fork the child has none of them: with OpenMP, whose threads belong to the thread that
-started them, the child computes on a new thread of its own; without, it gets a new pool.
+Threads are ours (team.h) where the library was built with OpenMP and nobody else has loaded it before; they start
+anew after a fork.  Otherwise they are ggml's or OpenMP's, of which a forked child has none: it gets a new pool, or, as
+OpenMP's threads belong to the thread that started them, computes on a new thread of its own.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from ggml_sched.backends.ggml._ggml import (
     tolerated_sources,
 )
 from ggml_sched.backends.ggml.buffer import DeviceBuffer, HostBuffer, copy_on_host
-from ggml_sched.backends.ggml.library import Library, load
 from ggml_sched.backends.ggml.library import Device as Offered
+from ggml_sched.backends.ggml.library import Library, load
 from ggml_sched.errors import BackendError, OutOfMemory
 from ggml_sched.workers import Crew, ForkLock
 
@@ -72,6 +73,8 @@ class GgmlBackend(GgmlBase, Backend):
             self.packed_bufts = self.library.extra_buffer_types(self.device)
         if not self.is_host:
             self.max_buffer_size = min(self.library.max_size(self._buft), (1 << 63) - 1)
+            # Who maps a file asks whether a backend can take the mapping: this one cannot.
+            self.buffer_from_ptr = None     # type: ignore[assignment]
         self.adopt(self._device)
 
     @property
@@ -110,8 +113,8 @@ class GgmlBackend(GgmlBase, Backend):
             handle, base = self._device.allocate(self._buft, max(size, 1))
             if not handle:
                 free = self.memory_available()
-                raise OutOfMemory(f"backend {self.name!r}: ggml gives no {size} bytes, {free} are free", self.name, size,
-                                  free)
+                raise OutOfMemory(f"backend {self.name!r}: ggml gives no {size} bytes, {free} are free",
+                                  self.name, size, free)
             buffer = DeviceBuffer(self, self._device, handle, base, size)
         self.used += size
         return buffer
@@ -119,11 +122,9 @@ class GgmlBackend(GgmlBase, Backend):
     def buffer_from_ptr(self, source, size: int | None = None, usage: str = "any") -> HostBuffer:
         """A buffer over the caller's memory, which it keeps alive and never frees; see CpuBackend.buffer_from_ptr.
 
-        BackendError on a device that does not read the host's memory.
+        None, and no method, on a device that does not read the host's memory.
         """
         self._require_open()
-        if not self.is_host:
-            raise BackendError(f"backend {self.name!r} does not compute in memory of the host")
         return HostBuffer(self, wrap(source, size), usage, owned=False)
 
     def give_back(self, size: int) -> None:

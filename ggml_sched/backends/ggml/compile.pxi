@@ -1,7 +1,7 @@
 # Program: the nodes of a split as ggml graphs over our addresses.
 #
-# Owns the ggml tensors and graphs, in blocks of its own memory.  Invariant: every node is in our table and every address
-# lies inside an open buffer of the backend, so that ggml finds nothing to abort about.
+# Owns the ggml tensors and graphs, in blocks of its own memory.  Invariant: every node is in our table and every
+# address lies inside an open buffer of the backend, so that ggml finds nothing to abort about.
 #
 # A split is one graph, unless something has to happen between two nodes: ids that an earlier node of the split has
 # computed are looked at before they are used, and a leaf that waits on the host is loaded.  A source that overlaps the
@@ -166,8 +166,8 @@ cdef class Program:
                 for k in range(node.n_src):
                     if node.src[k] != NULL:
                         made.src[k] = &self.made[node.src[k] - self.table.nodes]
-                if node.op == GS_OP_CPY and made.src[1] == NULL:
-                    made.src[1] = made          # as ggml_cast has it: a kernel looks at the layout
+                if is_copy(node.op) and made.src[1] == NULL:
+                    made.src[1] = made          # as ggml_cast has it: kernels look at the layout
         if clashes:
             self.make_copies(clashes)
         return 0
@@ -414,6 +414,10 @@ cdef void dense_like(gs_layout *out, const gs_layout *a) noexcept nogil:
     out.nb[2] = out.nb[1] * a.ne[1]
     out.nb[3] = out.nb[2] * a.ne[2]
     out.nbytes = out.nb[3] * a.ne[3]
+
+
+cdef inline bint is_copy(int op) noexcept nogil:
+    return op == GS_OP_CPY or op == GS_OP_CONT or op == GS_OP_DUP
 
 
 cdef int gx_tolerates(int op) noexcept nogil:

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ggml_sched._graph import Type, op_numbers
-from ggml_sched.backends.ggml._ggml import QUIET, Api
+from ggml_sched.backends.ggml._ggml import QUIET, Api, adopt_threads
 from ggml_sched.backends.ggml.probe import OLDEST, check
 from ggml_sched.errors import BackendError
 
@@ -31,9 +31,6 @@ NEEDED = (
 )
 OF_THE_CPU = ("graph_plan", "graph_compute", "threadpool_new", "threadpool_free", "threadpool_params_default")
 """Where the library of the CPU has them, threads and work memory are ours to give."""
-SPINS = 3000
-"""How often a thread of libgomp looks for work before it sleeps.  By default it burns its whole time slice, and two
-threads beside a busy process fall to a twentieth of their speed."""
 LAST_OP, LAST_UNARY, LAST_GLU = "GLU", "TRUNC", "GEGLU_QUICK"
 """The last name of each of ggml's enums that every version has: beyond an enum's end there is no asking."""
 
@@ -50,7 +47,7 @@ class Device:
 
 @dataclass(eq=False)
 class Library:
-    """Loaded, probed, quiet."""
+    """Loaded, probed, quiet.  `uses_openmp`: its threads are those of OpenMP, not ours (team.h) or its own."""
 
     folder: str
     version: str
@@ -121,7 +118,7 @@ def find() -> str:
             found = os.path.join(place, folder)
             if any(_named(Path(found), "ggml-base")):
                 return found
-    raise BackendError(f"there is no ggml here: run `{INSTALL}`, or give the folder of its shared libraries as library=")
+    raise BackendError(f"there is no ggml here: run `{INSTALL}`, or give the folder of its libraries as library=")
 
 
 def load(path: str | os.PathLike | None = None) -> Library:
@@ -132,6 +129,8 @@ def load(path: str | os.PathLike | None = None) -> Library:
     given = find() if path is None else os.fspath(path)
     folder = given if os.path.isdir(given) else os.path.dirname(given)
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")     # an abort of ggml's would start a debugger
+    kernels = given if os.path.isfile(given) else str(next(_named(Path(given), "ggml-cpu"), ""))
+    runs = bool(kernels) and _is_loaded(kernels)
     if os.path.isfile(given):
         base = cpu = everything = _open(given)
     else:
@@ -143,11 +142,13 @@ def load(path: str | os.PathLike | None = None) -> Library:
     _hush(base)
     missing = [name for name in NEEDED if not _address(base, name)]
     if missing:
-        raise BackendError(f"ggml {version} in {given} (the oldest that is supported is {OLDEST}) has no ggml_{missing[0]}")
+        raise BackendError(f"ggml {version} in {given} has no ggml_{missing[0]}; {OLDEST} is the oldest supported")
     addresses = {name: _address(base, name) for name in NEEDED}
     addresses |= {name: found for name in OF_THE_CPU if cpu is not None and (found := _address(cpu, name))}
     ops, subs = _numbers(base)
     uses_openmp = cpu is not None and (_has(cpu, "GOMP_parallel") or _has(cpu, "__kmpc_fork_call"))
+    if uses_openmp and adopt_threads(cpu._handle, runs):
+        uses_openmp = False
     return Library(folder, version, Api(addresses, ops, subs, _types(base)), uses_openmp, base, everything)
 
 
@@ -166,18 +167,19 @@ def _open_named(folder: Path, name: str, needed: bool) -> ctypes.CDLL | None:
 
 
 def _open(path: str) -> ctypes.CDLL:
-    """Load a file, for us alone; what libgomp reads when it starts is set for as long as that takes."""
-    spins = os.environ.get("GOMP_SPINCOUNT")
-    waits = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ)
-    if not waits:
-        os.environ["GOMP_SPINCOUNT"] = str(SPINS)
+    """Load a file, for us alone."""
     try:
         return ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL)
     except OSError as error:
         raise BackendError(f"ggml's library {path} does not load: {error}") from error
-    finally:
-        if not waits and spins is None:
-            del os.environ["GOMP_SPINCOUNT"]
+
+
+def _is_loaded(path: str) -> bool:
+    try:
+        ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL | os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return True
 
 
 def _check_kin(given: str, *libraries: ctypes.CDLL | None) -> None:

@@ -70,7 +70,7 @@ static inline int64_t gx_unit(gx_layout a, int64_t *elements)
     return known ? units[a->type].size : -1;    /* -1 is nobody's stride */
 }
 
-/* The layout with strides as ggml would make them where an extent of 1 lets any stride stand: kernels may look at them. */
+/* The layout with strides as ggml would make them where an extent of 1 lets any stand: kernels may look at them. */
 static inline gs_layout gx_regular(gx_layout a)
 {
     gs_layout out = *a;
@@ -211,6 +211,12 @@ static int gx_factors(gx_layout a, gx_layout b)
         && (b->type == GX_F32 || (b->type == a->type && (a->type == GX_F16 || a->type == GX_BF16)));
 }
 
+/* Parameters of products: one of ggml's two precisions, and no hint that a is a special matrix. */
+static int gx_is_plain_product(const gs_node *n)
+{
+    return (n->params[0] == 0 || n->params[0] == 10) && n->params[1] == 0;
+}
+
 static int gx_mul_mat(gx_layout d, gx_layout a, gx_layout b)
 {
     return gx_factors(a, b) && d->type == GX_F32 && gx_dense(d) && d->ne[0] == a->ne[1] && d->ne[1] == b->ne[1]
@@ -329,6 +335,9 @@ static int gx_flash(const gs_node *n, gx_layout d)
     gx_layout mask = n->n_src > 3 && n->src[3] != NULL ? &n->src[3]->layout : NULL;
     gx_layout sinks = n->n_src > 4 && n->src[4] != NULL ? &n->src[4]->layout : NULL;
     const uint64_t stored = GX_FLOATS | GX_SMALL_BLOCKS;
+    if (n->params[3] != 0 && n->params[3] != 10) {
+        return 0;       /* neither of ggml's two precisions */
+    }
     if (gx_float(n, 2) != 0 && q->ne[1] >= 64 && k->ne[1] % 64 != 0) {
         /* ggml 0.15 pads keys to tiles of 64 with -inf, and caps that to a number. */
         return 0;
@@ -495,9 +504,9 @@ static int gx_admits(const gs_node *n)
     case GS_OP_ROPE:
         return gx_rope(n, d, s[0], s[1], s[2]);
     case GS_OP_MUL_MAT:
-        return gx_mul_mat(d, s[0], s[1]);
+        return gx_is_plain_product(n) && gx_mul_mat(d, s[0], s[1]);
     case GS_OP_MUL_MAT_ID:
-        return gx_mul_mat_id(d, s[0], s[1], s[2]);
+        return gx_is_plain_product(n) && gx_mul_mat_id(d, s[0], s[1], s[2]);
     case GS_OP_GET_ROWS:
         return gx_get_rows(d, s[0], s[1]);
     case GS_OP_SET_ROWS:

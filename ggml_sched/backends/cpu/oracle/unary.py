@@ -52,7 +52,7 @@ def _silu(part: Part, x: np.ndarray, out: np.ndarray) -> None:
 
 
 def _of_halves(formula: Steps) -> Steps:
-    """A function of f16 to f16, as ggml's tables have it: argument and value are rounded, what f16 cannot hold is not."""
+    """A function of f16 to f16, as ggml's tables have it: both are rounded, but what f16 cannot hold."""
 
     def steps(part: Part, x: np.ndarray, out: np.ndarray) -> None:
         rounded, half = part.temp(x.shape), part.temp(x.shape, np.float16)
