@@ -52,8 +52,8 @@ def check(ctx: gs.Context, node: gs.Tensor, values: dict, rtol: float = 2e-6, at
     assert len(bits) == 1, "other bits with other numbers of threads"
 
 
-def rounding(type: str) -> dict:
-    return {"f32": {}, "f16": {"rtol": 1.1e-3, "atol": 1e-6}, "bf16": {"rtol": 8e-3, "atol": 1e-6}}[type]
+def rounding(type: str, atol: float = 1e-6) -> dict:
+    return {"rtol": {"f32": 2e-6, "f16": 1.1e-3, "bf16": 8e-3}[type], "atol": atol}
 
 
 SPECIAL = np.float32([0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 88.7, 88.8, -87.3, -103.9, -104.1, 1e30,
@@ -114,17 +114,19 @@ def test_a_row_of_one_element_has_any_stride(isa):
 @pytest.mark.parametrize("kind", GATES)
 def test_gates_with_one_source_and_with_two(kind, type, isa):
     rng = np.random.default_rng(4)
+    # 1 + tanh loses what is small, times up to 9.
+    close = rounding(type, 3e-6)
     for n, rows in ((5, 3), (64, 4), (1100, 37), (33, 0)):
         for swapped in (False, True):
             ctx = gs.Context()
             both = ctx.tensor(type, (2 * n, rows))
             x = random(rng, 2 * n, rows, low=-9, high=9)
             if kind != "SWIGLU_OAI":
-                check(ctx, ctx.glu(both, kind, swapped), {both: x}, **rounding(type))
+                check(ctx, ctx.glu(both, kind, swapped), {both: x}, **close)
             ctx = gs.Context()
             a, b = ctx.tensor(type, (n, rows)), ctx.tensor(type, (n, rows))
             node = (ctx.swiglu_oai(a, b, 1.702, 7.0) if kind == "SWIGLU_OAI" else ctx.glu_split(a, b, kind))
-            check(ctx, node, {a: x[:, :n], b: x[:, n:]}, **rounding(type))
+            check(ctx, node, {a: x[:, :n], b: x[:, n:]}, **close)
 
 
 @pytest.mark.parametrize("op", ["rms_norm", "norm", "l2_norm"])
@@ -262,7 +264,7 @@ def test_numbers_of_no_row_are_errors_that_name_the_node(make, bad, isa):
     ctx = gs.Context()
     a, ids = ctx.tensor("f32", (32, 4)), ctx.tensor("i32", (3,))
     node = make(ctx, a, ids)
-    node.name = "picked"
+    ctx.set_name(node, "picked")
     said = []
     for kernels in ("compiled", "numpy"):
         with gs.CpuBackend(2, kernels=kernels) as backend:
