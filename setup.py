@@ -57,7 +57,7 @@ match BUILD:
     case _:
         raise SystemExit(f"setup.py: GGML_SCHED_BUILD={BUILD!r} is neither debug nor sanitize")
 
-KERNEL_CFLAGS = ["-std=gnu11", "-pthread", *(["-O1"] if BUILD else ["-funroll-loops"])]
+KERNEL_CFLAGS = ["-std=gnu11", "-pthread", "-ffp-contract=off", *(["-O1"] if BUILD else ["-funroll-loops"])]
 
 PARTS = {"_pack": ("pack",), "_graph": ("graph",), "_core": ("alloc", "plan")}
 """For each extension the folders of ggml_sched/core/ that hold its parts."""

@@ -64,10 +64,40 @@ static const float *values_at(const char *at, const gs_layout *b, int n, float *
     return room;
 }
 
+static void prepare_strips(const gs_product *of, const char *from, gs_strip *strip) {
+    const gs_layout *b = &of->node->src[1]->layout;
+    int per_step = 32 / of->kind->group, is_offset = !of->kind->has_min;
+    int32_t offset = of->kernels->offset(of->kind);
+    float room[GS_STEP_Q];
+    gs_cell_q cell;
+    for (int64_t step = 0; step < of->steps; step++) {
+        int j = (int)(step % GS_STRIP_STEPS);
+        if (j == 0)
+            memset(strip, 0, sizeof(*strip));
+        of->kernels->quantize(values_at(from + step * GS_STEP_Q * b->nb[0], b, GS_STEP_Q, room), 0, &cell);
+        memcpy(strip->q + GS_STEP_Q * j, cell.q, sizeof(cell.q));
+        float times = is_offset ? (float)-offset : 1.0f;
+        if (per_step == 1) {
+            strip->d[j] = cell.d;
+            strip->sum[j] = times * cell.sum_both;
+        } else {
+            strip->d[2 * j] = strip->d[2 * j + 1] = cell.d;
+            strip->sum[2 * j] = times * cell.sum_low;
+            strip->sum[2 * j + 1] = times * cell.sum_high;
+        }
+        strip += j == GS_STRIP_STEPS - 1;
+    }
+}
+
 static void prepare_column(const gs_product *of, const char *shared, int64_t group, int64_t column) {
     const gs_layout *b = &of->node->src[1]->layout;
     const char *from = gs_column_at(of, shared, group, column, 1);
-    int64_t tile = column / of->tile, width = gs_width_of(of, gs_columns_of(of, shared, group), tile);
+    int64_t tile = column / of->tile, columns = gs_columns_of(of, shared, group);
+    if (of->kind != NULL && of->kernels->strips && columns <= of->few) {
+        prepare_strips(of, from, gs_strips_of(of, shared, group, column));
+        return;
+    }
+    int64_t width = gs_width_of(of, columns, tile);
     char *cell = gs_tile_of(of, shared, group, tile) + column % of->tile * GS_CELL;
     int n = of->kind != NULL ? GS_STEP_Q : GS_STEP_F;
     int32_t offset = of->kind != NULL ? of->kernels->offset(of->kind) : 0;
@@ -214,7 +244,12 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
     of->kernels = kernels_here();
     row_bytes = of->kind != NULL ? of->k / of->kind->elements * of->kind->bytes : of->k * (a->type == GS_TYPE_F32 ? 4 : 2);
     share_out(of, row_bytes, expected);
-    if (gs_checked_align(head, GS_CELL, &of->cells) || gs_checked_mul(total, of->steps * GS_CELL, &bytes)
+    of->column_bytes = of->steps * GS_CELL;
+    if (of->kind != NULL && of->kernels->strips) {
+        int64_t strips = pieces(of->steps, GS_STRIP_STEPS) * (int64_t)sizeof(gs_strip);
+        of->column_bytes = clamped(of->column_bytes, strips, INT64_MAX);
+    }
+    if (gs_checked_align(head, GS_CELL, &of->cells) || gs_checked_mul(total, of->column_bytes, &bytes)
         || gs_checked_add(bytes, of->cells, &bytes) || gs_checked_mul(of->row_items, of->column_items, &items)
         || gs_checked_mul(items, of->groups, &items))
         return GS_UNSUPPORTED_OP;

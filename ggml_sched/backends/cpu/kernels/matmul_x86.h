@@ -290,80 +290,223 @@ INLINE __m256i dot4(const int type, __m256i start, __m256i levels, __m256i y) {
 #endif
 }
 
-INLINE __m256i start_of(const int type, const gs_cell_q *y) {
-    if (!has_offset(type))
-        return _mm256_setzero_si256();
-    if (halves_of(type) == 2) /* low in lane 0, high in lane 4 */
-        return _mm256_and_si256(load32(&y->low), _mm256_setr_epi32(-1, 0, 0, 0, -1, 0, 0, 0));
-    return _mm256_zextsi128_si256(_mm_cvtsi32_si128(y->both));
+#if WIDE
+/* The j-th and the next 32 elements (j even) of a block, or of two blocks. */
+INLINE __m512i two(const void *a, const void *b) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(load32(a)), load32(b), 1);
 }
 
-/* One block times its activations of N columns. */
-INLINE void add_block(const int type, const int N, const int at, const uint8_t *p, const gs_cell_q *y, int64_t width,
-                      __m256 acc[][4], float min[][4]) {
+INLINE __m512i twice(const void *at) {
+    return _mm512_broadcast_i64x4(load32(at));
+}
+
+INLINE __m512i wide_bytes(int value) {
+    return _mm512_set1_epi8((char)value);
+}
+
+INLINE __m512i two_nibbles(const uint8_t *a, const uint8_t *b) {
+    __m256i low = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)a));
+    __m256i high = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)b));
+    __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    return _mm512_and_si512(_mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4)), wide_bytes(15));
+}
+
+/* The lower half shifted by a, the upper one by b. */
+INLINE __m512i right_by(__m512i v, const int a, const int b) {
+    return _mm512_srlv_epi16(v, _mm512_inserti64x4(_mm512_set1_epi16((short)a), _mm256_set1_epi16((short)b), 1));
+}
+
+INLINE __m512i left_by(__m512i v, const int a, const int b) {
+    return _mm512_sllv_epi16(v, _mm512_inserti64x4(_mm512_set1_epi16((short)a), _mm256_set1_epi16((short)b), 1));
+}
+
+/* `value` added where bit j (lower half) or j + 1 (upper half) is set. */
+INLINE __m512i where_bit(__m512i v, __m512i bits, const int j, const int value) {
+    __m512i bit = _mm512_inserti64x4(wide_bytes(1 << j), bytes(2 << j), 1);
+    return _mm512_mask_or_epi32(v, 0xffff, v, _mm512_maskz_mov_epi8(_mm512_test_epi8_mask(bits, bit), wide_bytes(value)));
+}
+
+INLINE __m512i wide_levels(__m512i places, const int8_t *table, const int offset) {
+    __m128i levels = _mm_add_epi8(_mm_loadu_si128((const __m128i *)table), _mm_set1_epi8((char)offset));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(levels), places);
+}
+
+INLINE __m512i lanes_of_two(const int type, const uint8_t *p, const int j) {
+    const uint8_t *a = p + j * bytes_of(type), *b = a + bytes_of(type);
+    __m512i v;
+    uint64_t fifth;
+    switch (type) {
+    case GS_TYPE_Q4_0: return two_nibbles(a + 2, b + 2);
+    case GS_TYPE_Q4_1: return two_nibbles(a + 4, b + 4);
+    case GS_TYPE_Q5_0:
+        fifth = gs_load_u32(a + 2) | (uint64_t)gs_load_u32(b + 2) << 32;
+        return _mm512_or_si512(two_nibbles(a + 6, b + 6), _mm512_maskz_mov_epi8(fifth, wide_bytes(16)));
+    case GS_TYPE_Q5_1:
+        fifth = gs_load_u32(a + 4) | (uint64_t)gs_load_u32(b + 4) << 32;
+        return _mm512_or_si512(two_nibbles(a + 8, b + 8), _mm512_maskz_mov_epi8(fifth, wide_bytes(16)));
+    case GS_TYPE_Q8_0: return _mm512_xor_si512(two(a + 2, b + 2), wide_bytes(128));
+    case GS_TYPE_Q2_K:
+        return _mm512_and_si512(right_by(twice(p + 16 + j / 4 * 32), j % 4 * 2, j % 4 * 2 + 2), wide_bytes(3));
+    case GS_TYPE_Q3_K:
+        v = _mm512_and_si512(right_by(twice(p + 32 + j / 4 * 32), j % 4 * 2, j % 4 * 2 + 2), wide_bytes(3));
+        return where_bit(v, twice(p), j, 4);
+    case GS_TYPE_Q4_K: return _mm512_and_si512(right_by(twice(p + 16 + j / 2 * 32), 0, 4), wide_bytes(15));
+    case GS_TYPE_Q5_K:
+        v = _mm512_and_si512(right_by(twice(p + 48 + j / 2 * 32), 0, 4), wide_bytes(15));
+        return where_bit(v, twice(p + 16), j, 16);
+    case GS_TYPE_Q6_K:
+        v = _mm512_loadu_si512(p + j / 4 * 64);
+        v = _mm512_and_si512(j % 4 ? _mm512_srli_epi16(v, 4) : v, wide_bytes(15));
+        return _mm512_or_si512(v, _mm512_and_si512(j % 4 ? right_by(twice(p + 128 + j / 4 * 32), 0, 2)
+                                                         : left_by(twice(p + 128 + j / 4 * 32), 4, 2), wide_bytes(48)));
+    case GS_TYPE_IQ4_NL: return wide_levels(two_nibbles(a + 2, b + 2), gs_iq4_levels, 128);
+    case GS_TYPE_IQ4_XS: return wide_levels(two_nibbles(p + 8 + 16 * j, p + 24 + 16 * j), gs_iq4_levels, 128);
+    default: return wide_levels(two_nibbles(a + 1, b + 1), gs_mxfp4_levels, 12);
+    }
+}
+#endif
+
+/* The scales of eight steps, and what their sums are multiplied by. */
+INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {
+    const int size = bytes_of(type);
+    if (units_of(type) == 8) {
+        scales(type, p, s, m);
+        return;
+    }
+    if (type == GS_TYPE_MXFP4) {
+        __m256i e = _mm256_setr_epi32(p[0], p[size], p[2 * size], p[3 * size], p[4 * size], p[5 * size], p[6 * size],
+                                      p[7 * size]);
+        __m256i bits = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+        __m256i subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+        bits = _mm256_blendv_epi8(bits, subnormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e));
+        _mm256_storeu_ps(s, _mm256_castsi256_ps(bits));
+        return;
+    }
+#define HALF_AT(j) (short)gs_load_u16(p + (j) * size)
+    _mm256_storeu_ps(s, _mm256_cvtph_ps(_mm_setr_epi16(HALF_AT(0), HALF_AT(1), HALF_AT(2), HALF_AT(3),
+                                                       HALF_AT(4), HALF_AT(5), HALF_AT(6), HALF_AT(7))));
+#undef HALF_AT
+#define HALF_AT(j) (short)gs_load_u16(p + (j) * size + 2)
+    if (has_min(type))
+        _mm256_storeu_ps(m, _mm256_cvtph_ps(_mm_setr_epi16(HALF_AT(0), HALF_AT(1), HALF_AT(2), HALF_AT(3),
+                                                           HALF_AT(4), HALF_AT(5), HALF_AT(6), HALF_AT(7))));
+#undef HALF_AT
+}
+
+#if WIDE
+typedef __m512 sums;
+#define SUMS_ZERO _mm512_setzero_ps()
+#define SUMS_ADD _mm512_add_ps
+#define SUMS_TOTAL(v) total(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)))
+#else
+typedef __m256 sums;
+#define SUMS_ZERO _mm256_setzero_ps()
+#define SUMS_ADD _mm256_add_ps
+#define SUMS_TOTAL total
+#endif
+
+/* Eight steps of a row times a strip of N columns each. */
+INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
+                      sums acc[][2], __m256 low[]) {
     float s[16], m[16];
-    const int n_acc = N == 1 ? 4 : N == 2 ? 2 : 1;
-    scales(type, p, s, m);
-    UNROLL for (int j = 0; j < units_of(type); j++, y += width) {
-        __m256i v = lanes(type, p, j);
-        __m256 scale = halves_of(type) == 2
-            ? _mm256_setr_m128(_mm_set1_ps(s[2 * j]), _mm_set1_ps(s[2 * j + 1]))
-            : _mm256_set1_ps(s[j]);
+    eight_scales(type, p, s, m);
+    const float *times = has_min(type) ? m : s;
+#if WIDE
+    __m512 scaled[2];
+    UNROLL for (int c = 0; c < N; c++) {
+        const gs_strip *strip = y[c] + at;
+        /* Two loads, as two stores wrote the scales: one would wait for both to reach the cache. */
+        scaled[c] = halves_of(type) == 2
+            ? _mm512_mul_ps(_mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(s)), _mm256_loadu_ps(s + 8), 1),
+                            _mm512_loadu_ps(strip->d))
+            : _mm512_castps256_ps512(_mm256_mul_ps(_mm256_loadu_ps(s), _mm256_loadu_ps(strip->d)));
+        low[c] = _mm256_fmadd_ps(_mm256_loadu_ps(times), _mm256_loadu_ps(strip->sum), low[c]);
+        if (halves_of(type) == 2)
+            low[c] = _mm256_fmadd_ps(_mm256_loadu_ps(times + 8), _mm256_loadu_ps(strip->sum + 8), low[c]);
+    }
+    UNROLL for (int j = 0; j < 8; j += 2) {
+        __m512i v = lanes_of_two(type, p, j);
+        __m512i place = halves_of(type) == 2
+            ? _mm512_setr_epi32(2 * j, 2 * j, 2 * j, 2 * j, 2 * j + 1, 2 * j + 1, 2 * j + 1, 2 * j + 1,
+                                2 * j + 2, 2 * j + 2, 2 * j + 2, 2 * j + 2, 2 * j + 3, 2 * j + 3, 2 * j + 3, 2 * j + 3)
+            : _mm512_setr_epi32(j, j, j, j, j, j, j, j, j + 1, j + 1, j + 1, j + 1, j + 1, j + 1, j + 1, j + 1);
         UNROLL for (int c = 0; c < N; c++) {
-            __m256i dot = dot4(type, start_of(type, y + c), v, load32(y[c].q));
-            __m256 *sum = &acc[c][(at + j) % n_acc];
-            *sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(scale, _mm256_set1_ps(y[c].d)), *sum);
-            if (has_min(type) && halves_of(type) == 2) {
-                float *two = &min[c][(at + j) % 2 * 2];
-                two[0] = fmaf(m[2 * j], y[c].sum_low, two[0]);
-                two[1] = fmaf(m[2 * j + 1], y[c].sum_high, two[1]);
-            } else if (has_min(type)) {
-                float *one = &min[c][(at + j) % 4];
-                *one = fmaf(m[j], y[c].sum_both, *one);
-            }
+            __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), v, _mm512_loadu_si512(y[c][at].q + 32 * j));
+            sums *sum = &acc[c][j / 2 % 2];
+            *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(place, scaled[c]), *sum);
         }
+    }
+#else
+    __m256 scaled[2][2];
+    UNROLL for (int c = 0; c < N; c++) {
+        const gs_strip *strip = y[c] + at;
+        UNROLL for (int h = 0; h < halves_of(type); h++) {
+            scaled[c][h] = _mm256_mul_ps(_mm256_loadu_ps(s + 8 * h), _mm256_loadu_ps(strip->d + 8 * h));
+            if (!is_signed(type))
+                low[c] = _mm256_fmadd_ps(_mm256_loadu_ps(times + 8 * h), _mm256_loadu_ps(strip->sum + 8 * h), low[c]);
+        }
+    }
+    UNROLL for (int j = 0; j < 8; j++) {
+        __m256i v = lanes(type, units_of(type) == 8 ? p : p + j * bytes_of(type), units_of(type) == 8 ? j : 0);
+        const int first = 2 * j % 8;
+        __m256i place = halves_of(type) == 2
+            ? _mm256_setr_epi32(first, first, first, first, first + 1, first + 1, first + 1, first + 1)
+            : _mm256_set1_epi32(j);
+        UNROLL for (int c = 0; c < N; c++) {
+            __m256i dot = dot4(type, _mm256_setzero_si256(), v, load32(y[c][at].q + 32 * j));
+            __m256 scale = _mm256_permutevar8x32_ps(scaled[c][halves_of(type) == 2 ? j / 4 : 0], place);
+            acc[c][j % 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, acc[c][j % 2]);
+        }
+    }
+#endif
+}
+
+/* One block of 32, of those that do not fill a strip. */
+INLINE void add_rest(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at, int j,
+                     __m256 rest[], float sum[]) {
+    float s[16], m[16];
+    scales(type, p, s, m);
+    __m256i v = lanes(type, p, 0);
+    UNROLL for (int c = 0; c < N; c++) {
+        const gs_strip *strip = y[c] + at;
+        __m256i dot = dot4(type, _mm256_setzero_si256(), v, load32(strip->q + 32 * j));
+        rest[c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(s[0] * strip->d[j]), rest[c]);
+        if (!is_signed(type))
+            sum[c] = fmaf(has_min(type) ? m[0] : s[0], strip->sum[j], sum[c]);
     }
 }
 
 INLINE void few_q(const int type, const int N, const gs_product *of, const char *shared, int64_t group, int64_t row0,
                   int64_t row1) {
-    const int units = units_of(type), size = bytes_of(type), n_acc = N == 1 ? 4 : N == 2 ? 2 : 1;
-    const int together = units == 1 ? 4 : 1;
+    const int size = bytes_of(type) * (8 / units_of(type));
     const char *a = gs_weights_of(of, shared, group);
-    int64_t stride = of->node->src[0]->layout.nb[1], blocks = of->k / (32 * units);
-    float *out[4];
-    const gs_cell_q *cells = (const gs_cell_q *)gs_tile_of(of, shared, group, 0);
-    for (int c = 0; c < N; c++)
+    int64_t stride = of->node->src[0]->layout.nb[1], strips = of->steps / GS_STRIP_STEPS;
+    int over = (int)(of->steps % GS_STRIP_STEPS);
+    const gs_strip *y[2];
+    float *out[2];
+    for (int c = 0; c < N; c++) {
+        y[c] = gs_strips_of(of, shared, group, c);
         out[c] = gs_result_at(of, shared, group, c);
+    }
     for (int64_t row = row0; row < row1; row++) {
         const uint8_t *p = (const uint8_t *)a + row * stride;
-        const gs_cell_q *y = cells;
-        __m256 acc[4][4];
-        float min[4][4];
-        int64_t b = 0;
+        sums acc[2][2];
+        __m256 low[2], rest[2];
+        float sum[2] = {0, 0};
         UNROLL for (int c = 0; c < N; c++) {
-            min[c][0] = min[c][1] = min[c][2] = min[c][3] = 0;
-            UNROLL for (int i = 0; i < n_acc; i++)
-                acc[c][i] = _mm256_setzero_ps();
+            acc[c][0] = acc[c][1] = SUMS_ZERO;
+            low[c] = rest[c] = _mm256_setzero_ps();
         }
-        for (; b + together <= blocks; b += together) {
-            UNROLL for (int line = 0; line < size * together; line += 64)
+        for (int64_t at = 0; at < strips; at++, p += size) {
+            UNROLL for (int line = 0; line < size; line += 64)
                 _mm_prefetch((const char *)p + line + AHEAD, _MM_HINT_T0);
-            UNROLL for (int u = 0; u < together; u++, p += size, y += N * units)
-                add_block(type, N, u, p, y, N, acc, min);
+            add_strip(type, N, p, y, at, acc, low);
         }
-        for (; b < blocks; b++, p += size, y += N * units)
-            add_block(type, N, 0, p, y, N, acc, min);
-        UNROLL for (int c = 0; c < N; c++) {
-            __m256 sum = acc[c][0];
-            if (n_acc >= 2)
-                sum = _mm256_add_ps(sum, acc[c][1]);
-            if (n_acc == 4)
-                sum = _mm256_add_ps(sum, _mm256_add_ps(acc[c][2], acc[c][3]));
-            out[c][row] = total(sum);
-            if (has_min(type))
-                out[c][row] += (min[c][0] + min[c][1]) + (min[c][2] + min[c][3]);
-        }
+        if (units_of(type) == 1)
+            for (int j = 0; j < over; j++, p += bytes_of(type))
+                add_rest(type, N, p, y, strips, j, rest, sum);
+        UNROLL for (int c = 0; c < N; c++)
+            out[c][row] = SUMS_TOTAL(SUMS_ADD(acc[c][0], acc[c][1])) + total(_mm256_add_ps(low[c], rest[c])) + sum[c];
     }
 }
 

@@ -40,11 +40,23 @@ typedef struct gs_cell_q {
     int32_t unused;
 } gs_cell_q;
 
+/* The same for quantised weights that meet few columns, eight steps at a time: what belongs to neighbouring steps lies
+ * side by side.  d and sum have a place for each scale of the weights, 8 or 16; sum is what the weights' minima, or
+ * -offset times their scales, are multiplied by.  Beyond k stand zeros. */
+#define GS_STRIP_STEPS 8
+
+typedef struct gs_strip {
+    int8_t q[32 * GS_STRIP_STEPS];
+    float d[2 * GS_STRIP_STEPS];
+    float sum[2 * GS_STRIP_STEPS];
+} gs_strip;
+
 typedef struct gs_product gs_product;
 
 /* What one instruction set offers. */
 typedef struct gs_product_kernels {
     int32_t panel;              /* rows that are repacked together where there are many columns */
+    int32_t strips;             /* whether few columns of quantised weights come in strips       */
     int32_t (*offset)(const gs_block_kind *kind);
     /* One cell of 32 elements. */
     void (*quantize)(const float *x, int32_t offset, gs_cell_q *cell);
@@ -63,6 +75,7 @@ struct gs_product {
     int32_t type;
     int64_t k, m;
     int64_t steps;              /* cells of a column                                     */
+    int64_t column_bytes;       /* of a column of activations, in cells or in strips     */
     int64_t tile;               /* columns of a tile                                     */
     int64_t few;                /* so many columns are few                               */
     int64_t groups;             /* MUL_MAT_ID: at most so many experts are chosen        */
@@ -124,7 +137,12 @@ static inline const char *gs_weights_of(const gs_product *of, const char *shared
 /* Where the cells of a tile begin. */
 static inline char *gs_tile_of(const gs_product *of, const char *shared, int64_t group, int64_t tile) {
     int64_t before = gs_is_id(of) ? gs_starts(of, shared)[group] : group * of->columns;
-    return (char *)(uintptr_t)shared + of->cells + (before + tile * of->tile) * of->steps * GS_CELL;
+    return (char *)(uintptr_t)shared + of->cells + (before + tile * of->tile) * of->column_bytes;
+}
+
+/* A column in strips. */
+static inline gs_strip *gs_strips_of(const gs_product *of, const char *shared, int64_t group, int64_t column) {
+    return (gs_strip *)(gs_tile_of(of, shared, group, 0) + column * of->column_bytes);
 }
 
 static inline int64_t gs_width_of(const gs_product *of, int64_t columns, int64_t tile) {

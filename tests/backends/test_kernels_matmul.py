@@ -1,0 +1,238 @@
+"""Compiled matrix products against f64 products of the same activations: every type, ISA, shape and layout.
+
+Quantised weights meet activations of 8 bits; `eight_bits` is the NumPy twin of that rounding, so what is left to
+compare is the order of f32 additions.  `compute` insists on the same bits for 1, 2 and 3 threads.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from support import compute, place, raw
+
+import ggml_sched as gs
+from ggml_sched import quants
+from ggml_sched.backends.cpu import _kernels
+
+FLOATS = ("f32", "f16", "bf16")
+BLOCKS = tuple(str(kind) for kind in sorted(quants.QUANTIZED))
+LEVELS = ("portable", "avx2", "avx512")
+RNG = np.random.default_rng(9)
+TIGHT = 2e-6
+"""Of the root mean square of sums of |weight * activation|."""
+
+
+@pytest.fixture(params=LEVELS)
+def isa(request, monkeypatch):
+    """Each instruction set that this machine has."""
+    monkeypatch.delenv("GGML_SCHED_ISA", raising=False)
+    if LEVELS.index(request.param) > LEVELS.index(_kernels.isa()):
+        pytest.skip(f"no {request.param} here")
+    monkeypatch.setenv("GGML_SCHED_ISA", request.param)
+    assert _kernels.isa() == request.param
+    return request.param
+
+
+def block_size(type: str) -> int:
+    return gs.Type[type.upper()].block_size
+
+
+@cache  # to quantise takes longer than to multiply
+def weights(type: str, *shape: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random weights: what to set a tensor of `type` to, and what it then holds, in f32."""
+    kind = gs.Type[type.upper()]
+    x = RNG.standard_normal(shape).astype(np.float32)
+    if type in BLOCKS:
+        blocks = quants.quantize(x, kind)
+        return blocks, quants.dequantize(blocks, kind)
+    if type == "bf16":
+        x = quants.bf16_to_f32(quants.f32_to_bf16(x))
+    if type == "f16":
+        x = x.astype(np.float16).astype(np.float32)
+    return x, x
+
+
+def eight_bits(x: np.ndarray) -> np.ndarray:
+    """Activations as quantised weights meet them: 32 neighbours share a scale, the largest becomes 127.
+
+    Neighbours that are all smaller than 2^-120 count as zero.
+    """
+    groups = np.ascontiguousarray(x, np.float32).reshape(*x.shape[:-1], -1, 32)
+    most = np.abs(groups).max(-1, keepdims=True)
+    with np.errstate(all="ignore"):
+        q = np.where(most >= 2.0**-120, np.rint(groups * (np.float32(127) / most)), np.float32(0))
+    return (q.astype(np.float64) * (most / np.float32(127))).reshape(x.shape)
+
+
+def met(type: str, x: np.ndarray) -> np.ndarray:
+    return eight_bits(x) if type in BLOCKS else x.astype(np.float64)
+
+
+def assert_product(got: np.ndarray, w: np.ndarray, x: np.ndarray) -> None:
+    """got = x @ w.T with the batches of w repeated, within the rounding of f32 sums."""
+    w = w.reshape((1,) * (4 - w.ndim) + w.shape).astype(np.float64)
+    x = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    w = w.repeat(x.shape[1] // w.shape[1], 1).repeat(x.shape[0] // w.shape[0], 0).swapaxes(-1, -2)
+    scale = np.sqrt(np.mean((np.abs(x) @ np.abs(w)) ** 2))
+    assert np.isfinite(got).all()
+    assert np.abs(got.reshape((x @ w).shape) - x @ w).max() <= TIGHT * scale
+
+
+def run(type: str, held: np.ndarray, a_ne: tuple[int, ...], x: np.ndarray, type_b: str = "f32") -> np.ndarray:
+    ctx = gs.Context()
+    a, b = ctx.tensor(type, a_ne), ctx.tensor(type_b, x.shape[::-1])
+    return compute(ctx, ctx.mul_mat(a, b), {a: held, b: x})
+
+
+def normal(*shape: int) -> np.ndarray:
+    """Activations whose mean is not zero, so that offsets and minima count."""
+    return (RNG.standard_normal(shape) + 0.3).astype(np.float32)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 13, 40])
+@pytest.mark.parametrize("type", FLOATS + BLOCKS)
+def test_every_type_with_few_and_many_columns(isa, type, n):
+    for blocks, m in ((1, 5), (9, 37), (3, 70)):
+        k = blocks * block_size(type) if type in BLOCKS else blocks * 15 + 1
+        held, w = weights(type, m, k)
+        x = normal(n, k)
+        assert_product(run(type, held, (k, m), x), w, met(type, x))
+
+
+@pytest.mark.parametrize("type", ["f32", "f16", "q8_0", "q4_0", "q4_1", "q4_K", "q6_K", "q2_K"])
+def test_rows_longer_than_a_repacked_panel_and_many_parts(isa, type):
+    k = 4608 if type in BLOCKS else 2051
+    held, w = weights(type, 130, k)
+    for n in (1, 9, 250):
+        x = normal(n, k)
+        assert_product(run(type, held, (k, 130), x), w, met(type, x))
+
+
+@pytest.mark.parametrize("type", ["f32", "bf16", "q5_1", "q3_K"])
+@pytest.mark.parametrize("shape", [(2, 3, 2, 3, 1), (2, 1, 6, 1, 4), (1, 2, 1, 4, 3), (2, 2, 4, 6, 5), (1, 3, 2, 9, 2)])
+def test_one_matrix_meets_all_the_batches_that_share_it(isa, type, shape):
+    a3, a2, b3, b2, n = shape
+    k = 2 * max(block_size(type), 24)
+    held, w = weights(type, a3, a2, 33, k)
+    x = normal(b3, b2, n, k)
+    assert_product(run(type, held, (k, 33, a2, a3), x), w, met(type, x))
+
+
+@pytest.mark.parametrize("type", ["f32", "f16", "q8_0", "q6_K"])
+@pytest.mark.parametrize("n", [1, 4, 17])
+def test_views_of_a_cache_and_permuted_activations(isa, type, n):
+    heads, kv_heads, n_kv, n_ctx = 6, 2, 35, 50
+    d = block_size(type) if type in BLOCKS else 40
+    held, w = weights(type, n_ctx, kv_heads, d)
+    x = normal(n, heads, d)
+    ctx = gs.Context()
+    cache, q = ctx.tensor(type, (d * kv_heads, n_ctx)), ctx.tensor("f32", (d, heads, n))
+    head = cache.nb[1] // kv_heads
+    keys = ctx.permute(ctx.view_3d(cache, d, kv_heads, n_kv, head, cache.nb[1], 7 * cache.nb[1]), 0, 2, 1, 3)
+    got = compute(ctx, ctx.mul_mat(keys, ctx.permute(q, 0, 2, 1, 3)), {cache: held.reshape(n_ctx, -1), q: x})
+    w = w.reshape(n_ctx, kv_heads, d)[7:7 + n_kv].swapaxes(0, 1)
+    assert_product(got, w, met(type, x.swapaxes(0, 1)))
+
+
+@pytest.mark.parametrize("type", ["f32", "q4_0"])
+@pytest.mark.parametrize("type_b", FLOATS)
+def test_activations_of_any_type_and_stride(isa, type, type_b):
+    k, m, n = 96, 19, 11
+    held, w = weights(type, m, k)
+    _, x = weights(type_b, k, n)
+    ctx = gs.Context()
+    a, b = ctx.tensor(type, (k, m)), ctx.tensor(type_b, (n, k))
+    got = compute(ctx, ctx.mul_mat(a, ctx.transpose(b)), {a: held, b: x})
+    assert_product(got, w, met(type, x.T))
+
+
+@pytest.mark.parametrize("type", FLOATS + BLOCKS)
+@pytest.mark.parametrize(("n_used", "slots", "n_tokens"), [(2, 1, 1), (3, 3, 5), (2, 1, 40)])
+def test_tokens_meet_the_experts_that_they_chose(isa, type, n_used, slots, n_tokens):
+    k, m, n_expert = block_size(type) if type in BLOCKS else 40, 37, 5
+    held, w = weights(type, n_expert, m, k)
+    x = normal(n_tokens, slots, k)
+    names = RNG.integers(0, n_expert - 1, (n_tokens, n_used)).astype(np.int32)  # nobody chose the last one
+    ctx = gs.Context()
+    a, b = ctx.tensor(type, (k, m, n_expert)), ctx.tensor("f32", (k, slots, n_tokens))
+    ids = ctx.tensor("i32", (n_used, n_tokens))
+    got = compute(ctx, ctx.mul_mat_id(a, b, ids), {a: held, b: x, ids: names}).reshape(n_tokens, n_used, m)
+    y = met(type, x)
+    for token in range(n_tokens):
+        for used in range(n_used):
+            assert_product(got[token, used], w[names[token, used]], y[token, used % slots])
+
+
+@pytest.mark.parametrize("bad", [-1, 5, 2**31 - 1, -(2**31)])
+def test_a_wrong_expert_is_an_error_that_changes_nothing(isa, bad):
+    ctx = gs.Context()
+    a, b, ids = ctx.tensor("q4_0", (32, 3, 5)), ctx.tensor("f32", (32, 1, 2)), ctx.tensor("i32", (2, 2))
+    out = ctx.set_name(ctx.mul_mat_id(a, b, ids), "experts")
+    with gs.CpuBackend() as backend:
+        buffer = place(ctx, backend, poison=0x7F)
+        a.set(weights("q4_0", 5, 3, 32)[0])
+        b.set(normal(2, 1, 32))
+        ids.set(np.int32([[0, 1], [4, bad]]))
+        before = raw(out)
+        with pytest.raises(gs.Error, match=f"experts.*{bad}|{bad}.*experts"):
+            backend.graph_compute(gs.Graph(out))
+        assert raw(out) == before
+        ids.set(np.int32([[0, 1], [4, 3]]))
+        backend.graph_compute(gs.Graph(out))
+        assert np.isfinite(out.numpy()).all()
+        buffer.close()
+
+
+@pytest.mark.parametrize("type", FLOATS + BLOCKS)
+@pytest.mark.parametrize("n", [1, 9])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_so_and_stays_where_it_is(isa, type, n, wrong):
+    k, m = 2 * max(block_size(type), 16), 18
+    held, w = weights(type, m, k)
+    x = normal(n, k)
+    x[n - 1, 5] = wrong
+    got = run(type, held, (k, m), x).reshape(n, m)
+    assert not np.isfinite(got[n - 1]).any()
+    assert np.isfinite(got[:n - 1]).all()
+    if type in ("q4_0", "q8_0", "q5_1"):  # a scale, which is the first f16 of a block
+        held = held.copy()
+        held.reshape(m, -1)[3, :2] = np.float16([wrong]).view(np.uint8)
+        got = run(type, held, (k, m), normal(n, k)).reshape(n, m)
+        assert not np.isfinite(got[:, 3]).any()
+        assert np.isfinite(np.delete(got, 3, 1)).all()
+
+
+@pytest.mark.parametrize("type", ["q8_0", "q4_1", "q3_K"])
+@pytest.mark.parametrize("n", [1, 9])
+@pytest.mark.parametrize("size", [0.0, -0.0, 1e-45, 1e-38, 1e-30, 1e30])
+def test_activations_of_any_size(isa, type, n, size):
+    k, m = 2 * block_size(type), 18
+    held, w = weights(type, m, k)
+    x = normal(n, k) * np.float32(size)
+    got = run(type, held, (k, m), x).reshape(n, m)
+    want = met(type, x) @ w.T.astype(np.float64)
+    assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("type", BLOCKS)
+@pytest.mark.parametrize("n", [1, 40])
+def test_eight_bits_are_close_to_exact_products(isa, type, n):
+    k, m = 4 * max(block_size(type), 64), 50
+    held, w = weights(type, m, k)
+    x = RNG.standard_normal((n, k)).astype(np.float32)
+    want = x.astype(np.float64) @ w.T
+    got = run(type, held, (k, m), x).reshape(n, m)
+    assert ((got - want) ** 2).sum() <= 1e-4 * (want**2).sum()
+
+
+def test_an_expert_nobody_chose_is_not_read(isa):
+    """Its weights are NaN, and stay out of every result."""
+    held = weights("q8_0", 3, 8, 32)[0].copy()
+    held[1, :, :, :2] = np.float16([np.nan]).view(np.uint8)
+    x, names = normal(6, 1, 32), np.int32([[0], [2], [0], [2], [2], [0]])
+    ctx = gs.Context()
+    a, b, ids = ctx.tensor("q8_0", (32, 8, 3)), ctx.tensor("f32", (32, 1, 6)), ctx.tensor("i32", (1, 6))
+    got = compute(ctx, ctx.mul_mat_id(a, b, ids), {a: held, b: x, ids: names})
+    assert np.isfinite(got).all()
