@@ -10,6 +10,8 @@ Nothing here decides where a tensor lives; the addresses are those of the plan.
 
 from weakref import ref as weakref_to
 
+cimport cython
+
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free

@@ -26,6 +26,8 @@ cdef class Segment:
         PyMem_Free(self.ids)
 
 
+# Freeing needs the device, which the collector of cycles may not take away before.
+@cython.no_gc_clear
 cdef class Program:
     """`Program(backend, device, nodes, staged)`: compiles; UnsupportedOp, PlacementError, BackendError, OutOfMemory
     naming the node.  `staged(node)` gives the calls that load leafs before a node."""

@@ -3,6 +3,8 @@
 # A Device owns the ggml backend, a thread pool, and work memory that only grows.  Programs and packed weights keep it
 # alive, so it outlives all that was made from it.  Corresponds to ggml_backend_t, ggml_threadpool and ggml_cplan.
 
+# It refers to an Api alone: in no cycle, and whole when it is freed.
+@cython.no_gc
 cdef class Device:
     """`Device(api, dev, n_threads, host)`: of a ggml_backend_dev_t; `host`: tensors are read where they lie."""
 
@@ -155,6 +157,7 @@ cdef inline void *aligned(uint8_t *at) noexcept nogil:
     return <void *>((<uintptr_t>at + 63) & ~<uintptr_t>63)
 
 
+@cython.no_gc
 cdef class Packed:
     """A weight that lies in one of ggml's own buffer types, as its matrix products like it best.
 
