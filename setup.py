@@ -80,13 +80,14 @@ def extension(name: str) -> Extension:
 def kernels() -> Extension:
     """The compiled kernels of the CPU backend: they choose their instructions at run time, so no -march."""
     package = Path("ggml_sched/backends/cpu")
-    depends = [package / "_kernels.pxd", *(HERE / package / "kernels").glob("*.h"), *HERE.glob("include/ggml_sched/*.h")]
+    depends = [HERE / package / "_kernels.pxd", *(HERE / package / "kernels").glob("*.h"),
+               *(HERE / "include" / "ggml_sched").glob("*.h")]
     return Extension(
         "ggml_sched.backends.cpu._kernels",
         [str(package / "_kernels.pyx"), *(str(path.relative_to(HERE)) for path in
                                           sorted((HERE / package / "kernels").glob("*.c")))],
         include_dirs=["include", str(package)],
-        depends=sorted(str(HERE / path) for path in depends),
+        depends=sorted(str(path.relative_to(HERE)) for path in depends),
         # The later -O counts; unrolling is what the small products are written for.
         extra_compile_args=[*CFLAGS, *KERNEL_CFLAGS],
         extra_link_args=[*LDFLAGS, "-lpthread", "-lm"],

@@ -13,6 +13,9 @@ from ggml_sched import quants
 
 FLOATS = ("f32", "f16", "bf16")
 QUANTISED = tuple(str(kind) for kind in sorted(quants.QUANTIZED))
+KERNELS = "compiled"
+"""Whose kernels `compute` runs; the fixture `kernels` lets a test run with either."""
+
 TOLERANCE = {"f32": 1e-5, "f16": 2e-3, "bf16": 1.6e-2}
 
 
@@ -52,7 +55,7 @@ def compute(ctx: gs.Context, out: gs.Tensor, values: dict) -> np.ndarray:
     graph = gs.Graph(out)
     seen = None
     for n_threads, gap, poison, planned in ((1, 0, 0, False), (2, 192, 0xFF, True), (3, 64, 0x7F, False)):
-        with gs.CpuBackend(n_threads=n_threads) as backend:
+        with gs.CpuBackend(n_threads, kernels=KERNELS) as backend:
             buffer = place(ctx, backend, gap, poison)
             for tensor, array in values.items():
                 tensor.set(array)
@@ -75,6 +78,15 @@ def compute(ctx: gs.Context, out: gs.Tensor, values: dict) -> np.ndarray:
                 )
             buffer.close()
     return result
+
+
+def assert_product(got: np.ndarray, want: np.ndarray, type: str, scale: float) -> None:
+    """A matrix product with weights of `type`: compiled kernels round the activations of block types to 8 bits."""
+    if KERNELS == "numpy" or type in FLOATS:
+        assert_close(got, want, scale=scale)
+    elif want.size:
+        got, want = np.asarray(got, np.float64).ravel(), np.asarray(want, np.float64).ravel()
+        assert ((got - want) ** 2).sum() <= 1e-4 * (want**2).sum(), f"{got[:4]} is not {want[:4]}"
 
 
 def stored(array: np.ndarray, type: str) -> np.ndarray:

@@ -39,7 +39,9 @@ def small(backend):
     return gs.Graph(out), {x: rng.normal(size=(3, 8)).astype(np.float32), row: np.int64([2, 0, 1])}, cache
 
 
-@pytest.mark.parametrize("other", [lambda: gs.CpuBackend(2, name="b", kernels="numpy"), lambda: Stream("stream")], ids=["cpu", "stream"])
+@pytest.mark.parametrize(
+    "other", [lambda: gs.CpuBackend(2, "b", kernels="numpy"), lambda: Stream("stream")], ids=["cpu", "stream"]
+)
 def test_the_same_kernels_give_the_same(other):
     a, b = gs.CpuBackend(1, name="a", kernels="numpy"), other()
     graph, values, cache = small(a)

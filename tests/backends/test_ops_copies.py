@@ -8,6 +8,8 @@ from support import FLOATS, QUANTISED, assert_close, compute, random, stored, wi
 
 import ggml_sched as gs
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 RNG = np.random.default_rng(3)
 PLAIN = {
     "f32": np.float32,

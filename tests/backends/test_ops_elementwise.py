@@ -10,6 +10,8 @@ from support import FLOATS, assert_close, compute, random, stored
 
 import ggml_sched as gs
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 RNG = np.random.default_rng(1)
 BINARY = {
     "add": lambda a, b: a + b,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support import FLOATS, QUANTISED, assert_close, compute, place, random, stored, width
+from support import FLOATS, QUANTISED, assert_close, assert_product, compute, place, random, stored, width
 
 import ggml_sched as gs
+
+pytestmark = pytest.mark.usefixtures("kernels")
 
 RNG = np.random.default_rng(2)
 
@@ -28,7 +30,7 @@ def test_mul_mat_types(type_a, type_b):
     a, b = ctx.tensor(type_a, (n, 7)), ctx.tensor(type_b, (n, 3))
     x, y = random(RNG, n, 7), random(RNG, n, 3)
     want = product(stored(x, type_a), stored(y, type_b))
-    assert_close(compute(ctx, ctx.mul_mat(a, b), {a: x, b: y}), want, scale=n / 3)
+    assert_product(compute(ctx, ctx.mul_mat(a, b), {a: x, b: y}), want, type_a, n / 3)
 
 
 @pytest.mark.parametrize("type", ["f32", "f16", "q8_0"])
@@ -51,7 +53,7 @@ def test_mul_mat_broadcasts(ne, type):
     ctx = gs.Context()
     a, b = ctx.tensor(type, ne[0]), ctx.tensor("f32", ne[1])
     x, y = random(RNG, *ne[0]), random(RNG, *ne[1])
-    assert_close(compute(ctx, ctx.mul_mat(a, b), {a: x, b: y}), product(stored(x, type), y), scale=10)
+    assert_product(compute(ctx, ctx.mul_mat(a, b), {a: x, b: y}), product(stored(x, type), y), type, 10)
 
 
 @pytest.mark.parametrize("type", ["f32", "f16", "bf16"])
@@ -86,13 +88,12 @@ def test_mul_mat_in_chunks(type):
     ctx = gs.Context()
     a, b = ctx.tensor(type, (512, 1500)), ctx.tensor("f32", (512, 3))
     x, y = random(RNG, 512, 1500), random(RNG, 512, 3)
-    assert_close(compute(ctx, ctx.mul_mat(a, b), {a: x, b: y}), product(stored(x, type), y), scale=60)
+    assert_product(compute(ctx, ctx.mul_mat(a, b), {a: x, b: y}), product(stored(x, type), y), type, 60)
     n = width(64, type)
     many, wide = ctx.tensor(type, (n, 130, 70)), ctx.tensor("f32", (n, 2, 140))
     x, y = random(RNG, n, 130, 70), random(RNG, n, 2, 140)
-    assert_close(
-        compute(ctx, ctx.mul_mat(many, wide), {many: x, wide: y}), product(stored(x, type), y), scale=30
-    )
+    want = product(stored(x, type), y)
+    assert_product(compute(ctx, ctx.mul_mat(many, wide), {many: x, wide: y}), want, type, 30)
 
 
 @pytest.mark.parametrize("type", FLOATS + QUANTISED)
@@ -108,7 +109,7 @@ def test_mul_mat_id(type, b_rows):
     want = np.array(
         [[held[names[t, u]] @ y[t, u % b_rows].astype(float) for u in range(n_used)] for t in range(n_tokens)]
     )
-    assert_close(compute(ctx, ctx.mul_mat_id(w, b, ids), {w: x, b: y, ids: names}), want, scale=10)
+    assert_product(compute(ctx, ctx.mul_mat_id(w, b, ids), {w: x, b: y, ids: names}), want, type, 10)
 
 
 def test_mul_mat_id_of_large_experts_and_none():

@@ -8,6 +8,8 @@ from support import assert_close, compute, random
 
 import ggml_sched as gs
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 RNG = np.random.default_rng(9)
 
 

@@ -8,6 +8,8 @@ from support import FLOATS, assert_close, compute, random, stored
 
 import ggml_sched as gs
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 RNG = np.random.default_rng(4)
 SHAPES = [(7, 5, 3, 2), (1, 4), (130, 2), (5,), (2000, 100)]
 

@@ -92,6 +92,12 @@ cdef class CallList:
     def n_calls(self):
         return self.calls.n
 
+    def node_of(self, int32_t i):
+        """The node that call i belongs to; IndexError."""
+        if not 0 <= i < self.calls.n:
+            raise IndexError(f"call {i} of {self.calls.n}")
+        return self.table.tensors[self.calls.call[i].position]
+
     @property
     def buffers(self):
         """The buffers that were looked at."""

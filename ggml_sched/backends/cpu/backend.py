@@ -112,18 +112,22 @@ Step = tuple[Call, Tensor]
 """What to call, and the node that it belongs to."""
 
 
-def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver, pool: Pool | None) -> tuple[list[Step], CallList | None]:
-    """All the steps of some nodes, and the list of the compiled ones; without a pool everything is the oracle's."""
+def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver,
+             pool: Pool | None) -> tuple[list[Step], CallList | None, int]:
+    """All the steps of some nodes, the list of compiled calls, and how many nodes those compute.
+
+    Without a pool everything is the oracle's.
+    """
     staged = StagedLeafs()
     steps: list[Step] = []
     if pool is None:
         for node in nodes:
             steps += [(call, node) for call in staged.calls(node) + resolve(node, resolver)]
-        return steps, None
+        return steps, None, 0
     working = tuple(node for node in nodes if node.computes)
     compiled = CallList(resolver.name, working, resolver.memory_of, resolver.work.compiled)
     stretch: Stretch | None = None
-    number = 0
+    number = n_compiled = 0
     for node in nodes:
         before = staged.calls(node)
         if before:
@@ -133,6 +137,7 @@ def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver, pool: Pool | None) -
             continue
         began = compiled.n_calls
         if compiled.add(number):
+            n_compiled += 1
             if stretch is None and compiled.n_calls > began:
                 stretch = Stretch(compiled, pool)
                 stretch.first = began
@@ -144,7 +149,7 @@ def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver, pool: Pool | None) -
             steps += [(call, node) for call in resolve(node, resolver)]
         number += 1
     compiled.prepare(pool.n_threads)
-    return steps, compiled
+    return steps, compiled, n_compiled
 
 
 def run_steps(steps: list[Step], name: str) -> None:
@@ -168,7 +173,7 @@ class CpuPlan:
         self.lock = ForkLock()
         self._freed = False
         with np.errstate(all="ignore"):
-            self._steps, compiled = steps_of(nodes, resolver, pool)
+            self._steps, compiled, self.n_compiled = steps_of(nodes, resolver, pool)
         # A plan that is a single stretch needs nothing of what surrounds calls on arrays.
         self._flat = self._steps[0][0] if len(self._steps) == 1 and isinstance(self._steps[0][0], Stretch) else None
         self._buffers = tuple({*resolver.buffers, *(compiled.buffers if compiled is not None else ())})
@@ -295,7 +300,7 @@ class CpuBackend(Backend):
             self._work.compiled.reset()
             resolver = Resolver(self.name, self._work, self._lanes, self._memory_of)
             with np.errstate(all="ignore"):
-                steps, _ = steps_of(nodes, resolver, self._pool)
+                steps, _, _ = steps_of(nodes, resolver, self._pool)
             run_steps(steps, self.name)
 
     def graph_plan_create(self, graph) -> CpuPlan:

@@ -1,0 +1,280 @@
+"""The threads of compiled kernels: bits, life, forks, and several plans, backends and threads at a time."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import place, random, raw
+
+import ggml_sched as gs
+from ggml_sched.backends.cpu._kernels import CallList, Pool
+from ggml_sched.backends.cpu.oracle.work import Scratch
+
+RNG = np.random.default_rng(12)
+
+
+def shared_work(ctx: gs.Context) -> tuple[gs.Graph, dict]:
+    """A graph whose nodes are large enough for every one to be cut into parts."""
+    x, w = ctx.tensor("f32", (256, 700), "x"), ctx.tensor("f16", (256, 512), "w")
+    h = ctx.rms_norm(ctx.mul_mat(w, x), 1e-5)
+    out = ctx.soft_max(ctx.mul(ctx.silu(h), h))
+    return gs.Graph(out), {x: random(RNG, 256, 700), w: random(RNG, 256, 512)}
+
+
+def made(n_threads: int, name: str = "CPU") -> tuple[gs.CpuBackend, gs.Graph, dict]:
+    ctx = gs.Context()
+    graph, values = shared_work(ctx)
+    backend = gs.CpuBackend(n_threads, name)
+    place(ctx, backend)
+    for tensor, array in values.items():
+        tensor.set(array)
+    return backend, graph, values
+
+
+def threads_of_the_pool(backend: gs.CpuBackend) -> int:
+    return backend._pool.alive
+
+
+def test_any_number_of_threads_gives_the_same_bits_every_time():
+    backend, graph, _ = made(1)
+    seen = set()
+    for n in (1, 2, 3, 4, 8, 1, 2):
+        backend.set_n_threads(n)
+        plan = backend.graph_plan_create(graph)
+        for _ in range(3):
+            backend.graph_plan_compute(plan)
+            seen.add(raw(graph.nodes[-1]))
+        backend.graph_compute(graph)
+        seen.add(raw(graph.nodes[-1]))
+    assert len(seen) == 1
+    backend.close()
+
+
+def test_a_plan_made_for_few_threads_runs_with_many():
+    backend, graph, _ = made(1)
+    plan = backend.graph_plan_create(graph)
+    backend.graph_plan_compute(plan)
+    want = raw(graph.nodes[-1])
+    backend.set_n_threads(6)
+    backend.graph_plan_compute(plan)
+    assert raw(graph.nodes[-1]) == want and threads_of_the_pool(backend) == 5
+    backend.close()
+
+
+def test_threads_start_with_the_first_work_and_end_with_close():
+    backend, graph, _ = made(3)
+    assert threads_of_the_pool(backend) == 0
+    backend.graph_compute(graph)
+    assert threads_of_the_pool(backend) == 2
+    backend.set_n_threads(2)
+    assert threads_of_the_pool(backend) == 0
+    backend.graph_compute(graph)
+    assert threads_of_the_pool(backend) == 1
+    backend.close()
+    backend.close()
+    assert threads_of_the_pool(backend) == 0
+    with pytest.raises(gs.BackendError, match="closed"):
+        backend.graph_compute(graph)
+
+
+def tasks() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no /proc")
+def test_a_collected_backend_leaves_no_thread_behind():
+    gc.collect()
+    before = tasks()
+    for _ in range(5):
+        backend, graph, values = made(4)
+        backend.graph_compute(graph)
+        plan = backend.graph_plan_create(graph)
+        backend.graph_plan_compute(plan)
+        assert tasks() >= before + 3
+        del backend, graph, values, plan
+        gc.collect()
+    assert tasks() <= before
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no /proc")
+def test_threads_sleep_when_no_plan_runs():
+    backend, graph, _ = made(3)
+    backend.graph_compute(graph)
+    time.sleep(0.05)
+    spent = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - spent < 0.1
+    backend.close()
+
+
+def test_small_work_wakes_nobody():
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (64, 4))
+    out = ctx.rms_norm(ctx.add(x, x), 1e-5)
+    with gs.CpuBackend(4) as backend:
+        place(ctx, backend)
+        backend.graph_compute(gs.Graph(out))
+        assert threads_of_the_pool(backend) == 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fork_after_use_has_threads_of_its_own():
+    backend, graph, _ = made(3)
+    plan = backend.graph_plan_create(graph)
+    backend.graph_plan_compute(plan)
+    want = raw(graph.nodes[-1])
+    for _ in range(3):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                good = threads_of_the_pool(backend) == 0
+                graph.nodes[-1].set(np.zeros(graph.nodes[-1].n_elements))
+                backend.graph_plan_compute(plan)
+                good = good and raw(graph.nodes[-1]) == want and threads_of_the_pool(backend) == 2
+                backend.set_n_threads(2)
+                backend.graph_compute(graph)
+                good = good and raw(graph.nodes[-1]) == want
+                backend.close()
+                status = 0 if good else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    backend.graph_plan_compute(plan)
+    assert raw(graph.nodes[-1]) == want
+    backend.close()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fork_while_another_thread_computes():
+    backend, graph, _ = made(3)
+    backend.graph_compute(graph)
+    want, stop = raw(graph.nodes[-1]), threading.Event()
+    plan = backend.graph_plan_create(graph)
+
+    def work():
+        while not stop.is_set():
+            backend.graph_plan_compute(plan)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(5):
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    backend.graph_plan_compute(plan)
+                    status = 0 if raw(graph.nodes[-1]) == want else 2
+                finally:
+                    os._exit(status)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        stop.set()
+        thread.join()
+    backend.close()
+
+
+def in_threads(*works) -> None:
+    errors: list[BaseException] = []
+
+    def guarded(work):
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - brought to the test
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_two_plans_of_one_backend_run_at_the_same_time():
+    backend = gs.CpuBackend(2)
+    jobs = []
+    for _ in range(3):
+        ctx = gs.Context()
+        graph, values = shared_work(ctx)
+        place(ctx, backend)
+        for tensor, array in values.items():
+            tensor.set(array)
+        backend.graph_compute(graph)
+        jobs.append((graph.nodes[-1], raw(graph.nodes[-1]), backend.graph_plan_create(graph)))
+
+    def run(out, want, plan):
+        for _ in range(10):
+            backend.graph_plan_compute(plan)
+            assert raw(out) == want
+
+    in_threads(*(lambda job=job: run(*job) for job in jobs))
+    backend.close()
+
+
+def test_two_backends_in_two_threads():
+    pairs = [made(2, "one"), made(3, "two")]
+
+    def run(backend, graph, _values):
+        backend.graph_compute(graph)
+        want = raw(graph.nodes[-1])
+        for _ in range(10):
+            backend.graph_compute(graph)
+            assert raw(graph.nodes[-1]) == want
+
+    in_threads(*(lambda pair=pair: run(*pair) for pair in pairs))
+    for backend, *_ in pairs:
+        backend.close()
+
+
+def test_closing_while_another_thread_computes_waits_for_it():
+    backend, graph, _ = made(3)
+    plan = backend.graph_plan_create(graph)
+    backend.graph_plan_compute(plan)
+    ended: list[str] = []
+
+    def work():
+        try:
+            for _ in range(1000):
+                backend.graph_plan_compute(plan)
+        except gs.BackendError as error:
+            ended.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.02)
+    backend.close()
+    thread.join(60)
+    assert not thread.is_alive() and (not ended or "closed" in ended[0])
+
+
+def test_a_list_of_calls_refuses_what_is_not_in_it():
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (4,))
+    with gs.CpuBackend(1) as backend:
+        node = ctx.neg(x)
+        place(ctx, backend)
+        pool, calls = Pool(1), CallList("CPU", [node], lambda buffer: buffer.memory, Scratch("CPU"))
+        assert calls.add(0) and calls.n_calls == 1 and calls.node_of(0) is node
+        for bad in ((0, 2), (-1, 1), (1, 0)):
+            with pytest.raises(IndexError):
+                calls.run(pool, *bad)
+        with pytest.raises(IndexError):
+            calls.node_of(1)
+        with pytest.raises(IndexError):
+            calls.add(1)
+        calls.run(pool, 0, 1)
+        pool.close()
+
+
+def test_kernels_of_other_names_are_refused():
+    with pytest.raises(ValueError, match="'CPU'.*'fast'.*compiled, numpy"):
+        gs.CpuBackend(1, kernels="fast")
