@@ -242,7 +242,8 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
     of->few = of->kind != NULL ? GS_FEW_Q : GS_FEW_F;
     of->steps = pieces(of->k, of->kind != NULL ? GS_STEP_Q : GS_STEP_F);
     of->kernels = kernels_here();
-    row_bytes = of->kind != NULL ? of->k / of->kind->elements * of->kind->bytes : of->k * (a->type == GS_TYPE_F32 ? 4 : 2);
+    row_bytes = of->kind != NULL ? of->k / of->kind->elements * of->kind->bytes
+                                 : of->k * (a->type == GS_TYPE_F32 ? 4 : 2);
     share_out(of, row_bytes, expected);
     of->column_bytes = of->steps * GS_CELL;
     if (of->kind != NULL && of->kernels->strips) {

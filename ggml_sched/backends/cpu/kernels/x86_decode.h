@@ -1,0 +1,281 @@
+/* x86_decode.h -- quantised blocks in vectors: levels of 32 or 64 elements as bytes, scales and minima as f32.
+ *
+ * A part of matmul_x86.h.  Levels are unsigned, q + offset, unless is_signed(type).
+ */
+/* -- what a type is, as constants --------------------------------------------------------------------------------- */
+
+INLINE int bytes_of(const int type) {
+    switch (type) {
+    case GS_TYPE_Q4_0: return 18;
+    case GS_TYPE_Q4_1: return 20;
+    case GS_TYPE_Q5_0: return 22;
+    case GS_TYPE_Q5_1: return 24;
+    case GS_TYPE_Q8_0: return 34;
+    case GS_TYPE_Q2_K: return 84;
+    case GS_TYPE_Q3_K: return 110;
+    case GS_TYPE_Q4_K: return 144;
+    case GS_TYPE_Q5_K: return 176;
+    case GS_TYPE_Q6_K: return 210;
+    case GS_TYPE_IQ4_NL: return 18;
+    case GS_TYPE_IQ4_XS: return 136;
+    default: return 17; /* MXFP4 */
+    }
+}
+
+INLINE int units_of(const int type) { /* cells that a block covers */
+    return (type >= GS_TYPE_Q2_K && type <= GS_TYPE_Q6_K) || type == GS_TYPE_IQ4_XS ? 8 : 1;
+}
+
+INLINE int halves_of(const int type) { /* scales of a cell */
+    return type == GS_TYPE_Q2_K || type == GS_TYPE_Q3_K || type == GS_TYPE_Q6_K ? 2 : 1;
+}
+
+INLINE int has_min(const int type) {
+    return type == GS_TYPE_Q4_1 || type == GS_TYPE_Q5_1 || type == GS_TYPE_Q2_K || type == GS_TYPE_Q4_K
+        || type == GS_TYPE_Q5_K;
+}
+
+INLINE int is_signed(const int type) {
+    return !WIDE && (type == GS_TYPE_Q8_0 || type == GS_TYPE_IQ4_NL || type == GS_TYPE_IQ4_XS);
+}
+
+INLINE int has_offset(const int type) {
+    return !has_min(type) && !is_signed(type);
+}
+
+static int32_t offset_of(const gs_block_kind *kind) {
+    return is_signed(kind->type) ? 0 : kind->offset;
+}
+
+/* -- decoding 32 elements ----------------------------------------------------------------------------------------- */
+
+INLINE __m256i bytes(int value) {
+    return _mm256_set1_epi8((char)value);
+}
+
+INLINE __m256i load32(const void *at) {
+    return _mm256_loadu_si256((const __m256i *)at);
+}
+
+INLINE __m256i right(__m256i v, const int n) {
+    return _mm256_srli_epi16(v, n);
+}
+
+INLINE __m256i left(__m256i v, const int n) {
+    return _mm256_slli_epi16(v, n);
+}
+
+/* 16 bytes: their low nibbles, then their high ones. */
+INLINE __m256i nibbles(const uint8_t *at) {
+    __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)at));
+    return _mm256_and_si256(_mm256_srlv_epi64(both, _mm256_setr_epi64x(0, 0, 4, 4)), bytes(15));
+}
+
+/* 16 where the bit is set, else 0. */
+INLINE __m256i fifths(const uint8_t *at) {
+#if WIDE
+    return _mm256_maskz_mov_epi8(gs_load_u32(at), bytes(16));
+#else
+    __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32((int)gs_load_u32(at)),
+                                         _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202,
+                                                            0x0303030303030303));
+    __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201u);
+    return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit), bytes(16));
+#endif
+}
+
+INLINE __m256i looked_up(const uint8_t *at, const int8_t *table) {
+    __m256i levels = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+    return _mm256_shuffle_epi8(levels, nibbles(at));
+}
+
+/* Bytes that may be negative, as the kernels here want them. */
+INLINE __m256i raised(const int type, __m256i v) {
+    return is_signed(type) ? v : _mm256_xor_si256(v, bytes(128));
+}
+
+/* The j-th 32 elements of a block. */
+INLINE __m256i lanes(const int type, const uint8_t *p, const int j) {
+    __m256i low, high;
+    switch (type) {
+    case GS_TYPE_Q4_0: return nibbles(p + 2);
+    case GS_TYPE_Q4_1: return nibbles(p + 4);
+    case GS_TYPE_Q5_0: return _mm256_or_si256(nibbles(p + 6), fifths(p + 2));
+    case GS_TYPE_Q5_1: return _mm256_or_si256(nibbles(p + 8), fifths(p + 4));
+    case GS_TYPE_Q8_0: return raised(type, load32(p + 2));
+    case GS_TYPE_Q2_K: return _mm256_and_si256(right(load32(p + 16 + j / 4 * 32), j % 4 * 2), bytes(3));
+    case GS_TYPE_Q3_K:
+        low = _mm256_and_si256(right(load32(p + 32 + j / 4 * 32), j % 4 * 2), bytes(3));
+        high = j < 2 ? left(load32(p), 2 - j) : right(load32(p), j - 2);
+        return _mm256_or_si256(low, _mm256_and_si256(high, bytes(4)));
+    case GS_TYPE_Q4_K: return _mm256_and_si256(right(load32(p + 16 + j / 2 * 32), j % 2 * 4), bytes(15));
+    case GS_TYPE_Q5_K:
+        low = _mm256_and_si256(right(load32(p + 48 + j / 2 * 32), j % 2 * 4), bytes(15));
+        high = j < 4 ? left(load32(p + 16), 4 - j) : right(load32(p + 16), j - 4);
+        return _mm256_or_si256(low, _mm256_and_si256(high, bytes(16)));
+    case GS_TYPE_Q6_K:
+        low = _mm256_and_si256(right(load32(p + j / 4 * 64 + j % 2 * 32), j % 4 / 2 * 4), bytes(15));
+        high = load32(p + 128 + j / 4 * 32);
+        high = j % 4 < 2 ? left(high, 4 - j % 4 * 2) : right(high, j % 4 * 2 - 4);
+        return _mm256_or_si256(low, _mm256_and_si256(high, bytes(48)));
+    case GS_TYPE_IQ4_NL: return raised(type, looked_up(p + 2, gs_iq4_levels));
+    case GS_TYPE_IQ4_XS: return raised(type, looked_up(p + 8 + 16 * j, gs_iq4_levels));
+    default: return _mm256_add_epi8(looked_up(p + 1, gs_mxfp4_levels), bytes(12));
+    }
+}
+
+INLINE float half(const uint8_t *at) {
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(gs_load_u16(at))));
+}
+
+/* 8 bytes times a number. */
+INLINE void put_unsigned(float *to, __m128i v, float times) {
+    _mm256_storeu_ps(to, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(v)), _mm256_set1_ps(times)));
+}
+
+INLINE void put_signed(float *to, __m128i v, float times) {
+    _mm256_storeu_ps(to, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), _mm256_set1_ps(times)));
+}
+
+/* The scales of a block and, where it has them, its minima. */
+INLINE void scales(const int type, const uint8_t *p, float *s, float *m) {
+    __m128i v, w, nibble = _mm_set1_epi8(15);
+    float d;
+    switch (type) {
+    case GS_TYPE_Q4_1:
+    case GS_TYPE_Q5_1:
+        s[0] = half(p);
+        m[0] = half(p + 2);
+        return;
+    case GS_TYPE_Q2_K:
+        v = _mm_loadu_si128((const __m128i *)p);
+        w = _mm_and_si128(_mm_srli_epi16(v, 4), nibble);
+        v = _mm_and_si128(v, nibble);
+        d = half(p + 80);
+        put_unsigned(s, v, d);
+        put_unsigned(s + 8, _mm_srli_si128(v, 8), d);
+        d = -half(p + 82);
+        put_unsigned(m, w, d);
+        put_unsigned(m + 8, _mm_srli_si128(w, 8), d);
+        return;
+    case GS_TYPE_Q3_K:
+        v = _mm_loadl_epi64((const __m128i *)(p + 96));
+        v = _mm_and_si128(_mm_unpacklo_epi64(v, _mm_srli_epi16(v, 4)), nibble);
+        w = _mm_srlv_epi32(_mm_set1_epi32((int)gs_load_u32(p + 104)), _mm_setr_epi32(0, 2, 4, 6));
+        w = _mm_slli_epi16(_mm_and_si128(w, _mm_set1_epi8(3)), 4);
+        v = _mm_sub_epi8(_mm_or_si128(v, w), _mm_set1_epi8(32));
+        d = half(p + 108);
+        put_signed(s, v, d);
+        put_signed(s + 8, _mm_srli_si128(v, 8), d);
+        return;
+    case GS_TYPE_Q4_K:
+    case GS_TYPE_Q5_K: {
+        uint32_t a = gs_load_u32(p + 4), b = gs_load_u32(p + 8), c = gs_load_u32(p + 12);
+        uint32_t s1 = (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u), m1 = (c >> 4 & 0x0f0f0f0fu) | (b >> 2 & 0x30303030u);
+        v = _mm_setr_epi32((int)(a & 0x3f3f3f3fu), (int)s1, 0, 0);
+        w = _mm_setr_epi32((int)(b & 0x3f3f3f3fu), (int)m1, 0, 0);
+        put_unsigned(s, v, half(p));
+        put_unsigned(m, w, -half(p + 2));
+        return;
+    }
+    case GS_TYPE_Q6_K:
+        v = _mm_loadu_si128((const __m128i *)(p + 192));
+        d = half(p + 208);
+        put_signed(s, v, d);
+        put_signed(s + 8, _mm_srli_si128(v, 8), d);
+        return;
+    case GS_TYPE_IQ4_XS: {
+        __m256i low = _mm256_srlv_epi32(_mm256_set1_epi32((int)gs_load_u32(p + 4)),
+                                        _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+        __m256i high = _mm256_srlv_epi32(_mm256_set1_epi32(gs_load_u16(p + 2)),
+                                         _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+        low = _mm256_and_si256(low, _mm256_set1_epi32(15));
+        high = _mm256_slli_epi32(_mm256_and_si256(high, _mm256_set1_epi32(3)), 4);
+        low = _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));
+        _mm256_storeu_ps(s, _mm256_mul_ps(_mm256_cvtepi32_ps(low), _mm256_set1_ps(half(p))));
+        return;
+    }
+    case GS_TYPE_MXFP4:
+        s[0] = gs_f32_of_bits(p[0] < 2 ? 0x00200000u << p[0] : (uint32_t)(p[0] - 1) << 23);
+        return;
+    default:
+        s[0] = half(p);
+    }
+}
+
+#if WIDE
+/* The j-th and the next 32 elements (j even) of a block, or of two blocks. */
+INLINE __m512i two(const void *a, const void *b) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(load32(a)), load32(b), 1);
+}
+
+INLINE __m512i twice(const void *at) {
+    return _mm512_broadcast_i64x4(load32(at));
+}
+
+INLINE __m512i wide_bytes(int value) {
+    return _mm512_set1_epi8((char)value);
+}
+
+INLINE __m512i two_nibbles(const uint8_t *a, const uint8_t *b) {
+    __m256i low = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)a));
+    __m256i high = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)b));
+    __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    return _mm512_and_si512(_mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4)), wide_bytes(15));
+}
+
+/* The lower half shifted by a, the upper one by b. */
+INLINE __m512i right_by(__m512i v, const int a, const int b) {
+    return _mm512_srlv_epi16(v, _mm512_inserti64x4(_mm512_set1_epi16((short)a), _mm256_set1_epi16((short)b), 1));
+}
+
+INLINE __m512i left_by(__m512i v, const int a, const int b) {
+    return _mm512_sllv_epi16(v, _mm512_inserti64x4(_mm512_set1_epi16((short)a), _mm256_set1_epi16((short)b), 1));
+}
+
+/* `value` added where bit j (lower half) or j + 1 (upper half) is set. */
+INLINE __m512i where_bit(__m512i v, __m512i bits, const int j, const int value) {
+    __m512i bit = _mm512_inserti64x4(wide_bytes(1 << j), bytes(2 << j), 1);
+    return _mm512_or_si512(v, _mm512_maskz_mov_epi8(_mm512_test_epi8_mask(bits, bit), wide_bytes(value)));
+}
+
+INLINE __m512i wide_levels(__m512i places, const int8_t *table, const int offset) {
+    __m128i levels = _mm_add_epi8(_mm_loadu_si128((const __m128i *)table), _mm_set1_epi8((char)offset));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(levels), places);
+}
+
+INLINE __m512i lanes_of_two(const int type, const uint8_t *p, const int j) {
+    const uint8_t *a = p + j * bytes_of(type), *b = a + bytes_of(type);
+    __m512i v;
+    uint64_t fifth;
+    switch (type) {
+    case GS_TYPE_Q4_0: return two_nibbles(a + 2, b + 2);
+    case GS_TYPE_Q4_1: return two_nibbles(a + 4, b + 4);
+    case GS_TYPE_Q5_0:
+        fifth = gs_load_u32(a + 2) | (uint64_t)gs_load_u32(b + 2) << 32;
+        return _mm512_or_si512(two_nibbles(a + 6, b + 6), _mm512_maskz_mov_epi8(fifth, wide_bytes(16)));
+    case GS_TYPE_Q5_1:
+        fifth = gs_load_u32(a + 4) | (uint64_t)gs_load_u32(b + 4) << 32;
+        return _mm512_or_si512(two_nibbles(a + 8, b + 8), _mm512_maskz_mov_epi8(fifth, wide_bytes(16)));
+    case GS_TYPE_Q8_0: return _mm512_xor_si512(two(a + 2, b + 2), wide_bytes(128));
+    case GS_TYPE_Q2_K:
+        return _mm512_and_si512(right_by(twice(p + 16 + j / 4 * 32), j % 4 * 2, j % 4 * 2 + 2), wide_bytes(3));
+    case GS_TYPE_Q3_K:
+        v = _mm512_and_si512(right_by(twice(p + 32 + j / 4 * 32), j % 4 * 2, j % 4 * 2 + 2), wide_bytes(3));
+        return where_bit(v, twice(p), j, 4);
+    case GS_TYPE_Q4_K: return _mm512_and_si512(right_by(twice(p + 16 + j / 2 * 32), 0, 4), wide_bytes(15));
+    case GS_TYPE_Q5_K:
+        v = _mm512_and_si512(right_by(twice(p + 48 + j / 2 * 32), 0, 4), wide_bytes(15));
+        return where_bit(v, twice(p + 16), j, 16);
+    case GS_TYPE_Q6_K:
+        v = _mm512_loadu_si512(p + j / 4 * 64);
+        v = _mm512_and_si512(j % 4 ? _mm512_srli_epi16(v, 4) : v, wide_bytes(15));
+        return _mm512_or_si512(v, _mm512_and_si512(j % 4 ? right_by(twice(p + 128 + j / 4 * 32), 0, 2)
+                                                         : left_by(twice(p + 128 + j / 4 * 32), 4, 2), wide_bytes(48)));
+    case GS_TYPE_IQ4_NL: return wide_levels(two_nibbles(a + 2, b + 2), gs_iq4_levels, 128);
+    case GS_TYPE_IQ4_XS: return wide_levels(two_nibbles(p + 8 + 16 * j, p + 24 + 16 * j), gs_iq4_levels, 128);
+    default: return wide_levels(two_nibbles(a + 1, b + 1), gs_mxfp4_levels, 12);
+    }
+}
+#endif
+

@@ -1,0 +1,189 @@
+/* x86_many_q.h -- quantised rows times many columns: panels of rows, repacked so that a vector holds the same place of
+ * k of neighbouring rows, times tiles of columns.
+ *
+ * A part of matmul_x86.h.  Sums of a cell are integers and exact; each is then scaled and added in f32.
+ */
+/* A step of a packed panel of quantised rows: for each scale its values for all rows, the minima, then the levels in
+ * groups of four neighbours, all rows of a group together. */
+INLINE int64_t step_bytes(const int type) {
+    return PANEL * (32 + 4 * halves_of(type) * (1 + has_min(type)));
+}
+
+/* Rows that are not there are the last one again; nobody stores what comes of them. */
+INLINE void pack_q(const int type, const char *a, int64_t stride, int64_t rows, int64_t step0, int64_t steps,
+                   char *panel) {
+    const int units = units_of(type), halves = halves_of(type), n_scales = units * halves;
+    const int64_t half_bytes = step_bytes(type) / halves, head = 4 * PANEL * (1 + has_min(type));
+    for (int64_t step = 0; step < steps; step += units, panel += units * step_bytes(type)) {
+        const int64_t at = (step0 + step) / units * bytes_of(type);
+        const char *block = a + at;
+        for (int i = 0; i < PANEL; i++) {
+            const uint8_t *p = (const uint8_t *)block + (i < rows ? i : rows - 1) * stride;
+            if (bytes_of(type) >= 64 || at % 64 < bytes_of(type)) /* the next panel, a line at a time */
+                UNROLL for (int line = 0; line < bytes_of(type); line += 64)
+                    _mm_prefetch((const char *)p + PANEL * stride + line, _MM_HINT_T1);
+            float s[16], m[16];
+            scales(type, p, s, m);
+            UNROLL for (int g = 0; g < n_scales; g++) {
+                memcpy(panel + g * half_bytes + 4 * i, &s[g], sizeof(float));
+                if (has_min(type))
+                    memcpy(panel + g * half_bytes + 4 * (PANEL + i), &m[g], sizeof(float));
+            }
+        }
+        for (int i = 0; i < PANEL; i += 8) {
+            const uint8_t *p[8];
+            for (int r = 0; r < 8; r++)
+                p[r] = (const uint8_t *)block + (i + r < rows ? i + r : rows - 1) * stride;
+            UNROLL for (int j = 0; j < units; j++) {
+                __m256i v[8];
+                char *to = panel + j * step_bytes(type) + head + 4 * i;
+                UNROLL for (int r = 0; r < 8; r++)
+                    v[r] = lanes(type, p[r], j);
+                transpose(v);
+                UNROLL for (int g = 0; g < 8; g++)
+                    _mm256_storeu_si256((__m256i *)(to + (g < 8 / halves ? 0 : head) + g * 4 * PANEL), v[g]);
+            }
+        }
+    }
+}
+
+INLINE ivec dot4_wide(const int type, ivec start, ivec levels, ivec y) {
+#if WIDE
+    (void)type;
+    return _mm512_dpbusd_epi32(start, levels, y);
+#else
+    return dot4(type, start, levels, y);
+#endif
+}
+
+/* `type` stands for all types with as many scales, with or without minima. */
+INLINE void tile_q(const int type, const int N, const char *panel, int64_t steps, const gs_cell_q *y, int64_t width,
+                   vec acc[2][TILE_Q]) {
+    const int halves = halves_of(type), groups = 8 / halves;
+    for (int64_t step = 0; step < steps; step++, y += width) {
+        UNROLL for (int h = 0; h < halves; h++) {
+            vec scale[2] = {VEC_LOAD((const float *)panel), VEC_LOAD((const float *)panel + ROWS)};
+            vec low[2];
+            ivec dot[2][TILE_Q];
+            panel += 4 * PANEL;
+            if (has_min(type)) {
+                low[0] = VEC_LOAD((const float *)panel);
+                low[1] = VEC_LOAD((const float *)panel + ROWS);
+                panel += 4 * PANEL;
+            }
+            UNROLL for (int c = 0; c < N; c++)
+                dot[0][c] = dot[1][c] = has_offset(type)
+                    ? IVEC_SET1(halves == 1 ? y[c].both : h ? y[c].high : y[c].low) : IVEC_SET1(0);
+            UNROLL for (int g = 0; g < groups; g++, panel += 4 * PANEL) {
+                ivec w0 = IVEC_LOAD(panel), w1 = IVEC_LOAD(panel + 4 * ROWS);
+                UNROLL for (int c = 0; c < N; c++) {
+                    ivec four = IVEC_SET1((int)gs_load_u32(y[c].q + 4 * (h * groups + g)));
+                    dot[0][c] = dot4_wide(type, dot[0][c], w0, four);
+                    dot[1][c] = dot4_wide(type, dot[1][c], w1, four);
+                }
+            }
+            UNROLL for (int c = 0; c < N; c++) {
+                vec d = VEC_SET1(y[c].d), sum;
+                acc[0][c] = VEC_FMA(VEC_OF_INT(dot[0][c]), VEC_MUL(scale[0], d), acc[0][c]);
+                acc[1][c] = VEC_FMA(VEC_OF_INT(dot[1][c]), VEC_MUL(scale[1], d), acc[1][c]);
+                if (has_min(type)) {
+                    sum = VEC_SET1(halves == 1 ? y[c].sum_both : h ? y[c].sum_high : y[c].sum_low);
+                    acc[0][c] = VEC_FMA(low[0], sum, acc[0][c]);
+                    acc[1][c] = VEC_FMA(low[1], sum, acc[1][c]);
+                }
+            }
+        }
+    }
+}
+
+INLINE void run_tile_q(const int type, const int N, const char *panel, int64_t steps, const gs_cell_q *y, int64_t width,
+                       float *const out[], int64_t rows, int more) {
+    vec acc[2][TILE_Q];
+    UNROLL for (int c = 0; c < N; c++) {
+        acc[0][c] = more ? load_rows(out[c], rows, 0) : VEC_ZERO;
+        acc[1][c] = more ? load_rows(out[c], rows, ROWS) : VEC_ZERO;
+    }
+    tile_q(type, N, panel, steps, y, width, acc);
+    UNROLL for (int c = 0; c < N; c++) {
+        store_rows(out[c], rows, 0, acc[0][c]);
+        store_rows(out[c], rows, ROWS, acc[1][c]);
+    }
+}
+
+#if WIDE
+#define TILES_Q(type) \
+    case 6: run_tile_q(type, 6, panel, steps, y, width, out, rows, more); return; \
+    case 5: run_tile_q(type, 5, panel, steps, y, width, out, rows, more); return; \
+    case 4: run_tile_q(type, 4, panel, steps, y, width, out, rows, more); return; \
+    case 3: run_tile_q(type, 3, panel, steps, y, width, out, rows, more); return; \
+    case 2: run_tile_q(type, 2, panel, steps, y, width, out, rows, more); return;
+#else
+#define TILES_Q(type) case 2: run_tile_q(type, 2, panel, steps, y, width, out, rows, more); return;
+#endif
+#define TILE(name, type) \
+    static void name(int64_t n, const char *panel, int64_t steps, const gs_cell_q *y, int64_t width, \
+                     float *const out[], int64_t rows, int more) { \
+        switch (n) { \
+        TILES_Q(type) \
+        default: run_tile_q(type, 1, panel, steps, y, width, out, rows, more); \
+        } \
+    }
+
+TILE(tiles_plain, GS_TYPE_Q4_0)
+TILE(tiles_min, GS_TYPE_Q4_K)
+TILE(tiles_halves, GS_TYPE_Q6_K)
+TILE(tiles_halves_min, GS_TYPE_Q2_K)
+#if !WIDE
+TILE(tiles_signed, GS_TYPE_Q8_0)
+#else
+#define tiles_signed tiles_plain
+#endif
+
+typedef void (*tiles_fn)(int64_t, const char *, int64_t, const gs_cell_q *, int64_t, float *const[], int64_t, int);
+
+INLINE void many_q(const int type, const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1,
+                   int64_t column0, int64_t column1, char *scratch) {
+    const tiles_fn tiles = is_signed(type) ? tiles_signed
+        : halves_of(type) == 2 ? (has_min(type) ? tiles_halves_min : tiles_halves)
+        : has_min(type) ? tiles_min : tiles_plain;
+    int64_t stride = of->node->src[0]->layout.nb[1], columns = gs_columns_of(of, shared, group);
+    const char *a = gs_weights_of(of, shared, group);
+    for (int64_t row = row0; row < row1; row += PANEL) {
+        int64_t rows = row1 - row < PANEL ? row1 - row : PANEL;
+        for (int64_t step = 0; step < of->steps; step += DEPTH_Q) {
+            int64_t steps = of->steps - step < DEPTH_Q ? of->steps - step : DEPTH_Q;
+            pack_q(type, a + row * stride, stride, rows, step, steps, scratch);
+            for (int64_t column = column0; column < column1; column += GS_TILE_Q) {
+                int64_t tile = column / GS_TILE_Q, width = gs_width_of(of, columns, tile);
+                const gs_cell_q *y = (const gs_cell_q *)gs_tile_of(of, shared, group, tile) + step * width;
+                float *out[GS_TILE_Q];
+                for (int64_t c = 0; c < width; c++)
+                    out[c] = gs_result_at(of, shared, group, column + c) + row;
+                for (int64_t c = 0; c < width; c += TILE_Q)
+                    tiles(width - c < TILE_Q ? width - c : TILE_Q, scratch, steps, y + c, width, out + c, rows,
+                          step > 0);
+            }
+        }
+    }
+}
+
+#define MANY_Q(name, type) \
+    static void name(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1, \
+                     int64_t column0, int64_t column1, char *scratch) { \
+        many_q(type, of, shared, group, row0, row1, column0, column1, scratch); \
+    }
+
+MANY_Q(many_q4_0, GS_TYPE_Q4_0)
+MANY_Q(many_q4_1, GS_TYPE_Q4_1)
+MANY_Q(many_q5_0, GS_TYPE_Q5_0)
+MANY_Q(many_q5_1, GS_TYPE_Q5_1)
+MANY_Q(many_q8_0, GS_TYPE_Q8_0)
+MANY_Q(many_q2_k, GS_TYPE_Q2_K)
+MANY_Q(many_q3_k, GS_TYPE_Q3_K)
+MANY_Q(many_q4_k, GS_TYPE_Q4_K)
+MANY_Q(many_q5_k, GS_TYPE_Q5_K)
+MANY_Q(many_q6_k, GS_TYPE_Q6_K)
+MANY_Q(many_iq4_nl, GS_TYPE_IQ4_NL)
+MANY_Q(many_iq4_xs, GS_TYPE_IQ4_XS)
+MANY_Q(many_mxfp4, GS_TYPE_MXFP4)
+

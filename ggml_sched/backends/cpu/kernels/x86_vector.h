@@ -1,0 +1,145 @@
+/* x86_vector.h -- the widest vectors that a target has under names of their own, and what both kinds of products do
+ * with them.  A part of matmul_x86.h.
+ */
+INLINE float total(__m256 v) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+/* start + sums of four products each. */
+INLINE __m256i dot4(const int type, __m256i start, __m256i levels, __m256i y) {
+#if WIDE
+    (void)type;
+    return _mm256_dpbusd_epi32(start, levels, y);
+#else
+    if (is_signed(type)) {
+        y = _mm256_sign_epi8(y, levels);
+        levels = _mm256_abs_epi8(levels);
+    }
+    __m256i sums = _mm256_madd_epi16(_mm256_maddubs_epi16(levels, y), _mm256_set1_epi16(1));
+    return _mm256_add_epi32(start, sums);
+#endif
+}
+
+/* 8 weights as f32. */
+INLINE __m256 load_f(const int type, const char *at) {
+    if (type == GS_TYPE_F32)
+        return _mm256_loadu_ps((const float *)at);
+    __m128i v = _mm_loadu_si128((const __m128i *)at);
+    if (type == GS_TYPE_F16)
+        return _mm256_cvtph_ps(v);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16));
+}
+
+#if WIDE
+INLINE __m512 load_wide(const int type, const char *at) {
+    if (type == GS_TYPE_F32)
+        return _mm512_loadu_ps(at);
+    __m256i v = load32(at);
+    if (type == GS_TYPE_F16)
+        return _mm512_cvtph_ps(v);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
+}
+
+typedef __m512 vec;
+#define STEP_VECS 1
+#define VEC_ZERO _mm512_setzero_ps()
+#define VEC_FMA _mm512_fmadd_ps
+#define VEC_ADD _mm512_add_ps
+#define VEC_LOAD _mm512_loadu_ps
+#define VEC_TOTAL(v) total(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)))
+#define VEC_WEIGHTS load_wide
+#else
+typedef __m256 vec;
+#define STEP_VECS 2
+#define VEC_ZERO _mm256_setzero_ps()
+#define VEC_FMA _mm256_fmadd_ps
+#define VEC_ADD _mm256_add_ps
+#define VEC_LOAD _mm256_loadu_ps
+#define VEC_TOTAL total
+#define VEC_WEIGHTS load_f
+#endif
+#define LANES (16 / STEP_VECS)
+
+#if WIDE
+#define ROWS 16
+typedef __m512i ivec;
+#define IVEC_LOAD(p) _mm512_loadu_si512(p)
+#define IVEC_SET1(x) _mm512_set1_epi32(x)
+#define VEC_SET1(x) _mm512_set1_ps(x)
+#define VEC_STORE _mm512_storeu_ps
+#define VEC_MUL _mm512_mul_ps
+#define VEC_OF_INT _mm512_cvtepi32_ps
+#define TILE_Q 6
+#define TILE_F 12
+#else
+#define ROWS 8
+typedef __m256i ivec;
+#define IVEC_LOAD(p) load32(p)
+#define IVEC_SET1(x) _mm256_set1_epi32(x)
+#define VEC_SET1(x) _mm256_set1_ps(x)
+#define VEC_STORE _mm256_storeu_ps
+#define VEC_MUL _mm256_mul_ps
+#define VEC_OF_INT _mm256_cvtepi32_ps
+#define TILE_Q 2
+#define TILE_F 6
+#endif
+#define PANEL (2 * ROWS)
+#define DEPTH_Q 128            /* steps of k that a packed panel holds: 4096 elements */
+#define DEPTH_F 64             /* .. 1024 elements                                    */
+
+/* Eight rows of eight 32-bit values: rows become columns. */
+INLINE void transpose(__m256i r[8]) {
+    __m256i t[8], u[8];
+    UNROLL for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    UNROLL for (int i = 0; i < 8; i += 4) {
+        u[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
+        u[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
+        u[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
+        u[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    UNROLL for (int i = 0; i < 4; i++) {
+        r[i] = _mm256_permute2x128_si256(u[i], u[i + 4], 0x20);
+        r[i + 4] = _mm256_permute2x128_si256(u[i], u[i + 4], 0x31);
+    }
+}
+
+#if WIDE
+/* Those of 16 places that rows have which begin at place `at`. */
+INLINE __mmask16 present(int64_t rows, int at) {
+    return rows >= at + 16 ? 0xffff : rows > at ? (__mmask16)((1u << (rows - at)) - 1) : 0;
+}
+#endif
+
+/* Rows 0 .. rows - 1 of a column, from a pair of vectors and back. */
+INLINE vec load_rows(const float *from, int64_t rows, int at) {
+#if WIDE
+    return _mm512_maskz_loadu_ps(present(rows, at), from + at);
+#else
+    float room[8] = {0};
+    if (rows >= at + 8)
+        return VEC_LOAD(from + at);
+    if (rows > at)
+        memcpy(room, from + at, (size_t)(rows - at) * sizeof(float));
+    return VEC_LOAD(room);
+#endif
+}
+
+INLINE void store_rows(float *to, int64_t rows, int at, vec v) {
+#if WIDE
+    _mm512_mask_storeu_ps(to + at, present(rows, at), v);
+#else
+    float room[8];
+    if (rows >= at + 8) {
+        VEC_STORE(to + at, v);
+    } else if (rows > at) {
+        VEC_STORE(room, v);
+        memcpy(to + at, room, (size_t)(rows - at) * sizeof(float));
+    }
+#endif
+}
+
