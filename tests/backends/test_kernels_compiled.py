@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from support import FLOATS, place, random, raw
@@ -272,7 +274,7 @@ def test_numbers_of_no_row_are_errors_that_name_the_node(make, bad, isa):
             ids.set(np.int32([0, bad, 3]))
             before = raw(a)
             plan = backend.graph_plan_create(gs.Graph(node))
-            for compute in (lambda: backend.graph_compute(gs.Graph(node)), lambda: backend.graph_plan_compute(plan)):
+            for compute in (partial(backend.graph_compute, gs.Graph(node)), partial(backend.graph_plan_compute, plan)):
                 with pytest.raises(gs.BackendError, match=f"'CPU'.*'picked'.*id {bad} .* of 4 rows") as caught:
                     compute()
                 said.append(str(caught.value))

@@ -50,9 +50,12 @@ def test_a_model_of_each_type_computes_what_its_f32_twin_does(dtype, n_expert):
         assert {info.type for info in file.tensors.values()} == {gs.Type.F32, gs.Type[dtype.upper()]}
         assert file.tensors["blk.0.attn_norm.weight"].type == gs.Type.F32
     want = logits(dequantised(data))
-    # Compiled kernels multiply with 8-bit activations: then the mean square of the error counts.
-    error = logits(data) - want
+    with gs.CpuBackend(kernels="numpy") as backend:
+        error = logits(data, backends=[backend]) - want
     assert (error**2).mean() < 1e-3 * (want**2).mean()
+    # Compiled kernels multiply with 8-bit activations, which may send a token to another expert where two are as good.
+    error = logits(data) - want
+    assert (error**2).mean() < (2e-2 if n_expert else 1e-3) * (want**2).mean()
 
 
 def test_types_mixed_in_one_file():

@@ -48,7 +48,7 @@ def tree(tmp_path_factory) -> Path:
     tree = tmp_path_factory.mktemp("sanitized")
     for name in COPIED:
         if (ROOT / name).is_dir():
-            built = shutil.ignore_patterns("*.so", "*.c", "__pycache__")
+            built = shutil.ignore_patterns("*.so", "_*.c", "__pycache__")
             shutil.copytree(ROOT / name, tree / name, ignore=built)
         else:
             shutil.copy(ROOT / name, tree / name)

@@ -73,8 +73,8 @@ INLINE float dot_f32(const float *a, const float *b, int64_t n) {
     vf s = vset(0), t = s;
     int64_t i = 0;
     for (; i + 2 * V <= n; i += 2 * V) {
-        s += vload(a + i) * vload(b + i);
-        t += vload(a + i + V) * vload(b + i + V);
+        s = vfma(vload(a + i), vload(b + i), s);
+        t = vfma(vload(a + i + V), vload(b + i + V), t);
     }
     if (i + V <= n) {
         s += vload(a + i) * vload(b + i);
@@ -86,11 +86,27 @@ INLINE float dot_f32(const float *a, const float *b, int64_t n) {
     return sum;
 }
 
+/* Products of f32 q with four rows of f16 (n a multiple of V), at once. */
+INLINE void dots_of_halves(const float *q, const uint16_t *const *k, int64_t n, float *to) {
+    vf a = vset(0), b = a, c = a, d = a;
+    for (int64_t i = 0; i < n; i += V) {
+        vf x = vload(q + i);
+        a = vfma(x, vfrom_f16(k[0] + i), a);
+        b = vfma(x, vfrom_f16(k[1] + i), b);
+        c = vfma(x, vfrom_f16(k[2] + i), c);
+        d = vfma(x, vfrom_f16(k[3] + i), d);
+    }
+    to[0] = vsum(a);
+    to[1] = vsum(b);
+    to[2] = vsum(c);
+    to[3] = vsum(d);
+}
+
 /* acc += weight * x */
 INLINE void add_scaled(float *acc, float weight, const float *x, int64_t n) {
     int64_t i = 0;
     for (; i + V <= n; i += V)
-        vstore(acc + i, vload(acc + i) + weight * vload(x + i));
+        vstore(acc + i, vfma(vset(weight), vload(x + i), vload(acc + i)));
     for (; i < n; i++)
         acc[i] += weight * x[i];
 }
@@ -102,10 +118,11 @@ INLINE void add_halves(float *acc, const float *weights, const char *v, int64_t 
         if (weights[key] == 0)
             continue;
         const uint16_t *x = (const uint16_t *)(v + key * stride);
-        a += weights[key] * vfrom_f16(x);
-        b += weights[key] * vfrom_f16(x + V);
-        c += weights[key] * vfrom_f16(x + 2 * V);
-        d += weights[key] * vfrom_f16(x + 3 * V);
+        vf w = vset(weights[key]);
+        a = vfma(w, vfrom_f16(x), a);
+        b = vfma(w, vfrom_f16(x + V), b);
+        c = vfma(w, vfrom_f16(x + 2 * V), c);
+        d = vfma(w, vfrom_f16(x + 3 * V), d);
     }
     vstore(acc, a);
     vstore(acc + V, b);
@@ -142,8 +159,18 @@ static int64_t lines_floats(const flash *f, int64_t m) {
 static void finish_scores(const flash *f, line l, float *scores, const float *bias, int64_t n) {
     int64_t i = 0;
     float slope = slope_of(l.head, f->n_head, f->max_bias), cap = f->softcap;
-    for (; i < n; i += V) {
-        int64_t count = n - i < V ? n - i : V;
+    for (; i + V <= n; i += V) {
+        vf s = vload(scores + i);
+        if (cap != 0)
+            s = vtanh(s) * cap;
+        if (bias != NULL) {
+            vf b = vload(bias + i);
+            s = vpick(b == -INFINITY, vset(-INFINITY), s + b * slope);
+        }
+        vstore(scores + i, s);
+    }
+    if (i < n) {
+        int64_t count = n - i;
         float part[V] = {0}, add[V] = {0};
         memcpy(part, scores + i, (size_t)count * 4);
         vf s = vload(part);
@@ -176,7 +203,24 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
         scaled_query(f, line_of(f, head_kv, batch, m0 + i), s.q + i * width);
     if (m == 1)
         bias = bias_of(f, line_of(f, head_kv, batch, m0), first, n, s.tile);
-    for (int64_t key = 0; key < n; key++) {
+    int64_t key = 0;
+    if (m == 1 && f->k->layout.type == GS_T_F16 && f->d % V == 0) {
+        /* A masked cell costs less than it takes to leave it out; finish_scores does not look at its score. */
+        const char *k = row_of(f->k, (where){first, head_kv, batch});
+        int64_t next = f->k->layout.nb[1];
+        for (; key + 4 <= n; key += 4) {
+            if (bias != NULL && bias[key] == -INFINITY && bias[key + 1] == -INFINITY && bias[key + 2] == -INFINITY
+                && bias[key + 3] == -INFINITY) {
+                memset(s.scores + key, 0, 16);
+                continue;
+            }
+            const uint16_t *rows[4];
+            for (int i = 0; i < 4; i++)
+                rows[i] = (const uint16_t *)(k + (key + i) * next);
+            dots_of_halves(s.q, rows, f->d, s.scores + key);
+        }
+    }
+    for (; key < n; key++) {
         if (bias != NULL && bias[key] == -INFINITY) {
             s.scores[key] = 0;
             continue;
@@ -198,6 +242,7 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
         memset(acc + i * stride, 0, (size_t)f->dv * 4);
     }
     int64_t column = 0;
+    /* Values: wide columns of f16 in registers, whatever is left row after row. */
     if (f->v->layout.type == GS_T_F16)
         for (; column + 4 * V <= f->dv; column += 4 * V)
             for (int64_t i = 0; i < m; i++)
@@ -289,7 +334,7 @@ INLINE void small_product(float *c, int64_t ldc, const float *a, int64_t lda, co
             x[i] = vload(b + k * ldb + i * V);
         for (int r = 0; r < TILE_ROWS; r++)
             for (int i = 0; i < vectors; i++)
-                s[r][i] += a[r * lda + k] * x[i];
+                s[r][i] = vfma(vset(a[r * lda + k]), x[i], s[r][i]);
     }
     for (int r = 0; r < TILE_ROWS; r++)
         for (int i = 0; i < vectors; i++)

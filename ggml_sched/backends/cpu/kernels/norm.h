@@ -201,8 +201,8 @@ HELPER float largest_of(const float *x, int64_t n) {
     for (; i + V <= n; i += V)
         t = vmax(vload(x + i), t);
     float top = vlargest(t);
-    for (; i < n; i++)
-        top = x[i] > top ? x[i] : top;
+    for (int64_t k = n - n % V; k < n; k++)
+        top = x[k] > top ? x[k] : top;
     return top;
 }
 

@@ -8,6 +8,8 @@
 #include <string.h>
 #if GS_LEVEL > 0
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #if GS_LEVEL == 2
@@ -31,6 +33,20 @@ typedef uint16_t vh_any __attribute__((vector_size(V * 2), aligned(2), may_alias
 INLINE vf vload(const float *p) { return *(const vf_any *)p; }
 INLINE void vstore(float *p, vf x) { *(vf_any *)p = x; }
 INLINE vf vset(float x) { return (vf){0} + x; }
+
+/* a * b + c, rounded once where the processor can. */
+INLINE vf vfma(vf a, vf b, vf c) {
+#if GS_LEVEL == 2
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif GS_LEVEL == 1
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
 INLINE vf vpick(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
 
 /* The larger; b where one is not a number. */
@@ -108,7 +124,8 @@ INLINE void vto_f16(uint16_t *p, vf x) {
     /* Small: adding 0.5 leaves the rounded subnormal in the low bits.  Normal: round the mantissa to even. */
     vu small = (vu)((vf)rest + vset(0.5f)) - 0x3f000000;
     vu normal = (rest - (112u << 23) + 0xfff + (rest >> 13 & 1)) >> 13;
-    vu is_small = (vu)((vi)rest < (113 << 23)), is_big = (vu)((vi)rest >= 0x477ff000), is_nan = (vu)((vi)rest > 0x7f800000);
+    vu is_small = (vu)((vi)rest < (113 << 23)), is_big = (vu)((vi)rest >= 0x477ff000);
+    vu is_nan = (vu)((vi)rest > 0x7f800000);
     vu h = (is_small & small) | (~is_small & normal);
     h = (is_big & 0x7c00) | (~is_big & h);
     h = (is_nan & (0x7e00 | (rest >> 13 & 0x3ff))) | (~is_nan & h);
@@ -140,11 +157,11 @@ INLINE vf vexp(vf x) {
     vf whole = t - magic;
     vf r = inside - whole * 0.693359375f + whole * 2.12194440e-4f;
     vf p = vset(1.395060030e-03f);
-    p = p * r + 8.368953708e-03f;
-    p = p * r + 4.166620417e-02f;
-    p = p * r + 1.666651830e-01f;
-    p = p * r + 5.000000096e-01f;
-    p = p * (r * r) + r + 1.0f;
+    p = vfma(p, r, vset(8.368953708e-03f));
+    p = vfma(p, r, vset(4.166620417e-02f));
+    p = vfma(p, r, vset(1.666651830e-01f));
+    p = vfma(p, r, vset(5.000000096e-01f));
+    p = vfma(p, r * r, r) + 1.0f;
     /* In two steps, so that results may be subnormal or infinite. */
     vi half = n >> 1;
     return p * vpow2(half) * vpow2(n - half);
@@ -153,11 +170,11 @@ INLINE vf vexp(vf x) {
 INLINE vf vtanh(vf x) {
     vf a = vabs(x), u = x * x;
     vf p = vset(-5.717036562e-03f);
-    p = p * u + 2.065057900e-02f;
-    p = p * u - 5.374349526e-02f;
-    p = p * u + 1.333149125e-01f;
-    p = p * u - 3.333328392e-01f;
-    vf near = p * u * x + x;
+    p = vfma(p, u, vset(2.065057900e-02f));
+    p = vfma(p, u, vset(-5.374349526e-02f));
+    p = vfma(p, u, vset(1.333149125e-01f));
+    p = vfma(p, u, vset(-3.333328392e-01f));
+    vf near = vfma(p * u, x, x);
     vf far = vsign_of(x, 1.0f - 2.0f / (vexp(a + a) + 1.0f));
     return vpick(a < 0.625f, near, far);
 }
@@ -166,30 +183,30 @@ INLINE vf vtanh(vf x) {
 INLINE vf verfc_positive(vf a) {
     vf u = a * a;
     vf p = vset(7.889119527e-05f);
-    p = p * u - 8.020841279e-04f;
-    p = p * u + 5.189535339e-03f;
-    p = p * u - 2.685444459e-02f;
-    p = p * u + 1.128360018e-01f;
-    p = p * u - 3.761262714e-01f;
-    p = p * u + 1.128379166e+00f;
+    p = vfma(p, u, vset(-8.020841279e-04f));
+    p = vfma(p, u, vset(5.189535339e-03f));
+    p = vfma(p, u, vset(-2.685444459e-02f));
+    p = vfma(p, u, vset(1.128360018e-01f));
+    p = vfma(p, u, vset(-3.761262714e-01f));
+    p = vfma(p, u, vset(1.128379166e+00f));
     vf near = 1.0f - p * a;
     vf m = vset(1.417076002e-06f);
-    m = m * a - 4.226764445e-05f;
-    m = m * a + 5.690921433e-04f;
-    m = m * a - 4.647247775e-03f;
-    m = m * a + 2.614484620e-02f;
-    m = m * a - 1.096577471e-01f;
-    m = m * a - 6.322182836e-01f;
-    m = m * a - 1.130030862e+00f;
-    m = m * a + 2.755413084e-04f;
+    m = vfma(m, a, vset(-4.226764445e-05f));
+    m = vfma(m, a, vset(5.690921433e-04f));
+    m = vfma(m, a, vset(-4.647247775e-03f));
+    m = vfma(m, a, vset(2.614484620e-02f));
+    m = vfma(m, a, vset(-1.096577471e-01f));
+    m = vfma(m, a, vset(-6.322182836e-01f));
+    m = vfma(m, a, vset(-1.130030862e+00f));
+    m = vfma(m, a, vset(2.755413084e-04f));
     vf b = vmin(vset(10.0f), a);
     vf f = vset(1.219938917e-06f);
-    f = f * b - 6.206336545e-05f;
-    f = f * b + 1.359834231e-03f;
-    f = f * b - 1.689046959e-02f;
-    f = f * b - 8.665186511e-01f;
-    f = f * b - 7.695730711e-01f;
-    f = f * b - 2.537637034e-01f;
+    f = vfma(f, b, vset(-6.206336545e-05f));
+    f = vfma(f, b, vset(1.359834231e-03f));
+    f = vfma(f, b, vset(-1.689046959e-02f));
+    f = vfma(f, b, vset(-8.665186511e-01f));
+    f = vfma(f, b, vset(-7.695730711e-01f));
+    f = vfma(f, b, vset(-2.537637034e-01f));
     vf far = vexp(vpick(a < 4.0f, m, f));
     return vpick(a < 1.0f, near, far);
 }
@@ -203,14 +220,14 @@ INLINE vf vlog1p_positive(vf x) {
     /* What rounding took from 1 + x. */
     vf lost = vpick(u < 16777216.0f, (x - (u - 1.0f)) / u, vset(0.0f));
     vf p = vset(6.921794964e-02f);
-    p = p * m - 1.180588048e-01f;
-    p = p * m + 1.187870595e-01f;
-    p = p * m - 1.238219777e-01f;
-    p = p * m + 1.421765631e-01f;
-    p = p * m - 1.666933196e-01f;
-    p = p * m + 2.000227538e-01f;
-    p = p * m - 2.499998582e-01f;
-    p = p * m + 3.333330978e-01f;
+    p = vfma(p, m, vset(-1.180588048e-01f));
+    p = vfma(p, m, vset(1.187870595e-01f));
+    p = vfma(p, m, vset(-1.238219777e-01f));
+    p = vfma(p, m, vset(1.421765631e-01f));
+    p = vfma(p, m, vset(-1.666933196e-01f));
+    p = vfma(p, m, vset(2.000227538e-01f));
+    p = vfma(p, m, vset(-2.499998582e-01f));
+    p = vfma(p, m, vset(3.333330978e-01f));
     vf ef = __builtin_convertvector(e, vf);
     vf y = m * m * (m * p - 0.5f) + ef * -2.12194440e-4f + lost + m + ef * 0.693359375f;
     return vpick(x <= 3.4e38f, y, x);       /* infinity and NaN stay */
