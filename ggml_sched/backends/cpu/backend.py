@@ -10,7 +10,7 @@ the same bits.  Corresponds to ggml's CPU backend.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from operator import index
@@ -74,6 +74,12 @@ class StagedLeafs:
     def __init__(self) -> None:
         self._met: set[Tensor] = set()
 
+    @staticmethod
+    def are_among(tensors: Iterable[Tensor]) -> bool:
+        """Whether there is anything to load before a node that uses these tensors."""
+        leases = {tensor.lease for tensor in tensors}
+        return any(lease is not None and lease.stages and not lease.transient for lease in leases)
+
     def calls(self, node: Tensor) -> list[Call]:
         found: list[Call] = []
         for tensor in (node, *node.src, *node.deps):
@@ -126,10 +132,12 @@ def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver,
         return steps, None, 0
     working = tuple(node for node in nodes if node.computes)
     compiled = CallList(resolver.name, working, resolver.memory_of, resolver.work.compiled)
+    stages = (StagedLeafs.are_among(compiled.table.tensors)
+              or any(StagedLeafs.are_among(node.deps) for node in nodes if node.deps))
     stretch: Stretch | None = None
     number = n_compiled = 0
-    for node in nodes:
-        before = staged.calls(node)
+    for node in nodes if stages else working:
+        before = staged.calls(node) if stages else None
         if before:
             stretch = None
             steps += [(call, node) for call in before]
