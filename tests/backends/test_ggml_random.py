@@ -70,7 +70,8 @@ def check(built: Built, want: dict[int, bytes]) -> None:
 @given(recipes(), st.sampled_from(["seed", "default"]))
 def test_a_scheduler_on_ggml_and_cpu(recipe, policy):
     built = Built(recipe)
-    with poisoned() as ggml, gs.CpuBackend(1) as cpu, gs.Scheduler([ggml, cpu], policy=policy) as sched:
+    with poisoned() as ggml, gs.CpuBackend(1, kernels="numpy") as cpu, \
+            gs.Scheduler([ggml, cpu], policy=policy) as sched:
         ggml.alloc_tensors(built.homes[0])
         sched.alloc(built.graph)
         want = in_memory_of_their_own(recipe, of_the_cpu(sched.plan(built.graph)))
@@ -110,7 +111,8 @@ def test_a_graph_allocator_loads_leafs_in_time(recipe, planned):
 @given(recipes(), st.sampled_from([1, 2]))
 def test_computing_in_the_background(recipe, copies):
     built = Built(recipe)
-    with poisoned() as ggml, gs.CpuBackend(1) as cpu, gs.Scheduler([ggml, cpu], copies=copies) as sched:
+    with poisoned() as ggml, gs.CpuBackend(1, kernels="numpy") as cpu, \
+            gs.Scheduler([ggml, cpu], copies=copies) as sched:
         ggml.alloc_tensors(built.homes[0])
         sched.alloc(built.graph)
         want = in_memory_of_their_own(recipe, of_the_cpu(sched.plan(built.graph)))
