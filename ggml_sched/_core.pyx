@@ -25,6 +25,7 @@ A contents page.  All imports stand here; the parts below, in core/alloc/ and co
     plan/make               from a request to a plan, in C
     plan/plan_data          PlanData: a plan for Python
     plan/plan_values        plans as plain values, and made of them again
+    plan/alone              what a program loads where one backend does everything
     plan/replay             a reserved plan for a smaller graph of the same wiring
     plan/bind               addresses for a graph's tensors
 """
@@ -177,5 +178,6 @@ include "core/alloc/arenas.pxi"
 include "core/plan/make.pxi"
 include "core/plan/plan_data.pxi"
 include "core/plan/plan_values.pxi"
+include "core/plan/alone.pxi"
 include "core/plan/replay.pxi"
 include "core/plan/bind.pxi"

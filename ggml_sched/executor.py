@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import cached_property
 
-from ggml_sched._core import bind_plan, new_lease, rewired, stand_in
+from ggml_sched._core import bind_plan, computed, new_lease, rewired, stand_in, written_leafs
 from ggml_sched._graph import Graph, Lease, Tensor
 from ggml_sched.backend import Backend, Buffer, Event, GraphView
 from ggml_sched.errors import HazardError, each
@@ -138,11 +138,7 @@ class Allocation:
     @cached_property
     def _written(self) -> dict[Tensor, int]:
         """Leafs that nodes write to, and the position of the first that does."""
-        found: dict[Tensor, int] = {}
-        for k, node in enumerate(self.nodes):
-            if node.is_view and node.computes and node.view_src.op == "NONE":
-                found.setdefault(node.view_src, k)
-        return found
+        return written_leafs(self.nodes)
 
     @cached_property
     def _inputs(self) -> list[Tensor]:
@@ -302,23 +298,25 @@ class Allocation:
         raise TypeError(f"no step: {step!r}")
 
     def _new_run(self, step: Run, turn: int) -> BoundRun:
+        nodes = computed(self.nodes, step.first, step.last)
+        if not step.reads and not step.into:
+            return BoundRun(self.backends[step.backend], nodes, nodes)
         reads: dict[int, dict[int, Tensor]] = {}
         for position, slot, places in step.reads:
             reads.setdefault(position, {})[slot] = self._tensor(places[turn % len(places)])
         into = self._tensor(step.into[turn % len(step.into)]) if step.into else None
-        nodes, twins = [], []
+        twins = []
         for position in range(step.first, step.last + 1):
             node = self.nodes[position]
             if not node.computes:
                 continue
-            nodes.append(node)
             memory = into if position == step.last else None
             if memory is not None or position in reads:
                 given = reads.get(position, {})
                 src = tuple(given.get(slot, s) for slot, s in enumerate(node.src))
                 node = rewired(node, src, memory, self.lease)
             twins.append(node)
-        return BoundRun(self.backends[step.backend], tuple(nodes), tuple(twins))
+        return BoundRun(self.backends[step.backend], nodes, tuple(twins))
 
     def _tensor(self, place: Place) -> Tensor:
         """The tensor at a place: the graph's, or one that stands for a copy."""

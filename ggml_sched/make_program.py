@@ -13,12 +13,12 @@ from functools import cached_property
 
 import numpy as np
 
-from ggml_sched._core import PlanData
+from ggml_sched._core import PlanData, any_computes, loads_alone
 from ggml_sched._graph import BackendBase, Graph, Tensor, op_numbers
 from ggml_sched.ordering import Access, order
 from ggml_sched.program import Copy, CopyExperts, Load, Place, Program, Read, Run, Step, WriteBack
 
-__all__ = ["Bytes", "make_program", "runs_of"]
+__all__ = ["Bytes", "make_alone", "make_any", "make_program", "runs_of"]
 
 KIND_WRITES = 2
 STATE_LATE, STATE_EXCLUSIVE = 4, 16
@@ -34,7 +34,40 @@ def make_program(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) 
 
     Of the backends only `concurrent_copies` counts, and which of them owns the memory of residents.
     """
+    alone = make_alone(graph, data)
+    return make_any(graph, data, backends) if alone is None else alone
+
+
+def make_any(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> Program:
+    """The general way."""
     return _Maker(graph, data, backends).program()
+
+
+def make_alone(graph: Graph, data: PlanData) -> Program | None:
+    """The same where one backend does everything: in a tenth of the time.  None where more has to be decided."""
+    found = loads_alone(graph, data)
+    if found is None:
+        return None
+    steps: list[Step] = []
+    late: dict[int, list[Load]] = {}
+    for leaf, home, nbytes, chunk, offset, keeps, at, _ in found:
+        step = Load(home, leaf, 0, nbytes, (Place(leaf, home, chunk, offset),), keeps)
+        (steps if at < 0 else late.setdefault(at, [])).append(step)
+    now = 0
+    for backend, start, stop, _ in data.splits:
+        runs_from = start
+        for at in sorted(at for at in late if now <= at < now + stop - start):
+            position = start + at - now
+            steps += _run_alone(graph, backend, runs_from, position - 1) + late[at]
+            runs_from = position
+        steps += _run_alone(graph, backend, runs_from, stop - 1)
+        now += stop - start
+    return Program(steps, [leaf for leaf, *_, is_read in found if is_read], 1)
+
+
+def _run_alone(graph: Graph, backend: int, first: int, last: int) -> list[Run]:
+    """Nothing for nodes that compute nothing."""
+    return [Run(backend, first, last, ())] if any_computes(graph, first, last) else []
 
 
 class _Maker:

@@ -1,4 +1,4 @@
-# Binding: giving a graph's tensors the addresses of a plan, without changing the graph.
+# Binding: giving a graph's tensors the addresses of a plan, without changing the graph; what a run of its nodes is.
 #
 # Copies and nodes that read them become tensors of their own; everything else is
 # addressed in place under one lease.
@@ -93,3 +93,28 @@ def new_lease():
     lease.transient = True
     lease.stages = True
     return lease
+
+
+def computed(tuple nodes not None, Py_ssize_t first, Py_ssize_t last):
+    """Those of the nodes first .. last that compute something."""
+    cdef list found = []
+    cdef Py_ssize_t k
+    cdef Tensor t
+    for k in range(max(first, 0), min(last + 1, len(nodes))):
+        t = <Tensor?>nodes[k]
+        if t.layout.op > GS_OP_TRANSPOSE:
+            found.append(t)
+    return tuple(found)
+
+
+def written_leafs(tuple nodes not None):
+    """{leaf that nodes write to: the position of the first that does}."""
+    cdef dict found = {}
+    cdef Py_ssize_t k
+    cdef Tensor t, root
+    for k in range(len(nodes)):
+        t = <Tensor?>nodes[k]
+        root = t.view_src
+        if root is not None and t.layout.op > GS_OP_TRANSPOSE and root.layout.op == GS_OP_NONE and root not in found:
+            found[root] = k
+    return found

@@ -1,0 +1,73 @@
+# Alone: what a program consists of where one backend does everything, and nothing is copied.
+#
+# Owns the question whether a plan is of that sort, and the loads of such a plan.  Most plans are: a program costs
+# a pass over the graph's arrays then, and no arrays of its own.  Invariant: what is said here is what the general way
+# (make_program.py) would find.
+
+def loads_alone(Graph graph not None, PlanData data not None):
+    """The leafs that a compute by a plan of one backend loads; None for a plan in which more than that is decided.
+
+    Tuples (leaf, home, bytes, chunk, offset, whether it keeps its place for itself, the position of the node that it
+    is loaded before or -1 for the start, whether a node reads it), ascending.  More is decided where there are several
+    backends or copies, or nodes write to a leaf that is loaded.
+    """
+    cdef const gs_graph *g = &graph.flat
+    cdef gs_plan *p = &data.c
+    cdef list found = []
+    cdef int32_t i
+    cdef unsigned char *use
+    if p.n_copies or p.n_inputs or p.n_write_backs or p.n_splits == 0 or p.n_tensors != g.n_tensors:
+        return None
+    if memcmp(p.src_begin, g.src_begin, (g.n_tensors + 1) * sizeof(int32_t)) or memcmp(
+            p.src, g.src, g.src_begin[g.n_tensors] * sizeof(int32_t)):
+        return None
+    for i in range(1, p.n_splits):
+        if p.split_backend[i] != p.split_backend[0]:
+            return None
+    use = <unsigned char *>calloc(max(g.n_tensors, 1), 1)
+    if use == NULL:
+        raise no_host_memory(f"the program of a graph of {g.n_tensors} tensors")
+    try:
+        data.know_exclusive()
+        find_uses(g, use)
+        for i in range(g.n_tensors):
+            if not use[i] or g.op[i] != GS_OP_NONE or p.offset[i] < 0:
+                continue
+            if use[i] & USE_WRITTEN or p.home[i] != p.split_backend[0]:
+                return None
+            found.append((i, p.home[i], g.nbytes[i], data.chunk(i), data.offset(i),
+                          p.state[i] & GS_STATE_EXCLUSIVE != 0, p.birth[i] if p.state[i] & GS_STATE_LATE else -1,
+                          use[i] & USE_READ != 0))
+    finally:
+        free(use)
+    return found
+
+
+cdef enum:
+    USE_READ = 1
+    USE_WRITTEN = 2
+    USE_KEPT = 4
+
+
+cdef void find_uses(const gs_graph *g, unsigned char *use) noexcept nogil:
+    """How nodes use each memory: USE_* bits by the id of its root."""
+    cdef int32_t i, k, id
+    for i in range(g.n_work):
+        id = g.work[i]
+        if g.kind[id] & GS_KIND_WRITES:
+            use[g.memory[id]] |= USE_WRITTEN
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            use[g.memory[g.src[k]]] |= USE_READ
+    if g.dep_begin != NULL:
+        for i in range(g.dep_begin[g.n_tensors]):
+            use[g.memory[g.dep[i]]] |= USE_KEPT
+
+
+def any_computes(Graph graph not None, int32_t first, int32_t last):
+    """Whether one of the nodes at positions first .. last computes something."""
+    cdef const gs_graph *g = &graph.flat
+    cdef int32_t i
+    for i in range(max(first, 0), min(last, g.n_nodes - 1) + 1):
+        if not g.kind[g.node[i]] & GS_KIND_VIEW:
+            return True
+    return False
