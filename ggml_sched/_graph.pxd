@@ -144,10 +144,22 @@ cdef int32_t kind_words(const gs_graph *g, int32_t id, uint64_t *out) noexcept n
 cdef void node_of_kind(const gs_graph *g, int32_t id, gs_node *out) noexcept nogil
 
 
+# Which place each tensor of a table has: open addressing over a power of two of seats, at least half of them free.
+ctypedef struct gs_seat:
+    void *of                    # NULL: free
+    int32_t at
+
+ctypedef struct gs_seats:
+    gs_seat *seat
+    int shift                   # 64 - log2 of the number of seats
+
+
 cdef class NodeTable:
     cdef readonly tuple tensors         # keeps them alive: those given, then their other sources
     cdef Py_ssize_t n                   # how many were given
     cdef gs_node *nodes                 # owned; one for each of `tensors`
+    cdef int seat(self, tuple given, gs_seats *seats, int32_t *src) except -1
+    cdef int connect(self, tuple given, const int32_t *src) except -1
     cdef void fill(self, gs_node *out, Tensor t)
     cdef const gs_node *node(self, Py_ssize_t i) except NULL
 

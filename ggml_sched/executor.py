@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import cached_property
 
-from ggml_sched._core import bind_plan, computed, new_lease, rewired, stand_in, written_leafs
-from ggml_sched._graph import Graph, Lease, Tensor
+from ggml_sched._core import bind_plan, new_lease, rewired, stand_in, written_leafs
+from ggml_sched._graph import Graph, Lease, Tensor, computed
 from ggml_sched.backend import Backend, Buffer, Event, GraphView
 from ggml_sched.errors import HazardError, each
 from ggml_sched.pipeline import Pipeline, Task
@@ -298,7 +298,7 @@ class Allocation:
         raise TypeError(f"no step: {step!r}")
 
     def _new_run(self, step: Run, turn: int) -> BoundRun:
-        nodes = computed(self.nodes, step.first, step.last)
+        nodes = computed(self.nodes[step.first : step.last + 1])
         if not step.reads and not step.into:
             return BoundRun(self.backends[step.backend], nodes, nodes)
         reads: dict[int, dict[int, Tensor]] = {}

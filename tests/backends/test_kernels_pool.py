@@ -263,14 +263,15 @@ def test_a_list_of_calls_refuses_what_is_not_in_it():
         node = ctx.neg(x)
         place(ctx, backend)
         pool, calls = Pool(1), CallList("CPU", [node], lambda buffer: buffer.memory, Scratch("CPU"))
-        assert calls.add(0) and calls.n_calls == 1 and calls.node_of(0) is node
+        assert calls.add(0, 1) == 1 and calls.n_calls == 1 and calls.node_of(0) is node
         for bad in ((0, 2), (-1, 1), (1, 0)):
             with pytest.raises(IndexError):
                 calls.run(pool, *bad)
         with pytest.raises(IndexError):
             calls.node_of(1)
-        with pytest.raises(IndexError):
-            calls.add(1)
+        for bad in ((0, 2), (-1, 1), (1, 0)):
+            with pytest.raises(IndexError):
+                calls.add(*bad)
         calls.run(pool, 0, 1)
         pool.close()
 

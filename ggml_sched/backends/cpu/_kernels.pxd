@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, int64_t
 
 from ggml_sched._c cimport gs_node
-from ggml_sched._graph cimport NodeTable
+from ggml_sched._graph cimport BufferBase, NodeTable
 
 
 cdef extern from "kernels/call.h" nogil:
@@ -64,9 +64,14 @@ cdef class CallList:
     cdef gs_tables tables
     cdef unsigned char *state           # owned; of each tensor of the table: CHECKED bits
     cdef dict known                     # buffer: (address, size, writable), None if it cannot be used; keeps them alive
+    cdef BufferBase last                # the buffer looked at last, and what is known of it:
+    cdef int64_t last_size              # -1 if it cannot be used
+    cdef bint last_writable
     cdef object memory_of
     cdef object scratch                 # where work memory comes from
     cdef object memory                  # keeps the work memory
     cdef gs_work work
+    cdef int know(self, BufferBase buffer) except -1
+    cdef bint is_good(self, const gs_node *node) except -1
     cdef bint used(self, Py_ssize_t t, bint writes) except -1
     cdef unsigned char look_at(self, Py_ssize_t t) except? 255

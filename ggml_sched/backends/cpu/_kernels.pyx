@@ -5,17 +5,20 @@ there are tensors looked at.  Running a stretch of it takes neither the GIL nor 
 ggml_cplan and ggml_threadpool.
 """
 
+from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from ggml_sched._c cimport GS_NO_HOST_MEMORY, GS_OK, gs_checked_add, gs_checked_mul, gs_node
+from ggml_sched._c cimport GS_NO_HOST_MEMORY, GS_OK, GS_UNSUPPORTED_OP, gs_checked_add, gs_checked_mul, gs_node
 from ggml_sched._graph cimport BufferBase, NodeTable, Tensor
 
 import numpy as np
 
 from ggml_sched.errors import BackendError, Error, OutOfMemory
 from ggml_sched.hostdata import MAX_SHARED, endless
+
+cdef int64_t SHARED = MAX_SHARED
 
 
 # What is known of a tensor.
@@ -103,16 +106,8 @@ cdef class CallList:
         """The buffers that were looked at."""
         return tuple(self.known)
 
-    cdef unsigned char look_at(self, Py_ssize_t t) except? 255:
-        """What can be done with a tensor of the table."""
-        cdef Tensor tensor = self.table.tensors[t]
-        cdef BufferBase buffer = tensor.c_buffer()
-        cdef const gs_node *node = &self.table.nodes[t]
-        cdef int64_t count = 1, address, size, offset, end
-        cdef bint writable
-        cdef int d
-        if buffer is None or buffer.closed:
-            return LOOKED_AT
+    cdef int know(self, BufferBase buffer) except -1:
+        """Let `last_*` be those of a buffer."""
         entry = self.known.get(buffer, self)
         if entry is self:
             try:
@@ -122,22 +117,36 @@ cdef class CallList:
             else:
                 entry = array.__array_interface__["data"][0], array.nbytes, array.flags.writeable
             self.known[buffer] = entry
-        if entry is None:
+        self.last = buffer
+        self.last_size = -1
+        if entry is not None and buffer.base == entry[0]:
+            self.last_size, self.last_writable = entry[1], entry[2]
+        return 0
+
+    cdef unsigned char look_at(self, Py_ssize_t t) except? 255:
+        """What can be done with a tensor of the table."""
+        cdef Tensor tensor = <Tensor>PyTuple_GET_ITEM(self.table.tensors, t)
+        cdef BufferBase buffer = tensor.c_buffer()
+        cdef const gs_node *node = &self.table.nodes[t]
+        cdef int64_t count = 1, offset, end
+        cdef int d
+        if buffer is None:
             return LOOKED_AT
-        address, size, writable = entry
-        if buffer.base != address:
+        if buffer is not self.last:
+            self.know(buffer)
+        if self.last_size < 0:
             return LOOKED_AT
-        offset = tensor.offset
-        if offset < 0 or gs_checked_add(offset, node.layout.nbytes, &end) != GS_OK or end > size:
+        offset = tensor._offset if tensor.view_src is None else tensor.view_src._offset + tensor.view_offs
+        if offset < 0 or gs_checked_add(offset, node.layout.nbytes, &end) != GS_OK or end > self.last_size:
             return LOOKED_AT
         if node.data == NULL and node.layout.nbytes:
             return LOOKED_AT
         for d in range(4):
             if node.layout.nb[d] < 0 or gs_checked_mul(count, node.layout.ne[d], &count) != GS_OK:
                 return LOOKED_AT
-        if count > MAX_SHARED and endless(tensor) is not None:
+        if count > SHARED and endless(tensor) is not None:
             return LOOKED_AT
-        return LOOKED_AT | READABLE | (WRITABLE if writable else 0)
+        return LOOKED_AT | READABLE | (WRITABLE if self.last_writable else 0)
 
     cdef bint used(self, Py_ssize_t t, bint writes) except -1:
         """Whether kernels may read, or write, a tensor of the table."""
@@ -145,27 +154,40 @@ cdef class CallList:
             self.state[t] = self.look_at(t)
         return self.state[t] & (WRITABLE if writes else READABLE) != 0
 
-    def add(self, Py_ssize_t i):
-        """Append the calls of node i; False if there is no compiled kernel for it, or something is wrong with it.
+    def add(self, Py_ssize_t first, Py_ssize_t stop):
+        """Append the calls of the nodes from `first` on: up to the one returned, which is the first before `stop` that
+        no compiled kernel computes or that something is wrong with, or `stop`.
 
-        Nodes are added in the order in which they run, those that others compute included.  OutOfMemory.
+        Nodes are added in the order in which they run, those that others compute included.  IndexError, OutOfMemory.
         """
-        cdef const gs_node *node = self.table.node(i)
-        cdef Py_ssize_t k
+        cdef const gs_node *node
+        cdef Py_ssize_t i
         cdef int status
-        cdef bint good = self.used(i, True)
-        for k in range(node.n_src):
-            if node.src[k] != NULL:
-                good = good and self.used(node.src[k] - self.table.nodes, False)
-        if not good:
+        if not 0 <= first <= stop <= self.table.n:
+            raise IndexError(f"nodes {first} .. {stop} of {self.table.n}")
+        for i in range(first, stop):
+            node = &self.table.nodes[i]
+            status = GS_UNSUPPORTED_OP
+            if self.is_good(node):
+                status = gs_build_node(node, <int32_t>i, &self.calls, &self.tables)
+            gs_forget_tables(&self.tables, node)
+            if status == GS_NO_HOST_MEMORY:
+                tensor = self.table.tensors[i]
+                raise OutOfMemory(f"backend {self.name!r}: no host memory to plan node {tensor.name!r} ({tensor.op})",
+                                  self.name, 0)
+            if status != GS_OK:
+                return i
+        return stop
+
+    cdef bint is_good(self, const gs_node *node) except -1:
+        """Whether kernels may read the sources of a node, and write it."""
+        cdef Py_ssize_t k
+        if not self.used(node - self.table.nodes, True):
             return False
-        status = gs_build_node(node, <int32_t>i, &self.calls, &self.tables)
-        gs_forget_tables(&self.tables, node)
-        if status == GS_NO_HOST_MEMORY:
-            tensor = self.table.tensors[i]
-            raise OutOfMemory(f"backend {self.name!r}: no host memory to plan node {tensor.name!r} ({tensor.op})",
-                              self.name, 0)
-        return status == GS_OK
+        for k in range(node.n_src):
+            if node.src[k] != NULL and not self.used(node.src[k] - self.table.nodes, False):
+                return False
+        return True
 
     def prepare(self, int32_t n_threads):
         """Take work memory for so many threads; OutOfMemory."""

@@ -10,14 +10,14 @@ the same bits.  Corresponds to ggml's CPU backend.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from operator import index
 
 import numpy as np
 
-from ggml_sched._graph import BufferBase, Tensor
+from ggml_sched._graph import BufferBase, Tensor, any_staged, computed
 from ggml_sched.backend import Backend, as_nodes, same_layout
 from ggml_sched.backends.cpu._kernels import CallList, Pool
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, allocate, wrap
@@ -74,12 +74,6 @@ class StagedLeafs:
     def __init__(self) -> None:
         self._met: set[Tensor] = set()
 
-    @staticmethod
-    def are_among(tensors: Iterable[Tensor]) -> bool:
-        """Whether there is anything to load before a node that uses these tensors."""
-        leases = {tensor.lease for tensor in tensors}
-        return any(lease is not None and lease.stages and not lease.transient for lease in leases)
-
     def calls(self, node: Tensor) -> list[Call]:
         found: list[Call] = []
         for tensor in (node, *node.src, *node.deps):
@@ -102,13 +96,13 @@ def _load(leaf: Tensor) -> None:
 
 
 class Stretch:
-    """Neighbouring calls of a list, made as one."""
+    """Neighbouring calls of a list, from `first` to the last that there is by now, made as one."""
 
     __slots__ = ("_calls", "_pool", "first", "last")
 
-    def __init__(self, calls: CallList, pool: Pool) -> None:
+    def __init__(self, calls: CallList, pool: Pool, first: int) -> None:
         self._calls, self._pool = calls, pool
-        self.first = self.last = calls.n_calls
+        self.first, self.last = first, calls.n_calls
 
     def __call__(self) -> None:
         self._calls.run(self._pool, self.first, self.last)
@@ -130,34 +124,36 @@ def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver,
         for node in nodes:
             steps += [(call, node) for call in staged.calls(node) + resolve(node, resolver)]
         return steps, None, 0
-    working = tuple(node for node in nodes if node.computes)
+    working = computed(nodes)
     compiled = CallList(resolver.name, working, resolver.memory_of, resolver.work.compiled)
-    stages = (StagedLeafs.are_among(compiled.table.tensors)
-              or any(StagedLeafs.are_among(node.deps) for node in nodes if node.deps))
-    stretch: Stretch | None = None
+    loads = loads_of(nodes, staged) if any_staged(nodes) else {}
     number = n_compiled = 0
-    for node in nodes if stages else working:
-        before = staged.calls(node) if stages else None
-        if before:
-            stretch = None
-            steps += [(call, node) for call in before]
-        if not node.computes:
-            continue
-        began = compiled.n_calls
-        if compiled.add(number):
-            n_compiled += 1
-            if stretch is None and compiled.n_calls > began:
-                stretch = Stretch(compiled, pool)
-                stretch.first = began
-                steps.append((stretch, node))
-            if stretch is not None:
-                stretch.last = compiled.n_calls
-        else:
-            stretch = None
-            steps += [(call, node) for call in resolve(node, resolver)]
-        number += 1
+    for stop in sorted({*loads, len(working)}):
+        while number < stop:
+            began, n_calls = number, compiled.n_calls
+            number = compiled.add(began, stop)
+            n_compiled += number - began
+            if compiled.n_calls > n_calls:
+                steps.append((Stretch(compiled, pool, n_calls), compiled.node_of(n_calls)))
+            if number < stop:
+                node = working[number]
+                steps += [(call, node) for call in resolve(node, resolver)]
+                number += 1
+        steps += loads.get(stop, ())
     compiled.prepare(pool.n_threads)
     return steps, compiled, n_compiled
+
+
+def loads_of(nodes: tuple[Tensor, ...], staged: StagedLeafs) -> dict[int, list[Step]]:
+    """What is called besides kernels, by how many nodes have been computed before."""
+    found: dict[int, list[Step]] = {}
+    number = 0
+    for node in nodes:
+        calls = staged.calls(node)
+        if calls:
+            found.setdefault(number, []).extend((call, node) for call in calls)
+        number += node.computes
+    return found
 
 
 def run_steps(steps: list[Step], name: str) -> None:

@@ -1,6 +1,6 @@
 # Nodes as C takes them: gs_node (include/ggml_sched/graph.h), for kernels and for backends that answer in C.
 #
-# Owns NodeTable, and what is put into a gs_node.  Invariant: `src` points into the same table, or is NULL.
+# Owns NodeTable, what is put into a gs_node, and what is asked of lists of nodes.  Invariant: `src` points into the same table, or is NULL.
 
 cdef inline void node_name_op(gs_node *out) noexcept nogil:
     """Family and sub-op of the op that stands in the layout."""
@@ -29,6 +29,29 @@ cdef void node_of_kind(const gs_graph *g, int32_t id, gs_node *out) noexcept nog
         out.n_src = g.slot[k] + 1
 
 
+cdef enum:
+    MAX_SEATED = 1 << 28
+
+
+cdef int seats_init(gs_seats *seats, int64_t n) noexcept nogil:
+    """Room for n tensors; GS_NO_HOST_MEMORY."""
+    cdef int bits = 4
+    while (<int64_t>1 << bits) < 2 * n:
+        bits += 1
+    seats.shift = 64 - bits
+    seats.seat = <gs_seat *>calloc(<size_t>1 << bits, sizeof(gs_seat))
+    return GS_NO_HOST_MEMORY if seats.seat == NULL else GS_OK
+
+
+cdef inline gs_seat *seats_find(const gs_seats *seats, const void *t) noexcept nogil:
+    """The seat of a tensor, or the free one where it would sit."""
+    cdef uint64_t mask = (<uint64_t>1 << (64 - seats.shift)) - 1
+    cdef uint64_t h = <uint64_t><size_t>t * <uint64_t>0x9e3779b97f4a7c15 >> seats.shift
+    while seats.seat[h].of != NULL and seats.seat[h].of != t:
+        h = (h + 1) & mask
+    return &seats.seat[h]
+
+
 cdef class NodeTable:
     """`NodeTable(tensors)`: a gs_node for each tensor and for each of their sources, at the addresses of the moment.
 
@@ -37,35 +60,72 @@ cdef class NodeTable:
     """
 
     def __cinit__(self, tensors):
-        cdef Tensor t, s
-        cdef dict index = {}
-        cdef list known = []
-        cdef Py_ssize_t i, k
         cdef tuple given = tuple(tensors)
+        cdef gs_seats seats
+        cdef int32_t *src
+        cdef int64_t n_src = 0
         for t in given:
-            if t is None:
-                raise TypeError("a node is a Tensor, not None")
-            index[t] = len(known)
-            known.append(t)
-        for t in given:
-            for s in t.src:
-                if s is not None and s not in index:
-                    index[s] = len(known)
-                    known.append(s)
-        self.tensors = tuple(known)
+            if not isinstance(t, Tensor):
+                raise TypeError(f"a node is a Tensor, not {t!r}")
+            n_src += PyTuple_GET_SIZE((<Tensor>t).src)
+        if len(given) + n_src > MAX_SEATED:
+            raise GraphError(f"a table of {len(given)} nodes with {n_src} sources is too large")
         self.n = len(given)
-        self.nodes = <gs_node *>calloc(max(len(known), 1), sizeof(gs_node))
-        if self.nodes == NULL:
-            raise no_host_memory(f"a table of {len(known)} nodes")
-        for i in range(len(known)):
-            self.fill(&self.nodes[i], known[i])
+        src = <int32_t *>malloc(max(n_src, 1) * sizeof(int32_t))
+        if seats_init(&seats, len(given) + n_src) != GS_OK or src == NULL:
+            free(seats.seat)
+            free(src)
+            raise no_host_memory(f"a table of {self.n} nodes")
+        try:
+            self.seat(given, &seats, src)
+            self.connect(given, src)
+        finally:
+            free(seats.seat)
+            free(src)
+
+    cdef int seat(self, tuple given, gs_seats *seats, int32_t *src) except -1:
+        """Find out which tensors there are: `tensors`, and for each source of those given its place there, -1 for none."""
+        # Borrowed: `given` keeps them.
+        cdef void *t
+        cdef void *s
+        cdef list known = list(given)
+        cdef gs_seat *seat
+        cdef int32_t n = <int32_t>self.n, n_src = 0
+        cdef Py_ssize_t i, k
         for i in range(self.n):
-            t = given[i]
-            self.nodes[i].n_src = <int32_t>len(t.src)
-            for k in range(len(t.src)):
-                s = t.src[k]
-                if s is not None:
-                    self.nodes[i].src[k] = &self.nodes[<Py_ssize_t>index[s]]
+            seat = seats_find(seats, PyTuple_GET_ITEM(given, i))
+            seat.of, seat.at = PyTuple_GET_ITEM(given, i), <int32_t>i
+        for i in range(self.n):
+            t = PyTuple_GET_ITEM(given, i)
+            for k in range(PyTuple_GET_SIZE((<Tensor>t).src)):
+                s = PyTuple_GET_ITEM((<Tensor>t).src, k)
+                src[n_src] = -1
+                if s != <void *>None:
+                    seat = seats_find(seats, s)
+                    if seat.of == NULL:
+                        seat.of, seat.at = s, n
+                        known.append(<Tensor>s)
+                        n += 1
+                    src[n_src] = seat.at
+                n_src += 1
+        self.tensors = tuple(known)
+        return 0
+
+    cdef int connect(self, tuple given, const int32_t *src) except -1:
+        """The structs, and the sources of those given."""
+        cdef Py_ssize_t i, k, n = len(self.tensors), n_src = 0
+        self.nodes = <gs_node *>calloc(max(n, 1), sizeof(gs_node))
+        if self.nodes == NULL:
+            raise no_host_memory(f"a table of {n} nodes")
+        for i in range(n):
+            self.fill(&self.nodes[i], <Tensor>PyTuple_GET_ITEM(self.tensors, i))
+        for i in range(self.n):
+            self.nodes[i].n_src = <int32_t>PyTuple_GET_SIZE((<Tensor>PyTuple_GET_ITEM(given, i)).src)
+            for k in range(self.nodes[i].n_src):
+                if src[n_src] >= 0:
+                    self.nodes[i].src[k] = &self.nodes[src[n_src]]
+                n_src += 1
+        return 0
 
     def __dealloc__(self):
         free(self.nodes)
@@ -106,3 +166,36 @@ cdef class NodeTable:
             "src": tuple(src),
             "data": None if node.data == NULL else <size_t>node.data,
         }
+
+
+def computed(tuple nodes not None):
+    """Those of some nodes that compute something."""
+    cdef list found = []
+    for t in nodes:
+        if (<Tensor?>t).layout.op > GS_OP_TRANSPOSE:
+            found.append(t)
+    return nodes if len(found) == len(nodes) else tuple(found)
+
+
+def any_staged(tuple nodes not None):
+    """Whether something that nodes read, write to or keep waits on the host until it is needed, and nobody loads it."""
+    cdef Tensor t, s
+    for t in nodes:
+        if t is None:
+            raise TypeError("a node is a Tensor, not None")
+        if is_staged(t):
+            return True
+        for s in t.src:
+            if s is not None and is_staged(s):
+                return True
+        if t._deps is not None:
+            for s in t._deps:
+                if is_staged(s):
+                    return True
+    return False
+
+
+cdef inline bint is_staged(Tensor t) noexcept:
+    """Whether a tensor's address is of a lease that stages, other than a scheduler's."""
+    cdef Lease lease = (t if t.view_src is None else t.view_src)._lease
+    return lease is not None and lease.stages and not lease.transient

@@ -95,18 +95,6 @@ def new_lease():
     return lease
 
 
-def computed(tuple nodes not None, Py_ssize_t first, Py_ssize_t last):
-    """Those of the nodes first .. last that compute something."""
-    cdef list found = []
-    cdef Py_ssize_t k
-    cdef Tensor t
-    for k in range(max(first, 0), min(last + 1, len(nodes))):
-        t = <Tensor?>nodes[k]
-        if t.layout.op > GS_OP_TRANSPOSE:
-            found.append(t)
-    return tuple(found)
-
-
 def written_leafs(tuple nodes not None):
     """{leaf that nodes write to: the position of the first that does}."""
     cdef dict found = {}
