@@ -55,11 +55,12 @@ cdef class GraphFamily:
                 tensors[i] = s
                 continue
             layout = a.flat.layout[i]
-            for k in range(GS_MAX_DIMS):
-                layout.ne[k] = self.between(s, layout.ne[k], self.b.flat.layout[i].ne[k], step)
-                layout.nb[k] = self.between(s, layout.nb[k], self.b.flat.layout[i].nb[k], step)
-            if layout.ne[0] % traits[layout.type].block_size or layout_set_nbytes(&layout) != GS_OK:
-                raise GraphError(f"{describe(s)} has no extents for {n}")
+            if not layout_equal(&layout, &self.b.flat.layout[i]):
+                for k in range(GS_MAX_DIMS):
+                    layout.ne[k] = self.between(s, layout.ne[k], self.b.flat.layout[i].ne[k], step)
+                    layout.nb[k] = self.between(s, layout.nb[k], self.b.flat.layout[i].nb[k], step)
+                if layout.ne[0] % traits[layout.type].block_size or layout_set_nbytes(&layout) != GS_OK:
+                    raise GraphError(f"{describe(s)} has no extents for {n}")
             k = a.flat.view_src[i]
             t = ctx.add_tensor(layout.op, &layout, self.sources(i, tensors), None if k < 0 else <Tensor>tensors[k],
                                self.between(s, a.flat.view_offs[i], self.b.flat.view_offs[i], step))

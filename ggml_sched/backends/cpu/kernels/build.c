@@ -81,7 +81,7 @@ static int clashes(const gs_node *node, int i) {
 /* Whether the first element lies where compiled code may look for it: at a multiple of its size. */
 static int is_astray(const gs_node *t) {
     int size = gs_plain_size(t->layout.type);
-    return size > 1 && t->layout.nbytes > 0 && (uintptr_t)t->data % (uintptr_t)size != 0;
+    return size > 1 && t->layout.nbytes > 0 && ((uintptr_t)t->data & (uintptr_t)(size - 1)) != 0;
 }
 
 #define COPY_PART (1 << 18)
@@ -146,7 +146,7 @@ static int with_copies(const gs_node *node, int32_t position, gs_calls *to, gs_n
 static int strides_are_whole(const gs_node *t) {
     int size = gs_plain_size(t->layout.type);
     for (int d = 0; d < GS_MAX_DIMS && size > 1; d++)
-        if (t->layout.nb[d] % size)
+        if (t->layout.nb[d] & (size - 1))
             return 0;
     return 1;
 }
