@@ -148,10 +148,22 @@ cdef void node_of_kind(const gs_graph *g, int32_t id, gs_node *out) noexcept nog
 ctypedef struct gs_seat:
     void *of                    # NULL: free
     int32_t at
+    int32_t count               # for whoever counts
 
 ctypedef struct gs_seats:
     gs_seat *seat
     int shift                   # 64 - log2 of the number of seats
+
+cdef int seats_init(gs_seats *seats, int64_t n) noexcept nogil
+
+
+cdef inline gs_seat *seats_find(const gs_seats *seats, const void *t) noexcept nogil:
+    """The seat of a tensor, or the free one where it would sit."""
+    cdef uint64_t mask = (<uint64_t>1 << (64 - seats.shift)) - 1
+    cdef uint64_t h = <uint64_t><size_t>t * <uint64_t>0x9e3779b97f4a7c15 >> seats.shift
+    while seats.seat[h].of != NULL and seats.seat[h].of != t:
+        h = (h + 1) & mask
+    return &seats.seat[h]
 
 
 cdef class NodeTable:

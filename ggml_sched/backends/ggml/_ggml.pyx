@@ -13,16 +13,19 @@ from weakref import ref as weakref_to
 cimport cython
 
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
+from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 from posix.unistd cimport _SC_PAGESIZE, getpid, sysconf
 
 from ggml_sched._c cimport (
-    GS_MAX_DIMS, GS_MAX_SRC, GS_OP_CONT, GS_OP_CPY, GS_OP_DUP, GS_OP_GET_ROWS, GS_OP_GLU, GS_OP_MUL_MAT,
+    GS_MAX_DIMS, GS_MAX_SRC, GS_OK, GS_OP_CONT, GS_OP_CPY, GS_OP_DUP, GS_OP_GET_ROWS, GS_OP_GLU, GS_OP_MUL_MAT,
     GS_OP_MUL_MAT_ID, GS_OP_NONE, GS_OP_SET_ROWS, GS_OP_SOFT_MAX, GS_OP_UNARY, gs_layout, gs_node, gs_range_fits,
 )
-from ggml_sched._graph cimport BackendBase, BufferBase, NodeTable, Tensor, op_is_view
+from ggml_sched._graph cimport (
+    BackendBase, BufferBase, NodeTable, Tensor, gs_seat, gs_seats, op_is_view, seats_find, seats_init,
+)
 
 from ggml_sched.errors import BackendError, PlacementError, UnsupportedOp, no_host_memory
 

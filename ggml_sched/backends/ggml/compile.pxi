@@ -44,6 +44,7 @@ cdef class Program:
     cdef list packs                 # (weight, Packed, address of the plain data)
     cdef list written               # roots that outlive the plan
     cdef tuple buffers              # keeps them alive
+    cdef BufferBase placed          # that a tensor was found in last
     cdef readonly bint freed
 
     def __cinit__(self, backend, Device device not None, tuple nodes, staged):
@@ -89,6 +90,8 @@ cdef class Program:
     cdef int check_places(self) except -1:
         """Nodes are supported, and tensors lie where they may."""
         cdef dict buffers = {}
+        cdef BufferBase last = None     # neighbours mostly share one
+        cdef bint writable = False
         cdef Tensor t
         cdef Py_ssize_t i, n = len(self.table.tensors)
         cdef gs_node *node
@@ -99,12 +102,15 @@ cdef class Program:
                 raise UnsupportedOp(f"{self.name_of(i)} is not one that this backend computes: "
                                     f"{', '.join([repr(s) for s in t.src])} to {t!r}")
             self.check_place(t, i, buffers)
-            if not buffers[t._buffer if t.view_src is None else t.view_src._buffer]:
+            if last is None or (t if t.view_src is None else t.view_src)._buffer is not last:
+                last = t.c_buffer()
+                writable = buffers[last]
+            if not writable:
                 raise BackendError(f"{self.name_of(i)}: its memory is read-only")
         for i in range(self.table.n, n):
             t = self.table.tensors[i]
             self.check_place(t, i, buffers)
-        self.buffers = tuple(buffers)
+        self.buffers, self.placed = tuple(buffers), None
         return 0
 
     cdef int check_place(self, Tensor t, Py_ssize_t i, dict buffers) except -1:
@@ -112,13 +118,14 @@ cdef class Program:
         cdef int64_t offset
         if buffer is None:
             raise PlacementError(f"{self.reader_of(i)}: tensor {t.full_name()!r} has no address")
-        if buffer not in buffers:
+        if buffer is not self.placed and buffer not in buffers:
             if not self.backend.supports_buffer(buffer):
                 raise PlacementError(f"{self.reader_of(i)}: tensor {t.full_name()!r} is on backend "
                                      f"{buffer.backend.name!r}")
             if buffer.closed:
                 raise PlacementError(f"{self.reader_of(i)}: the buffer of tensor {t.full_name()!r} is closed")
             buffers[buffer] = buffer.writable
+        self.placed = buffer
         offset = t._offset if t.view_src is None else t.view_src._offset + t.view_offs
         if not gs_range_fits(offset, t.layout.nbytes, buffer.size):
             raise PlacementError(f"{self.reader_of(i)}: tensor {t.full_name()!r} of {t.layout.nbytes} bytes at "
@@ -211,32 +218,46 @@ cdef class Program:
 
     cdef int make_segments(self, staged) except -1:
         """Where the split is cut, and which ids are checked where."""
-        cdef dict writer = {}       # of each root: the latest node of the split that writes to it
-        cdef dict found = {}        # ids that the segment checks already
+        cdef gs_seats writers
         cdef list checks = []       # of each segment, (node, slot, rows)
+        cdef Segment segment
+        if seats_init(&writers, self.table.n) != GS_OK:
+            raise no_host_memory(f"a graph of {self.table.n} nodes")
+        try:
+            self.cut_segments(staged if self.has_staged() else None, &writers, checks)
+        finally:
+            free(writers.seat)
+        for segment, wanted in zip(self.segments, checks):
+            self.fill_checks(segment, wanted)
+        return 0
+
+    cdef int cut_segments(self, staged, gs_seats *writers, list checks) except -1:
+        """The segments; `writers`: of each root the latest node that writes to it, and how many nodes have."""
+        cdef dict found = {}        # ids that the segment checks already
+        cdef gs_seat *writer
         cdef Segment segment = None
         cdef Tensor t, ids, root
-        cdef Py_ssize_t i, written
+        cdef Py_ssize_t i
         cdef int slot
         cdef int64_t rows = 0
-        cdef bint is_staged = self.has_staged()
+        cdef bint cut
         for i in range(self.table.n):
-            t = self.table.tensors[i]
-            loads = staged(t) if is_staged else []
+            t = <Tensor>PyTuple_GET_ITEM(self.table.tensors, i)
+            loads = None if staged is None else staged(t)
             slot = ids_slot(&self.table.nodes[i], &rows)
             ids = None if slot < 0 else t.src[slot]
-            cut = segment is None or len(loads) > 0
+            cut = segment is None or loads
             if ids is not None:
                 root = ids if ids.view_src is None else ids.view_src
-                written = writer.get(root, -1)
-                if written >= 0 and orders_rows(&self.table.nodes[written].layout, root, ids, rows, self.table,
-                                                written) and (root, 1) not in writer:
+                writer = seats_find(writers, <void *>root)
+                if writer.count == 1 and orders_rows(&self.table.nodes[writer.at].layout, root, ids, rows, self.table,
+                                                     writer.at):
                     ids = None      # in range by the way they are made
-                elif segment is not None and written >= segment.first:
+                elif writer.count and segment is not None and writer.at >= segment.first:
                     cut = True
             if cut:
                 segment = Segment.__new__(Segment)
-                segment.first, segment.loads = i, loads
+                segment.first, segment.loads = i, loads or []
                 self.segments.append(segment)
                 checks.append([])
                 found.clear()
@@ -244,13 +265,10 @@ cdef class Program:
                 found[(ids, rows)] = True
                 checks[-1].append((i, slot, rows))
             root = t if t.view_src is None else t.view_src
-            if root in writer:
-                writer[(root, 1)] = i
-            writer[root] = i
-            if root._lease is None and root not in self.written:
+            writer = seats_find(writers, <void *>root)
+            if writer.count == 0 and root._lease is None:
                 self.written.append(root)
-        for segment, wanted in zip(self.segments, checks):
-            self.fill_checks(segment, wanted)
+            writer.of, writer.at, writer.count = <void *>root, <int32_t>i, writer.count + 1
         return 0
 
     cdef bint has_staged(self):
@@ -339,7 +357,7 @@ cdef class Program:
             t = self.table.tensors[i]
             w = t.src[0]
             if (w.layout.op != GS_OP_NONE or w.view_src is not None or w._lease is not None or w._buffer is None
-                    or w in self.written or w._buffer.usage != "weights" or not is_packable(node)):
+                    or not is_packable(node) or w._buffer.usage != "weights" or w in self.written):
                 continue
             packs = getattr(w._buffer, "packs", None)
             if packs is None:

@@ -43,15 +43,6 @@ cdef int seats_init(gs_seats *seats, int64_t n) noexcept nogil:
     return GS_NO_HOST_MEMORY if seats.seat == NULL else GS_OK
 
 
-cdef inline gs_seat *seats_find(const gs_seats *seats, const void *t) noexcept nogil:
-    """The seat of a tensor, or the free one where it would sit."""
-    cdef uint64_t mask = (<uint64_t>1 << (64 - seats.shift)) - 1
-    cdef uint64_t h = <uint64_t><size_t>t * <uint64_t>0x9e3779b97f4a7c15 >> seats.shift
-    while seats.seat[h].of != NULL and seats.seat[h].of != t:
-        h = (h + 1) & mask
-    return &seats.seat[h]
-
-
 cdef class NodeTable:
     """`NodeTable(tensors)`: a gs_node for each tensor and for each of their sources, at the addresses of the moment.
 
