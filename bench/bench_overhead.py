@@ -11,10 +11,10 @@ import ggml_sched as gs
 from ggml_sched.llama import load, random_llama
 
 SHAPES = {"n_vocab": 320, "n_embd": 64, "n_layer": 12, "n_head": 4, "n_head_kv": 4, "n_ff": 128}
-N_CTX = 4096
+N_CTX = 16384
 
 
-class Idle(gs.CpuBackend):
+class Idle:
     """Prepares plans, and runs none."""
 
     def graph_plan_compute(self, plan) -> None:
@@ -24,9 +24,18 @@ class Idle(gs.CpuBackend):
         pass
 
 
-@pytest.fixture
-def model():
-    with Idle(1) as backend, load(random_llama(1, **SHAPES), [backend], N_CTX, kv_type="f16") as model:
+class IdleCpu(Idle, gs.CpuBackend):
+    pass
+
+
+@pytest.fixture(params=["cpu", "ggml"])
+def model(request):
+    if request.param == "cpu":
+        backend = IdleCpu(1)
+    else:
+        pytest.importorskip("ggml", reason="a ggml to compile for")
+        backend = type("IdleGgml", (Idle, gs.GgmlBackend), {})(n_threads=1)
+    with backend, load(random_llama(1, **SHAPES), [backend], N_CTX, kv_type="f16") as model:
         model.eval([1, 2, 3])
         yield model
 
@@ -53,15 +62,18 @@ def test_token(benchmark, model, what):
 
 
 def test_new_shape(benchmark, model):
-    """Building, planning and preparing the graph of a token, when the cache has grown by a padding."""
+    """A token of a text that has grown by a padding: its graph is built, planned and prepared."""
+    padding = model._runner.cache.padded(1)
+    model.eval([5] * (padding - 3))
 
     def setup():
-        model._runner.graphs.clear()
-        model.scheduler.reset()
-        if model.n_past > 20:
-            model.truncate(8)
+        if model.n_past > padding:
+            model.eval([5] * (padding - 2))
+            model.eval([5], last_only=True)
+        assert model.n_past % padding == 0
 
-    benchmark.pedantic(lambda: model.eval([5], last_only=True), setup=setup, rounds=300, warmup_rounds=10)
+    benchmark.pedantic(lambda: model.eval([5], last_only=True), setup=setup, rounds=200, warmup_rounds=10)
+    benchmark.extra_info["nodes"] = len(model.batch_graph(1, padding, 1).graph)
 
 
 @pytest.mark.parametrize("n_rows", [100, 4000])

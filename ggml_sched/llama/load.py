@@ -81,8 +81,7 @@ def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = 51
             cache = KVCache(hparams, n_ctx, place, kv_type, n_states)
         runner = Runner(arch, hparams, weights, cache, backends, n_seq, policy)
         undo.callback(runner.scheduler.close)
-        # What no backend computes is reported now, not at the first token.
-        runner.scheduler.plan(runner.graph(Shape(1, cache.padded(1), 1)).graph)
+        runner.reserve()
         model = Model(runner, backends, owned, min(n_batch, n_ctx), n_seq, metadata)
         undo.pop_all()
         return model

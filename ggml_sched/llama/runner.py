@@ -14,7 +14,7 @@ from contextlib import suppress
 import numpy as np
 
 from ggml_sched.backend import Backend
-from ggml_sched.errors import each
+from ggml_sched.errors import OutOfMemory, each
 from ggml_sched.llama.batch import Batch
 from ggml_sched.llama.builder import BatchGraph, Shape
 from ggml_sched.llama.cells import Cells
@@ -59,6 +59,18 @@ class Runner:
         else:
             self.graphs.move_to_end(shape)
         return graph
+
+    def reserve(self) -> None:
+        """Plan a token, which reports what no backend computes, and hold memory for one that reads the whole cache.
+
+        Tokens between these two are neither planned anew nor given other buffers.  Where that memory is not to be had,
+        shorter texts may still fit.
+        """
+        shortest, longest = (Shape(1, self.cache.padded(n), 1) for n in (1, self.cache.n_ctx))
+        self.scheduler.plan(self.graph(shortest).graph)
+        if longest != shortest:
+            with suppress(OutOfMemory):
+                self.scheduler.reserve(self._maker.build(longest).graph)
 
     # -- an evaluation: begin, compute any number of batches, then commit or undo -------------------------------
 
