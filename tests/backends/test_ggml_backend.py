@@ -63,6 +63,17 @@ def test_importing_the_package_loads_no_ggml():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_an_installed_library_that_does_not_load_leaves_it_to_the_next(tmp_path, monkeypatch):
+    with gs.GgmlBackend(library=ggml_here.LIBRARY) as backend:
+        works = backend.library.folder
+    (tmp_path / "libggml-base.so").write_bytes(b"not a library")
+    monkeypatch.setattr(library, "installed", lambda: [str(tmp_path), works])
+    assert library.load().folder == works
+    monkeypatch.setattr(library, "installed", lambda: [str(tmp_path)])
+    with pytest.raises(gs.BackendError, match="does not load"):
+        library.load()
+
+
 def test_a_file_that_is_no_library_is_refused(tmp_path):
     (tmp_path / "libggml-base.so").write_bytes(b"not a library")
     with pytest.raises(gs.BackendError, match="does not load"):

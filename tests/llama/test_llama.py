@@ -48,6 +48,7 @@ def every_cpu(request, monkeypatch):
                 super().__init__(name, world)
 
         monkeypatch.setattr(gs, "CpuBackend", Late)
+    monkeypatch.setattr(sys.modules["ggml_sched.llama.load"], "default_backend", lambda: gs.CpuBackend())
 
 
 def edited(data: bytes, metadata=(), drop=(), tensors=()) -> bytes:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ggml_sched import cli
-from ggml_sched.llama import SMALL_PROMPT, load, random_llama, small_model
+from ggml_sched.llama import SMALL_PROMPT, load, open_gguf, random_llama, small_model
 
 pytest.importorskip("tokenizers")
 SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_ff": 48}
@@ -207,9 +207,22 @@ def test_an_interrupt_before_any_text_is_quiet():
         assert process.stdout.read() == b"" and process.stderr.read() == b""
 
 
-def test_a_chat_returns_to_its_prompt():
+@pytest.fixture
+def endless_file(tmp_path):
+    """A model of random weights with the small one's vocabulary: its likeliest token is never the end."""
+    with open_gguf(small_model()) as file:
+        words = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
+    path = tmp_path / "endless.gguf"
+    path.write_bytes(random_llama(3, **SHAPES | {"n_vocab": len(words["tokenizer.ggml.tokens"])}, extra=words))
+    with load(path, n_ctx=64) as model:
+        reply = model.chat([{"role": "user", "content": "import os"}], 2000, shift=True)
+        assert reply.read() and reply.finish_reason == "length"
+    return path
+
+
+def test_a_chat_returns_to_its_prompt(endless_file):
     pytest.importorskip("jinja2")
-    with Terminal([*COMMAND, "--chat", "-n", "5000", "--n-ctx", "64"]) as terminal:
+    with Terminal([*COMMAND, endless_file, "--chat", "-n", "500000", "--n-ctx", "64"]) as terminal:
         terminal.type("import os\r")
         at = terminal.wait_for("\r\n", terminal.wait_for("> "))
         terminal.wait_for(" ", at)                                              # it replies, and would for long

@@ -43,8 +43,20 @@ def test_figures_in_the_readme_are_those_that_were_measured():
     assert summary in readme
 
 
-def test_python_in_the_readme():
+def python_in_the_readme() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+
+
+def test_planning_in_the_readme():
     """It prints what the README says it prints."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    code = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.S)
-    assert run("-c", code[1]) == code[2]
+    code = next(code for code in python_in_the_readme() if "DryBackend" in code)
+    said = re.match(r"```\n\n```\n(.*?)```", text[text.index(code) + len(code) :], re.S)[1]
+    assert run("-c", code) == said
+
+
+def test_text_in_the_readme():
+    for name in ("tokenizers", "jinja2"):
+        pytest.importorskip(name)
+    code = next(code for code in python_in_the_readme() if "generate" in code)
+    assert "Stats(n_prompt=" in run("-c", code.replace('"model.gguf"', "llama.small_model()").replace("4096", "512"))

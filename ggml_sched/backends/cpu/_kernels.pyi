@@ -1,26 +1,33 @@
+"""The typed view of _kernels, written by hand."""
+
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
+from typing_extensions import disjoint_base
 
 from ggml_sched._graph import BufferBase, NodeTable, Tensor
 
+MAX_SHARED: int
+
 def isa() -> Literal["portable", "avx2", "avx512"]: ...
 
+@disjoint_base
 class Pool:
     n_threads: int
-    def __init__(self, n_threads: int) -> None: ...
+    def __new__(cls, n_threads: int) -> Self: ...
     def set_n_threads(self, n_threads: int) -> None: ...
     @property
     def alive(self) -> int: ...
     def close(self) -> None: ...
 
+@disjoint_base
 class CallList:
     name: str
     table: NodeTable
-    def __init__(
-        self, name: str, nodes: Iterable[Tensor], memory_of: Callable[[BufferBase], np.ndarray], scratch: Any
-    ) -> None: ...
+    def __new__(
+        cls, name: str, nodes: Iterable[Tensor], memory_of: Callable[[BufferBase], np.ndarray], scratch: Any
+    ) -> Self: ...
     @property
     def n_calls(self) -> int: ...
     def node_of(self, i: int) -> Tensor: ...

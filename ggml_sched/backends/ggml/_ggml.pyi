@@ -1,26 +1,30 @@
 """The typed view of _ggml, written by hand.  Addresses and handles of ggml's are ints."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Self
+
+from typing_extensions import disjoint_base
 
 from ggml_sched._graph import BackendBase, Tensor
 
 TENSOR_SIZE: int
 QUIET: int
 
+@disjoint_base
 class Api:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         addresses: dict[str, int],
         ops: Mapping[Any, int],
         sub_ops: Mapping[int, int],
         types: Iterable[int],
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def has_plans(self) -> bool: ...
 
+@disjoint_base
 class Device:
-    def __init__(self, api: Api, dev: int, n_threads: int, host: bool) -> None: ...
+    def __new__(cls, api: Api, dev: int, n_threads: int, host: bool) -> Self: ...
     @property
     def api(self) -> Api: ...
     @property
@@ -37,24 +41,30 @@ class Device:
     def prepare(self, buffer: int, address: int, t: Tensor) -> None: ...
     def move(self, buffer: int, address: int, view: Any, into: bool) -> None: ...
 
+@disjoint_base
 class Packed:
     @property
     def size(self) -> int: ...
 
+@disjoint_base
+class Segment: ...
+
+@disjoint_base
 class Program:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         backend: BackendBase,
         device: Device,
         nodes: tuple[Tensor, ...],
         staged: Callable[[Tensor], list[Callable[[], object]]],
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def device(self) -> Device: ...
     @property
     def freed(self) -> bool: ...
     def free(self) -> None: ...
 
+@disjoint_base
 class GgmlBase(BackendBase):
     def adopt(self, device: Device) -> None: ...
 

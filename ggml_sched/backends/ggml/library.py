@@ -19,9 +19,12 @@ from ggml_sched.backends.ggml._ggml import QUIET, Api, adopt_threads
 from ggml_sched.backends.ggml.probe import OLDEST, check
 from ggml_sched.errors import BackendError
 
-__all__ = ["INSTALL", "Device", "Library", "find", "load"]
+__all__ = ["INSTALL", "Device", "Library", "installed", "load"]
 
 INSTALL = "pip install 'ggml-sched[ggml]'"
+PACKAGES = ("llama_cpp", "ggml")
+"""Packages that bring libraries in a folder lib/, best first: llama-cpp-python's is newer, and its kernels for prompts
+in f32, f16 and q8_0 are twice as fast (it is built with GGML_LLAMAFILE)."""
 
 NEEDED = (
     "init", "free", "new_graph_custom", "graph_overhead_custom", "graph_add_node", "backend_dev_init", "backend_free",
@@ -110,23 +113,36 @@ class Library:
         return tuple(found)
 
 
-def find() -> str:
-    """The folder of the libraries of an installed package; BackendError that says what to install."""
-    for package, folder in (("ggml", "lib"), ("llama_cpp", "lib")):
+def installed() -> list[str]:
+    """The folders with ggml's libraries of installed packages, best first."""
+    found = []
+    for package in PACKAGES:
         spec = importlib.util.find_spec(package)
         for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-            found = os.path.join(place, folder)
-            if any(_named(Path(found), "ggml-base")):
-                return found
-    raise BackendError(f"there is no ggml here: run `{INSTALL}`, or give the folder of its libraries as library=")
+            folder = os.path.join(place, "lib")
+            if any(_named(Path(folder), "ggml-base")):
+                found.append(folder)
+    return found
 
 
 def load(path: str | os.PathLike | None = None) -> Library:
-    """The library in a folder (or in one file that has everything); None: of the installed package.
+    """The library in a folder (or in one file that has everything); None: the first of the installed ones that loads.
 
     BackendError without one, for one that does not load, is too old, or is not laid out as we know it.
     """
-    given = find() if path is None else os.fspath(path)
+    if path is not None:
+        return _load(os.fspath(path))
+    wrong: BackendError | None = None
+    for folder in installed():
+        try:
+            return _load(folder)
+        except BackendError as error:
+            wrong = wrong or error
+    raise wrong or BackendError(
+        f"there is no ggml here: run `{INSTALL}`, or give the folder of its libraries as library=")
+
+
+def _load(given: str) -> Library:
     folder = given if os.path.isdir(given) else os.path.dirname(given)
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")     # an abort of ggml's would start a debugger
     kernels = given if os.path.isfile(given) else str(next(_named(Path(given), "ggml-cpu"), ""))

@@ -306,7 +306,11 @@ cdef int raise_planning_error(int status, Request request, int32_t failed) excep
     t = request.graph.tensors[failed if failed < request.c.g.n_tensors else 0]
     if status == GS_UNSUPPORTED_OP:
         # Often it is the type of a weight that no backend knows.
-        given = ", ".join([f"{s.name!r} {s.type}" for s in t.src if s is not None])
+        named = []
+        for s in t.src:
+            if s is not None:
+                named.append(f"{s.name!r} {s.type}")
+        given = ", ".join(named)
         raise UnsupportedOp(f"{describe(t)}: none of the backends {names_of(backends)} supports it"
                             f"{', with the sources ' + given if given else ''}")
     if status == GS_BAD_PLACEMENT:

@@ -300,7 +300,7 @@ static int fits(const gs_node *node) {
 
 int gs_build_mul_mat(const gs_node *node, int32_t position, gs_calls *to) {
     gs_product of = {0};
-    if (node->n_src < 2 || node->src[0] == NULL || node->src[1] == NULL || !fits(node))
+    if (node->n_src != 2 || node->src[0] == NULL || node->src[1] == NULL || !fits(node))
         return GS_UNSUPPORTED_OP;
     const gs_layout *a = &node->src[0]->layout, *b = &node->src[1]->layout;
     for (int i = 1; i < GS_MAX_DIMS; i++)
@@ -322,7 +322,7 @@ int gs_build_mul_mat(const gs_node *node, int32_t position, gs_calls *to) {
 int gs_build_mul_mat_id(const gs_node *node, int32_t position, gs_calls *to) {
     gs_product of = {0};
     int64_t head;
-    if (node->n_src < 3 || node->src[0] == NULL || node->src[1] == NULL || node->src[2] == NULL || !fits(node))
+    if (node->n_src != 3 || node->src[0] == NULL || node->src[1] == NULL || node->src[2] == NULL || !fits(node))
         return GS_UNSUPPORTED_OP;
     const gs_layout *a = &node->src[0]->layout, *b = &node->src[1]->layout, *ids = &node->src[2]->layout;
     const int64_t *c = node->layout.ne;
