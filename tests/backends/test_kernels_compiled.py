@@ -9,7 +9,9 @@ import pytest
 from support import FLOATS, place, random, raw
 
 import ggml_sched as gs
+from ggml_sched._graph import BufferBase, bind_resident
 from ggml_sched.backends.cpu import _kernels
+from ggml_sched.backends.cpu.buffer import CpuBuffer
 from ggml_sched.backends.cpu.oracle.unary import _FUNCTIONS
 
 ISAS = ("portable", "avx2", "avx512")
@@ -196,6 +198,34 @@ def test_ropes_of_changed_positions_do_not_share_their_angles(isa):
     second = ctx.rope(first, ctx.cpy(other, at), 16)
     values = {a: random(np.random.default_rng(1), 16, 2, 3), at: np.int32([1, 2, 3]), other: np.int32([7, 0, 9])}
     check(ctx, second, values, rtol=1e-5, atol=2e-6)
+
+
+class HiddenBuffer(CpuBuffer):
+    """Memory whose address nobody says: compiled kernels leave it to the oracle."""
+
+    def __init__(self, backend, memory):
+        super().__init__(backend, memory)
+        BufferBase.__init__(self, backend, memory.nbytes, 0)
+
+
+def test_ropes_do_not_share_angles_of_positions_that_the_oracle_has_changed(isa):
+    ctx, hidden = gs.Context(), gs.Context()
+    a, at, other = ctx.tensor("f32", (16, 2, 3)), ctx.tensor("i32", (3,)), hidden.tensor("i32", (3,))
+    first = ctx.rope(a, at, 16)
+    change = ctx.cpy(other, at)
+    second = ctx.rope(a, at, 16)
+    found = []
+    for kernels in ("compiled", "numpy"):
+        with gs.CpuBackend(1, kernels=kernels) as backend:
+            buffer = place(ctx, backend)
+            bind_resident(other, HiddenBuffer(backend, np.zeros(64, np.uint8)), 0)
+            a.set(random(np.random.default_rng(1), 16, 2, 3))
+            at.set(np.int32([1, 2, 3]))
+            other.set(np.int32([7, 0, 9]))
+            backend.graph_compute([first, change, second])
+            found.append(second.numpy())
+            buffer.close()
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("to", [*FLOATS, "q8_0", "q4_0", "q5_1"])
