@@ -103,6 +103,13 @@ cdef class CallList:
         """The buffers that were looked at."""
         return tuple(self.known)
 
+    def held(self):
+        """The memory that calls read and write, as arrays: it stays while they do, whoever closes the buffers.
+
+        BackendError if a buffer is closed already.
+        """
+        return [self.memory_of(buffer) for buffer, entry in self.known.items() if entry is not None]
+
     cdef unsigned char look_at(self, Py_ssize_t t) except? 255:
         """What can be done with a tensor of the table."""
         cdef Tensor tensor = self.table.tensors[t]
@@ -158,6 +165,7 @@ cdef class CallList:
             if node.src[k] != NULL:
                 good = good and self.used(node.src[k] - self.table.nodes, False)
         if not good:
+            self.tables.n = 0           # somebody else computes it, and we do not know where it lies
             return False
         status = gs_build_node(node, <int32_t>i, &self.calls, &self.tables)
         gs_forget_tables(&self.tables, node)
