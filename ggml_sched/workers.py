@@ -67,15 +67,18 @@ class Crew:
 
 
 class ForkLock:
-    """A lock that a fork cannot leave locked in the child."""
+    """A lock that a fork cannot leave locked in the child: `with lock.here:`.
+
+    Not a context manager of its own: a signal's exception between the lines of one in Python would leave it locked.
+    """
 
     def __init__(self) -> None:
         self._pid, self._lock = os.getpid(), threading.Lock()
 
-    def __enter__(self) -> None:
+    @property
+    def here(self) -> threading.Lock:
+        """The lock of this process."""
         if self._pid != os.getpid():
-            self._pid, self._lock = os.getpid(), threading.Lock()
-        self._lock.acquire()
-
-    def __exit__(self, *exc) -> None:
-        self._lock.release()
+            self._lock = threading.Lock()
+            self._pid = os.getpid()
+        return self._lock

@@ -153,7 +153,7 @@ class GgmlBackend(GgmlBase, Backend):
 
     def set_n_threads(self, n: int) -> None:
         """Use n threads from now on."""
-        with self._lock:
+        with self._lock.here:
             self._device.use_threads(_thread_count(n))
 
     def inplace_sources(self, op: str) -> int:
@@ -169,16 +169,16 @@ class GgmlBackend(GgmlBase, Backend):
 
     def graph_plan_create(self, graph) -> Program:
         self._require_open()
-        with self._lock:
+        with self._lock.here:
             return Program(self, self._device, as_nodes(graph), StagedLeafs().calls)
 
     def graph_plan_free(self, plan: Program) -> None:
-        with self._lock:
+        with self._lock.here:
             plan.free()
 
     def graph_plan_compute(self, plan: Program) -> None:
         self._require_open()
-        with self._lock:
+        with self._lock.here:
             if self._device.n_threads > 1 and os.getpid() != STARTED_IN:
                 self._compute_in_child(plan)
             else:
@@ -220,7 +220,7 @@ class GgmlBackend(GgmlBase, Backend):
 
     def close(self) -> None:
         """Compute no more; buffers keep their memory until they are closed."""
-        with self._lock:
+        with self._lock.here:
             self._closed = True
             crew, self._crew = self._crew, None
             if crew is not None:

@@ -211,7 +211,6 @@ cdef class Program:
 
     cdef int make_segments(self, staged) except -1:
         """Where the split is cut, and which ids are checked where."""
-        cdef dict writer = {}       # of each root: the latest node of the split that writes to it
         cdef dict found = {}        # ids that the segment checks already
         cdef list checks = []       # of each segment, (node, slot, rows)
         cdef Segment segment = None
@@ -227,10 +226,8 @@ cdef class Program:
             ids = None if slot < 0 else t.src[slot]
             cut = segment is None or len(loads) > 0
             if ids is not None:
-                root = ids if ids.view_src is None else ids.view_src
-                written = writer.get(root, -1)
-                if written >= 0 and orders_rows(&self.table.nodes[written].layout, root, ids, rows, self.table,
-                                                written) and (root, 1) not in writer:
+                written = last_writer(self.table, i, self.table.nodes[i].src[slot])
+                if written >= 0 and orders_rows(self.table, written, ids, rows):
                     ids = None      # in range by the way they are made
                 elif segment is not None and written >= segment.first:
                     cut = True
@@ -244,9 +241,6 @@ cdef class Program:
                 found[(ids, rows)] = True
                 checks[-1].append((i, slot, rows))
             root = t if t.view_src is None else t.view_src
-            if root in writer:
-                writer[(root, 1)] = i
-            writer[root] = i
             if root._lease is None and root not in self.written:
                 self.written.append(root)
         for segment, wanted in zip(self.segments, checks):
@@ -397,9 +391,23 @@ cdef int ids_slot(const gs_node *node, int64_t *rows) noexcept nogil:
     return -1
 
 
-cdef bint orders_rows(const gs_layout *layout, Tensor root, Tensor ids, int64_t rows, NodeTable table,
-                      Py_ssize_t written):
-    """Whether `ids` are indices that ARGSORT or TOP_K, which is `root` and wrote it, gives for `rows` or fewer."""
+cdef Py_ssize_t last_writer(NodeTable table, Py_ssize_t before, const gs_node *ids) noexcept:
+    """The latest of the nodes before one that writes into the memory of its ids, -1: none.
+
+    By addresses: tensors that share memory need not be views of each other.
+    """
+    cdef uintptr_t at = <uintptr_t>ids.data, end = at + <uintptr_t>ids.layout.nbytes, first
+    cdef Py_ssize_t i
+    for i in range(before - 1, -1, -1):
+        first = <uintptr_t>table.nodes[i].data
+        if first < end and at < first + <uintptr_t>table.nodes[i].layout.nbytes:
+            return i
+    return -1
+
+
+cdef bint orders_rows(NodeTable table, Py_ssize_t written, Tensor ids, int64_t rows):
+    """Whether `ids` are indices that ARGSORT or TOP_K, which wrote them last, gives for `rows` or fewer."""
+    cdef Tensor root = ids if ids.view_src is None else ids.view_src
     cdef int op = root.layout.op
     if table.tensors[written] is not root or (op != GS_OP_ARGSORT and op != GS_OP_TOP_K):
         return False

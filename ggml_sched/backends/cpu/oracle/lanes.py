@@ -48,7 +48,7 @@ class Lanes:
 
     def run(self, lanes: Sequence[Sequence[Call]]) -> None:
         """Run every lane; returns, or raises the first error, once all of them have ended."""
-        with self._lock:
+        with self._lock.here:
             crew = self._started() if self.n_threads > 1 and len(lanes) > 1 else None
             if crew is None or not crew.threads:
                 for calls in lanes:
@@ -84,7 +84,7 @@ class Lanes:
 
     def close(self) -> None:
         """Stop the threads; the next `run` starts new ones."""
-        with self._lock:
+        with self._lock.here:
             crew, self._crew = self._crew, None
             if crew is not None:
                 crew.close()
