@@ -88,3 +88,67 @@ def test_a_buffer_closed_by_another_thread_keeps_its_memory_until_the_compute_en
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_an_exception_out_of_a_signal_leaves_no_lock_behind(kind):
     assert run(kind, SIGNALS) == "works"
+
+
+NO_MEMORY = """
+import numpy as np, resource
+ctx = gs.Context()
+a, b = ctx.tensor("f32", (512, 512)), ctx.tensor("f32", (512, 64))
+node = ctx.soft_max(ctx.mul_mat(a, b))
+buffer = backend.alloc_tensors(ctx)
+values = np.random.default_rng(1).standard_normal((576, 512)).astype(np.float32)
+a.set(values[:512]); b.set(values[512:])
+backend.set_n_threads(4)
+plan = backend.graph_plan_create(gs.Graph(node))
+for line in open("/proc/self/status"):
+    if line.startswith("VmSize"):
+        size = int(line.split()[1]) << 10
+resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+try:
+    backend.graph_plan_compute(plan)
+except gs.OutOfMemory:
+    pass
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+backend.graph_plan_compute(plan)
+scores = (values[512:].astype(np.float64) @ values[:512].T)
+scores = np.exp(scores - scores.max(-1, keepdims=True))
+np.testing.assert_allclose(node.numpy().reshape(64, 512), scores / scores.sum(-1, keepdims=True), rtol=1e-3, atol=1e-5)
+print("works")
+"""
+
+
+IDS = """
+import threading
+import numpy as np
+ctx = gs.Context()
+before = ctx.mul_mat(ctx.tensor("f32", (2048, 16)), ctx.tensor("f32", (2048, 1024), "full"))
+a, b, ids = ctx.tensor("f32", (32, 16, 64)), ctx.tensor("f32", (32, 1, 65536)), ctx.tensor("i32", (8, 65536))
+node = ctx.mul_mat_id(a, b, ids)
+buffer = backend.alloc_tensors(ctx)
+next(t for t in ctx.tensors if t.name == "full").set(np.full((1024, 2048), -3e38, np.float32))
+plan = backend.graph_plan_create(gs.Graph(before, node))
+there = buffer.memory[ids.offset : ids.offset + ids.nbytes].view(np.int32)
+some = np.random.default_rng(0).integers(0, 64, there.size).astype(np.int32)
+over = False
+def change():
+    while not over:
+        for values in (some, 0, 1):
+            there[:] = values
+thread = threading.Thread(target=change)
+thread.start()
+for _ in range(25):
+    backend.graph_plan_compute(plan)
+over = True
+thread.join()
+print("works")
+"""
+
+
+def test_experts_that_change_while_they_are_read_give_no_wrong_address():
+    assert run("cpu", IDS) == "works"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("kind", ["cpu", "ggml"])      # NumPy's BLAS ends the process
+def test_a_host_that_gives_neither_memory_nor_threads(kind):
+    assert run(kind, NO_MEMORY) == "works"
