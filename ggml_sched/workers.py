@@ -11,12 +11,13 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 
 __all__ = ["Crew", "ForkLock"]
 
-Call = Callable[[], None]
-"""Reports by itself what goes wrong: it must not raise."""
+Call = Callable[[], object]
+"""Given to `put`, it reports by itself what goes wrong: it must not raise."""
 
 
 def _serve(calls: SimpleQueue[Call | None]) -> None:
@@ -29,6 +30,19 @@ def _send_stops(calls: SimpleQueue[Call | None], threads: list[threading.Thread]
     for _ in threads:
         calls.put(None)
     threads.clear()
+
+
+def _take_one(todo: list[Call], begun: list[None], ended: list[BaseException | None], done: SimpleQueue[None]) -> None:
+    """On a thread of a crew: make one of the calls, if one is left."""
+    begun.append(None)
+    error: BaseException | None = None
+    try:
+        if todo:
+            todo.pop()()
+    except BaseException as raised:
+        error = raised
+    ended.append(error)
+    done.put(None)
 
 
 class Crew:
@@ -54,6 +68,35 @@ class Crew:
     def put(self, call: Call) -> None:
         """Let one of the threads make a call, after those that were put before."""
         self._calls.put(call)
+
+    def share(self, calls: Sequence[Call], own: Call = int) -> None:
+        """Make calls that may raise, and `own` on the caller's thread; raises the first error.
+
+        Returns when none is at work any more: even an interrupt waits for those that have begun.  It may come between
+        any two lines here, so nothing is counted: who begins and who has ended says so itself.
+        """
+        todo = list(calls)
+        begun: list[None] = []
+        ended: list[BaseException | None] = []
+        errors: list[BaseException] = []
+        done: SimpleQueue[None] = SimpleQueue()
+        try:
+            for _ in calls:
+                self._calls.put(partial(_take_one, todo, begun, ended, done))
+            own()
+        except BaseException as error:
+            todo.clear()
+            errors.append(error)
+        while len(ended) < (len(begun) if errors else len(calls)):
+            try:
+                while len(ended) < (len(begun) if errors else len(calls)):
+                    done.get()
+            except BaseException as error:
+                todo.clear()
+                errors.append(error)
+        errors += [error for error in ended if error is not None]
+        if errors:
+            raise errors[0]
 
     def close(self) -> None:
         """Make the calls that were put, then end the threads; idempotent."""

@@ -385,6 +385,36 @@ def test_a_fork_after_use_computes_in_both_processes(n_threads):
         assert np.array_equal(out.numpy(), want)
 
 
+def test_an_interrupt_waits_for_what_computes_after_a_fork(monkeypatch):
+    class Interrupt(BaseException):
+        pass
+
+    def interrupt(*_):
+        raise Interrupt
+
+    def compute_twice():
+        ctx = gs.Context()
+        a, b = ctx.tensor("f32", (512, 512)), ctx.tensor("f32", (512, 256))
+        node = b
+        for _ in range(40):
+            node = ctx.mul_mat(a, node)
+        with ggml_here.backend(2) as backend, backend.alloc_tensors(ctx):
+            monkeypatch.setattr(backend.library, "uses_openmp", True)
+            a.set(RNG.standard_normal((512, 512)).astype(np.float32) / 512**0.5)
+            b.set(RNG.standard_normal((256, 512)).astype(np.float32))
+            plan = backend.graph_plan_create(gs.Graph(node))
+            backend.graph_plan_compute(plan)
+            want = node.numpy().tobytes()
+            node.buffer.memory[node.offset :][: node.nbytes] = 0
+            signal.signal(signal.SIGVTALRM, interrupt)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0.01)
+            with pytest.raises(Interrupt):
+                backend.graph_plan_compute(plan)
+            assert node.numpy().tobytes() == want
+
+    assert in_child(compute_twice) == 0
+
+
 def test_threads_may_compute_on_backends_of_their_own():
     results = []
 

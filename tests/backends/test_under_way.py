@@ -48,7 +48,7 @@ backend.close()
 SIGNALS = """
 import random, signal, time
 ctx = gs.Context()
-graph = gs.Graph(ctx.neg(ctx.tensor("f32", (64,))))
+graph = gs.Graph(ctx.neg(ctx.tensor("f32", (SIZE,))))
 buffer = backend.alloc_tensors(ctx)
 plan = backend.graph_plan_create(graph)
 class Hit(BaseException): pass
@@ -85,9 +85,10 @@ def test_a_buffer_closed_by_another_thread_keeps_its_memory_until_the_compute_en
     assert run(kind, f"PLANNED = {planned}\n{CLOSED}") == "refused"
 
 
+@pytest.mark.parametrize("size", [64, 1 << 16])
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_an_exception_out_of_a_signal_leaves_no_lock_behind(kind):
-    assert run(kind, SIGNALS) == "works"
+def test_an_exception_out_of_a_signal_leaves_neither_a_lock_nor_a_wait_behind(kind, size):
+    assert run(kind, f"SIZE = {size}\n{SIGNALS}") == "works"
 
 
 NO_MEMORY = """
@@ -115,6 +116,32 @@ scores = np.exp(scores - scores.max(-1, keepdims=True))
 np.testing.assert_allclose(node.numpy().reshape(64, 512), scores / scores.sum(-1, keepdims=True), rtol=1e-3, atol=1e-5)
 print("works")
 """
+
+
+LANES = """
+import random, signal, time
+from ggml_sched.backends.cpu.oracle.lanes import Lanes
+lanes, calls = Lanes(3), [[time.monotonic]] * 3
+class Hit(BaseException): pass
+def hit(*_): raise Hit
+signal.signal(signal.SIGALRM, hit)
+end, hits = time.monotonic() + 3, 0
+while time.monotonic() < end:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.random() * 2e-4)
+        while True:
+            lanes.run(calls)
+    except Hit:
+        hits += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+lanes.close()
+backend.close()
+print("works" if hits > 100 else hits)
+"""
+
+
+def test_a_signal_while_lanes_end_does_not_wait_for_ever():
+    assert run("numpy", LANES) == "works"
 
 
 IDS = """

@@ -11,8 +11,8 @@ OpenMP's threads belong to the thread that started them, computes on a new threa
 from __future__ import annotations
 
 import os
+from functools import partial
 from operator import index
-from queue import SimpleQueue
 
 from ggml_sched._graph import Tensor, op_numbers
 from ggml_sched.backend import Backend, Buffer, as_nodes
@@ -197,20 +197,7 @@ class GgmlBackend(GgmlBase, Backend):
             self._crew = Crew([f"{self.name} after fork"])
         if not self._crew.threads:
             raise BackendError(f"backend {self.name!r}: the host gives no thread to compute on after a fork")
-        outcome: SimpleQueue[BaseException | None] = SimpleQueue()
-
-        def call() -> None:
-            try:
-                run_program(plan)
-            except BaseException as error:
-                outcome.put(error)
-            else:
-                outcome.put(None)
-
-        self._crew.put(call)
-        error = outcome.get()
-        if error is not None:
-            raise error
+        self._crew.share([partial(run_program, plan)])
 
     # -- life -------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from queue import SimpleQueue
 
 import numpy as np
 
@@ -26,16 +25,6 @@ def run_calls(calls: Sequence[Call]) -> None:
     with np.errstate(all="ignore"):
         for call in calls:
             call()
-
-
-def _report(calls: Sequence[Call], done: SimpleQueue) -> None:
-    """On a thread of the crew: run a lane, and say how it ended."""
-    try:
-        run_calls(calls)
-    except BaseException as error:
-        done.put(error)
-    else:
-        done.put(None)
 
 
 class Lanes:
@@ -54,28 +43,8 @@ class Lanes:
                 for calls in lanes:
                     run_calls(calls)
                 return
-            done: SimpleQueue = SimpleQueue()
-            errors: list[BaseException] = []
-            running = 0
-            try:
-                for calls in lanes[1:]:
-                    crew.put(partial(_report, calls, done))
-                    running += 1
-                run_calls(lanes[0])
-            except BaseException as error:
-                errors.append(error)
-            while running:
-                # The lanes share scratch memory with whatever runs next: even an interrupt waits for them.
-                try:
-                    outcome = done.get()
-                except BaseException as error:
-                    errors.append(error)
-                else:
-                    running -= 1
-                    if outcome is not None:
-                        errors.append(outcome)
-            if errors:
-                raise errors[0]
+            # The lanes share scratch memory with whatever runs next: even an interrupt waits for them.
+            crew.share([partial(run_calls, calls) for calls in lanes[1:]], partial(run_calls, lanes[0]))
 
     def set_n_threads(self, n_threads: int) -> None:
         if n_threads != self.n_threads:
