@@ -35,10 +35,13 @@ def _send_stops(calls: SimpleQueue[Call | None], threads: list[threading.Thread]
 def _take_one(todo: list[Call], begun: list[None], ended: list[BaseException | None], done: SimpleQueue[None]) -> None:
     """On a thread of a crew: make one of the calls, if one is left."""
     begun.append(None)
+    call: Call | None = None
     error: BaseException | None = None
     try:
-        if todo:
-            todo.pop()()
+        with contextlib.suppress(IndexError):
+            call = todo.pop()
+        if call is not None:
+            call()
     except BaseException as raised:
         error = raised
     ended.append(error)
@@ -69,30 +72,31 @@ class Crew:
         """Let one of the threads make a call, after those that were put before."""
         self._calls.put(call)
 
-    def share(self, calls: Sequence[Call], own: Call = int) -> None:
+    def share(self, calls: Sequence[Call], own: Call) -> None:
         """Make calls that may raise, and `own` on the caller's thread; raises the first error.
 
-        Returns when none is at work any more: even an interrupt waits for those that have begun.  It may come between
-        any two lines here, so nothing is counted: who begins and who has ended says so itself.
+        Returns when none is at work any more: even an interrupt waits for that.  It may come between any two lines
+        here, so nothing is counted: who begins and who has ended says so itself, and who finds no call does nothing.
         """
         todo = list(calls)
         begun: list[None] = []
         ended: list[BaseException | None] = []
         errors: list[BaseException] = []
         done: SimpleQueue[None] = SimpleQueue()
+        take = partial(_take_one, todo, begun, ended, done)
         try:
             for _ in calls:
-                self._calls.put(partial(_take_one, todo, begun, ended, done))
+                self._calls.put(take)
             own()
         except BaseException as error:
-            todo.clear()
             errors.append(error)
-        while len(ended) < (len(begun) if errors else len(calls)):
+            for _ in calls:
+                self._calls.put(take)
+        while todo or len(ended) < len(begun):
             try:
-                while len(ended) < (len(begun) if errors else len(calls)):
+                while todo or len(ended) < len(begun):
                     done.get()
             except BaseException as error:
-                todo.clear()
                 errors.append(error)
         errors += [error for error in ended if error is not None]
         if errors:

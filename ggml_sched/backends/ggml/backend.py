@@ -197,7 +197,7 @@ class GgmlBackend(GgmlBase, Backend):
             self._crew = Crew([f"{self.name} after fork"])
         if not self._crew.threads:
             raise BackendError(f"backend {self.name!r}: the host gives no thread to compute on after a fork")
-        self._crew.share([partial(run_program, plan)])
+        self._crew.share([partial(run_program, plan)], int)      # nothing here
 
     # -- life -------------------------------------------------------------------
 
