@@ -11,12 +11,13 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 
 __all__ = ["Crew", "ForkLock"]
 
-Call = Callable[[], None]
-"""Reports by itself what goes wrong: it must not raise."""
+Call = Callable[[], object]
+"""Given to `put`, it reports by itself what goes wrong: it must not raise."""
 
 
 def _serve(calls: SimpleQueue[Call | None]) -> None:
@@ -29,6 +30,22 @@ def _send_stops(calls: SimpleQueue[Call | None], threads: list[threading.Thread]
     for _ in threads:
         calls.put(None)
     threads.clear()
+
+
+def _take_one(todo: list[Call], begun: list[None], ended: list[BaseException | None], done: SimpleQueue[None]) -> None:
+    """On a thread of a crew: make one of the calls, if one is left."""
+    begun.append(None)
+    call: Call | None = None
+    error: BaseException | None = None
+    try:
+        with contextlib.suppress(IndexError):
+            call = todo.pop()
+        if call is not None:
+            call()
+    except BaseException as raised:
+        error = raised
+    ended.append(error)
+    done.put(None)
 
 
 class Crew:
@@ -55,6 +72,36 @@ class Crew:
         """Let one of the threads make a call, after those that were put before."""
         self._calls.put(call)
 
+    def share(self, calls: Sequence[Call], own: Call) -> None:
+        """Make calls that may raise, and `own` on the caller's thread; raises the first error.
+
+        Returns when none is at work any more: even an interrupt waits for that.  It may come between any two lines
+        here, so nothing is counted: who begins and who has ended says so itself, and who finds no call does nothing.
+        """
+        todo = list(calls)
+        begun: list[None] = []
+        ended: list[BaseException | None] = []
+        errors: list[BaseException] = []
+        done: SimpleQueue[None] = SimpleQueue()
+        take = partial(_take_one, todo, begun, ended, done)
+        try:
+            for _ in calls:
+                self._calls.put(take)
+            own()
+        except BaseException as error:
+            errors.append(error)
+            for _ in calls:
+                self._calls.put(take)
+        while todo or len(ended) < len(begun):
+            try:
+                while todo or len(ended) < len(begun):
+                    done.get()
+            except BaseException as error:
+                errors.append(error)
+        errors += [error for error in ended if error is not None]
+        if errors:
+            raise errors[0]
+
     def close(self) -> None:
         """Make the calls that were put, then end the threads; idempotent."""
         threads = tuple(self.threads)
@@ -67,15 +114,18 @@ class Crew:
 
 
 class ForkLock:
-    """A lock that a fork cannot leave locked in the child."""
+    """A lock that a fork cannot leave locked in the child: `with lock.here:`.
+
+    Not a context manager of its own: a signal's exception between the lines of one in Python would leave it locked.
+    """
 
     def __init__(self) -> None:
         self._pid, self._lock = os.getpid(), threading.Lock()
 
-    def __enter__(self) -> None:
+    @property
+    def here(self) -> threading.Lock:
+        """The lock of this process."""
         if self._pid != os.getpid():
-            self._pid, self._lock = os.getpid(), threading.Lock()
-        self._lock.acquire()
-
-    def __exit__(self, *exc) -> None:
-        self._lock.release()
+            self._lock = threading.Lock()
+            self._pid = os.getpid()
+        return self._lock

@@ -311,6 +311,55 @@ def test_pages_of_a_file_come_back(tmp_path):
         assert ggml_here.error_of(out.numpy(), want) < 1e-3 and np.array_equal(row.numpy(), w.numpy()[639])
 
 
+# -- memory that tensors share ------------------------------------------------------------
+
+
+def side_by_side(ctx: gs.Context, buffer: gs.Buffer) -> None:
+    at = 0
+    for t in ctx.tensors:
+        if t.view_src is None:
+            gs.bind_resident(t, buffer, at)
+            at += -(-t.nbytes // 64) * 64
+
+
+def test_ids_that_a_tensor_over_them_has_overwritten_are_checked():
+    def attack():
+        ctx = gs.Context()
+        table, ids, over, new = (ctx.tensor("f32", (8, 4)), *(ctx.tensor("i32", (2,)) for _ in range(3)))
+        write, read = ctx.cpy(new, over), ctx.get_rows(table, ids)
+        with ggml_here.backend() as backend, backend.alloc_buffer(4096) as buffer:
+            side_by_side(ctx, buffer)
+            gs.bind_resident(over, buffer, ids.offset)
+            ids.set(np.int32([0, 1]))
+            new.set(np.int32([2, 1 << 30]))
+            with pytest.raises(gs.BackendError, match=f"id {1 << 30} does not name one of 4 rows"):
+                backend.graph_compute(gs.GraphView([write, read]))
+
+    assert in_child(attack) == 0
+
+
+def test_a_compute_that_failed_half_way_leaves_no_packed_weight_of_before():
+    ctx = gs.Context()
+    weight, new = ctx.tensor("q4_0", (64, 32)), ctx.tensor("q4_0", (64, 32))
+    x, table, given = ctx.tensor("f32", (64,)), ctx.tensor("f32", (8, 4)), ctx.tensor("i32", (2,))
+    y, change, ids = ctx.mul_mat(weight, x), ctx.cpy(new, weight), ctx.dup(given)
+    read = ctx.get_rows(table, ids)
+    with ggml_here.backend(1) as backend, backend.alloc_buffer(1 << 16) as buffer:
+        buffer.usage = "weights"
+        side_by_side(ctx, buffer)
+        values = RNG.standard_normal((32, 64)).astype(np.float32)
+        weight.set(values)
+        new.set(-3 * values)
+        x.set(np.ones(64))
+        given.set(np.int32([0, 9]))
+        backend.graph_compute(gs.GraphView([y]))
+        before = np.array(y.numpy())
+        with pytest.raises(gs.BackendError, match="id 9"):
+            backend.graph_compute(gs.GraphView([change, ids, read]))
+        backend.graph_compute(gs.GraphView([y]))
+        np.testing.assert_allclose(y.numpy(), -3 * before, rtol=1e-2, atol=1e-2)
+
+
 # -- threads, forks, ends -----------------------------------------------------------------
 
 
@@ -345,6 +394,36 @@ def test_a_fork_after_use_computes_in_both_processes(n_threads):
         out.set(np.zeros(want.shape))
         backend.graph_plan_compute(plan)
         assert np.array_equal(out.numpy(), want)
+
+
+def test_an_interrupt_waits_for_what_computes_after_a_fork(monkeypatch):
+    class Interrupt(BaseException):
+        pass
+
+    def interrupt(*_):
+        raise Interrupt
+
+    def compute_twice():
+        ctx = gs.Context()
+        a, b = ctx.tensor("f32", (512, 512)), ctx.tensor("f32", (512, 256))
+        node = b
+        for _ in range(40):
+            node = ctx.mul_mat(a, node)
+        with ggml_here.backend(2) as backend, backend.alloc_tensors(ctx):
+            monkeypatch.setattr(backend.library, "uses_openmp", True)
+            a.set(RNG.standard_normal((512, 512)).astype(np.float32) / 512**0.5)
+            b.set(RNG.standard_normal((256, 512)).astype(np.float32))
+            plan = backend.graph_plan_create(gs.Graph(node))
+            backend.graph_plan_compute(plan)
+            want = node.numpy().tobytes()
+            node.buffer.memory[node.offset :][: node.nbytes] = 0
+            signal.signal(signal.SIGVTALRM, interrupt)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0.01)
+            with pytest.raises(Interrupt):
+                backend.graph_plan_compute(plan)
+            assert node.numpy().tobytes() == want
+
+    assert in_child(compute_twice) == 0
 
 
 def test_threads_may_compute_on_backends_of_their_own():

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -254,6 +257,22 @@ def test_closing_while_another_thread_computes_waits_for_it():
     backend.close()
     thread.join(60)
     assert not thread.is_alive() and (not ended or "closed" in ended[0])
+
+
+def test_the_thread_sanitizer_sees_no_race(tmp_path):
+    """Runs, stops, changes of the number of threads, and questions, from four threads."""
+    here = Path(__file__).resolve().parent
+    kernels, include = here.parents[1] / "ggml_sched/backends/cpu/kernels", here.parents[1] / "include"
+    if not sys.platform.startswith("linux") or shutil.which("gcc") is None or not include.exists():
+        pytest.skip("needs Linux, GCC and the source tree")
+    command = ["gcc", "-O1", "-g", "-std=gnu11", "-fsanitize=thread", f"-I{kernels}", f"-I{include}", "-o"]
+    (tmp_path / "empty.c").write_text("int main(void) { return 0; }")
+    subprocess.run([*command, "empty", "empty.c"], cwd=tmp_path, capture_output=True)
+    if not (tmp_path / "empty").exists() or subprocess.run([tmp_path / "empty"], capture_output=True).returncode:
+        pytest.skip("this GCC has no thread sanitizer, or it does not run here")
+    subprocess.run([*command, "races", here / "pool_races.c", kernels / "pool.c", "-pthread"], cwd=tmp_path, check=True)
+    done = subprocess.run([tmp_path / "races"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, (done.stdout + done.stderr)[:4000]
 
 
 def test_a_list_of_calls_refuses_what_is_not_in_it():

@@ -63,7 +63,8 @@ cdef class CallList:
     cdef gs_calls calls                 # owned
     cdef gs_tables tables
     cdef unsigned char *state           # owned; of each tensor of the table: CHECKED bits
-    cdef dict known                     # buffer: (address, size, writable), None if it cannot be used; keeps them alive
+    cdef dict known                     # buffer: (address, size, writable), None if it cannot be used; keeps them alive,
+                                        # not their memory: see held
     cdef BufferBase last                # the buffer looked at last, and what is known of it:
     cdef int64_t last_size              # -1 if it cannot be used
     cdef bint last_writable

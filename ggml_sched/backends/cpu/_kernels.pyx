@@ -106,6 +106,13 @@ cdef class CallList:
         """The buffers that were looked at."""
         return tuple(self.known)
 
+    def held(self):
+        """The memory that calls read and write, as arrays: it stays while they do, whoever closes the buffers.
+
+        BackendError if a buffer is closed already.
+        """
+        return [self.memory_of(buffer) for buffer, entry in self.known.items() if entry is not None]
+
     cdef int know(self, BufferBase buffer) except -1:
         """Let `last_*` be those of a buffer."""
         entry = self.known.get(buffer, self)
@@ -130,7 +137,7 @@ cdef class CallList:
         cdef const gs_node *node = &self.table.nodes[t]
         cdef int64_t count = 1, offset, end
         cdef int d
-        if buffer is None:
+        if buffer is None or buffer.closed:
             return LOOKED_AT
         if buffer is not self.last:
             self.know(buffer)
@@ -170,6 +177,8 @@ cdef class CallList:
             status = GS_UNSUPPORTED_OP
             if self.is_good(node):
                 status = gs_build_node(node, <int32_t>i, &self.calls, &self.tables)
+            else:
+                self.tables.n = 0       # somebody else computes it, and we do not know where it lies
             gs_forget_tables(&self.tables, node)
             if status == GS_NO_HOST_MEMORY:
                 tensor = self.table.tensors[i]

@@ -177,10 +177,10 @@ class CpuPlan:
         self.lock = ForkLock()
         self._freed = False
         with np.errstate(all="ignore"):
-            self._steps, compiled, self.n_compiled = steps_of(nodes, resolver, pool)
+            self._steps, self._compiled, self.n_compiled = steps_of(nodes, resolver, pool)
         # A plan that is a single stretch needs nothing of what surrounds calls on arrays.
         self._flat = self._steps[0][0] if len(self._steps) == 1 and isinstance(self._steps[0][0], Stretch) else None
-        self._buffers = tuple({*resolver.buffers, *(compiled.buffers if compiled is not None else ())})
+        self._buffers = tuple({*resolver.buffers, *(() if self._compiled is None else self._compiled.buffers)})
 
     @property
     def work_size(self) -> int:
@@ -194,7 +194,7 @@ class CpuPlan:
     def free(self) -> None:
         """Drop the work memory and the references to buffers; idempotent."""
         self._freed = True
-        self._steps, self._flat, self._buffers = [], None, ()
+        self._steps, self._flat, self._compiled, self._buffers = [], None, None, ()
         self.resolver.work = Work(self.resolver.name)
         self.resolver.buffers.clear()
 
@@ -205,6 +205,8 @@ class CpuPlan:
             if buffer.closed:
                 raise PlacementError(f"backend {self.resolver.name!r}: a graph plan uses a buffer of backend "
                                      f"{buffer.backend.name!r} ({buffer.size} bytes) that is closed")
+        # Another thread may close a buffer while calls run over its addresses.
+        held = None if self._compiled is None else self._compiled.held()  # noqa: F841
         if self._flat is not None:
             self._flat()
         else:
@@ -280,7 +282,8 @@ class CpuBackend(Backend):
 
     def set_n_threads(self, n: int) -> None:
         """Use n threads from now on; results do not depend on n."""
-        self._lanes.set_n_threads(_thread_count(n))
+        n = _thread_count(n)
+        self._lanes.set_n_threads(n)
         if self._pool is not None:
             self._pool.set_n_threads(n)
 
@@ -297,14 +300,15 @@ class CpuBackend(Backend):
     def graph_compute(self, graph) -> None:
         self._require_open()
         nodes = as_nodes(graph)
-        with self._lock:
+        with self._lock.here:
             if self._pool is None:
                 run_nodes(nodes, self._memory_of, name=self.name, work=self._work, lanes=self._lanes)
                 return
             self._work.compiled.reset()
             resolver = Resolver(self.name, self._work, self._lanes, self._memory_of)
             with np.errstate(all="ignore"):
-                steps, _, _ = steps_of(nodes, resolver, self._pool)
+                steps, compiled, _ = steps_of(nodes, resolver, self._pool)
+            held = None if compiled is None else compiled.held()  # noqa: F841 - see CpuPlan.run
             run_steps(steps, self.name)
 
     def graph_plan_create(self, graph) -> CpuPlan:
@@ -313,12 +317,12 @@ class CpuBackend(Backend):
         return CpuPlan(resolver, as_nodes(graph), self._pool)
 
     def graph_plan_free(self, plan: CpuPlan) -> None:
-        with plan.lock:
+        with plan.lock.here:
             plan.free()
 
     def graph_plan_compute(self, plan: CpuPlan) -> None:
         self._require_open()
-        with plan.lock:
+        with plan.lock.here:
             plan.run()
 
     def _memory_of(self, buffer: BufferBase) -> np.ndarray:
@@ -334,7 +338,7 @@ class CpuBackend(Backend):
 
     def close(self) -> None:
         """Stop the threads and drop the work memory; buffers keep theirs until they are closed."""
-        with self._lock:
+        with self._lock.here:
             self._closed = True
             self._lanes.close()
             if self._pool is not None:

@@ -11,8 +11,8 @@ OpenMP's threads belong to the thread that started them, computes on a new threa
 from __future__ import annotations
 
 import os
+from functools import partial
 from operator import index
-from queue import SimpleQueue
 
 from ggml_sched._graph import Tensor, op_numbers
 from ggml_sched.backend import Backend, Buffer, as_nodes
@@ -153,7 +153,7 @@ class GgmlBackend(GgmlBase, Backend):
 
     def set_n_threads(self, n: int) -> None:
         """Use n threads from now on."""
-        with self._lock:
+        with self._lock.here:
             self._device.use_threads(_thread_count(n))
 
     def inplace_sources(self, op: str) -> int:
@@ -169,16 +169,16 @@ class GgmlBackend(GgmlBase, Backend):
 
     def graph_plan_create(self, graph) -> Program:
         self._require_open()
-        with self._lock:
+        with self._lock.here:
             return Program(self, self._device, as_nodes(graph), StagedLeafs().calls)
 
     def graph_plan_free(self, plan: Program) -> None:
-        with self._lock:
+        with self._lock.here:
             plan.free()
 
     def graph_plan_compute(self, plan: Program) -> None:
         self._require_open()
-        with self._lock:
+        with self._lock.here:
             if self._device.n_threads > 1 and os.getpid() != STARTED_IN:
                 self._compute_in_child(plan)
             else:
@@ -197,20 +197,7 @@ class GgmlBackend(GgmlBase, Backend):
             self._crew = Crew([f"{self.name} after fork"])
         if not self._crew.threads:
             raise BackendError(f"backend {self.name!r}: the host gives no thread to compute on after a fork")
-        outcome: SimpleQueue[BaseException | None] = SimpleQueue()
-
-        def call() -> None:
-            try:
-                run_program(plan)
-            except BaseException as error:
-                outcome.put(error)
-            else:
-                outcome.put(None)
-
-        self._crew.put(call)
-        error = outcome.get()
-        if error is not None:
-            raise error
+        self._crew.share([partial(run_program, plan)], int)      # nothing here
 
     # -- life -------------------------------------------------------------------
 
@@ -220,7 +207,7 @@ class GgmlBackend(GgmlBase, Backend):
 
     def close(self) -> None:
         """Compute no more; buffers keep their memory until they are closed."""
-        with self._lock:
+        with self._lock.here:
             self._closed = True
             crew, self._crew = self._crew, None
             if crew is not None:

@@ -218,42 +218,25 @@ cdef class Program:
 
     cdef int make_segments(self, staged) except -1:
         """Where the split is cut, and which ids are checked where."""
-        cdef gs_seats writers
-        cdef list checks = []       # of each segment, (node, slot, rows)
-        cdef Segment segment
-        if seats_init(&writers, self.table.n) != GS_OK:
-            raise no_host_memory(f"a graph of {self.table.n} nodes")
-        try:
-            self.cut_segments(staged if self.has_staged() else None, &writers, checks)
-        finally:
-            free(writers.seat)
-        for segment, wanted in zip(self.segments, checks):
-            self.fill_checks(segment, wanted)
-        return 0
-
-    cdef int cut_segments(self, staged, gs_seats *writers, list checks) except -1:
-        """The segments; `writers`: of each root the latest node that writes to it, and how many nodes have."""
         cdef dict found = {}        # ids that the segment checks already
-        cdef gs_seat *writer
+        cdef list checks = []       # of each segment, (node, slot, rows)
         cdef Segment segment = None
         cdef Tensor t, ids, root
-        cdef Py_ssize_t i
+        cdef Py_ssize_t i, written
         cdef int slot
         cdef int64_t rows = 0
-        cdef bint cut
+        cdef bint is_staged = self.has_staged(), cut
         for i in range(self.table.n):
             t = <Tensor>PyTuple_GET_ITEM(self.table.tensors, i)
-            loads = None if staged is None else staged(t)
+            loads = staged(t) if is_staged else None
             slot = ids_slot(&self.table.nodes[i], &rows)
             ids = None if slot < 0 else t.src[slot]
             cut = segment is None or loads
             if ids is not None:
-                root = ids if ids.view_src is None else ids.view_src
-                writer = seats_find(writers, <void *>root)
-                if writer.count == 1 and orders_rows(&self.table.nodes[writer.at].layout, root, ids, rows, self.table,
-                                                     writer.at):
+                written = last_writer(self.table, i, self.table.nodes[i].src[slot])
+                if written >= 0 and orders_rows(self.table, written, ids, rows):
                     ids = None      # in range by the way they are made
-                elif writer.count and segment is not None and writer.at >= segment.first:
+                elif segment is not None and written >= segment.first:
                     cut = True
             if cut:
                 segment = Segment.__new__(Segment)
@@ -265,10 +248,10 @@ cdef class Program:
                 found[(ids, rows)] = True
                 checks[-1].append((i, slot, rows))
             root = t if t.view_src is None else t.view_src
-            writer = seats_find(writers, <void *>root)
-            if writer.count == 0 and root._lease is None:
+            if root._lease is None and root not in self.written:
                 self.written.append(root)
-            writer.of, writer.at, writer.count = <void *>root, <int32_t>i, writer.count + 1
+        for segment, wanted in zip(self.segments, checks):
+            self.fill_checks(segment, wanted)
         return 0
 
     cdef bint has_staged(self):
@@ -415,9 +398,23 @@ cdef int ids_slot(const gs_node *node, int64_t *rows) noexcept nogil:
     return -1
 
 
-cdef bint orders_rows(const gs_layout *layout, Tensor root, Tensor ids, int64_t rows, NodeTable table,
-                      Py_ssize_t written):
-    """Whether `ids` are indices that ARGSORT or TOP_K, which is `root` and wrote it, gives for `rows` or fewer."""
+cdef Py_ssize_t last_writer(NodeTable table, Py_ssize_t before, const gs_node *ids) noexcept:
+    """The latest of the nodes before one that writes into the memory of its ids, -1: none.
+
+    By addresses: tensors that share memory need not be views of each other.
+    """
+    cdef uintptr_t at = <uintptr_t>ids.data, end = at + <uintptr_t>ids.layout.nbytes, first
+    cdef Py_ssize_t i
+    for i in range(before - 1, -1, -1):
+        first = <uintptr_t>table.nodes[i].data
+        if first < end and at < first + <uintptr_t>table.nodes[i].layout.nbytes:
+            return i
+    return -1
+
+
+cdef bint orders_rows(NodeTable table, Py_ssize_t written, Tensor ids, int64_t rows):
+    """Whether `ids` are indices that ARGSORT or TOP_K, which wrote them last, gives for `rows` or fewer."""
+    cdef Tensor root = ids if ids.view_src is None else ids.view_src
     cdef int op = root.layout.op
     if table.tensors[written] is not root or (op != GS_OP_ARGSORT and op != GS_OP_TOP_K):
         return False

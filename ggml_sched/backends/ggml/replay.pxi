@@ -41,11 +41,21 @@ cdef int run_segment(Segment segment, Device device, void *pool) noexcept nogil:
 
 def run_program(Program program not None):
     """Compute once; BackendError for an id that names no row, PlacementError for a buffer that is closed."""
+    cdef Tensor t
+    try:
+        replay(program)
+    finally:
+        for t in program.written:       # what came before a failure has been written
+            t.version += 1
+
+
+cdef int replay(Program program) except -1:
     cdef Device device = program.device
     cdef Segment segment
     cdef BufferBase buffer
     cdef Packed packed
     cdef Tensor t
+    cdef list held = []         # another thread may close a buffer while kernels run over its addresses
     cdef int status, k
     cdef int64_t bad = 0
     if program.freed:
@@ -54,6 +64,8 @@ def run_program(Program program not None):
         if buffer.closed:
             raise PlacementError(f"backend {program.backend.name!r}: a graph plan uses a buffer of backend "
                                  f"{buffer.backend.name!r} ({buffer.size} bytes) that is closed")
+        if device.host:
+            held.append(getattr(buffer, "memory", None))
     for t, packed, address in program.packs:
         if not packed.is_of(t):
             packed.load(t, <void *><uintptr_t>address)
@@ -80,8 +92,7 @@ def run_program(Program program not None):
         if status != 0:
             raise BackendError(f"backend {program.backend.name!r}: ggml failed to compute "
                                f"{program.table.n} nodes (status {status})")
-    for t in program.written:
-        t.version += 1
+    return 0
 
 
 cdef int fetch_ids(Program program, Segment segment) except -1:

@@ -99,7 +99,7 @@ typedef struct gx_seat {
 } gx_seat;
 
 /* Thread-local: what libgomp keeps there, too.  Nothing is shared between threads that start regions. */
-static __thread gx_seat gx_here;
+static __thread gx_seat gx_here __attribute__((tls_model("initial-exec")));
 /* Ends the team of a thread that ends.  Written once, before any team is made. */
 static pthread_key_t gx_key;
 static pthread_once_t gx_key_made = PTHREAD_ONCE_INIT;

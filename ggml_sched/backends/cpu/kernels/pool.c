@@ -35,6 +35,7 @@ typedef struct crew {
     pthread_mutex_t lock;           /* of the fault, and for sleeping */
     pthread_cond_t wake;
     pthread_cond_t all_done;
+    pid_t owner;                    /* the process that they are of  */
     int32_t n;                      /* threads that could be started */
     pthread_t thread[];
 } crew;
@@ -44,11 +45,12 @@ typedef struct seat {
     int32_t number;                 /* 1 ..: whose scratch to use */
 } seat;
 
+/* Whoever holds the pool, and nobody else, looks at n_threads and the crew; who comes then computes alone. */
 struct gs_pool {
-    _Atomic int32_t busy;           /* somebody runs or stops: who comes then computes alone */
-    pid_t owner;
+    _Atomic int32_t holder;         /* the process of which a thread runs or stops; 0: nobody */
     int32_t n_threads;
     crew *crew;
+    _Atomic uint64_t alive;         /* for gs_pool_alive: the process, and its threads of the crew */
 };
 
 static inline void pause_briefly(void) {
@@ -161,6 +163,7 @@ static crew *new_crew(int32_t n) {
     if (c == NULL)
         return NULL;
     memset(c, 0, size);
+    c->owner = getpid();
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->wake, NULL);
     pthread_cond_init(&c->all_done, NULL);
@@ -187,48 +190,59 @@ static void end_crew(crew *c) {
     free(c);
 }
 
-/* In a forked child: the parent's threads are not here, and their locks may be held for ever. */
-static void forget_after_fork(gs_pool *pool) {
-    pid_t here = getpid();
-    if (pool->owner != here) {
-        pool->owner = here;
-        pool->crew = NULL;
-        atomic_store(&pool->busy, 0);
-    }
+static void set_crew(gs_pool *pool, crew *c) {
+    pool->crew = c;
+    atomic_store(&pool->alive, c == NULL ? 0 : (uint64_t)(uint32_t)c->owner << 32 | (uint32_t)c->n);
 }
 
-static void become_busy(gs_pool *pool) {
-    forget_after_fork(pool);
-    while (atomic_exchange(&pool->busy, 1))
+/* Takes the pool, unless another thread of this process has it.  In a forked child the one that had it is not here, nor
+ * are the parent's threads, and their locks may be held for ever: the crew is forgotten. */
+static int hold(gs_pool *pool) {
+    int32_t here = (int32_t)getpid(), holder = atomic_load(&pool->holder);
+    while (holder != here)
+        if (atomic_compare_exchange_weak(&pool->holder, &holder, here)) {
+            if (pool->crew != NULL && pool->crew->owner != here)
+                set_crew(pool, NULL);
+            return 1;
+        }
+    return 0;
+}
+
+static void wait_and_hold(gs_pool *pool) {
+    while (!hold(pool))
         usleep(100);
+}
+
+static void let_go(gs_pool *pool) {
+    atomic_store(&pool->holder, 0);
 }
 
 gs_pool *gs_pool_new(void) {
     gs_pool *pool = calloc(1, sizeof(gs_pool));
-    if (pool != NULL) {
+    if (pool != NULL)
         pool->n_threads = 1;
-        pool->owner = getpid();
-    }
     return pool;
 }
 
 void gs_pool_resize(gs_pool *pool, int32_t n_threads) {
-    become_busy(pool);
+    wait_and_hold(pool);
     if (n_threads != pool->n_threads && pool->crew != NULL) {
-        end_crew(pool->crew);
-        pool->crew = NULL;
+        crew *c = pool->crew;
+        set_crew(pool, NULL);
+        end_crew(c);
     }
     pool->n_threads = n_threads < 1 ? 1 : n_threads > MAX_THREADS ? MAX_THREADS : n_threads;
-    atomic_store(&pool->busy, 0);
+    let_go(pool);
 }
 
 void gs_pool_stop(gs_pool *pool) {
-    become_busy(pool);
+    wait_and_hold(pool);
     if (pool->crew != NULL) {
-        end_crew(pool->crew);
-        pool->crew = NULL;
+        crew *c = pool->crew;
+        set_crew(pool, NULL);
+        end_crew(c);
     }
-    atomic_store(&pool->busy, 0);
+    let_go(pool);
 }
 
 void gs_pool_free(gs_pool *pool) {
@@ -239,8 +253,8 @@ void gs_pool_free(gs_pool *pool) {
 }
 
 int32_t gs_pool_alive(gs_pool *pool) {
-    forget_after_fork(pool);
-    return pool->crew == NULL ? 0 : pool->crew->n;
+    uint64_t alive = atomic_load(&pool->alive);
+    return alive >> 32 == (uint32_t)getpid() ? (int32_t)(uint32_t)alive : 0;
 }
 
 /* The caller has run what it could: wait for parts that others have claimed. */
@@ -289,11 +303,10 @@ int32_t gs_pool_run(gs_pool *pool, const gs_call *calls, int32_t n, const gs_wor
         const gs_call *call = &calls[i];
         if (call->n_parts > 1 && !tried) {
             tried = 1;
-            forget_after_fork(pool);
-            mine = !atomic_exchange(&pool->busy, 1);
+            mine = hold(pool);
             if (mine && pool->n_threads > 1 && work->n_threads >= pool->n_threads) {
                 if (pool->crew == NULL)
-                    pool->crew = new_crew(pool->n_threads - 1);
+                    set_crew(pool, new_crew(pool->n_threads - 1));
                 c = pool->crew != NULL && pool->crew->n > 0 ? pool->crew : NULL;
                 if (c != NULL)
                     c->work = work;
@@ -307,6 +320,6 @@ int32_t gs_pool_run(gs_pool *pool, const gs_call *calls, int32_t n, const gs_wor
             failed = i;
     }
     if (mine)
-        atomic_store(&pool->busy, 0);
+        let_go(pool);
     return failed;
 }

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from queue import SimpleQueue
 
 import numpy as np
 
@@ -28,16 +27,6 @@ def run_calls(calls: Sequence[Call]) -> None:
             call()
 
 
-def _report(calls: Sequence[Call], done: SimpleQueue) -> None:
-    """On a thread of the crew: run a lane, and say how it ended."""
-    try:
-        run_calls(calls)
-    except BaseException as error:
-        done.put(error)
-    else:
-        done.put(None)
-
-
 class Lanes:
     """The threads of one backend; `n_threads` counts the caller, too."""
 
@@ -48,34 +37,14 @@ class Lanes:
 
     def run(self, lanes: Sequence[Sequence[Call]]) -> None:
         """Run every lane; returns, or raises the first error, once all of them have ended."""
-        with self._lock:
+        with self._lock.here:
             crew = self._started() if self.n_threads > 1 and len(lanes) > 1 else None
             if crew is None or not crew.threads:
                 for calls in lanes:
                     run_calls(calls)
                 return
-            done: SimpleQueue = SimpleQueue()
-            errors: list[BaseException] = []
-            running = 0
-            try:
-                for calls in lanes[1:]:
-                    crew.put(partial(_report, calls, done))
-                    running += 1
-                run_calls(lanes[0])
-            except BaseException as error:
-                errors.append(error)
-            while running:
-                # The lanes share scratch memory with whatever runs next: even an interrupt waits for them.
-                try:
-                    outcome = done.get()
-                except BaseException as error:
-                    errors.append(error)
-                else:
-                    running -= 1
-                    if outcome is not None:
-                        errors.append(outcome)
-            if errors:
-                raise errors[0]
+            # The lanes share scratch memory with whatever runs next: even an interrupt waits for them.
+            crew.share([partial(run_calls, calls) for calls in lanes[1:]], partial(run_calls, lanes[0]))
 
     def set_n_threads(self, n_threads: int) -> None:
         if n_threads != self.n_threads:
@@ -84,7 +53,7 @@ class Lanes:
 
     def close(self) -> None:
         """Stop the threads; the next `run` starts new ones."""
-        with self._lock:
+        with self._lock.here:
             crew, self._crew = self._crew, None
             if crew is not None:
                 crew.close()
