@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
-__all__ = ["Crew", "ForkLock"]
+__all__ = ["Crew"]
 
 Call = Callable[[], None]
 """Reports by itself what goes wrong: it must not raise."""
@@ -64,18 +64,3 @@ class Crew:
         self._stop()
         for thread in threads:
             thread.join()
-
-
-class ForkLock:
-    """A lock that a fork cannot leave locked in the child."""
-
-    def __init__(self) -> None:
-        self._pid, self._lock = os.getpid(), threading.Lock()
-
-    def __enter__(self) -> None:
-        if self._pid != os.getpid():
-            self._pid, self._lock = os.getpid(), threading.Lock()
-        self._lock.acquire()
-
-    def __exit__(self, *exc) -> None:
-        self._lock.release()

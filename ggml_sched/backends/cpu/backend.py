@@ -27,7 +27,7 @@ from ggml_sched.backends.cpu.oracle.registry import KERNELS
 from ggml_sched.backends.cpu.oracle.work import Work
 from ggml_sched.errors import BackendError, Error, OutOfMemory, PlacementError, UnsupportedOp
 from ggml_sched.hostdata import array_over
-from ggml_sched.workers import ForkLock
+from ggml_sched.locks import ForkLock
 
 __all__ = ["KERNELS_OF", "CpuBackend", "CpuPlan", "run_nodes"]
 

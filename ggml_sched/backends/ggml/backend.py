@@ -30,7 +30,8 @@ from ggml_sched.backends.ggml.buffer import DeviceBuffer, HostBuffer, copy_on_ho
 from ggml_sched.backends.ggml.library import Device as Offered
 from ggml_sched.backends.ggml.library import Library, load
 from ggml_sched.errors import BackendError, OutOfMemory
-from ggml_sched.workers import Crew, ForkLock
+from ggml_sched.locks import ForkLock
+from ggml_sched.workers import Crew
 
 __all__ = ["GgmlBackend"]
 

@@ -14,7 +14,8 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from ggml_sched.workers import Crew, ForkLock
+from ggml_sched.locks import ForkLock
+from ggml_sched.workers import Crew
 
 __all__ = ["Call", "Lanes", "run_calls"]
 
