@@ -15,6 +15,7 @@ from operator import index
 import numpy as np
 
 from ggml_sched.llama import state
+from ggml_sched.llama.arguments import count
 from ggml_sched.llama.batch import Batch, checked_tokens
 from ggml_sched.llama.errors import ContextFull, ModelBusy, ModelClosed, SequenceError
 from ggml_sched.llama.runner import Runner
@@ -127,14 +128,22 @@ class Held:
     # -- what is asked for, checked -----------------------------------------------------------
 
     def checked_index(self, i: int) -> int:
-        if not 0 <= index(i) < self.n_seq:
+        try:
+            i = index(i)
+        except TypeError:
+            raise TypeError(f"the number of a sequence is an int, not {type(i).__name__}") from None
+        if not 0 <= i < self.n_seq:
             raise ValueError(f"sequence {i} is not in 0 .. {self.n_seq - 1}; load(..., n_seq=...) makes more")
-        return index(i)
+        return i
 
     def _joined(self, parts: Iterable[tuple[int, object]]) -> Batch:
         """Pairs of sequence and tokens as a batch; the last token of each pair is an output."""
         tokens, positions, sequences, outputs, past, n = [], [], [], [], {}, 0
-        for i, given in parts:
+        try:
+            pairs = [(i, given) for i, given in parts]
+        except (TypeError, ValueError):
+            raise TypeError("a batch is a Batch, or pairs of a sequence's number and its tokens") from None
+        for i, given in pairs:
             i, ids = self.checked_index(i), checked_tokens(given, self.n_vocab)
             if not len(ids):
                 raise ValueError(f"no tokens for sequence {i}")
@@ -185,8 +194,8 @@ class Held:
     def truncate(self, i: int, n: int) -> None:
         with self.lock:
             self._settle()
-            past = len(self.tokens[i])
-            if not 0 <= index(n) <= past:
+            past, n = len(self.tokens[i]), count("n", n)
+            if n > past:
                 raise ValueError(f"sequence {i} has {past} tokens: it cannot keep {n}")
             if self.runner.is_recurrent and n not in (0, past):
                 raise SequenceError(f"the state of a recurrent model cannot be cut to {n} of {past} tokens: save it "
@@ -248,7 +257,8 @@ class Held:
         with self.lock:
             self._settle()
             past, cells = len(self.tokens[i]), self.runner.cells
-            if index(n_keep) < 0 or index(n_discard) < 0 or n_keep + n_discard > past:
+            n_keep, n_discard = count("n_keep", n_keep), count("n_discard", n_discard)
+            if n_keep + n_discard > past:
                 raise ValueError(f"sequence {i} has {past} tokens: it cannot keep {n_keep} and then forget {n_discard}")
             if self.runner.is_recurrent:
                 raise SequenceError("the state of a recurrent model has no tokens that could be forgotten")
