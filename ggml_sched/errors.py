@@ -88,7 +88,7 @@ def each(calls: Iterable[Callable[[], object]]) -> None:
     for call in calls:
         try:
             call()
-        except Exception as error:
+        except BaseException as error:     # an interrupt, too: the other calls are still made
             first = first or error
     if first is not None:
         raise first

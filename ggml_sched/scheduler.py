@@ -7,9 +7,9 @@ addresses first waits for what is queued.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from operator import index as _index
 
@@ -20,31 +20,12 @@ from ggml_sched.arenas import Arenas
 from ggml_sched.backend import Backend
 from ggml_sched.errors import Error, PlacementError, each
 from ggml_sched.executor import Allocation, Ask, Callback
+from ggml_sched.locks import OneAtATime
 from ggml_sched.pipeline import MAX_IN_FLIGHT, Pipeline
 from ggml_sched.plan import Plan
 from ggml_sched.planner import POLICIES, Planner
 
 __all__ = ["Scheduler"]
-
-
-class _Lock:
-    """One call at a time: a second thread, or a callback, gets an error instead of corruption."""
-
-    __slots__ = ("closed", "lock")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.closed = False
-
-    def __enter__(self) -> None:
-        if not self.lock.acquire(False):
-            raise Error("this scheduler is at work: use one scheduler for each thread, and none inside its callbacks")
-        if self.closed:
-            self.lock.release()
-            raise Error("this scheduler is closed")
-
-    def __exit__(self, *exc) -> None:
-        self.lock.release()
 
 
 class Scheduler:
@@ -105,7 +86,10 @@ class Scheduler:
         self._pipeline = Pipeline(backends)
         self._allocations = Allocations(self._arenas, self._pipeline, self._planner.devices, plan_cache)
         self._assigned: weakref.WeakKeyDictionary[Tensor, Backend] = weakref.WeakKeyDictionary()
-        self._lock = _Lock()
+        self._lock = OneAtATime(
+            partial(Error, "this scheduler is at work: use one scheduler for each thread, and none inside its "
+                           "callbacks"),
+            partial(Error, "this scheduler is closed"))
 
     # -- planning -------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 
-__all__ = ["Crew", "ForkLock"]
+__all__ = ["Crew"]
 
 Call = Callable[[], object]
 """Given to `put`, it reports by itself what goes wrong: it must not raise."""
@@ -111,21 +111,3 @@ class Crew:
         self._stop()
         for thread in threads:
             thread.join()
-
-
-class ForkLock:
-    """A lock that a fork cannot leave locked in the child: `with lock.here:`.
-
-    Not a context manager of its own: a signal's exception between the lines of one in Python would leave it locked.
-    """
-
-    def __init__(self) -> None:
-        self._pid, self._lock = os.getpid(), threading.Lock()
-
-    @property
-    def here(self) -> threading.Lock:
-        """The lock of this process."""
-        if self._pid != os.getpid():
-            self._lock = threading.Lock()
-            self._pid = os.getpid()
-        return self._lock

@@ -31,7 +31,12 @@ def checked_tokens(tokens, n_vocab: int) -> np.ndarray:
     """Token ids as i32; TypeError for what is no sequence of ints, ValueError for an unknown id."""
     if type(tokens) is list and len(tokens) == 1 and type(tokens[0]) is int and 0 <= tokens[0] < n_vocab:
         return np.array(tokens, np.int32)       # while generating
-    ids = np.asarray(tokens)
+    if isinstance(tokens, (str, bytes, bytearray)):
+        raise TypeError(f"tokens are a sequence of ints, not {type(tokens).__name__}")
+    try:
+        ids = np.asarray(tokens)
+    except ValueError:      # lists in lists
+        raise TypeError("tokens are a sequence of ints, not of several sequences") from None
     if ids.ndim != 1 or not (ids.dtype.kind in "iu" or ids.size == 0):
         raise TypeError(f"tokens are a sequence of ints, not {ids.dtype} {list(ids.shape)}")
     bad = np.flatnonzero((ids < 0) | (ids >= n_vocab)) if ids.size else ()

@@ -99,12 +99,6 @@ class Cells:
             self._end = max(self._end, self._from)
         return rows
 
-    def release(self, rows: np.ndarray) -> None:
-        """Give rows back, whoever holds them."""
-        self.positions[rows] = FREE
-        self.sets[rows] = 0
-        self._recount()
-
     def remove(self, seq: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Take positions start .. stop - 1 from a sequence; the rows that are free now."""
         held = self._held(seq, start, stop)
@@ -177,6 +171,8 @@ class Cells:
         return held
 
     def _recount(self) -> None:
+        """Work out the rest from the sets, also where an interrupt came in the middle of a change."""
+        self.positions[self.sets == 0] = FREE
         used = self.positions >= 0
         self.n_used = int(np.count_nonzero(used))
         self._end = self.n_rows - int(used[::-1].argmax()) if self.n_used else 0

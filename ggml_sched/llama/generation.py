@@ -9,18 +9,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from inspect import signature
 from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ggml_sched.llama.errors import SequenceError
+from ggml_sched.llama.arguments import count
+from ggml_sched.llama.errors import SamplingError, SequenceError
 from ggml_sched.llama.sampling import Sampler, greedy
 
 if TYPE_CHECKING:
     from ggml_sched.llama.sequence import Sequence
 
 __all__ = ["Generation", "Options", "Stats"]
+
+SAMPLING = frozenset(signature(Sampler).parameters)
+"""What a Sampler takes."""
 
 
 @dataclass(slots=True)
@@ -51,16 +56,19 @@ class Options:
 
     @classmethod
     def checked(cls, n, sampler, sampling: dict, stop, shift: bool, n_keep: int, ignore_eos: bool) -> Options:
-        if n is not None and index(n) < 0:
-            raise ValueError(f"n = {n}: not a number of tokens")
-        if index(n_keep) < 0:
-            raise ValueError(f"n_keep = {n_keep}: not a number of tokens")
+        n, n_keep = None if n is None else count("n", n), count("n_keep", n_keep)
+        if sampling and (unknown := sampling.keys() - SAMPLING):
+            raise TypeError(f"unknown argument {min(unknown)!r}; a Sampler takes {', '.join(sorted(SAMPLING))}")
         if sampler is not None and sampling:
             raise TypeError(f"either a sampler, or what a Sampler takes: {', '.join(sampling)}")
+        if sampler is not None and not callable(sampler):
+            raise TypeError(f"a sampler is a function from logits to a token id, not {type(sampler).__name__}")
         is_ours = sampler is None and bool(sampling)
         if sampler is None:
             sampler = Sampler(**sampling) if sampling else greedy
-        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        if stop is not None and not isinstance(stop, Iterable):
+            raise TypeError(f"stop is a str or a list of them, not {type(stop).__name__}")
+        stop = (stop,) if isinstance(stop, str) else tuple(stop or ())
         for text in stop:
             if not isinstance(text, str):
                 raise TypeError(f"stop strings are str, not {text!r}")
@@ -83,6 +91,10 @@ class Generation:
         self.text = ""
         self.stats = Stats(n_prompt=len(prompt))
         self._sequence, self._pending, self._options, self._whole = sequence, prompt, options, whole
+        self._logits: np.ndarray | None = None
+        """Of what was evaluated, until a token is chosen."""
+        self._before: int | None = None
+        """Tokens that the sequence had before an evaluation that has not returned."""
         self._is_text = tokenizer is not None
         self._echo: str | list[int] = echo if isinstance(echo, str) else list(prompt) if echo else []
         if tokenizer is None and options.stop:
@@ -131,8 +143,10 @@ class Generation:
         if options.n is not None and len(self.tokens) >= options.n or not self._has_room():
             return self._end("length")
         start = time.perf_counter()
-        logits = self._evaluate()
-        token = int(options.sampler(logits))
+        if self._logits is None:
+            self._logits = self._evaluate()
+        self._before = None
+        token = self._choose(self._logits)
         took = time.perf_counter() - start
         if self.tokens:
             self.stats.n_evaluated += 1
@@ -141,12 +155,22 @@ class Generation:
             self.stats.prompt_seconds += took
         if token in self._ends:
             return self._end("eos")
-        self._pending = [token]
-        self.tokens.append(token)
+        self._pending, self._logits = [token], None
+        self.tokens += (token,)         # no call, behind which a signal could part this from the line before
         if self._stream is not None:
             self._stream.feed(token)
             if self._stream.stopped:
                 return self._end("stop")
+        return token
+
+    def _choose(self, logits: np.ndarray) -> int:
+        chosen = self._options.sampler(logits)
+        try:
+            token = index(chosen)
+        except TypeError:
+            token = -1
+        if not 0 <= token < len(logits):
+            raise SamplingError(f"the sampler chose {chosen!r}, which is no token id from 0 to {len(logits) - 1}")
         return token
 
     def _evaluate(self) -> np.ndarray:
@@ -157,6 +181,11 @@ class Generation:
         if self._whole:
             n = sequence.keep_common(self._pending)
             self._pending, self._whole, self.stats.n_cached = self._pending[n:], False, n
+        if self._before is not None and sequence.n_past == self._before + len(self._pending):
+            # It was evaluated, and interrupted on the way back.
+            sequence.truncate(sequence.n_past - 1)
+            self._pending = self._pending[-1:]
+        self._before = sequence.n_past
         return sequence.eval(self._pending, last_only=True)[0]
 
     def _has_room(self) -> bool:

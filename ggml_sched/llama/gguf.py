@@ -146,7 +146,10 @@ def open_gguf(source) -> GGUFFile:
         source = source.read()
         if not isinstance(source, (bytes, bytearray)):
             raise TypeError(f"{name}: a model is read from a binary file, not a text file")
-    memory = memoryview(source).toreadonly()
+    try:
+        memory = memoryview(source).toreadonly()
+    except TypeError:
+        raise TypeError(f"a model is a path, bytes or a binary file, not {type(source).__name__}") from None
     if not memory.c_contiguous:
         raise TypeError(f"{name}: a model is read from contiguous bytes")
     file = GGUFFile(name, memory.cast("B"))

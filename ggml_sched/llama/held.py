@@ -7,16 +7,19 @@ time.  Corresponds to llama.cpp's llama_decode and its memory functions (llama_m
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from operator import index
 
 import numpy as np
 
 from ggml_sched.llama import state
+from ggml_sched.llama.arguments import count
 from ggml_sched.llama.batch import Batch, checked_tokens
 from ggml_sched.llama.errors import ContextFull, ModelBusy, ModelClosed, SequenceError
 from ggml_sched.llama.runner import Runner
+from ggml_sched.locks import OneAtATime
 
 __all__ = ["Held"]
 
@@ -28,13 +31,17 @@ class Held:
         self.runner, self.n_batch, self.n_seq = runner, n_batch, n_seq
         self.n_vocab, self.n_ctx = runner.hparams.n_vocab, runner.cache.n_ctx
         self.tokens: list[list[int]] = [[] for _ in range(n_seq + 1)]
-        self.lock = Lock()
+        self.lock = OneAtATime(partial(ModelBusy, "the model is in use; one thread at a time"),
+                               partial(ModelClosed, "the model is closed"))
+        self._settles: Callable[[], None] | None = None
+        """While something changes, and after a failure that could not be undone: what makes everything agree again."""
 
     # -- evaluating ----------------------------------------------------------------------
 
     def eval(self, i: int, tokens, last_only: bool) -> np.ndarray:
         """Continue sequence i: logits [len(tokens), n_vocab], or [1, n_vocab] of the last."""
         with self.lock:
+            self._settle()
             ids = checked_tokens(tokens, self.n_vocab)
             n, past = len(ids), len(self.tokens[i])
             self._check_room(n, past)
@@ -48,6 +55,7 @@ class Held:
     def eval_batch(self, parts: Batch | Iterable[tuple[int, object]]) -> np.ndarray:
         """Continue several sequences: logits of the batch's outputs, or of the last token of each pair."""
         with self.lock:
+            self._settle()
             batch = self._checked_batch(parts) if isinstance(parts, Batch) else self._joined(parts)
             self._check_room(len(batch.tokens), self.runner.cells.n_used)
             out = np.empty((len(batch.outputs), self.n_vocab), np.float32)
@@ -58,6 +66,7 @@ class Held:
         """Normed states [m, n_embd] of all tokens or the last, evaluated as a sequence of their own, which is gone
         then."""
         with self.lock:
+            self._settle()
             ids, hidden = checked_tokens(tokens, self.n_vocab), self.n_seq
             n = len(ids)
             if not n:
@@ -68,42 +77,73 @@ class Held:
             batch = Batch(ids, np.arange(n, dtype=np.int32), np.full(n, hidden, np.int32), outputs)
             self.runner.clear_state(hidden)
             self._continue(batch, out, embeddings=True)
-            self._cut(hidden, 0)
             return out
 
     def _continue(self, batch: Batch, out: np.ndarray, embeddings: bool = False) -> None:
-        """Evaluate a checked batch, n_batch tokens at a time; the sequences hold it then."""
-        runner, before = self.runner, {}
-        ids, sequences = batch.tokens.tolist(), batch.sequences.tolist()
-        runner.begin(sequences)
-        try:
+        """Evaluate a checked batch, n_batch tokens at a time; unless for embeddings, the sequences hold it then."""
+        runner, ids, sequences = self.runner, batch.tokens.tolist(), batch.sequences.tolist()
+        before = {i: len(self.tokens[i]) for i in set(sequences)}
+
+        def undo() -> None:
+            for i, n in before.items():
+                del self.tokens[i][n:]
+            runner.undo(before)
+
+        def evaluate() -> None:
             for start, stop in runner.pieces(batch.sequences, self.n_batch):
                 first, last = np.searchsorted(batch.outputs, (start, stop))
                 piece = batch if stop - start == len(ids) else Batch(
                     batch.tokens[start:stop], batch.positions[start:stop], batch.sequences[start:stop],
                     batch.outputs[first:last] - np.int32(start))
                 runner.compute(piece, out[first:last], embeddings)
+            if embeddings:
+                undo()
+                return
             for token, i in zip(ids, sequences, strict=True):
-                held = self.tokens[i]
-                before.setdefault(i, len(held))
-                held.append(token)
+                self.tokens[i].append(token)
+
+        runner.begin(before)
+        self._attempt(evaluate, undo)
+
+    # -- what fails, and what a signal ends ----------------------------------------------------
+
+    def _attempt(self, steps: Callable[[], None], settles: Callable[[], None]) -> None:
+        """Take the steps.  Whatever ends them half way, `settles` makes everything agree again: it undoes them, or
+        takes them all.  It may be called any number of times."""
+        self._settles = settles
+        try:
+            steps()
+            self._settles = None
         except BaseException:
-            for i, n in before.items():
-                del self.tokens[i][n:]
-            runner.undo()
+            with suppress(Exception):       # the first error says more; the next call tries again
+                self._settle()
             raise
+
+    def _settle(self) -> None:
+        """What failed or was interrupted is over: everything agrees with everything."""
+        if self._settles is not None:
+            self._settles()
+            self._settles = None
 
     # -- what is asked for, checked -----------------------------------------------------------
 
     def checked_index(self, i: int) -> int:
-        if not 0 <= index(i) < self.n_seq:
+        try:
+            i = index(i)
+        except TypeError:
+            raise TypeError(f"the number of a sequence is an int, not {type(i).__name__}") from None
+        if not 0 <= i < self.n_seq:
             raise ValueError(f"sequence {i} is not in 0 .. {self.n_seq - 1}; load(..., n_seq=...) makes more")
-        return index(i)
+        return i
 
     def _joined(self, parts: Iterable[tuple[int, object]]) -> Batch:
         """Pairs of sequence and tokens as a batch; the last token of each pair is an output."""
         tokens, positions, sequences, outputs, past, n = [], [], [], [], {}, 0
-        for i, given in parts:
+        try:
+            pairs = [(i, given) for i, given in parts]
+        except (TypeError, ValueError):
+            raise TypeError("a batch is a Batch, or pairs of a sequence's number and its tokens") from None
+        for i, given in pairs:
             i, ids = self.checked_index(i), checked_tokens(given, self.n_vocab)
             if not len(ids):
                 raise ValueError(f"no tokens for sequence {i}")
@@ -153,8 +193,9 @@ class Held:
 
     def truncate(self, i: int, n: int) -> None:
         with self.lock:
-            past = len(self.tokens[i])
-            if not 0 <= index(n) <= past:
+            self._settle()
+            past, n = len(self.tokens[i]), count("n", n)
+            if n > past:
                 raise ValueError(f"sequence {i} has {past} tokens: it cannot keep {n}")
             if self.runner.is_recurrent and n not in (0, past):
                 raise SequenceError(f"the state of a recurrent model cannot be cut to {n} of {past} tokens: save it "
@@ -164,6 +205,7 @@ class Held:
     def keep_common(self, i: int, ids: list[int]) -> int:
         """Forget what is no beginning of `ids`, of which one at least is left to evaluate; how many stay."""
         with self.lock:
+            self._settle()
             held, n, cells = self.tokens[i], 0, self.runner.cells
             for ours, theirs in zip(held, ids[:-1], strict=False):
                 if ours != theirs:
@@ -180,66 +222,96 @@ class Held:
             return n
 
     def _cut(self, i: int, n: int) -> None:
-        if n == 0:
-            self.runner.clear_state(i)
-        self.runner.cells.remove(i, n)
-        del self.tokens[i][n:]
+
+        def cut() -> None:
+            del self.tokens[i][n:]
+            self.runner.cells.remove(i, n)
+            if n == 0:
+                self.runner.clear_state(i)
+
+        self._attempt(cut, cut)
 
     def copy(self, i: int, target: int) -> None:
         with self.lock:
-            if target != i:
-                self.runner.copy_state(i, target)
-                self.runner.cells.remove(target)
-                self.runner.cells.copy(i, target)
-                self.tokens[target][:] = self.tokens[i]
+            self._settle()
+            if target == i:
+                return
+            runner, cells, held = self.runner, self.runner.cells, self.tokens[target]
+            snapshot, before = cells.snapshot(), list(held)
+
+            def undo() -> None:
+                held[:] = before
+                cells.rollback(snapshot)
+                runner.put_back()
+
+            def share() -> None:
+                runner.copy_state(i, target)
+                cells.remove(target)
+                cells.copy(i, target)
+                held[:] = self.tokens[i]
+
+            runner.begin((target,))
+            self._attempt(share, undo)
 
     def shift(self, i: int, n_keep: int, n_discard: int) -> None:
         with self.lock:
+            self._settle()
             past, cells = len(self.tokens[i]), self.runner.cells
-            if index(n_keep) < 0 or index(n_discard) < 0 or n_keep + n_discard > past:
+            n_keep, n_discard = count("n_keep", n_keep), count("n_discard", n_discard)
+            if n_keep + n_discard > past:
                 raise ValueError(f"sequence {i} has {past} tokens: it cannot keep {n_keep} and then forget {n_discard}")
             if self.runner.is_recurrent:
                 raise SequenceError("the state of a recurrent model has no tokens that could be forgotten")
-            snapshot = cells.snapshot()
-            try:
+            held, snapshot, rows = self.tokens[i], cells.snapshot(), np.sort(cells.rows_of(i, n_keep + n_discard))
+            before, keys = list(held), self.runner.cache.read_rows(rows)
+
+            def undo() -> None:
+                held[:] = before
+                cells.rollback(snapshot)
+                self.runner.cache.write_rows(rows, keys)
+
+            def move() -> None:
                 cells.remove(i, n_keep, n_keep + n_discard)
                 self.runner.turn(cells.shift(i, n_keep + n_discard, None, -n_discard))
-                del self.tokens[i][n_keep : n_keep + n_discard]
-            except BaseException:
-                cells.rollback(snapshot)
-                raise
+                del held[n_keep : n_keep + n_discard]
+
+            self._attempt(move, undo)
 
     def save(self, i: int, target) -> None:
         with self.lock:
+            self._settle()
             state.save(target, self.runner, i, self.tokens[i])
 
     def restore(self, i: int, source) -> None:
         with self.lock:
-            self.tokens[i][:] = state.restore(source, self.runner, i)
+            self._settle()
+            runner, cells, held = self.runner, self.runner.cells, self.tokens[i]
+            ids, rows, states = state.read(source, runner)
+            runner.begin((i,))
+            snapshot, before, written = cells.snapshot(), list(held), []
+
+            def undo() -> None:
+                held[:] = before
+                cells.rollback(snapshot)
+                for places, data in written:
+                    runner.write(i, places, *data)
+
+            def take() -> None:
+                cells.remove(i)
+                places = cells.place(np.arange(len(ids), dtype=np.int32), np.full(len(ids), i, np.int32))
+                written.append((places, runner.read(i, places)))
+                runner.write(i, places, rows, states)
+                held[:] = ids
+
+            self._attempt(take, undo)
 
     def reset(self) -> None:
         """Forget all sequences."""
         with self.lock:
-            self.runner.clear()
-            for tokens in self.tokens:
-                tokens.clear()
 
+            def forget() -> None:
+                for tokens in self.tokens:
+                    tokens.clear()
+                self.runner.clear()
 
-class Lock:
-    """One call at a time: a second thread, or a callback, gets an error instead of corruption."""
-
-    __slots__ = ("closed", "lock")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.closed = False
-
-    def __enter__(self) -> None:
-        if not self.lock.acquire(False):
-            raise ModelBusy("the model is in use; one thread at a time")
-        if self.closed:
-            self.lock.release()
-            raise ModelClosed("the model is closed")
-
-    def __exit__(self, *exc) -> None:
-        self.lock.release()
+            self._attempt(forget, forget)

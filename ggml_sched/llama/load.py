@@ -7,13 +7,13 @@ llama_model_load_from_file and llama_init_from_model.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from operator import index
 
 from ggml_sched._graph import Type
 from ggml_sched.backend import Backend
 from ggml_sched.llama import arch as architectures
+from ggml_sched.llama.arguments import count
 from ggml_sched.llama.builder import Shape, build_graph
 from ggml_sched.llama.cells import MAX_SEQUENCES
 from ggml_sched.llama.defaults import default_backend
@@ -49,22 +49,20 @@ def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = 51
     Raises FileFormatError for a file that is not a model this package runs, UnsupportedOp when no backend computes one
     of its nodes, OutOfMemory and PlacementError as the backends do.
     """
-    n_ctx, n_batch, n_seq = index(n_ctx or 0), index(n_batch), index(n_seq)
-    for name, value, low in (("n_ctx", n_ctx, 0), ("n_batch", n_batch, 1)):
-        if not low <= value <= MAX_ROWS:
-            raise ValueError(f"{name} = {value} is not in {low} .. 2**30")
-    if not 1 <= n_seq < MAX_SEQUENCES:
-        raise ValueError(f"n_seq = {n_seq} is not in 1 .. {MAX_SEQUENCES - 1}")
-    if str(kv_type) not in KV_TYPES:
-        raise ValueError(f"kv_type = {str(kv_type)!r}; known: {', '.join(KV_TYPES)}")
+    n_ctx = 0 if n_ctx is None else count("n_ctx", n_ctx, 0, MAX_ROWS)
+    n_batch, n_seq = count("n_batch", n_batch, 1, MAX_ROWS), count("n_seq", n_seq, 1, MAX_SEQUENCES - 1)
+    kv_type = str(kv_type).lower()
+    if kv_type not in KV_TYPES:
+        raise ValueError(f"kv_type = {kv_type!r}; known: {', '.join(KV_TYPES)}")
+    for name, function in (("place", place), ("progress", progress)):
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} is a function, not {type(function).__name__}")
     with ExitStack() as undo:
         owned: list[Backend] = []
         if backends is None:
             owned = backends = [default_backend()]
             undo.callback(owned[0].close)
-        backends = tuple(backends)
-        if not backends:
-            raise ValueError("a model needs one backend or more")
+        backends = _checked_backends(backends)
         with open_gguf(path) as file:
             _, arch = architectures.find(file)
             hparams = arch.hparams(file)
@@ -87,6 +85,18 @@ def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = 51
         return model
 
 
+def _checked_backends(backends) -> tuple[Backend, ...]:
+    if isinstance(backends, (str, Backend)) or not isinstance(backends, Iterable):
+        raise TypeError(f"backends are a list of Backends, best first, not {backends!r}")
+    backends = tuple(backends)
+    for backend in backends:
+        if not isinstance(backend, Backend):
+            raise TypeError(f"backends are a list of Backends, best first; {backend!r} is none")
+    if not backends:
+        raise ValueError("a model needs one backend or more")
+    return backends
+
+
 def has_flash(arch, hparams: Hparams, weights: Weights, cache: KVCache) -> bool:
     """Whether attention can be one node in each layer, where the layer's cache is."""
     graph = build_graph(arch, hparams, weights, cache, Shape(1, cache.padded(1), 1), True).graph
@@ -95,7 +105,7 @@ def has_flash(arch, hparams: Hparams, weights: Weights, cache: KVCache) -> bool:
 
 def trained_context(h: Hparams, kv_type) -> int:
     """The context that a model was trained with, or as much of it as half of the host's free memory holds."""
-    kind = Type[str(kv_type).upper()]
+    kind = Type[kv_type.upper()]
     row = sum(layer.n_embd_k + layer.n_embd_v for layer in h.layers) // kind.block_size * kind.type_size
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(min(h.n_ctx_train, free // 2 // max(row, 1), MAX_ROWS), 1)

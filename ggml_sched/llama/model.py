@@ -139,7 +139,7 @@ class Model:
     # -- text ------------------------------------------------------------------------------
 
     def generate(self, prompt, n: int | None = None, sampler: Callable[[np.ndarray], int] | None = None, *,
-                 sequence: Sequence | None = None, stop: str | Iterable[str] = (), echo: bool = False,
+                 sequence: Sequence | int | None = None, stop: str | Iterable[str] | None = None, echo: bool = False,
                  shift: bool = False, n_keep: int = 0, ignore_eos: bool = False, parse_special: bool = False,
                  **sampling) -> Generation:
         """Continue sequence 0 (or another) with a text, and stream text; or with ids, and stream ids.
@@ -154,7 +154,7 @@ class Model:
         Nothing is evaluated before the first item is asked for.  Raises TypeError and ValueError for wrong arguments,
         ContextFull for a prompt that does not fit; what was generated stays.
         """
-        sequence = self._sequences[0] if sequence is None else sequence
+        sequence = self._checked_sequence(sequence)
         options = Options.checked(n, sampler, sampling, stop, shift, n_keep, ignore_eos)
         if not isinstance(prompt, str):
             return Generation(sequence, checked_tokens(prompt, self.n_vocab).tolist(), options, echo=echo)
@@ -162,17 +162,24 @@ class Model:
         return Generation(sequence, ids, options, self.tokenizer, prompt if echo else "")
 
     def chat(self, messages, n: int | None = None, sampler: Callable[[np.ndarray], int] | None = None, *,
-             sequence: Sequence | None = None, stop: str | Iterable[str] = (), shift: bool = False, n_keep: int = 0,
-             **sampling) -> Generation:
+             sequence: Sequence | int | None = None, stop: str | Iterable[str] | None = None, shift: bool = False,
+             n_keep: int = 0, **sampling) -> Generation:
         """Stream the reply to a conversation, a list of {"role": ..., "content": ...}.
 
         The chat template of the file makes a prompt of it.  What the sequence holds of that already is not evaluated
         again; what it holds beyond is forgotten.  Other arguments as `generate` has them.
         """
-        sequence = self._sequences[0] if sequence is None else sequence
+        sequence = self._checked_sequence(sequence)
         options = Options.checked(n, sampler, sampling, stop, shift, n_keep, False)
         ids = self.chat_template.encode(self.tokenizer, messages)
         return Generation(sequence, ids, options, self.tokenizer, whole=True)
+
+    def _checked_sequence(self, sequence: Sequence | int | None) -> Sequence:
+        if not isinstance(sequence, Sequence):
+            return self.sequence(0 if sequence is None else sequence)
+        if sequence.model is not self:
+            raise ValueError(f"{sequence!r} is one of another model")
+        return sequence
 
     def _encode(self, text: str, n_past: int, parse_special: bool = False) -> list[int]:
         """The ids of a text, with the special ones of a beginning where it is one."""
@@ -206,7 +213,8 @@ class Model:
 
     def batch_graph(self, n_tokens: int, n_kv: int, n_outputs: int | None = None):
         """The graph of n_tokens tokens that attend to n_kv rows; the last few are kept."""
-        return self._runner.graph(Shape(n_tokens, n_kv, n_tokens if n_outputs is None else n_outputs))
+        with self._held.lock:
+            return self._runner.graph(Shape(n_tokens, n_kv, n_tokens if n_outputs is None else n_outputs))
 
     # -- the end -------------------------------------------------------------------------
 

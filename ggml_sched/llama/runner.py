@@ -8,8 +8,7 @@ llama.cpp's llama_context.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -44,7 +43,6 @@ class Runner:
         self.cells = Cells(cache.n_ctx, self.n_seq)
         self.graphs: OrderedDict[Shape, BatchGraph] = OrderedDict()
         self.scheduler = Scheduler(backends, policy=policy, plan_cache=KEPT_GRAPHS)
-        self._placed: list[np.ndarray] = []     # rows of the evaluation that is running
         self._dirty: list[np.ndarray] = []      # rows of those that failed
         self._shift = None
         self._kept: set[int] = set()            # sequences whose recurrent state is kept meanwhile
@@ -72,14 +70,13 @@ class Runner:
             with suppress(OutOfMemory):
                 self.scheduler.reserve(self._maker.build(longest).graph)
 
-    # -- an evaluation: begin, compute any number of batches, then commit or undo -------------------------------
+    # -- an evaluation: begin, compute any number of batches, and undo unless all went well ---------------------
 
     def begin(self, sequences: Iterable[int]) -> None:
         """What failed before is wiped; recurrent states of these sequences are kept until it is over."""
         if self._dirty:
             self.cache.clear_rows(np.unique(np.concatenate(self._dirty)))
             self._dirty.clear()
-        self._placed.clear()
         if self.is_recurrent:
             self._kept.clear()
             for seq in set(sequences):
@@ -100,7 +97,6 @@ class Runner:
     def compute(self, batch: Batch, out: np.ndarray, embeddings: bool = False) -> None:
         """Place the batch, compute it and write its outputs, f32 [m, n_vocab or n_embd], to `out`."""
         rows = self.cells.place(batch.positions, batch.sequences)
-        self._placed.append(rows)
         n_kv = self.cache.padded(self.cells.rows_in_use())
         graph = self.graph(Shape(len(rows), n_kv, len(batch.outputs), embeddings))
         self.scheduler.alloc(graph.graph)
@@ -110,12 +106,15 @@ class Runner:
         if len(out):
             graph.output.backend.get_tensor(graph.output, out)
 
-    def undo(self) -> None:
-        """Everything is as it was at `begin`."""
-        for rows in self._placed:
-            self.cells.release(rows)
-        self._dirty += self._placed
-        self._placed = []
+    def undo(self, lengths: Mapping[int, int]) -> None:
+        """Sequences are as they were at `begin`, when they had so many tokens; may be called again."""
+        for seq, n in lengths.items():
+            self._dirty.append(self.cells.rows_of(seq, n))
+            self.cells.remove(seq, n)
+        self.put_back()
+
+    def put_back(self) -> None:
+        """Recurrent states of the sequences that were told to `begin` are as they were then."""
         for seq in self._kept:
             self.cache.copy_state(self.n_seq + seq, seq)
 
@@ -176,8 +175,8 @@ class Runner:
     def turn(self, deltas: np.ndarray) -> None:
         """Let the keys of each row be those of a position so much later (i32 [n_ctx]); llama.cpp's K-shift.
 
-        SequenceError for a model whose keys do not depend on positions by rotation.  After an exception they are as
-        they were.
+        SequenceError for a model whose keys do not depend on positions by rotation.  After another exception the keys
+        of any row that was to move may be lost.
         """
         from ggml_sched.llama.shift import build_shift
 
@@ -185,16 +184,9 @@ class Runner:
             self._shift = build_shift(self.hparams, self.weights, self.cache)
             if self._shift is None:
                 raise SequenceError(f"positions of a {self.hparams.arch} model cannot move: no key turns with them")
-        rows = np.flatnonzero(deltas)
-        before = self.cache.read_rows(rows)
-        try:
-            self.scheduler.alloc(self._shift.graph)
-            self._shift.set_inputs(deltas)
-            self.scheduler.compute(self._shift.graph)
-        except BaseException:
-            with suppress(Exception):       # the first error says more
-                self.cache.write_rows(rows, before)
-            raise
+        self.scheduler.alloc(self._shift.graph)
+        self._shift.set_inputs(deltas)
+        self.scheduler.compute(self._shift.graph)
 
     def clear(self) -> None:
         """Nothing is in the cache."""

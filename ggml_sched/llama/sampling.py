@@ -9,12 +9,12 @@ chain: bias, penalties, top_k, top_p, min_p, temperature, draw.
 from __future__ import annotations
 
 import math
-import operator
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from ggml_sched.llama.arguments import count
 from ggml_sched.llama.errors import SamplingError
 
 __all__ = ["Sampler", "greedy"]
@@ -56,15 +56,15 @@ class Sampler:
                  frequency_penalty: float = 0.0, penalty_last_n: int = 64,
                  logit_bias: Mapping[int, float] | None = None) -> None:
         self.temperature = _number("temperature", temperature, 0.0)
-        self.top_k = _count("top_k", top_k, 0)
+        self.top_k = count("top_k", top_k, 0)
         self.top_p = _number("top_p", top_p, 0.0, 1.0, above=True)
         self.min_p = _number("min_p", min_p, 0.0, 1.0)
         self.repeat_penalty = _number("repeat_penalty", repeat_penalty, 0.0, above=True)
         self.presence_penalty = _number("presence_penalty", presence_penalty)
         self.frequency_penalty = _number("frequency_penalty", frequency_penalty)
-        self.penalty_last_n = _count("penalty_last_n", penalty_last_n, -1, MAX_HISTORY)
+        self.penalty_last_n = count("penalty_last_n", penalty_last_n, -1, MAX_HISTORY)
         self.logit_bias = _bias(logit_bias)
-        self.seed = None if seed is None else _count("seed", seed, 0)
+        self.seed = None if seed is None else count("seed", seed, 0)
         self._bias_ids = np.fromiter(self.logit_bias.keys(), np.int64, len(self.logit_bias))
         self._bias_values = np.fromiter(self.logit_bias.values(), np.float64, len(self.logit_bias))
         self._penalises = (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
@@ -82,7 +82,7 @@ class Sampler:
 
     def accept(self, *tokens: int) -> None:
         """Tell of tokens that this sampler did not choose; all are checked before any is taken."""
-        self._history.extend([_count("a token id", token, 0) for token in tokens])
+        self._history.extend([count("a token id", token, 0) for token in tokens])
 
     def __call__(self, logits: np.ndarray) -> int:
         """Choose a token, and remember it.  SamplingError for NaN, and where no token is left to choose."""
@@ -220,16 +220,6 @@ def _number(name: str, value: float, low: float = -math.inf, high: float = math.
     return number
 
 
-def _count(name: str, value: int, low: int, high: int | None = None) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is an int, not {type(value).__name__}") from None
-    if number < low or high is not None and number > high:
-        raise ValueError(f"{name} is {number}, not at least {low}" + ("" if high is None else f" and at most {high}"))
-    return number
-
-
 def _bias(bias: Mapping[int, float] | Iterable | None) -> dict[int, float]:
     if bias is None:
         return {}
@@ -237,6 +227,6 @@ def _bias(bias: Mapping[int, float] | Iterable | None) -> dict[int, float]:
         raise TypeError(f"logit_bias is a dict of token ids and numbers, not {type(bias).__name__}")
     checked = {}
     for token, value in bias.items():
-        token = _count("a token id of logit_bias", token, 0)
+        token = count("a token id of logit_bias", token, 0)
         checked[token] = -math.inf if value == -math.inf else _number(f"logit_bias[{token}]", value)
     return checked

@@ -1,7 +1,7 @@
 """A sequence as a file: its tokens, and its rows of the cache.
 
-Owns the format.  Invariant: everything in a file is checked before anything changes, and a restore that raises has
-changed nothing.  Corresponds to llama.cpp's llama_state_seq_save_file and llama_state_seq_load_file.
+Owns the format.  Invariant: everything in a file is checked before anybody uses it.
+Corresponds to llama.cpp's llama_state_seq_save_file and llama_state_seq_load_file.
 
     magic, version, arch, type of the cache, fingerprint of sizes and weights, number of tokens, bytes of a row,
     bytes of a recurrent state, CRC-32 of the rest; tokens (i32), for each layer rows of K and of V, state
@@ -21,7 +21,7 @@ import numpy as np
 from ggml_sched.llama.errors import StateFormatError
 from ggml_sched.llama.runner import Runner
 
-__all__ = ["restore", "save"]
+__all__ = ["read", "save"]
 
 HEAD = struct.Struct("<8sI32s16s32sIQQI")
 MAGIC = b"ggsched\0"
@@ -53,34 +53,16 @@ def save(target, runner: Runner, seq: int, ids: list[int]) -> None:
         raise
 
 
-def restore(source, runner: Runner, seq: int) -> list[int]:
-    """Let sequence `seq` hold what a file says; its tokens."""
+def read(source, runner: Runner) -> tuple[list[int], bytes, bytes]:
+    """Tokens, rows and state of a saved sequence, for `runner.write`; StateFormatError for whatever is wrong."""
     if hasattr(source, "read"):
-        ids, rows, state = _read(source, "the saved sequence", runner)
-    else:
-        with open(source, "rb") as file:
-            name = os.fspath(source)
-            ids, rows, state = _read(file, name, runner)
-            if file.read(1):
-                raise StateFormatError(f"{name}: more bytes than a sequence of {len(ids)} tokens has")
-    runner.begin(())
-    cells = runner.cells
-    snapshot = cells.snapshot()
-    try:
-        cells.remove(seq)
-        n = len(ids)
-        places = cells.place(np.arange(n, dtype=np.int32), np.full(n, seq, np.int32))
-        before = runner.read(seq, places)
-        try:
-            runner.write(seq, places, rows, state)
-        except BaseException:
-            with suppress(Exception):       # the first error says more
-                runner.write(seq, places, *before)
-            raise
-    except BaseException:
-        cells.rollback(snapshot)
-        raise
-    return ids.tolist()
+        return _read(source, "the saved sequence", runner)
+    name = os.fspath(source)
+    with open(source, "rb") as file:
+        found = _read(file, name, runner)
+        if file.read(1):
+            raise StateFormatError(f"{name}: more bytes than a sequence of {len(found[0])} tokens has")
+    return found
 
 
 def _facts(runner: Runner) -> tuple[bytes, bytes, bytes]:
@@ -92,8 +74,7 @@ def _facts(runner: Runner) -> tuple[bytes, bytes, bytes]:
             str(runner.cache.kv_type).encode()[:16].ljust(16, b"\0"), digest.digest())
 
 
-def _read(file, name: str, runner: Runner) -> tuple[np.ndarray, bytes, bytes]:
-    """Tokens, rows and state; StateFormatError for whatever is wrong."""
+def _read(file, name: str, runner: Runner) -> tuple[list[int], bytes, bytes]:
 
     def wrong(what: str) -> StateFormatError:
         return StateFormatError(f"{name}: {what}")
@@ -128,7 +109,7 @@ def _read(file, name: str, runner: Runner) -> tuple[np.ndarray, bytes, bytes]:
     ids = np.frombuffer(body[0], "<i4")
     if n and not 0 <= ids.min() <= ids.max() < runner.hparams.n_vocab:
         raise wrong(f"a token is not in 0 .. {runner.hparams.n_vocab - 1}")
-    return ids, body[1], body[2]
+    return ids.tolist(), body[1], body[2]
 
 
 def _shown(value: bytes) -> str:

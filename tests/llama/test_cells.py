@@ -89,7 +89,7 @@ def test_random_changes_are_those_of_a_list_of_sets(seed):
         seq, other = rng.randrange(n_seq), rng.randrange(n_seq)
         start = rng.choice((0, 0, rng.randrange(12)))
         stop = rng.choice((None, rng.randrange(14)))
-        act = rng.choice(("place", "place", "remove", "copy", "shift", "keep", "mask", "rollback", "release"))
+        act = rng.choice(("place", "place", "remove", "copy", "shift", "keep", "mask", "rollback"))
         before = cells.snapshot()
         if act == "place":
             ends = {s: max((plain.rows[i][0] for i in plain.held(s, 0, None)), default=-1) for s in range(n_seq)}
@@ -117,16 +117,9 @@ def test_random_changes_are_those_of_a_list_of_sets(seed):
             assert seen.dtype == bool
             assert seen.tolist() == [[plain.sees(p, s, i, window) for i in range(n_kv)] for p, s in tokens]
             continue
-        elif act == "rollback":
+        else:
             cells.remove(seq)
             cells.rollback(before)
-            same(cells, plain)
-            continue
-        else:
-            rows = plain.held(seq, start, stop)
-            cells.release(np.array(rows, np.int64))
-            for i in rows:
-                plain.rows[i] = None
             same(cells, plain)
             continue
         results = []

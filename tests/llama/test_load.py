@@ -93,3 +93,25 @@ def test_the_default_backend_is_ggml_where_it_works(monkeypatch):
         named_backends(["cpu", "ggml"])
     with pytest.raises(ValueError, match="abacus"):
         named_backends(["cpu", "abacus"])
+
+
+@pytest.mark.parametrize(("name", "value", "kind"), [
+    ("n_ctx", "512", TypeError), ("n_ctx", 2.5, TypeError), ("n_ctx", -1, ValueError), ("n_batch", None, TypeError),
+    ("n_batch", 0, ValueError), ("n_seq", "2", TypeError), ("n_seq", 64, ValueError), ("kv_type", None, ValueError),
+    ("kv_type", "q6_K", ValueError), ("place", 3, TypeError), ("progress", 3, TypeError),
+    ("backends", "cpu", TypeError), ("backends", ["cpu"], TypeError), ("backends", [None], TypeError), ("backends", 3, TypeError),
+    ("backend", [], TypeError), ("a model is", None, TypeError), ("a model is", 3, TypeError),
+])
+def test_wrong_arguments_are_named(name, value, kind):
+    with pytest.raises(kind, match=name):
+        load(value) if name == "a model is" else load(SMALL, **{name: value})
+
+
+def test_one_backend_is_no_list():
+    with gs.CpuBackend() as backend, pytest.raises(TypeError, match="backends are a list"):
+        load(SMALL, backend)
+
+
+def test_cache_types_are_named_as_files_and_people_do():
+    with load(SMALL, n_ctx=32, kv_type="F16") as model:
+        assert model.kv_type == "f16"

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from interrupting import interrupted
 
 import ggml_sched as gs
-from ggml_sched.llama import ContextFull, Generation, ModelClosed, Sampler, greedy, load, random_llama, small_model
+from ggml_sched.llama import (
+    ContextFull,
+    Generation,
+    ModelClosed,
+    Sampler,
+    SamplingError,
+    greedy,
+    load,
+    random_llama,
+    small_model,
+)
 
 SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_ff": 48}
 SMALL = random_llama(1, **SHAPES)
@@ -85,6 +96,46 @@ def test_what_was_generated_stays_when_something_fails(monkeypatch):
         assert ids + list(got) == expected
 
 
+def test_an_interrupted_generation_goes_on_with_the_same_ids():
+    with gs.CpuBackend(1) as backend, load(SMALL, [backend], n_ctx=64) as model:
+        expected = list(model.generate(TOKENS, 5))
+        at = 1
+        while True:
+            model.reset()
+            got = model.generate(TOKENS, 5)
+            next(got)
+            if (where := interrupted(lambda: next(got), at)) is None:  # noqa: B023
+                break
+            list(got)
+            assert got.tokens == expected, where
+            at += 29
+        assert at > 29
+
+
+def test_a_sampler_that_fails_does_not_evaluate_twice():
+    with load(SMALL, n_ctx=64) as model:
+        expected = list(model.generate(TOKENS, 6))
+        answers = [ZeroDivisionError, 64, -1, None, "3", 2.0]
+
+        def sampler(logits):
+            if not answers:
+                return greedy(logits)
+            answer = answers.pop()
+            if answer is ZeroDivisionError:
+                raise ZeroDivisionError
+            return answer
+
+        model.reset()
+        got = model.generate(TOKENS, 6, sampler)
+        for _ in range(5):
+            with pytest.raises(SamplingError, match="is no token id from 0 to 63"):
+                next(got)
+        with pytest.raises(ZeroDivisionError):
+            next(got)
+        assert model.n_past == len(TOKENS) and got.tokens == []
+        assert list(got) == expected
+
+
 def test_several_generations_take_turns():
     with load(SMALL, n_ctx=128, n_seq=3) as model:
         alone = []
@@ -99,12 +150,18 @@ def test_several_generations_take_turns():
     ({"n": -1}, ValueError), ({"n": 1.5}, TypeError), ({"n_keep": -1}, ValueError), ({"stop": ""}, ValueError),
     ({"stop": [b"x"]}, TypeError), ({"stop": ["a", 3]}, TypeError), ({"temperature": -1}, ValueError),
     ({"top_k": -1}, ValueError), ({"heat": 3}, TypeError), ({"sampler": greedy, "seed": 3}, TypeError),
+    ({"stop": 3}, TypeError), ({"sampler": 3}, TypeError), ({"n": "3"}, TypeError), ({"n_keep": None}, TypeError),
+    ({"sequence": 1}, ValueError), ({"sequence": "0"}, TypeError),
 ])
 def test_wrong_arguments_are_known_before_anything_runs(options, kind):
     with load(SMALL, n_ctx=16) as model:
-        with pytest.raises(kind):
+        (name, *_), *_ = options.items()
+        with pytest.raises(kind, match=name):
             model.generate([1], **options)
-        for prompt, wrong in ((b"text", TypeError), (None, TypeError), ([64], ValueError), (3, TypeError),
+        with load(SMALL, n_ctx=16) as other, pytest.raises(ValueError, match="another model"):
+            model.generate([1], sequence=other.sequence(0))
+        for prompt, wrong in ((bytearray(b"text"), TypeError), ([[1], [2, 3]], TypeError), (b"text", TypeError),
+                              (None, TypeError), ([64], ValueError), (3, TypeError),
                               ([0.5], TypeError), (["a"], TypeError)):
             with pytest.raises(wrong):
                 model.generate(prompt, 3)

@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SAID = {
+    "chat": "tokens were there]",
+    "generate_text": "ended by 'stop'",
     "python_backend": "2 splits",
     "run_model": "generated: [",
     "two_backends": "alive at the peak",

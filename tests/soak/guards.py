@@ -582,6 +582,11 @@ def _edits() -> list[Edit]:
        ("a reset forgets what was planned", "        self._cache.clear()\n", ""),
        ("a reset forgets what was reserved", "        self._reserved.clear()\n", ""),
        ("budgets", "            if needed > limit:", "            if False:"))
+    of("ggml_sched/locks.py", "tests/executor/test_scheduler_life.py tests/executor/test_locks.py",
+       ("one call at a time", "        if not taken:", "        if False:"),
+       ("a closed scheduler", "        if self.closed:\n            self._lock.release()",
+        "        if False:\n            self._lock.release()"),
+       ("a fork unlocks", "            self._lock._at_fork_reinit()\n", ""))
     of("ggml_sched/scheduler.py", "tests/executor/test_scheduler_life.py tests/executor/test_arena_growth.py "
        "tests/planner/test_planfile.py::test_what_is_adopted_fits_the_scheduler tests/planner/test_planfile.py::"
        "test_an_adopted_plan_is_used_though_the_graph_was_allocated_before tests/planner/test_planfile.py::"
@@ -590,9 +595,6 @@ def _edits() -> list[Edit]:
        "test_a_stranger_is_refused tests/planner/test_default_placement.py::"
        "test_assignments_work_before_and_after_planning_and_survive_a_reset tests/executor/test_prepared.py "
        "tests/executor/test_async.py",
-       ("one call at a time", "        if not self.lock.acquire(False):", "        if False:"),
-       ("a closed scheduler", "        if self.closed:\n            self.lock.release()",
-        "        if False:\n            self.lock.release()"),
        ("a backend twice", "        if len({id(backend) for backend in backends}) != len(backends):",
         "        if False:"),
        ("plans of other backends", "            if plan.backends != self.backends or plan.policy != self.policy:",

@@ -27,7 +27,7 @@ from ggml_sched.backends.cpu.oracle.registry import KERNELS
 from ggml_sched.backends.cpu.oracle.work import Work
 from ggml_sched.errors import BackendError, Error, OutOfMemory, PlacementError, UnsupportedOp
 from ggml_sched.hostdata import array_over
-from ggml_sched.workers import ForkLock
+from ggml_sched.locks import ForkLock
 
 __all__ = ["KERNELS_OF", "CpuBackend", "CpuPlan", "run_nodes"]
 
@@ -300,7 +300,7 @@ class CpuBackend(Backend):
     def graph_compute(self, graph) -> None:
         self._require_open()
         nodes = as_nodes(graph)
-        with self._lock.here:
+        with self._lock:
             if self._pool is None:
                 run_nodes(nodes, self._memory_of, name=self.name, work=self._work, lanes=self._lanes)
                 return
@@ -317,12 +317,12 @@ class CpuBackend(Backend):
         return CpuPlan(resolver, as_nodes(graph), self._pool)
 
     def graph_plan_free(self, plan: CpuPlan) -> None:
-        with plan.lock.here:
+        with plan.lock:
             plan.free()
 
     def graph_plan_compute(self, plan: CpuPlan) -> None:
         self._require_open()
-        with plan.lock.here:
+        with plan.lock:
             plan.run()
 
     def _memory_of(self, buffer: BufferBase) -> np.ndarray:
@@ -338,7 +338,7 @@ class CpuBackend(Backend):
 
     def close(self) -> None:
         """Stop the threads and drop the work memory; buffers keep theirs until they are closed."""
-        with self._lock.here:
+        with self._lock:
             self._closed = True
             self._lanes.close()
             if self._pool is not None:

@@ -30,7 +30,8 @@ from ggml_sched.backends.ggml.buffer import DeviceBuffer, HostBuffer, copy_on_ho
 from ggml_sched.backends.ggml.library import Device as Offered
 from ggml_sched.backends.ggml.library import Library, load
 from ggml_sched.errors import BackendError, OutOfMemory
-from ggml_sched.workers import Crew, ForkLock
+from ggml_sched.locks import ForkLock
+from ggml_sched.workers import Crew
 
 __all__ = ["GgmlBackend"]
 
@@ -153,7 +154,7 @@ class GgmlBackend(GgmlBase, Backend):
 
     def set_n_threads(self, n: int) -> None:
         """Use n threads from now on."""
-        with self._lock.here:
+        with self._lock:
             self._device.use_threads(_thread_count(n))
 
     def inplace_sources(self, op: str) -> int:
@@ -169,16 +170,16 @@ class GgmlBackend(GgmlBase, Backend):
 
     def graph_plan_create(self, graph) -> Program:
         self._require_open()
-        with self._lock.here:
+        with self._lock:
             return Program(self, self._device, as_nodes(graph), StagedLeafs().calls)
 
     def graph_plan_free(self, plan: Program) -> None:
-        with self._lock.here:
+        with self._lock:
             plan.free()
 
     def graph_plan_compute(self, plan: Program) -> None:
         self._require_open()
-        with self._lock.here:
+        with self._lock:
             if self._device.n_threads > 1 and os.getpid() != STARTED_IN:
                 self._compute_in_child(plan)
             else:
@@ -207,7 +208,7 @@ class GgmlBackend(GgmlBase, Backend):
 
     def close(self) -> None:
         """Compute no more; buffers keep their memory until they are closed."""
-        with self._lock.here:
+        with self._lock:
             self._closed = True
             crew, self._crew = self._crew, None
             if crew is not None:

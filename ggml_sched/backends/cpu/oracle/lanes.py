@@ -13,7 +13,8 @@ from functools import partial
 
 import numpy as np
 
-from ggml_sched.workers import Crew, ForkLock
+from ggml_sched.locks import ForkLock
+from ggml_sched.workers import Crew
 
 __all__ = ["Call", "Lanes", "run_calls"]
 
@@ -37,7 +38,7 @@ class Lanes:
 
     def run(self, lanes: Sequence[Sequence[Call]]) -> None:
         """Run every lane; returns, or raises the first error, once all of them have ended."""
-        with self._lock.here:
+        with self._lock:
             crew = self._started() if self.n_threads > 1 and len(lanes) > 1 else None
             if crew is None or not crew.threads:
                 for calls in lanes:
@@ -53,7 +54,7 @@ class Lanes:
 
     def close(self) -> None:
         """Stop the threads; the next `run` starts new ones."""
-        with self._lock.here:
+        with self._lock:
             crew, self._crew = self._crew, None
             if crew is not None:
                 crew.close()

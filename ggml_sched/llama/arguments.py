@@ -1,0 +1,21 @@
+"""Arguments that users get wrong: numbers, checked with their names.
+
+Owns the words of these errors.
+"""
+
+from __future__ import annotations
+
+import operator
+
+__all__ = ["count"]
+
+
+def count(name: str, value: int, low: int = 0, high: int | None = None) -> int:
+    """An int from low to high; TypeError for what is none, ValueError for another."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is an int, not {type(value).__name__}") from None
+    if number < low or high is not None and number > high:
+        raise ValueError(f"{name} is {number}, not at least {low}" + ("" if high is None else f" and at most {high}"))
+    return number

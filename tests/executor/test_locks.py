@@ -1,0 +1,73 @@
+"""Locks are free after whatever interrupted those who held them, and in the children of forks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import partial
+
+import pytest
+from interrupting import interrupted
+
+import ggml_sched as gs
+from ggml_sched.locks import ForkLock, OneAtATime
+
+LOCKS = {
+    "one": lambda: OneAtATime(partial(gs.Error, "busy"), partial(gs.Error, "ended")),
+    "fork": ForkLock,
+}
+
+
+@pytest.mark.parametrize("kind", LOCKS)
+def test_an_interrupt_at_any_instruction_leaves_no_lock_taken(kind):
+    lock = LOCKS[kind]()
+
+    def use() -> None:
+        with lock:
+            gs.errors.each([dict, list])
+
+    at = 1
+    while interrupted(use, at):
+        assert not lock._lock.locked()
+        at += 1
+    assert at > 10
+
+
+def test_one_at_a_time():
+    lock = LOCKS["one"]()
+    with lock:
+        with pytest.raises(gs.Error, match="busy"), lock:
+            pass
+        seen = []
+
+        def other() -> None:
+            try:
+                with lock:
+                    seen.append("in")
+            except gs.Error as error:
+                seen.append(str(error))
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        assert seen == ["busy"]
+        lock.closed = True
+    for _ in range(2):
+        with pytest.raises(gs.Error, match="ended"), lock:
+            pass
+
+
+def test_a_fork_unlocks():
+    lock = ForkLock()
+    with lock:
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                with lock:
+                    code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert lock._lock.locked()
+    assert not lock._lock.locked()

@@ -1,0 +1,49 @@
+"""Calls that a signal interrupts where the interpreter would let it: anywhere in the package's Python."""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import sys
+from collections.abc import Callable
+
+HOME = "ggml_sched"
+
+
+class _Tracer:
+    """Makes SIGINT pending before the `at`-th instruction: it is handled where handlers are looked at next."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        self.where = ""
+
+    def enter(self, frame, event, arg):
+        if HOME not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self.step
+
+    def step(self, frame, event, arg):
+        if event == "opcode":
+            self.left -= 1
+            if not self.left:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                # Handlers run behind calls and where functions begin: here neither may follow, so no call but one by
+                # unpacking, and no tracing.
+                sys.settrace(None)
+                _, = map(_thread.interrupt_main, (signal.SIGINT,))
+        return self.step
+
+
+def interrupted(call: Callable[[], object], at: int) -> str | None:
+    """Make the call, interrupted at its `at`-th instruction; where that was, or None if it ended before."""
+    tracer, before = _Tracer(at), sys.gettrace()
+    try:
+        sys.settrace(tracer.enter)
+        call()
+        sys.settrace(before)        # a call: what came too late for the other is handled here
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return tracer.where or None

@@ -1,0 +1,97 @@
+"""Control-C anywhere: what was interrupted has happened or not, nothing is locked, and everything goes on."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from interrupting import interrupted
+
+import ggml_sched as gs
+from ggml_sched.llama import load, random_llama
+from ggml_sched.llama.synthetic_models import random_model
+
+SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_head_kv": 2, "n_ff": 48}
+DATA = {"llama": lambda: random_llama(1, **SHAPES), "mamba": lambda: random_model("mamba", 1)}
+TOKENS = [5, 6, 7]
+STEP = 41
+"""Of all instructions, so many are passed over; a prime, so that loops are met everywhere."""
+
+
+def state_of(model) -> tuple:
+    return [model.sequence(i).tokens for i in range(model.n_seq)], model.n_free
+
+
+def saved(sequence) -> bytes:
+    file = io.BytesIO()
+    sequence.save(file)
+    return file.getvalue()
+
+
+CALLS = {
+    "eval": lambda model, state: model.eval([9, 8]),
+    "eval_batch": lambda model, state: model.eval_batch([(0, [9]), (1, [3, 4])]),
+    "embed": lambda model, state: model.embed([1, 2]),
+    "truncate": lambda model, state: model.truncate(0),
+    "shift": lambda model, state: model.shift(1, 1),
+    "copy": lambda model, state: model.sequence(0).copy_to(1),
+    "restore": lambda model, state: model.sequence(1).restore(io.BytesIO(state)),
+    "reset": lambda model, state: model.reset(),
+}
+
+
+@pytest.mark.parametrize(("arch", "name"), [(arch, name) for arch in DATA for name in CALLS
+                                            if (arch, name) != ("mamba", "shift")])
+def test_an_interrupt_leaves_what_was_or_what_will_be(arch, name):
+    call = CALLS[name]
+    with gs.CpuBackend(1) as backend, load(DATA[arch](), [backend], n_ctx=32, n_batch=1 if arch == "mamba" else 4,
+                                           n_seq=2) as model:
+
+        def start() -> None:
+            model.reset()
+            model.eval(TOKENS)
+            model.sequence(1).eval([2])
+
+        def follows() -> np.ndarray:
+            return np.stack([model.sequence(i).eval([11], last_only=True)[0] for i in range(2)])
+
+        start()
+        before, state, expected = state_of(model), saved(model.sequence(0)), [follows()]
+        start()
+        call(model, state)
+        after = state_of(model)
+        expected.append(follows())
+        at = 1
+        while True:
+            start()
+            where = interrupted(lambda: call(model, state), at)
+            if where is None:
+                break
+            found = state_of(model)
+            assert found in (before, after), where
+            got = follows()
+            likely = [want for want, known in zip(expected, (before, after), strict=True) if known == found]
+            assert any(np.allclose(got, want, rtol=0, atol=1e-5 * abs(want).max()) for want in likely), where
+            at += STEP
+        assert at > STEP
+
+
+def test_an_interrupt_while_undoing_is_made_up_for(monkeypatch):
+    """The second control-C comes while the first is being dealt with."""
+    with gs.CpuBackend(1) as backend, load(DATA["llama"](), [backend], n_ctx=32) as model:
+        model.eval(TOKENS)
+        expected = model.eval([9])
+        model.truncate(3)
+        runner = model._runner
+
+        def interrupt(*args) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(model.scheduler, "compute", interrupt)
+            patch.setattr(runner, "undo", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                model.eval([1, 2])
+        assert model.eval([9]).tobytes() == expected.tobytes()
+        assert (model.n_past, model.n_free) == (4, 28)
