@@ -57,11 +57,15 @@ class Crew:
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._stop = weakref.finalize(self, _send_stops, self._calls, self.threads)
         self._stop.atexit = False
-        with contextlib.suppress(RuntimeError):
+        try:
             for name in names:
                 thread = threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True)
+                self.threads.append(thread)     # before it starts: an interrupt comes in between
                 thread.start()
-                self.threads.append(thread)
+        except RuntimeError as error:
+            if error.__context__ is not None:
+                raise                           # an interrupt broke into threading's own waiting
+            self.threads.pop()
 
     @property
     def is_here(self) -> bool:
@@ -110,4 +114,5 @@ class Crew:
             return
         self._stop()
         for thread in threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()

@@ -5,12 +5,16 @@ Each runs in a process of its own, which a mistake would end, or hang.
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import ggml_here
 import pytest
+
+from ggml_sched.workers import Crew
 
 BACKENDS = {"cpu": "gs.CpuBackend(2)", "numpy": "gs.CpuBackend(2, kernels='numpy')", "ggml": "ggml_here.backend(2)"}
 
@@ -51,6 +55,7 @@ ctx = gs.Context()
 graph = gs.Graph(ctx.neg(ctx.tensor("f32", (SIZE,))))
 buffer = backend.alloc_tensors(ctx)
 plan = backend.graph_plan_create(graph)
+backend.graph_plan_compute(plan)
 class Hit(BaseException): pass
 armed = False
 def hit(*_):
@@ -78,10 +83,11 @@ print("works" if hits > 100 else hits)
 def run(kind: str, code: str) -> str:
     if kind == "ggml" and not ggml_here.IS_HERE:
         pytest.skip(ggml_here.WHY_NOT)
-    start = f"import sys; sys.path[:0] = {sys.path!r}\nimport ggml_sched as gs, ggml_here\nbackend = {BACKENDS[kind]}\n"
+    start = (f"import faulthandler, sys\nsys.path[:0] = {sys.path!r}\nfaulthandler.dump_traceback_later(40, exit=True)\n"
+             f"import ggml_sched as gs, ggml_here\nbackend = {BACKENDS[kind]}\n")
     done = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, timeout=60,
                           cwd=Path(__file__).parent)
-    assert done.returncode == 0 and not done.stderr, (done.returncode, done.stderr[-2000:])
+    assert done.returncode == 0 and not done.stderr, (done.returncode, done.stderr[-4000:])
     return done.stdout.strip()
 
 
@@ -128,6 +134,7 @@ LANES = """
 import random, signal, time
 from ggml_sched.backends.cpu.oracle.lanes import Lanes
 lanes, calls = Lanes(3), [[time.monotonic]] * 3
+lanes.run(calls)
 class Hit(BaseException): pass
 armed = False
 def hit(*_):
@@ -154,6 +161,27 @@ print("works" if hits > 100 else hits)
 
 def test_a_signal_while_lanes_end_does_not_wait_for_ever():
     assert run("numpy", LANES) == "works"
+
+
+@pytest.mark.parametrize("raised, context", [(KeyboardInterrupt, None), (RuntimeError, KeyboardInterrupt)])
+def test_an_interrupt_while_threads_start_is_raised_and_leaves_none(monkeypatch, raised, context):
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        error = raised()
+        error.__context__ = context and context()
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(raised):
+            Crew(["interrupted"])
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "interrupted":
+            thread.join(5)
+            assert not thread.is_alive()
 
 
 IDS = """
