@@ -83,7 +83,8 @@ print("works" if hits > 100 else hits)
 def run(kind: str, code: str) -> str:
     if kind == "ggml" and not ggml_here.IS_HERE:
         pytest.skip(ggml_here.WHY_NOT)
-    start = (f"import faulthandler, sys\nsys.path[:0] = {sys.path!r}\nfaulthandler.dump_traceback_later(40, exit=True)\n"
+    start = (f"import faulthandler, sys\nsys.path[:0] = {sys.path!r}\n"
+             "faulthandler.dump_traceback_later(40, exit=True)\n"
              f"import ggml_sched as gs, ggml_here\nbackend = {BACKENDS[kind]}\n")
     done = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, timeout=60,
                           cwd=Path(__file__).parent)
