@@ -150,11 +150,11 @@ def _chat(args: argparse.Namespace, model, loaded: float, sampling: dict) -> int
         try:
             generation = _reply(args, model, messages, sampling)
             code = _stream(generation, lambda: None)
-        except Error as error:
+        except (Error, KeyboardInterrupt) as error:
             if not is_terminal:
                 raise
             # Somebody is there to say it in another way.
-            print(f"ggml-sched: {error}", file=sys.stderr, flush=True)
+            print(f"ggml-sched: {error}" if isinstance(error, Error) else "", file=sys.stderr, flush=True)
             messages.pop()
             continue
         messages.append({"role": "assistant", "content": generation.text})

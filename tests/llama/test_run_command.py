@@ -214,7 +214,7 @@ def test_a_chat_returns_to_its_prompt():
     with Terminal([*COMMAND, "--chat", "-n", "5000", "--n-ctx", "64"]) as terminal:
         terminal.type("import os\r")
         at = terminal.wait_for("\r\n", terminal.wait_for("> "))
-        terminal.wait_for(" ", at)                                              # it replies, and would for long
+        terminal.wait_for("\n", at)         # it replies, and would for long
         terminal.type("\x03")
         at = terminal.wait_for("> ", at)
         terminal.type("/exit\r")
