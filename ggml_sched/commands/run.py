@@ -14,8 +14,9 @@ from contextlib import ExitStack, suppress
 
 from ggml_sched.commands.run_progress import Progress
 from ggml_sched.commands.run_report import report
+from ggml_sched.errors import Error
 
-KV_TYPES = ("f32", "f16", "bf16", "q8_0")
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 DEFAULT_N = 128
 DEFAULT_TEMPERATURE = 0.5
 """Where the prompt is our own: its likeliest continuation repeats itself."""
@@ -107,16 +108,24 @@ def _stream(generation, opening, ids: bool = False) -> int:
     try:
         for i, piece in enumerate(generation):
             opening()
-            sys.stdout.write(("generated: " if ids and not i else "," if ids else "") + str(piece))
-            sys.stdout.flush()
+            _write(("generated: " if ids and not i else "," if ids else "") + str(piece))
         opening()
         if ids and not generation.tokens:
-            sys.stdout.write("generated: nothing")
+            _write("generated: nothing")
     except KeyboardInterrupt:
         code = 130
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    _write("\n")
     return code
+
+
+def _write(text: str) -> None:
+    """Show a text at once, with question marks for what standard output has no bytes for."""
+    try:
+        sys.stdout.write(text)
+    except UnicodeEncodeError:
+        kind = sys.stdout.encoding
+        sys.stdout.write(text.encode(kind, "replace").decode(kind))
+    sys.stdout.flush()
 
 
 def _chat(args: argparse.Namespace, model, loaded: float, sampling: dict) -> int:
@@ -138,8 +147,16 @@ def _chat(args: argparse.Namespace, model, loaded: float, sampling: dict) -> int
         if not line.strip():
             continue
         messages.append({"role": "user", "content": line})
-        generation = _reply(args, model, messages, sampling)
-        code = _stream(generation, lambda: None)
+        try:
+            generation = _reply(args, model, messages, sampling)
+            code = _stream(generation, lambda: None)
+        except (Error, KeyboardInterrupt) as error:
+            if not is_terminal:
+                raise
+            # Somebody is there to say it in another way.
+            print(f"ggml-sched: {error}" if isinstance(error, Error) else "", file=sys.stderr, flush=True)
+            messages.pop()
+            continue
         messages.append({"role": "assistant", "content": generation.text})
         generations.append(generation)
         if code and not is_terminal:

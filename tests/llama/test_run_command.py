@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from ggml_sched import cli
+from ggml_sched.commands import run as run_command
 from ggml_sched.llama import SMALL_PROMPT, load, open_gguf, random_llama, small_model
+from ggml_sched.llama.load import KV_TYPES
 
 pytest.importorskip("tokenizers")
 SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_ff": 48}
@@ -225,12 +227,33 @@ def test_a_chat_returns_to_its_prompt(endless_file):
     with Terminal([*COMMAND, endless_file, "--chat", "-n", "500000", "--n-ctx", "64"]) as terminal:
         terminal.type("import os\r")
         at = terminal.wait_for("\r\n", terminal.wait_for("> "))
-        terminal.wait_for(" ", at)                                              # it replies, and would for long
+        terminal.wait_for("\n", at)         # it replies, and would for long
         terminal.type("\x03")
         at = terminal.wait_for("> ", at)
         terminal.type("/exit\r")
         assert terminal.end() == 0
         assert "Traceback" not in terminal.seen and "error" not in terminal.seen
+
+
+def test_a_message_that_does_not_fit_can_be_said_in_another_way():
+    pytest.importorskip("jinja2")
+    with Terminal([*COMMAND, "--chat", "-n", "4", "--n-ctx", "64"]) as terminal:
+        terminal.type("import os; " * 60 + "\r")
+        at = terminal.wait_for("do not fit a context of 64", terminal.wait_for("> "))
+        terminal.type("import os\r")
+        terminal.wait_for("> ", terminal.wait_for("import os\r\n", terminal.wait_for("> ", at)))
+        terminal.type("/exit\r")
+        assert terminal.end() == 0
+
+
+def test_characters_that_the_output_has_no_bytes_for_are_question_marks():
+    done = subprocess.run([*COMMAND, "-p", "x = 'é'", "--echo", "-n", "3"], cwd=ROOT, capture_output=True,
+                          env={**os.environ, "PYTHONIOENCODING": "ascii"}, timeout=SECONDS)
+    assert done.returncode == 0 and done.stdout.startswith(b"x = '?'")
+
+
+def test_the_command_knows_all_types_of_the_cache():
+    assert run_command.KV_TYPES == KV_TYPES
 
 
 SLOW = """
