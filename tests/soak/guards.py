@@ -24,7 +24,7 @@ def _edits() -> list[Edit]:
     def of(path: str, tests: str, *edits: tuple[str, str, str]) -> None:
         found.extend(Edit(path, tests, *edit) for edit in edits)
 
-    of("ggml_sched/make_program.py", "tests/planner/test_guards.py tests/executor",
+    of("ggml_sched/make_program.py", "tests/planner/test_guards.py tests/planner/test_program_alone.py tests/executor",
        ("one reader of expert weights", "if read[weight] == 1}", "}"),
        ("ids computed in the same split", "None if start <= self.position[self.memory[ids]] < stop else ids", "ids"),
        ("experts of a weight in a ring or kept", "if not keeps and not self._is_placed(i):", "if True:"),
@@ -155,6 +155,12 @@ def _edits() -> list[Edit]:
        ("another scheduler's queued computes are waited for", "        lease.drain()\n", "        pass\n"),
        ("another scheduler's addresses are displaced", "lease.displaced = True", "pass"),
        ("offsets count in chunks", "            offset %= stride\n", ""))
+    of("ggml_sched/core/plan/alone.pxi", "tests/planner/test_program_alone.py",
+       ("alone: what nodes keep is loaded", "use[g.memory[g.dep[i]]] |= USE_KEPT", "pass"),
+       ("alone: one backend", "if p.split_backend[i] != p.split_backend[0]:", "if False:"),
+       ("alone: nothing is copied", "if p.n_copies or p.n_inputs or p.n_write_backs or p.n_splits == 0",
+        "if p.n_splits == 0"),
+       ("alone: leafs that nodes write to", "if use[i] & USE_WRITTEN or p.home[i]", "if p.home[i]"))
     of("ggml_sched/core/plan/replay.pxi", "tests/planner/test_reserve.py tests/planner/test_guards.py",
        ("a smaller graph runs where the reserved one did", "\n            or not still_supported(r, reserved.assign)",
         ""))
