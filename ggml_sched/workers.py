@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 
-__all__ = ["Crew"]
+__all__ = ["Crew", "thread_count"]
 
 Call = Callable[[], object]
 """Given to `put`, it reports by itself what goes wrong: it must not raise."""
@@ -116,3 +116,14 @@ class Crew:
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
+
+
+def thread_count(n: int | None, most: int) -> int:
+    """A number of threads that a caller gave, at most `most`; None: the processors that this process may use."""
+    if n is None:
+        return min(most, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise TypeError(f"a number of threads is an int, not {n!r}")
+    if not 1 <= n <= most:
+        raise ValueError(f"{n} threads are not in 1 .. {most}")
+    return n

@@ -9,7 +9,6 @@ the same bits.  Corresponds to ggml's CPU backend.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,18 +17,20 @@ from operator import index
 import numpy as np
 
 from ggml_sched._graph import BufferBase, Tensor, any_staged, computed
-from ggml_sched.backend import Backend, as_nodes, same_layout
+from ggml_sched.backend import Backend, as_nodes
 from ggml_sched.backends.cpu._kernels import CallList, Pool
-from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, allocate, wrap
+from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, allocate, copy_on_host, wrap
 from ggml_sched.backends.cpu.oracle.job import Job, MemoryOf, Resolver
 from ggml_sched.backends.cpu.oracle.lanes import Call, Lanes
 from ggml_sched.backends.cpu.oracle.registry import KERNELS
 from ggml_sched.backends.cpu.oracle.work import Work
 from ggml_sched.errors import BackendError, Error, OutOfMemory, PlacementError, UnsupportedOp
-from ggml_sched.hostdata import array_over
 from ggml_sched.locks import ForkLock
+from ggml_sched.workers import thread_count
 
 __all__ = ["KERNELS_OF", "CpuBackend", "CpuPlan", "run_nodes"]
+
+MAX_THREADS = 1024
 
 KERNELS_OF = ("compiled", "numpy")
 """Whose kernels a CpuBackend runs: ours in C, or the oracle."""
@@ -235,7 +236,7 @@ class CpuBackend(Backend):
         self._closed = False
         self._lock = ForkLock()
         self._work = Work(self.name)
-        self._lanes = Lanes(_thread_count(n_threads))
+        self._lanes = Lanes(thread_count(n_threads, MAX_THREADS))
         self._pool = Pool(self._lanes.n_threads) if kernels == "compiled" else None
 
     # -- memory -----------------------------------------------------------------
@@ -269,10 +270,10 @@ class CpuBackend(Backend):
         self.used -= size
 
     def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
-        return _copy_on_host(src, dst)
+        return copy_on_host(src, dst)
 
     def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
-        return _copy_on_host(src, dst)
+        return copy_on_host(src, dst)
 
     # -- computing ----------------------------------------------------------------
 
@@ -282,7 +283,7 @@ class CpuBackend(Backend):
 
     def set_n_threads(self, n: int) -> None:
         """Use n threads from now on; results do not depend on n."""
-        n = _thread_count(n)
+        n = thread_count(n, MAX_THREADS)
         self._lanes.set_n_threads(n)
         if self._pool is not None:
             self._pool.set_n_threads(n)
@@ -368,32 +369,3 @@ def run_nodes(nodes, memory_of: MemoryOf, *, name: str = "CPU", work: Work | Non
             except Exception:
                 with _named(name, node):
                     raise
-
-
-def _thread_count(n: int | None) -> int:
-    if n is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if isinstance(n, bool) or not isinstance(n, int):
-        raise TypeError(f"a number of threads is an int, not {n!r}")
-    if not 1 <= n <= 1024:
-        raise ValueError(f"{n} threads are not in 1 .. 1024")
-    return n
-
-
-def _copy_on_host(src: Tensor, dst: Tensor) -> bool:
-    """Copy where both ends are host memory that we can see; only elements, not the gaps between them."""
-    here, there = src.buffer, dst.buffer
-    if here is None or there is None or not same_layout(src, dst):
-        return False
-    if not (here.backend.is_host and there.backend.is_host):
-        return False
-    a, b = getattr(here, "memory", None), getattr(there, "memory", None)
-    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray) or not b.flags.writeable:
-        return False
-    if src.nbytes > min(a.nbytes - src.offset, b.nbytes - dst.offset):
-        return False
-    # The other end may still be working on what is queued there.
-    here.backend.synchronize()
-    there.backend.synchronize()
-    np.copyto(array_over(dst, b, dst.offset), array_over(src, a, src.offset))
-    return True

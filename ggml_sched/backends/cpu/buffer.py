@@ -12,10 +12,12 @@ from operator import index
 
 import numpy as np
 
-from ggml_sched.backend import Backend, Buffer
+from ggml_sched._graph import Tensor
+from ggml_sched.backend import Backend, Buffer, same_layout
 from ggml_sched.errors import BackendError, OutOfMemory
+from ggml_sched.hostdata import array_over
 
-__all__ = ["ALIGNMENT", "CpuBuffer", "address_of", "allocate", "wrap"]
+__all__ = ["ALIGNMENT", "CpuBuffer", "address_of", "allocate", "copy_on_host", "wrap"]
 
 ALIGNMENT = 64
 
@@ -120,3 +122,22 @@ def as_bytes(source) -> np.ndarray:
     if not view.c_contiguous:
         raise ValueError(f"a buffer of strides {view.strides} is not contiguous")
     return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
+
+
+def copy_on_host(src: Tensor, dst: Tensor) -> bool:
+    """Copy where both ends are host memory that we can see; only elements, not the gaps between them."""
+    here, there = src.buffer, dst.buffer
+    if here is None or there is None or not same_layout(src, dst):
+        return False
+    if not (here.backend.is_host and there.backend.is_host):
+        return False
+    a, b = getattr(here, "memory", None), getattr(there, "memory", None)
+    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray) or not b.flags.writeable:
+        return False
+    if src.nbytes > min(a.nbytes - src.offset, b.nbytes - dst.offset):
+        return False
+    # The other end may still be working on what is queued there.
+    here.backend.synchronize()
+    there.backend.synchronize()
+    np.copyto(array_over(dst, b, dst.offset), array_over(src, a, src.offset))
+    return True

@@ -17,7 +17,7 @@ from operator import index
 from ggml_sched._graph import Tensor, op_numbers
 from ggml_sched.backend import Backend, Buffer, as_nodes
 from ggml_sched.backends.cpu.backend import StagedLeafs
-from ggml_sched.backends.cpu.buffer import ALIGNMENT, allocate, wrap
+from ggml_sched.backends.cpu.buffer import ALIGNMENT, allocate, copy_on_host, wrap
 from ggml_sched.backends.ggml._ggml import (
     Device,
     GgmlBase,
@@ -26,15 +26,17 @@ from ggml_sched.backends.ggml._ggml import (
     run_program,
     tolerated_sources,
 )
-from ggml_sched.backends.ggml.buffer import DeviceBuffer, HostBuffer, copy_on_host
+from ggml_sched.backends.ggml.buffer import DeviceBuffer, HostBuffer
 from ggml_sched.backends.ggml.library import Device as Offered
 from ggml_sched.backends.ggml.library import Library, load
 from ggml_sched.errors import BackendError, OutOfMemory
 from ggml_sched.locks import ForkLock
-from ggml_sched.workers import Crew
+from ggml_sched.workers import Crew, thread_count
 
 __all__ = ["GgmlBackend"]
 
+MAX_THREADS = 512
+"""As ggml has it."""
 STARTED_IN = os.getpid()
 """The process that loaded this module: threads of OpenMP may have been started there."""
 
@@ -68,7 +70,7 @@ class GgmlBackend(GgmlBase, Backend):
         self._lock = ForkLock()
         self._crew: Crew | None = None
         self._pid = os.getpid()
-        self._device = Device(self.library.api, self.device.handle, _thread_count(n_threads), self._is_cpu)
+        self._device = Device(self.library.api, self.device.handle, thread_count(n_threads, MAX_THREADS), self._is_cpu)
         self.packed_bufts: tuple[int, ...] = ()
         if repack and self._is_cpu:
             self.packed_bufts = self.library.extra_buffer_types(self.device)
@@ -155,7 +157,7 @@ class GgmlBackend(GgmlBase, Backend):
     def set_n_threads(self, n: int) -> None:
         """Use n threads from now on."""
         with self._lock:
-            self._device.use_threads(_thread_count(n))
+            self._device.use_threads(thread_count(n, MAX_THREADS))
 
     def inplace_sources(self, op: str) -> int:
         number = op_numbers().get(op)
@@ -225,13 +227,3 @@ def _named(library: Library, name: str) -> Offered:
             return device
     offered = ", ".join(device.name for device in library.devices) or "none"
     raise BackendError(f"ggml {library.version} in {library.folder} has no device {name!r}; it has: {offered}")
-
-
-def _thread_count(n: int | None) -> int:
-    if n is None:
-        return min(512, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    if isinstance(n, bool) or not isinstance(n, int):
-        raise TypeError(f"a number of threads is an int, not {n!r}")
-    if not 1 <= n <= 512:
-        raise ValueError(f"{n} threads are not in 1 .. 512")
-    return n
