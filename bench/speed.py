@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +31,10 @@ from ggml_sched.tables import markdown
 
 HERE = Path(__file__).resolve().parent
 ENGINES = ("llama.cpp", "ggml", "cpu")
-TARGETS = {"decode": (1.0, 0.8), "prefill": (0.97, 0.5)}
+NAMES = {"llama.cpp": "llama.cpp", "ggml": "GgmlBackend", "cpu": "CpuBackend"}
+TARGETS = {"decode": "≥ 1.0, ≥ 0.8", "prefill": "≥ 0.97, ≥ 0.5", "load": "≤ 1.0", "memory": "≤ 1.0",
+           "busy": "≥ 0.4, ≥ 0.5"}
+"""Of GgmlBackend and of CpuBackend."""
 DECODED = 32
 PROMPT = 512
 BUSY = "while True: pass"
@@ -126,6 +130,44 @@ def main() -> None:
     print(page(found, engines, args.rounds))
 
 
+def against_f32(found: dict, engine: str) -> list[float]:
+    """The rates of quantised models, decoding and prompts, by those of f32 with as many threads."""
+    return [median(seen[what][engine]) / median(found["f32", threads][what][engine])
+            for (name, threads), seen in found.items() if name.startswith("q") and ("f32", threads) in found
+            for what in ("decode", "prefill")]
+
+
+def summary(found: dict, engines: tuple[str, ...]) -> str:
+    """Of each measure and engine the median over formats and threads, and the worst."""
+    ours = engines[1:] if engines[0] == "llama.cpp" else ()
+
+    def row(what: str, target: str, values: Callable[[dict, str], float], better: Callable = min) -> list[str]:
+        cells = [what, target]
+        for engine in ours:
+            seen = [values(each, engine) for each in found.values() if target != TARGETS["busy"] or "busy" in each]
+            cells.append(f"{median(seen):.2f} ({better(seen):.2f})" if seen else "-")
+        return cells
+
+    rows = [row("decode, tokens/s / llama.cpp's", TARGETS["decode"],
+                lambda seen, e: ratio(seen["decode"][e], seen["decode"]["llama.cpp"])),
+            row("prefill of 512, tokens/s / llama.cpp's", TARGETS["prefill"],
+                lambda seen, e: ratio(seen["prefill"][e], seen["prefill"]["llama.cpp"])),
+            row("load to the first logits / llama.cpp's", TARGETS["load"],
+                lambda seen, e: median(seen["load"][e]) / median(seen["load"]["llama.cpp"]), max),
+            row("memory of its own / llama.cpp's", TARGETS["memory"],
+                lambda seen, e: seen["memory"][e]["anonymous"] / seen["memory"]["llama.cpp"]["anonymous"], max),
+            row("two threads beside a busy process / idle", TARGETS["busy"],
+                lambda seen, e: median(seen["busy"][e]) / median(seen["decode"][e]))]
+    rows.append(["quantised / f32 of the same model", "≥ 1.0",
+                 *(f"{median(faster):.2f} ({min(faster):.2f})" if (faster := against_f32(found, e)) else "-"
+                   for e in ours)])
+    theirs = [median(seen["busy"][engines[0]]) / median(seen["decode"][engines[0]])
+              for seen in found.values() if "busy" in seen]
+    if theirs:
+        rows[-2][0] += f" (llama.cpp: {median(theirs):.2f})"
+    return markdown(["five formats, one and two threads: median (worst)", "target", *(NAMES[e] for e in ours)], rows)
+
+
 def page(found: dict, engines: tuple[str, ...], rounds: int) -> str:
     peer = engines[0] == "llama.cpp"
     parts = [f"""# Speed
@@ -135,6 +177,8 @@ Written by `python bench/speed.py`.  162 million weights laid out as a Llama of 
 Machine: {processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}; Python
 {platform.python_version()}, ggml-sched {gs.__version__}.  llama.cpp is that of llama-cpp-python
 {version('llama-cpp-python') if peer else '(not measured)'}.  {rounds} turns."""]
+    if peer:
+        parts.append(f"## Summary\n\n{summary(found, engines)}")
     for what, title in (("decode", f"Decode: tokens/s, {DECODED} tokens after a prompt of 32"),
                         ("prefill", f"Prefill: tokens/s, {PROMPT} tokens")):
         rows = []

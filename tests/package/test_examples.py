@@ -38,9 +38,10 @@ def test_example_with_a_model_file():
     assert "vocabulary" in run(str(ROOT / "examples" / "run_model.py"), str(model))
 
 
-def test_figures_in_the_readme_are_those_that_were_measured():
-    """Word for word the summary that bench/report.py wrote."""
-    readme, measured = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/benchmarks.md"))
+@pytest.mark.parametrize("page", ["benchmarks", "speed"])
+def test_figures_in_the_readme_are_those_that_were_measured(page):
+    """Word for word the summary that bench/report.py or bench/speed.py wrote."""
+    readme, measured = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", f"docs/{page}.md"))
     summary = re.search(r"## Summary\n\n(.*?)\n\n", measured, re.S)[1]
     assert summary in readme
 
