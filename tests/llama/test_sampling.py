@@ -104,6 +104,22 @@ def test_tokens_come_in_their_proportions(options):
     assert chi_square < 20.5  # five degrees of freedom: one in a thousand, and the seed is fixed
 
 
+@pytest.mark.parametrize(("number", "first"), [(0.0, True), (1 - 2**-53, False)])
+def test_what_is_drawn_has_a_probability(number, first):
+    """Also for the least and the largest number that is drawn, with tokens at both ends that have none."""
+    class Fixed:
+        @staticmethod
+        def random() -> float:
+            return number
+
+    rng = np.random.default_rng(0)
+    for n in range(1, 200):
+        middle = rng.normal(size=n) * 3
+        sampler = Sampler(**OPEN)
+        sampler._random = Fixed()
+        assert sampler(np.array([-2000.0, *middle, -2000.0])) == (1 if first else n)
+
+
 def test_equal_seeds_give_equal_tokens_and_reset_begins_again():
     logits = np.random.default_rng(0).normal(size=1000).astype(np.float32)
     samplers = [Sampler(temperature=1.5, seed=seed, repeat_penalty=1.1) for seed in (1, 1, 2)]
