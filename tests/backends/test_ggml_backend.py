@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.backends.ggml import library
+from ggml_sched.backends.ggml import library, probe
 
 if not ggml_here.IS_HERE:
     pytest.skip(ggml_here.WHY_NOT, allow_module_level=True)
@@ -87,6 +87,27 @@ def test_a_library_that_is_not_ggml_is_refused(tmp_path):
         (tmp_path / f"lib{name}.so").symlink_to(_ctypes.__file__)
     with pytest.raises(gs.BackendError, match="do not belong together"):
         gs.GgmlBackend(library=tmp_path)
+
+
+def test_a_library_that_is_older_or_lacks_a_function_is_refused(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "OLDEST", "99.1")
+        with pytest.raises(gs.BackendError, match="is older than 99.1"):
+            ggml_here.backend()
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "NEEDED", (*library.NEEDED, "bake_a_cake"))
+        with pytest.raises(gs.BackendError, match="has no ggml_bake_a_cake"):
+            ggml_here.backend()
+    for wrong in ([1], ["name", "op"]):
+        with monkeypatch.context() as patch:
+            patch.setattr(probe, "_differences", lambda base, wrong=wrong: [str(one) for one in wrong])
+            with pytest.raises(gs.BackendError, match=f"not known here: {wrong[0]}"):
+                ggml_here.backend()
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "TENSOR_SIZE", 344)
+        with pytest.raises(gs.BackendError, match="bytes of a tensor, not 344"):
+            ggml_here.backend()
+    ggml_here.backend().close()
 
 
 @pytest.mark.parametrize("n", [0, -1, 513, 1 << 40])
@@ -377,6 +398,20 @@ def test_the_number_of_threads_may_change_under_a_plan():
             assert backend.n_threads == n
             backend.graph_plan_compute(plan)
             assert np.array_equal(out.numpy(), want)
+
+
+def test_a_plan_uses_as_many_threads_as_there_are_now():
+    with ggml_here.backend(1) as backend, gs.Context() as ctx:
+        x = ctx.tensor("f32", (4096, 8), name="x")
+        out = ctx.soft_max(x)
+        backend.alloc_tensors(ctx)
+        x.set(np.zeros((8, 4096), np.float32))
+        plan = backend.graph_plan_create(gs.Graph(out))
+        backend.graph_plan_compute(plan)
+        before = backend._device.work_bytes()
+        backend.set_n_threads(4)
+        backend.graph_plan_compute(plan)
+        assert backend._device.work_bytes() >= before + 3 * 4096 * 4       # a row for each thread
 
 
 def test_after_an_end_there_are_errors():

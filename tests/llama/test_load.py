@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -31,6 +33,29 @@ def test_attention_is_one_node_where_every_layer_has_it():
         assert np.abs(other - logits[0]).max() <= 1e-4 * np.abs(logits[0]).max()
     with pytest.raises(gs.UnsupportedOp, match="FLASH_ATTN_EXT"):
         load(SMALL, [Plain()], n_ctx=32, flash=True)
+
+
+def test_nothing_is_held_after_loading_in_vain_or_in_two_ways(monkeypatch):
+    """The default backend is closed, and the cache that was laid out for attention in one node is given back."""
+    class Counting(gs.CpuBackend):
+        buffer_from_ptr = None
+
+        def supports_op(self, tensor) -> bool:
+            return tensor.op not in refused and super().supports_op(tensor)
+
+    refused = {"FLASH_ATTN_EXT"}
+    backend = Counting(memory=1 << 24)
+    with load(SMALL, [backend], n_ctx=32) as model:
+        held = sum(b.size for b in (*model.cache.buffers.values(), *model.weights.buffers[backend]))
+        assert not model.flash and held <= backend.used < held + (1 << 12)
+    assert backend.used == 0
+    for wrong, kind in ((b"nothing", gs.FileFormatError), (SMALL, gs.UnsupportedOp)):
+        refused.add("ROPE")
+        backend = Counting()
+        monkeypatch.setattr(sys.modules["ggml_sched.llama.load"], "default_backend", lambda backend=backend: backend)
+        with pytest.raises(kind):
+            load(wrong, n_ctx=32)
+        assert backend.closed and backend.used == 0
 
 
 def test_types_of_blocks_need_attention_in_one_node():
