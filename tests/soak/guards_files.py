@@ -131,7 +131,6 @@ GROUPS = (
      ("wide indents", "    if isinstance(width, int) and width > MAX_WIDTH:", "    if False:"),
      ("indents of JSON", "    if isinstance(indent, str) or indent is not None and not 0 <= indent <= 16:", "    if False:"),
      ("sums are of numbers", "        if not isinstance(item, (int, float)):", "        if False:"),
-     ("digits of numbers", "    if not -99 <= precision <= 99:", "    if False:"),
      ("formats are looked at", "    check_format(value)\n    context.budget.weigh", "    context.budget.weigh")),
     ("ggml_sched/llama/text/sandbox.py", "tests/llama/test_chat.py",
      ("sources have an end", "    if len(source) > MAX_SOURCE:", "    if False:"),

@@ -29,7 +29,7 @@ from ggml_sched.errors import BackendError, Error, OutOfMemory, PlacementError, 
 from ggml_sched.hostdata import array_over
 from ggml_sched.workers import ForkLock
 
-__all__ = ["KERNELS_OF", "CpuBackend", "CpuPlan", "run_nodes"]
+__all__ = ["KERNELS_OF", "CpuBackend", "CpuPlan", "copy_on_host", "run_nodes"]
 
 KERNELS_OF = ("compiled", "numpy")
 """Whose kernels a CpuBackend runs: ours in C, or the oracle."""
@@ -271,10 +271,10 @@ class CpuBackend(Backend):
         self.used -= size
 
     def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
-        return _copy_on_host(src, dst)
+        return copy_on_host(src, dst)
 
     def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
-        return _copy_on_host(src, dst)
+        return copy_on_host(src, dst)
 
     # -- computing ----------------------------------------------------------------
 
@@ -380,7 +380,7 @@ def _thread_count(n: int | None) -> int:
     return n
 
 
-def _copy_on_host(src: Tensor, dst: Tensor) -> bool:
+def copy_on_host(src: Tensor, dst: Tensor) -> bool:
     """Copy where both ends are host memory that we can see; only elements, not the gaps between them."""
     here, there = src.buffer, dst.buffer
     if here is None or there is None or not same_layout(src, dst):

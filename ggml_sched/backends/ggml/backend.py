@@ -16,7 +16,7 @@ from queue import SimpleQueue
 
 from ggml_sched._graph import Tensor, op_numbers
 from ggml_sched.backend import Backend, Buffer, as_nodes
-from ggml_sched.backends.cpu.backend import StagedLeafs
+from ggml_sched.backends.cpu.backend import StagedLeafs, copy_on_host
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, allocate, wrap
 from ggml_sched.backends.ggml._ggml import (
     Device,
@@ -26,7 +26,7 @@ from ggml_sched.backends.ggml._ggml import (
     run_program,
     tolerated_sources,
 )
-from ggml_sched.backends.ggml.buffer import DeviceBuffer, HostBuffer, copy_on_host
+from ggml_sched.backends.ggml.buffer import DeviceBuffer, HostBuffer
 from ggml_sched.backends.ggml.library import Device as Offered
 from ggml_sched.backends.ggml.library import Library, load
 from ggml_sched.errors import BackendError, OutOfMemory

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ggml_sched import hostdata
 from ggml_sched._graph import Tensor
-from ggml_sched.backend import Backend, Buffer, same_layout
+from ggml_sched.backend import Backend, Buffer
 from ggml_sched.backends.cpu.buffer import CpuBuffer
 from ggml_sched.backends.ggml._ggml import Device, Packed
 from ggml_sched.errors import BackendError
 
-__all__ = ["DeviceBuffer", "HostBuffer", "copy_on_host"]
+__all__ = ["DeviceBuffer", "HostBuffer"]
 
 
 class HostBuffer(CpuBuffer):
@@ -65,22 +64,3 @@ class DeviceBuffer(Buffer):
             raise BackendError(f"bytes {offset} .. {offset + size} lie outside a buffer of {self.size} bytes "
                                f"of backend {self.backend.name!r}")
         return self.handle, self.base + offset
-
-
-def copy_on_host(src: Tensor, dst: Tensor) -> bool:
-    """Copy where both ends are host memory that we can see; only elements, not the gaps between them."""
-    here, there = src.buffer, dst.buffer
-    if here is None or there is None or not same_layout(src, dst):
-        return False
-    if not (here.backend.is_host and there.backend.is_host):
-        return False
-    a, b = getattr(here, "memory", None), getattr(there, "memory", None)
-    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray) or not b.flags.writeable:
-        return False
-    if src.nbytes > min(a.nbytes - src.offset, b.nbytes - dst.offset):
-        return False
-    # The other end may still be working on what is queued there.
-    here.backend.synchronize()
-    there.backend.synchronize()
-    np.copyto(hostdata.array_over(dst, b, dst.offset), hostdata.array_over(src, a, src.offset))
-    return True
