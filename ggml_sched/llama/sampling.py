@@ -91,9 +91,8 @@ class Sampler:
         else:
             ids, p = self._drawn_from(logits)
             ends = np.cumsum(p)
-            drawn = int(np.searchsorted(ends, self._random.random() * ends[-1], side="right"))
-            # What rounds up to the very end is the last that can be drawn.
-            token = int(ids[min(drawn, int(np.searchsorted(ends, ends[-1])))])
+            # A number below 1 times the end rounds to less than the end: what is drawn has a probability.
+            token = int(ids[np.searchsorted(ends, self._random.random() * ends[-1], side="right")])
         self._history.append(token)
         return token
 

@@ -7,6 +7,7 @@ import gc
 import mmap
 import os
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from support import place, random, raw
 
 import ggml_sched as gs
 from ggml_sched.backends.cpu import CpuBuffer
+from ggml_sched.backends.cpu.oracle.registry import KERNELS
 
 RNG = np.random.default_rng(8)
 
@@ -530,3 +532,36 @@ def test_memory_at_any_address_gives_the_same_bits():
         backend.graph_compute(graph)
         seen.add(raw(graph.nodes[-1]))
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_what_goes_wrong_in_a_kernel_is_a_typed_error_that_names_the_node(fits, monkeypatch):
+    def build(job):
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setitem(KERNELS, "SCALE", SimpleNamespace(fits=lambda node: fits, inplace=0, build=build))
+    ctx = gs.Context()
+    out = ctx.set_name(ctx.scale(ctx.tensor("f32", (4,), "x"), 2.0), "twice")
+    with gs.CpuBackend(1, kernels="numpy") as backend:
+        backend.alloc_tensors(ctx)
+        with pytest.raises(gs.BackendError if fits else gs.UnsupportedOp, match="twice") as error:
+            backend.graph_compute(gs.Graph(out))
+        assert not fits or isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+def test_calls_on_arrays_between_compiled_ones_are_made_in_their_turn():
+    """Rows that begin inside an element have no compiled kernel."""
+    found = []
+    for kernels in ("compiled", "numpy"):
+        ctx = gs.Context()
+        x = ctx.tensor("f32", (8,), "x")
+        middle = ctx.cont(ctx.view_2d(ctx.scale(x, 2.0), 2, 2, 10, 0))
+        out = ctx.scale(middle, 3.0)
+        with gs.CpuBackend(1, kernels=kernels) as backend:
+            backend.alloc_tensors(ctx)
+            x.set(np.arange(1, 9, dtype=np.float32))
+            plan = backend.graph_plan_create(gs.Graph(out))
+            assert plan.n_compiled == (2 if kernels == "compiled" else 0)
+            backend.graph_plan_compute(plan)
+            found.append(out.numpy().tobytes())
+    assert found[0] == found[1] and any(found[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import signal
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.backends.ggml import library
+from ggml_sched.backends.ggml import library, probe
 
 if not ggml_here.IS_HERE:
     pytest.skip(ggml_here.WHY_NOT, allow_module_level=True)
@@ -89,6 +90,62 @@ def test_a_library_that_is_not_ggml_is_refused(tmp_path):
         gs.GgmlBackend(library=tmp_path)
 
 
+def test_a_library_that_is_older_or_lacks_a_function_is_refused(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "OLDEST", "99.1")
+        with pytest.raises(gs.BackendError, match="is older than 99.1"):
+            ggml_here.backend()
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "NEEDED", (*library.NEEDED, "bake_a_cake"))
+        with pytest.raises(gs.BackendError, match="has no ggml_bake_a_cake"):
+            ggml_here.backend()
+    for wrong in ([1], ["name", "op"]):
+        with monkeypatch.context() as patch:
+            patch.setattr(probe, "_differences", lambda base, wrong=wrong: [str(one) for one in wrong])
+            with pytest.raises(gs.BackendError, match=f"not known here: {wrong[0]}"):
+                ggml_here.backend()
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "TENSOR_SIZE", 344)
+        with pytest.raises(gs.BackendError, match="bytes of a tensor, not 344"):
+            ggml_here.backend()
+    ggml_here.backend().close()
+
+
+def test_types_of_other_sizes_are_not_the_librarys(monkeypatch):
+    with ggml_here.backend() as backend:
+        base, found = backend.library._base, library._call
+    assert {int(gs.Type.Q4_0), int(gs.Type.F32)} <= set(library._types(base))
+    for changed in ("ggml_type_size", "ggml_blck_size", "ggml_type_name"):
+        def call(of, name, *signature, changed=changed):
+            function = found(of, name, *signature)
+            if name != changed:
+                return function
+            return lambda kind: function(kind if kind != int(gs.Type.Q4_0) else int(gs.Type.Q5_1))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(library, "_call", call)
+            types = library._types(base)
+        assert int(gs.Type.F32) in types and (int(gs.Type.Q4_0) in types) == (changed == "ggml_blck_size")
+
+
+def test_a_log_that_somebody_listens_to_stays_theirs():
+    with ggml_here.backend() as backend:
+        base, where = backend.library._base, backend.library.folder
+    if not hasattr(base, "ggml_log_get"):
+        pytest.skip("this ggml does not say who listens")
+    listener = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *said: None)
+    theirs, now, user = ctypes.cast(listener, ctypes.c_void_p), ctypes.c_void_p(), ctypes.c_void_p()
+    log_set = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(("ggml_log_set", base))
+    log_get = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(("ggml_log_get", base))
+    log_set(theirs, None)
+    try:
+        library.load(where)
+        log_get(ctypes.byref(now), ctypes.byref(user))
+        assert now.value == theirs.value
+    finally:
+        log_set(library.QUIET, None)
+
+
 @pytest.mark.parametrize("n", [0, -1, 513, 1 << 40])
 def test_numbers_of_threads_are_checked(n):
     with pytest.raises(ValueError, match="threads"):
@@ -136,6 +193,20 @@ def test_an_id_that_names_no_row_is_a_typed_error(make, bad):
                 backend.graph_plan_compute(plan)
         ids.set(np.array([0, n - 1]).reshape(ids.ne[1::-1]))
         backend.graph_plan_compute(plan)
+
+
+@pytest.mark.parametrize("bad", [1 << 32, (1 << 40) + 1, -(1 << 32)])
+def test_an_id_of_64_bits_is_looked_at_as_a_whole(bad):
+    """Its lower half names a row."""
+    ctx = gs.Context()
+    out, ids, n = set_rows(ctx)
+    assert ids.type == gs.Type.I64
+    with ggml_here.backend() as backend:
+        backend.alloc_tensors(ctx)
+        plan = backend.graph_plan_create(gs.Graph(out))
+        ids.set(np.array([0, bad]).reshape(ids.ne[1::-1]))
+        with pytest.raises(gs.BackendError, match=f"id {bad} does not name one of {n} rows"):
+            backend.graph_plan_compute(plan)
 
 
 def test_ids_that_a_node_has_computed_are_looked_at_before_they_are_used():
@@ -216,6 +287,25 @@ def test_ids_in_a_devices_memory_are_fetched_and_checked(monkeypatch):
             backend.graph_plan_compute(plan)
         ids.set(np.int32([0, 1]))
         backend.graph_plan_compute(plan)
+
+
+def test_memory_of_a_device_is_used_inside_its_buffer_while_that_is_open(monkeypatch):
+    monkeypatch.setattr(library.Library, "is_host", lambda self, buft: False)
+    with ggml_here.backend() as backend:
+        buffer = backend.alloc_buffer(64)
+        buffer.write(8, memoryview(bytes(range(8))))
+        out = bytearray(8)
+        buffer.read(8, memoryview(out))
+        assert out == bytes(range(8))
+        for offset, size in ((-1, 8), (57, 8), (65, 0), (0, 65)):
+            for use in (buffer.write, buffer.read):
+                with pytest.raises(gs.BackendError, match="outside a buffer of 64 bytes"):
+                    use(offset, memoryview(bytearray(size)))
+        buffer.close()
+        for use in (buffer.write, buffer.read):
+            with pytest.raises(gs.BackendError, match="is closed"):
+                use(0, memoryview(bytearray(8)))
+        assert backend.used == 0
 
 
 # -- packed weights -----------------------------------------------------------------------
@@ -456,6 +546,20 @@ def test_the_number_of_threads_may_change_under_a_plan():
             assert backend.n_threads == n
             backend.graph_plan_compute(plan)
             assert np.array_equal(out.numpy(), want)
+
+
+def test_a_plan_uses_as_many_threads_as_there_are_now():
+    with ggml_here.backend(1) as backend, gs.Context() as ctx:
+        x = ctx.tensor("f32", (4096, 8), name="x")
+        out = ctx.soft_max(x)
+        backend.alloc_tensors(ctx)
+        x.set(np.zeros((8, 4096), np.float32))
+        plan = backend.graph_plan_create(gs.Graph(out))
+        backend.graph_plan_compute(plan)
+        before = backend._device.work_bytes()
+        backend.set_n_threads(4)
+        backend.graph_plan_compute(plan)
+        assert backend._device.work_bytes() >= before + 3 * 4096 * 4       # a row for each thread
 
 
 def test_after_an_end_there_are_errors():

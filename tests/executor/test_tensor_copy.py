@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
+from ggml_sched._graph import bind_resident
+from ggml_sched.backends.cpu.backend import copy_on_host
 
 
 class HostOnly(gs.CpuBackend):
@@ -27,3 +29,21 @@ def test_copying_into_a_strided_view_keeps_the_bytes_between_its_rows(kind):
     expected = np.full((3, 4), 2.0)
     expected[:, 1:3] = 1.0
     np.testing.assert_array_equal(b.numpy(), expected)
+
+
+def test_a_copy_on_the_host_is_left_to_others_where_it_cannot_be():
+    ctx, fixed, far = gs.Context("a"), gs.Context("fixed"), gs.Context("far")
+    a, b, other = ctx.tensor("f32", (4, 3), "a"), ctx.tensor("f32", (4, 3), "b"), ctx.tensor("f32", (3, 4), "other")
+    constant, elsewhere = fixed.tensor("f32", (4, 3), "constant"), far.tensor("f32", (4, 3), "elsewhere")
+    backend = gs.CpuBackend()
+    backend.alloc_tensors(ctx)
+    memory = np.full(12, 7.0, np.float32)
+    memory.flags.writeable = False
+    bind_resident(constant, backend.buffer_from_ptr(memory), 0)
+    gs.DryBackend("far").alloc_tensors(far)
+    a.set(np.ones((3, 4), np.float32))
+    assert copy_on_host(a, b) and (b.numpy() == 1).all()
+    assert copy_on_host(constant, b) and (b.numpy() == 7).all()
+    for src, dst in ((a, other), (other, a), (a, constant), (a, elsewhere), (elsewhere, a)):
+        assert not copy_on_host(src, dst)
+    assert (memory == 7).all() and (a.numpy() == 1).all()

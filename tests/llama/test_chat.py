@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -306,6 +307,31 @@ def test_hostile_templates_are_typed_errors_in_bounded_time(name):
         ChatTemplate(HOSTILE[name]).render(CHAT)
     assert time.thread_time() - start < SECONDS
     assert isinstance(error.value, gs.Error) and len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize("source", [
+    "{% set d = 'x' * 16000000 %}{{ range(20) | join(d) }}",
+    "{% set d = 'x' * 16000000 %}{{ d.join(['a'] * 20) }}",
+    "{% set d = 'x' * 4000 %}{{ ('a' * 100000) | replace('a', d) }}",
+    "{% set d = 'x' * 4000 %}{{ ('a' * 100000).replace('a', d) }}",
+    "{{ 'a' | indent(100000000, True) }}",
+], ids=["join filter", "join method", "replace filter", "replace method", "indent"])
+def test_what_would_be_too_long_is_not_even_made(source):
+    tracemalloc.start()
+    try:
+        with pytest.raises(ChatTemplateError):
+            ChatTemplate(source).render(CHAT)
+        assert tracemalloc.get_traced_memory()[1] < 80_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("indent", ["-1", "17", "'x'"])
+def test_json_is_indented_by_a_few_spaces(indent):
+    """A negative indent would pay backwards."""
+    assert template("{{ messages | tojson(indent=0) }}").render(CHAT)
+    with pytest.raises(ChatTemplateError, match="spaces"):
+        template("{{ messages | tojson(indent=" + indent + ") }}").render(CHAT)
 
 
 def test_values_in_circles_are_put_out_without_going_round():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import numpy as np
 import pytest
 
@@ -33,6 +36,29 @@ def test_attention_is_one_node_where_every_layer_has_it():
         load(SMALL, [Plain()], n_ctx=32, flash=True)
 
 
+def test_nothing_is_held_after_loading_in_vain_or_in_two_ways(monkeypatch):
+    """The default backend is closed, and the cache that was laid out for attention in one node is given back."""
+    class Counting(gs.CpuBackend):
+        buffer_from_ptr = None
+
+        def supports_op(self, tensor) -> bool:
+            return tensor.op not in refused and super().supports_op(tensor)
+
+    refused = {"FLASH_ATTN_EXT"}
+    backend = Counting(memory=1 << 24)
+    with load(SMALL, [backend], n_ctx=32) as model:
+        held = sum(b.size for b in (*model.cache.buffers.values(), *model.weights.buffers[backend]))
+        assert not model.flash and held <= backend.used < held + (1 << 12)
+    assert backend.used == 0
+    for wrong, kind in ((b"nothing", gs.FileFormatError), (SMALL, gs.UnsupportedOp)):
+        refused.add("ROPE")
+        backend = Counting()
+        monkeypatch.setattr(sys.modules["ggml_sched.llama.load"], "default_backend", lambda backend=backend: backend)
+        with pytest.raises(kind):
+            load(wrong, n_ctx=32)
+        assert backend.closed and backend.used == 0
+
+
 def test_types_of_blocks_need_attention_in_one_node():
     data = random_llama(1, **{**SHAPES, "n_embd": 128, "n_head_kv": 4})
     with load(data, n_ctx=32, kv_type="f32") as model:
@@ -48,8 +74,11 @@ def test_the_context_that_a_model_was_trained_with():
     for given in (None, 0):
         with load(SMALL, n_ctx=given) as model:
             assert model.n_ctx == 96
+        with pytest.raises(ValueError, match="kv_type = 'i32'; known"):
+            load(SMALL, n_ctx=given, kv_type="i32")
     with load(random_llama(1, **SHAPES, n_ctx=(1 << 31) - 1), [gs.DryBackend("dry")], n_ctx=None) as model:
-        assert 512 < model.n_ctx < (1 << 31) - 1        # what memory allows
+        held = sum(buffer.size for buffer in model.cache.buffers.values())
+        assert model.n_ctx > 512 and held <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def test_progress_ends_with_everything(tmp_path):

@@ -190,6 +190,62 @@ def test_a_failed_evaluation_leaves_recurrent_states(n_good, monkeypatch):
         assert close(got[0], alone(MAMBA, [*TOKENS, 7])) and close(got[1], alone(MAMBA, [9, 8, 7]))
 
 
+@pytest.mark.parametrize("data", [SMALL, MAMBA], ids=["llama", "mamba"])
+def test_a_failure_is_over_with_the_next_evaluation(data, monkeypatch):
+    """What is wiped or put back for it is not wiped or put back again, and no other sequence's is."""
+    def failing(graph):
+        raise ZeroDivisionError
+
+    with load(data, n_ctx=64, n_seq=2) as model:
+        model.eval_batch([(0, TOKENS), (1, [9, 8])])
+        with monkeypatch.context() as patch:
+            patch.setattr(model.scheduler, "compute", failing)
+            with pytest.raises(ZeroDivisionError):
+                model.sequence(1).eval([6, 7])
+        assert close(model.eval([7], True)[0], alone(data, [*TOKENS, 7]))
+        assert close(model.eval([5], True)[0], alone(data, [*TOKENS, 7, 5]))
+        assert close(model.sequence(1).eval([7], True)[0], alone(data, [9, 8, 7]))
+
+
+def test_nothing_is_computed_of_what_does_not_fit(monkeypatch):
+    with load(SMALL, n_ctx=16, n_batch=4, n_seq=2) as model:
+        model.eval(TOKENS)
+        compute, calls = model.scheduler.compute, []
+        monkeypatch.setattr(model.scheduler, "compute", lambda graph: (calls.append(graph), compute(graph)))
+        for evaluate in (lambda: model.eval([1] * 5), lambda: model.eval_batch([(0, [1]), (1, [2] * 4)]),
+                         lambda: model.embed([1] * 5)):
+            with pytest.raises(ContextFull):
+                evaluate()
+        assert not calls and (model.n_past, model.n_free) == (12, 4)
+
+
+def test_tokens_that_cannot_be_kept_are_not_evaluated():
+    class Full(list):
+        def append(self, token):
+            if len(self) == 2:
+                raise MemoryError
+            super().append(token)
+
+    with load(SMALL, n_ctx=16, n_seq=2) as model:
+        model._held.tokens[1] = Full()
+        with pytest.raises(MemoryError):
+            model.eval_batch([(0, [1, 2]), (1, [3, 4, 5])])
+        assert (model.n_past, model.sequence(1).n_past, model.n_free) == (0, 0, 16)
+        assert close(model.eval(TOKENS, True)[0], alone(SMALL, TOKENS))
+
+
+def test_rows_that_others_hold_make_no_room():
+    with load(SMALL, n_ctx=16, n_seq=2) as model:
+        first, other = model.sequence(0), [9] * 10
+        first.eval(TOKENS)
+        first.copy_to(1)
+        with pytest.raises(ContextFull):
+            first.keep_common(other)
+        assert first.tokens == TOKENS and model.n_free == 4
+        model.sequence(1).truncate(5)
+        assert first.keep_common(other) == 0 and model.n_free == 11
+
+
 def test_embeddings_change_no_sequence():
     with load(SMALL, n_ctx=32, n_batch=5, n_seq=2) as model:
         model.eval(TOKENS)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import random
+import struct
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -118,16 +120,49 @@ def test_every_truncation_and_every_flipped_bit_is_refused(tmp_path):
             model.restore(path)
         with pytest.raises(FileNotFoundError):
             model.restore(tmp_path / "missing")
-        with pytest.raises(StateFormatError, match="needed"):
-            model.restore(io.StringIO("text"))
+        for text in ("text", "text" * 1000):
+            with pytest.raises(StateFormatError, match="needed"):
+                model.restore(io.StringIO(text))
         assert model.sequence(0).tokens == [*TOKENS[:3], 7]
+
+
+@pytest.mark.parametrize("token", [-1, 64, 1 << 30])
+def test_tokens_that_the_model_does_not_have_are_refused(token):
+    """Also where the sum of the bytes is right."""
+    with load(SMALL, n_ctx=16) as model:
+        model.eval(TOKENS)
+        state = saved(model.sequence(0))
+        body = struct.pack("<i", token) + state[HEAD.size + 4 :]
+        head = HEAD.pack(*HEAD.unpack(state[: HEAD.size])[:-1], zlib.crc32(body))
+        with pytest.raises(StateFormatError, match="a token is not in 0 .. 63"):
+            model.restore(io.BytesIO(head + body))
+        assert model.sequence(0).tokens == TOKENS
+
+
+def test_what_failed_before_does_not_touch_what_is_restored(monkeypatch):
+    def failing(graph):
+        raise ZeroDivisionError
+
+    with load(SMALL, n_ctx=16) as model:
+        model.eval(TOKENS)
+        state = saved(model.sequence(0))
+        expected = model.eval([7])
+        model.reset()
+        with monkeypatch.context() as patch:
+            patch.setattr(model.scheduler, "compute", failing)
+            with pytest.raises(ZeroDivisionError):
+                model.eval(TOKENS[:3])
+        model.restore(io.BytesIO(state))
+        assert model.eval([7]).tobytes() == expected.tobytes()
 
 
 def test_a_restore_that_fails_half_way_changes_nothing(monkeypatch):
     with load(SMALL, n_ctx=16, n_seq=2) as model:
         model.eval(TOKENS)
         state = saved(model.sequence(0))
-        model.truncate(4)
+        model.reset()
+        others = [40, 41, 42, 43]       # in rows that the restored ones would have
+        model.eval(others)
         expected = model.eval([7])
         model.truncate(4)
         write, calls = model.cache.write_rows, []
@@ -141,7 +176,7 @@ def test_a_restore_that_fails_half_way_changes_nothing(monkeypatch):
         monkeypatch.setattr(model.cache, "write_rows", failing)
         with pytest.raises(ZeroDivisionError):
             model.restore(io.BytesIO(state))
-        assert model.sequence(0).tokens == TOKENS[:4] and model.n_free == 12
+        assert model.sequence(0).tokens == others and model.n_free == 12
         assert model.eval([7]).tobytes() == expected.tobytes()
 
 

@@ -104,6 +104,36 @@ def test_tokens_come_in_their_proportions(options):
     assert chi_square < 20.5  # five degrees of freedom: one in a thousand, and the seed is fixed
 
 
+@pytest.mark.parametrize(("number", "first"), [(0.0, True), (1 - 2**-53, False)])
+def test_what_is_drawn_has_a_probability(number, first):
+    """Also for the least and the largest number that is drawn, with tokens at both ends that have none."""
+    class Fixed:
+        @staticmethod
+        def random() -> float:
+            return number
+
+    rng = np.random.default_rng(0)
+    for n in range(1, 200):
+        middle = rng.normal(size=n) * 3
+        sampler = Sampler(**OPEN)
+        sampler._random = Fixed()
+        assert sampler(np.array([-2000.0, *middle, -2000.0])) == (1 if first else n)
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_k": 9}, {"top_p": 0.999}, {"top_k": 3, "top_p": 0.999}])
+def test_banned_tokens_are_no_candidates(options):
+    ids, p = Sampler(**OPEN | options).candidates(np.array([1.0, -math.inf, 0.0, -math.inf]))
+    assert ids.tolist() == [0, 2] and (p > 0).all()
+
+
+@pytest.mark.parametrize("n", [200, 256, 257, 3000, 5000])
+@pytest.mark.parametrize("top_p", [0.5, 0.99])
+def test_as_many_tokens_have_top_p_together_as_it_takes(n, top_p):
+    ids, _ = Sampler(**OPEN | {"top_p": top_p}).candidates(np.linspace(0, -1e-3, n))
+    expected = naive(list(np.linspace(0, -1e-3, n)), **OPEN | {"top_p": top_p})
+    assert ids.tolist() == sorted(expected)
+
+
 def test_equal_seeds_give_equal_tokens_and_reset_begins_again():
     logits = np.random.default_rng(0).normal(size=1000).astype(np.float32)
     samplers = [Sampler(temperature=1.5, seed=seed, repeat_penalty=1.1) for seed in (1, 1, 2)]
@@ -160,6 +190,15 @@ def test_bias_adds_and_bans():
     sampler.accept(9)
     with pytest.raises(SamplingError, match="token id 9 of the history"):
         sampler(logits)
+
+
+@pytest.mark.parametrize("options", [{"logit_bias": {1: 0.5}}, {"repeat_penalty": 2.0}])
+def test_logits_may_be_ints(options):
+    whole, real = (Sampler(**OPEN, **options) for _ in range(2))
+    for sampler in (whole, real):
+        sampler.accept(2)
+    for got, want in zip(whole.candidates([3, 1, 1]), real.candidates(np.array([3.0, 1.0, 1.0])), strict=True):
+        assert np.array_equal(got, want)
 
 
 @pytest.mark.parametrize("sampler", [

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import guards_backends
+import guards_files
+import guards_models
+
 
 class Edit(NamedTuple):
     """Replace `before`, which stands once in the file, by `after`; one of the tests then fails."""
@@ -771,6 +775,8 @@ def _edits() -> list[Edit]:
         "error = self._state.error"),
        ("closing ends threads", "            crew.close()\n        self._start_anew()\n\n    def _crew",
         "            pass\n        self._start_anew()\n\n    def _crew"))
+    for group in (*guards_models.GROUPS, *guards_files.GROUPS, *guards_backends.GROUPS):
+        of(*group)
     return found
 
 
