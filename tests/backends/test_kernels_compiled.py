@@ -427,3 +427,23 @@ def test_state_space_models(isa):
         values = {t: random(rng, *t.ne) for t in (states, x, dt, b, c)}
         values |= {a: -random(rng, *a.ne, low=0), ids: rng.permutation(4)[:sequences].astype(np.int32)}
         check(ctx, ctx.ssm_scan(states, x, dt, a, b, c, ids), values, rtol=2e-5, atol=1e-5)
+
+
+def test_angles_are_made_anew_for_positions_that_were_written_over_and_for_other_parameters():
+    found = []
+    for kernels in ("compiled", "numpy"):
+        ctx = gs.Context()
+        a, at, other = ctx.tensor("f32", (16, 2, 3)), ctx.tensor("i32", (3,)), ctx.tensor("i32", (3,))
+        first, based = ctx.rope(a, at, 16), ctx.rope(a, at, 16, freq_base=500.0)
+        change = ctx.cpy(other, at)
+        last = ctx.rope(a, at, 16)
+        with gs.CpuBackend(1, kernels=kernels) as backend:
+            backend.alloc_tensors(ctx)
+            a.set(random(np.random.default_rng(1), 16, 2, 3).reshape(3, 2, 16))
+            at.set(np.int32([1, 2, 3]))
+            other.set(np.int32([7, 0, 9]))
+            backend.graph_compute((first, based, change, last))
+            found.append([t.numpy() for t in (first, based, last)])
+    for got, want in zip(*found, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-6)
+    assert not np.allclose(found[0][0], found[0][1]) and not np.allclose(found[0][0], found[0][2])

@@ -74,8 +74,8 @@ def test_the_context_that_a_model_was_trained_with():
     for given in (None, 0):
         with load(SMALL, n_ctx=given) as model:
             assert model.n_ctx == 96
-        with pytest.raises(ValueError, match="kv_type = 'i32'; known"):
-            load(SMALL, n_ctx=given, kv_type="i32")
+        with pytest.raises(ValueError, match="kv_type = 'nonsense'; known"):
+            load(SMALL, n_ctx=given, kv_type="nonsense")
     with load(random_llama(1, **SHAPES, n_ctx=(1 << 31) - 1), [gs.DryBackend("dry")], n_ctx=None) as model:
         held = sum(buffer.size for buffer in model.cache.buffers.values())
         assert model.n_ctx > 512 and held <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
