@@ -174,9 +174,9 @@ def page(found: dict, engines: tuple[str, ...], rounds: int) -> str:
 
 Written by `python bench/speed.py`.  162 million weights laid out as a Llama of 12 layers, 768 wide, 32,000 tokens.
 
-Machine: {processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}; Python
-{platform.python_version()}, ggml-sched {gs.__version__}.  llama.cpp is that of llama-cpp-python
-{version('llama-cpp-python') if peer else '(not measured)'}.  {rounds} turns."""]
+Machine: {processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}; Python \
+{platform.python_version()}, ggml-sched {gs.__version__}.  llama.cpp is that of
+llama-cpp-python {version('llama-cpp-python') if peer else '(not measured)'}.  {rounds} turns."""]
     if peer:
         parts.append(f"## Summary\n\n{summary(found, engines)}")
     for what, title in (("decode", f"Decode: tokens/s, {DECODED} tokens after a prompt of 32"),
