@@ -19,6 +19,8 @@ SAID = {
     "two_backends": "alive at the peak",
 }
 """What each prints when it got where it wanted."""
+NEEDS = {"chat": ("tokenizers", "jinja2"), "generate_text": ("tokenizers",)}
+"""What each needs beside numpy."""
 
 
 def run(*argv) -> str:
@@ -30,6 +32,8 @@ def run(*argv) -> str:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example(path):
+    for name in NEEDS.get(path.stem, ()):
+        pytest.importorskip(name)
     assert SAID[path.stem] in run(str(path))
 
 
