@@ -239,18 +239,3 @@ def test_an_expert_nobody_chose_is_not_read(isa):
     a, b, ids = ctx.tensor("q8_0", (32, 8, 3)), ctx.tensor("f32", (32, 1, 6)), ctx.tensor("i32", (1, 6))
     got = compute(ctx, ctx.mul_mat_id(a, b, ids), {a: held, b: x, ids: names})
     assert np.isfinite(got).all()
-
-
-@pytest.mark.parametrize("op", ["MUL_MAT", "MUL_MAT_ID"])
-def test_a_source_too_many_is_refused(op):
-    ctx = gs.Context()
-    a, b, ids = ctx.tensor("f32", (8, 3, 2)), ctx.tensor("f32", (8, 2, 2)), ctx.tensor("i32", (2, 2))
-    right = ctx.mul_mat(a, b) if op == "MUL_MAT" else ctx.mul_mat_id(a, b, ids)
-    node = ctx.restore(op, "f32", right.ne, right.nb, (*right.src, b))
-    with gs.CpuBackend(1) as backend:
-        backend.alloc_tensors(ctx)
-        ids.set([[0, 1], [1, 0]])
-        backend.graph_compute(gs.Graph(right))
-        assert not backend.supports_op(node)
-        with pytest.raises(gs.UnsupportedOp):
-            backend.graph_compute(gs.Graph(node))

@@ -230,7 +230,7 @@ static void run_repeat(const gs_call *call, int32_t part, char *shared, char *sc
 }
 
 static int build_repeat(const gs_node *node, int32_t position, gs_calls *to) {
-    const gs_node *a = node->n_src > 0 ? node->src[0] : NULL;
+    const gs_node *a = node->n_src == 1 ? node->src[0] : NULL;
     if (a == NULL || a->layout.type != node->layout.type || !gs_plain_size(node->layout.type))
         return GS_UNSUPPORTED_OP;
     if (n_elements_of(node) == 0)

@@ -242,8 +242,8 @@ static int build_unary(const gs_node *node, int32_t position, gs_calls *to) {
 static int build_glu(const gs_node *node, int32_t position, gs_calls *to) {
     float c[4];
     const gs_node *a = node->src[0], *b = node->n_src > 1 ? node->src[1] : NULL;
-    if (node->n_src < 1 || a == NULL || !gs_is_float(a->layout.type) || a->layout.type != node->layout.type
-        || function_of(node, c) == NULL)
+    if (node->n_src < 1 || node->n_src > 2 || a == NULL || !gs_is_float(a->layout.type)
+        || a->layout.type != node->layout.type || function_of(node, c) == NULL)
         return GS_UNSUPPORTED_OP;
     int64_t n = node->layout.ne[0];
     if (b != NULL) {

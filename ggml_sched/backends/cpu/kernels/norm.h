@@ -152,7 +152,7 @@ static void run_diag_mask(const gs_call *call, int32_t part, char *shared, char 
 }
 
 static int build_diag_mask(const gs_node *node, int32_t position, gs_calls *to) {
-    if (!f32_like(node))
+    if (!f32_like(node) || node->n_src != 1)
         return GS_UNSUPPORTED_OP;
     if (n_elements_of(node) == 0)
         return GS_OK;
