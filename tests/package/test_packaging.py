@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(gs.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTENSIONS = {"_pack": _pack, "_graph": _graph, "_core": _core}
+KERNELS = ("backends/cpu/_kernels", "backends/ggml/_ggml")
+"""Extensions that nobody compiles against."""
 HEADERS = sorted(path.name for path in (ROOT / "include" / "ggml_sched").glob("*.h"))
 SOURCES = sorted(path.relative_to(ROOT / "ggml_sched") for path in (ROOT / "ggml_sched").rglob("*.py"))
 
@@ -165,9 +167,10 @@ def test_the_wheel_has_what_users_and_compilers_need(wheel):
     expected |= {f"ggml_sched/include/ggml_sched/{name}" for name in HEADERS}
     expected |= {f"ggml_sched/{name}" for name in ("py.typed", "_c.pxd", "__init__.pxd", "llama/data/small.gguf")}
     expected |= {f"ggml_sched/{name}.{kind}" for name in EXTENSIONS for kind in ("pyi", "pxd")}
+    expected |= {f"ggml_sched/{name}.pyi" for name in KERNELS}
     compiled = {name for name in names if name.endswith((".so", ".pyd"))}
     assert names - compiled == expected
-    assert {name.partition(".")[0] for name in compiled} == {f"ggml_sched/{name}" for name in EXTENSIONS}
+    assert {name.partition(".")[0] for name in compiled} == {f"ggml_sched/{name}" for name in (*EXTENSIONS, *KERNELS)}
 
 
 CONSUMER = '''
