@@ -148,7 +148,6 @@ cdef void node_of_kind(const gs_graph *g, int32_t id, gs_node *out) noexcept nog
 ctypedef struct gs_seat:
     void *of                    # NULL: free
     int32_t at
-    int32_t count               # for whoever counts
 
 ctypedef struct gs_seats:
     gs_seat *seat

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ggml_sched.backend import Backend
-from ggml_sched.errors import BackendError, Error
+from ggml_sched.errors import Error
 
 __all__ = ["NAMES", "default_backend", "named_backends"]
 
@@ -51,9 +51,6 @@ def named_backends(names: Sequence[str], n_threads: int | None = None) -> list[B
 
 
 def _ggml(device: str, n_threads: int | None, name: str) -> Backend:
-    import ggml_sched
+    from ggml_sched import GgmlBackend
 
-    made = getattr(ggml_sched, "GgmlBackend", None)
-    if made is None:
-        raise BackendError("this package was built without a backend for ggml's kernels")
-    return made(device, n_threads, name=name)
+    return GgmlBackend(device, n_threads, name=name)

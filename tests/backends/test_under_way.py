@@ -49,13 +49,8 @@ except gs.Error:
 backend.close()
 """
 
-SIGNALS = """
+HIT = """
 import random, signal, time
-ctx = gs.Context()
-graph = gs.Graph(ctx.neg(ctx.tensor("f32", (SIZE,))))
-buffer = backend.alloc_tensors(ctx)
-plan = backend.graph_plan_create(graph)
-backend.graph_plan_compute(plan)
 class Hit(BaseException): pass
 armed = False
 def hit(*_):
@@ -64,6 +59,15 @@ def hit(*_):
     if was:
         raise Hit
 signal.signal(signal.SIGALRM, hit)
+"""
+"""An exception that a timer raises once after `armed = True`."""
+
+SIGNALS = HIT + """
+ctx = gs.Context()
+graph = gs.Graph(ctx.neg(ctx.tensor("f32", (SIZE,))))
+buffer = backend.alloc_tensors(ctx)
+plan = backend.graph_plan_create(graph)
+backend.graph_plan_compute(plan)
 end, hits = time.monotonic() + 2, 0
 while time.monotonic() < end:
     try:
@@ -131,19 +135,10 @@ print("works")
 """
 
 
-LANES = """
-import random, signal, time
+LANES = HIT + """
 from ggml_sched.backends.cpu.oracle.lanes import Lanes
 lanes, calls = Lanes(3), [[time.monotonic]] * 3
 lanes.run(calls)
-class Hit(BaseException): pass
-armed = False
-def hit(*_):
-    global armed
-    was, armed = armed, False
-    if was:
-        raise Hit
-signal.signal(signal.SIGALRM, hit)
 end, hits = time.monotonic() + 3, 0
 while time.monotonic() < end:
     try:

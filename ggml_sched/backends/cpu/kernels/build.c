@@ -1,10 +1,7 @@
 /* build.c -- see build.h: overlap, tables, and which kernels are asked. */
 #include "build.h"
-#include "types.h"
-#if __has_include("matmul.h")
 #include "matmul.h"
-#define HAVE_MATMUL 1
-#endif
+#include "types.h"
 
 #include <string.h>
 
@@ -152,12 +149,10 @@ static int strides_are_whole(const gs_node *t) {
 }
 
 static int build_by_isa(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables) {
-#if HAVE_MATMUL
     if (node->op == GS_OP_MUL_MAT)
         return gs_build_mul_mat(node, position, to);
     if (node->op == GS_OP_MUL_MAT_ID)
         return gs_build_mul_mat_id(node, position, to);
-#endif
     switch (gs_isa()) {
 #if defined(__x86_64__)
     case GS_ISA_AVX512: return gs_build_avx512(node, position, to, tables);
