@@ -6,6 +6,18 @@ GGML = "tests/backends/test_ggml_backend.py tests/backends/test_backend_contract
 KERNELS = "tests/backends/test_kernels_compiled.py"
 
 GROUPS = (
+    ("ggml_sched/backends/ggml/crowd.pxi", "tests/backends/test_ggml_crowd.py",
+     ("one compute alone says nothing", "        elif not self.suspected:\n            self.suspected = True\n", ""),
+     ("short computes say nothing", "        if wall < SHORTEST or n == 1:\n", "        if n == 1:\n"),
+     ("fewer that are slower are given up", "            if self.tried == what and wall > self.full:\n",
+      "            if False:\n"),
+     ("only one graph is compared with itself", "            if self.tried == what and wall > self.full:\n",
+      "            if wall > self.full > 0:\n"),
+     ("fewer still", "            if had <= used - LOST and used > 1:\n", "            if False:\n"),
+     ("all are tried again", "        if self.left > 0:\n            self.left -= 1\n", "        if self.left > 0:\n"),
+     ("all come back",
+      "            self.fewer, self.left, self.patience, self.tried, self.suspected = 0, 0, PATIENCE, 0, False\n",
+      "            pass\n")),
     ("ggml_sched/backends/ggml/buffer.py", f"{GGML} tests/executor/test_tensor_copy.py",
      ("packed weights end with their buffer", "        self.packs.clear()\n", ""),
      ("a device's buffer that is closed", '        if self.closed:\n            raise BackendError(f"a buffer',
@@ -42,7 +54,7 @@ GROUPS = (
       "        if False:\n            raise"),
      ("packed weights follow their data", "        if not packed.is_of(t):", "        if False:"),
      ("leafs are loaded", "            load()\n", "            pass\n"),
-     ("plans for another number of threads", " and segment.n_threads != device.n_threads:",
+     ("plans for another number of threads", " and segment.n_threads != n:",
       " and segment.n_threads == 0:"),
      ("ids are checked", "                if gx_bad_id(&segment.ids[k], &bad):", "                if False:"),
      ("what was written is a new version", "        t.version += 1\n", "        pass\n")),

@@ -1,5 +1,6 @@
 """Nodes as ggml graphs: what is done in C for `GgmlBackend`.
 
+    crowd.pxi       Crowd: how many threads to compute with while others keep CPUs busy
     library.pxi     Api: the functions of a loaded library, and its numbers of ops
     device.pxi      Device: a ggml backend, its threads and work memory; Packed: a weight in a layout of ggml's own
     compile.pxi     Program: a split, compiled once into ggml graphs over our addresses
@@ -17,6 +18,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
+from posix.time cimport CLOCK_MONOTONIC, CLOCK_PROCESS_CPUTIME_ID, clock_gettime, timespec
 from posix.unistd cimport _SC_PAGESIZE, getpid, sysconf
 
 from ggml_sched._c cimport (
@@ -138,6 +140,7 @@ cdef extern from "rows.h" nogil:
 cdef extern from "team.h" nogil:
     bint gx_adopt_threads(void *handle, bint runs)
 
+include "crowd.pxi"
 include "library.pxi"
 include "device.pxi"
 include "compile.pxi"

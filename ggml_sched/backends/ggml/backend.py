@@ -15,6 +15,7 @@ from functools import partial
 from operator import index
 
 from ggml_sched._graph import Tensor, op_numbers
+from ggml_sched.locks import ForkLock
 from ggml_sched.backend import Backend, Buffer, as_nodes
 from ggml_sched.backends.cpu.backend import StagedLeafs
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, allocate, copy_on_host, wrap
@@ -30,7 +31,6 @@ from ggml_sched.backends.ggml.buffer import DeviceBuffer, HostBuffer
 from ggml_sched.backends.ggml.library import Device as Offered
 from ggml_sched.backends.ggml.library import Library, load
 from ggml_sched.errors import BackendError, OutOfMemory
-from ggml_sched.locks import ForkLock
 from ggml_sched.workers import Crew, thread_count
 
 __all__ = ["GgmlBackend"]
@@ -45,9 +45,10 @@ class GgmlBackend(GgmlBase, Backend):
     """`GgmlBackend(device="CPU", n_threads=None, library=None)`: ggml's kernels.
 
     `device` is a name of `GgmlBackend.devices()`; `n_threads` counts the calling thread (None: the CPUs that this
-    process may use); `library` is a folder with ggml's shared libraries (None: those of the installed `ggml` package,
-    else of `llama_cpp`).  `memory` bounds all buffers together, in bytes.  `repack`: quantised weights that only matrix
-    products read are kept a second time, in layouts that ggml computes faster with.
+    process may use), of which fewer compute while others keep CPUs busy, unless `steady`; `library` is a folder with
+    ggml's shared libraries (None: those of the installed `llama_cpp` or `ggml` package).  `memory` bounds all buffers
+    together, in bytes.  `repack`: quantised weights that only matrix products read are kept a second time, in layouts
+    that ggml computes faster with.
 
     Raises BackendError where there is no ggml (it says what to install), or no such device.
     """
@@ -57,7 +58,8 @@ class GgmlBackend(GgmlBase, Backend):
     """Keys of a cache, padded: what ggml's flash attention takes at a time."""
 
     def __init__(self, device: str = "CPU", n_threads: int | None = None, library: str | os.PathLike | None = None, *,
-                 name: str | None = None, memory: int | None = None, repack: bool = True) -> None:
+                 name: str | None = None, memory: int | None = None, repack: bool = True,
+                 steady: bool = False) -> None:
         self.library: Library = load(library)
         self.device = _named(self.library, device)
         self._buft = self.library.buffer_type(self.device)
@@ -71,6 +73,8 @@ class GgmlBackend(GgmlBase, Backend):
         self._crew: Crew | None = None
         self._pid = os.getpid()
         self._device = Device(self.library.api, self.device.handle, thread_count(n_threads, MAX_THREADS), self._is_cpu)
+        if not steady:
+            self._device.watch()
         self.packed_bufts: tuple[int, ...] = ()
         if repack and self._is_cpu:
             self.packed_bufts = self.library.extra_buffer_types(self.device)
@@ -180,7 +184,8 @@ class GgmlBackend(GgmlBase, Backend):
             plan.free()
 
     def graph_plan_compute(self, plan: Program) -> None:
-        self._require_open()
+        if self._closed:
+            self._require_open()
         with self._lock:
             if self._device.n_threads > 1 and os.getpid() != STARTED_IN:
                 self._compute_in_child(plan)

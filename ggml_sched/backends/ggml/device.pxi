@@ -20,6 +20,7 @@ cdef class Device:
     cdef readonly bint host
     cdef readonly bint has_host_plans   # threads and work memory are ours to give
     cdef int pid                    # of the process whose threads are in the pool
+    cdef Crowd crowd                # None: always compute with all threads
 
     def __cinit__(self, Api api not None, uintptr_t dev, int n_threads, bint host):
         self.api, self.dev, self.host, self.n_threads = api, <void *>dev, host, n_threads
@@ -59,6 +60,10 @@ cdef class Device:
     def use_threads(self, int n):
         """set_threads, from Python."""
         self.set_threads(n)
+
+    def watch(self):
+        """Compute with fewer threads while others keep CPUs busy."""
+        self.crowd = Crowd()
 
     cdef int reserve(self, size_t size) except -1:
         """Let there be so much work memory."""

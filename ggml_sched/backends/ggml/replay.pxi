@@ -29,6 +29,12 @@ cdef class GgmlBase(BackendBase):
         return -1 if self.asked_in_python else self.answer(node)
 
 
+cdef inline double seconds(int clock) noexcept nogil:
+    cdef timespec now
+    clock_gettime(clock, &now)
+    return <double>now.tv_sec + 1e-9 * <double>now.tv_nsec
+
+
 cdef int run_segment(Segment segment, Device device, void *pool) noexcept nogil:
     cdef gx_cplan plan
     if device.has_host_plans:
@@ -56,8 +62,10 @@ cdef int replay(Program program) except -1:
     cdef Packed packed
     cdef Tensor t
     cdef list held = []         # another thread may close a buffer while kernels run over its addresses
-    cdef int status, k
+    cdef int status, k, n
     cdef int64_t bad = 0
+    cdef double wall = 0, cpu = 0
+    cdef bint watched = device.crowd is not None and device.has_host_plans and device.n_threads > 1
     if program.freed:
         raise BackendError(f"backend {program.backend.name!r}: this graph plan was freed")
     for buffer in program.buffers:
@@ -72,10 +80,11 @@ cdef int replay(Program program) except -1:
     for segment in program.segments:
         for load in segment.loads:
             load()
-        if device.has_host_plans and segment.n_threads != device.n_threads:
-            segment.plan = device.api.call.graph_plan(segment.graph, device.n_threads, device.pool)
+        n = device.crowd.threads(device.n_threads) if watched else device.n_threads
+        if device.has_host_plans and segment.n_threads != n:
+            segment.plan = device.api.call.graph_plan(segment.graph, n, device.pool)
             device.reserve(segment.plan.work_size)
-            segment.n_threads = device.n_threads
+            segment.n_threads = n
         if segment.n_ids and not device.host:
             fetch_ids(program, segment)
         k = -1
@@ -85,7 +94,13 @@ cdef int replay(Program program) except -1:
                     break
             else:
                 k = -1
+            if watched:
+                wall, cpu = seconds(CLOCK_MONOTONIC), seconds(CLOCK_PROCESS_CPUTIME_ID)
             status = 0 if k >= 0 else run_segment(segment, device, device.pool)
+            if watched:
+                wall, cpu = seconds(CLOCK_MONOTONIC) - wall, seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu
+        if watched:
+            device.crowd.note(<uintptr_t><void *>segment, device.n_threads, n, wall, cpu)
         if k >= 0:
             raise BackendError(f"{program.name_of(<Py_ssize_t>segment.ids[k].node)}: id {bad} does not name one of "
                                f"{segment.ids[k].n_rows} rows")
