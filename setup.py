@@ -1,6 +1,7 @@
 """Build the compiled parts; everything else about the package stands in pyproject.toml.
 
     _pack, _graph, _core    a .pyx that is a contents page, its parts in ggml_sched/core/, its .pxd
+    _locks, _steps          what every compute does
     backends.cpu._kernels   a .pyx over the C files of backends/cpu/kernels/
 
 The build fails when Cython reports a "performance hint": such a line means that a hot C function checks for
@@ -59,7 +60,7 @@ match BUILD:
 
 KERNEL_CFLAGS = ["-std=gnu11", "-pthread", "-ffp-contract=off", *(["-O1"] if BUILD else ["-funroll-loops"])]
 
-PARTS = {"_pack": ("pack",), "_graph": ("graph",), "_core": ("alloc", "plan")}
+PARTS = {"_pack": ("pack",), "_graph": ("graph",), "_core": ("alloc", "plan"), "_locks": (), "_steps": ()}
 """For each extension the folders of ggml_sched/core/ that hold its parts."""
 
 
@@ -69,7 +70,7 @@ def extension(name: str) -> Extension:
     depends += [*package.glob("_*.pxd"), *(HERE / "include" / "ggml_sched").glob("*.h")]
     return Extension(
         f"ggml_sched.{name}",
-        [f"ggml_sched/{name}.pyx"],
+        [f"ggml_sched/{name.replace('.', '/')}.pyx"],
         include_dirs=["include"],
         depends=sorted(str(path.relative_to(HERE)) for path in depends),
         extra_compile_args=CFLAGS,

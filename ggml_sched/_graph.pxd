@@ -68,6 +68,7 @@ cdef class BufferBase:
     cdef readonly int64_t base
     cdef public str usage
     cdef readonly bint closed
+    cdef public bint plain              # whose reads and writes are copies at `base`, done at once, on the host
     cdef bint given                     # by new_buffer, to the only one who may put tensors into it
     cdef object leases                  # weakly, those under which computes that use it were queued; or None
     cdef object __weakref__
@@ -121,6 +122,8 @@ cdef class Tensor:
     cdef object __weakref__
     cdef str full_name(self)
     cdef void name_after(self, Tensor t, int ending)
+    cpdef bint stage(self, bytes data) except -1
+    cpdef bint fetch(self, out) except -1
     cdef BufferBase c_buffer(self)
     cdef BufferBase settled(self)
     cdef void bind(self, BufferBase buffer, int64_t offset, Lease lease) noexcept

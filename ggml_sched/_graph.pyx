@@ -27,6 +27,7 @@ from weakref import WeakSet
 from ggml_sched.errors import BackendError, GraphError, PlacementError, no_host_memory
 
 cimport cython
+from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.object cimport PyObject
 from cpython.pyport cimport PY_SSIZE_T_MAX, PY_SSIZE_T_MIN
 from cpython.ref cimport Py_INCREF

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ggml_sched._graph import Context, Graph, Tensor
+from ggml_sched._steps import says_no
 from ggml_sched.backend import Backend, GraphView
 from ggml_sched.errors import UnsupportedOp
 from ggml_sched.graphfile import graph_from_dict, graph_to_dict
-from ggml_sched.steps import says_no
 
 __all__ = ["NodeDifference", "compare"]
 

@@ -16,13 +16,7 @@ from functools import cached_property
 
 from ggml_sched._core import bind_plan, new_lease, rewired, stand_in, written_leafs
 from ggml_sched._graph import Graph, Lease, Tensor, computed
-from ggml_sched.backend import Backend, Buffer, Event, GraphView
-from ggml_sched.errors import HazardError, each
-from ggml_sched.pipeline import Pipeline, Task
-from ggml_sched.plan import Plan
-from ggml_sched.program import Copy, CopyExperts, Load, Place, Program, Run, Step, WriteBack
-from ggml_sched.steps import (
-    Alive,
+from ggml_sched._steps import (
     BoundCopy,
     BoundExperts,
     BoundLoad,
@@ -30,8 +24,17 @@ from ggml_sched.steps import (
     BoundStep,
     BoundWriteBack,
     Seen,
+    check_inputs,
+    note_written,
+    run_in_order,
     says_no,
+    synchronize,
 )
+from ggml_sched.backend import Backend, Buffer, Event, GraphView
+from ggml_sched.errors import HazardError, each
+from ggml_sched.pipeline import Alive, Pipeline, Task
+from ggml_sched.plan import Plan
+from ggml_sched.program import Copy, CopyExperts, Load, Place, Program, Run, Step, WriteBack
 
 __all__ = ["Allocation", "Ask", "Callback"]
 
@@ -119,7 +122,6 @@ class Allocation:
     def _seen(self) -> Seen:
         return Seen()
 
-
     @cached_property
     def _stand_ins(self) -> dict[int, Tensor]:
         """Tensors that stand for places of copies, by id."""
@@ -136,9 +138,9 @@ class Allocation:
         return self.new_plan().program
 
     @cached_property
-    def _written(self) -> dict[Tensor, int]:
+    def _written(self) -> list[tuple[Tensor, int]]:
         """Leafs that nodes write to, and the position of the first that does."""
-        return written_leafs(self.nodes)
+        return [*written_leafs(self.nodes).items()]
 
     @cached_property
     def _inputs(self) -> list[Tensor]:
@@ -169,42 +171,36 @@ class Allocation:
 
     # -- computing --------------------------------------------------------------------
 
-    def check_inputs(self, zero: bool) -> None:
-        """HazardError for an input that was never set; with `zero`, such inputs are zeros from now on."""
-        for leaf in self._inputs:
-            if leaf.stash is None:
-                if not zero:
-                    raise HazardError(
-                        f"input {leaf.name or 'unnamed'!r} ({leaf.type} {list(leaf.ne)}) was never set: t.set(array) "
-                        "gives it data, zero=True computes with zeros")
-                leaf.stash = bytes(leaf.nbytes)
-                leaf.touch()
-
     def run(self, callback: Callback | None = None, ask: Ask | None = None, zero: bool = False) -> bool:
         """Compute the graph; on return every backend is done.  False if the callback stopped it.
 
         `ask` says which nodes the callback sees.
         """
-        self.check_inputs(zero)
+        check_inputs(self._inputs, zero)
         steps = self._next_steps()
-        compute = _Compute(self.program)
+        stopped_at = None
         self.is_running = True
         try:
-            finished = compute.run(steps) if callback is None else compute.run_observed(steps, callback, ask)
+            if callback is not None:
+                stopped_at = _Compute(self.program).run_observed(steps, callback, ask)
+            elif self.program.awaited:
+                _Compute(self.program).run(steps)
+            else:
+                run_in_order(steps)
         except BaseException:
             self.forget()
             self._wait(quietly=True)
             raise
         finally:
             self.is_running = False
-        self._end(len(self.nodes) if finished else self._positions[compute.stopped_at] + 1)
+        self._end(len(self.nodes) if stopped_at is None else self._positions[stopped_at] + 1)
         self._wait()
-        return finished
+        return stopped_at is None
 
     def submit(self, pipeline: Pipeline, zero: bool = False) -> None:
         """Queue a compute; the inputs are those set now."""
         program = self.program
-        self.check_inputs(zero)
+        check_inputs(self._inputs, zero)
         steps = self._next_steps()
         try:
             tasks = [Task(bound.backend, bound.due(), step.waits, k in program.awaited)
@@ -225,7 +221,7 @@ class Allocation:
     def _lose_results(self) -> None:
         """The memory has served others: leafs are as the caller has set them."""
         self._done = 0
-        for root in self._written:
+        for root, _ in self._written:
             root.overwritten = False
 
     def check_queued(self) -> None:
@@ -253,16 +249,12 @@ class Allocation:
     def _end(self, n_done: int) -> None:
         """The first `n_done` nodes have been computed, or will be; what they write to has changed."""
         self._done = n_done
-        for root, first in self._written.items():
-            if root.is_resident:
-                root.touch()
-            else:
-                root.overwritten = first < n_done
+        note_written(self._written, n_done)
 
     def _wait(self, quietly: bool = False) -> None:
         """Wait for every backend, then raise the first error (`quietly`: another one is on its way)."""
         try:
-            each(backend.synchronize for backend in self.backends)
+            synchronize(self.backends)
         except Exception:
             if not quietly:
                 raise
@@ -344,19 +336,10 @@ class _Compute:
         self.alive: Alive = []
         self._ends: dict[int, Event] = {}
         self._last: dict[Backend, Event] = {}
-        self.stopped_at: Tensor | None = None
-        """The node at which the callback stopped the compute."""
 
-    def run(self, steps: list[BoundStep]) -> bool:
-        if self.program.awaited:
-            for k, bound in enumerate(steps):
-                self._do(k, bound)
-            return True
-        for bound in steps:         # all in one queue
-            action = bound.due()
-            if action is not None:
-                action((), self.alive)
-        return True
+    def run(self, steps: list[BoundStep]) -> None:
+        for k, bound in enumerate(steps):
+            self._do(k, bound)
 
     def _do(self, k: int, bound: BoundStep) -> None:
         action = bound.due()
@@ -377,9 +360,9 @@ class _Compute:
                 bound.backend.event_record(end)
             self._ends[k] = self._last[bound.backend] = end
 
-    def run_observed(self, steps: list[BoundStep], callback: Callback, ask: Ask | None) -> bool:
+    def run_observed(self, steps: list[BoundStep], callback: Callback, ask: Ask | None) -> Tensor | None:
         """Let the callback see each node that `ask` wants when its data is there, also what goes back to its memory;
-        False when it said stop."""
+        the one at which it said stop."""
         waiting: Tensor | None = None
         for k, bound in enumerate(steps):
             if isinstance(bound, BoundRun):
@@ -392,8 +375,8 @@ class _Compute:
                         waiting = node          # its data is elsewhere until the next step
                     elif node is not None:
                         bound.backend.synchronize()
-                        if self._is_stopped(callback, node):
-                            return False
+                        if says_no(callback(node)):
+                            return node
                 self._ended(k, bound, None)
                 continue
             self._do(k, bound)
@@ -401,11 +384,6 @@ class _Compute:
                 node, waiting = waiting, None
                 bound.backend.synchronize()
                 bound.node.backend.synchronize()
-                if self._is_stopped(callback, node):
-                    return False
-        return True
-
-    def _is_stopped(self, callback: Callback, node: Tensor) -> bool:
-        if says_no(callback(node)):
-            self.stopped_at = node
-        return self.stopped_at is not None
+                if says_no(callback(node)):
+                    return node
+        return None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from typing import NamedTuple
@@ -23,10 +23,14 @@ from typing import NamedTuple
 from ggml_sched.backend import Backend, Event
 from ggml_sched.errors import BackendError
 from ggml_sched.ordering import Wait
-from ggml_sched.steps import Action, Alive
 from ggml_sched.workers import Crew
 
-__all__ = ["MAX_IN_FLIGHT", "Issued", "Pipeline", "Task"]
+__all__ = ["MAX_IN_FLIGHT", "Action", "Alive", "Issued", "Pipeline", "Task"]
+
+Alive = list[object]
+"""What must stay alive until the backends have done what was queued."""
+Action = Callable[[Sequence[Event], Alive], Event | None]
+"""Waits for the events, and does it.  An event that it returns stands for its end; None: the queue's order does."""
 
 MAX_IN_FLIGHT = 64
 """Computes that may be queued at once; the next one waits."""
@@ -152,6 +156,8 @@ class Pipeline:
         """Computes that steps still to come may wait for, the latest last."""
         self._in_flight: deque[Issued] = deque()
         self._count = 0
+        self.is_idle = True
+        """Whether nothing is queued, and no error is there to be taken."""
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """Queue one compute: a task for each step of its program.
@@ -174,6 +180,7 @@ class Pipeline:
             elif task.awaited and task.backend in self._last:
                 compute.tickets[k] = self._last[task.backend]
         compute.ends = [compute.tickets[k] for k in last.values()]
+        self.is_idle = False
         self._history.append(compute)
         self._in_flight.append(compute)
         if self._is_threaded:
@@ -215,6 +222,7 @@ class Pipeline:
         self._last.clear()
         self._history.clear()
         self._in_flight.clear()
+        self.is_idle = state.error is None
 
     @property
     def failed(self) -> bool:
@@ -223,6 +231,7 @@ class Pipeline:
     def take_error(self) -> BaseException | None:
         """The first error since the last call; only after `drain`."""
         error, self._state.error, self._state.failed = self._state.error, None, inf
+        self.is_idle = not self._in_flight and not self._history
         return error
 
     def close(self) -> None:
@@ -251,6 +260,7 @@ class Pipeline:
         self._start_anew()
         if lost:
             self._state.error = BackendError(f"the process forked while {lost} computes were queued")
+            self.is_idle = False
 
 
 def _drain_weakly(pipeline: weakref.ref[Pipeline], state: _State) -> None:

@@ -15,12 +15,12 @@ from operator import index as _index
 
 from ggml_sched._core import Request
 from ggml_sched._graph import Graph, Tensor
+from ggml_sched._locks import OneAtATime
 from ggml_sched.allocations import Allocations
 from ggml_sched.arenas import Arenas
 from ggml_sched.backend import Backend
 from ggml_sched.errors import Error, PlacementError, each
 from ggml_sched.executor import Allocation, Ask, Callback
-from ggml_sched.locks import OneAtATime
 from ggml_sched.pipeline import MAX_IN_FLIGHT, Pipeline
 from ggml_sched.plan import Plan
 from ggml_sched.planner import POLICIES, Planner
@@ -150,9 +150,9 @@ class Scheduler:
             return self._allocations.current.plan
 
     def _alloc(self, graph: Graph) -> Allocation:
-        found = self._allocations.find(graph)
-        if found is not None:
-            return found
+        return self._allocations.find(graph) or self._alloc_anew(graph)
+
+    def _alloc_anew(self, graph: Graph) -> Allocation:
         answers = self._planner.devices.epoch()
         plan, request = self._plan(graph)
         self._grow(plan.chunk_sizes)
@@ -199,8 +199,10 @@ class Scheduler:
         if ask is not None and callback is None:
             raise ValueError("ask says which nodes the callback sees, and there is no callback")
         with self._lock:
-            self._synchronize()
-            return self._alloc(graph).run(callback, ask, self.zero if zero is None else zero)
+            if not self._pipeline.is_idle:
+                self._synchronize()
+            allocation = self._allocations.find(graph) or self._alloc_anew(graph)
+            return allocation.run(callback, ask, self.zero if zero is None else zero)
 
     def compute_async(self, graph: Graph, zero: bool | None = None) -> None:
         """Queue a compute and return; the results are there after `synchronize`.

@@ -468,7 +468,7 @@ def test_a_fork_gets_threads_of_its_own():
     backend.graph_compute(graph)
     want = raw(graph.nodes[-1])
     plan = backend.graph_plan_create(graph)
-    backend._lock._lock.acquire()  # as if another thread were computing right now
+    backend._lock.__enter__()  # as if another thread were computing right now
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -481,7 +481,7 @@ def test_a_fork_gets_threads_of_its_own():
             backend.close()
         finally:
             os._exit(status)
-    backend._lock._lock.release()
+    backend._lock.__exit__(None, None, None)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     backend.graph_compute(graph)
     assert raw(graph.nodes[-1]) == want

@@ -10,7 +10,7 @@ import pytest
 from interrupting import interrupted
 
 import ggml_sched as gs
-from ggml_sched.locks import ForkLock, OneAtATime
+from ggml_sched._locks import ForkLock, OneAtATime
 
 LOCKS = {
     "one": lambda: OneAtATime(partial(gs.Error, "busy"), partial(gs.Error, "ended")),
@@ -28,7 +28,7 @@ def test_an_interrupt_at_any_instruction_leaves_no_lock_taken(kind):
 
     at = 1
     while interrupted(use, at):
-        assert not lock._lock.locked()
+        assert not lock.locked
         at += 1
     assert at > 10
 
@@ -69,5 +69,5 @@ def test_a_fork_unlocks():
             finally:
                 os._exit(code)
         assert os.waitpid(child, 0)[1] == 0
-        assert lock._lock.locked()
-    assert not lock._lock.locked()
+        assert lock.locked
+    assert not lock.locked

@@ -17,6 +17,7 @@ from operator import index
 import numpy as np
 
 from ggml_sched._graph import BufferBase, Tensor, any_staged, computed
+from ggml_sched._locks import ForkLock
 from ggml_sched.backend import Backend, as_nodes
 from ggml_sched.backends.cpu._kernels import CallList, Pool
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, allocate, copy_on_host, wrap
@@ -25,7 +26,6 @@ from ggml_sched.backends.cpu.oracle.lanes import Call, Lanes
 from ggml_sched.backends.cpu.oracle.registry import KERNELS
 from ggml_sched.backends.cpu.oracle.work import Work
 from ggml_sched.errors import BackendError, Error, OutOfMemory, PlacementError, UnsupportedOp
-from ggml_sched.locks import ForkLock
 from ggml_sched.workers import thread_count
 
 __all__ = ["KERNELS_OF", "CpuBackend", "CpuPlan", "run_nodes"]
@@ -322,7 +322,8 @@ class CpuBackend(Backend):
             plan.free()
 
     def graph_plan_compute(self, plan: CpuPlan) -> None:
-        self._require_open()
+        if self._closed:
+            self._require_open()
         with plan.lock:
             plan.run()
 

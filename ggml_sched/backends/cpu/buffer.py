@@ -20,6 +20,8 @@ from ggml_sched.hostdata import array_over
 __all__ = ["ALIGNMENT", "CpuBuffer", "address_of", "allocate", "copy_on_host", "wrap"]
 
 ALIGNMENT = 64
+MOVES = ("set_tensor_async", "get_tensor_async", "set_tensor", "get_tensor", "synchronize")
+"""What a backend may do otherwise than by `Buffer.write` and `Buffer.read`."""
 
 
 class CpuBuffer(Buffer):
@@ -29,6 +31,9 @@ class CpuBuffer(Buffer):
         super().__init__(backend, memory.nbytes, address_of(memory), usage)
         self._memory: np.ndarray | None = memory
         self.owned = owned
+        self.plain = memory.flags.writeable and not any(
+            getattr(type(mine), name) is not getattr(base, name) for mine, base, names in
+            ((self, CpuBuffer, ("write", "read")), (backend, Backend, MOVES)) for name in names)
 
     @property
     def memory(self) -> np.ndarray:

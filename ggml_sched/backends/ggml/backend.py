@@ -15,7 +15,7 @@ from functools import partial
 from operator import index
 
 from ggml_sched._graph import Tensor, op_numbers
-from ggml_sched.locks import ForkLock
+from ggml_sched._locks import ForkLock
 from ggml_sched.backend import Backend, Buffer, as_nodes
 from ggml_sched.backends.cpu.backend import StagedLeafs
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, allocate, copy_on_host, wrap

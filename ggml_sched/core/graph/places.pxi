@@ -140,7 +140,9 @@ cdef class BufferBase:
     """The C view of a buffer; `ggml_sched.Buffer` is the class to subclass.
 
     `backend` owns the memory, `size` is in bytes, `base` is the address that offsets
-    count from (0 where addresses mean nothing), `usage` is "weights", "compute" or "any".
+    count from (0 where addresses mean nothing), `usage` is "weights", "compute" or "any".  `plain` promises that
+    whatever brings data here or fetches it, `Backend.set_tensor_async` and the like included, does nothing but copy
+    bytes from or to `base`, which is then done without asking.
     """
 
     def __init__(self, BackendBase backend not None, size, base=0, usage="any"):

@@ -229,6 +229,39 @@ cdef class Tensor:
         """
         _tensor_data.write(self, array)
 
+    cpdef bint stage(self, bytes data) except -1:
+        """`set` with the bytes of the elements, for an input that waits on the host until a compute loads it.
+
+        False, and nothing is done, for any other tensor, or another number of bytes.
+        """
+        cdef Lease lease = self._lease
+        if (lease is None or not lease.stages or lease.through or self.layout.op != GS_OP_NONE or data is None
+                or self.view_src is not None or self.c_buffer() is None or len(data) != self.layout.nbytes
+                or not layout_contiguous(&self.layout)):
+            return False
+        self.version += 1
+        self.overwritten, self.stash = False, data
+        return True
+
+    cpdef bint fetch(self, out) except -1:
+        """`Backend.get_tensor` into a contiguous buffer, for memory that is plain bytes; nothing is waited for.
+
+        False, and nothing is done, for any other memory, or another number of bytes.
+        """
+        cdef BufferBase buffer = self.c_buffer()
+        cdef Tensor root = self if self.view_src is None else self.view_src
+        cdef int64_t at = root._offset + self.view_offs
+        cdef Py_buffer view
+        cdef bint fits
+        if buffer is None or not buffer.plain or not gs_range_fits(at, self.layout.nbytes, buffer.size):
+            return False
+        PyObject_GetBuffer(out, &view, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS)
+        fits = view.len == self.layout.nbytes
+        if fits:
+            memcpy(view.buf, <const char *><size_t>buffer.base + at, <size_t>view.len)
+        PyBuffer_Release(&view)
+        return fits
+
     def numpy(self):
         """The data as a new numpy array, extents reversed and leading ones dropped; quantised types as float32.
 

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from ggml_sched.locks import ForkLock
+from ggml_sched._locks import ForkLock
 from ggml_sched.workers import Crew
 
 __all__ = ["Call", "Lanes", "run_calls"]

@@ -1,0 +1,26 @@
+# The C view of _locks.
+
+cdef extern from "pythread.h" nogil:
+    ctypedef void *PyThread_type_lock
+    ctypedef enum PyLockStatus:
+        PY_LOCK_FAILURE
+        PY_LOCK_ACQUIRED
+        PY_LOCK_INTR
+    int NOWAIT_LOCK
+    PyThread_type_lock PyThread_allocate_lock()
+    void PyThread_free_lock(PyThread_type_lock lock)
+    int PyThread_acquire_lock(PyThread_type_lock lock, int wait)
+    PyLockStatus PyThread_acquire_lock_timed(PyThread_type_lock lock, long long microseconds, int interruptible)
+    void PyThread_release_lock(PyThread_type_lock lock)
+
+
+cdef class OneAtATime:
+    cdef object busy, ended             # make the errors
+    cdef readonly bint locked
+    cdef public bint closed
+
+
+cdef class ForkLock:
+    cdef PyThread_type_lock lock        # owned
+    cdef int pid                        # the process that made it
+    cdef readonly bint locked

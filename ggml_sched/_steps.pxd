@@ -1,0 +1,51 @@
+# The C view of _steps.
+
+from libc.stdint cimport int64_t
+
+from ggml_sched._graph cimport Tensor
+
+
+cdef class Seen:
+    cdef dict versions
+    cpdef bint is_new(self, int64_t place, int64_t version) except -1
+
+
+cdef class BoundStep:
+    cdef readonly object backend
+    cdef int take(self, list alive) except -1
+
+
+cdef class BoundLoad(BoundStep):
+    cdef readonly Tensor leaf
+    cdef readonly Tensor tensor
+    cdef readonly Seen seen
+    cdef int64_t start                  # bytes
+    cdef int64_t place
+    cdef bint is_due(self) except -1
+
+
+cdef class BoundCopy(BoundStep):
+    cdef readonly Tensor src
+    cdef readonly Tensor dst
+    cdef readonly Seen seen
+    cdef int64_t place
+
+
+cdef class BoundExperts(BoundStep):
+    cdef readonly Tensor src
+    cdef readonly Tensor dst
+    cdef readonly Tensor ids
+    cdef readonly tuple used            # experts that were copied last
+    cdef bint on_host
+
+
+cdef class BoundRun(BoundStep):
+    cdef readonly tuple nodes
+    cdef readonly tuple twins
+    cdef object handle                  # what the backend has prepared, None: nothing
+    cdef bint is_prepared
+
+
+cdef class BoundWriteBack(BoundStep):
+    cdef readonly Tensor copy
+    cdef readonly Tensor node

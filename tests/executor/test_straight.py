@@ -1,0 +1,177 @@
+"""What goes straight to plain memory is what would have gone the long way, and memory that is not plain is asked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ggml_sched as gs
+
+
+class Asked(gs.CpuBackend):
+    """Notes what is brought and fetched."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.brought: list[str] = []
+        self.fetched: list[str] = []
+        self.waited = 0
+
+    def set_tensor_async(self, tensor, data, offset=0):
+        self.brought.append(tensor.name)
+        super().set_tensor_async(tensor, data, offset)
+
+    def get_tensor_async(self, tensor, out, offset=0):
+        self.fetched.append(tensor.name)
+        super().get_tensor_async(tensor, out, offset)
+
+
+class Waiting(gs.CpuBackend):
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.waited = 0
+
+    def synchronize(self):
+        self.waited += 1
+
+
+class WithBuffers(gs.CpuBackend):
+    """Gives buffers whose class has a `write` of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.written = 0
+        backend = self
+
+        class Own(gs.backends.cpu.CpuBuffer):
+            def write(self, offset, data):
+                backend.written += 1
+                super().write(offset, data)
+
+        self.kind = Own
+
+    def alloc_buffer(self, size):
+        plain = super().alloc_buffer(size)
+        return self.kind(self, plain.memory)
+
+
+def summed(backend) -> tuple[gs.Graph, gs.Scheduler]:
+    ctx = gs.Context()
+    x, y = ctx.tensor("f32", 8, "x"), ctx.tensor("f32", 8, "y")
+    graph = gs.Graph(ctx.set_output(ctx.add(x, y)))
+    scheduler = gs.Scheduler([backend])
+    scheduler.alloc(graph)
+    x.set(np.arange(8, dtype=np.float32))
+    y.set(np.ones(8, np.float32))
+    return graph, scheduler
+
+
+def test_a_backend_that_brings_data_its_own_way_is_asked():
+    with Asked() as backend:
+        graph, scheduler = summed(backend)
+        assert not graph.nodes[0].buffer.plain
+        with scheduler:
+            scheduler.compute(graph)
+            assert sorted(backend.brought) == ["x", "y"]
+            out = np.empty(8, np.float32)
+            assert not graph.nodes[0].fetch(out)
+            backend.get_tensor(graph.nodes[0], out)
+            assert backend.fetched and out.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_buffer_that_writes_its_own_way_is_asked():
+    with WithBuffers() as backend:
+        graph, scheduler = summed(backend)
+        with scheduler:
+            scheduler.compute(graph)
+            assert backend.written == 2 and graph.nodes[0].numpy().tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_read_only_memory_is_not_plain():
+    with gs.CpuBackend(1) as backend:
+        memory = np.zeros(64, np.uint8)
+        assert backend.buffer_from_ptr(memory).plain
+        memory.flags.writeable = False
+        assert not backend.buffer_from_ptr(memory).plain
+
+
+def test_a_compute_waits_for_backends_that_may_not_be_done():
+    with Waiting() as backend:
+        graph, scheduler = summed(backend)
+        with scheduler:
+            before = backend.waited
+            scheduler.compute(graph)
+            assert backend.waited > before
+
+
+def test_a_backend_whose_wait_is_replaced_is_waited_for():
+    """The method of an object, not of its class."""
+    with gs.CpuBackend(1) as backend:
+        graph, scheduler = summed(backend)
+        with scheduler:
+            waits = []
+            backend.synchronize = lambda: waits.append(1)
+            scheduler.compute(graph)
+            assert waits
+            del backend.synchronize
+
+
+def test_staged_bytes_are_what_set_keeps():
+    with gs.CpuBackend(1) as backend:
+        graph, scheduler = summed(backend)
+        with scheduler:
+            x = graph.leafs[0]
+            before = x.data_version
+            assert x.stage(np.full(8, 5, np.float32).tobytes()) and x.data_version == before + 1
+            assert x.numpy().tolist() == [5] * 8
+            scheduler.compute(graph)
+            assert graph.nodes[0].numpy().tolist() == [6] * 8
+
+
+def test_what_does_not_wait_on_the_host_is_not_staged():
+    ctx = gs.Context()
+    weight, leaf = ctx.tensor("f32", 4, "w"), ctx.tensor("f32", 4, "x")
+    view = ctx.reshape(leaf, 2, 2)
+    out = ctx.set_output(ctx.add(leaf, weight))
+    data = bytes(16)
+    with gs.CpuBackend(1) as backend, gs.Context("weights"):
+        assert not leaf.stage(data)                     # no address
+        memory = backend.alloc_buffer(64)
+        gs.bind_resident(weight, memory, 0)
+        graph = gs.Graph(out, view)
+        with gs.Scheduler([backend]) as scheduler:
+            scheduler.alloc(graph)
+            versions = [t.data_version for t in (weight, leaf, out)]
+            assert not weight.stage(data)               # its memory is its own
+            assert not view.stage(data) and not out.stage(data)
+            assert not leaf.stage(data[:8]) and not leaf.stage(bytes(32))
+            assert versions == [t.data_version for t in (weight, leaf, out)]
+            assert leaf.stage(data)
+        assert not leaf.stage(data)                     # the scheduler is closed
+
+
+def test_bytes_are_not_kept_for_a_leaf_that_has_its_data_at_once():
+    """An allocator's leaf whose memory nobody has before it: who computes there would not find them."""
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 4, "x")
+    graph = gs.Graph(ctx.add(x, ctx.sqr(x)))
+    with gs.TensorAllocator.from_memory(np.zeros(4096, np.uint8), 1) as tallocr:
+        gs.GraphAllocator().alloc_graph(tallocr, graph)
+        assert not x.stage(bytes(16))
+
+
+@pytest.mark.parametrize("size", [4, 7, 9])
+def test_another_number_of_bytes_is_not_fetched(size):
+    with gs.CpuBackend(1) as backend:
+        graph, scheduler = summed(backend)
+        with scheduler:
+            scheduler.compute(graph)
+            out = np.full(size, 3, np.float32)
+            assert not graph.nodes[0].fetch(out) and (out == 3).all()
+            whole = np.empty(8, np.float32)
+            assert graph.nodes[0].fetch(whole) and whole.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+            with pytest.raises(BufferError):
+                graph.nodes[0].fetch(bytes(32))
+            with pytest.raises((BufferError, ValueError)):
+                graph.nodes[0].fetch(np.empty(16, np.float32)[::2])
+        assert not graph.nodes[0].fetch(whole)          # no address
