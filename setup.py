@@ -2,6 +2,7 @@
 
     _pack, _graph, _core    a .pyx that is a contents page, its parts in ggml_sched/core/, its .pxd
     _locks, _steps          what every compute does
+    llama._cells            what every token does
     backends.cpu._kernels   a .pyx over the C files of backends/cpu/kernels/
 
 The build fails when Cython reports a "performance hint": such a line means that a hot C function checks for
@@ -60,7 +61,8 @@ match BUILD:
 
 KERNEL_CFLAGS = ["-std=gnu11", "-pthread", "-ffp-contract=off", *(["-O1"] if BUILD else ["-funroll-loops"])]
 
-PARTS = {"_pack": ("pack",), "_graph": ("graph",), "_core": ("alloc", "plan"), "_locks": (), "_steps": ()}
+PARTS = {"_pack": ("pack",), "_graph": ("graph",), "_core": ("alloc", "plan"), "_locks": (), "_steps": (),
+         "llama._cells": ()}
 """For each extension the folders of ggml_sched/core/ that hold its parts."""
 
 

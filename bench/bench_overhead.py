@@ -81,7 +81,7 @@ def test_cells(benchmark, n_rows):
     """Placing a token and masking a full cache."""
     import numpy as np
 
-    from ggml_sched.llama.cells import Cells
+    from ggml_sched.llama._cells import Cells
 
     cells = Cells(N_CTX)
     cells.place(np.arange(n_rows, dtype=np.int32), np.zeros(n_rows, np.int32))

@@ -62,9 +62,10 @@ class Runner:
         n_kv = self.cache.padded(max(i for i, o in enumerate(self.owner) if o) + 1)
         batch = self.graph(Shape(n, n_kv, len(outputs), embeddings))
 
-        def mask_of(window: int) -> np.ndarray:
-            return np.array([[o is not None and o[0] == s and 0 <= p - o[1] < (window or 1 << 30)
-                              for o in self.owner[:n_kv]] for s, p in zip(sequences, positions, strict=True)])
+        def mask_of(window: int, half: bool) -> bytes:
+            return np.array([[0 if o is not None and o[0] == s and 0 <= p - o[1] < (window or 1 << 30) else -np.inf
+                              for o in self.owner[:n_kv]] for s, p in zip(sequences, positions, strict=True)],
+                            np.float16 if half else np.float32).tobytes()
 
         self.scheduler.alloc(batch.graph)
         batch.set_inputs(Batch(np.asarray(tokens, np.int32), np.asarray(positions, np.int32), sequences,

@@ -14,12 +14,12 @@ from operator import index
 
 import numpy as np
 
+from ggml_sched._locks import OneAtATime
 from ggml_sched.llama import state
 from ggml_sched.llama.arguments import count
 from ggml_sched.llama.batch import Batch, checked_tokens
 from ggml_sched.llama.errors import ContextFull, ModelBusy, ModelClosed, SequenceError
 from ggml_sched.llama.runner import Runner
-from ggml_sched.locks import OneAtATime
 
 __all__ = ["Held"]
 
@@ -41,7 +41,10 @@ class Held:
     def eval(self, i: int, tokens, last_only: bool) -> np.ndarray:
         """Continue sequence i: logits [len(tokens), n_vocab], or [1, n_vocab] of the last."""
         with self.lock:
-            self._settle()
+            if self._settles is not None:
+                self._settle()
+            if type(tokens) is list and len(tokens) == 1 and type(tokens[0]) is int and 0 <= tokens[0] < self.n_vocab:
+                return self._next(i, tokens[0])     # while generating
             ids = checked_tokens(tokens, self.n_vocab)
             n, past = len(ids), len(self.tokens[i])
             self._check_room(n, past)
@@ -79,15 +82,35 @@ class Held:
             self._continue(batch, out, embeddings=True)
             return out
 
+    def _next(self, i: int, token: int) -> np.ndarray:
+        """`eval` of one token: what `_continue` does, without its batch."""
+        held = self.tokens[i]
+        n = len(held)
+        out = np.empty((1, self.n_vocab), np.float32)
+        if not self.runner.cells.n_free:
+            self._check_room(1, n)
+        self._settles = partial(self._undo, {i: n})
+        try:
+            self.runner.compute_token(token, n, i, out)
+            held.append(token)
+            self._settles = None
+        except BaseException:
+            with suppress(Exception):       # as in `_attempt`
+                self._settle()
+            raise
+        return out
+
+    def _undo(self, before: dict[int, int]) -> None:
+        """Sequences have so many tokens again, as before an evaluation."""
+        for i, n in before.items():
+            del self.tokens[i][n:]
+        self.runner.undo(before)
+
     def _continue(self, batch: Batch, out: np.ndarray, embeddings: bool = False) -> None:
         """Evaluate a checked batch, n_batch tokens at a time; unless for embeddings, the sequences hold it then."""
         runner, ids, sequences = self.runner, batch.tokens.tolist(), batch.sequences.tolist()
         before = {i: len(self.tokens[i]) for i in set(sequences)}
-
-        def undo() -> None:
-            for i, n in before.items():
-                del self.tokens[i][n:]
-            runner.undo(before)
+        undo = partial(self._undo, before)
 
         def evaluate() -> None:
             for start, stop in runner.pieces(batch.sequences, self.n_batch):

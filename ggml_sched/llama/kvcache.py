@@ -1,7 +1,7 @@
 """What a model remembers of the tokens it has seen: keys and values, and the states of recurrent layers.
 
 Owns one buffer of each backend that holds layers.  Which row belongs to which token is not known here
-(`cells.py` knows).  Invariant: a row that no token has written since `clear` or `clear_rows` is zero, so a masked row
+(`_cells` knows).  Invariant: a row that no token has written since `clear` or `clear_rows` is zero, so a masked row
 never brings a NaN into a product.
 
     cache_k_l{i}    [n_embd_k, n_ctx], a row for each token

@@ -13,9 +13,9 @@ from contextlib import ExitStack
 from ggml_sched._graph import Type
 from ggml_sched.backend import Backend
 from ggml_sched.llama import arch as architectures
+from ggml_sched.llama._cells import MAX_SEQUENCES
 from ggml_sched.llama.arguments import count
 from ggml_sched.llama.builder import Shape, build_graph
-from ggml_sched.llama.cells import MAX_SEQUENCES
 from ggml_sched.llama.defaults import default_backend
 from ggml_sched.llama.gguf import open_gguf
 from ggml_sched.llama.hparams import Hparams

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
 from ggml_sched.backend import Backend
 from ggml_sched.errors import OutOfMemory, each
+from ggml_sched.llama._cells import Cells
 from ggml_sched.llama.batch import Batch
 from ggml_sched.llama.builder import BatchGraph, Shape
-from ggml_sched.llama.cells import Cells
 from ggml_sched.llama.errors import SequenceError
 from ggml_sched.llama.graphmaker import GraphMaker
 from ggml_sched.llama.hparams import Hparams
@@ -38,6 +39,7 @@ class Runner:
         from ggml_sched import Scheduler
 
         self.hparams, self.weights, self.cache = hparams, weights, cache
+        self.is_recurrent = hparams.recurrent
         self._maker = GraphMaker(arch, hparams, weights, cache)
         # One more, for what is evaluated on the side.
         self.n_seq = n_seq + 1
@@ -47,6 +49,7 @@ class Runner:
         self._dirty: list[np.ndarray] = []      # rows of those that failed
         self._shift = None
         self._kept: set[int] = set()            # sequences whose recurrent state is kept meanwhile
+        self._token: BatchGraph | None = None   # of one token, the last one that was computed
 
     def graph(self, shape: Shape) -> BatchGraph:
         """The graph of a shape; the last few are kept."""
@@ -101,10 +104,28 @@ class Runner:
         n_kv = self.cache.padded(self.cells.rows_in_use())
         graph = self.graph(Shape(len(rows), n_kv, len(batch.outputs), embeddings))
         self.scheduler.alloc(graph.graph)
-        graph.set_inputs(batch, rows, lambda window: self.cells.mask(batch.positions, batch.sequences, n_kv, window),
+        graph.set_inputs(batch, rows, partial(self.cells.mask, batch.positions, batch.sequences, n_kv),
                          int(batch.sequences[0]))
         self.scheduler.compute(graph.graph)
         if len(out):
+            graph.output.backend.get_tensor(graph.output, out)
+
+    def compute_token(self, token: int, position: int, seq: int, out: np.ndarray) -> None:
+        """`begin` and `compute` for one token of one sequence and its logits [1, n_vocab], in few steps.
+
+        With caches that kernels have swept, a call of Python costs microseconds, and an array of NumPy's ten.
+        """
+        if self._dirty or self.is_recurrent:
+            self.begin((seq,))
+        row = self.cells.place_one(position, seq)
+        n_kv = self.cache.padded(self.cells.rows_in_use())
+        graph = self._token
+        if graph is None or graph.shape.n_kv != n_kv:
+            graph = self._token = self.graph(Shape(1, n_kv, 1))
+        while not graph.set_token(self.cells, token, position, seq, row):
+            self.scheduler.alloc(graph.graph)
+        self.scheduler.compute(graph.graph)
+        if not graph.output.fetch(out):
             graph.output.backend.get_tensor(graph.output, out)
 
     def undo(self, lengths: Mapping[int, int]) -> None:
@@ -120,10 +141,6 @@ class Runner:
             self.cache.copy_state(self.n_seq + seq, seq)
 
     # -- states --------------------------------------------------------------------------------------------------
-
-    @property
-    def is_recurrent(self) -> bool:
-        return self.hparams.recurrent
 
     @staticmethod
     def n_states(hparams: Hparams, n_seq: int) -> int:
@@ -198,6 +215,7 @@ class Runner:
     def close(self) -> None:
         """Give all memory back, whatever raises."""
         self.graphs.clear()
+        self._token = None
         self._maker.clear()
         self._shift = None
         each([self.scheduler.close, self.cache.close, self.weights.close])

@@ -371,7 +371,7 @@ def test_a_second_thread_gets_an_error(monkeypatch):
 
         monkeypatch.setattr(model._runner, "compute", slow)
         results = []
-        thread = threading.Thread(target=lambda: results.append(model.eval([1])))
+        thread = threading.Thread(target=lambda: results.append(model.eval([1, 2])))
         thread.start()
         assert inside.wait(10)
         for call in (lambda: model.eval([1]), model.reset, model.close):
@@ -379,7 +379,7 @@ def test_a_second_thread_gets_an_error(monkeypatch):
                 call()
         go.set()
         thread.join()
-        assert results[0].shape == (1, 64) and model.n_past == 1
+        assert results[0].shape == (2, 64) and model.n_past == 2
 
 
 # -- sampling --------------------------------------------------------------------------------------

@@ -1,0 +1,34 @@
+# The C view of _cells.
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from ggml_sched._graph cimport Tensor
+
+
+cdef class Cells:
+    cdef readonly int64_t n_rows
+    cdef readonly int64_t n_seq
+    cdef readonly int64_t n_used
+    cdef readonly object positions      # i32 [n_rows]
+    cdef readonly object sets           # u64 [n_rows]
+    cdef int32_t[::1] position          # the same memory as those
+    cdef uint64_t[::1] set
+    cdef int64_t end                    # rows from here on are free
+    cdef int64_t first_free             # no row before is
+    cdef void fill_mask(self, char *out, int64_t position, int64_t seq, int64_t n_kv, int64_t window,
+                        bint half) noexcept nogil
+    cdef int64_t put(self, int32_t position, int64_t seq) noexcept
+    cdef int check_room(self, int64_t n) except -1
+    cdef int check(self, int64_t seq) except -1
+    cdef object bit(self, int64_t seq)
+    cdef object held(self, int64_t seq, int64_t start, stop)
+    cdef int recount(self) except -1
+
+
+cdef class TokenInputs:
+    cdef Tensor tokens
+    cdef Tensor positions
+    cdef Tensor rows
+    cdef list elements
+    cdef list masks
+    cdef Tensor state_row

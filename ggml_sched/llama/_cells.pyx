@@ -1,0 +1,271 @@
+# cython: language_level=3
+"""Which row of the KV cache holds which position of which sequences, and what a token's graph must know of it.
+
+Owns a position (-1: free) and a set of sequences, as bits, for each row.  Invariant: a row is free exactly when no
+sequence is in its set; rows from `rows_in_use` on are free; a method that raises has changed nothing.  Compiled, for what
+every token asks.  Corresponds to llama.cpp's llama_kv_cells, and to the set_input of its memory.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.math cimport INFINITY
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint64_t
+
+from ggml_sched._graph cimport Tensor
+
+import numpy as np
+
+from ggml_sched.llama.errors import ContextFull, SequenceError
+
+MAX_SEQUENCES = 64
+"""The bits of a row's set."""
+
+cdef enum:
+    FREE = -1
+    HALF_HIDDEN = 0xfc00        # minus infinity, as f16
+
+
+cdef class Cells:
+    """`n_rows` rows for sequences 0 .. n_seq - 1.  Ranges of positions are half open; `stop=None` is the end."""
+
+    def __init__(self, int64_t n_rows, int64_t n_seq=1):
+        if not 1 <= n_seq <= MAX_SEQUENCES:
+            raise ValueError(f"{n_seq} sequences are not in 1 .. {MAX_SEQUENCES}")
+        self.n_rows, self.n_seq = n_rows, n_seq
+        self.positions = np.full(n_rows, FREE, np.int32)
+        self.sets = np.zeros(n_rows, np.uint64)
+        self.position, self.set = self.positions, self.sets
+        self.clear()
+
+    def clear(self):
+        """Every row free."""
+        self.positions.fill(FREE)
+        self.sets.fill(0)
+        self.n_used = self.end = self.first_free = 0
+
+    # -- facts ----------------------------------------------------------------------
+
+    @property
+    def n_free(self):
+        return self.n_rows - self.n_used
+
+    def rows_in_use(self):
+        """So many rows from the first on include all that are in use."""
+        return self.end
+
+    def rows_of(self, seq, start=0, stop=None):
+        """The rows (i64) that hold positions start .. stop - 1 of a sequence, by position."""
+        rows = np.flatnonzero(self.held(seq, start, stop))
+        return rows[np.argsort(self.positions[rows], kind="stable")]
+
+    def shared(self, rows):
+        """Whether each of these rows is in more than one sequence."""
+        sets = self.sets[rows]
+        return (sets & (sets - np.uint64(1))) != 0
+
+    def mask(self, const int32_t[::1] positions not None, const int32_t[::1] sequences not None, int64_t n_kv,
+             int64_t window=0, bint half=False):
+        """The mask of tokens of these positions and sequences, bytes of [n_kv, n] f32, or f16 with `half`: 0 where a token
+        sees a row, minus infinity where it does not.
+
+        It sees its own sequence up to its own position; with a window, the last `window` positions, itself included.
+        """
+        cdef int64_t n = positions.shape[0], i, size = n_kv * (2 if half else 4)
+        if len(sequences) != n or not 0 <= n_kv <= self.n_rows:
+            raise ValueError(f"{len(sequences)} sequences for {n} positions, {n_kv} of {self.n_rows} rows")
+        cdef bytes made = PyBytes_FromStringAndSize(NULL, n * size)
+        cdef char *out = made
+        for i in range(n):
+            self.check(sequences[i])
+            self.fill_mask(out + i * size, positions[i], sequences[i], n_kv, window, half)
+        return made
+
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    cdef void fill_mask(self, char *out, int64_t position, int64_t seq, int64_t n_kv, int64_t window,
+                        bint half) noexcept nogil:
+        cdef uint64_t bit = <uint64_t>1 << seq
+        cdef int64_t row, oldest = position - window if window else -1
+        cdef bint seen
+        cdef const int32_t *positions = &self.position[0]
+        cdef const uint64_t *sets = &self.set[0]
+        if half:
+            for row in range(n_kv):
+                seen = (sets[row] & bit != 0) & (positions[row] <= position) & (positions[row] > oldest)
+                (<uint16_t *>out)[row] = 0 if seen else HALF_HIDDEN
+        else:
+            for row in range(n_kv):
+                seen = (sets[row] & bit != 0) & (positions[row] <= position) & (positions[row] > oldest)
+                (<float *>out)[row] = 0 if seen else -INFINITY
+
+    # -- changes ------------------------------------------------------------------------
+
+    def place(self, const int32_t[::1] positions not None, const int32_t[::1] sequences not None):
+        """Rows (i64 [n]) for tokens of these positions and sequences: the first free ones.  ContextFull."""
+        cdef int64_t n = positions.shape[0], i
+        if len(sequences) != n:
+            raise ValueError(f"{len(sequences)} sequences for {n} positions")
+        for i in range(n):
+            self.check(sequences[i])
+        self.check_room(n)
+        rows = np.empty(n, np.int64)
+        cdef int64_t[::1] out = rows
+        for i in range(n):
+            out[i] = self.put(positions[i], sequences[i])
+        return rows
+
+    def place_one(self, int32_t position, int64_t seq):
+        """`place` of one token: its row."""
+        self.check(seq)
+        self.check_room(1)
+        return self.put(position, seq)
+
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    cdef int64_t put(self, int32_t position, int64_t seq) noexcept:
+        """The first free row, which there must be, now holds this."""
+        cdef int64_t row = self.first_free
+        while self.position[row] != FREE:
+            row += 1
+        self.position[row] = position
+        self.set[row] = <uint64_t>1 << seq
+        self.n_used += 1
+        self.first_free = row + 1
+        self.end = max(self.end, row + 1)
+        return row
+
+    def remove(self, seq, start=0, stop=None):
+        """Take positions start .. stop - 1 from a sequence; the rows that are free now."""
+        held = self.held(seq, start, stop)
+        self.sets[held] &= ~self.bit(seq)
+        freed = np.flatnonzero(held & (self.sets == 0))
+        self.positions[freed] = FREE
+        self.recount()
+        return freed
+
+    def keep(self, seq):
+        """Only this sequence stays; the rows that are free now."""
+        bit = self.bit(seq)
+        freed = np.flatnonzero((self.sets != 0) & ((self.sets & bit) == 0))
+        self.sets &= bit
+        self.positions[freed] = FREE
+        self.recount()
+        return freed
+
+    def copy(self, src, dst, start=0, stop=None):
+        """Let `dst` hold what `src` holds at positions start .. stop - 1: the same rows."""
+        held = self.held(src, start, stop)
+        if src != dst:
+            theirs = self.held(dst, 0, None)
+            if np.isin(self.positions[held & ~theirs], self.positions[theirs]).any():
+                raise SequenceError(f"sequence {dst} holds some positions of sequence {src} already")
+        self.sets[held] |= self.bit(dst)
+
+    def shift(self, seq, start, stop, delta):
+        """Move positions start .. stop - 1 of a sequence by `delta`; i32 [n_rows], by how much each row moved.
+
+        SequenceError for rows that other sequences hold, too, and for positions that are negative or taken then.
+        """
+        held = self.held(seq, start, stop)
+        rows = np.flatnonzero(held)
+        if self.shared(rows).any():
+            raise SequenceError(f"positions of sequence {seq} are shared with other sequences: they cannot move")
+        moved = self.positions[rows].astype(np.int64) + delta
+        if len(moved) and not 0 <= moved.min() <= moved.max() < 1 << 31:
+            raise SequenceError(f"positions of sequence {seq} would be {moved.min()} .. {moved.max()}")
+        others = self.positions[self.held(seq, 0, None) & ~held]
+        if np.isin(moved, others).any():
+            raise SequenceError(f"positions of sequence {seq} moved by {delta} would meet others of it")
+        deltas = np.zeros(self.n_rows, np.int32)
+        deltas[rows] = delta
+        self.positions[rows] = moved
+        return deltas
+
+    def snapshot(self):
+        """All that `rollback` needs to make it as it is now."""
+        return self.positions.copy(), self.sets.copy(), self.n_used, self.end, self.first_free
+
+    def rollback(self, tuple snapshot not None):
+        positions, sets, self.n_used, self.end, self.first_free = snapshot
+        self.positions[:], self.sets[:] = positions, sets
+
+    # -- inside --------------------------------------------------------------------------
+
+    cdef int check_room(self, int64_t n) except -1:
+        if n > self.n_rows - self.n_used:
+            raise ContextFull(f"{n} tokens after {self.n_used} do not fit a context of {self.n_rows}",
+                              self.n_used, n, self.n_rows)
+        return 0
+
+    cdef int check(self, int64_t seq) except -1:
+        if not 0 <= seq < self.n_seq:
+            raise ValueError(f"sequence {seq} is not in 0 .. {self.n_seq - 1}")
+        return 0
+
+    cdef object bit(self, int64_t seq):
+        self.check(seq)
+        return np.uint64(<uint64_t>1 << seq)
+
+    cdef object held(self, int64_t seq, int64_t start, stop):
+        """bool [n_rows]: rows of a sequence at positions start .. stop - 1."""
+        held = (self.sets & self.bit(seq)) != 0
+        if start > 0:
+            held &= self.positions >= start
+        if stop is not None:
+            held &= self.positions < stop
+        return held
+
+    cdef int recount(self) except -1:
+        """Work out the rest from the sets, also where an interrupt came in the middle of a change."""
+        self.positions[self.sets == 0] = FREE
+        used = self.positions >= 0
+        self.n_used = int(np.count_nonzero(used))
+        self.end = self.n_rows - int(used[::-1].argmax()) if self.n_used else 0
+        self.first_free = self.end if self.n_used == self.end else int(used.argmin())
+        return 0
+
+
+cdef class TokenInputs:
+    """`TokenInputs(tokens, positions, rows, elements, masks, state_row)`: gives the inputs of a graph of one token.
+
+    Tensors, None where the graph has none: `tokens`, `positions` i32 [1], `rows` i64 [1], `state_row` i32 [1].
+    `elements`: pairs of an i64 tensor [width], the places of a token's elements in a transposed matrix, and the number of
+    columns of that; `masks`: pairs of a tensor [n_kv, 1], f32 or f16, and its window.
+    """
+
+    def __init__(self, Tensor tokens not None, Tensor positions, Tensor rows, list elements not None,
+                 list masks not None, Tensor state_row):
+        self.tokens, self.positions, self.rows = tokens, positions, rows
+        self.elements, self.masks, self.state_row = elements, masks, state_row
+
+    def set(self, Cells cells not None, int32_t token, int32_t position, int32_t seq, int64_t row):
+        """Let the inputs be those of a token that `cells` holds in `row`; False if one has no address."""
+        cdef Tensor t
+        cdef int64_t columns, window, k
+        cdef bytes data
+        cdef bint half
+        if not self.tokens.stage(PyBytes_FromStringAndSize(<char *>&token, sizeof(token))):
+            return False
+        if self.positions is not None:
+            if not self.positions.stage(PyBytes_FromStringAndSize(<char *>&position, sizeof(position))):
+                return False
+        if self.rows is not None:
+            if not self.rows.stage(PyBytes_FromStringAndSize(<char *>&row, sizeof(row))):
+                return False
+        for t, columns in self.elements:
+            data = PyBytes_FromStringAndSize(NULL, t.layout.nbytes)
+            for k in range(t.layout.ne[0]):
+                (<int64_t *><char *>data)[k] = k * columns + row
+            if not t.stage(data):
+                return False
+        for t, window in self.masks:
+            data = PyBytes_FromStringAndSize(NULL, t.layout.nbytes)
+            half = t.layout.nbytes == 2 * t.layout.ne[0]
+            if t.layout.ne[0] > cells.n_rows:
+                raise ValueError(f"{t!r}: a mask of {t.layout.ne[0]} rows for {cells.n_rows}")
+            cells.fill_mask(<char *>data, position, seq, t.layout.ne[0], window, half)
+            if not t.stage(data):
+                return False
+        if self.state_row is not None:
+            return self.state_row.stage(PyBytes_FromStringAndSize(<char *>&seq, sizeof(seq)))
+        return True

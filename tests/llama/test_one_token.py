@@ -1,0 +1,111 @@
+"""A token given as [id] takes a short way through the runner; another way of writing it takes the long one.
+
+Both give the same bits, leave the same behind, and fail alike.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.llama import ContextFull, load, random_llama
+from ggml_sched.llama.arch import ARCHITECTURES
+from ggml_sched.llama.synthetic_models import random_model
+
+PROMPT = [3, 14, 15, 9, 26, 5, 35]
+WAYS = {"short": lambda token: [token], "long": lambda token: np.array([token])}
+
+
+def walk(model, way) -> list[bytes]:
+    """Tokens of two sequences that take turns, with rows freed between, over a padding of the cache."""
+    found = []
+    for i in range(2):
+        model.sequence(i).eval(PROMPT[: 4 + i])
+    for step in range(40):
+        sequence = model.sequence(step % 3 % 2)
+        logits = sequence.eval(way(7 + step % 20), last_only=step % 2 == 0)
+        assert logits.shape == (1, model.n_vocab) and logits.dtype == np.float32
+        found.append(logits.tobytes())
+        if step == 20:
+            model.sequence(1).reset()
+            model.sequence(1).eval(PROMPT)
+    found.append(repr([model.sequence(i).tokens for i in range(2)]).encode())
+    return found
+
+
+@pytest.mark.parametrize("flash", [False, True])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_both_ways_give_the_same_bits(arch, flash):
+    data, results = random_model(arch, 1), []
+    for way in WAYS.values():
+        with gs.CpuBackend(1) as backend:
+            try:
+                model = load(data, [backend], n_ctx=96, n_seq=2, flash=flash, kv_type="f16" if flash else "f32")
+            except gs.UnsupportedOp:
+                pytest.skip("no flash attention here")
+            with model:
+                results.append(walk(model, way))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_full_context_ends_both(way):
+    with gs.CpuBackend(1) as backend, load(random_llama(1), [backend], n_ctx=8) as model:
+        for token in range(8):
+            model.eval(WAYS[way](token))
+        with pytest.raises(ContextFull) as error:
+            model.eval(WAYS[way](1))
+        assert (error.value.n_past, error.value.n_ctx) == (8, 8)
+        assert str(error.value) == "1 tokens after 8 do not fit a context of 8"
+        assert model.n_past == 8
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_positions_that_were_not_learned_end_both(way):
+    data = random_model("gpt2", 1, metadata={"context_length": 16})
+    with gs.CpuBackend(1) as backend, load(data, [backend], n_ctx=32) as model:
+        model.eval([5] * 16)
+        with pytest.raises(ContextFull, match="16"):
+            model.eval(WAYS[way](1))
+        assert model.n_past == 16 and model.n_free == 16
+
+
+@pytest.mark.parametrize("token", [-1, 1 << 40, True, 2.0, "a", None])
+def test_what_is_no_token_is_refused(token):
+    with gs.CpuBackend(1) as backend, load(random_llama(1), [backend], n_ctx=8) as model:
+        if token is True:
+            token = model.n_vocab
+        with pytest.raises((TypeError, ValueError, OverflowError)):
+            model.eval([token])
+        assert model.n_past == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_token_that_fails_leaves_no_trace(way, monkeypatch):
+    with gs.CpuBackend(1) as backend, load(random_llama(1), [backend], n_ctx=64) as model:
+        model.eval(PROMPT)
+        expected = model.eval([9]).tobytes()
+        model.truncate(len(PROMPT))
+
+        def fails(plan) -> None:
+            gs.CpuBackend.graph_plan_compute(backend, plan)
+            raise gs.BackendError("at the end")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "graph_plan_compute", fails)
+            for _ in range(3):
+                with pytest.raises(gs.BackendError, match="at the end"):
+                    model.eval(WAYS[way](4))
+                assert (model.n_past, model.n_free) == (len(PROMPT), 64 - len(PROMPT))
+        assert model.eval([9]).tobytes() == expected
+        assert not model.cache.k[0].numpy()[len(PROMPT) + 1 :].any()
+
+
+def test_logits_stay_when_more_are_asked_for():
+    with gs.CpuBackend(1) as backend, load(random_llama(1), [backend], n_ctx=64) as model:
+        first = model.eval([1])
+        kept = first.copy()
+        for token in range(5):
+            model.eval([token])
+        assert first.tobytes() == kept.tobytes()
