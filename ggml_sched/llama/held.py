@@ -84,14 +84,16 @@ class Held:
 
     def _next(self, i: int, token: int) -> np.ndarray:
         """`eval` of one token: what `_continue` does, without its batch."""
-        held = self.tokens[i]
+        held, runner = self.tokens[i], self.runner
         n = len(held)
-        out = np.empty((1, self.n_vocab), np.float32)
-        if not self.runner.cells.n_free:
+        if not runner.cells.n_free:
             self._check_room(1, n)
+        out = np.empty((1, self.n_vocab), np.float32)
+        if runner.dirty or runner.is_recurrent:
+            runner.begin((i,))
         self._settles = partial(self._undo, {i: n})
         try:
-            self.runner.compute_token(token, n, i, out)
+            runner.compute_token(token, n, i, out)
             held.append(token)
             self._settles = None
         except BaseException:

@@ -46,7 +46,7 @@ class Runner:
         self.cells = Cells(cache.n_ctx, self.n_seq)
         self.graphs: OrderedDict[Shape, BatchGraph] = OrderedDict()
         self.scheduler = Scheduler(backends, policy=policy, plan_cache=KEPT_GRAPHS)
-        self._dirty: list[np.ndarray] = []      # rows of those that failed
+        self.dirty: list[np.ndarray] = []       # rows of those that failed
         self._shift = None
         self._kept: set[int] = set()            # sequences whose recurrent state is kept meanwhile
         self._token: BatchGraph | None = None   # of one token, the last one that was computed
@@ -78,9 +78,9 @@ class Runner:
 
     def begin(self, sequences: Iterable[int]) -> None:
         """What failed before is wiped; recurrent states of these sequences are kept until it is over."""
-        if self._dirty:
-            self.cache.clear_rows(np.unique(np.concatenate(self._dirty)))
-            self._dirty.clear()
+        if self.dirty:
+            self.cache.clear_rows(np.unique(np.concatenate(self.dirty)))
+            self.dirty.clear()
         if self.is_recurrent:
             self._kept.clear()
             for seq in set(sequences):
@@ -111,19 +111,18 @@ class Runner:
             graph.output.backend.get_tensor(graph.output, out)
 
     def compute_token(self, token: int, position: int, seq: int, out: np.ndarray) -> None:
-        """`begin` and `compute` for one token of one sequence and its logits [1, n_vocab], in few steps.
+        """`compute` for one token of one sequence and its logits [1, n_vocab], in few steps.
 
         With caches that kernels have swept, a call of Python costs microseconds, and an array of NumPy's ten.
         """
-        if self._dirty or self.is_recurrent:
-            self.begin((seq,))
         row = self.cells.place_one(position, seq)
         n_kv = self.cache.padded(self.cells.rows_in_use())
         graph = self._token
         if graph is None or graph.shape.n_kv != n_kv:
             graph = self._token = self.graph(Shape(1, n_kv, 1))
-        while not graph.set_token(self.cells, token, position, seq, row):
+        if not graph.set_token(self.cells, token, position, seq, row):
             self.scheduler.alloc(graph.graph)
+            graph.set_token(self.cells, token, position, seq, row)
         self.scheduler.compute(graph.graph)
         if not graph.output.fetch(out):
             graph.output.backend.get_tensor(graph.output, out)
@@ -131,7 +130,7 @@ class Runner:
     def undo(self, lengths: Mapping[int, int]) -> None:
         """Sequences are as they were at `begin`, when they had so many tokens; may be called again."""
         for seq, n in lengths.items():
-            self._dirty.append(self.cells.rows_of(seq, n))
+            self.dirty.append(self.cells.rows_of(seq, n))
             self.cells.remove(seq, n)
         self.put_back()
 
@@ -210,7 +209,7 @@ class Runner:
         """Nothing is in the cache."""
         self.cache.clear()
         self.cells.clear()
-        self._dirty.clear()
+        self.dirty.clear()
 
     def close(self) -> None:
         """Give all memory back, whatever raises."""

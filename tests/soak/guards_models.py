@@ -61,7 +61,7 @@ GROUPS = (
       "    if False:"),
      ("half a file goes", "            os.unlink(partial)\n", "            pass\n")),
     ("ggml_sched/llama/runner.py", SEQUENCES,
-     ("rows of a failure are wiped", "self.cache.clear_rows(np.unique(np.concatenate(self._dirty)))", "pass"),
+     ("rows of a failure are wiped", "self.cache.clear_rows(np.unique(np.concatenate(self.dirty)))", "pass"),
      ("states of an earlier evaluation stay", "            self._kept.clear()\n", ""),
      ("states come back", "            self.cache.copy_state(self.n_seq + seq, seq)\n", "            pass\n"),
      ("one sequence at a time for states",
