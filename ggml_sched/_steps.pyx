@@ -205,21 +205,23 @@ cdef class BoundRun(BoundStep):
             self.is_prepared = True
         for event in events:
             self.backend.event_wait(event)
-        if self.handle is None:
+        handle = self.handle
+        if handle is None:
             self.backend.graph_compute(GraphView(self.twins))
         else:
-            self.backend.graph_plan_compute(self.handle)
+            self.backend.graph_plan_compute(handle)
 
     cdef int take(self, list alive) except -1:
-        if self.is_prepared and self.handle is not None:
-            self.backend.graph_plan_compute(self.handle)
+        handle = self.handle        # kept while it is computed, whoever frees it meanwhile
+        if self.is_prepared and handle is not None:
+            self.backend.graph_plan_compute(handle)
         else:
             self.run((), alive)
         return 0
 
     def parts(self, ask):
-        """The nodes up to each one that `ask` wants (None: every one), and that node; in the end None, if the last is not
-        wanted.  Asked one after the other, as they come."""
+        """The nodes up to each one that `ask` wants (None: every one), and that node; in the end None, if the last is
+        not wanted.  Asked one after the other, as they come."""
         start, last = 0, len(self.nodes) - 1
         for k, node in enumerate(self.nodes):
             wanted = ask is None or not says_no(ask(node))
@@ -282,10 +284,9 @@ def _let_follow(later, earlier):
 # -- what every compute does ------------------------------------------------------------------------
 
 
-def run_in_order(list steps not None):
-    """Take bound steps that wait for nothing, one after the other."""
+def run_in_order(list steps not None, list alive not None):
+    """Take bound steps that wait for nothing, one after the other; `alive` as for an action."""
     cdef BoundStep step
-    cdef list alive = []
     for step in steps:
         step.take(alive)
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 
 import ggml_sched as gs
+from ggml_sched import _steps
+from ggml_sched.backends.cpu import run_nodes
 
 
 class Asked(gs.CpuBackend):
@@ -175,3 +181,81 @@ def test_another_number_of_bytes_is_not_fetched(size):
             with pytest.raises((BufferError, ValueError)):
                 graph.nodes[0].fetch(np.empty(16, np.float32)[::2])
         assert not graph.nodes[0].fetch(whole)          # no address
+
+
+class Kept(bytearray):
+    """Bytes of which one can tell whether somebody keeps them."""
+
+
+class Slow(gs.CpuBackend):
+    """A device that takes what it is given when it is waited for, and keeps nothing of it alive."""
+
+    is_host = False
+
+    def __init__(self) -> None:
+        super().__init__(1, "slow")
+        self.queued: list[Callable[[], None]] = []
+        self.lost = 0
+
+    def set_tensor_async(self, tensor, data, offset=0):
+        if isinstance(data.obj, Kept):
+            self.queued.append(partial(self._take, weakref.ref(data.obj), tensor.buffer, tensor.offset + offset))
+        else:
+            super().set_tensor_async(tensor, data, offset)
+
+    def _take(self, given, buffer, at):
+        data = given()
+        if data is None:
+            self.lost += 1
+        else:
+            buffer.write(at, memoryview(data))
+
+    def cpy_tensor_from(self, src, dst):
+        return False
+
+    def event_record(self, event):
+        """What waits for it waits for the device."""
+
+    def event_synchronize(self, event):
+        self.synchronize()
+
+    def graph_plan_create(self, graph):
+        return None
+
+    def graph_compute(self, graph):
+        self.queued.append(partial(run_nodes, graph.nodes, lambda buffer: buffer.memory))
+
+    def synchronize(self):
+        queued, self.queued = self.queued, []
+        for work in queued:
+            work()
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_what_is_on_its_way_stays_alive_until_the_device_was_waited_for(watched, monkeypatch):
+    staged = _steps.staged
+    monkeypatch.setattr(_steps, "staged", lambda src, dst: Kept(staged(src, dst)))
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 8, "x")
+    y = ctx.sqr(x)
+    z = ctx.set_output(ctx.scale(y, 2.0))
+    graph = gs.Graph(z)
+    with Slow() as slow, gs.CpuBackend(1) as host, gs.Scheduler([slow, host]) as scheduler:
+        scheduler.set_tensor_backend(y, host)
+        scheduler.set_tensor_backend(z, slow)
+        scheduler.alloc(graph)
+        x.set(np.arange(8, dtype=np.float32))
+        for _ in range(2):
+            scheduler.compute(graph, **({"callback": bool, "ask": lambda node: False} if watched else {}))
+            assert not slow.lost and z.numpy().tolist() == [2 * k * k for k in range(8)]
+
+
+def test_data_that_a_step_brings_is_kept_for_the_caller():
+    """By name what `run_in_order` says: memory that is not plain may take it later."""
+    with Asked() as backend:
+        graph, scheduler = summed(backend)
+        with scheduler:
+            x, alive = graph.leafs[0], []
+            load = _steps.BoundLoad(backend, x, x, 0, 0, None)
+            _steps.run_in_order([load], alive)
+            assert backend.brought == ["x"] and any(data is x.stash for data in alive)
