@@ -55,6 +55,11 @@ def home_of(Tensor tensor not None):
     return backend
 
 
+cdef inline bint is_method(found, function):
+    """Whether what was found on an object is this function of its class, and not put in its place since."""
+    return PyMethod_Check(found) and <object>PyMethod_GET_FUNCTION(found) is function
+
+
 cdef class BoundStep:
     """One step, with the tensors that it is about."""
 
@@ -113,7 +118,8 @@ cdef class BoundLoad(BoundStep):
         cdef int64_t n = self.tensor.layout.nbytes, at = root._offset + self.tensor.view_offs
         cdef bytes data = self.leaf.stash
         if (data is None or buffer is None or not buffer.plain or not gs_range_fits(at, n, buffer.size)
-                or not gs_range_fits(self.start, n, len(data))):
+                or not gs_range_fits(self.start, n, len(data))
+                or not is_method(buffer.backend.set_tensor_async, Backend.set_tensor_async)):
             return BoundStep.take(self, alive)
         if self.is_due():
             memcpy(<char *><size_t>buffer.base + at, <const char *>data + self.start, <size_t>n)
@@ -296,7 +302,7 @@ def synchronize(tuple backends not None):
     waits = []
     for backend in backends:
         wait = backend.synchronize
-        if not PyMethod_Check(wait) or <object>PyMethod_GET_FUNCTION(wait) is not Backend.synchronize:
+        if not is_method(wait, Backend.synchronize):
             waits.append(wait)
     if waits:
         each(waits)

@@ -179,13 +179,13 @@ class Allocation:
         check_inputs(self._inputs, zero)
         steps = self._next_steps()
         stopped_at = None
-        alive: Alive = []           # like the compute with its events, until every backend was waited for
+        alive: Alive = []           # like a compute with its events, until every backend was waited for
         self.is_running = True
         try:
             if callback is None and not self.program.awaited:
                 run_in_order(steps, alive)
             else:
-                compute = _Compute(self.program, alive)
+                compute = _Compute(self.program)
                 if callback is None:
                     compute.run(steps)
                 else:
@@ -332,10 +332,11 @@ def _places_of(step: Step) -> Iterable[tuple[Place, ...]]:
 
 
 class _Compute:
-    """A compute on the caller's thread; whoever makes it keeps it and `alive` until the backends are done."""
+    """A compute on the caller's thread; whoever makes it keeps it until the backends are done."""
 
-    def __init__(self, program: Program, alive: Alive) -> None:
-        self.program, self.alive = program, alive
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.alive: Alive = []
         self._ends: dict[int, Event] = {}
         self._last: dict[Backend, Event] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -120,6 +121,21 @@ def test_a_backend_whose_wait_is_replaced_is_waited_for():
             scheduler.compute(graph)
             assert waits
             del backend.synchronize
+
+
+def test_a_backend_whose_way_to_bring_data_is_replaced_is_asked():
+    """While its buffers are there already."""
+    with gs.CpuBackend(1) as backend:
+        graph, scheduler = summed(backend)
+        with scheduler:
+            scheduler.compute(graph)
+            brought = []
+            backend.set_tensor_async = lambda tensor, data, offset=0: brought.append(tensor.name)
+            for leaf in graph.leafs:
+                leaf.set(np.full(8, 7, np.float32))
+            scheduler.compute(graph)
+            assert sorted(brought) == ["x", "y"]
+            del backend.set_tensor_async
 
 
 def test_staged_bytes_are_what_set_keeps():
@@ -259,3 +275,48 @@ def test_data_that_a_step_brings_is_kept_for_the_caller():
             load = _steps.BoundLoad(backend, x, x, 0, 0, None)
             _steps.run_in_order([load], alive)
             assert backend.brought == ["x"] and any(data is x.stash for data in alive)
+
+
+@pytest.mark.parametrize("name", ["set_tensor_async", "get_tensor", "synchronize"])
+def test_a_backend_that_was_given_a_way_of_its_own_is_asked(name):
+    """An attribute of the object, not of its class."""
+    with gs.CpuBackend(1) as backend:
+        assert backend.alloc_buffer(64).plain
+        setattr(backend, name, partial(getattr(gs.CpuBackend, name), backend))
+        assert not backend.alloc_buffer(64).plain
+        delattr(backend, name)
+
+
+def test_a_buffer_whose_memory_is_somewhere_else_is_not_plain():
+    class Elsewhere(gs.backends.cpu.CpuBuffer):
+        memory = property(lambda self: None)
+
+    with gs.CpuBackend(1) as backend:
+        assert not Elsewhere(backend, np.zeros(64, np.uint8)).plain
+
+
+def test_memory_that_was_given_back_is_neither_read_nor_written():
+    """`free` is what `close` calls; whoever calls it by himself gets an error, as on the long way."""
+    with gs.CpuBackend(1) as backend:
+        graph, scheduler = summed(backend)
+        with scheduler:
+            scheduler.compute(graph)
+            x, out = graph.leafs[0], graph.nodes[0]
+            x.buffer.free()
+            assert not out.fetch(np.empty(8, np.float32))
+            with pytest.raises(gs.BackendError, match="closed"):
+                scheduler.compute(graph)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="a class in Python gives no buffer before 3.12")
+def test_whoever_is_given_data_may_close_where_it_comes_from():
+    with gs.CpuBackend(1) as backend:
+        graph, scheduler = summed(backend)
+        scheduler.compute(graph)
+
+        class Closes:
+            def __buffer__(self, flags):
+                scheduler.close()
+                return memoryview(bytearray(32))
+
+        assert not graph.nodes[0].fetch(Closes())
