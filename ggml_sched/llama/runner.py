@@ -122,7 +122,11 @@ class Runner:
             graph = self._token = self.graph(Shape(1, n_kv, 1))
         if not graph.set_token(self.cells, token, position, seq, row):
             self.scheduler.alloc(graph.graph)
-            graph.set_token(self.cells, token, position, seq, row)
+            if not graph.set_token(self.cells, token, position, seq, row):
+                # One whose memory is its own: set_inputs knows how, or says what is wrong.
+                one, places, sequences = (np.array([n], np.int32) for n in (token, position, seq))
+                graph.set_inputs(Batch(one, places, sequences, np.zeros(1, np.int32)), np.array([row]),
+                                 partial(self.cells.mask, places, sequences, n_kv), seq)
         self.scheduler.compute(graph.graph)
         if not graph.output.fetch(out):
             graph.output.backend.get_tensor(graph.output, out)
