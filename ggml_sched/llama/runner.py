@@ -113,7 +113,7 @@ class Runner:
     def compute_token(self, token: int, position: int, seq: int, out: np.ndarray) -> None:
         """`compute` for one token of one sequence and its logits [1, n_vocab], in few steps.
 
-        With caches that kernels have swept, a call of Python costs microseconds, and an array of NumPy's ten.
+        With caches that kernels have swept, each call of Python and each array of NumPy's costs microseconds.
         """
         row = self.cells.place_one(position, seq)
         n_kv = self.cache.padded(self.cells.rows_in_use())
