@@ -2,11 +2,11 @@
 """Locks that no signal leaves locked: one call at a time, and one that a fork unlocks.
 
 Owns the way in and out, compiled: a token takes several, and with cold caches a way in written in Python costs more
-than all that a scheduler decides.  Invariant: an exception that a signal handler raises, KeyboardInterrupt for one, comes
-either before a lock is taken, or inside the `with` block, or after it was given back.
+than all that a scheduler decides.  Invariant: an exception that a signal handler raises, KeyboardInterrupt for one,
+comes either before a lock is taken, or inside the `with` block, or after it was given back.
 
-The interpreter runs signal handlers where a Python function begins and after each call.  Neither lies between the way in
-and the block, nor between the block and the way out.
+The interpreter runs signal handlers where a Python function begins and after each call.  Neither lies between the way
+in and the block, nor between the block and the way out.
 """
 
 from cpython.exc cimport PyErr_CheckSignals
@@ -14,8 +14,8 @@ from posix.unistd cimport getpid
 
 
 cdef class OneAtATime:
-    """`OneAtATime(busy, ended)`: a second thread, or a callback, gets the error `busy()` instead of corruption; everybody
-    `ended()` once it is `closed`.
+    """`OneAtATime(busy, ended)`: a second thread, or a callback, gets the error `busy()` instead of corruption;
+    everybody gets `ended()` once it is `closed`.
     """
 
     def __init__(self, busy not None, ended not None):

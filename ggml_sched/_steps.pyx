@@ -55,6 +55,11 @@ def home_of(Tensor tensor not None):
     return backend
 
 
+cdef inline bint is_method(found, function):
+    """Whether what was found on an object is this function of its class, and not put in its place since."""
+    return PyMethod_Check(found) and <object>PyMethod_GET_FUNCTION(found) is function
+
+
 cdef class BoundStep:
     """One step, with the tensors that it is about."""
 
@@ -113,7 +118,8 @@ cdef class BoundLoad(BoundStep):
         cdef int64_t n = self.tensor.layout.nbytes, at = root._offset + self.tensor.view_offs
         cdef bytes data = self.leaf.stash
         if (data is None or buffer is None or not buffer.plain or not gs_range_fits(at, n, buffer.size)
-                or not gs_range_fits(self.start, n, len(data))):
+                or not gs_range_fits(self.start, n, len(data))
+                or not is_method(buffer.backend.set_tensor_async, Backend.set_tensor_async)):
             return BoundStep.take(self, alive)
         if self.is_due():
             memcpy(<char *><size_t>buffer.base + at, <const char *>data + self.start, <size_t>n)
@@ -205,21 +211,23 @@ cdef class BoundRun(BoundStep):
             self.is_prepared = True
         for event in events:
             self.backend.event_wait(event)
-        if self.handle is None:
+        handle = self.handle
+        if handle is None:
             self.backend.graph_compute(GraphView(self.twins))
         else:
-            self.backend.graph_plan_compute(self.handle)
+            self.backend.graph_plan_compute(handle)
 
     cdef int take(self, list alive) except -1:
-        if self.is_prepared and self.handle is not None:
-            self.backend.graph_plan_compute(self.handle)
+        handle = self.handle        # kept while it is computed, whoever frees it meanwhile
+        if self.is_prepared and handle is not None:
+            self.backend.graph_plan_compute(handle)
         else:
             self.run((), alive)
         return 0
 
     def parts(self, ask):
-        """The nodes up to each one that `ask` wants (None: every one), and that node; in the end None, if the last is not
-        wanted.  Asked one after the other, as they come."""
+        """The nodes up to each one that `ask` wants (None: every one), and that node; in the end None, if the last is
+        not wanted.  Asked one after the other, as they come."""
         start, last = 0, len(self.nodes) - 1
         for k, node in enumerate(self.nodes):
             wanted = ask is None or not says_no(ask(node))
@@ -282,10 +290,9 @@ def _let_follow(later, earlier):
 # -- what every compute does ------------------------------------------------------------------------
 
 
-def run_in_order(list steps not None):
-    """Take bound steps that wait for nothing, one after the other."""
+def run_in_order(list steps not None, list alive not None):
+    """Take bound steps that wait for nothing, one after the other; `alive` as for an action."""
     cdef BoundStep step
-    cdef list alive = []
     for step in steps:
         step.take(alive)
 
@@ -295,7 +302,7 @@ def synchronize(tuple backends not None):
     waits = []
     for backend in backends:
         wait = backend.synchronize
-        if not PyMethod_Check(wait) or <object>PyMethod_GET_FUNCTION(wait) is not Backend.synchronize:
+        if not is_method(wait, Backend.synchronize):
             waits.append(wait)
     if waits:
         each(waits)

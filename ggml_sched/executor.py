@@ -179,14 +179,17 @@ class Allocation:
         check_inputs(self._inputs, zero)
         steps = self._next_steps()
         stopped_at = None
+        alive: Alive = []           # like a compute with its events, until every backend was waited for
         self.is_running = True
         try:
-            if callback is not None:
-                stopped_at = _Compute(self.program).run_observed(steps, callback, ask)
-            elif self.program.awaited:
-                _Compute(self.program).run(steps)
+            if callback is None and not self.program.awaited:
+                run_in_order(steps, alive)
             else:
-                run_in_order(steps)
+                compute = _Compute(self.program)
+                if callback is None:
+                    compute.run(steps)
+                else:
+                    stopped_at = compute.run_observed(steps, callback, ask)
         except BaseException:
             self.forget()
             self._wait(quietly=True)
@@ -329,7 +332,7 @@ def _places_of(step: Step) -> Iterable[tuple[Place, ...]]:
 
 
 class _Compute:
-    """A compute on the caller's thread."""
+    """A compute on the caller's thread; whoever makes it keeps it until the backends are done."""
 
     def __init__(self, program: Program) -> None:
         self.program = program

@@ -17,7 +17,7 @@ cdef class Cells:
     cdef int64_t first_free             # no row before is
     cdef void fill_mask(self, char *out, int64_t position, int64_t seq, int64_t n_kv, int64_t window,
                         bint half) noexcept nogil
-    cdef int64_t put(self, int32_t position, int64_t seq) noexcept
+    cdef int64_t put(self, int32_t position, int64_t seq) except -1
     cdef int check_room(self, int64_t n) except -1
     cdef int check(self, int64_t seq) except -1
     cdef object bit(self, int64_t seq)

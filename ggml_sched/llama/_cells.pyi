@@ -8,7 +8,7 @@ from ggml_sched._graph import Tensor
 
 MAX_SEQUENCES: int
 
-_Snapshot = tuple[npt.NDArray[np.int32], npt.NDArray[np.uint64], int, int, int]
+_Snapshot = tuple[npt.NDArray[np.int32], npt.NDArray[np.uint64]]
 
 @disjoint_base
 class Cells:

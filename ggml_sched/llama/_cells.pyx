@@ -2,8 +2,8 @@
 """Which row of the KV cache holds which position of which sequences, and what a token's graph must know of it.
 
 Owns a position (-1: free) and a set of sequences, as bits, for each row.  Invariant: a row is free exactly when no
-sequence is in its set; rows from `rows_in_use` on are free; a method that raises has changed nothing.  Compiled, for what
-every token asks.  Corresponds to llama.cpp's llama_kv_cells, and to the set_input of its memory.
+sequence is in its set; rows from `rows_in_use` on are free; a method that raises has changed nothing.  Compiled, for
+what every token asks.  Corresponds to llama.cpp's llama_kv_cells, and to the set_input of its memory.
 """
 
 cimport cython
@@ -15,6 +15,7 @@ from ggml_sched._graph cimport Tensor
 
 import numpy as np
 
+from ggml_sched._graph import Type
 from ggml_sched.llama.errors import ContextFull, SequenceError
 
 MAX_SEQUENCES = 64
@@ -31,10 +32,10 @@ cdef class Cells:
     def __init__(self, int64_t n_rows, int64_t n_seq=1):
         if not 1 <= n_seq <= MAX_SEQUENCES:
             raise ValueError(f"{n_seq} sequences are not in 1 .. {MAX_SEQUENCES}")
+        positions, sets = np.full(n_rows, FREE, np.int32), np.zeros(n_rows, np.uint64)
+        self.positions = self.position = positions
+        self.sets = self.set = sets
         self.n_rows, self.n_seq = n_rows, n_seq
-        self.positions = np.full(n_rows, FREE, np.int32)
-        self.sets = np.zeros(n_rows, np.uint64)
-        self.position, self.set = self.positions, self.sets
         self.clear()
 
     def clear(self):
@@ -65,8 +66,8 @@ cdef class Cells:
 
     def mask(self, const int32_t[::1] positions not None, const int32_t[::1] sequences not None, int64_t n_kv,
              int64_t window=0, bint half=False):
-        """The mask of tokens of these positions and sequences, bytes of [n_kv, n] f32, or f16 with `half`: 0 where a token
-        sees a row, minus infinity where it does not.
+        """The mask of tokens of these positions and sequences, bytes of [n_kv, n] f32, or f16 with `half`: 0 where a
+        token sees a row, minus infinity where it does not.
 
         It sees its own sequence up to its own position; with a window, the last `window` positions, itself included.
         """
@@ -122,11 +123,13 @@ cdef class Cells:
 
     @cython.boundscheck(False)
     @cython.wraparound(False)
-    cdef int64_t put(self, int32_t position, int64_t seq) noexcept:
+    cdef int64_t put(self, int32_t position, int64_t seq) except -1:
         """The first free row, which there must be, now holds this."""
         cdef int64_t row = self.first_free
-        while self.position[row] != FREE:
+        while row < self.n_rows and self.position[row] != FREE:
             row += 1
+        if row >= self.n_rows:
+            raise SequenceError(f"no row is free, though only {self.n_used} of {self.n_rows} are in use")
         self.position[row] = position
         self.set[row] = <uint64_t>1 << seq
         self.n_used += 1
@@ -183,11 +186,11 @@ cdef class Cells:
 
     def snapshot(self):
         """All that `rollback` needs to make it as it is now."""
-        return self.positions.copy(), self.sets.copy(), self.n_used, self.end, self.first_free
+        return self.positions.copy(), self.sets.copy()
 
     def rollback(self, tuple snapshot not None):
-        positions, sets, self.n_used, self.end, self.first_free = snapshot
-        self.positions[:], self.sets[:] = positions, sets
+        self.positions[:], self.sets[:] = snapshot
+        self.recount()
 
     # -- inside --------------------------------------------------------------------------
 
@@ -229,14 +232,19 @@ cdef class TokenInputs:
     """`TokenInputs(tokens, positions, rows, elements, masks, state_row)`: gives the inputs of a graph of one token.
 
     Tensors, None where the graph has none: `tokens`, `positions` i32 [1], `rows` i64 [1], `state_row` i32 [1].
-    `elements`: pairs of an i64 tensor [width], the places of a token's elements in a transposed matrix, and the number of
-    columns of that; `masks`: pairs of a tensor [n_kv, 1], f32 or f16, and its window.
+    `elements`: pairs of an i64 tensor [width], the places of a token's elements in a transposed matrix, and the number
+    of columns of that; `masks`: pairs of a tensor [n_kv, 1], f32 or f16, and its window.  ValueError for others.
     """
 
     def __init__(self, Tensor tokens not None, Tensor positions, Tensor rows, list elements not None,
                  list masks not None, Tensor state_row):
+        for t, _ in elements:
+            check_row(t, Type.I64)
+        for t, _ in masks:
+            check_row(t, Type.F16 if t.type == Type.F16 else Type.F32)
         self.tokens, self.positions, self.rows = tokens, positions, rows
-        self.elements, self.masks, self.state_row = elements, masks, state_row
+        self.elements, self.state_row = [*elements], state_row
+        self.masks = [(t, window, t.type == Type.F16) for t, window in masks]
 
     def set(self, Cells cells not None, int32_t token, int32_t position, int32_t seq, int64_t row):
         """Let the inputs be those of a token that `cells` holds in `row`; False if one has no address."""
@@ -244,6 +252,7 @@ cdef class TokenInputs:
         cdef int64_t columns, window, k
         cdef bytes data
         cdef bint half
+        cells.check(seq)
         if not self.tokens.stage(PyBytes_FromStringAndSize(<char *>&token, sizeof(token))):
             return False
         if self.positions is not None:
@@ -258,9 +267,8 @@ cdef class TokenInputs:
                 (<int64_t *><char *>data)[k] = k * columns + row
             if not t.stage(data):
                 return False
-        for t, window in self.masks:
+        for t, window, half in self.masks:
             data = PyBytes_FromStringAndSize(NULL, t.layout.nbytes)
-            half = t.layout.nbytes == 2 * t.layout.ne[0]
             if t.layout.ne[0] > cells.n_rows:
                 raise ValueError(f"{t!r}: a mask of {t.layout.ne[0]} rows for {cells.n_rows}")
             cells.fill_mask(<char *>data, position, seq, t.layout.ne[0], window, half)
@@ -269,3 +277,10 @@ cdef class TokenInputs:
         if self.state_row is not None:
             return self.state_row.stage(PyBytes_FromStringAndSize(<char *>&seq, sizeof(seq)))
         return True
+
+
+cdef int check_row(Tensor t, kind) except -1:
+    """ValueError unless a tensor is one row of elements of a type, without gaps."""
+    if t.type != kind or t.n_elements != t.layout.ne[0] or not t.is_contiguous:
+        raise ValueError(f"{t!r} is not a row of {kind}")
+    return 0

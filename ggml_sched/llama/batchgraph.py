@@ -64,9 +64,9 @@ class BatchGraph:
         # V is transposed: element j of the token in row r belongs at j * n_ctx + r.
         self._places = [(t, np.arange(width, dtype=np.int64) * n_ctx, np.empty((shape.n_tokens, width), np.int64))
                         for width, t in inputs.v_rows.items()]
-        self._token = TokenInputs(inputs.tokens, inputs.positions, inputs.k_rows,
-                                  [(t, n_ctx) for t in inputs.v_rows.values()],
-                                  [(t, window) for window, t in inputs.masks.items()], inputs.state_row)
+        self._token = None if shape.n_tokens != 1 else TokenInputs(
+            inputs.tokens, inputs.positions, inputs.k_rows, [(t, n_ctx) for t in inputs.v_rows.values()],
+            [(t, window) for window, t in inputs.masks.items()], inputs.state_row)
 
     def set_inputs(self, batch: Batch, rows: np.ndarray, mask_of: Callable[[int, bool], bytes],
                    state_row: int = 0) -> None:
@@ -101,10 +101,11 @@ class BatchGraph:
             inputs.state_row.set(self._state)
 
     def set_token(self, cells: Cells, token: int, position: int, sequence: int, row: int) -> bool:
-        """`set_inputs` for one token of a sequence, with no array for each value; False where one has no address."""
+        """`set_inputs` for one token of a sequence, with no array for each value; False where an input has no address,
+        or is not one that waits on the host."""
         if self.n_positions:
             self._check_learned(position)
-        return self._token.set(cells, token, position, sequence, row)
+        return self._token is not None and self._token.set(cells, token, position, sequence, row)
 
     def _check_learned(self, position: int) -> None:
         if position >= self.n_positions and self.inputs.positions is not None:

@@ -113,7 +113,7 @@ class Runner:
     def compute_token(self, token: int, position: int, seq: int, out: np.ndarray) -> None:
         """`compute` for one token of one sequence and its logits [1, n_vocab], in few steps.
 
-        With caches that kernels have swept, a call of Python costs microseconds, and an array of NumPy's ten.
+        With caches that kernels have swept, each call of Python and each array of NumPy's costs microseconds.
         """
         row = self.cells.place_one(position, seq)
         n_kv = self.cache.padded(self.cells.rows_in_use())
@@ -122,7 +122,11 @@ class Runner:
             graph = self._token = self.graph(Shape(1, n_kv, 1))
         if not graph.set_token(self.cells, token, position, seq, row):
             self.scheduler.alloc(graph.graph)
-            graph.set_token(self.cells, token, position, seq, row)
+            if not graph.set_token(self.cells, token, position, seq, row):
+                # One whose memory is its own: set_inputs knows how, or says what is wrong.
+                one, places, sequences = (np.array([n], np.int32) for n in (token, position, seq))
+                graph.set_inputs(Batch(one, places, sequences, np.zeros(1, np.int32)), np.array([row]),
+                                 partial(self.cells.mask, places, sequences, n_kv), seq)
         self.scheduler.compute(graph.graph)
         if not graph.output.fetch(out):
             graph.output.backend.get_tensor(graph.output, out)

@@ -35,6 +35,14 @@ def test_a_third_graph_is_the_one_that_building_gives(n):
     assert cache in made.tensors and not set(made.nodes) & set(family.at(n).nodes)
 
 
+def test_examples_may_have_views_at_the_start():
+    """Whose offset is a parameter that is cut."""
+    for known in ((3, 5), (5, 3)):
+        family = GraphFamily(*(graph(n) for n in known), *known)
+        for n in (3, 4, 9):
+            assert family.at(n).fingerprint == graph(n).fingerprint
+
+
 def test_made_graphs_compute():
     family = GraphFamily(graph(5), graph(9), 5, 9)
     random = np.random.default_rng(0)

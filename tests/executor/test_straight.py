@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 
 import ggml_sched as gs
+from ggml_sched import _steps
+from ggml_sched.backends.cpu import run_nodes
 
 
 class Asked(gs.CpuBackend):
@@ -116,6 +123,21 @@ def test_a_backend_whose_wait_is_replaced_is_waited_for():
             del backend.synchronize
 
 
+def test_a_backend_whose_way_to_bring_data_is_replaced_is_asked():
+    """While its buffers are there already."""
+    with gs.CpuBackend(1) as backend:
+        graph, scheduler = summed(backend)
+        with scheduler:
+            scheduler.compute(graph)
+            brought = []
+            backend.set_tensor_async = lambda tensor, data, offset=0: brought.append(tensor.name)
+            for leaf in graph.leafs:
+                leaf.set(np.full(8, 7, np.float32))
+            scheduler.compute(graph)
+            assert sorted(brought) == ["x", "y"]
+            del backend.set_tensor_async
+
+
 def test_staged_bytes_are_what_set_keeps():
     with gs.CpuBackend(1) as backend:
         graph, scheduler = summed(backend)
@@ -175,3 +197,126 @@ def test_another_number_of_bytes_is_not_fetched(size):
             with pytest.raises((BufferError, ValueError)):
                 graph.nodes[0].fetch(np.empty(16, np.float32)[::2])
         assert not graph.nodes[0].fetch(whole)          # no address
+
+
+class Kept(bytearray):
+    """Bytes of which one can tell whether somebody keeps them."""
+
+
+class Slow(gs.CpuBackend):
+    """A device that takes what it is given when it is waited for, and keeps nothing of it alive."""
+
+    is_host = False
+
+    def __init__(self) -> None:
+        super().__init__(1, "slow")
+        self.queued: list[Callable[[], None]] = []
+        self.lost = 0
+
+    def set_tensor_async(self, tensor, data, offset=0):
+        if isinstance(data.obj, Kept):
+            self.queued.append(partial(self._take, weakref.ref(data.obj), tensor.buffer, tensor.offset + offset))
+        else:
+            super().set_tensor_async(tensor, data, offset)
+
+    def _take(self, given, buffer, at):
+        data = given()
+        if data is None:
+            self.lost += 1
+        else:
+            buffer.write(at, memoryview(data))
+
+    def cpy_tensor_from(self, src, dst):
+        return False
+
+    def event_record(self, event):
+        """What waits for it waits for the device."""
+
+    def event_synchronize(self, event):
+        self.synchronize()
+
+    def graph_plan_create(self, graph):
+        return None
+
+    def graph_compute(self, graph):
+        self.queued.append(partial(run_nodes, graph.nodes, lambda buffer: buffer.memory))
+
+    def synchronize(self):
+        queued, self.queued = self.queued, []
+        for work in queued:
+            work()
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_what_is_on_its_way_stays_alive_until_the_device_was_waited_for(watched, monkeypatch):
+    staged = _steps.staged
+    monkeypatch.setattr(_steps, "staged", lambda src, dst: Kept(staged(src, dst)))
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 8, "x")
+    y = ctx.sqr(x)
+    z = ctx.set_output(ctx.scale(y, 2.0))
+    graph = gs.Graph(z)
+    with Slow() as slow, gs.CpuBackend(1) as host, gs.Scheduler([slow, host]) as scheduler:
+        scheduler.set_tensor_backend(y, host)
+        scheduler.set_tensor_backend(z, slow)
+        scheduler.alloc(graph)
+        x.set(np.arange(8, dtype=np.float32))
+        for _ in range(2):
+            scheduler.compute(graph, **({"callback": bool, "ask": lambda node: False} if watched else {}))
+            assert not slow.lost and z.numpy().tolist() == [2 * k * k for k in range(8)]
+
+
+def test_data_that_a_step_brings_is_kept_for_the_caller():
+    """By name what `run_in_order` says: memory that is not plain may take it later."""
+    with Asked() as backend:
+        graph, scheduler = summed(backend)
+        with scheduler:
+            x, alive = graph.leafs[0], []
+            load = _steps.BoundLoad(backend, x, x, 0, 0, None)
+            _steps.run_in_order([load], alive)
+            assert backend.brought == ["x"] and any(data is x.stash for data in alive)
+
+
+@pytest.mark.parametrize("name", ["set_tensor_async", "get_tensor", "synchronize"])
+def test_a_backend_that_was_given_a_way_of_its_own_is_asked(name):
+    """An attribute of the object, not of its class."""
+    with gs.CpuBackend(1) as backend:
+        assert backend.alloc_buffer(64).plain
+        setattr(backend, name, partial(getattr(gs.CpuBackend, name), backend))
+        assert not backend.alloc_buffer(64).plain
+        delattr(backend, name)
+
+
+def test_a_buffer_whose_memory_is_somewhere_else_is_not_plain():
+    class Elsewhere(gs.backends.cpu.CpuBuffer):
+        memory = property(lambda self: None)
+
+    with gs.CpuBackend(1) as backend:
+        assert not Elsewhere(backend, np.zeros(64, np.uint8)).plain
+
+
+def test_memory_that_was_given_back_is_neither_read_nor_written():
+    """`free` is what `close` calls; whoever calls it by himself gets an error, as on the long way."""
+    with gs.CpuBackend(1) as backend:
+        graph, scheduler = summed(backend)
+        with scheduler:
+            scheduler.compute(graph)
+            x, out = graph.leafs[0], graph.nodes[0]
+            x.buffer.free()
+            assert not out.fetch(np.empty(8, np.float32))
+            with pytest.raises(gs.BackendError, match="closed"):
+                scheduler.compute(graph)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="a class in Python gives no buffer before 3.12")
+def test_whoever_is_given_data_may_close_where_it_comes_from():
+    with gs.CpuBackend(1) as backend:
+        graph, scheduler = summed(backend)
+        scheduler.compute(graph)
+
+        class Closes:
+            def __buffer__(self, flags):
+                scheduler.close()
+                return memoryview(bytearray(32))
+
+        assert not graph.nodes[0].fetch(Closes())

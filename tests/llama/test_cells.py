@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+import ggml_sched as gs
 from ggml_sched.llama import ContextFull, SequenceError
-from ggml_sched.llama._cells import MAX_SEQUENCES, Cells
+from ggml_sched.llama._cells import MAX_SEQUENCES, Cells, TokenInputs
 
 
 def put(cells: Cells, seq: int, *positions: int) -> list[int]:
@@ -189,3 +190,40 @@ def test_sequences_that_are_not_there_are_refused():
     for call in (lambda: cells.remove(2), lambda: cells.copy(0, 2), lambda: cells.keep(-1), lambda: cells.rows_of(2)):
         with pytest.raises(ValueError, match="0 .. 1"):
             call()
+
+
+def test_rows_that_are_not_there_are_not_written_to():
+    """However the numbers came to disagree."""
+    cells = Cells(4)
+    cells.positions[:] = 7
+    with pytest.raises(SequenceError, match="only 0 of 4 are in use"):
+        put(cells, 0, 0)
+    cells.clear()
+    assert put(cells, 0, 0) == [0]
+
+
+def test_what_cannot_be_made_anew_stays_as_it_is():
+    cells = Cells(4)
+    put(cells, 0, 0)
+    with pytest.raises(MemoryError):
+        cells.__init__(1 << 60)
+    assert cells.n_rows == 4
+    with pytest.raises(ValueError, match="of 4 rows"):
+        visible(cells, [(0, 0)], 1 << 20)
+
+
+def test_inputs_of_a_token_are_rows_of_their_type():
+    """What is written to their bytes fits them."""
+    ctx = gs.Context()
+    ids = ctx.tensor("i32", 1)
+    for kind in ("i8", "i32", "f32"):
+        with pytest.raises(ValueError, match="not a row of i64"):
+            TokenInputs(ids, None, None, [(ctx.tensor(kind, 64), 5)], [], None)
+    for t in (ctx.tensor("i8", 64), ctx.tensor("i64", 64), ctx.tensor("f32", (64, 2))):
+        with pytest.raises(ValueError, match="not a row of f32"):
+            TokenInputs(ids, None, None, [], [(t, 0)], None)
+    inputs = TokenInputs(ids, None, None, [(ctx.tensor("i64", 64), 5)], [(ctx.tensor("f16", 8), 0)], None)
+    assert not inputs.set(Cells(8, 2), 1, 0, 0, 0)              # no address
+    for seq in (-1, 2, 200):
+        with pytest.raises(ValueError, match="sequence"):
+            inputs.set(Cells(8, 2), 1, 0, seq, 0)

@@ -109,3 +109,17 @@ def test_logits_stay_when_more_are_asked_for():
         for token in range(5):
             model.eval([token])
         assert first.tobytes() == kept.tobytes()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_input_with_memory_of_its_own_is_written_there(way):
+    """Not only what waits on the host until it is loaded."""
+    with gs.CpuBackend(1) as backend, load(random_llama(1), [backend], n_ctx=64) as model:
+        model.eval(PROMPT)
+        expected = model.eval(WAYS[way](9)).tobytes()
+        model.truncate(len(PROMPT))
+        for graph in model._runner.graphs.values():
+            if graph.shape.n_tokens == 1:
+                gs.bind_resident(graph.inputs.tokens, backend.alloc_buffer(64), 0)
+                graph.inputs.tokens.set(np.array([1]))
+        assert model.eval(WAYS[way](9)).tobytes() == expected

@@ -688,6 +688,7 @@ def _edits() -> list[Edit]:
     of("ggml_sched/executor.py",
        "tests/executor/test_results.py tests/executor/test_reading_results.py tests/executor/test_inputs.py "
        "tests/executor/test_prepared.py tests/executor/test_callbacks.py tests/executor/test_copies_ring.py "
+       "tests/executor/test_straight.py "
        "tests/executor/test_queued_memory.py tests/executor/test_scheduler_life.py "
        "tests/executor/test_async.py tests/executor/test_failure_injection.py::"
        "test_a_backend_that_fails_to_synchronize_does_not_hide_the_first_error "
@@ -711,6 +712,8 @@ def _edits() -> list[Edit]:
        ("backends are done after a failure", "            self._wait(quietly=True)\n", ""),
        ("the first error is raised", "            if not quietly:\n                raise\n", "            raise\n"),
        ("a compute waits for its backends", "        self._wait()\n", ""),
+       ("what is on its way stays alive", "            self.is_running = False\n        self._end(",
+        "            self.is_running = False\n            compute = alive = None\n        self._end("),
        ("reading waits for what is queued", "            self.lease.queue(self.graph(), pipeline.drain_weakly)\n", ""),
        ("results of a compute that failed", "        self._seen.forget()\n        self._end(0)",
         "        self._seen.forget()"),
@@ -743,6 +746,9 @@ def _edits() -> list[Edit]:
         "        if place in self.versions:"),
        ("what is there is not brought again", "        if self.versions.get(place) == version:", "        if False:"),
        ("memory with ways of its own", "buffer is None or not buffer.plain or", "buffer is None or"),
+       ("backends that were given ways of their own",
+        "                or not is_method(buffer.backend.set_tensor_async, Backend.set_tensor_async)):",
+        "                ):"),
        ("backends that are not done are waited for", "    if waits:\n        each(waits)\n", ""),
        ("memory that was closed", "    if backend is None:\n", "    if False:\n"),
        ("loads wait", "                backend.event_wait(event)\n", "                pass\n"),

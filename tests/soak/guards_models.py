@@ -9,7 +9,16 @@ GROUPS = (
     ("ggml_sched/llama/_cells.pyx", f"tests/llama/test_cells.py {SEQUENCES}",
      ("as many sequences as bits", "if not 1 <= n_seq <= MAX_SEQUENCES:", "if False:"),
      ("a full context", "        if n > self.n_rows - self.n_used:", "        if False:"),
-     ("rows between those in use", "        while self.position[row] != FREE:\n            row += 1\n", ""),
+     ("rows between those in use",
+      "        while row < self.n_rows and self.position[row] != FREE:\n            row += 1\n", ""),
+     ("rows that are there", "        if row >= self.n_rows:\n", "        if False:\n"),
+     ("what cannot be made anew stays as it is",
+      "        positions, sets = np.full(n_rows, FREE, np.int32), np.zeros(n_rows, np.uint64)\n",
+      "        self.n_rows = n_rows\n"
+      "        positions, sets = np.full(n_rows, FREE, np.int32), np.zeros(n_rows, np.uint64)\n"),
+     ("a token's inputs are of the types that are written", "    if t.type != kind or ", "    if "),
+     ("a token's inputs are rows", "t.n_elements != t.layout.ne[0]", "False"),
+     ("a token is of a sequence that there is", "        cells.check(seq)\n", ""),
      ("rows in use are counted to the last", "self.end = max(self.end, row + 1)", "self.end = row + 1"),
      ("rows that others hold stay", "freed = np.flatnonzero(held & (self.sets == 0))", "freed = np.flatnonzero(held)"),
      ("tokens see no later ones, in f16", "& (positions[row] <= position) & (positions[row] > oldest)\n"

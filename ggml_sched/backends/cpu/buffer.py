@@ -31,9 +31,8 @@ class CpuBuffer(Buffer):
         super().__init__(backend, memory.nbytes, address_of(memory), usage)
         self._memory: np.ndarray | None = memory
         self.owned = owned
-        self.plain = memory.flags.writeable and not any(
-            getattr(type(mine), name) is not getattr(base, name) for mine, base, names in
-            ((self, CpuBuffer, ("write", "read")), (backend, Backend, MOVES)) for name in names)
+        self.plain = (memory.flags.writeable and _is_left_as(self, CpuBuffer, ("write", "read", "memory"))
+                      and _is_left_as(backend, Backend, MOVES))
 
     @property
     def memory(self) -> np.ndarray:
@@ -62,7 +61,7 @@ class CpuBuffer(Buffer):
         self.memory[:] = self.checked_byte(value)
 
     def free(self) -> None:
-        self._memory = None
+        self._memory, self.plain = None, False
         if self.owned:
             self.backend.give_back(self.size)
 
@@ -72,6 +71,11 @@ class CpuBuffer(Buffer):
             raise BackendError(f"bytes {offset} .. {offset + size} lie outside a buffer of {self.size} bytes "
                                f"of backend {self.backend.name!r}")
         return memory[offset : offset + size]
+
+
+def _is_left_as(mine: object, base: type, names: tuple[str, ...]) -> bool:
+    """Whether neither an object nor its class has attributes of its own in place of those of a base."""
+    return not any(name in vars(mine) or getattr(type(mine), name) is not getattr(base, name) for name in names)
 
 
 def address_of(array: np.ndarray) -> int:

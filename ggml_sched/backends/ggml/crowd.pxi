@@ -1,7 +1,7 @@
 # Crowd: how many threads to compute with while others keep CPUs busy.
 #
-# ggml's threads meet at a barrier behind every node.  Where one of them shares its CPU with a busy process, all wait for
-# it: two threads on two CPUs beside one such process fall to a quarter of their rate, one alone keeps two thirds.
+# ggml's threads meet at a barrier behind every node.  Where one of them shares its CPU with a busy process, all wait
+# for it: two threads on two CPUs beside one such process fall to a quarter of their rate, one alone keeps two thirds.
 # A computing process whose threads have had less CPU time than time has passed, for each of them, has such neighbours.
 
 cdef double LOST = 0.3          # CPUs that may be missing, for interrupts and the like
@@ -21,7 +21,7 @@ cdef class Crowd:
     cdef int fewer              # threads, 0: all
     cdef int left               # computes before all are tried again
     cdef int patience           # how many that will be
-    cdef uintptr_t tried        # what was computed with all threads when fewer were decided on, 0: nothing to compare with
+    cdef uintptr_t tried        # what was computed with all threads when fewer were decided on, 0: nothing to compare
     cdef double full            # seconds that took
     cdef bint suspected         # the compute before had too few CPUs, too: one alone may have waited for a file
 
@@ -36,7 +36,7 @@ cdef class Crowd:
         return n
 
     cpdef void note(self, uintptr_t what, int n, int used, double wall, double cpu) noexcept:
-        """A compute of `what` with `used` of n threads took `wall` seconds, in which the process had `cpu` of CPU time."""
+        """A compute of `what` with `used` of n threads took `wall` seconds; the process had `cpu` seconds of CPU time."""
         cdef double had = cpu / wall if wall > 0 else n
         if wall < SHORTEST or n == 1:
             return

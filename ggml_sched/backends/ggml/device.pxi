@@ -3,7 +3,7 @@
 # A Device owns the ggml backend, a thread pool, and work memory that only grows.  Programs and packed weights keep it
 # alive, so it outlives all that was made from it.  Corresponds to ggml_backend_t, ggml_threadpool and ggml_cplan.
 
-# It refers to an Api alone: in no cycle, and whole when it is freed.
+# It refers to an Api and a Crowd alone: in no cycle, and whole when it is freed.
 @cython.no_gc
 cdef class Device:
     """`Device(api, dev, n_threads, host)`: of a ggml_backend_dev_t; `host`: tensors are read where they lie."""

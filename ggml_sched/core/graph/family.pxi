@@ -124,7 +124,8 @@ cdef class GraphFamily:
 cdef int64_t view_word(Tensor t) noexcept:
     """The offset among the parameters of a VIEW, whose zeros are cut."""
     cdef int64_t offset = 0
-    memcpy(&offset, t.params, min(t.n_params, 2) * sizeof(int32_t))
+    if t.n_params:
+        memcpy(&offset, t.params, min(t.n_params, 2) * sizeof(int32_t))
     return offset
 
 

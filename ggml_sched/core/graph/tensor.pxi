@@ -248,17 +248,18 @@ cdef class Tensor:
 
         False, and nothing is done, for any other memory, or another number of bytes.
         """
-        cdef BufferBase buffer = self.c_buffer()
+        cdef BufferBase buffer
         cdef Tensor root = self if self.view_src is None else self.view_src
-        cdef int64_t at = root._offset + self.view_offs
+        cdef int64_t at
         cdef Py_buffer view
         cdef bint fits
-        if buffer is None or not buffer.plain or not gs_range_fits(at, self.layout.nbytes, buffer.size):
-            return False
         PyObject_GetBuffer(out, &view, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS)
-        fits = view.len == self.layout.nbytes
+        # Only now: whoever gave that may have closed the tensor's buffer.
+        buffer, at = self.c_buffer(), root._offset + self.view_offs
+        fits = (buffer is not None and buffer.plain and view.len == self.layout.nbytes
+                and gs_range_fits(at, self.layout.nbytes, buffer.size))
         if fits:
-            memcpy(view.buf, <const char *><size_t>buffer.base + at, <size_t>view.len)
+            memmove(view.buf, <const char *><size_t>buffer.base + at, <size_t>view.len)
         PyBuffer_Release(&view)
         return fits
 
