@@ -2,7 +2,7 @@
 #
 # Where ggml has no layout of its own for a quantised weight, its kernels are slower than ours.  A product of ours is a
 # few calls (activations to 8 bits, then the products), and each call is a CUSTOM node of the graph, since ggml puts a
-# barrier behind every node.  Invariant: a node that becomes one overlaps none of its sources, so nothing was copied.
+# barrier behind every node.  A source that overlaps the result is copied by such a call, not by a node of ggml's.
 #
 # No memory beside ggml's: calls work in the memory that ggml's kernels have for theirs, and no other node runs between
 # those of a product.
@@ -33,14 +33,16 @@ cdef OwnProducts own_products(NodeTable table, gx_tensor *made, Device device):
     cdef OwnProducts own = OwnProducts.__new__(OwnProducts)
     cdef gs_turn *turn
     cdef Py_ssize_t i, k, n_steps = 0
+    cdef list counts = []
     cdef int n_calls
     own.products = Products.__new__(Products)
     own.first = <int32_t *>calloc(table.n + 1, sizeof(int32_t))
     if own.first == NULL:
         raise no_host_memory(f"the calls of {table.n} nodes")
-    cdef list counts = []
     for i in range(table.n):
-        n_calls = own.products.add(&table.nodes[i]) if is_ours_faster(&table.nodes[i], made, table) else 0
+        n_calls = 0
+        if is_ours_faster(&table.nodes[i], made[i].src[0]):
+            n_calls = own.products.add(&table.nodes[i])
         own.first[i] = <int32_t>n_steps
         n_steps += max(n_calls - 1, 0)
         counts.append(n_calls)
@@ -57,20 +59,20 @@ cdef OwnProducts own_products(NodeTable table, gx_tensor *made, Device device):
             device.api.fill_call(own.step(i, k), &take_parts, turn)
             turn += 1
         if counts[i]:
+            for k in range(table.nodes[i].n_src):
+                made[i].src[k] = &made[table.nodes[i].src[k] - table.nodes]     # not a copy
             device.api.fill_call(&made[i], &take_parts, turn)
             turn += 1
     return own
 
 
-cdef bint is_ours_faster(const gs_node *node, const gx_tensor *made, NodeTable table) noexcept nogil:
+cdef bint is_ours_faster(const gs_node *node, const gx_tensor *weight) noexcept nogil:
     """Whether a node multiplies by a quantised weight that ggml has no better layout for."""
-    cdef const gx_tensor *at = &made[node - table.nodes]
     cdef int64_t block
     if node.op != GS_OP_MUL_MAT:
         return False
     gx_unit(&node.src[0].layout, &block)
-    # Not where a source was packed, or is copied first.
-    return (block > 1 and at.src[0] == &made[node.src[0] - table.nodes] and at.src[1] == &made[node.src[1] - table.nodes])
+    return block > 1 and weight.extra == NULL       # which says that it was packed
 
 
 cdef void fill_step(gx_tensor *out, void *data, void *buffer) noexcept nogil:
