@@ -114,11 +114,13 @@ def ggml_extension() -> Extension:
     """ggml_sched.backends.ggml._ggml: ggml itself is loaded at run time, nothing of it is needed to build."""
     here = "ggml_sched/backends/ggml"
     depends = [path for pattern in ("*.pxi", "*.h") for path in (HERE / here).glob(pattern)]
-    depends += [*(HERE / "ggml_sched").glob("_*.pxd"), *(HERE / "include" / "ggml_sched").glob("*.h")]
+    cpu = "ggml_sched/backends/cpu"     # whose products it runs on ggml's threads
+    depends += [HERE / cpu / "_kernels.pxd", *(HERE / cpu / "kernels").glob("*.h"),
+                *(HERE / "ggml_sched").glob("_*.pxd"), *(HERE / "include" / "ggml_sched").glob("*.h")]
     return Extension(
         "ggml_sched.backends.ggml._ggml",
         [f"{here}/_ggml.pyx"],
-        include_dirs=["include", here],
+        include_dirs=["include", here, cpu],
         depends=sorted(str(path.relative_to(HERE)) for path in depends),
         extra_compile_args=CFLAGS,
         extra_link_args=LDFLAGS,

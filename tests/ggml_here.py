@@ -30,8 +30,8 @@ def backend(n_threads: int = 2, **options) -> gs.GgmlBackend:
 
 @functools.cache
 def shared() -> gs.GgmlBackend:
-    """One for all op tests of the process: they hold no buffers for long."""
-    return backend()
+    """One for all op tests of the process: they hold no buffers for long.  All its kernels are ggml's."""
+    return backend(own_products=False)
 
 
 def bound_of(nodes) -> float:

@@ -51,6 +51,14 @@ cdef extern from "kernels/pool.h" nogil:
     int32_t gs_pool_alive(gs_pool *pool)
     int32_t gs_pool_run(gs_pool *pool, const gs_call *calls, int32_t n, const gs_work *work, gs_fault *fault)
 
+cdef extern from "kernels/turns.h" nogil:
+    ctypedef struct gs_turn:
+        int32_t next
+        const gs_call *call
+        const gs_work *work
+
+    void gs_take_parts(gs_turn *turn, int32_t thread)
+
 
 cdef class Pool:
     cdef gs_pool *pool                  # owned
@@ -76,3 +84,13 @@ cdef class CallList:
     cdef bint is_good(self, const gs_node *node) except -1
     cdef bint used(self, Py_ssize_t t, bint writes) except -1
     cdef unsigned char look_at(self, Py_ssize_t t) except? 255
+
+
+cdef class Products:
+    cdef gs_calls calls                 # owned
+    cdef gs_turn *turns                 # owned; of each call
+    cdef gs_work work
+    cdef int add(self, const gs_node *node) except -1
+    cdef gs_turn *start(self) except NULL
+    cdef int64_t work_size(self, int32_t n_threads) except -1
+    cdef void begin(self, char *memory, int32_t n_threads) noexcept nogil

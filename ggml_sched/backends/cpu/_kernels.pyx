@@ -5,6 +5,8 @@ there are tensors looked at.  Running a stretch of it takes neither the GIL nor 
 ggml_cplan and ggml_threadpool.
 """
 
+cimport cython
+
 from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 from libc.stdlib cimport calloc, free
@@ -227,3 +229,60 @@ cdef class CallList:
             node = self.table.tensors[self.calls.call[first + failed].position]
             raise BackendError(f"backend {self.name!r}: node {node.name!r} ({node.op}): id {fault.value} does not name "
                                f"one of {fault.limit} rows")
+
+
+# Calls point to nodes of whoever adds them, which keeps those: nothing here is in a cycle.
+@cython.no_gc
+cdef class Products:
+    """Matrix products that run on threads of somebody else's: a graph of ggml's, for one (turns.h).
+
+    Nodes are added first, then `start` gives the turns of their calls, in the order in which they were added.  For each
+    run there is work memory of `work_size` bytes at a multiple of 64, and `begin` is told of it.
+    """
+
+    def __cinit__(self):
+        memset(&self.calls, 0, sizeof(self.calls))
+        memset(&self.work, 0, sizeof(self.work))
+        self.turns = NULL
+
+    def __dealloc__(self):
+        gs_free_calls(&self.calls)
+        free(self.turns)
+
+    cdef int add(self, const gs_node *node) except -1:
+        """Append the calls of a MUL_MAT whose memory was checked: how many, 0 where no kernel computes it; OutOfMemory."""
+        cdef gs_tables tables
+        cdef int32_t before = self.calls.n
+        cdef int status
+        tables.n = 0
+        status = gs_build_node(node, 0, &self.calls, &tables)
+        if status == GS_NO_HOST_MEMORY:
+            raise OutOfMemory("no host memory for the calls of a matrix product", "", 0)
+        return self.calls.n - before
+
+    cdef gs_turn *start(self) except NULL:
+        """The turns of all calls, which stay where they are; nothing is added afterwards.  OutOfMemory."""
+        cdef int32_t i
+        if self.turns == NULL:
+            self.turns = <gs_turn *>calloc(max(self.calls.n, 1), sizeof(gs_turn))
+            if self.turns == NULL:
+                raise OutOfMemory("no host memory for the calls of matrix products", "", 0)
+            for i in range(self.calls.n):
+                self.turns[i].call, self.turns[i].work = &self.calls.call[i], &self.work
+            self.work.shared, self.work.scratch = self.calls.shared, self.calls.scratch
+        return self.turns
+
+    cdef int64_t work_size(self, int32_t n_threads) except -1:
+        """Bytes of work memory for so many threads; OutOfMemory where 64 bits do not count them."""
+        cdef int64_t size = 0
+        if (gs_checked_mul(self.calls.scratch, n_threads, &size) != GS_OK
+                or gs_checked_add(size, self.calls.shared, &size) != GS_OK):
+            raise OutOfMemory("work memory of more than 64 bits can count", "", 0)
+        return size
+
+    cdef void begin(self, char *memory, int32_t n_threads) noexcept nogil:
+        """All parts of all calls are there to be taken, by n threads at most, over this work memory."""
+        cdef int32_t i
+        self.work.memory, self.work.n_threads = memory, n_threads
+        for i in range(self.calls.n):
+            self.turns[i].next = 0

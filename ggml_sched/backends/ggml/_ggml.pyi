@@ -57,6 +57,9 @@ class Packed:
 class Segment: ...
 
 @disjoint_base
+class OwnProducts: ...
+
+@disjoint_base
 class Program:
     def __new__(
         cls,

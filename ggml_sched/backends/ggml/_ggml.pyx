@@ -4,6 +4,7 @@
     library.pxi     Api: the functions of a loaded library, and its numbers of ops
     device.pxi      Device: a ggml backend, its threads and work memory; Packed: a weight in a layout of ggml's own
     compile.pxi     Program: a split, compiled once into ggml graphs over our addresses
+    products.pxi    ... whose products CpuBackend's kernels compute where they are faster
     replay.pxi      ... and replayed: ids checked, one call for each graph
 
 Nothing here decides where a tensor lives; the addresses are those of the plan.
@@ -26,6 +27,7 @@ from ggml_sched._c cimport (
     GS_OP_MUL_MAT_ID, GS_OP_NONE, GS_OP_SET_ROWS, GS_OP_SOFT_MAX, GS_OP_UNARY, gs_layout, gs_node, gs_range_fits,
 )
 from ggml_sched._graph cimport BackendBase, BufferBase, NodeTable, Tensor, op_is_view
+from ggml_sched.backends.cpu._kernels cimport Products, gs_take_parts, gs_turn
 
 from ggml_sched.errors import BackendError, PlacementError, UnsupportedOp, no_host_memory
 
@@ -143,5 +145,6 @@ cdef extern from "team.h" nogil:
 include "crowd.pxi"
 include "library.pxi"
 include "device.pxi"
+include "products.pxi"
 include "compile.pxi"
 include "replay.pxi"

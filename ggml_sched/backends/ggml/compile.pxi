@@ -42,6 +42,7 @@ cdef class Program:
     cdef uint8_t *fetched           # owned; ids of a device
     cdef list segments
     cdef list packs                 # (weight, Packed, address of the plain data)
+    cdef OwnProducts own            # None: ggml computes all products
     cdef list written               # roots that outlive the plan
     cdef tuple buffers              # keeps them alive
     cdef BufferBase placed          # that a tensor was found in last
@@ -59,8 +60,10 @@ cdef class Program:
         self.check_places()
         self.make_tensors()
         self.make_segments(staged)
-        self.make_graphs()
         self.use_packed_weights()
+        if self.device.has_host_plans and self.device.api.custom >= 0 and backend.own_products:
+            self.own = own_products(self.table, self.made, self.device)
+        self.make_graphs()
 
     def __dealloc__(self):
         self.release()
@@ -78,7 +81,7 @@ cdef class Program:
     def free(self):
         """Release everything; idempotent."""
         self.freed = True
-        self.segments, self.packs, self.written, self.buffers = [], [], [], ()
+        self.segments, self.packs, self.written, self.buffers, self.own = [], [], [], (), None
         self.release()
 
     # -- what the nodes are, and where ------------------------------------------------
@@ -299,7 +302,7 @@ cdef class Program:
             end = self.table.n if s + 1 == n_graphs else (<Segment>self.segments[s + 1]).first
             count = 0
             for i in range(segment.first, end):
-                count += 1
+                count += 1 if self.own is None else 1 + self.own.before(i)
                 for k in range(self.table.nodes[i].n_src):
                     if self.made[i].src[k] >= self.made + n:
                         count += 1
@@ -320,6 +323,9 @@ cdef class Program:
                 for k in range(self.table.nodes[i].n_src):
                     if self.made[i].src[k] >= self.made + n:
                         call.graph_add_node(segment.graph, self.made[i].src[k])
+                if self.own is not None:
+                    for k in range(self.own.before(i)):
+                        call.graph_add_node(segment.graph, self.own.step(i, k))
                 call.graph_add_node(segment.graph, &self.made[i])
         return 0
 

@@ -10,6 +10,8 @@ QUIET = <uintptr_t><void *>&gx_quiet
 cdef enum:
     N_NUMBERS = 256         # of ops, sub-ops included
 
+ctypedef void (*custom_call)(gx_tensor *, int, int, void *) noexcept nogil
+
 
 cdef class Api:
     """`Api(addresses, ops, sub_ops, types)`: addresses by name without "ggml_"; ggml's number of each op and sub-op by
@@ -65,21 +67,24 @@ cdef class Api:
 
     cdef void fill_op(self, gx_tensor *out, const gs_node *node) noexcept nogil:
         """Op and parameters; ARGSORT, TOP_K and ARGMAX become calls of ours."""
-        cdef gx_custom custom
         out.flags = GX_FLAG_COMPUTE
         if is_ours(node.op):
-            memset(&custom, 0, sizeof(custom))
-            custom.fun = &gx_argmax if node.op == GS_OP_ARGMAX else &gx_order
-            custom.n_tasks = -1         # as many as there are threads
-            custom.user = <void *>1 if node.op == GS_OP_TOP_K or node.params[0] != 0 else NULL
-            memcpy(out.op_params, &custom, sizeof(custom))
-            out.op = self.custom
+            self.fill_call(out, &gx_argmax if node.op == GS_OP_ARGMAX else &gx_order,
+                           <void *>1 if node.op == GS_OP_TOP_K or node.params[0] != 0 else NULL)
             return
         memcpy(out.op_params, node.params, sizeof(out.op_params))
         out.op = self.op[node.layout.op]
         if node.op == GS_OP_UNARY or node.op == GS_OP_GLU:
             out.op_params[0] = self.sub_op[node.layout.op]
 
+    cdef void fill_call(self, gx_tensor *out, custom_call fun, void *user) noexcept nogil:
+        """Let a node be a call of ours, made by every thread."""
+        cdef gx_custom custom
+        memset(&custom, 0, sizeof(custom))
+        custom.fun, custom.n_tasks, custom.user = fun, -1, user
+        memset(out.op_params, 0, sizeof(out.op_params))
+        memcpy(out.op_params, &custom, sizeof(custom))
+        out.op, out.flags = self.custom, GX_FLAG_COMPUTE
 
 
 cdef inline bint is_ours(int op) noexcept nogil:

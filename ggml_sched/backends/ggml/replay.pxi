@@ -82,9 +82,14 @@ cdef int replay(Program program) except -1:
             load()
         n = device.crowd.threads(device.n_threads) if watched else device.n_threads
         if device.has_host_plans and segment.n_threads != n:
+            segment.n_threads = 0       # should there be no memory
             segment.plan = device.api.call.graph_plan(segment.graph, n, device.pool)
             device.reserve(segment.plan.work_size)
+            if program.own is not None:
+                device.reserve(<size_t>program.own.products.work_size(n))
             segment.n_threads = n
+        if program.own is not None:
+            program.own.products.begin(<char *>aligned(device.work), n)
         if segment.n_ids and not device.host:
             fetch_ids(program, segment)
         k = -1

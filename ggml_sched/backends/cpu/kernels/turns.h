@@ -1,0 +1,34 @@
+/* turns.h -- calls that threads make which are not our pool's.
+ *
+ * All of those threads come to each call, one call after the other, with a barrier of theirs between two; each takes
+ * parts until none is left, so a thread that comes late holds nothing up.
+ */
+#ifndef GGML_SCHED_KERNELS_TURNS_H
+#define GGML_SCHED_KERNELS_TURNS_H
+
+#include <stdatomic.h>
+#include "pool.h"
+
+/* A call whose turn comes once in a run. */
+typedef struct gs_turn {
+    _Atomic int32_t next;       /* the first part that nobody has taken; 0 before a run */
+    const gs_call *call;
+    const gs_work *work;
+    char apart[104];            /* threads shall not fight over a line for two calls    */
+} gs_turn;
+
+/* Computes parts of a call of which no kernel finds fault with values; thread < work->n_threads, each another one. */
+static inline void gs_take_parts(gs_turn *turn, int32_t thread) {
+    const gs_call *call = turn->call;
+    const gs_work *work = turn->work;
+    char *scratch = work->memory + work->shared + (int64_t)thread * work->scratch;
+    gs_fault fault = {0};
+    for (;;) {
+        int32_t part = atomic_fetch_add_explicit(&turn->next, 1, memory_order_relaxed);
+        if (part >= call->n_parts)
+            return;
+        call->run(call, part, work->memory, scratch, &fault);
+    }
+}
+
+#endif
