@@ -50,8 +50,7 @@ class GgmlBackend(GgmlBase, Backend):
     ggml's shared libraries (None: those of the installed `llama_cpp` or `ggml` package).  `memory` bounds all buffers
     together, in bytes.  `repack`: quantised weights that only matrix products read are kept a second time, in layouts
     that ggml computes faster with.  `own_products`: where ggml has no such layout, CpuBackend's kernels multiply by
-    quantised weights, on ggml's threads, if the CPU has AVX-512 with VNNI: ggml's take one and a half to fifteen times
-    as long.
+    quantised weights, on ggml's threads, if the CPU has AVX-512 with VNNI: ggml's take up to fifteen times as long.
 
     Raises BackendError where there is no ggml (it says what to install), or no such device.
     """
