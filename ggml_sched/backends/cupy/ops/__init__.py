@@ -1,0 +1,52 @@
+"""The ops of the device: for each .cu a module that says which nodes it computes, and with which launches.
+
+`OPS` is the table over all of them, `GROUPS` are the fused kernels; `build` computes a node, `build_group` several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ggml_sched._graph import Tensor
+from ggml_sched.backends.cupy.launch import Builder, Group, Op, unit_of
+from ggml_sched.backends.cupy.ops import elementwise
+from ggml_sched.errors import UnsupportedOp
+
+__all__ = ["GROUPS", "OPS", "build", "build_group", "supports"]
+
+OPS: dict[str, Op] = {**elementwise.OPS}
+
+GROUPS: list[Group] = []
+
+
+def supports(node: Tensor) -> bool:
+    """Whether there are kernels for a node, by types, extents and strides."""
+    op = OPS.get(node.op)
+    return op is not None and all(map(_aligned, (node, *node.src))) and op.fits(node)
+
+
+def _aligned(t: Tensor | None) -> bool:
+    """Whether strides and the place in its root let kernels load whole elements."""
+    if t is None or t.n_elements == 0:
+        return True
+    unit = unit_of(t)
+    return not any(v % unit for v in (t.view_offs, *(nb for n, nb in zip(t.ne, t.nb, strict=True) if n > 1)))
+
+
+def build(b: Builder, position: int, node: Tensor) -> None:
+    """Append the launches of one node; UnsupportedOp naming it."""
+    if not node.computes:
+        return
+    if not supports(node):
+        sources = ", ".join("none" if s is None else f"{s.type} {list(s.ne)}" for s in node.src)
+        raise UnsupportedOp(f"backend {b.name!r}: no kernel for node {node.name!r}: {node.op} of {sources} to "
+                            f"{node.type} {list(node.ne)}")
+    op = OPS[node.op]
+    b.begin(position, node, op.inplace)
+    op.build(b, node)
+
+
+def build_group(b: Builder, position: int, group: Group, nodes: Sequence[Tensor]) -> None:
+    """Append the launches of nodes that `group` matched; `position` is that of the last one."""
+    b.begin(position, nodes[-1])
+    group.build(b, tuple(nodes))
