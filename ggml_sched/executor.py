@@ -171,10 +171,11 @@ class Allocation:
 
     # -- computing --------------------------------------------------------------------
 
-    def run(self, callback: Callback | None = None, ask: Ask | None = None, zero: bool = False) -> bool:
+    def run(self, callback: Callback | None = None, ask: Ask | None = None, zero: bool = False,
+            left_to: Pipeline | None = None) -> bool:
         """Compute the graph; on return every backend is done.  False if the callback stopped it.
 
-        `ask` says which nodes the callback sees.
+        `ask` says which nodes the callback sees.  `left_to`: nobody waits here, that pipeline's `drain` does.
         """
         check_inputs(self._inputs, zero)
         steps = self._next_steps()
@@ -194,7 +195,12 @@ class Allocation:
         finally:
             self.is_running = False
         self._end(len(self.nodes) if stopped_at is None else self._positions[stopped_at] + 1)
-        self._wait()
+        if left_to is None:
+            self._wait()
+        else:
+            self.lease.queue(self.graph(), left_to.drain_weakly)
+            self._pipeline = left_to
+            left_to.leave()
         return stopped_at is None
 
     def submit(self, pipeline: Pipeline, zero: bool = False) -> None:

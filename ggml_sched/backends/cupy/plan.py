@@ -1,0 +1,169 @@
+"""The launches of a split: resolved once, run eagerly first, then captured as a CUDA graph and replayed.
+
+Invariant: what is packed or captured holds the addresses of now: when the work memory has moved, arguments are packed
+and the graph is captured anew.  Inputs that change come to fixed addresses, so a replay stays right.
+Corresponds to ggml's ggml_cuda_graph.  Callers hold the backend's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from ggml_sched._graph import BufferBase, Tensor
+from ggml_sched.backends.cupy.device import DeviceError, Function, Graph, Packed, Stream
+from ggml_sched.backends.cupy.fault import Numbers
+from ggml_sched.backends.cupy.launch import Builder, Launch
+from ggml_sched.backends.cupy.ops import build
+from ggml_sched.errors import BackendError, PlacementError
+
+if TYPE_CHECKING:
+    from ggml_sched.backends.cupy.backend import CupyBackend
+
+__all__ = ["DevicePlan", "Load"]
+
+
+class Load(NamedTuple):
+    """Bring what the caller has set for an input that a GraphAllocator placed."""
+
+    leaf: Tensor
+
+
+class Overwrite(NamedTuple):
+    """From now on a node has written to such an input."""
+
+    leaf: Tensor
+
+
+class _Ready(NamedTuple):
+    """A launch whose arguments are packed."""
+
+    function: Function
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    packed: Packed
+    shared: int
+
+
+def staged_leafs(nodes: Sequence[Tensor]) -> dict[int, list[Load | Overwrite]]:
+    """What comes before the node at a position: inputs whose memory may have held something else until then.
+
+    Only a GraphAllocator leaves that to backends; a scheduler loads by itself.
+    """
+    met: set[Tensor] = set()
+    found: dict[int, list[Load | Overwrite]] = {}
+    for position, node in enumerate(nodes):
+        for tensor in (node, *node.src, *node.deps):
+            root = None if tensor is None else tensor.root
+            lease = None if root is None else root.lease
+            if (lease is not None and lease.stages and not lease.transient and root.op == "NONE"
+                    and root not in met):
+                met.add(root)
+                found.setdefault(position, []).append(Load(root))
+        if node.view_src in met and node.computes:
+            found.setdefault(position, []).append(Overwrite(node.view_src))
+    return found
+
+
+class DevicePlan:
+    """Launches for `nodes` at the addresses that they have now.
+
+    `work_size`: bytes of work memory; `captures`: how often it was captured; `graph`: what is replayed.
+    """
+
+    def __init__(self, backend: CupyBackend, nodes: Sequence[Tensor], numbers: Numbers) -> None:
+        self.numbers = numbers
+        self.graph: Graph | None = None
+        self.captures = 0
+        self.freed = False
+        self._runs = 0
+        self._generation = -1
+        self._ready: list[_Ready | Load | Overwrite] = []
+        builder = Builder(backend.name, owns=backend.supports_buffer,
+                          n_multiprocessors=backend.device.n_multiprocessors)
+        loads = staged_leafs(nodes)
+        self._steps: list[Launch | Load | Overwrite] = []
+        buffers: set[BufferBase] = set()
+        for i, node in enumerate(nodes):
+            self._steps += loads.get(i, ())
+            if not node.computes:
+                continue
+            build(builder, numbers.first + i, node)
+            self._steps += builder.launches
+            builder.launches.clear()
+            buffers.update(t.buffer for t in (node, *node.src) if t is not None and t.buffer is not None)
+        self._buffers = tuple(buffers)
+        self.work_size = builder.work_size
+        self._captures = backend.capture and not loads
+
+    def __len__(self) -> int:
+        """Launches, and loads."""
+        return len(self._steps)
+
+    def free(self) -> None:
+        """Drop the graph; idempotent."""
+        self.freed = True
+        graph, self.graph = self.graph, None
+        self._steps, self._ready, self._buffers = [], [], ()
+        if graph is not None:
+            graph.free()
+
+    def check(self, name: str) -> None:
+        """BackendError for a plan that was freed, PlacementError for one whose memory is gone."""
+        if self.freed:
+            raise BackendError(f"backend {name!r}: this graph plan was freed")
+        for buffer in self._buffers:
+            if buffer.closed:
+                raise PlacementError(f"backend {name!r}: a graph plan uses a buffer of backend "
+                                     f"{buffer.backend.name!r} ({buffer.size} bytes) that is closed")
+
+    def run(self, backend: CupyBackend) -> None:
+        """Queue it: what is right from the first run on, and quick from the third on."""
+        generation = backend.work.generation if self.work_size else 0
+        if self._generation != generation:
+            self._pack(backend, generation)
+        if self.graph is None and self._captures and self._runs and self._steps:
+            self._capture(backend.stream)
+        if self.graph is not None:
+            self.graph.launch(backend.stream)
+        else:
+            self._issue(backend)
+        self._runs += 1
+
+    def _pack(self, backend: CupyBackend, generation: int) -> None:
+        """Arguments with the addresses that work memory and error word have now."""
+        ready: list[_Ready | Load | Overwrite] = []
+        for step in self._steps:
+            if isinstance(step, Launch):
+                function = backend.function(step.kernel)
+                packed = function.pack(step.bound(backend.work.address, backend.faults.address))
+                ready.append(_Ready(function, step.grid, step.block, packed, step.shared))
+            else:
+                ready.append(step)
+        graph, self.graph = self.graph, None
+        self._ready, self._generation = ready, generation
+        if graph is not None:
+            graph.free()
+
+    def _issue(self, backend: CupyBackend) -> None:
+        stream = backend.stream
+        for step in self._ready:
+            if isinstance(step, _Ready):
+                step.function.launch(step.grid, step.block, step.packed, step.shared, stream)
+            elif isinstance(step, Overwrite):
+                step.leaf.overwritten = True
+            elif step.leaf.stash:
+                backend.put_leaf(step.leaf)
+
+    def _capture(self, stream: Stream) -> None:
+        stream.begin_capture()
+        try:
+            for step in self._ready:
+                step.function.launch(step.grid, step.block, step.packed, step.shared, stream)
+        except BaseException:
+            with suppress(DeviceError):     # the stream works again, that is all
+                stream.end_capture().free()
+            raise
+        self.graph = stream.end_capture()
+        self.captures += 1
