@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import wraps
 from operator import index
 from typing import TypeVar
@@ -110,6 +109,8 @@ class CupyBackend(Backend):
         self._functions: dict[str, Function] = {}
         self._plans: weakref.WeakSet[DevicePlan] = weakref.WeakSet()
         self._n_buffers = 0
+        self._error: DeviceError | None = None
+        """What went wrong where nobody could be told."""
         self._queued = self._done = 0
         """How often something was queued, and how much of it was waited for."""
         try:
@@ -144,12 +145,15 @@ class CupyBackend(Backend):
         self.used -= buffer.size
         if not self._is_here:
             return
-        for user in buffer.users:
-            user.wait_quietly()
-        self.wait_quietly()
+        for user in (*buffer.users, self):
+            if not user.closed:
+                user.settle()
         with self._lock:
             self._n_buffers -= 1
-            memory.free()
+            try:
+                memory.free()
+            except DeviceError as error:
+                self._error = self._error or error
             self._close_device()
 
     def _take(self, size: int, what: str) -> Memory:
@@ -169,7 +173,7 @@ class CupyBackend(Backend):
         held = self.work.size
         if size <= held:
             return
-        self.stream.synchronize()
+        self.settle()
         # One area at a time: what it holds is nobody's any more.
         self.work.exchange(None)
         self.used -= held
@@ -263,7 +267,7 @@ class CupyBackend(Backend):
     def synchronize(self) -> None:
         """Wait until everything queued here is done; BackendError for what went wrong in it, and for data that a
         kernel must not use (a row that is not there), naming the node."""
-        if self._queued == self._done and self._is_here:
+        if self._queued == self._done and self._error is None and self._is_here:
             return          # a backend that is closed has nothing queued
         queued, n_downloads, ran = self._end_of_queue()
         try:
@@ -282,6 +286,10 @@ class CupyBackend(Backend):
     def _passed(self, queued: int, n_downloads: int, ran: Mapping[Numbers, int]) -> None:
         """The host has waited for so much."""
         self._done = max(self._done, queued)
+        error, self._error = self._error, None
+        if error is not None:
+            self._downloads.drop()
+            raise error
         self._downloads.finish(n_downloads)
         self.faults.check(ran, self.name)
 
@@ -291,11 +299,12 @@ class CupyBackend(Backend):
         self._done = max(self._done, queued)
         self._downloads.drop()
 
-    def wait_quietly(self) -> None:
-        """Wait, for memory that is about to go; errors stay for `synchronize`."""
-        if self._is_here and not self._closed:
-            with suppress(DeviceError):
-                self.stream.synchronize()
+    def settle(self) -> None:
+        """Wait, for memory that is about to go; what went wrong is raised by `synchronize`."""
+        try:
+            self.stream.synchronize()
+        except DeviceError as error:
+            self._error = self._error or error
 
     @guarded
     def event_new(self) -> CupyEvent:
@@ -392,8 +401,7 @@ class CupyBackend(Backend):
                 return
             self.faults.give_back(plan.numbers)
             if plan.graph is not None and self._queued != self._done:
-                with suppress(DeviceError):
-                    self.stream.synchronize()
+                self.settle()
             plan.free()
 
     @queueing
@@ -418,11 +426,11 @@ class CupyBackend(Backend):
             self._closed = True
             if not self._is_here:
                 return
-            with suppress(DeviceError):
-                self.stream.synchronize()
+            self.settle()
+            if self._error is None:
                 self._downloads.finish(self._downloads.number)
             self._downloads.drop()
-            self._done = self._queued
+            self._done, self._error = self._queued, None
             for plan in list(self._plans):
                 plan.free()
             self.used -= self.work.size
