@@ -1,4 +1,4 @@
-"""Where kernel sources are and what their text is: includes put in, so that one text is what a compiler and a cache see.
+"""Where kernel sources are and what their text is, includes put in: one text is what a compiler and a cache see.
 
 Only quoted includes are known, each taken once, relative to the file that names it; `#line` keeps errors at home.
 """

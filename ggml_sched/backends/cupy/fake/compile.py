@@ -46,7 +46,7 @@ def sanitizers() -> tuple[str, ...]:
     names = tuple(sorted(filter(None, os.environ.get("GGML_SCHED_FAKE_SANITIZE", "").split(","))))
     unknown = [name for name in names if name not in SANITIZE]
     if unknown:
-        raise DeviceError(f"GGML_SCHED_FAKE_SANITIZE: no sanitizer {', '.join(unknown)}; there are {', '.join(SANITIZE)}")
+        raise DeviceError(f"GGML_SCHED_FAKE_SANITIZE: no sanitizer {', '.join(unknown)}, only {', '.join(SANITIZE)}")
     return names
 
 

@@ -127,7 +127,8 @@ class Heap:
             state = "in memory that was freed" if self.is_gone(ptr) else "in no memory of a device"
             raise DeviceError(f"{what}: {n} bytes at {ptr:#x}, which is {state}")
         if ptr + n > memory.ptr + memory.size:
-            raise DeviceError(f"{what}: {n} bytes from byte {ptr - memory.ptr} of {memory.size} of {memory.device.name}")
+            at = ptr - memory.ptr
+            raise DeviceError(f"{what}: {n} bytes from byte {at} of {memory.size} of {memory.device.name}")
         return memory
 
     # -- host memory -------------------------------------------------------------
