@@ -11,10 +11,10 @@ from functools import cache
 
 import numpy as np
 import support
+from ggml_sched.backends.cupy.fake import FakeDevice
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
-from ggml_sched.backends.cupy.fake import FakeDevice
 from ggml_sched.backends.cupy.launch import FAULT, Builder
 
 ORDERS = (0, 1, 4711)
