@@ -22,9 +22,17 @@ def device(seed: int = 0, **options) -> FakeDevice:
     return FakeDevice(seed, **options)
 
 
+STAGING = 1 << 16
+"""So little that tests come around the ring."""
+
+
+def new(on: FakeDevice | None = None, name: str = "CUDA0", kind=gs.CupyBackend, **options) -> gs.CupyBackend:
+    return kind(on or device(), name=name, **{"staging": STAGING, **options})
+
+
 @contextmanager
-def backend(on: FakeDevice | None = None, *, seed: int = 0, name: str = "CUDA0", **options) -> Iterator[gs.CupyBackend]:
-    with gs.CupyBackend(on or device(seed), name=name, **options) as made:
+def backend(on: FakeDevice | None = None, *, seed: int = 0, **options) -> Iterator[gs.CupyBackend]:
+    with new(on or device(seed), **options) as made:
         yield made
 
 
@@ -40,7 +48,7 @@ def devices(n: int, seed: int = 0, peers: bool = True, **options) -> list[FakeDe
 def pair(seed: int = 0, peers: bool = True, **options) -> Iterator[tuple[gs.CupyBackend, gs.CupyBackend]]:
     """Backends on two devices of one world."""
     first, second = devices(2, seed, peers)
-    with gs.CupyBackend(first, name="CUDA0", **options) as a, gs.CupyBackend(second, name="CUDA1", **options) as b:
+    with new(first, "CUDA0", **options) as a, new(second, "CUDA1", **options) as b:
         yield a, b
 
 

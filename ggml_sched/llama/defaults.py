@@ -39,7 +39,7 @@ def named_backends(names: Sequence[str], n_threads: int | None = None) -> list[B
                 from ggml_sched import CpuBackend
 
                 made.append(CpuBackend(n_threads, name=title))
-            elif kind == "cuda" and (not device or device.isdecimal()):
+            elif name == "cuda" or kind == "cuda" and device.isdecimal():
                 made.append(_cuda(int(device or same.index(i))))
             elif kind == "ggml":
                 made.append(_ggml(device or "CPU", n_threads, title))

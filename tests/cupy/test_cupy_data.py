@@ -52,7 +52,7 @@ def test_pinned_bytes_are_not_used_again_before_their_copy_is_done():
     """Many times as much as the ring holds, without a wait that the caller asks for."""
     device = devices.device()
     stream = device.stream()
-    ring = Uploads(device, stream, segment=1024, n_segments=3)
+    ring = Uploads(device, stream, 4096)
     memory = device.alloc(64 * 700)
     parts = [RNG.integers(0, 256, 700, np.uint8) for _ in range(64)]
     for i, part in enumerate(parts):
@@ -66,7 +66,7 @@ def test_pinned_bytes_are_not_used_again_before_their_copy_is_done():
 def test_bytes_larger_than_the_ring_arrive():
     device = devices.device()
     stream = device.stream()
-    ring, downloads = Uploads(device, stream, segment=1024, n_segments=2), Downloads(device, stream, size=1024)
+    ring, downloads = Uploads(device, stream, 4096), Downloads(device, stream, 1024)
     memory, data = device.alloc(10_001), RNG.integers(0, 256, 10_001, np.uint8)
     ring.put(memory.ptr, data[:1])
     ring.put(memory.ptr, data)
@@ -80,7 +80,7 @@ def test_bytes_larger_than_the_ring_arrive():
 def test_a_small_load_is_one_copy():
     device = devices.device()
     stream = device.stream()
-    ring, memory = Uploads(device, stream, segment=1024, n_segments=2), device.alloc(1024)
+    ring, memory = Uploads(device, stream, 4096), device.alloc(1024)
     before = device.counts.copies_in
     for _ in range(10):
         ring.put(memory.ptr, np.zeros(600, np.uint8))

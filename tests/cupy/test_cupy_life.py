@@ -66,8 +66,7 @@ def test_the_command_line_says_it_too(monkeypatch, capsys):
         assert main(["run", "-p", "import", "-n", "1", "--backend", *names]) == 1
         assert "ggml-sched[cuda1" in capsys.readouterr().err
     for wrong in ("cuda:", "cuda:x", "cuda:-1"):
-        with pytest.raises(SystemExit):
-            main(["run", "--backend", wrong])
+        assert main(["run", "--backend", wrong]) == 2
         assert "cuda:N" in capsys.readouterr().err
         with pytest.raises(ValueError, match="cuda:N"):
             named_backends([wrong])
@@ -173,8 +172,7 @@ def test_a_child_process_gets_an_error_and_may_close_everything():
             cuda.close()
             buffer.close()
             with gs.CpuBackend(1) as cpu:
-                graph, _ = sums(cpu)
-                cpu.graph_compute(graph)
+                cpu.graph_compute(sums(cpu)[0])
 
         assert in_child(child) == 0
         cuda.graph_plan_compute(plan)

@@ -13,9 +13,8 @@ import cupy_devices as devices
 import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from poisoned import check, kept, raw, set_all
+from poisoned import check, disturb, kept, raw, set_all, writes_to_residents
 from random_graphs import Built, Recipe, quick, recipes
-from test_random_async import disturb, writes_to_residents
 
 import ggml_sched as gs
 
@@ -94,7 +93,7 @@ def test_devices_and_the_cpu_share_graphs(pair, n_devices, copies, refused, offl
     pair = [replace(r, leafs=tuple((s, k if k % 2 else k // 3 * 3 + 2) for s, k in r.leafs)) for r in pair]
     expected = [in_memory_of_their_own(recipe, n_devices + 1) for recipe in pair]
     made = devices.devices(n_devices, seed, peers)
-    cuda = [Refusing(device, name=f"CUDA{i}") for i, device in enumerate(made)]
+    cuda = [devices.new(device, f"CUDA{i}", Refusing) for i, device in enumerate(made)]
     for backend, ops in zip(cuda, refused, strict=False):
         backend.refused, backend.offloads = frozenset(ops), frozenset(offloads)
     backends = [*cuda, gs.CpuBackend(1)]
@@ -104,6 +103,10 @@ def test_devices_and_the_cpu_share_graphs(pair, n_devices, copies, refused, offl
             built = Built(recipe, len(backends))
             for ctx, backend in zip(built.homes, backends, strict=True):
                 backend.alloc_tensors(ctx)
+            # Others have to be computed by the kernels that gave the results.
+            for node in built.graph.nodes:
+                if node.computes and node.op not in EXACT:
+                    sched.set_tensor_backend(node, cuda[len(node.name) % n_devices])
             cases.append((built, results))
         for attempt in range(3):
             for built, results in cases:

@@ -33,6 +33,8 @@ from ggml_sched.errors import BackendError, OutOfMemory, PlacementError
 __all__ = ["CupyBackend", "CupyEvent"]
 
 ALIGNMENT = 256
+STAGING = 16 << 20
+LEAST_STAGING = 4096
 OFFLOAD_COLUMNS = 32
 """A matrix product of so many columns is worth bringing the weights here, as ggml has it."""
 
@@ -82,7 +84,8 @@ class CupyBackend(Backend):
     """`CupyBackend(device=0)`: the CUDA device of this number (or a `Device` of cupy.device, which stays the caller's).
 
     `memory` bounds buffers and work memory together, in bytes.  `exact`: matrix products with f32 activations instead
-    of 8-bit ones.  `capture=False` launches every kernel by itself instead of replaying graphs.
+    of 8-bit ones.  `capture=False` launches every kernel by itself instead of replaying graphs.  `staging`: bytes of
+    pinned host memory through which data goes each way.
 
     Raises BackendError where there is no CuPy (it says what to install) or no such device.  A child process cannot use
     a backend of its parent: everything but closing raises BackendError there.
@@ -93,11 +96,14 @@ class CupyBackend(Backend):
     kv_padding = 256
 
     def __init__(self, device: int | Device = 0, *, name: str | None = None, memory: int | None = None,
-                 exact: bool = False, capture: bool = True) -> None:
+                 exact: bool = False, capture: bool = True, staging: int = STAGING) -> None:
         self._is_own = not isinstance(device, Device)
         number = index(device) if self._is_own else None
         super().__init__(name or (device.name if number is None else f"CUDA{number}"), ALIGNMENT)
         self.memory = None if memory is None else index(memory)
+        staging = index(staging)
+        if staging < LEAST_STAGING:
+            raise ValueError(f"backend {self.name!r}: staging = {staging} is less than {LEAST_STAGING} bytes")
         self.exact = bool(exact)
         self.capture = bool(capture)
         self.device: Device = device if number is None else _open(number, self.name)
@@ -116,8 +122,8 @@ class CupyBackend(Backend):
         try:
             self.stream = self.device.stream()
             self.faults = Faults(self.device, self.stream)
-            self._uploads = Uploads(self.device, self.stream)
-            self._downloads = Downloads(self.device, self.stream)
+            self._uploads = Uploads(self.device, self.stream, staging)
+            self._downloads = Downloads(self.device, self.stream, staging)
         except DeviceError as error:
             if self._is_own:
                 self.device.close()

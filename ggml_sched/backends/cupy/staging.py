@@ -16,7 +16,6 @@ __all__ = ["Downloads", "Uploads"]
 
 ALIGNMENT = 256
 """Of each piece, in bytes."""
-SEGMENT = 4 << 20
 N_SEGMENTS = 4
 
 
@@ -27,12 +26,12 @@ class Uploads:
     `n_waits` counts how often the host had to wait for that.
     """
 
-    def __init__(self, device: Device, stream: Stream, segment: int = SEGMENT, n_segments: int = N_SEGMENTS) -> None:
+    def __init__(self, device: Device, stream: Stream, size: int) -> None:
         self._stream = stream
-        self._segment = segment
-        self._memory = device.pinned(segment * n_segments)
-        self._events: list[Event] = [device.event() for _ in range(n_segments)]
-        self._recorded = [False] * n_segments
+        self._segment = segment = size // N_SEGMENTS // ALIGNMENT * ALIGNMENT
+        self._memory = device.pinned(segment * N_SEGMENTS)
+        self._events: list[Event] = [device.event() for _ in range(N_SEGMENTS)]
+        self._recorded = [False] * N_SEGMENTS
         self._number = 0
         self._at, self._end = 0, segment
         self.n_waits = 0
@@ -74,7 +73,7 @@ class Downloads:
     `number` counts the copies that were queued.
     """
 
-    def __init__(self, device: Device, stream: Stream, size: int = SEGMENT) -> None:
+    def __init__(self, device: Device, stream: Stream, size: int) -> None:
         self._stream = stream
         self._memory = device.pinned(size)
         self._at = 0
