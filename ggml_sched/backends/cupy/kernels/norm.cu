@@ -12,8 +12,8 @@ __device__ __forceinline__ float& f32_at(char* row, int64_t i, int64_t stride) {
 __device__ __forceinline__ char* row_of(const View& t, const Index& k) { return at(t, 0, k.i1, k.i2, k.i3); }
 
 // x = a (ADDED: a + b, KEPT: written to s); d = norm(x) (SCALED: * w, SHIFTED: + shift, rows that repeat).
-extern "C" __global__ void __launch_bounds__(1024) norm(View a, View b, View s, View w, View shift, View d,
-                                                        int64_t rows, int mode, float eps, int around) {
+extern "C" __global__ void __launch_bounds__(1024) norm_rows(View a, View b, View s, View w, View shift, View d,
+                                                             int64_t rows, int mode, float eps, int around) {
     __shared__ float part[32];
     const int64_t n = d.ne[0];
     FOR_EACH_ROW(r, rows) {

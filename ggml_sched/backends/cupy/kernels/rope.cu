@@ -10,11 +10,21 @@ struct Angles {
     double per_position[PAIRS];
 };
 
+// Sine and cosine of whole turns, at most half of one: on a GPU without the local memory that large angles need.
+__device__ __forceinline__ void sincos_of_turns(float turns, float* s, float* c) {
+#ifdef HOST_CUDA
+    *s = (float)sin((double)turns * 6.283185307179586);
+    *c = (float)cos((double)turns * 6.283185307179586);
+#else
+    sincospif(2.0f * turns, s, c);
+#endif
+}
+
 __device__ __forceinline__ void turn(int64_t position, double per_position, float magnitude, float* c, float* s) {
-    const double theta = (double)position * per_position;
-    const double rest = theta - rint(theta * 0.15915494309189535) * 6.283185307179586;
-    *c = cosf((float)rest) * magnitude;
-    *s = sinf((float)rest) * magnitude;
+    const double turns = (double)position * per_position * 0.15915494309189535;
+    sincos_of_turns((float)(turns - rint(turns)), s, c);
+    *c *= magnitude;
+    *s *= magnitude;
 }
 
 // Pairs first .. first + pairs - 1 of each head; `neox`: element i with i + n_dims / 2, otherwise neighbours.
