@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 from ggml_sched._graph import Tensor
 from ggml_sched.backends.cupy.launch import Builder, Group, Op, unit_of
-from ggml_sched.backends.cupy.ops import elementwise
+from ggml_sched.backends.cupy.ops import elementwise, matrix
 from ggml_sched.errors import UnsupportedOp
 
 __all__ = ["GROUPS", "OPS", "build", "build_group", "supports"]
 
-OPS: dict[str, Op] = {**elementwise.OPS}
+OPS: dict[str, Op] = {**elementwise.OPS, **matrix.OPS}
 
 GROUPS: list[Group] = []
 
