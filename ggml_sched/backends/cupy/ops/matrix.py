@@ -39,6 +39,13 @@ WARPS = 4
 ROWS = 2
 """Of a block; rows of a warp."""
 
+TILE = 64
+"""Rows and columns of a tile."""
+
+SHARED_ROUNDED = 2 * 8 * 65 * (16 + 8)
+SHARED_FLOATS = 2 * 32 * 65 * 4
+"""Bytes of `struct Rounded` and `struct Floats` of matmul.cuh."""
+
 NONE = np.uint64(0)
 
 
@@ -140,9 +147,48 @@ def few(b: Builder, node: Tensor, second: Place | None = None, dst: Tensor | Non
              b.pointer(result), ErrorWord(), b.position)
 
 
+def many(b: Builder, node: Tensor) -> None:
+    """Append the product of a node with many columns, or of many tokens with their experts."""
+    a = node.src[0]
+    rounded = a.type.is_quantized and not b.exact
+    columns = Columns(b, node, rounded)
+    w = b.source_place(node, 0)
+    p = product(b, node, w, columns)
+    n, matrices = node.src[1].ne[1], int(p["matrices"][0])
+    pairs: np.uint64 | Scratch = NONE
+    groups: np.uint64 | Scratch = NONE
+    tiles = -(-n // TILE)
+    if node.op == "MUL_MAT_ID":
+        pairs, groups, tiles = _grouped(b, node)
+        p["matrices"] = matrices = 1
+    prefix = "exact_" if a.type.is_quantized and not rounded else ""
+    b.launch(f"matmul_{FAMILY[a.type]}.{prefix}{a.type.name.lower()}",
+             (-(-a.ne[1] // TILE), tiles, min(matrices, 65535)), (256,),
+             p, w.pointer(), NONE, columns.x, columns.runs, NONE, b.pointer(node), ErrorWord(), b.position,
+             pairs, groups, shared=SHARED_ROUNDED if rounded else SHARED_FLOATS)
+
+
+def _grouped(b: Builder, node: Tensor) -> tuple[Scratch, Scratch, int]:
+    """The pairs of (token, slot) by expert, the tiles over them, and how many tiles there are at most."""
+    ids = b.source_place(node, 2)
+    n_pairs, n_experts = prod(ids.ne[:2]), node.src[0].ne[2]
+    n_tiles = n_pairs // TILE + min(n_experts, n_pairs)
+    counts, pairs, groups = b.scratch(4 * n_experts), b.scratch(4 * n_pairs), b.scratch(16 * n_tiles)
+    grid, block, numbers = (-(-n_experts // WARPS),), (32 * WARPS,), (np.int32(n_pairs), np.int32(n_experts))
+    b.launch("experts.count", grid, block, ids.arg(), counts, *numbers, ErrorWord(), b.position)
+    b.launch("experts.place", grid, block, ids.arg(), counts, pairs, groups, *numbers, np.int32(TILE),
+             np.int32(n_tiles))
+    return pairs, groups, n_tiles
+
+
 def _mul_mat(b: Builder, node: Tensor) -> None:
-    if node.n_elements:
+    if not node.n_elements:
+        return
+    columns = node.src[2].ne[1] if node.op == "MUL_MAT_ID" else node.src[1].ne[1]
+    if columns <= FEW:
         few(b, node)
+    else:
+        many(b, node)
 
 
 def _loads_whole(t: Tensor) -> bool:
@@ -154,7 +200,7 @@ def _loads_whole(t: Tensor) -> bool:
 
 def _fits(node: Tensor) -> bool:
     a = node.src[0]
-    return (a.type in FAMILY and _loads_whole(a) and a.ne[0] < 1 << 31 and node.src[1].ne[1] < 1 << 18
+    return (a.type in FAMILY and _loads_whole(a) and a.ne[0] < 1 << 31 and node.src[1].ne[1] < 1 << 21
             and (node.nb[0] == 4 or node.ne[0] <= 1) and a.ne[1] < 1 << 31)
 
 
