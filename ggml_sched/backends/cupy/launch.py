@@ -275,16 +275,16 @@ class Builder:
         source = a.ne if repeat else ne
         if 0 in ne:
             return
-        if not repeat:
+        if source == ne:
             ne, a, d = _joined(ne, a, d, size)
             source = ne
         word = size
-        if a.nb[0] == d.nb[0] == size and not repeat:
+        if a.nb[0] == d.nb[0] == size and source[0] == ne[0]:
             row = ne[0] * size
             outer = [nb for n, x, y in zip(ne[1:], a.nb[1:], d.nb[1:], strict=True) if n > 1 for nb in (x, y)]
             word = next(w for w in (16, 8, 4, 2, 1) if not any(v % w for v in (row, a.address, d.address, *outer)))
-            ne = source = (row // word, *ne[1:])
-            a, d = (p.shaped(ne, (word, *p.nb[1:])) for p in (a, d))
+            ne, source = ((row // word, *extents[1:]) for extents in (ne, source))
+            a, d = (p._replace(nb=(word, *p.nb[1:])) for p in (a, d))
         self.flat("copies.move", prod(ne), a.shaped(source).arg(), d.shaped(ne).arg(), np.int64(prod(ne)),
                   np.int32(word))
 

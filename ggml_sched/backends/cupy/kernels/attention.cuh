@@ -18,7 +18,7 @@ struct Attention {
     int32_t q0, k0, v0;                        // bytes from element to element
     int32_t k_wide, v_wide;                    // 16 bytes of K, 4 or 8 of V lie at a multiple of that
     float scale, softcap, max_bias;
-    int32_t whole;                             // heads: the power of two up to them (ALiBi)
+    int32_t whole, nothing;                    // heads: the power of two up to them (ALiBi)
 };
 
 enum { A_WARPS = 4, CELLS = 32 };
@@ -324,7 +324,8 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
 }
 
 // The splits of a column, a block a column.
-__device__ __forceinline__ void combine_splits(const Attention& a, const float* sinks, char* dst, const float* partial) {
+__device__ __forceinline__ void combine_splits(const Attention& a, const float* sinks, char* dst,
+                                               const float* partial) {
     const int n_columns = a.group * a.rows;
     FOR_EACH_ROW(i, (int64_t)a.matrices * n_columns) {
         const int matrix = (int)(i / n_columns);

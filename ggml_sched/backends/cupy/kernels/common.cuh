@@ -209,3 +209,5 @@ __device__ __forceinline__ void fault(Fault* word, int position, int source, int
     word->value = value;
     word->limit = limit;
 }
+
+#include "elements.cuh"

@@ -9,12 +9,26 @@ from collections.abc import Sequence
 
 from ggml_sched._graph import Tensor
 from ggml_sched.backends.cupy.launch import Builder, Group, Op, unit_of
-from ggml_sched.backends.cupy.ops import elementwise, matrix
+from ggml_sched.backends.cupy.ops import (
+    attention,
+    copies,
+    elementwise,
+    matrix,
+    norm,
+    recurrent,
+    reduce,
+    rope,
+    rows,
+    soft_max,
+    sort,
+)
 from ggml_sched.errors import UnsupportedOp
 
 __all__ = ["GROUPS", "OPS", "build", "build_group", "supports"]
 
-OPS: dict[str, Op] = {**elementwise.OPS, **matrix.OPS}
+_MODULES = (elementwise, copies, rows, norm, soft_max, rope, reduce, sort, recurrent, matrix, attention)
+
+OPS: dict[str, Op] = {name: op for module in _MODULES for name, op in module.OPS.items()}
 
 GROUPS: list[Group] = []
 

@@ -6,23 +6,68 @@ import numpy as np
 
 from ggml_sched._graph import Tensor
 from ggml_sched.backends.cupy.launch import Builder, Op
-from ggml_sched.backends.cupy.ops._oracle import like_oracle
+from ggml_sched.backends.cupy.ops._oracle import float_param, int_param, kind, like_oracle
 
 __all__ = ["OPS"]
 
+PARAMETERS = np.dtype([("p", "<f4", 4)])
+"""`struct Parameters`."""
+
 _BINARY = ("ADD", "SUB", "MUL", "DIV")
 
+_PLAIN = ("SCALE", "SQR", "SQRT", "LOG", "CLAMP")
 
-def kind(t: Tensor) -> np.int32:
-    return np.int32(t.type)
+_FUNCTIONS = ("ABS", "CEIL", "ELU", "EXP", "EXPM1", "FLOOR", "GELU", "GELU_ERF", "GELU_QUICK", "HARDSIGMOID",
+              "HARDSWISH", "NEG", "RELU", "ROUND", "SGN", "SIGMOID", "SILU", "SOFTPLUS", "STEP", "TANH", "TRUNC",
+              "XIELU")
+
+_NUMBERS = {name: np.int32(i) for i, name in enumerate((*_PLAIN, *_FUNCTIONS, "GELU_GATE"))}
+"""`enum Unary`."""
+
+_FIRST_PARAMETER = {"UNARY:XIELU": 1, "GLU:SWIGLU_OAI": 2}
+"""Where op_params begin that functions read."""
+
+_GATES = {"REGLU": "RELU", "GEGLU": "GELU_GATE", "SWIGLU": "SILU", "GEGLU_ERF": "GELU_ERF", "GEGLU_QUICK": "GELU_QUICK",
+          "SWIGLU_OAI": "SILU"}
+
+
+def _parameters(node: Tensor) -> np.ndarray:
+    first = _FIRST_PARAMETER.get(node.op, 0)
+    return np.array([(tuple(float_param(node, first + i) for i in range(4)),)], PARAMETERS)
 
 
 def _binary(b: Builder, node: Tensor) -> None:
-    number = _BINARY.index(node.op) if node.op in _BINARY else 0
+    number = _BINARY.index(node.op) if node.op in _BINARY else 0        # ADD1 adds one element to all
     left, right = node.src[:2]
     if node.n_elements:
         b.flat("elementwise.binary", node.n_elements, b.source(node, 0), b.source(node, 1), b.view(node),
                np.int64(node.n_elements), np.int32(number), kind(left), kind(right), kind(node))
 
 
-OPS: dict[str, Op] = {op: like_oracle(op, _binary) for op in (*_BINARY, "ADD1")}
+def _unary(b: Builder, node: Tensor) -> None:
+    if node.n_elements:
+        b.flat("elementwise.unary", node.n_elements, b.source(node, 0), b.view(node), np.int64(node.n_elements),
+               _NUMBERS[node.op.rpartition(":")[2]], kind(node.src[0]), kind(node), _parameters(node))
+
+
+def _glu(b: Builder, node: Tensor) -> None:
+    if node.n_elements == 0:
+        return
+    gate = b.source_place(node, 0)
+    if len(node.src) == 2 and node.src[1] is not None:
+        factor = b.source_place(node, 1)
+    else:
+        gate = gate.shaped(node.ne)
+        factor = gate.moved(node.ne[0] * gate.nb[0])
+        if int_param(node, 1):
+            gate, factor = factor, gate
+    name = node.op.rpartition(":")[2]
+    b.flat("elementwise.glu", node.n_elements, gate.arg(), factor.arg(), b.view(node), np.int64(node.n_elements),
+           _NUMBERS[_GATES[name]], np.int32(name == "SWIGLU_OAI"), kind(node), _parameters(node))
+
+
+OPS: dict[str, Op] = {
+    **{op: like_oracle(op, _binary) for op in (*_BINARY, "ADD1")},
+    **{op: like_oracle(op, _unary) for op in (*_PLAIN, *(f"UNARY:{name}" for name in _FUNCTIONS))},
+    **{f"GLU:{name}": like_oracle(f"GLU:{name}", _glu) for name in _GATES},
+}

@@ -15,6 +15,7 @@ import numpy as np
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cupy.launch import Builder, ErrorWord, Op, Place, Scratch
 from ggml_sched.backends.cupy.ops._oracle import like_oracle
+from ggml_sched.backends.cupy.ops.blocks import is_multiple, loads_whole
 from ggml_sched.backends.cupy.repack import is_packed
 
 __all__ = ["OPS", "PRODUCT", "Columns", "few", "product"]
@@ -70,23 +71,12 @@ class Columns:
             b.flat("activations.quantize", n // 4, place.arg(), self.x, self.runs, np.int64(n // 4), np.int32(x.type))
         elif x.type == Type.F32 and (place.nb[0] == 4 or x.ne[0] == 1):
             self.x, self.strides = place.pointer(), place.nb[1:]
-            self.aligned = not (place.address % 16 or any(nb % 16 for m, nb in zip(x.ne[1:], place.nb[1:], strict=True)
-                                                          if m > 1))
+            self.aligned = is_multiple(place, 16)
         else:
             self.x = b.scratch(4 * n)
             self.strides = tuple(4 * x.ne[0] * s for s in dense)
             self.aligned = x.ne[0] % 4 == 0
             b.flat("activations.to_f32", n, place.arg(), self.x, np.int64(n), np.int32(x.type))
-
-
-def _weights(b: Builder, node: Tensor, i: int = 0) -> Place:
-    return b.source_place(node, i)
-
-
-def _is_wide(place: Place, kind: Type, ne: tuple[int, ...], columns: Columns) -> bool:
-    """Whether 16 bytes at a time can be loaded from rows of a plain type and from the columns."""
-    return (place.nb[0] == kind.type_size and columns.aligned and place.address % 16 == 0
-            and not any(nb % 16 for n, nb in zip(ne[1:], place.nb[1:], strict=True) if n > 1))
 
 
 def product(b: Builder, node: Tensor, w: Place, columns: Columns) -> np.ndarray:
@@ -101,7 +91,7 @@ def product(b: Builder, node: Tensor, w: Place, columns: Columns) -> np.ndarray:
     if a.type.is_quantized:
         p["packed"] = is_packed(a)
     else:
-        p["wide"] = _is_wide(w, a.type, a.ne, columns)
+        p["wide"] = w.nb[0] == a.type.type_size and columns.aligned and is_multiple(w, 16)
     if node.op == "MUL_MAT_ID":
         ids = node.src[2]
         p["columns"], p["n2"], p["r2"], p["r3"] = 1, 1, 1, 1
@@ -191,16 +181,9 @@ def _mul_mat(b: Builder, node: Tensor) -> None:
         many(b, node)
 
 
-def _loads_whole(t: Tensor) -> bool:
-    """Whether the words that kernels load from blocks lie at multiples of their size."""
-    size = t.type.type_size
-    unit = size & -size if t.type.is_quantized else 1
-    return not any(v % min(unit, 16) for v in (t.view_offs, *(nb for n, nb in zip(t.ne, t.nb, strict=True) if n > 1)))
-
-
 def _fits(node: Tensor) -> bool:
     a = node.src[0]
-    return (a.type in FAMILY and _loads_whole(a) and a.ne[0] < 1 << 31 and node.src[1].ne[1] < 1 << 21
+    return (a.type in FAMILY and loads_whole(a) and a.ne[0] < 1 << 31 and node.src[1].ne[1] < 1 << 21
             and (node.nb[0] == 4 or node.ne[0] <= 1) and a.ne[1] < 1 << 31)
 
 

@@ -1,0 +1,85 @@
+// Norms of rows and of groups of channels, alone or with what stands around them: a sum before, factors after.
+//
+// A block a row; sums run in a fixed tree.  A result may lie over a source of the same layout: a thread reads an
+// element for the last time before it writes there.
+#include "common.cuh"
+
+enum Mode { RMS, CENTRED, L2 };
+enum Around { ADDED = 1, KEPT = 2, SCALED = 4, SHIFTED = 8 };
+
+__device__ __forceinline__ float& f32_at(char* row, int64_t i, int64_t stride) { return *(float*)(row + i * stride); }
+
+__device__ __forceinline__ char* row_of(const View& t, const Index& k) { return at(t, 0, k.i1, k.i2, k.i3); }
+
+// x = a (ADDED: a + b, KEPT: written to s); d = norm(x) (SCALED: * w, SHIFTED: + shift, rows that repeat).
+extern "C" __global__ void __launch_bounds__(1024) norm(View a, View b, View s, View w, View shift, View d,
+                                                        int64_t rows, int mode, float eps, int around) {
+    __shared__ float part[32];
+    const int64_t n = d.ne[0];
+    FOR_EACH_ROW(r, rows) {
+        const Index k = split_row(d, r);
+        char *const x = row_of(a, k), *const y = row_of(b, k), *const kept = row_of(s, k), *const out = row_of(d, k);
+        // What was kept may have been written over a or b: it is read from there.
+        char* const again = around & KEPT ? kept : x;
+        const int64_t again_nb = around & KEPT ? s.nb[0] : a.nb[0];
+        const bool add_again = (around & ADDED) && !(around & KEPT);
+        float sum = 0.0f;
+        for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
+            float v = f32_at(x, i, a.nb[0]);
+            if (around & ADDED) v += f32_at(y, i, b.nb[0]);
+            if (around & KEPT) f32_at(kept, i, s.nb[0]) = v;
+            sum += mode == CENTRED ? v : v * v;
+        }
+        sum = block_reduce<Sum>(sum, part);
+        float mean = 0.0f;
+        if (mode == CENTRED) {
+            mean = sum / (float)n;
+            sum = 0.0f;
+            for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
+                float v = f32_at(again, i, again_nb);
+                if (add_again) v += f32_at(y, i, b.nb[0]);
+                sum += (v - mean) * (v - mean);
+            }
+            sum = block_reduce<Sum>(sum, part);
+        }
+        const float root = mode == L2 ? max_nan(sqrtf(sum), eps) : sqrtf(sum / (float)n + eps);
+        const Index kw = wrap(k, w), ks = wrap(k, shift);
+        char *const factor = row_of(w, kw), *const term = row_of(shift, ks);
+        for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
+            float v = f32_at(again, i, again_nb);
+            if (add_again) v += f32_at(y, i, b.nb[0]);
+            v = (v - mean) / root;
+            if (around & SCALED) v *= f32_at(factor, i, w.nb[0]);
+            if (around & SHIFTED) v += f32_at(term, i, shift.nb[0]);
+            f32_at(out, i, d.nb[0]) = v;
+        }
+    }
+}
+
+// Groups of `width` channels (ne[2]), the last one perhaps smaller; a block a group.
+extern "C" __global__ void __launch_bounds__(1024) group_norm(View a, View d, int64_t groups, int64_t width,
+                                                              float eps) {
+    __shared__ float part[32];
+    FOR_EACH_ROW(g, groups * d.ne[3]) {
+        const int64_t first = g % groups * width;
+        View x = a, y = d;
+        x.p = at(a, 0, 0, first, g / groups);
+        y.p = at(d, 0, 0, first, g / groups);
+        x.ne[2] = d.ne[2] - first < width ? d.ne[2] - first : width;
+        x.ne[3] = 1;
+        const int64_t n = elements(x);
+        float sum = 0.0f;
+        for (int64_t i = threadIdx.x; i < n; i += blockDim.x) sum += *(const float*)at(x, split(x, i));
+        const float mean = block_reduce<Sum>(sum, part) / (float)n;
+        sum = 0.0f;
+        for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
+            const float v = *(const float*)at(x, split(x, i)) - mean;
+            sum += v * v;
+        }
+        const float root = sqrtf(block_reduce<Sum>(sum, part) / (float)n + eps);
+        for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
+            const Index k = split(x, i);
+            *(float*)at(y, k) = (*(const float*)at(x, k) - mean) / root;
+        }
+    }
+}

@@ -1,0 +1,83 @@
+// Blocks of 32 elements made by a warp, one element a lane: q4_0 q4_1 q5_0 q5_1 q8_0, to the bit as ggml's reference.
+//
+// The types that a device may have a cache in.  All lanes call; block addresses are multiples of two.
+#pragma once
+
+struct Furthest {                          // the element furthest from zero; the first of equals; a NaN before all
+    float x;
+    int lane;
+};
+
+__device__ __forceinline__ Furthest furthest_of(float x, int lane) {
+    UNROLL
+    for (int m = 16; m > 0; m >>= 1) {
+        const float y = __shfl_xor_sync(ALL_LANES, x, m);
+        const int other = __shfl_xor_sync(ALL_LANES, lane, m);
+        const float p = fabsf(x), q = fabsf(y);
+        const bool nan = p != p, other_nan = q != q;
+        const bool equal = (nan && other_nan) || p == q;
+        if (equal ? other < lane : other_nan || (!nan && q > p)) {
+            x = y;
+            lane = other;
+        }
+    }
+    return {x, lane};
+}
+
+struct Min {
+    static __device__ __forceinline__ float of(float a, float b) { return min_nan(a, b); }
+};
+struct Or {
+    static __device__ __forceinline__ uint32_t of(uint32_t a, uint32_t b) { return a | b; }
+};
+
+// Within low .. high, `high` for NaN.
+__device__ __forceinline__ float limited(float q, float low, float high) {
+    const float below = q < high ? q : high;
+    return below > low ? below : low;
+}
+
+__device__ __forceinline__ float inverse_of(float d) { return d != 0.0f ? 1.0f / d : 0.0f; }
+
+__device__ __forceinline__ void put_half(char* p, float v) { *(uint16_t*)p = __float_to_half_bits(v); }
+
+// Four bits of each lane into 16 bytes: lane j low, lane j + 16 high.
+__device__ __forceinline__ void put_nibbles(char* p, int q, int lane) {
+    const int high = __shfl_xor_sync(ALL_LANES, q, 16);
+    if (lane < 16) p[lane] = (char)((q & 15) | (high & 15) << 4);
+}
+
+// The fifth bit of each lane: bit j of four bytes (of which two are aligned).
+__device__ __forceinline__ void put_fifth_bits(char* p, int q, int lane) {
+    const uint32_t bits = warp_reduce<Or>((uint32_t)(q >> 4 & 1) << lane);
+    if (lane < 2) ((uint16_t*)p)[lane] = (uint16_t)(bits >> 16 * lane);
+}
+
+// Element `lane` of 32 is x; the block goes to p.
+__device__ __forceinline__ void quantize_block(float x, int kind, char* p, int lane) {
+    if (kind == Q8_0) {
+        const float d = warp_reduce<Max>(fabsf(x)) / 127.0f;
+        p[2 + lane] = (char)(int)limited(roundf(mul_rn(x, inverse_of(d))), -128.0f, 127.0f);
+        if (lane == 0) put_half(p, d);
+        return;
+    }
+    const bool five = kind == Q5_0 || kind == Q5_1;
+    const int offset = five ? 16 : 8, top = 2 * offset - 1;
+    if (kind == Q4_0 || kind == Q5_0) {
+        // The element furthest from zero, sign included, becomes the lowest level; a block of -0 is one of 0.
+        const float d = add_rn(furthest_of(x, lane).x, 0.0f) / (float)-offset;
+        const int q = (int)limited(add_rn(mul_rn(x, inverse_of(d)), (float)offset + 0.5f), 0.0f, (float)top);
+        if (lane == 0) put_half(p, d);
+        if (five) put_fifth_bits(p + 2, q, lane);
+        put_nibbles(p + (five ? 6 : 2), q, lane);
+        return;
+    }
+    const float low = warp_reduce<Min>(x), d = add_rn(warp_reduce<Max>(x), -low) / (float)top;
+    const int q = (int)limited(add_rn(mul_rn(add_rn(x, -low), inverse_of(d)), 0.5f), 0.0f, (float)top);
+    if (lane == 0) {
+        put_half(p, d);
+        put_half(p + 2, low);
+    }
+    if (five) put_fifth_bits(p + 4, q, lane);
+    put_nibbles(p + (five ? 8 : 4), q, lane);
+}
