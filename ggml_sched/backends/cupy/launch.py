@@ -137,17 +137,21 @@ class Builder:
     """The launches of one split.
 
     `name` stands in errors; `owns` says whether kernels may use a buffer; `needed`: nodes whose data is read outside
-    of the groups (None: all).  Memory of a node's scratch is taken again by the next node: `work_size` is the largest.
+    of the groups (None: all); `exact`: no activation is rounded to 8 bits; `blas`: launches of "blas.gemm" are possible
+    (see ops/library.py).  Memory of a node's scratch is taken again by the next node: `work_size` is the largest.
     """
 
     error = ErrorWord()
 
     def __init__(self, name: str = "CUDA", *, owns: Callable[[BufferBase], bool] | None = None,
-                 needed: Container[Tensor] | None = None, n_multiprocessors: int = 132) -> None:
+                 needed: Container[Tensor] | None = None, n_multiprocessors: int = 132, exact: bool = False,
+                 blas: bool = False) -> None:
         self.name = name
         self.owns = owns
         self.needed = needed
         self.n_multiprocessors = n_multiprocessors
+        self.exact = exact
+        self.blas = blas
         self.launches: list[Launch] = []
         self.work_size = 0
         self.position = np.int32(0)

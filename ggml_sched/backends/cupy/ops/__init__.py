@@ -9,12 +9,24 @@ from collections.abc import Sequence
 
 from ggml_sched._graph import Tensor
 from ggml_sched.backends.cupy.launch import Builder, Group, Op, unit_of
-from ggml_sched.backends.cupy.ops import copies, elementwise, norm, recurrent, reduce, rope, rows, soft_max, sort
+from ggml_sched.backends.cupy.ops import (
+    attention,
+    copies,
+    elementwise,
+    matrix,
+    norm,
+    recurrent,
+    reduce,
+    rope,
+    rows,
+    soft_max,
+    sort,
+)
 from ggml_sched.errors import UnsupportedOp
 
 __all__ = ["GROUPS", "OPS", "build", "build_group", "supports"]
 
-_MODULES = (elementwise, copies, rows, norm, soft_max, rope, reduce, sort, recurrent)
+_MODULES = (elementwise, copies, rows, norm, soft_max, rope, reduce, sort, recurrent, matrix, attention)
 
 OPS: dict[str, Op] = {name: op for module in _MODULES for name, op in module.OPS.items()}
 

@@ -1,0 +1,193 @@
+"""Launches of matrix products: MUL_MAT and MUL_MAT_ID.
+
+Few columns: matvec_*.cu, one pass over the weights for up to eight of them.  More: matmul_*.cu, in tiles, or, where
+the device has a library of its own, weights as f16 in scratch memory and that library.  Columns that meet blocks are
+rounded to 8 bits once (`exact`: they stay f32, and blocks are multiplied as what they hold).
+Invariant: what a kernel loads at once lies at a multiple of it: `fits` and `wide` see to that.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from ggml_sched._graph import Tensor, Type
+from ggml_sched.backends.cupy.launch import Builder, ErrorWord, Op, Place, Scratch
+from ggml_sched.backends.cupy.ops._oracle import like_oracle
+from ggml_sched.backends.cupy.ops.blocks import is_multiple, loads_whole
+from ggml_sched.backends.cupy.repack import is_packed
+
+__all__ = ["OPS", "PRODUCT", "Columns", "few", "product"]
+
+PRODUCT = np.dtype([(name, "<i8") for name in (
+    "k", "rows", "columns", "matrices", "w1", "w2", "w3", "x1", "x2", "x3", "d1", "d2", "d3", "n2", "r2", "r3",
+    "id0", "id1", "n_used", "n_slots", "n_experts")] + [(name, "<i4") for name in ("gate", "wide", "packed", "w0")])
+"""`struct Product` of matvec.cuh."""
+
+FAMILY = {
+    **dict.fromkeys((Type.F32, Type.F16, Type.BF16), "float"),
+    **dict.fromkeys((Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0), "plain"),
+    **dict.fromkeys((Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K), "k"),
+    **dict.fromkeys((Type.IQ4_NL, Type.IQ4_XS, Type.MXFP4), "table"),
+}
+"""Which file has the kernels of a type."""
+
+FEW = 8
+"""Columns that one pass over the weights serves."""
+
+WARPS = 4
+ROWS = 2
+"""Of a block; rows of a warp."""
+
+TILE = 64
+"""Rows and columns of a tile."""
+
+SHARED_ROUNDED = 2 * 8 * 65 * (16 + 8)
+SHARED_FLOATS = 2 * 32 * 65 * 4
+"""Bytes of `struct Rounded` and `struct Floats` of matmul.cuh."""
+
+NONE = np.uint64(0)
+
+
+class Columns:
+    """What weights are multiplied with, as kernels want it.
+
+    `x`, `runs`: addresses; `strides`: from column to column, and over the outer two extents; bytes of f32, columns
+    where they are rounded to 8 bits.
+    """
+
+    def __init__(self, b: Builder, node: Tensor, rounded: bool) -> None:
+        x = node.src[1]
+        place = b.source_place(node, 1)
+        n, columns = x.n_elements, prod(x.ne[1:])
+        self.rounded = rounded
+        self.runs: np.uint64 | Scratch = NONE
+        dense = (1, x.ne[1], x.ne[1] * x.ne[2])
+        if rounded:
+            self.x = b.scratch(columns * x.ne[0])
+            self.runs = b.scratch(columns * x.ne[0] // 2)
+            self.strides = dense
+            b.flat("activations.quantize", n // 4, place.arg(), self.x, self.runs, np.int64(n // 4), np.int32(x.type))
+        elif x.type == Type.F32 and (place.nb[0] == 4 or x.ne[0] == 1):
+            self.x, self.strides = place.pointer(), place.nb[1:]
+            self.aligned = is_multiple(place, 16)
+        else:
+            self.x = b.scratch(4 * n)
+            self.strides = tuple(4 * x.ne[0] * s for s in dense)
+            self.aligned = x.ne[0] % 4 == 0
+            b.flat("activations.to_f32", n, place.arg(), self.x, np.int64(n), np.int32(x.type))
+
+
+def product(b: Builder, node: Tensor, w: Place, columns: Columns) -> np.ndarray:
+    """A node's numbers for the kernels."""
+    a, x = node.src[:2]
+    p = np.zeros(1, PRODUCT)
+    p["k"], p["rows"] = a.ne[:2]
+    p["w1"], p["w2"], p["w3"] = w.nb[1:]
+    p["x1"], p["x2"], p["x3"] = columns.strides
+    p["d1"], p["d2"], p["d3"] = node.nb[1:]
+    p["w0"] = w.nb[0]
+    if a.type.is_quantized:
+        p["packed"] = is_packed(a)
+    else:
+        p["wide"] = w.nb[0] == a.type.type_size and columns.aligned and is_multiple(w, 16)
+    if node.op == "MUL_MAT_ID":
+        ids = node.src[2]
+        p["columns"], p["n2"], p["r2"], p["r3"] = 1, 1, 1, 1
+        p["matrices"] = ids.ne[0] * ids.ne[1]
+        p["id0"], p["id1"] = b.source_place(node, 2).nb[:2]
+        p["n_used"], p["n_slots"], p["n_experts"] = ids.ne[0], x.ne[1], a.ne[2]
+        return p
+    p["columns"], p["n2"] = x.ne[1], max(1, x.ne[2])
+    p["matrices"] = x.ne[2] * x.ne[3]
+    p["r2"], p["r3"] = (max(1, m // max(1, n)) for n, m in zip(a.ne[2:], x.ne[2:], strict=True))
+    if x.ne[1] == 1 and 1 < p["r2"][0] <= FEW:
+        # One column each, and several that meet the same matrix: they are its columns.
+        r2 = int(p["r2"][0])
+        p["columns"], p["n2"], p["r2"], p["matrices"] = r2, a.ne[2], 1, a.ne[2] * x.ne[3]
+        for name in ("x", "d"):
+            p[name + "1"] = p[name + "2"]
+            p[name + "2"] *= r2
+    return p
+
+
+def few(b: Builder, node: Tensor, second: Place | None = None, dst: Tensor | None = None, gate: int = 0) -> None:
+    """Append the product of a node with few columns; with `second`, more weights, the gated unit `dst` of both."""
+    a = node.src[0]
+    exact = not a.type.is_quantized or b.exact
+    columns = Columns(b, node, rounded=not exact)
+    w = b.source_place(node, 0)
+    p = product(b, node, w, columns)
+    name, step = a.type.name.lower(), 1
+    if not a.type.is_quantized or not exact:
+        step = 1 if p["columns"][0] == 1 else FEW
+        name = f"{'packed_' if p['packed'][0] else ''}{name}_{step}"
+    else:
+        name = "exact_" + name
+    result = node if dst is None else dst
+    if dst is not None:
+        p["gate"] = gate
+        p["d1"], p["d2"], p["d3"] = dst.nb[1:]
+    rows = ROWS * WARPS if second is None else WARPS
+    ids = b.source_place(node, 2).pointer() if node.op == "MUL_MAT_ID" else NONE
+    b.launch(f"matvec_{FAMILY[a.type]}.{name}",
+             (-(-a.ne[1] // rows), min(int(p["matrices"][0]), 65535), -(-int(p["columns"][0]) // step)), (32 * WARPS,),
+             p, w.pointer(), NONE if second is None else second.pointer(), columns.x, columns.runs, ids,
+             b.pointer(result), ErrorWord(), b.position)
+
+
+def many(b: Builder, node: Tensor) -> None:
+    """Append the product of a node with many columns, or of many tokens with their experts."""
+    a = node.src[0]
+    rounded = a.type.is_quantized and not b.exact
+    columns = Columns(b, node, rounded)
+    w = b.source_place(node, 0)
+    p = product(b, node, w, columns)
+    n, matrices = node.src[1].ne[1], int(p["matrices"][0])
+    pairs: np.uint64 | Scratch = NONE
+    groups: np.uint64 | Scratch = NONE
+    tiles = -(-n // TILE)
+    if node.op == "MUL_MAT_ID":
+        pairs, groups, tiles = _grouped(b, node)
+        p["matrices"] = matrices = 1
+    prefix = "exact_" if a.type.is_quantized and not rounded else ""
+    b.launch(f"matmul_{FAMILY[a.type]}.{prefix}{a.type.name.lower()}",
+             (-(-a.ne[1] // TILE), tiles, min(matrices, 65535)), (256,),
+             p, w.pointer(), NONE, columns.x, columns.runs, NONE, b.pointer(node), ErrorWord(), b.position,
+             pairs, groups, shared=SHARED_ROUNDED if rounded else SHARED_FLOATS)
+
+
+def _grouped(b: Builder, node: Tensor) -> tuple[Scratch, Scratch, int]:
+    """The pairs of (token, slot) by expert, the tiles over them, and how many tiles there are at most."""
+    ids = b.source_place(node, 2)
+    n_pairs, n_experts = prod(ids.ne[:2]), node.src[0].ne[2]
+    n_tiles = n_pairs // TILE + min(n_experts, n_pairs)
+    counts, pairs, groups = b.scratch(4 * n_experts), b.scratch(4 * n_pairs), b.scratch(16 * n_tiles)
+    grid, block, numbers = (-(-n_experts // WARPS),), (32 * WARPS,), (np.int32(n_pairs), np.int32(n_experts))
+    b.launch("experts.count", grid, block, ids.arg(), counts, *numbers, ErrorWord(), b.position)
+    b.launch("experts.place", grid, block, ids.arg(), counts, pairs, groups, *numbers, np.int32(TILE),
+             np.int32(n_tiles))
+    return pairs, groups, n_tiles
+
+
+def _mul_mat(b: Builder, node: Tensor) -> None:
+    if not node.n_elements:
+        return
+    columns = node.src[2].ne[1] if node.op == "MUL_MAT_ID" else node.src[1].ne[1]
+    if columns <= FEW:
+        few(b, node)
+    else:
+        many(b, node)
+
+
+def _fits(node: Tensor) -> bool:
+    a = node.src[0]
+    return (a.type in FAMILY and loads_whole(a) and a.ne[0] < 1 << 31 and node.src[1].ne[1] < 1 << 21
+            and (node.nb[0] == 4 or node.ne[0] <= 1) and a.ne[1] < 1 << 31)
+
+
+OPS: dict[str, Op] = {
+    "MUL_MAT": like_oracle("MUL_MAT", _mul_mat, only=_fits),
+    "MUL_MAT_ID": like_oracle("MUL_MAT_ID", _mul_mat, only=_fits),
+}
