@@ -81,7 +81,7 @@ class DevicePlan:
         self._generation = -1
         self._ready: list[_Ready | Load | Overwrite] = []
         builder = Builder(backend.name, owns=backend.supports_buffer,
-                          n_multiprocessors=backend.device.n_multiprocessors)
+                          n_multiprocessors=backend.device.n_multiprocessors, exact=backend.exact)
         loads = staged_leafs(nodes)
         self._steps: list[Launch | Load | Overwrite] = []
         buffers: set[BufferBase] = set()
