@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ggml_sched._graph import BufferBase, Tensor
 from ggml_sched.errors import BackendError, PlacementError
 from ggml_sched.hostdata import endless
+
+if TYPE_CHECKING:
+    from ggml_sched.backends.cupy.ops.groups import Wiring
 
 __all__ = ["FAULT", "VIEW", "Builder", "ErrorWord", "Group", "Launch", "Op", "Place", "Scratch", "ScratchView",
            "no_work"]
@@ -124,20 +127,24 @@ class Op(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A fused kernel.  `ops`: the ops of its nodes in order; `match`: whether nodes that follow each other by `ops` are
-    wired so that it computes them; `build`: appends the launches that compute all of them."""
+    """A fused kernel: `ops` are those of its members in the order of the graph, no two groups have the same.
+
+    `find`: from a node and how its graph is wired (ops/groups.py) to the members whose last one it is, or None;
+    `build`: appends launches that compute the members and write what `Builder.is_needed`, or says False, where it
+    cannot (memory that overlaps), having appended nothing.
+    """
 
     name: str
     ops: tuple[frozenset[str], ...]
-    match: Callable[[tuple[Tensor, ...]], bool]
-    build: Callable[[Builder, tuple[Tensor, ...]], None]
+    find: Callable[[Tensor, Wiring], tuple[Tensor, ...] | None]
+    build: Callable[[Builder, tuple[Tensor, ...]], bool]
 
 
 class Builder:
     """The launches of one split.
 
     `name` stands in errors; `owns` says whether kernels may use a buffer; `needed`: nodes whose data is read outside
-    of the groups (None: all); `exact`: no activation is rounded to 8 bits; `blas`: launches of "blas.gemm" are possible
+    of their group (None: all); `exact`: no activation is rounded to 8 bits; `blas`: launches of "blas.gemm" are possible
     (see ops/library.py).  Memory of a node's scratch is taken again by the next node: `work_size` is the largest.
     """
 
@@ -172,7 +179,7 @@ class Builder:
         return f"backend {self.name!r}: node {node.name!r} ({node.op})"
 
     def is_needed(self, node: Tensor) -> bool:
-        """Whether somebody outside of a group reads the data of its member `node`."""
+        """Whether somebody outside of its group reads the data of a member."""
         return self.needed is None or node in self.needed
 
     # -- memory -----------------------------------------------------------------

@@ -11,14 +11,14 @@ __device__ __forceinline__ float& f32_at(char* row, int64_t i, int64_t stride) {
 
 __device__ __forceinline__ char* row_of(const View& t, const Index& k) { return at(t, 0, k.i1, k.i2, k.i3); }
 
-// x = a (ADDED: a + b, KEPT: written to s); d = norm(x) (SCALED: * w, SHIFTED: + shift, rows that repeat).
+// x = a (ADDED: a + b, KEPT: written to s); d = norm(x) (SCALED: * w, SHIFTED: + shift); b, w and shift repeat.
 extern "C" __global__ void __launch_bounds__(1024) norm_rows(View a, View b, View s, View w, View shift, View d,
                                                              int64_t rows, int mode, float eps, int around) {
     __shared__ float part[32];
     const int64_t n = d.ne[0];
     FOR_EACH_ROW(r, rows) {
         const Index k = split_row(d, r);
-        char *const x = row_of(a, k), *const y = row_of(b, k), *const kept = row_of(s, k), *const out = row_of(d, k);
+        char *const x = row_of(a, k), *const y = row_of(b, wrap(k, b)), *const kept = row_of(s, k), *const out = row_of(d, k);
         // What was kept may have been written over a or b: it is read from there.
         char* const again = around & KEPT ? kept : x;
         const int64_t again_nb = around & KEPT ? s.nb[0] : a.nb[0];
