@@ -52,7 +52,8 @@ def run_sanitized(kind: str, code: str, *arguments: str) -> subprocess.Completed
     """Run Python code in a process whose kernels are compiled with a sanitizer ("address", "undefined")."""
     env = os.environ | {"GGML_SCHED_FAKE_SANITIZE": kind}
     if "address" in kind:
-        asan = subprocess.run([*compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+        command = [*compiler(), "-print-file-name=libasan.so"]
+        asan = subprocess.run(command, capture_output=True, text=True).stdout.strip()
         if not os.path.isabs(asan):
             pytest.skip("no libasan beside g++")
         env |= {"LD_PRELOAD": asan, "ASAN_OPTIONS": "detect_leaks=0:exitcode=77"}
