@@ -61,15 +61,15 @@ def build(nodes, **options) -> Builder:
     return builder
 
 
-def compute(ctx: gs.Context, out: gs.Tensor, values: dict, ggml: bool = True) -> np.ndarray:
-    """Values of `out`, the same bits with every order of threads and at other addresses."""
+def compute(ctx: gs.Context, out: gs.Tensor, values: dict, ggml: bool = True, **options) -> np.ndarray:
+    """Values of `out`, the same bits with every order of threads and at other addresses; `options` of the builder."""
     graph, seen = gs.Graph(out), None
     for order, gap, poison in zip(ORDERS, (0, 192, 64), (0, 0xFF, 0x7F), strict=True):
         with gs.CpuBackend(1) as backend, support.place(ctx, backend, gap, poison):
             for tensor, array in values.items():
                 tensor.set(array)
             assert all(ops.supports(node) for node in graph.nodes if node.computes)
-            fault = run(build(graph.nodes), order)
+            fault = run(build(graph.nodes, **options), order)
             if fault["position"]:
                 raise gs.BackendError(f"row {fault['value']} of {fault['limit']}: {graph.nodes[fault['position'] - 1]}")
             result, bits = out.numpy(), support.raw(out)

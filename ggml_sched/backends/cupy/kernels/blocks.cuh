@@ -64,7 +64,7 @@ __device__ __forceinline__ void load_words(const uint8_t* p, uint32_t* w) {
     }
 }
 
-__device__ __forceinline__ float half_at(const uint8_t* p) { return __half_bits_to_float(__ldg((const uint16_t*)p)); }
+__device__ __forceinline__ float load_half(const uint8_t* p) { return __half_bits_to_float(__ldg((const uint16_t*)p)); }
 
 // SIZE bytes at OFFSET of each block of type T.
 template <class T, bool PACKED, int OFFSET, int SIZE>
@@ -156,7 +156,7 @@ struct Blocks<Q4_0> : Plain<18> {
     static __device__ __forceinline__ void load(const uint8_t* row, int u, Unit& x) {
         uint32_t w[4];
         Field<Blocks, PACKED, 2, 16>::template load<4>(row, u, 0, w);
-        const float d = half_at(Field<Blocks, PACKED, 0, 2>::at(row, u));
+        const float d = load_half(Field<Blocks, PACKED, 0, 2>::at(row, u));
         split_nibbles(w, x.q);
         set_scale(x, d, -8.0f * d);
     }
@@ -169,8 +169,8 @@ struct Blocks<Q4_1> : Plain<20> {
         uint32_t w[4];
         Field<Blocks, PACKED, 4, 16>::template load<4>(row, u, 0, w);
         split_nibbles(w, x.q);
-        const float d = half_at(Field<Blocks, PACKED, 0, 2>::at(row, u));
-        set_scale(x, d, half_at(Field<Blocks, PACKED, 2, 2>::at(row, u)));
+        const float d = load_half(Field<Blocks, PACKED, 0, 2>::at(row, u));
+        set_scale(x, d, load_half(Field<Blocks, PACKED, 2, 2>::at(row, u)));
     }
 };
 
@@ -186,7 +186,7 @@ struct Blocks<Q5_0> : Plain<22> {
         uint32_t w[4], bits;
         Field<Blocks, PACKED, 6, 16>::template load<4>(row, u, 0, w);
         Field<Blocks, PACKED, 2, 4>::template load<1>(row, u, 0, &bits);
-        const float d = half_at(Field<Blocks, PACKED, 0, 2>::at(row, u));
+        const float d = load_half(Field<Blocks, PACKED, 0, 2>::at(row, u));
         split_nibbles(w, x.q);
         add_fifth_bits(bits, x.q);
         set_scale(x, d, -16.0f * d);
@@ -202,8 +202,8 @@ struct Blocks<Q5_1> : Plain<24> {
         Field<Blocks, PACKED, 4, 4>::template load<1>(row, u, 0, &bits);
         split_nibbles(w, x.q);
         add_fifth_bits(bits, x.q);
-        const float d = half_at(Field<Blocks, PACKED, 0, 2>::at(row, u));
-        set_scale(x, d, half_at(Field<Blocks, PACKED, 2, 2>::at(row, u)));
+        const float d = load_half(Field<Blocks, PACKED, 0, 2>::at(row, u));
+        set_scale(x, d, load_half(Field<Blocks, PACKED, 2, 2>::at(row, u)));
     }
 };
 
@@ -212,7 +212,7 @@ struct Blocks<Q8_0> : Plain<34> {
     template <bool PACKED>
     static __device__ __forceinline__ void load(const uint8_t* row, int u, Unit& x) {
         Field<Blocks, PACKED, 2, 32>::template load<8>(row, u, 0, x.q);
-        set_scale(x, half_at(Field<Blocks, PACKED, 0, 2>::at(row, u)), 0.0f);
+        set_scale(x, load_half(Field<Blocks, PACKED, 0, 2>::at(row, u)), 0.0f);
     }
 };
 
@@ -223,7 +223,7 @@ struct Blocks<IQ4_NL> : Plain<18> {
         uint32_t w[4];
         Field<Blocks, PACKED, 2, 16>::template load<4>(row, u, 0, w);
         look_up<Uneven>(w, x.q);
-        set_scale(x, half_at(Field<Blocks, PACKED, 0, 2>::at(row, u)), 0.0f);
+        set_scale(x, load_half(Field<Blocks, PACKED, 0, 2>::at(row, u)), 0.0f);
     }
 };
 
@@ -274,8 +274,8 @@ struct Blocks<Q2_K> : TwoBits<84> {
         uint32_t w[4];
         Field<Blocks, PACKED, 16, 64>::template load<4>(row, block, 32 * (u >> 2) + 16 * (u & 1), w);
         const uint8_t* scales = Field<Blocks, PACKED, 0, 16>::at(row, block) + part;
-        const float d = half_at(Field<Blocks, PACKED, 80, 2>::at(row, block));
-        const float low = half_at(Field<Blocks, PACKED, 82, 2>::at(row, block));
+        const float d = load_half(Field<Blocks, PACKED, 80, 2>::at(row, block));
+        const float low = load_half(Field<Blocks, PACKED, 82, 2>::at(row, block));
         split_pairs(w, 4 * (u >> 1 & 1), x.q);
         UNROLL
         for (int r = 0; r < 2; ++r) {
@@ -295,7 +295,7 @@ struct Blocks<Q3_K> : TwoBits<110> {
         Field<Blocks, PACKED, 32, 64>::template load<4>(row, block, 32 * (u >> 2) + 16 * (u & 1), w);
         Field<Blocks, PACKED, 0, 32>::template load<4>(row, block, 16 * (u & 1), high);
         const uint8_t* scales = Field<Blocks, PACKED, 96, 12>::at(row, block);
-        const float d = half_at(Field<Blocks, PACKED, 108, 2>::at(row, block));
+        const float d = load_half(Field<Blocks, PACKED, 108, 2>::at(row, block));
         split_pairs(w, 4 * (u >> 1 & 1), x.q);
         UNROLL
         for (int i = 0; i < 8; ++i) x.q[i] |= (high[i & 3] >> (bit + (i >> 2)) & 0x01010101u) << 2;
@@ -376,7 +376,7 @@ struct Blocks<Q6_K> : Super<210> {
         Field<Blocks, PACKED, 0, 128>::template load<4>(row, block, 16 * u, w);
         Field<Blocks, PACKED, 128, 64>::template load<4>(row, block, 32 * (u >> 2) + 16 * (u & 1), high);
         const uint8_t* scales = Field<Blocks, PACKED, 192, 16>::at(row, block) + part;
-        const float d = half_at(Field<Blocks, PACKED, 208, 2>::at(row, block));
+        const float d = load_half(Field<Blocks, PACKED, 208, 2>::at(row, block));
         split_nibbles(w, x.q);
         UNROLL
         for (int i = 0; i < 8; ++i) x.q[i] |= (high[i & 3] >> (shift + 4 * (i >> 2)) & 0x03030303u) << 4;

@@ -1,7 +1,7 @@
 // Weights times many columns, in tiles of 64 rows and 64 columns.
 //
-// What a tile needs of k lies in shared memory, both sides by runs, so that threads read neighbouring words; the next
-// piece is under way from global memory meanwhile.  Blocks meet columns of 8 bits in dp4a; plain types, and blocks where
+// What a tile needs of k lies in shared memory, both sides by runs, so that threads read neighbouring words; meanwhile
+// the next piece is under way from global memory.  Blocks meet columns of 8 bits in dp4a; plain types, and blocks where
 // nothing is to be rounded, meet f32.  With a table of tiles (experts.cu) the columns of a tile are pairs of (token,
 // slot) that go through one expert, by a list; without one they are neighbours.
 // Invariant: every element of the result is added up in the same order, wherever its column stands in a tile.

@@ -63,8 +63,8 @@ def _splits(node: Tensor, n_multiprocessors: int) -> tuple[int, int]:
         return 1, max(1, cells)
     wanted = -(-2 * n_multiprocessors // max(1, _blocks(node)[1]))
     wanted = max(1, min(wanted, cells // round_of))
-    split = -(-(-(-cells // wanted)) // round_of) * round_of
-    return -(-cells // split), split
+    rounds = (cells - 1) // (wanted * round_of) + 1
+    return (cells - 1) // (rounds * round_of) + 1, rounds * round_of
 
 
 def _flash(b: Builder, node: Tensor) -> None:
@@ -132,7 +132,7 @@ def _work(node: Tensor) -> int:
 
 
 def _fits(node: Tensor) -> bool:
-    """Rows of plain types lie without gaps where the kernel reads them as rows; no head is larger than it is made for."""
+    """Masks and results have rows without gaps, and no head is larger than the kernels are made for."""
     q, k, v = node.src[:3]
     mask, sinks = _optional(node, 3), _optional(node, 4)
     return (k.ne[0] <= 1024 and v.ne[0] <= 512 and max(k.ne[1], q.ne[1] * q.ne[2]) < 1 << 30

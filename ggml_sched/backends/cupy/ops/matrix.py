@@ -181,6 +181,19 @@ def _mul_mat(b: Builder, node: Tensor) -> None:
         many(b, node)
 
 
+def _work(node: Tensor) -> int:
+    """Scratch bytes, at most: columns as kernels want them, and experts by name."""
+    a, x = node.src[:2]
+    if not node.n_elements:
+        return 0
+    total = 2 * x.n_elements + 512 if a.type.is_quantized else 0
+    total = max(total, 4 * x.n_elements + 256)
+    if node.op == "MUL_MAT_ID":
+        n_pairs, n_experts = prod(node.src[2].ne[:2]), a.ne[2]
+        total += 4 * n_experts + 4 * n_pairs + 16 * (n_pairs // TILE + n_experts) + 3 * 256
+    return total
+
+
 def _fits(node: Tensor) -> bool:
     a = node.src[0]
     return (a.type in FAMILY and loads_whole(a) and a.ne[0] < 1 << 31 and node.src[1].ne[1] < 1 << 21
@@ -188,6 +201,6 @@ def _fits(node: Tensor) -> bool:
 
 
 OPS: dict[str, Op] = {
-    "MUL_MAT": like_oracle("MUL_MAT", _mul_mat, only=_fits),
-    "MUL_MAT_ID": like_oracle("MUL_MAT_ID", _mul_mat, only=_fits),
+    "MUL_MAT": like_oracle("MUL_MAT", _mul_mat, only=_fits, work=_work),
+    "MUL_MAT_ID": like_oracle("MUL_MAT_ID", _mul_mat, only=_fits, work=_work),
 }
