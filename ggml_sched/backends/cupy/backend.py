@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from operator import index
 from typing import TypeVar
 
 import numpy as np
 
-from ggml_sched._graph import Tensor
+from ggml_sched._graph import Graph, Tensor
 from ggml_sched._locks import ForkLock
-from ggml_sched.backend import Backend, Event, as_nodes, same_layout
+from ggml_sched.backend import Backend, Event, GraphView, as_nodes, same_layout
 from ggml_sched.backends.cupy.buffer import DeviceBuffer, as_bytes
 from ggml_sched.backends.cupy.device import Device, DeviceError, DeviceOutOfMemory, Function, Memory
 from ggml_sched.backends.cupy.fault import Faults, Numbers
-from ggml_sched.backends.cupy.ops import OPS, supports
+from ggml_sched.backends.cupy.ops import OPS, fusion_groups, supports
 from ggml_sched.backends.cupy.plan import DevicePlan
 from ggml_sched.backends.cupy.staging import Downloads, Uploads
 from ggml_sched.backends.cupy.work import WorkMemory
@@ -120,6 +120,7 @@ class CupyBackend(Backend):
         self._queued = self._done = 0
         """How often something was queued, and how much of it was waited for."""
         try:
+            self.blas = self.device.blas()
             self.stream = self.device.stream()
             self.faults = Faults(self.device, self.stream)
             self._uploads = Uploads(self.device, self.stream, staging)
@@ -373,6 +374,9 @@ class CupyBackend(Backend):
         found = OPS.get(op)
         return 0 if found is None else found.inplace
 
+    def fusion_groups(self, graph: Graph) -> Iterable[tuple[int, ...]]:
+        return fusion_groups(graph.nodes)
+
     def function(self, kernel: str) -> Function:
         """A kernel by its name, "module.function"; the lock is held."""
         found = self._functions.get(kernel)
@@ -391,9 +395,10 @@ class CupyBackend(Backend):
     @guarded
     def graph_plan_create(self, graph) -> DevicePlan:
         nodes = as_nodes(graph)
+        groups, needed = (graph.groups, graph.needed) if isinstance(graph, GraphView) else ((), None)
         numbers = self.faults.number(nodes)
         try:
-            plan = DevicePlan(self, nodes, numbers)
+            plan = DevicePlan(self, nodes, numbers, groups, needed)
             self._grow_work(plan.work_size)
         except BaseException:
             self.faults.give_back(numbers)
@@ -474,14 +479,11 @@ class CupyBackend(Backend):
 
 def _open(number: int, name: str) -> Device:
     """The CUDA device of a number; BackendError that says what is missing."""
-    try:
-        from ggml_sched.backends.cupy.real import CupyDevice
+    from ggml_sched.backends.cupy.real import open_device
 
-        return CupyDevice(number)
-    except ImportError as error:
-        raise BackendError(f"backend {name!r} needs CuPy ({error}): pip install ggml-sched[cuda12] or "
-                           "ggml-sched[cuda13], by the CUDA version of the driver") from error
-    except DeviceError as error:
+    try:
+        return open_device(number)
+    except BackendError as error:
         raise BackendError(f"backend {name!r}: {error}") from error
 
 

@@ -144,8 +144,9 @@ class Builder:
     """The launches of one split.
 
     `name` stands in errors; `owns` says whether kernels may use a buffer; `needed`: nodes whose data is read outside
-    of their group (None: all); `exact`: no activation is rounded to 8 bits; `blas`: launches of "blas.gemm" are possible
-    (see ops/library.py).  Memory of a node's scratch is taken again by the next node: `work_size` is the largest.
+    of their group (None: all); `exact`: no activation is rounded to 8 bits; `blas`: launches of "blas.gemm" are
+    possible (see ops/library.py).  Memory of a node's scratch is taken again by the next node: `work_size` is the
+    largest.
     """
 
     error = ErrorWord()

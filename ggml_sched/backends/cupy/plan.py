@@ -7,7 +7,7 @@ Corresponds to ggml's ggml_cuda_graph.  Callers hold the backend's lock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,13 +15,17 @@ from ggml_sched._graph import BufferBase, Tensor
 from ggml_sched.backends.cupy.device import DeviceError, Function, Graph, Packed, Stream
 from ggml_sched.backends.cupy.fault import Numbers
 from ggml_sched.backends.cupy.launch import Builder, Launch
-from ggml_sched.backends.cupy.ops import build
+from ggml_sched.backends.cupy.ops import build, build_group
 from ggml_sched.errors import BackendError, PlacementError
 
 if TYPE_CHECKING:
     from ggml_sched.backends.cupy.backend import CupyBackend
 
 __all__ = ["DevicePlan", "Load"]
+
+
+PRODUCT = "blas.gemm"
+"""What a launch of the device's own library is called."""
 
 
 class Load(NamedTuple):
@@ -34,6 +38,12 @@ class Overwrite(NamedTuple):
     """From now on a node has written to such an input."""
 
     leaf: Tensor
+
+
+class _Product(NamedTuple):
+    """A matrix product of the device's own library: what `Blas.gemm` takes after the stream.  It cannot be captured."""
+
+    numbers: tuple[int, ...]
 
 
 class _Ready(NamedTuple):
@@ -69,19 +79,25 @@ def staged_leafs(nodes: Sequence[Tensor]) -> dict[int, list[Load | Overwrite]]:
 class DevicePlan:
     """Launches for `nodes` at the addresses that they have now.
 
-    `work_size`: bytes of work memory; `captures`: how often it was captured; `graph`: what is replayed.
+    `groups`, `needed`: as GraphView has them.  `work_size`: bytes of work memory; `captures`: how often it was
+    captured; `graph`: what is replayed.
     """
 
-    def __init__(self, backend: CupyBackend, nodes: Sequence[Tensor], numbers: Numbers) -> None:
+    def __init__(self, backend: CupyBackend, nodes: Sequence[Tensor], numbers: Numbers,
+                 groups: Sequence[Sequence[int]] = (), needed: Collection[int] | None = None) -> None:
         self.numbers = numbers
         self.graph: Graph | None = None
         self.captures = 0
         self.freed = False
         self._runs = 0
         self._generation = -1
-        self._ready: list[_Ready | Load | Overwrite] = []
+        self._ready: list[_Ready | _Product | Load | Overwrite] = []
         builder = Builder(backend.name, owns=backend.supports_buffer,
-                          n_multiprocessors=backend.device.n_multiprocessors, exact=backend.exact)
+                          needed=None if needed is None else {nodes[i] for i in needed},
+                          n_multiprocessors=backend.device.n_multiprocessors, exact=backend.exact,
+                          blas=backend.blas is not None)
+        group_at = {group[-1]: group for group in groups}
+        computed_later = {i for group in groups for i in group[:-1]}
         loads = staged_leafs(nodes)
         self._steps: list[Launch | Load | Overwrite] = []
         buffers: set[BufferBase] = set()
@@ -89,13 +105,18 @@ class DevicePlan:
             self._steps += loads.get(i, ())
             if not node.computes:
                 continue
-            build(builder, numbers.first + i, node)
+            buffers.update(t.buffer for t in (node, *node.src) if t is not None and t.buffer is not None)
+            if i in group_at:
+                group = group_at[i]
+                build_group(builder, [numbers.first + k for k in group], [nodes[k] for k in group])
+            elif i not in computed_later:
+                build(builder, numbers.first + i, node)
             self._steps += builder.launches
             builder.launches.clear()
-            buffers.update(t.buffer for t in (node, *node.src) if t is not None and t.buffer is not None)
         self._buffers = tuple(buffers)
         self.work_size = builder.work_size
-        self._captures = backend.capture and not loads
+        self._captures = backend.capture and not loads and not any(
+            isinstance(step, Launch) and step.kernel == PRODUCT for step in self._steps)
 
     def __len__(self) -> int:
         """Launches, and loads."""
@@ -133,14 +154,17 @@ class DevicePlan:
 
     def _pack(self, backend: CupyBackend, generation: int) -> None:
         """Arguments with the addresses that work memory and error word have now."""
-        ready: list[_Ready | Load | Overwrite] = []
+        ready: list[_Ready | _Product | Load | Overwrite] = []
         for step in self._steps:
-            if isinstance(step, Launch):
-                function = backend.function(step.kernel)
-                packed = function.pack(step.bound(backend.work.address, backend.faults.address))
-                ready.append(_Ready(function, step.grid, step.block, packed, step.shared))
-            else:
+            if not isinstance(step, Launch):
                 ready.append(step)
+                continue
+            args = step.bound(backend.work.address, backend.faults.address)
+            if step.kernel == PRODUCT:
+                ready.append(_Product(tuple(map(int, args))))
+            else:
+                function = backend.function(step.kernel)
+                ready.append(_Ready(function, step.grid, step.block, function.pack(args), step.shared))
         graph, self.graph = self.graph, None
         self._ready, self._generation = ready, generation
         if graph is not None:
@@ -151,6 +175,8 @@ class DevicePlan:
         for step in self._ready:
             if isinstance(step, _Ready):
                 step.function.launch(step.grid, step.block, step.packed, step.shared, stream)
+            elif isinstance(step, _Product):
+                backend.blas.gemm(stream, *step.numbers)
             elif isinstance(step, Overwrite):
                 step.leaf.overwritten = True
             elif step.leaf.stash:
