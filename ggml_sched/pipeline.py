@@ -203,6 +203,11 @@ class Pipeline:
                     if not isinstance(error, Exception):
                         raise
 
+    @property
+    def is_in_order(self) -> bool:
+        """Whether all that is queued was left in the one queue that there is: what comes now comes after it."""
+        return self._is_left and len(self.backends) == 1 and not self._in_flight and self._state.error is None
+
     def leave(self) -> None:
         """A compute was queued on the caller's thread, and nobody has waited for it yet."""
         self._is_left, self.is_idle = True, False

@@ -202,7 +202,7 @@ class Scheduler:
         if ask is not None and callback is None:
             raise ValueError("ask says which nodes the callback sees, and there is no callback")
         with self._lock:
-            if not self._pipeline.is_idle:
+            if not self._pipeline.is_idle and not self._pipeline.is_in_order:
                 self._synchronize()
             allocation = self._allocations.find(graph) or self._alloc_anew(graph)
             left_to = None if wait or callback is not None else self._pipeline
