@@ -50,7 +50,7 @@ class Bench:
 
 def run_sanitized(kind: str, code: str, *arguments: str) -> subprocess.CompletedProcess:
     """Run Python code in a process whose kernels are compiled with a sanitizer ("address", "undefined")."""
-    env = os.environ | {"GGML_SCHED_FAKE_SANITIZE": kind}
+    env = os.environ | {"GGML_SCHED_FAKE_SANITIZE": kind, "UBSAN_OPTIONS": "print_stacktrace=1"}
     if "address" in kind:
         command = [*compiler(), "-print-file-name=libasan.so"]
         asan = subprocess.run(command, capture_output=True, text=True).stdout.strip()

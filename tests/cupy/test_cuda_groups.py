@@ -104,6 +104,39 @@ def test_a_norm_with_weight_and_residual():
     check(ctx, [out], values_of(ctx), n_launches=1)
 
 
+@pytest.mark.parametrize("norm", ["rms_norm", "norm"])
+@pytest.mark.parametrize("read", [False, True])
+def test_rows_too_long_to_be_held(norm, read):
+    """Their elements are read again: what was kept from where it was kept."""
+    ctx = gs.Context()
+    a, b, w, bias = (ctx.tensor("f32", ne) for ne in ((8300, 2), (8300, 2), (8300,), (8300,)))
+    total = ctx.add(a, b)
+    out = ctx.add(ctx.mul(getattr(ctx, norm)(total, 1e-6), w), bias)
+    assert found(gs.Graph(out)) == [("ADD", norm.upper(), "MUL", "ADD")]
+    check(ctx, [out], values_of(ctx), read=(total,) if read else (), n_launches=1)
+
+
+def test_a_sum_kept_over_its_first_operand():
+    """The residual may take the place of what it adds to, in rows of any length."""
+    for n in (96, 8300):
+        ctx = gs.Context()
+        a, b, w = ctx.tensor("f32", (n, 2)), ctx.tensor("f32", (n, 2)), ctx.tensor("f32", (n,))
+        total = ctx.add(a, b)
+        out = ctx.mul(ctx.norm(total, 1e-6), w)
+        graph, values = gs.Graph(out), values_of(ctx)
+        want = cupy_kernels.compute(ctx, out, values)
+        for order in cupy_kernels.ORDERS:
+            with gs.CpuBackend(1) as backend, support.place(ctx, backend, 64) as buffer:
+                for tensor, array in values.items():
+                    tensor.set(array)
+                gs.bind_resident(total, buffer, a.offset)
+                builder = build(graph, {total, out})
+                assert len(builder.launches) == 1
+                cupy_kernels.run(builder, order)
+                np.testing.assert_allclose(out.numpy(), want, rtol=2e-6, atol=2e-6)
+                assert np.array_equal(total.numpy(), (values[a] + values[b]).reshape(2, n))
+
+
 def test_what_others_read_stays_a_node_of_its_own():
     ctx = gs.Context()
     x, w = ctx.tensor("f32", (16, 2)), ctx.tensor("f32", (16,))

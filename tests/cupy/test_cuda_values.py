@@ -179,6 +179,17 @@ def test_grids_smaller_than_what_they_compute(blocks, monkeypatch):
         assert_alike(cupy_kernels.compute(ctx, node, values), cupy_kernels.oracle(ctx, node, values))
 
 
+@pytest.mark.parametrize(("words", "fits"), [
+    ((24, 96, 96, 0), True), ((24, 96, 96, 2), False), ((26, 96, 96, 0), False),
+    ((8, 96, 96, 0), False), ((12, 96, 96, 4), True),
+])
+def test_a_window_has_whole_elements_that_share_no_bytes(words, fits):
+    ctx = gs.Context()
+    a, b = ctx.tensor("f32", (6, 4)), ctx.tensor("f32", (3, 2))
+    node = ctx.restore("SET", "f32", a.ne, a.nb, (a, b), op_params=words)
+    assert KERNELS["SET"].fits(node) and ops.supports(node) is fits
+
+
 def test_any_node_of_a_file_is_refused_or_writes_inside_itself():
     """Random ops, types, extents and strides: what the oracle computes, or a typed error; no byte outside changes."""
     rng = np.random.default_rng(22)

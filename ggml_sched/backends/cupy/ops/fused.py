@@ -75,7 +75,8 @@ def _find_rope_set_rows(last: Tensor, wiring: Wiring) -> tuple[Tensor, ...] | No
             or not ROW_OPS["SET_ROWS"].fits(last) or not ROPE_OPS["ROPE"].fits(rope)):
         return None
     n0, n1, n2, n3 = rope.ne
-    fits = (n3 == 1 and int_param(rope, 1) <= 2 * PAIRS and rope.is_contiguous and rows.is_contiguous
+    fits = (n3 == 1 and n0 * n1 < 1 << 31 and int_param(rope, 1) <= 2 * PAIRS
+            and rope.is_contiguous and rows.is_contiguous
             and rows.ne == (n0 * n1, n2, 1, 1) and ids.ne == (n2, 1, 1, 1))
     return (rope, last) if fits else None
 
