@@ -1,11 +1,12 @@
 """One contract for every backend: what each slot does, and what its default does.
 
-Runs over the CPU backend, ggml's (where the `ggml` package is installed), a dry one, and two written in Python
-alone: `Minimal` has only the methods that are required, `Queued` runs copies late, as a device with a stream does.
+Runs over the CPU backend, ggml's (where the `ggml` package is installed), CUDA's on a fake device (where there is a C++
+compiler), a dry one, and two written in Python alone: `Minimal` has only the methods that are required, `Queued` runs copies late, as a device with a stream does.
 """
 
 from __future__ import annotations
 
+import cupy_devices
 import numpy as np
 import pytest
 from support import random
@@ -80,8 +81,13 @@ def ggml_backend(**options):
     return gs.GgmlBackend(n_threads=2, **options)
 
 
+def cuda_backend(**options):
+    return cupy_devices.new(**options)
+
+
 MAKERS = {
     "cpu": lambda: gs.CpuBackend(2),
+    "cuda": cuda_backend,
     "ggml": ggml_backend,
     "minimal": lambda: Minimal("minimal"),
     "queued": Queued,
@@ -175,6 +181,7 @@ def test_alloc_tensors_places_everything_once(backend):
     [
         lambda: gs.CpuBackend(1, memory=300),
         lambda: ggml_backend(memory=300),
+        lambda: cuda_backend(memory=300),
         lambda: gs.DryBackend("dry", memory=300),
         lambda: gs.DryBackend("dry", max_buffer_size=300),
     ],

@@ -21,6 +21,7 @@ import numpy as np
 from ggml_sched._graph import Graph, Tensor
 from ggml_sched._locks import ForkLock
 from ggml_sched.backend import Backend, Event, GraphView, as_nodes, same_layout
+from ggml_sched.backends.cupy import packed
 from ggml_sched.backends.cupy.buffer import DeviceBuffer, as_bytes
 from ggml_sched.backends.cupy.device import Device, DeviceError, DeviceOutOfMemory, Function, Memory
 from ggml_sched.backends.cupy.fault import Faults, Numbers
@@ -84,8 +85,9 @@ class CupyBackend(Backend):
     """`CupyBackend(device=0)`: the CUDA device of this number (or a `Device` of cupy.device, which stays the caller's).
 
     `memory` bounds buffers and work memory together, in bytes.  `exact`: matrix products with f32 activations instead
-    of 8-bit ones.  `capture=False` launches every kernel by itself instead of replaying graphs.  `staging`: bytes of
-    pinned host memory through which data goes each way.
+    of 8-bit ones.  `capture=False` launches every kernel by itself instead of replaying graphs.  `repack`: quantised
+    weights that only matrix products read are kept in an order that they read faster, in their own bytes.  `staging`:
+    bytes of pinned host memory through which data goes each way.
 
     Raises BackendError where there is no CuPy (it says what to install) or no such device.  A child process cannot use
     a backend of its parent: everything but closing raises BackendError there.
@@ -96,7 +98,8 @@ class CupyBackend(Backend):
     kv_padding = 256
 
     def __init__(self, device: int | Device = 0, *, name: str | None = None, memory: int | None = None,
-                 exact: bool = False, capture: bool = True, staging: int = STAGING) -> None:
+                 exact: bool = False, capture: bool = True, repack: bool = True,
+                 staging: int = STAGING) -> None:
         self._is_own = not isinstance(device, Device)
         number = index(device) if self._is_own else None
         super().__init__(name or (device.name if number is None else f"CUDA{number}"), ALIGNMENT)
@@ -106,6 +109,9 @@ class CupyBackend(Backend):
             raise ValueError(f"backend {self.name!r}: staging = {staging} is less than {LEAST_STAGING} bytes")
         self.exact = bool(exact)
         self.capture = bool(capture)
+        self.repack = bool(repack)
+        self.n_straightened = 0
+        """How often rearranged weights were brought into ggml's order, because another op reads them."""
         self.device: Device = device if number is None else _open(number, self.name)
         self.used = 0
         self.work = WorkMemory()
@@ -190,13 +196,11 @@ class CupyBackend(Backend):
 
     def set_tensor_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
         """Queue a copy of bytes into the tensor; `data` may change once this returns."""
-        if len(data):
-            self.upload(_buffer(tensor).address(tensor.offset + offset, len(data)), as_bytes(data))
+        _buffer(tensor).write(tensor.offset + offset, data)
 
     def get_tensor_async(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
         """Queue a copy of the tensor's bytes; they are in `out` after `synchronize`."""
-        if len(out):
-            self.download(as_bytes(out), _buffer(tensor).address(tensor.offset + offset, len(out)))
+        _buffer(tensor).read_later(tensor.offset + offset, out)
 
     @queueing
     def upload(self, address: int, data: np.ndarray) -> None:
@@ -223,6 +227,8 @@ class CupyBackend(Backend):
         if not _is_dense(src, dst):
             return False
         if isinstance(there, DeviceBuffer):
+            if _is_packed(src) or _is_packed(dst):
+                return False        # the host knows both orders
             source = there.backend
             if source is not self:
                 if not self._reaches(source):
@@ -234,7 +240,7 @@ class CupyBackend(Backend):
         if data is None:
             return False
         there.backend.synchronize()
-        self.upload(_buffer(dst).address(dst.offset, src.nbytes), data)
+        _buffer(dst).write(dst.offset, data)
         return True
 
     def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
@@ -245,14 +251,16 @@ class CupyBackend(Backend):
         if data is None or not data.flags.writeable:
             return False
         there.backend.synchronize()
-        self.download(data, _buffer(src).address(src.offset, src.nbytes))
+        _buffer(src).read_later(src.offset, data)
         return True
 
     def cpy_tensor_async(self, src: Tensor, dst: Tensor) -> bool:
         there = dst.buffer
         if not isinstance(there, DeviceBuffer):
             return self.cpy_tensor_to(src, dst)
-        if not _is_dense(src, dst) or there.backend is not self and not self._reaches(there.backend):
+        if not _is_dense(src, dst) or _is_packed(src) or _is_packed(dst):
+            return False
+        if there.backend is not self and not self._reaches(there.backend):
             return False
         self._copy(src, dst, there)
         return True
@@ -406,6 +414,21 @@ class CupyBackend(Backend):
         self._plans.add(plan)
         return plan
 
+    def straighten(self, buffer: DeviceBuffer, part: packed.Part) -> None:
+        """Bring rearranged weights into ggml's order, at once; the lock is held.  Plans that read them so notice."""
+
+        def get(start: int, size: int) -> np.ndarray:
+            out = np.empty(size, np.uint8)
+            self._downloads.get(out, buffer.base + start)
+            self.stream.synchronize()
+            self._downloads.finish(self._downloads.number)
+            return out
+
+        packed.straighten(part, get, lambda start, rows: self._uploads.put(buffer.base + start, rows))
+        buffer.packed.drop(part.start)
+        self._queued += 1
+        self.n_straightened += 1
+
     def graph_plan_free(self, plan: DevicePlan) -> None:
         with self._lock:
             if plan.freed or not self._is_here:
@@ -418,6 +441,7 @@ class CupyBackend(Backend):
     @queueing
     def graph_plan_compute(self, plan: DevicePlan) -> None:
         plan.check(self.name)
+        plan.refresh(self)
         if plan.work_size > self.work.size:
             self._grow_work(plan.work_size)     # there was no memory for more, once
         self.faults.ran(plan.numbers)
@@ -493,6 +517,11 @@ def _buffer(tensor: Tensor) -> DeviceBuffer:
         where = "has no address" if buffer is None else f"is on backend {buffer.backend.name!r}"
         raise PlacementError(f"tensor {tensor.name!r} {where}")
     return buffer
+
+
+def _is_packed(tensor: Tensor) -> bool:
+    """Whether weights that lie rearranged share bytes with a tensor."""
+    return bool(_buffer(tensor).packed.under(tensor))
 
 
 def _is_dense(src: Tensor, dst: Tensor) -> bool:

@@ -40,6 +40,7 @@ class Faults:
         self._stream = stream
         self._memory = device.alloc(SIZE)
         self._host = device.pinned(SIZE)
+        self._host[:] = 0
         self._given: list[Numbers] = []
         """Ascending; those of plans that are gone stay until they were looked at."""
         self._ran: dict[Numbers, int] = {}

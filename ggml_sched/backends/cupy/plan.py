@@ -12,11 +12,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from ggml_sched._graph import BufferBase, Tensor
+from ggml_sched.backends.cupy.buffer import DeviceBuffer
 from ggml_sched.backends.cupy.device import DeviceError, Function, Graph, Packed, Stream
 from ggml_sched.backends.cupy.fault import Numbers
 from ggml_sched.backends.cupy.launch import Builder, Launch
 from ggml_sched.backends.cupy.ops import build, build_group
-from ggml_sched.errors import BackendError, PlacementError
+from ggml_sched.backends.cupy.repack import is_packed
+from ggml_sched.errors import BackendError, PlacementError, UnsupportedOp
 
 if TYPE_CHECKING:
     from ggml_sched.backends.cupy.backend import CupyBackend
@@ -76,6 +78,27 @@ def staged_leafs(nodes: Sequence[Tensor]) -> dict[int, list[Load | Overwrite]]:
     return found
 
 
+def straighten_for(backend: CupyBackend, nodes: Sequence[Tensor]) -> None:
+    """Let rearranged weights that something else than a matrix product uses lie as ggml has them."""
+    for node in nodes:
+        if not node.computes:
+            continue
+        for i, t in enumerate((node, *node.src)):
+            buffer = None if t is None else t.buffer
+            if isinstance(buffer, DeviceBuffer) and buffer.backend is backend:
+                for part in buffer.packed.under(t):
+                    if i != 1 or node.op not in ("MUL_MAT", "MUL_MAT_ID") or not _is_whole(t):
+                        backend.straighten(buffer, part)
+
+
+def _is_whole(t: Tensor) -> bool:
+    """Whether a matrix product can read rearranged weights, or this view of some."""
+    try:
+        return is_packed(t)
+    except UnsupportedOp:
+        return False
+
+
 class DevicePlan:
     """Launches for `nodes` at the addresses that they have now.
 
@@ -89,23 +112,33 @@ class DevicePlan:
         self.graph: Graph | None = None
         self.captures = 0
         self.freed = False
+        self.work_size = 0
+        self._nodes, self._groups, self._needed = tuple(nodes), tuple(groups), needed
+        self._buffers: tuple[BufferBase, ...] = tuple({t.buffer for node in nodes if node.computes
+                                                       for t in (node, *node.src)
+                                                       if t is not None and t.buffer is not None})
+        self._build(backend)
+
+    def _build(self, backend: CupyBackend) -> None:
+        """The launches, for weights as they lie now."""
+        nodes, numbers = self._nodes, self.numbers
         self._runs = 0
         self._generation = -1
         self._ready: list[_Ready | _Product | Load | Overwrite] = []
+        self._steps: list[Launch | Load | Overwrite] = []
+        straighten_for(backend, nodes)
+        self._straightened = backend.n_straightened
         builder = Builder(backend.name, owns=backend.supports_buffer,
-                          needed=None if needed is None else {nodes[i] for i in needed},
+                          needed=None if self._needed is None else {nodes[i] for i in self._needed},
                           n_multiprocessors=backend.device.n_multiprocessors, exact=backend.exact,
                           blas=backend.blas is not None)
-        group_at = {group[-1]: group for group in groups}
-        computed_later = {i for group in groups for i in group[:-1]}
+        group_at = {group[-1]: group for group in self._groups}
+        computed_later = {i for group in self._groups for i in group[:-1]}
         loads = staged_leafs(nodes)
-        self._steps: list[Launch | Load | Overwrite] = []
-        buffers: set[BufferBase] = set()
         for i, node in enumerate(nodes):
             self._steps += loads.get(i, ())
             if not node.computes:
                 continue
-            buffers.update(t.buffer for t in (node, *node.src) if t is not None and t.buffer is not None)
             if i in group_at:
                 group = group_at[i]
                 build_group(builder, [numbers.first + k for k in group], [nodes[k] for k in group])
@@ -113,10 +146,17 @@ class DevicePlan:
                 build(builder, numbers.first + i, node)
             self._steps += builder.launches
             builder.launches.clear()
-        self._buffers = tuple(buffers)
         self.work_size = builder.work_size
         self._captures = backend.capture and not loads and not any(
             isinstance(step, Launch) and step.kernel == PRODUCT for step in self._steps)
+
+    def refresh(self, backend: CupyBackend) -> None:
+        """Build it again if weights have been brought into another order since."""
+        if self._straightened != backend.n_straightened:
+            graph, self.graph = self.graph, None
+            self._build(backend)
+            if graph is not None:
+                graph.free()
 
     def __len__(self) -> int:
         """Launches, and loads."""
@@ -126,7 +166,7 @@ class DevicePlan:
         """Drop the graph; idempotent."""
         self.freed = True
         graph, self.graph = self.graph, None
-        self._steps, self._ready, self._buffers = [], [], ()
+        self._steps, self._ready, self._buffers, self._nodes = [], [], (), ()
         if graph is not None:
             graph.free()
 
