@@ -21,8 +21,10 @@ RNG = np.random.default_rng(12)
 ROUNDED, EXACT = 1e-4, 1e-11
 
 
-globals().update(cupy_borrowed.tests("test_ops_matrix", lambda name: "mul_mat" in name and not {"chunks", "large"} & set(name.split("_")),
-                                     cupy_kernels.compute))
+# Chunks and large experts are about how the CPU's kernels work.
+globals().update(cupy_borrowed.tests(
+    "test_ops_matrix", lambda name: "mul_mat" in name and not {"chunks", "large"} & set(name.split("_")),
+    cupy_kernels.compute))
 
 
 def error(got: np.ndarray, want: np.ndarray) -> float:

@@ -128,6 +128,12 @@ __device__ __forceinline__ float with_sink(const float* sinks, int head, float t
     return factor;
 }
 
+#define ATTENTION                                                                                                   \
+    Attention a, const char *__restrict__ q, const char *__restrict__ k, const char *__restrict__ v,                 \
+        const char *__restrict__ mask, const float *__restrict__ sinks, char *__restrict__ dst,                      \
+        float *__restrict__ partial
+#define ATTENTION_ARGS a, q, k, v, mask, sinks, dst, partial
+
 // PAIRS: dv <= 64 * PAIRS; COLUMNS <= 8: of a block.  HALVES: K and V are f16, wide, of whole eights.
 template <bool HALVES, int PAIRS, int COLUMNS>
 __device__ __forceinline__ void attend(const Attention& a, const char* q, const char* k, const char* v,
@@ -147,6 +153,7 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
         const char* keys = k + kv * a.k2 + batch * a.k3;
         const char* values = v + kv * a.v2 + batch * a.v3;
         __syncthreads();
+        UNROLL_BY(1)
         for (int i = threadIdx.x; i < COLUMNS * padded; i += blockDim.x) {
             const int c = first + i / padded, e = i % padded;
             float x = 0.0f;
@@ -171,6 +178,7 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
             UNROLL
             for (int j = 0; j < PAIRS; ++j) sum[c][j].x = sum[c][j].y = 0.0f;
         }
+        UNROLL_BY(1)
         for (int cell0 = begin + warp * CELLS; cell0 < end; cell0 += A_WARPS * CELLS) {
             const int cell = cell0 + lane;
             float bias[COLUMNS];
@@ -188,6 +196,7 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
             if (live == 0) continue;
             // Scores: four cells at once, eight lanes each.
             const int part = lane & 7;
+            UNROLL_BY(COLUMNS == 1 && HALVES ? 4 : 1)
             for (int pass = 0; pass < CELLS / 4; ++pass) {
                 const int here = pass * 4 + (lane >> 3);
                 float dot[COLUMNS];
@@ -195,6 +204,7 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
                 for (int c = 0; c < COLUMNS; ++c) dot[c] = 0.0f;
                 if (live >> here & 1) {
                     const char* row = keys + (cell0 + here) * a.k1;
+                    UNROLL_BY(COLUMNS == 1 && HALVES ? 2 : 1)
                     for (int e = part * 8; e < a.d; e += 64) {
                         float x[8];
                         load_key<HALVES>(a, row, e, x);
@@ -237,6 +247,7 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
             }
             __syncwarp();
             enum { AHEAD = PAIRS > 2 ? 2 : 4 };
+            UNROLL_BY(1)
             for (int here = 0; here < CELLS; here += AHEAD) {
                 if ((live >> here & ((1u << AHEAD) - 1)) == 0) continue;
                 float2 x[AHEAD][PAIRS];
@@ -286,6 +297,7 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
                 sum[c][j].y *= factor;
             }
         }
+        UNROLL_BY(1)
         for (int i = 0; i < A_WARPS; ++i) {
             if (i == warp) {
                 UNROLL
@@ -300,6 +312,7 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
             }
             __syncthreads();
         }
+        UNROLL_BY(1)
         for (int i = threadIdx.x; i < COLUMNS * a.dv; i += blockDim.x) {
             const int c = i / a.dv, e = i % a.dv;
             if (first + c >= n_columns) continue;

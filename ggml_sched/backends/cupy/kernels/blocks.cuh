@@ -10,10 +10,12 @@
 
 #include "common.cuh"
 
+// UNROLL_BY(n): n is a constant; 1: not at all.
 #ifndef HOST_CUDA
-#define UNROLL_BY_4 _Pragma("unroll 4")
+#define PRAGMA(text) _Pragma(#text)
+#define UNROLL_BY(n) PRAGMA(unroll (n))
 #else
-#define UNROLL_BY_4
+#define UNROLL_BY(n)
 #endif
 
 struct Unit {

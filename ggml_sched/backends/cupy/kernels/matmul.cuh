@@ -54,8 +54,9 @@ __device__ __forceinline__ void find_column(const Product& a, const int32_t* pai
         d = s.d + c * a.d1;
         return;
     }
-    const int64_t pair = pairs[c], token = pair / a.n_used, slot = pair - token * a.n_used;
-    x = token * a.x2 + slot % a.n_slots * a.x1;
+    const uint32_t pair = (uint32_t)pairs[c], used = (uint32_t)a.n_used;
+    const uint32_t token = pair / used, slot = pair - token * used;
+    x = token * a.x2 + slot % (uint32_t)a.n_slots * a.x1;
     d = token * a.d2 + slot * a.d1;
 }
 
@@ -200,15 +201,19 @@ __device__ __forceinline__ void load_part(const Product& a, const uint8_t* row, 
     } else {
         Unit unit;
         load_unit<KIND>(a, row, u, (int)(a.k >> 5), unit);
+        uint32_t low = 0, high = 0;
+        float scale = 0.0f, minimum = 0.0f;
         UNROLL
-        for (int j = 0; j < 8; ++j) {
-            const int e = part * 8 + j;
-            float value = 0.0f;
-            UNROLL
-            for (int i = 0; i < 32; ++i)       // the word and its scale by a constant index: no local memory
-                if (i == e) value = unit.s[i >> 4] * level(unit.q[i >> 2], i & 3) + unit.m[i >> 4];
-            v[j] = value;
+        for (int i = 0; i < 4; ++i) {      // constant indices: what is indexed by a variable lies in local memory
+            if (i == part) {
+                low = unit.q[2 * i];
+                high = unit.q[2 * i + 1];
+                scale = unit.s[i >> 1];
+                minimum = unit.m[i >> 1];
+            }
         }
+        UNROLL
+        for (int j = 0; j < 8; ++j) v[j] = scale * level(j < 4 ? low : high, j & 3) + minimum;
     }
 }
 
@@ -243,7 +248,7 @@ __device__ __forceinline__ void many_exact(TILED) {
                 t->x[part * 8 + j][line] = start + j < a.k ? values[start + j] : 0.0f;
             }
             __syncthreads();
-            UNROLL_BY_4
+            UNROLL_BY(4)
             for (int e = 0; e < 32; ++e) {
                 float c[4];
                 UNROLL

@@ -57,20 +57,20 @@ __device__ __forceinline__ bool find_pair(const Product& a, const char* ids, int
         return true;
     }
     if (ids == nullptr) {
-        const int64_t i3 = i / a.n2, i2 = i - i3 * a.n2;
-        p.w = i3 / a.r3 * a.w3 + i2 / a.r2 * a.w2;
+        const uint32_t n2 = (uint32_t)a.n2, i3 = (uint32_t)i / n2, i2 = (uint32_t)i - i3 * n2;
+        p.w = i3 / (uint32_t)a.r3 * a.w3 + i2 / (uint32_t)a.r2 * a.w2;
         p.x = i3 * a.x3 + i2 * a.x2;
         p.d = i3 * a.d3 + i2 * a.d2;
         return true;
     }
-    const int64_t token = i / a.n_used, slot = i - token * a.n_used;
+    const uint32_t used = (uint32_t)a.n_used, token = (uint32_t)i / used, slot = (uint32_t)i - token * used;
     const int64_t id = *(const int32_t*)(ids + slot * a.id0 + token * a.id1);
     if (id < 0 || id >= a.n_experts) {
         if (blockIdx.x == 0 && threadIdx.x == 0) fault(word, position, 2, id, a.n_experts);
         return false;
     }
     p.w = id * a.w2;
-    p.x = token * a.x2 + slot % a.n_slots * a.x1;
+    p.x = token * a.x2 + slot % (uint32_t)a.n_slots * a.x1;
     p.d = token * a.d2 + slot * a.d1;
     return true;
 }
@@ -145,7 +145,7 @@ __device__ __forceinline__ void rows_times_8_bits(const Product& a, const uint8_
                                                   float (&sum)[WEIGHT_ROWS][COLUMNS]) {
     typedef Blocks<KIND> T;
     const int units = (int)(a.k >> 5);
-    UNROLL_BY_4
+    UNROLL_BY(COLUMNS == 1 ? 4 : 1)
     for (int u = threadIdx.x & 31; u < units; u += 32) {
         Unit w[WEIGHT_ROWS];
         UNROLL
@@ -173,6 +173,7 @@ __device__ __forceinline__ void rows_times_floats(const Product& a, const uint8_
                                                   float (&sum)[WEIGHT_ROWS][1]) {
     typedef Blocks<KIND> T;
     const int units = (int)(a.k >> 5);
+    UNROLL_BY(1)
     for (int u = threadIdx.x & 31; u < units; u += 32) {
         Unit w[WEIGHT_ROWS];
         UNROLL
@@ -209,7 +210,7 @@ __device__ __forceinline__ void plain_rows(const Product& a, const uint8_t* cons
     if (a.wide) {
         const int size = KIND == F32 ? 4 : 2, eights = (int)(a.k >> 3);
         done = (int64_t)eights * 8;
-        UNROLL_BY_4
+        UNROLL_BY(COLUMNS == 1 ? 4 : 1)
         for (int u = lane; u < eights; u += 32) {
             float v[WEIGHT_ROWS][8];
             UNROLL
@@ -228,6 +229,7 @@ __device__ __forceinline__ void plain_rows(const Product& a, const uint8_t* cons
             }
         }
     }
+    UNROLL_BY(1)
     for (int64_t j = done + lane; j < a.k; j += 32) {
         float v[WEIGHT_ROWS];
         UNROLL

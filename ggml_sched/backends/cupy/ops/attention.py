@@ -108,7 +108,7 @@ def _flash(b: Builder, node: Tensor) -> None:
     halves = (a["k_kind"] == a["v_kind"] == Type.F16 and a["k_wide"] and a["v_wide"] and k.ne[0] % 8 == 0)
     size = next(size for size in (64, 128, 256, 512) if v.ne[0] <= size)
     shared = 4 * together * (-(-k.ne[0] // 64) * 64 + WARPS * CELLS + size + 2 * WARPS)
-    b.launch(f"attention.{'half' if halves else 'any'}_{size}_{together}",
+    b.launch(f"{'attention.half' if halves else 'attention_any.any'}_{size}_{together}",
              (-(-columns // together), splits, min(int(a["matrices"][0]), 65535)), (32 * WARPS,),
              a, at[0].pointer(), at[1].pointer(), at[2].pointer(), mask_at, sinks_at, b.pointer(node), partial,
              shared=shared)
