@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import cupy_kernels
 import numpy as np
 import pytest
+import small_graphs
 import support
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
 from ggml_sched.backends.cupy.launch import Builder
+from ggml_sched.backends.cupy.ops import fused
+from ggml_sched.backends.cupy.ops.groups import find
 
 RNG = np.random.default_rng(20)
 
@@ -19,8 +24,9 @@ def values_of(ctx: gs.Context) -> dict:
             if t.op == "NONE" and t.view_src is None and str(t.type) in ("f32", "f16", "bf16")}
 
 
-def found(graph: gs.Graph) -> list[tuple[str, ...]]:
-    return [tuple(graph.nodes[i].op for i in group) for group in ops.fusion_groups(graph.nodes)]
+def found(graph: gs.Graph, groups=None) -> list[tuple[str, ...]]:
+    positions = ops.fusion_groups(graph.nodes) if groups is None else find(graph.nodes, groups)
+    return [tuple(graph.nodes[i].op for i in group) for group in positions]
 
 
 def build(graph: gs.Graph, needed: set | None) -> Builder:
@@ -248,6 +254,25 @@ def test_a_fused_write_to_a_row_that_is_not_there(bad):
         row = slice(start + 4 * cache.nb[1], start + 5 * cache.nb[1])
         assert after[row] != before[row]
         assert after[: row.start] == before[: row.start] and after[row.stop :] == before[row.stop :]
+
+
+SAMPLES = {path.name.removesuffix(".json.gz"): path for path in small_graphs.sample_paths()}
+
+
+@pytest.mark.parametrize(("sample", "launches", "wanted"), [
+    ("llama-2-7b-fa-decode", 614, {"RMS_NORM+MUL": 1, "ADD+RMS_NORM+MUL": 64, "ROPE+SET_ROWS": 32}),
+    ("phi2-2.7b-decode", 777, {"NORM+MUL+ADD": 1, "ADD+NORM+MUL+ADD": 32, "ROPE+SET_ROWS": 32}),
+    ("gpt2-124m-prefill512", 297, {"ADD+NORM+MUL+ADD": 25}),
+    ("mamba-1.4b-decode", 1398, {"RMS_NORM+MUL": 1, "ADD+RMS_NORM+MUL": 48}),
+])
+def test_groups_of_models(sample, launches, wanted):
+    backend = gs.DryBackend("dry")
+    graph = gs.load_graph(SAMPLES[sample], place=lambda t: backend)
+    computing = [node for node in graph.nodes if node.computes]
+    assert len(computing) == launches
+    groups = Counter("+".join(ops_of) for ops_of in found(graph, fused.GROUPS))
+    assert groups == wanted
+    assert all(ops.supports(node) for node in computing if not node.op.startswith(("MUL_MAT", "FLASH")))
 
 
 def test_members_that_are_read_outside_are_computed_one_by_one():

@@ -77,6 +77,27 @@ def test_blocks_are_those_of_the_cpu(kind):
     same_bits(ctx, ctx.cast(ctx.view_2d(a, 64, len(x) // 2, 2 * a.nb[1], 4), kind), {a: x})
 
 
+def test_uneven_blocks_are_as_near_as_those_of_the_cpu():
+    """The search for their scale adds in another order; scales that explain equally much may differ."""
+    x = np.concatenate([RNG.normal(size=(300, 32)), RNG.uniform(-1, 1, (300, 32)) ** 3]).astype(np.float32)
+    ctx = gs.Context()
+    a = ctx.tensor("f32", (32, 600))
+    got, want = cupy_kernels.compute(ctx, ctx.cast(a, "iq4_nl"), {a: x}), support.stored(x, "iq4_nl")
+    assert (got == want).all(-1).mean() > 0.95
+    errors = [((y.astype(float) - x) ** 2).sum(-1) for y in (got, want)]
+    assert (errors[0] <= 1.01 * errors[1] + 1e-12).all()
+
+
+def test_awkward_uneven_blocks():
+    ctx = gs.Context()
+    x = np.concatenate(list(AWKWARD.values())).astype(np.float32).reshape(-1, 32)
+    x = np.concatenate([x, np.where(np.arange(32) == 3, np.nan, x[3])[None]]).astype(np.float32)
+    a = ctx.tensor("f32", (32, len(x)))
+    got, want = cupy_kernels.compute(ctx, ctx.cast(a, "iq4_nl"), {a: x}), support.stored(x, "iq4_nl")
+    np.testing.assert_allclose(got, want, rtol=1e-2, atol=0.02)
+    assert not got[-1].any() and not got[list(AWKWARD).index("infinity")].any()
+
+
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_a_block_with_a_nan_spoils_itself_alone(kind):
     ctx = gs.Context()

@@ -10,7 +10,8 @@ from ggml_sched.backends.cupy.ops._oracle import int_param, kind, like_oracle
 
 __all__ = ["OPS", "WRITABLE"]
 
-WRITABLE = frozenset({Type.F32, Type.F16, Type.BF16, Type.I32, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0})
+WRITABLE = frozenset({Type.F32, Type.F16, Type.BF16, Type.I32, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0,
+                      Type.IQ4_NL})
 """Types that elements can be converted to."""
 
 BEFORE = np.dtype([("n", "<i8", 4)])
