@@ -65,9 +65,8 @@ def plan_from_dict(data, graph: Graph, backends: Sequence[BackendBase],
     """
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise FileFormatError(f"{where}: not a plan of ggml-sched")
-    version = data.get("version")
-    if type(version) is not int or not 1 <= version <= VERSION:
-        raise FileFormatError(f"{where}: version {version!r} of the format, this is {VERSION}")
+    if data.get("version") not in (1, VERSION):
+        raise FileFormatError(f"{where}: version {data.get('version')!r} of the format, this is {VERSION}")
     if not isinstance(data.get("policy"), str):
         raise FileFormatError(f"{where}: no policy")
     if data.get("graph") != f"{graph.fingerprint:032x}":

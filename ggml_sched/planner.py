@@ -57,7 +57,8 @@ class Planner:
         self.reorders = reorders
         self.devices = Devices(backends)
         self._cache: OrderedDict[Key, PlanData] = OrderedDict()
-        # What was reserved, by wiring, residency and what may be computed as one: serves smaller graphs without planning.
+        # What was reserved, by wiring, residency and what may be computed as one: serves smaller graphs without
+        # planning.
         self._reserved: dict[Key, PlanData] = {}
         # What was given from outside, by the cache's key: kept until `clear`.
         self._adopted: dict[Key, Adopted] = {}

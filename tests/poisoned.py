@@ -12,6 +12,7 @@ POISON = 0xAB
 VIEWS = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
 REFUSALS = ("ADD", "MUL", "SCALE", "UNARY:RELU", "CPY", "CONT", "RMS_NORM", "SET_ROWS", "MUL_MAT", "GET_ROWS")
 """Ops that tests let a backend refuse."""
+VIEWS = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
 
 
 class Poisons:

@@ -314,11 +314,11 @@ class _Execution:
     def compute_as_one(self, step: Step, members: list[int]) -> None:
         """A group: what comes from outside must be right before and after all is written; inner data is not there."""
         facts = self.facts
-        inside = {facts.memory(i) for i in members}
+        inside, own = {facts.memory(i) for i in members}, {i for i in members if facts.view_of[i] < 0}
         for i in members:
             self.read(step, i, inside)
         for i in members:
-            self.write(step, i, i not in facts.inner)
+            self.write(step, i, own, i not in facts.inner)
         for i in members:
             self.read(step, i, inside)
         self.done.update(members)
@@ -347,15 +347,15 @@ class _Execution:
             if facts.memory(s) not in inside:
                 self.compare(s, s, f"{node} keeps")
 
-    def write(self, step: Step, i: int, really: bool = True) -> None:
-        """Node i gets its value; `really`: in the plan's memory, too."""
+    def write(self, step: Step, i: int, own: Set[int] = frozenset(), really: bool = True) -> None:
+        """Node i gets its value; `really`: in the plan's memory, too.  Of the memories `own` its backend knows."""
         facts = self.facts
         here, into = facts.assigned[i], facts.into(step, i, self.turn)
         node = f"{facts.label(i)} on {facts.backend(here)}"
         if here not in facts.readers(into):
             root = facts.label(facts.memory(into))
             self.report("lost-write", f"{node} writes to the memory of {root}, which it cannot reach")
-        elif facts.view_of[i] >= 0:
+        elif facts.view_of[i] >= 0 and facts.view_of[i] not in own:
             # It may write only some of its bytes (SET_ROWS, gaps between strides): the others must be right.
             self.compare(i, into, f"{node} writes into")
         self.write_ideal(i)

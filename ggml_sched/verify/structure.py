@@ -127,13 +127,14 @@ def _check_groups(facts: Facts) -> Iterator[Problem]:
         what = f"the group of nodes {list(group)}"
         if len(group) < 2 or any(a >= b for a, b in pairwise(group)):
             yield Problem("bad-group", f"{what} is not of several, ascending")
+            continue
         for i in (facts.nodes[k] for k in group):
             if not facts.computes(i):
                 yield Problem("bad-group", f"{what}: {facts.label(i)} computes nothing")
             if i in taken:
                 yield Problem("bad-group", f"{what}: {facts.label(i)} is in another, too")
             taken.add(i)
-        if not any(step.kind == "run" and step.first <= min(group) and max(group) <= step.last
+        if not any(step.kind == "run" and step.first <= group[0] and group[-1] <= step.last
                    for step in facts.program.steps):
             yield Problem("bad-group", f"{what} is no part of one run")
     inside = {facts.nodes[k] for group in facts.groups for k in group[:-1]}

@@ -61,7 +61,7 @@ cdef inline bint group_waits(const gs_groups *w, int32_t id, int32_t now) noexce
     return group >= 0 and w.ends[group] > now
 
 
-cdef int groups_keep(gs_groups *w, const gs_request *r, const int32_t *assign, const gs_splits *splits) noexcept nogil:
+cdef int groups_keep(gs_groups *w, const gs_request *r, const gs_splits *splits) noexcept nogil:
     """Keep the groups whose members are in one split, and may all be computed at the place of the last."""
     cdef const gs_graph *g = r.g
     cdef int32_t i, k, id, n, split = 0
@@ -86,7 +86,7 @@ cdef int groups_keep(gs_groups *w, const gs_request *r, const int32_t *assign, c
         if (splits.split_backend.at[split] != r.group_backend[i]
                 or r.group_member[k + n - 1] >= splits.split_stop.at[split]
                 or is_interrupted(g, splits, r.group_member[k], r.group_member[k + n - 1])
-                or not is_movable(g, assign, r.group_backend[i], r.group_member + k, n, i + 1, seen)):
+                or not is_movable(g, r.group_member + k, n, i + 1, seen)):
             continue
         memcpy(w.member + w.begin[w.n], r.group_member + k, n * sizeof(int32_t))
         w.begin[w.n + 1] = w.begin[w.n] + n
@@ -95,9 +95,7 @@ cdef int groups_keep(gs_groups *w, const gs_request *r, const int32_t *assign, c
             w.of[w.id[k]] = w.n
         w.n += 1
     for id in range(g.n_tensors):
-        k = g.memory[id]
-        if g.memory[k] == k:
-            w.within[id] = w.of[k]
+        w.within[id] = w.of[g.memory[id]]
     free(seen)
     return GS_OK
 
@@ -111,9 +109,8 @@ cdef bint is_interrupted(const gs_graph *g, const gs_splits *splits, int32_t fir
     return False
 
 
-cdef bint is_movable(const gs_graph *g, const int32_t *assign, int32_t backend, const int32_t *member, int32_t n,
-                     int32_t mark, int32_t *seen) noexcept nogil:
-    """Whether n members are on one backend, and none minds the nodes between being computed first."""
+cdef bint is_movable(const gs_graph *g, const int32_t *member, int32_t n, int32_t mark, int32_t *seen) noexcept nogil:
+    """Whether none of n members minds that the nodes between are computed first."""
     cdef int32_t *read = seen
     cdef int32_t *written = seen + g.n_tensors
     cdef int32_t k, id, position, at = 0
@@ -121,8 +118,6 @@ cdef bint is_movable(const gs_graph *g, const int32_t *assign, int32_t backend, 
         id = g.node[position]
         if position == member[at]:
             at += 1
-            if assign[id] != backend:
-                return False
             written[g.memory[id]] = mark
             for k in range(g.src_begin[id], g.src_begin[id + 1]):
                 read[g.memory[g.src[k]]] = mark

@@ -24,7 +24,7 @@ cdef int gs_plan_make(const gs_request *r, gs_plan *p) noexcept nogil:
     if status == GS_OK:
         status = decide(r, p.assign, p.reason, &splits, &a.failed)
     if status == GS_OK:
-        status = groups_keep(&groups, r, p.assign, &splits)
+        status = groups_keep(&groups, r, &splits)
     if status == GS_OK:
         a.assign = p.assign
         a.splits = &splits
