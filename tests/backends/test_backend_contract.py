@@ -1,7 +1,8 @@
 """One contract for every backend: what each slot does, and what its default does.
 
 Runs over the CPU backend, ggml's (where the `ggml` package is installed), CUDA's on a fake device (where there is a C++
-compiler), a dry one, and two written in Python alone: `Minimal` has only the methods that are required, `Queued` runs copies late, as a device with a stream does.
+compiler), a dry one, and two written in Python alone: `Minimal` has only the methods that are required, `Queued` runs
+copies late, as a device with a stream does.
 """
 
 from __future__ import annotations
@@ -191,9 +192,8 @@ def test_out_of_memory_changes_nothing(make):
     ctx, a, b, out = small()
     with pytest.raises(gs.OutOfMemory) as caught:
         backend.alloc_tensors(ctx)
-    assert (
-        caught.value.needed == 384 and caught.value.available == 300 and caught.value.backend == backend.name
-    )
+    assert caught.value.needed == 3 * max(128, backend.alignment)
+    assert caught.value.available == 300 and caught.value.backend == backend.name
     assert a.buffer is b.buffer is out.buffer is None
     other = MAKERS["minimal"]()
     other.alloc_tensors(ctx)

@@ -72,6 +72,23 @@ def test_the_command_line_says_it_too(monkeypatch, capsys):
             named_backends([wrong])
 
 
+def test_the_command_runs_a_model_on_a_device_and_the_cpu(monkeypatch, capsys, tmp_path):
+    from ggml_sched.cli import main
+    from ggml_sched.llama import random_llama
+
+    path = tmp_path / "model.gguf"
+    path.write_bytes(random_llama(3, n_vocab=64, n_embd=32, n_layer=2, n_head=1, n_head_kv=1, n_ff=32))
+    device = devices.device()
+    monkeypatch.setattr(gs, "CupyBackend", lambda number: devices.new(device, f"CUDA{number}", exact=True))
+    said = []
+    for names in (["cpu"], ["cuda"], ["cuda", "cpu"], ["cpu", "cuda:0"]):
+        assert main(["run", str(path), "--tokens", "3,5,7", "-n", "5", "--n-ctx", "32", "--backend", *names]) == 0
+        out, err = capsys.readouterr()
+        said.append(out)
+        assert ("CUDA0" in err) == (names != ["cpu"])
+    assert len(set(said)) == 1 and device.counts.graph_launches > 0
+
+
 def test_names_mean_devices(monkeypatch):
     made = []
     monkeypatch.setattr(gs, "CupyBackend", lambda number: made.append(number) or gs.CpuBackend(1, f"CUDA{number}"))

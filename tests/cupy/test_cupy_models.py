@@ -164,7 +164,7 @@ def test_device_memory_that_is_not_there_is_an_error_before_anything_is_kept():
             weights, buffers = cuda.used, cuda.device.used
             model.eval(TOKENS)
             needed = cuda.used
-        assert 0 < cuda.used == cuda.work.size < needed and cuda.device.used < buffers
+        assert cuda.used == cuda.work.size < needed and cuda.device.used < buffers
         for memory in (weights // 3, weights // 2, weights - 300):
             cuda.memory = memory
             with pytest.raises(gs.OutOfMemory, match="CUDA0"):
