@@ -25,6 +25,8 @@ def compute(ctx: gs.Context, out: gs.Tensor, values: dict, ggml: bool = True):
     for node in gs.Graph(out).nodes:
         if node.op in ("CPY", "SET_ROWS") and node.type.is_quantized and not ops.supports(node):
             pytest.skip(f"nothing is converted to {node.type} on the device")
+        if node.op in ("CPY", "SET_ROWS") and node.type == gs.Type.IQ4_NL != node.src[0].type:
+            pytest.skip("not to the bit: test_cuda_rows says how near")
     return cupy_kernels.compute(ctx, out, values)
 
 

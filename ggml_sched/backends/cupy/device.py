@@ -73,10 +73,11 @@ class Packed:
     """The arguments of one launch, laid out once: a launch takes the values that stand here at that moment.
 
     `values[i]` is an array of shape (1,) over the bytes of argument i: writing `values[i][0]` changes the argument of
-    later launches (not of captured ones).  `pointers` holds the address of each, which is what cuLaunchKernel wants.
+    later launches (not of captured ones).  `pointers` holds the address of each, and `address` is that of `pointers`:
+    what cuLaunchKernel wants.
     """
 
-    __slots__ = ("block", "offsets", "pointers", "values")
+    __slots__ = ("address", "block", "offsets", "pointers", "values")
 
     def __init__(self, args: Sequence[np.generic | np.ndarray], kernel: str = "a kernel") -> None:
         taken, offsets, end = [], [], 0
@@ -97,6 +98,7 @@ class Packed:
         for value, arg in zip(self.values, taken, strict=True):
             value[0] = arg[0]
         self.pointers = self.offsets.astype(np.uint64) + np.uint64(self.block.ctypes.data)
+        self.address = self.pointers.ctypes.data
 
 
 class Event(ABC):

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ggml_sched._graph import BufferBase, Tensor
+from ggml_sched.backends.cupy.places import VIEW, Place, Scratch, ScratchView, joined, spread, unit_of, view_of
 from ggml_sched.errors import BackendError, PlacementError
 from ggml_sched.hostdata import endless
 
-__all__ = ["FAULT", "VIEW", "Builder", "ErrorWord", "Group", "Launch", "Op", "Place", "Scratch", "ScratchView",
-           "no_work"]
+if TYPE_CHECKING:
+    from ggml_sched.backends.cupy.ops.groups import Wiring
 
-VIEW = np.dtype([("p", "<u8"), ("ne", "<i8", 4), ("nb", "<i8", 4)])
-"""`struct View` of common.cuh."""
+__all__ = ["FAULT", "VIEW", "Builder", "ErrorWord", "Group", "Launch", "Op", "Place", "Scratch", "ScratchView",
+           "joined", "no_work", "spread", "unit_of"]
 
 FAULT = np.dtype([("position", "<i4"), ("source", "<i4"), ("value", "<i8"), ("limit", "<i8")])
 """`struct Fault` of common.cuh, the error word: all zeros while nothing is wrong."""
@@ -35,20 +36,6 @@ MAX_BLOCKS = 1 << 16
 
 FLAT = 256
 """Threads of a block where they need not meet."""
-
-
-class Scratch(NamedTuple):
-    """An argument: the address `offset` bytes into the work memory."""
-
-    offset: int
-
-
-class ScratchView(NamedTuple):
-    """An argument: a View over work memory."""
-
-    offset: int
-    ne: tuple[int, ...]
-    nb: tuple[int, ...]
 
 
 class ErrorWord(NamedTuple):
@@ -73,39 +60,10 @@ def _bound(arg, work: int, error: int):
     if isinstance(arg, Scratch):
         return np.uint64(work + arg.offset)
     if isinstance(arg, ScratchView):
-        return _view(work + arg.offset, arg.ne, arg.nb)
+        return view_of(work + arg.offset, arg.ne, arg.nb)
     if isinstance(arg, ErrorWord):
         return np.uint64(error)
     return arg
-
-
-def _view(address: int, ne: Sequence[int], nb: Sequence[int]) -> np.ndarray:
-    return np.array([(address, tuple(ne), tuple(nb))], VIEW)
-
-
-class Place(NamedTuple):
-    """Where elements lie: what becomes a View.  `scratch`: `address` counts from the start of the work memory."""
-
-    address: int
-    ne: tuple[int, ...]
-    nb: tuple[int, ...]
-    scratch: bool = False
-
-    def arg(self) -> np.ndarray | ScratchView:
-        if self.scratch:
-            return ScratchView(self.address, self.ne, self.nb)
-        return _view(self.address, self.ne, self.nb)
-
-    def pointer(self) -> np.uint64 | Scratch:
-        return Scratch(self.address) if self.scratch else np.uint64(self.address)
-
-    def moved(self, offset: int) -> Place:
-        """The same extents and strides `offset` bytes further on."""
-        return self._replace(address=self.address + offset)
-
-    def shaped(self, ne: Sequence[int], nb: Sequence[int] | None = None) -> Place:
-        """Other extents (and strides) from the same address on."""
-        return self._replace(ne=tuple(ne), nb=self.nb if nb is None else tuple(nb))
 
 
 def no_work(node: Tensor) -> int:
@@ -124,21 +82,26 @@ class Op(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A fused kernel.  `ops`: the ops of its nodes in order; `match`: whether nodes that follow each other by `ops` are
-    wired so that it computes them; `build`: appends the launches that compute all of them."""
+    """A fused kernel: `ops` are those of its members in the order of the graph, no two groups have the same.
+
+    `find`: from a node and how its graph is wired (ops/groups.py) to the members whose last one it is, or None;
+    `build`: appends launches that compute the members and write what `Builder.is_needed`, or says False, where it
+    cannot (memory that overlaps), having appended nothing.
+    """
 
     name: str
     ops: tuple[frozenset[str], ...]
-    match: Callable[[tuple[Tensor, ...]], bool]
-    build: Callable[[Builder, tuple[Tensor, ...]], None]
+    find: Callable[[Tensor, Wiring], tuple[Tensor, ...] | None]
+    build: Callable[[Builder, tuple[Tensor, ...]], bool]
 
 
 class Builder:
     """The launches of one split.
 
     `name` stands in errors; `owns` says whether kernels may use a buffer; `needed`: nodes whose data is read outside
-    of the groups (None: all); `exact`: no activation is rounded to 8 bits; `blas`: launches of "blas.gemm" are possible
-    (see ops/library.py).  Memory of a node's scratch is taken again by the next node: `work_size` is the largest.
+    of their group (None: all); `exact`: no activation is rounded to 8 bits; `blas`: launches of "blas.gemm" are
+    possible (see ops/library.py).  Memory of a node's scratch is taken again by the next node: `work_size` is the
+    largest.
     """
 
     error = ErrorWord()
@@ -172,7 +135,7 @@ class Builder:
         return f"backend {self.name!r}: node {node.name!r} ({node.op})"
 
     def is_needed(self, node: Tensor) -> bool:
-        """Whether somebody outside of a group reads the data of its member `node`."""
+        """Whether somebody outside of its group reads the data of a member."""
         return self.needed is None or node in self.needed
 
     # -- memory -----------------------------------------------------------------
@@ -276,7 +239,7 @@ class Builder:
         if 0 in ne:
             return
         if source == ne:
-            ne, a, d = _joined(ne, a, d, size)
+            ne, (a, d) = joined(ne, (a, d), size)
             source = ne
         word = size
         if a.nb[0] == d.nb[0] == size and source[0] == ne[0]:
@@ -289,32 +252,6 @@ class Builder:
                   np.int32(word))
 
 
-def unit_of(t: Tensor) -> int:
-    """The bytes that addresses and strides of a tensor have to be multiples of: what kernels load at once."""
-    if not t.type.is_quantized:
-        return t.type.type_size
-    return 2 - t.type.type_size % 2
-
-
 def _three(extents: Sequence[int]) -> tuple[int, int, int]:
     x, y, z = (*extents, 1, 1)[:3]
     return int(x), int(y), int(z)
-
-
-def _joined(ne: tuple[int, ...], a: Place, d: Place, size: int) -> tuple[tuple[int, ...], Place, Place]:
-    """The same elements with fewer extents: neighbours that lie without a gap on both sides are one."""
-    extents, left, right = [1], [size], [size]
-    for n, x, y in zip(ne, a.nb, d.nb, strict=True):
-        if n == 1:
-            continue
-        if extents[-1] == 1 and len(extents) == 1:
-            extents, left, right = [n], [x], [y]
-        elif x == extents[-1] * left[-1] and y == extents[-1] * right[-1]:
-            extents[-1] *= n
-        else:
-            extents.append(n)
-            left.append(x)
-            right.append(y)
-    more = 4 - len(extents)
-    extents += [1] * more
-    return tuple(extents), a.shaped(extents, left + [0] * more), d.shaped(extents, right + [0] * more)

@@ -4,7 +4,8 @@ The library of a content lies in a folder of this user alone, under a name made 
 appears there whole (it is renamed into place), so that processes that race for it compile twice and agree.
 
 GGML_SCHED_FAKE_SANITIZE names sanitizers ("address", "undefined" or both with a comma); "address" wants libasan
-preloaded.  GGML_SCHED_FAKE_CACHE names another folder.  CXX names another compiler.
+preloaded.  GGML_SCHED_FAKE_STRICT makes warnings errors.  GGML_SCHED_FAKE_CACHE names another folder, CXX another
+compiler.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -32,13 +34,15 @@ SANITIZE = {
     # A shift of a sign bit is no undefined behaviour of CUDA.
     "undefined": ("-fsanitize=undefined", "-fno-sanitize=shift-base,vptr", "-fno-sanitize-recover=all"),
 }
-_KERNEL = re.compile(r"""extern\s*"C"\s*host_cuda_global\s*(?:void\s*)?
-    (?:host_cuda_bounds\s*\(((?:[^()]|\([^()]*\))*)\)\s*)?(?:void\s*)?(\w+)\s*\(""", re.X)
+_BOUND = r"host_cuda_bounds\s*\(((?:[^()]|\([^()]*\))*)\)"
+_KERNEL = re.compile(rf"""extern\s*"C"\s*((?:(?:host_cuda_global|void|{_BOUND})\s*)+)\b(\w+)\s*\(""")
 
 
-def compiler() -> str | None:
-    """The path of the C++ compiler, or None."""
-    return shutil.which(os.environ.get("CXX") or "g++")
+def compiler() -> list[str] | None:
+    """The command of the C++ compiler, or None."""
+    command = shlex.split(os.environ.get("CXX") or "g++")
+    path = shutil.which(command[0])
+    return [path, *command[1:]] if path else None
 
 
 def sanitizers() -> tuple[str, ...]:
@@ -59,6 +63,8 @@ def library(name: str, text: str, sanitize: tuple[str, ...] = ()) -> Path:
         raise DeviceError("AddressSanitizer must be loaded first: set LD_PRELOAD to what "
                           "`g++ -print-file-name=libasan.so` says")
     flags = [*FLAGS, *(flag for kind in sanitize for flag in SANITIZE[kind])]
+    if os.environ.get("GGML_SCHED_FAKE_STRICT"):
+        flags.append("-Werror")
     if sanitize:
         flags += ["-O1", "-g1", "-fno-omit-frame-pointer", f"-DHOST_CUDA_STACK={256 << 10}"]
     path = _cache() / f"{name}-{_key(gxx, text, flags)}.so"
@@ -67,29 +73,29 @@ def library(name: str, text: str, sanitize: tuple[str, ...] = ()) -> Path:
     return path
 
 
-def kernels_of(gxx: str, text: str) -> dict[str, str]:
+def kernels_of(gxx: list[str], text: str) -> dict[str, str]:
     """{kernel: its bound on threads, as an expression}, macros expanded."""
-    command = [gxx, "-E", "-P", "-x", "c++", "-DHOST_CUDA=1", "-D__global__=host_cuda_global",
+    command = [*gxx, "-E", "-P", "-x", "c++", "-DHOST_CUDA=1", "-D__global__=host_cuda_global",
                "-D__launch_bounds__(...)=host_cuda_bounds(__VA_ARGS__)", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode:
-        raise DeviceError(f"{gxx} -E: {_first_lines(done.stderr)}")
-    return {name: (bounds or "1024").split(",")[0] for bounds, name in _KERNEL.findall(done.stdout)}
+        raise DeviceError(f"{gxx[0]} -E: {_first_lines(done.stderr)}")
+    found = {name: (bound or "1024").split(",")[0]
+             for said, bound, name in _KERNEL.findall(done.stdout) if "host_cuda_global" in said}
+    return found
 
 
-def _compile(gxx: str, name: str, text: str, flags: list[str], path: Path) -> None:
+def _compile(gxx: list[str], name: str, text: str, flags: list[str], path: Path) -> None:
     exports = "\n".join(f"HOST_CUDA_EXPORT({kernel}, {bound})" for kernel, bound in kernels_of(gxx, text).items())
     # In a namespace without a name nothing is shared with other libraries, and every __shared__ array has its section.
     whole = f'#include "host_cuda.h"\nnamespace {{\n{text}\n}}\n#line 1 "exports of {name}"\n{exports}\n'
     handle, half = tempfile.mkstemp(dir=path.parent, prefix=f"{name}-", suffix=".part")
     os.close(handle)
     try:
-        done = subprocess.run([gxx, *flags, f"-I{HERE}", "-x", "c++", "-", "-o", half], input=whole,
+        done = subprocess.run([*gxx, *flags, f"-I{HERE}", "-x", "c++", "-", "-o", half], input=whole,
                               capture_output=True, text=True)
         if done.returncode:
             raise DeviceError(f"{name}.cu does not compile for the host: {_first_lines(done.stderr)}")
-        if os.environ.get("GGML_SCHED_FAKE_STRICT") and done.stderr.strip():
-            raise DeviceError(f"{name}.cu compiles with warnings: {_first_lines(done.stderr)}")
         os.replace(half, path)
     finally:
         Path(half).unlink(missing_ok=True)
@@ -99,8 +105,8 @@ def _first_lines(said: str, n: int = 20) -> str:
     return "\n".join(said.strip().splitlines()[:n])
 
 
-def _key(gxx: str, text: str, flags: list[str]) -> str:
-    about = os.stat(gxx)
+def _key(gxx: list[str], text: str, flags: list[str]) -> str:
+    about = os.stat(gxx[0])
     content = hashlib.sha256(repr((gxx, about.st_size, about.st_mtime_ns, flags)).encode())
     for part in (*(HERE.joinpath(name).read_bytes() for name in SHIM), Path(__file__).read_bytes(), text.encode()):
         content.update(hashlib.sha256(part).digest())

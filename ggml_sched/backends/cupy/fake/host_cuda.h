@@ -14,7 +14,7 @@
 #define __device__ inline
 #define __forceinline__
 #define __noinline__
-#define __constant__ inline const
+#define __constant__ __attribute__((unused))     // a source may say __device__, static or const besides
 #define __shared__ static __attribute__((section("host_shared")))
 #define __align__(n) alignas(n)
 #define __grid_constant__

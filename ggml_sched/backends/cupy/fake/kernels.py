@@ -54,7 +54,11 @@ class FakeModule(Module):
 
     def _library(self, name: str) -> ctypes.PyDLL:
         if name not in self._libraries:
-            path = library(name, kernel_source(name, self.folder), self.device.sanitize)
+            try:
+                text = kernel_source(name, self.folder)
+            except OSError as error:
+                raise DeviceError(f"no kernels {name}: {error}") from None
+            path = library(name, text, self.device.sanitize)
             # With the interpreter's lock: what the library keeps of a launch is its alone.
             found = ctypes.PyDLL(str(path))
             found.host_cuda_message.restype = ctypes.c_char_p

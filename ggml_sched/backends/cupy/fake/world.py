@@ -11,6 +11,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,14 +42,20 @@ class FakeWorld:
     def run(self, stream: FakeStream, number: int) -> None:
         """Run a stream until so many jobs of it are done, and others as it comes."""
         with self.lock:
-            pace = self.random.choice(PACES)
-            while stream.done < number:
-                if pace and self.random.random() < pace:
-                    others = [s for s in self.streams if s is not stream and s.queue and not s.is_busy]
-                    if others:
-                        self.random.choice(others).step()
-                if stream.done < number:
-                    stream.step()
+            self._run(stream, number, self.random.choice(PACES))
+
+    def _run(self, stream: FakeStream, number: int, pace: float) -> None:
+        while stream.done < number:
+            if pace and self.random.random() < pace:
+                others = [other for other in self.streams if other is not stream and other.is_ready]
+                if others:
+                    self.random.choice(others).step()
+                    continue
+            if not stream.is_ready:
+                # What it waits for was queued before the wait was, so that this comes to an end.
+                place = stream.queue[0]
+                self._run(place.stream, place.number, pace)
+            stream.step()
 
     def refuse_while_capturing(self, what: str) -> None:
         """What a GPU refuses between begin_capture and end_capture of the calling thread; it breaks the capture."""
@@ -118,15 +125,25 @@ class FakeGraph(Graph):
         self.jobs = None
 
 
+class Place(NamedTuple):
+    """A place in a stream: `number` of its jobs are done."""
+
+    stream: FakeStream
+    number: int
+
+    @property
+    def has_passed(self) -> bool:
+        return self.stream.done >= self.number
+
+
 class FakeStream(Stream):
-    """`queue` holds tuples of jobs: one job, or those of a graph."""
+    """`queue` holds tuples of jobs (one job, or those of a graph), and places to wait for."""
 
     def __init__(self, device) -> None:
         self.device = device
-        self.queue: deque[tuple[Job, ...]] = deque()
+        self.queue: deque[tuple[Job, ...] | Place] = deque()
         self.pushed = 0
         self.done = 0
-        self.is_busy = False        # inside of a job: nothing behind it may run
         self._inside = 0            # jobs of the first tuple that are done
         self._captured: list[Job] | None = None
         self._broken: str | None = None
@@ -141,20 +158,21 @@ class FakeStream(Stream):
             self.queue.append(jobs)
             self.pushed += 1
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next job may run."""
+        return bool(self.queue) and (not isinstance(self.queue[0], Place) or self.queue[0].has_passed)
+
     def step(self) -> None:
         """Run the next job.  One that fails ends its tuple, and is done as far as others wait for it."""
-        if self.is_busy or not self.queue:
-            raise DeviceError("streams wait for each other")
-        jobs = self.queue[0]
-        self.is_busy, is_last = True, True
+        jobs, is_last = self.queue[0], True
         try:
-            if jobs:
+            if not isinstance(jobs, Place) and jobs:
                 job = jobs[self._inside]
                 self._inside += 1
                 job()
-            is_last = self._inside >= len(jobs)
+                is_last = self._inside == len(jobs)
         finally:
-            self.is_busy = False
             if is_last:
                 self.queue.popleft()
                 self._inside = 0
@@ -192,7 +210,8 @@ class FakeStream(Stream):
             self.break_capture("waiting for work outside of the capture")
             raise DeviceError("a stream that is captured waits for an event from outside of the capture")
         if stream is not self and stream.done < number:
-            self.push(lambda: stream.device.world.run(stream, number))
+            self.queue.append(Place(stream, number))
+            self.pushed += 1
 
     # -- copies ------------------------------------------------------------------
 

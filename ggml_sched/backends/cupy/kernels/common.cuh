@@ -57,9 +57,15 @@ __device__ __forceinline__ char* at(const View& t, const Index& k) { return at(t
 
 __device__ __forceinline__ bool narrow(int64_t bits) { return (uint64_t)bits >> 32 == 0; }
 
-// Element number i, innermost first, as its four indices.  A 64-bit division costs several of 32 bits.
+// Element number i, innermost first, as its four indices.  Divisions are dear, those of 64 bits most: dense tensors come
+// as one row and need none.
 __device__ __forceinline__ Index split(const View& t, int64_t i) {
     Index k;
+    if (i < t.ne[0]) {
+        k.i0 = i;
+        k.i1 = k.i2 = k.i3 = 0;
+        return k;
+    }
     if (narrow(i | t.ne[0] | t.ne[1] | t.ne[2])) {
         uint32_t v = (uint32_t)i;
         const uint32_t n0 = (uint32_t)t.ne[0], n1 = (uint32_t)t.ne[1], n2 = (uint32_t)t.ne[2];

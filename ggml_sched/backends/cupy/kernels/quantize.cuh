@@ -1,4 +1,5 @@
-// Blocks of 32 elements made by a warp, one element a lane: q4_0 q4_1 q5_0 q5_1 q8_0, to the bit as ggml's reference.
+// Blocks of 32 elements made by a warp, one element a lane: q4_0 q4_1 q5_0 q5_1 q8_0 to the bit as ggml's reference, and
+// iq4_nl with the CPU's search for a scale, but for the order of its sums.
 //
 // The types that a device may have a cache in.  All lanes call; block addresses are multiples of two.
 #pragma once
@@ -53,8 +54,46 @@ __device__ __forceinline__ void put_fifth_bits(char* p, int q, int lane) {
     if (lane < 2) ((uint16_t*)p)[lane] = (uint16_t)(bits >> 16 * lane);
 }
 
+// The place in UNEVEN_LEVELS that is nearest to x; of a NaN the last one.
+__device__ __forceinline__ int uneven_place(float x) {
+    int place = 0;
+    UNROLL
+    for (int i = 0; i < 15; ++i) place += !(x < 0.5f * (float)(UNEVEN_LEVELS[i] + UNEVEN_LEVELS[i + 1]));
+    return place;
+}
+
+// Some steps around the one that just spans the block are tried: which explains most of its sum of squares, once it is
+// the least-squares step for the levels that it gave?
+__device__ __forceinline__ float uneven_step(float x, int lane) {
+    const float spanning = furthest_of(x, lane).x / -127.0f;
+    float best = 0.0f, step = spanning;
+    for (int i = 0; i < 15; ++i) {
+        const float tried = spanning * (0.78f + 0.02f * (float)i);
+        const float level = (float)UNEVEN_LEVELS[uneven_place(x / tried)];
+        const float with_x = warp_reduce<Sum>(level * x), alone = warp_reduce<Sum>(level * level);
+        const float gain = with_x * with_x / alone;
+        if (gain > best) {
+            best = gain;
+            step = with_x / alone;
+        }
+    }
+    return step - step == 0.0f ? step : 0.0f;         // what is not finite leaves zeros
+}
+
+__device__ __forceinline__ void quantize_uneven(float x, char* p, int lane) {
+    const uint16_t bits = __float_to_half_bits(uneven_step(x, lane));
+    const float d = __half_bits_to_float(bits);
+    const int q = uneven_place(d != 0.0f ? x / d : 0.0f);
+    if (lane == 0) *(uint16_t*)p = bits;
+    put_nibbles(p + 2, q, lane);
+}
+
 // Element `lane` of 32 is x; the block goes to p.
 __device__ __forceinline__ void quantize_block(float x, int kind, char* p, int lane) {
+    if (kind == IQ4_NL) {
+        quantize_uneven(x, p, lane);
+        return;
+    }
     if (kind == Q8_0) {
         const float d = warp_reduce<Max>(fabsf(x)) / 127.0f;
         p[2 + lane] = (char)(int)limited(roundf(mul_rn(x, inverse_of(d))), -128.0f, 127.0f);

@@ -10,11 +10,21 @@ struct Angles {
     double per_position[PAIRS];
 };
 
+// Sine and cosine of whole turns, at most half of one: on a GPU without the local memory that large angles need.
+__device__ __forceinline__ void sincos_of_turns(float turns, float* s, float* c) {
+#ifdef HOST_CUDA
+    *s = (float)sin((double)turns * 6.283185307179586);
+    *c = (float)cos((double)turns * 6.283185307179586);
+#else
+    sincospif(2.0f * turns, s, c);
+#endif
+}
+
 __device__ __forceinline__ void turn(int64_t position, double per_position, float magnitude, float* c, float* s) {
-    const double theta = (double)position * per_position;
-    const double rest = theta - rint(theta * 0.15915494309189535) * 6.283185307179586;
-    *c = cosf((float)rest) * magnitude;
-    *s = sinf((float)rest) * magnitude;
+    const double turns = (double)position * per_position * 0.15915494309189535;
+    sincos_of_turns((float)(turns - rint(turns)), s, c);
+    *c *= magnitude;
+    *s *= magnitude;
 }
 
 // Pairs first .. first + pairs - 1 of each head; `neox`: element i with i + n_dims / 2, otherwise neighbours.
@@ -47,7 +57,8 @@ extern "C" __global__ void __launch_bounds__(1024) rope_set_rows(View a, View po
                                                                  int kind, int wide, Fault* word, int position,
                                                                  Angles angles) {
     __shared__ int part[32];
-    const int64_t width = a.ne[0], single = width - 2 * half, slots = half + single;
+    const int64_t width = a.ne[0];
+    const int slots = (int)width - half, items = slots * (int)a.ne[1];      // a pair, or an element that stays, a slot
     FOR_EACH_ROW(token, a.ne[2]) {
         const int64_t row = number_at(ids, token, wide);
         int again = 0;
@@ -59,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(1024) rope_set_rows(View a, View po
         }
         if (again) continue;                // of several rows for one place the last one stays
         const int64_t at_position = *(const int32_t*)at(positions, split(positions, token));
-        for (int64_t i = threadIdx.x; i < slots * a.ne[1]; i += blockDim.x) {
+        for (int i = threadIdx.x; i < items; i += blockDim.x) {
             const int64_t slot = i % slots, head = i / slots;
             char* const to = at(d, head * width, row, 0, 0);
             if (slot >= half) {

@@ -10,7 +10,8 @@ from ggml_sched.backends.cupy.ops._oracle import int_param, kind, like_oracle
 
 __all__ = ["OPS", "WRITABLE"]
 
-WRITABLE = frozenset({Type.F32, Type.F16, Type.BF16, Type.I32, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0})
+WRITABLE = frozenset({Type.F32, Type.F16, Type.BF16, Type.I32, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0,
+                      Type.IQ4_NL})
 """Types that elements can be converted to."""
 
 BEFORE = np.dtype([("n", "<i8", 4)])
@@ -57,6 +58,20 @@ def _convert(b: Builder, a: Place, d: Place, node: Tensor) -> None:
         b.flat("copies.convert", node.n_elements, a.arg(), d.arg(), np.int64(node.n_elements), *kinds)
 
 
+def _set_fits(node: Tensor) -> bool:
+    """Whole elements, each at a place of its own: otherwise the order of writes would decide."""
+    size = node.type.type_size
+    window = sorted((int_param(node, i), n) for i, n in enumerate(node.src[1].ne[1:]) if n > 1)
+    if int_param(node, 3) % size or any(stride % size for stride, _ in window):
+        return False
+    end = node.src[1].ne[0] * size
+    for stride, n in window:
+        if stride < end:
+            return False
+        end = stride * (n - 1) + end
+    return True
+
+
 def _set(b: Builder, node: Tensor) -> None:
     """A copy of the first source (or that itself, in place), and the second in a window of it."""
     size = node.type.type_size
@@ -89,7 +104,7 @@ def _pad(b: Builder, node: Tensor) -> None:
 
 OPS: dict[str, Op] = {
     **{op: like_oracle(op, _copy, only=_copy_fits) for op in ("CPY", "DUP", "CONT")},
-    "SET": like_oracle("SET", _set),
+    "SET": like_oracle("SET", _set, only=_set_fits),
     "REPEAT": like_oracle("REPEAT", _repeat),
     "CONCAT": like_oracle("CONCAT", _concat),
     "PAD": like_oracle("PAD", _pad),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched._graph import Tensor
-from ggml_sched.backends.cupy.launch import Builder, Op
+from ggml_sched.backends.cupy.launch import Builder, Op, Place, ScratchView, joined, spread
 from ggml_sched.backends.cupy.ops._oracle import float_param, int_param, kind, like_oracle
 
 __all__ = ["OPS"]
@@ -36,17 +36,28 @@ def _parameters(node: Tensor) -> np.ndarray:
     return np.array([(tuple(float_param(node, first + i) for i in range(4)),)], PARAMETERS)
 
 
+def _views(node: Tensor, *sources: Place, to: Place) -> list[np.ndarray | ScratchView]:
+    """Views of the sources and the result, with as few extents as their layouts allow: indices are cheap then."""
+    full = [spread(source, node.ne) for source in sources]
+    if None not in full:
+        _, places = joined(node.ne, (*full, to), 0)
+        return [place.arg() for place in places]
+    return [place.arg() for place in (*sources, to)]
+
+
 def _binary(b: Builder, node: Tensor) -> None:
+    if node.n_elements == 0:
+        return
     number = _BINARY.index(node.op) if node.op in _BINARY else 0        # ADD1 adds one element to all
-    left, right = node.src[:2]
-    if node.n_elements:
-        b.flat("elementwise.binary", node.n_elements, b.source(node, 0), b.source(node, 1), b.view(node),
-               np.int64(node.n_elements), np.int32(number), kind(left), kind(right), kind(node))
+    views = _views(node, b.source_place(node, 0), b.source_place(node, 1), to=b.place(node))
+    b.flat("elementwise.binary", node.n_elements, *views, np.int64(node.n_elements), np.int32(number),
+           kind(node.src[0]), kind(node.src[1]), kind(node))
 
 
 def _unary(b: Builder, node: Tensor) -> None:
     if node.n_elements:
-        b.flat("elementwise.unary", node.n_elements, b.source(node, 0), b.view(node), np.int64(node.n_elements),
+        views = _views(node, b.source_place(node, 0), to=b.place(node))
+        b.flat("elementwise.unary", node.n_elements, *views, np.int64(node.n_elements),
                _NUMBERS[node.op.rpartition(":")[2]], kind(node.src[0]), kind(node), _parameters(node))
 
 
@@ -62,7 +73,7 @@ def _glu(b: Builder, node: Tensor) -> None:
         if int_param(node, 1):
             gate, factor = factor, gate
     name = node.op.rpartition(":")[2]
-    b.flat("elementwise.glu", node.n_elements, gate.arg(), factor.arg(), b.view(node), np.int64(node.n_elements),
+    b.flat("elementwise.glu", node.n_elements, *_views(node, gate, factor, to=b.place(node)), np.int64(node.n_elements),
            _NUMBERS[_GATES[name]], np.int32(name == "SWIGLU_OAI"), kind(node), _parameters(node))
 
 

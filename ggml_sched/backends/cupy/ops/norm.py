@@ -23,7 +23,7 @@ def emit_norm(b: Builder, norm: Tensor, a, d, *, added=None, kept=None, scale=No
     views = (d if view is None else view for view in (added, kept, scale, shift))
     rows = n_rows(norm)
     if norm.ne[0]:
-        b.rows("norm.norm", rows, norm.ne[0], a, *views, d, np.int64(rows), np.int32(MODES[norm.op]),
+        b.rows("norm.norm_rows", rows, norm.ne[0], a, *views, d, np.int64(rows), np.int32(MODES[norm.op]),
                float_param(norm, 0), np.int32(around))
 
 
