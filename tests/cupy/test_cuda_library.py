@@ -67,8 +67,10 @@ def test_every_type(kind):
     check(ctx, ctx.mul_mat(w, x), {w: random(RNG, k, 19), x: random(RNG, k, 33)}, 1)
 
 
-@pytest.mark.parametrize("kind", ["f16", "q4_0"])
-@pytest.mark.parametrize("a, b, calls", [((64, 19, 2, 3), (64, 33, 6, 3), 6), ((64, 19, 2, 1), (64, 33, 2, 4), 8)])
+@pytest.mark.parametrize("kind, a, b, calls", [
+    ("f16", (64, 19, 2, 3), (64, 33, 6, 3), 6), ("q4_0", (64, 19, 2, 3), (64, 33, 6, 3), 6),
+    ("f16", (64, 19, 4, 2), (64, 33, 4, 4), 4), ("q4_0", (64, 19, 4, 1), (64, 33, 4, 2), 8),
+])
 def test_batches(kind, a, b, calls):
     ctx = gs.Context()
     w, x = ctx.tensor(kind, a), ctx.tensor("f32", b)

@@ -59,8 +59,10 @@ def multiply(b: Builder, node: Tensor) -> None:
     r2, r3 = (m // m_a for m, m_a in zip(x.ne[2:], a.ne[2:], strict=True))
     rows = a.ne[1] if direct else min(a.ne[1], _rows(a))
     piece = None if direct else b.scratch(2 * k * rows)
+    # Matrices that are f16 where they lie, each for one of the other side, are one call.
+    together = x.ne[2] if direct and r2 == 1 else r2
     for a3 in range(a.ne[3]):
-        for a2 in range(a.ne[2]):
+        for a2 in range(0, x.ne[2] // r2, together // r2):
             for first in range(0, a.ne[1], rows):
                 m = min(rows, a.ne[1] - first)
                 part = w.moved(first * w.nb[1] + a2 * w.nb[2] + a3 * w.nb[3]).shaped((k, m, 1, 1))
@@ -72,7 +74,9 @@ def multiply(b: Builder, node: Tensor) -> None:
                     i2 = a2 * r2
                     at = Scratch(right.offset + 2 * k * n * (i2 + x.ne[2] * i3))
                     to = result.moved(4 * first + i2 * node.nb[2] + i3 * node.nb[3]).pointer()
-                    _gemm(b, (m, n, k), (left, lda), (at, k), (to, node.nb[1] // 4), r2, (0, k * n, node.nb[2] // 4))
+                    stride = w.nb[2] // 2 if together > r2 else 0
+                    _gemm(b, (m, n, k), (left, lda), (at, k), (to, node.nb[1] // 4), together,
+                          (stride, k * n, node.nb[2] // 4))
 
 
 def _to_f16(b: Builder, a: Tensor, part: Place, piece: Scratch) -> None:
