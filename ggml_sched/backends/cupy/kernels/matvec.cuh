@@ -145,7 +145,7 @@ __device__ __forceinline__ void rows_times_8_bits(const Product& a, const uint8_
                                                   float (&sum)[WEIGHT_ROWS][COLUMNS]) {
     typedef Blocks<KIND> T;
     const int units = (int)(a.k >> 5);
-    UNROLL_BY(COLUMNS == 1 ? 4 : 1)
+    UNROLL_BY(COLUMNS == 1 ? 2 : 1)
     for (int u = threadIdx.x & 31; u < units; u += 32) {
         Unit w[WEIGHT_ROWS];
         UNROLL
@@ -210,7 +210,7 @@ __device__ __forceinline__ void plain_rows(const Product& a, const uint8_t* cons
     if (a.wide) {
         const int size = KIND == F32 ? 4 : 2, eights = (int)(a.k >> 3);
         done = (int64_t)eights * 8;
-        UNROLL_BY(COLUMNS == 1 ? 4 : 1)
+        UNROLL_BY(COLUMNS == 1 ? 2 : 1)
         for (int u = lane; u < eights; u += 32) {
             float v[WEIGHT_ROWS][8];
             UNROLL

@@ -15,6 +15,7 @@ from ggml_sched.backends.cupy.ops import (
     copies,
     elementwise,
     fused,
+    gated,
     matrix,
     norm,
     recurrent,
@@ -25,15 +26,19 @@ from ggml_sched.backends.cupy.ops import (
     sort,
 )
 from ggml_sched.backends.cupy.ops.groups import find, group_of
+from ggml_sched.backends.cupy.repack import is_packed
 from ggml_sched.errors import UnsupportedOp
 
 __all__ = ["GROUPS", "OPS", "build", "build_group", "fusion_groups", "supports"]
 
 _MODULES = (elementwise, copies, rows, norm, soft_max, rope, reduce, sort, recurrent, matrix, attention)
 
+_PACKED = frozenset({"MUL_MAT", "MUL_MAT_ID", "GET_ROWS", "FLASH_ATTN_EXT"})
+"""Ops that know rows which repack.py rearranged."""
+
 OPS: dict[str, Op] = {name: op for module in _MODULES for name, op in module.OPS.items()}
 
-GROUPS: list[Group] = [*fused.GROUPS]
+GROUPS: list[Group] = [*gated.GROUPS, *fused.GROUPS]
 
 
 def supports(node: Tensor) -> bool:
@@ -58,6 +63,11 @@ def build(b: Builder, position: int, node: Tensor) -> None:
         sources = ", ".join("none" if s is None else f"{s.type} {list(s.ne)}" for s in node.src)
         raise UnsupportedOp(f"backend {b.name!r}: no kernel for node {node.name!r}: {node.op} of {sources} to "
                             f"{node.type} {list(node.ne)}")
+    if node.op not in _PACKED:
+        for t in (node, *node.src):
+            if t is not None and is_packed(t):
+                raise UnsupportedOp(f"backend {b.name!r}: node {node.name!r} ({node.op}) has no kernel for the "
+                                    f"rearranged rows of {t.name!r} ({t.type})")
     op = OPS[node.op]
     b.begin(position, node, op.inplace)
     op.build(b, node)

@@ -14,11 +14,12 @@ import numpy as np
 
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cupy.launch import Builder, ErrorWord, Op, Place, Scratch
+from ggml_sched.backends.cupy.ops import library
 from ggml_sched.backends.cupy.ops._oracle import like_oracle
 from ggml_sched.backends.cupy.ops.blocks import is_multiple, loads_whole
 from ggml_sched.backends.cupy.repack import is_packed
 
-__all__ = ["OPS", "PRODUCT", "Columns", "few", "product"]
+__all__ = ["OPS", "few", "is_few"]
 
 PRODUCT = np.dtype([(name, "<i8") for name in (
     "k", "rows", "columns", "matrices", "w1", "w2", "w3", "x1", "x2", "x3", "d1", "d2", "d3", "n2", "r2", "r3",
@@ -57,9 +58,7 @@ class Columns:
     where they are rounded to 8 bits.
     """
 
-    def __init__(self, b: Builder, node: Tensor, rounded: bool) -> None:
-        x = node.src[1]
-        place = b.source_place(node, 1)
+    def __init__(self, x: Tensor, place: Place, b: Builder, rounded: bool) -> None:
         n, columns = x.n_elements, prod(x.ne[1:])
         self.rounded = rounded
         self.runs: np.uint64 | Scratch = NONE
@@ -79,24 +78,23 @@ class Columns:
             b.flat("activations.to_f32", n, place.arg(), self.x, np.int64(n), np.int32(x.type))
 
 
-def product(b: Builder, node: Tensor, w: Place, columns: Columns) -> np.ndarray:
-    """A node's numbers for the kernels."""
+def product(node: Tensor, w: Place, columns: Columns, ids: Place | None, dst: Tensor) -> np.ndarray:
+    """A node's numbers for the kernels; `ids`: where they are; `dst`: what has the result, of the node's extents."""
     a, x = node.src[:2]
     p = np.zeros(1, PRODUCT)
     p["k"], p["rows"] = a.ne[:2]
     p["w1"], p["w2"], p["w3"] = w.nb[1:]
     p["x1"], p["x2"], p["x3"] = columns.strides
-    p["d1"], p["d2"], p["d3"] = node.nb[1:]
+    p["d1"], p["d2"], p["d3"] = dst.nb[1:]
     p["w0"] = w.nb[0]
     if a.type.is_quantized:
         p["packed"] = is_packed(a)
     else:
         p["wide"] = w.nb[0] == a.type.type_size and columns.aligned and is_multiple(w, 16)
-    if node.op == "MUL_MAT_ID":
-        ids = node.src[2]
+    if ids is not None:
         p["columns"], p["n2"], p["r2"], p["r3"] = 1, 1, 1, 1
         p["matrices"] = ids.ne[0] * ids.ne[1]
-        p["id0"], p["id1"] = b.source_place(node, 2).nb[:2]
+        p["id0"], p["id1"] = ids.nb[:2]
         p["n_used"], p["n_slots"], p["n_experts"] = ids.ne[0], x.ne[1], a.ne[2]
         return p
     p["columns"], p["n2"] = x.ne[1], max(1, x.ne[2])
@@ -112,44 +110,47 @@ def product(b: Builder, node: Tensor, w: Place, columns: Columns) -> np.ndarray:
     return p
 
 
-def few(b: Builder, node: Tensor, second: Place | None = None, dst: Tensor | None = None, gate: int = 0) -> None:
-    """Append the product of a node with few columns; with `second`, more weights, the gated unit `dst` of both."""
+def few(b: Builder, node: Tensor, second: Tensor | None = None, dst: Tensor | None = None, gate: int = 0) -> None:
+    """Append the product of a node with few columns.
+
+    With `second`, other weights of the same layout: the gated unit `dst` of both products, which shares no memory with
+    what it is made of.
+    """
     a = node.src[0]
-    exact = not a.type.is_quantized or b.exact
-    columns = Columns(b, node, rounded=not exact)
-    w = b.source_place(node, 0)
-    p = product(b, node, w, columns)
-    name, step = a.type.name.lower(), 1
-    if not a.type.is_quantized or not exact:
-        step = 1 if p["columns"][0] == 1 else FEW
-        name = f"{'packed_' if p['packed'][0] else ''}{name}_{step}"
-    else:
-        name = "exact_" + name
+    place = b.source_place if dst is None else lambda node, i: b.place(node.src[i])
+    rounded = a.type.is_quantized and not b.exact
+    ids = place(node, 2) if node.op == "MUL_MAT_ID" else None
+    columns = Columns(node.src[1], place(node, 1), b, rounded)
+    w = place(node, 0)
     result = node if dst is None else dst
-    if dst is not None:
-        p["gate"] = gate
-        p["d1"], p["d2"], p["d3"] = dst.nb[1:]
-    rows = ROWS * WARPS if second is None else WARPS
-    ids = b.source_place(node, 2).pointer() if node.op == "MUL_MAT_ID" else NONE
+    p = product(node, w, columns, ids, result)
+    p["gate"] = gate
+    n_columns, name = int(p["columns"][0]), a.type.name.lower()
+    step = 1 if n_columns == 1 else FEW
+    if a.type.is_quantized and not rounded:
+        step, name = 1, f"exact_{name}"
+    else:
+        name = f"{'packed_' if p['packed'][0] else ''}{name}_{step}"
+    rows = WARPS * (ROWS if second is None else 1)
     b.launch(f"matvec_{FAMILY[a.type]}.{name}",
-             (-(-a.ne[1] // rows), min(int(p["matrices"][0]), 65535), -(-int(p["columns"][0]) // step)), (32 * WARPS,),
-             p, w.pointer(), NONE if second is None else second.pointer(), columns.x, columns.runs, ids,
-             b.pointer(result), ErrorWord(), b.position)
+             (-(-a.ne[1] // rows), min(int(p["matrices"][0]), 65535), -(-n_columns // step)), (32 * WARPS,),
+             p, w.pointer(), NONE if second is None else b.pointer(second), columns.x, columns.runs,
+             NONE if ids is None else ids.pointer(), b.pointer(result), ErrorWord(), b.position)
 
 
 def many(b: Builder, node: Tensor) -> None:
     """Append the product of a node with many columns, or of many tokens with their experts."""
     a = node.src[0]
     rounded = a.type.is_quantized and not b.exact
-    columns = Columns(b, node, rounded)
+    ids = b.source_place(node, 2) if node.op == "MUL_MAT_ID" else None
+    columns = Columns(node.src[1], b.source_place(node, 1), b, rounded)
     w = b.source_place(node, 0)
-    p = product(b, node, w, columns)
-    n, matrices = node.src[1].ne[1], int(p["matrices"][0])
+    p = product(node, w, columns, ids, node)
+    matrices, tiles = int(p["matrices"][0]), -(-node.src[1].ne[1] // TILE)
     pairs: np.uint64 | Scratch = NONE
     groups: np.uint64 | Scratch = NONE
-    tiles = -(-n // TILE)
-    if node.op == "MUL_MAT_ID":
-        pairs, groups, tiles = _grouped(b, node)
+    if ids is not None:
+        pairs, groups, tiles = _grouped(b, ids, a.ne[2])
         p["matrices"] = matrices = 1
     prefix = "exact_" if a.type.is_quantized and not rounded else ""
     b.launch(f"matmul_{FAMILY[a.type]}.{prefix}{a.type.name.lower()}",
@@ -158,10 +159,9 @@ def many(b: Builder, node: Tensor) -> None:
              pairs, groups, shared=SHARED_ROUNDED if rounded else SHARED_FLOATS)
 
 
-def _grouped(b: Builder, node: Tensor) -> tuple[Scratch, Scratch, int]:
+def _grouped(b: Builder, ids: Place, n_experts: int) -> tuple[Scratch, Scratch, int]:
     """The pairs of (token, slot) by expert, the tiles over them, and how many tiles there are at most."""
-    ids = b.source_place(node, 2)
-    n_pairs, n_experts = prod(ids.ne[:2]), node.src[0].ne[2]
+    n_pairs = prod(ids.ne[:2])
     n_tiles = n_pairs // TILE + min(n_experts, n_pairs)
     counts, pairs, groups = b.scratch(4 * n_experts), b.scratch(4 * n_pairs), b.scratch(16 * n_tiles)
     grid, block, numbers = (-(-n_experts // WARPS),), (32 * WARPS,), (np.int32(n_pairs), np.int32(n_experts))
@@ -171,12 +171,18 @@ def _grouped(b: Builder, node: Tensor) -> tuple[Scratch, Scratch, int]:
     return pairs, groups, n_tiles
 
 
+def is_few(node: Tensor) -> bool:
+    """Whether one pass over the weights serves a product; with experts, whether its tokens are few."""
+    return (node.src[2] if node.op == "MUL_MAT_ID" else node.src[1]).ne[1] <= FEW
+
+
 def _mul_mat(b: Builder, node: Tensor) -> None:
     if not node.n_elements:
         return
-    columns = node.src[2].ne[1] if node.op == "MUL_MAT_ID" else node.src[1].ne[1]
-    if columns <= FEW:
+    if is_few(node):
         few(b, node)
+    elif b.blas and not b.exact and library.suits(node):
+        library.multiply(b, node)
     else:
         many(b, node)
 
@@ -191,7 +197,7 @@ def _work(node: Tensor) -> int:
     if node.op == "MUL_MAT_ID":
         n_pairs, n_experts = prod(node.src[2].ne[:2]), a.ne[2]
         total += 4 * n_experts + 4 * n_pairs + 16 * (n_pairs // TILE + n_experts) + 3 * 256
-    return total
+    return max(total, library.work(node)) if library.suits(node) else total
 
 
 def _fits(node: Tensor) -> bool:

@@ -8,6 +8,7 @@ from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cupy.launch import Builder, Op
 from ggml_sched.backends.cupy.ops._oracle import kind, like_oracle, n_rows
 from ggml_sched.backends.cupy.ops.copies import WRITABLE
+from ggml_sched.backends.cupy.repack import is_packed
 
 __all__ = ["OPS"]
 
@@ -17,7 +18,11 @@ every row looks through those behind it."""
 
 
 def _get_rows(b: Builder, node: Tensor) -> None:
-    if node.n_elements:
+    if node.n_elements and is_packed(node.src[0]):
+        n = node.n_elements // 32
+        b.flat(f"packed_rows.{node.src[0].type.name.lower()}", n, b.source(node, 0), b.source(node, 1), b.view(node),
+               np.int64(n), b.error, b.position)
+    elif node.n_elements:
         b.flat("rows.get_rows", node.n_elements, b.source(node, 0), b.source(node, 1), b.view(node),
                np.int64(node.n_elements), kind(node.src[0]), b.error, b.position)
 
