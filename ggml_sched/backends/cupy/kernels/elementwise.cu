@@ -36,11 +36,13 @@ __device__ __forceinline__ float of_half(float x) {
     return fabsf(x) <= 65504.0f ? __half_bits_to_float(__float_to_half_bits(x)) : x;
 }
 
-// As ggml's table has it: a function of f16 to f16.
+// As ggml's table has it: a function of f16 to f16.  No product is joined with a sum: one bit more may round to another
+// half.
 __device__ __forceinline__ float gelu_of_halves(float x) {
     x = of_half(x);
-    const float t = tanhf((x * x * 0.044715f + 1.0f) * x * 0.7978845608028654f);
-    return of_half((t + 1.0f) * 0.5f * x);
+    const float u = add_rn(mul_rn(mul_rn(x, x), 0.044715f), 1.0f);
+    const float t = tanhf(mul_rn(mul_rn(u, x), 0.7978845608028654f));
+    return of_half(mul_rn(mul_rn(add_rn(t, 1.0f), 0.5f), x));
 }
 
 __device__ __forceinline__ float hard_gate(float x) {
