@@ -141,6 +141,26 @@ def test_every_block_and_thread_runs_once_in_any_order(folder):
 
 
 @pytest.mark.parametrize("order", ORDERS[:3])
+def test_threads_that_never_wait_cost_no_switch_of_their_own(bench, order):
+    """One for a warp's 32 threads; those that wait cost theirs."""
+    bench.device.order = order
+    target, function = bench.device.alloc(4), bench.module.function("last_block_wins")
+    before = function.switches
+    bench.run("last_block_wins", 100, 256, target)
+    assert function.switches - before == 100 * 8
+    before = function.switches
+    bench.run("divergent", 100, 256, np.int32(256))
+    assert function.switches - before >= 100 * 256
+
+
+def test_fibers_work_without_assembly(tmp_path, monkeypatch):
+    """As on processors that have no switch of their own here."""
+    monkeypatch.setenv("CXX", "g++ -DHOST_CUDA_UCONTEXT")
+    with FakeDevice() as device:
+        test_barriers_make_orders_of_threads_agree(Bench(SOURCE, tmp_path, device))
+
+
+@pytest.mark.parametrize("order", ORDERS[:3])
 @pytest.mark.parametrize(("name", "args", "said"), [
     ("divergent", [np.int32(40)], r"divergent barrier at line \d+: of 64 threads 40 wait for the block, .* 24 have"),
     ("left_early", [np.int32(32)], r"divergent barrier at line \d+: of 64 threads 32 wait for the block, .* 32 have"),

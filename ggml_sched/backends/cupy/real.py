@@ -7,6 +7,7 @@ CuPy is imported when a device is opened, not before.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
 from operator import index
@@ -114,7 +115,7 @@ class CupyDevice(Device):
         self._peers: dict[int, bool] = {number: True}
         self._blas: CupyBlas | None = None
         self._has_blas: bool | None = None
-        self.n_captures = 0
+        self.capturing: set[int] = set()        # threads that capture a stream of it
 
     def failure(self, error: Exception, needed: int = 0) -> DeviceError:
         """What an error of CUDA is here."""
@@ -246,7 +247,7 @@ class CupyMemory(Memory):
     def free(self) -> None:
         if self._owner is None or self._device.is_closed:
             return
-        if self._device.n_captures:
+        if threading.get_ident() in self._device.capturing:
             raise DeviceError("freeing memory while a stream is captured")
         with self._device.entered:
             self.drop()
@@ -306,6 +307,7 @@ class CupyStream(Stream):
         self.stream = device.cupy.cuda.Stream(non_blocking=True)
         self.ptr = self.stream.ptr
         self.is_capturing = False
+        self._thread = 0            # that began the capture
 
     def synchronize(self) -> None:
         with self._entered:
@@ -358,13 +360,14 @@ class CupyStream(Stream):
         with self._entered:
             self.stream.begin_capture(self._runtime.streamCaptureModeThreadLocal)
         self.is_capturing = True
-        self._device.n_captures += 1
+        self._thread = threading.get_ident()
+        self._device.capturing.add(self._thread)
 
     def end_capture(self) -> CupyGraph:
         if not self.is_capturing:
             raise DeviceError("end_capture without begin_capture")
         self.is_capturing = False
-        self._device.n_captures -= 1
+        self._device.capturing.discard(self._thread)
         with self._entered:
             return self._device.graph(self.stream.end_capture())
 

@@ -73,6 +73,7 @@ template <class... A> static inline int launch(
 
 #define HOST_CUDA_PUBLIC extern "C" __attribute__((visibility("default")))
 HOST_CUDA_PUBLIC const char* host_cuda_message() { return host_cuda::message; }
+HOST_CUDA_PUBLIC unsigned long long host_cuda_switches() { return host_cuda::n_switches; }
 // Behind the source, for each kernel: its launch, the sizes and kinds of its arguments, its bound on threads.
 #define HOST_CUDA_EXPORT(kernel, bound)                                                                                \
     HOST_CUDA_PUBLIC int host_launch_##kernel(const unsigned* sizes, unsigned shared, const char* block,               \

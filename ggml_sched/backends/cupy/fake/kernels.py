@@ -62,6 +62,7 @@ class FakeModule(Module):
             # With the interpreter's lock: what the library keeps of a launch is its alone.
             found = ctypes.PyDLL(str(path))
             found.host_cuda_message.restype = ctypes.c_char_p
+            found.host_cuda_switches.restype = ctypes.c_uint64
             self._libraries[name] = found
         return self._libraries[name]
 
@@ -83,6 +84,11 @@ class FakeFunction(Function):
         self.sizes = tuple(sizes[:n])
         self.kinds = kinds.raw[:n].decode()
         self.max_threads = threads.value
+
+    @property
+    def switches(self) -> int:
+        """How often kernels of its source switched to a thread's stack, ever."""
+        return 0 if self._library is None else self._library.host_cuda_switches()
 
     def pack(self, args: Sequence[np.generic | np.ndarray]) -> Packed:
         packed = Packed(args, self.name)

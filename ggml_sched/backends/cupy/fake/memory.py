@@ -21,7 +21,9 @@ __all__ = ["FakeMemory", "Heap", "Pinned"]
 FRESH = 0xA5
 GONE = 0xDD
 KEPT = 32 << 20
-"""Bytes of freed memory that are kept."""
+"""Bytes of freed memory that are kept,"""
+KEPT_PIECES = 256
+"""in so many pieces."""
 
 _libc = ctypes.CDLL(None)
 _libc.posix_memalign.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_size_t)
@@ -30,7 +32,7 @@ _libc.free.restype = None
 
 
 class FakeMemory(Memory):
-    """Bytes of a fake device.  `bytes` is an array over them, None on a dry device."""
+    """Memory of a fake device.  `has_bytes`: not on a dry device."""
 
     def __init__(self, device, ptr: int, size: int, has_bytes: bool) -> None:
         self.device = device
@@ -74,12 +76,15 @@ class Heap:
                 raise DeviceOutOfMemory(n, free)
             ptr = at.value
             ctypes.memset(ptr, FRESH, size)
+            # What AddressSanitizer gave back to the host may come again.
+            self._gone = deque(old for old in self._gone if old.has_bytes or not ptr - old.size < old.ptr < ptr + size)
         memory = FakeMemory(device, ptr, n, not is_dry)
         bisect.insort(self._starts, ptr)
         self._live[ptr] = memory
         return memory
 
     def release(self, memory: FakeMemory, at_once: bool = False) -> None:
+        """`at_once`: give the bytes back to the host, for AddressSanitizer to watch."""
         memory.is_free = True
         del self._live[memory.ptr]
         del self._starts[bisect.bisect_left(self._starts, memory.ptr)]
@@ -87,17 +92,19 @@ class Heap:
             return
         if at_once:
             _libc.free(memory.ptr)
-            return
-        ctypes.memset(memory.ptr, GONE, memory.size)
+            memory.has_bytes = False
+        else:
+            ctypes.memset(memory.ptr, GONE, memory.size)
+            self._gone_bytes += memory.size
         self._gone.append(memory)
-        self._gone_bytes += memory.size
-        while self._gone_bytes > KEPT:
+        while self._gone_bytes > KEPT or len(self._gone) > KEPT_PIECES:
             self._forget()
 
     def _forget(self) -> None:
         memory = self._gone.popleft()
-        self._gone_bytes -= memory.size
-        _libc.free(memory.ptr)
+        if memory.has_bytes:
+            self._gone_bytes -= memory.size
+            _libc.free(memory.ptr)
 
     def of(self, device) -> list[FakeMemory]:
         return [memory for memory in self._live.values() if memory.device is device]
