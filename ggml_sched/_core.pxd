@@ -112,8 +112,6 @@ cdef class Request:
     cdef void follow(self, Policy policy) noexcept
     cdef int ask(self) except -1
     cdef void drop_answers(self) noexcept
-    cdef int put_groups(self) except -1
-    cdef list checked_groups(self, BackendBase backend)
     cdef int ask_about_buffers(self) except -1
     cdef int ask_about_nodes(self) except -1
     cdef int ask_about_each(self, int32_t b) except -1

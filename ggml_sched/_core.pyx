@@ -10,6 +10,7 @@ A contents page.  All imports stand here; the parts below, in core/alloc/ and co
     plan/answers            what backends have said of each kind of node
     plan/ask                asking them
     plan/request            what a plan depends on besides the graph
+    plan/offered            what backends would compute as one
     plan/reasons            why a tensor is where it is
     plan/splits             splits, and the copies between them
     plan/seed               the first generation's passes
@@ -173,6 +174,7 @@ include "core/plan/answers.pxi"
 include "core/plan/devices.pxi"
 include "core/plan/ask.pxi"
 include "core/plan/request.pxi"
+include "core/plan/offered.pxi"
 include "core/plan/reasons.pxi"
 include "core/plan/splits.pxi"
 include "core/plan/seed.pxi"

@@ -220,6 +220,7 @@ cdef int plan_mark_inner(gs_plan *p, const gs_graph *g) noexcept nogil:
     for i in range(p.n_groups):
         for k in range(p.group_begin[i], p.group_begin[i + 1] - 1):
             id = g.node[p.group_member[k]]
+            p.state[id] &= ~GS_STATE_INNER
             if g.memory[id] == id and p.home[id] >= 0 and not needed[id]:
                 p.state[id] |= GS_STATE_INNER
     free(of)
@@ -234,12 +235,14 @@ def needed_of(Graph graph not None, PlanData data not None, int32_t first, int32
     cdef const gs_graph *g = &graph.flat
     cdef const gs_plan *p = &data.c
     cdef unsigned char *read = <unsigned char *>calloc(3 * max(<int64_t>g.n_tensors, 1), 1)
-    cdef unsigned char *used = read + g.n_tensors
-    cdef unsigned char *grouped = used + g.n_tensors
+    cdef unsigned char *used
+    cdef unsigned char *grouped
     cdef int32_t i, k, id, at = 0
     cdef list found = []
     if read == NULL:
         raise no_host_memory(f"the nodes of a graph of {g.n_tensors} tensors")
+    used = read + g.n_tensors
+    grouped = used + g.n_tensors
     try:
         for k in range(p.group_begin[p.n_groups] if p.n_groups else 0):
             grouped[g.node[p.group_member[k]]] = True

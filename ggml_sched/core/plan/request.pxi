@@ -223,77 +223,11 @@ cdef class Request:
 
         The first generation's placement asks for none.  BackendError for an answer that is no such thing.
         """
-        cdef list found = []
-        cdef int32_t b
         if not self.devices.fuses or policy.c.placement == GS_PLACEMENT_SEED:
             return ()
         if self.offered is None:
-            for b in range(self.devices.n):
-                if self.devices.fuses[b]:
-                    for members in self.checked_groups(self.devices.backends[b]):
-                        found.append((b, members))
-            found.sort(key=_by_first)
-            self.offered = tuple(found)
-            self.put_groups()
+            self.offered = ask_groups(self)
         return self.offered
-
-    cdef list checked_groups(self, BackendBase backend):
-        """The groups that a backend offers, as tuples of positions."""
-        cdef const gs_graph *g = &self.graph.flat
-        cdef list found = []
-        cdef set taken = set()
-        for group in backend.fusion_groups(self.graph):
-            try:
-                members = tuple(map(_index, group))
-            except TypeError:
-                raise BackendError(f"backend {backend.name!r} would compute {group!r} as one, which are no positions of "
-                                   "nodes") from None
-            what = f"backend {backend.name!r} would compute the nodes {list(members)} as one"
-            if len(members) < 2:
-                raise BackendError(f"{what}: a group has two or more")
-            for position in members:
-                if not 0 <= position < g.n_nodes:
-                    raise BackendError(f"{what}: the graph has the nodes 0 .. {g.n_nodes - 1}")
-            what = f"{what} ({names_of_nodes(self.graph, members)})"
-            for k in range(1, len(members)):
-                if members[k - 1] >= members[k]:
-                    raise BackendError(f"{what}: they do not ascend")
-            for position in members:
-                t = self.graph.nodes[position]
-                if not t.computes:
-                    raise BackendError(f"{what}: {describe(t)} computes nothing")
-                if position in taken:
-                    raise BackendError(f"{what}: {describe(t)} is in another group of this backend already")
-                taken.add(position)
-            found.append(members)
-        return found
-
-    cdef int put_groups(self) except -1:
-        """What was offered, as arrays."""
-        cdef gs_request *r = &self.c
-        cdef int32_t *at
-        cdef Py_ssize_t n = len(self.offered), n_members = 0
-        for _, members in self.offered:
-            n_members += len(members)
-        if n == 0:
-            return 0
-        at = <int32_t *>malloc((2 * n + 1 + n_members) * sizeof(int32_t))
-        if at == NULL:
-            self.offered = None
-            raise no_host_memory(f"planning {r.g.n_tensors} tensors")
-        r.group_backend = at
-        r.group_begin = at + n
-        r.group_member = at + 2 * n + 1
-        r.group_begin[0] = n_members = n = 0
-        for b, members in self.offered:
-            r.group_backend[n] = b
-            for position in members:
-                r.group_member[n_members] = position
-                n_members += 1
-            n += 1
-            r.group_begin[n] = <int32_t>n_members
-        r.n_groups = <int32_t>n
-        return 0
 
     cdef void drop_answers(self) noexcept:
         """Those of an attempt that failed, too."""
@@ -414,16 +348,3 @@ cdef class Request:
                     memcpy(r.nbytes + i * n, r.g.nbytes, n * sizeof(int64_t))
             r.nbytes[b * n + id] = size
         return 0
-
-
-cdef tuple _by_first(tuple offered):
-    """Groups in the order of their first members, and of their backends."""
-    return offered[1][0], offered[0]
-
-
-cdef str names_of_nodes(Graph graph, tuple positions):
-    """How messages list nodes; the first few of many."""
-    cdef list names = []
-    for position in positions[:8]:
-        names.append(describe(graph.nodes[position]))
-    return ", ".join(names) + (", ..." if len(positions) > 8 else "")
