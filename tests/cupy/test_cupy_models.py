@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import cupy_devices as devices
 import numpy as np
 import pytest
 
 import ggml_sched as gs
+from ggml_sched.backends.cupy.device import Blas, DeviceError
+from ggml_sched.backends.cupy.fake import FakeDevice
 from ggml_sched.llama import load, random_llama
 from ggml_sched.llama.arch import ARCHITECTURES
 from ggml_sched.llama.synthetic_models import random_model
@@ -79,6 +83,54 @@ def test_captured_plans_give_the_bits_of_launched_ones():
     assert np.array_equal(*found)
 
 
+class Library(Blas):
+    """Matrix products as a device's own library makes them: in the order of a stream, and never captured."""
+
+    n_calls = 0
+
+    def gemm(self, stream, m, n, k, a, lda, b, ldb, c, ldc, batch=1, stride_a=0, stride_b=0, stride_c=0):
+        if stream.is_capturing:
+            raise DeviceError("a library is called while its stream is captured")
+        self.n_calls += 1
+
+        def at(address, dtype, shape, strides):
+            size = np.dtype(dtype).itemsize
+            last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
+            flat = np.frombuffer((ctypes.c_char * (last * size)).from_address(address), dtype)
+            return np.lib.stride_tricks.as_strided(flat, shape, [s * size for s in strides])
+
+        def multiply():
+            left = at(a, np.float16, (batch, m, k), (stride_a, lda, 1)).astype(np.float32)
+            right = at(b, np.float16, (batch, n, k), (stride_b, ldb, 1)).astype(np.float32)
+            at(c, np.float32, (batch, n, m), (stride_c, ldc, 1))[...] = right @ left.swapaxes(1, 2)
+
+        stream.push(multiply)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_prompts_go_through_the_library_of_a_device_that_has_one(seed, monkeypatch):
+    """They are not captured, and tokens still are; work memory grows for them."""
+    library = Library()
+    monkeypatch.setattr(FakeDevice, "blas", lambda self: library)
+    data = random_llama(5, n_vocab=64, n_embd=64, n_layer=2, n_head=4, n_head_kv=2, n_ff=64, dtype="q4_0")
+    prompt = (TOKENS * 4)[:40]
+
+    def run(backend) -> np.ndarray:
+        with load(data, [backend], n_ctx=256) as model:
+            found = []
+            for _ in range(3):
+                model.reset()
+                found += [model.eval([7]), model.eval([7]), model.eval(prompt), model.eval([7])]
+            return np.concatenate(found)
+
+    with gs.CpuBackend(1, kernels="numpy") as oracle:
+        expected = run(oracle)
+    with devices.backend(seed=seed, exact=True) as cuda:
+        assert nmse(expected, run(cuda)) < 1e-4
+        assert library.n_calls > 0 and cuda.work.size > 0
+        assert cuda.device.counts.captures == 1
+
+
 # -- what a token costs the host ----------------------------------------------------------
 
 
@@ -136,8 +188,6 @@ def test_prompts_of_several_lengths_keep_their_plans():
 
 
 def test_a_model_works_after_an_error_of_the_device(monkeypatch):
-    from ggml_sched.backends.cupy.device import DeviceError
-
     expected = by_the_cpu(LLAMA)[: len(TOKENS) + 1]
     with devices.backend(exact=True) as cuda, load(LLAMA, [cuda], n_ctx=64) as model:
         got = [model.eval(TOKENS)]

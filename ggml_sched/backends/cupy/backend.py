@@ -86,8 +86,8 @@ class CupyBackend(Backend):
 
     `memory` bounds buffers and work memory together, in bytes.  `exact`: matrix products with f32 activations instead
     of 8-bit ones.  `capture=False` launches every kernel by itself instead of replaying graphs.  `repack`: quantised
-    weights that only matrix products read are kept in an order that they read faster, in their own bytes.  `staging`:
-    bytes of pinned host memory through which data goes each way.
+    weights are kept in an order that matrix products read faster, in their own bytes, where no op needs another.
+    `staging`: bytes of pinned host memory through which data goes each way.
 
     Raises BackendError where there is no CuPy (it says what to install) or no such device.  A child process cannot use
     a backend of its parent: everything but closing raises BackendError there.

@@ -17,6 +17,7 @@ from ggml_sched.backends.cupy.device import DeviceError, Function, Graph, Packed
 from ggml_sched.backends.cupy.fault import Numbers
 from ggml_sched.backends.cupy.launch import Builder, Launch
 from ggml_sched.backends.cupy.ops import build, build_group
+from ggml_sched.backends.cupy.ops.library import PRODUCT
 from ggml_sched.backends.cupy.repack import is_packed
 from ggml_sched.errors import BackendError, PlacementError, UnsupportedOp
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["DevicePlan", "Load"]
 
 
-PRODUCT = "blas.gemm"
-"""What a launch of the device's own library is called."""
+READ_PACKED = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")
+"""Ops whose first source may lie rearranged."""
 
 
 class Load(NamedTuple):
@@ -79,7 +80,7 @@ def staged_leafs(nodes: Sequence[Tensor]) -> dict[int, list[Load | Overwrite]]:
 
 
 def straighten_for(backend: CupyBackend, nodes: Sequence[Tensor]) -> None:
-    """Let rearranged weights that something else than a matrix product uses lie as ggml has them."""
+    """Let rearranged weights lie as ggml has them where a node cannot use them otherwise."""
     for node in nodes:
         if not node.computes:
             continue
@@ -87,12 +88,12 @@ def straighten_for(backend: CupyBackend, nodes: Sequence[Tensor]) -> None:
             buffer = None if t is None else t.buffer
             if isinstance(buffer, DeviceBuffer) and buffer.backend is backend:
                 for part in buffer.packed.under(t):
-                    if i != 1 or node.op not in ("MUL_MAT", "MUL_MAT_ID") or not _is_whole(t):
+                    if i != 1 or node.op not in READ_PACKED or not _is_whole(t):
                         backend.straighten(buffer, part)
 
 
 def _is_whole(t: Tensor) -> bool:
-    """Whether a matrix product can read rearranged weights, or this view of some."""
+    """Whether this is rearranged weights, or whole rows of some."""
     try:
         return is_packed(t)
     except UnsupportedOp:
