@@ -45,7 +45,7 @@ def build(graph: gs.Graph, needed: set | None) -> Builder:
 def check(ctx: gs.Context, outs, values: dict, *, read: tuple[gs.Tensor, ...] = (), n_launches: int,
           tolerance: float = 2e-6) -> None:
     """Groups give what the nodes give one by one, in every order of threads; what nobody reads stays unwritten."""
-    graph = gs.Graph(*outs)
+    graph, seen = gs.Graph(*outs), None
     keep = (*outs, *read)
     for order in cupy_kernels.ORDERS:
         with gs.CpuBackend(1) as backend, support.place(ctx, backend, 64, 0x3F):
@@ -64,6 +64,9 @@ def check(ctx: gs.Context, outs, values: dict, *, read: tuple[gs.Tensor, ...] = 
             assert fault["position"] == 0
             for t, wanted in zip(keep, want, strict=True):
                 np.testing.assert_allclose(t.numpy(), wanted, rtol=tolerance, atol=tolerance)
+            bits = [support.raw(t) for t in keep]
+            assert seen in (None, bits), "other bits in another order"
+            seen = bits
             inner = {graph.nodes[i] for group in ops.fusion_groups(graph.nodes) for i in group[:-1]} - set(keep)
             for t in inner:
                 assert support.raw(t) == before[t], f"{t} was written"

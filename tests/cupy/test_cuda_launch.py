@@ -94,6 +94,36 @@ def test_neighbours_are_copied_as_wide_elements():
     assert len(b.launches) == 4
 
 
+def test_four_neighbours_at_once_give_the_same_bits():
+    """Where addresses and strides allow it; one element further on they do not."""
+    x, y = RNG.normal(size=(5, 72)).astype(np.float32), RNG.normal(size=(5, 72)).astype(np.float32)
+    for op in ("add", "sub", "mul", "div", "swiglu_split", "geglu_split", "reglu_split", "swiglu_oai"):
+        seen = []
+        for offset in (0, 1, 4):
+            ctx = gs.Context()
+            a, b = ctx.tensor("f32", (80, 5)), ctx.tensor("f32", (80, 5))
+            left, right = (ctx.view_2d(t, 72, 5, t.nb[1], 4 * offset) for t in (a, b))
+            node = getattr(ctx, op)(left, right)
+            values = {t: np.pad(v, ((0, 0), (offset, 8 - offset))) for t, v in ((a, x), (b, y))}
+            seen.append(cupy_kernels.compute(ctx, node, values))
+            with gs.CpuBackend(1) as backend, support.place(ctx, backend):
+                kernel = cupy_kernels.build([node]).launches[0].kernel
+            assert kernel.endswith("_by_4") is (offset != 1)
+        assert np.array_equal(seen[0], seen[1]) and np.array_equal(seen[0], seen[2])
+
+
+def test_a_bias_is_added_to_four_neighbours_at_once():
+    ctx = gs.Context()
+    a, row, one, few = (ctx.tensor("f32", ne) for ne in ((64, 5, 3), (64,), (1, 5), (32,)))
+    values = {t: support.random(RNG, *t.ne) for t in (a, row, one, few)}
+    for b, kernel in ((row, "binary_by_4"), (one, "binary"), (few, "binary")):
+        node = ctx.add(a, b)
+        got = cupy_kernels.compute(ctx, node, values)
+        assert np.array_equal(got, cupy_kernels.oracle(ctx, node, values))
+        with gs.CpuBackend(1) as backend, support.place(ctx, backend):
+            assert cupy_kernels.build([node]).launches[0].kernel == f"elementwise.{kernel}"
+
+
 @pytest.mark.parametrize("axis", range(4))
 def test_extents_beyond_32_bits(axis):
     """Only the first elements are asked for: a tensor that has them all would be too large for a test."""

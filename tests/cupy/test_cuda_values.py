@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from itertools import product
 from pathlib import Path
 
 import cupy_kernels
@@ -159,6 +160,41 @@ def test_a_source_half_over_the_result_is_read_before(op):
         gs.bind_resident(node, buffer, node.src[0].offset + 64)
         cupy_kernels.run(cupy_kernels.build([node]))
         assert support.raw(node) == want
+
+
+def over_sources(ctx: gs.Context) -> list[gs.Tensor]:
+    """Nodes of ops that tolerate no result over a source, or not over every one."""
+    a, b, table = ctx.tensor("f32", (32, 6, 4)), ctx.tensor("f32", (32, 6, 4)), ctx.tensor("f32", (32, 40))
+    ids, small = ctx.tensor("i32", (24,)), ctx.tensor("f32", (8, 3, 1))
+    taps = ctx.tensor("f32", (4, 6))
+    return [ctx.concat(a, b, 0), ctx.concat(a, b, 2), ctx.pad(a, 3, 2, 1), ctx.get_rows(table, ids), ctx.argsort(a),
+            ctx.top_k(a, 30), ctx.repeat(small, a), ctx.sum_rows(a), ctx.mean(a), ctx.sum(a), ctx.cast(a, "f16"),
+            ctx.cast(a, "q8_0"), ctx.set(a, small, a.nb[1], a.nb[2], a.nb[3], 0), ctx.cont(ctx.permute(a, 1, 0, 2, 3)),
+            ctx.soft_max(a, b), ctx.soft_max(a, None, 1.0, 0.0, ctx.tensor("f32", (4,))), ctx.add(a, table_row(ctx, b)),
+            ctx.ssm_conv(a, taps), ctx.rope(a, ctx.tensor("i32", (4,)), 16, "neox", ctx.tensor("f32", (8,)))]
+
+
+def table_row(ctx: gs.Context, t: gs.Tensor) -> gs.Tensor:
+    return ctx.view_1d(t, t.ne[0], t.nb[1])
+
+
+@pytest.mark.parametrize("number", range(19))
+def test_no_result_over_any_source_changes_what_it_is(number):
+    """Nobody should put it there, but if somebody does the answer is right."""
+    ctx = gs.Context()
+    nodes = over_sources(ctx)
+    assert len(nodes) == 19
+    node = nodes[number]
+    for i, shift in product(range(len(node.src)), (-64, 0, 64)):
+        source = node.src[i]
+        if source is not None:
+            with gs.CpuBackend(1) as backend, support.place(ctx, backend, 8192) as buffer:
+                inplace.fill(ctx)
+                cupy_kernels.run(cupy_kernels.build([node]))
+                want = support.raw(node)
+                gs.bind_resident(node, buffer, source.root.offset + shift)
+                cupy_kernels.run(cupy_kernels.build([node]), 4711)
+                assert support.raw(node) == want, f"over source {i}"
 
 
 @pytest.mark.parametrize("blocks", [1, 3])

@@ -8,14 +8,31 @@
 
 enum Binary { ADD, SUB, MUL, DIV };
 
+__device__ __forceinline__ float binary_of(float x, float y, int op) {
+    return op == ADD ? x + y : op == SUB ? x - y : op == MUL ? x * y : x / y;
+}
+
 // d = a op b; b repeats to the extents of a.
 extern "C" __global__ void __launch_bounds__(256) binary(View a, View b, View d, int64_t n, int op, int ka, int kb,
                                                          int kd) {
     FOR_EACH(i, n) {
         const Index k = split(d, i);
         const float x = load_plain(at(a, k), ka), y = load_plain(at(b, wrap(k, b)), kb);
-        const float v = op == ADD ? x + y : op == SUB ? x - y : op == MUL ? x * y : x / y;
-        store_plain(at(d, k), kd, v);
+        store_plain(at(d, k), kd, binary_of(x, y, op));
+    }
+}
+
+// The same of f32, four neighbours a thread: n and the extents count fours, which lie at multiples of 16 bytes.
+extern "C" __global__ void __launch_bounds__(256) binary_by_4(View a, View b, View d, int64_t n, int op) {
+    FOR_EACH(i, n) {
+        const Index k = split(d, i);
+        const float4 x = *(const float4*)at(a, k), y = *(const float4*)at(b, k);
+        float4 r;
+        r.x = binary_of(x.x, y.x, op);
+        r.y = binary_of(x.y, y.y, op);
+        r.z = binary_of(x.z, y.z, op);
+        r.w = binary_of(x.w, y.w, op);
+        *(float4*)at(d, k) = r;
     }
 }
 
@@ -36,11 +53,13 @@ __device__ __forceinline__ float of_half(float x) {
     return fabsf(x) <= 65504.0f ? __half_bits_to_float(__float_to_half_bits(x)) : x;
 }
 
-// As ggml's table has it: a function of f16 to f16.
+// As ggml's table has it: a function of f16 to f16.  No product is joined with a sum: one bit more may round to another
+// half.
 __device__ __forceinline__ float gelu_of_halves(float x) {
     x = of_half(x);
-    const float t = tanhf((x * x * 0.044715f + 1.0f) * x * 0.7978845608028654f);
-    return of_half((t + 1.0f) * 0.5f * x);
+    const float u = add_rn(mul_rn(mul_rn(x, x), 0.044715f), 1.0f);
+    const float t = tanhf(mul_rn(mul_rn(u, x), 0.7978845608028654f));
+    return of_half(mul_rn(mul_rn(add_rn(t, 1.0f), 0.5f), x));
 }
 
 __device__ __forceinline__ float hard_gate(float x) {
@@ -98,20 +117,43 @@ extern "C" __global__ void __launch_bounds__(256) unary(View a, View d, int64_t 
 
 // -- gated units ------------------------------------------------------------------------------------------------------
 
-// d = function(a) * b; or OpenAI's variant: both limited, a sigmoid of slope alpha, and the factor plus one.
+// function(x) * factor; or OpenAI's variant: both limited, a sigmoid of slope alpha, and the factor plus one.
+__device__ __forceinline__ float glu_of(float x, float factor, int op, int oai, const Parameters& v) {
+    if (oai) {
+        const float alpha = v.p[0], limit = v.p[1];
+        const float t = min_nan(x, limit), y = max_nan(min_nan(factor, limit), -limit);
+        return (y + 1.0f) * t / (1.0f + expf(-alpha * t));
+    }
+    // A constant op leaves of all functions one.
+    switch (op) {
+        case RELU: return function_of(x, RELU, v) * factor;
+        case GELU_GATE: return function_of(x, GELU_GATE, v) * factor;
+        case GELU_ERF: return function_of(x, GELU_ERF, v) * factor;
+        case GELU_QUICK: return function_of(x, GELU_QUICK, v) * factor;
+        default: return function_of(x, SILU, v) * factor;
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(256) glu(View a, View b, View d, int64_t n, int op, int oai, int kind,
                                                       Parameters v) {
     FOR_EACH(i, n) {
         const Index k = split(d, i);
         const float x = load_plain(at(a, k), kind), factor = load_plain(at(b, k), kind);
-        float r;
-        if (oai) {
-            const float alpha = v.p[0], limit = v.p[1];
-            const float t = min_nan(x, limit), y = max_nan(min_nan(factor, limit), -limit);
-            r = (y + 1.0f) * t / (1.0f + expf(-alpha * t));
-        } else {
-            r = function_of(x, op, v) * factor;
-        }
-        store_plain(at(d, k), kind, r);
+        store_plain(at(d, k), kind, glu_of(x, factor, op, oai, v));
+    }
+}
+
+// As binary_by_4.
+extern "C" __global__ void __launch_bounds__(256) glu_by_4(View a, View b, View d, int64_t n, int op, int oai,
+                                                           Parameters v) {
+    FOR_EACH(i, n) {
+        const Index k = split(d, i);
+        const float4 x = *(const float4*)at(a, k), y = *(const float4*)at(b, k);
+        float4 r;
+        r.x = glu_of(x.x, y.x, op, oai, v);
+        r.y = glu_of(x.y, y.y, op, oai, v);
+        r.z = glu_of(x.z, y.z, op, oai, v);
+        r.w = glu_of(x.w, y.w, op, oai, v);
+        *(float4*)at(d, k) = r;
     }
 }

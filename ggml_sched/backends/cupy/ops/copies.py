@@ -91,9 +91,10 @@ def _repeat(b: Builder, node: Tensor) -> None:
 
 def _concat(b: Builder, node: Tensor) -> None:
     axis, d = int_param(node, 0), b.place(node)
-    for i, skipped in ((0, 0), (1, node.src[0].ne[axis])):
-        at = skipped // (node.type.block_size if axis == 0 else 1)
-        b.move(b.source_place(node, i), d.moved(at * d.nb[axis]), *_units(node.src[i]))
+    first, second = b.source_place(node, 0), b.source_place(node, 1)      # both are safe before anything is written
+    behind = node.src[0].ne[axis] // (node.type.block_size if axis == 0 else 1)
+    b.move(first, d, *_units(node.src[0]))
+    b.move(second, d.moved(behind * d.nb[axis]), *_units(node.src[1]))
 
 
 def _pad(b: Builder, node: Tensor) -> None:

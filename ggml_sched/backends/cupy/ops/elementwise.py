@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ggml_sched._graph import Tensor
-from ggml_sched.backends.cupy.launch import Builder, Op, Place, ScratchView, joined, spread
+from ggml_sched._graph import Tensor, Type
+from ggml_sched.backends.cupy.launch import Builder, Op, Place, joined, spread
 from ggml_sched.backends.cupy.ops._oracle import float_param, int_param, kind, like_oracle
 
 __all__ = ["OPS"]
@@ -36,28 +36,43 @@ def _parameters(node: Tensor) -> np.ndarray:
     return np.array([(tuple(float_param(node, first + i) for i in range(4)),)], PARAMETERS)
 
 
-def _views(node: Tensor, *sources: Place, to: Place) -> list[np.ndarray | ScratchView]:
-    """Views of the sources and the result, with as few extents as their layouts allow: indices are cheap then."""
-    full = [spread(source, node.ne) for source in sources]
-    if None not in full:
-        _, places = joined(node.ne, (*full, to), 0)
-        return [place.arg() for place in places]
-    return [place.arg() for place in (*sources, to)]
+def _places(node: Tensor, *places: Place) -> list[Place]:
+    """Sources and result with as few extents as their layouts allow: indices are cheap then.
+
+    Where a source repeats several elements that is how it stays.
+    """
+    full = [spread(place, node.ne) for place in places]
+    return list(places) if None in full else joined(node.ne, full, 0)[1]
+
+
+def _by_4(node: Tensor, places: list[Place]) -> list[Place] | None:
+    """The same as places of four f32 each, if they may be loaded at once: that uses the memory better."""
+    if any(t.type != Type.F32 for t in (node, *node.src) if t is not None):
+        return None
+    for place in places:
+        if (place.ne != places[0].ne or place.ne[0] % 4 or place.nb[0] != 4 or place.address % 16
+                or any(nb % 16 for n, nb in zip(place.ne[1:], place.nb[1:], strict=True) if n > 1)):
+            return None
+    return [place.shaped((place.ne[0] // 4, *place.ne[1:]), (16, *place.nb[1:])) for place in places]
 
 
 def _binary(b: Builder, node: Tensor) -> None:
     if node.n_elements == 0:
         return
-    number = _BINARY.index(node.op) if node.op in _BINARY else 0        # ADD1 adds one element to all
-    views = _views(node, b.source_place(node, 0), b.source_place(node, 1), to=b.place(node))
-    b.flat("elementwise.binary", node.n_elements, *views, np.int64(node.n_elements), np.int32(number),
-           kind(node.src[0]), kind(node.src[1]), kind(node))
+    number = np.int32(_BINARY.index(node.op) if node.op in _BINARY else 0)      # ADD1 adds one element to all
+    places = _places(node, b.source_place(node, 0), b.source_place(node, 1), b.place(node))
+    fours, n = _by_4(node, places), node.n_elements
+    if fours is not None:
+        b.flat("elementwise.binary_by_4", n // 4, *(p.arg() for p in fours), np.int64(n // 4), number)
+        return
+    b.flat("elementwise.binary", n, *(p.arg() for p in places), np.int64(n), number, kind(node.src[0]),
+           kind(node.src[1]), kind(node))
 
 
 def _unary(b: Builder, node: Tensor) -> None:
     if node.n_elements:
-        views = _views(node, b.source_place(node, 0), to=b.place(node))
-        b.flat("elementwise.unary", node.n_elements, *views, np.int64(node.n_elements),
+        places = _places(node, b.source_place(node, 0), b.place(node))
+        b.flat("elementwise.unary", node.n_elements, *(p.arg() for p in places), np.int64(node.n_elements),
                _NUMBERS[node.op.rpartition(":")[2]], kind(node.src[0]), kind(node), _parameters(node))
 
 
@@ -73,8 +88,14 @@ def _glu(b: Builder, node: Tensor) -> None:
         if int_param(node, 1):
             gate, factor = factor, gate
     name = node.op.rpartition(":")[2]
-    b.flat("elementwise.glu", node.n_elements, *_views(node, gate, factor, to=b.place(node)), np.int64(node.n_elements),
-           _NUMBERS[_GATES[name]], np.int32(name == "SWIGLU_OAI"), kind(node), _parameters(node))
+    function, oai = _NUMBERS[_GATES[name]], np.int32(name == "SWIGLU_OAI")
+    places = _places(node, gate, factor, b.place(node))
+    fours, n = _by_4(node, places), node.n_elements
+    if fours is not None:
+        b.flat("elementwise.glu_by_4", n // 4, *(p.arg() for p in fours), np.int64(n // 4), function, oai,
+               _parameters(node))
+        return
+    b.flat("elementwise.glu", n, *(p.arg() for p in places), np.int64(n), function, oai, kind(node), _parameters(node))
 
 
 OPS: dict[str, Op] = {
