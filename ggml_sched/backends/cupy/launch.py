@@ -121,6 +121,7 @@ class Builder:
         self._node: Tensor | None = None
         self._tolerated = 0
         self._used = 0
+        self._kept: tuple[object, Place, int, object, int] | None = None
 
     # -- nodes ------------------------------------------------------------------
 
@@ -130,6 +131,7 @@ class Builder:
         self._node = node
         self._tolerated = inplace
         self.reset()
+        self.written(node)
 
     def describe(self, node: Tensor) -> str:
         return f"backend {self.name!r}: node {node.name!r} ({node.op})"
@@ -198,6 +200,7 @@ class Builder:
 
     def scratch(self, nbytes: int) -> Scratch:
         """Work memory at a multiple of 256 bytes, this node's alone until the next begins."""
+        self._kept = None
         start = self._used
         self._used = start + -(-nbytes // ALIGNMENT) * ALIGNMENT
         self.work_size = max(self.work_size, self._used)
@@ -206,6 +209,28 @@ class Builder:
     def reset(self) -> None:
         """Take all scratch memory back."""
         self._used = 0
+
+    def keep(self, what: object, place: Place, nbytes: int, value: object) -> None:
+        """Let later nodes find in scratch memory what was made here of `nbytes` at `place`: `kept(what, place)` is
+        `value`, until some node takes scratch memory of its own, or writes there."""
+        self._kept = (what, place, nbytes, value, self._used)
+
+    def kept(self, what: object, place: Place) -> object | None:
+        """What an earlier node left: see `keep`.  This node's own scratch memory begins behind it."""
+        if self._kept is None or self._kept[:2] != (what, place):
+            return None
+        _, _, _, value, end = self._kept
+        self._used = max(self._used, end)
+        return value
+
+    def written(self, node: Tensor) -> None:
+        """The memory of a node is written: nothing made of what was there is kept."""
+        if self._kept is None or node.buffer is None:
+            return
+        _, place, nbytes, *_ = self._kept
+        start = self.place(node).address
+        if place.scratch or (start < place.address + nbytes and place.address < start + node.nbytes):
+            self._kept = None
 
     # -- launches ---------------------------------------------------------------
 

@@ -86,6 +86,8 @@ def build_group(b: Builder, positions: Sequence[int], nodes: Sequence[Tensor]) -
     group = group_of(nodes, GROUPS)
     if group is not None:
         b.begin(positions[-1], nodes[-1])
+        for member in nodes[:-1]:
+            b.written(member)
         if group.build(b, tuple(nodes)):
             return
     for position, node in zip(positions, nodes, strict=True):

@@ -54,6 +54,7 @@ NONE = np.uint64(0)
 class Columns:
     """What weights are multiplied with, as kernels want it.
 
+    Neighbouring nodes that have the same columns (queries, keys and values of one token) share what was made of them.
     `x`, `runs`: addresses; `strides`: from column to column, and over the outer two extents; bytes of f32, columns
     where they are rounded to 8 bits.
     """
@@ -64,10 +65,18 @@ class Columns:
         self.runs: np.uint64 | Scratch = NONE
         dense = (1, x.ne[1], x.ne[1] * x.ne[2])
         if rounded:
+            self.strides = dense
+            what = ("rounded", x.type)
+            known = b.kept(what, place)
+            if known is not None:
+                self.x, self.runs = known
+                return
             self.x = b.scratch(columns * x.ne[0])
             self.runs = b.scratch(columns * x.ne[0] // 2)
-            self.strides = dense
             b.flat("activations.quantize", n // 4, place.arg(), self.x, self.runs, np.int64(n // 4), np.int32(x.type))
+            # Inputs may be set anew between two nodes; what a node computed stays until another one writes there.
+            if x.root.computes:
+                b.keep(what, place, x.nbytes, (self.x, self.runs))
         elif x.type == Type.F32 and (place.nb[0] == 4 or x.ne[0] == 1):
             self.x, self.strides = place.pointer(), place.nb[1:]
             self.aligned = is_multiple(place, 16)
