@@ -25,7 +25,6 @@ from ggml_sched.backends.cupy.device import DeviceError
 __all__ = ["compiler", "kernels_of", "library", "sanitizers"]
 
 HERE = Path(__file__).parent
-SHIM = ("host_cuda.h", "host_fibers.h", "host_math.h", "host_warp.h")
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unknown-pragmas")
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing",
          *WARNINGS)
@@ -108,7 +107,7 @@ def _first_lines(said: str, n: int = 20) -> str:
 def _key(gxx: list[str], text: str, flags: list[str]) -> str:
     about = os.stat(gxx[0])
     content = hashlib.sha256(repr((gxx, about.st_size, about.st_mtime_ns, flags)).encode())
-    for part in (*(HERE.joinpath(name).read_bytes() for name in SHIM), Path(__file__).read_bytes(), text.encode()):
+    for part in (*(path.read_bytes() for path in sorted(HERE.glob("*.h"))), Path(__file__).read_bytes(), text.encode()):
         content.update(hashlib.sha256(part).digest())
     return content.hexdigest()[:24]
 

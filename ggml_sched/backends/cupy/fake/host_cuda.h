@@ -1,6 +1,6 @@
 // CUDA C++ as host C++ (g++, C++17): put before a kernel source, which then is compiled as it stands.
 //
-// What kernels may use is what these four files define, and NVRTC without headers has: no mma, no cp.async, no float
+// What kernels may use is what these files define, and NVRTC without headers has: no mma, no cp.async, no float
 // atomics, no clocks, no printf.  HOST_CUDA is defined, so that a source can keep PTX behind a wrapper.  Dynamic shared
 // memory is `DYNAMIC_SHARED(type, name);` (for NVRTC the source defines that macro itself); arrays that are
 // `__shared__` and dynamic shared memory begin each block full of ones (NaNs).
@@ -22,7 +22,7 @@
 #define __global__
 #define __launch_bounds__(...)
 
-#include "host_fibers.h"
+#include "host_blocks.h"
 #include "host_math.h"
 #include "host_warp.h"
 
