@@ -119,6 +119,21 @@ def test_tensors_elsewhere_and_nodes_without_a_kernel_are_refused():
             cuda.graph_plan_create(gs.GraphView([strange]))
 
 
+def test_a_callback_sees_each_node_and_may_stop():
+    with devices.backend(seed=2) as cuda, gs.Scheduler([cuda]) as sched:
+        ctx = gs.Context()
+        x = ctx.tensor("f32", 8, "x", input=True)
+        graph = gs.Graph(ctx.mul(ctx.add(x, x), x))
+        sched.alloc(graph)
+        x.set(np.arange(8, dtype=np.float32))
+        for _ in range(3):
+            seen = []
+            assert sched.compute(graph, lambda node: seen.append(node.numpy()[3]))      # noqa: B023
+            assert seen == [6, 18]
+            assert not sched.compute(graph, lambda node: node.op == "MUL")
+            assert sched.compute(graph, wait=False) and graph.nodes[-1].numpy()[2] == 8
+
+
 # -- work memory ------------------------------------------------------------------------
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import cupy_devices as devices
-import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from poisoned import check, disturb, kept, raw, set_all, writes_to_residents
@@ -51,16 +50,13 @@ def in_memory_of_their_own(recipe: Recipe, n_homes: int = 1) -> tuple[dict[int, 
 @given(recipes())
 def test_results_are_those_of_the_cpu(recipe):
     built = Built(recipe, keeps=False)
-    values = built.values()
     with devices.backend() as cuda, gs.CpuBackend(1) as cpu, gs.Scheduler([cpu]) as sched:
         assume(all(map(cuda.supports_op, built.graph.nodes)))
         cpu.alloc_tensors(built.homes[0])
         sched.alloc(built.graph)
         set_all(built)
         for node, difference, nmse in gs.compare(built.graph, cpu, cuda):
-            # What steps and the like make of the last bit of a sum is not compared.
-            assert nmse <= 1e-6 or difference <= 1e-4 or np.isnan(nmse), f"{node!r}: {nmse}"
-    assert values
+            assert nmse <= 1e-6 or difference <= 1e-4, f"{node!r}: {nmse}"
 
 
 @quick(60)
