@@ -17,8 +17,8 @@ from random_graphs import Built, Recipe, quick, recipes
 
 import ggml_sched as gs
 
-EXACT = ("ADD", "MUL", "UNARY:RELU", "CPY", "CONT", "SET_ROWS", "GET_ROWS")
-"""Ops with the same bits on both."""
+EXACT = ("ADD", "SUB", "MUL", "DUP", "CPY", "CONT", "REPEAT", "CONCAT", "SET_ROWS", "GET_ROWS")
+"""Ops with the same bits on both, those of zeros' signs included."""
 
 
 class Refusing(gs.CupyBackend):
