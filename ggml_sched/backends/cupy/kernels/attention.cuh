@@ -246,7 +246,8 @@ __device__ __forceinline__ void attend(const Attention& a, const char* q, const 
                 }
             }
             __syncwarp();
-            enum { AHEAD = PAIRS > 2 ? 2 : 4 };
+            // Loads of values under way: what one column leaves of the registers.
+            enum { AHEAD = (COLUMNS == 1 ? 16 : 8) / PAIRS < 2 ? 2 : (COLUMNS == 1 ? 16 : 8) / PAIRS };
             UNROLL_BY(1)
             for (int here = 0; here < CELLS; here += AHEAD) {
                 if ((live >> here & ((1u << AHEAD) - 1)) == 0) continue;

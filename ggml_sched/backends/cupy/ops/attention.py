@@ -1,6 +1,6 @@
 """Launches of attention.cu: FLASH_ATTN_EXT.
 
-Blocks take one column of a token, or eight columns (query rows of heads that share a key head) at once; where that
+Blocks take one, four or eight columns (query rows of heads that share a key head) at once; where that
 leaves most of the device without work, the cells are split, and a second kernel joins the splits.  Caches of types that
 the kernel does not read are decoded first.
 """
@@ -33,6 +33,9 @@ CELLS = 32
 LEAST = 2 * WARPS * CELLS
 """Cells that one block takes before they are split."""
 
+BLOCKS = 4
+"""Blocks that a multiprocessor is to have, where cells can be split: fewer leave too few loads under way."""
+
 NONE = np.uint64(0)
 
 
@@ -51,7 +54,7 @@ def _blocks(node: Tensor) -> tuple[int, int]:
     """(columns of a block, blocks without splits)."""
     q, k, v = node.src[:3]
     columns = q.ne[1] * (q.ne[2] // k.ne[2])
-    together = 1 if columns == 1 else 4 if v.ne[0] > 256 else 8
+    together = 1 if columns == 1 else 4 if columns <= 4 or v.ne[0] > 256 else 8
     return together, -(-columns // together) * k.ne[2] * q.ne[3]
 
 
@@ -61,7 +64,7 @@ def _splits(node: Tensor, n_multiprocessors: int) -> tuple[int, int]:
     round_of = WARPS * CELLS
     if cells <= LEAST:
         return 1, max(1, cells)
-    wanted = -(-2 * n_multiprocessors // max(1, _blocks(node)[1]))
+    wanted = -(-BLOCKS * n_multiprocessors // max(1, _blocks(node)[1]))
     wanted = max(1, min(wanted, cells // round_of))
     rounds = (cells - 1) // (wanted * round_of) + 1
     return (cells - 1) // (rounds * round_of) + 1, rounds * round_of
