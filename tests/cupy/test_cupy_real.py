@@ -139,6 +139,7 @@ class Cuda:
         parts.compiler = SimpleNamespace(CompileException=CompileError)
         module.cuda, module.__version__, module.RawModule = parts, "14.2.0", RawModule
         libraries.cublas = cublas
+        libraries.nvrtc = SimpleNamespace(getVersion=self.call("nvrtc", (13, 2), RuntimeError))
         for name, one in (("cupy", module), ("cupy.cuda", parts), ("cupy_backends", ModuleType("cupy_backends")),
                           ("cupy_backends.cuda", ModuleType("cupy_backends.cuda")),
                           ("cupy_backends.cuda.libs", libraries)):
@@ -190,6 +191,12 @@ def test_a_number_that_is_not_there_is_an_error(cuda, number, count, said):
         real.open_device(number)
     with pytest.raises(TypeError):
         real.open_device("cuda")
+
+
+def test_without_nvrtc_it_says_what_to_install(cuda):
+    cuda.failing["nvrtc"] = "no libnvrtc.so.13\nanywhere"
+    with pytest.raises(gs.BackendError, match=r"pip install 'cupy-cuda13x\[ctk\]', .* \(no libnvrtc\.so\.13\)$"):
+        real.open_device(0)
 
 
 @pytest.mark.parametrize("name", ["setDevice", "getDeviceProperties"])

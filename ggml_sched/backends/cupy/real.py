@@ -37,7 +37,7 @@ IS_PEER = 704           # cudaErrorPeerAccessAlreadyEnabled
 
 
 def open_device(number: int = 0) -> CupyDevice:
-    """GPU number `number`; BackendError says what is missing: CuPy, a driver, a GPU, or that one."""
+    """GPU number `number`; BackendError says what is missing: CuPy, a driver, a GPU, that one, or NVRTC."""
     number = index(number)
     try:
         import cupy
@@ -59,10 +59,21 @@ def open_device(number: int = 0) -> CupyDevice:
     if not 0 <= number < count:
         there = "there is none" if not count else f"there are 0 to {count - 1}" if count > 1 else "there is only 0"
         raise BackendError(f"no CUDA device {number}: {there} (CUDA_VISIBLE_DEVICES decides which are seen)")
+    _check_compiler(runtime.runtimeGetVersion() // 1000)
     try:
         return CupyDevice(number)
     except (runtime.CUDARuntimeError, DeviceError) as error:
         raise BackendError(f"CUDA device {number} does not open: {error}") from error
+
+
+def _check_compiler(major: int) -> None:
+    """BackendError where CuPy's wheel came without NVRTC, and no CUDA toolkit is installed."""
+    try:
+        from cupy_backends.cuda.libs import nvrtc
+        nvrtc.getVersion()
+    except (ImportError, RuntimeError, OSError) as error:
+        raise BackendError(f"CuPy finds no NVRTC, which compiles the kernels: pip install 'cupy-cuda{major}x[ctk]', or "
+                           f"install CUDA {major} ({str(error).partition(chr(10))[0]})") from error
 
 
 class _Entered:
