@@ -264,6 +264,21 @@ def test_all_sources_stay_until_the_last_member_is_done():
     assert death(plan, source) == death(plan, between) == graph.id_of(last)
 
 
+def test_members_stay_until_the_last_is_done_though_no_member_reads_them_any_more():
+    """A backend may compute all of them where the last stands, after the node between."""
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (64, 4), "x", input=True)
+    first = ctx.sqr(x)
+    second = ctx.sum_rows(first)
+    between = ctx.soft_max(x)
+    last = ctx.mul(between, second)
+    graph = gs.Graph(first, second, between, last)
+    alone, plan = planned(graph, gs.DryBackend("A")), planned(graph, Dry("A", [(0, 1, 3)]))
+    assert plan.data.groups == ((0, 1, 3),)
+    assert death(alone, first) == graph.id_of(second)
+    assert death(plan, first) == graph.id_of(last)
+
+
 def test_members_take_each_other_over_and_nothing_from_outside():
     ctx = gs.Context()
     x = ctx.tensor("f32", (64, 4), "x", input=True)
