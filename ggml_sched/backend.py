@@ -24,6 +24,7 @@ ggml's backend and buffer vtables:
     graph_plan_compute       Backend.graph_plan_compute   graph_compute
     graph_compute            Backend.graph_compute        (required)
     supports_op              Backend.supports_op          True
+    (none)                   Backend.fusion_groups        none
     free_buffer              Buffer.free                  nothing
     get_base                 Buffer.base                  0
     get_alloc_size           Buffer.alloc_size            Backend.alloc_size: tensor.nbytes
@@ -38,6 +39,10 @@ backend and an `offset` into it, in bytes.
 may depend on op, parameters, type, extents and strides of the node, and on the types, extents and strides of its
 sources.  A backend whose answers change raises its `answers_version`; one whose answers depend on more sets it to
 None, and is asked about every node of every plan.
+
+A backend that computes several nodes faster as one says which with `fusion_groups`, before a graph is planned, and is
+given the groups that the plan keeps in `GraphView.groups`.  Nodes that are computed one by one, for a callback, come
+without groups.
 
 A backend whose class is compiled may answer in C (`c_supports_op`, `c_offload_op`, `c_alloc_size`, see _graph.pxd),
 and takes nodes as C structs from a `NodeTable` (include/ggml_sched/graph.h).
@@ -116,12 +121,29 @@ class Buffer(BufferBase):
 
 
 class GraphView:
-    """Nodes to compute, in order: what a split hands to its backend (ggml_graph_view)."""
+    """Nodes to compute, in order: what a split hands to its backend (ggml_graph_view).
 
-    __slots__ = ("nodes",)
+    `groups`: those that may be computed as one, at the place of the last, as `Backend.fusion_groups` says; indices into
+    `nodes`, ascending.  A member's source that is another member may be a twin of that one, or a view of it: its
+    position says which node is meant, not its identity.
+    """
 
-    def __init__(self, nodes: Iterable[Tensor]) -> None:
+    __slots__ = ("_needed", "groups", "nodes")
+
+    def __init__(self, nodes: Iterable[Tensor], groups: Iterable[tuple[int, ...]] = (),
+                 needed: frozenset[int] | None = None) -> None:
         self.nodes = tuple(nodes)
+        self.groups = tuple(groups)
+        self._needed = needed
+
+    @property
+    def needed(self) -> frozenset[int]:
+        """Indices of the nodes whose data somebody else reads: of a member of a group, outside of the group; of others,
+        outside of the view.  A member that is not among them need not be written; all others are.
+
+        All nodes, where nobody said.
+        """
+        return frozenset(range(len(self.nodes))) if self._needed is None else self._needed
 
     def __len__(self) -> int:
         return len(self.nodes)

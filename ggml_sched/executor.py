@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import cached_property
 
-from ggml_sched._core import bind_plan, new_lease, rewired, stand_in, written_leafs
+from ggml_sched._core import bind_plan, needed_of, new_lease, rewired, stand_in, written_leafs
 from ggml_sched._graph import Graph, Lease, Tensor, computed
 from ggml_sched._steps import (
     BoundCopy,
@@ -65,6 +65,11 @@ class _Guard:
             if node.op == "NONE" and not node.overwritten:
                 return          # what the caller has set is still on the host
         i = allocation.id_of(node) if tensor.nbytes else -1
+        if i >= 0 and allocation.data.is_inner(i):
+            raise HazardError(
+                f"the data of {node.name or 'unnamed'!r} ({node.op}) is nowhere: backend "
+                f"{allocation.backends[allocation.data.backend_index(i)].name!r} computes it as one with nodes that "
+                "read it; flag it with ctx.set_output before planning")
         if i >= 0 and allocation.data.is_overwritten(i):
             raise HazardError(
                 f"the data of {node.name or 'unnamed'!r} ({node.op}) is gone: its memory has served other nodes "
@@ -138,6 +143,11 @@ class Allocation:
         return self.new_plan().program
 
     @cached_property
+    def _groups(self) -> tuple[tuple[int, ...], ...]:
+        """The plan's, made once."""
+        return self.data.groups
+
+    @cached_property
     def _written(self) -> list[tuple[Tensor, int]]:
         """Leafs that nodes write to, and the position of the first that does."""
         return [*written_leafs(self.nodes).items()]
@@ -171,10 +181,11 @@ class Allocation:
 
     # -- computing --------------------------------------------------------------------
 
-    def run(self, callback: Callback | None = None, ask: Ask | None = None, zero: bool = False) -> bool:
+    def run(self, callback: Callback | None = None, ask: Ask | None = None, zero: bool = False,
+            left_to: Pipeline | None = None) -> bool:
         """Compute the graph; on return every backend is done.  False if the callback stopped it.
 
-        `ask` says which nodes the callback sees.
+        `ask` says which nodes the callback sees.  `left_to`: nobody waits here, that pipeline's `drain` does.
         """
         check_inputs(self._inputs, zero)
         steps = self._next_steps()
@@ -197,7 +208,12 @@ class Allocation:
         finally:
             self.is_running = False
         self._end(len(self.nodes) if stopped_at is None else self._positions[stopped_at] + 1)
-        self._wait()
+        if left_to is None:
+            self._wait()
+        else:
+            self.lease.queue(self.graph(), left_to.drain_weakly)
+            self._pipeline = left_to
+            left_to.leave()
         return stopped_at is None
 
     def submit(self, pipeline: Pipeline, zero: bool = False) -> None:
@@ -294,24 +310,42 @@ class Allocation:
 
     def _new_run(self, step: Run, turn: int) -> BoundRun:
         nodes = computed(self.nodes[step.first : step.last + 1])
+        groups, needed = self._groups_of(step)
         if not step.reads and not step.into:
-            return BoundRun(self.backends[step.backend], nodes, nodes)
+            return BoundRun(self.backends[step.backend], nodes, nodes, groups, needed)
         reads: dict[int, dict[int, Tensor]] = {}
         for position, slot, places in step.reads:
             reads.setdefault(position, {})[slot] = self._tensor(places[turn % len(places)])
         into = self._tensor(step.into[turn % len(step.into)]) if step.into else None
         twins = []
+        # Backends know a group's nodes by who reads whom: a member that reads a twinned one gets the twin.
+        grouped = {nodes[k] for group in groups for k in group}
+        twin_of: dict[Tensor, Tensor] = {}
         for position in range(step.first, step.last + 1):
             node = self.nodes[position]
             if not node.computes:
                 continue
             memory = into if position == step.last else None
-            if memory is not None or position in reads:
+            reads_twin = node in grouped and not twin_of.keys().isdisjoint(node.src)
+            if memory is not None or position in reads or reads_twin:
                 given = reads.get(position, {})
-                src = tuple(given.get(slot, s) for slot, s in enumerate(node.src))
-                node = rewired(node, src, memory, self.lease)
+                src = tuple(given.get(slot, twin_of.get(s, s) if reads_twin else s) for slot, s in enumerate(node.src))
+                twin = rewired(node, src, memory, self.lease)
+                if node in grouped:
+                    twin_of[node] = twin
+                node = twin
             twins.append(node)
-        return BoundRun(self.backends[step.backend], nodes, tuple(twins))
+        return BoundRun(self.backends[step.backend], nodes, tuple(twins), groups, needed)
+
+    def _groups_of(self, step: Run) -> tuple[tuple[tuple[int, ...], ...], frozenset[int] | None]:
+        """What of a run is computed as one, by index among the nodes that compute, and whose data is needed."""
+        groups = [group for group in self._groups if step.first <= group[0] and group[-1] <= step.last]
+        if not groups:
+            return (), None
+        index = {position: k for k, position in enumerate(
+            position for position in range(step.first, step.last + 1) if self.nodes[position].computes)}
+        needed = needed_of(self.graph(), self.data, step.first, step.last)
+        return tuple(tuple(map(index.__getitem__, group)) for group in groups), needed
 
     def _tensor(self, place: Place) -> Tensor:
         """The tensor at a place: the graph's, or one that stands for a copy."""

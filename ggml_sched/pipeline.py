@@ -156,6 +156,8 @@ class Pipeline:
         """Computes that steps still to come may wait for, the latest last."""
         self._in_flight: deque[Issued] = deque()
         self._count = 0
+        self._is_left = False
+        """Whether something was queued past `submit`."""
         self.is_idle = True
         """Whether nothing is queued, and no error is there to be taken."""
 
@@ -166,6 +168,8 @@ class Pipeline:
         queued, when the host gives no thread.
         """
         self._after_fork()
+        if self._is_left:
+            self.drain()
         due = [k for k, task in enumerate(tasks) if task.action is not None]
         for k in due if self._is_threaded else ():
             self._crew(tasks[k].backend)
@@ -199,6 +203,15 @@ class Pipeline:
                     if not isinstance(error, Exception):
                         raise
 
+    @property
+    def is_in_order(self) -> bool:
+        """Whether all that is queued was left in the one queue that there is: what comes now comes after it."""
+        return self._is_left and len(self.backends) == 1 and not self._in_flight and self._state.error is None
+
+    def leave(self) -> None:
+        """A compute was queued on the caller's thread, and nobody has waited for it yet."""
+        self._is_left, self.is_idle = True, False
+
     def _tickets(self, waits: Sequence[Wait]) -> list[_Ticket]:
         """Of the steps that are waited for."""
         computes = self._history
@@ -207,7 +220,7 @@ class Pipeline:
 
     def drain(self) -> None:
         """Wait until everything queued is done or skipped.  Errors stay for `take_error`."""
-        if not self._in_flight and not self._history:
+        if not self._in_flight and not self._history and not self._is_left:
             return          # nothing queued
         self._after_fork()
         state = self._state
@@ -222,6 +235,7 @@ class Pipeline:
         self._last.clear()
         self._history.clear()
         self._in_flight.clear()
+        self._is_left = False
         self.is_idle = state.error is None
 
     @property
@@ -231,7 +245,7 @@ class Pipeline:
     def take_error(self) -> BaseException | None:
         """The first error since the last call; only after `drain`."""
         error, self._state.error, self._state.failed = self._state.error, None, inf
-        self.is_idle = not self._in_flight and not self._history
+        self.is_idle = not self._in_flight and not self._history and not self._is_left
         return error
 
     def close(self) -> None:

@@ -136,6 +136,12 @@ class Plan:
         )
 
     @cached_property
+    def groups(self) -> tuple[tuple[Tensor, ...], ...]:
+        """Nodes that their backend computes as one, at the place of the last; results that only such a group reads need
+        not be written anywhere."""
+        return tuple(tuple(self.graph.nodes[k] for k in group) for group in self.data.groups)
+
+    @cached_property
     def copies(self) -> tuple[Copy, ...]:
         """Every transfer of one compute, write-backs excluded, in order."""
         return tuple(

@@ -1,8 +1,8 @@
 """From graphs to plans: what is cached, reserved, reordered, and what exceeds a budget.
 
 A plan is kept under everything that it depends on: the graph's structure, where residents live, what the caller
-assigned, the policy, the largest buffers that backends allow, and what backends answer.  No device memory is touched
-here.
+assigned, the policy, the largest buffers that backends allow, and what backends answer.  What they compute as one
+follows from the graph and their answers: it is asked for a new plan only.  No device memory is touched here.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class Planner:
         self.reorders = reorders
         self.devices = Devices(backends)
         self._cache: OrderedDict[Key, PlanData] = OrderedDict()
-        # What was reserved, by wiring and residency: serves smaller graphs without planning.
-        self._reserved: dict[tuple[int, int], PlanData] = {}
+        # What was reserved, by wiring, residency and what may be computed as one: serves smaller graphs without
+        # planning.
+        self._reserved: dict[Key, PlanData] = {}
         # What was given from outside, by the cache's key: kept until `clear`.
         self._adopted: dict[Key, Adopted] = {}
         self._orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
@@ -92,7 +93,7 @@ class Planner:
 
     def reserve(self, plan: Plan, request: Request) -> None:
         """Let a plan serve graphs of the same wiring whose tensors are no larger."""
-        self._reserved[plan.graph.wiring, request.key] = plan.data
+        self._reserved[plan.graph.wiring, request.key, request.groups(self.policy)] = plan.data
 
     def adopt(self, plan: Plan, assigned: Mapping[Tensor, Backend]) -> None:
         """Use a plan from elsewhere whenever its graph is asked for."""
@@ -162,7 +163,7 @@ class Planner:
     def _make_data(self, graph: Graph, request: Request, policy: Policy) -> PlanData:
         reserved = None
         if self.cache_size and not policy.stream:
-            reserved = self._reserved.get((graph.wiring, request.key))
+            reserved = self._reserved.get((graph.wiring, request.key, request.groups(policy)))
         data = None if reserved is None else replay_plan(request, reserved, policy)
         return make_plan(request, policy) if data is None else data
 

@@ -180,7 +180,7 @@ class Scheduler:
     # -- computing ----------------------------------------------------------------
 
     def compute(self, graph: Graph, callback: Callback | None = None, ask: Ask | None = None,
-                zero: bool | None = None) -> bool:
+                zero: bool | None = None, wait: bool = True) -> bool:
         """Run a graph, allocating it first if it is not the one allocated last; all results are there on return.
 
         Inputs must have been set since the graph was allocated for the first time; they keep their data.  One that
@@ -192,6 +192,9 @@ class Scheduler:
         does not see the node, which then runs together with those after it, up to the next that is asked for;
         without `ask`, every node runs singly.  Its data is not there yet: it may look at name, op and shape.
 
+        `wait=False` returns when everything is queued on the backends that are `asynchronous`, the others being done:
+        who reads a result waits for it, and what goes wrong until then is raised there, or by what waits next.
+
         Exceptions of backends, of the callback and of `ask` reach the caller; the scheduler works afterwards.
         Computes that are queued end first; what they raised is raised here.  Raises what `alloc` raises, and
         ValueError for `ask` without `callback`.
@@ -199,10 +202,11 @@ class Scheduler:
         if ask is not None and callback is None:
             raise ValueError("ask says which nodes the callback sees, and there is no callback")
         with self._lock:
-            if not self._pipeline.is_idle:
+            if not self._pipeline.is_idle and not self._pipeline.is_in_order:
                 self._synchronize()
             allocation = self._allocations.find(graph) or self._alloc_anew(graph)
-            return allocation.run(callback, ask, self.zero if zero is None else zero)
+            left_to = None if wait or callback is not None else self._pipeline
+            return allocation.run(callback, ask, self.zero if zero is None else zero, left_to)
 
     def compute_async(self, graph: Graph, zero: bool | None = None) -> None:
         """Queue a compute and return; the results are there after `synchronize`.

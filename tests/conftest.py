@@ -21,6 +21,7 @@ if not compiled_in_place:
 elif str(ROOT) in sys.path or "" in sys.path:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 os.environ["PYTHONSAFEPATH"] = "1"
+os.environ.setdefault("GGML_SCHED_FAKE_STRICT", "1")     # CUDA kernels compile for the host without warnings
 
 
 # -- every plan that a test makes is verified ------------------------------------------------------

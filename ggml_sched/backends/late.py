@@ -173,7 +173,7 @@ class LateBackend(CpuBackend):
         return True
 
     def graph_compute(self, graph) -> None:
-        nodes = GraphView(graph.nodes)
+        nodes = graph if isinstance(graph, GraphView) else GraphView(graph.nodes)
         self.queue.append(lambda: super(LateBackend, self).graph_compute(nodes))
 
     def graph_plan_compute(self, plan) -> None:

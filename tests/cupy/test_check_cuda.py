@@ -1,0 +1,68 @@
+"""tools/check_cuda.py: what ptxas says is read right, and the package's kernels neither spill nor have a stack."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).parents[2] / "tools" / "check_cuda.py"
+
+LOG = """ptxas info    : 8 bytes gmem
+ptxas info    : Compiling entry function 'good' for 'sm_90'
+ptxas info    : Function properties for good
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 24 registers, used 1 barriers, 128 bytes smem
+ptxas info    : Compile time = 5.1 ms
+ptxas info    : Compiling entry function 'spills' for 'sm_90'
+ptxas info    : Function properties for spills
+    40 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
+ptxas info    : Used 255 registers, used 0 barriers, 40 bytes cumulative stack size
+"""
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("check_cuda", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_ptxas_says_is_read(tool):
+    assert tool.usages(LOG) == [tool.Usage("good", 24, 128, 0, 0), tool.Usage("spills", 255, 0, 40, 12)]
+
+
+def test_spills_stacks_and_errors_fail(tool, monkeypatch, capsys, tmp_path):
+    class Compiler:
+        version = "0.0"
+
+        def __init__(self, path):
+            assert path == "somewhere"
+
+        def compile(self, name, text, arch):
+            return text.strip().endswith("// good"), LOG if arch == "sm_80" else LOG.partition("'spills'")[0], 10
+
+    monkeypatch.setattr(tool, "find_nvrtc", lambda: "somewhere")
+    monkeypatch.setattr(tool, "Nvrtc", Compiler)
+    (tmp_path / "a.cu").write_text("// good\n")
+    (tmp_path / "b.cu").write_text("// bad\n")
+    assert tool.main([str(tmp_path / "a.cu"), "--arch", "sm_90"]) == 0
+    assert "1 kernels of 1 files by NVRTC 0.0: no spills, no stack" in capsys.readouterr().out
+    assert tool.main([str(tmp_path / "a.cu")]) == 1
+    assert "stack 40, spills 12" in capsys.readouterr().out
+    assert tool.main([str(tmp_path / "b.cu")]) == 1
+    assert "b.cu for sm_80 does not compile" in capsys.readouterr().out
+
+
+def test_without_nvrtc_it_says_what_to_install(tool, monkeypatch, capsys):
+    monkeypatch.setattr(tool, "find_nvrtc", lambda: None)
+    assert tool.main([]) == 2
+    assert "pip install nvidia-cuda-nvrtc" in capsys.readouterr().err
+
+
+def test_kernels_compile_for_gpus_without_spills(tool, capsys):
+    if tool.find_nvrtc() is None:
+        pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")
+    assert tool.main([]) == 0, capsys.readouterr().out

@@ -1,0 +1,312 @@
+"""Plans of a CUDA backend: eager once, captured, replayed; what they hold, and what ends them."""
+
+from __future__ import annotations
+
+import cupy_devices as devices
+import numpy as np
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.backends.cupy.device import DeviceError
+
+RNG = np.random.default_rng(4)
+
+
+class Sums:
+    """out = (a + b) * a, and each step of it, in resident memory."""
+
+    def __init__(self, backend, n: int = 300) -> None:
+        self.ctx = gs.Context("sums")
+        self.a, self.b = (self.ctx.tensor("f32", n, name) for name in "ab")
+        self.sum = self.ctx.set_name(self.ctx.add(self.a, self.b), "sum")
+        self.out = self.ctx.set_name(self.ctx.mul(self.sum, self.a), "out")
+        self.graph = gs.Graph(self.out)
+        self.buffer = backend.alloc_tensors(self.ctx)
+
+    def set(self) -> np.ndarray:
+        """New values; what `out` must be."""
+        a, b = (RNG.standard_normal(self.a.ne[0]).astype(np.float32) for _ in "ab")
+        self.a.set(a)
+        self.b.set(b)
+        return (a + b) * a
+
+
+def counted(backend) -> tuple[int, int, int]:
+    counts = backend.device.counts
+    return counts.launches, counts.captures, counts.graph_launches
+
+
+def test_a_plan_runs_eagerly_then_is_captured_then_replayed():
+    with devices.backend() as cuda:
+        sums = Sums(cuda)
+        plan = cuda.graph_plan_create(sums.graph)
+        seen = []
+        for _ in range(4):
+            expected, before = sums.set(), counted(cuda)
+            cuda.graph_plan_compute(plan)
+            assert np.array_equal(sums.out.numpy(), expected)
+            seen.append(tuple(b - a for a, b in zip(before, counted(cuda), strict=True)))
+        launches = seen[0][0]
+        assert launches == 2 and seen[0] == (2, 0, 0)
+        assert [step[1:] for step in seen[1:]] == [(1, 1), (0, 1), (0, 1)]
+        cuda.graph_plan_free(plan)
+        cuda.graph_plan_free(plan)
+        with pytest.raises(gs.BackendError, match="was freed"):
+            cuda.graph_plan_compute(plan)
+
+
+def test_without_capture_every_kernel_is_launched():
+    with devices.backend(capture=False) as cuda:
+        sums = Sums(cuda)
+        plan = cuda.graph_plan_create(sums.graph)
+        for _ in range(3):
+            expected = sums.set()
+            cuda.graph_plan_compute(plan)
+            assert np.array_equal(sums.out.numpy(), expected)
+        assert counted(cuda) == (6, 0, 0)
+
+
+def test_captured_plans_live_side_by_side():
+    with devices.backend() as cuda:
+        pairs = [Sums(cuda, n) for n in (5, 300, 1000)]
+        plans = [cuda.graph_plan_create(sums.graph) for sums in pairs]
+        for _ in range(4):
+            expected = [sums.set() for sums in pairs]
+            for plan in plans:
+                cuda.graph_plan_compute(plan)
+            for sums, result in zip(pairs, expected, strict=True):
+                assert np.array_equal(sums.out.numpy(), result)
+        assert cuda.device.counts.captures == 3
+        cuda.graph_plan_free(plans[1])
+        expected = pairs[2].set()
+        cuda.graph_plan_compute(plans[2])
+        assert np.array_equal(pairs[2].out.numpy(), expected) and cuda.device.counts.captures == 3
+
+
+@pytest.mark.parametrize("runs", [0, 1, 3])
+def test_a_plan_whose_memory_is_gone_is_refused(runs):
+    with devices.backend() as cuda:
+        sums = Sums(cuda)
+        plan = cuda.graph_plan_create(sums.graph)
+        sums.set()
+        for _ in range(runs):
+            cuda.graph_plan_compute(plan)
+        sums.buffer.close()
+        with pytest.raises(gs.PlacementError, match="uses a buffer of backend .* that is closed"):
+            cuda.graph_plan_compute(plan)
+        cuda.synchronize()
+        cuda.graph_plan_free(plan)
+        again = Sums(cuda)
+        expected = again.set()
+        cuda.graph_compute(again.graph)
+        assert np.array_equal(again.out.numpy(), expected)
+
+
+def test_tensors_elsewhere_and_nodes_without_a_kernel_are_refused():
+    with devices.backend() as cuda, gs.CpuBackend(1) as cpu:
+        here, there = gs.Context(), gs.Context()
+        a, b = here.tensor("f32", 4, "a"), there.tensor("f32", 4, "b")
+        node = here.set_name(here.add(a, b), "node")
+        strange = here.set_name(here.add(a, here.tensor("i32", 4, "numbers")), "strange")
+        cuda.alloc_tensors(here)
+        with pytest.raises(gs.PlacementError, match="'node'.*'b' has no address"):
+            cuda.graph_compute(gs.GraphView([node]))
+        cpu.alloc_tensors(there)
+        with pytest.raises(gs.PlacementError, match="'node'.*on backend 'CPU'"):
+            cuda.graph_plan_create(gs.GraphView([node]))
+        assert not cuda.supports_op(strange)
+        with pytest.raises(gs.UnsupportedOp, match="'strange'"):
+            cuda.graph_plan_create(gs.GraphView([strange]))
+
+
+def test_a_callback_sees_each_node_and_may_stop():
+    with devices.backend(seed=2) as cuda, gs.Scheduler([cuda]) as sched:
+        ctx = gs.Context()
+        x = ctx.tensor("f32", 8, "x", input=True)
+        graph = gs.Graph(ctx.mul(ctx.add(x, x), x))
+        sched.alloc(graph)
+        x.set(np.arange(8, dtype=np.float32))
+        for _ in range(3):
+            seen = []
+            assert sched.compute(graph, lambda node: seen.append(node.numpy()[3]))      # noqa: B023
+            assert seen == [6, 18]
+            assert not sched.compute(graph, lambda node: node.op == "MUL")
+            assert sched.compute(graph, wait=False) and graph.nodes[-1].numpy()[2] == 8
+
+
+# -- work memory ------------------------------------------------------------------------
+
+
+def overlapping(backend, n: int):
+    """A sum whose second source lies across its result: it needs a copy in work memory."""
+    ctx = gs.Context("overlapping")
+    memory = ctx.tensor("f32", n + 8, "memory")
+    a, b = ctx.view_1d(memory, n, 0), ctx.view_1d(memory, n, 16)
+    node = ctx.set_name(ctx.add(a, b, inplace=True), "node")
+    backend.alloc_tensors(ctx)
+    return memory, gs.GraphView([node]), n
+
+
+def check_overlapping(backend, plan, case) -> None:
+    memory, _, n = case
+    x = RNG.standard_normal(n + 8).astype(np.float32)
+    memory.set(x)
+    backend.graph_plan_compute(plan)
+    expected = x.copy()
+    expected[:n] = x[:n] + x[4 : n + 4]
+    assert np.array_equal(memory.numpy(), expected)
+
+
+def test_work_memory_grows_and_graphs_that_used_it_are_captured_anew():
+    with devices.backend(memory=1 << 20) as cuda:
+        sums = Sums(cuda)
+        other = cuda.graph_plan_create(sums.graph)
+        small = overlapping(cuda, 100)
+        first = cuda.graph_plan_create(small[1])
+        assert cuda.work.size >= first.work_size > 0
+        for _ in range(3):
+            cuda.graph_plan_compute(other)
+            check_overlapping(cuda, first, small)
+        assert cuda.device.counts.captures == 2
+        used, held = cuda.used, cuda.work.size
+        large = overlapping(cuda, 5000)
+        second = cuda.graph_plan_create(large[1])
+        assert cuda.work.size == second.work_size > held
+        assert cuda.used == used + large[0].buffer.size + second.work_size - held
+        for _ in range(3):
+            cuda.graph_plan_compute(other)
+            check_overlapping(cuda, first, small)
+            check_overlapping(cuda, second, large)
+        assert cuda.device.counts.captures == 4
+        assert first.captures == 2 and other.captures == 1
+
+
+def test_work_memory_that_is_not_to_be_had_is_an_error_that_plans_survive():
+    with devices.backend(memory=100_000) as cuda:
+        small, large = overlapping(cuda, 100), overlapping(cuda, 15_000)
+        plan = cuda.graph_plan_create(small[1])
+        for _ in range(2):
+            check_overlapping(cuda, plan, small)
+        with pytest.raises(gs.OutOfMemory, match="work memory") as caught:
+            cuda.graph_plan_create(large[1])
+        assert caught.value.backend == cuda.name and caught.value.needed >= 60_000
+        for _ in range(2):
+            check_overlapping(cuda, plan, small)
+        large[0].buffer.close()
+        assert cuda.used <= 2000
+
+
+# -- what goes wrong --------------------------------------------------------------------
+
+
+class Rows:
+    """rows of a table, picked by ids."""
+
+    def __init__(self, backend, name: str) -> None:
+        self.ctx = gs.Context(name)
+        self.table, self.ids = self.ctx.tensor("f32", (4, 10), "table"), self.ctx.tensor("i32", 3, "ids")
+        self.sum = self.ctx.set_name(self.ctx.add(self.table, self.table), f"{name} sum")
+        self.out = self.ctx.set_name(self.ctx.get_rows(self.sum, self.ids), f"{name} rows")
+        self.graph = gs.Graph(self.out)
+        backend.alloc_tensors(self.ctx)
+        self.table.set(np.arange(40, dtype=np.float32).reshape(10, 4))
+
+    def check(self, backend, plan, ids) -> None:
+        self.ids.set(np.int32(ids))
+        backend.graph_plan_compute(plan)
+        assert np.array_equal(self.out.numpy(), 2 * np.arange(40, dtype=np.float32).reshape(10, 4)[ids])
+
+
+@pytest.mark.parametrize("runs", [0, 1, 2, 3])
+def test_a_row_that_is_not_there_names_its_node(runs):
+    """As the CPU's kernels word it, whether the kernel was launched or replayed; then all is as before."""
+    with devices.backend() as cuda:
+        cases = [Rows(cuda, name) for name in ("first", "second", "third")]
+        plans = [cuda.graph_plan_create(case.graph) for case in cases]
+        for case in cases:
+            case.ids.set(np.int32([4, 4, 4]))
+        for _ in range(runs):
+            for case, plan in zip(cases, plans, strict=True):
+                case.check(cuda, plan, [1, 9, 0])
+        for wrong in (10, -1, 2**31 - 1):
+            cases[1].ids.set(np.int32([3, wrong, wrong]))
+            for plan in plans:
+                cuda.graph_plan_compute(plan)
+            with pytest.raises(gs.BackendError) as caught:
+                cuda.synchronize()
+            assert str(caught.value) == (f"backend {cuda.name!r}: node 'second rows' (GET_ROWS): id {wrong} does not "
+                                         "name one of 10 rows")
+            cuda.synchronize()
+            for case, plan in zip(cases, plans, strict=True):
+                case.check(cuda, plan, [2, 2, 7])
+
+
+def test_the_first_of_several_faults_is_the_one_that_is_raised_even_of_a_plan_that_is_freed():
+    with devices.backend() as cuda:
+        cases = [Rows(cuda, name) for name in ("first", "second")]
+        for case in cases:
+            case.ids.set(np.int32([0, 77, 0]))
+        for case in cases:
+            cuda.graph_compute(case.graph)
+        with pytest.raises(gs.BackendError, match="'first rows'.*id 77"):
+            cases[0].out.numpy()
+        for case in cases:
+            plan = cuda.graph_plan_create(case.graph)
+            case.check(cuda, plan, [5, 6, 7])
+
+
+def test_numbers_of_nodes_are_used_again():
+    with devices.backend() as cuda:
+        case = Rows(cuda, "rows")
+        for _ in range(20):
+            plan = cuda.graph_plan_create(case.graph)
+            case.check(cuda, plan, [1, 2, 3])
+            assert plan.numbers.first < 2 * len(case.graph)
+            cuda.graph_plan_free(plan)
+
+
+def test_an_error_while_capturing_leaves_a_stream_and_a_plan_that_work(monkeypatch):
+    with devices.backend() as cuda:
+        sums = Sums(cuda)
+        plan = cuda.graph_plan_create(sums.graph)
+        sums.set()
+        cuda.graph_plan_compute(plan)
+        kernel = type(cuda.function("elementwise.binary"))
+        launch, calls = kernel.launch, []
+
+        def failing(*args):
+            calls.append(args)
+            if len(calls) == 2:
+                raise DeviceError("no")
+            launch(*args)
+
+        monkeypatch.setattr(kernel, "launch", failing)
+        with pytest.raises(gs.BackendError, match=f"{cuda.name!r}: no"):
+            cuda.graph_plan_compute(plan)
+        assert not cuda.stream.is_capturing
+        for _ in range(3):
+            expected = sums.set()
+            cuda.graph_plan_compute(plan)
+            assert np.array_equal(sums.out.numpy(), expected)
+        assert plan.captures == 1
+
+
+def test_inputs_that_a_graph_allocator_placed_are_brought_before_their_first_use():
+    with devices.backend() as cuda:
+        ctx = gs.Context("inputs")
+        a, b = (ctx.tensor("f32", 16, name, input=True) for name in "ab")
+        out = ctx.set_output(ctx.mul(ctx.add(a, b), ctx.add(b, b)))
+        graph = gs.Graph(out)
+        tallocr = gs.TensorAllocator.from_backend(cuda, 4096)
+        allocator = gs.GraphAllocator()
+        allocator.alloc_graph(tallocr, graph)
+        x, y = (RNG.standard_normal(16).astype(np.float32) for _ in "ab")
+        a.set(x)
+        b.set(y)
+        plan = cuda.graph_plan_create(graph)
+        for _ in range(3):
+            cuda.graph_plan_compute(plan)
+            assert np.array_equal(out.numpy(), (x + y) * (y + y))
+        assert cuda.device.counts.captures == 0
+        cuda.graph_plan_free(plan)
+        tallocr.close()

@@ -1,0 +1,420 @@
+"""The device layer over CuPy makes the calls that CUDA wants: seen on a stand-in that writes them down.
+
+What a GPU does with them is another matter, and for a machine that has one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import threading
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.backends.cupy import real, real_kernels
+from ggml_sched.backends.cupy.device import DeviceError, DeviceOutOfMemory, Packed
+
+
+class Status(RuntimeError):
+    """As CuPy's errors: a number and a text."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"cudaErrorNumber{status}")
+        self.status = status
+
+
+class CudaError(Status):
+    pass
+
+
+class DriverError(Status):
+    pass
+
+
+class CompileError(Exception):
+    pass
+
+
+class Cuda:
+    """`calls` are (name, arguments); `failing[name]` is the status that a call raises from now on."""
+
+    def __init__(self, count: int = 2) -> None:
+        self.calls: list[tuple] = []
+        self.failing: dict[str, int] = {}
+        self.count = count
+        self.capturing = False
+        self.addresses = iter(range(1 << 20, 1 << 30, 1 << 12))
+        self.freed: list[int] = []
+        self.sources: list[str] = []
+
+    def call(self, name: str, answer=None, error: type = CudaError):
+        def function(*args):
+            self.calls.append((name, *args))
+            if name in self.failing:
+                raise error(self.failing[name])
+            return answer(*args) if callable(answer) else answer
+        return function
+
+    def names(self) -> list[str]:
+        return [call[0] for call in self.calls]
+
+    def install(self, monkeypatch) -> None:
+        cuda = self
+
+        class Memory:
+            def __init__(self, size):
+                cuda.call("malloc")(size)
+                self.ptr, self.size = next(cuda.addresses), size
+
+            def __del__(self):
+                if hasattr(self, "ptr"):
+                    cuda.freed.append(self.ptr)
+
+        class PinnedMemory:
+            def __init__(self, size, flags=0):
+                cuda.call("hostAlloc")(size, flags)
+                self.block = type("Block", (ctypes.c_char * size,), {})()
+                self.block.memory = self            # a pointer keeps its memory
+                self.ptr = ctypes.addressof(self.block)
+
+        class PinnedMemoryPointer:
+            def __new__(cls, memory, offset):
+                return memory.block
+
+        class Stream:
+            def __init__(self, non_blocking=False):
+                assert non_blocking
+                cuda.call("streamCreate")()
+                self.ptr = next(cuda.addresses)
+
+            def begin_capture(self, mode):
+                cuda.call("begin_capture")(self.ptr, mode)
+
+            def end_capture(self):
+                cuda.call("end_capture")(self.ptr)
+                return SimpleNamespace(launch=lambda stream: cuda.call("graphLaunch")(stream.ptr))
+
+        class Event:
+            def __init__(self, disable_timing=False):
+                assert disable_timing
+                cuda.call("eventCreate")()
+                self.ptr = next(cuda.addresses)
+
+        class RawModule:
+            def __init__(self, *, code, options):
+                assert "--std=c++17" in options
+                cuda.sources.append(code)
+
+            def get_function(self, name):
+                if name == "broken":
+                    raise CompileError("no such thing")
+                cuda.call("getFunction", error=DriverError)(name)
+                return SimpleNamespace(kernel=SimpleNamespace(ptr=next(cuda.addresses)))
+
+        about = {"name": b"NVIDIA Test", "major": 9, "minor": 0, "multiProcessorCount": 132}
+        answers = {"getDeviceCount": lambda: self.count, "runtimeGetVersion": 13020, "memGetInfo": lambda: (1000, 5000),
+                   "deviceGetAttribute": 232_448, "getDeviceProperties": lambda number: about, "eventQuery": 600,
+                   "deviceCanAccessPeer": 1}
+        functions = ["setDevice", "memcpyAsync", "memsetAsync", "eventRecord", "streamWaitEvent", "eventSynchronize",
+                     "streamSynchronize", "deviceSynchronize", "deviceEnablePeerAccess", *answers]
+        runtime = SimpleNamespace(
+            CUDARuntimeError=CudaError, memcpyHostToDevice=1, memcpyDeviceToHost=2, memcpyDefault=4,
+            hostAllocPortable=1, streamCaptureModeThreadLocal=1, cudaDevAttrMaxSharedMemoryPerBlockOptin=97,
+            CUDA_R_16F=2, CUDA_R_32F=0, **{name: self.call(name, answers.get(name)) for name in functions})
+        driver = SimpleNamespace(
+            CUDADriverError=DriverError, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,
+            launchKernel=self.call("launchKernel", error=DriverError), funcSetAttribute=self.call("funcSetAttribute"))
+        cublas = SimpleNamespace(
+            CUBLASError=Status, CUBLAS_OP_T=1, CUBLAS_OP_N=0, CUBLAS_COMPUTE_32F=68, CUBLAS_GEMM_DEFAULT=-1,
+            **{name: self.call(name, {"create": 77}.get(name))
+               for name in ("create", "destroy", "setStream", "gemmEx", "gemmStridedBatchedEx")})
+        module, parts, libraries = ModuleType("cupy"), ModuleType("cupy.cuda"), ModuleType("cupy_backends.cuda.libs")
+        parts.runtime, parts.driver = runtime, driver
+        parts.Memory, parts.PinnedMemory, parts.PinnedMemoryPointer = Memory, PinnedMemory, PinnedMemoryPointer
+        parts.Stream, parts.Event = Stream, Event
+        parts.compiler = SimpleNamespace(CompileException=CompileError)
+        module.cuda, module.__version__, module.RawModule = parts, "14.2.0", RawModule
+        libraries.cublas = cublas
+        libraries.nvrtc = SimpleNamespace(getVersion=self.call("nvrtc", (13, 2), RuntimeError))
+        for name, one in (("cupy", module), ("cupy.cuda", parts), ("cupy_backends", ModuleType("cupy_backends")),
+                          ("cupy_backends.cuda", ModuleType("cupy_backends.cuda")),
+                          ("cupy_backends.cuda.libs", libraries)):
+            monkeypatch.setitem(sys.modules, name, one)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    made = Cuda()
+    made.install(monkeypatch)
+    return made
+
+
+@pytest.fixture
+def device(cuda):
+    with real.open_device(1) as made:
+        cuda.calls.clear()
+        yield made
+
+
+# -- opening ----------------------------------------------------------------------------------------------------------
+
+def test_importing_it_loads_no_cupy():
+    code = "import sys, ggml_sched.backends.cupy.real; print('cupy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_without_cupy_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(gs.BackendError, match=r"pip install ggml-sched\[cuda13\], or ggml-sched\[cuda12\]"):
+        real.open_device(0)
+
+
+@pytest.mark.parametrize(("status", "said"), [
+    (35, r"no NVIDIA driver, or one that is too old: CuPy 14\.2\.0 was made for CUDA 13\.2; .*ggml-sched\[cuda12\]"),
+    (100, "no CUDA device 0: there is none"), (999, "CUDA does not start: cudaErrorNumber999")])
+def test_without_a_driver_or_gpu_it_says_so(cuda, status, said):
+    cuda.failing["getDeviceCount"] = status
+    with pytest.raises(gs.BackendError, match=said):
+        real.open_device(0)
+
+
+@pytest.mark.parametrize(("number", "count", "said"), [
+    (0, 0, "no CUDA device 0: there is none"), (1, 1, "no CUDA device 1: there is only 0"),
+    (-1, 4, "no CUDA device -1: there are 0 to 3")])
+def test_a_number_that_is_not_there_is_an_error(cuda, number, count, said):
+    cuda.count = count
+    with pytest.raises(gs.BackendError, match=said):
+        real.open_device(number)
+    with pytest.raises(TypeError):
+        real.open_device("cuda")
+
+
+def test_without_nvrtc_it_says_what_to_install(cuda):
+    cuda.failing["nvrtc"] = "no libnvrtc.so.13\nanywhere"
+    with pytest.raises(gs.BackendError, match=r"pip install 'cupy-cuda13x\[ctk\]', .* \(no libnvrtc\.so\.13\)$"):
+        real.open_device(0)
+
+
+@pytest.mark.parametrize("name", ["setDevice", "getDeviceProperties"])
+def test_a_device_that_does_not_open_is_an_error(cuda, name):
+    cuda.failing[name] = 46
+    with pytest.raises(gs.BackendError, match="CUDA device 0 does not open: .*cudaErrorNumber46"):
+        real.open_device(0)
+
+
+def test_what_a_device_says_of_itself(device):
+    assert (device.name, device.arch, device.n_multiprocessors, device.max_shared) == (
+        "NVIDIA Test", "sm_90", 132, 232_448)
+    assert device.memory() == (1000, 5000)
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+def test_every_entry_sets_the_device_of_its_thread(cuda, device):
+    stream, event, memory, host = device.stream(), device.event(), device.alloc(64), np.zeros(8)
+    packed = Packed([np.int32(1)])
+    function = real_kernels.CupyFunction(device, "a.b", SimpleNamespace(ptr=5))
+    entries = [
+        device.memory, lambda: device.alloc(8), lambda: device.pinned(8), device.stream, device.event,
+        device.synchronize, stream.synchronize, lambda: stream.record(event), lambda: stream.wait(event),
+        lambda: stream.copy_in(memory.ptr, host), lambda: stream.copy_out(host, memory.ptr),
+        lambda: stream.copy(memory.ptr, memory.ptr + 32, 32), lambda: stream.fill(memory.ptr, 1, 8),
+        event.synchronize, event.query, stream.begin_capture, stream.end_capture,
+        lambda: function.launch((1,), (32,), packed, 0, stream)]
+    for entry in entries:
+        cuda.calls.clear()
+        thread = threading.Thread(target=entry)
+        thread.start()
+        thread.join()
+        assert cuda.calls[0] == ("setDevice", 1) and len(cuda.calls) > 1
+
+
+def test_copies(cuda, device):
+    stream, host = device.stream(), np.arange(6, dtype=np.float32)
+    pinned = device.pinned(64)
+    cuda.calls.clear()
+    stream.copy_in(1000, host)
+    stream.copy_in(2000, pinned[8:16])
+    stream.copy_out(pinned[:8].view(np.int32), 3000)
+    stream.copy(4000, 5000, 77)
+    stream.fill(6000, 255, 9)
+    stream.copy_in(0, host[:0])
+    assert [call for call in cuda.calls if call[0] != "setDevice"] == [
+        ("memcpyAsync", 1000, host.ctypes.data, 24, 1, stream.ptr),
+        ("memcpyAsync", 2000, pinned.ctypes.data + 8, 8, 1, stream.ptr),
+        ("memcpyAsync", pinned.ctypes.data, 3000, 8, 2, stream.ptr),
+        ("memcpyAsync", 4000, 5000, 77, 4, stream.ptr), ("memsetAsync", 6000, 255, 9, stream.ptr)]
+    cuda.calls.clear()
+    stream.copy_out(host, 7000)             # pageable: done when it returns
+    assert cuda.names() == ["setDevice", "memcpyAsync", "streamSynchronize"]
+    with pytest.raises(ValueError, match="a byte"):
+        stream.fill(1, 256, 1)
+
+
+def test_events(cuda, device):
+    stream, event = device.stream(), device.event()
+    stream.record(event)
+    stream.wait(event)
+    assert ("eventRecord", event.ptr, stream.ptr) in cuda.calls
+    assert ("streamWaitEvent", stream.ptr, event.ptr) in cuda.calls
+    assert not event.query()
+    device.runtime.eventQuery = lambda ptr: 0
+    assert event.query()
+    device.runtime.eventQuery = lambda ptr: 700
+    with pytest.raises(DeviceError, match="error 700"):
+        event.query()
+
+
+def test_a_capture_is_of_its_thread_and_refuses_pageable_memory(cuda, device):
+    stream, host, pinned, memory = device.stream(), np.zeros(8), device.pinned(64), device.alloc(8)
+    stream.begin_capture()
+    assert stream.is_capturing and ("begin_capture", stream.ptr, 1) in cuda.calls
+    cuda.calls.clear()
+    for refused in (lambda: stream.copy_in(1000, host), lambda: stream.copy_out(host, 1000), stream.begin_capture,
+                    memory.free):
+        with pytest.raises(DeviceError):
+            refused()
+    assert cuda.calls == []
+    stream.copy_in(1000, pinned)
+    graph = stream.end_capture()
+    assert not stream.is_capturing
+    graph.launch(stream)
+    assert cuda.calls[-1] == ("graphLaunch", stream.ptr)
+    graph.free()
+    graph.free()
+    with pytest.raises(DeviceError, match="freed"):
+        graph.launch(stream)
+    with pytest.raises(DeviceError, match="without begin_capture"):
+        stream.end_capture()
+
+
+def test_a_capture_that_breaks_is_over(cuda, device):
+    stream = device.stream()
+    stream.begin_capture()
+    cuda.failing["end_capture"] = 901
+    with pytest.raises(DeviceError, match="cudaErrorNumber901"):
+        stream.end_capture()
+    assert not stream.is_capturing
+    cuda.failing.clear()
+    stream.begin_capture()
+    stream.end_capture()
+
+
+def test_memory(cuda, device):
+    memory = device.alloc(100)
+    assert memory.size == 100 and ("malloc", 100) in cuda.calls
+    memory.free()
+    memory.free()
+    assert cuda.freed == [memory.ptr]
+    assert device.alloc(0).size == 0
+    cuda.failing["malloc"] = 2
+    with pytest.raises(DeviceOutOfMemory) as caught:
+        device.alloc(2000)
+    assert (caught.value.needed, caught.value.free) == (2000, 1000)
+    cuda.failing.clear()
+    device.alloc(8)
+    cuda.failing["hostAlloc"] = 2
+    with pytest.raises(DeviceError, match="no 9 bytes of page-locked memory"):
+        device.pinned(9)
+    assert device.pinned(0).size == 0
+
+
+def test_launches(cuda, device):
+    stream, function = device.stream(), real_kernels.CupyFunction(
+        device, "elementwise.f", SimpleNamespace(ptr=5))
+    packed = function.pack([np.int32(1), np.float32(2)])
+    cuda.calls.clear()
+    function.launch((3, 2), (32, 4, 2), packed, 1024, stream)
+    assert cuda.calls == [("setDevice", 1),
+                          ("launchKernel", 5, 3, 2, 1, 32, 4, 2, 1024, stream.ptr, packed.pointers.ctypes.data, 0)]
+    for shared in (50_000, 60_000, 55_000):
+        function.launch((1,), (32,), packed, shared, stream)
+    assert [call for call in cuda.calls if call[0] == "funcSetAttribute"] == [
+        ("funcSetAttribute", 5, 8, 50_000), ("funcSetAttribute", 5, 8, 60_000)]
+    cuda.failing["launchKernel"] = 1
+    with pytest.raises(DeviceError, match=r"elementwise\.f, grid \(1,\), block \(9999,\), 0 bytes.*cudaErrorNumber1"):
+        function.launch((1,), (9999,), packed, 0, stream)
+
+
+def test_modules_are_compiled_from_their_text(cuda, device, monkeypatch):
+    monkeypatch.setattr(real_kernels, "kernel_source", lambda name: f"// text of {name}")
+    module = device.module(["first", "second"])
+    assert cuda.sources == []
+    assert module.function("second.f") is module.function("second.f")
+    assert cuda.sources == ["// text of second"] and module.function("second.f").name == "second.f"
+    with pytest.raises(DeviceError, match=r"first\.cu does not compile for sm_90: no such thing"):
+        module.function("first.broken")
+    with pytest.raises(DeviceError, match="the module has first, second"):
+        module.function("third.f")
+    monkeypatch.undo()
+    with pytest.raises(DeviceError, match="no kernels nowhere"):
+        device.module(["nowhere"]).function("f")
+
+
+def test_peers(cuda, device):
+    other = real.open_device(0)
+    cuda.calls.clear()
+    assert device.can_access(other) and device.can_access(other) and device.can_access(device)
+    assert cuda.calls == [("setDevice", 1), ("deviceCanAccessPeer", 1, 0), ("deviceEnablePeerAccess", 0)]
+    cuda.failing["deviceEnablePeerAccess"] = 704
+    assert other.can_access(device)
+    other.close()
+    assert not device.can_access(object())
+
+
+def test_matrix_products_give_rows_of_ours(cuda, device):
+    stream, blas = device.stream(), device.blas()
+    assert blas is device.blas()
+    cuda.calls.clear()
+    blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60)
+    name, handle, *args = cuda.calls[-1]
+    alpha = args[5]
+    assert (name, handle, args) == ("gemmEx", 77, [1, 0, 2, 3, 4, alpha, 1000, 2, 40, 2000, 2, 50, alpha + 4, 3000, 0,
+                                                   60, 68, -1])
+    assert np.ctypeslib.as_array(ctypes.cast(alpha, ctypes.POINTER(ctypes.c_float)), (2,)).tolist() == [1, 0]
+    assert ("setStream", 77, stream.ptr) in cuda.calls
+    blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60, 5, 7, 8, 9)
+    assert cuda.calls[-1] == ("gemmStridedBatchedEx", 77, 1, 0, 2, 3, 4, alpha, 1000, 2, 40, 7, 2000, 2, 50, 8,
+                              alpha + 4, 3000, 0, 60, 9, 5, 68, -1)
+    assert cuda.names().count("setStream") == 1
+    stream.begin_capture()
+    with pytest.raises(DeviceError, match="cuBLAS"):
+        blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60)
+    stream.end_capture()
+
+
+def test_without_cublas_there_is_none(cuda, device, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", ModuleType("cupy_backends.cuda.libs"))
+    assert device.blas() is None
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+def test_closing_gives_all_back(cuda):
+    device = real.open_device(0)
+    memory, stream, event = device.alloc(8), device.stream(), device.event()
+    kept = device.alloc(8)
+    device.blas()
+    kept.free()
+    device.close()
+    device.close()
+    assert sorted(cuda.freed) == sorted([memory.ptr, kept.ptr])
+    assert "deviceSynchronize" in cuda.names() and ("destroy", 77) in cuda.calls
+    memory.free()
+    for use in (device.memory, stream.synchronize, lambda: device.alloc(1), event.query, device.synchronize):
+        with pytest.raises(DeviceError, match="NVIDIA Test is closed"):
+            use()
+
+
+def test_closing_after_a_failure_gives_all_back(cuda):
+    device = real.open_device(0)
+    memory = device.alloc(8)
+    cuda.failing["deviceSynchronize"] = 700
+    with pytest.raises(DeviceError, match="cudaErrorNumber700"):
+        device.close()
+    device.close()
+    assert cuda.freed == [memory.ptr]
