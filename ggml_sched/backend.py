@@ -161,7 +161,8 @@ class Backend(BackendBase):
 
     `max_buffer_size` bounds one buffer in bytes (None: no bound), `is_host` says that the CPU can read its memory
     directly, `concurrent_copies` that another thread may bring and fetch data while it computes, `asynchronous` that
-    computes, copies and sets return at once, are done in order, and can be waited for by events, `has_memory` (unless
+    computes, copies and sets return at once, are done in order, and can be waited for by events, `takes_at_once` that
+    what `set_tensor_async` was given may change or go when it returns, `has_memory` (unless
     for planning only) that there is something behind its addresses, `kv_padding` that attention reads a multiple of
     this many rows of a KV cache.
     """
@@ -170,6 +171,7 @@ class Backend(BackendBase):
     is_host: bool = False
     concurrent_copies: bool = False
     asynchronous: bool = False
+    takes_at_once: bool = False
     has_memory: bool = True
     kv_padding: int = 32
 

@@ -190,13 +190,14 @@ class Allocation:
         check_inputs(self._inputs, zero)
         steps = self._next_steps()
         stopped_at = None
-        alive: Alive = []           # like a compute with its events, until every backend was waited for
+        alive: Alive = []           # as all that it holds, until every backend was waited for
         self.is_running = True
         try:
             if callback is None and not self.program.awaited:
                 run_in_order(steps, alive)
             else:
                 compute = _Compute(self.program)
+                alive.append(compute)
                 if callback is None:
                     compute.run(steps)
                 else:
@@ -213,7 +214,7 @@ class Allocation:
         else:
             self.lease.queue(self.graph(), left_to.drain_weakly)
             self._pipeline = left_to
-            left_to.leave()
+            left_to.leave(alive)
         return stopped_at is None
 
     def submit(self, pipeline: Pipeline, zero: bool = False) -> None:

@@ -158,6 +158,8 @@ class Pipeline:
         self._count = 0
         self._is_left = False
         """Whether something was queued past `submit`."""
+        self._kept: list[object] = []
+        """What must stay alive until that is done."""
         self.is_idle = True
         """Whether nothing is queued, and no error is there to be taken."""
 
@@ -208,9 +210,13 @@ class Pipeline:
         """Whether all that is queued was left in the one queue that there is: what comes now comes after it."""
         return self._is_left and len(self.backends) == 1 and not self._in_flight and self._state.error is None
 
-    def leave(self) -> None:
-        """A compute was queued on the caller's thread, and nobody has waited for it yet."""
+    def leave(self, alive: object) -> None:
+        """A compute was queued on the caller's thread, and nobody has waited for it yet; `alive` is kept until then."""
         self._is_left, self.is_idle = True, False
+        if not all(backend.takes_at_once for backend in self.backends):
+            self._kept.append(alive)
+            if len(self._kept) > self._limit:
+                self.drain()
 
     def _tickets(self, waits: Sequence[Wait]) -> list[_Ticket]:
         """Of the steps that are waited for."""
@@ -236,6 +242,7 @@ class Pipeline:
         self._history.clear()
         self._in_flight.clear()
         self._is_left = False
+        self._kept.clear()
         self.is_idle = state.error is None
 
     @property

@@ -7,6 +7,7 @@ import pytest
 
 import ggml_sched as gs
 from ggml_sched.backends.late import LateBackend, LateWorld
+from ggml_sched.pipeline import MAX_IN_FLIGHT
 
 
 class Chain:
@@ -114,3 +115,29 @@ def test_switching_graphs_and_closing_wait():
         sched.close()
         assert not late.queue
         sched.close()
+
+
+def test_what_was_set_is_kept_until_somebody_waits():
+    """A backend may read it as late as that, whatever is set meanwhile."""
+    world = LateWorld(0)
+    with LateBackend("L", world) as late, gs.Scheduler([late]) as sched:
+        chain = Chain(sched, late, late)
+        pipeline = sched._pipeline
+        for i in range(3):
+            chain.set(i)
+            sched.compute(chain.graph, wait=False)
+        stashes = [item for alive in pipeline._kept for item in alive if isinstance(item, bytes)]
+        assert [np.frombuffer(data, np.float32)[0] for data in stashes] == [0, 1, 2]
+        sched.synchronize()
+        assert not pipeline._kept
+
+
+def test_not_for_ever():
+    world = LateWorld(0)
+    with LateBackend("L", world) as late, gs.Scheduler([late]) as sched:
+        chain = Chain(sched, late, late)
+        for i in range(300):
+            chain.set(i)
+            sched.compute(chain.graph, wait=False)
+        assert len(sched._pipeline._kept) <= MAX_IN_FLIGHT
+        assert (chain.y.numpy() == 4 * 299).all()

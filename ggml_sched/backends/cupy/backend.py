@@ -46,6 +46,7 @@ class CupyBackend(DeviceQueue):
     """
 
     asynchronous = True
+    takes_at_once = True
     concurrent_copies = True
     kv_padding = 256
 
