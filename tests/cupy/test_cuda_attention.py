@@ -81,6 +81,21 @@ def test_batches_and_unused_cells_of_anything():
     check("f16", 32, 32, rows=2, heads=(4, 2), batch=3, n_kv=300, used=17)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+def test_what_is_not_finite_in_a_cell_reaches_the_rows_that_see_it(kind, value):
+    ctx = gs.Context()
+    q, k, v = ctx.tensor("f32", (32, 3, 2)), ctx.tensor(kind, (32, 300, 1)), ctx.tensor(kind, (32, 300, 1))
+    mask = ctx.tensor("f16", (300, 3))
+    out = ctx.flash_attn_ext(q, k, v, mask, 0.2)
+    values = {t: random(RNG, *t.ne) for t in (q, k, v)}
+    values[mask] = causal(300, 3, 300).astype(np.float16)
+    values[k].reshape(300, 32)[299, 5] = value         # the last row alone sees the last cell
+    got, want = cupy_kernels.compute(ctx, out, values), cupy_kernels.oracle(ctx, out, values)
+    assert_close(got, want)
+    assert np.isfinite(want.reshape(3, 2, 32)[:2]).all()
+
+
 def test_work_memory_is_what_is_said():
     ctx = gs.Context()
     for kind, n_kv in (("f16", 4096), ("q5_1", 300), ("f16", 100)):

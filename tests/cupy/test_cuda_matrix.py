@@ -15,6 +15,7 @@ import support
 from support import FLOATS, QUANTISED, random, width
 
 import ggml_sched as gs
+from ggml_sched.backends.cupy import ops
 from ggml_sched.backends.cupy.ops import OPS
 
 RNG = np.random.default_rng(12)
@@ -185,6 +186,20 @@ def test_work_memory_is_what_is_said():
                     for node in nodes:
                         used = cupy_kernels.build([node], exact=exact).work_size
                         assert used <= OPS[node.op].work(node)
+
+
+def test_what_kernels_cannot_count_or_load_is_not_theirs():
+    ctx = gs.Context()
+    for a, b, fits in (((32, 4), (32, 1 << 20), True), ((32, 4), (32, 1 << 22), False),
+                       ((32, 4), (32, 1, 1 << 15, 1 << 15), True), ((32, 4), (32, 1, 1 << 16, 1 << 15), False)):
+        assert ops.supports(ctx.mul_mat(ctx.tensor("f16", a), ctx.tensor("f32", b))) == fits
+    for n_tokens, fits in ((1 << 20, True), (1 << 22, False)):
+        node = ctx.mul_mat_id(ctx.tensor("f16", (32, 4, 8)), ctx.tensor("f32", (32, 1, n_tokens)),
+                              ctx.tensor("i32", (2, n_tokens)))
+        assert ops.supports(node) == fits
+    w, x = ctx.tensor("q4_K", (512, 4)), ctx.tensor("f32", (256, 1))
+    assert ops.supports(ctx.mul_mat(ctx.view_2d(w, 256, 4, w.nb[1], 144), x))
+    assert not ops.supports(ctx.mul_mat(ctx.view_2d(w, 256, 3, w.nb[1], 142), x))       # loads of 16 bytes
 
 
 def test_grids_stay_within_what_a_device_takes():

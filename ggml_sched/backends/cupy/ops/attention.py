@@ -23,7 +23,7 @@ ATTENTION = np.dtype([(name, "<i8") for name in (
         "d", "dv", "cells", "rows", "group", "heads", "matrices", "splits", "split", "k_kind", "v_kind", "mask_kind",
         "q0", "k0", "v0", "k_wide", "v_wide")] + [(name, "<f4") for name in ("scale", "softcap", "max_bias")]
     + [("whole", "<i4"), ("nothing", "<i4")])
-"""`struct Attention` of attention.cuh."""
+"""`struct Attention` of caches.cuh."""
 
 READ = frozenset({Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0})
 """Types of caches that the kernels read as they are."""

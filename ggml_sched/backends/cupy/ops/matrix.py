@@ -210,9 +210,15 @@ def _work(node: Tensor) -> int:
 
 
 def _fits(node: Tensor) -> bool:
-    a = node.src[0]
-    return (a.type in FAMILY and loads_whole(a) and a.ne[0] < 1 << 31 and node.src[1].ne[1] < 1 << 21
-            and (node.nb[0] == 4 or node.ne[0] <= 1) and a.ne[1] < 1 << 31)
+    """Blocks that load in words, rows of the result without gaps, extents that kernels count in 32 bits."""
+    a, x = node.src[:2]
+    if node.op == "MUL_MAT_ID":
+        n_pairs = prod(node.src[2].ne[:2])
+        counted = n_pairs < 1 << 31 and n_pairs // TILE + a.ne[2] < 1 << 16
+    else:
+        counted = x.ne[2] * x.ne[3] < 1 << 31 and x.ne[1] < TILE << 16
+    return (a.type in FAMILY and loads_whole(a) and counted and max(*a.ne[:2], a.nb[0]) < 1 << 31
+            and (node.nb[0] == 4 or node.ne[0] <= 1))
 
 
 OPS: dict[str, Op] = {
