@@ -62,7 +62,10 @@ cdef inline bint group_waits(const gs_groups *w, int32_t id, int32_t now) noexce
 
 
 cdef int groups_keep(gs_groups *w, const gs_request *r, const gs_splits *splits) noexcept nogil:
-    """Keep the groups whose members are in one split, and may all be computed at the place of the last."""
+    """Keep the groups whose members are in one split, and may all be computed at the place of the last.
+
+    Nothing goes back to another backend in the midst of one: split_default ends a split there.
+    """
     cdef const gs_graph *g = r.g
     cdef int32_t i, k, id, n, split = 0
     cdef int32_t *seen = NULL
@@ -85,7 +88,6 @@ cdef int groups_keep(gs_groups *w, const gs_request *r, const gs_splits *splits)
             break
         if (splits.split_backend.at[split] != r.group_backend[i]
                 or r.group_member[k + n - 1] >= splits.split_stop.at[split]
-                or is_interrupted(g, splits, r.group_member[k], r.group_member[k + n - 1])
                 or not is_movable(g, r.group_member + k, n, i + 1, seen)):
             continue
         memcpy(w.member + w.begin[w.n], r.group_member + k, n * sizeof(int32_t))
@@ -98,15 +100,6 @@ cdef int groups_keep(gs_groups *w, const gs_request *r, const gs_splits *splits)
         w.within[id] = w.of[g.memory[id]]
     free(seen)
     return GS_OK
-
-
-cdef bint is_interrupted(const gs_graph *g, const gs_splits *splits, int32_t first, int32_t last) noexcept nogil:
-    """Whether something goes back to another backend's memory before the last of these nodes."""
-    cdef int32_t k
-    for k in range(splits.back_node.n):
-        if first <= g.position[splits.back_node.at[k]] < last:
-            return True
-    return False
 
 
 cdef bint is_movable(const gs_graph *g, const int32_t *member, int32_t n, int32_t mark, int32_t *seen) noexcept nogil:
@@ -127,7 +120,8 @@ cdef bint is_movable(const gs_graph *g, const int32_t *member, int32_t n, int32_
             continue
         if g.kind[id] & GS_KIND_VIEW:
             continue
-        if written[g.memory[id]] == mark or read[g.memory[id]] == mark:
+        # Whoever writes to a memory has a source there, so that this is also about what members write to.
+        if read[g.memory[id]] == mark:
             return False
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
             if written[g.memory[g.src[k]]] == mark:
