@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from functools import partial
 
@@ -70,4 +71,57 @@ def test_a_fork_unlocks():
                 os._exit(code)
         assert os.waitpid(child, 0)[1] == 0
         assert lock.locked
+    assert not lock.locked
+
+
+def test_others_wait_until_a_lock_is_given_back():
+    lock, order, waits = ForkLock(), [], threading.Event()
+
+    def other() -> None:
+        waits.set()
+        with lock:
+            order.append("other")
+
+    thread = threading.Thread(target=other)
+    with lock:
+        thread.start()
+        assert waits.wait(10)
+        thread.join(0.05)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "other"] and not lock.locked
+
+
+class Rang(Exception):
+    pass
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")
+def test_a_signal_ends_waiting():
+    """What its handler raises comes while somebody else still holds the lock."""
+    lock, held, enough, seen, left = ForkLock(), threading.Event(), threading.Event(), [], []
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            enough.wait(5)
+            left.append("the lock")
+
+    def ring(number, frame) -> None:
+        seen.append(list(left))
+        raise Rang
+
+    thread, before = threading.Thread(target=hold), signal.signal(signal.SIGALRM, ring)
+    thread.start()
+    try:
+        assert held.wait(10)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(Rang), lock:
+            pass
+        assert seen == [[]]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        enough.set()
+        thread.join()
     assert not lock.locked

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -56,8 +57,15 @@ class Copy:
     def _run(self, *arguments: str) -> subprocess.CompletedProcess:
         paths = [str(self.home), str(self.home / "tests"), str(self.home / "tests" / "soak")]
         environment = {**os.environ, "GGML_SCHED_BUILD": "debug", "PYTHONPATH": os.pathsep.join(paths)}
-        return subprocess.run([sys.executable, *arguments], cwd=self.home, env=environment, capture_output=True,
-                              text=True, timeout=TIMEOUT)
+        # In a session of its own, so that children of what hangs end with it.
+        with subprocess.Popen([sys.executable, *arguments], cwd=self.home, env=environment, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+            try:
+                said = process.communicate(timeout=TIMEOUT)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        return subprocess.CompletedProcess(process.args, process.returncode, *said)
 
     def survives(self, edit: Edit) -> str | None:
         """What is wrong with an edit: nobody notices it, or it does not compile.  None if a test fails."""
