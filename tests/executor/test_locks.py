@@ -74,22 +74,46 @@ def test_a_fork_unlocks():
     assert not lock.locked
 
 
-def test_others_wait_until_a_lock_is_given_back():
-    lock, order, waits = ForkLock(), [], threading.Event()
+def turns(lock: ForkLock) -> list[str]:
+    """Who is in before whom, where one holds a lock when another one comes."""
+    order, comes = [], threading.Event()
 
     def other() -> None:
-        waits.set()
+        comes.set()
         with lock:
-            order.append("other")
+            order.append("second")
 
     thread = threading.Thread(target=other)
     with lock:
         thread.start()
-        assert waits.wait(10)
+        assert comes.wait(10)
         thread.join(0.05)
         order.append("first")
     thread.join()
-    assert order == ["first", "other"] and not lock.locked
+    return order
+
+
+def test_others_wait_until_a_lock_is_given_back():
+    lock = ForkLock()
+    assert turns(lock) == ["first", "second"] and not lock.locked
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_child_that_was_forked_inside_the_block_gives_back_what_it_has_taken():
+    lock = ForkLock()
+    with lock:
+        child = os.fork()
+        if not child:
+            with lock:
+                pass
+    if not child:
+        code = 1
+        try:
+            code = 0 if not lock.locked and turns(lock) == ["first", "second"] else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert turns(lock) == ["first", "second"]
 
 
 class Rang(Exception):
