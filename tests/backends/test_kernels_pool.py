@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -124,6 +125,22 @@ def test_small_work_wakes_nobody():
         place(ctx, backend)
         backend.graph_compute(gs.Graph(out))
         assert threads_of_the_pool(backend) == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no /proc")
+def test_signals_are_for_the_threads_of_the_program():
+    backend, graph, _ = made(3)
+    backend.graph_compute(graph)
+    blocked = []
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text() == "ggml-sched-cpu\n":
+            line = next(line for line in (task / "status").read_text().splitlines() if line.startswith("SigBlk"))
+            blocked.append(int(line.split()[1], 16))
+    assert len(blocked) >= 2
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGPROF):
+        assert all(mask >> (number - 1) & 1 for mask in blocked), number
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+    backend.close()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
