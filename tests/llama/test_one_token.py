@@ -49,16 +49,19 @@ def test_both_ways_give_the_same_bits(arch, flash):
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("others", [0, 3])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_full_context_ends_both(way):
-    with gs.CpuBackend(1) as backend, load(random_llama(1), [backend], n_ctx=8) as model:
-        for token in range(8):
+def test_a_full_context_ends_both(way, others):
+    with gs.CpuBackend(1) as backend, load(random_llama(1), [backend], n_ctx=8, n_seq=2) as model:
+        model.sequence(1).eval(PROMPT[:others])
+        for token in range(8 - others):
             model.eval(WAYS[way](token))
         with pytest.raises(ContextFull) as error:
             model.eval(WAYS[way](1))
-        assert (error.value.n_past, error.value.n_ctx) == (8, 8)
-        assert str(error.value) == "1 tokens after 8 do not fit a context of 8"
-        assert model.n_past == 8
+        assert (error.value.n_past, error.value.n_ctx) == (8 - others, 8)
+        rest = ", of which 8 rows are in use" if others else ""
+        assert str(error.value) == f"1 tokens after {8 - others} do not fit a context of 8{rest}"
+        assert model.n_past == 8 - others
 
 
 @pytest.mark.parametrize("way", WAYS)
