@@ -17,6 +17,7 @@ import pytest
 from support import place, random, raw
 
 import ggml_sched as gs
+from ggml_sched._graph import bind_resident
 from ggml_sched.backends.cpu._kernels import CallList, Pool
 from ggml_sched.backends.cpu.oracle.work import Scratch
 
@@ -310,6 +311,36 @@ def test_a_list_of_calls_refuses_what_is_not_in_it():
                 calls.add(*bad)
         calls.run(pool, 0, 1)
         pool.close()
+
+
+def test_memory_that_is_not_what_it_seems_is_left_to_others():
+    """Read-only, too short, elsewhere, or gone: no call is made of a node there."""
+    def read_only(memory: np.ndarray) -> np.ndarray:
+        memory = memory.view()
+        memory.flags.writeable = False
+        return memory
+
+    def gone(memory: np.ndarray) -> np.ndarray:
+        raise gs.BackendError("no memory")
+
+    ctx = gs.Context()
+    x, y = ctx.tensor("f32", (64,)), ctx.tensor("f32", (64,))
+    node = ctx.add(x, y)
+    with gs.CpuBackend(1) as backend:
+        buffers = [backend.alloc_buffer(t.nbytes) for t in (x, y, node)]
+        for tensor, buffer in zip((x, y, node), buffers, strict=True):
+            bind_resident(tensor, buffer, 0)
+
+        def added(which: int, lie) -> int:
+            def memory_of(buffer):
+                return lie(buffer.memory) if buffer is buffers[which] else buffer.memory
+
+            return CallList("CPU", [node], memory_of, Scratch("CPU")).add(0, 1)
+
+        assert added(0, lambda memory: memory) == 1
+        for which in range(3):
+            assert added(which, lambda memory: memory[:128]) == added(which, np.copy) == added(which, gone) == 0
+        assert [added(which, read_only) for which in range(3)] == [1, 1, 0]
 
 
 def test_kernels_of_other_names_are_refused():
