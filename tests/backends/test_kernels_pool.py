@@ -343,6 +343,17 @@ def test_memory_that_is_not_what_it_seems_is_left_to_others():
         assert [added(which, read_only) for which in range(3)] == [1, 1, 0]
 
 
+def test_elements_without_end_are_left_to_others():
+    ctx = gs.Context()
+    one = ctx.tensor("f32", (1,))
+    views = [ctx.restore("VIEW", "f32", (n, 1, 1, 1), (0, 0, 0, 0), (one,), view_src=one) for n in (1 << 20, 1 << 37)]
+    nodes = [ctx.sum_rows(view) for view in views]
+    with gs.CpuBackend(1) as backend:
+        backend.alloc_tensors(ctx)
+        calls = CallList("CPU", nodes, lambda buffer: buffer.memory, Scratch("CPU"))
+        assert calls.add(0, 2) == 1
+
+
 def test_kernels_of_other_names_are_refused():
     with pytest.raises(ValueError, match="'CPU'.*'fast'.*compiled, numpy"):
         gs.CpuBackend(1, kernels="fast")
