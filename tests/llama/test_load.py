@@ -70,6 +70,20 @@ def test_types_of_blocks_need_attention_in_one_node():
         load(data, n_ctx=32, kv_type="q8_0", flash=False)
 
 
+def test_where_a_full_context_has_no_memory_short_texts_still_fit():
+    class Bounded(gs.CpuBackend):
+        buffer_from_ptr = None
+
+    with Bounded(1) as backend, load(SMALL, [backend], n_ctx=4096, flash=False) as model:
+        needed = backend.used
+        expected = model.eval(TOKENS)
+    with Bounded(1, memory=needed - 1) as backend, load(SMALL, [backend], n_ctx=4096, flash=False) as model:
+        assert model.eval(TOKENS).tobytes() == expected.tobytes()
+        with pytest.raises(gs.OutOfMemory, match="'CPU'.*are missing"):
+            model.eval([1] * 4000)
+        assert model.n_past == len(TOKENS)
+
+
 def test_the_context_that_a_model_was_trained_with():
     for given in (None, 0):
         with load(SMALL, n_ctx=given) as model:

@@ -106,6 +106,19 @@ def test_a_token_that_fails_leaves_no_trace(way, monkeypatch):
         assert not model.cache.k[0].numpy()[len(PROMPT) + 1 :].any()
 
 
+def test_a_backend_that_brings_data_its_own_way_is_asked():
+    class Asked(gs.CpuBackend):
+        def get_tensor(self, tensor, *args) -> None:
+            asked.append(tensor)
+            super().get_tensor(tensor, *args)
+
+    asked, logits = [], []
+    for kind in (gs.CpuBackend, Asked):
+        with kind(1) as backend, load(random_llama(1), [backend], n_ctx=64) as model:
+            logits.append(model.eval([5]).tobytes())
+    assert logits[0] == logits[1] and len(asked) == 1
+
+
 def test_logits_stay_when_more_are_asked_for():
     with gs.CpuBackend(1) as backend, load(random_llama(1), [backend], n_ctx=64) as model:
         first = model.eval([1])
