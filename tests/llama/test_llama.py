@@ -431,6 +431,7 @@ def test_samplers_keep_to_their_limits():
     ({"metadata": {"llama.block_count": 4}}, "blk.3.attn_norm.weight"),
     ({"metadata": {"llama.block_count": 2}}, "blk.2.*not one"),
     ({"metadata": {"llama.block_count": (1 << 32) - 1}}, "llama.block_count"),
+    ({"metadata": {"llama.block_count": 1 << 20}}, f"llama.block_count' is {1 << 20}, not an integer in 1"),
     ({"metadata": {"llama.attention.head_count": 0}}, "head_count"),
     ({"metadata": {"llama.attention.head_count": [4, 4, 2]}}, "blk.2.attn_q.weight"),
     ({"metadata": {"llama.attention.head_count": [4, 4]}}, "2 numbers for 3 layers"),
