@@ -26,7 +26,7 @@ os.environ["PYTHONSAFEPATH"] = "1"
 
 # A child that a test forks ends by itself where it waits for ever: the test fails instead of waiting for it.
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=partial(signal.alarm, 120))
+    os.register_at_fork(after_in_child=partial(signal.alarm, 60))
 
 
 # -- every plan that a test makes is verified ------------------------------------------------------

@@ -103,7 +103,6 @@ GROUPS = (
       "            if False and not self.used("),
      ("calls that there are", "        if not 0 <= first <= last <= self.calls.n:", "        if False:"),
      ("nodes that there are", "        if not 0 <= first <= stop <= self.table.n:", "        if False:"),
-     ("angles end with what others compute", "                self.tables.n = 0 ", "                pass"),
      ("angles end with what is written", "            gs_forget_tables(&self.tables, node)\n", ""),
      ("work memory for more threads", "        if n_threads > self.work.n_threads:\n",
       "        if self.work.memory == NULL:\n")),
