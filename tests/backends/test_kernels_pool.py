@@ -313,6 +313,25 @@ def test_a_list_of_calls_refuses_what_is_not_in_it():
         pool.close()
 
 
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_nothing_is_computed_behind_a_call_that_failed(n_threads):
+    ctx = gs.Context()
+    table, ids, x = ctx.tensor("f32", (32, 4)), ctx.tensor("i32", (3,)), ctx.tensor("f32", (256, 700))
+    picked, later = ctx.set_name(ctx.get_rows(table, ids), "picked"), ctx.sqr(x)
+    with gs.CpuBackend(n_threads) as backend:
+        place(ctx, backend)
+        ids.set(np.int32([0, 9, 3]))
+        x.set(random(RNG, 256, 700))
+        before = raw(later)
+        plan = backend.graph_plan_create(gs.Graph(picked, later))
+        with pytest.raises(gs.BackendError, match="'picked'.*id 9 "):
+            backend.graph_plan_compute(plan)
+        assert raw(later) == before
+        ids.set(np.int32([0, 1, 3]))
+        backend.graph_plan_compute(plan)
+        assert raw(later) != before
+
+
 def test_memory_that_is_not_what_it_seems_is_left_to_others():
     """Read-only, too short, elsewhere, or gone: no call is made of a node there."""
     def read_only(memory: np.ndarray) -> np.ndarray:
