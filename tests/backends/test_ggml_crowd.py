@@ -85,8 +85,8 @@ def test_computes_of_other_graphs_are_not_compared():
 def test_short_computes_say_nothing():
     crowd = Crowd()
     for _ in range(10):
-        crowd.note(TOKEN, 2, crowd.threads(2), 1e-4, 1e-5)
-    assert crowd.threads(2) == 2
+        assert crowd.threads(2) == 2
+        crowd.note(TOKEN, 2, 2, 1e-4, 1e-5)
 
 
 def test_one_thread_stays_one():

@@ -239,3 +239,25 @@ def test_an_expert_nobody_chose_is_not_read(isa):
     a, b, ids = ctx.tensor("q8_0", (32, 8, 3)), ctx.tensor("f32", (32, 1, 6)), ctx.tensor("i32", (1, 6))
     got = compute(ctx, ctx.mul_mat_id(a, b, ids), {a: held, b: x, ids: names})
     assert np.isfinite(got).all()
+
+
+def test_there_may_be_more_experts_than_work_for_them(isa):
+    """Their counts need more memory than the products; computed twice, because it is not cleared between."""
+    n_expert, n_tokens = 1 << 18, 3
+    held, w = weights("f32", n_expert, 2, 4)
+    x, names = normal(n_tokens, 1, 4), np.int32([[n_expert - 1, 7], [0, n_expert - 1], [5, 6]])
+    ctx = gs.Context()
+    a, b = ctx.tensor("f32", (4, 2, n_expert)), ctx.tensor("f32", (4, 1, n_tokens))
+    ids = ctx.tensor("i32", (2, n_tokens))
+    out = ctx.mul_mat_id(a, b, ids)
+    with gs.CpuBackend(1) as backend:
+        backend.alloc_tensors(ctx)
+        for tensor, values in ((a, held), (b, x), (ids, names)):
+            tensor.set(values)
+        plan = backend.graph_plan_create(gs.Graph(out))
+        for _ in range(2):
+            backend.graph_plan_compute(plan)
+            got = out.numpy()
+            for token in range(n_tokens):
+                for used in range(2):
+                    assert_product(got[token, used], w[names[token, used]], x[token, 0])
