@@ -606,6 +606,21 @@ def test_memory_that_may_not_be_written_is_refused():
             backend.graph_compute(gs.Graph(out))
 
 
+def test_tensors_without_an_address_here_are_named():
+    ctx = gs.Context()
+    x, y = ctx.tensor("f32", (16,), "x"), ctx.tensor("f32", (16,), "y")
+    out = ctx.set_name(ctx.add(x, y), "sum")
+    with ggml_here.backend() as backend:
+        mine, other = backend.alloc_buffer(4096), gs.DryBackend("elsewhere").alloc_buffer(64)
+        gs.bind_resident(x, mine, 0)
+        for buffer, match in ((None, "'y' has no address"), (other, "'y' is on backend 'elsewhere'")):
+            if buffer is not None:
+                gs.bind_resident(y, buffer, 0)
+            gs.bind_resident(out, mine, 64)
+            with pytest.raises(gs.PlacementError, match=f"'sum'.*{match}"):
+                backend.graph_compute(gs.GraphView([out]))
+
+
 def test_a_result_over_its_source_is_computed_as_if_read_before_written():
     ctx = gs.Context()
     a = ctx.tensor("f32", (8, 8), "a")

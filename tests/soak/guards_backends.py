@@ -52,8 +52,6 @@ GROUPS = (
      ("tensors without address", "        if buffer is None:\n            raise PlacementError",
       "        if False:\n            raise PlacementError"),
      ("buffers of others", "            if not self.backend.supports_buffer(buffer):", "            if False:"),
-     ("tensors lie in their buffers", "        if not gs_range_fits(offset, t.layout.nbytes, buffer.size):",
-      "        if False:"),
      ("what a result overlaps is copied first", "if node.src[k] != NULL and clash(",
       "if node.src[k] == node and clash("),
      ("what is half overlapped is copied first", "    if a != b or not tolerated >> k & 1:\n        return True\n", ""),
