@@ -373,21 +373,42 @@ def test_flash_attention(shape, type, isa):
         check(ctx, node, values, rtol=3e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 20])
-def test_attention_does_not_look_at_masked_cells(rows, isa):
+@pytest.mark.parametrize("type", ["f32", "f16"])
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_attention_does_not_look_at_masked_cells(rows, type, isa):
+    rng = np.random.default_rng(9)
+    d, heads, keys = 64, 2, 90
+    ctx = gs.Context()
+    q = ctx.tensor("f32", (d, rows, heads))
+    k, v = (ctx.tensor(type, (d, keys, heads)) for _ in range(2))
+    mask = ctx.tensor("f32", (keys, rows))
+    x, y = random(rng, d, keys, heads), random(rng, d, keys, heads)
+    x[:, 50:] = np.nan
+    y[:, 42:] = np.inf
+    m = np.zeros((rows, keys), np.float32)
+    m[:, 42:] = -np.inf
+    m[rows // 2] = -np.inf if rows > 1 else m[0]
+    values = {q: random(rng, d, rows, heads), k: x, v: y, mask: m}
+    check(ctx, ctx.flash_attn_ext(q, k, v, mask, 0.2), values, rtol=3e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_attention_to_what_is_no_number_is_none(rows, isa):
+    """A row that sees one such cell alone, and one that sees others, too."""
     rng = np.random.default_rng(9)
     d, heads, keys = 32, 2, 90
     ctx = gs.Context()
     q, k, v = (ctx.tensor("f32", (d, n, heads)) for n in (rows, keys, keys))
     mask = ctx.tensor("f32", (keys, rows))
-    x, y = random(rng, d, keys, heads), random(rng, d, keys, heads)
-    x[:, 50:] = np.nan
-    y[:, 40:] = np.inf
-    m = np.zeros((rows, keys), np.float32)
-    m[:, 40:] = -np.inf
-    m[rows // 2] = -np.inf if rows > 1 else m[0]
-    check(ctx, ctx.flash_attn_ext(q, k, v, mask, 0.2), {q: random(rng, d, rows, heads), k: x, v: y, mask: m}, rtol=3e-5,
-          atol=1e-5)
+    x, m = random(rng, d, keys, heads), np.full((rows, keys), -np.inf, np.float32)
+    x[:, 70] = np.nan
+    m[0, 70] = m[-1, 69:72] = 0
+    m[1:-1, :30] = 0
+    values = {q: random(rng, d, rows, heads), k: x, v: random(rng, d, keys, heads), mask: m}
+    node = ctx.flash_attn_ext(q, k, v, mask, 0.2)
+    check(ctx, node, values, rtol=3e-5, atol=1e-5)
+    found = np.isnan(run(ctx, node, values, "compiled")[0].reshape(rows, -1))
+    assert found[[0, -1]].all() and not found[1:-1].any()
 
 
 def test_what_overlaps_is_as_if_it_were_read_before_it_is_written(isa):

@@ -261,3 +261,20 @@ def test_there_may_be_more_experts_than_work_for_them(isa):
             for token in range(n_tokens):
                 for used in range(2):
                     assert_product(got[token, used], w[names[token, used]], x[token, 0])
+
+
+@pytest.mark.parametrize("type", FLOATS)
+@pytest.mark.parametrize("n", [1, 9])
+def test_what_a_product_before_has_left_stays_out(isa, type, n):
+    """Work memory full of NaN, and rows that do not fill it."""
+    long, (held, w), x = weights(type, 5, 256)[0], weights(type, 5, 201), normal(n, 201)
+    ctx = gs.Context()
+    first = ctx.mul_mat(ctx.tensor(type, (256, 5), "long"), ctx.tensor("f32", (256, n), "nans"))
+    second = ctx.mul_mat(ctx.tensor(type, (201, 5), "held"), ctx.tensor("f32", (201, n), "x"))
+    with gs.CpuBackend(1) as backend:
+        backend.alloc_tensors(ctx)
+        for tensor, values in zip((*first.src, *second.src), (long, np.full((n, 256), np.nan), held, x), strict=True):
+            tensor.set(values)
+        backend.graph_compute(gs.Graph(first, second))
+        assert np.isnan(first.numpy()).all()
+        assert_product(second.numpy(), w, x)

@@ -145,6 +145,16 @@ def test_a_sampler_that_fails_does_not_evaluate_twice():
         assert list(got) == expected
 
 
+def test_penalties_look_at_the_prompt_unless_the_sampler_was_made_before():
+    with load(SMALL, n_ctx=64) as model:
+        prompt, penalty = list(range(40)), {"temperature": 0, "presence_penalty": 1e6}
+        ids = list(model.generate(prompt, 10, **penalty))
+        assert len(set(ids)) == 10 and not set(ids) & set(prompt)
+        model.reset()
+        ids = list(model.generate(prompt, 10, Sampler(**penalty)))
+        assert len(set(ids)) == 10 and set(ids) & set(prompt)
+
+
 def test_several_generations_take_turns():
     with load(SMALL, n_ctx=128, n_seq=3) as model:
         alone = []

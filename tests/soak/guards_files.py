@@ -91,7 +91,6 @@ GROUPS = (
       "        if others := set():"),
      ("one BOS", " and ids[:1] != [tokenizer.bos_id]:", ":")),
     ("ggml_sched/commands/run.py", "tests/llama/test_run_command.py tests/package/test_cli.py",
-     ("a number of tokens", "    if args.predict is not None and args.predict < 0:", "    if False:"),
      ("an interrupt is an exit code", "        code = 130\n", "        code = 0\n"),
      ("what standard output has no bytes for", "    except UnicodeEncodeError:\n        kind",
       "    except ZeroDivisionError:\n        kind"),
