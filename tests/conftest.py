@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib.machinery
 import os
+import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,10 @@ elif str(ROOT) in sys.path or "" in sys.path:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 os.environ["PYTHONSAFEPATH"] = "1"
 os.environ.setdefault("GGML_SCHED_FAKE_STRICT", "1")     # CUDA kernels compile for the host without warnings
+
+# A child that a test forks ends by itself where it waits for ever: the test fails instead of waiting for it.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=partial(signal.alarm, 60))
 
 
 # -- every plan that a test makes is verified ------------------------------------------------------

@@ -371,6 +371,25 @@ def test_what_a_node_writes_to_is_never_packed():
         buffer.close()
 
 
+def test_a_weight_that_a_node_before_writes_is_read_as_it_is_then():
+    with ggml_here.backend() as backend:
+        weights, ctx = gs.Context(), gs.Context()
+        w, fresh = weights.tensor("q4_0", (256, 64), "w"), weights.tensor("f32", (256, 64), "fresh")
+        x = weights.tensor("f32", (256, 2), "x")
+        buffer = backend.alloc_tensors(weights, "weights")
+        written, out = ctx.cpy(fresh, w), ctx.mul_mat(w, x)
+        work = backend.alloc_tensors(ctx)
+        for t in (w, fresh, x):
+            t.set(RNG.normal(size=t.ne[1::-1]).astype(np.float32))
+        backend.graph_compute(gs.GraphView([out]))      # packed, where the backend packs
+        before = out.numpy()
+        backend.graph_compute(gs.GraphView([written, out]))
+        want = x.numpy().astype(np.float64) @ w.numpy().T.astype(np.float64)
+        assert ggml_here.error_of(out.numpy(), want) < 1e-3 < ggml_here.error_of(before, want)
+        work.close()
+        buffer.close()
+
+
 def test_other_memory_is_not_packed():
     with ggml_here.backend() as backend, gs.Scheduler([backend]) as sched:
         _, buffer, _, x, out = packed_world(backend, "any")
@@ -424,6 +443,28 @@ def test_ids_that_a_tensor_over_them_has_overwritten_are_checked():
             new.set(np.int32([2, 1 << 30]))
             with pytest.raises(gs.BackendError, match=f"id {1 << 30} does not name one of 4 rows"):
                 backend.graph_compute(gs.GraphView([write, read]))
+
+    assert in_child(attack) == 0
+
+
+def test_an_order_is_of_as_many_rows_as_there_are_until_somebody_changes_it():
+    """What ARGSORT gives is not looked at where it must be in range, and only there."""
+    def attack():
+        ctx = gs.Context()
+        scores, table, longer = ctx.tensor("f32", (6,)), ctx.tensor("f32", (8, 4)), ctx.tensor("f32", (8, 6))
+        order, given = ctx.argsort(scores), ctx.tensor("i32", (6,))
+        rows, too_few, changed = ctx.get_rows(longer, order), ctx.get_rows(table, order), ctx.cpy(given, order)
+        with ggml_here.backend() as backend:
+            backend.alloc_tensors(ctx)
+            scores.set(np.float32([3, 1, 2, 0, 5, 4]))
+            longer.set(np.arange(48, dtype=np.float32))
+            given.set(np.int32([0, 1, 2, 1 << 20, 3, 0]))
+            backend.graph_compute(gs.GraphView([order, rows]))
+            assert rows.numpy()[:, 0].tolist() == [24, 8, 16, 0, 40, 32]
+            with pytest.raises(gs.BackendError, match="id 5 does not name one of 4 rows"):
+                backend.graph_compute(gs.GraphView([order, too_few]))
+            with pytest.raises(gs.BackendError, match=f"id {1 << 20} does not name one of 6 rows"):
+                backend.graph_compute(gs.GraphView([order, changed, rows]))
 
     assert in_child(attack) == 0
 
@@ -604,6 +645,21 @@ def test_memory_that_may_not_be_written_is_refused():
             gs.bind_resident(t, backend.buffer_from_ptr(memory), 64 * i)
         with pytest.raises(gs.BackendError, match="'out'.*read-only"):
             backend.graph_compute(gs.Graph(out))
+
+
+def test_tensors_without_an_address_here_are_named():
+    ctx = gs.Context()
+    x, y = ctx.tensor("f32", (16,), "x"), ctx.tensor("f32", (16,), "y")
+    out = ctx.set_name(ctx.add(x, y), "sum")
+    with ggml_here.backend() as backend:
+        mine, other = backend.alloc_buffer(4096), gs.DryBackend("elsewhere").alloc_buffer(64)
+        gs.bind_resident(x, mine, 0)
+        for buffer, match in ((None, "'y' has no address"), (other, "'y' is on backend 'elsewhere'")):
+            if buffer is not None:
+                gs.bind_resident(y, buffer, 0)
+            gs.bind_resident(out, mine, 64)
+            with pytest.raises(gs.PlacementError, match=f"'sum'.*{match}"):
+                backend.graph_compute(gs.GraphView([out]))
 
 
 def test_a_result_over_its_source_is_computed_as_if_read_before_written():

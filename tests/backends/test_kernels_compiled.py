@@ -373,21 +373,42 @@ def test_flash_attention(shape, type, isa):
         check(ctx, node, values, rtol=3e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 20])
-def test_attention_does_not_look_at_masked_cells(rows, isa):
+@pytest.mark.parametrize("type", ["f32", "f16"])
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_attention_does_not_look_at_masked_cells(rows, type, isa):
+    rng = np.random.default_rng(9)
+    d, heads, keys = 64, 2, 90
+    ctx = gs.Context()
+    q = ctx.tensor("f32", (d, rows, heads))
+    k, v = (ctx.tensor(type, (d, keys, heads)) for _ in range(2))
+    mask = ctx.tensor("f32", (keys, rows))
+    x, y = random(rng, d, keys, heads), random(rng, d, keys, heads)
+    x[:, 50:] = np.nan
+    y[:, 42:] = np.inf
+    m = np.zeros((rows, keys), np.float32)
+    m[:, 42:] = -np.inf
+    m[rows // 2] = -np.inf if rows > 1 else m[0]
+    values = {q: random(rng, d, rows, heads), k: x, v: y, mask: m}
+    check(ctx, ctx.flash_attn_ext(q, k, v, mask, 0.2), values, rtol=3e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_attention_to_what_is_no_number_is_none(rows, isa):
+    """A row that sees one such cell alone, and one that sees others, too."""
     rng = np.random.default_rng(9)
     d, heads, keys = 32, 2, 90
     ctx = gs.Context()
     q, k, v = (ctx.tensor("f32", (d, n, heads)) for n in (rows, keys, keys))
     mask = ctx.tensor("f32", (keys, rows))
-    x, y = random(rng, d, keys, heads), random(rng, d, keys, heads)
-    x[:, 50:] = np.nan
-    y[:, 40:] = np.inf
-    m = np.zeros((rows, keys), np.float32)
-    m[:, 40:] = -np.inf
-    m[rows // 2] = -np.inf if rows > 1 else m[0]
-    check(ctx, ctx.flash_attn_ext(q, k, v, mask, 0.2), {q: random(rng, d, rows, heads), k: x, v: y, mask: m}, rtol=3e-5,
-          atol=1e-5)
+    x, m = random(rng, d, keys, heads), np.full((rows, keys), -np.inf, np.float32)
+    x[:, 70] = np.nan
+    m[0, 70] = m[-1, 69:72] = 0
+    m[1:-1, :30] = 0
+    values = {q: random(rng, d, rows, heads), k: x, v: random(rng, d, keys, heads), mask: m}
+    node = ctx.flash_attn_ext(q, k, v, mask, 0.2)
+    check(ctx, node, values, rtol=3e-5, atol=1e-5)
+    found = np.isnan(run(ctx, node, values, "compiled")[0].reshape(rows, -1))
+    assert found[[0, -1]].all() and not found[1:-1].any()
 
 
 def test_what_overlaps_is_as_if_it_were_read_before_it_is_written(isa):
@@ -489,3 +510,56 @@ def test_what_is_said_to_be_unsupported_is_not_computed():
             with pytest.raises(gs.UnsupportedOp):
                 backend.graph_compute(gs.GraphView([node]))
     assert refused >= len(nodes) // 2 - 6       # soft_max, copies and the like have a source that may be missing
+
+
+def misfits(ctx: gs.Context):
+    """Nodes of layouts that the compiled kernels do not take, as files may have them, by name."""
+    def f32(*ne: int) -> gs.Tensor:
+        return ctx.tensor("f32", ne)
+
+    def restored(node: gs.Tensor, *src: gs.Tensor) -> gs.Tensor:
+        """The node with other sources."""
+        return ctx.restore(node.op, node.type, node.ne, node.nb, src, None, 0, node.op_params)
+
+    product = ctx.mul_mat(f32(32, 5), f32(32, 3))
+    yield "a transposed matrix", restored(product, ctx.transpose(f32(5, 32)), f32(32, 3))
+    yield "rows of other lengths", restored(product, f32(32, 5), f32(64, 3))
+    yield "another number of rows", restored(product, f32(32, 4), f32(32, 3))
+    yield "batches that do not share", restored(ctx.mul_mat(f32(8, 4, 2), f32(8, 3, 4)), f32(8, 4, 3), f32(8, 3, 4))
+    chosen = ctx.mul_mat_id(f32(8, 4, 2), f32(8, 1, 3), ctx.tensor("i32", (2, 3)))
+    yield "experts of fewer tokens", restored(chosen, f32(8, 4, 2), f32(8, 1, 3), ctx.tensor("i32", (2, 2)))
+    yield "experts that are no numbers", restored(chosen, f32(8, 4, 2), f32(8, 1, 3), f32(2, 3))
+    q, k, v, mask = f32(8, 4, 2), f32(8, 6, 2), f32(8, 6, 2), f32(6, 4)
+    attention = ctx.flash_attn_ext(q, k, v, mask, 0.3)
+    yield "transposed keys", restored(attention, q, ctx.transpose(f32(6, 8, 2)), v, mask)
+    yield "more keys than values", restored(attention, q, f32(8, 9, 2), v, f32(9, 4))
+    yield "a mask of fewer rows", restored(attention, q, k, v, f32(6, 2))
+    yield "a mask of fewer keys", restored(attention, q, k, v, f32(5, 4))
+    yield "a transposed mask", restored(attention, q, k, v, ctx.transpose(f32(4, 6)))
+    yield "heads that do not share", restored(attention, q, f32(8, 6, 3), f32(8, 6, 3), mask)
+    yield "sinks of fewer heads", restored(attention, q, k, v, mask, f32(1))
+
+
+def test_layouts_that_the_kernels_do_not_take_are_as_the_oracle_has_them(isa):
+    def outcomes(kernels: str) -> dict:
+        rng, found = np.random.default_rng(5), {}
+        ctx = gs.Context()
+        nodes = dict(misfits(ctx))
+        with gs.CpuBackend(2, kernels=kernels) as backend:
+            backend.alloc_tensors(ctx)
+            for name, node in nodes.items():
+                for leaf in (s if s.view_src is None else s.view_src for s in node.src):
+                    leaf.set(random(rng, *leaf.ne) if leaf.type == gs.Type.F32 else np.zeros(leaf.n_elements, np.int32))
+                try:
+                    backend.graph_compute(gs.GraphView([node]))
+                    found[name] = node.numpy()
+                except gs.Error as error:
+                    found[name] = type(error)
+        return found
+
+    compiled, plain = outcomes("compiled"), outcomes("numpy")
+    for name, want in plain.items():
+        if isinstance(want, type):
+            assert compiled[name] is want, name
+        else:
+            np.testing.assert_allclose(compiled[name], want, rtol=1e-5, atol=1e-5, err_msg=name)

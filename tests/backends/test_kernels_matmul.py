@@ -239,3 +239,42 @@ def test_an_expert_nobody_chose_is_not_read(isa):
     a, b, ids = ctx.tensor("q8_0", (32, 8, 3)), ctx.tensor("f32", (32, 1, 6)), ctx.tensor("i32", (1, 6))
     got = compute(ctx, ctx.mul_mat_id(a, b, ids), {a: held, b: x, ids: names})
     assert np.isfinite(got).all()
+
+
+def test_there_may_be_more_experts_than_work_for_them(isa):
+    """Their counts need more memory than the products; computed twice, because it is not cleared between."""
+    n_expert, n_tokens = 1 << 18, 3
+    held, w = weights("f32", n_expert, 2, 4)
+    x, names = normal(n_tokens, 1, 4), np.int32([[n_expert - 1, 7], [0, n_expert - 1], [5, 6]])
+    ctx = gs.Context()
+    a, b = ctx.tensor("f32", (4, 2, n_expert)), ctx.tensor("f32", (4, 1, n_tokens))
+    ids = ctx.tensor("i32", (2, n_tokens))
+    out = ctx.mul_mat_id(a, b, ids)
+    with gs.CpuBackend(1) as backend:
+        backend.alloc_tensors(ctx)
+        for tensor, values in ((a, held), (b, x), (ids, names)):
+            tensor.set(values)
+        plan = backend.graph_plan_create(gs.Graph(out))
+        for _ in range(2):
+            backend.graph_plan_compute(plan)
+            got = out.numpy()
+            for token in range(n_tokens):
+                for used in range(2):
+                    assert_product(got[token, used], w[names[token, used]], x[token, 0])
+
+
+@pytest.mark.parametrize("type", FLOATS)
+@pytest.mark.parametrize("n", [1, 9])
+def test_what_a_product_before_has_left_stays_out(isa, type, n):
+    """Work memory full of NaN, and rows that do not fill it."""
+    long, (held, w), x = weights(type, 5, 256)[0], weights(type, 5, 201), normal(n, 201)
+    ctx = gs.Context()
+    first = ctx.mul_mat(ctx.tensor(type, (256, 5), "long"), ctx.tensor("f32", (256, n), "nans"))
+    second = ctx.mul_mat(ctx.tensor(type, (201, 5), "held"), ctx.tensor("f32", (201, n), "x"))
+    with gs.CpuBackend(1) as backend:
+        backend.alloc_tensors(ctx)
+        for tensor, values in zip((*first.src, *second.src), (long, np.full((n, 256), np.nan), held, x), strict=True):
+            tensor.set(values)
+        backend.graph_compute(gs.Graph(first, second))
+        assert np.isnan(first.numpy()).all()
+        assert_product(second.numpy(), w, x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 from support import place, random, raw
 
 import ggml_sched as gs
+from ggml_sched._graph import bind_resident
 from ggml_sched.backends.cpu._kernels import CallList, Pool
 from ggml_sched.backends.cpu.oracle.work import Scratch
 
@@ -124,6 +126,22 @@ def test_small_work_wakes_nobody():
         place(ctx, backend)
         backend.graph_compute(gs.Graph(out))
         assert threads_of_the_pool(backend) == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no /proc")
+def test_signals_are_for_the_threads_of_the_program():
+    backend, graph, _ = made(3)
+    backend.graph_compute(graph)
+    blocked = []
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text() == "ggml-sched-cpu\n":
+            line = next(line for line in (task / "status").read_text().splitlines() if line.startswith("SigBlk"))
+            blocked.append(int(line.split()[1], 16))
+    assert len(blocked) >= 2
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGPROF):
+        assert all(mask >> (number - 1) & 1 for mask in blocked), number
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+    backend.close()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -293,6 +311,66 @@ def test_a_list_of_calls_refuses_what_is_not_in_it():
                 calls.add(*bad)
         calls.run(pool, 0, 1)
         pool.close()
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_nothing_is_computed_behind_a_call_that_failed(n_threads):
+    ctx = gs.Context()
+    table, ids, x = ctx.tensor("f32", (32, 4)), ctx.tensor("i32", (3,)), ctx.tensor("f32", (256, 700))
+    picked, later = ctx.set_name(ctx.get_rows(table, ids), "picked"), ctx.sqr(x)
+    with gs.CpuBackend(n_threads) as backend:
+        place(ctx, backend)
+        ids.set(np.int32([0, 9, 3]))
+        x.set(random(RNG, 256, 700))
+        before = raw(later)
+        plan = backend.graph_plan_create(gs.Graph(picked, later))
+        with pytest.raises(gs.BackendError, match="'picked'.*id 9 "):
+            backend.graph_plan_compute(plan)
+        assert raw(later) == before
+        ids.set(np.int32([0, 1, 3]))
+        backend.graph_plan_compute(plan)
+        assert raw(later) != before
+
+
+def test_memory_that_is_not_what_it_seems_is_left_to_others():
+    """Read-only, too short, elsewhere, or gone: no call is made of a node there."""
+    def read_only(memory: np.ndarray) -> np.ndarray:
+        memory = memory.view()
+        memory.flags.writeable = False
+        return memory
+
+    def gone(memory: np.ndarray) -> np.ndarray:
+        raise gs.BackendError("no memory")
+
+    ctx = gs.Context()
+    x, y = ctx.tensor("f32", (64,)), ctx.tensor("f32", (64,))
+    node = ctx.add(x, y)
+    with gs.CpuBackend(1) as backend:
+        buffers = [backend.alloc_buffer(t.nbytes) for t in (x, y, node)]
+        for tensor, buffer in zip((x, y, node), buffers, strict=True):
+            bind_resident(tensor, buffer, 0)
+
+        def added(which: int, lie) -> int:
+            def memory_of(buffer):
+                return lie(buffer.memory) if buffer is buffers[which] else buffer.memory
+
+            return CallList("CPU", [node], memory_of, Scratch("CPU")).add(0, 1)
+
+        assert added(0, lambda memory: memory) == 1
+        for which in range(3):
+            assert added(which, lambda memory: memory[:128]) == added(which, np.copy) == added(which, gone) == 0
+        assert [added(which, read_only) for which in range(3)] == [1, 1, 0]
+
+
+def test_elements_without_end_are_left_to_others():
+    ctx = gs.Context()
+    one = ctx.tensor("f32", (1,))
+    views = [ctx.restore("VIEW", "f32", (n, 1, 1, 1), (0, 0, 0, 0), (one,), view_src=one) for n in (1 << 20, 1 << 37)]
+    nodes = [ctx.sum_rows(view) for view in views]
+    with gs.CpuBackend(1) as backend:
+        backend.alloc_tensors(ctx)
+        calls = CallList("CPU", nodes, lambda buffer: buffer.memory, Scratch("CPU"))
+        assert calls.add(0, 2) == 1
 
 
 def test_kernels_of_other_names_are_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from functools import partial
 
@@ -70,4 +71,81 @@ def test_a_fork_unlocks():
                 os._exit(code)
         assert os.waitpid(child, 0)[1] == 0
         assert lock.locked
+    assert not lock.locked
+
+
+def turns(lock: ForkLock) -> list[str]:
+    """Who is in before whom, where one holds a lock when another one comes."""
+    order, comes = [], threading.Event()
+
+    def other() -> None:
+        comes.set()
+        with lock:
+            order.append("second")
+
+    thread = threading.Thread(target=other)
+    with lock:
+        thread.start()
+        assert comes.wait(10)
+        thread.join(0.05)
+        order.append("first")
+    thread.join()
+    return order
+
+
+def test_others_wait_until_a_lock_is_given_back():
+    lock = ForkLock()
+    assert turns(lock) == ["first", "second"] and not lock.locked
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_child_that_was_forked_inside_the_block_gives_back_what_it_has_taken():
+    lock = ForkLock()
+    with lock:
+        child = os.fork()
+        if not child:
+            with lock:
+                pass
+    if not child:
+        code = 1
+        try:
+            code = 0 if not lock.locked and turns(lock) == ["first", "second"] else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert turns(lock) == ["first", "second"]
+
+
+class Rang(Exception):
+    pass
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")
+def test_a_signal_ends_waiting():
+    """What its handler raises comes while somebody else still holds the lock."""
+    lock, held, enough, seen, left = ForkLock(), threading.Event(), threading.Event(), [], []
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            enough.wait(5)
+            left.append("the lock")
+
+    def ring(number, frame) -> None:
+        seen.append(list(left))
+        raise Rang
+
+    thread, before = threading.Thread(target=hold), signal.signal(signal.SIGALRM, ring)
+    thread.start()
+    try:
+        assert held.wait(10)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(Rang), lock:
+            pass
+        assert seen == [[]]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        enough.set()
+        thread.join()
     assert not lock.locked

@@ -62,7 +62,8 @@ def test_shifted_rows_continue_as_if_they_had_always_been_there():
 @pytest.mark.parametrize("kind", ["bf16", "q8_0"])
 @pytest.mark.parametrize(("arch", "metadata"), [
     ("llama", {"embedding_length": 128}), ("phi2", {"embedding_length": 256, "rope.dimension_count": 32}),
-    ("phi2", {"embedding_length": 256, "rope.dimension_count": 16})])
+    ("phi2", {"embedding_length": 256, "rope.dimension_count": 16}),
+    ("deepseek2", {"attention.key_length": 32, "attention.value_length": 32, "rope.dimension_count": 16})])
 def test_keys_that_rope_does_not_turn_in_place_are_shifted_through_f32(arch, metadata, kind):
     data = random_model(arch, 3, metadata=metadata)
     with Runner(data, flash=True, kv_type=kind) as runner:

@@ -60,6 +60,18 @@ def test_senseless_metadata_is_a_typed_error_in_no_time(arch):
     assert refused > 50
 
 
+@pytest.mark.parametrize(("arch", "key", "value", "match"), [
+    ("mamba", "ssm.dt_b_c_rms", 1, "1, not a truth value"),
+    ("gemma2", "attention.sliding_window_pattern", [True], "no list of truth values for"),
+    ("gemma2", "attention.sliding_window_pattern", ["x"] * 8, "no list of truth values for"),
+])
+def test_what_is_no_truth_value_is_named(arch, key, value, match):
+    metadata, tensors = parts(cases.model(arch))
+    with (open_gguf(file({**metadata, f"{arch}.{key}": value}, tensors)) as f,
+          pytest.raises(gs.FileFormatError, match=f"{arch}.{key}.*{match}")):
+        ARCHITECTURES[arch].hparams(f)
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_missing_misshapen_and_unknown_tensors_are_named(arch):
     metadata, tensors = parts(cases.model({"phi3": "phi3-long"}.get(arch, arch)))

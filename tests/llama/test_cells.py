@@ -89,13 +89,16 @@ def same(cells: Cells, plain: Plain) -> None:
     assert cells.rows_in_use() == (used[-1] + 1 if used else 0)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_random_changes_are_those_of_a_list_of_sets(seed):
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("n_seq", [1, 3, MAX_SEQUENCES])
+@pytest.mark.parametrize("n_rows", [1, 5, 24])
+def test_random_changes_are_those_of_a_list_of_sets(n_rows, n_seq, seed):
     rng = random.Random(seed)
-    n_rows, n_seq = rng.choice((1, 5, 24)), rng.choice((1, 3, MAX_SEQUENCES))
     cells, plain = Cells(n_rows, n_seq), Plain(n_rows)
-    for _ in range(200):
-        seq, other = rng.randrange(n_seq), rng.randrange(n_seq)
+    used = sorted({0, n_seq // 2, n_seq - 1})
+    refused = set()
+    for _ in range(600):
+        seq, other = rng.choice(used), rng.choice(used)
         start = rng.choice((0, 0, rng.randrange(12)))
         stop = rng.choice((None, rng.randrange(14)))
         act = rng.choice(("place", "place", "remove", "copy", "shift", "keep", "mask", "rollback"))
@@ -119,7 +122,7 @@ def test_random_changes_are_those_of_a_list_of_sets(seed):
         elif act == "keep":
             calls = partial(cells.keep, seq), partial(plain.keep, seq)
         elif act == "mask":
-            tokens = [(rng.randrange(12), rng.randrange(n_seq)) for _ in range(rng.choice((1, 1, 3)))]
+            tokens = [(rng.randrange(12), rng.choice(used)) for _ in range(rng.choice((1, 1, 3)))]
             window, n_kv = rng.choice((0, 1, 3)), rng.randrange(n_rows + 1)
             seen = visible(cells, tokens, n_kv, window, half=rng.random() < 0.5)
             assert seen == [[plain.sees(p, s, i, window) for i in range(n_kv)] for p, s in tokens]
@@ -136,9 +139,12 @@ def test_random_changes_are_those_of_a_list_of_sets(seed):
                 results.append(result.tolist() if isinstance(result, np.ndarray) else result)
             except (ContextFull, SequenceError) as error:
                 results.append(type(error))
+                refused.add(act)
         if act in ("place", "shift") or isinstance(results[0], type):
             assert results[0] == results[1]
         same(cells, plain)
+    if n_rows > 1 and n_seq > 1:
+        assert "copy" in refused and "shift" in refused
 
 
 def test_a_full_context_names_the_numbers():
@@ -227,3 +233,32 @@ def test_inputs_of_a_token_are_rows_of_their_type():
     for seq in (-1, 2, 200):
         with pytest.raises(ValueError, match="sequence"):
             inputs.set(Cells(8, 2), 1, 0, seq, 0)
+
+
+def test_lists_of_tokens_are_equally_long_and_masks_are_of_rows_that_there_are():
+    cells = Cells(4, 2)
+    put(cells, 0, 0)
+    one, two = np.zeros(1, np.int32), np.zeros(2, np.int32)
+    for call in (lambda: cells.place(two, one), lambda: cells.place(one, two), lambda: cells.mask(two, one, 4),
+                 lambda: cells.mask(one, two, 4), lambda: cells.mask(one, one, 5), lambda: cells.mask(one, one, -1)):
+        with pytest.raises(ValueError, match="for"):
+            call()
+    assert cells.n_used == 1 and cells.rows_in_use() == 1
+
+
+def test_inputs_of_a_token_are_of_rows_that_there_are():
+    ctx = gs.Context()
+    tokens, mask = ctx.tensor("i32", 1, "tokens", input=True), ctx.tensor("f32", (6, 1), "mask", input=True)
+    graph = gs.Graph(ctx.cont(tokens), ctx.scale(mask, 1.0))
+    inputs = TokenInputs(tokens, None, None, [], [(mask, 0)], None)
+    with gs.CpuBackend(1) as backend, gs.Scheduler([backend]) as scheduler:
+        assert not inputs.set(Cells(6), 3, 0, 0, 0)      # they have no address yet
+        scheduler.alloc(graph)
+        with pytest.raises(ValueError, match="'mask'.*6 rows for 4"):
+            inputs.set(Cells(4), 3, 0, 0, 0)
+        cells = Cells(6)
+        row = cells.place_one(0, 0)
+        assert inputs.set(cells, 3, 0, 0, row)
+        scheduler.compute(graph)
+        found = [t.numpy().tolist() for t in graph.nodes]
+    assert found == [[3], [0.0] + [-np.inf] * 5]

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from cpu_devices import CpuDevice
 
 import ggml_sched as gs
 from ggml_sched.llama import load, random_llama
@@ -68,6 +69,35 @@ def test_types_of_blocks_need_attention_in_one_node():
         assert np.abs(model.eval(TOKENS) - expected).max() <= 0.05 * np.abs(expected).max()
     with pytest.raises(ValueError, match="flash"):
         load(data, n_ctx=32, kv_type="q8_0", flash=False)
+
+
+def test_where_a_full_context_has_no_memory_short_texts_still_fit():
+    class Bounded(gs.CpuBackend):
+        buffer_from_ptr = None
+
+    with Bounded(1) as backend, load(SMALL, [backend], n_ctx=4096, flash=False) as model:
+        needed = backend.used
+        expected = model.eval(TOKENS)
+    with Bounded(1, memory=needed - 1) as backend, load(SMALL, [backend], n_ctx=4096, flash=False) as model:
+        assert model.eval(TOKENS).tobytes() == expected.tobytes()
+        with pytest.raises(gs.OutOfMemory, match="'CPU'.*are missing"):
+            model.eval([1] * 4000)
+        assert model.n_past == len(TOKENS)
+
+
+def test_a_cache_is_zero_whatever_the_memory_held():
+    with CpuDevice("device") as backend, load(SMALL, [backend], n_ctx=32) as model:
+        assert not any(t.numpy().any() for t in (*model.cache.k, *model.cache.v))
+
+
+def test_a_cache_that_fits_one_backend_alone_is_given_back():
+    with load(SMALL, [first := gs.DryBackend("first"), last := gs.DryBackend("last")], n_ctx=32) as model:
+        weights = sum(buffer.size for buffer in model.weights.buffers[last])
+        assert first in model.cache.buffers and model.cache.buffers[last].size > 100
+    first, last = gs.DryBackend("first"), gs.DryBackend("last", memory=weights + 100)
+    with pytest.raises(gs.OutOfMemory, match="last"):
+        load(SMALL, [first, last], n_ctx=32)
+    assert first.used == last.used == 0
 
 
 def test_the_context_that_a_model_was_trained_with():

@@ -66,6 +66,15 @@ def test_generation_ends_with_the_context():
         assert model.n_past == 0
 
 
+def test_a_shift_that_would_make_no_room_ends_the_text():
+    """All is kept, or all but one token."""
+    with load(SMALL, n_ctx=20) as model:
+        for n_keep in (19, 20, 90):
+            got = model.generate(TOKENS, 100, shift=True, n_keep=n_keep)
+            assert len(list(got)) == 20 - len(TOKENS) + 1 and got.finish_reason == "length" and model.n_past == 20
+            model.reset()
+
+
 def test_generation_ends_before_an_end_token():
     data, expected = with_end(3)
     with load(data, n_ctx=64) as model:
@@ -108,8 +117,8 @@ def test_an_interrupted_generation_goes_on_with_the_same_ids():
                 break
             list(got)
             assert got.tokens == expected, where
-            at += 29
-        assert at > 29
+            at += 3
+        assert at > 300
 
 
 def test_a_sampler_that_fails_does_not_evaluate_twice():
@@ -134,6 +143,16 @@ def test_a_sampler_that_fails_does_not_evaluate_twice():
             next(got)
         assert model.n_past == len(TOKENS) and got.tokens == []
         assert list(got) == expected
+
+
+def test_penalties_look_at_the_prompt_unless_the_sampler_was_made_before():
+    with load(SMALL, n_ctx=64) as model:
+        prompt, penalty = list(range(40)), {"temperature": 0, "presence_penalty": 1e6}
+        ids = list(model.generate(prompt, 10, **penalty))
+        assert len(set(ids)) == 10 and not set(ids) & set(prompt)
+        model.reset()
+        ids = list(model.generate(prompt, 10, Sampler(**penalty)))
+        assert len(set(ids)) == 10 and set(ids) & set(prompt)
 
 
 def test_several_generations_take_turns():

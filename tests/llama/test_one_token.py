@@ -49,16 +49,19 @@ def test_both_ways_give_the_same_bits(arch, flash):
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("others", [0, 3])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_full_context_ends_both(way):
-    with gs.CpuBackend(1) as backend, load(random_llama(1), [backend], n_ctx=8) as model:
-        for token in range(8):
+def test_a_full_context_ends_both(way, others):
+    with gs.CpuBackend(1) as backend, load(random_llama(1), [backend], n_ctx=8, n_seq=2) as model:
+        model.sequence(1).eval(PROMPT[:others])
+        for token in range(8 - others):
             model.eval(WAYS[way](token))
         with pytest.raises(ContextFull) as error:
             model.eval(WAYS[way](1))
-        assert (error.value.n_past, error.value.n_ctx) == (8, 8)
-        assert str(error.value) == "1 tokens after 8 do not fit a context of 8"
-        assert model.n_past == 8
+        assert (error.value.n_past, error.value.n_ctx) == (8 - others, 8)
+        rest = ", of which 8 rows are in use" if others else ""
+        assert str(error.value) == f"1 tokens after {8 - others} do not fit a context of 8{rest}"
+        assert model.n_past == 8 - others
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -94,12 +97,26 @@ def test_a_token_that_fails_leaves_no_trace(way, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(backend, "graph_plan_compute", fails)
-            for _ in range(3):
+            for tokens in (WAYS[way](4), WAYS[way](4), [4, 5, 6, 7]):
                 with pytest.raises(gs.BackendError, match="at the end"):
-                    model.eval(WAYS[way](4))
+                    model.eval(tokens)
                 assert (model.n_past, model.n_free) == (len(PROMPT), 64 - len(PROMPT))
-        assert model.eval([9]).tobytes() == expected
+        assert model.cache.k[0].numpy()[len(PROMPT) + 1 :].any()
+        assert model.eval(WAYS[way](9)).tobytes() == expected
         assert not model.cache.k[0].numpy()[len(PROMPT) + 1 :].any()
+
+
+def test_a_backend_that_brings_data_its_own_way_is_asked():
+    class Asked(gs.CpuBackend):
+        def get_tensor(self, tensor, *args) -> None:
+            asked.append(tensor)
+            super().get_tensor(tensor, *args)
+
+    asked, logits = [], []
+    for kind in (gs.CpuBackend, Asked):
+        with kind(1) as backend, load(random_llama(1), [backend], n_ctx=64) as model:
+            logits.append(model.eval([5]).tobytes())
+    assert logits[0] == logits[1] and len(asked) == 1
 
 
 def test_logits_stay_when_more_are_asked_for():

@@ -12,6 +12,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -121,8 +122,31 @@ def test_a_chat_reads_lines_from_a_pipe(capsys, monkeypatch):
     assert chat("import\nreturn\n") == replies
     assert chat("import\n") == replies[:1]
     assert len(chat("import\n", "--system", "def")) == 1
+    assert chat("", "--stats") == []
     # A conversation that outgrows the context forgets its beginning.
     assert len(chat("import\nreturn\nclass\n" * 3, "--n-ctx", 96, "--system", "def")) == 9
+
+
+@pytest.mark.parametrize("system", ["be brief", None])
+def test_the_oldest_messages_are_forgotten_and_the_system_message_stays(system):
+    class Model:
+        n_ctx = 10
+
+        def chat(self, messages, n, **options):
+            return SimpleNamespace(stats=SimpleNamespace(n_prompt=4 * len(messages)))
+
+    kept = [{"role": "system", "content": system}] if system else []
+    messages = [*kept, *({"role": role, "content": str(i)} for i, role in enumerate(["user", "assistant"] * 3))][:-1]
+    last = messages[-1]
+    run_command._reply(SimpleNamespace(system=system, predict=4, stop=[]), Model(), messages, {})
+    assert messages == [*kept, last]
+
+
+def test_an_error_ends_a_chat_that_comes_from_a_pipe():
+    pytest.importorskip("jinja2")
+    done = subprocess.run([*COMMAND, "--chat", "-n", "4", "--n-ctx", "64"], cwd=ROOT, capture_output=True,
+                          input=b"import os; " * 60 + b"\nimport os\n", timeout=SECONDS)
+    assert done.returncode == 1 and done.stdout == b"" and b"do not fit a context of 64" in done.stderr
 
 
 def test_a_reader_that_leaves_early_is_no_error():
@@ -244,6 +268,7 @@ def test_a_message_that_does_not_fit_can_be_said_in_another_way():
         terminal.wait_for("> ", terminal.wait_for("import os\r\n", terminal.wait_for("> ", at)))
         terminal.type("/exit\r")
         assert terminal.end() == 0
+        assert terminal.seen.count("do not fit") == 1
 
 
 def test_characters_that_the_output_has_no_bytes_for_are_question_marks():

@@ -1,7 +1,8 @@
 """Takes guards away, one by one: `python tests/soak/mutations.py [words]` reports those that no test misses.
 
 Every edit that guards.py lists is made in a copy of the project, which is built again where the core has changed; then
-the tests named with it must fail.  An edit that no test notices is a survivor: a guard whose removal nobody would miss.
+the tests named with it must fail, which must pass without it.  An edit that no test notices is a survivor: a guard
+whose removal nobody would miss.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,6 +38,8 @@ class Copy:
             elif source.exists():
                 shutil.copy(source, home / name)
         self.build()
+        self.passing: dict[str, bool] = {}
+        """Whether tests pass without an edit."""
 
     def build(self) -> str | None:
         """Compile; what the compiler said if it failed."""
@@ -56,11 +60,24 @@ class Copy:
     def _run(self, *arguments: str) -> subprocess.CompletedProcess:
         paths = [str(self.home), str(self.home / "tests"), str(self.home / "tests" / "soak")]
         environment = {**os.environ, "GGML_SCHED_BUILD": "debug", "PYTHONPATH": os.pathsep.join(paths)}
-        return subprocess.run([sys.executable, *arguments], cwd=self.home, env=environment, capture_output=True,
-                              text=True, timeout=TIMEOUT)
+        # In a session of its own, so that children of what hangs end with it.
+        with subprocess.Popen([sys.executable, *arguments], cwd=self.home, env=environment, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+            try:
+                said = process.communicate(timeout=TIMEOUT)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        return subprocess.CompletedProcess(process.args, process.returncode, *said)
 
     def survives(self, edit: Edit) -> str | None:
-        """What is wrong with an edit: nobody notices it, or it does not compile.  None if a test fails."""
+        """What is wrong with an edit: nobody notices it, it does not compile, or its tests fail without it.  None if a
+        test fails."""
+        if edit.tests not in self.passing:
+            said = None if self.is_built else self.build()
+            self.passing[edit.tests] = said is None and self.test(edit.tests) is True
+        if not self.passing[edit.tests]:
+            return "its tests fail without it, too"
         path = self.home / edit.path
         text = path.read_text()
         path.write_text(text.replace(edit.before, edit.after))
@@ -87,6 +104,8 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print them and stop")
     options = parser.parse_args()
     edits = [e for e in EDITS if not options.words or any(w in f"{e.path} {e.guard}" for w in options.words)]
+    # Started in the background, tests would ignore it as we do, and those of interrupts would prove nothing.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     wrong = misplaced(edits)
     if wrong:
         print("\n".join(wrong))

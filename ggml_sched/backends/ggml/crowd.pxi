@@ -2,13 +2,13 @@
 #
 # ggml's threads meet at a barrier behind every node.  Where one of them shares its CPU with a busy process, all wait
 # for it: two threads on two CPUs beside one such process fall to a quarter of their rate, one alone keeps two thirds.
-# A computing process whose threads have had less CPU time than time has passed, for each of them, has such neighbours.
+# Threads that have had less CPU time than time has passed, for each of them, have such neighbours.
+# (The time of a whole process will not do: of threads that run, the system counts it at its ticks only.)
 
-cdef double LOST = 0.3          # CPUs that may be missing, for interrupts and the like
-cdef double SHORTEST = 2e-4     # seconds of computes that say anything
-cdef enum:
-    PATIENCE = 8                # computes with fewer threads before all of them are tried again
-    MOST_PATIENCE = 64
+cdef double LOST = 0.4          # CPUs that may be missing, for interrupts and the like
+cdef double WINDOW = 0.05       # seconds of computes that are looked at together
+cdef double PATIENCE = 0.25     # seconds with fewer threads before all of them are tried again, at first
+cdef double MOST_PATIENCE = 2.0
 
 
 cdef class Crowd:
@@ -19,44 +19,60 @@ cdef class Crowd:
     """
 
     cdef int fewer              # threads, 0: all
-    cdef int left               # computes before all are tried again
-    cdef int patience           # how many that will be
-    cdef uintptr_t tried        # what was computed with all threads when fewer were decided on, 0: nothing to compare
-    cdef double full            # seconds that took
-    cdef bint suspected         # the compute before had too few CPUs, too: one alone may have waited for a file
+    cdef double until           # when all are tried again, or, where fewer were slower, fewer
+    cdef double patience        # how long that will be
+    cdef bint suspected         # CPUs were missing when all were tried last: once may have been a file that was waited for
+    # What is looked at together: computes with so many threads, all of the same program or (0) not.
+    cdef int used
+    cdef int count
+    cdef uintptr_t what
+    cdef double wall
+    cdef double cpu
+    # The program that was computed with all threads when fewer were decided on, and its seconds; 0: none to compare.
+    cdef uintptr_t tried
+    cdef double full
 
     def __cinit__(self):
         self.patience = PATIENCE
 
-    cpdef int threads(self, int n):
+    cpdef int threads(self, int n, double now):
         """For the next compute, n at most."""
-        if self.left > 0:
-            self.left -= 1
-            return min(self.fewer, n) if self.fewer > 0 else n
-        return n
+        return n if self.fewer == 0 or now >= self.until else min(self.fewer, n)
 
-    cpdef void note(self, uintptr_t what, int n, int used, double wall, double cpu) noexcept:
-        """A compute of `what` with `used` of n threads took `wall` seconds; the process had `cpu` seconds of CPU time."""
-        cdef double had = cpu / wall if wall > 0 else n
-        if wall < SHORTEST or n == 1:
+    cpdef void note(self, uintptr_t what, int n, int used, double wall, double cpu, double now) noexcept:
+        """A compute of `what` with `used` of n threads took `wall` seconds; those threads had `cpu` seconds of CPU time."""
+        cdef double had, each
+        if n == 1:
             return
+        if used != self.used:
+            self.forget(used, what)
+        self.what = what if self.what == what else 0
+        self.wall += wall
+        self.cpu += cpu
+        self.count += 1
+        if self.wall < WINDOW:
+            return
+        had, each = self.cpu / self.wall, self.wall / self.count
         if used < n:
             if had <= used - LOST and used > 1:
                 self.fewer = used - 1           # still too many
-                return
-            if self.tried == what and wall > self.full:
-                # Slower with fewer threads: all of them, for a while without asking.
-                self.fewer, self.left = 0, self.patience
-                self.patience = min(2 * self.patience, MOST_PATIENCE)
+            elif self.tried and self.tried == self.what and each > self.full:
+                self.fewer = 0                  # slower with fewer: all of them, for a while without asking
+                self.wait(now)
             self.tried = 0
         elif had > used - LOST:
-            self.fewer, self.left, self.patience, self.tried, self.suspected = 0, 0, PATIENCE, 0, False
+            self.fewer, self.patience, self.suspected = 0, PATIENCE, False
         elif not self.suspected:
             self.suspected = True
-        elif self.left <= 0:
-            if self.fewer > 0:
-                self.patience = min(2 * self.patience, MOST_PATIENCE)
-            self.fewer = max(<int>(had + 0.5), 1)
-            if self.fewer >= n:
-                self.fewer = n - 1
-            self.left, self.tried, self.full = self.patience, what, wall
+        elif now >= self.until:
+            self.tried, self.full = self.what, each
+            self.fewer = min(max(<int>(had + 0.5), 1), n - 1)
+            self.wait(now)
+        self.forget(used, what)
+
+    cdef void wait(self, double now) noexcept:
+        self.until = now + self.patience
+        self.patience = min(2 * self.patience, MOST_PATIENCE)
+
+    cdef void forget(self, int used, uintptr_t what) noexcept:
+        self.used, self.what, self.count, self.wall, self.cpu = used, what, 0, 0, 0

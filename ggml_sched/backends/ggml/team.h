@@ -30,10 +30,14 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #define GX_SPINS 1000
 #define GX_YIELDS 200
+/* Between two graphs: a thread that sleeps is often woken on the CPU of the one that wakes it, and shares it for
+ * milliseconds.  The next token comes sooner than this. */
+#define GX_PATIENCE_NS 1000000
 
 static inline void gx_pause(void)
 {
@@ -44,8 +48,16 @@ static inline void gx_pause(void)
 #endif
 }
 
-/* Wait until *word is no longer `old`; `sleepers` counts who has to be woken. */
-static void gx_wait(atomic_int *word, int old, atomic_int *sleepers)
+static int64_t gx_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Wait until *word is no longer `old`, giving way for `patience` ns at least before it sleeps; `sleepers` counts who has
+ * to be woken. */
+static void gx_wait(atomic_int *word, int old, atomic_int *sleepers, int64_t patience)
 {
     for (int i = 0; i < GX_SPINS; i++) {
         if (atomic_load_explicit(word, memory_order_acquire) != old) {
@@ -53,12 +65,15 @@ static void gx_wait(atomic_int *word, int old, atomic_int *sleepers)
         }
         gx_pause();
     }
-    for (int i = 0; i < GX_YIELDS; i++) {
-        if (atomic_load_explicit(word, memory_order_acquire) != old) {
-            return;
+    const int64_t until = patience > 0 ? gx_now() + patience : 0;
+    do {
+        for (int i = 0; i < GX_YIELDS; i++) {
+            if (atomic_load_explicit(word, memory_order_acquire) != old) {
+                return;
+            }
+            sched_yield();
         }
-        sched_yield();
-    }
+    } while (patience > 0 && gx_now() < until);
     /* Either we see the new value, or who has set it sees us: both orders are sequentially consistent. */
     atomic_fetch_add(sleepers, 1);
     while (atomic_load(word) == old) {
@@ -89,6 +104,7 @@ typedef struct gx_team {
     atomic_int single;          /* how many `single`s of the region are taken                      */
     atomic_int sleepers;
     pthread_t threads[512];
+    clockid_t clocks[512];      /* of their CPU time                                               */
 } gx_team;
 
 typedef struct gx_seat {
@@ -117,7 +133,7 @@ static void *gx_work(void *given)
     int round = start.round;
     free(given);
     for (;;) {
-        gx_wait(&team->round, round, &team->sleepers);
+        gx_wait(&team->round, round, &team->sleepers, GX_PATIENCE_NS);
         round = atomic_load_explicit(&team->round, memory_order_acquire);
         if (team->ending) {
             return NULL;
@@ -189,6 +205,9 @@ static gx_team *gx_own_team(int n)
                 free(start);
                 break;
             }
+            if (pthread_getcpuclockid(team->threads[team->n_made], &team->clocks[team->n_made]) != 0) {
+                team->clocks[team->n_made] = CLOCK_THREAD_CPUTIME_ID;
+            }
             team->n_made++;
         }
         pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -220,7 +239,7 @@ static void gx_parallel(void (*function)(void *), void *data, unsigned n, unsign
         gx_wake(&team->round, &team->sleepers);
         function(data);
         for (int left; (left = atomic_load_explicit(&team->running, memory_order_acquire)) != 0;) {
-            gx_wait(&team->running, left, &team->sleepers);
+            gx_wait(&team->running, left, &team->sleepers, 0);
         }
     }
     gx_here.team = before.team;
@@ -241,7 +260,7 @@ static void gx_barrier(void)
         atomic_fetch_add(&team->phase, 1);
         gx_wake(&team->phase, &team->sleepers);
     } else {
-        gx_wait(&team->phase, phase, &team->sleepers);
+        gx_wait(&team->phase, phase, &team->sleepers, 0);
     }
 }
 
@@ -251,6 +270,22 @@ static bool gx_single_start(void)
     gx_team *team = gx_here.team;
     int expected = gx_here.singles++;
     return team == NULL || team->n == 1 || atomic_compare_exchange_strong(&team->single, &expected, expected + 1);
+}
+
+/* Seconds of CPU time that the caller and the first n - 1 threads of its team have had; -1: they are not here. */
+static double gx_team_seconds(int n)
+{
+    const gx_team *team = gx_here.own;
+    double total = 0;
+    if (n > 1 && (team == NULL || team->pid != getpid() || team->n_made < n)) {
+        return -1;
+    }
+    for (int i = 0; i < n; i++) {
+        struct timespec had = {0, 0};
+        clock_gettime(i == 0 ? CLOCK_THREAD_CPUTIME_ID : team->clocks[i], &had);
+        total += (double)had.tv_sec + 1e-9 * (double)had.tv_nsec;
+    }
+    return total;
 }
 
 static int gx_thread_num(void)
@@ -361,6 +396,12 @@ static int gx_adopt_threads(void *handle, bool runs)
 }
 
 #else
+
+static double gx_team_seconds(int n)
+{
+    (void)n;
+    return -1;
+}
 
 static int gx_adopt_threads(void *handle, bool runs)
 {
