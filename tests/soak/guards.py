@@ -625,8 +625,8 @@ def _edits() -> list[Edit]:
        ("after a failure it is as before", "                self._allocations.put(*before)\n",
         "                pass\n"),
        ("queued computes end before another compute",
-        "            if not self._pipeline.is_idle and not self._pipeline.is_in_order:\n                self._synchronize()\n",
-        ""),
+        "            if not self._pipeline.is_idle and not self._pipeline.is_in_order:\n"
+        "                self._synchronize()\n", ""),
        ("ask needs a callback", "        if ask is not None and callback is None:", "        if False:"),
        ("strangers are not assigned to", "            if backend is not None:\n                self._index(backend)\n",
         ""),
