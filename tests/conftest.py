@@ -25,6 +25,10 @@ elif str(ROOT) in sys.path or "" in sys.path:
 os.environ["PYTHONSAFEPATH"] = "1"
 os.environ.setdefault("GGML_SCHED_FAKE_STRICT", "1")     # CUDA kernels compile for the host without warnings
 
+# Started in the background, a process ignores interrupts, and so would those that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # A child that a test forks ends by itself where it waits for ever: the test fails instead of waiting for it.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=partial(signal.alarm, 60))

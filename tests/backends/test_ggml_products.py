@@ -28,7 +28,7 @@ RNG = np.random.default_rng(41)
 
 def ours(n_threads: int = 2, **options) -> gs.GgmlBackend:
     backend = ggml_here.backend(n_threads, **{"steady": True, "repack": False, **options})
-    backend.own_products = True
+    backend.own_products = 1
     return backend
 
 
@@ -93,7 +93,7 @@ def isa(request, monkeypatch):
 
 def test_where_they_are_faster_they_are_ours_unless_that_is_switched_off(isa):
     with ggml_here.backend() as backend:
-        assert backend.own_products == (isa == "avx512")
+        assert backend.own_products == (32 if isa == "avx512" else 0)
     with ggml_here.backend(own_products=False) as backend:
         assert not backend.own_products
 
@@ -108,6 +108,16 @@ def test_bits_are_those_of_the_cpu_backend(isa, type, n):
 def test_switched_off_they_are_ggmls(type):
     ctx, out, values = product(type, 256, 37, 40)
     assert bits(ggmls(), ctx, out, values) != bits(ours(), ctx, out, values)
+
+
+@pytest.mark.parametrize(("n", "is_ours"), [(1, False), (31, False), (32, True)])
+def test_few_columns_are_ggmls(n, is_ours):
+    """As many bits are llama.cpp's as may be."""
+    ctx, out, values = product("q8_0", 256, 37, n)
+    backend = ggmls()
+    backend.own_products = 32
+    got = bits(backend, ctx, out, values)
+    assert got == bits(ours() if is_ours else ggmls(), ctx, out, values)
 
 
 @pytest.mark.parametrize("type", ["f32", "f16", "bf16"])

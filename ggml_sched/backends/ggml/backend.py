@@ -38,6 +38,8 @@ __all__ = ["GgmlBackend"]
 
 MAX_THREADS = 512
 """As ggml has it."""
+OWN_COLUMNS = 32
+"""Columns of the products that CpuBackend's kernels compute: those of prompts."""
 STARTED_IN = os.getpid()
 """The process that loaded this module: threads of OpenMP may have been started there."""
 
@@ -49,8 +51,9 @@ class GgmlBackend(GgmlBase, Backend):
     process may use), of which fewer compute while others keep CPUs busy, unless `steady`; `library` is a folder with
     ggml's shared libraries (None: those of the installed `llama_cpp` or `ggml` package).  `memory` bounds all buffers
     together, in bytes.  `repack`: quantised weights that only matrix products read are kept a second time, in layouts
-    that ggml computes faster with.  `own_products`: where ggml has no such layout, CpuBackend's kernels multiply by
-    quantised weights, on ggml's threads, if the CPU has AVX-512 with VNNI: ggml's take up to fifteen times as long.
+    that ggml computes faster with.  `own_products`: where ggml has no such layout, CpuBackend's kernels multiply
+    prompts by quantised weights, on ggml's threads, if the CPU has AVX-512 with VNNI: ggml's take up to fifteen times
+    as long.
 
     Raises BackendError where there is no ggml (it says what to install), or no such device.
     """
@@ -77,7 +80,8 @@ class GgmlBackend(GgmlBase, Backend):
         self._device = Device(self.library.api, self.device.handle, thread_count(n_threads, MAX_THREADS), self._is_cpu)
         if not steady:
             self._device.watch()
-        self.own_products = own_products and self._is_cpu and isa() == "avx512"
+        self.own_products = OWN_COLUMNS if own_products and self._is_cpu and isa() == "avx512" else 0
+        """From so many columns on; 0: none."""
         self.packed_bufts: tuple[int, ...] = ()
         if repack and self._is_cpu:
             self.packed_bufts = self.library.extra_buffer_types(self.device)

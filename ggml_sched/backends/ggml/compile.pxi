@@ -62,7 +62,7 @@ cdef class Program:
         self.make_segments(staged)
         self.use_packed_weights()
         if self.device.has_host_plans and self.device.api.custom >= 0 and backend.own_products:
-            self.own = own_products(self.table, self.made, self.device)
+            self.own = own_products(self.table, self.made, self.device, backend.own_products)
         self.make_graphs()
 
     def __dealloc__(self):

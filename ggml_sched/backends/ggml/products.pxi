@@ -1,8 +1,9 @@
 # OwnProducts: products that CpuBackend's kernels compute, on ggml's threads and in its graph.
 #
-# Where ggml has no layout of its own for a quantised weight, its kernels are slower than ours.  A product of ours is a
-# few calls (activations to 8 bits, then the products), and each call is a CUSTOM node of the graph, since ggml puts a
-# barrier behind every node.  A source that overlaps the result is copied by such a call, not by a node of ggml's.
+# Where ggml has no layout of its own for a quantised weight, its kernels are slower than ours, most of all for prompts.
+# (For few columns less so, and there the bits of llama.cpp are worth more.)  A product of ours is a few calls
+# (activations to 8 bits, then the products), and each call is a CUSTOM node of the graph, since ggml puts a barrier
+# behind every node.  A source that overlaps the result is copied by such a call, not by a node of ggml's.
 #
 # No memory beside ggml's: calls work in the memory that ggml's kernels have for theirs, and no other node runs between
 # those of a product.
@@ -28,8 +29,10 @@ cdef class OwnProducts:
         return &self.steps[self.first[i] + k]
 
 
-cdef OwnProducts own_products(NodeTable table, gx_tensor *made, Device device):
-    """Let nodes that our kernels compute faster be calls of ours; None: there are none.  OutOfMemory."""
+cdef OwnProducts own_products(NodeTable table, gx_tensor *made, Device device, int64_t least):
+    """Let nodes that our kernels compute faster be calls of ours, those of `least` columns or more; None: there are none.
+    OutOfMemory.
+    """
     cdef OwnProducts own = OwnProducts.__new__(OwnProducts)
     cdef gs_turn *turn
     cdef Py_ssize_t i, k, n_steps = 0
@@ -41,7 +44,7 @@ cdef OwnProducts own_products(NodeTable table, gx_tensor *made, Device device):
         raise no_host_memory(f"the calls of {table.n} nodes")
     for i in range(table.n):
         n_calls = 0
-        if is_ours_faster(&table.nodes[i], made[i].src[0]):
+        if is_ours_faster(&table.nodes[i], made[i].src[0], least):
             n_calls = own.products.add(&table.nodes[i])
         own.first[i] = <int32_t>n_steps
         n_steps += max(n_calls - 1, 0)
@@ -66,10 +69,14 @@ cdef OwnProducts own_products(NodeTable table, gx_tensor *made, Device device):
     return own
 
 
-cdef bint is_ours_faster(const gs_node *node, const gx_tensor *weight) noexcept nogil:
-    """Whether a node multiplies by a quantised weight that ggml has no better layout for."""
+cdef bint is_ours_faster(const gs_node *node, const gx_tensor *weight, int64_t least) noexcept nogil:
+    """Whether a node multiplies so many columns by a quantised weight that ggml has no better layout for."""
+    cdef const gs_layout *columns
     cdef int64_t block
     if node.op != GS_OP_MUL_MAT:
+        return False
+    columns = &node.src[1].layout
+    if columns.ne[1] * columns.ne[2] * columns.ne[3] < least:
         return False
     gx_unit(&node.src[0].layout, &block)
     return block > 1 and weight.extra == NULL       # which says that it was packed
