@@ -156,8 +156,6 @@ class Pipeline:
         """Computes that steps still to come may wait for, the latest last."""
         self._in_flight: deque[Issued] = deque()
         self._count = 0
-        self.is_idle = True
-        """Whether nothing is queued, and no error is there to be taken."""
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """Queue one compute: a task for each step of its program.
@@ -180,7 +178,6 @@ class Pipeline:
             elif task.awaited and task.backend in self._last:
                 compute.tickets[k] = self._last[task.backend]
         compute.ends = [compute.tickets[k] for k in last.values()]
-        self.is_idle = False
         self._history.append(compute)
         self._in_flight.append(compute)
         if self._is_threaded:
@@ -222,7 +219,11 @@ class Pipeline:
         self._last.clear()
         self._history.clear()
         self._in_flight.clear()
-        self.is_idle = state.error is None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued, and no error is there to be taken."""
+        return not self._in_flight and not self._history and self._state.error is None
 
     @property
     def failed(self) -> bool:
@@ -231,7 +232,6 @@ class Pipeline:
     def take_error(self) -> BaseException | None:
         """The first error since the last call; only after `drain`."""
         error, self._state.error, self._state.failed = self._state.error, None, inf
-        self.is_idle = not self._in_flight and not self._history
         return error
 
     def close(self) -> None:
@@ -260,7 +260,6 @@ class Pipeline:
         self._start_anew()
         if lost:
             self._state.error = BackendError(f"the process forked while {lost} computes were queued")
-            self.is_idle = False
 
 
 def _drain_weakly(pipeline: weakref.ref[Pipeline], state: _State) -> None:
