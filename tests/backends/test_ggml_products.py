@@ -17,12 +17,10 @@ from support import QUANTISED, place, raw
 
 import ggml_sched as gs
 from ggml_sched import quants
-from ggml_sched.backends.cpu import _kernels
 
 if not ggml_here.IS_HERE:
     pytest.skip(ggml_here.WHY_NOT, allow_module_level=True)
 
-LEVELS = ("portable", "avx2", "avx512")
 RNG = np.random.default_rng(41)
 
 
@@ -76,16 +74,6 @@ def check(ctx: gs.Context, out: gs.Tensor, values: dict) -> None:
     want = bits(gs.CpuBackend(1), ctx, out, values)
     for n_threads, gap in ((1, 0), (2, 192), (3, 64)):
         assert bits(ours(n_threads), ctx, out, values, gap) == want, f"{n_threads} threads"
-
-
-@pytest.fixture(params=LEVELS)
-def isa(request, monkeypatch):
-    """Each instruction set that this machine has."""
-    monkeypatch.delenv("GGML_SCHED_ISA", raising=False)
-    if LEVELS.index(request.param) > LEVELS.index(_kernels.isa()):
-        pytest.skip(f"no {request.param} here")
-    monkeypatch.setenv("GGML_SCHED_ISA", request.param)
-    return request.param
 
 
 # -- which products ---------------------------------------------------------------------
