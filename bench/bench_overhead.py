@@ -88,10 +88,10 @@ def test_cells(benchmark, n_rows):
     position, sequence = np.array([n_rows], np.int32), np.zeros(1, np.int32)
 
     def step():
-        rows = cells.place(position, sequence)
-        cells.mask(position, sequence, n_rows + 1)
-        cells.positions[rows], cells.sets[rows] = -1, 0
-        cells.n_used -= 1
-        cells._from = cells._end = n_rows
+        cells.place_one(n_rows, 0)
+        cells.mask(position, sequence, n_rows + 1, half=True)
 
-    benchmark(step)
+    def setup():
+        cells.remove(0, n_rows)
+
+    benchmark.pedantic(step, setup=setup, rounds=1000, warmup_rounds=20)

@@ -125,6 +125,8 @@ cdef class Tensor:
     cpdef bint stage(self, bytes data) except -1
     cpdef bint fetch(self, out) except -1
     cdef BufferBase c_buffer(self)
+    cdef int64_t c_offset(self) noexcept
+    cdef char *plain(self) noexcept
     cdef BufferBase settled(self)
     cdef void bind(self, BufferBase buffer, int64_t offset, Lease lease) noexcept
     cdef int settle(self) except -1

@@ -16,7 +16,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
 from ggml_sched._c cimport gs_range_fits
-from ggml_sched._graph cimport BufferBase, Tensor
+from ggml_sched._graph cimport Tensor
 
 import numpy as np
 
@@ -68,7 +68,7 @@ cdef class BoundStep:
 
     def due(self):
         """What there is to do now; None for a step that is left out, as only one with `seen` may be."""
-        raise NotImplementedError
+        raise NotImplementedError       # each kind of step says
 
     cdef int take(self, list alive) except -1:
         """Do what is due, at once; there is nothing to wait for."""
@@ -113,16 +113,14 @@ cdef class BoundLoad(BoundStep):
         return load
 
     cdef int take(self, list alive) except -1:
-        cdef BufferBase buffer = self.tensor.c_buffer()
-        cdef Tensor root = self.tensor if self.tensor.view_src is None else self.tensor.view_src
-        cdef int64_t n = self.tensor.layout.nbytes, at = root._offset + self.tensor.view_offs
+        cdef char *at = self.tensor.plain()
+        cdef int64_t n = self.tensor.layout.nbytes
         cdef bytes data = self.leaf.stash
-        if (data is None or buffer is None or not buffer.plain or not gs_range_fits(at, n, buffer.size)
-                or not gs_range_fits(self.start, n, len(data))
-                or not is_method(buffer.backend.set_tensor_async, Backend.set_tensor_async)):
+        if (data is None or at == NULL or not gs_range_fits(self.start, n, len(data))
+                or not is_method(self.tensor.c_buffer().backend.set_tensor_async, Backend.set_tensor_async)):
             return BoundStep.take(self, alive)
         if self.is_due():
-            memcpy(<char *><size_t>buffer.base + at, <const char *>data + self.start, <size_t>n)
+            memcpy(at, <const char *>data + self.start, <size_t>n)
         return 0
 
 

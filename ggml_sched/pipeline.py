@@ -160,8 +160,6 @@ class Pipeline:
         """Whether something was queued past `submit`."""
         self._kept: list[object] = []
         """What must stay alive until that is done."""
-        self.is_idle = True
-        """Whether nothing is queued, and no error is there to be taken."""
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """Queue one compute: a task for each step of its program.
@@ -186,7 +184,6 @@ class Pipeline:
             elif task.awaited and task.backend in self._last:
                 compute.tickets[k] = self._last[task.backend]
         compute.ends = [compute.tickets[k] for k in last.values()]
-        self.is_idle = False
         self._history.append(compute)
         self._in_flight.append(compute)
         if self._is_threaded:
@@ -212,7 +209,7 @@ class Pipeline:
 
     def leave(self, alive: object) -> None:
         """A compute was queued on the caller's thread, and nobody has waited for it yet; `alive` is kept until then."""
-        self._is_left, self.is_idle = True, False
+        self._is_left = True
         if not all(backend.takes_at_once for backend in self.backends):
             self._kept.append(alive)
             if len(self._kept) > self._limit:
@@ -243,7 +240,11 @@ class Pipeline:
         self._in_flight.clear()
         self._is_left = False
         self._kept.clear()
-        self.is_idle = state.error is None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued, and no error is there to be taken."""
+        return not self._in_flight and not self._history and not self._is_left and self._state.error is None
 
     @property
     def failed(self) -> bool:
@@ -252,7 +253,6 @@ class Pipeline:
     def take_error(self) -> BaseException | None:
         """The first error since the last call; only after `drain`."""
         error, self._state.error, self._state.failed = self._state.error, None, inf
-        self.is_idle = not self._in_flight and not self._history and not self._is_left
         return error
 
     def close(self) -> None:
@@ -281,7 +281,6 @@ class Pipeline:
         self._start_anew()
         if lost:
             self._state.error = BackendError(f"the process forked while {lost} computes were queued")
-            self.is_idle = False
 
 
 def _drain_weakly(pipeline: weakref.ref[Pipeline], state: _State) -> None:

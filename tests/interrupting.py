@@ -38,8 +38,6 @@ class _Tracer:
 def interrupted(call: Callable[[], object], at: int) -> str | None:
     """Make the call, interrupted at its `at`-th instruction; where that was, or None if it ended before."""
     tracer, before = _Tracer(at), sys.gettrace()
-    # Whoever started the tests may have let them ignore it.
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         sys.settrace(tracer.enter)
         call()
@@ -48,5 +46,4 @@ def interrupted(call: Callable[[], object], at: int) -> str | None:
         pass
     finally:
         sys.settrace(before)
-        signal.signal(signal.SIGINT, handler)
     return tracer.where or None

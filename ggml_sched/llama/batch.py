@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Batch", "checked_tokens"]
+__all__ = ["Batch", "checked_tokens", "is_one_token"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,15 @@ class Batch:
     """i32 [m], ascending: the tokens whose logits (or embeddings) are wanted"""
 
 
+def is_one_token(tokens, n_vocab: int) -> bool:
+    """Whether it is [id], as while generating, and the id one of the vocabulary."""
+    return type(tokens) is list and len(tokens) == 1 and type(tokens[0]) is int and 0 <= tokens[0] < n_vocab
+
+
 def checked_tokens(tokens, n_vocab: int) -> np.ndarray:
     """Token ids as i32; TypeError for what is no sequence of ints, ValueError for an unknown id."""
-    if type(tokens) is list and len(tokens) == 1 and type(tokens[0]) is int and 0 <= tokens[0] < n_vocab:
-        return np.array(tokens, np.int32)       # while generating
+    if is_one_token(tokens, n_vocab):
+        return np.array(tokens, np.int32)
     if isinstance(tokens, (str, bytes, bytearray)):
         raise TypeError(f"tokens are a sequence of ints, not {type(tokens).__name__}")
     try:

@@ -17,7 +17,7 @@ import numpy as np
 from ggml_sched._locks import OneAtATime
 from ggml_sched.llama import state
 from ggml_sched.llama.arguments import count
-from ggml_sched.llama.batch import Batch, checked_tokens
+from ggml_sched.llama.batch import Batch, checked_tokens, is_one_token
 from ggml_sched.llama.errors import ContextFull, ModelBusy, ModelClosed, SequenceError
 from ggml_sched.llama.runner import Runner
 
@@ -41,10 +41,9 @@ class Held:
     def eval(self, i: int, tokens, last_only: bool) -> np.ndarray:
         """Continue sequence i: logits [len(tokens), n_vocab], or [1, n_vocab] of the last."""
         with self.lock:
-            if self._settles is not None:
-                self._settle()
-            if type(tokens) is list and len(tokens) == 1 and type(tokens[0]) is int and 0 <= tokens[0] < self.n_vocab:
-                return self._next(i, tokens[0])     # while generating
+            self._settle()
+            if is_one_token(tokens, self.n_vocab):
+                return self._next(i, tokens[0])
             ids = checked_tokens(tokens, self.n_vocab)
             n, past = len(ids), len(self.tokens[i])
             self._check_room(n, past)
@@ -91,15 +90,12 @@ class Held:
         out = np.empty((1, self.n_vocab), np.float32)
         if runner.dirty or runner.is_recurrent:
             runner.begin((i,))
-        self._settles = partial(self._undo, {i: n})
-        try:
+
+        def evaluate() -> None:
             runner.compute_token(token, n, i, out)
             held.append(token)
-            self._settles = None
-        except BaseException:
-            with suppress(Exception):       # as in `_attempt`
-                self._settle()
-            raise
+
+        self._attempt(evaluate, partial(self._undo, {i: n}))
         return out
 
     def _undo(self, before: dict[int, int]) -> None:

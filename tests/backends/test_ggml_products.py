@@ -17,12 +17,10 @@ from support import QUANTISED, place, raw
 
 import ggml_sched as gs
 from ggml_sched import quants
-from ggml_sched.backends.cpu import _kernels
 
 if not ggml_here.IS_HERE:
     pytest.skip(ggml_here.WHY_NOT, allow_module_level=True)
 
-LEVELS = ("portable", "avx2", "avx512")
 RNG = np.random.default_rng(41)
 
 
@@ -34,6 +32,9 @@ def ours(n_threads: int = 2, **options) -> gs.GgmlBackend:
 
 def ggmls(n_threads: int = 2, **options) -> gs.GgmlBackend:
     return ggml_here.backend(n_threads, **{"steady": True, "repack": False, "own_products": False, **options})
+
+
+FLOATS = ("f32", "f16", "bf16")
 
 
 def block_of(type: str) -> int:
@@ -78,16 +79,6 @@ def check(ctx: gs.Context, out: gs.Tensor, values: dict) -> None:
         assert bits(ours(n_threads), ctx, out, values, gap) == want, f"{n_threads} threads"
 
 
-@pytest.fixture(params=LEVELS)
-def isa(request, monkeypatch):
-    """Each instruction set that this machine has."""
-    monkeypatch.delenv("GGML_SCHED_ISA", raising=False)
-    if LEVELS.index(request.param) > LEVELS.index(_kernels.isa()):
-        pytest.skip(f"no {request.param} here")
-    monkeypatch.setenv("GGML_SCHED_ISA", request.param)
-    return request.param
-
-
 # -- which products ---------------------------------------------------------------------
 
 
@@ -120,10 +111,28 @@ def test_few_columns_are_ggmls(n, is_ours):
     assert got == bits(ours() if is_ours else ggmls(), ctx, out, values)
 
 
-@pytest.mark.parametrize("type", ["f32", "f16", "bf16"])
-def test_products_of_floats_are_ggmls(type):
-    ctx, out, values = product(type, 256, 37, 40)
-    assert bits(ours(), ctx, out, values) == bits(ggmls(), ctx, out, values)
+@pytest.mark.parametrize(("n", "is_ours"), [(1, True), (4, True), (5, False), (40, False)])
+@pytest.mark.parametrize("type", FLOATS)
+def test_few_columns_by_floats_are_ours(isa, type, n, is_ours):
+    """Whatever is generated reads each weight once; prompts are ggml's, or they would be faster than quantised ones."""
+    ctx, out, values = product(type, 259, 37, n)
+    got = bits(ours(), ctx, out, values)
+    assert (got == bits(gs.CpuBackend(1), ctx, out, values)) == is_ours
+    assert (got == bits(ggmls(), ctx, out, values)) == (not is_ours)
+
+
+@pytest.mark.parametrize("type", FLOATS)
+def test_products_by_what_is_no_weight_are_ggmls(type):
+    """Those of attention: views of caches, and matrices of many heads."""
+    k, m = 259, 37
+    ctx = gs.Context()
+    cache, heads, x = ctx.tensor(type, (k, m)), ctx.tensor(type, (k, m, 2)), ctx.tensor("f32", (k, 1, 2))
+    column = ctx.view_2d(x, k, 1, x.nb[1], 0)
+    outs = [ctx.mul_mat(ctx.view_2d(cache, k, m, cache.nb[1], 0), column), ctx.mul_mat(heads, x)]
+    values = {cache: weights(type, m, k), heads: weights(type, 2, m, k), x: normal(2, 1, k)}
+    for out in outs:
+        assert bits(ours(), ctx, out, values) == bits(ggmls(), ctx, out, values)
+        assert bits(ours(), ctx, out, values) != bits(gs.CpuBackend(1), ctx, out, values)
 
 
 @pytest.mark.parametrize("type", QUANTISED)

@@ -10,24 +10,11 @@ from support import FLOATS, place, random, raw
 
 import ggml_sched as gs
 from ggml_sched._graph import BufferBase, bind_resident
-from ggml_sched.backends.cpu import _kernels
 from ggml_sched.backends.cpu.buffer import CpuBuffer
 from ggml_sched.backends.cpu.oracle.unary import _FUNCTIONS
 
-ISAS = ("portable", "avx2", "avx512")
 UNARY = sorted(_FUNCTIONS)
 GATES = ("REGLU", "GEGLU", "SWIGLU", "SWIGLU_OAI", "GEGLU_ERF", "GEGLU_QUICK")
-
-
-@pytest.fixture(params=ISAS)
-def isa(request, monkeypatch) -> str:
-    """Plans made in the test use these instructions."""
-    monkeypatch.delenv("GGML_SCHED_ISA", raising=False)
-    if ISAS.index(request.param) > ISAS.index(_kernels.isa()):
-        pytest.skip(f"this processor has no {request.param}")
-    monkeypatch.setenv("GGML_SCHED_ISA", request.param)
-    assert _kernels.isa() == request.param
-    return request.param
 
 
 def run(ctx: gs.Context, node: gs.Tensor, values: dict, kernels: str, n_threads: int = 1) -> tuple[np.ndarray, bytes]:

@@ -16,26 +16,13 @@ from support import place, raw
 
 import ggml_sched as gs
 from ggml_sched import quants
-from ggml_sched.backends.cpu import _kernels
 
 compute = partial(compute_everywhere, ggml=False)
 FLOATS = ("f32", "f16", "bf16")
 BLOCKS = tuple(str(kind) for kind in sorted(quants.QUANTIZED))
-LEVELS = ("portable", "avx2", "avx512")
 RNG = np.random.default_rng(9)
 TIGHT = 2e-6
 """Of the root mean square of sums of |weight * activation|."""
-
-
-@pytest.fixture(params=LEVELS)
-def isa(request, monkeypatch):
-    """Each instruction set that this machine has."""
-    monkeypatch.delenv("GGML_SCHED_ISA", raising=False)
-    if LEVELS.index(request.param) > LEVELS.index(_kernels.isa()):
-        pytest.skip(f"no {request.param} here")
-    monkeypatch.setenv("GGML_SCHED_ISA", request.param)
-    assert _kernels.isa() == request.param
-    return request.param
 
 
 def block_size(type: str) -> int:

@@ -104,8 +104,6 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print them and stop")
     options = parser.parse_args()
     edits = [e for e in EDITS if not options.words or any(w in f"{e.path} {e.guard}" for w in options.words)]
-    # Started in the background, tests would ignore it as we do, and those of interrupts would prove nothing.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     wrong = misplaced(edits)
     if wrong:
         print("\n".join(wrong))

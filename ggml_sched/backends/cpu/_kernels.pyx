@@ -145,7 +145,7 @@ cdef class CallList:
             self.know(buffer)
         if self.last_size < 0:
             return LOOKED_AT
-        offset = tensor._offset if tensor.view_src is None else tensor.view_src._offset + tensor.view_offs
+        offset = tensor.c_offset()
         if offset < 0 or gs_checked_add(offset, node.layout.nbytes, &end) != GS_OK or end > self.last_size:
             return LOOKED_AT
         if node.data == NULL and node.layout.nbytes:

@@ -19,7 +19,6 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport _SC_PAGESIZE, getpid, sysconf
 
 from ggml_sched._c cimport (
@@ -140,6 +139,7 @@ cdef extern from "rows.h" nogil:
     void gx_argmax(gx_tensor *dst, int ith, int nth, void *user)
 
 cdef extern from "team.h" nogil:
+    int64_t gx_now()
     double gx_team_seconds(int n)
     bint gx_adopt_threads(void *handle, bint runs)
 

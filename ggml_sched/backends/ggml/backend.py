@@ -39,7 +39,7 @@ __all__ = ["GgmlBackend"]
 MAX_THREADS = 512
 """As ggml has it."""
 OWN_COLUMNS = 32
-"""Columns of the products that CpuBackend's kernels compute: those of prompts."""
+"""Columns of the products by quantised weights that CpuBackend's kernels compute: those of prompts."""
 STARTED_IN = os.getpid()
 """The process that loaded this module: threads of OpenMP may have been started there."""
 
@@ -53,7 +53,7 @@ class GgmlBackend(GgmlBase, Backend):
     together, in bytes.  `repack`: quantised weights that only matrix products read are kept a second time, in layouts
     that ggml computes faster with.  `own_products`: where ggml has no such layout, CpuBackend's kernels multiply
     prompts by quantised weights, on ggml's threads, if the CPU has AVX-512 with VNNI: ggml's take up to fifteen times
-    as long.
+    as long.  So they do with four columns or fewer by weights of floats, which they read faster.
 
     Raises BackendError where there is no ggml (it says what to install), or no such device.
     """
@@ -81,7 +81,7 @@ class GgmlBackend(GgmlBase, Backend):
         if not steady:
             self._device.watch()
         self.own_products = OWN_COLUMNS if own_products and self._is_cpu and isa() == "avx512" else 0
-        """From so many columns on; 0: none."""
+        """Quantised weights: from so many columns on; 0: no products at all."""
         self.packed_bufts: tuple[int, ...] = ()
         if repack and self._is_cpu:
             self.packed_bufts = self.library.extra_buffer_types(self.device)

@@ -129,7 +129,7 @@ cdef class Program:
                 raise PlacementError(f"{self.reader_of(i)}: the buffer of tensor {t.full_name()!r} is closed")
             buffers[buffer] = buffer.writable
         self.placed = buffer
-        offset = t._offset if t.view_src is None else t.view_src._offset + t.view_offs
+        offset = t.c_offset()
         if not gs_range_fits(offset, t.layout.nbytes, buffer.size):
             raise PlacementError(f"{self.reader_of(i)}: tensor {t.full_name()!r} of {t.layout.nbytes} bytes at "
                                  f"{offset} lies outside its buffer of {buffer.size}")

@@ -1,12 +1,18 @@
 # OwnProducts: products that CpuBackend's kernels compute, on ggml's threads and in its graph.
 #
 # Where ggml has no layout of its own for a quantised weight, its kernels are slower than ours, most of all for prompts.
-# (For few columns less so, and there the bits of llama.cpp are worth more.)  A product of ours is a few calls
-# (activations to 8 bits, then the products), and each call is a CUSTOM node of the graph, since ggml puts a barrier
-# behind every node.  A source that overlaps the result is copied by such a call, not by a node of ggml's.
+# (For few columns less so, and there the bits of llama.cpp are worth more.)  Weights of floats are read once for few
+# columns, and ours read faster; for prompts ggml's are level, and stay, or quantised models would be slower than
+# those.  A product of ours is a few calls (the columns, for quantised weights to 8 bits, then the products), and each
+# call is a CUSTOM node of the graph, since ggml puts a barrier behind every node.  A source that overlaps the result
+# is copied by such a call, not by a node of ggml's.
 #
 # No memory beside ggml's: calls work in the memory that ggml's kernels have for theirs, and no other node runs between
 # those of a product.
+
+cdef enum:
+    FEW_COLUMNS = 4     # tokens that are generated together
+
 
 @cython.no_gc
 cdef class OwnProducts:
@@ -30,8 +36,8 @@ cdef class OwnProducts:
 
 
 cdef OwnProducts own_products(NodeTable table, gx_tensor *made, Device device, int64_t least):
-    """Let nodes that our kernels compute faster be calls of ours, those of `least` columns or more; None: there are none.
-    OutOfMemory.
+    """Let nodes that our kernels compute faster be calls of ours, of quantised weights those of `least` columns or more;
+    None: there are none.  OutOfMemory.
     """
     cdef OwnProducts own = OwnProducts.__new__(OwnProducts)
     cdef gs_turn *turn
@@ -70,16 +76,20 @@ cdef OwnProducts own_products(NodeTable table, gx_tensor *made, Device device, i
 
 
 cdef bint is_ours_faster(const gs_node *node, const gx_tensor *weight, int64_t least) noexcept nogil:
-    """Whether a node multiplies so many columns by a quantised weight that ggml has no better layout for."""
+    """Whether a node multiplies `least` columns or more by a quantised weight that ggml has no better layout for, or a
+    few by a weight of floats.
+    """
     cdef const gs_layout *columns
-    cdef int64_t block
+    cdef const gs_node *factor = node.src[0]
+    cdef int64_t block, n
     if node.op != GS_OP_MUL_MAT:
         return False
     columns = &node.src[1].layout
-    if columns.ne[1] * columns.ne[2] * columns.ne[3] < least:
-        return False
-    gx_unit(&node.src[0].layout, &block)
-    return block > 1 and weight.extra == NULL       # which says that it was packed
+    n = columns.ne[1] * columns.ne[2] * columns.ne[3]
+    gx_unit(&factor.layout, &block)
+    if block > 1:
+        return n >= least and weight.extra == NULL      # which says that it was packed
+    return n <= FEW_COLUMNS and factor.op == GS_OP_NONE and factor.layout.ne[2] == 1 and factor.layout.ne[3] == 1
 
 
 cdef void fill_step(gx_tensor *out, void *data, void *buffer) noexcept nogil:

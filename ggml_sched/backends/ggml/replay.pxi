@@ -30,9 +30,7 @@ cdef class GgmlBase(BackendBase):
 
 
 cdef inline double seconds() noexcept nogil:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return <double>now.tv_sec + 1e-9 * <double>now.tv_nsec
+    return 1e-9 * <double>gx_now()
 
 
 cdef int run_segment(Segment segment, Device device, void *pool) noexcept nogil:

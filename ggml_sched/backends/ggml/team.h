@@ -12,6 +12,16 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+
+/* Nanoseconds of a clock that only goes on. */
+static int64_t gx_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
 
 #if defined(__linux__) && defined(__GLIBC__) && defined(__LP64__)
 
@@ -25,12 +35,10 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #define GX_SPINS 1000
@@ -46,13 +54,6 @@ static inline void gx_pause(void)
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
 #endif
-}
-
-static int64_t gx_now(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 /* Wait until *word is no longer `old`, giving way for `patience` ns at least before it sleeps; `sleepers` counts who has

@@ -130,8 +130,7 @@ cdef class NodeTable:
             memcpy(out.params, t.params, t.n_params * sizeof(int32_t))
         out.flags = t._flags
         if buffer is not None and buffer.base != 0:
-            out.data = <void *><size_t>(buffer.base + (t._offset if t.view_src is None
-                                                       else t.view_src._offset + t.view_offs))
+            out.data = <void *><size_t>(buffer.base + t.c_offset())
 
     cdef const gs_node *node(self, Py_ssize_t i) except NULL:
         """Node i of those that the table was made of; IndexError."""

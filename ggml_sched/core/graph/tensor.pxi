@@ -150,6 +150,18 @@ cdef class Tensor:
             return None
         return t._buffer
 
+    cdef int64_t c_offset(self) noexcept:
+        """Bytes from the start of `c_buffer()`; meaningless without one."""
+        return self._offset if self.view_src is None else self.view_src._offset + self.view_offs
+
+    cdef char *plain(self) noexcept:
+        """Its bytes, where they are those of plain memory; NULL."""
+        cdef BufferBase buffer = self.c_buffer()
+        cdef int64_t at = self.c_offset()
+        if buffer is None or not buffer.plain or not gs_range_fits(at, self.layout.nbytes, buffer.size):
+            return NULL
+        return <char *><size_t>buffer.base + at
+
     cdef BufferBase settled(self):
         """The buffer that holds this tensor whatever is planned: None for an address that a scheduler lent."""
         cdef Tensor t = self if self.view_src is None else self.view_src
@@ -186,11 +198,7 @@ cdef class Tensor:
     @property
     def offset(self):
         """Bytes from the start of `buffer`, or None without an address."""
-        if self.c_buffer() is None:
-            return None
-        if self.view_src is not None:
-            return self.view_src._offset + self.view_offs
-        return self._offset
+        return None if self.c_buffer() is None else self.c_offset()
 
     @property
     def is_resident(self):
@@ -248,18 +256,14 @@ cdef class Tensor:
 
         False, and nothing is done, for any other memory, or another number of bytes.
         """
-        cdef BufferBase buffer
-        cdef Tensor root = self if self.view_src is None else self.view_src
-        cdef int64_t at
+        cdef const char *at
         cdef Py_buffer view
         cdef bint fits
         PyObject_GetBuffer(out, &view, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS)
-        # Only now: whoever gave that may have closed the tensor's buffer.
-        buffer, at = self.c_buffer(), root._offset + self.view_offs
-        fits = (buffer is not None and buffer.plain and view.len == self.layout.nbytes
-                and gs_range_fits(at, self.layout.nbytes, buffer.size))
+        at = self.plain()       # only now: whoever gave that may have closed the tensor's buffer
+        fits = at != NULL and view.len == self.layout.nbytes
         if fits:
-            memmove(view.buf, <const char *><size_t>buffer.base + at, <size_t>view.len)
+            memmove(view.buf, at, <size_t>view.len)
         PyBuffer_Release(&view)
         return fits
 
