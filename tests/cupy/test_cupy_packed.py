@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
+from ggml_sched.backends.cupy import plan as plans
 from ggml_sched.backends.cupy.repack import FIELDS, packs, together
 
 RNG = np.random.default_rng(6)
@@ -103,6 +104,35 @@ def test_other_ops_get_the_order_that_they_know_and_plans_made_before_notice(kin
             cuda.graph_plan_compute(plan)
             assert np.allclose(product.out.numpy(), out, rtol=1e-4, atol=1e-4)
         assert plan.captures == 2 and product.raw() == on_the_cpu(kind, product)[0]
+
+
+def test_a_plan_whose_rebuilding_was_interrupted_is_built_again(monkeypatch):
+    with devices.backend(exact=True) as cuda:
+        product = Product(cuda, gs.Type.Q4_0)
+        twice = gs.Context("twice")
+        graph = gs.Graph(twice.scale(product.out, 2.0))
+        cuda.alloc_tensors(twice)
+        plan = cuda.graph_plan_create(graph)
+        for _ in range(3):
+            cuda.graph_plan_compute(plan)
+        expected = graph.nodes[-1].numpy().copy()
+        cuda.graph_compute(gs.GraphView([product.copy]))
+        build, left = plans.build, [None]
+
+        def interrupted(*args):
+            if not left:
+                raise KeyboardInterrupt
+            left.pop()
+            build(*args)
+
+        monkeypatch.setattr(plans, "build", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cuda.graph_plan_compute(plan)
+        monkeypatch.undo()
+        for _ in range(3):
+            graph.nodes[-1].set(np.zeros_like(expected))
+            cuda.graph_plan_compute(plan)
+            assert np.allclose(graph.nodes[-1].numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", PACKED, ids=str)
