@@ -26,7 +26,8 @@ def array_at(address: int, kind: type, shape: tuple[int, ...], strides: tuple[in
 
 
 def gemm(m, n, k, a, lda, b, ldb, c, ldc, batch, stride_a, stride_b, stride_c) -> None:
-    """What Blas.gemm promises."""
+    """What Blas.gemm promises, of what cuBLAS takes."""
+    assert lda >= k and ldb >= k and ldc >= m
     left = array_at(a, np.float16, (batch, m, k), (stride_a, lda, 1)).astype(np.float32)
     right = array_at(b, np.float16, (batch, n, k), (stride_b, ldb, 1)).astype(np.float32)
     array_at(c, np.float32, (batch, n, m), (stride_c, ldc, 1))[...] = right @ left.swapaxes(1, 2)
@@ -90,6 +91,13 @@ def test_caches_and_queries_as_attention_has_them():
     k = ctx.permute(ctx.view_3d(cache, 64, 2, 50, 128, cache.nb[1]), 0, 2, 1, 3)
     out = ctx.mul_mat(k, ctx.permute(q, 0, 2, 1, 3))
     check(ctx, out, {cache: random(RNG, 128, 60), q: random(RNG, 64, 4, 40)}, 2)
+
+
+def test_rows_that_share_elements_are_taken_apart():
+    ctx = gs.Context()
+    signal, x = ctx.tensor("f16", 400), ctx.tensor("f32", (64, 40))
+    windows = ctx.view_2d(signal, 64, 30, 16)
+    check(ctx, ctx.mul_mat(windows, x), {signal: random(RNG, 400), x: random(RNG, 64, 40)}, 1)
 
 
 def test_it_is_not_asked_for_few_columns_exact_products_or_f32():
