@@ -153,6 +153,19 @@ def test_weights_move_between_devices_and_orders(kind):
             assert product.raw() == expected
 
 
+@pytest.mark.parametrize("way", ["cpy_tensor_async", "cpy_tensor_from"])
+def test_devices_do_not_copy_bytes_of_one_order_as_those_of_the_other(way):
+    with devices.pair() as (first, second):
+        product = Product(first, gs.Type.Q4_0)
+        for other in (first, second):
+            ctx = gs.Context("copy")
+            copy = ctx.tensor("q4_0", product.w.ne, "copy")
+            other.alloc_tensors(ctx, usage="any")
+            for src, dst in ((product.w, copy), (copy, product.w)):
+                backend = src.backend if way == "cpy_tensor_async" else dst.backend
+                assert not getattr(backend, way)(src, dst)
+
+
 def test_only_weights_whose_rows_allow_it_are_rearranged():
     with devices.backend() as cuda, devices.backend(repack=False) as plain:
         ctx = gs.Context()
