@@ -260,10 +260,11 @@ class CupyBackend(DeviceQueue):
             self._downloads.finish(self._downloads.number)
             return out
 
-        packed.straighten(part, get, lambda start, rows: self._uploads.put(buffer.base + start, rows))
-        buffer.packed.drop(part.start)
+        # First of all: plans notice, even if this is broken off.
         self._queued += 1
         self.n_straightened += 1
+        packed.straighten(part, get, lambda start, rows: self._uploads.put(buffer.base + start, rows),
+                          lambda stop: buffer.packed.straightened(part, stop))
 
     def graph_plan_free(self, plan: DevicePlan) -> None:
         with self._lock:
