@@ -171,6 +171,16 @@ def test_a_closed_backend_says_so_and_its_buffers_still_close():
         assert graph.nodes[0].numpy()[3] == 6
 
 
+def test_closing_brings_what_was_being_fetched():
+    cuda = devices.new()
+    graph, _ = sums(cuda)
+    cuda.graph_compute(graph)
+    out = np.zeros(8, np.float32)
+    cuda.get_tensor_async(graph.nodes[0], memoryview(out).cast("B"))
+    cuda.close()
+    assert np.array_equal(out, 2 * np.arange(8))
+
+
 def test_a_child_process_gets_an_error_and_may_close_everything():
     with devices.backend() as cuda:
         graph, buffer = sums(cuda)
