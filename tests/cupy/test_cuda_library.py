@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import cupy_kernels
 import numpy as np
 import pytest
 import support
+from cupy_devices import gemm
 from support import FLOATS, QUANTISED, random, width
 
 import ggml_sched as gs
@@ -15,22 +14,6 @@ from ggml_sched.backends.cupy.launch import FAULT
 from ggml_sched.backends.cupy.ops import OPS, library
 
 RNG = np.random.default_rng(15)
-
-
-def array_at(address: int, kind: type, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """Elements at an address, strides in elements."""
-    size = np.dtype(kind).itemsize
-    n = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
-    flat = np.frombuffer((ctypes.c_uint8 * (n * size)).from_address(address), kind)
-    return np.lib.stride_tricks.as_strided(flat, shape, tuple(size * stride for stride in strides))
-
-
-def gemm(m, n, k, a, lda, b, ldb, c, ldc, batch, stride_a, stride_b, stride_c) -> None:
-    """What Blas.gemm promises, of what cuBLAS takes."""
-    assert lda >= k and ldb >= k and ldc >= m
-    left = array_at(a, np.float16, (batch, m, k), (stride_a, lda, 1)).astype(np.float32)
-    right = array_at(b, np.float16, (batch, n, k), (stride_b, ldb, 1)).astype(np.float32)
-    array_at(c, np.float32, (batch, n, m), (stride_c, ldc, 1))[...] = right @ left.swapaxes(1, 2)
 
 
 def run(node: gs.Tensor) -> int:
