@@ -100,10 +100,11 @@ def test_other_ops_get_the_order_that_they_know_and_plans_made_before_notice(kin
         assert np.array_equal(product.copy.numpy(), product.w.numpy())
         cuda.graph_compute(gs.GraphView([product.rows]))
         assert np.array_equal(product.rows.numpy(), rows)
-        for _ in range(3):
+        for run in range(3):
             product.out.set(np.zeros_like(out))
             cuda.graph_plan_compute(plan)
             assert np.allclose(product.out.numpy(), out, rtol=1e-4, atol=1e-4)
+            assert (plan.graph is None) == (run == 0), "kernels run once before they are captured"
         assert plan.captures == 2 and product.raw() == on_the_cpu(kind, product)[0]
 
 
