@@ -115,6 +115,6 @@ def test_caches_between_the_multiples_that_wide_loads_need(kind, shift, d):
     out = ctx.flash_attn_ext(q, k, v, mask, d**-0.5)
     values = {t: random(RNG, *t.ne) for t in (q, *wholes)}
     for t in wholes:
-        values[t][:, shift + d :] = np.nan          # what nobody may read
+        values[t][..., shift + d :] = np.nan          # what nobody may read
     values[mask] = causal(40, 3, 40).astype(np.float16)
     assert_close(cupy_kernels.compute(ctx, out, values), cupy_kernels.oracle(ctx, out, values))
