@@ -210,7 +210,11 @@ class Allocation:
             self.is_running = False
         self._end(len(self.nodes) if stopped_at is None else self._positions[stopped_at] + 1)
         if left_to is None:
-            self._wait()
+            try:
+                self._wait()
+            except BaseException:
+                self.forget()
+                raise
         else:
             self.lease.queue(self.graph(), left_to.drain_weakly)
             self._pipeline = left_to

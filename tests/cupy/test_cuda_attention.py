@@ -103,3 +103,18 @@ def test_work_memory_is_what_is_said():
         node = ctx.flash_attn_ext(ctx.tensor("f32", (64, 1, 8)), k, k)
         with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx):
             assert cupy_kernels.build([node], n_multiprocessors=256).work_size <= attention.OPS[node.op].work(node)
+
+
+@pytest.mark.parametrize(("shift", "d"), [(2, 64), (1, 64), (4, 64), (8, 60), (4, 58)])
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+def test_caches_between_the_multiples_that_wide_loads_need(kind, shift, d):
+    ctx = gs.Context()
+    q, mask = ctx.tensor("f32", (d, 3, 2)), ctx.tensor("f16", (40, 3))
+    wholes = [ctx.tensor(kind, (80, 40)) for _ in "kv"]
+    k, v = (ctx.view_3d(t, d, 40, 1, t.nb[1], t.nb[2], shift * t.type.type_size) for t in wholes)
+    out = ctx.flash_attn_ext(q, k, v, mask, d**-0.5)
+    values = {t: random(RNG, *t.ne) for t in (q, *wholes)}
+    for t in wholes:
+        values[t][..., shift + d :] = np.nan          # what nobody may read
+    values[mask] = causal(40, 3, 40).astype(np.float16)
+    assert_close(cupy_kernels.compute(ctx, out, values), cupy_kernels.oracle(ctx, out, values))

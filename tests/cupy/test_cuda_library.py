@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import cupy_kernels
 import numpy as np
 import pytest
 import support
+from cupy_devices import gemm
 from support import FLOATS, QUANTISED, random, width
 
 import ggml_sched as gs
@@ -15,21 +14,6 @@ from ggml_sched.backends.cupy.launch import FAULT
 from ggml_sched.backends.cupy.ops import OPS, library
 
 RNG = np.random.default_rng(15)
-
-
-def array_at(address: int, kind: type, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """Elements at an address, strides in elements."""
-    size = np.dtype(kind).itemsize
-    n = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
-    flat = np.frombuffer((ctypes.c_uint8 * (n * size)).from_address(address), kind)
-    return np.lib.stride_tricks.as_strided(flat, shape, tuple(size * stride for stride in strides))
-
-
-def gemm(m, n, k, a, lda, b, ldb, c, ldc, batch, stride_a, stride_b, stride_c) -> None:
-    """What Blas.gemm promises."""
-    left = array_at(a, np.float16, (batch, m, k), (stride_a, lda, 1)).astype(np.float32)
-    right = array_at(b, np.float16, (batch, n, k), (stride_b, ldb, 1)).astype(np.float32)
-    array_at(c, np.float32, (batch, n, m), (stride_c, ldc, 1))[...] = right @ left.swapaxes(1, 2)
 
 
 def run(node: gs.Tensor) -> int:
@@ -90,6 +74,13 @@ def test_caches_and_queries_as_attention_has_them():
     k = ctx.permute(ctx.view_3d(cache, 64, 2, 50, 128, cache.nb[1]), 0, 2, 1, 3)
     out = ctx.mul_mat(k, ctx.permute(q, 0, 2, 1, 3))
     check(ctx, out, {cache: random(RNG, 128, 60), q: random(RNG, 64, 4, 40)}, 2)
+
+
+def test_rows_that_share_elements_are_taken_apart():
+    ctx = gs.Context()
+    signal, x = ctx.tensor("f16", 400), ctx.tensor("f32", (64, 40))
+    windows = ctx.view_2d(signal, 64, 30, 16)
+    check(ctx, ctx.mul_mat(windows, x), {signal: random(RNG, 400), x: random(RNG, 64, 40)}, 1)
 
 
 def test_it_is_not_asked_for_few_columns_exact_products_or_f32():

@@ -208,3 +208,14 @@ def test_grids_stay_within_what_a_device_takes():
     with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx):
         for launch in cupy_kernels.build([node]).launches:
             assert launch.grid[0] < 2**31 and max(launch.grid[1:]) <= 65535 and prod(launch.grid) > 0
+
+
+@pytest.mark.parametrize("columns", [1, 3, 12])
+@pytest.mark.parametrize("kind", ["f32", "f16"])
+def test_columns_between_the_multiples_that_wide_loads_need(kind, columns):
+    ctx = gs.Context()
+    w, whole = ctx.tensor(kind, (64, 9)), ctx.tensor("f32", (68, columns))
+    out = ctx.mul_mat(w, ctx.view_2d(whole, 64, columns, whole.nb[1], 4))
+    values = {w: random(RNG, 64, 9), whole: random(RNG, 68, columns)}
+    got, want = cupy_kernels.compute(ctx, out, values), cupy_kernels.oracle(ctx, out, values)
+    assert ((got - want) ** 2).sum() <= 1e-9 * (want**2).sum()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import cupy_devices
 import cupy_kernels
 import numpy as np
 import pytest
@@ -108,3 +109,29 @@ def test_gate_and_up_share_it_too():
     a, b, c, d = weights(ctx, 4)
     gated = ctx.swiglu_split(ctx.mul_mat(a, x), ctx.mul_mat(b, x))
     check(ctx, [ctx.mul_mat(c, x), gated, ctx.mul_mat(d, x)], n_rounded=1, groups=True)
+
+
+def test_what_a_group_writes_is_rounded_anew_where_other_columns_lay():
+    """The sum, which others read too, gets the memory of columns that are done with."""
+    home, ctx = gs.Context("weights"), gs.Context("nodes")
+    first, second = weights(home, 2)
+    scale = home.tensor("f32", 64)
+    a, b = (ctx.tensor("f32", (64, 1), name, input=True) for name in "ab")
+    x = ctx.sqr(a)
+    product = ctx.mul_mat(first, x)
+    total = ctx.add(b, b)
+    normed = ctx.mul(ctx.rms_norm(total, 1e-5), scale)
+    outs = [ctx.set_output(out) for out in (product, normed, ctx.mul_mat(second, total))]
+    graph = gs.Graph(*outs)
+    with cupy_devices.backend() as cuda, cuda.alloc_tensors(home), gs.Scheduler([cuda]) as sched:
+        for tensor in home.tensors:
+            tensor.set(random(RNG, *tensor.ne))
+        plan = sched.alloc(graph)
+        assert x.offset == total.offset and len(plan.data.groups) == 1
+        for tensor in (a, b):
+            tensor.set(random(RNG, *tensor.ne))
+        got = []
+        for callback in (None, lambda node: True):
+            sched.compute(graph, callback)
+            got.append([support.raw(out) for out in outs])
+        assert got[0] == got[1]

@@ -177,6 +177,20 @@ def test_an_event_brings_copies_to_host_memory():
         assert np.array_equal(a.numpy(), 2 * x)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_another_device_waits_for_what_an_event_brings_to_host_memory(seed):
+    with devices.pair(seed) as (first, second), gs.CpuBackend(1) as cpu:
+        a, b, c, x = weight(first), weight(cpu), weight(second), values()
+        b.set(np.zeros(64, np.float32))
+        queue_set(a, x)
+        assert first.cpy_tensor_async(a, b)
+        event = first.event_new()
+        first.event_record(event)
+        second.event_wait(event)
+        assert second.cpy_tensor_from(b, c)
+        assert np.array_equal(c.numpy(), x)
+
+
 def test_gaps_between_elements_stay_as_they_are():
     with devices.backend() as cuda, gs.CpuBackend(1) as cpu:
         ctx = [gs.Context() for _ in range(2)]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import cupy_devices as devices
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy.device import DeviceError, DeviceOutOfMemory
+from ggml_sched.backends.cupy.fake.world import FakeGraph
 from ggml_sched.llama.defaults import named_backends
 
 
@@ -169,6 +171,16 @@ def test_a_closed_backend_says_so_and_its_buffers_still_close():
         assert graph.nodes[0].numpy()[3] == 6
 
 
+def test_closing_brings_what_was_being_fetched():
+    cuda = devices.new()
+    graph, _ = sums(cuda)
+    cuda.graph_compute(graph)
+    out = np.zeros(8, np.float32)
+    cuda.get_tensor_async(graph.nodes[0], memoryview(out).cast("B"))
+    cuda.close()
+    assert np.array_equal(out, 2 * np.arange(8))
+
+
 def test_a_child_process_gets_an_error_and_may_close_everything():
     with devices.backend() as cuda:
         graph, buffer = sums(cuda)
@@ -237,6 +249,39 @@ def test_an_error_found_while_memory_goes_is_raised_by_the_next_synchronize(monk
         monkeypatch.undo()
         cuda.graph_compute(graph)
         assert graph.nodes[0].numpy()[3] == 6
+
+
+def test_a_lost_device_refuses_everything_and_closing_gives_all_back(monkeypatch):
+    device = devices.device()
+    home, ctx = gs.Context("weights"), gs.Context("nodes")
+    cuda = devices.new(device)
+    sched = gs.Scheduler([cuda])
+    w, x = home.tensor("q4_0", (64, 8), "w"), ctx.tensor("f32", 64, "x", input=True)
+    y = ctx.set_output(ctx.mul_mat(w, x))
+    graph = gs.Graph(y)
+    buffer = cuda.alloc_tensors(home)
+    w.set(np.zeros(w.nbytes, np.uint8))
+    sched.alloc(graph)
+    x.set(np.ones(64, np.float32))
+    for _ in range(4):
+        sched.compute(graph)
+    assert cuda.work.size and device.counts.graph_launches
+
+    def lost(*args):
+        raise DeviceError("an illegal address")
+
+    monkeypatch.setattr(type(device), "check_open", lost)
+    monkeypatch.setattr(FakeGraph, "free", lost)
+    for use in (y.numpy, lambda: sched.compute(graph), lambda: cuda.alloc_buffer(8), w.numpy):
+        with pytest.raises(gs.BackendError, match="'CUDA0'.*an illegal address"):
+            use()
+    with suppress(DeviceError):
+        sched.close()
+    buffer.close()
+    for _ in range(2):
+        cuda.close()
+        sched.close()
+    assert cuda.closed and cuda.used == device.used == 0
 
 
 @pytest.mark.parametrize("queued", [True, False])

@@ -310,3 +310,26 @@ def test_inputs_that_a_graph_allocator_placed_are_brought_before_their_first_use
         assert cuda.device.counts.captures == 0
         cuda.graph_plan_free(plan)
         tallocr.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_products_of_the_library_are_queued_with_the_kernels_and_never_captured(seed):
+    devices.device()        # which skips where nothing compiles kernels
+    device = devices.WithLibrary(seed)
+    rng, home, ctx = np.random.default_rng(seed), gs.Context("weights"), gs.Context("prompt")
+    w, v = home.tensor("q8_0", (64, 32)), home.tensor("f16", (32, 48))
+    x = ctx.tensor("f32", (64, 40), "x", input=True)
+    y = ctx.set_output(ctx.scale(ctx.mul_mat(v, ctx.sqr(ctx.mul_mat(w, x))), 0.5))
+    with devices.new(device) as cuda, cuda.alloc_tensors(home), gs.Scheduler([cuda]) as sched:
+        for tensor in (w, v):
+            tensor.set(rng.standard_normal(tensor.ne[1::-1]).astype(np.float32))
+        graph = gs.Graph(y)
+        sched.alloc(graph)
+        for run in range(4):
+            given = rng.standard_normal((40, 64)).astype(np.float32)
+            x.set(given)
+            sched.compute(graph, wait=False)
+            expected = (given @ w.numpy().T) ** 2 @ v.numpy().T / 2
+            assert ((y.numpy() - expected) ** 2).sum() < 1e-5 * (expected**2).sum()
+            assert device.library.n_calls == 2 * (run + 1)
+        assert device.counts.captures == device.counts.graph_launches == 0

@@ -47,6 +47,7 @@ class Cuda:
         self.failing: dict[str, int] = {}
         self.count = count
         self.capturing = False
+        self.current = threading.local()        # CuPy's streams of this thread, the innermost last
         self.addresses = iter(range(1 << 20, 1 << 30, 1 << 12))
         self.freed: list[int] = []
         self.sources: list[str] = []
@@ -57,6 +58,13 @@ class Cuda:
             if name in self.failing:
                 raise error(self.failing[name])
             return answer(*args) if callable(answer) else answer
+        return function
+
+    def product(self, name: str):
+        """As CuPy's bindings of cuBLAS: each call brings its handle to the current stream of the thread first."""
+        def function(handle, *args):
+            self.calls.append(("setStream", handle, (getattr(self.current, "streams", None) or [0])[-1]))
+            return self.call(name, error=Status)(handle, *args)
         return function
 
     def names(self) -> list[str]:
@@ -90,6 +98,12 @@ class Cuda:
                 assert non_blocking
                 cuda.call("streamCreate")()
                 self.ptr = next(cuda.addresses)
+
+            def __enter__(self):
+                cuda.current.__dict__.setdefault("streams", []).append(self.ptr)
+
+            def __exit__(self, *what):
+                cuda.current.streams.pop()
 
             def begin_capture(self, mode):
                 cuda.call("begin_capture")(self.ptr, mode)
@@ -130,8 +144,8 @@ class Cuda:
             launchKernel=self.call("launchKernel", error=DriverError), funcSetAttribute=self.call("funcSetAttribute"))
         cublas = SimpleNamespace(
             CUBLASError=Status, CUBLAS_OP_T=1, CUBLAS_OP_N=0, CUBLAS_COMPUTE_32F=68, CUBLAS_GEMM_DEFAULT=-1,
-            **{name: self.call(name, {"create": 77}.get(name))
-               for name in ("create", "destroy", "setStream", "gemmEx", "gemmStridedBatchedEx")})
+            create=self.call("create", 77), destroy=self.call("destroy"), setStream=self.call("setStream"),
+            gemmEx=self.product("gemmEx"), gemmStridedBatchedEx=self.product("gemmStridedBatchedEx"))
         module, parts, libraries = ModuleType("cupy"), ModuleType("cupy.cuda"), ModuleType("cupy_backends.cuda.libs")
         parts.runtime, parts.driver = runtime, driver
         parts.Memory, parts.PinnedMemory, parts.PinnedMemoryPointer = Memory, PinnedMemory, PinnedMemoryPointer
@@ -376,15 +390,30 @@ def test_matrix_products_give_rows_of_ours(cuda, device):
     assert (name, handle, args) == ("gemmEx", 77, [1, 0, 2, 3, 4, alpha, 1000, 2, 40, 2000, 2, 50, alpha + 4, 3000, 0,
                                                    60, 68, -1])
     assert np.ctypeslib.as_array(ctypes.cast(alpha, ctypes.POINTER(ctypes.c_float)), (2,)).tolist() == [1, 0]
-    assert ("setStream", 77, stream.ptr) in cuda.calls
     blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60, 5, 7, 8, 9)
     assert cuda.calls[-1] == ("gemmStridedBatchedEx", 77, 1, 0, 2, 3, 4, alpha, 1000, 2, 40, 7, 2000, 2, 50, 8,
                               alpha + 4, 3000, 0, 60, 9, 5, 68, -1)
-    assert cuda.names().count("setStream") == 1
     stream.begin_capture()
     with pytest.raises(DeviceError, match="cuBLAS"):
         blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60)
     stream.end_capture()
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_matrix_products_run_on_the_stream_that_they_are_given(cuda, device, batch):
+    """CuPy would run them on the current stream of the thread, which no stream of ours waits for."""
+    streams, blas = [device.stream(), device.stream()], device.blas()
+    for stream in (streams[0], streams[1], streams[0]):
+        cuda.calls.clear()
+        blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60, batch)
+        product = next(i for i, name in enumerate(cuda.names()) if name.startswith("gemm"))
+        before = [call for call in cuda.calls[:product] if call[0] == "setStream"]
+        assert before[-1] == ("setStream", 77, stream.ptr)
+        assert not cuda.current.streams         # the caller's own is current again
+    cuda.failing["gemmEx"] = cuda.failing["gemmStridedBatchedEx"] = 13
+    with pytest.raises(DeviceError):
+        blas.gemm(streams[0], 2, 3, 4, 1000, 40, 2000, 50, 3000, 60, batch)
+    assert not cuda.current.streams
 
 
 def test_without_cublas_there_is_none(cuda, device, monkeypatch):

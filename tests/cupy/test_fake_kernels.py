@@ -55,6 +55,7 @@ KERNEL(warp_left_early)(int* y, int n) {
     if ((int)threadIdx.x >= n) return;
     y[threadIdx.x] = __shfl_xor_sync(0xffffffffu, 1, 1);
 }
+KERNEL(wide)(const char* x, float* y) { y[threadIdx.x] = __ldg((const float4*)x).x; }
 KERNEL(trapped)(int n) { if ((int)threadIdx.x == n) __trap(); }
 KERNEL(four)(const float* p, int i, long long n, float f) { if (!p && i && n && f > 0) __trap(); }
 KERNEL(by_value)(View v, int n, int* y) { y[0] = (int)v.ne[3] + n; }
@@ -175,6 +176,17 @@ def test_barriers_that_cannot_open_are_errors(bench, order, name, args, said):
         bench.stream.synchronize()
     bench.stream.synchronize()          # the device works afterwards
     test_barriers_make_orders_of_threads_agree(bench)
+
+
+def test_wide_loads_from_an_address_that_is_no_multiple_are_errors(bench):
+    x, y = bench.up(np.arange(16, dtype=np.float32)), bench.device.alloc(4 * 32)
+    for skip, wrong in ((0, False), (16, False), (8, True), (4, True)):
+        bench.launch("wide", 1, 32, np.uint64(x.ptr + skip), y)
+        if wrong:
+            with pytest.raises(DeviceError, match=r"probe\.wide: .*a misaligned address"):
+                bench.stream.synchronize()
+        else:
+            bench.stream.synchronize()
 
 
 @pytest.mark.parametrize(("name", "args"), [("two_shuffles", []), ("warp_left_early", [np.int32(20)])])

@@ -101,6 +101,26 @@ def test_an_error_is_raised_by_what_waits_next_and_leaves_no_results(then, monke
         assert (chain.y.numpy() == 20).all()
 
 
+def test_an_error_that_is_found_by_waiting_leaves_no_results_either(monkeypatch):
+    with LateBackend("A", LateWorld(0)) as late, gs.Scheduler([late]) as sched:
+        chain = Chain(sched, late, late)
+        chain.set(1)
+        sched.compute(chain.graph)
+
+        def broken(self, nodes):
+            raise gs.BackendError("broken")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(gs.CpuBackend, "graph_plan_compute", broken)
+            patched.setattr(gs.CpuBackend, "graph_compute", broken)
+            with pytest.raises(gs.BackendError, match="broken"):
+                sched.compute(chain.graph)
+            with pytest.raises(gs.HazardError, match="has not been computed"):
+                chain.y.numpy()
+        sched.compute(chain.graph)
+        assert (chain.y.numpy() == 4).all()
+
+
 def test_switching_graphs_and_closing_wait():
     world = LateWorld(1)
     with LateBackend("L", world) as late:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from operator import index
 
 import numpy as np
@@ -259,10 +260,11 @@ class CupyBackend(DeviceQueue):
             self._downloads.finish(self._downloads.number)
             return out
 
-        packed.straighten(part, get, lambda start, rows: self._uploads.put(buffer.base + start, rows))
-        buffer.packed.drop(part.start)
+        # First of all: plans notice, even if this is broken off.
         self._queued += 1
         self.n_straightened += 1
+        packed.straighten(part, get, lambda start, rows: self._uploads.put(buffer.base + start, rows),
+                          lambda stop: buffer.packed.straightened(part, stop))
 
     def graph_plan_free(self, plan: DevicePlan) -> None:
         with self._lock:
@@ -297,12 +299,13 @@ class CupyBackend(DeviceQueue):
                 self._downloads.finish(self._downloads.number)
             self._downloads.drop()
             self._done, self._error = self._queued, None
-            for plan in list(self._plans):
-                plan.free()
             self.used -= self.work.size
-            self.work.exchange(None)
-            self.faults.free()
             self._functions.clear()
+            # A device that is lost refuses each of these: nothing is left out for that.
+            for give_back in (*(plan.free for plan in list(self._plans)), lambda: self.work.exchange(None),
+                              self.faults.free):
+                with suppress(DeviceError):
+                    give_back()
             self._close_device()
 
     def _close_device(self) -> None:

@@ -203,7 +203,8 @@ class Blas(ABC):
         """c[j][i] = sum over l of a[i][l] * b[j][l], i < m, j < n, l < k: ggml's MUL_MAT of [k, m] and [k, n].
 
         a and b are f16, c is f32, sums are f32.  `a`, `b`, `c` are addresses; `lda`, `ldb`, `ldc` count elements from
-        row to row, the strides elements from one product of the batch to the next.  May not be captured.
+        row to row, no fewer than a row has, the strides elements from one product of the batch to the next.  May not
+        be captured.
         """
 
 

@@ -28,7 +28,9 @@ Put = Callable[[int, np.ndarray], None]
 
 
 class Part(NamedTuple):
-    """Bytes [start, stop) of the buffer: those of a weight, of which each `unit` is rearranged for itself."""
+    """Bytes [start, stop) of the buffer: those of a weight, of which each `unit` is rearranged for itself; the end of
+    one, where straightening it was broken off.
+    """
 
     start: int
     stop: int
@@ -66,6 +68,13 @@ class PackedRows:
         """What lies there is in ggml's order now."""
         if self._parts.pop(start, None) is not None:
             self._starts.remove(start)
+
+    def straightened(self, part: Part, stop: int) -> None:
+        """Up to there a part is in ggml's order now; once is enough."""
+        parts = {start: one for start, one in self._parts.items() if one.stop != part.stop}
+        if stop < part.stop:
+            parts[stop] = part._replace(start=stop)
+        self._starts, self._parts = sorted(parts), parts
 
     def under(self, tensor: Tensor) -> list[Part]:
         """The parts that share bytes with a tensor."""
@@ -118,9 +127,19 @@ def read(part: Part, start: int, out: np.ndarray, get: Get) -> None:
         done += n
 
 
-def straighten(part: Part, get: Get, put: Put) -> None:
-    """Bring all of it into ggml's order, where it lies."""
+def straighten(part: Part, get: Get, put: Put, done: Callable[[int], None]) -> None:
+    """Bring all of it into ggml's order, where it lies; `done(stop)`: so far it is.
+
+    What is broken off leaves a shorter part.
+    """
     step = max(PIECE // part.unit, 1) * part.unit
     for first in range(part.start, part.stop, step):
-        rows = get(first, min(step, part.stop - first))
-        put(first, unpack(rows.reshape(-1, part.unit), part.kind).reshape(-1))
+        stop = min(first + step, part.stop)
+        rows = unpack(get(first, stop - first).reshape(-1, part.unit), part.kind).reshape(-1)
+        try:
+            put(first, rows)
+            done(stop)
+        except BaseException:       # an interrupt: nobody knows how much of this piece was put
+            put(first, rows)
+            done(stop)
+            raise

@@ -115,20 +115,19 @@ class DevicePlan:
         self.freed = False
         self.work_size = 0
         self._nodes, self._groups, self._needed = tuple(nodes), tuple(groups), needed
+        self._steps: list[Launch | Load | Overwrite] = []
+        self._ready: list[_Ready | _Product | Load | Overwrite] = []
         self._buffers: tuple[BufferBase, ...] = tuple({t.buffer for node in nodes if node.computes
                                                        for t in (node, *node.src)
                                                        if t is not None and t.buffer is not None})
         self._build(backend)
 
     def _build(self, backend: CupyBackend) -> None:
-        """The launches, for weights as they lie now."""
+        """The launches, for weights as they lie now.  What interrupts this leaves a plan that is built again."""
         nodes, numbers = self._nodes, self.numbers
-        self._runs = 0
-        self._generation = -1
-        self._ready: list[_Ready | _Product | Load | Overwrite] = []
-        self._steps: list[Launch | Load | Overwrite] = []
+        self._straightened = -1
         straighten_for(backend, nodes)
-        self._straightened = backend.n_straightened
+        straightened = backend.n_straightened
         builder = Builder(backend.name, owns=backend.supports_buffer,
                           needed=None if self._needed is None else {nodes[i] for i in self._needed},
                           n_multiprocessors=backend.device.n_multiprocessors, exact=backend.exact,
@@ -136,8 +135,9 @@ class DevicePlan:
         group_at = {group[-1]: group for group in self._groups}
         computed_later = {i for group in self._groups for i in group[:-1]}
         loads = staged_leafs(nodes)
+        steps: list[Launch | Load | Overwrite] = []
         for i, node in enumerate(nodes):
-            self._steps += loads.get(i, ())
+            steps += loads.get(i, ())
             if not node.computes:
                 continue
             if i in group_at:
@@ -145,11 +145,14 @@ class DevicePlan:
                 build_group(builder, [numbers.first + k for k in group], [nodes[k] for k in group])
             elif i not in computed_later:
                 build(builder, numbers.first + i, node)
-            self._steps += builder.launches
+            steps += builder.launches
             builder.launches.clear()
+        self._steps, self._ready = steps, []
+        self._runs, self._generation = 0, -1
         self.work_size = builder.work_size
         self._captures = backend.capture and not loads and not any(
-            isinstance(step, Launch) and step.kernel == PRODUCT for step in self._steps)
+            isinstance(step, Launch) and step.kernel == PRODUCT for step in steps)
+        self._straightened = straightened
 
     def refresh(self, backend: CupyBackend) -> None:
         """Build it again if weights have been brought into another order since."""

@@ -1,7 +1,7 @@
 """The device layer over CuPy 14.  It has not been seen on a GPU yet: each call was looked up, none was run on one.
 
 Owns nothing but handles.  CuPy's current device belongs to a thread, so every entry sets it.  Its memory pool is left
-alone (it keeps freed arenas), and so are its MemoryPointer copies and `setStream`'s checks, which refuse captures.
+alone (it keeps freed arenas), and so are its MemoryPointer copies, which refuse captures.
 CuPy is imported when a device is opened, not before.
 """
 

@@ -98,13 +98,16 @@ class CupyFunction(Function):
 
 
 class CupyBlas(Blas):
-    """cuBLAS, by a handle of its own: CuPy's belongs to CuPy's current stream."""
+    """cuBLAS, by a handle of its own.
+
+    CuPy's bindings bring a handle to the current stream of the thread with every call, whatever was set before: the
+    stream that a product belongs to is the current one for that long.
+    """
 
     def __init__(self, device, cublas) -> None:
         self._device = device
         self._cublas = cublas
         self._factors = np.array([1, 0], np.float32)        # alpha and beta, on the host
-        self._stream: int | None = None
         device.errors = (*device.errors, cublas.CUBLASError)
         self._handle = cublas.create()
 
@@ -116,10 +119,7 @@ class CupyBlas(Blas):
             raise DeviceError("cuBLAS while the stream is captured")
         lib, runtime, alpha = self._cublas, self._device.runtime, self._factors.ctypes.data
         half, single, beta = runtime.CUDA_R_16F, runtime.CUDA_R_32F, alpha + 4
-        with self._device.entered:
-            if self._stream != stream.ptr:
-                lib.setStream(self._handle, stream.ptr)
-                self._stream = stream.ptr
+        with self._device.entered, stream.stream:
             # Rows of ours are columns of cuBLAS.
             if batch == 1:
                 lib.gemmEx(self._handle, lib.CUBLAS_OP_T, lib.CUBLAS_OP_N, m, n, k, alpha, a, half, lda, b, half, ldb,

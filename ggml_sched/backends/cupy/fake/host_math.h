@@ -8,6 +8,8 @@
 
 #include <type_traits>
 
+#include "host_fibers.h"
+
 #define HOST_CUDA_VECTORS(T, name, align2, align4)                                                                     \
     struct name##1 { T x; };                                                                                           \
     struct alignas(align2) name##2 { T x, y; };                                                                        \
@@ -183,11 +185,17 @@ HOST_CUDA_BYTES(__vcmpgtu4, unsigned_byte, x > y ? 255 : 0)
 HOST_CUDA_BYTES(__vcmpltu4, unsigned_byte, x < y ? 255 : 0)
 #undef HOST_CUDA_BYTES
 
-// Loads and stores with a hint where to cache.
-template <class T> static inline T __ldg(const T* p) { return *p; }
-template <class T> static inline T __ldca(const T* p) { return *p; }
-template <class T> static inline T __ldcg(const T* p) { return *p; }
-template <class T> static inline T __ldcs(const T* p) { return *p; }
-template <class T> static inline void __stcg(T* p, T v) { *p = v; }
-template <class T> static inline void __stcs(T* p, T v) { *p = v; }
-template <class T> static inline void __stwb(T* p, T v) { *p = v; }
+// Loads and stores with a hint where to cache.  As on a GPU they are of one piece, from a multiple of its size.
+namespace host_cuda {
+template <class T> static inline T* aligned(T* p) {
+    if (reinterpret_cast<uintptr_t>(p) % sizeof(T)) stop("a misaligned address");
+    return p;
+}
+}  // namespace host_cuda
+template <class T> static inline T __ldg(const T* p) { return *host_cuda::aligned(p); }
+template <class T> static inline T __ldca(const T* p) { return *host_cuda::aligned(p); }
+template <class T> static inline T __ldcg(const T* p) { return *host_cuda::aligned(p); }
+template <class T> static inline T __ldcs(const T* p) { return *host_cuda::aligned(p); }
+template <class T> static inline void __stcg(T* p, T v) { *host_cuda::aligned(p) = v; }
+template <class T> static inline void __stcs(T* p, T v) { *host_cuda::aligned(p) = v; }
+template <class T> static inline void __stwb(T* p, T v) { *host_cuda::aligned(p) = v; }

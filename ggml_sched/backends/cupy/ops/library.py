@@ -52,7 +52,8 @@ def multiply(b: Builder, node: Tensor) -> None:
     """Append the product."""
     a, x = node.src[:2]
     w, columns, result = b.source_place(node, 0), b.source_place(node, 1), b.place(node)
-    direct = a.type == Type.F16 and w.nb[0] == 2 and is_multiple(w, 16)
+    # Rows that share elements are nothing that the library knows.
+    direct = a.type == Type.F16 and w.nb[0] == 2 and w.nb[1] >= 2 * a.ne[0] and is_multiple(w, 16)
     right = b.scratch(2 * x.n_elements)
     b.flat("activations.to_f16", x.n_elements, columns.arg(), right, np.int64(x.n_elements), np.int32(x.type))
     k, n = x.ne[:2]
