@@ -125,6 +125,7 @@ cdef class PlanData:
     cdef bint knows_exclusive           # found out when first asked: planning alone does not need it
     cdef tuple _chunk_sizes
     cdef public object _program         # what program.make_program has made of it, or None
+    cdef public object _work_sizes      # what backends have said of work memory, or None
     cdef void know_exclusive(self) noexcept
     cdef int check(self, int32_t i) except -1
 

@@ -164,7 +164,7 @@ class Backend(BackendBase):
     computes, copies and sets return at once, are done in order, and can be waited for by events, `takes_at_once` that
     what `set_tensor_async` was given may change or go when it returns, `has_memory` (unless
     for planning only) that there is something behind its addresses, `kv_padding` that attention reads a multiple of
-    this many rows of a KV cache.
+    this many rows of a KV cache, `work_held` how many bytes of work memory it has (see `work_size`).
     """
 
     max_buffer_size: int | None = None
@@ -174,6 +174,7 @@ class Backend(BackendBase):
     takes_at_once: bool = False
     has_memory: bool = True
     kv_padding: int = 32
+    work_held: int = 0
 
     # -- memory ---------------------------------------------------------------
 
@@ -184,6 +185,13 @@ class Backend(BackendBase):
     def memory_available(self) -> int | None:
         """Bytes that can still be allocated here, None if the backend does not know."""
         return None
+
+    def work_size(self, nodes: Sequence[Tensor]) -> int:
+        """Bytes of this device, at most, that computing these nodes takes beside a plan's buffers.
+
+        They are counted in budgets.  All splits use the same memory, which is kept (`work_held`).
+        """
+        return 0
 
     def alloc_tensors(self, ctx: Context, usage: str = "weights") -> Buffer:
         """Give every tensor of a context that has no address memory in one new buffer.

@@ -43,8 +43,8 @@ HeldBytes = Callable[[], list[int]]
 class Planner:
     """Plans graphs over backends by one policy.
 
-    `cache_size` plans are kept (0: none).  `budgets` maps positions in `backends` to the bytes that their arena may
-    take.  `reorders`: another order of the nodes is planned, too, and kept when its arenas are smaller.
+    `cache_size` plans are kept (0: none).  `budgets` maps positions in `backends` to the bytes that their arena and
+    work memory may take.  `reorders`: another order of the nodes is planned, too, and kept when its arenas are smaller.
     """
 
     def __init__(self, backends: tuple[Backend, ...], policy_name: str, policy: Policy, cache_size: int,
@@ -175,14 +175,16 @@ class Planner:
                 free = backend.memory_available()
                 if free is None:
                     continue
-                limit = free + held()[i]
-            needed = plan.buffer_sizes[i]
+                limit = free + held()[i] + backend.work_held
+            arena, work = plan.buffer_sizes[i], plan.work_sizes[i]
+            needed = arena + work
             if needed > limit:
                 alive = plan.data.live_at_peak(i)
                 shown = ", ".join(f"{plan.name_of(k) or 'unnamed'!r} {plan.data.size(k)}" for k in alive[:8])
                 more = f" and {len(alive) - 8} more" if len(alive) > 8 else ""
+                what = f"the arena needs {arena} bytes" + (f" and the kernels {work}" if work else "")
                 return OutOfMemory(
-                    f"backend {backend.name!r}: the arena needs {needed} bytes, {limit} are available, "
+                    f"backend {backend.name!r}: {what}, {limit} are available, "
                     f"{needed - limit} are missing; alive at the peak: {shown}{more}",
                     backend.name, needed, limit)
         return None

@@ -36,7 +36,7 @@ def summary(plan: Plan) -> str:
     backends = [("backend", "buffer bytes", "live bytes", "nodes")]
     for b, size, live in zip(plan.backends, plan.buffer_sizes, plan.live_bytes, strict=True):
         backends.append((b.name, f"{size:,}", f"{live:,}", f"{computed[b]:,}"))
-    lines = [head, *_fused(plan), "", table(backends, "<>>>", underlined=True)]
+    lines = [head, *_fused(plan), *_work(plan), "", table(backends, "<>>>", underlined=True)]
     if plan.splits:
         rows = [("split", "backend", "nodes", "input bytes", "inputs")]
         for k, split in enumerate(plan.splits):
@@ -60,6 +60,12 @@ def _fused(plan: Plan) -> list[str]:
     more = f", and {rest} other kinds" if rest > 0 else ""
     n_nodes = sum(map(len, plan.groups))
     return [f"computed as one: {n_nodes} nodes in {len(plan.groups)} groups, {', '.join(shown)}{more}"] if kinds else []
+
+
+def _work(plan: Plan) -> list[str]:
+    """What kernels need beside the buffers, where they do."""
+    shown = [f"{size:,} on {b.name}" for b, size in zip(plan.backends, plan.work_sizes, strict=True) if size]
+    return [f"work memory in bytes: {', '.join(shown)}"] if shown else []
 
 
 def program(plan: Plan) -> str:

@@ -31,14 +31,14 @@ __all__ = ["Scheduler"]
 class Scheduler:
     """Runs graphs over several backends, given in order of preference (the best first, the host last).
 
-    `policy="seed"` places as the first generation of ggml did.  `plan_cache` plans are kept, so that an
-    equal graph built anew is not planned again, and as many graphs keep what backends have prepared for them, so
-    that switching between them prepares nothing (0: plan afresh on every call).  `budgets` maps backends to the
-    bytes that their arena may take; without one, what the backend says is left counts.  `copies` is the
+    `policy="seed"` places as the first generation of ggml did.  `plan_cache` plans are kept, so that an equal graph
+    built anew is not planned again, and as many graphs keep what backends have prepared for them, so that switching
+    between them prepares nothing (0: plan afresh on every call).  `budgets` maps backends to the bytes that their arena
+    and the work memory of their kernels may take; without one, what the backend says is left counts.  `copies` is the
     number of places (at most 64) that each copy between backends has, used in turn by queued computes (policy
-    "default"); they are part of `plan.buffer_sizes`.  `reorder` also plans the nodes in another order (reorder.py)
-    and keeps it when its arenas are smaller; positions in the plan then count in `plan.graph.nodes`.  `zero`: inputs
-    that were never set are zeros, where otherwise computing raises HazardError.  A context manager.
+    "default"); they are part of `plan.buffer_sizes`.  `reorder` also plans the nodes in another order (reorder.py) and
+    keeps it when its arenas are smaller; positions in the plan then count in `plan.graph.nodes`.  `zero`: inputs that
+    were never set are zeros, where otherwise computing raises HazardError.  A context manager.
 
     Raises ValueError for no backends, one twice, or an unknown policy.  Used from a second thread while
     it works, it raises Error.

@@ -1,11 +1,11 @@
 """Compile the CUDA kernels for real GPUs without one, and fail on what would make them slow: spills and stack frames.
 
-    pip install nvidia-cuda-nvrtc        # CUDA 13; nvidia-cuda-nvrtc-cu12 for CUDA 12
+    pip install '.[nvrtc]'               # nvidia-cuda-nvrtc, of CUDA 13; nvidia-cuda-nvrtc-cu12 for CUDA 12
     python tools/check_cuda.py [--arch sm_80 --arch sm_90] [--all] [file.cu ...]
 
 Needs NVRTC alone: no driver, no CuPy, and of ggml-sched only the sources.  For each architecture and kernel it gives
 registers, shared memory, stack and spills as ptxas says them.  Exits with 1 if a kernel does not compile, spills or
-has a stack frame.
+has a stack frame, itself or in what it calls, or if ptxas names no kernel at all.  None has a stack by design.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib.util
+import os
 import re
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,15 +90,11 @@ def find_nvrtc() -> str | None:
 
 
 def usages(log: str) -> list[Usage]:
-    """What ptxas says of each kernel."""
+    """What ptxas says of each kernel and of the functions that it calls: the most of each."""
     found = []
     for name, said in re.findall(r"Compiling entry function '(\w+)'(.*?)(?=Compiling entry function|\Z)", log, re.S):
-        numbers = [0, 0, 0, 0]
-        for i, pattern in enumerate((r"Used (\d+) registers", r"(\d+) bytes smem", r"(\d+) bytes stack frame",
-                                     r"(\d+) bytes spill stores")):
-            matched = re.search(pattern, said)
-            numbers[i] = int(matched[1]) if matched else 0
-        found.append(Usage(name, *numbers))
+        found.append(Usage(name, *(max(map(int, re.findall(rf"(\d+) {what}", said)), default=0) for what in (
+            "registers", "bytes smem", "bytes (?:stack frame|cumulative stack)", "bytes spill (?:stores|loads)"))))
     return found
 
 
@@ -121,15 +119,16 @@ def main(arguments: list[str] | None = None) -> int:
     nvrtc = Nvrtc(path)
     files = options.files or sorted(KERNELS.glob("*.cu"))
     bad = kernels = 0
-    for file in files:
-        text = source_of(file)
-        for arch in options.arch or ARCHITECTURES:
-            good, log, size = nvrtc.compile(file.name, text, arch)
-            if not good:
-                bad += 1
-                print(f"{file.name} for {arch} does not compile (NVRTC {nvrtc.version}):\n{log}")
-                continue
+    jobs = [(file, arch) for file in files for arch in options.arch or ARCHITECTURES]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = pool.map(lambda job: nvrtc.compile(job[0].name, source_of(job[0]), job[1]), jobs)
+        for (file, arch), (good, log, size) in zip(jobs, results, strict=True):
             found = usages(log)
+            if not good or not found:
+                bad += 1
+                print(f"{file.name} for {arch} {'has no kernel' if good else 'does not compile'} "
+                      f"(NVRTC {nvrtc.version}):\n{log}")
+                continue
             kernels += len(found)
             print(f"{file.name} for {arch}: {len(found)} kernels, {size} bytes")
             for usage in found:

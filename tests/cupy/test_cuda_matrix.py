@@ -184,8 +184,11 @@ def test_work_memory_is_what_is_said():
                                         ctx.tensor("i32", (2, columns)))]
                 with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx):
                     for node in nodes:
-                        used = cupy_kernels.build([node], exact=exact).work_size
-                        assert used <= OPS[node.op].work(node)
+                        for blas in (False, True):
+                            used = cupy_kernels.build([node], exact=exact, blas=blas).work_size
+                            assert used <= ops.work_size([node], exact, blas) <= OPS[node.op].work(node) + 255
+                            if kind != "f16" or not blas:
+                                assert used == ops.work_size([node], exact, blas)
 
 
 def test_what_kernels_cannot_count_or_load_is_not_theirs():

@@ -107,29 +107,52 @@ class Library(Blas):
         stream.push(multiply)
 
 
+BLOCKS = random_llama(5, n_vocab=64, n_embd=64, n_layer=2, n_head=4, n_head_kv=2, n_ff=64, dtype="q4_0")
+PROMPT = (TOKENS * 4)[:40]
+
+
+@pytest.mark.parametrize(("first", "captures"), [([PROMPT], 1), ([[7], [7], PROMPT], 2)],
+                         ids=["the prompt first", "tokens first"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_prompts_go_through_the_library_of_a_device_that_has_one(seed, monkeypatch):
-    """They are not captured, and tokens still are; work memory grows for them."""
+def test_prompts_go_through_the_library_of_a_device_that_has_one(seed, first, captures, monkeypatch):
+    """Their products are never captured; a token's graph is captured once, and once more where the first prompt makes
+    arenas grow, so that what had been captured points to memory of before."""
     library = Library()
     monkeypatch.setattr(FakeDevice, "blas", lambda self: library)
-    data = random_llama(5, n_vocab=64, n_embd=64, n_layer=2, n_head=4, n_head_kv=2, n_ff=64, dtype="q4_0")
-    prompt = (TOKENS * 4)[:40]
+    turns = [*first, [7], [7], PROMPT, [7], PROMPT, [7]]
 
-    def run(backend) -> np.ndarray:
-        with load(data, [backend], n_ctx=256) as model:
+    def run(backend, seen=lambda tokens: None) -> np.ndarray:
+        with load(BLOCKS, [backend], n_ctx=256) as model:
             found = []
-            for _ in range(3):
-                model.reset()
-                found += [model.eval([7]), model.eval([7]), model.eval(prompt), model.eval([7])]
+            for tokens in turns:
+                found.append(model.eval(tokens))
+                seen(tokens)
             return np.concatenate(found)
 
     with gs.CpuBackend(1, kernels="numpy") as oracle:
         expected = run(oracle)
+    calls = []
+
+    def seen(tokens):
+        calls.append((len(tokens), library.n_calls - sum(n for _, n in calls)))
+
     with devices.backend(seed=seed) as cuda:
-        assert nmse(expected, run(cuda)) < 2e-3
-        assert library.n_calls > 0 and cuda.work.size > 0
-        # Of a token; anew when work memory had grown for the prompt.
-        assert cuda.device.counts.captures == 2
+        assert nmse(expected, run(cuda, seen)) < 2e-3
+        # 7 products of weights in each of two layers, of the last only what the logits need, and none of a token.
+        of_prompt = dict(calls)[len(PROMPT)]
+        assert of_prompt >= 7 + 3 and calls == [(n, of_prompt if n > 1 else 0) for n in map(len, turns)]
+        assert cuda.device.counts.captures == captures
+        assert cuda.device.counts.graph_launches == turns.count([7]) - captures
+
+
+def test_exact_products_go_through_no_library(monkeypatch):
+    library = Library()
+    monkeypatch.setattr(FakeDevice, "blas", lambda self: library)
+    with gs.CpuBackend(1, kernels="numpy") as oracle, load(BLOCKS, [oracle], n_ctx=64) as model:
+        expected = model.eval(PROMPT)
+    with devices.backend(exact=True) as cuda, load(BLOCKS, [cuda], n_ctx=64) as model:
+        assert nmse(expected, model.eval(PROMPT)) < 1e-6
+    assert library.n_calls == 0
 
 
 # -- what a token costs the host ----------------------------------------------------------

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.backends.cupy.device import DeviceError
+from ggml_sched.backends.cupy.device import Blas, DeviceError
+from ggml_sched.backends.cupy.fake import FakeDevice
 
 RNG = np.random.default_rng(4)
 
@@ -333,3 +334,72 @@ def test_products_of_the_library_are_queued_with_the_kernels_and_never_captured(
             assert ((y.numpy() - expected) ** 2).sum() < 1e-5 * (expected**2).sum()
             assert device.library.n_calls == 2 * (run + 1)
         assert device.counts.captures == device.counts.graph_launches == 0
+
+
+# -- what kernels need beside the arena -----------------------------------------------------------
+
+
+def product_of_a_prompt(n: int = 40):
+    ctx = gs.Context()
+    w, x = ctx.tensor("q4_0", (64, 300), "w"), ctx.tensor("f32", (64, n), "x", input=True)
+    return w, x, gs.Graph(ctx.set_name(ctx.mul_mat(w, x), "product"))
+
+
+class Silent(Blas):
+    """A library that is asked, and whose results nobody looks at."""
+
+    def gemm(self, stream, *numbers):
+        stream.push(lambda: None)
+
+
+@pytest.mark.parametrize("library", [None, Silent()], ids=["own kernels", "a library"])
+@pytest.mark.parametrize("n", [1, 40])
+def test_plans_say_what_kernels_need_and_no_kernel_takes_more(n, library, monkeypatch):
+    monkeypatch.setattr(FakeDevice, "blas", lambda self: library)
+    with devices.backend() as cuda, gs.CpuBackend(1) as cpu, gs.Scheduler([cuda, cpu]) as sched:
+        w, x, graph = product_of_a_prompt(n)
+        sched.set_tensor_backend(graph.nodes[0], cuda)
+        plan = sched.alloc(graph)
+        assert plan.work_sizes[1] == 0 and f"work memory in bytes: {plan.work_sizes[0]:,} on CUDA0" in str(plan)
+        w.set(np.zeros((300, 64), np.float32))
+        x.set(np.zeros((n, 64), np.float32))
+        sched.compute(graph)
+        assert 0 < cuda.work.size <= plan.work_sizes[0] <= 3 * cuda.work.size
+        # Weights and columns in f16.
+        assert cuda.work.size >= 2 * 64 * (300 + n) or library is None or n == 1
+
+
+def test_budgets_count_what_kernels_need():
+    with devices.backend() as cuda:
+        _, _, graph = product_of_a_prompt()
+        with gs.Scheduler([cuda]) as sched:
+            plan = sched.plan(graph)
+        arena, work = plan.buffer_sizes[0], plan.work_sizes[0]
+        for budget, fits in ((arena + work, True), (arena + work - 1, False)):
+            with gs.Scheduler([cuda], budgets={cuda: budget}) as sched:
+                if fits:
+                    sched.alloc(graph)
+                    continue
+                with pytest.raises(gs.OutOfMemory, match=f"'CUDA0': the arena needs {arena} bytes and the kernels "
+                                                         f"{work}, {budget} are available, 1 are missing"):
+                    sched.alloc(graph)
+        assert cuda.used == 0
+
+
+def test_work_memory_that_is_there_is_not_asked_for_again():
+    with devices.backend() as cuda, gs.Scheduler([cuda]) as sched:
+        w, x, graph = product_of_a_prompt()
+        plan = sched.plan(graph)
+        cuda.memory = plan.buffer_sizes[0] + plan.work_sizes[0] - 1
+        with pytest.raises(gs.OutOfMemory, match="1 are missing"):
+            sched.alloc(graph)
+        assert cuda.used == 0
+        cuda.memory += 1
+        for _ in range(2):
+            sched.alloc(graph)
+            w.set(np.ones((300, 64), np.float32))
+            x.set(np.ones((40, 64), np.float32))
+            sched.compute(graph)
+            assert cuda.work.size and np.allclose(graph.nodes[-1].numpy(), 64, rtol=1e-2)
+            cuda.memory = cuda.used         # full; the same graph fits again
+            sched.reset()

@@ -191,7 +191,8 @@ def _edits() -> list[Edit]:
         "if True:"))
     of("ggml_sched/core/alloc/gallocr.pxi", "tests/core/test_allocators.py "
        "tests/core/test_first_generation_failures.py tests/planner/test_tail.py tests/core/test_restored_tensors.py "
-       "tests/planner/test_keep_until.py tests/executor/test_memory_rules.py tests/core/test_reference_comparison.py",
+       "tests/planner/test_keep_until.py tests/executor/test_memory_rules.py tests/core/test_reference_comparison.py "
+       "tests/planner/test_late_leafs.py",
        ("only the last reader takes over", "if (f.n_children[s] != 1 or f.n_views[s]", "if (f.n_views[s]"),
        ("what has views is not taken over", "or f.n_views[s] or", "or"),
        ("inputs and outputs are not taken over",
@@ -210,8 +211,11 @@ def _edits() -> list[Edit]:
        ("an output in a chain keeps its memory", "while f.root[id] >= 0 and not f.flags[id] & GS_FLAG_OUTPUT:",
         "while f.root[id] >= 0:"),
        ("views keep their roots", "        if f.n_children[r] or f.n_views[r]:\n            return GS_OK\n", ""),
-       ("inputs that are born late wait on the host", "            f.state[id] |= GS_STATE_LATE\n",
-        "            pass\n"),
+       ("inputs that are born late wait on the host",
+        "f.offset[id] < high:\n            f.state[id] |= GS_STATE_LATE\n", "f.offset[id] < high:\n            pass\n"),
+       ("so do those whose offsets come later", "now > 0:\n            f.state[id] |= GS_STATE_LATE\n",
+        "now > 0:\n            pass\n"),
+       ("what outlives a compute is there from the start", "(leafs_first or f.like[i] != i)", "leafs_first"),
        ("what a node keeps is there until it is done",
         "(f.dep_begin[id], f.dep_begin[id + 1]):\n            status = gallocr_drop(f, arenas, f.dep[k], now)\n",
         "(f.dep_begin[id], f.dep_begin[id + 1]):\n            status = GS_OK\n"),
@@ -581,6 +585,8 @@ def _edits() -> list[Edit]:
        ("answers are in the key", "limits, self.devices.epoch()", "limits"),
        ("residents are in the key", "return graph.fingerprint, request.key,", "return graph.fingerprint,"),
        ("what is held counts as available", "limit = free + held()[i]", "limit = free"),
+       ("work memory counts", "needed = arena + work", "needed = arena"),
+       ("work memory that is held counts as available", " + backend.work_held", ""),
        ("adopted plans fit", "        if excess is not None:\n            raise excess\n", ""),
        ("the other order may fit",
         "            return self._plan_order(graph, self._orders[graph], assigned, held)\n        try:",

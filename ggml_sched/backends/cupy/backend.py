@@ -10,7 +10,7 @@ Threads: every method takes the backend's lock for as long as it queues, and wai
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from operator import index
 
@@ -21,7 +21,7 @@ from ggml_sched.backend import GraphView, as_nodes, same_layout
 from ggml_sched.backends.cupy import packed
 from ggml_sched.backends.cupy.buffer import DeviceBuffer, as_bytes
 from ggml_sched.backends.cupy.device import Device, DeviceError, DeviceOutOfMemory, Function, Memory
-from ggml_sched.backends.cupy.ops import OPS, fusion_groups, supports
+from ggml_sched.backends.cupy.ops import OPS, fusion_groups, supports, work_size
 from ggml_sched.backends.cupy.plan import DevicePlan
 from ggml_sched.backends.cupy.queue import STAGING, CupyEvent, DeviceQueue, guarded, queueing
 from ggml_sched.backends.cupy.work import WorkMemory
@@ -86,6 +86,13 @@ class CupyBackend(DeviceQueue):
         """Bytes that can still be allocated here: of the device, and of `memory`."""
         free = self.device.memory()[0]
         return free if self.memory is None else min(free, self.memory - self.used)
+
+    @property
+    def work_held(self) -> int:
+        return self.work.size
+
+    def work_size(self, nodes: Sequence[Tensor]) -> int:
+        return work_size(nodes, self.exact, self.blas is not None)
 
     @guarded
     def alloc_buffer(self, size: int) -> DeviceBuffer:

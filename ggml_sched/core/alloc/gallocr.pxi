@@ -74,6 +74,9 @@ cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, in
         return GS_OUT_OF_MEMORY
     else:
         f.offset[id] = 0
+        # Offsets are found later: then something may have lived there before.
+        if f.op[id] == GS_OP_NONE and f.like[id] == id and now > 0:
+            f.state[id] |= GS_STATE_LATE
     f.state[id] |= GS_STATE_ADDRESSED
     f.birth[id] = now
     f.rest[id] = f.size[id]
@@ -257,21 +260,21 @@ cdef int gallocr_run(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, cons
                      bint leafs_first, int32_t *failed) noexcept nogil:
     """Allocate everything the walk's nodes need.
 
-    `leafs_first`: leafs and kept copies are there from the start, not from their first use.
+    `leafs_first`: leafs are there from the start, not from their first use.  Copies that are kept or have several
+    places always are: an earlier compute has filled them.
     `inplace[home * GS_N_OPS + op]` is the mask of sources that may be taken over.  `order` (or NULL): positions
     in seq, -1 for a barrier; memory is freed only at barriers then.  On failure *failed is the id without memory;
     GS_OUT_OF_MEMORY is also how a walk ends that is not wanted any more.
     """
     cdef int32_t i, k, id, position, since = 0
     cdef int status
-    if leafs_first:
-        for i in range(f.n):
-            if (f.op[i] == GS_OP_NONE and f.root[i] < 0 and f.home[i] != OUTSIDE and (f.n_children[i] or f.n_views[i])
-                    and (f.like[i] == i or f.flags[i] & GS_FLAG_OUTPUT)):
-                status = gallocr_place(f, arenas, inplace, i, 0)
-                if status != GS_OK:
-                    failed[0] = i
-                    return status
+    for i in range(f.n):
+        if (f.op[i] == GS_OP_NONE and f.root[i] < 0 and f.home[i] != OUTSIDE and (f.n_children[i] or f.n_views[i])
+                and (leafs_first or f.like[i] != i) and (f.like[i] == i or f.flags[i] & GS_FLAG_OUTPUT)):
+            status = gallocr_place(f, arenas, inplace, i, 0)
+            if status != GS_OK:
+                failed[0] = i
+                return status
     for i in range(n_order if order != NULL else f.n_seq):
         position = order[i] if order != NULL else i
         if position >= 0:

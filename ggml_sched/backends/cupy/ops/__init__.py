@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ggml_sched._graph import Tensor
-from ggml_sched.backends.cupy.launch import Builder, Group, Op, unit_of
+from ggml_sched.backends.cupy.launch import ALIGNMENT, Builder, Group, Op, unit_of
 from ggml_sched.backends.cupy.ops import (
     attention,
     copies,
@@ -29,7 +29,7 @@ from ggml_sched.backends.cupy.ops.groups import find, group_of
 from ggml_sched.backends.cupy.repack import is_packed
 from ggml_sched.errors import UnsupportedOp
 
-__all__ = ["GROUPS", "OPS", "build", "build_group", "fusion_groups", "supports"]
+__all__ = ["GROUPS", "OPS", "build", "build_group", "fusion_groups", "supports", "work_size"]
 
 _MODULES = (elementwise, copies, rows, norm, soft_max, rope, reduce, sort, recurrent, matrix, attention)
 
@@ -45,6 +45,18 @@ def supports(node: Tensor) -> bool:
     """Whether there are kernels for a node, by types, extents and strides."""
     op = OPS.get(node.op)
     return op is not None and all(map(_aligned, (node, *node.src))) and op.fits(node)
+
+
+def work_size(nodes: Sequence[Tensor], exact: bool, by_library: bool) -> int:
+    """Bytes of scratch memory, at most, for the neediest of these nodes, by how products are made; what sources take
+    that lie over results, which no plan asks for, comes on top."""
+    needed = 0
+    for node in nodes:
+        op = OPS.get(node.op)
+        if node.computes and op is not None:
+            size = matrix.work(node, exact, by_library) if node.op in matrix.OPS else op.work(node)
+            needed = max(needed, size)
+    return -(-needed // ALIGNMENT) * ALIGNMENT
 
 
 def _aligned(t: Tensor | None) -> bool:

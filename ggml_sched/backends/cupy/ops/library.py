@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import Builder, Place, Scratch
+from ggml_sched.backends.cupy.launch import ALIGNMENT, Builder, Place, Scratch
 from ggml_sched.backends.cupy.ops.blocks import is_multiple
 from ggml_sched.backends.cupy.repack import is_packed
 
@@ -20,8 +20,8 @@ __all__ = ["PRODUCT", "multiply", "suits", "work"]
 
 PRODUCT = "blas.gemm"
 
-MANY = 32
-"""Columns from which on decoding the weights pays."""
+MANY = 16
+"""Columns from which on decoding the weights pays: tiles of our own kernels take as long for these as for 64."""
 
 PIECE = 1 << 24
 """Elements of weights that are f16 in scratch memory at once: 32 MiB."""
@@ -40,7 +40,8 @@ def suits(node: Tensor) -> bool:
 def work(node: Tensor) -> int:
     """Scratch bytes that `multiply` takes, at most."""
     a, x = node.src[:2]
-    return 2 * x.n_elements + 2 * min(a.ne[0] * a.ne[1], a.ne[0] * _rows(a)) + 1024
+    sizes = 2 * x.n_elements, 2 * a.ne[0] * min(a.ne[1], _rows(a))
+    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
 
 
 def _rows(a: Tensor) -> int:

@@ -13,13 +13,13 @@ from math import prod
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import Builder, ErrorWord, Op, Place, Scratch
+from ggml_sched.backends.cupy.launch import ALIGNMENT, Builder, ErrorWord, Op, Place, Scratch
 from ggml_sched.backends.cupy.ops import library
 from ggml_sched.backends.cupy.ops._oracle import like_oracle
 from ggml_sched.backends.cupy.ops.blocks import is_multiple, loads_whole
 from ggml_sched.backends.cupy.repack import is_packed
 
-__all__ = ["OPS", "few", "is_few"]
+__all__ = ["OPS", "few", "is_few", "work"]
 
 PRODUCT = np.dtype([(name, "<i8") for name in (
     "k", "rows", "columns", "matrices", "w1", "w2", "w3", "x1", "x2", "x3", "d1", "d2", "d3", "n2", "r2", "r3",
@@ -196,17 +196,26 @@ def _mul_mat(b: Builder, node: Tensor) -> None:
         many(b, node)
 
 
-def _work(node: Tensor) -> int:
-    """Scratch bytes, at most: columns as kernels want them, and experts by name."""
-    a, x = node.src[:2]
+def work(node: Tensor, exact: bool, by_library: bool) -> int:
+    """Scratch bytes, at most: columns as kernels want them, and experts by name; or those of the library's product."""
     if not node.n_elements:
         return 0
-    total = 2 * x.n_elements + 512 if a.type.is_quantized else 0
-    total = max(total, 4 * x.n_elements + 256)
-    if node.op == "MUL_MAT_ID":
+    if by_library and not exact and library.suits(node):
+        return library.work(node)
+    a, x = node.src[:2]
+    if a.type.is_quantized and not exact:
+        parts = [x.n_elements, x.n_elements // 2]
+    else:
+        parts = [] if x.type == Type.F32 and (x.nb[0] == 4 or x.ne[0] == 1) else [4 * x.n_elements]
+    if node.op == "MUL_MAT_ID" and not is_few(node):
         n_pairs, n_experts = prod(node.src[2].ne[:2]), a.ne[2]
-        total += 4 * n_experts + 4 * n_pairs + 16 * (n_pairs // TILE + n_experts) + 3 * 256
-    return max(total, library.work(node)) if library.suits(node) else total
+        parts += [4 * n_experts, 4 * n_pairs, 16 * (n_pairs // TILE + min(n_experts, n_pairs))]
+    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in parts)
+
+
+def _work(node: Tensor) -> int:
+    """Whoever multiplies, and however."""
+    return max(work(node, exact, by_library) for exact in (False, True) for by_library in (False, True))
 
 
 def _fits(node: Tensor) -> bool:
