@@ -16,8 +16,12 @@ import samples
 import ggml_sched as gs
 from ggml_sched.backends.cupy.fake import FakeDevice
 
-GRAPH = samples.DATA / "graphs" / "llama-2-7b-fa-decode.json.gz"
+GRAPHS = ("llama-2-7b-decode", "llama-2-7b-fa-decode")
+"""1,158 nodes, and with flash attention 998."""
 MEMORY = 1 << 40
+
+
+TYPES = {"i32": np.int32, "i64": np.int64, "f16": np.float16, "f32": np.float32}
 
 
 class IdleCpu(gs.CpuBackend):
@@ -34,14 +38,14 @@ class IdleCpu(gs.CpuBackend):
 
 
 @contextmanager
-def token(backend: gs.Backend) -> Iterator[tuple[Callable[[], None], gs.Graph]]:
+def token(backend: gs.Backend, name: str) -> Iterator[tuple[Callable[[], None], gs.Graph]]:
     """What sets a token's inputs, computes it and fetches its logits; planned, and run a few times already."""
-    graph = gs.load_graph(GRAPH, place=lambda t: backend)
+    graph = gs.load_graph(samples.DATA / "graphs" / f"{name}.json.gz", place=lambda t: backend)
     with gs.Scheduler([backend]) as sched:
         sched.alloc(graph)
         inputs = [(t, bytes(t.nbytes)) for t in graph.tensors if "input" in t.flags and t.buffer is not None]
         for t, data in inputs:
-            t.set(np.frombuffer(data, {"i32": np.int32, "i64": np.int64, "f16": np.float16}[str(t.type)]))
+            t.set(np.frombuffer(data, TYPES[str(t.type)]))
         logits = graph.nodes[-1]
         out = np.empty(logits.n_elements, np.float32)
         waits = not backend.asynchronous
@@ -59,10 +63,11 @@ def token(backend: gs.Backend) -> Iterator[tuple[Callable[[], None], gs.Graph]]:
 
 
 @pytest.mark.benchmark(group="a replayed token")
+@pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("what", ["cuda", "cpu"])
-def test_token(benchmark, what):
+def test_token(benchmark, what, name):
     device = FakeDevice(dry=True, memory=MEMORY)
-    with gs.CupyBackend(device) if what == "cuda" else IdleCpu(1) as backend, token(backend) as (step, graph):
+    with gs.CupyBackend(device) if what == "cuda" else IdleCpu(1) as backend, token(backend, name) as (step, graph):
         before = dict(vars(device.counts))
         benchmark.pedantic(step, rounds=2000, warmup_rounds=50)
         n = 2050
@@ -72,10 +77,11 @@ def test_token(benchmark, what):
 
 
 @pytest.mark.benchmark(group="a replayed token")
-def test_device(benchmark):
+@pytest.mark.parametrize("name", GRAPHS)
+def test_device(benchmark, name):
     """The calls of such a token, without anybody between: loads, the graph, the word of faults, logits, a wait."""
     device = FakeDevice(dry=True, memory=MEMORY)
-    with gs.CupyBackend(device) as backend, token(backend):
+    with gs.CupyBackend(device) as backend, token(backend, name):
         stream, memory, pinned = backend.stream, device.alloc(1 << 20), device.pinned(1 << 20)
         graph = next(plan.graph for plan in backend._plans if plan.graph is not None)
         parts = [pinned[256 * i : 256 * i + 8] for i in range(5)]
