@@ -7,7 +7,6 @@ that what they see ends the process.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
