@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import cupy_devices as devices
+import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from poisoned import check, disturb, kept, raw, set_all, writes_to_residents
@@ -49,14 +50,32 @@ def in_memory_of_their_own(recipe: Recipe, n_homes: int = 1) -> tuple[dict[int, 
 @quick(40)
 @given(recipes())
 def test_results_are_those_of_the_cpu(recipe):
-    built = Built(recipe, keeps=False)
-    with devices.backend() as cuda, gs.CpuBackend(1) as cpu, gs.Scheduler([cpu]) as sched:
-        assume(all(map(cuda.supports_op, built.graph.nodes)))
-        cpu.alloc_tensors(built.homes[0])
-        sched.alloc(built.graph)
-        set_all(built)
-        for node, difference, nmse in gs.compare(built.graph, cpu, cuda):
-            assert nmse <= 1e-6 or difference <= 1e-4, f"{node!r}: {nmse}"
+    """Of each node, given what the CPU has computed so far: the norm of a sum that is nothing but rounding would differ
+    as it likes."""
+    ours, theirs = Built(recipe, keeps=False), Built(recipe, keeps=False)
+    with devices.backend() as cuda, gs.CpuBackend(1) as cpu:
+        assume(all(map(cuda.supports_op, ours.graph.nodes)))
+        for built, backend in ((ours, cuda), (theirs, cpu)):
+            for ctx in (*built.homes, built.ctx):
+                backend.alloc_tensors(ctx, usage="any")
+            set_all(built)
+        for node, twin in zip(ours.graph.nodes, theirs.graph.nodes, strict=True):
+            if not node.computes:
+                continue
+            largest = 0.0
+            for mine, its in zip((node.view_src, *node.src), (twin.view_src, *twin.src), strict=True):
+                if mine is not None:
+                    data = bytearray(its.root.nbytes)
+                    cpu.get_tensor(its.root, data)
+                    cuda.set_tensor(mine.root, data)
+                    found = np.abs(its.numpy().astype(np.float64))
+                    largest = max(largest, found.max(initial=0, where=np.isfinite(found)))
+            cuda.graph_compute(gs.GraphView([node]))
+            cpu.graph_compute(gs.GraphView([twin]))
+            got, want = node.numpy().astype(np.float64), twin.numpy().astype(np.float64)
+            with np.errstate(invalid="ignore"):
+                same = (got == want) | np.isnan(got) & np.isnan(want)
+                assert (same | (np.abs(got - want) <= 1e-4 * (1 + np.abs(want)) + 2e-5 * largest)).all(), f"{node!r}"
 
 
 @quick(60)
