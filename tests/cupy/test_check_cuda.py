@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ggml_sched.backends.cupy.real_kernels import OPTIONS
+
 TOOL = Path(__file__).parents[2] / "tools" / "check_cuda.py"
 
 LOG = """ptxas info    : 8 bytes gmem
@@ -32,6 +34,11 @@ def tool():
 
 def test_what_ptxas_says_is_read(tool):
     assert tool.usages(LOG) == [tool.Usage("good", 24, 128, 0, 0), tool.Usage("spills", 255, 0, 40, 12)]
+
+
+def test_it_compiles_as_cupy_does(tool):
+    """CuPy lets f32 subnormals be flushed, whatever it is asked for."""
+    assert {*OPTIONS, "-ftz=true"} <= {*tool.OPTIONS}
 
 
 def test_spills_stacks_and_errors_fail(tool, monkeypatch, capsys, tmp_path):
