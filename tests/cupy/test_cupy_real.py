@@ -38,6 +38,10 @@ class DriverError(Status):
 class CompileError(Exception):
     pass
 
+class BlasError(Status):
+    pass
+
+
 
 class Cuda:
     """`calls` are (name, arguments); `failing[name]` is the status that a call raises from now on."""
@@ -64,7 +68,7 @@ class Cuda:
         """As CuPy's bindings of cuBLAS: each call brings its handle to the current stream of the thread first."""
         def function(handle, *args):
             self.calls.append(("setStream", handle, (getattr(self.current, "streams", None) or [0])[-1]))
-            return self.call(name, error=Status)(handle, *args)
+            return self.call(name, error=BlasError)(handle, *args)
         return function
 
     def names(self) -> list[str]:
@@ -143,8 +147,8 @@ class Cuda:
             CUDADriverError=DriverError, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,
             launchKernel=self.call("launchKernel", error=DriverError), funcSetAttribute=self.call("funcSetAttribute"))
         cublas = SimpleNamespace(
-            CUBLASError=Status, CUBLAS_OP_T=1, CUBLAS_OP_N=0, CUBLAS_COMPUTE_32F=68, CUBLAS_GEMM_DEFAULT=-1,
-            create=self.call("create", 77), destroy=self.call("destroy"), setStream=self.call("setStream"),
+            CUBLASError=BlasError, CUBLAS_OP_T=1, CUBLAS_OP_N=0, CUBLAS_COMPUTE_32F=68, CUBLAS_GEMM_DEFAULT=-1,
+            create=self.call("create", 77, BlasError), destroy=self.call("destroy"), setStream=self.call("setStream"),
             gemmEx=self.product("gemmEx"), gemmStridedBatchedEx=self.product("gemmStridedBatchedEx"))
         module, parts, libraries = ModuleType("cupy"), ModuleType("cupy.cuda"), ModuleType("cupy_backends.cuda.libs")
         parts.runtime, parts.driver = runtime, driver
@@ -447,3 +451,25 @@ def test_closing_after_a_failure_gives_all_back(cuda):
         device.close()
     device.close()
     assert cuda.freed == [memory.ptr]
+def test_no_memory_for_cublas_is_no_memory(cuda, device):
+    """The same number is another error of CUDA's own."""
+    cuda.failing["create"] = 3
+    with pytest.raises(DeviceOutOfMemory):
+        device.blas()
+    cuda.failing.clear()
+    stream, blas = device.stream(), device.blas()
+    cuda.failing["gemmEx"] = 3
+    with pytest.raises(DeviceOutOfMemory):
+        blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60)
+    cuda.failing["gemmEx"] = 2
+    cuda.failing["streamSynchronize"] = 3
+    for call in (lambda: blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60), stream.synchronize):
+        with pytest.raises(DeviceError) as caught:
+            call()
+        assert not isinstance(caught.value, DeviceOutOfMemory)
+    cuda.failing.clear()
+    cuda.failing["create"] = 3
+    with real.open_device(0) as other, pytest.raises(gs.OutOfMemory, match="backend 'G'"):
+        gs.CupyBackend(other, name="G")
+
+

@@ -34,6 +34,7 @@ NO_MEMORY = 2           # cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY
 NO_DRIVER = 35          # cudaErrorInsufficientDriver: none, or one too old
 NO_DEVICE = 100         # cudaErrorNoDevice
 IS_PEER = 704           # cudaErrorPeerAccessAlreadyEnabled
+BLAS_NO_MEMORY = 3      # CUBLAS_STATUS_ALLOC_FAILED; of the others a device that did not start
 
 
 def open_device(number: int = 0) -> CupyDevice:
@@ -102,7 +103,7 @@ class CupyDevice(Device):
         import cupy
         from cupy.cuda import driver, runtime
         self.cupy, self.runtime, self.driver = cupy, runtime, driver
-        self.errors = (runtime.CUDARuntimeError, driver.CUDADriverError)
+        self.errors = self.cuda_errors = (runtime.CUDARuntimeError, driver.CUDADriverError)
         self.number = number
         self.is_closed = False
         self.name = f"CUDA device {number}"
@@ -122,7 +123,8 @@ class CupyDevice(Device):
 
     def failure(self, error: Exception, needed: int = 0) -> DeviceError:
         """What an error of CUDA is here."""
-        if getattr(error, "status", None) != NO_MEMORY:
+        expected = NO_MEMORY if isinstance(error, self.cuda_errors) else BLAS_NO_MEMORY
+        if getattr(error, "status", None) != expected:
             return DeviceError(f"{self.name}: {error}")
         try:
             return DeviceOutOfMemory(needed, self.runtime.memGetInfo()[0])
