@@ -78,22 +78,39 @@ def _check_compiler(major: int) -> None:
 
 
 class _Entered:
-    """`with`: the device is the thread's current one, and CUDA's errors are DeviceErrors."""
+    """`with`: the device is the thread's current one until the end, and CUDA's errors are DeviceErrors.
+
+    For one `with` each: what was current before belongs to a thread.
+    """
+
+    __slots__ = ("before", "device")
 
     def __init__(self, device: CupyDevice) -> None:
         self.device = device
 
     def __enter__(self) -> None:
-        if self.device.is_closed:
-            raise DeviceError(f"{self.device.name} is closed")
+        device = self.device
+        if device.is_closed:
+            raise DeviceError(f"{device.name} is closed")
+        self.before = None
         try:
-            self.device.runtime.setDevice(self.device.number)
-        except self.device.errors as error:
-            raise self.device.failure(error) from error
+            # By the context: a thread that never did anything has a current device, and none of those.
+            if not device.context or device.driver.ctxGetCurrent() != device.context:
+                before = device.runtime.getDevice()
+                device.runtime.setDevice(device.number)
+                self.before = before if before != device.number else None
+        except device.errors as error:
+            raise device.failure(error) from error
 
     def __exit__(self, kind, error, trace) -> None:
-        if isinstance(error, self.device.errors):
-            raise self.device.failure(error) from error
+        device = self.device
+        failure = device.failure(error) if isinstance(error, device.errors) else None
+        if self.before is not None:
+            # A thread that never chose has device 0, which others may hold for themselves: then it keeps this one.
+            with suppress(*device.errors):
+                device.runtime.setDevice(self.before)
+        if failure is not None:
+            raise failure from error
 
 
 class CupyDevice(Device):
@@ -107,13 +124,13 @@ class CupyDevice(Device):
         self.number = number
         self.is_closed = False
         self.name = f"CUDA device {number}"
-        self.entered = _Entered(self)
         with self.entered:
             about = runtime.getDeviceProperties(number)
             self.name = about["name"].decode(errors="replace")
             self.arch = f"sm_{about['major']}{about['minor']}"
             self.n_multiprocessors = about["multiProcessorCount"]
             self.max_shared = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, number)
+            self.context = driver.ctxGetCurrent()
         self._owned: weakref.WeakSet = weakref.WeakSet()
         self._pinned: list[tuple[weakref.ref, int, int]] = []
         self._peers: dict[int, bool] = {number: True}
@@ -125,6 +142,21 @@ class CupyDevice(Device):
         """What an error of CUDA is here."""
         expected = NO_MEMORY if isinstance(error, self.cuda_errors) else BLAS_NO_MEMORY
         if getattr(error, "status", None) != expected:
+        _keep_in_children(self)
+
+    @property
+    def entered(self) -> _Entered:
+        """For one `with`."""
+        return _Entered(self)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that opened it."""
+        return self.pid == os.getpid()
+
+    def things(self) -> list:
+        """What is given back to CUDA with its last reference."""
+        return [*self._owned, *(ref() for ref, _, _ in self._pinned)]
             return DeviceError(f"{self.name}: {error}")
         try:
             return DeviceOutOfMemory(needed, self.runtime.memGetInfo()[0])
@@ -345,6 +377,10 @@ class CupyStream(Stream):
                 self._runtime.memcpyAsync(data.ctypes.data, int(memory_ptr), data.size,
                                           self._runtime.memcpyDeviceToHost, self.ptr)
                 if not is_pinned:
+    @property
+    def _entered(self) -> _Entered:
+        return self._device.entered
+
                     self._runtime.streamSynchronize(self.ptr)
 
     def copy(self, dst_ptr: int, src_ptr: int, n: int) -> None:
