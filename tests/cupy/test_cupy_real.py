@@ -6,9 +6,12 @@ What a GPU does with them is another matter, and for a machine that has one.
 from __future__ import annotations
 
 import ctypes
+import gc
+import os
 import subprocess
 import sys
 import threading
+import weakref
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -35,12 +38,12 @@ class DriverError(Status):
     pass
 
 
-class CompileError(Exception):
-    pass
-
 class BlasError(Status):
     pass
 
+
+class CompileError(Exception):
+    pass
 
 
 class Cuda:
@@ -54,6 +57,7 @@ class Cuda:
         self.current = threading.local()        # CuPy's streams of this thread, the innermost last, and its device
         self.addresses = iter(range(1 << 20, 1 << 30, 1 << 12))
         self.freed: list[int] = []
+        self.destroyed: list[str] = []          # by CuPy, with the last reference
         self.sources: list[str] = []
 
     def call(self, name: str, answer=None, error: type = CudaError):
@@ -71,28 +75,19 @@ class Cuda:
             return self.call(name, error=BlasError)(handle, *args)
         return function
 
-    def names(self) -> list[str]:
-        return [call[0] for call in self.calls]
-
-    def install(self, monkeypatch) -> None:
     def has_context(self) -> bool:
         """Whether the thread has one: not because it has a current device, 0, from the start."""
         return hasattr(self.current, "device")
 
-        cuda = self
+    def names(self) -> list[str]:
+        return [call[0] for call in self.calls]
 
-        class Memory:
     def asked(self) -> list[tuple]:
         """The calls, but for those about the thread's device."""
         return [call for call in self.calls if call[0] not in ("ctxGetCurrent", "getDevice", "setDevice")]
 
-            def __init__(self, size):
-                cuda.call("malloc")(size)
-                self.ptr, self.size = next(cuda.addresses), size
-
-            def __del__(self):
-                if hasattr(self, "ptr"):
-                    cuda.freed.append(self.ptr)
+    def install(self, monkeypatch) -> None:
+        cuda = self
 
         class PinnedMemory:
             def __init__(self, size, flags=0):
@@ -100,6 +95,7 @@ class Cuda:
                 self.block = type("Block", (ctypes.c_char * size,), {})()
                 self.block.memory = self            # a pointer keeps its memory
                 self.ptr = ctypes.addressof(self.block)
+                weakref.finalize(self, cuda.destroyed.append, "pinned").atexit = False
 
         class PinnedMemoryPointer:
             def __new__(cls, memory, offset):
@@ -129,6 +125,7 @@ class Cuda:
                 assert disable_timing
                 cuda.call("eventCreate")()
                 self.ptr = next(cuda.addresses)
+                weakref.finalize(self, cuda.destroyed.append, "event").atexit = False
 
         class RawModule:
             def __init__(self, *, code, options):
@@ -154,10 +151,10 @@ class Cuda:
         runtime = SimpleNamespace(
             CUDARuntimeError=CudaError, memcpyHostToDevice=1, memcpyDeviceToHost=2, memcpyDefault=4,
             hostAllocPortable=1, streamCaptureModeThreadLocal=1, cudaDevAttrMaxSharedMemoryPerBlockOptin=97,
-            ctxGetCurrent=self.call("ctxGetCurrent", lambda: 100 + self.current.device if self.has_context() else 0),
             CUDA_R_16F=2, CUDA_R_32F=0, **{name: self.call(name, answers.get(name)) for name in functions})
         driver = SimpleNamespace(
             CUDADriverError=DriverError, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,
+            ctxGetCurrent=self.call("ctxGetCurrent", lambda: 100 + self.current.device if self.has_context() else 0),
             launchKernel=self.call("launchKernel", error=DriverError), funcSetAttribute=self.call("funcSetAttribute"))
         cublas = SimpleNamespace(
             CUBLASError=BlasError, CUBLAS_OP_T=1, CUBLAS_OP_N=0, CUBLAS_COMPUTE_32F=68, CUBLAS_GEMM_DEFAULT=-1,
@@ -165,7 +162,7 @@ class Cuda:
             gemmEx=self.product("gemmEx"), gemmStridedBatchedEx=self.product("gemmStridedBatchedEx"))
         module, parts, libraries = ModuleType("cupy"), ModuleType("cupy.cuda"), ModuleType("cupy_backends.cuda.libs")
         parts.runtime, parts.driver = runtime, driver
-        parts.Memory, parts.PinnedMemory, parts.PinnedMemoryPointer = Memory, PinnedMemory, PinnedMemoryPointer
+        parts.PinnedMemory, parts.PinnedMemoryPointer = PinnedMemory, PinnedMemoryPointer
         parts.Stream, parts.Event = Stream, Event
         parts.compiler = SimpleNamespace(CompileException=CompileError)
         module.cuda, module.__version__, module.RawModule = parts, "14.2.0", RawModule
@@ -480,6 +477,28 @@ def test_matrix_products_run_on_the_stream_that_they_are_given(cuda, device, bat
     assert not cuda.current.streams
 
 
+def test_no_memory_for_cublas_is_no_memory(cuda, device):
+    """The same number is another error of CUDA's own."""
+    cuda.failing["create"] = 3
+    with pytest.raises(DeviceOutOfMemory):
+        device.blas()
+    cuda.failing.clear()
+    stream, blas = device.stream(), device.blas()
+    cuda.failing["gemmEx"] = 3
+    with pytest.raises(DeviceOutOfMemory):
+        blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60)
+    cuda.failing["gemmEx"] = 2
+    cuda.failing["streamSynchronize"] = 3
+    for call in (lambda: blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60), stream.synchronize):
+        with pytest.raises(DeviceError) as caught:
+            call()
+        assert not isinstance(caught.value, DeviceOutOfMemory)
+    cuda.failing.clear()
+    cuda.failing["create"] = 3
+    with real.open_device(0) as other, pytest.raises(gs.OutOfMemory, match="backend 'G'"):
+        gs.CupyBackend(other, name="G")
+
+
 def test_without_cublas_there_is_none(cuda, device, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", ModuleType("cupy_backends.cuda.libs"))
     assert device.blas() is None
@@ -511,25 +530,42 @@ def test_closing_after_a_failure_gives_all_back(cuda):
         device.close()
     device.close()
     assert cuda.freed == [memory.ptr]
-def test_no_memory_for_cublas_is_no_memory(cuda, device):
-    """The same number is another error of CUDA's own."""
-    cuda.failing["create"] = 3
-    with pytest.raises(DeviceOutOfMemory):
-        device.blas()
-    cuda.failing.clear()
-    stream, blas = device.stream(), device.blas()
-    cuda.failing["gemmEx"] = 3
-    with pytest.raises(DeviceOutOfMemory):
-        blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60)
-    cuda.failing["gemmEx"] = 2
-    cuda.failing["streamSynchronize"] = 3
-    for call in (lambda: blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60), stream.synchronize):
-        with pytest.raises(DeviceError) as caught:
-            call()
-        assert not isinstance(caught.value, DeviceOutOfMemory)
-    cuda.failing.clear()
-    cuda.failing["create"] = 3
-    with real.open_device(0) as other, pytest.raises(gs.OutOfMemory, match="backend 'G'"):
-        gs.CupyBackend(other, name="G")
 
 
+def test_memory_that_nobody_refers_to_is_given_back(cuda, device):
+    address = device.alloc(8).ptr
+    assert cuda.freed == [address]
+
+
+def test_a_child_process_gives_nothing_back(cuda):
+    """It has no CUDA: whatever is closed or dropped there is its parent's."""
+    device = real.open_device(0)
+    backend = gs.CupyBackend(device, name="G")
+    buffer, memory, event, pinned = backend.alloc_buffer(64), device.alloc(8), device.event(), device.pinned(8)
+    stream = device.stream()
+    stream.begin_capture()
+    graph = stream.end_capture()
+    cuda.calls.clear()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            buffer.close()
+            memory.free()
+            graph.free()
+            backend.close()
+            device.close()
+            del memory, event, pinned, buffer, backend, graph, stream, device
+            gc.collect()
+            status = 2 * bool(cuda.calls or cuda.freed or cuda.destroyed)
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    here = {memory.ptr, buffer.base}
+    del event, pinned, stream, graph
+    gc.collect()
+    buffer.close()
+    memory.free()
+    assert here <= set(cuda.freed) and {"pinned", "event"} <= set(cuda.destroyed)
+    backend.close()
+    device.close()
