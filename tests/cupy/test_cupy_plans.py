@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import cupy_devices as devices
 import numpy as np
 import pytest
@@ -253,6 +255,46 @@ def test_the_first_of_several_faults_is_the_one_that_is_raised_even_of_a_plan_th
         for case in cases:
             plan = cuda.graph_plan_create(case.graph)
             case.check(cuda, plan, [5, 6, 7])
+
+
+def test_a_fault_is_raised_in_one_of_the_threads_that_wait(monkeypatch):
+    """The other has fetched the word already, and sees it after the first one forgot it."""
+    with devices.backend() as cuda:
+        case, errors = Rows(cuda, "rows"), []
+        case.ids.set(np.int32([0, 77, 0]))
+        cuda.graph_compute(case.graph)
+        has_fetched, may_look = threading.Event(), threading.Event()
+        wait = cuda.stream.synchronize
+
+        def wait_in_turns():
+            if threading.current_thread() is second:
+                has_fetched.set()
+                assert may_look.wait(20)
+                wait()
+            else:
+                wait()
+                second.start()
+                assert has_fetched.wait(20)
+
+        def synchronize():
+            try:
+                cuda.synchronize()
+            except gs.BackendError as error:
+                errors.append(error)
+
+        second = threading.Thread(target=synchronize)
+        with monkeypatch.context() as patched:
+            patched.setattr(cuda.stream, "synchronize", wait_in_turns)
+            synchronize()
+            may_look.set()
+            second.join()
+        assert [str(error) for error in errors] == [
+            f"backend {cuda.name!r}: node 'rows rows' (GET_ROWS): id 77 does not name one of 10 rows"]
+        cuda.synchronize()
+        case.ids.set(np.int32([0, 78, 0]))
+        cuda.graph_compute(case.graph)
+        with pytest.raises(gs.BackendError, match="id 78"):
+            cuda.synchronize()
 
 
 def test_numbers_of_nodes_are_used_again():
