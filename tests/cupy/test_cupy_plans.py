@@ -307,24 +307,96 @@ def test_numbers_of_nodes_are_used_again():
             cuda.graph_plan_free(plan)
 
 
-def test_an_error_while_capturing_leaves_a_stream_and_a_plan_that_work(monkeypatch):
+def refusing(monkeypatch, owner: type, method: str, is_refused) -> list[bool]:
+    """Let a method of the device raise when `is_refused()`; whether it did, for each call."""
+    function, calls = getattr(owner, method), []
+
+    def call(self, *args):
+        calls.append(is_refused(self))
+        if calls[-1]:
+            if method == "end_capture":
+                function(self)      # over it is
+            raise DeviceError("no")
+        return function(self, *args)
+
+    monkeypatch.setattr(owner, method, call)
+    return calls
+
+
+@pytest.mark.parametrize("method", ["begin_capture", "launch", "end_capture"])
+def test_what_cannot_be_captured_runs_as_it_is_and_is_tried_again_later(method, monkeypatch):
+    with devices.backend() as cuda:
+        sums = Sums(cuda)
+        plan = cuda.graph_plan_create(sums.graph)
+        owner = type(cuda.function("elementwise.binary") if method == "launch" else cuda.stream)
+        no_room = [True]
+        calls = refusing(monkeypatch, owner, method,
+                         lambda one: no_room[0] and (method != "launch" or cuda.stream.is_capturing))
+        tried = []
+        for run in range(40):
+            if run == 8:
+                no_room.clear()
+                no_room.append(False)
+            before = sum(calls) + plan.captures
+            expected = sums.set()
+            cuda.graph_plan_compute(plan)
+            assert not cuda.stream.is_capturing
+            assert np.array_equal(sums.out.numpy(), expected)
+            if sum(calls) + plan.captures > before:
+                tried.append(run)
+        assert tried == [1, 4, 16] and plan.captures == 1
+        assert cuda.device.counts.graph_launches == 40 - 16
+
+
+def test_a_graph_that_cannot_be_launched_is_left(monkeypatch):
+    with devices.backend() as cuda:
+        sums = Sums(cuda)
+        plan = cuda.graph_plan_create(sums.graph)
+        cuda.graph_plan_compute(plan)
+        cuda.graph_plan_compute(plan)
+        refused = [True]
+        with monkeypatch.context() as patched:
+            refusing(patched, type(plan.graph), "launch", lambda _: refused.pop() if refused else False)
+            for _ in range(20):
+                expected = sums.set()
+                cuda.graph_plan_compute(plan)
+                assert np.array_equal(sums.out.numpy(), expected)
+        assert plan.captures == 2 and plan.graph is not None
+
+
+def test_an_error_of_launches_is_raised_and_leaves_a_stream_and_a_plan_that_work(monkeypatch):
     with devices.backend() as cuda:
         sums = Sums(cuda)
         plan = cuda.graph_plan_create(sums.graph)
         sums.set()
         cuda.graph_plan_compute(plan)
-        kernel = type(cuda.function("elementwise.binary"))
-        launch, calls = kernel.launch, []
-
-        def failing(*args):
-            calls.append(args)
-            if len(calls) == 2:
-                raise DeviceError("no")
-            launch(*args)
-
-        monkeypatch.setattr(kernel, "launch", failing)
-        with pytest.raises(gs.BackendError, match=f"{cuda.name!r}: no"):
+        with monkeypatch.context() as patched:
+            refusing(patched, type(cuda.function("elementwise.binary")), "launch", lambda _: True)
+            for _ in range(2):
+                with pytest.raises(gs.BackendError, match=f"{cuda.name!r}: no"):
+                    cuda.graph_plan_compute(plan)
+                assert not cuda.stream.is_capturing
+        for _ in range(4):
+            expected = sums.set()
             cuda.graph_plan_compute(plan)
+            assert np.array_equal(sums.out.numpy(), expected)
+        assert plan.captures == 1
+
+
+def test_an_interrupt_while_capturing_leaves_a_stream_and_a_plan_that_work(monkeypatch):
+    with devices.backend() as cuda:
+        sums = Sums(cuda)
+        plan = cuda.graph_plan_create(sums.graph)
+        sums.set()
+        cuda.graph_plan_compute(plan)
+
+        def interrupted(*args):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(type(cuda.function("elementwise.binary")), "launch", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                cuda.graph_plan_compute(plan)
         assert not cuda.stream.is_capturing
         for _ in range(3):
             expected = sums.set()
