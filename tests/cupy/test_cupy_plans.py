@@ -297,6 +297,90 @@ def test_a_fault_is_raised_in_one_of_the_threads_that_wait(monkeypatch):
             cuda.synchronize()
 
 
+class Lookup:
+    """y = 2 * table[ids], scheduled on a device; `ids` is an input."""
+
+    def __init__(self, cuda: gs.CupyBackend) -> None:
+        home, self.ctx = gs.Context("home"), gs.Context("lookup")
+        table = home.tensor("f32", (4, 10), "table")
+        cuda.alloc_tensors(home)
+        table.set(np.arange(40).reshape(10, 4))
+        self.ids = self.ctx.tensor("i32", 3, "ids", input=True)
+        rows = self.ctx.set_name(self.ctx.get_rows(table, self.ids), "rows")
+        self.y = self.ctx.set_output(self.ctx.set_name(self.ctx.scale(rows, 2.0), "y"))
+        self.graph = gs.Graph(self.y)
+
+    def leave(self, sched: gs.Scheduler, *ids: int) -> None:
+        self.ids.set(np.int32(ids))
+        sched.compute(self.graph, wait=False)
+
+    def check(self, ids: list[int]) -> None:
+        assert self.y.numpy()[:, 0].tolist() == [8 * i for i in ids]
+
+    def check_lost(self) -> None:
+        with pytest.raises(gs.HazardError, match="'y'.*not been computed.*'rows' .GET_ROWS.: id 77"):
+            self.y.numpy()
+
+
+def get_tensor(cuda, sched, lookup, other):
+    cuda.get_tensor(lookup.y, bytearray(lookup.y.nbytes))
+
+
+WAITS = {
+    "numpy": lambda cuda, sched, lookup, other: lookup.y.numpy(),
+    "backend.get_tensor": get_tensor,
+    "backend.synchronize": lambda cuda, sched, lookup, other: cuda.synchronize(),
+    "scheduler.synchronize": lambda cuda, sched, lookup, other: sched.synchronize(),
+    "compute": lambda cuda, sched, lookup, other: sched.compute(lookup.graph),
+    "compute of another graph": lambda cuda, sched, lookup, other: sched.compute(other.graph),
+}
+
+
+@pytest.mark.parametrize("n_backends", [1, 2])
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_bad_row_of_a_compute_that_was_left_is_raised_once_and_leaves_no_results(wait, n_backends):
+    with devices.backend() as cuda, gs.CpuBackend(1) as cpu, gs.Scheduler([cuda, cpu][:n_backends]) as sched:
+        lookup, other = Lookup(cuda), Lookup(cuda)
+        sched.alloc(other.graph)
+        other.ids.set(np.int32([0, 0, 0]))
+        sched.alloc(lookup.graph)
+        lookup.leave(sched, 1, 2, 3)
+        lookup.check([1, 2, 3])
+        lookup.leave(sched, 0, 77, 0)
+        with pytest.raises(gs.BackendError, match=r"node 'rows' \(GET_ROWS\): id 77 does not name one of 10 rows"):
+            WAITS[wait](cuda, sched, lookup, other)
+        if wait == "compute of another graph":
+            for one in (other, lookup):
+                sched.alloc(one.graph)
+                with pytest.raises(gs.HazardError, match="'y'.*not been computed"):
+                    one.y.numpy()
+        else:
+            for _ in range(2):
+                lookup.check_lost()
+        sched.synchronize()
+        cuda.synchronize()
+        for again in ([4, 5, 6], [7, 8, 9]):
+            lookup.leave(sched, *again)
+            lookup.check(again)
+        sched.compute(other.graph)
+        other.check([0, 0, 0])
+
+
+def test_results_that_are_there_outlive_what_goes_wrong_later():
+    with devices.backend() as cuda, gs.Scheduler([cuda]) as sched:
+        lookup, rows = Lookup(cuda), Rows(cuda, "rows")
+        sched.alloc(lookup.graph)
+        rows.ids.set(np.int32([0, 77, 0]))
+        for wait in (True, False):
+            lookup.ids.set(np.int32([1, 2, 3]))
+            sched.compute(lookup.graph, wait=wait)
+            sched.synchronize()
+            cuda.graph_compute(rows.graph)
+            with pytest.raises(gs.BackendError, match="id 77"):
+                cuda.synchronize()
+            lookup.check([1, 2, 3])
+
+
 def test_numbers_of_nodes_are_used_again():
     with devices.backend() as cuda:
         case = Rows(cuda, "rows")

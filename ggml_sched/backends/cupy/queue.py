@@ -124,7 +124,9 @@ class DeviceQueue(Backend):
             self.stream.synchronize()
         except DeviceError as error:
             self._give_up(queued)
-            raise self._failure(error) from error
+            failure = self._failure(error)
+            self.note_failure(failure)
+            raise failure from error
         self._passed(queued, n_downloads, fetched)
 
     @guarded
@@ -139,9 +141,14 @@ class DeviceQueue(Backend):
         error, self._error = self._error, None
         if error is not None:
             self._downloads.drop()
+            self.note_failure(error)
             raise error
         self._downloads.finish(n_downloads)
-        self.faults.check(fetched, self.name)
+        try:
+            self.faults.check(fetched, self.name)
+        except BackendError as fault:
+            self.note_failure(fault)
+            raise
 
     @guarded
     def _give_up(self, queued: int) -> None:
@@ -192,7 +199,9 @@ class DeviceQueue(Backend):
         try:
             event.event.synchronize()
         except DeviceError as error:
-            raise self._failure(error) from error
+            failure = self._failure(error)
+            self.note_failure(failure)
+            raise failure from error
         if self.is_downloading(event):
             self._arrived(event)
 
