@@ -165,6 +165,9 @@ class Backend(BackendBase):
     what `set_tensor_async` was given may change or go when it returns, `has_memory` (unless
     for planning only) that there is something behind its addresses, `kv_padding` that attention reads a multiple of
     this many rows of a KV cache, `work_held` how many bytes of work memory it has (see `work_size`).
+
+    `failed`: how often waiting for it has raised what went wrong in queued work, and what was said the last time
+    (`note_failure`): whoever queued some before, and waits later, has no results.
     """
 
     max_buffer_size: int | None = None
@@ -175,6 +178,7 @@ class Backend(BackendBase):
     has_memory: bool = True
     kv_padding: int = 32
     work_held: int = 0
+    failed: tuple[int, str] = (0, "")
 
     # -- memory ---------------------------------------------------------------
 
@@ -261,6 +265,10 @@ class Backend(BackendBase):
         if len(view):
             self.get_tensor_async(tensor, view, offset)
             self.synchronize()
+
+    def note_failure(self, error: BaseException) -> None:
+        """A wait is about to raise what went wrong in queued work; others may have been waiting for that, too."""
+        self.failed = (self.failed[0] + 1, str(error))
 
     def _check_range(self, tensor: Tensor, offset: int, size: int) -> None:
         if tensor.buffer is None:

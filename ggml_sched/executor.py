@@ -75,9 +75,10 @@ class _Guard:
                 f"the data of {node.name or 'unnamed'!r} ({node.op}) is gone: its memory has served other nodes "
                 "since; flag it with ctx.set_output before planning")
         if i >= 0 and node.computes and not node.is_resident and not allocation.has_computed(node):
+            why = allocation.why_lost
             raise HazardError(
                 f"{node.name or 'unnamed'!r} ({node.op}) has not been computed since its graph was allocated, or a "
-                "compute failed or was stopped before it")
+                f"compute failed or was stopped before it{why and f': {why}'}")
 
 
 class Allocation:
@@ -102,6 +103,12 @@ class Allocation:
     """So many of the nodes have been computed, in the memory that they have now."""
     _pipeline: Pipeline | None = None
     """Where computes were queued."""
+    _losses: int | None = None
+    """Of the pipeline, when the last compute was queued there."""
+    _is_left = False
+    """Whether that is left to who reads: no call but that one says what went wrong."""
+    why_lost = ""
+    """What went wrong in the last compute."""
     _turn = 0
     """Of the ring, for the next compute."""
     _lists: dict[int, list[BoundStep]] | None = None
@@ -189,6 +196,7 @@ class Allocation:
         """
         check_inputs(self._inputs, zero)
         steps = self._next_steps()
+        self._losses = None if left_to is None else left_to.losses()
         stopped_at = None
         alive: Alive = []           # as all that it holds, until every backend was waited for
         self.is_running = True
@@ -202,8 +210,8 @@ class Allocation:
                     compute.run(steps)
                 else:
                     stopped_at = compute.run_observed(steps, callback, ask)
-        except BaseException:
-            self.forget()
+        except BaseException as error:
+            self.forget(str(error))
             self._wait(quietly=True)
             raise
         finally:
@@ -212,12 +220,12 @@ class Allocation:
         if left_to is None:
             try:
                 self._wait()
-            except BaseException:
-                self.forget()
+            except BaseException as error:
+                self.forget(str(error))
                 raise
         else:
             self.lease.queue(self.graph(), left_to.drain_weakly)
-            self._pipeline = left_to
+            self._pipeline, self._is_left = left_to, True
             left_to.leave(alive)
         return stopped_at is None
 
@@ -226,21 +234,23 @@ class Allocation:
         program = self.program
         check_inputs(self._inputs, zero)
         steps = self._next_steps()
+        self._losses, self._is_left = pipeline.losses(), False
         try:
             tasks = [Task(bound.backend, bound.due(), step.waits, k in program.awaited)
                      for k, (step, bound) in enumerate(zip(program.steps, steps, strict=True))]
             self.lease.queue(self.graph(), pipeline.drain_weakly)
             self._pipeline = pipeline
             pipeline.submit(tasks)
-        except BaseException:
-            self.forget()
+        except BaseException as error:
+            self.forget(str(error))
             raise
         self._end(len(self.nodes))
 
-    def forget(self) -> None:
+    def forget(self, why: str) -> None:
         """A compute has failed: there are no results, leafs are as the caller has set them, all data moves again."""
         self._seen.forget()
         self._end(0)
+        self._losses, self.why_lost = None, why
 
     def _lose_results(self) -> None:
         """The memory has served others: leafs are as the caller has set them."""
@@ -249,9 +259,22 @@ class Allocation:
             root.overwritten = False
 
     def check_queued(self) -> None:
-        """HazardError after a queued compute that failed, until its error was raised."""
-        if self._pipeline is not None and self._pipeline.failed:
-            raise HazardError("a queued compute has failed and left no results: scheduler.synchronize() raises why")
+        """What went wrong in a compute that was left to who reads, if nobody was told yet.
+
+        HazardError after a queued compute that failed, until its error was raised.
+        """
+        pipeline = self._pipeline
+        if pipeline is None:
+            return
+        error = None
+        if pipeline.failed:
+            if not self._is_left:
+                raise HazardError("a queued compute has failed and left no results: scheduler.synchronize() raises why")
+            error = pipeline.take_error()
+        if error is not None or self._losses is not None and pipeline.losses_of_queued != self._losses:
+            self.forget(pipeline.why if error is None else str(error))
+        if error is not None:
+            raise error
 
     def has_computed(self, node: Tensor) -> bool:
         """Whether the result of a node is there, or queued."""
@@ -272,7 +295,7 @@ class Allocation:
 
     def _end(self, n_done: int) -> None:
         """The first `n_done` nodes have been computed, or will be; what they write to has changed."""
-        self._done = n_done
+        self._done, self.why_lost = n_done, ""
         note_written(self._written, n_done)
 
     def _wait(self, quietly: bool = False) -> None:

@@ -144,6 +144,9 @@ class Pipeline:
         self.backends = tuple(backends)
         self._is_threaded = not all(backend.asynchronous for backend in self.backends)
         self._limit = MAX_IN_FLIGHT
+        self._seen = self._failures()
+        self._n_lost = self._n_lost_then = 0
+        self._why = ""
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -235,11 +238,43 @@ class Pipeline:
                 backend.synchronize()
             except Exception as error:
                 state.fail(error)
+                self._lose(str(error))
+        self._n_lost_then = self.losses()
         self._last.clear()
         self._history.clear()
         self._in_flight.clear()
         self._is_left = False
         self._kept.clear()
+
+    def losses(self) -> int:
+        """How often something queued on the backends was lost by now, whoever was told."""
+        failures = self._failures()
+        if failures != self._seen:
+            self._why = next(backend.failed[1] for backend, now, then in
+                            zip(self.backends, failures, self._seen, strict=True) if now != then)
+            self._seen = failures
+            self._n_lost += 1
+        return self._n_lost
+
+    @property
+    def losses_of_queued(self) -> int:
+        """The same, but for what happened after everything that was queued here had ended."""
+        return self.losses() if self._is_left or self._in_flight else self._n_lost_then
+
+    @property
+    def why(self) -> str:
+        """What the last loss was about."""
+        error = self._state.error
+        return self._why if error is None else str(error)
+
+    def _failures(self) -> tuple[int, ...]:
+        return tuple([backend.failed[0] for backend in self.backends])
+
+    def _lose(self, why: str) -> None:
+        """A backend has raised, whether it counts that or not."""
+        self.losses()
+        self._n_lost += 1
+        self._why = why
 
     @property
     def is_idle(self) -> bool:
@@ -252,7 +287,8 @@ class Pipeline:
 
     def take_error(self) -> BaseException | None:
         """The first error since the last call; only after `drain`."""
-        error, self._state.error, self._state.failed = self._state.error, None, inf
+        with self._state.changed:
+            error, self._state.error, self._state.failed = self._state.error, None, inf
         return error
 
     def close(self) -> None:

@@ -193,7 +193,9 @@ class Scheduler:
         without `ask`, every node runs singly.  Its data is not there yet: it may look at name, op and shape.
 
         `wait=False` returns when everything is queued on the backends that are `asynchronous`, the others being done:
-        who reads a result waits for it, and what goes wrong until then is raised there, or by what waits next.
+        who reads a result waits for it.  What goes wrong until then is raised once, by what waits first: reading a
+        result (`numpy`, `backend.get_tensor`), `synchronize`, or the next compute; reading results is a HazardError
+        from then on.
 
         Exceptions of backends, of the callback and of `ask` reach the caller; the scheduler works afterwards.
         Computes that are queued end first; what they raised is raised here.  Raises what `alloc` raises, and
@@ -205,6 +207,8 @@ class Scheduler:
             if not self._pipeline.is_idle and not self._pipeline.is_in_order:
                 self._synchronize()
             allocation = self._allocations.find(graph) or self._alloc_anew(graph)
+            if self._pipeline.failed:
+                self._synchronize()         # taking turns has waited
             left_to = None if wait or callback is not None else self._pipeline
             return allocation.run(callback, ask, self.zero if zero is None else zero, left_to)
 

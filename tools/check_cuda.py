@@ -24,8 +24,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = ROOT / "ggml_sched" / "backends" / "cupy" / "kernels"
 ARCHITECTURES = ("sm_80", "sm_90")
-OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v")
-"""As real.py and CuPy compile."""
+OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space", "--ptxas-options=-v")
+"""As real_kernels.py and CuPy compile: CuPy always adds that f32 subnormals are flushed to zero."""
 
 
 class Usage(NamedTuple):

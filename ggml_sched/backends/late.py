@@ -132,6 +132,7 @@ class LateBackend(CpuBackend):
         self.world.run_until(lambda: not self.queue)
         if self.error is not None:
             error, self.error = self.error, None
+            self.note_failure(error)
             raise error
 
     def event_new(self) -> LateEvent:

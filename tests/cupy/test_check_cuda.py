@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ggml_sched.backends.cupy.real_kernels import OPTIONS
+
 TOOL = Path(__file__).parents[2] / "tools" / "check_cuda.py"
 
 LOG = """ptxas info    : 8 bytes gmem
@@ -38,6 +40,11 @@ ptxas info    : Function properties for _Z5innerPKiii
     16 bytes stack frame, 0 bytes spill stores, 4 bytes spill loads
 """
     assert tool.usages(called) == [tool.Usage("good", 24, 128, 16, 4)]
+
+
+def test_it_compiles_as_cupy_does(tool):
+    """CuPy lets f32 subnormals be flushed, whatever it is asked for."""
+    assert {*OPTIONS, "-ftz=true"} <= {*tool.OPTIONS}
 
 
 def test_spills_stacks_and_errors_fail(tool, monkeypatch, capsys, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import cupy_devices as devices
 import numpy as np
 import pytest
@@ -256,6 +258,130 @@ def test_the_first_of_several_faults_is_the_one_that_is_raised_even_of_a_plan_th
             case.check(cuda, plan, [5, 6, 7])
 
 
+def test_a_fault_is_raised_in_one_of_the_threads_that_wait(monkeypatch):
+    """The other has fetched the word already, and sees it after the first one forgot it."""
+    with devices.backend() as cuda:
+        case, errors = Rows(cuda, "rows"), []
+        case.ids.set(np.int32([0, 77, 0]))
+        cuda.graph_compute(case.graph)
+        has_fetched, may_look = threading.Event(), threading.Event()
+        wait = cuda.stream.synchronize
+
+        def wait_in_turns():
+            if threading.current_thread() is second:
+                has_fetched.set()
+                assert may_look.wait(20)
+                wait()
+            else:
+                wait()
+                second.start()
+                assert has_fetched.wait(20)
+
+        def synchronize():
+            try:
+                cuda.synchronize()
+            except gs.BackendError as error:
+                errors.append(error)
+
+        second = threading.Thread(target=synchronize)
+        with monkeypatch.context() as patched:
+            patched.setattr(cuda.stream, "synchronize", wait_in_turns)
+            synchronize()
+            may_look.set()
+            second.join()
+        assert [str(error) for error in errors] == [
+            f"backend {cuda.name!r}: node 'rows rows' (GET_ROWS): id 77 does not name one of 10 rows"]
+        cuda.synchronize()
+        case.ids.set(np.int32([0, 78, 0]))
+        cuda.graph_compute(case.graph)
+        with pytest.raises(gs.BackendError, match="id 78"):
+            cuda.synchronize()
+
+
+class Lookup:
+    """y = 2 * table[ids], scheduled on a device; `ids` is an input."""
+
+    def __init__(self, cuda: gs.CupyBackend) -> None:
+        home, self.ctx = gs.Context("home"), gs.Context("lookup")
+        table = home.tensor("f32", (4, 10), "table")
+        cuda.alloc_tensors(home)
+        table.set(np.arange(40).reshape(10, 4))
+        self.ids = self.ctx.tensor("i32", 3, "ids", input=True)
+        rows = self.ctx.set_name(self.ctx.get_rows(table, self.ids), "rows")
+        self.y = self.ctx.set_output(self.ctx.set_name(self.ctx.scale(rows, 2.0), "y"))
+        self.graph = gs.Graph(self.y)
+
+    def leave(self, sched: gs.Scheduler, *ids: int) -> None:
+        self.ids.set(np.int32(ids))
+        sched.compute(self.graph, wait=False)
+
+    def check(self, ids: list[int]) -> None:
+        assert self.y.numpy()[:, 0].tolist() == [8 * i for i in ids]
+
+    def check_lost(self) -> None:
+        with pytest.raises(gs.HazardError, match="'y'.*not been computed.*'rows' .GET_ROWS.: id 77"):
+            self.y.numpy()
+
+
+def get_tensor(cuda, sched, lookup, other):
+    cuda.get_tensor(lookup.y, bytearray(lookup.y.nbytes))
+
+
+WAITS = {
+    "numpy": lambda cuda, sched, lookup, other: lookup.y.numpy(),
+    "backend.get_tensor": get_tensor,
+    "backend.synchronize": lambda cuda, sched, lookup, other: cuda.synchronize(),
+    "scheduler.synchronize": lambda cuda, sched, lookup, other: sched.synchronize(),
+    "compute": lambda cuda, sched, lookup, other: sched.compute(lookup.graph),
+    "compute of another graph": lambda cuda, sched, lookup, other: sched.compute(other.graph),
+}
+
+
+@pytest.mark.parametrize("n_backends", [1, 2])
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_bad_row_of_a_compute_that_was_left_is_raised_once_and_leaves_no_results(wait, n_backends):
+    with devices.backend() as cuda, gs.CpuBackend(1) as cpu, gs.Scheduler([cuda, cpu][:n_backends]) as sched:
+        lookup, other = Lookup(cuda), Lookup(cuda)
+        sched.alloc(other.graph)
+        other.ids.set(np.int32([0, 0, 0]))
+        sched.alloc(lookup.graph)
+        lookup.leave(sched, 1, 2, 3)
+        lookup.check([1, 2, 3])
+        lookup.leave(sched, 0, 77, 0)
+        with pytest.raises(gs.BackendError, match=r"node 'rows' \(GET_ROWS\): id 77 does not name one of 10 rows"):
+            WAITS[wait](cuda, sched, lookup, other)
+        if wait == "compute of another graph":
+            for one in (other, lookup):
+                sched.alloc(one.graph)
+                with pytest.raises(gs.HazardError, match="'y'.*not been computed"):
+                    one.y.numpy()
+        else:
+            for _ in range(2):
+                lookup.check_lost()
+        sched.synchronize()
+        cuda.synchronize()
+        for again in ([4, 5, 6], [7, 8, 9]):
+            lookup.leave(sched, *again)
+            lookup.check(again)
+        sched.compute(other.graph)
+        other.check([0, 0, 0])
+
+
+def test_results_that_are_there_outlive_what_goes_wrong_later():
+    with devices.backend() as cuda, gs.Scheduler([cuda]) as sched:
+        lookup, rows = Lookup(cuda), Rows(cuda, "rows")
+        sched.alloc(lookup.graph)
+        rows.ids.set(np.int32([0, 77, 0]))
+        for wait in (True, False):
+            lookup.ids.set(np.int32([1, 2, 3]))
+            sched.compute(lookup.graph, wait=wait)
+            sched.synchronize()
+            cuda.graph_compute(rows.graph)
+            with pytest.raises(gs.BackendError, match="id 77"):
+                cuda.synchronize()
+            lookup.check([1, 2, 3])
+
+
 def test_numbers_of_nodes_are_used_again():
     with devices.backend() as cuda:
         case = Rows(cuda, "rows")
@@ -266,24 +392,96 @@ def test_numbers_of_nodes_are_used_again():
             cuda.graph_plan_free(plan)
 
 
-def test_an_error_while_capturing_leaves_a_stream_and_a_plan_that_work(monkeypatch):
+def refusing(monkeypatch, owner: type, method: str, is_refused) -> list[bool]:
+    """Let a method of the device raise when `is_refused()`; whether it did, for each call."""
+    function, calls = getattr(owner, method), []
+
+    def call(self, *args):
+        calls.append(is_refused(self))
+        if calls[-1]:
+            if method == "end_capture":
+                function(self)      # over it is
+            raise DeviceError("no")
+        return function(self, *args)
+
+    monkeypatch.setattr(owner, method, call)
+    return calls
+
+
+@pytest.mark.parametrize("method", ["begin_capture", "launch", "end_capture"])
+def test_what_cannot_be_captured_runs_as_it_is_and_is_tried_again_later(method, monkeypatch):
+    with devices.backend() as cuda:
+        sums = Sums(cuda)
+        plan = cuda.graph_plan_create(sums.graph)
+        owner = type(cuda.function("elementwise.binary") if method == "launch" else cuda.stream)
+        no_room = [True]
+        calls = refusing(monkeypatch, owner, method,
+                         lambda one: no_room[0] and (method != "launch" or cuda.stream.is_capturing))
+        tried = []
+        for run in range(40):
+            if run == 8:
+                no_room.clear()
+                no_room.append(False)
+            before = sum(calls) + plan.captures
+            expected = sums.set()
+            cuda.graph_plan_compute(plan)
+            assert not cuda.stream.is_capturing
+            assert np.array_equal(sums.out.numpy(), expected)
+            if sum(calls) + plan.captures > before:
+                tried.append(run)
+        assert tried == [1, 4, 16] and plan.captures == 1
+        assert cuda.device.counts.graph_launches == 40 - 16
+
+
+def test_a_graph_that_cannot_be_launched_is_left(monkeypatch):
+    with devices.backend() as cuda:
+        sums = Sums(cuda)
+        plan = cuda.graph_plan_create(sums.graph)
+        cuda.graph_plan_compute(plan)
+        cuda.graph_plan_compute(plan)
+        refused = [True]
+        with monkeypatch.context() as patched:
+            refusing(patched, type(plan.graph), "launch", lambda _: refused.pop() if refused else False)
+            for _ in range(20):
+                expected = sums.set()
+                cuda.graph_plan_compute(plan)
+                assert np.array_equal(sums.out.numpy(), expected)
+        assert plan.captures == 2 and plan.graph is not None
+
+
+def test_an_error_of_launches_is_raised_and_leaves_a_stream_and_a_plan_that_work(monkeypatch):
     with devices.backend() as cuda:
         sums = Sums(cuda)
         plan = cuda.graph_plan_create(sums.graph)
         sums.set()
         cuda.graph_plan_compute(plan)
-        kernel = type(cuda.function("elementwise.binary"))
-        launch, calls = kernel.launch, []
-
-        def failing(*args):
-            calls.append(args)
-            if len(calls) == 2:
-                raise DeviceError("no")
-            launch(*args)
-
-        monkeypatch.setattr(kernel, "launch", failing)
-        with pytest.raises(gs.BackendError, match=f"{cuda.name!r}: no"):
+        with monkeypatch.context() as patched:
+            refusing(patched, type(cuda.function("elementwise.binary")), "launch", lambda _: True)
+            for _ in range(2):
+                with pytest.raises(gs.BackendError, match=f"{cuda.name!r}: no"):
+                    cuda.graph_plan_compute(plan)
+                assert not cuda.stream.is_capturing
+        for _ in range(4):
+            expected = sums.set()
             cuda.graph_plan_compute(plan)
+            assert np.array_equal(sums.out.numpy(), expected)
+        assert plan.captures == 1
+
+
+def test_an_interrupt_while_capturing_leaves_a_stream_and_a_plan_that_work(monkeypatch):
+    with devices.backend() as cuda:
+        sums = Sums(cuda)
+        plan = cuda.graph_plan_create(sums.graph)
+        sums.set()
+        cuda.graph_plan_compute(plan)
+
+        def interrupted(*args):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(type(cuda.function("elementwise.binary")), "launch", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                cuda.graph_plan_compute(plan)
         assert not cuda.stream.is_capturing
         for _ in range(3):
             expected = sums.set()

@@ -6,9 +6,12 @@ What a GPU does with them is another matter, and for a machine that has one.
 from __future__ import annotations
 
 import ctypes
+import gc
+import os
 import subprocess
 import sys
 import threading
+import weakref
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -35,6 +38,10 @@ class DriverError(Status):
     pass
 
 
+class BlasError(Status):
+    pass
+
+
 class CompileError(Exception):
     pass
 
@@ -47,9 +54,10 @@ class Cuda:
         self.failing: dict[str, int] = {}
         self.count = count
         self.capturing = False
-        self.current = threading.local()        # CuPy's streams of this thread, the innermost last
+        self.current = threading.local()        # CuPy's streams of this thread, the innermost last, and its device
         self.addresses = iter(range(1 << 20, 1 << 30, 1 << 12))
         self.freed: list[int] = []
+        self.destroyed: list[str] = []          # by CuPy, with the last reference
         self.sources: list[str] = []
 
     def call(self, name: str, answer=None, error: type = CudaError):
@@ -64,23 +72,22 @@ class Cuda:
         """As CuPy's bindings of cuBLAS: each call brings its handle to the current stream of the thread first."""
         def function(handle, *args):
             self.calls.append(("setStream", handle, (getattr(self.current, "streams", None) or [0])[-1]))
-            return self.call(name, error=Status)(handle, *args)
+            return self.call(name, error=BlasError)(handle, *args)
         return function
+
+    def has_context(self) -> bool:
+        """Whether the thread has one: not because it has a current device, 0, from the start."""
+        return hasattr(self.current, "device")
 
     def names(self) -> list[str]:
         return [call[0] for call in self.calls]
 
+    def asked(self) -> list[tuple]:
+        """The calls, but for those about the thread's device."""
+        return [call for call in self.calls if call[0] not in ("ctxGetCurrent", "getDevice", "setDevice")]
+
     def install(self, monkeypatch) -> None:
         cuda = self
-
-        class Memory:
-            def __init__(self, size):
-                cuda.call("malloc")(size)
-                self.ptr, self.size = next(cuda.addresses), size
-
-            def __del__(self):
-                if hasattr(self, "ptr"):
-                    cuda.freed.append(self.ptr)
 
         class PinnedMemory:
             def __init__(self, size, flags=0):
@@ -88,6 +95,7 @@ class Cuda:
                 self.block = type("Block", (ctypes.c_char * size,), {})()
                 self.block.memory = self            # a pointer keeps its memory
                 self.ptr = ctypes.addressof(self.block)
+                weakref.finalize(self, cuda.destroyed.append, "pinned").atexit = False
 
         class PinnedMemoryPointer:
             def __new__(cls, memory, offset):
@@ -117,6 +125,7 @@ class Cuda:
                 assert disable_timing
                 cuda.call("eventCreate")()
                 self.ptr = next(cuda.addresses)
+                weakref.finalize(self, cuda.destroyed.append, "event").atexit = False
 
         class RawModule:
             def __init__(self, *, code, options):
@@ -130,10 +139,14 @@ class Cuda:
                 return SimpleNamespace(kernel=SimpleNamespace(ptr=next(cuda.addresses)))
 
         about = {"name": b"NVIDIA Test", "major": 9, "minor": 0, "multiProcessorCount": 132}
-        answers = {"getDeviceCount": lambda: self.count, "runtimeGetVersion": 13020, "memGetInfo": lambda: (1000, 5000),
-                   "deviceGetAttribute": 232_448, "getDeviceProperties": lambda number: about, "eventQuery": 600,
-                   "deviceCanAccessPeer": 1}
-        functions = ["setDevice", "memcpyAsync", "memsetAsync", "eventRecord", "streamWaitEvent", "eventSynchronize",
+        answers = {
+            "malloc": lambda size: next(cuda.addresses), "free": cuda.freed.append,
+            "getDevice": lambda: getattr(cuda.current, "device", 0),
+            "setDevice": lambda number: setattr(cuda.current, "device", number),
+            "getDeviceCount": lambda: self.count, "runtimeGetVersion": 13020, "memGetInfo": lambda: (1000, 5000),
+            "deviceGetAttribute": 232_448, "getDeviceProperties": lambda number: about, "eventQuery": 600,
+            "deviceCanAccessPeer": 1}
+        functions = ["memcpyAsync", "memsetAsync", "eventRecord", "streamWaitEvent", "eventSynchronize",
                      "streamSynchronize", "deviceSynchronize", "deviceEnablePeerAccess", *answers]
         runtime = SimpleNamespace(
             CUDARuntimeError=CudaError, memcpyHostToDevice=1, memcpyDeviceToHost=2, memcpyDefault=4,
@@ -141,14 +154,15 @@ class Cuda:
             CUDA_R_16F=2, CUDA_R_32F=0, **{name: self.call(name, answers.get(name)) for name in functions})
         driver = SimpleNamespace(
             CUDADriverError=DriverError, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,
+            ctxGetCurrent=self.call("ctxGetCurrent", lambda: 100 + self.current.device if self.has_context() else 0),
             launchKernel=self.call("launchKernel", error=DriverError), funcSetAttribute=self.call("funcSetAttribute"))
         cublas = SimpleNamespace(
-            CUBLASError=Status, CUBLAS_OP_T=1, CUBLAS_OP_N=0, CUBLAS_COMPUTE_32F=68, CUBLAS_GEMM_DEFAULT=-1,
-            create=self.call("create", 77), destroy=self.call("destroy"), setStream=self.call("setStream"),
+            CUBLASError=BlasError, CUBLAS_OP_T=1, CUBLAS_OP_N=0, CUBLAS_COMPUTE_32F=68, CUBLAS_GEMM_DEFAULT=-1,
+            create=self.call("create", 77, BlasError), destroy=self.call("destroy"), setStream=self.call("setStream"),
             gemmEx=self.product("gemmEx"), gemmStridedBatchedEx=self.product("gemmStridedBatchedEx"))
         module, parts, libraries = ModuleType("cupy"), ModuleType("cupy.cuda"), ModuleType("cupy_backends.cuda.libs")
         parts.runtime, parts.driver = runtime, driver
-        parts.Memory, parts.PinnedMemory, parts.PinnedMemoryPointer = Memory, PinnedMemory, PinnedMemoryPointer
+        parts.PinnedMemory, parts.PinnedMemoryPointer = PinnedMemory, PinnedMemoryPointer
         parts.Stream, parts.Event = Stream, Event
         parts.compiler = SimpleNamespace(CompileException=CompileError)
         module.cuda, module.__version__, module.RawModule = parts, "14.2.0", RawModule
@@ -244,7 +258,54 @@ def test_every_entry_sets_the_device_of_its_thread(cuda, device):
         thread = threading.Thread(target=entry)
         thread.start()
         thread.join()
-        assert cuda.calls[0] == ("setDevice", 1) and len(cuda.calls) > 1
+        assert cuda.calls[:3] == [("ctxGetCurrent",), ("getDevice",), ("setDevice", 1)] and cuda.asked()
+
+
+def test_every_entry_leaves_the_callers_device_as_it_was(cuda, device):
+    def current() -> int:
+        return getattr(cuda.current, "device", 0)
+
+    stream = device.stream()
+    for before, calls in ((0, [("ctxGetCurrent",), ("getDevice",), ("setDevice", 1), ("streamSynchronize", stream.ptr),
+                               ("setDevice", 0)]),
+                          (1, [("ctxGetCurrent",), ("streamSynchronize", stream.ptr)])):
+        cuda.current.device = before
+        cuda.calls.clear()
+        stream.synchronize()
+        assert cuda.calls == calls and current() == before
+        with device.entered, device.entered:
+            assert current() == 1
+        assert current() == before
+    cuda.current.device = 0
+    cuda.failing["streamSynchronize"] = 700
+    with pytest.raises(DeviceError, match="cudaErrorNumber700"):
+        stream.synchronize()
+    assert current() == 0
+
+
+def test_a_thread_that_never_chose_a_device_gets_a_context(cuda):
+    """Launches need one, and device 0 is current without."""
+    with real.open_device(0) as device:
+        stream = device.stream()
+        found = []
+        thread = threading.Thread(target=lambda: found.extend((cuda.has_context(), stream.synchronize(),
+                                                               cuda.has_context())))
+        thread.start()
+        thread.join()
+        assert found == [False, None, True]
+
+
+def test_a_device_that_another_process_holds_is_left(cuda, device, monkeypatch):
+    """The default of a thread that never chose may be one."""
+    def set_device(number):
+        if number != 1:
+            raise CudaError(46)
+        cuda.current.device = number
+
+    cuda.current.device = 0
+    monkeypatch.setattr(device.runtime, "setDevice", set_device)
+    device.synchronize()
+    assert cuda.current.device == 1
 
 
 def test_copies(cuda, device):
@@ -257,14 +318,14 @@ def test_copies(cuda, device):
     stream.copy(4000, 5000, 77)
     stream.fill(6000, 255, 9)
     stream.copy_in(0, host[:0])
-    assert [call for call in cuda.calls if call[0] != "setDevice"] == [
+    assert cuda.asked() == [
         ("memcpyAsync", 1000, host.ctypes.data, 24, 1, stream.ptr),
         ("memcpyAsync", 2000, pinned.ctypes.data + 8, 8, 1, stream.ptr),
         ("memcpyAsync", pinned.ctypes.data, 3000, 8, 2, stream.ptr),
         ("memcpyAsync", 4000, 5000, 77, 4, stream.ptr), ("memsetAsync", 6000, 255, 9, stream.ptr)]
     cuda.calls.clear()
     stream.copy_out(host, 7000)             # pageable: done when it returns
-    assert cuda.names() == ["setDevice", "memcpyAsync", "streamSynchronize"]
+    assert [name for name, *_ in cuda.asked()] == ["memcpyAsync", "streamSynchronize"]
     with pytest.raises(ValueError, match="a byte"):
         stream.fill(1, 256, 1)
 
@@ -297,7 +358,7 @@ def test_a_capture_is_of_its_thread_and_refuses_pageable_memory(cuda, device):
     graph = stream.end_capture()
     assert not stream.is_capturing
     graph.launch(stream)
-    assert cuda.calls[-1] == ("graphLaunch", stream.ptr)
+    assert cuda.asked()[-1] == ("graphLaunch", stream.ptr)
     graph.free()
     graph.free()
     with pytest.raises(DeviceError, match="freed"):
@@ -343,8 +404,8 @@ def test_launches(cuda, device):
     packed = function.pack([np.int32(1), np.float32(2)])
     cuda.calls.clear()
     function.launch((3, 2), (32, 4, 2), packed, 1024, stream)
-    assert cuda.calls == [("setDevice", 1),
-                          ("launchKernel", 5, 3, 2, 1, 32, 4, 2, 1024, stream.ptr, packed.pointers.ctypes.data, 0)]
+    assert cuda.asked() == [
+        ("launchKernel", 5, 3, 2, 1, 32, 4, 2, 1024, stream.ptr, packed.pointers.ctypes.data, 0)]
     for shared in (50_000, 60_000, 55_000):
         function.launch((1,), (32,), packed, shared, stream)
     assert [call for call in cuda.calls if call[0] == "funcSetAttribute"] == [
@@ -373,7 +434,7 @@ def test_peers(cuda, device):
     other = real.open_device(0)
     cuda.calls.clear()
     assert device.can_access(other) and device.can_access(other) and device.can_access(device)
-    assert cuda.calls == [("setDevice", 1), ("deviceCanAccessPeer", 1, 0), ("deviceEnablePeerAccess", 0)]
+    assert cuda.asked() == [("deviceCanAccessPeer", 1, 0), ("deviceEnablePeerAccess", 0)]
     cuda.failing["deviceEnablePeerAccess"] = 704
     assert other.can_access(device)
     other.close()
@@ -385,13 +446,13 @@ def test_matrix_products_give_rows_of_ours(cuda, device):
     assert blas is device.blas()
     cuda.calls.clear()
     blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60)
-    name, handle, *args = cuda.calls[-1]
+    name, handle, *args = cuda.asked()[-1]
     alpha = args[5]
     assert (name, handle, args) == ("gemmEx", 77, [1, 0, 2, 3, 4, alpha, 1000, 2, 40, 2000, 2, 50, alpha + 4, 3000, 0,
                                                    60, 68, -1])
     assert np.ctypeslib.as_array(ctypes.cast(alpha, ctypes.POINTER(ctypes.c_float)), (2,)).tolist() == [1, 0]
     blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60, 5, 7, 8, 9)
-    assert cuda.calls[-1] == ("gemmStridedBatchedEx", 77, 1, 0, 2, 3, 4, alpha, 1000, 2, 40, 7, 2000, 2, 50, 8,
+    assert cuda.asked()[-1] == ("gemmStridedBatchedEx", 77, 1, 0, 2, 3, 4, alpha, 1000, 2, 40, 7, 2000, 2, 50, 8,
                               alpha + 4, 3000, 0, 60, 9, 5, 68, -1)
     stream.begin_capture()
     with pytest.raises(DeviceError, match="cuBLAS"):
@@ -414,6 +475,28 @@ def test_matrix_products_run_on_the_stream_that_they_are_given(cuda, device, bat
     with pytest.raises(DeviceError):
         blas.gemm(streams[0], 2, 3, 4, 1000, 40, 2000, 50, 3000, 60, batch)
     assert not cuda.current.streams
+
+
+def test_no_memory_for_cublas_is_no_memory(cuda, device):
+    """The same number is another error of CUDA's own."""
+    cuda.failing["create"] = 3
+    with pytest.raises(DeviceOutOfMemory):
+        device.blas()
+    cuda.failing.clear()
+    stream, blas = device.stream(), device.blas()
+    cuda.failing["gemmEx"] = 3
+    with pytest.raises(DeviceOutOfMemory):
+        blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60)
+    cuda.failing["gemmEx"] = 2
+    cuda.failing["streamSynchronize"] = 3
+    for call in (lambda: blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60), stream.synchronize):
+        with pytest.raises(DeviceError) as caught:
+            call()
+        assert not isinstance(caught.value, DeviceOutOfMemory)
+    cuda.failing.clear()
+    cuda.failing["create"] = 3
+    with real.open_device(0) as other, pytest.raises(gs.OutOfMemory, match="backend 'G'"):
+        gs.CupyBackend(other, name="G")
 
 
 def test_without_cublas_there_is_none(cuda, device, monkeypatch):
@@ -447,3 +530,42 @@ def test_closing_after_a_failure_gives_all_back(cuda):
         device.close()
     device.close()
     assert cuda.freed == [memory.ptr]
+
+
+def test_memory_that_nobody_refers_to_is_given_back(cuda, device):
+    address = device.alloc(8).ptr
+    assert cuda.freed == [address]
+
+
+def test_a_child_process_gives_nothing_back(cuda):
+    """It has no CUDA: whatever is closed or dropped there is its parent's."""
+    device = real.open_device(0)
+    backend = gs.CupyBackend(device, name="G")
+    buffer, memory, event, pinned = backend.alloc_buffer(64), device.alloc(8), device.event(), device.pinned(8)
+    stream = device.stream()
+    stream.begin_capture()
+    graph = stream.end_capture()
+    cuda.calls.clear()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            buffer.close()
+            memory.free()
+            graph.free()
+            backend.close()
+            device.close()
+            del memory, event, pinned, buffer, backend, graph, stream, device
+            gc.collect()
+            status = 2 * bool(cuda.calls or cuda.freed or cuda.destroyed)
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    here = {memory.ptr, buffer.base}
+    del event, pinned, stream, graph
+    gc.collect()
+    buffer.close()
+    memory.free()
+    assert here <= set(cuda.freed) and {"pinned", "event"} <= set(cuda.destroyed)
+    backend.close()
+    device.close()

@@ -1,20 +1,22 @@
 """What a kernel found wrong with the data: one word on the device, which names a node.
 
 Kernels write the first fault since the word was read last.  Every plan has numbers of its own for its nodes, so that
-the word says which node it was.  Invariant: numbers are not given again before what ran with them was looked at.
+the word says which node it was.  Invariants: numbers are not given again before what ran with them was looked at; a
+fault is told once, however many threads have fetched the word before it was forgotten.
 Callers hold the backend's lock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ggml_sched._graph import Tensor
 from ggml_sched.backends.cupy.device import Device, Stream
 from ggml_sched.backends.cupy.launch import FAULT
 from ggml_sched.errors import BackendError
 
-__all__ = ["Faults", "Numbers"]
+__all__ = ["Faults", "Fetched", "Numbers"]
 
 SIZE = FAULT.itemsize
 
@@ -33,6 +35,13 @@ class Numbers:
         return self.first + len(self.nodes)
 
 
+class Fetched(NamedTuple):
+    """The word is on its way to the host, the `number`th time; `ran`: what it tells of (nothing: it stays there)."""
+
+    number: int
+    ran: Mapping[Numbers, int]
+
+
 class Faults:
     """The word of one device, at `address`."""
 
@@ -46,6 +55,8 @@ class Faults:
         self._ran: dict[Numbers, int] = {}
         """Of what was queued since the word was read: the number of the run."""
         self._runs = 0
+        self._fetches = self._told = 0
+        """How often the word was fetched; the first so many times it was before the last fault was forgotten."""
         stream.fill(self._memory.ptr, 0, SIZE)
 
     @property
@@ -79,31 +90,38 @@ class Faults:
 
     # -- the word -----------------------------------------------------------------
 
-    def fetch(self) -> Mapping[Numbers, int]:
+    def fetch(self) -> Fetched:
         """Queue the word's way to the host, if something ran: what `check` takes once that is done."""
         if self._ran:
+            self._fetches += 1
             self._stream.copy_out(self._host, self._memory.ptr)
-        return dict(self._ran)
+        return Fetched(self._fetches, dict(self._ran))
 
-    def check(self, ran: Mapping[Numbers, int], backend_name: str) -> None:
-        """Look at the word that was fetched; BackendError for a fault, which is forgotten then."""
-        for numbers, run in ran.items():
+    def check(self, fetched: Fetched, backend_name: str) -> None:
+        """Look at the word that was fetched, or at a later one; BackendError for a fault, which is forgotten then."""
+        if not fetched.ran:
+            return
+        fault = self._host.view(FAULT)[0]
+        number, value, limit = int(fault["position"]) - 1, int(fault["value"]), int(fault["limit"])
+        node = self._node(number)
+        for numbers, run in fetched.ran.items():
             if self._ran.get(numbers) == run:
                 del self._ran[numbers]
                 if numbers.is_over:
                     self.give_back(numbers)
-        fault = self._host.view(FAULT)[0]
-        if not ran or not fault["position"]:
-            return
-        number, value, limit = int(fault["position"]) - 1, int(fault["value"]), int(fault["limit"])
-        self._host[:] = 0
+        if number < 0 or fetched.number <= self._told:
+            return          # all is well, or another thread was told
+        # Whoever has fetched the word by now has this fault.
+        self._told = self._fetches
         self._stream.fill(self._memory.ptr, 0, SIZE)
-        what = f"id {value} does not name one of {limit} rows"
-        for numbers in ran:
+        who = "a kernel found that" if node is None else f"node {node.name!r} ({node.op}):"
+        raise BackendError(f"backend {backend_name!r}: {who} id {value} does not name one of {limit} rows")
+
+    def _node(self, number: int) -> Tensor | None:
+        for numbers in self._given:
             if numbers.first <= number < numbers.stop:
-                node = numbers.nodes[number - numbers.first]
-                raise BackendError(f"backend {backend_name!r}: node {node.name!r} ({node.op}): {what}")
-        raise BackendError(f"backend {backend_name!r}: a kernel found that {what}")
+                return numbers.nodes[number - numbers.first]
+        return None
 
     def free(self) -> None:
         self._memory.free()

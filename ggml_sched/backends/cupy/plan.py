@@ -2,6 +2,8 @@
 
 Invariant: what is packed or captured holds the addresses of now: when the work memory has moved, arguments are packed
 and the graph is captured anew.  Inputs that change come to fixed addresses, so a replay stays right.
+A graph is only quicker: where it cannot be made or launched, for it takes memory of the device, the launches run as
+they are.
 Corresponds to ggml's ggml_cuda_graph.  Callers hold the backend's lock.
 """
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["DevicePlan", "Load"]
 
 
+AGAIN = 4
+"""After a capture that failed, so many times the runs until then pass before the next."""
 READ_PACKED = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")
 """Ops whose first source may lie rearranged."""
 
@@ -149,6 +153,7 @@ class DevicePlan:
             builder.launches.clear()
         self._steps, self._ready = steps, []
         self._runs, self._generation = 0, -1
+        self._capture_at = 1
         self.work_size = builder.work_size
         self._captures = backend.capture and not loads and not any(
             isinstance(step, Launch) and step.kernel == PRODUCT for step in steps)
@@ -188,13 +193,28 @@ class DevicePlan:
         generation = backend.work.generation if self.work_size else 0
         if self._generation != generation:
             self._pack(backend, generation)
-        if self.graph is None and self._captures and self._runs and self._steps:
+        if self.graph is None and self._captures and self._runs >= self._capture_at and self._steps:
             self._capture(backend.stream)
-        if self.graph is not None:
-            self.graph.launch(backend.stream)
-        else:
+        if self.graph is None or not self._replay(backend.stream):
             self._issue(backend)
         self._runs += 1
+
+    def _replay(self, stream: Stream) -> bool:
+        """Queue the graph; if the device refuses, it is gone, and nothing is queued."""
+        try:
+            self.graph.launch(stream)
+        except DeviceError:
+            self._fall_back()
+            return False
+        return True
+
+    def _fall_back(self) -> None:
+        """Without a graph for a while: there may be memory for one later."""
+        graph, self.graph = self.graph, None
+        self._capture_at = AGAIN * self._runs
+        if graph is not None:
+            with suppress(DeviceError):
+                graph.free()
 
     def _pack(self, backend: CupyBackend, generation: int) -> None:
         """Arguments with the addresses that work memory and error word have now."""
@@ -227,13 +247,18 @@ class DevicePlan:
                 backend.put_leaf(step.leaf)
 
     def _capture(self, stream: Stream) -> None:
-        stream.begin_capture()
+        """Make the graph, if the device lets us."""
         try:
-            for step in self._ready:
-                step.function.launch(step.grid, step.block, step.packed, step.shared, stream)
-        except BaseException:
-            with suppress(DeviceError):     # the stream works again, that is all
-                stream.end_capture().free()
-            raise
-        self.graph = stream.end_capture()
-        self.captures += 1
+            stream.begin_capture()
+            try:
+                for step in self._ready:
+                    step.function.launch(step.grid, step.block, step.packed, step.shared, stream)
+            except BaseException:
+                with suppress(DeviceError):     # the stream works again, that is all
+                    stream.end_capture().free()
+                raise
+            self.graph = stream.end_capture()
+        except DeviceError:
+            self._fall_back()
+        else:
+            self.captures += 1

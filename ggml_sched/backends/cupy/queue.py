@@ -8,7 +8,7 @@ passed *and* the host has taken its downloads out of pinned memory, which waitin
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from operator import index
 from typing import TypeVar
@@ -18,7 +18,7 @@ import numpy as np
 from ggml_sched._locks import ForkLock
 from ggml_sched.backend import Backend, Event
 from ggml_sched.backends.cupy.device import Device, DeviceError, DeviceOutOfMemory
-from ggml_sched.backends.cupy.fault import Faults, Numbers
+from ggml_sched.backends.cupy.fault import Faults, Fetched
 from ggml_sched.backends.cupy.staging import Downloads, Uploads
 from ggml_sched.errors import BackendError, OutOfMemory
 
@@ -119,29 +119,36 @@ class DeviceQueue(Backend):
         kernel must not use (a row that is not there), naming the node."""
         if self._queued == self._done and self._error is None and self._is_here:
             return          # a backend that is closed has nothing queued
-        queued, n_downloads, ran = self._end_of_queue()
+        queued, n_downloads, fetched = self._end_of_queue()
         try:
             self.stream.synchronize()
         except DeviceError as error:
             self._give_up(queued)
-            raise self._failure(error) from error
-        self._passed(queued, n_downloads, ran)
+            failure = self._failure(error)
+            self.note_failure(failure)
+            raise failure from error
+        self._passed(queued, n_downloads, fetched)
 
     @guarded
-    def _end_of_queue(self) -> tuple[int, int, Mapping[Numbers, int]]:
+    def _end_of_queue(self) -> tuple[int, int, Fetched]:
         """What is done when everything queued by now is."""
         return self._queued, self._downloads.number, self.faults.fetch()
 
     @guarded
-    def _passed(self, queued: int, n_downloads: int, ran: Mapping[Numbers, int]) -> None:
+    def _passed(self, queued: int, n_downloads: int, fetched: Fetched) -> None:
         """The host has waited for so much."""
         self._done = max(self._done, queued)
         error, self._error = self._error, None
         if error is not None:
             self._downloads.drop()
+            self.note_failure(error)
             raise error
         self._downloads.finish(n_downloads)
-        self.faults.check(ran, self.name)
+        try:
+            self.faults.check(fetched, self.name)
+        except BackendError as fault:
+            self.note_failure(fault)
+            raise
 
     @guarded
     def _give_up(self, queued: int) -> None:
@@ -192,7 +199,9 @@ class DeviceQueue(Backend):
         try:
             event.event.synchronize()
         except DeviceError as error:
-            raise self._failure(error) from error
+            failure = self._failure(error)
+            self.note_failure(failure)
+            raise failure from error
         if self.is_downloading(event):
             self._arrived(event)
 

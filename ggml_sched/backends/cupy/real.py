@@ -1,15 +1,18 @@
 """The device layer over CuPy 14.  It has not been seen on a GPU yet: each call was looked up, none was run on one.
 
-Owns nothing but handles.  CuPy's current device belongs to a thread, so every entry sets it.  Its memory pool is left
-alone (it keeps freed arenas), and so are its MemoryPointer copies, which refuse captures.
+Owns nothing but handles, and memory.  The current device of CUDA belongs to a thread: every entry sets it, and sets
+it back.  CuPy's memory pool is left alone (it keeps freed arenas), and so are its MemoryPointer copies, which refuse
+captures.  Invariant: a process that was forked gives nothing back, for the device is its parent's.
 CuPy is imported when a device is opened, not before.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from operator import index
 
 import numpy as np
@@ -31,6 +34,7 @@ from ggml_sched.errors import BackendError
 __all__ = ["CupyDevice", "open_device"]
 
 NO_MEMORY = 2           # cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY
+BLAS_NO_MEMORY = 3      # CUBLAS_STATUS_ALLOC_FAILED; of the others a device that did not start
 NO_DRIVER = 35          # cudaErrorInsufficientDriver: none, or one too old
 NO_DEVICE = 100         # cudaErrorNoDevice
 IS_PEER = 704           # cudaErrorPeerAccessAlreadyEnabled
@@ -77,22 +81,39 @@ def _check_compiler(major: int) -> None:
 
 
 class _Entered:
-    """`with`: the device is the thread's current one, and CUDA's errors are DeviceErrors."""
+    """`with`: the device is the thread's current one until the end, and CUDA's errors are DeviceErrors.
+
+    For one `with` each: what was current before belongs to a thread.
+    """
+
+    __slots__ = ("before", "device")
 
     def __init__(self, device: CupyDevice) -> None:
         self.device = device
 
     def __enter__(self) -> None:
-        if self.device.is_closed:
-            raise DeviceError(f"{self.device.name} is closed")
+        device = self.device
+        if device.is_closed:
+            raise DeviceError(f"{device.name} is closed")
+        self.before = None
         try:
-            self.device.runtime.setDevice(self.device.number)
-        except self.device.errors as error:
-            raise self.device.failure(error) from error
+            # By the context: a thread that never did anything has a current device, and none of those.
+            if not device.context or device.driver.ctxGetCurrent() != device.context:
+                before = device.runtime.getDevice()
+                device.runtime.setDevice(device.number)
+                self.before = before if before != device.number else None
+        except device.errors as error:
+            raise device.failure(error) from error
 
     def __exit__(self, kind, error, trace) -> None:
-        if isinstance(error, self.device.errors):
-            raise self.device.failure(error) from error
+        device = self.device
+        failure = device.failure(error) if isinstance(error, device.errors) else None
+        if self.before is not None:
+            # A thread that never chose has device 0, which others may hold for themselves: then it keeps this one.
+            with suppress(*device.errors):
+                device.runtime.setDevice(self.before)
+        if failure is not None:
+            raise failure from error
 
 
 class CupyDevice(Device):
@@ -102,12 +123,14 @@ class CupyDevice(Device):
         import cupy
         from cupy.cuda import driver, runtime
         self.cupy, self.runtime, self.driver = cupy, runtime, driver
-        self.errors = (runtime.CUDARuntimeError, driver.CUDADriverError)
+        self.errors = self.cuda_errors = (runtime.CUDARuntimeError, driver.CUDADriverError)
         self.number = number
+        self.pid = os.getpid()
         self.is_closed = False
+        self.context = 0        # that CUDA's runtime uses for the device
         self.name = f"CUDA device {number}"
-        self.entered = _Entered(self)
         with self.entered:
+            self.context = driver.ctxGetCurrent()
             about = runtime.getDeviceProperties(number)
             self.name = about["name"].decode(errors="replace")
             self.arch = f"sm_{about['major']}{about['minor']}"
@@ -119,10 +142,26 @@ class CupyDevice(Device):
         self._blas: CupyBlas | None = None
         self._has_blas: bool | None = None
         self.capturing: set[int] = set()        # threads that capture a stream of it
+        _keep_in_children(self)
+
+    @property
+    def entered(self) -> _Entered:
+        """For one `with`."""
+        return _Entered(self)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that opened it."""
+        return self.pid == os.getpid()
+
+    def things(self) -> list:
+        """What is given back to CUDA with its last reference."""
+        return [*self._owned, *(ref() for ref, _, _ in self._pinned)]
 
     def failure(self, error: Exception, needed: int = 0) -> DeviceError:
         """What an error of CUDA is here."""
-        if getattr(error, "status", None) != NO_MEMORY:
+        expected = NO_MEMORY if isinstance(error, self.cuda_errors) else BLAS_NO_MEMORY
+        if getattr(error, "status", None) != expected:
             return DeviceError(f"{self.name}: {error}")
         try:
             return DeviceOutOfMemory(needed, self.runtime.memGetInfo()[0])
@@ -222,6 +261,9 @@ class CupyDevice(Device):
     def close(self) -> None:
         if self.is_closed:
             return
+        if not self.is_here:
+            self.is_closed = True
+            return
         try:
             self.synchronize()
         finally:
@@ -236,27 +278,51 @@ class CupyDevice(Device):
                 self.is_closed = True
 
 
+def _keep_in_children(device: CupyDevice) -> None:
+    """Let processes that are forked from this one keep what the device has then, to their end: CuPy would give back
+    what nobody refers to any more, and there is no CUDA for that."""
+    opened, kept = weakref.ref(device), []
+
+    def keep() -> None:
+        device = opened()
+        if device is not None and not device.is_closed:
+            kept.extend(device.things())
+
+    os.register_at_fork(after_in_child=keep)
+
+
 class CupyMemory(Memory):
-    """cudaMalloc itself."""
+    """cudaMalloc itself.  It is given back by `free`, with the device, or with the last reference."""
 
     def __init__(self, device: CupyDevice, n: int) -> None:
         self._device = device
-        self._owner = device.cupy.cuda.Memory(max(n, 1))
-        self.ptr = int(self._owner.ptr)
+        self.ptr = int(device.runtime.malloc(max(n, 1)))
         self.size = n
+        self._end = weakref.finalize(self, _give_back, device, self.ptr)
+        self._end.atexit = False
         if self.ptr % ALIGNMENT:
+            self.drop()
             raise DeviceError(f"{device.name}: memory at {self.ptr:#x}, which is no multiple of {ALIGNMENT}")
 
     def free(self) -> None:
-        if self._owner is None or self._device.is_closed:
+        device = self._device
+        if not self._end.alive or device.is_closed or not device.is_here:
             return
-        if threading.get_ident() in self._device.capturing:
+        if threading.get_ident() in device.capturing:
             raise DeviceError("freeing memory while a stream is captured")
-        with self._device.entered:
-            self.drop()
+        with device.entered:
+            if self._end.detach() is not None:
+                device.runtime.free(self.ptr)       # which waits for the device
 
     def drop(self) -> None:
-        self._owner = None          # the last reference: cudaFree, which waits for the device
+        self._end()
+
+
+def _give_back(device: CupyDevice, ptr: int) -> None:
+    """Memory that nobody refers to, or whose device closes: there is nobody to tell what goes wrong."""
+    if device.is_here:
+        with suppress(DeviceError), device.entered:
+            device.runtime.free(ptr)
 
 
 class CupyEvent(Event):
@@ -292,7 +358,7 @@ class CupyGraph(Graph):
             self._graph.launch(stream.stream)
 
     def free(self) -> None:
-        if self._graph is not None and not self._device.is_closed:
+        if self._graph is not None and not self._device.is_closed and self._device.is_here:
             with self._device.entered:
                 self.drop()
 
@@ -306,11 +372,14 @@ class CupyStream(Stream):
     def __init__(self, device: CupyDevice) -> None:
         self._device = device
         self._runtime = device.runtime
-        self._entered = device.entered
         self.stream = device.cupy.cuda.Stream(non_blocking=True)
         self.ptr = self.stream.ptr
         self.is_capturing = False
         self._thread = 0            # that began the capture
+
+    @property
+    def _entered(self) -> _Entered:
+        return self._device.entered
 
     def synchronize(self) -> None:
         with self._entered:

@@ -121,7 +121,8 @@ struct Blocks<IQ4_NL> : Plain<18> {
     }
 };
 
-// Half of 2^(e - 127), subnormal for the two least exponents: the levels are doubled.
+// Half of 2^(e - 127), since the levels are doubled; subnormal for the two least exponents, which a GPU takes for zero
+// (see elements.cuh).
 __device__ __forceinline__ float half_power(uint32_t e) {
     return __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
 }
