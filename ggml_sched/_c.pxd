@@ -44,6 +44,19 @@ cdef extern from "ggml_sched/structs.h" nogil:
         int32_t block_size
         int32_t type_size
 
+cdef extern from "ggml_sched/types.h" nogil:
+    enum: GS_N_TYPES
+    enum: GS_TYPE_F32
+    enum: GS_TYPE_F16
+    enum: GS_TYPE_I8
+    enum: GS_TYPE_I16
+    enum: GS_TYPE_I32
+    enum: GS_TYPE_I64
+    enum: GS_TYPE_F64
+    enum: GS_TYPE_BF16
+    const char *gs_type_name(int type)
+    gs_type_traits gs_traits_of_type(int type)
+
 cdef extern from "ggml_sched/ops.h" nogil:
     enum: GS_INPLACE_FIRST
     enum: GS_INPLACE_LATER
@@ -168,7 +181,7 @@ cdef extern from "ggml_sched/graph.h" nogil:
         const gs_node *src[10]
         void *data
 
-cdef extern from "ggml_sched/plan.h" nogil:
+cdef extern from "ggml_sched/policy.h" nogil:
     enum: GS_USAGE_ANY
     enum: GS_USAGE_WEIGHTS
     enum: GS_STATE_ADDRESSED
@@ -215,6 +228,17 @@ cdef extern from "ggml_sched/plan.h" nogil:
         int32_t stream
         int32_t n_places
 
+    ctypedef struct gs_arena_result:
+        int64_t nbytes
+        int64_t live_bytes
+        int64_t stride
+        int32_t method
+        int32_t first_chunk
+        int32_t n_chunks
+
+    const char *gs_reason_name(int reason)
+
+cdef extern from "ggml_sched/plan.h" nogil:
     ctypedef struct gs_request:
         const gs_graph *g
         gs_policy policy
@@ -237,14 +261,6 @@ cdef extern from "ggml_sched/plan.h" nogil:
         int32_t *group_backend
         int32_t *group_begin
         int32_t *group_member
-
-    ctypedef struct gs_arena_result:
-        int64_t nbytes
-        int64_t live_bytes
-        int64_t stride
-        int32_t method
-        int32_t first_chunk
-        int32_t n_chunks
 
     ctypedef struct gs_plan:
         int32_t n_backends
