@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from capi_calls import BAD_ARGUMENT as BAD_ARGUMENT
 from capi_calls import N_OPS, Problem, policy_struct
 
 import ggml_sched as gs
