@@ -72,8 +72,8 @@ class BackendInfo(Structure):
 class ProblemStruct(Structure):
     _fields_ = [("policy", PolicyStruct), *((name, c_int32) for name in ("n_backends", "n_buffers", "n_groups")),
                 ("backends", POINTER(BackendInfo)), *((name, c_void_p) for name in (
-                    "resident", "usage", "buffer", "reads_buffer", "reads", "assigned", "supports", "offloads", "nbytes",
-                    "group_backend", "group_begin", "group_member"))]
+                    "resident", "usage", "buffer", "reads_buffer", "reads", "assigned", "supports", "offloads",
+                    "nbytes", "group_backend", "group_begin", "group_member"))]
 
 
 COUNTS = ("n_backends", "n_tensors", "n_copies", "n_places", "n", "n_seq", "n_splits", "n_inputs", "n_write_backs",
@@ -87,7 +87,8 @@ PLAN_ARRAYS = {
     "like": ("<i4", "n"), "home": ("<i4", "n"), "root": ("<i4", "n"), "birth": ("<i4", "n"), "death": ("<i4", "n"),
     "trimmed": ("<i4", "n"), "src_begin": ("<i4", "n + 1"), "src": ("<i4", "src"), "size": ("<i8", "n"),
     "view_offs": ("<i8", "n"), "offset": ("<i8", "n"), "rest": ("<i8", "n"), "op": ("u1", "n"), "flags": ("u1", "n"),
-    "state": ("u1", "n"), "seq": ("<i4", "n_seq"), "arena": ("arena", "n_backends"), "chunk_nbytes": ("<i8", "n_chunks"),
+    "state": ("u1", "n"), "seq": ("<i4", "n_seq"), "arena": ("arena", "n_backends"),
+    "chunk_nbytes": ("<i8", "n_chunks"),
     "group_begin": ("<i4", "group"), "group_member": ("<i4", "member")}
 
 
@@ -126,7 +127,8 @@ CALLS = {
     "plan_find_exclusive": CFUNCTYPE(None, c_void_p),
     "plan_view": CFUNCTYPE(None, c_void_p, POINTER(PlanArrays)),
     "plan_free": CFUNCTYPE(None, c_void_p),
-    "pack": CFUNCTYPE(c_int, c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, POINTER(PackResult), ERROR),
+    "pack": CFUNCTYPE(c_int, c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, POINTER(PackResult),
+                      ERROR),
     "status_name": CFUNCTYPE(c_char_p, c_int),
     "reason_name": CFUNCTYPE(c_char_p, c_int),
     "pack_method_name": CFUNCTYPE(c_char_p, c_int),
@@ -186,9 +188,9 @@ def at(address: int | None, dtype, n: int) -> np.ndarray:
     return np.frombuffer((c_ubyte * (n * dtype.itemsize)).from_address(address), dtype)
 
 
-GRAPH_ARRAYS = {"layout": LAYOUT, "view_src": "<i4", "view_offs": "<i8", "flags": "u1", "src_begin": "<i4", "src": "<i4",
-                "slot": "u1", "param_begin": "<i4", "param": "<i4", "node": "<i4", "leaf": "<i4", "dep_begin": "<i4",
-                "dep": "<i4"}
+GRAPH_ARRAYS = {"layout": LAYOUT, "view_src": "<i4", "view_offs": "<i8", "flags": "u1", "src_begin": "<i4",
+                "src": "<i4", "slot": "u1", "param_begin": "<i4", "param": "<i4", "node": "<i4", "leaf": "<i4",
+                "dep_begin": "<i4", "dep": "<i4"}
 
 
 def arrays_of(graph: gs.Graph) -> dict[str, np.ndarray]:
@@ -286,7 +288,10 @@ POINTERS = {"resident": np.int32, "usage": np.uint8, "buffer": np.int32, "reads_
 
 
 class Problem:
-    """A gs_problem, with the arrays that it points to.  `backends`: (alignment, largest buffer, in-place masks or None)."""
+    """A gs_problem, with the arrays that it points to.
+
+    `backends`: (alignment, largest buffer, in-place masks or None).
+    """
 
     def __init__(self, policy: PolicyStruct, backends, n_buffers: int = 0, n_groups: int = 0, **arrays) -> None:
         self.kept: list = []

@@ -30,7 +30,10 @@ import ggml_sched as gs
 
 
 def small() -> gs.Graph:
-    """Ids: leafs w 0, x 1; nodes y = w x 2, v = view of y 3, r = v repeated 4, z = y + r in y 5, o = relu z 6, keeps x."""
+    """Ids: leafs w 0, x 1; nodes y = w x 2, v = view of y 3, r = v repeated 4, z = y + r in y 5, o = relu z 6.
+
+    o keeps x.
+    """
     ctx = gs.Context("small")
     w, x = ctx.tensor("f32", (8, 8), "w"), ctx.tensor("f32", (8, 4), "x")
     y = ctx.mul_mat(w, x)
@@ -76,7 +79,8 @@ WRONG = {
     "an op past all numbers": (put("layout", 2, 256, "op"), BAD_ARGUMENT, 2, "layout.op[2] = 256"),
     "a negative op": (put("layout", 2, -1, "op"), BAD_ARGUMENT, 2, "layout.op[2] = -1"),
     "a negative type": (put("layout", 2, -1, "type"), BAD_ARGUMENT, 2, "layout.type[2] = -1"),
-    "a type of the caller's, with negative bytes": (put("layout", 2, 63, "type"), BAD_ARGUMENT, 2, "layout.nbytes[2] = -7"),
+    "a type of the caller's, with negative bytes": (put("layout", 2, 63, "type"), BAD_ARGUMENT, 2,
+                                                    "layout.nbytes[2] = -7"),
     "a negative extent": (put("layout", (2, 1), -4, "ne"), BAD_ARGUMENT, 2, "layout.ne[1] = -4"),
     "a negative stride": (put("layout", (2, 3), -4, "nb"), BAD_ARGUMENT, 2, "layout.nb[3] = -4"),
     "half a block": (put("layout", 1, 2, "type"), BAD_ARGUMENT, 1, "layout.ne[0] = 8 is no whole number of blocks"),
@@ -86,7 +90,8 @@ WRONG = {
     "a source past the tensors": (put("src", 0, 7), BAD_ARGUMENT, 2, "src[0] = 7 is no tensor"),
     "a negative source": (put("src", 0, -1), BAD_ARGUMENT, 2, "src[0] = -1 is no tensor"),
     "a node that reads itself": (put("src", 0, 2), BAD_ARGUMENT, 2, "src[0] = 2 is the tensor itself"),
-    "a node that reads a later one": (put("src", 0, 6), BAD_ARGUMENT, 2, "src[0] = 6 is neither a leaf nor an earlier node"),
+    "a node that reads a later one": (put("src", 0, 6), BAD_ARGUMENT, 2,
+                                      "src[0] = 6 is neither a leaf nor an earlier node"),
     "slots that do not ascend": (put("slot", 0, 1), BAD_ARGUMENT, 2, "slot[1] = 1"),
     "a slot past all slots": (put("slot", 1, 10), BAD_ARGUMENT, 2, "slot[1] = 10"),
     "sources that begin late": (put("src_begin", 0, 1), BAD_ARGUMENT, -1, "src_begin[0] = 1"),

@@ -99,7 +99,8 @@ def problems(draw):
         backend.offers = draw(st.sampled_from([(), (0, 4), (1,), (0, 3, 6, 9)]))
         backends.append(backend)
     fields = draw(st.fixed_dictionaries({
-        "reuse": st.sampled_from(["first", "whole", "front", "all"]), "offsets": st.sampled_from(["packed", "best fit"]),
+        "reuse": st.sampled_from(["first", "whole", "front", "all"]),
+        "offsets": st.sampled_from(["packed", "best fit"]),
         "placement": st.sampled_from(["default", "default", "seed"]), "leafs_first": st.booleans(),
         "stream": st.booleans(), "places": st.integers(1, 3)}))
     return recipe, backends, Policy(**fields), draw(st.lists(st.integers(0, 99), max_size=6))
