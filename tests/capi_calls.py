@@ -352,3 +352,11 @@ class CPlan:
     def free(self) -> None:
         functions().plan_free(self.handle)
         self.handle = c_void_p()
+
+
+def c_pack(rows, capacity: int = -1, budget: int = -1) -> tuple[list[int], PackResult]:
+    """Offsets of rows (lower, upper, size), and the rest."""
+    columns = [np.array([row[k] for row in rows], np.int64) for k in range(3)]
+    offsets, result = (c_int64 * max(len(rows), 1))(), PackResult()
+    call("pack", len(rows), *(column.ctypes.data for column in columns), capacity, budget, offsets, byref(result))
+    return offsets[:len(rows)], result

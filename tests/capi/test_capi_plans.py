@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from ctypes import byref, c_int64
+from ctypes import byref
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from capi_calls import (
     Refused,
     TypeTraits,
     arrays_of,
+    c_pack,
     call,
     functions,
     policy_struct,
@@ -233,13 +234,6 @@ def test_a_reserved_plan_does_not_serve_another_problem():
 # -- packing and names ------------------------------------------------------------------------------------------
 
 TIMES = st.one_of(st.integers(0, 12), st.integers(-(1 << 63), (1 << 63) - 1))
-
-
-def c_pack(rows, capacity: int = -1, budget: int = -1) -> tuple[list[int], PackResult]:
-    columns = [np.array([row[k] for row in rows], np.int64) for k in range(3)]
-    offsets, result = (c_int64 * max(len(rows), 1))(), PackResult()
-    call("pack", len(rows), *(column.ctypes.data for column in columns), capacity, budget, offsets, byref(result))
-    return offsets[:len(rows)], result
 
 
 @quick(60)
