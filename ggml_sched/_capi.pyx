@@ -10,7 +10,7 @@ from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memset, strcmp
+from libc.string cimport memcmp, memset, strcmp
 
 from ggml_sched._c cimport (
     GS_API_CAPSULE,
@@ -185,7 +185,11 @@ cdef bint both_finished(const gs_graph_box *a, const gs_graph_box *b) noexcept n
 cdef int graph_equal(const gs_api_graph *a, const gs_api_graph *b) noexcept nogil:
     cdef const gs_graph_box *x = <const gs_graph_box *>a
     cdef const gs_graph_box *y = <const gs_graph_box *>b
-    return both_finished(x, y) and (x == y or flat_equal(&x.g, &y.g))
+    if x == NULL or y == NULL or not (x.finished or y.finished):
+        return False
+    if memcmp(&x.size, &y.size, sizeof(gs_graph_size)) != 0:
+        return False
+    return x == y or (flat_equal(&x.g, &y.g) if x.finished else flat_equal(&y.g, &x.g))
 
 
 cdef int graph_same_wiring(const gs_api_graph *a, const gs_api_graph *b) noexcept nogil:

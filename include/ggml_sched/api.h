@@ -230,9 +230,11 @@ typedef struct gs_api {
      *   - Extents and strides are not negative, and sizes do not overflow. */
     int (*graph_finish)(gs_api_graph *graph, gs_error *error);
     void (*graph_free)(gs_api_graph *graph); /* NULL will do */
-    /* 1 if two finished graphs are the same in everything that a plan depends on, and in their parameters; else 0. */
+    /* 1 if two graphs are the same in everything that a plan depends on, and in their parameters; else 0.  One of them
+     * may be filled and not finished: where it is equal to a graph that has a plan, it need not be. */
     int (*graph_equal)(const gs_api_graph *a, const gs_api_graph *b);
-    /* The same but for parameters, extents, strides, view offsets and sizes: what a reserved plan may serve. */
+    /* The same of two finished graphs but for parameters, extents, strides, view offsets and sizes: what a reserved
+     * plan may serve. */
     int (*graph_same_wiring)(const gs_api_graph *a, const gs_api_graph *b);
     /* 128 bits that equal graphs have in common, as Graph.fingerprint in Python (high half first), and 64 of the
      * wiring.  Made anew each time, and slower than graph_equal: a key for graphs that are kept.  GS_BAD_ARGUMENT: not

@@ -269,6 +269,26 @@ def test_graphs_are_compared_entry_by_entry():
     one.free()
 
 
+def test_a_graph_that_is_filled_is_equal_to_a_finished_one():
+    """Whoever has a plan for the one needs not finish the other; sizes are found by then only for the one."""
+    table, arrays = functions(), arrays_of(small())
+    arrays["layout"]["type"][6], arrays["layout"]["nbytes"][6] = 99, 4096
+    with CGraph(arrays) as one, CGraph(arrays) as filled, CGraph(arrays_of(gs.Graph())) as empty:
+        assert not table.graph_equal(one.handle, filled.handle)
+        one.finish()
+        assert table.graph_equal(one.handle, filled.handle) and table.graph_equal(filled.handle, one.handle)
+        assert not table.graph_same_wiring(one.handle, filled.handle)
+        assert not table.graph_equal(one.handle, empty.handle) and not table.graph_equal(empty.handle, one.handle)
+        for name in ("src_begin", "param_begin", "dep_begin"):
+            changed = {**arrays, name: arrays[name].copy()}
+            changed[name][-1] = (1 << 31) - 1
+            assert not table.graph_equal(filled.refill(changed).handle, one.handle)
+        arrays["layout"]["nbytes"][6] = 4095
+        assert not table.graph_equal(filled.refill(arrays).handle, one.handle)
+        arrays["layout"]["nbytes"][6], arrays["layout"]["nbytes"][5] = 4096, 12345
+        assert table.graph_equal(filled.refill(arrays).handle, one.handle)
+
+
 def test_parameters_tell_graphs_apart_but_wirings_not():
     def scaled(factor: float) -> CGraph:
         ctx = gs.Context()

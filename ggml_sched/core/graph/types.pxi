@@ -131,6 +131,14 @@ cdef int layout_set_nbytes(gs_layout *a) noexcept nogil:
     if layout_is_empty(a):
         a.nbytes = 0
         return GS_OK
+    # Nearly always: extents below 2**15 and strides below 2**45, which nothing can overflow.
+    if (a.ne[0] | a.ne[1] | a.ne[2] | a.ne[3]) >> 15 == 0 and (a.nb[0] | a.nb[1] | a.nb[2] | a.nb[3]) >> 45 == 0:
+        total = (a.ne[1] - 1) * a.nb[1] + (a.ne[2] - 1) * a.nb[2] + (a.ne[3] - 1) * a.nb[3]
+        if block == 1:
+            a.nbytes = total + traits[a.type].type_size + (a.ne[0] - 1) * a.nb[0]
+        else:
+            a.nbytes = total + a.ne[0] // block * a.nb[0]
+        return GS_OK
     for i in range(GS_MAX_DIMS):
         if gs_checked_mul(count, a.ne[i], &count) != GS_OK:
             return GS_OVERFLOW
