@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -22,12 +23,12 @@ from pathlib import Path
 import pytest
 
 import ggml_sched as gs
-from ggml_sched import _core, _graph, _locks, _pack, _steps
+from ggml_sched import _capi, _core, _graph, _locks, _pack, _steps
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(gs.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-EXTENSIONS = {"_pack": _pack, "_graph": _graph, "_core": _core, "_locks": _locks, "_steps": _steps}
+EXTENSIONS = {"_pack": _pack, "_graph": _graph, "_core": _core, "_capi": _capi, "_locks": _locks, "_steps": _steps}
 KERNELS = ("backends/cpu/_kernels", "backends/ggml/_ggml", "llama/_cells")
 """Extensions that nobody compiles against."""
 HEADERS = sorted(path.name for path in (ROOT / "include" / "ggml_sched").glob("*.h"))
@@ -402,6 +403,28 @@ def test_others_compile_against_the_package(tmp_path):
                               env=os.environ | {"PYTHONPATH": os.pathsep.join(
                                   filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))})
         assert (used.returncode, used.stderr, used.stdout) == (0, "", "done\n")
+
+
+@pytest.mark.soak
+def test_c_consumers_build_and_run_against_the_wheel(wheel, tmp_path):
+    """The tests of every day take the package that is there; here it is the wheel, and no source tree around it."""
+    consumers_of(wheel, tmp_path)
+
+
+def consumers_of(wheel: Path, folder: Path) -> None:
+    installed, tests = folder / "site", folder / "tree"
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target",
+                    str(installed), str(wheel)], check=True)
+    for name in ("tests/conftest.py", "tests/capi_calls.py", "tests/capi_problems.py", "tests/capi", "docs/c-api.md",
+                 "pyproject.toml"):
+        (tests / name).parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tests / name)
+    code = ("import ggml_sched, sys, pytest; assert ggml_sched.__file__.startswith(sys.argv[1]), ggml_sched.__file__;"
+            "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', 'tests/capi/test_capi_consumers.py']))")
+    done = subprocess.run([sys.executable, "-c", code, str(installed)], cwd=tests, capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": str(installed)}, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped" not in done.stdout, done.stdout
 
 
 @pytest.mark.soak

@@ -5,6 +5,11 @@ An act makes what it needs, does it, checks the result and lets go of everything
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
+from capi_calls import NO_HOST_MEMORY, CGraph, CPlan, Refused, arrays_of, c_pack
+from capi_problems import problem_of
+
 import ggml_sched as gs
 from ggml_sched._core import Devices, Policy, Request, bind_plan, make_plan, new_lease, replay_plan
 from ggml_sched.graphfile import graph_from_dict, graph_to_dict
@@ -163,5 +168,28 @@ def scheduling() -> None:
         plan.offset_of(OUT), plan.splits, plan.copies, plan.explain(OUT)
 
 
+ARRAYS, EMPTY = arrays_of(GRAPH), arrays_of(gs.Graph())
+PROBLEM = problem_of(GRAPH, BACKENDS, Policy())
+
+
+def c_api() -> None:
+    """A failure there is a code, and here the error that the core would raise."""
+    try:
+        with ExitStack() as free:
+            graph = free.enter_context(CGraph(ARRAYS)).finish()
+            again = free.enter_context(CGraph(EMPTY)).refill(ARRAYS).finish()
+            plan = CPlan.made(graph, PROBLEM)
+            free.callback(plan.free)
+            served = plan.replay(graph, again, PROBLEM)
+            assert served is not None
+            free.callback(served.free)
+            offsets, result = c_pack([(0, 2, 8), (1 << 60, 1 << 61, 16), (1, 1 << 62, 8)])
+            assert result.arena == 24 and len(offsets) == 3
+    except Refused as refused:
+        if refused.status != NO_HOST_MEMORY:
+            raise
+        raise gs.OutOfMemory(f"the host gives no memory for {refused.error.message}", None, 0, None) from None
+
+
 ACTS = {act.__name__: act for act in (ops, graph, graph_file, devices, planning, plan_data, replaying, binding,
-                                      tensor_allocator, graph_allocator, packing, errors, scheduling)}
+                                      tensor_allocator, graph_allocator, packing, errors, scheduling, c_api)}

@@ -16,7 +16,7 @@ from acts import ACTS
 from programs import run_program
 
 HERE = Path(__file__).resolve().parent
-SLICE = ("graph", "planning", "replaying", "graph_allocator", "packing")
+SLICE = ("graph", "planning", "replaying", "graph_allocator", "packing", "c_api")
 """What the tests of every day run; plans are where most is allocated."""
 
 

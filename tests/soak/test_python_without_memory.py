@@ -14,6 +14,8 @@ from acts import ACTS
 from programs import run_program
 
 CORE = Path(__file__).resolve().parent.parent.parent / "ggml_sched"
+OF_PYTHON = [act for act in ACTS if act != "c_api"]
+"""The C API has no Python object: what would fail in that act is ctypes."""
 SOURCES = sorted([*CORE.glob("_*.pyx"), *CORE.glob("core/*/*.pxi")])
 
 
@@ -28,11 +30,11 @@ def run(acts, *options: str) -> None:
 
 
 def test_some_missing_allocations_are_memory_errors():
-    run(ACTS, "--step", "5")
+    run(OF_PYTHON, "--step", "5")
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("act", OF_PYTHON)
 def test_every_missing_allocation_is_a_memory_error(act):
     for first in range(3):
         run([act], "--first", str(first))

@@ -69,7 +69,7 @@ def test_the_sanitizers_are_awake(tree, fault, said):
 
 
 @pytest.mark.parametrize("folder", [
-    "core", "planner", "executor", "backends", "soak", "llama/test_cells.py", "llama/test_one_token.py"])
+    "core", "capi", "planner", "executor", "backends", "soak", "llama/test_cells.py", "llama/test_one_token.py"])
 def test_the_suite_accesses_nothing_that_it_should_not(tree, folder):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{folder}"]
     if folder == "soak":

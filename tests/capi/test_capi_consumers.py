@@ -1,0 +1,302 @@
+"""Whoever compiles against the package gets working functions: the C of docs/c-api.md, C++ without Python, Cython.
+
+Each is built by the compiler itself, with all warnings as errors, and runs in a process of its own; those in C and C++
+once more with the address and undefined-behaviour sanitizers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import ggml_sched as gs
+
+ROOT = Path(__file__).resolve().parents[2]
+INCLUDE = gs.get_include()
+HEADERS = sorted(path.name for path in Path(INCLUDE, "ggml_sched").glob("*.h"))
+STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+LANGUAGES = {"c": ["gcc", "-x", "c", "-std=c99"], "c++": ["g++", "-x", "c++", "-std=c++17"]}
+SANITIZE = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
+PYTHON = f"-isystem{sysconfig.get_path('include')}"
+
+for tool in ("gcc", "g++"):
+    if shutil.which(tool) is None:
+        pytest.skip(f"needs {tool}", allow_module_level=True)
+
+
+def build(folder: Path, source: str, output: str, *options: str, language: str = "c") -> Path:
+    done = subprocess.run([*LANGUAGES[language], *STRICT, f"-I{INCLUDE}", PYTHON, "-shared", "-fPIC", *options, source,
+                           "-x", "none", "-o", output], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / output
+
+
+def run(folder: Path, code: str, sanitized: bool = False, expected: int = 0) -> subprocess.CompletedProcess:
+    """Python with a folder on its path."""
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    if sanitized:
+        libraries = [subprocess.run(["gcc", f"-print-file-name=lib{name}.so"], capture_output=True, text=True,
+                                    check=True).stdout.strip() for name in ("asan", "ubsan")]
+        if not all(map(os.path.isabs, libraries)):
+            pytest.skip("this GCC has no sanitizers")
+        environment |= {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True,
+                          timeout=120)
+    assert done.returncode == expected, done.stdout + done.stderr
+    return done
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_each_header_compiles_alone(tmp_path, language):
+    for name in HEADERS:
+        # Twice: once is all that counts.
+        source = f'#include "ggml_sched/{name}"\n#include "ggml_sched/{name}"\nint main(void) {{ return 0; }}\n'
+        done = subprocess.run([*LANGUAGES[language], *STRICT, f"-I{INCLUDE}", "-fsyntax-only", "-"], input=source,
+                              capture_output=True, text=True)
+        assert done.returncode == 0, f"{name}: {done.stderr}"
+
+
+# -- C: the example of the documentation ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def documented(tmp_path) -> Path:
+    """A folder with the files of docs/c-api.md."""
+    page = ROOT / "docs" / "c-api.md"
+    if not page.exists():
+        pytest.skip("needs the source tree")
+    blocks = re.findall(r"^`(\w+\.c)` .*?^```c\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    assert [name for name, _ in blocks] == ["planning.c", "module.c"]
+    for name, text in blocks:
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def small_plan() -> gs.Plan:
+    """The problem of that page in Python."""
+    device, host = gs.DryBackend("device", 256), gs.DryBackend("host", 64)
+    home, ctx = gs.Context(), gs.Context()
+    w, x = home.tensor("f32", (64, 64)), ctx.tensor("f32", (64, 8))
+    device.alloc_tensors(home, "weights")
+    ctx.set_input(x)
+    z = ctx.relu(ctx.mul_mat(w, x))
+    ctx.set_output(z)
+    with gs.Scheduler([device, host]) as scheduler:
+        return scheduler.plan(gs.Graph(z))
+
+
+@pytest.mark.parametrize("sanitized", [False, True])
+def test_the_documented_example_plans_as_python_does(documented, sanitized):
+    plan = small_plan()
+    z = plan.graph.id_of(plan.graph.nodes[-1])
+    expected = (plan.buffer_sizes, plan.data.backend_index(z), plan.data.offset(z))
+    build(documented, "module.c", "planned.so", *(SANITIZE if sanitized else ["-O2"]))
+    done = run(documented, "import planned; print(planned.example())", sanitized)
+    assert done.stdout == f"{expected}\n"
+
+
+def test_an_older_or_newer_package_is_an_import_error_that_says_both_versions(documented):
+    header = documented / "ggml_sched"
+    shutil.copytree(Path(INCLUDE, "ggml_sched"), header)
+    text = (header / "api.h").read_text()
+    for old, new in (("GS_API_MAJOR 1", "GS_API_MAJOR 2"), ("GS_API_MINOR 0", "GS_API_MINOR 7"),
+                     ("char message[256]", "char message[512]")):
+        changed = header / ("status.h" if "message" in old else "api.h")
+        before = changed.read_text()
+        assert old in before
+        changed.write_text(before.replace(old, new))
+        # The folder itself comes first.
+        build(documented, "module.c", "planned.so", "-I.", "-iquote.")
+        changed.write_text(before)
+        done = run(documented, """
+import planned
+try:
+    planned.example()
+except ImportError as error:
+    print(error)
+""")
+        assert "the C API of ggml_sched is 1.0, compiled against " in done.stdout
+    assert text == (header / "api.h").read_text()
+
+
+# -- C++: handed the functions, without Python.h -----------------------------------------------------------------
+
+THREADS = r"""
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+#include "ggml_sched/api.h"
+
+#ifdef Py_PYTHON_H
+#error "no Python here"
+#endif
+
+namespace {
+
+struct Graph {
+    const gs_api *api;
+    gs_api_graph *handle = nullptr;
+    gs_graph_arrays to{};
+
+    explicit Graph(const gs_api *functions) : api(functions) {}
+    ~Graph() { api->graph_free(handle); }
+
+    // A chain: leaf 0, and node i = relu(i - 1); every third one a view of the one before.
+    int fill(int n, gs_error *error) {
+        const gs_graph_size size = {n, n - 1, 1, n - 1, 0, 0};
+        const int status = handle == nullptr ? api->graph_new(&size, &to, &handle, error)
+                                             : api->graph_refill(handle, &size, &to, error);
+        if (status != GS_OK) return status;
+        for (int i = 0; i < n; i++) {
+            const bool view = i > 1 && i % 3 == 0;
+            to.layout[i] = gs_layout{{16, 4, 1, 1}, {4, 64, 256, 256}, 0, GS_TYPE_F32,
+                                     i == 0 ? GS_OP_NONE : view ? GS_OP_VIEW : api->op_of_name("UNARY:RELU")};
+            to.view_src[i] = view ? i - 1 : -1;
+            to.view_offs[i] = 0;
+            to.flags[i] = 0;
+            to.src_begin[i] = i == 0 ? 0 : i - 1;
+            to.param_begin[i] = 0;
+            if (i > 0) to.src[i - 1] = i - 1, to.slot[i - 1] = 0, to.node[i - 1] = i;
+        }
+        to.src_begin[n] = n - 1;
+        to.param_begin[n] = 0;
+        to.leaf[0] = 0;
+        return api->graph_finish(handle, error);
+    }
+};
+
+int64_t arena_of(const gs_api *api, const Graph &graph, gs_error *error) {
+    gs_backend_info backend{};
+    gs_problem problem{};
+    gs_api_plan *plan = nullptr;
+    gs_plan_arrays view{};
+    backend.alignment = 64;
+    api->policy_default(&problem.policy);
+    problem.n_backends = 1;
+    problem.backends = &backend;
+    if (api->plan_new(graph.handle, &problem, &plan, error) != GS_OK) return -1;
+    api->plan_view(plan, &view);
+    const int64_t found = view.arena[0].nbytes;
+    api->plan_free(plan);
+    return found;
+}
+
+}  // namespace
+
+/* Plan from several threads at once, one shared graph and one of each thread's own; how many went wrong. */
+extern "C" int work(const gs_api *api, int n_threads, int n_times) {
+    gs_error error;
+    if (gs_api_check(api, &error) != GS_OK || gs_api_check(nullptr, &error) == GS_OK) return -1;
+    Graph shared(api);
+    if (shared.fill(200, &error) != GS_OK) return -2;
+    const int64_t expected = arena_of(api, shared, &error);
+    if (expected != 256) return -3;
+    std::atomic<int> wrong{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < n_threads; t++) {
+        threads.emplace_back([&, t] {
+            gs_error mine;
+            Graph own(api);
+            for (int k = 0; k < n_times; k++) {
+                if (arena_of(api, shared, &mine) != expected) wrong++;
+                if (own.fill(2 + (t + k) % 60, &mine) != GS_OK || arena_of(api, own, &mine) != expected) wrong++;
+                if (api->graph_equal(own.handle, shared.handle)) wrong++;
+                /* An error of its own, in the midst. */
+                own.fill(5, &mine);
+                const int status = api->graph_finish(own.handle, &mine);
+                if (status != GS_BAD_ARGUMENT || std::string(mine.message).empty()) wrong++;
+            }
+        });
+    }
+    for (auto &thread : threads) thread.join();
+    return wrong;
+}
+"""
+DRIVER = """
+import ctypes
+from ggml_sched import _capi
+pointer = ctypes.pythonapi.PyCapsule_GetPointer
+pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+work = ctypes.CDLL("./threads.so").work
+work.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
+print(work(pointer(_capi.api, b"ggml_sched._capi.api"), 4, 30))
+"""
+
+
+@pytest.mark.parametrize("sanitized", [False, True])
+def test_cpp_plans_from_threads_that_python_does_not_know(tmp_path, sanitized):
+    (tmp_path / "threads.cpp").write_text(THREADS)
+    options = [*(SANITIZE if sanitized else ["-O2"]), "-Wno-missing-field-initializers", "-pthread"]
+    build(tmp_path, "threads.cpp", "threads.so", *options, language="c++")
+    assert run(tmp_path, DRIVER, sanitized).stdout == "0\n"
+
+
+def test_the_sanitizers_see_a_graph_written_outside_of_its_arrays(tmp_path):
+    """So that the sanitized runs above mean something."""
+    inside = "to.leaf[0] = 0;"
+    assert inside in THREADS
+    (tmp_path / "threads.cpp").write_text(THREADS.replace(inside, f"{inside} to.layout[-1].op = 0;"))
+    options = [*SANITIZE, "-Wno-missing-field-initializers", "-pthread"]
+    build(tmp_path, "threads.cpp", "threads.so", *options, language="c++")
+    assert "heap-buffer-overflow" in run(tmp_path, DRIVER, sanitized=True, expected=1).stderr
+
+
+# -- Cython -----------------------------------------------------------------------------------------------------
+
+CYTHON = """
+# cython: language_level=3
+from libc.stdint cimport int64_t
+from ggml_sched._c cimport GS_OK, GS_PACK_DEFAULT_BUDGET, GS_PACK_NO_CAPACITY, gs_api, gs_error, gs_import_api
+from ggml_sched._c cimport gs_pack_result
+
+cdef const gs_api *api = gs_import_api()
+
+
+def packed(list rows):
+    cdef int64_t[64] lower, upper, size, offsets
+    cdef gs_pack_result result
+    cdef gs_error error
+    cdef int n = len(rows), i, status
+    for i in range(n):
+        lower[i], upper[i], size[i] = rows[i]
+    with nogil:
+        status = api.pack(n, lower, upper, size, GS_PACK_NO_CAPACITY, GS_PACK_DEFAULT_BUDGET, offsets, &result, &error)
+    if status != GS_OK:
+        raise ValueError(error.message.decode())
+    found = []
+    for i in range(n):
+        found.append(offsets[i])
+    return found, result.arena
+"""
+
+
+def test_cython_takes_the_declarations_from_the_package(tmp_path):
+    pytest.importorskip("Cython")
+    (tmp_path / "packs.pyx").write_text(CYTHON)
+    done = subprocess.run([sys.executable, "-m", "cython", "-3", "packs.pyx"], cwd=tmp_path, capture_output=True,
+                          text=True)
+    assert done.returncode == 0 and "warning" not in done.stderr, done.stdout + done.stderr
+    options = ["-std=gnu11", "-O1", "-Wno-pedantic", "-Wno-cast-function-type", "-Wno-missing-field-initializers"]
+    build(tmp_path, "packs.c", "packs.so", *options)
+    rows = [(0, 4, 100), (2, 9, 60), (4, 9, 100), (5, 6, 1)]
+    want = gs.pack(*zip(*rows, strict=True))
+    code = f"""
+import packs
+print(packs.packed({rows}))
+try:
+    packs.packed([(1, 0, 1)])
+except ValueError as error:
+    print(error)
+"""
+    assert run(tmp_path, code).stdout.splitlines() == [
+        str((want.offsets.tolist(), int(want.arena))), "a buffer ends before it begins, or has a negative size"]
