@@ -40,7 +40,7 @@ def check(ctx: gs.Context, out: gs.Tensor, n_launches: int, exact: bool = False)
     members = [graph.nodes[i] for i in group]
     assert members[-1] is out
     for order in cupy_kernels.ORDERS:
-        with gs.CpuBackend(1) as backend, support.place(ctx, backend, 64, 0x3F):
+        with cupy_kernels.placed(ctx, order, 64, 0x3F):
             for tensor, array in values.items():
                 tensor.set(array)
             before = [support.raw(t) for t in members]

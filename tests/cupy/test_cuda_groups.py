@@ -48,7 +48,7 @@ def check(ctx: gs.Context, outs, values: dict, *, read: tuple[gs.Tensor, ...] = 
     graph, seen = gs.Graph(*outs), None
     keep = (*outs, *read)
     for order in cupy_kernels.ORDERS:
-        with gs.CpuBackend(1) as backend, support.place(ctx, backend, 64, 0x3F):
+        with cupy_kernels.placed(ctx, order, 64, 0x3F) as backend:
             for tensor, array in values.items():
                 tensor.set(array)
             before = {t: support.raw(t) for t in graph.nodes if t.computes}

@@ -1,62 +1,126 @@
-"""The package's kernels under AddressSanitizer and UndefinedBehaviorSanitizer: a model's, from end to end.
+"""The package's own kernels under AddressSanitizer and UndefinedBehaviorSanitizer, each tensor in memory of its own.
 
-They are compiled for both at once, in a process that was started for it.  tests/cupy/test_fake_sanitizers.py proves
-that what they see ends the process.
+Processes that are started for it run tests of ops: odd sizes, views, every type of weights.  Bugs that are planted in a
+copy of the sources have to end such a process, where they are.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
-import numpy as np
 import pytest
 from cupy_sources import needs_compiler, run_sanitized
 
-import ggml_sched as gs
-from ggml_sched.llama import load, random_llama
+from ggml_sched.backends.cupy.source import KERNELS
 
 pytestmark = needs_compiler
 
-SHAPE = {"n_vocab": 40, "n_embd": 64, "n_layer": 2, "n_head": 2, "n_head_kv": 1, "n_ff": 96}
-PROMPT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 32]
-
-MODULES = ["matvec_plain", "matmul_plain", "matmul_float", "matvec_float", "rows", "copies", "norm", "rope",
-           "elementwise", "soft_max", "activations"]
-"""Most of what the model needs; others are compiled when they are met."""
+HERE = Path(__file__).parent
 
 CODE = """
-import json, os, sys
-from concurrent.futures import ThreadPoolExecutor
-import ggml_sched as gs
-from ggml_sched.backends.cupy.fake import FakeDevice
-from ggml_sched.backends.cupy.fake.compile import library
-from ggml_sched.backends.cupy.source import KERNELS, kernel_source
-from ggml_sched.llama import load, random_llama
+import json, os, sys, tempfile
+from pathlib import Path
+import pytest
+import numpy, ggml_sched         # once for all
+from ggml_sched.backends.cupy.fake import kernels
 
-shape, prompt, flash, modules = map(json.loads, sys.argv[1:5])
-kinds = FakeDevice().sanitize
-assert kinds == ("address", "undefined")
-with ThreadPoolExecutor(os.cpu_count()) as pool:        # where it has not been done: by all cores
-    list(pool.map(lambda name: library(name, kernel_source(name, KERNELS), kinds), modules))
-data, found = random_llama(5, **shape, dtype="q4_0"), []
-for order in (0, 3):
-    with FakeDevice(order=order) as device, gs.CupyBackend(device, staging=1 << 16) as cuda:
-        with load(data, [cuda], n_ctx=64, flash=flash) as model:
-            found += [model.eval(prompt)[-1].tolist(), *(model.eval([t])[-1].tolist() for t in prompt[:3])]
-print(json.dumps(found))
+def run(folder, files, tests):
+    if folder:
+        kernels.KERNELS = Path(folder)
+    return pytest.main(["-x", "-q", "-s", "-p", "no:cacheprovider", "-k", " or ".join(tests), *files])
+
+def start(case):
+    said = tempfile.TemporaryFile()
+    child = os.fork()
+    if not child:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+        status = run(*case)
+        sys.stdout.flush()
+        os._exit(status)
+    return child, said
+
+for child, said in list(map(start, json.loads(sys.argv[1]))):
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    said.seek(0)
+    print(json.dumps([status, said.read().decode(errors="replace")]), flush=True)
 """
 
+WELL = {
+    "products": (("matrix", "repack", "gated"), (
+        "test_every_type_with_few_columns_and_more", "test_plain_rows_of_odd_lengths",
+        "test_columns_between_the_multiples", "test_columns_of_other_types", "test_mul_mat_id",
+        "test_ids_in_a_strided_view", "test_mul_mat_of", "test_products_have_the_bits_of_ggmls_order",
+        "test_chosen_experts", "test_a_feed_forward_of_one_token", "test_gates_and_several_tokens")),
+    "attention": (("attention", "ops_of_the_cpu", "sort"), (
+        "test_caches", "test_head_sizes", "test_batches_and_unused", "test_long_caches",
+        "test_flash_attention_over", "test_soft_max", "test_diag_mask", "test_rope", "test_rows_of_one_block",
+        "test_argmax", "test_top_k")),
+    "rows": (("rows", "groups"), (
+        "test_get_rows", "test_of_several_rows", "test_blocks_are_those", "test_an_id_that_names_nothing",
+        "test_a_norm_", "test_a_sum_", "test_rope_and_the_write", "test_rows_too_long")),
+    "values": (("ops_of_the_cpu", "launch"), (
+        "test_binary_of_permuted", "test_binary_broadcasts", "test_unary_of_permuted", "test_glu", "test_concat",
+        "test_pad", "test_repeat", "test_cpy", "test_dup", "test_set", "test_get_rows", "test_cont", "test_arange",
+        "test_xielu", "test_rows", "test_sum", "test_group_norm", "test_ssm", "test_a_scan_reads", "test_add1",
+        "test_cast_between_f32", "test_four_neighbours", "test_a_bias_is_added", "test_neighbours_are_copied")),
+}
+"""(Files, tests), to run at the same time."""
 
-@pytest.mark.parametrize("flash", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["plain", "flash"])
-def test_a_model_touches_no_byte_that_is_not_its_own(flash):
-    """A prompt, and tokens that are launched, captured and replayed; threads run forward and shuffled.  f16 kernels of
-    flash attention take half a minute to compile: their turn is the soak's."""
-    done = run_sanitized("address,undefined", CODE, json.dumps(SHAPE), json.dumps(PROMPT), json.dumps(flash),
-                         json.dumps(MODULES))
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stderr == ""
-    first, other = np.split(np.array(json.loads(done.stdout)), 2)
-    assert np.array_equal(first, other)
-    with gs.CpuBackend(1) as cpu, load(random_llama(5, **SHAPE, dtype="q4_0"), [cpu], n_ctx=64) as model:
-        want = np.stack([model.eval(PROMPT)[-1], *(model.eval([t])[-1] for t in PROMPT[:3])])
-    assert ((first - want) ** 2).sum() <= 5e-3 * (want**2).sum()
+PLANTED = {
+    "a row that ends one element too late": (
+        "norm.cu", "if (i >= n) continue;", "if (i > n) continue;", "groups", "test_a_norm_and_its_weight",
+        "heap-buffer-overflow"),
+    "more warps than shared memory was taken for": (
+        "soft_max.cu", "__shared__ float part[32];", "__shared__ float part[1];",
+        "values", "test_soft_max_of_masked_rows", "global-buffer-overflow"),
+    "a scale that is loaded with what stands beside it": (
+        "elements.cuh", "case Q4_0: return (float)(nibble(b + 2, j, 16) - 8) * half_at(b);",
+        "case Q4_0: return (float)(nibble(b + 2, j, 16) - 8) * __half_bits_to_float(*(const uint32_t*)b & 0xffff);",
+        "rows", "test_get_rows_reads_every_bit", "misaligned address"),
+    "a place that is counted in too few bits": (
+        "rows.cu", "if (row < 0 || row >= a.ne[1]) {", "if (row < 0 || (int)row * 4 >= a.ne[1] * 4) {",
+        "rows", "test_an_id_that_names_nothing", "signed integer overflow"),
+}
+
+
+def results(cases: dict[str, tuple[str | None, tuple[str, ...], tuple[str, ...]]]) -> dict[str, tuple[int, str]]:
+    """(exit status, what was said) of tests in files with the kernels of a folder (None: the package's)."""
+    given = [(folder, [str(HERE / f"test_cuda_{file}.py") for file in files], tests)
+             for folder, files, tests in cases.values()]
+    done = run_sanitized("address,undefined", CODE, json.dumps(given))
+    assert done.returncode == 0, done.stderr
+    return dict(zip(cases, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def well():
+    return results({name: (None, *what) for name, what in WELL.items()})
+
+
+@pytest.mark.parametrize("name", WELL)
+def test_kernels_stay_in_their_memory_and_do_nothing_undefined(well, name):
+    status, said = well[name]
+    assert status == 0 and " passed" in said, said
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    cases = {}
+    for name, (source, good, bad, file, test, _) in PLANTED.items():
+        folder = tmp_path_factory.mktemp("kernels")
+        shutil.copytree(KERNELS, folder, dirs_exist_ok=True)
+        text = (folder / source).read_text(encoding="utf-8")
+        assert good in text, name
+        (folder / source).write_text(text.replace(good, bad), encoding="utf-8")
+        cases[name] = str(folder), (file,), (test,)
+    return results(cases)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_ends_the_process_where_it_is(planted, name):
+    *_, expected = PLANTED[name]
+    status, said = planted[name]
+    assert status and expected in said and " passed" not in said, said

@@ -122,6 +122,63 @@ def test_an_error_that_is_found_by_waiting_leaves_no_results_either(monkeypatch)
         assert (chain.y.numpy() == 4).all()
 
 
+def test_an_error_that_somebody_else_was_told_leaves_no_results_either(monkeypatch):
+    with LateBackend("A", LateWorld(0)) as late, gs.Scheduler([late]) as sched, gs.Scheduler([late]) as other:
+        chain, another = Chain(sched, late, late), Chain(other, late, late)
+        chain.set(1)
+        another.set(2)
+
+        def broken(self, nodes):
+            raise gs.BackendError("broken")
+
+        for wait in (late.synchronize, lambda: other.compute(another.graph)):
+            with monkeypatch.context() as patched:
+                patched.setattr(gs.CpuBackend, "graph_plan_compute", broken)
+                patched.setattr(gs.CpuBackend, "graph_compute", broken)
+                sched.compute(chain.graph, wait=False)
+                with pytest.raises(gs.BackendError, match="broken"):
+                    wait()
+            with pytest.raises(gs.HazardError, match="'y'.*not been computed.*broken"):
+                chain.y.numpy()
+            sched.synchronize()
+            for leave in (False, True):
+                sched.compute(chain.graph, wait=leave)
+                assert (chain.y.numpy() == 4).all()
+
+
+def test_taking_turns_raises_what_went_wrong_before_anything_else_is_computed(monkeypatch):
+    with LateBackend("A", LateWorld(0)) as late, gs.Scheduler([late]) as sched:
+        chain, other = Chain(sched, late, late), Chain(sched, late, late)
+        other.set(1)
+        sched.alloc(chain.graph)
+        chain.set(1)
+
+        def broken(self, nodes):
+            raise gs.BackendError("broken")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(gs.CpuBackend, "graph_plan_compute", broken)
+            patched.setattr(gs.CpuBackend, "graph_compute", broken)
+            sched.compute(chain.graph, wait=False)
+            with pytest.raises(gs.BackendError, match="broken"):
+                sched.compute(other.graph)
+        sched.synchronize()
+        sched.compute(other.graph)
+        assert (other.y.numpy() == 4).all()
+
+
+def test_results_that_are_there_outlive_an_error_that_comes_later():
+    with LateBackend("A", LateWorld(0)) as late, gs.Scheduler([late]) as sched:
+        chain = Chain(sched, late, late)
+        chain.set(1)
+        sched.compute(chain.graph, wait=False)
+        sched.synchronize()
+        late.error = gs.BackendError("of others")
+        with pytest.raises(gs.BackendError, match="of others"):
+            late.synchronize()
+        assert (chain.y.numpy() == 4).all()
+
+
 def test_switching_graphs_and_closing_wait():
     world = LateWorld(1)
     with LateBackend("L", world) as late:

@@ -65,7 +65,7 @@ def library(name: str, text: str, sanitize: tuple[str, ...] = ()) -> Path:
     if os.environ.get("GGML_SCHED_FAKE_STRICT"):
         flags.append("-Werror")
     if sanitize:
-        flags += ["-O1", "-g1", "-fno-omit-frame-pointer", f"-DHOST_CUDA_STACK={256 << 10}"]
+        flags += ["-O0", "-g1", "-fno-omit-frame-pointer", f"-DHOST_CUDA_STACK={256 << 10}"]
     path = _cache() / f"{name}-{_key(gxx, text, flags)}.so"
     if not path.exists():
         _compile(gxx, name, text, flags, path)

@@ -76,15 +76,13 @@ class Heap:
                 raise DeviceOutOfMemory(n, free)
             ptr = at.value
             ctypes.memset(ptr, FRESH, size)
-            # What AddressSanitizer gave back to the host may come again.
-            self._gone = deque(old for old in self._gone if old.has_bytes or not ptr - old.size < old.ptr < ptr + size)
         memory = FakeMemory(device, ptr, n, not is_dry)
         bisect.insort(self._starts, ptr)
         self._live[ptr] = memory
         return memory
 
     def release(self, memory: FakeMemory, at_once: bool = False) -> None:
-        """`at_once`: give the bytes back to the host, for AddressSanitizer to watch."""
+        """`at_once`: give the bytes back to the host, which may use the addresses again; AddressSanitizer watches."""
         memory.is_free = True
         del self._live[memory.ptr]
         del self._starts[bisect.bisect_left(self._starts, memory.ptr)]
@@ -92,19 +90,17 @@ class Heap:
             return
         if at_once:
             _libc.free(memory.ptr)
-            memory.has_bytes = False
-        else:
-            ctypes.memset(memory.ptr, GONE, memory.size)
-            self._gone_bytes += memory.size
+            return
+        ctypes.memset(memory.ptr, GONE, memory.size)
+        self._gone_bytes += memory.size
         self._gone.append(memory)
         while self._gone_bytes > KEPT or len(self._gone) > KEPT_PIECES:
             self._forget()
 
     def _forget(self) -> None:
         memory = self._gone.popleft()
-        if memory.has_bytes:
-            self._gone_bytes -= memory.size
-            _libc.free(memory.ptr)
+        self._gone_bytes -= memory.size
+        _libc.free(memory.ptr)
 
     def of(self, device) -> list[FakeMemory]:
         return [memory for memory in self._live.values() if memory.device is device]
