@@ -1,6 +1,7 @@
 """Build the compiled parts; everything else about the package stands in pyproject.toml.
 
     _pack, _graph, _core    a .pyx that is a contents page, its parts in ggml_sched/core/, its .pxd
+    _capi                   the C API over those three
     _locks, _steps          what every compute does
     llama._cells            what every token does
     backends.cpu._kernels   a .pyx over the C files of backends/cpu/kernels/
@@ -61,8 +62,8 @@ match BUILD:
 
 KERNEL_CFLAGS = ["-std=gnu11", "-pthread", "-ffp-contract=off", *(["-O1"] if BUILD else ["-funroll-loops"])]
 
-PARTS = {"_pack": ("pack",), "_graph": ("graph",), "_core": ("alloc", "plan"), "_locks": (), "_steps": (),
-         "llama._cells": ()}
+PARTS = {"_pack": ("pack",), "_graph": ("graph",), "_core": ("alloc", "plan"), "_capi": (), "_locks": (),
+         "_steps": (), "llama._cells": ()}
 """For each extension the folders of ggml_sched/core/ that hold its parts."""
 
 

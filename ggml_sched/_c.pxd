@@ -12,6 +12,17 @@ cdef extern from "ggml_sched/status.h" nogil:
     enum: GS_UNSUPPORTED_OP
     enum: GS_HAZARD
 
+    ctypedef struct gs_error:
+        int32_t status
+        int32_t tensor
+        int32_t backend
+        int32_t index
+        int64_t value
+        int64_t limit
+        char message[256]
+
+    const char *gs_status_name(int status)
+
 cdef extern from "ggml_sched/checked.h" nogil:
     int gs_checked_add(int64_t a, int64_t b, int64_t *out)
     int gs_checked_mul(int64_t a, int64_t b, int64_t *out)
@@ -310,3 +321,170 @@ cdef extern from "ggml_sched/plan.h" nogil:
         int32_t *group_begin
         int32_t *group_member
         void *memory[4]
+
+cdef extern from "ggml_sched/api.h" nogil:
+    enum: GS_API_MAJOR
+    enum: GS_API_MINOR
+    const char *GS_API_CAPSULE
+    enum: GS_MAX_BACKENDS
+    enum: GS_MAX_TENSORS
+    enum: GS_PACK_NO_CAPACITY
+    enum: GS_PACK_DEFAULT_BUDGET
+    enum: GS_PACK_PLANNER_BUDGET
+
+    ctypedef struct gs_api_graph:
+        pass
+
+    ctypedef struct gs_api_plan:
+        pass
+
+    ctypedef struct gs_graph_size:
+        int32_t n_tensors
+        int32_t n_nodes
+        int32_t n_leafs
+        int32_t n_src
+        int32_t n_params
+        int32_t n_deps
+
+    ctypedef struct gs_graph_arrays:
+        gs_layout *layout
+        int32_t *view_src
+        int64_t *view_offs
+        unsigned char *flags
+        int32_t *src_begin
+        int32_t *src
+        unsigned char *slot
+        int32_t *param_begin
+        int32_t *param
+        int32_t *node
+        int32_t *leaf
+        int32_t *dep_begin
+        int32_t *dep
+
+    ctypedef struct gs_backend_info:
+        const char *name
+        int64_t alignment
+        int64_t max_buffer
+        const uint64_t *inplace
+
+    ctypedef struct gs_problem:
+        gs_policy policy
+        int32_t n_backends
+        int32_t n_buffers
+        int32_t n_groups
+        const gs_backend_info *backends
+        const int32_t *resident
+        const unsigned char *usage
+        const int32_t *buffer
+        const unsigned char *reads_buffer
+        const unsigned char *reads
+        const int32_t *assigned
+        const unsigned char *supports
+        const unsigned char *offloads
+        const int64_t *nbytes
+        const int32_t *group_backend
+        const int32_t *group_begin
+        const int32_t *group_member
+
+    ctypedef struct gs_plan_arrays:
+        int32_t n_backends
+        int32_t n_tensors
+        int32_t n_copies
+        int32_t n_places
+        int32_t n
+        int32_t n_seq
+        int32_t n_splits
+        int32_t n_inputs
+        int32_t n_write_backs
+        int32_t n_chunks
+        int32_t n_groups
+        const int32_t *assign
+        const unsigned char *reason
+        const int32_t *split_backend
+        const int32_t *split_start
+        const int32_t *split_stop
+        const int32_t *split_inputs
+        const int32_t *inputs
+        const int32_t *copy_like
+        const int32_t *copy_from
+        const int32_t *copy_backend
+        const int32_t *copy_kept
+        const int32_t *place_copy
+        const int32_t *back_node
+        const int32_t *back_copy
+        const int32_t *like
+        const int32_t *home
+        const int32_t *root
+        const int32_t *birth
+        const int32_t *death
+        const int32_t *trimmed
+        const int32_t *src_begin
+        const int32_t *src
+        const int64_t *size
+        const int64_t *view_offs
+        const int64_t *offset
+        const int64_t *rest
+        const unsigned char *op
+        const unsigned char *flags
+        const unsigned char *state
+        const int32_t *seq
+        const gs_arena_result *arena
+        const int64_t *chunk_nbytes
+        const int32_t *group_begin
+        const int32_t *group_member
+
+    ctypedef struct gs_pack_result:
+        int64_t arena
+        int64_t bound
+        int64_t proven
+        int64_t tries
+        int32_t method
+        int32_t optimal
+
+    ctypedef struct gs_api:
+        int32_t major
+        int32_t minor
+        size_t size
+        size_t size_layout
+        size_t size_policy
+        size_t size_arena_result
+        size_t size_error
+        size_t size_graph_size
+        size_t size_graph_arrays
+        size_t size_backend_info
+        size_t size_problem
+        size_t size_plan_arrays
+        size_t size_pack_result
+        int (*graph_new)(const gs_graph_size *size, gs_graph_arrays *fill, gs_api_graph **graph,
+                         gs_error *error) noexcept nogil
+        int (*graph_refill)(gs_api_graph *graph, const gs_graph_size *size, gs_graph_arrays *fill,
+                            gs_error *error) noexcept nogil
+        int (*graph_finish)(gs_api_graph *graph, gs_error *error) noexcept nogil
+        void (*graph_free)(gs_api_graph *graph) noexcept nogil
+        int (*graph_equal)(const gs_api_graph *a, const gs_api_graph *b) noexcept nogil
+        int (*graph_same_wiring)(const gs_api_graph *a, const gs_api_graph *b) noexcept nogil
+        int (*graph_fingerprint)(const gs_api_graph *graph, uint64_t *fingerprint, uint64_t *wiring,
+                                 gs_error *error) noexcept nogil
+        void (*policy_default)(gs_policy *policy) noexcept nogil
+        void (*policy_seed)(gs_policy *policy) noexcept nogil
+        int (*plan_new)(const gs_api_graph *graph, const gs_problem *problem, gs_api_plan **plan,
+                        gs_error *error) noexcept nogil
+        int (*plan_replay)(const gs_api_plan *reserved, const gs_api_graph *reserved_graph, const gs_api_graph *graph,
+                           const gs_problem *problem, gs_api_plan **plan, int *serves, gs_error *error) noexcept nogil
+        void (*plan_find_exclusive)(gs_api_plan *plan) noexcept nogil
+        void (*plan_view)(const gs_api_plan *plan, gs_plan_arrays *arrays) noexcept nogil
+        void (*plan_free)(gs_api_plan *plan) noexcept nogil
+        int (*pack)(int32_t n, const int64_t *lower, const int64_t *upper, const int64_t *size, int64_t capacity,
+                    int64_t budget, int64_t *offsets, gs_pack_result *result, gs_error *error) noexcept nogil
+        const char *(*status_name)(int status) noexcept nogil
+        const char *(*reason_name)(int reason) noexcept nogil
+        const char *(*pack_method_name)(int method) noexcept nogil
+        const char *(*op_name)(int op) noexcept nogil
+        int (*op_of_name)(const char *name) noexcept nogil
+        const char *(*type_name)(int type) noexcept nogil
+        int (*type_of_name)(const char *name) noexcept nogil
+        int (*type_traits)(int type, gs_type_traits *traits) noexcept nogil
+
+    int gs_api_check(const gs_api *api, gs_error *error) noexcept
+    # Not without Python.h; needs the GIL: raises ImportError.
+    const gs_api *gs_import_api() except NULL with gil

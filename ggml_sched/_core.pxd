@@ -4,8 +4,8 @@
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from ggml_sched._c cimport gs_checked_add, gs_checked_align, gs_checked_mul, gs_graph, gs_layout, gs_plan
-from ggml_sched._c cimport gs_policy, gs_range_fits, gs_request
+from ggml_sched._c cimport gs_checked_add, gs_checked_align, gs_checked_mul, gs_error, gs_graph, gs_layout, gs_plan
+from ggml_sched._c cimport gs_policy, gs_problem, gs_range_fits, gs_request
 from ggml_sched._graph cimport BackendBase, BufferBase, ContextBase, Graph, Home, Lease, Tensor, TensorSet
 from ggml_sched._pack cimport gs_blocks
 
@@ -120,6 +120,13 @@ cdef class Request:
     cdef int note_size(self, int32_t b, int32_t id, int64_t size) except -1
 
 
+# A problem of the C API, checked, as the request that the passes take.
+ctypedef struct gs_asked:
+    gs_request r                # `g`, `supports`, `offloads` and `nbytes` are the caller's; all else stands in `memory`
+    void *memory                # owned; bytes 0 .. n_bytes are the same for the same problem
+    int64_t n_bytes
+
+
 cdef class PlanData:
     cdef gs_plan c                      # owned
     cdef bint knows_exclusive           # found out when first asked: planning alone does not need it
@@ -134,3 +141,9 @@ cdef int gs_plan_make(const gs_request *r, gs_plan *p) noexcept nogil
 # A reserved plan for a graph of the same wiring; *serves says whether it fits.
 cdef int gs_plan_replay(const gs_request *r, const gs_plan *reserved, gs_plan *p, int32_t *serves) noexcept nogil
 cdef void gs_plan_free(gs_plan *p) noexcept nogil
+cdef void plan_mark_exclusive(gs_plan *p) noexcept nogil
+# Freed with asked_free when this succeeds.
+cdef int asked_init(gs_asked *a, const gs_graph *g, const gs_problem *p, gs_error *error) noexcept nogil
+cdef void asked_free(gs_asked *a) noexcept nogil
+cdef bint asked_alike(const gs_asked *a, const gs_asked *b) noexcept nogil
+cdef int planning_refused(gs_error *error, const gs_asked *a, int status, int32_t id) noexcept nogil

@@ -10,6 +10,7 @@ A contents page.  All imports stand here; the parts below, in core/alloc/ and co
     plan/answers            what backends have said of each kind of node
     plan/ask                asking them
     plan/request            what a plan depends on besides the graph
+    plan/problem            the same, given by a C caller
     plan/offered            what backends would compute as one
     plan/reasons            why a tensor is where it is
     plan/splits             splits, and the copies between them
@@ -53,10 +54,12 @@ cimport cython
 from cpython.list cimport PyList_GET_ITEM
 from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset
 
 from ggml_sched._c cimport (
+    GS_BAD_ARGUMENT,
     GS_BAD_PLACEMENT,
     GS_FLAG_INPUT,
     GS_FLAG_OUTPUT,
@@ -65,7 +68,9 @@ from ggml_sched._c cimport (
     GS_KIND_INPUT,
     GS_KIND_VIEW,
     GS_KIND_WRITES,
+    GS_MAX_BACKENDS,
     GS_MAX_SRC,
+    GS_MAX_TENSORS,
     GS_METHOD_BEST_FIT,
     GS_METHOD_PACKED,
     GS_METHOD_REPLAYED,
@@ -112,14 +117,19 @@ from ggml_sched._c cimport (
     GS_USAGE_ANY,
     GS_USAGE_WEIGHTS,
     gs_arena_result,
+    gs_backend_info,
     gs_checked_align,
+    gs_error,
     gs_graph,
     gs_layout,
     gs_mix,
     gs_node,
     gs_op_inplace,
+    gs_op_name,
     gs_plan,
     gs_policy,
+    gs_problem,
+    gs_reason_name,
     gs_request,
 )
 from ggml_sched._graph cimport (
@@ -174,6 +184,7 @@ include "core/plan/answers.pxi"
 include "core/plan/devices.pxi"
 include "core/plan/ask.pxi"
 include "core/plan/request.pxi"
+include "core/plan/problem.pxi"
 include "core/plan/offered.pxi"
 include "core/plan/reasons.pxi"
 include "core/plan/splits.pxi"

@@ -4,7 +4,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from ggml_sched._c cimport GS_OP_TRANSPOSE, GS_OP_VIEW, gs_graph, gs_layout, gs_node
+from ggml_sched._c cimport GS_OP_TRANSPOSE, GS_OP_VIEW, gs_error, gs_graph, gs_layout, gs_node
 
 
 cdef inline bint layout_same_ne(const gs_layout *a, const gs_layout *b) noexcept nogil:
@@ -147,6 +147,17 @@ cdef enum:
 
 cdef int32_t kind_words(const gs_graph *g, int32_t id, uint64_t *out) noexcept nogil
 cdef void node_of_kind(const gs_graph *g, int32_t id, gs_node *out) noexcept nogil
+
+
+# A flat graph without Tensors, for the C API: laid out in a block of flat_bytes, checked once its arrays are filled.
+cdef int64_t flat_bytes(int64_t n_tensors, int64_t n_nodes, int64_t n_leafs, int64_t n_src, int64_t n_params) noexcept nogil
+cdef void flat_lay_out(gs_graph *g, void *block, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src,
+                       int64_t n_params) noexcept nogil
+cdef int flat_check(gs_graph *g, int64_t n_src, int64_t n_params, int64_t n_deps, gs_error *error) noexcept nogil
+cdef void flat_classify(gs_graph *g) noexcept nogil
+cdef bint flat_equal(const gs_graph *a, const gs_graph *b) noexcept nogil
+cdef bint flat_same_wiring(const gs_graph *a, const gs_graph *b) noexcept nogil
+cdef void flat_fingerprint(const gs_graph *g, uint64_t *form, uint64_t *found, uint64_t *wiring) noexcept nogil
 
 
 # Which place each tensor of a table has: open addressing over a power of two of seats, at least half of them free.

@@ -12,6 +12,8 @@ A contents page.  All imports stand here; the parts below, in core/graph/, are r
     ops_*               the ops, one family a file; the last one ends in class Context
     tensor_set          an open-addressing hash set of tensors
     flat                the arrays in which passes see a graph
+    check               whether arrays that somebody else has written are a graph
+    equal               whether two graphs are the same
     fingerprint         what makes graphs equal
     kinds               nodes that no backend may tell apart
     nodes               nodes as C takes them
@@ -33,11 +35,13 @@ from cpython.pyport cimport PY_SSIZE_T_MAX, PY_SSIZE_T_MIN
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
 from libc.math cimport ceil, isfinite
-from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, llabs, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset
 
 from ggml_sched._c cimport (
+    GS_BAD_ARGUMENT,
     GS_FLAG_INPUT,
     GS_FLAG_OUTPUT,
     GS_GLU_GEGLU,
@@ -53,6 +57,7 @@ from ggml_sched._c cimport (
     GS_MAX_SRC,
     GS_NO_HOST_MEMORY,
     GS_N_OPS,
+    GS_N_TYPES,
     GS_OK,
     GS_OP_ADD,
     GS_OP_ADD1,
@@ -102,6 +107,14 @@ from ggml_sched._c cimport (
     GS_OP_UNARY,
     GS_OP_VIEW,
     GS_OVERFLOW,
+    GS_TYPE_BF16,
+    GS_TYPE_F16,
+    GS_TYPE_F32,
+    GS_TYPE_F64,
+    GS_TYPE_I8,
+    GS_TYPE_I16,
+    GS_TYPE_I32,
+    GS_TYPE_I64,
     GS_UNARY_ABS,
     GS_UNARY_ELU,
     GS_UNARY_EXP,
@@ -116,6 +129,7 @@ from ggml_sched._c cimport (
     GS_UNARY_TANH,
     gs_checked_add,
     gs_checked_mul,
+    gs_error,
     gs_graph,
     gs_layout,
     gs_mix,
@@ -125,6 +139,8 @@ from ggml_sched._c cimport (
     gs_op_inplace,
     gs_op_name,
     gs_range_fits,
+    gs_traits_of_type,
+    gs_type_name,
     gs_type_traits,
 )
 
@@ -142,6 +158,8 @@ include "core/graph/ops_recurrent.pxi"
 include "core/graph/ops_attention.pxi"
 include "core/graph/tensor_set.pxi"
 include "core/graph/flat.pxi"
+include "core/graph/check.pxi"
+include "core/graph/equal.pxi"
 include "core/graph/fingerprint.pxi"
 include "core/graph/kinds.pxi"
 include "core/graph/nodes.pxi"

@@ -71,3 +71,7 @@ cdef int blocks_take(gs_blocks *b, int64_t size, int64_t *offset) noexcept nogil
 cdef int blocks_give(gs_blocks *b, int64_t offset, int64_t size) noexcept nogil
 cdef int blocks_cut(gs_blocks *b, int64_t offset, int64_t size) noexcept nogil
 cpdef str method_name(int method)
+cdef const char *pack_method_word(int method) noexcept nogil
+# `pack` for callers in C: any times; failed[0] is the buffer that an error is about, or -1.
+cdef int pack_any_times(int32_t n, const int64_t *lower, const int64_t *upper, const int64_t *size, int64_t capacity,
+                        int64_t budget, int64_t *offsets, gs_packing *out, int32_t *failed) noexcept nogil

@@ -13,6 +13,7 @@ A contents page.  All imports stand here; the parts below, in core/pack/, are re
     fill                what is to stay empty, as buffers of its own
     run                 the whole stack
     api                 `pack`, for people
+    times               the same for callers in C
 """
 
 from operator import index as _index
@@ -22,8 +23,8 @@ import numpy as np
 from ggml_sched.errors import Error, no_host_memory
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint64_t
+from libc.stdlib cimport free, malloc, qsort, realloc
 from libc.string cimport memcpy, memmove, memset
 
 from ggml_sched._c cimport (
@@ -49,3 +50,4 @@ include "core/pack/join.pxi"
 include "core/pack/fill.pxi"
 include "core/pack/run.pxi"
 include "core/pack/api.pxi"
+include "core/pack/times.pxi"

@@ -48,17 +48,6 @@ extern "C" {
 #define GS_MAX_BACKENDS 256
 #define GS_MAX_TENSORS 0x3fffffff
 
-/* What a failure is about.  Fields that do not apply are -1, value and limit 0. */
-typedef struct gs_error {
-    int32_t status;             /* gs_status                                                        */
-    int32_t tensor;             /* id                                                               */
-    int32_t backend;            /* index                                                            */
-    int32_t index;              /* where in the array that the message names                        */
-    int64_t value;              /* what was found there, or the bytes that were asked for           */
-    int64_t limit;              /* what it may be at most, or the bytes that there are              */
-    char message[256];          /* one line of English, ends with a zero                            */
-} gs_error;
-
 /* -- graphs --------------------------------------------------------------------------------------------------- */
 
 typedef struct gs_api_graph gs_api_graph;

@@ -7,6 +7,9 @@
 #ifndef GGML_SCHED_STATUS_H
 #define GGML_SCHED_STATUS_H
 
+#include <stddef.h>
+#include <stdint.h>
+
 typedef enum gs_status {
     GS_OK = 0,
     GS_NO_HOST_MEMORY = -1,   /* malloc of bookkeeping memory failed      */
@@ -17,5 +20,31 @@ typedef enum gs_status {
     GS_UNSUPPORTED_OP = -6,   /* no backend runs this op                  */
     GS_HAZARD = -7            /* a plan would read or overwrite wrong data */
 } gs_status;
+
+/* What a failure is about.  Fields that do not apply are -1, value and limit 0. */
+typedef struct gs_error {
+    int32_t status;             /* gs_status                                                        */
+    int32_t tensor;             /* id                                                               */
+    int32_t backend;            /* index                                                            */
+    int32_t index;              /* where in the array that the message names                        */
+    int64_t value;              /* what was found there, or the bytes that were asked for           */
+    int64_t limit;              /* what it may be at most, or the bytes that there are              */
+    char message[256];          /* one line of English, ends with a zero                            */
+} gs_error;
+
+/* How a code is called, NULL for a number that is none. */
+static inline const char *gs_status_name(int status) {
+    switch (status) {
+    case GS_OK: return "ok";
+    case GS_NO_HOST_MEMORY: return "no host memory";
+    case GS_OVERFLOW: return "overflow";
+    case GS_OUT_OF_MEMORY: return "out of memory";
+    case GS_BAD_ARGUMENT: return "bad argument";
+    case GS_BAD_PLACEMENT: return "bad placement";
+    case GS_UNSUPPORTED_OP: return "unsupported op";
+    case GS_HAZARD: return "hazard";
+    default: return NULL;
+    }
+}
 
 #endif

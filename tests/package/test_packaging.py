@@ -22,12 +22,12 @@ from pathlib import Path
 import pytest
 
 import ggml_sched as gs
-from ggml_sched import _core, _graph, _locks, _pack, _steps
+from ggml_sched import _capi, _core, _graph, _locks, _pack, _steps
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(gs.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-EXTENSIONS = {"_pack": _pack, "_graph": _graph, "_core": _core, "_locks": _locks, "_steps": _steps}
+EXTENSIONS = {"_pack": _pack, "_graph": _graph, "_core": _core, "_capi": _capi, "_locks": _locks, "_steps": _steps}
 KERNELS = ("backends/cpu/_kernels", "backends/ggml/_ggml", "llama/_cells")
 """Extensions that nobody compiles against."""
 HEADERS = sorted(path.name for path in (ROOT / "include" / "ggml_sched").glob("*.h"))

@@ -25,10 +25,10 @@ cdef inline gs_lanes form_of(const gs_layout *layout) noexcept nogil:
     return h
 
 
-cdef void flat_fingerprint(gs_graph *g, uint64_t *found, uint64_t *wiring) noexcept nogil:
+cdef void flat_fingerprint(const gs_graph *g, uint64_t *form, uint64_t *found, uint64_t *wiring) noexcept nogil:
     """128 bits over everything that a plan depends on; and 64 without parameters, shapes, strides and view offsets.
 
-    On the way each tensor gets the hash of its form.
+    On the way the hash of each tensor's form goes to `form`, unless that is NULL.
     """
     cdef gs_lanes all, h
     cdef uint64_t x, w, wired = gs_mix(<uint64_t>g.n_tensors, <uint64_t>g.n_nodes)
@@ -38,7 +38,8 @@ cdef void flat_fingerprint(gs_graph *g, uint64_t *found, uint64_t *wiring) noexc
     lanes_mix(&all, (<uint64_t>g.n_nodes << 32) | <uint64_t>g.n_leafs)
     for i in range(g.n_tensors):
         h = form_of(&g.layout[i])
-        g.form[i] = h.a
+        if form != NULL:
+            form[i] = h.a
         lanes_mix(&h, (<uint64_t>(g.param_begin[i + 1] - g.param_begin[i]) << 32) | g.op[i])
         for k in range(g.param_begin[i], g.param_begin[i + 1]):
             lanes_mix(&h, <uint64_t><uint32_t>g.param[k])

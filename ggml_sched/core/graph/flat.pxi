@@ -2,16 +2,20 @@
 #
 # Owns how its memory is laid out, and what every pass asks of a graph, found out once.
 
-cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src,
-                    int64_t n_params) except -1:
-    """Lay the arrays out in one block; OutOfMemory leaves g freeable."""
-    cdef int64_t n = n_tensors, n_ids = 13 * n + 3 + 2 * n_src + n_params + 2 * <int64_t>n_nodes + n_leafs
-    cdef char *at = <char *>malloc(n * (sizeof(gs_layout) + 3 * sizeof(int64_t) + 3) + n_ids * sizeof(int32_t) + n_src)
-    if at == NULL:
-        raise no_host_memory(f"a graph of {n_tensors} tensors")
+cdef int64_t flat_bytes(int64_t n_tensors, int64_t n_nodes, int64_t n_leafs, int64_t n_src, int64_t n_params) noexcept nogil:
+    """What the arrays take, all counts below 2**31."""
+    cdef int64_t n_ids = 13 * n_tensors + 3 + 2 * n_src + n_params + 2 * n_nodes + n_leafs
+    return n_tensors * <int64_t>(sizeof(gs_layout) + 3 * sizeof(int64_t) + 3) + n_ids * <int64_t>sizeof(int32_t) + n_src
+
+
+cdef void flat_lay_out(gs_graph *g, void *block, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src,
+                       int64_t n_params) noexcept nogil:
+    """Put the arrays into a block of flat_bytes, which g.layout is the start of."""
+    cdef int64_t n = n_tensors
+    memset(g, 0, sizeof(gs_graph))
     g.n_tensors, g.n_nodes, g.n_leafs = n_tensors, n_nodes, n_leafs
     # The widest first, so that each array is aligned.
-    g.layout = <gs_layout *>at
+    g.layout = <gs_layout *>block
     g.view_offs = <int64_t *>(g.layout + n)
     g.nbytes = g.view_offs + n
     g.form = <uint64_t *>(g.nbytes + n)
@@ -38,6 +42,15 @@ cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_l
     g.op = g.slot + n_src
     g.kind = g.op + n
     g.flags = g.kind + n
+
+
+cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src,
+                    int64_t n_params) except -1:
+    """Lay the arrays out in one block; OutOfMemory leaves g freeable."""
+    cdef void *block = malloc(flat_bytes(n_tensors, n_nodes, n_leafs, n_src, n_params))
+    if block == NULL:
+        raise no_host_memory(f"a graph of {n_tensors} tensors")
+    flat_lay_out(g, block, n_tensors, n_nodes, n_leafs, n_src, n_params)
     return 0
 
 

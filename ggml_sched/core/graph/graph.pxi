@@ -78,7 +78,7 @@ cdef class Graph:
         if n_deps:
             self.fill_deps(n_deps, given)
         flat_classify(g)
-        flat_fingerprint(g, found, &self.wiring)
+        flat_fingerprint(g, g.form, found, &self.wiring)
         self.fingerprint = (int(found[0]) << 64) | int(found[1])
         return 0
 

@@ -6,6 +6,7 @@
 
 cdef list OP_NAMES = []                 # by number; None where there is no op
 cdef dict OP_IDS = {}
+cdef unsigned char op_exists[GS_N_OPS]
 cdef unsigned char op_inplace[GS_N_OPS]
 cdef unsigned char op_has_small_weights[GS_N_OPS]
 
@@ -17,6 +18,7 @@ def _fill_op_table():
     cdef int op
     for op in range(GS_N_OPS):
         name = gs_op_name(op)
+        op_exists[op] = name != NULL
         op_inplace[op] = gs_op_inplace(op)
         OP_NAMES.append(None if name == NULL else (<bytes>name).decode())
         if name != NULL:

@@ -1,6 +1,6 @@
 # Types: element and block types, their sizes, and checked shape arithmetic.
 #
-# Owns the type table (ggml's numbers and names).  Invariant: every size that
+# Owns the Python view of the type table (include/ggml_sched/types.h).  Invariant: every size that
 # leaves this file went through include/ggml_sched/checked.h.
 # Corresponds to ggml's type_traits, ggml_row_size and ggml_nbytes.
 
@@ -59,18 +59,17 @@ class Type(enum.IntEnum):
 
 
 cdef enum:
-    N_TYPES = 64
-    T_F32 = 0
-    T_F16 = 1
-    T_I8 = 24
-    T_I16 = 25
-    T_I32 = 26
-    T_I64 = 27
-    T_F64 = 28
-    T_BF16 = 30
+    N_TYPES = GS_N_TYPES
+    T_F32 = GS_TYPE_F32
+    T_F16 = GS_TYPE_F16
+    T_I8 = GS_TYPE_I8
+    T_I16 = GS_TYPE_I16
+    T_I32 = GS_TYPE_I32
+    T_I64 = GS_TYPE_I64
+    T_F64 = GS_TYPE_F64
+    T_BF16 = GS_TYPE_BF16
 
 cdef gs_type_traits traits[N_TYPES]
-memset(traits, 0, sizeof(traits))
 
 cdef dict _TYPE_NAMES = {}
 cdef dict _TYPE_BY_NAME = {}
@@ -78,24 +77,12 @@ cdef list _TYPE_OBJECTS = [None] * N_TYPES
 
 
 def _fill_type_table():
-    sizes = {
-        "F32": (1, 4), "F16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22),
-        "Q5_1": (32, 24), "Q8_0": (32, 34), "Q8_1": (32, 36), "Q2_K": (256, 84), "Q3_K": (256, 110),
-        "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "Q8_K": (256, 292),
-        "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ3_XXS": (256, 98), "IQ1_S": (256, 50),
-        "IQ4_NL": (32, 18), "IQ3_S": (256, 110), "IQ2_S": (256, 82), "IQ4_XS": (256, 136),
-        "I8": (1, 1), "I16": (1, 2), "I32": (1, 4), "I64": (1, 8), "F64": (1, 8), "IQ1_M": (256, 56),
-        "BF16": (1, 2), "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17),
-    }
-    k_quants = {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K"}
+    cdef int number
+    for number in range(N_TYPES):
+        traits[number] = gs_traits_of_type(number)
     for member in Type:
-        block, size = sizes[member.name]
-        traits[<int>member.value].block_size = block
-        traits[<int>member.value].type_size = size
         # ggml spells the k-quants with a capital K ("q4_K").
-        name = member.name.lower()
-        if member.name in k_quants:
-            name = name[:-1] + "K"
+        name = (<bytes>gs_type_name(<int>member.value)).decode()
         _TYPE_NAMES[member.value] = name
         _TYPE_BY_NAME[name] = member.value
         _TYPE_BY_NAME[name.lower()] = member.value

@@ -3,14 +3,22 @@
 # Owns `pack` and Packing.  Invariant: whatever integers come in, pack_run sees times from 0 and sizes in
 # int64, all checked; nothing is ever rounded.
 
-cdef tuple _PACK_METHODS = ("nothing to place", "busiest first", "larger first", "longest first",
-                            "larger area first", "best fit", "place or lift", "two ends",
-                            "joined buffers")
+cdef int64_t PACK_MOST_TRIES = 0x3fffffffffffffff
+cdef const char *PACK_METHOD_WORDS[N_PACK_METHODS]
+PACK_METHOD_WORDS[:] = [b"nothing to place", b"busiest first", b"larger first", b"longest first", b"larger area first",
+                        b"best fit", b"place or lift", b"two ends", b"joined buffers"]
+
+
+cdef const char *pack_method_word(int method) noexcept nogil:
+    """How people call PACK_METHOD_*, NULL for another number; lives as long as the process."""
+    return PACK_METHOD_WORDS[method] if 0 <= method < N_PACK_METHODS else NULL
 
 
 cpdef str method_name(int method):
     """How people call PACK_METHOD_*."""
-    return _PACK_METHODS[method]
+    if not 0 <= method < N_PACK_METHODS:
+        raise IndexError(f"{method} is no method of packing")
+    return (<bytes>pack_method_word(method)).decode()
 
 
 cdef class Packing:
@@ -75,7 +83,7 @@ def pack(lower, upper, size, capacity=None, budget=None):
     if budget is not None:
         if _index(budget) < 0:
             raise ValueError(f"budget {budget} is negative")
-        c_budget = min(_index(budget), 0x3fffffffffffffff)
+        c_budget = min(_index(budget), PACK_MOST_TRIES)
     _pack_check(lower, upper, size)
     if size.dtype != np.int64:
         # Only what an int64 cannot hold is left as another type.
@@ -105,7 +113,7 @@ def pack(lower, upper, size, capacity=None, budget=None):
         raise ValueError(f"pack_run refused its input ({status})")
     offsets.flags.writeable = False
     packing.offsets, packing.arena, packing.bound = offsets, out.arena, out.bound
-    packing.method, packing.optimal, packing.tries = _PACK_METHODS[out.method], out.optimal, out.tries
+    packing.method, packing.optimal, packing.tries = method_name(out.method), out.optimal, out.tries
     return packing
 
 

@@ -21,20 +21,13 @@ _REASONS = {
     GS_REASON_BOUNDARY: "a split boundary was moved to where fewer bytes cross",
 }
 
-_REASON_NAMES = {
-    GS_REASON_NOTHING: "nothing",
-    GS_REASON_USER: "user",
-    GS_REASON_RESIDENT: "resident",
-    GS_REASON_WEIGHT: "weight",
-    GS_REASON_SOURCE: "source",
-    GS_REASON_CONSUMER: "consumer",
-    GS_REASON_ROOT: "root",
-    GS_REASON_FIRST: "first",
-    GS_REASON_UNSUPPORTED: "unsupported",
-    GS_REASON_INPUT: "input",
-    GS_REASON_OFFLOAD: "offload",
-    GS_REASON_NEIGHBOUR: "neighbour",
-    GS_REASON_UPGRADE: "upgrade",
-    GS_REASON_MOST_INPUTS: "most inputs",
-    GS_REASON_BOUNDARY: "boundary",
-}
+
+def _reason_names():
+    """{code: what people call it}."""
+    names = {}
+    for reason in _REASONS:
+        names[reason] = (<bytes>gs_reason_name(<int>reason)).decode()
+    return names
+
+
+_REASON_NAMES = _reason_names()

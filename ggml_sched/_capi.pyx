@@ -1,0 +1,452 @@
+# cython: language_level=3
+"""The C API: the functions of ggml_sched/api.h, in a capsule named `api`.
+
+Owns the handles and what they may be used for when; decides nothing: graphs are checked and described by _graph, problems
+by _core, which plans them, buffers are packed by _pack.  No function needs the GIL or touches a Python object.
+Invariant: a handle that was given away is whole, and a function that fails has changed none.
+"""
+
+from cpython.pycapsule cimport PyCapsule_New
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset, strcmp
+
+from ggml_sched._c cimport (
+    GS_API_CAPSULE,
+    GS_API_MAJOR,
+    GS_API_MINOR,
+    GS_BAD_ARGUMENT,
+    GS_MAX_TENSORS,
+    GS_NO_HOST_MEMORY,
+    GS_N_OPS,
+    GS_N_TYPES,
+    GS_OFFSETS_BEST_FIT,
+    GS_OFFSETS_PACKED,
+    GS_OK,
+    GS_OVERFLOW,
+    GS_PLACEMENT_DEFAULT,
+    GS_PLACEMENT_SEED,
+    GS_REUSE_ALL,
+    GS_REUSE_FIRST,
+    gs_api,
+    gs_api_graph,
+    gs_api_plan,
+    gs_arena_result,
+    gs_backend_info,
+    gs_error,
+    gs_graph_arrays,
+    gs_graph_size,
+    gs_layout,
+    gs_op_name,
+    gs_pack_result,
+    gs_plan,
+    gs_plan_arrays,
+    gs_policy,
+    gs_problem,
+    gs_reason_name,
+    gs_status_name,
+    gs_traits_of_type,
+    gs_type_name,
+    gs_type_traits,
+)
+from ggml_sched._core cimport (
+    asked_alike,
+    asked_free,
+    asked_init,
+    gs_plan_free,
+    gs_plan_make,
+    gs_plan_replay,
+    plan_mark_exclusive,
+    planning_refused,
+)
+from ggml_sched._graph cimport (
+    flat_bytes,
+    flat_check,
+    flat_classify,
+    flat_equal,
+    flat_fingerprint,
+    flat_lay_out,
+    flat_same_wiring,
+)
+from ggml_sched._pack cimport gs_packing, pack_any_times, pack_method_word
+
+
+cdef int refuse(gs_error *error, int status, int64_t value, int64_t limit, const char *message) noexcept nogil:
+    """Say what is wrong with a call as such; returns the status."""
+    if error != NULL:
+        error.status = status
+        error.tensor = error.backend = error.index = -1
+        error.value, error.limit = value, limit
+        snprintf(error.message, sizeof(error.message), b"%s", message)
+    return status
+
+
+# -- graphs -----------------------------------------------------------------------------------------------------
+
+
+cdef int64_t bytes_of(const gs_graph_size *size) noexcept nogil:
+    """What the arrays of a graph take, deps too."""
+    cdef int64_t bytes = flat_bytes(size.n_tensors, size.n_nodes, size.n_leafs, size.n_src, size.n_params)
+    if size.n_deps:
+        bytes += 3 + (<int64_t>size.n_tensors + 1 + size.n_deps) * <int64_t>sizeof(int32_t)
+    return bytes
+
+
+cdef int check_size(const gs_graph_size *size, gs_error *error) noexcept nogil:
+    if not 0 <= size.n_tensors <= GS_MAX_TENSORS:
+        return refuse(error, GS_BAD_ARGUMENT, size.n_tensors, GS_MAX_TENSORS, b"n_tensors is negative or too large")
+    if size.n_nodes < 0 or size.n_leafs < 0 or size.n_nodes > size.n_tensors - <int64_t>size.n_leafs:
+        return refuse(error, GS_BAD_ARGUMENT, <int64_t>size.n_nodes + size.n_leafs, size.n_tensors,
+                      b"n_nodes and n_leafs are negative, or more than the tensors")
+    if not 0 <= size.n_src <= GS_MAX_TENSORS or not 0 <= size.n_params <= GS_MAX_TENSORS:
+        return refuse(error, GS_BAD_ARGUMENT, max(size.n_src, size.n_params), GS_MAX_TENSORS,
+                      b"n_src or n_params is negative or too large")
+    if not 0 <= size.n_deps <= GS_MAX_TENSORS:
+        return refuse(error, GS_BAD_ARGUMENT, size.n_deps, GS_MAX_TENSORS, b"n_deps is negative or too large")
+    return GS_OK
+
+
+cdef int graph_refill(gs_api_graph *graph, const gs_graph_size *size, gs_graph_arrays *fill,
+                      gs_error *error) noexcept nogil:
+    cdef gs_graph_box *box = <gs_graph_box *>graph
+    cdef int64_t bytes, flat
+    cdef void *block
+    cdef int status
+    if box == NULL or size == NULL or fill == NULL:
+        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"graph, size or fill is NULL")
+    status = check_size(size, error)
+    if status != GS_OK:
+        return status
+    bytes = bytes_of(size)
+    if bytes > box.room:
+        block = malloc(bytes)
+        if block == NULL:
+            return refuse(error, GS_NO_HOST_MEMORY, bytes, 0, b"no host memory for the arrays of a graph")
+        free(box.block)
+        box.block, box.room = block, bytes
+    box.size = size[0]
+    box.filling += 1
+    box.finished = False
+    flat_lay_out(&box.g, box.block, size.n_tensors, size.n_nodes, size.n_leafs, size.n_src, size.n_params)
+    if size.n_deps:
+        flat = flat_bytes(size.n_tensors, size.n_nodes, size.n_leafs, size.n_src, size.n_params)
+        box.g.dep_begin = <int32_t *>(<char *>box.block + ((flat + 3) & ~<int64_t>3))
+        box.g.dep = box.g.dep_begin + size.n_tensors + 1
+    fill.layout, fill.view_src, fill.view_offs, fill.flags = box.g.layout, box.g.view_src, box.g.view_offs, box.g.flags
+    fill.src_begin, fill.src, fill.slot = box.g.src_begin, box.g.src, box.g.slot
+    fill.param_begin, fill.param = box.g.param_begin, box.g.param
+    fill.node, fill.leaf = box.g.node, box.g.leaf
+    fill.dep_begin, fill.dep = box.g.dep_begin, box.g.dep
+    return GS_OK
+
+
+cdef int graph_new(const gs_graph_size *size, gs_graph_arrays *fill, gs_api_graph **graph,
+                   gs_error *error) noexcept nogil:
+    cdef gs_graph_box *box
+    cdef int status
+    if graph == NULL:
+        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"graph is NULL")
+    graph[0] = NULL
+    box = <gs_graph_box *>calloc(1, sizeof(gs_graph_box))
+    if box == NULL:
+        return refuse(error, GS_NO_HOST_MEMORY, sizeof(gs_graph_box), 0, b"no host memory for a graph")
+    status = graph_refill(<gs_api_graph *>box, size, fill, error)
+    if status != GS_OK:
+        graph_free(<gs_api_graph *>box)
+        return status
+    graph[0] = <gs_api_graph *>box
+    return GS_OK
+
+
+cdef int graph_finish(gs_api_graph *graph, gs_error *error) noexcept nogil:
+    cdef gs_graph_box *box = <gs_graph_box *>graph
+    cdef int status
+    if box == NULL or box.finished:
+        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"graph is NULL, or finished already")
+    status = flat_check(&box.g, box.size.n_src, box.size.n_params, box.size.n_deps, error)
+    if status == GS_OK:
+        flat_classify(&box.g)
+        box.finished = True
+    return status
+
+
+cdef void graph_free(gs_api_graph *graph) noexcept nogil:
+    cdef gs_graph_box *box = <gs_graph_box *>graph
+    if box != NULL:
+        free(box.block)
+        free(box)
+
+
+cdef bint both_finished(const gs_graph_box *a, const gs_graph_box *b) noexcept nogil:
+    return a != NULL and b != NULL and a.finished and b.finished
+
+
+cdef int graph_equal(const gs_api_graph *a, const gs_api_graph *b) noexcept nogil:
+    cdef const gs_graph_box *x = <const gs_graph_box *>a
+    cdef const gs_graph_box *y = <const gs_graph_box *>b
+    return both_finished(x, y) and (x == y or flat_equal(&x.g, &y.g))
+
+
+cdef int graph_same_wiring(const gs_api_graph *a, const gs_api_graph *b) noexcept nogil:
+    cdef const gs_graph_box *x = <const gs_graph_box *>a
+    cdef const gs_graph_box *y = <const gs_graph_box *>b
+    return both_finished(x, y) and (x == y or flat_same_wiring(&x.g, &y.g))
+
+
+cdef int graph_fingerprint(const gs_api_graph *graph, uint64_t *fingerprint, uint64_t *wiring,
+                           gs_error *error) noexcept nogil:
+    cdef const gs_graph_box *box = <const gs_graph_box *>graph
+    if box == NULL or not box.finished or fingerprint == NULL or wiring == NULL:
+        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"graph is NULL or not finished, or there is no place for the result")
+    flat_fingerprint(&box.g, NULL, fingerprint, wiring)
+    return GS_OK
+
+
+# -- plans ------------------------------------------------------------------------------------------------------
+
+
+cdef void policy_default(gs_policy *policy) noexcept nogil:
+    policy.placement = GS_PLACEMENT_DEFAULT
+    policy.offsets = GS_OFFSETS_PACKED
+    policy.reuse = GS_REUSE_ALL
+    policy.leafs_first = True
+    policy.stream = False
+    policy.n_places = 1
+
+
+cdef void policy_seed(gs_policy *policy) noexcept nogil:
+    policy_default(policy)
+    policy.placement = GS_PLACEMENT_SEED
+    policy.offsets = GS_OFFSETS_BEST_FIT
+    policy.reuse = GS_REUSE_FIRST
+    policy.leafs_first = False
+
+
+cdef int plan_box_new(const gs_graph_box *graph, const gs_problem *problem, gs_plan_box **box,
+                      gs_error *error) noexcept nogil:
+    """An empty plan for a graph and a problem that are fit to be planned."""
+    cdef int status
+    if graph == NULL or problem == NULL or not graph.finished:
+        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"problem is NULL, or graph is NULL or not finished")
+    box[0] = <gs_plan_box *>calloc(1, sizeof(gs_plan_box))
+    if box[0] == NULL:
+        return refuse(error, GS_NO_HOST_MEMORY, sizeof(gs_plan_box), 0, b"no host memory for a plan")
+    status = asked_init(&box[0].asked, &graph.g, problem, error)
+    if status != GS_OK:
+        free(box[0])
+        return status
+    box[0].graph, box[0].filling, box[0].size = graph, graph.filling, graph.size
+    return GS_OK
+
+
+cdef void plan_box_settle(gs_plan_box *box) noexcept nogil:
+    """Forget what is the caller's."""
+    box.asked.r.g = NULL
+    box.asked.r.supports = box.asked.r.offloads = NULL
+    box.asked.r.nbytes = NULL
+
+
+cdef int plan_new(const gs_api_graph *graph, const gs_problem *problem, gs_api_plan **plan,
+                  gs_error *error) noexcept nogil:
+    cdef gs_plan_box *box = NULL
+    cdef int status
+    if plan == NULL:
+        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"plan is NULL")
+    plan[0] = NULL
+    status = plan_box_new(<const gs_graph_box *>graph, problem, &box, error)
+    if status != GS_OK:
+        return status
+    status = gs_plan_make(&box.asked.r, &box.c)
+    if status != GS_OK:
+        status = planning_refused(error, &box.asked, status, box.c.failed)
+        plan_free(<gs_api_plan *>box)
+        return status
+    plan_box_settle(box)
+    plan[0] = <gs_api_plan *>box
+    return GS_OK
+
+
+cdef bint made_for(const gs_plan_box *plan, const gs_graph_box *graph) noexcept nogil:
+    """Whether a plan was made for what a graph holds now."""
+    return (plan.graph == graph and plan.filling == graph.filling and plan.size.n_tensors == graph.size.n_tensors
+            and plan.size.n_nodes == graph.size.n_nodes and plan.size.n_src == graph.size.n_src)
+
+
+cdef int plan_replay(const gs_api_plan *reserved, const gs_api_graph *reserved_graph, const gs_api_graph *graph,
+                     const gs_problem *problem, gs_api_plan **plan, int *serves, gs_error *error) noexcept nogil:
+    cdef const gs_plan_box *first = <const gs_plan_box *>reserved
+    cdef const gs_graph_box *old = <const gs_graph_box *>reserved_graph
+    cdef gs_plan_box *box = NULL
+    cdef int32_t fits = False
+    cdef int status
+    if plan == NULL or serves == NULL or first == NULL or old == NULL:
+        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"plan, serves, reserved or reserved_graph is NULL")
+    plan[0] = NULL
+    serves[0] = False
+    if not made_for(first, old):
+        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"reserved was not made for what reserved_graph holds")
+    status = plan_box_new(<const gs_graph_box *>graph, problem, &box, error)
+    if status != GS_OK:
+        return status
+    if graph_same_wiring(reserved_graph, graph) and asked_alike(&first.asked, &box.asked):
+        status = gs_plan_replay(&box.asked.r, &first.c, &box.c, &fits)
+        if status != GS_OK:
+            status = planning_refused(error, &box.asked, status, box.c.failed)
+    if status != GS_OK or not fits:
+        plan_free(<gs_api_plan *>box)
+        return status
+    plan_box_settle(box)
+    plan[0] = <gs_api_plan *>box
+    serves[0] = True
+    return GS_OK
+
+
+cdef void plan_find_exclusive(gs_api_plan *plan) noexcept nogil:
+    plan_mark_exclusive(&(<gs_plan_box *>plan).c)
+
+
+cdef void plan_free(gs_api_plan *plan) noexcept nogil:
+    cdef gs_plan_box *box = <gs_plan_box *>plan
+    if box != NULL:
+        gs_plan_free(&box.c)
+        asked_free(&box.asked)
+        free(box)
+
+
+cdef void plan_view(const gs_api_plan *plan, gs_plan_arrays *to) noexcept nogil:
+    cdef const gs_plan *p = &(<const gs_plan_box *>plan).c
+    memset(to, 0, sizeof(gs_plan_arrays))
+    to.n_backends, to.n_tensors, to.n_copies, to.n_places = p.n_backends, p.n_tensors, p.n_copies, p.n_places
+    to.n, to.n_seq, to.n_splits, to.n_inputs = p.n, p.n_seq, p.n_splits, p.n_inputs
+    to.n_write_backs, to.n_chunks, to.n_groups = p.n_write_backs, p.n_chunks, p.n_groups
+    to.assign, to.reason = p.assign, p.reason
+    to.split_backend, to.split_start, to.split_stop = p.split_backend, p.split_start, p.split_stop
+    to.split_inputs, to.inputs = p.split_inputs, p.inputs
+    to.copy_like, to.copy_from, to.copy_backend, to.copy_kept = p.copy_like, p.copy_from, p.copy_backend, p.copy_kept
+    to.place_copy, to.back_node, to.back_copy = p.place_copy, p.back_node, p.back_copy
+    to.like, to.home, to.root = p.like, p.home, p.root
+    to.birth, to.death, to.trimmed = p.birth, p.death, p.trimmed
+    to.src_begin, to.src = p.src_begin, p.src
+    to.size, to.view_offs, to.offset, to.rest = p.size, p.view_offs, p.offset, p.rest
+    to.op, to.flags, to.state, to.seq = p.op, p.flags, p.state, p.seq
+    to.arena, to.chunk_nbytes = p.arena, p.chunk_nbytes
+    to.group_begin, to.group_member = p.group_begin, p.group_member
+
+
+# -- packing ----------------------------------------------------------------------------------------------------
+
+
+cdef int c_pack(int32_t n, const int64_t *lower, const int64_t *upper, const int64_t *size, int64_t capacity,
+                int64_t budget, int64_t *offsets, gs_pack_result *result, gs_error *error) noexcept nogil:
+    cdef gs_packing found
+    cdef int32_t failed = -1
+    cdef int status
+    if result == NULL or n > 0 and (lower == NULL or upper == NULL or size == NULL or offsets == NULL):
+        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"result or one of the arrays is NULL")
+    status = pack_any_times(n, lower, upper, size, capacity, budget, offsets, &found, &failed)
+    if status == GS_OK:
+        result.arena, result.bound, result.proven, result.tries = found.arena, found.bound, found.proven, found.tries
+        result.method, result.optimal = found.method, found.optimal
+        return GS_OK
+    if status == GS_NO_HOST_MEMORY:
+        return refuse(error, status, n, 0, b"no host memory to pack")
+    if status == GS_OVERFLOW:
+        return refuse(error, status, n, 0, b"the sizes of all buffers add up to more than 63 bits hold")
+    if failed < 0:
+        return refuse(error, status, n, 0, b"n is negative or more than can be packed, or capacity or budget is negative")
+    status = refuse(error, status, size[failed], 0, b"a buffer ends before it begins, or has a negative size")
+    if error != NULL:
+        error.index = failed
+    return status
+
+
+# -- names ------------------------------------------------------------------------------------------------------
+
+
+cdef const char *status_name(int status) noexcept nogil:
+    return gs_status_name(status)
+
+
+cdef const char *reason_name(int reason) noexcept nogil:
+    return gs_reason_name(reason)
+
+
+cdef const char *op_name(int op) noexcept nogil:
+    return gs_op_name(op)
+
+
+cdef int op_of_name(const char *name) noexcept nogil:
+    cdef const char *known
+    cdef int op
+    if name != NULL:
+        for op in range(GS_N_OPS):
+            known = gs_op_name(op)
+            if known != NULL and strcmp(known, name) == 0:
+                return op
+    return -1
+
+
+cdef const char *type_name(int type) noexcept nogil:
+    return gs_type_name(type)
+
+
+cdef int type_of_name(const char *name) noexcept nogil:
+    cdef const char *known
+    cdef int type
+    if name != NULL:
+        for type in range(GS_N_TYPES):
+            known = gs_type_name(type)
+            if known != NULL and strcmp(known, name) == 0:
+                return type
+    return -1
+
+
+cdef int type_traits(int type, gs_type_traits *traits) noexcept nogil:
+    cdef gs_type_traits found = gs_traits_of_type(type)
+    if traits == NULL or found.block_size == 0:
+        return GS_BAD_ARGUMENT
+    traits[0] = found
+    return GS_OK
+
+
+# -- the table --------------------------------------------------------------------------------------------------
+
+
+cdef gs_api functions
+functions.major, functions.minor, functions.size = GS_API_MAJOR, GS_API_MINOR, sizeof(gs_api)
+functions.size_layout = sizeof(gs_layout)
+functions.size_policy = sizeof(gs_policy)
+functions.size_arena_result = sizeof(gs_arena_result)
+functions.size_error = sizeof(gs_error)
+functions.size_graph_size = sizeof(gs_graph_size)
+functions.size_graph_arrays = sizeof(gs_graph_arrays)
+functions.size_backend_info = sizeof(gs_backend_info)
+functions.size_problem = sizeof(gs_problem)
+functions.size_plan_arrays = sizeof(gs_plan_arrays)
+functions.size_pack_result = sizeof(gs_pack_result)
+functions.graph_new = graph_new
+functions.graph_refill = graph_refill
+functions.graph_finish = graph_finish
+functions.graph_free = graph_free
+functions.graph_equal = graph_equal
+functions.graph_same_wiring = graph_same_wiring
+functions.graph_fingerprint = graph_fingerprint
+functions.policy_default = policy_default
+functions.policy_seed = policy_seed
+functions.plan_new = plan_new
+functions.plan_replay = plan_replay
+functions.plan_find_exclusive = plan_find_exclusive
+functions.plan_view = plan_view
+functions.plan_free = plan_free
+functions.pack = c_pack
+functions.status_name = status_name
+functions.reason_name = reason_name
+functions.pack_method_name = pack_method_word
+functions.op_name = op_name
+functions.op_of_name = op_of_name
+functions.type_name = type_name
+functions.type_of_name = type_of_name
+functions.type_traits = type_traits
+
+api = PyCapsule_New(&functions, GS_API_CAPSULE, NULL)

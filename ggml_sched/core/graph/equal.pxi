@@ -1,0 +1,52 @@
+# Equal: whether two flat graphs are the same, compared entry by entry.
+#
+# What a fingerprint says of graphs that are kept, a comparison says of two that are at hand: it reads each array once
+# and makes no hash.  Knows no Python object.
+
+cdef bint flat_equal(const gs_graph *a, const gs_graph *b) noexcept nogil:
+    """Whether a and b are the same in everything that a plan depends on, and in their parameters."""
+    cdef size_t n = a.n_tensors
+    cdef size_t n_params
+    n_params = a.param_begin[n]
+    if not flat_same_shape(a, b) or a.n_leafs != b.n_leafs or b.param_begin[b.n_tensors] != a.param_begin[n]:
+        return False
+    return (memcmp(a.layout, b.layout, n * sizeof(gs_layout)) == 0
+            and memcmp(a.view_offs, b.view_offs, n * sizeof(int64_t)) == 0
+            and flat_same_links(a, b)
+            and memcmp(a.param_begin, b.param_begin, (n + 1) * sizeof(int32_t)) == 0
+            and memcmp(a.param, b.param, n_params * sizeof(int32_t)) == 0
+            and memcmp(a.leaf, b.leaf, a.n_leafs * sizeof(int32_t)) == 0)
+
+
+cdef bint flat_same_wiring(const gs_graph *a, const gs_graph *b) noexcept nogil:
+    """The same but for parameters, extents, strides, sizes and view offsets."""
+    cdef int32_t i
+    if not flat_same_shape(a, b) or not flat_same_links(a, b):
+        return False
+    for i in range(a.n_tensors):
+        if a.layout[i].op != b.layout[i].op or a.layout[i].type != b.layout[i].type:
+            return False
+    return True
+
+
+cdef inline bint flat_same_shape(const gs_graph *a, const gs_graph *b) noexcept nogil:
+    """As many tensors, nodes, sources and deps (none is no array)."""
+    return (a.n_tensors == b.n_tensors and a.n_nodes == b.n_nodes
+            and a.src_begin[a.n_tensors] == b.src_begin[a.n_tensors]
+            and (a.dep_begin == NULL) == (b.dep_begin == NULL)
+            and (a.dep_begin == NULL or a.dep_begin[a.n_tensors] == b.dep_begin[a.n_tensors]))
+
+
+cdef bint flat_same_links(const gs_graph *a, const gs_graph *b) noexcept nogil:
+    """Who reads, views and keeps whom, in which order; of graphs of the same shape."""
+    cdef size_t n = a.n_tensors
+    cdef size_t n_src = a.src_begin[n]
+    return (memcmp(a.src_begin, b.src_begin, (n + 1) * sizeof(int32_t)) == 0
+            and memcmp(a.src, b.src, n_src * sizeof(int32_t)) == 0
+            and memcmp(a.view_src, b.view_src, n * sizeof(int32_t)) == 0
+            and memcmp(a.node, b.node, a.n_nodes * sizeof(int32_t)) == 0
+            and memcmp(a.slot, b.slot, n_src) == 0
+            and memcmp(a.flags, b.flags, n) == 0
+            and (a.dep_begin == NULL
+                 or memcmp(a.dep_begin, b.dep_begin, (n + 1) * sizeof(int32_t)) == 0
+                 and memcmp(a.dep, b.dep, a.dep_begin[n] * sizeof(int32_t)) == 0))

@@ -1,0 +1,71 @@
+# Times: any integers as times of a packing, turned into ranks.
+#
+# For callers in C; in Python `pack` does the same with NumPy.  Owns nothing.  Invariant: the same lifetimes give the same
+# ranks as there, and so the same packing.
+
+cdef int compare_times(const void *a, const void *b) noexcept nogil:
+    cdef int64_t x = (<const int64_t *>a)[0], y = (<const int64_t *>b)[0]
+    return (x > y) - (x < y)
+
+
+cdef int32_t rank_of(const int64_t *times, int32_t n, int64_t x) noexcept nogil:
+    """The place of x among ascending times."""
+    cdef int32_t low = 0, high = n, middle
+    while low < high:
+        middle = low + (high - low) // 2
+        if times[middle] < x:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef int pack_any_times(int32_t n, const int64_t *lower, const int64_t *upper, const int64_t *size, int64_t capacity,
+                        int64_t budget, int64_t *offsets, gs_packing *out, int32_t *failed) noexcept nogil:
+    """pack_run over any times.
+
+    GS_BAD_ARGUMENT: with failed[0] the buffer that ends before it begins, or has a negative size; -1 for more buffers
+    than can be packed, or a capacity or budget that is none.
+    """
+    cdef int64_t first, last
+    cdef int64_t *times
+    cdef int32_t *rank
+    cdef int32_t i, k, n_times
+    cdef int status
+    failed[0] = -1
+    if not 0 <= n <= PACK_MAX or capacity < PACK_NO_CAPACITY or budget < PACK_PLANNER_BUDGET:
+        return GS_BAD_ARGUMENT
+    first, last = INT64_MAX, INT64_MIN
+    for i in range(n):
+        if lower[i] > upper[i] or size[i] < 0:
+            failed[0] = i
+            return GS_BAD_ARGUMENT
+        first = min(first, lower[i])
+        last = max(last, upper[i])
+    times = <int64_t *>malloc(max(<int64_t>n, 1) * (2 * sizeof(int64_t) + 2 * sizeof(int32_t)))
+    if times == NULL:
+        return GS_NO_HOST_MEMORY
+    rank = <int32_t *>(times + 2 * <int64_t>n)
+    n_times = 0
+    if n and <uint64_t>last - <uint64_t>first <= <uint64_t>(4 * <int64_t>n + 1024):
+        # Dense already: shifted.
+        for i in range(n):
+            rank[i] = <int32_t>(lower[i] - first)
+            rank[n + i] = <int32_t>(upper[i] - first)
+        n_times = <int32_t>(last - first)
+    elif n:
+        memcpy(times, lower, n * sizeof(int64_t))
+        memcpy(times + n, upper, n * sizeof(int64_t))
+        qsort(times, 2 * <size_t>n, sizeof(int64_t), compare_times)
+        k = 1
+        for i in range(1, 2 * n):
+            if times[i] != times[i - 1]:
+                times[k] = times[i]
+                k += 1
+        for i in range(n):
+            rank[i] = rank_of(times, k, lower[i])
+            rank[n + i] = rank_of(times, k, upper[i])
+        n_times = k - 1
+    status = pack_run(n, n_times, rank, rank + n, size, capacity, min(budget, PACK_MOST_TRIES), offsets, out)
+    free(times)
+    return status
