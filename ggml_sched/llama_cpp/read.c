@@ -422,7 +422,7 @@ int gh_read(gh_reading *r, const gh_ggml *lib, void *graph)
 
 static const gs_layout no_bytes = {.ne = {0, 1, 1, 1}, .nb = {4, 0, 0, 0}, .type = GS_TYPE_F32, .op = GS_OP_NONE};
 
-static void fill_tensor(const gh_reading *r, const gs_graph_arrays *a, int32_t id)
+static void fill_tensor(const gh_reading *r, const gs_graph_arrays *a, int32_t id, bool inputs)
 {
     const gh_item *item = &r->item[id];
     /* A leaf that was lent to a node looks as that does. */
@@ -443,7 +443,7 @@ static void fill_tensor(const gh_reading *r, const gs_graph_arrays *a, int32_t i
     layout->type = gh_type(r->lib, t->type);
     layout->op = item->op;
     layout->nbytes = layout->type >= GH_FOREIGN_TYPE ? (int64_t)r->lib->nbytes(t) : 0;
-    if (item->op == GS_OP_NONE && t->flags & GH_FLAG_INPUT) {
+    if (inputs && item->op == GS_OP_NONE && t->flags & GH_FLAG_INPUT) {
         a->flags[id] |= GS_FLAG_INPUT;
     }
     if (item->tensor != NULL && t->flags & GH_FLAG_OUTPUT) {
@@ -459,8 +459,8 @@ static void fill_tensor(const gh_reading *r, const gs_graph_arrays *a, int32_t i
     }
 }
 
-int gh_read_graph(const gh_reading *r, gs_api_graph **graph, const int32_t *dep_begin, const int32_t *dep,
-                  gs_error *error)
+int gh_read_graph(const gh_reading *r, bool inputs, const int32_t *dep_begin, const int32_t *dep,
+                  gs_api_graph **graph, gs_graph_arrays *arrays, gs_error *error)
 {
     gs_graph_size size = r->size;
     gs_graph_arrays a;
@@ -472,7 +472,7 @@ int gh_read_graph(const gh_reading *r, gs_api_graph **graph, const int32_t *dep_
         return status;
     }
     for (int32_t id = 0; id < r->n_all; id++) {
-        fill_tensor(r, &a, id);
+        fill_tensor(r, &a, id, inputs);
     }
     memcpy(a.src_begin, r->src_begin, ((size_t)r->n_all + 1) * sizeof(int32_t));
     memcpy(a.src, r->src, (size_t)size.n_src * sizeof(int32_t));
@@ -484,5 +484,6 @@ int gh_read_graph(const gh_reading *r, gs_api_graph **graph, const int32_t *dep_
         memcpy(a.dep_begin, dep_begin, ((size_t)r->n_all + 1) * sizeof(int32_t));
         memcpy(a.dep, dep, (size_t)size.n_deps * sizeof(int32_t));
     }
+    *arrays = a;
     return gh_api->graph_finish(*graph, error);
 }

@@ -65,10 +65,12 @@ typedef struct gh_reading {
 /* Read a graph: ids, roles, wiring.  GS_OK, GS_NO_HOST_MEMORY, or GS_BAD_ARGUMENT for a graph that is none. */
 int gh_read(gh_reading *r, const gh_ggml *lib, void *graph);
 
-/* What gh_read has found, as a finished graph of the planner's: *graph is refilled, or made where it is NULL.
- * `dep_begin` and `dep` as in gs_graph_arrays, or NULL: what nodes keep until they are done. */
-int gh_read_graph(const gh_reading *r, gs_api_graph **graph, const int32_t *dep_begin, const int32_t *dep,
-                  gs_error *error);
+/* What gh_read has found, as a finished graph of the planner's: *graph is refilled, or made where it is NULL; where
+ * its arrays are goes to *arrays.  `inputs`: leafs that are inputs are told to be, and hold what they were given until
+ * their last reader is done.  `dep_begin` and `dep` as in gs_graph_arrays, or NULL: what nodes keep until they are
+ * done. */
+int gh_read_graph(const gh_reading *r, bool inputs, const int32_t *dep_begin, const int32_t *dep,
+                  gs_api_graph **graph, gs_graph_arrays *arrays, gs_error *error);
 
 /* The id of a tensor in the graph that was read; -1. */
 int32_t gh_reading_id(const gh_reading *r, const gx_tensor *tensor);
