@@ -96,6 +96,7 @@ cdef extern from "alloc.h":
         int64_t alignment
         int64_t max_size
         int64_t nbytes
+        const uint64_t *inplace
 
     cdef const gs_api *gh_api
     int GH_N_COUNTS
@@ -164,6 +165,11 @@ cdef list _bytes(const unsigned char *at, int32_t n):
     return [at[i] for i in range(n)]
 
 
+cdef dict _masks(const uint64_t *inplace, dict names):
+    """{op: sources that may be its destination, bits} where there are any."""
+    return {name: inplace[<int>number] for number, name in names.items() if inplace[<int>number]}
+
+
 cdef dict _tensor_of(const gh_known *k, int32_t id, dict names):
     """Tensor `id` as a graph file holds it."""
     cdef const gs_graph_arrays *a = &k.arrays
@@ -216,7 +222,7 @@ def last_planned():
     """For each allocator of the process that has planned a graph, oldest first: what it was asked for last.
 
     Dicts: `graph`, as `graphfile.graph_from_dict` takes it; `plan`, as `plan_from_values` does; `arenas`: dicts of
-    name, alignment, max_size (0: no bound), nbytes of the buffers there are; `resident`: for each tensor the arena
+    name, alignment, max_size (0: no bound), nbytes of the buffers there are, inplace ({op: sources, bits}); `resident`: for each tensor the arena
     whose backend it is resident on, or -1; `nbytes`: {(arena, id): bytes} where these are more than the tensor's.
     """
     cdef gh_known *k
@@ -238,7 +244,8 @@ def last_planned():
                     "plan": _plan_of(k),
                     "arenas": [{"name": (<bytes>facts[b].name).decode(errors="replace"),
                                 "alignment": facts[b].alignment, "max_size": facts[b].max_size,
-                                "nbytes": facts[b].nbytes} for b in range(k.n_arenas)],
+                                "nbytes": facts[b].nbytes, "inplace": _masks(facts[b].inplace, names)}
+                               for b in range(k.n_arenas)],
                     "resident": _ints(k.resident, n),
                     "nbytes": {(b, i): k.nbytes[<int64_t>b * n + i] for b in range(k.n_arenas) for i in range(n)
                                if k.some_larger and k.nbytes[<int64_t>b * n + i] > k.arrays.layout[i].nbytes},

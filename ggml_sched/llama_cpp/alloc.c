@@ -616,6 +616,7 @@ static gh_arena_facts *facts_of(const gh_gallocr *a)
         facts[i].alignment = (int64_t)arena->alignment;
         facts[i].max_size = arena->max_size < (size_t)INT64_MAX / 2 ? (int64_t)arena->max_size : 0;
         facts[i].nbytes = (int64_t)gh_arena_nbytes(arena, a->lib);
+        facts[i].inplace = a->lib->inplace;
     }
     return facts;
 }

@@ -62,8 +62,9 @@ static inline void gh_set_pass_through(bool on)
 typedef struct gh_arena_facts {
     char name[64];
     int64_t alignment;
-    int64_t max_size;
+    int64_t max_size;           /* 0: no bound                          */
     int64_t nbytes;
+    const uint64_t *inplace;    /* [GS_N_OPS] as in gs_backend_info     */
 } gh_arena_facts;
 
 gh_known *gh_last_known(int i, int *n_allocators, gh_arena_facts **arenas);
