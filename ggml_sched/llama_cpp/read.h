@@ -10,7 +10,7 @@
  *   - a node NONE that views nothing (a copy's destination) is a node that is born there, or a leaf if it is an input;
  *   - what nodes read and the graph does not list is a leaf;
  *   - a node with an op that is flagged INPUT has a leaf's memory, which is there from the start;
- *   - leafs that nobody reads are read by nodes of no bytes at the end, so that they have memory.
+ *   - leafs that nobody reads are read by nodes of no bytes, so that they have memory: inputs at the start.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_READ_H
 #define GGML_SCHED_LLAMA_CPP_READ_H
