@@ -39,6 +39,7 @@ static const gh_function functions[] = {
     GH_B(buft_get_alloc_size), GH_B(buffer_get_base), GH_B(buffer_get_size), GH_B(buffer_free), GH_B(buffer_reset),
     GH_B(buffer_set_usage), GH_B(buffer_init_tensor),
     GH_F(gallocr_new_n, true), GH_F(gallocr_free, true), GH_F(gallocr_reserve_n, true),
+    {"ggml_log_internal", offsetof(gh_ggml, log), false},
     GH_F(gallocr_reserve_n_size, false), GH_F(gallocr_alloc_graph, true), GH_F(gallocr_get_buffer_size, true),
 };
 
@@ -325,10 +326,14 @@ const gh_ggml *gh_ggml_find(const void *caller, void *const *bufts, int n_bufts)
 {
     const gh_ggml *found = NULL;
     const void *key;
-    /* A buffer type begins with the address of a function of the library that has made it. */
-    void *handle = handle_at(caller);
+    void *handle = NULL;
+    /* A buffer type begins with the address of a function of the library that has made it.  Who called is known less
+     * well: the last call of a function may leave no trace of it. */
     for (int i = 0; handle == NULL && i < n_bufts; i++) {
         handle = handle_at(bufts[i] != NULL ? *(void *const *)bufts[i] : NULL);
+    }
+    if (handle == NULL) {
+        handle = handle_at(caller);
     }
     if (handle == NULL) {
         dl_iterate_phdr(visit, &handle);

@@ -16,6 +16,7 @@
 #define GH_FLAG_INPUT 1
 #define GH_FLAG_OUTPUT 2
 #define GH_USAGE_COMPUTE 2
+#define GH_LOG_ERROR 4
 
 /* Numbers of ggml's that are mapped; what lies beyond is an op, or a type, that only ggml knows. */
 #define GH_N_OPS 256
@@ -48,6 +49,8 @@ typedef struct gh_ggml {
     void (*buffer_reset)(void *buffer);
     void (*buffer_set_usage)(void *buffer, int usage);
     int (*buffer_init_tensor)(void *buffer, gx_tensor *tensor);
+
+    void (*log)(int level, const char *format, ...); /* NULL where the library keeps it to itself   */
 
     /* Its own allocator, for libraries that we do not understand. */
     void *(*gallocr_new_n)(void **bufts, int n);

@@ -288,12 +288,15 @@ static int32_t invent(gh_reading *r, int op)
     return r->n_all++;
 }
 
-/* Leafs that are to have memory and have no reader: readers of no bytes at the end, one for every few. */
-static int keep_unread(gh_reading *r, int32_t *n_src)
+/* Leafs that are to have memory and have no reader get one of no bytes, for every few: inputs at the start, so that
+ * they are there to be written and then make room; others at the end, since somebody else may want them. */
+static int keep_unread(gh_reading *r, bool inputs, int32_t *n_src)
 {
     int32_t keeper = -1, held = 0;
     for (int32_t i = 0; i < r->n; i++) {
-        if (r->item[i].op != GS_OP_NONE || r->item[i].role != GH_PLACED || r->item[i].n_readers != 0) {
+        const gh_item *item = &r->item[i];
+        if (item->op != GS_OP_NONE || item->role != GH_PLACED || item->n_readers != 0
+            || ((item->tensor->flags & (GH_FLAG_INPUT | GH_FLAG_OUTPUT)) == GH_FLAG_INPUT) != inputs) {
             continue;
         }
         if (keeper < 0 || held == GH_MAX_SRC) {
@@ -302,7 +305,7 @@ static int keep_unread(gh_reading *r, int32_t *n_src)
                 return GS_NO_HOST_MEMORY;
             }
             held = 0;
-            r->item[keeper].reader = r->n_nodes;
+            r->item[keeper].reader = inputs ? 0 : r->n_nodes;
             r->src_begin[keeper] = *n_src;
             r->order[r->size.n_nodes++] = keeper;
         }
@@ -374,6 +377,9 @@ static int wire(gh_reading *r)
         r->src_begin[id] = n_src;
     }
     r->size.n_nodes = 0;
+    if (status == GS_OK) {
+        status = keep_unread(r, true, &n_src);
+    }
     for (int32_t i = 0; i < r->n_nodes; i++) {
         const int32_t node = gh_reading_id(r, r->nodes[i]);
         if (r->item[node].node == i && is_node(&r->item[node])) {
@@ -381,7 +387,7 @@ static int wire(gh_reading *r)
         }
     }
     if (status == GS_OK) {
-        status = keep_unread(r, &n_src);
+        status = keep_unread(r, false, &n_src);
     }
     r->src_begin[r->n_all] = n_src;
     r->size.n_leafs = 0;
@@ -422,7 +428,7 @@ int gh_read(gh_reading *r, const gh_ggml *lib, void *graph)
 
 static const gs_layout no_bytes = {.ne = {0, 1, 1, 1}, .nb = {4, 0, 0, 0}, .type = GS_TYPE_F32, .op = GS_OP_NONE};
 
-static void fill_tensor(const gh_reading *r, const gs_graph_arrays *a, int32_t id)
+static void fill_tensor(const gh_reading *r, const gs_graph_arrays *a, int32_t id, bool inputs)
 {
     const gh_item *item = &r->item[id];
     /* A leaf that was lent to a node looks as that does. */
@@ -443,7 +449,7 @@ static void fill_tensor(const gh_reading *r, const gs_graph_arrays *a, int32_t i
     layout->type = gh_type(r->lib, t->type);
     layout->op = item->op;
     layout->nbytes = layout->type >= GH_FOREIGN_TYPE ? (int64_t)r->lib->nbytes(t) : 0;
-    if (item->op == GS_OP_NONE && t->flags & GH_FLAG_INPUT) {
+    if (inputs && item->op == GS_OP_NONE && t->flags & GH_FLAG_INPUT) {
         a->flags[id] |= GS_FLAG_INPUT;
     }
     if (item->tensor != NULL && t->flags & GH_FLAG_OUTPUT) {
@@ -459,8 +465,8 @@ static void fill_tensor(const gh_reading *r, const gs_graph_arrays *a, int32_t i
     }
 }
 
-int gh_read_graph(const gh_reading *r, gs_api_graph **graph, const int32_t *dep_begin, const int32_t *dep,
-                  gs_error *error)
+int gh_read_graph(const gh_reading *r, bool inputs, const int32_t *dep_begin, const int32_t *dep,
+                  gs_api_graph **graph, gs_graph_arrays *arrays, gs_error *error)
 {
     gs_graph_size size = r->size;
     gs_graph_arrays a;
@@ -472,7 +478,7 @@ int gh_read_graph(const gh_reading *r, gs_api_graph **graph, const int32_t *dep_
         return status;
     }
     for (int32_t id = 0; id < r->n_all; id++) {
-        fill_tensor(r, &a, id);
+        fill_tensor(r, &a, id, inputs);
     }
     memcpy(a.src_begin, r->src_begin, ((size_t)r->n_all + 1) * sizeof(int32_t));
     memcpy(a.src, r->src, (size_t)size.n_src * sizeof(int32_t));
@@ -484,5 +490,6 @@ int gh_read_graph(const gh_reading *r, gs_api_graph **graph, const int32_t *dep_
         memcpy(a.dep_begin, dep_begin, ((size_t)r->n_all + 1) * sizeof(int32_t));
         memcpy(a.dep, dep, (size_t)size.n_deps * sizeof(int32_t));
     }
+    *arrays = a;
     return gh_api->graph_finish(*graph, error);
 }

@@ -10,7 +10,7 @@
  *   - a node NONE that views nothing (a copy's destination) is a node that is born there, or a leaf if it is an input;
  *   - what nodes read and the graph does not list is a leaf;
  *   - a node with an op that is flagged INPUT has a leaf's memory, which is there from the start;
- *   - leafs that nobody reads are read by nodes of no bytes at the end, so that they have memory.
+ *   - leafs that nobody reads are read by nodes of no bytes, so that they have memory: inputs at the start.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_READ_H
 #define GGML_SCHED_LLAMA_CPP_READ_H
@@ -65,10 +65,12 @@ typedef struct gh_reading {
 /* Read a graph: ids, roles, wiring.  GS_OK, GS_NO_HOST_MEMORY, or GS_BAD_ARGUMENT for a graph that is none. */
 int gh_read(gh_reading *r, const gh_ggml *lib, void *graph);
 
-/* What gh_read has found, as a finished graph of the planner's: *graph is refilled, or made where it is NULL.
- * `dep_begin` and `dep` as in gs_graph_arrays, or NULL: what nodes keep until they are done. */
-int gh_read_graph(const gh_reading *r, gs_api_graph **graph, const int32_t *dep_begin, const int32_t *dep,
-                  gs_error *error);
+/* What gh_read has found, as a finished graph of the planner's: *graph is refilled, or made where it is NULL; where
+ * its arrays are goes to *arrays.  `inputs`: leafs that are inputs are told to be, and hold what they were given until
+ * their last reader is done.  `dep_begin` and `dep` as in gs_graph_arrays, or NULL: what nodes keep until they are
+ * done. */
+int gh_read_graph(const gh_reading *r, bool inputs, const int32_t *dep_begin, const int32_t *dep,
+                  gs_api_graph **graph, gs_graph_arrays *arrays, gs_error *error);
 
 /* The id of a tensor in the graph that was read; -1. */
 int32_t gh_reading_id(const gh_reading *r, const gx_tensor *tensor);
