@@ -184,7 +184,7 @@ static void read_copies(gh_sched *s, const gh_prepared *p)
 
 static bool make_parts(gh_sched *s, const gh_prepared *p, void *graph)
 {
-    const int32_t n = p->n_splits;
+    const int32_t n = p->view.n_splits;
     if (n > s->room_part) {
         if (!gh_grow(&s->part, sizeof *s->part, n)) {
             return false;

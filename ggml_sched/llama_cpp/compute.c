@@ -288,10 +288,14 @@ int gh_compute(gh_sched *s)
     if (p->waits && s->overlaps) {
         gh_synchronize(s);
     }
-    for (int32_t i = 0; i < p->n_splits; i++) {
+    for (int32_t i = 0; i < v->n_splits; i++) {
         const int b = v->split_backend[i];
         const int32_t begin = input;
         int status;
+        if (p->cut[i] == p->cut[i + 1]) {
+            input = v->split_inputs[i];
+            continue;
+        }
         if (p->waits || v->split_inputs[i] == begin) {
             wait_for_others(s, b);
         }

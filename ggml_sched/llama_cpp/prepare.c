@@ -9,7 +9,7 @@
 /* -- splits ------------------------------------------------------------------------------------------------------- */
 
 /* Where the splits of a plan begin among ggml's nodes.  The planner leaves out nodes that are leafs to it, and adds
- * some at the end: splits of those alone are none to ggml. */
+ * some of its own: splits of those alone are empty, and none to ggml. */
 static bool cut(gh_prepared *p)
 {
     const gs_plan_arrays *v = &p->view;
@@ -21,14 +21,23 @@ static bool cut(gh_prepared *p)
         p->room_cuts = v->n_splits + 1;
     }
     p->n_splits = 0;
-    for (int32_t i = 0; i < v->n_splits; i++) {
-        const int32_t first = v->split_start[i] < r->size.n_nodes ? r->item[r->order[v->split_start[i]]].node : GH_NOWHERE;
-        if (first == GH_NOWHERE) {
+    p->cut[v->n_splits] = r->n_nodes;
+    for (int32_t i = v->n_splits - 1; i >= 0; i--) {
+        int32_t at = v->split_start[i];
+        while (at < v->split_stop[i] && r->item[r->order[at]].node == GH_NOWHERE) {
+            at++;
+        }
+        p->cut[i] = at < v->split_stop[i] ? r->item[r->order[at]].node : p->cut[i + 1];
+        p->n_splits += p->cut[i] < p->cut[i + 1];
+    }
+    /* What comes before the first of them is nobody's: leafs. */
+    for (int32_t i = 0, first = v->n_splits > 0 ? p->cut[0] : 0; i < v->n_splits && p->cut[i] == first; i++) {
+        if (p->cut[i] < p->cut[i + 1]) {
+            p->cut[i] = 0;
             break;
         }
-        p->cut[p->n_splits++] = i == 0 ? 0 : first;
+        p->cut[i] = 0;
     }
-    p->cut[p->n_splits] = r->n_nodes;
     return true;
 }
 
@@ -59,9 +68,9 @@ static bool reorder(gh_sched *s, const gh_prepared *p, void *graph)
     const gh_optimize_params params = {.add_alloc_dep = add_dep, .user = s};
     s->n_deps = 0;
     s->dep_failed = false;
-    for (int32_t i = 0; i < p->n_splits; i++) {
+    for (int32_t i = 0; i < p->view.n_splits; i++) {
         const int b = p->view.split_backend[i];
-        if (s->optimize[b] != NULL) {
+        if (s->optimize[b] != NULL && p->cut[i] < p->cut[i + 1]) {
             gh_part part = s->rt->graph_view(graph, p->cut[i], p->cut[i + 1]);
             s->optimize[b](s->backend[b], &part, &params);
         }

@@ -97,8 +97,8 @@ typedef struct gh_prepared {
     /* What it said. */
     gs_api_plan *plan;
     gs_plan_arrays view;
-    int32_t *cut;           /* [n_splits + 1] positions among ggml's nodes at which splits begin         */
-    int32_t n_splits;       /* of ggml's nodes                                                          */
+    int32_t *cut;           /* [view.n_splits + 1] positions among ggml's nodes at which splits begin    */
+    int32_t n_splits;       /* that are not empty                                                       */
     gh_spot *spot;          /* [view.n]                                                                 */
     int32_t *home;          /* [view.n] the same as the planner would say it: pools for backends, ...    */
     int64_t *offset;        /* [view.n] ... and chunks far apart                                        */
