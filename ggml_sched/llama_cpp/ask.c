@@ -214,6 +214,22 @@ static void ask_nodes(gh_sched *s, gh_prepared *p)
     }
 }
 
+/* Backends of one buffer type are one place to the client: the first of them that can takes what was chosen for any, as
+ * ggml does, so that the graph is not cut between them. */
+static void join_choices(gh_sched *s, gh_prepared *p)
+{
+    const int32_t n = p->reading.n_all;
+    for (int32_t i = 0; i < n; i++) {
+        const int32_t chosen = p->assigned[i];
+        for (int32_t b = 0; b < chosen; b++) {
+            if (s->buft[b] == s->buft[chosen] && p->supports[(int64_t)b * n + i]) {
+                p->assigned[i] = b;
+                break;
+            }
+        }
+    }
+}
+
 /* What an id looks like when bytes are counted: an id that only planning knows looks like its node. */
 static inline const gx_tensor *shown(const gh_reading *r, int32_t id)
 {
@@ -279,6 +295,7 @@ int gh_ask(gh_sched *s, gh_prepared *p, const gh_choices *choices)
         return GS_NO_HOST_MEMORY;
     }
     ask_nodes(s, p);
+    join_choices(s, p);
     ask_sizes(s, p);
     return GS_OK;
 }
