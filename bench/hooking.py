@@ -77,18 +77,22 @@ def ways_of(name: str) -> Iterator[tuple[str, int, dict]]:
     """What a model's sizes are asked for: words, number of devices, arguments of a context."""
     metadata = (models.GRAPHS | models.OTHERS)[name][1]
     ctx, layers = min(metadata["context_length"], 4096), metadata["block_count"]
-    usual = {"n_ctx": ctx, "n_batch": 512, "flash": 0, "n_seq": 1, "layers": 0, "embeddings": False}
+    usual = {"n_ctx": ctx, "n_batch": 512, "flash": 0, "n_seq": 1, "layers": 0, "embeddings": False,
+             "outputs": 0}
     yield "CPU", 0, usual
     yield "CPU, flash", 0, usual | {"flash": 1}
     yield "CPU, batch 64", 0, usual | {"n_batch": 64}
     yield "CPU, 4 sequences", 0, usual | {"n_seq": 4}
     yield "CPU, context 512", 0, usual | {"n_ctx": 512}
     yield "CPU, embeddings", 0, usual | {"embeddings": True}
+    yield "CPU, 1 output", 0, usual | {"outputs": 1}
+    yield "CPU, flash, 1 output", 0, usual | {"flash": 1, "outputs": 1}
     yield "1 device", 1, usual | {"layers": 999}
     yield "1 device, half", 1, usual | {"layers": layers // 2}
     yield "1 device, half, flash", 1, usual | {"layers": layers // 2, "flash": 1}
     yield "3 devices", 3, usual | {"layers": 999}
     yield "3 devices, flash", 3, usual | {"layers": 999, "flash": 1}
+    yield "3 devices, flash, 1 output", 3, usual | {"layers": 999, "flash": 1, "outputs": 1}
 
 
 def size_of(row: dict) -> float:
@@ -178,7 +182,7 @@ def tokens(worker: Worker, modes: list[str], folder: Path) -> tuple[str, list[st
         furthest, refused, count = dict.fromkeys(modes, 0.0), 0, 0
         for devices, pipeline in ((0, False), (1, False), (2, True), (3, False)):
             ways = [{"n_ctx": 256, "n_batch": 24, "flash": flash, "n_seq": n_seq, "layers": layers,
-                     "embeddings": False, "file": ""} for flash in (0, 1) for n_seq in (1, 3)
+                     "embeddings": False, "outputs": 0, "file": ""} for flash in (0, 1) for n_seq in (1, 3)
                     for layers in ((0,) if devices == 0 else (999, 2))]
             results = {}
             for mode in dict.fromkeys([*modes, "stock"]):

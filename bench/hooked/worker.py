@@ -27,7 +27,7 @@ COPIES = re.compile(r"sched copies = (\d+)")
 
 
 class Way(dict):
-    """n_ctx, n_batch, flash (0 or 1), n_seq; layers on devices; whether it is opened with embeddings."""
+    """n_ctx, n_batch, flash (0 or 1), n_seq; most outputs of a batch (0: all); layers on devices; with embeddings?"""
 
     def __getattr__(self, name: str):
         return self[name]
@@ -124,19 +124,21 @@ class Engine:
         params = self.api.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = way.n_ctx, way.n_batch, way.n_batch
         params.n_seq_max, params.flash_attn_type, params.embeddings = way.n_seq, way.flash, way.embeddings
+        params.n_outputs_max = way.outputs
         params.n_threads = params.n_threads_batch = 1
         params.no_perf = True
         if self.job["what"] == "sizes":
             params.abort_callback = self.enough
         return self.api.llama_init_from_model(self.model(way.layers), params)
 
-    def decode(self, ctx, tokens: list[int], n_seq: int = 1, at: int = 0) -> int:
-        """The same tokens from a position on in each sequence, the logits of all of them."""
+    def decode(self, ctx, tokens: list[int], n_seq: int = 1, at: int = 0, outputs: int = 0) -> int:
+        """The same tokens from a position on in each sequence; logits of the last `outputs` of them, 0: of all."""
         batch = self.api.llama_batch_init(len(tokens) * n_seq, 0, 1)
         batch.n_tokens = len(tokens) * n_seq
         for i in range(batch.n_tokens):
             batch.token[i], batch.pos[i] = tokens[i % len(tokens)], at + i % len(tokens)
-            batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, i // len(tokens), 1
+            batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = (
+                1, i // len(tokens), not outputs or i >= batch.n_tokens - outputs)
         status = self.api.llama_decode(ctx, batch)
         self.api.llama_batch_free(batch)
         return status
@@ -156,7 +158,7 @@ class Engine:
             for _ in range(DECODES):
                 for tokens in (list(range(1, min(way.n_batch, way.n_ctx // way.n_seq) + 1)), [1]):
                     self.api.llama_memory_clear(self.api.llama_get_memory(ctx), False)
-                    self.decode(ctx, tokens)
+                    self.decode(ctx, tokens, outputs=way.outputs)
             gather(allocating, self.counters.read())
             self.api.llama_free(ctx)
         text = "".join(self.log)

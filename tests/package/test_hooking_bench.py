@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 
 import ggml_here
 import hooking
+import numpy as np
 import pytest
 from hooked import build, models, worker
 
 from ggml_sched.llama.gguf import open_gguf
+from ggml_sched.llama.synthetic_models import random_model
 
 with_compiler = pytest.mark.skipif(build.compiler() is None, reason="needs a C++ compiler")
 
@@ -94,3 +97,19 @@ def test_a_process_that_dies_is_a_failure_of_all_it_was_asked(tmp_path, monkeypa
     monkeypatch.setattr(build, "build", lambda: {"holes": ""})
     asked = hooking.Worker(tmp_path).run("no such mode", tmp_path / "no model", "tokens", [{}, {}])
     assert len(asked) == 2 and all("the process ended with 1" in row["failed"] for row in asked)
+
+
+@with_compiler
+@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python")
+@pytest.mark.parametrize(("devices", "pipeline"), [(1, False), (3, True)])
+def test_devices_compute_what_the_cpu_does(devices, pipeline, tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(random_model("llama"))
+    engines = hooking.Worker(tmp_path)
+    way = {"n_ctx": 64, "n_batch": 16, "flash": 0, "n_seq": 2, "embeddings": False, "outputs": 0}
+    rows = [engines.run("stock", path, "tokens", [way | {"layers": layers, "file": str(tmp_path / f"{count}.npy")}],
+                        count, pipeline)[0] for count, layers in ((0, 0), (devices, 999))]
+    assert rows == [{"rows": (8 + 6 + 5) * 2}] * 2
+    want, got = np.load(tmp_path / "0.npy"), np.load(tmp_path / f"{devices}.npy")
+    assert np.abs(want).max() > 0 and np.array_equal(want, got)
+    assert not np.array_equal(want[0], want[-1])
