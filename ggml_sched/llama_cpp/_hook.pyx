@@ -101,6 +101,7 @@ cdef extern from "alloc.h":
     cdef const gs_api *gh_api
     int GH_N_COUNTS
     int64_t gh_count_of(int i) noexcept nogil
+    void gh_clear_counts() noexcept nogil
     void gh_set_pass_through(bint on) noexcept nogil
     gh_known *gh_last_known(int i, int *n_allocators, gh_arena_facts **arenas) noexcept nogil
     void gh_known_drop(gh_known *k) noexcept nogil
@@ -109,6 +110,9 @@ cdef extern from "alloc.h":
     int32_t gh_known_n_leafs(const gh_known *k) noexcept nogil
     bint gh_last_error(gs_error *error) noexcept nogil
     const char *gh_not_understood() noexcept nogil
+
+cdef extern from "scheduler.h":
+    void gh_set_schedules(bint on) noexcept nogil
 
 cdef extern from *:
     """
@@ -119,21 +123,38 @@ cdef extern from *:
 
 gh_api = gs_import_api()
 
-COUNTS = ("allocators", "reserve_calls", "reserve_ns", "alloc_calls", "alloc_ns", "same", "equal", "replayed", "planned",
-          "grown", "failed", "stock")
-"""What `counters` says, in the order of gh_count."""
+TIMED = ("ggml_gallocr_reserve_n", "ggml_gallocr_alloc_graph", "ggml_backend_sched_split_graph",
+         "ggml_backend_sched_reserve", "ggml_backend_sched_alloc_graph")
+"""Functions whose calls and nanoseconds are counted: the first of gh_count, two numbers each."""
+OTHERS = ("allocators", "same", "equal", "replayed", "planned", "grown", "failed", "stock")
+"""What else is counted, in the order of gh_count."""
 
-assert len(COUNTS) == GH_N_COUNTS
+assert 2 * len(TIMED) + len(OTHERS) == GH_N_COUNTS
 
 
 def counters():
-    """{name: number} of the whole process: calls, nanoseconds inside them, and how graphs were served."""
-    return {name: gh_count_of(i) for i, name in enumerate(COUNTS)}
+    """{function: (calls, nanoseconds inside them)} of the whole process."""
+    return {name: (gh_count_of(2 * i), gh_count_of(2 * i + 1)) for i, name in enumerate(TIMED)}
+
+
+def served():
+    """{how: number} of the whole process: allocators made, and graphs by how they were served."""
+    return {name: gh_count_of(2 * len(TIMED) + i) for i, name in enumerate(OTHERS)}
+
+
+def clear_counters():
+    """Count from zero again."""
+    gh_clear_counts()
 
 
 def pass_through(bint on):
     """Whether allocators made from now on are ggml's own, called through us and counted."""
     gh_set_pass_through(on)
+
+
+def schedule(bint on):
+    """Whether schedulers made from now on are ours; otherwise they are ggml's own."""
+    gh_set_schedules(on)
 
 
 def last_error():

@@ -655,6 +655,20 @@ bool gh_last_error(gs_error *error)
     return error->status != GS_OK;
 }
 
+bool gh_failed(const gs_error *error)
+{
+    return failed(error);
+}
+
+void gh_note_not_understood(const char *why)
+{
+    pthread_mutex_lock(&all.lock);
+    if (all.not_understood == NULL) {
+        all.not_understood = why;
+    }
+    pthread_mutex_unlock(&all.lock);
+}
+
 const char *gh_not_understood(void)
 {
     const char *why;

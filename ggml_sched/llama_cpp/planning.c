@@ -7,11 +7,13 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include "alloc.h"
 
 /* -- planning ------------------------------------------------------------------------------------------------------- */
 
 static void say(const gh_sched *s, const gs_error *error)
 {
+    gh_failed(error);
     if (s->lib->log != NULL) {
         s->lib->log(GH_LOG_ERROR, "ggml_sched: %s\n", error->message);
     }

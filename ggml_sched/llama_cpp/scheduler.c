@@ -6,11 +6,31 @@
 #include "scheduler.h"
 
 #include <stdlib.h>
+#include <time.h>
+#include "alloc.h"
 
-#define GH_EXPORT __attribute__((visibility("default")))
 #define GH_CALLER __builtin_return_address(0)
 
-bool gh_schedules = false;
+static atomic_bool schedules;
+
+void gh_set_schedules(bool on)
+{
+    atomic_store(&schedules, on);
+}
+
+static long long now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+/* Count a call, and the time since it began. */
+static void count(enum gh_count what, long long began)
+{
+    atomic_fetch_add_explicit(&gh_counts[what], 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&gh_counts[what + 1], now() - began, memory_order_relaxed);
+}
 
 static gh_sched *ours(void *sched)
 {
@@ -82,7 +102,11 @@ static void make_pools(gh_sched *s)
 
 static bool serves(const gh_runtime *rt, void *const *backends, void *const *bufts, int n)
 {
-    if (!gh_schedules || rt->wrong != NULL) {
+    if (rt->wrong != NULL) {
+        gh_note_not_understood(rt->wrong);
+        return false;
+    }
+    if (!atomic_load(&schedules)) {
         return false;
     }
     for (int b = 0; b < n; b++) {
@@ -132,6 +156,7 @@ GH_EXPORT void *ggml_backend_sched_new(void **backends, void **bufts, int n_back
     describe(s);
     make_events(s);
     make_pools(s);
+    atomic_fetch_add(&gh_counts[GH_COUNT_NEW], 1);
     return s;
 }
 
@@ -218,6 +243,7 @@ GH_EXPORT void ggml_backend_sched_reset(void *sched)
 GH_EXPORT void ggml_backend_sched_split_graph(void *sched, void *graph)
 {
     gh_sched *s = ours(sched);
+    const long long began = now();
     if (s != NULL) {
         gh_unbind(s, graph);
         s->is_allocated = false;
@@ -228,6 +254,7 @@ GH_EXPORT void ggml_backend_sched_split_graph(void *sched, void *graph)
             rt->backend_sched_split_graph(sched, graph);
         }
     }
+    count(GH_COUNT_SPLIT, began);
 }
 
 GH_EXPORT void ggml_backend_sched_reserve_size(void *sched, void *graph, size_t *sizes)
@@ -254,14 +281,9 @@ GH_EXPORT void ggml_backend_sched_reserve_size(void *sched, void *graph, size_t 
     s->now = p;
 }
 
-GH_EXPORT bool ggml_backend_sched_reserve(void *sched, void *graph)
+static bool reserve(gh_sched *s, void *graph)
 {
-    gh_sched *s = ours(sched);
     gh_prepared *p;
-    if (s == NULL) {
-        const gh_runtime *rt = theirs(sched, GH_CALLER);
-        return rt != NULL && rt->backend_sched_reserve(sched, graph);
-    }
     synchronize(s);
     gh_unbind(s, graph);
     p = gh_prepare(s, graph, false, true);
@@ -272,14 +294,25 @@ GH_EXPORT bool ggml_backend_sched_reserve(void *sched, void *graph)
     return true;
 }
 
+GH_EXPORT bool ggml_backend_sched_reserve(void *sched, void *graph)
+{
+    gh_sched *s = ours(sched);
+    const gh_runtime *rt = s == NULL ? theirs(sched, GH_CALLER) : NULL;
+    const long long began = now();
+    const bool done = s != NULL ? reserve(s, graph) : rt != NULL && rt->backend_sched_reserve(sched, graph);
+    count(GH_COUNT_SCHED_RESERVE, began);
+    return done;
+}
+
 GH_EXPORT bool ggml_backend_sched_alloc_graph(void *sched, void *graph)
 {
     gh_sched *s = ours(sched);
-    if (s == NULL) {
-        const gh_runtime *rt = theirs(sched, GH_CALLER);
-        return rt != NULL && rt->backend_sched_alloc_graph(sched, graph);
-    }
-    return !s->is_allocated && allocate(s, graph);
+    const gh_runtime *rt = s == NULL ? theirs(sched, GH_CALLER) : NULL;
+    const long long began = now();
+    const bool done = s != NULL ? !s->is_allocated && allocate(s, graph)
+                                : rt != NULL && rt->backend_sched_alloc_graph(sched, graph);
+    count(GH_COUNT_SCHED_ALLOC, began);
+    return done;
 }
 
 /* -- computing ------------------------------------------------------------------------------------------------------ */

@@ -200,8 +200,8 @@ bool gh_pools_own(const gh_sched *s, const void *buffer);
 void gh_unbind(gh_sched *s, void *graph);
 bool gh_bind(gh_sched *s, gh_prepared *p, void *graph);
 
-/* -- scheduler.c: whether schedulers are ours; said once, before any client is loaded. */
-extern bool gh_schedules;
+/* -- scheduler.c: whether schedulers made from now on are ours; otherwise they are ggml's own. */
+void gh_set_schedules(bool on);
 
 /* -- compute.c: a ggml_status */
 int gh_compute(gh_sched *s);
