@@ -1,7 +1,8 @@
 """llama.cpp on our planner, unmodified: `import ggml_sched.llama_cpp` before `import llama_cpp`.
 
-What llama.cpp asks of ggml's graph allocator, or its scheduler, our planner answers, through ggml's own names: the dynamic linker binds
-the calls of ggml's libraries to the library that this loads first.  So it must come before them: HookError otherwise.
+What llama.cpp asks of ggml's graph allocator, or its scheduler, our planner answers, through ggml's own names: the
+dynamic linker binds the calls of ggml's libraries to the library that this loads first.  So it must come before them:
+HookError otherwise.
 
     GGML_SCHED=off          in the environment: import does nothing
     GGML_SCHED=alloc        the graph allocator (the default)

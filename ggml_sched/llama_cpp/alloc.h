@@ -47,6 +47,11 @@ enum gh_count {
 
 extern atomic_llong gh_counts[GH_N_COUNTS];
 
+static inline void gh_count_one(enum gh_count what)
+{
+    atomic_fetch_add_explicit(&gh_counts[what], 1, memory_order_relaxed);
+}
+
 /* From now on new allocators are ggml's own, called through us and counted. */
 extern atomic_bool gh_pass_through;
 

@@ -44,6 +44,9 @@ static gs_problem problem_of(const gh_sched *s, const gh_prepared *p, bool for_s
     }
     q.n_backends = s->n_backends;
     q.backends = s->info;
+    if (p->reading.n_all == 0) {
+        return q; /* of a graph of nothing there is nothing to tell */
+    }
     q.resident = p->resident;
     q.usage = p->usage;
     q.n_buffers = p->n_buffers;
@@ -177,6 +180,7 @@ static int plan_as_before(gh_sched *s, gh_prepared *p, gs_error *error)
             if (pass == 0) {
                 if (gh_api->graph_equal(q->graph, p->graph) && same_problem(s, p, q)) {
                     take_plan(p, q);
+                    gh_count_one(GH_COUNT_EQUAL);
                     return GS_OK;
                 }
                 continue;
@@ -188,6 +192,7 @@ static int plan_as_before(gh_sched *s, gh_prepared *p, gs_error *error)
                 status = look_for_clashes(s, p, &clashes);
                 if (status == GS_OK && clashes == 0) {
                     p->measured = true;
+                    gh_count_one(GH_COUNT_REPLAYED);
                     return GS_OK;
                 }
                 gh_api->plan_free(p->plan);
@@ -220,6 +225,7 @@ int gh_plan(gh_sched *s, gh_prepared *p, bool for_splits, const gh_choices *choi
         }
         gh_api->plan_view(p->plan, &p->view);
         p->measured = !for_splits;
+        gh_count_one(GH_COUNT_PLANNED);
         if (for_splits) {
             break;
         }

@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include "alloc.h"
 
 /* No chunk is larger than two to this. */
 #define GH_CHUNK_BITS 48
@@ -187,6 +188,7 @@ bool gh_pools_grow(gh_sched *s, const gh_prepared *p)
             s->rt->backend_synchronize(s->backend[b]);
         }
         waited = true;
+        gh_count_one(GH_COUNT_GROWN);
         grown = gh_arena_grow(a, s->lib, sizes, n_sizes);
         free(sizes);
         if (!grown) {

@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include "alloc.h"
 
 /* -- splits ------------------------------------------------------------------------------------------------------- */
 
@@ -185,6 +186,7 @@ static gh_prepared *find(gh_sched *s, void *graph, bool for_splits)
                 return NULL;
             }
         }
+        gh_count_one(GH_COUNT_SAME);
         return p;
     }
     return NULL;

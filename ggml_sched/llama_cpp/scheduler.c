@@ -156,7 +156,7 @@ GH_EXPORT void *ggml_backend_sched_new(void **backends, void **bufts, int n_back
     describe(s);
     make_events(s);
     make_pools(s);
-    atomic_fetch_add(&gh_counts[GH_COUNT_NEW], 1);
+    gh_count_one(GH_COUNT_NEW);
     return s;
 }
 
