@@ -7,7 +7,7 @@ the calls of ggml's libraries to the library that this loads first.  So it must 
     GGML_SCHED=alloc        the graph allocator (the default)
     install(level="alloc")  the same from a program that imported this with GGML_SCHED=off
     plans()                 what was planned last for each allocator, as `Plan`s: print, explain, verify them
-    counters()              calls, time inside them, and how graphs were served
+    counters(), served()    calls and time inside them, and how graphs were served
     check()                 HookError unless calls arrive; asked by itself once llama_cpp is imported
     python -m ggml_sched.llama_cpp SCRIPT ...     a script, hooked
 
@@ -19,9 +19,18 @@ the calls of ggml's libraries to the library that this loads first.  So it must 
 
 from __future__ import annotations
 
-from ggml_sched.llama_cpp.install import HookError, check, counters, install, installed, last_error
+from ggml_sched.llama_cpp.install import (
+    HookError,
+    check,
+    clear_counters,
+    counters,
+    install,
+    installed,
+    last_error,
+    served,
+)
 from ggml_sched.llama_cpp.plans import plans
 
-__all__ = ["HookError", "check", "counters", "install", "installed", "last_error", "plans"]
+__all__ = ["HookError", "check", "clear_counters", "counters", "install", "installed", "last_error", "plans", "served"]
 
 install()

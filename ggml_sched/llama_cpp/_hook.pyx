@@ -101,6 +101,7 @@ cdef extern from "alloc.h":
     cdef const gs_api *gh_api
     int GH_N_COUNTS
     int64_t gh_count_of(int i) noexcept nogil
+    void gh_clear_counts() noexcept nogil
     void gh_set_pass_through(bint on) noexcept nogil
     gh_known *gh_last_known(int i, int *n_allocators, gh_arena_facts **arenas) noexcept nogil
     void gh_known_drop(gh_known *k) noexcept nogil
@@ -119,16 +120,27 @@ cdef extern from *:
 
 gh_api = gs_import_api()
 
-COUNTS = ("allocators", "reserve_calls", "reserve_ns", "alloc_calls", "alloc_ns", "same", "equal", "replayed", "planned",
-          "grown", "failed", "stock")
-"""What `counters` says, in the order of gh_count."""
+TIMED = ("ggml_gallocr_reserve_n", "ggml_gallocr_alloc_graph")
+"""Functions whose calls and nanoseconds are counted: the first of gh_count, two numbers each."""
+OTHERS = ("allocators", "same", "equal", "replayed", "planned", "grown", "failed", "stock")
+"""What else is counted, in the order of gh_count."""
 
-assert len(COUNTS) == GH_N_COUNTS
+assert 2 * len(TIMED) + len(OTHERS) == GH_N_COUNTS
 
 
 def counters():
-    """{name: number} of the whole process: calls, nanoseconds inside them, and how graphs were served."""
-    return {name: gh_count_of(i) for i, name in enumerate(COUNTS)}
+    """{function: (calls, nanoseconds inside them)} of the whole process."""
+    return {name: (gh_count_of(2 * i), gh_count_of(2 * i + 1)) for i, name in enumerate(TIMED)}
+
+
+def served():
+    """{how: number} of the whole process: allocators made, and graphs by how they were served."""
+    return {name: gh_count_of(2 * len(TIMED) + i) for i, name in enumerate(OTHERS)}
+
+
+def clear_counters():
+    """Count from zero again."""
+    gh_clear_counts()
 
 
 def pass_through(bint on):

@@ -24,9 +24,12 @@
 #define GH_N_KNOWN 4
 #define GH_MAX_KEEPS 16
 
+/* What begins ours.  ggml's own begin with an address, and come here, too: from calls inside its library. */
+#define GH_MAGIC UINT64_C(0x67675f736368656c)
+
 struct gh_gallocr {
+    uint64_t magic;
     const gh_ggml *lib;
-    void *stock;                /* ggml's own allocator, where ours does not serve; the rest is unused then */
     pthread_mutex_t lock;
     gh_gallocr *next;           /* among all, the newest first; the registry's lock                         */
     int32_t n_bufts;
@@ -90,9 +93,6 @@ static bool failed_with(int status, const char *message)
 
 static void destroy(gh_gallocr *a)
 {
-    if (a->stock != NULL) {
-        a->lib->gallocr_free(a->stock);
-    }
     for (int i = 0; i < GH_N_KNOWN; i++) {
         gh_known_drop(a->known[i]);
     }
@@ -137,37 +137,43 @@ static bool make_arenas(gh_gallocr *a, void **bufts, int n)
     return true;
 }
 
+/* The library whose own allocator somebody calls; NULL: the allocator is ours. */
+static inline const gh_ggml *owner_of(const gh_gallocr *a, const void *caller)
+{
+    return a->magic == GH_MAGIC ? NULL : gh_ggml_find(caller, NULL, 0);
+}
+
 static gh_gallocr *make(const void *caller, void **bufts, int n)
 {
     const gh_ggml *lib = n > 0 && n <= GS_MAX_BACKENDS ? gh_ggml_find(caller, bufts, n) : NULL;
     gh_gallocr *a;
-    bool made;
     if (lib == NULL) {
         failed_with(GS_BAD_ARGUMENT, "no library of ggml is found for the buffer types of a graph allocator");
         return NULL;
+    }
+    if (lib->wrong != NULL || atomic_load(&gh_pass_through)) {
+        pthread_mutex_lock(&all.lock);
+        if (lib->wrong != NULL && all.not_understood == NULL) {
+            all.not_understood = lib->wrong;
+        }
+        pthread_mutex_unlock(&all.lock);
+        count(GH_COUNT_NEW, 1);
+        count(GH_COUNT_STOCK, 1);
+        return lib->gallocr_new_n != NULL ? lib->gallocr_new_n(bufts, n) : NULL;
     }
     a = calloc(1, sizeof *a);
     if (a == NULL) {
         return NULL;
     }
+    a->magic = GH_MAGIC;
     a->lib = lib;
     pthread_mutex_init(&a->lock, NULL);
-    if (lib->wrong != NULL || atomic_load(&gh_pass_through)) {
-        a->stock = lib->gallocr_new_n != NULL ? lib->gallocr_new_n(bufts, n) : NULL;
-        made = a->stock != NULL;
-        count(GH_COUNT_STOCK, 1);
-    } else {
-        made = make_arenas(a, bufts, n);
-    }
-    if (!made) {
+    if (!make_arenas(a, bufts, n)) {
         destroy(a);
         return NULL;
     }
     count(GH_COUNT_NEW, 1);
     pthread_mutex_lock(&all.lock);
-    if (lib->wrong != NULL && all.not_understood == NULL) {
-        all.not_understood = lib->wrong;
-    }
     a->next = all.first;
     all.first = a;
     pthread_mutex_unlock(&all.lock);
@@ -186,7 +192,11 @@ gh_gallocr *ggml_gallocr_new(void *buft)
 
 void ggml_gallocr_free(gh_gallocr *a)
 {
-    if (a == NULL) {
+    const gh_ggml *owner = a != NULL ? owner_of(a, __builtin_return_address(0)) : NULL;
+    if (owner != NULL) {
+        owner->gallocr_free(a);
+    }
+    if (a == NULL || owner != NULL) {
         return;
     }
     pthread_mutex_lock(&all.lock);
@@ -495,12 +505,12 @@ static bool reserve(gh_gallocr *a, void *graph, const int *node_ids, const int *
     return k != NULL && make_fit(a, k, &error) ? true : failed(&error);
 }
 
-bool ggml_gallocr_reserve_n(gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids)
+static bool reserve_timed(const gh_ggml *owner, gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids)
 {
     const long long began = now();
     bool done;
-    if (a->stock != NULL) {
-        done = a->lib->gallocr_reserve_n(a->stock, graph, node_ids, leaf_ids);
+    if (owner != NULL) {
+        done = owner->gallocr_reserve_n((void *)a, graph, node_ids, leaf_ids);
     } else {
         pthread_mutex_lock(&a->lock);
         done = reserve(a, graph, node_ids, leaf_ids);
@@ -511,18 +521,24 @@ bool ggml_gallocr_reserve_n(gh_gallocr *a, void *graph, const int *node_ids, con
     return done;
 }
 
+bool ggml_gallocr_reserve_n(gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids)
+{
+    return reserve_timed(owner_of(a, __builtin_return_address(0)), a, graph, node_ids, leaf_ids);
+}
+
 bool ggml_gallocr_reserve(gh_gallocr *a, void *graph)
 {
-    return ggml_gallocr_reserve_n(a, graph, NULL, NULL);
+    return reserve_timed(owner_of(a, __builtin_return_address(0)), a, graph, NULL, NULL);
 }
 
 void ggml_gallocr_reserve_n_size(gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids, size_t *sizes)
 {
     gs_error error = {.status = GS_NO_HOST_MEMORY, .tensor = -1, .backend = -1, .index = -1};
     gh_known *k;
-    if (a->stock != NULL) {
-        if (a->lib->gallocr_reserve_n_size != NULL) {
-            a->lib->gallocr_reserve_n_size(a->stock, graph, node_ids, leaf_ids, sizes);
+    const gh_ggml *owner = owner_of(a, __builtin_return_address(0));
+    if (owner != NULL) {
+        if (owner->gallocr_reserve_n_size != NULL) {
+            owner->gallocr_reserve_n_size((void *)a, graph, node_ids, leaf_ids, sizes);
         }
         return;
     }
@@ -574,10 +590,11 @@ static bool alloc_graph(gh_gallocr *a, void *graph)
 
 bool ggml_gallocr_alloc_graph(gh_gallocr *a, void *graph)
 {
+    const gh_ggml *owner = owner_of(a, __builtin_return_address(0));
     const long long began = now();
     bool done;
-    if (a->stock != NULL) {
-        done = a->lib->gallocr_alloc_graph(a->stock, graph);
+    if (owner != NULL) {
+        done = owner->gallocr_alloc_graph((void *)a, graph);
     } else {
         pthread_mutex_lock(&a->lock);
         done = alloc_graph(a, graph);
@@ -590,8 +607,9 @@ bool ggml_gallocr_alloc_graph(gh_gallocr *a, void *graph)
 
 size_t ggml_gallocr_get_buffer_size(gh_gallocr *a, int id)
 {
-    if (a->stock != NULL) {
-        return a->lib->gallocr_get_buffer_size(a->stock, id);
+    const gh_ggml *owner = owner_of(a, __builtin_return_address(0));
+    if (owner != NULL) {
+        return owner->gallocr_get_buffer_size((void *)a, id);
     }
     if (id < 0 || id >= a->n_bufts) {
         return 0;
@@ -633,7 +651,7 @@ gh_known *gh_last_known(int i, int *n_allocators, gh_arena_facts **arenas)
     *n_allocators = n;
     for (gh_gallocr *a = all.first; a != NULL; a = a->next) {
         /* The newest comes first in the list. */
-        if (--n != i || a->stock != NULL) {
+        if (--n != i) {
             continue;
         }
         pthread_mutex_lock(&a->lock);

@@ -24,11 +24,11 @@ GH_EXPORT size_t ggml_gallocr_get_buffer_size(gh_gallocr *a, int id);
 /* -- what is counted, for all allocators of the process ------------------------------------------------------- */
 
 enum gh_count {
-    GH_COUNT_NEW,           /* allocators made                                      */
     GH_COUNT_RESERVE,       /* calls                                                */
     GH_COUNT_RESERVE_NS,    /* nanoseconds inside them                              */
     GH_COUNT_ALLOC,
     GH_COUNT_ALLOC_NS,
+    GH_COUNT_NEW,           /* allocators made                                      */
     GH_COUNT_SAME,          /* graphs that were the same, byte for byte             */
     GH_COUNT_EQUAL,         /* ... that were equal, at other addresses              */
     GH_COUNT_REPLAYED,      /* ... that a reserved plan served                      */
@@ -47,6 +47,13 @@ extern atomic_bool gh_pass_through;
 static inline int64_t gh_count_of(int i)
 {
     return atomic_load(&gh_counts[i]);
+}
+
+static inline void gh_clear_counts(void)
+{
+    for (int i = 0; i < GH_N_COUNTS; i++) {
+        atomic_store(&gh_counts[i], 0);
+    }
 }
 
 static inline void gh_set_pass_through(bool on)

@@ -17,7 +17,8 @@ from types import ModuleType
 
 from ggml_sched.errors import BackendError
 
-__all__ = ["LEVELS", "HookError", "check", "counters", "hook", "install", "installed", "last_error"]
+__all__ = ["LEVELS", "HookError", "check", "clear_counters", "counters", "hook", "install", "installed", "last_error",
+           "served"]
 
 LEVELS = ("off", "alloc")
 """What may be asked for: nothing, or the graph allocator."""
@@ -82,9 +83,20 @@ def hook() -> ModuleType:
     return found
 
 
-def counters() -> dict[str, int]:
-    """Calls, nanoseconds inside them, and how graphs were served, of the whole process."""
-    return hook().counters()
+def counters() -> dict[str, tuple[int, int]]:
+    """{function of ggml's: (calls, nanoseconds inside them)} of the whole process; empty if nothing is installed."""
+    return hook().counters() if installed() != "off" else {}
+
+
+def clear_counters() -> None:
+    """Count from zero again, what `served` says too."""
+    if installed() != "off":
+        hook().clear_counters()
+
+
+def served() -> dict[str, int]:
+    """How many allocators were made, and how many graphs were the same as before, equal to one, replayed, planned."""
+    return hook().served()
 
 
 def last_error() -> str | None:
@@ -110,8 +122,8 @@ def check() -> None:
     """
     library = hook()
     for path in loaded_bases():
-        before = library.counters()["allocators"]
-        if _make_scheduler(path) and library.counters()["allocators"] == before:
+        before = library.served()["allocators"]
+        if _make_scheduler(path) and library.served()["allocators"] == before:
             raise HookError(f"{path} does not call us: it was linked so that its calls stay inside (-Bsymbolic, hidden "
                             "symbols, or static), or it was loaded before us")
     why = library.not_understood()
