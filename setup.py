@@ -4,6 +4,7 @@
     _capi                   the C API over those three
     _locks, _steps          what every compute does
     llama._cells            what every token does
+    llama_cpp._hook         what a client's ggml meets, a .pyx over the C files of llama_cpp/
     backends.cpu._kernels   a .pyx over the C files of backends/cpu/kernels/
 
 The build fails when Cython reports a "performance hint": such a line means that a hot C function checks for
@@ -128,5 +129,22 @@ def ggml_extension() -> Extension:
     )
 
 
-setup(ext_modules=cythonize_strictly([*(extension(name) for name in PARTS), kernels(), ggml_extension()]),
+def hook_extension() -> Extension:
+    """ggml_sched.llama_cpp._hook: the library that a client's ggml meets.  What it exports is ggml's names alone."""
+    here = "ggml_sched/llama_cpp"
+    depends = [*(HERE / here).glob("*.h"), HERE / "ggml_sched/backends/ggml/abi.h",
+               *(HERE / "include" / "ggml_sched").glob("*.h")]
+    return Extension(
+        "ggml_sched.llama_cpp._hook",
+        [f"{here}/_hook.pyx", *(str(path.relative_to(HERE)) for path in sorted((HERE / here).glob("*.c"))
+                                if path.name != "_hook.c")],
+        include_dirs=["include", here, "ggml_sched/backends/ggml"],
+        depends=sorted(str(path.relative_to(HERE)) for path in depends),
+        extra_compile_args=[*CFLAGS, "-std=gnu11", "-pthread", "-fvisibility=hidden"],
+        extra_link_args=[*LDFLAGS, "-lpthread", "-ldl"],
+    )
+
+
+setup(ext_modules=cythonize_strictly([*(extension(name) for name in PARTS), kernels(), ggml_extension(),
+                                      hook_extension()]),
       options={"build_ext": {"parallel": JOBS}})

@@ -19,7 +19,7 @@ from ggml_sched.llama.gguf import open_gguf
 from ggml_sched.llama.gguf_write import write_gguf
 from ggml_sched.llama.weights import Spec
 
-__all__ = ["random_model"]
+__all__ = ["is_matrix", "outline", "random_model"]
 
 SIZES = {"vocab_size": 64, "context_length": 128, "embedding_length": 32, "block_count": 3, "feed_forward_length": 48,
          "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5}
@@ -59,22 +59,37 @@ def random_model(arch: str, seed: int = 0, *, metadata: Mapping | None = None, o
     `optional`: parts of names of optional tensors that it has; `tied`: without an output matrix.  `dtype`: of the
     matrices, or a function from a name and its float32 array to what `write_gguf` takes.
     """
-    values = {"general.architecture": arch, "tokenizer.ggml.model": "no_vocab"}
-    for key, value in {**SIZES, **OWN.get(arch, {}), **(metadata or {})}.items():
-        values[key if key.startswith(("general.", "tokenizer.", arch + ".")) else f"{arch}.{key}"] = value
-    values = {key: value for key, value in values.items() if value is not None}
-    parts = (*OPTIONAL.get(arch, ()), *optional)
+    values, specs = outline(arch, {**SIZES, **OWN.get(arch, {}), **(metadata or {})},
+                            optional=(*OPTIONAL.get(arch, ()), *optional), tied=tied)
     tensors = {}
-    for spec in architectures.ARCHITECTURES[arch].weights(_hparams(arch, values, parts)):
-        if spec.required or spec.name == "output.weight" and not tied or any(part in spec.name for part in parts):
-            array = _weight(spec, seed)
-            matrix = len(spec.ne) > 1 and spec.name.endswith(".weight") and "ssm_conv1d" not in spec.name
-            if matrix and "gate_inp" not in spec.name:
-                array = dtype(spec.name, array) if not isinstance(dtype, type) else array.astype(dtype)
-            tensors[spec.name] = array
+    for spec in specs:
+        array = _weight(spec, seed)
+        if is_matrix(spec):
+            array = dtype(spec.name, array) if not isinstance(dtype, type) else array.astype(dtype)
+        tensors[spec.name] = array
     out = io.BytesIO()
     write_gguf(out, values, tensors)
     return out.getvalue()
+
+
+def outline(arch: str, metadata: Mapping, *, optional=(), tied: bool = False) -> tuple[dict, list[Spec]]:
+    """A model of an architecture without its weights: what a file of it says, and which tensors it has.
+
+    Takes what `random_model` takes; nothing of `metadata` and `optional` is filled in.
+    """
+    values = {"general.architecture": arch, "tokenizer.ggml.model": "no_vocab"}
+    for key, value in metadata.items():
+        values[key if key.startswith(("general.", "tokenizer.", arch + ".")) else f"{arch}.{key}"] = value
+    values = {key: value for key, value in values.items() if value is not None}
+    specs = architectures.ARCHITECTURES[arch].weights(_hparams(arch, values, optional))
+    return values, [spec for spec in specs if spec.required or spec.name == "output.weight" and not tied
+                    or any(part in spec.name for part in optional)]
+
+
+def is_matrix(spec: Spec) -> bool:
+    """Whether files keep it in another type than f32."""
+    return (len(spec.ne) > 1 and spec.name.endswith(".weight") and "ssm_conv1d" not in spec.name
+            and "gate_inp" not in spec.name)
 
 
 def _hparams(arch: str, values: Mapping, parts):

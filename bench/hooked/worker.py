@@ -1,0 +1,207 @@
+"""A process that has llama.cpp open one model in several ways, stock or on our planner: one line of JSON for each.
+
+    python worker.py JOB
+
+JOB is a file of JSON: `mode` ("stock", "off", "alloc", "sched"), `model`, `libraries` (of build.py), `ways` (see `Way`)
+and `what`, "sizes" or "tokens".  Hooking is for a process, and so is the number of devices: all ways of a job have the
+same.  A way that llama.cpp refuses gives a line with `failed`, which is what it logged last.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+REPEATS = 3
+DECODES = 8
+"""Openings of a context, and decodes of a prompt and of a token in each, of which none is left half done: what
+allocates has run when the graph's first node says that it is enough."""
+SIZE = re.compile(r"~llama_context: +(\S+) compute buffer size (?:is|of) +([\d.]+) MiB, (?:matches|does not match) "
+                  r"expectation of +([\d.]+) MiB")
+GRAPH = re.compile(r"graph.*: nodes = ([\d/ ]+), splits = ([\d/ ]+),")
+COPIES = re.compile(r"sched copies = (\d+)")
+
+
+class Way(dict):
+    """n_ctx, n_batch, flash (0 or 1), n_seq; most outputs of a batch (0: all); layers on devices; with embeddings?"""
+
+    def __getattr__(self, name: str):
+        return self[name]
+
+
+class Counters:
+    """Calls and seconds by function, of the library in front of ggml or of our own."""
+
+    def __init__(self, read, clear) -> None:
+        self.read, self.clear = read, clear
+
+    @staticmethod
+    def in_front(path: str, base: str) -> Counters:
+        library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        if library.counters_open(os.fsencode(base)):
+            raise SystemExit(f"{base} cannot be loaded")
+        library.counters_read.restype = ctypes.c_char_p
+
+        def read() -> dict:
+            found, calls, spent = {}, ctypes.c_int64(), ctypes.c_int64()
+            while name := library.counters_read(len(found), ctypes.byref(calls), ctypes.byref(spent)):
+                found[name.decode()] = (calls.value, spent.value)
+            return found
+
+        return Counters(read, library.counters_clear)
+
+
+class Engine:
+    """llama.cpp in this process with one model."""
+
+    def __init__(self, job: dict) -> None:
+        self.job, self.log = job, []
+        self.counters = self._hook()
+        import llama_cpp as api
+
+        self.api = api
+        self.callback = api.llama_log_callback(lambda level, text, data: self.log.append(text.decode(errors="replace")))
+        api.llama_log_set(self.callback, None)
+        api.llama_backend_init()
+        self.devices = self._devices()
+        self.enough = api.ggml_abort_callback(lambda data: True)
+        self.models: dict[int, int] = {}
+
+    def _hook(self) -> Counters:
+        if self.job["mode"] == "stock":
+            return Counters.in_front(self.job["libraries"]["counters"], self.folder() + "/libggml-base.so.0")
+        import ggml_sched.llama_cpp as ours
+
+        if self.job["mode"] != "off":
+            ours.install(level=self.job["mode"])
+        return Counters(ours.counters, ours.clear_counters)
+
+    @staticmethod
+    def folder() -> str:
+        """Where llama.cpp's libraries are; found without importing it, which loads them."""
+        from importlib.util import find_spec
+
+        found = find_spec("llama_cpp")
+        if found is None or not found.submodule_search_locations:
+            raise SystemExit("needs llama-cpp-python: pip install '.[peer]'")
+        return found.submodule_search_locations[0] + "/lib"
+
+    def _devices(self):
+        count = self.job["devices"]
+        handles = (ctypes.c_void_p * (count + 1))()
+        if count:
+            ggml = ctypes.CDLL(self.folder() + "/libggml.so.0")
+            ggml.ggml_backend_dev_get.restype = ctypes.c_void_p
+            cpu = ctypes.c_void_p(ggml.ggml_backend_dev_get(ctypes.c_size_t(0)))
+            hosts = ctypes.CDLL(self.job["libraries"]["devices"])
+            if hosts.devices_open(os.fsencode(self.folder() + "/libggml-base.so.0"), cpu, count,
+                                  int(self.job["what"] == "sizes"), int(self.job["pipeline"]), handles):
+                raise SystemExit("ggml lacks what devices need")
+        return handles
+
+    def model(self, layers: int):
+        """The model with so many layers on devices."""
+        if layers not in self.models:
+            params = self.api.llama_model_default_params()
+            params.use_extra_bufts = False          # repacking reads the weights
+            params.n_gpu_layers = layers
+            params.devices = ctypes.cast(self.devices, ctypes.c_void_p)
+            model = self.api.llama_model_load_from_file(os.fsencode(self.job["model"]), params)
+            if not model:
+                raise SystemExit(f"{self.job['model']}: {self.last()}")
+            self.models[layers] = model
+        return self.models[layers]
+
+    def last(self) -> str:
+        return next((line.strip() for line in reversed(self.log) if line.strip()), "")
+
+    def open(self, way: Way):
+        """A context, or None where llama.cpp refuses."""
+        params = self.api.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = way.n_ctx, way.n_batch, way.n_batch
+        params.n_seq_max, params.flash_attn_type, params.embeddings = way.n_seq, way.flash, way.embeddings
+        params.n_outputs_max = way.outputs
+        params.n_threads = params.n_threads_batch = 1
+        params.no_perf = True
+        if self.job["what"] == "sizes":
+            params.abort_callback = self.enough
+        return self.api.llama_init_from_model(self.model(way.layers), params)
+
+    def decode(self, ctx, tokens: list[int], n_seq: int = 1, at: int = 0, outputs: int = 0) -> int:
+        """The same tokens from a position on in each sequence; logits of the last `outputs` of them, 0: of all."""
+        batch = self.api.llama_batch_init(len(tokens) * n_seq, 0, 1)
+        batch.n_tokens = len(tokens) * n_seq
+        for i in range(batch.n_tokens):
+            batch.token[i], batch.pos[i] = tokens[i % len(tokens)], at + i % len(tokens)
+            batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = (
+                1, i // len(tokens), not outputs or i >= batch.n_tokens - outputs)
+        status = self.api.llama_decode(ctx, batch)
+        self.api.llama_batch_free(batch)
+        return status
+
+    def sizes(self, way: Way) -> dict:
+        """What is reserved, and the time that the functions took."""
+        self.model(way.layers)
+        reserving, allocating = {}, {}
+        for _ in range(REPEATS):
+            self.log.clear()
+            self.counters.clear()
+            ctx = self.open(way)
+            if not ctx:
+                return {"failed": self.last()}
+            gather(reserving, self.counters.read())
+            self.counters.clear()
+            for _ in range(DECODES):
+                for tokens in (list(range(1, min(way.n_batch, way.n_ctx // way.n_seq) + 1)), [1]):
+                    self.api.llama_memory_clear(self.api.llama_get_memory(ctx), False)
+                    self.decode(ctx, tokens, outputs=way.outputs)
+            gather(allocating, self.counters.read())
+            self.api.llama_free(ctx)
+        text = "".join(self.log)
+        graph, copies = GRAPH.search(text), COPIES.search(text)
+        return {"buffers": [[name, float(reserved), float(end)] for name, end, reserved in SIZE.findall(text)],
+                "nodes": graph and graph[1].strip(), "splits": graph and graph[2].strip(),
+                "copies": copies and int(copies[1]), "reserving": reserving, "allocating": allocating}
+
+    def tokens(self, way: Way) -> dict:
+        """Logits of a prompt in each sequence and of tokens behind it, as a file."""
+        import numpy as np
+
+        self.log.clear()
+        ctx = self.open(way)
+        if not ctx:
+            return {"failed": self.last()}
+        vocab = self.api.llama_vocab_n_tokens(self.api.llama_model_get_vocab(self.model(way.layers)))
+        prompt, rows = [1 + 7 * i % (vocab - 1) for i in range(way.n_batch // way.n_seq)], []
+        at = 0
+        for tokens in (prompt, *([1 + 11 * i % (vocab - 1)] for i in range(6)), prompt[:5]):
+            if self.decode(ctx, tokens, way.n_seq, at):
+                return {"failed": self.last()}
+            at += len(tokens)
+            rows += [np.ctypeslib.as_array(self.api.llama_get_logits_ith(ctx, i), (vocab,)).copy()
+                     for i in range(len(tokens) * way.n_seq)]
+        self.api.llama_free(ctx)
+        np.save(way.file, np.stack(rows))
+        return {"rows": len(rows)}
+
+
+def gather(into: dict, counted: dict) -> None:
+    """For each function that was called: its calls, and their nanoseconds, of each repeat."""
+    for name, (calls, spent) in counted.items():
+        if calls:
+            into.setdefault(name, []).append([calls, spent])
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    engine = Engine(job)
+    for way in job["ways"]:
+        print(json.dumps(getattr(engine, job["what"])(Way(way))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""llama.cpp as it is beside llama.cpp on our planner: tokens, compute buffers, time; a page of Markdown.
+
+    python bench/hooking.py [--levels alloc sched] [--models NAME ...] [--all] [--rounds N] [--files FOLDER]
+
+llama.cpp is that of llama-cpp-python (`pip install '.[peer]'`).  Hooking is for a process, so that each has its own;
+stock and hooked take turns.  Models have their real sizes and no weights (hooked/models.py): they are opened, reserve
+and allocate, and nothing is computed; devices other than the CPU are dry (hooked/devices.cpp).  Tokens are those of
+small models that have weights, on devices that compute.  Sizes are what llama.cpp logs, times what passes inside the
+functions, the median over contexts and processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean, median
+
+import numpy as np
+from hooked import build, models
+from report import processor
+
+from ggml_sched.llama.synthetic_models import OWN, random_model
+from ggml_sched.tables import markdown
+
+HERE = Path(__file__).resolve().parent
+SMALL = HERE.parent / "tests" / "data" / "models"
+LEVELS = ("alloc", "sched")
+CLOSE = 1e-5
+RESERVING = {"alloc": ("ggml_gallocr_reserve_n",), "sched": ("ggml_backend_sched_reserve",
+                                                             "ggml_backend_sched_split_graph")}
+ALLOCATING = {"alloc": ("ggml_gallocr_alloc_graph",), "sched": ("ggml_backend_sched_alloc_graph",)}
+"""The functions whose time is compared; those of a scheduler call those of an allocator."""
+
+
+def installed() -> str | None:
+    """Why nothing can be hooked, or None."""
+    if importlib.util.find_spec("ggml_sched.llama_cpp") is None:
+        return "ggml_sched.llama_cpp is missing: stock alone"
+    return None
+
+
+class Worker:
+    """Runs jobs of hooked/worker.py, each in a fresh process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.libraries, self.jobs = folder, build.build(), 0
+
+    def run(self, mode: str, model: Path, what: str, ways: list[dict], devices: int = 0,
+            pipeline: bool = False) -> list[dict]:
+        self.jobs += 1
+        job = self.folder / f"{self.jobs}.json"
+        job.write_text(json.dumps({"mode": "stock" if mode == "again" else mode, "model": str(model), "what": what,
+                                   "ways": ways, "devices": devices, "pipeline": pipeline,
+                                   "libraries": self.libraries}))
+        # Without reuse of graphs each decode allocates; threads of OpenMP would spin.
+        environment = os.environ | {"LLAMA_GRAPH_REUSE_DISABLE": "1", "OMP_NUM_THREADS": "1",
+                                    "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent),
+                                                                                os.environ.get("PYTHONPATH")]))}
+        if what == "sizes":
+            environment["LD_PRELOAD"] = self.libraries["holes"]
+        done = subprocess.run([sys.executable, str(HERE / "hooked" / "worker.py"), str(job)], capture_output=True,
+                              text=True, env=environment)
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        died = {"failed": f"the process ended with {done.returncode}: {done.stderr.strip()[-300:]}"}
+        return lines + [died] * (len(ways) - len(lines))
+
+
+def ways_of(name: str) -> Iterator[tuple[str, int, dict]]:
+    """What a model's sizes are asked for: words, number of devices, arguments of a context."""
+    metadata = (models.GRAPHS | models.OTHERS)[name][1]
+    ctx, layers = min(metadata["context_length"], 4096), metadata["block_count"]
+    usual = {"n_ctx": ctx, "n_batch": 512, "flash": 0, "n_seq": 1, "layers": 0, "embeddings": False,
+             "outputs": 0}
+    yield "CPU", 0, usual
+    yield "CPU, flash", 0, usual | {"flash": 1}
+    yield "CPU, batch 64", 0, usual | {"n_batch": 64}
+    yield "CPU, 4 sequences", 0, usual | {"n_seq": 4}
+    yield "CPU, context 512", 0, usual | {"n_ctx": 512}
+    yield "CPU, embeddings", 0, usual | {"embeddings": True}
+    yield "CPU, 1 output", 0, usual | {"outputs": 1}
+    yield "CPU, flash, 1 output", 0, usual | {"flash": 1, "outputs": 1}
+    yield "1 device", 1, usual | {"layers": 999}
+    yield "1 device, half", 1, usual | {"layers": layers // 2}
+    yield "1 device, half, flash", 1, usual | {"layers": layers // 2, "flash": 1}
+    yield "3 devices", 3, usual | {"layers": 999}
+    yield "3 devices, flash", 3, usual | {"layers": 999, "flash": 1}
+    yield "3 devices, flash, 1 output", 3, usual | {"layers": 999, "flash": 1, "outputs": 1}
+
+
+def size_of(row: dict) -> float:
+    return sum(reserved for _, reserved, _ in row["buffers"])
+
+
+def time_of(rows: list[dict], part: str, functions: tuple[str, ...], per_call: bool) -> float | None:
+    """Microseconds, the median over all contexts: of all calls of one, or of a call."""
+    seen = []
+    for row in rows:
+        found = [row[part][name] for name in functions if name in row[part]]
+        seen += [sum(spent for _, spent in each) / (sum(calls for calls, _ in each) if per_call else 1)
+                 for each in zip(*found, strict=True)]
+    return median(seen) / 1e3 if seen else None
+
+
+def ratio(ours: float | None, theirs: float | None) -> str:
+    return f"{ours / theirs:.3f}" if ours is not None and theirs else ""
+
+
+def sizes(worker: Worker, name: str, modes: list[str], rounds: int, folder: Path) -> dict[str, dict[str, list[dict]]]:
+    """Rows by the words of a way and by mode, one for each round."""
+    path = models.write(name, folder)
+    found: dict[str, dict[str, list[dict]]] = {}
+    ways = list(ways_of(name))
+    for devices in sorted({count for _, count, _ in ways}):
+        asked = [(words, way) for words, count, way in ways if count == devices]
+        for _ in range(rounds):
+            for mode in modes:
+                rows = worker.run(mode, path, "sizes", [way for _, way in asked], devices)
+                for (words, _), row in zip(asked, rows, strict=True):
+                    found.setdefault(words, {}).setdefault(mode, []).append(row)
+    return found
+
+
+def page_of_sizes(found: dict[str, dict], modes: list[str]) -> tuple[str, list[str]]:
+    """The table of sizes and times of all models, and what to say of it."""
+    head = ["model", "way", "splits", "buffers, MiB"]
+    for level in LEVELS:
+        head += [f"reserve, {level}, µs", f"allocate, {level}, µs"]
+    hooked = [mode for mode in modes if mode != "stock"]
+    head += [f"{what}, {mode} / stock" for mode in hooked for what in ("size", "reserve", "allocate")]
+    rows, ratios = [], {mode: [] for mode in hooked}
+    for name, ways in found.items():
+        for words, by_mode in ways.items():
+            stock = by_mode["stock"]
+            bad = next((row["failed"] for row in stock if "failed" in row), None)
+            if bad:
+                rows.append([name, words, f"refused: {bad}"] + [""] * (len(head) - 3))
+                continue
+            times = {level: (time_of(stock, "reserving", RESERVING[level], False),
+                             time_of(stock, "allocating", ALLOCATING[level], True)) for level in LEVELS}
+            row = [name, words, stock[0]["splits"], f"{size_of(stock[0]):.4f}"]
+            row += [f"{value:.1f}" if value is not None else "" for level in LEVELS for value in times[level]]
+            for mode in hooked:
+                ours = by_mode[mode]
+                if any("failed" in each for each in ours):
+                    row += ["failed", "", ""]
+                    continue
+                ratios[mode].append(size_of(ours[0]) / size_of(stock[0]))
+                row += [f"{ratios[mode][-1]:.4f}",
+                        ratio(time_of(ours, "reserving", RESERVING[mode], False), times[mode][0]),
+                        ratio(time_of(ours, "allocating", ALLOCATING[mode], True), times[mode][1])]
+            rows.append(row)
+    said = [f"{mode}: compute buffers are {fmean(values):.4f} of stock in the mean, {max(values):.4f} at most."
+            for mode, values in ratios.items() if values]
+    return markdown(head, rows), said
+
+
+def small_models(folder: Path) -> Iterator[Path]:
+    """Models that have weights: those of the tests, and a random one of each architecture."""
+    yield from sorted(SMALL.glob("*.gguf"))
+    for arch in ("llama", *OWN):
+        path = folder / f"random-{arch}.gguf"
+        path.write_bytes(random_model(arch, 7, tied=arch == "gemma2"))
+        yield path
+
+
+def tokens(worker: Worker, modes: list[str], folder: Path) -> tuple[str, list[str]]:
+    """Logits of each mode beside those of stock: how many ways gave the same bits, and the largest difference.
+
+    The mode "again" is stock in another process: what it differs by, hooking is not to blame for.
+    """
+    rows, wrong = [], []
+    for path in small_models(folder):
+        same = dict.fromkeys(modes, 0)
+        furthest, refused, count = dict.fromkeys(modes, 0.0), 0, 0
+        for devices, pipeline in ((0, False), (1, False), (2, True), (3, False)):
+            ways = [{"n_ctx": 256, "n_batch": 24, "flash": flash, "n_seq": n_seq, "layers": layers,
+                     "embeddings": False, "outputs": 0, "file": ""} for flash in (0, 1) for n_seq in (1, 3)
+                    for layers in ((0,) if devices == 0 else (999, 2))]
+            results = {}
+            for mode in dict.fromkeys([*modes, "stock"]):
+                for i, way in enumerate(ways):
+                    way["file"] = str(folder / f"{mode}-{i}.npy")
+                results[mode] = worker.run(mode, path, "tokens", ways, devices, pipeline)
+            for i, row in enumerate(results["stock"]):
+                if "failed" in row:
+                    refused += 1
+                    continue
+                count += 1
+                want = np.load(folder / f"stock-{i}.npy")
+                for mode in modes:
+                    if "failed" in results[mode][i]:
+                        wrong.append(f"{path.stem}, {mode}, {ways[i]}: {results[mode][i]['failed']}")
+                        continue
+                    got = np.load(folder / f"{mode}-{i}.npy")
+                    same[mode] += np.array_equal(got.view(np.uint32), want.view(np.uint32))
+                    furthest[mode] = max(furthest[mode], float(np.abs(got - want).max(initial=0)))
+        for mode in modes:
+            if not furthest[mode] <= CLOSE:
+                wrong.append(f"{path.stem}, {mode}: logits differ by {furthest[mode]:.2e}")
+        rows.append([path.stem, count, refused, *(text for mode in modes
+                                                  for text in (same[mode], f"{furthest[mode]:.1e}"))])
+    head = ["model", "ways", "refused by stock"]
+    return markdown(head + [text for mode in modes for text in (f"{mode}: same bits", "largest difference")],
+                    rows), wrong
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--levels", nargs="*", choices=LEVELS, default=list(LEVELS), help="what is hooked")
+    parser.add_argument("--models", nargs="*", choices=[*models.GRAPHS, *models.OTHERS], help="whose sizes are asked")
+    parser.add_argument("--all", action="store_true", help="the models of other architectures, too")
+    parser.add_argument("--rounds", type=int, default=2, help="processes for each mode")
+    parser.add_argument("--skip", choices=("sizes", "tokens"), help="leave one of the two out")
+    parser.add_argument("--files", type=Path, help="a folder that keeps the models")
+    options = parser.parse_args(arguments)
+    missing = installed()
+    modes = ["stock", *([] if missing else options.levels)]
+    names = options.models or [*models.GRAPHS, *(models.OTHERS if options.all else ())]
+    wrong = []
+    print(f"llama-cpp-python {version('llama-cpp-python')}, {processor()}.", *filter(None, [missing]), sep="\n\n")
+    with tempfile.TemporaryDirectory() as folder:
+        worker = Worker(Path(folder))
+        files = options.files or Path(folder)
+        files.mkdir(parents=True, exist_ok=True)
+        if options.skip != "sizes":
+            found = {}
+            for name in names:
+                print(f"sizes of {name}", file=sys.stderr)
+                found[name] = sizes(worker, name, modes, options.rounds, files)
+            table, said = page_of_sizes(found, modes)
+            print("", table, "", *said, sep="\n")
+            wrong += [f"{name}, {words}, {mode}: {row['failed']}" for name, ways in found.items()
+                      for words, by_mode in ways.items() for mode, rows in by_mode.items() if mode != "stock"
+                      for row in rows if "failed" in row and "failed" not in by_mode["stock"][0]]
+        if options.skip != "tokens":
+            table, differ = tokens(worker, modes[1:] or ["again"], Path(folder))
+            wrong += differ
+            print("", table, sep="\n")
+    print("", *(f"* {line}" for line in wrong or ["Nothing was wrong."]), sep="\n")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,212 @@
+/* ggml_sched/llama_cpp/bind.c -- what a graph needs to be computed: addresses, copies, parts.  See scheduler.h.
+ *
+ * Nodes that read a copy name it among their sources until the graph comes again: backends look at them while they
+ * compute, which may be after a call has returned, and a graph may be gone before we are asked anything else.
+ */
+#include "scheduler.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* -- undoing -------------------------------------------------------------------------------------------------------- */
+
+static void unplace(const gh_sched *s, gx_tensor *t)
+{
+    if (t->buffer != NULL && gh_pools_own(s, t->buffer)) {
+        t->buffer = NULL;
+        t->data = NULL;
+    }
+}
+
+void gh_unbind(gh_sched *s, void *graph)
+{
+    const int n_nodes = s->lib->graph_n_nodes(graph), n_leafs = gh_graph_n_leafs(s->lib, graph);
+    gx_tensor **nodes = s->lib->graph_nodes(graph), **leafs = gh_graph_leafs(s->lib, graph);
+    for (int i = 0; i < n_nodes; i++) {
+        gx_tensor *t = nodes[i];
+        for (int k = 0; s->n_copy > 0 && k < GS_MAX_SRC; k++) {
+            if (t->src[k] >= s->copy && t->src[k] < s->copy + s->n_copy) {
+                t->src[k] = s->copy_of[t->src[k] - s->copy];
+            }
+        }
+        unplace(s, t);
+    }
+    for (int i = 0; i < n_leafs; i++) {
+        unplace(s, leafs[i]);
+    }
+}
+
+/* -- addresses ------------------------------------------------------------------------------------------------------ */
+
+static bool put(const gh_sched *s, const gh_prepared *p, int32_t id, gx_tensor *t)
+{
+    const gh_spot *spot = &p->spot[id];
+    const gh_chunk *chunk;
+    if (spot->pool < 0 || spot->chunk >= s->pool[spot->pool].n_chunks) {
+        return false;
+    }
+    chunk = &s->pool[spot->pool].chunk[spot->chunk];
+    t->buffer = chunk->buffer;
+    t->data = chunk->base + spot->offset;
+    s->lib->buffer_init_tensor(t->buffer, t);
+    return true;
+}
+
+static bool put_tensors(const gh_sched *s, const gh_prepared *p)
+{
+    const gh_reading *r = &p->reading;
+    for (int32_t id = 0; id < r->n; id++) {
+        if (r->item[id].role == GH_PLACED && !put(s, p, id, r->item[id].tensor)) {
+            return false;
+        }
+    }
+    for (int32_t id = 0; id < r->n; id++) {
+        gx_tensor *t = r->item[id].tensor, *root = t->view_src;
+        if ((r->item[id].role == GH_VIEW || r->item[id].role == GH_ASIDE) && t->buffer == NULL && root->buffer != NULL) {
+            t->buffer = root->buffer;
+            t->data = (char *)root->data + t->view_offs;
+            s->lib->buffer_init_tensor(t->buffer, t);
+        }
+    }
+    return true;
+}
+
+/* -- copies --------------------------------------------------------------------------------------------------------- */
+
+/* The id of copy c in the place that this allocation uses. */
+static int32_t id_of_copy(const gh_sched *s, const gs_plan_arrays *v, int32_t c)
+{
+    int32_t left = s->place;
+    for (int32_t k = 0; left > 0 && k < v->n_places; k++) {
+        if (v->place_copy[k] == c && --left == 0) {
+            return v->n_tensors + v->n_copies + k;
+        }
+    }
+    return v->n_tensors + c;
+}
+
+static gx_tensor *source_of(const gh_prepared *p, int32_t c)
+{
+    const gh_item *item = &p->reading.item[p->view.copy_like[c]];
+    return item->tensor != NULL || item->root < 0 ? item->tensor : p->reading.item[item->root].tensor;
+}
+
+static void take_layout(gx_tensor *copy, const gx_tensor *t)
+{
+    memset(copy, 0, sizeof *copy);
+    copy->type = t->type;
+    memcpy(copy->ne, t->ne, sizeof copy->ne);
+    memcpy(copy->nb, t->nb, sizeof copy->nb);
+}
+
+/* Sources that are not what the planner took them for: views without an op, of what it has copied. */
+static int32_t count_twins(const gh_prepared *p)
+{
+    const gh_reading *r = &p->reading;
+    const gs_plan_arrays *v = &p->view;
+    int32_t n = 0;
+    for (int32_t i = 0; i < r->size.n_nodes; i++) {
+        const int32_t id = r->order[i];
+        const gx_tensor *t = r->item[id].tensor;
+        for (int32_t k = v->src_begin[id]; t != NULL && k < v->src_begin[id + 1]; k++) {
+            const gx_tensor *src = t->src[r->slot[k]];
+            n += v->src[k] >= v->n_tensors && src != NULL && src != source_of(p, v->src[k] - v->n_tensors);
+        }
+    }
+    return n;
+}
+
+static bool make_copies(gh_sched *s, const gh_prepared *p)
+{
+    const gs_plan_arrays *v = &p->view;
+    const int32_t n = v->n_copies + (v->n_copies > 0 ? count_twins(p) : 0);
+    s->n_copy = 0;
+    if (n > s->room_copy) {
+        free(s->copy);
+        s->copy = NULL;
+        s->room_copy = 0;
+        if (!gh_grow(&s->copy, sizeof *s->copy, n) || !gh_grow(&s->copy_of, sizeof *s->copy_of, n)) {
+            return false;
+        }
+        s->room_copy = n;
+    }
+    for (int32_t c = 0; c < v->n_copies; c++) {
+        gx_tensor *copy = &s->copy[c], *t = source_of(p, c);
+        take_layout(copy, t);
+        if (s->n_places > 1) {
+            copy->flags = GH_FLAG_INPUT | GH_FLAG_OUTPUT;
+        }
+        snprintf(copy->name, sizeof copy->name, "%.20s#%.36s#%d", s->rt->backend_name(s->backend[v->copy_backend[c]]),
+                 t->name, s->place);
+        s->copy_of[c] = t;
+        if (!put(s, p, id_of_copy(s, v, c), copy)) {
+            return false;
+        }
+    }
+    s->n_copy = v->n_copies;
+    return true;
+}
+
+/* A view of a copy as `t` is one of what was copied. */
+static gx_tensor *make_twin(gh_sched *s, gx_tensor *t, int32_t c)
+{
+    gx_tensor *twin = &s->copy[s->n_copy];
+    take_layout(twin, t);
+    memcpy(twin->name, t->name, sizeof twin->name);
+    twin->view_src = &s->copy[c];
+    twin->view_offs = t->view_offs;
+    twin->buffer = s->copy[c].buffer;
+    twin->data = (char *)s->copy[c].data + t->view_offs;
+    s->lib->buffer_init_tensor(twin->buffer, twin);
+    s->copy_of[s->n_copy++] = t;
+    return twin;
+}
+
+static void read_copies(gh_sched *s, const gh_prepared *p)
+{
+    const gh_reading *r = &p->reading;
+    const gs_plan_arrays *v = &p->view;
+    for (int32_t i = 0; v->n_copies > 0 && i < r->size.n_nodes; i++) {
+        const int32_t id = r->order[i];
+        gx_tensor *t = r->item[id].tensor;
+        for (int32_t k = v->src_begin[id]; t != NULL && k < v->src_begin[id + 1]; k++) {
+            const int32_t c = v->src[k] - v->n_tensors;
+            gx_tensor **src = &t->src[r->slot[k]];
+            if (c >= 0 && *src != NULL) {
+                *src = *src == s->copy_of[c] ? &s->copy[c] : make_twin(s, *src, c);
+            }
+        }
+    }
+}
+
+/* -- parts ---------------------------------------------------------------------------------------------------------- */
+
+static bool make_parts(gh_sched *s, const gh_prepared *p, void *graph)
+{
+    const int32_t n = p->view.n_splits;
+    if (n > s->room_part) {
+        if (!gh_grow(&s->part, sizeof *s->part, n)) {
+            return false;
+        }
+        s->room_part = n;
+    }
+    gh_number_graph(s->rt, graph);
+    for (int32_t i = 0; i < n; i++) {
+        s->part[i] = s->rt->graph_view(graph, p->cut[i], p->cut[i + 1]);
+        gh_number_graph(s->rt, &s->part[i]);
+    }
+    return true;
+}
+
+bool gh_bind(gh_sched *s, gh_prepared *p, void *graph)
+{
+    for (int pool = 0; pool < s->n_pools; pool++) {
+        gh_arena_reset(&s->pool[pool], s->lib);
+    }
+    if (!make_parts(s, p, graph) || !put_tensors(s, p) || !make_copies(s, p)) {
+        return false;
+    }
+    read_copies(s, p);
+    return true;
+}

@@ -1,0 +1,207 @@
+"""Loading our library before ggml's, and whether ggml's calls arrive there.
+
+Owns what the process has of it: one library, loaded once, for as long as the process runs.  Invariant: once `install`
+has returned with a level, libraries of ggml that are loaded later call us, or `check` says that they do not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+import threading
+import warnings
+from types import ModuleType
+
+from ggml_sched.errors import BackendError
+
+__all__ = ["LEVELS", "HookError", "check", "clear_counters", "counters", "hook", "install", "installed", "last_error",
+           "served"]
+
+LEVELS = ("off", "alloc", "sched")
+"""What may be asked for: nothing, the graph allocator, or that and the scheduler."""
+VARIABLE = "GGML_SCHED"
+CLIENTS = ("llama_cpp", "ggml")
+"""Packages that load ggml's libraries."""
+BASE = "libggml-base"
+
+_lock = threading.Lock()
+_installed: dict[str, object] = {}
+"""{"hook": the extension module, "level": its level}: of the process, as loaded libraries are."""
+
+
+class HookError(BackendError, ImportError):
+    """llama.cpp cannot be put on our planner here: it was loaded before, or its calls do not come to us."""
+
+
+def install(level: str | None = None) -> str:
+    """Let the ggml that is loaded from now on allocate through us; which level that is.
+
+    `level`: one of LEVELS; None: what GGML_SCHED in the environment says, or "alloc".  Asking for what is installed
+    already does nothing.  HookError if a library of ggml's is loaded already, or if another level is installed;
+    ValueError for a level that there is not.
+    """
+    asked = (os.environ.get(VARIABLE) or "alloc") if level is None else level
+    if asked not in LEVELS:
+        where = f"{VARIABLE}=" if level is None else "level="
+        raise ValueError(f"{where}{asked!r} is not one of {', '.join(LEVELS)}")
+    with _lock:
+        there = installed()
+        if asked == there or there != "off" and level is None:
+            return there
+        if there != "off":
+            raise HookError(f"level {there!r} is installed, and stays as long as the process: {asked!r} would come "
+                            "too late")
+        found = loaded_bases()
+        if found:
+            raise HookError(f"{found[0]} is loaded already, and its calls are bound: import ggml_sched.llama_cpp "
+                            "before whatever loads it (llama_cpp, ggml, a GgmlBackend)")
+        flags = sys.getdlopenflags()
+        sys.setdlopenflags(os.RTLD_GLOBAL | os.RTLD_NOW)
+        try:
+            from ggml_sched.llama_cpp import _hook
+        finally:
+            sys.setdlopenflags(flags)
+        _hook.schedule(asked == "sched")
+        _installed.update(hook=_hook, level=asked)
+        sys.meta_path.insert(0, _Watch())
+    return asked
+
+
+def installed() -> str:
+    """The level that is installed; "off" if none is."""
+    return str(_installed.get("level", "off"))
+
+
+def hook() -> ModuleType:
+    """The loaded library as Python sees it; HookError if none is."""
+    found = _installed.get("hook")
+    if not isinstance(found, ModuleType):
+        raise HookError("nothing is installed: call ggml_sched.llama_cpp.install(level=...) before llama_cpp is "
+                        "imported")
+    return found
+
+
+def counters() -> dict[str, tuple[int, int]]:
+    """{function of ggml's: (calls, nanoseconds inside them)} of the whole process; empty if nothing is installed."""
+    return hook().counters() if installed() != "off" else {}
+
+
+def clear_counters() -> None:
+    """Count from zero again, what `served` says too."""
+    if installed() != "off":
+        hook().clear_counters()
+
+
+def served() -> dict[str, int]:
+    """How many allocators were made, and how many graphs were the same as before, equal to one, replayed, planned."""
+    return hook().served()
+
+
+def last_error() -> str | None:
+    """Why the last call that failed did; None if none has."""
+    return hook().last_error()
+
+
+def loaded_bases() -> list[str]:
+    """The files of ggml's base library that the process has loaded."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in file if BASE in line}
+    except OSError:
+        return []
+    return sorted(path for path in paths if os.path.basename(path).startswith(BASE))
+
+
+def check() -> None:
+    """HookError unless the calls of every ggml that is loaded come to us.
+
+    Asks each for a scheduler of its CPU, which makes an allocator.  Where a library has no CPU backend loaded there is
+    nothing to ask yet, and nothing is said.  Also if a library is not as we know it, so that its own allocator works.
+    """
+    library = hook()
+    for path in loaded_bases():
+        before = library.served()["allocators"]
+        if _make_scheduler(path) and library.served()["allocators"] == before:
+            raise HookError(f"{path} does not call us: it was linked so that its calls stay inside (-Bsymbolic, hidden "
+                            "symbols, or static), or it was loaded before us")
+    why = library.not_understood()
+    if why is not None:
+        raise HookError(f"a loaded ggml is not as we know it ({why}): its own allocator is used")
+
+
+def _make_scheduler(base: str) -> bool:
+    """Let a library make a scheduler and free it; whether it could."""
+    # What is loaded already, by whichever name.
+    found = ctypes.CDLL(base, mode=os.RTLD_LAZY | os.RTLD_NOLOAD)
+    cpu = _cpu_backend(os.path.dirname(base))
+    if cpu is None:
+        return False
+    backend, free_backend = cpu
+    try:
+        new, free = found.ggml_backend_sched_new, found.ggml_backend_sched_free
+        new.restype, free.restype = ctypes.c_void_p, None
+        new.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_bool,
+                        ctypes.c_bool]
+        free.argtypes = [ctypes.c_void_p]
+        scheduler = new(ctypes.byref(ctypes.c_void_p(backend)), None, 1, 16, False, False)
+        free(scheduler)
+    except AttributeError:
+        return False
+    finally:
+        free_backend(backend)
+    return True
+
+
+def _cpu_backend(folder: str):
+    """A CPU backend of the libraries in a folder, as far as they are loaded, and what frees it; None: there is none."""
+    for name in sorted(os.listdir(folder)):
+        if not name.startswith("libggml-cpu"):
+            continue
+        try:
+            library = ctypes.CDLL(os.path.join(folder, name), mode=os.RTLD_LAZY | os.RTLD_NOLOAD)
+            new, free = library.ggml_backend_cpu_init, library.ggml_backend_free
+        except (OSError, AttributeError):
+            continue
+        new.restype, free.restype, free.argtypes = ctypes.c_void_p, None, [ctypes.c_void_p]
+        backend = new()
+        if backend:
+            return backend, free
+    return None
+
+
+class _Watch(importlib.abc.MetaPathFinder):
+    """Asks `check` once a client has been imported, so that a hook which is not reached does not go unnoticed."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname not in CLIENTS:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Checked(spec.loader)
+        return spec
+
+
+class _Checked(importlib.abc.Loader):
+    """A loader that asks `check` when its module has run."""
+
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self.loader = loader
+
+    def __getattr__(self, name: str):
+        return getattr(self.loader, name)
+
+    def create_module(self, spec):
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module) -> None:
+        module.__loader__ = self.loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
+        try:
+            check()
+        except HookError as error:
+            warnings.warn(f"ggml_sched.llama_cpp: {error}", RuntimeWarning, stacklevel=2)

@@ -1,0 +1,298 @@
+/* ggml_sched/llama_cpp/known.c -- telling graphs apart, and giving their tensors addresses.  See known.h. */
+#include "known.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+gh_known *gh_known_new(void)
+{
+    gh_known *k = calloc(1, sizeof *k);
+    if (k != NULL) {
+        atomic_init(&k->refs, 1);
+    }
+    return k;
+}
+
+void gh_known_drop(gh_known *k)
+{
+    if (k == NULL || atomic_fetch_sub(&k->refs, 1) != 1) {
+        return;
+    }
+    gh_api->plan_free(k->plan);
+    gh_api->graph_free(k->graph);
+    gh_keeps_free(&k->keeps);
+    free(k->nodes);
+    free(k->leafs);
+    free(k->node_arena);
+    free(k->leaf_arena);
+    free(k->tensor);
+    free(k->image);
+    free(k->name);
+    free(k->resident);
+    free(k->assigned);
+    free(k->nbytes);
+    free(k->slot);
+    free(k->viewer);
+    free(k);
+}
+
+/* -- looking alike -------------------------------------------------------------------------------------------- */
+
+static inline int32_t has_memory(const gx_tensor *t)
+{
+    return (t->data != NULL ? 1 : 0) | (t->buffer != NULL ? 2 : 0);
+}
+
+static inline void take_image(gh_image *image, const gx_tensor *t)
+{
+    memcpy(image->shape, t->ne, sizeof image->shape);
+    memcpy(image->links, t->src, sizeof image->links);
+    image->type = t->type;
+    image->op = t->op;
+    image->flags = t->flags;
+    image->has = has_memory(t);
+}
+
+_Static_assert(offsetof(gx_tensor, nb) == offsetof(gx_tensor, ne) + 32, "ne and nb are one run of 64 bytes");
+_Static_assert(offsetof(gx_tensor, view_offs) == offsetof(gx_tensor, src) + 88, "sources and root are one of 96");
+
+static inline bool looks_like(const gh_image *image, const gx_tensor *t)
+{
+    uint64_t differs = (uint64_t)(image->type ^ t->type) | (uint64_t)(image->op ^ t->op)
+                     | (uint64_t)(image->flags ^ t->flags) | (uint64_t)(image->has ^ has_memory(t));
+    const char *shape = (const char *)t->ne, *links = (const char *)t->src;
+    uint64_t word;
+    for (int i = 0; i < 8; i++) {
+        memcpy(&word, shape + 8 * i, 8);
+        differs |= (uint64_t)image->shape[i] ^ word;
+    }
+    for (int i = 0; i < 12; i++) {
+        memcpy(&word, links + 8 * i, 8);
+        differs |= image->links[i] ^ word;
+    }
+    return differs == 0;
+}
+
+static bool same(const void *a, const void *b, int64_t n, size_t item)
+{
+    return n == 0 || memcmp(a, b, (size_t)n * item) == 0;
+}
+
+bool gh_known_matches(const gh_known *k, const gh_ggml *lib, void *graph, const int32_t *node_arena,
+                      const int32_t *leaf_arena)
+{
+    if (k->plan == NULL || lib->graph_n_nodes(graph) != k->n_nodes || gh_graph_n_leafs(lib, graph) != k->n_leafs
+        || !same(lib->graph_nodes(graph), k->nodes, k->n_nodes, sizeof *k->nodes)
+        || !same(gh_graph_leafs(lib, graph), k->leafs, k->n_leafs, sizeof *k->leafs)
+        || !same(node_arena, k->node_arena, k->n_nodes, sizeof *k->node_arena)
+        || !same(leaf_arena, k->leaf_arena, k->n_leafs, sizeof *k->leaf_arena)) {
+        return false;
+    }
+    /* What the graph does not list is named by the sources of what it does. */
+    for (int32_t i = 0; i < k->n; i++) {
+        if (!looks_like(&k->image[i], k->tensor[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* -- taking --------------------------------------------------------------------------------------------------- */
+
+static bool grow(void *field, size_t item, int64_t n)
+{
+    void *found = realloc(*(void **)field, item * (size_t)(n > 0 ? n : 1));
+    if (found == NULL) {
+        return false;
+    }
+    *(void **)field = found;
+    return true;
+}
+
+static bool make_room(gh_known *k, const gh_reading *r, int32_t n_arenas)
+{
+    const int32_t listed = r->n_nodes > r->n_leafs ? r->n_nodes : r->n_leafs;
+    const int64_t nbytes = (int64_t)n_arenas * r->n_all;
+    if (r->n_all > k->room || k->room == 0) {
+        const int32_t n = r->n_all + r->n_all / 4 + 1;
+        if (!grow(&k->tensor, sizeof *k->tensor, n) || !grow(&k->image, sizeof *k->image, n)
+            || !grow(&k->name, sizeof *k->name, n) || !grow(&k->resident, sizeof(int32_t), n)
+            || !grow(&k->assigned, sizeof(int32_t), n) || !grow(&k->slot, sizeof *k->slot, n)
+            || !grow(&k->viewer, sizeof *k->viewer, n)) {
+            return false;
+        }
+        k->room = n;
+    }
+    if (listed > k->room_listed || k->room_listed == 0) {
+        const int32_t n = listed + listed / 4 + 1;
+        if (!grow(&k->nodes, sizeof *k->nodes, n) || !grow(&k->leafs, sizeof *k->leafs, n)
+            || !grow(&k->node_arena, sizeof(int32_t), n) || !grow(&k->leaf_arena, sizeof(int32_t), n)) {
+            return false;
+        }
+        k->room_listed = n;
+    }
+    if (nbytes > k->room_nbytes) {
+        if (!grow(&k->nbytes, sizeof *k->nbytes, nbytes + nbytes / 4)) {
+            return false;
+        }
+        k->room_nbytes = nbytes + nbytes / 4;
+    }
+    return true;
+}
+
+/* The arena that the caller wants an id in; -1: it did not say. */
+static int32_t arena_of(const gh_item *item, const int32_t *node_arena, const int32_t *leaf_arena, int32_t n_nodes)
+{
+    if (item->leaf != GH_NOWHERE && item->op == GS_OP_NONE) {
+        return leaf_arena[item->leaf];
+    }
+    if (item->node != GH_NOWHERE) {
+        return node_arena[item->node];
+    }
+    return item->reader != GH_NOWHERE && item->reader < n_nodes ? node_arena[item->reader] : 0;
+}
+
+int gh_known_take(gh_known *k, const gh_reading *r, const int32_t *node_arena, const int32_t *leaf_arena,
+                  int32_t n_arenas)
+{
+    if (!make_room(k, r, n_arenas)) {
+        return GS_NO_HOST_MEMORY;
+    }
+    gh_api->plan_free(k->plan);
+    k->plan = NULL;
+    k->replayed = false;
+    k->generation = 0;
+    k->keeps.n = 0;
+    k->n_nodes = r->n_nodes;
+    k->n_leafs = r->n_leafs;
+    k->n = k->n_named = r->n;
+    k->size = r->size;
+    k->n_all = r->n_all;
+    k->n_arenas = n_arenas;
+    k->n_slots = k->n_viewers = 0;
+    memcpy(k->nodes, r->nodes, (size_t)r->n_nodes * sizeof *k->nodes);
+    memcpy(k->leafs, r->leafs, (size_t)r->n_leafs * sizeof *k->leafs);
+    memcpy(k->node_arena, node_arena, (size_t)r->n_nodes * sizeof(int32_t));
+    memcpy(k->leaf_arena, leaf_arena, (size_t)r->n_leafs * sizeof(int32_t));
+    for (int32_t id = 0; id < r->n_all; id++) {
+        const gh_item *item = &r->item[id];
+        const int32_t wanted = arena_of(item, node_arena, leaf_arena, r->n_nodes);
+        const bool external = item->role == GH_EXTERNAL && item->tensor != NULL;
+        k->assigned[id] = wanted;
+        k->resident[id] = !external && !(item->role == GH_ASIDE && item->op == GS_OP_NONE) ? -1 : wanted < 0 ? 0 : wanted;
+        if (id >= r->n) {
+            continue;
+        }
+        k->tensor[id] = item->tensor;
+        take_image(&k->image[id], item->tensor);
+        memcpy(k->name[id], item->tensor->name, sizeof k->name[id]);
+        if (item->role == GH_PLACED) {
+            if (wanted < 0) {
+                return GS_BAD_PLACEMENT;
+            }
+            k->slot[k->n_slots++] = (gh_slot){.tensor = item->tensor, .id = id};
+        } else if (item->role != GH_EXTERNAL) {
+            k->viewer[k->n_viewers++] = item->tensor;
+        }
+    }
+    return GS_OK;
+}
+
+void gh_known_measure(gh_known *k, const gh_reading *r, const gh_arena *arenas)
+{
+    const gh_ggml *lib = r->lib;
+    k->some_larger = false;
+    for (int32_t b = 0; b < k->n_arenas; b++) {
+        int64_t *row = k->nbytes + (int64_t)b * k->n_all;
+        for (int32_t id = 0; id < k->n_all; id++) {
+            const gh_item *item = &r->item[id];
+            const gx_tensor *t = item->tensor != NULL || item->role != GH_PLACED ? item->tensor
+                                                                               : r->item[item->root].tensor;
+            row[id] = k->arrays.layout[id].nbytes;
+            if (item->role == GH_PLACED && k->assigned[id] == b) {
+                const int64_t asked = (int64_t)lib->buft_get_alloc_size(arenas[b].buft, t);
+                if (asked > row[id]) {
+                    row[id] = asked;
+                    k->some_larger = true;
+                }
+            }
+        }
+    }
+}
+
+bool gh_known_same_problem(const gh_known *a, const gh_known *b, bool sizes)
+{
+    return a->n_all == b->n_all && a->n == b->n && a->n_arenas == b->n_arenas && a->n_slots == b->n_slots
+        && same(a->resident, b->resident, a->n_all, sizeof(int32_t))
+        && same(a->assigned, b->assigned, a->n_all, sizeof(int32_t))
+        && (!sizes || (a->some_larger == b->some_larger
+                       && (!a->some_larger || same(a->nbytes, b->nbytes, (int64_t)a->n_arenas * a->n_all,
+                                                   sizeof *a->nbytes))));
+}
+
+#define GH_SWAP(type, field) do { type kept = k->field; k->field = other->field; other->field = kept; } while (0)
+
+void gh_known_rebind(gh_known *k, gh_known *other)
+{
+    GH_SWAP(int32_t, n_nodes);
+    GH_SWAP(int32_t, n_leafs);
+    GH_SWAP(gx_tensor **, nodes);
+    GH_SWAP(gx_tensor **, leafs);
+    GH_SWAP(int32_t *, node_arena);
+    GH_SWAP(int32_t *, leaf_arena);
+    GH_SWAP(gx_tensor **, tensor);
+    GH_SWAP(gh_image *, image);
+    GH_SWAP(gh_slot *, slot);
+    GH_SWAP(int32_t, n_slots);
+    GH_SWAP(gx_tensor **, viewer);
+    GH_SWAP(int32_t, n_viewers);
+    GH_SWAP(int32_t, room_listed);
+    k->generation = 0;
+    /* The arrays that were swapped are as long as the others of each: make_room grows all or none. */
+    if (k->room != other->room) {
+        k->room = other->room = k->room < other->room ? k->room : other->room;
+    }
+}
+
+/* -- addresses ------------------------------------------------------------------------------------------------ */
+
+bool gh_known_resolve(gh_known *k, const gh_arena *arenas, uint64_t generation)
+{
+    if (k->generation == generation) {
+        return true;
+    }
+    for (int32_t i = 0; i < k->n_slots; i++) {
+        gh_slot *slot = &k->slot[i];
+        const int32_t home = k->view.home[slot->id] >= 0 ? k->view.home[slot->id] : k->assigned[slot->id];
+        const int64_t offset = k->view.offset[slot->id] >= 0 ? k->view.offset[slot->id] : 0;
+        const int64_t stride = k->view.arena[home].stride;
+        const int32_t chunk = stride > 0 ? (int32_t)(offset / stride) : 0;
+        if (chunk >= arenas[home].n_chunks
+            || (k->view.offset[slot->id] < 0 && k->arrays.layout[slot->id].nbytes != 0)) {
+            return false;
+        }
+        slot->buffer = arenas[home].chunk[chunk].buffer;
+        slot->data = arenas[home].chunk[chunk].base + (stride > 0 ? offset % stride : offset);
+    }
+    k->generation = generation;
+    return true;
+}
+
+void gh_known_commit(const gh_known *k, const gh_ggml *lib)
+{
+    for (int32_t i = 0; i < k->n_slots; i++) {
+        const gh_slot *slot = &k->slot[i];
+        slot->tensor->buffer = slot->buffer;
+        slot->tensor->data = slot->data;
+        lib->buffer_init_tensor(slot->buffer, slot->tensor);
+    }
+    for (int32_t i = 0; i < k->n_viewers; i++) {
+        gx_tensor *t = k->viewer[i], *root = t->view_src;
+        /* A view of what was allocated without a buffer is so itself. */
+        if (t->buffer == NULL && root->buffer != NULL) {
+            t->buffer = root->buffer;
+            t->data = (char *)root->data + t->view_offs;
+            lib->buffer_init_tensor(t->buffer, t);
+        }
+    }
+}

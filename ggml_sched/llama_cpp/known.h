@@ -1,0 +1,116 @@
+/* ggml_sched/llama_cpp/known.h -- a graph that was planned: what it looked like, its plan, the addresses that follow.
+ *
+ * `matches` is the quick way: the same tensors, byte for byte in all that a plan depends on, need no planning and no
+ * reading.  Only what stands in `image` is compared, and all of it: a graph that differs in wiring alone is another.
+ * Invariant: the graph, its arrays, the plan and the names do not change while somebody else holds a reference.
+ */
+#ifndef GGML_SCHED_LLAMA_CPP_KNOWN_H
+#define GGML_SCHED_LLAMA_CPP_KNOWN_H
+
+#include <stdatomic.h>
+#include "arena.h"
+#include "fused.h"
+#include "read.h"
+
+/* What a plan depends on of one tensor. */
+typedef struct gh_image {
+    int64_t shape[8];   /* ne, nb                                           */
+    uint64_t links[12]; /* src, view_src, view_offs                         */
+    int32_t type;
+    int32_t op;
+    int32_t flags;
+    int32_t has;        /* bit 0: data, bit 1: a buffer                     */
+} gh_image;
+
+typedef struct gh_slot {
+    gx_tensor *tensor;
+    void *buffer;
+    void *data;
+    int32_t id;
+} gh_slot;
+
+typedef struct gh_known {
+    atomic_int refs;
+    /* What it looked like. */
+    int32_t n_nodes;
+    int32_t n_leafs;
+    int32_t n;                  /* tensors                                                  */
+    int32_t n_all;              /* ids                                                      */
+    gx_tensor **nodes;
+    gx_tensor **leafs;
+    int32_t *node_arena;        /* [n_nodes] where the caller wants nodes; -1               */
+    int32_t *leaf_arena;        /* [n_leafs]                                                */
+    gx_tensor **tensor;         /* [n]                                                      */
+    gh_image *image;            /* [n]                                                      */
+    char (*name)[64];           /* [n_named]                                                */
+    int32_t n_named;
+    gs_graph_size size;         /* of the planner's graph                                   */
+    /* What the planner was told. */
+    int32_t *resident;          /* [n_all]                                                  */
+    int32_t *assigned;          /* [n_all]                                                  */
+    int64_t *nbytes;            /* [n_arenas][n_all]                                        */
+    int32_t n_arenas;
+    bool some_larger;           /* nbytes says something                                    */
+    gh_keeps keeps;
+    gs_api_graph *graph;
+    gs_graph_arrays arrays;
+    /* What it said. */
+    gs_api_plan *plan;
+    gs_plan_arrays view;
+    bool replayed;
+    /* What follows. */
+    gh_slot *slot;
+    int32_t n_slots;
+    gx_tensor **viewer;
+    int32_t n_viewers;
+    uint64_t generation;        /* of the arenas that the slots' addresses are in; 0: none  */
+    int32_t room;
+    int32_t room_listed;
+    int64_t room_nbytes;
+} gh_known;
+
+gh_known *gh_known_new(void);
+
+/* Give back one reference; the last frees. */
+void gh_known_drop(gh_known *k);
+
+/* The name of an id, NULL for one that only planning knows; how many nodes and leafs the planner's graph has. */
+static inline const char *gh_known_name(const gh_known *k, int32_t id)
+{
+    return id < k->n_named ? k->name[id] : NULL;
+}
+
+static inline int32_t gh_known_n_nodes(const gh_known *k)
+{
+    return k->size.n_nodes;
+}
+
+static inline int32_t gh_known_n_leafs(const gh_known *k)
+{
+    return k->size.n_leafs;
+}
+
+/* Whether a graph is this one: the same tensors, with the same bytes, wanted in the same arenas. */
+bool gh_known_matches(const gh_known *k, const gh_ggml *lib, void *graph, const int32_t *node_arena,
+                      const int32_t *leaf_arena);
+
+/* What a graph that was read looks like, and what the planner is to be told; the graph is not made, nor planned. */
+int gh_known_take(gh_known *k, const gh_reading *r, const int32_t *node_arena, const int32_t *leaf_arena,
+                  int32_t n_arenas);
+
+/* The bytes that tensors take in their arenas, once k->graph is made. */
+void gh_known_measure(gh_known *k, const gh_reading *r, const gh_arena *arenas);
+
+/* Whether two were told the same besides their graphs; `sizes`: bytes included. */
+bool gh_known_same_problem(const gh_known *a, const gh_known *b, bool sizes);
+
+/* Let `k`, whose plan serves, stand for the graph that `other` has taken.  Both go on working. */
+void gh_known_rebind(gh_known *k, gh_known *other);
+
+/* The addresses of its tensors in these arenas; false where there is none for one of them. */
+bool gh_known_resolve(gh_known *k, const gh_arena *arenas, uint64_t generation);
+
+/* Write them into the tensors. */
+void gh_known_commit(const gh_known *k, const gh_ggml *lib);
+
+#endif

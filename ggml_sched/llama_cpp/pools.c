@@ -1,0 +1,211 @@
+/* ggml_sched/llama_cpp/pools.c -- where in which buffers the ids of a plan lie.  See scheduler.h.
+ *
+ * A pool is the buffers of one type.  The planner gives every backend an arena of its own; those of one type are packed
+ * anew as one, as the lifetimes of all are known.  Not where computes overlap: then each backend has its own pool,
+ * since the next compute of one may begin while the other still reads.
+ */
+#include "scheduler.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include "alloc.h"
+
+/* No chunk is larger than two to this. */
+#define GH_CHUNK_BITS 48
+
+static bool room_for(gh_prepared *p, int32_t n_needs)
+{
+    if (p->view.n > p->room_spots) {
+        if (!gh_grow(&p->spot, sizeof *p->spot, p->view.n) || !gh_grow(&p->home, sizeof *p->home, p->view.n)
+            || !gh_grow(&p->offset, sizeof *p->offset, p->view.n)) {
+            return false;
+        }
+        p->room_spots = p->view.n;
+    }
+    if (n_needs > p->room_need) {
+        if (!gh_grow(&p->need, sizeof *p->need, n_needs)) {
+            return false;
+        }
+        p->room_need = n_needs;
+    }
+    return true;
+}
+
+/* Offsets of everything in the arenas of a pool, packed as one; the bytes that they need, -1 without memory. */
+static int64_t pack_pool(const gh_sched *s, gh_prepared *p, int pool)
+{
+    const gs_plan_arrays *v = &p->view;
+    gs_pack_result result;
+    int64_t *numbers = malloc(4 * sizeof *numbers * (size_t)(v->n > 0 ? v->n : 1));
+    int64_t *lower = numbers, *upper = lower + v->n, *size = upper + v->n, *offset = size + v->n;
+    int32_t n = 0, k = 0;
+    int64_t found = -1;
+    if (numbers == NULL) {
+        return -1;
+    }
+    for (int32_t i = 0; i < v->n; i++) {
+        if (v->home[i] >= 0 && s->pool_of[v->home[i]] == pool && v->root[i] < 0 && v->birth[i] >= 0) {
+            lower[n] = v->birth[i];
+            upper[n] = (int64_t)v->death[i] + 1;
+            size[n++] = v->size[i];
+        }
+    }
+    if (gh_api->pack(n, lower, upper, size, GS_PACK_NO_CAPACITY, GS_PACK_PLANNER_BUDGET, offset, &result, NULL)
+        == GS_OK) {
+        found = result.arena;
+        for (int32_t i = 0; i < v->n; i++) {
+            if (v->home[i] >= 0 && s->pool_of[v->home[i]] == pool && v->root[i] < 0 && v->birth[i] >= 0) {
+                p->spot[i].offset = offset[k++];
+            }
+        }
+        /* What shares memory moves with whose it is. */
+        for (int32_t i = 0; i < v->n; i++) {
+            int32_t root = i;
+            if (v->home[i] < 0 || s->pool_of[v->home[i]] != pool || v->root[i] < 0 || v->offset[i] < 0) {
+                continue;
+            }
+            while (v->root[root] >= 0) {
+                root = v->root[root];
+            }
+            p->spot[i].offset = p->spot[root].offset + v->offset[i] - v->offset[root];
+        }
+    }
+    free(numbers);
+    return found;
+}
+
+/* Whether the arenas of a pool are to be packed as one: there are several, each of one chunk, and no bound that all
+ * together might exceed. */
+static bool is_shared(const gh_sched *s, const gh_prepared *p, int pool)
+{
+    const gs_plan_arrays *v = &p->view;
+    int64_t total = 0;
+    int n = 0;
+    for (int b = 0; b < s->n_backends; b++) {
+        if (s->pool_of[b] != pool || v->arena[b].nbytes == 0) {
+            continue;
+        }
+        if (v->arena[b].n_chunks > 1) {
+            return false;
+        }
+        total += v->arena[b].nbytes;
+        n++;
+    }
+    return n > 1 && (s->info[s->first_of[pool]].max_buffer == 0 || total <= s->info[s->first_of[pool]].max_buffer);
+}
+
+/* The chunks of the arenas of a pool, one after the other, and what lies in them. */
+static int32_t line_up(const gh_sched *s, gh_prepared *p, int pool, int32_t at)
+{
+    const gs_plan_arrays *v = &p->view;
+    int32_t base[GH_MAX_BACKENDS], first = at;
+    for (int b = 0; b < s->n_backends; b++) {
+        const gs_arena_result *arena = &v->arena[b];
+        bool is_used = false;
+        base[b] = at - first;
+        if (s->pool_of[b] != pool) {
+            continue;
+        }
+        for (int32_t i = 0; i < v->n && !is_used; i++) {
+            is_used = v->home[i] == b && v->offset[i] >= 0;
+        }
+        for (int32_t k = 0; is_used && k < arena->n_chunks; k++) {
+            p->need[at++] = v->chunk_nbytes[arena->first_chunk + k];
+        }
+    }
+    for (int32_t i = 0; i < v->n; i++) {
+        const int32_t b = v->home[i];
+        if (b >= 0 && s->pool_of[b] == pool && v->offset[i] >= 0) {
+            const int64_t stride = v->arena[b].stride;
+            p->spot[i].pool = pool;
+            p->spot[i].chunk = base[b] + (stride > 0 ? (int32_t)(v->offset[i] / stride) : 0);
+            p->spot[i].offset = stride > 0 ? v->offset[i] % stride : v->offset[i];
+        }
+    }
+    return at;
+}
+
+bool gh_pools_locate(gh_sched *s, gh_prepared *p)
+{
+    const gs_plan_arrays *v = &p->view;
+    int32_t at = 0;
+    if (!room_for(p, v->n_chunks + s->n_backends)) {
+        return false;
+    }
+    for (int32_t i = 0; i < v->n; i++) {
+        p->spot[i] = (gh_spot){.pool = -1, .chunk = 0, .offset = 0};
+    }
+    for (int pool = 0; pool < s->n_pools; pool++) {
+        p->need_begin[pool] = at;
+        if (!is_shared(s, p, pool)) {
+            at = line_up(s, p, pool, at);
+            continue;
+        }
+        p->need[at] = pack_pool(s, p, pool);
+        if (p->need[at] < 0) {
+            return false;
+        }
+        for (int32_t i = 0; i < v->n; i++) {
+            if (v->home[i] >= 0 && s->pool_of[v->home[i]] == pool && v->offset[i] >= 0) {
+                p->spot[i].pool = pool;
+            }
+        }
+        at++;
+    }
+    p->need_begin[s->n_pools] = at;
+    for (int32_t i = 0; i < v->n; i++) {
+        p->home[i] = p->spot[i].pool;
+        p->offset[i] = p->home[i] < 0 ? -1 : ((int64_t)p->spot[i].chunk << GH_CHUNK_BITS) + p->spot[i].offset;
+    }
+    return true;
+}
+
+bool gh_pools_grow(gh_sched *s, const gh_prepared *p)
+{
+    bool waited = false;
+    for (int pool = 0; pool < s->n_pools; pool++) {
+        gh_arena *a = &s->pool[pool];
+        int64_t *need = p->need + p->need_begin[pool];
+        const int32_t n = p->need_begin[pool + 1] - p->need_begin[pool];
+        int64_t *sizes;
+        int32_t n_sizes = n > a->n_chunks ? n : a->n_chunks;
+        bool grown;
+        if (gh_arena_fits(a, need, n)) {
+            continue;
+        }
+        sizes = malloc((size_t)(n_sizes > 0 ? n_sizes : 1) * sizeof *sizes);
+        if (sizes == NULL) {
+            return false;
+        }
+        /* Buffers only grow: what was reserved before still fits. */
+        for (int32_t k = 0; k < n_sizes; k++) {
+            sizes[k] = k < n ? need[k] : 0;
+            if (k < a->n_chunks && a->chunk[k].nbytes > sizes[k]) {
+                sizes[k] = a->chunk[k].nbytes;
+            }
+        }
+        for (int b = 0; b < s->n_backends && !waited; b++) {
+            s->rt->backend_synchronize(s->backend[b]);
+        }
+        waited = true;
+        gh_count_one(GH_COUNT_GROWN);
+        grown = gh_arena_grow(a, s->lib, sizes, n_sizes);
+        free(sizes);
+        if (!grown) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool gh_pools_own(const gh_sched *s, const void *buffer)
+{
+    for (int pool = 0; pool < s->n_pools; pool++) {
+        for (int32_t k = 0; k < s->pool[pool].n_chunks; k++) {
+            if (s->pool[pool].chunk[k].buffer == buffer) {
+                return true;
+            }
+        }
+    }
+    return false;
+}

@@ -1,0 +1,495 @@
+/* ggml_sched/llama_cpp/read.c -- reading ggml's graphs: one pass for ids, one for wiring.  See read.h. */
+#include "read.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ggml makes views of roots alone; a chain of more than this is no chain but a circle. */
+#define GH_MAX_CHAIN 64
+#define GH_MAX_SRC 10
+
+/* -- growing -------------------------------------------------------------------------------------------------- */
+
+static bool grow(void *field, size_t item, int64_t count)
+{
+    void *found = realloc(*(void **)field, item * (size_t)count);
+    if (found == NULL) {
+        return false;
+    }
+    *(void **)field = found;
+    return true;
+}
+
+/* Room for `n` ids and twice as many places in the table. */
+static bool make_room(gh_reading *r, int64_t n)
+{
+    uint32_t places = 64;
+    if (n <= r->room_items) {
+        return true;
+    }
+    n += n / 2;
+    if (n > GS_MAX_TENSORS / 16) {
+        return false;
+    }
+    while (places < 2 * n) {
+        places *= 2;
+    }
+    if (!grow(&r->item, sizeof *r->item, n) || !grow(&r->src_begin, sizeof(int32_t), n + 1)
+        || !grow(&r->order, sizeof(int32_t), n) || !grow(&r->leaf, sizeof(int32_t), n)
+        || !grow(&r->src, sizeof(int32_t), n * GH_MAX_SRC) || !grow(&r->slot, 1, n * GH_MAX_SRC)
+        || !grow(&r->key, sizeof *r->key, places) || !grow(&r->id, sizeof(int32_t), places)) {
+        return false;
+    }
+    r->mask = places - 1;
+    r->room_items = (int32_t)n;
+    return true;
+}
+
+void gh_reading_free(gh_reading *r)
+{
+    free(r->item);
+    free(r->key);
+    free(r->id);
+    free(r->src_begin);
+    free(r->src);
+    free(r->slot);
+    free(r->order);
+    free(r->leaf);
+    memset(r, 0, sizeof *r);
+}
+
+/* -- ids ------------------------------------------------------------------------------------------------------ */
+
+static inline uint32_t place_of(const gh_reading *r, const gx_tensor *t)
+{
+    /* Tensors of a context lie a few hundred bytes apart. */
+    const uint64_t mixed = ((uint64_t)(uintptr_t)t >> 4) * UINT64_C(0x9e3779b97f4a7c15);
+    uint32_t at = (uint32_t)(mixed >> 32) & r->mask;
+    while (r->key[at] != NULL && r->key[at] != t) {
+        at = (at + 1) & r->mask;
+    }
+    return at;
+}
+
+int32_t gh_reading_id(const gh_reading *r, const gx_tensor *tensor)
+{
+    uint32_t at;
+    if (r->n == 0) {
+        return -1;
+    }
+    at = place_of(r, tensor);
+    return r->key[at] != NULL ? r->id[at] : -1;
+}
+
+/* The id of a tensor, new if it has none; -1 without room. */
+static int32_t meet(gh_reading *r, gx_tensor *t)
+{
+    const uint32_t at = place_of(r, t);
+    gh_item *item;
+    if (r->key[at] != NULL) {
+        return r->id[at];
+    }
+    if (r->n >= r->room_items) {
+        return -1;
+    }
+    item = &r->item[r->n];
+    item->tensor = t;
+    item->node = item->leaf = item->reader = GH_NOWHERE;
+    item->root = -1;
+    item->role = t->view_src != NULL ? GH_VIEW : t->data != NULL || t->buffer != NULL ? GH_EXTERNAL : GH_PLACED;
+    item->n_readers = 0;
+    item->op = -1;
+    r->key[at] = t;
+    r->id[at] = r->n;
+    return r->n++;
+}
+
+static gx_tensor *root_of(gx_tensor *t)
+{
+    int left = GH_MAX_CHAIN;
+    while (t->view_src != NULL && left-- > 0) {
+        t = t->view_src;
+    }
+    return left > 0 ? t : NULL;
+}
+
+/* Tensors that may come on top of those listed: a first guess; gh_read begins again with more room where it is less. */
+static int start(gh_reading *r, const gh_ggml *lib, void *graph, int64_t extra)
+{
+    r->lib = lib;
+    r->n_nodes = lib->graph_n_nodes(graph);
+    r->nodes = lib->graph_nodes(graph);
+    r->n_leafs = gh_graph_n_leafs(lib, graph);
+    r->leafs = gh_graph_leafs(lib, graph);
+    r->n = r->n_all = 0;
+    if (r->n_nodes < 0 || r->n_leafs < 0) {
+        return GS_BAD_ARGUMENT;
+    }
+    if (!make_room(r, (int64_t)r->n_nodes + r->n_leafs + extra)) {
+        return GS_NO_HOST_MEMORY;
+    }
+    memset(r->key, 0, ((size_t)r->mask + 1) * sizeof *r->key);
+    return GS_OK;
+}
+
+/* Every tensor that the graph lists gets an id, so that a source that is listed later is known to be. */
+static int meet_listed(gh_reading *r)
+{
+    for (int32_t i = 0; i < r->n_leafs; i++) {
+        const int32_t id = r->leafs[i] != NULL ? meet(r, r->leafs[i]) : -1;
+        if (id < 0) {
+            return GS_BAD_ARGUMENT;
+        }
+        if (r->item[id].leaf == GH_NOWHERE) {
+            r->item[id].leaf = i;
+        }
+    }
+    for (int32_t i = 0; i < r->n_nodes; i++) {
+        const int32_t id = r->nodes[i] != NULL ? meet(r, r->nodes[i]) : -1;
+        if (id < 0) {
+            return GS_BAD_ARGUMENT;
+        }
+        if (r->item[id].node == GH_NOWHERE) {
+            r->item[id].node = i;
+        }
+    }
+    return GS_OK;
+}
+
+static inline bool is_node(const gh_item *item)
+{
+    return item->node != GH_NOWHERE && item->op != GS_OP_NONE;
+}
+
+static inline bool is_view_op(int op)
+{
+    return op == GS_OP_VIEW || op == GS_OP_RESHAPE || op == GS_OP_PERMUTE || op == GS_OP_TRANSPOSE;
+}
+
+/* What the planner takes a listed tensor to be. */
+static void classify(gh_reading *r, gh_item *item)
+{
+    const gx_tensor *t = item->tensor;
+    if (item->node == GH_NOWHERE) {
+        item->op = GS_OP_NONE;
+        if (item->role == GH_VIEW) {
+            item->role = GH_ASIDE;
+        }
+    } else if (t->op != 0) {
+        item->op = gh_op(r->lib, t);
+        if (is_view_op(item->op) && (t->view_src == NULL || t->src[0] == NULL)) {
+            item->op = GS_OP_CUSTOM;
+        }
+    } else if (item->role == GH_VIEW) {
+        item->op = GS_OP_CUSTOM;
+        item->role = GH_ASIDE;
+    } else if (item->leaf != GH_NOWHERE || item->role == GH_EXTERNAL || t->flags & GH_FLAG_INPUT) {
+        item->op = GS_OP_NONE;
+    } else {
+        item->op = GS_OP_CUSTOM;
+    }
+}
+
+/* -- wiring --------------------------------------------------------------------------------------------------- */
+
+/* The id that a node reads when it names tensor t: itself if it is computed, else whose memory it has.  -1: none
+ * could be given, -2: no root. */
+static int32_t read_id(gh_reading *r, gx_tensor *t, int32_t reader)
+{
+    for (int left = GH_MAX_CHAIN; left > 0; left--) {
+        const int32_t known = r->n;
+        const int32_t id = meet(r, t);
+        if (id < 0) {
+            return -1;
+        }
+        if (id == known) {
+            r->item[id].reader = reader;
+            classify(r, &r->item[id]);
+        }
+        if (r->item[id].role != GH_ASIDE) {
+            return id;
+        }
+        t = t->view_src;
+    }
+    return -2;
+}
+
+static inline void put_src(gh_reading *r, int32_t *n_src, int32_t id, int slot)
+{
+    r->src[*n_src] = id;
+    r->slot[*n_src] = (unsigned char)slot;
+    r->item[id].n_readers++;
+    ++*n_src;
+}
+
+/* The sources of a node, its root among them; their ids are given as they are met, so those of the node come first. */
+static int wire_node(gh_reading *r, int32_t id, int32_t *n_src)
+{
+    gx_tensor *t = r->item[id].tensor;
+    const int32_t position = r->item[id].node, first = *n_src;
+    const bool views = r->item[id].role == GH_VIEW;
+    bool reads_root = false, first_shares = false;
+    int last = -1;
+    for (int k = 0; k < GH_MAX_SRC; k++) {
+        int32_t s;
+        if (t->src[k] == NULL) {
+            continue;
+        }
+        s = read_id(r, t->src[k], position);
+        if (s == id) {
+            continue;
+        }
+        if (s < 0) {
+            return s == -1 ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
+        }
+        put_src(r, n_src, s, k);
+        last = k;
+    }
+    if (views) {
+        gx_tensor *at = root_of(t);
+        const int32_t root = at != NULL ? read_id(r, at, position) : -2;
+        if (root < 0 || root == id) {
+            return root == -1 ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
+        }
+        r->item[id].root = root;
+        for (int32_t k = first; k < *n_src; k++) {
+            const gh_item *s = &r->item[r->src[k]];
+            if (r->src[k] == root || (s->tensor->view_src != NULL && root_of(s->tensor) == at)) {
+                reads_root = true;
+                first_shares |= k == first && r->slot[k] == 0;
+            }
+        }
+        if (is_view_op(r->item[id].op) && !first_shares) {
+            r->item[id].op = GS_OP_CUSTOM;
+        }
+        if (!reads_root) {
+            if (last + 1 >= GH_MAX_SRC) {
+                return GS_BAD_ARGUMENT;
+            }
+            put_src(r, n_src, root, last + 1);
+        }
+    }
+    return GS_OK;
+}
+
+/* An id that only planning knows. */
+static int32_t invent(gh_reading *r, int op)
+{
+    gh_item *item;
+    if (r->n_all >= r->room_items) {
+        return -1;
+    }
+    item = &r->item[r->n_all];
+    memset(item, 0, sizeof *item);
+    item->node = item->leaf = item->reader = GH_NOWHERE;
+    item->root = -1;
+    item->op = op;
+    return r->n_all++;
+}
+
+/* Leafs that are to have memory and have no reader get one of no bytes, for every few: inputs at the start, so that
+ * they are there to be written and then make room; others at the end, since somebody else may want them. */
+static int keep_unread(gh_reading *r, bool inputs, int32_t *n_src)
+{
+    int32_t keeper = -1, held = 0;
+    for (int32_t i = 0; i < r->n; i++) {
+        const gh_item *item = &r->item[i];
+        if (item->op != GS_OP_NONE || item->role != GH_PLACED || item->n_readers != 0
+            || ((item->tensor->flags & (GH_FLAG_INPUT | GH_FLAG_OUTPUT)) == GH_FLAG_INPUT) != inputs) {
+            continue;
+        }
+        if (keeper < 0 || held == GH_MAX_SRC) {
+            keeper = invent(r, GS_OP_CUSTOM);
+            if (keeper < 0) {
+                return GS_NO_HOST_MEMORY;
+            }
+            held = 0;
+            r->item[keeper].reader = inputs ? 0 : r->n_nodes;
+            r->src_begin[keeper] = *n_src;
+            r->order[r->size.n_nodes++] = keeper;
+        }
+        put_src(r, n_src, i, held++);
+        r->src_begin[keeper + 1] = *n_src;
+    }
+    return GS_OK;
+}
+
+/* Nodes with an op that are inputs: their memory is a leaf's, which they write to. */
+static int lend_memory(gh_reading *r)
+{
+    for (int32_t i = 0; i < r->n; i++) {
+        gh_item *item = &r->item[i];
+        int32_t leaf;
+        if (item->role != GH_PLACED || !is_node(item) || !(item->tensor->flags & GH_FLAG_INPUT)) {
+            continue;
+        }
+        leaf = invent(r, GS_OP_NONE);
+        if (leaf < 0) {
+            return GS_NO_HOST_MEMORY;
+        }
+        r->item[leaf].reader = item->node;
+        r->item[leaf].role = GH_PLACED;
+        r->item[leaf].n_readers = 1;
+        /* Its layout is the node's, whose id is kept here. */
+        r->item[leaf].root = i;
+        item->root = leaf;
+        item->op = GS_OP_CUSTOM;
+    }
+    return GS_OK;
+}
+
+/* Sources of each node, in the order of ids; what is met on the way comes last and has none. */
+static int wire(gh_reading *r)
+{
+    int32_t n_src = 0, id;
+    int status = GS_OK;
+    for (id = 0; id < r->n && status == GS_OK; id++) {
+        r->src_begin[id] = n_src;
+        if (is_node(&r->item[id])) {
+            status = wire_node(r, id, &n_src);
+        }
+    }
+    if (status != GS_OK) {
+        return status;
+    }
+    r->n_all = r->n;
+    status = lend_memory(r);
+    /* A node that was lent memory reads it: one more source, which moves those behind it. */
+    for (id = r->n; id < r->n_all && status == GS_OK; id++) {
+        const int32_t node = r->item[id].root;
+        const int32_t at = node + 1 < r->n ? r->src_begin[node + 1] : n_src;
+        const int32_t n = at - r->src_begin[node];
+        const int slot = n > 0 ? r->slot[at - 1] + 1 : 0;
+        if (slot >= GH_MAX_SRC) {
+            return GS_BAD_ARGUMENT;
+        }
+        memmove(r->src + at + 1, r->src + at, (size_t)(n_src - at) * sizeof(int32_t));
+        memmove(r->slot + at + 1, r->slot + at, (size_t)(n_src - at));
+        r->src[at] = id;
+        r->slot[at] = (unsigned char)slot;
+        n_src++;
+        for (int32_t k = node + 1; k < r->n; k++) {
+            r->src_begin[k]++;
+        }
+    }
+    for (id = r->n; id <= r->n_all; id++) {
+        r->src_begin[id] = n_src;
+    }
+    r->size.n_nodes = 0;
+    if (status == GS_OK) {
+        status = keep_unread(r, true, &n_src);
+    }
+    for (int32_t i = 0; i < r->n_nodes; i++) {
+        const int32_t node = gh_reading_id(r, r->nodes[i]);
+        if (r->item[node].node == i && is_node(&r->item[node])) {
+            r->order[r->size.n_nodes++] = node;
+        }
+    }
+    if (status == GS_OK) {
+        status = keep_unread(r, false, &n_src);
+    }
+    r->src_begin[r->n_all] = n_src;
+    r->size.n_leafs = 0;
+    for (id = 0; id < r->n_all; id++) {
+        if (r->item[id].op == GS_OP_NONE) {
+            r->leaf[r->size.n_leafs++] = id;
+        }
+    }
+    r->size.n_src = n_src;
+    return status;
+}
+
+int gh_read(gh_reading *r, const gh_ggml *lib, void *graph)
+{
+    int status = GS_NO_HOST_MEMORY;
+    /* Few tensors are met that the graph does not list; where they are more, it begins again with room for all. */
+    for (int attempt = 0; attempt < 2 && status == GS_NO_HOST_MEMORY; attempt++) {
+        status = start(r, lib, graph, attempt == 0 ? 64 : (int64_t)r->n_nodes * (GH_MAX_SRC + 3) + r->n_leafs + 64);
+        if (status == GS_OK) {
+            status = meet_listed(r);
+        }
+        for (int32_t i = 0; i < r->n && status == GS_OK; i++) {
+            classify(r, &r->item[i]);
+        }
+        if (status == GS_OK) {
+            status = wire(r);
+        }
+    }
+    if (status != GS_OK) {
+        r->n = r->n_all = 0;
+    }
+    r->size.n_tensors = r->n_all;
+    r->size.n_params = r->size.n_deps = 0;
+    return status;
+}
+
+/* -- the planner's graph -------------------------------------------------------------------------------------- */
+
+static const gs_layout no_bytes = {.ne = {0, 1, 1, 1}, .nb = {4, 0, 0, 0}, .type = GS_TYPE_F32, .op = GS_OP_NONE};
+
+static void fill_tensor(const gh_reading *r, const gs_graph_arrays *a, int32_t id, bool inputs)
+{
+    const gh_item *item = &r->item[id];
+    /* A leaf that was lent to a node looks as that does. */
+    const gx_tensor *t = item->tensor != NULL || item->root < 0 ? item->tensor : r->item[item->root].tensor;
+    gs_layout *layout = &a->layout[id];
+    a->view_src[id] = -1;
+    a->view_offs[id] = 0;
+    a->flags[id] = 0;
+    if (t == NULL || item->role == GH_ASIDE) {
+        *layout = no_bytes;
+        layout->op = item->op;
+        return;
+    }
+    memcpy(layout->ne, t->ne, sizeof layout->ne);
+    for (int k = 0; k < 4; k++) {
+        layout->nb[k] = (int64_t)t->nb[k];
+    }
+    layout->type = gh_type(r->lib, t->type);
+    layout->op = item->op;
+    layout->nbytes = layout->type >= GH_FOREIGN_TYPE ? (int64_t)r->lib->nbytes(t) : 0;
+    if (inputs && item->op == GS_OP_NONE && t->flags & GH_FLAG_INPUT) {
+        a->flags[id] |= GS_FLAG_INPUT;
+    }
+    if (item->tensor != NULL && t->flags & GH_FLAG_OUTPUT) {
+        a->flags[id] |= GS_FLAG_OUTPUT;
+    }
+    if (item->tensor != NULL && item->root >= 0) {
+        int64_t offs = 0;
+        a->view_src[id] = item->root;
+        for (; t->view_src != NULL; t = t->view_src) {
+            offs += (int64_t)t->view_offs;
+        }
+        a->view_offs[id] = offs;
+    }
+}
+
+int gh_read_graph(const gh_reading *r, bool inputs, const int32_t *dep_begin, const int32_t *dep,
+                  gs_api_graph **graph, gs_graph_arrays *arrays, gs_error *error)
+{
+    gs_graph_size size = r->size;
+    gs_graph_arrays a;
+    int status;
+    size.n_deps = dep_begin != NULL ? dep_begin[r->n_all] : 0;
+    status = *graph != NULL ? gh_api->graph_refill(*graph, &size, &a, error)
+                            : gh_api->graph_new(&size, &a, graph, error);
+    if (status != GS_OK) {
+        return status;
+    }
+    for (int32_t id = 0; id < r->n_all; id++) {
+        fill_tensor(r, &a, id, inputs);
+    }
+    memcpy(a.src_begin, r->src_begin, ((size_t)r->n_all + 1) * sizeof(int32_t));
+    memcpy(a.src, r->src, (size_t)size.n_src * sizeof(int32_t));
+    memcpy(a.slot, r->slot, (size_t)size.n_src);
+    memset(a.param_begin, 0, ((size_t)r->n_all + 1) * sizeof(int32_t));
+    memcpy(a.node, r->order, (size_t)size.n_nodes * sizeof(int32_t));
+    memcpy(a.leaf, r->leaf, (size_t)size.n_leafs * sizeof(int32_t));
+    if (size.n_deps > 0) {
+        memcpy(a.dep_begin, dep_begin, ((size_t)r->n_all + 1) * sizeof(int32_t));
+        memcpy(a.dep, dep, (size_t)size.n_deps * sizeof(int32_t));
+    }
+    *arrays = a;
+    return gh_api->graph_finish(*graph, error);
+}

@@ -1,0 +1,396 @@
+"""What tests/llama_cpp asks of our allocator under ggml: each a process of its own, `python hooked_scenarios.py NAME ...`.
+
+A scenario asserts what it is about, and prints "done".
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import sys
+import threading
+
+from hooked_ggml import (
+    Allocator,
+    Context,
+    FakeType,
+    add_node,
+    alloc_buffer,
+    apart,
+    backend_free,
+    base,
+    buffer_base,
+    buffer_usage,
+    cpu_buft,
+    cpu_init,
+    expand,
+    free_buffer,
+    hook,
+    hooked,
+    ours,
+    random_graph,
+    read,
+    set_threads,
+    span,
+    tensor_alloc,
+    verified,
+)
+
+
+def both(make, backend, *bufts: int, seed: int = 0) -> tuple[list[bytes], list[bytes], int, int]:
+    """Outputs and bytes of a graph by ggml's allocator and by ours."""
+    found, sizes = [], []
+    for library in (base, ours):
+        made, allocator = make(), Allocator(library, *bufts)
+        assert allocator.reserve(made.graph)
+        assert allocator.alloc(made.graph)
+        found.append(made.run(backend, seed))
+        sizes.append(allocator.size())
+        if library is ours:
+            assert verified() == 1
+        allocator.close()
+        made.close()
+    return *found, *sizes
+
+
+def random_graphs(first: str, last: str) -> None:
+    backend = cpu_init()
+    total = [0, 0]
+    for seed in range(int(first), int(last)):
+        set_threads(backend, 1 + seed % 3)
+        want, got, stock, bytes_ = both(lambda seed=seed: random_graph(seed), backend, seed=seed)
+        assert got == want, seed
+        total[0] += stock
+        total[1] += bytes_
+    assert total[1] < total[0], total
+    backend_free(backend)
+
+
+def fake_types() -> None:
+    backend = cpu_init()
+    for seed in range(8):
+        # Extra bytes behind each tensor; chunks smaller than the graph; a coarse alignment.
+        fake = FakeType(alignment=(16, 256)[seed % 2], extra=(0, 100)[seed // 2 % 2],
+                        max_size=(2**64 - 1, 2048)[seed // 4])
+        want, got, _, _ = both(lambda seed=seed: random_graph(seed), backend, fake.handle, seed=seed)
+        assert got == want, seed
+        if seed >= 4:
+            assert max(fake.asked) <= 2048 and len(fake.asked) > 2, fake.asked
+    backend_free(backend)
+
+
+def too_large_for_a_buffer() -> None:
+    fake = FakeType(max_size=256)
+    made = Context()
+    x = made.leaf(256)
+    made.output(made.scale(made.scale(x, 2.0), 3.0))
+    allocator = Allocator(ours, fake.handle)
+    assert allocator.reserve(made.graph) and allocator.alloc(made.graph)
+    assert max(fake.asked) == 1024 and verified() == 1
+
+
+def two_types() -> None:
+    backend = cpu_init()
+    a, b = FakeType(), FakeType()
+    made = random_graph(3)
+    nodes = [k % 3 for k in range(len(made.nodes()))]
+    leafs = [k % 3 for k in range(len(made.leafs))]
+    allocator = Allocator(ours, a.handle, b.handle, a.handle)
+    assert not allocator.alloc(made.graph), "nobody said where"
+    sizes = allocator.sizes(made.graph, nodes, leafs)
+    assert allocator.size(0) == 0 and sizes[2] == 0 and sizes[0] > 0 and sizes[1] > 0
+    assert allocator.reserve(made.graph, nodes, leafs)
+    assert [allocator.size(i) for i in range(3)] == sizes
+    assert allocator.alloc(made.graph)
+    got = made.run(backend)
+    where = {t.contents.buffer for t in made.nodes() if not t.contents.view_src}
+    assert len(where) == 2
+    # Another graph of as many nodes and leafs goes where the same numbers say, if it fits; a larger one does not.
+    again = random_graph(3)
+    assert allocator.alloc(again.graph) and again.run(backend) == got
+    larger = random_graph(3, rows=60)
+    assert not allocator.alloc(larger.graph)
+    assert larger.nodes()[-1].contents.data is None
+    assert allocator.reserve(larger.graph, nodes, leafs) and allocator.alloc(larger.graph)
+    assert verified() == 1
+    stock = Allocator(base)
+    plain = random_graph(3)
+    assert stock.alloc(plain.graph) and plain.run(backend) == got
+
+
+def external_tensors_are_left_alone() -> None:
+    backend = cpu_init()
+    buffer = alloc_buffer(cpu_buft(), 4096)
+    start = buffer_base(buffer)
+    made = Context()
+    weight, x = made.leaf(16, 16), made.leaf(16, 4)
+    tensor_alloc(buffer, weight, start)
+    kept = made.leaf(16, 4)
+    tensor_alloc(buffer, kept, start + 2048)
+    y = made.mul_mat(weight, x)
+    written = made.cpy(y, made.view_2d(kept, 16, 4, 64, 0))
+    made.output(made.add(made.scale(y, 2.0), kept))
+    expand(made.graph, written)
+    # A result that the caller has placed.
+    placed = made.silu(y)
+    tensor_alloc(buffer, placed, start + 3072)
+    made.output(placed)
+    allocator = Allocator(ours)
+    assert allocator.reserve(made.graph) and allocator.alloc(made.graph)
+    assert (weight.contents.data, kept.contents.data, placed.contents.data) == (start, start + 2048, start + 3072)
+    assert written.contents.data == start + 2048 and written.contents.buffer == buffer
+    for t in made.nodes():
+        if t.contents.buffer != buffer:
+            assert t.contents.data >= start + 4096 or t.contents.data < start
+    made.run(backend)
+    assert verified() == 1
+    allocator.close()
+    free_buffer(buffer)
+
+
+def leafs_outputs_and_views() -> None:
+    made = Context()
+    x, unread, unread_input = made.leaf(64), made.leaf(64, flags=0), made.leaf(64)
+    chain = [x]
+    for _ in range(6):
+        chain.append(made.soft_max(made.mul_mat(chain[-1], chain[-1])))
+        chain[-1] = made.add(made.reshape(made.scale(x, 0.5), 64, 1), chain[-1])
+    held = made.output(made.scale(chain[2], 3.0))
+    made.output(chain[-1])
+    half = made.view_2d(held, 32, 1, 128, 128)
+    expand(made.graph, half)
+    # Leafs that no node reads come into a graph only as nodes of its list, as a scheduler puts them there.
+    for t in (unread, unread_input):
+        add_node(made.graph, t)
+    allocator = Allocator(ours)
+    assert allocator.reserve(made.graph) and allocator.alloc(made.graph)
+    assert half.contents.data == held.contents.data + 128
+    names = [c.addressof(t.contents) for t in made.nodes()]
+    later = made.nodes()[names.index(c.addressof(held.contents)) + 1:]
+    assert all(apart(held, t) for t in later if not t.contents.view_src), "an output is never written over"
+    for t in (unread, unread_input, x, held):
+        assert t.contents.data and buffer_usage(t.contents.buffer) == 2
+    assert apart(x, unread_input) and verified() == 1
+
+
+def a_scheduler_s_own_nodes() -> None:
+    """Nodes without op: "still read here", and the place that a copy goes to."""
+    made = Context()
+    x, y = made.leaf(64), made.leaf(64)
+    a = made.scale(x, 2.0)
+    expand(made.graph, a)
+    last_use = made.view_tensor(a)
+    last_use.contents.src[0] = a
+    copy = made.dup_tensor(a)
+    for t in (last_use, copy):
+        add_node(made.graph, t)
+    b = made.add(copy, y)
+    made.output(made.mul_mat(b, b))
+    fake = FakeType()
+    allocator = Allocator(ours, fake.handle)
+    assert allocator.reserve(made.graph) and allocator.alloc(made.graph)
+    assert apart(a, copy), "the source is read until the copy is made"
+    assert span(last_use) == span(a)
+    assert verified() == 1
+
+
+def growing_shrinking_and_rewiring() -> None:
+    backend = cpu_init()
+
+    def chain(rows: int, other: bool = False) -> Context:
+        """Two graphs of the same tensors, which differ in what the last but one reads."""
+        made = Context()
+        x, w = made.leaf(16, rows), made.leaf(16, 16)
+        a = made.mul_mat(w, x)
+        b = made.mul_mat(w, a)
+        d = made.mul_mat(w, b)
+        e = made.mul_mat(w, d)
+        made.output(made.add(e, a if other else d))
+        return made
+
+    allocator = Allocator(ours)
+    sizes = []
+    for rows, other in ((8, False), (64, False), (8, False), (64, False), (64, True), (8, True), (64, True)):
+        made, plain, stock = chain(rows, other), chain(rows, other), Allocator(base)
+        assert allocator.alloc(made.graph) and stock.alloc(plain.graph)
+        assert made.run(backend, rows) == plain.run(backend, rows), (rows, other)
+        sizes.append(allocator.size())
+        assert verified() == 1
+        made.close()
+        plain.close()
+        stock.close()
+    assert sizes == sorted(sizes), "buffers only grow"
+    # The very same tensors, rewired in place: nothing but the wiring tells.
+    made = chain(64)
+    allocator.close()
+    allocator = Allocator(ours)
+    assert allocator.reserve(made.graph)
+    last, first = made.outputs[0], made.nodes()[0]
+    last.contents.src[1] = first
+    assert allocator.alloc(made.graph)
+    assert all(apart(first, t) for t in made.nodes()[1:-1]), "the first result is read by the last node"
+    served = hooked.served()
+    assert served["failed"] == 0
+
+
+def the_same_graph_is_not_planned_twice() -> None:
+    allocator = Allocator(ours)
+    for seed in (1, 2, 1, 2):
+        made = random_graph(seed)
+        assert allocator.alloc(made.graph)
+        made.close()
+    served = hooked.served()
+    assert served["planned"] == 2 and served["equal"] + served["same"] + served["replayed"] == 2, served
+    made = random_graph(5)
+    hooked.clear_counters()
+    assert allocator.reserve(made.graph) and allocator.alloc(made.graph)
+    addresses = [span(t) for t in made.nodes()]
+    # A second time everything has memory, and keeps it.
+    assert allocator.alloc(made.graph) and [span(t) for t in made.nodes()] == addresses
+    assert hooked.served()["same"] == 1
+    assert hooked.counters()["ggml_gallocr_alloc_graph"][0] == 2
+
+
+def refused_memory_is_false() -> None:
+    backend = cpu_init()
+    fake = FakeType(room=64)
+    made = random_graph(1)
+    allocator = Allocator(ours, fake.handle)
+    assert not allocator.reserve(made.graph) and allocator.size() == 0
+    assert "fake" in hooked.last_error() and "bytes" in hooked.last_error()
+    assert not allocator.alloc(made.graph)
+    assert all(not t.contents.data for t in made.nodes())
+    fake.room = 1 << 30
+    assert allocator.alloc(made.graph)
+    made.run(backend)
+    # Growing fails: what was there is gone, as ggml's is, and comes back when there is room.
+    fake.room = allocator.size()
+    larger = random_graph(1, rows=80)
+    assert not allocator.alloc(larger.graph)
+    small = random_graph(1)
+    assert allocator.alloc(small.graph) and verified() == 1
+    small.run(backend)
+
+
+def graphs_that_are_none() -> None:
+    """Empty ones, tensors of no bytes, and a circle."""
+    allocator = Allocator(ours)
+    empty = Context()
+    assert allocator.reserve(empty.graph) and allocator.alloc(empty.graph)
+    nothing = Context()
+    x = nothing.leaf(0, 4)
+    nothing.output(nothing.scale(x, 2.0))
+    assert allocator.reserve(nothing.graph) and allocator.alloc(nothing.graph)
+    circle = Context()
+    x = circle.leaf(16)
+    a = circle.scale(x, 2.0)
+    b = circle.output(circle.scale(a, 2.0))
+    a.contents.src[0] = b
+    assert not allocator.reserve(circle.graph) and not allocator.alloc(circle.graph)
+    assert hooked.last_error()
+    made = random_graph(2)
+    assert allocator.alloc(made.graph)
+
+
+def fused_products_read_their_sources() -> None:
+    """A norm and its product are computed as one, row by row: the product must not lie over other rows."""
+    backend = cpu_init()
+    for threads in (1, 4):
+        set_threads(backend, threads)
+        for rows in (8, 33):
+            def make(rows=rows):
+                made = Context()
+                x, w = made.leaf(64, rows), made.leaf(64, 64)
+                weight = made.leaf(64)
+                both_ = made.mul_mat(w, made.leaf(64, rows * 2))
+                part = made.view_2d(both_, 64, rows, 256, 256 * (rows // 2))
+                normed = made.mul(made.rms_norm(part, 1e-5), weight)
+                more = made.mul(made.rms_norm(made.add(normed, x), 1e-5), normed)
+                made.output(made.mul(made.rms_norm(made.mul_mat(w, more), 1e-5), weight))
+                return made
+
+            want, got, _, _ = both(make, backend)
+            assert got == want, (threads, rows)
+
+
+def two_threads() -> None:
+    wrong: list = []
+
+    def work(first: int) -> None:
+        try:
+            backend = cpu_init()
+            allocator = Allocator(ours)
+            for seed in range(first, first + 12):
+                made, plain, stock = random_graph(seed), random_graph(seed), Allocator(base)
+                assert allocator.alloc(made.graph) and stock.alloc(plain.graph)
+                assert made.run(backend, seed) == plain.run(backend, seed), seed
+                stock.close()
+                made.close()
+                plain.close()
+            allocator.close()
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(100 * k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        verified()
+    assert not wrong, wrong
+
+
+def plans_explain_themselves() -> None:
+    made = random_graph(4)
+    allocator = Allocator(ours)
+    assert allocator.reserve(made.graph)
+    (plan,) = hooked.plans()
+    assert plan.buffer_sizes == (allocator.size(),)
+    named = {t.name: t for t in plan.graph.tensors}
+    assert "leaf 0" in named and str(allocator.size())[:2] in str(plan) and "leaf 0" in plan.explain(named["leaf 0"])
+    assert "digraph" in plan.to_dot()
+    assert allocator.alloc(made.graph)
+    (plan,) = hooked.plans()
+    start = min(t.contents.data for t in (*made.nodes(), *made.leafs))
+    for t in made.leafs:
+        if t.contents.data:
+            assert plan.offset_of(plan.graph.tensors[[x.name for x in plan.graph.tensors].index(
+                t.contents.name.decode())]) == t.contents.data - start
+    allocator.close()
+    assert hooked.plans() == ()
+
+
+def ggml_s_own_scheduler_calls_us() -> None:
+    hooked.check()
+    before = hooked.served()["allocators"]
+    backend = cpu_init()
+    new = base.ggml_backend_sched_new
+    new.restype, new.argtypes = c.c_void_p, [c.POINTER(c.c_void_p), c.c_void_p, c.c_int, c.c_size_t, c.c_bool, c.c_bool]
+    scheduler = new(c.byref(c.c_void_p(backend)), None, 1, 2048, False, True)
+    assert hooked.served()["allocators"] == before + 1
+    made, plain, stock = random_graph(6), random_graph(6), Allocator(base)
+    assert stock.alloc(plain.graph)
+    want = plain.run(backend)
+    alloc = base.ggml_backend_sched_alloc_graph
+    alloc.restype, alloc.argtypes = c.c_bool, [c.c_void_p, c.c_void_p]
+    assert alloc(scheduler, made.graph)
+    assert verified() >= 1
+    assert made.run(backend) == want
+    base.ggml_backend_sched_free.argtypes = [c.c_void_p]
+    base.ggml_backend_sched_free(scheduler)
+
+
+def passed_through() -> None:
+    """ggml's own allocator, called and counted through us."""
+    backend = cpu_init()
+    hook().pass_through(True)
+    made = random_graph(7)
+    allocator = Allocator(ours)
+    assert allocator.reserve(made.graph) and allocator.alloc(made.graph)
+    made.run(backend)
+    assert hooked.served()["stock"] == 1 and allocator.size() > 0 and hooked.plans() == ()
+    assert read(made.outputs[0])
+    allocator.close()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
+    print("done")

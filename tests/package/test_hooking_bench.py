@@ -1,0 +1,115 @@
+"""What bench/hooking.py measures with: models of holes, libraries that build, logs read as llama.cpp writes them."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import ggml_here
+import hooking
+import numpy as np
+import pytest
+from hooked import build, models, worker
+
+from ggml_sched.llama.gguf import open_gguf
+from ggml_sched.llama.synthetic_models import random_model
+
+with_compiler = pytest.mark.skipif(build.compiler() is None, reason="needs a C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    return build.build(tmp_path_factory.mktemp("libraries"))
+
+
+def test_a_model_of_holes_says_all_and_weighs_nothing(tmp_path):
+    path = models.write("llama-2-7b", tmp_path)
+    assert path.stat().st_size > 3 << 30 and path.stat().st_blocks * 512 < 1 << 20
+    with open_gguf(str(path)) as file:
+        assert file.metadata["llama.block_count"] == 32 and file.metadata["llama.vocab_size"] == 32000
+        assert len(file.tensors) == 32 * 9 + 3
+        assert tuple(file.tensors["blk.31.ffn_down.weight"].ne[:2]) == (11008, 4096)
+
+
+@pytest.mark.parametrize("name", [*models.GRAPHS, *models.OTHERS])
+def test_every_model_is_written_and_read_back(name, tmp_path):
+    with open_gguf(str(models.write(name, tmp_path))) as file:
+        assert file.metadata["general.architecture"] == (models.GRAPHS | models.OTHERS)[name][0]
+        assert "token_embd.weight" in file.tensors
+
+
+@with_compiler
+def test_the_libraries_build_without_warnings(libraries):
+    assert set(libraries) == set(build.NAMES)
+
+
+@with_compiler
+@pytest.mark.skipif(not ggml_here.IS_HERE, reason=ggml_here.WHY_NOT)
+def test_calls_inside_ggml_are_counted(libraries):
+    """A graph allocator for one buffer is made by the function for several: a call from one file of ggml to itself."""
+    code = f"""
+import ctypes, importlib.util, sys
+sys.path.insert(0, {str(build.HERE)!r})
+from worker import Counters
+base = importlib.util.find_spec("ggml").submodule_search_locations[0] + "/lib/libggml-base.so"
+counters = Counters.in_front({libraries["counters"]!r}, base)
+ggml = ctypes.CDLL(base)
+for name in ("ggml_backend_cpu_buffer_type", "ggml_gallocr_new"):
+    getattr(ggml, name).restype = ctypes.c_void_p
+made = ggml.ggml_gallocr_new(ctypes.c_void_p(ggml.ggml_backend_cpu_buffer_type()))
+counted = {{name: calls for name, (calls, _) in counters.read().items() if calls}}
+ggml.ggml_gallocr_free(ctypes.c_void_p(made))
+counters.clear()
+print(counted, sum(calls for calls, _ in counters.read().values()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == ("{'ggml_gallocr_new_n': 1} 0", 0), done.stderr
+
+
+def test_what_llama_cpp_says_of_its_buffers_is_read():
+    log = ("~llama_context:        CPU compute buffer size is   0.2079 MiB, matches expectation of   0.2079 MiB\n"
+           "~llama_context:      CUDA0 compute buffer size of 12.5000 MiB, does not match expectation of 11.2500 MiB\n")
+    assert worker.SIZE.findall(log) == [("CPU", "0.2079", "0.2079"), ("CUDA0", "12.5000", "11.2500")]
+    assert worker.GRAPH.search("graph (pp bs=8, tg bs=1): nodes = 9 / 7, splits = 2, input objects = 4").groups() == (
+        "9 / 7", "2")
+
+
+def row(size: float, reserve: int = 2000, allocate: int = 4000) -> dict:
+    return {"buffers": [["CPU", size, size]], "nodes": "3", "splits": "1", "copies": 1,
+            "reserving": {"ggml_gallocr_reserve_n": [[3, reserve]]},
+            "allocating": {"ggml_gallocr_alloc_graph": [[4, allocate]]}}
+
+
+def test_hooked_stands_beside_stock():
+    found = {"a": {"CPU": {"stock": [row(10.0)], "alloc": [row(9.0, 1000, 1000)]}},
+             "b": {"CPU": {"stock": [row(10.0)], "alloc": [{"failed": "no memory"}]},
+                   "flash": {"stock": [{"failed": "no"}], "alloc": [{"failed": "no"}]}}}
+    table, said = hooking.page_of_sizes(found, ["stock", "alloc"])
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    assert cells[0][3:6] == ["10.0000", "2.0", "1.0"] and cells[0][-3:] == ["0.9000", "0.500", "0.250"]
+    assert cells[1][-3:] == ["failed", "", ""] and cells[2][2] == "refused: no"
+    assert said == ["alloc: compute buffers are 0.9000 of stock in the mean, 0.9000 at most."]
+
+
+@with_compiler
+def test_a_process_that_dies_is_a_failure_of_all_it_was_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "build", lambda: {"holes": ""})
+    asked = hooking.Worker(tmp_path).run("no such mode", tmp_path / "no model", "tokens", [{}, {}])
+    assert len(asked) == 2 and all("the process ended with 1" in row["failed"] for row in asked)
+
+
+@with_compiler
+@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python")
+@pytest.mark.parametrize(("devices", "pipeline"), [(1, False), (3, True)])
+def test_devices_compute_what_the_cpu_does(devices, pipeline, tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(random_model("llama"))
+    engines = hooking.Worker(tmp_path)
+    way = {"n_ctx": 64, "n_batch": 16, "flash": 0, "n_seq": 2, "embeddings": False, "outputs": 0}
+    rows = [engines.run("stock", path, "tokens", [way | {"layers": layers, "file": str(tmp_path / f"{count}.npy")}],
+                        count, pipeline)[0] for count, layers in ((0, 0), (devices, 999))]
+    assert rows == [{"rows": (8 + 6 + 5) * 2}] * 2
+    want, got = np.load(tmp_path / "0.npy"), np.load(tmp_path / f"{devices}.npy")
+    assert np.abs(want).max() > 0 and np.array_equal(want, got)
+    assert not np.array_equal(want[0], want[-1])
