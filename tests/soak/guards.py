@@ -712,7 +712,8 @@ def _edits() -> list[Edit]:
        ("addresses end", "        self.lease.end()\n", ""),
        ("what was prepared is freed", "            each(step.free for step in steps)\n", "            pass\n"),
        ("data is moved again after a failed compute",
-        "        except BaseException as error:\n            self.forget(str(error))\n            self._wait(quietly=True)\n",
+        "        except BaseException as error:\n            self.forget(str(error))\n"
+        "            self._wait(quietly=True)\n",
         "        except BaseException:\n            self._wait(quietly=True)\n"),
        ("backends are done after a failure", "            self._wait(quietly=True)\n", ""),
        ("the first error is raised", "            if not quietly:\n                raise\n", "            raise\n"),
