@@ -54,6 +54,7 @@ __all__ = [
     "Context",
     "Copy",
     "CpuBackend",
+    "CupyBackend",
     "DryBackend",
     "Error",
     "Event",
@@ -106,12 +107,13 @@ def _host_memory(memory) -> Buffer:
 _register_host_memory(_host_memory)
 
 # Planning needs neither kernels nor the runner: they load when first asked for.
-_LAZY = {"CpuBackend": "ggml_sched.backends.cpu", "GgmlBackend": "ggml_sched.backends.ggml",
-         "llama": "ggml_sched.llama"}
+_LAZY = {"CpuBackend": "ggml_sched.backends.cpu", "CupyBackend": "ggml_sched.backends.cupy",
+         "GgmlBackend": "ggml_sched.backends.ggml", "llama": "ggml_sched.llama"}
 
 if _TYPE_CHECKING:
     from ggml_sched import llama as llama
     from ggml_sched.backends.cpu import CpuBackend as CpuBackend
+    from ggml_sched.backends.cupy import CupyBackend as CupyBackend
     from ggml_sched.backends.ggml import GgmlBackend as GgmlBackend
 
 

@@ -178,6 +178,7 @@ cdef extern from "ggml_sched/plan.h" nogil:
     enum: GS_STATE_EXCLUSIVE
     enum: GS_STATE_WRITTEN
     enum: GS_STATE_DEPENDS
+    enum: GS_STATE_INNER
     enum: GS_METHOD_BEST_FIT
     enum: GS_METHOD_PACKED
     enum: GS_METHOD_REPLAYED
@@ -232,6 +233,10 @@ cdef extern from "ggml_sched/plan.h" nogil:
         int32_t n_buffers
         unsigned char *reads_buffer
         int32_t shares
+        int32_t n_groups
+        int32_t *group_backend
+        int32_t *group_begin
+        int32_t *group_member
 
     ctypedef struct gs_arena_result:
         int64_t nbytes
@@ -252,6 +257,7 @@ cdef extern from "ggml_sched/plan.h" nogil:
         int32_t n_inputs
         int32_t n_write_backs
         int32_t n_chunks
+        int32_t n_groups
         int32_t failed
         int32_t *assign
         unsigned char *reason
@@ -285,4 +291,6 @@ cdef extern from "ggml_sched/plan.h" nogil:
         int32_t *seq
         gs_arena_result *arena
         int64_t *chunk_nbytes
-        void *memory[3]
+        int32_t *group_begin
+        int32_t *group_member
+        void *memory[4]

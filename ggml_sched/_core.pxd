@@ -57,6 +57,7 @@ cdef class Devices:
     cdef uint64_t *inplace              # owned; the same for all ops that the backend declares
     cdef tuple asks_buffer
     cdef bint asks_buffers              # whether any of them does
+    cdef tuple fuses                    # of each backend whether it may compute nodes as one
     cdef unsigned char *in_python       # of each backend the ASKS_* that a Python method answers
     cdef unsigned char *in_c            # ... and those that a compiled one does, which goes first
     cdef unsigned char *has_field       # ... and whether its version stands in the C field
@@ -99,6 +100,7 @@ cdef class Request:
     cdef readonly uint64_t key          # of residency and assignments
     cdef readonly list buffers          # that the graph's tensors live in outside any plan
     cdef bint asked                     # the backends have answered
+    cdef tuple offered                  # what they would compute as one; None: not asked yet
     cdef list readers                   # for each of those the backends that read it; () where none was asked
     cdef int check_open(self) except -1
     cdef int fill_residents(self) except -1
@@ -123,6 +125,7 @@ cdef class PlanData:
     cdef bint knows_exclusive           # found out when first asked: planning alone does not need it
     cdef tuple _chunk_sizes
     cdef public object _program         # what program.make_program has made of it, or None
+    cdef public object _work_sizes      # what backends have said of work memory, or None
     cdef void know_exclusive(self) noexcept
     cdef int check(self, int32_t i) except -1
 

@@ -10,9 +10,11 @@ A contents page.  All imports stand here; the parts below, in core/alloc/ and co
     plan/answers            what backends have said of each kind of node
     plan/ask                asking them
     plan/request            what a plan depends on besides the graph
+    plan/offered            what backends would compute as one
     plan/reasons            why a tensor is where it is
     plan/splits             splits, and the copies between them
     plan/seed               the first generation's passes
+    plan/groups             nodes that a backend computes as one
     plan/default            the default policy's placement and splits
     plan/boundary           the default policy's last pass: where splits meet
     alloc/walk              what an allocation pass walks over
@@ -37,14 +39,22 @@ from operator import itemgetter
 from ggml_sched import _graph
 from ggml_sched._graph import measure_buffer, new_buffer, op_numbers
 from ggml_sched._pack import Packing, pack  # no-cython-lint: exported
-from ggml_sched.errors import GraphError, HazardError, OutOfMemory, PlacementError, UnsupportedOp, no_host_memory
+from ggml_sched.errors import (
+    BackendError,
+    GraphError,
+    HazardError,
+    OutOfMemory,
+    PlacementError,
+    UnsupportedOp,
+    no_host_memory,
+)
 
 cimport cython
 from cpython.list cimport PyList_GET_ITEM
 from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy, memmove, memset
 
 from ggml_sched._c cimport (
     GS_BAD_PLACEMENT,
@@ -94,6 +104,7 @@ from ggml_sched._c cimport (
     GS_STATE_DEPENDS,
     GS_STATE_EXCLUSIVE,
     GS_STATE_FREED,
+    GS_STATE_INNER,
     GS_STATE_LATE,
     GS_STATE_TOOK_OVER,
     GS_STATE_WRITTEN,
@@ -163,9 +174,11 @@ include "core/plan/answers.pxi"
 include "core/plan/devices.pxi"
 include "core/plan/ask.pxi"
 include "core/plan/request.pxi"
+include "core/plan/offered.pxi"
 include "core/plan/reasons.pxi"
 include "core/plan/splits.pxi"
 include "core/plan/seed.pxi"
+include "core/plan/groups.pxi"
 include "core/plan/default.pxi"
 include "core/plan/boundary.pxi"
 include "core/alloc/walk.pxi"

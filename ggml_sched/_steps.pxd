@@ -42,6 +42,8 @@ cdef class BoundExperts(BoundStep):
 cdef class BoundRun(BoundStep):
     cdef readonly tuple nodes
     cdef readonly tuple twins
+    cdef readonly tuple groups
+    cdef readonly object needed         # frozenset, or None
     cdef object handle                  # what the backend has prepared, None: nothing
     cdef bint is_prepared
 

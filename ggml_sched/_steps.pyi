@@ -6,7 +6,7 @@ from typing import Self
 from typing_extensions import disjoint_base
 
 from ggml_sched._graph import Tensor
-from ggml_sched.backend import Backend, Event
+from ggml_sched.backend import Backend, Event, GraphView
 from ggml_sched.pipeline import Action, Alive
 
 @disjoint_base
@@ -67,11 +67,23 @@ class BoundExperts(BoundStep):
 
 @disjoint_base
 class BoundRun(BoundStep):
-    def __init__(self, backend: Backend, nodes: tuple[Tensor, ...], twins: tuple[Tensor, ...]) -> None: ...
+    def __init__(
+        self,
+        backend: Backend,
+        nodes: tuple[Tensor, ...],
+        twins: tuple[Tensor, ...],
+        groups: tuple[tuple[int, ...], ...] = (),
+        needed: frozenset[int] | None = None,
+    ) -> None: ...
     @property
     def nodes(self) -> tuple[Tensor, ...]: ...
     @property
     def twins(self) -> tuple[Tensor, ...]: ...
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]: ...
+    @property
+    def needed(self) -> frozenset[int] | None: ...
+    def view(self) -> GraphView: ...
     def due(self) -> Action | None: ...
     def free(self) -> None: ...
     def run(self, events: Sequence[Event], alive: Alive) -> None: ...

@@ -193,25 +193,29 @@ cdef class BoundExperts(BoundStep):
 cdef class BoundRun(BoundStep):
     """Compute nodes on one backend; prepared by the backend on first use.
 
-    `nodes` are the graph's, `twins` what the backend computes in their place.
+    `nodes` are the graph's, `twins` what the backend computes in their place; `groups` and `needed` as in GraphView.
     """
 
-    def __init__(self, backend, tuple nodes not None, tuple twins not None):
+    def __init__(self, backend, tuple nodes not None, tuple twins not None, tuple groups not None=(), needed=None):
         BoundStep.__init__(self, backend)
-        self.nodes, self.twins = nodes, twins
+        self.nodes, self.twins, self.groups, self.needed = nodes, twins, groups, needed
+
+    def view(self):
+        """What the backend is given."""
+        return GraphView(self.twins, self.groups, self.needed)
 
     def due(self):
         return self.run
 
     def run(self, events, alive):
         if not self.is_prepared:
-            self.handle = self.backend.graph_plan_create(GraphView(self.twins))
+            self.handle = self.backend.graph_plan_create(self.view())
             self.is_prepared = True
         for event in events:
             self.backend.event_wait(event)
         handle = self.handle
         if handle is None:
-            self.backend.graph_compute(GraphView(self.twins))
+            self.backend.graph_compute(self.view())
         else:
             self.backend.graph_plan_compute(handle)
 
@@ -225,7 +229,7 @@ cdef class BoundRun(BoundStep):
 
     def parts(self, ask):
         """The nodes up to each one that `ask` wants (None: every one), and that node; in the end None, if the last is
-        not wanted.  Asked one after the other, as they come."""
+        not wanted.  Asked one after the other, as they come; no groups."""
         start, last = 0, len(self.nodes) - 1
         for k, node in enumerate(self.nodes):
             wanted = ask is None or not says_no(ask(node))

@@ -111,7 +111,7 @@ class Allocations:
         """Wait for queued computes; what they raised stays for `Pipeline.take_error`."""
         self._pipeline.drain()
         if self._pipeline.failed and self.current is not None:
-            self.current.forget()
+            self.current.forget(self._pipeline.why)
 
     def _is_fresh(self, found: _Tracked, graph: Graph) -> bool:
         """Whether nothing has changed since: weights where they were, assignments, answers and buffers as they were.

@@ -24,6 +24,7 @@ ggml's backend and buffer vtables:
     graph_plan_compute       Backend.graph_plan_compute   graph_compute
     graph_compute            Backend.graph_compute        (required)
     supports_op              Backend.supports_op          True
+    (none)                   Backend.fusion_groups        none
     free_buffer              Buffer.free                  nothing
     get_base                 Buffer.base                  0
     get_alloc_size           Buffer.alloc_size            Backend.alloc_size: tensor.nbytes
@@ -38,6 +39,10 @@ backend and an `offset` into it, in bytes.
 may depend on op, parameters, type, extents and strides of the node, and on the types, extents and strides of its
 sources.  A backend whose answers change raises its `answers_version`; one whose answers depend on more sets it to
 None, and is asked about every node of every plan.
+
+A backend that computes several nodes faster as one says which with `fusion_groups`, before a graph is planned, and is
+given the groups that the plan keeps in `GraphView.groups`.  Nodes that are computed one by one, for a callback, come
+without groups.
 
 A backend whose class is compiled may answer in C (`c_supports_op`, `c_offload_op`, `c_alloc_size`, see _graph.pxd),
 and takes nodes as C structs from a `NodeTable` (include/ggml_sched/graph.h).
@@ -116,12 +121,29 @@ class Buffer(BufferBase):
 
 
 class GraphView:
-    """Nodes to compute, in order: what a split hands to its backend (ggml_graph_view)."""
+    """Nodes to compute, in order: what a split hands to its backend (ggml_graph_view).
 
-    __slots__ = ("nodes",)
+    `groups`: those that may be computed as one, at the place of the last, as `Backend.fusion_groups` says; indices into
+    `nodes`, ascending.  A member's source that is another member may be a twin of that one, or a view of it: its
+    position says which node is meant, not its identity.
+    """
 
-    def __init__(self, nodes: Iterable[Tensor]) -> None:
+    __slots__ = ("_needed", "groups", "nodes")
+
+    def __init__(self, nodes: Iterable[Tensor], groups: Iterable[tuple[int, ...]] = (),
+                 needed: frozenset[int] | None = None) -> None:
         self.nodes = tuple(nodes)
+        self.groups = tuple(groups)
+        self._needed = needed
+
+    @property
+    def needed(self) -> frozenset[int]:
+        """Indices of the nodes whose data somebody else reads: of a member of a group, outside of the group; of others,
+        outside of the view.  A member that is not among them need not be written; all others are.
+
+        All nodes, where nobody said.
+        """
+        return frozenset(range(len(self.nodes))) if self._needed is None else self._needed
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -139,17 +161,24 @@ class Backend(BackendBase):
 
     `max_buffer_size` bounds one buffer in bytes (None: no bound), `is_host` says that the CPU can read its memory
     directly, `concurrent_copies` that another thread may bring and fetch data while it computes, `asynchronous` that
-    computes, copies and sets return at once, are done in order, and can be waited for by events, `has_memory` (unless
+    computes, copies and sets return at once, are done in order, and can be waited for by events, `takes_at_once` that
+    what `set_tensor_async` was given may change or go when it returns, `has_memory` (unless
     for planning only) that there is something behind its addresses, `kv_padding` that attention reads a multiple of
-    this many rows of a KV cache.
+    this many rows of a KV cache, `work_held` how many bytes of work memory it has (see `work_size`).
+
+    `failed`: how often waiting for it has raised what went wrong in queued work, and what was said the last time
+    (`note_failure`): whoever queued some before, and waits later, has no results.
     """
 
     max_buffer_size: int | None = None
     is_host: bool = False
     concurrent_copies: bool = False
     asynchronous: bool = False
+    takes_at_once: bool = False
     has_memory: bool = True
     kv_padding: int = 32
+    work_held: int = 0
+    failed: tuple[int, str] = (0, "")
 
     # -- memory ---------------------------------------------------------------
 
@@ -160,6 +189,13 @@ class Backend(BackendBase):
     def memory_available(self) -> int | None:
         """Bytes that can still be allocated here, None if the backend does not know."""
         return None
+
+    def work_size(self, nodes: Sequence[Tensor]) -> int:
+        """Bytes of this device, at most, that computing these nodes takes beside a plan's buffers.
+
+        They are counted in budgets.  All splits use the same memory, which is kept (`work_held`).
+        """
+        return 0
 
     def alloc_tensors(self, ctx: Context, usage: str = "weights") -> Buffer:
         """Give every tensor of a context that has no address memory in one new buffer.
@@ -229,6 +265,10 @@ class Backend(BackendBase):
         if len(view):
             self.get_tensor_async(tensor, view, offset)
             self.synchronize()
+
+    def note_failure(self, error: BaseException) -> None:
+        """A wait is about to raise what went wrong in queued work; others may have been waiting for that, too."""
+        self.failed = (self.failed[0] + 1, str(error))
 
     def _check_range(self, tensor: Tensor, offset: int, size: int) -> None:
         if tensor.buffer is None:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import cached_property
 
-from ggml_sched._core import bind_plan, new_lease, rewired, stand_in, written_leafs
+from ggml_sched._core import bind_plan, needed_of, new_lease, rewired, stand_in, written_leafs
 from ggml_sched._graph import Graph, Lease, Tensor, computed
 from ggml_sched._steps import (
     BoundCopy,
@@ -65,14 +65,20 @@ class _Guard:
             if node.op == "NONE" and not node.overwritten:
                 return          # what the caller has set is still on the host
         i = allocation.id_of(node) if tensor.nbytes else -1
+        if i >= 0 and allocation.data.is_inner(i):
+            raise HazardError(
+                f"the data of {node.name or 'unnamed'!r} ({node.op}) is nowhere: backend "
+                f"{allocation.backends[allocation.data.backend_index(i)].name!r} computes it as one with nodes that "
+                "read it; flag it with ctx.set_output before planning")
         if i >= 0 and allocation.data.is_overwritten(i):
             raise HazardError(
                 f"the data of {node.name or 'unnamed'!r} ({node.op}) is gone: its memory has served other nodes "
                 "since; flag it with ctx.set_output before planning")
         if i >= 0 and node.computes and not node.is_resident and not allocation.has_computed(node):
+            why = allocation.why_lost
             raise HazardError(
                 f"{node.name or 'unnamed'!r} ({node.op}) has not been computed since its graph was allocated, or a "
-                "compute failed or was stopped before it")
+                f"compute failed or was stopped before it{why and f': {why}'}")
 
 
 class Allocation:
@@ -97,6 +103,12 @@ class Allocation:
     """So many of the nodes have been computed, in the memory that they have now."""
     _pipeline: Pipeline | None = None
     """Where computes were queued."""
+    _losses: int | None = None
+    """Of the pipeline, when the last compute was queued there."""
+    _is_left = False
+    """Whether that is left to who reads: no call but that one says what went wrong."""
+    why_lost = ""
+    """What went wrong in the last compute."""
     _turn = 0
     """Of the ring, for the next compute."""
     _lists: dict[int, list[BoundStep]] | None = None
@@ -138,6 +150,11 @@ class Allocation:
         return self.new_plan().program
 
     @cached_property
+    def _groups(self) -> tuple[tuple[int, ...], ...]:
+        """The plan's, made once."""
+        return self.data.groups
+
+    @cached_property
     def _written(self) -> list[tuple[Tensor, int]]:
         """Leafs that nodes write to, and the position of the first that does."""
         return [*written_leafs(self.nodes).items()]
@@ -171,33 +188,45 @@ class Allocation:
 
     # -- computing --------------------------------------------------------------------
 
-    def run(self, callback: Callback | None = None, ask: Ask | None = None, zero: bool = False) -> bool:
+    def run(self, callback: Callback | None = None, ask: Ask | None = None, zero: bool = False,
+            left_to: Pipeline | None = None) -> bool:
         """Compute the graph; on return every backend is done.  False if the callback stopped it.
 
-        `ask` says which nodes the callback sees.
+        `ask` says which nodes the callback sees.  `left_to`: nobody waits here, that pipeline's `drain` does.
         """
         check_inputs(self._inputs, zero)
         steps = self._next_steps()
+        self._losses = None if left_to is None else left_to.losses()
         stopped_at = None
-        alive: Alive = []           # like a compute with its events, until every backend was waited for
+        alive: Alive = []           # as all that it holds, until every backend was waited for
         self.is_running = True
         try:
             if callback is None and not self.program.awaited:
                 run_in_order(steps, alive)
             else:
                 compute = _Compute(self.program)
+                alive.append(compute)
                 if callback is None:
                     compute.run(steps)
                 else:
                     stopped_at = compute.run_observed(steps, callback, ask)
-        except BaseException:
-            self.forget()
+        except BaseException as error:
+            self.forget(str(error))
             self._wait(quietly=True)
             raise
         finally:
             self.is_running = False
         self._end(len(self.nodes) if stopped_at is None else self._positions[stopped_at] + 1)
-        self._wait()
+        if left_to is None:
+            try:
+                self._wait()
+            except BaseException as error:
+                self.forget(str(error))
+                raise
+        else:
+            self.lease.queue(self.graph(), left_to.drain_weakly)
+            self._pipeline, self._is_left = left_to, True
+            left_to.leave(alive)
         return stopped_at is None
 
     def submit(self, pipeline: Pipeline, zero: bool = False) -> None:
@@ -205,21 +234,23 @@ class Allocation:
         program = self.program
         check_inputs(self._inputs, zero)
         steps = self._next_steps()
+        self._losses, self._is_left = pipeline.losses(), False
         try:
             tasks = [Task(bound.backend, bound.due(), step.waits, k in program.awaited)
                      for k, (step, bound) in enumerate(zip(program.steps, steps, strict=True))]
             self.lease.queue(self.graph(), pipeline.drain_weakly)
             self._pipeline = pipeline
             pipeline.submit(tasks)
-        except BaseException:
-            self.forget()
+        except BaseException as error:
+            self.forget(str(error))
             raise
         self._end(len(self.nodes))
 
-    def forget(self) -> None:
+    def forget(self, why: str) -> None:
         """A compute has failed: there are no results, leafs are as the caller has set them, all data moves again."""
         self._seen.forget()
         self._end(0)
+        self._losses, self.why_lost = None, why
 
     def _lose_results(self) -> None:
         """The memory has served others: leafs are as the caller has set them."""
@@ -228,9 +259,22 @@ class Allocation:
             root.overwritten = False
 
     def check_queued(self) -> None:
-        """HazardError after a queued compute that failed, until its error was raised."""
-        if self._pipeline is not None and self._pipeline.failed:
-            raise HazardError("a queued compute has failed and left no results: scheduler.synchronize() raises why")
+        """What went wrong in a compute that was left to who reads, if nobody was told yet.
+
+        HazardError after a queued compute that failed, until its error was raised.
+        """
+        pipeline = self._pipeline
+        if pipeline is None:
+            return
+        error = None
+        if pipeline.failed:
+            if not self._is_left:
+                raise HazardError("a queued compute has failed and left no results: scheduler.synchronize() raises why")
+            error = pipeline.take_error()
+        if error is not None or self._losses is not None and pipeline.losses_of_queued != self._losses:
+            self.forget(pipeline.why if error is None else str(error))
+        if error is not None:
+            raise error
 
     def has_computed(self, node: Tensor) -> bool:
         """Whether the result of a node is there, or queued."""
@@ -251,7 +295,7 @@ class Allocation:
 
     def _end(self, n_done: int) -> None:
         """The first `n_done` nodes have been computed, or will be; what they write to has changed."""
-        self._done = n_done
+        self._done, self.why_lost = n_done, ""
         note_written(self._written, n_done)
 
     def _wait(self, quietly: bool = False) -> None:
@@ -294,24 +338,42 @@ class Allocation:
 
     def _new_run(self, step: Run, turn: int) -> BoundRun:
         nodes = computed(self.nodes[step.first : step.last + 1])
+        groups, needed = self._groups_of(step)
         if not step.reads and not step.into:
-            return BoundRun(self.backends[step.backend], nodes, nodes)
+            return BoundRun(self.backends[step.backend], nodes, nodes, groups, needed)
         reads: dict[int, dict[int, Tensor]] = {}
         for position, slot, places in step.reads:
             reads.setdefault(position, {})[slot] = self._tensor(places[turn % len(places)])
         into = self._tensor(step.into[turn % len(step.into)]) if step.into else None
         twins = []
+        # Backends know a group's nodes by who reads whom: a member that reads a twinned one gets the twin.
+        grouped = {nodes[k] for group in groups for k in group}
+        twin_of: dict[Tensor, Tensor] = {}
         for position in range(step.first, step.last + 1):
             node = self.nodes[position]
             if not node.computes:
                 continue
             memory = into if position == step.last else None
-            if memory is not None or position in reads:
+            reads_twin = node in grouped and not twin_of.keys().isdisjoint(node.src)
+            if memory is not None or position in reads or reads_twin:
                 given = reads.get(position, {})
-                src = tuple(given.get(slot, s) for slot, s in enumerate(node.src))
-                node = rewired(node, src, memory, self.lease)
+                src = tuple(given.get(slot, twin_of.get(s, s) if reads_twin else s) for slot, s in enumerate(node.src))
+                twin = rewired(node, src, memory, self.lease)
+                if node in grouped:
+                    twin_of[node] = twin
+                node = twin
             twins.append(node)
-        return BoundRun(self.backends[step.backend], nodes, tuple(twins))
+        return BoundRun(self.backends[step.backend], nodes, tuple(twins), groups, needed)
+
+    def _groups_of(self, step: Run) -> tuple[tuple[tuple[int, ...], ...], frozenset[int] | None]:
+        """What of a run is computed as one, by index among the nodes that compute, and whose data is needed."""
+        groups = [group for group in self._groups if step.first <= group[0] and group[-1] <= step.last]
+        if not groups:
+            return (), None
+        index = {position: k for k, position in enumerate(
+            position for position in range(step.first, step.last + 1) if self.nodes[position].computes)}
+        needed = needed_of(self.graph(), self.data, step.first, step.last)
+        return tuple(tuple(map(index.__getitem__, group)) for group in groups), needed
 
     def _tensor(self, place: Place) -> Tensor:
         """The tensor at a place: the graph's, or one that stands for a copy."""

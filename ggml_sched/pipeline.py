@@ -144,6 +144,9 @@ class Pipeline:
         self.backends = tuple(backends)
         self._is_threaded = not all(backend.asynchronous for backend in self.backends)
         self._limit = MAX_IN_FLIGHT
+        self._seen = self._failures()
+        self._n_lost = self._n_lost_then = 0
+        self._why = ""
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -156,6 +159,10 @@ class Pipeline:
         """Computes that steps still to come may wait for, the latest last."""
         self._in_flight: deque[Issued] = deque()
         self._count = 0
+        self._is_left = False
+        """Whether something was queued past `submit`."""
+        self._kept: list[object] = []
+        """What must stay alive until that is done."""
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """Queue one compute: a task for each step of its program.
@@ -164,6 +171,8 @@ class Pipeline:
         queued, when the host gives no thread.
         """
         self._after_fork()
+        if self._is_left:
+            self.drain()
         due = [k for k, task in enumerate(tasks) if task.action is not None]
         for k in due if self._is_threaded else ():
             self._crew(tasks[k].backend)
@@ -196,6 +205,19 @@ class Pipeline:
                     if not isinstance(error, Exception):
                         raise
 
+    @property
+    def is_in_order(self) -> bool:
+        """Whether all that is queued was left in the one queue that there is: what comes now comes after it."""
+        return self._is_left and len(self.backends) == 1 and not self._in_flight and self._state.error is None
+
+    def leave(self, alive: object) -> None:
+        """A compute was queued on the caller's thread, and nobody has waited for it yet; `alive` is kept until then."""
+        self._is_left = True
+        if not all(backend.takes_at_once for backend in self.backends):
+            self._kept.append(alive)
+            if len(self._kept) > self._limit:
+                self.drain()
+
     def _tickets(self, waits: Sequence[Wait]) -> list[_Ticket]:
         """Of the steps that are waited for."""
         computes = self._history
@@ -204,7 +226,7 @@ class Pipeline:
 
     def drain(self) -> None:
         """Wait until everything queued is done or skipped.  Errors stay for `take_error`."""
-        if not self._in_flight and not self._history:
+        if not self._in_flight and not self._history and not self._is_left:
             return          # nothing queued
         self._after_fork()
         state = self._state
@@ -216,14 +238,48 @@ class Pipeline:
                 backend.synchronize()
             except Exception as error:
                 state.fail(error)
+                self._lose(str(error))
+        self._n_lost_then = self.losses()
         self._last.clear()
         self._history.clear()
         self._in_flight.clear()
+        self._is_left = False
+        self._kept.clear()
+
+    def losses(self) -> int:
+        """How often something queued on the backends was lost by now, whoever was told."""
+        failures = self._failures()
+        if failures != self._seen:
+            self._why = next(backend.failed[1] for backend, now, then in
+                            zip(self.backends, failures, self._seen, strict=True) if now != then)
+            self._seen = failures
+            self._n_lost += 1
+        return self._n_lost
+
+    @property
+    def losses_of_queued(self) -> int:
+        """The same, but for what happened after everything that was queued here had ended."""
+        return self.losses() if self._is_left or self._in_flight else self._n_lost_then
+
+    @property
+    def why(self) -> str:
+        """What the last loss was about."""
+        error = self._state.error
+        return self._why if error is None else str(error)
+
+    def _failures(self) -> tuple[int, ...]:
+        return tuple([backend.failed[0] for backend in self.backends])
+
+    def _lose(self, why: str) -> None:
+        """A backend has raised, whether it counts that or not."""
+        self.losses()
+        self._n_lost += 1
+        self._why = why
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is queued, and no error is there to be taken."""
-        return not self._in_flight and not self._history and self._state.error is None
+        return not self._in_flight and not self._history and not self._is_left and self._state.error is None
 
     @property
     def failed(self) -> bool:
@@ -231,7 +287,8 @@ class Pipeline:
 
     def take_error(self) -> BaseException | None:
         """The first error since the last call; only after `drain`."""
-        error, self._state.error, self._state.failed = self._state.error, None, inf
+        with self._state.changed:
+            error, self._state.error, self._state.failed = self._state.error, None, inf
         return error
 
     def close(self) -> None:

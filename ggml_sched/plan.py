@@ -106,6 +106,17 @@ class Plan:
         return self.data.buffer_sizes
 
     @property
+    def work_sizes(self) -> tuple[int, ...]:
+        """What each backend needs beside its buffers while it computes; see `Backend.work_size`."""
+        if self.data._work_sizes is None:
+            sizes = dict.fromkeys(self.backends, 0)
+            for b, start, stop, _ in self.data.splits:
+                backend = self.backends[b]
+                sizes[backend] = max(sizes[backend], backend.work_size(self.graph.nodes[start:stop]))
+            self.data._work_sizes = tuple(sizes.values())
+        return self.data._work_sizes
+
+    @property
     def chunk_sizes(self) -> tuple[tuple[int, ...], ...]:
         """For each backend the bytes of each of its buffers: several where a maximum size asks for it."""
         return self.data.chunk_sizes
@@ -134,6 +145,12 @@ class Plan:
                   tuple(graph.tensors[like[c][0]] for c in inputs))
             for backend, start, stop, inputs in self.data.splits
         )
+
+    @cached_property
+    def groups(self) -> tuple[tuple[Tensor, ...], ...]:
+        """Nodes that their backend computes as one, at the place of the last; results that only such a group reads need
+        not be written anywhere."""
+        return tuple(tuple(self.graph.nodes[k] for k in group) for group in self.data.groups)
 
     @cached_property
     def copies(self) -> tuple[Copy, ...]:

@@ -20,7 +20,8 @@ from ggml_sched.program import Program, program_values
 __all__ = ["plan_from_dict", "plan_to_dict", "read_plan_file"]
 
 FORMAT = "ggml-sched plan"
-VERSION = 1
+VERSION = 2
+"""Of a plan with nodes that are computed as one; all others are of version 1, as they were."""
 MAX_FILE_BYTES = 1 << 30
 """A plan file of more is refused."""
 
@@ -42,7 +43,7 @@ def plan_to_dict(asked: Graph, graph: Graph, data: PlanData, backends: Sequence[
     """What a plan file holds, as plain values: `graph` is `asked`, perhaps with its nodes in another order."""
     return {
         "format": FORMAT,
-        "version": VERSION,
+        "version": VERSION if data.groups else 1,
         "policy": policy,
         "graph": f"{asked.fingerprint:032x}",
         "order": None if graph is asked else [asked.position_of(node) for node in graph.nodes],
@@ -64,7 +65,7 @@ def plan_from_dict(data, graph: Graph, backends: Sequence[BackendBase],
     """
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise FileFormatError(f"{where}: not a plan of ggml-sched")
-    if data.get("version") != VERSION:
+    if data.get("version") not in (1, VERSION):
         raise FileFormatError(f"{where}: version {data.get('version')!r} of the format, this is {VERSION}")
     if not isinstance(data.get("policy"), str):
         raise FileFormatError(f"{where}: no policy")
@@ -84,6 +85,7 @@ def plan_from_dict(data, graph: Graph, backends: Sequence[BackendBase],
     if data.get("needs") != needs:
         raise PlacementError(f"{where}: the backends answer otherwise than when the plan was made: "
                              f"{_first_difference(data.get('needs'), needs, graph)}")
+    _compare_groups(graph, made, backends, where)
     made._program = make_program(graph, made, backends)
     if data.get("program") != program_values(made._program):
         raise FileFormatError(f"{where}: the program is not the one that this plan gives")
@@ -143,6 +145,19 @@ def _needs(graph: Graph, data, backends: Sequence[BackendBase]) -> list[list[int
         has_memory = home >= 0 and (i >= data.n_tensors or not t.is_view)
         found.append([int(supported), backends[home].alloc_size(t) if has_memory else 0])
     return found
+
+
+def _compare_groups(graph: Graph, data: PlanData, backends: Sequence[BackendBase], where: str) -> None:
+    """PlacementError for nodes that their backend does not compute as one."""
+    offered: dict[int, set[tuple[int, ...]]] = {}
+    for group in data.groups:
+        b = data.backend_index(graph.id_of(graph.nodes[group[0]]))
+        if b not in offered:
+            offered[b] = set() if b < 0 else {tuple(members) for members in backends[b].fusion_groups(graph)}
+        if group not in offered[b]:
+            named = ", ".join(repr(graph.nodes[k].name) for k in group)
+            raise PlacementError(f"{where}: backend {backends[b].name!r} does not compute the nodes {list(group)} "
+                                 f"({named}) as one; the plan was made for that")
 
 
 def _compare_backends(old, new: list[dict], where: str) -> None:

@@ -1,8 +1,8 @@
 """From graphs to plans: what is cached, reserved, reordered, and what exceeds a budget.
 
 A plan is kept under everything that it depends on: the graph's structure, where residents live, what the caller
-assigned, the policy, the largest buffers that backends allow, and what backends answer.  No device memory is touched
-here.
+assigned, the policy, the largest buffers that backends allow, and what backends answer.  What they compute as one
+follows from the graph and their answers: it is asked for a new plan only.  No device memory is touched here.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ HeldBytes = Callable[[], list[int]]
 class Planner:
     """Plans graphs over backends by one policy.
 
-    `cache_size` plans are kept (0: none).  `budgets` maps positions in `backends` to the bytes that their arena may
-    take.  `reorders`: another order of the nodes is planned, too, and kept when its arenas are smaller.
+    `cache_size` plans are kept (0: none).  `budgets` maps positions in `backends` to the bytes that their arena and
+    work memory may take.  `reorders`: another order of the nodes is planned, too, and kept when its arenas are smaller.
     """
 
     def __init__(self, backends: tuple[Backend, ...], policy_name: str, policy: Policy, cache_size: int,
@@ -57,8 +57,9 @@ class Planner:
         self.reorders = reorders
         self.devices = Devices(backends)
         self._cache: OrderedDict[Key, PlanData] = OrderedDict()
-        # What was reserved, by wiring and residency: serves smaller graphs without planning.
-        self._reserved: dict[tuple[int, int], PlanData] = {}
+        # What was reserved, by wiring, residency and what may be computed as one: serves smaller graphs without
+        # planning.
+        self._reserved: dict[Key, PlanData] = {}
         # What was given from outside, by the cache's key: kept until `clear`.
         self._adopted: dict[Key, Adopted] = {}
         self._orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
@@ -92,7 +93,7 @@ class Planner:
 
     def reserve(self, plan: Plan, request: Request) -> None:
         """Let a plan serve graphs of the same wiring whose tensors are no larger."""
-        self._reserved[plan.graph.wiring, request.key] = plan.data
+        self._reserved[plan.graph.wiring, request.key, request.groups(self.policy)] = plan.data
 
     def adopt(self, plan: Plan, assigned: Mapping[Tensor, Backend]) -> None:
         """Use a plan from elsewhere whenever its graph is asked for."""
@@ -162,7 +163,7 @@ class Planner:
     def _make_data(self, graph: Graph, request: Request, policy: Policy) -> PlanData:
         reserved = None
         if self.cache_size and not policy.stream:
-            reserved = self._reserved.get((graph.wiring, request.key))
+            reserved = self._reserved.get((graph.wiring, request.key, request.groups(policy)))
         data = None if reserved is None else replay_plan(request, reserved, policy)
         return make_plan(request, policy) if data is None else data
 
@@ -174,14 +175,16 @@ class Planner:
                 free = backend.memory_available()
                 if free is None:
                     continue
-                limit = free + held()[i]
-            needed = plan.buffer_sizes[i]
+                limit = free + held()[i] + backend.work_held
+            arena, work = plan.buffer_sizes[i], plan.work_sizes[i]
+            needed = arena + work
             if needed > limit:
                 alive = plan.data.live_at_peak(i)
                 shown = ", ".join(f"{plan.name_of(k) or 'unnamed'!r} {plan.data.size(k)}" for k in alive[:8])
                 more = f" and {len(alive) - 8} more" if len(alive) > 8 else ""
+                what = f"the arena needs {arena} bytes" + (f" and the kernels {work}" if work else "")
                 return OutOfMemory(
-                    f"backend {backend.name!r}: the arena needs {needed} bytes, {limit} are available, "
+                    f"backend {backend.name!r}: {what}, {limit} are available, "
                     f"{needed - limit} are missing; alive at the peak: {shown}{more}",
                     backend.name, needed, limit)
         return None

@@ -5,6 +5,7 @@ Owns nothing; reads a plan and writes text.  Nothing here decides anything.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ggml_sched.backend import measure_buffer
@@ -35,7 +36,7 @@ def summary(plan: Plan) -> str:
     backends = [("backend", "buffer bytes", "live bytes", "nodes")]
     for b, size, live in zip(plan.backends, plan.buffer_sizes, plan.live_bytes, strict=True):
         backends.append((b.name, f"{size:,}", f"{live:,}", f"{computed[b]:,}"))
-    lines = [head, "", table(backends, "<>>>", underlined=True)]
+    lines = [head, *_fused(plan), *_work(plan), "", table(backends, "<>>>", underlined=True)]
     if plan.splits:
         rows = [("split", "backend", "nodes", "input bytes", "inputs")]
         for k, split in enumerate(plan.splits):
@@ -49,6 +50,22 @@ def summary(plan: Plan) -> str:
         rest = len(steps) - _SHOWN_STEPS
         lines += ["", "step", "----", *steps[:_SHOWN_STEPS], *([f"and {rest} more"] if rest > 0 else [])]
     return "\n".join(lines)
+
+
+def _fused(plan: Plan) -> list[str]:
+    """What is computed as one, by ops, where anything is."""
+    kinds = Counter(" + ".join(t.op for t in group) for group in plan.groups)
+    shown = [f"{n} of {ops}" for ops, n in kinds.most_common(_SHOWN_INPUTS)]
+    rest = len(kinds) - len(shown)
+    more = f", and {rest} other kinds" if rest > 0 else ""
+    n_nodes = sum(map(len, plan.groups))
+    return [f"computed as one: {n_nodes} nodes in {len(plan.groups)} groups, {', '.join(shown)}{more}"] if kinds else []
+
+
+def _work(plan: Plan) -> list[str]:
+    """What kernels need beside the buffers, where they do."""
+    shown = [f"{size:,} on {b.name}" for b, size in zip(plan.backends, plan.work_sizes, strict=True) if size]
+    return [f"work memory in bytes: {', '.join(shown)}"] if shown else []
 
 
 def program(plan: Plan) -> str:
@@ -76,6 +93,7 @@ def explain(plan: Plan, t: Tensor) -> str:
         if refused:
             lines.append(f"not supported by: {', '.join(refused)}")
         lines += _passed_over(plan, i)
+        lines += _group(plan, i)
     lines += _copies(plan, i)
     return "\n  ".join(lines)
 
@@ -123,6 +141,19 @@ def _passed_over(plan: Plan, i: int) -> list[str]:
                      f"{plan.backends[b].name} supports it, too, and nothing is against it: the rule that placed the "
                      "node did not ask for it")
     return lines
+
+
+def _group(plan: Plan, i: int) -> list[str]:
+    """What node i is computed as one with, and whether its data is anywhere."""
+    position = plan.graph.position_of(plan.graph.tensors[i])
+    members = next((group for group in plan.data.groups if position in group), None)
+    if members is None:
+        return []
+    others = _some(plan, [plan.graph.id_of(plan.graph.nodes[k]) for k in members if k != position])
+    place = f" in place of node {members[-1]}" if position != members[-1] else ""
+    nowhere = "; only they read it, so that its data need not be anywhere" if plan.data.is_inner(i) else ""
+    backend = plan.backends[plan.data.backend_index(i)]
+    return [f"computed as one with {others}{place}, as {backend.name} offers{nowhere}"]
 
 
 def _resident_buffer(t: Tensor):
@@ -241,13 +272,14 @@ def dot(plan: Plan) -> str:
     ids = {t: i for i, t in enumerate(graph.tensors)}
     lines = ["digraph plan {", "  rankdir=TB; node [style=filled, fontname=Helvetica, fontsize=10];"]
     clustered = set()
+    grouped = {ids[graph.nodes[k]]: number for number, group in enumerate(data.groups) for k in group}
     for k, split in enumerate(plan.splits):
         lines.append(f"  subgraph cluster_{k} {{")
         lines.append(f"    label={_quoted(f'split {k}: {split.backend.name}')};")
-        lines += [f"    {_dot_node(plan, ids[t], colour)}" for t in split.nodes]
+        lines += [f"    {_dot_node(plan, ids[t], colour, grouped)}" for t in split.nodes]
         lines.append("  }")
         clustered.update(ids[t] for t in split.nodes)
-    lines += [f"  {_dot_node(plan, i, colour)}" for i in range(data.n_tensors) if i not in clustered]
+    lines += [f"  {_dot_node(plan, i, colour, grouped)}" for i in range(data.n_tensors) if i not in clustered]
     for t in graph.nodes:
         i = ids[t]
         present = [ids[s] for s in t.src if s is not None]
@@ -263,12 +295,14 @@ def dot(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _dot_node(plan: Plan, i: int, colour: dict) -> str:
+def _dot_node(plan: Plan, i: int, colour: dict, grouped: dict[int, int]) -> str:
     t = plan.graph.tensors[i]
     b = plan.data.backend_index(i)
     fill = "#eeeeee" if b < 0 else colour[plan.backends[b]]
     shape = "box" if t.computes else "ellipse" if t.op == "NONE" else "plaintext"
     label = f"{_name(t, i)}\n{t.op} {t.type} {_shape(t)}"
+    if i in grouped:
+        label += f"\ngroup {grouped[i]}"
     return f't{i} [label={_quoted(label)}, shape={shape}, fillcolor="{fill}"];'
 
 

@@ -31,14 +31,14 @@ __all__ = ["Scheduler"]
 class Scheduler:
     """Runs graphs over several backends, given in order of preference (the best first, the host last).
 
-    `policy="seed"` places as the first generation of ggml did.  `plan_cache` plans are kept, so that an
-    equal graph built anew is not planned again, and as many graphs keep what backends have prepared for them, so
-    that switching between them prepares nothing (0: plan afresh on every call).  `budgets` maps backends to the
-    bytes that their arena may take; without one, what the backend says is left counts.  `copies` is the
+    `policy="seed"` places as the first generation of ggml did.  `plan_cache` plans are kept, so that an equal graph
+    built anew is not planned again, and as many graphs keep what backends have prepared for them, so that switching
+    between them prepares nothing (0: plan afresh on every call).  `budgets` maps backends to the bytes that their arena
+    and the work memory of their kernels may take; without one, what the backend says is left counts.  `copies` is the
     number of places (at most 64) that each copy between backends has, used in turn by queued computes (policy
-    "default"); they are part of `plan.buffer_sizes`.  `reorder` also plans the nodes in another order (reorder.py)
-    and keeps it when its arenas are smaller; positions in the plan then count in `plan.graph.nodes`.  `zero`: inputs
-    that were never set are zeros, where otherwise computing raises HazardError.  A context manager.
+    "default"); they are part of `plan.buffer_sizes`.  `reorder` also plans the nodes in another order (reorder.py) and
+    keeps it when its arenas are smaller; positions in the plan then count in `plan.graph.nodes`.  `zero`: inputs that
+    were never set are zeros, where otherwise computing raises HazardError.  A context manager.
 
     Raises ValueError for no backends, one twice, or an unknown policy.  Used from a second thread while
     it works, it raises Error.
@@ -180,7 +180,7 @@ class Scheduler:
     # -- computing ----------------------------------------------------------------
 
     def compute(self, graph: Graph, callback: Callback | None = None, ask: Ask | None = None,
-                zero: bool | None = None) -> bool:
+                zero: bool | None = None, wait: bool = True) -> bool:
         """Run a graph, allocating it first if it is not the one allocated last; all results are there on return.
 
         Inputs must have been set since the graph was allocated for the first time; they keep their data.  One that
@@ -192,6 +192,11 @@ class Scheduler:
         does not see the node, which then runs together with those after it, up to the next that is asked for;
         without `ask`, every node runs singly.  Its data is not there yet: it may look at name, op and shape.
 
+        `wait=False` returns when everything is queued on the backends that are `asynchronous`, the others being done:
+        who reads a result waits for it.  What goes wrong until then is raised once, by what waits first: reading a
+        result (`numpy`, `backend.get_tensor`), `synchronize`, or the next compute; reading results is a HazardError
+        from then on.
+
         Exceptions of backends, of the callback and of `ask` reach the caller; the scheduler works afterwards.
         Computes that are queued end first; what they raised is raised here.  Raises what `alloc` raises, and
         ValueError for `ask` without `callback`.
@@ -199,10 +204,13 @@ class Scheduler:
         if ask is not None and callback is None:
             raise ValueError("ask says which nodes the callback sees, and there is no callback")
         with self._lock:
-            if not self._pipeline.is_idle:
+            if not self._pipeline.is_idle and not self._pipeline.is_in_order:
                 self._synchronize()
             allocation = self._allocations.find(graph) or self._alloc_anew(graph)
-            return allocation.run(callback, ask, self.zero if zero is None else zero)
+            if self._pipeline.failed:
+                self._synchronize()         # taking turns has waited
+            left_to = None if wait or callback is not None else self._pipeline
+            return allocation.run(callback, ask, self.zero if zero is None else zero, left_to)
 
     def compute_async(self, graph: Graph, zero: bool | None = None) -> None:
         """Queue a compute and return; the results are there after `synchronize`.

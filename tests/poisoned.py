@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 from random_graphs import Built, Recipe
 
 import ggml_sched as gs
 from ggml_sched.backends.late import LateBackend
 
 POISON = 0xAB
+VIEWS = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
 REFUSALS = ("ADD", "MUL", "SCALE", "UNARY:RELU", "CPY", "CONT", "RMS_NORM", "SET_ROWS", "MUL_MAT", "GET_ROWS")
 """Ops that tests let a backend refuse."""
+VIEWS = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
 
 
 class Poisons:
@@ -91,3 +94,16 @@ def check(built: Built, expected: tuple[dict[int, bytes], list[bytes]], note: st
         assert raw(built.ctx.tensors[i]) == bits, f"{note}: {built.ctx.tensors[i]!r}"
     for tensor, bits in zip(built.residents, residents, strict=True):
         assert raw(tensor) == bits, f"{note}: resident {tensor!r}"
+
+
+def writes_to_residents(built: Built) -> bool:
+    return any(t.view_src in built.residents and t.op not in VIEWS for t in built.graph.nodes)
+
+
+def disturb(built: Built) -> None:
+    """Set inputs to something else, unless results are views of them."""
+    if any(built.ctx.tensors[i].op in VIEWS for i in kept(built)):
+        return
+    for tensor, values in built.values().items():
+        if tensor not in built.residents and tensor.buffer is not None and tensor.type == gs.Type.F32:
+            tensor.set(np.full_like(values, 1e9))

@@ -132,6 +132,7 @@ class LateBackend(CpuBackend):
         self.world.run_until(lambda: not self.queue)
         if self.error is not None:
             error, self.error = self.error, None
+            self.note_failure(error)
             raise error
 
     def event_new(self) -> LateEvent:
@@ -173,7 +174,7 @@ class LateBackend(CpuBackend):
         return True
 
     def graph_compute(self, graph) -> None:
-        nodes = GraphView(graph.nodes)
+        nodes = graph if isinstance(graph, GraphView) else GraphView(graph.nodes)
         self.queue.append(lambda: super(LateBackend, self).graph_compute(nodes))
 
     def graph_plan_compute(self, plan) -> None:

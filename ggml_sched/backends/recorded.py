@@ -30,6 +30,8 @@ class RecordedBackend(DryBackend):
         self._inplace, self._reads = description["inplace"], description["reads"]
         self.refused: set[Tensor] = set()
         self.sizes: dict[Tensor, int] = {}
+        self.groups: list[tuple[int, ...]] = []
+        self.fingerprint: int | None = None
 
     def supports_op(self, node: Tensor) -> bool:
         return node not in self.refused
@@ -45,6 +47,9 @@ class RecordedBackend(DryBackend):
     def alloc_size(self, tensor: Tensor) -> int:
         return self.sizes.get(tensor, tensor.nbytes)
 
+    def fusion_groups(self, graph: Graph) -> list[tuple[int, ...]]:
+        return self.groups if graph.fingerprint == self.fingerprint else []
+
 
 def recorded_backends(described: dict, graph: Graph) -> tuple[RecordedBackend, ...]:
     """The backends of a plan file (planfile.py), and memory on them for the residents of the graph."""
@@ -58,6 +63,10 @@ def recorded_backends(described: dict, graph: Graph) -> tuple[RecordedBackend, .
             backends[plan["assign"][i]].refused.add(t)
         if size:
             backends[plan["home"][i]].sizes[t] = size
+    for group in plan.get("groups", ()):
+        backend = backends[plan["assign"][graph.id_of(graph.nodes[group[0]])]]
+        backend.groups.append(tuple(group))
+        backend.fingerprint = graph.fingerprint
     for i, (usage, readers) in described["residents"].items():
         t = graph.tensors[int(i)]
         bind_resident(t, _RecordedBuffer(backends[readers[0]], t.nbytes, usage, tuple(readers)), 0)

@@ -44,8 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     group = parser.add_argument_group("where")
     group.add_argument("--backend", nargs="+", action="extend", type=_backend, metavar="NAME",
-                       help="backends to spread the layers over, best first: cpu, ggml, ggml:DEVICE; "
-                            "`cpu cpu` makes CPU0 and CPU1 (default: ggml where it is installed, otherwise cpu)")
+                       help="backends to spread the layers over, best first: cpu, ggml, ggml:DEVICE, cuda, "
+                            "cuda:N; `cpu cpu` makes CPU0 and CPU1 (default: ggml where it is installed, otherwise "
+                            "cpu)")
     group.add_argument("--threads", type=int, metavar="N", help="threads of each CPU backend")
     group.add_argument("--n-ctx", type=int, default=512, metavar="N", help="room for tokens (%(default)s; 0: as many "
                        "as the model was trained with, if memory allows)")
@@ -207,6 +208,7 @@ def _ids(text: str) -> tuple[int, ...]:
 def _backend(name: str) -> str:
     from ggml_sched.llama.defaults import NAMES
 
-    if name not in NAMES and not (name.startswith("ggml:") and name != "ggml:"):
-        raise argparse.ArgumentTypeError(f"{name!r} is no backend; known: {', '.join(NAMES)}, ggml:DEVICE")
+    kind, _, device = name.partition(":")
+    if name not in NAMES and not (kind == "ggml" and device or kind == "cuda" and device.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{name!r} is no backend; known: {', '.join(NAMES)}, cuda:N, ggml:DEVICE")
     return name

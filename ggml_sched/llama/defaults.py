@@ -12,8 +12,8 @@ from ggml_sched.errors import Error
 
 __all__ = ["NAMES", "default_backend", "named_backends"]
 
-NAMES = ("cpu", "ggml")
-"""What `named_backends` knows; "ggml:DEVICE" means another device of ggml's."""
+NAMES = ("cpu", "cuda", "ggml")
+"""What `named_backends` knows; "cuda:N" means device N, "ggml:DEVICE" another device of ggml's."""
 
 
 def default_backend(n_threads: int | None = None) -> Backend:
@@ -25,7 +25,7 @@ def default_backend(n_threads: int | None = None) -> Backend:
 
 
 def named_backends(names: Sequence[str], n_threads: int | None = None) -> list[Backend]:
-    """A backend for each name; CPU for one of a kind, CPU0, CPU1, ... for several.
+    """A backend for each name; CPU for one of a kind, CPU0, CPU1, ... for several.  `cuda cuda` are devices 0 and 1.
 
     ValueError for an unknown name, what the backend raises where it is not there; then none stays open.
     """
@@ -39,15 +39,23 @@ def named_backends(names: Sequence[str], n_threads: int | None = None) -> list[B
                 from ggml_sched import CpuBackend
 
                 made.append(CpuBackend(n_threads, name=title))
+            elif name == "cuda" or kind == "cuda" and device.isdecimal():
+                made.append(_cuda(int(device or same.index(i))))
             elif kind == "ggml":
                 made.append(_ggml(device or "CPU", n_threads, title))
             else:
-                raise ValueError(f"backend {name!r}; known: {', '.join(NAMES)}, ggml:DEVICE")
+                raise ValueError(f"backend {name!r}; known: {', '.join(NAMES)}, cuda:N, ggml:DEVICE")
     except BaseException:
         for backend in made:
             backend.close()
         raise
     return made
+
+
+def _cuda(number: int) -> Backend:
+    from ggml_sched import CupyBackend
+
+    return CupyBackend(number)
 
 
 def _ggml(device: str, n_threads: int | None, name: str) -> Backend:

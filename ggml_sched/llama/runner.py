@@ -50,6 +50,8 @@ class Runner:
         self._shift = None
         self._kept: set[int] = set()            # sequences whose recurrent state is kept meanwhile
         self._token: BatchGraph | None = None   # of one token, the last one that was computed
+        # Devices that work while the host goes on are waited for once: by who reads the logits.
+        self._waits = not all(backend.asynchronous for backend in backends)
 
     def graph(self, shape: Shape) -> BatchGraph:
         """The graph of a shape; the last few are kept."""
@@ -127,7 +129,7 @@ class Runner:
                 one, places, sequences = (np.array([n], np.int32) for n in (token, position, seq))
                 graph.set_inputs(Batch(one, places, sequences, np.zeros(1, np.int32)), np.array([row]),
                                  partial(self.cells.mask, places, sequences, n_kv), seq)
-        self.scheduler.compute(graph.graph)
+        self.scheduler.compute(graph.graph, wait=self._waits)
         if not graph.output.fetch(out):
             graph.output.backend.get_tensor(graph.output, out)
 

@@ -9,6 +9,7 @@ must be known to be done, by the order of their queues and by waits (the clocks 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Set
 from math import inf
 
 from ggml_sched.program import Step
@@ -25,8 +26,18 @@ def check_dataflow(facts: Facts) -> list[Problem]:
     """Execute the program on bytes that remember their writer, until every place of its rings was used twice.
 
     Nodes write new values in each compute, inputs change now and then: what is kept must still be right.
+    Groups are executed in each way that a backend may: node by node where each stands, node by node at the place of
+    the last, and as one.
     """
-    return _Execution(facts).run()
+    for mode in (ALONE, LATE, AS_ONE) if facts.groups else (ALONE,):
+        found = _Execution(facts, mode).run()
+        if found:
+            return found
+    return []
+
+
+ALONE, LATE, AS_ONE = range(3)
+"""How the nodes of groups are computed."""
 
 
 class Memory:
@@ -160,8 +171,9 @@ class _Order:
 
 
 class _Execution:
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, mode: int = ALONE) -> None:
         self.facts = facts
+        self.mode = mode
         self.found: list[Problem] = []
         self.ideal: dict[int, Memory] = {}
         self.real: dict[tuple, Memory] = {}
@@ -259,8 +271,11 @@ class _Execution:
             case "copy" | "copy experts":
                 self.copy(step)
             case "run":
-                for i in self.facts.nodes[step.first : step.last + 1]:
-                    if self.facts.computes(i):
+                for unit in self.facts.units(step, self.mode != ALONE):
+                    if self.mode == AS_ONE and len(unit) > 1:
+                        self.compute_as_one(step, unit)
+                        continue
+                    for i in unit:
                         self.compute(step, i)
             case "write back":
                 place = place_of(step, self.turn)
@@ -292,12 +307,30 @@ class _Execution:
         self.done.add(place)
 
     def compute(self, step: Step, i: int) -> None:
+        self.read(step, i)
+        self.write(step, i)
+        self.done.add(i)
+
+    def compute_as_one(self, step: Step, members: list[int]) -> None:
+        """A group: what comes from outside must be right before and after all is written; inner data is not there."""
+        facts = self.facts
+        inside, own = {facts.memory(i) for i in members}, {i for i in members if facts.view_of[i] < 0}
+        for i in members:
+            self.read(step, i, inside)
+        for i in members:
+            self.write(step, i, own, i not in facts.inner)
+        for i in members:
+            self.read(step, i, inside)
+        self.done.update(members)
+
+    def read(self, step: Step, i: int, inside: Set[int] = frozenset()) -> None:
+        """Node i finds what it reads and keeps, but for the memories `inside`, of which its backend knows."""
         facts = self.facts
         here = facts.assigned[i]
         node = f"{facts.label(i)} on {facts.backend(here)}"
         reads = facts.read_by(step, i, self.turn)
         for slot, (s, p) in enumerate(zip(facts.src[i], reads, strict=True)):
-            if s < 0:
+            if s < 0 or facts.memory(s) in inside:
                 continue
             if here not in facts.readers(p):
                 self.report("missing-copy", f"{node} reads {facts.label(p)}, whose memory it cannot read")
@@ -311,17 +344,23 @@ class _Execution:
                     what = f"{node} reads {facts.label(p)}, which holds the experts that other ids name"
                     self.report("partial-read", what)
         for s in facts.deps.get(i, ()):
-            self.compare(s, s, f"{node} keeps")
-        into = facts.into(step, i, self.turn)
+            if facts.memory(s) not in inside:
+                self.compare(s, s, f"{node} keeps")
+
+    def write(self, step: Step, i: int, own: Set[int] = frozenset(), really: bool = True) -> None:
+        """Node i gets its value; `really`: in the plan's memory, too.  Of the memories `own` its backend knows."""
+        facts = self.facts
+        here, into = facts.assigned[i], facts.into(step, i, self.turn)
+        node = f"{facts.label(i)} on {facts.backend(here)}"
         if here not in facts.readers(into):
             root = facts.label(facts.memory(into))
             self.report("lost-write", f"{node} writes to the memory of {root}, which it cannot reach")
-        elif facts.view_of[i] >= 0:
+        elif facts.view_of[i] >= 0 and facts.view_of[i] not in own:
             # It may write only some of its bytes (SET_ROWS, gaps between strides): the others must be right.
             self.compare(i, into, f"{node} writes into")
         self.write_ideal(i)
-        self.write_real(into, self.all_of(i))
-        self.done.add(i)
+        if really:
+            self.write_real(into, self.all_of(i))
 
     def experts_lie_apart(self, i: int) -> bool:
         """Whether the bytes of a weight's experts are disjoint ranges."""

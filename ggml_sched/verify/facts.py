@@ -98,6 +98,10 @@ class Facts:
     """What a compute does.  Further places of copies follow the copies in the lists above."""
     deps: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """{node: graph tensors that must keep their bytes until it is done, though it does not read them}."""
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Nodes that are computed as one, as positions in `nodes`: at the place of the last, if nothing observes them."""
+    inner: frozenset[int] = frozenset()
+    """Nodes in groups whose data is nowhere, as the plan claims."""
 
     @staticmethod
     def of(graph: Graph, data: PlanData, backends: tuple[BackendBase, ...], program: Program) -> Facts:
@@ -152,6 +156,8 @@ class Facts:
             live_bytes=tuple(data.live_bytes),
             program=program,
             deps={ids[t]: tuple(ids[s] for s in kept) for t, kept in graph.deps.items()},
+            groups=data.groups,
+            inner=frozenset(i for i in range(n) if data.is_inner(i)),
         )
 
     def label(self, i: int) -> str:
@@ -183,6 +189,28 @@ class Facts:
     def position(self) -> dict[int, int]:
         """Of each node, in the graph's order."""
         return {i: k for k, i in enumerate(self.nodes)}
+
+    @cached_property
+    def group_of(self) -> dict[int, int]:
+        """Of each node in a group, which."""
+        return {self.nodes[k]: number for number, group in enumerate(self.groups) for k in group}
+
+    def units(self, step: Run, late: bool) -> list[list[int]]:
+        """The nodes that a run computes, in order, each alone; `late`: those of a group together, where its last is."""
+        found, waiting = [], {}
+        for k in range(step.first, step.last + 1):
+            i = self.nodes[k]
+            if not self.computes(i):
+                continue
+            group = self.group_of.get(i) if late else None
+            if group is None:
+                found.append([i])
+                continue
+            members = waiting.setdefault(group, [])
+            members.append(i)
+            if k == self.groups[group][-1]:
+                found.append(members)
+        return found
 
     @property
     def keeps(self) -> frozenset[int]:
@@ -269,13 +297,13 @@ class Act(NamedTuple):
     """What is written: a leaf, a place of a copy, a node."""
 
 
-def acts(facts: Facts, turn: int = 0) -> Iterator[Act]:
-    """What a compute does, node by node, in the order of the program."""
+def acts(facts: Facts, turn: int = 0, late: bool = False) -> Iterator[Act]:
+    """What a compute does, node by node, in the order of the program; `late` as in `Facts.units`."""
     time = 0
     for k, step in enumerate(facts.program.steps):
         if step.kind == "run":
-            for i in facts.nodes[step.first : step.last + 1]:
-                if facts.computes(i):
+            for unit in facts.units(step, late):
+                for i in unit:
                     yield Act(time, k, "run", i)
                     time += 1
             continue

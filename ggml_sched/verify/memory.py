@@ -26,11 +26,15 @@ def check_memory(facts: Facts) -> list[Problem]:
     found = [*_check_ranges(facts)]
     if found:
         return found
-    by_arena: dict[tuple, list[Life]] = {}
-    for life in lives(facts):
-        by_arena.setdefault((facts.home[life.id], facts.chunk[life.id]), []).append(life)
-    for group in by_arena.values():
-        found += _check_overlaps(facts, group)
+    # Groups may be computed node by node, each where it stands or all at the place of the last.
+    for late in (False, True) if facts.groups else (False,):
+        by_arena: dict[tuple, list[Life]] = {}
+        for life in lives(facts, late):
+            by_arena.setdefault((facts.home[life.id], facts.chunk[life.id]), []).append(life)
+        for group in by_arena.values():
+            found += _check_overlaps(facts, group)
+        if found:
+            break
     return found
 
 
@@ -53,12 +57,12 @@ def _check_ranges(facts: Facts) -> Iterator[Problem]:
             yield Problem("live-bytes", f"{live} bytes are live on {facts.backend(b)}, which has {room}")
 
 
-def lives(facts: Facts) -> list[Life]:
+def lives(facts: Facts, late: bool = False) -> list[Life]:
     """When the bytes of each placed id matter, from the graph and the program alone.
 
     A leaf lives from its load, a node from its computation, a copy from being made, until the last event that
     touches it or a view of it.  A copy that is made again lives once for each making.  What is kept for the
-    next compute, and what queued computes fill at any time, lives always.
+    next compute, and what queued computes fill at any time, lives always.  `late` as in `Facts.units`.
     """
     birth: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -74,7 +78,7 @@ def lives(facts: Facts) -> list[Life]:
     for i in always:
         touch(i, -1)
     end = 0
-    for time, k, kind, i in acts(facts):
+    for time, k, kind, i in acts(facts, late=late):
         end, step = time + 1, facts.program.steps[k]
         if kind == "run":
             for p in facts.read_by(step, i, 0):
@@ -147,6 +151,9 @@ def _excuse(facts: Facts, new: Life, old: Life) -> Problem | None:
     if old.death > new.birth:
         lost = any(facts.memory(i) == y for i in readable(facts))
         return Problem("output-overwritten" if lost else "inplace-live", f"{both}, takes over {theirs}")
+    group = facts.group_of.get(x)
+    if group is not None and facts.group_of.get(y) != group:
+        return Problem("inplace-live", f"{both}, takes over {theirs}, which the others of its group may read by then")
     slots = [k for k, p in enumerate(facts.reads[x]) if p >= 0 and facts.memory(p) == y]
     same = [k for k in slots if facts.layout[facts.reads[x][k]] == facts.layout[x]
             and facts.address(facts.reads[x][k]) == facts.address(x)]

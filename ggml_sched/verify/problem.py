@@ -12,6 +12,7 @@ REASONS = {
     "split-gap": "the splits do not cover the nodes in order",
     "wrong-order": "the sequence that lifetimes count in is not what the splits execute",
     "wrong-backend": "a node or copy is in a split of another backend",
+    "bad-group": "nodes that are computed as one are not: others, or in several runs",
     "not-run": "the program does not run each node that computes once, in order",
     "unsupported-op": "a node is on a backend that cannot run it",
     "resident-moved": "a tensor with memory of its own is placed by the plan",

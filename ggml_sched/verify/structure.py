@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from ggml_sched.program import Place, Step
 from ggml_sched.verify.facts import Facts, acts
@@ -16,7 +17,7 @@ def check_structure(facts: Facts) -> list[Problem]:
     found = _check_indices(facts)
     if found:
         return found
-    found = [*_check_splits(facts), *_check_nodes(facts), *_check_places(facts)]
+    found = [*_check_splits(facts), *_check_nodes(facts), *_check_groups(facts), *_check_places(facts)]
     return found or [*_check_steps(facts)]
 
 
@@ -49,6 +50,8 @@ def _check_indices(facts: Facts) -> list[Problem]:
         src, reads = facts.src[i], facts.reads[i]
         expect(len(src) == len(reads) and all((s < 0) == (p < 0) for s, p in zip(src, reads, strict=True))
                and max(reads, default=-1) < total, f"{facts.label(i)} reads ids {reads} in place of {src}")
+    for group in facts.groups:
+        expect(all(0 <= k < len(facts.nodes) for k in group), f"nodes {group} of {len(facts.nodes)} are a group")
     for k, step in enumerate(facts.program.steps):
         if not _fits(facts, k, step):
             expect(False, f"step {k} of {len(facts.program)} points at nothing: {step}")
@@ -115,6 +118,28 @@ def _check_nodes(facts: Facts) -> Iterator[Problem]:
             for s, p in zip(facts.src[i], facts.reads[i], strict=True):
                 if p != s and (p < facts.n_tensors or facts.layout[p] != facts.layout[s]):
                     yield Problem("bad-copy", f"{facts.label(i)} reads {facts.label(p)} for {facts.label(s)}")
+
+
+def _check_groups(facts: Facts) -> Iterator[Problem]:
+    """That groups are of nodes that one run computes, and that no other node's data is said to be nowhere."""
+    taken: set[int] = set()
+    for group in facts.groups:
+        what = f"the group of nodes {list(group)}"
+        if len(group) < 2 or any(a >= b for a, b in pairwise(group)):
+            yield Problem("bad-group", f"{what} is not of several, ascending")
+            continue
+        for i in (facts.nodes[k] for k in group):
+            if not facts.computes(i):
+                yield Problem("bad-group", f"{what}: {facts.label(i)} computes nothing")
+            if i in taken:
+                yield Problem("bad-group", f"{what}: {facts.label(i)} is in another, too")
+            taken.add(i)
+        if not any(step.kind == "run" and step.first <= group[0] and group[-1] <= step.last
+                   for step in facts.program.steps):
+            yield Problem("bad-group", f"{what} is no part of one run")
+    inside = {facts.nodes[k] for group in facts.groups for k in group[:-1]}
+    for i in sorted(facts.inner - inside):
+        yield Problem("bad-group", f"{facts.label(i)} is computed as others are, and its data is said to be nowhere")
 
 
 def _check_steps(facts: Facts) -> Iterator[Problem]:

@@ -60,6 +60,10 @@ typedef struct gs_request {
     int32_t n_buffers;
     unsigned char *reads_buffer; /* [n_backends][n_buffers]: b may read that buffer without a copy              */
     int32_t shares;             /* whether a backend may read what is not its own                               */
+    int32_t n_groups;           /* what backends offer to compute as one, by first member; the rest NULL for none */
+    int32_t *group_backend;     /* [n_groups]                                                                   */
+    int32_t *group_begin;       /* [n_groups + 1], into group_member                                            */
+    int32_t *group_member;      /* positions in the graph's node order, ascending in each group                 */
 } gs_request;
 
 /* -- what was decided ----------------------------------------------------------------------------------------- */
@@ -92,6 +96,7 @@ enum gs_reason {
 #define GS_STATE_EXCLUSIVE 16 /* nothing else ever lives in its memory, and no node writes to it     */
 #define GS_STATE_WRITTEN 32   /* nodes write to it by the names of its views                         */
 #define GS_STATE_DEPENDS 64   /* a node that keeps tensors until it is done                          */
+#define GS_STATE_INNER 128    /* computed inside a group that alone reads it: its data is nowhere    */
 
 /* How an arena's offsets were chosen: gs_arena_result.method. */
 #define GS_METHOD_BEST_FIT 0  /* on the way, in chunks, or because of tails given back */
@@ -119,6 +124,7 @@ typedef struct gs_plan {
     int32_t n_inputs;
     int32_t n_write_backs;
     int32_t n_chunks;
+    int32_t n_groups;
     int32_t failed;             /* after a failure: the id that it is about, -1                      */
     /* Of each graph tensor: */
     int32_t *assign;            /* its backend, -1 for a leaf that nothing uses                      */
@@ -157,7 +163,10 @@ typedef struct gs_plan {
     /* Of each backend: */
     gs_arena_result *arena;
     int64_t *chunk_nbytes;      /* [n_chunks]: the bytes of each buffer                              */
-    void *memory[3];            /* what the arrays stand in                                          */
+    /* Nodes that are computed as one, at the place of the last; NULL where there are none: */
+    int32_t *group_begin;       /* [n_groups + 1], into group_member                                 */
+    int32_t *group_member;      /* positions in the graph's node order, ascending in each group      */
+    void *memory[4];            /* what the arrays stand in                                          */
 } gs_plan;
 
 #endif

@@ -68,6 +68,22 @@ def test_functions_of_one_element_to_the_last_bits(kind, isa):
     check(ctx, node, {a: x}, rtol=1.1e-3 if kind in HALVES else 1e-6, atol=1e-6 if kind in HALVES else 3e-7)
 
 
+def test_zeros_have_the_signs_that_ggml_gives_them(isa):
+    """What is limited becomes the limit, also where it is as large; odd functions keep the sign."""
+    zeros, n = np.float32([0, -0.0] * 20), 40
+    for kind, signs in (("RELU", [False, False]), ("TANH", [False, True]), ("GELU", [False, True]),
+                        ("GELU_QUICK", [False, True]), ("SILU", [False, True]), ("NEG", [True, False])):
+        ctx = gs.Context()
+        a = ctx.tensor("f32", n)
+        got, _ = run(ctx, ctx.unary(a, kind), {a: zeros}, "compiled")
+        assert not got.any() and np.signbit(got).tolist() == signs * 20, kind
+    for least, most, sign in ((0.0, 1.0, False), (-0.0, 1.0, True), (-1.0, 0.0, False), (-1.0, -0.0, True)):
+        ctx = gs.Context()
+        a = ctx.tensor("f32", n)
+        got, _ = run(ctx, ctx.clamp(a, least, most), {a: zeros}, "compiled")
+        assert not got.any() and np.signbit(got).tolist() == [sign] * n, (least, most)
+
+
 @pytest.mark.parametrize("kind", ["EXP", "TANH", "SIGMOID", "SILU"])
 def test_exponentials_are_within_two_units_in_the_last_place(kind, isa):
     ctx = gs.Context()

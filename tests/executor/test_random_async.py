@@ -4,29 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from poisoned import REFUSALS, PoisonedBackend, PoisonedLate, check, in_memory_of_their_own, kept, set_all
+from poisoned import (
+    REFUSALS,
+    PoisonedBackend,
+    PoisonedLate,
+    check,
+    disturb,
+    in_memory_of_their_own,
+    set_all,
+    writes_to_residents,
+)
 from random_graphs import Built, quick, recipes
 
 import ggml_sched as gs
 from ggml_sched.backends.late import LateWorld
-
-VIEWS = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
-
-
-def writes_to_residents(built: Built) -> bool:
-    return any(t.view_src in built.residents and t.op not in VIEWS for t in built.graph.nodes)
-
-
-def disturb(built: Built) -> None:
-    """Set inputs to something else, unless results are views of them."""
-    if any(built.ctx.tensors[i].op in VIEWS for i in kept(built)):
-        return
-    for tensor, values in built.values().items():
-        if tensor not in built.residents and tensor.buffer is not None and tensor.type == gs.Type.F32:
-            tensor.set(np.full_like(values, 1e9))
 
 
 @quick(150)

@@ -348,3 +348,46 @@ def test_a_plan_depends_on_the_largest_buffer_that_a_backend_allows():
         assert len(scheduler.plan(graph).chunk_sizes[0]) == 1
         backend.max_buffer_size = 512
         assert len(scheduler.plan(graph).chunk_sizes[0]) > 1
+
+
+class Working(gs.DryBackend):
+    """Its kernels need 100 bytes beside the arena for each node of the longest split, and keep what they had."""
+
+    def work_size(self, nodes):
+        return 100 * len(nodes)
+
+
+def test_work_memory_of_kernels_is_counted_where_memory_is_short():
+    backend, other, ctx = Working("W", memory=4096), gs.DryBackend("other"), gs.Context()
+    x = ctx.tensor("f32", 64, "x", input=True)
+    nodes = [ctx.sqr(x)]
+    for _ in range(4):
+        nodes.append(ctx.neg(nodes[-1]))
+    graph = gs.Graph(nodes[-1])
+    with gs.Scheduler([backend, other]) as scheduler:
+        for node in nodes[:2]:
+            scheduler.set_tensor_backend(node, backend)
+        for node in nodes[2:3]:
+            scheduler.set_tensor_backend(node, other)
+        for node in nodes[3:]:
+            scheduler.set_tensor_backend(node, backend)
+        plan = scheduler.plan(graph)
+        assert plan.work_sizes == (200, 0) and "work memory in bytes: 200 on W" in str(plan)
+        arena = plan.buffer_sizes[0]
+        backend.memory = arena + 199
+        with pytest.raises(gs.OutOfMemory, match=f"the arena needs {arena} bytes and the kernels 200, {arena + 199} "
+                                                 "are available, 1 are missing"):
+            scheduler.alloc(graph)
+        assert backend.used == 0
+        backend.work_held = 1
+        scheduler.alloc(graph)
+    backend.memory, backend.work_held = None, 0
+    with gs.Scheduler([backend]) as scheduler:
+        arena = scheduler.plan(graph).buffer_sizes[0]
+    for budget, fits in ((arena + 500, True), (arena + 499, False)):
+        with gs.Scheduler([backend], budgets={backend: budget}) as scheduler:
+            if fits:
+                assert scheduler.plan(graph).work_sizes == (500,)
+                continue
+            with pytest.raises(gs.OutOfMemory, match="the kernels 500.*1 are missing"):
+                scheduler.plan(graph)

@@ -242,9 +242,9 @@ def test_a_file_of_another_version_is_refused(tmp_path):
     backends, graph, _ = two_devices()
     path = saved(gs.Scheduler(backends).plan(graph), tmp_path)
     data = json.loads(path.read_text())
-    data["version"] = 2
+    data["version"] = 3
     path.write_text(json.dumps(data))
-    refused(path, graph, backends, gs.FileFormatError, "version 2 of the format, this is 1")
+    refused(path, graph, backends, gs.FileFormatError, "version 3 of the format, this is 2")
 
 
 def mutate(value, rng):

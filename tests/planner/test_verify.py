@@ -288,6 +288,12 @@ def forge_lost_write():
     return rearranged(facts, [k for k in range(len(facts.program)) if k not in steps_of(facts, "write back")])
 
 
+def forge_bad_group():
+    """Nodes of two splits are said to be computed as one."""
+    facts = layered()
+    return replace(facts, groups=((facts.position[at(facts, "h1")], facts.position[at(facts, "h2")]),))
+
+
 CORRUPTIONS = {
     "bad-index": lambda: edit(layered(), home={2: 7}),
     "split-gap": forge_split_gap,
@@ -315,6 +321,7 @@ CORRUPTIONS = {
     "partial-read": forge_partial_read,
     "missing-input": forge_missing_input,
     "not-run": forge_not_run,
+    "bad-group": forge_bad_group,
     "bad-step": forge_bad_step,
     "unordered": forge_unordered,
 }

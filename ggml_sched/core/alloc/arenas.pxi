@@ -9,6 +9,7 @@ ctypedef struct gs_allocation:
     const gs_request *r
     const int32_t *assign
     const gs_splits *splits
+    gs_groups *groups           # or NULL
     gs_walk *walk               # the result
     gs_arena *arenas            # of each backend, as all below
     gs_blocks *blocks
@@ -103,6 +104,9 @@ cdef int allocate_once(gs_allocation *a) noexcept nogil:
     cdef bint packed = a.r.policy.offsets == GS_OFFSETS_PACKED
     walk_free(a.walk)
     status = walk_from_splits(a.walk, a.r, a.assign, a.splits, &a.failed)
+    if status == GS_OK and a.groups != NULL:
+        groups_find_places(a.groups, a.walk.seq, a.walk.n_seq)
+        a.walk.groups = a.groups
     for i in range(n):
         arena = &a.arenas[i]
         blocks = &a.blocks[i]

@@ -4,6 +4,10 @@
 # class GraphAllocator is its public face.  Invariant: the walk never touches the
 # graph; its results stand in the walk.  Corresponds to ggml_gallocr.
 
+cdef enum:
+    DIES_WITH_GROUP = -2    # death of what nothing reads any more, until its group is done
+
+
 ctypedef struct gs_arena:
     gs_blocks *blocks       # NULL: lifetimes are all that is wanted; who owns memory then gets offset 0
     int64_t live            # bytes taken at the moment
@@ -25,7 +29,7 @@ ctypedef struct gs_arena:
 
 cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, int32_t id, int32_t now) noexcept nogil:
     """Give id an address: its root's, that of a source it may take over, or a new one."""
-    cdef int32_t k, r
+    cdef int32_t k, r, group
     cdef uint64_t mask
     cdef gs_arena *arena
     cdef int64_t high, held, least = 0
@@ -43,8 +47,12 @@ cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, in
     mask = inplace[f.home[id] * GS_N_OPS + f.op[id]] & f.alike[id] if f.like[id] == id else 0
     if mask:
         r = -1
+        group = group_of(f.groups, id)
         for k in range(f.src_begin[id], f.src_begin[id + 1]):
             if not (mask >> f.slot[k]) & 1:
+                continue
+            # What comes from outside of its group other members read at the same time.
+            if group >= 0 and not group_holds(f.groups, group, f.src[k]):
                 continue
             held = gallocr_reusable(f, arena, id, f.src[k])
             if held >= 0 and (r < 0 or held < least):
@@ -66,6 +74,9 @@ cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, in
         return GS_OUT_OF_MEMORY
     else:
         f.offset[id] = 0
+        # Offsets are found later: then something may have lived there before.
+        if f.op[id] == GS_OP_NONE and f.like[id] == id and now > 0:
+            f.state[id] |= GS_STATE_LATE
     f.state[id] |= GS_STATE_ADDRESSED
     f.birth[id] = now
     f.rest[id] = f.size[id]
@@ -137,7 +148,7 @@ cdef int gallocr_trim(gs_walk *f, gs_arena *arena, int32_t taker, int32_t now) n
     cdef int32_t owner = walk_owner(f, taker)
     cdef int64_t kept = f.offset[taker] - f.offset[owner] + f.size[taker]
     cdef int64_t tail = f.rest[owner] - kept
-    if arena.reuse == GS_REUSE_FIRST or f.birth[owner] < 0 or tail <= 0:
+    if arena.reuse == GS_REUSE_FIRST or f.birth[owner] < 0 or tail <= 0 or group_waits(f.groups, taker, now):
         return GS_OK
     f.rest[owner] = kept
     f.trimmed[owner] = now
@@ -155,6 +166,9 @@ cdef int gallocr_release(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) 
     while f.root[id] >= 0 and not f.flags[id] & GS_FLAG_OUTPUT:
         id = f.root[id]
     if f.home[id] == OUTSIDE or f.offset[id] < 0 or f.state[id] & GS_STATE_FREED or f.flags[id] & GS_FLAG_OUTPUT:
+        return GS_OK
+    if group_waits(f.groups, id, now):
+        f.death[id] = DIES_WITH_GROUP
         return GS_OK
     size = f.rest[id] if f.birth[id] >= 0 else f.size[id]
     arena = &arenas[f.home[id]]
@@ -193,6 +207,8 @@ cdef int gallocr_finish(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) n
     """Node id has run: nobody waits for it to be done with its sources, nor with what it keeps."""
     cdef int32_t k
     cdef int status
+    if group_of(f.groups, id) >= 0:
+        return gallocr_finish_member(f, arenas, id, now)
     for k in range(f.src_begin[id], f.src_begin[id + 1]):
         status = gallocr_drop(f, arenas, f.src[k], now)
         if status != GS_OK:
@@ -205,25 +221,60 @@ cdef int gallocr_finish(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) n
     return GS_OK
 
 
+cdef int gallocr_finish_member(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
+    """The same of a member of a group: all of them run when the last does, and are done with what is not their own.
+
+    Until then members may take each other over, as they would one after the other.
+    """
+    cdef const gs_groups *w = f.groups
+    cdef int32_t group = w.of[id], i, k, m
+    cdef int status
+    for k in range(f.src_begin[id], f.src_begin[id + 1]):
+        if group_holds(w, group, f.src[k]):
+            status = gallocr_drop(f, arenas, f.src[k], now)
+            if status != GS_OK:
+                return status
+    if w.ends[group] > now:
+        return GS_OK
+    for i in range(w.begin[group], w.begin[group + 1]):
+        m = w.id[i]
+        for k in range(f.src_begin[m], f.src_begin[m + 1]):
+            if not group_holds(w, group, f.src[k]):
+                status = gallocr_drop(f, arenas, f.src[k], now)
+                if status != GS_OK:
+                    return status
+        if f.state[m] & GS_STATE_DEPENDS:
+            for k in range(f.dep_begin[m], f.dep_begin[m + 1]):
+                status = gallocr_drop(f, arenas, f.dep[k], now)
+                if status != GS_OK:
+                    return status
+    for i in range(w.begin[group], w.begin[group + 1]):
+        if f.death[w.id[i]] == DIES_WITH_GROUP:
+            status = gallocr_release(f, arenas, w.id[i], now)
+            if status != GS_OK:
+                return status
+    return GS_OK
+
+
 cdef int gallocr_run(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, const int32_t *order, int32_t n_order,
                      bint leafs_first, int32_t *failed) noexcept nogil:
     """Allocate everything the walk's nodes need.
 
-    `leafs_first`: leafs and kept copies are there from the start, not from their first use.
+    `leafs_first`: leafs are there from the start, not from their first use.  Copies that are kept or have several
+    places always are: an earlier compute has filled them.
     `inplace[home * GS_N_OPS + op]` is the mask of sources that may be taken over.  `order` (or NULL): positions
     in seq, -1 for a barrier; memory is freed only at barriers then.  On failure *failed is the id without memory;
     GS_OUT_OF_MEMORY is also how a walk ends that is not wanted any more.
     """
     cdef int32_t i, k, id, position, since = 0
     cdef int status
-    if leafs_first:
-        for i in range(f.n):
-            if (f.op[i] == GS_OP_NONE and f.root[i] < 0 and f.home[i] != OUTSIDE and (f.n_children[i] or f.n_views[i])
-                    and (f.like[i] == i or f.flags[i] & GS_FLAG_OUTPUT)):
-                status = gallocr_place(f, arenas, inplace, i, 0)
-                if status != GS_OK:
-                    failed[0] = i
-                    return status
+    for i in range(f.n):
+        if (f.op[i] == GS_OP_NONE and f.root[i] < 0 and f.home[i] != OUTSIDE and (f.n_children[i] or f.n_views[i])
+                and (leafs_first or f.like[i] != i) and (f.like[i] == i or f.flags[i] & GS_FLAG_OUTPUT)):
+            status = gallocr_place(f, arenas, inplace, i, 0)
+            if status != GS_OK:
+                failed[0] = i
+                return status
     for i in range(n_order if order != NULL else f.n_seq):
         position = order[i] if order != NULL else i
         if position >= 0:

@@ -18,6 +18,7 @@ ctypedef struct gs_walk:
     const uint32_t *alike       # as in gs_graph
     const int32_t *dep_begin    # as in gs_graph: what nodes keep until they are done, or NULL
     const int32_t *dep
+    const gs_groups *groups     # nodes that are computed as one, or NULL
     int32_t *like           # the graph tensor whose layout, op and flags an id has
     int32_t *home
     int32_t *root           # whose memory it shares: view root or taken-over source; -1

@@ -103,6 +103,20 @@ cdef class BackendBase:
                 return size
         return tensor.nbytes
 
+    def fusion_groups(self, graph):
+        """The nodes of `graph` that this backend would compute as one where it gets them all in one split.
+
+        Gives tuples of positions in `graph.nodes`, ascending, of two nodes or more that compute (views do not); no node
+        is in two groups.  Asked once for each new plan; depends on the graph alone, and on nothing that `answers_version`
+        does not tell.  Default: none.
+
+        A plan keeps a group whose nodes it puts in one split, unless nodes between them would notice.  The group is then
+        computed at the place of its last node.  Until that is done all sources of all members stay, and each member has
+        memory that nothing else uses, which only a later member may share, in place; memory of other sources no member
+        shares.  So that the backend may compute the members one after the other, too.
+        """
+        return ()
+
     # A compiled subclass overrides these to be asked in C, without the GIL.  They look neither at flags nor at
     # addresses, and of sources at nothing but the layout.  -1 asks the method above.
 

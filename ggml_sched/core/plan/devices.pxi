@@ -25,6 +25,8 @@ cdef class Devices:
             self.fill_questions(i, backends[i])
         self.asks_buffer = each_overrides(backends, "supports_buffer")
         self.asks_buffers = any(self.asks_buffer)
+        fuses = each_overrides(backends, "fusion_groups")
+        self.fuses = fuses if any(fuses) else ()
         self.answers = Answers(self.n)
         self.versions = self.all_versions()
 

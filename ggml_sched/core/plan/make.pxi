@@ -10,11 +10,13 @@ cdef int gs_plan_make(const gs_request *r, gs_plan *p) noexcept nogil:
     GS_NO_HOST_MEMORY.
     """
     cdef gs_splits splits
+    cdef gs_groups groups
     cdef gs_walk walk
     cdef gs_allocation a
     cdef int status
     memset(p, 0, sizeof(gs_plan))
     memset(&walk, 0, sizeof(gs_walk))
+    memset(&groups, 0, sizeof(gs_groups))
     p.failed = -1
     status = allocation_init(&a, r)
     if splits_init(&splits, r.g) != GS_OK or plan_begin(p, r) != GS_OK:
@@ -22,19 +24,26 @@ cdef int gs_plan_make(const gs_request *r, gs_plan *p) noexcept nogil:
     if status == GS_OK:
         status = decide(r, p.assign, p.reason, &splits, &a.failed)
     if status == GS_OK:
+        status = groups_keep(&groups, r, &splits)
+    if status == GS_OK:
         a.assign = p.assign
         a.splits = &splits
+        a.groups = &groups if groups.n else NULL
         a.walk = &walk
         status = allocate(&a)
     if status == GS_OK:
         status = plan_take(p, &splits, &walk, count_chunks(a.blocks, r.n_backends))
     if status == GS_OK:
         plan_measure(p, a.arenas, a.blocks, a.methods)
+        groups_drop_late(&groups, p)
+        if groups.n:
+            status = plan_take_groups(p, r.g, &groups)
     if status != GS_OK:
         gs_plan_free(p)
         p.failed = splits_tensor(&splits, r.g, a.failed)
     allocation_free(&a)
     splits_free(&splits)
+    groups_free(&groups)
     walk_free(&walk)
     return status
 
@@ -161,7 +170,7 @@ cdef void walk_of_plan(gs_walk *f, const gs_plan *p) noexcept nogil:
 
 cdef void gs_plan_free(gs_plan *p) noexcept nogil:
     cdef int32_t i
-    for i in range(3):
+    for i in range(4):
         free(p.memory[i])
     memset(p, 0, sizeof(gs_plan))
 

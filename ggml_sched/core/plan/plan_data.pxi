@@ -86,6 +86,16 @@ cdef class PlanData:
         """Ids in execution order, copies (n_tensors + c) before the nodes of their split."""
         return ints_tuple(self.c.seq, self.c.n_seq)
 
+    @property
+    def groups(self):
+        """What is computed as one, at the place of its last node: tuples of positions in the graph's nodes."""
+        cdef gs_plan *p = &self.c
+        cdef list found = []
+        cdef int32_t i
+        for i in range(p.n_groups):
+            found.append(ints_tuple(p.group_member + p.group_begin[i], p.group_begin[i + 1] - p.group_begin[i]))
+        return tuple(found)
+
     # -- arenas -----------------------------------------------------------------
 
     @property
@@ -244,6 +254,11 @@ cdef class PlanData:
                 return True
         return False
 
+    def is_inner(self, int32_t i):
+        """Whether node i is computed inside a group that alone reads it, so that its data is nowhere."""
+        self.check(i)
+        return bool(self.c.state[i] & GS_STATE_INNER)
+
     def lifetime(self, int32_t i):
         """(birth, death): positions in `sequence` between which the memory of i is taken; None outside the plan."""
         self.check(i)
@@ -290,6 +305,7 @@ def make_plan(Request request not None, Policy policy not None):
     cdef PlanData p = PlanData.__new__(PlanData)
     cdef int status
     request.ask()
+    request.groups(policy)
     request.follow(policy)
     with nogil:
         status = gs_plan_make(&request.c, &p.c)

@@ -44,7 +44,7 @@ def plan_values(PlanData data not None):
         src.append(list(data.sources(i)))
     for i in range(p.n_backends):
         arenas.append([p.arena[i].live_bytes, p.arena[i].stride, p.arena[i].method, list(data.chunk_sizes[i])])
-    return {
+    values = {
         "n_backends": p.n_backends,
         "n_tensors": p.n_tensors,
         "assign": _ints_of(p.assign, p.n_tensors),
@@ -69,6 +69,9 @@ def plan_values(PlanData data not None):
         "seq": _ints_of(p.seq, p.n_seq),
         "arenas": arenas,
     }
+    if p.n_groups:
+        values["groups"] = list(map(list, data.groups))
+    return values
 
 
 cdef list _numbers(object values, str field, object count, object low, object high):
@@ -125,7 +128,7 @@ def plan_from_values(values, Py_ssize_t n_nodes):
     cdef int64_t *longs
     cdef int32_t *ints
     cdef unsigned char *chars
-    cdef Py_ssize_t n, n_tensors, n_backends, n_copies, n_seq, n_src, i
+    cdef Py_ssize_t n, n_tensors, n_backends, n_copies, n_seq, n_src, n_members, i
     cdef object get = values.get if isinstance(values, dict) else {}.get
     n_backends, n_tensors = _numbers([get("n_backends"), get("n_tensors")], "n_backends, n_tensors", 2, 0, 1 << 28)
     if not n_backends:
@@ -151,6 +154,12 @@ def plan_from_values(values, Py_ssize_t n_nodes):
     for node, copy in backs:
         _numbers([node], "write_backs", 1, 0, top_tensor)
         _numbers([copy], "write_backs", 1, 0, n_copies - 1)
+    groups = get("groups", [])
+    if not isinstance(groups, list):
+        raise GraphError(f"plan: 'groups' is {groups!r}")
+    for group in groups:
+        if len(_numbers(group, "groups", None, 0, n_nodes - 1)) < 2:
+            raise GraphError(f"plan: 'groups' holds {group!r}")
     seq = _numbers(get("seq"), "seq", None, 0, n - 1)
     n_seq = len(seq)
     src = _rows_of_ids(get("src"), n)
@@ -172,11 +181,13 @@ def plan_from_values(values, Py_ssize_t n_nodes):
             raise GraphError(f"plan: id {i} lies at {offset[i]} of backend {home[i]}, where there is no buffer")
     p.n_backends, p.n_tensors, p.n_copies, p.n_places = n_backends, n_tensors, n_copies, len(places)
     p.n, p.n_seq, p.n_splits, p.n_write_backs = n, n_seq, len(splits), len(backs)
+    p.n_groups = len(groups)
     p.n_inputs, p.n_chunks, p.failed = sum(map(len, inputs)), sum(map(len, chunks)), -1
+    n_members = sum(map(len, groups))
     # Three blocks, as gs_plan_make makes them, but by width.
     p.memory[0] = calloc(n_backends * sizeof(gs_arena_result) + (4 * n + p.n_chunks) * sizeof(int64_t) + 1, 1)
     p.memory[1] = calloc((n_tensors + 4 * p.n_splits + p.n_inputs + 4 * n_copies + p.n_places + 2 * p.n_write_backs + 7 * n
-                          + 1 + n_src + n_seq) * sizeof(int32_t) + 1, 1)
+                          + 1 + n_src + n_seq + 1 + p.n_groups + n_members) * sizeof(int32_t) + 1, 1)
     p.memory[2] = calloc(n_tensors + 3 * n + 1, 1)
     if p.memory[0] == NULL or p.memory[1] == NULL or p.memory[2] == NULL:
         raise no_host_memory(f"a plan of {n_tensors} tensors")
@@ -211,6 +222,8 @@ def plan_from_values(values, Py_ssize_t n_nodes):
     _put_ints(&ints, &p.src_begin, [0, *_ends(src)])
     _put_ints(&ints, &p.src, _joined(src))
     _put_ints(&ints, &p.seq, seq)
+    _put_ints(&ints, &p.group_begin, [0, *_ends(groups)])
+    _put_ints(&ints, &p.group_member, _joined(groups))
     _put_bytes(&chars, &p.reason, _numbers(get("reason"), "reason", n_tensors, 0, GS_N_REASONS - 1))
     _put_bytes(&chars, &p.op, _numbers(get("op"), "op", n, 0, GS_N_OPS - 1))
     _put_bytes(&chars, &p.flags, _numbers(get("flags"), "flags", n, 0, 255))

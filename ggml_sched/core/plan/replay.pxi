@@ -30,6 +30,14 @@ cdef void splits_of_plan(gs_splits *w, const gs_plan *p) noexcept nogil:
     w.src = p.src
 
 
+cdef gs_groups groups_of_plan(const gs_plan *p) noexcept nogil:
+    """The groups of a finished plan; borrowed, and without what only planning needs."""
+    cdef gs_groups w
+    memset(&w, 0, sizeof(gs_groups))
+    w.n, w.begin, w.member = p.n_groups, p.group_begin, p.group_member
+    return w
+
+
 cdef bint still_supported(const gs_request *r, const int32_t *assign) noexcept nogil:
     """Whether every node may run where it is assigned: backends may judge by shapes."""
     cdef const gs_graph *g = r.g
@@ -99,6 +107,7 @@ cdef int plan_repeat(gs_plan *p, const gs_request *r, const gs_plan *reserved, c
                      gs_walk *walk) noexcept nogil:
     """Fill p with a walk of its own, and all else from the reserved plan."""
     cdef gs_walk taken
+    cdef gs_groups groups
     cdef int32_t i
     cdef int status = plan_begin(p, r)
     if status == GS_OK:
@@ -109,6 +118,9 @@ cdef int plan_repeat(gs_plan *p, const gs_request *r, const gs_plan *reserved, c
     memcpy(p.reason, reserved.reason, p.n_tensors)
     memcpy(p.arena, reserved.arena, p.n_backends * sizeof(gs_arena_result))
     memcpy(p.chunk_nbytes, reserved.chunk_nbytes, p.n_chunks * sizeof(int64_t))
+    if reserved.n_groups:
+        groups = groups_of_plan(reserved)
+        status = plan_take_groups(p, r.g, &groups)
     walk_of_plan(&taken, p)
     for i in range(p.n_backends):
         p.arena[i].method = GS_METHOD_REPLAYED
@@ -122,7 +134,7 @@ def replay_plan(Request request not None, PlanData reserved not None, Policy pol
     """The plan that a policy has reserved, for a graph of the same wiring; None where it does not serve.
 
     The graph must agree with the reserved one in wiring, residency and assignments (`Graph.wiring`,
-    `Request.key`): the caller has compared them.
+    `Request.key`), and in what backends offer to compute as one (`Request.groups`): the caller has compared them.
     """
     cdef PlanData p = PlanData.__new__(PlanData)
     cdef int32_t serves = False

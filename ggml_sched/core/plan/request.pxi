@@ -71,6 +71,7 @@ cdef class Request:
         free(self.memory)
         free(self.c.user)
         self.drop_answers()
+        free(self.c.group_backend)
 
     cdef int check_open(self) except -1:
         """GraphError for a tensor whose context is closed."""
@@ -216,6 +217,17 @@ cdef class Request:
             self.ask_about_nodes()
         self.asked = True
         return 0
+
+    def groups(self, Policy policy not None):
+        """What backends offer to compute as one: tuples (backend, positions in the graph's nodes), by first position.
+
+        The first generation's placement asks for none.  BackendError for an answer that is no such thing.
+        """
+        if not self.devices.fuses or policy.c.placement == GS_PLACEMENT_SEED:
+            return ()
+        if self.offered is None:
+            self.offered = ask_groups(self)
+        return self.offered
 
     cdef void drop_answers(self) noexcept:
         """Those of an attempt that failed, too."""

@@ -42,15 +42,16 @@ typedef void (*tile_fn)(float *out, const float *a, const float *b, int64_t n, c
         }                                                                                     \
     }
 
-/* numpy's maximum and minimum: NaN where the first operand is. */
-INLINE vf above(vf x, float limit) { return vmax(vset(limit), x); }
-INLINE vf below(vf x, float limit) { return vmin(vset(limit), x); }
+/* numpy's maximum and minimum: NaN where either operand is.  Of zeros it is the limit, as ggml has them. */
+INLINE vf above(vf x, float limit) { return vpick((x > limit) | (x != x), x, vset(limit)); }
+INLINE vf below(vf x, float limit) { return vpick((x < limit) | (x != x), x, vset(limit)); }
 
 /* The nearest f16, ties to even; what f16 cannot hold stays as it is. */
 INLINE vf as_half(vf x) {
     vi bits = (vi)x;
     vf normal = (vf)((bits + 0xfff + ((bits >> 13) & 1)) & ~0x1fff);
-    vf tiny = (x + 0.75f) - 0.75f; /* below 2^-14 f16 has multiples of 2^-24, as f32 has from 0.5 to 1 */
+    /* Below 2^-14 f16 has multiples of 2^-24, as f32 has from 0.5 to 1; zeros keep their sign. */
+    vf tiny = vsign_of(x, (vabs(x) + 0.75f) - 0.75f);
     return vpick(vabs(x) <= 65504.0f, vpick(vabs(x) < 0x1p-14f, tiny, normal), x);
 }
 

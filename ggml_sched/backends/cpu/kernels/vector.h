@@ -32,7 +32,7 @@ typedef uint16_t vh_any __attribute__((vector_size(V * 2), aligned(2), may_alias
 
 INLINE vf vload(const float *p) { return *(const vf_any *)p; }
 INLINE void vstore(float *p, vf x) { *(vf_any *)p = x; }
-INLINE vf vset(float x) { return (vf){0} + x; }
+INLINE vf vset(float x) { return x - (vf){0}; } /* the sum would make 0 of -0 */
 
 /* a * b + c, rounded once where the processor can. */
 INLINE vf vfma(vf a, vf b, vf c) {
@@ -174,9 +174,9 @@ INLINE vf vtanh(vf x) {
     p = vfma(p, u, vset(-5.374349526e-02f));
     p = vfma(p, u, vset(1.333149125e-01f));
     p = vfma(p, u, vset(-3.333328392e-01f));
-    vf near = vfma(p * u, x, x);
-    vf far = vsign_of(x, 1.0f - 2.0f / (vexp(a + a) + 1.0f));
-    return vpick(a < 0.625f, near, far);
+    vf near = vfma(p * u, a, a);
+    vf far = 1.0f - 2.0f / (vexp(a + a) + 1.0f);
+    return vsign_of(x, vpick(a < 0.625f, near, far));
 }
 
 /* erfc(a), a >= 0; beyond 4 to 1e-5. */

@@ -27,7 +27,7 @@ def _fits(node: Tensor) -> bool:
             and (len(node.src) < 3 or node.src[2] is None or node.src[2].ne[0] >= n_dims // 2))
 
 
-class _Angles:
+class Angles:
     """What a rope node knows ahead of positions and frequency factors."""
 
     def __init__(self, node: Tensor) -> None:
@@ -60,7 +60,7 @@ def _corrections(n_dims: int, n_ctx_orig: int, base: float, fast: float, slow: f
     return max(0.0, float(low)), min(n_dims - 1.0, float(high))
 
 
-def _sines(positions: np.ndarray, factors: np.ndarray | None, angles: _Angles, cos: np.ndarray,
+def _sines(positions: np.ndarray, factors: np.ndarray | None, angles: Angles, cos: np.ndarray,
            sin: np.ndarray) -> None:
     per_position = angles.per_position if factors is None else angles.per_position / factors
     theta = positions.astype(np.float64)[:, None, None] * per_position
@@ -79,7 +79,7 @@ def rope(job: Job) -> None:
     factors = job.src(2)[0, 0, 0, :half] if job.has(2) else None
     # [n_tokens, 1 head, pairs]
     cos, sin = job.shared.take((node.ne[2], 1, half)), job.shared.take((node.ne[2], 1, half))
-    job.before.append(partial(_sines, positions, factors, _Angles(node), cos, sin))
+    job.before.append(partial(_sines, positions, factors, Angles(node), cos, sin))
     for part in job.parts():
         _rotate(part, part.cut(cos[None])[0], part.cut(sin[None])[0], n_dims, neox)
 

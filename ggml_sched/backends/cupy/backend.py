@@ -1,0 +1,358 @@
+"""CupyBackend: a CUDA device with one queue, on which copies and replayed graphs follow each other.
+
+Nothing waits for the device but `synchronize`, `event_synchronize`, and what the host reads.  Invariant: host memory
+that the caller gave is never read or written by the device itself: bytes go through pinned memory (staging.py).
+Corresponds to ggml's CUDA backend.
+
+Threads: every method takes the backend's lock for as long as it queues, and waits without it (queue.py).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from operator import index
+
+import numpy as np
+
+from ggml_sched._graph import Graph, Tensor
+from ggml_sched.backend import GraphView, as_nodes, same_layout
+from ggml_sched.backends.cupy import packed
+from ggml_sched.backends.cupy.buffer import DeviceBuffer, as_bytes
+from ggml_sched.backends.cupy.device import Device, DeviceError, DeviceOutOfMemory, Function, Memory
+from ggml_sched.backends.cupy.ops import OPS, fusion_groups, supports, work_size
+from ggml_sched.backends.cupy.plan import DevicePlan
+from ggml_sched.backends.cupy.queue import STAGING, CupyEvent, DeviceQueue, guarded, queueing
+from ggml_sched.backends.cupy.work import WorkMemory
+from ggml_sched.errors import BackendError, OutOfMemory, PlacementError
+
+__all__ = ["CupyBackend", "CupyEvent"]
+
+ALIGNMENT = 256
+OFFLOAD_COLUMNS = 32
+"""A matrix product of so many columns is worth bringing the weights here, as ggml has it."""
+
+
+class CupyBackend(DeviceQueue):
+    """`CupyBackend(device=0)`: the CUDA device of this number (or a `Device` of cupy.device, which stays the caller's).
+
+    `memory` bounds buffers and work memory together, in bytes.  `exact`: matrix products with f32 activations instead
+    of 8-bit ones.  `capture=False` launches every kernel by itself instead of replaying graphs.  `repack`: quantised
+    weights are kept in an order that matrix products read faster, in their own bytes, where no op needs another.
+    `staging`: bytes of pinned host memory through which data goes each way.
+
+    Raises BackendError where there is no CuPy (it says what to install) or no such device.  A child process cannot use
+    a backend of its parent: everything but closing raises BackendError there.
+    """
+
+    asynchronous = True
+    takes_at_once = True
+    concurrent_copies = True
+    kv_padding = 256
+
+    def __init__(self, device: int | Device = 0, *, name: str | None = None, memory: int | None = None,
+                 exact: bool = False, capture: bool = True, repack: bool = True,
+                 staging: int = STAGING) -> None:
+        self._is_own = not isinstance(device, Device)
+        number = index(device) if self._is_own else None
+        super().__init__(name or (device.name if number is None else f"CUDA{number}"), ALIGNMENT)
+        self.memory = None if memory is None else index(memory)
+        self.exact = bool(exact)
+        self.capture = bool(capture)
+        self.repack = bool(repack)
+        self.n_straightened = 0
+        """How often rearranged weights were brought into ggml's order, because another op reads them."""
+        self.used = 0
+        self.work = WorkMemory()
+        self._functions: dict[str, Function] = {}
+        self._plans: weakref.WeakSet[DevicePlan] = weakref.WeakSet()
+        self._n_buffers = 0
+        opened: Device = device if number is None else _open(number, self.name)
+        try:
+            self.blas = opened.blas()
+            self._open_queue(opened, staging)
+        except BaseException as error:
+            if self._is_own:
+                opened.close()
+            if isinstance(error, DeviceError):
+                raise self._failure(error) from error
+            raise
+
+    # -- memory -----------------------------------------------------------------
+
+    @guarded
+    def memory_available(self) -> int | None:
+        """Bytes that can still be allocated here: of the device, and of `memory`."""
+        free = self.device.memory()[0]
+        return free if self.memory is None else min(free, self.memory - self.used)
+
+    @property
+    def work_held(self) -> int:
+        return self.work.size
+
+    def work_size(self, nodes: Sequence[Tensor]) -> int:
+        return work_size(nodes, self.exact, self.blas is not None)
+
+    @guarded
+    def alloc_buffer(self, size: int) -> DeviceBuffer:
+        """`size` bytes at a multiple of 256; what is in them is not defined."""
+        if size < 0:
+            raise ValueError(f"backend {self.name!r}: a buffer of {size} bytes")
+        memory = self._take(size, f"{size} bytes needed")
+        self._n_buffers += 1
+        return DeviceBuffer(self, memory, size)
+
+    def release(self, memory: Memory, buffer: DeviceBuffer) -> None:
+        """Called by a buffer that closes: give its memory back when nobody uses it any more."""
+        self.used -= buffer.size
+        if not self._is_here:
+            return
+        for user in (*buffer.users, self):
+            if not user.closed:
+                user.settle()
+        with self._lock:
+            self._n_buffers -= 1
+            try:
+                memory.free()
+            except DeviceError as error:
+                self._error = self._error or error
+            self._close_device()
+
+    def _take(self, size: int, what: str) -> Memory:
+        if self.memory is not None and size > self.memory - self.used:
+            raise OutOfMemory(f"backend {self.name!r}: {what}, {self.memory - self.used} of {self.memory} left",
+                              self.name, size, self.memory - self.used)
+        try:
+            memory = self.device.alloc(max(size, 1))
+        except DeviceOutOfMemory as error:
+            raise OutOfMemory(f"backend {self.name!r}: {what}, {error.free} left on the device", self.name, size,
+                              error.free) from error
+        self.used += size
+        return memory
+
+    def _grow_work(self, size: int) -> None:
+        """Work memory of `size` bytes or more."""
+        held = self.work.size
+        if size <= held:
+            return
+        self.settle()
+        # One area at a time: what it holds is nobody's any more.
+        self.work.exchange(None)
+        self.used -= held
+        self.work.exchange(self._take(size, f"work memory of {size} bytes needed"))
+
+    # -- data -------------------------------------------------------------------
+
+    def set_tensor_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
+        """Queue a copy of bytes into the tensor; `data` may change once this returns."""
+        _buffer(tensor).write(tensor.offset + offset, data)
+
+    def get_tensor_async(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
+        """Queue a copy of the tensor's bytes; they are in `out` after `synchronize`."""
+        _buffer(tensor).read_later(tensor.offset + offset, out)
+
+    def put_leaf(self, leaf: Tensor) -> None:
+        """Queue the bytes that the caller has set for an input; the lock is held."""
+        data = as_bytes(leaf.stash)
+        self._uploads.put(_buffer(leaf).address(leaf.offset, len(data)), data)
+
+    def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
+        there = src.buffer
+        if not _is_dense(src, dst):
+            return False
+        if isinstance(there, DeviceBuffer):
+            if _is_packed(src) or _is_packed(dst):
+                return False        # the host knows both orders
+            source = there.backend
+            if source is not self:
+                if not self._reaches(source):
+                    return False
+                self.event_wait(source.event_here())
+            self._copy(src, dst, there)
+            return True
+        data = _host_bytes(src)
+        if data is None:
+            return False
+        there.backend.synchronize()
+        _buffer(dst).write(dst.offset, data)
+        return True
+
+    def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
+        there = dst.buffer
+        if isinstance(there, DeviceBuffer) or not _is_dense(src, dst):
+            return False        # another device that cannot read this one's memory
+        data = _host_bytes(dst)
+        if data is None or not data.flags.writeable:
+            return False
+        there.backend.synchronize()
+        _buffer(src).read_later(src.offset, data)
+        return True
+
+    def cpy_tensor_async(self, src: Tensor, dst: Tensor) -> bool:
+        there = dst.buffer
+        if not isinstance(there, DeviceBuffer):
+            return self.cpy_tensor_to(src, dst)
+        if not _is_dense(src, dst) or _is_packed(src) or _is_packed(dst):
+            return False
+        if there.backend is not self and not self._reaches(there.backend):
+            return False
+        self._copy(src, dst, there)
+        return True
+
+    @queueing
+    def _copy(self, src: Tensor, dst: Tensor, other: DeviceBuffer) -> None:
+        """Queue a copy from or to another buffer, which another backend may have."""
+        start = _buffer(src).address(src.offset, src.nbytes)
+        to = _buffer(dst).address(dst.offset, src.nbytes)
+        if other.backend is not self:
+            other.users.add(self)
+        self.stream.copy(to, start, src.nbytes)
+
+    def _reaches(self, other: CupyBackend) -> bool:
+        return other.device is self.device or self.device.can_access(other.device)
+
+    # -- computing ----------------------------------------------------------------
+
+    def supports_op(self, node: Tensor) -> bool:
+        return not node.computes or supports(node)
+
+    def offload_op(self, node: Tensor) -> bool:
+        columns = {"MUL_MAT": 1, "MUL_MAT_ID": 2}.get(node.op)
+        return columns is not None and node.ne[columns] >= OFFLOAD_COLUMNS and supports(node)
+
+    def inplace_sources(self, op: str) -> int:
+        found = OPS.get(op)
+        return 0 if found is None else found.inplace
+
+    def fusion_groups(self, graph: Graph) -> Iterable[tuple[int, ...]]:
+        return fusion_groups(graph.nodes)
+
+    def function(self, kernel: str) -> Function:
+        """A kernel by its name, "module.function"; the lock is held."""
+        found = self._functions.get(kernel)
+        if found is None:
+            module, _, name = kernel.partition(".")
+            found = self._functions[kernel] = self.device.module([module]).function(name)
+        return found
+
+    def graph_compute(self, graph) -> None:
+        plan = self.graph_plan_create(graph)
+        try:
+            self.graph_plan_compute(plan)
+        finally:
+            self.graph_plan_free(plan)
+
+    @guarded
+    def graph_plan_create(self, graph) -> DevicePlan:
+        nodes = as_nodes(graph)
+        groups, needed = (graph.groups, graph.needed) if isinstance(graph, GraphView) else ((), None)
+        numbers = self.faults.number(nodes)
+        try:
+            plan = DevicePlan(self, nodes, numbers, groups, needed)
+            self._grow_work(plan.work_size)
+        except BaseException:
+            self.faults.give_back(numbers)
+            raise
+        self._plans.add(plan)
+        return plan
+
+    def straighten(self, buffer: DeviceBuffer, part: packed.Part) -> None:
+        """Bring rearranged weights into ggml's order, at once; the lock is held.  Plans that read them so notice."""
+
+        def get(start: int, size: int) -> np.ndarray:
+            out = np.empty(size, np.uint8)
+            self._downloads.get(out, buffer.base + start)
+            self.stream.synchronize()
+            self._downloads.finish(self._downloads.number)
+            return out
+
+        # First of all: plans notice, even if this is broken off.
+        self._queued += 1
+        self.n_straightened += 1
+        packed.straighten(part, get, lambda start, rows: self._uploads.put(buffer.base + start, rows),
+                          lambda stop: buffer.packed.straightened(part, stop))
+
+    def graph_plan_free(self, plan: DevicePlan) -> None:
+        with self._lock:
+            if plan.freed or not self._is_here:
+                return
+            self.faults.give_back(plan.numbers)
+            if plan.graph is not None and self._queued != self._done:
+                self.settle()
+            plan.free()
+
+    @queueing
+    def graph_plan_compute(self, plan: DevicePlan) -> None:
+        plan.check(self.name)
+        plan.refresh(self)
+        if plan.work_size > self.work.size:
+            self._grow_work(plan.work_size)     # there was no memory for more, once
+        self.faults.ran(plan.numbers)
+        plan.run(self)
+
+    # -- life -------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Finish what is queued and free graphs and work memory; buffers keep theirs until they are closed."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if not self._is_here:
+                return
+            self.settle()
+            if self._error is None:
+                self._downloads.finish(self._downloads.number)
+            self._downloads.drop()
+            self._done, self._error = self._queued, None
+            self.used -= self.work.size
+            self._functions.clear()
+            # A device that is lost refuses each of these: nothing is left out for that.
+            for give_back in (*(plan.free for plan in list(self._plans)), lambda: self.work.exchange(None),
+                              self.faults.free):
+                with suppress(DeviceError):
+                    give_back()
+            self._close_device()
+
+    def _close_device(self) -> None:
+        """The device, if it is ours and nobody uses it any more."""
+        if self._closed and self._is_own and not self._n_buffers:
+            self.device.close()
+
+def _open(number: int, name: str) -> Device:
+    """The CUDA device of a number; BackendError that says what is missing."""
+    from ggml_sched.backends.cupy.real import open_device
+
+    try:
+        return open_device(number)
+    except BackendError as error:
+        raise BackendError(f"backend {name!r}: {error}") from error
+
+
+def _buffer(tensor: Tensor) -> DeviceBuffer:
+    buffer = tensor.buffer
+    if not isinstance(buffer, DeviceBuffer):
+        where = "has no address" if buffer is None else f"is on backend {buffer.backend.name!r}"
+        raise PlacementError(f"tensor {tensor.name!r} {where}")
+    return buffer
+
+
+def _is_packed(tensor: Tensor) -> bool:
+    """Whether weights that lie rearranged share bytes with a tensor."""
+    return bool(_buffer(tensor).packed.under(tensor))
+
+
+def _is_dense(src: Tensor, dst: Tensor) -> bool:
+    """Equal layouts without gaps: what lies in those may be other tensors'."""
+    kind = src.type
+    return same_layout(src, dst) and src.nbytes == src.n_elements // kind.block_size * kind.type_size
+
+
+def _host_bytes(tensor: Tensor) -> np.ndarray | None:
+    """The bytes of a tensor in host memory that we can see, uint8; None for any other."""
+    memory = getattr(tensor.buffer, "memory", None)
+    if tensor.buffer is None or not tensor.buffer.backend.is_host or not isinstance(memory, np.ndarray):
+        return None
+    found = memory[tensor.offset : tensor.offset + tensor.nbytes]
+    return found if found.nbytes == tensor.nbytes else None

@@ -1,0 +1,119 @@
+"""Memory of a CUDA device: one allocation for each buffer.
+
+Invariant: it is given back only after everything that was queued on it, on any stream, is done.  Weights may lie
+rearranged in it (packed.py); bytes that are written and read here are always in ggml's order.
+Corresponds to ggml's buffer of the CUDA backend.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ggml_sched._graph import Tensor
+from ggml_sched.backend import Buffer
+from ggml_sched.backends.cupy import packed
+from ggml_sched.backends.cupy.device import Memory
+from ggml_sched.errors import BackendError
+
+if TYPE_CHECKING:
+    from ggml_sched.backends.cupy.backend import CupyBackend
+
+__all__ = ["DeviceBuffer", "as_bytes"]
+
+
+def as_bytes(data) -> np.ndarray:
+    """A uint8 array over a contiguous buffer."""
+    return np.frombuffer(data, np.uint8)
+
+
+class DeviceBuffer(Buffer):
+    """`base` is the address of its first byte on the device.
+
+    `users`: other backends that have queued copies from or to it; `packed`: the weights that lie rearranged.
+    """
+
+    writable = True
+
+    def __init__(self, backend: CupyBackend, memory: Memory, size: int) -> None:
+        super().__init__(backend, size, memory.ptr)
+        self.users: set[CupyBackend] = set()
+        self.packed = packed.PackedRows()
+        self._memory: Memory | None = memory
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Queue a copy of bytes; what is queued here later sees them, and `data` may change at once."""
+        if not len(data):
+            return
+        address, given = self.address(offset, len(data)), as_bytes(data)
+        if not len(self.packed):
+            self.backend.upload(address, given)
+            return
+        for start, stop, part in self.packed.pieces(offset, len(given)):
+            piece = given[start - offset : stop - offset]
+            if part is None:
+                self._put(start, piece)
+            else:
+                packed.write(part, start, piece, self._fetch, self._put)
+
+    def read(self, offset: int, out: memoryview) -> None:
+        self.read_later(offset, out)
+        self.backend.synchronize()
+
+    def read_later(self, offset: int, out: memoryview) -> None:
+        """Queue a copy of bytes into `out`; they are there when the backend was waited for."""
+        if not len(out):
+            return
+        address, wanted = self.address(offset, len(out)), as_bytes(out)
+        if not len(self.packed):
+            self.backend.download(wanted, address)
+            return
+        for start, stop, part in self.packed.pieces(offset, len(wanted)):
+            piece = wanted[start - offset : stop - offset]
+            if part is None:
+                self.backend.download(piece, self.base + start)
+            else:
+                packed.read(part, start, piece, self._fetch)
+
+    def _put(self, start: int, data: np.ndarray) -> None:
+        """Bytes as they are to lie on the device."""
+        self.backend.upload(self.base + start, data)
+
+    def _fetch(self, start: int, size: int) -> np.ndarray:
+        """Bytes as they lie on the device."""
+        out = np.empty(size, np.uint8)
+        self.backend.download(out, self.base + start)
+        self.backend.synchronize()
+        return out
+
+    def clear(self, value: int = 0) -> None:
+        value = self.checked_byte(value)
+        if self.size:
+            self.backend.fill(self.address(0, self.size), value, self.size)
+
+    def init_tensor(self, tensor: Tensor) -> None:
+        if self.usage == "weights" and self.backend.repack:
+            self.packed.add(tensor)
+
+    def free_tensor(self, tensor: Tensor) -> None:
+        if tensor.offset is not None:
+            self.packed.drop(tensor.offset)
+
+    def is_packed(self, root: Tensor) -> bool:
+        """Whether the rows of a tensor lie in the order of repack.py."""
+        return self.packed.find(root) is not None
+
+    def free(self) -> None:
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            self.backend.release(memory, self)
+
+    def address(self, offset: int, size: int) -> int:
+        """Of a range on the device; BackendError outside the buffer, or when it is closed."""
+        if self._memory is None:
+            raise BackendError(f"a buffer of {self.size} bytes of backend {self.backend.name!r} is closed")
+        if offset < 0 or offset > self.size - size:
+            raise BackendError(f"bytes {offset} .. {offset + size} lie outside a buffer of {self.size} bytes "
+                               f"of backend {self.backend.name!r}")
+        return self.base + offset

@@ -1,0 +1,165 @@
+"""Kernels of a fake device: compiled for the host, launched with the checks that a GPU makes and those that it lacks.
+
+A GPU takes any bytes for arguments and any address in them.  Here the number, size and kind of each argument must be
+the kernel's, and every pointer must lie in memory that is alive when the kernel runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ggml_sched.backends.cupy.device import DeviceError, Function, Module, Packed, block_of
+from ggml_sched.backends.cupy.fake.compile import library
+from ggml_sched.backends.cupy.fake.world import FakeStream
+from ggml_sched.backends.cupy.source import KERNELS, kernel_source
+
+__all__ = ["MAX_SHARED", "FakeFunction", "FakeModule"]
+
+MAX_SHARED = 101_376
+"""Dynamic shared memory of a block: what all GPUs since sm_80 can give."""
+MAX_GRID = ((1 << 31) - 1, 65535, 65535)
+MAX_BLOCK = (1024, 1024, 64)
+KINDS = {"p": "a pointer", "f": "a float", "i": "an integer", "s": "a struct"}
+
+
+class FakeModule(Module):
+    def __init__(self, device, names: Sequence[str], folder: Path | None = None) -> None:
+        self.device = device
+        self.names = tuple(names)
+        self.folder = KERNELS if folder is None else Path(folder)
+        self._libraries: dict[str, ctypes.PyDLL] = {}
+        self._functions: dict[str, FakeFunction] = {}
+
+    def function(self, name: str) -> FakeFunction:
+        self.device.check_open()
+        if name not in self._functions:
+            self._functions[name] = self._find(name)
+        return self._functions[name]
+
+    def _find(self, name: str) -> FakeFunction:
+        module, _, kernel = name.rpartition(".")
+        if module and module not in self.names:
+            raise DeviceError(f"no kernel {name}: the module has {', '.join(self.names)}")
+        for one in (module,) if module else self.names:
+            if self.device.is_dry:
+                return FakeFunction(self.device, f"{one}.{kernel}", None)
+            found = self._library(one)
+            if hasattr(found, f"host_launch_{kernel}"):
+                return FakeFunction(self.device, f"{one}.{kernel}", found)
+        raise DeviceError(f"no kernel {name}: not in {', '.join(f'{one}.cu' for one in self.names)}")
+
+    def _library(self, name: str) -> ctypes.PyDLL:
+        if name not in self._libraries:
+            try:
+                text = kernel_source(name, self.folder)
+            except OSError as error:
+                raise DeviceError(f"no kernels {name}: {error}") from None
+            path = library(name, text, self.device.sanitize)
+            # With the interpreter's lock: what the library keeps of a launch is its alone.
+            found = ctypes.PyDLL(str(path))
+            found.host_cuda_message.restype = ctypes.c_char_p
+            found.host_cuda_switches.restype = ctypes.c_uint64
+            self._libraries[name] = found
+        return self._libraries[name]
+
+
+class FakeFunction(Function):
+    """`sizes` and `kinds` are those of the kernel's arguments, `max_threads` is its launch bound."""
+
+    def __init__(self, device, name: str, found: ctypes.PyDLL | None) -> None:
+        self.device = device
+        self.name = name
+        self._library = found
+        if found is None:
+            return
+        kernel = name.rpartition(".")[2]
+        self._call = found[f"host_launch_{kernel}"]
+        describe = found[f"host_describe_{kernel}"]
+        sizes, kinds, threads = (ctypes.c_uint * 256)(), ctypes.create_string_buffer(256), ctypes.c_int()
+        n = describe(sizes, kinds, ctypes.byref(threads))
+        self.sizes = tuple(sizes[:n])
+        self.kinds = kinds.raw[:n].decode()
+        self.max_threads = threads.value
+
+    @property
+    def switches(self) -> int:
+        """How often kernels of its source switched to a thread's stack, ever."""
+        return 0 if self._library is None else self._library.host_cuda_switches()
+
+    def pack(self, args: Sequence[np.generic | np.ndarray]) -> Packed:
+        packed = Packed(args, self.name)
+        if self._library is None:
+            return packed
+        if len(packed.values) != len(self.sizes):
+            raise DeviceError(f"{self.name}: {len(packed.values)} arguments, the kernel takes {len(self.sizes)}")
+        for i, (value, size, kind) in enumerate(zip(packed.values, self.sizes, self.kinds, strict=True)):
+            if value.nbytes != size:
+                raise DeviceError(f"{self.name}: argument {i} is {value.dtype.name} of {value.nbytes} bytes, "
+                                  f"the kernel takes {KINDS[kind]} of {size}")
+            if value.dtype.kind not in {"p": "ui", "f": "f", "i": "iub", "s": "Vc"}[kind]:
+                raise DeviceError(f"{self.name}: argument {i} is {value.dtype.name}, the kernel takes {KINDS[kind]}")
+        return packed
+
+    def launch(
+        self, grid: Sequence[int], block: Sequence[int], packed: Packed, shared: int, stream: FakeStream
+    ) -> None:
+        self.device.check_open()
+        if stream.device is not self.device:
+            raise DeviceError(f"{self.name}: a kernel of {self.device.name} on a stream of {stream.device.name}")
+        grid, block = block_of(grid, self.name), block_of(block, self.name)
+        self._check_sizes(grid, block, shared)
+        self.device.counts.launches += 1
+        if self._library is None:
+            stream.push(lambda: None)
+            return
+        sizes = (ctypes.c_uint * 6)(*grid, *block)
+        args, offsets = packed.block.tobytes(), packed.offsets       # the values of now
+        stream.push(lambda: self._run(sizes, shared, args, offsets))
+
+    def _check_sizes(self, grid: tuple[int, ...], block: tuple[int, ...], shared: int) -> None:
+        if not all(1 <= n <= limit for n, limit in zip(grid, MAX_GRID, strict=True)):
+            raise DeviceError(f"{self.name}: a grid of {grid}; from 1 to {MAX_GRID} there may be")
+        if not all(1 <= n <= limit for n, limit in zip(block, MAX_BLOCK, strict=True)):
+            raise DeviceError(f"{self.name}: a block of {block}; from 1 to {MAX_BLOCK} there may be")
+        threads, limit = block[0] * block[1] * block[2], 1024 if self._library is None else min(1024, self.max_threads)
+        if threads > limit:
+            raise DeviceError(f"{self.name}: a block of {threads} threads, its launch bound is {limit}")
+        if not 0 <= shared <= MAX_SHARED:
+            raise DeviceError(f"{self.name}: {shared} bytes of shared memory, a block may have {MAX_SHARED}")
+
+    def _run(self, sizes: ctypes.Array, shared: int, args: bytes, offsets: np.ndarray) -> None:
+        self._check_pointers(args, offsets)
+        device = self.device
+        seed = device.world.random.getrandbits(31) if device.order > 1 else 0
+        if self._call(sizes, ctypes.c_uint(shared), args, offsets.ctypes.data_as(ctypes.c_void_p),
+                      ctypes.c_uint(device.order), ctypes.c_uint(device.order ^ seed)):
+            raise DeviceError(f"{self.name}: {self._library.host_cuda_message().decode(errors='replace')}")
+
+    def _check_pointers(self, args: bytes, offsets: np.ndarray) -> None:
+        heap = self.device.world.heap
+        for i, (kind, size) in enumerate(zip(self.kinds, self.sizes, strict=True)):
+            if kind == "p":
+                self._check_pointer(i, int.from_bytes(args[offsets[i]:offsets[i] + 8], "little"))
+            elif kind == "s":
+                # Which words of a struct are pointers is not known; one into freed memory is no accident.
+                for at in range(int(offsets[i]), int(offsets[i]) + size - 7, 8):
+                    if heap.is_gone(int.from_bytes(args[at:at + 8], "little")):
+                        raise DeviceError(f"{self.name}: argument {i} points into memory that was freed")
+
+    def _check_pointer(self, i: int, ptr: int) -> None:
+        if not ptr:
+            return
+        heap, device = self.device.world.heap, self.device
+        memory = heap.find(ptr)
+        if memory is None:
+            if heap.is_gone(ptr):
+                raise DeviceError(f"{self.name}: argument {i} points into memory that was freed")
+            if not device.host_access and heap.pinned_around(ptr, 1) is None:
+                raise DeviceError(f"{self.name}: argument {i} points into no memory of a device "
+                                  f"(FakeDevice(host_access=True) lets kernels have the host's)")
+        elif memory.device is not device and not device.can_access(memory.device):
+            raise DeviceError(f"{self.name}: argument {i} points into memory of {memory.device.name}, which is no peer")

@@ -1,0 +1,150 @@
+"""Memory of fake devices: which bytes are whose, and which no longer.
+
+Owns every allocation of a world.  Invariant: an address that a copy or a kernel gets is in a live allocation that its
+device may use, or the launch fails.  New memory is full of 0xA5; freed memory is kept for a while, so that its
+addresses are not given to others, and a kernel that still points there is found.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import weakref
+from collections import deque
+
+import numpy as np
+
+from ggml_sched.backends.cupy.device import ALIGNMENT, DeviceError, DeviceOutOfMemory, Memory
+
+__all__ = ["FakeMemory", "Heap", "Pinned"]
+
+FRESH = 0xA5
+GONE = 0xDD
+KEPT = 32 << 20
+"""Bytes of freed memory that are kept,"""
+KEPT_PIECES = 256
+"""in so many pieces."""
+
+_libc = ctypes.CDLL(None)
+_libc.posix_memalign.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_size_t)
+_libc.free.argtypes = (ctypes.c_void_p,)
+_libc.free.restype = None
+
+
+class FakeMemory(Memory):
+    """Memory of a fake device.  `has_bytes`: not on a dry device."""
+
+    def __init__(self, device, ptr: int, size: int, has_bytes: bool) -> None:
+        self.device = device
+        self.ptr = ptr
+        self.size = size
+        self.is_free = False
+        self.has_bytes = has_bytes
+
+    def free(self) -> None:
+        if not self.is_free:
+            self.device.free(self)
+
+
+class Pinned:
+    """Page-locked bytes of the host, as long as an array over them lives."""
+
+    def __init__(self, owner: np.ndarray, start: int, size: int) -> None:
+        self.owner = weakref.ref(owner)
+        self.start = start
+        self.end = start + size
+
+
+class Heap:
+    """All memory of a world.  Sizes are as asked for, so that AddressSanitizer knows every end."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._live: dict[int, FakeMemory] = {}
+        self._gone: deque[FakeMemory] = deque()
+        self._gone_bytes = 0
+        self._pinned: list[Pinned] = []
+        self._next_dry = 1 << 46        # addresses of dry devices, which nobody reads
+
+    def alloc(self, device, n: int, free: int, is_dry: bool) -> FakeMemory:
+        size = max(n, 1)
+        if is_dry:
+            ptr, self._next_dry = self._next_dry, self._next_dry + -(-size // ALIGNMENT) * ALIGNMENT + ALIGNMENT
+        else:
+            at = ctypes.c_void_p()
+            if _libc.posix_memalign(ctypes.byref(at), ALIGNMENT, size):
+                raise DeviceOutOfMemory(n, free)
+            ptr = at.value
+            ctypes.memset(ptr, FRESH, size)
+        memory = FakeMemory(device, ptr, n, not is_dry)
+        bisect.insort(self._starts, ptr)
+        self._live[ptr] = memory
+        return memory
+
+    def release(self, memory: FakeMemory, at_once: bool = False) -> None:
+        """`at_once`: give the bytes back to the host, which may use the addresses again; AddressSanitizer watches."""
+        memory.is_free = True
+        del self._live[memory.ptr]
+        del self._starts[bisect.bisect_left(self._starts, memory.ptr)]
+        if not memory.has_bytes:
+            return
+        if at_once:
+            _libc.free(memory.ptr)
+            return
+        ctypes.memset(memory.ptr, GONE, memory.size)
+        self._gone_bytes += memory.size
+        self._gone.append(memory)
+        while self._gone_bytes > KEPT or len(self._gone) > KEPT_PIECES:
+            self._forget()
+
+    def _forget(self) -> None:
+        memory = self._gone.popleft()
+        self._gone_bytes -= memory.size
+        _libc.free(memory.ptr)
+
+    def of(self, device) -> list[FakeMemory]:
+        return [memory for memory in self._live.values() if memory.device is device]
+
+    def drop_kept(self) -> None:
+        """Give freed memory back to the host."""
+        while self._gone:
+            self._forget()
+
+    # -- who owns an address -----------------------------------------------------
+
+    def find(self, ptr: int) -> FakeMemory | None:
+        """The live allocation that begins last at or before an address, if the address is in it or at its end."""
+        at = bisect.bisect_right(self._starts, ptr) - 1
+        if at < 0:
+            return None
+        memory = self._live[self._starts[at]]
+        return memory if ptr <= memory.ptr + memory.size else None
+
+    def is_gone(self, ptr: int) -> bool:
+        return any(memory.ptr <= ptr < memory.ptr + memory.size for memory in self._gone)
+
+    def check(self, ptr: int, n: int, what: str) -> FakeMemory:
+        """The allocation that n bytes from an address lie in."""
+        memory = self.find(ptr)
+        if memory is None:
+            state = "in memory that was freed" if self.is_gone(ptr) else "in no memory of a device"
+            raise DeviceError(f"{what}: {n} bytes at {ptr:#x}, which is {state}")
+        if ptr + n > memory.ptr + memory.size:
+            at = ptr - memory.ptr
+            raise DeviceError(f"{what}: {n} bytes from byte {at} of {memory.size} of {memory.device.name}")
+        return memory
+
+    # -- host memory -------------------------------------------------------------
+
+    def pinned(self, n: int) -> np.ndarray:
+        owner = np.full(n + ALIGNMENT, FRESH, np.uint8)
+        skip = -owner.ctypes.data % ALIGNMENT
+        self._pinned = [pinned for pinned in self._pinned if pinned.owner() is not None]
+        self._pinned.append(Pinned(owner, owner.ctypes.data + skip, n))
+        return owner[skip:skip + n]
+
+    def pinned_around(self, start: int, n: int) -> Pinned | None:
+        for pinned in self._pinned:
+            if pinned.start <= start and start + n <= pinned.end and pinned.owner() is not None:
+                return pinned
+        return None

@@ -1,0 +1,322 @@
+"""When work of fake devices runs: as late as it may, in an order between streams that a seed picks.
+
+Owns the queues.  Invariants: nothing runs before somebody waits; a stream runs in order; between streams only events
+order anything.  So a missing event or wait shows as wrong data, whatever the machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from ggml_sched.backends.cupy.device import DeviceError, Event, Graph, Stream, bytes_of
+from ggml_sched.backends.cupy.fake.memory import Heap, Pinned
+
+__all__ = ["FakeEvent", "FakeGraph", "FakeStream", "FakeWorld"]
+
+Job = Callable[[], object]
+PACES = (0.0, 0.3, 0.9)
+"""How likely another stream runs one job before each job of the one that is waited for; one of them for each wait."""
+PATIENCE = 16
+"""So often an event says that it has not passed; then its work gets done, since a GPU would do it, too."""
+
+
+class FakeWorld:
+    """Fake devices that share a host, and who of them runs next: the same seed always alike."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.heap = Heap()
+        self.streams: list[FakeStream] = []
+        self.n_devices = 0
+        self.lock = threading.RLock()
+        self._capturing: dict[int, FakeStream] = {}     # by thread
+
+    def run(self, stream: FakeStream, number: int) -> None:
+        """Run a stream until so many jobs of it are done, and others as it comes."""
+        with self.lock:
+            self._run(stream, number, self.random.choice(PACES))
+
+    def _run(self, stream: FakeStream, number: int, pace: float) -> None:
+        while stream.done < number:
+            if pace and self.random.random() < pace:
+                others = [other for other in self.streams if other is not stream and other.is_ready]
+                if others:
+                    self.random.choice(others).step()
+                    continue
+            if not stream.is_ready:
+                # What it waits for was queued before the wait was, so that this comes to an end.
+                place = stream.queue[0]
+                self._run(place.stream, place.number, pace)
+            stream.step()
+
+    def refuse_while_capturing(self, what: str) -> None:
+        """What a GPU refuses between begin_capture and end_capture of the calling thread; it breaks the capture."""
+        stream = self._capturing.get(threading.get_ident())
+        if stream is not None:
+            stream.break_capture(what)
+            raise DeviceError(f"{what} while this thread captures a stream")
+
+    def capture(self, stream: FakeStream, is_on: bool) -> None:
+        if is_on:
+            self._capturing[threading.get_ident()] = stream
+        else:
+            self._capturing = {thread: one for thread, one in self._capturing.items() if one is not stream}
+
+
+class FakeEvent(Event):
+    def __init__(self, device) -> None:
+        self.device = device
+        self.stream: FakeStream | None = None
+        self.number = 0
+        self.capture: list[Job] | None = None       # the capture that it was recorded in
+        self.asked = 0
+
+    @property
+    def has_passed(self) -> bool:
+        return self.stream is None or self.stream.done >= self.number
+
+    def _check(self, what: str) -> None:
+        self.device.check_open()
+        self.device.world.refuse_while_capturing(what)
+        if self.capture is not None:
+            raise DeviceError(f"{what}, which was recorded while its stream was captured")
+
+    def synchronize(self) -> None:
+        self._check("waiting for an event")
+        if not self.has_passed:
+            self.device.counts.waits += 1
+            self.device.world.run(self.stream, self.number)
+
+    def query(self) -> bool:
+        self._check("asking an event")
+        if not self.has_passed:
+            self.asked += 1
+            if self.asked >= PATIENCE:
+                self.device.world.run(self.stream, self.number)
+        return self.has_passed
+
+
+class FakeGraph(Graph):
+    def __init__(self, device, jobs: list[Job]) -> None:
+        self.device = device
+        self.jobs: tuple[Job, ...] | None = tuple(jobs)
+
+    def launch(self, stream: FakeStream) -> None:
+        self.device.check_open()
+        if self.jobs is None:
+            raise DeviceError("a graph is launched that was freed")
+        if stream.device is not self.device:
+            raise DeviceError(f"a graph of {self.device.name} is launched on a stream of {stream.device.name}")
+        if stream.is_capturing:
+            stream.break_capture("launching a graph")
+            raise DeviceError("a graph is launched on a stream that is captured")
+        self.device.counts.graph_launches += 1
+        stream.push(*self.jobs)
+
+    def free(self) -> None:
+        self.jobs = None
+
+
+class Place(NamedTuple):
+    """A place in a stream: `number` of its jobs are done."""
+
+    stream: FakeStream
+    number: int
+
+    @property
+    def has_passed(self) -> bool:
+        return self.stream.done >= self.number
+
+
+class FakeStream(Stream):
+    """`queue` holds tuples of jobs (one job, or those of a graph), and places to wait for."""
+
+    def __init__(self, device) -> None:
+        self.device = device
+        self.queue: deque[tuple[Job, ...] | Place] = deque()
+        self.pushed = 0
+        self.done = 0
+        self._inside = 0            # jobs of the first tuple that are done
+        self._captured: list[Job] | None = None
+        self._broken: str | None = None
+
+    # -- running -----------------------------------------------------------------
+
+    def push(self, *jobs: Job) -> None:
+        """Queue jobs as one, or capture them."""
+        if self._captured is not None:
+            self._captured.extend(jobs)
+        elif not self.device.is_dry:
+            self.queue.append(jobs)
+            self.pushed += 1
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next job may run."""
+        return bool(self.queue) and (not isinstance(self.queue[0], Place) or self.queue[0].has_passed)
+
+    def step(self) -> None:
+        """Run the next job.  One that fails ends its tuple, and is done as far as others wait for it."""
+        jobs, is_last = self.queue[0], True
+        try:
+            if not isinstance(jobs, Place) and jobs:
+                job = jobs[self._inside]
+                self._inside += 1
+                job()
+                is_last = self._inside == len(jobs)
+        finally:
+            if is_last:
+                self.queue.popleft()
+                self._inside = 0
+                self.done += 1
+
+    def synchronize(self) -> None:
+        self.device.check_open()
+        self.device.world.refuse_while_capturing("waiting for a stream")
+        if self.done < self.pushed:
+            self.device.counts.waits += 1
+            self.device.world.run(self, self.pushed)
+
+    # -- events ------------------------------------------------------------------
+
+    def record(self, event: FakeEvent) -> None:
+        self.device.check_open()
+        if event.device is not self.device:
+            raise DeviceError(f"an event of {event.device.name} is recorded on a stream of {self.device.name}")
+        event.asked = 0
+        event.capture = self._captured
+        if self._captured is None:
+            event.stream, event.number = self, self.pushed
+
+    def wait(self, event: FakeEvent) -> None:
+        self.device.check_open()
+        if event.capture is not None:
+            if event.capture is not self._captured:
+                self.break_capture("waiting for an event of another capture")
+                raise DeviceError("a stream waits for an event that was recorded in another stream's capture")
+            return
+        stream, number = event.stream, event.number
+        if stream is None:
+            return
+        if self._captured is not None:
+            self.break_capture("waiting for work outside of the capture")
+            raise DeviceError("a stream that is captured waits for an event from outside of the capture")
+        if stream is not self and stream.done < number:
+            self.queue.append(Place(stream, number))
+            self.pushed += 1
+
+    # -- copies ------------------------------------------------------------------
+
+    def copy_in(self, memory_ptr: int, host: np.ndarray) -> None:
+        self.device.check_open()
+        data, to = bytes_of(host), int(memory_ptr)
+        self._range(to, data.size, "a copy to the device")
+        pinned = self._pinned(data, "copying from pageable memory")
+        self.device.counts.copies_in += 1
+        if pinned is None:
+            data = data.copy()
+            self.push(lambda: self._move(to, data.ctypes.data, data.size, to))
+        else:
+            start, n = data.ctypes.data, data.size
+            self.push(lambda: self._move(to, start, n, to, pinned))
+
+    def copy_out(self, host: np.ndarray, memory_ptr: int) -> None:
+        self.device.check_open()
+        data, start = bytes_of(host, writing=True), int(memory_ptr)
+        self._range(start, data.size, "a copy from the device")
+        pinned = self._pinned(data, "copying to pageable memory")
+        self.device.counts.copies_out += 1
+        to, n = data.ctypes.data, data.size
+        if pinned is None:
+            self.push(lambda: self._move(data.ctypes.data, start, n, start))
+            self.synchronize()
+        else:
+            self.push(lambda: self._move(to, start, n, start, pinned))
+
+    def copy(self, dst_ptr: int, src_ptr: int, n: int) -> None:
+        self.device.check_open()
+        to, start = int(dst_ptr), int(src_ptr)
+        self._pair(to, start, n)
+        if to < start + n and start < to + n:
+            raise DeviceError(f"a copy of {n} bytes within memory that overlaps")
+        self.device.counts.copies += 1
+        self.push(lambda: self._copy(to, start, n))
+
+    def _copy(self, to: int, start: int, n: int) -> None:
+        self._pair(to, start, n)
+        ctypes.memmove(to, start, n)
+
+    def _pair(self, to: int, start: int, n: int) -> None:
+        ends = [self.device.world.heap.check(ptr, n, "a copy on the device").device for ptr in (to, start)]
+        for one in ends:
+            if self.device not in ends or (one is not self.device and not self.device.can_access(one)):
+                raise DeviceError(f"{self.device.name} copies from {ends[1].name} to {ends[0].name}, "
+                                  f"and they are no peers")
+
+    def fill(self, ptr: int, value: int, n: int) -> None:
+        self.device.check_open()
+        at, byte = int(ptr), int(value)
+        if not 0 <= byte < 256:
+            raise ValueError(f"fill takes a byte, not {byte}")
+        self._range(at, n, "filling memory")
+
+        def run() -> None:
+            self._range(at, n, "filling memory")
+            ctypes.memset(at, byte, n)
+
+        self.push(run)
+
+    def _range(self, ptr: int, n: int, what: str) -> None:
+        owner = self.device.world.heap.check(ptr, n, what).device
+        if owner is not self.device:
+            raise DeviceError(f"{what}: a stream of {self.device.name} gets memory of {owner.name}")
+
+    def _pinned(self, data: np.ndarray, what: str) -> Pinned | None:
+        pinned = self.device.world.heap.pinned_around(data.ctypes.data, data.size)
+        if pinned is None and self._captured is not None:
+            self.break_capture(what)
+            raise DeviceError(f"{what} while the stream is captured")
+        return pinned
+
+    def _move(self, to: int, start: int, n: int, ptr: int, pinned: Pinned | None = None) -> None:
+        """Between host and device; `ptr` is the device's end."""
+        self._range(ptr, n, "a copy")
+        if pinned is not None and pinned.owner() is None:
+            raise DeviceError(f"pinned memory was freed before a copy of {n} bytes ran")
+        ctypes.memmove(to, start, n)
+
+    # -- capture -----------------------------------------------------------------
+
+    @property
+    def is_capturing(self) -> bool:
+        return self._captured is not None
+
+    def begin_capture(self) -> None:
+        self.device.check_open()
+        self.device.world.refuse_while_capturing("beginning another capture")
+        self._captured, self._broken = [], None
+        self.device.world.capture(self, True)
+
+    def break_capture(self, why: str) -> None:
+        if self._captured is not None:
+            self._broken = self._broken or why
+
+    def end_capture(self) -> FakeGraph:
+        self.device.check_open()
+        if self._captured is None:
+            raise DeviceError("end_capture without begin_capture")
+        jobs, self._captured = self._captured, None
+        self.device.world.capture(self, False)
+        if self._broken is not None:
+            raise DeviceError(f"the capture was broken by {self._broken}")
+        self.device.counts.captures += 1
+        return FakeGraph(self.device, jobs)
+

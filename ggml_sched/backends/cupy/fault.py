@@ -1,0 +1,127 @@
+"""What a kernel found wrong with the data: one word on the device, which names a node.
+
+Kernels write the first fault since the word was read last.  Every plan has numbers of its own for its nodes, so that
+the word says which node it was.  Invariants: numbers are not given again before what ran with them was looked at; a
+fault is told once, however many threads have fetched the word before it was forgotten.
+Callers hold the backend's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ggml_sched._graph import Tensor
+from ggml_sched.backends.cupy.device import Device, Stream
+from ggml_sched.backends.cupy.launch import FAULT
+from ggml_sched.errors import BackendError
+
+__all__ = ["Faults", "Fetched", "Numbers"]
+
+SIZE = FAULT.itemsize
+
+
+class Numbers:
+    """`first` and those after it: one for each of some nodes.  `is_over`: nothing runs with them any more."""
+
+    __slots__ = ("first", "is_over", "nodes")
+
+    def __init__(self, first: int, nodes: Sequence[Tensor]) -> None:
+        self.first, self.nodes = first, nodes
+        self.is_over = False
+
+    @property
+    def stop(self) -> int:
+        return self.first + len(self.nodes)
+
+
+class Fetched(NamedTuple):
+    """The word is on its way to the host, the `number`th time; `ran`: what it tells of (nothing: it stays there)."""
+
+    number: int
+    ran: Mapping[Numbers, int]
+
+
+class Faults:
+    """The word of one device, at `address`."""
+
+    def __init__(self, device: Device, stream: Stream) -> None:
+        self._stream = stream
+        self._memory = device.alloc(SIZE)
+        self._host = device.pinned(SIZE)
+        self._host[:] = 0
+        self._given: list[Numbers] = []
+        """Ascending; those of plans that are gone stay until they were looked at."""
+        self._ran: dict[Numbers, int] = {}
+        """Of what was queued since the word was read: the number of the run."""
+        self._runs = 0
+        self._fetches = self._told = 0
+        """How often the word was fetched; the first so many times it was before the last fault was forgotten."""
+        stream.fill(self._memory.ptr, 0, SIZE)
+
+    @property
+    def address(self) -> int:
+        return self._memory.ptr
+
+    # -- numbers ------------------------------------------------------------------
+
+    def number(self, nodes: Sequence[Tensor]) -> Numbers:
+        """Numbers that nobody else has: the lowest that are free."""
+        first, place = 0, len(self._given)
+        for i, other in enumerate(self._given):
+            if first + len(nodes) <= other.first:
+                place = i
+                break
+            first = other.stop
+        found = Numbers(first, nodes)
+        self._given.insert(place, found)
+        return found
+
+    def give_back(self, numbers: Numbers) -> None:
+        """Nothing will run with these numbers any more; idempotent."""
+        numbers.is_over = True
+        if numbers not in self._ran and numbers in self._given:
+            self._given.remove(numbers)
+
+    def ran(self, numbers: Numbers) -> None:
+        """What has these numbers is queued."""
+        self._runs += 1
+        self._ran[numbers] = self._runs
+
+    # -- the word -----------------------------------------------------------------
+
+    def fetch(self) -> Fetched:
+        """Queue the word's way to the host, if something ran: what `check` takes once that is done."""
+        if self._ran:
+            self._fetches += 1
+            self._stream.copy_out(self._host, self._memory.ptr)
+        return Fetched(self._fetches, dict(self._ran))
+
+    def check(self, fetched: Fetched, backend_name: str) -> None:
+        """Look at the word that was fetched, or at a later one; BackendError for a fault, which is forgotten then."""
+        if not fetched.ran:
+            return
+        fault = self._host.view(FAULT)[0]
+        number, value, limit = int(fault["position"]) - 1, int(fault["value"]), int(fault["limit"])
+        node = self._node(number)
+        for numbers, run in fetched.ran.items():
+            if self._ran.get(numbers) == run:
+                del self._ran[numbers]
+                if numbers.is_over:
+                    self.give_back(numbers)
+        if number < 0 or fetched.number <= self._told:
+            return          # all is well, or another thread was told
+        # Whoever has fetched the word by now has this fault.
+        self._told = self._fetches
+        self._stream.fill(self._memory.ptr, 0, SIZE)
+        who = "a kernel found that" if node is None else f"node {node.name!r} ({node.op}):"
+        raise BackendError(f"backend {backend_name!r}: {who} id {value} does not name one of {limit} rows")
+
+    def _node(self, number: int) -> Tensor | None:
+        for numbers in self._given:
+            if numbers.first <= number < numbers.stop:
+                return numbers.nodes[number - numbers.first]
+        return None
+
+    def free(self) -> None:
+        self._memory.free()

@@ -1,0 +1,283 @@
+// Attention over a cache without its scores in memory: FLASH_ATTN_EXT.
+//
+// A block takes some columns (query rows of heads that share a key head), one split of the cells, and four warps, which
+// take 32 cells in turn.  A warp reads the mask first and passes over cells that no column sees.  For scores eight
+// lanes share a cell; then every lane has one cell of each column for the soft max; for values every lane has two
+// neighbours of each 64 elements.  Warps, and then splits (kernel `combine`), are joined in a fixed order.
+// Invariant: what a masked cell holds, NaN included, reaches nothing; a column that sees no cell is 0.
+#pragma once
+
+#include "caches.cuh"
+
+enum { A_WARPS = 4, CELLS = 32 };
+
+// A NaN counts as nothing here: it shows in the weights.
+struct Largest {
+    static __device__ __forceinline__ float of(float a, float b) { return a > b || b != b ? a : b; }
+};
+
+// The factor of the mask for a head (Press et al. 2021).
+__device__ __forceinline__ float slope_of(const Attention& a, int head) {
+    if (!(a.max_bias > 0.0f)) return 1.0f;
+    const float e = head < a.whole ? (float)(head + 1) / (float)a.whole
+                                   : (float)(2 * (head - a.whole) + 1) / (float)(2 * a.whole);
+    return exp2f(-a.max_bias * e);
+}
+
+// -- one split --------------------------------------------------------------------------------------------------------
+
+struct Column {
+    int row, head;
+};
+
+__device__ __forceinline__ Column column_of(const Attention& a, int matrix, int c) {
+    Column r;
+    r.row = c / a.group;
+    r.head = matrix % a.heads * a.group + c % a.group;
+    return r;
+}
+
+// What stands in front of exp in the next sum: exp(from - to), where both may be -inf.
+__device__ __forceinline__ float carry(float from, float to) { return from == to ? 1.0f : expf(from - to); }
+
+// Values over the total of their weights; 0 where there were none.
+__device__ __forceinline__ float finished(float sum, float total) {
+    return total != 0.0f || total != total ? sum / total : 0.0f;
+}
+
+// A column's largest score and total with its sink; returns the factor of what was summed up so far.
+__device__ __forceinline__ float with_sink(const float* sinks, int head, float top, float& total) {
+    if (sinks == nullptr) return 1.0f;
+    const float sink = sinks[head], to = sink > top ? sink : top, factor = carry(top, to);
+    total = total * factor + carry(sink, to);
+    return factor;
+}
+
+#define ATTENTION                                                                                                   \
+    Attention a, const char *__restrict__ q, const char *__restrict__ k, const char *__restrict__ v,                 \
+        const char *__restrict__ mask, const float *__restrict__ sinks, char *__restrict__ dst,                      \
+        float *__restrict__ partial
+#define ATTENTION_ARGS a, q, k, v, mask, sinks, dst, partial
+
+// PAIRS: dv <= 64 * PAIRS; COLUMNS <= 8: of a block.  HALVES: K and V are f16, wide, of whole eights.
+template <bool HALVES, int PAIRS, int COLUMNS>
+__device__ __forceinline__ void attend(const Attention& a, const char* q, const char* k, const char* v,
+                                       const char* mask, const float* sinks, char* dst, float* partial) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int padded = (a.d + 63) / 64 * 64, n_columns = a.group * a.rows;
+    const int first = blockIdx.x * COLUMNS, begin = blockIdx.y * a.split;
+    const int end = begin + a.split < a.cells ? begin + a.split : a.cells;
+    DYNAMIC_SHARED(float, memory);
+    float* queries = memory;                                       // [COLUMNS][padded]
+    float* weights = queries + COLUMNS * padded + warp * COLUMNS * CELLS;   // of this warp: [COLUMNS][CELLS]
+    float* joined = queries + COLUMNS * padded + A_WARPS * COLUMNS * CELLS; // [COLUMNS][64 * PAIRS]
+    float* tops = joined + COLUMNS * 64 * PAIRS;                   // [A_WARPS][COLUMNS], and the totals
+    float* totals = tops + A_WARPS * COLUMNS;
+    for (int matrix = blockIdx.z; matrix < a.matrices; matrix += gridDim.z) {
+        const int64_t batch = matrix / a.heads, kv = matrix % a.heads;
+        const char* keys = k + kv * a.k2 + batch * a.k3;
+        const char* values = v + kv * a.v2 + batch * a.v3;
+        __syncthreads();
+        UNROLL_BY(1)
+        for (int i = threadIdx.x; i < COLUMNS * padded; i += blockDim.x) {
+            const int c = first + i / padded, e = i % padded;
+            float x = 0.0f;
+            if (c < n_columns && e < a.d) {
+                const Column at = column_of(a, matrix, c);
+                x = *(const float*)(q + at.row * a.q1 + at.head * a.q2 + batch * a.q3 + (int64_t)e * a.q0) * a.scale;
+            }
+            queries[i] = x;
+        }
+        __syncthreads();
+        float2 sum[COLUMNS][PAIRS];
+        float top[COLUMNS], total[COLUMNS], slope[COLUMNS];
+        const char* masks[COLUMNS];
+        UNROLL
+        for (int c = 0; c < COLUMNS; ++c) {
+            top[c] = -INFINITY;
+            total[c] = 0.0f;
+            const Column at = column_of(a, matrix, first + c < n_columns ? first + c : n_columns - 1);
+            slope[c] = slope_of(a, at.head);
+            masks[c] = mask == nullptr ? nullptr
+                     : mask + at.row * a.m1 + at.head % a.heads_of_mask * a.m2 + batch % a.batches_of_mask * a.m3;
+            UNROLL
+            for (int j = 0; j < PAIRS; ++j) sum[c][j].x = sum[c][j].y = 0.0f;
+        }
+        UNROLL_BY(1)
+        for (int cell0 = begin + warp * CELLS; cell0 < end; cell0 += A_WARPS * CELLS) {
+            const int cell = cell0 + lane;
+            float bias[COLUMNS];
+            unsigned mine = 0;             // columns that see this lane's cell
+            UNROLL
+            for (int c = 0; c < COLUMNS; ++c) {
+                bias[c] = 0.0f;
+                if (cell >= end || first + c >= n_columns) continue;
+                if (mask != nullptr)
+                    bias[c] = load_plain(masks[c] + (int64_t)cell * (a.mask_kind == F32 ? 4 : 2), a.mask_kind);
+                if (bias[c] != -INFINITY) mine |= 1u << c;
+                bias[c] *= slope[c];
+            }
+            const unsigned live = __ballot_sync(ALL_LANES, mine != 0);
+            if (live == 0) continue;
+            // Scores: four cells at once, eight lanes each.
+            const int part = lane & 7;
+            UNROLL_BY(COLUMNS == 1 && HALVES ? 4 : 1)
+            for (int pass = 0; pass < CELLS / 4; ++pass) {
+                const int here = pass * 4 + (lane >> 3);
+                float dot[COLUMNS];
+                UNROLL
+                for (int c = 0; c < COLUMNS; ++c) dot[c] = 0.0f;
+                if (live >> here & 1) {
+                    const char* row = keys + (cell0 + here) * a.k1;
+                    UNROLL_BY(COLUMNS == 1 && HALVES ? 2 : 1)
+                    for (int e = part * 8; e < a.d; e += 64) {
+                        float x[8];
+                        load_key<HALVES>(a, row, e, x);
+                        UNROLL
+                        for (int c = 0; c < COLUMNS; ++c) {
+                            const float4* y = (const float4*)(queries + c * padded + e);
+                            const float4 y0 = y[0], y1 = y[1];
+                            dot[c] += x[0] * y0.x + x[1] * y0.y + x[2] * y0.z + x[3] * y0.w
+                                    + x[4] * y1.x + x[5] * y1.y + x[6] * y1.z + x[7] * y1.w;
+                        }
+                    }
+                }
+                UNROLL
+                for (int c = 0; c < COLUMNS; ++c) {
+                    float s = dot[c];
+                    UNROLL
+                    for (int m = 4; m > 0; m >>= 1) s += __shfl_xor_sync(ALL_LANES, s, m);
+                    if (part == c) weights[c * CELLS + here] = s;
+                }
+            }
+            __syncwarp();
+            // The soft max: a lane a cell.  A cell that its column does not see gets a negative weight.
+            UNROLL
+            for (int c = 0; c < COLUMNS; ++c) {
+                const bool seen = mine >> c & 1;
+                float s = weights[c * CELLS + lane];
+                if (a.softcap != 0.0f) s = tanhf(s) * a.softcap;
+                s += bias[c];
+                const float highest = warp_reduce<Largest>(seen ? s : -INFINITY);
+                const float to = highest > top[c] ? highest : top[c];
+                const float factor = carry(top[c], to), w = seen ? expf(s - to) : 0.0f;
+                total[c] = total[c] * factor + warp_reduce<Sum>(w);
+                top[c] = to;
+                weights[c * CELLS + lane] = seen ? w : -1.0f;
+                UNROLL
+                for (int j = 0; j < PAIRS; ++j) {
+                    sum[c][j].x *= factor;
+                    sum[c][j].y *= factor;
+                }
+            }
+            __syncwarp();
+            // Loads of values under way: what one column leaves of the registers.
+            enum { AHEAD = (COLUMNS == 1 ? 16 : 8) / PAIRS < 2 ? 2 : (COLUMNS == 1 ? 16 : 8) / PAIRS };
+            UNROLL_BY(1)
+            for (int here = 0; here < CELLS; here += AHEAD) {
+                if ((live >> here & ((1u << AHEAD) - 1)) == 0) continue;
+                float2 x[AHEAD][PAIRS];
+                UNROLL
+                for (int i = 0; i < AHEAD; ++i) {
+                    UNROLL
+                    for (int j = 0; j < PAIRS; ++j) {
+                        const int e = 2 * lane + 64 * j;
+                        x[i][j].x = x[i][j].y = 0.0f;
+                        if ((live >> (here + i) & 1) && e < a.dv)
+                            x[i][j] = load_value<HALVES>(a, values + (cell0 + here + i) * a.v1, e);
+                    }
+                }
+                UNROLL
+                for (int c = 0; c < COLUMNS; ++c) {
+                    UNROLL
+                    for (int i = 0; i < AHEAD; ++i) {
+                        const float w = weights[c * CELLS + here + i];
+                        if (w < 0.0f) continue;
+                        UNROLL
+                        for (int j = 0; j < PAIRS; ++j) {
+                            sum[c][j].x += w * x[i][j].x;
+                            sum[c][j].y += w * x[i][j].y;
+                        }
+                    }
+                }
+            }
+            __syncwarp();                  // the next cells' weights go where these were
+        }
+        // The warps, one after the other.
+        if (lane == 0) {
+            UNROLL
+            for (int c = 0; c < COLUMNS; ++c) {
+                tops[warp * COLUMNS + c] = top[c];
+                totals[warp * COLUMNS + c] = total[c];
+            }
+        }
+        __syncthreads();
+        UNROLL
+        for (int c = 0; c < COLUMNS; ++c) {
+            float to = -INFINITY;
+            for (int i = 0; i < A_WARPS; ++i) to = tops[i * COLUMNS + c] > to ? tops[i * COLUMNS + c] : to;
+            const float factor = carry(top[c], to);
+            UNROLL
+            for (int j = 0; j < PAIRS; ++j) {
+                sum[c][j].x *= factor;
+                sum[c][j].y *= factor;
+            }
+        }
+        UNROLL_BY(1)
+        for (int i = 0; i < A_WARPS; ++i) {
+            if (i == warp) {
+                UNROLL
+                for (int c = 0; c < COLUMNS; ++c) {
+                    UNROLL
+                    for (int j = 0; j < PAIRS; ++j) {
+                        float* to = joined + c * 64 * PAIRS + 2 * lane + 64 * j;
+                        to[0] = i ? to[0] + sum[c][j].x : sum[c][j].x;
+                        to[1] = i ? to[1] + sum[c][j].y : sum[c][j].y;
+                    }
+                }
+            }
+            __syncthreads();
+        }
+        UNROLL_BY(1)
+        for (int i = threadIdx.x; i < COLUMNS * a.dv; i += blockDim.x) {
+            const int c = i / a.dv, e = i % a.dv;
+            if (first + c >= n_columns) continue;
+            float to = -INFINITY, all = 0.0f;
+            for (int w = 0; w < A_WARPS; ++w) to = tops[w * COLUMNS + c] > to ? tops[w * COLUMNS + c] : to;
+            for (int w = 0; w < A_WARPS; ++w) all += totals[w * COLUMNS + c] * carry(tops[w * COLUMNS + c], to);
+            const float x = joined[c * 64 * PAIRS + e];
+            const Column at = column_of(a, matrix, first + c);
+            if (a.splits == 1) {
+                const float factor = with_sink(sinks, at.head, to, all);
+                ((float*)(dst + at.head * a.d1 + at.row * a.d2 + batch * a.d3))[e] = finished(x * factor, all);
+                continue;
+            }
+            float* out = partial + (((int64_t)matrix * n_columns + first + c) * a.splits + blockIdx.y) * (a.dv + 2);
+            out[e + 2] = x;
+            if (e == 0) {
+                out[0] = to;
+                out[1] = all;
+            }
+        }
+    }
+}
+
+// The splits of a column, a block a column.
+__device__ __forceinline__ void combine_splits(const Attention& a, const float* sinks, char* dst,
+                                               const float* partial) {
+    const int n_columns = a.group * a.rows;
+    FOR_EACH_ROW(i, (int64_t)a.matrices * n_columns) {
+        const int matrix = (int)(i / n_columns);
+        const Column at = column_of(a, matrix, (int)(i % n_columns));
+        const float* from = partial + i * a.splits * (a.dv + 2);
+        float to = -INFINITY, all = 0.0f;
+        for (int s = 0; s < a.splits; ++s) to = from[s * (a.dv + 2)] > to ? from[s * (a.dv + 2)] : to;
+        for (int s = 0; s < a.splits; ++s) all += from[s * (a.dv + 2) + 1] * carry(from[s * (a.dv + 2)], to);
+        const float factor = with_sink(sinks, at.head, to, all);
+        for (int e = threadIdx.x; e < a.dv; e += blockDim.x) {
+            float x = 0.0f;
+            for (int s = 0; s < a.splits; ++s) x += from[s * (a.dv + 2) + 2 + e] * carry(from[s * (a.dv + 2)], to);
+            ((float*)(dst + at.head * a.d1 + at.row * a.d2 + matrix / a.heads * a.d3))[e] = finished(x * factor, all);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+// What attention reads: the numbers of a node, and keys and values of a cache of any plain type, q8_0 or q4_0.
+#pragma once
+
+#include "units.cuh"
+
+struct Attention {
+    int64_t q1, q2, q3, k1, k2, k3, v1, v2, v3, m1, m2, m3, d1, d2, d3;    // bytes; d1: from head to head
+    int64_t heads_of_mask, batches_of_mask;
+    int32_t d, dv, cells, rows, group, heads;  // group: heads that share a key head, of `heads` key heads
+    int32_t matrices, splits, split;           // key heads of all batches; cells of a split
+    int32_t k_kind, v_kind, mask_kind;         // mask_kind < 0: none
+    int32_t q0, k0, v0;                        // bytes from element to element
+    int32_t k_wide, v_wide;                    // 16 bytes of K, 4 or 8 of V lie at a multiple of that
+    float scale, softcap, max_bias;
+    int32_t whole, nothing;                    // heads: the power of two up to them (ALiBi)
+};
+
+// -- caches -----------------------------------------------------------------------------------------------------------
+
+// Eight neighbours of a key from element e on, a multiple of 8; 0 beyond the last.
+template <bool HALVES>
+__device__ __forceinline__ void load_key(const Attention& a, const char* row, int e, float* v) {
+    if (HALVES) {
+        load_eight<F16>(row + e * 2, v);
+    } else if (a.k_kind == Q8_0) {
+        const uint16_t* b = (const uint16_t*)(row + (e >> 5) * 34);
+        const float d = __half_bits_to_float(__ldg(b));
+        UNROLL
+        for (int j = 0; j < 4; ++j) {
+            const uint32_t w = __ldg(b + 1 + (e & 31) / 2 + j);
+            v[2 * j] = d * level(w, 0);
+            v[2 * j + 1] = d * level(w, 1);
+        }
+    } else if (a.k_kind == Q4_0) {
+        const uint16_t* b = (const uint16_t*)(row + (e >> 5) * 18);
+        const float d = __half_bits_to_float(__ldg(b));
+        const int shift = e & 16 ? 4 : 0;
+        UNROLL
+        for (int j = 0; j < 4; ++j) {
+            const uint32_t w = (uint32_t)__ldg(b + 1 + (e & 15) / 2 + j) >> shift;
+            v[2 * j] = d * (float)((int)(w & 15) - 8);
+            v[2 * j + 1] = d * (float)((int)(w >> 8 & 15) - 8);
+        }
+    } else if (a.k_kind == F32 && a.k_wide && e + 8 <= a.d) {
+        load_eight<F32>(row + e * 4, v);
+    } else {
+        UNROLL
+        for (int j = 0; j < 8; ++j) v[j] = e + j < a.d ? load_plain(row + (int64_t)(e + j) * a.k0, a.k_kind) : 0.0f;
+    }
+}
+
+// Two neighbours of a value from element e on, which is even.
+template <bool HALVES>
+__device__ __forceinline__ float2 load_value(const Attention& a, const char* row, int e) {
+    float2 v;
+    if (HALVES) {
+        const uint32_t w = __ldg((const uint32_t*)(row + e * 2));
+        v.x = __half_bits_to_float((uint16_t)w);
+        v.y = __half_bits_to_float((uint16_t)(w >> 16));
+    } else if (a.v_kind == Q8_0) {
+        const uint16_t* b = (const uint16_t*)(row + (e >> 5) * 34);
+        const float d = __half_bits_to_float(__ldg(b));
+        const uint32_t w = __ldg(b + 1 + (e & 31) / 2);
+        v.x = d * level(w, 0);
+        v.y = d * level(w, 1);
+    } else if (a.v_kind == Q4_0) {
+        const uint16_t* b = (const uint16_t*)(row + (e >> 5) * 18);
+        const float d = __half_bits_to_float(__ldg(b));
+        const uint32_t w = (uint32_t)__ldg(b + 1 + (e & 15) / 2) >> (e & 16 ? 4 : 0);
+        v.x = d * (float)((int)(w & 15) - 8);
+        v.y = d * (float)((int)(w >> 8 & 15) - 8);
+    } else if (a.v_kind == F32 && a.v_wide) {
+        v = __ldg((const float2*)(row + e * 4));
+    } else {
+        v.x = load_plain(row + (int64_t)e * a.v0, a.v_kind);
+        v.y = e + 1 < a.dv ? load_plain(row + (int64_t)(e + 1) * a.v0, a.v_kind) : 0.0f;
+    }
+    return v;
+}

@@ -1,0 +1,68 @@
+// Rows of blocks as dense f32 or f16: for the device's library, and for kernels that do not know a type.
+#include "blocks.cuh"
+
+// A thread a unit; `out` holds the rows of w without gaps, as f16 or f32.
+template <int KIND>
+__device__ __forceinline__ void decode(const View& w, char* out, int64_t n, int to, int packed) {
+    typedef Blocks<KIND> T;
+    View units = w;
+    units.ne[0] = w.ne[0] / 32;
+    FOR_EACH(i, n) {
+        const Index k = split(units, i);
+        const uint8_t* row = (const uint8_t*)w.p + k.i1 * w.nb[1] + k.i2 * w.nb[2] + k.i3 * w.nb[3];
+        const int u = (int)k.i0;
+        Unit x;
+        if (packed) T::template load<true>(row, u, x);
+        else T::template load<false>(row, u, x);
+        const int64_t start = i / units.ne[0] * w.ne[0];
+        UNROLL
+        for (int r = 0; r < 2; ++r) {
+            const int64_t first = start + (r ? second_of<T>(u) : first_of<T>(u));
+            float v[16];
+            UNROLL
+            for (int j = 0; j < 16; ++j) v[j] = x.s[r] * level(x.q[4 * r + (j >> 2)], j & 3) + x.m[r];
+            if (to == F32) {
+                UNROLL
+                for (int j = 0; j < 4; ++j) {
+                    float4 f;
+                    f.x = v[4 * j];
+                    f.y = v[4 * j + 1];
+                    f.z = v[4 * j + 2];
+                    f.w = v[4 * j + 3];
+                    ((float4*)(out + first * 4))[j] = f;
+                }
+            } else {
+                uint32_t h[8];
+                UNROLL
+                for (int j = 0; j < 8; ++j)
+                    h[j] = __float_to_half_bits(v[2 * j]) | (uint32_t)__float_to_half_bits(v[2 * j + 1]) << 16;
+                UNROLL
+                for (int j = 0; j < 2; ++j) {
+                    uint4 f;
+                    f.x = h[4 * j];
+                    f.y = h[4 * j + 1];
+                    f.z = h[4 * j + 2];
+                    f.w = h[4 * j + 3];
+                    ((uint4*)(out + first * 2))[j] = f;
+                }
+            }
+        }
+    }
+}
+
+#define DECODE View w, char *__restrict__ out, int64_t n, int to, int packed
+#define DECODE_ARGS w, out, n, to, packed
+
+extern "C" __global__ void __launch_bounds__(256) q4_0(DECODE) { decode<Q4_0>(DECODE_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) q4_1(DECODE) { decode<Q4_1>(DECODE_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) q5_0(DECODE) { decode<Q5_0>(DECODE_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) q5_1(DECODE) { decode<Q5_1>(DECODE_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) q8_0(DECODE) { decode<Q8_0>(DECODE_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) q2_k(DECODE) { decode<Q2_K>(DECODE_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) q3_k(DECODE) { decode<Q3_K>(DECODE_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) q4_k(DECODE) { decode<Q4_K>(DECODE_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) q5_k(DECODE) { decode<Q5_K>(DECODE_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) q6_k(DECODE) { decode<Q6_K>(DECODE_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) iq4_nl(DECODE) { decode<IQ4_NL>(DECODE_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) iq4_xs(DECODE) { decode<IQ4_XS>(DECODE_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) mxfp4(DECODE) { decode<MXFP4>(DECODE_ARGS); }

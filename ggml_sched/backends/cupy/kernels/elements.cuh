@@ -1,0 +1,122 @@
+// One element of a row of any type, as f32: what general kernels read weights with, one at a time.
+//
+// What bytes mean is ggml's (dequantize_row_*); products and sums round as the CPU's do, so the bits are the same.
+// Invariant: nothing is loaded at a wider alignment than blocks have: two bytes, of mxfp4 one.
+#pragma once
+
+// Elements and bytes of a block; plain types have blocks of one element.
+__device__ __forceinline__ int block_elements(int kind) {
+    if (kind == F32 || kind == F16 || kind == BF16 || kind == I32 || kind == I64) return 1;
+    return (kind >= Q2_K && kind <= Q6_K) || kind == IQ4_XS ? 256 : 32;
+}
+
+__device__ __forceinline__ int block_bytes(int kind) {
+    switch (kind) {
+        case F32: case I32: return 4;
+        case F16: case BF16: return 2;
+        case I64: return 8;
+        case Q4_0: case IQ4_NL: return 18;
+        case Q4_1: return 20;
+        case Q5_0: return 22;
+        case Q5_1: return 24;
+        case Q8_0: return 34;
+        case Q2_K: return 84;
+        case Q3_K: return 110;
+        case Q4_K: return 144;
+        case Q5_K: return 176;
+        case Q6_K: return 210;
+        case IQ4_XS: return 136;
+        default: return 17;                // MXFP4
+    }
+}
+
+// The 16 levels of iq4_nl and iq4_xs, and of a 4-bit float (doubled).
+__constant__ signed char UNEVEN_LEVELS[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+__constant__ signed char FP4_LEVELS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+__device__ __forceinline__ float half_at(const uint8_t* p) { return __half_bits_to_float(*(const uint16_t*)p); }
+
+// Element j of 2 n levels of four bits in n bytes: first the low nibbles, then the high ones.
+__device__ __forceinline__ int nibble(const uint8_t* q, int j, int n) { return j < n ? q[j] & 15 : q[j - n] >> 4; }
+
+// Element j of 256 levels of two bits: byte l of each 32 holds elements l, l + 32, l + 64, l + 96 of 128.
+__device__ __forceinline__ int two_bits(const uint8_t* q, int j) {
+    return q[j / 128 * 32 + j % 32] >> j % 128 / 32 * 2 & 3;
+}
+
+// Element j of 256 bits: bit b of byte l is that of element 32 b + l.
+__device__ __forceinline__ int one_bit(const uint8_t* q, int j) { return q[j % 32] >> j / 32 & 1; }
+
+// Scale and minimum number k of 8, of six bits each, in 12 bytes.
+__device__ __forceinline__ int scale_of_8(const uint8_t* s, int k) {
+    return k < 4 ? s[k] & 63 : (s[k + 4] & 15) | s[k - 4] >> 6 << 4;
+}
+__device__ __forceinline__ int minimum_of_8(const uint8_t* s, int k) {
+    return k < 4 ? s[k + 4] & 63 : s[k + 4] >> 4 | s[k] >> 6 << 4;
+}
+
+// 2 ** (e - 128).  The two least are subnormal: a host multiplies with them, a GPU that flushes f32 (CuPy lets NVRTC
+// compile so) takes zero, and loses what is below 2 ** -123.  No other type has a scale that f32 must hold as
+// subnormal: the least f16, 2 ** -24, is a normal f32, and is converted to that exactly.
+__device__ __forceinline__ float power_of_two(int e) {
+    return __uint_as_float(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
+}
+
+// step * q - minimum, each rounded.
+__device__ __forceinline__ float with_minimum(int q, float d, int scale, float dmin, int minimum) {
+    return add_rn(mul_rn((float)q, mul_rn(d, (float)scale)), -mul_rn(dmin, (float)minimum));
+}
+
+// Element j of the block at b.
+__device__ __forceinline__ float element_of_block(const uint8_t* b, int kind, int j) {
+    switch (kind) {
+        case Q4_0: return (float)(nibble(b + 2, j, 16) - 8) * half_at(b);
+        case Q4_1: return add_rn(mul_rn((float)nibble(b + 4, j, 16), half_at(b)), half_at(b + 2));
+        case Q5_0: return (float)((nibble(b + 6, j, 16) | (b[2 + j / 8] >> j % 8 & 1) << 4) - 16) * half_at(b);
+        case Q5_1:
+            return add_rn(mul_rn((float)(nibble(b + 8, j, 16) | (b[4 + j / 8] >> j % 8 & 1) << 4), half_at(b)),
+                          half_at(b + 2));
+        case Q8_0: return (float)(int8_t)b[2 + j] * half_at(b);
+        case Q2_K: {
+            const int s = b[j / 16];
+            return with_minimum(two_bits(b + 16, j), half_at(b + 80), s & 15, half_at(b + 82), s >> 4);
+        }
+        case Q3_K: {
+            const int k = j / 16, high = b[104 + k % 4] >> k / 4 * 2 & 3;
+            const int scale = (nibble(b + 96, k, 8) | high << 4) - 32;
+            const int q = (two_bits(b + 32, j) | one_bit(b, j) << 2) - 4;
+            return mul_rn((float)q, mul_rn(half_at(b + 108), (float)scale));
+        }
+        case Q4_K:
+            return with_minimum(nibble(b + 16 + j / 64 * 32, j % 64, 32), half_at(b), scale_of_8(b + 4, j / 32),
+                                half_at(b + 2), minimum_of_8(b + 4, j / 32));
+        case Q5_K:
+            return with_minimum(nibble(b + 48 + j / 64 * 32, j % 64, 32) | one_bit(b + 16, j) << 4, half_at(b),
+                                scale_of_8(b + 4, j / 32), half_at(b + 2), minimum_of_8(b + 4, j / 32));
+        case Q6_K: {
+            const int q = nibble(b + j / 128 * 64, j % 128, 64) | two_bits(b + 128, j) << 4;
+            return mul_rn((float)(q - 32), mul_rn(half_at(b + 208), (float)(int8_t)b[192 + j / 16]));
+        }
+        case IQ4_NL: return (float)UNEVEN_LEVELS[nibble(b + 2, j, 16)] * half_at(b);
+        case IQ4_XS: {
+            const int k = j / 32, low = k % 2 ? b[4 + k / 2] >> 4 : b[4 + k / 2] & 15;
+            const int scale = (low | (*(const uint16_t*)(b + 2) >> 2 * k & 3) << 4) - 32;
+            return mul_rn((float)UNEVEN_LEVELS[nibble(b + 8 + 16 * k, j % 32, 16)], mul_rn(half_at(b), (float)scale));
+        }
+        default: return (float)FP4_LEVELS[nibble(b + 1, j, 16)] * power_of_two(b[0]);
+    }
+}
+
+// Element i of a row whose elements, or blocks, lie without gaps.
+__device__ __forceinline__ float load_element(const char* row, int kind, int64_t i) {
+    const int n = block_elements(kind);
+    if (n == 1) return load_plain(row + i * block_bytes(kind), kind);
+    return element_of_block((const uint8_t*)row + i / n * block_bytes(kind), kind, (int)(i % n));
+}
+
+// The element of a tensor at its indices; nb[0] is the stride of elements, or of blocks.
+__device__ __forceinline__ float load_view(const View& t, int kind, const Index& k) {
+    const int n = block_elements(kind);
+    if (n == 1) return load_plain(at(t, k), kind);
+    return element_of_block((const uint8_t*)at(t, k.i0 / n, k.i1, k.i2, k.i3), kind, (int)(k.i0 % n));
+}

@@ -1,0 +1,71 @@
+// Which (token, slot) pairs go through which expert: a list of them by expert, and a table of tiles over the list.
+//
+// A warp an expert: it counts its pairs, then, knowing how many the others before it have, writes them down in their
+// order.  Nothing depends on which warp is first.
+// Invariant: an id that names no expert is in no list, and sets the error word.
+#include "common.cuh"
+
+__device__ __forceinline__ int sum_lanes(int v) {
+    UNROLL
+    for (int m = 16; m > 0; m >>= 1) v += __shfl_xor_sync(ALL_LANES, v, m);
+    return v;
+}
+
+__device__ __forceinline__ int id_of(const View& ids, int pair) {
+    const int used = (int)ids.ne[0];
+    return *(const int32_t*)at(ids, pair % used, pair / used, 0, 0);
+}
+
+extern "C" __global__ void __launch_bounds__(128) count(View ids, int32_t* __restrict__ counts, int n_pairs,
+                                                       int n_experts, Fault* word, int position) {
+    const int expert = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+    if (expert >= n_experts) return;
+    int n = 0;
+    for (int i = lane; i < n_pairs; i += 32) {
+        const int id = id_of(ids, i);
+        n += id == expert;
+        if (expert == 0 && (id < 0 || id >= n_experts)) fault(word, position, 2, id, n_experts);
+    }
+    n = sum_lanes(n);
+    if (lane == 0) counts[expert] = n;
+}
+
+// groups: {expert, first, end, 0} for each tile of at most `tile` pairs; those of `n_groups` that are left over get
+// expert -1.
+extern "C" __global__ void __launch_bounds__(128) place(View ids, const int32_t* __restrict__ counts,
+                                                       int32_t* __restrict__ pairs, int4* __restrict__ groups,
+                                                       int n_pairs, int n_experts, int tile, int n_groups) {
+    const int expert = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+    if (expert >= n_experts) return;
+    int before = 0, tiles = 0;
+    for (int e = lane; e < expert; e += 32) {
+        before += counts[e];
+        tiles += (counts[e] + tile - 1) / tile;
+    }
+    before = sum_lanes(before);
+    tiles = sum_lanes(tiles);
+    const int n = counts[expert], own = (n + tile - 1) / tile;
+    for (int t = lane; t < own; t += 32) {
+        int4 g;
+        g.x = expert;
+        g.y = before + t * tile;
+        g.z = t + 1 < own ? g.y + tile : before + n;
+        g.w = 0;
+        groups[tiles + t] = g;
+    }
+    if (expert == n_experts - 1) {
+        for (int t = tiles + own + lane; t < n_groups; t += 32) {
+            int4 g;
+            g.x = -1;
+            g.y = g.z = g.w = 0;
+            groups[t] = g;
+        }
+    }
+    for (int start = 0; start < n_pairs; start += 32) {
+        const int i = start + lane;
+        const bool mine = i < n_pairs && id_of(ids, i) == expert;
+        const unsigned all = __ballot_sync(ALL_LANES, mine);
+        if (mine) pairs[before + __popc(all & ((1u << lane) - 1))] = i;
+        before += __popc(all);
+    }
+}

@@ -1,0 +1,251 @@
+// Weights times few columns: what reading the weights costs is what it costs.
+//
+// A warp computes two rows of the result, or, with a second matrix, the same row of both, which become one element of a
+// gated unit.  Lanes take units of the rows in turn, four of them under way at once, and add up in a fixed tree.
+// Matrices of a batch, or those that ids name, are numbered by blockIdx.y.  Weights times 8-bit columns add up in 32
+// bits; `exact` ones multiply in f32 what the blocks hold.
+// Invariant: an id that names no matrix sets the error word, and nothing is written for it.
+#pragma once
+
+#include "blocks.cuh"
+
+// Numbers of a product; strides of w and d are bytes, those of x bytes (f32) or columns (8 bits).
+struct Product {
+    int64_t k, rows, columns, matrices;    // matrices: of the result, or pairs of (token, slot) with ids
+    int64_t w1, w2, w3;
+    int64_t x1, x2, x3;
+    int64_t d1, d2, d3;
+    int64_t n2, r2, r3;                    // ne[2] of the result; how many of its matrices meet one of w
+    int64_t id0, id1, n_used, n_slots, n_experts;
+    int32_t gate;                          // with a second matrix: enum Gate
+    int32_t wide;                          // f32, f16, bf16: loads of 16 bytes are aligned
+    int32_t packed;                        // blocks: where the layout is not known at compile time
+    int32_t w0;                            // bytes from element to element, where not wide
+};
+
+enum Gate { SILU = 0, GELU = 1, RELU = 2 };
+
+#define PRODUCT                                                                                                    \
+    Product a, const uint8_t *__restrict__ w, const uint8_t *__restrict__ second, const char *__restrict__ x,       \
+        const float2 *__restrict__ runs, const char *__restrict__ ids, char *__restrict__ d, Fault *__restrict__ word, \
+        int position
+#define PRODUCT_ARGS a, w, second, x, runs, ids, d, word, position
+
+// As f16 tables have it, which the oracle follows: the argument and the result are rounded.
+__device__ __forceinline__ float through_half(float v) {
+    return fabsf(v) <= 65504.0f ? __half_bits_to_float(__float_to_half_bits(v)) : v;
+}
+
+__device__ __forceinline__ float gated(int gate, float x, float up) {
+    if (gate == SILU) return x / (1.0f + expf(-x)) * up;
+    if (gate == RELU) return (x > 0.0f || x != x ? x : 0.0f) * up;
+    const float v = through_half(x);
+    const float t = tanhf((v * v * 0.044715f + 1.0f) * v * 0.79788456080286535588f);
+    return through_half((t + 1.0f) * 0.5f * v) * up;
+}
+
+// Which matrices meet in one element of the batch, as offsets.
+struct Pair {
+    int64_t w, x, d;
+};
+
+// False where an id names no matrix.
+__device__ __forceinline__ bool find_pair(const Product& a, const char* ids, int64_t i, Fault* word, int position,
+                                          Pair& p) {
+    if (ids == nullptr && i == 0) {        // the usual case, without divisions
+        p.w = p.x = p.d = 0;
+        return true;
+    }
+    if (ids == nullptr) {
+        const uint32_t n2 = (uint32_t)a.n2, i3 = (uint32_t)i / n2, i2 = (uint32_t)i - i3 * n2;
+        p.w = i3 / (uint32_t)a.r3 * a.w3 + i2 / (uint32_t)a.r2 * a.w2;
+        p.x = i3 * a.x3 + i2 * a.x2;
+        p.d = i3 * a.d3 + i2 * a.d2;
+        return true;
+    }
+    const uint32_t used = (uint32_t)a.n_used, token = (uint32_t)i / used, slot = (uint32_t)i - token * used;
+    const int64_t id = *(const int32_t*)(ids + slot * a.id0 + token * a.id1);
+    if (id < 0 || id >= a.n_experts) {
+        if (blockIdx.x == 0 && threadIdx.x == 0) fault(word, position, 2, id, a.n_experts);
+        return false;
+    }
+    p.w = id * a.w2;
+    p.x = token * a.x2 + slot % (uint32_t)a.n_slots * a.x1;
+    p.d = token * a.d2 + slot * a.d1;
+    return true;
+}
+
+enum { WEIGHT_ROWS = 2 };
+
+// Where the warp's rows of weights start; beyond the last row, and without a second matrix, the last one again.
+__device__ __forceinline__ void weight_rows(const Product& a, const uint8_t* w, const uint8_t* second, int64_t row,
+                                            const uint8_t** at) {
+    at[0] = w + row * a.w1;
+    at[1] = second != nullptr ? second + row * a.w1 : w + (row + 1 < a.rows ? row + 1 : row) * a.w1;
+}
+
+// Lanes' sums to the result.
+template <int COLUMNS>
+__device__ __forceinline__ void store_rows(const Product& a, bool both, int64_t row, int64_t column, char* d,
+                                           float (&sum)[WEIGHT_ROWS][COLUMNS]) {
+    UNROLL
+    for (int c = 0; c < COLUMNS; ++c) {
+        if (column + c >= a.columns) break;
+        const float v0 = warp_reduce<Sum>(sum[0][c]), v1 = warp_reduce<Sum>(sum[1][c]);
+        if ((threadIdx.x & 31) != 0) continue;
+        float* out = (float*)(d + (column + c) * a.d1) + row;
+        if (both) {
+            *out = gated(a.gate, v0, v1);
+        } else {
+            out[0] = v0;
+            if (row + 1 < a.rows) out[1] = v1;
+        }
+    }
+}
+
+// What a warp does for each matrix of the batch: WORK(weights, column, pair, sums) between finding and storing.
+#define FOR_EACH_PRODUCT(COLUMNS, WORK)                                                                          \
+    const bool both = second != nullptr;                                                                         \
+    const int64_t row = ((int64_t)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5)) * (both ? 1 : WEIGHT_ROWS); \
+    const int64_t column = (int64_t)blockIdx.z * (COLUMNS);                                                      \
+    if (row >= a.rows) return;                                                                                   \
+    for (int64_t i = blockIdx.y; i < a.matrices; i += gridDim.y) {                                               \
+        Pair pair;                                                                                               \
+        if (!find_pair(a, ids, i, word, position, pair)) continue;                                               \
+        const uint8_t* weights[WEIGHT_ROWS];                                                                     \
+        weight_rows(a, w + pair.w, both ? second + pair.w : nullptr, row, weights);                              \
+        float sum[WEIGHT_ROWS][COLUMNS];                                                                         \
+        UNROLL                                                                                                   \
+        for (int c = 0; c < (COLUMNS); ++c) sum[0][c] = sum[1][c] = 0.0f;                                        \
+        WORK;                                                                                                    \
+        store_rows<COLUMNS>(a, both, row, column, d + pair.d, sum);                                              \
+    }
+
+// -- blocks times 8-bit columns ---------------------------------------------------------------------------------------
+
+template <class T>
+__device__ __forceinline__ float unit_times_runs(const Unit& w, const Run& x0, const Run& x1) {
+    const int t0 = dot_run(w.q, x0.q), t1 = dot_run(w.q + 4, x1.q);
+    if (T::ONE_SCALE) return w.s[0] * (x0.scale * (float)(t0 + t1)) + w.m[0] * (x0.sum + x1.sum);
+    return w.s[0] * (x0.scale * (float)t0) + w.m[0] * x0.sum + (w.s[1] * (x1.scale * (float)t1) + w.m[1] * x1.sum);
+}
+
+__device__ __forceinline__ Run load_run(const char* q, const float2* runs, int64_t element) {
+    Run r;
+    r.q = __ldg((const int4*)(q + element));
+    const float2 v = __ldg(runs + (element >> 4));
+    r.scale = v.x;
+    r.sum = v.y;
+    return r;
+}
+
+template <int KIND, bool PACKED, int COLUMNS>
+__device__ __forceinline__ void rows_times_8_bits(const Product& a, const uint8_t* const* weights, const char* x,
+                                                  const float2* runs, int64_t first, int64_t column,
+                                                  float (&sum)[WEIGHT_ROWS][COLUMNS]) {
+    typedef Blocks<KIND> T;
+    const int units = (int)(a.k >> 5);
+    UNROLL_BY(COLUMNS == 1 ? 2 : 1)
+    for (int u = threadIdx.x & 31; u < units; u += 32) {
+        Unit w[WEIGHT_ROWS];
+        UNROLL
+        for (int r = 0; r < WEIGHT_ROWS; ++r) T::template load<PACKED>(weights[r], u, w[r]);
+        UNROLL
+        for (int c = 0; c < COLUMNS; ++c) {
+            if (COLUMNS > 1 && column + c >= a.columns) break;
+            const int64_t start = (first + (column + c) * a.x1) * a.k;
+            const Run x0 = load_run(x, runs, start + first_of<T>(u)), x1 = load_run(x, runs, start + second_of<T>(u));
+            UNROLL
+            for (int r = 0; r < WEIGHT_ROWS; ++r) sum[r][c] += unit_times_runs<T>(w[r], x0, x1);
+        }
+    }
+}
+
+template <int KIND, bool PACKED, int COLUMNS>
+__device__ __forceinline__ void few(PRODUCT) {
+    FOR_EACH_PRODUCT(COLUMNS, (rows_times_8_bits<KIND, PACKED, COLUMNS>(a, weights, x, runs, pair.x, column, sum)))
+}
+
+// -- blocks times f32 -------------------------------------------------------------------------------------------------
+
+template <int KIND>
+__device__ __forceinline__ void rows_times_floats(const Product& a, const uint8_t* const* weights, const char* x,
+                                                  float (&sum)[WEIGHT_ROWS][1]) {
+    typedef Blocks<KIND> T;
+    const int units = (int)(a.k >> 5);
+    UNROLL_BY(1)
+    for (int u = threadIdx.x & 31; u < units; u += 32) {
+        Unit w[WEIGHT_ROWS];
+        UNROLL
+        for (int r = 0; r < WEIGHT_ROWS; ++r) {
+            if (a.packed) T::template load<true>(weights[r], u, w[r]);
+            else T::template load<false>(weights[r], u, w[r]);
+        }
+        UNROLL
+        for (int h = 0; h < 2; ++h) {
+            const float* v = (const float*)x + (h ? second_of<T>(u) : first_of<T>(u));
+            for (int j = 0; j < 16; ++j) {
+                const float e = v[j];
+                UNROLL
+                for (int r = 0; r < WEIGHT_ROWS; ++r)
+                    sum[r][0] += (w[r].s[h] * level(w[r].q[4 * h + (j >> 2)], j & 3) + w[r].m[h]) * e;
+            }
+        }
+    }
+}
+
+template <int KIND>
+__device__ __forceinline__ void few_exact(PRODUCT) {
+    (void)runs;
+    FOR_EACH_PRODUCT(1, (rows_times_floats<KIND>(a, weights, x + pair.x + column * a.x1, sum)))
+}
+
+// -- plain types ------------------------------------------------------------------------------------------------------
+
+template <int KIND, int COLUMNS>
+__device__ __forceinline__ void plain_rows(const Product& a, const uint8_t* const* weights, const char* x,
+                                           int64_t column, float (&sum)[WEIGHT_ROWS][COLUMNS]) {
+    const int lane = threadIdx.x & 31;
+    int64_t done = 0;
+    if (a.wide) {
+        const int size = KIND == F32 ? 4 : 2, eights = (int)(a.k >> 3);
+        done = (int64_t)eights * 8;
+        UNROLL_BY(COLUMNS == 1 ? 2 : 1)
+        for (int u = lane; u < eights; u += 32) {
+            float v[WEIGHT_ROWS][8];
+            UNROLL
+            for (int r = 0; r < WEIGHT_ROWS; ++r)
+                load_eight<KIND>((const char*)weights[r] + (int64_t)u * 8 * size, v[r]);
+            UNROLL
+            for (int c = 0; c < COLUMNS; ++c) {
+                if (COLUMNS > 1 && column + c >= a.columns) break;
+                float e[8];
+                load_eight<F32>(x + (column + c) * a.x1 + (int64_t)u * 32, e);
+                UNROLL
+                for (int r = 0; r < WEIGHT_ROWS; ++r) {
+                    UNROLL
+                    for (int j = 0; j < 8; ++j) sum[r][c] += v[r][j] * e[j];
+                }
+            }
+        }
+    }
+    UNROLL_BY(1)
+    for (int64_t j = done + lane; j < a.k; j += 32) {
+        float v[WEIGHT_ROWS];
+        UNROLL
+        for (int r = 0; r < WEIGHT_ROWS; ++r) v[r] = load_plain((const char*)weights[r] + j * a.w0, KIND);
+        UNROLL
+        for (int c = 0; c < COLUMNS; ++c) {
+            if (COLUMNS > 1 && column + c >= a.columns) break;
+            const float e = *(const float*)(x + (column + c) * a.x1 + j * 4);
+            UNROLL
+            for (int r = 0; r < WEIGHT_ROWS; ++r) sum[r][c] += v[r] * e;
+        }
+    }
+}
+
+template <int KIND, int COLUMNS>
+__device__ __forceinline__ void few_plain(PRODUCT) {
+    (void)runs;
+    FOR_EACH_PRODUCT(COLUMNS, (plain_rows<KIND, COLUMNS>(a, weights, x + pair.x, column, sum)))
+}

@@ -1,0 +1,143 @@
+// Norms of rows and of groups of channels, alone or with what stands around them: a sum before, factors after.
+//
+// A block a row; sums run in a fixed tree.  A result may lie over a source of the same layout: a thread reads an
+// element for the last time before it writes there.
+#include "common.cuh"
+
+enum Mode { RMS, CENTRED, L2 };
+enum Around { ADDED = 1, KEPT = 2, SCALED = 4, SHIFTED = 8 };
+
+__device__ __forceinline__ float& f32_at(char* row, int64_t i, int64_t stride) { return *(float*)(row + i * stride); }
+
+__device__ __forceinline__ char* row_of(const View& t, const Index& k) { return at(t, 0, k.i1, k.i2, k.i3); }
+
+enum { HELD = 8 };                         // elements of a row that a thread can keep in registers
+
+// What the row of one block is: the operand, what is read around it, and the places that are written.
+struct Row {
+    char *x, *y, *kept, *factor, *term, *out;
+};
+
+__device__ __forceinline__ float root_of(float sum, int mode, float eps, int64_t n) {
+    return mode == L2 ? max_nan(sqrtf(sum), eps) : sqrtf(sum / (float)n + eps);
+}
+
+// A row that its threads hold: everything is read at once, ahead of the first barrier.
+__device__ __forceinline__ void norm_held(const Row& row, const View& a, const View& b, const View& s, const View& w,
+                                          const View& shift, const View& d, int mode, float eps, int around,
+                                          float* part) {
+    const int64_t n = d.ne[0];
+    float v[HELD], f[HELD], t[HELD];
+    float sum = 0.0f;
+    UNROLL
+    for (int j = 0; j < HELD; ++j) {
+        const int64_t i = threadIdx.x + (int64_t)j * blockDim.x;
+        v[j] = f[j] = t[j] = 0.0f;
+        if (i >= n) continue;
+        v[j] = f32_at(row.x, i, a.nb[0]);
+        if (around & ADDED) v[j] += f32_at(row.y, i, b.nb[0]);
+        if (around & SCALED) f[j] = f32_at(row.factor, i, w.nb[0]);
+        if (around & SHIFTED) t[j] = f32_at(row.term, i, shift.nb[0]);
+        if (around & KEPT) f32_at(row.kept, i, s.nb[0]) = v[j];
+        sum += mode == CENTRED ? v[j] : v[j] * v[j];
+    }
+    sum = block_reduce<Sum>(sum, part);
+    float mean = 0.0f;
+    if (mode == CENTRED) {
+        mean = sum / (float)n;
+        sum = 0.0f;
+        UNROLL
+        for (int j = 0; j < HELD; ++j)
+            if (threadIdx.x + (int64_t)j * blockDim.x < n) sum += (v[j] - mean) * (v[j] - mean);
+        sum = block_reduce<Sum>(sum, part);
+    }
+    const float root = root_of(sum, mode, eps, n);
+    UNROLL
+    for (int j = 0; j < HELD; ++j) {
+        const int64_t i = threadIdx.x + (int64_t)j * blockDim.x;
+        if (i >= n) continue;
+        float r = (v[j] - mean) / root;
+        if (around & SCALED) r *= f[j];
+        if (around & SHIFTED) r += t[j];
+        f32_at(row.out, i, d.nb[0]) = r;
+    }
+}
+
+// A longer row: read again for each pass.  What was kept may have been written over a or b: it is read from there.
+__device__ __forceinline__ void norm_long(const Row& row, const View& a, const View& b, const View& s, const View& w,
+                                          const View& shift, const View& d, int mode, float eps, int around,
+                                          float* part) {
+    const int64_t n = d.ne[0];
+    char* const again = around & KEPT ? row.kept : row.x;
+    const int64_t again_nb = around & KEPT ? s.nb[0] : a.nb[0];
+    const bool add_again = (around & ADDED) && !(around & KEPT);
+    float sum = 0.0f;
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
+        float v = f32_at(row.x, i, a.nb[0]);
+        if (around & ADDED) v += f32_at(row.y, i, b.nb[0]);
+        if (around & KEPT) f32_at(row.kept, i, s.nb[0]) = v;
+        sum += mode == CENTRED ? v : v * v;
+    }
+    sum = block_reduce<Sum>(sum, part);
+    float mean = 0.0f;
+    if (mode == CENTRED) {
+        mean = sum / (float)n;
+        sum = 0.0f;
+        for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
+            float v = f32_at(again, i, again_nb);
+            if (add_again) v += f32_at(row.y, i, b.nb[0]);
+            sum += (v - mean) * (v - mean);
+        }
+        sum = block_reduce<Sum>(sum, part);
+    }
+    const float root = root_of(sum, mode, eps, n);
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
+        float v = f32_at(again, i, again_nb);
+        if (add_again) v += f32_at(row.y, i, b.nb[0]);
+        v = (v - mean) / root;
+        if (around & SCALED) v *= f32_at(row.factor, i, w.nb[0]);
+        if (around & SHIFTED) v += f32_at(row.term, i, shift.nb[0]);
+        f32_at(row.out, i, d.nb[0]) = v;
+    }
+}
+
+// x = a (ADDED: a + b, KEPT: written to s); d = norm(x) (SCALED: * w, SHIFTED: + shift); b, w and shift repeat.
+extern "C" __global__ void __launch_bounds__(1024) norm_rows(View a, View b, View s, View w, View shift, View d,
+                                                             int64_t rows, int mode, float eps, int around) {
+    __shared__ float part[32];
+    FOR_EACH_ROW(r, rows) {
+        const Index k = split_row(d, r);
+        const Row row = {row_of(a, k), row_of(b, wrap(k, b)), row_of(s, k), row_of(w, wrap(k, w)),
+                         row_of(shift, wrap(k, shift)), row_of(d, k)};
+        if (d.ne[0] <= (int64_t)HELD * blockDim.x) norm_held(row, a, b, s, w, shift, d, mode, eps, around, part);
+        else norm_long(row, a, b, s, w, shift, d, mode, eps, around, part);
+    }
+}
+
+// Groups of `width` channels (ne[2]), the last one perhaps smaller; a block a group.
+extern "C" __global__ void __launch_bounds__(1024) group_norm(View a, View d, int64_t groups, int64_t width,
+                                                              float eps) {
+    __shared__ float part[32];
+    FOR_EACH_ROW(g, groups * d.ne[3]) {
+        const int64_t first = g % groups * width;
+        View x = a, y = d;
+        x.p = at(a, 0, 0, first, g / groups);
+        y.p = at(d, 0, 0, first, g / groups);
+        x.ne[2] = d.ne[2] - first < width ? d.ne[2] - first : width;
+        x.ne[3] = 1;
+        const int64_t n = elements(x);
+        float sum = 0.0f;
+        for (int64_t i = threadIdx.x; i < n; i += blockDim.x) sum += *(const float*)at(x, split(x, i));
+        const float mean = block_reduce<Sum>(sum, part) / (float)n;
+        sum = 0.0f;
+        for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
+            const float v = *(const float*)at(x, split(x, i)) - mean;
+            sum += v * v;
+        }
+        const float root = sqrtf(block_reduce<Sum>(sum, part) / (float)n + eps);
+        for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
+            const Index k = split(x, i);
+            *(float*)at(y, k) = (*(const float*)at(x, k) - mean) / root;
+        }
+    }
+}

@@ -1,0 +1,43 @@
+// Rows by number out of a table whose blocks are rearranged (repack.py): GET_ROWS of embeddings.
+#include "blocks.cuh"
+
+// A thread a unit of d[row] = a[ids[row]], n of them; d is f32.
+template <int KIND>
+__device__ __forceinline__ void get(const View& a, const View& ids, const View& d, int64_t n, Fault* word,
+                                    int position) {
+    typedef Blocks<KIND> T;
+    View units = d;
+    units.ne[0] = d.ne[0] / 32;
+    FOR_EACH(i, n) {
+        const Index k = split(units, i);
+        const int64_t row = *(const int32_t*)at(ids, k.i1, k.i2, k.i3, 0);
+        if (row < 0 || row >= a.ne[1]) {
+            if (k.i0 == 0) fault(word, position, 1, row, a.ne[1]);
+            continue;
+        }
+        Unit x;
+        const int u = (int)k.i0;
+        T::template load<true>((const uint8_t*)at(a, 0, row, k.i2, k.i3), u, x);
+        UNROLL
+        for (int r = 0; r < 2; ++r) {
+            const int first = r ? second_of<T>(u) : first_of<T>(u);
+            UNROLL
+            for (int j = 0; j < 16; ++j)
+                *(float*)at(d, first + j, k.i1, k.i2, k.i3) = x.s[r] * level(x.q[4 * r + (j >> 2)], j & 3) + x.m[r];
+        }
+    }
+}
+
+#define ROWS View a, View ids, View d, int64_t n, Fault *word, int position
+#define ROWS_ARGS a, ids, d, n, word, position
+
+extern "C" __global__ void __launch_bounds__(256) q4_0(ROWS) { get<Q4_0>(ROWS_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) q4_1(ROWS) { get<Q4_1>(ROWS_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) q5_0(ROWS) { get<Q5_0>(ROWS_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) q5_1(ROWS) { get<Q5_1>(ROWS_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) q8_0(ROWS) { get<Q8_0>(ROWS_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) q2_k(ROWS) { get<Q2_K>(ROWS_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) q3_k(ROWS) { get<Q3_K>(ROWS_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) q6_k(ROWS) { get<Q6_K>(ROWS_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) iq4_nl(ROWS) { get<IQ4_NL>(ROWS_ARGS); }
+extern "C" __global__ void __launch_bounds__(256) mxfp4(ROWS) { get<MXFP4>(ROWS_ARGS); }

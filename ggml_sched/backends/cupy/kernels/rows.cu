@@ -1,0 +1,104 @@
+// Rows by number: get_rows, set_rows, add_id.
+//
+// A number outside the table sets the error word and nothing is written for it.  Of several rows for one place the
+// last one stays.
+#include "common.cuh"
+#include "quantize.cuh"
+
+// d[row] = a[ids[row]] as f32, or i32 as it is.
+extern "C" __global__ void __launch_bounds__(256) get_rows(View a, View ids, View d, int64_t n, int kind, Fault* word,
+                                                           int position) {
+    FOR_EACH(i, n) {
+        const Index k = split(d, i);
+        const int64_t row = *(const int32_t*)at(ids, k.i1, k.i2, k.i3, 0);
+        if (row < 0 || row >= a.ne[1]) {
+            if (k.i0 == 0) fault(word, position, 1, row, a.ne[1]);
+            continue;
+        }
+        const Index from = {k.i0, row, k.i2, k.i3};
+        if (kind == I32) *(int32_t*)at(d, k) = *(const int32_t*)at(a, from);
+        else *(float*)at(d, k) = load_view(a, kind, from);
+    }
+}
+
+// The number of a row of rows; numbers repeat over the outer extents.
+__device__ __forceinline__ int64_t number_at(const View& ids, int64_t i1, int64_t i2, int64_t i3, int wide) {
+    const char* p = at(ids, i1, wrap(i2, ids.ne[1]), wrap(i3, ids.ne[2]), 0);
+    return wide ? *(const int64_t*)p : (int64_t)*(const int32_t*)p;
+}
+
+// d[ids[row]] = b[row] in the type of d.  A block a row.
+extern "C" __global__ void __launch_bounds__(1024) set_rows(View b, View ids, View d, int64_t rows, int kind, int wide,
+                                                            Fault* word, int position) {
+    __shared__ int part[32];
+    FOR_EACH_ROW(r, rows) {
+        const Index k = split_row(b, r);
+        const int64_t row = number_at(ids, k.i1, k.i2, k.i3, wide);
+        int again = 0;
+        for (int64_t j = k.i1 + 1 + threadIdx.x; j < b.ne[1]; j += blockDim.x) 
+            again |= number_at(ids, j, k.i2, k.i3, wide) == row;
+        again = block_reduce<Any>(again, part);
+        if (row < 0 || row >= d.ne[1]) {
+            if (threadIdx.x == 0) fault(word, position, 1, row, d.ne[1]);
+            continue;
+        }
+        if (again) continue;
+        const char* from = at(b, 0, k.i1, k.i2, k.i3);
+        char* to = at(d, 0, row, k.i2, k.i3);
+        if (block_elements(kind) == 1) {
+            for (int64_t i = threadIdx.x; i < b.ne[0]; i += blockDim.x)
+                store_plain(to + i * d.nb[0], kind, *(const float*)(from + i * b.nb[0]));
+        } else {
+            const int lane = threadIdx.x & 31;
+            for (int64_t i = threadIdx.x >> 5; i < b.ne[0] / 32; i += blockDim.x >> 5)
+                quantize_block(*(const float*)(from + (i * 32 + lane) * b.nb[0]), kind, to + i * d.nb[0], lane);
+        }
+    }
+}
+
+// The same for many rows, in three launches over scratch with a number for each row of d: forget, claim, write.
+// owner[row] = the last of b's rows that goes there (`forget`: -1).
+extern "C" __global__ void __launch_bounds__(256) claim_rows(View b, View ids, View d, int64_t rows, int wide,
+                                                             int forget, int32_t* owner, Fault* word, int position) {
+    FOR_EACH(r, rows) {
+        const Index k = split_row(b, r);
+        const int64_t row = number_at(ids, k.i1, k.i2, k.i3, wide);
+        if (row < 0 || row >= d.ne[1]) {
+            fault(word, position, 1, row, d.ne[1]);
+            continue;
+        }
+        int32_t* const to = owner + (k.i3 * d.ne[2] + k.i2) * d.ne[1] + row;
+        if (forget) *to = -1;
+        else atomicMax(to, (int32_t)k.i1);
+    }
+}
+
+// The rows of b that own their places; a thread an element, or (blocks) a warp a block.
+extern "C" __global__ void __launch_bounds__(256) write_owned(View b, View ids, View d, int64_t n, int kind, int wide,
+                                                              const int32_t* owner) {
+    const int lane = threadIdx.x & 31;
+    const bool blocks = block_elements(kind) != 1;
+    FOR_EACH(i, n) {
+        const Index k = split(b, i);
+        const int64_t row = number_at(ids, k.i1, k.i2, k.i3, wide);
+        if (row < 0 || row >= d.ne[1]) continue;
+        if (owner[(k.i3 * d.ne[2] + k.i2) * d.ne[1] + row] != (int32_t)k.i1) continue;
+        const float v = *(const float*)at(b, k);
+        if (blocks) quantize_block(v, kind, at(d, k.i0 / 32, row, k.i2, k.i3), lane);
+        else store_plain(at(d, k.i0, row, k.i2, k.i3), kind, v);
+    }
+}
+
+// d = a + b[ids].
+extern "C" __global__ void __launch_bounds__(256) add_id(View a, View b, View ids, View d, int64_t n, Fault* word,
+                                                         int position) {
+    FOR_EACH(i, n) {
+        const Index k = split(d, i);
+        const int64_t row = *(const int32_t*)at(ids, k.i1, k.i2, 0, 0);
+        if (row < 0 || row >= b.ne[1]) {
+            if (k.i0 == 0) fault(word, position, 2, row, b.ne[1]);
+            continue;
+        }
+        *(float*)at(d, k) = *(const float*)at(a, k) + *(const float*)at(b, k.i0, row, 0, 0);
+    }
+}

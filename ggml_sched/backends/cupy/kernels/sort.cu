@@ -1,0 +1,101 @@
+// Indices in the order of their elements: argsort, top_k.
+//
+// An element and its index become one 64-bit key, so that no two are equal: the order is unique, whatever network finds
+// it, equal elements stay in order, and NaNs come last.  Rows of up to CHUNK are sorted by one block in shared memory;
+// longer ones lie in scratch, padded to a power of two, where far exchanges are launches of their own.
+#include "common.cuh"
+
+enum { CHUNK = 4096 };
+
+__device__ __forceinline__ uint64_t key_of(float x, int64_t i, int descending) {
+    if (descending) x = -x;
+    const uint32_t bits = __float_as_uint(x == 0.0f ? 0.0f : x);
+    const uint32_t order = x != x ? 0xffffffffu : bits >> 31 ? ~bits : bits | 0x80000000u;
+    return (uint64_t)order << 32 | (uint32_t)i;
+}
+
+__device__ __forceinline__ uint64_t key_at(const char* row, int64_t i, const View& a, int descending) {
+    return i < a.ne[0] ? key_of(*(const float*)(row + i * a.nb[0]), i, descending) : ~0ull;
+}
+
+// Put two keys in order: ascending where bit `size` of the index of the first is 0.
+__device__ __forceinline__ void exchange(uint64_t* x, uint64_t* y, int64_t i, int64_t size) {
+    const uint64_t p = *x, q = *y;
+    if ((p > q) == ((i & size) == 0)) {
+        *x = q;
+        *y = p;
+    }
+}
+
+// The steps of distance `far` .. 1 of the merge to `size`, over n keys in shared memory, of which the first is number
+// `first` of the row.
+__device__ __forceinline__ void merge(uint64_t* keys, int n, int far, int64_t size, int64_t first) {
+    for (int step = far; step > 0; step >>= 1) {
+        __syncthreads();
+        for (int t = threadIdx.x; t < n / 2; t += blockDim.x) {
+            const int i = 2 * t - (t & (step - 1));
+            exchange(keys + i, keys + i + step, first + i, size);
+        }
+    }
+}
+
+// The first d.ne[0] indices of each row of a; n: the row's length padded to a power of two, at most CHUNK.
+extern "C" __global__ void __launch_bounds__(1024) sort_rows(View a, View d, int64_t rows, int n, int descending) {
+    DYNAMIC_SHARED(uint64_t, keys);
+    FOR_EACH_ROW(r, rows) {
+        const Index k = split_row(a, r);
+        const char* row = at(a, k);
+        __syncthreads();
+        for (int i = threadIdx.x; i < n; i += blockDim.x) keys[i] = key_at(row, i, a, descending);
+        for (int size = 2; size <= n; size *= 2) merge(keys, n, size / 2, size, 0);
+        __syncthreads();
+        for (int64_t i = threadIdx.x; i < d.ne[0]; i += blockDim.x)
+            *(int32_t*)at(d, i, k.i1, k.i2, k.i3) = (int32_t)(uint32_t)keys[i];
+    }
+}
+
+// Sorted chunks of keys in scratch, n a row; every other chunk the other way round.
+extern "C" __global__ void __launch_bounds__(1024) sort_chunks(View a, uint64_t* scratch, int64_t rows, int64_t n,
+                                                               int descending) {
+    DYNAMIC_SHARED(uint64_t, keys);
+    FOR_EACH_ROW(c, rows * (n / CHUNK)) {
+        const int64_t first = c % (n / CHUNK) * CHUNK;
+        const char* row = at(a, split_row(a, c / (n / CHUNK)));
+        __syncthreads();
+        for (int i = threadIdx.x; i < CHUNK; i += blockDim.x) keys[i] = key_at(row, first + i, a, descending);
+        for (int size = 2; size <= CHUNK; size *= 2) merge(keys, CHUNK, size / 2, size, first);
+        __syncthreads();
+        for (int i = threadIdx.x; i < CHUNK; i += blockDim.x) scratch[c * CHUNK + i] = keys[i];
+    }
+}
+
+// One step of distance `far` >= CHUNK of the merge to `size`; `pairs` over all rows of n keys.
+extern "C" __global__ void __launch_bounds__(256) exchange_far(uint64_t* scratch, int64_t pairs, int64_t n, int64_t far,
+                                                               int64_t size) {
+    FOR_EACH(t, pairs) {
+        const int64_t i = 2 * t - (t & (far - 1));
+        exchange(scratch + i, scratch + i + far, i & (n - 1), size);
+    }
+}
+
+// The other steps of the merge to `size`, chunk by chunk.
+extern "C" __global__ void __launch_bounds__(1024) merge_chunks(uint64_t* scratch, int64_t rows, int64_t n,
+                                                                int64_t size) {
+    DYNAMIC_SHARED(uint64_t, keys);
+    FOR_EACH_ROW(c, rows * (n / CHUNK)) {
+        __syncthreads();
+        for (int i = threadIdx.x; i < CHUNK; i += blockDim.x) keys[i] = scratch[c * CHUNK + i];
+        merge(keys, CHUNK, CHUNK / 2, size, c % (n / CHUNK) * CHUNK);
+        __syncthreads();
+        for (int i = threadIdx.x; i < CHUNK; i += blockDim.x) scratch[c * CHUNK + i] = keys[i];
+    }
+}
+
+// The indices of sorted keys.
+extern "C" __global__ void __launch_bounds__(256) take_indices(const uint64_t* scratch, View d, int64_t count,
+                                                               int64_t n) {
+    FOR_EACH(i, count) {
+        const Index k = split(d, i);
+        *(int32_t*)at(d, k) = (int32_t)(uint32_t)scratch[i / d.ne[0] * n + k.i0];
+    }
+}

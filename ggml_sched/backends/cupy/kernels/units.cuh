@@ -1,0 +1,150 @@
+// What matrix products read weights with: units of 32 elements, loads of whole words, and dot products.
+//
+// A `Unit` is 32 elements of a row as two runs of 16 neighbours: small integers, four to a word, and for each run a
+// scale and a minimum, element = s * q + m.  Which elements these are differs by type (blocks.cuh), so that a thread
+// loads whole words and uses all of their bits.
+// Invariant: no load is wider than what its address is known to be a multiple of.
+#pragma once
+
+#include "common.cuh"
+
+// UNROLL_BY(n): n is a constant; 1: not at all.
+#ifndef HOST_CUDA
+#define PRAGMA(text) _Pragma(#text)
+#define UNROLL_BY(n) PRAGMA(unroll (n))
+#else
+#define UNROLL_BY(n)
+#endif
+
+struct Unit {
+    uint32_t q[8];
+    float s[2], m[2];
+};
+
+// -- loads ------------------------------------------------------------------------------------------------------------
+
+// The largest power of two, up to 16, that n is a multiple of.
+__device__ constexpr int power_of_two_in(int n) {
+    return n % 16 == 0 ? 16 : n % 8 == 0 ? 8 : n % 4 == 0 ? 4 : n % 2 == 0 ? 2 : 1;
+}
+
+__device__ constexpr int lesser(int a, int b) { return a < b ? a : b; }
+
+// WORDS words from p, which is a multiple of ALIGN bytes.
+template <int WORDS, int ALIGN>
+__device__ __forceinline__ void load_words(const uint8_t* p, uint32_t* w) {
+    if constexpr (ALIGN >= 16 && WORDS % 4 == 0) {
+        UNROLL
+        for (int i = 0; i < WORDS / 4; ++i) {
+            const uint4 v = __ldg((const uint4*)p + i);
+            w[4 * i] = v.x;
+            w[4 * i + 1] = v.y;
+            w[4 * i + 2] = v.z;
+            w[4 * i + 3] = v.w;
+        }
+    } else if constexpr (ALIGN >= 8 && WORDS % 2 == 0) {
+        UNROLL
+        for (int i = 0; i < WORDS / 2; ++i) {
+            const uint2 v = __ldg((const uint2*)p + i);
+            w[2 * i] = v.x;
+            w[2 * i + 1] = v.y;
+        }
+    } else if constexpr (ALIGN >= 4) {
+        UNROLL
+        for (int i = 0; i < WORDS; ++i) w[i] = __ldg((const uint32_t*)p + i);
+    } else if constexpr (ALIGN >= 2) {
+        UNROLL
+        for (int i = 0; i < WORDS; ++i)
+            w[i] = __ldg((const uint16_t*)p + 2 * i) | (uint32_t)__ldg((const uint16_t*)p + 2 * i + 1) << 16;
+    } else {
+        UNROLL
+        for (int i = 0; i < WORDS; ++i)
+            w[i] = __ldg(p + 4 * i) | (uint32_t)__ldg(p + 4 * i + 1) << 8 | (uint32_t)__ldg(p + 4 * i + 2) << 16
+                 | (uint32_t)__ldg(p + 4 * i + 3) << 24;
+    }
+}
+
+__device__ __forceinline__ float load_half(const uint8_t* p) { return __half_bits_to_float(__ldg((const uint16_t*)p)); }
+
+// -- bits -------------------------------------------------------------------------------------------------------------
+
+// The words' low nibbles are run 0, their high ones run 1.
+__device__ __forceinline__ void split_nibbles(const uint32_t* w, uint32_t* q) {
+    UNROLL
+    for (int i = 0; i < 4; ++i) {
+        q[i] = w[i] & 0x0f0f0f0fu;
+        q[4 + i] = w[i] >> 4 & 0x0f0f0f0fu;
+    }
+}
+
+// Bits 0 .. 3 as bits 4 of four bytes.
+__device__ __forceinline__ uint32_t fifth_bits(uint32_t bits) {
+    return ((bits & 15u) * 0x00204081u & 0x01010101u) << 4;
+}
+
+// Byte i of the result is that byte of (low, high) which nibble i of `which` names, 0 .. 7.
+__device__ __forceinline__ uint32_t pick(uint32_t low, uint32_t high, uint32_t which) {
+    return __byte_perm(low, high, which);
+}
+
+// The levels of iq4_nl and iq4_xs, and of mxfp4 (e2m1, doubled), as bytes.
+struct Uneven {
+    static constexpr uint32_t A = 0xbfad9881u, B = 0xf6eaddcfu, C = 0x26190d01u, D = 0x71594535u;
+};
+struct Fp4 {
+    static constexpr uint32_t A = 0x03020100u, B = 0x0c080604u, C = 0xfdfeff00u, D = 0xf4f8fafcu;
+};
+
+// Four nibbles of the low half of x as bytes of a table: both of its halves are asked, bit 3 decides.
+template <class T>
+__device__ __forceinline__ uint32_t four_levels(uint32_t x) {
+    const uint32_t place = x & 0x7777u;
+    return pick(pick(T::A, T::B, place), pick(T::C, T::D, place), 0x3210u | (x & 0x8888u) >> 1);
+}
+
+// As split_nibbles, through a table.
+template <class T>
+__device__ __forceinline__ void look_up(const uint32_t* w, uint32_t* q) {
+    UNROLL
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t a = four_levels<T>(w[i]), b = four_levels<T>(w[i] >> 16);
+        q[i] = pick(a, b, 0x6420u);
+        q[4 + i] = pick(a, b, 0x7531u);
+    }
+}
+
+// -- products ---------------------------------------------------------------------------------------------------------
+
+// A run of activations, rounded to 8 bits: element = scale * q; `sum` is that of the 16 elements.
+struct Run {
+    int4 q;
+    float scale, sum;
+};
+
+__device__ __forceinline__ int dot_run(const uint32_t* w, const int4& q) {
+    int t = __dp4a((int)w[0], q.x, 0);
+    t = __dp4a((int)w[1], q.y, t);
+    t = __dp4a((int)w[2], q.z, t);
+    return __dp4a((int)w[3], q.w, t);
+}
+
+// Byte i (0 .. 3) of a word of levels, as f32.
+__device__ __forceinline__ float level(uint32_t w, int i) { return (float)(int8_t)(w >> 8 * i); }
+
+// Eight neighbouring elements of a plain type from a multiple of 16 bytes.
+template <int KIND>
+__device__ __forceinline__ void load_eight(const char* p, float* v) {
+    uint32_t w[8];
+    if constexpr (KIND == F32) {
+        load_words<8, 16>((const uint8_t*)p, w);
+        UNROLL
+        for (int i = 0; i < 8; ++i) v[i] = __uint_as_float(w[i]);
+    } else {
+        load_words<4, 16>((const uint8_t*)p, w);
+        UNROLL
+        for (int i = 0; i < 8; ++i) {
+            const uint16_t bits = (uint16_t)(w[i >> 1] >> 16 * (i & 1));
+            v[i] = KIND == F16 ? __half_bits_to_float(bits) : bf16_to_float(bits);
+        }
+    }
+}

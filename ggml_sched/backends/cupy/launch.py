@@ -1,0 +1,282 @@
+"""Launches: what a split runs on a device, as values, and the builder that ops append them to.
+
+Owns the seam between ops and devices.  A launch names a kernel ("module.function"), a grid, a block and arguments whose
+bits are final, but for two kinds of addresses that are known later: of the split's work memory (`Scratch`) and of the
+error word (`ErrorWord`).  Invariant: every argument has the exact C type of the kernel's parameter: numpy scalars and
+structs, never Python numbers, whose width nobody said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ggml_sched._graph import BufferBase, Tensor
+from ggml_sched.backends.cupy.places import VIEW, Place, Scratch, ScratchView, joined, spread, unit_of, view_of
+from ggml_sched.errors import BackendError, PlacementError
+from ggml_sched.hostdata import endless
+
+if TYPE_CHECKING:
+    from ggml_sched.backends.cupy.ops.groups import Wiring
+
+__all__ = ["FAULT", "VIEW", "Builder", "ErrorWord", "Group", "Launch", "Op", "Place", "Scratch", "ScratchView",
+           "joined", "no_work", "spread", "unit_of"]
+
+FAULT = np.dtype([("position", "<i4"), ("source", "<i4"), ("value", "<i8"), ("limit", "<i8")])
+"""`struct Fault` of common.cuh, the error word: all zeros while nothing is wrong."""
+
+ALIGNMENT = 256
+"""Of scratch memory, in bytes."""
+
+MAX_BLOCKS = 1 << 16
+"""Of a grid over elements or rows: kernels fold what is more."""
+
+FLAT = 256
+"""Threads of a block where they need not meet."""
+
+
+class ErrorWord(NamedTuple):
+    """An argument: the device address of a `FAULT`."""
+
+
+class Launch(NamedTuple):
+    """One kernel with its arguments; `shared` is dynamic shared memory in bytes."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    args: tuple
+    shared: int = 0
+
+    def bound(self, work: int, error: int) -> tuple:
+        """The arguments once the addresses of the work memory and of the error word are known."""
+        return tuple(_bound(arg, work, error) for arg in self.args)
+
+
+def _bound(arg, work: int, error: int):
+    if isinstance(arg, Scratch):
+        return np.uint64(work + arg.offset)
+    if isinstance(arg, ScratchView):
+        return view_of(work + arg.offset, arg.ne, arg.nb)
+    if isinstance(arg, ErrorWord):
+        return np.uint64(error)
+    return arg
+
+
+def no_work(node: Tensor) -> int:
+    """Of an op that needs no scratch memory."""
+    return 0
+
+
+class Op(NamedTuple):
+    """What is known about an op: which nodes it computes, how, which sources may be the result's memory (bit i: source
+    i, of equal layout), and the scratch memory that a node needs, in bytes, where no source lies over the result."""
+
+    fits: Callable[[Tensor], bool]
+    build: Callable[[Builder, Tensor], None]
+    inplace: int = 0
+    work: Callable[[Tensor], int] = no_work
+
+
+class Group(NamedTuple):
+    """A fused kernel: `ops` are those of its members in the order of the graph, no two groups have the same.
+
+    `find`: from a node and how its graph is wired (ops/groups.py) to the members whose last one it is, or None;
+    `build`: appends launches that compute the members and write what `Builder.is_needed`, or says False, where it
+    cannot (memory that overlaps), having appended nothing.
+    """
+
+    name: str
+    ops: tuple[frozenset[str], ...]
+    find: Callable[[Tensor, Wiring], tuple[Tensor, ...] | None]
+    build: Callable[[Builder, tuple[Tensor, ...]], bool]
+
+
+class Builder:
+    """The launches of one split.
+
+    `name` stands in errors; `owns` says whether kernels may use a buffer; `needed`: nodes whose data is read outside
+    of their group (None: all); `exact`: no activation is rounded to 8 bits; `blas`: launches of "blas.gemm" are
+    possible (see ops/library.py).  Memory of a node's scratch is taken again by the next node: `work_size` is the
+    largest.
+    """
+
+    error = ErrorWord()
+
+    def __init__(self, name: str = "CUDA", *, owns: Callable[[BufferBase], bool] | None = None,
+                 needed: Container[Tensor] | None = None, n_multiprocessors: int = 132, exact: bool = False,
+                 blas: bool = False) -> None:
+        self.name = name
+        self.owns = owns
+        self.needed = needed
+        self.n_multiprocessors = n_multiprocessors
+        self.exact = exact
+        self.blas = blas
+        self.launches: list[Launch] = []
+        self.work_size = 0
+        self.position = np.int32(0)
+        self._node: Tensor | None = None
+        self._tolerated = 0
+        self._used = 0
+        self._kept: tuple[object, Place, int, object, int] | None = None
+
+    # -- nodes ------------------------------------------------------------------
+
+    def begin(self, position: int, node: Tensor, inplace: int = 0) -> None:
+        """Launches from now on are those of `node`, at `position` in the split; its scratch starts anew."""
+        self.position = np.int32(position)
+        self._node = node
+        self._tolerated = inplace
+        self.reset()
+        self.written(node)
+
+    def describe(self, node: Tensor) -> str:
+        return f"backend {self.name!r}: node {node.name!r} ({node.op})"
+
+    def is_needed(self, node: Tensor) -> bool:
+        """Whether somebody outside of its group reads the data of a member."""
+        return self.needed is None or node in self.needed
+
+    # -- memory -----------------------------------------------------------------
+
+    def place(self, t: Tensor) -> Place:
+        """Where a tensor lies; PlacementError, BackendError naming it."""
+        buffer = t.buffer
+        label = self.describe(self._node if self._node is not None else t)
+        if buffer is None:
+            raise PlacementError(f"{label}: tensor {t.name!r} has no address")
+        if self.owns is not None and not self.owns(buffer):
+            raise PlacementError(f"{label}: tensor {t.name!r}: it is on backend {buffer.backend.name!r}")
+        if not 0 <= t.offset <= buffer.size - t.nbytes:
+            raise PlacementError(f"{label}: tensor {t.name!r} of {t.nbytes} bytes at {t.offset} lies outside its "
+                                 f"buffer of {buffer.size}")
+        wrong = endless(t)
+        if wrong is not None:
+            raise BackendError(f"{label}: {wrong}")
+        address = buffer.base + t.offset
+        if t.n_elements and address % unit_of(t):
+            raise BackendError(f"{label}: tensor {t.name!r} of type {t.type} lies at {address}, no multiple of "
+                               f"{unit_of(t)} bytes")
+        return Place(address, t.ne, t.nb)
+
+    def source_place(self, node: Tensor, i: int) -> Place:
+        """Where source i of the node is to be read: a copy of it, made here, if it lies over the result in a way that
+        the op does not tolerate."""
+        t = node.src[i]
+        place = self.place(t)
+        if not self._clashes(node, i, place.address):
+            return place
+        size, block = t.type.type_size, t.type.block_size
+        nb, total = [], size
+        for n in (t.ne[0] // block, *t.ne[1:]):
+            nb.append(total)
+            total *= n
+        copy = Place(self.scratch(total).offset, t.ne, tuple(nb), scratch=True)
+        self.move(place, copy, (t.ne[0] // block, *t.ne[1:]), size)
+        return copy
+
+    def view(self, t: Tensor) -> np.ndarray:
+        """A tensor as a View."""
+        return self.place(t).arg()
+
+    def source(self, node: Tensor, i: int) -> np.ndarray | ScratchView:
+        """Source i of the node as a View: see `source_place`."""
+        return self.source_place(node, i).arg()
+
+    def pointer(self, t: Tensor) -> np.uint64:
+        """The device address of a tensor."""
+        return self.place(t).pointer()
+
+    def _clashes(self, node: Tensor, i: int, address: int) -> bool:
+        """Whether writing the result may change source i before all of it was read."""
+        t, start = node.src[i], self.place(node).address
+        if address >= start + node.nbytes or start >= address + t.nbytes:
+            return False
+        same = address == start and (t.type, t.ne, t.nb) == (node.type, node.ne, node.nb)
+        return not (same and self._tolerated >> i & 1)
+
+    def scratch(self, nbytes: int) -> Scratch:
+        """Work memory at a multiple of 256 bytes, this node's alone until the next begins."""
+        self._kept = None
+        start = self._used
+        self._used = start + -(-nbytes // ALIGNMENT) * ALIGNMENT
+        self.work_size = max(self.work_size, self._used)
+        return Scratch(start)
+
+    def reset(self) -> None:
+        """Take all scratch memory back."""
+        self._used = 0
+
+    def keep(self, what: object, place: Place, nbytes: int, value: object) -> None:
+        """Let later nodes find in scratch memory what was made here of `nbytes` at `place`: `kept(what, place)` is
+        `value`, until some node takes scratch memory of its own, or writes there."""
+        self._kept = (what, place, nbytes, value, self._used)
+
+    def kept(self, what: object, place: Place) -> object | None:
+        """What an earlier node left: see `keep`.  This node's own scratch memory begins behind it."""
+        if self._kept is None or self._kept[:2] != (what, place):
+            return None
+        _, _, _, value, end = self._kept
+        self._used = max(self._used, end)
+        return value
+
+    def written(self, node: Tensor) -> None:
+        """The memory of a node is written: nothing made of what was there is kept."""
+        if self._kept is None or node.buffer is None:
+            return
+        _, place, nbytes, *_ = self._kept
+        start = self.place(node).address
+        if place.scratch or (start < place.address + nbytes and place.address < start + node.nbytes):
+            self._kept = None
+
+    # -- launches ---------------------------------------------------------------
+
+    def launch(self, kernel: str, grid: Sequence[int], block: Sequence[int], *args, shared: int = 0) -> None:
+        """Append a launch; TypeError for an argument whose width nobody said."""
+        for arg in args:
+            struct = isinstance(arg, np.ndarray) and arg.shape == (1,)
+            if not struct and not isinstance(arg, (np.generic, Scratch, ScratchView, ErrorWord)):
+                raise TypeError(f"{kernel}: {arg!r} is no kernel argument: numpy scalars and structs have a width")
+        self.launches.append(Launch(kernel, _three(grid), _three(block), args, shared))
+
+    def flat(self, kernel: str, n: int, *args) -> None:
+        """A launch of `n` threads, or of fewer that take turns; n == 0: none."""
+        if n:
+            block = min(FLAT, -(-n // 32) * 32)
+            self.launch(kernel, (min(-(-n // block), MAX_BLOCKS),), (block,), *args)
+
+    def rows(self, kernel: str, n: int, width: int, *args, shared: int = 0, each: int = 4) -> None:
+        """A launch of a block for each of `n` rows of `width` elements, about `each` of them for a thread."""
+        if n:
+            threads = min(1024, max(32, -(-width // (32 * each)) * 32))
+            self.launch(kernel, (min(n, MAX_BLOCKS),), (threads,), *args, shared=shared)
+
+    def move(self, a: Place, d: Place, ne: Sequence[int], size: int, repeat: bool = False) -> None:
+        """Copy elements of `size` bytes: extents `ne` of d from a, which has the same, or others that repeat to them.
+
+        Neighbours become one wide element where addresses and strides allow.
+        """
+        ne = tuple(ne)
+        source = a.ne if repeat else ne
+        if 0 in ne:
+            return
+        if source == ne:
+            ne, (a, d) = joined(ne, (a, d), size)
+            source = ne
+        word = size
+        if a.nb[0] == d.nb[0] == size and source[0] == ne[0]:
+            row = ne[0] * size
+            outer = [nb for n, x, y in zip(ne[1:], a.nb[1:], d.nb[1:], strict=True) if n > 1 for nb in (x, y)]
+            word = next(w for w in (16, 8, 4, 2, 1) if not any(v % w for v in (row, a.address, d.address, *outer)))
+            ne, source = ((row // word, *extents[1:]) for extents in (ne, source))
+            a, d = (p._replace(nb=(word, *p.nb[1:])) for p in (a, d))
+        self.flat("copies.move", prod(ne), a.shaped(source).arg(), d.shaped(ne).arg(), np.int64(prod(ne)),
+                  np.int32(word))
+
+
+def _three(extents: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = (*extents, 1, 1)[:3]
+    return int(x), int(y), int(z)

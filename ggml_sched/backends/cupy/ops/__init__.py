@@ -1,0 +1,106 @@
+"""The ops of the device: for each .cu a module that says which nodes it computes, and with which launches.
+
+`OPS` is the table over all of them, `GROUPS` are the fused kernels; `build` computes a node, `build_group` those of a
+group that `fusion_groups` found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ggml_sched._graph import Tensor
+from ggml_sched.backends.cupy.launch import ALIGNMENT, Builder, Group, Op, unit_of
+from ggml_sched.backends.cupy.ops import (
+    attention,
+    copies,
+    elementwise,
+    fused,
+    gated,
+    matrix,
+    norm,
+    recurrent,
+    reduce,
+    rope,
+    rows,
+    soft_max,
+    sort,
+)
+from ggml_sched.backends.cupy.ops.groups import find, group_of
+from ggml_sched.backends.cupy.repack import is_packed
+from ggml_sched.errors import UnsupportedOp
+
+__all__ = ["GROUPS", "OPS", "build", "build_group", "fusion_groups", "supports", "work_size"]
+
+_MODULES = (elementwise, copies, rows, norm, soft_max, rope, reduce, sort, recurrent, matrix, attention)
+
+_PACKED = frozenset({"MUL_MAT", "MUL_MAT_ID", "GET_ROWS", "FLASH_ATTN_EXT"})
+"""Ops that know rows which repack.py rearranged."""
+
+OPS: dict[str, Op] = {name: op for module in _MODULES for name, op in module.OPS.items()}
+
+GROUPS: list[Group] = [*gated.GROUPS, *fused.GROUPS]
+
+
+def supports(node: Tensor) -> bool:
+    """Whether there are kernels for a node, by types, extents and strides."""
+    op = OPS.get(node.op)
+    return op is not None and all(map(_aligned, (node, *node.src))) and op.fits(node)
+
+
+def work_size(nodes: Sequence[Tensor], exact: bool, by_library: bool) -> int:
+    """Bytes of scratch memory, at most, for the neediest of these nodes, by how products are made; what sources take
+    that lie over results, which no plan asks for, comes on top."""
+    needed = 0
+    for node in nodes:
+        op = OPS.get(node.op)
+        if node.computes and op is not None:
+            size = matrix.work(node, exact, by_library) if node.op in matrix.OPS else op.work(node)
+            needed = max(needed, size)
+    return -(-needed // ALIGNMENT) * ALIGNMENT
+
+
+def _aligned(t: Tensor | None) -> bool:
+    """Whether strides and the place in its root let kernels load whole elements."""
+    if t is None or t.n_elements == 0:
+        return True
+    unit = unit_of(t)
+    return not any(v % unit for v in (t.view_offs, *(nb for n, nb in zip(t.ne, t.nb, strict=True) if n > 1)))
+
+
+def build(b: Builder, position: int, node: Tensor) -> None:
+    """Append the launches of one node; UnsupportedOp naming it."""
+    if not node.computes:
+        return
+    if not supports(node):
+        sources = ", ".join("none" if s is None else f"{s.type} {list(s.ne)}" for s in node.src)
+        raise UnsupportedOp(f"backend {b.name!r}: no kernel for node {node.name!r}: {node.op} of {sources} to "
+                            f"{node.type} {list(node.ne)}")
+    if node.op not in _PACKED:
+        for t in (node, *node.src):
+            if t is not None and is_packed(t):
+                raise UnsupportedOp(f"backend {b.name!r}: node {node.name!r} ({node.op}) has no kernel for the "
+                                    f"rearranged rows of {t.name!r} ({t.type})")
+    op = OPS[node.op]
+    b.begin(position, node, op.inplace)
+    op.build(b, node)
+
+
+def fusion_groups(nodes: Sequence[Tensor]) -> list[tuple[int, ...]]:
+    """Positions of the nodes of a graph that one kernel may compute together: see `Backend.fusion_groups`."""
+    return [group for group in find(nodes, GROUPS) if all(supports(nodes[i]) for i in group)]
+
+
+def build_group(b: Builder, positions: Sequence[int], nodes: Sequence[Tensor]) -> None:
+    """Append the launches of a group's members, as one where they can be, at the place of the last one.
+
+    `b.needed` says which of them to write, besides the last.  UnsupportedOp as `build`.
+    """
+    group = group_of(nodes, GROUPS)
+    if group is not None:
+        b.begin(positions[-1], nodes[-1])
+        for member in nodes[:-1]:
+            b.written(member)
+        if group.build(b, tuple(nodes)):
+            return
+    for position, node in zip(positions, nodes, strict=True):
+        build(b, position, node)

@@ -1,0 +1,99 @@
+"""The groups of this folder's kernels: norms with what stands around them, rope with the write of its rows.
+
+    [add] norm mul [add]     a sum, its norm, times a weight, plus a bias or a residual: norm_rows of norm.cu
+    rope set_rows            rope_set_rows of rope.cu
+"""
+
+from __future__ import annotations
+
+from ggml_sched._graph import Tensor, Type
+from ggml_sched.backends.cupy.launch import Builder, Group
+from ggml_sched.backends.cupy.ops._oracle import int_param
+from ggml_sched.backends.cupy.ops.groups import Wiring, lies_apart
+from ggml_sched.backends.cupy.ops.norm import OPS as NORM_OPS
+from ggml_sched.backends.cupy.ops.norm import emit_norm
+from ggml_sched.backends.cupy.ops.rope import OPS as ROPE_OPS
+from ggml_sched.backends.cupy.ops.rope import PAIRS, emit_rope_set_rows, has_factors
+from ggml_sched.backends.cupy.ops.rows import OPS as ROW_OPS
+
+__all__ = ["GROUPS"]
+
+_NORMS = frozenset({"RMS_NORM", "NORM"})
+_ADD, _MUL = frozenset({"ADD"}), frozenset({"MUL"})
+_FLOATS = frozenset({Type.F32, Type.F16, Type.BF16})
+
+
+def _is_row_op(node: Tensor | None, width: int) -> bool:
+    """A sum or product in f32 whose second operand has whole rows, which may repeat."""
+    return (node is not None and node.view_src is None and node.type == Type.F32
+            and all(t.type == Type.F32 and t.ne[0] == width for t in node.src[:2]) and node.ne == node.src[0].ne
+            and all(n and m % n == 0 for n, m in zip(node.src[1].ne, node.ne, strict=True)))
+
+
+def _norm_group(before: bool, after: bool) -> Group:
+    def find(last: Tensor, wiring: Wiring) -> tuple[Tensor, ...] | None:
+        mul = wiring.inner(last.src[0], _MUL) if after else last
+        norm = None if mul is None else wiring.inner(mul.src[0], _NORMS)
+        if norm is None or norm.n_elements == 0 or not NORM_OPS[norm.op].fits(norm):
+            return None
+        # Only the sum may have other readers: it is written where they need it.
+        add = norm.src[0] if before else None
+        if before and (add.op not in _ADD or add not in wiring.position):
+            return None
+        around = (*([add] if before else []), mul, *([last] if after else []))
+        # A second operand is read from memory: it is none of what need not be written.
+        if not all(_is_row_op(node, norm.ne[0]) and node.src[1].root not in (add, norm, mul) for node in around):
+            return None
+        return (*([add] if before else []), norm, mul, *([last] if after else []))
+
+    def build(b: Builder, nodes: tuple[Tensor, ...]) -> bool:
+        add = nodes[0] if before else None
+        norm, mul = nodes[int(before)], nodes[int(before) + 1]
+        last = nodes[-1]
+        kept = add if add is not None and b.is_needed(add) else None
+        if any(b.is_needed(node) for node in (norm, mul) if node is not last):
+            return False
+        first = (norm.src[0],) if add is None else add.src[:2]
+        sources = (*first, mul.src[1], *([last.src[1]] if after else []))
+        results = (last,) if kept is None else (last, kept)
+        if not lies_apart(b, results, sources, same=True):
+            return False
+        emit_norm(b, norm, b.view(first[0]), b.view(last), added=None if add is None else b.view(first[1]),
+                  kept=None if kept is None else b.view(kept), scale=b.view(mul.src[1]),
+                  shift=b.view(last.src[1]) if after else None)
+        return True
+
+    ops = (*([_ADD] if before else []), _NORMS, _MUL, *([_ADD] if after else []))
+    name = "+".join((*(["add"] if before else []), "norm", "mul", *(["add"] if after else [])))
+    return Group(name, ops, find, build)
+
+
+def _find_rope_set_rows(last: Tensor, wiring: Wiring) -> tuple[Tensor, ...] | None:
+    rows, ids = last.src[:2]
+    rope = wiring.inner(wiring.behind_views(rows), ("ROPE",))
+    if (rope is None or rope.type != Type.F32 or last.type not in _FLOATS or rope.n_elements == 0
+            or not ROW_OPS["SET_ROWS"].fits(last) or not ROPE_OPS["ROPE"].fits(rope)):
+        return None
+    n0, n1, n2, n3 = rope.ne
+    fits = (n3 == 1 and n0 * n1 < 1 << 31 and int_param(rope, 1) <= 2 * PAIRS
+            and rope.is_contiguous and rows.is_contiguous
+            and rows.ne == (n0 * n1, n2, 1, 1) and ids.ne == (n2, 1, 1, 1))
+    return (rope, last) if fits else None
+
+
+def _build_rope_set_rows(b: Builder, nodes: tuple[Tensor, ...]) -> bool:
+    rope, write = nodes
+    sources = (*rope.src[:2], *((rope.src[2],) if has_factors(rope) else ()), write.src[1])
+    if b.is_needed(rope) or not lies_apart(b, (write,), sources):
+        return False
+    emit_rope_set_rows(b, rope, write)
+    return True
+
+
+GROUPS: list[Group] = [
+    _norm_group(True, True),
+    _norm_group(False, True),
+    _norm_group(True, False),
+    _norm_group(False, False),
+    Group("rope+set_rows", (frozenset({"ROPE"}), frozenset({"SET_ROWS"})), _find_rope_set_rows, _build_rope_set_rows),
+]

@@ -1,0 +1,72 @@
+"""Groups of nodes that one kernel computes: found before a graph is planned, built where the plan kept them.
+
+Invariant: what a group does not write is read by its members alone, so whoever keeps a group may leave it unwritten.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ggml_sched._graph import Tensor
+from ggml_sched.backends.cupy.launch import Builder, Group
+
+__all__ = ["Wiring", "find", "group_of", "lies_apart"]
+
+
+class Wiring:
+    """Who reads whom in a graph: its tensors in order, views included."""
+
+    def __init__(self, nodes: Iterable[Tensor]) -> None:
+        self.nodes = tuple(nodes)
+        self.position = {node: i for i, node in enumerate(self.nodes)}
+        self.readers = Counter(source for node in self.nodes for source in node.src if source is not None)
+
+    def inner(self, t: Tensor | None, ops: Iterable[str]) -> Tensor | None:
+        """t, if it is a node of these ops with memory of its own that one node reads, and nobody outside the graph."""
+        if t is None or t.op not in ops or t not in self.position or t.view_src is not None:
+            return None
+        return t if self.readers[t] == 1 and "output" not in t.flags else None
+
+    def behind_views(self, t: Tensor) -> Tensor | None:
+        """What a chain of views looks at, each of which one node reads; t itself if it is no view."""
+        while not t.computes and t.src:
+            if self.readers[t] != 1 or "output" in t.flags:
+                return None
+            t = t.src[0]
+        return t
+
+
+def find(nodes: Iterable[Tensor], groups: Iterable[Group]) -> list[tuple[int, ...]]:
+    """Positions of the members of all groups, ascending.  Of groups that share a node the larger is found, and of equal
+    ones that of the earlier node."""
+    wiring, taken, found = Wiring(nodes), set(), []
+    for group in sorted(groups, key=lambda group: -len(group.ops)):
+        for node in wiring.nodes:
+            members = group.find(node, wiring) if node.op in group.ops[-1] else None
+            if members is not None and taken.isdisjoint(members):
+                taken.update(members)
+                found.append(tuple(sorted(wiring.position[member] for member in members)))
+    return sorted(found)
+
+
+def group_of(nodes: Sequence[Tensor], groups: Iterable[Group]) -> Group | None:
+    """The group whose members have these ops."""
+    for group in groups:
+        if len(group.ops) == len(nodes) and all(t.op in ops for t, ops in zip(nodes, group.ops, strict=True)):
+            return group
+    return None
+
+
+def lies_apart(b: Builder, results: Iterable[Tensor], sources: Iterable[Tensor], same: bool = False) -> bool:
+    """Whether no result shares bytes with a source; `same`: but for one that it replaces element by element."""
+    for result in results:
+        start = b.place(result).address
+        for source in sources:
+            at = b.place(source).address
+            if at >= start + result.nbytes or start >= at + source.nbytes:
+                continue
+            layouts = ((t.type, t.ne, t.nb) for t in (result, source))
+            if not (same and at == start and next(layouts) == next(layouts)):
+                return False
+    return True

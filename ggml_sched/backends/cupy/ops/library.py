@@ -1,0 +1,98 @@
+"""Products of prompts by the device's own library: f16 times f16, summed in f32.
+
+A launch of "blas.gemm" has no kernel: whoever runs launches calls `Blas.gemm` of device.py with its arguments, in that
+order.  Columns become f16 once; weights become f16 in scratch memory a piece of their rows at a time, so that the piece
+is still in the device's cache when it is read again, and scratch memory stays small.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from ggml_sched._graph import Tensor, Type
+from ggml_sched.backends.cupy.launch import ALIGNMENT, Builder, Place, Scratch
+from ggml_sched.backends.cupy.ops.blocks import is_multiple
+from ggml_sched.backends.cupy.repack import is_packed
+
+__all__ = ["PRODUCT", "multiply", "suits", "work"]
+
+PRODUCT = "blas.gemm"
+
+MANY = 16
+"""Columns from which on decoding the weights pays: tiles of our own kernels take as long for these as for 64."""
+
+PIECE = 1 << 24
+"""Elements of weights that are f16 in scratch memory at once: 32 MiB."""
+
+
+def suits(node: Tensor) -> bool:
+    """Whether the library is to multiply: many columns, and results that lie as it writes them.
+
+    Weights in f32 keep what f16 would lose; they are few.
+    """
+    a, x = node.src[:2]
+    return (node.op == "MUL_MAT" and a.type != Type.F32 and x.ne[1] >= MANY and a.ne[1] >= 16 and a.ne[0] % 8 == 0
+            and node.nb[1] % 4 == 0 and node.nb[2] % 4 == 0 and a.ne[0] > 0)
+
+
+def work(node: Tensor) -> int:
+    """Scratch bytes that `multiply` takes, at most."""
+    a, x = node.src[:2]
+    sizes = 2 * x.n_elements, 2 * a.ne[0] * min(a.ne[1], _rows(a))
+    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+
+
+def _rows(a: Tensor) -> int:
+    """Rows of weights in a piece."""
+    return max(256, PIECE // a.ne[0] // 256 * 256)
+
+
+def multiply(b: Builder, node: Tensor) -> None:
+    """Append the product."""
+    a, x = node.src[:2]
+    w, columns, result = b.source_place(node, 0), b.source_place(node, 1), b.place(node)
+    # Rows that share elements are nothing that the library knows.
+    direct = a.type == Type.F16 and w.nb[0] == 2 and w.nb[1] >= 2 * a.ne[0] and is_multiple(w, 16)
+    right = b.scratch(2 * x.n_elements)
+    b.flat("activations.to_f16", x.n_elements, columns.arg(), right, np.int64(x.n_elements), np.int32(x.type))
+    k, n = x.ne[:2]
+    r2, r3 = (m // m_a for m, m_a in zip(x.ne[2:], a.ne[2:], strict=True))
+    rows = a.ne[1] if direct else min(a.ne[1], _rows(a))
+    piece = None if direct else b.scratch(2 * k * rows)
+    # Matrices that are f16 where they lie, each for one of the other side, are one call.
+    together = x.ne[2] if direct and r2 == 1 else r2
+    for a3 in range(a.ne[3]):
+        for a2 in range(0, x.ne[2] // r2, together // r2):
+            for first in range(0, a.ne[1], rows):
+                m = min(rows, a.ne[1] - first)
+                part = w.moved(first * w.nb[1] + a2 * w.nb[2] + a3 * w.nb[3]).shaped((k, m, 1, 1))
+                left, lda = part.pointer(), w.nb[1] // 2
+                if not direct:
+                    _to_f16(b, a, part, piece)
+                    left, lda = piece, k
+                for i3 in range(a3 * r3, a3 * r3 + r3):
+                    i2 = a2 * r2
+                    at = Scratch(right.offset + 2 * k * n * (i2 + x.ne[2] * i3))
+                    to = result.moved(4 * first + i2 * node.nb[2] + i3 * node.nb[3]).pointer()
+                    stride = w.nb[2] // 2 if together > r2 else 0
+                    _gemm(b, (m, n, k), (left, lda), (at, k), (to, node.nb[1] // 4), together,
+                          (stride, k * n, node.nb[2] // 4))
+
+
+def _to_f16(b: Builder, a: Tensor, part: Place, piece: Scratch) -> None:
+    n = prod(part.ne)
+    if a.type.is_quantized:
+        b.flat(f"dequantize.{a.type.name.lower()}", n // 32, part.arg(), piece, np.int64(n // 32), np.int32(Type.F16),
+               np.int32(is_packed(a)))
+    else:
+        b.flat("activations.to_f16", n, part.arg(), piece, np.int64(n), np.int32(a.type))
+
+
+def _gemm(b: Builder, mnk: tuple, left: tuple, right: tuple, to: tuple, batch: int, strides: tuple) -> None:
+    """One call: see Blas.gemm."""
+    m, n, k = map(np.int64, mnk)
+    (a, lda), (x, ldb), (c, ldc) = left, right, to
+    b.launch(PRODUCT, (1,), (1,), m, n, k, a, np.int64(lda), x, np.int64(ldb), c, np.int64(ldc), np.int64(batch),
+             *map(np.int64, strides))

@@ -1,0 +1,236 @@
+"""Launches of matrix products: MUL_MAT and MUL_MAT_ID.
+
+Few columns: matvec_*.cu, one pass over the weights for up to eight of them.  More: matmul_*.cu, in tiles, or, where
+the device has a library of its own, weights as f16 in scratch memory and that library.  Columns that meet blocks are
+rounded to 8 bits once (`exact`: they stay f32, and blocks are multiplied as what they hold).
+Invariant: what a kernel loads at once lies at a multiple of it: `fits` and `wide` see to that.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from ggml_sched._graph import Tensor, Type
+from ggml_sched.backends.cupy.launch import ALIGNMENT, Builder, ErrorWord, Op, Place, Scratch
+from ggml_sched.backends.cupy.ops import library
+from ggml_sched.backends.cupy.ops._oracle import like_oracle
+from ggml_sched.backends.cupy.ops.blocks import is_multiple, loads_whole
+from ggml_sched.backends.cupy.repack import is_packed
+
+__all__ = ["OPS", "few", "is_few", "work"]
+
+PRODUCT = np.dtype([(name, "<i8") for name in (
+    "k", "rows", "columns", "matrices", "w1", "w2", "w3", "x1", "x2", "x3", "d1", "d2", "d3", "n2", "r2", "r3",
+    "id0", "id1", "n_used", "n_slots", "n_experts")] + [(name, "<i4") for name in ("gate", "wide", "packed", "w0")])
+"""`struct Product` of matvec.cuh."""
+
+FAMILY = {
+    **dict.fromkeys((Type.F32, Type.F16, Type.BF16), "float"),
+    **dict.fromkeys((Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0), "plain"),
+    **dict.fromkeys((Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K), "k"),
+    **dict.fromkeys((Type.IQ4_NL, Type.IQ4_XS, Type.MXFP4), "table"),
+}
+"""Which file has the kernels of a type."""
+
+FEW = 8
+"""Columns that one pass over the weights serves."""
+
+WARPS = 4
+ROWS = 2
+"""Of a block; rows of a warp."""
+
+TILE = 64
+"""Rows and columns of a tile."""
+
+SHARED_ROUNDED = 2 * 8 * 65 * (16 + 8)
+SHARED_FLOATS = 2 * 32 * 65 * 4
+"""Bytes of `struct Rounded` and `struct Floats` of matmul.cuh."""
+
+NONE = np.uint64(0)
+
+
+class Columns:
+    """What weights are multiplied with, as kernels want it.
+
+    Neighbouring nodes that have the same columns (queries, keys and values of one token) share what was made of them.
+    `x`, `runs`: addresses; `strides`: from column to column, and over the outer two extents; bytes of f32, columns
+    where they are rounded to 8 bits.
+    """
+
+    def __init__(self, x: Tensor, place: Place, b: Builder, rounded: bool) -> None:
+        n, columns = x.n_elements, prod(x.ne[1:])
+        self.rounded = rounded
+        self.runs: np.uint64 | Scratch = NONE
+        dense = (1, x.ne[1], x.ne[1] * x.ne[2])
+        if rounded:
+            self.strides = dense
+            what = ("rounded", x.type)
+            known = b.kept(what, place)
+            if known is not None:
+                self.x, self.runs = known
+                return
+            self.x = b.scratch(columns * x.ne[0])
+            self.runs = b.scratch(columns * x.ne[0] // 2)
+            b.flat("activations.quantize", n // 4, place.arg(), self.x, self.runs, np.int64(n // 4), np.int32(x.type))
+            # Inputs may be set anew between two nodes; what a node computed stays until another one writes there.
+            if x.root.computes:
+                b.keep(what, place, x.nbytes, (self.x, self.runs))
+        elif x.type == Type.F32 and (place.nb[0] == 4 or x.ne[0] == 1):
+            self.x, self.strides = place.pointer(), place.nb[1:]
+            self.aligned = is_multiple(place, 16)
+        else:
+            self.x = b.scratch(4 * n)
+            self.strides = tuple(4 * x.ne[0] * s for s in dense)
+            self.aligned = x.ne[0] % 4 == 0
+            b.flat("activations.to_f32", n, place.arg(), self.x, np.int64(n), np.int32(x.type))
+
+
+def product(node: Tensor, w: Place, columns: Columns, ids: Place | None, dst: Tensor) -> np.ndarray:
+    """A node's numbers for the kernels; `ids`: where they are; `dst`: what has the result, of the node's extents."""
+    a, x = node.src[:2]
+    p = np.zeros(1, PRODUCT)
+    p["k"], p["rows"] = a.ne[:2]
+    p["w1"], p["w2"], p["w3"] = w.nb[1:]
+    p["x1"], p["x2"], p["x3"] = columns.strides
+    p["d1"], p["d2"], p["d3"] = dst.nb[1:]
+    p["w0"] = w.nb[0]
+    if a.type.is_quantized:
+        p["packed"] = is_packed(a)
+    else:
+        p["wide"] = w.nb[0] == a.type.type_size and columns.aligned and is_multiple(w, 16)
+    if ids is not None:
+        p["columns"], p["n2"], p["r2"], p["r3"] = 1, 1, 1, 1
+        p["matrices"] = ids.ne[0] * ids.ne[1]
+        p["id0"], p["id1"] = ids.nb[:2]
+        p["n_used"], p["n_slots"], p["n_experts"] = ids.ne[0], x.ne[1], a.ne[2]
+        return p
+    p["columns"], p["n2"] = x.ne[1], max(1, x.ne[2])
+    p["matrices"] = x.ne[2] * x.ne[3]
+    p["r2"], p["r3"] = (max(1, m // max(1, n)) for n, m in zip(a.ne[2:], x.ne[2:], strict=True))
+    if x.ne[1] == 1 and 1 < p["r2"][0] <= FEW:
+        # One column each, and several that meet the same matrix: they are its columns.
+        r2 = int(p["r2"][0])
+        p["columns"], p["n2"], p["r2"], p["matrices"] = r2, a.ne[2], 1, a.ne[2] * x.ne[3]
+        for name in ("x", "d"):
+            p[name + "1"] = p[name + "2"]
+            p[name + "2"] *= r2
+    return p
+
+
+def few(b: Builder, node: Tensor, second: Tensor | None = None, dst: Tensor | None = None, gate: int = 0) -> None:
+    """Append the product of a node with few columns.
+
+    With `second`, other weights of the same layout: the gated unit `dst` of both products, which shares no memory with
+    what it is made of.
+    """
+    a = node.src[0]
+    place = b.source_place if dst is None else lambda node, i: b.place(node.src[i])
+    rounded = a.type.is_quantized and not b.exact
+    ids = place(node, 2) if node.op == "MUL_MAT_ID" else None
+    columns = Columns(node.src[1], place(node, 1), b, rounded)
+    w = place(node, 0)
+    result = node if dst is None else dst
+    p = product(node, w, columns, ids, result)
+    p["gate"] = gate
+    n_columns, name = int(p["columns"][0]), a.type.name.lower()
+    step = 1 if n_columns == 1 else FEW
+    if a.type.is_quantized and not rounded:
+        step, name = 1, f"exact_{name}"
+    else:
+        name = f"{'packed_' if p['packed'][0] else ''}{name}_{step}"
+    rows = WARPS * (ROWS if second is None else 1)
+    b.launch(f"matvec_{FAMILY[a.type]}.{name}",
+             (-(-a.ne[1] // rows), min(int(p["matrices"][0]), 65535), -(-n_columns // step)), (32 * WARPS,),
+             p, w.pointer(), NONE if second is None else b.pointer(second), columns.x, columns.runs,
+             NONE if ids is None else ids.pointer(), b.pointer(result), ErrorWord(), b.position)
+
+
+def many(b: Builder, node: Tensor) -> None:
+    """Append the product of a node with many columns, or of many tokens with their experts."""
+    a = node.src[0]
+    rounded = a.type.is_quantized and not b.exact
+    ids = b.source_place(node, 2) if node.op == "MUL_MAT_ID" else None
+    columns = Columns(node.src[1], b.source_place(node, 1), b, rounded)
+    w = b.source_place(node, 0)
+    p = product(node, w, columns, ids, node)
+    matrices, tiles = int(p["matrices"][0]), -(-node.src[1].ne[1] // TILE)
+    pairs: np.uint64 | Scratch = NONE
+    groups: np.uint64 | Scratch = NONE
+    if ids is not None:
+        pairs, groups, tiles = _grouped(b, ids, a.ne[2])
+        p["matrices"] = matrices = 1
+    prefix = "exact_" if a.type.is_quantized and not rounded else ""
+    b.launch(f"matmul_{FAMILY[a.type]}.{prefix}{a.type.name.lower()}",
+             (-(-a.ne[1] // TILE), tiles, min(matrices, 65535)), (256,),
+             p, w.pointer(), NONE, columns.x, columns.runs, NONE, b.pointer(node), ErrorWord(), b.position,
+             pairs, groups, shared=SHARED_ROUNDED if rounded else SHARED_FLOATS)
+
+
+def _grouped(b: Builder, ids: Place, n_experts: int) -> tuple[Scratch, Scratch, int]:
+    """The pairs of (token, slot) by expert, the tiles over them, and how many tiles there are at most."""
+    n_pairs = prod(ids.ne[:2])
+    n_tiles = n_pairs // TILE + min(n_experts, n_pairs)
+    counts, pairs, groups = b.scratch(4 * n_experts), b.scratch(4 * n_pairs), b.scratch(16 * n_tiles)
+    grid, block, numbers = (-(-n_experts // WARPS),), (32 * WARPS,), (np.int32(n_pairs), np.int32(n_experts))
+    b.launch("experts.count", grid, block, ids.arg(), counts, *numbers, ErrorWord(), b.position)
+    b.launch("experts.place", grid, block, ids.arg(), counts, pairs, groups, *numbers, np.int32(TILE),
+             np.int32(n_tiles))
+    return pairs, groups, n_tiles
+
+
+def is_few(node: Tensor) -> bool:
+    """Whether one pass over the weights serves a product; with experts, whether its tokens are few."""
+    return (node.src[2] if node.op == "MUL_MAT_ID" else node.src[1]).ne[1] <= FEW
+
+
+def _mul_mat(b: Builder, node: Tensor) -> None:
+    if not node.n_elements:
+        return
+    if is_few(node):
+        few(b, node)
+    elif b.blas and not b.exact and library.suits(node):
+        library.multiply(b, node)
+    else:
+        many(b, node)
+
+
+def work(node: Tensor, exact: bool, by_library: bool) -> int:
+    """Scratch bytes, at most: columns as kernels want them, and experts by name; or those of the library's product."""
+    if not node.n_elements:
+        return 0
+    if by_library and not exact and library.suits(node):
+        return library.work(node)
+    a, x = node.src[:2]
+    if a.type.is_quantized and not exact:
+        parts = [x.n_elements, x.n_elements // 2]
+    else:
+        parts = [] if x.type == Type.F32 and (x.nb[0] == 4 or x.ne[0] == 1) else [4 * x.n_elements]
+    if node.op == "MUL_MAT_ID" and not is_few(node):
+        n_pairs, n_experts = prod(node.src[2].ne[:2]), a.ne[2]
+        parts += [4 * n_experts, 4 * n_pairs, 16 * (n_pairs // TILE + min(n_experts, n_pairs))]
+    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in parts)
+
+
+def _work(node: Tensor) -> int:
+    """Whoever multiplies, and however."""
+    return max(work(node, exact, by_library) for exact in (False, True) for by_library in (False, True))
+
+
+def _fits(node: Tensor) -> bool:
+    """Blocks that load in words, rows of the result without gaps, extents that kernels count in 32 bits."""
+    a, x = node.src[:2]
+    if node.op == "MUL_MAT_ID":
+        n_pairs = prod(node.src[2].ne[:2])
+        counted = n_pairs < 1 << 31 and n_pairs // TILE + a.ne[2] < 1 << 16
+    else:
+        counted = x.ne[2] * x.ne[3] < 1 << 31 and x.ne[1] < TILE << 16
+    return (a.type in FAMILY and loads_whole(a) and counted and max(*a.ne[:2], a.nb[0]) < 1 << 31
+            and (node.nb[0] == 4 or node.ne[0] <= 1))
+
+
+OPS: dict[str, Op] = {
+    "MUL_MAT": like_oracle("MUL_MAT", _mul_mat, only=_fits, work=_work),
+    "MUL_MAT_ID": like_oracle("MUL_MAT_ID", _mul_mat, only=_fits, work=_work),
+}

@@ -1,0 +1,47 @@
+"""Launches of norm.cu: norms of rows, alone or with the ops around them, and of groups of channels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ggml_sched._graph import Tensor
+from ggml_sched.backends.cupy.launch import Builder, Op
+from ggml_sched.backends.cupy.ops._oracle import float_param, int_param, like_oracle, n_rows
+
+__all__ = ["MODES", "OPS", "emit_norm"]
+
+MODES = {"RMS_NORM": 0, "NORM": 1, "L2_NORM": 2}
+"""`enum Mode`."""
+
+_ADDED, _KEPT, _SCALED, _SHIFTED = 1, 2, 4, 8
+
+
+def emit_norm(b: Builder, norm: Tensor, a, d, *, added=None, kept=None, scale=None, shift=None) -> None:
+    """d = norm(a (+ added, stored to `kept`)) (* scale) (+ shift), all Views; extents are those of `norm`."""
+    around = ((added is not None) * _ADDED + (kept is not None) * _KEPT + (scale is not None) * _SCALED
+              + (shift is not None) * _SHIFTED)
+    views = (d if view is None else view for view in (added, kept, scale, shift))
+    rows = n_rows(norm)
+    if norm.ne[0]:
+        b.rows("norm.norm_rows", rows, norm.ne[0], a, *views, d, np.int64(rows), np.int32(MODES[norm.op]),
+               float_param(norm, 0), np.int32(around))
+
+
+def _norm(b: Builder, node: Tensor) -> None:
+    emit_norm(b, node, b.source(node, 0), b.view(node))
+
+
+def _group_norm(b: Builder, node: Tensor) -> None:
+    """Groups of ceil(channels / n_groups) channels; as in ggml the last one may be smaller."""
+    if node.n_elements == 0:
+        return
+    width = -(-node.ne[2] // int_param(node, 0))
+    groups = -(-node.ne[2] // width)
+    b.rows("norm.group_norm", groups * node.ne[3], node.ne[0] * node.ne[1] * width, b.source(node, 0), b.view(node),
+           np.int64(groups), np.int64(width), float_param(node, 1))
+
+
+OPS: dict[str, Op] = {
+    **{op: like_oracle(op, _norm) for op in MODES},
+    "GROUP_NORM": like_oracle("GROUP_NORM", _group_norm),
+}

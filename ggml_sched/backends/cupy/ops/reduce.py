@@ -1,0 +1,53 @@
+"""Launches of reduce.cu: sum, sum_rows, mean, argmax, arange."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ggml_sched._graph import Tensor
+from ggml_sched.backends.cupy.launch import Builder, Op
+from ggml_sched.backends.cupy.ops._oracle import float_param, kind, like_oracle, n_rows
+
+__all__ = ["OPS"]
+
+SHARE = 4096
+"""Elements of `sum` that a block adds, until there are 1,024 blocks."""
+
+THREADS = 256
+
+
+def _parts(node: Tensor) -> int:
+    return min(1024, max(1, -(-node.src[0].n_elements // SHARE)))
+
+
+def _sum(b: Builder, node: Tensor) -> None:
+    a, parts = node.src[0], _parts(node)
+    partial = b.scratch(8 * parts)
+    source = b.source(node, 0)
+    b.launch("reduce.sum_parts", (parts,), (THREADS,), source, partial, np.int64(a.n_elements), kind(a))
+    b.launch("reduce.sum_of_parts", (1,), (THREADS,), partial, np.int32(parts), b.view(node), kind(node))
+
+
+def _sum_rows(b: Builder, node: Tensor) -> None:
+    a = node.src[0]
+    rows, divisor = n_rows(a), np.float32(a.ne[0] if node.op == "MEAN" else 1)
+    b.rows("reduce.sum_rows", rows, a.ne[0], b.source(node, 0), b.view(node), np.int64(rows), divisor)
+
+
+def _argmax(b: Builder, node: Tensor) -> None:
+    a = node.src[0]
+    b.rows("reduce.argmax", a.ne[1], a.ne[0], b.source(node, 0), b.view(node), np.int64(a.ne[1]))
+
+
+def _arange(b: Builder, node: Tensor) -> None:
+    b.flat("reduce.arange", node.n_elements, b.view(node), np.int64(node.n_elements), float_param(node, 0),
+           float_param(node, 2))
+
+
+OPS: dict[str, Op] = {
+    "SUM": like_oracle("SUM", _sum, work=lambda node: 8 * _parts(node)),
+    "SUM_ROWS": like_oracle("SUM_ROWS", _sum_rows),
+    "MEAN": like_oracle("MEAN", _sum_rows),
+    "ARGMAX": like_oracle("ARGMAX", _argmax),
+    "ARANGE": like_oracle("ARANGE", _arange),
+}

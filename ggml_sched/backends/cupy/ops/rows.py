@@ -1,0 +1,60 @@
+"""Launches of rows.cu: get_rows, set_rows, add_id."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ggml_sched._graph import Tensor, Type
+from ggml_sched.backends.cupy.launch import Builder, Op
+from ggml_sched.backends.cupy.ops._oracle import kind, like_oracle, n_rows
+from ggml_sched.backends.cupy.ops.copies import WRITABLE
+from ggml_sched.backends.cupy.repack import is_packed
+
+__all__ = ["OPS"]
+
+MANY = 2048
+"""Rows of one table from which on set_rows takes scratch to find of several rows for one place the last: up to there
+every row looks through those behind it."""
+
+
+def _get_rows(b: Builder, node: Tensor) -> None:
+    if node.n_elements and is_packed(node.src[0]):
+        n = node.n_elements // 32
+        b.flat(f"packed_rows.{node.src[0].type.name.lower()}", n, b.source(node, 0), b.source(node, 1), b.view(node),
+               np.int64(n), b.error, b.position)
+    elif node.n_elements:
+        b.flat("rows.get_rows", node.n_elements, b.source(node, 0), b.source(node, 1), b.view(node),
+               np.int64(node.n_elements), kind(node.src[0]), b.error, b.position)
+
+
+def _set_rows_work(node: Tensor) -> int:
+    return 4 * n_rows(node) if node.src[0].ne[1] > MANY else 0
+
+
+def _set_rows(b: Builder, node: Tensor) -> None:
+    rows, ids = node.src[:2]
+    if rows.n_elements == 0:
+        return
+    source, numbers, d = b.source(node, 0), b.source(node, 1), b.view(node)
+    wide, n = np.int32(ids.type == Type.I64), n_rows(rows)
+    if rows.ne[1] <= MANY:
+        b.rows("rows.set_rows", n, rows.ne[0], source, numbers, d, np.int64(n), kind(node), wide, b.error, b.position)
+        return
+    owner = b.scratch(_set_rows_work(node))
+    for forget in (1, 0):
+        b.flat("rows.claim_rows", n, source, numbers, d, np.int64(n), wide, np.int32(forget), owner, b.error,
+               b.position)
+    b.flat("rows.write_owned", rows.n_elements, source, numbers, d, np.int64(rows.n_elements), kind(node), wide, owner)
+
+
+def _add_id(b: Builder, node: Tensor) -> None:
+    if node.n_elements:
+        b.flat("rows.add_id", node.n_elements, b.source(node, 0), b.source(node, 1), b.source(node, 2), b.view(node),
+               np.int64(node.n_elements), b.error, b.position)
+
+
+OPS: dict[str, Op] = {
+    "GET_ROWS": like_oracle("GET_ROWS", _get_rows),
+    "SET_ROWS": like_oracle("SET_ROWS", _set_rows, only=lambda node: node.type in WRITABLE, work=_set_rows_work),
+    "ADD_ID": like_oracle("ADD_ID", _add_id),
+}

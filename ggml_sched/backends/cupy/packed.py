@@ -1,0 +1,145 @@
+"""Which weights of a buffer are kept in the order that kernels read best, and the bytes of those.
+
+Owns that decision for one buffer: blocks of weights are rearranged (repack.py) from the moment that they have an
+address, until a node needs them as ggml has them.  Invariant: whoever reads or writes bytes of the buffer sees ggml's
+order; only kernels that know it see the other.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ggml_sched._graph import Tensor, Type
+from ggml_sched.backends.cupy.repack import packs, repack, together, unpack
+
+__all__ = ["PackedRows", "Part"]
+
+PIECE = 1 << 20
+"""About so many bytes are rearranged at a time."""
+
+Get = Callable[[int, int], np.ndarray]
+"""(start, size) of bytes in the buffer, as they lie there."""
+Put = Callable[[int, np.ndarray], None]
+"""Write bytes to a place in the buffer."""
+
+
+class Part(NamedTuple):
+    """Bytes [start, stop) of the buffer: those of a weight, of which each `unit` is rearranged for itself; the end of
+    one, where straightening it was broken off.
+    """
+
+    start: int
+    stop: int
+    kind: Type
+    ne: tuple[int, ...]
+
+    @property
+    def unit(self) -> int:
+        return together(self.kind) * self.kind.type_size
+
+
+class PackedRows:
+    """The rearranged weights of one buffer, by where they lie."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._parts: dict[int, Part] = {}
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def add(self, tensor: Tensor) -> None:
+        """A tensor whose bytes nobody has set yet; rearranged from now on, if its type and rows are such."""
+        if tensor.offset not in self._parts and tensor.is_contiguous and packs(tensor.type, tensor.ne[0]):
+            start = tensor.offset
+            self._parts[start] = Part(start, start + tensor.nbytes, tensor.type, tensor.ne)
+            insort(self._starts, start)
+
+    def find(self, root: Tensor) -> Part | None:
+        """What there is of a tensor."""
+        part = self._parts.get(root.offset) if self._parts else None
+        return part if part is not None and (part.kind, part.ne) == (root.type, root.ne) else None
+
+    def drop(self, start: int) -> None:
+        """What lies there is in ggml's order now."""
+        if self._parts.pop(start, None) is not None:
+            self._starts.remove(start)
+
+    def straightened(self, part: Part, stop: int) -> None:
+        """Up to there a part is in ggml's order now; once is enough."""
+        parts = {start: one for start, one in self._parts.items() if one.stop != part.stop}
+        if stop < part.stop:
+            parts[stop] = part._replace(start=stop)
+        self._starts, self._parts = sorted(parts), parts
+
+    def under(self, tensor: Tensor) -> list[Part]:
+        """The parts that share bytes with a tensor."""
+        if not self._parts or not tensor.nbytes:
+            return []
+        return [part for _, _, part in self.pieces(tensor.offset, tensor.nbytes) if part is not None]
+
+    def pieces(self, start: int, size: int) -> Iterator[tuple[int, int, Part | None]]:
+        """A range of bytes, cut where rearranged parts begin and end."""
+        stop = start + size
+        while start < stop:
+            i = bisect_right(self._starts, start) - 1
+            part = self._parts[self._starts[i]] if i >= 0 else None
+            if part is not None and start < part.stop:
+                end = min(stop, part.stop)
+            else:
+                part = None
+                end = min(stop, self._starts[i + 1]) if i + 1 < len(self._starts) else stop
+            yield start, end, part
+            start = end
+
+
+def write(part: Part, start: int, data: np.ndarray, get: Get, put: Put) -> None:
+    """Write bytes in ggml's order; the rest of units that they begin or end in is fetched."""
+    done = 0
+    while done < len(data):
+        at = start + done
+        first = at - (at - part.start) % part.unit
+        n = min(len(data) - done, max(PIECE // part.unit, 1) * part.unit - (at - first))
+        last = at + n + -(at + n - part.start) % part.unit
+        rows = np.empty((last - first) // part.unit * part.unit, np.uint8)
+        for edge in {first, last - part.unit}:
+            if edge < at or edge + part.unit > at + n:
+                rows[edge - first :][: part.unit] = unpack(get(edge, part.unit), part.kind)
+        rows[at - first :][:n] = data[done : done + n]
+        put(first, repack(rows.reshape(-1, part.unit), part.kind).reshape(-1))
+        done += n
+
+
+def read(part: Part, start: int, out: np.ndarray, get: Get) -> None:
+    """Fill `out` with bytes in ggml's order."""
+    done = 0
+    while done < len(out):
+        at = start + done
+        first = at - (at - part.start) % part.unit
+        n = min(len(out) - done, max(PIECE // part.unit, 1) * part.unit - (at - first))
+        last = at + n + -(at + n - part.start) % part.unit
+        rows = unpack(get(first, last - first).reshape(-1, part.unit), part.kind).reshape(-1)
+        out[done : done + n] = rows[at - first :][:n]
+        done += n
+
+
+def straighten(part: Part, get: Get, put: Put, done: Callable[[int], None]) -> None:
+    """Bring all of it into ggml's order, where it lies; `done(stop)`: so far it is.
+
+    What is broken off leaves a shorter part.
+    """
+    step = max(PIECE // part.unit, 1) * part.unit
+    for first in range(part.start, part.stop, step):
+        stop = min(first + step, part.stop)
+        rows = unpack(get(first, stop - first).reshape(-1, part.unit), part.kind).reshape(-1)
+        try:
+            put(first, rows)
+            done(stop)
+        except BaseException:       # an interrupt: nobody knows how much of this piece was put
+            put(first, rows)
+            done(stop)
+            raise

@@ -1,0 +1,97 @@
+"""Places: where elements lie, as kernels are told, and ways to say the same with fewer extents.
+
+Invariant: a place names bytes only; who may use them is the builder's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ggml_sched._graph import Tensor
+
+__all__ = ["VIEW", "Place", "Scratch", "ScratchView", "joined", "spread", "unit_of", "view_of"]
+
+VIEW = np.dtype([("p", "<u8"), ("ne", "<i8", 4), ("nb", "<i8", 4)])
+"""`struct View` of common.cuh."""
+
+
+class Scratch(NamedTuple):
+    """An argument: the address `offset` bytes into the work memory."""
+
+    offset: int
+
+
+class ScratchView(NamedTuple):
+    """An argument: a View over work memory."""
+
+    offset: int
+    ne: tuple[int, ...]
+    nb: tuple[int, ...]
+
+
+def view_of(address: int, ne: Sequence[int], nb: Sequence[int]) -> np.ndarray:
+    return np.array([(address, tuple(ne), tuple(nb))], VIEW)
+
+
+class Place(NamedTuple):
+    """Where elements lie: what becomes a View.  `scratch`: `address` counts from the start of the work memory."""
+
+    address: int
+    ne: tuple[int, ...]
+    nb: tuple[int, ...]
+    scratch: bool = False
+
+    def arg(self) -> np.ndarray | ScratchView:
+        if self.scratch:
+            return ScratchView(self.address, self.ne, self.nb)
+        return view_of(self.address, self.ne, self.nb)
+
+    def pointer(self) -> np.uint64 | Scratch:
+        return Scratch(self.address) if self.scratch else np.uint64(self.address)
+
+    def moved(self, offset: int) -> Place:
+        """The same extents and strides `offset` bytes further on."""
+        return self._replace(address=self.address + offset)
+
+    def shaped(self, ne: Sequence[int], nb: Sequence[int] | None = None) -> Place:
+        """Other extents (and strides) from the same address on."""
+        return self._replace(ne=tuple(ne), nb=self.nb if nb is None else tuple(nb))
+
+
+def unit_of(t: Tensor) -> int:
+    """The bytes that addresses and strides of a tensor have to be multiples of: what kernels load at once."""
+    if not t.type.is_quantized:
+        return t.type.type_size
+    return 2 - t.type.type_size % 2
+
+
+def joined(ne: tuple[int, ...], places: Sequence[Place], size: int) -> tuple[tuple[int, ...], list[Place]]:
+    """The same elements with fewer extents: neighbours that lie without a gap everywhere are one.  `size`: bytes of an
+    element, the stride where there is only one."""
+    extents, strides = [1], [[size] * len(places)]
+    for axis, n in enumerate(ne):
+        here = [place.nb[axis] for place in places]
+        if n == 1:
+            continue
+        if extents == [1]:
+            extents, strides = [n], [here]
+        elif all(nb == extents[-1] * last for nb, last in zip(here, strides[-1], strict=True)):
+            extents[-1] *= n
+        else:
+            extents.append(n)
+            strides.append(here)
+    more = 4 - len(extents)
+    extents += [1] * more
+    strides += [[0] * len(places)] * more
+    return tuple(extents), [place.shaped(extents, nb) for place, nb in zip(places, zip(*strides, strict=True),
+                                                                          strict=True)]
+
+
+def spread(place: Place, ne: tuple[int, ...]) -> Place | None:
+    """A place whose single elements repeat, by strides of 0, to extents `ne`; None where longer ones would repeat."""
+    if any(have not in (1, want) for have, want in zip(place.ne, ne, strict=True)):
+        return None
+    return place.shaped(ne, (nb if have == want else 0 for have, want, nb in zip(place.ne, ne, place.nb, strict=True)))

@@ -1,0 +1,264 @@
+"""The launches of a split: resolved once, run eagerly first, then captured as a CUDA graph and replayed.
+
+Invariant: what is packed or captured holds the addresses of now: when the work memory has moved, arguments are packed
+and the graph is captured anew.  Inputs that change come to fixed addresses, so a replay stays right.
+A graph is only quicker: where it cannot be made or launched, for it takes memory of the device, the launches run as
+they are.
+Corresponds to ggml's ggml_cuda_graph.  Callers hold the backend's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from ggml_sched._graph import BufferBase, Tensor
+from ggml_sched.backends.cupy.buffer import DeviceBuffer
+from ggml_sched.backends.cupy.device import DeviceError, Function, Graph, Packed, Stream
+from ggml_sched.backends.cupy.fault import Numbers
+from ggml_sched.backends.cupy.launch import Builder, Launch
+from ggml_sched.backends.cupy.ops import build, build_group
+from ggml_sched.backends.cupy.ops.library import PRODUCT
+from ggml_sched.backends.cupy.repack import is_packed
+from ggml_sched.errors import BackendError, PlacementError, UnsupportedOp
+
+if TYPE_CHECKING:
+    from ggml_sched.backends.cupy.backend import CupyBackend
+
+__all__ = ["DevicePlan", "Load"]
+
+
+AGAIN = 4
+"""After a capture that failed, so many times the runs until then pass before the next."""
+READ_PACKED = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")
+"""Ops whose first source may lie rearranged."""
+
+
+class Load(NamedTuple):
+    """Bring what the caller has set for an input that a GraphAllocator placed."""
+
+    leaf: Tensor
+
+
+class Overwrite(NamedTuple):
+    """From now on a node has written to such an input."""
+
+    leaf: Tensor
+
+
+class _Product(NamedTuple):
+    """A matrix product of the device's own library: what `Blas.gemm` takes after the stream.  It cannot be captured."""
+
+    numbers: tuple[int, ...]
+
+
+class _Ready(NamedTuple):
+    """A launch whose arguments are packed."""
+
+    function: Function
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    packed: Packed
+    shared: int
+
+
+def staged_leafs(nodes: Sequence[Tensor]) -> dict[int, list[Load | Overwrite]]:
+    """What comes before the node at a position: inputs whose memory may have held something else until then.
+
+    Only a GraphAllocator leaves that to backends; a scheduler loads by itself.
+    """
+    met: set[Tensor] = set()
+    found: dict[int, list[Load | Overwrite]] = {}
+    for position, node in enumerate(nodes):
+        for tensor in (node, *node.src, *node.deps):
+            root = None if tensor is None else tensor.root
+            lease = None if root is None else root.lease
+            if (lease is not None and lease.stages and not lease.transient and root.op == "NONE"
+                    and root not in met):
+                met.add(root)
+                found.setdefault(position, []).append(Load(root))
+        if node.view_src in met and node.computes:
+            found.setdefault(position, []).append(Overwrite(node.view_src))
+    return found
+
+
+def straighten_for(backend: CupyBackend, nodes: Sequence[Tensor]) -> None:
+    """Let rearranged weights lie as ggml has them where a node cannot use them otherwise."""
+    for node in nodes:
+        if not node.computes:
+            continue
+        for i, t in enumerate((node, *node.src)):
+            buffer = None if t is None else t.buffer
+            if isinstance(buffer, DeviceBuffer) and buffer.backend is backend:
+                for part in buffer.packed.under(t):
+                    if i != 1 or node.op not in READ_PACKED or not _is_whole(t):
+                        backend.straighten(buffer, part)
+
+
+def _is_whole(t: Tensor) -> bool:
+    """Whether this is rearranged weights, or whole rows of some."""
+    try:
+        return is_packed(t)
+    except UnsupportedOp:
+        return False
+
+
+class DevicePlan:
+    """Launches for `nodes` at the addresses that they have now.
+
+    `groups`, `needed`: as GraphView has them.  `work_size`: bytes of work memory; `captures`: how often it was
+    captured; `graph`: what is replayed.
+    """
+
+    def __init__(self, backend: CupyBackend, nodes: Sequence[Tensor], numbers: Numbers,
+                 groups: Sequence[Sequence[int]] = (), needed: Collection[int] | None = None) -> None:
+        self.numbers = numbers
+        self.graph: Graph | None = None
+        self.captures = 0
+        self.freed = False
+        self.work_size = 0
+        self._nodes, self._groups, self._needed = tuple(nodes), tuple(groups), needed
+        self._steps: list[Launch | Load | Overwrite] = []
+        self._ready: list[_Ready | _Product | Load | Overwrite] = []
+        self._buffers: tuple[BufferBase, ...] = tuple({t.buffer for node in nodes if node.computes
+                                                       for t in (node, *node.src)
+                                                       if t is not None and t.buffer is not None})
+        self._build(backend)
+
+    def _build(self, backend: CupyBackend) -> None:
+        """The launches, for weights as they lie now.  What interrupts this leaves a plan that is built again."""
+        nodes, numbers = self._nodes, self.numbers
+        self._straightened = -1
+        straighten_for(backend, nodes)
+        straightened = backend.n_straightened
+        builder = Builder(backend.name, owns=backend.supports_buffer,
+                          needed=None if self._needed is None else {nodes[i] for i in self._needed},
+                          n_multiprocessors=backend.device.n_multiprocessors, exact=backend.exact,
+                          blas=backend.blas is not None)
+        group_at = {group[-1]: group for group in self._groups}
+        computed_later = {i for group in self._groups for i in group[:-1]}
+        loads = staged_leafs(nodes)
+        steps: list[Launch | Load | Overwrite] = []
+        for i, node in enumerate(nodes):
+            steps += loads.get(i, ())
+            if not node.computes:
+                continue
+            if i in group_at:
+                group = group_at[i]
+                build_group(builder, [numbers.first + k for k in group], [nodes[k] for k in group])
+            elif i not in computed_later:
+                build(builder, numbers.first + i, node)
+            steps += builder.launches
+            builder.launches.clear()
+        self._steps, self._ready = steps, []
+        self._runs, self._generation = 0, -1
+        self._capture_at = 1
+        self.work_size = builder.work_size
+        self._captures = backend.capture and not loads and not any(
+            isinstance(step, Launch) and step.kernel == PRODUCT for step in steps)
+        self._straightened = straightened
+
+    def refresh(self, backend: CupyBackend) -> None:
+        """Build it again if weights have been brought into another order since."""
+        if self._straightened != backend.n_straightened:
+            graph, self.graph = self.graph, None
+            self._build(backend)
+            if graph is not None:
+                graph.free()
+
+    def __len__(self) -> int:
+        """Launches, and loads."""
+        return len(self._steps)
+
+    def free(self) -> None:
+        """Drop the graph; idempotent."""
+        self.freed = True
+        graph, self.graph = self.graph, None
+        self._steps, self._ready, self._buffers, self._nodes = [], [], (), ()
+        if graph is not None:
+            graph.free()
+
+    def check(self, name: str) -> None:
+        """BackendError for a plan that was freed, PlacementError for one whose memory is gone."""
+        if self.freed:
+            raise BackendError(f"backend {name!r}: this graph plan was freed")
+        for buffer in self._buffers:
+            if buffer.closed:
+                raise PlacementError(f"backend {name!r}: a graph plan uses a buffer of backend "
+                                     f"{buffer.backend.name!r} ({buffer.size} bytes) that is closed")
+
+    def run(self, backend: CupyBackend) -> None:
+        """Queue it: what is right from the first run on, and quick from the third on."""
+        generation = backend.work.generation if self.work_size else 0
+        if self._generation != generation:
+            self._pack(backend, generation)
+        if self.graph is None and self._captures and self._runs >= self._capture_at and self._steps:
+            self._capture(backend.stream)
+        if self.graph is None or not self._replay(backend.stream):
+            self._issue(backend)
+        self._runs += 1
+
+    def _replay(self, stream: Stream) -> bool:
+        """Queue the graph; if the device refuses, it is gone, and nothing is queued."""
+        try:
+            self.graph.launch(stream)
+        except DeviceError:
+            self._fall_back()
+            return False
+        return True
+
+    def _fall_back(self) -> None:
+        """Without a graph for a while: there may be memory for one later."""
+        graph, self.graph = self.graph, None
+        self._capture_at = AGAIN * self._runs
+        if graph is not None:
+            with suppress(DeviceError):
+                graph.free()
+
+    def _pack(self, backend: CupyBackend, generation: int) -> None:
+        """Arguments with the addresses that work memory and error word have now."""
+        ready: list[_Ready | _Product | Load | Overwrite] = []
+        for step in self._steps:
+            if not isinstance(step, Launch):
+                ready.append(step)
+                continue
+            args = step.bound(backend.work.address, backend.faults.address)
+            if step.kernel == PRODUCT:
+                ready.append(_Product(tuple(map(int, args))))
+            else:
+                function = backend.function(step.kernel)
+                ready.append(_Ready(function, step.grid, step.block, function.pack(args), step.shared))
+        graph, self.graph = self.graph, None
+        self._ready, self._generation = ready, generation
+        if graph is not None:
+            graph.free()
+
+    def _issue(self, backend: CupyBackend) -> None:
+        stream = backend.stream
+        for step in self._ready:
+            if isinstance(step, _Ready):
+                step.function.launch(step.grid, step.block, step.packed, step.shared, stream)
+            elif isinstance(step, _Product):
+                backend.blas.gemm(stream, *step.numbers)
+            elif isinstance(step, Overwrite):
+                step.leaf.overwritten = True
+            elif step.leaf.stash:
+                backend.put_leaf(step.leaf)
+
+    def _capture(self, stream: Stream) -> None:
+        """Make the graph, if the device lets us."""
+        try:
+            stream.begin_capture()
+            try:
+                for step in self._ready:
+                    step.function.launch(step.grid, step.block, step.packed, step.shared, stream)
+            except BaseException:
+                with suppress(DeviceError):     # the stream works again, that is all
+                    stream.end_capture().free()
+                raise
+            self.graph = stream.end_capture()
+        except DeviceError:
+            self._fall_back()
+        else:
+            self.captures += 1

@@ -1,0 +1,241 @@
+"""The one queue of a CUDA device: what goes to it and comes from it, in order, and who waits for what.
+
+Owns the stream, the pinned memory of copies, the word of faults, and the lock around them.  Invariant: bytes of the
+caller are copied to or from pinned memory by the host; what was queued is done when an event recorded behind it has
+passed *and* the host has taken its downloads out of pinned memory, which waiting for the event does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import wraps
+from operator import index
+from typing import TypeVar
+
+import numpy as np
+
+from ggml_sched._locks import ForkLock
+from ggml_sched.backend import Backend, Event
+from ggml_sched.backends.cupy.device import Device, DeviceError, DeviceOutOfMemory
+from ggml_sched.backends.cupy.fault import Faults, Fetched
+from ggml_sched.backends.cupy.staging import Downloads, Uploads
+from ggml_sched.errors import BackendError, OutOfMemory
+
+__all__ = ["STAGING", "CupyEvent", "DeviceQueue", "guarded", "queueing"]
+
+STAGING = 16 << 20
+LEAST_STAGING = 4096
+
+Method = TypeVar("Method", bound=Callable)
+
+
+def guarded(method: Method) -> Method:
+    """A method that has the lock, on a backend that is open and of this process; errors of the device name it."""
+
+    @wraps(method)
+    def call(self, *args):
+        # Not by way of a helper: a signal must find the lock either not taken, or in the hands of `with`.
+        with self._lock:
+            if self._closed or self._pid != os.getpid():
+                self._refuse()
+            try:
+                return method(self, *args)
+            except DeviceError as error:
+                raise self._failure(error) from error
+
+    return call     # type: ignore[return-value]
+
+
+def queueing(method: Method) -> Method:
+    """A guarded method that queues something."""
+
+    @guarded
+    @wraps(method)
+    def call(self, *args):
+        self._queued += 1
+        return method(self, *args)
+
+    return call     # type: ignore[return-value]
+
+
+class CupyEvent(Event):
+    """`event` of the device; the first `n_downloads` copies to the host belong to what it stands for."""
+
+    def __init__(self, backend: DeviceQueue) -> None:
+        super().__init__(backend)
+        self.event = backend.device.event()
+        self.n_downloads = 0
+
+
+class DeviceQueue(Backend):
+    """What a CUDA backend is apart from memory and computing."""
+
+    device: Device
+
+    def _open_queue(self, device: Device, staging: int) -> None:
+        """OutOfMemory, BackendError; then nothing is held."""
+        staging = index(staging)
+        if staging < LEAST_STAGING:
+            raise ValueError(f"backend {self.name!r}: staging = {staging} is less than {LEAST_STAGING} bytes")
+        self.device = device
+        self._pid = os.getpid()
+        self._closed = False
+        self._lock = ForkLock()
+        self._error: DeviceError | None = None
+        """What went wrong where nobody could be told."""
+        self._queued = self._done = 0
+        """How often something was queued, and how much of it was waited for."""
+        self.stream = device.stream()
+        faults = None
+        try:
+            self.faults = faults = Faults(device, self.stream)
+            self._uploads = Uploads(device, self.stream, staging)
+            self._downloads = Downloads(device, self.stream, staging)
+        except BaseException:
+            if faults is not None:
+                faults.free()
+            raise
+
+    @queueing
+    def upload(self, address: int, data: np.ndarray) -> None:
+        """Queue a copy of bytes (uint8) to an address of the device."""
+        self._uploads.put(address, data)
+
+    @queueing
+    def download(self, out: np.ndarray, address: int) -> None:
+        """Queue a copy of bytes of the device into `out` (uint8)."""
+        self._downloads.get(out, address)
+
+    @queueing
+    def fill(self, address: int, value: int, size: int) -> None:
+        """Queue filling bytes of the device."""
+        self.stream.fill(address, value, size)
+
+    # -- order --------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Wait until everything queued here is done; BackendError for what went wrong in it, and for data that a
+        kernel must not use (a row that is not there), naming the node."""
+        if self._queued == self._done and self._error is None and self._is_here:
+            return          # a backend that is closed has nothing queued
+        queued, n_downloads, fetched = self._end_of_queue()
+        try:
+            self.stream.synchronize()
+        except DeviceError as error:
+            self._give_up(queued)
+            failure = self._failure(error)
+            self.note_failure(failure)
+            raise failure from error
+        self._passed(queued, n_downloads, fetched)
+
+    @guarded
+    def _end_of_queue(self) -> tuple[int, int, Fetched]:
+        """What is done when everything queued by now is."""
+        return self._queued, self._downloads.number, self.faults.fetch()
+
+    @guarded
+    def _passed(self, queued: int, n_downloads: int, fetched: Fetched) -> None:
+        """The host has waited for so much."""
+        self._done = max(self._done, queued)
+        error, self._error = self._error, None
+        if error is not None:
+            self._downloads.drop()
+            self.note_failure(error)
+            raise error
+        self._downloads.finish(n_downloads)
+        try:
+            self.faults.check(fetched, self.name)
+        except BackendError as fault:
+            self.note_failure(fault)
+            raise
+
+    @guarded
+    def _give_up(self, queued: int) -> None:
+        """So much has failed: what was to be fetched will not come."""
+        self._done = max(self._done, queued)
+        self._downloads.drop()
+
+    def settle(self) -> None:
+        """Wait, for memory that is about to go; what went wrong is raised by `synchronize`."""
+        try:
+            self.stream.synchronize()
+        except DeviceError as error:
+            self._error = self._error or error
+
+    @guarded
+    def event_new(self) -> CupyEvent:
+        return CupyEvent(self)
+
+    @guarded
+    def event_record(self, event: CupyEvent) -> None:
+        self.stream.record(event.event)
+        event.n_downloads = self._downloads.number
+
+    def event_here(self) -> CupyEvent:
+        """An event that stands for everything queued so far."""
+        event = self.event_new()
+        self.event_record(event)
+        return event
+
+    def event_wait(self, event: Event) -> None:
+        if isinstance(event, CupyEvent):
+            other = event.backend
+            if other is self:
+                return          # one queue, in order
+            if type(other.device) is type(self.device) and not other.is_downloading(event):
+                self._follow(event)
+                return
+        super().event_wait(event)
+
+    @queueing
+    def _follow(self, event: CupyEvent) -> None:
+        self.stream.wait(event.event)
+
+    def event_synchronize(self, event: CupyEvent) -> None:
+        if self._closed:
+            return
+        self._check_here()
+        try:
+            event.event.synchronize()
+        except DeviceError as error:
+            failure = self._failure(error)
+            self.note_failure(failure)
+            raise failure from error
+        if self.is_downloading(event):
+            self._arrived(event)
+
+    @guarded
+    def _arrived(self, event: CupyEvent) -> None:
+        self._downloads.finish(event.n_downloads)
+
+    def is_downloading(self, event: CupyEvent) -> bool:
+        """Whether the host has still to take what the event stands for out of pinned memory."""
+        return self._downloads.is_waiting(event.n_downloads)
+
+    # -- who may use it -------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether this is the process that opened the device."""
+        return self._pid == os.getpid()
+
+    def _refuse(self) -> None:
+        if self._closed:
+            raise BackendError(f"backend {self.name!r} is closed")
+        self._check_here()
+
+    def _check_here(self) -> None:
+        if self._pid != os.getpid():
+            raise BackendError(f"backend {self.name!r} was opened by process {self._pid}: a process that was forked "
+                               "from it cannot use its device, and opens one of its own")
+
+    def _failure(self, error: DeviceError) -> BackendError | OutOfMemory:
+        if isinstance(error, DeviceOutOfMemory):
+            return OutOfMemory(f"backend {self.name!r}: {error.needed} bytes needed, {error.free} left on the device",
+                               self.name, error.needed, error.free)
+        return BackendError(f"backend {self.name!r}: {error}")

@@ -1,0 +1,447 @@
+"""The device layer over CuPy 14.  It has not been seen on a GPU yet: each call was looked up, none was run on one.
+
+Owns nothing but handles, and memory.  The current device of CUDA belongs to a thread: every entry sets it, and sets
+it back.  CuPy's memory pool is left alone (it keeps freed arenas), and so are its MemoryPointer copies, which refuse
+captures.  Invariant: a process that was forked gives nothing back, for the device is its parent's.
+CuPy is imported when a device is opened, not before.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from operator import index
+
+import numpy as np
+
+from ggml_sched.backends.cupy.device import (
+    ALIGNMENT,
+    Device,
+    DeviceError,
+    DeviceOutOfMemory,
+    Event,
+    Graph,
+    Memory,
+    Stream,
+    bytes_of,
+)
+from ggml_sched.backends.cupy.real_kernels import CupyBlas, CupyModule
+from ggml_sched.errors import BackendError
+
+__all__ = ["CupyDevice", "open_device"]
+
+NO_MEMORY = 2           # cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY
+BLAS_NO_MEMORY = 3      # CUBLAS_STATUS_ALLOC_FAILED; of the others a device that did not start
+NO_DRIVER = 35          # cudaErrorInsufficientDriver: none, or one too old
+NO_DEVICE = 100         # cudaErrorNoDevice
+IS_PEER = 704           # cudaErrorPeerAccessAlreadyEnabled
+
+
+def open_device(number: int = 0) -> CupyDevice:
+    """GPU number `number`; BackendError says what is missing: CuPy, a driver, a GPU, that one, or NVRTC."""
+    number = index(number)
+    try:
+        import cupy
+        from cupy.cuda import runtime
+    except ImportError as error:
+        raise BackendError(f"a CUDA device needs CuPy: pip install ggml-sched[cuda13], or ggml-sched[cuda12] for "
+                           f"drivers before 580 ({error})") from error
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        version = runtime.runtimeGetVersion()
+        needed = f"CuPy {cupy.__version__} was made for CUDA {version // 1000}.{version % 1000 // 10}"
+        if error.status == NO_DRIVER:
+            raise BackendError(f"no NVIDIA driver, or one that is too old: {needed}; install a newer driver, or "
+                               f"ggml-sched[cuda12] for an older one ({error})") from error
+        if error.status != NO_DEVICE:
+            raise BackendError(f"CUDA does not start: {error} ({needed})") from error
+        count = 0
+    if not 0 <= number < count:
+        there = "there is none" if not count else f"there are 0 to {count - 1}" if count > 1 else "there is only 0"
+        raise BackendError(f"no CUDA device {number}: {there} (CUDA_VISIBLE_DEVICES decides which are seen)")
+    _check_compiler(runtime.runtimeGetVersion() // 1000)
+    try:
+        return CupyDevice(number)
+    except (runtime.CUDARuntimeError, DeviceError) as error:
+        raise BackendError(f"CUDA device {number} does not open: {error}") from error
+
+
+def _check_compiler(major: int) -> None:
+    """BackendError where CuPy's wheel came without NVRTC, and no CUDA toolkit is installed."""
+    try:
+        from cupy_backends.cuda.libs import nvrtc
+        nvrtc.getVersion()
+    except (ImportError, RuntimeError, OSError) as error:
+        raise BackendError(f"CuPy finds no NVRTC, which compiles the kernels: pip install 'cupy-cuda{major}x[ctk]', or "
+                           f"install CUDA {major} ({str(error).partition(chr(10))[0]})") from error
+
+
+class _Entered:
+    """`with`: the device is the thread's current one until the end, and CUDA's errors are DeviceErrors.
+
+    For one `with` each: what was current before belongs to a thread.
+    """
+
+    __slots__ = ("before", "device")
+
+    def __init__(self, device: CupyDevice) -> None:
+        self.device = device
+
+    def __enter__(self) -> None:
+        device = self.device
+        if device.is_closed:
+            raise DeviceError(f"{device.name} is closed")
+        self.before = None
+        try:
+            # By the context: a thread that never did anything has a current device, and none of those.
+            if not device.context or device.driver.ctxGetCurrent() != device.context:
+                before = device.runtime.getDevice()
+                device.runtime.setDevice(device.number)
+                self.before = before if before != device.number else None
+        except device.errors as error:
+            raise device.failure(error) from error
+
+    def __exit__(self, kind, error, trace) -> None:
+        device = self.device
+        failure = device.failure(error) if isinstance(error, device.errors) else None
+        if self.before is not None:
+            # A thread that never chose has device 0, which others may hold for themselves: then it keeps this one.
+            with suppress(*device.errors):
+                device.runtime.setDevice(self.before)
+        if failure is not None:
+            raise failure from error
+
+
+class CupyDevice(Device):
+    """One GPU.  `runtime` and `driver` are CuPy's bindings of CUDA."""
+
+    def __init__(self, number: int) -> None:
+        import cupy
+        from cupy.cuda import driver, runtime
+        self.cupy, self.runtime, self.driver = cupy, runtime, driver
+        self.errors = self.cuda_errors = (runtime.CUDARuntimeError, driver.CUDADriverError)
+        self.number = number
+        self.pid = os.getpid()
+        self.is_closed = False
+        self.context = 0        # that CUDA's runtime uses for the device
+        self.name = f"CUDA device {number}"
+        with self.entered:
+            self.context = driver.ctxGetCurrent()
+            about = runtime.getDeviceProperties(number)
+            self.name = about["name"].decode(errors="replace")
+            self.arch = f"sm_{about['major']}{about['minor']}"
+            self.n_multiprocessors = about["multiProcessorCount"]
+            self.max_shared = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, number)
+        self._owned: weakref.WeakSet = weakref.WeakSet()
+        self._pinned: list[tuple[weakref.ref, int, int]] = []
+        self._peers: dict[int, bool] = {number: True}
+        self._blas: CupyBlas | None = None
+        self._has_blas: bool | None = None
+        self.capturing: set[int] = set()        # threads that capture a stream of it
+        _keep_in_children(self)
+
+    @property
+    def entered(self) -> _Entered:
+        """For one `with`."""
+        return _Entered(self)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that opened it."""
+        return self.pid == os.getpid()
+
+    def things(self) -> list:
+        """What is given back to CUDA with its last reference."""
+        return [*self._owned, *(ref() for ref, _, _ in self._pinned)]
+
+    def failure(self, error: Exception, needed: int = 0) -> DeviceError:
+        """What an error of CUDA is here."""
+        expected = NO_MEMORY if isinstance(error, self.cuda_errors) else BLAS_NO_MEMORY
+        if getattr(error, "status", None) != expected:
+            return DeviceError(f"{self.name}: {error}")
+        try:
+            return DeviceOutOfMemory(needed, self.runtime.memGetInfo()[0])
+        except self.errors:
+            return DeviceOutOfMemory(needed, 0)
+
+    # -- memory --------------------------------------------------------------------
+
+    def memory(self) -> tuple[int, int]:
+        with self.entered:
+            free, total = self.runtime.memGetInfo()
+        return int(free), int(total)
+
+    def alloc(self, n: int) -> CupyMemory:
+        if n < 0:
+            raise ValueError(f"no memory has {n} bytes")
+        with self.entered:
+            try:
+                memory = CupyMemory(self, n)
+            except self.errors as error:
+                raise self.failure(error, n) from error
+        self._owned.add(memory)
+        return memory
+
+    def pinned(self, n: int) -> np.ndarray:
+        if n == 0:
+            return np.empty(0, np.uint8)
+        with self.entered:
+            try:
+                memory = self.cupy.cuda.PinnedMemory(n, self.runtime.hostAllocPortable)
+            except self.runtime.CUDARuntimeError as error:
+                raise DeviceError(f"no {n} bytes of page-locked memory: {error}") from error
+            found = np.frombuffer(self.cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, n)
+        self._pinned = [known for known in self._pinned if known[0]() is not None]
+        self._pinned.append((weakref.ref(memory), memory.ptr, memory.ptr + n))
+        return found
+
+    def is_pinned(self, data: np.ndarray) -> bool:
+        start = data.ctypes.data
+        return any(first <= start and start + data.size <= end and ref() is not None
+                   for ref, first, end in self._pinned)
+
+    # -- the rest --------------------------------------------------------------------
+
+    def stream(self) -> CupyStream:
+        with self.entered:
+            stream = CupyStream(self)
+        self._owned.add(stream)
+        return stream
+
+    def event(self) -> CupyEvent:
+        with self.entered:
+            event = CupyEvent(self)
+        self._owned.add(event)
+        return event
+
+    def graph(self, made) -> CupyGraph:
+        graph = CupyGraph(self, made)
+        self._owned.add(graph)
+        return graph
+
+    def module(self, names: Sequence[str]) -> CupyModule:
+        return CupyModule(self, names)
+
+    def can_access(self, other: Device) -> bool:
+        if not isinstance(other, CupyDevice):
+            return False
+        if other.number not in self._peers:
+            with self.entered:
+                is_peer = bool(self.runtime.deviceCanAccessPeer(self.number, other.number))
+                if is_peer:
+                    try:
+                        self.runtime.deviceEnablePeerAccess(other.number)
+                    except self.runtime.CUDARuntimeError as error:
+                        if error.status != IS_PEER:
+                            raise
+            self._peers[other.number] = is_peer
+        return self._peers[other.number]
+
+    def blas(self) -> CupyBlas | None:
+        """None where cuBLAS is not installed: CuPy's wheels leave it out."""
+        if self._has_blas is None:
+            try:
+                from cupy_backends.cuda.libs import cublas
+            except ImportError:
+                self._has_blas = False
+            else:
+                with self.entered:
+                    self._blas = CupyBlas(self, cublas)
+                self._has_blas = True
+        return self._blas
+
+    def synchronize(self) -> None:
+        with self.entered:
+            self.runtime.deviceSynchronize()
+
+    def close(self) -> None:
+        if self.is_closed:
+            return
+        if not self.is_here:
+            self.is_closed = True
+            return
+        try:
+            self.synchronize()
+        finally:
+            try:
+                if self._blas is not None:
+                    self._blas.close()
+            finally:
+                self._blas, self._has_blas = None, False
+                for thing in list(self._owned):
+                    thing.drop()
+                self._owned.clear()
+                self.is_closed = True
+
+
+def _keep_in_children(device: CupyDevice) -> None:
+    """Let processes that are forked from this one keep what the device has then, to their end: CuPy would give back
+    what nobody refers to any more, and there is no CUDA for that."""
+    opened, kept = weakref.ref(device), []
+
+    def keep() -> None:
+        device = opened()
+        if device is not None and not device.is_closed:
+            kept.extend(device.things())
+
+    os.register_at_fork(after_in_child=keep)
+
+
+class CupyMemory(Memory):
+    """cudaMalloc itself.  It is given back by `free`, with the device, or with the last reference."""
+
+    def __init__(self, device: CupyDevice, n: int) -> None:
+        self._device = device
+        self.ptr = int(device.runtime.malloc(max(n, 1)))
+        self.size = n
+        self._end = weakref.finalize(self, _give_back, device, self.ptr)
+        self._end.atexit = False
+        if self.ptr % ALIGNMENT:
+            self.drop()
+            raise DeviceError(f"{device.name}: memory at {self.ptr:#x}, which is no multiple of {ALIGNMENT}")
+
+    def free(self) -> None:
+        device = self._device
+        if not self._end.alive or device.is_closed or not device.is_here:
+            return
+        if threading.get_ident() in device.capturing:
+            raise DeviceError("freeing memory while a stream is captured")
+        with device.entered:
+            if self._end.detach() is not None:
+                device.runtime.free(self.ptr)       # which waits for the device
+
+    def drop(self) -> None:
+        self._end()
+
+
+def _give_back(device: CupyDevice, ptr: int) -> None:
+    """Memory that nobody refers to, or whose device closes: there is nobody to tell what goes wrong."""
+    if device.is_here:
+        with suppress(DeviceError), device.entered:
+            device.runtime.free(ptr)
+
+
+class CupyEvent(Event):
+    def __init__(self, device: CupyDevice) -> None:
+        self._device = device
+        self._event = device.cupy.cuda.Event(disable_timing=True)
+        self.ptr = self._event.ptr
+
+    def synchronize(self) -> None:
+        with self._device.entered:
+            self._device.runtime.eventSynchronize(self.ptr)
+
+    def query(self) -> bool:
+        with self._device.entered:
+            status = self._device.runtime.eventQuery(self.ptr)
+        if status not in (0, 600):          # cudaSuccess, cudaErrorNotReady
+            raise DeviceError(f"{self._device.name}: asking an event gives CUDA error {status}")
+        return status == 0
+
+    def drop(self) -> None:
+        self._event = None
+
+
+class CupyGraph(Graph):
+    def __init__(self, device: CupyDevice, made) -> None:
+        self._device = device
+        self._graph = made
+
+    def launch(self, stream: CupyStream) -> None:
+        if self._graph is None:
+            raise DeviceError("a graph is launched that was freed")
+        with self._device.entered:
+            self._graph.launch(stream.stream)
+
+    def free(self) -> None:
+        if self._graph is not None and not self._device.is_closed and self._device.is_here:
+            with self._device.entered:
+                self.drop()
+
+    def drop(self) -> None:
+        self._graph = None
+
+
+class CupyStream(Stream):
+    """`stream` is CuPy's, `ptr` its handle."""
+
+    def __init__(self, device: CupyDevice) -> None:
+        self._device = device
+        self._runtime = device.runtime
+        self.stream = device.cupy.cuda.Stream(non_blocking=True)
+        self.ptr = self.stream.ptr
+        self.is_capturing = False
+        self._thread = 0            # that began the capture
+
+    @property
+    def _entered(self) -> _Entered:
+        return self._device.entered
+
+    def synchronize(self) -> None:
+        with self._entered:
+            self._runtime.streamSynchronize(self.ptr)
+
+    def record(self, event: CupyEvent) -> None:
+        with self._entered:
+            self._runtime.eventRecord(event.ptr, self.ptr)
+
+    def wait(self, event: CupyEvent) -> None:
+        with self._entered:
+            self._runtime.streamWaitEvent(self.ptr, event.ptr)
+
+    def copy_in(self, memory_ptr: int, host: np.ndarray) -> None:
+        data = bytes_of(host)
+        if self.is_capturing and not self._device.is_pinned(data):
+            raise DeviceError("copying from pageable memory while the stream is captured")
+        if data.size:
+            with self._entered:
+                self._runtime.memcpyAsync(int(memory_ptr), data.ctypes.data, data.size,
+                                          self._runtime.memcpyHostToDevice, self.ptr)
+
+    def copy_out(self, host: np.ndarray, memory_ptr: int) -> None:
+        data = bytes_of(host, writing=True)
+        is_pinned = self._device.is_pinned(data)
+        if self.is_capturing and not is_pinned:
+            raise DeviceError("copying to pageable memory while the stream is captured")
+        if data.size:
+            with self._entered:
+                self._runtime.memcpyAsync(data.ctypes.data, int(memory_ptr), data.size,
+                                          self._runtime.memcpyDeviceToHost, self.ptr)
+                if not is_pinned:
+                    self._runtime.streamSynchronize(self.ptr)
+
+    def copy(self, dst_ptr: int, src_ptr: int, n: int) -> None:
+        if n:
+            with self._entered:         # addresses are unified: they say which devices
+                self._runtime.memcpyAsync(int(dst_ptr), int(src_ptr), int(n), self._runtime.memcpyDefault, self.ptr)
+
+    def fill(self, ptr: int, value: int, n: int) -> None:
+        if not 0 <= value < 256:
+            raise ValueError(f"fill takes a byte, not {value}")
+        if n:
+            with self._entered:
+                self._runtime.memsetAsync(int(ptr), int(value), int(n), self.ptr)
+
+    def begin_capture(self) -> None:
+        if self.is_capturing:
+            raise DeviceError("beginning another capture of a stream")
+        with self._entered:
+            self.stream.begin_capture(self._runtime.streamCaptureModeThreadLocal)
+        self.is_capturing = True
+        self._thread = threading.get_ident()
+        self._device.capturing.add(self._thread)
+
+    def end_capture(self) -> CupyGraph:
+        if not self.is_capturing:
+            raise DeviceError("end_capture without begin_capture")
+        self.is_capturing = False
+        self._device.capturing.discard(self._thread)
+        with self._entered:
+            return self._device.graph(self.stream.end_capture())
+
+    def drop(self) -> None:
+        self.stream = None

@@ -1,0 +1,135 @@
+"""Kernels and matrix products of a GPU through CuPy 14: NVRTC, cuLaunchKernel, cuBLAS.  Not seen on a GPU yet.
+
+Sources are compiled with their includes put in, so that CuPy's cache on disk, which goes by content, is right.
+Launches go to the driver itself: CuPy's own would pack every argument again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ggml_sched.backends.cupy.device import (
+    Blas,
+    DeviceError,
+    DeviceOutOfMemory,
+    Function,
+    Module,
+    Packed,
+    Stream,
+    block_of,
+)
+from ggml_sched.backends.cupy.source import kernel_source
+
+__all__ = ["CupyBlas", "CupyFunction", "CupyModule"]
+
+OPTIONS = ("--std=c++17",)
+PLAIN_SHARED = 48 << 10
+"""Bytes of dynamic shared memory that a kernel gets without being told."""
+
+
+class CupyModule(Module):
+    """Sources compiled by NVRTC for the device, which CuPy keeps on disk by content."""
+
+    def __init__(self, device, names: Sequence[str]) -> None:
+        self._device = device
+        self.names = tuple(names)
+        self._modules: dict[str, object] = {}
+        self._functions: dict[str, CupyFunction] = {}
+
+    def function(self, name: str) -> CupyFunction:
+        if name not in self._functions:
+            self._functions[name] = self._find(name)
+        return self._functions[name]
+
+    def _find(self, name: str) -> CupyFunction:
+        module, _, kernel = name.rpartition(".")
+        if module and module not in self.names:
+            raise DeviceError(f"no kernel {name}: the module has {', '.join(self.names)}")
+        missing = None
+        for one in (module,) if module else self.names:
+            if one not in self._modules:
+                try:
+                    text = kernel_source(one)
+                except OSError as error:
+                    raise DeviceError(f"no kernels {one}: {error}") from None
+                self._modules[one] = self._device.cupy.RawModule(code=text, options=OPTIONS)
+            with self._device.entered:
+                try:
+                    return CupyFunction(self._device, f"{one}.{kernel}", self._modules[one].get_function(kernel).kernel)
+                except self._device.cupy.cuda.compiler.CompileException as error:
+                    raise DeviceError(f"{one}.cu does not compile for {self._device.arch}: {error}") from error
+                except self._device.driver.CUDADriverError as error:
+                    if "NOT_FOUND" not in str(error):
+                        raise
+                    missing = error
+        raise DeviceError(f"no kernel {name}: not in {', '.join(f'{one}.cu' for one in self.names)}") from missing
+
+
+class CupyFunction(Function):
+    def __init__(self, device, name: str, kernel) -> None:
+        self.name = name
+        self._device = device
+        self._kernel = kernel
+        self._ptr = kernel.ptr
+        self._launch = device.driver.launchKernel
+        self._shared = PLAIN_SHARED
+
+    def pack(self, args: Sequence[np.generic | np.ndarray]) -> Packed:
+        return Packed(args, self.name)
+
+    def launch(
+        self, grid: Sequence[int], block: Sequence[int], packed: Packed, shared: int, stream: Stream
+    ) -> None:
+        try:
+            with self._device.entered:
+                if shared > self._shared:
+                    self._device.driver.funcSetAttribute(
+                        self._ptr, self._device.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+                    self._shared = shared
+                self._launch(self._ptr, *block_of(grid, self.name), *block_of(block, self.name), shared, stream.ptr,
+                             packed.address, 0)
+        except DeviceOutOfMemory:
+            raise
+        except DeviceError as error:
+            raise DeviceError(f"{self.name}, grid {tuple(grid)}, block {tuple(block)}, {shared} bytes of shared "
+                              f"memory: {error}") from error
+
+
+class CupyBlas(Blas):
+    """cuBLAS, by a handle of its own.
+
+    CuPy's bindings bring a handle to the current stream of the thread with every call, whatever was set before: the
+    stream that a product belongs to is the current one for that long.
+    """
+
+    def __init__(self, device, cublas) -> None:
+        self._device = device
+        self._cublas = cublas
+        self._factors = np.array([1, 0], np.float32)        # alpha and beta, on the host
+        device.errors = (*device.errors, cublas.CUBLASError)
+        self._handle = cublas.create()
+
+    def gemm(
+        self, stream: Stream, m: int, n: int, k: int, a: int, lda: int, b: int, ldb: int, c: int, ldc: int,
+        batch: int = 1, stride_a: int = 0, stride_b: int = 0, stride_c: int = 0,
+    ) -> None:
+        if stream.is_capturing:
+            raise DeviceError("cuBLAS while the stream is captured")
+        lib, runtime, alpha = self._cublas, self._device.runtime, self._factors.ctypes.data
+        half, single, beta = runtime.CUDA_R_16F, runtime.CUDA_R_32F, alpha + 4
+        with self._device.entered, stream.stream:
+            # Rows of ours are columns of cuBLAS.
+            if batch == 1:
+                lib.gemmEx(self._handle, lib.CUBLAS_OP_T, lib.CUBLAS_OP_N, m, n, k, alpha, a, half, lda, b, half, ldb,
+                           beta, c, single, ldc, lib.CUBLAS_COMPUTE_32F, lib.CUBLAS_GEMM_DEFAULT)
+            else:
+                lib.gemmStridedBatchedEx(
+                    self._handle, lib.CUBLAS_OP_T, lib.CUBLAS_OP_N, m, n, k, alpha, a, half, lda, stride_a, b, half,
+                    ldb, stride_b, beta, c, single, ldc, stride_c, batch, lib.CUBLAS_COMPUTE_32F,
+                    lib.CUBLAS_GEMM_DEFAULT)
+
+    def close(self) -> None:
+        with self._device.entered:
+            self._cublas.destroy(self._handle)

@@ -1,0 +1,92 @@
+"""Rows of weights in an order that a GPU reads in words of 16 bytes, inside the bytes that they have anyway.
+
+Of blocks that follow each other the first field of each comes first, then the second of each, and so on: `TOGETHER`
+blocks are as long as before, but each field starts at a multiple of 16 bytes.  Owns that order, for the host;
+kernels/blocks.cuh reads it.  Rows stay rows: nothing moves out of a row, and rows that are no multiple of so many
+blocks stay as ggml has them, as do types whose fields lie well already.
+
+A buffer that repacks says so by a method `is_packed(root)`; it then converts whole rows on every write and read.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ggml_sched._graph import Tensor, Type
+from ggml_sched.errors import UnsupportedOp
+
+__all__ = ["is_packed", "packs", "repack", "unpack"]
+
+FIELDS: dict[Type, tuple[int, ...]] = {
+    Type.Q4_0: (2, 16),
+    Type.Q4_1: (2, 2, 16),
+    Type.Q5_0: (2, 4, 16),
+    Type.Q5_1: (2, 2, 4, 16),
+    Type.Q8_0: (2, 32),
+    Type.Q2_K: (16, 64, 2, 2),
+    Type.Q3_K: (32, 64, 12, 2),
+    Type.Q6_K: (128, 64, 16, 2),
+    Type.IQ4_NL: (2, 16),
+    Type.MXFP4: (1, 16),
+}
+"""The sizes of a block's fields, in ggml's order."""
+
+_MANY = {Type.MXFP4: 16}
+
+
+def together(kind: Type) -> int:
+    """How many blocks are rearranged as one."""
+    return _MANY.get(kind, 8)
+
+
+def packs(kind: Type, ne0: int) -> bool:
+    """Whether rows of `ne0` elements are rearranged."""
+    return kind in FIELDS and ne0 > 0 and ne0 % (together(kind) * kind.block_size) == 0
+
+
+def repack(rows: np.ndarray, kind: Type) -> np.ndarray:
+    """Whole rows as ggml has them, uint8 [..., bytes of a row], in this order: a new array; ValueError for a part."""
+    return _fields(rows, kind, packing=True)
+
+
+def unpack(rows: np.ndarray, kind: Type) -> np.ndarray:
+    """The other way."""
+    return _fields(rows, kind, packing=False)
+
+
+def _fields(rows: np.ndarray, kind: Type, packing: bool) -> np.ndarray:
+    n, sizes = together(kind), FIELDS[kind]
+    if rows.dtype != np.uint8 or rows.ndim < 1 or rows.shape[-1] % (n * kind.type_size):
+        raise ValueError(f"{n} {kind} blocks of {kind.type_size} bytes are rearranged together, "
+                         f"not {rows.dtype} {rows.shape}")
+    groups = rows.reshape(*rows.shape[:-1], -1, n * kind.type_size)
+    out = np.empty_like(groups)
+    blocks, fields = (groups, out) if packing else (out, groups)
+    blocks = blocks.reshape(*groups.shape[:-1], n, kind.type_size)
+    at = 0
+    for size in sizes:
+        field = fields[..., n * at : n * (at + size)].reshape(*groups.shape[:-1], n, size)
+        if packing:
+            field[...] = blocks[..., at : at + size]
+        else:
+            blocks[..., at : at + size] = field
+        at += size
+    return out.reshape(rows.shape)
+
+
+def is_packed(t: Tensor) -> bool:
+    """Whether the rows of a tensor lie in this order.
+
+    UnsupportedOp for a view that starts or ends within blocks that were rearranged together.
+    """
+    root = t
+    while root.view_src is not None:
+        root = root.view_src
+    says = getattr(root.buffer, "is_packed", None)
+    if says is None or not says(root):
+        return False
+    unit = together(root.type) * root.type.type_size
+    if t.type != root.type or t.view_offs % unit or any(nb % unit for n, nb in zip(t.ne[1:], t.nb[1:], strict=True)
+                                                        if n > 1):
+        raise UnsupportedOp(f"tensor {t.name!r} does not view whole rearranged rows of {root.name!r} ({root.type})")
+    return True

@@ -1,0 +1,116 @@
+"""Pinned memory between the host and a device: what is sent is copied here first, what is fetched arrives here.
+
+A copy from pinned memory runs later than it was queued and reads the bytes of that time.  Invariant: no byte is
+written or handed out again before the copy that uses it is done.  Callers hold the backend's lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from ggml_sched.backends.cupy.device import Device, Event, Stream
+
+__all__ = ["Downloads", "Uploads"]
+
+ALIGNMENT = 256
+"""Of each piece, in bytes."""
+N_SEGMENTS = 4
+
+
+class Uploads:
+    """A ring of pinned segments.  An event is recorded behind the copies of a segment when the ring leaves it, and has
+    passed before the ring comes back.
+
+    `n_waits` counts how often the host had to wait for that.
+    """
+
+    def __init__(self, device: Device, stream: Stream, size: int) -> None:
+        self._stream = stream
+        self._segment = segment = size // N_SEGMENTS // ALIGNMENT * ALIGNMENT
+        self._memory = device.pinned(segment * N_SEGMENTS)
+        self._events: list[Event] = [device.event() for _ in range(N_SEGMENTS)]
+        self._recorded = [False] * N_SEGMENTS
+        self._number = 0
+        self._at, self._end = 0, segment
+        self.n_waits = 0
+
+    def put(self, address: int, data: np.ndarray) -> None:
+        """Queue a copy of host bytes (uint8) to the device; they may change once this returns."""
+        done, size = 0, len(data)
+        while done < size:
+            room = self._end - self._at
+            if room < min(size - done, self._segment):
+                # What is small goes in one copy; what is large takes whole segments.
+                self._turn()
+                room = self._segment
+            n = min(size - done, room)
+            start = self._at
+            # Taken before it is used: an interrupt may come in between.
+            self._at = start + -(-n // ALIGNMENT) * ALIGNMENT
+            part = self._memory[start : start + n]
+            part[:] = data[done : done + n] if done or n < size else data
+            self._stream.copy_in(address + done, part)
+            done += n
+
+    def _turn(self) -> None:
+        """Go on with the next segment."""
+        self._stream.record(self._events[self._number])
+        self._recorded[self._number] = True
+        following = (self._number + 1) % len(self._events)
+        event = self._events[following]
+        if self._recorded[following] and not event.query():
+            self.n_waits += 1
+            event.synchronize()
+        self._number = following
+        self._at, self._end = following * self._segment, (following + 1) * self._segment
+
+
+class Downloads:
+    """Copies to the host, which are complete when the host has taken them out of pinned memory: `finish`.
+
+    `number` counts the copies that were queued.
+    """
+
+    def __init__(self, device: Device, stream: Stream, size: int) -> None:
+        self._stream = stream
+        self._memory = device.pinned(size)
+        self._at = 0
+        self._waiting: deque[tuple[int, np.ndarray, np.ndarray]] = deque()
+        self.number = 0
+
+    def get(self, out: np.ndarray, address: int) -> None:
+        """Queue a copy of bytes of the device into `out` (uint8).  Waits where there is no room for what is under way.
+        """
+        done, size = 0, len(out)
+        while done < size:
+            if not self._waiting:
+                self._at = 0
+            n = min(size - done, len(self._memory) - self._at)
+            if n < min(size - done, len(self._memory)):
+                self._stream.synchronize()
+                self.finish(self.number)
+                continue
+            start = self._at
+            self._at = min(start + -(-n // ALIGNMENT) * ALIGNMENT, len(self._memory))
+            part = self._memory[start : start + n]
+            self._stream.copy_out(part, address + done)
+            self.number += 1
+            self._waiting.append((self.number, part, out[done : done + n]))
+            done += n
+
+    def is_waiting(self, number: int) -> bool:
+        """Whether one of the first `number` copies has still to be finished."""
+        return bool(self._waiting) and self._waiting[0][0] <= number
+
+    def finish(self, number: int) -> None:
+        """Hand out the first `number` copies, which the device has done."""
+        while self._waiting and self._waiting[0][0] <= number:
+            _, part, out = self._waiting[0]
+            out[:] = part
+            self._waiting.popleft()
+
+    def drop(self) -> None:
+        """Forget what is under way: the device has failed, or nobody waits any more."""
+        self._waiting.clear()

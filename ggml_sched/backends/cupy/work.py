@@ -1,0 +1,34 @@
+"""Work memory: what kernels keep between the launches of a node, one area for all plans of a backend.
+
+It only grows.  Nothing in it outlives a node, and a backend has one queue, so plans share it.  `generation` changes
+with its address: whoever has packed that address into arguments, or captured it, does so anew.
+"""
+
+from __future__ import annotations
+
+from ggml_sched.backends.cupy.device import Memory
+
+__all__ = ["WorkMemory"]
+
+
+class WorkMemory:
+    """`address` and `size` of the area; the backend says what memory there is (`take`, `give_back` of `memory`)."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self._memory: Memory | None = None
+
+    @property
+    def size(self) -> int:
+        return 0 if self._memory is None else self._memory.size
+
+    @property
+    def address(self) -> int:
+        return 0 if self._memory is None else self._memory.ptr
+
+    def exchange(self, memory: Memory | None) -> None:
+        """Another area in place of this one, which nothing queued uses any more."""
+        old, self._memory = self._memory, memory
+        self.generation += 1
+        if old is not None:
+            old.free()

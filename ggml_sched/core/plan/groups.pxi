@@ -1,0 +1,267 @@
+# Groups: nodes that a backend computes as one, at the place of the last of them.
+#
+# Which of those that backends offer a plan keeps, and whose results are needed outside of theirs.  Nothing moves for
+# a group but its computation: a plan with groups is as sound when its nodes are computed one by one.
+# Owns its arrays.  Invariant: groups share no node; a kept one lies in one split of its backend, and no node between
+# its members reads what an earlier member writes, or writes what one reads or writes.  ggml fuses after planning.
+
+ctypedef struct gs_groups:
+    int32_t n
+    int32_t n_tensors
+    int32_t *begin          # member[begin[k] .. begin[k + 1]) are the positions of a group's nodes, ascending
+    int32_t *member
+    int32_t *id             # of those nodes
+    int32_t *of             # of each graph tensor: the group that it is computed in, -1
+    int32_t *within         # of each graph tensor: the group of the member whose own memory it has, -1
+    int32_t *starts         # of each group: the place of its first member in a walk ...
+    int32_t *ends           # ... and of its last
+    void *memory
+
+
+cdef void groups_free(gs_groups *w) noexcept nogil:
+    free(w.memory)
+    memset(w, 0, sizeof(gs_groups))
+
+
+cdef int groups_init(gs_groups *w, const gs_request *r) noexcept nogil:
+    """Empty, with room for all that were offered."""
+    cdef int64_t n = r.g.n_tensors, m = r.n_groups
+    cdef int32_t *cursor
+    memset(w, 0, sizeof(gs_groups))
+    cursor = <int32_t *>malloc((2 * n + 3 * m + 1 + 2 * <int64_t>r.group_begin[m]) * sizeof(int32_t))
+    if cursor == NULL:
+        return GS_NO_HOST_MEMORY
+    w.memory = cursor
+    w.n_tensors = r.g.n_tensors
+    w.of = cursor
+    w.within = w.of + n
+    w.starts = w.within + n
+    w.ends = w.starts + m
+    w.begin = w.ends + m
+    w.member = w.begin + m + 1
+    w.id = w.member + r.group_begin[m]
+    w.begin[0] = 0
+    memset(w.of, 0xff, 2 * n * sizeof(int32_t))
+    return GS_OK
+
+
+cdef inline int32_t group_of(const gs_groups *w, int32_t id) noexcept nogil:
+    """The group that an id is computed in, -1: copies and most nodes are in none."""
+    return w.of[id] if w != NULL and id < w.n_tensors else -1
+
+
+cdef inline bint group_holds(const gs_groups *w, int32_t group, int32_t id) noexcept nogil:
+    """Whether an id is a member of a group, or a view of one, in memory of the member's own."""
+    return id < w.n_tensors and w.within[id] == group
+
+
+cdef inline bint group_waits(const gs_groups *w, int32_t id, int32_t now) noexcept nogil:
+    """Whether id's group is not computed before a later place in the walk than `now`."""
+    cdef int32_t group = group_of(w, id)
+    return group >= 0 and w.ends[group] > now
+
+
+cdef int groups_keep(gs_groups *w, const gs_request *r, const gs_splits *splits) noexcept nogil:
+    """Keep the groups whose members are in one split, and may all be computed at the place of the last.
+
+    Nothing goes back to another backend in the midst of one: split_default ends a split there.
+    """
+    cdef const gs_graph *g = r.g
+    cdef int32_t i, k, id, n, split = 0
+    cdef int32_t *seen = NULL
+    cdef int status = GS_OK
+    if r.n_groups == 0 or r.policy.placement == GS_PLACEMENT_SEED:
+        return GS_OK
+    # Which group was the last to read (behind them: to write) a memory, plus 1.
+    seen = <int32_t *>calloc(2 * max(<int64_t>g.n_tensors, 1), sizeof(int32_t))
+    status = groups_init(w, r)
+    if status != GS_OK or seen == NULL:
+        free(seen)
+        return GS_NO_HOST_MEMORY
+    for i in range(r.n_groups):
+        k = r.group_begin[i]
+        n = r.group_begin[i + 1] - k
+        # Groups come in the order of their first members.
+        while split < splits.split_stop.n and splits.split_stop.at[split] <= r.group_member[k]:
+            split += 1
+        if split == splits.split_stop.n:
+            break
+        if (splits.split_backend.at[split] != r.group_backend[i]
+                or r.group_member[k + n - 1] >= splits.split_stop.at[split]
+                or not is_movable(g, r.group_member + k, n, i + 1, seen)):
+            continue
+        memcpy(w.member + w.begin[w.n], r.group_member + k, n * sizeof(int32_t))
+        w.begin[w.n + 1] = w.begin[w.n] + n
+        for k in range(w.begin[w.n], w.begin[w.n + 1]):
+            w.id[k] = g.node[w.member[k]]
+            w.of[w.id[k]] = w.n
+        w.n += 1
+    for id in range(g.n_tensors):
+        w.within[id] = w.of[g.memory[id]]
+    free(seen)
+    return GS_OK
+
+
+cdef bint is_movable(const gs_graph *g, const int32_t *member, int32_t n, int32_t mark, int32_t *seen) noexcept nogil:
+    """Whether none of n members minds that the nodes between are computed first."""
+    cdef int32_t *read = seen
+    cdef int32_t *written = seen + g.n_tensors
+    cdef int32_t k, id, position, at = 0
+    for position in range(member[0], member[n - 1] + 1):
+        id = g.node[position]
+        if position == member[at]:
+            at += 1
+            written[g.memory[id]] = mark
+            for k in range(g.src_begin[id], g.src_begin[id + 1]):
+                read[g.memory[g.src[k]]] = mark
+            if g.dep_begin != NULL:
+                for k in range(g.dep_begin[id], g.dep_begin[id + 1]):
+                    read[g.memory[g.dep[k]]] = mark
+            continue
+        if g.kind[id] & GS_KIND_VIEW:
+            continue
+        # Whoever writes to a memory has a source there, so that this is also about what members write to.
+        if read[g.memory[id]] == mark:
+            return False
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            if written[g.memory[g.src[k]]] == mark:
+                return False
+        if g.dep_begin != NULL:
+            for k in range(g.dep_begin[id], g.dep_begin[id + 1]):
+                if written[g.memory[g.dep[k]]] == mark:
+                    return False
+    return True
+
+
+cdef void groups_find_places(gs_groups *w, const int32_t *seq, int32_t n_seq) noexcept nogil:
+    """Where the groups begin and end in a walk."""
+    cdef int32_t i, group
+    memset(w.starts, 0xff, w.n * sizeof(int32_t))
+    for i in range(n_seq):
+        group = group_of(w, seq[i])
+        if group >= 0:
+            if w.starts[group] < 0:
+                w.starts[group] = i
+            w.ends[group] = i
+
+
+cdef void groups_drop_late(gs_groups *w, const gs_plan *p) noexcept nogil:
+    """Drop the groups that a leaf is loaded in the midst of: they are no part of one run."""
+    cdef int32_t i, k, n, at = 0, kept = 0
+    cdef bint whole
+    for i in range(w.n):
+        n = w.begin[i + 1] - at
+        whole = True
+        for k in range(p.n):
+            if p.state[k] & GS_STATE_LATE and w.starts[i] < p.birth[k] <= w.ends[i]:
+                whole = False
+                break
+        if whole:
+            memmove(w.member + w.begin[kept], w.member + at, n * sizeof(int32_t))
+        at = w.begin[i + 1]
+        if whole:
+            kept += 1
+            w.begin[kept] = w.begin[kept - 1] + n
+    w.n = kept
+
+
+cdef int plan_take_groups(gs_plan *p, const gs_graph *g, const gs_groups *w) noexcept nogil:
+    """The groups of a plan that has all else, and which of their results are nowhere."""
+    cdef int32_t n = w.begin[w.n]
+    p.n_groups = w.n
+    p.memory[3] = malloc((n + w.n + 1) * sizeof(int32_t))
+    if p.memory[3] == NULL:
+        return GS_NO_HOST_MEMORY
+    p.group_begin = <int32_t *>p.memory[3]
+    p.group_member = p.group_begin + w.n + 1
+    memcpy(p.group_begin, w.begin, (w.n + 1) * sizeof(int32_t))
+    memcpy(p.group_member, w.member, n * sizeof(int32_t))
+    return plan_mark_inner(p, g)
+
+
+cdef int plan_mark_inner(gs_plan *p, const gs_graph *g) noexcept nogil:
+    """Find the members, but for the last of each group, whose results nobody outside of their groups reads."""
+    cdef int64_t n = max(g.n_tensors, 1)
+    cdef int32_t i, k, id, s
+    cdef int32_t *of = <int32_t *>malloc(n * (sizeof(int32_t) + 2))
+    cdef unsigned char *used
+    cdef unsigned char *needed
+    if of == NULL:
+        return GS_NO_HOST_MEMORY
+    used = <unsigned char *>(of + n)
+    needed = used + n
+    memset(of, 0xff, n * sizeof(int32_t))
+    memset(used, 0, 2 * n)
+    for i in range(p.n_groups):
+        for k in range(p.group_begin[i], p.group_begin[i + 1]):
+            of[g.node[p.group_member[k]]] = i
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        if g.view_src[id] >= 0:
+            used[g.view_src[id]] = True
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            s = g.src[k]
+            used[s] = True
+            if not g.kind[id] & GS_KIND_VIEW and (of[id] < 0 or of[id] != of[g.memory[s]]):
+                needed[g.memory[s]] = True
+    if g.dep_begin != NULL:
+        for k in range(g.dep_begin[g.n_tensors]):
+            needed[g.memory[g.dep[k]]] = used[g.dep[k]] = True
+    for id in range(g.n_tensors):
+        # What the caller may read: outputs, and nodes that nothing reads.
+        if g.flags[id] & GS_FLAG_OUTPUT or g.position[id] >= 0 and not used[id]:
+            needed[g.memory[id]] = True
+    for i in range(p.n_groups):
+        for k in range(p.group_begin[i], p.group_begin[i + 1] - 1):
+            id = g.node[p.group_member[k]]
+            p.state[id] &= ~GS_STATE_INNER
+            if g.memory[id] == id and p.home[id] >= 0 and not needed[id]:
+                p.state[id] |= GS_STATE_INNER
+    free(of)
+    return GS_OK
+
+
+def needed_of(Graph graph not None, PlanData data not None, int32_t first, int32_t last):
+    """Of the nodes at positions first .. last, counted as far as they compute, those whose data is needed elsewhere.
+
+    In groups: outside of their group; all others: by nodes outside of first .. last, or by the caller.
+    """
+    cdef const gs_graph *g = &graph.flat
+    cdef const gs_plan *p = &data.c
+    cdef unsigned char *read = <unsigned char *>calloc(3 * max(<int64_t>g.n_tensors, 1), 1)
+    cdef unsigned char *used
+    cdef unsigned char *grouped
+    cdef int32_t i, k, id, at = 0
+    cdef list found = []
+    if read == NULL:
+        raise no_host_memory(f"the nodes of a graph of {g.n_tensors} tensors")
+    used = read + g.n_tensors
+    grouped = used + g.n_tensors
+    try:
+        for k in range(p.group_begin[p.n_groups] if p.n_groups else 0):
+            grouped[g.node[p.group_member[k]]] = True
+        for i in range(g.n_nodes):
+            id = g.node[i]
+            if g.view_src[id] >= 0:
+                used[g.view_src[id]] = True
+            for k in range(g.src_begin[id], g.src_begin[id + 1]):
+                used[g.src[k]] = True
+                if not first <= i <= last and not g.kind[id] & GS_KIND_VIEW:
+                    read[g.memory[g.src[k]]] = True
+        if g.dep_begin != NULL:
+            for k in range(g.dep_begin[g.n_tensors]):
+                used[g.dep[k]] = read[g.memory[g.dep[k]]] = True
+        for id in range(g.n_tensors):
+            if g.flags[id] & GS_FLAG_OUTPUT or g.position[id] >= 0 and not used[id]:
+                read[g.memory[id]] = True
+        for i in range(first, last + 1):
+            id = g.node[i]
+            if g.kind[id] & GS_KIND_VIEW:
+                continue
+            if (not p.state[id] & GS_STATE_INNER if grouped[id]
+                    else g.memory[id] != id or p.home[id] < 0 or read[id]):
+                found.append(at)
+            at += 1
+    finally:
+        free(read)
+    return frozenset(found)

@@ -1,0 +1,89 @@
+# Offered: what backends would compute as one, asked for and checked.
+#
+# Backends are asked in Python, once for a request, and answer with positions of nodes.  Owns nothing: the arrays are
+# the request's.  Invariant: a request holds groups of two nodes or more that compute, ascending, and no two groups of one
+# backend share a node.
+
+cdef tuple ask_groups(Request request):
+    """The groups that all backends offer, by first position, as `Request.groups` gives them."""
+    cdef list found = []
+    cdef int32_t b
+    for b in range(request.devices.n):
+        if request.devices.fuses[b]:
+            for members in checked_groups(request.graph, request.devices.backends[b]):
+                found.append((b, members))
+    found.sort(key=_by_first)
+    put_groups(&request.c, found)
+    return tuple(found)
+
+
+cdef tuple _by_first(tuple offered):
+    """Groups in the order of their first members, and of their backends."""
+    return offered[1][0], offered[0]
+
+
+cdef list checked_groups(Graph graph, BackendBase backend):
+    """The groups that one backend offers, as tuples of positions; BackendError for what is no group."""
+    cdef list found = []
+    cdef set taken = set()
+    for group in backend.fusion_groups(graph):
+        try:
+            members = tuple(map(_index, group))
+        except TypeError:
+            raise BackendError(f"backend {backend.name!r} would compute {group!r} as one, which are no positions of "
+                               "nodes") from None
+        what = f"backend {backend.name!r} would compute the nodes {list(members)} as one"
+        if len(members) < 2:
+            raise BackendError(f"{what}: a group has two or more")
+        for position in members:
+            if not 0 <= position < graph.flat.n_nodes:
+                raise BackendError(f"{what}: the graph has the nodes 0 .. {graph.flat.n_nodes - 1}")
+        check_members(graph, members, taken, what)
+        found.append(members)
+    return found
+
+
+cdef int check_members(Graph graph, tuple members, set taken, str what) except -1:
+    """That the members of a group ascend, compute, and are not among those of others, which are `taken`."""
+    cdef list names = []
+    for position in members[:8]:
+        names.append(describe(graph.nodes[position]))
+    what = f"{what} ({', '.join(names)}{', ...' if len(members) > 8 else ''})"
+    before = -1
+    for position in members:
+        t = graph.nodes[position]
+        if position <= before:
+            raise BackendError(f"{what}: they do not ascend")
+        if not t.computes:
+            raise BackendError(f"{what}: {describe(t)} computes nothing")
+        if position in taken:
+            raise BackendError(f"{what}: {describe(t)} is in another group of this backend already")
+        taken.add(position)
+        before = position
+    return 0
+
+
+cdef int put_groups(gs_request *r, list offered) except -1:
+    """What was offered, as the request's arrays."""
+    cdef int32_t *at
+    cdef int32_t n = 0, n_members = 0
+    for _, members in offered:
+        n_members += <int32_t>len(members)
+    if not offered:
+        return 0
+    at = <int32_t *>malloc((2 * len(offered) + 1 + n_members) * sizeof(int32_t))
+    if at == NULL:
+        raise no_host_memory(f"planning {r.g.n_tensors} tensors")
+    r.group_backend = at
+    r.group_begin = at + len(offered)
+    r.group_member = r.group_begin + len(offered) + 1
+    r.group_begin[0] = n_members = 0
+    for b, members in offered:
+        r.group_backend[n] = b
+        for position in members:
+            r.group_member[n_members] = position
+            n_members += 1
+        n += 1
+        r.group_begin[n] = n_members
+    r.n_groups = n
+    return 0

@@ -1,0 +1,119 @@
+"""tools/check_cuda.py: what ptxas says is read right, and the package's kernels neither spill nor have a stack."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from ggml_sched.backends.cupy.real_kernels import OPTIONS
+
+TOOL = Path(__file__).parents[2] / "tools" / "check_cuda.py"
+
+LOG = """ptxas info    : 8 bytes gmem
+ptxas info    : Compiling entry function 'good' for 'sm_90'
+ptxas info    : Function properties for good
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 24 registers, used 1 barriers, 128 bytes smem
+ptxas info    : Compile time = 5.1 ms
+ptxas info    : Compiling entry function 'spills' for 'sm_90'
+ptxas info    : Function properties for spills
+    40 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
+ptxas info    : Used 255 registers, used 0 barriers, 40 bytes cumulative stack size
+"""
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("check_cuda", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_ptxas_says_is_read(tool):
+    assert tool.usages(LOG) == [tool.Usage("good", 24, 128, 0, 0), tool.Usage("spills", 255, 0, 40, 16)]
+    # A function that is not inlined comes after the kernels that call it.
+    called = LOG.partition("ptxas info    : Compiling entry function 'spills'")[0] + """\
+ptxas info    : Function properties for _Z5innerPKiii
+    16 bytes stack frame, 0 bytes spill stores, 4 bytes spill loads
+"""
+    assert tool.usages(called) == [tool.Usage("good", 24, 128, 16, 4)]
+
+
+def test_it_compiles_as_cupy_does(tool):
+    """CuPy lets f32 subnormals be flushed, whatever it is asked for."""
+    assert {*OPTIONS, "-ftz=true"} <= {*tool.OPTIONS}
+
+
+def test_spills_stacks_and_errors_fail(tool, monkeypatch, capsys, tmp_path):
+    class Compiler:
+        version = "0.0"
+
+        def __init__(self, path):
+            assert path == "somewhere"
+
+        def compile(self, name, text, arch):
+            return text.strip().endswith("// good"), LOG if arch == "sm_80" else LOG.partition("'spills'")[0], 10
+
+    monkeypatch.setattr(tool, "find_nvrtc", lambda: "somewhere")
+    monkeypatch.setattr(tool, "Nvrtc", Compiler)
+    (tmp_path / "a.cu").write_text("// good\n")
+    (tmp_path / "b.cu").write_text("// bad\n")
+    assert tool.main([str(tmp_path / "a.cu"), "--arch", "sm_90"]) == 0
+    assert "1 kernels of 1 files by NVRTC 0.0: no spills, no stack" in capsys.readouterr().out
+    assert tool.main([str(tmp_path / "a.cu")]) == 1
+    assert "stack 40, spills 16" in capsys.readouterr().out
+    assert tool.main([str(tmp_path / "b.cu")]) == 1
+    assert "b.cu for sm_80 does not compile" in capsys.readouterr().out
+    monkeypatch.setattr(Compiler, "compile", lambda *_: (True, "ptxas says it otherwise", 10))
+    assert tool.main([str(tmp_path / "a.cu")]) == 1
+    assert "a.cu for sm_80 has no kernel" in capsys.readouterr().out
+
+
+def test_without_nvrtc_it_says_what_to_install(tool, monkeypatch, capsys):
+    monkeypatch.setattr(tool, "find_nvrtc", lambda: None)
+    assert tool.main([]) == 2
+    assert "pip install nvidia-cuda-nvrtc" in capsys.readouterr().err
+
+
+PLANTED = """
+#define KERNEL(name) extern "C" __global__ void name
+KERNEL(__launch_bounds__(1024, 2) spills)(const float* x, float* y, int n) {
+    float v[64];
+#pragma unroll
+    for (int i = 0; i < 64; ++i) v[i] = x[threadIdx.x + i * n];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 64; ++i) y[threadIdx.x + i * n] = v[63 - i] * v[i ^ 21];
+}
+__device__ __noinline__ int inner(const int* x, int n, int k) {
+    int v[16];
+    for (int i = 0; i < 16; ++i) v[i] = x[i * n];
+    return v[x[k] & 15];
+}
+KERNEL(calls)(const int* x, int* y, int n) { y[threadIdx.x] = inner(x, n, threadIdx.x) + inner(y, n, threadIdx.x + 1); }
+KERNEL(good)(float* y) { y[threadIdx.x] = 1.0f; }
+"""
+
+
+@pytest.fixture
+def with_nvrtc(tool):
+    if tool.find_nvrtc() is None:
+        pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")
+    return tool
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_a_planted_spill_and_a_planted_stack_are_found(arch, with_nvrtc, tmp_path, capsys):
+    (tmp_path / "planted.cu").write_text(PLANTED)
+    assert with_nvrtc.main([str(tmp_path / "planted.cu"), "--arch", arch]) == 1
+    said = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("    ")}
+    assert sorted(said) == ["calls", "spills"]
+    assert "stack 0" not in said["calls"] and "spills 0" in said["calls"]
+    assert "stack 0" not in said["spills"] and "spills 0" not in said["spills"]
+
+
+def test_kernels_compile_for_gpus_without_spills(with_nvrtc, capsys):
+    assert with_nvrtc.main([]) == 0, capsys.readouterr().out

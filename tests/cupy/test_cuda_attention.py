@@ -1,0 +1,120 @@
+"""Flash attention on the device: the CPU's tests with these kernels, then sizes that take other ways through them."""
+
+from __future__ import annotations
+
+import cupy_borrowed
+import cupy_kernels
+import numpy as np
+import pytest
+from support import assert_close, random
+
+import ggml_sched as gs
+from ggml_sched.backends.cupy.ops import attention
+
+RNG = np.random.default_rng(11)
+
+# What a test changes in the oracle to try its parts says nothing about kernels.
+globals().update(cupy_borrowed.tests("test_ops_attention", lambda name: "flash" in name and "parts" not in name,
+                                     cupy_kernels.compute))
+
+
+def causal(n_kv: int, n_rows: int, used: int) -> np.ndarray:
+    """A mask with biases: row r sees the cells up to used - n_rows + r."""
+    mask = random(RNG, n_kv, n_rows)
+    mask[np.arange(n_kv)[None, :] > np.arange(n_rows)[:, None] + used - n_rows] = -np.inf
+    return mask
+
+
+def check(kind: str, d: int, d_v: int, *, rows: int = 1, heads: tuple[int, int] = (2, 1), n_kv: int = 40,
+          used: int | None = None, batch: int = 1, **options) -> None:
+    """One node over a cache, against the oracle."""
+    ctx = gs.Context()
+    q = ctx.tensor("f32", (d, rows, heads[0], batch))
+    k, v = (ctx.tensor(kind, (n, n_kv, heads[1], batch)) for n in (d, d_v))
+    mask, sinks = ctx.tensor("f16", (n_kv, rows)), ctx.tensor("f32", (heads[0],))
+    out = ctx.flash_attn_ext(q, k, v, mask, d**-0.5, sinks=sinks if options.pop("sinks", False) else None, **options)
+    values = {t: random(RNG, *t.ne) for t in (q, k, v, sinks)}
+    values[mask] = causal(n_kv, rows, used or n_kv).astype(np.float16)
+    assert_close(cupy_kernels.compute(ctx, out, values), cupy_kernels.oracle(ctx, out, values))
+
+
+@pytest.mark.parametrize("d", [32, 40, 64, 80, 96, 112, 128, 192, 256])
+def test_head_sizes(d):
+    check("f16", d, d)
+    check("f32", d, d, rows=3, heads=(4, 2))
+
+
+def test_head_sizes_of_compressed_caches():
+    check("f16", 576, 512, heads=(5, 1), n_kv=33)
+    check("f16", 192, 128, rows=2)
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "bf16"])
+def test_caches_of_other_types(kind):
+    check(kind, 64, 128, rows=5, heads=(6, 2), n_kv=70)
+    check(kind, 128, 64, heads=(1, 1), n_kv=70)
+
+
+@pytest.mark.parametrize("rows, heads", [(1, (1, 1)), (1, (8, 2)), (9, (8, 2))])
+def test_long_caches_are_split_and_joined(rows, heads):
+    n_kv = 600
+    ctx = gs.Context()
+    k = ctx.tensor("f16", (64, n_kv, heads[1]))
+    node = ctx.flash_attn_ext(ctx.tensor("f32", (64, rows, heads[0])), k, k)
+    assert attention._splits(node, 132)[0] > 1
+    check("f16", 64, 64, rows=rows, heads=heads, n_kv=n_kv)
+    # The last splits are of cells that nobody sees.
+    check("f16", 64, 64, rows=rows, heads=heads, n_kv=n_kv, used=200, sinks=True, max_bias=4.0, logit_softcap=5.0)
+
+
+@pytest.mark.parametrize("n_multiprocessors", [1, 7, 132, 1000])
+@pytest.mark.parametrize("cells", [1, 256, 257, 383, 384, 385, 4096, 100_003])
+def test_splits_cover_every_cell_once(cells, n_multiprocessors):
+    ctx = gs.Context()
+    k = ctx.tensor("f16", (64, cells, 2))
+    node = ctx.flash_attn_ext(ctx.tensor("f32", (64, 1, 8)), k, k)
+    splits, split = attention._splits(node, n_multiprocessors)
+    assert split * (splits - 1) < cells <= split * splits
+
+
+def test_batches_and_unused_cells_of_anything():
+    check("f16", 32, 32, rows=2, heads=(4, 2), batch=3, n_kv=300, used=17)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+def test_what_is_not_finite_in_a_cell_reaches_the_rows_that_see_it(kind, value):
+    ctx = gs.Context()
+    q, k, v = ctx.tensor("f32", (32, 3, 2)), ctx.tensor(kind, (32, 300, 1)), ctx.tensor(kind, (32, 300, 1))
+    mask = ctx.tensor("f16", (300, 3))
+    out = ctx.flash_attn_ext(q, k, v, mask, 0.2)
+    values = {t: random(RNG, *t.ne) for t in (q, k, v)}
+    values[mask] = causal(300, 3, 300).astype(np.float16)
+    values[k].reshape(300, 32)[299, 5] = value         # the last row alone sees the last cell
+    got, want = cupy_kernels.compute(ctx, out, values), cupy_kernels.oracle(ctx, out, values)
+    assert_close(got, want)
+    assert np.isfinite(want.reshape(3, 2, 32)[:2]).all()
+
+
+def test_work_memory_is_what_is_said():
+    ctx = gs.Context()
+    for kind, n_kv in (("f16", 4096), ("q5_1", 300), ("f16", 100)):
+        k = ctx.tensor(kind, (64, n_kv, 2))
+        node = ctx.flash_attn_ext(ctx.tensor("f32", (64, 1, 8)), k, k)
+        with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx):
+            assert cupy_kernels.build([node], n_multiprocessors=256).work_size <= attention.OPS[node.op].work(node)
+
+
+@pytest.mark.parametrize(("shift", "d"), [(2, 64), (1, 64), (4, 64), (8, 60), (4, 58)])
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+def test_caches_between_the_multiples_that_wide_loads_need(kind, shift, d):
+    ctx = gs.Context()
+    q, mask = ctx.tensor("f32", (d, 3, 2)), ctx.tensor("f16", (40, 3))
+    wholes = [ctx.tensor(kind, (80, 40)) for _ in "kv"]
+    k, v = (ctx.view_3d(t, d, 40, 1, t.nb[1], t.nb[2], shift * t.type.type_size) for t in wholes)
+    out = ctx.flash_attn_ext(q, k, v, mask, d**-0.5)
+    values = {t: random(RNG, *t.ne) for t in (q, *wholes)}
+    for t in wholes:
+        values[t][..., shift + d :] = np.nan          # what nobody may read
+    values[mask] = causal(40, 3, 40).astype(np.float16)
+    assert_close(cupy_kernels.compute(ctx, out, values), cupy_kernels.oracle(ctx, out, values))

@@ -1,0 +1,287 @@
+"""Fused kernels: which nodes they are found for, and that they compute what the nodes do one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import cupy_kernels
+import numpy as np
+import pytest
+import small_graphs
+import support
+
+import ggml_sched as gs
+from ggml_sched.backends.cupy import ops
+from ggml_sched.backends.cupy.launch import Builder
+from ggml_sched.backends.cupy.ops import fused
+from ggml_sched.backends.cupy.ops.groups import find
+
+RNG = np.random.default_rng(20)
+
+
+def values_of(ctx: gs.Context) -> dict:
+    return {t: RNG.uniform(-2, 2, t.ne[::-1]).astype(np.float32) for t in ctx.tensors
+            if t.op == "NONE" and t.view_src is None and str(t.type) in ("f32", "f16", "bf16")}
+
+
+def found(graph: gs.Graph, groups=None) -> list[tuple[str, ...]]:
+    positions = ops.fusion_groups(graph.nodes) if groups is None else find(graph.nodes, groups)
+    return [tuple(graph.nodes[i].op for i in group) for group in positions]
+
+
+def build(graph: gs.Graph, needed: set | None) -> Builder:
+    """The launches of a graph with all its groups."""
+    b = Builder("FAKE", needed=needed)
+    groups = {group[-1]: group for group in ops.fusion_groups(graph.nodes)}
+    inner = {i for group in groups.values() for i in group[:-1]}
+    for i, node in enumerate(graph.nodes):
+        if i in groups:
+            ops.build_group(b, groups[i], [graph.nodes[j] for j in groups[i]])
+        elif i not in inner:
+            ops.build(b, i, node)
+    return b
+
+
+def check(ctx: gs.Context, outs, values: dict, *, read: tuple[gs.Tensor, ...] = (), n_launches: int,
+          tolerance: float = 2e-6) -> None:
+    """Groups give what the nodes give one by one, in every order of threads; what nobody reads stays unwritten."""
+    graph, seen = gs.Graph(*outs), None
+    keep = (*outs, *read)
+    for order in cupy_kernels.ORDERS:
+        with cupy_kernels.placed(ctx, order, 64, 0x3F) as backend:
+            for tensor, array in values.items():
+                tensor.set(array)
+            before = {t: support.raw(t) for t in graph.nodes if t.computes}
+            cupy_kernels.run(cupy_kernels.build(graph.nodes), order)
+            want = [t.numpy() for t in keep]
+            for tensor, bits in before.items():
+                backend.set_tensor(tensor, bits)
+            for tensor, array in values.items():
+                tensor.set(array)
+            builder = build(graph, set(keep))
+            assert len(builder.launches) == n_launches
+            fault = cupy_kernels.run(builder, order)
+            assert fault["position"] == 0
+            for t, wanted in zip(keep, want, strict=True):
+                np.testing.assert_allclose(t.numpy(), wanted, rtol=tolerance, atol=tolerance)
+            bits = [support.raw(t) for t in keep]
+            assert seen in (None, bits), "other bits in another order"
+            seen = bits
+            inner = {graph.nodes[i] for group in ops.fusion_groups(graph.nodes) for i in group[:-1]} - set(keep)
+            for t in inner:
+                assert support.raw(t) == before[t], f"{t} was written"
+
+
+@pytest.mark.parametrize("norm", ["rms_norm", "norm"])
+@pytest.mark.parametrize("ne", [(64, 3), (100, 4, 2), (1, 1), (5, 1, 1, 2)], ids=str)
+def test_a_norm_and_its_weight(norm, ne):
+    ctx = gs.Context()
+    x, w = ctx.tensor("f32", ne), ctx.tensor("f32", ne[:1])
+    out = ctx.mul(getattr(ctx, norm)(x, 1e-5), w)
+    assert found(gs.Graph(out)) == [(norm.upper(), "MUL")]
+    check(ctx, [out], values_of(ctx), n_launches=1)
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_sum_its_norm_and_weight(read):
+    """The residual goes on: then the sum is written, too."""
+    ctx = gs.Context()
+    a, b, w = ctx.tensor("f32", (96, 5)), ctx.tensor("f32", (96, 5)), ctx.tensor("f32", (96,))
+    total = ctx.add(a, b)
+    normed = ctx.mul(ctx.rms_norm(total, 1e-6), w)
+    outs = [ctx.add(ctx.sqr(normed), total)] if read else [normed]
+    graph = gs.Graph(*outs)
+    assert found(graph) == [("ADD", "RMS_NORM", "MUL")]
+    check(ctx, outs, values_of(ctx), read=(total,) if read else (), n_launches=3 if read else 1)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_norm_with_weight_and_bias(before):
+    ctx = gs.Context()
+    x, y, w, bias = (ctx.tensor("f32", ne) for ne in ((40, 6), (40,), (40,), (40,)))
+    start = ctx.add(x, y) if before else x
+    out = ctx.add(ctx.mul(ctx.norm(start, 1e-5), w), bias)
+    assert found(gs.Graph(out)) == [(*(("ADD",) if before else ()), "NORM", "MUL", "ADD")]
+    check(ctx, [out], values_of(ctx), n_launches=1)
+
+
+def test_a_norm_with_weight_and_residual():
+    ctx = gs.Context()
+    x, rest, w = ctx.tensor("f32", (40, 6)), ctx.tensor("f32", (40, 6)), ctx.tensor("f32", (40,))
+    out = ctx.add(ctx.mul(ctx.rms_norm(x, 1e-5), w), rest)
+    assert found(gs.Graph(out)) == [("RMS_NORM", "MUL", "ADD")]
+    check(ctx, [out], values_of(ctx), n_launches=1)
+
+
+@pytest.mark.parametrize("norm", ["rms_norm", "norm"])
+@pytest.mark.parametrize("read", [False, True])
+def test_rows_too_long_to_be_held(norm, read):
+    """Their elements are read again: what was kept from where it was kept."""
+    ctx = gs.Context()
+    a, b, w, bias = (ctx.tensor("f32", ne) for ne in ((8300, 2), (8300, 2), (8300,), (8300,)))
+    total = ctx.add(a, b)
+    out = ctx.add(ctx.mul(getattr(ctx, norm)(total, 1e-6), w), bias)
+    assert found(gs.Graph(out)) == [("ADD", norm.upper(), "MUL", "ADD")]
+    check(ctx, [out], values_of(ctx), read=(total,) if read else (), n_launches=1)
+
+
+def test_a_sum_kept_over_its_first_operand():
+    """The residual may take the place of what it adds to, in rows of any length."""
+    for n in (96, 8300):
+        ctx = gs.Context()
+        a, b, w = ctx.tensor("f32", (n, 2)), ctx.tensor("f32", (n, 2)), ctx.tensor("f32", (n,))
+        total = ctx.add(a, b)
+        out = ctx.mul(ctx.norm(total, 1e-6), w)
+        graph, values = gs.Graph(out), values_of(ctx)
+        want = cupy_kernels.compute(ctx, out, values)
+        for order in cupy_kernels.ORDERS:
+            with gs.CpuBackend(1) as backend, support.place(ctx, backend, 64) as buffer:
+                for tensor, array in values.items():
+                    tensor.set(array)
+                gs.bind_resident(total, buffer, a.offset)
+                builder = build(graph, {total, out})
+                assert len(builder.launches) == 1
+                cupy_kernels.run(builder, order)
+                np.testing.assert_allclose(out.numpy(), want, rtol=2e-6, atol=2e-6)
+                assert np.array_equal(total.numpy(), (values[a] + values[b]).reshape(2, n))
+
+
+def test_what_others_read_stays_a_node_of_its_own():
+    ctx = gs.Context()
+    x, w = ctx.tensor("f32", (16, 2)), ctx.tensor("f32", (16,))
+    normed = ctx.rms_norm(x, 1e-5)
+    assert found(gs.Graph(ctx.mul(normed, w), ctx.sqr(normed))) == []
+    assert found(gs.Graph(ctx.mul(normed, normed))) == []
+
+
+def test_an_output_inside_is_no_inner_member():
+    ctx = gs.Context()
+    x, w = ctx.tensor("f32", (16, 2)), ctx.tensor("f32", (16,))
+    normed = ctx.set_output(ctx.rms_norm(x, 1e-5))
+    assert found(gs.Graph(ctx.mul(normed, w))) == []
+
+
+def test_a_weight_that_is_a_member_is_not_left_unwritten():
+    ctx = gs.Context()
+    a, b, w = (ctx.tensor("f32", (16, 2)) for _ in range(3))
+    total = ctx.add(a, b)
+    out = ctx.add(ctx.mul(ctx.rms_norm(total, 1e-5), w), total)
+    assert ("ADD", "RMS_NORM", "MUL", "ADD") not in found(gs.Graph(out))
+    # Without its last sum the group writes what is read outside: the first sum.
+    check(ctx, [out], values_of(ctx), read=(total,), n_launches=2)
+
+
+@pytest.mark.parametrize("which", ["other operand", "narrow weight", "other type"])
+def test_other_wirings_are_left_alone(which):
+    ctx = gs.Context()
+    x, w = ctx.tensor("f32", (16, 2)), ctx.tensor("f32", (16, 2))
+    normed = ctx.rms_norm(x, 1e-5)
+    out = {
+        "other operand": lambda: ctx.mul(w, normed),
+        "narrow weight": lambda: ctx.mul(normed, ctx.tensor("f32", (8,))),
+        "other type": lambda: ctx.mul(normed, ctx.tensor("f16", (16,))),
+    }[which]()
+    assert found(gs.Graph(out)) == []
+
+
+def test_a_result_over_a_source_element_by_element():
+    """A plan may put the product where the operand of the norm lies."""
+    ctx = gs.Context()
+    x, y, w = ctx.tensor("f32", (48, 4)), ctx.tensor("f32", (48, 4)), ctx.tensor("f32", (48,))
+    total = ctx.add(x, y)
+    out = ctx.mul(ctx.rms_norm(total, 1e-5), w)
+    graph, values = gs.Graph(out), values_of(ctx)
+    want = cupy_kernels.compute(ctx, out, values)
+    for over, shift, n_launches in ((x, 0, 1), (y, 0, 1), (w, -64, 4)):     # over the weight: one by one, and a copy
+        with gs.CpuBackend(1) as backend, support.place(ctx, backend, 64) as buffer:
+            for tensor, array in values.items():
+                tensor.set(array)
+            gs.bind_resident(out, buffer, over.offset + shift)
+            builder = build(graph, {out})
+            assert len(builder.launches) == n_launches
+            cupy_kernels.run(builder)
+            np.testing.assert_allclose(out.numpy(), want, rtol=2e-6, atol=2e-6)
+
+
+def rope_into_cache(ctx, type, n_dims, mode, factors, wide, n_tokens, n_head=3, width=16, n_rows=9):
+    k, positions = ctx.tensor("f32", (width, n_head, n_tokens)), ctx.tensor("i32", (n_tokens,))
+    cache = ctx.tensor(type, (width * n_head, n_rows))
+    ids = ctx.tensor("i64" if wide else "i32", (n_tokens,))
+    f = ctx.tensor("f32", (n_dims // 2,)) if factors else None
+    turned = ctx.rope(k, positions, n_dims, mode, f, freq_base=100.0, ext_factor=0.5, n_ctx_orig=64, freq_scale=0.25)
+    out = ctx.set_rows(cache, ctx.reshape_2d(turned, width * n_head, n_tokens), ids)
+    values = {t: RNG.uniform(0.5, 2, t.ne[::-1]).astype(np.float32) for t in (k, cache, f) if t is not None}
+    return out, turned, cache, values, positions, ids
+
+
+@pytest.mark.parametrize("type", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+@pytest.mark.parametrize("form", [(16, False, True), (8, True, False), (0, False, True)], ids=str)
+def test_rope_and_the_write_of_its_rows(type, mode, form):
+    n_dims, factors, wide = form
+    ctx = gs.Context()
+    out, _, _, values, positions, ids = rope_into_cache(ctx, type, n_dims, mode, factors, wide, 4)
+    assert found(gs.Graph(out)) == [("ROPE", "SET_ROWS")]
+    values |= {positions: np.int32([0, 1, 700, 100000]), ids: np.array([7, 0, 3, 8])}
+    check(ctx, [out], values, n_launches=1)
+    values[ids] = np.array([5, 2, 5, 5])                # the last one stays
+    check(ctx, [out], values, n_launches=1)
+
+
+def test_a_rope_that_others_read_is_not_fused_with_a_write():
+    ctx = gs.Context()
+    out, turned, *_ = rope_into_cache(ctx, "f16", 8, "neox", False, True, 4)
+    assert found(gs.Graph(out, ctx.sqr(turned))) == []
+    many = gs.Context()
+    out, *_ = rope_into_cache(many, "f16", 512, "neox", False, True, 2, width=512)
+    assert found(gs.Graph(out)) == []                   # more frequencies than an argument holds
+    blocks = gs.Context()
+    out, *_ = rope_into_cache(blocks, "q8_0", 32, "neox", False, True, 2, width=32)
+    assert found(gs.Graph(out)) == []
+
+
+@pytest.mark.parametrize("bad", [-1, 9, 1 << 40])
+def test_a_fused_write_to_a_row_that_is_not_there(bad):
+    ctx = gs.Context()
+    out, _, cache, values, positions, ids = rope_into_cache(ctx, "f32", 16, "normal", False, True, 2)
+    values |= {positions: np.int32([1, 2]), ids: np.array([4, bad])}
+    graph = gs.Graph(out)
+    with gs.CpuBackend(1) as backend, support.place(ctx, backend, 256, 0x11) as buffer:
+        for tensor, array in values.items():
+            tensor.set(array)
+        before, start = bytes(buffer.memory), cache.offset
+        fault = cupy_kernels.run(build(graph, {out}))
+        assert graph.nodes[fault["position"] - 1] is out
+        assert (fault["source"], fault["value"], fault["limit"]) == (1, bad, 9)
+        after = bytes(buffer.memory)
+        row = slice(start + 4 * cache.nb[1], start + 5 * cache.nb[1])
+        assert after[row] != before[row]
+        assert after[: row.start] == before[: row.start] and after[row.stop :] == before[row.stop :]
+
+
+SAMPLES = {path.name.removesuffix(".json.gz"): path for path in small_graphs.sample_paths()}
+
+
+@pytest.mark.parametrize(("sample", "launches", "wanted"), [
+    ("llama-2-7b-fa-decode", 614, {"RMS_NORM+MUL": 1, "ADD+RMS_NORM+MUL": 64, "ROPE+SET_ROWS": 32}),
+    ("phi2-2.7b-decode", 777, {"NORM+MUL+ADD": 1, "ADD+NORM+MUL+ADD": 32, "ROPE+SET_ROWS": 32}),
+    ("gpt2-124m-prefill512", 297, {"ADD+NORM+MUL+ADD": 25}),
+    ("mamba-1.4b-decode", 1398, {"RMS_NORM+MUL": 1, "ADD+RMS_NORM+MUL": 48}),
+])
+def test_groups_of_models(sample, launches, wanted):
+    backend = gs.DryBackend("dry")
+    graph = gs.load_graph(SAMPLES[sample], place=lambda t: backend)
+    computing = [node for node in graph.nodes if node.computes]
+    assert len(computing) == launches
+    groups = Counter("+".join(ops_of) for ops_of in found(graph, fused.GROUPS))
+    assert groups == wanted
+    assert all(ops.supports(node) for node in computing if not node.op.startswith(("MUL_MAT", "FLASH")))
+
+
+def test_members_that_are_read_outside_are_computed_one_by_one():
+    """Nobody said that they need not be written."""
+    ctx = gs.Context()
+    x, w = ctx.tensor("f32", (16, 2)), ctx.tensor("f32", (16,))
+    graph = gs.Graph(ctx.mul(ctx.rms_norm(x, 1e-5), w))
+    with gs.CpuBackend(1) as backend, support.place(ctx, backend):
+        assert len(build(graph, None).launches) == 2

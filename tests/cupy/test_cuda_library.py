@@ -1,0 +1,95 @@
+"""Products of prompts by the device's own library, played by NumPy: pieces, batches, strides, and when it is asked."""
+
+from __future__ import annotations
+
+import cupy_kernels
+import numpy as np
+import pytest
+import support
+from cupy_devices import gemm
+from support import FLOATS, QUANTISED, random, width
+
+import ggml_sched as gs
+from ggml_sched.backends.cupy.launch import FAULT
+from ggml_sched.backends.cupy.ops import OPS, library
+
+RNG = np.random.default_rng(15)
+
+
+def run(node: gs.Tensor) -> int:
+    """Compute one node; returns how often the library was asked."""
+    builder = cupy_kernels.build([node], blas=True)
+    assert builder.work_size <= OPS[node.op].work(node)
+    work, error, calls = np.full(builder.work_size + 256, 0xA5, np.uint8), np.zeros(1, FAULT), 0
+    base = -(-work.ctypes.data // 256) * 256
+    for launch in builder.launches:
+        args = launch.bound(base, error.ctypes.data)
+        if launch.kernel == library.PRODUCT:
+            gemm(*map(int, args))
+            calls += 1
+        else:
+            kernel = cupy_kernels.function(launch.kernel, 0)
+            kernel.launch(launch.grid, launch.block, kernel.pack(args), launch.shared, cupy_kernels.stream(0))
+            cupy_kernels.stream(0).synchronize()
+    return calls
+
+
+def check(ctx: gs.Context, out: gs.Tensor, values: dict, calls: int) -> None:
+    with gs.CpuBackend(1) as backend, support.place(ctx, backend, 64, 0x7F):
+        for tensor, array in values.items():
+            tensor.set(array)
+        assert run(out) == calls
+        got = out.numpy().astype(np.float64)
+    want = cupy_kernels.oracle(ctx, out, values).astype(np.float64)
+    assert ((got - want) ** 2).sum() <= 1e-6 * (want**2).sum()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FLOATS + QUANTISED if kind != "f32"])
+def test_every_type(kind):
+    ctx, k = gs.Context(), 2 * width(64, kind)
+    w, x = ctx.tensor(kind, (k, 19)), ctx.tensor("f32", (k, 33))
+    check(ctx, ctx.mul_mat(w, x), {w: random(RNG, k, 19), x: random(RNG, k, 33)}, 1)
+
+
+@pytest.mark.parametrize("kind, a, b, calls", [
+    ("f16", (64, 19, 2, 3), (64, 33, 6, 3), 6), ("q4_0", (64, 19, 2, 3), (64, 33, 6, 3), 6),
+    ("f16", (64, 19, 4, 2), (64, 33, 4, 4), 4), ("q4_0", (64, 19, 4, 1), (64, 33, 4, 2), 8),
+])
+def test_batches(kind, a, b, calls):
+    ctx = gs.Context()
+    w, x = ctx.tensor(kind, a), ctx.tensor("f32", b)
+    check(ctx, ctx.mul_mat(w, x), {w: random(RNG, *a), x: random(RNG, *b)}, calls)
+
+
+def test_weights_in_pieces(monkeypatch):
+    monkeypatch.setattr(library, "PIECE", 64 * 256)
+    ctx = gs.Context()
+    w, x = ctx.tensor("q8_0", (64, 600)), ctx.tensor("f16", (64, 40))
+    check(ctx, ctx.mul_mat(w, x), {w: random(RNG, 64, 600), x: random(RNG, 64, 40)}, 3)
+
+
+def test_caches_and_queries_as_attention_has_them():
+    ctx = gs.Context()
+    cache, q = ctx.tensor("f16", (128, 60)), ctx.tensor("f32", (64, 4, 40))
+    k = ctx.permute(ctx.view_3d(cache, 64, 2, 50, 128, cache.nb[1]), 0, 2, 1, 3)
+    out = ctx.mul_mat(k, ctx.permute(q, 0, 2, 1, 3))
+    check(ctx, out, {cache: random(RNG, 128, 60), q: random(RNG, 64, 4, 40)}, 2)
+
+
+def test_rows_that_share_elements_are_taken_apart():
+    ctx = gs.Context()
+    signal, x = ctx.tensor("f16", 400), ctx.tensor("f32", (64, 40))
+    windows = ctx.view_2d(signal, 64, 30, 16)
+    check(ctx, ctx.mul_mat(windows, x), {signal: random(RNG, 400), x: random(RNG, 64, 40)}, 1)
+
+
+def test_it_is_not_asked_for_few_columns_exact_products_or_f32():
+    ctx = gs.Context()
+    w, x = ctx.tensor("q4_0", (64, 64)), ctx.tensor("f32", (64, 64))
+    nodes = [ctx.mul_mat(w, ctx.tensor("f32", (64, 15))), ctx.mul_mat(ctx.tensor("f32", (64, 64)), x)]
+    asked = ctx.mul_mat(w, ctx.tensor("f32", (64, 16)))
+    with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx):
+        assert library.PRODUCT in {launch.kernel for launch in cupy_kernels.build([asked], blas=True).launches}
+        for options, some in (({"blas": True}, nodes), ({"blas": True, "exact": True}, [asked]), ({}, [asked])):
+            kernels = {launch.kernel for launch in cupy_kernels.build(some, **options).launches}
+            assert library.PRODUCT not in kernels

@@ -1,0 +1,224 @@
+"""Matrix products on the device: the CPU's tests with these kernels, and every way through them against the oracle.
+
+Columns that meet blocks are rounded to 8 bits, or, `exact`, not: the errors that these may make differ by magnitudes.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import cupy_borrowed
+import cupy_kernels
+import numpy as np
+import pytest
+import support
+from support import FLOATS, QUANTISED, random, width
+
+import ggml_sched as gs
+from ggml_sched.backends.cupy import ops
+from ggml_sched.backends.cupy.ops import OPS
+
+RNG = np.random.default_rng(12)
+ROUNDED, EXACT = 1e-4, 1e-11
+
+
+# Chunks and large experts are about how the CPU's kernels work.
+globals().update(cupy_borrowed.tests(
+    "test_ops_matrix", lambda name: "mul_mat" in name and not {"chunks", "large"} & set(name.split("_")),
+    cupy_kernels.compute))
+
+
+def error(got: np.ndarray, want: np.ndarray) -> float:
+    """Mean square of what is wrong, of what should be."""
+    got, want = np.asarray(got, np.float64).ravel(), np.asarray(want, np.float64).ravel()
+    return float(((got - want) ** 2).sum() / max((want**2).sum(), 1e-30))
+
+
+def check(a: tuple, b: tuple, kind: str, exact: bool) -> None:
+    """A product of extents a and b with weights of a type."""
+    ctx = gs.Context()
+    w, x = ctx.tensor(kind, a), ctx.tensor("f32", b)
+    out = ctx.mul_mat(w, x)
+    values = {w: random(RNG, *a), x: random(RNG, *b)}
+    got = cupy_kernels.compute(ctx, out, values, exact=exact)
+    bound = EXACT if exact or kind in FLOATS else ROUNDED
+    assert error(got, cupy_kernels.oracle(ctx, out, values)) <= bound
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("columns", [1, 2, 8, 9])
+@pytest.mark.parametrize("kind", FLOATS + QUANTISED)
+def test_every_type_with_few_columns_and_more(kind, columns, exact):
+    k = width(96, kind)
+    check((2 * k, 19), (2 * k, columns), kind, exact)
+
+
+@pytest.mark.parametrize("kind", ["f16", "q4_0", "q6_K"])
+@pytest.mark.parametrize("k", [256, 1280])
+def test_rows_and_columns_of_several_tiles(kind, k):
+    check((k, 131), (k, 70), kind, False)
+    check((k, 65), (k, 64), kind, True)
+
+
+@pytest.mark.parametrize("kind", FLOATS)
+@pytest.mark.parametrize("k", [1, 7, 33, 100])
+def test_plain_rows_of_odd_lengths(kind, k):
+    for columns in (1, 3, 12):
+        check((k, 9), (k, columns), kind, False)
+
+
+@pytest.mark.parametrize("kind", ["f32", "q8_0", "q5_K"])
+@pytest.mark.parametrize("columns", [1, 3, 20])
+def test_matrices_that_meet_several_of_the_other_side(kind, columns):
+    k = width(64, kind)
+    check((k, 5, 2, 3), (k, columns, 6, 3), kind, False)
+    check((k, 5, 2, 1), (k, columns, 40, 2), kind, False)
+
+
+def test_columns_of_other_types_and_strides():
+    for kind, type_b, columns in (("q4_0", "f16", 1), ("q4_0", "bf16", 11), ("f32", "f16", 2), ("f16", "bf16", 11)):
+        ctx = gs.Context()
+        w, x = ctx.tensor(kind, (64, 7)), ctx.tensor(type_b, (columns, 64))
+        out = ctx.mul_mat(w, ctx.transpose(x))
+        values = {w: random(RNG, 64, 7), x: random(RNG, columns, 64)}
+        got = cupy_kernels.compute(ctx, out, values)
+        assert error(got, cupy_kernels.oracle(ctx, out, values)) <= (ROUNDED if kind == "q4_0" else EXACT)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_is_not_hidden_by_rounding(value):
+    ctx = gs.Context()
+    w, x = ctx.tensor("q4_0", (64, 5)), ctx.tensor("f32", (64, 2))
+    data = random(RNG, 64, 2)
+    data[0, 40] = value
+    got = cupy_kernels.compute(ctx, ctx.mul_mat(w, x), {w: random(RNG, 64, 5), x: data})
+    got = got.reshape(2, 5)
+    assert not np.isfinite(got[0]).any() and np.isfinite(got[1]).all()
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-42, 1e-36, 1e30])
+def test_activations_of_any_size_stay_in_range(size):
+    ctx = gs.Context()
+    w, x = ctx.tensor("q4_1", (64, 5)), ctx.tensor("f32", (64, 1))
+    values = {w: random(RNG, 64, 5), x: (random(RNG, 64, 1) * size).astype(np.float32)}
+    out = ctx.mul_mat(w, x)
+    got, want = cupy_kernels.compute(ctx, out, values), cupy_kernels.oracle(ctx, out, values)
+    assert np.abs(got - want).max() <= 0.02 * np.abs(want).max() + 1e-34
+
+
+# -- experts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("kind", ["f16", "q4_0", "q4_K", "mxfp4"])
+@pytest.mark.parametrize("n_tokens, n_experts, slots", [(1, 8, 1), (8, 5, 3), (9, 40, 1), (70, 3, 3)])
+def test_experts_of_one_token_and_of_prompts(kind, n_tokens, n_experts, slots, exact):
+    k, n_used = width(64, kind), 3
+    ctx = gs.Context()
+    w, x = ctx.tensor(kind, (k, 37, n_experts)), ctx.tensor("f32", (k, slots, n_tokens))
+    ids = ctx.tensor("i32", (n_used, n_tokens))
+    out = ctx.mul_mat_id(w, x, ids)
+    names = np.array([RNG.permutation(n_experts)[:n_used] for _ in range(n_tokens)], np.int32)
+    if n_experts == 40:
+        names[:] = 39                      # experts without a pair, and one with all
+    values = {w: random(RNG, *w.ne), x: random(RNG, *x.ne), ids: names}
+    got = cupy_kernels.compute(ctx, out, values, exact=exact)
+    bound = EXACT if exact or kind == "f16" else ROUNDED
+    assert error(got, cupy_kernels.oracle(ctx, out, values)) <= bound
+
+
+def test_ids_in_a_strided_view():
+    ctx = gs.Context()
+    w, x, table = ctx.tensor("f32", (32, 5, 6)), ctx.tensor("f32", (32, 1, 12)), ctx.tensor("i32", (4, 12))
+    out = ctx.mul_mat_id(w, x, ctx.view_2d(table, 2, 12, table.nb[1], 4))
+    values = {w: random(RNG, *w.ne), x: random(RNG, *x.ne), table: RNG.integers(0, 6, (12, 4)).astype(np.int32)}
+    assert error(cupy_kernels.compute(ctx, out, values), cupy_kernels.oracle(ctx, out, values)) <= EXACT
+
+
+@pytest.mark.parametrize("order", cupy_kernels.ORDERS)
+@pytest.mark.parametrize("bad", [-1, 4, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("n_tokens", [2, 20])
+def test_an_id_of_no_expert_sets_the_error_word_and_writes_nothing(n_tokens, bad, order):
+    ctx = gs.Context()
+    w, x, ids = ctx.tensor("f32", (32, 70, 4)), ctx.tensor("f32", (32, 1, n_tokens)), ctx.tensor("i32", (2, n_tokens))
+    out = ctx.mul_mat_id(w, x, ids)
+    names = RNG.integers(0, 4, (n_tokens, 2)).astype(np.int32)
+    names[1, 0] = bad
+    values = {w: random(RNG, *w.ne), x: random(RNG, *x.ne), ids: names}
+    with gs.CpuBackend(1) as backend, support.place(ctx, backend, poison=0x11):
+        for tensor, array in values.items():
+            tensor.set(array)
+        fault = cupy_kernels.run(cupy_kernels.build([out]), order)
+        assert (fault["position"], fault["source"], fault["value"], fault["limit"]) == (1, 2, bad, 4)
+        got = out.numpy().reshape(n_tokens, 2, 70)
+    poison = np.frombuffer(b"\x11" * 4, np.float32)[0]
+    assert (got[1, 0] == poison).all() and not (got[1, 1] == poison).any() and not (got[0] == poison).any()
+
+
+# -- launches ---------------------------------------------------------------------------------------------
+
+
+def test_weights_are_read_once_for_eight_columns_and_experts_without_the_host():
+    ctx = gs.Context()
+    w, few, many = (ctx.tensor(kind, ne) for kind, ne in (("q4_0", (64, 5)), ("f32", (64, 8)), ("f32", (64, 9))))
+    experts, one, more = (ctx.tensor(kind, ne) for kind, ne in (
+        ("q4_0", (64, 5, 3)), ("f32", (64, 1, 1)), ("f32", (64, 1, 30))))
+    ids, all_ids = ctx.tensor("i32", (2, 1)), ctx.tensor("i32", (2, 30))
+    nodes = [ctx.mul_mat(w, few), ctx.mul_mat(w, many), ctx.mul_mat_id(experts, one, ids),
+             ctx.mul_mat_id(experts, more, all_ids)]
+    with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx):
+        kernels = [launch.kernel for launch in cupy_kernels.build(nodes).launches]
+    assert kernels == ["activations.quantize", "matvec_plain.q4_0_8",
+                       "activations.quantize", "matmul_plain.q4_0",
+                       "activations.quantize", "matvec_plain.q4_0_1",
+                       "activations.quantize", "experts.count", "experts.place", "matmul_plain.q4_0"]
+
+
+def test_work_memory_is_what_is_said():
+    for kind, columns in (("q4_0", 1), ("q4_0", 100), ("f16", 3), ("f32", 40)):
+        for type_b in ("f32", "f16"):
+            for exact in (False, True):
+                ctx = gs.Context()
+                nodes = [ctx.mul_mat(ctx.tensor(kind, (64, 300)), ctx.tensor(type_b, (64, columns, 2))),
+                         ctx.mul_mat_id(ctx.tensor(kind, (64, 30, 6)), ctx.tensor(type_b, (64, 2, columns)),
+                                        ctx.tensor("i32", (2, columns)))]
+                with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx):
+                    for node in nodes:
+                        for blas in (False, True):
+                            used = cupy_kernels.build([node], exact=exact, blas=blas).work_size
+                            assert used <= ops.work_size([node], exact, blas) <= OPS[node.op].work(node) + 255
+                            if kind != "f16" or not blas:
+                                assert used == ops.work_size([node], exact, blas)
+
+
+def test_what_kernels_cannot_count_or_load_is_not_theirs():
+    ctx = gs.Context()
+    for a, b, fits in (((32, 4), (32, 1 << 20), True), ((32, 4), (32, 1 << 22), False),
+                       ((32, 4), (32, 1, 1 << 15, 1 << 15), True), ((32, 4), (32, 1, 1 << 16, 1 << 15), False)):
+        assert ops.supports(ctx.mul_mat(ctx.tensor("f16", a), ctx.tensor("f32", b))) == fits
+    for n_tokens, fits in ((1 << 20, True), (1 << 22, False)):
+        node = ctx.mul_mat_id(ctx.tensor("f16", (32, 4, 8)), ctx.tensor("f32", (32, 1, n_tokens)),
+                              ctx.tensor("i32", (2, n_tokens)))
+        assert ops.supports(node) == fits
+    w, x = ctx.tensor("q4_K", (512, 4)), ctx.tensor("f32", (256, 1))
+    assert ops.supports(ctx.mul_mat(ctx.view_2d(w, 256, 4, w.nb[1], 144), x))
+    assert not ops.supports(ctx.mul_mat(ctx.view_2d(w, 256, 3, w.nb[1], 142), x))       # loads of 16 bytes
+
+
+def test_grids_stay_within_what_a_device_takes():
+    ctx = gs.Context()
+    node = ctx.mul_mat(ctx.tensor("f16", (8, 3, 1)), ctx.tensor("f32", (8, 2, 70_000)))
+    with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx):
+        for launch in cupy_kernels.build([node]).launches:
+            assert launch.grid[0] < 2**31 and max(launch.grid[1:]) <= 65535 and prod(launch.grid) > 0
+
+
+@pytest.mark.parametrize("columns", [1, 3, 12])
+@pytest.mark.parametrize("kind", ["f32", "f16"])
+def test_columns_between_the_multiples_that_wide_loads_need(kind, columns):
+    ctx = gs.Context()
+    w, whole = ctx.tensor(kind, (64, 9)), ctx.tensor("f32", (68, columns))
+    out = ctx.mul_mat(w, ctx.view_2d(whole, 64, columns, whole.nb[1], 4))
+    values = {w: random(RNG, 64, 9), whole: random(RNG, 68, columns)}
+    got, want = cupy_kernels.compute(ctx, out, values), cupy_kernels.oracle(ctx, out, values)
+    assert ((got - want) ** 2).sum() <= 1e-9 * (want**2).sum()

@@ -1,0 +1,137 @@
+"""Columns that were rounded for one product serve the next ones, as long as they are what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cupy_devices
+import cupy_kernels
+import numpy as np
+import pytest
+import support
+from support import random
+
+import ggml_sched as gs
+from ggml_sched.backends.cupy import ops
+
+RNG = np.random.default_rng(16)
+
+
+def values_of(ctx: gs.Context) -> dict:
+    return {t: RNG.integers(0, 4, t.ne[::-1]).astype(np.int32) if t.name == "ids" else random(RNG, *t.ne)
+            for t in ctx.tensors if t.op == "NONE" and t.view_src is None}
+
+
+def check(ctx: gs.Context, outs: Sequence[gs.Tensor], n_rounded: int, groups: bool = False) -> None:
+    """The outputs have the bits of nodes that are built alone; so often something is rounded."""
+    graph, values = gs.Graph(*outs), values_of(ctx)
+    for order in cupy_kernels.ORDERS:
+        got = []
+        for together in (False, True):
+            with gs.CpuBackend(1) as backend, support.place(ctx, backend, 64, 0x3F):
+                for tensor, array in values.items():
+                    tensor.set(array)
+                if together:
+                    builder = whole(graph.nodes, groups)
+                    rounded = [launch.kernel for launch in builder.launches].count("activations.quantize")
+                    assert rounded == n_rounded
+                    cupy_kernels.run(builder, order)
+                else:
+                    for node in graph.nodes:
+                        cupy_kernels.run(cupy_kernels.build([node]), order)
+                got.append([support.raw(out) for out in outs])
+        assert got[0] == got[1]
+
+
+def whole(nodes: Sequence[gs.Tensor], groups: bool) -> cupy_kernels.Builder:
+    if not groups:
+        return cupy_kernels.build(nodes)
+    builder = cupy_kernels.Builder("FAKE")
+    found = {group[-1]: group for group in ops.fusion_groups(nodes)}
+    inner = {i for group in found.values() for i in group[:-1]}
+    for i, node in enumerate(nodes):
+        if i in found:
+            ops.build_group(builder, found[i], [nodes[j] for j in found[i]])
+        elif i not in inner:
+            ops.build(builder, i, node)
+    return builder
+
+
+def weights(ctx: gs.Context, n: int, kind: str = "q4_0") -> list[gs.Tensor]:
+    return [ctx.tensor(kind, (64, 9)) for _ in range(n)]
+
+
+@pytest.mark.parametrize("columns", [1, 3, 12])
+def test_queries_keys_and_values_share_what_was_rounded(columns):
+    ctx = gs.Context()
+    x = ctx.sqr(ctx.tensor("f32", (64, columns)))
+    outs = [ctx.mul_mat(w, x) for w in (*weights(ctx, 2), *weights(ctx, 1, "q8_0"))]
+    check(ctx, outs, n_rounded=1)
+
+
+def test_work_memory_of_its_own_ends_it():
+    ctx = gs.Context()
+    x, y = (ctx.sqr(ctx.tensor("f32", (64, 1))) for _ in range(2))
+    a, b, c = weights(ctx, 3)
+    check(ctx, [ctx.mul_mat(a, x), ctx.mul_mat(b, y), ctx.mul_mat(c, x)], n_rounded=3)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_experts_of_prompts_have_their_lists_beside_it(slots):
+    ctx = gs.Context()
+    x, ids = ctx.sqr(ctx.tensor("f32", (64, slots, 12))), ctx.tensor("i32", (2, 12), "ids")
+    outs = [ctx.mul_mat_id(ctx.tensor("q4_0", (64, 9, 4)), x, ids) for _ in range(2)]
+    check(ctx, [ctx.mul_mat(weights(ctx, 1)[0], x), outs[0]], n_rounded=1)
+    check(ctx, outs, n_rounded=2)
+
+
+def test_columns_that_somebody_writes_are_rounded_again():
+    ctx = gs.Context()
+    x = ctx.sqr(ctx.tensor("f32", (64, 2)))
+    a, b = weights(ctx, 2)
+    first = ctx.mul_mat(a, x)
+    changed = ctx.cpy(ctx.view_1d(first, 1, 8), ctx.view_1d(x, 1, 64 * 4 + 12))
+    second = ctx.mul_mat(b, x)
+    graph = gs.Graph(first, changed, second)
+    assert [node.op for node in graph.nodes if node.computes] == ["SQR", "MUL_MAT", "CPY", "MUL_MAT"]
+    check(ctx, [first, changed, second], n_rounded=2)
+
+
+def test_inputs_may_be_set_between_two_nodes():
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (64, 1))
+    check(ctx, [ctx.mul_mat(w, x) for w in weights(ctx, 2)], n_rounded=2)
+
+
+def test_gate_and_up_share_it_too():
+    ctx = gs.Context()
+    x = ctx.sqr(ctx.tensor("f32", (64, 1)))
+    a, b, c, d = weights(ctx, 4)
+    gated = ctx.swiglu_split(ctx.mul_mat(a, x), ctx.mul_mat(b, x))
+    check(ctx, [ctx.mul_mat(c, x), gated, ctx.mul_mat(d, x)], n_rounded=1, groups=True)
+
+
+def test_what_a_group_writes_is_rounded_anew_where_other_columns_lay():
+    """The sum, which others read too, gets the memory of columns that are done with."""
+    home, ctx = gs.Context("weights"), gs.Context("nodes")
+    first, second = weights(home, 2)
+    scale = home.tensor("f32", 64)
+    a, b = (ctx.tensor("f32", (64, 1), name, input=True) for name in "ab")
+    x = ctx.sqr(a)
+    product = ctx.mul_mat(first, x)
+    total = ctx.add(b, b)
+    normed = ctx.mul(ctx.rms_norm(total, 1e-5), scale)
+    outs = [ctx.set_output(out) for out in (product, normed, ctx.mul_mat(second, total))]
+    graph = gs.Graph(*outs)
+    with cupy_devices.backend() as cuda, cuda.alloc_tensors(home), gs.Scheduler([cuda]) as sched:
+        for tensor in home.tensors:
+            tensor.set(random(RNG, *tensor.ne))
+        plan = sched.alloc(graph)
+        assert x.offset == total.offset and len(plan.data.groups) == 1
+        for tensor in (a, b):
+            tensor.set(random(RNG, *tensor.ne))
+        got = []
+        for callback in (None, lambda node: True):
+            sched.compute(graph, callback)
+            got.append([support.raw(out) for out in outs])
+        assert got[0] == got[1]

@@ -1,0 +1,112 @@
+"""Rows rearranged inside their bytes: there and back, and products of them with the bits of ggml's order."""
+
+from __future__ import annotations
+
+import cupy_kernels
+import numpy as np
+import pytest
+import support
+from support import QUANTISED, random
+
+import ggml_sched as gs
+from ggml_sched import quants
+from ggml_sched.backends.cupy import ops, repack
+
+RNG = np.random.default_rng(14)
+PACKED = tuple(str(kind) for kind in repack.FIELDS)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_rows_come_back_and_change_on_the_way(kind):
+    kind = gs.Type[kind.upper()]
+    assert sum(repack.FIELDS[kind]) == kind.type_size
+    rows = RNG.integers(0, 256, (3, 2 * repack.together(kind) * kind.type_size), np.uint8)
+    packed = repack.repack(rows, kind)
+    assert packed.shape == rows.shape and not np.array_equal(packed, rows)
+    assert np.array_equal(repack.unpack(packed, kind), rows)
+    for row, other in zip(rows, packed, strict=True):
+        assert np.array_equal(np.sort(row), np.sort(other))
+    with pytest.raises(ValueError, match=f"{repack.together(kind)} {kind} blocks"):
+        repack.repack(rows[:, :-kind.type_size], kind)
+
+
+@pytest.mark.parametrize("kind", QUANTISED + ("f32",))
+def test_only_rows_of_whole_groups_are_rearranged(kind):
+    kind = gs.Type[kind.upper()]
+    unit = repack.together(kind) * kind.block_size
+    assert not any(repack.packs(kind, n) for n in (0, unit - kind.block_size, unit + kind.block_size))
+    assert repack.packs(kind, 2 * unit) == (kind in repack.FIELDS)
+
+
+def products(ctx: gs.Context, out: gs.Tensor, values: dict, packed: tuple, exact: bool) -> bytes:
+    """The result's bits, with the roots in `packed` rearranged."""
+    seen = set()
+    for order in cupy_kernels.ORDERS:
+        with gs.CpuBackend(1) as backend, support.place(ctx, backend) as buffer:
+            buffer.is_packed = lambda root: root in packed
+            for tensor, array in values.items():
+                tensor.set(array)
+            for root in packed:
+                rows = np.frombuffer(support.raw(root), np.uint8).reshape(-1, root.nb[1])
+                backend.set_tensor(root, repack.repack(rows, root.type).tobytes())
+            assert cupy_kernels.run(cupy_kernels.build(gs.Graph(out).nodes, exact=exact), order)["position"] == 0
+            seen.add(support.raw(out))
+    assert len(seen) == 1
+    return seen.pop()
+
+
+@pytest.mark.parametrize("columns, exact", [(1, False), (3, False), (9, False), (2, True), (10, True)])
+@pytest.mark.parametrize("kind", PACKED)
+def test_products_have_the_bits_of_ggmls_order(kind, columns, exact):
+    member = gs.Type[kind.upper()]
+    k = repack.together(member) * member.block_size
+    ctx = gs.Context()
+    w, x = ctx.tensor(kind, (k, 6)), ctx.tensor("f32", (k, columns))
+    out = ctx.mul_mat(ctx.view_2d(w, k, 4, w.nb[1], w.nb[1]), x)          # rows stay rows: views go on working
+    values = {w: random(RNG, k, 6), x: random(RNG, k, columns)}
+    assert products(ctx, out, values, (w,), exact) == products(ctx, out, values, (), exact)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 12])
+def test_experts_have_the_bits_of_ggmls_order(n_tokens):
+    ctx = gs.Context()
+    w, x, ids = ctx.tensor("q4_0", (256, 9, 3)), ctx.tensor("f32", (256, 1, n_tokens)), ctx.tensor("i32", (2, n_tokens))
+    out = ctx.mul_mat_id(w, x, ids)
+    values = {w: random(RNG, *w.ne), x: random(RNG, *x.ne), ids: RNG.integers(0, 3, (n_tokens, 2)).astype(np.int32)}
+    assert products(ctx, out, values, (w,), False) == products(ctx, out, values, (), False)
+
+
+def test_rows_of_a_rearranged_table_are_found():
+    ctx = gs.Context()
+    for kind in ("q4_0", "q6_K", "mxfp4"):
+        k = 2048
+        table, ids = ctx.tensor(kind, (k, 5)), ctx.tensor("i32", (4,))
+        values = {table: random(RNG, k, 5), ids: np.int32([4, 0, 0, 3])}
+        out = ctx.get_rows(table, ids)
+        got = np.frombuffer(products(ctx, out, values, (table,), False), np.float32).reshape(4, k)
+        stored = quants.dequantize(quants.quantize(values[table], table.type), table.type)
+        np.testing.assert_allclose(got, stored[[4, 0, 0, 3]], rtol=0, atol=1e-6)
+
+
+def test_other_ops_refuse_rearranged_rows():
+    ctx = gs.Context()
+    w = ctx.tensor("q4_0", (256, 2), "w")
+    node = ctx.cpy(w, ctx.tensor("f32", (256, 2)))
+    with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx) as buffer:
+        cupy_kernels.build([node])
+        buffer.is_packed = lambda root: root is w
+        with pytest.raises(gs.UnsupportedOp, match="CPY.*'w'"):
+            cupy_kernels.build([node])
+
+
+def test_a_view_into_a_group_is_refused():
+    ctx = gs.Context()
+    w, x = ctx.tensor("q4_0", (512, 4), "w"), ctx.tensor("f32", (256, 1))
+    inside = ctx.mul_mat(ctx.set_name(ctx.view_2d(w, 256, 4, w.nb[1], 18), "inside") or w, x)
+    whole = ctx.mul_mat(ctx.view_2d(w, 256, 4, w.nb[1], 8 * 18), x)
+    with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx) as buffer:
+        buffer.is_packed = lambda root: root is w
+        cupy_kernels.build([whole])
+        with pytest.raises(gs.UnsupportedOp, match="'inside'.*'w'"):
+            cupy_kernels.build([inside])
+    assert ops.supports(whole)

@@ -1,0 +1,126 @@
+"""The package's own kernels under AddressSanitizer and UndefinedBehaviorSanitizer, each tensor in memory of its own.
+
+Processes that are started for it run tests of ops: odd sizes, views, every type of weights.  Bugs that are planted in a
+copy of the sources have to end such a process, where they are.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from cupy_sources import needs_compiler, run_sanitized
+
+from ggml_sched.backends.cupy.source import KERNELS
+
+pytestmark = needs_compiler
+
+HERE = Path(__file__).parent
+
+CODE = """
+import json, os, sys, tempfile
+from pathlib import Path
+import pytest
+import numpy, ggml_sched         # once for all
+from ggml_sched.backends.cupy.fake import kernels
+
+def run(folder, files, tests):
+    if folder:
+        kernels.KERNELS = Path(folder)
+    return pytest.main(["-x", "-q", "-s", "-p", "no:cacheprovider", "-k", " or ".join(tests), *files])
+
+def start(case):
+    said = tempfile.TemporaryFile()
+    child = os.fork()
+    if not child:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+        status = run(*case)
+        sys.stdout.flush()
+        os._exit(status)
+    return child, said
+
+for child, said in list(map(start, json.loads(sys.argv[1]))):
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    said.seek(0)
+    print(json.dumps([status, said.read().decode(errors="replace")]), flush=True)
+"""
+
+WELL = {
+    "products": (("matrix", "repack", "gated"), (
+        "test_every_type_with_few_columns_and_more", "test_plain_rows_of_odd_lengths",
+        "test_columns_between_the_multiples", "test_columns_of_other_types", "test_mul_mat_id",
+        "test_ids_in_a_strided_view", "test_mul_mat_of", "test_products_have_the_bits_of_ggmls_order",
+        "test_chosen_experts", "test_a_feed_forward_of_one_token", "test_gates_and_several_tokens")),
+    "attention": (("attention", "ops_of_the_cpu", "sort"), (
+        "test_caches", "test_head_sizes", "test_batches_and_unused", "test_long_caches",
+        "test_flash_attention_over", "test_soft_max", "test_diag_mask", "test_rope", "test_rows_of_one_block",
+        "test_argmax", "test_top_k")),
+    "rows": (("rows", "groups"), (
+        "test_get_rows", "test_of_several_rows", "test_blocks_are_those", "test_an_id_that_names_nothing",
+        "test_a_norm_", "test_a_sum_", "test_rope_and_the_write", "test_rows_too_long")),
+    "values": (("ops_of_the_cpu", "launch"), (
+        "test_binary_of_permuted", "test_binary_broadcasts", "test_unary_of_permuted", "test_glu", "test_concat",
+        "test_pad", "test_repeat", "test_cpy", "test_dup", "test_set", "test_get_rows", "test_cont", "test_arange",
+        "test_xielu", "test_rows", "test_sum", "test_group_norm", "test_ssm", "test_a_scan_reads", "test_add1",
+        "test_cast_between_f32", "test_four_neighbours", "test_a_bias_is_added", "test_neighbours_are_copied")),
+}
+"""(Files, tests), to run at the same time."""
+
+PLANTED = {
+    "a row that ends one element too late": (
+        "norm.cu", "if (i >= n) continue;", "if (i > n) continue;", "groups", "test_a_norm_and_its_weight",
+        "heap-buffer-overflow"),
+    "more warps than shared memory was taken for": (
+        "soft_max.cu", "__shared__ float part[32];", "__shared__ float part[1];",
+        "values", "test_soft_max_of_masked_rows", "global-buffer-overflow"),
+    "a scale that is loaded with what stands beside it": (
+        "elements.cuh", "case Q4_0: return (float)(nibble(b + 2, j, 16) - 8) * half_at(b);",
+        "case Q4_0: return (float)(nibble(b + 2, j, 16) - 8) * __half_bits_to_float(*(const uint32_t*)b & 0xffff);",
+        "rows", "test_get_rows_reads_every_bit", "misaligned address"),
+    "a place that is counted in too few bits": (
+        "rows.cu", "if (row < 0 || row >= a.ne[1]) {", "if (row < 0 || (int)row * 4 >= a.ne[1] * 4) {",
+        "rows", "test_an_id_that_names_nothing", "signed integer overflow"),
+}
+
+
+def results(cases: dict[str, tuple[str | None, tuple[str, ...], tuple[str, ...]]]) -> dict[str, tuple[int, str]]:
+    """(exit status, what was said) of tests in files with the kernels of a folder (None: the package's)."""
+    given = [(folder, [str(HERE / f"test_cuda_{file}.py") for file in files], tests)
+             for folder, files, tests in cases.values()]
+    done = run_sanitized("address,undefined", CODE, json.dumps(given))
+    assert done.returncode == 0, done.stderr
+    return dict(zip(cases, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def well():
+    return results({name: (None, *what) for name, what in WELL.items()})
+
+
+@pytest.mark.parametrize("name", WELL)
+def test_kernels_stay_in_their_memory_and_do_nothing_undefined(well, name):
+    status, said = well[name]
+    assert status == 0 and " passed" in said, said
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    cases = {}
+    for name, (source, good, bad, file, test, _) in PLANTED.items():
+        folder = tmp_path_factory.mktemp("kernels")
+        shutil.copytree(KERNELS, folder, dirs_exist_ok=True)
+        text = (folder / source).read_text(encoding="utf-8")
+        assert good in text, name
+        (folder / source).write_text(text.replace(good, bad), encoding="utf-8")
+        cases[name] = str(folder), (file,), (test,)
+    return results(cases)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_ends_the_process_where_it_is(planted, name):
+    *_, expected = PLANTED[name]
+    status, said = planted[name]
+    assert status and expected in said and " passed" not in said, said

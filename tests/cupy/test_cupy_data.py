@@ -1,0 +1,275 @@
+"""Memory of a CUDA device and the ways to and from it, on devices that do nothing before they must."""
+
+from __future__ import annotations
+
+import cupy_devices as devices
+import numpy as np
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.backends.cupy.staging import Downloads, Uploads
+
+RNG = np.random.default_rng(3)
+SEEDS = (0, 1, 2, 5)
+
+
+def weight(backend, n: int = 64, name: str = "w"):
+    """A resident vector."""
+    ctx = gs.Context(name)
+    tensor = ctx.tensor("f32", n, name)
+    backend.alloc_tensors(ctx)
+    return tensor
+
+
+def values(n: int = 64) -> np.ndarray:
+    return RNG.standard_normal(n).astype(np.float32)
+
+
+def queue_set(tensor, array) -> None:
+    tensor.backend.set_tensor_async(tensor, memoryview(array).cast("B"))
+
+
+def queue_get(tensor, out) -> None:
+    tensor.backend.get_tensor_async(tensor, memoryview(out).cast("B"))
+
+
+# -- staging --------------------------------------------------------------------------
+
+
+def test_what_was_given_may_change_at_once():
+    with devices.backend() as cuda:
+        a, b, given, kept = weight(cuda), weight(cuda), values(), np.empty(64, np.float32)
+        expected = given.copy()
+        queue_set(a, given)
+        given[:] = -1
+        queue_set(b, given)
+        queue_get(a, kept)
+        cuda.synchronize()
+        assert np.array_equal(kept, expected) and np.array_equal(b.numpy(), given)
+
+
+def test_pinned_bytes_are_not_used_again_before_their_copy_is_done():
+    """Many times as much as the ring holds, without a wait that the caller asks for."""
+    device = devices.device()
+    stream = device.stream()
+    ring = Uploads(device, stream, 4096)
+    memory = device.alloc(64 * 700)
+    parts = [RNG.integers(0, 256, 700, np.uint8) for _ in range(64)]
+    for i, part in enumerate(parts):
+        ring.put(memory.ptr + 700 * i, part)
+    back = device.pinned(64 * 700)
+    stream.copy_out(back, memory.ptr)
+    stream.synchronize()
+    assert np.array_equal(back, np.concatenate(parts)) and ring.n_waits > 0
+
+
+def test_bytes_larger_than_the_ring_arrive():
+    device = devices.device()
+    stream = device.stream()
+    ring, downloads = Uploads(device, stream, 4096), Downloads(device, stream, 1024)
+    memory, data = device.alloc(10_001), RNG.integers(0, 256, 10_001, np.uint8)
+    ring.put(memory.ptr, data[:1])
+    ring.put(memory.ptr, data)
+    back = np.zeros(10_001, np.uint8)
+    downloads.get(back, memory.ptr)
+    stream.synchronize()
+    downloads.finish(downloads.number)
+    assert np.array_equal(back, data) and not downloads.is_waiting(downloads.number)
+
+
+def test_a_small_load_is_one_copy():
+    device = devices.device()
+    stream = device.stream()
+    ring, memory = Uploads(device, stream, 4096), device.alloc(1024)
+    before = device.counts.copies_in
+    for _ in range(10):
+        ring.put(memory.ptr, np.zeros(600, np.uint8))
+    assert device.counts.copies_in - before == 10
+
+
+def test_nothing_is_fetched_before_somebody_waits():
+    with devices.backend() as cuda:
+        a, out = weight(cuda), np.full(64, 7, np.float32)
+        queue_set(a, values())
+        waits = cuda.device.counts.waits
+        queue_get(a, out)
+        assert (out == 7).all() and cuda.device.counts.waits == waits
+        cuda.synchronize()
+        assert not (out == 7).any()
+        waits = cuda.device.counts.waits
+        cuda.synchronize()
+        assert cuda.device.counts.waits == waits, "waited for an empty queue"
+
+
+# -- events ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_event_stands_for_what_was_queued_before_it(seed):
+    with devices.backend(seed=seed) as cuda:
+        a, first, second = weight(cuda), np.zeros(64, np.float32), np.zeros(64, np.float32)
+        one, two = values(), values()
+        queue_set(a, one)
+        queue_get(a, first)
+        event = cuda.event_new()
+        cuda.event_record(event)
+        queue_set(a, two)
+        queue_get(a, second)
+        cuda.event_synchronize(event)
+        assert np.array_equal(first, one) and not second.any()
+        cuda.synchronize()
+        assert np.array_equal(second, two)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("peers", [True, False])
+def test_copies_between_devices_follow_events(seed, peers):
+    with devices.pair(seed, peers) as (first, second):
+        a, b = weight(first), weight(second)
+        x, y = values(), values()
+        b.set(y)
+        queue_set(a, x)
+        event = first.event_new()
+        first.event_record(event)
+        second.event_wait(event)
+        if not peers:
+            assert not second.cpy_tensor_from(a, b) and not first.cpy_tensor_to(a, b)
+            assert not first.cpy_tensor_async(a, b)
+        else:
+            waits = devices.waits(first, second)
+            assert second.cpy_tensor_from(a, b)
+            done = second.event_new()
+            second.event_record(done)
+            first.event_wait(done)
+            queue_set(a, y)
+            assert devices.waits(first, second) == waits, "a copy between devices made the host wait"
+            assert np.array_equal(b.numpy(), x)
+            assert first.cpy_tensor_async(a, b)
+            first.synchronize()
+            assert np.array_equal(b.numpy(), y)
+        gs.tensor_copy(a, b)
+        assert np.array_equal(a.numpy(), b.numpy())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_copy_follows_what_the_source_has_queued_without_any_event(seed):
+    with devices.pair(seed) as (first, second):
+        a, b, x = weight(first), weight(second), values()
+        queue_set(a, x)
+        gs.tensor_copy(a, b)
+        assert np.array_equal(b.numpy(), x)
+
+
+def test_an_event_brings_copies_to_host_memory():
+    with devices.backend() as cuda, gs.CpuBackend(1) as cpu:
+        a, b, x = weight(cuda), weight(cpu), values()
+        b.set(np.zeros(64, np.float32))
+        queue_set(a, x)
+        assert cuda.cpy_tensor_async(a, b)
+        assert not b.numpy().any()
+        event = cuda.event_new()
+        cuda.event_record(event)
+        cpu.event_wait(event)
+        assert np.array_equal(b.numpy(), x)
+        b.set(2 * x)
+        assert cuda.cpy_tensor_from(b, a)
+        b.set(x)            # the bytes were taken
+        assert np.array_equal(a.numpy(), 2 * x)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_another_device_waits_for_what_an_event_brings_to_host_memory(seed):
+    with devices.pair(seed) as (first, second), gs.CpuBackend(1) as cpu:
+        a, b, c, x = weight(first), weight(cpu), weight(second), values()
+        b.set(np.zeros(64, np.float32))
+        queue_set(a, x)
+        assert first.cpy_tensor_async(a, b)
+        event = first.event_new()
+        first.event_record(event)
+        second.event_wait(event)
+        assert second.cpy_tensor_from(b, c)
+        assert np.array_equal(c.numpy(), x)
+
+
+def test_gaps_between_elements_stay_as_they_are():
+    with devices.backend() as cuda, gs.CpuBackend(1) as cpu:
+        ctx = [gs.Context() for _ in range(2)]
+        a, b = (c.tensor("f32", (8, 4)) for c in ctx)
+        cuda.alloc_tensors(ctx[0])
+        cpu.alloc_tensors(ctx[1])
+        part = [c.view_2d(t, 4, 4, t.nb[1]) for c, t in zip(ctx, (a, b), strict=True)]
+        x = RNG.standard_normal((4, 8)).astype(np.float32)
+        for there, here, source, target in ((a, b, *part), (b, a, *reversed(part))):
+            there.set(x)
+            here.set(np.zeros((4, 8), np.float32))
+            gs.tensor_copy(source, target)
+            expected = x.copy()
+            expected[:, 4:] = 0
+            assert np.array_equal(here.numpy(), expected)
+
+
+# -- memory ---------------------------------------------------------------------------
+
+
+def test_memory_is_counted_and_given_back():
+    with devices.backend(memory=10_000) as cuda:
+        assert cuda.memory_available() == 10_000
+        buffer = cuda.alloc_buffer(6000)
+        assert cuda.used == 6000 and cuda.memory_available() == 4000 and buffer.base % 256 == 0
+        with pytest.raises(gs.OutOfMemory, match="5000 bytes needed, 4000 of 10000 left") as caught:
+            cuda.alloc_buffer(5000)
+        assert (caught.value.backend, caught.value.needed, caught.value.available) == (cuda.name, 5000, 4000)
+        buffer.close()
+        cuda.alloc_buffer(10_000).close()
+        with pytest.raises(ValueError):
+            cuda.alloc_buffer(-1)
+        assert cuda.alloc_buffer(0).size == 0
+
+
+def test_a_device_without_memory_is_an_error_that_everything_survives():
+    device = devices.device(memory=1 << 20)
+    with devices.backend(device) as cuda:
+        free = cuda.memory_available()
+        a, x = weight(cuda), values()
+        a.set(x)
+        with pytest.raises(gs.OutOfMemory) as caught:
+            cuda.alloc_buffer(1 << 20)
+        assert caught.value.needed == 1 << 20 and caught.value.available < free
+        assert cuda.name in str(caught.value) and cuda.used == a.nbytes
+        assert np.array_equal(a.numpy(), x)
+        cuda.alloc_buffer(cuda.memory_available() // 2).close()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_buffer_closes_after_the_copies_that_use_it(seed):
+    """The fake device refuses to touch memory that is gone."""
+    with devices.pair(seed) as (first, second):
+        a, b, x = weight(first), weight(second), values()
+        a.set(x)
+        assert second.cpy_tensor_from(a, b)
+        a.buffer.close()
+        assert np.array_equal(b.numpy(), x)
+        c = weight(first)
+        assert second.cpy_tensor_async(b, c)
+        c.buffer.close()
+        second.synchronize()
+        first.synchronize()
+
+
+def test_ranges_outside_a_buffer_and_closed_buffers():
+    with devices.backend() as cuda:
+        buffer = cuda.alloc_buffer(64)
+        for use in (lambda: buffer.write(60, memoryview(bytes(8))), lambda: buffer.read(-1, memoryview(bytearray(4)))):
+            with pytest.raises(gs.BackendError, match="lie outside a buffer of 64 bytes"):
+                use()
+        buffer.clear(3)
+        out = bytearray(64)
+        buffer.read(0, memoryview(out))
+        assert bytes(out) == bytes([3]) * 64
+        with pytest.raises(ValueError):
+            buffer.clear(256)
+        buffer.close()
+        for use in (lambda: buffer.write(0, memoryview(bytes(8))), lambda: buffer.read(0, memoryview(bytearray(4))),
+                    lambda: buffer.clear(0)):
+            with pytest.raises(gs.BackendError, match="is closed"):
+                use()

@@ -1,0 +1,249 @@
+"""Models on CUDA backends: the CPU's logits, alone, on two devices and with the CPU; one wait for a token."""
+
+from __future__ import annotations
+
+import ctypes
+
+import cupy_devices as devices
+import numpy as np
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.backends.cupy.device import Blas, DeviceError
+from ggml_sched.backends.cupy.fake import FakeDevice
+from ggml_sched.llama import load, random_llama
+from ggml_sched.llama.arch import ARCHITECTURES
+from ggml_sched.llama.synthetic_models import random_model
+
+TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32]
+SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_ff": 48}
+LLAMA = random_llama(1, **SHAPES)
+TINY = random_llama(3, n_vocab=64, n_embd=32, n_layer=1, n_head=1, n_head_kv=1, n_ff=32)
+EXPERTS = random_llama(2, **SHAPES, n_expert=4)
+
+
+def nmse(a: np.ndarray, b: np.ndarray) -> float:
+    return float(((a - b) ** 2).sum() / (a**2).sum())
+
+
+def logits(data, backends, **options) -> np.ndarray:
+    """Of a prompt, of single tokens, and of the tokens in parts."""
+    with load(data, backends, n_ctx=64, **options) as model:
+        found = [model.eval(TOKENS), *(model.eval([t]) for t in TOKENS[:4])]
+        model.reset()
+        found += [model.eval(TOKENS[:3]), model.eval(TOKENS[3:])]
+        return np.concatenate(found)
+
+
+def by_the_cpu(data, **options) -> np.ndarray:
+    with gs.CpuBackend(1) as cpu:
+        return logits(data, [cpu], **options)
+
+
+# -- results ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture_gives_the_logits_of_the_cpu(arch):
+    data = random_model(arch, 1)
+    expected = by_the_cpu(data)
+    with devices.backend(exact=True) as cuda:
+        assert nmse(expected, logits(data, [cuda])) < 1e-6
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("names", ["CUDA CPU", "CPU CUDA", "CUDA CUDA", "CUDA CUDA CPU"])
+@pytest.mark.parametrize("flash", [False, True])
+def test_layers_spread_over_devices_and_the_cpu(names, seed, flash):
+    expected = by_the_cpu(LLAMA, flash=flash)
+    made = devices.devices(2, seed, peers=seed != 0)
+    backends = [gs.CpuBackend(1) if name == "CPU" else devices.new(made.pop(), f"CUDA{i}", exact=True)
+                for i, name in enumerate(names.split())]
+    assert nmse(expected, logits(LLAMA, backends, flash=flash)) < 1e-6
+    for backend in backends:
+        backend.close()
+
+
+def test_quantised_weights_and_experts():
+    """With activations of 8 bits, as the fast kernels take them, and exactly, as the oracle has them."""
+    blocks = random_llama(5, n_vocab=64, n_embd=64, n_layer=2, n_head=4, n_head_kv=2, n_ff=64, dtype="q4_0")
+    for data in (blocks, EXPERTS):
+        with gs.CpuBackend(1, kernels="numpy") as oracle:
+            expected = logits(data, [oracle])
+        for exact, most in ((True, 1e-6), (False, 2e-3)):
+            with devices.backend(exact=exact) as cuda:
+                assert nmse(expected, logits(data, [cuda])) < most
+
+
+def test_captured_plans_give_the_bits_of_launched_ones():
+    found = []
+    for capture in (True, False):
+        with devices.backend(seed=4, capture=capture) as cuda:
+            found.append(logits(LLAMA, [cuda]))
+    assert np.array_equal(*found)
+
+
+class Library(Blas):
+    """Matrix products as a device's own library makes them: in the order of a stream, and never captured."""
+
+    n_calls = 0
+
+    def gemm(self, stream, m, n, k, a, lda, b, ldb, c, ldc, batch=1, stride_a=0, stride_b=0, stride_c=0):
+        if stream.is_capturing:
+            raise DeviceError("a library is called while its stream is captured")
+        self.n_calls += 1
+
+        def at(address, dtype, shape, strides):
+            size = np.dtype(dtype).itemsize
+            last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
+            flat = np.frombuffer((ctypes.c_char * (last * size)).from_address(address), dtype)
+            return np.lib.stride_tricks.as_strided(flat, shape, [s * size for s in strides])
+
+        def multiply():
+            left = at(a, np.float16, (batch, m, k), (stride_a, lda, 1)).astype(np.float32)
+            right = at(b, np.float16, (batch, n, k), (stride_b, ldb, 1)).astype(np.float32)
+            at(c, np.float32, (batch, n, m), (stride_c, ldc, 1))[...] = right @ left.swapaxes(1, 2)
+
+        stream.push(multiply)
+
+
+BLOCKS = random_llama(5, n_vocab=64, n_embd=64, n_layer=2, n_head=4, n_head_kv=2, n_ff=64, dtype="q4_0")
+PROMPT = (TOKENS * 4)[:40]
+
+
+@pytest.mark.parametrize(("first", "captures"), [([PROMPT], 1), ([[7], [7], PROMPT], 2)],
+                         ids=["the prompt first", "tokens first"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_prompts_go_through_the_library_of_a_device_that_has_one(seed, first, captures, monkeypatch):
+    """Their products are never captured; a token's graph is captured once, and once more where the first prompt makes
+    arenas grow, so that what had been captured points to memory of before."""
+    library = Library()
+    monkeypatch.setattr(FakeDevice, "blas", lambda self: library)
+    turns = [*first, [7], [7], PROMPT, [7], PROMPT, [7]]
+
+    def run(backend, seen=lambda tokens: None) -> np.ndarray:
+        with load(BLOCKS, [backend], n_ctx=256) as model:
+            found = []
+            for tokens in turns:
+                found.append(model.eval(tokens))
+                seen(tokens)
+            return np.concatenate(found)
+
+    with gs.CpuBackend(1, kernels="numpy") as oracle:
+        expected = run(oracle)
+    calls = []
+
+    def seen(tokens):
+        calls.append((len(tokens), library.n_calls - sum(n for _, n in calls)))
+
+    with devices.backend(seed=seed) as cuda:
+        assert nmse(expected, run(cuda, seen)) < 2e-3
+        # 7 products of weights in each of two layers, of the last only what the logits need, and none of a token.
+        of_prompt = dict(calls)[len(PROMPT)]
+        assert of_prompt >= 7 + 3 and calls == [(n, of_prompt if n > 1 else 0) for n in map(len, turns)]
+        assert cuda.device.counts.captures == captures
+        assert cuda.device.counts.graph_launches == turns.count([7]) - captures
+
+
+def test_exact_products_go_through_no_library(monkeypatch):
+    library = Library()
+    monkeypatch.setattr(FakeDevice, "blas", lambda self: library)
+    with gs.CpuBackend(1, kernels="numpy") as oracle, load(BLOCKS, [oracle], n_ctx=64) as model:
+        expected = model.eval(PROMPT)
+    with devices.backend(exact=True) as cuda, load(BLOCKS, [cuda], n_ctx=64) as model:
+        assert nmse(expected, model.eval(PROMPT)) < 1e-6
+    assert library.n_calls == 0
+
+
+# -- what a token costs the host ----------------------------------------------------------
+
+
+def counted(cuda) -> dict[str, int]:
+    return dict(vars(cuda.device.counts))
+
+
+def test_a_token_is_a_few_loads_one_graph_and_one_wait():
+    """A thousand tokens: none is captured, for none but its logits the host waits."""
+    n = 1000
+    with devices.backend() as cuda, load(TINY, [cuda], n_ctx=256) as model:
+        for t in TOKENS[:4]:
+            model.eval([t])
+        before = counted(cuda)
+        for i in range(n):
+            if model.n_past == 256:
+                model.reset()
+            model.eval([TOKENS[i % len(TOKENS)]])
+        after = counted(cuda)
+    spent = {name: after[name] - before[name] for name in after}
+    assert spent["captures"] == 0 and spent["launches"] == 0
+    assert spent["graph_launches"] == n
+    assert spent["waits"] == n
+    assert spent["copies_in"] <= 6 * n
+
+
+def test_a_token_on_two_devices_waits_for_nothing_else():
+    first, second = devices.devices(2, 5)
+    with devices.new(first, "CUDA0") as a, devices.new(second, "CUDA1") as b, load(LLAMA, [a, b], n_ctx=256) as model:
+        for t in TOKENS[:4]:
+            model.eval([t])
+        waits, captures = devices.waits(a, b), a.device.counts.captures + b.device.counts.captures
+        for i in range(50):
+            model.eval([TOKENS[i % len(TOKENS)]])
+        assert a.device.counts.captures + b.device.counts.captures == captures
+        # The logits; and the other device before its queue is used again.
+        assert devices.waits(a, b) - waits <= 100
+
+
+def test_prompts_of_several_lengths_keep_their_plans():
+    """Graphs that take turns are captured once each."""
+    with devices.backend() as cuda, load(LLAMA, [cuda], n_ctx=256) as model:
+        for _ in range(4):
+            for n in (1, 3, 5):
+                model.eval(TOKENS[:n])
+        before = counted(cuda)
+        for _ in range(5):
+            for n in (1, 3, 5):
+                model.eval(TOKENS[:n])
+        after = counted(cuda)
+    assert after["captures"] == before["captures"] and after["launches"] == before["launches"]
+
+
+# -- what goes wrong ----------------------------------------------------------------------
+
+
+def test_a_model_works_after_an_error_of_the_device(monkeypatch):
+    expected = by_the_cpu(LLAMA)[: len(TOKENS) + 1]
+    with devices.backend(exact=True) as cuda, load(LLAMA, [cuda], n_ctx=64) as model:
+        got = [model.eval(TOKENS)]
+        kernel = type(cuda.function("elementwise.binary"))
+        calls = []
+
+        def broken(self, *args):
+            calls.append(self)
+            raise DeviceError("an illegal address")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(kernel, "_run", broken)
+            for _ in range(2):
+                with pytest.raises(gs.BackendError, match="an illegal address"):
+                    model.eval(TOKENS[:1])
+        assert calls and model.n_past == len(TOKENS)
+        got.append(model.eval(TOKENS[:1]))
+        assert nmse(expected, np.concatenate(got)) < 1e-6
+
+
+def test_device_memory_that_is_not_there_is_an_error_before_anything_is_kept():
+    with devices.backend() as cuda:
+        with load(TINY, [cuda], n_ctx=64) as model:
+            weights, buffers = cuda.used, cuda.device.used
+            model.eval(TOKENS)
+            needed = cuda.used
+        assert cuda.used == cuda.work.size < needed and cuda.device.used < buffers
+        for memory in (weights // 3, weights // 2, weights - 300):
+            cuda.memory = memory
+            with pytest.raises(gs.OutOfMemory, match="CUDA0"):
+                load(TINY, [cuda], n_ctx=64)
+            assert cuda.used == cuda.work.size
+        cuda.memory = needed
+        with load(TINY, [cuda], n_ctx=64) as model:
+            model.eval(TOKENS)

@@ -1,0 +1,140 @@
+"""Random graphs over CUDA backends and the CPU: queued, in a ring, alternating, over worlds of several seeds.
+
+Fresh device memory is full of a byte pattern, kernels run when they must, and streams interleave as a seed picks: a
+missing event, an early reuse of memory or of staging shows as other bits than those of one device where every tensor
+has memory of its own.  The CPU gets ops that both compute to the last bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import cupy_devices as devices
+import numpy as np
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from poisoned import check, disturb, kept, raw, set_all, writes_to_residents
+from random_graphs import Built, Recipe, quick, recipes
+
+import ggml_sched as gs
+
+EXACT = ("ADD", "SUB", "MUL", "DUP", "CPY", "CONT", "REPEAT", "CONCAT", "SET_ROWS", "GET_ROWS")
+"""Ops with the same bits on both, those of zeros' signs included."""
+
+
+class Refusing(gs.CupyBackend):
+    """Does not compute some ops, and brings others from host memory."""
+
+    refused: frozenset[str] = frozenset()
+    offloads: frozenset[str] = frozenset()
+
+    def supports_op(self, node):
+        return node.op not in self.refused and super().supports_op(node)
+
+    def offload_op(self, node):
+        return node.op in self.offloads
+
+
+def in_memory_of_their_own(recipe: Recipe, n_homes: int = 1) -> tuple[dict[int, bytes], list[bytes]]:
+    """(bytes of each kept node, bytes of each resident) after one compute without any planning, on one device."""
+    built = Built(recipe, n_homes)
+    with devices.backend() as cuda:
+        assume(all(map(cuda.supports_op, built.graph.nodes)))
+        for ctx in (*built.homes, built.ctx):
+            cuda.alloc_tensors(ctx)
+        set_all(built)
+        cuda.graph_compute(built.graph)
+        return ({i: raw(built.ctx.tensors[i]) for i in kept(built)}, [raw(t) for t in built.residents])
+
+
+@quick(40)
+@given(recipes())
+def test_results_are_those_of_the_cpu(recipe):
+    """Of each node, given what the CPU has computed so far: the norm of a sum that is nothing but rounding would differ
+    as it likes."""
+    ours, theirs = Built(recipe, keeps=False), Built(recipe, keeps=False)
+    with devices.backend() as cuda, gs.CpuBackend(1) as cpu:
+        assume(all(map(cuda.supports_op, ours.graph.nodes)))
+        for built, backend in ((ours, cuda), (theirs, cpu)):
+            for ctx in (*built.homes, built.ctx):
+                backend.alloc_tensors(ctx, usage="any")
+            set_all(built)
+        for node, twin in zip(ours.graph.nodes, theirs.graph.nodes, strict=True):
+            if not node.computes:
+                continue
+            largest = 0.0
+            for mine, its in zip((node.view_src, *node.src), (twin.view_src, *twin.src), strict=True):
+                if mine is not None:
+                    data = bytearray(its.root.nbytes)
+                    cpu.get_tensor(its.root, data)
+                    cuda.set_tensor(mine.root, data)
+                    found = np.abs(its.numpy().astype(np.float64))
+                    largest = max(largest, found.max(initial=0, where=np.isfinite(found)))
+            cuda.graph_compute(gs.GraphView([node]))
+            cpu.graph_compute(gs.GraphView([twin]))
+            got, want = node.numpy().astype(np.float64), twin.numpy().astype(np.float64)
+            with np.errstate(invalid="ignore"):
+                same = (got == want) | np.isnan(got) & np.isnan(want)
+                assert (same | (np.abs(got - want) <= 1e-4 * (1 + np.abs(want)) + 2e-5 * largest)).all(), f"{node!r}"
+
+
+@quick(60)
+@given(recipes(), st.integers(0, 1000), st.booleans())
+def test_a_scheduler_on_one_device(recipe, seed, capture):
+    """Computed four times: eagerly, captured, and replayed; then another graph grows the arena, and it is back."""
+    expected = in_memory_of_their_own(recipe)
+    built, other = Built(recipe), Built(replace(recipe, steps=recipe.steps * 2))
+    with devices.backend(seed=seed, capture=capture) as cuda, gs.Scheduler([cuda]) as sched:
+        assume(all(map(cuda.supports_op, other.graph.nodes)))
+        cuda.alloc_tensors(built.homes[0])
+        cuda.alloc_tensors(other.homes[0])
+        for attempt in range(2):
+            sched.alloc(built.graph)
+            set_all(built)
+            for turn in range(4):
+                set_all(built, only_residents=True)     # the graph may have written into them
+                sched.compute(built.graph, wait=turn % 2 == 0)
+                check(built, expected, f"compute {attempt}, {turn}")
+            sched.alloc(other.graph)
+            set_all(other)
+            sched.compute(other.graph)
+
+
+@quick(80)
+@given(st.lists(recipes(), min_size=1, max_size=2), st.integers(1, 2), st.integers(1, 3),
+       st.lists(st.sets(st.sampled_from(EXACT), max_size=5), min_size=2, max_size=2),
+       st.sets(st.sampled_from(("MUL_MAT", "ADD"))), st.integers(0, 1000), st.booleans(), st.booleans())
+def test_devices_and_the_cpu_share_graphs(pair, n_devices, copies, refused, offloads, seed, peers, queued):
+    pair = [replace(r, leafs=tuple((s, k if k % 2 else k // 3 * 3 + 2) for s, k in r.leafs)) for r in pair]
+    expected = [in_memory_of_their_own(recipe, n_devices + 1) for recipe in pair]
+    made = devices.devices(n_devices, seed, peers)
+    cuda = [devices.new(device, f"CUDA{i}", Refusing) for i, device in enumerate(made)]
+    for backend, ops in zip(cuda, refused, strict=False):
+        backend.refused, backend.offloads = frozenset(ops), frozenset(offloads)
+    backends = [*cuda, gs.CpuBackend(1)]
+    with gs.Scheduler(backends, copies=copies) as sched:
+        cases = []
+        for recipe, results in zip(pair, expected, strict=True):
+            built = Built(recipe, len(backends))
+            for ctx, backend in zip(built.homes, backends, strict=True):
+                backend.alloc_tensors(ctx)
+            # Others have to be computed by the kernels that gave the results.
+            for node in built.graph.nodes:
+                if node.computes and node.op not in EXACT:
+                    sched.set_tensor_backend(node, cuda[len(node.name) % n_devices])
+            cases.append((built, results))
+        for attempt in range(3):
+            for built, results in cases:
+                sched.alloc(built.graph)
+                set_all(built)
+                for _ in range(1 if writes_to_residents(built) else 3):
+                    if queued:
+                        sched.compute_async(built.graph)
+                    else:
+                        sched.compute(built.graph, wait=False)
+                if attempt:
+                    disturb(built)
+                sched.synchronize()
+                check(built, results, f"turn {attempt}, {copies} copies")
+    for backend in backends:
+        backend.close()

@@ -1,0 +1,571 @@
+"""The device layer over CuPy makes the calls that CUDA wants: seen on a stand-in that writes them down.
+
+What a GPU does with them is another matter, and for a machine that has one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.backends.cupy import real, real_kernels
+from ggml_sched.backends.cupy.device import DeviceError, DeviceOutOfMemory, Packed
+
+
+class Status(RuntimeError):
+    """As CuPy's errors: a number and a text."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"cudaErrorNumber{status}")
+        self.status = status
+
+
+class CudaError(Status):
+    pass
+
+
+class DriverError(Status):
+    pass
+
+
+class BlasError(Status):
+    pass
+
+
+class CompileError(Exception):
+    pass
+
+
+class Cuda:
+    """`calls` are (name, arguments); `failing[name]` is the status that a call raises from now on."""
+
+    def __init__(self, count: int = 2) -> None:
+        self.calls: list[tuple] = []
+        self.failing: dict[str, int] = {}
+        self.count = count
+        self.capturing = False
+        self.current = threading.local()        # CuPy's streams of this thread, the innermost last, and its device
+        self.addresses = iter(range(1 << 20, 1 << 30, 1 << 12))
+        self.freed: list[int] = []
+        self.destroyed: list[str] = []          # by CuPy, with the last reference
+        self.sources: list[str] = []
+
+    def call(self, name: str, answer=None, error: type = CudaError):
+        def function(*args):
+            self.calls.append((name, *args))
+            if name in self.failing:
+                raise error(self.failing[name])
+            return answer(*args) if callable(answer) else answer
+        return function
+
+    def product(self, name: str):
+        """As CuPy's bindings of cuBLAS: each call brings its handle to the current stream of the thread first."""
+        def function(handle, *args):
+            self.calls.append(("setStream", handle, (getattr(self.current, "streams", None) or [0])[-1]))
+            return self.call(name, error=BlasError)(handle, *args)
+        return function
+
+    def has_context(self) -> bool:
+        """Whether the thread has one: not because it has a current device, 0, from the start."""
+        return hasattr(self.current, "device")
+
+    def names(self) -> list[str]:
+        return [call[0] for call in self.calls]
+
+    def asked(self) -> list[tuple]:
+        """The calls, but for those about the thread's device."""
+        return [call for call in self.calls if call[0] not in ("ctxGetCurrent", "getDevice", "setDevice")]
+
+    def install(self, monkeypatch) -> None:
+        cuda = self
+
+        class PinnedMemory:
+            def __init__(self, size, flags=0):
+                cuda.call("hostAlloc")(size, flags)
+                self.block = type("Block", (ctypes.c_char * size,), {})()
+                self.block.memory = self            # a pointer keeps its memory
+                self.ptr = ctypes.addressof(self.block)
+                weakref.finalize(self, cuda.destroyed.append, "pinned").atexit = False
+
+        class PinnedMemoryPointer:
+            def __new__(cls, memory, offset):
+                return memory.block
+
+        class Stream:
+            def __init__(self, non_blocking=False):
+                assert non_blocking
+                cuda.call("streamCreate")()
+                self.ptr = next(cuda.addresses)
+
+            def __enter__(self):
+                cuda.current.__dict__.setdefault("streams", []).append(self.ptr)
+
+            def __exit__(self, *what):
+                cuda.current.streams.pop()
+
+            def begin_capture(self, mode):
+                cuda.call("begin_capture")(self.ptr, mode)
+
+            def end_capture(self):
+                cuda.call("end_capture")(self.ptr)
+                return SimpleNamespace(launch=lambda stream: cuda.call("graphLaunch")(stream.ptr))
+
+        class Event:
+            def __init__(self, disable_timing=False):
+                assert disable_timing
+                cuda.call("eventCreate")()
+                self.ptr = next(cuda.addresses)
+                weakref.finalize(self, cuda.destroyed.append, "event").atexit = False
+
+        class RawModule:
+            def __init__(self, *, code, options):
+                assert "--std=c++17" in options
+                cuda.sources.append(code)
+
+            def get_function(self, name):
+                if name == "broken":
+                    raise CompileError("no such thing")
+                cuda.call("getFunction", error=DriverError)(name)
+                return SimpleNamespace(kernel=SimpleNamespace(ptr=next(cuda.addresses)))
+
+        about = {"name": b"NVIDIA Test", "major": 9, "minor": 0, "multiProcessorCount": 132}
+        answers = {
+            "malloc": lambda size: next(cuda.addresses), "free": cuda.freed.append,
+            "getDevice": lambda: getattr(cuda.current, "device", 0),
+            "setDevice": lambda number: setattr(cuda.current, "device", number),
+            "getDeviceCount": lambda: self.count, "runtimeGetVersion": 13020, "memGetInfo": lambda: (1000, 5000),
+            "deviceGetAttribute": 232_448, "getDeviceProperties": lambda number: about, "eventQuery": 600,
+            "deviceCanAccessPeer": 1}
+        functions = ["memcpyAsync", "memsetAsync", "eventRecord", "streamWaitEvent", "eventSynchronize",
+                     "streamSynchronize", "deviceSynchronize", "deviceEnablePeerAccess", *answers]
+        runtime = SimpleNamespace(
+            CUDARuntimeError=CudaError, memcpyHostToDevice=1, memcpyDeviceToHost=2, memcpyDefault=4,
+            hostAllocPortable=1, streamCaptureModeThreadLocal=1, cudaDevAttrMaxSharedMemoryPerBlockOptin=97,
+            CUDA_R_16F=2, CUDA_R_32F=0, **{name: self.call(name, answers.get(name)) for name in functions})
+        driver = SimpleNamespace(
+            CUDADriverError=DriverError, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,
+            ctxGetCurrent=self.call("ctxGetCurrent", lambda: 100 + self.current.device if self.has_context() else 0),
+            launchKernel=self.call("launchKernel", error=DriverError), funcSetAttribute=self.call("funcSetAttribute"))
+        cublas = SimpleNamespace(
+            CUBLASError=BlasError, CUBLAS_OP_T=1, CUBLAS_OP_N=0, CUBLAS_COMPUTE_32F=68, CUBLAS_GEMM_DEFAULT=-1,
+            create=self.call("create", 77, BlasError), destroy=self.call("destroy"), setStream=self.call("setStream"),
+            gemmEx=self.product("gemmEx"), gemmStridedBatchedEx=self.product("gemmStridedBatchedEx"))
+        module, parts, libraries = ModuleType("cupy"), ModuleType("cupy.cuda"), ModuleType("cupy_backends.cuda.libs")
+        parts.runtime, parts.driver = runtime, driver
+        parts.PinnedMemory, parts.PinnedMemoryPointer = PinnedMemory, PinnedMemoryPointer
+        parts.Stream, parts.Event = Stream, Event
+        parts.compiler = SimpleNamespace(CompileException=CompileError)
+        module.cuda, module.__version__, module.RawModule = parts, "14.2.0", RawModule
+        libraries.cublas = cublas
+        libraries.nvrtc = SimpleNamespace(getVersion=self.call("nvrtc", (13, 2), RuntimeError))
+        for name, one in (("cupy", module), ("cupy.cuda", parts), ("cupy_backends", ModuleType("cupy_backends")),
+                          ("cupy_backends.cuda", ModuleType("cupy_backends.cuda")),
+                          ("cupy_backends.cuda.libs", libraries)):
+            monkeypatch.setitem(sys.modules, name, one)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    made = Cuda()
+    made.install(monkeypatch)
+    return made
+
+
+@pytest.fixture
+def device(cuda):
+    with real.open_device(1) as made:
+        cuda.calls.clear()
+        yield made
+
+
+# -- opening ----------------------------------------------------------------------------------------------------------
+
+def test_importing_it_loads_no_cupy():
+    code = "import sys, ggml_sched.backends.cupy.real; print('cupy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_without_cupy_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(gs.BackendError, match=r"pip install ggml-sched\[cuda13\], or ggml-sched\[cuda12\]"):
+        real.open_device(0)
+
+
+@pytest.mark.parametrize(("status", "said"), [
+    (35, r"no NVIDIA driver, or one that is too old: CuPy 14\.2\.0 was made for CUDA 13\.2; .*ggml-sched\[cuda12\]"),
+    (100, "no CUDA device 0: there is none"), (999, "CUDA does not start: cudaErrorNumber999")])
+def test_without_a_driver_or_gpu_it_says_so(cuda, status, said):
+    cuda.failing["getDeviceCount"] = status
+    with pytest.raises(gs.BackendError, match=said):
+        real.open_device(0)
+
+
+@pytest.mark.parametrize(("number", "count", "said"), [
+    (0, 0, "no CUDA device 0: there is none"), (1, 1, "no CUDA device 1: there is only 0"),
+    (-1, 4, "no CUDA device -1: there are 0 to 3")])
+def test_a_number_that_is_not_there_is_an_error(cuda, number, count, said):
+    cuda.count = count
+    with pytest.raises(gs.BackendError, match=said):
+        real.open_device(number)
+    with pytest.raises(TypeError):
+        real.open_device("cuda")
+
+
+def test_without_nvrtc_it_says_what_to_install(cuda):
+    cuda.failing["nvrtc"] = "no libnvrtc.so.13\nanywhere"
+    with pytest.raises(gs.BackendError, match=r"pip install 'cupy-cuda13x\[ctk\]', .* \(no libnvrtc\.so\.13\)$"):
+        real.open_device(0)
+
+
+@pytest.mark.parametrize("name", ["setDevice", "getDeviceProperties"])
+def test_a_device_that_does_not_open_is_an_error(cuda, name):
+    cuda.failing[name] = 46
+    with pytest.raises(gs.BackendError, match="CUDA device 0 does not open: .*cudaErrorNumber46"):
+        real.open_device(0)
+
+
+def test_what_a_device_says_of_itself(device):
+    assert (device.name, device.arch, device.n_multiprocessors, device.max_shared) == (
+        "NVIDIA Test", "sm_90", 132, 232_448)
+    assert device.memory() == (1000, 5000)
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+def test_every_entry_sets_the_device_of_its_thread(cuda, device):
+    stream, event, memory, host = device.stream(), device.event(), device.alloc(64), np.zeros(8)
+    packed = Packed([np.int32(1)])
+    function = real_kernels.CupyFunction(device, "a.b", SimpleNamespace(ptr=5))
+    entries = [
+        device.memory, lambda: device.alloc(8), lambda: device.pinned(8), device.stream, device.event,
+        device.synchronize, stream.synchronize, lambda: stream.record(event), lambda: stream.wait(event),
+        lambda: stream.copy_in(memory.ptr, host), lambda: stream.copy_out(host, memory.ptr),
+        lambda: stream.copy(memory.ptr, memory.ptr + 32, 32), lambda: stream.fill(memory.ptr, 1, 8),
+        event.synchronize, event.query, stream.begin_capture, stream.end_capture,
+        lambda: function.launch((1,), (32,), packed, 0, stream)]
+    for entry in entries:
+        cuda.calls.clear()
+        thread = threading.Thread(target=entry)
+        thread.start()
+        thread.join()
+        assert cuda.calls[:3] == [("ctxGetCurrent",), ("getDevice",), ("setDevice", 1)] and cuda.asked()
+
+
+def test_every_entry_leaves_the_callers_device_as_it_was(cuda, device):
+    def current() -> int:
+        return getattr(cuda.current, "device", 0)
+
+    stream = device.stream()
+    for before, calls in ((0, [("ctxGetCurrent",), ("getDevice",), ("setDevice", 1), ("streamSynchronize", stream.ptr),
+                               ("setDevice", 0)]),
+                          (1, [("ctxGetCurrent",), ("streamSynchronize", stream.ptr)])):
+        cuda.current.device = before
+        cuda.calls.clear()
+        stream.synchronize()
+        assert cuda.calls == calls and current() == before
+        with device.entered, device.entered:
+            assert current() == 1
+        assert current() == before
+    cuda.current.device = 0
+    cuda.failing["streamSynchronize"] = 700
+    with pytest.raises(DeviceError, match="cudaErrorNumber700"):
+        stream.synchronize()
+    assert current() == 0
+
+
+def test_a_thread_that_never_chose_a_device_gets_a_context(cuda):
+    """Launches need one, and device 0 is current without."""
+    with real.open_device(0) as device:
+        stream = device.stream()
+        found = []
+        thread = threading.Thread(target=lambda: found.extend((cuda.has_context(), stream.synchronize(),
+                                                               cuda.has_context())))
+        thread.start()
+        thread.join()
+        assert found == [False, None, True]
+
+
+def test_a_device_that_another_process_holds_is_left(cuda, device, monkeypatch):
+    """The default of a thread that never chose may be one."""
+    def set_device(number):
+        if number != 1:
+            raise CudaError(46)
+        cuda.current.device = number
+
+    cuda.current.device = 0
+    monkeypatch.setattr(device.runtime, "setDevice", set_device)
+    device.synchronize()
+    assert cuda.current.device == 1
+
+
+def test_copies(cuda, device):
+    stream, host = device.stream(), np.arange(6, dtype=np.float32)
+    pinned = device.pinned(64)
+    cuda.calls.clear()
+    stream.copy_in(1000, host)
+    stream.copy_in(2000, pinned[8:16])
+    stream.copy_out(pinned[:8].view(np.int32), 3000)
+    stream.copy(4000, 5000, 77)
+    stream.fill(6000, 255, 9)
+    stream.copy_in(0, host[:0])
+    assert cuda.asked() == [
+        ("memcpyAsync", 1000, host.ctypes.data, 24, 1, stream.ptr),
+        ("memcpyAsync", 2000, pinned.ctypes.data + 8, 8, 1, stream.ptr),
+        ("memcpyAsync", pinned.ctypes.data, 3000, 8, 2, stream.ptr),
+        ("memcpyAsync", 4000, 5000, 77, 4, stream.ptr), ("memsetAsync", 6000, 255, 9, stream.ptr)]
+    cuda.calls.clear()
+    stream.copy_out(host, 7000)             # pageable: done when it returns
+    assert [name for name, *_ in cuda.asked()] == ["memcpyAsync", "streamSynchronize"]
+    with pytest.raises(ValueError, match="a byte"):
+        stream.fill(1, 256, 1)
+
+
+def test_events(cuda, device):
+    stream, event = device.stream(), device.event()
+    stream.record(event)
+    stream.wait(event)
+    assert ("eventRecord", event.ptr, stream.ptr) in cuda.calls
+    assert ("streamWaitEvent", stream.ptr, event.ptr) in cuda.calls
+    assert not event.query()
+    device.runtime.eventQuery = lambda ptr: 0
+    assert event.query()
+    device.runtime.eventQuery = lambda ptr: 700
+    with pytest.raises(DeviceError, match="error 700"):
+        event.query()
+
+
+def test_a_capture_is_of_its_thread_and_refuses_pageable_memory(cuda, device):
+    stream, host, pinned, memory = device.stream(), np.zeros(8), device.pinned(64), device.alloc(8)
+    stream.begin_capture()
+    assert stream.is_capturing and ("begin_capture", stream.ptr, 1) in cuda.calls
+    cuda.calls.clear()
+    for refused in (lambda: stream.copy_in(1000, host), lambda: stream.copy_out(host, 1000), stream.begin_capture,
+                    memory.free):
+        with pytest.raises(DeviceError):
+            refused()
+    assert cuda.calls == []
+    stream.copy_in(1000, pinned)
+    graph = stream.end_capture()
+    assert not stream.is_capturing
+    graph.launch(stream)
+    assert cuda.asked()[-1] == ("graphLaunch", stream.ptr)
+    graph.free()
+    graph.free()
+    with pytest.raises(DeviceError, match="freed"):
+        graph.launch(stream)
+    with pytest.raises(DeviceError, match="without begin_capture"):
+        stream.end_capture()
+
+
+def test_a_capture_that_breaks_is_over(cuda, device):
+    stream = device.stream()
+    stream.begin_capture()
+    cuda.failing["end_capture"] = 901
+    with pytest.raises(DeviceError, match="cudaErrorNumber901"):
+        stream.end_capture()
+    assert not stream.is_capturing
+    cuda.failing.clear()
+    stream.begin_capture()
+    stream.end_capture()
+
+
+def test_memory(cuda, device):
+    memory = device.alloc(100)
+    assert memory.size == 100 and ("malloc", 100) in cuda.calls
+    memory.free()
+    memory.free()
+    assert cuda.freed == [memory.ptr]
+    assert device.alloc(0).size == 0
+    cuda.failing["malloc"] = 2
+    with pytest.raises(DeviceOutOfMemory) as caught:
+        device.alloc(2000)
+    assert (caught.value.needed, caught.value.free) == (2000, 1000)
+    cuda.failing.clear()
+    device.alloc(8)
+    cuda.failing["hostAlloc"] = 2
+    with pytest.raises(DeviceError, match="no 9 bytes of page-locked memory"):
+        device.pinned(9)
+    assert device.pinned(0).size == 0
+
+
+def test_launches(cuda, device):
+    stream, function = device.stream(), real_kernels.CupyFunction(
+        device, "elementwise.f", SimpleNamespace(ptr=5))
+    packed = function.pack([np.int32(1), np.float32(2)])
+    cuda.calls.clear()
+    function.launch((3, 2), (32, 4, 2), packed, 1024, stream)
+    assert cuda.asked() == [
+        ("launchKernel", 5, 3, 2, 1, 32, 4, 2, 1024, stream.ptr, packed.pointers.ctypes.data, 0)]
+    for shared in (50_000, 60_000, 55_000):
+        function.launch((1,), (32,), packed, shared, stream)
+    assert [call for call in cuda.calls if call[0] == "funcSetAttribute"] == [
+        ("funcSetAttribute", 5, 8, 50_000), ("funcSetAttribute", 5, 8, 60_000)]
+    cuda.failing["launchKernel"] = 1
+    with pytest.raises(DeviceError, match=r"elementwise\.f, grid \(1,\), block \(9999,\), 0 bytes.*cudaErrorNumber1"):
+        function.launch((1,), (9999,), packed, 0, stream)
+
+
+def test_modules_are_compiled_from_their_text(cuda, device, monkeypatch):
+    monkeypatch.setattr(real_kernels, "kernel_source", lambda name: f"// text of {name}")
+    module = device.module(["first", "second"])
+    assert cuda.sources == []
+    assert module.function("second.f") is module.function("second.f")
+    assert cuda.sources == ["// text of second"] and module.function("second.f").name == "second.f"
+    with pytest.raises(DeviceError, match=r"first\.cu does not compile for sm_90: no such thing"):
+        module.function("first.broken")
+    with pytest.raises(DeviceError, match="the module has first, second"):
+        module.function("third.f")
+    monkeypatch.undo()
+    with pytest.raises(DeviceError, match="no kernels nowhere"):
+        device.module(["nowhere"]).function("f")
+
+
+def test_peers(cuda, device):
+    other = real.open_device(0)
+    cuda.calls.clear()
+    assert device.can_access(other) and device.can_access(other) and device.can_access(device)
+    assert cuda.asked() == [("deviceCanAccessPeer", 1, 0), ("deviceEnablePeerAccess", 0)]
+    cuda.failing["deviceEnablePeerAccess"] = 704
+    assert other.can_access(device)
+    other.close()
+    assert not device.can_access(object())
+
+
+def test_matrix_products_give_rows_of_ours(cuda, device):
+    stream, blas = device.stream(), device.blas()
+    assert blas is device.blas()
+    cuda.calls.clear()
+    blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60)
+    name, handle, *args = cuda.asked()[-1]
+    alpha = args[5]
+    assert (name, handle, args) == ("gemmEx", 77, [1, 0, 2, 3, 4, alpha, 1000, 2, 40, 2000, 2, 50, alpha + 4, 3000, 0,
+                                                   60, 68, -1])
+    assert np.ctypeslib.as_array(ctypes.cast(alpha, ctypes.POINTER(ctypes.c_float)), (2,)).tolist() == [1, 0]
+    blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60, 5, 7, 8, 9)
+    assert cuda.asked()[-1] == ("gemmStridedBatchedEx", 77, 1, 0, 2, 3, 4, alpha, 1000, 2, 40, 7, 2000, 2, 50, 8,
+                              alpha + 4, 3000, 0, 60, 9, 5, 68, -1)
+    stream.begin_capture()
+    with pytest.raises(DeviceError, match="cuBLAS"):
+        blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60)
+    stream.end_capture()
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_matrix_products_run_on_the_stream_that_they_are_given(cuda, device, batch):
+    """CuPy would run them on the current stream of the thread, which no stream of ours waits for."""
+    streams, blas = [device.stream(), device.stream()], device.blas()
+    for stream in (streams[0], streams[1], streams[0]):
+        cuda.calls.clear()
+        blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60, batch)
+        product = next(i for i, name in enumerate(cuda.names()) if name.startswith("gemm"))
+        before = [call for call in cuda.calls[:product] if call[0] == "setStream"]
+        assert before[-1] == ("setStream", 77, stream.ptr)
+        assert not cuda.current.streams         # the caller's own is current again
+    cuda.failing["gemmEx"] = cuda.failing["gemmStridedBatchedEx"] = 13
+    with pytest.raises(DeviceError):
+        blas.gemm(streams[0], 2, 3, 4, 1000, 40, 2000, 50, 3000, 60, batch)
+    assert not cuda.current.streams
+
+
+def test_no_memory_for_cublas_is_no_memory(cuda, device):
+    """The same number is another error of CUDA's own."""
+    cuda.failing["create"] = 3
+    with pytest.raises(DeviceOutOfMemory):
+        device.blas()
+    cuda.failing.clear()
+    stream, blas = device.stream(), device.blas()
+    cuda.failing["gemmEx"] = 3
+    with pytest.raises(DeviceOutOfMemory):
+        blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60)
+    cuda.failing["gemmEx"] = 2
+    cuda.failing["streamSynchronize"] = 3
+    for call in (lambda: blas.gemm(stream, 2, 3, 4, 1000, 40, 2000, 50, 3000, 60), stream.synchronize):
+        with pytest.raises(DeviceError) as caught:
+            call()
+        assert not isinstance(caught.value, DeviceOutOfMemory)
+    cuda.failing.clear()
+    cuda.failing["create"] = 3
+    with real.open_device(0) as other, pytest.raises(gs.OutOfMemory, match="backend 'G'"):
+        gs.CupyBackend(other, name="G")
+
+
+def test_without_cublas_there_is_none(cuda, device, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", ModuleType("cupy_backends.cuda.libs"))
+    assert device.blas() is None
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+def test_closing_gives_all_back(cuda):
+    device = real.open_device(0)
+    memory, stream, event = device.alloc(8), device.stream(), device.event()
+    kept = device.alloc(8)
+    device.blas()
+    kept.free()
+    device.close()
+    device.close()
+    assert sorted(cuda.freed) == sorted([memory.ptr, kept.ptr])
+    assert "deviceSynchronize" in cuda.names() and ("destroy", 77) in cuda.calls
+    memory.free()
+    for use in (device.memory, stream.synchronize, lambda: device.alloc(1), event.query, device.synchronize):
+        with pytest.raises(DeviceError, match="NVIDIA Test is closed"):
+            use()
+
+
+def test_closing_after_a_failure_gives_all_back(cuda):
+    device = real.open_device(0)
+    memory = device.alloc(8)
+    cuda.failing["deviceSynchronize"] = 700
+    with pytest.raises(DeviceError, match="cudaErrorNumber700"):
+        device.close()
+    device.close()
+    assert cuda.freed == [memory.ptr]
+
+
+def test_memory_that_nobody_refers_to_is_given_back(cuda, device):
+    address = device.alloc(8).ptr
+    assert cuda.freed == [address]
+
+
+def test_a_child_process_gives_nothing_back(cuda):
+    """It has no CUDA: whatever is closed or dropped there is its parent's."""
+    device = real.open_device(0)
+    backend = gs.CupyBackend(device, name="G")
+    buffer, memory, event, pinned = backend.alloc_buffer(64), device.alloc(8), device.event(), device.pinned(8)
+    stream = device.stream()
+    stream.begin_capture()
+    graph = stream.end_capture()
+    cuda.calls.clear()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            buffer.close()
+            memory.free()
+            graph.free()
+            backend.close()
+            device.close()
+            del memory, event, pinned, buffer, backend, graph, stream, device
+            gc.collect()
+            status = 2 * bool(cuda.calls or cuda.freed or cuda.destroyed)
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    here = {memory.ptr, buffer.base}
+    del event, pinned, stream, graph
+    gc.collect()
+    buffer.close()
+    memory.free()
+    assert here <= set(cuda.freed) and {"pinned", "event"} <= set(cuda.destroyed)
+    backend.close()
+    device.close()

@@ -1,0 +1,23 @@
+"""The CPU backend's tests of ops, for other kernels: the same formulas, shapes, views and types."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["tests"]
+
+BACKENDS = Path(__file__).parent / "backends"
+
+
+def tests(name: str, wanted: Callable[[str], bool], compute: Callable) -> dict:
+    """The tests of tests/backends/<name>.py whose names are wanted, computing through `compute`; never none."""
+    spec = importlib.util.spec_from_file_location(f"borrowed_{name}_{compute.__module__}", BACKENDS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.compute = compute
+    found = {key: value for key, value in vars(module).items() if key.startswith("test_") and wanted(key)
+             and "compute" in value.__code__.co_names}
+    assert found, name
+    return found

@@ -1,0 +1,106 @@
+"""Runs launches of the CUDA kernels over host memory, on the device without a GPU, and compares with the oracle.
+
+Tensors lie in buffers of a CpuBackend, whose addresses the fake device's kernels read and write: so the oracle
+computes over the same memory.  `compute` is `support.compute` for these kernels, and insists on the same bits from
+threads that run forward, backward and in a shuffled order.  Where kernels are compiled for a sanitizer, each tensor has
+memory of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import cupy_exact
+import numpy as np
+import pytest
+import support
+
+import ggml_sched as gs
+from ggml_sched.backends.cupy import ops
+from ggml_sched.backends.cupy.fake import FakeDevice
+from ggml_sched.backends.cupy.fake.compile import compiler, sanitizers
+from ggml_sched.backends.cupy.launch import FAULT, Builder
+
+if compiler() is None:
+    pytest.skip("no C++ compiler for the kernels", allow_module_level=True)
+
+ORDERS = (0, 4711) if sanitizers() else (0, 4711, 1)
+"""In which the threads of a block run: forward, shuffled, backward."""
+
+
+@cache
+def device(order: int = 0) -> FakeDevice:
+    return FakeDevice(order=order, host_access=True)
+
+
+@cache
+def stream(order: int):
+    return device(order).stream()
+
+
+@cache
+def function(kernel: str, order: int):
+    module, _, name = kernel.partition(".")
+    return device(order).module([module]).function(name)
+
+
+def run(builder: Builder, order: int = 0) -> np.void:
+    """Run what was built; returns the error word."""
+    work, error = device(order).alloc(builder.work_size), np.zeros(1, FAULT)
+    try:
+        for launch in builder.launches:
+            kernel = function(launch.kernel, order)
+            packed = kernel.pack(launch.bound(work.ptr, error.ctypes.data))
+            kernel.launch(launch.grid, launch.block, packed, launch.shared, stream(order))
+            stream(order).synchronize()
+    finally:
+        work.free()
+    return error[0]
+
+
+@contextmanager
+def placed(ctx: gs.Context, order: int, gap: int, poison: int) -> Iterator[gs.Backend]:
+    """The tensors have addresses, on a backend of the host."""
+    if sanitizers():
+        with cupy_exact.ExactBackend(device(order)) as exact, cupy_exact.place(ctx, exact, poison):
+            yield exact
+    else:
+        with gs.CpuBackend(1) as backend, support.place(ctx, backend, gap, poison):
+            yield backend
+
+
+def build(nodes, **options) -> Builder:
+    builder = Builder("FAKE", **options)
+    for position, node in enumerate(nodes):
+        ops.build(builder, position, node)
+    return builder
+
+
+def compute(ctx: gs.Context, out: gs.Tensor, values: dict, ggml: bool = True, **options) -> np.ndarray:
+    """Values of `out`, the same bits with every order of threads and at other addresses; `options` of the builder."""
+    graph, seen = gs.Graph(out), None
+    for order, gap, poison in zip(ORDERS, (0, 64, 192), (0, 0x7F, 0xFF), strict=False):
+        with placed(ctx, order, gap, poison):
+            for tensor, array in values.items():
+                tensor.set(array)
+            assert all(ops.supports(node) for node in graph.nodes if node.computes)
+            fault = run(build(graph.nodes, **options), order)
+            if fault["position"]:
+                raise gs.BackendError(f"row {fault['value']} of {fault['limit']}: {graph.nodes[fault['position'] - 1]}")
+            result, bits = out.numpy(), support.raw(out)
+            if seen is None:
+                seen = bits
+            elif out.is_contiguous:
+                assert bits == seen, f"{out!r}: other bits with order {order}"
+    return result
+
+
+def oracle(ctx: gs.Context, out: gs.Tensor, values: dict) -> np.ndarray:
+    """What the CPU's kernels in NumPy compute."""
+    with gs.CpuBackend(1, kernels="numpy") as backend, support.place(ctx, backend):
+        for tensor, array in values.items():
+            tensor.set(array)
+        backend.graph_compute(gs.Graph(out))
+        return out.numpy()

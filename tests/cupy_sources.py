@@ -1,0 +1,60 @@
+"""Small CUDA sources of tests, on fake devices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggml_sched.backends.cupy.fake import FakeDevice
+from ggml_sched.backends.cupy.fake.compile import compiler
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no g++ to compile kernels for the host")
+
+
+class Bench:
+    """A fake device, a stream of it and the kernels of one source, which is written to `folder`."""
+
+    def __init__(self, source: str, folder: Path, device: FakeDevice | None = None) -> None:
+        (folder / "probe.cu").write_text(source, encoding="utf-8")
+        self.device = device or FakeDevice()
+        self.stream = self.device.stream()
+        self.module = self.device.module(["probe"], folder)
+
+    def up(self, array: np.ndarray):
+        memory = self.device.alloc(array.nbytes)
+        self.stream.copy_in(memory.ptr, array)
+        return memory
+
+    def down(self, memory, like: np.ndarray) -> np.ndarray:
+        out = np.empty_like(like)
+        self.stream.copy_out(out, memory.ptr)
+        return out
+
+    def launch(self, name: str, grid: int | Sequence[int], block: int | Sequence[int], *args, shared: int = 0) -> None:
+        """Queue it; memory stands for its address."""
+        function = self.module.function(name)
+        packed = function.pack([np.uint64(arg.ptr) if hasattr(arg, "ptr") else arg for arg in args])
+        sizes = [(n,) if isinstance(n, int) else n for n in (grid, block)]
+        function.launch(*sizes, packed, shared, self.stream)
+
+    def run(self, name: str, grid, block, *args, shared: int = 0) -> None:
+        self.launch(name, grid, block, *args, shared=shared)
+        self.stream.synchronize()
+
+
+def run_sanitized(kind: str, code: str, *arguments: str) -> subprocess.CompletedProcess:
+    """Run Python code in a process whose kernels are compiled with a sanitizer ("address", "undefined")."""
+    env = os.environ | {"GGML_SCHED_FAKE_SANITIZE": kind, "UBSAN_OPTIONS": "print_stacktrace=1"}
+    if "address" in kind:
+        command = [*compiler(), "-print-file-name=libasan.so"]
+        asan = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+        if not os.path.isabs(asan):
+            pytest.skip("no libasan beside g++")
+        env |= {"LD_PRELOAD": asan, "ASAN_OPTIONS": "detect_leaks=0:exitcode=77"}
+    return subprocess.run([sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True)

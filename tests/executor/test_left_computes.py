@@ -1,0 +1,221 @@
+"""`compute(wait=False)`: queued on the caller's thread, waited for by who reads, or by what comes next."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.backends.late import LateBackend, LateWorld
+from ggml_sched.pipeline import MAX_IN_FLIGHT
+
+
+class Chain:
+    """y = 2 (x + x), its two nodes on the given backends."""
+
+    def __init__(self, sched: gs.Scheduler, first: gs.Backend, second: gs.Backend) -> None:
+        self.ctx = gs.Context()
+        self.x = self.ctx.tensor("f32", 8, "x", input=True)
+        node = self.ctx.add(self.x, self.x)
+        self.y = self.ctx.set_output(self.ctx.set_name(self.ctx.scale(node, 2.0), "y"))
+        self.graph = gs.Graph(self.y)
+        sched.set_tensor_backend(node, first)
+        sched.set_tensor_backend(self.y, second)
+        sched.alloc(self.graph)
+
+    def set(self, value: float) -> None:
+        self.x.set(np.full(8, value, np.float32))
+
+
+def test_on_one_device_nothing_is_waited_for_but_what_is_read():
+    world = LateWorld(1)
+    with LateBackend("L", world) as late, gs.Scheduler([late]) as sched:
+        chain = Chain(sched, late, late)
+        for i in range(5):
+            chain.set(i)
+            assert sched.compute(chain.graph, wait=False)
+        assert world.waits == 0
+        assert (chain.y.numpy() == 16).all()
+        assert world.waits > 0
+        waits = world.waits
+        sched.compute(chain.graph)
+        assert world.waits == waits + 1 and (chain.y.numpy() == 16).all()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("copies", [1, 2])
+def test_devices_use_memory_again_only_after_the_compute_before(seed, copies):
+    world = LateWorld(seed)
+    with LateBackend("A", world) as a, LateBackend("B", world) as b, gs.Scheduler([a, b], copies=copies) as sched:
+        chain = Chain(sched, a, b)
+        for i in range(6):
+            chain.set(i)
+            if i == 3:
+                sched.compute_async(chain.graph)
+            else:
+                sched.compute(chain.graph, wait=False)
+            if i % 2:
+                assert (chain.y.numpy() == 4 * i).all()
+        sched.synchronize()
+        assert (chain.y.numpy() == 20).all()
+
+
+def test_with_a_backend_that_computes_at_once_too():
+    world = LateWorld(3)
+    with LateBackend("L", world) as late, gs.CpuBackend(1) as cpu, gs.Scheduler([late, cpu]) as sched:
+        for pair in ((late, cpu), (cpu, late)):
+            chain = Chain(sched, *pair)
+            for i in range(4):
+                chain.set(i)
+                sched.compute(chain.graph, wait=False)
+            assert (chain.y.numpy() == 12).all()
+
+
+@pytest.mark.parametrize("then", ["synchronize", "compute", "compute_async", "read"])
+def test_an_error_is_raised_by_what_waits_next_and_leaves_no_results(then, monkeypatch):
+    world = LateWorld(0)
+    with LateBackend("A", world) as a, LateBackend("B", world) as b, gs.Scheduler([a, b]) as sched:
+        chain = Chain(sched, a, b)
+        chain.set(1)
+        sched.compute(chain.graph)
+
+        def broken(self, nodes):
+            raise gs.BackendError("broken")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(gs.CpuBackend, "graph_plan_compute", broken)
+            patched.setattr(gs.CpuBackend, "graph_compute", broken)
+            sched.compute(chain.graph, wait=False)
+            if then == "read":
+                with pytest.raises(gs.BackendError, match="broken"):
+                    chain.y.numpy()
+                sched.synchronize()
+            else:
+                with pytest.raises(gs.BackendError, match="broken"):
+                    if then != "synchronize":
+                        getattr(sched, then)(chain.graph)
+                    sched.synchronize()
+            with pytest.raises(gs.HazardError, match="has not been computed.*broken"):
+                chain.y.numpy()
+        chain.set(5)
+        sched.compute(chain.graph, wait=False)
+        assert (chain.y.numpy() == 20).all()
+
+
+def test_an_error_that_is_found_by_waiting_leaves_no_results_either(monkeypatch):
+    with LateBackend("A", LateWorld(0)) as late, gs.Scheduler([late]) as sched:
+        chain = Chain(sched, late, late)
+        chain.set(1)
+        sched.compute(chain.graph)
+
+        def broken(self, nodes):
+            raise gs.BackendError("broken")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(gs.CpuBackend, "graph_plan_compute", broken)
+            patched.setattr(gs.CpuBackend, "graph_compute", broken)
+            with pytest.raises(gs.BackendError, match="broken"):
+                sched.compute(chain.graph)
+            with pytest.raises(gs.HazardError, match="has not been computed"):
+                chain.y.numpy()
+        sched.compute(chain.graph)
+        assert (chain.y.numpy() == 4).all()
+
+
+def test_an_error_that_somebody_else_was_told_leaves_no_results_either(monkeypatch):
+    with LateBackend("A", LateWorld(0)) as late, gs.Scheduler([late]) as sched, gs.Scheduler([late]) as other:
+        chain, another = Chain(sched, late, late), Chain(other, late, late)
+        chain.set(1)
+        another.set(2)
+
+        def broken(self, nodes):
+            raise gs.BackendError("broken")
+
+        for wait in (late.synchronize, lambda: other.compute(another.graph)):
+            with monkeypatch.context() as patched:
+                patched.setattr(gs.CpuBackend, "graph_plan_compute", broken)
+                patched.setattr(gs.CpuBackend, "graph_compute", broken)
+                sched.compute(chain.graph, wait=False)
+                with pytest.raises(gs.BackendError, match="broken"):
+                    wait()
+            with pytest.raises(gs.HazardError, match="'y'.*not been computed.*broken"):
+                chain.y.numpy()
+            sched.synchronize()
+            for leave in (False, True):
+                sched.compute(chain.graph, wait=leave)
+                assert (chain.y.numpy() == 4).all()
+
+
+def test_taking_turns_raises_what_went_wrong_before_anything_else_is_computed(monkeypatch):
+    with LateBackend("A", LateWorld(0)) as late, gs.Scheduler([late]) as sched:
+        chain, other = Chain(sched, late, late), Chain(sched, late, late)
+        other.set(1)
+        sched.alloc(chain.graph)
+        chain.set(1)
+
+        def broken(self, nodes):
+            raise gs.BackendError("broken")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(gs.CpuBackend, "graph_plan_compute", broken)
+            patched.setattr(gs.CpuBackend, "graph_compute", broken)
+            sched.compute(chain.graph, wait=False)
+            with pytest.raises(gs.BackendError, match="broken"):
+                sched.compute(other.graph)
+        sched.synchronize()
+        sched.compute(other.graph)
+        assert (other.y.numpy() == 4).all()
+
+
+def test_results_that_are_there_outlive_an_error_that_comes_later():
+    with LateBackend("A", LateWorld(0)) as late, gs.Scheduler([late]) as sched:
+        chain = Chain(sched, late, late)
+        chain.set(1)
+        sched.compute(chain.graph, wait=False)
+        sched.synchronize()
+        late.error = gs.BackendError("of others")
+        with pytest.raises(gs.BackendError, match="of others"):
+            late.synchronize()
+        assert (chain.y.numpy() == 4).all()
+
+
+def test_switching_graphs_and_closing_wait():
+    world = LateWorld(1)
+    with LateBackend("L", world) as late:
+        sched = gs.Scheduler([late])
+        chains = [Chain(sched, late, late) for _ in range(3)]
+        for i in range(6):
+            sched.alloc(chains[i % 3].graph)
+            chains[i % 3].set(i)
+            sched.compute(chains[i % 3].graph, wait=False)
+        assert (chains[2].y.numpy() == 20).all()
+        sched.compute(chains[2].graph, wait=False)
+        sched.close()
+        assert not late.queue
+        sched.close()
+
+
+def test_what_was_set_is_kept_until_somebody_waits():
+    """A backend may read it as late as that, whatever is set meanwhile."""
+    world = LateWorld(0)
+    with LateBackend("L", world) as late, gs.Scheduler([late]) as sched:
+        chain = Chain(sched, late, late)
+        pipeline = sched._pipeline
+        for i in range(3):
+            chain.set(i)
+            sched.compute(chain.graph, wait=False)
+        stashes = [item for alive in pipeline._kept for item in alive if isinstance(item, bytes)]
+        assert [np.frombuffer(data, np.float32)[0] for data in stashes] == [0, 1, 2]
+        sched.synchronize()
+        assert not pipeline._kept
+
+
+def test_not_for_ever():
+    world = LateWorld(0)
+    with LateBackend("L", world) as late, gs.Scheduler([late]) as sched:
+        chain = Chain(sched, late, late)
+        for i in range(300):
+            chain.set(i)
+            sched.compute(chain.graph, wait=False)
+        assert len(sched._pipeline._kept) <= MAX_IN_FLIGHT
+        assert (chain.y.numpy() == 4 * 299).all()

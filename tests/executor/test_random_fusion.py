@@ -1,0 +1,183 @@
+"""Random graphs on backends that compute random groups as one: the same bits as every node alone, in memory of its own.
+
+What such a backend does to memory is in tests/fusing.py: members' memory is overwritten before they are computed, and
+results that only the group reads are never written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fusing import Fusing, FusingLate, FusingPoisoned, anything
+from hypothesis import given
+from hypothesis import strategies as st
+from poisoned import REFUSALS, check, disturb, in_memory_of_their_own, set_all, writes_to_residents
+from random_graphs import Built, quick, recipes
+
+import ggml_sched as gs
+from ggml_sched.backends.late import LateWorld
+
+SEEDS = st.integers(0, 1000)
+
+
+def many_residents(recipe):
+    return replace(recipe, leafs=tuple((s, k if k % 2 else k // 3 * 3 + 2) for s, k in recipe.leafs))
+
+
+@quick(150)
+@given(recipes(), SEEDS, st.booleans(), st.booleans())
+def test_one_backend(recipe, seed, one_by_one, reorder):
+    expected = in_memory_of_their_own(recipe)
+    built = Built(recipe)
+    backend = FusingPoisoned("F", anything(seed), one_by_one=one_by_one)
+    with backend, gs.Scheduler([backend], reorder=reorder) as sched:
+        backend.alloc_tensors(built.homes[0])
+        plan = sched.alloc(built.graph)
+        plan.verify()
+        set_all(built)
+        for attempt in range(3):
+            set_all(built, only_residents=True)
+            sched.compute(built.graph)
+            check(built, expected, f"compute {attempt}")
+        assert len(backend.fused) == 3 * len(plan.data.groups)
+
+
+@quick(200)
+@given(recipes(), st.integers(2, 3), st.lists(st.sets(st.sampled_from(REFUSALS), max_size=6), min_size=2, max_size=2),
+       st.lists(st.tuples(st.integers(0, 63), st.integers(0, 2)), max_size=3), st.integers(0, 3),
+       st.sampled_from([0, 0, *range(1, 64)]), st.integers(0, 7), st.lists(SEEDS, min_size=3, max_size=3),
+       st.booleans())
+def test_several_backends(recipe, n_backends, refused, wishes, queued, shared, shy, seeds, one_by_one):
+    """As the test of the same name without groups; each backend offers groups of its own, over all the graph."""
+    recipe = many_residents(recipe)
+    expected = in_memory_of_their_own(recipe, n_backends)
+    built = Built(recipe, n_backends)
+    backends = [FusingPoisoned(f"F{i}", anything(seeds[i]), frozenset(ops), one_by_one)
+                for i, ops in enumerate([*refused, set()][-n_backends:])]
+    for i, backend in enumerate(backends):
+        backend.concurrent_copies = not shy >> i & 1
+    pairs = [(a, b) for a in backends for b in backends if a is not b]
+    for bit, (reader, other) in enumerate(pairs):
+        if shared >> bit & 1:
+            reader.reads += (other,)
+    with gs.Scheduler(backends, copies=max(queued, 1)) as sched:
+        for ctx, backend in zip(built.homes, backends, strict=True):
+            backend.alloc_tensors(ctx)
+        for pick, backend in wishes:
+            sched.set_tensor_backend(built.graph.nodes[pick % len(built.graph)], backends[backend % n_backends])
+        plan = sched.alloc(built.graph)
+        plan.verify()
+        set_all(built)
+        for attempt in range(3):
+            set_all(built, only_residents=True)
+            if queued:
+                sched.compute_async(built.graph)
+                sched.synchronize()
+            else:
+                sched.compute(built.graph)
+            check(built, expected, f"compute {attempt}, {plan.data.groups}")
+        assert sum(len(b.fused) for b in backends) == 3 * len(plan.data.groups)
+
+
+@quick(100)
+@given(st.lists(recipes(), min_size=1, max_size=2), st.integers(1, 3), st.integers(1, 3),
+       st.lists(st.sets(st.sampled_from(REFUSALS), max_size=6), min_size=2, max_size=2),
+       st.lists(st.tuples(st.integers(0, 63), st.integers(0, 3)), max_size=3), st.integers(0, 1000), st.booleans(),
+       st.lists(SEEDS, min_size=3, max_size=3))
+def test_queued_computes_on_devices_that_run_late(pair, n_backends, copies, refused, wishes, seed, direct, seeds):
+    world = LateWorld(seed)
+    backends = [FusingLate(f"L{i}", world, anything(seeds[i]), frozenset(ops), one_by_one=seeds[i] % 2 == 1,
+                           copies=direct) for i, ops in enumerate([*refused, set()][-n_backends:])]
+    cases = []
+    with gs.Scheduler(backends, copies=copies) as sched:
+        for recipe in map(many_residents, pair):
+            built = Built(recipe, n_backends)
+            for ctx, backend in zip(built.homes, backends, strict=True):
+                backend.alloc_tensors(ctx)
+            for pick, backend in wishes:
+                sched.set_tensor_backend(built.graph.nodes[pick % len(built.graph)], backends[backend % n_backends])
+            cases.append((built, in_memory_of_their_own(recipe, n_backends)))
+        for attempt in range(2):
+            for built, expected in cases:
+                sched.alloc(built.graph).verify()
+                set_all(built)
+                for _ in range(1 if writes_to_residents(built) else 3):
+                    sched.compute_async(built.graph)
+                if attempt:
+                    disturb(built)
+                sched.synchronize()
+                check(built, expected, f"turn {attempt}, {copies} copies")
+
+
+@quick(60)
+@given(recipes(), SEEDS)
+def test_nodes_that_are_observed_are_computed_one_by_one(recipe, seed):
+    """Each result is there when the callback sees it, also one that nobody else reads."""
+    plain, seen = {}, {}
+    expected = in_memory_of_their_own(recipe)
+    for backend, found in ((gs.CpuBackend(1), plain), (FusingPoisoned("F", anything(seed)), seen)):
+        built = Built(recipe)
+        with backend, gs.Scheduler([backend]) as sched:
+            backend.alloc_tensors(built.homes[0])
+            sched.alloc(built.graph)
+            set_all(built)
+
+            def look(node, built=built, found=found):
+                found[built.graph.position_of(node)] = node.numpy().tobytes()
+
+            sched.compute(built.graph, look)
+            check(built, expected, "observed")
+    assert plain == seen
+
+
+def test_a_device_that_runs_late_gets_its_groups():
+    ctx, world = gs.Context(), LateWorld(3)
+    x = ctx.tensor("f32", 4, "x", input=True)
+    graph = gs.Graph(ctx.relu(ctx.neg(x)))
+    with FusingLate("L", world, lambda graph: [(0, 1)]) as backend, gs.Scheduler([backend]) as sched:
+        sched.alloc(graph)
+        for turn in range(3):
+            x.set([1.0, -2.0, 3.0, -4.0 - turn])
+            sched.compute_async(graph)
+        sched.synchronize()
+        assert graph.nodes[-1].numpy().tolist() == [0, 2, 0, 6]
+        assert backend.fused == [("UNARY:NEG", "UNARY:RELU")] * 3
+
+
+def test_the_overwritten_memory_is_seen():
+    """A group that does not keep its source: the tests above would notice."""
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 4, "x", input=True)
+    t = ctx.relu(ctx.neg(x))
+    with Fusing("F", lambda graph: [(0, 1)]) as backend, gs.Scheduler([backend]) as sched:
+        plan = sched.alloc(gs.Graph(t))
+        assert plan.data.groups == ((0, 1),)
+        x.set([1.0, -2.0, 3.0, -4.0])
+        sched.compute(plan.graph)
+        assert t.numpy().tolist() == [0, 2, 0, 4]
+        # What the plan keeps apart, put together by force.
+        backend.compute_as_one([*plan.graph.nodes], {t})
+        good = t.numpy().tolist()
+        neg = plan.graph.nodes[0]
+        gs.bind_resident(neg, x.buffer, x.offset)
+        backend.compute_as_one([neg, t], {t})
+        assert t.numpy().tolist() != good
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_the_inner_result_is_never_written_unless_the_backend_goes_one_by_one(one_by_one):
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 4, "x", input=True)
+    inner = ctx.sum_rows(x)
+    t = ctx.add(x, inner)
+    graph = gs.Graph(t)
+    backend = FusingPoisoned("F", lambda graph: [(0, 1)], one_by_one=one_by_one)
+    with backend, gs.Scheduler([backend]) as sched:
+        sched.alloc(graph)
+        x.set([1.0, -2.0, 3.0, -4.0])
+        sched.compute(graph)
+        assert t.numpy().tolist() == [-1, -4, 1, -6]
+        data = bytearray(4)
+        inner.buffer.read(inner.offset, memoryview(data))
+        assert (bytes(data) == b"\xcd" * 4) is not one_by_one

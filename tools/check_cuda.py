@@ -1,0 +1,146 @@
+"""Compile the CUDA kernels for real GPUs without one, and fail on what would make them slow: spills and stack frames.
+
+    pip install '.[nvrtc]'               # nvidia-cuda-nvrtc, of CUDA 13; nvidia-cuda-nvrtc-cu12 for CUDA 12
+    python tools/check_cuda.py [--arch sm_80 --arch sm_90] [--all] [file.cu ...]
+
+Needs NVRTC alone: no driver, no CuPy, and of ggml-sched only the sources.  For each architecture and kernel it gives
+registers, shared memory, stack and spills as ptxas says them.  Exits with 1 if a kernel does not compile, spills or
+has a stack frame, itself or in what it calls, or if ptxas names no kernel at all.  None has a stack by design.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import os
+import re
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+KERNELS = ROOT / "ggml_sched" / "backends" / "cupy" / "kernels"
+ARCHITECTURES = ("sm_80", "sm_90")
+OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space", "--ptxas-options=-v")
+"""As real_kernels.py and CuPy compile: CuPy always adds that f32 subnormals are flushed to zero."""
+
+
+class Usage(NamedTuple):
+    """What a kernel takes; bytes but for the registers."""
+
+    name: str
+    registers: int
+    shared: int
+    stack: int
+    spills: int
+
+
+class Nvrtc:
+    """The few calls of NVRTC that are needed."""
+
+    def __init__(self, path: str) -> None:
+        self._lib = ctypes.CDLL(path)
+        self._lib.nvrtcGetErrorString.restype = ctypes.c_char_p
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._check(self._lib.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+        self.version = f"{major.value}.{minor.value}"
+
+    def _check(self, status: int) -> None:
+        if status:
+            raise RuntimeError(self._lib.nvrtcGetErrorString(status).decode())
+
+    def compile(self, name: str, text: str, arch: str) -> tuple[bool, str, int]:
+        """(whether it compiles, what the compilers said, bytes of machine code)."""
+        program = ctypes.c_void_p()
+        self._check(self._lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None))
+        try:
+            options = [f"--gpu-architecture={arch}", *OPTIONS]
+            status = self._lib.nvrtcCompileProgram(
+                program, len(options), (ctypes.c_char_p * len(options))(*(option.encode() for option in options)))
+            size = ctypes.c_size_t()
+            self._check(self._lib.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
+            log = ctypes.create_string_buffer(size.value)
+            self._check(self._lib.nvrtcGetProgramLog(program, log))
+            code = ctypes.c_size_t()
+            if not status:
+                self._check(self._lib.nvrtcGetCUBINSize(program, ctypes.byref(code)))
+            return not status, log.value.decode(errors="replace"), code.value
+        finally:
+            self._lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def find_nvrtc() -> str | None:
+    """The library: of NVIDIA's wheels, or of a CUDA that is installed."""
+    for folder in dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *sys.path)):
+        found = sorted(Path(folder or ".").glob("nvidia/*/lib/libnvrtc.so.*"))
+        # Beside it lie builtins and, for other linkers, an alternative.
+        found = [path for path in found if re.fullmatch(r"libnvrtc\.so\.\d+", path.name)]
+        if found:
+            return str(found[-1])
+    for name in ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
+        try:
+            ctypes.CDLL(name)
+            return name
+        except OSError:
+            continue
+    return None
+
+
+def usages(log: str) -> list[Usage]:
+    """What ptxas says of each kernel and of the functions that it calls: the most of each."""
+    found = []
+    for name, said in re.findall(r"Compiling entry function '(\w+)'(.*?)(?=Compiling entry function|\Z)", log, re.S):
+        found.append(Usage(name, *(max(map(int, re.findall(rf"(\d+) {what}", said)), default=0) for what in (
+            "registers", "bytes smem", "bytes (?:stack frame|cumulative stack)", "bytes spill (?:stores|loads)"))))
+    return found
+
+
+def source_of(path: Path) -> str:
+    """The text of a source with its includes, by the package's own reader (which imports nothing compiled)."""
+    spec = importlib.util.spec_from_file_location("cuda_source", ROOT / "ggml_sched/backends/cupy/source.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.kernel_source(path.stem, path.parent)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("files", nargs="*", type=Path, help="sources (default: the package's kernels)")
+    parser.add_argument("--arch", action="append", help=f"default: {' and '.join(ARCHITECTURES)}")
+    parser.add_argument("--all", action="store_true", help="list every kernel, not only those in trouble")
+    options = parser.parse_args(arguments)
+    path = find_nvrtc()
+    if path is None:
+        print("no NVRTC: pip install nvidia-cuda-nvrtc (CUDA 13) or nvidia-cuda-nvrtc-cu12", file=sys.stderr)
+        return 2
+    nvrtc = Nvrtc(path)
+    files = options.files or sorted(KERNELS.glob("*.cu"))
+    bad = kernels = 0
+    jobs = [(file, arch) for file in files for arch in options.arch or ARCHITECTURES]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = pool.map(lambda job: nvrtc.compile(job[0].name, source_of(job[0]), job[1]), jobs)
+        for (file, arch), (good, log, size) in zip(jobs, results, strict=True):
+            found = usages(log)
+            if not good or not found:
+                bad += 1
+                print(f"{file.name} for {arch} {'has no kernel' if good else 'does not compile'} "
+                      f"(NVRTC {nvrtc.version}):\n{log}")
+                continue
+            kernels += len(found)
+            print(f"{file.name} for {arch}: {len(found)} kernels, {size} bytes")
+            for usage in found:
+                is_bad = bool(usage.stack or usage.spills)
+                bad += is_bad
+                if is_bad or options.all:
+                    print(f"    {usage.name:<40} {usage.registers:3} registers, {usage.shared:6} bytes shared, "
+                          f"stack {usage.stack}, spills {usage.spills}{'   <--' if is_bad else ''}")
+    print(f"{kernels} kernels of {len(files)} files by NVRTC {nvrtc.version}: "
+          f"{f'{bad} in trouble' if bad else 'no spills, no stack'}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
