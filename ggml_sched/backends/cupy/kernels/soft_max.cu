@@ -6,9 +6,13 @@
 // The factor of the mask for a head (ALiBi): powers of two steps, of which every other one where heads are no power.
 __device__ __forceinline__ float slope_of(int64_t head, int64_t n_head, float max_bias) {
     int64_t whole = 1;
-    while (whole * 2 <= n_head) whole *= 2;
-    const double exponent = head < whole ? (double)(head + 1) / (double)whole
-                                         : (double)(2 * (head - whole) + 1) / (double)(2 * whole);
+    double share = 1.0;                    // 1 / whole, to the bit: a division in f64 is a call, and costs registers
+    while (whole * 2 <= n_head) {
+        whole *= 2;
+        share *= 0.5;
+    }
+    const double exponent = head < whole ? (double)(head + 1) * share
+                                         : (double)(2 * (head - whole) + 1) * (0.5 * share);
     return (float)exp2(-(double)max_bias * exponent);
 }
 
