@@ -54,6 +54,10 @@ def test_leafs_outputs_and_views_have_what_they_are_promised():
     scenario("leafs_outputs_and_views")
 
 
+def test_an_output_that_is_a_view_keeps_its_memory():
+    scenario("outputs_that_are_views")
+
+
 def test_nodes_without_an_op_are_what_a_scheduler_means_by_them():
     scenario("a_scheduler_s_own_nodes")
 
