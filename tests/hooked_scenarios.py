@@ -1,4 +1,4 @@
-"""What tests/llama_cpp asks of our allocator under ggml: each a process of its own, `python hooked_scenarios.py NAME ...`.
+"""What tests/hooked asks of our allocator under ggml: each a process of its own, `python hooked_scenarios.py NAME ...`.
 
 A scenario asserts what it is about, and prints "done".
 """

@@ -162,11 +162,6 @@ static inline bool is_node(const gh_item *item)
     return item->node != GH_NOWHERE && item->op != GS_OP_NONE;
 }
 
-static inline bool is_view_op(int op)
-{
-    return op == GS_OP_VIEW || op == GS_OP_RESHAPE || op == GS_OP_PERMUTE || op == GS_OP_TRANSPOSE;
-}
-
 /* What the planner takes a listed tensor to be. */
 static void classify(gh_reading *r, gh_item *item)
 {
@@ -178,7 +173,7 @@ static void classify(gh_reading *r, gh_item *item)
         }
     } else if (t->op != 0) {
         item->op = gh_op(r->lib, t);
-        if (is_view_op(item->op) && (t->view_src == NULL || t->src[0] == NULL)) {
+        if (gh_is_view_op(item->op) && (t->view_src == NULL || t->src[0] == NULL)) {
             item->op = GS_OP_CUSTOM;
         }
     } else if (item->role == GH_VIEW) {
@@ -260,7 +255,7 @@ static int wire_node(gh_reading *r, int32_t id, int32_t *n_src)
                 first_shares |= k == first && r->slot[k] == 0;
             }
         }
-        if (is_view_op(r->item[id].op) && !first_shares) {
+        if (gh_is_view_op(r->item[id].op) && !first_shares) {
             r->item[id].op = GS_OP_CUSTOM;
         }
         if (!reads_root) {

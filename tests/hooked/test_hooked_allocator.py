@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("ggml") is None, reason
 
 def run(*arguments: str, **environment: str) -> str:
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300,
-                          env=os.environ | {"PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}",
+                          env=os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS))),
                                             "OMP_WAIT_POLICY": "passive"} | environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
