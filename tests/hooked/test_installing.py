@@ -28,8 +28,9 @@ def test_importing_installs_the_allocator():
 
 
 def test_off_leaves_everything_alone_until_it_is_asked_for():
-    assert run("import ggml_sched.llama_cpp as h, sys; print(h.installed(), h.counters(), 'ggml_sched.llama_cpp._hook' "
-               "in sys.modules, h.install('alloc'), h.install('alloc'))", GGML_SCHED="off") == "off {} False alloc alloc\n"
+    code = ("import ggml_sched.llama_cpp as h, sys; print(h.installed(), h.counters(), 'ggml_sched.llama_cpp._hook' in "
+            "sys.modules, h.install('alloc'), h.install('alloc'))")
+    assert run(code, GGML_SCHED="off") == "off {} False alloc alloc\n"
 
 
 def test_nothing_installed_says_what_to_do():
@@ -73,13 +74,13 @@ def test_calls_of_a_library_loaded_later_arrive():
 
 def test_a_script_runs_hooked_with_its_arguments(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text("import sys\nfrom ggml_sched import llama_cpp\nprint(__name__, llama_cpp.installed(), sys.argv[1:], "
-                      "sys.path[0])\n")
+    script.write_text("import sys\nfrom ggml_sched import llama_cpp\n"
+                      "print(__name__, llama_cpp.installed(), sys.argv[1:], sys.path[0])\n")
     assert run("", "-m", "ggml_sched.llama_cpp", str(script), "a", "b") == f"__main__ alloc ['a', 'b'] {tmp_path}\n"
 
 
 @needs_llama_cpp
-@pytest.mark.parametrize("model", sorted((ROOT / "tests" / "data" / "models").glob("*.gguf")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("model", sorted((ROOT / "tests/data/models").glob("*.gguf")), ids=lambda path: path.stem)
 def test_llama_cpp_gives_the_same_tokens_hooked_in_less_memory(model):
     code = f"""
 import ggml_sched.llama_cpp as h
