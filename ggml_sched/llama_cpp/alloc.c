@@ -294,6 +294,7 @@ static int plan(gh_gallocr *a, gh_known *k, gs_error *error)
         gh_api->plan_view(k->plan, &k->view);
         clashes = gh_fused_clashes(&a->reading, &k->arrays, &k->view, &k->keeps);
         if (clashes == 0) {
+            gh_known_take_names(k, &a->reading);
             k->planned = true;
             return GS_OK;
         }
@@ -356,6 +357,7 @@ static gh_known *serve(gh_gallocr *a, gh_known *k, bool replay, gs_error *error)
                     continue;
                 }
                 gh_api->plan_view(k->plan, &k->view);
+                gh_known_take_names(k, &a->reading);
                 k->planned = k->replayed = true;
                 count(GH_COUNT_REPLAYED, 1);
                 return remember(a);
@@ -656,13 +658,12 @@ static bool own_plan(gh_gallocr *a, gh_known *k)
     int serves = 1;
     if (k->plan == NULL) {
         gs_problem problem = problem_of(a, k);
-        if (gh_api->plan_replay(k->lender->plan, k->lender->graph, k->graph, &problem, &k->plan, &serves, &error)
-                != GS_OK || !serves) {
+        gs_api_plan *plan = NULL;
+        if (gh_api->plan_replay(k->lender->plan, k->lender->graph, k->graph, &problem, &plan, &serves, &error) != GS_OK
+            || !serves) {
             return false;
         }
-        gh_api->plan_view(k->plan, &k->view);
-        gh_known_drop(k->lender);
-        k->lender = NULL;
+        gh_known_own(k, plan);
     }
     return true;
 }

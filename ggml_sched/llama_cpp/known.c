@@ -188,7 +188,6 @@ int gh_known_take(gh_known *k, const gh_reading *r, const int32_t *node_arena, c
         }
         k->tensor[id] = item->tensor;
         take_image(&k->image[id], item->tensor);
-        memcpy(k->name[id], item->tensor->name, sizeof k->name[id]);
         if (item->role == GH_PLACED) {
             if (wanted < 0) {
                 return GS_BAD_PLACEMENT;
@@ -199,6 +198,13 @@ int gh_known_take(gh_known *k, const gh_reading *r, const int32_t *node_arena, c
         }
     }
     return GS_OK;
+}
+
+void gh_known_take_names(gh_known *k, const gh_reading *r)
+{
+    for (int32_t id = 0; id < r->n; id++) {
+        memcpy(k->name[id], r->item[id].tensor->name, sizeof k->name[id]);
+    }
 }
 
 void gh_known_measure(gh_known *k, const gh_reading *r, const gh_arena *arenas)
@@ -280,6 +286,15 @@ void gh_known_borrow(gh_known *k, gh_known *lender)
     k->lender = lender;
     k->view = lender->view;
     k->planned = k->replayed = true;
+}
+
+void gh_known_own(gh_known *k, gs_api_plan *plan)
+{
+    k->plan = plan;
+    gh_api->plan_view(plan, &k->view);
+    memcpy(k->name, k->lender->name, (size_t)k->n_named * sizeof *k->name);
+    gh_known_drop(k->lender);
+    k->lender = NULL;
 }
 
 #define GH_SWAP(type, field) do { type kept = k->field; k->field = other->field; other->field = kept; } while (0)

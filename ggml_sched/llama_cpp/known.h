@@ -100,6 +100,9 @@ bool gh_known_matches(const gh_known *k, const gh_ggml *lib, void *graph, const 
 int gh_known_take(gh_known *k, const gh_reading *r, const int32_t *node_arena, const int32_t *leaf_arena,
                   int32_t n_arenas);
 
+/* The names of its tensors: those of a graph whose plan is lent are the lender's. */
+void gh_known_take_names(gh_known *k, const gh_reading *r);
+
 /* The bytes that tensors take in their arenas, once k->graph is made. */
 void gh_known_measure(gh_known *k, const gh_reading *r, const gh_arena *arenas);
 
@@ -112,6 +115,9 @@ bool gh_known_serves(const gh_known *lender, const gh_known *k);
 
 /* Let it. */
 void gh_known_borrow(gh_known *k, gh_known *lender);
+
+/* Let `k` have a plan of its own, which says the same. */
+void gh_known_own(gh_known *k, gs_api_plan *plan);
 
 /* Let `k`, whose plan serves, stand for the graph that `other` has taken.  Both go on working. */
 void gh_known_rebind(gh_known *k, gh_known *other);

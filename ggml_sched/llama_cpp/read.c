@@ -133,30 +133,6 @@ static int start(gh_reading *r, const gh_ggml *lib, void *graph, int64_t extra)
     return GS_OK;
 }
 
-/* Every tensor that the graph lists gets an id, so that a source that is listed later is known to be. */
-static int meet_listed(gh_reading *r)
-{
-    for (int32_t i = 0; i < r->n_leafs; i++) {
-        const int32_t id = r->leafs[i] != NULL ? meet(r, r->leafs[i]) : -1;
-        if (id < 0) {
-            return GS_BAD_ARGUMENT;
-        }
-        if (r->item[id].leaf == GH_NOWHERE) {
-            r->item[id].leaf = i;
-        }
-    }
-    for (int32_t i = 0; i < r->n_nodes; i++) {
-        const int32_t id = r->nodes[i] != NULL ? meet(r, r->nodes[i]) : -1;
-        if (id < 0) {
-            return GS_BAD_ARGUMENT;
-        }
-        if (r->item[id].node == GH_NOWHERE) {
-            r->item[id].node = i;
-        }
-    }
-    return GS_OK;
-}
-
 static inline bool is_node(const gh_item *item)
 {
     return item->node != GH_NOWHERE && item->op != GS_OP_NONE;
@@ -184,6 +160,38 @@ static void classify(gh_reading *r, gh_item *item)
     } else {
         item->op = GS_OP_CUSTOM;
     }
+}
+
+/* Every tensor that the graph lists gets an id, so that a source that is listed later is known to be, and what the
+ * planner takes it for. */
+static int meet_listed(gh_reading *r)
+{
+    for (int32_t i = 0; i < r->n_leafs; i++) {
+        const int32_t id = r->leafs[i] != NULL ? meet(r, r->leafs[i]) : -1;
+        if (id < 0) {
+            return GS_BAD_ARGUMENT;
+        }
+        if (r->item[id].leaf == GH_NOWHERE) {
+            r->item[id].leaf = i;
+        }
+    }
+    for (int32_t i = 0; i < r->n_nodes; i++) {
+        const int32_t id = r->nodes[i] != NULL ? meet(r, r->nodes[i]) : -1;
+        if (id < 0) {
+            return GS_BAD_ARGUMENT;
+        }
+        if (r->item[id].node == GH_NOWHERE) {
+            r->item[id].node = i;
+            classify(r, &r->item[id]);
+        }
+    }
+    for (int32_t i = 0; i < r->n_leafs; i++) {
+        gh_item *item = &r->item[gh_reading_id(r, r->leafs[i])];
+        if (item->node == GH_NOWHERE && item->op < 0) {
+            classify(r, item);
+        }
+    }
+    return GS_OK;
 }
 
 /* -- wiring --------------------------------------------------------------------------------------------------- */
@@ -403,9 +411,6 @@ int gh_read(gh_reading *r, const gh_ggml *lib, void *graph)
         status = start(r, lib, graph, attempt == 0 ? 64 : (int64_t)r->n_nodes * (GH_MAX_SRC + 3) + r->n_leafs + 64);
         if (status == GS_OK) {
             status = meet_listed(r);
-        }
-        for (int32_t i = 0; i < r->n && status == GS_OK; i++) {
-            classify(r, &r->item[i]);
         }
         if (status == GS_OK) {
             status = wire(r);
