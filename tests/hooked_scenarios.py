@@ -208,6 +208,8 @@ def a_scheduler_s_own_nodes() -> None:
     for t in (last_use, copy):
         add_node(made.graph, t)
     b = made.add(copy, y)
+    # It may name what is computed later only.
+    last_use.contents.src[1] = b
     made.output(made.mul_mat(b, b))
     fake = FakeType()
     allocator = Allocator(ours, fake.handle)

@@ -246,6 +246,10 @@ static int wire_node(gh_reading *r, int32_t id, int32_t *n_src)
         if (s < 0) {
             return s == -1 ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
         }
+        /* What has no op keeps its sources; one that is only computed later has nothing to keep yet. */
+        if (t->op == 0 && is_node(&r->item[s]) && r->item[s].node > position) {
+            continue;
+        }
         put_src(r, n_src, s, k);
         last = k;
     }
