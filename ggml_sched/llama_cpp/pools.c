@@ -189,6 +189,7 @@ bool gh_pools_grow(gh_sched *s, const gh_prepared *p)
         }
         waited = true;
         gh_count_one(GH_COUNT_GROWN);
+        s->generation++;
         grown = gh_arena_grow(a, s->lib, sizes, n_sizes);
         free(sizes);
         if (!grown) {

@@ -153,8 +153,8 @@ static int plan_reordered(gh_sched *s, gh_prepared *p, void *graph, bool for_spl
 
 /* -- finding ------------------------------------------------------------------------------------------------------ */
 
-/* One to be written over: unused, else the one that was used longest ago, of those that are not reserved if there is
- * one; of what is reserved there is always room for something else besides. */
+/* One to be written over: one that serves no allocation, and whose memory is warm; else an unused one; else the one
+ * that was used longest ago, but not what is reserved as long as that leaves room for others. */
 static gh_prepared *oldest(gh_sched *s)
 {
     gh_prepared *found = NULL;
@@ -164,7 +164,10 @@ static gh_prepared *oldest(gh_sched *s)
     }
     for (int i = 0; i < GH_N_PREPARED; i++) {
         gh_prepared *p = &s->prepared[i];
-        if (p == s->now || (p->used != 0 && p->reserved && n_reserved <= GH_N_PREPARED / 2)) {
+        if (p->used != 0 && !p->measured) {
+            return p;
+        }
+        if ((p->used != 0 && p->reserved && n_reserved <= GH_N_PREPARED / 2)) {
             continue;
         }
         if (found == NULL || p->used < found->used) {
@@ -196,7 +199,7 @@ static void forget(gh_prepared *p)
 {
     gh_api->plan_free(p->plan);
     p->plan = NULL;
-    p->used = 0;
+    p->used = p->generation = 0;
     p->reserved = p->measured = p->waits = false;
     p->keeps.n = p->n_deps = 0;
 }
@@ -275,6 +278,8 @@ void gh_prepared_free(gh_prepared *p)
     free(p->reads_buffer);
     free(p->cut);
     free(p->spot);
+    free(p->slot);
+    free(p->viewer);
     free(p->home);
     free(p->offset);
     free(p->need);

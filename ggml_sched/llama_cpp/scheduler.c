@@ -140,6 +140,7 @@ GH_EXPORT void *ggml_backend_sched_new(void **backends, void **bufts, int n_back
         return NULL;
     }
     s->magic = GH_SCHED_MAGIC;
+    s->generation = 1;
     s->rt = rt;
     s->lib = rt->lib;
     s->n_backends = n_backends;

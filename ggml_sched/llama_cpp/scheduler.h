@@ -62,6 +62,13 @@ typedef struct gh_spot {
     int64_t offset;
 } gh_spot;
 
+/* The address of a tensor in the buffers that there are. */
+typedef struct gh_slot_at {
+    gx_tensor *tensor;
+    void *buffer;
+    void *data;
+} gh_slot_at;
+
 /* A graph that was planned. */
 typedef struct gh_prepared {
     uint64_t used;          /* when, in steps of the scheduler's clock; 0: never                        */
@@ -104,6 +111,12 @@ typedef struct gh_prepared {
     int64_t *offset;        /* [view.n] ... and chunks far apart                                        */
     int64_t *need;          /* bytes of each chunk, pool by pool                                        */
     int32_t need_begin[GH_MAX_BACKENDS + 1];
+    gh_slot_at *slot;       /* [n_slots] addresses of what is placed, and views, which get theirs from their roots */
+    gx_tensor **viewer;     /* [n_viewers]                                                              */
+    int32_t n_slots;
+    int32_t n_viewers;
+    int32_t room_slots;
+    uint64_t generation;    /* of the buffers that the addresses are in; 0: none are known              */
     bool waits;             /* a split reads another backend's memory: backends wait for each other     */
     int32_t room_ids;
     int32_t room_listed;
@@ -140,6 +153,7 @@ typedef struct gh_sched {
     int pool_of[GH_MAX_BACKENDS];
     int first_of[GH_MAX_BACKENDS]; /* of a pool: the backend that its bytes are told of                 */
     gh_arena pool[GH_MAX_BACKENDS];
+    uint64_t generation;    /* changes with any buffer; never 0                                         */
 
     gh_choices choices;
     gh_prepared prepared[GH_N_PREPARED];
