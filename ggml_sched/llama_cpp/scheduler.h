@@ -73,7 +73,6 @@ typedef struct gh_slot_at {
 typedef struct gh_prepared {
     uint64_t used;          /* when, in steps of the scheduler's clock; 0: never                        */
     bool reserved;          /* measured by the client: its plan is repeated for smaller graphs          */
-    bool measured;          /* offsets were packed, not only splits found                               */
     gh_reading reading;
     gh_look *look;          /* [reading.n]                                                              */
     gx_tensor **given;      /* [n_nodes] nodes in the order in which they came                          */
@@ -196,12 +195,11 @@ int gh_ask(gh_sched *s, gh_prepared *p, const gh_choices *choices);
 bool gh_looks_like(const gh_sched *s, const gh_prepared *p, void *graph);
 bool gh_take_looks(gh_sched *s, gh_prepared *p);
 
-/* -- planning.c: a plan for p->reading's graph, where somebody chose so.  `for_splits`: offsets do not matter.  An error
- * was logged. */
-int gh_plan(gh_sched *s, gh_prepared *p, bool for_splits, const gh_choices *choices);
+/* -- planning.c: a plan for p->reading's graph, with what somebody chose.  An error was logged. */
+int gh_plan(gh_sched *s, gh_prepared *p, const gh_choices *choices);
 
 /* -- prepare.c: a graph with its plan, found or made; NULL: an error was logged.  `reserves`: others will repeat it. */
-gh_prepared *gh_prepare(gh_sched *s, void *graph, bool for_splits, bool reserves);
+gh_prepared *gh_prepare(gh_sched *s, void *graph, bool reserves);
 void gh_prepared_free(gh_prepared *p);
 
 /* -- pools.c */
