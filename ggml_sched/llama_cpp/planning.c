@@ -119,9 +119,12 @@ static bool copy_keeps(gh_keeps *to, const gh_keeps *from)
 
 #define GH_SWAP(type, field) do { type kept = p->field; p->field = q->field; q->field = kept; } while (0)
 
-/* Let p have the plan of q, whose graph and problem are the same; q is forgotten. */
+/* Let p have the plan of q, whose graph and problem are the same, with the graph that it was made for; q is
+ * forgotten. */
 static void take_plan(gh_prepared *p, gh_prepared *q)
 {
+    GH_SWAP(gs_api_graph *, graph);
+    GH_SWAP(gs_graph_arrays, arrays);
     GH_SWAP(gs_api_plan *, plan);
     GH_SWAP(gs_plan_arrays, view);
     GH_SWAP(gh_spot *, spot);
@@ -181,8 +184,10 @@ static int plan_as_before(gh_sched *s, gh_prepared *p, gs_error *error)
                 continue;
             }
             const gs_problem problem = problem_of(s, p);
-            status = gh_api->plan_replay(q->plan, q->graph, p->graph, &problem, &p->plan, &serves, error);
-            if (status == GS_OK && serves) {
+            if (gh_api->plan_replay(q->plan, q->graph, p->graph, &problem, &p->plan, &serves, error) != GS_OK) {
+                continue; /* what fails here is found out again where it is planned */
+            }
+            if (serves) {
                 gh_api->plan_view(p->plan, &p->view);
                 status = look_for_clashes(s, p, &clashes);
                 if (status == GS_OK && clashes == 0) {
