@@ -294,6 +294,8 @@ static int plan(gh_gallocr *a, gh_known *k, gs_error *error)
         gh_api->plan_view(k->plan, &k->view);
         clashes = gh_fused_clashes(&a->reading, &k->arrays, &k->view, &k->keeps);
         if (clashes == 0) {
+            gh_known_take_names(k, &a->reading);
+            k->planned = true;
             return GS_OK;
         }
         gh_api->plan_free(k->plan);
@@ -323,7 +325,7 @@ static gh_known *serve(gh_gallocr *a, gh_known *k, bool replay, gs_error *error)
         for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
             gh_known *o = a->known[i];
             int serves = 0;
-            if (o->plan == NULL || !gh_known_same_problem(o, k, pass == 0)) {
+            if (!o->planned || !gh_known_same_problem(o, k, pass == 0)) {
                 continue;
             }
             if (o->keeps.n != made_with->n || o->keeps.n > 0) {
@@ -338,7 +340,16 @@ static gh_known *serve(gh_gallocr *a, gh_known *k, bool replay, gs_error *error)
                 return first(a, i);
             }
             if (pass == 1 && gh_api->graph_same_wiring(o->graph, k->graph)) {
-                gs_problem problem = problem_of(a, k);
+                gs_problem problem;
+                if (gh_known_serves(o, k)) {
+                    gh_known_borrow(k, o);
+                    count(GH_COUNT_REPLAYED, 1);
+                    return remember(a);
+                }
+                if (o->plan == NULL) {
+                    continue;       /* its lender may be known, too */
+                }
+                problem = problem_of(a, k);
                 if (gh_api->plan_replay(o->plan, o->graph, k->graph, &problem, &k->plan, &serves, error) != GS_OK) {
                     return NULL;
                 }
@@ -346,7 +357,8 @@ static gh_known *serve(gh_gallocr *a, gh_known *k, bool replay, gs_error *error)
                     continue;
                 }
                 gh_api->plan_view(k->plan, &k->view);
-                k->replayed = true;
+                gh_known_take_names(k, &a->reading);
+                k->planned = k->replayed = true;
                 count(GH_COUNT_REPLAYED, 1);
                 return remember(a);
             }
@@ -639,6 +651,23 @@ static gh_arena_facts *facts_of(const gh_gallocr *a)
     return facts;
 }
 
+/* A plan of its own for a graph that another's serves: the same decisions, for its own sizes. */
+static bool own_plan(gh_gallocr *a, gh_known *k)
+{
+    gs_error error;
+    int serves = 1;
+    if (k->plan == NULL) {
+        gs_problem problem = problem_of(a, k);
+        gs_api_plan *plan = NULL;
+        if (gh_api->plan_replay(k->lender->plan, k->lender->graph, k->graph, &problem, &plan, &serves, &error) != GS_OK
+            || !serves) {
+            return false;
+        }
+        gh_known_own(k, plan);
+    }
+    return true;
+}
+
 gh_known *gh_last_known(int i, int *n_allocators, gh_arena_facts **arenas)
 {
     gh_known *k = NULL;
@@ -655,7 +684,7 @@ gh_known *gh_last_known(int i, int *n_allocators, gh_arena_facts **arenas)
             continue;
         }
         pthread_mutex_lock(&a->lock);
-        if (a->known[0] != NULL && a->known[0]->plan != NULL && (*arenas = facts_of(a)) != NULL) {
+        if (a->known[0] != NULL && a->known[0]->planned && own_plan(a, a->known[0]) && (*arenas = facts_of(a)) != NULL) {
             k = a->known[0];
             atomic_fetch_add(&k->refs, 1);
         }

@@ -75,6 +75,10 @@ int32_t gh_fused_clashes(const gh_reading *r, const gs_graph_arrays *g, const gs
     const int32_t n = r->size.n_nodes;
     int32_t added = 0;
     for (int32_t i = 0; i + 1 < n; i++) {
+        /* A view reads nothing. */
+        if (gh_is_view_op(g->layout[r->order[i]].op)) {
+            continue;
+        }
         for (int32_t k = 1; k < GH_WINDOW && i + k < n && follows(r, g, r->order[i + k - 1], r->order[i + k]); k++) {
             const int32_t first = r->order[i], last = r->order[i + k];
             for (int32_t j = g->src_begin[first]; j < g->src_begin[first + 1]; j++) {

@@ -19,6 +19,7 @@ void gh_known_drop(gh_known *k)
         return;
     }
     gh_api->plan_free(k->plan);
+    gh_known_drop(k->lender);
     gh_api->graph_free(k->graph);
     gh_keeps_free(&k->keeps);
     free(k->nodes);
@@ -81,7 +82,7 @@ static bool same(const void *a, const void *b, int64_t n, size_t item)
 bool gh_known_matches(const gh_known *k, const gh_ggml *lib, void *graph, const int32_t *node_arena,
                       const int32_t *leaf_arena)
 {
-    if (k->plan == NULL || lib->graph_n_nodes(graph) != k->n_nodes || gh_graph_n_leafs(lib, graph) != k->n_leafs
+    if (!k->planned || lib->graph_n_nodes(graph) != k->n_nodes || gh_graph_n_leafs(lib, graph) != k->n_leafs
         || !same(lib->graph_nodes(graph), k->nodes, k->n_nodes, sizeof *k->nodes)
         || !same(gh_graph_leafs(lib, graph), k->leafs, k->n_leafs, sizeof *k->leafs)
         || !same(node_arena, k->node_arena, k->n_nodes, sizeof *k->node_arena)
@@ -160,7 +161,9 @@ int gh_known_take(gh_known *k, const gh_reading *r, const int32_t *node_arena, c
     }
     gh_api->plan_free(k->plan);
     k->plan = NULL;
-    k->replayed = false;
+    gh_known_drop(k->lender);
+    k->lender = NULL;
+    k->planned = k->replayed = false;
     k->generation = 0;
     k->keeps.n = 0;
     k->n_nodes = r->n_nodes;
@@ -185,7 +188,6 @@ int gh_known_take(gh_known *k, const gh_reading *r, const int32_t *node_arena, c
         }
         k->tensor[id] = item->tensor;
         take_image(&k->image[id], item->tensor);
-        memcpy(k->name[id], item->tensor->name, sizeof k->name[id]);
         if (item->role == GH_PLACED) {
             if (wanted < 0) {
                 return GS_BAD_PLACEMENT;
@@ -196,6 +198,13 @@ int gh_known_take(gh_known *k, const gh_reading *r, const int32_t *node_arena, c
         }
     }
     return GS_OK;
+}
+
+void gh_known_take_names(gh_known *k, const gh_reading *r)
+{
+    for (int32_t id = 0; id < r->n; id++) {
+        memcpy(k->name[id], r->item[id].tensor->name, sizeof k->name[id]);
+    }
 }
 
 void gh_known_measure(gh_known *k, const gh_reading *r, const gh_arena *arenas)
@@ -228,6 +237,64 @@ bool gh_known_same_problem(const gh_known *a, const gh_known *b, bool sizes)
         && (!sizes || (a->some_larger == b->some_larger
                        && (!a->some_larger || same(a->nbytes, b->nbytes, (int64_t)a->n_arenas * a->n_all,
                                                    sizeof *a->nbytes))));
+}
+
+static bool same_layout(const gs_layout *a, const gs_layout *b)
+{
+    return a->type == b->type && memcmp(a->ne, b->ne, sizeof a->ne) == 0 && memcmp(a->nb, b->nb, sizeof a->nb) == 0;
+}
+
+/* Whether the source whose memory a node took over still has its layout, and lies where it did. */
+static bool takes_over(const gs_graph_arrays *g, const gs_plan_arrays *p, int32_t id)
+{
+    const int32_t root = p->root[id];
+    for (int32_t k = g->src_begin[id]; k < g->src_begin[id + 1]; k++) {
+        const int32_t s = g->src[k];
+        if ((s == root || p->root[s] == root) && p->offset[s] == p->offset[id]
+            && same_layout(&g->layout[id], &g->layout[s])) {
+            return s == root || g->view_src[s] < 0 || g->view_offs[s] == p->view_offs[s];
+        }
+    }
+    return false;
+}
+
+bool gh_known_serves(const gh_known *lender, const gh_known *k)
+{
+    const gs_plan_arrays *p = &lender->view;
+    /* Copies, groups and buffers of several kinds are replayed by the planner. */
+    if (p->n != k->n_all || p->n_seq != k->size.n_nodes || p->n_groups != 0) {
+        return false;
+    }
+    for (int32_t id = 0; id < k->n_all; id++) {
+        if (p->home[id] >= 0 && k->arrays.view_src[id] < 0
+            && k->nbytes[(int64_t)p->home[id] * k->n_all + id] > p->size[id]) {
+            return false;
+        }
+        if (p->state[id] & GS_STATE_TOOK_OVER && !takes_over(&k->arrays, p, id)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void gh_known_borrow(gh_known *k, gh_known *lender)
+{
+    if (lender->lender != NULL) {
+        lender = lender->lender;
+    }
+    atomic_fetch_add(&lender->refs, 1);
+    k->lender = lender;
+    k->view = lender->view;
+    k->planned = k->replayed = true;
+}
+
+void gh_known_own(gh_known *k, gs_api_plan *plan)
+{
+    k->plan = plan;
+    gh_api->plan_view(plan, &k->view);
+    memcpy(k->name, k->lender->name, (size_t)k->n_named * sizeof *k->name);
+    gh_known_drop(k->lender);
+    k->lender = NULL;
 }
 
 #define GH_SWAP(type, field) do { type kept = k->field; k->field = other->field; other->field = kept; } while (0)

@@ -55,9 +55,11 @@ typedef struct gh_known {
     gs_api_graph *graph;
     gs_graph_arrays arrays;
     /* What it said. */
-    gs_api_plan *plan;
-    gs_plan_arrays view;
-    bool replayed;
+    gs_api_plan *plan;          /* NULL where the plan is another's                         */
+    struct gh_known *lender;    /* whose plan serves: a reference                           */
+    gs_plan_arrays view;        /* of either                                                */
+    bool planned;
+    bool replayed;              /* made for a larger graph                                  */
     /* What follows. */
     gh_slot *slot;
     int32_t n_slots;
@@ -98,11 +100,24 @@ bool gh_known_matches(const gh_known *k, const gh_ggml *lib, void *graph, const 
 int gh_known_take(gh_known *k, const gh_reading *r, const int32_t *node_arena, const int32_t *leaf_arena,
                   int32_t n_arenas);
 
+/* The names of its tensors: those of a graph whose plan is lent are the lender's. */
+void gh_known_take_names(gh_known *k, const gh_reading *r);
+
 /* The bytes that tensors take in their arenas, once k->graph is made. */
 void gh_known_measure(gh_known *k, const gh_reading *r, const gh_arena *arenas);
 
 /* Whether two were told the same besides their graphs; `sizes`: bytes included. */
 bool gh_known_same_problem(const gh_known *a, const gh_known *b, bool sizes);
+
+/* Whether the plan of `lender` serves `k`, of the same wiring and problem, as it is: nothing larger, and whatever took
+ * over memory finds it where it was.  What is not found to serve may still be replayed. */
+bool gh_known_serves(const gh_known *lender, const gh_known *k);
+
+/* Let it. */
+void gh_known_borrow(gh_known *k, gh_known *lender);
+
+/* Let `k` have a plan of its own, which says the same. */
+void gh_known_own(gh_known *k, gs_api_plan *plan);
 
 /* Let `k`, whose plan serves, stand for the graph that `other` has taken.  Both go on working. */
 void gh_known_rebind(gh_known *k, gh_known *other);

@@ -133,7 +133,37 @@ static int start(gh_reading *r, const gh_ggml *lib, void *graph, int64_t extra)
     return GS_OK;
 }
 
-/* Every tensor that the graph lists gets an id, so that a source that is listed later is known to be. */
+static inline bool is_node(const gh_item *item)
+{
+    return item->node != GH_NOWHERE && item->op != GS_OP_NONE;
+}
+
+/* What the planner takes a listed tensor to be. */
+static void classify(gh_reading *r, gh_item *item)
+{
+    const gx_tensor *t = item->tensor;
+    if (item->node == GH_NOWHERE) {
+        item->op = GS_OP_NONE;
+        if (item->role == GH_VIEW) {
+            item->role = GH_ASIDE;
+        }
+    } else if (t->op != 0) {
+        item->op = gh_op(r->lib, t);
+        if (gh_is_view_op(item->op) && (t->view_src == NULL || t->src[0] == NULL)) {
+            item->op = GS_OP_CUSTOM;
+        }
+    } else if (item->role == GH_VIEW) {
+        item->op = GS_OP_CUSTOM;
+        item->role = GH_ASIDE;
+    } else if (item->leaf != GH_NOWHERE || item->role == GH_EXTERNAL || t->flags & GH_FLAG_INPUT) {
+        item->op = GS_OP_NONE;
+    } else {
+        item->op = GS_OP_CUSTOM;
+    }
+}
+
+/* Every tensor that the graph lists gets an id, so that a source that is listed later is known to be, and what the
+ * planner takes it for. */
 static int meet_listed(gh_reading *r)
 {
     for (int32_t i = 0; i < r->n_leafs; i++) {
@@ -152,43 +182,16 @@ static int meet_listed(gh_reading *r)
         }
         if (r->item[id].node == GH_NOWHERE) {
             r->item[id].node = i;
+            classify(r, &r->item[id]);
+        }
+    }
+    for (int32_t i = 0; i < r->n_leafs; i++) {
+        gh_item *item = &r->item[gh_reading_id(r, r->leafs[i])];
+        if (item->node == GH_NOWHERE && item->op < 0) {
+            classify(r, item);
         }
     }
     return GS_OK;
-}
-
-static inline bool is_node(const gh_item *item)
-{
-    return item->node != GH_NOWHERE && item->op != GS_OP_NONE;
-}
-
-static inline bool is_view_op(int op)
-{
-    return op == GS_OP_VIEW || op == GS_OP_RESHAPE || op == GS_OP_PERMUTE || op == GS_OP_TRANSPOSE;
-}
-
-/* What the planner takes a listed tensor to be. */
-static void classify(gh_reading *r, gh_item *item)
-{
-    const gx_tensor *t = item->tensor;
-    if (item->node == GH_NOWHERE) {
-        item->op = GS_OP_NONE;
-        if (item->role == GH_VIEW) {
-            item->role = GH_ASIDE;
-        }
-    } else if (t->op != 0) {
-        item->op = gh_op(r->lib, t);
-        if (is_view_op(item->op) && (t->view_src == NULL || t->src[0] == NULL)) {
-            item->op = GS_OP_CUSTOM;
-        }
-    } else if (item->role == GH_VIEW) {
-        item->op = GS_OP_CUSTOM;
-        item->role = GH_ASIDE;
-    } else if (item->leaf != GH_NOWHERE || item->role == GH_EXTERNAL || t->flags & GH_FLAG_INPUT) {
-        item->op = GS_OP_NONE;
-    } else {
-        item->op = GS_OP_CUSTOM;
-    }
 }
 
 /* -- wiring --------------------------------------------------------------------------------------------------- */
@@ -243,6 +246,10 @@ static int wire_node(gh_reading *r, int32_t id, int32_t *n_src)
         if (s < 0) {
             return s == -1 ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
         }
+        /* What has no op keeps its sources; one that is only computed later has nothing to keep yet. */
+        if (t->op == 0 && is_node(&r->item[s]) && r->item[s].node > position) {
+            continue;
+        }
         put_src(r, n_src, s, k);
         last = k;
     }
@@ -260,7 +267,7 @@ static int wire_node(gh_reading *r, int32_t id, int32_t *n_src)
                 first_shares |= k == first && r->slot[k] == 0;
             }
         }
-        if (is_view_op(r->item[id].op) && !first_shares) {
+        if (gh_is_view_op(r->item[id].op) && !first_shares) {
             r->item[id].op = GS_OP_CUSTOM;
         }
         if (!reads_root) {
@@ -408,9 +415,6 @@ int gh_read(gh_reading *r, const gh_ggml *lib, void *graph)
         status = start(r, lib, graph, attempt == 0 ? 64 : (int64_t)r->n_nodes * (GH_MAX_SRC + 3) + r->n_leafs + 64);
         if (status == GS_OK) {
             status = meet_listed(r);
-        }
-        for (int32_t i = 0; i < r->n && status == GS_OK; i++) {
-            classify(r, &r->item[i]);
         }
         if (status == GS_OK) {
             status = wire(r);

@@ -62,6 +62,11 @@ typedef struct gh_reading {
     int32_t room_src;
 } gh_reading;
 
+static inline bool gh_is_view_op(int op)
+{
+    return op == GS_OP_VIEW || op == GS_OP_RESHAPE || op == GS_OP_PERMUTE || op == GS_OP_TRANSPOSE;
+}
+
 /* Read a graph: ids, roles, wiring.  GS_OK, GS_NO_HOST_MEMORY, or GS_BAD_ARGUMENT for a graph that is none. */
 int gh_read(gh_reading *r, const gh_ggml *lib, void *graph);
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("ggml") is None, reason
 
 def run(*arguments: str, **environment: str) -> str:
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300,
-                          env=os.environ | {"PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}",
+                          env=os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS))),
                                             "OMP_WAIT_POLICY": "passive"} | environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -52,6 +52,10 @@ def test_tensors_with_memory_are_left_alone():
 
 def test_leafs_outputs_and_views_have_what_they_are_promised():
     scenario("leafs_outputs_and_views")
+
+
+def test_an_output_that_is_a_view_keeps_its_memory():
+    scenario("outputs_that_are_views")
 
 
 def test_nodes_without_an_op_are_what_a_scheduler_means_by_them():

@@ -1,0 +1,99 @@
+"""The hook is there in time, says so when it is not, and leaves llama.cpp's tokens alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_ggml = pytest.mark.skipif(importlib.util.find_spec("ggml") is None, reason="needs ggml-python")
+needs_llama_cpp = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python")
+
+
+def run(code: str, *arguments: str, **environment: str) -> str:
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run([sys.executable, *arguments, *(["-c", code] if code else [])], capture_output=True, text=True,
+                          timeout=300, env=os.environ | {"PYTHONPATH": path} | environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_importing_installs_the_allocator():
+    assert run("import ggml_sched.llama_cpp as h; print(h.installed(), h.plans(), h.last_error())") == "alloc () None\n"
+
+
+def test_off_leaves_everything_alone_until_it_is_asked_for():
+    code = ("import ggml_sched.llama_cpp as h, sys; print(h.installed(), h.counters(), 'ggml_sched.llama_cpp._hook' in "
+            "sys.modules, h.install('alloc'), h.install('alloc'))")
+    assert run(code, GGML_SCHED="off") == "off {} False alloc alloc\n"
+
+
+def test_nothing_installed_says_what_to_do():
+    code = "import ggml_sched.llama_cpp as h\ntry:\n    h.plans()\nexcept h.HookError as e:\n    print(e)"
+    assert "install(level=" in run(code, GGML_SCHED="off")
+
+
+@pytest.mark.parametrize("environment", [{"GGML_SCHED": "everything"}, {"GGML_SCHED": "Alloc"}])
+def test_an_unknown_level_is_an_error_that_names_it(environment):
+    code = "try:\n    import ggml_sched.llama_cpp\nexcept ValueError as e:\n    print(e)"
+    assert f"GGML_SCHED='{environment['GGML_SCHED']}'" in run(code, **environment)
+
+
+def test_a_level_stays():
+    code = ("import ggml_sched.llama_cpp as h\ntry:\n    h.install('off')\nexcept h.HookError as e:\n    print(e)\n"
+            "print(h.installed())")
+    assert "stays" in run(code) and run(code).endswith("alloc\n")
+
+
+@needs_ggml
+def test_too_late_is_an_import_error_that_names_the_library():
+    code = "import ggml\ntry:\n    import ggml_sched.llama_cpp\nexcept ImportError as e:\n    print(e)"
+    assert "libggml-base" in run(code) and "loaded already" in run(code)
+
+
+@needs_ggml
+def test_only_ggml_s_names_are_exported():
+    code = ("import ggml_sched.llama_cpp, ctypes\nfrom ggml_sched.llama_cpp.install import hook\n"
+            "mine = ctypes.CDLL(hook().__file__)\nprint([hasattr(mine, n) for n in "
+            "('ggml_gallocr_new', 'gh_read', 'gh_ggml_find', 'gh_known_new')])")
+    assert run(code) == "[True, False, False, False]\n"
+
+
+@needs_ggml
+def test_calls_of_a_library_loaded_later_arrive():
+    code = ("import ggml_sched.llama_cpp as h\nimport ggml\nprint(h.served()['allocators'])\nh.check()\n"
+            "print(h.served()['allocators'])")
+    first, second = map(int, run(code, "-W", "error").split())
+    assert first >= 1 and second == first + 1, "once when ggml was imported, once more now"
+
+
+def test_a_script_runs_hooked_with_its_arguments(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nfrom ggml_sched import llama_cpp\n"
+                      "print(__name__, llama_cpp.installed(), sys.argv[1:], sys.path[0])\n")
+    assert run("", "-m", "ggml_sched.llama_cpp", str(script), "a", "b") == f"__main__ alloc ['a', 'b'] {tmp_path}\n"
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("model", sorted((ROOT / "tests/data/models").glob("*.gguf")), ids=lambda path: path.stem)
+def test_llama_cpp_gives_the_same_tokens_hooked_in_less_memory(model):
+    code = f"""
+import ggml_sched.llama_cpp as h
+import llama_cpp, itertools
+log = []
+keep = llama_cpp.llama_log_callback(lambda level, text, data: log.append(text.decode(errors="replace")))
+model = llama_cpp.Llama({str(model)!r}, n_ctx=128, n_batch=32, verbose=False, n_threads=1)
+llama_cpp.llama_log_set(keep, None)
+print(list(itertools.islice(model.generate(list(range(1, 50)), top_k=1, temp=0.0), 12)))
+for plan in h.plans() if h.installed() != "off" else ():
+    plan.verify()
+model.close()
+print(next(line for line in log if "compute buffer" in line).split("is ")[1].split(" MiB")[0])
+"""
+    stock, hooked = (run(code, GGML_SCHED=level).splitlines() for level in ("off", "alloc"))
+    assert stock[0] == hooked[0] and float(hooked[1]) < float(stock[1])
