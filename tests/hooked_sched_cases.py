@@ -291,6 +291,32 @@ def wiring(_: str) -> None:
     g.backend_sched_free(s)
 
 
+def replayed(library: str) -> None:
+    """What was reserved serves equal graphs elsewhere and smaller ones, over and over, in the buffers that there are."""
+    g = Ggml()
+    backends = [*g.devices(library, 1), g.cpu_backend()]
+    weights = [Weights(g, b, np.random.default_rng(1)) for b in backends]
+    stock, s = g.scheduler(backends, False), None
+    want = {}
+    for rows in (12, 24, 48, 96):
+        g.backend_sched_reset(stock)
+        want[rows] = compute(g, stock, random_graph(g, weights, weights[:1], 3, rows=rows), 5)
+    g.backend_sched_free(stock)
+    s = g.scheduler(backends, True)
+    before = hook().served()
+    assert g.backend_sched_reserve(s, random_graph(g, weights, weights[:1], 3, rows=96)[0].graph)
+    sizes = [g.backend_sched_get_buffer_size(s, b) for b in backends]
+    alive = []
+    for rows in (96, 24, 96, 12, 48, 24, 96, 12):
+        g.backend_sched_reset(s)
+        alive.append(random_graph(g, weights, weights[:1], 3, rows=rows))
+        assert compute(g, s, alive[-1], 5) == want[rows], rows
+    served = {k: v - before[k] for k, v in hook().served().items()}
+    assert served["equal"] >= 4 and served["replayed"] >= 3 and served["grown"] == len([n for n in sizes if n]), served
+    assert [g.backend_sched_get_buffer_size(s, b) for b in backends] == sizes
+    g.backend_sched_free(s)
+
+
 def refused(_: str) -> None:
     """A device that has not so much memory: the failure is told, and everything works afterwards."""
     g = Ggml()

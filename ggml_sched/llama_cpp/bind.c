@@ -39,7 +39,7 @@ void gh_unbind(gh_sched *s, void *graph)
 
 /* -- addresses ------------------------------------------------------------------------------------------------------ */
 
-static bool put(const gh_sched *s, const gh_prepared *p, int32_t id, gx_tensor *t)
+static bool find(const gh_sched *s, const gh_prepared *p, int32_t id, void **buffer, void **data)
 {
     const gh_spot *spot = &p->spot[id];
     const gh_chunk *chunk;
@@ -47,29 +47,59 @@ static bool put(const gh_sched *s, const gh_prepared *p, int32_t id, gx_tensor *
         return false;
     }
     chunk = &s->pool[spot->pool].chunk[spot->chunk];
-    t->buffer = chunk->buffer;
-    t->data = chunk->base + spot->offset;
-    s->lib->buffer_init_tensor(t->buffer, t);
+    *buffer = chunk->buffer;
+    *data = chunk->base + spot->offset;
     return true;
 }
 
-static bool put_tensors(const gh_sched *s, const gh_prepared *p)
+/* The addresses of a plan's tensors in the buffers that there are: the same as long as those stay. */
+static bool find_slots(const gh_sched *s, gh_prepared *p)
 {
     const gh_reading *r = &p->reading;
-    for (int32_t id = 0; id < r->n; id++) {
-        if (r->item[id].role == GH_PLACED && !put(s, p, id, r->item[id].tensor)) {
+    if (p->generation == s->generation) {
+        return true;
+    }
+    if (r->n > p->room_slots) {
+        const int32_t room = r->n + r->n / 4;
+        if (!gh_grow(&p->slot, sizeof *p->slot, room) || !gh_grow(&p->viewer, sizeof *p->viewer, room)) {
             return false;
         }
+        p->room_slots = room;
     }
+    p->n_slots = p->n_viewers = 0;
     for (int32_t id = 0; id < r->n; id++) {
-        gx_tensor *t = r->item[id].tensor, *root = t->view_src;
-        if ((r->item[id].role == GH_VIEW || r->item[id].role == GH_ASIDE) && t->buffer == NULL && root->buffer != NULL) {
+        const int32_t role = r->item[id].role;
+        gx_tensor *t = r->item[id].tensor;
+        if (role == GH_VIEW || role == GH_ASIDE) {
+            p->viewer[p->n_viewers++] = t;
+        } else if (role == GH_PLACED) {
+            gh_slot_at *slot = &p->slot[p->n_slots++];
+            slot->tensor = t;
+            if (!find(s, p, id, &slot->buffer, &slot->data)) {
+                return false;
+            }
+        }
+    }
+    p->generation = s->generation;
+    return true;
+}
+
+static void put_tensors(const gh_sched *s, const gh_prepared *p)
+{
+    for (int32_t i = 0; i < p->n_slots; i++) {
+        const gh_slot_at *slot = &p->slot[i];
+        slot->tensor->buffer = slot->buffer;
+        slot->tensor->data = slot->data;
+        s->lib->buffer_init_tensor(slot->buffer, slot->tensor);
+    }
+    for (int32_t i = 0; i < p->n_viewers; i++) {
+        gx_tensor *t = p->viewer[i], *root = t->view_src;
+        if (t->buffer == NULL && root->buffer != NULL) {
             t->buffer = root->buffer;
             t->data = (char *)root->data + t->view_offs;
             s->lib->buffer_init_tensor(t->buffer, t);
         }
     }
-    return true;
 }
 
 /* -- copies --------------------------------------------------------------------------------------------------------- */
@@ -140,9 +170,10 @@ static bool make_copies(gh_sched *s, const gh_prepared *p)
         snprintf(copy->name, sizeof copy->name, "%.20s#%.36s#%d", s->rt->backend_name(s->backend[v->copy_backend[c]]),
                  t->name, s->place);
         s->copy_of[c] = t;
-        if (!put(s, p, id_of_copy(s, v, c), copy)) {
+        if (!find(s, p, id_of_copy(s, v, c), &copy->buffer, &copy->data)) {
             return false;
         }
+        s->lib->buffer_init_tensor(copy->buffer, copy);
     }
     s->n_copy = v->n_copies;
     return true;
@@ -204,7 +235,11 @@ bool gh_bind(gh_sched *s, gh_prepared *p, void *graph)
     for (int pool = 0; pool < s->n_pools; pool++) {
         gh_arena_reset(&s->pool[pool], s->lib);
     }
-    if (!make_parts(s, p, graph) || !put_tensors(s, p) || !make_copies(s, p)) {
+    if (!make_parts(s, p, graph) || !find_slots(s, p)) {
+        return false;
+    }
+    put_tensors(s, p);
+    if (!make_copies(s, p)) {
         return false;
     }
     read_copies(s, p);

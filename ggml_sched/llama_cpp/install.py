@@ -40,8 +40,9 @@ def install(level: str | None = None) -> str:
     """Let the ggml that is loaded from now on allocate through us; which level that is.
 
     `level`: one of LEVELS; None: what GGML_SCHED in the environment says, or "alloc".  Asking for what is installed
-    already does nothing.  HookError if a library of ggml's is loaded already, or if another level is installed;
-    ValueError for a level that there is not.
+    already does nothing; for another level: schedulers that are made from now on have it.  HookError if a library of
+    ggml's is loaded already and nothing is installed, or for "off" after something was; ValueError for a level that
+    there is not.
     """
     asked = (os.environ.get(VARIABLE) or "alloc") if level is None else level
     if asked not in LEVELS:
@@ -51,9 +52,13 @@ def install(level: str | None = None) -> str:
         there = installed()
         if asked == there or there != "off" and level is None:
             return there
-        if there != "off":
-            raise HookError(f"level {there!r} is installed, and stays as long as the process: {asked!r} would come "
+        if there != "off" and asked == "off":
+            raise HookError(f"level {there!r} is installed, and its library stays as long as the process: 'off' comes "
                             "too late")
+        if there != "off":
+            hook().schedule(asked == "sched")
+            _installed["level"] = asked
+            return asked
         found = loaded_bases()
         if found:
             raise HookError(f"{found[0]} is loaded already, and its calls are bound: import ggml_sched.llama_cpp "

@@ -30,7 +30,7 @@ static int build(gh_sched *s, gh_prepared *p, gs_error *error)
                          keeps ? p->keeps.dep : NULL, &p->graph, &p->arrays, error);
 }
 
-static gs_problem problem_of(const gh_sched *s, const gh_prepared *p, bool for_splits)
+static gs_problem problem_of(const gh_sched *s, const gh_prepared *p)
 {
     gs_problem q;
     memset(&q, 0, sizeof q);
@@ -38,10 +38,6 @@ static gs_problem problem_of(const gh_sched *s, const gh_prepared *p, bool for_s
     q.policy.leafs_first = 1;
     q.policy.stream = 1; /* clients write to weights, and we would not know */
     q.policy.n_places = s->n_places;
-    if (for_splits) {
-        q.policy.offsets = GS_OFFSETS_BEST_FIT;
-        q.policy.reuse = GS_REUSE_FIRST;
-    }
     q.n_backends = s->n_backends;
     q.backends = s->info;
     if (p->reading.n_all == 0) {
@@ -61,10 +57,10 @@ static gs_problem problem_of(const gh_sched *s, const gh_prepared *p, bool for_s
 }
 
 /* A tensor above the largest buffer gets one as large as itself: the device may still give it. */
-static int plan_anew(gh_sched *s, gh_prepared *p, bool for_splits, gs_error *error)
+static int plan_anew(gh_sched *s, gh_prepared *p, gs_error *error)
 {
     gs_backend_info info[GH_MAX_BACKENDS];
-    gs_problem q = problem_of(s, p, for_splits);
+    gs_problem q = problem_of(s, p);
     int status = GS_OK;
     memcpy(info, s->info, sizeof info);
     q.backends = info;
@@ -123,9 +119,12 @@ static bool copy_keeps(gh_keeps *to, const gh_keeps *from)
 
 #define GH_SWAP(type, field) do { type kept = p->field; p->field = q->field; q->field = kept; } while (0)
 
-/* Let p have the plan of q, whose graph and problem are the same; q is forgotten. */
+/* Let p have the plan of q, whose graph and problem are the same, with the graph that it was made for; q is
+ * forgotten. */
 static void take_plan(gh_prepared *p, gh_prepared *q)
 {
+    GH_SWAP(gs_api_graph *, graph);
+    GH_SWAP(gs_graph_arrays, arrays);
     GH_SWAP(gs_api_plan *, plan);
     GH_SWAP(gs_plan_arrays, view);
     GH_SWAP(gh_spot *, spot);
@@ -135,7 +134,6 @@ static void take_plan(gh_prepared *p, gh_prepared *q)
     GH_SWAP(int32_t, room_spots);
     GH_SWAP(int32_t, room_need);
     memcpy(p->need_begin, q->need_begin, sizeof p->need_begin);
-    p->measured = q->measured;
     p->waits = q->waits;
     p->reserved |= q->reserved;
     gh_api->plan_free(q->plan);
@@ -167,7 +165,7 @@ static int plan_as_before(gh_sched *s, gh_prepared *p, gs_error *error)
             gh_prepared *q = &s->prepared[i];
             int serves = 0;
             int32_t clashes = 0;
-            if (q == p || q->plan == NULL || !q->measured || (pass == 1 && !q->reserved)
+            if (q == p || q->plan == NULL || (pass == 1 && !q->reserved)
                 || !same_wiring(&q->reading, &p->reading)) {
                 continue;
             }
@@ -185,13 +183,14 @@ static int plan_as_before(gh_sched *s, gh_prepared *p, gs_error *error)
                 }
                 continue;
             }
-            const gs_problem problem = problem_of(s, p, false);
-            status = gh_api->plan_replay(q->plan, q->graph, p->graph, &problem, &p->plan, &serves, error);
-            if (status == GS_OK && serves) {
+            const gs_problem problem = problem_of(s, p);
+            if (gh_api->plan_replay(q->plan, q->graph, p->graph, &problem, &p->plan, &serves, error) != GS_OK) {
+                continue; /* what fails here is found out again where it is planned */
+            }
+            if (serves) {
                 gh_api->plan_view(p->plan, &p->view);
                 status = look_for_clashes(s, p, &clashes);
                 if (status == GS_OK && clashes == 0) {
-                    p->measured = true;
                     gh_count_one(GH_COUNT_REPLAYED);
                     return GS_OK;
                 }
@@ -204,7 +203,7 @@ static int plan_as_before(gh_sched *s, gh_prepared *p, gs_error *error)
     return status;
 }
 
-int gh_plan(gh_sched *s, gh_prepared *p, bool for_splits, const gh_choices *choices)
+int gh_plan(gh_sched *s, gh_prepared *p, const gh_choices *choices)
 {
     gs_error error = {0};
     int32_t clashes = 0;
@@ -219,16 +218,12 @@ int gh_plan(gh_sched *s, gh_prepared *p, bool for_splits, const gh_choices *choi
         }
     }
     while (status == GS_OK) {
-        status = plan_anew(s, p, for_splits, &error);
+        status = plan_anew(s, p, &error);
         if (status != GS_OK || p->plan == NULL) {
             break;
         }
         gh_api->plan_view(p->plan, &p->view);
-        p->measured = !for_splits;
         gh_count_one(GH_COUNT_PLANNED);
-        if (for_splits) {
-            break;
-        }
         status = look_for_clashes(s, p, &clashes);
         if (status != GS_OK || clashes == 0) {
             break;

@@ -31,8 +31,51 @@ static bool room_for(gh_prepared *p, int32_t n_needs)
     return true;
 }
 
+/* Whether two ids share bytes of an arena other than by the first being the second's memory. */
+static bool overlaps(const gs_plan_arrays *v, int32_t a, int32_t b)
+{
+    return v->home[a] >= 0 && v->home[a] == v->home[b] && v->offset[a] >= 0 && v->offset[b] >= 0
+        && v->offset[a] < v->offset[b] + v->size[b] && v->offset[b] < v->offset[a] + v->size[a];
+}
+
+/* What a fused kernel reads of copies (fused.h) while it writes its last result: a copy that two nodes in a row may
+ * read together lives until the second is done.  Lifetimes here alone know of it: to the planner, a node keeps tensors
+ * of the graph.  True: some copy lives longer, *until says which. */
+static bool keep_copies(const gh_prepared *p, int32_t *until)
+{
+    const gs_plan_arrays *v = &p->view;
+    const gh_reading *r = &p->reading;
+    bool found = false;
+    int32_t position = 0;
+    for (int32_t id = 0; id < v->n; id++) {
+        until[id] = v->death[id];
+    }
+    for (int32_t i = 0; i + 1 < r->size.n_nodes; i++) {
+        const int32_t id = r->order[i], next = r->order[i + 1];
+        if (v->assign[id] != v->assign[next] || r->item[id].n_readers != 1) {
+            continue;
+        }
+        for (int32_t k = v->src_begin[next]; k < v->src_begin[next + 1]; k++) {
+            if (v->src[k] != id) {
+                continue;
+            }
+            while (position < v->n_seq && v->seq[position] != next) {
+                position++;
+            }
+            for (int32_t j = v->src_begin[id]; j < v->src_begin[id + 1]; j++) {
+                const int32_t c = v->src[j];
+                if (c >= v->n_tensors && v->root[c] < 0 && until[c] < position && position < v->n_seq) {
+                    until[c] = position;
+                    found |= overlaps(v, c, next);
+                }
+            }
+        }
+    }
+    return found;
+}
+
 /* Offsets of everything in the arenas of a pool, packed as one; the bytes that they need, -1 without memory. */
-static int64_t pack_pool(const gh_sched *s, gh_prepared *p, int pool)
+static int64_t pack_pool(const gh_sched *s, gh_prepared *p, int pool, const int32_t *until)
 {
     const gs_plan_arrays *v = &p->view;
     gs_pack_result result;
@@ -46,7 +89,7 @@ static int64_t pack_pool(const gh_sched *s, gh_prepared *p, int pool)
     for (int32_t i = 0; i < v->n; i++) {
         if (v->home[i] >= 0 && s->pool_of[v->home[i]] == pool && v->root[i] < 0 && v->birth[i] >= 0) {
             lower[n] = v->birth[i];
-            upper[n] = (int64_t)v->death[i] + 1;
+            upper[n] = (int64_t)until[i] + 1;
             size[n++] = v->size[i];
         }
     }
@@ -74,9 +117,9 @@ static int64_t pack_pool(const gh_sched *s, gh_prepared *p, int pool)
     return found;
 }
 
-/* Whether the arenas of a pool are to be packed as one: there are several, each of one chunk, and no bound that all
- * together might exceed. */
-static bool is_shared(const gh_sched *s, const gh_prepared *p, int pool)
+/* Whether the arenas of a pool are to be packed anew, as one: there are several, or copies live longer than planned.
+ * Not where arenas have several chunks, or a bound that all together might exceed. */
+static bool is_packed(const gh_sched *s, const gh_prepared *p, int pool, bool longer)
 {
     const gs_plan_arrays *v = &p->view;
     int64_t total = 0;
@@ -91,7 +134,8 @@ static bool is_shared(const gh_sched *s, const gh_prepared *p, int pool)
         total += v->arena[b].nbytes;
         n++;
     }
-    return n > 1 && (s->info[s->first_of[pool]].max_buffer == 0 || total <= s->info[s->first_of[pool]].max_buffer);
+    return (n > 1 || (n == 1 && longer))
+        && (s->info[s->first_of[pool]].max_buffer == 0 || total <= s->info[s->first_of[pool]].max_buffer);
 }
 
 /* The chunks of the arenas of a pool, one after the other, and what lies in them. */
@@ -129,19 +173,27 @@ bool gh_pools_locate(gh_sched *s, gh_prepared *p)
 {
     const gs_plan_arrays *v = &p->view;
     int32_t at = 0;
+    bool longer = false;
     if (!room_for(p, v->n_chunks + s->n_backends)) {
         return false;
+    }
+    if (s->n_backends > 1) {
+        /* Where addresses are told later, positions are kept until then. */
+        longer = v->n_copies > 0 && keep_copies(p, p->home);
+        if (v->n_copies == 0) {
+            memcpy(p->home, v->death, (size_t)v->n * sizeof *p->home);
+        }
     }
     for (int32_t i = 0; i < v->n; i++) {
         p->spot[i] = (gh_spot){.pool = -1, .chunk = 0, .offset = 0};
     }
     for (int pool = 0; pool < s->n_pools; pool++) {
         p->need_begin[pool] = at;
-        if (!is_shared(s, p, pool)) {
+        if (s->n_backends == 1 || !is_packed(s, p, pool, longer)) {
             at = line_up(s, p, pool, at);
             continue;
         }
-        p->need[at] = pack_pool(s, p, pool);
+        p->need[at] = pack_pool(s, p, pool, p->home);
         if (p->need[at] < 0) {
             return false;
         }
@@ -189,6 +241,7 @@ bool gh_pools_grow(gh_sched *s, const gh_prepared *p)
         }
         waited = true;
         gh_count_one(GH_COUNT_GROWN);
+        s->generation++;
         grown = gh_arena_grow(a, s->lib, sizes, n_sizes);
         free(sizes);
         if (!grown) {

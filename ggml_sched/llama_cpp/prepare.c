@@ -123,7 +123,7 @@ static bool keep_deps(gh_sched *s, gh_prepared *p)
 }
 
 /* Plan a graph again that backends have reordered, everything staying where it was. */
-static int plan_reordered(gh_sched *s, gh_prepared *p, void *graph, bool for_splits)
+static int plan_reordered(gh_sched *s, gh_prepared *p, void *graph)
 {
     int status = GS_OK;
     gh_choices_clear(&s->kept_choices);
@@ -140,7 +140,7 @@ static int plan_reordered(gh_sched *s, gh_prepared *p, void *graph, bool for_spl
         status = GS_NO_HOST_MEMORY;
     }
     if (status == GS_OK) {
-        status = gh_plan(s, p, for_splits, &s->kept_choices);
+        status = gh_plan(s, p, &s->kept_choices);
     }
     if (status == GS_OK && !cut(p)) {
         status = GS_NO_HOST_MEMORY;
@@ -153,8 +153,8 @@ static int plan_reordered(gh_sched *s, gh_prepared *p, void *graph, bool for_spl
 
 /* -- finding ------------------------------------------------------------------------------------------------------ */
 
-/* One to be written over: unused, else the one that was used longest ago, of those that are not reserved if there is
- * one; of what is reserved there is always room for something else besides. */
+/* One to be written over: unused, else the one that was used longest ago, but not what is reserved as long as that
+ * leaves room for others. */
 static gh_prepared *oldest(gh_sched *s)
 {
     gh_prepared *found = NULL;
@@ -164,7 +164,7 @@ static gh_prepared *oldest(gh_sched *s)
     }
     for (int i = 0; i < GH_N_PREPARED; i++) {
         gh_prepared *p = &s->prepared[i];
-        if (p == s->now || (p->used != 0 && p->reserved && n_reserved <= GH_N_PREPARED / 2)) {
+        if (p->used != 0 && p->reserved && n_reserved <= GH_N_PREPARED / 2) {
             continue;
         }
         if (found == NULL || p->used < found->used) {
@@ -174,11 +174,11 @@ static gh_prepared *oldest(gh_sched *s)
     return found;
 }
 
-static gh_prepared *find(gh_sched *s, void *graph, bool for_splits)
+static gh_prepared *find(gh_sched *s, void *graph)
 {
     for (int i = 0; i < GH_N_PREPARED; i++) {
         gh_prepared *p = &s->prepared[i];
-        if (p->plan == NULL || !(p->measured || for_splits) || !gh_looks_like(s, p, graph)) {
+        if (p->plan == NULL || !gh_looks_like(s, p, graph)) {
             continue;
         }
         if (s->some_optimize) {
@@ -196,8 +196,8 @@ static void forget(gh_prepared *p)
 {
     gh_api->plan_free(p->plan);
     p->plan = NULL;
-    p->used = 0;
-    p->reserved = p->measured = p->waits = false;
+    p->used = p->generation = 0;
+    p->reserved = p->waits = false;
     p->keeps.n = p->n_deps = 0;
 }
 
@@ -217,27 +217,27 @@ static bool finds_waits(const gh_sched *s, const gh_prepared *p)
     return s->n_pools < s->n_backends;
 }
 
-gh_prepared *gh_prepare(gh_sched *s, void *graph, bool for_splits, bool reserves)
+gh_prepared *gh_prepare(gh_sched *s, void *graph, bool reserves)
 {
     gh_prepared *p;
     int status;
     s->now = NULL;
-    p = find(s, graph, for_splits);
+    p = find(s, graph);
     if (p == NULL) {
         p = oldest(s);
         forget(p);
         status = gh_read(&p->reading, s->lib, graph);
-        status = status == GS_OK ? gh_plan(s, p, for_splits, &s->choices) : status;
+        status = status == GS_OK ? gh_plan(s, p, &s->choices) : status;
         if (status == GS_OK && (!cut(p) || !gh_take_looks(s, p))) {
             status = GS_NO_HOST_MEMORY;
         }
         if (status == GS_OK && s->some_optimize) {
             status = reorder(s, p, graph) ? GS_OK : GS_NO_HOST_MEMORY;
             if (status == GS_OK && !is_in_order(s, p, graph)) {
-                status = plan_reordered(s, p, graph, for_splits);
+                status = plan_reordered(s, p, graph);
             }
         }
-        if (status == GS_OK && !for_splits && !gh_pools_locate(s, p)) {
+        if (status == GS_OK && !gh_pools_locate(s, p)) {
             status = GS_NO_HOST_MEMORY;
         }
         if (status != GS_OK) {
@@ -275,6 +275,8 @@ void gh_prepared_free(gh_prepared *p)
     free(p->reads_buffer);
     free(p->cut);
     free(p->spot);
+    free(p->slot);
+    free(p->viewer);
     free(p->home);
     free(p->offset);
     free(p->need);

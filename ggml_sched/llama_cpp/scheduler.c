@@ -140,6 +140,7 @@ GH_EXPORT void *ggml_backend_sched_new(void **backends, void **bufts, int n_back
         return NULL;
     }
     s->magic = GH_SCHED_MAGIC;
+    s->generation = 1;
     s->rt = rt;
     s->lib = rt->lib;
     s->n_backends = n_backends;
@@ -219,7 +220,7 @@ static bool allocate(gh_sched *s, void *graph)
     s->next_place = (s->next_place + 1) % s->n_places;
     s->is_allocated = false;
     gh_unbind(s, graph);
-    p = gh_prepare(s, graph, false, false);
+    p = gh_prepare(s, graph, false);
     if (p == NULL || !gh_pools_grow(s, p) || !gh_bind(s, p, graph)) {
         return false;
     }
@@ -247,7 +248,7 @@ GH_EXPORT void ggml_backend_sched_split_graph(void *sched, void *graph)
     if (s != NULL) {
         gh_unbind(s, graph);
         s->is_allocated = false;
-        s->now = gh_prepare(s, graph, true, false);
+        s->now = gh_prepare(s, graph, false);
     } else {
         const gh_runtime *rt = theirs(sched, GH_CALLER);
         if (rt != NULL && rt->backend_sched_split_graph != NULL) {
@@ -271,7 +272,7 @@ GH_EXPORT void ggml_backend_sched_reserve_size(void *sched, void *graph, size_t 
     reset(s);
     synchronize(s);
     gh_unbind(s, graph);
-    p = gh_prepare(s, graph, false, false);
+    p = gh_prepare(s, graph, false);
     memset(sizes, 0, (size_t)s->n_backends * sizeof *sizes);
     for (int k = 0; p != NULL && k < s->n_pools; k++) {
         for (int32_t i = p->need_begin[k]; i < p->need_begin[k + 1]; i++) {
@@ -286,7 +287,7 @@ static bool reserve(gh_sched *s, void *graph)
     gh_prepared *p;
     synchronize(s);
     gh_unbind(s, graph);
-    p = gh_prepare(s, graph, false, true);
+    p = gh_prepare(s, graph, true);
     if (p == NULL || !gh_pools_grow(s, p)) {
         return false;
     }

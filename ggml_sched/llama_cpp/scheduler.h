@@ -62,11 +62,17 @@ typedef struct gh_spot {
     int64_t offset;
 } gh_spot;
 
+/* The address of a tensor in the buffers that there are. */
+typedef struct gh_slot_at {
+    gx_tensor *tensor;
+    void *buffer;
+    void *data;
+} gh_slot_at;
+
 /* A graph that was planned. */
 typedef struct gh_prepared {
     uint64_t used;          /* when, in steps of the scheduler's clock; 0: never                        */
     bool reserved;          /* measured by the client: its plan is repeated for smaller graphs          */
-    bool measured;          /* offsets were packed, not only splits found                               */
     gh_reading reading;
     gh_look *look;          /* [reading.n]                                                              */
     gx_tensor **given;      /* [n_nodes] nodes in the order in which they came                          */
@@ -104,6 +110,12 @@ typedef struct gh_prepared {
     int64_t *offset;        /* [view.n] ... and chunks far apart                                        */
     int64_t *need;          /* bytes of each chunk, pool by pool                                        */
     int32_t need_begin[GH_MAX_BACKENDS + 1];
+    gh_slot_at *slot;       /* [n_slots] addresses of what is placed, and views, which get theirs from their roots */
+    gx_tensor **viewer;     /* [n_viewers]                                                              */
+    int32_t n_slots;
+    int32_t n_viewers;
+    int32_t room_slots;
+    uint64_t generation;    /* of the buffers that the addresses are in; 0: none are known              */
     bool waits;             /* a split reads another backend's memory: backends wait for each other     */
     int32_t room_ids;
     int32_t room_listed;
@@ -140,6 +152,7 @@ typedef struct gh_sched {
     int pool_of[GH_MAX_BACKENDS];
     int first_of[GH_MAX_BACKENDS]; /* of a pool: the backend that its bytes are told of                 */
     gh_arena pool[GH_MAX_BACKENDS];
+    uint64_t generation;    /* changes with any buffer; never 0                                         */
 
     gh_choices choices;
     gh_prepared prepared[GH_N_PREPARED];
@@ -182,12 +195,11 @@ int gh_ask(gh_sched *s, gh_prepared *p, const gh_choices *choices);
 bool gh_looks_like(const gh_sched *s, const gh_prepared *p, void *graph);
 bool gh_take_looks(gh_sched *s, gh_prepared *p);
 
-/* -- planning.c: a plan for p->reading's graph, where somebody chose so.  `for_splits`: offsets do not matter.  An error
- * was logged. */
-int gh_plan(gh_sched *s, gh_prepared *p, bool for_splits, const gh_choices *choices);
+/* -- planning.c: a plan for p->reading's graph, with what somebody chose.  An error was logged. */
+int gh_plan(gh_sched *s, gh_prepared *p, const gh_choices *choices);
 
 /* -- prepare.c: a graph with its plan, found or made; NULL: an error was logged.  `reserves`: others will repeat it. */
-gh_prepared *gh_prepare(gh_sched *s, void *graph, bool for_splits, bool reserves);
+gh_prepared *gh_prepare(gh_sched *s, void *graph, bool reserves);
 void gh_prepared_free(gh_prepared *p);
 
 /* -- pools.c */

@@ -59,6 +59,11 @@ def test_a_graph_that_differs_in_wiring_alone_is_noticed():
     run("wiring")
 
 
+@with_compiler
+def test_reserved_plans_serve_equal_and_smaller_graphs(devices):
+    run("replayed", devices)
+
+
 def test_refused_memory_is_told_and_all_works_afterwards():
     run("refused")
 
