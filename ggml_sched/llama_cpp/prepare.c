@@ -244,6 +244,9 @@ gh_prepared *gh_prepare(gh_sched *s, void *graph, bool reserves)
             forget(p);
             return NULL;
         }
+        for (int32_t i = 0; i < p->reading.n; i++) {
+            memcpy(p->name[i], p->reading.item[i].tensor->name, sizeof p->name[i]);
+        }
         p->waits = s->n_backends > 1 && finds_waits(s, p);
     }
     p->used = ++s->clock;
@@ -259,6 +262,7 @@ void gh_prepared_free(gh_prepared *p)
     gh_reading_free(&p->reading);
     gh_keeps_free(&p->keeps);
     free(p->look);
+    free(p->name);
     free(p->given);
     free(p->ordered);
     free(p->leafs);

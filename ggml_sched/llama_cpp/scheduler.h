@@ -8,6 +8,7 @@
  *     pools.c      where in which buffers the ids of a plan lie
  *     bind.c       addresses, copies and parts: what a graph needs to be computed
  *     compute.c    computing it
+ *     listed.c     the schedulers of the process, for those who look at their plans
  *
  * A scheduler is one thread's at a time, as ggml's are; different ones are independent.
  * Invariant: what a client sees of its graph is as with ggml: after an allocation, nodes name the copies that they
@@ -16,6 +17,7 @@
 #ifndef GGML_SCHED_LLAMA_CPP_SCHEDULER_H
 #define GGML_SCHED_LLAMA_CPP_SCHEDULER_H
 
+#include <pthread.h>
 #include <string.h>
 #include "arena.h"
 #include "fused.h"
@@ -78,6 +80,7 @@ typedef struct gh_prepared {
     gx_tensor **given;      /* [n_nodes] nodes in the order in which they came                          */
     gx_tensor **ordered;    /* [n_nodes] and in that in which backends left them                        */
     gx_tensor **leafs;      /* [n_leafs]                                                                */
+    char (*name)[64];       /* [reading.n]                                                              */
     int32_t n_given;
     int32_t n_leafs;
     gx_tensor **dep;        /* [2 * n_deps] what backends want kept, each followed by until when        */
@@ -130,6 +133,8 @@ typedef struct gh_prepared {
 
 typedef struct gh_sched {
     uint64_t magic;
+    struct gh_sched *next;  /* among all of the process, the newest first                               */
+    pthread_mutex_t lock;   /* held while plans change, for the sake of those who look at them          */
     const gh_runtime *rt;
     const gh_ggml *lib;
     int n_backends;
