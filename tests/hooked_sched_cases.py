@@ -292,7 +292,7 @@ def wiring(_: str) -> None:
 
 
 def replayed(library: str) -> None:
-    """What was reserved serves equal graphs elsewhere and smaller ones, over and over, in the buffers that there are."""
+    """What was reserved serves equal graphs elsewhere, and smaller ones, in the buffers that there are."""
     g = Ggml()
     backends = [*g.devices(library, 1), g.cpu_backend()]
     weights = [Weights(g, b, np.random.default_rng(1)) for b in backends]

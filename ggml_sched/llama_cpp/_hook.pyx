@@ -272,12 +272,12 @@ def last_planned():
     """For each allocator of the process that has planned a graph, oldest first: what it was asked for last.
 
     Dicts: `graph`, as `graphfile.graph_from_dict` takes it; `plan`, as `plan_from_values` does; `arenas`: dicts of
-    name, alignment, max_size (0: no bound), nbytes of the buffers there are, inplace ({op: sources, bits}); `resident`: for each tensor the arena
-    whose backend it is resident on, or -1; `nbytes`: {(arena, id): bytes} where these are more than the tensor's.
+    name, alignment, max_size (0: no bound), nbytes of the buffers there are, inplace ({op: sources, bits}); `resident`:
+    for each tensor the arena whose backend it is resident on, or -1; `nbytes`: {(arena, id): bytes} where these are more than the tensor's.
     """
     cdef gh_known *k
     cdef gh_arena_facts *facts
-    cdef int32_t i, b, n
+    cdef int32_t n
     cdef int n_allocators = 0, at = 0
     names = {number: name for name, number in op_numbers().items()}
     found = []

@@ -185,7 +185,7 @@ static bool ask_readers(gh_sched *s, gh_prepared *p, const met_buffers *met)
     return true;
 }
 
-/* -- nodes ---------------------------------------------------------------------------------------------------------- */
+/* -- nodes --------------------------------------------------------------------------------------------------------- */
 
 static inline bool computes(const gh_item *item)
 {

@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/listed.h -- the schedulers of the process, and their last plans as those of allocators are seen. */
+/* ggml_sched/llama_cpp/listed.h -- the schedulers of the process, and their last plans as allocators show theirs. */
 #ifndef GGML_SCHED_LLAMA_CPP_LISTED_H
 #define GGML_SCHED_LLAMA_CPP_LISTED_H
 

@@ -16,8 +16,8 @@ __all__ = ["plans"]
 
 
 def plans() -> tuple[Plan, ...]:
-    """The plan of each graph allocator, and of each scheduler, that llama.cpp has now: of the graph that it was asked for
-    last, oldest first.
+    """The plan of each graph allocator, and of each scheduler, that llama.cpp has now, oldest first: of the graph that
+    it was asked for last.
 
     Print, explain and verify them, draw pictures; there is no memory behind their backends.  Any thread may ask.
     HookError if nothing is installed.

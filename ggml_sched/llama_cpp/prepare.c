@@ -209,7 +209,8 @@ static bool finds_waits(const gh_sched *s, const gh_prepared *p)
         const int32_t id = p->reading.order[i], b = v->assign[id];
         for (int32_t k = v->src_begin[id]; k < v->src_begin[id + 1]; k++) {
             const int32_t src = v->src[k];
-            if (src < v->n_tensors && v->assign[src] != b && (v->home[src] >= 0 || p->reading.item[src].op != GS_OP_NONE)) {
+            if (src < v->n_tensors && v->assign[src] != b
+                && (v->home[src] >= 0 || p->reading.item[src].op != GS_OP_NONE)) {
                 return true;
             }
         }

@@ -54,7 +54,7 @@ static int index_of(const gh_sched *s, const void *backend)
     return -1;
 }
 
-/* -- making --------------------------------------------------------------------------------------------------------- */
+/* -- making -------------------------------------------------------------------------------------------------------- */
 
 static void describe(gh_sched *s)
 {
@@ -199,7 +199,7 @@ GH_EXPORT void ggml_backend_sched_free(void *sched)
     free(s);
 }
 
-/* -- allocating ----------------------------------------------------------------------------------------------------- */
+/* -- allocating ---------------------------------------------------------------------------------------------------- */
 
 static void reset(gh_sched *s)
 {
@@ -332,7 +332,7 @@ GH_EXPORT bool ggml_backend_sched_alloc_graph(void *sched, void *graph)
     return done;
 }
 
-/* -- computing ------------------------------------------------------------------------------------------------------ */
+/* -- computing ----------------------------------------------------------------------------------------------------- */
 
 GH_EXPORT int ggml_backend_sched_graph_compute_async(void *sched, void *graph)
 {
@@ -390,7 +390,7 @@ GH_EXPORT void ggml_backend_sched_set_eval_callback(void *sched, gh_eval_callbac
     }
 }
 
-/* -- asking --------------------------------------------------------------------------------------------------------- */
+/* -- asking -------------------------------------------------------------------------------------------------------- */
 
 #define GH_ASK(type, name, parameters, arguments, none, answer)                                  \
     GH_EXPORT type ggml_backend_sched_##name parameters                                          \

@@ -8,6 +8,7 @@
  *     pools.c      where in which buffers the ids of a plan lie
  *     bind.c       addresses, copies and parts: what a graph needs to be computed
  *     compute.c    computing it
+ *     experts.c    copying the used experts of weights on the host
  *     listed.c     the schedulers of the process, for those who look at their plans
  *
  * A scheduler is one thread's at a time, as ggml's are; different ones are independent.
@@ -219,6 +220,9 @@ bool gh_bind(gh_sched *s, gh_prepared *p, void *graph);
 
 /* -- scheduler.c: whether schedulers made from now on are ours; otherwise they are ggml's own. */
 void gh_set_schedules(bool on);
+
+/* -- experts.c: bring copy view.inputs[input] of a split by its used experts.  False: copy everything. */
+bool gh_copy_experts(gh_sched *s, const gh_prepared *p, int32_t split, int32_t input);
 
 /* -- compute.c: a ggml_status */
 int gh_compute(gh_sched *s);
