@@ -292,7 +292,7 @@ def wiring(_: str) -> None:
 
 
 def replayed(library: str) -> None:
-    """What was reserved serves equal graphs elsewhere and smaller ones, over and over, in the buffers that there are."""
+    """What was reserved serves equal graphs elsewhere, and smaller ones, in the buffers that there are."""
     g = Ggml()
     backends = [*g.devices(library, 1), g.cpu_backend()]
     weights = [Weights(g, b, np.random.default_rng(1)) for b in backends]
@@ -315,6 +315,40 @@ def replayed(library: str) -> None:
     assert served["equal"] >= 4 and served["replayed"] >= 3 and served["grown"] == len([n for n in sizes if n]), served
     assert [g.backend_sched_get_buffer_size(s, b) for b in backends] == sizes
     g.backend_sched_free(s)
+
+
+def explained(library: str) -> None:
+    """What was planned is a value: sound, and explained in words; its offsets are the tensors' addresses."""
+    from ggml_sched.llama_cpp import plans
+
+    g = Ggml()
+    backends = [*g.devices(library, 2), g.cpu_backend()]
+    weights = [Weights(g, b, np.random.default_rng(1)) for b in backends]
+    copies = 0
+    for parallel in (False, True):
+        s = g.scheduler(backends, True, parallel)
+        for seed in range(12):
+            graph = random_graph(g, weights, weights, seed)[0]
+            g.backend_sched_reset(s)
+            assert g.backend_sched_reserve(s, graph.graph)
+            assert len(plans()) == 1
+            assert g.backend_sched_alloc_graph(s, graph.graph)
+            (plan,) = plans()
+            plan.verify()
+            sizes = tuple(g.backend_sched_get_buffer_size(s, b) for b in backends)
+            assert all(a <= b for a, b in zip(plan.buffer_sizes, sizes, strict=True))
+            named = {t.name: t for t in plan.graph.tensors}
+            node = graph.nodes()[-1]
+            last = named[view(node).name.decode()]
+            assert last.name in plan.explain(last) and "digraph" in plan.to_dot()
+            assert backends[[b.name for b in plan.backends].index(plan.backend_of(last).name)] \
+                == g.backend_sched_get_tensor_backend(s, node)
+            assert len(plan.splits) == g.backend_sched_get_n_splits(s)
+            copies += len(plan.copies)
+            graph.close()
+        g.backend_sched_free(s)
+        assert plans() == ()
+    assert copies > 10
 
 
 def refused(_: str) -> None:

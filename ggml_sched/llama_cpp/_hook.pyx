@@ -56,6 +56,15 @@ cdef extern from "alloc.h":
         int32_t n_seq
         int32_t n_splits
         int32_t n_write_backs
+        const int32_t *split_inputs
+        const int32_t *inputs
+        const int32_t *copy_like
+        const int32_t *copy_from
+        const int32_t *copy_backend
+        const int32_t *copy_kept
+        const int32_t *place_copy
+        const int32_t *back_node
+        const int32_t *back_copy
         const int32_t *assign
         const unsigned char *reason
         const int32_t *split_backend
@@ -113,6 +122,22 @@ cdef extern from "alloc.h":
 
 cdef extern from "scheduler.h":
     void gh_set_schedules(bint on) noexcept nogil
+
+    ctypedef struct gh_prepared:
+        const int32_t *buffer
+        const unsigned char *usage
+        const unsigned char *supports
+        int32_t n_buffers
+        const unsigned char *reads_buffer
+
+    ctypedef struct gh_sched:
+        int n_backends
+        const unsigned char *reads
+
+cdef extern from "listed.h":
+    gh_sched *gh_hold(int i, int *n_schedulers) noexcept nogil
+    void gh_release(gh_sched *s) noexcept nogil
+    const gh_prepared *gh_show(const gh_sched *s, gh_known *shown, gh_arena_facts *facts) noexcept nogil
 
 cdef extern from *:
     """
@@ -225,8 +250,12 @@ cdef dict _plan_of(const gh_known *k):
     return {
         "n_backends": p.n_backends, "n_tensors": p.n_tensors, "assign": _ints(p.assign, p.n_tensors),
         "reason": _bytes(p.reason, p.n_tensors),
-        "splits": [[p.split_backend[i], p.split_start[i], p.split_stop[i], []] for i in range(p.n_splits)],
-        "copies": [], "places": [], "write_backs": [],
+        "splits": [[p.split_backend[i], p.split_start[i], p.split_stop[i],
+                    _ints(p.inputs + (p.split_inputs[i - 1] if i else 0),
+                          p.split_inputs[i] - (p.split_inputs[i - 1] if i else 0))] for i in range(p.n_splits)],
+        "copies": [[p.copy_like[i], p.copy_from[i], p.copy_backend[i], p.copy_kept[i]] for i in range(p.n_copies)],
+        "places": _ints(p.place_copy, p.n_places),
+        "write_backs": [[p.back_node[i], p.back_copy[i]] for i in range(p.n_write_backs)],
         "home": _ints(p.home, p.n), "root": _ints(p.root, p.n), "birth": _ints(p.birth, p.n),
         "death": _ints(p.death, p.n), "trimmed": _ints(p.trimmed, p.n),
         "src": [_ints(p.src + p.src_begin[i], p.src_begin[i + 1] - p.src_begin[i]) for i in range(p.n)],
@@ -243,12 +272,12 @@ def last_planned():
     """For each allocator of the process that has planned a graph, oldest first: what it was asked for last.
 
     Dicts: `graph`, as `graphfile.graph_from_dict` takes it; `plan`, as `plan_from_values` does; `arenas`: dicts of
-    name, alignment, max_size (0: no bound), nbytes of the buffers there are, inplace ({op: sources, bits}); `resident`: for each tensor the arena
-    whose backend it is resident on, or -1; `nbytes`: {(arena, id): bytes} where these are more than the tensor's.
+    name, alignment, max_size (0: no bound), nbytes of the buffers there are, inplace ({op: sources, bits}); `resident`:
+    for each tensor the arena whose backend it is resident on, or -1; `nbytes`: {(arena, id): bytes} where these are more than the tensor's.
     """
     cdef gh_known *k
     cdef gh_arena_facts *facts
-    cdef int32_t i, b, n
+    cdef int32_t n
     cdef int n_allocators = 0, at = 0
     names = {number: name for name, number in op_numbers().items()}
     found = []
@@ -258,22 +287,73 @@ def last_planned():
         if k != NULL:
             try:
                 n = k.view.n_tensors
-                found.append({
-                    "graph": {"meta": {}, "tensors": [_tensor_of(k, i, names) for i in range(n)],
-                              "nodes": _ints(k.arrays.node, gh_known_n_nodes(k)),
-                              "leafs": _ints(k.arrays.leaf, gh_known_n_leafs(k))},
-                    "plan": _plan_of(k),
-                    "arenas": [{"name": (<bytes>facts[b].name).decode(errors="replace"),
-                                "alignment": facts[b].alignment, "max_size": facts[b].max_size,
-                                "nbytes": facts[b].nbytes, "inplace": _masks(facts[b].inplace, names)}
-                               for b in range(k.n_arenas)],
-                    "resident": _ints(k.resident, n),
-                    "nbytes": {(b, i): k.nbytes[<int64_t>b * n + i] for b in range(k.n_arenas) for i in range(n)
-                               if k.some_larger and k.nbytes[<int64_t>b * n + i] > k.arrays.layout[i].nbytes},
-                })
+                found.append({**_described(k, facts, names), "resident": _ints(k.resident, n)})
             finally:
                 gh_known_drop(k)
                 free(facts)
         at += 1
         if at >= n_allocators:
+            return found
+
+
+cdef dict _described(const gh_known *k, const gh_arena_facts *facts, dict names):
+    """What plans of allocators and of schedulers have in common."""
+    cdef int32_t i, b, n = k.view.n_tensors
+    return {
+        "graph": {"meta": {}, "tensors": [_tensor_of(k, i, names) for i in range(n)],
+                  "nodes": _ints(k.arrays.node, gh_known_n_nodes(k)),
+                  "leafs": _ints(k.arrays.leaf, gh_known_n_leafs(k))},
+        "plan": _plan_of(k),
+        "arenas": [{"name": (<bytes>facts[b].name).decode(errors="replace"), "alignment": facts[b].alignment,
+                    "max_size": facts[b].max_size, "nbytes": facts[b].nbytes,
+                    "inplace": _masks(facts[b].inplace, names)} for b in range(k.n_arenas)],
+        "nbytes": {(b, i): k.nbytes[<int64_t>b * n + i] for b in range(k.n_arenas) for i in range(n)
+                   if k.some_larger and k.nbytes[<int64_t>b * n + i] > k.arrays.layout[i].nbytes},
+    }
+
+
+cdef dict _scheduled(const gh_sched *s, dict names):
+    """What a held scheduler was asked for last; None: nothing."""
+    cdef gh_known shown
+    cdef gh_arena_facts facts[16]
+    cdef const gh_prepared *p = gh_show(s, &shown, facts)
+    cdef int32_t i, b, c, n
+    if p == NULL:
+        return None
+    found = _described(&shown, facts, names)
+    n = shown.view.n_tensors
+    found["reads"] = [[c for c in range(s.n_backends) if s.reads[b * s.n_backends + c]] for b in range(s.n_backends)]
+    found["residents"] = {
+        i: ("weights" if p.usage[i] else "any", (shown.resident[i], *(
+            b for b in range(s.n_backends)
+            if b != shown.resident[i] and p.reads_buffer[b * p.n_buffers + p.buffer[i]])))
+        for i in range(n) if shown.resident[i] >= 0}
+    found["refused"] = [i for i in range(n) if shown.view.assign[i] >= 0
+                        and not p.supports[<int64_t>shown.view.assign[i] * n + i]]
+    return found
+
+
+def last_scheduled():
+    """For each scheduler of the process that has planned a graph, oldest first: what it was asked for last.
+
+    Dicts as those of `last_planned`, with backends for arenas, and: `reads`, the backends whose memory each reads;
+    `residents`: {tensor: (usage, who reads it, the owner first)}; `refused`: tensors whose backend does not support
+    them.
+    """
+    cdef gh_sched *s
+    cdef int n = 0, at = 0
+    names = {number: name for name, number in op_numbers().items()}
+    found = []
+    while True:
+        with nogil:
+            s = gh_hold(at, &n)
+        if s != NULL:
+            try:
+                what = _scheduled(s, names)
+            finally:
+                gh_release(s)
+            if what is not None:
+                found.append(what)
+        at += 1
+        if at >= n:
             return found

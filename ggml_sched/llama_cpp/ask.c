@@ -104,7 +104,7 @@ static bool make_room(const gh_sched *s, gh_prepared *p)
         const int32_t room = n + n / 4;
         if (!gh_grow(&p->resident, sizeof *p->resident, room) || !gh_grow(&p->buffer, sizeof *p->buffer, room)
             || !gh_grow(&p->assigned, sizeof *p->assigned, room) || !gh_grow(&p->usage, 1, room)
-            || !gh_grow(&p->look, sizeof *p->look, room)) {
+            || !gh_grow(&p->look, sizeof *p->look, room) || !gh_grow(&p->name, sizeof *p->name, room)) {
             return false;
         }
         p->room_ids = room;
@@ -185,7 +185,7 @@ static bool ask_readers(gh_sched *s, gh_prepared *p, const met_buffers *met)
     return true;
 }
 
-/* -- nodes ---------------------------------------------------------------------------------------------------------- */
+/* -- nodes --------------------------------------------------------------------------------------------------------- */
 
 static inline bool computes(const gh_item *item)
 {

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* -- undoing -------------------------------------------------------------------------------------------------------- */
+/* -- undoing ------------------------------------------------------------------------------------------------------- */
 
 static void unplace(const gh_sched *s, gx_tensor *t)
 {
@@ -37,7 +37,7 @@ void gh_unbind(gh_sched *s, void *graph)
     }
 }
 
-/* -- addresses ------------------------------------------------------------------------------------------------------ */
+/* -- addresses ----------------------------------------------------------------------------------------------------- */
 
 static bool find(const gh_sched *s, const gh_prepared *p, int32_t id, void **buffer, void **data)
 {
@@ -102,7 +102,7 @@ static void put_tensors(const gh_sched *s, const gh_prepared *p)
     }
 }
 
-/* -- copies --------------------------------------------------------------------------------------------------------- */
+/* -- copies -------------------------------------------------------------------------------------------------------- */
 
 /* The id of copy c in the place that this allocation uses. */
 static int32_t id_of_copy(const gh_sched *s, const gs_plan_arrays *v, int32_t c)
@@ -211,7 +211,7 @@ static void read_copies(gh_sched *s, const gh_prepared *p)
     }
 }
 
-/* -- parts ---------------------------------------------------------------------------------------------------------- */
+/* -- parts --------------------------------------------------------------------------------------------------------- */
 
 static bool make_parts(gh_sched *s, const gh_prepared *p, void *graph)
 {

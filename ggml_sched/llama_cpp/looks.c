@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* -- looks ---------------------------------------------------------------------------------------------------------- */
+/* -- looks --------------------------------------------------------------------------------------------------------- */
 
 _Static_assert(offsetof(gx_tensor, nb) == offsetof(gx_tensor, ne) + 32, "ne and nb are one run of 64 bytes");
 _Static_assert(offsetof(gx_tensor, view_offs) == offsetof(gx_tensor, src) + 88, "sources and root are one of 96");

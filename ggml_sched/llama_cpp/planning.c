@@ -9,7 +9,7 @@
 #include <string.h>
 #include "alloc.h"
 
-/* -- planning ------------------------------------------------------------------------------------------------------- */
+/* -- planning ------------------------------------------------------------------------------------------------------ */
 
 static void say(const gh_sched *s, const gs_error *error)
 {
@@ -80,7 +80,8 @@ static bool same_problem(const gh_sched *s, const gh_prepared *a, const gh_prepa
 {
     const int64_t n = a->reading.n_all, m = s->n_backends;
     return b->reading.n_all == n && a->n_buffers == b->n_buffers && a->some_larger == b->some_larger
-        && gh_same(a->resident, b->resident, n, sizeof *a->resident) && gh_same(a->buffer, b->buffer, n, sizeof *a->buffer)
+        && gh_same(a->resident, b->resident, n, sizeof *a->resident)
+        && gh_same(a->buffer, b->buffer, n, sizeof *a->buffer)
         && gh_same(a->assigned, b->assigned, n, sizeof *a->assigned) && gh_same(a->usage, b->usage, n, 1)
         && gh_same(a->reads_buffer, b->reads_buffer, m * a->n_buffers, 1)
         && gh_same(a->supports, b->supports, m * n, 1) && gh_same(a->offloads, b->offloads, m * n, 1)
@@ -98,7 +99,8 @@ static bool same_wiring(const gh_reading *a, const gh_reading *b)
 
 static bool same_keeps(const gh_keeps *a, const gh_keeps *b)
 {
-    return a->n == b->n && gh_same(a->node, b->node, a->n, sizeof *a->node) && gh_same(a->kept, b->kept, a->n, sizeof *a->kept);
+    return a->n == b->n && gh_same(a->node, b->node, a->n, sizeof *a->node)
+        && gh_same(a->kept, b->kept, a->n, sizeof *a->kept);
 }
 
 static bool copy_keeps(gh_keeps *to, const gh_keeps *from)

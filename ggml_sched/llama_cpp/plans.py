@@ -16,12 +16,13 @@ __all__ = ["plans"]
 
 
 def plans() -> tuple[Plan, ...]:
-    """The plan of each graph allocator that llama.cpp has now, oldest first: of the graph that it was asked for last.
+    """The plan of each graph allocator, and of each scheduler, that llama.cpp has now, oldest first: of the graph that
+    it was asked for last.
 
     Print, explain and verify them, draw pictures; there is no memory behind their backends.  Any thread may ask.
     HookError if nothing is installed.
     """
-    return tuple(_plan(found) for found in hook().last_planned())
+    return tuple(_plan(found) for found in (*hook().last_planned(), *hook().last_scheduled()))
 
 
 def _plan(found: dict) -> Plan:
@@ -35,13 +36,29 @@ def _plan(found: dict) -> Plan:
             {"name": arena["name"], "alignment": arena["alignment"],
              # A tensor that is larger than a buffer may be has one of its own.
              "max_buffer_size": max(arena["max_size"], largest[b]) if arena["max_size"] else None,
-             "concurrent_copies": False, "inplace": arena["inplace"], "reads": everybody}
+             "concurrent_copies": False, "inplace": arena["inplace"],
+             "reads": tuple(found["reads"][b]) if "reads" in found else everybody}
             for b, arena in enumerate(arenas)],
         "plan": values,
-        "needs": [(True, found["nbytes"].get((values["home"][i], i), 0)) for i in range(values["n_tensors"])],
-        "residents": {i: ("any", (b, *(other for other in everybody if other != b)))
-                      for i, b in enumerate(found["resident"])
-                      if b >= 0 and "view_src" not in found["graph"]["tensors"][i]},
+        "needs": _needs(found),
+        "residents": _residents(found, everybody),
     }
     backends = recorded_backends(described, graph)
     return Plan(graph, plan_from_values(values, len(graph.nodes)), backends, "default")
+
+
+def _needs(found: dict) -> list[tuple[bool, int]]:
+    """For each id of the plan: does its backend support it, and its bytes there where these are more than its own."""
+    values, refused = found["plan"], set(found.get("refused", ()))
+    copied = [row[0] for row in values["copies"]]
+    like = [*range(values["n_tensors"]), *copied, *(copied[c] for c in values["places"])]
+    return [(i not in refused, found["nbytes"].get((home, like[i]), 0)) for i, home in enumerate(values["home"])]
+
+
+def _residents(found: dict, everybody: tuple[int, ...]) -> dict[int, tuple[str, tuple[int, ...]]]:
+    """{tensor: (usage, who reads it, the owner first)} of the roots that have memory."""
+    tensors = found["graph"]["tensors"]
+    if "residents" in found:
+        return {i: said for i, said in found["residents"].items() if "view_src" not in tensors[i]}
+    return {i: ("any", (b, *(other for other in everybody if other != b))) for i, b in enumerate(found["resident"])
+            if b >= 0 and "view_src" not in tensors[i]}

@@ -209,7 +209,8 @@ static bool finds_waits(const gh_sched *s, const gh_prepared *p)
         const int32_t id = p->reading.order[i], b = v->assign[id];
         for (int32_t k = v->src_begin[id]; k < v->src_begin[id + 1]; k++) {
             const int32_t src = v->src[k];
-            if (src < v->n_tensors && v->assign[src] != b && (v->home[src] >= 0 || p->reading.item[src].op != GS_OP_NONE)) {
+            if (src < v->n_tensors && v->assign[src] != b
+                && (v->home[src] >= 0 || p->reading.item[src].op != GS_OP_NONE)) {
                 return true;
             }
         }
@@ -244,6 +245,9 @@ gh_prepared *gh_prepare(gh_sched *s, void *graph, bool reserves)
             forget(p);
             return NULL;
         }
+        for (int32_t i = 0; i < p->reading.n; i++) {
+            memcpy(p->name[i], p->reading.item[i].tensor->name, sizeof p->name[i]);
+        }
         p->waits = s->n_backends > 1 && finds_waits(s, p);
     }
     p->used = ++s->clock;
@@ -259,6 +263,7 @@ void gh_prepared_free(gh_prepared *p)
     gh_reading_free(&p->reading);
     gh_keeps_free(&p->keeps);
     free(p->look);
+    free(p->name);
     free(p->given);
     free(p->ordered);
     free(p->leafs);

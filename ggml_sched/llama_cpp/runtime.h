@@ -48,14 +48,14 @@ typedef void (*gh_optimize)(void *backend, void *part, const gh_optimize_params 
     X(void, backend_event_synchronize, (void *event), true)                                                     \
     X(void, backend_event_wait, (void *backend, void *event), true)                                             \
     X(void, backend_tensor_copy, (gx_tensor *from, gx_tensor *to), true)                                        \
-    X(void, backend_tensor_copy_async, (void *from_backend, void *to_backend, gx_tensor *from, gx_tensor *to), true) \
+    X(void, backend_tensor_copy_async, (void *b_from, void *b_to, gx_tensor *from, gx_tensor *to), true)        \
     X(void, backend_tensor_set_async, (void *backend, gx_tensor *t, const void *data, size_t at, size_t size), true) \
     X(void, backend_tensor_get_async, (void *backend, const gx_tensor *t, void *data, size_t at, size_t size), true) \
     X(void *, backend_buffer_get_type, (void *buffer), true)                                                    \
     X(int, backend_buffer_get_usage, (void *buffer), true)                                                      \
     X(bool, backend_buffer_is_host, (void *buffer), true)                                                       \
     X(bool, backend_buft_is_meta, (void *buft), false)                                                          \
-    X(void *, backend_sched_new, (void **backends, void **bufts, int n, size_t graph_size, bool parallel, bool offload), \
+    X(void *, backend_sched_new, (void **backends, void **bufts, int n, size_t size, bool parallel, bool offload), \
       true)                                                                                                     \
     X(void, backend_sched_free, (void *sched), true)                                                            \
     X(void, backend_sched_reserve_size, (void *sched, void *graph, size_t *sizes), false)                       \

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <time.h>
 #include "alloc.h"
+#include "listed.h"
 
 #define GH_CALLER __builtin_return_address(0)
 
@@ -53,7 +54,7 @@ static int index_of(const gh_sched *s, const void *backend)
     return -1;
 }
 
-/* -- making --------------------------------------------------------------------------------------------------------- */
+/* -- making -------------------------------------------------------------------------------------------------------- */
 
 static void describe(gh_sched *s)
 {
@@ -157,6 +158,7 @@ GH_EXPORT void *ggml_backend_sched_new(void **backends, void **bufts, int n_back
     describe(s);
     make_events(s);
     make_pools(s);
+    gh_list(s);
     gh_count_one(GH_COUNT_NEW);
     return s;
 }
@@ -171,6 +173,7 @@ GH_EXPORT void ggml_backend_sched_free(void *sched)
         }
         return;
     }
+    gh_unlist(s);
     for (int b = 0; b < s->n_backends; b++) {
         for (int k = 0; k < GH_MAX_PLACES; k++) {
             if (s->event[b][k] != NULL) {
@@ -196,7 +199,7 @@ GH_EXPORT void ggml_backend_sched_free(void *sched)
     free(s);
 }
 
-/* -- allocating ----------------------------------------------------------------------------------------------------- */
+/* -- allocating ---------------------------------------------------------------------------------------------------- */
 
 static void reset(gh_sched *s)
 {
@@ -213,6 +216,19 @@ static void synchronize(gh_sched *s)
     }
 }
 
+/* A graph's plan, and where it is `wanted` the buffers for it; NULL: a device refuses, or an error was logged. */
+static gh_prepared *plan(gh_sched *s, void *graph, bool wanted, bool reserves)
+{
+    gh_prepared *p;
+    pthread_mutex_lock(&s->lock);
+    p = gh_prepare(s, graph, reserves);
+    if (p != NULL && wanted && !gh_pools_grow(s, p)) {
+        p = NULL;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return p;
+}
+
 static bool allocate(gh_sched *s, void *graph)
 {
     gh_prepared *p;
@@ -220,8 +236,8 @@ static bool allocate(gh_sched *s, void *graph)
     s->next_place = (s->next_place + 1) % s->n_places;
     s->is_allocated = false;
     gh_unbind(s, graph);
-    p = gh_prepare(s, graph, false);
-    if (p == NULL || !gh_pools_grow(s, p) || !gh_bind(s, p, graph)) {
+    p = plan(s, graph, true, false);
+    if (p == NULL || !gh_bind(s, p, graph)) {
         return false;
     }
     s->now = p;
@@ -248,7 +264,7 @@ GH_EXPORT void ggml_backend_sched_split_graph(void *sched, void *graph)
     if (s != NULL) {
         gh_unbind(s, graph);
         s->is_allocated = false;
-        s->now = gh_prepare(s, graph, false);
+        s->now = plan(s, graph, false, false);
     } else {
         const gh_runtime *rt = theirs(sched, GH_CALLER);
         if (rt != NULL && rt->backend_sched_split_graph != NULL) {
@@ -272,7 +288,7 @@ GH_EXPORT void ggml_backend_sched_reserve_size(void *sched, void *graph, size_t 
     reset(s);
     synchronize(s);
     gh_unbind(s, graph);
-    p = gh_prepare(s, graph, false);
+    p = plan(s, graph, false, false);
     memset(sizes, 0, (size_t)s->n_backends * sizeof *sizes);
     for (int k = 0; p != NULL && k < s->n_pools; k++) {
         for (int32_t i = p->need_begin[k]; i < p->need_begin[k + 1]; i++) {
@@ -287,8 +303,8 @@ static bool reserve(gh_sched *s, void *graph)
     gh_prepared *p;
     synchronize(s);
     gh_unbind(s, graph);
-    p = gh_prepare(s, graph, true);
-    if (p == NULL || !gh_pools_grow(s, p)) {
+    p = plan(s, graph, true, true);
+    if (p == NULL) {
         return false;
     }
     reset(s);
@@ -316,7 +332,7 @@ GH_EXPORT bool ggml_backend_sched_alloc_graph(void *sched, void *graph)
     return done;
 }
 
-/* -- computing ------------------------------------------------------------------------------------------------------ */
+/* -- computing ----------------------------------------------------------------------------------------------------- */
 
 GH_EXPORT int ggml_backend_sched_graph_compute_async(void *sched, void *graph)
 {
@@ -374,7 +390,7 @@ GH_EXPORT void ggml_backend_sched_set_eval_callback(void *sched, gh_eval_callbac
     }
 }
 
-/* -- asking --------------------------------------------------------------------------------------------------------- */
+/* -- asking -------------------------------------------------------------------------------------------------------- */
 
 #define GH_ASK(type, name, parameters, arguments, none, answer)                                  \
     GH_EXPORT type ggml_backend_sched_##name parameters                                          \

@@ -8,6 +8,8 @@
  *     pools.c      where in which buffers the ids of a plan lie
  *     bind.c       addresses, copies and parts: what a graph needs to be computed
  *     compute.c    computing it
+ *     experts.c    copying the used experts of weights on the host
+ *     listed.c     the schedulers of the process, for those who look at their plans
  *
  * A scheduler is one thread's at a time, as ggml's are; different ones are independent.
  * Invariant: what a client sees of its graph is as with ggml: after an allocation, nodes name the copies that they
@@ -16,6 +18,7 @@
 #ifndef GGML_SCHED_LLAMA_CPP_SCHEDULER_H
 #define GGML_SCHED_LLAMA_CPP_SCHEDULER_H
 
+#include <pthread.h>
 #include <string.h>
 #include "arena.h"
 #include "fused.h"
@@ -78,6 +81,7 @@ typedef struct gh_prepared {
     gx_tensor **given;      /* [n_nodes] nodes in the order in which they came                          */
     gx_tensor **ordered;    /* [n_nodes] and in that in which backends left them                        */
     gx_tensor **leafs;      /* [n_leafs]                                                                */
+    char (*name)[64];       /* [reading.n]                                                              */
     int32_t n_given;
     int32_t n_leafs;
     gx_tensor **dep;        /* [2 * n_deps] what backends want kept, each followed by until when        */
@@ -130,6 +134,8 @@ typedef struct gh_prepared {
 
 typedef struct gh_sched {
     uint64_t magic;
+    struct gh_sched *next;  /* among all of the process, the newest first                               */
+    pthread_mutex_t lock;   /* held while plans change, for the sake of those who look at them          */
     const gh_runtime *rt;
     const gh_ggml *lib;
     int n_backends;
@@ -214,6 +220,9 @@ bool gh_bind(gh_sched *s, gh_prepared *p, void *graph);
 
 /* -- scheduler.c: whether schedulers made from now on are ours; otherwise they are ggml's own. */
 void gh_set_schedules(bool on);
+
+/* -- experts.c: bring copy view.inputs[input] of a split by its used experts.  False: copy everything. */
+bool gh_copy_experts(gh_sched *s, const gh_prepared *p, int32_t split, int32_t input);
 
 /* -- compute.c: a ggml_status */
 int gh_compute(gh_sched *s);

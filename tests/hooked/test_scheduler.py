@@ -64,6 +64,11 @@ def test_reserved_plans_serve_equal_and_smaller_graphs(devices):
     run("replayed", devices)
 
 
+@with_compiler
+def test_plans_of_schedulers_are_values_that_explain_themselves(devices):
+    run("explained", devices)
+
+
 def test_refused_memory_is_told_and_all_works_afterwards():
     run("refused")
 
