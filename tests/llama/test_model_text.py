@@ -94,7 +94,7 @@ def test_what_was_generated_stays_when_something_fails(monkeypatch):
         ids = [next(got), next(got)]
         compute = model.scheduler.compute
 
-        def failing(graph):
+        def failing(graph, wait=True):
             raise KeyboardInterrupt
 
         monkeypatch.setattr(model.scheduler, "compute", failing)
