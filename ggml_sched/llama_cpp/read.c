@@ -123,6 +123,7 @@ static int start(gh_reading *r, const gh_ggml *lib, void *graph, int64_t extra)
     r->n_leafs = gh_graph_n_leafs(lib, graph);
     r->leafs = gh_graph_leafs(lib, graph);
     r->n = r->n_all = 0;
+    r->plain = true;
     if (r->n_nodes < 0 || r->n_leafs < 0) {
         return GS_BAD_ARGUMENT;
     }
@@ -171,6 +172,7 @@ static int meet_listed(gh_reading *r)
         if (id < 0) {
             return GS_BAD_ARGUMENT;
         }
+        r->plain &= id == i;
         if (r->item[id].leaf == GH_NOWHERE) {
             r->item[id].leaf = i;
         }
@@ -180,6 +182,7 @@ static int meet_listed(gh_reading *r)
         if (id < 0) {
             return GS_BAD_ARGUMENT;
         }
+        r->plain &= id == r->n_leafs + i;
         if (r->item[id].node == GH_NOWHERE) {
             r->item[id].node = i;
             classify(r, &r->item[id]);
@@ -241,13 +244,16 @@ static int wire_node(gh_reading *r, int32_t id, int32_t *n_src)
         }
         s = read_id(r, t->src[k], position);
         if (s == id) {
+            r->plain = false;
             continue;
         }
         if (s < 0) {
             return s == -1 ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
         }
+        r->plain &= r->item[s].tensor == t->src[k];
         /* What has no op keeps its sources; one that is only computed later has nothing to keep yet. */
         if (t->op == 0 && is_node(&r->item[s]) && r->item[s].node > position) {
+            r->plain = false;
             continue;
         }
         put_src(r, n_src, s, k);
@@ -260,6 +266,7 @@ static int wire_node(gh_reading *r, int32_t id, int32_t *n_src)
             return root == -1 ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
         }
         r->item[id].root = root;
+        r->plain &= at == t->view_src && r->item[root].tensor == at;
         for (int32_t k = first; k < *n_src; k++) {
             const gh_item *s = &r->item[r->src[k]];
             if (r->src[k] == root || (s->tensor->view_src != NULL && root_of(s->tensor) == at)) {
@@ -340,10 +347,21 @@ static int lend_memory(gh_reading *r)
         r->item[leaf].n_readers = 1;
         /* Its layout is the node's, whose id is kept here. */
         r->item[leaf].root = i;
+        r->plain = false;
         item->root = leaf;
         item->op = GS_OP_CUSTOM;
     }
     return GS_OK;
+}
+
+/* Neither a view nor with sources. */
+static bool is_bare(const gx_tensor *t)
+{
+    bool bare = t->view_src == NULL;
+    for (int k = 0; k < GH_MAX_SRC; k++) {
+        bare &= t->src[k] == NULL;
+    }
+    return bare;
 }
 
 /* Sources of each node, in the order of ids; what is met on the way comes last and has none. */
@@ -355,6 +373,8 @@ static int wire(gh_reading *r)
         r->src_begin[id] = n_src;
         if (is_node(&r->item[id])) {
             status = wire_node(r, id, &n_src);
+        } else {
+            r->plain &= is_bare(r->item[id].tensor);
         }
     }
     if (status != GS_OK) {
