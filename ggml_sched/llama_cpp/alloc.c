@@ -293,11 +293,11 @@ static int plan(gh_gallocr *a, gh_known *k, gs_error *error)
             return status;
         }
         gh_api->plan_view(k->plan, &k->view);
-        clashes = gh_fused_clashes(&a->reading, &k->arrays, &k->view, &k->keeps);
+        if (!gh_fused_risks(&a->reading, &k->arrays, &k->view, &k->risks)) {
+            return GS_NO_HOST_MEMORY;
+        }
+        clashes = k->risks.n > 0 ? gh_fused_clashes(&a->reading, &k->arrays, &k->view, &k->keeps) : 0;
         if (clashes == 0) {
-            if (!gh_fused_risks(&a->reading, &k->arrays, &k->view, &k->risks)) {
-                return GS_NO_HOST_MEMORY;
-            }
             gh_known_take_names(k, &a->reading);
             k->planned = true;
             return GS_OK;
@@ -551,13 +551,17 @@ static bool take_ids(gh_gallocr *a, void *graph, const int *node_ids, const int 
         a->leaf_arena = leafs;
         a->room_ids = room * 2;
     }
-    for (int32_t i = 0; i < n_nodes; i++) {
-        const int id = node_ids != NULL && a->n_arenas > 1 ? node_ids[i] : 0;
+    for (int32_t i = 0; a->n_arenas > 1 && i < n_nodes; i++) {
+        const int id = node_ids != NULL ? node_ids[i] : 0;
         a->node_arena[i] = id >= 0 && id < a->n_bufts ? a->arena_of[id] : -1;
     }
-    for (int32_t i = 0; i < n_leafs; i++) {
-        const int id = leaf_ids != NULL && a->n_arenas > 1 ? leaf_ids[i] : 0;
+    for (int32_t i = 0; a->n_arenas > 1 && i < n_leafs; i++) {
+        const int id = leaf_ids != NULL ? leaf_ids[i] : 0;
         a->leaf_arena[i] = id >= 0 && id < a->n_bufts ? a->arena_of[id] : -1;
+    }
+    if (a->n_arenas == 1) {
+        memset(a->node_arena, 0, (size_t)n_nodes * sizeof(int32_t));
+        memset(a->leaf_arena, 0, (size_t)n_leafs * sizeof(int32_t));
     }
     a->n_node_ids = n_nodes;
     a->n_leaf_ids = n_leafs;

@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Tensors from one that is compared to one that is fetched. */
+#define GH_AHEAD 8
+
 gh_known *gh_known_new(void)
 {
     gh_known *k = calloc(1, sizeof *k);
@@ -57,6 +60,7 @@ bool gh_known_matches(const gh_known *k, const gh_ggml *lib, void *graph, const 
     }
     /* What the graph does not list is named by the sources of what it does. */
     for (int32_t i = 0; i < k->n; i++) {
+        gh_prefetch(k->tensor[i + GH_AHEAD < k->n ? i + GH_AHEAD : i]);
         if (!gh_looks_like_image(&k->image[i], k->tensor[i])) {
             return false;
         }

@@ -8,8 +8,8 @@
 #define GGML_SCHED_LLAMA_CPP_KNOWN_H
 
 #include <stdatomic.h>
-#include <string.h>
 #include "arena.h"
+#include "differ.h"
 #include "fused.h"
 #include "read.h"
 
@@ -47,20 +47,10 @@ _Static_assert(offsetof(gx_tensor, view_offs) == offsetof(gx_tensor, src) + 88, 
 
 static inline bool gh_looks_like_image(const gh_image *image, const gx_tensor *t)
 {
-    uint64_t differs = (uint64_t)(image->type ^ t->type) | (uint64_t)(image->op ^ t->op)
-                     | (uint64_t)(image->flags ^ t->flags) | (uint64_t)(image->has ^ gh_has_memory(t))
-                     | (uint64_t)((image->sub ^ t->op_params[0]) & image->sub_mask);
-    const char *shape = (const char *)t->ne, *links = (const char *)t->src;
-    uint64_t word;
-    for (int i = 0; i < 8; i++) {
-        memcpy(&word, shape + 8 * i, 8);
-        differs |= (uint64_t)image->shape[i] ^ word;
-    }
-    for (int i = 0; i < 12; i++) {
-        memcpy(&word, links + 8 * i, 8);
-        differs |= image->links[i] ^ word;
-    }
-    return differs == 0;
+    const gh_pair found = gh_differing(image->shape, t->ne, 4) | gh_differing(image->links, t->src, 6);
+    const int32_t differs = (image->type ^ t->type) | (image->op ^ t->op) | (image->flags ^ t->flags)
+                          | (image->has ^ gh_has_memory(t)) | ((image->sub ^ t->op_params[0]) & image->sub_mask);
+    return ((uint64_t)(uint32_t)differs | found[0] | found[1]) == 0;
 }
 
 typedef struct gh_slot {

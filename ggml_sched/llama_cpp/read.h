@@ -49,9 +49,9 @@ typedef struct gh_reading {
     gx_tensor **leafs;
     gh_item *item;      /* [n_all]                                                        */
     /* An open-addressing table of tensors. */
-    gx_tensor **key;
-    int32_t *id;
+    int32_t *place;     /* [mask + 1] id + 1; 0: free                                     */
     uint32_t mask;
+    int32_t *node_id;   /* [n_nodes] ids of ggml's nodes                                  */
     /* What the planner gets. */
     gs_graph_size size;
     int32_t *src_begin; /* [n_all + 1]                                                    */
