@@ -13,6 +13,7 @@
  */
 #define _GNU_SOURCE
 #include "alloc.h"
+#include "follow.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -292,7 +293,10 @@ static int plan(gh_gallocr *a, gh_known *k, gs_error *error)
             return status;
         }
         gh_api->plan_view(k->plan, &k->view);
-        clashes = gh_fused_clashes(&a->reading, &k->arrays, &k->view, &k->keeps);
+        if (!gh_fused_risks(&a->reading, &k->arrays, &k->view, &k->risks)) {
+            return GS_NO_HOST_MEMORY;
+        }
+        clashes = k->risks.n > 0 ? gh_fused_clashes(&a->reading, &k->arrays, &k->view, &k->keeps) : 0;
         if (clashes == 0) {
             gh_known_take_names(k, &a->reading);
             k->planned = true;
@@ -325,7 +329,7 @@ static gh_known *serve(gh_gallocr *a, gh_known *k, bool replay, gs_error *error)
         for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
             gh_known *o = a->known[i];
             int serves = 0;
-            if (!o->planned || !gh_known_same_problem(o, k, pass == 0)) {
+            if (!o->planned || !o->drawn || !gh_known_same_problem(o, k, pass == 0)) {
                 continue;
             }
             if (o->keeps.n != made_with->n || o->keeps.n > 0) {
@@ -357,6 +361,9 @@ static gh_known *serve(gh_gallocr *a, gh_known *k, bool replay, gs_error *error)
                     continue;
                 }
                 gh_api->plan_view(k->plan, &k->view);
+                if (!gh_fused_risks(&a->reading, &k->arrays, &k->view, &k->risks)) {
+                    return NULL;
+                }
                 gh_known_take_names(k, &a->reading);
                 k->planned = k->replayed = true;
                 count(GH_COUNT_REPLAYED, 1);
@@ -368,6 +375,50 @@ static gh_known *serve(gh_gallocr *a, gh_known *k, bool replay, gs_error *error)
         make_graph(a, k, &none, error);
     }
     return NULL;
+}
+
+/* Whether the caller wants the nodes and leafs where a known graph has its. */
+static bool wants_same_arenas(const gh_gallocr *a, const gh_known *o)
+{
+    return a->n_arenas == 1
+        || (memcmp(o->node_arena, a->node_arena, (size_t)o->n_nodes * sizeof(int32_t)) == 0
+            && memcmp(o->leaf_arena, a->leaf_arena, (size_t)o->n_leafs * sizeof(int32_t)) == 0);
+}
+
+/* A graph that is wired as a known one: that itself, now of other tensors, or the spare with its plan.  NULL: read it. */
+static gh_known *follow(gh_gallocr *a, void *graph, gh_known *k)
+{
+    gh_known *base = NULL;
+    for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL && base == NULL; i++) {
+        gh_known *o = a->known[i]->lender != NULL ? a->known[i]->lender : a->known[i];
+        bool tried = !a->known[i]->planned || o->n_nodes != a->n_node_ids || o->n_leafs != a->n_leaf_ids
+                  || !wants_same_arenas(a, o);
+        for (int j = 0; j < i; j++) {
+            tried |= o == a->known[j] || o == a->known[j]->lender;
+        }
+        base = !tried && gh_follow(k, o, a->lib, graph) ? o : NULL;
+    }
+    if (base == NULL) {
+        return NULL;
+    }
+    memcpy(k->nodes, a->lib->graph_nodes(graph), (size_t)base->n_nodes * sizeof *k->nodes);
+    memcpy(k->leafs, gh_graph_leafs(a->lib, graph), (size_t)base->n_leafs * sizeof *k->leafs);
+    memcpy(k->node_arena, a->node_arena, (size_t)base->n_nodes * sizeof(int32_t));
+    memcpy(k->leaf_arena, a->leaf_arena, (size_t)base->n_leafs * sizeof(int32_t));
+    for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
+        gh_known *o = a->known[i];
+        if (o->n_nodes == base->n_nodes && o->n_leafs == base->n_leafs && wants_same_arenas(a, o)
+            && gh_follow_equals(k, base, o)) {
+            gh_known_move(o, k);
+            count(GH_COUNT_EQUAL, 1);
+            return first(a, i);
+        }
+    }
+    if (!gh_follow_borrows(k, base, a->lib, a->arena)) {
+        return NULL;
+    }
+    count(GH_COUNT_REPLAYED, 1);
+    return remember(a);
 }
 
 /* The graph's plan: known, replayed or new.  NULL: it has none, and `error` says why. */
@@ -389,6 +440,14 @@ static gh_known *prepare(gh_gallocr *a, void *graph, bool replay, gs_error *erro
         error->status = GS_NO_HOST_MEMORY;
         return NULL;
     }
+    if (replay) {
+        gh_known *followed;
+        gh_known_forget(k);
+        followed = follow(a, graph, k);
+        if (followed != NULL) {
+            return followed;
+        }
+    }
     status = gh_read(&a->reading, a->lib, graph);
     if (status != GS_OK) {
         snprintf(error->message, sizeof error->message, "a graph of %d nodes cannot be read",
@@ -400,6 +459,7 @@ static gh_known *prepare(gh_gallocr *a, void *graph, bool replay, gs_error *erro
     if (status == GS_OK) {
         gh_keeps none = {0};
         status = make_graph(a, k, &none, error);
+        k->drawn = status == GS_OK;
     }
     if (status == GS_OK) {
         gh_known *serving;
@@ -491,13 +551,17 @@ static bool take_ids(gh_gallocr *a, void *graph, const int *node_ids, const int 
         a->leaf_arena = leafs;
         a->room_ids = room * 2;
     }
-    for (int32_t i = 0; i < n_nodes; i++) {
-        const int id = node_ids != NULL && a->n_arenas > 1 ? node_ids[i] : 0;
+    for (int32_t i = 0; a->n_arenas > 1 && i < n_nodes; i++) {
+        const int id = node_ids != NULL ? node_ids[i] : 0;
         a->node_arena[i] = id >= 0 && id < a->n_bufts ? a->arena_of[id] : -1;
     }
-    for (int32_t i = 0; i < n_leafs; i++) {
-        const int id = leaf_ids != NULL && a->n_arenas > 1 ? leaf_ids[i] : 0;
+    for (int32_t i = 0; a->n_arenas > 1 && i < n_leafs; i++) {
+        const int id = leaf_ids != NULL ? leaf_ids[i] : 0;
         a->leaf_arena[i] = id >= 0 && id < a->n_bufts ? a->arena_of[id] : -1;
+    }
+    if (a->n_arenas == 1) {
+        memset(a->node_arena, 0, (size_t)n_nodes * sizeof(int32_t));
+        memset(a->leaf_arena, 0, (size_t)n_leafs * sizeof(int32_t));
     }
     a->n_node_ids = n_nodes;
     a->n_leaf_ids = n_leafs;
@@ -656,6 +720,9 @@ static bool own_plan(gh_gallocr *a, gh_known *k)
 {
     gs_error error;
     int serves = 1;
+    if (gh_known_draw(k, &error) != GS_OK) {
+        return false;
+    }
     if (k->plan == NULL) {
         gs_problem problem = problem_of(a, k);
         gs_api_plan *plan = NULL;

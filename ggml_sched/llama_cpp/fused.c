@@ -41,33 +41,78 @@ static bool same_layout(const gs_layout *a, const gs_layout *b)
     return a->type == b->type && memcmp(a->ne, b->ne, sizeof a->ne) == 0 && memcmp(a->nb, b->nb, sizeof a->nb) == 0;
 }
 
-/* Whether `later` is what ggml would compute in place of `id`: a kernel may compute both at once. */
-static bool follows(const gh_reading *r, const gs_graph_arrays *g, int32_t id, int32_t later)
+/* Whether `later` alone reads `id`, and ggml would compute it in place of that if their layouts are the same: a kernel
+ * may compute both at once. */
+static bool may_follow(const gh_reading *r, const gs_graph_arrays *g, int32_t id, int32_t later)
 {
-    if (r->lib->inplace[g->layout[later].op] == 0 || !same_layout(&g->layout[id], &g->layout[later])) {
+    if (r->lib->inplace[g->layout[later].op] == 0 || r->item[id].n_readers != 1) {
         return false;
     }
     for (int32_t k = g->src_begin[later]; k < g->src_begin[later + 1]; k++) {
         if (g->src[k] == id) {
-            return r->item[id].n_readers == 1;
+            return true;
         }
     }
     return false;
+}
+
+static bool follows(const gh_reading *r, const gs_graph_arrays *g, int32_t id, int32_t later)
+{
+    return may_follow(r, g, id, later) && same_layout(&g->layout[id], &g->layout[later]);
+}
+
+static bool overlaps(const gs_plan_arrays *p, int32_t s, int32_t written)
+{
+    const int64_t from = p->offset[s], at = p->offset[written];
+    return p->home[s] >= 0 && p->home[s] == p->home[written] && from >= 0 && at >= 0
+        && from < at + p->size[written] && at < from + p->size[s];
 }
 
 /* Whether the result of a node is written over a source of an earlier one, other than element by element. */
 static bool clashes(const gh_reading *r, const gs_graph_arrays *g, const gs_plan_arrays *p, int32_t reader, int32_t s,
                     int32_t written)
 {
-    const int64_t from = p->offset[s], at = p->offset[written];
-    if (p->home[s] < 0 || p->home[s] != p->home[written] || from < 0 || at < 0) {
+    if (!overlaps(p, s, written)) {
         return false;
     }
-    if (from == at && r->lib->inplace[g->layout[reader].op] != 0
-        && same_layout(&g->layout[s], &g->layout[written])) {
-        return false;
+    return p->offset[s] != p->offset[written] || r->lib->inplace[g->layout[reader].op] == 0
+        || !same_layout(&g->layout[s], &g->layout[written]);
+}
+
+bool gh_fused_risks(const gh_reading *r, const gs_graph_arrays *g, const gs_plan_arrays *p, gh_risks *risks)
+{
+    const int32_t n = r->size.n_nodes;
+    risks->n = 0;
+    for (int32_t i = 0; i + 1 < n; i++) {
+        const int32_t first = r->order[i];
+        if (gh_is_view_op(g->layout[first].op)) {
+            continue;
+        }
+        for (int32_t k = 1; k < GH_WINDOW && i + k < n && may_follow(r, g, r->order[i + k - 1], r->order[i + k]); k++) {
+            for (int32_t j = g->src_begin[first]; j < g->src_begin[first + 1]; j++) {
+                if (!overlaps(p, g->src[j], r->order[i + k])) {
+                    continue;
+                }
+                if (risks->n == risks->room) {
+                    const int32_t room = 2 * risks->room + 64;
+                    gh_risk *found = realloc(risks->risk, (size_t)room * sizeof *found);
+                    if (found == NULL) {
+                        return false;
+                    }
+                    risks->risk = found;
+                    risks->room = room;
+                }
+                risks->risk[risks->n++] = (gh_risk){first, r->order[i + k - 1], r->order[i + k], g->src[j]};
+            }
+        }
     }
-    return from < at + p->size[written] && at < from + p->size[s];
+    return true;
+}
+
+void gh_risks_free(gh_risks *risks)
+{
+    free(risks->risk);
+    memset(risks, 0, sizeof *risks);
 }
 
 int32_t gh_fused_clashes(const gh_reading *r, const gs_graph_arrays *g, const gs_plan_arrays *p, gh_keeps *keeps)

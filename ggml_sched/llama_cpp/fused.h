@@ -30,4 +30,24 @@ int gh_keeps_lay_out(gh_keeps *keeps, int32_t n_tensors);
 
 void gh_keeps_free(gh_keeps *keeps);
 
+/* A source of `first` that overlaps the result of `last` in a plan, `mid` in between or again `first`: fused, the two
+ * may clash, if layouts make ggml compute one in place of the other. */
+typedef struct gh_risk {
+    int32_t first;
+    int32_t mid;
+    int32_t last;
+    int32_t source;
+} gh_risk;
+
+typedef struct gh_risks {
+    gh_risk *risk;
+    int32_t n;
+    int32_t room;
+} gh_risks;
+
+/* All risks of a plan, whatever the layouts.  False without memory. */
+bool gh_fused_risks(const gh_reading *r, const gs_graph_arrays *graph, const gs_plan_arrays *plan, gh_risks *risks);
+
+void gh_risks_free(gh_risks *risks);
+
 #endif

@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Tensors from one that is compared to one that is fetched. */
+#define GH_AHEAD 8
+
 gh_known *gh_known_new(void)
 {
     gh_known *k = calloc(1, sizeof *k);
@@ -22,6 +25,7 @@ void gh_known_drop(gh_known *k)
     gh_known_drop(k->lender);
     gh_api->graph_free(k->graph);
     gh_keeps_free(&k->keeps);
+    gh_risks_free(&k->risks);
     free(k->nodes);
     free(k->leafs);
     free(k->node_arena);
@@ -38,41 +42,6 @@ void gh_known_drop(gh_known *k)
 }
 
 /* -- looking alike -------------------------------------------------------------------------------------------- */
-
-static inline int32_t has_memory(const gx_tensor *t)
-{
-    return (t->data != NULL ? 1 : 0) | (t->buffer != NULL ? 2 : 0);
-}
-
-static inline void take_image(gh_image *image, const gx_tensor *t)
-{
-    memcpy(image->shape, t->ne, sizeof image->shape);
-    memcpy(image->links, t->src, sizeof image->links);
-    image->type = t->type;
-    image->op = t->op;
-    image->flags = t->flags;
-    image->has = has_memory(t);
-}
-
-_Static_assert(offsetof(gx_tensor, nb) == offsetof(gx_tensor, ne) + 32, "ne and nb are one run of 64 bytes");
-_Static_assert(offsetof(gx_tensor, view_offs) == offsetof(gx_tensor, src) + 88, "sources and root are one of 96");
-
-static inline bool looks_like(const gh_image *image, const gx_tensor *t)
-{
-    uint64_t differs = (uint64_t)(image->type ^ t->type) | (uint64_t)(image->op ^ t->op)
-                     | (uint64_t)(image->flags ^ t->flags) | (uint64_t)(image->has ^ has_memory(t));
-    const char *shape = (const char *)t->ne, *links = (const char *)t->src;
-    uint64_t word;
-    for (int i = 0; i < 8; i++) {
-        memcpy(&word, shape + 8 * i, 8);
-        differs |= (uint64_t)image->shape[i] ^ word;
-    }
-    for (int i = 0; i < 12; i++) {
-        memcpy(&word, links + 8 * i, 8);
-        differs |= image->links[i] ^ word;
-    }
-    return differs == 0;
-}
 
 static bool same(const void *a, const void *b, int64_t n, size_t item)
 {
@@ -91,7 +60,8 @@ bool gh_known_matches(const gh_known *k, const gh_ggml *lib, void *graph, const 
     }
     /* What the graph does not list is named by the sources of what it does. */
     for (int32_t i = 0; i < k->n; i++) {
-        if (!looks_like(&k->image[i], k->tensor[i])) {
+        gh_prefetch(k->tensor[i + GH_AHEAD < k->n ? i + GH_AHEAD : i]);
+        if (!gh_looks_like_image(&k->image[i], k->tensor[i])) {
             return false;
         }
     }
@@ -110,12 +80,11 @@ static bool grow(void *field, size_t item, int64_t n)
     return true;
 }
 
-static bool make_room(gh_known *k, const gh_reading *r, int32_t n_arenas)
+bool gh_known_make_room(gh_known *k, int32_t n_all, int32_t listed, int32_t n_arenas)
 {
-    const int32_t listed = r->n_nodes > r->n_leafs ? r->n_nodes : r->n_leafs;
-    const int64_t nbytes = (int64_t)n_arenas * r->n_all;
-    if (r->n_all > k->room || k->room == 0) {
-        const int32_t n = r->n_all + r->n_all / 4 + 1;
+    const int64_t nbytes = (int64_t)n_arenas * n_all;
+    if (n_all > k->room || k->room == 0) {
+        const int32_t n = n_all + n_all / 4 + 1;
         if (!grow(&k->tensor, sizeof *k->tensor, n) || !grow(&k->image, sizeof *k->image, n)
             || !grow(&k->name, sizeof *k->name, n) || !grow(&k->resident, sizeof(int32_t), n)
             || !grow(&k->assigned, sizeof(int32_t), n) || !grow(&k->slot, sizeof *k->slot, n)
@@ -153,18 +122,24 @@ static int32_t arena_of(const gh_item *item, const int32_t *node_arena, const in
     return item->reader != GH_NOWHERE && item->reader < n_nodes ? node_arena[item->reader] : 0;
 }
 
-int gh_known_take(gh_known *k, const gh_reading *r, const int32_t *node_arena, const int32_t *leaf_arena,
-                  int32_t n_arenas)
+void gh_known_forget(gh_known *k)
 {
-    if (!make_room(k, r, n_arenas)) {
-        return GS_NO_HOST_MEMORY;
-    }
     gh_api->plan_free(k->plan);
     k->plan = NULL;
     gh_known_drop(k->lender);
     k->lender = NULL;
-    k->planned = k->replayed = false;
+    k->planned = k->replayed = k->followed = k->drawn = k->plain = false;
     k->generation = 0;
+}
+
+int gh_known_take(gh_known *k, const gh_reading *r, const int32_t *node_arena, const int32_t *leaf_arena,
+                  int32_t n_arenas)
+{
+    if (!gh_known_make_room(k, r->n_all, r->n_nodes > r->n_leafs ? r->n_nodes : r->n_leafs, n_arenas)) {
+        return GS_NO_HOST_MEMORY;
+    }
+    gh_known_forget(k);
+    k->plain = r->plain;
     k->keeps.n = 0;
     k->n_nodes = r->n_nodes;
     k->n_leafs = r->n_leafs;
@@ -187,14 +162,14 @@ int gh_known_take(gh_known *k, const gh_reading *r, const int32_t *node_arena, c
             continue;
         }
         k->tensor[id] = item->tensor;
-        take_image(&k->image[id], item->tensor);
+        gh_take_image(&k->image[id], item->tensor, gh_is_of_family(r->lib, item->tensor->op) ? -1 : 0);
         if (item->role == GH_PLACED) {
             if (wanted < 0) {
                 return GS_BAD_PLACEMENT;
             }
-            k->slot[k->n_slots++] = (gh_slot){.tensor = item->tensor, .id = id};
+            k->slot[k->n_slots++] = (gh_slot){.id = id};
         } else if (item->role != GH_EXTERNAL) {
-            k->viewer[k->n_viewers++] = item->tensor;
+            k->viewer[k->n_viewers++] = id;
         }
     }
     return GS_OK;
@@ -311,7 +286,7 @@ void gh_known_rebind(gh_known *k, gh_known *other)
     GH_SWAP(gh_image *, image);
     GH_SWAP(gh_slot *, slot);
     GH_SWAP(int32_t, n_slots);
-    GH_SWAP(gx_tensor **, viewer);
+    GH_SWAP(int32_t *, viewer);
     GH_SWAP(int32_t, n_viewers);
     GH_SWAP(int32_t, room_listed);
     k->generation = 0;
@@ -321,10 +296,68 @@ void gh_known_rebind(gh_known *k, gh_known *other)
     }
 }
 
+void gh_known_move(gh_known *k, gh_known *other)
+{
+    GH_SWAP(gx_tensor **, nodes);
+    GH_SWAP(gx_tensor **, leafs);
+    GH_SWAP(int32_t *, node_arena);
+    GH_SWAP(int32_t *, leaf_arena);
+    GH_SWAP(gx_tensor **, tensor);
+    GH_SWAP(gh_image *, image);
+    GH_SWAP(int32_t, room_listed);
+    if (k->room != other->room) {
+        k->room = other->room = k->room < other->room ? k->room : other->room;
+    }
+}
+
+int gh_known_draw(gh_known *k, gs_error *error)
+{
+    const gh_known *from = k->lender;
+    gs_graph_size size;
+    gs_graph_arrays a;
+    int status;
+    if (k->drawn) {
+        return GS_OK;
+    }
+    size = from->size;
+    size.n_deps = from->arrays.dep_begin != NULL ? from->arrays.dep_begin[from->n_all] : 0;
+    status = k->graph != NULL ? gh_api->graph_refill(k->graph, &size, &a, error)
+                              : gh_api->graph_new(&size, &a, &k->graph, error);
+    if (status != GS_OK) {
+        return status;
+    }
+    memcpy(a.layout, from->arrays.layout, (size_t)k->n_all * sizeof *a.layout);
+    memcpy(a.view_src, from->arrays.view_src, (size_t)k->n_all * sizeof *a.view_src);
+    memcpy(a.view_offs, from->arrays.view_offs, (size_t)k->n_all * sizeof *a.view_offs);
+    memcpy(a.flags, from->arrays.flags, (size_t)k->n_all * sizeof *a.flags);
+    for (int32_t id = 0; id < k->n; id++) {
+        const gh_image *image = &k->image[id];
+        memcpy(a.layout[id].ne, image->shape, sizeof a.layout[id].ne);
+        memcpy(a.layout[id].nb, image->shape + 4, sizeof a.layout[id].nb);
+        a.layout[id].nbytes = k->nbytes[id];
+        a.view_offs[id] = a.view_src[id] >= 0 ? (int64_t)image->links[11] : 0;
+    }
+    memcpy(a.src_begin, from->arrays.src_begin, ((size_t)k->n_all + 1) * sizeof *a.src_begin);
+    memcpy(a.src, from->arrays.src, (size_t)size.n_src * sizeof *a.src);
+    memcpy(a.slot, from->arrays.slot, (size_t)size.n_src);
+    memset(a.param_begin, 0, ((size_t)k->n_all + 1) * sizeof *a.param_begin);
+    memcpy(a.node, from->arrays.node, (size_t)size.n_nodes * sizeof *a.node);
+    memcpy(a.leaf, from->arrays.leaf, (size_t)size.n_leafs * sizeof *a.leaf);
+    if (size.n_deps > 0) {
+        memcpy(a.dep_begin, from->arrays.dep_begin, ((size_t)k->n_all + 1) * sizeof *a.dep_begin);
+        memcpy(a.dep, from->arrays.dep, (size_t)size.n_deps * sizeof *a.dep);
+    }
+    k->arrays = a;
+    status = gh_api->graph_finish(k->graph, error);
+    k->drawn = status == GS_OK;
+    return status;
+}
+
 /* -- addresses ------------------------------------------------------------------------------------------------ */
 
 bool gh_known_resolve(gh_known *k, const gh_arena *arenas, uint64_t generation)
 {
+    const gs_graph_arrays *arrays = k->drawn ? &k->arrays : &k->lender->arrays;
     if (k->generation == generation) {
         return true;
     }
@@ -335,7 +368,7 @@ bool gh_known_resolve(gh_known *k, const gh_arena *arenas, uint64_t generation)
         const int64_t stride = k->view.arena[home].stride;
         const int32_t chunk = stride > 0 ? (int32_t)(offset / stride) : 0;
         if (chunk >= arenas[home].n_chunks
-            || (k->view.offset[slot->id] < 0 && k->arrays.layout[slot->id].nbytes != 0)) {
+            || (k->view.offset[slot->id] < 0 && arrays->layout[slot->id].nbytes != 0)) {
             return false;
         }
         slot->buffer = arenas[home].chunk[chunk].buffer;
@@ -349,12 +382,13 @@ void gh_known_commit(const gh_known *k, const gh_ggml *lib)
 {
     for (int32_t i = 0; i < k->n_slots; i++) {
         const gh_slot *slot = &k->slot[i];
-        slot->tensor->buffer = slot->buffer;
-        slot->tensor->data = slot->data;
-        lib->buffer_init_tensor(slot->buffer, slot->tensor);
+        gx_tensor *t = k->tensor[slot->id];
+        t->buffer = slot->buffer;
+        t->data = slot->data;
+        lib->buffer_init_tensor(slot->buffer, t);
     }
     for (int32_t i = 0; i < k->n_viewers; i++) {
-        gx_tensor *t = k->viewer[i], *root = t->view_src;
+        gx_tensor *t = k->tensor[k->viewer[i]], *root = t->view_src;
         /* A view of what was allocated without a buffer is so itself. */
         if (t->buffer == NULL && root->buffer != NULL) {
             t->buffer = root->buffer;

@@ -9,6 +9,7 @@
 
 #include <stdatomic.h>
 #include "arena.h"
+#include "differ.h"
 #include "fused.h"
 #include "read.h"
 
@@ -20,10 +21,39 @@ typedef struct gh_image {
     int32_t op;
     int32_t flags;
     int32_t has;        /* bit 0: data, bit 1: a buffer                     */
+    int32_t sub;        /* op_params[0]: which of a family of ops ...       */
+    int32_t sub_mask;   /* ... where it is one: all bits                    */
 } gh_image;
 
+static inline int32_t gh_has_memory(const gx_tensor *t)
+{
+    return (t->data != NULL ? 1 : 0) | (t->buffer != NULL ? 2 : 0);
+}
+
+static inline void gh_take_image(gh_image *image, const gx_tensor *t, int32_t sub_mask)
+{
+    memcpy(image->shape, t->ne, sizeof image->shape);
+    memcpy(image->links, t->src, sizeof image->links);
+    image->type = t->type;
+    image->op = t->op;
+    image->flags = t->flags;
+    image->has = gh_has_memory(t);
+    image->sub = t->op_params[0];
+    image->sub_mask = sub_mask;
+}
+
+_Static_assert(offsetof(gx_tensor, nb) == offsetof(gx_tensor, ne) + 32, "ne and nb are one run of 64 bytes");
+_Static_assert(offsetof(gx_tensor, view_offs) == offsetof(gx_tensor, src) + 88, "sources and root are one of 96");
+
+static inline bool gh_looks_like_image(const gh_image *image, const gx_tensor *t)
+{
+    const gh_pair found = gh_differing(image->shape, t->ne, 4) | gh_differing(image->links, t->src, 6);
+    const int32_t differs = (image->type ^ t->type) | (image->op ^ t->op) | (image->flags ^ t->flags)
+                          | (image->has ^ gh_has_memory(t)) | ((image->sub ^ t->op_params[0]) & image->sub_mask);
+    return ((uint64_t)(uint32_t)differs | found[0] | found[1]) == 0;
+}
+
 typedef struct gh_slot {
-    gx_tensor *tensor;
     void *buffer;
     void *data;
     int32_t id;
@@ -54,6 +84,10 @@ typedef struct gh_known {
     gh_keeps keeps;
     gs_api_graph *graph;
     gs_graph_arrays arrays;
+    bool drawn;                 /* graph and arrays are those of this graph                 */
+    bool plain;                 /* as the reading said: it can be followed                  */
+    bool followed;              /* found to be wired as its lender, tensor by tensor        */
+    gh_risks risks;             /* what its plan overlaps, should layouts be others         */
     /* What it said. */
     gs_api_plan *plan;          /* NULL where the plan is another's                         */
     struct gh_known *lender;    /* whose plan serves: a reference                           */
@@ -63,7 +97,7 @@ typedef struct gh_known {
     /* What follows. */
     gh_slot *slot;
     int32_t n_slots;
-    gx_tensor **viewer;
+    int32_t *viewer;            /* [n_viewers] ids                                          */
     int32_t n_viewers;
     uint64_t generation;        /* of the arenas that the slots' addresses are in; 0: none  */
     int32_t room;
@@ -96,6 +130,12 @@ static inline int32_t gh_known_n_leafs(const gh_known *k)
 bool gh_known_matches(const gh_known *k, const gh_ggml *lib, void *graph, const int32_t *node_arena,
                       const int32_t *leaf_arena);
 
+/* Let it have no plan, and lend from nobody. */
+void gh_known_forget(gh_known *k);
+
+/* Room for a graph; false without memory. */
+bool gh_known_make_room(gh_known *k, int32_t n_all, int32_t listed, int32_t n_arenas);
+
 /* What a graph that was read looks like, and what the planner is to be told; the graph is not made, nor planned. */
 int gh_known_take(gh_known *k, const gh_reading *r, const int32_t *node_arena, const int32_t *leaf_arena,
                   int32_t n_arenas);
@@ -118,6 +158,12 @@ void gh_known_borrow(gh_known *k, gh_known *lender);
 
 /* Let `k` have a plan of its own, which says the same. */
 void gh_known_own(gh_known *k, gs_api_plan *plan);
+
+/* Let `k`, whose plan serves, stand for the graph whose tensors and images `other` has, id by id. */
+void gh_known_move(gh_known *k, gh_known *other);
+
+/* Make the planner's graph of one that was followed: nobody needs it before somebody looks.  GS_OK or an error. */
+int gh_known_draw(gh_known *k, gs_error *error);
 
 /* Let `k`, whose plan serves, stand for the graph that `other` has taken.  Both go on working. */
 void gh_known_rebind(gh_known *k, gh_known *other);

@@ -100,6 +100,12 @@ static inline int gh_op(const gh_ggml *lib, const gx_tensor *t)
     return op == GS_OP_GLU ? lib->glu[sub] : lib->unary[sub];
 }
 
+/* Whether the planner's number of an op depends on its sub-op. */
+static inline bool gh_is_of_family(const gh_ggml *lib, int32_t op)
+{
+    return op >= 0 && op < GH_N_OPS && lib->op[op] >= GS_OP_UNARY;
+}
+
 static inline int32_t gh_type(const gh_ggml *lib, int32_t type)
 {
     return type >= 0 && type < GH_N_TYPES ? lib->type[type] : GH_FOREIGN_TYPE + (type & 0xffff);

@@ -3,6 +3,7 @@
  * The same tensors that look the same, byte for byte in all that a plan or a backend's answer depends on: nothing is
  * read, asked or planned then.  A graph that differs in its wiring alone looks otherwise.
  */
+#include "differ.h"
 #include "scheduler.h"
 
 #include <stddef.h>
@@ -12,6 +13,9 @@
 
 _Static_assert(offsetof(gx_tensor, nb) == offsetof(gx_tensor, ne) + 32, "ne and nb are one run of 64 bytes");
 _Static_assert(offsetof(gx_tensor, view_offs) == offsetof(gx_tensor, src) + 88, "sources and root are one of 96");
+
+/* Tensors from one that is compared to one that is fetched. */
+#define GH_AHEAD 8
 
 static void take_look(gh_look *look, const gx_tensor *t)
 {
@@ -27,25 +31,14 @@ static void take_look(gh_look *look, const gx_tensor *t)
     look->flags = t->flags;
 }
 
-/* Words that differ, all of them looked at: most graphs that come this far are the same. */
-static inline uint64_t differing(const void *a, const void *b, int n)
-{
-    uint64_t found = 0, x, y;
-    for (int i = 0; i < n; i++) {
-        memcpy(&x, (const char *)a + 8 * i, 8);
-        memcpy(&y, (const char *)b + 8 * i, 8);
-        found |= x ^ y;
-    }
-    return found;
-}
-
 static inline bool looks_so(const gh_look *look)
 {
     const gx_tensor *t = look->tensor;
-    const uint64_t found = (uint64_t)(look->type ^ t->type) | (uint64_t)(look->op ^ t->op)
-                         | (uint64_t)(look->flags ^ t->flags) | differing(look->shape, t->ne, 8)
-                         | differing(look->links, t->src, 12) | differing(look->params, t->op_params, 8);
-    return found == 0 && (t->view_src != NULL || (look->buffer == t->buffer && look->has_data == (t->data != NULL)));
+    const gh_pair found = gh_differing(look->shape, t->ne, 4) | gh_differing(look->links, t->src, 6)
+                        | gh_differing(look->params, t->op_params, 4);
+    const int32_t differs = (look->type ^ t->type) | (look->op ^ t->op) | (look->flags ^ t->flags);
+    return ((uint64_t)(uint32_t)differs | found[0] | found[1]) == 0
+        && (t->view_src != NULL || (look->buffer == t->buffer && look->has_data == (t->data != NULL)));
 }
 
 bool gh_looks_like(const gh_sched *s, const gh_prepared *p, void *graph)
@@ -60,6 +53,7 @@ bool gh_looks_like(const gh_sched *s, const gh_prepared *p, void *graph)
     }
     /* What the graph does not list is named by the sources of what it does, and comes after it. */
     for (int32_t i = 0; i < p->reading.n; i++) {
+        gh_prefetch(p->look[i + GH_AHEAD < p->reading.n ? i + GH_AHEAD : i].tensor);
         if (!looks_so(&p->look[i])) {
             return false;
         }

@@ -1,4 +1,5 @@
 /* ggml_sched/llama_cpp/read.c -- reading ggml's graphs: one pass for ids, one for wiring.  See read.h. */
+#include "differ.h"
 #include "read.h"
 
 #include <limits.h>
@@ -8,6 +9,8 @@
 /* ggml makes views of roots alone; a chain of more than this is no chain but a circle. */
 #define GH_MAX_CHAIN 64
 #define GH_MAX_SRC 10
+/* Nodes from one that is met to one that is fetched. */
+#define GH_AHEAD 8
 
 /* -- growing -------------------------------------------------------------------------------------------------- */
 
@@ -38,7 +41,7 @@ static bool make_room(gh_reading *r, int64_t n)
     if (!grow(&r->item, sizeof *r->item, n) || !grow(&r->src_begin, sizeof(int32_t), n + 1)
         || !grow(&r->order, sizeof(int32_t), n) || !grow(&r->leaf, sizeof(int32_t), n)
         || !grow(&r->src, sizeof(int32_t), n * GH_MAX_SRC) || !grow(&r->slot, 1, n * GH_MAX_SRC)
-        || !grow(&r->key, sizeof *r->key, places) || !grow(&r->id, sizeof(int32_t), places)) {
+        || !grow(&r->place, sizeof(int32_t), places) || !grow(&r->node_id, sizeof(int32_t), n)) {
         return false;
     }
     r->mask = places - 1;
@@ -49,8 +52,8 @@ static bool make_room(gh_reading *r, int64_t n)
 void gh_reading_free(gh_reading *r)
 {
     free(r->item);
-    free(r->key);
-    free(r->id);
+    free(r->place);
+    free(r->node_id);
     free(r->src_begin);
     free(r->src);
     free(r->slot);
@@ -66,7 +69,7 @@ static inline uint32_t place_of(const gh_reading *r, const gx_tensor *t)
     /* Tensors of a context lie a few hundred bytes apart. */
     const uint64_t mixed = ((uint64_t)(uintptr_t)t >> 4) * UINT64_C(0x9e3779b97f4a7c15);
     uint32_t at = (uint32_t)(mixed >> 32) & r->mask;
-    while (r->key[at] != NULL && r->key[at] != t) {
+    while (r->place[at] != 0 && r->item[r->place[at] - 1].tensor != t) {
         at = (at + 1) & r->mask;
     }
     return at;
@@ -79,7 +82,7 @@ int32_t gh_reading_id(const gh_reading *r, const gx_tensor *tensor)
         return -1;
     }
     at = place_of(r, tensor);
-    return r->key[at] != NULL ? r->id[at] : -1;
+    return r->place[at] - 1;
 }
 
 /* The id of a tensor, new if it has none; -1 without room. */
@@ -87,8 +90,8 @@ static int32_t meet(gh_reading *r, gx_tensor *t)
 {
     const uint32_t at = place_of(r, t);
     gh_item *item;
-    if (r->key[at] != NULL) {
-        return r->id[at];
+    if (r->place[at] != 0) {
+        return r->place[at] - 1;
     }
     if (r->n >= r->room_items) {
         return -1;
@@ -100,9 +103,8 @@ static int32_t meet(gh_reading *r, gx_tensor *t)
     item->role = t->view_src != NULL ? GH_VIEW : t->data != NULL || t->buffer != NULL ? GH_EXTERNAL : GH_PLACED;
     item->n_readers = 0;
     item->op = -1;
-    r->key[at] = t;
-    r->id[at] = r->n;
-    return r->n++;
+    r->place[at] = ++r->n;
+    return r->n - 1;
 }
 
 static gx_tensor *root_of(gx_tensor *t)
@@ -123,13 +125,14 @@ static int start(gh_reading *r, const gh_ggml *lib, void *graph, int64_t extra)
     r->n_leafs = gh_graph_n_leafs(lib, graph);
     r->leafs = gh_graph_leafs(lib, graph);
     r->n = r->n_all = 0;
+    r->plain = true;
     if (r->n_nodes < 0 || r->n_leafs < 0) {
         return GS_BAD_ARGUMENT;
     }
     if (!make_room(r, (int64_t)r->n_nodes + r->n_leafs + extra)) {
         return GS_NO_HOST_MEMORY;
     }
-    memset(r->key, 0, ((size_t)r->mask + 1) * sizeof *r->key);
+    memset(r->place, 0, ((size_t)r->mask + 1) * sizeof *r->place);
     return GS_OK;
 }
 
@@ -166,27 +169,34 @@ static void classify(gh_reading *r, gh_item *item)
  * planner takes it for. */
 static int meet_listed(gh_reading *r)
 {
+    int32_t n_of_leafs;
     for (int32_t i = 0; i < r->n_leafs; i++) {
         const int32_t id = r->leafs[i] != NULL ? meet(r, r->leafs[i]) : -1;
         if (id < 0) {
             return GS_BAD_ARGUMENT;
         }
+        r->plain &= id == i;
         if (r->item[id].leaf == GH_NOWHERE) {
             r->item[id].leaf = i;
         }
     }
+    n_of_leafs = r->n;
     for (int32_t i = 0; i < r->n_nodes; i++) {
-        const int32_t id = r->nodes[i] != NULL ? meet(r, r->nodes[i]) : -1;
+        int32_t id;
+        gh_prefetch(r->nodes[i + GH_AHEAD < r->n_nodes ? i + GH_AHEAD : i]);
+        id = r->nodes[i] != NULL ? meet(r, r->nodes[i]) : -1;
         if (id < 0) {
             return GS_BAD_ARGUMENT;
         }
+        r->node_id[i] = id;
+        r->plain &= id == r->n_leafs + i;
         if (r->item[id].node == GH_NOWHERE) {
             r->item[id].node = i;
             classify(r, &r->item[id]);
         }
     }
-    for (int32_t i = 0; i < r->n_leafs; i++) {
-        gh_item *item = &r->item[gh_reading_id(r, r->leafs[i])];
+    for (int32_t id = 0; id < n_of_leafs; id++) {
+        gh_item *item = &r->item[id];
         if (item->node == GH_NOWHERE && item->op < 0) {
             classify(r, item);
         }
@@ -241,13 +251,16 @@ static int wire_node(gh_reading *r, int32_t id, int32_t *n_src)
         }
         s = read_id(r, t->src[k], position);
         if (s == id) {
+            r->plain = false;
             continue;
         }
         if (s < 0) {
             return s == -1 ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
         }
+        r->plain &= r->item[s].tensor == t->src[k];
         /* What has no op keeps its sources; one that is only computed later has nothing to keep yet. */
         if (t->op == 0 && is_node(&r->item[s]) && r->item[s].node > position) {
+            r->plain = false;
             continue;
         }
         put_src(r, n_src, s, k);
@@ -260,6 +273,7 @@ static int wire_node(gh_reading *r, int32_t id, int32_t *n_src)
             return root == -1 ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
         }
         r->item[id].root = root;
+        r->plain &= at == t->view_src && r->item[root].tensor == at;
         for (int32_t k = first; k < *n_src; k++) {
             const gh_item *s = &r->item[r->src[k]];
             if (r->src[k] == root || (s->tensor->view_src != NULL && root_of(s->tensor) == at)) {
@@ -340,10 +354,21 @@ static int lend_memory(gh_reading *r)
         r->item[leaf].n_readers = 1;
         /* Its layout is the node's, whose id is kept here. */
         r->item[leaf].root = i;
+        r->plain = false;
         item->root = leaf;
         item->op = GS_OP_CUSTOM;
     }
     return GS_OK;
+}
+
+/* Neither a view nor with sources. */
+static bool is_bare(const gx_tensor *t)
+{
+    bool bare = t->view_src == NULL;
+    for (int k = 0; k < GH_MAX_SRC; k++) {
+        bare &= t->src[k] == NULL;
+    }
+    return bare;
 }
 
 /* Sources of each node, in the order of ids; what is met on the way comes last and has none. */
@@ -355,6 +380,8 @@ static int wire(gh_reading *r)
         r->src_begin[id] = n_src;
         if (is_node(&r->item[id])) {
             status = wire_node(r, id, &n_src);
+        } else {
+            r->plain &= is_bare(r->item[id].tensor);
         }
     }
     if (status != GS_OK) {
@@ -388,7 +415,7 @@ static int wire(gh_reading *r)
         status = keep_unread(r, true, &n_src);
     }
     for (int32_t i = 0; i < r->n_nodes; i++) {
-        const int32_t node = gh_reading_id(r, r->nodes[i]);
+        const int32_t node = r->node_id[i];
         if (r->item[node].node == i && is_node(&r->item[node])) {
             r->order[r->size.n_nodes++] = node;
         }

@@ -44,13 +44,14 @@ typedef struct gh_reading {
     int32_t n_all;      /* and those that only planning knows                             */
     int32_t n_nodes;    /* of ggml's graph                                                */
     int32_t n_leafs;
+    bool plain;         /* ids: the leafs, the nodes, what else is read; and all wiring is in src      */
     gx_tensor **nodes;  /* borrowed from ggml's graph: for as long as that is looked at   */
     gx_tensor **leafs;
     gh_item *item;      /* [n_all]                                                        */
     /* An open-addressing table of tensors. */
-    gx_tensor **key;
-    int32_t *id;
+    int32_t *place;     /* [mask + 1] id + 1; 0: free                                     */
     uint32_t mask;
+    int32_t *node_id;   /* [n_nodes] ids of ggml's nodes                                  */
     /* What the planner gets. */
     gs_graph_size size;
     int32_t *src_begin; /* [n_all + 1]                                                    */

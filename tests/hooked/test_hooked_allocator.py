@@ -70,6 +70,10 @@ def test_a_known_graph_is_not_planned_again():
     scenario("the_same_graph_is_not_planned_twice")
 
 
+def test_graphs_wired_alike_share_a_plan_and_others_do_not():
+    scenario("wired_alike")
+
+
 def test_refused_memory_is_no_more_than_false():
     scenario("refused_memory_is_false")
 
