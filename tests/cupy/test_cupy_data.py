@@ -177,6 +177,19 @@ def test_an_event_brings_copies_to_host_memory():
         assert np.array_equal(a.numpy(), 2 * x)
 
 
+def test_what_is_under_way_to_host_memory_is_waited_for_before_it_is_read_from_there():
+    with devices.backend() as cuda, gs.CpuBackend(1) as cpu:
+        a, b, c, d, x = weight(cuda), weight(cpu), weight(cuda), weight(cpu), values()
+        for tensor in (b, d):
+            tensor.set(np.zeros(64, np.float32))
+        queue_set(a, x)
+        assert cuda.cpy_tensor_to(a, b)
+        waits = devices.waits(cuda)
+        assert cuda.cpy_tensor_from(d, c) and devices.waits(cuda) == waits, "it waited for what goes elsewhere"
+        assert cuda.cpy_tensor_from(b, c)
+        assert np.array_equal(c.numpy(), x)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_another_device_waits_for_what_an_event_brings_to_host_memory(seed):
     with devices.pair(seed) as (first, second), gs.CpuBackend(1) as cpu:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import cupy_devices as devices
 import numpy as np
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from poisoned import check, disturb, kept, raw, set_all, writes_to_residents
 from random_graphs import Built, Recipe, quick, recipes
@@ -20,6 +20,10 @@ import ggml_sched as gs
 
 EXACT = ("ADD", "SUB", "MUL", "DUP", "CPY", "CONT", "REPEAT", "CONCAT", "SET_ROWS", "GET_ROWS")
 """Ops with the same bits on both, those of zeros' signs included."""
+
+
+GOES_BACK = Recipe(((0, 0),), ((1, 0, 0, 0), (26, 0, 1, 0), (0, 0, 0, 0), (0, 0, 0, 0)), (), ())
+"""A product of the CPU that a device adds to, and reads again."""
 
 
 class Refusing(gs.CupyBackend):
@@ -104,6 +108,7 @@ def test_a_scheduler_on_one_device(recipe, seed, capture):
 @given(st.lists(recipes(), min_size=1, max_size=2), st.integers(1, 2), st.integers(1, 3),
        st.lists(st.sets(st.sampled_from(EXACT), max_size=5), min_size=2, max_size=2),
        st.sets(st.sampled_from(("MUL_MAT", "ADD"))), st.integers(0, 1000), st.booleans(), st.booleans())
+@example([GOES_BACK], 1, 1, [{"MUL"}, set()], set(), 0, False, False)
 def test_devices_and_the_cpu_share_graphs(pair, n_devices, copies, refused, offloads, seed, peers, queued):
     pair = [replace(r, leafs=tuple((s, k if k % 2 else k // 3 * 3 + 2) for s, k in r.leafs)) for r in pair]
     expected = [in_memory_of_their_own(recipe, n_devices + 1) for recipe in pair]

@@ -175,6 +175,8 @@ class CupyBackend(DeviceQueue):
         if data is None:
             return False
         there.backend.synchronize()
+        if self.is_bringing(data):
+            self.synchronize()      # the host reads now what was queued to go there
         _buffer(dst).write(dst.offset, data)
         return True
 

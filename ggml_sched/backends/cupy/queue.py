@@ -213,6 +213,11 @@ class DeviceQueue(Backend):
         """Whether the host has still to take what the event stands for out of pinned memory."""
         return self._downloads.is_waiting(event.n_downloads)
 
+    @guarded
+    def is_bringing(self, data: np.ndarray) -> bool:
+        """Whether the host has still to put something that was queued into these bytes of its memory."""
+        return self._downloads.is_bound_for(data)
+
     # -- who may use it -------------------------------------------------------------
 
     @property
