@@ -26,10 +26,13 @@ import numpy as np
 from hooked import build, models, page
 from report import processor
 
+import ggml_sched
 from ggml_sched.llama.synthetic_models import OWN, random_model
 
 HERE = Path(__file__).resolve().parent
 SMALL = HERE.parent / "tests" / "data" / "models"
+PACKAGES = Path(ggml_sched.__file__).resolve().parents[1]
+"""Where the package is that is measured: installed, or compiled in place."""
 
 
 def installed() -> str | None:
@@ -54,7 +57,7 @@ class Worker:
                                    "libraries": self.libraries}))
         # Without reuse of graphs each decode allocates; threads of OpenMP would spin.
         environment = os.environ | {"LLAMA_GRAPH_REUSE_DISABLE": "1", "OMP_NUM_THREADS": "1",
-                                    "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent),
+                                    "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGES),
                                                                                 os.environ.get("PYTHONPATH")]))}
         if what == "sizes":
             environment["LD_PRELOAD"] = self.libraries["holes"]
