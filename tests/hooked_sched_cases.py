@@ -250,6 +250,12 @@ def answers(library: str) -> None:
     for _ in range(3):
         g.backend_sched_reset(s)
         assert compute(g, s, small, 5, times=1) == want
+    # And once more, where the client wants another backend for the same node.
+    for chosen in (backends[1], backends[0], backends[1]):
+        g.backend_sched_reset(s)
+        g.backend_sched_set_tensor_backend(s, small[2][0], chosen)
+        assert compute(g, s, small, 5, times=1) == want
+        assert g.backend_sched_get_tensor_backend(s, small[2][0]) == chosen
     g.backend_sched_free(s)
     g.backend_sched_free(None)
 
@@ -288,6 +294,11 @@ def wiring(_: str) -> None:
         assert g.backend_sched_graph_compute(s, graph.graph) == 0
         xy = {x: va * np.float32(2), y: vb * np.float32(3)}
         assert np.array_equal(graph.get(out), (xy[x] + xy[y]) * xy[sources[0]]), k
+    # One node more at the end, after all that there was.
+    more = graph.op("scale", out, 0.5)
+    graph.expand(more)
+    g.backend_sched_reset(s)
+    assert g.backend_sched_alloc_graph(s, graph.graph) and view(more).buffer
     g.backend_sched_free(s)
 
 
