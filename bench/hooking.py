@@ -188,8 +188,9 @@ def written(found: dict, logits: list[page.Tokens], modes: list[str], missing: s
     parts = ["# llama.cpp on our planner, measured", "Written by `python bench/hooking.py`; how to use it: "
              "[llama.cpp on our planner in one line](llama-cpp.md).",
              f"Machine: {processor()}.  llama.cpp is that of llama-cpp-python {version('llama-cpp-python')}."]
-    parts += [missing] if missing else ["## Summary",
-                                        page.summary(found, logits, modes[1:], list(models.GRAPHS))]
+    parts += [missing] if missing else []
+    if modes[1:]:
+        parts += ["## Summary", page.summary(found, logits, modes[1:], list(models.GRAPHS))]
     if found:
         parts += ["## Compute buffers and time", page.table_of_sizes(found, modes[1:])]
     if logits:
