@@ -48,6 +48,8 @@ GROUPS = (
      ("a graph gets its sources back", "                t->src[k] = s->copy_of[t->src[k] - s->copy];\n", ""),
      ("and loses the memory that was ours", "        t->buffer = NULL;\n        t->data = NULL;\n", "")),
     ("ggml_sched/llama_cpp/compute.c", SCHEDULER,
+     ("what was written through a copy goes back", "    s->rt->backend_tensor_copy(copy, node);\n", ""),
+     ("it is computed in the copy's memory", "    node->buffer = copy->buffer;\n    node->data = copy->data;\n", ""),
      ("a callback may stop a split", "*stopped = wanted && !s->callback(nodes[i], false, s->callback_user);",
       "*stopped = wanted && s->callback(nodes[i], false, s->callback_user) && false;")),
     ("ggml_sched/llama_cpp/experts.c", SCHEDULER,
