@@ -6,6 +6,7 @@
     llama._cells            what every token does
     llama_cpp._hook         what a client's ggml meets, a .pyx over the C files of llama_cpp/
     backends.cpu._kernels   a .pyx over the C files of backends/cpu/kernels/
+    backends.ggml._ggml     ggml's kernels, which are found at run time
 
 The build fails when Cython reports a "performance hint": such a line means that a hot C function checks for
 Python exceptions or takes the GIL on every call.  `GGML_SCHED_JOBS` says how many compile at once (default: one for
@@ -133,7 +134,7 @@ def hook_extension() -> Extension:
     """ggml_sched.llama_cpp._hook: the library that a client's ggml meets.  What it exports is ggml's names alone."""
     here = "ggml_sched/llama_cpp"
     depends = [*(HERE / here).glob("*.h"), HERE / "ggml_sched/backends/ggml/abi.h",
-               *(HERE / "include" / "ggml_sched").glob("*.h")]
+               *(HERE / "ggml_sched").glob("_*.pxd"), *(HERE / "include" / "ggml_sched").glob("*.h")]
     return Extension(
         "ggml_sched.llama_cpp._hook",
         [f"{here}/_hook.pyx", *(str(path.relative_to(HERE)) for path in sorted((HERE / here).glob("*.c"))

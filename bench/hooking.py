@@ -1,12 +1,12 @@
 """llama.cpp as it is beside llama.cpp on our planner: tokens, compute buffers, time; a page of Markdown.
 
-    python bench/hooking.py [--levels alloc sched] [--models NAME ...] [--all] [--rounds N] [--files FOLDER]
+    python bench/hooking.py [--levels alloc sched] [--models NAME ...] [--all] [--rounds N] [--files FOLDER] > FILE
 
 llama.cpp is that of llama-cpp-python (`pip install '.[peer]'`).  Hooking is for a process, so that each has its own;
 stock and hooked take turns.  Models have their real sizes and no weights (hooked/models.py): they are opened, reserve
 and allocate, and nothing is computed; devices other than the CPU are dry (hooked/devices.cpp).  Tokens are those of
 small models that have weights, on devices that compute.  Sizes are what llama.cpp logs, times what passes inside the
-functions, the median over contexts and processes.
+functions, the median over contexts and processes.  hooked/page.py writes them down.
 """
 
 from __future__ import annotations
@@ -21,23 +21,18 @@ import tempfile
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from statistics import fmean, median
 
 import numpy as np
-from hooked import build, models
+from hooked import build, models, page
 from report import processor
 
+import ggml_sched
 from ggml_sched.llama.synthetic_models import OWN, random_model
-from ggml_sched.tables import markdown
 
 HERE = Path(__file__).resolve().parent
 SMALL = HERE.parent / "tests" / "data" / "models"
-LEVELS = ("alloc", "sched")
-CLOSE = 1e-5
-RESERVING = {"alloc": ("ggml_gallocr_reserve_n",), "sched": ("ggml_backend_sched_reserve",
-                                                             "ggml_backend_sched_split_graph")}
-ALLOCATING = {"alloc": ("ggml_gallocr_alloc_graph",), "sched": ("ggml_backend_sched_alloc_graph",)}
-"""The functions whose time is compared; those of a scheduler call those of an allocator."""
+PACKAGES = Path(ggml_sched.__file__).resolve().parents[1]
+"""Where the package is that is measured: installed, or compiled in place."""
 
 
 def installed() -> str | None:
@@ -62,7 +57,7 @@ class Worker:
                                    "libraries": self.libraries}))
         # Without reuse of graphs each decode allocates; threads of OpenMP would spin.
         environment = os.environ | {"LLAMA_GRAPH_REUSE_DISABLE": "1", "OMP_NUM_THREADS": "1",
-                                    "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent),
+                                    "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGES),
                                                                                 os.environ.get("PYTHONPATH")]))}
         if what == "sizes":
             environment["LD_PRELOAD"] = self.libraries["holes"]
@@ -95,24 +90,6 @@ def ways_of(name: str) -> Iterator[tuple[str, int, dict]]:
     yield "3 devices, flash, 1 output", 3, usual | {"layers": 999, "flash": 1, "outputs": 1}
 
 
-def size_of(row: dict) -> float:
-    return sum(reserved for _, reserved, _ in row["buffers"])
-
-
-def time_of(rows: list[dict], part: str, functions: tuple[str, ...], per_call: bool) -> float | None:
-    """Microseconds, the median over all contexts: of all calls of one, or of a call."""
-    seen = []
-    for row in rows:
-        found = [row[part][name] for name in functions if name in row[part]]
-        seen += [sum(spent for _, spent in each) / (sum(calls for calls, _ in each) if per_call else 1)
-                 for each in zip(*found, strict=True)]
-    return median(seen) / 1e3 if seen else None
-
-
-def ratio(ours: float | None, theirs: float | None) -> str:
-    return f"{ours / theirs:.3f}" if ours is not None and theirs else ""
-
-
 def sizes(worker: Worker, name: str, modes: list[str], rounds: int, folder: Path) -> dict[str, dict[str, list[dict]]]:
     """Rows by the words of a way and by mode, one for each round."""
     path = models.write(name, folder)
@@ -128,40 +105,6 @@ def sizes(worker: Worker, name: str, modes: list[str], rounds: int, folder: Path
     return found
 
 
-def page_of_sizes(found: dict[str, dict], modes: list[str]) -> tuple[str, list[str]]:
-    """The table of sizes and times of all models, and what to say of it."""
-    head = ["model", "way", "splits", "buffers, MiB"]
-    for level in LEVELS:
-        head += [f"reserve, {level}, µs", f"allocate, {level}, µs"]
-    hooked = [mode for mode in modes if mode != "stock"]
-    head += [f"{what}, {mode} / stock" for mode in hooked for what in ("size", "reserve", "allocate")]
-    rows, ratios = [], {mode: [] for mode in hooked}
-    for name, ways in found.items():
-        for words, by_mode in ways.items():
-            stock = by_mode["stock"]
-            bad = next((row["failed"] for row in stock if "failed" in row), None)
-            if bad:
-                rows.append([name, words, f"refused: {bad}"] + [""] * (len(head) - 3))
-                continue
-            times = {level: (time_of(stock, "reserving", RESERVING[level], False),
-                             time_of(stock, "allocating", ALLOCATING[level], True)) for level in LEVELS}
-            row = [name, words, stock[0]["splits"], f"{size_of(stock[0]):.4f}"]
-            row += [f"{value:.1f}" if value is not None else "" for level in LEVELS for value in times[level]]
-            for mode in hooked:
-                ours = by_mode[mode]
-                if any("failed" in each for each in ours):
-                    row += ["failed", "", ""]
-                    continue
-                ratios[mode].append(size_of(ours[0]) / size_of(stock[0]))
-                row += [f"{ratios[mode][-1]:.4f}",
-                        ratio(time_of(ours, "reserving", RESERVING[mode], False), times[mode][0]),
-                        ratio(time_of(ours, "allocating", ALLOCATING[mode], True), times[mode][1])]
-            rows.append(row)
-    said = [f"{mode}: compute buffers are {fmean(values):.4f} of stock in the mean, {max(values):.4f} at most."
-            for mode, values in ratios.items() if values]
-    return markdown(head, rows), said
-
-
 def small_models(folder: Path) -> Iterator[Path]:
     """Models that have weights: those of the tests, and a random one of each architecture."""
     yield from sorted(SMALL.glob("*.gguf"))
@@ -171,7 +114,7 @@ def small_models(folder: Path) -> Iterator[Path]:
         yield path
 
 
-def tokens(worker: Worker, modes: list[str], folder: Path) -> tuple[str, list[str]]:
+def tokens(worker: Worker, modes: list[str], folder: Path) -> tuple[list[page.Tokens], list[str]]:
     """Logits of each mode beside those of stock: how many ways gave the same bits, and the largest difference.
 
     The mode "again" is stock in another process: what it differs by, hooking is not to blame for.
@@ -203,18 +146,15 @@ def tokens(worker: Worker, modes: list[str], folder: Path) -> tuple[str, list[st
                     same[mode] += np.array_equal(got.view(np.uint32), want.view(np.uint32))
                     furthest[mode] = max(furthest[mode], float(np.abs(got - want).max(initial=0)))
         for mode in modes:
-            if not furthest[mode] <= CLOSE:
+            if not furthest[mode] <= page.CLOSE:
                 wrong.append(f"{path.stem}, {mode}: logits differ by {furthest[mode]:.2e}")
-        rows.append([path.stem, count, refused, *(text for mode in modes
-                                                  for text in (same[mode], f"{furthest[mode]:.1e}"))])
-    head = ["model", "ways", "refused by stock"]
-    return markdown(head + [text for mode in modes for text in (f"{mode}: same bits", "largest difference")],
-                    rows), wrong
+        rows.append(page.Tokens(path.stem, count, refused, same, furthest))
+    return rows, wrong
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--levels", nargs="*", choices=LEVELS, default=list(LEVELS), help="what is hooked")
+    parser.add_argument("--levels", nargs="*", choices=page.LEVELS, default=list(page.LEVELS), help="what is hooked")
     parser.add_argument("--models", nargs="*", choices=[*models.GRAPHS, *models.OTHERS], help="whose sizes are asked")
     parser.add_argument("--all", action="store_true", help="the models of other architectures, too")
     parser.add_argument("--rounds", type=int, default=2, help="processes for each mode")
@@ -224,28 +164,38 @@ def main(arguments: list[str] | None = None) -> int:
     missing = installed()
     modes = ["stock", *([] if missing else options.levels)]
     names = options.models or [*models.GRAPHS, *(models.OTHERS if options.all else ())]
-    wrong = []
-    print(f"llama-cpp-python {version('llama-cpp-python')}, {processor()}.", *filter(None, [missing]), sep="\n\n")
+    hooked = modes[1:] or ["again"]
+    wrong, found, logits = [], {}, []
     with tempfile.TemporaryDirectory() as folder:
         worker = Worker(Path(folder))
         files = options.files or Path(folder)
         files.mkdir(parents=True, exist_ok=True)
-        if options.skip != "sizes":
-            found = {}
-            for name in names:
-                print(f"sizes of {name}", file=sys.stderr)
-                found[name] = sizes(worker, name, modes, options.rounds, files)
-            table, said = page_of_sizes(found, modes)
-            print("", table, "", *said, sep="\n")
-            wrong += [f"{name}, {words}, {mode}: {row['failed']}" for name, ways in found.items()
-                      for words, by_mode in ways.items() for mode, rows in by_mode.items() if mode != "stock"
-                      for row in rows if "failed" in row and "failed" not in by_mode["stock"][0]]
+        for name in names if options.skip != "sizes" else ():
+            print(f"sizes of {name}", file=sys.stderr)
+            found[name] = sizes(worker, name, modes, options.rounds, files)
+        wrong += [f"{name}, {words}, {mode}: {row['failed']}" for name, ways in found.items()
+                  for words, by_mode in ways.items() for mode, rows in by_mode.items() if mode != "stock"
+                  for row in rows if "failed" in row and "failed" not in by_mode["stock"][0]]
         if options.skip != "tokens":
-            table, differ = tokens(worker, modes[1:] or ["again"], Path(folder))
+            logits, differ = tokens(worker, hooked, Path(folder))
             wrong += differ
-            print("", table, sep="\n")
-    print("", *(f"* {line}" for line in wrong or ["Nothing was wrong."]), sep="\n")
+    print(written(found, logits, modes, missing, wrong))
     return bool(wrong)
+
+
+def written(found: dict, logits: list[page.Tokens], modes: list[str], missing: str | None, wrong: list[str]) -> str:
+    """The page."""
+    parts = ["# llama.cpp on our planner, measured", "Written by `python bench/hooking.py`; how to use it: "
+             "[llama.cpp on our planner in one line](llama-cpp.md).",
+             f"Machine: {processor()}.  llama.cpp is that of llama-cpp-python {version('llama-cpp-python')}."]
+    parts += [missing] if missing else []
+    if modes[1:]:
+        parts += ["## Summary", page.summary(found, logits, modes[1:], list(models.GRAPHS))]
+    if found:
+        parts += ["## Compute buffers and time", page.table_of_sizes(found, modes[1:])]
+    if logits:
+        parts += ["## Logits", page.table_of_tokens(logits, modes[1:] or ["again"])]
+    return "\n\n".join([*parts, "## What was wrong", "\n".join(f"* {line}" for line in wrong or ["Nothing."])])
 
 
 if __name__ == "__main__":

@@ -80,13 +80,17 @@ def fake_types() -> None:
 
 
 def too_large_for_a_buffer() -> None:
-    fake = FakeType(max_size=256)
+    fake = FakeType(max_size=256, extra=100)
     made = Context()
     x = made.leaf(256)
     made.output(made.scale(made.scale(x, 2.0), 3.0))
     allocator = Allocator(ours, fake.handle)
     assert allocator.reserve(made.graph) and allocator.alloc(made.graph)
-    assert max(fake.asked) == 1024 and verified() == 1
+    assert max(fake.asked) == 1152 and verified() == 1
+    (plan,) = hooked.plans()
+    (device,) = plan.backends
+    assert device.max_buffer_size == 1152, "what is behind the plan would take it, too"
+    assert device.alloc_size(plan.graph.nodes[0]) == 1024 + 100
 
 
 def two_types() -> None:

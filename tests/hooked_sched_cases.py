@@ -106,7 +106,7 @@ def run_all(g: Ggml, backends: list[int], ours: bool, seeds: range, parallel: bo
     on = backends if resident_on is None else resident_on
     weights = [Weights(g, b, rng) for b in on]
     stores = [Weights(g, b, rng, usage=0) for b in on]
-    found, memory = [], None
+    found, memory, written = [], None, 0
     for seed in seeds:
         for _ in range(repeat):
             made = random_graph(g, weights, stores, seed, memory)
@@ -115,15 +115,17 @@ def run_all(g: Ggml, backends: list[int], ours: bool, seeds: range, parallel: bo
             if choose:
                 pick = np.random.default_rng(seed)
                 for node in made[0].nodes():
-                    if view(node).view_src is None and pick.random() < 0.3:
+                    # Of what has a root, only what writes to it.
+                    if (view(node).view_src is None or view(node).src[1]) and pick.random() < 0.3:
                         g.backend_sched_set_tensor_backend(scheduler, node, backends[int(pick.integers(len(backends)))])
             found.append(compute(g, scheduler, made, seed))
+            written += sum(len(said["plan"]["write_backs"]) for said in hook().last_scheduled()) if choose else 0
             made[0].close()
     g.backend_sched_free(scheduler)
     found.append([w.own.get(w.store).tobytes() for w in stores])
     for w in (*weights, *stores):
         w.close()
-    return found, {k: v - again[k] for k, v in hook().served().items()}
+    return found, {"written back": written} | {k: v - again[k] for k, v in hook().served().items()}
 
 
 def check_same(want: list, got: list) -> None:
@@ -181,7 +183,9 @@ def devices_chosen(library: str) -> None:
     backends = [*g.devices(library, 2), g.cpu_backend()]
     alone = [backends[-1]]
     want, _served = run_all(g, alone, False, range(30), resident_on=[alone[0]] * 3)
-    check_same(want, run_all(g, backends, True, range(30), choose=True)[0])
+    got, served = run_all(g, backends, True, range(30), choose=True)
+    check_same(want, got)
+    assert served["written back"] > 0, served
 
 
 def callbacks(_: str) -> None:
@@ -250,6 +254,12 @@ def answers(library: str) -> None:
     for _ in range(3):
         g.backend_sched_reset(s)
         assert compute(g, s, small, 5, times=1) == want
+    # And once more, where the client wants another backend for the same node.
+    for chosen in (backends[1], backends[0], backends[1]):
+        g.backend_sched_reset(s)
+        g.backend_sched_set_tensor_backend(s, small[2][0], chosen)
+        assert compute(g, s, small, 5, times=1) == want
+        assert g.backend_sched_get_tensor_backend(s, small[2][0]) == chosen
     g.backend_sched_free(s)
     g.backend_sched_free(None)
 
@@ -288,6 +298,11 @@ def wiring(_: str) -> None:
         assert g.backend_sched_graph_compute(s, graph.graph) == 0
         xy = {x: va * np.float32(2), y: vb * np.float32(3)}
         assert np.array_equal(graph.get(out), (xy[x] + xy[y]) * xy[sources[0]]), k
+    # One node more at the end, after all that there was.
+    more = graph.op("scale", out, 0.5)
+    graph.expand(more)
+    g.backend_sched_reset(s)
+    assert g.backend_sched_alloc_graph(s, graph.graph) and view(more).buffer
     g.backend_sched_free(s)
 
 

@@ -8,86 +8,19 @@ Here is what Python sees of it: counters, the last failure, and what was planned
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free
 
+from ggml_sched._c cimport (
+    gs_api,
+    gs_error,
+    gs_graph_arrays,
+    gs_import_api,
+    gs_layout,
+    gs_plan_arrays,
+)
+
 from ggml_sched._graph import op_numbers
 
 
 cdef extern from "alloc.h":
-    ctypedef struct gs_api:
-        const char *(*type_name)(int type) noexcept nogil
-
-    ctypedef struct gs_error:
-        int32_t status
-        char message[256]
-
-    ctypedef struct gs_layout:
-        int64_t ne[4]
-        int64_t nb[4]
-        int64_t nbytes
-        int32_t type
-        int32_t op
-
-    ctypedef struct gs_graph_arrays:
-        const gs_layout *layout
-        const int32_t *view_src
-        const int64_t *view_offs
-        const unsigned char *flags
-        const int32_t *src_begin
-        const int32_t *src
-        const unsigned char *slot
-        const int32_t *node
-        const int32_t *leaf
-        const int32_t *dep_begin
-        const int32_t *dep
-
-    ctypedef struct gs_arena_result:
-        int64_t nbytes
-        int64_t live_bytes
-        int64_t stride
-        int32_t method
-        int32_t first_chunk
-        int32_t n_chunks
-
-    ctypedef struct gs_plan_arrays:
-        int32_t n_backends
-        int32_t n_tensors
-        int32_t n_copies
-        int32_t n_places
-        int32_t n
-        int32_t n_seq
-        int32_t n_splits
-        int32_t n_write_backs
-        const int32_t *split_inputs
-        const int32_t *inputs
-        const int32_t *copy_like
-        const int32_t *copy_from
-        const int32_t *copy_backend
-        const int32_t *copy_kept
-        const int32_t *place_copy
-        const int32_t *back_node
-        const int32_t *back_copy
-        const int32_t *assign
-        const unsigned char *reason
-        const int32_t *split_backend
-        const int32_t *split_start
-        const int32_t *split_stop
-        const int32_t *home
-        const int32_t *root
-        const int32_t *birth
-        const int32_t *death
-        const int32_t *trimmed
-        const int32_t *src_begin
-        const int32_t *src
-        const int64_t *size
-        const int64_t *view_offs
-        const int64_t *offset
-        const int64_t *rest
-        const unsigned char *op
-        const unsigned char *flags
-        const unsigned char *state
-        const int32_t *seq
-        const gs_arena_result *arena
-        const int64_t *chunk_nbytes
-
     ctypedef struct gh_keeps:
         int32_t n
 
@@ -138,12 +71,6 @@ cdef extern from "listed.h":
     gh_sched *gh_hold(int i, int *n_schedulers) noexcept nogil
     void gh_release(gh_sched *s) noexcept nogil
     const gh_prepared *gh_show(const gh_sched *s, gh_known *shown, gh_arena_facts *facts) noexcept nogil
-
-cdef extern from *:
-    """
-    #include "ggml_sched/api.h"
-    """
-    const gs_api *gs_import_api() except NULL
 
 
 gh_api = gs_import_api()
@@ -273,7 +200,8 @@ def last_planned():
 
     Dicts: `graph`, as `graphfile.graph_from_dict` takes it; `plan`, as `plan_from_values` does; `arenas`: dicts of
     name, alignment, max_size (0: no bound), nbytes of the buffers there are, inplace ({op: sources, bits}); `resident`:
-    for each tensor the arena whose backend it is resident on, or -1; `nbytes`: {(arena, id): bytes} where these are more than the tensor's.
+    for each tensor the arena whose backend it is resident on, or -1; `nbytes`: {(arena, id): bytes} where these are more
+    than the tensor's.
     """
     cdef gh_known *k
     cdef gh_arena_facts *facts

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("ggml") is None, reason
 
 
 def run(*arguments: str, **environment: str) -> str:
+    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300,
-                          env=os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS))),
-                                            "OMP_WAIT_POLICY": "passive"} | environment)
+                          env=os.environ | {"PYTHONPATH": path, "OMP_WAIT_POLICY": "passive"} | environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -16,9 +16,8 @@ needs_llama_cpp = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is No
 
 
 def run(code: str, *arguments: str, **environment: str) -> str:
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run([sys.executable, *arguments, *(["-c", code] if code else [])], capture_output=True, text=True,
-                          timeout=300, env=os.environ | {"PYTHONPATH": path} | environment)
+                          timeout=300, env=os.environ | environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -70,6 +69,15 @@ def test_calls_of_a_library_loaded_later_arrive():
             "print(h.served()['allocators'])")
     first, second = map(int, run(code, "-W", "error").split())
     assert first >= 1 and second == first + 1, "once when ggml was imported, once more now"
+
+
+@needs_ggml
+def test_calls_that_do_not_arrive_are_an_error_that_says_why():
+    """As where a library was linked so that its calls stay inside: here they were bound before we came."""
+    code = ("import ggml, ggml_sched.llama_cpp, sys\ni = sys.modules['ggml_sched.llama_cpp.install']\n"
+            "bases = i.loaded_bases\ni.loaded_bases = lambda: []\ni.install('alloc')\ni.loaded_bases = bases\n"
+            "try:\n    i.check()\nexcept i.HookError as e:\n    print(e)")
+    assert "does not call us" in run(code, GGML_SCHED="off")
 
 
 def test_a_script_runs_hooked_with_its_arguments(tmp_path):

@@ -23,10 +23,10 @@ def devices(tmp_path_factory) -> str:
 
 
 def run(case: str, library: str = "") -> None:
-    paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
     done = subprocess.run([sys.executable, str(TESTS / "hooked_sched_cases.py"), case, library], text=True,
                           capture_output=True, timeout=120, check=False,
-                          env={**os.environ, "GGML_SCHED": "off", "PYTHONPATH": os.pathsep.join(paths)})
+                          env={**os.environ, "GGML_SCHED": "off", "PYTHONPATH": path})
     assert done.returncode == 0 and done.stdout.endswith("done\n"), f"{done.returncode}\n{done.stdout}\n{done.stderr}"
 
 

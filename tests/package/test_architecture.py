@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "ggml_sched"
-ROOMS = ("quants", "backends.cpu", "backends.cupy", "backends.ggml", "llama", "commands", "verify")
+ROOMS = ("quants", "backends.cpu", "backends.cupy", "backends.ggml", "llama", "llama_cpp", "commands", "verify")
 """Folders that the listing shows as one."""
 
 

@@ -1,4 +1,4 @@
-"""What bench/hooking.py measures with: models of holes, libraries that build, logs read as llama.cpp writes them."""
+"""What bench/hooking.py measures with: models of holes, libraries that build, logs read; and what it writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import ggml_here
 import hooking
 import numpy as np
 import pytest
-from hooked import build, models, worker
+from hooked import build, models, page, worker
 
 from ggml_sched.llama.gguf import open_gguf
 from ggml_sched.llama.synthetic_models import random_model
@@ -81,15 +81,39 @@ def row(size: float, reserve: int = 2000, allocate: int = 4000) -> dict:
             "allocating": {"ggml_gallocr_alloc_graph": [[4, allocate]]}}
 
 
-def test_hooked_stands_beside_stock():
-    found = {"a": {"CPU": {"stock": [row(10.0)], "alloc": [row(9.0, 1000, 1000)]}},
-             "b": {"CPU": {"stock": [row(10.0)], "alloc": [{"failed": "no memory"}]},
-                   "flash": {"stock": [{"failed": "no"}], "alloc": [{"failed": "no"}]}}}
-    table, said = hooking.page_of_sizes(found, ["stock", "alloc"])
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
-    assert cells[0][3:6] == ["10.0000", "2.0", "1.0"] and cells[0][-3:] == ["0.9000", "0.500", "0.250"]
-    assert cells[1][-3:] == ["failed", "", ""] and cells[2][2] == "refused: no"
-    assert said == ["alloc: compute buffers are 0.9000 of stock in the mean, 0.9000 at most."]
+def cells(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+@pytest.fixture
+def found() -> dict:
+    return {"a": {"CPU": {"stock": [row(10.0)], "alloc": [row(9.0, 1000, 1000)]}},
+            "b": {"CPU": {"stock": [row(10.0)], "alloc": [{"failed": "no memory"}]},
+                  "flash": {"stock": [{"failed": "no"}], "alloc": [{"failed": "no"}]},
+                  "CPU, 1 output": {"stock": [row(10.0)], "alloc": [row(5.0, 1500, 2000)]}}}
+
+
+def test_hooked_stands_beside_stock(found):
+    table = cells(page.table_of_sizes(found, ["alloc"]))
+    assert table[0][3:6] == ["10.0000", "2.0", "1.0"] and table[0][-3:] == ["0.9000", "0.500", "0.250"]
+    assert table[1][-3:] == ["failed", "", ""] and table[2][2] == "refused: no"
+
+
+def test_the_summary_has_the_mean_the_worst_and_the_medians(found):
+    logits = [page.Tokens("m", 12, 0, {"alloc": 12, "sched": 11}, {"alloc": 0.0, "sched": 2e-6}),
+              page.Tokens("n", 4, 1, {"alloc": 4, "sched": 4}, {"alloc": 0.0, "sched": 0.0})]
+    said = {row[0]: row[1:] for row in cells(page.summary(found, logits, ["alloc", "sched"], ["a", "b"]))}
+    assert said == {
+        "compute buffers / stock's: mean (worst) of 2": ["≤ 0.93 (≤ 1.00)", "0.700 (0.900)", "-"],
+        "compute buffers / stock's, one output: mean (worst) of 1": ["≤ 0.93 (≤ 1.00)", "0.500 (0.500)", "-"],
+        "reserving / stock's time inside the functions: median (worst)": ["≤ 0.5", "0.62 (0.75)", "-"],
+        "allocating a graph / stock's time inside the functions: median (worst)": ["≤ 0.3", "0.38 (0.50)", "-"],
+        "logits with the same bits as stock's, ways": ["all of 16", "16", "15"],
+        "largest difference of a logit": ["≤ 1e-05", "0.0e+00", "2.0e-06"],
+    }
+    said = {row[0]: row[1:] for row in cells(page.summary(found, [], ["alloc"], ["a"]))}
+    assert said["compute buffers / stock's, other models: mean (worst) of 1"] == ["≤ 0.93 (≤ 1.00)", "0.500 (0.500)"]
+    assert not any("logit" in what for what in said)
 
 
 @with_compiler

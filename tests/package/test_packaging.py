@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(gs.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTENSIONS = {"_pack": _pack, "_graph": _graph, "_core": _core, "_capi": _capi, "_locks": _locks, "_steps": _steps}
-KERNELS = ("backends/cpu/_kernels", "backends/ggml/_ggml", "llama/_cells")
+KERNELS = ("backends/cpu/_kernels", "backends/ggml/_ggml", "llama/_cells", "llama_cpp/_hook")
 """Extensions that nobody compiles against."""
 HEADERS = sorted(path.name for path in (ROOT / "include" / "ggml_sched").glob("*.h"))
 SOURCES = sorted(path.relative_to(ROOT / "ggml_sched") for path in (ROOT / "ggml_sched").rglob("*.py"))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import guards_backends
 import guards_files
 import guards_fusion
+import guards_hook
 import guards_models
 
 
@@ -798,7 +799,8 @@ def _edits() -> list[Edit]:
         "error = self._state.error"),
        ("closing ends threads", "            crew.close()\n        self._start_anew()\n\n    def _crew",
         "            pass\n        self._start_anew()\n\n    def _crew"))
-    for group in (*guards_models.GROUPS, *guards_files.GROUPS, *guards_backends.GROUPS, *guards_fusion.GROUPS):
+    for group in (*guards_models.GROUPS, *guards_files.GROUPS, *guards_backends.GROUPS, *guards_fusion.GROUPS,
+                  *guards_hook.GROUPS):
         of(*group)
     return found
 

@@ -1,0 +1,151 @@
+"""What bench/hooking.py has measured as a page of Markdown: a summary with targets, then each way of each model.
+
+Sizes are those that llama.cpp logs, times what passed inside the functions; each beside stock's of the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import fmean, median
+from typing import NamedTuple
+
+from ggml_sched.tables import markdown
+
+LEVELS = ("alloc", "sched")
+CLOSE = 1e-5
+"""How far logits may be from stock's where placement differs."""
+RESERVING = {"alloc": ("ggml_gallocr_reserve_n",), "sched": ("ggml_backend_sched_reserve",
+                                                             "ggml_backend_sched_split_graph")}
+ALLOCATING = {"alloc": ("ggml_gallocr_alloc_graph",), "sched": ("ggml_backend_sched_alloc_graph",)}
+"""The functions whose time is compared; those of a scheduler call those of an allocator."""
+TARGETS = {"size": (0.93, 1.0), "reserve": 0.5, "allocate": 0.3}
+"""Of ratios to stock's: sizes in the mean and at most, times in the median."""
+
+
+class Ratios(NamedTuple):
+    """A way of a model beside stock's; None where nothing was timed."""
+
+    size: float
+    reserve: float | None
+    allocate: float | None
+
+
+class Tokens(NamedTuple):
+    """Logits of one model: ways that stock computes and refuses; by mode how many have its bits, and how far off."""
+
+    model: str
+    count: int
+    refused: int
+    same: dict[str, int]
+    furthest: dict[str, float]
+
+
+def size_of(row: dict) -> float:
+    return sum(reserved for _, reserved, _ in row["buffers"])
+
+
+def time_of(rows: list[dict], part: str, functions: tuple[str, ...], per_call: bool) -> float | None:
+    """Microseconds, the median over all contexts: of all calls of one, or of a call."""
+    seen = []
+    for row in rows:
+        found = [row[part][name] for name in functions if name in row[part]]
+        seen += [sum(spent for _, spent in each) / (sum(calls for calls, _ in each) if per_call else 1)
+                 for each in zip(*found, strict=True)]
+    return median(seen) / 1e3 if seen else None
+
+
+def _ratio(ours: float | None, theirs: float | None) -> float | None:
+    return ours / theirs if ours is not None and theirs else None
+
+
+def _text(value: float | None, digits: int = 3) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def failure(rows: Iterable[dict]) -> str | None:
+    """Why a way was refused in one of its processes; None: it was not."""
+    return next((row["failed"] for row in rows if "failed" in row), None)
+
+
+def ratios_of(by_mode: dict[str, list[dict]], mode: str) -> Ratios | None:
+    """A way under a mode beside stock; None where either failed, or was not asked."""
+    stock, ours = by_mode["stock"], by_mode.get(mode, [{"failed": "not asked"}])
+    if failure(stock) or failure(ours):
+        return None
+    reserve, allocate = (_ratio(time_of(ours, part, functions[mode], per_call),
+                                time_of(stock, part, functions[mode], per_call))
+                         for part, functions, per_call in (("reserving", RESERVING, False),
+                                                           ("allocating", ALLOCATING, True)))
+    return Ratios(size_of(ours[0]) / size_of(stock[0]), reserve, allocate)
+
+
+def table_of_sizes(found: dict[str, dict], hooked: list[str]) -> str:
+    """Each way of each model: stock's sizes and times, and ours by them."""
+    head = ["model", "way", "splits", "buffers, MiB"]
+    for level in LEVELS:
+        head += [f"reserve, {level}, µs", f"allocate, {level}, µs"]
+    head += [f"{what}, {mode} / stock" for mode in hooked for what in ("size", "reserve", "allocate")]
+    rows = []
+    for name, ways in found.items():
+        for words, by_mode in ways.items():
+            stock, bad = by_mode["stock"], failure(by_mode["stock"])
+            if bad:
+                rows.append([name, words, f"refused: {bad}"] + [""] * (len(head) - 3))
+                continue
+            row = [name, words, stock[0]["splits"], f"{size_of(stock[0]):.4f}"]
+            for level in LEVELS:
+                row += [_text(time_of(stock, "reserving", RESERVING[level], False), 1),
+                        _text(time_of(stock, "allocating", ALLOCATING[level], True), 1)]
+            for mode in hooked:
+                ratios = ratios_of(by_mode, mode)
+                row += ["failed", "", ""] if ratios is None else [
+                    _text(ratios.size, 4), _text(ratios.reserve), _text(ratios.allocate)]
+            rows.append(row)
+    return markdown(head, rows)
+
+
+def table_of_tokens(found: list[Tokens], modes: list[str]) -> str:
+    """Each model: in how many ways its logits are stock's, and the largest difference."""
+    head = ["model", "ways", "refused by stock",
+            *(text for mode in modes for text in (f"{mode}: same bits", "largest difference"))]
+    return markdown(head, [[row.model, row.count, row.refused,
+                            *(text for mode in modes for text in (row.same[mode], f"{row.furthest[mode]:.1e}"))]
+                           for row in found])
+
+
+def summary(sizes: dict[str, dict], tokens: list[Tokens], modes: list[str], kept: list[str]) -> str:
+    """Of each measure its target and, for each mode, what came out.
+
+    `kept`: the models that the target of sizes is for.
+    """
+
+    def of(names: Iterable[str], mode: str, what: str, some: str = "") -> list[float]:
+        found = (ratios_of(by_mode, mode) for name in names if name in sizes
+                 for words, by_mode in sizes[name].items() if some in words)
+        values = (getattr(ratios, what) for ratios in found if ratios is not None)
+        return [value for value in values if value is not None]
+
+    def cells(values: dict[str, list[float]], digits: int, middle=median) -> list[str]:
+        return [f"{middle(seen):.{digits}f} ({max(seen):.{digits}f})" if seen else "-" for seen in values.values()]
+
+    rows = []
+    if sizes:
+        mean, most = TARGETS["size"]
+        others = [name for name in sizes if name not in kept]
+        for words, names, some in (("", kept, ""), (", one output", kept, "1 output"), (", other models", others, "")):
+            values = {mode: of(names, mode, "size", some) for mode in modes}
+            if any(values.values()):
+                count = max(map(len, values.values()))
+                rows.append([f"compute buffers / stock's{words}: mean (worst) of {count}", f"≤ {mean} (≤ {most:.2f})",
+                             *cells(values, 3, fmean)])
+        for what, words in (("reserve", "reserving"), ("allocate", "allocating a graph")):
+            values = {mode: of(sizes, mode, what) for mode in modes}
+            rows.append([f"{words} / stock's time inside the functions: median (worst)", f"≤ {TARGETS[what]}",
+                         *cells(values, 2)])
+    if tokens:
+        count = sum(row.count for row in tokens)
+        rows.append(["logits with the same bits as stock's, ways", f"all of {count}",
+                     *(sum(row.same[mode] for row in tokens) for mode in modes)])
+        rows.append(["largest difference of a logit", f"≤ {CLOSE:.0e}",
+                     *(f"{max(row.furthest[mode] for row in tokens):.1e}" for mode in modes)])
+    return markdown(["models and ways", "target", *modes], rows)
