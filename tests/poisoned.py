@@ -12,7 +12,6 @@ POISON = 0xAB
 VIEWS = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
 REFUSALS = ("ADD", "MUL", "SCALE", "UNARY:RELU", "CPY", "CONT", "RMS_NORM", "SET_ROWS", "MUL_MAT", "GET_ROWS")
 """Ops that tests let a backend refuse."""
-VIEWS = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
 
 
 class Poisons:
@@ -65,6 +64,14 @@ def set_all(built: Built, only_residents: bool = False) -> None:
             tensor.set(values)
 
 
+def settle(built: Built, sched: gs.Scheduler, backends: list, wishes: list[tuple[int, int]]) -> None:
+    """Each backend holds its residents; nodes go where they are wished: (pick of a node, pick of a backend)."""
+    for ctx, backend in zip(built.homes, backends, strict=True):
+        backend.alloc_tensors(ctx)
+    for pick, backend in wishes:
+        sched.set_tensor_backend(built.graph.nodes[pick % len(built.graph)], backends[backend % len(backends)])
+
+
 def kept(built: Built) -> list[int]:
     """Positions in ctx.tensors of nodes whose results are defined after a compute: flagged or read by nobody,
     and not changed afterwards by a node that writes into their memory."""
@@ -107,3 +114,18 @@ def disturb(built: Built) -> None:
     for tensor, values in built.values().items():
         if tensor not in built.residents and tensor.buffer is not None and tensor.type == gs.Type.F32:
             tensor.set(np.full_like(values, 1e9))
+
+
+def take_turns(sched: gs.Scheduler, cases: list[tuple[Built, tuple]], turns: int, queue, note: str) -> None:
+    """Graphs, with what each has to give, are allocated and computed by `queue` one after the other, several times."""
+    for attempt in range(turns):
+        for built, expected in cases:
+            sched.alloc(built.graph).verify()
+            # Residents that the graph changes must be set again before the next compute.
+            set_all(built)
+            for _ in range(1 if writes_to_residents(built) else 3):
+                queue(built.graph)
+            if attempt:
+                disturb(built)
+            sched.synchronize()
+            check(built, expected, f"turn {attempt}, {note}")

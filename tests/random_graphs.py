@@ -8,7 +8,7 @@ something simpler instead, so every recipe is a graph.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import HealthCheck, settings
@@ -57,6 +57,11 @@ def decode(data: bytes) -> Recipe:
     steps = tuple((op % len(OPS), a, b, p) for op, a, b, p in zip(*[iter(data[10:])] * 4, strict=False))
     # Zero bytes, hypothesis's simplest, ask for nothing.
     return Recipe(leafs, steps, tuple(x for x in flagged if x), tuple(x for x in asked if x > 127))
+
+
+def many_residents(recipe: Recipe) -> Recipe:
+    """The same, with leafs of even kinds resident."""
+    return replace(recipe, leafs=tuple((s, k if k % 2 else k // 3 * 3 + 2) for s, k in recipe.leafs))
 
 
 class Built:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import pickle
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 import ggml_here
 import numpy as np
 import pytest
+from forks import in_child
 
 import ggml_sched as gs
 from ggml_sched.backends.ggml import library, probe
@@ -23,20 +23,6 @@ if not ggml_here.IS_HERE:
 
 MODELS = sorted((Path(__file__).parents[1] / "data" / "models").glob("*.gguf"))
 RNG = np.random.default_rng(4)
-
-
-def in_child(call) -> int:
-    """The status of a forked child that makes a call: 0, unless it raises, hangs or dies."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            signal.alarm(20)
-            call()
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitpid(pid, 0)[1]
 
 
 # -- the library ------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -12,25 +10,12 @@ from contextlib import suppress
 import cupy_devices as devices
 import numpy as np
 import pytest
+from forks import in_child
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy.device import DeviceError, DeviceOutOfMemory
 from ggml_sched.backends.cupy.fake.world import FakeGraph
 from ggml_sched.llama.defaults import named_backends
-
-
-def in_child(call) -> int:
-    """The status of a forked child that makes a call: 0, unless it raises, hangs or dies."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            signal.alarm(20)
-            call()
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitpid(pid, 0)[1]
 
 
 def sums(backend):

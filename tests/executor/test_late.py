@@ -9,8 +9,8 @@ import pytest
 from devices import Chain, weights_on
 from hypothesis import given
 from hypothesis import strategies as st
-from poisoned import REFUSALS, PoisonedLate, check, in_memory_of_their_own, set_all
-from random_graphs import Built, quick, recipes
+from poisoned import REFUSALS, PoisonedLate, check, in_memory_of_their_own, set_all, settle
+from random_graphs import Built, many_residents, quick, recipes
 
 import ggml_sched as gs
 from ggml_sched.backends.late import LateBackend, LateWorld
@@ -89,18 +89,14 @@ def test_no_more_computes_are_queued_than_may_be(monkeypatch):
        st.integers(0, 3), st.integers(0, 1000), st.booleans(), st.sets(st.sampled_from(OFFLOADS)))
 def test_random_graphs(recipe, n_backends, refused, wishes, policy, queued, seed, direct, offloads):
     """Over late devices that refuse and offload ops: three computes, queued (with so many places for copies) or not."""
-    recipe = replace(recipe, leafs=tuple((s, k if k % 2 else k // 3 * 3 + 2) for s, k in recipe.leafs))
+    recipe = many_residents(recipe)
     expected = in_memory_of_their_own(recipe, n_backends)
     built, world = Built(recipe, n_backends), LateWorld(seed)
     refused = [*refused, set()][-n_backends:]
     backends = [PoisonedLate(f"L{i}", world, frozenset(ops), copies=direct) for i, ops in enumerate(refused)]
     backends[0].offloads = frozenset(offloads)
     with gs.Scheduler(backends, policy=policy, copies=max(queued, 1)) as scheduler:
-        for ctx, backend in zip(built.homes, backends, strict=True):
-            backend.alloc_tensors(ctx)
-        for pick, backend in wishes:
-            node = built.graph.nodes[pick % len(built.graph)]
-            scheduler.set_tensor_backend(node, backends[backend % n_backends])
+        settle(built, scheduler, backends, wishes)
         scheduler.alloc(built.graph)
         set_all(built)
         for attempt in range(3):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
@@ -25,6 +28,19 @@ class Chain:
 
     def set(self, value: float) -> None:
         self.x.set(np.full(8, value, np.float32))
+
+
+@contextmanager
+def broken_kernels(monkeypatch) -> Iterator[None]:
+    """Whatever is computed meanwhile fails."""
+
+    def broken(self, nodes):
+        raise gs.BackendError("broken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gs.CpuBackend, "graph_plan_compute", broken)
+        patched.setattr(gs.CpuBackend, "graph_compute", broken)
+        yield
 
 
 def test_on_one_device_nothing_is_waited_for_but_what_is_read():
@@ -79,12 +95,7 @@ def test_an_error_is_raised_by_what_waits_next_and_leaves_no_results(then, monke
         chain.set(1)
         sched.compute(chain.graph)
 
-        def broken(self, nodes):
-            raise gs.BackendError("broken")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(gs.CpuBackend, "graph_plan_compute", broken)
-            patched.setattr(gs.CpuBackend, "graph_compute", broken)
+        with broken_kernels(monkeypatch):
             sched.compute(chain.graph, wait=False)
             if then == "read":
                 with pytest.raises(gs.BackendError, match="broken"):
@@ -108,12 +119,7 @@ def test_an_error_that_is_found_by_waiting_leaves_no_results_either(monkeypatch)
         chain.set(1)
         sched.compute(chain.graph)
 
-        def broken(self, nodes):
-            raise gs.BackendError("broken")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(gs.CpuBackend, "graph_plan_compute", broken)
-            patched.setattr(gs.CpuBackend, "graph_compute", broken)
+        with broken_kernels(monkeypatch):
             with pytest.raises(gs.BackendError, match="broken"):
                 sched.compute(chain.graph)
             with pytest.raises(gs.HazardError, match="has not been computed"):
@@ -153,12 +159,7 @@ def test_taking_turns_raises_what_went_wrong_before_anything_else_is_computed(mo
         sched.alloc(chain.graph)
         chain.set(1)
 
-        def broken(self, nodes):
-            raise gs.BackendError("broken")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(gs.CpuBackend, "graph_plan_compute", broken)
-            patched.setattr(gs.CpuBackend, "graph_compute", broken)
+        with broken_kernels(monkeypatch):
             sched.compute(chain.graph, wait=False)
             with pytest.raises(gs.BackendError, match="broken"):
                 sched.compute(other.graph)

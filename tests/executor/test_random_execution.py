@@ -6,14 +6,12 @@ copy not refreshed shows up as other bits.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from poisoned import POISON, REFUSALS, PoisonedBackend, check, in_memory_of_their_own, raw, set_all
-from random_graphs import Built, quick, recipes
+from poisoned import POISON, REFUSALS, PoisonedBackend, check, in_memory_of_their_own, raw, set_all, settle
+from random_graphs import Built, many_residents, quick, recipes
 
 import ggml_sched as gs
 from ggml_sched import executor
@@ -111,7 +109,7 @@ def test_several_backends(recipe, n_backends, refused, wishes, policy, queued, s
     backend `offloads` ops with weights of the last one.  `shy`: which backends take no data while they compute.
     """
     # More residents than usual.
-    recipe = replace(recipe, leafs=tuple((s, k if k % 2 else k // 3 * 3 + 2) for s, k in recipe.leafs))
+    recipe = many_residents(recipe)
     expected = in_memory_of_their_own(recipe, n_backends)
     built = Built(recipe, n_backends)
     refused = [*refused, set()][-n_backends:]
@@ -124,11 +122,7 @@ def test_several_backends(recipe, n_backends, refused, wishes, policy, queued, s
         if shared >> bit & 1:
             reader.reads += (other,)
     with gs.Scheduler(backends, policy=policy, copies=max(queued, 1)) as sched:
-        for ctx, backend in zip(built.homes, backends, strict=True):
-            backend.alloc_tensors(ctx)
-        for pick, backend in wishes:
-            node = built.graph.nodes[pick % len(built.graph)]
-            sched.set_tensor_backend(node, backends[backend % n_backends])
+        settle(built, sched, backends, wishes)
         plan = sched.alloc(built.graph)
         assert all(plan.backend_of(t).supports_op(t) for t in built.graph.nodes)
         set_all(built)

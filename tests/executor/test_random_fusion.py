@@ -6,23 +6,17 @@ results that only the group reads are never written.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from fusing import Fusing, FusingLate, FusingPoisoned, anything
 from hypothesis import given
 from hypothesis import strategies as st
-from poisoned import REFUSALS, check, disturb, in_memory_of_their_own, set_all, writes_to_residents
-from random_graphs import Built, quick, recipes
+from poisoned import REFUSALS, check, in_memory_of_their_own, set_all, settle, take_turns
+from random_graphs import Built, many_residents, quick, recipes
 
 import ggml_sched as gs
 from ggml_sched.backends.late import LateWorld
 
 SEEDS = st.integers(0, 1000)
-
-
-def many_residents(recipe):
-    return replace(recipe, leafs=tuple((s, k if k % 2 else k // 3 * 3 + 2) for s, k in recipe.leafs))
 
 
 @quick(150)
@@ -62,10 +56,7 @@ def test_several_backends(recipe, n_backends, refused, wishes, queued, shared, s
         if shared >> bit & 1:
             reader.reads += (other,)
     with gs.Scheduler(backends, copies=max(queued, 1)) as sched:
-        for ctx, backend in zip(built.homes, backends, strict=True):
-            backend.alloc_tensors(ctx)
-        for pick, backend in wishes:
-            sched.set_tensor_backend(built.graph.nodes[pick % len(built.graph)], backends[backend % n_backends])
+        settle(built, sched, backends, wishes)
         plan = sched.alloc(built.graph)
         plan.verify()
         set_all(built)
@@ -93,21 +84,9 @@ def test_queued_computes_on_devices_that_run_late(pair, n_backends, copies, refu
     with gs.Scheduler(backends, copies=copies) as sched:
         for recipe in map(many_residents, pair):
             built = Built(recipe, n_backends)
-            for ctx, backend in zip(built.homes, backends, strict=True):
-                backend.alloc_tensors(ctx)
-            for pick, backend in wishes:
-                sched.set_tensor_backend(built.graph.nodes[pick % len(built.graph)], backends[backend % n_backends])
+            settle(built, sched, backends, wishes)
             cases.append((built, in_memory_of_their_own(recipe, n_backends)))
-        for attempt in range(2):
-            for built, expected in cases:
-                sched.alloc(built.graph).verify()
-                set_all(built)
-                for _ in range(1 if writes_to_residents(built) else 3):
-                    sched.compute_async(built.graph)
-                if attempt:
-                    disturb(built)
-                sched.synchronize()
-                check(built, expected, f"turn {attempt}, {copies} copies")
+        take_turns(sched, cases, 2, sched.compute_async, f"{copies} copies")
 
 
 @quick(60)

@@ -97,34 +97,32 @@ class PackedRows:
             start = end
 
 
+def _in_units(part: Part, start: int, size: int) -> Iterator[tuple[int, int, int, int]]:
+    """A range of bytes, a piece at a time: (start, size, start of the first unit it touches, end of the last)."""
+    at, stop = start, start + size
+    while at < stop:
+        first = at - (at - part.start) % part.unit
+        n = min(stop - at, max(PIECE // part.unit, 1) * part.unit - (at - first))
+        yield at, n, first, at + n + -(at + n - part.start) % part.unit
+        at += n
+
+
 def write(part: Part, start: int, data: np.ndarray, get: Get, put: Put) -> None:
     """Write bytes in ggml's order; the rest of units that they begin or end in is fetched."""
-    done = 0
-    while done < len(data):
-        at = start + done
-        first = at - (at - part.start) % part.unit
-        n = min(len(data) - done, max(PIECE // part.unit, 1) * part.unit - (at - first))
-        last = at + n + -(at + n - part.start) % part.unit
+    for at, n, first, last in _in_units(part, start, len(data)):
         rows = np.empty((last - first) // part.unit * part.unit, np.uint8)
         for edge in {first, last - part.unit}:
             if edge < at or edge + part.unit > at + n:
                 rows[edge - first :][: part.unit] = unpack(get(edge, part.unit), part.kind)
-        rows[at - first :][:n] = data[done : done + n]
+        rows[at - first :][:n] = data[at - start :][:n]
         put(first, repack(rows.reshape(-1, part.unit), part.kind).reshape(-1))
-        done += n
 
 
 def read(part: Part, start: int, out: np.ndarray, get: Get) -> None:
     """Fill `out` with bytes in ggml's order."""
-    done = 0
-    while done < len(out):
-        at = start + done
-        first = at - (at - part.start) % part.unit
-        n = min(len(out) - done, max(PIECE // part.unit, 1) * part.unit - (at - first))
-        last = at + n + -(at + n - part.start) % part.unit
+    for at, n, first, last in _in_units(part, start, len(out)):
         rows = unpack(get(first, last - first).reshape(-1, part.unit), part.kind).reshape(-1)
-        out[done : done + n] = rows[at - first :][:n]
-        done += n
+        out[at - start :][:n] = rows[at - first :][:n]
 
 
 def straighten(part: Part, get: Get, put: Put, done: Callable[[int], None]) -> None:

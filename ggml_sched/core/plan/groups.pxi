@@ -179,6 +179,25 @@ cdef int plan_take_groups(gs_plan *p, const gs_graph *g, const gs_groups *w) noe
     return plan_mark_inner(p, g)
 
 
+cdef void mark_needed_at_end(const gs_graph *g, unsigned char *needed, unsigned char *used) noexcept nogil:
+    """Mark the memories that must hold their data in the end, whoever computes what: of what nodes keep, of outputs, and
+    of nodes that nothing uses.  `used`: as much room, all zero."""
+    cdef int32_t i, k, id
+    for i in range(g.n_nodes):
+        id = g.node[i]
+        if g.view_src[id] >= 0:
+            used[g.view_src[id]] = True
+        for k in range(g.src_begin[id], g.src_begin[id + 1]):
+            used[g.src[k]] = True
+    if g.dep_begin != NULL:
+        for k in range(g.dep_begin[g.n_tensors]):
+            needed[g.memory[g.dep[k]]] = used[g.dep[k]] = True
+    for id in range(g.n_tensors):
+        # What the caller may read: outputs, and nodes that nothing reads.
+        if g.flags[id] & GS_FLAG_OUTPUT or g.position[id] >= 0 and not used[id]:
+            needed[g.memory[id]] = True
+
+
 cdef int plan_mark_inner(gs_plan *p, const gs_graph *g) noexcept nogil:
     """Find the members, but for the last of each group, whose results nobody outside of their groups reads."""
     cdef int64_t n = max(g.n_tensors, 1)
@@ -195,22 +214,13 @@ cdef int plan_mark_inner(gs_plan *p, const gs_graph *g) noexcept nogil:
     for i in range(p.n_groups):
         for k in range(p.group_begin[i], p.group_begin[i + 1]):
             of[g.node[p.group_member[k]]] = i
-    for i in range(g.n_nodes):
-        id = g.node[i]
-        if g.view_src[id] >= 0:
-            used[g.view_src[id]] = True
+    mark_needed_at_end(g, needed, used)
+    for i in range(g.n_work):
+        id = g.work[i]
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
             s = g.src[k]
-            used[s] = True
-            if not g.kind[id] & GS_KIND_VIEW and (of[id] < 0 or of[id] != of[g.memory[s]]):
+            if of[id] < 0 or of[id] != of[g.memory[s]]:
                 needed[g.memory[s]] = True
-    if g.dep_begin != NULL:
-        for k in range(g.dep_begin[g.n_tensors]):
-            needed[g.memory[g.dep[k]]] = used[g.dep[k]] = True
-    for id in range(g.n_tensors):
-        # What the caller may read: outputs, and nodes that nothing reads.
-        if g.flags[id] & GS_FLAG_OUTPUT or g.position[id] >= 0 and not used[id]:
-            needed[g.memory[id]] = True
     for i in range(p.n_groups):
         for k in range(p.group_begin[i], p.group_begin[i + 1] - 1):
             id = g.node[p.group_member[k]]
@@ -240,20 +250,12 @@ def needed_of(Graph graph not None, PlanData data not None, int32_t first, int32
     try:
         for k in range(p.group_begin[p.n_groups] if p.n_groups else 0):
             grouped[g.node[p.group_member[k]]] = True
-        for i in range(g.n_nodes):
-            id = g.node[i]
-            if g.view_src[id] >= 0:
-                used[g.view_src[id]] = True
-            for k in range(g.src_begin[id], g.src_begin[id + 1]):
-                used[g.src[k]] = True
-                if not first <= i <= last and not g.kind[id] & GS_KIND_VIEW:
+        mark_needed_at_end(g, read, used)
+        for i in range(g.n_work):
+            id = g.work[i]
+            if not first <= g.position[id] <= last:
+                for k in range(g.src_begin[id], g.src_begin[id + 1]):
                     read[g.memory[g.src[k]]] = True
-        if g.dep_begin != NULL:
-            for k in range(g.dep_begin[g.n_tensors]):
-                used[g.dep[k]] = read[g.memory[g.dep[k]]] = True
-        for id in range(g.n_tensors):
-            if g.flags[id] & GS_FLAG_OUTPUT or g.position[id] >= 0 and not used[id]:
-                read[g.memory[id]] = True
         for i in range(first, last + 1):
             id = g.node[i]
             if g.kind[id] & GS_KIND_VIEW:
