@@ -8,8 +8,15 @@ void gh_arena_init(gh_arena *a, const gh_ggml *lib, void *buft)
 {
     memset(a, 0, sizeof *a);
     a->buft = buft;
+    memcpy(a->face, buft, sizeof a->face);
     a->alignment = lib->buft_get_alignment(buft);
     a->max_size = lib->buft_get_max_size(buft);
+}
+
+bool gh_arena_is_of(const gh_arena *a, const gh_ggml *lib, void *buft)
+{
+    return a->buft == buft && memcmp(a->face, buft, sizeof a->face) == 0
+        && a->alignment == lib->buft_get_alignment(buft) && a->max_size == lib->buft_get_max_size(buft);
 }
 
 bool gh_arena_fits(const gh_arena *a, const int64_t *nbytes, int32_t n)

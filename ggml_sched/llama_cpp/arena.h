@@ -13,8 +13,12 @@ typedef struct gh_chunk {
     int64_t nbytes;
 } gh_chunk;
 
+/* Bytes of a buffer type that are its functions, in all versions of ggml. */
+#define GH_BUFT_FACE 48
+
 typedef struct gh_arena {
     void *buft;
+    unsigned char face[GH_BUFT_FACE];
     size_t alignment;
     size_t max_size;
     gh_chunk *chunk;
@@ -22,6 +26,9 @@ typedef struct gh_arena {
 } gh_arena;
 
 void gh_arena_init(gh_arena *a, const gh_ggml *lib, void *buft);
+
+/* Whether its type is this one.  Another may have come to the address of one that is gone: it answers otherwise. */
+bool gh_arena_is_of(const gh_arena *a, const gh_ggml *lib, void *buft);
 
 /* Whether buffers of these bytes are there already. */
 bool gh_arena_fits(const gh_arena *a, const int64_t *nbytes, int32_t n);

@@ -103,8 +103,7 @@ static bool make_room(const gh_sched *s, gh_prepared *p)
     if (n > p->room_ids) {
         const int32_t room = n + n / 4;
         if (!gh_grow(&p->resident, sizeof *p->resident, room) || !gh_grow(&p->buffer, sizeof *p->buffer, room)
-            || !gh_grow(&p->assigned, sizeof *p->assigned, room) || !gh_grow(&p->usage, 1, room)
-            || !gh_grow(&p->look, sizeof *p->look, room) || !gh_grow(&p->name, sizeof *p->name, room)) {
+            || !gh_grow(&p->assigned, sizeof *p->assigned, room) || !gh_grow(&p->usage, 1, room)) {
             return false;
         }
         p->room_ids = room;

@@ -1,11 +1,8 @@
-/* ggml_sched/llama_cpp/known.c -- telling graphs apart, and giving their tensors addresses.  See known.h. */
+/* ggml_sched/llama_cpp/known.c -- what was planned of a graph, and the addresses of its tensors.  See known.h. */
 #include "known.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* Tensors from one that is compared to one that is fetched. */
-#define GH_AHEAD 8
 
 gh_known *gh_known_new(void)
 {
@@ -26,13 +23,10 @@ void gh_known_drop(gh_known *k)
     gh_api->graph_free(k->graph);
     gh_keeps_free(&k->keeps);
     gh_risks_free(&k->risks);
-    free(k->nodes);
-    free(k->leafs);
+    gh_looks_free(&k->looks);
     free(k->node_arena);
     free(k->leaf_arena);
-    free(k->tensor);
-    free(k->image);
-    free(k->name);
+    gh_names_free(&k->names);
     free(k->resident);
     free(k->assigned);
     free(k->nbytes);
@@ -41,34 +35,12 @@ void gh_known_drop(gh_known *k)
     free(k);
 }
 
-/* -- looking alike -------------------------------------------------------------------------------------------- */
+/* -- room -------------------------------------------------------------------------------------------- */
 
 static bool same(const void *a, const void *b, int64_t n, size_t item)
 {
     return n == 0 || memcmp(a, b, (size_t)n * item) == 0;
 }
-
-bool gh_known_matches(const gh_known *k, const gh_ggml *lib, void *graph, const int32_t *node_arena,
-                      const int32_t *leaf_arena)
-{
-    if (!k->planned || lib->graph_n_nodes(graph) != k->n_nodes || gh_graph_n_leafs(lib, graph) != k->n_leafs
-        || !same(lib->graph_nodes(graph), k->nodes, k->n_nodes, sizeof *k->nodes)
-        || !same(gh_graph_leafs(lib, graph), k->leafs, k->n_leafs, sizeof *k->leafs)
-        || !same(node_arena, k->node_arena, k->n_nodes, sizeof *k->node_arena)
-        || !same(leaf_arena, k->leaf_arena, k->n_leafs, sizeof *k->leaf_arena)) {
-        return false;
-    }
-    /* What the graph does not list is named by the sources of what it does. */
-    for (int32_t i = 0; i < k->n; i++) {
-        gh_prefetch(k->tensor[i + GH_AHEAD < k->n ? i + GH_AHEAD : i]);
-        if (!gh_looks_like_image(&k->image[i], k->tensor[i])) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* -- taking --------------------------------------------------------------------------------------------------- */
 
 static bool grow(void *field, size_t item, int64_t n)
 {
@@ -85,9 +57,7 @@ bool gh_known_make_room(gh_known *k, int32_t n_all, int32_t listed, int32_t n_ar
     const int64_t nbytes = (int64_t)n_arenas * n_all;
     if (n_all > k->room || k->room == 0) {
         const int32_t n = n_all + n_all / 4 + 1;
-        if (!grow(&k->tensor, sizeof *k->tensor, n) || !grow(&k->image, sizeof *k->image, n)
-            || !grow(&k->name, sizeof *k->name, n) || !grow(&k->resident, sizeof(int32_t), n)
-            || !grow(&k->assigned, sizeof(int32_t), n) || !grow(&k->slot, sizeof *k->slot, n)
+        if (!grow(&k->resident, sizeof(int32_t), n) || !grow(&k->assigned, sizeof(int32_t), n) || !grow(&k->slot, sizeof *k->slot, n)
             || !grow(&k->viewer, sizeof *k->viewer, n)) {
             return false;
         }
@@ -95,8 +65,7 @@ bool gh_known_make_room(gh_known *k, int32_t n_all, int32_t listed, int32_t n_ar
     }
     if (listed > k->room_listed || k->room_listed == 0) {
         const int32_t n = listed + listed / 4 + 1;
-        if (!grow(&k->nodes, sizeof *k->nodes, n) || !grow(&k->leafs, sizeof *k->leafs, n)
-            || !grow(&k->node_arena, sizeof(int32_t), n) || !grow(&k->leaf_arena, sizeof(int32_t), n)) {
+        if (!grow(&k->node_arena, sizeof(int32_t), n) || !grow(&k->leaf_arena, sizeof(int32_t), n)) {
             return false;
         }
         k->room_listed = n;
@@ -128,28 +97,26 @@ void gh_known_forget(gh_known *k)
     k->plan = NULL;
     gh_known_drop(k->lender);
     k->lender = NULL;
-    k->planned = k->replayed = k->followed = k->drawn = k->plain = false;
+    k->planned = k->replayed = k->followed = k->drawn = false;
     k->generation = 0;
 }
 
-int gh_known_take(gh_known *k, const gh_reading *r, const int32_t *node_arena, const int32_t *leaf_arena,
-                  int32_t n_arenas)
+int gh_known_take(gh_known *k, gh_forms *forms, const gh_reading *r, const int32_t *node_arena,
+                  const int32_t *leaf_arena, int32_t n_arenas)
 {
     if (!gh_known_make_room(k, r->n_all, r->n_nodes > r->n_leafs ? r->n_nodes : r->n_leafs, n_arenas)) {
         return GS_NO_HOST_MEMORY;
     }
     gh_known_forget(k);
-    k->plain = r->plain;
+    if (!gh_looks_take(&k->looks, forms, r)) {
+        return GS_NO_HOST_MEMORY;
+    }
     k->keeps.n = 0;
-    k->n_nodes = r->n_nodes;
-    k->n_leafs = r->n_leafs;
-    k->n = k->n_named = r->n;
     k->size = r->size;
     k->n_all = r->n_all;
     k->n_arenas = n_arenas;
     k->n_slots = k->n_viewers = 0;
-    memcpy(k->nodes, r->nodes, (size_t)r->n_nodes * sizeof *k->nodes);
-    memcpy(k->leafs, r->leafs, (size_t)r->n_leafs * sizeof *k->leafs);
+    k->names.n = 0;
     memcpy(k->node_arena, node_arena, (size_t)r->n_nodes * sizeof(int32_t));
     memcpy(k->leaf_arena, leaf_arena, (size_t)r->n_leafs * sizeof(int32_t));
     for (int32_t id = 0; id < r->n_all; id++) {
@@ -161,8 +128,6 @@ int gh_known_take(gh_known *k, const gh_reading *r, const int32_t *node_arena, c
         if (id >= r->n) {
             continue;
         }
-        k->tensor[id] = item->tensor;
-        gh_take_image(&k->image[id], item->tensor, gh_is_of_family(r->lib, item->tensor->op) ? -1 : 0);
         if (item->role == GH_PLACED) {
             if (wanted < 0) {
                 return GS_BAD_PLACEMENT;
@@ -173,13 +138,6 @@ int gh_known_take(gh_known *k, const gh_reading *r, const int32_t *node_arena, c
         }
     }
     return GS_OK;
-}
-
-void gh_known_take_names(gh_known *k, const gh_reading *r)
-{
-    for (int32_t id = 0; id < r->n; id++) {
-        memcpy(k->name[id], r->item[id].tensor->name, sizeof k->name[id]);
-    }
 }
 
 void gh_known_measure(gh_known *k, const gh_reading *r, const gh_arena *arenas)
@@ -206,7 +164,7 @@ void gh_known_measure(gh_known *k, const gh_reading *r, const gh_arena *arenas)
 
 bool gh_known_same_problem(const gh_known *a, const gh_known *b, bool sizes)
 {
-    return a->n_all == b->n_all && a->n == b->n && a->n_arenas == b->n_arenas && a->n_slots == b->n_slots
+    return a->n_all == b->n_all && a->looks.n == b->looks.n && a->n_arenas == b->n_arenas && a->n_slots == b->n_slots
         && same(a->resident, b->resident, a->n_all, sizeof(int32_t))
         && same(a->assigned, b->assigned, a->n_all, sizeof(int32_t))
         && (!sizes || (a->some_larger == b->some_larger
@@ -263,48 +221,38 @@ void gh_known_borrow(gh_known *k, gh_known *lender)
     k->planned = k->replayed = true;
 }
 
-void gh_known_own(gh_known *k, gs_api_plan *plan)
+bool gh_known_own(gh_known *k, gs_api_plan *plan)
 {
+    if (!gh_names_copy(&k->names, &k->lender->names)) {
+        return false;
+    }
     k->plan = plan;
     gh_api->plan_view(plan, &k->view);
-    memcpy(k->name, k->lender->name, (size_t)k->n_named * sizeof *k->name);
     gh_known_drop(k->lender);
     k->lender = NULL;
+    k->followed = false;
+    return true;
 }
 
 #define GH_SWAP(type, field) do { type kept = k->field; k->field = other->field; other->field = kept; } while (0)
 
+void gh_known_move(gh_known *k, gh_known *other)
+{
+    GH_SWAP(gh_looks, looks);
+}
+
 void gh_known_rebind(gh_known *k, gh_known *other)
 {
-    GH_SWAP(int32_t, n_nodes);
-    GH_SWAP(int32_t, n_leafs);
-    GH_SWAP(gx_tensor **, nodes);
-    GH_SWAP(gx_tensor **, leafs);
+    GH_SWAP(gh_looks, looks);
     GH_SWAP(int32_t *, node_arena);
     GH_SWAP(int32_t *, leaf_arena);
-    GH_SWAP(gx_tensor **, tensor);
-    GH_SWAP(gh_image *, image);
+    GH_SWAP(int32_t, room_listed);
     GH_SWAP(gh_slot *, slot);
     GH_SWAP(int32_t, n_slots);
     GH_SWAP(int32_t *, viewer);
     GH_SWAP(int32_t, n_viewers);
-    GH_SWAP(int32_t, room_listed);
     k->generation = 0;
-    /* The arrays that were swapped are as long as the others of each: make_room grows all or none. */
-    if (k->room != other->room) {
-        k->room = other->room = k->room < other->room ? k->room : other->room;
-    }
-}
-
-void gh_known_move(gh_known *k, gh_known *other)
-{
-    GH_SWAP(gx_tensor **, nodes);
-    GH_SWAP(gx_tensor **, leafs);
-    GH_SWAP(int32_t *, node_arena);
-    GH_SWAP(int32_t *, leaf_arena);
-    GH_SWAP(gx_tensor **, tensor);
-    GH_SWAP(gh_image *, image);
-    GH_SWAP(int32_t, room_listed);
+    /* What was swapped has the room of the other's: both count on the lesser. */
     if (k->room != other->room) {
         k->room = other->room = k->room < other->room ? k->room : other->room;
     }
@@ -330,12 +278,12 @@ int gh_known_draw(gh_known *k, gs_error *error)
     memcpy(a.view_src, from->arrays.view_src, (size_t)k->n_all * sizeof *a.view_src);
     memcpy(a.view_offs, from->arrays.view_offs, (size_t)k->n_all * sizeof *a.view_offs);
     memcpy(a.flags, from->arrays.flags, (size_t)k->n_all * sizeof *a.flags);
-    for (int32_t id = 0; id < k->n; id++) {
-        const gh_image *image = &k->image[id];
-        memcpy(a.layout[id].ne, image->shape, sizeof a.layout[id].ne);
-        memcpy(a.layout[id].nb, image->shape + 4, sizeof a.layout[id].nb);
-        a.layout[id].nbytes = k->nbytes[id];
-        a.view_offs[id] = a.view_src[id] >= 0 ? (int64_t)image->links[11] : 0;
+    for (int32_t id = 0; id < k->looks.n; id++) {
+        const gh_form *form = gh_form_at(&k->looks, id);
+        memcpy(a.layout[id].ne, form->shape, sizeof a.layout[id].ne);
+        memcpy(a.layout[id].nb, form->shape + 4, sizeof a.layout[id].nb);
+        a.layout[id].nbytes = form->nbytes;
+        a.view_offs[id] = a.view_src[id] >= 0 ? (int64_t)form->view_offs : 0;
     }
     memcpy(a.src_begin, from->arrays.src_begin, ((size_t)k->n_all + 1) * sizeof *a.src_begin);
     memcpy(a.src, from->arrays.src, (size_t)size.n_src * sizeof *a.src);
@@ -382,13 +330,13 @@ void gh_known_commit(const gh_known *k, const gh_ggml *lib)
 {
     for (int32_t i = 0; i < k->n_slots; i++) {
         const gh_slot *slot = &k->slot[i];
-        gx_tensor *t = k->tensor[slot->id];
+        gx_tensor *t = k->looks.tensor[slot->id];
         t->buffer = slot->buffer;
         t->data = slot->data;
         lib->buffer_init_tensor(slot->buffer, t);
     }
     for (int32_t i = 0; i < k->n_viewers; i++) {
-        gx_tensor *t = k->tensor[k->viewer[i]], *root = t->view_src;
+        gx_tensor *t = k->looks.tensor[k->viewer[i]], *root = t->view_src;
         /* A view of what was allocated without a buffer is so itself. */
         if (t->buffer == NULL && root->buffer != NULL) {
             t->buffer = root->buffer;

@@ -80,8 +80,7 @@ const gh_prepared *gh_show(const gh_sched *s, gh_known *shown, gh_arena_facts *f
     shown->resident = p->resident;
     shown->nbytes = p->nbytes;
     shown->some_larger = p->some_larger;
-    shown->name = p->name;
-    shown->n_named = p->reading.n;
+    shown->names = p->names;
     shown->size = p->reading.size;
     for (int b = 0; b < s->n_backends; b++) {
         snprintf(facts[b].name, sizeof facts[b].name, "%s", s->rt->backend_name(s->backend[b]));

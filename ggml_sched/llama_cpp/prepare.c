@@ -81,7 +81,7 @@ static bool reorder(gh_sched *s, const gh_prepared *p, void *graph)
 
 static bool is_in_order(const gh_sched *s, const gh_prepared *p, void *graph)
 {
-    return gh_same(s->lib->graph_nodes(graph), p->ordered, p->n_given, sizeof *p->ordered)
+    return gh_same(s->lib->graph_nodes(graph), p->ordered, p->looks.n_nodes, sizeof *p->ordered)
         && s->n_deps == p->n_deps && gh_same(s->dep, p->dep, 2 * (int64_t)s->n_deps, sizeof *s->dep);
 }
 
@@ -146,9 +146,47 @@ static int plan_reordered(gh_sched *s, gh_prepared *p, void *graph)
         status = GS_NO_HOST_MEMORY;
     }
     if (status == GS_OK) {
-        memcpy(p->ordered, p->reading.nodes, (size_t)p->n_given * sizeof *p->ordered);
+        memcpy(p->ordered, p->reading.nodes, (size_t)p->looks.n_nodes * sizeof *p->ordered);
     }
     return status;
+}
+
+/* -- looks -------------------------------------------------------------------------------------------------------- */
+
+/* Whether a graph is one that was planned, with the same choices. */
+static bool looks_like(const gh_sched *s, const gh_prepared *p, void *graph)
+{
+    const gh_choices *c = &s->choices;
+    return c->n == p->n_chosen && gh_same(c->tensor, p->chosen, c->n, sizeof *c->tensor)
+        && gh_same(c->backend, p->chosen_backend, c->n, sizeof *c->backend) && gh_looks_match(&p->looks, graph);
+}
+
+/* What a graph looks like that was just read, in the order in which it came. */
+static bool take_looks(gh_sched *s, gh_prepared *p)
+{
+    const gh_reading *r = &p->reading;
+    if (r->n_nodes > p->room_ordered) {
+        if (!gh_grow(&p->ordered, sizeof *p->ordered, r->n_nodes + r->n_nodes / 4)) {
+            return false;
+        }
+        p->room_ordered = r->n_nodes + r->n_nodes / 4;
+    }
+    if (s->choices.n > p->room_chosen) {
+        if (!gh_grow(&p->chosen, sizeof *p->chosen, s->choices.n)
+            || !gh_grow(&p->chosen_backend, sizeof *p->chosen_backend, s->choices.n)) {
+            return false;
+        }
+        p->room_chosen = s->choices.n;
+    }
+    p->n_chosen = s->choices.n;
+    if (p->n_chosen > 0) {
+        memcpy(p->chosen, s->choices.tensor, (size_t)p->n_chosen * sizeof *p->chosen);
+        memcpy(p->chosen_backend, s->choices.backend, (size_t)p->n_chosen * sizeof *p->chosen_backend);
+    }
+    if (r->n_nodes > 0) {
+        memcpy(p->ordered, r->nodes, (size_t)r->n_nodes * sizeof *p->ordered);
+    }
+    return gh_looks_take(&p->looks, &s->forms, r);
 }
 
 /* -- finding ------------------------------------------------------------------------------------------------------ */
@@ -178,7 +216,7 @@ static gh_prepared *find(gh_sched *s, void *graph)
 {
     for (int i = 0; i < GH_N_PREPARED; i++) {
         gh_prepared *p = &s->prepared[i];
-        if (p->plan == NULL || !gh_looks_like(s, p, graph)) {
+        if (p->plan == NULL || !looks_like(s, p, graph)) {
             continue;
         }
         if (s->some_optimize) {
@@ -218,6 +256,17 @@ static bool finds_waits(const gh_sched *s, const gh_prepared *p)
     return s->n_pools < s->n_backends;
 }
 
+/* Forget all graphs when they have too many looks to keep. */
+static void forget_many(gh_sched *s)
+{
+    if (s->forms.n > GH_MANY_FORMS) {
+        for (int i = 0; i < GH_N_PREPARED; i++) {
+            forget(&s->prepared[i]);
+        }
+        gh_forms_clear(&s->forms);
+    }
+}
+
 gh_prepared *gh_prepare(gh_sched *s, void *graph, bool reserves)
 {
     gh_prepared *p;
@@ -225,11 +274,12 @@ gh_prepared *gh_prepare(gh_sched *s, void *graph, bool reserves)
     s->now = NULL;
     p = find(s, graph);
     if (p == NULL) {
+        forget_many(s);
         p = oldest(s);
         forget(p);
         status = gh_read(&p->reading, s->lib, graph);
         status = status == GS_OK ? gh_plan(s, p, &s->choices) : status;
-        if (status == GS_OK && (!cut(p) || !gh_take_looks(s, p))) {
+        if (status == GS_OK && (!cut(p) || !take_looks(s, p))) {
             status = GS_NO_HOST_MEMORY;
         }
         if (status == GS_OK && s->some_optimize) {
@@ -238,15 +288,12 @@ gh_prepared *gh_prepare(gh_sched *s, void *graph, bool reserves)
                 status = plan_reordered(s, p, graph);
             }
         }
-        if (status == GS_OK && !gh_pools_locate(s, p)) {
+        if (status == GS_OK && (!gh_pools_locate(s, p) || !gh_names_take(&p->names, &p->reading))) {
             status = GS_NO_HOST_MEMORY;
         }
         if (status != GS_OK) {
             forget(p);
             return NULL;
-        }
-        for (int32_t i = 0; i < p->reading.n; i++) {
-            memcpy(p->name[i], p->reading.item[i].tensor->name, sizeof p->name[i]);
         }
         p->waits = s->n_backends > 1 && finds_waits(s, p);
     }
@@ -262,11 +309,9 @@ void gh_prepared_free(gh_prepared *p)
     gh_api->graph_free(p->graph);
     gh_reading_free(&p->reading);
     gh_keeps_free(&p->keeps);
-    free(p->look);
-    free(p->name);
-    free(p->given);
+    gh_looks_free(&p->looks);
+    gh_names_free(&p->names);
     free(p->ordered);
-    free(p->leafs);
     free(p->dep);
     free(p->chosen);
     free(p->chosen_backend);

@@ -1,5 +1,4 @@
 /* ggml_sched/llama_cpp/read.c -- reading ggml's graphs: one pass for ids, one for wiring.  See read.h. */
-#include "differ.h"
 #include "read.h"
 
 #include <limits.h>

@@ -68,6 +68,15 @@ static inline bool gh_is_view_op(int op)
     return op == GS_OP_VIEW || op == GS_OP_RESHAPE || op == GS_OP_PERMUTE || op == GS_OP_TRANSPOSE;
 }
 
+/* Have the lines at hand of a tensor that is soon read: all but its name. */
+static inline void gh_prefetch(const gx_tensor *t)
+{
+    __builtin_prefetch(t);
+    __builtin_prefetch((const char *)t + 64);
+    __builtin_prefetch((const char *)t + 128);
+    __builtin_prefetch((const char *)t + 192);
+}
+
 /* Read a graph: ids, roles, wiring.  GS_OK, GS_NO_HOST_MEMORY, or GS_BAD_ARGUMENT for a graph that is none. */
 int gh_read(gh_reading *r, const gh_ggml *lib, void *graph);
 

@@ -6,7 +6,6 @@
 #include "scheduler.h"
 
 #include <stdlib.h>
-#include <time.h>
 #include "alloc.h"
 #include "listed.h"
 
@@ -17,20 +16,6 @@ static atomic_bool schedules;
 void gh_set_schedules(bool on)
 {
     atomic_store(&schedules, on);
-}
-
-static long long now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
-
-/* Count a call, and the time since it began. */
-static void count(enum gh_count what, long long began)
-{
-    atomic_fetch_add_explicit(&gh_counts[what], 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&gh_counts[what + 1], now() - began, memory_order_relaxed);
 }
 
 static gh_sched *ours(void *sched)
@@ -155,6 +140,7 @@ GH_EXPORT void *ggml_backend_sched_new(void **backends, void **bufts, int n_back
             return NULL;
         }
     }
+    gh_forms_init(&s->forms, s->lib, true);
     describe(s);
     make_events(s);
     make_pools(s);
@@ -187,6 +173,7 @@ GH_EXPORT void ggml_backend_sched_free(void *sched)
     for (int k = 0; k < s->n_pools; k++) {
         gh_arena_free(&s->pool[k], s->lib);
     }
+    gh_forms_free(&s->forms);
     gh_choices_free(&s->choices);
     gh_choices_free(&s->kept_choices);
     free(s->copy);
@@ -260,7 +247,7 @@ GH_EXPORT void ggml_backend_sched_reset(void *sched)
 GH_EXPORT void ggml_backend_sched_split_graph(void *sched, void *graph)
 {
     gh_sched *s = ours(sched);
-    const long long began = now();
+    const long long began = gh_now();
     if (s != NULL) {
         gh_unbind(s, graph);
         s->is_allocated = false;
@@ -271,7 +258,7 @@ GH_EXPORT void ggml_backend_sched_split_graph(void *sched, void *graph)
             rt->backend_sched_split_graph(sched, graph);
         }
     }
-    count(GH_COUNT_SPLIT, began);
+    gh_count_call(GH_COUNT_SPLIT, began);
 }
 
 GH_EXPORT void ggml_backend_sched_reserve_size(void *sched, void *graph, size_t *sizes)
@@ -315,9 +302,9 @@ GH_EXPORT bool ggml_backend_sched_reserve(void *sched, void *graph)
 {
     gh_sched *s = ours(sched);
     const gh_runtime *rt = s == NULL ? theirs(sched, GH_CALLER) : NULL;
-    const long long began = now();
+    const long long began = gh_now();
     const bool done = s != NULL ? reserve(s, graph) : rt != NULL && rt->backend_sched_reserve(sched, graph);
-    count(GH_COUNT_SCHED_RESERVE, began);
+    gh_count_call(GH_COUNT_SCHED_RESERVE, began);
     return done;
 }
 
@@ -325,10 +312,10 @@ GH_EXPORT bool ggml_backend_sched_alloc_graph(void *sched, void *graph)
 {
     gh_sched *s = ours(sched);
     const gh_runtime *rt = s == NULL ? theirs(sched, GH_CALLER) : NULL;
-    const long long began = now();
+    const long long began = gh_now();
     const bool done = s != NULL ? !s->is_allocated && allocate(s, graph)
                                 : rt != NULL && rt->backend_sched_alloc_graph(sched, graph);
-    count(GH_COUNT_SCHED_ALLOC, began);
+    gh_count_call(GH_COUNT_SCHED_ALLOC, began);
     return done;
 }
 

@@ -2,7 +2,6 @@
  *
  *     scheduler.c  ggml's functions: what a client calls, in ggml's order and with its answers
  *     prepare.c    graphs with their plans: found again, or read, planned, shown to backends that reorder them
- *     looks.c      whether a graph is one that was planned: the quick way
  *     ask.c        what backends, buffers and the client say of a graph: the planner's problem
  *     planning.c   the plan of a graph that was read: another's, or a new one
  *     pools.c      where in which buffers the ids of a plan lie
@@ -21,8 +20,10 @@
 #include <pthread.h>
 #include <string.h>
 #include "arena.h"
+#include "counts.h"
 #include "fused.h"
-#include "read.h"
+#include "looks.h"
+#include "names.h"
 #include "runtime.h"
 
 #define GH_MAX_BACKENDS 16
@@ -45,19 +46,6 @@ bool gh_choices_set(gh_choices *c, const gx_tensor *tensor, int32_t backend);
 int32_t gh_choices_get(const gh_choices *c, const gx_tensor *tensor); /* -1 */
 void gh_choices_free(gh_choices *c);
 
-/* All that a plan depends on of one tensor, apart from what its backends say. */
-typedef struct gh_look {
-    const gx_tensor *tensor;
-    int64_t shape[8];       /* ne, nb                                                                  */
-    int32_t params[16];
-    uint64_t links[12];     /* src, view_src, view_offs                                                */
-    void *buffer;           /* that it had, before we gave it one                                      */
-    int32_t type;
-    int32_t op;
-    int32_t flags;
-    int32_t has_data;
-} gh_look;
-
 /* Where an id lies: in which buffer of which pool. */
 typedef struct gh_spot {
     int32_t pool;           /* -1: nowhere                                                             */
@@ -77,13 +65,9 @@ typedef struct gh_prepared {
     uint64_t used;          /* when, in steps of the scheduler's clock; 0: never                        */
     bool reserved;          /* measured by the client: its plan is repeated for smaller graphs          */
     gh_reading reading;
-    gh_look *look;          /* [reading.n]                                                              */
-    gx_tensor **given;      /* [n_nodes] nodes in the order in which they came                          */
-    gx_tensor **ordered;    /* [n_nodes] and in that in which backends left them                        */
-    gx_tensor **leafs;      /* [n_leafs]                                                                */
-    char (*name)[64];       /* [reading.n]                                                              */
-    int32_t n_given;
-    int32_t n_leafs;
+    gh_looks looks;         /* before backends reorder it                                               */
+    gx_tensor **ordered;    /* [looks.n_nodes] nodes in the order in which backends left them           */
+    gh_names names;
     gx_tensor **dep;        /* [2 * n_deps] what backends want kept, each followed by until when        */
     int32_t n_deps;
     const gx_tensor **chosen; /* [n_chosen] what the client chose then                                  */
@@ -122,7 +106,7 @@ typedef struct gh_prepared {
     uint64_t generation;    /* of the buffers that the addresses are in; 0: none are known              */
     bool waits;             /* a split reads another backend's memory: backends wait for each other     */
     int32_t room_ids;
-    int32_t room_listed;
+    int32_t room_ordered;
     int32_t room_answers;
     int32_t room_spots;
     int32_t room_need;
@@ -160,6 +144,7 @@ typedef struct gh_sched {
     gh_arena pool[GH_MAX_BACKENDS];
     uint64_t generation;    /* changes with any buffer; never 0                                         */
 
+    gh_forms forms;
     gh_choices choices;
     gh_prepared prepared[GH_N_PREPARED];
     gh_prepared *now;       /* what the answers are about; NULL after a reset                           */
@@ -196,10 +181,6 @@ static inline bool gh_same(const void *a, const void *b, int64_t n, size_t item)
 
 /* -- ask.c: fill what the planner is told of p->reading's graph, where somebody chose so.  GS_OK or an error. */
 int gh_ask(gh_sched *s, gh_prepared *p, const gh_choices *choices);
-
-/* -- looks.c: whether a graph is one that was planned; how it looks that was read and asked about. */
-bool gh_looks_like(const gh_sched *s, const gh_prepared *p, void *graph);
-bool gh_take_looks(gh_sched *s, gh_prepared *p);
 
 /* -- planning.c: a plan for p->reading's graph, with what somebody chose.  An error was logged. */
 int gh_plan(gh_sched *s, gh_prepared *p, const gh_choices *choices);
