@@ -26,7 +26,9 @@ typedef struct gh_form {
 
 typedef struct gh_forms {
     const gh_ggml *lib;
-    bool whole;             /* all parameters of ops count: backends look at them                   */
+    bool whole;             /* all parameters of ops count, and whose memory it is: backends look   */
+    void *(*buffer_get_type)(void *buffer); /* of whole forms                                       */
+    int (*buffer_get_usage)(void *buffer);
     int32_t n;
     int32_t room;
     gh_form *form;

@@ -65,7 +65,8 @@ const gh_prepared *gh_show(const gh_sched *s, gh_known *shown, gh_arena_facts *f
 {
     const gh_prepared *p = NULL;
     for (int i = 0; i < GH_N_PREPARED; i++) {
-        if (s->prepared[i].plan != NULL && (p == NULL || s->prepared[i].used > p->used)) {
+        if (s->prepared[i].plan != NULL && s->prepared[i].used > s->born
+            && (p == NULL || s->prepared[i].used > p->used)) {
             p = &s->prepared[i];
         }
     }

@@ -27,7 +27,7 @@ static bool make_room(gh_looks *l, int32_t n, int32_t listed)
         tensor[0] = NULL;
         l->tensor = tensor + 1;
         if (!grow(&l->mark, sizeof *l->mark, room)
-            || (l->forms->whole && !grow(&l->buffer, sizeof *l->buffer, room))) {
+            || (l->forms->whole && !grow(&l->memory, sizeof *l->memory, room))) {
             return false;
         }
         l->room = room;
@@ -48,7 +48,7 @@ void gh_looks_free(gh_looks *l)
     free(l->nodes);
     free(l->leafs);
     free(l->mark);
-    free(l->buffer);
+    free(l->memory);
     free(l->rest);
     memset(l, 0, sizeof *l);
 }
@@ -67,6 +67,25 @@ static inline int32_t memory_of(const gx_tensor *t, bool whole)
         return 0;
     }
     return (t->data != NULL ? GH_HAS_DATA : 0) | (t->buffer != NULL ? GH_HAS_BUFFER : 0);
+}
+
+/* What sort of memory a buffer is: many tensors in a row have the same. */
+typedef struct gh_buffers {
+    const gh_forms *forms;
+    void *last;
+    uintptr_t sort;
+} gh_buffers;
+
+static inline uintptr_t sort_of(gh_buffers *b, const gx_tensor *t)
+{
+    if (t->view_src != NULL || t->buffer == NULL) {
+        return 0;
+    }
+    if (t->buffer != b->last) {
+        b->last = t->buffer;
+        b->sort = (uintptr_t)b->forms->buffer_get_type(t->buffer) + (uintptr_t)b->forms->buffer_get_usage(t->buffer);
+    }
+    return b->sort;
 }
 
 /* The id of what a tensor names, or, behind the ids, the place of what has none; -1: NULL, -2: no memory. */
@@ -155,6 +174,7 @@ static bool take_plain_links(gh_looks *l, const gh_reading *r, int32_t id)
 bool gh_looks_take(gh_looks *l, gh_forms *forms, const gh_reading *r)
 {
     int32_t n_named = r->n;
+    gh_buffers buffers = {.forms = forms};
     l->forms = forms;
     if (!make_room(l, r->n, r->n_nodes > r->n_leafs ? r->n_nodes : r->n_leafs)) {
         return false;
@@ -183,7 +203,7 @@ bool gh_looks_take(gh_looks *l, gh_forms *forms, const gh_reading *r)
             return false;
         }
         if (forms->whole) {
-            l->buffer[id] = t->view_src == NULL ? t->buffer : NULL;
+            l->memory[id] = sort_of(&buffers, t);
         } else if (item->role == GH_EXTERNAL && item->op == GS_OP_NONE && item->node == GH_NOWHERE) {
             mark->has |= GH_STILL;
         }
@@ -220,15 +240,16 @@ static inline uint64_t differing_links(const gh_looks *l, const gh_mark *mark, c
     return found;
 }
 
-static inline bool has_same_memory(const gh_looks *l, int32_t id, const gx_tensor *t, bool whole)
+static inline bool has_same_memory(const gh_looks *l, int32_t id, const gx_tensor *t, gh_buffers *buffers, bool whole)
 {
     return (l->mark[id].has & (GH_HAS_DATA | GH_HAS_BUFFER)) == memory_of(t, whole)
-        && (!whole || t->view_src != NULL || l->buffer[id] == t->buffer);
+        && (!whole || l->memory[id] == sort_of(buffers, t));
 }
 
 static inline bool matches(const gh_looks *l, bool whole)
 {
     const gh_form *form = l->forms->form;
+    gh_buffers buffers = {.forms = l->forms};
     for (int32_t id = 0; id < l->n; id++) {
         const gx_tensor *t = l->tensor[id];
         const gh_mark *mark = &l->mark[id];
@@ -239,11 +260,11 @@ static inline bool matches(const gh_looks *l, bool whole)
             gh_prefetch(l->tensor[ahead]);
         }
         if (mark->has & GH_STILL) {
-            if (t->view_src != NULL || !has_same_memory(l, id, t, false)) {
+            if (t->view_src != NULL || !has_same_memory(l, id, t, &buffers, false)) {
                 return false;
             }
         } else if (differing_links(l, mark, t) != 0 || !gh_has_form(t, &form[mark->form], whole)
-                   || !has_same_memory(l, id, t, whole)) {
+                   || !has_same_memory(l, id, t, &buffers, whole)) {
             return false;
         }
     }
@@ -359,6 +380,7 @@ static enum gh_likeness follow(gh_looks *l, const gh_looks *base, int32_t *becam
 {
     const int32_t n_listed = base->n_leafs + base->n_nodes;
     gh_groups groups = {.n = 0};
+    gh_buffers buffers = {.forms = base->forms};
     bool equal = true;
     for (int32_t id = 0; id < base->n; id++) {
         const gh_mark *was = &base->mark[id];
@@ -377,12 +399,12 @@ static enum gh_likeness follow(gh_looks *l, const gh_looks *base, int32_t *becam
         form = form_after(l->forms, became, was->form, t, whole);
         *mark = *was;
         mark->form = form;
-        if (form < 0 || differing_links(l, was, t) != 0 || !has_same_memory(base, id, t, whole)
+        if (form < 0 || differing_links(l, was, t) != 0 || !has_same_memory(base, id, t, &buffers, whole)
             || !join_group(&groups, t, base->tensor[id], was)) {
             return GH_ANOTHER;
         }
         if (whole) {
-            l->buffer[id] = base->buffer[id];
+            l->memory[id] = base->memory[id];
         }
         equal &= form == was->form;
     }

@@ -37,7 +37,7 @@ typedef struct gh_looks {
     gx_tensor **leafs;
     gx_tensor **tensor;     /* [n] and behind, what is named and has no id of its own; [-1] is NULL  */
     gh_mark *mark;          /* [n]                                                                  */
-    void **buffer;          /* [n] of forms that are whole: what memory it had, unless it is a view  */
+    uintptr_t *memory;      /* [n] of forms that are whole: type and usage of the buffer that it had, unless a view */
     int32_t (*rest)[GH_N_REST];
     int32_t n_rest;
     int32_t room;

@@ -138,6 +138,7 @@ static void take_plan(gh_prepared *p, gh_prepared *q)
     memcpy(p->need_begin, q->need_begin, sizeof p->need_begin);
     p->waits = q->waits;
     p->reserved |= q->reserved;
+    p->replayed = q->replayed;
     gh_api->plan_free(q->plan);
     q->plan = NULL;
     q->reserved = false;
@@ -178,7 +179,7 @@ static int plan_as_before(gh_sched *s, gh_prepared *p, gs_error *error)
                 return status;
             }
             if (pass == 0) {
-                if (gh_api->graph_equal(q->graph, p->graph) && same_problem(s, p, q)) {
+                if (gh_may_serve(s, q) && gh_api->graph_equal(q->graph, p->graph) && same_problem(s, p, q)) {
                     take_plan(p, q);
                     gh_count_one(GH_COUNT_EQUAL);
                     return GS_OK;
@@ -193,6 +194,7 @@ static int plan_as_before(gh_sched *s, gh_prepared *p, gs_error *error)
                 gh_api->plan_view(p->plan, &p->view);
                 status = look_for_clashes(s, p, &clashes);
                 if (status == GS_OK && clashes == 0) {
+                    p->replayed = true;
                     gh_count_one(GH_COUNT_REPLAYED);
                     return GS_OK;
                 }

@@ -212,6 +212,17 @@ bool gh_pools_locate(gh_sched *s, gh_prepared *p)
     return true;
 }
 
+bool gh_pools_fit(const gh_sched *s, const gh_prepared *p)
+{
+    for (int pool = 0; pool < s->n_pools; pool++) {
+        const int32_t from = p->need_begin[pool];
+        if (!gh_arena_fits(&s->pool[pool], p->need + from, p->need_begin[pool + 1] - from)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool gh_pools_grow(gh_sched *s, const gh_prepared *p)
 {
     bool waited = false;

@@ -151,44 +151,6 @@ static int plan_reordered(gh_sched *s, gh_prepared *p, void *graph)
     return status;
 }
 
-/* -- looks -------------------------------------------------------------------------------------------------------- */
-
-/* Whether a graph is one that was planned, with the same choices. */
-static bool looks_like(const gh_sched *s, const gh_prepared *p, void *graph)
-{
-    const gh_choices *c = &s->choices;
-    return c->n == p->n_chosen && gh_same(c->tensor, p->chosen, c->n, sizeof *c->tensor)
-        && gh_same(c->backend, p->chosen_backend, c->n, sizeof *c->backend) && gh_looks_match(&p->looks, graph);
-}
-
-/* What a graph looks like that was just read, in the order in which it came. */
-static bool take_looks(gh_sched *s, gh_prepared *p)
-{
-    const gh_reading *r = &p->reading;
-    if (r->n_nodes > p->room_ordered) {
-        if (!gh_grow(&p->ordered, sizeof *p->ordered, r->n_nodes + r->n_nodes / 4)) {
-            return false;
-        }
-        p->room_ordered = r->n_nodes + r->n_nodes / 4;
-    }
-    if (s->choices.n > p->room_chosen) {
-        if (!gh_grow(&p->chosen, sizeof *p->chosen, s->choices.n)
-            || !gh_grow(&p->chosen_backend, sizeof *p->chosen_backend, s->choices.n)) {
-            return false;
-        }
-        p->room_chosen = s->choices.n;
-    }
-    p->n_chosen = s->choices.n;
-    if (p->n_chosen > 0) {
-        memcpy(p->chosen, s->choices.tensor, (size_t)p->n_chosen * sizeof *p->chosen);
-        memcpy(p->chosen_backend, s->choices.backend, (size_t)p->n_chosen * sizeof *p->chosen_backend);
-    }
-    if (r->n_nodes > 0) {
-        memcpy(p->ordered, r->nodes, (size_t)r->n_nodes * sizeof *p->ordered);
-    }
-    return gh_looks_take(&p->looks, &s->forms, r);
-}
-
 /* -- finding ------------------------------------------------------------------------------------------------------ */
 
 /* One to be written over: unused, else the one that was used longest ago, but not what is reserved as long as that
@@ -216,7 +178,7 @@ static gh_prepared *find(gh_sched *s, void *graph)
 {
     for (int i = 0; i < GH_N_PREPARED; i++) {
         gh_prepared *p = &s->prepared[i];
-        if (p->plan == NULL || !looks_like(s, p, graph)) {
+        if (!gh_may_serve(s, p) || !gh_looks_like(s, p, graph)) {
             continue;
         }
         if (s->some_optimize) {
@@ -227,7 +189,7 @@ static gh_prepared *find(gh_sched *s, void *graph)
         gh_count_one(GH_COUNT_SAME);
         return p;
     }
-    return NULL;
+    return s->some_optimize ? NULL : gh_find_elsewhere(s, graph);
 }
 
 static void forget(gh_prepared *p)
@@ -235,7 +197,7 @@ static void forget(gh_prepared *p)
     gh_api->plan_free(p->plan);
     p->plan = NULL;
     p->used = p->generation = 0;
-    p->reserved = p->waits = false;
+    p->reserved = p->replayed = p->waits = false;
     p->keeps.n = p->n_deps = 0;
 }
 
@@ -279,7 +241,7 @@ gh_prepared *gh_prepare(gh_sched *s, void *graph, bool reserves)
         forget(p);
         status = gh_read(&p->reading, s->lib, graph);
         status = status == GS_OK ? gh_plan(s, p, &s->choices) : status;
-        if (status == GS_OK && (!cut(p) || !take_looks(s, p))) {
+        if (status == GS_OK && (!cut(p) || !gh_take_looks(s, p))) {
             status = GS_NO_HOST_MEMORY;
         }
         if (status == GS_OK && s->some_optimize) {

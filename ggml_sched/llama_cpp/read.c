@@ -84,6 +84,17 @@ int32_t gh_reading_id(const gh_reading *r, const gx_tensor *tensor)
     return r->place[at] - 1;
 }
 
+void gh_reading_move(gh_reading *r, gx_tensor *const *tensors, void *graph)
+{
+    r->nodes = r->lib->graph_nodes(graph);
+    r->leafs = gh_graph_leafs(r->lib, graph);
+    memset(r->place, 0, ((size_t)r->mask + 1) * sizeof *r->place);
+    for (int32_t id = 0; id < r->n; id++) {
+        r->item[id].tensor = tensors[id];
+        r->place[place_of(r, tensors[id])] = id + 1;
+    }
+}
+
 /* The id of a tensor, new if it has none; -1 without room. */
 static int32_t meet(gh_reading *r, gx_tensor *t)
 {

@@ -90,6 +90,9 @@ int gh_read_graph(const gh_reading *r, bool inputs, const int32_t *dep_begin, co
 /* The id of a tensor in the graph that was read; -1. */
 int32_t gh_reading_id(const gh_reading *r, const gx_tensor *tensor);
 
+/* Let the ids stand for other tensors, of a graph that looks the same. */
+void gh_reading_move(gh_reading *r, gx_tensor *const *tensors, void *graph);
+
 void gh_reading_free(gh_reading *r);
 
 #endif

@@ -140,10 +140,10 @@ GH_EXPORT void *ggml_backend_sched_new(void **backends, void **bufts, int n_back
             return NULL;
         }
     }
-    gh_forms_init(&s->forms, s->lib, true);
     describe(s);
     make_events(s);
     make_pools(s);
+    gh_unshelve(s);
     gh_list(s);
     gh_count_one(GH_COUNT_NEW);
     return s;
@@ -167,13 +167,11 @@ GH_EXPORT void ggml_backend_sched_free(void *sched)
             }
         }
     }
-    for (int i = 0; i < GH_N_PREPARED; i++) {
-        gh_prepared_free(&s->prepared[i]);
-    }
+    gh_shelve(s);
     for (int k = 0; k < s->n_pools; k++) {
         gh_arena_free(&s->pool[k], s->lib);
     }
-    gh_forms_free(&s->forms);
+    gh_looks_free(&s->elsewhere);
     gh_choices_free(&s->choices);
     gh_choices_free(&s->kept_choices);
     free(s->copy);

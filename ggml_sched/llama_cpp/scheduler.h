@@ -2,6 +2,8 @@
  *
  *     scheduler.c  ggml's functions: what a client calls, in ggml's order and with its answers
  *     prepare.c    graphs with their plans: found again, or read, planned, shown to backends that reorder them
+ *     again.c      whether a graph is one that was planned
+ *     shelves.c    what is kept of a scheduler for the next
  *     ask.c        what backends, buffers and the client say of a graph: the planner's problem
  *     planning.c   the plan of a graph that was read: another's, or a new one
  *     pools.c      where in which buffers the ids of a plan lie
@@ -64,6 +66,7 @@ typedef struct gh_slot_at {
 typedef struct gh_prepared {
     uint64_t used;          /* when, in steps of the scheduler's clock; 0: never                        */
     bool reserved;          /* measured by the client: its plan is repeated for smaller graphs          */
+    bool replayed;          /* its plan was made for a larger graph                                     */
     gh_reading reading;
     gh_looks looks;         /* before backends reorder it                                               */
     gx_tensor **ordered;    /* [looks.n_nodes] nodes in the order in which backends left them           */
@@ -116,6 +119,19 @@ typedef struct gh_prepared {
     int32_t room_cuts;
 } gh_prepared;
 
+/* What plans depend on of a scheduler: all that the planner is told but for the graph. */
+typedef struct gh_terms {
+    const gh_runtime *rt;
+    int n_backends;
+    int n_places;
+    bool offload;
+    bool overlaps;
+    bool some_optimize;
+    void *device[GH_MAX_BACKENDS];
+    gh_arena type[GH_MAX_BACKENDS]; /* of no chunks                                                     */
+    unsigned char reads[GH_MAX_BACKENDS * GH_MAX_BACKENDS];
+} gh_terms;
+
 typedef struct gh_sched {
     uint64_t magic;
     struct gh_sched *next;  /* among all of the process, the newest first                               */
@@ -144,13 +160,16 @@ typedef struct gh_sched {
     gh_arena pool[GH_MAX_BACKENDS];
     uint64_t generation;    /* changes with any buffer; never 0                                         */
 
+    gh_terms terms;
     gh_forms forms;
+    gh_looks elsewhere;     /* of a graph that is looked for                                            */
     gh_choices choices;
     gh_prepared prepared[GH_N_PREPARED];
     gh_prepared *now;       /* what the answers are about; NULL after a reset                           */
     bool is_allocated;
     int n_splits;           /* of the last graph that was split                                         */
     uint64_t clock;
+    uint64_t born;          /* graphs that were used by then are those of a scheduler before this       */
 
     /* What a graph that is allocated is computed with. */
     gx_tensor *copy;        /* [n_copy] the plan's copies, then views of some                           */
@@ -182,6 +201,17 @@ static inline bool gh_same(const void *a, const void *b, int64_t n, size_t item)
 /* -- ask.c: fill what the planner is told of p->reading's graph, where somebody chose so.  GS_OK or an error. */
 int gh_ask(gh_sched *s, gh_prepared *p, const gh_choices *choices);
 
+/* -- again.c: whether the plan of a graph may be that of the same one; whether a graph is that, at the same addresses,
+ * with the same choices; how one looks that was read; one at other addresses, which are those of the graph from then on. */
+bool gh_may_serve(const gh_sched *s, const gh_prepared *p);
+bool gh_looks_like(const gh_sched *s, const gh_prepared *p, void *graph);
+bool gh_take_looks(gh_sched *s, gh_prepared *p);
+gh_prepared *gh_find_elsewhere(gh_sched *s, void *graph);
+
+/* -- shelves.c: keep the graphs of a scheduler that is freed; let a new one have those of one like it. */
+void gh_shelve(gh_sched *s);
+void gh_unshelve(gh_sched *s);
+
 /* -- planning.c: a plan for p->reading's graph, with what somebody chose.  An error was logged. */
 int gh_plan(gh_sched *s, gh_prepared *p, const gh_choices *choices);
 
@@ -191,6 +221,7 @@ void gh_prepared_free(gh_prepared *p);
 
 /* -- pools.c */
 bool gh_pools_locate(gh_sched *s, gh_prepared *p);
+bool gh_pools_fit(const gh_sched *s, const gh_prepared *p);
 /* Let the buffers be as large as a plan needs them; false where a device refuses. */
 bool gh_pools_grow(gh_sched *s, const gh_prepared *p);
 bool gh_pools_own(const gh_sched *s, const void *buffer);
