@@ -1,0 +1,71 @@
+"""Graphs that come again, for the same allocator or scheduler and for the next one: what is known of them serves, and
+whatever differs is noticed.
+
+Each test is a process that loads the hook and ggml's libraries (tests/hooked_again.py).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hooked import build
+
+TESTS = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ggml") is None, reason="needs ggml-python")
+with_compiler = pytest.mark.skipif(build.compiler() is None, reason="needs a C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def devices(tmp_path_factory) -> str:
+    """A library of devices whose memory nobody else reads."""
+    return build.build(tmp_path_factory.mktemp("libraries"))["devices"]
+
+
+def run(scenario: str, *arguments: str) -> None:
+    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run([sys.executable, str(TESTS / "hooked_again.py"), scenario, *arguments], text=True,
+                          capture_output=True, timeout=300, env=os.environ | {"PYTHONPATH": path})
+    assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr[-3000:]
+
+
+def test_an_allocator_that_was_put_back_serves_the_next():
+    run("allocator_after_allocator")
+
+
+def test_another_type_at_the_address_of_one_that_is_gone_is_another():
+    run("other_type_at_the_same_address")
+
+
+def test_tensors_may_get_memory_lose_it_or_become_views():
+    run("memory_that_came_and_went")
+
+
+def test_sources_behind_the_first_five_count():
+    run("sources_behind_the_first")
+
+
+def test_one_tensor_in_the_place_of_two_is_noticed():
+    run("one_tensor_for_two")
+
+
+def test_views_of_views_are_read_each_time():
+    run("views_of_views")
+
+
+def test_ever_new_shapes_leave_nothing_behind():
+    run("looks_without_end")
+
+
+@with_compiler
+def test_a_scheduler_s_graphs_come_again_elsewhere(devices):
+    run("graphs_elsewhere", devices)
+
+
+@with_compiler
+def test_a_scheduler_s_graphs_serve_the_next_one(devices):
+    run("next_scheduler", devices)

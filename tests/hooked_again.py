@@ -1,0 +1,304 @@
+"""What tests/hooked/test_graphs_again.py asks of graphs that come again: `python hooked_again.py NAME [DEVICES]`.
+
+Those that begin with `next_` or end with `_elsewhere` are about schedulers, the others about allocators.  A scenario
+asserts what it is about, and prints "done".
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import gc
+import sys
+from pathlib import Path
+
+NODE_ROOM = 700
+
+
+# -- allocators ------------------------------------------------------------------------------------------------------
+
+
+def allocator_after_allocator() -> None:
+    """What was put back serves the next for the same type, in no more memory than that asks for."""
+    from hooked_ggml import Allocator, FakeType, base, cpu_init, hooked, ours, random_graph, verified
+
+    backend, seed = cpu_init(), 4
+    fresh, kept = FakeType(), FakeType()
+    first = Allocator(ours, fresh.handle)
+    made = random_graph(seed, rows=4)
+    assert first.reserve(made.graph)
+    small = first.size()
+    first.close()
+    alive = [random_graph(seed, rows=rows) for rows in (64, 4, 64)]
+    first = Allocator(ours, kept.handle)
+    assert all(first.alloc(made.graph) for made in alive)
+    large = first.size()
+    assert large > small and verified() == 1
+    first.close()
+    assert hooked.plans() == (), "of an allocator that is gone"
+    hooked.clear_counters()
+    again = Allocator(ours, kept.handle)
+    assert again.size() == 0 and hooked.plans() == (), "nothing was asked yet"
+    for rows, size in ((4, small), (64, large), (4, large), (64, large)):
+        made, plain, stock = random_graph(seed, rows=rows), random_graph(seed, rows=rows), Allocator(base)
+        assert again.alloc(made.graph) and stock.alloc(plain.graph)
+        assert made.run(backend, rows) == plain.run(backend, rows) and again.size() == size, (rows, again.size())
+        assert verified() == 1
+        plain.close()
+        stock.close()
+        alive.append(made)
+    served = hooked.served()
+    assert served["planned"] == 1 and served["equal"] + served["same"] == 3 and served["failed"] == 0, served
+    again.close()
+
+
+def other_type_at_the_same_address() -> None:
+    from hooked_ggml import Allocator, FakeType, hooked, ours, random_graph
+
+    made, kind = random_graph(1), FakeType(alignment=16)
+    allocator = Allocator(ours, kind.handle)
+    assert allocator.reserve(made.graph)
+    allocator.close()
+    other = FakeType(alignment=256)
+    c.memmove(kind.handle, other.handle, c.sizeof(FakeType._Type))
+    hooked.clear_counters()
+    allocator = Allocator(ours, kind.handle)
+    assert allocator.reserve(made.graph) and hooked.served()["planned"] == 1
+    allocator.close()
+
+
+def memory_that_came_and_went() -> None:
+    """Of a tensor that has memory nothing counts but that; that it has any is looked at each time."""
+    from hooked_ggml import Allocator, Context, buffer_base, cpu_buft, hooked, ours, span, tensor_alloc
+    from hooked_ggml import alloc_buffer as buffer_of
+
+    made = Context()
+    x, weight = made.leaf(16, 8), made.leaf(16, 16)
+    made.output(made.mul_mat(weight, x))
+    buffer = buffer_of(cpu_buft(), 4096)
+    start = buffer_base(buffer)
+    tensor_alloc(buffer, weight, start)
+    allocator = Allocator(ours)
+
+    def placed() -> bool:
+        for t in (x, *made.nodes()):
+            t.contents.data = t.contents.buffer = None
+        assert allocator.alloc(made.graph)
+        return weight.contents.buffer != buffer
+
+    assert not placed() and not placed() and hooked.served()["same"] == 1
+    weight.contents.data = weight.contents.buffer = None
+    assert placed() and weight.contents.data
+    # In the memory of another tensor it is a view, which gets that one's.
+    weight.contents.data = weight.contents.buffer = None
+    wide = made.leaf(16, 16)
+    tensor_alloc(buffer, wide, start + 2048)
+    weight.contents.data = weight.contents.buffer = None
+    weight.contents.view_src = wide
+    assert placed() is False and span(weight) == span(wide)
+    assert hooked.served()["failed"] == 0
+
+
+def sources_behind_the_first() -> None:
+    """Ops with more sources than most have: what the last of them is counts as well."""
+    from hooked_ggml import Allocator, Context, apart, hooked, ours
+
+    def chain(kept: int) -> Context:
+        made = Context()
+        x, w = made.leaf(16, 32), made.leaf(16, 16)
+        at = [x]
+        for _ in range(5):
+            at.append(made.mul_mat(w, at[-1]))
+        last = made.output(made.add(at[5], at[5]))
+        last.contents.src[7] = at[kept]
+        return made
+
+    allocator = Allocator(ours)
+    made = chain(4)
+    assert allocator.reserve(made.graph)
+    for kept in (1, 2, 4):
+        made.outputs[0].contents.src[7] = made.nodes()[kept - 1]
+        assert allocator.reserve(made.graph) and allocator.alloc(made.graph)
+        held = made.nodes()[kept - 1]
+        assert all(apart(held, t) for t in made.nodes()[kept:]), f"result {kept} is read by the last node"
+        for t in (*made.leafs, *made.nodes()):
+            t.contents.data = t.contents.buffer = None
+    other = chain(2)
+    hooked.clear_counters()
+    assert allocator.alloc(other.graph) and hooked.served()["equal"] == 1
+    other = chain(3)
+    assert allocator.alloc(other.graph)
+    held = other.nodes()[2]
+    assert all(apart(held, t) for t in other.nodes()[3:]) and hooked.served()["planned"] == 1
+
+
+def one_tensor_for_two() -> None:
+    """A graph that names one tensor where the planned one named two is another, wherever they lie."""
+    from hooked_ggml import Allocator, Context, hooked, ours
+
+    def made_of(twice: bool) -> Context:
+        made = Context()
+        a, b = made.leaf(16, 4), made.leaf(16, 4)
+        made.output(made.add(a, a if twice else b))
+        if twice:
+            # Listed twice as well, which only counting would not notice.
+            n_leafs = c.c_int.from_address(made.graph + 8)
+            leafs = c.c_void_p.from_address(made.graph + 40).value
+            (c.c_void_p * 2).from_address(leafs)[1] = c.addressof(a.contents)
+            n_leafs.value = 2
+        return made
+
+    allocator = Allocator(ours)
+    first, second = made_of(False), made_of(True)
+    assert allocator.alloc(first.graph) and allocator.alloc(second.graph)
+    served = hooked.served()
+    assert served["planned"] == 2 and served["equal"] == served["replayed"] == 0, served
+
+
+def views_of_views() -> None:
+    """A root that only a tensor which nobody lists names: such a graph is never taken to be the same."""
+    from hooked_ggml import Allocator, Context, hooked, ours
+
+    made = Context()
+    x = made.leaf(16, 8)
+    between = made.view_2d(x, 16, 4, 64, 0)
+    out = made.view_2d(x, 16, 2, 64, 0)
+    out.contents.view_src = between
+    made.output(made.silu(out))
+    allocator = Allocator(ours)
+    assert all(allocator.reserve(made.graph) for _ in range(3))
+    served = hooked.served()
+    assert served["planned"] == 1 and served["equal"] == 2 and served["same"] == 0, served
+
+
+def looks_without_end() -> None:
+    """Graphs of ever new shapes leave nothing behind."""
+    from hooked_ggml import Allocator, Context, free, ours
+
+    def resident() -> int:
+        return int(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines()
+                        if line.startswith("VmRSS"))) << 10
+
+    allocator, width = Allocator(ours), 1
+    start = 0
+    for k in range(150):
+        made = Context()
+        for _ in range(NODE_ROOM):
+            made.output(made.silu(made.leaf(width)))
+            width += 1
+        assert allocator.reserve(made.graph)
+        free(made.ctx)
+        made.leafs.clear()
+        made.outputs.clear()
+        gc.collect()
+        if k == 40:
+            start = resident()
+    grown = resident() - start
+    assert grown < 8 << 20, f"{grown} bytes for {2 * 110 * NODE_ROOM} looks"
+
+
+# -- schedulers ------------------------------------------------------------------------------------------------------
+
+
+def graphs_elsewhere(library: str) -> None:
+    """The same graph at other addresses is not read again; with other choices it is."""
+    from hooked_sched_cases import Weights, compute, random_graph
+    from hooked_schedulers import Ggml, hook
+    from numpy.random import default_rng
+
+    g = Ggml()
+    backends = [*g.devices(library, 1), g.cpu_backend()]
+    weights = [Weights(g, b, default_rng(1)) for b in backends]
+    stock, s = g.scheduler(backends, False), None
+    want = {}
+    for choice in (None, *backends):
+        made = random_graph(g, weights, weights[:1], 3)
+        g.backend_sched_reset(stock)
+        if choice is not None:
+            g.backend_sched_set_tensor_backend(stock, made[2][0], choice)
+        want[choice] = compute(g, stock, made, 5)
+    g.backend_sched_free(stock)
+    s, alive = g.scheduler(backends, True), []
+    for round_ in range(3):
+        hook().clear_counters()
+        for choice in (None, *backends):
+            alive.append(random_graph(g, weights, weights[:1], 3))
+            g.backend_sched_reset(s)
+            if choice is not None:
+                g.backend_sched_set_tensor_backend(s, alive[-1][2][0], choice)
+            assert compute(g, s, alive[-1], 5) == want[choice], choice
+            if choice is not None:
+                assert g.backend_sched_get_tensor_backend(s, alive[-1][2][0]) == choice
+        served = hook().served()
+        assert served["failed"] == 0 and (served["equal"], served["planned"]) == ((0, 3) if not round_ else (3, 0)), (
+            round_, served)
+    # A choice for what is no tensor of the graph changes nothing; one for a tensor in its place does.
+    stranger, alive = alive[0][2][0], [random_graph(g, weights, weights[:1], 3)]
+    g.backend_sched_reset(s)
+    g.backend_sched_set_tensor_backend(s, stranger, backends[0])
+    assert compute(g, s, alive[-1], 5) == want[None]
+    alive.append(random_graph(g, weights, weights[:1], 3))
+    g.backend_sched_reset(s)
+    g.backend_sched_set_tensor_backend(s, alive[-1][2][0], backends[0])
+    compute(g, s, alive[-1], 5)
+    assert g.backend_sched_get_tensor_backend(s, alive[-1][2][0]) == backends[0]
+    g.backend_sched_free(s)
+
+
+def next_scheduler(library: str) -> None:
+    """What is kept of a scheduler serves the next for the same devices, in no more memory than that asks for."""
+    from hooked_sched_cases import Weights, compute, random_graph
+    from hooked_schedulers import Ggml, hook
+    from numpy.random import default_rng
+
+    g = Ggml()
+    backends = [*g.devices(library, 1), g.cpu_backend()]
+    weights = [Weights(g, b, default_rng(1)) for b in backends]
+
+    alive = []
+
+    def graph_of(rows: int, on: list | None = None):
+        alive.append(random_graph(g, on or weights, (on or weights)[:1], 3, rows=rows))
+        return alive[-1]
+
+    def sizes(s: int) -> list[int]:
+        return [g.backend_sched_get_buffer_size(s, b) for b in backends]
+
+    s = g.scheduler(backends, True)
+    assert g.backend_sched_reserve(s, graph_of(96)[0].graph)
+    large = sizes(s)
+    g.backend_sched_free(s)
+    single = g.scheduler(backends[1:], True)
+    hook().clear_counters()
+    own = [Weights(g, backends[1], default_rng(1))]
+    assert g.backend_sched_reserve(single, graph_of(96, own)[0].graph)
+    assert hook().served()["planned"] == 1, "other devices"
+    g.backend_sched_free(single)
+    s = g.scheduler(backends, True)
+    assert g.backend_sched_reserve(s, graph_of(96)[0].graph)
+    assert g.backend_sched_reserve(s, graph_of(12)[0].graph) and hook().served()["replayed"] >= 1
+    g.backend_sched_free(s)
+    hook().clear_counters()
+    s = g.scheduler(backends, True)
+    assert hook().last_scheduled() == [], "nothing was asked yet"
+    assert g.backend_sched_reserve(s, graph_of(12)[0].graph)
+    assert all(small <= most for small, most in zip(sizes(s), large, strict=True)) and sizes(s) != large
+    assert hook().served()["planned"] == 1, hook().served()
+    assert g.backend_sched_reserve(s, graph_of(96)[0].graph) and sizes(s) == large
+    assert hook().served()["planned"] == 1 and hook().served()["equal"] == 1, hook().served()
+    stock = g.scheduler(backends, False)
+    want = compute(g, stock, graph_of(96), 5)
+    assert compute(g, s, graph_of(96), 5) == want and len(hook().last_scheduled()) == 1
+    # The same tensors where other memory holds a weight, which other backends read.
+    made = graph_of(96)
+    g.backend_sched_reset(s)
+    hook().clear_counters()
+    g.backend_buffer_set_usage(weights[0].buffer, 0)
+    compute(g, s, made, 5)
+    assert hook().served()["planned"] + hook().served()["replayed"] == 1, hook().served()
+    for w in (s, stock):
+        g.backend_sched_free(w)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
+    print("done")
