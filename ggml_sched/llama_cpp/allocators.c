@@ -10,7 +10,7 @@
 #include <string.h>
 
 /* Allocators that are put back and kept: those of the contexts that somebody opens in turn. */
-#define GH_N_IDLE 4
+#define GH_N_IDLE 2
 
 /* All allocators of the process, so that plans() finds them. */
 static struct {
