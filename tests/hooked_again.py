@@ -232,16 +232,23 @@ def graphs_elsewhere(library: str) -> None:
         served = hook().served()
         assert served["failed"] == 0 and (served["equal"], served["planned"]) == ((0, 3) if not round_ else (3, 0)), (
             round_, served)
-    # A choice for what is no tensor of the graph changes nothing; one for a tensor in its place does.
-    stranger, alive = alive[0][2][0], [random_graph(g, weights, weights[:1], 3)]
-    g.backend_sched_reset(s)
-    g.backend_sched_set_tensor_backend(s, stranger, backends[0])
-    assert compute(g, s, alive[-1], 5) == want[None]
-    alive.append(random_graph(g, weights, weights[:1], 3))
-    g.backend_sched_reset(s)
-    g.backend_sched_set_tensor_backend(s, alive[-1][2][0], backends[0])
-    compute(g, s, alive[-1], 5)
-    assert g.backend_sched_get_tensor_backend(s, alive[-1][2][0]) == backends[0]
+    # A choice for what is no tensor of the graph changes nothing; one for a tensor in its place does, and for another.
+    def placed(choose: int | None) -> tuple[int, int]:
+        """Where the first output and some node are, the one number `choose` of the two being wanted elsewhere."""
+        alive.append(random_graph(g, weights, weights[:1], 4))
+        wanted = alive[-1][2][0], alive[-1][0].nodes()[1]
+        g.backend_sched_reset(s)
+        chosen = stranger if choose is None else wanted[choose]
+        g.backend_sched_set_tensor_backend(s, chosen, elsewhere[choose])
+        assert g.backend_sched_alloc_graph(s, alive[-1][0].graph)
+        return tuple(g.backend_sched_get_tensor_backend(s, t) for t in wanted)
+
+    stranger, elsewhere = alive[0][2][0], {None: backends[0]}
+    first = placed(None)
+    for i in range(2):
+        elsewhere[i] = next(b for b in backends if b != first[i])
+    for _ in range(2):
+        assert placed(0)[0] == elsewhere[0] and placed(1)[1] == elsewhere[1] and placed(None) == first
     g.backend_sched_free(s)
 
 
