@@ -57,7 +57,7 @@ static bool measure(gh_known *k, const gh_known *base, const gh_ggml *lib, const
         if (!is_sane(form)) {
             return false;
         }
-        if (view_src[id] >= 0) {
+        if (view_src[id] >= 0 && form->nbytes > 0) {
             const int64_t room = gh_form_at(&k->looks, view_src[id])->nbytes;
             if (form->nbytes > room || form->view_offs > (uint64_t)(room - form->nbytes)) {
                 return false;

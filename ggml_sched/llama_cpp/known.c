@@ -283,7 +283,7 @@ int gh_known_draw(gh_known *k, gs_error *error)
         memcpy(a.layout[id].ne, form->shape, sizeof a.layout[id].ne);
         memcpy(a.layout[id].nb, form->shape + 4, sizeof a.layout[id].nb);
         a.layout[id].nbytes = form->nbytes;
-        a.view_offs[id] = a.view_src[id] >= 0 ? (int64_t)form->view_offs : 0;
+        a.view_offs[id] = a.view_src[id] >= 0 && form->nbytes > 0 ? (int64_t)form->view_offs : 0;
     }
     memcpy(a.src_begin, from->arrays.src_begin, ((size_t)k->n_all + 1) * sizeof *a.src_begin);
     memcpy(a.src, from->arrays.src, (size_t)size.n_src * sizeof *a.src);

@@ -66,12 +66,16 @@ static int plan_anew(gh_sched *s, gh_prepared *p, gs_error *error)
     q.backends = info;
     for (int attempt = 0; attempt < 64; attempt++) {
         memset(error, 0, sizeof *error);
+        gs_backend_info *full;
         status = gh_api->plan_new(p->graph, &q, &p->plan, error);
-        if (status != GS_OUT_OF_MEMORY || error->backend < 0 || error->backend >= s->n_backends
-            || info[error->backend].max_buffer == 0 || error->value <= info[error->backend].max_buffer) {
+        if (status != GS_OUT_OF_MEMORY || error->backend < 0 || error->backend >= s->n_backends) {
             break;
         }
-        info[error->backend].max_buffer = error->value;
+        full = &info[error->backend];
+        if (full->max_buffer == 0 || error->value <= full->max_buffer - full->max_buffer % full->alignment) {
+            break;
+        }
+        full->max_buffer = (error->value + full->alignment - 1) / full->alignment * full->alignment;
     }
     return status;
 }

@@ -103,7 +103,7 @@ static gs_problem problem_of(gh_gallocr *a, const gh_known *k)
         /* ggml gives a tensor that is too large a buffer of its own, and leaves it to the device to refuse. */
         for (int32_t i = 0; info->max_buffer > 0 && i < k->n_slots; i++) {
             const int64_t size = k->nbytes[(int64_t)b * k->n_all + k->slot[i].id];
-            if (k->assigned[k->slot[i].id] == b && size > info->max_buffer) {
+            if (k->assigned[k->slot[i].id] == b && size > info->max_buffer - info->max_buffer % info->alignment) {
                 info->max_buffer = (size + info->alignment - 1) / info->alignment * info->alignment;
             }
         }

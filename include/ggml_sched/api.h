@@ -163,7 +163,7 @@ typedef struct gs_plan_arrays {
     const int32_t *root;        /* whose memory it shares: view root or taken-over source; -1       */
     const int32_t *birth;       /* position at which its memory is taken; -1                        */
     const int32_t *death;       /* position after which it is free; n_seq if it stays               */
-    const int32_t *trimmed;     /* position at which the tail was given back, 0 if it was not       */
+    const int32_t *trimmed;     /* position at which the tail was given back, where rest < size     */
     const int32_t *src_begin;   /* [n + 1] what it reads, copies put in: src[src_begin[i] .. src_begin[i + 1]) */
     const int32_t *src;
     const int64_t *size;        /* aligned                                                          */

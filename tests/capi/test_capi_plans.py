@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from capi_calls import (
     BAD_ARGUMENT,
+    NO_HOST_MEMORY,
     OUT_OF_MEMORY,
     OVERFLOW,
     UNSUPPORTED_OP,
@@ -318,3 +319,17 @@ def test_threads_read_one_graph_and_plan_at_once():
     assert wrong == []
     reserved.free()
     shared.free()
+
+
+def test_more_places_than_ids_are_no_memory():
+    n = 20_000
+    ctx = gs.Context()
+    leafs = [ctx.tensor("f32", (1,)) for _ in range(n)]
+    for t in leafs:
+        ctx.set_input(t)
+    arrays = arrays_of(gs.Graph(*(ctx.sqr(t) for t in leafs)))
+    computed = np.isin(np.arange(2 * n), arrays["node"])
+    problem = Problem(with_policy(n_places=60_000), TWO, assigned=np.where(computed, 0, 1))
+    with pytest.raises(Refused) as refused:
+        CPlan.made(CGraph(arrays).finish(), problem)
+    assert refused.value.status == NO_HOST_MEMORY

@@ -42,6 +42,14 @@ def test_a_tensor_that_is_larger_than_a_buffer_may_be_has_its_own():
     scenario("too_large_for_a_buffer")
 
 
+def test_a_tensor_may_fill_the_largest_buffer_to_its_end():
+    scenario("a_buffer_that_is_just_large_enough")
+
+
+def test_views_of_computed_inputs_and_of_nothing_are_placed():
+    scenario("views_at_the_edge")
+
+
 def test_buffer_ids_of_one_type_share_an_arena():
     scenario("two_types")
 

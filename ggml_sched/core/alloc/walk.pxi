@@ -31,7 +31,7 @@ ctypedef struct gs_walk:
     int64_t *offset         # result: from the start of the home's arena; -1
     int32_t *birth          # result: position in seq at which the memory is taken
     int32_t *death          # result: position after which it is free; n_seq if it stays
-    int32_t *trimmed        # result: position at which the tail was given back, 0 if it was not
+    int32_t *trimmed        # result: position at which the tail was given back, where rest < size
     unsigned char *op
     unsigned char *flags
     unsigned char *state

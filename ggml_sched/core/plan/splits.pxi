@@ -151,14 +151,24 @@ cdef inline bint is_foreign_weight(const gs_request *r, int32_t id) noexcept nog
     return r.resident[id] >= 0 and r.usage[id] == GS_USAGE_WEIGHTS
 
 
+cdef inline bint has_ring(const gs_splits *w, const gs_request *r, int32_t c) noexcept nogil:
+    """Whether a copy is made anew by each compute.  One that is written through goes back at once: one place is enough."""
+    return w.copy_like.at[c] == w.copy_from.at[c] and not is_foreign_weight(r, w.copy_like.at[c])
+
+
 cdef int splits_add_places(gs_splits *w, const gs_request *r) noexcept nogil:
-    """Make a ring of every copy that is made anew by each compute: places that are used in turn."""
+    """Make a ring of every copy that is made anew by each compute: places that are used in turn.
+
+    GS_NO_HOST_MEMORY, too, where there are more places than ids: they would take 100 GiB.
+    """
+    cdef int64_t ids = <int64_t>r.g.n_tensors + w.copy_like.n
     cdef int32_t c, k
     for c in range(w.copy_like.n):
-        # A copy that is written through goes back at once: one place is enough.
-        if w.copy_like.at[c] != w.copy_from.at[c] or is_foreign_weight(r, w.copy_like.at[c]):
-            continue
-        for k in range(r.policy.n_places - 1):
+        ids += r.policy.n_places - 1 if has_ring(w, r, c) else 0
+    if ids > GS_MAX_TENSORS:
+        return GS_NO_HOST_MEMORY
+    for c in range(w.copy_like.n):
+        for k in range(r.policy.n_places - 1 if has_ring(w, r, c) else 0):
             if ints_push(&w.place_copy, c) != GS_OK:
                 return GS_NO_HOST_MEMORY
     return GS_OK
