@@ -211,7 +211,7 @@ int gh_plan(gh_sched *s, gh_prepared *p, const gh_choices *choices)
     int32_t clashes = 0;
     int status = build(s, p, &error);
     if (status == GS_OK) {
-        status = gh_ask(s, p, choices);
+        status = gh_ask(s, p, choices, &error);
     }
     if (status == GS_OK) {
         status = plan_as_before(s, p, &error);
@@ -240,6 +240,7 @@ int gh_plan(gh_sched *s, gh_prepared *p, const gh_choices *choices)
         if (error.message[0] == 0) {
             strcpy(error.message, gh_api->status_name(status) != NULL ? gh_api->status_name(status) : "no plan");
         }
+        error.status = status;
         say(s, &error);
     }
     return status;

@@ -191,6 +191,7 @@ GH_EXPORT void ggml_backend_sched_free(void *sched)
     gh_choices_free(&s->kept_choices);
     free(s->copy);
     free(s->copy_of);
+    free(s->n_reads);
     free(s->part);
     free(s->ids);
     free(s->is_used);

@@ -170,6 +170,7 @@ typedef struct gh_sched {
     /* What a graph that is allocated is computed with. */
     gx_tensor *copy;        /* [n_copy] the plan's copies, then views of some                           */
     gx_tensor **copy_of;    /* [n_copy] what each stands for                                            */
+    int32_t *n_reads;       /* [n_copy] sources of nodes that are it, or a view of it                    */
     int32_t n_copy;
     int32_t room_copy;
     gh_part *part;          /* [n_splits]                                                               */
@@ -195,7 +196,7 @@ static inline bool gh_same(const void *a, const void *b, int64_t n, size_t item)
 }
 
 /* -- ask.c: fill what the planner is told of p->reading's graph, where somebody chose so.  GS_OK or an error. */
-int gh_ask(gh_sched *s, gh_prepared *p, const gh_choices *choices);
+int gh_ask(gh_sched *s, gh_prepared *p, const gh_choices *choices, gs_error *error);
 
 /* -- looks.c: whether a graph is one that was planned; how it looks that was read and asked about. */
 bool gh_looks_like(const gh_sched *s, const gh_prepared *p, void *graph);

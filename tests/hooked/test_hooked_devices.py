@@ -1,0 +1,92 @@
+"""What our scheduler asks of devices and gives them: on devices by ctypes that watch it, a process for each case."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ggml_here
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.skipif(not ggml_here.IS_HERE, reason=ggml_here.WHY_NOT)
+
+
+def run(case: str) -> None:
+    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run([sys.executable, str(TESTS / "hooked_device_cases.py"), case], text=True,
+                          capture_output=True, timeout=120, check=False,
+                          env={**os.environ, "GGML_SCHED": "off", "PYTHONPATH": path})
+    assert done.returncode == 0 and done.stdout.endswith("done\n"), f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("case", ["random_graphs", "one_device_asks_for_more"])
+def test_random_graphs_have_the_bits_of_the_cpu_on_devices_that_watch(case):
+    run(case)
+
+
+def test_nodes_go_where_their_weights_are():
+    run("weights_draw_their_readers")
+
+
+def test_weights_on_the_host_are_offloaded_where_client_and_device_want_it():
+    run("offloading")
+
+
+def test_ops_that_a_device_refuses_are_computed_by_another():
+    run("ops_that_are_refused")
+
+
+def test_choices_between_backends_of_one_type_are_joined():
+    run("choices_of_one_place")
+
+
+def test_many_choices_are_all_remembered_until_a_reset():
+    run("many_choices")
+
+
+def test_memory_that_another_device_reads_is_not_copied_but_waited_for():
+    run("memory_that_others_read")
+
+
+def test_a_graph_of_too_many_buffer_types_is_an_error_that_says_so():
+    run("too_many_types")
+
+
+def test_devices_are_waited_for_before_what_they_read_is_written():
+    run("waiting_before_writing")
+
+
+def test_copies_take_turns_so_that_computes_overlap():
+    run("pipeline")
+
+
+def test_views_of_what_is_copied_are_views_of_the_copy():
+    run("views_of_copies")
+
+
+def test_errors_of_devices_are_the_answer_and_end_the_compute():
+    run("errors_of_devices")
+
+
+def test_runs_of_used_experts_travel():
+    run("used_experts_travel")
+
+
+def test_ids_that_name_no_expert_copy_everything():
+    run("ids_of_no_expert")
+
+
+def test_experts_that_others_read_travel_whole():
+    run("experts_that_others_read")
+
+
+@pytest.mark.parametrize("case", ["experts_that_are_no_weights"])
+def test_only_weights_of_the_host_travel_in_parts(case):
+    run(case)
+
+
+def test_ids_are_read_back_from_who_has_computed_them():
+    run("computed_ids")
