@@ -14,6 +14,7 @@ from hooked_schedulers import CALLBACK, I32, Ggml, Graph, hook, view
 
 WIDTH, ROWS = 32, 24
 ABORTED, FAILED = 1, -1
+CPU = 0
 
 
 def start() -> tuple[Ggml, Bench]:
@@ -166,9 +167,9 @@ def many_choices() -> None:
 def memory_that_others_read() -> None:
     """Who reads another's memory has no copy of it, and waits until that has computed what it reads."""
     g, bench = start()
-    device = bench.device("A", lazy=True)
-    reader = bench.device("B", reads=[device], lazy=True)
-    stranger = bench.device("C", lazy=True)
+    device = bench.device("A", lazy=True, events=True)
+    reader = bench.device("B", reads=[device], lazy=True, events=True)
+    stranger = bench.device("C", lazy=True, events=True)
     weights = Weights(g, device.handle, np.random.default_rng(1))
     values, copies = numbers(2, WIDTH, ROWS), {}
     for other in (reader, stranger):
@@ -199,6 +200,85 @@ def memory_that_others_read() -> None:
             graph.close()
     assert copies == {"B": 2, "C": 4}, "what is not read: the input, and what comes back"
     weights.close()
+
+
+def writes_that_others_read() -> None:
+    """Nothing but the order of nodes tells that one reads what another has written to memory of the client's."""
+    g, bench = start()
+    device = bench.device("A", lazy=True)
+    reader = bench.device("B", reads=[device], lazy=True)
+    store = Weights(g, device.handle, np.random.default_rng(1), 0)
+    for first, second in ((device, reader), (reader, device)):
+        for kind in (int, aside):
+            for writer, other in ((device, reader), (reader, device)):
+                s = g.scheduler([first.handle, second.handle, bench.cpu], True)
+                graph = Graph(g)
+                x, y = (graph.tensor(WIDTH, ROWS, flags="i") for _ in range(2))
+                scaled = graph.op("scale", x, 2.0)
+                into, read = (kind(graph.op("view_2d", store.store, WIDTH, ROWS, WIDTH * 4, 0)) for _ in range(2))
+                written = graph.op("cpy", scaled, into)
+                out = graph.op("add", read, y)
+                g.build_forward_expand(graph.graph, written)
+                graph.expand(out)
+                g.backend_sched_reset(s)
+                for node, where in ((scaled, writer), (written, writer), (out, other)):
+                    g.backend_sched_set_tensor_backend(s, node, where.handle)
+                assert g.backend_sched_alloc_graph(s, graph.graph)
+                for k in range(3):
+                    graph.put(x, numbers(k, WIDTH, ROWS))
+                    graph.put(y, numbers(k + 9, WIDTH, ROWS))
+                    assert g.backend_sched_graph_compute_async(s, graph.graph) == 0
+                g.backend_sched_synchronize(s)
+                bench.sound()
+                assert np.array_equal(graph.get(out).reshape(ROWS, WIDTH),
+                                      numbers(2, WIDTH, ROWS) * 2 + numbers(11, WIDTH, ROWS))
+                g.backend_sched_free(s)
+                graph.close()
+    store.close()
+
+
+def memory_without_a_buffer() -> None:
+    """It is the host's: nobody is asked whether he reads a buffer that there is not."""
+    g, bench = start()
+    device = bench.device("A")
+    s = g.scheduler([device.handle, bench.cpu], True)
+    graph, values = Graph(g), numbers(4, WIDTH, ROWS)
+    x = graph.tensor(WIDTH, ROWS)
+    view(x).data = values.ctypes.data
+    y = graph.tensor(WIDTH, ROWS, flags="i")
+    out = graph.op("add", graph.op("scale", y, 3.0), x)
+    graph.expand(out)
+    assert g.backend_sched_alloc_graph(s, graph.graph)
+    graph.put(y, values)
+    assert g.backend_sched_graph_compute(s, graph.graph) == 0
+    assert np.array_equal(graph.get(out).reshape(ROWS, WIDTH), values * 3 + values)
+    assert view(x).data == values.ctypes.data
+    g.backend_sched_free(s)
+
+
+def too_large_for_a_buffer() -> None:
+    """A tensor above the largest buffer has one of its own, which the device may refuse; others share theirs."""
+    g, bench = start()
+    size = WIDTH * ROWS * 4
+    device = bench.device("A", max_size=size // 2)
+    s = g.scheduler([device.handle, bench.cpu], True)
+    graph = Graph(g)
+    x = graph.tensor(WIDTH, ROWS, flags="i")
+    out = graph.op("scale", graph.op("silu", x), 2.0)
+    graph.expand(out)
+    for node in graph.nodes():
+        g.backend_sched_set_tensor_backend(s, node, device.handle)
+    device.room = size - 1
+    assert not g.backend_sched_alloc_graph(s, graph.graph)
+    device.room = 1 << 20
+    assert g.backend_sched_alloc_graph(s, graph.graph)
+    assert g.backend_sched_get_buffer_size(s, device.handle) >= size
+    values = numbers(1, WIDTH, ROWS)
+    graph.put(x, values)
+    assert g.backend_sched_graph_compute(s, graph.graph) == 0
+    bench.sound()
+    assert np.allclose(graph.get(out).reshape(ROWS, WIDTH), values / (1 + np.exp(-values)) * 2, atol=1e-5)
+    g.backend_sched_free(s)
 
 
 def too_many_types() -> None:
@@ -243,6 +323,36 @@ def first_source(t: int) -> int:
     return t
 
 
+def ops_that_nobody_supports() -> None:
+    """An error that names the node; and a plan with a node on a backend that refuses it would not pass as sound."""
+    from ggml_sched.errors import Error
+    from ggml_sched.llama_cpp.plans import _plan
+
+    g, bench = start()
+    device, host = bench.device("A", refuses={"UNARY"}), bench.device("H", kind=CPU, host=True, refuses={"UNARY"})
+    weights = Weights(g, device.handle, np.random.default_rng(1))
+    s = g.scheduler([device.handle, host.handle], True)
+    graph = Graph(g)
+    nodes = chain_of(weights.square[0])(graph)
+    graph.expand(nodes[-1])
+    assert not g.backend_sched_reserve(s, graph.graph) and not g.backend_sched_alloc_graph(s, graph.graph)
+    assert "SILU" in hook().last_error() and "none of the 2 backends supports it" in hook().last_error()
+    host.refuses = set()
+    assert g.backend_sched_alloc_graph(s, graph.graph)
+    (found,) = hook().last_scheduled()
+    assert found["refused"] == []
+    _plan(found).verify()
+    silu = [t["name"] for t in found["graph"]["tensors"]].index(view(nodes[2]).name.decode())
+    try:
+        _plan({**found, "refused": [silu]}).verify()
+    except Error as error:
+        assert view(nodes[2]).name.decode() in str(error) and "H" in str(error), error
+    else:
+        raise AssertionError("its backend refused it")
+    g.backend_sched_free(s)
+    weights.close()
+
+
 # -- what devices are given ----------------------------------------------------------------------------------------
 
 
@@ -272,21 +382,24 @@ def waiting_before_writing() -> None:
     """What a device still reads is not written over by the next compute, and what it writes late is not read early."""
     g, bench = start()
     devices = [bench.device(name, lazy=True) for name in "AB"]
-    weights = Weights(g, bench.cpu, np.random.default_rng(1))
-    s = g.scheduler([*(d.handle for d in devices), bench.cpu], True)
-    graph, x, out, answer = two_devices(g, bench, weights, s, devices)
-    assert g.backend_sched_alloc_graph(s, graph.graph)
-    for k in range(4):
-        graph.put(x, numbers(k, WIDTH, ROWS))
-        assert g.backend_sched_graph_compute_async(s, graph.graph) == 0
-        assert devices[1].queue, "nobody asked for the result"
-    # The client may write to an input as soon as the call has returned.
-    graph.put(x, np.full((ROWS, WIDTH), np.nan, np.float32))
-    g.backend_sched_synchronize(s)
-    bench.sound()
-    assert np.allclose(graph.get(out).reshape(ROWS, WIDTH), answer(numbers(3, WIDTH, ROWS)), atol=1e-5)
-    g.backend_sched_free(s)
-    weights.close()
+    # One that copies as late as the others work.
+    late = bench.device("H", lazy=True, host=True, kind=CPU)
+    for host in (bench.cpu, late.handle):
+        weights = Weights(g, host, np.random.default_rng(1))
+        s = g.scheduler([*(d.handle for d in devices), host], True)
+        graph, x, out, answer = two_devices(g, bench, weights, s, devices)
+        assert g.backend_sched_alloc_graph(s, graph.graph)
+        for k in range(4):
+            # The client may write to an input as soon as the call before has returned.
+            graph.put(x, numbers(k, WIDTH, ROWS))
+            assert g.backend_sched_graph_compute_async(s, graph.graph) == 0
+            assert devices[1].queue, "nobody asked for the result"
+        graph.put(x, np.full((ROWS, WIDTH), np.nan, np.float32))
+        g.backend_sched_synchronize(s)
+        bench.sound()
+        assert np.allclose(graph.get(out).reshape(ROWS, WIDTH), answer(numbers(3, WIDTH, ROWS)), atol=1e-5)
+        g.backend_sched_free(s)
+        weights.close()
 
 
 def pipeline() -> None:
@@ -409,9 +522,10 @@ class Mixture:
     """A product with the experts that ids name, of weights on the host, on a device that has nothing of them."""
 
     def __init__(self, bench: Bench, s: int, weights: Weights, device, ids=None, also=None) -> None:
+        self.width = view(weights.experts).ne[0]
         self.g, self.bench, self.s, self.weights, self.device = bench.g, bench, s, weights, device
         graph = self.graph = Graph(self.g)
-        self.x = graph.tensor(WIDTH, 1, ROWS, flags="i")
+        self.x = graph.tensor(self.width, 1, ROWS, flags="i")
         self.ids = graph.tensor(2, ROWS, kind=I32, flags="i") if ids is None else ids(graph)
         self.mixed = graph.op("mul_mat_id", weights.experts, self.x, self.ids)
         self.out = graph.op("scale", self.mixed, 0.5)
@@ -426,7 +540,7 @@ class Mixture:
 
     def run(self, used=None) -> list[tuple[int, int]]:
         """Where and how many bytes of the experts travelled by the use of them; the copy of all: [(-1, bytes)]."""
-        self.graph.put(self.x, numbers(3, WIDTH, 1, ROWS))
+        self.graph.put(self.x, numbers(3, self.width, 1, ROWS))
         if used is not None:
             self.graph.put(self.ids, np.array([used] * ROWS, np.int32))
         self.bench.log.clear()
@@ -437,12 +551,12 @@ class Mixture:
                 if row[0] in ("set", "set_async") and row[1] == self.device.name and f"#{name}#" in row[2]]
 
     def want(self, used) -> np.ndarray:
-        w = self.weights.own.get(self.weights.experts).reshape(6, WIDTH, WIDTH)
-        x = numbers(3, WIDTH, 1, ROWS)
+        w = self.weights.own.get(self.weights.experts).reshape(6, self.width, self.width)
+        x = numbers(3, self.width, 1, ROWS)
         return np.stack([np.stack([w[e] @ x[row, 0] for e in used]) for row in range(ROWS)]) * np.float32(0.5)
 
     def got(self) -> np.ndarray:
-        return self.graph.get(self.out).reshape(ROWS, 2, WIDTH)
+        return self.graph.get(self.out).reshape(ROWS, 2, self.width)
 
 
 ALL = [(-1, 6 * WIDTH * WIDTH * 4)]
@@ -461,6 +575,16 @@ def used_experts_travel() -> None:
                        ((4, 5), [(4, 2)])):
         found = mixture.run(used)
         assert found == [(first * ONE, n * ONE + (512 if first + n < 6 else 0)) for first, n in runs], (used, found)
+        assert np.allclose(mixture.got(), mixture.want(used), atol=1e-4), used
+    g.backend_sched_free(s)
+    weights.close()
+    # Smaller ones than what is looked at behind the last.
+    weights = Weights(g, bench.cpu, np.random.default_rng(2), experts=8)
+    s = g.scheduler([device.handle, bench.cpu], True)
+    mixture = Mixture(bench, s, weights, device)
+    mixture.allocate()
+    for used, runs in (((4, 0), [(0, 512), (1024, 512)]), ((5, 1), [(256, 512), (1280, 256)])):
+        assert mixture.run(used) == runs
         assert np.allclose(mixture.got(), mixture.want(used), atol=1e-4), used
     g.backend_sched_free(s)
     weights.close()
@@ -530,6 +654,53 @@ def experts_that_are_no_weights() -> None:
         assert np.allclose(mixture.got(), mixture.want((0, 1)), atol=1e-4)
         g.backend_sched_free(s)
         weights.close()
+
+
+def experts_of_no_mixture() -> None:
+    """What else reads weights as its first source, with numbers as its third, reads all of them."""
+    g, bench = start()
+    device = bench.device("A")
+    weights = Weights(g, bench.cpu, np.random.default_rng(2))
+    s = g.scheduler([device.handle, bench.cpu], True)
+    found = []
+    for where in (device.handle, bench.cpu):
+        graph = Graph(g)
+        out = graph.op("soft_max", weights.experts)
+        # One for each expert: their bits would name the first.
+        sinks = graph.tensor(6, flags="i")
+        g.soft_max_add_sinks(out, sinks)
+        graph.expand(out)
+        g.backend_sched_reset(s)
+        g.backend_sched_set_tensor_backend(s, out, where)
+        assert g.backend_sched_alloc_graph(s, graph.graph)
+        graph.put(sinks, np.zeros(6, np.float32))
+        assert g.backend_sched_graph_compute(s, graph.graph) == 0
+        found.append(graph.get(out))
+    assert np.array_equal(*found)
+    g.backend_sched_free(s)
+    weights.close()
+
+
+def ids_seen_through_a_view() -> None:
+    """Of ids that are a view of a copy, nothing is known before it is there."""
+    g, bench = start()
+    device = bench.device("A", lazy=True)
+    weights = Weights(g, bench.cpu, np.random.default_rng(2))
+    s = g.scheduler([device.handle, bench.cpu], True)
+    kept: list[int] = []
+
+    def ids(graph: Graph) -> int:
+        kept[:] = [graph.tensor(6, ROWS, kind=I32, flags="i")]
+        return aside(graph.op("view_2d", kept[0], 2, ROWS, 6 * 4, 2 * 4))
+
+    mixture = Mixture(bench, s, weights, device, ids=ids)
+    mixture.allocate()
+    for used in ((3, 5), (0, 2)):
+        mixture.graph.put(kept[0], np.array([[1, 1, *used, 1, 1]] * ROWS, np.int32))
+        assert mixture.run() == ALL
+        assert np.allclose(mixture.got(), mixture.want(used), atol=1e-4)
+    g.backend_sched_free(s)
+    weights.close()
 
 
 def computed_ids() -> None:

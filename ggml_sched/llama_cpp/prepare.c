@@ -201,6 +201,18 @@ static void forget(gh_prepared *p)
     p->keeps.n = p->n_deps = 0;
 }
 
+/* Whether a node writes to memory that a client has given. */
+static bool is_written(const gh_reading *r, int32_t leaf)
+{
+    for (int32_t i = 0; i < r->size.n_nodes; i++) {
+        const gh_item *item = &r->item[r->order[i]];
+        if (item->root == leaf && !gh_is_view_op(item->op)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Whether a backend reads what lies in another's memory, or was computed by another, without a copy. */
 static bool finds_waits(const gh_sched *s, const gh_prepared *p)
 {
@@ -210,7 +222,7 @@ static bool finds_waits(const gh_sched *s, const gh_prepared *p)
         for (int32_t k = v->src_begin[id]; k < v->src_begin[id + 1]; k++) {
             const int32_t src = v->src[k];
             if (src < v->n_tensors && v->assign[src] != b
-                && (v->home[src] >= 0 || p->reading.item[src].op != GS_OP_NONE)) {
+                && (v->home[src] >= 0 || p->reading.item[src].op != GS_OP_NONE || is_written(&p->reading, src))) {
                 return true;
             }
         }

@@ -51,6 +51,18 @@ def test_memory_that_another_device_reads_is_not_copied_but_waited_for():
     run("memory_that_others_read")
 
 
+def test_what_one_writes_to_a_clients_memory_is_waited_for_by_who_reads_it():
+    run("writes_that_others_read")
+
+
+def test_memory_without_a_buffer_is_the_hosts():
+    run("memory_without_a_buffer")
+
+
+def test_a_tensor_above_the_largest_buffer_has_one_of_its_own():
+    run("too_large_for_a_buffer")
+
+
 def test_a_graph_of_too_many_buffer_types_is_an_error_that_says_so():
     run("too_many_types")
 
@@ -83,10 +95,15 @@ def test_experts_that_others_read_travel_whole():
     run("experts_that_others_read")
 
 
-@pytest.mark.parametrize("case", ["experts_that_are_no_weights"])
+@pytest.mark.parametrize("case", ["experts_that_are_no_weights", "experts_of_no_mixture"])
 def test_only_weights_of_the_host_travel_in_parts(case):
     run(case)
 
 
-def test_ids_are_read_back_from_who_has_computed_them():
-    run("computed_ids")
+@pytest.mark.parametrize("case", ["computed_ids", "ids_seen_through_a_view"])
+def test_ids_are_read_back_from_who_has_them(case):
+    run(case)
+
+
+def test_ops_that_nobody_supports_are_an_error_and_no_sound_plan():
+    run("ops_that_nobody_supports")
