@@ -136,6 +136,10 @@ def choices_of_one_place() -> None:
         assert places(g, backends, chain_of(weights.square[0]), choose={2: chosen.handle}) == [0, 0, 0, 0]
     device.refuses = {"UNARY"}
     assert places(g, backends, chain_of(weights.square[0]), choose={2: twin.handle}) == [0, 0, 1, 0]
+    hosts = Weights(g, bench.cpu, np.random.default_rng(1))
+    assert places(g, backends, chain_of(hosts.square[0])) == [2, 2, 2, 2]
+    assert places(g, backends, chain_of(hosts.square[0]), choose={2: twin.handle}) == [2, 2, 1, 0]
+    hosts.close()
     # Where types differ, a choice is a choice.
     device.refuses = set()
     other = bench.device("B")
@@ -202,6 +206,39 @@ def memory_that_others_read() -> None:
     weights.close()
 
 
+def memory_that_two_share() -> None:
+    """Backends of one type have one memory: what one is still at work in is not given to the other meanwhile."""
+    g, bench = start()
+    device = bench.device("A", refuses={"UNARY"}, lazy=True)
+    twin = bench.device("C", shares=device, lazy=True)
+    weights = Weights(g, device.handle, np.random.default_rng(1))
+    s = g.scheduler([device.handle, twin.handle, bench.cpu], True)
+    graph = Graph(g)
+    x, y = (graph.tensor(WIDTH, ROWS, flags="i") for _ in range(2))
+    one = graph.op("mul_mat", weights.square[1], graph.op("mul_mat", weights.square[0], x))
+    first = graph.op("sum_rows", one)
+    silu = graph.op("silu", y)
+    out = graph.op("add", silu, first)
+    g.build_forward_expand(graph.graph, first)
+    graph.expand(out)
+    for node, where in ((silu, twin.handle), (out, bench.cpu)):
+        g.backend_sched_set_tensor_backend(s, node, where)
+    assert g.backend_sched_alloc_graph(s, graph.graph)
+    assert [g.backend_sched_get_tensor_backend(s, t) for t in (one, silu)] == [device.handle, twin.handle]
+    for k in range(3):
+        values = [numbers(2 * k + i, WIDTH, ROWS) for i in range(2)]
+        graph.put(x, values[0])
+        graph.put(y, values[1])
+        assert g.backend_sched_graph_compute_async(s, graph.graph) == 0
+    g.backend_sched_synchronize(s)
+    bench.sound()
+    w = [weights.own.get(t).reshape(WIDTH, WIDTH) for t in weights.square]
+    want = values[1] / (1 + np.exp(-values[1])) + (values[0] @ w[0].T @ w[1].T).sum(axis=1, keepdims=True)
+    assert np.allclose(graph.get(out).reshape(ROWS, WIDTH), want, atol=1e-3)
+    g.backend_sched_free(s)
+    weights.close()
+
+
 def writes_that_others_read() -> None:
     """Nothing but the order of nodes tells that one reads what another has written to memory of the client's."""
     g, bench = start()
@@ -241,7 +278,7 @@ def memory_without_a_buffer() -> None:
     """It is the host's: nobody is asked whether he reads a buffer that there is not."""
     g, bench = start()
     device = bench.device("A")
-    s = g.scheduler([device.handle, bench.cpu], True)
+    s = g.scheduler([device.handle, g.cpu_backend(), bench.cpu], True)
     graph, values = Graph(g), numbers(4, WIDTH, ROWS)
     x = graph.tensor(WIDTH, ROWS)
     view(x).data = values.ctypes.data

@@ -320,6 +320,14 @@ static int plan(gh_gallocr *a, gh_known *k, gs_error *error)
     }
 }
 
+/* Whether a plan that another graph was given lets what is fused with these layouts overlap. */
+static bool clashes_in(gh_gallocr *a, gh_known *k, const gs_plan_arrays *view)
+{
+    const int32_t found = gh_fused_clashes(&a->reading, &k->arrays, view, &k->keeps);
+    k->keeps.n = 0; /* the graph keeps nothing yet */
+    return found != 0;
+}
+
 /* A known graph that the one just read equals, or whose plan serves it; the spare has the graph and the problem. */
 static gh_known *serve(gh_gallocr *a, gh_known *k, bool replay, gs_error *error)
 {
@@ -346,6 +354,9 @@ static gh_known *serve(gh_gallocr *a, gh_known *k, bool replay, gs_error *error)
             if (pass == 1 && gh_api->graph_same_wiring(o->graph, k->graph)) {
                 gs_problem problem;
                 if (gh_known_serves(o, k)) {
+                    if (clashes_in(a, k, &o->view)) {
+                        continue;
+                    }
                     gh_known_borrow(k, o);
                     count(GH_COUNT_REPLAYED, 1);
                     return remember(a);
@@ -361,6 +372,11 @@ static gh_known *serve(gh_gallocr *a, gh_known *k, bool replay, gs_error *error)
                     continue;
                 }
                 gh_api->plan_view(k->plan, &k->view);
+                if (clashes_in(a, k, &k->view)) {
+                    gh_api->plan_free(k->plan);
+                    k->plan = NULL;
+                    continue;
+                }
                 if (!gh_fused_risks(&a->reading, &k->arrays, &k->view, &k->risks)) {
                     return NULL;
                 }

@@ -51,6 +51,10 @@ def test_memory_that_another_device_reads_is_not_copied_but_waited_for():
     run("memory_that_others_read")
 
 
+def test_memory_that_two_backends_share_is_one_queues_at_a_time():
+    run("memory_that_two_share")
+
+
 def test_what_one_writes_to_a_clients_memory_is_waited_for_by_who_reads_it():
     run("writes_that_others_read")
 
