@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 
 import numpy as np
@@ -104,6 +105,79 @@ def offloading() -> None:
         weights.close()
 
 
+def older_library() -> None:
+    """One whose clients do not say whether to offload, so that all of them do; and which has no gated units."""
+    g, bench = start()
+    device = bench.device("A", offloads={"MUL_MAT"})
+    weights = Weights(g, bench.cpu, np.random.default_rng(1))
+    for offload in (False, True):
+        assert places(g, [device.handle, bench.cpu], chain_of(weights.square[0]), offload=offload) == [0, 0, 0, 0]
+    weights.close()
+    want, _served = run_all(g, [bench.cpu], False, range(12), resident_on=[bench.cpu] * 2)
+    got, served = run_all(g, [device.handle, bench.cpu], True, range(12))
+    check_same(want, got)
+    assert served["planned"] > 0 and hook().not_understood() is None
+    # A word that is a number to some only: what is not known is still computed, and never in place.
+    s = g.scheduler([bench.cpu], True)
+    graph = Graph(g)
+    x, y = (graph.tensor(WIDTH, ROWS, flags="i") for _ in range(2))
+    out = graph.op("swiglu_split", graph.op("scale", x, 2.0), y)
+    graph.expand(out)
+    assert g.backend_sched_alloc_graph(s, graph.graph)
+    values = [numbers(k, WIDTH, ROWS) for k in (1, 2)]
+    graph.put(x, values[0])
+    graph.put(y, values[1])
+    assert g.backend_sched_graph_compute(s, graph.graph) == 0
+    want = 2 * values[0] / (1 + np.exp(-2 * values[0])) * values[1]
+    assert np.allclose(graph.get(out).reshape(ROWS, WIDTH), want, atol=1e-5)
+    assert [t["op"] for t in hook().last_scheduled()[0]["graph"]["tensors"]].count("CUSTOM") == 1
+    g.backend_sched_free(s)
+
+
+def schedulers_that_cannot_be() -> None:
+    """No backends, or too many; a last one that is no CPU; one that does not read the buffers it is given."""
+    g, bench = start()
+    device, other = bench.device("A"), bench.device("B")
+    hook().schedule(True)
+    p = ctypes.c_void_p
+
+    def make(*backends: int, bufts=None) -> int | None:
+        return g.backend_sched_new((p * len(backends))(*backends), bufts and (p * len(bufts))(*bufts), len(backends),
+                                   64, False, False)
+
+    assert make() is None and make(*[bench.cpu] * 17) is None
+    assert make(bench.cpu, device.handle) is None
+    assert make(device.handle, bench.cpu, bufts=[other.buft, g.backend_get_default_buffer_type(bench.cpu)]) is None
+    for found in (make(*[bench.cpu] * 16), make(device.handle, bench.cpu),
+                  make(device.handle, bench.cpu, bufts=[device.buft, g.backend_get_default_buffer_type(bench.cpu)])):
+        assert found
+        g.backend_sched_free(found)
+
+
+def library_without_a_function() -> None:
+    """A library that lacks what we need has its own schedulers, and `check` says why."""
+    from ggml_sched.llama_cpp import HookError, check
+
+    g, bench = start()
+    s = g.scheduler([bench.cpu], True)
+    graph = Graph(g)
+    x = graph.tensor(WIDTH, ROWS, flags="i")
+    out = graph.op("scale", x, 2.0)
+    graph.expand(out)
+    assert g.backend_sched_alloc_graph(s, graph.graph)
+    graph.put(x, numbers(1, WIDTH, ROWS))
+    assert g.backend_sched_graph_compute(s, graph.graph) == 0
+    assert np.array_equal(graph.get(out).reshape(ROWS, WIDTH), numbers(1, WIDTH, ROWS) * 2)
+    assert hook().last_scheduled() == [] and len(hook().last_planned()) == 1, "its allocator is ours all the same"
+    g.backend_sched_free(s)
+    try:
+        check()
+    except HookError as error:
+        assert "ggml_backend_event_wait" in str(error)
+    else:
+        raise AssertionError("its schedulers are not ours")
+
+
 def ops_that_are_refused() -> None:
     """They are computed by somebody who can, whoever was chosen."""
     g, bench = start()
@@ -186,12 +260,12 @@ def memory_that_others_read() -> None:
             out = graph.op("mul_mat", weights.square[1], graph.op("silu", product))
             back = graph.op("mul_mat", weights.square[2], out)
             graph.expand(back)
-            g.backend_sched_reset(s)
-            for node, where in ((product, device), (out, other), (back, device)):
-                g.backend_sched_set_tensor_backend(s, node, where.handle)
-            assert g.backend_sched_alloc_graph(s, graph.graph)
-            copies[other.name] = len(hook().last_scheduled()[0]["plan"]["copies"])
-            for _ in range(3):
+            for _ in range(4):
+                g.backend_sched_reset(s)
+                for node, where in ((product, device), (out, other), (back, device)):
+                    g.backend_sched_set_tensor_backend(s, node, where.handle)
+                assert g.backend_sched_alloc_graph(s, graph.graph)
+                copies[other.name] = len(hook().last_scheduled()[0]["plan"]["copies"])
                 graph.put(x, values)
                 assert g.backend_sched_graph_compute_async(s, graph.graph) == 0
             g.backend_sched_synchronize(s)
