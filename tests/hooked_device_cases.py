@@ -381,6 +381,7 @@ def too_large_for_a_buffer() -> None:
         g.backend_sched_set_tensor_backend(s, node, device.handle)
     device.room = size - 1
     assert not g.backend_sched_alloc_graph(s, graph.graph)
+    assert hook().last_error() == f"A refused compute buffers: {size} bytes are needed"
     device.room = 1 << 20
     assert g.backend_sched_alloc_graph(s, graph.graph)
     assert g.backend_sched_get_buffer_size(s, device.handle) >= size
@@ -425,6 +426,27 @@ def aside(t: int) -> int:
     """A view that no graph lists as a node of its own."""
     view(t).op, view(t).src[0] = 0, None
     return t
+
+
+def graphs_that_are_circles() -> None:
+    """They cannot be planned, which is said; the next graph can."""
+    g, bench = start()
+    s = g.scheduler([bench.cpu], True)
+    for whole in (False, True):
+        graph = Graph(g)
+        x = graph.tensor(WIDTH, ROWS, flags="i")
+        first = graph.op("scale", x, 2.0)
+        out = graph.op("silu", first)
+        graph.expand(out)
+        if not whole:
+            view(first).src[0] = out
+            assert not g.backend_sched_reserve(s, graph.graph) and hook().last_error()
+            view(first).src[0], view(out).view_src = x, out
+            assert not g.backend_sched_reserve(s, graph.graph)
+            assert hook().last_error() == "a graph of 2 nodes cannot be read"
+        else:
+            assert g.backend_sched_reserve(s, graph.graph)
+    g.backend_sched_free(s)
 
 
 def first_source(t: int) -> int:
@@ -575,6 +597,43 @@ def views_of_copies() -> None:
             assert np.array_equal(graph.get(out).reshape(-1, WIDTH), np.concatenate(want))
         graph.close()
     g.backend_sched_free(s)
+
+
+def fused_nodes_that_read_copies() -> None:
+    """A product may be computed together with the norm before it: it does not lie over rows of what that reads."""
+    g, bench = start()
+    device = bench.device("A")
+    store = Weights(g, device.handle, np.random.default_rng(1), 0)
+    s = g.scheduler([device.handle, bench.cpu], True)
+    for kind in (int, aside):
+        graph = Graph(g)
+        x, y = graph.tensor(WIDTH, 2 * ROWS, flags="i"), graph.tensor(WIDTH, ROWS, flags="i")
+        part = kind(graph.op("view_2d", x, WIDTH, ROWS, WIDTH * 4, ROWS // 2 * WIDTH * 4))
+        norm = graph.op("rms_norm", part, 1e-5)
+        # The client has placed it: the product cannot lie in its place.
+        g.backend_tensor_alloc(store.buffer, norm, view(store.store).data)
+        product = graph.op("mul", y, norm)
+        out = graph.op("add", product, y)
+        graph.expand(out)
+        g.backend_sched_reset(s)
+        for node in (norm, product, out):
+            g.backend_sched_set_tensor_backend(s, node, device.handle)
+        assert g.backend_sched_alloc_graph(s, graph.graph)
+        read = view(norm).src[0]
+        assert b"#" in view(view(read).view_src or read).name, "a copy"
+        a, b = bench.span(read), bench.span(product)
+        assert a == b or a[1] <= b[0] or b[1] <= a[0], kind
+        values = [numbers(1, WIDTH, 2 * ROWS), numbers(2, WIDTH, ROWS)]
+        graph.put(x, values[0])
+        graph.put(y, values[1])
+        assert g.backend_sched_graph_compute(s, graph.graph) == 0
+        bench.sound()
+        rows = values[0][ROWS // 2:ROWS // 2 + ROWS]
+        want = rows / np.sqrt((rows * rows).mean(axis=1, keepdims=True) + 1e-5) * values[1] + values[1]
+        assert np.allclose(graph.get(out).reshape(ROWS, WIDTH), want, atol=1e-4)
+        graph.close()
+    g.backend_sched_free(s)
+    store.close()
 
 
 def errors_of_devices() -> None:

@@ -152,6 +152,7 @@ SIGNATURES = {
     "view_1d": (P, [P, P, c_int64, c_size_t]), "concat": (P, [P, P, P, c_int]), "sum_rows": (P, [P, P]),
     "get_rows": (P, [P, P, P]), "mul_mat_id": (P, [P, P, P, P]), "argsort": (P, [P, P, c_int]),
     "soft_max_add_sinks": (None, [P, P]), "swiglu_split": (P, [P, P, P]),
+    "backend_tensor_alloc": (c_int, [P, P, P]),
     "set_rows": (P, [P, P, P, P]),
     "backend_cpu_init": (P, []), "backend_cpu_set_n_threads": (None, [P, c_int]), "backend_free": (None, [P]),
     "backend_cpu_reg": (P, []), "backend_reg_dev_get": (P, [P, c_size_t]), "backend_dev_init": (P, [P, c_char_p]),

@@ -3,6 +3,7 @@
  */
 #include "scheduler.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "alloc.h"
@@ -230,6 +231,13 @@ static bool finds_waits(const gh_sched *s, const gh_prepared *p)
     return s->n_pools < s->n_backends;
 }
 
+static void say_unread(const gh_sched *s, void *graph, int status)
+{
+    gs_error error = {.status = status, .tensor = -1, .backend = -1, .index = -1};
+    snprintf(error.message, sizeof error.message, "a graph of %d nodes cannot be read", s->lib->graph_n_nodes(graph));
+    gh_failed(&error);
+}
+
 gh_prepared *gh_prepare(gh_sched *s, void *graph, bool reserves)
 {
     gh_prepared *p;
@@ -240,6 +248,9 @@ gh_prepared *gh_prepare(gh_sched *s, void *graph, bool reserves)
         p = oldest(s);
         forget(p);
         status = gh_read(&p->reading, s->lib, graph);
+        if (status != GS_OK) {
+            say_unread(s, graph, status);
+        }
         status = status == GS_OK ? gh_plan(s, p, &s->choices) : status;
         if (status == GS_OK && (!cut(p) || !gh_take_looks(s, p))) {
             status = GS_NO_HOST_MEMORY;

@@ -97,6 +97,10 @@ def test_a_graph_of_too_many_buffer_types_is_an_error_that_says_so():
     run("too_many_types")
 
 
+def test_a_graph_that_is_none_is_an_error_that_says_so():
+    run("graphs_that_are_circles")
+
+
 def test_devices_are_waited_for_before_what_they_read_is_written():
     run("waiting_before_writing")
 
@@ -107,6 +111,10 @@ def test_copies_take_turns_so_that_computes_overlap():
 
 def test_views_of_what_is_copied_are_views_of_the_copy():
     run("views_of_copies")
+
+
+def test_copies_that_fused_nodes_read_are_not_written_over():
+    run("fused_nodes_that_read_copies")
 
 
 def test_errors_of_devices_are_the_answer_and_end_the_compute():
