@@ -10,9 +10,9 @@ from __future__ import annotations
 import ctypes as c
 import traceback
 
-from hooked_schedulers import Ggml, InitParams, Tensor, view
+from hooked_schedulers import Ggml, InitParams, view
 
-GPU, ACCEL = 1, 3
+GPU = 1
 TENSOR_BYTES = 336
 """Of a ggml_tensor."""
 AT_SRC = 152
@@ -324,4 +324,4 @@ class Device:
             device=c.addressof(self._device))
 
 
-__all__ = ["ACCEL", "GPU", "Bench", "Device", "Tensor"]
+__all__ = ["Bench", "Device"]
