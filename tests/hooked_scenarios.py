@@ -440,6 +440,61 @@ def fused_products_read_their_sources() -> None:
             assert got == want, (threads, rows)
 
 
+def fused(rows: int, wide: int, at: int = 0, buffer: int | None = None):
+    """(graph, what a norm reads, the norm, its product): the first is part of an input, which is dead afterwards, and
+    the product has `wide` times the rows of the norm; another node may take over a view of row `at` of an input."""
+    made = Context()
+    x, y = made.leaf(64, 2 * rows), made.leaf(64, rows * wide)
+    part = made.view_2d(x, 64, rows, 256, 256 * (rows // 2))
+    norm = made.rms_norm(part, 1e-5)
+    if buffer is not None:
+        tensor_alloc(buffer, norm, buffer_base(buffer))
+    product = made.mul(y, norm)
+    expand(made.graph, made.add(product, y))
+    halved = made.scale(made.view_2d(made.leaf(64, 16), 64, 4, 256, 256 * at), 0.5)
+    made.output(made.mul(halved, halved))
+    made.output(made.nodes()[3])
+    return made, part, norm, product
+
+
+def fused_products_of_what_has_memory() -> None:
+    """A norm that the client has placed: its product cannot lie in its place, and must not over what it reads."""
+    backend = cpu_init()
+    set_threads(backend, 4)
+    buffer = alloc_buffer(cpu_buft(), 1 << 16)
+    found = []
+    for library in (base, ours):
+        allocator = Allocator(library)
+        made, part, _norm, product = fused(8, 1, buffer=buffer)
+        assert allocator.reserve(made.graph) and allocator.alloc(made.graph)
+        found.append(made.run(backend))
+        if library is ours:
+            assert apart(part, product) or span(part) == span(product)
+            assert verified() == 1
+    assert found[0] == found[1]
+
+
+def replayed_plans_let_nothing_fused_overlap() -> None:
+    """Where shapes allow to compute as one what the plan of a larger graph overlaps, that plan serves no more."""
+    backend = cpu_init()
+    set_threads(backend, 4)
+    for at in (0, 2):
+        hooked.clear_counters()
+        kind = FakeType()  # of which no allocator was
+        allocator, stock = Allocator(ours, kind.handle), Allocator(base)
+        larger, smaller, plain = fused(8, 2), fused(8, 1, at), fused(8, 1, at)
+        assert allocator.reserve(larger[0].graph) and allocator.alloc(smaller[0].graph)
+        _made, part, _norm, product = smaller
+        assert apart(part, product) or span(part) == span(product), at
+        assert stock.alloc(plain[0].graph)
+        assert smaller[0].run(backend) == plain[0].run(backend), at
+        assert hooked.served()["planned"] == 2 and verified() == 1
+        # One that overlaps nothing is served.
+        again = fused(8, 2)
+        assert allocator.alloc(again[0].graph) and hooked.served()["planned"] == 2
+        allocator.close()
+
+
 def two_threads() -> None:
     wrong: list = []
 

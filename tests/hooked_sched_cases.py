@@ -18,12 +18,13 @@ WEIGHTS = 1
 class Weights:
     """Resident tensors on a backend: square matrices, rows of factors, a store to write to, experts."""
 
-    def __init__(self, g: Ggml, backend: int, rng: np.random.Generator, usage: int = WEIGHTS) -> None:
+    def __init__(self, g: Ggml, backend: int, rng: np.random.Generator, usage: int = WEIGHTS,
+                 experts: int = WIDTH) -> None:
         self.own = Graph(g)
         self.square = [self.own.tensor(WIDTH, WIDTH) for _ in range(3)]
         self.factor = [self.own.tensor(WIDTH) for _ in range(2)]
         self.store = self.own.tensor(WIDTH, 12 * ROWS)
-        self.experts = self.own.tensor(WIDTH, WIDTH, 6)
+        self.experts = self.own.tensor(experts, experts, 6)
         self.buffer = g.backend_alloc_ctx_tensors(self.own.ctx, backend)
         if usage:
             g.backend_buffer_set_usage(self.buffer, usage)

@@ -77,12 +77,13 @@ class Ggml:
         assert hosts.devices_open(os.fsencode(self.base_path), c_void_p(device), count, 0, int(events), handles) == 0
         return [self.backend_dev_init(handles[i], None) for i in range(count)]
 
-    def scheduler(self, backends: list[int], ours: bool, parallel: bool = False, bufts: list[int] | None = None) -> int:
+    def scheduler(self, backends: list[int], ours: bool, parallel: bool = False, bufts: list[int] | None = None,
+                  offload: bool = True) -> int:
         hook().schedule(ours)
         hook().pass_through(not ours)
         found = self.backend_sched_new((c_void_p * len(backends))(*backends),
                                        (c_void_p * len(bufts))(*bufts) if bufts else None, len(backends), 4096,
-                                       parallel, True)
+                                       parallel, offload)
         assert found
         return found
 
@@ -149,7 +150,10 @@ SIGNATURES = {
     "cont": (P, [P, P]), "transpose": (P, [P, P]), "cpy": (P, [P, P, P]), "reshape_2d": (P, [P, P, c_int64, c_int64]),
     "view_2d": (P, [P, P, c_int64, c_int64, c_size_t, c_size_t]), "norm": (P, [P, P, c_float]),
     "view_1d": (P, [P, P, c_int64, c_size_t]), "concat": (P, [P, P, P, c_int]), "sum_rows": (P, [P, P]),
-    "get_rows": (P, [P, P, P]), "mul_mat_id": (P, [P, P, P, P]), "set_rows": (P, [P, P, P, P]),
+    "get_rows": (P, [P, P, P]), "mul_mat_id": (P, [P, P, P, P]), "argsort": (P, [P, P, c_int]),
+    "soft_max_add_sinks": (None, [P, P]), "swiglu_split": (P, [P, P, P]),
+    "backend_tensor_alloc": (c_int, [P, P, P]),
+    "set_rows": (P, [P, P, P, P]),
     "backend_cpu_init": (P, []), "backend_cpu_set_n_threads": (None, [P, c_int]), "backend_free": (None, [P]),
     "backend_cpu_reg": (P, []), "backend_reg_dev_get": (P, [P, c_size_t]), "backend_dev_init": (P, [P, c_char_p]),
     "backend_tensor_set": (None, [P, P, c_size_t, c_size_t]), "backend_tensor_get": (None, [P, P, c_size_t, c_size_t]),

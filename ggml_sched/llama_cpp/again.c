@@ -43,6 +43,20 @@ bool gh_take_looks(gh_sched *s, gh_prepared *p)
     return gh_looks_take(&p->looks, &s->forms, r);
 }
 
+bool gh_is_asked_alike(gh_sched *s, const gh_prepared *p)
+{
+    gs_error error = {0};
+    bool alike;
+    if (p->used > s->born) {
+        return true;
+    }
+    s->asked.reading = p->reading;
+    s->asked.arrays = p->arrays;
+    alike = gh_ask(s, &s->asked, &s->choices, &error) == GS_OK && gh_same_problem(s, p, &s->asked);
+    memset(&s->asked.reading, 0, sizeof s->asked.reading);
+    return alike;
+}
+
 bool gh_may_serve(const gh_sched *s, const gh_prepared *p)
 {
     return p->plan != NULL && (!p->replayed || gh_pools_fit(s, p));
@@ -90,8 +104,10 @@ gh_prepared *gh_find_elsewhere(gh_sched *s, void *graph)
             memcpy(p->ordered, p->looks.nodes, (size_t)p->looks.n_nodes * sizeof *p->ordered);
         }
         p->generation = 0;
-        gh_count_one(GH_COUNT_EQUAL);
-        return p;
+        if (gh_is_asked_alike(s, p)) {
+            gh_count_one(GH_COUNT_EQUAL);
+            return p;
+        }
     }
     return NULL;
 }

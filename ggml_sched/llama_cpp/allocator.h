@@ -39,6 +39,7 @@ struct gh_gallocr {
     gh_forms forms;
     gh_known *known[GH_N_KNOWN]; /* the last used first; NULL at the end                                    */
     gh_known *spare;
+    uint32_t life;              /* how often it was put back                                                */
     bool was_asked;             /* the first of them is what somebody asked for                             */
     /* Where the caller wanted the nodes and leafs of the last graph that it reserved. */
     int32_t *node_arena;

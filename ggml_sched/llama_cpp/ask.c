@@ -4,6 +4,7 @@
  */
 #include "scheduler.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -263,7 +264,7 @@ static void ask_sizes(gh_sched *s, gh_prepared *p)
     }
 }
 
-int gh_ask(gh_sched *s, gh_prepared *p, const gh_choices *choices)
+int gh_ask(gh_sched *s, gh_prepared *p, const gh_choices *choices, gs_error *error)
 {
     const gh_reading *r = &p->reading;
     met_buffers met = {.n = 0};
@@ -280,6 +281,10 @@ int gh_ask(gh_sched *s, gh_prepared *p, const gh_choices *choices)
         p->usage[i] = GS_USAGE_ANY;
         if (item->tensor != NULL && item->role == GH_EXTERNAL) {
             if (!meet_buffer(s, &met, item->tensor->buffer)) {
+                error->tensor = i;
+                snprintf(error->message, sizeof error->message,
+                         "the tensors of a graph lie in more than %d types of buffers: %.64s is in one more",
+                         GH_MAX_BUFTS, item->tensor->name);
                 return GS_BAD_ARGUMENT;
             }
             p->resident[i] = met.resident[met.last_at];

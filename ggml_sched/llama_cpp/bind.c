@@ -156,7 +156,8 @@ static bool make_copies(gh_sched *s, const gh_prepared *p)
         free(s->copy);
         s->copy = NULL;
         s->room_copy = 0;
-        if (!gh_grow(&s->copy, sizeof *s->copy, n) || !gh_grow(&s->copy_of, sizeof *s->copy_of, n)) {
+        if (!gh_grow(&s->copy, sizeof *s->copy, n) || !gh_grow(&s->copy_of, sizeof *s->copy_of, n)
+            || !gh_grow(&s->n_reads, sizeof *s->n_reads, n)) {
             return false;
         }
         s->room_copy = n;
@@ -170,6 +171,7 @@ static bool make_copies(gh_sched *s, const gh_prepared *p)
         snprintf(copy->name, sizeof copy->name, "%.20s#%.36s#%d", s->rt->backend_name(s->backend[v->copy_backend[c]]),
                  t->name, s->place);
         s->copy_of[c] = t;
+        s->n_reads[c] = 0;
         if (!find(s, p, id_of_copy(s, v, c), &copy->buffer, &copy->data)) {
             return false;
         }
@@ -205,6 +207,7 @@ static void read_copies(gh_sched *s, const gh_prepared *p)
             const int32_t c = v->src[k] - v->n_tensors;
             gx_tensor **src = &t->src[r->slot[k]];
             if (c >= 0 && *src != NULL) {
+                s->n_reads[c]++;
                 *src = *src == s->copy_of[c] ? &s->copy[c] : make_twin(s, *src, c);
             }
         }

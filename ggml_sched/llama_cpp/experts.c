@@ -14,23 +14,17 @@ static int copy_index(const gh_sched *s, const gx_tensor *t)
     return t >= s->copy && t < s->copy + s->n_copy ? (int)(t - s->copy) : -1;
 }
 
-/* The one mixture of a split that reads copy c, as its experts, and nothing else does; NULL. */
+/* The mixture of a split that reads copy c, as its experts, where nothing else of the graph does; NULL.  Later splits
+ * may read what was brought for this one. */
 static const gx_tensor *mixture_of(const gh_sched *s, const gh_prepared *p, int32_t split, int32_t c)
 {
-    const gx_tensor *found = NULL;
-    for (int32_t i = p->cut[split]; i < p->cut[split + 1]; i++) {
+    for (int32_t i = p->cut[split]; s->n_reads[c] == 1 && i < p->cut[split + 1]; i++) {
         const gx_tensor *node = p->ordered[i];
-        for (int k = 0; k < GS_MAX_SRC; k++) {
-            if (node->src[k] != &s->copy[c]) {
-                continue;
-            }
-            if (found != NULL || k != 0 || gh_op(s->lib, node) != GS_OP_MUL_MAT_ID) {
-                return NULL;
-            }
-            found = node;
+        if (node->src[0] == &s->copy[c] && gh_op(s->lib, node) == GS_OP_MUL_MAT_ID) {
+            return node;
         }
     }
-    return found;
+    return NULL;
 }
 
 /* Where the ids of experts can be read before a split begins, and of which backend; NULL where they cannot. */

@@ -61,18 +61,24 @@ static bool follows(const gh_reading *r, const gs_graph_arrays *g, int32_t id, i
     return may_follow(r, g, id, later) && same_layout(&g->layout[id], &g->layout[later]);
 }
 
-static bool overlaps(const gs_plan_arrays *p, int32_t s, int32_t written)
+/* A view takes no bytes in a plan, but is read. */
+static int64_t size_of(const gs_graph_arrays *g, const gs_plan_arrays *p, int32_t id)
+{
+    return p->size[id] > g->layout[id].nbytes ? p->size[id] : g->layout[id].nbytes;
+}
+
+static bool overlaps(const gs_graph_arrays *g, const gs_plan_arrays *p, int32_t s, int32_t written)
 {
     const int64_t from = p->offset[s], at = p->offset[written];
     return p->home[s] >= 0 && p->home[s] == p->home[written] && from >= 0 && at >= 0
-        && from < at + p->size[written] && at < from + p->size[s];
+        && from < at + size_of(g, p, written) && at < from + size_of(g, p, s);
 }
 
 /* Whether the result of a node is written over a source of an earlier one, other than element by element. */
 static bool clashes(const gh_reading *r, const gs_graph_arrays *g, const gs_plan_arrays *p, int32_t reader, int32_t s,
                     int32_t written)
 {
-    if (!overlaps(p, s, written)) {
+    if (!overlaps(g, p, s, written)) {
         return false;
     }
     return p->offset[s] != p->offset[written] || r->lib->inplace[g->layout[reader].op] == 0
@@ -90,7 +96,7 @@ bool gh_fused_risks(const gh_reading *r, const gs_graph_arrays *g, const gs_plan
         }
         for (int32_t k = 1; k < GH_WINDOW && i + k < n && may_follow(r, g, r->order[i + k - 1], r->order[i + k]); k++) {
             for (int32_t j = g->src_begin[first]; j < g->src_begin[first + 1]; j++) {
-                if (!overlaps(p, g->src[j], r->order[i + k])) {
+                if (!overlaps(g, p, g->src[j], r->order[i + k])) {
                     continue;
                 }
                 if (risks->n == risks->room) {

@@ -162,6 +162,19 @@ void gh_known_measure(gh_known *k, const gh_reading *r, const gh_arena *arenas)
     }
 }
 
+bool gh_known_measures(const gh_known *k, const gh_ggml *lib, const gh_arena *arenas)
+{
+    for (int32_t i = 0; i < k->n_slots; i++) {
+        const int32_t id = k->slot[i].id, b = k->assigned[id];
+        const int64_t asked = (int64_t)lib->buft_get_alloc_size(arenas[b].buft, k->looks.tensor[id]);
+        const int64_t own = gh_form_at(&k->looks, id)->nbytes;
+        if ((asked > own ? asked : own) != k->nbytes[(int64_t)b * k->n_all + id]) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool gh_known_same_problem(const gh_known *a, const gh_known *b, bool sizes)
 {
     return a->n_all == b->n_all && a->looks.n == b->looks.n && a->n_arenas == b->n_arenas && a->n_slots == b->n_slots

@@ -42,6 +42,7 @@ typedef struct gh_known {
     gs_api_plan *plan;          /* NULL where the plan is another's                         */
     struct gh_known *lender;    /* whose plan serves: a reference                           */
     gs_plan_arrays view;        /* of either                                                */
+    uint32_t life;              /* of the allocator, in which sizes were asked              */
     bool planned;
     bool replayed;              /* made for a larger graph                                  */
     /* What follows. */
@@ -93,6 +94,9 @@ int gh_known_take(gh_known *k, gh_forms *forms, const gh_reading *r, const int32
 
 /* The bytes that tensors take in their arenas, once k->graph is made. */
 void gh_known_measure(gh_known *k, const gh_reading *r, const gh_arena *arenas);
+
+/* Whether buffer types ask for the same bytes as when it was planned. */
+bool gh_known_measures(const gh_known *k, const gh_ggml *lib, const gh_arena *arenas);
 
 /* Whether two were told the same besides their graphs; `sizes`: bytes included. */
 bool gh_known_same_problem(const gh_known *a, const gh_known *b, bool sizes);

@@ -33,7 +33,7 @@ typedef struct {
 #define GH_F(field, needed) {"ggml_" #field, offsetof(gh_ggml, field), needed}
 #define GH_B(field) {"ggml_backend_" #field, offsetof(gh_ggml, field), true}
 static const gh_function functions[] = {
-    GH_F(op_name, true), GH_F(unary_op_name, true), GH_F(glu_op_name, true), GH_F(type_name, true),
+    GH_F(op_name, true), GH_F(unary_op_name, true), GH_F(glu_op_name, false), GH_F(type_name, true),
     GH_F(type_size, true), GH_F(blck_size, true), GH_F(op_can_inplace, false), GH_F(nbytes, true),
     GH_F(graph_n_nodes, true), GH_F(graph_nodes, true),
     GH_B(buft_name), GH_B(buft_alloc_buffer), GH_B(buft_get_alignment), GH_B(buft_get_max_size),
@@ -59,9 +59,11 @@ static const char *find_functions(gh_ggml *lib)
 
 /* -- numbers -------------------------------------------------------------------------------------------------- */
 
-/* Up to the last name that every version has: beyond an enum's end there is no asking. */
+/* Up to the last name that a version has: beyond an enum's end there is no asking.  GLU, the last since there are such
+ * ops (June 2025), came behind what was the last before. */
 static void find_ops(gh_ggml *lib)
 {
+    const char *last = lib->glu_op_name != NULL ? "GLU" : "OPT_STEP_ADAMW";
     memset(lib->op, GS_OP_CUSTOM, sizeof lib->op);
     memset(lib->unary, GS_OP_CUSTOM, sizeof lib->unary);
     memset(lib->glu, GS_OP_CUSTOM, sizeof lib->glu);
@@ -91,19 +93,32 @@ static void find_ops(gh_ggml *lib)
         for (int k = 0; mask != 0 && k < (number == GS_OP_UNARY ? GS_N_UNARY_OPS : 1); k++) {
             lib->inplace[number + k] = mask;
         }
-        if (number == GS_OP_GLU) {
+        if (strcmp(name, last) == 0) {
             break;
         }
     }
 }
 
+/* Whether an address lies in the library that a function is of. */
+static bool is_of(const char *(*function)(int), const char *address)
+{
+    Dl_info mine, found;
+    void *at;
+    memcpy(&at, &function, sizeof at);
+    return address != NULL && dladdr(at, &mine) != 0 && dladdr(address, &found) != 0
+        && mine.dli_fbase == found.dli_fbase;
+}
+
+/* `last` is the last name that every version has.  Those behind it are believed as long as we know them: what lies
+ * behind an enum's names are other words of the library, or nothing. */
 static void find_sub_ops(unsigned char *numbers, const char *(*name_of)(int), const char *family, const char *last)
 {
     char whole[64];
+    bool certain = true;
     for (int i = 0; i < GH_N_OPS; i++) {
         const char *name = name_of(i);
         int number;
-        if (name == NULL || strlen(name) > sizeof whole - 16) {
+        if (!is_of(name_of, name) || strlen(name) > sizeof whole - 16) {
             break;
         }
         strcpy(whole, family);
@@ -111,10 +126,10 @@ static void find_sub_ops(unsigned char *numbers, const char *(*name_of)(int), co
         number = gh_api->op_of_name(whole);
         if (number >= 0) {
             numbers[i] = (unsigned char)number;
-        }
-        if (strcmp(name, last) == 0) {
+        } else if (!certain) {
             break;
         }
+        certain &= strcmp(name, last) != 0;
     }
 }
 
@@ -317,8 +332,10 @@ static void learn(gh_ggml *lib, void *handle, const void *key)
     }
     if (lib->wrong == NULL) {
         find_ops(lib);
-        find_sub_ops(lib->unary, lib->unary_op_name, "UNARY:", "TRUNC");
-        find_sub_ops(lib->glu, lib->glu_op_name, "GLU:", "GEGLU_QUICK");
+        find_sub_ops(lib->unary, lib->unary_op_name, "UNARY:", "EXP");
+        if (lib->glu_op_name != NULL) {
+            find_sub_ops(lib->glu, lib->glu_op_name, "GLU:", "SWIGLU");
+        }
         find_types(lib);
     }
 }

@@ -80,7 +80,7 @@ static int plan_anew(gh_sched *s, gh_prepared *p, gs_error *error)
     return status;
 }
 
-static bool same_problem(const gh_sched *s, const gh_prepared *a, const gh_prepared *b)
+bool gh_same_problem(const gh_sched *s, const gh_prepared *a, const gh_prepared *b)
 {
     const int64_t n = a->reading.n_all, m = s->n_backends;
     return b->reading.n_all == n && a->n_buffers == b->n_buffers && a->some_larger == b->some_larger
@@ -183,7 +183,7 @@ static int plan_as_before(gh_sched *s, gh_prepared *p, gs_error *error)
                 return status;
             }
             if (pass == 0) {
-                if (gh_may_serve(s, q) && gh_api->graph_equal(q->graph, p->graph) && same_problem(s, p, q)) {
+                if (gh_may_serve(s, q) && gh_api->graph_equal(q->graph, p->graph) && gh_same_problem(s, p, q)) {
                     take_plan(p, q);
                     gh_count_one(GH_COUNT_EQUAL);
                     return GS_OK;
@@ -217,7 +217,7 @@ int gh_plan(gh_sched *s, gh_prepared *p, const gh_choices *choices)
     int32_t clashes = 0;
     int status = build(s, p, &error);
     if (status == GS_OK) {
-        status = gh_ask(s, p, choices);
+        status = gh_ask(s, p, choices, &error);
     }
     if (status == GS_OK) {
         status = plan_as_before(s, p, &error);
@@ -246,6 +246,7 @@ int gh_plan(gh_sched *s, gh_prepared *p, const gh_choices *choices)
         if (error.message[0] == 0) {
             strcpy(error.message, gh_api->status_name(status) != NULL ? gh_api->status_name(status) : "no plan");
         }
+        error.status = status;
         say(s, &error);
     }
     return status;

@@ -6,6 +6,7 @@
  */
 #include "scheduler.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "alloc.h"
@@ -256,6 +257,13 @@ bool gh_pools_grow(gh_sched *s, const gh_prepared *p)
         grown = gh_arena_grow(a, s->lib, sizes, n_sizes);
         free(sizes);
         if (!grown) {
+            gs_error error = {.status = GS_OUT_OF_MEMORY, .tensor = -1, .backend = s->first_of[pool], .index = -1};
+            for (int32_t k = 0; k < n; k++) {
+                error.value += need[k];
+            }
+            snprintf(error.message, sizeof error.message, "%.64s refused compute buffers: %lld bytes are needed",
+                     s->lib->buft_name(a->buft), (long long)error.value);
+            gh_failed(&error);
             return false;
         }
     }

@@ -3,6 +3,7 @@
  */
 #include "scheduler.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "alloc.h"
@@ -178,7 +179,7 @@ static gh_prepared *find(gh_sched *s, void *graph)
 {
     for (int i = 0; i < GH_N_PREPARED; i++) {
         gh_prepared *p = &s->prepared[i];
-        if (!gh_may_serve(s, p) || !gh_looks_like(s, p, graph)) {
+        if (!gh_may_serve(s, p) || !gh_looks_like(s, p, graph) || !gh_is_asked_alike(s, p)) {
             continue;
         }
         if (s->some_optimize) {
@@ -201,6 +202,18 @@ static void forget(gh_prepared *p)
     p->keeps.n = p->n_deps = 0;
 }
 
+/* Whether a node writes to memory that a client has given. */
+static bool is_written(const gh_reading *r, int32_t leaf)
+{
+    for (int32_t i = 0; i < r->size.n_nodes; i++) {
+        const gh_item *item = &r->item[r->order[i]];
+        if (item->root == leaf && !gh_is_view_op(item->op)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Whether a backend reads what lies in another's memory, or was computed by another, without a copy. */
 static bool finds_waits(const gh_sched *s, const gh_prepared *p)
 {
@@ -210,7 +223,7 @@ static bool finds_waits(const gh_sched *s, const gh_prepared *p)
         for (int32_t k = v->src_begin[id]; k < v->src_begin[id + 1]; k++) {
             const int32_t src = v->src[k];
             if (src < v->n_tensors && v->assign[src] != b
-                && (v->home[src] >= 0 || p->reading.item[src].op != GS_OP_NONE)) {
+                && (v->home[src] >= 0 || p->reading.item[src].op != GS_OP_NONE || is_written(&p->reading, src))) {
                 return true;
             }
         }
@@ -229,6 +242,13 @@ static void forget_many(gh_sched *s)
     }
 }
 
+static void say_unread(const gh_sched *s, void *graph, int status)
+{
+    gs_error error = {.status = status, .tensor = -1, .backend = -1, .index = -1};
+    snprintf(error.message, sizeof error.message, "a graph of %d nodes cannot be read", s->lib->graph_n_nodes(graph));
+    gh_failed(&error);
+}
+
 gh_prepared *gh_prepare(gh_sched *s, void *graph, bool reserves)
 {
     gh_prepared *p;
@@ -240,6 +260,9 @@ gh_prepared *gh_prepare(gh_sched *s, void *graph, bool reserves)
         p = oldest(s);
         forget(p);
         status = gh_read(&p->reading, s->lib, graph);
+        if (status != GS_OK) {
+            say_unread(s, graph, status);
+        }
         status = status == GS_OK ? gh_plan(s, p, &s->choices) : status;
         if (status == GS_OK && (!cut(p) || !gh_take_looks(s, p))) {
             status = GS_NO_HOST_MEMORY;

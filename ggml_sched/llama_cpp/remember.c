@@ -55,6 +55,7 @@ static gh_known *first(gh_gallocr *a, int i)
         a->known[i] = a->known[i - 1];
     }
     a->known[0] = k;
+    k->life = a->life;
     a->was_asked = true;
     return k;
 }
@@ -164,6 +165,20 @@ static bool may_serve(const gh_gallocr *a, const gh_known *o, bool replay)
     return o->planned && (!o->replayed || (replay && gh_fits(a, o)));
 }
 
+/* Whether a plan that another graph was given lets what is fused with these layouts overlap. */
+static bool clashes_in(gh_gallocr *a, gh_known *k, const gs_plan_arrays *view)
+{
+    const int32_t found = gh_fused_clashes(&a->reading, &k->arrays, view, &k->keeps);
+    k->keeps.n = 0; /* the graph keeps nothing yet */
+    return found != 0;
+}
+
+/* Whether a graph of an allocator before this takes the bytes that it took. */
+static bool measures(const gh_gallocr *a, const gh_known *o)
+{
+    return o->life == a->life || gh_known_measures(o, a->lib, a->arena);
+}
+
 /* A known graph that the one just read equals, or whose plan serves it; the spare has the graph and the problem. */
 static gh_known *serve(gh_gallocr *a, gh_known *k, bool replay, gs_error *error)
 {
@@ -193,6 +208,9 @@ static gh_known *serve(gh_gallocr *a, gh_known *k, bool replay, gs_error *error)
                     continue;       /* of an allocator before this */
                 }
                 if (gh_known_serves(o, k)) {
+                    if (clashes_in(a, k, &o->view)) {
+                        continue;
+                    }
                     gh_known_borrow(k, o);
                     gh_count_one(GH_COUNT_REPLAYED);
                     return remember(a);
@@ -208,6 +226,11 @@ static gh_known *serve(gh_gallocr *a, gh_known *k, bool replay, gs_error *error)
                     continue;
                 }
                 gh_api->plan_view(k->plan, &k->view);
+                if (clashes_in(a, k, &k->view)) {
+                    gh_api->plan_free(k->plan);
+                    k->plan = NULL;
+                    continue;
+                }
                 if (!gh_fused_risks(&a->reading, &k->arrays, &k->view, &k->risks)
                     || !gh_names_take(&k->names, &a->reading)) {
                     return NULL;
@@ -262,6 +285,9 @@ static gh_known *follow(gh_gallocr *a, void *graph, gh_known *k, bool replay)
         gh_known *o = a->known[i];
         if (may_serve(a, o, replay) && wants_same_arenas(a, o) && gh_follow_equals(k, base, o)) {
             gh_known_move(o, k);
+            if (!measures(a, o)) {
+                return NULL;
+            }
             gh_count_one(GH_COUNT_EQUAL);
             return first(a, i);
         }
@@ -316,7 +342,8 @@ gh_known *gh_remember(gh_gallocr *a, void *graph, bool replay, gs_error *error)
     error->tensor = error->backend = error->index = -1;
     for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
         gh_known *o = a->known[i];
-        if (may_serve(a, o, replay) && wants_same_arenas(a, o) && gh_looks_match(&o->looks, graph)) {
+        if (may_serve(a, o, replay) && wants_same_arenas(a, o) && gh_looks_match(&o->looks, graph)
+            && measures(a, o)) {
             gh_count_one(GH_COUNT_SAME);
             return first(a, i);
         }

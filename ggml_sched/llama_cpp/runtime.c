@@ -57,6 +57,8 @@ static void learn(gh_runtime *rt, const gh_ggml *lib)
 {
     memset(rt, 0, sizeof *rt);
     rt->lib = lib;
+    /* Both came in the same days of May 2025. */
+    rt->asks_offload = dlsym(lib->handle, "ggml_opt_prepare_alloc") != NULL;
     rt->wrong = find_functions(rt);
     if (rt->wrong == NULL) {
         rt->wrong = lib->wrong;

@@ -79,6 +79,7 @@ typedef void (*gh_optimize)(void *backend, void *part, const gh_optimize_params 
 typedef struct gh_runtime {
     const gh_ggml *lib;
     const char *wrong;          /* why our scheduler does not serve it; NULL: it does                       */
+    bool asks_offload;          /* its clients say whether work is offloaded: before they did, it always was    */
     size_t at_uid;              /* where a graph keeps the number by which backends know it again; 0: nowhere */
 #define GH_X(result, name, parameters, needed) result (*name) parameters;
     GH_RUNTIME(GH_X)

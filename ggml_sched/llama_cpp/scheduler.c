@@ -131,7 +131,8 @@ GH_EXPORT void *ggml_backend_sched_new(void **backends, void **bufts, int n_back
     s->lib = rt->lib;
     s->n_backends = n_backends;
     s->n_places = parallel ? GH_MAX_PLACES : 1;
-    s->offload = op_offload;
+    /* Clients of before May 2025 pass five parameters: the last is whatever a register holds. */
+    s->offload = !rt->asks_offload || op_offload;
     for (int b = 0; b < n_backends; b++) {
         s->backend[b] = backends[b];
         s->buft[b] = bufts != NULL ? bufts[b] : rt->backend_get_default_buffer_type(backends[b]);
@@ -176,6 +177,7 @@ GH_EXPORT void ggml_backend_sched_free(void *sched)
     gh_choices_free(&s->kept_choices);
     free(s->copy);
     free(s->copy_of);
+    free(s->n_reads);
     free(s->part);
     free(s->ids);
     free(s->is_used);

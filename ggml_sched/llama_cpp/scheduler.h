@@ -163,6 +163,7 @@ typedef struct gh_sched {
     gh_terms terms;
     gh_forms forms;
     gh_looks elsewhere;     /* of a graph that is looked for                                            */
+    gh_prepared asked;      /* what devices say now of a graph that is one of a scheduler before this   */
     gh_choices choices;
     gh_prepared prepared[GH_N_PREPARED];
     gh_prepared *now;       /* what the answers are about; NULL after a reset                           */
@@ -174,6 +175,7 @@ typedef struct gh_sched {
     /* What a graph that is allocated is computed with. */
     gx_tensor *copy;        /* [n_copy] the plan's copies, then views of some                           */
     gx_tensor **copy_of;    /* [n_copy] what each stands for                                            */
+    int32_t *n_reads;       /* [n_copy] sources of nodes that are it, or a view of it                    */
     int32_t n_copy;
     int32_t room_copy;
     gh_part *part;          /* [n_splits]                                                               */
@@ -199,11 +201,13 @@ static inline bool gh_same(const void *a, const void *b, int64_t n, size_t item)
 }
 
 /* -- ask.c: fill what the planner is told of p->reading's graph, where somebody chose so.  GS_OK or an error. */
-int gh_ask(gh_sched *s, gh_prepared *p, const gh_choices *choices);
+int gh_ask(gh_sched *s, gh_prepared *p, const gh_choices *choices, gs_error *error);
 
 /* -- again.c: whether the plan of a graph may be that of the same one; whether a graph is that, at the same addresses,
  * with the same choices; how one looks that was read; one at other addresses, which are those of the graph from then on. */
 bool gh_may_serve(const gh_sched *s, const gh_prepared *p);
+/* Whether devices say of a graph of a scheduler before this what they said then. */
+bool gh_is_asked_alike(gh_sched *s, const gh_prepared *p);
 bool gh_looks_like(const gh_sched *s, const gh_prepared *p, void *graph);
 bool gh_take_looks(gh_sched *s, gh_prepared *p);
 gh_prepared *gh_find_elsewhere(gh_sched *s, void *graph);
@@ -212,7 +216,9 @@ gh_prepared *gh_find_elsewhere(gh_sched *s, void *graph);
 void gh_shelve(gh_sched *s);
 void gh_unshelve(gh_sched *s);
 
-/* -- planning.c: a plan for p->reading's graph, with what somebody chose.  An error was logged. */
+/* -- planning.c: whether the planner was told the same of two graphs besides what they look like; a plan for
+ * p->reading's graph, with what somebody chose.  An error was logged. */
+bool gh_same_problem(const gh_sched *s, const gh_prepared *a, const gh_prepared *b);
 int gh_plan(gh_sched *s, gh_prepared *p, const gh_choices *choices);
 
 /* -- prepare.c: a graph with its plan, found or made; NULL: an error was logged.  `reserves`: others will repeat it. */

@@ -2,7 +2,7 @@
  *
  * Contexts are opened again and again for one model: their graphs look the same, and memory that is new to a process
  * costs more than planning.  Graphs, plans and working memory are kept, without buffers, and handed to a scheduler for
- * the same devices and buffer types.
+ * the same devices and buffer types.  Before a plan serves there, its devices are asked again what they were asked.
  */
 #include "scheduler.h"
 
@@ -17,6 +17,7 @@ typedef struct gh_shelf {
     gh_terms terms;
     gh_forms forms;
     gh_prepared prepared[GH_N_PREPARED];
+    gh_prepared asked;
     uint64_t clock;
 } gh_shelf;
 
@@ -42,19 +43,21 @@ static void take_terms(gh_sched *s)
     }
 }
 
-static void destroy(gh_shelf *shelf)
+static void empty(gh_shelf *shelf)
 {
     for (int i = 0; i < GH_N_PREPARED; i++) {
         gh_prepared_free(&shelf->prepared[i]);
     }
+    gh_prepared_free(&shelf->asked);
     gh_forms_free(&shelf->forms);
-    free(shelf);
 }
 
 static void take_graphs(gh_sched *s, gh_shelf *shelf)
 {
     shelf->forms = s->forms;
     shelf->clock = s->clock;
+    shelf->asked = s->asked;
+    memset(&s->asked, 0, sizeof s->asked);
     memcpy(shelf->prepared, s->prepared, sizeof shelf->prepared);
     memset(&s->forms, 0, sizeof s->forms);
     memset(s->prepared, 0, sizeof s->prepared);
@@ -69,12 +72,9 @@ void gh_shelve(gh_sched *s)
     gh_shelf *shelf = calloc(1, sizeof *shelf), *last = NULL;
     int n = 0;
     if (shelf == NULL) {
-        gh_shelf full;
-        take_graphs(s, &full);
-        for (int i = 0; i < GH_N_PREPARED; i++) {
-            gh_prepared_free(&full.prepared[i]);
-        }
-        gh_forms_free(&full.forms);
+        gh_shelf none;
+        take_graphs(s, &none);
+        empty(&none);
         return;
     }
     shelf->terms = s->terms;
@@ -90,7 +90,8 @@ void gh_shelve(gh_sched *s)
     }
     pthread_mutex_unlock(&all.lock);
     if (last != NULL) {
-        destroy(last);
+        empty(last);
+        free(last);
     }
 }
 
@@ -115,6 +116,7 @@ void gh_unshelve(gh_sched *s)
     }
     s->forms = found->forms;
     s->clock = s->born = found->clock;
+    s->asked = found->asked;
     memcpy(s->prepared, found->prepared, sizeof s->prepared);
     for (int i = 0; i < GH_N_PREPARED; i++) {
         s->prepared[i].looks.forms = &s->forms;

@@ -112,8 +112,9 @@ def _edits() -> list[Edit]:
        ("leftovers go to who supports them", "        if not request_supports(r, b, id):\n            continue\n", ""))
     of("ggml_sched/core/plan/splits.pxi", "tests/executor/test_copies_ring.py tests/planner/test_beyond_upstream.py "
        "tests/executor/test_late.py",
-       ("weights have one place", " or is_foreign_weight(r, w.copy_like.at[c]):", ":"),
-       ("a copy that is written through has one place", "if w.copy_like.at[c] != w.copy_from.at[c] or", "if"),
+       ("weights have one place", " and not is_foreign_weight(r, w.copy_like.at[c])\n", "\n"),
+       ("a copy that is written through has one place", "return w.copy_like.at[c] == w.copy_from.at[c] and ", "return "),
+       ("more places than ids", "    if ids > GS_MAX_TENSORS:\n", "    if False:\n"),
        ("inputs are copied first", "if g.op[g.memory[w.copy_like.at[c]]] != GS_OP_NONE:", "if True:"),
        ("a node that writes through a copy reads it",
         "if g.memory[s] == root and g.view_offs[s] == g.view_offs[id] and", "if False and"))

@@ -1,0 +1,148 @@
+"""What our scheduler asks of devices and gives them: on devices by ctypes that watch it, a process for each case."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ggml_here
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.skipif(not ggml_here.IS_HERE, reason=ggml_here.WHY_NOT)
+
+
+def run(cases: str, case: str, **environment: str) -> None:
+    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run([sys.executable, str(TESTS / f"hooked_{cases}_cases.py"), case], text=True,
+                          capture_output=True, timeout=120, check=False,
+                          env={**os.environ, "GGML_SCHED": "off", "PYTHONPATH": path, **environment})
+    assert done.returncode == 0 and done.stdout.endswith("done\n"), f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+
+
+def without(folder: Path, *names: str) -> str:
+    """A folder with ggml's libraries, in which functions of libggml-base have other names: the same length, so that
+    nothing else moves."""
+    here = ggml_here.LIBRARY or f"{importlib.util.find_spec('ggml').submodule_search_locations[0]}/lib"
+    for path in Path(here).glob("libggml*"):
+        text = path.read_bytes()
+        for name in names if path.name.startswith("libggml-base") else ():
+            word = b"\0" + name.encode() + b"\0"
+            assert word in text
+            text = text.replace(word, word[:-2] + b"_\0")
+        (folder / path.name).write_bytes(text)
+    return str(folder)
+
+
+@pytest.mark.parametrize("case", ["random_graphs", "one_device_asks_for_more"])
+def test_random_graphs_have_the_bits_of_the_cpu_on_devices_that_watch(case):
+    run("asking", case)
+
+
+def test_nodes_go_where_their_weights_are():
+    run("asking", "weights_draw_their_readers")
+
+
+def test_weights_on_the_host_are_offloaded_where_client_and_device_want_it():
+    run("asking", "offloading")
+
+
+def test_clients_of_before_there_was_a_choice_offload(tmp_path):
+    run("asking", "older_library", GGML_SCHED_TEST_GGML=without(tmp_path, "ggml_opt_prepare_alloc", "ggml_glu_op_name"))
+
+
+def test_a_library_without_a_function_that_we_need_has_its_own_schedulers(tmp_path):
+    run("asking", "library_without_a_function", GGML_SCHED_TEST_GGML=without(tmp_path, "ggml_backend_event_wait"))
+
+
+def test_schedulers_that_cannot_be_are_none():
+    run("asking", "schedulers_that_cannot_be")
+
+
+def test_ops_that_a_device_refuses_are_computed_by_another():
+    run("asking", "ops_that_are_refused")
+
+
+def test_choices_between_backends_of_one_type_are_joined():
+    run("asking", "choices_of_one_place")
+
+
+def test_many_choices_are_all_remembered_until_a_reset():
+    run("asking", "many_choices")
+
+
+def test_memory_that_another_device_reads_is_not_copied_but_waited_for():
+    run("waiting", "memory_that_others_read")
+
+
+def test_memory_that_two_backends_share_is_one_queues_at_a_time():
+    run("waiting", "memory_that_two_share")
+
+
+def test_what_one_writes_to_a_clients_memory_is_waited_for_by_who_reads_it():
+    run("waiting", "writes_that_others_read")
+
+
+def test_memory_without_a_buffer_is_the_hosts():
+    run("asking", "memory_without_a_buffer")
+
+
+def test_a_tensor_above_the_largest_buffer_has_one_of_its_own():
+    run("asking", "too_large_for_a_buffer")
+
+
+def test_a_graph_of_too_many_buffer_types_is_an_error_that_says_so():
+    run("asking", "too_many_types")
+
+
+def test_a_graph_that_is_none_is_an_error_that_says_so():
+    run("asking", "graphs_that_are_circles")
+
+
+def test_devices_are_waited_for_before_what_they_read_is_written():
+    run("waiting", "waiting_before_writing")
+
+
+def test_copies_take_turns_so_that_computes_overlap():
+    run("waiting", "pipeline")
+
+
+def test_views_of_what_is_copied_are_views_of_the_copy():
+    run("waiting", "views_of_copies")
+
+
+def test_copies_that_fused_nodes_read_are_not_written_over():
+    run("waiting", "fused_nodes_that_read_copies")
+
+
+def test_errors_of_devices_are_the_answer_and_end_the_compute():
+    run("waiting", "errors_of_devices")
+
+
+def test_runs_of_used_experts_travel():
+    run("expert", "used_experts_travel")
+
+
+def test_ids_that_name_no_expert_copy_everything():
+    run("expert", "ids_of_no_expert")
+
+
+def test_experts_that_others_read_travel_whole():
+    run("expert", "experts_that_others_read")
+
+
+@pytest.mark.parametrize("case", ["experts_that_are_no_weights", "experts_of_no_mixture"])
+def test_only_weights_of_the_host_travel_in_parts(case):
+    run("expert", case)
+
+
+@pytest.mark.parametrize("case", ["computed_ids", "ids_seen_through_a_view"])
+def test_ids_are_read_back_from_who_has_them(case):
+    run("expert", case)
+
+
+def test_ops_that_nobody_supports_are_an_error_and_no_sound_plan():
+    run("asking", "ops_that_nobody_supports")

@@ -1,0 +1,329 @@
+"""What our scheduler asks of devices, clients and libraries, and what follows: each case in a process of its own.
+
+    python hooked_asking_cases.py CASE      CASE a function of this module
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import numpy as np
+from hooked_device_graphs import CPU, ROWS, WIDTH, chain_of, first_source, numbers, places, start
+from hooked_sched_cases import Weights, check_same, run_all
+from hooked_schedulers import Graph, hook, view
+
+
+def random_graphs() -> None:
+    """Devices that work late, read no memory but their own and write behind every tensor: the bits of the CPU."""
+    g, bench = start()
+    want, _served = run_all(g, [bench.cpu], False, range(20), resident_on=[bench.cpu] * 3)
+    for lazy, extra, parallel in ((False, 0, False), (True, 0, False), (True, 96, False), (True, 0, True)):
+        one, two = (bench.device(name, lazy=lazy, extra=extra, events=parallel) for name in "AB")
+        backends = [one.handle, two.handle, bench.cpu]
+        check_same(want, run_all(g, backends, True, range(20), parallel)[0])
+        bench.sound()
+
+
+def one_device_asks_for_more() -> None:
+    """Bytes behind a tensor are those of the device where it lies, copies and what others computed included."""
+    g, bench = start()
+    want, _served = run_all(g, [bench.cpu], False, range(20), resident_on=[bench.cpu] * 3)
+    for extras in ((0, 96), (96, 0), (32, 160)):
+        backends = [bench.device(name, extra=extra).handle for name, extra in zip("AB", extras, strict=True)]
+        check_same(want, run_all(g, [*backends, bench.cpu], True, range(20), choose=True)[0])
+        bench.sound()
+
+
+def weights_draw_their_readers() -> None:
+    """A node goes where its weights lie, not where anything else that has memory does."""
+    g, bench = start()
+    device = bench.device("A")
+    backends = [device.handle, bench.cpu]
+    for usage, want in ((1, [0, 0, 0, 0]), (0, [1, 0, 0, 0])):
+        weights = Weights(g, device.handle, np.random.default_rng(1), usage)
+        assert places(g, backends, chain_of(weights.square[0])) == want
+        assert places(g, backends, chain_of(weights.square[0]), ours=False) == want
+        weights.close()
+
+
+def offloading() -> None:
+    """Weights on the host are computed with by a device that wants to and can, if the client lets it."""
+    g, bench = start()
+    device = bench.device("A", offloads={"MUL_MAT"})
+    backends = [device.handle, bench.cpu]
+    for usage in (1, 0):
+        weights = Weights(g, bench.cpu, np.random.default_rng(1), usage)
+        for offload, refuses in ((True, set()), (False, set()), (True, {"MUL_MAT"})):
+            device.refuses = refuses
+            want = [0 if usage and offload and not refuses else 1] * 4
+            for ours in (True, False):
+                assert places(g, backends, chain_of(weights.square[0]), ours, offload) == want, (usage, offload, ours)
+        weights.close()
+
+
+def older_library() -> None:
+    """One whose clients do not say whether to offload, so that all of them do; and which has no gated units."""
+    g, bench = start()
+    device = bench.device("A", offloads={"MUL_MAT"})
+    weights = Weights(g, bench.cpu, np.random.default_rng(1))
+    for offload in (False, True):
+        assert places(g, [device.handle, bench.cpu], chain_of(weights.square[0]), offload=offload) == [0, 0, 0, 0]
+    weights.close()
+    want, _served = run_all(g, [bench.cpu], False, range(12), resident_on=[bench.cpu] * 2)
+    got, served = run_all(g, [device.handle, bench.cpu], True, range(12))
+    check_same(want, got)
+    assert served["planned"] > 0 and hook().not_understood() is None
+    # A word that is a number to some only: what is not known is still computed, and never in place.
+    s = g.scheduler([bench.cpu], True)
+    graph = Graph(g)
+    x, y = (graph.tensor(WIDTH, ROWS, flags="i") for _ in range(2))
+    out = graph.op("swiglu_split", graph.op("scale", x, 2.0), y)
+    graph.expand(out)
+    assert g.backend_sched_alloc_graph(s, graph.graph)
+    values = [numbers(k, WIDTH, ROWS) for k in (1, 2)]
+    graph.put(x, values[0])
+    graph.put(y, values[1])
+    assert g.backend_sched_graph_compute(s, graph.graph) == 0
+    want = 2 * values[0] / (1 + np.exp(-2 * values[0])) * values[1]
+    assert np.allclose(graph.get(out).reshape(ROWS, WIDTH), want, atol=1e-5)
+    assert [t["op"] for t in hook().last_scheduled()[0]["graph"]["tensors"]].count("CUSTOM") == 1
+    g.backend_sched_free(s)
+
+
+def schedulers_that_cannot_be() -> None:
+    """No backends, or too many; a last one that is no CPU; one that does not read the buffers it is given."""
+    g, bench = start()
+    device, other = bench.device("A"), bench.device("B")
+    hook().schedule(True)
+    p = ctypes.c_void_p
+
+    def make(*backends: int, bufts=None) -> int | None:
+        return g.backend_sched_new((p * len(backends))(*backends), bufts and (p * len(bufts))(*bufts), len(backends),
+                                   64, False, False)
+
+    assert make() is None and make(*[bench.cpu] * 17) is None
+    assert make(bench.cpu, device.handle) is None
+    assert make(device.handle, bench.cpu, bufts=[other.buft, g.backend_get_default_buffer_type(bench.cpu)]) is None
+    for found in (make(*[bench.cpu] * 16), make(device.handle, bench.cpu),
+                  make(device.handle, bench.cpu, bufts=[device.buft, g.backend_get_default_buffer_type(bench.cpu)])):
+        assert found
+        g.backend_sched_free(found)
+
+
+def library_without_a_function() -> None:
+    """A library that lacks what we need has its own schedulers, and `check` says why."""
+    from ggml_sched.llama_cpp import HookError, check
+
+    g, bench = start()
+    s = g.scheduler([bench.cpu], True)
+    graph = Graph(g)
+    x = graph.tensor(WIDTH, ROWS, flags="i")
+    out = graph.op("scale", x, 2.0)
+    graph.expand(out)
+    assert g.backend_sched_alloc_graph(s, graph.graph)
+    graph.put(x, numbers(1, WIDTH, ROWS))
+    assert g.backend_sched_graph_compute(s, graph.graph) == 0
+    assert np.array_equal(graph.get(out).reshape(ROWS, WIDTH), numbers(1, WIDTH, ROWS) * 2)
+    assert hook().last_scheduled() == [] and len(hook().last_planned()) == 1, "its allocator is ours all the same"
+    g.backend_sched_free(s)
+    try:
+        check()
+    except HookError as error:
+        assert "ggml_backend_event_wait" in str(error)
+    else:
+        raise AssertionError("its schedulers are not ours")
+
+
+def ops_that_are_refused() -> None:
+    """They are computed by somebody who can, whoever was chosen."""
+    g, bench = start()
+    device = bench.device("A", refuses={"UNARY"})
+    weights = Weights(g, device.handle, np.random.default_rng(1))
+    backends = [device.handle, bench.cpu]
+    assert places(g, backends, chain_of(weights.square[0])) == [0, 0, 1, 1]
+    assert places(g, backends, chain_of(weights.square[0]), choose={2: device.handle}) == [0, 0, 1, 1]
+    device.refuses = {"MUL_MAT"}
+    assert places(g, backends, chain_of(weights.square[0])) == [1, 1, 1, 1]
+    # Whoever reads it first has it, if it can.
+    reader = bench.device("B", reads=[device], refuses={"MUL_MAT"})
+    device.refuses = set()
+    for ours in (True, False):
+        assert places(g, [reader.handle, *backends], chain_of(weights.square[0]), ours) == [1, 1, 1, 1]
+        reader.refuses = set()
+        assert places(g, [reader.handle, *backends], chain_of(weights.square[0]), ours) == [0, 0, 0, 0]
+        reader.refuses = {"MUL_MAT"}
+    weights.close()
+
+
+def choices_of_one_place() -> None:
+    """Backends of one buffer type are one place to the client: the first of them that can computes what was chosen."""
+    g, bench = start()
+    device = bench.device("A")
+    twin = bench.device("C", shares=device)
+    backends = [device.handle, twin.handle, bench.cpu]
+    weights = Weights(g, device.handle, np.random.default_rng(1))
+    for chosen in (device, twin):
+        assert places(g, backends, chain_of(weights.square[0]), choose={2: chosen.handle}) == [0, 0, 0, 0]
+    device.refuses = {"UNARY"}
+    assert places(g, backends, chain_of(weights.square[0]), choose={2: twin.handle}) == [0, 0, 1, 0]
+    hosts = Weights(g, bench.cpu, np.random.default_rng(1))
+    assert places(g, backends, chain_of(hosts.square[0])) == [2, 2, 2, 2]
+    assert places(g, backends, chain_of(hosts.square[0]), choose={2: twin.handle}) == [2, 2, 1, 0]
+    hosts.close()
+    # Where types differ, a choice is a choice.
+    device.refuses = set()
+    other = bench.device("B")
+    assert places(g, [device.handle, other.handle, bench.cpu], chain_of(weights.square[0]),
+                  choose={1: other.handle, 3: bench.cpu}) == [1, 1, 1, 2]
+    weights.close()
+
+
+def many_choices() -> None:
+    """More of them than there is room for at first, some told twice; those of before a reset are forgotten."""
+    g, bench = start()
+    backends = [bench.device("A").handle, bench.device("B").handle, bench.cpu]
+    s = g.scheduler(backends, True)
+    graph = Graph(g)
+    x = graph.tensor(WIDTH, ROWS, flags="i")
+    nodes = [graph.op("scale", x, float(k)) for k in range(150)]
+    for first in (0, 1):
+        assert all(g.backend_sched_get_tensor_backend(s, node) is None for node in nodes)
+        for k, node in enumerate(nodes):
+            g.backend_sched_set_tensor_backend(s, node, backends[(k + first) % 3])
+        for k, node in enumerate(nodes[:100]):
+            g.backend_sched_set_tensor_backend(s, node, backends[(k + first + 1) % 3])
+        found = [backends.index(g.backend_sched_get_tensor_backend(s, node)) for node in nodes]
+        assert found == [(k + first + (k < 100)) % 3 for k in range(150)]
+        g.backend_sched_reset(s)
+    g.backend_sched_free(s)
+
+
+def memory_without_a_buffer() -> None:
+    """It is the host's: nobody is asked whether he reads a buffer that there is not."""
+    g, bench = start()
+    device = bench.device("A")
+    s = g.scheduler([device.handle, g.cpu_backend(), bench.cpu], True)
+    graph, values = Graph(g), numbers(4, WIDTH, ROWS)
+    x = graph.tensor(WIDTH, ROWS)
+    view(x).data = values.ctypes.data
+    y = graph.tensor(WIDTH, ROWS, flags="i")
+    out = graph.op("add", graph.op("scale", y, 3.0), x)
+    graph.expand(out)
+    assert g.backend_sched_alloc_graph(s, graph.graph)
+    graph.put(y, values)
+    assert g.backend_sched_graph_compute(s, graph.graph) == 0
+    assert np.array_equal(graph.get(out).reshape(ROWS, WIDTH), values * 3 + values)
+    assert view(x).data == values.ctypes.data
+    g.backend_sched_free(s)
+
+
+def too_large_for_a_buffer() -> None:
+    """A tensor above the largest buffer has one of its own, which the device may refuse; others share theirs."""
+    g, bench = start()
+    size = WIDTH * ROWS * 4
+    device = bench.device("A", max_size=size // 2)
+    s = g.scheduler([device.handle, bench.cpu], True)
+    graph = Graph(g)
+    x = graph.tensor(WIDTH, ROWS, flags="i")
+    out = graph.op("scale", graph.op("silu", x), 2.0)
+    graph.expand(out)
+    for node in graph.nodes():
+        g.backend_sched_set_tensor_backend(s, node, device.handle)
+    device.room = size - 1
+    assert not g.backend_sched_alloc_graph(s, graph.graph)
+    assert hook().last_error() == f"A refused compute buffers: {size} bytes are needed"
+    device.room = 1 << 20
+    assert g.backend_sched_alloc_graph(s, graph.graph)
+    assert g.backend_sched_get_buffer_size(s, device.handle) >= size
+    values = numbers(1, WIDTH, ROWS)
+    graph.put(x, values)
+    assert g.backend_sched_graph_compute(s, graph.graph) == 0
+    bench.sound()
+    assert np.allclose(graph.get(out).reshape(ROWS, WIDTH), values / (1 + np.exp(-values)) * 2, atol=1e-5)
+    g.backend_sched_free(s)
+
+
+def too_many_types() -> None:
+    """More buffer types than are told apart: an error, and everything works afterwards."""
+    g, bench = start()
+    s = g.scheduler([bench.cpu], True)
+    graph = Graph(g)
+    total = graph.tensor(WIDTH, flags="i")
+    owners = []
+    for k in range(70):
+        own = Graph(g)
+        t = own.tensor(WIDTH)
+        owners.append((own, g.backend_alloc_ctx_tensors(own.ctx, bench.device(f"D{k}", host=True).handle)))
+        own.put(t, np.full(WIDTH, k, np.float32))
+        total = graph.op("add", total, t)
+        if k == 40:
+            few = total
+    graph.expand(total)
+    assert not g.backend_sched_alloc_graph(s, graph.graph)
+    assert "64" in hook().last_error() and "types of buffers" in hook().last_error()
+    g.backend_sched_reset(s)
+    fewer = Graph(g)
+    fewer.expand(few)
+    g.backend_sched_reset(s)
+    assert g.backend_sched_alloc_graph(s, fewer.graph)
+    graph.put(first_source(few), np.zeros(WIDTH, np.float32))
+    assert g.backend_sched_graph_compute(s, fewer.graph) == 0
+    assert np.array_equal(fewer.get(few), np.full(WIDTH, sum(range(41)), np.float32))
+    g.backend_sched_free(s)
+
+
+def graphs_that_are_circles() -> None:
+    """They cannot be planned, which is said; the next graph can."""
+    g, bench = start()
+    s = g.scheduler([bench.cpu], True)
+    for whole in (False, True):
+        graph = Graph(g)
+        x = graph.tensor(WIDTH, ROWS, flags="i")
+        first = graph.op("scale", x, 2.0)
+        out = graph.op("silu", first)
+        graph.expand(out)
+        if not whole:
+            view(first).src[0] = out
+            assert not g.backend_sched_reserve(s, graph.graph) and hook().last_error()
+            view(first).src[0], view(out).view_src = x, out
+            assert not g.backend_sched_reserve(s, graph.graph)
+            assert hook().last_error() == "a graph of 2 nodes cannot be read"
+        else:
+            assert g.backend_sched_reserve(s, graph.graph)
+    g.backend_sched_free(s)
+
+
+def ops_that_nobody_supports() -> None:
+    """An error that names the node; and a plan with a node on a backend that refuses it would not pass as sound."""
+    from ggml_sched.errors import Error
+    from ggml_sched.llama_cpp.plans import _plan
+
+    g, bench = start()
+    device, host = bench.device("A", refuses={"UNARY"}), bench.device("H", kind=CPU, host=True, refuses={"UNARY"})
+    weights = Weights(g, device.handle, np.random.default_rng(1))
+    s = g.scheduler([device.handle, host.handle], True)
+    graph = Graph(g)
+    nodes = chain_of(weights.square[0])(graph)
+    graph.expand(nodes[-1])
+    assert not g.backend_sched_reserve(s, graph.graph) and not g.backend_sched_alloc_graph(s, graph.graph)
+    assert "SILU" in hook().last_error() and "none of the 2 backends supports it" in hook().last_error()
+    host.refuses = set()
+    assert g.backend_sched_alloc_graph(s, graph.graph)
+    (found,) = hook().last_scheduled()
+    assert found["refused"] == []
+    _plan(found).verify()
+    silu = [t["name"] for t in found["graph"]["tensors"]].index(view(nodes[2]).name.decode())
+    try:
+        _plan({**found, "refused": [silu]}).verify()
+    except Error as error:
+        assert view(nodes[2]).name.decode() in str(error) and "H" in str(error), error
+    else:
+        raise AssertionError("its backend refused it")
+    g.backend_sched_free(s)
+    weights.close()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
+    print("done")

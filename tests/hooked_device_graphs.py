@@ -1,0 +1,60 @@
+"""Graphs for devices that watch, and where their nodes are put: what the cases of test_hooked_devices.py share."""
+
+from __future__ import annotations
+
+import numpy as np
+from hooked_fakes import Bench
+from hooked_schedulers import Ggml, Graph, view
+
+WIDTH, ROWS = 32, 24
+CPU = 0
+"""A kind of device."""
+
+
+def start() -> tuple[Ggml, Bench]:
+    g = Ggml()
+    return g, Bench(g)
+
+
+def numbers(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape[::-1]).astype(np.float32)
+
+
+def places(g: Ggml, backends: list[int], make, ours: bool = True, offload: bool = True, choose=None) -> list[int]:
+    """The numbers of the backends that the nodes of a new graph are given, some chosen: {node: backend}."""
+    scheduler = g.scheduler(backends, ours, offload=offload)
+    graph = Graph(g)
+    nodes = make(graph)
+    graph.expand(nodes[-1])
+    g.backend_sched_reset(scheduler)
+    for node, backend in (choose or {}).items():
+        g.backend_sched_set_tensor_backend(scheduler, nodes[node], backend)
+    assert g.backend_sched_alloc_graph(scheduler, graph.graph)
+    found = [backends.index(g.backend_sched_get_tensor_backend(scheduler, node)) for node in nodes]
+    g.backend_sched_free(scheduler)
+    graph.close()
+    return found
+
+
+def chain_of(weight: int, width: int = WIDTH):
+    """What makes a product with a resident tensor, and something before and behind it."""
+    def make(graph: Graph) -> list[int]:
+        x = graph.tensor(width, ROWS, flags="i")
+        scaled = graph.op("scale", x, 2.0)
+        product = graph.op("mul_mat", weight, scaled)
+        silu = graph.op("silu", product)
+        return [scaled, product, silu, graph.op("soft_max", silu)]
+    return make
+
+
+def aside(t: int) -> int:
+    """A view that no graph lists as a node of its own."""
+    view(t).op, view(t).src[0] = 0, None
+    return t
+
+
+def first_source(t: int) -> int:
+    """The leaf that a chain of nodes begins with."""
+    while view(t).src[0]:
+        t = view(t).src[0]
+    return t

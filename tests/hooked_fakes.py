@@ -1,0 +1,327 @@
+"""Devices for ggml's scheduler that a test decides about: what they support, ask for, read, refuse, and when they work.
+
+Backends and buffer types by ctypes, as ggml 0.15 and 0.25 lay them out; the CPU computes for them, a node at a time.
+What a device is given waits in a queue until somebody waits for it.  Invariant: whoever touches memory that a queue
+still reads or writes, or lets a device read memory that it cannot, is in `wrong`; `log` has what was asked, in order.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import traceback
+
+from hooked_schedulers import Ggml, InitParams, view
+
+GPU = 1
+TENSOR_BYTES = 336
+"""Of a ggml_tensor."""
+AT_SRC = 152
+
+P, SIZE, BOOL, INT = c.c_void_p, c.c_size_t, c.c_bool, c.c_int
+
+
+class _Type(c.Structure):
+    _fields_ = [("get_name", P), ("alloc_buffer", P), ("get_alignment", P), ("get_max_size", P), ("get_alloc_size", P),
+                ("is_host", P), ("device", P), ("context", P)]
+
+
+class _BufferSlots(c.Structure):
+    _fields_ = [(name, P) for name in ("free_buffer", "get_base", "init_tensor", "memset_tensor", "set_tensor",
+                                       "get_tensor", "set_2d", "get_2d", "cpy_tensor", "clear", "reset")]
+
+
+class _Backend(c.Structure):
+    _fields_ = [(name, P) for name in ("guid", "get_name", "free", "set_async", "get_async", "set_2d", "get_2d",
+                                       "cpy_async", "synchronize", "plan_create", "plan_free", "plan_update",
+                                       "plan_compute", "graph_compute", "event_record", "event_wait",
+                                       "graph_optimize", "device", "context")]
+
+
+class _Device(c.Structure):
+    _fields_ = [(name, P) for name in ("get_name", "get_description", "get_memory", "get_type", "get_props",
+                                       "init_backend", "get_buffer_type", "host_buffer_type", "from_host_pointer",
+                                       "supports_op", "supports_buft", "offload_op", "event_new", "event_free",
+                                       "event_synchronize", "registry", "context")]
+
+
+class _Event(c.Structure):
+    _fields_ = [("device", P), ("context", P)]
+
+
+def _overlap(a, b) -> bool:
+    return any(x[0] < y[1] and y[0] < x[1] for x in a for y in b)
+
+
+class _Work:
+    """Something that a device was given: the bytes that it reads and writes, and what does it; what it waits for."""
+
+    def __init__(self, what: str, run, reads=(), writes=(), after: _Work | None = None) -> None:
+        self.what, self.run, self.reads, self.writes, self.after = what, run, list(reads), list(writes), after
+        self.done = False
+
+
+class Bench:
+    """The devices of a test, what was asked of them and what went wrong."""
+
+    def __init__(self, g: Ggml) -> None:
+        self.g, self.devices, self.log, self.wrong = g, [], [], []
+        self.cpu = g.cpu_backend()
+        for name, (result, arguments) in {
+            "backend_buffer_init": (P, [P, _BufferSlots, P, SIZE]), "backend_buffer_get_type": (P, [P]),
+            "backend_graph_compute": (INT, [P, P]), "graph_add_node": (None, [P, P]), "op_name": (c.c_char_p, [INT]),
+            "backend_buft_name": (c.c_char_p, [P]),
+        }.items():
+            function = getattr(g, name)
+            function.restype, function.argtypes = result, arguments
+
+    def device(self, name: str, **how) -> Device:
+        self.devices.append(Device(self, name, **how))
+        return self.devices[-1]
+
+    def guarded(self, answer):
+        """A callback whose exception is not lost."""
+        def call(*arguments):
+            try:
+                return answer(*arguments)
+            except BaseException:
+                self.wrong.append(traceback.format_exc())
+                return 0
+        return call
+
+    def touch(self, what: str, reads=(), writes=(), by=None) -> None:
+        """Somebody reads and writes bytes now, or in the queue of `by`."""
+        waited = [work.after for work in by.queue if work.after] if by else []
+        for device in self.devices:
+            done = max((k for k, work in enumerate(device.queue) if work in waited), default=-1)
+            for work in device.queue[done + 1:] if device is not by else ():
+                if _overlap(reads, work.writes) or _overlap(writes, work.reads) or _overlap(writes, work.writes):
+                    self.wrong.append(f"{what} meets {work.what} of {device.name}, which has not run yet")
+
+    def sound(self) -> None:
+        assert not self.wrong, "\n".join(self.wrong)
+
+    def named(self, kind: str) -> list:
+        """What was logged of a kind."""
+        return [what for what in self.log if what[0] == kind]
+
+    def op(self, node: int) -> str:
+        return self.g.op_name(view(node).op).decode()
+
+    def span(self, t: int) -> tuple[int, int]:
+        return view(t).data, view(t).data + self.g.nbytes(t)
+
+
+class Device:
+    """One of them, with its type of buffers and a backend.
+
+    `reads`: devices whose memory it reads, too.  `refuses`, `offloads`: names of ops.  `extra`: bytes that it wants
+    behind every tensor, and writes to.  `lazy`: it works when somebody waits.  `host`: its memory is the host's.
+    `fails`: {node: the status of its compute}.  `shares`: another device whose type of buffers is its own, too.
+    """
+
+    def __init__(self, bench: Bench, name: str, reads=(), refuses=(), offloads=(), extra: int = 0, lazy: bool = False,
+                 host: bool = False, events: bool = False, shares: Device | None = None, kind: int = GPU,
+                 room: int = 1 << 30, max_size: int = 0, alignment: int = 32) -> None:
+        self.bench, self.g, self.name = bench, bench.g, name
+        self.reads, self.refuses, self.offloads, self.extra = list(reads), set(refuses), set(offloads), extra
+        self.lazy, self.host, self.events, self.kind, self.room = lazy, host, events, kind, room
+        self.max_size, self.alignment = max_size, alignment
+        self.queue: list[_Work] = []
+        self.fails: dict[int, int] = {}
+        self._kept: list = []
+        self._events: dict[int, _Event] = {}
+        self._recorded: dict[int, _Work] = {}
+        self._guid = c.create_string_buffer(b"a fake backend  ")
+        self._label = c.create_string_buffer(name.encode())
+        self._device, self._backend = self._make_device(), None
+        self.type = shares.type if shares is not None else self._make_type()
+        self._backend = self._make_backend()
+        self.handle, self.buft = c.addressof(self._backend), c.addressof(self.type)
+
+    def _slot(self, result, answer, *arguments) -> int:
+        made = c.CFUNCTYPE(result, *arguments)(self.bench.guarded(answer))
+        self._kept.append(made)
+        return c.cast(made, P).value
+
+    # -- memory
+
+    def _make_type(self) -> _Type:
+        label = c.addressof(self._label)
+        return _Type(
+            get_name=self._slot(P, lambda t: label, P), alloc_buffer=self._slot(P, self._alloc, P, SIZE),
+            get_alignment=self._slot(SIZE, lambda t: self.alignment, P),
+            get_max_size=self._slot(SIZE, lambda t: self.max_size, P) if self.max_size else None,
+            get_alloc_size=self._slot(SIZE, lambda buft, t: self.g.nbytes(t) + self.extra, P, P),
+            is_host=self._slot(BOOL, lambda t: self.host, P), device=c.addressof(self._device))
+
+    def _alloc(self, buft, size):
+        if size > self.room:
+            return None
+        memory = c.create_string_buffer(size + 64)
+        base = c.addressof(memory) + 63 & ~63
+        slots = _BufferSlots(
+            free_buffer=self._slot(None, lambda b: None, P), get_base=self._slot(P, lambda b: base, P),
+            init_tensor=self._slot(INT, lambda b, t: 0, P, P),
+            set_tensor=self._slot(None, self._set, P, P, P, SIZE, SIZE),
+            get_tensor=self._slot(None, self._get, P, P, P, SIZE, SIZE),
+            clear=self._slot(None, lambda b, value: c.memset(base, value, size), P, c.c_uint8))
+        self._kept.append(memory)
+        return self.g.backend_buffer_init(c.addressof(self.type), slots, None, size)
+
+    def _set(self, buffer, t, data, at, size) -> None:
+        lo = view(t).data + at
+        self.bench.log.append(("set", self.name, view(t).name.decode(), at, size))
+        self.bench.touch(f"writing {view(t).name.decode()}", writes=[(lo, lo + size)])
+        c.memmove(lo, data, size)
+        self._spill(t, at + size)
+
+    def _get(self, buffer, t, data, at, size) -> None:
+        lo = view(t).data + at
+        self.bench.log.append(("get", self.name, view(t).name.decode(), at, size))
+        self.bench.touch(f"reading {view(t).name.decode()}", reads=[(lo, lo + size)])
+        c.memmove(data, lo, size)
+
+    def _spill(self, t: int, stop: int) -> None:
+        """What was written up to the end of a tensor is followed by what the device asked for."""
+        if self.extra and stop == self.g.nbytes(t) and not view(t).view_src:
+            c.memset(view(t).data + stop, 0xA5, self.extra)
+
+    # -- work
+
+    def _give(self, work: _Work) -> None:
+        self.bench.touch(work.what, work.reads, work.writes, by=self)
+        self.queue.append(work)
+        if not self.lazy:
+            self.drain()
+
+    def drain(self, until: _Work | None = None) -> None:
+        """Do what is queued, or of it what comes up to something."""
+        while self.queue and (until is None or not until.done):
+            work = self.queue.pop(0)
+            work.run()
+            work.done = True
+
+    def _compute(self, backend, graph) -> int:
+        nodes = [self.g.graph_node(graph, i) for i in range(self.g.graph_n_nodes(graph))]
+        self.bench.log.append(("compute", self.name, tuple(view(t).name.decode() for t in nodes)))
+        for t in nodes:
+            if t in self.fails:
+                return self.fails[t]
+            if self.bench.op(t) not in ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"):
+                self._compute_node(t)
+        return 0
+
+    def _compute_node(self, t: int) -> None:
+        name, sources = view(t).name.decode(), [s for s in view(t).src if s]
+        mine = [self.type, *(other.type for other in self.reads)]
+        for s in (t, *sources):
+            buft = self.g.backend_buffer_get_type(view(s).buffer)
+            if buft not in [c.addressof(kind) for kind in mine]:
+                self.bench.wrong.append(f"{self.name} cannot read {view(s).name.decode()}, a source of {name}")
+        # As it is now: a scheduler changes tensors while a device is at work.
+        copies = [c.create_string_buffer(c.string_at(s, TENSOR_BYTES), TENSOR_BYTES) for s in (t, *view(t).src) if s]
+        left = iter(copies[1:])
+        for k, s in enumerate(view(t).src):
+            where = c.c_void_p.from_buffer(copies[0], AT_SRC + 8 * k)
+            where.value = c.addressof(next(left)) if s else None
+
+        def run() -> None:
+            ctx = self.g.init(InitParams(1 << 14, None, False))
+            graph = self.g.new_graph_custom(ctx, 4, False)
+            self.g.graph_add_node(graph, c.addressof(copies[0]))
+            assert self.g.backend_graph_compute(self.bench.cpu, graph) == 0
+            self.g.free(ctx)
+            c.memset(stop, 0xA5, behind)
+
+        start, stop = self.bench.span(t)
+        behind = 0 if view(t).view_src else self.extra
+        self._give(_Work(name, run, [self.bench.span(s) for s in sources], [(start, stop + behind)]))
+
+    def _set_async(self, backend, t, data, at, size) -> None:
+        lo, values = view(t).data + at, c.string_at(data, size)
+        self.bench.log.append(("set_async", self.name, view(t).name.decode(), at, size))
+        self._give(_Work(f"setting {view(t).name.decode()}", lambda: c.memmove(lo, values, size),
+                         writes=[(lo, lo + size)]))
+
+    def _get_async(self, backend, t, data, at, size) -> None:
+        lo = view(t).data + at
+        self.bench.log.append(("get_async", self.name, view(t).name.decode(), at, size))
+        self._give(_Work(f"getting {view(t).name.decode()}", lambda: c.memmove(data, lo, size), [(lo, lo + size)]))
+
+    def _copy_async(self, b_from, b_to, source, to) -> bool:
+        """In the queue of who is copied from: the other goes on once that is done."""
+        other = next((d for d in self.bench.devices if d.handle == b_from), None)
+        if other is None:
+            return False
+        read, write = self.bench.span(source), self.bench.span(to)
+        self.bench.log.append(("copy_async", self.name, view(to).name.decode()))
+        what = f"copying {view(to).name.decode()}"
+        behind = 0 if view(to).view_src else self.extra
+
+        def copy() -> None:
+            c.memmove(write[0], read[0], read[1] - read[0])
+            c.memset(write[1], 0xA5, behind)
+
+        copying = _Work(what, copy, [read], [(write[0], write[1] + behind)])
+        other._give(copying)
+        if other is not self:
+            self.queue.append(_Work(f"waiting for {other.name}", lambda: other.drain(copying), after=copying))
+            if not self.lazy:
+                self.drain()
+        return True
+
+    def _synchronize(self, backend) -> None:
+        self.bench.log.append(("synchronize", self.name))
+        self.drain()
+
+    def _record(self, backend, event) -> None:
+        self.bench.log.append(("record", self.name, event))
+        self._recorded[event] = _Work("an event", lambda: None)
+        self._give(self._recorded[event])
+
+    def _wait(self, backend, event) -> None:
+        self.bench.log.append(("wait", self.name, event))
+
+    def _synchronize_event(self, device, event) -> None:
+        self.bench.log.append(("synchronize_event", self.name, event))
+        if event in self._recorded:
+            self.drain(self._recorded[event])
+
+    # -- what it is
+
+    def _make_device(self) -> _Device:
+        label = c.addressof(self._label)
+
+        def new_event(device):
+            event = _Event(device, None)
+            self._events[c.addressof(event)] = event
+            return c.addressof(event)
+
+        return _Device(
+            get_name=self._slot(P, lambda d: label, P), get_description=self._slot(P, lambda d: label, P),
+            get_memory=self._slot(None, lambda d, a, b: None, P, P, P),
+            get_type=self._slot(INT, lambda d: self.kind, P), get_props=self._slot(None, lambda d, p: None, P, P),
+            get_buffer_type=self._slot(P, lambda d: self.buft, P),
+            supports_op=self._slot(BOOL, lambda d, t: self.bench.op(t) not in self.refuses, P, P),
+            supports_buft=self._slot(
+                BOOL, lambda d, buft: buft in [c.addressof(x.type) for x in (self, *self.reads)], P, P),
+            offload_op=self._slot(BOOL, lambda d, t: self.bench.op(t) in self.offloads, P, P),
+            event_new=self._slot(P, new_event, P) if self.events else None,
+            event_free=self._slot(None, lambda d, event: self._events.pop(event) and None, P, P),
+            event_synchronize=self._slot(None, self._synchronize_event, P, P))
+
+    def _make_backend(self) -> _Backend:
+        label = c.addressof(self._label)
+        return _Backend(
+            guid=c.addressof(self._guid), get_name=self._slot(P, lambda b: label, P),
+            free=self._slot(None, lambda b: None, P),
+            set_async=self._slot(None, self._set_async, P, P, P, SIZE, SIZE),
+            get_async=self._slot(None, self._get_async, P, P, P, SIZE, SIZE),
+            cpy_async=self._slot(BOOL, self._copy_async, P, P, P, P),
+            synchronize=self._slot(None, self._synchronize, P),
+            graph_compute=self._slot(INT, self._compute, P, P),
+            event_record=self._slot(None, self._record, P, P), event_wait=self._slot(None, self._wait, P, P),
+            device=c.addressof(self._device))
+
+
+__all__ = ["Bench", "Device"]
