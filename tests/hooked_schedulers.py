@@ -146,6 +146,8 @@ SIGNATURES = {
     "set_input": (None, [P]), "set_output": (None, [P]), "build_forward_expand": (None, [P, P]),
     "graph_node": (P, [P, c_int]), "graph_n_nodes": (c_int, [P]),
     "add": (P, [P, P, P]), "mul": (P, [P, P, P]), "mul_mat": (P, [P, P, P]), "scale": (P, [P, P, c_float]),
+    "scale_inplace": (P, [P, P, c_float]), "backend_buft_alloc_buffer": (P, [P, c_size_t]),
+    "backend_buffer_get_base": (P, [P]),
     "rms_norm": (P, [P, P, c_float]), "soft_max": (P, [P, P]), "silu": (P, [P, P]), "gelu": (P, [P, P]),
     "cont": (P, [P, P]), "transpose": (P, [P, P]), "cpy": (P, [P, P, P]), "reshape_2d": (P, [P, P, c_int64, c_int64]),
     "view_2d": (P, [P, P, c_int64, c_int64, c_size_t, c_size_t]), "norm": (P, [P, P, c_float]),

@@ -232,11 +232,11 @@ def views_of_copies() -> None:
     g.backend_sched_free(s)
 
 
-def fused_nodes_that_read_copies() -> None:
+def fused_nodes_that_read_copies(largest: int = 1 << 40) -> None:
     """A product may be computed together with the norm before it: it does not lie over rows of what that reads."""
     g, bench = start()
-    device = bench.device("A")
-    store = Weights(g, device.handle, np.random.default_rng(1), 0)
+    device = bench.device("A", max_size=largest)
+    own = g.backend_buft_alloc_buffer(device.buft, ROWS * WIDTH * 4)
     s = g.scheduler([device.handle, bench.cpu], True)
     for kind in (int, aside):
         graph = Graph(g)
@@ -244,7 +244,7 @@ def fused_nodes_that_read_copies() -> None:
         part = kind(graph.op("view_2d", x, WIDTH, ROWS, WIDTH * 4, ROWS // 2 * WIDTH * 4))
         norm = graph.op("rms_norm", part, 1e-5)
         # The client has placed it: the product cannot lie in its place.
-        g.backend_tensor_alloc(store.buffer, norm, view(store.store).data)
+        g.backend_tensor_alloc(own, norm, g.backend_buffer_get_base(own))
         product = graph.op("mul", y, norm)
         out = graph.op("add", product, y)
         graph.expand(out)
@@ -252,6 +252,7 @@ def fused_nodes_that_read_copies() -> None:
         for node in (norm, product, out):
             g.backend_sched_set_tensor_backend(s, node, device.handle)
         assert g.backend_sched_alloc_graph(s, graph.graph)
+        assert largest == 1 << 40 or len(hook().last_scheduled()[0]["plan"]["arenas"][0][3]) > 1, "buffers of A"
         read = view(norm).src[0]
         assert b"#" in view(view(read).view_src or read).name, "a copy"
         a, b = bench.span(read), bench.span(product)
@@ -266,7 +267,67 @@ def fused_nodes_that_read_copies() -> None:
         assert np.allclose(graph.get(out).reshape(ROWS, WIDTH), want, atol=1e-4)
         graph.close()
     g.backend_sched_free(s)
-    store.close()
+    g.backend_buffer_free(own)
+
+
+def fused_nodes_that_read_copies_in_small_buffers() -> None:
+    """The same where a device has no buffer for all."""
+    fused_nodes_that_read_copies(ROWS * WIDTH * 4)
+
+
+def copies_of_graphs_that_take_turns() -> None:
+    """Graphs that are allocated in turn, without being built again, read their own copies."""
+    g, bench = start()
+    device = bench.device("A")
+    weights = Weights(g, device.handle, np.random.default_rng(1))
+    s = g.scheduler([device.handle, bench.cpu], True)
+    made = []
+    for n in (3, 1, 2):
+        graph = Graph(g)
+        inputs = [graph.tensor(WIDTH, ROWS, flags="i") for _ in range(n)]
+        out = graph.op("mul_mat", weights.square[0], inputs[0])
+        for x in inputs[1:]:
+            out = graph.op("add", out, graph.op("mul_mat", weights.square[0], x))
+        graph.expand(out)
+        made.append((graph, inputs, out))
+    w = weights.own.get(weights.square[0]).reshape(WIDTH, WIDTH)
+    for k in (0, 1, 0, 2, 1, 0, 2):
+        graph, inputs, out = made[k]
+        g.backend_sched_reset(s)
+        assert g.backend_sched_alloc_graph(s, graph.graph)
+        values = [numbers(10 * k + i, WIDTH, ROWS) for i in range(len(inputs))]
+        for x, value in zip(inputs, values, strict=True):
+            graph.put(x, value)
+        assert g.backend_sched_graph_compute(s, graph.graph) == 0
+        bench.sound()
+        assert np.allclose(graph.get(out).reshape(ROWS, WIDTH), sum(values) @ w.T, atol=1e-3), k
+    g.backend_sched_free(s)
+    weights.close()
+
+
+def in_place_through_a_copy() -> None:
+    """A node that is computed in place of a part of another's memory, elsewhere, reads that part."""
+    g, bench = start()
+    device = bench.device("A")
+    s = g.scheduler([device.handle, bench.cpu], True)
+    graph = Graph(g)
+    x, y = graph.tensor(WIDTH, 2 * ROWS, flags="i"), graph.tensor(WIDTH, ROWS, flags="i")
+    whole = graph.op("scale", x, 2.0)
+    part = graph.op("view_2d", whole, WIDTH, ROWS, WIDTH * 4, ROWS * WIDTH * 4)
+    out = graph.op("scale_inplace", part, 3.0)
+    last = graph.op("add", out, y)
+    graph.expand(last)
+    g.backend_sched_reset(s)
+    for node, where in ((whole, device.handle), (out, bench.cpu), (last, bench.cpu)):
+        g.backend_sched_set_tensor_backend(s, node, where)
+    assert g.backend_sched_alloc_graph(s, graph.graph)
+    values = [numbers(1, WIDTH, 2 * ROWS), numbers(2, WIDTH, ROWS)]
+    graph.put(x, values[0])
+    graph.put(y, values[1])
+    assert g.backend_sched_graph_compute(s, graph.graph) == 0
+    bench.sound()
+    assert np.array_equal(graph.get(last).reshape(ROWS, WIDTH), values[0][ROWS:] * np.float32(6) + values[1])
+    g.backend_sched_free(s)
 
 
 def errors_of_devices() -> None:

@@ -19,16 +19,32 @@ static void unplace(const gh_sched *s, gx_tensor *t)
     }
 }
 
+/* What a source stands for, if it is a copy that some graph was given. */
+static gx_tensor *copied(gh_copies *const *tables, int n, gx_tensor *t)
+{
+    for (int i = 0; i < n; i++) {
+        if (t >= tables[i]->tensor && t < tables[i]->tensor + tables[i]->n) {
+            return tables[i]->of[t - tables[i]->tensor];
+        }
+    }
+    return t;
+}
+
 void gh_unbind(gh_sched *s, void *graph)
 {
     const int n_nodes = s->lib->graph_n_nodes(graph), n_leafs = gh_graph_n_leafs(s->lib, graph);
     gx_tensor **nodes = s->lib->graph_nodes(graph), **leafs = gh_graph_leafs(s->lib, graph);
+    gh_copies *tables[GH_N_PREPARED];
+    int n = 0;
+    for (int i = 0; i < GH_N_PREPARED; i++) {
+        if (s->prepared[i].copies.n > 0) {
+            tables[n++] = &s->prepared[i].copies;
+        }
+    }
     for (int i = 0; i < n_nodes; i++) {
         gx_tensor *t = nodes[i];
-        for (int k = 0; s->n_copy > 0 && k < GS_MAX_SRC; k++) {
-            if (t->src[k] >= s->copy && t->src[k] < s->copy + s->n_copy) {
-                t->src[k] = s->copy_of[t->src[k] - s->copy];
-            }
+        for (int k = 0; n > 0 && k < GS_MAX_SRC; k++) {
+            t->src[k] = copied(tables, n, t->src[k]);
         }
         unplace(s, t);
     }
@@ -147,59 +163,66 @@ static int32_t count_twins(const gh_prepared *p)
     return n;
 }
 
-static bool make_copies(gh_sched *s, const gh_prepared *p)
+static bool make_room(gh_copies *copies, int32_t n)
 {
-    const gs_plan_arrays *v = &p->view;
-    const int32_t n = v->n_copies + (v->n_copies > 0 ? count_twins(p) : 0);
-    s->n_copy = 0;
-    if (n > s->room_copy) {
-        free(s->copy);
-        s->copy = NULL;
-        s->room_copy = 0;
-        if (!gh_grow(&s->copy, sizeof *s->copy, n) || !gh_grow(&s->copy_of, sizeof *s->copy_of, n)
-            || !gh_grow(&s->n_reads, sizeof *s->n_reads, n)) {
+    copies->n = 0;
+    if (n > copies->room) {
+        if (!gh_grow(&copies->tensor, sizeof *copies->tensor, n) || !gh_grow(&copies->of, sizeof *copies->of, n)
+            || !gh_grow(&copies->n_reads, sizeof *copies->n_reads, n)) {
             return false;
         }
-        s->room_copy = n;
+        copies->room = n;
+    }
+    return true;
+}
+
+static bool make_copies(const gh_sched *s, gh_prepared *p)
+{
+    const gs_plan_arrays *v = &p->view;
+    gh_copies *copies = &p->copies;
+    if (!make_room(copies, v->n_copies + (v->n_copies > 0 ? count_twins(p) : 0))) {
+        return false;
     }
     for (int32_t c = 0; c < v->n_copies; c++) {
-        gx_tensor *copy = &s->copy[c], *t = source_of(p, c);
+        gx_tensor *copy = &copies->tensor[c], *t = source_of(p, c);
         take_layout(copy, t);
         if (s->n_places > 1) {
             copy->flags = GH_FLAG_INPUT | GH_FLAG_OUTPUT;
         }
         snprintf(copy->name, sizeof copy->name, "%.20s#%.36s#%d", s->rt->backend_name(s->backend[v->copy_backend[c]]),
                  t->name, s->place);
-        s->copy_of[c] = t;
-        s->n_reads[c] = 0;
+        copies->of[c] = t;
+        copies->n_reads[c] = 0;
         if (!find(s, p, id_of_copy(s, v, c), &copy->buffer, &copy->data)) {
             return false;
         }
         s->lib->buffer_init_tensor(copy->buffer, copy);
     }
-    s->n_copy = v->n_copies;
+    copies->n = v->n_copies;
     return true;
 }
 
-/* A view of a copy as `t` is one of what was copied. */
-static gx_tensor *make_twin(gh_sched *s, gx_tensor *t, int32_t c)
+/* A view of a copy as `t` is one of what was copied, which may be a part of its root itself. */
+static gx_tensor *make_twin(const gh_sched *s, gh_copies *copies, gx_tensor *t, int32_t c)
 {
-    gx_tensor *twin = &s->copy[s->n_copy];
+    gx_tensor *twin = &copies->tensor[copies->n], *copy = &copies->tensor[c];
+    const gx_tensor *of = copies->of[c];
     take_layout(twin, t);
     memcpy(twin->name, t->name, sizeof twin->name);
-    twin->view_src = &s->copy[c];
-    twin->view_offs = t->view_offs;
-    twin->buffer = s->copy[c].buffer;
-    twin->data = (char *)s->copy[c].data + t->view_offs;
+    twin->view_src = copy;
+    twin->view_offs = t->view_offs - (of->view_src != NULL ? of->view_offs : 0);
+    twin->buffer = copy->buffer;
+    twin->data = (char *)copy->data + twin->view_offs;
     s->lib->buffer_init_tensor(twin->buffer, twin);
-    s->copy_of[s->n_copy++] = t;
+    copies->of[copies->n++] = t;
     return twin;
 }
 
-static void read_copies(gh_sched *s, const gh_prepared *p)
+static void read_copies(const gh_sched *s, gh_prepared *p)
 {
     const gh_reading *r = &p->reading;
     const gs_plan_arrays *v = &p->view;
+    gh_copies *copies = &p->copies;
     for (int32_t i = 0; v->n_copies > 0 && i < r->size.n_nodes; i++) {
         const int32_t id = r->order[i];
         gx_tensor *t = r->item[id].tensor;
@@ -207,8 +230,8 @@ static void read_copies(gh_sched *s, const gh_prepared *p)
             const int32_t c = v->src[k] - v->n_tensors;
             gx_tensor **src = &t->src[r->slot[k]];
             if (c >= 0 && *src != NULL) {
-                s->n_reads[c]++;
-                *src = *src == s->copy_of[c] ? &s->copy[c] : make_twin(s, *src, c);
+                copies->n_reads[c]++;
+                *src = *src == copies->of[c] ? &copies->tensor[c] : make_twin(s, copies, *src, c);
             }
         }
     }

@@ -46,7 +46,7 @@ static void bring(gh_sched *s, const gh_prepared *p, int32_t split, int32_t inpu
     const gs_plan_arrays *v = &p->view;
     const int32_t c = v->inputs[input], like = v->copy_like[c];
     const int b = v->split_backend[split], owner = v->assign[like] >= 0 ? v->assign[like] : s->n_backends - 1;
-    gx_tensor *from = s->copy_of[c], *to = &s->copy[c];
+    gx_tensor *from = p->copies.of[c], *to = &p->copies.tensor[c];
     if (from->flags & GH_FLAG_INPUT) {
         /* At once: the client may write to it as soon as the call has returned. */
         wait_for(s, b);
@@ -140,7 +140,7 @@ static int run_split(gh_sched *s, const gh_prepared *p, int32_t split)
             if (v->back_node[k] == id) {
                 status = run_range(s, b, &s->part[split], first, i, &stopped);
                 if (status == GH_STATUS_SUCCESS && !stopped) {
-                    status = run_through(s, b, &s->part[split], i, &s->copy[v->back_copy[k]], &stopped);
+                    status = run_through(s, b, &s->part[split], i, &p->copies.tensor[v->back_copy[k]], &stopped);
                 }
                 first = i + 1;
                 break;

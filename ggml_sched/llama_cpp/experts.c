@@ -9,18 +9,18 @@
 
 #define GH_MAX_PADDING 512 /* bytes behind the last expert that kernels may look at */
 
-static int copy_index(const gh_sched *s, const gx_tensor *t)
+static int copy_index(const gh_copies *copies, const gx_tensor *t)
 {
-    return t >= s->copy && t < s->copy + s->n_copy ? (int)(t - s->copy) : -1;
+    return t >= copies->tensor && t < copies->tensor + copies->n ? (int)(t - copies->tensor) : -1;
 }
 
 /* The mixture of a split that reads copy c, as its experts, where nothing else of the graph does; NULL.  Later splits
  * may read what was brought for this one. */
 static const gx_tensor *mixture_of(const gh_sched *s, const gh_prepared *p, int32_t split, int32_t c)
 {
-    for (int32_t i = p->cut[split]; s->n_reads[c] == 1 && i < p->cut[split + 1]; i++) {
+    for (int32_t i = p->cut[split]; p->copies.n_reads[c] == 1 && i < p->cut[split + 1]; i++) {
         const gx_tensor *node = p->ordered[i];
-        if (node->src[0] == &s->copy[c] && gh_op(s->lib, node) == GS_OP_MUL_MAT_ID) {
+        if (node->src[0] == &p->copies.tensor[c] && gh_op(s->lib, node) == GS_OP_MUL_MAT_ID) {
             return node;
         }
     }
@@ -32,7 +32,7 @@ static const gx_tensor *readable_ids(const gh_sched *s, const gh_prepared *p, in
                                      const gx_tensor *ids, int *backend)
 {
     const gs_plan_arrays *v = &p->view;
-    const int c = copy_index(s, ids);
+    const int c = copy_index(&p->copies, ids);
     int32_t id;
     if (c >= 0) {
         *backend = v->split_backend[split];
@@ -42,7 +42,7 @@ static const gx_tensor *readable_ids(const gh_sched *s, const gh_prepared *p, in
         for (int32_t i = input + 1; i < v->split_inputs[split]; i++) {
             if (v->inputs[i] == c) {
                 *backend = v->assign[v->copy_like[c]] >= 0 ? v->assign[v->copy_like[c]] : s->n_backends - 1;
-                return s->copy_of[c];
+                return p->copies.of[c];
             }
         }
         return ids;
@@ -94,7 +94,7 @@ static bool mark_used(gh_sched *s, const gx_tensor *ids, int backend, int64_t n_
 bool gh_copy_experts(gh_sched *s, const gh_prepared *p, int32_t split, int32_t input)
 {
     const int32_t c = p->view.inputs[input];
-    gx_tensor *from = s->copy_of[c], *to = &s->copy[c];
+    gx_tensor *from = p->copies.of[c], *to = &p->copies.tensor[c];
     const int b = p->view.split_backend[split];
     const gx_tensor *mixture, *ids;
     int64_t first = 0, n = from->ne[2];

@@ -101,13 +101,14 @@ def clear_counters() -> None:
 
 
 def served() -> dict[str, int]:
-    """How many allocators were made, and how many graphs were the same as before, equal to one, replayed, planned."""
-    return hook().served()
+    """How many allocators were made, and how many graphs were the same as before, equal to one, replayed, planned; empty
+    if nothing is installed."""
+    return hook().served() if installed() != "off" else {}
 
 
 def last_error() -> str | None:
-    """Why the last call that failed did; None if none has."""
-    return hook().last_error()
+    """Why the last call that failed did; None if none has, or nothing is installed."""
+    return hook().last_error() if installed() != "off" else None
 
 
 def loaded_bases() -> list[str]:
@@ -123,8 +124,8 @@ def loaded_bases() -> list[str]:
 def check() -> None:
     """HookError unless the calls of every ggml that is loaded come to us.
 
-    Asks each for a scheduler of its CPU, which makes an allocator.  Where a library has no CPU backend loaded there is
-    nothing to ask yet, and nothing is said.  Also if a library is not as we know it, so that its own allocator works.
+    Asks each for a scheduler of its CPU, which makes an allocator.  Where a library has no CPU backend loaded, or its
+    file was replaced since, there is nothing to ask, and nothing is said.  Also if a library is not as we know it, so that its own allocator works.
     """
     library = hook()
     for path in loaded_bases():
@@ -139,9 +140,12 @@ def check() -> None:
 
 def _make_scheduler(base: str) -> bool:
     """Let a library make a scheduler and free it; whether it could."""
-    # What is loaded already, by whichever name.
-    found = ctypes.CDLL(base, mode=os.RTLD_LAZY | os.RTLD_NOLOAD)
-    cpu = _cpu_backend(os.path.dirname(base))
+    try:
+        # What is loaded already, by whichever name; a file that was replaced since has none.
+        found = ctypes.CDLL(base, mode=os.RTLD_LAZY | os.RTLD_NOLOAD)
+        cpu = _cpu_backend(os.path.dirname(base))
+    except OSError:
+        return False
     if cpu is None:
         return False
     backend, free_backend = cpu

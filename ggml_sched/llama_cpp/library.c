@@ -59,6 +59,16 @@ static const char *find_functions(gh_ggml *lib)
 
 /* -- numbers -------------------------------------------------------------------------------------------------- */
 
+/* Whether an address lies in the library that a function is of. */
+static bool is_of(const char *(*function)(int), const char *address)
+{
+    Dl_info mine, found;
+    void *at;
+    memcpy(&at, &function, sizeof at);
+    return address != NULL && dladdr(at, &mine) != 0 && dladdr(address, &found) != 0
+        && mine.dli_fbase == found.dli_fbase;
+}
+
 /* Up to the last name that a version has: beyond an enum's end there is no asking.  GLU, the last since there are such
  * ops (June 2025), came behind what was the last before. */
 static void find_ops(gh_ggml *lib)
@@ -99,16 +109,6 @@ static void find_ops(gh_ggml *lib)
     }
 }
 
-/* Whether an address lies in the library that a function is of. */
-static bool is_of(const char *(*function)(int), const char *address)
-{
-    Dl_info mine, found;
-    void *at;
-    memcpy(&at, &function, sizeof at);
-    return address != NULL && dladdr(at, &mine) != 0 && dladdr(address, &found) != 0
-        && mine.dli_fbase == found.dli_fbase;
-}
-
 /* `last` is the last name that every version has.  Those behind it are believed as long as we know them: what lies
  * behind an enum's names are other words of the library, or nothing. */
 static void find_sub_ops(unsigned char *numbers, const char *(*name_of)(int), const char *family, const char *last)
@@ -133,7 +133,8 @@ static void find_sub_ops(unsigned char *numbers, const char *(*name_of)(int), co
     }
 }
 
-/* Types keep their numbers in all versions; one that is not what we call so is foreign. */
+/* Types keep their numbers in all versions; one that is not what we call so is foreign.  Behind the last that a version
+ * has there may be anything in the place of a name. */
 static void find_types(gh_ggml *lib)
 {
     for (int i = 0; i < GH_N_TYPES; i++) {
@@ -142,7 +143,7 @@ static void find_types(gh_ggml *lib)
         lib->type[i] = GH_FOREIGN_TYPE + i;
         if (ours != NULL && gh_api->type_traits(i, &traits) == GS_OK) {
             const char *theirs = lib->type_name(i);
-            if (theirs != NULL && strcasecmp(ours, theirs) == 0 && lib->blck_size(i) == traits.block_size
+            if (is_of(lib->type_name, theirs) && strcasecmp(ours, theirs) == 0 && lib->blck_size(i) == traits.block_size
                 && lib->type_size(i) == (size_t)traits.type_size) {
                 lib->type[i] = i;
             }
@@ -345,16 +346,16 @@ const gh_ggml *gh_ggml_find(const void *caller, void *const *bufts, int n_bufts)
     const gh_ggml *found = NULL;
     const void *key;
     void *handle = NULL;
-    if (n_bufts == 0 && atomic_load(&libraries.n) == 1) {
-        return &libraries.at[0];
-    }
-    /* A buffer type begins with the address of a function of the library that has made it.  Who called is known less
-     * well: the last call of a function may leave no trace of it. */
+    /* A buffer type begins with an address in the library that has made it, as a backend does.  Who called is known
+     * less well: the last call of a function may leave no trace of it. */
     for (int i = 0; handle == NULL && i < n_bufts; i++) {
         handle = handle_at(bufts[i] != NULL ? *(void *const *)bufts[i] : NULL);
     }
     if (handle == NULL) {
         handle = handle_at(caller);
+    }
+    if (handle == NULL && atomic_load(&libraries.n) == 1) {
+        return &libraries.at[0];
     }
     if (handle == NULL) {
         dl_iterate_phdr(visit, &handle);

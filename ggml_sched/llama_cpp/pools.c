@@ -170,12 +170,35 @@ static int32_t line_up(const gh_sched *s, gh_prepared *p, int pool, int32_t at)
     return at;
 }
 
+/* Copies that live longer than planned lie apart, where their pool is not packed anew: in buffers of their own. */
+static int32_t set_aside(const gh_sched *s, gh_prepared *p, int pool, const int32_t *until, int32_t at)
+{
+    const gs_plan_arrays *v = &p->view;
+    for (int32_t c = v->n_tensors; c < v->n; c++) {
+        if (v->home[c] < 0 || s->pool_of[v->home[c]] != pool || v->root[c] >= 0 || until[c] <= v->death[c]) {
+            continue;
+        }
+        for (int32_t i = 0; i < v->n; i++) {
+            int32_t root = i;
+            while (v->root[root] >= 0) {
+                root = v->root[root];
+            }
+            if (root == c && v->offset[i] >= 0) {
+                p->spot[i].chunk = at - p->need_begin[pool];
+                p->spot[i].offset = v->offset[i] - v->offset[c];
+            }
+        }
+        p->need[at++] = v->size[c];
+    }
+    return at;
+}
+
 bool gh_pools_locate(gh_sched *s, gh_prepared *p)
 {
     const gs_plan_arrays *v = &p->view;
     int32_t at = 0;
     bool longer = false;
-    if (!room_for(p, v->n_chunks + s->n_backends)) {
+    if (!room_for(p, v->n_chunks + s->n_backends + v->n_copies + v->n_places)) {
         return false;
     }
     if (s->n_backends > 1) {
@@ -192,6 +215,7 @@ bool gh_pools_locate(gh_sched *s, gh_prepared *p)
         p->need_begin[pool] = at;
         if (s->n_backends == 1 || !is_packed(s, p, pool, longer)) {
             at = line_up(s, p, pool, at);
+            at = longer ? set_aside(s, p, pool, p->home, at) : at;
             continue;
         }
         p->need[at] = pack_pool(s, p, pool, p->home);

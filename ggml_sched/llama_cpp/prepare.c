@@ -296,6 +296,9 @@ void gh_prepared_free(gh_prepared *p)
     gh_keeps_free(&p->keeps);
     gh_looks_free(&p->looks);
     gh_names_free(&p->names);
+    free(p->copies.tensor);
+    free(p->copies.of);
+    free(p->copies.n_reads);
     free(p->ordered);
     free(p->dep);
     free(p->chosen);

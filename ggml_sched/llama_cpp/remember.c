@@ -310,6 +310,9 @@ static int read_and_plan(gh_gallocr *a, void *graph, gh_known *k, bool replay, g
         return status;
     }
     status = gh_known_take(k, &a->forms, &a->reading, a->node_arena, a->leaf_arena, a->n_arenas);
+    if (status == GS_BAD_PLACEMENT) {
+        snprintf(error->message, sizeof error->message, "a tensor is wanted in a buffer that the allocator has not");
+    }
     if (status == GS_OK) {
         status = make_graph(a, k, &none, error);
         k->drawn = status == GS_OK;

@@ -108,10 +108,14 @@ static bool serves(const gh_runtime *rt, void *const *backends, void *const *buf
 GH_EXPORT void *ggml_backend_sched_new(void **backends, void **bufts, int n_backends, size_t graph_size, bool parallel,
                                        bool op_offload)
 {
-    const gh_runtime *rt = gh_runtime_find(GH_CALLER, bufts, bufts != NULL ? n_backends : 0);
+    const gh_runtime *rt;
     gh_sched *s;
     void *device;
-    if (rt == NULL || n_backends < 1 || n_backends > GH_MAX_BACKENDS || backends == NULL) {
+    if (n_backends < 1 || n_backends > GH_MAX_BACKENDS || backends == NULL) {
+        return NULL;
+    }
+    rt = gh_runtime_find(GH_CALLER, bufts != NULL ? bufts : backends, n_backends);
+    if (rt == NULL) {
         return NULL;
     }
     if (rt->backend_sched_new != NULL && !serves(rt, backends, bufts, n_backends)) {
@@ -175,9 +179,6 @@ GH_EXPORT void ggml_backend_sched_free(void *sched)
     gh_looks_free(&s->elsewhere);
     gh_choices_free(&s->choices);
     gh_choices_free(&s->kept_choices);
-    free(s->copy);
-    free(s->copy_of);
-    free(s->n_reads);
     free(s->part);
     free(s->ids);
     free(s->is_used);

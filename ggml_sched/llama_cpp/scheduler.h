@@ -62,6 +62,15 @@ typedef struct gh_slot_at {
     void *data;
 } gh_slot_at;
 
+/* The copies that nodes of an allocated graph read.  They stay while other graphs are allocated: nodes name them. */
+typedef struct gh_copies {
+    int32_t n;
+    int32_t room;
+    gx_tensor *tensor;      /* [n] the plan's, then views of some                                       */
+    gx_tensor **of;         /* [n] what each stands for                                                 */
+    int32_t *n_reads;       /* [n] sources of nodes that are it, or a view of it                        */
+} gh_copies;
+
 /* A graph that was planned. */
 typedef struct gh_prepared {
     uint64_t used;          /* when, in steps of the scheduler's clock; 0: never                        */
@@ -107,6 +116,7 @@ typedef struct gh_prepared {
     int32_t n_viewers;
     int32_t room_slots;
     uint64_t generation;    /* of the buffers that the addresses are in; 0: none are known              */
+    gh_copies copies;
     bool waits;             /* a split reads another backend's memory: backends wait for each other     */
     int32_t room_ids;
     int32_t room_ordered;
@@ -173,11 +183,6 @@ typedef struct gh_sched {
     uint64_t born;          /* graphs that were used by then are those of a scheduler before this       */
 
     /* What a graph that is allocated is computed with. */
-    gx_tensor *copy;        /* [n_copy] the plan's copies, then views of some                           */
-    gx_tensor **copy_of;    /* [n_copy] what each stands for                                            */
-    int32_t *n_reads;       /* [n_copy] sources of nodes that are it, or a view of it                    */
-    int32_t n_copy;
-    int32_t room_copy;
     gh_part *part;          /* [n_splits]                                                               */
     int32_t room_part;
     bool dirty[GH_MAX_BACKENDS]; /* it may still be at work                                               */

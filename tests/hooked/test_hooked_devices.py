@@ -116,6 +116,15 @@ def test_views_of_what_is_copied_are_views_of_the_copy():
 
 def test_copies_that_fused_nodes_read_are_not_written_over():
     run("waiting", "fused_nodes_that_read_copies")
+    run("waiting", "fused_nodes_that_read_copies_in_small_buffers")
+
+
+def test_graphs_that_take_turns_read_their_own_copies():
+    run("waiting", "copies_of_graphs_that_take_turns")
+
+
+def test_a_part_is_computed_in_place_on_another_device():
+    run("waiting", "in_place_through_a_copy")
 
 
 def test_errors_of_devices_are_the_answer_and_end_the_compute():

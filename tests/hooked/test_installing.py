@@ -27,9 +27,9 @@ def test_importing_installs_the_allocator():
 
 
 def test_off_leaves_everything_alone_until_it_is_asked_for():
-    code = ("import ggml_sched.llama_cpp as h, sys; print(h.installed(), h.counters(), 'ggml_sched.llama_cpp._hook' in "
-            "sys.modules, h.install('alloc'), h.install('alloc'))")
-    assert run(code, GGML_SCHED="off") == "off {} False alloc alloc\n"
+    code = ("import ggml_sched.llama_cpp as h, sys; print(h.installed(), h.counters(), h.served(), h.last_error(), "
+            "'ggml_sched.llama_cpp._hook' in sys.modules, h.install('alloc'), h.install('alloc'))")
+    assert run(code, GGML_SCHED="off") == "off {} {} None False alloc alloc\n"
 
 
 def test_nothing_installed_says_what_to_do():
@@ -78,6 +78,51 @@ def test_calls_that_do_not_arrive_are_an_error_that_says_why():
             "bases = i.loaded_bases\ni.loaded_bases = lambda: []\ni.install('alloc')\ni.loaded_bases = bases\n"
             "try:\n    i.check()\nexcept i.HookError as e:\n    print(e)")
     assert "does not call us" in run(code, GGML_SCHED="off")
+
+
+@needs_ggml
+def test_a_library_whose_file_was_replaced_since_is_not_asked(tmp_path):
+    code = ("import ctypes, os, shutil, sys\nimport ggml_sched.llama_cpp as h\nfrom importlib.util import find_spec\n"
+            "there = find_spec('ggml').submodule_search_locations[0] + '/lib/'\n"
+            "for name in ('libggml-base.so', 'libggml-cpu.so'):\n    shutil.copy(there + name, sys.argv[1])\n"
+            "    ctypes.CDLL(os.path.join(sys.argv[1], name), mode=os.RTLD_LOCAL | os.RTLD_NOW)\n"
+            "h.check()\nbefore = h.served()['allocators']\nshutil.rmtree(sys.argv[1])\nh.check()\n"
+            "print(before, h.served()['allocators'])")
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout == "1 1\n", done.stderr[-3000:]
+
+
+@needs_ggml
+@needs_llama_cpp
+@pytest.mark.parametrize("level", ["alloc", "sched"])
+def test_two_ggmls_are_each_understood(level):
+    """Which of two a scheduler is of, its backends say: the number of an op is another's in the other."""
+    code = """
+import ctypes as c, os
+from importlib.util import find_spec
+import ggml_sched.llama_cpp as h
+from ggml_sched.llama_cpp.install import hook
+P, S, B, I = c.c_void_p, c.c_size_t, c.c_bool, c.c_int
+class Init(c.Structure):
+    _fields_ = [("size", S), ("memory", P), ("no_alloc", B)]
+ours = c.CDLL(hook().__file__)
+for package, end in (("llama_cpp", ".so.0"), ("ggml", ".so")):
+    at = find_spec(package).submodule_search_locations[0] + "/lib/libggml-"
+    base, cpu = (c.CDLL(at + name + end, mode=os.RTLD_LOCAL | os.RTLD_NOW) for name in ("base", "cpu"))
+    def call(library, name, result, types, *values):
+        function = getattr(library, "ggml_" + name)
+        return c.CFUNCTYPE(result, *types)(c.cast(function, P).value)(*values)
+    backend = call(cpu, "backend_cpu_init", P, [])
+    made = call(ours, "backend_sched_new", P, [P, P, I, S, B, B], (P * 1)(backend), None, 1, 64, False, False)
+    ctx = call(base, "init", P, [Init], Init(1 << 20, None, True))
+    graph = call(base, "new_graph_custom", P, [P, S, B], ctx, 64, False)
+    x = call(base, "new_tensor_2d", P, [P, I, c.c_int64, c.c_int64], ctx, 0, 16, 16)
+    y = call(base, "gelu", P, [P, P], ctx, call(base, "scale", P, [P, P, c.c_float], ctx, x, 2.0))
+    call(base, "build_forward_expand", None, [P, P], graph, y)
+    assert call(ours, "backend_sched_reserve", B, [P, P], made, graph)
+    print([t.op for t in h.plans()[-1].graph.nodes])
+"""
+    assert run(code, GGML_SCHED=level) == "['SCALE', 'UNARY:GELU']\n" * 2
 
 
 def test_a_script_runs_hooked_with_its_arguments(tmp_path):

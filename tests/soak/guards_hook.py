@@ -105,6 +105,8 @@ GROUPS = (
     ("ggml_sched/llama_cpp/follow.c", ALLOCATOR,
      ("plans that are followed", " || clashes(k, base, lib)) {", ") {")),
     ("ggml_sched/llama_cpp/pools.c", DEVICES,
+     ("copies that fused nodes read in small buffers",
+      "            at = longer ? set_aside(s, p, pool, p->home, at) : at;\n", ""),
      ("copies that fused nodes read",
       "        longer = v->n_copies > 0 && keep_copies(p, p->home);\n        if (v->n_copies == 0) {\n",
       "        if (1) {\n"),
