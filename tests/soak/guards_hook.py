@@ -111,12 +111,15 @@ GROUPS = (
       "        info[error->backend].max_buffer = error->value;\n", "        break;\n")),
     ("ggml_sched/llama_cpp/compute.c", DEVICES,
      ("inputs are copied at once", "    if (from->flags & GH_FLAG_INPUT) {\n", "    if (0) {\n"),
-     ("inputs wait for who reads the copy",
-      "        wait_for(s, b);\n        s->rt->backend_tensor_copy(from, to);\n",
-      "        s->rt->backend_tensor_copy(from, to);\n"),
      ("copies wait for who reads them",
-      "    } else {\n        s->rt->backend_synchronize(s->backend[b]);\n    }\n    if (!gh_copy",
-      "    }\n    if (!gh_copy"),
+      "|| !takes_turns(v, c)) {\n        s->rt->backend_synchronize(s->backend[b]);\n", "|| !takes_turns(v, c)) {\n"),
+     ("copies of one place wait for all",
+      "s->event[b][s->place] == NULL || !takes_turns(v, c)) {", "s->event[b][s->place] == NULL) {"),
+     ("inputs wait for who reads the copy in their place",
+      "        s->rt->backend_event_synchronize(s->event[b][s->place]);\n"
+      "    } else {\n"
+      "        s->rt->backend_event_wait",
+      "    } else {\n        s->rt->backend_event_wait"),
      ("used experts alone", "    if (!gh_copy_experts(s, p, split, input)) {\n", "    if (1) {\n"),
      ("errors of nodes that are asked for",
       "        if (status != GH_STATUS_SUCCESS) {\n"
