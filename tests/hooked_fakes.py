@@ -73,6 +73,9 @@ class Bench:
         }.items():
             function = getattr(g, name)
             function.restype, function.argtypes = result, arguments
+        # Since 2026, results of some ops alone may take more bytes than they have.
+        self.may_expand = getattr(g.base, "ggml_op_alloc_size_may_expand", lambda op: True)
+        self.may_expand.restype = BOOL
 
     def device(self, name: str, **how) -> Device:
         self.devices.append(Device(self, name, **how))
@@ -138,6 +141,14 @@ class Device:
         self._backend = self._make_backend()
         self.handle, self.buft = c.addressof(self._backend), c.addressof(self.type)
 
+    def _wanted(self, t: int) -> int:
+        """Bytes that it wants behind a tensor of its memory that looks so."""
+        return self.extra if self.bench.may_expand(view(t).op) else 0
+
+    def _behind(self, t: int) -> int:
+        """Bytes that it has there."""
+        return self._wanted(t) if not view(t).view_src else 0
+
     def _slot(self, result, answer, *arguments) -> int:
         made = c.CFUNCTYPE(result, *arguments)(self.bench.guarded(answer))
         self._kept.append(made)
@@ -151,7 +162,7 @@ class Device:
             get_name=self._slot(P, lambda t: label, P), alloc_buffer=self._slot(P, self._alloc, P, SIZE),
             get_alignment=self._slot(SIZE, lambda t: self.alignment, P),
             get_max_size=self._slot(SIZE, lambda t: self.max_size, P) if self.max_size else None,
-            get_alloc_size=self._slot(SIZE, lambda buft, t: self.g.nbytes(t) + self.extra, P, P),
+            get_alloc_size=self._slot(SIZE, lambda buft, t: self.g.nbytes(t) + self._wanted(t), P, P),
             is_host=self._slot(BOOL, lambda t: self.host, P), device=c.addressof(self._device))
 
     def _alloc(self, buft, size):
@@ -183,8 +194,8 @@ class Device:
 
     def _spill(self, t: int, stop: int) -> None:
         """What was written up to the end of a tensor is followed by what the device asked for."""
-        if self.extra and stop == self.g.nbytes(t) and not view(t).view_src:
-            c.memset(view(t).data + stop, 0xA5, self.extra)
+        if stop == self.g.nbytes(t):
+            c.memset(view(t).data + stop, 0xA5, self._behind(t))
 
     # -- work
 
@@ -234,7 +245,7 @@ class Device:
             c.memset(stop, 0xA5, behind)
 
         start, stop = self.bench.span(t)
-        behind = 0 if view(t).view_src else self.extra
+        behind = self._behind(t)
         self._give(_Work(name, run, [self.bench.span(s) for s in sources], [(start, stop + behind)]))
 
     def _set_async(self, backend, t, data, at, size) -> None:
@@ -256,7 +267,7 @@ class Device:
         read, write = self.bench.span(source), self.bench.span(to)
         self.bench.log.append(("copy_async", self.name, view(to).name.decode()))
         what = f"copying {view(to).name.decode()}"
-        behind = 0 if view(to).view_src else self.extra
+        behind = self._behind(to)
 
         def copy() -> None:
             c.memmove(write[0], read[0], read[1] - read[0])

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 
 import numpy as np
@@ -17,40 +18,41 @@ ABORTED, FAILED = 1, -1
 
 
 def memory_that_others_read() -> None:
-    """Who reads another's memory has no copy of it, and waits until that has computed what it reads."""
+    """Who reads another's memory has no copy of it, and waits until that has computed what it reads; the next compute
+    waits until it has been read."""
     g, bench = start()
     device = bench.device("A", lazy=True, events=True)
     reader = bench.device("B", reads=[device], lazy=True, events=True)
     stranger = bench.device("C", lazy=True, events=True)
     weights = Weights(g, device.handle, np.random.default_rng(1))
     values, copies = numbers(2, WIDTH, ROWS), {}
-    for other in (reader, stranger):
-        for parallel in (False, True):
-            backends = [other.handle, device.handle, bench.cpu]
-            s = g.scheduler(backends, True, parallel)
-            graph = Graph(g)
-            x = graph.tensor(WIDTH, ROWS, flags="i")
-            product = graph.op("mul_mat", weights.square[0], x)
-            out = graph.op("mul_mat", weights.square[1], graph.op("silu", product))
-            back = graph.op("mul_mat", weights.square[2], out)
-            graph.expand(back)
-            for _ in range(4):
-                g.backend_sched_reset(s)
-                for node, where in ((product, device), (out, other), (back, device)):
-                    g.backend_sched_set_tensor_backend(s, node, where.handle)
-                assert g.backend_sched_alloc_graph(s, graph.graph)
-                copies[other.name] = len(hook().last_scheduled()[0]["plan"]["copies"])
-                graph.put(x, values)
-                assert g.backend_sched_graph_compute_async(s, graph.graph) == 0
-            g.backend_sched_synchronize(s)
-            bench.sound()
-            w = [weights.own.get(t).reshape(WIDTH, WIDTH) for t in weights.square]
-            h = values @ w[0].T
-            want = ((h / (1 + np.exp(-h))) @ w[1].T) @ w[2].T
-            assert np.allclose(graph.get(back).reshape(want.shape), want, atol=1e-4)
-            g.backend_sched_free(s)
-            graph.close()
-    assert copies == {"B": 2, "C": 4}, "what is not read: the input, and what comes back"
+    w = [weights.own.get(t).reshape(WIDTH, WIDTH) for t in weights.square]
+    h = values @ w[0].T
+    there = (h / (1 + np.exp(-h))) @ w[1].T
+    for other, parallel, comes_back in itertools.product((reader, stranger), (False, True), (False, True)):
+        s = g.scheduler([other.handle, device.handle, bench.cpu], True, parallel)
+        graph = Graph(g)
+        x = graph.tensor(WIDTH, ROWS, flags="i")
+        product = graph.op("mul_mat", weights.square[0], x)
+        out = graph.op("mul_mat", weights.square[1], graph.op("silu", product))
+        back = graph.op("mul_mat", weights.square[2], out) if comes_back else out
+        graph.expand(back)
+        for _ in range(4):
+            g.backend_sched_reset(s)
+            for node, where in ((product, device), (back, device), (out, other)):
+                g.backend_sched_set_tensor_backend(s, node, where.handle)
+            assert g.backend_sched_alloc_graph(s, graph.graph)
+            copies[other.name, comes_back] = len(hook().last_scheduled()[0]["plan"]["copies"])
+            graph.put(x, values)
+            assert g.backend_sched_graph_compute_async(s, graph.graph) == 0
+        g.backend_sched_synchronize(s)
+        bench.sound()
+        want = there @ w[2].T if comes_back else there
+        assert np.allclose(graph.get(back).reshape(want.shape), want, atol=1e-4)
+        g.backend_sched_free(s)
+        graph.close()
+    assert copies["B", False] == 1 and copies["B", True] == 2, "what is not read: the input, and what comes back"
+    assert copies["C", False] == 3 and copies["C", True] == 4, copies
     weights.close()
 
 

@@ -41,22 +41,35 @@ static void wait_for_others(gh_sched *s, int b)
 
 /* -- splits -------------------------------------------------------------------------------------------------------- */
 
+/* Whether each allocation has a place of its own for a copy.  Weights have one for all: what an earlier compute reads of
+ * it no event of this allocation's tells. */
+static bool takes_turns(const gs_plan_arrays *v, int32_t c)
+{
+    for (int32_t k = 0; k < v->n_places; k++) {
+        if (v->place_copy[k] == c) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void bring(gh_sched *s, const gh_prepared *p, int32_t split, int32_t input)
 {
     const gs_plan_arrays *v = &p->view;
     const int32_t c = v->inputs[input], like = v->copy_like[c];
     const int b = v->split_backend[split], owner = v->assign[like] >= 0 ? v->assign[like] : s->n_backends - 1;
     gx_tensor *from = p->copies.of[c], *to = &p->copies.tensor[c];
+    if (s->event[b][s->place] == NULL || !takes_turns(v, c)) {
+        s->rt->backend_synchronize(s->backend[b]);
+    } else if (from->flags & GH_FLAG_INPUT) {
+        s->rt->backend_event_synchronize(s->event[b][s->place]);
+    } else {
+        s->rt->backend_event_wait(s->backend[b], s->event[b][s->place]);
+    }
     if (from->flags & GH_FLAG_INPUT) {
         /* At once: the client may write to it as soon as the call has returned. */
-        wait_for(s, b);
         s->rt->backend_tensor_copy(from, to);
         return;
-    }
-    if (s->event[b][s->place] != NULL) {
-        s->rt->backend_event_wait(s->backend[b], s->event[b][s->place]);
-    } else {
-        s->rt->backend_synchronize(s->backend[b]);
     }
     if (!gh_copy_experts(s, p, split, input)) {
         s->rt->backend_tensor_copy_async(s->backend[owner], s->backend[b], from, to);
