@@ -68,7 +68,7 @@ graph = gs.Graph(ctx.neg(ctx.tensor("f32", (SIZE,))))
 buffer = backend.alloc_tensors(ctx)
 plan = backend.graph_plan_create(graph)
 backend.graph_plan_compute(plan)
-end, hits = time.monotonic() + 2, 0
+end, hits = time.monotonic() + SECONDS, 0
 while time.monotonic() < end:
     try:
         armed = True
@@ -102,10 +102,15 @@ def test_a_buffer_closed_by_another_thread_keeps_its_memory_until_the_compute_en
     assert run(kind, f"PLANNED = {planned}\n{CLOSED}") == "refused"
 
 
+while_signals_come = pytest.mark.parametrize("seconds", [1, pytest.param(20, marks=pytest.mark.soak)])
+"""Thousands of signals a second."""
+
+
+@while_signals_come
 @pytest.mark.parametrize("size", [64, 1 << 16])
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_an_exception_out_of_a_signal_leaves_neither_a_lock_nor_a_wait_behind(kind, size):
-    assert run(kind, f"SIZE = {size}\n{SIGNALS}") == "works"
+def test_an_exception_out_of_a_signal_leaves_neither_a_lock_nor_a_wait_behind(kind, size, seconds):
+    assert run(kind, f"SECONDS, SIZE = {seconds}, {size}\n{SIGNALS}") == "works"
 
 
 NO_MEMORY = """
@@ -139,7 +144,7 @@ LANES = HIT + """
 from ggml_sched.backends.cpu.oracle.lanes import Lanes
 lanes, calls = Lanes(3), [[time.monotonic]] * 3
 lanes.run(calls)
-end, hits = time.monotonic() + 3, 0
+end, hits = time.monotonic() + SECONDS, 0
 while time.monotonic() < end:
     try:
         armed = True
@@ -155,8 +160,9 @@ print("works" if hits > 100 else hits)
 """
 
 
-def test_a_signal_while_lanes_end_does_not_wait_for_ever():
-    assert run("numpy", LANES) == "works"
+@while_signals_come
+def test_a_signal_while_lanes_end_does_not_wait_for_ever(seconds):
+    assert run("numpy", f"SECONDS = {seconds}\n{LANES}") == "works"
 
 
 @pytest.mark.parametrize("raised, context", [(KeyboardInterrupt, None), (RuntimeError, KeyboardInterrupt)])

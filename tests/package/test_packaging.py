@@ -116,6 +116,25 @@ def test_ci_runs_the_test_command_of_the_readme():
     assert [step for step in steps if step not in plain] == []
 
 
+OPTIONAL = re.compile(r"""(?:importorskip|find_spec)\(["'](\w+)|"""
+                      r"""(ggml_here|find_nvrtc|support\.compute|support import \(?[\w\s,]*\bcompute)\b""")
+"""What a test asks for that may not be installed: a module, or what stands for one."""
+
+
+def test_ci_runs_again_what_asks_for_an_extra():
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").replace("\\\n", " ")
+    again = [ROOT / word for line in script.partition("[test,")[2].splitlines() for word in line.split()
+             if word.startswith("tests/")]
+    assert again and all(path.exists() for path in again)
+    asking = {path for path in (ROOT / "tests").rglob("test_*.py")
+              for module, other in OPTIONAL.findall(path.read_text(encoding="utf-8"))
+              if other or not module.startswith("_") and module not in sys.stdlib_module_names}
+    left_out = {path.relative_to(ROOT).as_posix() for path in asking if not {path, *path.parents} & {*again}}
+    # Computes the ops of the CPU with the kernels of CUDA, which nothing that can be installed is compared with.
+    assert left_out - {"tests/cupy/test_cuda_ops_of_the_cpu.py"} == set()
+    assert {path.parent.name for path in asking} >= {"backends", "hooked", "llama", "package"}
+
+
 # -- building -----------------------------------------------------------------------------------------
 
 

@@ -53,7 +53,8 @@ def test_no_chunk_ends_beyond_63_bits():
             sched.plan(more)
 
 
-def test_twenty_backends_and_ten_thousand_splits():
+@pytest.mark.parametrize("n", [1000, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_twenty_backends_and_thousands_of_splits(n):
     backends = tuple(gs.DryBackend(f"D{k}") for k in range(20))
     homes = gs.Context("biases")
     ctx = gs.Context()
@@ -64,12 +65,12 @@ def test_twenty_backends_and_ten_thousand_splits():
         biases.append(home.tensor("f32", 8, f"bias {b.name}"))
         b.alloc_tensors(home)
     del homes
-    for k in range(10_000):
+    for k in range(n):
         h = ctx.add(h, biases[k % 20])
     graph = gs.Graph(h)
     with gs.Scheduler(backends) as sched:
         plan = verified(sched.plan(graph))
-        assert len(plan.splits) == 10_000
+        assert len(plan.splits) == n
         sched.alloc(graph)
         assert sched.compute(graph)
 

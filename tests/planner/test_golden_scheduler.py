@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from configs import configured_graph, golden, golden_names, graph_names
 
@@ -12,10 +14,17 @@ SURVIVED = [case for case in CASES if "splits" in golden(*case)]
 MODELS_WITHOUT_GOLDEN = [name for name in graph_names() if name not in golden_names("c1")]
 
 
+@cache
 def planned(name: str, configuration: str) -> tuple[gs.Graph, gs.Plan, tuple[gs.Backend, ...]]:
     graph, config = configured_graph(name, configuration)
     with gs.Scheduler(config.backends, policy="seed") as sched:
         return graph, sched.plan(graph), config.backends
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _plans_are_forgotten_in_the_end():
+    yield
+    planned.cache_clear()
 
 
 @pytest.mark.parametrize(("name", "configuration"), CASES)

@@ -443,7 +443,8 @@ def test_memory_remembers_who_wrote_each_byte():
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("path", sample_paths(), ids=lambda p: p.name.removesuffix(".json.gz"))
 def test_plans_of_sample_graphs_are_sound(path, config, policy):
-    assert problems(sample_plan(path, config, policy)) == []
+    """Aligned as where they are compared with other planners': the checker looks at each of these plans once."""
+    sample_plan(path, config, policy, {"seed": 64, "default": 32}[policy]).verify()
 
 
 @pytest.mark.parametrize("policy", ["seed", "default"])

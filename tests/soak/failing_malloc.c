@@ -1,7 +1,8 @@
 /* failing_malloc.c -- malloc, calloc and realloc that fail on demand for callers in given ranges of code.
  *
- * To be preloaded (LD_PRELOAD).  Everybody else gets what glibc gives.  Counts what the callers in the ranges hold, so
- * that a failure that leaks is seen.  One thread at a time: the tests that use it have no more.
+ * To be preloaded (LD_PRELOAD).  Everybody else gets what glibc gives.  Knows the blocks that were made for the callers
+ * in the ranges, so that a failure that leaks is seen; who gives one back is not asked, as a function that ends with
+ * free() jumps there and looks like its caller.  One thread at a time: the tests that use it have no more.
  */
 #define _GNU_SOURCE
 #include <stddef.h>
@@ -17,6 +18,37 @@ void __libc_free(void *memory);
 static uintptr_t begins[MAX_RANGES], ends[MAX_RANGES];
 static int n_ranges;
 static long calls, first, last, held;
+
+#define N_PLACES (1u << 20)
+/* Blocks of callers in the ranges, each at the first place from `home` on that was free; a power of two of places. */
+static void *blocks[N_PLACES];
+
+static unsigned home(const void *block) { return (unsigned)(((uintptr_t)block >> 4) * 2654435761u) % N_PLACES; }
+
+static void note(void *block) {
+    unsigned i = home(block);
+    if (block == NULL || held >= N_PLACES / 2) return;
+    while (blocks[i] != NULL) i = (i + 1) % N_PLACES;
+    blocks[i] = block;
+    held++;
+}
+
+/* Whether it was noted.  Those behind it move up, so that none is looked for beyond an empty place. */
+static int forget(const void *block) {
+    unsigned hole = home(block), i;
+    while (blocks[hole] != block) {
+        if (blocks[hole] == NULL) return 0;
+        hole = (hole + 1) % N_PLACES;
+    }
+    for (i = (hole + 1) % N_PLACES; blocks[i] != NULL; i = (i + 1) % N_PLACES)
+        if ((i - home(blocks[i])) % N_PLACES >= (i - hole) % N_PLACES) {
+            blocks[hole] = blocks[i];
+            hole = i;
+        }
+    blocks[hole] = NULL;
+    held--;
+    return 1;
+}
 
 void failing_malloc_watch(uintptr_t begin, uintptr_t end) {
     if (n_ranges < MAX_RANGES) {
@@ -51,7 +83,7 @@ void *malloc(size_t size) {
     void *memory;
     if (!watched(__builtin_return_address(0))) return __libc_malloc(size);
     memory = fails() ? NULL : __libc_malloc(size);
-    held += memory != NULL;
+    note(memory);
     return memory;
 }
 
@@ -59,19 +91,27 @@ void *calloc(size_t count, size_t size) {
     void *memory;
     if (!watched(__builtin_return_address(0))) return __libc_calloc(count, size);
     memory = fails() ? NULL : __libc_calloc(count, size);
-    held += memory != NULL;
+    note(memory);
     return memory;
 }
 
 void *realloc(void *old, size_t size) {
     void *memory;
-    if (!watched(__builtin_return_address(0))) return __libc_realloc(old, size);
-    memory = fails() ? NULL : __libc_realloc(old, size);
-    held += memory != NULL && old == NULL;
+    if (watched(__builtin_return_address(0))) {
+        if (fails()) return NULL;
+        memory = __libc_realloc(old, size);
+        if (memory != NULL || size == 0) {
+            if (old != NULL) forget(old);
+            note(memory);
+        }
+        return memory;
+    }
+    memory = __libc_realloc(old, size);
+    if (memory != NULL && old != NULL && forget(old)) note(memory);
     return memory;
 }
 
 void free(void *memory) {
-    if (memory != NULL && watched(__builtin_return_address(0))) held--;
+    if (memory != NULL && held > 0) forget(memory);
     __libc_free(memory);
 }
