@@ -74,8 +74,8 @@ class Runner:
         path = self.path(case.model)
         job.write_text(json.dumps({
             "mode": "alloc" if mode == "turns" else mode, "turns": mode == "turns", "model": str(path),
-            "lora": adapter(path, self.folder), "libraries": self.libraries, "devices": case.devices, "pipeline": case.pipeline,
-            "layers": case.layers, "what": "tokens", "acts": acts}))
+            "lora": adapter(path, self.folder), "libraries": self.libraries, "devices": case.devices,
+            "pipeline": case.pipeline, "layers": case.layers, "what": "tokens", "acts": acts}))
         folders = [self.package, self.package / "bench", self.package / "tests" / "soak"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GGML_NO_BACKTRACE": "1", **self.environment,
                        "PYTHONPATH": os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])}
@@ -184,6 +184,5 @@ def test_states_and_switches_go_on_with_the_bits_of_stock(runner, case, level):
 @pytest.mark.parametrize("case", [case for case in CASES if case.devices], ids=str)
 def test_devices_that_refuse_leave_the_others_working(runner, case, level):
     ((stock, ours),) = runner.compare(level, case, [["refused", {"most": 12}]])
-    assert ours["failed"] == stock["failed"] > 0
-    assert ours["served"]["failed"] > 0
     assert ours["words"] == stock["words"]
+    assert ours["named"] == sum("compute pp buffers" in words for words in ours["words"]) > 0
