@@ -37,6 +37,11 @@ class Case:
     pipeline: bool = False
     layers: int = 0
 
+    @property
+    def has_window(self) -> bool:
+        """Does attention of some layers reach back so far only?"""
+        return self.model in ("random gpt-oss", "random gemma3")
+
     def __str__(self) -> str:
         where = f"-{self.devices} devices-{self.layers} layers" if self.devices else ""
         return self.model.replace(" ", "-") + where + ("-pipeline" if self.pipeline else "")
