@@ -19,7 +19,7 @@ from ggml_sched.llama.gguf import open_gguf
 from ggml_sched.llama.gguf_write import write_gguf
 from ggml_sched.llama.synthetic_models import random_model
 
-__all__ = ["CASES", "LEVELS", "MANY", "Case", "Runner"]
+__all__ = ["CASES", "LEVELS", "MANY", "WALKED", "Case", "Runner"]
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "tests" / "data" / "models"
@@ -49,6 +49,9 @@ class Case:
 
 CASES = (Case("tiny-llama-q4_0"), Case("tiny-qwen3-f32", 1, layers=2), Case("random gpt-oss", 2, True, 999),
          Case("random gemma3", 3, layers=4), Case("random mamba"))
+WALKED = (*CASES, Case("tiny-llama-q4_0", 2, True, 999), Case("random qwen3moe", 2, layers=2),
+          Case("random deepseek2", 1, layers=999), Case("random gemma2", 2, layers=2), Case("random gpt2", 1, layers=2),
+          Case("random phi3"))
 MANY = (Case("tiny-llama-q4_0"), Case("tiny-qwen3-f32", 3, layers=999), Case("random gpt-oss", 1, layers=2))
 
 

@@ -45,6 +45,14 @@ class Client(Engine):
         """Devices give so many more buffers and no more; -1: any number."""
         self.hosts.devices_refuse_after(buffers)
 
+    def adapter(self):
+        """The job's adapter, which its caller frees; None: it has none."""
+        if not self.job["lora"]:
+            return None
+        found = self.api.llama_adapter_lora_init(self.loaded, os.fsencode(self.job["lora"]))
+        assert found, self.last()
+        return found
+
     def context(self, **asked) -> Context:
         """A context of USUAL or what is asked for; Refused where llama.cpp does not open it."""
         if self.job["turns"]:
@@ -93,21 +101,24 @@ class Context:
         Rows are logits [vocab], or embeddings [width] of a context that has them.
         """
         count = len(tokens)
-        batch = self.api.llama_batch_init(count * len(sequences), 0, 1)
+        return self.compute([(tokens[i], at + i, sequence, i >= count - outputs) for sequence in sequences
+                             for i in range(count)])
+
+    def compute(self, entries: Sequence[tuple[int, int, int, bool]]) -> np.ndarray:
+        """A batch of (token, position, sequence, whether its row is asked for); Refused where llama.cpp says no."""
+        batch = self.api.llama_batch_init(len(entries), 0, 1)
         try:
-            batch.n_tokens = count * len(sequences)
-            for i in range(batch.n_tokens):
-                batch.token[i], batch.pos[i] = int(tokens[i % count]), at + i % count
-                batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequences[i // count]
-                batch.logits[i] = i % count >= count - outputs
+            batch.n_tokens = len(entries)
+            for i, (token, position, sequence, asked) in enumerate(entries):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i] = int(token), position, 1
+                batch.seq_id[i][0], batch.logits[i] = sequence, asked
             status = self.api.llama_decode(self.handle, batch)
-            if status:
-                raise Refused(f"llama_decode gave {status}: {self.client.last()}")
-            asked = [i for i in range(batch.n_tokens) if batch.logits[i]]
         finally:
             self.api.llama_batch_free(batch)
-        self.tokens += count * len(sequences)
-        rows = np.stack([self._row(i) for i in asked])
+        if status:
+            raise Refused(f"llama_decode gave {status}: {self.client.last()}")
+        self.tokens += len(entries)
+        rows = np.stack([self._row(i) for i, entry in enumerate(entries) if entry[3]])
         self.hash.update(rows.tobytes())
         return rows
 

@@ -3,7 +3,7 @@
     python llama_cpp_load.py JOB
 
 JOB is a file of JSON: what `hooked.worker.Engine` takes, `layers` on devices, `lora` (a file), `turns` (the level
-changes with each context), and `acts`, pairs of a function below and its arguments.  The digests of two runs are equal
+changes with each context), and `acts`, pairs of a function's name and its arguments.  The digests of two runs are equal
 where their bits are; whether what an act says is right is for the test to say.
 """
 
@@ -12,13 +12,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import os
 import sys
 import threading
 from pathlib import Path
 
 import llama_cpp_contexts
 from llama_cpp_contexts import Client, Refused, resident
+from llama_cpp_walks import wandered
 
 FEW = 20
 """Contexts after which memory no longer grows."""
@@ -162,10 +162,7 @@ def difference(context: llama_cpp_contexts.Context, want: list, at: int, sequenc
 def switched(client: Client, rounds: int) -> dict:
     """An adapter, embeddings and causal attention, each on and off again, while a context lives."""
     api, differs = client.api, []
-    adapter = None
-    if client.job["lora"]:
-        adapter = api.llama_adapter_lora_init(client.loaded, os.fsencode(client.job["lora"]))
-        assert adapter, client.last()
+    adapter = client.adapter()
     with client.context(n_ctx=512) as context:
         for i in range(rounds):
             # Clearing is what every model's memory can do.
@@ -244,7 +241,8 @@ def refused(client: Client, most: int) -> dict:
     return {"digest": digests, "words": words, "named": named}
 
 
-ACTS = {act.__name__: act for act in (generated, opened, in_threads, restored, switched, interrupted, refused)}
+ACTS = {act.__name__: act for act in (generated, opened, in_threads, restored, switched, interrupted, refused,
+                                    wandered)}
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import os
 
 import pytest
 from hooked import build
-from llama_cpp_cases import CASES, LEVELS, MANY, Runner
+from llama_cpp_cases import CASES, LEVELS, MANY, WALKED, Runner
 
 TIMES = int(os.environ.get("GGML_SCHED_SOAK", "1"))
 GROWTH = 1 << 20
@@ -82,3 +82,10 @@ def test_devices_that_refuse_leave_the_others_working(runner, case, level):
     ((stock, ours),) = runner.compare(level, case, [["refused", {"most": 12}]])
     assert ours["words"] == stock["words"]
     assert ours["named"] == sum("compute pp buffers" in words for words in ours["words"]) > 0
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("case", WALKED, ids=str)
+def test_whatever_contexts_are_asked_for_their_bits_are_those_of_stock(runner, case, level):
+    ((_, ours),) = runner.compare(level, case, [["wandered", {"seeds": 40 * TIMES}]])
+    assert ours["tokens"] > 100 * len(ours["digest"])

@@ -23,7 +23,8 @@ HOW = {"leaks": True, "runtimes": ("asan", "ubsan", "stdc++")}
 OURS = ("ggml_sched/", "_hook.", "_capi.", "_core.", "_graph.", "_pack.", "_locks.", "_steps.")
 """In reports of leaks: our files."""
 ACTS = [["generated", {"count": 2000, "sizes": [256, 512]}], ["opened", {"count": 60}], ["in_threads", {"count": 200}],
-        ["restored", {"rounds": 6}], ["switched", {"rounds": 6}], ["interrupted", {"rounds": 10}]]
+        ["restored", {"rounds": 6}], ["switched", {"rounds": 6}], ["interrupted", {"rounds": 10}],
+        ["wandered", {"seeds": 12}]]
 CANARY = """
 #include <stdlib.h>
 void *kept(size_t n) { return malloc(n); }
