@@ -459,6 +459,11 @@ int gh_read(gh_reading *r, const gh_ggml *lib, void *graph)
 
 static const gs_layout no_bytes = {.ne = {0, 1, 1, 1}, .nb = {4, 0, 0, 0}, .type = GS_TYPE_F32, .op = GS_OP_NONE};
 
+static inline bool is_empty(const gs_layout *layout)
+{
+    return layout->ne[0] == 0 || layout->ne[1] == 0 || layout->ne[2] == 0 || layout->ne[3] == 0;
+}
+
 static void fill_tensor(const gh_reading *r, const gs_graph_arrays *a, int32_t id, bool inputs)
 {
     const gh_item *item = &r->item[id];
@@ -489,7 +494,8 @@ static void fill_tensor(const gh_reading *r, const gs_graph_arrays *a, int32_t i
     if (item->tensor != NULL && item->root >= 0) {
         int64_t offs = 0;
         a->view_src[id] = item->root;
-        for (; t->view_src != NULL; t = t->view_src) {
+        /* A view of no bytes may be anywhere, past the end as well. */
+        for (; t->view_src != NULL && !is_empty(layout); t = t->view_src) {
             offs += (int64_t)t->view_offs;
         }
         a->view_offs[id] = offs;
