@@ -100,7 +100,8 @@ class Runner:
             return MODELS / f"{model}.gguf"
         path = self.folder / f"{model}.gguf"
         if not path.exists():
-            path.write_bytes(random_model(model.split()[1], metadata={"context_length": 4096}))
+            arch = model.split()[1]
+            path.write_bytes(random_model(arch, metadata={"context_length": 4096}, tied=arch == "gemma2"))
         return path
 
     def compare(self, mode: str, case: Case, acts: list, **how) -> list[tuple[dict, dict]]:
