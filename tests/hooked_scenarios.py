@@ -219,6 +219,24 @@ def leafs_outputs_and_views() -> None:
     assert apart(x, unread_input) and verified() == 1
 
 
+def views_of_nothing() -> None:
+    """Of a result without rows each expert's part begins past the end: nobody wants the first rows of a prompt."""
+    backend = cpu_init()
+
+    def make() -> Context:
+        made = Context()
+        x = made.leaf(16, 6)
+        none = made.scale(made.view_2d(x, 16, 0, 64, 0), 2.0)
+        parts = [made.view_2d(none, 8, 0, 64, 32 * i) for i in range(2)]
+        made.output(made.add(*parts))
+        made.output(made.scale(x, 3.0))
+        return made
+
+    want, got, _, _ = both(make, backend)
+    assert got == want and want[0] == b"" and want[1]
+    backend_free(backend)
+
+
 def outputs_that_are_views() -> None:
     """What ggml's own allocator gives away: the reference has no reuse at all."""
     backend = cpu_init()

@@ -1,8 +1,10 @@
 // Devices for llama.cpp where there are none: each has buffers of a type of its own and computes as the CPU does.
 //
 // Owns the devices until the process ends, as ggml does.  Invariant: what a device computes has the bits of the CPU
-// backend with one thread.  A dry device has addresses but keeps and computes nothing: for models of any size.  The
-// structs are ggml's as 0.15 and 0.25 lay them out (slots that stay empty are unnamed); its headers are not needed.
+// backend with one thread.  A dry device has addresses but keeps and computes nothing: for models of any size.  All
+// refuse buffers when told to.  The structs are ggml's as 0.15 and 0.25 lay them out (slots that stay empty are unnamed);
+// its headers are not needed.
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -130,6 +132,7 @@ Library ggml;
 Registry registry;
 void *cpu = nullptr;
 std::deque<Host> hosts;
+std::atomic<int> room{-1};  // for how many more buffers there is; negative: for any number
 char guid[16] = "ggml-sched host";
 
 Host &of(Device *device) { return *static_cast<Host *>(device->context); }
@@ -169,7 +172,17 @@ Memory memory_slots() {
     return slots;
 }
 
+bool is_full() {
+    int left = room.load();
+    while (left > 0 && !room.compare_exchange_weak(left, left - 1)) {
+    }
+    return left == 0;
+}
+
 void *alloc_buffer(BufferType *type, size_t size) {
+    if (is_full()) {
+        return nullptr;
+    }
     // Pages come when they are touched, which on a dry device nobody does.
     void *base = mmap(nullptr, size + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return base == MAP_FAILED ? nullptr : ggml.buffer_init(type, memory_slots(), base, size);
@@ -259,3 +272,6 @@ extern "C" int devices_open(const char *base, void *cpu_device, int count, int d
     }
     return 0;
 }
+
+// So many more buffers are given, then all are refused; a negative number: none is.
+extern "C" void devices_refuse_after(int buffers) { room = buffers; }

@@ -62,6 +62,10 @@ def test_leafs_outputs_and_views_have_what_they_are_promised():
     scenario("leafs_outputs_and_views")
 
 
+def test_views_of_nothing_may_begin_past_the_end():
+    scenario("views_of_nothing")
+
+
 def test_an_output_that_is_a_view_keeps_its_memory():
     scenario("outputs_that_are_views")
 
