@@ -133,13 +133,14 @@ def ggml_extension() -> Extension:
 def hook_extension() -> Extension:
     """ggml_sched.llama_cpp._hook: the library that a client's ggml meets.  What it exports is ggml's names alone."""
     here = "ggml_sched/llama_cpp"
-    depends = [*(HERE / here).glob("*.h"), HERE / "ggml_sched/backends/ggml/abi.h",
+    rooms = [f"{here}/{name}" for name in ("ggml", "graphs", "alloc", "sched")]
+    depends = [*(HERE / here).glob("**/*.h"), HERE / "ggml_sched/backends/ggml/abi.h",
                *(HERE / "ggml_sched").glob("_*.pxd"), *(HERE / "include" / "ggml_sched").glob("*.h")]
     return Extension(
         "ggml_sched.llama_cpp._hook",
-        [f"{here}/_hook.pyx", *(str(path.relative_to(HERE)) for path in sorted((HERE / here).glob("*.c"))
+        [f"{here}/_hook.pyx", *(str(path.relative_to(HERE)) for path in sorted((HERE / here).glob("**/*.c"))
                                 if path.name != "_hook.c")],
-        include_dirs=["include", here, "ggml_sched/backends/ggml"],
+        include_dirs=["include", here, *rooms, "ggml_sched/backends/ggml"],
         depends=sorted(str(path.relative_to(HERE)) for path in depends),
         extra_compile_args=[*CFLAGS, "-std=gnu11", "-pthread", "-fvisibility=hidden"],
         extra_link_args=[*LDFLAGS, "-lpthread", "-ldl"],

@@ -1,0 +1,162 @@
+/* ggml_sched/llama_cpp/alloc/follow.c -- plans for graphs that are wired as a planned one.  See follow.h. */
+#include "follow.h"
+
+static bool same(const void *a, const void *b, int64_t n, size_t item)
+{
+    return n == 0 || memcmp(a, b, (size_t)n * item) == 0;
+}
+
+/* Whether two that were read have the same wiring, id by id. */
+static bool same_wiring(const gh_known *a, const gh_known *b)
+{
+    const gs_graph_arrays *x = &a->arrays, *y = &b->arrays;
+    return a == b
+        || (a->looks.n == b->looks.n && a->n_all == b->n_all && a->looks.n_nodes == b->looks.n_nodes
+            && a->looks.n_leafs == b->looks.n_leafs && a->size.n_nodes == b->size.n_nodes
+            && a->size.n_leafs == b->size.n_leafs && a->size.n_src == b->size.n_src && same(x->src_begin, y->src_begin, a->n_all + 1, sizeof *x->src_begin)
+            && same(x->src, y->src, a->size.n_src, sizeof *x->src) && same(x->slot, y->slot, a->size.n_src, 1)
+            && same(x->view_src, y->view_src, a->n_all, sizeof *x->view_src)
+            && same(x->node, y->node, a->size.n_nodes, sizeof *x->node)
+            && same(x->leaf, y->leaf, a->size.n_leafs, sizeof *x->leaf));
+}
+
+bool gh_follow_equals(const gh_known *k, const gh_known *base, const gh_known *other)
+{
+    const gh_known *wired = other->followed ? other->lender : other;
+    if (!other->planned || wired == NULL || !wired->looks.plain || !wired->drawn || !same_wiring(wired, base)) {
+        return false;
+    }
+    for (int32_t id = 0; id < base->looks.n; id++) {
+        const gh_mark *a = &k->looks.mark[id], *b = &other->looks.mark[id];
+        if (a->form != b->form || a->has != b->has) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool is_sane(const gh_form *form)
+{
+    int64_t signs = form->nbytes;
+    for (int i = 0; i < 8; i++) {
+        signs |= form->shape[i];
+    }
+    return signs >= 0;
+}
+
+/* Bytes of everything, asked where it is placed.  False where something is larger than planned, or lies outside of what
+ * it views. */
+static bool measure(gh_known *k, const gh_known *base, const gh_ggml *lib, const gh_arena *arenas)
+{
+    const gs_plan_arrays *p = &base->view;
+    const int32_t *view_src = base->arrays.view_src;
+    int32_t next = 0;
+    k->some_larger = base->some_larger;
+    for (int32_t id = 0; id < k->looks.n; id++) {
+        const gh_form *form = gh_form_at(&k->looks, id);
+        if (!is_sane(form)) {
+            return false;
+        }
+        if (view_src[id] >= 0 && form->nbytes > 0) {
+            const int64_t room = gh_form_at(&k->looks, view_src[id])->nbytes;
+            if (form->nbytes > room || form->view_offs > (uint64_t)(room - form->nbytes)) {
+                return false;
+            }
+        }
+        for (int32_t b = 0; b < k->n_arenas; b++) {
+            k->nbytes[(int64_t)b * k->n_all + id] = form->nbytes;
+        }
+        if (next < base->n_slots && base->slot[next].id == id) {
+            const int32_t b = base->assigned[id], home = p->home[id];
+            const int64_t asked = (int64_t)lib->buft_get_alloc_size(arenas[b].buft, k->looks.tensor[id]);
+            const int64_t size = asked > form->nbytes ? asked : form->nbytes;
+            next++;
+            k->nbytes[(int64_t)b * k->n_all + id] = size;
+            k->some_larger |= size > form->nbytes;
+            if (home != b ? size > 0 : size > p->size[id]) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static inline bool has_same_shape(const gh_known *k, int32_t a, int32_t b)
+{
+    return gh_same_shape(gh_form_at(&k->looks, a), gh_form_at(&k->looks, b));
+}
+
+/* Whether the source whose memory a node took over still has its layout, and lies where it did. */
+static bool takes_over(const gh_known *k, const gh_known *base, int32_t id)
+{
+    const gs_plan_arrays *p = &base->view;
+    const gs_graph_arrays *g = &base->arrays;
+    const int32_t root = p->root[id];
+    for (int32_t j = g->src_begin[id]; j < g->src_begin[id + 1]; j++) {
+        const int32_t s = g->src[j];
+        if (s < k->looks.n && (s == root || p->root[s] == root) && p->offset[s] == p->offset[id]
+            && has_same_shape(k, id, s)) {
+            return s == root || g->view_src[s] < 0 || (int64_t)gh_form_at(&k->looks, s)->view_offs == p->view_offs[s];
+        }
+    }
+    return false;
+}
+
+/* Whether what overlaps in the plan may be fused, with these layouts, and would clash. */
+static bool clashes(const gh_known *k, const gh_known *base, const gh_ggml *lib)
+{
+    const gs_plan_arrays *p = &base->view;
+    for (int32_t i = 0; i < base->risks.n; i++) {
+        const gh_risk *risk = &base->risks.risk[i];
+        const bool in_place = p->offset[risk->source] == p->offset[risk->last]
+                           && lib->inplace[base->arrays.layout[risk->first].op] != 0;
+        if (risk->source >= k->looks.n || risk->first >= k->looks.n || risk->mid >= k->looks.n
+            || risk->last >= k->looks.n) {
+            return true;
+        }
+        if (has_same_shape(k, risk->first, risk->mid) && has_same_shape(k, risk->mid, risk->last)
+            && !(in_place && has_same_shape(k, risk->source, risk->last))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool gh_follow_borrows(gh_known *k, gh_known *base, const gh_ggml *lib, const gh_arena *arenas)
+{
+    const gs_plan_arrays *p = &base->view;
+    const int64_t n_all = base->n_all, n = base->looks.n;
+    if (p->n != n_all || p->n_seq != base->size.n_nodes || p->n_groups != 0
+        || !gh_known_make_room(k, base->n_all, gh_known_n_listed(base), base->n_arenas)) {
+        return false;
+    }
+    k->n_all = base->n_all;
+    k->n_arenas = base->n_arenas;
+    for (int32_t b = 0; b < k->n_arenas && n < n_all; b++) {
+        memcpy(k->nbytes + b * n_all + n, base->nbytes + b * n_all + n, (size_t)(n_all - n) * sizeof *k->nbytes);
+    }
+    if (!measure(k, base, lib, arenas) || clashes(k, base, lib)) {
+        return false;
+    }
+    for (int32_t id = 0; id < n; id++) {
+        if (p->state[id] & GS_STATE_TOOK_OVER && !takes_over(k, base, id)) {
+            return false;
+        }
+    }
+    k->size = base->size;
+    k->n_slots = base->n_slots;
+    k->n_viewers = base->n_viewers;
+    k->names.n = 0;
+    k->generation = base->generation;
+    k->keeps.n = 0;
+    k->drawn = false;
+    memcpy(k->node_arena, base->node_arena, (size_t)base->looks.n_nodes * sizeof *k->node_arena);
+    memcpy(k->leaf_arena, base->leaf_arena, (size_t)base->looks.n_leafs * sizeof *k->leaf_arena);
+    memcpy(k->resident, base->resident, (size_t)n_all * sizeof *k->resident);
+    memcpy(k->assigned, base->assigned, (size_t)n_all * sizeof *k->assigned);
+    memcpy(k->slot, base->slot, (size_t)k->n_slots * sizeof *k->slot);
+    memcpy(k->viewer, base->viewer, (size_t)k->n_viewers * sizeof *k->viewer);
+    gh_known_borrow(k, base);
+    k->followed = true;
+    return true;
+}

@@ -1,0 +1,398 @@
+/* ggml_sched/llama_cpp/alloc/remember.c -- the plan of a graph, as an allocator finds it.  See allocator.h.
+ *
+ * In this order:
+ *   1. the graph is one of the last few: its plan and addresses are known;
+ *   2. it is wired as one of them: that is the same graph at other addresses, or its plan serves;
+ *   3. it is read, and equal to one of them, or that one's plan is replayed;
+ *   4. it is planned.
+ * Invariant: a plan that was made for a larger graph serves only where the buffers hold it already.
+ */
+#include "allocator.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Times that a graph is planned again with more of it kept. */
+#define GH_MAX_KEEPS 16
+
+/* -- memory --------------------------------------------------------------------------------------------------- */
+
+int32_t gh_needs(const gh_known *k, int32_t arena, const int64_t **nbytes)
+{
+    const gs_arena_result *result = &k->view.arena[arena];
+    *nbytes = k->view.chunk_nbytes + result->first_chunk;
+    if (result->nbytes > 0) {
+        return result->n_chunks;
+    }
+    for (int32_t i = 0; i < k->n_slots; i++) {
+        if (k->assigned[k->slot[i].id] == arena) {
+            return 1;           /* of no bytes, but tensors lie in a buffer */
+        }
+    }
+    return 0;
+}
+
+bool gh_fits(const gh_gallocr *a, const gh_known *k)
+{
+    for (int32_t b = 0; b < a->n_arenas; b++) {
+        const int64_t *nbytes;
+        const int32_t n = gh_needs(k, b, &nbytes);
+        if (!gh_arena_fits(&a->arena[b], nbytes, n)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* -- planning ----------------------------------------------------------------------------------------------------- */
+
+/* The known graph number i is the last used. */
+static gh_known *first(gh_gallocr *a, int i)
+{
+    gh_known *k = a->known[i];
+    for (; i > 0; i--) {
+        a->known[i] = a->known[i - 1];
+    }
+    a->known[0] = k;
+    k->life = a->life;
+    a->was_asked = true;
+    return k;
+}
+
+/* The spare is known now; what was longest not used makes room, and is the next spare unless somebody looks at it. */
+static gh_known *remember(gh_gallocr *a)
+{
+    gh_known *k = a->spare;
+    a->spare = a->known[GH_N_KNOWN - 1];
+    a->known[GH_N_KNOWN - 1] = k;
+    return first(a, GH_N_KNOWN - 1);
+}
+
+static gh_known *spare(gh_gallocr *a)
+{
+    if (a->spare != NULL && atomic_load(&a->spare->refs) > 1) {
+        gh_known_drop(a->spare);
+        a->spare = NULL;
+    }
+    if (a->spare == NULL) {
+        a->spare = gh_known_new();
+    }
+    return a->spare;
+}
+
+/* The planner's graph of what was read, with what some known graph's nodes keep. */
+static int make_graph(gh_gallocr *a, gh_known *k, const gh_keeps *keeps, gs_error *error)
+{
+    const bool some = keeps->n > 0;
+    return gh_read_graph(&a->reading, false, some ? keeps->dep_begin : NULL, some ? keeps->dep : NULL, &k->graph,
+                         &k->arrays, error);
+}
+
+static gs_problem problem_of(gh_gallocr *a, const gh_known *k)
+{
+    gs_problem problem;
+    memset(&problem, 0, sizeof problem);
+    gh_api->policy_default(&problem.policy);
+    for (int32_t b = 0; b < a->n_arenas; b++) {
+        const gh_arena *arena = &a->arena[b];
+        gs_backend_info *info = &a->info[b];
+        info->name = a->lib->buft_name(arena->buft);
+        info->alignment = (int64_t)(arena->alignment > 0 ? arena->alignment : 1);
+        info->inplace = a->lib->inplace;
+        info->max_buffer = arena->max_size < (size_t)INT64_MAX / 2 ? (int64_t)arena->max_size : 0;
+        /* ggml gives a tensor that is too large a buffer of its own, and leaves it to the device to refuse. */
+        for (int32_t i = 0; info->max_buffer > 0 && i < k->n_slots; i++) {
+            const int64_t size = k->nbytes[(int64_t)b * k->n_all + k->slot[i].id];
+            if (k->assigned[k->slot[i].id] == b && size > info->max_buffer - info->max_buffer % info->alignment) {
+                info->max_buffer = (size + info->alignment - 1) / info->alignment * info->alignment;
+            }
+        }
+    }
+    problem.n_backends = a->n_arenas;
+    problem.backends = a->info;
+    problem.resident = k->resident;
+    problem.reads = a->reads;
+    problem.assigned = k->assigned;
+    problem.nbytes = k->some_larger ? k->nbytes : NULL;
+    return problem;
+}
+
+/* Plan the spare; where nodes that may be computed as one would overwrite what they read, again, with that kept. */
+static int plan(gh_gallocr *a, gh_known *k, gs_error *error)
+{
+    for (int round = 0;; round++) {
+        gs_problem problem = problem_of(a, k);
+        int32_t clashes;
+        int status = gh_api->plan_new(k->graph, &problem, &k->plan, error);
+        if (status != GS_OK) {
+            return status;
+        }
+        gh_api->plan_view(k->plan, &k->view);
+        if (!gh_fused_risks(&a->reading, &k->arrays, &k->view, &k->risks)) {
+            return GS_NO_HOST_MEMORY;
+        }
+        clashes = k->risks.n > 0 ? gh_fused_clashes(&a->reading, &k->arrays, &k->view, &k->keeps) : 0;
+        if (clashes == 0) {
+            if (!gh_names_take(&k->names, &a->reading)) {
+                return GS_NO_HOST_MEMORY;
+            }
+            k->planned = true;
+            return GS_OK;
+        }
+        gh_api->plan_free(k->plan);
+        k->plan = NULL;
+        if (clashes < 0 || round == GH_MAX_KEEPS) {
+            error->status = clashes < 0 ? clashes : GS_OUT_OF_MEMORY;
+            snprintf(error->message, sizeof error->message, "%d results would overwrite what fused nodes read",
+                     k->keeps.n);
+            return error->status;
+        }
+        status = gh_keeps_lay_out(&k->keeps, k->n_all);
+        if (status == GS_OK) {
+            status = make_graph(a, k, &k->keeps, error);
+        }
+        if (status != GS_OK) {
+            return status;
+        }
+    }
+}
+
+/* Whether the plan of a known graph may be that of the same one.  What was made for a larger graph asks for more than
+ * this one needs, unless that is there. */
+static bool may_serve(const gh_gallocr *a, const gh_known *o, bool replay)
+{
+    return o->planned && (!o->replayed || (replay && gh_fits(a, o)));
+}
+
+/* Whether a plan that another graph was given lets what is fused with these layouts overlap. */
+static bool clashes_in(gh_gallocr *a, gh_known *k, const gs_plan_arrays *view)
+{
+    const int32_t found = gh_fused_clashes(&a->reading, &k->arrays, view, &k->keeps);
+    k->keeps.n = 0; /* the graph keeps nothing yet */
+    return found != 0;
+}
+
+/* Whether a graph of an allocator before this takes the bytes that it took. */
+static bool measures(const gh_gallocr *a, const gh_known *o)
+{
+    return o->life == a->life || gh_known_measures(o, a->lib, a->arena);
+}
+
+/* A known graph that the one just read equals, or whose plan serves it; the spare has the graph and the problem. */
+static gh_known *serve(gh_gallocr *a, gh_known *k, bool replay, gs_error *error)
+{
+    static const gh_keeps none;
+    const gh_keeps *made_with = &none;
+    for (int pass = 0; pass < (replay ? 2 : 1); pass++) {
+        for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
+            gh_known *o = a->known[i];
+            int serves = 0;
+            if (!may_serve(a, o, replay) || !o->drawn || !gh_known_same_problem(o, k, pass == 0)) {
+                continue;
+            }
+            if (o->keeps.n != made_with->n || o->keeps.n > 0) {
+                if (make_graph(a, k, &o->keeps, error) != GS_OK) {
+                    return NULL;
+                }
+                made_with = &o->keeps;
+            }
+            if (pass == 0 && gh_api->graph_equal(o->graph, k->graph)) {
+                gh_known_rebind(o, k);
+                gh_count_one(GH_COUNT_EQUAL);
+                return first(a, i);
+            }
+            if (pass == 1 && gh_api->graph_same_wiring(o->graph, k->graph)) {
+                gs_problem problem;
+                if (!gh_fits(a, o)) {
+                    continue;       /* of an allocator before this */
+                }
+                if (gh_known_serves(o, k)) {
+                    if (clashes_in(a, k, &o->view)) {
+                        continue;
+                    }
+                    gh_known_borrow(k, o);
+                    gh_count_one(GH_COUNT_REPLAYED);
+                    return remember(a);
+                }
+                if (o->plan == NULL) {
+                    continue;       /* its lender may be known, too */
+                }
+                problem = problem_of(a, k);
+                if (gh_api->plan_replay(o->plan, o->graph, k->graph, &problem, &k->plan, &serves, error) != GS_OK) {
+                    return NULL;
+                }
+                if (!serves) {
+                    continue;
+                }
+                gh_api->plan_view(k->plan, &k->view);
+                if (clashes_in(a, k, &k->view)) {
+                    gh_api->plan_free(k->plan);
+                    k->plan = NULL;
+                    continue;
+                }
+                if (!gh_fused_risks(&a->reading, &k->arrays, &k->view, &k->risks)
+                    || !gh_names_take(&k->names, &a->reading)) {
+                    return NULL;
+                }
+                k->planned = k->replayed = true;
+                gh_count_one(GH_COUNT_REPLAYED);
+                return remember(a);
+            }
+        }
+    }
+    if (made_with->n > 0) {
+        make_graph(a, k, &none, error);
+    }
+    return NULL;
+}
+
+/* Whether the caller wants the nodes and leafs where a known graph has its. */
+static bool wants_same_arenas(const gh_gallocr *a, const gh_known *o)
+{
+    return o->looks.n_nodes == a->n_node_ids && o->looks.n_leafs == a->n_leaf_ids
+        && (a->n_arenas == 1
+            || (memcmp(o->node_arena, a->node_arena, (size_t)a->n_node_ids * sizeof(int32_t)) == 0
+                && memcmp(o->leaf_arena, a->leaf_arena, (size_t)a->n_leaf_ids * sizeof(int32_t)) == 0));
+}
+
+/* A known graph that was read and planned, and is nobody's before number i. */
+static gh_known *base_of(const gh_gallocr *a, int i)
+{
+    gh_known *o = a->known[i]->lender != NULL ? a->known[i]->lender : a->known[i];
+    for (int j = 0; j < i; j++) {
+        if (o == a->known[j] || o == a->known[j]->lender) {
+            return NULL;
+        }
+    }
+    return a->known[i]->planned && o->plan != NULL && o->drawn && wants_same_arenas(a, o) ? o : NULL;
+}
+
+/* A graph that is wired as a known one: that itself, now of other tensors, or the spare with its plan.  NULL: read it. */
+static gh_known *follow(gh_gallocr *a, void *graph, gh_known *k, bool replay)
+{
+    gh_known *base = NULL;
+    for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL && base == NULL; i++) {
+        base = base_of(a, i);
+        if (base != NULL && gh_looks_follow(&k->looks, &base->looks, graph) == GH_ANOTHER) {
+            base = NULL;
+        }
+    }
+    if (base == NULL) {
+        return NULL;
+    }
+    for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
+        gh_known *o = a->known[i];
+        if (may_serve(a, o, replay) && wants_same_arenas(a, o) && gh_follow_equals(k, base, o)) {
+            gh_known_move(o, k);
+            if (!measures(a, o)) {
+                return NULL;
+            }
+            gh_count_one(GH_COUNT_EQUAL);
+            return first(a, i);
+        }
+    }
+    if (!replay || !gh_fits(a, base) || !gh_follow_borrows(k, base, a->lib, a->arena)) {
+        return NULL;
+    }
+    gh_count_one(GH_COUNT_REPLAYED);
+    return remember(a);
+}
+
+/* A graph that was not found is read, and planned unless it equals one that was. */
+static int read_and_plan(gh_gallocr *a, void *graph, gh_known *k, bool replay, gh_known **served, gs_error *error)
+{
+    const gh_keeps none = {0};
+    int status = gh_read(&a->reading, a->lib, graph);
+    if (status != GS_OK) {
+        snprintf(error->message, sizeof error->message, "a graph of %d nodes cannot be read",
+                 a->lib->graph_n_nodes(graph));
+        return status;
+    }
+    status = gh_known_take(k, &a->forms, &a->reading, a->node_arena, a->leaf_arena, a->n_arenas);
+    if (status == GS_BAD_PLACEMENT) {
+        snprintf(error->message, sizeof error->message, "a tensor is wanted in a buffer that the allocator has not");
+    }
+    if (status == GS_OK) {
+        status = make_graph(a, k, &none, error);
+        k->drawn = status == GS_OK;
+    }
+    if (status != GS_OK) {
+        return status;
+    }
+    gh_known_measure(k, &a->reading, a->arena);
+    *served = serve(a, k, replay, error);
+    return *served != NULL ? GS_OK : plan(a, k, error);
+}
+
+/* Forget all graphs when they have too many looks to keep. */
+static void forget_many(gh_gallocr *a)
+{
+    if (a->forms.n > GH_MANY_FORMS && a->forms.n > 4 * (int64_t)a->reading.n) {
+        for (int i = 0; i < GH_N_KNOWN; i++) {
+            gh_known_drop(a->known[i]);
+            a->known[i] = NULL;
+        }
+        gh_forms_clear(&a->forms);
+    }
+}
+
+gh_known *gh_remember(gh_gallocr *a, void *graph, bool replay, gs_error *error)
+{
+    gh_known *k, *served;
+    int status;
+    memset(error, 0, sizeof *error);
+    error->tensor = error->backend = error->index = -1;
+    for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
+        gh_known *o = a->known[i];
+        if (may_serve(a, o, replay) && wants_same_arenas(a, o) && gh_looks_match(&o->looks, graph)
+            && measures(a, o)) {
+            gh_count_one(GH_COUNT_SAME);
+            return first(a, i);
+        }
+    }
+    forget_many(a);
+    k = spare(a);
+    if (k == NULL) {
+        error->status = GS_NO_HOST_MEMORY;
+        return NULL;
+    }
+    gh_known_forget(k);
+    served = follow(a, graph, k, replay);
+    if (served != NULL) {
+        return served;
+    }
+    status = read_and_plan(a, graph, k, replay, &served, error);
+    if (status != GS_OK) {
+        error->status = status;
+        return NULL;
+    }
+    if (served != NULL) {
+        return served;
+    }
+    gh_count_one(GH_COUNT_PLANNED);
+    return remember(a);
+}
+
+bool gh_own_plan(gh_gallocr *a, gh_known *k)
+{
+    gs_error error;
+    int serves = 1;
+    if (gh_known_draw(k, &error) != GS_OK) {
+        return false;
+    }
+    if (k->plan == NULL) {
+        gs_problem problem = problem_of(a, k);
+        gs_api_plan *plan = NULL;
+        if (gh_api->plan_replay(k->lender->plan, k->lender->graph, k->graph, &problem, &plan, &serves, &error) != GS_OK
+            || !serves) {
+            return false;
+        }
+        if (!gh_known_own(k, plan)) {
+            gh_api->plan_free(plan);
+            return false;
+        }
+    }
+    return true;
+}
+

@@ -1,0 +1,85 @@
+/* ggml_sched/llama_cpp/ggml/arena.c -- buffers asked of ggml, grown and given back.  See arena.h. */
+#include "arena.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void gh_arena_init(gh_arena *a, const gh_ggml *lib, void *buft)
+{
+    memset(a, 0, sizeof *a);
+    a->buft = buft;
+    memcpy(a->face, buft, sizeof a->face);
+    a->alignment = lib->buft_get_alignment(buft);
+    a->max_size = lib->buft_get_max_size(buft);
+}
+
+bool gh_arena_is_of(const gh_arena *a, const gh_ggml *lib, void *buft)
+{
+    return a->buft == buft && memcmp(a->face, buft, sizeof a->face) == 0
+        && a->alignment == lib->buft_get_alignment(buft) && a->max_size == lib->buft_get_max_size(buft);
+}
+
+bool gh_arena_fits(const gh_arena *a, const int64_t *nbytes, int32_t n)
+{
+    if (n > a->n_chunks) {
+        return false;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        if (nbytes[i] > a->chunk[i].nbytes) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool gh_arena_grow(gh_arena *a, const gh_ggml *lib, const int64_t *nbytes, int32_t n)
+{
+    gh_arena_free(a, lib);
+    a->chunk = calloc((size_t)(n > 0 ? n : 1), sizeof *a->chunk);
+    if (a->chunk == NULL) {
+        return false;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        gh_chunk *chunk = &a->chunk[i];
+        chunk->buffer = lib->buft_alloc_buffer(a->buft, (size_t)nbytes[i]);
+        if (chunk->buffer == NULL) {
+            if (lib->log != NULL) {
+                lib->log(GH_LOG_ERROR, "ggml_sched: %s refused a compute buffer of %lld bytes\n",
+                         lib->buft_name(a->buft), (long long)nbytes[i]);
+            }
+            gh_arena_free(a, lib);
+            return false;
+        }
+        a->n_chunks = i + 1;
+        lib->buffer_set_usage(chunk->buffer, GH_USAGE_COMPUTE);
+        chunk->base = lib->buffer_get_base(chunk->buffer);
+        chunk->nbytes = nbytes[i];
+    }
+    return true;
+}
+
+void gh_arena_reset(const gh_arena *a, const gh_ggml *lib)
+{
+    for (int32_t i = 0; i < a->n_chunks; i++) {
+        lib->buffer_reset(a->chunk[i].buffer);
+    }
+}
+
+size_t gh_arena_nbytes(const gh_arena *a, const gh_ggml *lib)
+{
+    size_t total = 0;
+    for (int32_t i = 0; i < a->n_chunks; i++) {
+        total += lib->buffer_get_size(a->chunk[i].buffer);
+    }
+    return total;
+}
+
+void gh_arena_free(gh_arena *a, const gh_ggml *lib)
+{
+    for (int32_t i = 0; i < a->n_chunks; i++) {
+        lib->buffer_free(a->chunk[i].buffer);
+    }
+    free(a->chunk);
+    a->chunk = NULL;
+    a->n_chunks = 0;
+}

@@ -1,0 +1,13 @@
+/* ggml_sched/llama_cpp/ggml/learn.h -- what is found out about a library that has just been met. */
+#ifndef GGML_SCHED_LLAMA_CPP_GGML_LEARN_H
+#define GGML_SCHED_LLAMA_CPP_GGML_LEARN_H
+
+#include "library.h"
+
+/* The planner's numbers of its ops and types, and which of them its kernels compute in place. */
+void gh_find_numbers(gh_ggml *lib);
+
+/* Make tensors and a graph, and look where their fields are: what is not as we know it, or NULL. */
+const char *gh_probe(gh_ggml *lib);
+
+#endif

@@ -1,0 +1,114 @@
+/* ggml_sched/llama_cpp/ggml/library.h -- the ggml that a client has loaded: its functions, its numbers, where its fields are.
+ *
+ * Nothing of ggml is linked or included.  A library is found by an address that lies in it or in one that needs it
+ * (who called, or whose buffer type was given), asked with dlsym, and probed once: tensors as abi.h declares them, the
+ * leafs of a graph.  What was found never changes afterwards and stays as long as the process, as libraries of ggml do.
+ */
+#ifndef GGML_SCHED_LLAMA_CPP_GGML_LIBRARY_H
+#define GGML_SCHED_LLAMA_CPP_GGML_LIBRARY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "abi.h"
+#include "ggml_sched/api.h"
+
+#define GH_FLAG_INPUT 1
+#define GH_FLAG_OUTPUT 2
+#define GH_USAGE_COMPUTE 2
+#define GH_LOG_ERROR 4
+
+/* Numbers of ggml's that are mapped; what lies beyond is an op, or a type, that only ggml knows. */
+#define GH_N_OPS 256
+#define GH_N_TYPES 256
+/* The type, to the planner, of ggml's type t that it does not know: this plus t. */
+#define GH_FOREIGN_TYPE 1000
+
+typedef struct gh_ggml {
+    const void *key;            /* an address that each library has one of                          */
+    const char *wrong;          /* why we do not allocate for it; NULL: we do                       */
+
+    const char *(*op_name)(int op);
+    const char *(*unary_op_name)(int op);
+    const char *(*glu_op_name)(int op);
+    const char *(*type_name)(int type);
+    size_t (*type_size)(int type);
+    int64_t (*blck_size)(int type);
+    bool (*op_can_inplace)(int op); /* NULL where the library keeps it to itself                    */
+    size_t (*nbytes)(const gx_tensor *tensor);
+    int (*graph_n_nodes)(void *graph);
+    gx_tensor **(*graph_nodes)(void *graph);
+    const char *(*buft_name)(void *buft);
+    void *(*buft_alloc_buffer)(void *buft, size_t size);
+    size_t (*buft_get_alignment)(void *buft);
+    size_t (*buft_get_max_size)(void *buft);
+    size_t (*buft_get_alloc_size)(void *buft, const gx_tensor *tensor);
+    void *(*buffer_get_base)(void *buffer);
+    size_t (*buffer_get_size)(void *buffer);
+    void (*buffer_free)(void *buffer);
+    void (*buffer_reset)(void *buffer);
+    void (*buffer_set_usage)(void *buffer, int usage);
+    int (*buffer_init_tensor)(void *buffer, gx_tensor *tensor);
+
+    void (*log)(int level, const char *format, ...); /* NULL where the library keeps it to itself   */
+
+    /* Its own allocator, for libraries that we do not understand. */
+    void *(*gallocr_new_n)(void **bufts, int n);
+    void (*gallocr_free)(void *galloc);
+    bool (*gallocr_reserve_n)(void *galloc, void *graph, const int *node_ids, const int *leaf_ids);
+    void (*gallocr_reserve_n_size)(void *galloc, void *graph, const int *node_ids, const int *leaf_ids, size_t *sizes);
+    bool (*gallocr_alloc_graph)(void *galloc, void *graph);
+    size_t (*gallocr_get_buffer_size)(void *galloc, int id);
+
+    void *handle;               /* of dlopen, for what else somebody looks up                       */
+    size_t at_n_leafs;          /* where in a graph these are, found by making one                  */
+    size_t at_leafs;
+    unsigned char op[GH_N_OPS]; /* GS_OP_* of ggml's number; GS_OP_UNARY and GS_OP_GLU for families */
+    unsigned char unary[GH_N_OPS];
+    unsigned char glu[GH_N_OPS];
+    int32_t type[GH_N_TYPES];
+    uint64_t inplace[GS_N_OPS]; /* sources that its kernels allow as destination                    */
+} gh_ggml;
+
+/* The library that one of these addresses belongs to, or one that is loaded; NULL without any.  Any thread. */
+const gh_ggml *gh_ggml_find(const void *caller, void *const *bufts, int n_bufts);
+
+/* The planner, given by the extension module before any client is loaded. */
+extern const gs_api *gh_api;
+
+static inline int gh_graph_n_leafs(const gh_ggml *lib, const void *graph)
+{
+    return *(const int *)((const char *)graph + lib->at_n_leafs);
+}
+
+static inline gx_tensor **gh_graph_leafs(const gh_ggml *lib, const void *graph)
+{
+    return *(gx_tensor **const *)((const char *)graph + lib->at_leafs);
+}
+
+/* The planner's number of a tensor's op, with its sub-op. */
+static inline int gh_op(const gh_ggml *lib, const gx_tensor *t)
+{
+    const int op = t->op >= 0 && t->op < GH_N_OPS ? lib->op[t->op] : GS_OP_CUSTOM;
+    const int sub = t->op_params[0];
+    if (op < GS_OP_UNARY) {
+        return op;
+    }
+    if (sub < 0 || sub >= GH_N_OPS) {
+        return GS_OP_CUSTOM;
+    }
+    return op == GS_OP_GLU ? lib->glu[sub] : lib->unary[sub];
+}
+
+/* Whether the planner's number of an op depends on its sub-op. */
+static inline bool gh_is_of_family(const gh_ggml *lib, int32_t op)
+{
+    return op >= 0 && op < GH_N_OPS && lib->op[op] >= GS_OP_UNARY;
+}
+
+static inline int32_t gh_type(const gh_ggml *lib, int32_t type)
+{
+    return type >= 0 && type < GH_N_TYPES ? lib->type[type] : GH_FOREIGN_TYPE + (type & 0xffff);
+}
+
+#endif

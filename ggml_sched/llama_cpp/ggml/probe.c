@@ -1,0 +1,140 @@
+/* ggml_sched/llama_cpp/ggml/probe.c -- whether a library's tensors and graphs are as we know them.  See learn.h. */
+#define _GNU_SOURCE
+#include "learn.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    void *(*init)(gx_init_params);
+    void (*free)(void *);
+    gx_tensor *(*new_tensor_4d)(void *, int, int64_t, int64_t, int64_t, int64_t);
+    gx_tensor *(*view_1d)(void *, gx_tensor *, int64_t, size_t);
+    gx_tensor *(*scale)(void *, gx_tensor *, float);
+    gx_tensor *(*add)(void *, gx_tensor *, gx_tensor *);
+    gx_tensor *(*set_name)(gx_tensor *, const char *);
+    void (*set_output)(gx_tensor *);
+    void *(*get_data)(const gx_tensor *);
+    size_t (*tensor_overhead)(void);
+    void *(*new_graph_custom)(void *, size_t, bool);
+    void (*build_forward_expand)(void *, gx_tensor *);
+} gh_maker;
+
+static bool find_maker(gh_maker *m, void *handle)
+{
+    static const struct {
+        const char *name;
+        size_t offset;
+    } all[] = {
+#define GH_M(field) {"ggml_" #field, offsetof(gh_maker, field)}
+        GH_M(init), GH_M(free), GH_M(new_tensor_4d), GH_M(view_1d), GH_M(scale), GH_M(add), GH_M(set_name),
+        GH_M(set_output), GH_M(get_data), GH_M(tensor_overhead), GH_M(new_graph_custom), GH_M(build_forward_expand),
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        void *found = dlsym(handle, all[i].name);
+        if (found == NULL) {
+            return false;
+        }
+        memcpy((char *)m + all[i].offset, &found, sizeof found);
+    }
+    return true;
+}
+
+/* Bytes of what ggml puts before each tensor of a context. */
+#define GH_OBJECT_SIZE 32
+#define GH_PROBE_LEAFS 3
+
+/* What of a tensor is not where abi.h says, or NULL. */
+static const char *probe_tensor(const gh_maker *m, const gh_ggml *lib, void *ctx)
+{
+    gx_tensor *a = m->new_tensor_4d(ctx, 1, 3, 5, 7, 2), *b, *c;
+    if (a == NULL) {
+        return "no tensor";
+    }
+    m->set_name(a, "a probe");
+    m->set_output(a);
+    b = m->view_1d(ctx, a, 4, 6);
+    c = m->scale(ctx, a, 0.5f);
+    if (a->type != 1 || a->ne[0] != 3 || a->ne[1] != 5 || a->ne[2] != 7 || a->ne[3] != 2 || a->nb[0] != 2
+        || a->nb[1] != 6 || a->nb[2] != 30 || a->nb[3] != 210) {
+        return "ne and nb";
+    }
+    if (strcmp(a->name, "a probe") != 0 || a->flags != GH_FLAG_OUTPUT || a->buffer != NULL || a->extra != NULL) {
+        return "name, flags and buffer";
+    }
+    if (a->data == NULL || a->data != m->get_data(a) || b->view_src != a || b->view_offs != 6
+        || (char *)b->data != (char *)a->data + 6) {
+        return "data and views";
+    }
+    if (c->src[0] != a || c->op <= 0 || c->op >= GH_N_OPS || strcmp(lib->op_name(c->op), "SCALE") != 0
+        || c->op_params[0] != 0x3f000000) {
+        return "op and sources";
+    }
+    return NULL;
+}
+
+/* Where a graph keeps its leafs: found in one of two nodes and three leafs, whose addresses are known. */
+static const char *probe_graph(const gh_maker *m, gh_ggml *lib, void *ctx)
+{
+    gx_tensor *leaf[GH_PROBE_LEAFS], *x, *y;
+    char *graph = m->new_graph_custom(ctx, 16, false);
+    const int counts[2] = {2, GH_PROBE_LEAFS};
+    if (graph == NULL) {
+        return "no graph";
+    }
+    for (int i = 0; i < GH_PROBE_LEAFS; i++) {
+        leaf[i] = m->new_tensor_4d(ctx, 0, 4, 1, 1, 1);
+    }
+    x = m->add(ctx, leaf[0], leaf[1]);
+    y = m->add(ctx, x, leaf[2]);
+    m->build_forward_expand(graph, y);
+    if (lib->graph_n_nodes(graph) != 2 || lib->graph_nodes(graph)[0] != x || lib->graph_nodes(graph)[1] != y) {
+        return "the nodes of a graph";
+    }
+    lib->at_leafs = lib->at_n_leafs = 0;
+    for (size_t at = 0; at < 64; at += sizeof(int)) {
+        if (memcmp(graph + at, counts, sizeof counts) == 0) {
+            lib->at_n_leafs = at + sizeof(int);
+            break;
+        }
+    }
+    /* Behind the nodes there are up to two arrays that this graph does not have. */
+    for (size_t at = 16; lib->at_n_leafs != 0 && at < 64; at += sizeof(void *)) {
+        gx_tensor **list;
+        memcpy(&list, graph + at, sizeof list);
+        /* All arrays of a graph lie behind it, in its own object of the context. */
+        if ((char *)list <= graph || (char *)list > graph + 4096 || (uintptr_t)list % sizeof(void *) != 0) {
+            continue;
+        }
+        if (list != lib->graph_nodes(graph) && memcmp(list, leaf, sizeof leaf) == 0) {
+            lib->at_leafs = at;
+            break;
+        }
+    }
+    return lib->at_leafs == 0 ? "the leafs of a graph" : NULL;
+}
+
+const char *gh_probe(gh_ggml *lib)
+{
+    gh_maker m;
+    gx_init_params params = {.mem_size = 1 << 16, .mem_buffer = NULL, .no_alloc = false};
+    const char *wrong;
+    void *ctx;
+    if (!find_maker(&m, lib->handle)) {
+        return "a function to make tensors";
+    }
+    if (m.tensor_overhead() != sizeof(gx_tensor) + GH_OBJECT_SIZE) {
+        return "the size of a tensor";
+    }
+    ctx = m.init(params);
+    if (ctx == NULL) {
+        return "no context";
+    }
+    wrong = probe_tensor(&m, lib, ctx);
+    if (wrong == NULL) {
+        wrong = probe_graph(&m, lib, ctx);
+    }
+    m.free(ctx);
+    return wrong;
+}

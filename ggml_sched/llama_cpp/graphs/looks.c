@@ -1,0 +1,214 @@
+/* ggml_sched/llama_cpp/graphs/looks.c -- taking the looks of graphs, and comparing them.  See looks.h. */
+#include "compare.h"
+#include "grow.h"
+
+#include <stdlib.h>
+
+bool gh_looks_make_room(gh_looks *l, int32_t n, int32_t listed)
+{
+    if (n >= l->room) {
+        const int32_t room = n + n / 4 + 64;
+        gx_tensor **tensor = realloc(l->tensor != NULL ? l->tensor - 1 : NULL, ((size_t)room + 1) * sizeof *tensor);
+        if (tensor == NULL) {
+            return false;
+        }
+        tensor[0] = NULL;
+        l->tensor = tensor + 1;
+        if (!gh_grow(&l->mark, sizeof *l->mark, room)
+            || (l->forms->whole && !gh_grow(&l->memory, sizeof *l->memory, room))) {
+            return false;
+        }
+        l->room = room;
+    }
+    if (listed >= l->room_listed) {
+        const int32_t room = listed + listed / 4 + 16;
+        if (!gh_grow(&l->nodes, sizeof *l->nodes, room) || !gh_grow(&l->leafs, sizeof *l->leafs, room)) {
+            return false;
+        }
+        l->room_listed = room;
+    }
+    return true;
+}
+
+void gh_looks_free(gh_looks *l)
+{
+    free(l->tensor != NULL ? l->tensor - 1 : NULL);
+    free(l->nodes);
+    free(l->leafs);
+    free(l->mark);
+    free(l->memory);
+    free(l->rest);
+    memset(l, 0, sizeof *l);
+}
+
+/* -- taking -------------------------------------------------------------------------------------------------------- */
+
+static inline bool is_whole(const gh_looks *l)
+{
+    return l->forms->whole;
+}
+
+/* The id of what a tensor names, or, behind the ids, the place of what has none; -1: NULL, -2: no memory. */
+static int32_t id_of(gh_looks *l, const gh_reading *r, gx_tensor *named, int32_t *n_named)
+{
+    int32_t id = named != NULL ? gh_reading_id(r, named) : -1;
+    if (named == NULL || id >= 0) {
+        return id;
+    }
+    for (id = l->n; id < *n_named; id++) {
+        if (l->tensor[id] == named) {
+            return id;
+        }
+    }
+    if (!gh_looks_make_room(l, *n_named + 1, 0)) {
+        return -2;
+    }
+    l->tensor[id] = named;
+    ++*n_named;
+    /* What such a view names was read, but nothing that is compared names it. */
+    l->open |= named->view_src != NULL;
+    return id;
+}
+
+/* Where link number k of a tensor goes: the first sources, the root, then the rest. */
+static int32_t *link_of(gh_looks *l, gh_mark *mark, int k)
+{
+    if (k <= GH_ROOT) {
+        return &mark->link[k];
+    }
+    if (mark->has >> GH_REST_SHIFT == 0) {
+        if (l->n_rest == l->room_rest) {
+            if (!gh_grow(&l->rest, sizeof *l->rest, 2 * (int64_t)l->room_rest + 16)) {
+                return NULL;
+            }
+            l->room_rest = 2 * l->room_rest + 16;
+        }
+        memset(l->rest[l->n_rest], -1, sizeof l->rest[0]);
+        mark->has |= ++l->n_rest << GH_REST_SHIFT;
+    }
+    return &l->rest[(mark->has >> GH_REST_SHIFT) - 1][k - GH_ROOT - 1];
+}
+
+/* What a tensor names, looked up one by one. */
+static bool take_links(gh_looks *l, const gh_reading *r, int32_t id, int32_t *n_named)
+{
+    for (int k = 0; k <= GS_MAX_SRC; k++) {
+        const gx_tensor *t = l->tensor[id];
+        gx_tensor *named = k < GS_MAX_SRC ? t->src[k] : t->view_src;
+        const int32_t found = id_of(l, r, named, n_named);
+        if (found >= 0) {
+            int32_t *link = link_of(l, &l->mark[id], k < GS_MAX_SRC ? gh_place_of_source(k) : GH_ROOT);
+            if (link == NULL) {
+                return false;
+            }
+            *link = found;
+        } else if (found == -2) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* What a node of a plain graph names: what was read.  A root that it does not name is a source to the planner alone. */
+static bool take_plain_links(gh_looks *l, const gh_reading *r, int32_t id)
+{
+    const gx_tensor *t = l->tensor[id];
+    for (int32_t j = r->src_begin[id]; j < r->src_begin[id + 1]; j++) {
+        if (t->src[r->slot[j]] != NULL) {
+            int32_t *link = link_of(l, &l->mark[id], gh_place_of_source(r->slot[j]));
+            if (link == NULL) {
+                return false;
+            }
+            *link = r->src[j];
+        }
+    }
+    l->mark[id].link[GH_ROOT] = t->view_src != NULL ? r->item[id].root : -1;
+    return true;
+}
+
+bool gh_looks_take(gh_looks *l, gh_forms *forms, const gh_reading *r)
+{
+    int32_t n_named = r->n;
+    gh_buffers buffers = {.forms = forms};
+    l->forms = forms;
+    if (!gh_looks_make_room(l, r->n, r->n_nodes > r->n_leafs ? r->n_nodes : r->n_leafs)) {
+        return false;
+    }
+    l->n = r->n;
+    l->n_nodes = r->n_nodes;
+    l->n_leafs = r->n_leafs;
+    l->n_rest = 0;
+    l->plain = r->plain;
+    l->open = false;
+    if (r->n_nodes > 0) {
+        memcpy(l->nodes, r->nodes, (size_t)r->n_nodes * sizeof *l->nodes);
+    }
+    if (r->n_leafs > 0) {
+        memcpy(l->leafs, r->leafs, (size_t)r->n_leafs * sizeof *l->leafs);
+    }
+    for (int32_t id = 0; id < r->n; id++) {
+        const gh_item *item = &r->item[id];
+        const gx_tensor *t = item->tensor;
+        gh_mark *mark = &l->mark[id];
+        l->tensor[id] = item->tensor;
+        memset(mark->link, -1, sizeof mark->link);
+        mark->has = gh_memory_of(t, forms->whole);
+        mark->form = gh_form_of(forms, t);
+        if (mark->form < 0) {
+            return false;
+        }
+        if (forms->whole) {
+            l->memory[id] = gh_sort_of(&buffers, t);
+        } else if (item->role == GH_EXTERNAL && item->op == GS_OP_NONE && item->node == GH_NOWHERE) {
+            mark->has |= GH_STILL;
+        }
+    }
+    for (int32_t id = 0; id < r->n; id++) {
+        if (r->plain ? r->item[id].op != GS_OP_NONE && !take_plain_links(l, r, id)
+                     : !(l->mark[id].has & GH_STILL) && !take_links(l, r, id, &n_named)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* -- comparing ----------------------------------------------------------------------------------------------------- */
+
+static inline bool matches(const gh_looks *l, bool whole)
+{
+    const gh_form *form = l->forms->form;
+    gh_buffers buffers = {.forms = l->forms};
+    for (int32_t id = 0; id < l->n; id++) {
+        const gx_tensor *t = l->tensor[id];
+        const gh_mark *mark = &l->mark[id];
+        const int32_t ahead = id + GH_AHEAD < l->n ? id + GH_AHEAD : id;
+        if (l->mark[ahead].has & GH_STILL) {
+            __builtin_prefetch((const char *)l->tensor[ahead] + offsetof(gx_tensor, view_src));
+        } else {
+            gh_prefetch(l->tensor[ahead]);
+        }
+        if (mark->has & GH_STILL) {
+            if (t->view_src != NULL || !gh_has_same_memory(l, id, t, &buffers, false)) {
+                return false;
+            }
+        } else if (gh_differing_links(l, mark, t) != 0 || !gh_has_form(t, &form[mark->form], whole)
+                   || !gh_has_same_memory(l, id, t, &buffers, whole)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool same(const void *a, const void *b, int32_t n)
+{
+    return n == 0 || memcmp(a, b, (size_t)n * sizeof(void *)) == 0;
+}
+
+bool gh_looks_match(const gh_looks *l, void *graph)
+{
+    const gh_ggml *lib = l->forms->lib;
+    /* What the graph does not list is named by what it does, and compared after it. */
+    return !l->open && lib->graph_n_nodes(graph) == l->n_nodes && gh_graph_n_leafs(lib, graph) == l->n_leafs
+        && same(lib->graph_nodes(graph), l->nodes, l->n_nodes) && same(gh_graph_leafs(lib, graph), l->leafs, l->n_leafs)
+        && (is_whole(l) ? matches(l, true) : matches(l, false));
+}

@@ -1,0 +1,67 @@
+/* ggml_sched/llama_cpp/graphs/looks.h -- what a graph looks like: whether another is the same, or of the same wiring.
+ *
+ * Each tensor is a form (forms.h), what it names as ids of the graph, and whether it has memory.  Two graphs are told
+ * apart by all of that: one that differs in its wiring alone is another.
+ * Invariant: tensors are looked at only once something that is known to be there has named them.
+ */
+#ifndef GGML_SCHED_LLAMA_CPP_GRAPHS_LOOKS_H
+#define GGML_SCHED_LLAMA_CPP_GRAPHS_LOOKS_H
+
+#include "forms.h"
+#include "read.h"
+
+#define GH_N_LINKS 6        /* the first sources, and whose memory a view has                       */
+#define GH_N_REST 5         /* sources behind those: few tensors have any                           */
+#define GH_ROOT 5           /* among the links: view_src                                            */
+
+/* Bits of gh_mark.has; those above say where the rest of the sources is, 0: they are none. */
+#define GH_HAS_DATA 1
+#define GH_HAS_BUFFER 2
+#define GH_STILL 4          /* has memory and is not computed: nothing else of it counts            */
+#define GH_REST_SHIFT 3
+
+typedef struct gh_mark {
+    int32_t form;
+    int32_t link[GH_N_LINKS]; /* ids; -1: NULL                                                      */
+    int32_t has;
+} gh_mark;
+
+typedef struct gh_looks {
+    gh_forms *forms;        /* shared with other graphs of the same allocator                       */
+    int32_t n;              /* tensors                                                              */
+    int32_t n_nodes;
+    int32_t n_leafs;
+    bool plain;             /* ids are those of the leafs, the nodes, then what these name          */
+    bool open;              /* it was read through what has no id: nothing is known to be the same  */
+    gx_tensor **nodes;
+    gx_tensor **leafs;
+    gx_tensor **tensor;     /* [n] and behind, what is named and has no id of its own; [-1] is NULL  */
+    gh_mark *mark;          /* [n]                                                                  */
+    uintptr_t *memory;      /* [n] of forms that are whole: type and usage of the buffer that it had, unless a view */
+    int32_t (*rest)[GH_N_REST];
+    int32_t n_rest;
+    int32_t room;
+    int32_t room_listed;
+    int32_t room_rest;
+} gh_looks;
+
+/* Take what a graph that was just read looks like.  False without memory. */
+bool gh_looks_take(gh_looks *l, gh_forms *forms, const gh_reading *r);
+
+/* Whether a graph is this one: the same tensors, and all of them look the same. */
+bool gh_looks_match(const gh_looks *l, void *graph);
+
+enum gh_likeness { GH_ANOTHER, GH_ALIKE, GH_EQUAL };
+
+/* Whether a graph of other tensors is wired as `base`, which was plain: GH_EQUAL, with the same forms, or GH_ALIKE, with
+ * other shapes.  Then `l` has taken it. */
+enum gh_likeness gh_looks_follow(gh_looks *l, const gh_looks *base, void *graph);
+
+void gh_looks_free(gh_looks *l);
+
+static inline const gh_form *gh_form_at(const gh_looks *l, int32_t id)
+{
+    return &l->forms->form[l->mark[id].form];
+}
+
+#endif

@@ -1,0 +1,75 @@
+/* ggml_sched/llama_cpp/graphs/names.c -- names kept.  See names.h. */
+#include "names.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define GH_LONGEST 64   /* in ggml, with its end    */
+#define GH_USUAL 16
+
+static bool make_room(gh_names *names, int32_t n, int64_t bytes)
+{
+    if (n > names->room) {
+        int32_t *at = realloc(names->at, (size_t)n * 5 / 4 * sizeof *at);
+        if (at == NULL) {
+            return false;
+        }
+        names->at = at;
+        names->room = (int32_t)((size_t)n * 5 / 4);
+    }
+    if (bytes > names->room_text) {
+        char *text = realloc(names->text, (size_t)bytes * 2);
+        if (text == NULL) {
+            return false;
+        }
+        names->text = text;
+        names->room_text = bytes * 2;
+    }
+    return true;
+}
+
+bool gh_names_take(gh_names *names, const gh_reading *r)
+{
+    int64_t at = 0;
+    names->n = 0;
+    if (!make_room(names, r->n, (int64_t)r->n * GH_USUAL)) {
+        return false;
+    }
+    for (int32_t id = 0; id < r->n; id++) {
+        const char *name = r->item[id].tensor->name;
+        const size_t n = strnlen(name, GH_LONGEST - 1);
+        if (!make_room(names, r->n, at + GH_LONGEST)) {
+            return false;
+        }
+        names->at[id] = (int32_t)at;
+        memcpy(names->text + at, name, n);
+        names->text[at + (int64_t)n] = 0;
+        at += (int64_t)n + 1;
+    }
+    names->n = r->n;
+    return true;
+}
+
+bool gh_names_copy(gh_names *to, const gh_names *from)
+{
+    int64_t bytes;
+    to->n = 0;
+    if (from->n == 0) {
+        return true;
+    }
+    bytes = from->at[from->n - 1] + (int64_t)strlen(from->text + from->at[from->n - 1]) + 1;
+    if (!make_room(to, from->n, bytes)) {
+        return false;
+    }
+    memcpy(to->at, from->at, (size_t)from->n * sizeof *to->at);
+    memcpy(to->text, from->text, (size_t)bytes);
+    to->n = from->n;
+    return true;
+}
+
+void gh_names_free(gh_names *names)
+{
+    free(names->at);
+    free(names->text);
+    memset(names, 0, sizeof *names);
+}
