@@ -1,7 +1,7 @@
 """The package built with GCC's sanitizers, and programs run with their runtimes.
 
-Owns nothing.  Invariant: what runs here says on stderr whatever a sanitizer finds, and ends with an error for all but
-leaks, which `leaks` picks out: Python keeps much to its end.
+Owns nothing.  Invariant: what runs here says on stderr whatever a sanitizer finds, and ends with an error, unless leaks
+are asked for, which `leaks` picks out: Python keeps much to its end, and one exit code serves for everything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ LEAK = re.compile(r"^(?:Direct|Indirect) leak of .*?(?=\n\n|\Z)", re.MULTILINE |
 
 
 def sanitizing(*, leaks: bool = False, runtimes: tuple[str, ...] = ("asan", "ubsan")) -> dict[str, str]:
-    """What the environment of a sanitized program says; with `leaks` it reports them at its end, and ends well."""
+    """What the environment of a sanitized program says.
+
+    With `leaks` it reports them at its end, and never ends with an error for what a sanitizer found: read its stderr.
+    """
     libraries = [subprocess.run(["gcc", f"-print-file-name=lib{name}.so"], capture_output=True, text=True,
                                 check=True).stdout.strip() for name in runtimes]
     if not all(os.path.isabs(library) for library in libraries):
@@ -31,7 +34,7 @@ def sanitizing(*, leaks: bool = False, runtimes: tuple[str, ...] = ("asan", "ubs
     return {"LD_PRELOAD": " ".join(libraries), "PYTHONMALLOC": "malloc",
             # A size that no allocator gives is a test's, not an error.
             "ASAN_OPTIONS": f"detect_leaks={int(leaks)}:allocator_may_return_null=1",
-            "LSAN_OPTIONS": "exitcode=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
+            "UBSAN_OPTIONS": "print_stacktrace=1", **({"LSAN_OPTIONS": "exitcode=0"} if leaks else {})}
 
 
 def sanitized(command: list[str], where: Path, **how) -> subprocess.CompletedProcess:
