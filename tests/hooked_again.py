@@ -247,7 +247,8 @@ def graphs_elsewhere(library: str) -> None:
     first = placed(None)
     for i in range(2):
         elsewhere[i] = next(b for b in backends if b != first[i])
-    for elsewhere[None] in (elsewhere[0], elsewhere[1]):
+    for other in elsewhere[0], elsewhere[1]:
+        elsewhere[None] = other
         assert placed(None) == first and placed(0)[0] == elsewhere[0] and placed(1)[1] == elsewhere[1]
     g.backend_sched_free(s)
 

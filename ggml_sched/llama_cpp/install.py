@@ -101,8 +101,10 @@ def clear_counters() -> None:
 
 
 def served() -> dict[str, int]:
-    """How many allocators were made, and how many graphs were the same as before, equal to one, replayed, planned; empty
-    if nothing is installed."""
+    """How many allocators were made, and how many graphs were the same as before, equal to one, replayed, planned.
+
+    Empty if nothing is installed.
+    """
     return hook().served() if installed() != "off" else {}
 
 
@@ -125,7 +127,8 @@ def check() -> None:
     """HookError unless the calls of every ggml that is loaded come to us.
 
     Asks each for a scheduler of its CPU, which makes an allocator.  Where a library has no CPU backend loaded, or its
-    file was replaced since, there is nothing to ask, and nothing is said.  Also if a library is not as we know it, so that its own allocator works.
+    file was replaced since, there is nothing to ask, and nothing is said.  Also if a library is not as we know it, so
+    that its own allocator works.
     """
     library = hook()
     for path in loaded_bases():

@@ -113,7 +113,8 @@ def _edits() -> list[Edit]:
     of("ggml_sched/core/plan/splits.pxi", "tests/executor/test_copies_ring.py tests/planner/test_beyond_upstream.py "
        "tests/executor/test_late.py",
        ("weights have one place", " and not is_foreign_weight(r, w.copy_like.at[c])\n", "\n"),
-       ("a copy that is written through has one place", "return w.copy_like.at[c] == w.copy_from.at[c] and ", "return "),
+       ("a copy that is written through has one place", "return w.copy_like.at[c] == w.copy_from.at[c] and ",
+        "return "),
        ("more places than ids", "    if ids > GS_MAX_TENSORS:\n", "    if False:\n"),
        ("inputs are copied first", "if g.op[g.memory[w.copy_like.at[c]]] != GS_OP_NONE:", "if True:"),
        ("a node that writes through a copy reads it",
