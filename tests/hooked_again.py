@@ -132,6 +132,28 @@ def sources_behind_the_first() -> None:
     assert all(apart(held, t) for t in other.nodes()[3:]) and hooked.served()["planned"] == 1
 
 
+def two_places_in_turn() -> None:
+    """A client that builds its graph here and there in turn: both are known, and still looked at each time."""
+    from hooked_ggml import Allocator, apart, hooked, ours, random_graph, read
+
+    allocator, made = Allocator(ours), [random_graph(3), random_graph(3)]
+
+    def alloc(k: int) -> None:
+        for t in (*made[k].leafs, *made[k].nodes()):
+            t.contents.data = t.contents.buffer = None
+        assert allocator.alloc(made[k].graph)
+
+    for k in (0, 1, 0, 1, 0):
+        alloc(k)
+    served = hooked.served()
+    assert (served["planned"], served["equal"], served["same"]) == (1, 1, 3), served
+    last, first = made[1].nodes()[-1], made[1].nodes()[0]
+    last.contents.src[1] = first
+    alloc(1)
+    assert all(apart(first, t) for t in made[1].nodes()[1:-1] if not t.contents.view_src)
+    assert hooked.served()["planned"] == 2 and len(read(last)) > 0
+
+
 def one_tensor_for_two() -> None:
     """A graph that names one tensor where the planned one named two is another, wherever they lie."""
     from hooked_ggml import Allocator, Context, hooked, ours
@@ -232,6 +254,14 @@ def graphs_elsewhere(library: str) -> None:
         served = hook().served()
         assert served["failed"] == 0 and (served["equal"], served["planned"]) == ((0, 3) if not round_ else (3, 0)), (
             round_, served)
+    # Two that take turns are both known.
+    alive += [random_graph(g, weights, weights[:1], 3) for _ in range(2)]
+    hook().clear_counters()
+    for k in (-2, -1, -2, -1):
+        g.backend_sched_reset(s)
+        assert compute(g, s, alive[k], 5) == want[None], (k, hook().served())
+    served = hook().served()
+    assert (served["planned"], served["equal"], served["same"]) == (0, 2, 2), served
     # A choice for what is no tensor of the graph changes nothing; one for a tensor in its place does, and for another.
     def placed(choose: int | None) -> tuple[int, int]:
         """Where the first output and some node are, the one number `choose` of the two being wanted elsewhere."""

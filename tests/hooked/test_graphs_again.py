@@ -49,6 +49,10 @@ def test_sources_behind_the_first_five_count():
     run("sources_behind_the_first")
 
 
+def test_a_graph_that_is_built_in_two_places_is_known_in_both():
+    run("two_places_in_turn")
+
+
 def test_one_tensor_in_the_place_of_two_is_noticed():
     run("one_tensor_for_two")
 

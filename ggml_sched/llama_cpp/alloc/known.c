@@ -25,6 +25,7 @@ void gh_known_drop(gh_known *k)
     gh_keeps_free(&k->keeps);
     gh_risks_free(&k->risks);
     gh_looks_free(&k->looks);
+    gh_looks_free(&k->before);
     free(k->node_arena);
     free(k->leaf_arena);
     gh_names_free(&k->names);
@@ -89,6 +90,7 @@ void gh_known_forget(gh_known *k)
     gh_known_drop(k->lender);
     k->lender = NULL;
     k->planned = k->replayed = k->followed = k->drawn = false;
+    gh_looks_clear(&k->before);
     k->generation = 0;
 }
 
@@ -242,7 +244,20 @@ bool gh_known_own(gh_known *k, gs_api_plan *plan)
 
 void gh_known_move(gh_known *k, gh_known *other)
 {
-    GH_SWAP(gh_looks, looks);
+    gh_looks_swap(&k->before, &other->looks);
+    gh_looks_swap(&k->looks, &k->before);
+}
+
+bool gh_known_match(gh_known *k, void *graph)
+{
+    if (gh_looks_match(&k->looks, graph)) {
+        return true;
+    }
+    if (!gh_looks_match(&k->before, graph)) {
+        return false;
+    }
+    gh_looks_swap(&k->looks, &k->before);
+    return true;
 }
 
 void gh_known_rebind(gh_known *k, gh_known *other)
@@ -256,6 +271,7 @@ void gh_known_rebind(gh_known *k, gh_known *other)
     GH_SWAP(int32_t *, viewer);
     GH_SWAP(int32_t, n_viewers);
     k->generation = 0;
+    gh_looks_clear(&k->before);
     /* What was swapped has the room of the other's: both count on the lesser. */
     if (k->room != other->room) {
         k->room = other->room = k->room < other->room ? k->room : other->room;

@@ -21,6 +21,7 @@ typedef struct gh_slot {
 typedef struct gh_known {
     atomic_int refs;
     gh_looks looks;
+    gh_looks before;            /* of the same graph at the addresses that it had before    */
     int32_t n_all;              /* ids: of its tensors, and those that only planning knows  */
     int32_t *node_arena;        /* [n_nodes] where the caller wants nodes; -1               */
     int32_t *leaf_arena;        /* [n_leafs]                                                */
@@ -111,8 +112,11 @@ void gh_known_borrow(gh_known *k, gh_known *lender);
 /* Let `k` have a plan of its own, which says the same.  False without memory: the plan is still the caller's. */
 bool gh_known_own(gh_known *k, gs_api_plan *plan);
 
-/* Let `k`, whose plan serves, stand for the graph that `other` looks like, id by id. */
+/* Let `k`, whose plan serves, stand for the graph that `other` looks like, id by id.  Where it was is not forgotten. */
 void gh_known_move(gh_known *k, gh_known *other);
+
+/* Whether a graph is this one, where it is or where it was, which it then is again. */
+bool gh_known_match(gh_known *k, void *graph);
 
 /* Make the planner's graph of one that was followed: nobody needs it before somebody looks.  GS_OK or an error. */
 int gh_known_draw(gh_known *k, gs_error *error);

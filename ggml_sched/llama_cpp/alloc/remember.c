@@ -345,8 +345,7 @@ gh_known *gh_remember(gh_gallocr *a, void *graph, bool replay, gs_error *error)
     error->tensor = error->backend = error->index = -1;
     for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
         gh_known *o = a->known[i];
-        if (may_serve(a, o, replay) && wants_same_arenas(a, o) && gh_looks_match(&o->looks, graph)
-            && measures(a, o)) {
+        if (may_serve(a, o, replay) && wants_same_arenas(a, o) && gh_known_match(o, graph) && measures(a, o)) {
             gh_count_one(GH_COUNT_SAME);
             return first(a, i);
         }

@@ -206,7 +206,11 @@ static bool same(const void *a, const void *b, int32_t n)
 
 bool gh_looks_match(const gh_looks *l, void *graph)
 {
-    const gh_ggml *lib = l->forms->lib;
+    const gh_ggml *lib;
+    if (l->forms == NULL) {
+        return false;
+    }
+    lib = l->forms->lib;
     /* What the graph does not list is named by what it does, and compared after it. */
     return !l->open && lib->graph_n_nodes(graph) == l->n_nodes && gh_graph_n_leafs(lib, graph) == l->n_leafs
         && same(lib->graph_nodes(graph), l->nodes, l->n_nodes) && same(gh_graph_leafs(lib, graph), l->leafs, l->n_leafs)

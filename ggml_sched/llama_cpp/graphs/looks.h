@@ -48,6 +48,19 @@ typedef struct gh_looks {
 /* Take what a graph that was just read looks like.  False without memory. */
 bool gh_looks_take(gh_looks *l, gh_forms *forms, const gh_reading *r);
 
+/* Let it be no graph's. */
+static inline void gh_looks_clear(gh_looks *l)
+{
+    l->forms = NULL;
+}
+
+static inline void gh_looks_swap(gh_looks *a, gh_looks *b)
+{
+    const gh_looks kept = *a;
+    *a = *b;
+    *b = kept;
+}
+
 /* Whether a graph is this one: the same tensors, and all of them look the same. */
 bool gh_looks_match(const gh_looks *l, void *graph);
 

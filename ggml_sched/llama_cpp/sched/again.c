@@ -40,6 +40,7 @@ bool gh_take_looks(gh_sched *s, gh_prepared *p)
     if (r->n_nodes > 0) {
         memcpy(p->ordered, r->nodes, (size_t)r->n_nodes * sizeof *p->ordered);
     }
+    gh_looks_clear(&p->before);
     return gh_looks_take(&p->looks, &s->forms, r);
 }
 
@@ -84,26 +85,44 @@ static bool chose_the_same(const gh_sched *s, const gh_prepared *p, const gh_loo
     return true;
 }
 
+/* Let the ids of a plan stand for the tensors that it now looks like. */
+static void become(gh_sched *s, gh_prepared *p, void *graph)
+{
+    gx_tensor **const was = p->copies.of;
+    p->copies.of = p->copies.was;
+    p->copies.was = was;
+    gh_reading_move(&p->reading, p->looks.tensor, graph);
+    if (p->n_chosen > 0) {
+        memcpy(p->chosen, s->choices.tensor, (size_t)p->n_chosen * sizeof *p->chosen);
+    }
+    if (p->looks.n_nodes > 0) {
+        memcpy(p->ordered, p->looks.nodes, (size_t)p->looks.n_nodes * sizeof *p->ordered);
+    }
+    p->generation = 0;
+}
+
 gh_prepared *gh_find_elsewhere(gh_sched *s, void *graph)
 {
     for (int i = 0; i < GH_N_PREPARED; i++) {
         gh_prepared *p = &s->prepared[i];
-        gh_looks kept;
+        if (gh_may_serve(s, p) && gh_looks_match(&p->before, graph) && chose_the_same(s, p, &p->before)) {
+            gh_looks_swap(&p->looks, &p->before);
+            become(s, p, graph);
+            if (gh_is_asked_alike(s, p)) {
+                gh_count_one(GH_COUNT_SAME);
+                return p;
+            }
+        }
+    }
+    for (int i = 0; i < GH_N_PREPARED; i++) {
+        gh_prepared *p = &s->prepared[i];
         if (!gh_may_serve(s, p) || gh_looks_follow(&s->elsewhere, &p->looks, graph) != GH_EQUAL
             || !chose_the_same(s, p, &s->elsewhere)) {
             continue;
         }
-        kept = p->looks;
-        p->looks = s->elsewhere;
-        s->elsewhere = kept;
-        gh_reading_move(&p->reading, p->looks.tensor, graph);
-        if (p->n_chosen > 0) {
-            memcpy(p->chosen, s->choices.tensor, (size_t)p->n_chosen * sizeof *p->chosen);
-        }
-        if (p->looks.n_nodes > 0) {
-            memcpy(p->ordered, p->looks.nodes, (size_t)p->looks.n_nodes * sizeof *p->ordered);
-        }
-        p->generation = 0;
+        gh_looks_swap(&p->before, &s->elsewhere);
+        gh_looks_swap(&p->looks, &p->before);
+        become(s, p, graph);
         if (gh_is_asked_alike(s, p)) {
             gh_count_one(GH_COUNT_EQUAL);
             return p;

@@ -19,28 +19,45 @@ static void unplace(const gh_sched *s, gx_tensor *t)
     }
 }
 
-/* What a source stands for, if it is a copy that some graph was given. */
-static gx_tensor *copied(gh_copies *const *tables, int n, gx_tensor *t)
+/* Copies that a graph may name among its sources. */
+typedef struct {
+    const gx_tensor *first;
+    gx_tensor *const *of;
+    int32_t n;
+} named_copies;
+
+/* What a source stands for, if it is a copy. */
+static gx_tensor *copied(const named_copies *tables, int n, gx_tensor *t)
 {
     for (int i = 0; i < n; i++) {
-        if (t >= tables[i]->tensor && t < tables[i]->tensor + tables[i]->n) {
-            return tables[i]->of[t - tables[i]->tensor];
+        if (t >= tables[i].first && t < tables[i].first + tables[i].n) {
+            return tables[i].of[t - tables[i].first];
         }
     }
     return t;
+}
+
+/* The copies of all graphs; of one that was elsewhere before they stand for the tensors of that which is asked about. */
+static int find_copies(const gh_sched *s, gx_tensor *const *nodes, int n_nodes, named_copies *tables)
+{
+    int n = 0;
+    for (int i = 0; i < GH_N_PREPARED; i++) {
+        const gh_prepared *p = &s->prepared[i];
+        if (p->copies.n > 0) {
+            const bool was = p->before.forms != NULL && p->before.n_nodes == n_nodes
+                          && gh_same(p->before.nodes, nodes, n_nodes, sizeof *nodes);
+            tables[n++] = (named_copies){p->copies.tensor, was ? p->copies.was : p->copies.of, p->copies.n};
+        }
+    }
+    return n;
 }
 
 void gh_unbind(gh_sched *s, void *graph)
 {
     const int n_nodes = s->lib->graph_n_nodes(graph), n_leafs = gh_graph_n_leafs(s->lib, graph);
     gx_tensor **nodes = s->lib->graph_nodes(graph), **leafs = gh_graph_leafs(s->lib, graph);
-    gh_copies *tables[GH_N_PREPARED];
-    int n = 0;
-    for (int i = 0; i < GH_N_PREPARED; i++) {
-        if (s->prepared[i].copies.n > 0) {
-            tables[n++] = &s->prepared[i].copies;
-        }
-    }
+    named_copies tables[GH_N_PREPARED];
+    const int n = find_copies(s, nodes, n_nodes, tables);
     for (int i = 0; i < n_nodes; i++) {
         gx_tensor *t = nodes[i];
         for (int k = 0; n > 0 && k < GS_MAX_SRC; k++) {
@@ -168,7 +185,7 @@ static bool make_room(gh_copies *copies, int32_t n)
     copies->n = 0;
     if (n > copies->room) {
         if (!gh_grow(&copies->tensor, sizeof *copies->tensor, n) || !gh_grow(&copies->of, sizeof *copies->of, n)
-            || !gh_grow(&copies->n_reads, sizeof *copies->n_reads, n)) {
+            || !gh_grow(&copies->was, sizeof *copies->was, n) || !gh_grow(&copies->n_reads, sizeof *copies->n_reads, n)) {
             return false;
         }
         copies->room = n;

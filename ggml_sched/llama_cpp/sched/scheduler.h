@@ -69,6 +69,7 @@ typedef struct gh_copies {
     int32_t room;
     gx_tensor *tensor;      /* [n] the plan's, then views of some                                       */
     gx_tensor **of;         /* [n] what each stands for                                                 */
+    gx_tensor **was;        /* [n] and at the addresses that the graph had before                       */
     int32_t *n_reads;       /* [n] sources of nodes that are it, or a view of it                        */
 } gh_copies;
 
@@ -79,6 +80,7 @@ typedef struct gh_prepared {
     bool replayed;          /* its plan was made for a larger graph                                     */
     gh_reading reading;
     gh_looks looks;         /* before backends reorder it                                               */
+    gh_looks before;        /* at the addresses that it had before                                      */
     gx_tensor **ordered;    /* [looks.n_nodes] nodes in the order in which backends left them           */
     gh_names names;
     gx_tensor **dep;        /* [2 * n_deps] what backends want kept, each followed by until when        */
