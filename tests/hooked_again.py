@@ -312,6 +312,11 @@ def next_scheduler(library: str) -> None:
     assert g.backend_sched_reserve(single, graph_of(96, own)[0].graph)
     assert hook().served()["planned"] == 1, "other devices"
     g.backend_sched_free(single)
+    hook().clear_counters()
+    several = g.scheduler(backends, True, parallel=True)
+    assert g.backend_sched_reserve(several, graph_of(96)[0].graph) and g.backend_sched_get_n_copies(several) == 4
+    assert hook().served()["planned"] == 1, "copies that take turns"
+    g.backend_sched_free(several)
     s = g.scheduler(backends, True)
     assert g.backend_sched_reserve(s, graph_of(96)[0].graph)
     assert g.backend_sched_reserve(s, graph_of(12)[0].graph) and hook().served()["replayed"] >= 1
