@@ -134,7 +134,7 @@ def sources_behind_the_first() -> None:
 
 def two_places_in_turn() -> None:
     """A client that builds its graph here and there in turn: both are known, and still looked at each time."""
-    from hooked_ggml import Allocator, apart, hooked, ours, random_graph, read
+    from hooked_ggml import OUTPUT, Allocator, apart, hooked, ours, random_graph, read
 
     allocator, made = Allocator(ours), [random_graph(3), random_graph(3)]
 
@@ -147,11 +147,20 @@ def two_places_in_turn() -> None:
         alloc(k)
     served = hooked.served()
     assert (served["planned"], served["equal"], served["same"]) == (1, 1, 3), served
+    # Others have come since: what was known of it is theirs.
+    others = [random_graph(3) for _ in range(8)]
+    for i, other in enumerate(others):
+        [t for t in other.nodes() if not t.contents.flags & OUTPUT][i].contents.flags |= OUTPUT
+    assert all(allocator.alloc(other.graph) for other in others)
+    known = hooked.served()
+    alloc(1)
+    served = hooked.served()
+    assert served["same"] == known["same"] and served["planned"] == known["planned"] + 1, (known, served)
     last, first = made[1].nodes()[-1], made[1].nodes()[0]
     last.contents.src[1] = first
     alloc(1)
     assert all(apart(first, t) for t in made[1].nodes()[1:-1] if not t.contents.view_src)
-    assert hooked.served()["planned"] == 2 and len(read(last)) > 0
+    assert hooked.served()["planned"] == served["planned"] + 1 and len(read(last)) > 0
 
 
 def one_tensor_for_two() -> None:

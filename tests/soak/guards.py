@@ -115,7 +115,6 @@ def _edits() -> list[Edit]:
        ("weights have one place", " and not is_foreign_weight(r, w.copy_like.at[c])\n", "\n"),
        ("a copy that is written through has one place", "return w.copy_like.at[c] == w.copy_from.at[c] and ",
         "return "),
-       ("more places than ids", "    if ids > GS_MAX_TENSORS:\n", "    if False:\n"),
        ("inputs are copied first", "if g.op[g.memory[w.copy_like.at[c]]] != GS_OP_NONE:", "if True:"),
        ("a node that writes through a copy reads it",
         "if g.memory[s] == root and g.view_offs[s] == g.view_offs[id] and", "if False and"))
