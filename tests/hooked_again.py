@@ -292,6 +292,34 @@ def graphs_elsewhere(library: str) -> None:
     g.backend_sched_free(s)
 
 
+def under_ggml_s_scheduler(library: str) -> None:
+    """What ggml's scheduler hands to an allocator has nodes of its own: copies, and views that keep what they view."""
+    from hooked_sched_cases import Weights, compute, random_graph
+    from hooked_schedulers import Ggml, hook
+    from numpy.random import default_rng
+
+    g = Ggml("alloc")
+    backends = [*g.devices(library, 1), g.cpu_backend()]
+    weights = [Weights(g, b, default_rng(1)) for b in backends]
+    stock = g.scheduler(backends, False)
+    hook().pass_through(False)
+    s = g.backend_sched_new((c.c_void_p * 2)(*backends), None, 2, 4096, False, True)
+    for seed in (2, 3, 5):
+        want = compute(g, stock, random_graph(g, weights, weights[:1], seed), 5)
+        memory, n_same = None, hook().served()["same"]
+        for _ in range(4):
+            # As llama.cpp does: built again in the same place.
+            made = random_graph(g, weights, weights[:1], seed, memory)
+            memory = made[0].memory
+            g.backend_sched_reset(s)
+            assert compute(g, s, made, 5) == want, seed
+            made[0].close()
+        g.backend_sched_reset(stock)
+        assert hook().served()["same"] >= n_same + 3, (seed, hook().served())
+    for made in (s, stock):
+        g.backend_sched_free(made)
+
+
 def next_scheduler(library: str) -> None:
     """What is kept of a scheduler serves the next for the same devices, in no more memory than that asks for."""
     from hooked_sched_cases import Weights, compute, random_graph

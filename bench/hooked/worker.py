@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 REPEATS = 3
-DECODES = 8
+DECODES = 32
 """Openings of a context, and decodes of a prompt and of a token in each, of which none is left half done: what
 allocates has run when the graph's first node says that it is enough."""
 SIZE = re.compile(r"~llama_context: +(\S+) compute buffer size (?:is|of) +([\d.]+) MiB, (?:matches|does not match) "

@@ -66,6 +66,11 @@ def test_ever_new_shapes_leave_nothing_behind():
 
 
 @with_compiler
+def test_graphs_of_ggml_s_scheduler_are_known_again(devices):
+    run("under_ggml_s_scheduler", devices)
+
+
+@with_compiler
 def test_a_scheduler_s_graphs_come_again_elsewhere(devices):
     run("graphs_elsewhere", devices)
 

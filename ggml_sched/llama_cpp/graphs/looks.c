@@ -109,8 +109,9 @@ static bool take_links(gh_looks *l, const gh_reading *r, int32_t id, int32_t *n_
     return true;
 }
 
-/* What a node of a plain graph names: what was read.  A root that it does not name is a source to the planner alone. */
-static bool take_plain_links(gh_looks *l, const gh_reading *r, int32_t id)
+/* What a node of a plain graph names: what was read.  A root that it does not name is a source to the planner alone;
+ * what views something without an op has no root to it. */
+static bool take_plain_links(gh_looks *l, const gh_reading *r, int32_t id, int32_t *n_named)
 {
     const gx_tensor *t = l->tensor[id];
     for (int32_t j = r->src_begin[id]; j < r->src_begin[id + 1]; j++) {
@@ -122,7 +123,13 @@ static bool take_plain_links(gh_looks *l, const gh_reading *r, int32_t id)
             *link = r->src[j];
         }
     }
-    l->mark[id].link[GH_ROOT] = t->view_src != NULL ? r->item[id].root : -1;
+    if (t->view_src != NULL) {
+        const int32_t root = r->item[id].root >= 0 ? r->item[id].root : id_of(l, r, t->view_src, n_named);
+        if (root < 0) {
+            return false;
+        }
+        l->mark[id].link[GH_ROOT] = root;
+    }
     return true;
 }
 
@@ -164,7 +171,7 @@ bool gh_looks_take(gh_looks *l, gh_forms *forms, const gh_reading *r)
         }
     }
     for (int32_t id = 0; id < r->n; id++) {
-        if (r->plain ? r->item[id].op != GS_OP_NONE && !take_plain_links(l, r, id)
+        if (r->plain ? r->item[id].op != GS_OP_NONE && !take_plain_links(l, r, id, &n_named)
                      : !(l->mark[id].has & GH_STILL) && !take_links(l, r, id, &n_named)) {
             return false;
         }
