@@ -5,7 +5,8 @@
 #include "looks.h"
 
 /* Tensors from one that is compared to one that is fetched. */
-#define GH_AHEAD 2
+#define GH_AHEAD 6
+#define GH_MARKS_AHEAD 24
 
 /* Room for ids, and for nodes or leafs.  False without memory. */
 bool gh_looks_make_room(gh_looks *l, int32_t n, int32_t listed);

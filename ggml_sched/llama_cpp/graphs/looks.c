@@ -189,6 +189,7 @@ static inline bool matches(const gh_looks *l, bool whole)
         const gx_tensor *t = l->tensor[id];
         const gh_mark *mark = &l->mark[id];
         const int32_t ahead = id + GH_AHEAD < l->n ? id + GH_AHEAD : id;
+        __builtin_prefetch(mark + GH_MARKS_AHEAD);
         if (l->mark[ahead].has & GH_STILL) {
             __builtin_prefetch((const char *)l->tensor[ahead] + offsetof(gx_tensor, view_src));
         } else {
