@@ -181,11 +181,12 @@ bool gh_looks_take(gh_looks *l, gh_forms *forms, const gh_reading *r)
 
 /* -- comparing ----------------------------------------------------------------------------------------------------- */
 
-static inline bool matches(const gh_looks *l, bool whole)
+/* Whether the ids from `first` on look the same. */
+static inline bool matches(const gh_looks *l, int32_t first, int32_t stop, bool whole)
 {
     const gh_form *form = l->forms->form;
     gh_buffers buffers = {.forms = l->forms};
-    for (int32_t id = 0; id < l->n; id++) {
+    for (int32_t id = first; id < stop; id++) {
         const gx_tensor *t = l->tensor[id];
         const gh_mark *mark = &l->mark[id];
         const int32_t ahead = id + GH_AHEAD < l->n ? id + GH_AHEAD : id;
@@ -212,15 +213,22 @@ static bool same(const void *a, const void *b, int32_t n)
     return n == 0 || memcmp(a, b, (size_t)n * sizeof(void *)) == 0;
 }
 
+static inline bool match(const gh_looks *l, void *graph, bool whole)
+{
+    const gh_ggml *lib = l->forms->lib;
+    /* A prompt and a token are built in one place: they differ in their inputs, which come first. */
+    const int32_t first = l->plain ? l->n_leafs : 0;
+    gx_tensor *const *nodes = l->plain ? l->tensor + l->n_leafs : l->nodes;
+    /* What the graph does not list is named by what it does, and compared after it. */
+    return !l->open && lib->graph_n_nodes(graph) == l->n_nodes && gh_graph_n_leafs(lib, graph) == l->n_leafs
+        && same(gh_graph_leafs(lib, graph), l->leafs, l->n_leafs) && matches(l, 0, first, whole)
+        && same(lib->graph_nodes(graph), nodes, l->n_nodes) && matches(l, first, l->n, whole);
+}
+
 bool gh_looks_match(const gh_looks *l, void *graph)
 {
-    const gh_ggml *lib;
     if (l->forms == NULL) {
         return false;
     }
-    lib = l->forms->lib;
-    /* What the graph does not list is named by what it does, and compared after it. */
-    return !l->open && lib->graph_n_nodes(graph) == l->n_nodes && gh_graph_n_leafs(lib, graph) == l->n_leafs
-        && same(lib->graph_nodes(graph), l->nodes, l->n_nodes) && same(gh_graph_leafs(lib, graph), l->leafs, l->n_leafs)
-        && (is_whole(l) ? matches(l, true) : matches(l, false));
+    return is_whole(l) ? match(l, graph, true) : match(l, graph, false);
 }
