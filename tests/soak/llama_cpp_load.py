@@ -20,7 +20,7 @@ import llama_cpp_contexts
 from llama_cpp_contexts import Client, Refused, resident
 from llama_cpp_walks import wandered
 
-FEW = 20
+FEW = 120
 """Contexts after which memory no longer grows."""
 
 

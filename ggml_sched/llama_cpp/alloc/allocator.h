@@ -57,6 +57,9 @@ struct gh_gallocr {
  * none, and `error` says why. */
 gh_known *gh_remember(gh_gallocr *a, void *graph, bool replay, gs_error *error);
 
+/* Forget all graphs where most looks are those of others before them. */
+void gh_forget_many(gh_gallocr *a);
+
 /* Whether the buffers that there are hold a plan. */
 bool gh_fits(const gh_gallocr *a, const gh_known *k);
 

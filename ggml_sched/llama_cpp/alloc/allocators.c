@@ -170,6 +170,7 @@ void gh_gallocr_put_back(gh_gallocr *a)
     a->n_node_ids = a->n_leaf_ids = 0;
     a->was_asked = false;
     a->life++;
+    gh_forget_many(a);
     pthread_mutex_lock(&all.lock);
     a->next = all.idle;
     all.idle = a;

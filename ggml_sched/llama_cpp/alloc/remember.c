@@ -325,10 +325,14 @@ static int read_and_plan(gh_gallocr *a, void *graph, gh_known *k, bool replay, g
     return *served != NULL ? GS_OK : plan(a, k, error);
 }
 
-/* Forget all graphs when they have too many looks to keep. */
-static void forget_many(gh_gallocr *a)
+void gh_forget_many(gh_gallocr *a)
 {
-    if (a->forms.n > GH_MANY_FORMS && a->forms.n > 4 * (int64_t)a->reading.n) {
+    const gh_looks *looks[GH_N_KNOWN];
+    int n = 0;
+    for (; n < GH_N_KNOWN && a->known[n] != NULL; n++) {
+        looks[n] = &a->known[n]->looks;
+    }
+    if (gh_looks_are_few(looks, n, &a->forms)) {
         for (int i = 0; i < GH_N_KNOWN; i++) {
             gh_known_drop(a->known[i]);
             a->known[i] = NULL;
@@ -350,7 +354,7 @@ gh_known *gh_remember(gh_gallocr *a, void *graph, bool replay, gs_error *error)
             return first(a, i);
         }
     }
-    forget_many(a);
+    gh_forget_many(a);
     k = spare(a);
     if (k == NULL) {
         error->status = GS_NO_HOST_MEMORY;

@@ -10,8 +10,8 @@
 #include <string.h>
 #include "library.h"
 
-/* More forms than graphs have that come again; beyond, what is remembered is forgotten. */
-#define GH_MANY_FORMS 16384
+/* Forms below which none are forgotten. */
+#define GH_FEW_FORMS 128
 
 typedef struct gh_form {
     int64_t shape[8];       /* ne, nb                                                               */

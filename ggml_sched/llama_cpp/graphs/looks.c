@@ -41,6 +41,24 @@ void gh_looks_free(gh_looks *l)
     memset(l, 0, sizeof *l);
 }
 
+bool gh_looks_are_few(const gh_looks *const *l, int n, const gh_forms *forms)
+{
+    unsigned char *used;
+    int32_t count = 0;
+    if (forms->n <= GH_FEW_FORMS) {
+        return false;
+    }
+    used = calloc((size_t)forms->n, 1);
+    for (int i = 0; i < n && used != NULL; i++) {
+        for (int32_t id = 0; l[i]->forms == forms && id < l[i]->n; id++) {
+            count += !used[l[i]->mark[id].form];
+            used[l[i]->mark[id].form] = 1;
+        }
+    }
+    free(used);
+    return count < forms->n / 2;
+}
+
 /* -- taking -------------------------------------------------------------------------------------------------------- */
 
 static inline bool is_whole(const gh_looks *l)

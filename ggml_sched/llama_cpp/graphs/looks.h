@@ -70,6 +70,9 @@ enum gh_likeness { GH_ANOTHER, GH_ALIKE, GH_EQUAL };
  * other shapes.  Then `l` has taken it. */
 enum gh_likeness gh_looks_follow(gh_looks *l, const gh_looks *base, void *graph);
 
+/* Whether most of the forms are those of graphs that are forgotten, all but these n: then it is time to forget all. */
+bool gh_looks_are_few(const gh_looks *const *l, int n, const gh_forms *forms);
+
 void gh_looks_free(gh_looks *l);
 
 static inline const gh_form *gh_form_at(const gh_looks *l, int32_t id)

@@ -231,10 +231,16 @@ static bool finds_waits(const gh_sched *s, const gh_prepared *p)
     return s->n_pools < s->n_backends;
 }
 
-/* Forget all graphs when they have too many looks to keep. */
-static void forget_many(gh_sched *s)
+void gh_forget_graphs(gh_sched *s)
 {
-    if (s->forms.n > GH_MANY_FORMS) {
+    const gh_looks *looks[GH_N_PREPARED];
+    int n = 0;
+    for (int i = 0; i < GH_N_PREPARED; i++) {
+        if (s->prepared[i].plan != NULL) {
+            looks[n++] = &s->prepared[i].looks;
+        }
+    }
+    if (gh_looks_are_few(looks, n, &s->forms)) {
         for (int i = 0; i < GH_N_PREPARED; i++) {
             forget(&s->prepared[i]);
         }
@@ -256,7 +262,7 @@ gh_prepared *gh_prepare(gh_sched *s, void *graph, bool reserves)
     s->now = NULL;
     p = find(s, graph);
     if (p == NULL) {
-        forget_many(s);
+        gh_forget_graphs(s);
         p = oldest(s);
         forget(p);
         status = gh_read(&p->reading, s->lib, graph);

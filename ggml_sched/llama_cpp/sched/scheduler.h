@@ -228,6 +228,8 @@ int gh_plan(gh_sched *s, gh_prepared *p, const gh_choices *choices);
 
 /* -- prepare.c: a graph with its plan, found or made; NULL: an error was logged.  `reserves`: others will repeat it. */
 gh_prepared *gh_prepare(gh_sched *s, void *graph, bool reserves);
+/* Forget all graphs where most looks are those of others before them. */
+void gh_forget_graphs(gh_sched *s);
 void gh_prepared_free(gh_prepared *p);
 
 /* -- pools.c */
