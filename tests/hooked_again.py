@@ -298,6 +298,8 @@ def under_ggml_s_scheduler(library: str) -> None:
     from hooked_schedulers import Ggml, hook
     from numpy.random import default_rng
 
+    from ggml_sched.llama_cpp import plans
+
     g = Ggml("alloc")
     backends = [*g.devices(library, 1), g.cpu_backend()]
     weights = [Weights(g, b, default_rng(1)) for b in backends]
@@ -316,6 +318,12 @@ def under_ggml_s_scheduler(library: str) -> None:
             made[0].close()
         g.backend_sched_reset(stock)
         assert hook().served()["same"] >= n_same + 3, (seed, hook().served())
+        # A smaller one follows, and can be looked at.
+        made = random_graph(g, weights, weights[:1], seed, rows=12)
+        g.backend_sched_reset(s)
+        compute(g, s, made, 5)
+        (plan,) = plans()
+        plan.verify()
     for made in (s, stock):
         g.backend_sched_free(made)
 

@@ -64,7 +64,7 @@ static bool measure(gh_known *k, const gh_known *base, const gh_ggml *lib, const
             }
         }
         for (int32_t b = 0; b < k->n_arenas; b++) {
-            k->nbytes[(int64_t)b * k->n_all + id] = form->nbytes;
+            k->nbytes[(int64_t)b * k->n_all + id] = gh_known_is_aside(base, id) ? 0 : form->nbytes;
         }
         if (next < base->n_slots && base->slot[next].id == id) {
             const int32_t b = base->assigned[id], home = p->home[id];

@@ -300,6 +300,9 @@ int gh_known_draw(gh_known *k, gs_error *error)
     memcpy(a.flags, from->arrays.flags, (size_t)k->n_all * sizeof *a.flags);
     for (int32_t id = 0; id < k->looks.n; id++) {
         const gh_form *form = gh_form_at(&k->looks, id);
+        if (gh_known_is_aside(from, id)) {
+            continue;
+        }
         memcpy(a.layout[id].ne, form->shape, sizeof a.layout[id].ne);
         memcpy(a.layout[id].nb, form->shape + 4, sizeof a.layout[id].nb);
         a.layout[id].nbytes = form->nbytes;

@@ -62,6 +62,12 @@ static inline int32_t gh_known_n_listed(const gh_known *k)
     return k->looks.n_nodes > k->looks.n_leafs ? k->looks.n_nodes : k->looks.n_leafs;
 }
 
+/* Whether a tensor of a graph that was read has no bytes to the planner, whatever it views. */
+static inline bool gh_known_is_aside(const gh_known *k, int32_t id)
+{
+    return k->arrays.layout[id].nbytes == 0 && gh_form_at(&k->looks, id)->nbytes > 0;
+}
+
 gh_known *gh_known_new(void);
 
 /* Give back one reference; the last frees. */
