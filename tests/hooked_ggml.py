@@ -43,6 +43,7 @@ def _library(name: str) -> c.CDLL:
     return c.CDLL(str(folder / name), mode=os.RTLD_LOCAL | os.RTLD_NOW)
 
 
+hooked.install(level="sched")
 base, cpu = _library("libggml-base.so"), _library("libggml-cpu.so")
 ours = c.CDLL(hook().__file__)
 

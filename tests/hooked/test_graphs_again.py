@@ -7,30 +7,13 @@ Each test is a process that loads the hook and ggml's libraries (tests/hooked_ag
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
+import hooked_run
 import pytest
-from hooked import build
 
-TESTS = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ggml") is None, reason="needs ggml-python")
-with_compiler = pytest.mark.skipif(build.compiler() is None, reason="needs a C++ compiler")
-
-
-@pytest.fixture(scope="module")
-def devices(tmp_path_factory) -> str:
-    """A library of devices whose memory nobody else reads."""
-    return build.build(tmp_path_factory.mktemp("libraries"))["devices"]
-
-
-def run(scenario: str, *arguments: str) -> None:
-    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run([sys.executable, str(TESTS / "hooked_again.py"), scenario, *arguments], text=True,
-                          capture_output=True, timeout=300, env=os.environ | {"PYTHONPATH": path})
-    assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr[-3000:]
+run = partial(hooked_run.run, "hooked_again")
 
 
 def test_an_allocator_that_was_put_back_serves_the_next():
@@ -45,7 +28,7 @@ def test_tensors_may_get_memory_lose_it_or_become_views():
     run("memory_that_came_and_went")
 
 
-def test_sources_behind_the_first_five_count():
+def test_sources_behind_the_first_count():
     run("sources_behind_the_first")
 
 
@@ -65,16 +48,13 @@ def test_ever_new_shapes_leave_nothing_behind():
     run("looks_without_end")
 
 
-@with_compiler
 def test_graphs_of_ggml_s_scheduler_are_known_again(devices):
     run("under_ggml_s_scheduler", devices)
 
 
-@with_compiler
 def test_a_scheduler_s_graphs_come_again_elsewhere(devices):
     run("graphs_elsewhere", devices)
 
 
-@with_compiler
 def test_a_scheduler_s_graphs_serve_the_next_one(devices):
     run("next_scheduler", devices)

@@ -6,27 +6,13 @@ Each test is a process that loads the hook and ggml-python's libraries (tests/ho
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
+import hooked_run
 import pytest
 
-TESTS = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ggml") is None, reason="needs ggml-python")
-
-
-def run(*arguments: str, **environment: str) -> str:
-    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300,
-                          env=os.environ | {"PYTHONPATH": path, "OMP_WAIT_POLICY": "passive"} | environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-def scenario(*arguments: str) -> None:
-    assert run(str(TESTS / "hooked_scenarios.py"), *arguments).endswith("done\n")
+scenario = partial(hooked_run.run, "hooked_scenarios")
 
 
 @pytest.mark.parametrize("first", [0, 30])

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import ggml_here
+import hooked_run
 import pytest
 
-TESTS = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.skipif(not ggml_here.IS_HERE, reason=ggml_here.WHY_NOT)
 
 
 def run(cases: str, case: str, **environment: str) -> None:
-    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run([sys.executable, str(TESTS / f"hooked_{cases}_cases.py"), case], text=True,
-                          capture_output=True, timeout=120, check=False,
-                          env={**os.environ, "GGML_SCHED": "off", "PYTHONPATH": path, **environment})
-    assert done.returncode == 0 and done.stdout.endswith("done\n"), f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    hooked_run.run(f"hooked_{cases}_cases", case, **environment)
 
 
 def without(folder: Path, *names: str) -> str:
