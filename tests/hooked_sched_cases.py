@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
+from ctypes import byref, c_size_t, c_void_p
 
 import numpy as np
-from hooked_schedulers import CALLBACK, I32, Ggml, Graph, byref, c_size_t, hook, view
+from hooked_schedulers import CALLBACK, I32, Ggml, Graph, hook, view
 
 WIDTH, ROWS = 32, 24
 WEIGHTS = 1
@@ -443,6 +445,22 @@ def passed_on(library: str) -> None:
     backends = [*g.devices(library, 1), g.cpu_backend()]
     want, _served = run_all(g, [backends[-1]], False, range(10), resident_on=[backends[-1]] * 2)
     check_same(want, run_all(g, backends, False, range(10))[0])
+
+
+def callers(library: str) -> None:
+    """Calls that are passed on: whom for is looked up once for each place that calls (hooked_callers.cpp)."""
+    g = Ggml("alloc")
+    scheduler = g.scheduler([g.cpu_backend()], False)
+    places = ctypes.CDLL(library)
+    places.callers_call.argtypes = c_void_p, c_void_p
+    function = ctypes.cast(g.backend_sched_get_n_splits, c_void_p)
+    before = places.callers_asked()
+    places.callers_call(function, scheduler)
+    asked = places.callers_asked()
+    for _ in range(3):
+        places.callers_call(function, scheduler)
+    assert places.callers_asked() == asked > before, (before, asked, places.callers_asked())
+    g.backend_sched_free(scheduler)
 
 
 def empty(_: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from functools import partial
 
 import ggml_here
 import hooked_run
 import pytest
+from hooked import build
 
 pytestmark = pytest.mark.skipif(not ggml_here.IS_HERE, reason=ggml_here.WHY_NOT)
 run = partial(hooked_run.run, "hooked_sched_cases")
@@ -60,6 +62,15 @@ def test_schedulers_of_several_threads_do_not_meet():
 
 def test_schedulers_are_ggmls_own_where_only_allocators_are_ours(devices):
     run("passed_on", devices)
+
+
+def test_who_calls_is_looked_up_once(tmp_path):
+    if build.compiler() is None:
+        pytest.skip("needs a C++ compiler")
+    library = tmp_path / "callers.so"
+    subprocess.run([*build.compiler().split(), "-shared", "-fPIC", "-O1", str(hooked_run.HERE / "hooked_callers.cpp"),
+                    "-o", str(library), "-ldl"], check=True)
+    run("callers", str(library), LD_PRELOAD=str(library))
 
 
 def test_graphs_of_nothing_and_schedulers_that_there_are_not():

@@ -91,16 +91,22 @@ const gh_runtime *gh_runtime_find(const void *caller, void *const *bufts, int n_
 
 const gh_runtime *gh_runtime_of_caller(const void *caller)
 {
-    enum { places = 16 };
+    /* A client has a few dozen places that call.  Looking one up costs more than what most of them ask for. */
+    enum { places = 256, probes = 16 };
     static _Thread_local struct {
         const void *caller;
         const gh_runtime *rt;
     } known[places];
-    const size_t at = ((uintptr_t)caller >> 3) % places;
-    if (known[at].caller != caller || known[at].rt == NULL) {
-        known[at].rt = gh_runtime_find(caller, NULL, 0);
-        known[at].caller = caller;
+    const size_t home = (size_t)(((uintptr_t)caller * UINT64_C(0x9e3779b97f4a7c15)) >> 32) % places;
+    size_t at = home;
+    for (int i = 0; i < probes && known[at].rt != NULL; i++, at = (home + (size_t)i) % places) {
+        if (known[at].caller == caller) {
+            return known[at].rt;
+        }
     }
+    at = known[at].rt == NULL ? at : home;
+    known[at].rt = gh_runtime_find(caller, NULL, 0);
+    known[at].caller = caller;
     return known[at].rt;
 }
 
