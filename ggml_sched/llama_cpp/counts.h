@@ -1,4 +1,7 @@
-/* ggml_sched/llama_cpp/counts.h -- what is counted for the whole process, and why something failed last.  Any thread. */
+/* ggml_sched/llama_cpp/counts.h -- what is counted for the whole process, and why something failed last.
+ *
+ * Any thread.
+ */
 #ifndef GGML_SCHED_LLAMA_CPP_COUNTS_H
 #define GGML_SCHED_LLAMA_CPP_COUNTS_H
 
@@ -20,7 +23,7 @@ enum gh_count {
     GH_COUNT_SCHED_ALLOC,   /* ... and allocated                                    */
     GH_COUNT_SCHED_ALLOC_NS,
     GH_COUNT_NEW,           /* allocators and schedulers made                       */
-    GH_COUNT_SAME,          /* graphs that were the same, byte for byte             */
+    GH_COUNT_SAME,          /* graphs that were the same, where they were          */
     GH_COUNT_EQUAL,         /* ... that were equal, at other addresses              */
     GH_COUNT_REPLAYED,      /* ... that a reserved plan served                      */
     GH_COUNT_PLANNED,       /* ... that were planned                                */

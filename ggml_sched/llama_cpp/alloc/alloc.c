@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "allocator.h"
+#include "arrays.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,36 +58,32 @@ static bool make_fit(gh_gallocr *a, const gh_known *k, gs_error *error)
     return true;
 }
 
+/* The arenas of buffers by id; -1 where there is no such buffer.  NULL: all in the first. */
+static void take_arenas(const gh_gallocr *a, const int *ids, int32_t *arena, int32_t n)
+{
+    if (ids == NULL || a->n_arenas == 1) {
+        memset(arena, 0, (size_t)n * sizeof *arena);
+        return;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        arena[i] = ids[i] >= 0 && ids[i] < a->n_bufts ? a->arena_of[ids[i]] : -1;
+    }
+}
+
 /* What the caller says of where nodes and leafs go, by arena. */
 static bool take_ids(gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids)
 {
     const int32_t n_nodes = a->lib->graph_n_nodes(graph), n_leafs = gh_graph_n_leafs(a->lib, graph);
     const int32_t room = (n_nodes > n_leafs ? n_nodes : n_leafs) + 1;
     if (room > a->room_ids) {
-        int32_t *nodes = realloc(a->node_arena, (size_t)room * 2 * sizeof(int32_t)), *leafs;
-        if (nodes == NULL) {
+        if (!gh_grow(&a->node_arena, sizeof *a->node_arena, 2 * (int64_t)room)
+            || !gh_grow(&a->leaf_arena, sizeof *a->leaf_arena, 2 * (int64_t)room)) {
             return false;
         }
-        a->node_arena = nodes;
-        leafs = realloc(a->leaf_arena, (size_t)room * 2 * sizeof(int32_t));
-        if (leafs == NULL) {
-            return false;
-        }
-        a->leaf_arena = leafs;
         a->room_ids = room * 2;
     }
-    for (int32_t i = 0; a->n_arenas > 1 && i < n_nodes; i++) {
-        const int id = node_ids != NULL ? node_ids[i] : 0;
-        a->node_arena[i] = id >= 0 && id < a->n_bufts ? a->arena_of[id] : -1;
-    }
-    for (int32_t i = 0; a->n_arenas > 1 && i < n_leafs; i++) {
-        const int id = leaf_ids != NULL ? leaf_ids[i] : 0;
-        a->leaf_arena[i] = id >= 0 && id < a->n_bufts ? a->arena_of[id] : -1;
-    }
-    if (a->n_arenas == 1) {
-        memset(a->node_arena, 0, (size_t)n_nodes * sizeof(int32_t));
-        memset(a->leaf_arena, 0, (size_t)n_leafs * sizeof(int32_t));
-    }
+    take_arenas(a, node_ids, a->node_arena, n_nodes);
+    take_arenas(a, leaf_ids, a->leaf_arena, n_leafs);
     a->n_node_ids = n_nodes;
     a->n_leaf_ids = n_leafs;
     return true;

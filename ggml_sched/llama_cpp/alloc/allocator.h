@@ -8,8 +8,8 @@
  *     looks.c      whether graphs are the same
  *     arena.c      buffers
  *
- * An allocator is one thread's at a time, as ggml's are; different ones are independent.  Its lock is for those who look at
- * its plans meanwhile.
+ * An allocator is one thread's at a time, as ggml's are; different ones are independent.  Its lock is for those who
+ * look at its plans meanwhile.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_ALLOC_ALLOCATOR_H
 #define GGML_SCHED_LLAMA_CPP_ALLOC_ALLOCATOR_H
@@ -40,7 +40,6 @@ struct gh_gallocr {
     gh_known *known[GH_N_KNOWN]; /* the last used first; NULL at the end                                    */
     gh_known *spare;
     uint32_t life;              /* how often it was put back                                                */
-    bool was_asked;             /* the first of them is what somebody asked for                             */
     /* Where the caller wanted the nodes and leafs of the last graph that it reserved. */
     int32_t *node_arena;
     int32_t *leaf_arena;

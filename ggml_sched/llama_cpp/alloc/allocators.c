@@ -1,9 +1,11 @@
-/* ggml_sched/llama_cpp/alloc/allocators.c -- the allocators of the process: made, put back, looked at.  See allocator.h.
+/* ggml_sched/llama_cpp/alloc/allocators.c -- the allocators of the process: made, put back, looked at.
  *
- * What was put back keeps its plans and working memory, without buffers, and is the next that is asked for with the same
- * buffer types: contexts are opened again and again for one model, and memory that is new to a process is what costs most.
+ * What was put back keeps its plans and working memory, without buffers, and is the next that is asked for with the
+ * same buffer types: contexts are opened again and again for one model, and memory that is new to a process is what
+ * costs most.  See allocator.h.
  */
 #include "allocator.h"
+#include "runtime.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,7 +72,8 @@ static bool make_arenas(gh_gallocr *a, void **bufts, int n)
 
 const gh_ggml *gh_owner_of(const gh_gallocr *a, const void *caller)
 {
-    return a->magic == GH_MAGIC ? NULL : gh_ggml_find(caller, NULL, 0);
+    const gh_runtime *rt = a->magic == GH_MAGIC ? NULL : gh_runtime_of_caller(caller);
+    return rt != NULL ? rt->lib : NULL;
 }
 
 /* Whether an allocator was made for these buffer types. */
@@ -168,17 +171,15 @@ void gh_gallocr_put_back(gh_gallocr *a)
     }
     a->generation++;
     a->n_node_ids = a->n_leaf_ids = 0;
-    a->was_asked = false;
     a->life++;
     gh_forget_many(a);
     pthread_mutex_lock(&all.lock);
     a->next = all.idle;
     all.idle = a;
-    for (gh_gallocr **at = &all.idle; *at != NULL; at = &(*at)->next) {
-        if (++n == GH_N_IDLE && (*at)->next != NULL) {
-            last = (*at)->next;
-            (*at)->next = NULL;
-            break;
+    for (gh_gallocr *at = all.idle; at != NULL; at = at->next) {
+        if (++n == GH_N_IDLE) {
+            last = at->next;
+            at->next = NULL;
         }
     }
     pthread_mutex_unlock(&all.lock);
@@ -196,7 +197,7 @@ static gh_arena_facts *facts_of(const gh_gallocr *a)
         const gh_arena *arena = &a->arena[i];
         snprintf(facts[i].name, sizeof facts[i].name, "%s", a->lib->buft_name(arena->buft));
         facts[i].alignment = (int64_t)arena->alignment;
-        facts[i].max_size = arena->max_size < (size_t)INT64_MAX / 2 ? (int64_t)arena->max_size : 0;
+        facts[i].max_size = gh_max_buffer(arena->max_size);
         facts[i].nbytes = (int64_t)gh_arena_nbytes(arena, a->lib);
         facts[i].inplace = a->lib->inplace;
     }
@@ -219,8 +220,12 @@ gh_known *gh_last_known(int i, int *n_allocators, gh_arena_facts **arenas)
             continue;
         }
         pthread_mutex_lock(&a->lock);
-        if (a->was_asked && gh_own_plan(a, a->known[0]) && (*arenas = facts_of(a)) != NULL) {
-            k = a->known[0];
+        /* What it has from before it was put back nobody has asked it for. */
+        if (a->known[0] != NULL && a->known[0]->life == a->life && gh_own_plan(a, a->known[0])) {
+            *arenas = facts_of(a);
+            k = *arenas != NULL ? a->known[0] : NULL;
+        }
+        if (k != NULL) {
             atomic_fetch_add(&k->refs, 1);
         }
         pthread_mutex_unlock(&a->lock);

@@ -1,40 +1,6 @@
 /* ggml_sched/llama_cpp/alloc/follow.c -- plans for graphs that are wired as a planned one.  See follow.h. */
 #include "follow.h"
 
-static bool same(const void *a, const void *b, int64_t n, size_t item)
-{
-    return n == 0 || memcmp(a, b, (size_t)n * item) == 0;
-}
-
-/* Whether two that were read have the same wiring, id by id. */
-static bool same_wiring(const gh_known *a, const gh_known *b)
-{
-    const gs_graph_arrays *x = &a->arrays, *y = &b->arrays;
-    return a == b
-        || (a->looks.n == b->looks.n && a->n_all == b->n_all && a->looks.n_nodes == b->looks.n_nodes
-            && a->looks.n_leafs == b->looks.n_leafs && a->size.n_nodes == b->size.n_nodes
-            && a->size.n_leafs == b->size.n_leafs && a->size.n_src == b->size.n_src && same(x->src_begin, y->src_begin, a->n_all + 1, sizeof *x->src_begin)
-            && same(x->src, y->src, a->size.n_src, sizeof *x->src) && same(x->slot, y->slot, a->size.n_src, 1)
-            && same(x->view_src, y->view_src, a->n_all, sizeof *x->view_src)
-            && same(x->node, y->node, a->size.n_nodes, sizeof *x->node)
-            && same(x->leaf, y->leaf, a->size.n_leafs, sizeof *x->leaf));
-}
-
-bool gh_follow_equals(const gh_known *k, const gh_known *base, const gh_known *other)
-{
-    const gh_known *wired = other->followed ? other->lender : other;
-    if (!other->planned || wired == NULL || !wired->looks.plain || !wired->drawn || !same_wiring(wired, base)) {
-        return false;
-    }
-    for (int32_t id = 0; id < base->looks.n; id++) {
-        const gh_mark *a = &k->looks.mark[id], *b = &other->looks.mark[id];
-        if (a->form != b->form || a->has != b->has) {
-            return false;
-        }
-    }
-    return true;
-}
-
 static bool is_sane(const gh_form *form)
 {
     int64_t signs = form->nbytes;
@@ -157,6 +123,5 @@ bool gh_follow_borrows(gh_known *k, gh_known *base, const gh_ggml *lib, const gh
     memcpy(k->slot, base->slot, (size_t)k->n_slots * sizeof *k->slot);
     memcpy(k->viewer, base->viewer, (size_t)k->n_viewers * sizeof *k->viewer);
     gh_known_borrow(k, base);
-    k->followed = true;
     return true;
 }

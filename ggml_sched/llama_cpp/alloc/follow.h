@@ -4,9 +4,6 @@
 
 #include "known.h"
 
-/* Whether `other` is the graph that `k` looks like, which was found to be wired as `base`: all its forms are the same. */
-bool gh_follow_equals(const gh_known *k, const gh_known *base, const gh_known *other);
-
 /* Let the plan of `base` serve `k`, which looks alike: where nothing is larger than planned, whatever took over memory
  * finds it where it was, and nothing overlaps what may be fused with it.  False where one of these fails. */
 bool gh_follow_borrows(gh_known *k, gh_known *base, const gh_ggml *lib, const gh_arena *arenas);

@@ -1,9 +1,12 @@
 /* ggml_sched/llama_cpp/alloc/known.c -- what was planned of a graph, and the addresses of its tensors.  See known.h. */
-#include "grow.h"
+#include "arrays.h"
 #include "known.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+/* Slots from one that is written to a tensor to one that is fetched. */
+#define GH_SLOTS_AHEAD 16
 
 gh_known *gh_known_new(void)
 {
@@ -38,11 +41,6 @@ void gh_known_drop(gh_known *k)
 }
 
 /* -- room -------------------------------------------------------------------------------------------- */
-
-static bool same(const void *a, const void *b, int64_t n, size_t item)
-{
-    return n == 0 || memcmp(a, b, (size_t)n * item) == 0;
-}
 
 bool gh_known_make_room(gh_known *k, int32_t n_all, int32_t listed, int32_t n_arenas)
 {
@@ -89,7 +87,7 @@ void gh_known_forget(gh_known *k)
     k->plan = NULL;
     gh_known_drop(k->lender);
     k->lender = NULL;
-    k->planned = k->replayed = k->followed = k->drawn = false;
+    k->planned = k->replayed = k->drawn = false;
     gh_looks_clear(&k->before);
     k->generation = 0;
 }
@@ -116,8 +114,9 @@ int gh_known_take(gh_known *k, gh_forms *forms, const gh_reading *r, const int32
         const gh_item *item = &r->item[id];
         const int32_t wanted = arena_of(item, node_arena, leaf_arena, r->n_nodes);
         const bool external = item->role == GH_EXTERNAL && item->tensor != NULL;
+        const bool there = external || (item->role == GH_ASIDE && item->op == GS_OP_NONE);
         k->assigned[id] = wanted;
-        k->resident[id] = !external && !(item->role == GH_ASIDE && item->op == GS_OP_NONE) ? -1 : wanted < 0 ? 0 : wanted;
+        k->resident[id] = !there ? -1 : wanted < 0 ? 0 : wanted;
         if (id >= r->n) {
             continue;
         }
@@ -171,49 +170,11 @@ bool gh_known_measures(const gh_known *k, const gh_ggml *lib, const gh_arena *ar
 bool gh_known_same_problem(const gh_known *a, const gh_known *b, bool sizes)
 {
     return a->n_all == b->n_all && a->looks.n == b->looks.n && a->n_arenas == b->n_arenas && a->n_slots == b->n_slots
-        && same(a->resident, b->resident, a->n_all, sizeof(int32_t))
-        && same(a->assigned, b->assigned, a->n_all, sizeof(int32_t))
+        && gh_same(a->resident, b->resident, a->n_all, sizeof(int32_t))
+        && gh_same(a->assigned, b->assigned, a->n_all, sizeof(int32_t))
         && (!sizes || (a->some_larger == b->some_larger
-                       && (!a->some_larger || same(a->nbytes, b->nbytes, (int64_t)a->n_arenas * a->n_all,
+                       && (!a->some_larger || gh_same(a->nbytes, b->nbytes, (int64_t)a->n_arenas * a->n_all,
                                                    sizeof *a->nbytes))));
-}
-
-static bool same_layout(const gs_layout *a, const gs_layout *b)
-{
-    return a->type == b->type && memcmp(a->ne, b->ne, sizeof a->ne) == 0 && memcmp(a->nb, b->nb, sizeof a->nb) == 0;
-}
-
-/* Whether the source whose memory a node took over still has its layout, and lies where it did. */
-static bool takes_over(const gs_graph_arrays *g, const gs_plan_arrays *p, int32_t id)
-{
-    const int32_t root = p->root[id];
-    for (int32_t k = g->src_begin[id]; k < g->src_begin[id + 1]; k++) {
-        const int32_t s = g->src[k];
-        if ((s == root || p->root[s] == root) && p->offset[s] == p->offset[id]
-            && same_layout(&g->layout[id], &g->layout[s])) {
-            return s == root || g->view_src[s] < 0 || g->view_offs[s] == p->view_offs[s];
-        }
-    }
-    return false;
-}
-
-bool gh_known_serves(const gh_known *lender, const gh_known *k)
-{
-    const gs_plan_arrays *p = &lender->view;
-    /* Copies, groups and buffers of several kinds are replayed by the planner. */
-    if (p->n != k->n_all || p->n_seq != k->size.n_nodes || p->n_groups != 0) {
-        return false;
-    }
-    for (int32_t id = 0; id < k->n_all; id++) {
-        if (p->home[id] >= 0 && k->arrays.view_src[id] < 0
-            && k->nbytes[(int64_t)p->home[id] * k->n_all + id] > p->size[id]) {
-            return false;
-        }
-        if (p->state[id] & GS_STATE_TOOK_OVER && !takes_over(&k->arrays, p, id)) {
-            return false;
-        }
-    }
-    return true;
 }
 
 void gh_known_borrow(gh_known *k, gh_known *lender)
@@ -236,7 +197,6 @@ bool gh_known_own(gh_known *k, gs_api_plan *plan)
     gh_api->plan_view(plan, &k->view);
     gh_known_drop(k->lender);
     k->lender = NULL;
-    k->followed = false;
     return true;
 }
 
@@ -354,6 +314,7 @@ void gh_known_commit(const gh_known *k, const gh_ggml *lib)
     for (int32_t i = 0; i < k->n_slots; i++) {
         const gh_slot *slot = &k->slot[i];
         gx_tensor *t = k->looks.tensor[slot->id];
+        __builtin_prefetch(slot + GH_SLOTS_AHEAD);
         t->buffer = slot->buffer;
         t->data = slot->data;
         lib->buffer_init_tensor(slot->buffer, t);

@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/alloc/known.h -- a graph that was planned: what it looked like, its plan, the addresses that follow.
+/* ggml_sched/llama_cpp/alloc/known.h -- a graph that was planned: its looks, its plan, the addresses that follow.
  *
  * A graph that looks the same (looks.h) needs no reading and no planning.
  * Invariant: the graph, its arrays, the plan and the names do not change while somebody else holds a reference.
@@ -37,7 +37,6 @@ typedef struct gh_known {
     gs_api_graph *graph;
     gs_graph_arrays arrays;
     bool drawn;                 /* graph and arrays are those of this graph                 */
-    bool followed;              /* found to be wired as its lender, tensor by tensor        */
     gh_risks risks;             /* what its plan overlaps, should layouts be others         */
     /* What it said. */
     gs_api_plan *plan;          /* NULL where the plan is another's                         */
@@ -108,11 +107,7 @@ bool gh_known_measures(const gh_known *k, const gh_ggml *lib, const gh_arena *ar
 /* Whether two were told the same besides their graphs; `sizes`: bytes included. */
 bool gh_known_same_problem(const gh_known *a, const gh_known *b, bool sizes);
 
-/* Whether the plan of `lender` serves `k`, of the same wiring and problem, as it is: nothing larger, and whatever took
- * over memory finds it where it was.  What is not found to serve may still be replayed. */
-bool gh_known_serves(const gh_known *lender, const gh_known *k);
-
-/* Let it. */
+/* Let the plan of `lender` serve `k`, of the same wiring and problem, as it is. */
 void gh_known_borrow(gh_known *k, gh_known *lender);
 
 /* Let `k` have a plan of its own, which says the same.  False without memory: the plan is still the caller's. */

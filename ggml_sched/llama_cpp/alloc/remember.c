@@ -8,6 +8,7 @@
  * Invariant: a plan that was made for a larger graph serves only where the buffers hold it already.
  */
 #include "allocator.h"
+#include "arrays.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,7 +57,6 @@ static gh_known *first(gh_gallocr *a, int i)
     }
     a->known[0] = k;
     k->life = a->life;
-    a->was_asked = true;
     return k;
 }
 
@@ -100,12 +100,10 @@ static gs_problem problem_of(gh_gallocr *a, const gh_known *k)
         info->name = a->lib->buft_name(arena->buft);
         info->alignment = (int64_t)(arena->alignment > 0 ? arena->alignment : 1);
         info->inplace = a->lib->inplace;
-        info->max_buffer = arena->max_size < (size_t)INT64_MAX / 2 ? (int64_t)arena->max_size : 0;
-        /* ggml gives a tensor that is too large a buffer of its own, and leaves it to the device to refuse. */
+        info->max_buffer = gh_max_buffer(arena->max_size);
         for (int32_t i = 0; info->max_buffer > 0 && i < k->n_slots; i++) {
-            const int64_t size = k->nbytes[(int64_t)b * k->n_all + k->slot[i].id];
-            if (k->assigned[k->slot[i].id] == b && size > info->max_buffer - info->max_buffer % info->alignment) {
-                info->max_buffer = (size + info->alignment - 1) / info->alignment * info->alignment;
+            if (k->assigned[k->slot[i].id] == b) {
+                gh_let_hold(info, k->nbytes[(int64_t)b * k->n_all + k->slot[i].id]);
             }
         }
     }
@@ -166,9 +164,9 @@ static bool may_serve(const gh_gallocr *a, const gh_known *o, bool replay)
 }
 
 /* Whether a plan that another graph was given lets what is fused with these layouts overlap. */
-static bool clashes_in(gh_gallocr *a, gh_known *k, const gs_plan_arrays *view)
+static bool clashes_in(gh_gallocr *a, gh_known *k)
 {
-    const int32_t found = gh_fused_clashes(&a->reading, &k->arrays, view, &k->keeps);
+    const int32_t found = gh_fused_clashes(&a->reading, &k->arrays, &k->view, &k->keeps);
     k->keeps.n = 0; /* the graph keeps nothing yet */
     return found != 0;
 }
@@ -207,14 +205,6 @@ static gh_known *serve(gh_gallocr *a, gh_known *k, bool replay, gs_error *error)
                 if (!gh_fits(a, o)) {
                     continue;       /* of an allocator before this */
                 }
-                if (gh_known_serves(o, k)) {
-                    if (clashes_in(a, k, &o->view)) {
-                        continue;
-                    }
-                    gh_known_borrow(k, o);
-                    gh_count_one(GH_COUNT_REPLAYED);
-                    return remember(a);
-                }
                 if (o->plan == NULL) {
                     continue;       /* its lender may be known, too */
                 }
@@ -226,7 +216,7 @@ static gh_known *serve(gh_gallocr *a, gh_known *k, bool replay, gs_error *error)
                     continue;
                 }
                 gh_api->plan_view(k->plan, &k->view);
-                if (clashes_in(a, k, &k->view)) {
+                if (clashes_in(a, k)) {
                     gh_api->plan_free(k->plan);
                     k->plan = NULL;
                     continue;
@@ -268,7 +258,8 @@ static gh_known *base_of(const gh_gallocr *a, int i)
     return a->known[i]->planned && o->plan != NULL && o->drawn && wants_same_arenas(a, o) ? o : NULL;
 }
 
-/* A graph that is wired as a known one: that itself, now of other tensors, or the spare with its plan.  NULL: read it. */
+/* A graph that is wired as a known one: that itself, now of other tensors, or the spare with its plan.  NULL: it is to
+ * be read. */
 static gh_known *follow(gh_gallocr *a, void *graph, gh_known *k, bool replay)
 {
     gh_known *base = NULL;
@@ -283,7 +274,7 @@ static gh_known *follow(gh_gallocr *a, void *graph, gh_known *k, bool replay)
     }
     for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
         gh_known *o = a->known[i];
-        if (may_serve(a, o, replay) && wants_same_arenas(a, o) && gh_follow_equals(k, base, o)) {
+        if (may_serve(a, o, replay) && wants_same_arenas(a, o) && gh_looks_equal(&k->looks, &o->looks)) {
             gh_known_move(o, k);
             if (!measures(a, o)) {
                 return NULL;

@@ -25,6 +25,23 @@ typedef struct gh_arena {
     int32_t n_chunks;
 } gh_arena;
 
+/* What the planner is told of the largest buffer of a type; 0: there is no bound. */
+static inline int64_t gh_max_buffer(size_t max_size)
+{
+    return max_size < (size_t)1 << 47 ? (int64_t)max_size : 0;
+}
+
+/* Whether a tensor of so many bytes is larger than a buffer may be.  It may then be as large: ggml gives such a tensor
+ * a buffer of its own, and leaves it to the device to refuse. */
+static inline bool gh_let_hold(gs_backend_info *info, int64_t nbytes)
+{
+    if (info->max_buffer == 0 || nbytes <= info->max_buffer - info->max_buffer % info->alignment) {
+        return false;
+    }
+    info->max_buffer = (nbytes + info->alignment - 1) / info->alignment * info->alignment;
+    return true;
+}
+
 void gh_arena_init(gh_arena *a, const gh_ggml *lib, void *buft);
 
 /* Whether its type is this one.  Another may have come to the address of one that is gone: it answers otherwise. */

@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/ggml/library.h -- the ggml that a client has loaded: its functions, its numbers, where its fields are.
+/* ggml_sched/llama_cpp/ggml/library.h -- the ggml that a client has loaded: its functions, numbers, layouts.
  *
  * Nothing of ggml is linked or included.  A library is found by an address that lies in it or in one that needs it
  * (who called, or whose buffer type was given), asked with dlsym, and probed once: tensors as abi.h declares them, the

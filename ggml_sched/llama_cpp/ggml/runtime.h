@@ -1,5 +1,5 @@
-/* ggml_sched/llama_cpp/ggml/runtime.h -- what a scheduler asks of a client's ggml besides its allocator: backends, events,
- * copies, parts of graphs; and ggml's own scheduler, for clients whose calls are passed on.
+/* ggml_sched/llama_cpp/ggml/runtime.h -- what a scheduler asks of a client's ggml besides its allocator: backends,
+ * events, copies, parts of graphs; and ggml's own scheduler, for clients whose calls are passed on.
  *
  * Found once for each library, as library.h says, and never changed afterwards.
  */

@@ -1,6 +1,6 @@
 /* ggml_sched/llama_cpp/graphs/alike.c -- whether graphs of other tensors are wired alike.  See looks.h. */
+#include "arrays.h"
 #include "compare.h"
-#include "grow.h"
 
 /* Tensors of one kind whose addresses moved by one distance: those that were different are so still.  Tensors of two
  * kinds are different anyway, and of two groups of a kind where their addresses do not mingle. */
@@ -77,11 +77,12 @@ static bool names_unlisted(const gh_looks *l, const gh_mark *mark, int32_t n_lis
     return most >= n_listed || mark->has >> GH_REST_SHIFT != 0;
 }
 
-/* The form of a tensor where a form was; -1: of another kind, or no memory.  `was` mostly became what it became last. */
+/* The form of a tensor where a form was; -1: of another kind, or no memory.  `was` mostly became what it became
+ * last. */
 static inline int32_t form_after(gh_forms *forms, int32_t *became, int32_t was, const gx_tensor *t, bool whole)
 {
     int32_t found = became[was];
-    if (gh_has_form(t, &forms->form[found], whole)) {
+    if (gh_differing_form(t, &forms->form[found], whole) == 0) {
         return found;
     }
     found = gh_form_of(forms, t);
@@ -114,7 +115,7 @@ static enum gh_likeness follow(gh_looks *l, const gh_looks *base, int32_t *becam
         form = form_after(l->forms, became, was->form, t, whole);
         *mark = *was;
         mark->form = form;
-        if (form < 0 || gh_differing_links(l, was, t) != 0 || !gh_has_same_memory(base, id, t, &buffers, whole)
+        if (form < 0 || (gh_differing_links(l, was, t) | gh_differing_memory(base, id, t, &buffers, whole)) != 0
             || !join_group(&groups, t, base->tensor[id], was)) {
             return GH_ANOTHER;
         }
@@ -135,7 +136,7 @@ enum gh_likeness gh_looks_follow(gh_looks *l, const gh_looks *base, void *graph)
     int32_t *became;
     l->forms = base->forms;
     if (!base->plain || lib->graph_n_nodes(graph) != n_nodes || gh_graph_n_leafs(lib, graph) != n_leafs
-        || !gh_looks_make_room(l, base->n, n_nodes > n_leafs ? n_nodes : n_leafs)) {
+        || !gh_looks_make_room(l, base->n, 0)) {
         return GH_ANOTHER;
     }
     if (base->n_rest > l->room_rest) {
@@ -161,12 +162,10 @@ enum gh_likeness gh_looks_follow(gh_looks *l, const gh_looks *base, void *graph)
         memcpy(l->rest, base->rest, (size_t)base->n_rest * sizeof *l->rest);
     }
     if (n_leafs > 0) {
-        memcpy(l->leafs, gh_graph_leafs(lib, graph), (size_t)n_leafs * sizeof *l->leafs);
-        memcpy(l->tensor, l->leafs, (size_t)n_leafs * sizeof *l->leafs);
+        memcpy(l->tensor, gh_graph_leafs(lib, graph), (size_t)n_leafs * sizeof *l->tensor);
     }
     if (n_nodes > 0) {
-        memcpy(l->nodes, lib->graph_nodes(graph), (size_t)n_nodes * sizeof *l->nodes);
-        memcpy(l->tensor + n_leafs, l->nodes, (size_t)n_nodes * sizeof *l->nodes);
+        memcpy(l->tensor + n_leafs, lib->graph_nodes(graph), (size_t)n_nodes * sizeof *l->tensor);
     }
     for (int32_t id = n_listed; id < base->n; id++) {
         l->tensor[id] = NULL;

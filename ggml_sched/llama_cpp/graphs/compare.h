@@ -11,7 +11,8 @@
 /* Room for ids, and for nodes or leafs.  False without memory. */
 bool gh_looks_make_room(gh_looks *l, int32_t n, int32_t listed);
 
-/* Whether a tensor has memory.  Where plans are of backends, too, views get their root's: that they have it is no news. */
+/* Whether a tensor has memory.  Where plans are of backends, too, views get their root's, and that they have it is no
+ * news. */
 static inline int32_t gh_memory_of(const gx_tensor *t, bool whole)
 {
     if (whole && t->view_src != NULL) {
@@ -42,15 +43,15 @@ static inline uintptr_t gh_sort_of(gh_buffers *b, const gx_tensor *t)
 /* The bits that differ between what a tensor names and the tensors of those ids. */
 static inline uint64_t gh_differing_links(const gh_looks *l, const gh_mark *mark, const gx_tensor *t)
 {
+    static const gx_tensor nothing;
     gx_tensor *const *named = l->tensor;
     uint64_t found = (uintptr_t)named[mark->link[GH_ROOT]] ^ (uintptr_t)t->view_src;
     for (int k = 0; k < GH_ROOT; k++) {
         found |= (uintptr_t)named[mark->link[k]] ^ (uintptr_t)t->src[k];
     }
     if (mark->has >> GH_REST_SHIFT == 0) {
-        for (int k = GH_ROOT; k < GS_MAX_SRC; k++) {
-            found |= (uintptr_t)t->src[k];
-        }
+        const gh_pair some = gh_differing(&t->src[GH_ROOT], &nothing.src[GH_ROOT], GH_N_REST / 2);
+        found |= some[0] | some[1];
     } else {
         const int32_t *rest = l->rest[(mark->has >> GH_REST_SHIFT) - 1];
         for (int k = GH_ROOT; k < GS_MAX_SRC; k++) {
@@ -60,10 +61,12 @@ static inline uint64_t gh_differing_links(const gh_looks *l, const gh_mark *mark
     return found;
 }
 
-static inline bool gh_has_same_memory(const gh_looks *l, int32_t id, const gx_tensor *t, gh_buffers *buffers, bool whole)
+/* The bits by which the memory of an id differs from a tensor's. */
+static inline uint64_t gh_differing_memory(const gh_looks *l, int32_t id, const gx_tensor *t, gh_buffers *buffers,
+                                           bool whole)
 {
-    return (l->mark[id].has & (GH_HAS_DATA | GH_HAS_BUFFER)) == gh_memory_of(t, whole)
-        && (!whole || l->memory[id] == gh_sort_of(buffers, t));
+    const uint64_t has = (uint64_t)((l->mark[id].has ^ gh_memory_of(t, whole)) & (GH_HAS_DATA | GH_HAS_BUFFER));
+    return has | (whole ? l->memory[id] ^ gh_sort_of(buffers, t) : 0);
 }
 
 static inline int gh_place_of_source(int k)

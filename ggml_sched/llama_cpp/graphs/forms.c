@@ -1,4 +1,5 @@
 /* ggml_sched/llama_cpp/graphs/forms.c -- the table of forms.  See forms.h. */
+#include "arrays.h"
 #include "forms.h"
 
 #include <stdlib.h>
@@ -34,22 +35,19 @@ static bool make_room(gh_forms *forms)
 {
     const int32_t room = forms->room > 0 ? 2 * forms->room : 128;
     const uint32_t mask = 4 * (uint32_t)room - 1;
-    gh_form *form;
     int32_t *place;
     if (forms->n < forms->room) {
         return true;
     }
-    form = realloc(forms->form, (size_t)room * sizeof *form);
-    if (form == NULL) {
+    if (!gh_grow(&forms->form, sizeof *forms->form, room)) {
         return false;
     }
-    forms->form = form;
     place = calloc((size_t)mask + 1, sizeof *place);
     if (place == NULL) {
         return false;
     }
     for (int32_t i = 0; i < forms->n; i++) {
-        const gh_form *f = &form[i];
+        const gh_form *f = &forms->form[i];
         uint32_t at = hash_of(f->shape, f->type, f->op, f->view_offs) & mask;
         while (place[at] != 0) {
             at = (at + 1) & mask;
@@ -74,7 +72,7 @@ int32_t gh_form_of(gh_forms *forms, const gx_tensor *t)
     shape_of(shape, t);
     at = hash_of(shape, t->type, t->op, t->view_offs) & forms->mask;
     for (; forms->place[at] != 0; at = (at + 1) & forms->mask) {
-        if (gh_has_form(t, &forms->form[forms->place[at] - 1], forms->whole)) {
+        if (gh_differing_form(t, &forms->form[forms->place[at] - 1], forms->whole) == 0) {
             return forms->place[at] - 1;
         }
     }

@@ -16,12 +16,12 @@
 typedef struct gh_form {
     int64_t shape[8];       /* ne, nb                                                               */
     uint64_t view_offs;
-    int64_t nbytes;         /* that ggml says of it                                                 */
-    int32_t params[16];     /* those that count: all, or the first of a family of ops, or none      */
     int32_t type;
     int32_t op;
     int32_t flags;
     int32_t mask;           /* of params[0], where the others do not count: all bits of a family    */
+    int32_t params[16];     /* those that count: all, or the first of a family of ops, or none      */
+    int64_t nbytes;         /* that ggml says of it                                                 */
 } gh_form;
 
 typedef struct gh_forms {
@@ -54,8 +54,8 @@ static inline gh_pair gh_differing(const void *a, const void *b, int n)
     return found;
 }
 
-/* Whether a tensor has a form.  Most that are asked about have: all is compared before anything is decided. */
-static inline bool gh_has_form(const gx_tensor *t, const gh_form *f, bool whole)
+/* The bits by which a tensor differs from a form.  Most differ in none: all is compared before anything is decided. */
+static inline uint64_t gh_differing_form(const gx_tensor *t, const gh_form *f, bool whole)
 {
     const uint32_t differs = (uint32_t)((f->type ^ t->type) | (f->op ^ t->op) | (f->flags ^ t->flags)
                                         | ((f->params[0] ^ t->op_params[0]) & f->mask));
@@ -63,7 +63,7 @@ static inline bool gh_has_form(const gx_tensor *t, const gh_form *f, bool whole)
     if (whole) {
         found |= gh_differing(f->params, t->op_params, 4);
     }
-    return (found[0] | found[1] | (f->view_offs ^ t->view_offs) | differs) == 0;
+    return found[0] | found[1] | (f->view_offs ^ t->view_offs) | differs;
 }
 
 /* Whether two forms are of one type and shape. */

@@ -1,6 +1,6 @@
 /* ggml_sched/llama_cpp/graphs/fused.c -- whether a plan overlaps what a fused kernel reads and writes.  See fused.h. */
+#include "arrays.h"
 #include "fused.h"
-#include "grow.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -27,11 +27,6 @@ static int add_pair(gh_keeps *k, int32_t node, int32_t kept)
     return 1;
 }
 
-static bool same_layout(const gs_layout *a, const gs_layout *b)
-{
-    return a->type == b->type && memcmp(a->ne, b->ne, sizeof a->ne) == 0 && memcmp(a->nb, b->nb, sizeof a->nb) == 0;
-}
-
 /* Whether `later` alone reads `id`, and ggml would compute it in place of that if their layouts are the same: a kernel
  * may compute both at once. */
 static bool may_follow(const gh_reading *r, const gs_graph_arrays *g, int32_t id, int32_t later)
@@ -49,7 +44,7 @@ static bool may_follow(const gh_reading *r, const gs_graph_arrays *g, int32_t id
 
 static bool follows(const gh_reading *r, const gs_graph_arrays *g, int32_t id, int32_t later)
 {
-    return may_follow(r, g, id, later) && same_layout(&g->layout[id], &g->layout[later]);
+    return may_follow(r, g, id, later) && gh_same_layout(&g->layout[id], &g->layout[later]);
 }
 
 /* A view takes no bytes in a plan, but is read. */
@@ -73,7 +68,7 @@ static bool clashes(const gh_reading *r, const gs_graph_arrays *g, const gs_plan
         return false;
     }
     return p->offset[s] != p->offset[written] || r->lib->inplace[g->layout[reader].op] == 0
-        || !same_layout(&g->layout[s], &g->layout[written]);
+        || !gh_same_layout(&g->layout[s], &g->layout[written]);
 }
 
 bool gh_fused_risks(const gh_reading *r, const gs_graph_arrays *g, const gs_plan_arrays *p, gh_risks *risks)
@@ -91,13 +86,10 @@ bool gh_fused_risks(const gh_reading *r, const gs_graph_arrays *g, const gs_plan
                     continue;
                 }
                 if (risks->n == risks->room) {
-                    const int32_t room = 2 * risks->room + 64;
-                    gh_risk *found = realloc(risks->risk, (size_t)room * sizeof *found);
-                    if (found == NULL) {
+                    if (!gh_grow(&risks->risk, sizeof *risks->risk, 2 * (int64_t)risks->room + 64)) {
                         return false;
                     }
-                    risks->risk = found;
-                    risks->room = room;
+                    risks->room = 2 * risks->room + 64;
                 }
                 risks->risk[risks->n++] = (gh_risk){first, r->order[i + k - 1], r->order[i + k], g->src[j]};
             }

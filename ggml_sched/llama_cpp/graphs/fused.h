@@ -21,7 +21,8 @@ typedef struct gh_keeps {
     int32_t room_begin;
 } gh_keeps;
 
-/* Add the pairs of node and source whose memory overlaps where it must not; how many were added, or GS_NO_HOST_MEMORY. */
+/* Add the pairs of node and source whose memory overlaps where it must not; how many were added, or
+ * GS_NO_HOST_MEMORY. */
 int32_t gh_fused_clashes(const gh_reading *r, const gs_graph_arrays *graph, const gs_plan_arrays *plan,
                          gh_keeps *keeps);
 

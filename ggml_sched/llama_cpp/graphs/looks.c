@@ -1,6 +1,6 @@
 /* ggml_sched/llama_cpp/graphs/looks.c -- taking the looks of graphs, and comparing them.  See looks.h. */
+#include "arrays.h"
 #include "compare.h"
-#include "grow.h"
 
 #include <stdlib.h>
 
@@ -20,7 +20,7 @@ bool gh_looks_make_room(gh_looks *l, int32_t n, int32_t listed)
         }
         l->room = room;
     }
-    if (listed >= l->room_listed) {
+    if (listed > l->room_listed) {
         const int32_t room = listed + listed / 4 + 16;
         if (!gh_grow(&l->nodes, sizeof *l->nodes, room) || !gh_grow(&l->leafs, sizeof *l->leafs, room)) {
             return false;
@@ -156,7 +156,7 @@ bool gh_looks_take(gh_looks *l, gh_forms *forms, const gh_reading *r)
     int32_t n_named = r->n;
     gh_buffers buffers = {.forms = forms};
     l->forms = forms;
-    if (!gh_looks_make_room(l, r->n, r->n_nodes > r->n_leafs ? r->n_nodes : r->n_leafs)) {
+    if (!gh_looks_make_room(l, r->n, r->plain ? 0 : r->n_nodes > r->n_leafs ? r->n_nodes : r->n_leafs)) {
         return false;
     }
     l->n = r->n;
@@ -165,10 +165,10 @@ bool gh_looks_take(gh_looks *l, gh_forms *forms, const gh_reading *r)
     l->n_rest = 0;
     l->plain = r->plain;
     l->open = false;
-    if (r->n_nodes > 0) {
+    if (!r->plain && r->n_nodes > 0) {
         memcpy(l->nodes, r->nodes, (size_t)r->n_nodes * sizeof *l->nodes);
     }
-    if (r->n_leafs > 0) {
+    if (!r->plain && r->n_leafs > 0) {
         memcpy(l->leafs, r->leafs, (size_t)r->n_leafs * sizeof *l->leafs);
     }
     for (int32_t id = 0; id < r->n; id++) {
@@ -184,7 +184,7 @@ bool gh_looks_take(gh_looks *l, gh_forms *forms, const gh_reading *r)
         }
         if (forms->whole) {
             l->memory[id] = gh_sort_of(&buffers, t);
-        } else if (item->role == GH_EXTERNAL && item->op == GS_OP_NONE && item->node == GH_NOWHERE) {
+        } else if (item->role == GH_EXTERNAL && t->data != NULL && item->op == GS_OP_NONE && item->node == GH_NOWHERE) {
             mark->has |= GH_STILL;
         }
     }
@@ -199,8 +199,9 @@ bool gh_looks_take(gh_looks *l, gh_forms *forms, const gh_reading *r)
 
 /* -- comparing ----------------------------------------------------------------------------------------------------- */
 
-/* Whether the ids from `first` on look the same. */
-static inline bool matches(const gh_looks *l, int32_t first, int32_t stop, bool whole)
+/* Whether the ids from `first` to `stop` are what is listed, unless nothing is, and look the same. */
+static inline __attribute__((always_inline)) bool matches(const gh_looks *l, gx_tensor *const *listed, int32_t first,
+                                                          int32_t stop, bool whole)
 {
     const gh_form *form = l->forms->form;
     gh_buffers buffers = {.forms = l->forms};
@@ -208,6 +209,9 @@ static inline bool matches(const gh_looks *l, int32_t first, int32_t stop, bool 
         const gx_tensor *t = l->tensor[id];
         const gh_mark *mark = &l->mark[id];
         const int32_t ahead = id + GH_AHEAD < l->n ? id + GH_AHEAD : id;
+        if (listed != NULL && listed[id - first] != t) {
+            return false;
+        }
         __builtin_prefetch(mark + GH_MARKS_AHEAD);
         if (l->mark[ahead].has & GH_STILL) {
             __builtin_prefetch((const char *)l->tensor[ahead] + offsetof(gx_tensor, view_src));
@@ -215,32 +219,33 @@ static inline bool matches(const gh_looks *l, int32_t first, int32_t stop, bool 
             gh_prefetch(l->tensor[ahead]);
         }
         if (mark->has & GH_STILL) {
-            if (t->view_src != NULL || !gh_has_same_memory(l, id, t, &buffers, false)) {
+            if (t->view_src != NULL || t->data == NULL) {
                 return false;
             }
-        } else if (gh_differing_links(l, mark, t) != 0 || !gh_has_form(t, &form[mark->form], whole)
-                   || !gh_has_same_memory(l, id, t, &buffers, whole)) {
+        } else if ((gh_differing_links(l, mark, t) | gh_differing_form(t, &form[mark->form], whole)
+                    | gh_differing_memory(l, id, t, &buffers, whole)) != 0) {
             return false;
         }
     }
     return true;
 }
 
-static bool same(const void *a, const void *b, int32_t n)
-{
-    return n == 0 || memcmp(a, b, (size_t)n * sizeof(void *)) == 0;
-}
-
-static inline bool match(const gh_looks *l, void *graph, bool whole)
+static inline __attribute__((always_inline)) bool match(const gh_looks *l, void *graph, bool whole)
 {
     const gh_ggml *lib = l->forms->lib;
-    /* A prompt and a token are built in one place: they differ in their inputs, which come first. */
-    const int32_t first = l->plain ? l->n_leafs : 0;
-    gx_tensor *const *nodes = l->plain ? l->tensor + l->n_leafs : l->nodes;
-    /* What the graph does not list is named by what it does, and compared after it. */
-    return !l->open && lib->graph_n_nodes(graph) == l->n_nodes && gh_graph_n_leafs(lib, graph) == l->n_leafs
-        && same(gh_graph_leafs(lib, graph), l->leafs, l->n_leafs) && matches(l, 0, first, whole)
-        && same(lib->graph_nodes(graph), nodes, l->n_nodes) && matches(l, first, l->n, whole);
+    const int32_t n_nodes = lib->graph_n_nodes(graph), n_leafs = gh_graph_n_leafs(lib, graph);
+    gx_tensor *const *nodes = lib->graph_nodes(graph), *const *leafs = gh_graph_leafs(lib, graph);
+    if (l->open || n_nodes != l->n_nodes || n_leafs != l->n_leafs) {
+        return false;
+    }
+    /* A prompt and a token are built in one place: they differ in their inputs, which come first.  What the graph does
+     * not list is named by what it does, and compared after it. */
+    if (l->plain) {
+        return matches(l, leafs, 0, n_leafs, whole) && matches(l, nodes, n_leafs, n_leafs + n_nodes, whole)
+            && matches(l, NULL, n_leafs + n_nodes, l->n, whole);
+    }
+    return gh_same(leafs, l->leafs, n_leafs, sizeof *leafs) && gh_same(nodes, l->nodes, n_nodes, sizeof *nodes)
+        && matches(l, NULL, 0, l->n, whole);
 }
 
 bool gh_looks_match(const gh_looks *l, void *graph)
@@ -249,4 +254,12 @@ bool gh_looks_match(const gh_looks *l, void *graph)
         return false;
     }
     return is_whole(l) ? match(l, graph, true) : match(l, graph, false);
+}
+
+bool gh_looks_equal(const gh_looks *a, const gh_looks *b)
+{
+    return a->plain && b->plain && a->forms == b->forms && a->n == b->n && a->n_nodes == b->n_nodes
+        && a->n_leafs == b->n_leafs && a->n_rest == b->n_rest && gh_same(a->mark, b->mark, a->n, sizeof *a->mark)
+        && gh_same(a->rest, b->rest, a->n_rest, sizeof *a->rest)
+        && (!a->forms->whole || gh_same(a->memory, b->memory, a->n, sizeof *a->memory));
 }

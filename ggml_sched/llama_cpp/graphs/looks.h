@@ -10,14 +10,14 @@
 #include "forms.h"
 #include "read.h"
 
-#define GH_N_LINKS 6        /* the first sources, and whose memory a view has                       */
-#define GH_N_REST 5         /* sources behind those: few tensors have any                           */
-#define GH_ROOT 5           /* among the links: view_src                                            */
+#define GH_ROOT 2           /* of a mark's links, behind the first sources: view_src                */
+#define GH_N_LINKS 3
+#define GH_N_REST (GS_MAX_SRC - GH_ROOT) /* sources behind the first: few tensors have any          */
 
 /* Bits of gh_mark.has; those above say where the rest of the sources is, 0: they are none. */
 #define GH_HAS_DATA 1
 #define GH_HAS_BUFFER 2
-#define GH_STILL 4          /* has memory and is not computed: nothing else of it counts            */
+#define GH_STILL 4          /* has data and is not computed: nothing else of it counts              */
 #define GH_REST_SHIFT 3
 
 typedef struct gh_mark {
@@ -33,7 +33,7 @@ typedef struct gh_looks {
     int32_t n_leafs;
     bool plain;             /* ids are those of the leafs, the nodes, then what these name          */
     bool open;              /* it was read through what has no id: nothing is known to be the same  */
-    gx_tensor **nodes;
+    gx_tensor **nodes;      /* where ids are not plain                                              */
     gx_tensor **leafs;
     gx_tensor **tensor;     /* [n] and behind, what is named and has no id of its own; [-1] is NULL  */
     gh_mark *mark;          /* [n]                                                                  */
@@ -66,14 +66,27 @@ bool gh_looks_match(const gh_looks *l, void *graph);
 
 enum gh_likeness { GH_ANOTHER, GH_ALIKE, GH_EQUAL };
 
-/* Whether a graph of other tensors is wired as `base`, which was plain: GH_EQUAL, with the same forms, or GH_ALIKE, with
- * other shapes.  Then `l` has taken it. */
+/* Whether a graph of other tensors is wired as `base`, which was plain: GH_EQUAL, with the same forms, or GH_ALIKE,
+ * with other shapes.  Then `l` has taken it. */
 enum gh_likeness gh_looks_follow(gh_looks *l, const gh_looks *base, void *graph);
+
+/* Whether two graphs of plain ids look the same: all but which tensors they are of. */
+bool gh_looks_equal(const gh_looks *a, const gh_looks *b);
 
 /* Whether most of the forms are those of graphs that are forgotten, all but these n: then it is time to forget all. */
 bool gh_looks_are_few(const gh_looks *const *l, int n, const gh_forms *forms);
 
 void gh_looks_free(gh_looks *l);
+
+static inline gx_tensor **gh_looks_leafs(const gh_looks *l)
+{
+    return l->plain ? l->tensor : l->leafs;
+}
+
+static inline gx_tensor **gh_looks_nodes(const gh_looks *l)
+{
+    return l->plain ? l->tensor + l->n_leafs : l->nodes;
+}
 
 static inline const gh_form *gh_form_at(const gh_looks *l, int32_t id)
 {

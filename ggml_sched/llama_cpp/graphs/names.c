@@ -1,4 +1,5 @@
 /* ggml_sched/llama_cpp/graphs/names.c -- names kept.  See names.h. */
+#include "arrays.h"
 #include "names.h"
 
 #include <stdlib.h>
@@ -10,19 +11,15 @@
 static bool make_room(gh_names *names, int32_t n, int64_t bytes)
 {
     if (n > names->room) {
-        int32_t *at = realloc(names->at, (size_t)n * 5 / 4 * sizeof *at);
-        if (at == NULL) {
+        if (!gh_grow(&names->at, sizeof *names->at, n + n / 4)) {
             return false;
         }
-        names->at = at;
-        names->room = (int32_t)((size_t)n * 5 / 4);
+        names->room = n + n / 4;
     }
     if (bytes > names->room_text) {
-        char *text = realloc(names->text, (size_t)bytes * 2);
-        if (text == NULL) {
+        if (!gh_grow(&names->text, 1, bytes * 2)) {
             return false;
         }
-        names->text = text;
         names->room_text = bytes * 2;
     }
     return true;

@@ -1,5 +1,5 @@
 /* ggml_sched/llama_cpp/graphs/read.c -- reading ggml's graphs: one pass for ids, one for wiring.  See read.h. */
-#include "grow.h"
+#include "arrays.h"
 #include "read.h"
 
 #include <limits.h>

@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/graphs/read.h -- a graph of ggml's as the arrays that the planner reads, and the ids of its tensors.
+/* ggml_sched/llama_cpp/graphs/read.h -- a graph of ggml's as the arrays that the planner reads; its tensors' ids.
  *
  * A gh_reading is filled again and again; its arrays grow and are never given back before gh_reading_free, so that
  * reading allocates nothing once it has seen its largest graph.
@@ -15,6 +15,7 @@
 #ifndef GGML_SCHED_LLAMA_CPP_GRAPHS_READ_H
 #define GGML_SCHED_LLAMA_CPP_GRAPHS_READ_H
 
+#include <string.h>
 #include "library.h"
 
 /* What is to be done about a tensor's memory. */
@@ -60,12 +61,16 @@ typedef struct gh_reading {
     int32_t *order;     /* [size.n_nodes]                                                 */
     int32_t *leaf;      /* [size.n_leafs]                                                 */
     int32_t room_items;
-    int32_t room_src;
 } gh_reading;
 
 static inline bool gh_is_view_op(int op)
 {
     return op == GS_OP_VIEW || op == GS_OP_RESHAPE || op == GS_OP_PERMUTE || op == GS_OP_TRANSPOSE;
+}
+
+static inline bool gh_same_layout(const gs_layout *a, const gs_layout *b)
+{
+    return a->type == b->type && memcmp(a->ne, b->ne, sizeof a->ne) == 0 && memcmp(a->nb, b->nb, sizeof a->nb) == 0;
 }
 
 /* Have the lines at hand of a tensor that is soon read: all but its name. */

@@ -1,7 +1,7 @@
-/* ggml_sched/llama_cpp/sched/again.c -- graphs that come again: the same tensors, or others that look the same.  See scheduler.h.
+/* ggml_sched/llama_cpp/sched/again.c -- graphs that come again: the same tensors, or others that look the same.
  *
  * A client builds the same graph at other addresses for its next batch, and for its next context: the plan stays, and
- * its ids stand for the other tensors from then on.
+ * its ids stand for the other tensors from then on.  See scheduler.h.
  */
 #include "scheduler.h"
 
@@ -96,7 +96,7 @@ static void become(gh_sched *s, gh_prepared *p, void *graph)
         memcpy(p->chosen, s->choices.tensor, (size_t)p->n_chosen * sizeof *p->chosen);
     }
     if (p->looks.n_nodes > 0) {
-        memcpy(p->ordered, p->looks.nodes, (size_t)p->looks.n_nodes * sizeof *p->ordered);
+        memcpy(p->ordered, gh_looks_nodes(&p->looks), (size_t)p->looks.n_nodes * sizeof *p->ordered);
     }
     p->generation = 0;
 }

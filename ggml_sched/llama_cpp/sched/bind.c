@@ -37,7 +37,8 @@ static gx_tensor *copied(const named_copies *tables, int n, gx_tensor *t)
     return t;
 }
 
-/* The copies of all graphs; of one that was elsewhere before they stand for the tensors of that which is asked about. */
+/* The copies of all graphs; of one that was elsewhere before they stand for the tensors of that which is asked
+ * about. */
 static int find_copies(const gh_sched *s, gx_tensor *const *nodes, int n_nodes, named_copies *tables)
 {
     int n = 0;
@@ -45,7 +46,7 @@ static int find_copies(const gh_sched *s, gx_tensor *const *nodes, int n_nodes, 
         const gh_prepared *p = &s->prepared[i];
         if (p->copies.n > 0) {
             const bool was = p->before.forms != NULL && p->before.n_nodes == n_nodes
-                          && gh_same(p->before.nodes, nodes, n_nodes, sizeof *nodes);
+                          && gh_same(gh_looks_nodes(&p->before), nodes, n_nodes, sizeof *nodes);
             tables[n++] = (named_copies){p->copies.tensor, was ? p->copies.was : p->copies.of, p->copies.n};
         }
     }
@@ -185,7 +186,8 @@ static bool make_room(gh_copies *copies, int32_t n)
     copies->n = 0;
     if (n > copies->room) {
         if (!gh_grow(&copies->tensor, sizeof *copies->tensor, n) || !gh_grow(&copies->of, sizeof *copies->of, n)
-            || !gh_grow(&copies->was, sizeof *copies->was, n) || !gh_grow(&copies->n_reads, sizeof *copies->n_reads, n)) {
+            || !gh_grow(&copies->was, sizeof *copies->was, n)
+            || !gh_grow(&copies->n_reads, sizeof *copies->n_reads, n)) {
             return false;
         }
         copies->room = n;

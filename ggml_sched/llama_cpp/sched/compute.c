@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/sched/compute.c -- computing the graph that is allocated: copies, splits, what goes back, callbacks.
+/* ggml_sched/llama_cpp/sched/compute.c -- computing the graph that is allocated: copies, splits, what is read back.
  *
  * Order.  A backend works through what it was given in order.  Before something is copied into a backend's memory,
  * that backend is done with what it was given; a copy waits for its source as ggml's copies do.  Where a plan lets one
@@ -41,8 +41,8 @@ static void wait_for_others(gh_sched *s, int b)
 
 /* -- splits -------------------------------------------------------------------------------------------------------- */
 
-/* Whether each allocation has a place of its own for a copy.  Weights have one for all: what an earlier compute reads of
- * it no event of this allocation's tells. */
+/* Whether each allocation has a place of its own for a copy.  Weights have one for all: what an earlier compute reads
+ * of it no event of this allocation's tells. */
 static bool takes_turns(const gs_plan_arrays *v, int32_t c)
 {
     for (int32_t k = 0; k < v->n_places; k++) {

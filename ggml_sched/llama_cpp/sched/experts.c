@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/sched/experts.c -- of the weights of a mixture that lie on the host, the experts that are used travel.
+/* ggml_sched/llama_cpp/sched/experts.c -- of a mixture's weights on the host, the experts that are used travel.
  *
  * Which are used is read back from the ids before the split begins; where that cannot be, all are copied.  See
  * scheduler.h.

@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/sched/listed.h -- the schedulers of the process, and their last plans as allocators show theirs. */
+/* ggml_sched/llama_cpp/sched/listed.h -- the schedulers of the process, and their last plans. */
 #ifndef GGML_SCHED_LLAMA_CPP_SCHED_LISTED_H
 #define GGML_SCHED_LLAMA_CPP_SCHED_LISTED_H
 

@@ -1,7 +1,8 @@
-/* ggml_sched/llama_cpp/sched/planning.c -- the plan of a graph that was read: another's, or a new one.  See scheduler.h.
+/* ggml_sched/llama_cpp/sched/planning.c -- the plan of a graph that was read: another's, or a new one.
  *
  * In this order: that of a graph that the planner finds equal; that of a reserved one, repeated; a new one.
  * Invariant: no plan lets what ggml's kernels compute as one overlap (fused.h), wherever its ids lie in the pools.
+ * See scheduler.h.
  */
 #include "scheduler.h"
 
@@ -56,7 +57,7 @@ static gs_problem problem_of(const gh_sched *s, const gh_prepared *p)
     return q;
 }
 
-/* A tensor above the largest buffer gets one as large as itself: the device may still give it. */
+/* A new plan, in which tensors above the largest buffer have one of their own. */
 static int plan_anew(gh_sched *s, gh_prepared *p, gs_error *error)
 {
     gs_backend_info info[GH_MAX_BACKENDS];
@@ -66,16 +67,11 @@ static int plan_anew(gh_sched *s, gh_prepared *p, gs_error *error)
     q.backends = info;
     for (int attempt = 0; attempt < 64; attempt++) {
         memset(error, 0, sizeof *error);
-        gs_backend_info *full;
         status = gh_api->plan_new(p->graph, &q, &p->plan, error);
-        if (status != GS_OUT_OF_MEMORY || error->backend < 0 || error->backend >= s->n_backends) {
+        if (status != GS_OUT_OF_MEMORY || error->backend < 0 || error->backend >= s->n_backends
+            || !gh_let_hold(&info[error->backend], error->value)) {
             break;
         }
-        full = &info[error->backend];
-        if (full->max_buffer == 0 || error->value <= full->max_buffer - full->max_buffer % full->alignment) {
-            break;
-        }
-        full->max_buffer = (error->value + full->alignment - 1) / full->alignment * full->alignment;
     }
     return status;
 }

@@ -1,5 +1,5 @@
-/* ggml_sched/llama_cpp/sched/prepare.c -- a graph with its plan: found again, or read, planned and shown to backends that
- * reorder it.  See scheduler.h.
+/* ggml_sched/llama_cpp/sched/prepare.c -- a graph with its plan: found again, or read, planned and shown to backends
+ * that reorder it.  See scheduler.h.
  */
 #include "scheduler.h"
 

@@ -45,10 +45,9 @@ static void describe(gh_sched *s)
 {
     for (int b = 0; b < s->n_backends; b++) {
         gs_backend_info *info = &s->info[b];
-        const size_t limit = s->lib->buft_get_max_size(s->buft[b]);
         info->name = s->rt->backend_name(s->backend[b]);
         info->alignment = (int64_t)s->lib->buft_get_alignment(s->buft[b]);
-        info->max_buffer = limit < (size_t)1 << 47 ? (int64_t)limit : 0;
+        info->max_buffer = gh_max_buffer(s->lib->buft_get_max_size(s->buft[b]));
         info->inplace = s->lib->inplace;
         s->optimize[b] = gh_runtime_optimize(s->rt, s->backend[b]);
         s->some_optimize |= s->optimize[b] != NULL;

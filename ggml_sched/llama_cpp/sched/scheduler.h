@@ -22,9 +22,9 @@
 #include <pthread.h>
 #include <string.h>
 #include "arena.h"
+#include "arrays.h"
 #include "counts.h"
 #include "fused.h"
-#include "grow.h"
 #include "looks.h"
 #include "names.h"
 #include "runtime.h"
@@ -200,16 +200,12 @@ typedef struct gh_sched {
     gh_choices kept_choices; /* where everything is, while a graph that was reordered is planned again   */
 } gh_sched;
 
-static inline bool gh_same(const void *a, const void *b, int64_t n, size_t item)
-{
-    return n == 0 || memcmp(a, b, (size_t)n * item) == 0;
-}
-
 /* -- ask.c: fill what the planner is told of p->reading's graph, where somebody chose so.  GS_OK or an error. */
 int gh_ask(gh_sched *s, gh_prepared *p, const gh_choices *choices, gs_error *error);
 
 /* -- again.c: whether the plan of a graph may be that of the same one; whether a graph is that, at the same addresses,
- * with the same choices; how one looks that was read; one at other addresses, which are those of the graph from then on. */
+ * with the same choices; how one looks that was read; one at other addresses, which are those of the
+ * graph from then on. */
 bool gh_may_serve(const gh_sched *s, const gh_prepared *p);
 /* Whether devices say of a graph of a scheduler before this what they said then. */
 bool gh_is_asked_alike(gh_sched *s, const gh_prepared *p);

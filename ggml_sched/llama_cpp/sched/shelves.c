@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/sched/shelves.c -- what is kept of a scheduler that is freed, for the next one.  See scheduler.h.
+/* ggml_sched/llama_cpp/sched/shelves.c -- what is kept of a scheduler that is freed, for the next one.
  *
  * Contexts are opened again and again for one model: their graphs look the same, and memory that is new to a process
  * costs more than planning.  Graphs, plans and working memory are kept, without buffers, and handed to a scheduler for

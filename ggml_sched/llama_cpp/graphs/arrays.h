@@ -1,6 +1,6 @@
-/* ggml_sched/llama_cpp/graphs/grow.h -- arrays that grow. */
-#ifndef GGML_SCHED_LLAMA_CPP_GRAPHS_GROW_H
-#define GGML_SCHED_LLAMA_CPP_GRAPHS_GROW_H
+/* ggml_sched/llama_cpp/graphs/arrays.h -- arrays that grow, and arrays that are the same. */
+#ifndef GGML_SCHED_LLAMA_CPP_GRAPHS_ARRAYS_H
+#define GGML_SCHED_LLAMA_CPP_GRAPHS_ARRAYS_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -18,6 +18,12 @@ static inline bool gh_grow(void *field, size_t item, int64_t n)
     }
     memcpy(field, &found, sizeof found);
     return true;
+}
+
+/* Whether two arrays hold the same n items. */
+static inline bool gh_same(const void *a, const void *b, int64_t n, size_t item)
+{
+    return n == 0 || memcmp(a, b, (size_t)n * item) == 0;
 }
 
 #endif
