@@ -26,10 +26,7 @@ def places(g: Ggml, backends: list[int], make, ours: bool = True, offload: bool 
     graph = Graph(g)
     nodes = make(graph)
     graph.expand(nodes[-1])
-    g.backend_sched_reset(scheduler)
-    for node, backend in (choose or {}).items():
-        g.backend_sched_set_tensor_backend(scheduler, nodes[node], backend)
-    assert g.backend_sched_alloc_graph(scheduler, graph.graph)
+    graph.allocate(scheduler, {nodes[node]: backend for node, backend in (choose or {}).items()})
     found = [backends.index(g.backend_sched_get_tensor_backend(scheduler, node)) for node in nodes]
     g.backend_sched_free(scheduler)
     graph.close()

@@ -165,9 +165,7 @@ def experts_of_no_mixture() -> None:
         sinks = graph.tensor(6, flags="i")
         g.soft_max_add_sinks(out, sinks)
         graph.expand(out)
-        g.backend_sched_reset(s)
-        g.backend_sched_set_tensor_backend(s, out, where)
-        assert g.backend_sched_alloc_graph(s, graph.graph)
+        graph.allocate(s, {out: where})
         graph.put(sinks, np.zeros(6, np.float32))
         assert g.backend_sched_graph_compute(s, graph.graph) == 0
         found.append(graph.get(out))

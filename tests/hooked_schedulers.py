@@ -118,6 +118,13 @@ class Graph:
             self.g.set_output(t)
             self.g.build_forward_expand(self.graph, t)
 
+    def allocate(self, scheduler: int, chosen: dict[int, int]) -> None:
+        """Anew, with nodes on backends that somebody has chosen."""
+        self.g.backend_sched_reset(scheduler)
+        for node, backend in chosen.items():
+            self.g.backend_sched_set_tensor_backend(scheduler, node, backend)
+        assert self.g.backend_sched_alloc_graph(scheduler, self.graph)
+
     def nodes(self) -> list[int]:
         return [self.g.graph_node(self.graph, i) for i in range(self.g.graph_n_nodes(self.graph))]
 

@@ -38,10 +38,7 @@ def memory_that_others_read() -> None:
         back = graph.op("mul_mat", weights.square[2], out) if comes_back else out
         graph.expand(back)
         for _ in range(4):
-            g.backend_sched_reset(s)
-            for node, where in ((product, device), (back, device), (out, other)):
-                g.backend_sched_set_tensor_backend(s, node, where.handle)
-            assert g.backend_sched_alloc_graph(s, graph.graph)
+            graph.allocate(s, {product: device.handle, back: device.handle, out: other.handle})
             copies[other.name, comes_back] = len(hook().last_scheduled()[0]["plan"]["copies"])
             graph.put(x, values)
             assert g.backend_sched_graph_compute_async(s, graph.graph) == 0
@@ -107,10 +104,7 @@ def writes_that_others_read() -> None:
                 out = graph.op("add", read, y)
                 g.build_forward_expand(graph.graph, written)
                 graph.expand(out)
-                g.backend_sched_reset(s)
-                for node, where in ((scaled, writer), (written, writer), (out, other)):
-                    g.backend_sched_set_tensor_backend(s, node, where.handle)
-                assert g.backend_sched_alloc_graph(s, graph.graph)
+                graph.allocate(s, {scaled: writer.handle, written: writer.handle, out: other.handle})
                 for k in range(3):
                     graph.put(x, numbers(k, WIDTH, ROWS))
                     graph.put(y, numbers(k + 9, WIDTH, ROWS))
@@ -218,10 +212,7 @@ def views_of_copies() -> None:
         halves = [graph.op("concat", *found[2 * k:2 * k + 2], 1) for k in range(2)]
         out = graph.op("concat", *halves, 1)
         graph.expand(out)
-        g.backend_sched_reset(s)
-        for node in (*found, *halves, out, *(read[3:] if whole else ())):
-            g.backend_sched_set_tensor_backend(s, node, device.handle)
-        assert g.backend_sched_alloc_graph(s, graph.graph)
+        graph.allocate(s, dict.fromkeys((*found, *halves, out, *(read[3:] if whole else ())), device.handle))
         values = numbers(5, WIDTH, ROWS)
         for _ in range(2):
             graph.put(x, values)
@@ -250,10 +241,7 @@ def fused_nodes_that_read_copies(largest: int = 1 << 40) -> None:
         product = graph.op("mul", y, norm)
         out = graph.op("add", product, y)
         graph.expand(out)
-        g.backend_sched_reset(s)
-        for node in (norm, product, out):
-            g.backend_sched_set_tensor_backend(s, node, device.handle)
-        assert g.backend_sched_alloc_graph(s, graph.graph)
+        graph.allocate(s, dict.fromkeys((norm, product, out), device.handle))
         assert largest == 1 << 40 or len(hook().last_scheduled()[0]["plan"]["arenas"][0][3]) > 1, "buffers of A"
         read = view(norm).src[0]
         assert b"#" in view(view(read).view_src or read).name, "a copy"
@@ -319,10 +307,7 @@ def in_place_through_a_copy() -> None:
     out = graph.op("scale_inplace", part, 3.0)
     last = graph.op("add", out, y)
     graph.expand(last)
-    g.backend_sched_reset(s)
-    for node, where in ((whole, device.handle), (out, bench.cpu), (last, bench.cpu)):
-        g.backend_sched_set_tensor_backend(s, node, where)
-    assert g.backend_sched_alloc_graph(s, graph.graph)
+    graph.allocate(s, {whole: device.handle, out: bench.cpu, last: bench.cpu})
     values = [numbers(1, WIDTH, 2 * ROWS), numbers(2, WIDTH, ROWS)]
     graph.put(x, values[0])
     graph.put(y, values[1])
@@ -349,10 +334,7 @@ def errors_of_devices() -> None:
     graph.expand(out)
 
     def allocate() -> None:
-        g.backend_sched_reset(s)
-        for node, where in ((first, one), (written, two), (out, one)):
-            g.backend_sched_set_tensor_backend(s, node, where.handle)
-        assert g.backend_sched_alloc_graph(s, graph.graph)
+        graph.allocate(s, {first: one.handle, written: two.handle, out: one.handle})
         graph.put(x, numbers(1, WIDTH, ROWS))
 
     def ran() -> list[int]:
