@@ -130,6 +130,129 @@ def sources_behind_the_first() -> None:
     assert allocator.alloc(other.graph)
     held = other.nodes()[2]
     assert all(apart(held, t) for t in other.nodes()[3:]) and hooked.served()["planned"] == 1
+    for kept in (4, 2, 4):
+        other = chain(kept)
+        assert allocator.alloc(other.graph)
+        held = other.nodes()[kept - 1]
+        assert all(apart(held, t) for t in other.nodes()[kept:]), f"result {kept} is read by the last node, elsewhere"
+    # A node that had two sources gets one more, in any place.
+    for place in range(2, 10):
+        made = chain(4)
+        made.outputs[0].contents.src[7] = None
+        allocator = Allocator(ours)
+        assert allocator.alloc(made.graph)
+        for t in (*made.leafs, *made.nodes()):
+            t.contents.data = t.contents.buffer = None
+        held = made.nodes()[1]
+        made.outputs[0].contents.src[place] = held
+        assert allocator.alloc(made.graph) and all(apart(held, t) for t in made.nodes()[2:]), place
+        allocator.close()
+
+
+def lists_that_differ() -> None:
+    """Leafs that nobody reads and nodes in another place: what a graph lists counts, not what it names alone."""
+    from hooked_ggml import INPUT, Allocator, Context, hooked, ours
+
+    def listed(made, at: int, count: int):
+        return (c.c_void_p * count).from_address(c.c_void_p.from_address(made.graph + at).value)
+
+    def forget(made, *more) -> None:
+        for t in (*made.leafs, *made.nodes(), *more):
+            t.contents.data = t.contents.buffer = None
+
+    for plain in (True, False):
+        made = Context()
+        x, w, other = (made.leaf(16, 16) for _ in range(3))
+        y = made.mul_mat(w, x)
+        if not plain:
+            y.contents.flags |= INPUT       # computed, and there from the start
+        made.output(made.silu(y))
+        n_leafs = c.c_int.from_address(made.graph + 8)
+        assert n_leafs.value == 2
+        allocator = Allocator(ours)
+        assert all(allocator.reserve(made.graph) for _ in range(2)) and hooked.served()["same"] >= 1
+        # One more leaf, which nobody reads; another in its place.
+        n_leafs.value = 3
+        extra = made.leaf(16, 16)
+        for unread in (other, extra):
+            listed(made, 40, 3)[2] = c.addressof(unread.contents)
+            forget(made, other, extra)
+            assert allocator.alloc(made.graph) and unread.contents.data, plain
+        # A node in the place of one that looks as it did.
+        twin = made.silu(y)
+        twin.contents.flags |= made.outputs[0].contents.flags
+        listed(made, 16, 2)[1] = c.addressof(twin.contents)
+        forget(made, *made.outputs)
+        assert allocator.alloc(made.graph) and twin.contents.data and not made.outputs[0].contents.data, plain
+        # Without the weight in the list: that it has memory is looked at all the same.
+        leafs = listed(made, 40, 3)
+        leafs[0], leafs[1] = (c.addressof(t.contents) for t in (x, extra))
+        n_leafs.value = 2
+        forget(made, twin)
+        w.contents.data = 4096
+        assert all(allocator.alloc(made.graph) for _ in range(2)) and w.contents.data == 4096
+        forget(made, twin)
+        assert allocator.alloc(made.graph) and w.contents.data not in (None, 4096), plain
+        allocator.close()
+    assert hooked.served()["failed"] == 0
+
+
+def wanted_elsewhere() -> None:
+    """The same graph, wanted in one type of buffers and then in the other, wherever its tensors are."""
+    from hooked_ggml import Allocator, FakeType, hooked, ours, random_graph
+
+    kinds = FakeType(), FakeType()
+    allocator, alive, found = Allocator(ours, *(kind.handle for kind in kinds)), [], {0: set(), 1: set()}
+    for wanted in (0, 1, 0, 1, 1, 0):
+        made = random_graph(3)
+        alive.append(made)
+        assert allocator.reserve(made.graph, [wanted] * len(made.nodes()), [wanted] * len(made.leafs))
+        assert allocator.alloc(made.graph)
+        found[wanted] |= {t.contents.buffer for t in made.nodes() if not t.contents.view_src}
+    assert [len(buffers) for buffers in found.values()] == [1, 1] and not found[0] & found[1], found
+    n_nodes, n_leafs = len(made.nodes()), len(made.leafs)
+    for t in (*made.leafs, *made.nodes()):
+        t.contents.data = t.contents.buffer = None
+    assert not allocator.reserve(made.graph, [2] * n_nodes, [0] * n_leafs), "there are two"
+    assert not allocator.reserve(made.graph, [0] * n_nodes, [2] * n_leafs)
+    assert allocator.reserve(made.graph, [0] * n_nodes, [0] * n_leafs) and hooked.served()["failed"] == 2
+
+
+def asked_again() -> None:
+    """A type that asks for more bytes than it asked an allocator before: for the same graph, here and elsewhere."""
+    from hooked_ggml import Allocator, FakeType, hooked, ours, random_graph
+
+    kind = FakeType()
+    made, more = random_graph(5), 0
+    for elsewhere in (False, False, True, True):
+        made = random_graph(5) if elsewhere else made
+        alone = FakeType(extra=more)
+        want, allocator = Allocator(ours, alone.handle), Allocator(ours, kind.handle)
+        kind.extra = more
+        for t in (*made.leafs, *made.nodes()):
+            t.contents.data = t.contents.buffer = None
+        assert want.reserve(made.graph) and allocator.alloc(made.graph) and allocator.size() == want.size(), more
+        allocator.close()
+        want.close()
+        more += 4096
+    assert hooked.served()["failed"] == 0
+
+
+def few_are_kept() -> None:
+    """Of allocators that were put back the last two are kept."""
+    from hooked_ggml import Allocator, FakeType, hooked, ours, random_graph
+
+    made, kinds = random_graph(1), [FakeType() for _ in range(3)]
+
+    def planned(kind) -> int:
+        hooked.clear_counters()
+        allocator = Allocator(ours, kind.handle)
+        assert allocator.reserve(made.graph)
+        allocator.close()
+        return hooked.served()["planned"]
+
+    assert [planned(kind) for kind in kinds] == [1, 1, 1]
+    assert [planned(kind) for kind in (kinds[2], kinds[1], kinds[2], kinds[0])] == [0, 0, 0, 1]
 
 
 def two_places_in_turn() -> None:
@@ -200,6 +323,33 @@ def views_of_views() -> None:
     assert all(allocator.reserve(made.graph) for _ in range(3))
     served = hooked.served()
     assert served["planned"] == 1 and served["equal"] == 2 and served["same"] == 0, served
+
+
+def roots_that_nobody_lists() -> None:
+    """Nodes without op or sources that view what only they name: such graphs, too, are known elsewhere."""
+    from hooked_ggml import Allocator, Context, add_node, buffer_base, cpu_buft, hooked, ours, tensor_alloc
+    from hooked_ggml import alloc_buffer as buffer_of
+
+    count = 1900
+    there = Context()
+    weights = [there.leaf(4) for _ in range(count)]
+    buffer = buffer_of(cpu_buft(), 4096)
+    for weight in weights:
+        assert tensor_alloc(buffer, weight, buffer_base(buffer)) == 0
+    allocator, alive = Allocator(ours), []
+    for _ in range(2):
+        made = Context()
+        alive.append(made)
+        x = made.silu(made.leaf(16))
+        made.output(x)
+        for weight in weights:
+            view = made.view_tensor(weight)
+            view.contents.src[0] = None
+            add_node(made.graph, view)
+        made.output(made.silu(x))
+        assert allocator.alloc(made.graph) and view.contents.data == weight.contents.data
+    served = hooked.served()
+    assert served["planned"] == 1 and served["equal"] == 1, served
 
 
 def looks_without_end() -> None:

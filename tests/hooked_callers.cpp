@@ -14,12 +14,32 @@ int dladdr(const void *address, Dl_info *info) noexcept {
 
 int callers_asked() { return n_asked; }
 
-#define FOUR_TIMES(call) call call call call
+}
 
-int callers_call(int (*function)(void *), void *scheduler) {
-    int sum = 0;
-    FOUR_TIMES(FOUR_TIMES(FOUR_TIMES(sum += function(scheduler);)))
-    return sum;
+namespace {
+
+using Function = int (*)(void *);
+
+volatile int sink;
+
+template <int n> inline __attribute__((always_inline)) void pad() {
+    if constexpr (n > 0) {
+        sink = n;
+        pad<n - 1>();
+    }
+}
+
+// At addresses that are not evenly apart, as those of a client.
+template <int n> inline __attribute__((always_inline)) int call(Function function, void *scheduler) {
+    if constexpr (n == 0) {
+        return 0;
+    } else {
+        int found = function(scheduler);
+        pad<n * 37 % 13>();
+        return found + call<n - 1>(function, scheduler);
+    }
 }
 
 }
+
+extern "C" int callers_call(Function function, void *scheduler) { return call<64>(function, scheduler); }

@@ -193,14 +193,14 @@ class FakeType:
         _fields_ = [("functions", c.c_void_p * 6), ("device", c.c_void_p), ("context", c.c_void_p)]
 
     def __init__(self, alignment: int = 32, max_size: int = 2**64 - 1, extra: int = 0, room: int = 1 << 40) -> None:
-        self.room, self.asked, self.name = room, [], c.create_string_buffer(b"fake")
+        self.room, self.extra, self.asked, self.name = room, extra, [], c.create_string_buffer(b"fake")
         size = c.c_size_t
         self._kept = [
             c.CFUNCTYPE(c.c_void_p, c.c_void_p)(lambda buft: c.addressof(self.name)),
             c.CFUNCTYPE(c.c_void_p, c.c_void_p, size)(self._alloc),
             c.CFUNCTYPE(size, c.c_void_p)(lambda buft: alignment),
             c.CFUNCTYPE(size, c.c_void_p)(lambda buft: max_size),
-            c.CFUNCTYPE(size, c.c_void_p, Pointer)(lambda buft, t: nbytes(t) + extra),
+            c.CFUNCTYPE(size, c.c_void_p, Pointer)(lambda buft, t: nbytes(t) + self.extra),
         ]
         self._type = self._Type((c.c_void_p * 6)(*(c.cast(f, c.c_void_p).value for f in self._kept), None), None, None)
         self.handle = c.addressof(self._type)

@@ -513,6 +513,23 @@ def replayed_plans_let_nothing_fused_overlap() -> None:
         allocator.close()
 
 
+def shown_plans_let_nothing_fused_overlap() -> None:
+    """Somebody has looked at a plan that was lent: what follows it is looked at as before."""
+    backend = cpu_init()
+    set_threads(backend, 4)
+    kind = FakeType()
+    allocator, stock = Allocator(ours, kind.handle), Allocator(base)
+    larger, lent, smaller, plain = fused(8, 2), fused(6, 2), fused(6, 1), fused(6, 1)
+    assert allocator.reserve(larger[0].graph) and allocator.alloc(lent[0].graph)
+    assert hooked.served()["replayed"] == 1 and verified() == 1
+    names = [t.name for t in hooked.plans()[0].graph.tensors]
+    assert all(name in names for name in ("leaf 0", "leaf 1", "leaf 2")), names
+    assert allocator.alloc(smaller[0].graph) and stock.alloc(plain[0].graph)
+    _made, part, _norm, product = smaller
+    assert apart(part, product) or span(part) == span(product)
+    assert smaller[0].run(backend) == plain[0].run(backend) and verified() == 1
+
+
 def two_threads() -> None:
     wrong: list = []
 

@@ -306,6 +306,12 @@ def wiring(_: str) -> None:
     graph.expand(more)
     g.backend_sched_reset(s)
     assert g.backend_sched_alloc_graph(s, graph.graph) and view(more).buffer
+    # And one less, in the same place: nobody knows it any more.
+    assert g.backend_sched_get_tensor_backend(s, more)
+    ctypes.c_int.from_address(graph.graph + 4).value -= 1
+    g.backend_sched_reset(s)
+    assert g.backend_sched_alloc_graph(s, graph.graph) and g.backend_sched_get_tensor_backend(s, out)
+    assert not g.backend_sched_get_tensor_backend(s, more)
     g.backend_sched_free(s)
 
 

@@ -32,6 +32,22 @@ def test_sources_behind_the_first_count():
     run("sources_behind_the_first")
 
 
+def test_what_a_graph_lists_counts():
+    run("lists_that_differ")
+
+
+def test_a_graph_goes_where_it_is_wanted_now():
+    run("wanted_elsewhere")
+
+
+def test_types_are_asked_again_for_the_next_allocator():
+    run("asked_again")
+
+
+def test_few_allocators_are_kept():
+    run("few_are_kept")
+
+
 def test_a_graph_that_is_built_in_two_places_is_known_in_both():
     run("two_places_in_turn")
 
@@ -42,6 +58,10 @@ def test_one_tensor_in_the_place_of_two_is_noticed():
 
 def test_views_of_views_are_read_each_time():
     run("views_of_views")
+
+
+def test_what_only_a_view_names_is_named_elsewhere_too():
+    run("roots_that_nobody_lists")
 
 
 def test_ever_new_shapes_leave_nothing_behind():

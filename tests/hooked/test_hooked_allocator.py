@@ -84,7 +84,8 @@ def test_what_a_fused_kernel_reads_is_not_written_over():
     scenario("fused_products_read_their_sources")
 
 
-@pytest.mark.parametrize("case", ["fused_products_of_what_has_memory", "replayed_plans_let_nothing_fused_overlap"])
+@pytest.mark.parametrize("case", ["fused_products_of_what_has_memory", "replayed_plans_let_nothing_fused_overlap",
+                                  "shown_plans_let_nothing_fused_overlap"])
 def test_what_may_be_fused_does_not_overlap_whoever_planned_it(case):
     scenario(case)
 

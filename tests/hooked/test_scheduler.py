@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from functools import partial
 
@@ -70,7 +71,8 @@ def test_who_calls_is_looked_up_once(tmp_path):
     library = tmp_path / "callers.so"
     subprocess.run([*build.compiler().split(), "-shared", "-fPIC", "-O1", str(hooked_run.HERE / "hooked_callers.cpp"),
                     "-o", str(library), "-ldl"], check=True)
-    run("callers", str(library), LD_PRELOAD=str(library))
+    preloaded = filter(None, (os.environ.get("LD_PRELOAD"), str(library)))
+    run("callers", str(library), LD_PRELOAD=" ".join(preloaded))
 
 
 def test_graphs_of_nothing_and_schedulers_that_there_are_not():

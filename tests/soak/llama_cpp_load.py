@@ -54,7 +54,7 @@ def opened(client: Client, count: int) -> dict:
                 context.decode([1 + k], 5 + 3 * (i % 17) + k, sequences)
             digests.append(context.digest)
             tokens += context.tokens
-        if i + 1 == FEW:
+        if i + 1 == min(FEW, count):
             before = held()
     return {"digest": digests, "tokens": tokens, "contexts": count,
             "growth": [now - then for now, then in zip(held(), before, strict=True)]}

@@ -76,6 +76,7 @@ static bool clashes(const gh_known *k, const gh_known *base, const gh_ggml *lib)
         const gh_risk *risk = &base->risks.risk[i];
         const bool in_place = p->offset[risk->source] == p->offset[risk->last]
                            && lib->inplace[base->arrays.layout[risk->first].op] != 0;
+        /* Of what only planning knows there are no looks. */
         if (risk->source >= k->looks.n || risk->first >= k->looks.n || risk->mid >= k->looks.n
             || risk->last >= k->looks.n) {
             return true;
@@ -122,6 +123,9 @@ bool gh_follow_borrows(gh_known *k, gh_known *base, const gh_ggml *lib, const gh
     memcpy(k->assigned, base->assigned, (size_t)n_all * sizeof *k->assigned);
     memcpy(k->slot, base->slot, (size_t)k->n_slots * sizeof *k->slot);
     memcpy(k->viewer, base->viewer, (size_t)k->n_viewers * sizeof *k->viewer);
-    gh_known_borrow(k, base);
+    atomic_fetch_add(&base->refs, 1);
+    k->lender = base;
+    k->view = base->view;
+    k->planned = k->replayed = true;
     return true;
 }

@@ -154,12 +154,12 @@ void gh_known_measure(gh_known *k, const gh_reading *r, const gh_arena *arenas)
     }
 }
 
-bool gh_known_measures(const gh_known *k, const gh_ggml *lib, const gh_arena *arenas)
+bool gh_known_measures(const gh_known *k, const gh_looks *now, const gh_ggml *lib, const gh_arena *arenas)
 {
     for (int32_t i = 0; i < k->n_slots; i++) {
         const int32_t id = k->slot[i].id, b = k->assigned[id];
-        const int64_t asked = (int64_t)lib->buft_get_alloc_size(arenas[b].buft, k->looks.tensor[id]);
-        const int64_t own = gh_form_at(&k->looks, id)->nbytes;
+        const int64_t asked = (int64_t)lib->buft_get_alloc_size(arenas[b].buft, now->tensor[id]);
+        const int64_t own = gh_form_at(now, id)->nbytes;
         if ((asked > own ? asked : own) != k->nbytes[(int64_t)b * k->n_all + id]) {
             return false;
         }
@@ -177,20 +177,9 @@ bool gh_known_same_problem(const gh_known *a, const gh_known *b, bool sizes)
                                                    sizeof *a->nbytes))));
 }
 
-void gh_known_borrow(gh_known *k, gh_known *lender)
-{
-    if (lender->lender != NULL) {
-        lender = lender->lender;
-    }
-    atomic_fetch_add(&lender->refs, 1);
-    k->lender = lender;
-    k->view = lender->view;
-    k->planned = k->replayed = true;
-}
-
 bool gh_known_own(gh_known *k, gs_api_plan *plan)
 {
-    if (!gh_names_copy(&k->names, &k->lender->names)) {
+    if (!gh_names_copy(&k->names, &k->lender->names) || !gh_risks_copy(&k->risks, &k->lender->risks)) {
         return false;
     }
     k->plan = plan;

@@ -42,7 +42,7 @@ typedef struct gh_known {
     gs_api_plan *plan;          /* NULL where the plan is another's                         */
     struct gh_known *lender;    /* whose plan serves: a reference                           */
     gs_plan_arrays view;        /* of either                                                */
-    uint32_t life;              /* of the allocator, in which sizes were asked              */
+    uint32_t life;              /* of the allocator, in which it was asked for last         */
     bool planned;
     bool replayed;              /* made for a larger graph                                  */
     /* What follows. */
@@ -101,14 +101,11 @@ int gh_known_take(gh_known *k, gh_forms *forms, const gh_reading *r, const int32
 /* The bytes that tensors take in their arenas, once k->graph is made. */
 void gh_known_measure(gh_known *k, const gh_reading *r, const gh_arena *arenas);
 
-/* Whether buffer types ask for the same bytes as when it was planned. */
-bool gh_known_measures(const gh_known *k, const gh_ggml *lib, const gh_arena *arenas);
+/* Whether buffer types ask for the same bytes as when it was planned, for the tensors of a graph that looks the same. */
+bool gh_known_measures(const gh_known *k, const gh_looks *now, const gh_ggml *lib, const gh_arena *arenas);
 
 /* Whether two were told the same besides their graphs; `sizes`: bytes included. */
 bool gh_known_same_problem(const gh_known *a, const gh_known *b, bool sizes);
-
-/* Let the plan of `lender` serve `k`, of the same wiring and problem, as it is. */
-void gh_known_borrow(gh_known *k, gh_known *lender);
 
 /* Let `k` have a plan of its own, which says the same.  False without memory: the plan is still the caller's. */
 bool gh_known_own(gh_known *k, gs_api_plan *plan);

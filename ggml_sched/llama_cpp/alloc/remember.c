@@ -171,70 +171,87 @@ static bool clashes_in(gh_gallocr *a, gh_known *k)
     return found != 0;
 }
 
-/* Whether a graph of an allocator before this takes the bytes that it took. */
-static bool measures(const gh_gallocr *a, const gh_known *o)
+/* Whether a graph of an allocator before this, whose tensors are these now, takes the bytes that it took. */
+static bool measures(const gh_gallocr *a, const gh_known *o, const gh_looks *now)
 {
-    return o->life == a->life || gh_known_measures(o, a->lib, a->arena);
+    return o->life == a->life || gh_known_measures(o, now, a->lib, a->arena);
 }
 
-/* A known graph that the one just read equals, or whose plan serves it; the spare has the graph and the problem. */
-static gh_known *serve(gh_gallocr *a, gh_known *k, bool replay, gs_error *error)
+/* The spare's graph with what a known one's nodes keep, unless it has that.  GS_BAD_ARGUMENT: those are no nodes of
+ * it. */
+static int keep_as(gh_gallocr *a, gh_known *k, const gh_keeps **has, const gh_keeps *keeps, gs_error *error)
 {
     static const gh_keeps none;
-    const gh_keeps *made_with = &none;
+    int status, again;
+    if (*has == keeps || ((*has)->n == 0 && keeps->n == 0)) {
+        return GS_OK;
+    }
+    *has = keeps;
+    status = make_graph(a, k, keeps, error);
+    if (status == GS_OK || keeps->n == 0) {
+        return status;
+    }
+    *has = &none;
+    again = make_graph(a, k, &none, error);
+    return again != GS_OK || status == GS_NO_HOST_MEMORY ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
+}
+
+/* The plan of a known graph, replayed for the one just read; whether it serves. */
+static bool replays(gh_gallocr *a, gh_known *k, const gh_known *o, gs_error *error)
+{
+    const gs_problem problem = problem_of(a, k);
+    int serves = 0;
+    if (gh_api->plan_replay(o->plan, o->graph, k->graph, &problem, &k->plan, &serves, error) != GS_OK || !serves) {
+        return false;
+    }
+    gh_api->plan_view(k->plan, &k->view);
+    if (clashes_in(a, k) || !gh_fused_risks(&a->reading, &k->arrays, &k->view, &k->risks)
+        || !gh_names_take(&k->names, &a->reading)) {
+        gh_api->plan_free(k->plan);
+        k->plan = NULL;
+        return false;
+    }
+    k->planned = k->replayed = true;
+    return true;
+}
+
+/* A known graph that the one just read equals, or whose plan serves it; *served is NULL where there is none.  The spare
+ * has the graph and the problem.  GS_OK or GS_NO_HOST_MEMORY. */
+static int serve(gh_gallocr *a, gh_known *k, bool replay, gh_known **served, gs_error *error)
+{
+    static const gh_keeps none;
+    const gh_keeps *has = &none;
+    *served = NULL;
     for (int pass = 0; pass < (replay ? 2 : 1); pass++) {
         for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
             gh_known *o = a->known[i];
-            int serves = 0;
+            int status;
             if (!may_serve(a, o, replay) || !o->drawn || !gh_known_same_problem(o, k, pass == 0)) {
                 continue;
             }
-            if (o->keeps.n != made_with->n || o->keeps.n > 0) {
-                if (make_graph(a, k, &o->keeps, error) != GS_OK) {
-                    return NULL;
-                }
-                made_with = &o->keeps;
+            status = keep_as(a, k, &has, &o->keeps, error);
+            if (status == GS_NO_HOST_MEMORY) {
+                return status;
+            }
+            if (status != GS_OK) {
+                continue;
             }
             if (pass == 0 && gh_api->graph_equal(o->graph, k->graph)) {
                 gh_known_rebind(o, k);
                 gh_count_one(GH_COUNT_EQUAL);
-                return first(a, i);
+                *served = first(a, i);
+                return GS_OK;
             }
-            if (pass == 1 && gh_api->graph_same_wiring(o->graph, k->graph)) {
-                gs_problem problem;
-                if (!gh_fits(a, o)) {
-                    continue;       /* of an allocator before this */
-                }
-                if (o->plan == NULL) {
-                    continue;       /* its lender may be known, too */
-                }
-                problem = problem_of(a, k);
-                if (gh_api->plan_replay(o->plan, o->graph, k->graph, &problem, &k->plan, &serves, error) != GS_OK) {
-                    return NULL;
-                }
-                if (!serves) {
-                    continue;
-                }
-                gh_api->plan_view(k->plan, &k->view);
-                if (clashes_in(a, k)) {
-                    gh_api->plan_free(k->plan);
-                    k->plan = NULL;
-                    continue;
-                }
-                if (!gh_fused_risks(&a->reading, &k->arrays, &k->view, &k->risks)
-                    || !gh_names_take(&k->names, &a->reading)) {
-                    return NULL;
-                }
-                k->planned = k->replayed = true;
+            /* Buffers may be too small for what an allocator before this was given; a lender may be known, too. */
+            if (pass == 1 && gh_fits(a, o) && o->plan != NULL && gh_api->graph_same_wiring(o->graph, k->graph)
+                && replays(a, k, o, error)) {
                 gh_count_one(GH_COUNT_REPLAYED);
-                return remember(a);
+                *served = remember(a);
+                return GS_OK;
             }
         }
     }
-    if (made_with->n > 0) {
-        make_graph(a, k, &none, error);
-    }
-    return NULL;
+    return keep_as(a, k, &has, &none, error);
 }
 
 /* Whether the caller wants the nodes and leafs where a known graph has its. */
@@ -275,10 +292,10 @@ static gh_known *follow(gh_gallocr *a, void *graph, gh_known *k, bool replay)
     for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
         gh_known *o = a->known[i];
         if (may_serve(a, o, replay) && wants_same_arenas(a, o) && gh_looks_equal(&k->looks, &o->looks)) {
-            gh_known_move(o, k);
-            if (!measures(a, o)) {
+            if (!measures(a, o, &k->looks)) {
                 return NULL;
             }
+            gh_known_move(o, k);
             gh_count_one(GH_COUNT_EQUAL);
             return first(a, i);
         }
@@ -312,8 +329,8 @@ static int read_and_plan(gh_gallocr *a, void *graph, gh_known *k, bool replay, g
         return status;
     }
     gh_known_measure(k, &a->reading, a->arena);
-    *served = serve(a, k, replay, error);
-    return *served != NULL ? GS_OK : plan(a, k, error);
+    status = serve(a, k, replay, served, error);
+    return status != GS_OK || *served != NULL ? status : plan(a, k, error);
 }
 
 void gh_forget_many(gh_gallocr *a)
@@ -340,7 +357,8 @@ gh_known *gh_remember(gh_gallocr *a, void *graph, bool replay, gs_error *error)
     error->tensor = error->backend = error->index = -1;
     for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
         gh_known *o = a->known[i];
-        if (may_serve(a, o, replay) && wants_same_arenas(a, o) && gh_known_match(o, graph) && measures(a, o)) {
+        if (may_serve(a, o, replay) && wants_same_arenas(a, o) && gh_known_match(o, graph)
+            && measures(a, o, &o->looks)) {
             gh_count_one(GH_COUNT_SAME);
             return first(a, i);
         }

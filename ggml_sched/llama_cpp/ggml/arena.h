@@ -31,8 +31,8 @@ static inline int64_t gh_max_buffer(size_t max_size)
     return max_size < (size_t)1 << 47 ? (int64_t)max_size : 0;
 }
 
-/* Whether a tensor of so many bytes is larger than a buffer may be.  It may then be as large: ggml gives such a tensor
- * a buffer of its own, and leaves it to the device to refuse. */
+/* Let a buffer hold a tensor of so many bytes; whether it had to be larger for that.  ggml gives such a tensor a buffer
+ * of its own, and leaves it to the device to refuse. */
 static inline bool gh_let_hold(gs_backend_info *info, int64_t nbytes)
 {
     if (info->max_buffer == 0 || nbytes <= info->max_buffer - info->max_buffer % info->alignment) {

@@ -97,14 +97,20 @@ const gh_runtime *gh_runtime_of_caller(const void *caller)
         const void *caller;
         const gh_runtime *rt;
     } known[places];
-    const size_t home = (size_t)(((uintptr_t)caller * UINT64_C(0x9e3779b97f4a7c15)) >> 32) % places;
+    const size_t home = (size_t)(((uintptr_t)caller * UINT64_C(0x9e3779b97f4a7c15)) >> 56) % places;
     size_t at = home;
-    for (int i = 0; i < probes && known[at].rt != NULL; i++, at = (home + (size_t)i) % places) {
+    for (size_t i = 0; i < probes; i++) {
+        at = (home + i) % places;
+        if (known[at].rt == NULL) {
+            break;
+        }
         if (known[at].caller == caller) {
             return known[at].rt;
         }
     }
-    at = known[at].rt == NULL ? at : home;
+    if (known[at].rt != NULL) {
+        at = home;
+    }
     known[at].rt = gh_runtime_find(caller, NULL, 0);
     known[at].caller = caller;
     return known[at].rt;

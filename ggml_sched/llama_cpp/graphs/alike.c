@@ -135,8 +135,9 @@ enum gh_likeness gh_looks_follow(gh_looks *l, const gh_looks *base, void *graph)
     enum gh_likeness found;
     int32_t *became;
     l->forms = base->forms;
-    if (!base->plain || lib->graph_n_nodes(graph) != n_nodes || gh_graph_n_leafs(lib, graph) != n_leafs
-        || !gh_looks_make_room(l, base->n, 0)) {
+    /* What has no id would have to be met, too: such graphs are few, and read. */
+    if (!base->plain || base->n_named > base->n || lib->graph_n_nodes(graph) != n_nodes
+        || gh_graph_n_leafs(lib, graph) != n_leafs || !gh_looks_make_room(l, base->n, 0)) {
         return GH_ANOTHER;
     }
     if (base->n_rest > l->room_rest) {
@@ -152,7 +153,7 @@ enum gh_likeness gh_looks_follow(gh_looks *l, const gh_looks *base, void *graph)
     for (int32_t i = 0; i < n_forms; i++) {
         became[i] = i;
     }
-    l->n = base->n;
+    l->n = l->n_named = base->n;
     l->n_nodes = n_nodes;
     l->n_leafs = n_leafs;
     l->plain = true;

@@ -44,6 +44,7 @@ static inline uintptr_t gh_sort_of(gh_buffers *b, const gx_tensor *t)
 static inline uint64_t gh_differing_links(const gh_looks *l, const gh_mark *mark, const gx_tensor *t)
 {
     static const gx_tensor nothing;
+    _Static_assert(GH_N_REST % 2 == 0, "the rest is compared in pairs");
     gx_tensor *const *named = l->tensor;
     uint64_t found = (uintptr_t)named[mark->link[GH_ROOT]] ^ (uintptr_t)t->view_src;
     for (int k = 0; k < GH_ROOT; k++) {

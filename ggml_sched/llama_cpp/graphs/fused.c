@@ -98,6 +98,21 @@ bool gh_fused_risks(const gh_reading *r, const gs_graph_arrays *g, const gs_plan
     return true;
 }
 
+bool gh_risks_copy(gh_risks *to, const gh_risks *from)
+{
+    if (from->n > to->room) {
+        if (!gh_grow(&to->risk, sizeof *to->risk, from->n)) {
+            return false;
+        }
+        to->room = from->n;
+    }
+    to->n = from->n;
+    if (from->n > 0) {
+        memcpy(to->risk, from->risk, (size_t)from->n * sizeof *from->risk);
+    }
+    return true;
+}
+
 void gh_risks_free(gh_risks *risks)
 {
     free(risks->risk);

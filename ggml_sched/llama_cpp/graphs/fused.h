@@ -49,6 +49,9 @@ typedef struct gh_risks {
 /* All risks of a plan, whatever the layouts.  False without memory. */
 bool gh_fused_risks(const gh_reading *r, const gs_graph_arrays *graph, const gs_plan_arrays *plan, gh_risks *risks);
 
+/* Let `to` be the same.  False without memory. */
+bool gh_risks_copy(gh_risks *to, const gh_risks *from);
+
 void gh_risks_free(gh_risks *risks);
 
 #endif

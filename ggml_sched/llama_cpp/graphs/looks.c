@@ -194,6 +194,7 @@ bool gh_looks_take(gh_looks *l, gh_forms *forms, const gh_reading *r)
             return false;
         }
     }
+    l->n_named = n_named;
     return true;
 }
 
@@ -260,6 +261,5 @@ bool gh_looks_equal(const gh_looks *a, const gh_looks *b)
 {
     return a->plain && b->plain && a->forms == b->forms && a->n == b->n && a->n_nodes == b->n_nodes
         && a->n_leafs == b->n_leafs && a->n_rest == b->n_rest && gh_same(a->mark, b->mark, a->n, sizeof *a->mark)
-        && gh_same(a->rest, b->rest, a->n_rest, sizeof *a->rest)
-        && (!a->forms->whole || gh_same(a->memory, b->memory, a->n, sizeof *a->memory));
+        && gh_same(a->rest, b->rest, a->n_rest, sizeof *a->rest);
 }

@@ -29,6 +29,7 @@ typedef struct gh_mark {
 typedef struct gh_looks {
     gh_forms *forms;        /* shared with other graphs of the same allocator                       */
     int32_t n;              /* tensors                                                              */
+    int32_t n_named;        /* and what is named and has no id                                      */
     int32_t n_nodes;
     int32_t n_leafs;
     bool plain;             /* ids are those of the leafs, the nodes, then what these name          */
@@ -70,7 +71,7 @@ enum gh_likeness { GH_ANOTHER, GH_ALIKE, GH_EQUAL };
  * with other shapes.  Then `l` has taken it. */
 enum gh_likeness gh_looks_follow(gh_looks *l, const gh_looks *base, void *graph);
 
-/* Whether two graphs of plain ids look the same: all but which tensors they are of. */
+/* Whether two graphs of plain ids look the same, whose forms are not whole: all but which tensors they are of. */
 bool gh_looks_equal(const gh_looks *a, const gh_looks *b);
 
 /* Whether most of the forms are those of graphs that are forgotten, all but these n: then it is time to forget all. */
@@ -78,14 +79,10 @@ bool gh_looks_are_few(const gh_looks *const *l, int n, const gh_forms *forms);
 
 void gh_looks_free(gh_looks *l);
 
-static inline gx_tensor **gh_looks_leafs(const gh_looks *l)
-{
-    return l->plain ? l->tensor : l->leafs;
-}
-
+/* The nodes, where ids are plain: those of whatever was followed. */
 static inline gx_tensor **gh_looks_nodes(const gh_looks *l)
 {
-    return l->plain ? l->tensor + l->n_leafs : l->nodes;
+    return l->tensor + l->n_leafs;
 }
 
 static inline const gh_form *gh_form_at(const gh_looks *l, int32_t id)

@@ -10,7 +10,7 @@
 #define GH_MAX_CHAIN 64
 #define GH_MAX_SRC 10
 /* Nodes from one that is met to one that is fetched. */
-#define GH_AHEAD 8
+#define GH_NODES_AHEAD 8
 
 /* -- growing -------------------------------------------------------------------------------------------------- */
 
@@ -184,7 +184,7 @@ static int meet_listed(gh_reading *r)
     n_of_leafs = r->n;
     for (int32_t i = 0; i < r->n_nodes; i++) {
         int32_t id;
-        gh_prefetch(r->nodes[i + GH_AHEAD < r->n_nodes ? i + GH_AHEAD : i]);
+        gh_prefetch(r->nodes[i + GH_NODES_AHEAD < r->n_nodes ? i + GH_NODES_AHEAD : i]);
         id = r->nodes[i] != NULL ? meet(r, r->nodes[i]) : -1;
         if (id < 0) {
             return GS_BAD_ARGUMENT;
