@@ -99,6 +99,33 @@ def memory_that_came_and_went() -> None:
     assert hooked.served()["failed"] == 0
 
 
+def shapes_that_changed() -> None:
+    """Tensors that are larger, or stand for another op, where they were."""
+    from hooked_ggml import Allocator, Context, apart, hooked, ours, span
+
+    made = Context()
+    x = made.leaf(16, 8)
+    y = made.output(made.silu(made.scale(x, 2.0)))
+    allocator = Allocator(ours)
+
+    def placed() -> dict:
+        for t in (x, *made.nodes()):
+            t.contents.data = t.contents.buffer = None
+        assert allocator.alloc(made.graph)
+        return hooked.served()
+
+    assert placed()["planned"] == 1 and placed()["same"] == 1
+    for t in (x, *made.nodes()):
+        t.contents.ne[1] *= 16
+        t.contents.nb[2] *= 16
+        t.contents.nb[3] *= 16
+    assert placed()["planned"] == 2 and span(y)[1] - span(y)[0] == 16 * 128 * 4 <= allocator.size()
+    # A sum of squares by rows is not computed in place of what it reads.
+    y.contents.op = made.mul_mat(x, x).contents.op
+    y.contents.src[1] = y.contents.src[0]
+    assert placed()["planned"] == 3 and apart(y, y.contents.src[0])
+
+
 def sources_behind_the_first() -> None:
     """Ops with more sources than most have: what the last of them is counts as well."""
     from hooked_ggml import Allocator, Context, apart, hooked, ours

@@ -308,8 +308,8 @@ def wiring(_: str) -> None:
     assert g.backend_sched_alloc_graph(s, graph.graph) and view(more).buffer
     # And one less, in the same place: nobody knows it any more.
     assert g.backend_sched_get_tensor_backend(s, more)
-    ctypes.c_int.from_address(graph.graph + 4).value -= 1
     g.backend_sched_reset(s)
+    ctypes.c_int.from_address(graph.graph + 4).value -= 1
     assert g.backend_sched_alloc_graph(s, graph.graph) and g.backend_sched_get_tensor_backend(s, out)
     assert not g.backend_sched_get_tensor_backend(s, more)
     g.backend_sched_free(s)
@@ -328,9 +328,9 @@ def replayed(library: str) -> None:
     g.backend_sched_free(stock)
     s = g.scheduler(backends, True)
     before = hook().served()
-    assert g.backend_sched_reserve(s, random_graph(g, weights, weights[:1], 3, rows=96)[0].graph)
+    alive = [random_graph(g, weights, weights[:1], 3, rows=96)]
+    assert g.backend_sched_reserve(s, alive[0][0].graph)
     sizes = [g.backend_sched_get_buffer_size(s, b) for b in backends]
-    alive = []
     for rows in (96, 24, 96, 12, 48, 24, 96, 12):
         g.backend_sched_reset(s)
         alive.append(random_graph(g, weights, weights[:1], 3, rows=rows))

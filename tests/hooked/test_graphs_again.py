@@ -28,6 +28,10 @@ def test_tensors_may_get_memory_lose_it_or_become_views():
     run("memory_that_came_and_went")
 
 
+def test_tensors_may_have_other_shapes_where_they_were():
+    run("shapes_that_changed")
+
+
 def test_sources_behind_the_first_count():
     run("sources_behind_the_first")
 

@@ -258,10 +258,14 @@ int gh_ask(gh_sched *s, gh_prepared *p, const gh_choices *choices, gs_error *err
 {
     const gh_reading *r = &p->reading;
     met_buffers met = {.n = 0};
+    p->some_chosen = p->some_larger = false;
+    p->n_buffers = 0;
+    if (r->n_all == 0) {
+        return GS_OK;       /* there is nobody to ask about */
+    }
     if (!make_room(s, p)) {
         return GS_NO_HOST_MEMORY;
     }
-    p->some_chosen = false;
     for (int32_t i = 0; i < r->n_all; i++) {
         const gh_item *item = &r->item[i];
         p->assigned[i] = item->tensor != NULL ? gh_choices_get(choices, item->tensor) : -1;
