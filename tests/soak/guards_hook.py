@@ -168,7 +168,7 @@ GROUPS = (
       "            if (s->buft[b] == s->buft[chosen]) {\n"),
      ("only of one place", "            if (s->buft[b] == s->buft[chosen] && p->supports[(int64_t)b * n + i]) {\n",
       "            if (p->supports[(int64_t)b * n + i]) {\n"),
-     ("bytes that a type asks for", "                if (asked > row[i]) {\n", "                if (0) {\n"),
+     ("bytes that a type asks for", "size = asked > own ? asked : own;", "size = own;"),
      ("bytes of copies, too",
       "(s->n_backends > 1 || r->item[i].role == GH_PLACED)", "(r->item[i].role == GH_PLACED)"),
      ("types that ask for other bytes", "b > 0 && s->buft[b] == s->buft[b - 1];", "b > 0;")),

@@ -232,24 +232,21 @@ static void ask_sizes(gh_sched *s, gh_prepared *p)
     const gh_reading *r = &p->reading;
     const int32_t n = r->n_all;
     p->some_larger = false;
-    for (int b = 0; b < s->n_backends; b++) {
-        int64_t *row = p->nbytes + (int64_t)b * n;
-        const bool again = b > 0 && s->buft[b] == s->buft[b - 1];
-        if (again) {
-            memcpy(row, row - n, (size_t)n * sizeof *row);
-            continue;
-        }
-        for (int32_t i = 0; i < n; i++) {
-            const gx_tensor *t = shown(r, i);
-            row[i] = p->arrays.layout[i].nbytes;
-            /* Where one backend does everything, only what is placed takes memory; else all may be copied. */
-            if (t != NULL && r->item[i].role != GH_ASIDE && (s->n_backends > 1 || r->item[i].role == GH_PLACED)) {
+    for (int32_t i = 0; i < n; i++) {
+        const gx_tensor *t = shown(r, i);
+        const int64_t own = p->arrays.layout[i].nbytes;
+        /* Where one backend does everything, only what is placed takes memory; else all may be copied. */
+        const bool asks = t != NULL && r->item[i].role != GH_ASIDE
+                       && (s->n_backends > 1 || r->item[i].role == GH_PLACED);
+        int64_t size = own;
+        for (int b = 0; b < s->n_backends; b++) {
+            const bool again = b > 0 && s->buft[b] == s->buft[b - 1];
+            if (asks && !again) {
                 const int64_t asked = (int64_t)s->lib->buft_get_alloc_size(s->buft[b], t);
-                if (asked > row[i]) {
-                    row[i] = asked;
-                    p->some_larger = true;
-                }
+                size = asked > own ? asked : own;
+                p->some_larger |= asked > own;
             }
+            p->nbytes[(int64_t)b * n + i] = size;
         }
     }
 }
