@@ -238,6 +238,12 @@ def wanted_elsewhere() -> None:
         found[wanted] |= {t.contents.buffer for t in made.nodes() if not t.contents.view_src}
     assert [len(buffers) for buffers in found.values()] == [1, 1] and not found[0] & found[1], found
     n_nodes, n_leafs = len(made.nodes()), len(made.leafs)
+    # Where it is, too.
+    for wanted in (0, 1, 0, 1):
+        for t in (*made.leafs, *made.nodes()):
+            t.contents.data = t.contents.buffer = None
+        assert allocator.reserve(made.graph, [wanted] * n_nodes, [wanted] * n_leafs) and allocator.alloc(made.graph)
+        assert {t.contents.buffer for t in made.nodes() if not t.contents.view_src} == found[wanted]
     for t in (*made.leafs, *made.nodes()):
         t.contents.data = t.contents.buffer = None
     assert not allocator.reserve(made.graph, [2] * n_nodes, [0] * n_leafs), "there are two"

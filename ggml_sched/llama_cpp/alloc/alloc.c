@@ -158,6 +158,7 @@ static bool alloc_graph(gh_gallocr *a, void *graph)
 {
     gs_error error;
     gh_known *k;
+    bool placed;
     if (a->n_arenas == 1) {
         if ((a->n_node_ids != a->lib->graph_n_nodes(graph) || a->n_leaf_ids != gh_graph_n_leafs(a->lib, graph))
             && !take_ids(a, graph, NULL, NULL)) {
@@ -166,12 +167,16 @@ static bool alloc_graph(gh_gallocr *a, void *graph)
     } else if (a->n_node_ids != a->lib->graph_n_nodes(graph) || a->n_leaf_ids != gh_graph_n_leafs(a->lib, graph)) {
         return false;           /* where its nodes go only the caller knows: it reserves, and comes back */
     }
-    k = gh_remember(a, graph, true, &error);
+    k = gh_place(a, graph);
+    placed = k != NULL;
+    if (!placed) {
+        k = gh_remember(a, graph, true, &error);
+    }
     if (k == NULL) {
         return gh_failed(&error);
     }
     /* With several types the caller waits for its devices before buffers change, which it does when it reserves. */
-    if (!gh_fits(a, k) && (a->n_arenas > 1 || !make_fit(a, k, &error))) {
+    if (!placed && !gh_fits(a, k) && (a->n_arenas > 1 || !make_fit(a, k, &error))) {
         return a->n_arenas > 1 ? false : gh_failed(&error);
     }
     if (!gh_known_resolve(k, a->arena, a->generation)) {
@@ -180,7 +185,7 @@ static bool alloc_graph(gh_gallocr *a, void *graph)
     for (int32_t b = 0; b < a->n_arenas; b++) {
         gh_arena_reset(&a->arena[b], a->lib);
     }
-    gh_known_commit(k, a->lib);
+    gh_known_commit(k, a->lib, placed);
     return true;
 }
 

@@ -56,6 +56,9 @@ struct gh_gallocr {
  * none, and `error` says why. */
 gh_known *gh_remember(gh_gallocr *a, void *graph, bool replay, gs_error *error);
 
+/* A graph that is known, in buffers that are there: its tensors have got their addresses then.  NULL: it is not. */
+gh_known *gh_place(gh_gallocr *a, void *graph);
+
 /* Forget all graphs where most looks are those of others before them. */
 void gh_forget_many(gh_gallocr *a);
 

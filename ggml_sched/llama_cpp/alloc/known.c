@@ -5,9 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Slots from one that is written to a tensor to one that is fetched. */
-#define GH_SLOTS_AHEAD 16
-
 gh_known *gh_known_new(void)
 {
     gh_known *k = calloc(1, sizeof *k);
@@ -209,6 +206,18 @@ bool gh_known_match(gh_known *k, void *graph)
     return true;
 }
 
+bool gh_known_place(gh_known *k, void *graph)
+{
+    if (gh_looks_place(&k->looks, graph, k->slot, k->n_slots)) {
+        return true;
+    }
+    if (!gh_looks_place(&k->before, graph, k->slot, k->n_slots)) {
+        return false;
+    }
+    gh_looks_swap(&k->looks, &k->before);
+    return true;
+}
+
 void gh_known_rebind(gh_known *k, gh_known *other)
 {
     GH_SWAP(gh_looks, looks);
@@ -298,14 +307,15 @@ bool gh_known_resolve(gh_known *k, const gh_arena *arenas, uint64_t generation)
     return true;
 }
 
-void gh_known_commit(const gh_known *k, const gh_ggml *lib)
+void gh_known_commit(const gh_known *k, const gh_ggml *lib, bool placed)
 {
     for (int32_t i = 0; i < k->n_slots; i++) {
         const gh_slot *slot = &k->slot[i];
         gx_tensor *t = k->looks.tensor[slot->id];
-        __builtin_prefetch(slot + GH_SLOTS_AHEAD);
-        t->buffer = slot->buffer;
-        t->data = slot->data;
+        if (!placed) {
+            t->buffer = slot->buffer;
+            t->data = slot->data;
+        }
         lib->buffer_init_tensor(slot->buffer, t);
     }
     for (int32_t i = 0; i < k->n_viewers; i++) {

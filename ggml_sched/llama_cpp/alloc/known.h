@@ -12,12 +12,6 @@
 #include "looks.h"
 #include "names.h"
 
-typedef struct gh_slot {
-    void *buffer;
-    void *data;
-    int32_t id;
-} gh_slot;
-
 typedef struct gh_known {
     atomic_int refs;
     gh_looks looks;
@@ -116,6 +110,9 @@ void gh_known_move(gh_known *k, gh_known *other);
 /* Whether a graph is this one, where it is or where it was, which it then is again. */
 bool gh_known_match(gh_known *k, void *graph);
 
+/* The same, which writes the addresses into its tensors as it goes; where the graph is another it takes them back. */
+bool gh_known_place(gh_known *k, void *graph);
+
 /* Make the planner's graph of one that was followed: nobody needs it before somebody looks.  GS_OK or an error. */
 int gh_known_draw(gh_known *k, gs_error *error);
 
@@ -125,7 +122,7 @@ void gh_known_rebind(gh_known *k, gh_known *other);
 /* The addresses of its tensors in these arenas; false where there is none for one of them. */
 bool gh_known_resolve(gh_known *k, const gh_arena *arenas, uint64_t generation);
 
-/* Write them into the tensors. */
-void gh_known_commit(const gh_known *k, const gh_ggml *lib);
+/* Write them into the tensors, unless they are placed already; tell buffers, and let views follow. */
+void gh_known_commit(const gh_known *k, const gh_ggml *lib, bool placed);
 
 #endif

@@ -200,14 +200,20 @@ bool gh_looks_take(gh_looks *l, gh_forms *forms, const gh_reading *r)
 
 /* -- comparing ----------------------------------------------------------------------------------------------------- */
 
-/* Whether the ids from `first` to `stop` are what is listed, unless nothing is, and look the same. */
+/* Slots that are still to be written. */
+typedef struct gh_slots {
+    const gh_slot *next;
+    const gh_slot *stop;
+} gh_slots;
+
+/* Whether the ids from `first` to `stop` are what is listed, unless nothing is, and look the same.  `slots` may be NULL. */
 static inline __attribute__((always_inline)) bool matches(const gh_looks *l, gx_tensor *const *listed, int32_t first,
-                                                          int32_t stop, bool whole)
+                                                          int32_t stop, bool whole, gh_slots *slots)
 {
     const gh_form *form = l->forms->form;
     gh_buffers buffers = {.forms = l->forms};
     for (int32_t id = first; id < stop; id++) {
-        const gx_tensor *t = l->tensor[id];
+        gx_tensor *t = l->tensor[id];
         const gh_mark *mark = &l->mark[id];
         const int32_t ahead = id + GH_AHEAD < l->n ? id + GH_AHEAD : id;
         if (listed != NULL && listed[id - first] != t) {
@@ -227,11 +233,17 @@ static inline __attribute__((always_inline)) bool matches(const gh_looks *l, gx_
                     | gh_differing_memory(l, id, t, &buffers, whole)) != 0) {
             return false;
         }
+        if (slots != NULL && slots->next != slots->stop && slots->next->id == id) {
+            t->buffer = slots->next->buffer;
+            t->data = slots->next->data;
+            slots->next++;
+        }
     }
     return true;
 }
 
-static inline __attribute__((always_inline)) bool match(const gh_looks *l, void *graph, bool whole)
+static inline __attribute__((always_inline)) bool match(const gh_looks *l, void *graph, bool whole,
+                                                        gh_slots *slots)
 {
     const gh_ggml *lib = l->forms->lib;
     const int32_t n_nodes = lib->graph_n_nodes(graph), n_leafs = gh_graph_n_leafs(lib, graph);
@@ -242,11 +254,12 @@ static inline __attribute__((always_inline)) bool match(const gh_looks *l, void 
     /* A prompt and a token are built in one place: they differ in their inputs, which come first.  What the graph does
      * not list is named by what it does, and compared after it. */
     if (l->plain) {
-        return matches(l, leafs, 0, n_leafs, whole) && matches(l, nodes, n_leafs, n_leafs + n_nodes, whole)
-            && matches(l, NULL, n_leafs + n_nodes, l->n, whole);
+        return matches(l, leafs, 0, n_leafs, whole, slots)
+            && matches(l, nodes, n_leafs, n_leafs + n_nodes, whole, slots)
+            && matches(l, NULL, n_leafs + n_nodes, l->n, whole, slots);
     }
     return gh_same(leafs, l->leafs, n_leafs, sizeof *leafs) && gh_same(nodes, l->nodes, n_nodes, sizeof *nodes)
-        && matches(l, NULL, 0, l->n, whole);
+        && matches(l, NULL, 0, l->n, whole, slots);
 }
 
 bool gh_looks_match(const gh_looks *l, void *graph)
@@ -254,7 +267,22 @@ bool gh_looks_match(const gh_looks *l, void *graph)
     if (l->forms == NULL) {
         return false;
     }
-    return is_whole(l) ? match(l, graph, true) : match(l, graph, false);
+    return is_whole(l) ? match(l, graph, true, NULL) : match(l, graph, false, NULL);
+}
+
+bool gh_looks_place(const gh_looks *l, void *graph, const gh_slot *slot, int32_t n)
+{
+    gh_slots slots = {slot, slot + n};
+    if (l->forms == NULL) {
+        return false;
+    }
+    if (match(l, graph, false, &slots)) {
+        return true;
+    }
+    for (; slot != slots.next; slot++) {
+        l->tensor[slot->id]->buffer = l->tensor[slot->id]->data = NULL;
+    }
+    return false;
 }
 
 bool gh_looks_equal(const gh_looks *a, const gh_looks *b)

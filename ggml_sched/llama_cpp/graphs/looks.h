@@ -65,6 +65,17 @@ static inline void gh_looks_swap(gh_looks *a, gh_looks *b)
 /* Whether a graph is this one: the same tensors, and all of them look the same. */
 bool gh_looks_match(const gh_looks *l, void *graph);
 
+/* Where an id lies. */
+typedef struct gh_slot {
+    void *buffer;
+    void *data;
+    int32_t id;
+} gh_slot;
+
+/* The same as gh_looks_match, of forms that are not whole, and writes where n ids without memory lie, in their order, as
+ * it goes: what was just compared is at hand.  Where the graph is another they have none again. */
+bool gh_looks_place(const gh_looks *l, void *graph, const gh_slot *slot, int32_t n);
+
 enum gh_likeness { GH_ANOTHER, GH_ALIKE, GH_EQUAL };
 
 /* Whether a graph of other tensors is wired as `base`, which was plain: GH_EQUAL, with the same forms, or GH_ALIKE,
