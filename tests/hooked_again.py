@@ -229,23 +229,25 @@ def wanted_elsewhere() -> None:
     from hooked_ggml import Allocator, FakeType, hooked, ours, random_graph
 
     kinds = FakeType(), FakeType()
-    allocator, alive, found = Allocator(ours, *(kind.handle for kind in kinds)), [], {0: set(), 1: set()}
-    for wanted in (0, 1, 0, 1, 1, 0):
-        made = random_graph(3)
-        alive.append(made)
-        assert allocator.reserve(made.graph, [wanted] * len(made.nodes()), [wanted] * len(made.leafs))
-        assert allocator.alloc(made.graph)
-        found[wanted] |= {t.contents.buffer for t in made.nodes() if not t.contents.view_src}
-    assert [len(buffers) for buffers in found.values()] == [1, 1] and not found[0] & found[1], found
+    made, alive = random_graph(3), []
     n_nodes, n_leafs = len(made.nodes()), len(made.leafs)
-    # Where it is, too.
-    for wanted in (0, 1, 0, 1):
+
+    def forget() -> None:
         for t in (*made.leafs, *made.nodes()):
             t.contents.data = t.contents.buffer = None
-        assert allocator.reserve(made.graph, [wanted] * n_nodes, [wanted] * n_leafs) and allocator.alloc(made.graph)
-        assert {t.contents.buffer for t in made.nodes() if not t.contents.view_src} == found[wanted]
-    for t in (*made.leafs, *made.nodes()):
-        t.contents.data = t.contents.buffer = None
+
+    for elsewhere in (False, True):
+        found = {0: set(), 1: set()}
+        allocator = Allocator(ours, *(kind.handle for kind in kinds))
+        for wanted in (0, 1, 0, 1, 1, 0):
+            alive.append(made)
+            made = random_graph(3) if elsewhere else made
+            forget()
+            assert allocator.reserve(made.graph, [wanted] * n_nodes, [wanted] * n_leafs)
+            assert allocator.alloc(made.graph)
+            found[wanted] |= {t.contents.buffer for t in made.nodes() if not t.contents.view_src}
+        assert [len(buffers) for buffers in found.values()] == [1, 1] and not found[0] & found[1], found
+    forget()
     assert not allocator.reserve(made.graph, [2] * n_nodes, [0] * n_leafs), "there are two"
     assert not allocator.reserve(made.graph, [0] * n_nodes, [2] * n_leafs)
     assert allocator.reserve(made.graph, [0] * n_nodes, [0] * n_leafs) and hooked.served()["failed"] == 2
