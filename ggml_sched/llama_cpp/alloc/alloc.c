@@ -98,7 +98,7 @@ static bool reserve(gh_gallocr *a, void *graph, const int *node_ids, const int *
     if (!take_ids(a, graph, node_ids, leaf_ids)) {
         return gh_failed_with(GS_NO_HOST_MEMORY, "no memory to reserve a graph");
     }
-    k = gh_remember(a, graph, true, &error);
+    k = gh_remember(a, graph, true, NULL, &error);
     return k != NULL && make_fit(a, k, &error) ? true : gh_failed(&error);
 }
 
@@ -140,7 +140,7 @@ void ggml_gallocr_reserve_n_size(gh_gallocr *a, void *graph, const int *node_ids
     }
     pthread_mutex_lock(&a->lock);
     /* What these bytes are for has no memory yet: those of a reserved plan would be too many. */
-    k = take_ids(a, graph, node_ids, leaf_ids) ? gh_remember(a, graph, false, &error) : NULL;
+    k = take_ids(a, graph, node_ids, leaf_ids) ? gh_remember(a, graph, false, NULL, &error) : NULL;
     for (int32_t i = 0; i < a->n_bufts; i++) {
         bool again = false;
         for (int32_t j = 0; j < i; j++) {
@@ -158,7 +158,7 @@ static bool alloc_graph(gh_gallocr *a, void *graph)
 {
     gs_error error;
     gh_known *k;
-    bool placed;
+    bool placed = false;
     if (a->n_arenas == 1) {
         if ((a->n_node_ids != a->lib->graph_n_nodes(graph) || a->n_leaf_ids != gh_graph_n_leafs(a->lib, graph))
             && !take_ids(a, graph, NULL, NULL)) {
@@ -167,11 +167,7 @@ static bool alloc_graph(gh_gallocr *a, void *graph)
     } else if (a->n_node_ids != a->lib->graph_n_nodes(graph) || a->n_leaf_ids != gh_graph_n_leafs(a->lib, graph)) {
         return false;           /* where its nodes go only the caller knows: it reserves, and comes back */
     }
-    k = gh_place(a, graph);
-    placed = k != NULL;
-    if (!placed) {
-        k = gh_remember(a, graph, true, &error);
-    }
+    k = gh_remember(a, graph, true, &placed, &error);
     if (k == NULL) {
         return gh_failed(&error);
     }

@@ -52,12 +52,10 @@ struct gh_gallocr {
 
 /* -- remember.c */
 
-/* The graph's plan: known, replayed or new.  `replay`: one that was made for a larger graph may serve.  NULL: it has
- * none, and `error` says why. */
-gh_known *gh_remember(gh_gallocr *a, void *graph, bool replay, gs_error *error);
-
-/* A graph that is known, in buffers that are there: its tensors have got their addresses then.  NULL: it is not. */
-gh_known *gh_place(gh_gallocr *a, void *graph);
+/* The graph's plan: known, replayed or new.  `replay`: one that was made for a larger graph may serve.  *placed
+ * becomes true where its tensors have got their addresses, too; NULL: they are not to.  NULL: it has no plan, and
+ * `error` says why. */
+gh_known *gh_remember(gh_gallocr *a, void *graph, bool replay, bool *placed, gs_error *error);
 
 /* Forget all graphs where most looks are those of others before them. */
 void gh_forget_many(gh_gallocr *a);

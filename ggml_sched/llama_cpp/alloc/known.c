@@ -194,24 +194,13 @@ void gh_known_move(gh_known *k, gh_known *other)
     gh_looks_swap(&k->looks, &k->before);
 }
 
-bool gh_known_match(gh_known *k, void *graph)
+bool gh_known_match(gh_known *k, void *graph, bool place)
 {
-    if (gh_looks_match(&k->looks, graph)) {
+    const int32_t n = place ? k->n_slots : 0;
+    if (gh_looks_place(&k->looks, graph, k->slot, n)) {
         return true;
     }
-    if (!gh_looks_match(&k->before, graph)) {
-        return false;
-    }
-    gh_looks_swap(&k->looks, &k->before);
-    return true;
-}
-
-bool gh_known_place(gh_known *k, void *graph)
-{
-    if (gh_looks_place(&k->looks, graph, k->slot, k->n_slots)) {
-        return true;
-    }
-    if (!gh_looks_place(&k->before, graph, k->slot, k->n_slots)) {
+    if (!gh_looks_place(&k->before, graph, k->slot, n)) {
         return false;
     }
     gh_looks_swap(&k->looks, &k->before);

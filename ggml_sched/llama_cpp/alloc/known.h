@@ -107,11 +107,9 @@ bool gh_known_own(gh_known *k, gs_api_plan *plan);
 /* Let `k`, whose plan serves, stand for the graph that `other` looks like, id by id.  Where it was is not forgotten. */
 void gh_known_move(gh_known *k, gh_known *other);
 
-/* Whether a graph is this one, where it is or where it was, which it then is again. */
-bool gh_known_match(gh_known *k, void *graph);
-
-/* The same, which writes the addresses into its tensors as it goes; where the graph is another it takes them back. */
-bool gh_known_place(gh_known *k, void *graph);
+/* Whether a graph is this one, where it is or where it was, which it then is again.  `place`: its addresses are known,
+ * and written into the tensors as they are compared; those of another graph have none again. */
+bool gh_known_match(gh_known *k, void *graph, bool place);
 
 /* Make the planner's graph of one that was followed: nobody needs it before somebody looks.  GS_OK or an error. */
 int gh_known_draw(gh_known *k, gs_error *error);

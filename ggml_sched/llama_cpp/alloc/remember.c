@@ -259,8 +259,8 @@ static bool wants_same_arenas(const gh_gallocr *a, const gh_known *o)
 {
     return o->looks.n_nodes == a->n_node_ids && o->looks.n_leafs == a->n_leaf_ids
         && (a->n_arenas == 1
-            || (memcmp(o->node_arena, a->node_arena, (size_t)a->n_node_ids * sizeof(int32_t)) == 0
-                && memcmp(o->leaf_arena, a->leaf_arena, (size_t)a->n_leaf_ids * sizeof(int32_t)) == 0));
+            || (gh_same(o->node_arena, a->node_arena, a->n_node_ids, sizeof *a->node_arena)
+                && gh_same(o->leaf_arena, a->leaf_arena, a->n_leaf_ids, sizeof *a->leaf_arena)));
 }
 
 /* A known graph that was read and planned, and is nobody's before number i. */
@@ -349,20 +349,7 @@ void gh_forget_many(gh_gallocr *a)
     }
 }
 
-gh_known *gh_place(gh_gallocr *a, void *graph)
-{
-    for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
-        gh_known *o = a->known[i];
-        /* Addresses in these buffers are those of a plan that they hold. */
-        if (o->generation == a->generation && wants_same_arenas(a, o) && gh_known_place(o, graph)) {
-            gh_count_one(GH_COUNT_SAME);
-            return first(a, i);
-        }
-    }
-    return NULL;
-}
-
-gh_known *gh_remember(gh_gallocr *a, void *graph, bool replay, gs_error *error)
+gh_known *gh_remember(gh_gallocr *a, void *graph, bool replay, bool *placed, gs_error *error)
 {
     gh_known *k, *served;
     int status;
@@ -370,8 +357,13 @@ gh_known *gh_remember(gh_gallocr *a, void *graph, bool replay, gs_error *error)
     error->tensor = error->backend = error->index = -1;
     for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
         gh_known *o = a->known[i];
-        if (may_serve(a, o, replay) && wants_same_arenas(a, o) && gh_known_match(o, graph)
+        /* Addresses in these buffers are of this allocator's time: nothing is to be asked again. */
+        const bool place = placed != NULL && o->generation == a->generation;
+        if (may_serve(a, o, replay) && wants_same_arenas(a, o) && gh_known_match(o, graph, place)
             && measures(a, o, &o->looks)) {
+            if (place) {
+                *placed = true;
+            }
             gh_count_one(GH_COUNT_SAME);
             return first(a, i);
         }

@@ -206,7 +206,8 @@ typedef struct gh_slots {
     const gh_slot *stop;
 } gh_slots;
 
-/* Whether the ids from `first` to `stop` are what is listed, unless nothing is, and look the same.  `slots` may be NULL. */
+/* Whether the ids from `first` to `stop` are what is listed, unless nothing is, and look the same.  `slots` may be
+ * NULL. */
 static inline __attribute__((always_inline)) bool matches(const gh_looks *l, gx_tensor *const *listed, int32_t first,
                                                           int32_t stop, bool whole, gh_slots *slots)
 {
