@@ -95,7 +95,8 @@ int gh_known_take(gh_known *k, gh_forms *forms, const gh_reading *r, const int32
 /* The bytes that tensors take in their arenas, once k->graph is made. */
 void gh_known_measure(gh_known *k, const gh_reading *r, const gh_arena *arenas);
 
-/* Whether buffer types ask for the same bytes as when it was planned, for the tensors of a graph that looks the same. */
+/* Whether buffer types ask for the same bytes as when it was planned, for the tensors of a graph that looks the
+ * same. */
 bool gh_known_measures(const gh_known *k, const gh_looks *now, const gh_ggml *lib, const gh_arena *arenas);
 
 /* Whether two were told the same besides their graphs; `sizes`: bytes included. */

@@ -72,8 +72,8 @@ typedef struct gh_slot {
     int32_t id;
 } gh_slot;
 
-/* The same as gh_looks_match, of forms that are not whole, and writes where n ids without memory lie, in their order, as
- * it goes: what was just compared is at hand.  Where the graph is another they have none again. */
+/* The same as gh_looks_match, of forms that are not whole, and writes where n ids without memory lie, in their
+ * order, as it goes: what was just compared is at hand.  Where the graph is another they have none again. */
 bool gh_looks_place(const gh_looks *l, void *graph, const gh_slot *slot, int32_t n);
 
 enum gh_likeness { GH_ANOTHER, GH_ALIKE, GH_EQUAL };
