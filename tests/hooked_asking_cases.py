@@ -218,6 +218,23 @@ def memory_without_a_buffer() -> None:
     g.backend_sched_free(s)
 
 
+def buffers_are_told() -> None:
+    """Of each tensor that they get, and of views of those: each time."""
+    g, bench = start()
+    device = bench.device("A")
+    s = g.scheduler([device.handle, bench.cpu], True)
+    graph = Graph(g)
+    x = graph.tensor(WIDTH, ROWS, flags="i")
+    first = graph.op("scale", x, 2.0)
+    graph.expand(graph.op("silu", graph.op("reshape_2d", first, ROWS, WIDTH)))
+    nodes = graph.nodes()
+    for _ in range(3):
+        device.told.clear()
+        graph.allocate(s, dict.fromkeys(nodes, device.handle))
+        assert [device.told.count(node) for node in nodes] == [1, 1, 1], "a view among them"
+    g.backend_sched_free(s)
+
+
 def too_large_for_a_buffer() -> None:
     """A tensor above the largest buffer has one of its own, which the device may refuse; others share theirs."""
     g, bench = start()

@@ -119,7 +119,8 @@ class Device:
 
     `reads`: devices whose memory it reads, too.  `refuses`, `offloads`: names of ops.  `extra`: bytes that it wants
     behind every tensor, and writes to.  `lazy`: it works when somebody waits.  `host`: its memory is the host's.
-    `fails`: {node: the status of its compute}.  `shares`: another device whose type of buffers is its own, too.
+    `fails`: {node: the status of its compute}.  `told`: the tensors that its buffers were told of.  `shares`:
+    another device whose type of buffers is its own, too.
     """
 
     def __init__(self, bench: Bench, name: str, reads=(), refuses=(), offloads=(), extra: int = 0, lazy: bool = False,
@@ -130,6 +131,7 @@ class Device:
         self.lazy, self.host, self.events, self.kind, self.room = lazy, host, events, kind, room
         self.max_size, self.alignment = max_size, alignment
         self.queue: list[_Work] = []
+        self.told: list[int] = []
         self.fails: dict[int, int] = {}
         self._kept: list = []
         self._events: dict[int, _Event] = {}
@@ -172,7 +174,7 @@ class Device:
         base = c.addressof(memory) + 63 & ~63
         slots = _BufferSlots(
             free_buffer=self._slot(None, lambda b: None, P), get_base=self._slot(P, lambda b: base, P),
-            init_tensor=self._slot(INT, lambda b, t: 0, P, P),
+            init_tensor=self._slot(INT, lambda b, t: self.told.append(t) or 0, P, P),
             set_tensor=self._slot(None, self._set, P, P, P, SIZE, SIZE),
             get_tensor=self._slot(None, self._get, P, P, P, SIZE, SIZE),
             clear=self._slot(None, lambda b, value: c.memset(base, value, size), P, c.c_uint8))

@@ -187,13 +187,22 @@ def apart(a, b) -> bool:
 
 
 class FakeType:
-    """A type of buffers of the CPU's memory: its alignment, bounds and extra bytes are the test's."""
+    """A type of buffers of the CPU's memory: its alignment, bounds and extra bytes are the test's.
+
+    `listens`: its buffers are no CPU's but its own, and `told` has the tensors that they were told of.
+    """
 
     class _Type(c.Structure):
         _fields_ = [("functions", c.c_void_p * 6), ("device", c.c_void_p), ("context", c.c_void_p)]
 
-    def __init__(self, alignment: int = 32, max_size: int = 2**64 - 1, extra: int = 0, room: int = 1 << 40) -> None:
+    class _Buffer(c.Structure):
+        _fields_ = [("free_buffer", c.c_void_p), ("get_base", c.c_void_p), ("init_tensor", c.c_void_p),
+                    ("others", c.c_void_p * 8)]
+
+    def __init__(self, alignment: int = 32, max_size: int = 2**64 - 1, extra: int = 0, room: int = 1 << 40,
+                 listens: bool = False) -> None:
         self.room, self.extra, self.asked, self.name = room, extra, [], c.create_string_buffer(b"fake")
+        self.listens, self.told = listens, []
         size = c.c_size_t
         self._kept = [
             c.CFUNCTYPE(c.c_void_p, c.c_void_p)(lambda buft: c.addressof(self.name)),
@@ -207,7 +216,20 @@ class FakeType:
 
     def _alloc(self, buft, size):
         self.asked.append(size)
-        return alloc_buffer(cpu_buft(), size) if size <= self.room else None
+        if size > self.room:
+            return None
+        return self._listener(size) if self.listens else alloc_buffer(cpu_buft(), size)
+
+    def _listener(self, size: int) -> int:
+        memory = c.create_string_buffer(size + 64)
+        start = c.addressof(memory) + 63 & ~63
+        made = [c.CFUNCTYPE(None, c.c_void_p)(lambda buffer: None),
+                c.CFUNCTYPE(c.c_void_p, c.c_void_p)(lambda buffer: start),
+                c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p)(lambda buffer, t: self.told.append(t) or 0)]
+        self._kept += [memory, *made]
+        slots = self._Buffer(*(c.cast(f, c.c_void_p).value for f in made), (c.c_void_p * 8)())
+        new = bind(base, "backend_buffer_init", c.c_void_p, c.c_void_p, self._Buffer, c.c_void_p, c.c_size_t)
+        return new(self.handle, slots, None, size)
 
 
 def random_graph(seed: int, width: int = 16, rows: int = 6, size: int = 40, inputs: int = 3) -> Context:

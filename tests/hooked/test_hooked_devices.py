@@ -83,6 +83,10 @@ def test_memory_without_a_buffer_is_the_hosts():
     run("asking", "memory_without_a_buffer")
 
 
+def test_buffers_are_told_of_the_tensors_that_a_scheduler_gives_them():
+    run("asking", "buffers_are_told")
+
+
 def test_a_tensor_above_the_largest_buffer_has_one_of_its_own():
     run("asking", "too_large_for_a_buffer")
 

@@ -7,6 +7,9 @@
 /* The planner's numbers of its ops and types, and which of them its kernels compute in place. */
 void gh_find_numbers(gh_ggml *lib);
 
+/* Which functions a buffer may be without, and its type: where they are. */
+void gh_find_optional(gh_ggml *lib);
+
 /* Make tensors and a graph, and look where their fields are: what is not as we know it, or NULL. */
 const char *gh_probe(gh_ggml *lib);
 

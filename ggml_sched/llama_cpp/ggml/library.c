@@ -103,6 +103,7 @@ static void learn(gh_ggml *lib, void *handle, const void *key)
     }
     if (lib->wrong == NULL) {
         gh_find_numbers(lib);
+        gh_find_optional(lib);
     }
 }
 

@@ -24,6 +24,8 @@
 /* The type, to the planner, of ggml's type t that it does not know: this plus t. */
 #define GH_FOREIGN_TYPE 1000
 
+#define GH_UNKNOWN (-1)
+
 typedef struct gh_ggml {
     const void *key;            /* an address that each library has one of                          */
     const char *wrong;          /* why we do not allocate for it; NULL: we do                       */
@@ -63,6 +65,8 @@ typedef struct gh_ggml {
     void *handle;               /* of dlopen, for what else somebody looks up                       */
     size_t at_n_leafs;          /* where in a graph these are, found by making one                  */
     size_t at_leafs;
+    int at_init_tensor;         /* where in a buffer the function is that is told of tensors, or GH_UNKNOWN */
+    int at_alloc_size;          /* in a type of buffers, the one that is asked for their bytes      */
     unsigned char op[GH_N_OPS]; /* GS_OP_* of ggml's number; GS_OP_UNARY and GS_OP_GLU for families */
     unsigned char unary[GH_N_OPS];
     unsigned char glu[GH_N_OPS];
@@ -84,6 +88,31 @@ static inline int gh_graph_n_leafs(const gh_ggml *lib, const void *graph)
 static inline gx_tensor **gh_graph_leafs(const gh_ggml *lib, const void *graph)
 {
     return *(gx_tensor **const *)((const char *)graph + lib->at_leafs);
+}
+
+/* Whether something that ggml calls functions of has the one at `at`. */
+static inline bool gh_has(const void *of, int at)
+{
+    return at == GH_UNKNOWN || *(void *const *)((const char *)of + at) != NULL;
+}
+
+/* Whether a buffer wants to be told of its tensors: ggml's init_tensor does nothing else. */
+static inline bool gh_is_told(const gh_ggml *lib, const void *buffer)
+{
+    return gh_has(buffer, lib->at_init_tensor);
+}
+
+/* Whether a type of buffers says how many bytes a tensor takes: else it takes its own. */
+static inline bool gh_is_asked(const gh_ggml *lib, const void *buft)
+{
+    return gh_has(buft, lib->at_alloc_size);
+}
+
+/* Bytes that a tensor, which has `own`, takes in buffers of a type: not less. */
+static inline int64_t gh_bytes_in(const gh_ggml *lib, void *buft, const gx_tensor *t, int64_t own)
+{
+    const int64_t asked = gh_is_asked(lib, buft) ? (int64_t)lib->buft_get_alloc_size(buft, t) : own;
+    return asked > own ? asked : own;
 }
 
 /* The planner's number of a tensor's op, with its sub-op. */

@@ -242,9 +242,8 @@ static void ask_sizes(gh_sched *s, gh_prepared *p)
         for (int b = 0; b < s->n_backends; b++) {
             const bool again = b > 0 && s->buft[b] == s->buft[b - 1];
             if (asks && !again) {
-                const int64_t asked = (int64_t)s->lib->buft_get_alloc_size(s->buft[b], t);
-                size = asked > own ? asked : own;
-                p->some_larger |= asked > own;
+                size = gh_bytes_in(s->lib, s->buft[b], t, own);
+                p->some_larger |= size > own;
             }
             p->nbytes[(int64_t)b * n + i] = size;
         }
