@@ -321,6 +321,82 @@ def two_places_in_turn() -> None:
     assert hooked.served()["planned"] == served["planned"] + 1 and len(read(last)) > 0
 
 
+def nodes_without_op() -> None:
+    """They may name what is computed later: such a graph, too, is known in two places, and by what they name."""
+    from hooked_ggml import Allocator, Context, add_node, expand, hooked, ours
+
+    def build() -> tuple:
+        made = Context()
+        a, y = made.scale(made.leaf(64), 2.0), made.leaf(64)
+        expand(made.graph, a)
+        last_use = made.view_tensor(a)
+        last_use.contents.src[0] = a
+        add_node(made.graph, last_use)
+        b = made.add(a, y)
+        last_use.contents.src[1] = b
+        made.output(made.mul_mat(b, b))
+        return made, last_use
+
+    allocator, two = Allocator(ours), [build(), build()]
+
+    def alloc(k: int) -> dict:
+        made = two[k][0]
+        for t in (*made.leafs, *made.nodes()):
+            t.contents.data = t.contents.buffer = None
+        assert allocator.alloc(made.graph)
+        return hooked.served()
+
+    for k in (0, 1, 0, 1):
+        served = alloc(k)
+    assert (served["planned"], served["equal"], served["same"]) == (1, 1, 2), served
+    made, last_use = two[1]
+    last_use.contents.src[1] = made.nodes()[-1]
+    assert alloc(1)["same"] == 2
+
+
+def other_weights() -> None:
+    """A graph of a weight that looks otherwise is another, wherever it lies; of one that looks the same, the same."""
+    from hooked_ggml import Allocator, Context, buffer_base, cpu_buft, hooked, new_tensor, ours, tensor_alloc
+    from hooked_ggml import alloc_buffer as buffer_of
+
+    f16, f32 = 1, 0
+    there, buffer = Context(), buffer_of(cpu_buft(), 1 << 14)
+    weights = [new_tensor(there.ctx, kind, 32, 16) for kind in (f32, f32, f16)]
+    for i, weight in enumerate(weights):
+        assert tensor_alloc(buffer, weight, buffer_base(buffer) + (i << 12)) == 0
+
+    def build(weight) -> Context:
+        made = Context()
+        made.output(made.mul_mat(weight, made.leaf(32, 8)))
+        return made
+
+    allocator, made = Allocator(ours), [build(weight) for weight in weights]
+    found = []
+    for graph in made:
+        assert allocator.alloc(graph.graph)
+        found.append(hooked.served())
+    assert [served["planned"] + served["replayed"] for served in found] == [1, 1, 2], found
+    assert found[1]["equal"] == 1, found
+
+
+def buffers_are_told() -> None:
+    """Each buffer that wants it is told of each tensor that it gets, views among them, every time."""
+    from hooked_ggml import Allocator, Context, FakeType, ours
+
+    kind, made = FakeType(listens=True), Context()
+    allocator = Allocator(ours, kind.handle)
+    x = made.leaf(16, 8)
+    y = made.silu(made.view_2d(x, 16, 4, 64, 256))
+    made.output(made.scale(made.reshape(y, 64, 1), 2.0))
+    for _ in range(3):
+        kind.told.clear()
+        for t in (x, *made.nodes()):
+            t.contents.data = t.contents.buffer = None
+        assert allocator.alloc(made.graph)
+        held = [c.addressof(t.contents) for t in (x, *made.nodes()) if t.contents.buffer == x.contents.buffer]
+        assert sorted(kind.told) == sorted(held) and len(held) == 5, "each once"
+
+
 def one_tensor_for_two() -> None:
     """A graph that names one tensor where the planned one named two is another, wherever they lie."""
     from hooked_ggml import Allocator, Context, hooked, ours

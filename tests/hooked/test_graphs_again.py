@@ -56,6 +56,18 @@ def test_a_graph_that_is_built_in_two_places_is_known_in_both():
     run("two_places_in_turn")
 
 
+def test_nodes_without_op_are_known_by_what_they_name():
+    run("nodes_without_op")
+
+
+def test_other_weights_make_another_graph():
+    run("other_weights")
+
+
+def test_buffers_are_told_of_the_tensors_that_they_get():
+    run("buffers_are_told")
+
+
 def test_one_tensor_in_the_place_of_two_is_noticed():
     run("one_tensor_for_two")
 

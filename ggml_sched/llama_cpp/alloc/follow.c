@@ -34,8 +34,7 @@ static bool measure(gh_known *k, const gh_known *base, const gh_ggml *lib, const
         }
         if (next < base->n_slots && base->slot[next].id == id) {
             const int32_t b = base->assigned[id], home = p->home[id];
-            const int64_t asked = (int64_t)lib->buft_get_alloc_size(arenas[b].buft, k->looks.tensor[id]);
-            const int64_t size = asked > form->nbytes ? asked : form->nbytes;
+            const int64_t size = gh_bytes_in(lib, arenas[b].buft, k->looks.tensor[id], form->nbytes);
             next++;
             k->nbytes[(int64_t)b * k->n_all + id] = size;
             k->some_larger |= size > form->nbytes;
@@ -115,6 +114,7 @@ bool gh_follow_borrows(gh_known *k, gh_known *base, const gh_ggml *lib, const gh
     k->n_viewers = base->n_viewers;
     k->names.n = 0;
     k->generation = base->generation;
+    k->some_told = base->some_told;
     k->keeps.n = 0;
     k->drawn = false;
     memcpy(k->node_arena, base->node_arena, (size_t)base->looks.n_nodes * sizeof *k->node_arena);

@@ -25,7 +25,6 @@ void gh_known_drop(gh_known *k)
     gh_keeps_free(&k->keeps);
     gh_risks_free(&k->risks);
     gh_looks_free(&k->looks);
-    gh_looks_free(&k->before);
     free(k->node_arena);
     free(k->leaf_arena);
     gh_names_free(&k->names);
@@ -85,7 +84,6 @@ void gh_known_forget(gh_known *k)
     gh_known_drop(k->lender);
     k->lender = NULL;
     k->planned = k->replayed = k->drawn = false;
-    gh_looks_clear(&k->before);
     k->generation = 0;
 }
 
@@ -141,23 +139,23 @@ void gh_known_measure(gh_known *k, const gh_reading *r, const gh_arena *arenas)
                                                                                : r->item[item->root].tensor;
             row[id] = k->arrays.layout[id].nbytes;
             if (item->role == GH_PLACED && k->assigned[id] == b) {
-                const int64_t asked = (int64_t)lib->buft_get_alloc_size(arenas[b].buft, t);
-                if (asked > row[id]) {
-                    row[id] = asked;
-                    k->some_larger = true;
-                }
+                row[id] = gh_bytes_in(lib, arenas[b].buft, t, k->arrays.layout[id].nbytes);
+                k->some_larger |= row[id] > k->arrays.layout[id].nbytes;
             }
         }
     }
 }
 
-bool gh_known_measures(const gh_known *k, const gh_looks *now, const gh_ggml *lib, const gh_arena *arenas)
+bool gh_known_measures(const gh_known *k, gx_tensor *const *now, const gh_ggml *lib, const gh_arena *arenas)
 {
-    for (int32_t i = 0; i < k->n_slots; i++) {
+    bool asked = false;
+    for (int32_t b = 0; b < k->n_arenas; b++) {
+        asked |= gh_is_asked(lib, arenas[b].buft);
+    }
+    for (int32_t i = 0; i < k->n_slots && asked; i++) {
         const int32_t id = k->slot[i].id, b = k->assigned[id];
-        const int64_t asked = (int64_t)lib->buft_get_alloc_size(arenas[b].buft, now->tensor[id]);
-        const int64_t own = gh_form_at(now, id)->nbytes;
-        if ((asked > own ? asked : own) != k->nbytes[(int64_t)b * k->n_all + id]) {
+        if (gh_bytes_in(lib, arenas[b].buft, now[id], gh_form_at(&k->looks, id)->nbytes)
+            != k->nbytes[(int64_t)b * k->n_all + id]) {
             return false;
         }
     }
@@ -188,25 +186,6 @@ bool gh_known_own(gh_known *k, gs_api_plan *plan)
 
 #define GH_SWAP(type, field) do { type kept = k->field; k->field = other->field; other->field = kept; } while (0)
 
-void gh_known_move(gh_known *k, gh_known *other)
-{
-    gh_looks_swap(&k->before, &other->looks);
-    gh_looks_swap(&k->looks, &k->before);
-}
-
-bool gh_known_match(gh_known *k, void *graph, bool place)
-{
-    const int32_t n = place ? k->n_slots : 0;
-    if (gh_looks_place(&k->looks, graph, k->slot, n)) {
-        return true;
-    }
-    if (!gh_looks_place(&k->before, graph, k->slot, n)) {
-        return false;
-    }
-    gh_looks_swap(&k->looks, &k->before);
-    return true;
-}
-
 void gh_known_rebind(gh_known *k, gh_known *other)
 {
     GH_SWAP(gh_looks, looks);
@@ -218,7 +197,6 @@ void gh_known_rebind(gh_known *k, gh_known *other)
     GH_SWAP(int32_t *, viewer);
     GH_SWAP(int32_t, n_viewers);
     k->generation = 0;
-    gh_looks_clear(&k->before);
     /* What was swapped has the room of the other's: both count on the lesser. */
     if (k->room != other->room) {
         k->room = other->room = k->room < other->room ? k->room : other->room;
@@ -273,12 +251,13 @@ int gh_known_draw(gh_known *k, gs_error *error)
 
 /* -- addresses ------------------------------------------------------------------------------------------------ */
 
-bool gh_known_resolve(gh_known *k, const gh_arena *arenas, uint64_t generation)
+bool gh_known_resolve(gh_known *k, const gh_ggml *lib, const gh_arena *arenas, uint64_t generation)
 {
     const gs_graph_arrays *arrays = k->drawn ? &k->arrays : &k->lender->arrays;
     if (k->generation == generation) {
         return true;
     }
+    k->some_told = false;
     for (int32_t i = 0; i < k->n_slots; i++) {
         gh_slot *slot = &k->slot[i];
         const int32_t home = k->view.home[slot->id] >= 0 ? k->view.home[slot->id] : k->assigned[slot->id];
@@ -291,6 +270,7 @@ bool gh_known_resolve(gh_known *k, const gh_arena *arenas, uint64_t generation)
         }
         slot->buffer = arenas[home].chunk[chunk].buffer;
         slot->data = arenas[home].chunk[chunk].base + (stride > 0 ? offset % stride : offset);
+        k->some_told |= gh_is_told(lib, slot->buffer);
     }
     k->generation = generation;
     return true;
@@ -298,14 +278,16 @@ bool gh_known_resolve(gh_known *k, const gh_arena *arenas, uint64_t generation)
 
 void gh_known_commit(const gh_known *k, const gh_ggml *lib, bool placed)
 {
-    for (int32_t i = 0; i < k->n_slots; i++) {
+    for (int32_t i = 0; i < k->n_slots && !(placed && !k->some_told); i++) {
         const gh_slot *slot = &k->slot[i];
         gx_tensor *t = k->looks.tensor[slot->id];
         if (!placed) {
             t->buffer = slot->buffer;
             t->data = slot->data;
         }
-        lib->buffer_init_tensor(slot->buffer, t);
+        if (gh_is_told(lib, slot->buffer)) {
+            lib->buffer_init_tensor(slot->buffer, t);
+        }
     }
     for (int32_t i = 0; i < k->n_viewers; i++) {
         gx_tensor *t = k->looks.tensor[k->viewer[i]], *root = t->view_src;
@@ -313,7 +295,9 @@ void gh_known_commit(const gh_known *k, const gh_ggml *lib, bool placed)
         if (t->buffer == NULL && root->buffer != NULL) {
             t->buffer = root->buffer;
             t->data = (char *)root->data + t->view_offs;
-            lib->buffer_init_tensor(t->buffer, t);
+            if (gh_is_told(lib, t->buffer)) {
+                lib->buffer_init_tensor(t->buffer, t);
+            }
         }
     }
 }

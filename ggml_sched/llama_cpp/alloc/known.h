@@ -15,7 +15,6 @@
 typedef struct gh_known {
     atomic_int refs;
     gh_looks looks;
-    gh_looks before;            /* of the same graph at the addresses that it had before    */
     int32_t n_all;              /* ids: of its tensors, and those that only planning knows  */
     int32_t *node_arena;        /* [n_nodes] where the caller wants nodes; -1               */
     int32_t *leaf_arena;        /* [n_leafs]                                                */
@@ -42,6 +41,7 @@ typedef struct gh_known {
     /* What follows. */
     gh_slot *slot;
     int32_t n_slots;
+    bool some_told;             /* of their buffers want to be told of tensors              */
     int32_t *viewer;            /* [n_viewers] ids                                          */
     int32_t n_viewers;
     uint64_t generation;        /* of the arenas that the slots' addresses are in; 0: none  */
@@ -95,22 +95,14 @@ int gh_known_take(gh_known *k, gh_forms *forms, const gh_reading *r, const int32
 /* The bytes that tensors take in their arenas, once k->graph is made. */
 void gh_known_measure(gh_known *k, const gh_reading *r, const gh_arena *arenas);
 
-/* Whether buffer types ask for the same bytes as when it was planned, for the tensors of a graph that looks the
- * same. */
-bool gh_known_measures(const gh_known *k, const gh_looks *now, const gh_ggml *lib, const gh_arena *arenas);
+/* Whether buffer types ask for the same bytes as when it was planned, for the tensors that its ids are now. */
+bool gh_known_measures(const gh_known *k, gx_tensor *const *now, const gh_ggml *lib, const gh_arena *arenas);
 
 /* Whether two were told the same besides their graphs; `sizes`: bytes included. */
 bool gh_known_same_problem(const gh_known *a, const gh_known *b, bool sizes);
 
 /* Let `k` have a plan of its own, which says the same.  False without memory: the plan is still the caller's. */
 bool gh_known_own(gh_known *k, gs_api_plan *plan);
-
-/* Let `k`, whose plan serves, stand for the graph that `other` looks like, id by id.  Where it was is not forgotten. */
-void gh_known_move(gh_known *k, gh_known *other);
-
-/* Whether a graph is this one, where it is or where it was, which it then is again.  `place`: its addresses are known,
- * and written into the tensors as they are compared; those of another graph have none again. */
-bool gh_known_match(gh_known *k, void *graph, bool place);
 
 /* Make the planner's graph of one that was followed: nobody needs it before somebody looks.  GS_OK or an error. */
 int gh_known_draw(gh_known *k, gs_error *error);
@@ -119,7 +111,7 @@ int gh_known_draw(gh_known *k, gs_error *error);
 void gh_known_rebind(gh_known *k, gh_known *other);
 
 /* The addresses of its tensors in these arenas; false where there is none for one of them. */
-bool gh_known_resolve(gh_known *k, const gh_arena *arenas, uint64_t generation);
+bool gh_known_resolve(gh_known *k, const gh_ggml *lib, const gh_arena *arenas, uint64_t generation);
 
 /* Write them into the tensors, unless they are placed already; tell buffers, and let views follow. */
 void gh_known_commit(const gh_known *k, const gh_ggml *lib, bool placed);

@@ -172,7 +172,7 @@ static bool clashes_in(gh_gallocr *a, gh_known *k)
 }
 
 /* Whether a graph of an allocator before this, whose tensors are these now, takes the bytes that it took. */
-static bool measures(const gh_gallocr *a, const gh_known *o, const gh_looks *now)
+static bool measures(const gh_gallocr *a, const gh_known *o, gx_tensor *const *now)
 {
     return o->life == a->life || gh_known_measures(o, now, a->lib, a->arena);
 }
@@ -280,27 +280,28 @@ static gh_known *base_of(const gh_gallocr *a, int i)
 static gh_known *follow(gh_gallocr *a, void *graph, gh_known *k, bool replay)
 {
     gh_known *base = NULL;
-    for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL && base == NULL; i++) {
-        base = base_of(a, i);
-        if (base != NULL && gh_looks_follow(&k->looks, &base->looks, graph) == GH_ANOTHER) {
-            base = NULL;
-        }
-    }
-    if (base == NULL) {
-        return NULL;
-    }
     for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
         gh_known *o = a->known[i];
-        if (may_serve(a, o, replay) && wants_same_arenas(a, o) && gh_looks_equal(&k->looks, &o->looks)) {
-            if (!measures(a, o, &k->looks)) {
+        if (may_serve(a, o, replay) && wants_same_arenas(a, o)
+            && gh_looks_match_elsewhere(&o->looks, &k->looks, graph)) {
+            if (!measures(a, o, k->looks.tensor)) {
                 return NULL;
             }
-            gh_known_move(o, k);
+            gh_looks_move(&o->looks, &k->looks);
             gh_count_one(GH_COUNT_EQUAL);
             return first(a, i);
         }
     }
-    if (!replay || !gh_fits(a, base) || !gh_follow_borrows(k, base, a->lib, a->arena)) {
+    if (!replay) {
+        return NULL;
+    }
+    for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL && base == NULL; i++) {
+        base = base_of(a, i);
+        if (base != NULL && !gh_looks_follow(&k->looks, &base->looks, graph)) {
+            base = NULL;
+        }
+    }
+    if (base == NULL || !gh_fits(a, base) || !gh_follow_borrows(k, base, a->lib, a->arena)) {
         return NULL;
     }
     gh_count_one(GH_COUNT_REPLAYED);
@@ -359,8 +360,9 @@ gh_known *gh_remember(gh_gallocr *a, void *graph, bool replay, bool *placed, gs_
         gh_known *o = a->known[i];
         /* Addresses in these buffers are of this allocator's time: nothing is to be asked again. */
         const bool place = placed != NULL && o->generation == a->generation;
-        if (may_serve(a, o, replay) && wants_same_arenas(a, o) && gh_known_match(o, graph, place)
-            && measures(a, o, &o->looks)) {
+        if (may_serve(a, o, replay) && wants_same_arenas(a, o)
+            && gh_looks_place(&o->looks, graph, o->slot, place ? o->n_slots : 0)
+            && measures(a, o, o->looks.tensor)) {
             if (place) {
                 *placed = true;
             }

@@ -72,7 +72,7 @@ int32_t gh_form_of(gh_forms *forms, const gx_tensor *t)
     shape_of(shape, t);
     at = hash_of(shape, t->type, t->op, t->view_offs) & forms->mask;
     for (; forms->place[at] != 0; at = (at + 1) & forms->mask) {
-        if (gh_differing_form(t, &forms->form[forms->place[at] - 1], forms->whole) == 0) {
+        if (gh_is_of_form(t, &forms->form[forms->place[at] - 1], forms->whole)) {
             return forms->place[at] - 1;
         }
     }
@@ -83,8 +83,9 @@ int32_t gh_form_of(gh_forms *forms, const gx_tensor *t)
     f->type = t->type;
     f->op = t->op;
     f->flags = t->flags;
-    f->mask = gh_is_of_family(forms->lib, t->op) ? -1 : 0;
-    f->params[0] = t->op_params[0] & f->mask;
+    f->counts[0] = -1;
+    f->counts[1] = gh_is_of_family(forms->lib, t->op) ? -1 : 0;
+    f->params[0] = t->op_params[0] & f->counts[1];
     if (forms->whole) {
         memcpy(f->params, t->op_params, sizeof f->params);
     }

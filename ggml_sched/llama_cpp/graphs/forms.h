@@ -15,12 +15,12 @@
 
 typedef struct gh_form {
     int64_t shape[8];       /* ne, nb                                                               */
-    uint64_t view_offs;
-    int32_t type;
     int32_t op;
-    int32_t flags;
-    int32_t mask;           /* of params[0], where the others do not count: all bits of a family    */
     int32_t params[16];     /* those that count: all, or the first of a family of ops, or none      */
+    int32_t type;
+    int32_t flags;
+    int32_t counts[4];      /* bits of op and the first params that do                              */
+    uint64_t view_offs;
     int64_t nbytes;         /* that ggml says of it                                                 */
 } gh_form;
 
@@ -40,6 +40,18 @@ typedef struct gh_forms {
 typedef uint64_t gh_pair __attribute__((vector_size(16)));
 
 _Static_assert(offsetof(gx_tensor, nb) == offsetof(gx_tensor, ne) + 32, "ne and nb are one run of 64 bytes");
+_Static_assert(offsetof(gx_tensor, op_params) == offsetof(gx_tensor, op) + 4, "op and params are one run, as in forms");
+
+/* The bits by which something differs: most differs in none, so that all is compared before anything is decided. */
+typedef struct gh_difference {
+    gh_pair pairs;
+    uint64_t words;
+} gh_difference;
+
+static inline bool gh_is_some(gh_difference d)
+{
+    return (d.pairs[0] | d.pairs[1] | d.words) != 0;
+}
 
 /* The bits that differ in n pairs of words. */
 static inline gh_pair gh_differing(const void *a, const void *b, int n)
@@ -54,16 +66,23 @@ static inline gh_pair gh_differing(const void *a, const void *b, int n)
     return found;
 }
 
-/* The bits by which a tensor differs from a form.  Most differ in none: all is compared before anything is decided. */
-static inline uint64_t gh_differing_form(const gx_tensor *t, const gh_form *f, bool whole)
+/* Add those by which a tensor differs from a form. */
+static inline void gh_compare_form(gh_difference *d, const gx_tensor *t, const gh_form *f, bool whole)
 {
-    const uint32_t differs = (uint32_t)((f->type ^ t->type) | (f->op ^ t->op) | (f->flags ^ t->flags)
-                                        | ((f->params[0] ^ t->op_params[0]) & f->mask));
-    gh_pair found = gh_differing(f->shape, t->ne, 4);
+    gh_pair counts;
+    memcpy(&counts, f->counts, sizeof counts);
+    d->words |= (uint32_t)((f->type ^ t->type) | (f->flags ^ t->flags)) | (f->view_offs ^ t->view_offs);
+    d->pairs |= gh_differing(f->shape, t->ne, 4) | (gh_differing(&f->op, &t->op, 1) & counts);
     if (whole) {
-        found |= gh_differing(f->params, t->op_params, 4);
+        d->pairs |= gh_differing(f->params, t->op_params, 4);
     }
-    return found[0] | found[1] | (f->view_offs ^ t->view_offs) | differs;
+}
+
+static inline bool gh_is_of_form(const gx_tensor *t, const gh_form *f, bool whole)
+{
+    gh_difference d = {{0, 0}, 0};
+    gh_compare_form(&d, t, f, whole);
+    return !gh_is_some(d);
 }
 
 /* Whether two forms are of one type and shape. */
@@ -75,7 +94,7 @@ static inline bool gh_same_shape(const gh_form *a, const gh_form *b)
 /* Whether two forms differ in shape and offset alone. */
 static inline bool gh_same_kind(const gh_form *a, const gh_form *b)
 {
-    return a->type == b->type && a->op == b->op && a->flags == b->flags && a->mask == b->mask
+    return a->type == b->type && a->flags == b->flags && a->op == b->op
         && memcmp(a->params, b->params, sizeof a->params) == 0;
 }
 

@@ -4,9 +4,9 @@
 
 #include <stdlib.h>
 
-bool gh_looks_make_room(gh_looks *l, int32_t n, int32_t listed)
+bool gh_looks_make_room_for_tensors(gh_looks *l, int32_t n)
 {
-    if (n >= l->room) {
+    if (n >= l->room_tensor) {
         const int32_t room = n + n / 4 + 64;
         gx_tensor **tensor = realloc(l->tensor != NULL ? l->tensor - 1 : NULL, ((size_t)room + 1) * sizeof *tensor);
         if (tensor == NULL) {
@@ -14,6 +14,18 @@ bool gh_looks_make_room(gh_looks *l, int32_t n, int32_t listed)
         }
         tensor[0] = NULL;
         l->tensor = tensor + 1;
+        l->room_tensor = room;
+    }
+    return true;
+}
+
+bool gh_looks_make_room(gh_looks *l, int32_t n, int32_t listed)
+{
+    if (!gh_looks_make_room_for_tensors(l, n)) {
+        return false;
+    }
+    if (n >= l->room) {
+        const int32_t room = n + n / 4 + 64;
         if (!gh_grow(&l->mark, sizeof *l->mark, room)
             || (l->forms->whole && !gh_grow(&l->memory, sizeof *l->memory, room))) {
             return false;
@@ -33,6 +45,7 @@ bool gh_looks_make_room(gh_looks *l, int32_t n, int32_t listed)
 void gh_looks_free(gh_looks *l)
 {
     free(l->tensor != NULL ? l->tensor - 1 : NULL);
+    free(l->before != NULL ? l->before - 1 : NULL);
     free(l->nodes);
     free(l->leafs);
     free(l->mark);
@@ -164,7 +177,7 @@ bool gh_looks_take(gh_looks *l, gh_forms *forms, const gh_reading *r)
     l->n_leafs = r->n_leafs;
     l->n_rest = 0;
     l->plain = r->plain;
-    l->open = false;
+    l->open = l->moved = false;
     if (!r->plain && r->n_nodes > 0) {
         memcpy(l->nodes, r->nodes, (size_t)r->n_nodes * sizeof *l->nodes);
     }
@@ -189,8 +202,10 @@ bool gh_looks_take(gh_looks *l, gh_forms *forms, const gh_reading *r)
         }
     }
     for (int32_t id = 0; id < r->n; id++) {
-        if (r->plain ? r->item[id].op != GS_OP_NONE && !take_plain_links(l, r, id, &n_named)
-                     : !(l->mark[id].has & GH_STILL) && !take_links(l, r, id, &n_named)) {
+        const bool bare = r->plain ? r->item[id].op == GS_OP_NONE : (l->mark[id].has & GH_STILL) != 0;
+        /* What has no op to ggml may name what it does not read. */
+        const bool wired = r->plain && l->tensor[id]->op != 0;
+        if (!bare && !(wired ? take_plain_links(l, r, id, &n_named) : take_links(l, r, id, &n_named))) {
             return false;
         }
     }
@@ -206,45 +221,73 @@ typedef struct gh_slots {
     const gh_slot *stop;
 } gh_slots;
 
-/* Whether the ids from `first` to `stop` are what is listed, unless nothing is, and look the same.  `slots` may be
+/* Whether `tensor` from `first` to `stop` is what is listed, unless nothing is, and looks the same.  `slots` may be
  * NULL. */
-static inline __attribute__((always_inline)) bool matches(const gh_looks *l, gx_tensor *const *listed, int32_t first,
-                                                          int32_t stop, bool whole, gh_slots *slots)
+static inline __attribute__((always_inline)) bool matches(const gh_looks *l, gx_tensor *const *tensor,
+                                                          gx_tensor *const *listed, int32_t first, int32_t stop,
+                                                          bool whole, gh_slots *slots)
 {
     const gh_form *form = l->forms->form;
+    const gh_mark *marks = l->mark;
+    const gh_slot *next = slots != NULL ? slots->next : NULL, *const end = slots != NULL ? slots->stop : NULL;
+    const int32_t n = l->n;
     gh_buffers buffers = {.forms = l->forms};
+    bool same = true;
     for (int32_t id = first; id < stop; id++) {
-        gx_tensor *t = l->tensor[id];
-        const gh_mark *mark = &l->mark[id];
-        const int32_t ahead = id + GH_AHEAD < l->n ? id + GH_AHEAD : id;
+        gx_tensor *t = tensor[id];
+        const gh_mark *mark = &marks[id];
+        const int32_t ahead = id + GH_AHEAD < n ? id + GH_AHEAD : id;
         if (listed != NULL && listed[id - first] != t) {
-            return false;
+            same = false;
+            break;
         }
         __builtin_prefetch(mark + GH_MARKS_AHEAD);
-        if (l->mark[ahead].has & GH_STILL) {
-            __builtin_prefetch((const char *)l->tensor[ahead] + offsetof(gx_tensor, view_src));
+        if (marks[ahead].has & GH_STILL) {
+            __builtin_prefetch((const char *)tensor[ahead] + offsetof(gx_tensor, view_src));
         } else {
-            gh_prefetch(l->tensor[ahead]);
+            gh_prefetch(tensor[ahead]);
         }
         if (mark->has & GH_STILL) {
-            if (t->view_src != NULL || t->data == NULL) {
-                return false;
-            }
-        } else if ((gh_differing_links(l, mark, t) | gh_differing_form(t, &form[mark->form], whole)
-                    | gh_differing_memory(l, id, t, &buffers, whole)) != 0) {
-            return false;
+            same = gh_is_still(t);
+        } else {
+            same = gh_is_like(l, id, t, tensor, &form[mark->form], &buffers, whole);
         }
-        if (slots != NULL && slots->next != slots->stop && slots->next->id == id) {
-            t->buffer = slots->next->buffer;
-            t->data = slots->next->data;
-            slots->next++;
+        if (!same) {
+            break;
+        }
+        if (next != end && next->id == id) {
+            t->buffer = next->buffer;
+            t->data = next->data;
+            next++;
         }
     }
-    return true;
+    if (slots != NULL) {
+        slots->next = next;
+    }
+    return same;
 }
 
-static inline __attribute__((always_inline)) bool match(const gh_looks *l, void *graph, bool whole,
-                                                        gh_slots *slots)
+/* One loop for each use: it has all registers. */
+typedef bool gh_matches(const gh_looks *l, gx_tensor *const *tensor, gx_tensor *const *listed, int32_t first,
+                        int32_t stop, gh_slots *slots);
+
+static __attribute__((noinline)) bool matches_whole(const gh_looks *l, gx_tensor *const *tensor,
+                                                    gx_tensor *const *listed, int32_t first, int32_t stop,
+                                                    gh_slots *slots)
+{
+    (void)slots;
+    return matches(l, tensor, listed, first, stop, true, NULL);
+}
+
+static __attribute__((noinline)) bool matches_placing(const gh_looks *l, gx_tensor *const *tensor,
+                                                      gx_tensor *const *listed, int32_t first, int32_t stop,
+                                                      gh_slots *slots)
+{
+    return matches(l, tensor, listed, first, stop, false, slots);
+}
+
+/* Whether a graph of these tensors is this one. */
+static bool match(const gh_looks *l, gx_tensor *const *tensor, void *graph, gh_matches *matches_as, gh_slots *slots)
 {
     const gh_ggml *lib = l->forms->lib;
     const int32_t n_nodes = lib->graph_n_nodes(graph), n_leafs = gh_graph_n_leafs(lib, graph);
@@ -255,40 +298,68 @@ static inline __attribute__((always_inline)) bool match(const gh_looks *l, void 
     /* A prompt and a token are built in one place: they differ in their inputs, which come first.  What the graph does
      * not list is named by what it does, and compared after it. */
     if (l->plain) {
-        return matches(l, leafs, 0, n_leafs, whole, slots)
-            && matches(l, nodes, n_leafs, n_leafs + n_nodes, whole, slots)
-            && matches(l, NULL, n_leafs + n_nodes, l->n, whole, slots);
+        return matches_as(l, tensor, leafs, 0, n_leafs, slots)
+            && matches_as(l, tensor, nodes, n_leafs, n_leafs + n_nodes, slots)
+            && matches_as(l, tensor, NULL, n_leafs + n_nodes, l->n, slots);
     }
     return gh_same(leafs, l->leafs, n_leafs, sizeof *leafs) && gh_same(nodes, l->nodes, n_nodes, sizeof *nodes)
-        && matches(l, NULL, 0, l->n, whole, slots);
+        && matches_as(l, tensor, NULL, 0, l->n, slots);
 }
 
 bool gh_looks_match(const gh_looks *l, void *graph)
 {
-    if (l->forms == NULL) {
-        return false;
-    }
-    return is_whole(l) ? match(l, graph, true, NULL) : match(l, graph, false, NULL);
+    return match(l, l->tensor, graph, matches_whole, NULL);
 }
 
-bool gh_looks_place(const gh_looks *l, void *graph, const gh_slot *slot, int32_t n)
+bool gh_looks_match_before(const gh_looks *l, void *graph)
+{
+    return l->moved && match(l, l->before, graph, matches_whole, NULL);
+}
+
+static bool place(const gh_looks *l, gx_tensor *const *tensor, void *graph, const gh_slot *slot, int32_t n)
 {
     gh_slots slots = {slot, slot + n};
-    if (l->forms == NULL) {
-        return false;
-    }
-    if (match(l, graph, false, &slots)) {
+    if (match(l, tensor, graph, matches_placing, &slots)) {
         return true;
     }
     for (; slot != slots.next; slot++) {
-        l->tensor[slot->id]->buffer = l->tensor[slot->id]->data = NULL;
+        tensor[slot->id]->buffer = tensor[slot->id]->data = NULL;
     }
     return false;
 }
 
-bool gh_looks_equal(const gh_looks *a, const gh_looks *b)
+bool gh_looks_place(gh_looks *l, void *graph, const gh_slot *slot, int32_t n)
 {
-    return a->plain && b->plain && a->forms == b->forms && a->n == b->n && a->n_nodes == b->n_nodes
-        && a->n_leafs == b->n_leafs && a->n_rest == b->n_rest && gh_same(a->mark, b->mark, a->n, sizeof *a->mark)
-        && gh_same(a->rest, b->rest, a->n_rest, sizeof *a->rest);
+    if (place(l, l->tensor, graph, slot, n)) {
+        return true;
+    }
+    if (!l->moved || !place(l, l->before, graph, slot, n)) {
+        return false;
+    }
+    gh_looks_return(l);
+    return true;
+}
+
+/* -- moving -------------------------------------------------------------------------------------------------------- */
+
+static void swap_tensors(gx_tensor ***a, int32_t *room_a, gx_tensor ***b, int32_t *room_b)
+{
+    gx_tensor **const kept = *a;
+    const int32_t room = *room_a;
+    *a = *b;
+    *room_a = *room_b;
+    *b = kept;
+    *room_b = room;
+}
+
+void gh_looks_return(gh_looks *l)
+{
+    swap_tensors(&l->tensor, &l->room_tensor, &l->before, &l->room_before);
+}
+
+void gh_looks_move(gh_looks *l, gh_looks *other)
+{
+    swap_tensors(&l->before, &l->room_before, &other->tensor, &other->room_tensor);
+    gh_looks_return(l);
+    l->moved = true;
 }

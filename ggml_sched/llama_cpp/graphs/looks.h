@@ -37,11 +37,15 @@ typedef struct gh_looks {
     gx_tensor **nodes;      /* where ids are not plain                                              */
     gx_tensor **leafs;
     gx_tensor **tensor;     /* [n] and behind, what is named and has no id of its own; [-1] is NULL  */
+    gx_tensor **before;     /* the same, where this graph was before                                */
+    bool moved;             /* which is known                                                       */
     gh_mark *mark;          /* [n]                                                                  */
     uintptr_t *memory;      /* [n] of forms that are whole: type and usage of the buffer that it had, unless a view */
     int32_t (*rest)[GH_N_REST];
     int32_t n_rest;
     int32_t room;
+    int32_t room_tensor;
+    int32_t room_before;
     int32_t room_listed;
     int32_t room_rest;
 } gh_looks;
@@ -49,21 +53,18 @@ typedef struct gh_looks {
 /* Take what a graph that was just read looks like.  False without memory. */
 bool gh_looks_take(gh_looks *l, gh_forms *forms, const gh_reading *r);
 
-/* Let it be no graph's. */
-static inline void gh_looks_clear(gh_looks *l)
-{
-    l->forms = NULL;
-}
-
-static inline void gh_looks_swap(gh_looks *a, gh_looks *b)
-{
-    const gh_looks kept = *a;
-    *a = *b;
-    *b = kept;
-}
-
 /* Whether a graph is this one: the same tensors, and all of them look the same. */
 bool gh_looks_match(const gh_looks *l, void *graph);
+
+/* Whether it is this one where that was before. */
+bool gh_looks_match_before(const gh_looks *l, void *graph);
+
+/* Whether it is this one at other addresses, which `other` has then, and is not to be matched with anything. */
+bool gh_looks_match_elsewhere(const gh_looks *l, gh_looks *other, void *graph);
+
+/* Let it stand for the graph where it was before, or for that of `other`.  Where it is is not forgotten. */
+void gh_looks_return(gh_looks *l);
+void gh_looks_move(gh_looks *l, gh_looks *other);
 
 /* Where an id lies. */
 typedef struct gh_slot {
@@ -72,18 +73,14 @@ typedef struct gh_slot {
     int32_t id;
 } gh_slot;
 
-/* The same as gh_looks_match, of forms that are not whole, and writes where n ids without memory lie, in their
- * order, as it goes: what was just compared is at hand.  Where the graph is another they have none again. */
-bool gh_looks_place(const gh_looks *l, void *graph, const gh_slot *slot, int32_t n);
+/* Whether a graph is this one, of forms that are not whole, where it is or where it was before, which it then is again.
+ * Writes where n ids without memory lie, in their order, as it goes: what was just compared is at hand.  Where the
+ * graph is another they have none again. */
+bool gh_looks_place(gh_looks *l, void *graph, const gh_slot *slot, int32_t n);
 
-enum gh_likeness { GH_ANOTHER, GH_ALIKE, GH_EQUAL };
-
-/* Whether a graph of other tensors is wired as `base`, which was plain: GH_EQUAL, with the same forms, or GH_ALIKE,
- * with other shapes.  Then `l` has taken it. */
-enum gh_likeness gh_looks_follow(gh_looks *l, const gh_looks *base, void *graph);
-
-/* Whether two graphs of plain ids look the same, whose forms are not whole: all but which tensors they are of. */
-bool gh_looks_equal(const gh_looks *a, const gh_looks *b);
+/* Whether a graph is wired as `base`, which was plain and of forms that are not whole, with whatever shapes.  Then `l`
+ * has taken it. */
+bool gh_looks_follow(gh_looks *l, const gh_looks *base, void *graph);
 
 /* Whether most of the forms are those of graphs that are forgotten, all but these n: then it is time to forget all. */
 bool gh_looks_are_few(const gh_looks *const *l, int n, const gh_forms *forms);

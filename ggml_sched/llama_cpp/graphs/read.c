@@ -261,7 +261,6 @@ static int wire_node(gh_reading *r, int32_t id, int32_t *n_src)
         r->plain &= r->item[s].tensor == t->src[k];
         /* What has no op keeps its sources; one that is only computed later has nothing to keep yet. */
         if (t->op == 0 && is_node(&r->item[s]) && r->item[s].node > position) {
-            r->plain = false;
             continue;
         }
         put_src(r, n_src, s, k);

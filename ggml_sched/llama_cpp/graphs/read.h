@@ -45,7 +45,7 @@ typedef struct gh_reading {
     int32_t n_all;      /* and those that only planning knows                             */
     int32_t n_nodes;    /* of ggml's graph                                                */
     int32_t n_leafs;
-    bool plain;         /* ids: the leafs, the nodes, what else is read; and all wiring is in src      */
+    bool plain;         /* ids: the leafs, the nodes, what else is read; all wiring of ops is in src   */
     gx_tensor **nodes;  /* borrowed from ggml's graph: for as long as that is looked at   */
     gx_tensor **leafs;
     gh_item *item;      /* [n_all]                                                        */

@@ -40,7 +40,6 @@ bool gh_take_looks(gh_sched *s, gh_prepared *p)
     if (r->n_nodes > 0) {
         memcpy(p->ordered, r->nodes, (size_t)r->n_nodes * sizeof *p->ordered);
     }
-    gh_looks_clear(&p->before);
     return gh_looks_take(&p->looks, &s->forms, r);
 }
 
@@ -64,7 +63,7 @@ bool gh_may_serve(const gh_sched *s, const gh_prepared *p)
 }
 
 /* Whether the client chose the same backends for the tensors of a graph as for those of the same id in another. */
-static bool chose_the_same(const gh_sched *s, const gh_prepared *p, const gh_looks *now)
+static bool chose_the_same(const gh_sched *s, const gh_prepared *p, gx_tensor *const *now)
 {
     const gh_choices *c = &s->choices;
     if (c->n != p->n_chosen || !gh_same(c->backend, p->chosen_backend, c->n, sizeof *c->backend)) {
@@ -72,12 +71,12 @@ static bool chose_the_same(const gh_sched *s, const gh_prepared *p, const gh_loo
     }
     for (int32_t i = 0; i < c->n; i++) {
         const int32_t id = gh_reading_id(&p->reading, p->chosen[i]);
-        if (id >= 0 && now->tensor[id] != c->tensor[i]) {
+        if (id >= 0 && now[id] != c->tensor[i]) {
             return false;
         }
         /* What was in no graph then is to be in none now. */
-        for (int32_t k = 0; id < 0 && k < now->n; k++) {
-            if (now->tensor[k] == c->tensor[i]) {
+        for (int32_t k = 0; id < 0 && k < p->looks.n; k++) {
+            if (now[k] == c->tensor[i]) {
                 return false;
             }
         }
@@ -105,8 +104,9 @@ gh_prepared *gh_find_elsewhere(gh_sched *s, void *graph)
 {
     for (int i = 0; i < GH_N_PREPARED; i++) {
         gh_prepared *p = &s->prepared[i];
-        if (gh_may_serve(s, p) && gh_looks_match(&p->before, graph) && chose_the_same(s, p, &p->before)) {
-            gh_looks_swap(&p->looks, &p->before);
+        if (gh_may_serve(s, p) && gh_looks_match_before(&p->looks, graph)
+            && chose_the_same(s, p, p->looks.before)) {
+            gh_looks_return(&p->looks);
             become(s, p, graph);
             if (gh_is_asked_alike(s, p)) {
                 gh_count_one(GH_COUNT_SAME);
@@ -116,12 +116,11 @@ gh_prepared *gh_find_elsewhere(gh_sched *s, void *graph)
     }
     for (int i = 0; i < GH_N_PREPARED; i++) {
         gh_prepared *p = &s->prepared[i];
-        if (!gh_may_serve(s, p) || gh_looks_follow(&s->elsewhere, &p->looks, graph) != GH_EQUAL
-            || !chose_the_same(s, p, &s->elsewhere)) {
+        if (!gh_may_serve(s, p) || !gh_looks_match_elsewhere(&p->looks, &s->elsewhere, graph)
+            || !chose_the_same(s, p, s->elsewhere.tensor)) {
             continue;
         }
-        gh_looks_swap(&p->before, &s->elsewhere);
-        gh_looks_swap(&p->looks, &p->before);
+        gh_looks_move(&p->looks, &s->elsewhere);
         become(s, p, graph);
         if (gh_is_asked_alike(s, p)) {
             gh_count_one(GH_COUNT_EQUAL);

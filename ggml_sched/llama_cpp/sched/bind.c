@@ -45,8 +45,8 @@ static int find_copies(const gh_sched *s, gx_tensor *const *nodes, int n_nodes, 
     for (int i = 0; i < GH_N_PREPARED; i++) {
         const gh_prepared *p = &s->prepared[i];
         if (p->copies.n > 0) {
-            const bool was = p->before.forms != NULL && p->before.n_nodes == n_nodes
-                          && gh_same(gh_looks_nodes(&p->before), nodes, n_nodes, sizeof *nodes);
+            const bool was = p->looks.moved && p->looks.n_nodes == n_nodes
+                          && gh_same(p->looks.before + p->looks.n_leafs, nodes, n_nodes, sizeof *nodes);
             tables[n++] = (named_copies){p->copies.tensor, was ? p->copies.was : p->copies.of, p->copies.n};
         }
     }
@@ -124,14 +124,18 @@ static void put_tensors(const gh_sched *s, const gh_prepared *p)
         const gh_slot_at *slot = &p->slot[i];
         slot->tensor->buffer = slot->buffer;
         slot->tensor->data = slot->data;
-        s->lib->buffer_init_tensor(slot->buffer, slot->tensor);
+        if (gh_is_told(s->lib, slot->buffer)) {
+            s->lib->buffer_init_tensor(slot->buffer, slot->tensor);
+        }
     }
     for (int32_t i = 0; i < p->n_viewers; i++) {
         gx_tensor *t = p->viewer[i], *root = t->view_src;
         if (t->buffer == NULL && root->buffer != NULL) {
             t->buffer = root->buffer;
             t->data = (char *)root->data + t->view_offs;
-            s->lib->buffer_init_tensor(t->buffer, t);
+            if (gh_is_told(s->lib, t->buffer)) {
+                s->lib->buffer_init_tensor(t->buffer, t);
+            }
         }
     }
 }

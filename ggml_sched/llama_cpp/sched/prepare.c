@@ -301,7 +301,6 @@ void gh_prepared_free(gh_prepared *p)
     gh_reading_free(&p->reading);
     gh_keeps_free(&p->keeps);
     gh_looks_free(&p->looks);
-    gh_looks_free(&p->before);
     gh_names_free(&p->names);
     free(p->copies.tensor);
     free(p->copies.of);

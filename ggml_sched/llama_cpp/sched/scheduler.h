@@ -80,7 +80,6 @@ typedef struct gh_prepared {
     bool replayed;          /* its plan was made for a larger graph                                     */
     gh_reading reading;
     gh_looks looks;         /* before backends reorder it                                               */
-    gh_looks before;        /* at the addresses that it had before                                      */
     gx_tensor **ordered;    /* [looks.n_nodes] nodes in the order in which backends left them           */
     gh_names names;
     gx_tensor **dep;        /* [2 * n_deps] what backends want kept, each followed by until when        */

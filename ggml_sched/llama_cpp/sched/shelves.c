@@ -121,9 +121,6 @@ void gh_unshelve(gh_sched *s)
     memcpy(s->prepared, found->prepared, sizeof s->prepared);
     for (int i = 0; i < GH_N_PREPARED; i++) {
         s->prepared[i].looks.forms = &s->forms;
-        if (s->prepared[i].before.forms != NULL) {
-            s->prepared[i].before.forms = &s->forms;
-        }
     }
     free(found);
 }
