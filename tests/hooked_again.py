@@ -381,20 +381,29 @@ def other_weights() -> None:
 
 def buffers_are_told() -> None:
     """Each buffer that wants it is told of each tensor that it gets, views among them, every time."""
-    from hooked_ggml import Allocator, Context, FakeType, ours
+    from hooked_ggml import Allocator, Context, FakeType, hooked, ours
 
-    kind, made = FakeType(listens=True), Context()
-    allocator = Allocator(ours, kind.handle)
-    x = made.leaf(16, 8)
-    y = made.silu(made.view_2d(x, 16, 4, 64, 256))
-    made.output(made.scale(made.reshape(y, 64, 1), 2.0))
-    for _ in range(3):
-        kind.told.clear()
-        for t in (x, *made.nodes()):
-            t.contents.data = t.contents.buffer = None
-        assert allocator.alloc(made.graph)
-        held = [c.addressof(t.contents) for t in (x, *made.nodes()) if t.contents.buffer == x.contents.buffer]
-        assert sorted(kind.told) == sorted(held) and len(held) == 5, "each once"
+    def build(rows: int) -> tuple:
+        made = Context()
+        x = made.leaf(16, rows)
+        y = made.silu(made.view_2d(x, 16, rows // 2, 64, 32 * rows))
+        made.output(made.scale(made.reshape(y, 8 * rows, 1), 2.0))
+        return made, [x, *made.nodes()]
+
+    kind = FakeType(listens=True)
+    allocator, (large, _) = Allocator(ours, kind.handle), build(64)
+    assert allocator.reserve(large.graph)
+    for rows in (64, 8, 16):
+        made, held = build(rows)
+        for _ in range(3):
+            kind.told.clear()
+            for t in held:
+                t.contents.data = t.contents.buffer = None
+            assert allocator.alloc(made.graph)
+            assert len({t.contents.buffer for t in held}) == 1 and held[0].contents.buffer
+            assert sorted(kind.told) == sorted(c.addressof(t.contents) for t in held), "each once"
+    served = hooked.served()
+    assert (served["planned"], served["equal"], served["replayed"], served["same"]) == (1, 1, 2, 6), served
 
 
 def one_tensor_for_two() -> None:
@@ -532,6 +541,15 @@ def graphs_elsewhere(library: str) -> None:
         assert compute(g, s, alive[k], 5) == want[None], (k, hook().served())
     served = hook().served()
     assert (served["planned"], served["equal"], served["same"]) == (0, 2, 2), served
+    # One that was allocated gets its own sources back, however many were reserved, but not bound, elsewhere since.
+    bound, *others = [random_graph(g, weights, weights[:1], 3) for _ in range(4)]
+    alive += [bound, *others]
+    for other in (None, *others, None):
+        g.backend_sched_reset(s)
+        if other is None:
+            assert compute(g, s, bound, 5) == want[None]
+        else:
+            assert g.backend_sched_reserve(s, other[0].graph)
     # A choice for what is no tensor of the graph changes nothing; one for a tensor in its place does, and for another.
     def placed(choose: int | None) -> tuple[int, int]:
         """Where the first output and some node are, the one number `choose` of the two being wanted elsewhere."""

@@ -5,7 +5,7 @@
  *     remember.c   a graph's plan: known, replayed or new
  *     known.c      what was planned of a graph, and the addresses of its tensors
  *     follow.c     plans for graphs that are wired as a planned one
- *     looks.c      whether graphs are the same
+ *     looks.c      whether graphs are the same; alike.c: elsewhere, or wired alike
  *     arena.c      buffers
  *
  * An allocator is one thread's at a time, as ggml's are; different ones are independent.  Its lock is for those who

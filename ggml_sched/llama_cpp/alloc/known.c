@@ -278,16 +278,15 @@ bool gh_known_resolve(gh_known *k, const gh_ggml *lib, const gh_arena *arenas, u
 
 void gh_known_commit(const gh_known *k, const gh_ggml *lib, bool placed)
 {
-    for (int32_t i = 0; i < k->n_slots && !(placed && !k->some_told); i++) {
+    const int32_t n = placed && !k->some_told ? 0 : k->n_slots;
+    for (int32_t i = 0; i < n; i++) {
         const gh_slot *slot = &k->slot[i];
         gx_tensor *t = k->looks.tensor[slot->id];
         if (!placed) {
             t->buffer = slot->buffer;
             t->data = slot->data;
         }
-        if (gh_is_told(lib, slot->buffer)) {
-            lib->buffer_init_tensor(slot->buffer, t);
-        }
+        gh_tell(lib, slot->buffer, t);
     }
     for (int32_t i = 0; i < k->n_viewers; i++) {
         gx_tensor *t = k->looks.tensor[k->viewer[i]], *root = t->view_src;
@@ -295,9 +294,7 @@ void gh_known_commit(const gh_known *k, const gh_ggml *lib, bool placed)
         if (t->buffer == NULL && root->buffer != NULL) {
             t->buffer = root->buffer;
             t->data = (char *)root->data + t->view_offs;
-            if (gh_is_told(lib, t->buffer)) {
-                lib->buffer_init_tensor(t->buffer, t);
-            }
+            gh_tell(lib, t->buffer, t);
         }
     }
 }

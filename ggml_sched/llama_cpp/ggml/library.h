@@ -24,7 +24,7 @@
 /* The type, to the planner, of ggml's type t that it does not know: this plus t. */
 #define GH_FOREIGN_TYPE 1000
 
-#define GH_UNKNOWN (-1)
+#define GH_UNKNOWN (-1)      /* of a place that was not found: what may be there is taken to be         */
 
 typedef struct gh_ggml {
     const void *key;            /* an address that each library has one of                          */
@@ -90,16 +90,24 @@ static inline gx_tensor **gh_graph_leafs(const gh_ggml *lib, const void *graph)
     return *(gx_tensor **const *)((const char *)graph + lib->at_leafs);
 }
 
-/* Whether something that ggml calls functions of has the one at `at`. */
+/* Whether something that ggml calls functions of has the one at `at`, or may have it. */
 static inline bool gh_has(const void *of, int at)
 {
     return at == GH_UNKNOWN || *(void *const *)((const char *)of + at) != NULL;
 }
 
-/* Whether a buffer wants to be told of its tensors: ggml's init_tensor does nothing else. */
+/* Whether a buffer wants to be told of its tensors: where not, ggml does nothing. */
 static inline bool gh_is_told(const gh_ggml *lib, const void *buffer)
 {
     return gh_has(buffer, lib->at_init_tensor);
+}
+
+/* Tell a buffer of a tensor that it holds now. */
+static inline void gh_tell(const gh_ggml *lib, void *buffer, gx_tensor *t)
+{
+    if (gh_is_told(lib, buffer)) {
+        lib->buffer_init_tensor(buffer, t);
+    }
 }
 
 /* Whether a type of buffers says how many bytes a tensor takes: else it takes its own. */

@@ -20,7 +20,8 @@ typedef struct {
     gh_answers *function[GH_N_FUNCTIONS];
 } gh_face;
 
-static _Thread_local int called;
+static _Thread_local int called;       /* the last function that was, and how many were              */
+static _Thread_local int calls;
 static _Thread_local size_t answer;
 
 #define GH_ANSWER(i)                                                                                                   \
@@ -29,37 +30,57 @@ static _Thread_local size_t answer;
         (void)of;                                                                                                      \
         (void)tensor;                                                                                                  \
         called = i;                                                                                                    \
+        calls++;                                                                                                       \
         return answer;                                                                                                 \
     }
 GH_EACH(GH_ANSWER)
 
-void gh_find_optional(gh_ggml *lib)
-{
 #define GH_LIST(i) answer_##i,
-    gh_face face = {{GH_EACH(GH_LIST)}};
-    gx_tensor t = {.ne = {4, 1, 1, 1}, .nb = {4, 16, 16, 16}};
-    void *(*make)(void *, gh_face, void *, size_t);
+static const gh_face full = {{GH_EACH(GH_LIST)}};
+
+/* Where a type has what is asked for bytes: a type without it takes a tensor's own. */
+static int find_alloc_size(const gh_ggml *lib, const gx_tensor *t)
+{
+    gh_face type = full;
+    answer = lib->nbytes(t);
+    calls = 0;
+    lib->buft_get_alloc_size(&type, t);
+    if (calls != 1) {
+        return GH_UNKNOWN;
+    }
+    type.function[called] = NULL;
+    return lib->buft_get_alloc_size(&type, t) == answer && calls == 1 ? called * (int)sizeof(void *) : GH_UNKNOWN;
+}
+
+/* Where a buffer has what is told of tensors. */
+static int find_init_tensor(const gh_ggml *lib, gx_tensor *t)
+{
+    gh_face type = full;
     void *found = dlsym(lib->handle, "ggml_backend_buffer_init"), *buffer;
-    lib->at_init_tensor = lib->at_alloc_size = GH_UNKNOWN;
-    answer = lib->nbytes(&t);
-    called = GH_UNKNOWN;
-    lib->buft_get_alloc_size(&face, &t);
-    if (called >= 0) {
-        lib->at_alloc_size = called * (int)sizeof(void *);
-    }
-    /* It is given as many functions as it knows: the first of these. */
+    void *(*make)(void *, gh_face, void *, size_t);
+    int at = GH_UNKNOWN;
     memcpy(&make, &found, sizeof make);
-    buffer = found != NULL ? make(&face, face, &face, 64) : NULL;
+    /* A struct of this size lies in memory, on the stack or behind a pointer: who knows fewer functions reads the first
+     * of these. */
+    buffer = found != NULL ? make(&type, full, &type, 64) : NULL;
     if (buffer == NULL) {
-        return;
+        return GH_UNKNOWN;
     }
-    t.buffer = buffer;
-    t.data = &face;
+    t->buffer = buffer;
+    t->data = &type;
     answer = 0;
-    called = GH_UNKNOWN;
-    lib->buffer_init_tensor(buffer, &t);
-    if (called >= 0 && ((gh_answers *const *)buffer)[called] == face.function[called]) {
-        lib->at_init_tensor = called * (int)sizeof(void *);
+    calls = 0;
+    lib->buffer_init_tensor(buffer, t);
+    if (calls == 1 && ((gh_answers *const *)buffer)[called] == full.function[called]) {
+        at = called * (int)sizeof(void *);
     }
     lib->buffer_free(buffer);
+    return at;
+}
+
+void gh_find_optional(gh_ggml *lib)
+{
+    gx_tensor t = {.ne = {4, 1, 1, 1}, .nb = {4, 16, 16, 16}};
+    lib->at_alloc_size = find_alloc_size(lib, &t);
+    lib->at_init_tensor = find_init_tensor(lib, &t);
 }

@@ -14,9 +14,10 @@ static bool names_unlisted(const gh_mark *mark, int32_t n_listed)
 }
 
 /* Tensors that the graph does not list are those that stand where they were named first. */
-static void meet(const gh_looks *l, gx_tensor **tensor, const gh_mark *mark, const gx_tensor *t, int32_t n_listed)
+static inline void meet(const gh_looks *l, gx_tensor **tensor, const gh_mark *mark, const gx_tensor *t,
+                        int32_t n_listed)
 {
-    if (!names_unlisted(mark, n_listed)) {
+    if (n_listed == l->n || !names_unlisted(mark, n_listed)) {
         return;
     }
     for (int k = 0; k <= GS_MAX_SRC; k++) {
@@ -32,7 +33,7 @@ static void meet(const gh_looks *l, gx_tensor **tensor, const gh_mark *mark, con
 
 /* The tensors that a graph lists, for as many ids as `base` has.  False where it cannot be the same, or for want of
  * memory. */
-static bool list(gh_looks *l, const gh_looks *base, void *graph)
+static bool take_listed(gh_looks *l, const gh_looks *base, void *graph)
 {
     const gh_ggml *lib = base->forms->lib;
     const int32_t n_nodes = base->n_nodes, n_leafs = base->n_leafs;
@@ -94,9 +95,7 @@ static inline __attribute__((always_inline)) bool is_elsewhere(const gh_looks *l
         if (t == NULL) {
             return false;
         }
-        if (n_listed < l->n) {
-            meet(l, tensor, mark, t, n_listed);
-        }
+        meet(l, tensor, mark, t, n_listed);
         if (mark->has & GH_STILL && t == l->tensor[id]) {
             if (!gh_is_still(t)) {
                 return false;
@@ -110,7 +109,7 @@ static inline __attribute__((always_inline)) bool is_elsewhere(const gh_looks *l
 
 bool gh_looks_match_elsewhere(const gh_looks *l, gh_looks *other, void *graph)
 {
-    return list(other, l, graph)
+    return take_listed(other, l, graph)
         && (l->forms->whole ? is_elsewhere(l, other->tensor, true) : is_elsewhere(l, other->tensor, false));
 }
 
@@ -165,7 +164,7 @@ bool gh_looks_follow(gh_looks *l, const gh_looks *base, void *graph)
     int32_t *became;
     l->forms = base->forms;
     l->moved = false;
-    if (!list(l, base, graph) || !gh_looks_make_room(l, base->n, 0)) {
+    if (!take_listed(l, base, graph) || !gh_looks_make_room(l, base->n, 0)) {
         return false;
     }
     if (base->n_rest > l->room_rest) {

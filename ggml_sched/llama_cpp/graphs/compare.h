@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/graphs/compare.h -- a tensor beside the mark of an id: what it names, whose memory it has. */
+/* ggml_sched/llama_cpp/graphs/compare.h -- a tensor beside an id: its form, what it names, whose memory it has. */
 #ifndef GGML_SCHED_LLAMA_CPP_GRAPHS_COMPARE_H
 #define GGML_SCHED_LLAMA_CPP_GRAPHS_COMPARE_H
 

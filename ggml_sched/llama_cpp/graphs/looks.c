@@ -74,11 +74,6 @@ bool gh_looks_are_few(const gh_looks *const *l, int n, const gh_forms *forms)
 
 /* -- taking -------------------------------------------------------------------------------------------------------- */
 
-static inline bool is_whole(const gh_looks *l)
-{
-    return l->forms->whole;
-}
-
 /* The id of what a tensor names, or, behind the ids, the place of what has none; -1: NULL, -2: no memory. */
 static int32_t id_of(gh_looks *l, const gh_reading *r, gx_tensor *named, int32_t *n_named)
 {
@@ -267,7 +262,7 @@ static inline __attribute__((always_inline)) bool matches(const gh_looks *l, gx_
     return same;
 }
 
-/* One loop for each use: it has all registers. */
+/* Not inlined into one: so each loop has all registers. */
 typedef bool gh_matches(const gh_looks *l, gx_tensor *const *tensor, gx_tensor *const *listed, int32_t first,
                         int32_t stop, gh_slots *slots);
 

@@ -53,13 +53,13 @@ typedef struct gh_looks {
 /* Take what a graph that was just read looks like.  False without memory. */
 bool gh_looks_take(gh_looks *l, gh_forms *forms, const gh_reading *r);
 
-/* Whether a graph is this one: the same tensors, and all of them look the same. */
+/* Whether a graph is this one, of whole forms: the same tensors, and all of them look the same.  Or those where it was
+ * before. */
 bool gh_looks_match(const gh_looks *l, void *graph);
-
-/* Whether it is this one where that was before. */
 bool gh_looks_match_before(const gh_looks *l, void *graph);
 
-/* Whether it is this one at other addresses, which `other` has then, and is not to be matched with anything. */
+/* Whether it is this one at other addresses, of any forms.  `other` gets its tensors alone, even where it is not:
+ * nothing may be matched with it. */
 bool gh_looks_match_elsewhere(const gh_looks *l, gh_looks *other, void *graph);
 
 /* Let it stand for the graph where it was before, or for that of `other`.  Where it is is not forgotten. */
@@ -87,7 +87,7 @@ bool gh_looks_are_few(const gh_looks *const *l, int n, const gh_forms *forms);
 
 void gh_looks_free(gh_looks *l);
 
-/* The nodes, where ids are plain: those of whatever was followed. */
+/* The nodes, where ids are plain: those that the ids stand for now. */
 static inline gx_tensor **gh_looks_nodes(const gh_looks *l)
 {
     return l->tensor + l->n_leafs;

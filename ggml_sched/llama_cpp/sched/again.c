@@ -87,9 +87,6 @@ static bool chose_the_same(const gh_sched *s, const gh_prepared *p, gx_tensor *c
 /* Let the ids of a plan stand for the tensors that it now looks like. */
 static void become(gh_sched *s, gh_prepared *p, void *graph)
 {
-    gx_tensor **const was = p->copies.of;
-    p->copies.of = p->copies.was;
-    p->copies.was = was;
     gh_reading_move(&p->reading, p->looks.tensor, graph);
     if (p->n_chosen > 0) {
         memcpy(p->chosen, s->choices.tensor, (size_t)p->n_chosen * sizeof *p->chosen);

@@ -37,7 +37,7 @@ static gx_tensor *copied(const named_copies *tables, int n, gx_tensor *t)
     return t;
 }
 
-/* The copies of all graphs; of one that was elsewhere before they stand for the tensors of that which is asked
+/* The copies of all graphs; of one that was bound elsewhere before they stand for the tensors of that which is asked
  * about. */
 static int find_copies(const gh_sched *s, gx_tensor *const *nodes, int n_nodes, named_copies *tables)
 {
@@ -45,8 +45,7 @@ static int find_copies(const gh_sched *s, gx_tensor *const *nodes, int n_nodes, 
     for (int i = 0; i < GH_N_PREPARED; i++) {
         const gh_prepared *p = &s->prepared[i];
         if (p->copies.n > 0) {
-            const bool was = p->looks.moved && p->looks.n_nodes == n_nodes
-                          && gh_same(p->looks.before + p->looks.n_leafs, nodes, n_nodes, sizeof *nodes);
+            const bool was = p->copies.n_were == n_nodes && gh_same(p->copies.were, nodes, n_nodes, sizeof *nodes);
             tables[n++] = (named_copies){p->copies.tensor, was ? p->copies.was : p->copies.of, p->copies.n};
         }
     }
@@ -124,18 +123,14 @@ static void put_tensors(const gh_sched *s, const gh_prepared *p)
         const gh_slot_at *slot = &p->slot[i];
         slot->tensor->buffer = slot->buffer;
         slot->tensor->data = slot->data;
-        if (gh_is_told(s->lib, slot->buffer)) {
-            s->lib->buffer_init_tensor(slot->buffer, slot->tensor);
-        }
+        gh_tell(s->lib, slot->buffer, slot->tensor);
     }
     for (int32_t i = 0; i < p->n_viewers; i++) {
         gx_tensor *t = p->viewer[i], *root = t->view_src;
         if (t->buffer == NULL && root->buffer != NULL) {
             t->buffer = root->buffer;
             t->data = (char *)root->data + t->view_offs;
-            if (gh_is_told(s->lib, t->buffer)) {
-                s->lib->buffer_init_tensor(t->buffer, t);
-            }
+            gh_tell(s->lib, t->buffer, t);
         }
     }
 }
@@ -185,6 +180,28 @@ static int32_t count_twins(const gh_prepared *p)
     return n;
 }
 
+#define GH_SWAP(type, a, b) do { type kept = (a); (a) = (b); (b) = kept; } while (0)
+
+/* Let the copies be for this graph.  What they stood for where it was bound last is kept: it may come again, too. */
+static bool turn_to(gh_copies *copies, gx_tensor *const *nodes, int32_t n)
+{
+    if (copies->n_nodes == n && gh_same(copies->nodes, nodes, n, sizeof *nodes)) {
+        return true;
+    }
+    if (n > copies->room_nodes) {
+        if (!gh_grow(&copies->nodes, sizeof *nodes, n) || !gh_grow(&copies->were, sizeof *nodes, n)) {
+            return false;
+        }
+        copies->room_nodes = n;
+    }
+    GH_SWAP(gx_tensor **, copies->of, copies->was);
+    GH_SWAP(gx_tensor **, copies->nodes, copies->were);
+    copies->n_were = copies->n_nodes;
+    copies->n_nodes = n;
+    memcpy(copies->nodes, nodes, (size_t)n * sizeof *nodes);
+    return true;
+}
+
 static bool make_room(gh_copies *copies, int32_t n)
 {
     copies->n = 0;
@@ -199,11 +216,12 @@ static bool make_room(gh_copies *copies, int32_t n)
     return true;
 }
 
-static bool make_copies(const gh_sched *s, gh_prepared *p)
+static bool make_copies(const gh_sched *s, gh_prepared *p, void *graph)
 {
     const gs_plan_arrays *v = &p->view;
     gh_copies *copies = &p->copies;
-    if (!make_room(copies, v->n_copies + (v->n_copies > 0 ? count_twins(p) : 0))) {
+    if (!make_room(copies, v->n_copies + (v->n_copies > 0 ? count_twins(p) : 0))
+        || (v->n_copies > 0 && !turn_to(copies, s->lib->graph_nodes(graph), s->lib->graph_n_nodes(graph)))) {
         return false;
     }
     for (int32_t c = 0; c < v->n_copies; c++) {
@@ -219,7 +237,7 @@ static bool make_copies(const gh_sched *s, gh_prepared *p)
         if (!find(s, p, id_of_copy(s, v, c), &copy->buffer, &copy->data)) {
             return false;
         }
-        s->lib->buffer_init_tensor(copy->buffer, copy);
+        gh_tell(s->lib, copy->buffer, copy);
     }
     copies->n = v->n_copies;
     return true;
@@ -236,7 +254,7 @@ static gx_tensor *make_twin(const gh_sched *s, gh_copies *copies, gx_tensor *t, 
     twin->view_offs = t->view_offs - (of->view_src != NULL ? of->view_offs : 0);
     twin->buffer = copy->buffer;
     twin->data = (char *)copy->data + twin->view_offs;
-    s->lib->buffer_init_tensor(twin->buffer, twin);
+    gh_tell(s->lib, twin->buffer, twin);
     copies->of[copies->n++] = t;
     return twin;
 }
@@ -288,7 +306,7 @@ bool gh_bind(gh_sched *s, gh_prepared *p, void *graph)
         return false;
     }
     put_tensors(s, p);
-    if (!make_copies(s, p)) {
+    if (!make_copies(s, p, graph)) {
         return false;
     }
     read_copies(s, p);

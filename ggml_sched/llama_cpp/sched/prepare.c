@@ -200,6 +200,7 @@ static void forget(gh_prepared *p)
     p->used = p->generation = 0;
     p->reserved = p->replayed = p->waits = false;
     p->keeps.n = p->n_deps = 0;
+    p->copies.n_nodes = p->copies.n_were = 0;
 }
 
 /* Whether a node writes to memory that a client has given. */
@@ -305,6 +306,8 @@ void gh_prepared_free(gh_prepared *p)
     free(p->copies.tensor);
     free(p->copies.of);
     free(p->copies.was);
+    free(p->copies.nodes);
+    free(p->copies.were);
     free(p->copies.n_reads);
     free(p->ordered);
     free(p->dep);

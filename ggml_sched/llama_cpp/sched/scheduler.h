@@ -14,7 +14,8 @@
  *
  * A scheduler is one thread's at a time, as ggml's are; different ones are independent.
  * Invariant: what a client sees of its graph is as with ggml: after an allocation, nodes name the copies that they
- * read among their sources.  A graph that comes again gets its own sources back first.
+ * read among their sources.  A graph that comes again gets its own sources back first, where it is one of the last two
+ * that its plan was bound to: a client that builds its graphs anew has no older ones.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_SCHED_SCHEDULER_H
 #define GGML_SCHED_LLAMA_CPP_SCHED_SCHEDULER_H
@@ -69,7 +70,12 @@ typedef struct gh_copies {
     int32_t room;
     gx_tensor *tensor;      /* [n] the plan's, then views of some                                       */
     gx_tensor **of;         /* [n] what each stands for                                                 */
-    gx_tensor **was;        /* [n] and at the addresses that the graph had before                       */
+    gx_tensor **was;        /* [n] and where the graph was bound before                                 */
+    gx_tensor **nodes;      /* [n_nodes] of the graph that `of` is for                                  */
+    gx_tensor **were;       /* [n_were] and `was`                                                       */
+    int32_t n_nodes;
+    int32_t n_were;
+    int32_t room_nodes;
     int32_t *n_reads;       /* [n] sources of nodes that are it, or a view of it                        */
 } gh_copies;
 
