@@ -128,6 +128,8 @@ def shapes_that_changed() -> None:
     made.nodes()[0].contents.op = made.rms_norm(x, 1e-5).contents.op
     assert placed()["same"] == known["same"]
     y.contents.op_params[0] += 1
+    assert placed()["same"] == known["same"]
+    part.contents.view_src = x
     assert placed()["same"] == known["same"] and placed()["same"] == known["same"] + 1
     # A sum of squares by rows is not computed in place of what it reads.
     y.contents.op = made.mul_mat(x, x).contents.op
@@ -310,6 +312,7 @@ def two_places_in_turn() -> None:
         for t in (*made[k].leafs, *made[k].nodes()):
             t.contents.data = t.contents.buffer = None
         assert allocator.alloc(made[k].graph)
+        assert all(t.contents.data for t in made[k].nodes()), "views among them"
 
     for k in (0, 1, 0, 1, 0):
         alloc(k)
@@ -560,6 +563,9 @@ def graphs_elsewhere(library: str) -> None:
             assert compute(g, s, bound, 5) == want[None]
         else:
             assert g.backend_sched_reserve(s, other[0].graph)
+    for made in (bound, others[0], others[0], bound):
+        g.backend_sched_reset(s)
+        assert compute(g, s, made, 5) == want[None], "bound twice in one place, and once more in the other"
     # A choice for what is no tensor of the graph changes nothing; one for a tensor in its place does, and for another.
     def placed(choose: int | None) -> tuple[int, int]:
         """Where the first output and some node are, the one number `choose` of the two being wanted elsewhere."""

@@ -67,7 +67,6 @@ GROUPS = (
      ("where a graph was before", "    if (!l->moved || !place(l, l->before, graph, slot, n)) {\n",
       "    if (true) {\n"),
      ("and where it is then", "    gh_looks_return(l);\n    return true;\n", "    return true;\n"),
-     ("what was read is no other graph's", "    l->open = l->moved = false;\n", "    l->open = false;\n"),
      ("leafs of graphs that are not plain", "gh_same(leafs, l->leafs, n_leafs, sizeof *leafs)", "true"),
      ("their nodes", "gh_same(nodes, l->nodes, n_nodes, sizeof *nodes)", "true"),
      ("tensors that nobody lists", "            && matches_as(l, tensor, NULL, n_leafs + n_nodes, l->n, slots);\n",
