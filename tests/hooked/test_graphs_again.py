@@ -1,7 +1,7 @@
 """Graphs that come again, for the same allocator or scheduler and for the next one: what is known of them serves, and
 whatever differs is noticed.
 
-Each test is a process that loads the hook and ggml's libraries (tests/hooked_again.py).
+Each test is a process that loads the hook and ggml's libraries (tests/hooked_again.py, hooked_sched_again.py).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ggml") is None, reason="needs ggml-python")
 run = partial(hooked_run.run, "hooked_again")
+run_scheduler = partial(hooked_run.run, "hooked_sched_again")
 
 
 def test_an_allocator_that_was_put_back_serves_the_next():
@@ -85,12 +86,12 @@ def test_ever_new_shapes_leave_nothing_behind():
 
 
 def test_graphs_of_ggml_s_scheduler_are_known_again(devices):
-    run("under_ggml_s_scheduler", devices)
+    run_scheduler("under_ggml_s_scheduler", devices)
 
 
 def test_a_scheduler_s_graphs_come_again_elsewhere(devices):
-    run("graphs_elsewhere", devices)
+    run_scheduler("graphs_elsewhere", devices)
 
 
 def test_a_scheduler_s_graphs_serve_the_next_one(devices):
-    run("next_scheduler", devices)
+    run_scheduler("next_scheduler", devices)
