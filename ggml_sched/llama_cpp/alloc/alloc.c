@@ -175,13 +175,13 @@ static bool alloc_graph(gh_gallocr *a, void *graph)
     if (!placed && !gh_fits(a, k) && (a->n_arenas > 1 || !make_fit(a, k, &error))) {
         return a->n_arenas > 1 ? false : gh_failed(&error);
     }
-    if (!gh_known_resolve(k, a->lib, a->arena, a->generation)) {
+    if (!gh_known_resolve(k, a->arena, a->generation)) {
         return gh_failed_with(GS_BAD_PLACEMENT, "a tensor that is to be placed was not");
     }
     for (int32_t b = 0; b < a->n_arenas; b++) {
         gh_arena_reset(&a->arena[b], a->lib);
     }
-    gh_known_commit(k, a->lib, placed);
+    gh_known_commit(k, a->lib, a->arena, placed);
     return true;
 }
 

@@ -114,7 +114,6 @@ bool gh_follow_borrows(gh_known *k, gh_known *base, const gh_ggml *lib, const gh
     k->n_viewers = base->n_viewers;
     k->names.n = 0;
     k->generation = base->generation;
-    k->some_told = base->some_told;
     k->keeps.n = 0;
     k->drawn = false;
     memcpy(k->node_arena, base->node_arena, (size_t)base->looks.n_nodes * sizeof *k->node_arena);

@@ -184,18 +184,16 @@ bool gh_known_own(gh_known *k, gs_api_plan *plan)
     return true;
 }
 
-#define GH_SWAP(type, field) do { type kept = k->field; k->field = other->field; other->field = kept; } while (0)
-
 void gh_known_rebind(gh_known *k, gh_known *other)
 {
-    GH_SWAP(gh_looks, looks);
-    GH_SWAP(int32_t *, node_arena);
-    GH_SWAP(int32_t *, leaf_arena);
-    GH_SWAP(int32_t, room_listed);
-    GH_SWAP(gh_slot *, slot);
-    GH_SWAP(int32_t, n_slots);
-    GH_SWAP(int32_t *, viewer);
-    GH_SWAP(int32_t, n_viewers);
+    GH_SWAP(gh_looks, k->looks, other->looks);
+    GH_SWAP(int32_t *, k->node_arena, other->node_arena);
+    GH_SWAP(int32_t *, k->leaf_arena, other->leaf_arena);
+    GH_SWAP(int32_t, k->room_listed, other->room_listed);
+    GH_SWAP(gh_slot *, k->slot, other->slot);
+    GH_SWAP(int32_t, k->n_slots, other->n_slots);
+    GH_SWAP(int32_t *, k->viewer, other->viewer);
+    GH_SWAP(int32_t, k->n_viewers, other->n_viewers);
     k->generation = 0;
     /* What was swapped has the room of the other's: both count on the lesser. */
     if (k->room != other->room) {
@@ -251,13 +249,12 @@ int gh_known_draw(gh_known *k, gs_error *error)
 
 /* -- addresses ------------------------------------------------------------------------------------------------ */
 
-bool gh_known_resolve(gh_known *k, const gh_ggml *lib, const gh_arena *arenas, uint64_t generation)
+bool gh_known_resolve(gh_known *k, const gh_arena *arenas, uint64_t generation)
 {
     const gs_graph_arrays *arrays = k->drawn ? &k->arrays : &k->lender->arrays;
     if (k->generation == generation) {
         return true;
     }
-    k->some_told = false;
     for (int32_t i = 0; i < k->n_slots; i++) {
         gh_slot *slot = &k->slot[i];
         const int32_t home = k->view.home[slot->id] >= 0 ? k->view.home[slot->id] : k->assigned[slot->id];
@@ -270,15 +267,14 @@ bool gh_known_resolve(gh_known *k, const gh_ggml *lib, const gh_arena *arenas, u
         }
         slot->buffer = arenas[home].chunk[chunk].buffer;
         slot->data = arenas[home].chunk[chunk].base + (stride > 0 ? offset % stride : offset);
-        k->some_told |= gh_is_told(lib, slot->buffer);
     }
     k->generation = generation;
     return true;
 }
 
-void gh_known_commit(const gh_known *k, const gh_ggml *lib, bool placed)
+void gh_known_commit(const gh_known *k, const gh_ggml *lib, const gh_arena *arenas, bool placed)
 {
-    const int32_t n = placed && !k->some_told ? 0 : k->n_slots;
+    const int32_t n = placed && !gh_some_are_told(arenas, k->n_arenas, lib) ? 0 : k->n_slots;
     for (int32_t i = 0; i < n; i++) {
         const gh_slot *slot = &k->slot[i];
         gx_tensor *t = k->looks.tensor[slot->id];

@@ -41,7 +41,6 @@ typedef struct gh_known {
     /* What follows. */
     gh_slot *slot;
     int32_t n_slots;
-    bool some_told;             /* of their buffers want to be told of tensors              */
     int32_t *viewer;            /* [n_viewers] ids                                          */
     int32_t n_viewers;
     uint64_t generation;        /* of the arenas that the slots' addresses are in; 0: none  */
@@ -111,9 +110,9 @@ int gh_known_draw(gh_known *k, gs_error *error);
 void gh_known_rebind(gh_known *k, gh_known *other);
 
 /* The addresses of its tensors in these arenas; false where there is none for one of them. */
-bool gh_known_resolve(gh_known *k, const gh_ggml *lib, const gh_arena *arenas, uint64_t generation);
+bool gh_known_resolve(gh_known *k, const gh_arena *arenas, uint64_t generation);
 
 /* Write them into the tensors, unless they are placed already; tell buffers, and let views follow. */
-void gh_known_commit(const gh_known *k, const gh_ggml *lib, bool placed);
+void gh_known_commit(const gh_known *k, const gh_ggml *lib, const gh_arena *arenas, bool placed);
 
 #endif

@@ -58,6 +58,17 @@ bool gh_arena_grow(gh_arena *a, const gh_ggml *lib, const int64_t *nbytes, int32
     return true;
 }
 
+bool gh_some_are_told(const gh_arena *arenas, int32_t n, const gh_ggml *lib)
+{
+    bool told = false;
+    for (int32_t b = 0; b < n; b++) {
+        for (int32_t i = 0; i < arenas[b].n_chunks; i++) {
+            told |= gh_is_told(lib, arenas[b].chunk[i].buffer);
+        }
+    }
+    return told;
+}
+
 void gh_arena_reset(const gh_arena *a, const gh_ggml *lib)
 {
     for (int32_t i = 0; i < a->n_chunks; i++) {

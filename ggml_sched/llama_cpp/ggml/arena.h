@@ -54,6 +54,9 @@ bool gh_arena_fits(const gh_arena *a, const int64_t *nbytes, int32_t n);
  * once.  False: the device refused, or there is no host memory; the arena is empty then. */
 bool gh_arena_grow(gh_arena *a, const gh_ggml *lib, const int64_t *nbytes, int32_t n);
 
+/* Whether some of their buffers want to be told of tensors. */
+bool gh_some_are_told(const gh_arena *arenas, int32_t n, const gh_ggml *lib);
+
 /* Tell the buffers that tensors are given new addresses in them. */
 void gh_arena_reset(const gh_arena *a, const gh_ggml *lib);
 

@@ -68,7 +68,7 @@ static bool all_differ(gx_tensor *const *tensor, int32_t n)
         return false;
     }
     for (int32_t id = 0; id < n && differ; id++) {
-        uint32_t at = (uint32_t)(((uint64_t)(uintptr_t)tensor[id] * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & mask;
+        uint32_t at = gh_place_in(mask, tensor[id]);
         while (seen[at] != NULL && seen[at] != tensor[id]) {
             at = (at + 1) & mask;
         }

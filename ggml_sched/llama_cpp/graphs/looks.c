@@ -337,24 +337,16 @@ bool gh_looks_place(gh_looks *l, void *graph, const gh_slot *slot, int32_t n)
 
 /* -- moving -------------------------------------------------------------------------------------------------------- */
 
-static void swap_tensors(gx_tensor ***a, int32_t *room_a, gx_tensor ***b, int32_t *room_b)
-{
-    gx_tensor **const kept = *a;
-    const int32_t room = *room_a;
-    *a = *b;
-    *room_a = *room_b;
-    *b = kept;
-    *room_b = room;
-}
-
 void gh_looks_return(gh_looks *l)
 {
-    swap_tensors(&l->tensor, &l->room_tensor, &l->before, &l->room_before);
+    GH_SWAP(gx_tensor **, l->tensor, l->before);
+    GH_SWAP(int32_t, l->room_tensor, l->room_before);
 }
 
 void gh_looks_move(gh_looks *l, gh_looks *other)
 {
-    swap_tensors(&l->before, &l->room_before, &other->tensor, &other->room_tensor);
+    GH_SWAP(gx_tensor **, l->before, other->tensor);
+    GH_SWAP(int32_t, l->room_before, other->room_tensor);
     gh_looks_return(l);
     l->moved = true;
 }

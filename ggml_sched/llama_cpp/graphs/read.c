@@ -56,9 +56,7 @@ void gh_reading_free(gh_reading *r)
 
 static inline uint32_t place_of(const gh_reading *r, const gx_tensor *t)
 {
-    /* Tensors of a context lie a few hundred bytes apart. */
-    const uint64_t mixed = ((uint64_t)(uintptr_t)t >> 4) * UINT64_C(0x9e3779b97f4a7c15);
-    uint32_t at = (uint32_t)(mixed >> 32) & r->mask;
+    uint32_t at = gh_place_in(r->mask, t);
     while (r->place[at] != 0 && r->item[r->place[at] - 1].tensor != t) {
         at = (at + 1) & r->mask;
     }

@@ -14,7 +14,7 @@
 
 static uint32_t choice_place(const gh_choices *c, const gx_tensor *tensor)
 {
-    uint32_t at = (uint32_t)((((uint64_t)(uintptr_t)tensor >> 4) * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & c->mask;
+    uint32_t at = gh_place_in(c->mask, tensor);
     while (c->place[at] != 0 && c->tensor[c->place[at] - 1] != tensor) {
         at = (at + 1) & c->mask;
     }

@@ -180,8 +180,6 @@ static int32_t count_twins(const gh_prepared *p)
     return n;
 }
 
-#define GH_SWAP(type, a, b) do { type kept = (a); (a) = (b); (b) = kept; } while (0)
-
 /* Let the copies be for this graph.  What they stood for where it was bound last is kept: it may come again, too. */
 static bool turn_to(gh_copies *copies, gx_tensor *const *nodes, int32_t n)
 {

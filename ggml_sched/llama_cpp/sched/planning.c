@@ -119,22 +119,20 @@ static bool copy_keeps(gh_keeps *to, const gh_keeps *from)
     return true;
 }
 
-#define GH_SWAP(type, field) do { type kept = p->field; p->field = q->field; q->field = kept; } while (0)
-
 /* Let p have the plan of q, whose graph and problem are the same, with the graph that it was made for; q is
  * forgotten. */
 static void take_plan(gh_prepared *p, gh_prepared *q)
 {
-    GH_SWAP(gs_api_graph *, graph);
-    GH_SWAP(gs_graph_arrays, arrays);
-    GH_SWAP(gs_api_plan *, plan);
-    GH_SWAP(gs_plan_arrays, view);
-    GH_SWAP(gh_spot *, spot);
-    GH_SWAP(int32_t *, home);
-    GH_SWAP(int64_t *, offset);
-    GH_SWAP(int64_t *, need);
-    GH_SWAP(int32_t, room_spots);
-    GH_SWAP(int32_t, room_need);
+    GH_SWAP(gs_api_graph *, p->graph, q->graph);
+    GH_SWAP(gs_graph_arrays, p->arrays, q->arrays);
+    GH_SWAP(gs_api_plan *, p->plan, q->plan);
+    GH_SWAP(gs_plan_arrays, p->view, q->view);
+    GH_SWAP(gh_spot *, p->spot, q->spot);
+    GH_SWAP(int32_t *, p->home, q->home);
+    GH_SWAP(int64_t *, p->offset, q->offset);
+    GH_SWAP(int64_t *, p->need, q->need);
+    GH_SWAP(int32_t, p->room_spots, q->room_spots);
+    GH_SWAP(int32_t, p->room_need, q->room_need);
     memcpy(p->need_begin, q->need_begin, sizeof p->need_begin);
     p->waits = q->waits;
     p->reserved |= q->reserved;
