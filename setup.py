@@ -2,7 +2,7 @@
 
     _pack, _graph, _core    a .pyx that is a contents page, its parts in ggml_sched/core/, its .pxd
     _capi                   the C API over those three
-    _locks, _steps          what every compute does
+    threads._locks, execution._steps   what every compute does
     llama._cells            what every token does
     llama_cpp._hook         what a client's ggml meets, a .pyx over the C files of llama_cpp/
     backends.cpu._kernels   a .pyx over the C files of backends/cpu/kernels/
@@ -64,8 +64,8 @@ match BUILD:
 
 KERNEL_CFLAGS = ["-std=gnu11", "-pthread", "-ffp-contract=off", *(["-O1"] if BUILD else ["-funroll-loops"])]
 
-PARTS = {"_pack": ("pack",), "_graph": ("graph",), "_core": ("alloc", "plan"), "_capi": (), "_locks": (),
-         "_steps": (), "llama._cells": ()}
+PARTS = {"_pack": ("pack",), "_graph": ("graph",), "_core": ("alloc", "plan"), "_capi": (), "threads._locks": (),
+         "execution._steps": (), "llama._cells": ()}
 """For each extension the folders of ggml_sched/core/ that hold its parts."""
 
 

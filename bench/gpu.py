@@ -26,7 +26,7 @@ from gpu_speed import Counting, Meter, Missing, Scale
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy.device import Device, DeviceOutOfMemory
-from ggml_sched.tables import markdown
+from ggml_sched.planning.tables import markdown
 
 T = TypeVar("T")
 

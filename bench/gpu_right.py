@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 import ggml_sched as gs
-from ggml_sched import quants
 from ggml_sched.backends.cupy.ops import OPS
 from ggml_sched.backends.cupy.ops.matrix import FAMILY
+from ggml_sched.graph import quants
 from ggml_sched.llama import load, random_llama
 from ggml_sched.llama.arch import ARCHITECTURES
 from ggml_sched.llama.synthetic_models import random_model

@@ -24,7 +24,7 @@ from peer import packer
 from timing import BLOCK
 
 import ggml_sched as gs
-from ggml_sched.tables import markdown
+from ggml_sched.planning.tables import markdown
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from summary import Line
 from timing import in_turns, ratio, timed
 
 import ggml_sched as gs
-from ggml_sched.tables import markdown
+from ggml_sched.planning.tables import markdown
 
 NAP = 0.005
 """Seconds that each backend takes for its part of a compute."""

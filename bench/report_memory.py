@@ -8,7 +8,7 @@ import samples
 from summary import Line
 
 import ggml_sched as gs
-from ggml_sched.tables import markdown
+from ggml_sched.planning.tables import markdown
 
 CONFIGS = ("c1", "c2half", "c2full", "c4")
 

@@ -13,7 +13,7 @@ from summary import Line
 from timing import timed
 
 import ggml_sched as gs
-from ggml_sched.tables import markdown
+from ggml_sched.planning.tables import markdown
 
 PATIENCE = 5.0
 """Seconds for omnimalloc on each problem."""

@@ -13,7 +13,7 @@ from planning import Times, measure
 from summary import Line
 from timing import ratio
 
-from ggml_sched.tables import markdown
+from ggml_sched.planning.tables import markdown
 
 CONFIGS = ("c1", "c4")
 GROWTH = (1_000, 3_000, 10_000, 100_000)

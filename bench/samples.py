@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import ggml_sched as gs
-from ggml_sched.commands.plan import CONFIGS, n_layers, placement
+from ggml_sched.cli.plan import CONFIGS, n_layers, placement
 from ggml_sched.llama.arch import llama as arch
 from ggml_sched.llama.builder import Shape, build_graph
 from ggml_sched.llama.hparams import Hparams, Layer, Rope

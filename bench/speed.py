@@ -27,7 +27,7 @@ import speed_files
 from report import processor
 
 import ggml_sched as gs
-from ggml_sched.tables import markdown
+from ggml_sched.planning.tables import markdown
 
 HERE = Path(__file__).resolve().parent
 ENGINES = ("llama.cpp", "ggml", "cpu")

@@ -25,10 +25,8 @@ except ImportError as error:  # pragma: no cover - only without a compiled core
         f"(and leave the tree before importing): {error}"
     ) from error
 
-from ggml_sched import compare
 from ggml_sched.backend import Backend, Buffer, Event, GraphView, bind_resident, get_backend, tensor_copy
 from ggml_sched.backends.dry import DryBackend
-from ggml_sched.compare import NodeDifference
 from ggml_sched.errors import (
     BackendError,
     Error,
@@ -39,10 +37,12 @@ from ggml_sched.errors import (
     PlacementError,
     UnsupportedOp,
 )
-from ggml_sched.graphfile import load_graph, save_graph
-from ggml_sched.plan import Copy, Plan, Split, load_plan
-from ggml_sched.program import Program
-from ggml_sched.scheduler import Scheduler
+from ggml_sched.execution.scheduler import Scheduler
+from ggml_sched.graph.graphfile import load_graph, save_graph
+from ggml_sched.planning.plan import Copy, Plan, Split, load_plan
+from ggml_sched.planning.program import Program
+from ggml_sched.testing import compare
+from ggml_sched.testing.compare import NodeDifference
 
 __version__ = "0.1.0"
 

@@ -62,7 +62,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from operator import index
 
-from ggml_sched import hostdata
 from ggml_sched._graph import (
     ALL_SOURCES,
     BackendBase,
@@ -77,6 +76,7 @@ from ggml_sched._graph import (
     register_tensor_data,
 )
 from ggml_sched.errors import BackendError, OutOfMemory, PlacementError
+from ggml_sched.graph import hostdata
 
 __all__ = ["ALL_SOURCES", "Backend", "Buffer", "Event", "GraphView", "bind_resident", "get_backend", "measure_buffer",
            "tensor_copy"]

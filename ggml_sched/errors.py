@@ -44,7 +44,7 @@ class UnsupportedOp(Error):
 class HazardError(Error):
     """A plan or a compute that would read or overwrite the wrong data.
 
-    `reason` is a code of `ggml_sched.verify.REASONS`, or None.
+    `reason` is a code of `ggml_sched.planning.verify.REASONS`, or None.
     """
 
     def __init__(self, message: str, reason: str | None = None) -> None:

@@ -63,8 +63,8 @@ over and over, of graphs, backends and schedulers that are new."""
 
 @pytest.fixture(autouse=True)
 def _every_plan_verifies(monkeypatch):
-    from ggml_sched import plan
-    from ggml_sched.planner import Planner
+    from ggml_sched.planning import plan
+    from ggml_sched.planning.planner import Planner
 
     find_plan, require_sound, verified = Planner._find_plan, plan.require_sound, {}
 

@@ -15,7 +15,7 @@ from poisoned import Poisons
 
 import ggml_sched as gs
 from ggml_sched._core import new_lease, rewired, stand_in
-from ggml_sched.backends.late import LateBackend
+from ggml_sched.testing.deferred import LateBackend
 
 POISON = 0xCD
 VIEWS = frozenset({"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})

@@ -6,7 +6,7 @@ import numpy as np
 from random_graphs import Built, Recipe
 
 import ggml_sched as gs
-from ggml_sched.backends.late import LateBackend
+from ggml_sched.testing.deferred import LateBackend
 
 POISON = 0xAB
 VIEWS = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}

@@ -11,7 +11,7 @@ import ggml_here
 import numpy as np
 
 import ggml_sched as gs
-from ggml_sched import quants
+from ggml_sched.graph import quants
 
 FLOATS = ("f32", "f16", "bf16")
 QUANTISED = tuple(str(kind) for kind in sorted(quants.QUANTIZED))

@@ -28,7 +28,8 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # The package of this working tree.
 
-from ggml_sched import Type, quants  # noqa: E402
+from ggml_sched import Type  # noqa: E402
+from ggml_sched.graph import quants  # noqa: E402
 from ggml_sched.llama import write_gguf  # noqa: E402
 
 SAVE_SECONDS = 60

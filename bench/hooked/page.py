@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from statistics import fmean, median
 from typing import NamedTuple
 
-from ggml_sched.tables import markdown
+from ggml_sched.planning.tables import markdown
 
 LEVELS = ("alloc", "sched")
 CLOSE = 1e-5

@@ -12,7 +12,7 @@ from operator import index
 from ggml_sched._graph import Tensor
 from ggml_sched.backend import ALL_SOURCES, Backend, Buffer
 from ggml_sched.errors import OutOfMemory
-from ggml_sched.faults import FaultPoints
+from ggml_sched.testing.faults import FaultPoints
 
 __all__ = ["DryBackend"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ggml_sched import hostdata
 from ggml_sched._graph import Type
+from ggml_sched.graph import hostdata
 from ggml_sched.llama.gguf import DEFAULT_ALIGNMENT, DTYPES, MAGIC, SCALARS, Array, Kind
 
 __all__ = ["write_gguf"]

@@ -14,12 +14,12 @@ from operator import index
 
 import numpy as np
 
-from ggml_sched._locks import OneAtATime
 from ggml_sched.llama import state
 from ggml_sched.llama.arguments import count
 from ggml_sched.llama.batch import Batch, checked_tokens, is_one_token
 from ggml_sched.llama.errors import ContextFull, ModelBusy, ModelClosed, SequenceError
 from ggml_sched.llama.runner import Runner
+from ggml_sched.threads._locks import OneAtATime
 
 __all__ = ["Held"]
 

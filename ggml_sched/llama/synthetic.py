@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
-from ggml_sched import quants
 from ggml_sched._graph import Type
+from ggml_sched.graph import quants
 from ggml_sched.llama.gguf_write import write_gguf
 
 __all__ = ["as_type", "random_llama"]

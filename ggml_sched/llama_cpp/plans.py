@@ -7,10 +7,10 @@ graph of the same tensors, and backends without memory that answer as ggml's did
 from __future__ import annotations
 
 from ggml_sched._core import plan_from_values
-from ggml_sched.backends.recorded import recorded_backends
-from ggml_sched.graphfile import graph_from_dict
+from ggml_sched.graph.graphfile import graph_from_dict
 from ggml_sched.llama_cpp.install import hook
-from ggml_sched.plan import Plan
+from ggml_sched.planning.plan import Plan
+from ggml_sched.planning.recorded import recorded_backends
 
 __all__ = ["plans"]
 

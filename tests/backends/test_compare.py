@@ -139,10 +139,10 @@ def test_errors_are_typed_and_nothing_is_left():
 
 
 def test_the_module_is_a_module_and_can_be_called():
-    import ggml_sched.compare as module
+    import ggml_sched.testing.compare as module
 
     ctx = gs.Context()
     graph = gs.Graph(ctx.sqr(ctx.tensor("f32", 4, "x")))
     with gs.CpuBackend(1) as a, gs.CpuBackend(1) as b:
-        assert module is gs.compare and module.__name__ == "ggml_sched.compare"
+        assert module is gs.compare and module.__name__ == "ggml_sched.testing.compare"
         assert gs.compare(graph, a, b) == module.compare(graph, a, b) != []

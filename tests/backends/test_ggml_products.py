@@ -15,7 +15,7 @@ from forks import in_child
 from support import QUANTISED, place, raw
 
 import ggml_sched as gs
-from ggml_sched import quants
+from ggml_sched.graph import quants
 
 if not ggml_here.IS_HERE:
     pytest.skip(ggml_here.WHY_NOT, allow_module_level=True)

@@ -15,7 +15,7 @@ from support import compute as compute_everywhere
 from support import place, raw
 
 import ggml_sched as gs
-from ggml_sched import quants
+from ggml_sched.graph import quants
 
 compute = partial(compute_everywhere, ggml=False)
 FLOATS = ("f32", "f16", "bf16")

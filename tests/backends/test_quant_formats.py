@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched import quants
+from ggml_sched.graph import quants
 
 T = gs.Type
 F = np.float32

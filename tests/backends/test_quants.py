@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched import quants
+from ggml_sched.graph import quants
 
 RNG = np.random.default_rng(7)
 KINDS = [gs.Type.Q4_0, gs.Type.Q4_1, gs.Type.Q5_0, gs.Type.Q5_1, gs.Type.Q8_0]

@@ -14,7 +14,7 @@ from pathlib import Path
 import ggml_here
 import pytest
 
-from ggml_sched.workers import Crew
+from ggml_sched.threads.workers import Crew
 
 BACKENDS = {"cpu": "gs.CpuBackend(2)", "numpy": "gs.CpuBackend(2, kernels='numpy')", "ggml": "ggml_here.backend(2)"}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.hostdata import endless
+from ggml_sched.graph.hostdata import endless
 
 INTEGERS = {"i8": 7, "i16": 15, "i32": 31, "i64": 63}
 

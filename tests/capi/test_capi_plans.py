@@ -35,7 +35,7 @@ from random_graphs import quick
 import ggml_sched as gs
 from ggml_sched._core import Devices, Policy, Request, plan_values, replay_plan
 from ggml_sched._graph import op_numbers
-from ggml_sched.planner import POLICIES
+from ggml_sched.planning.planner import POLICIES
 
 
 def chain(n: int = 8, rows: int = 4, inputs: bool = False) -> gs.Graph:

@@ -14,7 +14,7 @@ from random_graphs import Built, quick, recipes
 
 import ggml_sched as gs
 from ggml_sched._core import Policy, plan_values
-from ggml_sched.planner import POLICIES
+from ggml_sched.planning.planner import POLICIES
 
 STATUS_OF = {gs.UnsupportedOp: -6, gs.PlacementError: -5, gs.OutOfMemory: -3}
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from random_graphs import Built, quick, recipes
 
 import ggml_sched as gs
-from ggml_sched.graphfile import graph_from_dict, graph_to_dict
+from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
 
 
 def names(tensors) -> list[str]:
@@ -572,7 +572,7 @@ def test_a_small_file_takes_little_memory(tmp_path):
 def test_files_that_unpack_to_more_than_is_read_are_refused(tmp_path, monkeypatch):
     for name, text in (("x.json", b" " * 3000), ("x.json.gz", gzip.compress(b" " * 3000))):
         (tmp_path / name).write_bytes(text)
-        monkeypatch.setattr("ggml_sched.graphfile.MAX_FILE_BYTES", 2999)
+        monkeypatch.setattr("ggml_sched.graph.graphfile.MAX_FILE_BYTES", 2999)
         with pytest.raises(gs.FileFormatError, match=f"{name}: more than 2999 bytes"):
             gs.load_graph(tmp_path / name)
 

@@ -14,7 +14,7 @@ from small_graphs import sample_paths
 
 import ggml_sched as gs
 from ggml_sched._graph import op_names
-from ggml_sched.graphfile import graph_from_dict
+from ggml_sched.graph.graphfile import graph_from_dict
 
 
 def tensor(name: str, op: str = "NONE", ne=(4,), **fields) -> dict:

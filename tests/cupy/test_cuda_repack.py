@@ -9,8 +9,8 @@ import support
 from support import QUANTISED, random
 
 import ggml_sched as gs
-from ggml_sched import quants
 from ggml_sched.backends.cupy import ops, repack
+from ggml_sched.graph import quants
 
 RNG = np.random.default_rng(14)
 PACKED = tuple(str(kind) for kind in repack.FIELDS)

@@ -8,8 +8,8 @@ import pytest
 import support
 
 import ggml_sched as gs
-from ggml_sched import quants
 from ggml_sched.backends.cupy.ops import rows as row_ops
+from ggml_sched.graph import quants
 
 RNG = np.random.default_rng(23)
 BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")

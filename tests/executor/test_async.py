@@ -11,7 +11,7 @@ import pytest
 from devices import PATIENCE, Chain, Gated, Stream, wait, weights_on
 
 import ggml_sched as gs
-from ggml_sched import pipeline
+from ggml_sched.execution import pipeline
 
 
 def cpus(n):

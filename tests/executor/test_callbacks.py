@@ -7,7 +7,7 @@ import pytest
 from devices import Chain, Gated, weights_on
 
 import ggml_sched as gs
-from ggml_sched.backends.late import LateBackend, LateWorld
+from ggml_sched.testing.deferred import LateBackend, LateWorld
 
 VIEWS = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
 

@@ -15,8 +15,8 @@ from devices import Chain
 
 import ggml_sched as gs
 from ggml_sched.backends.cpu import CpuBuffer
-from ggml_sched.backends.faulty import FaultyCpuBackend
-from ggml_sched.faults import KINDS
+from ggml_sched.testing.faults import KINDS
+from ggml_sched.testing.faulty import FaultyCpuBackend
 
 LIVE: weakref.WeakSet = weakref.WeakSet()
 

@@ -8,7 +8,7 @@ from devices import Counting
 from poisoned import PoisonedBackend
 
 import ggml_sched as gs
-from ggml_sched.make_program import Bytes
+from ggml_sched.planning.compiler import Bytes
 
 
 def graph_of(*outputs):

@@ -13,9 +13,9 @@ from poisoned import REFUSALS, PoisonedLate, check, in_memory_of_their_own, set_
 from random_graphs import Built, many_residents, quick, recipes
 
 import ggml_sched as gs
-from ggml_sched.backends.late import LateBackend, LateWorld
-from ggml_sched.program import Program
-from ggml_sched.verify import check as problems_of
+from ggml_sched.planning.program import Program
+from ggml_sched.planning.verify import check as problems_of
+from ggml_sched.testing.deferred import LateBackend, LateWorld
 
 OFFLOADS = ("MUL_MAT", "MUL_MAT_ID", "ADD")
 SEEDS = range(8)
@@ -69,7 +69,7 @@ def test_the_caller_waits_for_nothing_but_results():
 
 def test_no_more_computes_are_queued_than_may_be(monkeypatch):
     """The host waits for the end of the oldest."""
-    monkeypatch.setattr("ggml_sched.pipeline.MAX_IN_FLIGHT", 2)
+    monkeypatch.setattr("ggml_sched.execution.pipeline.MAX_IN_FLIGHT", 2)
     world = LateWorld(2)
     backends = [LateBackend(name, world) for name in "ab"]
     chain = Chain(backends, log=6)

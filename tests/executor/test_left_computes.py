@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.backends.late import LateBackend, LateWorld
-from ggml_sched.pipeline import MAX_IN_FLIGHT
+from ggml_sched.execution.pipeline import MAX_IN_FLIGHT
+from ggml_sched.testing.deferred import LateBackend, LateWorld
 
 
 class Chain:

@@ -11,7 +11,7 @@ import pytest
 from interrupting import interrupted
 
 import ggml_sched as gs
-from ggml_sched._locks import ForkLock, OneAtATime
+from ggml_sched.threads._locks import ForkLock, OneAtATime
 
 LOCKS = {
     "one": lambda: OneAtATime(partial(gs.Error, "busy"), partial(gs.Error, "ended")),

@@ -8,7 +8,7 @@ from poisoned import REFUSALS, PoisonedBackend, PoisonedLate, in_memory_of_their
 from random_graphs import Built, many_residents, quick, recipes
 
 import ggml_sched as gs
-from ggml_sched.backends.late import LateWorld
+from ggml_sched.testing.deferred import LateWorld
 
 
 @quick(150)

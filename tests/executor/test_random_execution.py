@@ -14,8 +14,8 @@ from poisoned import POISON, REFUSALS, PoisonedBackend, check, in_memory_of_thei
 from random_graphs import Built, many_residents, quick, recipes
 
 import ggml_sched as gs
-from ggml_sched import executor
-from ggml_sched._steps import BoundLoad
+from ggml_sched.execution import allocation as executor
+from ggml_sched.execution._steps import BoundLoad
 
 POLICIES = st.sampled_from(["seed", "default"])
 OFFLOADS = ("MUL_MAT", "MUL_MAT_ID", "ADD")

@@ -14,7 +14,7 @@ from poisoned import REFUSALS, check, in_memory_of_their_own, set_all, settle, t
 from random_graphs import Built, many_residents, quick, recipes
 
 import ggml_sched as gs
-from ggml_sched.backends.late import LateWorld
+from ggml_sched.testing.deferred import LateWorld
 
 SEEDS = st.integers(0, 1000)
 

@@ -14,7 +14,7 @@ import pytest
 
 import ggml_sched as gs
 from ggml_sched._core import bind_plan, new_lease
-from ggml_sched.backends.faulty import FaultyCpuBackend
+from ggml_sched.testing.faulty import FaultyCpuBackend
 
 POLICIES = pytest.mark.parametrize("policy", ["seed", "default"])
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched import _steps
 from ggml_sched.backends.cpu import run_nodes
+from ggml_sched.execution import _steps
 
 
 class Asked(gs.CpuBackend):

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.backends.late import LateBackend, LateWorld
 from ggml_sched.llama import (
     ContextFull,
     ModelBusy,
@@ -26,6 +25,7 @@ from ggml_sched.llama import (
     write_gguf,
 )
 from ggml_sched.llama import weights as weights_module
+from ggml_sched.testing.deferred import LateBackend, LateWorld
 
 HERE = Path(__file__).parents[1] / "data" / "models"
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"

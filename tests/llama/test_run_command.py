@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from ggml_sched import cli
-from ggml_sched.commands import run as run_command
+from ggml_sched.cli import run as run_command
 from ggml_sched.llama import SMALL_PROMPT, load, open_gguf, random_llama, small_model
 from ggml_sched.llama.load import KV_TYPES
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched import quants
+from ggml_sched.graph import quants
 from ggml_sched.llama import load, open_gguf, random_llama, write_gguf
 
 SHAPES = {"n_vocab": 64, "n_embd": 256, "n_layer": 2, "n_head": 8, "n_head_kv": 2, "n_ff": 512}

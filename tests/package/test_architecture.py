@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "ggml_sched"
-ROOMS = ("quants", "backends.cpu", "backends.cupy", "backends.ggml", "llama", "llama_cpp", "commands", "verify")
+ROOMS = ("graph.quants", "backends.cpu", "backends.cupy", "backends.ggml", "llama", "llama_cpp", "cli",
+         "planning.verify")
 """Folders that the listing shows as one."""
 
 
@@ -56,9 +57,12 @@ def compiled_imports(path: Path) -> set[str]:
     text = path.read_text(encoding="utf-8") + path.with_suffix(".pxd").read_text(encoding="utf-8")
     for part in re.findall(r'^include "(.*)"', text, re.M):
         text += (PACKAGE / part).read_text(encoding="utf-8")
-    found = set(re.findall(r"^\s*from ggml_sched\.(\w+) c?import", text, re.M))
-    found.update(re.findall(r"^\s*from ggml_sched c?import (\w+)", text, re.M))
-    return found - {"_c", path.stem}
+    found = set(re.findall(r"^\s*from ggml_sched\.([\w.]+) c?import", text, re.M))
+    for base, name in re.findall(r"^\s*from ggml_sched((?:\.\w+)?) c?import (\w+)", text, re.M):
+        inner = f"{base}.{name}".removeprefix(".")
+        if inner in known_modules():
+            found = (found - {base.removeprefix(".")}) | {inner}
+    return found - {"_c", name_of(path)}
 
 
 def actual() -> dict[str, set[str]]:
@@ -68,8 +72,9 @@ def actual() -> dict[str, set[str]]:
         room = room_of(name_of(path))
         if room and room != "__main__":
             found.setdefault(room, set()).update(python_imports(path))
-    for path in PACKAGE.glob("*.pyx"):
-        found[path.stem] = compiled_imports(path)
+    for path in PACKAGE.rglob("*.pyx"):
+        if room_of(name_of(path)) == name_of(path):
+            found[name_of(path)] = compiled_imports(path)
     # The package itself is its public names: whoever imports it stands above everything that those come from.
     return {room: {room_of(other) if other else "ggml_sched" for other in others} - {room}
             for room, others in found.items()}

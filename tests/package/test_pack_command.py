@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ggml_sched import FileFormatError
-from ggml_sched.commands import pack as command
+from ggml_sched.cli import pack as command
 
 HARD = Path(__file__).parents[1] / "data" / "packing" / "C.1048576.csv"
 
@@ -100,6 +100,6 @@ def test_it_plugs_into_a_parser_and_runs_as_a_module(tmp_path):
     command.add_parser(parser.add_subparsers())
     args = parser.parse_args(["pack", str(HARD), "--budget", "0"])
     assert args.run is command.run and args.budget == 0
-    done = subprocess.run([sys.executable, "-m", "ggml_sched.commands.pack", str(HARD), "--budget", "0"],
+    done = subprocess.run([sys.executable, "-m", "ggml_sched.cli.pack", str(HARD), "--budget", "0"],
                           capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "bound   1039360 bytes" in done.stdout

@@ -23,12 +23,15 @@ from pathlib import Path
 import pytest
 
 import ggml_sched as gs
-from ggml_sched import _capi, _core, _graph, _locks, _pack, _steps
+from ggml_sched import _capi, _core, _graph, _pack
+from ggml_sched.execution import _steps
+from ggml_sched.threads import _locks
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(gs.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-EXTENSIONS = {"_pack": _pack, "_graph": _graph, "_core": _core, "_capi": _capi, "_locks": _locks, "_steps": _steps}
+EXTENSIONS = {"_pack": _pack, "_graph": _graph, "_core": _core, "_capi": _capi, "threads/_locks": _locks,
+              "execution/_steps": _steps}
 KERNELS = ("backends/cpu/_kernels", "backends/ggml/_ggml", "llama/_cells", "llama_cpp/_hook")
 """Extensions that nobody compiles against."""
 HEADERS = sorted(path.name for path in (ROOT / "include" / "ggml_sched").glob("*.h"))
@@ -462,7 +465,7 @@ def test_headers_compile_as_c_and_as_cpp(tmp_path):
 def test_the_stub_is_the_module():
     if importlib.util.find_spec("mypy") is None:
         pytest.skip("needs mypy")
-    modules = [f"ggml_sched.{name}" for name in EXTENSIONS]
+    modules = [f"ggml_sched.{name.replace('/', '.')}" for name in EXTENSIONS]
     command = [sys.executable, "-m", "mypy.stubtest", *modules, "--mypy-config-file", "pyproject.toml"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout

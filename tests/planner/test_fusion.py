@@ -16,9 +16,9 @@ from small_graphs import SAMPLES, sample_paths
 
 import ggml_sched as gs
 from ggml_sched._core import Devices, Policy, Request, make_plan, plan_values
-from ggml_sched.plan import Plan
-from ggml_sched.program import Program
-from ggml_sched.verify import check
+from ggml_sched.planning.plan import Plan
+from ggml_sched.planning.program import Program
+from ggml_sched.planning.verify import check
 
 NORM_MUL = chains(("RMS_NORM", "MUL"), ("NORM", "MUL"))
 ADD_NORM_MUL = chains(("ADD", "RMS_NORM", "MUL"), ("ADD", "NORM", "MUL"), ("RMS_NORM", "MUL"), ("NORM", "MUL"))

@@ -6,7 +6,7 @@ import pytest
 from small_graphs import sample_paths
 
 import ggml_sched as gs
-from ggml_sched.graphfile import graph_from_dict, graph_to_dict
+from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
 
 
 def graph_with(resident: str, name: str = "w", extra: str = "") -> gs.Graph:

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.graphfile import graph_from_dict, graph_to_dict
-from ggml_sched.ordering import Wait
-from ggml_sched.reorder import reorder
-from ggml_sched.verify import check
+from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
+from ggml_sched.planning.reorder import reorder
+from ggml_sched.planning.verify import check
+from ggml_sched.planning.waits import Wait
 
 POLICIES = ("default", "seed")
 

@@ -9,7 +9,7 @@ from random_graphs import Built, quick, recipes
 
 import ggml_sched as gs
 from ggml_sched._core import Devices, Policy, Request, make_plan
-from ggml_sched.plan import Plan
+from ggml_sched.planning.plan import Plan
 
 
 @pytest.mark.parametrize("offsets", ["best fit", "packed"])

@@ -10,7 +10,7 @@ from itertools import combinations
 
 import numpy as np
 
-from ggml_sched.ordering import Access, Wait, order
+from ggml_sched.planning.waits import Access, Wait, order
 
 ROUNDS = 6
 

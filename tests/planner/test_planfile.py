@@ -13,9 +13,9 @@ from small_graphs import Device, plan_of, random_case, sample_paths, sample_plan
 
 import ggml_sched as gs
 from ggml_sched._core import plan_values
-from ggml_sched.plan import Plan
-from ggml_sched.planfile import plan_from_dict
-from ggml_sched.program import Program, program_values
+from ggml_sched.planning.plan import Plan
+from ggml_sched.planning.planfile import plan_from_dict
+from ggml_sched.planning.program import Program, program_values
 
 
 def saved(plan, tmp_path):
@@ -343,5 +343,5 @@ def test_the_plan_of_a_smaller_graph_is_refused():
 def test_a_file_without_end_is_refused(tmp_path, monkeypatch):
     backends, graph, _ = two_devices()
     path = saved(gs.Scheduler(backends).plan(graph), tmp_path)
-    monkeypatch.setattr("ggml_sched.planfile.MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr("ggml_sched.planning.planfile.MAX_FILE_BYTES", 1000)
     refused(path, graph, backends, gs.FileFormatError, "more than 1000 bytes")

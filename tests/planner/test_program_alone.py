@@ -6,7 +6,7 @@ import pytest
 from small_graphs import plan_of, random_case, sample_paths, sample_plan
 
 import ggml_sched as gs
-from ggml_sched.make_program import make_alone, make_any
+from ggml_sched.planning.compiler import make_alone, make_any
 
 
 def both(plan: gs.Plan):

@@ -11,7 +11,7 @@ from poisoned import check, in_memory_of_their_own, set_all
 from random_graphs import Built, quick, recipes
 
 import ggml_sched as gs
-from ggml_sched.reorder import reorder
+from ggml_sched.planning.reorder import reorder
 
 
 def wide(n: int) -> tuple[gs.Graph, gs.Tensor, list[gs.Tensor]]:
@@ -42,7 +42,7 @@ def test_where_one_order_exceeds_a_budget_the_other_is_taken(monkeypatch):
     backend = gs.DryBackend("A")
     better = gs.Scheduler([backend], reorder=True).plan(graph).graph
     for given_order, other in ((graph, better), (better, graph)):
-        monkeypatch.setattr("ggml_sched.planner.reorder", lambda _, other=other: other)
+        monkeypatch.setattr("ggml_sched.planning.planner.reorder", lambda _, other=other: other)
         with gs.Scheduler([backend], reorder=True) as scheduler:
             least = scheduler.plan(given_order)
             assert least.graph is better

@@ -8,7 +8,7 @@ import pytest
 from small_graphs import Device, Residents, plan_of, random_case, two_layers
 
 import ggml_sched as gs
-from ggml_sched import report
+from ggml_sched.planning import report
 
 TABLE = """\
 Plan of 6 nodes, policy seed: 3 splits, 2 copies of 256 bytes

@@ -21,10 +21,10 @@ from small_graphs import (
 )
 
 import ggml_sched as gs
-from ggml_sched.program import Program
-from ggml_sched.verify import REASONS, Facts, check, check_dataflow, lives, require_sound
-from ggml_sched.verify.dataflow import Memory
-from ggml_sched.verify.facts import acts
+from ggml_sched.planning.program import Program
+from ggml_sched.planning.verify import REASONS, Facts, check, check_dataflow, lives, require_sound
+from ggml_sched.planning.verify.dataflow import Memory
+from ggml_sched.planning.verify.facts import acts
 
 
 def problems(plan):

@@ -12,7 +12,7 @@ from capi_problems import problem_of
 
 import ggml_sched as gs
 from ggml_sched._core import Devices, Policy, Request, bind_plan, make_plan, new_lease, replay_plan
-from ggml_sched.graphfile import graph_from_dict, graph_to_dict
+from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
 
 
 def block(ctx: gs.Context) -> gs.Tensor:

@@ -16,7 +16,7 @@ from random_graphs import Built, decode
 
 import ggml_sched as gs
 from ggml_sched._graph import op_names
-from ggml_sched.graphfile import graph_from_dict, graph_to_dict
+from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
 
 OPS = op_names()
 COMMON = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "ADD", "MUL", "SCALE", "CPY", "CONT", "MUL_MAT",

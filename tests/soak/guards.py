@@ -30,7 +30,8 @@ def _edits() -> list[Edit]:
     def of(path: str, tests: str, *edits: tuple[str, str, str]) -> None:
         found.extend(Edit(path, tests, *edit) for edit in edits)
 
-    of("ggml_sched/make_program.py", "tests/planner/test_guards.py tests/planner/test_program_alone.py tests/executor",
+    of("ggml_sched/planning/compiler.py",
+       "tests/planner/test_guards.py tests/planner/test_program_alone.py tests/executor",
        ("one reader of expert weights", "if read[weight] == 1}", "}"),
        ("ids computed in the same split", "None if start <= self.position[self.memory[ids]] < stop else ids", "ids"),
        ("experts of a weight in a ring or kept", "if not keeps and not self._is_placed(i):", "if True:"),
@@ -58,7 +59,7 @@ def _edits() -> list[Edit]:
        ("ids are read by copies of experts", "yield step.ids, k, 0", "pass"),
        ("who owns pushed copies", "pushes = len(places) > 1 and self.concurrent[backend] and owner >= 0",
         "pushes = len(places) > 1 and owner >= 0"))
-    of("ggml_sched/ordering.py", "tests/planner/test_ordering.py",
+    of("ggml_sched/planning/waits.py", "tests/planner/test_ordering.py",
        ("waits for the compute before", "_want(wanted[first], queues, Wait(second, period))", "pass"),
        ("reads do not wait for reads", " & (writes | writes[k])", ""),
        ("what is left out orders nothing", "() if keeps[i] else wanted[i].values()", "wanted[i].values()"),
@@ -289,7 +290,7 @@ def _edits() -> list[Edit]:
         "test_execution_alone_sees_an_overwritten_output tests/planner/test_verify.py::"
         "test_an_unsound_plan_raises_a_hazard_error_with_the_reason tests/planner/test_verify.py::"
         "test_what_a_node_keeps_has_an_address tests/planner/test_verify.py::test_plans_that_were_unsound_are_sound")
-    of("ggml_sched/verify/structure.py", corruptions,
+    of("ggml_sched/planning/verify/structure.py", corruptions,
        ("a split's backend", "0 <= split.backend < n_backends,", "True,"),
        ("the copies of a split", '0 <= c < n_copies, f"split', 'True, f"split'),
        ("what a copy copies", "0 <= like < n,", "True,"),
@@ -346,7 +347,7 @@ def _edits() -> list[Edit]:
         "        elif False:"),
        ("sources have addresses", "            touched.update(p for p in facts.reads[act.id] if p >= 0)\n", ""),
        ("what is kept has an address", "            touched.update(facts.deps.get(act.id, ()))\n", ""))
-    of("ggml_sched/verify/memory.py", corruptions +
+    of("ggml_sched/planning/verify/memory.py", corruptions +
        " tests/planner/test_keep_until.py",
        ("alignment", "        if facts.offset[i] % alignment:", "        if False:"),
        ("sizes that backends ask for", "        if facts.shares[i] < 0 and facts.size[i] < facts.need[i]:",
@@ -368,7 +369,7 @@ def _edits() -> list[Edit]:
        ("a source of equal layout", "    if not same:", "    if False:"),
        ("kernels tolerate it", " or not facts.tolerates[x] >> same[0] & 1:", ":"),
        ("a source in one slot", "    if len(slots) > 1 or", "    if"))
-    of("ggml_sched/verify/dataflow.py", corruptions +
+    of("ggml_sched/planning/verify/dataflow.py", corruptions +
        " tests/planner/test_keep_until.py tests/planner/test_verify.py::"
        "test_experts_that_share_bytes_do_not_travel_one_by_one tests/executor/test_late.py::test_every_wait_is_needed "
        "tests/executor/test_late.py::"
@@ -400,7 +401,7 @@ def _edits() -> list[Edit]:
        ("a kept place holds a version", "        if self.seen.get(place) == version:",
         "        if place in self.seen:"),
        ("bytes that are missing", "        if expected == actual or p in self.bad:", "        if True:"))
-    of("ggml_sched/verify/__init__.py", corruptions,
+    of("ggml_sched/planning/verify/__init__.py", corruptions,
        ("the dataflow is checked", " or check_dataflow(facts)", ""),
        ("the memory is checked", " or check_memory(facts)", ""),
        ("the structure is checked", "check_structure(facts) or ", ""))
@@ -412,7 +413,7 @@ def _edits() -> list[Edit]:
         "test_residents_elsewhere_are_refused_with_the_tensor tests/planner/test_planfile.py::"
         "test_other_answers_are_refused_with_the_tensor tests/planner/test_planfile.py::"
         "test_other_backends_are_refused_with_the_reason tests/planner/test_planfile.py::test_another_graph_is_refused")
-    of("ggml_sched/planfile.py", refusals,
+    of("ggml_sched/planning/planfile.py", refusals,
        ("files have an end", "    if len(text) > MAX_FILE_BYTES:", "    if False:"),
        ("no JSON", "    except (ValueError, RecursionError) as error:", "    except ValueError as error:"),
        ("another kind of file", 'if not isinstance(data, dict) or data.get("format") != FORMAT:',
@@ -451,7 +452,7 @@ def _edits() -> list[Edit]:
 
     # -- data --
 
-    of("ggml_sched/hostdata.py", "tests/core/test_allocators.py::"
+    of("ggml_sched/graph/hostdata.py", "tests/core/test_allocators.py::"
        "test_an_input_that_is_there_from_the_start_has_its_data_at_once tests/executor/test_reading_results.py "
        "tests/executor/test_results.py "
        "tests/executor/test_inputs.py tests/backends/test_values_out_of_range.py tests/backends/test_cpu_backend.py "
@@ -568,7 +569,7 @@ def _edits() -> list[Edit]:
 
     # -- computing --
 
-    of("ggml_sched/planner.py", "tests/planner/test_guards.py tests/planner/test_reserve.py "
+    of("ggml_sched/planning/planner.py", "tests/planner/test_guards.py tests/planner/test_reserve.py "
        "tests/planner/test_reorder.py::test_branches_are_taken_one_after_the_other_when_that_keeps_less_alive "
        "tests/planner/test_reorder.py::test_a_reordered_graph_computes_the_same_and_is_allocated_once "
        "tests/planner/test_reorder.py::test_where_one_order_exceeds_a_budget_the_other_is_taken "
@@ -603,7 +604,7 @@ def _edits() -> list[Edit]:
        ("a reset forgets what was planned", "        self._cache.clear()\n", ""),
        ("a reset forgets what was reserved", "        self._reserved.clear()\n", ""),
        ("budgets", "            if needed > limit:", "            if False:"))
-    of("ggml_sched/_locks.pyx", "tests/executor/test_scheduler_life.py tests/executor/test_locks.py",
+    of("ggml_sched/threads/_locks.pyx", "tests/executor/test_scheduler_life.py tests/executor/test_locks.py",
        ("one call at a time", "        if self.locked:\n            raise", "        if False:\n            raise"),
        ("a closed scheduler", "        if self.closed:\n", "        if False:\n"),
        ("a fork unlocks", "        if self.pid != getpid():", "        if False:"),
@@ -612,7 +613,7 @@ def _edits() -> list[Edit]:
        ("nothing is given back that a fork took away", "        if self.locked:\n            self.locked = False\n",
         "        if True:\n            self.locked = False\n"),
        ("waiting ends with a signal", "                PyErr_CheckSignals()\n", ""))
-    of("ggml_sched/scheduler.py", "tests/executor/test_scheduler_life.py tests/executor/test_arena_growth.py "
+    of("ggml_sched/execution/scheduler.py", "tests/executor/test_scheduler_life.py tests/executor/test_arena_growth.py "
        "tests/planner/test_planfile.py::test_what_is_adopted_fits_the_scheduler tests/planner/test_planfile.py::"
        "test_an_adopted_plan_is_used_though_the_graph_was_allocated_before tests/planner/test_planfile.py::"
        "test_a_loaded_plan_computes tests/executor/test_copies_ring.py::test_the_first_generation_knows_no_ring "
@@ -647,7 +648,7 @@ def _edits() -> list[Edit]:
         "self._allocations.vacate, self._pipeline.close"),
        ("closing ends threads", "self._allocations.vacate, self._arenas.close, self._pipeline.close",
         "self._allocations.vacate, self._arenas.close"))
-    of("ggml_sched/arenas.py", "tests/executor/test_scheduler_life.py tests/executor/test_arena_growth.py "
+    of("ggml_sched/execution/arenas.py", "tests/executor/test_scheduler_life.py tests/executor/test_arena_growth.py "
        "tests/executor/test_inputs.py tests/executor/test_prepared.py tests/executor/test_memory_rules.py::"
        "test_chunks_grow_and_serve_smaller_graphs tests/executor/test_failure_injection.py::"
        "test_failures_while_giving_back_leave_nothing_behind",
@@ -663,7 +664,8 @@ def _edits() -> list[Edit]:
        ("who lives in them is told", '                fresh[i, chunk].usage = "compute"\n            vacate()\n',
         '                fresh[i, chunk].usage = "compute"\n'),
        ("all are given back", "        each(buffer.close for buffer in held)\n", ""))
-    of("ggml_sched/allocations.py", "tests/executor/test_prepared.py tests/executor/test_scheduler_life.py "
+    of("ggml_sched/execution/allocation_cache.py",
+       "tests/executor/test_prepared.py tests/executor/test_scheduler_life.py "
        "tests/executor/test_inputs.py tests/executor/test_copies_ring.py tests/executor/test_async.py "
        "tests/planner/test_answers.py::test_answers_of_another_version_are_asked_for_anew "
        "tests/executor/test_queued_memory.py",
@@ -698,7 +700,7 @@ def _edits() -> list[Edit]:
         "test_copies_that_only_their_source_can_make_give_the_same",
         "test_who_waits_for_a_step_that_was_left_out_waits_for_those_before_it",
         "test_copies_that_go_through_the_host_give_the_same"))
-    of("ggml_sched/executor.py",
+    of("ggml_sched/execution/allocation.py",
        "tests/executor/test_results.py tests/executor/test_reading_results.py tests/executor/test_inputs.py "
        "tests/executor/test_prepared.py tests/executor/test_callbacks.py tests/executor/test_copies_ring.py "
        "tests/executor/test_straight.py "
@@ -744,7 +746,7 @@ def _edits() -> list[Edit]:
        ("a stop after a write stops",
         "                if says_no(callback(node)):\n                    return node\n        return None",
         "                callback(node)\n        return None"))
-    of("ggml_sched/_steps.pyx",
+    of("ggml_sched/execution/_steps.pyx",
        late +
        " tests/executor/test_copies_ring.py tests/executor/test_callbacks.py tests/executor/test_prepared.py "
        "tests/executor/test_async.py tests/planner/test_beyond_upstream.py tests/executor/test_tensor_copy.py "
@@ -778,7 +780,7 @@ def _edits() -> list[Edit]:
        ("events are waited for", "    later.event_wait(event)\n", ""),
        ("events are recorded", "    earlier.event_record(event)\n", ""),
        ("NumPy's no is one", " or isinstance(answer, np.bool_) and not answer", ""))
-    of("ggml_sched/pipeline.py",
+    of("ggml_sched/execution/pipeline.py",
        "tests/executor/test_async.py tests/executor/test_queued_memory.py " + late +
        " tests/executor/test_overlap.py tests/executor/test_copies_ring.py tests/executor/test_failure_injection.py::"
        "test_a_backend_that_fails_to_synchronize_does_not_hide_the_first_error",

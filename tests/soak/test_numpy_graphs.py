@@ -17,7 +17,7 @@ from numpy_graphs import Home, Model
 from poisoned import REFUSALS, PoisonedBackend, PoisonedLate
 
 import ggml_sched as gs
-from ggml_sched.backends.late import LateWorld
+from ggml_sched.testing.deferred import LateWorld
 
 DAILY, SOAK = 60, 4000
 OFFLOADS = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")

@@ -18,7 +18,7 @@ from ggml_sched._graph cimport BufferBase, NodeTable, Tensor
 import numpy as np
 
 from ggml_sched.errors import BackendError, Error, OutOfMemory
-from ggml_sched.hostdata import MAX_SHARED, endless
+from ggml_sched.graph.hostdata import MAX_SHARED, endless
 
 cdef int64_t SHARED = MAX_SHARED
 

@@ -17,7 +17,6 @@ from operator import index
 import numpy as np
 
 from ggml_sched._graph import BufferBase, Tensor, any_staged, computed
-from ggml_sched._locks import ForkLock
 from ggml_sched.backend import Backend, as_nodes
 from ggml_sched.backends.cpu._kernels import CallList, Pool
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, allocate, copy_on_host, wrap
@@ -26,7 +25,8 @@ from ggml_sched.backends.cpu.oracle.lanes import Call, Lanes
 from ggml_sched.backends.cpu.oracle.registry import KERNELS
 from ggml_sched.backends.cpu.oracle.work import Work
 from ggml_sched.errors import BackendError, Error, OutOfMemory, PlacementError, UnsupportedOp
-from ggml_sched.workers import thread_count
+from ggml_sched.threads._locks import ForkLock
+from ggml_sched.threads.workers import thread_count
 
 __all__ = ["KERNELS_OF", "CpuBackend", "CpuPlan", "run_nodes"]
 

@@ -15,7 +15,7 @@ import numpy as np
 from ggml_sched._graph import Tensor
 from ggml_sched.backend import Backend, Buffer, same_layout
 from ggml_sched.errors import BackendError, OutOfMemory
-from ggml_sched.hostdata import array_over
+from ggml_sched.graph.hostdata import array_over
 
 __all__ = ["ALIGNMENT", "CpuBuffer", "address_of", "allocate", "copy_on_host", "wrap"]
 

@@ -17,7 +17,7 @@ import numpy as np
 from ggml_sched._graph import BufferBase, Tensor
 from ggml_sched.backends.cupy.places import VIEW, Place, Scratch, ScratchView, joined, spread, unit_of, view_of
 from ggml_sched.errors import BackendError, PlacementError
-from ggml_sched.hostdata import endless
+from ggml_sched.graph.hostdata import endless
 
 if TYPE_CHECKING:
     from ggml_sched.backends.cupy.ops.groups import Wiring

@@ -15,12 +15,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from ggml_sched._locks import ForkLock
 from ggml_sched.backend import Backend, Event
 from ggml_sched.backends.cupy.device import Device, DeviceError, DeviceOutOfMemory
 from ggml_sched.backends.cupy.fault import Faults, Fetched
 from ggml_sched.backends.cupy.staging import Downloads, Uploads
 from ggml_sched.errors import BackendError, OutOfMemory
+from ggml_sched.threads._locks import ForkLock
 
 __all__ = ["STAGING", "CupyEvent", "DeviceQueue", "guarded", "queueing"]
 

@@ -15,7 +15,6 @@ from functools import partial
 from operator import index
 
 from ggml_sched._graph import Tensor, op_numbers
-from ggml_sched._locks import ForkLock
 from ggml_sched.backend import Backend, Buffer, as_nodes
 from ggml_sched.backends.cpu._kernels import isa
 from ggml_sched.backends.cpu.backend import StagedLeafs
@@ -32,7 +31,8 @@ from ggml_sched.backends.ggml.buffer import DeviceBuffer, HostBuffer
 from ggml_sched.backends.ggml.library import Device as Offered
 from ggml_sched.backends.ggml.library import Library, load
 from ggml_sched.errors import BackendError, OutOfMemory
-from ggml_sched.workers import Crew, thread_count
+from ggml_sched.threads._locks import ForkLock
+from ggml_sched.threads.workers import Crew, thread_count
 
 __all__ = ["GgmlBackend"]
 

@@ -12,7 +12,7 @@ cdef tuple pairs_tuple(const int32_t *a, const int32_t *b, int32_t n):
 
 
 cdef class PlanData:
-    """The decisions of one planning run.  `ggml_sched.plan.Plan` joins it with a graph.
+    """The decisions of one planning run.  `ggml_sched.planning.plan.Plan` joins it with a graph.
 
     Ids below `n_tensors` are the graph's tensors, copies follow, then further places of copies in a ring.  Offsets
     count from the start of their backend's buffer, in bytes.

@@ -1,7 +1,7 @@
 # Plans as plain values: what a plan file and a pickle hold, and a plan made of them again.
 #
 # Owns nothing.  Invariant: whatever values come in, every index of the plan made of them points at something, and
-# walking from an id to the owner of its memory ends; whether the plan is sound is for ggml_sched.verify to say.
+# walking from an id to the owner of its memory ends; whether the plan is sound is for ggml_sched.planning.verify to say.
 
 cdef list _ints_of(const int32_t *at, int32_t n):
     return list(ints_tuple(at, n))

@@ -10,11 +10,11 @@ from functools import partial
 
 import numpy as np
 
-from ggml_sched import hostdata
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cpu.oracle.job import Job, int_param, load_call, split_axes, spread_axes
 from ggml_sched.backends.cpu.oracle.registry import F32, WEIGHTS, kernel, types
-from ggml_sched.quants import QUANTIZED
+from ggml_sched.graph import hostdata
+from ggml_sched.graph.quants import QUANTIZED
 
 _PLAIN = frozenset(hostdata.DTYPES)
 _MOVABLE = _PLAIN | QUANTIZED

@@ -19,13 +19,13 @@ from struct import pack, unpack
 
 import numpy as np
 
-from ggml_sched import quants
 from ggml_sched._graph import BufferBase, Tensor, Type
 from ggml_sched.backends.cpu.buffer import address_of
 from ggml_sched.backends.cpu.oracle.lanes import Call, Lanes
 from ggml_sched.backends.cpu.oracle.work import Work
 from ggml_sched.errors import BackendError, PlacementError
-from ggml_sched.hostdata import array_over, endless
+from ggml_sched.graph import quants
+from ggml_sched.graph.hostdata import array_over, endless
 
 __all__ = ["Job", "MemoryOf", "Part", "Resolver", "float_param", "int_param", "load_call", "store_call"]
 

@@ -13,8 +13,8 @@ from functools import partial
 
 import numpy as np
 
-from ggml_sched._locks import ForkLock
-from ggml_sched.workers import Crew
+from ggml_sched.threads._locks import ForkLock
+from ggml_sched.threads.workers import Crew
 
 __all__ = ["Call", "Lanes", "run_calls"]
 

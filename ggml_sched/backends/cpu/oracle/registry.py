@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ggml_sched import quants
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cpu.oracle.job import Job
+from ggml_sched.graph import quants
 
 __all__ = ["FLOATS", "KERNELS", "WEIGHTS", "Kernel", "kernel", "types"]
 

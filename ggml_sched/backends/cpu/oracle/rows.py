@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ggml_sched import quants
 from ggml_sched._graph import Tensor, Type
 from ggml_sched.backends.cpu.oracle.job import Job, load_call
 from ggml_sched.backends.cpu.oracle.registry import F32, I32, WEIGHTS, kernel, types
 from ggml_sched.errors import BackendError
+from ggml_sched.graph import quants
 
 
 def check_ids(ids: np.ndarray, n_rows: int, job: Job) -> None:

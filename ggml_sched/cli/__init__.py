@@ -1,0 +1,63 @@
+"""The command `ggml-sched`: each subcommand is a module of this folder.
+
+A subcommand has a docstring, `add_arguments(parser)` and `run(args)`, which prints to stdout and raises errors.
+Imports that a subcommand alone needs are inside its functions.
+Owns the exit codes: 0 done, 1 an error (one line on stderr, no traceback), 2 wrong arguments,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from ggml_sched import __version__
+from ggml_sched.cli import pack, plan, run
+from ggml_sched.errors import Error
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS: dict[str, ModuleType] = {"run": run, "plan": plan, "pack": pack}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (default: this process's) and return its exit code."""
+    try:
+        args = _parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has printed help or what is wrong
+        return int(stop.code or 0)
+    try:
+        code = args.run(args)
+        sys.stdout.flush()
+        return int(code or 0)
+    except BrokenPipeError:
+        # Whoever read our output has left; let nothing be written at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except MemoryError as error:
+        return _failed(error, str(error) or "out of memory")
+    except (Error, OSError, ValueError, TypeError) as error:
+        return _failed(error, str(error))
+
+
+def _failed(error: BaseException, message: str) -> int:
+    print("ggml-sched: error:", " ".join(message.split()) or type(error).__name__, file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ggml-sched", description="Plans where the tensors of neural networks live, and runs them.")
+    parser.add_argument("--version", action="version", version=f"ggml-sched {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, module in COMMANDS.items():
+        summary = module.__doc__.splitlines()[0].rstrip(".")
+        sub = subparsers.add_parser(name, help=summary, description=module.__doc__)
+        module.add_arguments(sub)
+        sub.set_defaults(run=module.run)
+    return parser

@@ -1,0 +1,131 @@
+"""Pack the lifetimes of a CSV file into one arena.
+
+The file has a header with the columns lower, upper and size (bytes; lifetimes are half-open, any
+integers) and any others; this is MiniMalloc's format.  With --out, the offsets are written as the
+same file with a column `offset` added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+import time
+from collections.abc import Sequence
+
+COLUMNS = ("lower", "upper", "size")
+MAX_SIZE = 2**63 - 1
+MAX_DIGITS = 60     # of a number: longer ones are nonsense, and int() of a million digits takes for ever
+
+
+def add_parser(subparsers) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser("pack", help=__doc__.splitlines()[0].rstrip("."), description=__doc__)
+    add_arguments(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE.csv", help="lower,upper,size for each buffer; - is stdin")
+    parser.add_argument("--capacity", type=int, metavar="BYTES",
+                        help="stop at an arena that fits this; exit code 3 if none was found")
+    parser.add_argument("--budget", type=int, metavar="TRIES", help="tries of exact search, 0 for none")
+    parser.add_argument("--out", metavar="FILE", help="write the offsets here; - is stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Pack and report; 0, or 3 when --capacity was given and not met.  Raises typed errors."""
+    from ggml_sched import Error, FileFormatError, pack
+
+    header, rows, columns = read(args.file)
+    start = time.perf_counter()
+    try:
+        found = pack(*columns, capacity=args.capacity, budget=args.budget)
+    except Error as error:
+        raise FileFormatError(f"{args.file}: {error}") from None
+    took = time.perf_counter() - start
+    above = 100 * (found.arena / max(found.bound, 1) - 1) if found.arena else 0
+    report = [
+        f"{args.file}: {len(rows)} buffers",
+        f"arena   {found.arena} bytes" + (f", {above:.2f} % above the bound" if above else ""),
+        f"bound   {found.bound} bytes",
+        f"method  {found.method}, {found.tries} tries, {1e3 * took:.2f} ms",
+        f"optimal {'yes' if found.optimal else 'not proven'}",
+    ]
+    print("\n".join(report), file=sys.stderr if args.out == "-" else sys.stdout)
+    if args.out is not None:
+        write(args.out, header, rows, found.offsets.tolist())
+    return 3 if args.capacity is not None and found.arena > args.capacity else 0
+
+
+def read(path: str) -> tuple[list[str], list[list[str]], tuple[list[int], ...]]:
+    """The header, the rows as text, and the columns lower, upper and size; FileFormatError for a bad file."""
+    from ggml_sched import FileFormatError
+
+    try:
+        if path == "-":
+            table = list(csv.reader(sys.stdin, strict=True))
+        else:
+            with open(path, encoding="utf-8", newline="") as file:
+                table = list(csv.reader(file, strict=True))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise FileFormatError(f"{path}: not a CSV file: {error}") from None
+    if not table:
+        raise FileFormatError(f"{path}: empty; expected a header with {', '.join(COLUMNS)}")
+    header = [name.strip().lower() for name in table[0]]
+    missing = [name for name in COLUMNS if header.count(name) != 1]
+    if missing:
+        raise FileFormatError(f"{path}: the header must have one column {missing[0]!r}, not {table[0][:8]}")
+    at = [header.index(name) for name in COLUMNS]
+    rows, columns = [], tuple([] for _ in COLUMNS)
+    for line, row in enumerate(table[1:], 2):
+        if not row:
+            continue
+        if len(row) != len(header):
+            raise FileFormatError(f"{path}: row {line} has {len(row)} fields, the header {len(header)}")
+        for name, column, k in zip(COLUMNS, columns, at, strict=True):
+            column.append(_integer(row[k], f"{path}: row {line}: {name}"))
+        rows.append(row)
+        lower, upper, size = (column[-1] for column in columns)
+        if lower > upper or size < 0:
+            raise FileFormatError(f"{path}: row {line}: {size} bytes over [{lower}, {upper}) make no sense")
+        if size > MAX_SIZE:
+            raise FileFormatError(f"{path}: row {line}: {size} bytes do not fit into 63 bits")
+    return table[0], rows, columns
+
+
+def _integer(text: str, where: str) -> int:
+    from ggml_sched import FileFormatError
+
+    text = text.strip()
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS):
+        raise FileFormatError(f"{where} is not an integer: {text[:40]!r}")
+    return int(text)
+
+
+def write(path: str, header: list[str], rows: list[list[str]], offsets: list[int]) -> None:
+    table = [[*header, "offset"], *([*row, at] for row, at in zip(rows, offsets, strict=True))]
+    if path == "-":
+        csv.writer(sys.stdout, lineterminator="\n").writerows(table)
+        return
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(table)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m ggml_sched.cli.pack`: 0 done, 1 an error, 2 wrong arguments, 3 capacity not met."""
+    from ggml_sched import Error
+
+    parser = argparse.ArgumentParser(prog="ggml-sched pack", description=__doc__)
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    try:
+        return run(args)
+    except (Error, OSError, ValueError, MemoryError) as error:
+        print("ggml-sched pack: error:", " ".join(str(error).split()), file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""Continue a text with a GGUF model, or chat with it.
+
+The text streams to standard output; what else there is to say goes to standard error.  Without MODEL a small one that
+comes with the package continues a line of Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from contextlib import ExitStack, suppress
+
+from ggml_sched.cli.run_progress import Progress
+from ggml_sched.cli.run_report import report
+from ggml_sched.errors import Error
+
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+DEFAULT_N = 128
+DEFAULT_TEMPERATURE = 0.5
+"""Where the prompt is our own: its likeliest continuation repeats itself."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF file (default: a small model of Python)")
+    what = parser.add_argument_group("what to continue").add_mutually_exclusive_group()
+    what.add_argument("-p", "--prompt", metavar="TEXT", help="a text")
+    what.add_argument("--tokens", type=_ids, metavar="IDS", help="token ids, 1,2,3: ids are printed")
+    what.add_argument("--chat", action="store_true", help="a conversation: a line for each message, /exit ends it")
+
+    group = parser.add_argument_group("how")
+    group.add_argument("-n", "--predict", type=int, metavar="N",
+                       help=f"tokens to generate at most (default: {DEFAULT_N}; a reply as long as it is)")
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    group.add_argument("--echo", action="store_true", help="print the prompt, too")
+    group.add_argument("--system", metavar="TEXT", help="the system message of a chat")
+    group.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest token (default: 0)")
+    group.add_argument("--top-k", type=int, metavar="K", help="of the K likeliest tokens (default: 40; 0: all)")
+    group.add_argument("--top-p", type=float, metavar="P", help="of the fewest of probability P (default: 0.95)")
+    group.add_argument("--min-p", type=float, metavar="P", help="at least P times as likely as the likeliest")
+    group.add_argument("--repeat-penalty", type=float, metavar="X", help="make tokens less likely again (1: do not)")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="for choosing tokens (%(default)s)")
+
+    group = parser.add_argument_group("where")
+    group.add_argument("--backend", nargs="+", action="extend", type=_backend, metavar="NAME",
+                       help="backends to spread the layers over, best first: cpu, ggml, ggml:DEVICE, cuda, "
+                            "cuda:N; `cpu cpu` makes CPU0 and CPU1 (default: ggml where it is installed, otherwise "
+                            "cpu)")
+    group.add_argument("--threads", type=int, metavar="N", help="threads of each CPU backend")
+    group.add_argument("--n-ctx", type=int, default=512, metavar="N", help="room for tokens (%(default)s; 0: as many "
+                       "as the model was trained with, if memory allows)")
+    group.add_argument("--n-batch", type=int, default=512, metavar="N",
+                       help="prompt tokens to evaluate together (%(default)s)")
+    group.add_argument("--kv-type", choices=KV_TYPES, default="f16", help="of the KV cache (%(default)s)")
+    group.add_argument("--no-flash", action="store_true", help="attention as several nodes")
+    group.add_argument("--no-mmap", action="store_true", help="copy the weights instead of mapping the file")
+    group.add_argument("--policy", choices=("default", "seed"), default="default", help="the scheduler's policy")
+    group.add_argument("--stats", action="store_true",
+                       help="splits, copies, memory and times, on standard error at the end")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The exit code: 130 when interrupted before the end."""
+    from ggml_sched import llama
+    from ggml_sched.llama.defaults import default_backend, named_backends
+
+    if args.predict is not None and args.predict < 0:
+        raise ValueError(f"-n {args.predict}: not a number of tokens")
+    sampling = _sampling(args)
+    llama.Sampler(**sampling)       # what is wrong with these is known before anything is loaded
+    with ExitStack() as stack:
+        named = named_backends(args.backend, args.threads) if args.backend else [default_backend(args.threads)]
+        for backend in named:
+            stack.enter_context(backend)
+        source = llama.small_model() if args.model is None else args.model
+        start = time.perf_counter()
+        with Progress(os.path.basename(source)) as progress:
+            model = stack.enter_context(llama.load(
+                source, named, args.n_ctx, args.n_batch, policy=args.policy, kv_type=args.kv_type,
+                flash=False if args.no_flash else None, use_mmap=not args.no_mmap, progress=progress.listener))
+        loaded = time.perf_counter() - start
+        if args.chat:
+            return _chat(args, model, loaded, sampling)
+        return _continue(args, model, loaded, sampling)
+
+
+def _continue(args: argparse.Namespace, model, loaded: float, sampling: dict) -> int:
+    """Stream the continuation of a text or of ids."""
+    from ggml_sched import llama
+
+    default = args.tokens is None and args.prompt is None
+    prompt = list(args.tokens) if args.tokens else llama.SMALL_PROMPT if default else args.prompt
+    n = DEFAULT_N if args.predict is None else args.predict
+    if default and args.temperature is None:
+        sampling["temperature"] = DEFAULT_TEMPERATURE
+    if not n:
+        model.eval(prompt if args.tokens else model.tokenizer.encode(prompt), last_only=True)
+    generation = model.generate(prompt, n, stop=args.stop, echo=args.echo or default, **sampling)
+    code = _stream(generation, _opening(args, model), ids=args.tokens is not None)
+    if args.stats:
+        report(args, model, loaded, [generation])
+    return code
+
+
+def _stream(generation, opening, ids: bool = False) -> int:
+    """Print pieces as they come; the exit code."""
+    code = 0
+    try:
+        for i, piece in enumerate(generation):
+            opening()
+            _write(("generated: " if ids and not i else "," if ids else "") + str(piece))
+        opening()
+        if ids and not generation.tokens:
+            _write("generated: nothing")
+    except KeyboardInterrupt:
+        code = 130
+    _write("\n")
+    return code
+
+
+def _write(text: str) -> None:
+    """Show a text at once, with question marks for what standard output has no bytes for."""
+    try:
+        sys.stdout.write(text)
+    except UnicodeEncodeError:
+        kind = sys.stdout.encoding
+        sys.stdout.write(text.encode(kind, "replace").decode(kind))
+    sys.stdout.flush()
+
+
+def _chat(args: argparse.Namespace, model, loaded: float, sampling: dict) -> int:
+    """A reply to each line, until the lines end or one is /exit."""
+    messages = [{"role": "system", "content": args.system}] if args.system is not None else []
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        with suppress(ImportError):     # gives `input` its editing keys
+            import readline  # noqa: F401
+    _opening(args, model)()
+    generations = []
+    while True:
+        try:
+            line = input("> " if is_terminal else "")
+        except EOFError:
+            break
+        if line.strip() == "/exit":
+            break
+        if not line.strip():
+            continue
+        messages.append({"role": "user", "content": line})
+        try:
+            generation = _reply(args, model, messages, sampling)
+            code = _stream(generation, lambda: None)
+        except (Error, KeyboardInterrupt) as error:
+            if not is_terminal:
+                raise
+            # Somebody is there to say it in another way.
+            print(f"ggml-sched: {error}" if isinstance(error, Error) else "", file=sys.stderr, flush=True)
+            messages.pop()
+            continue
+        messages.append({"role": "assistant", "content": generation.text})
+        generations.append(generation)
+        if code and not is_terminal:
+            return code
+    if args.stats:
+        report(args, model, loaded, generations)
+    return 0
+
+
+def _reply(args: argparse.Namespace, model, messages: list[dict], sampling: dict):
+    """What answers the last message; the oldest are forgotten as long as the conversation does not fit."""
+    first = 1 if args.system is not None else 0
+    while True:
+        generation = model.chat(messages, args.predict, stop=args.stop, shift=True, **sampling)
+        if generation.stats.n_prompt < model.n_ctx or len(messages) - first < 3:
+            return generation
+        del messages[first : first + 2]
+
+
+def _opening(args: argparse.Namespace, model):
+    """Says once where the model runs: when it is certain that it does."""
+    said = []
+
+    def say() -> None:
+        if not said:
+            said.append(True)
+            name = "a small model" if args.model is None else os.path.basename(args.model)
+            where = ", ".join(f"{backend.name} ({type(backend).__name__})" for backend in model.backends)
+            print(f"ggml-sched: {name} on {where}", file=sys.stderr, flush=True)
+
+    return say
+
+
+def _sampling(args: argparse.Namespace) -> dict:
+    """What a Sampler takes, of the options that were given."""
+    given = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")}
+    given = {name: value for name, value in given.items() if value is not None}
+    return {"temperature": 0.0, **given, "seed": args.seed}
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids like 1,2,3") from None
+
+
+def _backend(name: str) -> str:
+    from ggml_sched.llama.defaults import NAMES
+
+    kind, _, device = name.partition(":")
+    if name not in NAMES and not (kind == "ggml" and device or kind == "cuda" and device.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{name!r} is no backend; known: {', '.join(NAMES)}, cuda:N, ggml:DEVICE")
+    return name

@@ -1,0 +1,67 @@
+"""What `ggml-sched run --stats` prints: what the scheduler made of the graphs, memory, and times.
+
+Owns nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from ggml_sched.planning.tables import seconds, table
+
+
+def report(args: argparse.Namespace, model, loaded: float, generations: list) -> None:
+    """Tables on standard error."""
+    stats = [generation.stats for generation in generations]
+    n_prompt = max((s.n_prompt for s in stats), default=1)
+    name = "a small model" if args.model is None else os.path.basename(args.model)
+    h = model.hparams
+    parts = [f"{name}: {h.arch}, {h.n_layer} layers of {h.n_embd}, vocabulary of {h.n_vocab}, context of "
+             f"{model.n_ctx}; KV cache of {model.kv_type}; policy {args.policy}; loaded in {seconds(loaded)}"]
+
+    batch = max(min(n_prompt, model.n_batch), 1)
+    graphs = {f"prompt ({batch} tokens)": (batch, model.cache.padded(batch), 1),
+              "generation (1 token)": (1, model.cache.padded(max(model.n_ctx - model.n_free, 1)), 1)}
+    rows = [("graph", "nodes", "splits", "copies", "copied bytes", "time to plan")]
+    for what, shape in graphs.items():
+        graph = model.batch_graph(*shape).graph
+        plan, took = _timed_plan(model, graph, args.policy)
+        rows.append((what, len(graph.nodes), len(plan.splits), len(plan.copies), plan.copy_bytes,
+                     seconds(took)))
+    parts.append(table(rows))
+
+    rows = [("backend", "weights", "KV cache", "arena bytes")]
+    for backend in model.backends:
+        rows.append((backend.name, _size(model.weights.buffers, backend), _size(model.cache.buffers, backend),
+                     model.scheduler.buffer_size(backend)))
+    parts.append(table(rows))
+
+    rows = [("", "tokens", "time", "tokens/s")]
+    times = (("prompt", sum(s.n_prompt - s.n_cached for s in stats), sum(s.prompt_seconds for s in stats)),
+             ("generation", sum(s.n_evaluated for s in stats), sum(s.seconds for s in stats)))
+    for what, count, took in times:
+        if count and took:
+            rows.append((what, count, seconds(took), f"{count / took:.1f}"))
+    parts.append(table(rows))
+    print("\n" + "\n\n".join(parts), file=sys.stderr, flush=True)
+
+
+def _size(buffers: dict, backend) -> int:
+    held = buffers.get(backend, ())
+    return sum(buffer.size for buffer in (held if isinstance(held, list) else [held] if held else ()))
+
+
+def _timed_plan(model, graph, policy: str):
+    """A plan made afresh, and the least time of three."""
+    from ggml_sched import Scheduler
+
+    best = float("inf")
+    with Scheduler(model.backends, policy=policy, plan_cache=0) as scheduler:
+        for _ in range(3):
+            start = time.perf_counter()
+            plan = scheduler.plan(graph)
+            best = min(best, time.perf_counter() - start)
+    return plan, best

@@ -1,0 +1,1 @@
+"""Running plans: buffers, addresses, bound steps, and queued computes."""

@@ -1,0 +1,305 @@
+"""The scheduler: plans graphs over backends, gives them memory, and computes.
+
+The public face of planner.py (plans), arenas.py (buffers), allocations.py (who has addresses) and pipeline.py
+(queued computes).  Whatever raises leaves the scheduler, its old plan and its memory as they were; whatever changes
+addresses first waits for what is queued.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import zip_longest
+from operator import index as _index
+
+from ggml_sched._core import Request
+from ggml_sched._graph import Graph, Tensor
+from ggml_sched.backend import Backend
+from ggml_sched.errors import Error, PlacementError, each
+from ggml_sched.execution.allocation import Allocation, Ask, Callback
+from ggml_sched.execution.allocation_cache import Allocations
+from ggml_sched.execution.arenas import Arenas
+from ggml_sched.execution.pipeline import MAX_IN_FLIGHT, Pipeline
+from ggml_sched.planning.plan import Plan
+from ggml_sched.planning.planner import POLICIES, Planner
+from ggml_sched.threads._locks import OneAtATime
+
+__all__ = ["Scheduler"]
+
+
+class Scheduler:
+    """Runs graphs over several backends, given in order of preference (the best first, the host last).
+
+    `policy="seed"` places as the first generation of ggml did.  `plan_cache` plans are kept, so that an equal graph
+    built anew is not planned again, and as many graphs keep what backends have prepared for them, so that switching
+    between them prepares nothing (0: plan afresh on every call).  `budgets` maps backends to the bytes that their arena
+    and the work memory of their kernels may take; without one, what the backend says is left counts.  `copies` is the
+    number of places (at most 64) that each copy between backends has, used in turn by queued computes (policy
+    "default"); they are part of `plan.buffer_sizes`.  `reorder` also plans the nodes in another order (reorder.py) and
+    keeps it when its arenas are smaller; positions in the plan then count in `plan.graph.nodes`.  `zero`: inputs that
+    were never set are zeros, where otherwise computing raises HazardError.  A context manager.
+
+    Raises ValueError for no backends, one twice, or an unknown policy.  Used from a second thread while
+    it works, it raises Error.
+    """
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        policy: str = "default",
+        copies: int = 1,
+        plan_cache: int = 8,
+        budgets: Mapping[Backend, int] | None = None,
+        reorder: bool = False,
+        zero: bool = False,
+    ) -> None:
+        backends = tuple(backends)
+        if not backends:
+            raise ValueError("a scheduler needs at least one backend")
+        for backend in backends:
+            if not isinstance(backend, Backend):
+                raise TypeError(f"not a Backend: {backend!r}")
+        if len({id(backend) for backend in backends}) != len(backends):
+            raise ValueError("a backend is given twice")
+        if policy not in POLICIES:
+            raise ValueError(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
+        copies, plan_cache = _index(copies), _index(plan_cache)
+        if not 1 <= copies <= MAX_IN_FLIGHT:
+            raise ValueError(f"copies = {copies} is not in 1 .. {MAX_IN_FLIGHT}, the computes that are queued at once")
+        if plan_cache < 0:
+            raise ValueError(f"plan_cache = {plan_cache} must be at least 0")
+        self.backends = backends
+        self.policy = policy
+        self.copies = copies
+        self.reorder = reorder
+        self.zero = zero
+        self.closed = False
+        if not isinstance(budgets, Mapping | None):
+            raise TypeError(f"budgets are {{backend: bytes}}, not {budgets!r}")
+        limits = {self._index(backend): _index(nbytes) for backend, nbytes in (budgets or {}).items()}
+        for i, nbytes in limits.items():
+            if nbytes < 0:
+                raise ValueError(f"backend {backends[i].name!r}: a budget of {nbytes} bytes")
+        self._planner = Planner(backends, policy, POLICIES[policy].replace(places=copies), plan_cache, limits, reorder)
+        self._arenas = Arenas(backends)
+        self._pipeline = Pipeline(backends)
+        self._allocations = Allocations(self._arenas, self._pipeline, self._planner.devices, plan_cache)
+        self._assigned: weakref.WeakKeyDictionary[Tensor, Backend] = weakref.WeakKeyDictionary()
+        self._lock = OneAtATime(
+            partial(Error, "this scheduler is at work: use one scheduler for each thread, and none inside its "
+                           "callbacks"),
+            partial(Error, "this scheduler is closed"))
+
+    # -- planning -------------------------------------------------------------
+
+    def plan(self, graph: Graph) -> Plan:
+        """Decide placement, splits, copies and offsets; no device memory is allocated.
+
+        Raises UnsupportedOp, PlacementError, GraphError or OutOfMemory, naming the tensor.
+        """
+        with self._lock:
+            return self._plan(graph)[0]
+
+    def reserve(self, *graphs: Graph) -> None:
+        """Allocate buffers large enough for each of the graphs, which share them, one at a time.
+
+        Graphs of the same wiring as one of these whose tensors are no larger always fit, and are not planned
+        again: they use its plan (unless `plan_cache` is 0).  A graph in which less can run in place is planned
+        for itself: one that broadcasts where the reserved one did not, or whose view hands its memory over there
+        but is not aligned here.  Raises OutOfMemory.
+        """
+        with self._lock:
+            sizes: list[tuple[int, ...]] = [()] * len(self.backends)
+            plans = [self._plan(graph) for graph in graphs]
+            for plan, _ in plans:
+                sizes = [tuple(max(pair) for pair in zip_longest(*pairs, fillvalue=0))
+                         for pairs in zip(sizes, plan.chunk_sizes, strict=True)]
+            self._grow(sizes)
+            for plan, request in plans:
+                self._planner.reserve(plan, request)
+
+    def adopt(self, plan: Plan) -> None:
+        """Use a plan made elsewhere (`gs.load_plan`) whenever its graph, or an equal one, is allocated or planned.
+
+        It comes before other orders (`reorder`); where it exceeds a budget, those calls raise OutOfMemory.  Raises
+        PlacementError for a plan of other backends or another policy, HazardError for one that is unsound.
+        """
+        with self._lock:
+            if plan.backends != self.backends or plan.policy != self.policy:
+                raise PlacementError(f"{plan!r} was made for other backends, or by policy {plan.policy!r}")
+            plan.verify()
+            self._planner.adopt(plan, self._assigned)
+            self._allocations.forget_assignments()
+
+    def _plan(self, graph: Graph) -> tuple[Plan, Request]:
+        if not isinstance(graph, Graph):
+            raise TypeError(f"not a Graph: {graph!r}")
+        return self._planner.plan(graph, self._assigned, self._arenas.held)
+
+    # -- memory -----------------------------------------------------------------
+
+    def alloc(self, graph: Graph) -> Plan:
+        """Plan a graph and give its tensors addresses; then set its inputs and `compute`.
+
+        The tensors of the graph allocated before lose theirs, until it is allocated again.  Raises what `plan`
+        raises, and OutOfMemory.
+        """
+        with self._lock:
+            self._alloc(graph)
+            return self._allocations.current.plan
+
+    def _alloc(self, graph: Graph) -> Allocation:
+        return self._allocations.find(graph) or self._alloc_anew(graph)
+
+    def _alloc_anew(self, graph: Graph) -> Allocation:
+        answers = self._planner.devices.epoch()
+        plan, request = self._plan(graph)
+        self._grow(plan.chunk_sizes)
+        return self._allocations.put(plan, request.buffers, answers, graph)
+
+    def _grow(self, sizes: Sequence[Sequence[int]]) -> None:
+        """Buffers of at least these sizes; the current allocation ends if some are exchanged.
+
+        When they cannot be had, it is as before: its inputs are loaded again, its results may be gone.
+        """
+        if self._arenas.hold(sizes):
+            return
+        before = self._allocations.snapshot()
+        try:
+            self._arenas.grow(sizes, self._allocations.vacate)
+        except BaseException:
+            if before is not None and self._allocations.current is None and self._arenas.are_open():
+                self._allocations.put(*before)
+            raise
+
+    def buffer_size(self, backend: Backend) -> int:
+        """Bytes of the arena held on a backend at the moment."""
+        return self._arenas.held()[self._index(backend)]
+
+    # -- computing ----------------------------------------------------------------
+
+    def compute(self, graph: Graph, callback: Callback | None = None, ask: Ask | None = None,
+                zero: bool | None = None, wait: bool = True) -> bool:
+        """Run a graph, allocating it first if it is not the one allocated last; all results are there on return.
+
+        Inputs must have been set since the graph was allocated for the first time; they keep their data.  One that
+        never was is a HazardError, unless `zero` (by default what the scheduler was made with) asks for zeros.
+        `callback(node)` is called after each computed node, whose data it may read; when it returns False, nothing
+        more runs on any backend, and `compute` returns False instead of True.
+
+        `ask(node)` is called before a node is computed, in the same order.  Where it returns False, the callback
+        does not see the node, which then runs together with those after it, up to the next that is asked for;
+        without `ask`, every node runs singly.  Its data is not there yet: it may look at name, op and shape.
+
+        `wait=False` returns when everything is queued on the backends that are `asynchronous`, the others being done:
+        who reads a result waits for it.  What goes wrong until then is raised once, by what waits first: reading a
+        result (`numpy`, `backend.get_tensor`), `synchronize`, or the next compute; reading results is a HazardError
+        from then on.
+
+        Exceptions of backends, of the callback and of `ask` reach the caller; the scheduler works afterwards.
+        Computes that are queued end first; what they raised is raised here.  Raises what `alloc` raises, and
+        ValueError for `ask` without `callback`.
+        """
+        if ask is not None and callback is None:
+            raise ValueError("ask says which nodes the callback sees, and there is no callback")
+        with self._lock:
+            if not self._pipeline.is_idle and not self._pipeline.is_in_order:
+                self._synchronize()
+            allocation = self._allocations.find(graph) or self._alloc_anew(graph)
+            if self._pipeline.failed:
+                self._synchronize()         # taking turns has waited
+            left_to = None if wait or callback is not None else self._pipeline
+            return allocation.run(callback, ask, self.zero if zero is None else zero, left_to)
+
+    def compute_async(self, graph: Graph, zero: bool | None = None) -> None:
+        """Queue a compute and return; the results are there after `synchronize`.
+
+        Inputs may be set anew at once: a compute uses what was set when it was queued.  Computes that follow
+        each other overlap where they are on different backends.  Reading a tensor of the graph, setting or reading
+        weights and caches waits for what is queued.  `zero` as in `compute`.
+        When something fails, the rest of what is queued is skipped.  Raises what `alloc` raises.
+        """
+        with self._lock:
+            self._alloc(graph).submit(self._pipeline, self.zero if zero is None else zero)
+
+    def synchronize(self) -> None:
+        """Wait until everything queued has ended; raises the first exception of a step since the last call.
+
+        Results then hold until the next compute.  The scheduler works after an exception.
+        """
+        with self._lock:
+            self._synchronize()
+
+    def _synchronize(self) -> None:
+        self._allocations.drain()
+        error = self._pipeline.take_error()
+        if error is not None:
+            raise error
+
+    # -- assignments ----------------------------------------------------------------
+
+    def set_tensor_backend(self, t: Tensor, backend: Backend | None) -> None:
+        """Ask for a tensor to be computed (or, a leaf, to be placed) on a backend; None takes it back.
+
+        Works before and after planning, and survives `reset`.
+        """
+        if not isinstance(t, Tensor):
+            raise TypeError(f"not a Tensor: {t!r}")
+        with self._lock:
+            if backend is not None:
+                self._index(backend)
+            self._allocations.drain()
+            if backend is None:
+                self._assigned.pop(t, None)
+            else:
+                self._assigned[t] = backend
+            self._allocations.forget_assignments()
+
+    def get_tensor_backend(self, t: Tensor) -> Backend | None:
+        """The backend assigned by the caller, else by the current plan, else where the tensor lives; or None."""
+        if not isinstance(t, Tensor):
+            raise TypeError(f"not a Tensor: {t!r}")
+        if t in self._assigned:
+            return self._assigned[t]
+        current = self._allocations.current
+        i = -1 if current is None else current.id_of(t)
+        if i < 0:
+            return t.backend
+        index = current.data.backend_index(i)
+        return None if index < 0 else self.backends[index]
+
+    def _index(self, backend: Backend) -> int:
+        for i, known in enumerate(self.backends):
+            if known is backend:
+                return i
+        names = ", ".join(b.name for b in self.backends)
+        raise PlacementError(f"{backend!r} is not one of the scheduler's backends ({names})")
+
+    # -- life -------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget every allocation, the cached plans, and what backends answered.  Buffers and assignments stay."""
+        with self._lock:
+            self._planner.clear()
+            self._allocations.vacate()
+
+    def close(self) -> None:
+        """Give the arenas back; idempotent.  Tensors addressed here lose their addresses."""
+        if self.closed:
+            return
+        with self._lock:
+            self._pipeline.drain()
+            self.closed = self._lock.closed = True
+            self._planner.clear()
+            each([self._allocations.vacate, self._arenas.close, self._pipeline.close])
+
+    def __enter__(self) -> Scheduler:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        names = ", ".join(b.name for b in self.backends)
+        return f"<Scheduler policy={self.policy!r} over {names}{', closed' if self.closed else ''}>"

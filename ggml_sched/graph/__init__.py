@@ -1,0 +1,1 @@
+"""Graphs as files, tensors as NumPy arrays, and the block formats of quantised types."""

@@ -1,0 +1,242 @@
+"""Between numpy arrays and the bytes of tensors: what `Tensor.set` and `Tensor.numpy` do.
+
+Numpy shapes are `ne` reversed, leading ones dropped.  Strided tensors are read and written
+through the span of bytes that they cover.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ggml_sched._graph import Tensor, Type, wait_for_queued
+from ggml_sched.errors import BackendError, HazardError, OutOfMemory, PlacementError
+from ggml_sched.graph import quants
+
+__all__ = ["array_over", "endless", "read", "write"]
+
+MAX_SHARED = 1 << 36
+"""Elements of a tensor whose elements share bytes: more take minutes, or for ever."""
+
+DTYPES = {
+    Type.F32: np.dtype("<f4"),
+    Type.F16: np.dtype("<f2"),
+    Type.F64: np.dtype("<f8"),
+    Type.I8: np.dtype("i1"),
+    Type.I16: np.dtype("<i2"),
+    Type.I32: np.dtype("<i4"),
+    Type.I64: np.dtype("<i8"),
+    Type.BF16: np.dtype("<u2"),
+}
+"""The numpy dtype of each plain type; bf16 is carried as its 16 bits."""
+
+INTEGERS = frozenset({Type.I8, Type.I16, Type.I32, Type.I64})
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """`ne` reversed, leading ones dropped (one dimension at least)."""
+    ne = list(tensor.ne)
+    while len(ne) > 1 and ne[-1] == 1:
+        ne.pop()
+    return tuple(reversed(ne))
+
+
+def endless(tensor: Tensor) -> str | None:
+    """What is wrong with a tensor that has few bytes and elements without end, as strides of 0 allow; or None."""
+    count, kind = tensor.n_elements, tensor.type
+    if count <= MAX_SHARED or count // kind.block_size * kind.type_size <= tensor.nbytes:
+        return None
+    return (f"tensor {tensor.name!r} has {count} elements in {tensor.nbytes} bytes; elements that share bytes are "
+            f"worked on up to {MAX_SHARED}")
+
+
+def array_over(tensor: Tensor, memory, offset: int = 0) -> np.ndarray:
+    """The tensor as a 4-D array over `memory` (bytes, tensor starting at `offset`), extents reversed.
+
+    Quantised types give uint8 blocks: [ne3, ne2, ne1, ne0 / block_size, type_size].
+    """
+    kind = tensor.type
+    ne, nb = tensor.ne[::-1], tensor.nb[::-1]
+    if kind.is_quantized:
+        shape = (*ne[:3], ne[3] // kind.block_size, kind.type_size)
+        return np.ndarray(shape, np.uint8, memory, offset, (*nb, 1))
+    return np.ndarray(ne, DTYPES[kind], memory, offset, nb)
+
+
+def read(tensor: Tensor) -> np.ndarray:
+    """See `Tensor.numpy`."""
+    _require(tensor)
+    _check_ends(tensor)
+    try:
+        span = _span(tensor)
+        values = array_over(tensor, span) if tensor.nbytes else array_over(tensor, bytearray(16))
+        if tensor.type == Type.BF16:
+            values = quants.bf16_to_f32(values)
+        elif tensor.type.is_quantized:
+            values = quants.dequantize(values, tensor.type)
+        return np.array(values, copy=True).reshape(shape_of(tensor))
+    except MemoryError as error:
+        message = f"{tensor!r}: the host gives no memory for an array of {tensor.n_elements} elements"
+        raise OutOfMemory(message) from error
+
+
+def write(tensor: Tensor, array) -> None:
+    """See `Tensor.set`."""
+    backend = _backend(tensor)
+    _check_ends(tensor)
+    kind = tensor.type
+    if type(array) is np.ndarray and array.dtype is DTYPES.get(kind) and _fits(tensor, array):
+        _put(tensor, backend, memoryview(np.ascontiguousarray(array)).cast("B"))     # nothing to convert
+        return
+    values = _as_array(array, kind in INTEGERS)
+    raw = kind.is_quantized and values.dtype == np.uint8
+    if raw:
+        if values.size != tensor.n_elements // kind.block_size * kind.type_size:
+            raise ValueError(f"{tensor!r}: {values.size} bytes of blocks for a tensor of {tensor.nbytes}")
+    elif _squeezed(values.shape) != _squeezed(shape_of(tensor)) and values.shape != (tensor.n_elements,):
+        raise ValueError(
+            f"{tensor!r}: an array of shape {values.shape} for a tensor of shape {shape_of(tensor)}")
+    if tensor.n_elements == 0:
+        return
+    if raw:
+        values = values.reshape((*tensor.ne[:0:-1], tensor.ne[0] // kind.block_size, kind.type_size))
+    elif kind.is_quantized:
+        values = quants.quantize(_numbers(tensor, values, DTYPES[Type.F32]).reshape(tensor.ne[::-1]), kind)
+    elif kind == Type.BF16:
+        if values.dtype != np.uint16:
+            values = quants.f32_to_bf16(_numbers(tensor, values, DTYPES[Type.F32]))
+        values = values.reshape(tensor.ne[::-1])
+    else:
+        values = _numbers(tensor, values, DTYPES[kind]).reshape(tensor.ne[::-1])
+    if tensor.is_contiguous:
+        span = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+    else:
+        # Other bytes lie between the rows: change ours, keep theirs.
+        span = _span(tensor, zeros=True)
+        array_over(tensor, span)[...] = values
+    _put(tensor, backend, span)
+
+
+def _fits(tensor: Tensor, array: np.ndarray) -> bool:
+    """Whether an array has the elements of a contiguous tensor, one or more, in their order."""
+    n = array.size
+    return (0 < n == tensor.n_elements and tensor.is_contiguous
+            and (array.ndim == 1 or array.ndim > 1 and _squeezed(array.shape) == _squeezed(shape_of(tensor))))
+
+
+def _put(tensor: Tensor, backend, span) -> None:
+    """Keep bytes for a leaf that waits on the host; bring others to the tensor's memory."""
+    if _is_staged(tensor):
+        _stash(tensor, span)
+        if not tensor.lease.through:
+            return
+    wait_for_queued(tensor)
+    backend.set_tensor(tensor, span)
+
+
+def _as_array(given, exact: bool) -> np.ndarray:
+    """An array; `exact`: of objects for integers that numpy, having no dtype for all of them, rounds to floats."""
+    values = np.asarray(given)
+    if exact and values.dtype == np.float64 and not hasattr(given, "dtype"):
+        objects = np.asarray(given, object)
+        if all(isinstance(value, int) for value in objects.flat):
+            return objects
+    return values
+
+
+def _numbers(tensor: Tensor, values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The values as `dtype`: floats rounded, integers exact.
+
+    TypeError for what is no real number (no integer, where the dtype holds those), ValueError outside the range.
+    """
+    ints = values.dtype.kind == "O" and all(isinstance(value, int) for value in values.flat)
+    if not ints and not np.can_cast(values.dtype, dtype, "same_kind"):
+        raise TypeError(f"{tensor!r}: cannot take {values.dtype} values as {tensor.type}")
+    if dtype.kind == "i" and values.size and not np.can_cast(values.dtype, dtype):
+        limits = np.iinfo(dtype)
+        for value in (values.min(), values.max()):
+            if not limits.min <= int(value) <= limits.max:
+                raise ValueError(f"{tensor!r}: {value} is not in {limits.min} .. {limits.max}")
+    try:
+        with np.errstate(over="ignore"):        # infinity, as IEEE 754 has it
+            exact = values.astype(np.float64) if ints and dtype.kind == "f" else values
+            return exact.astype(dtype, copy=False)
+    except OverflowError as error:
+        raise ValueError(f"{tensor!r}: {max(values.flat, key=abs)} is beyond all floats") from error
+
+
+def _check_ends(tensor: Tensor) -> None:
+    wrong = endless(tensor)
+    if wrong is not None:
+        raise BackendError(wrong)
+
+
+def _span(tensor: Tensor, zeros: bool = False) -> bytearray:
+    """The bytes that the tensor covers, gaps included; HazardError (or `zeros`) for a leaf that was never set."""
+    backend = _backend(tensor)
+    if _waits_on_host(tensor):
+        held = tensor.root.stash
+        if held is None and tensor.nbytes and not zeros:
+            root = tensor.root
+            raise HazardError(f"{root!r} was never set: t.set(array) gives it data, a compute with zero=True zeros")
+        return bytearray((held or bytes(tensor.root.nbytes))[tensor.view_offs : tensor.view_offs + tensor.nbytes])
+    wait_for_queued(tensor)
+    span = bytearray(tensor.nbytes)
+    backend.get_tensor(tensor, span)
+    return span
+
+
+def _require(tensor: Tensor) -> None:
+    """Wait for queued computes that write to a tensor; HazardError if its data is not there then."""
+    if not _waits_on_host(tensor):
+        wait_for_queued(tensor)
+    if tensor.lease is not None and tensor.lease.guard is not None:
+        tensor.lease.guard(tensor)
+
+
+def _waits_on_host(tensor: Tensor) -> bool:
+    """Whether the latest data of a tensor is what the caller has set, wherever its memory is."""
+    return _is_staged(tensor) and not tensor.root.overwritten
+
+
+def _is_staged(tensor: Tensor) -> bool:
+    """Whether the data set by the caller waits on the host until a compute loads it.
+
+    Holds for leafs and what views them; not for what a node computes into a leaf's memory.
+    """
+    lease = tensor.lease
+    if lease is None or not lease.stages:
+        return False
+    while not tensor.computes and tensor.src:
+        tensor = tensor.src[0]
+    return not tensor.computes and tensor.root.op == "NONE"
+
+
+def _stash(tensor: Tensor, span) -> None:
+    """Keep data on the host for a leaf, whose place in the arena may still be somebody else's."""
+    root = tensor.root
+    if tensor is root:
+        stash = bytes(span)
+    else:
+        if root.overwritten:
+            _require(root)
+        held = _span(root, zeros=True)
+        held[tensor.view_offs : tensor.view_offs + len(span)] = memoryview(span)
+        stash = bytes(held)
+    root.touch()
+    root.overwritten, root.stash = False, stash
+
+
+def _backend(tensor: Tensor):
+    backend = tensor.backend
+    if backend is None:
+        raise PlacementError(
+            f"tensor {tensor.name!r} has no memory: place it (backend.alloc_tensors) or plan its graph "
+            "(scheduler.alloc) first")
+    return backend
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    shape = tuple(shape)
+    while shape and shape[0] == 1:
+        shape = shape[1:]
+    return shape

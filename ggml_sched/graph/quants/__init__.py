@@ -1,0 +1,78 @@
+"""Block quantisation: f32 rows to ggml's blocks and back, and bf16.
+
+Owns which quantised types there are, and what holds for all of them: a block covers 32 or 256 neighbouring elements of
+a row and is an array of `type_size` bytes here.  What bytes mean is ggml's to the bit (dequantize_row_*); plain types
+and mxfp4 are also rounded as its reference does (quantize_row_*_ref), for the others a search of our own finds scales.
+
+    plain      q4_0 q4_1 q5_0 q5_1 q8_0: 32 levels and a scale         fit     the search for scales
+    k_quants   q2_K to q6_K: 256 levels and scales of scales           bits    bf16, nibbles, rounding
+    codebook   iq4_nl iq4_xs mxfp4: levels are places in a table
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ggml_sched._graph import Type
+from ggml_sched.errors import UnsupportedOp
+from ggml_sched.graph.quants import codebook, k_quants, plain
+from ggml_sched.graph.quants.bits import bf16_to_f32, f32_to_bf16
+
+__all__ = ["QUANTIZED", "bf16_to_f32", "dequantize", "f32_to_bf16", "quantize"]
+
+FORMATS = plain.FORMATS | k_quants.FORMATS | codebook.FORMATS
+"""Of each quantised type the functions (dequantize, quantize) for whole blocks."""
+
+QUANTIZED = frozenset(FORMATS)
+"""The quantised types that this package knows."""
+
+CHUNK = 1 << 16
+"""Elements that are quantised together: what a search needs for them stays in a core's cache."""
+
+
+def quantize(values: np.ndarray, kind: Type) -> np.ndarray:
+    """f32 [..., ne0] -> uint8 blocks [..., ne0 / block_size, type_size].
+
+    Raises ValueError for rows that do not hold whole blocks, UnsupportedOp for another type.
+    """
+    _, encode = _format(kind)
+    x = np.asarray(values, np.float32)
+    row, block = x.shape[-1] if x.ndim else 1, kind.block_size
+    if row % block:
+        raise ValueError(f"rows of {row} elements do not hold whole {kind} blocks of {block}")
+    shape = (*x.shape[:-1], row // block)
+    x = x.reshape(-1, block)
+    blocks = np.empty((len(x), kind.type_size), np.uint8)
+    step = CHUNK // block
+    with np.errstate(all="ignore"):
+        for start in range(0, len(x), step):
+            encode(x[start : start + step], kind, blocks[start : start + step])
+    return blocks.reshape(*shape, kind.type_size)
+
+
+def dequantize(blocks: np.ndarray, kind: Type, out: np.ndarray | None = None) -> np.ndarray:
+    """uint8 blocks [..., n, type_size] -> f32 [..., n * block_size]; `out`, if given, is contiguous.
+
+    Raises ValueError for blocks of another size, UnsupportedOp for another type.
+    """
+    decode, _ = _format(kind)
+    blocks = np.asarray(blocks)
+    if blocks.dtype != np.uint8 or blocks.ndim < 2 or blocks.shape[-1] != kind.type_size:
+        raise ValueError(f"{kind} blocks are uint8 [..., n, {kind.type_size}], "
+                         f"not {blocks.dtype} {blocks.shape}")
+    if out is None:
+        out = np.empty((*blocks.shape[:-2], blocks.shape[-2] * kind.block_size), np.float32)
+    if blocks.size:
+        if not blocks.flags.c_contiguous:
+            blocks = np.ascontiguousarray(blocks)
+        with np.errstate(all="ignore"):
+            decode(blocks, kind, out.reshape(*blocks.shape[:-1], kind.block_size))
+    return out
+
+
+def _format(kind: Type) -> tuple:
+    found = FORMATS.get(kind)
+    if found is None:
+        raise UnsupportedOp(f"type {kind} is not one of the quantised types that are implemented: "
+                            f"{', '.join(sorted(map(str, QUANTIZED)))}")
+    return found

@@ -1,0 +1,216 @@
+"""Blocks of 256 elements with scales of scales: q2_K q3_K q4_K q5_K q6_K.
+
+A block has parts of 16 or 32 elements; each has a scale (and a minimum) of a few bits in units of the block's f16.
+
+    q2_K   16 bytes: scale low nibble, minimum high nibble    qs:64                   d:f16 dmin:f16
+    q3_K   high:32      qs:64       scales:12 (16 of 6 bits)  d:f16
+    q4_K   d:f16 dmin:f16           scales:12 (8 pairs of 6 bits)                     qs:128
+    q5_K   d:f16 dmin:f16           scales:12 (8 pairs of 6 bits)           high:32   qs:128
+    q6_K   low:128      high:64     scales:16 (signed bytes)  d:f16
+
+Element = d * scale * q - dmin * minimum.  Of q3_K and q6_K q is signed, and there is no minimum.
+Levels of two bits: byte l of each 32 holds elements l, l + 32, l + 64, l + 96 of 128.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ggml_sched._graph import Type
+from ggml_sched.graph.quants.bits import f16_bytes, join_nibbles, limited, split_nibbles
+from ggml_sched.graph.quants.fit import fit_affine, fit_signed, share
+
+__all__ = ["FORMATS"]
+
+Scales = tuple[np.ndarray, np.ndarray | None]
+"""Of each part the step between levels and the minimum (positive: it is subtracted), f32 [..., parts]."""
+
+
+def _half(blocks: np.ndarray, at: int) -> np.ndarray:
+    """The f16 at a byte of each block as f32 [..., 1]."""
+    return blocks.view(np.float16)[..., at // 2 : at // 2 + 1].astype(np.float32)
+
+
+# -- bits ---------------------------------------------------------------------------------------
+
+
+def _two_bits(packed: np.ndarray) -> np.ndarray:
+    """64 bytes -> 256 levels 0 .. 3."""
+    by_lane = packed.reshape(*packed.shape[:-1], 2, 1, 32)
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    return ((by_lane >> shifts) & 3).reshape(*packed.shape[:-1], 256)
+
+
+def _join_two_bits(q: np.ndarray) -> np.ndarray:
+    lanes = (q & 3).reshape(*q.shape[:-1], 2, 4, 32)
+    return (lanes[..., 0, :] | lanes[..., 1, :] << 2 | lanes[..., 2, :] << 4 | lanes[..., 3, :] << 6).reshape(
+        *q.shape[:-1], 64)
+
+
+def _one_bit(packed: np.ndarray) -> np.ndarray:
+    """32 bytes -> 256 bits: bit j of byte l is that of element 32 j + l."""
+    shifts = np.arange(8, dtype=np.uint8)[:, None]
+    return ((packed[..., None, :] >> shifts) & 1).reshape(*packed.shape[:-1], 256)
+
+
+def _join_one_bit(bits: np.ndarray) -> np.ndarray:
+    lanes = bits.reshape(*bits.shape[:-1], 8, 32).swapaxes(-1, -2)
+    return np.packbits(lanes, axis=-1, bitorder="little")[..., 0]
+
+
+def _pairs(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """12 bytes -> 8 scales and 8 minima of 6 bits: four of each whole, the others in nibbles and spare bits."""
+    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=-1)
+    minima = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=-1)
+    return scales, minima
+
+
+def _join_pairs(scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
+    return np.concatenate([
+        scales[..., :4] | (scales[..., 4:] >> 4) << 6,
+        minima[..., :4] | (minima[..., 4:] >> 4) << 6,
+        (scales[..., 4:] & 15) | (minima[..., 4:] & 15) << 4,
+    ], axis=-1)
+
+
+def _sixteen(packed: np.ndarray) -> np.ndarray:
+    """12 bytes -> 16 scales of 6 bits: nibbles of the first eight bytes, pairs of bits of the last four."""
+    low = split_nibbles(packed[..., :8]).view(np.uint8)
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    high = ((packed[..., None, 8:] >> shifts) & 3).reshape(low.shape)
+    return low | high << 4
+
+
+def _join_sixteen(scales: np.ndarray) -> np.ndarray:
+    high = (scales >> 4).reshape(*scales.shape[:-1], 4, 4)
+    last = high[..., 0, :] | high[..., 1, :] << 2 | high[..., 2, :] << 4 | high[..., 3, :] << 6
+    return np.concatenate([join_nibbles(scales), last], axis=-1)
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def _q2(blocks: np.ndarray) -> tuple[np.ndarray, Scales]:
+    packed = blocks[..., :16]
+    return _two_bits(blocks[..., 16:80]), (_half(blocks, 80) * (packed & 15), _half(blocks, 82) * (packed >> 4))
+
+
+def _q3(blocks: np.ndarray) -> tuple[np.ndarray, Scales]:
+    q = (_two_bits(blocks[..., 32:96]) | _one_bit(blocks[..., :32]) << 2).view(np.int8) - np.int8(4)
+    scales = _sixteen(blocks[..., 96:108]).view(np.int8) - np.int8(32)
+    return q, (_half(blocks, 108) * scales, None)
+
+
+def _q4(blocks: np.ndarray) -> tuple[np.ndarray, Scales]:
+    scales, minima = _pairs(blocks[..., 4:16])
+    q = split_nibbles(blocks[..., 16:].reshape(*blocks.shape[:-1], 4, 32))
+    return q, (_half(blocks, 0) * scales, _half(blocks, 2) * minima)
+
+
+def _q5(blocks: np.ndarray) -> tuple[np.ndarray, Scales]:
+    scales, minima = _pairs(blocks[..., 4:16])
+    q = split_nibbles(blocks[..., 48:].reshape(*blocks.shape[:-1], 4, 32)).view(np.uint8)
+    q = q.reshape(*blocks.shape[:-1], 256) | _one_bit(blocks[..., 16:48]) << 4
+    return q, (_half(blocks, 0) * scales, _half(blocks, 2) * minima)
+
+
+def _q6(blocks: np.ndarray) -> tuple[np.ndarray, Scales]:
+    low = split_nibbles(blocks[..., :128].reshape(*blocks.shape[:-1], 2, 64)).reshape(*blocks.shape[:-1], 256)
+    q = (low.view(np.uint8) | _two_bits(blocks[..., 128:192]) << 4).view(np.int8) - np.int8(32)
+    return q, (_half(blocks, 208) * blocks[..., 192:208].view(np.int8), None)
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+def _halves_at(values: np.ndarray, blocks: np.ndarray, at: int) -> np.ndarray:
+    """Put one f32 of each block as f16; returns what is there then, f32 [n, 1]."""
+    blocks[:, at : at + 2] = f16_bytes(values)
+    return values.astype(np.float16).astype(np.float32)[:, None]
+
+
+def _with_minima(x: np.ndarray, blocks: np.ndarray, part: int, top: int, most: int,
+                 at: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(levels 0 .. top [n, 256], scales, minima 0 .. most [n, parts]), with d and dmin at byte `at`; uint8."""
+    parts = x.reshape(len(x), -1, part)
+    scale, minimum = fit_affine(parts, top)
+    d = _halves_at(scale.max(axis=-1) / np.float32(most), blocks, at)
+    dmin = _halves_at(minimum.max(axis=-1) / np.float32(most), blocks, at + 2)
+    scales, minima = share(scale, d, 0, most), share(minimum, dmin, 0, most)
+    step, low = (d * scales)[..., None], (dmin * minima)[..., None]
+    q = np.where(step != 0, (parts + low) / step, np.float32(0))
+    return _levels(q, 0, top).reshape(x.shape), scales.astype(np.uint8), minima.astype(np.uint8)
+
+
+def _without_minima(x: np.ndarray, blocks: np.ndarray, low: int, high: int, lowest: int,
+                    at: int) -> tuple[np.ndarray, np.ndarray]:
+    """(levels low .. high [n, 256], scales from `lowest` on [n, 16]), with d at byte `at`; int8."""
+    parts = x.reshape(len(x), -1, 16)
+    scale = fit_signed(parts, low, high)
+    furthest = np.take_along_axis(scale, np.abs(scale).argmax(axis=-1)[:, None], -1)[:, 0]
+    d = _halves_at(furthest / np.float32(lowest), blocks, at)
+    scales = share(scale, d, lowest, -lowest - 1)
+    step = (d * scales)[..., None]
+    q = np.where(step != 0, parts / step, np.float32(0))
+    return _levels(q, low, high).view(np.int8).reshape(x.shape), scales.astype(np.int8)
+
+
+def _levels(q: np.ndarray, low: int, high: int) -> np.ndarray:
+    return limited(np.rint(q), low, high).astype(np.int8).view(np.uint8)
+
+
+def _to_q2(x: np.ndarray, blocks: np.ndarray) -> None:
+    q, scales, minima = _with_minima(x, blocks, 16, 3, 15, 80)
+    blocks[:, :16] = scales | minima << 4
+    blocks[:, 16:80] = _join_two_bits(q)
+
+
+def _to_q3(x: np.ndarray, blocks: np.ndarray) -> None:
+    q, scales = _without_minima(x, blocks, -4, 3, -32, 108)
+    q = (q + np.int8(4)).view(np.uint8)
+    blocks[:, :32] = _join_one_bit(q >> 2)
+    blocks[:, 32:96] = _join_two_bits(q)
+    blocks[:, 96:108] = _join_sixteen((scales + np.int8(32)).view(np.uint8))
+
+
+def _to_q4(x: np.ndarray, blocks: np.ndarray) -> None:
+    q, scales, minima = _with_minima(x, blocks, 32, 15, 63, 0)
+    blocks[:, 4:16] = _join_pairs(scales, minima)
+    blocks[:, 16:] = join_nibbles(q.reshape(-1, 4, 64)).reshape(-1, 128)
+
+
+def _to_q5(x: np.ndarray, blocks: np.ndarray) -> None:
+    q, scales, minima = _with_minima(x, blocks, 32, 31, 63, 0)
+    blocks[:, 4:16] = _join_pairs(scales, minima)
+    blocks[:, 16:48] = _join_one_bit(q >> 4)
+    blocks[:, 48:] = join_nibbles(q.reshape(-1, 4, 64)).reshape(-1, 128)
+
+
+def _to_q6(x: np.ndarray, blocks: np.ndarray) -> None:
+    q, scales = _without_minima(x, blocks, -32, 31, -128, 208)
+    q = (q + np.int8(32)).view(np.uint8)
+    blocks[:, :128] = join_nibbles(q.reshape(-1, 2, 128)).reshape(-1, 128)
+    blocks[:, 128:192] = _join_two_bits(q >> 4)
+    blocks[:, 192:208] = scales.view(np.uint8)
+
+
+_READERS = {Type.Q2_K: _q2, Type.Q3_K: _q3, Type.Q4_K: _q4, Type.Q5_K: _q5, Type.Q6_K: _q6}
+_WRITERS = {Type.Q2_K: _to_q2, Type.Q3_K: _to_q3, Type.Q4_K: _to_q4, Type.Q5_K: _to_q5, Type.Q6_K: _to_q6}
+
+
+def _dequantize(blocks: np.ndarray, kind: Type, x: np.ndarray) -> None:
+    """Contiguous uint8 [..., type_size] -> f32 [..., 256]."""
+    q, (step, minimum) = _READERS[kind](blocks)
+    x = x.reshape(*step.shape, 256 // step.shape[-1])
+    np.multiply(q.reshape(x.shape), step[..., None], out=x)
+    if minimum is not None:
+        x -= minimum[..., None]
+
+
+def _quantize(x: np.ndarray, kind: Type, blocks: np.ndarray) -> None:
+    """f32 [n, 256] -> uint8 [n, type_size]."""
+    _WRITERS[kind](x, blocks)
+
+
+FORMATS = dict.fromkeys(_READERS, (_dequantize, _quantize))

@@ -1,0 +1,450 @@
+"""From a plan to its program: which steps there are, where, in which order, and what each waits for.
+
+`make_program` is a pure function.  What is loaded and when, which copies are made by whom, what is kept for the next
+compute, which experts travel, what goes back, and which inputs must have been set: all of it is decided here.
+ordering.py finds the waits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from ggml_sched._core import PlanData, any_computes, loads_alone
+from ggml_sched._graph import BackendBase, Graph, Tensor, op_numbers
+from ggml_sched.planning.program import Copy, CopyExperts, Load, Place, Program, Read, Run, Step, WriteBack
+from ggml_sched.planning.waits import Access, order
+
+__all__ = ["Bytes", "make_alone", "make_any", "make_program", "runs_of"]
+
+KIND_WRITES = 2
+STATE_LATE, STATE_EXCLUSIVE = 4, 16
+"""As in graph.h and plan.h."""
+BLIND_SLOTS = {op_numbers()["CPY"]: 1, op_numbers()["SET_ROWS"]: 2}
+"""{ops that name what they write to among their sources, and do not read it: the slot of that source}."""
+PARTIAL_OPS = (op_numbers()["SET_ROWS"],)
+"""Ops that write only some of their result, by data that no plan knows."""
+
+
+def make_program(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> Program:
+    """What a compute by this plan does.
+
+    Of the backends only `concurrent_copies` counts, and which of them owns the memory of residents.
+    """
+    alone = make_alone(graph, data)
+    return make_any(graph, data, backends) if alone is None else alone
+
+
+def make_any(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> Program:
+    """The general way."""
+    return _Maker(graph, data, backends).program()
+
+
+def make_alone(graph: Graph, data: PlanData) -> Program | None:
+    """The same where one backend does everything: in a tenth of the time.  None where more has to be decided."""
+    found = loads_alone(graph, data)
+    if found is None:
+        return None
+    steps: list[Step] = []
+    late: dict[int, list[Load]] = {}
+    for leaf, home, nbytes, chunk, offset, keeps, at, _ in found:
+        step = Load(home, leaf, 0, nbytes, (Place(leaf, home, chunk, offset),), keeps)
+        (steps if at < 0 else late.setdefault(at, [])).append(step)
+    now = 0
+    for backend, start, stop, _ in data.splits:
+        runs_from = start
+        for at in sorted(at for at in late if now <= at < now + stop - start):
+            position = start + at - now
+            steps += _run_alone(graph, backend, runs_from, position - 1) + late[at]
+            runs_from = position
+        steps += _run_alone(graph, backend, runs_from, stop - 1)
+        now += stop - start
+    return Program(steps, [leaf for leaf, *_, is_read in found if is_read], 1)
+
+
+def _run_alone(graph: Graph, backend: int, first: int, last: int) -> list[Run]:
+    """Nothing for nodes that compute nothing."""
+    return [Run(backend, first, last, ())] if any_computes(graph, first, last) else []
+
+
+class _Maker:
+    """What making a program needs to know of a plan, as arrays by id and by position."""
+
+    def __init__(self, graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> None:
+        g, p = graph.arrays(), data.arrays()
+        self.graph, self.data, self.backends = graph, data, backends
+        self.n, self.n_copies = data.n_tensors, data.n_copies
+        self.src_begin, self.src = _ints(g["src_begin"]), _ints(g["src"])
+        self.memory, self.position = _ints(g["memory"]), _ints(g["position"])
+        self.node, self.work = _ints(g["node"]), _ints(g["work"])
+        self.view_offs, self.nbytes = _longs(g["view_offs"]), _longs(g["nbytes"])
+        self.slot, self.op = _bytes(g["slot"]), _bytes(g["op"])
+        self.home, self.birth, self.offset = _ints(p["home"]), _ints(p["birth"]), _longs(p["offset"])
+        self.planned = _ints(p["src"])[: len(self.src)]
+        self.assign, self.state = _ints(p["assign"]), _bytes(p["state"])
+        kind = _bytes(g["kind"])
+        self.writers = self.work[(kind[self.work] & KIND_WRITES) != 0]
+        """Nodes that compute into memory which is not their own."""
+        self.written = set(self.memory[self.writers].tolist())
+        self.copies, self.kept = data.copies, data.kept
+        self.backs = dict(data.write_backs)
+        self.places = self._places()
+        self.concurrent = [bool(getattr(b, "concurrent_copies", False)) for b in backends]
+        # Of every node that computes, what it reads: one entry for each source that it has.
+        begin, end = self.src_begin[self.work], self.src_begin[self.work + 1]
+        self.entry = _ranges(begin, end)
+        self.reader = np.repeat(self.work, end - begin)
+        self.reads = self._reads()
+
+    def program(self) -> Program:
+        steps = list(self._steps())
+        turns = max(map(len, self.places), default=1)
+        if len({step.backend for step in steps}) > 1:
+            keeps = [step.keeps for step in steps]
+            queues = [step.backend for step in steps]
+            waits = order(queues, keeps, self._accesses(steps))
+            steps = [step._replace(waits=found) if found else step for step, found in zip(steps, waits, strict=True)]
+        return Program(steps, self._inputs(steps), turns)
+
+    # -- places ------------------------------------------------------------------
+
+    def _places(self) -> list[tuple[Place, ...]]:
+        """For each copy its places: one, or those of its ring."""
+        found = [[self._place(self.n + c)] for c in range(self.n_copies)]
+        for k, c in enumerate(self.data.ring):
+            found[c].append(self._place(self.n + self.n_copies + k))
+        return [tuple(places) for places in found]
+
+    def _place(self, i: int) -> Place:
+        return Place(i, int(self.home[i]), self.data.chunk(i), self.data.offset(i))
+
+    def _is_exclusive(self, i: int) -> bool:
+        return bool(self.state[i] & STATE_EXCLUSIVE)
+
+    def _is_placed(self, i: int) -> bool:
+        """Whether the plan gives the memory of graph tensor i its place."""
+        return bool(self.offset[self.memory[i]] >= 0)
+
+    def _is_leaf(self, i: int) -> bool:
+        """Whether the memory of graph tensor i is a leaf's."""
+        return bool(self.op[self.memory[i]] == 0)
+
+    # -- steps ---------------------------------------------------------------------
+
+    def _steps(self) -> Iterator[Step]:
+        late, early = self._leafs()
+        yield from early
+        # Places of a ring are free when a compute begins, and what the caller has set is there: nothing to wait for.
+        splits = self.data.splits
+        ahead = [c for c in dict.fromkeys(c for split in splits for c in split[3])
+                 if len(self.places[c]) > 1 and self._is_unwritten(self.copies[c][0])]
+        for c in ahead:
+            yield self._bring(c, 0, 0)
+        now = 0
+        for backend, start, stop, inputs in splits:
+            made = set(ahead)
+            for c in inputs:
+                yield from late.get(now, ())
+                if c not in made:
+                    made.add(c)
+                    yield self._bring(c, start, stop)
+                now += 1
+            yield from self._split(backend, start, stop, {start + at - now: loads for at, loads in late.items()
+                                                          if now <= at < now + stop - start})
+            now += stop - start
+
+    def _leafs(self) -> tuple[dict[int, list[Load]], list[Load]]:
+        """Loads of leafs: those born later, by position in the sequence, and those loaded at the start."""
+        late: dict[int, list[Load]] = {}
+        early: list[Load] = []
+        touched = set(self.memory[self.reads[self.reads < self.n]].tolist()) | self.written
+        touched.update(self.memory[like] for like, _ in self.copies if not self._comes_from_caller(like))
+        touched.update(int(self.memory[i]) for i in self._ids_of_deps())
+        for i in sorted(touched):
+            if self.op[i] or not self._is_placed(i):
+                continue
+            step = Load(int(self.home[i]), i, 0, int(self.nbytes[i]), (self._place(i),), self._is_exclusive(i))
+            if self.state[i] & STATE_LATE:
+                late.setdefault(int(self.birth[i]), []).append(step)
+            else:
+                early.append(step)
+        return late, early
+
+    def _split(self, backend: int, start: int, stop: int, loads: dict[int, list[Load]]) -> Iterator[Step]:
+        """Run the nodes start .. stop - 1: as one, but for leafs that are born between them and what goes back."""
+        backs = {int(self.position[i]): i for i in self.backs if start <= self.position[i] < stop}
+        first = start
+        for at in sorted(loads.keys() | backs.keys()):
+            if at in loads:
+                yield from self._run(backend, first, at - 1)
+                yield from loads[at]
+                first = at
+            if at in backs:
+                node = backs[at]
+                places = self.places[self.backs[node]]
+                yield from self._run(backend, first, at, places)
+                yield WriteBack(backend, node, places)
+                first = at + 1
+        yield from self._run(backend, first, stop - 1)
+
+    def _run(self, backend: int, first: int, last: int, into: tuple[Place, ...] = ()) -> Iterator[Run]:
+        """Nothing for nodes that compute nothing."""
+        low, high = np.searchsorted(self.position[self.work], (first, last + 1))
+        if low < high:
+            yield Run(backend, first, last, self._reads_of(first, last), into)
+
+    def _reads_of(self, first: int, last: int) -> tuple[Read, ...]:
+        """What the nodes first .. last read of copies."""
+        at = self._read_positions
+        low, high = np.searchsorted(at, (first, last + 1))
+        return tuple(Read(int(at[k]), int(self.slot[e]), self.places[self.planned[e] - self.n])
+                     for k, e in zip(range(low, high), self._read_entries[low:high].tolist(), strict=True))
+
+    @cached_property
+    def _read_entries(self) -> np.ndarray:
+        """Sources that are copies, by entry of `src`, in the order of the nodes that read them."""
+        return self.entry[self.planned[self.entry] >= self.n]
+
+    @cached_property
+    def _read_positions(self) -> np.ndarray:
+        return self.position[self.reader[self.planned[self.entry] >= self.n]]
+
+    # -- copies --------------------------------------------------------------------
+
+    def _is_unwritten(self, i: int) -> bool:
+        """Whether tensor i is (a view of) a leaf that no node writes to: it is there when a compute begins."""
+        return self._is_leaf(i) and int(self.memory[i]) not in self.written
+
+    def _comes_from_caller(self, i: int) -> bool:
+        """Whether the data of tensor i is what the caller has set, and waits on the host."""
+        return self._is_unwritten(i) and self._is_placed(i)
+
+    def _bring(self, c: int, start: int, stop: int) -> Step:
+        """How copy c is made, ahead of the split of nodes start .. stop."""
+        i, backend = self.copies[c]
+        places, root = self.places[c], int(self.memory[i])
+        keeps = self._is_leaf(i) and (bool(self.kept[c]) or all(self._is_exclusive(place.id) for place in places))
+        if self._comes_from_caller(i):
+            return Load(backend, root, int(self.view_offs[i]), int(self.nbytes[i]), places, keeps)
+        if not keeps and not self._is_placed(i):
+            ids = self._experts_ids(i, start, stop)
+            if ids is not None:
+                return CopyExperts(backend, i, ids, places)
+        owner = self._owner(root)
+        pushes = len(places) > 1 and self.concurrent[backend] and owner >= 0
+        return Copy(owner if pushes else backend, i, places, keeps)
+
+    def _owner(self, root: int) -> int:
+        """The backend whose memory a root has; -1 for one outside the plan's."""
+        if self._is_placed(root):
+            return int(self.home[root])
+        backend = self.graph.tensors[root].backend
+        return next((k for k, b in enumerate(self.backends) if b is backend), -1)
+
+    def _experts_ids(self, weight: int, start: int, stop: int) -> int | None:
+        """The ids that name the used experts, if only one mixture reads `weight` and its ids are there by then."""
+        ids = self._mixtures.get(weight)
+        if ids is None or self.written and int(self.memory[ids]) in self.written:
+            return None
+        return None if start <= self.position[self.memory[ids]] < stop else ids
+
+    @cached_property
+    def _mixtures(self) -> dict[int, int]:
+        """{expert weights that one mixture reads, and nothing else: its ids}."""
+        graph = self.graph
+        mixtures = [i for i in self.work.tolist() if graph.tensors[i].op == "MUL_MAT_ID"]
+        if not mixtures:
+            return {}
+        sources = {i: dict(zip(self.slot[self.src_begin[i] : self.src_begin[i + 1]].tolist(),
+                               self.src[self.src_begin[i] : self.src_begin[i + 1]].tolist(), strict=True))
+                   for i in mixtures}
+        found = {src[0]: src[2] for src in sources.values() if experts_lie_apart(graph.tensors[src[0]])}
+        read = Counter(self.src[self.entry].tolist())
+        return {weight: ids for weight, ids in found.items() if read[weight] == 1}
+
+    # -- what steps touch --------------------------------------------------------------
+
+    def _reads(self) -> np.ndarray:
+        """The id that each entry reads, copies put in."""
+        return self.planned[self.entry]
+
+    def _ids_of_deps(self) -> list[int]:
+        """Tensors that nodes keep, though they do not read them."""
+        ids = self.graph.id_of
+        return [ids(t) for kept in self.graph.deps.values() for t in kept]
+
+    # -- inputs ------------------------------------------------------------------------
+
+    def _inputs(self, steps: Sequence[Step]) -> list[int]:
+        """Leafs of which bytes are read, or stay as they were, that no node has written before."""
+        loaded = sorted({step.tensor for step in steps if step.kind == "load"})
+        read = set(self.memory[self.src[self.entry]].tolist()) if loaded else ()
+        return [i for i in loaded if (self._needs_data(i) if i in self.written else i in read)]
+
+    def _needs_data(self, leaf: int) -> bool:
+        """The same for a leaf that nodes write to."""
+        known = Bytes()
+        reads: dict[int, list[int]] = {i: [] for i in self.work[self.memory[self.work] == leaf].tolist()}
+        seen = (self.memory[self.src[self.entry]] == leaf) & ~self._is_blind
+        for i, s in zip(self.reader[seen].tolist(), self.src[self.entry[seen]].tolist(), strict=True):
+            reads.setdefault(i, []).append(s)
+        for i in sorted(reads, key=self.position.__getitem__):
+            for s in reads[i]:
+                if not known.cover(int(self.view_offs[s]), int(self.view_offs[s] + self.nbytes[s])):
+                    return True
+            if self.memory[i] == leaf and self.op[i] not in PARTIAL_OPS:
+                starts, size = runs_of(self.graph.tensors[i])
+                known.add(starts + int(self.view_offs[i]), size)
+        return not known.cover(0, int(self.nbytes[leaf]))
+
+    @cached_property
+    def _is_blind(self) -> np.ndarray:
+        """Of each entry, whether it names what a node writes to, and does not read."""
+        slots = np.full(int(self.op.max(initial=0)) + 1, -1)
+        for op, slot in BLIND_SLOTS.items():
+            if op < len(slots):
+                slots[op] = slot
+        return self.slot[self.entry] == slots[self.op[self.reader]]
+
+    def _accesses(self, steps: Sequence[Step]) -> Access:
+        """What the steps read and write, memory by memory."""
+        n_backends, n = len(self.backends), self.n
+        n_keys = n_backends + n + self.n_copies
+        step_at = np.full(len(self.node), -1)
+        for k, step in enumerate(steps):
+            if step.kind == "run":
+                step_at[step.first : step.last + 1] = k
+        run_of = step_at[self.position[self.work]]
+        n_sources = self.src_begin[self.work + 1] - self.src_begin[self.work]
+        ids, at = [self.reads, self.work.copy()], [np.repeat(run_of, n_sources), run_of]
+        for i, c in self.backs.items():
+            ids[1][self.work == i] = n + c
+        writes = [np.zeros(len(ids[0]), bool), np.ones(len(ids[1]), bool)]
+        more = [*self._accesses_of_copies(steps), *self._accesses_of_keepers(step_at)]
+        if more:
+            extra = np.array(more, np.int64)
+            ids.append(extra[:, 0])
+            at.append(extra[:, 1])
+            writes.append(extra[:, 2] != 0)
+        ids, at, writes = np.concatenate(ids), np.concatenate(at), np.concatenate(writes)
+        key, start, size = self._memory_of(ids)
+        owner = np.concatenate([np.arange(n_backends), self.assign, self.home[n : n + self.n_copies]])
+        period = np.ones(n_keys, np.int64)
+        for c, places in enumerate(self.places):
+            period[n_backends + n + c] = len(places)
+        return Access(at, key, start, start + size, writes, owner, period,
+                      [b for b, concurrent in enumerate(self.concurrent) if not concurrent])
+
+    def _accesses_of_copies(self, steps: Sequence[Step]) -> Iterator[tuple[int, int, int]]:
+        """(id, step, whether it writes) for all but runs."""
+        for k, step in enumerate(steps):
+            if step.kind == "run":
+                continue
+            written = step.places[0].id
+            if step.kind == "write back":
+                yield written, k, 0
+                yield step.tensor, k, 1
+                continue
+            yield written, k, 1
+            if step.kind != "load":
+                yield step.tensor, k, 0
+            if step.kind == "copy experts" and not self._comes_from_caller(step.ids):
+                yield step.ids, k, 0
+
+    def _accesses_of_keepers(self, step_at: np.ndarray) -> Iterator[tuple[int, int, int]]:
+        """What nodes keep must be there until they are done, as if they read it."""
+        ids = self.graph.id_of
+        for node, kept in self.graph.deps.items():
+            for t in kept:
+                yield ids(t), int(step_at[self.position[ids(node)]]), 0
+
+    def _memory_of(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(memory, first byte in it, bytes) of ids.
+
+        Memories: the arena of each backend, then that of each resident root, then that of each ring.
+        """
+        n, n_backends = self.n, len(self.backends)
+        is_copy = ids >= n
+        copy = np.where(is_copy, ids - n, 0)        # the first place stands for its ring
+        tensor = np.where(is_copy, np.array([like for like, _ in self.copies] or [0])[copy], ids)
+        in_ring = is_copy & np.array([len(places) > 1 for places in self.places] or [False])[copy]
+        root = np.where(is_copy, ids, self.memory[tensor])
+        inside = np.where(is_copy, 0, self.view_offs[tensor])
+        placed = self.offset[root] >= 0
+        key = np.where(in_ring, n_backends + n + copy, np.where(placed, self.home[root], n_backends + root))
+        start = np.where(in_ring, 0, np.where(placed, self.offset[root] + inside, inside))
+        return key, start, self.nbytes[tensor]
+
+
+def _ints(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, np.int32)
+
+
+def _longs(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, np.int64)
+
+
+def _bytes(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, np.uint8)
+
+
+def _ranges(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """begin[0] .. end[0] - 1, begin[1] .. end[1] - 1, ... as one array."""
+    counts = end - begin
+    starts = np.cumsum(counts) - counts
+    return np.arange(counts.sum()) - np.repeat(starts - begin, counts)
+
+
+# -- bytes of tensors --------------------------------------------------------------------------------
+
+MAX_RUNS = 1 << 16
+"""More of them are not looked at."""
+
+
+class Bytes:
+    """A set of bytes, as disjoint ranges that ascend."""
+
+    def __init__(self) -> None:
+        self._start, self._stop = np.empty(0, np.int64), np.empty(0, np.int64)
+
+    def add(self, starts: np.ndarray, size: int) -> None:
+        """The bytes from each of `starts` on."""
+        start = np.concatenate([self._start, starts])
+        stop = np.concatenate([self._stop, starts + size])
+        if not len(start):
+            return
+        by_start = np.argsort(start, kind="stable")
+        start, stop = start[by_start], np.maximum.accumulate(stop[by_start])
+        opens = np.r_[True, start[1:] > stop[:-1]]
+        self._start, self._stop = start[opens], stop[np.r_[np.flatnonzero(opens)[1:] - 1, len(start) - 1]]
+
+    def cover(self, start: int, stop: int) -> bool:
+        """Whether all of start .. stop - 1 are in the set."""
+        k = int(np.searchsorted(self._start, start, "right")) - 1
+        return start >= stop or k >= 0 and stop <= int(self._stop[k])
+
+
+def experts_lie_apart(weight: Tensor) -> bool:
+    """Whether each expert of [k, m, n_expert] has bytes of its own, one after the other."""
+    rows = weight.ne[0] // weight.type.block_size * weight.nb[0]
+    return weight.ne[3] == 1 and weight.nb[2] >= (weight.ne[1] - 1) * weight.nb[1] + rows
+
+
+def runs_of(t: Tensor) -> tuple[np.ndarray, int]:
+    """Where the elements of a tensor are: the first byte of each contiguous run, and the bytes of one run.
+
+    No runs for a tensor that has more than 2**16 of them.
+    """
+    size, extents = t.type.type_size, [t.ne[0] // t.type.block_size, *t.ne[1:]]
+    starts = np.zeros(1, np.int64)
+    for n, stride in zip(extents, t.nb, strict=True):
+        if stride == size and len(starts) == 1:
+            size *= n
+        elif n != 1:
+            if len(starts) * n > MAX_RUNS:
+                return np.empty(0, np.int64), 0
+            starts = (starts[:, None] + np.arange(n) * stride).ravel()
+    return starts, size

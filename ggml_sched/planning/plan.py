@@ -1,0 +1,267 @@
+"""Plans as values: what `Scheduler.plan` returns.
+
+A Plan joins the planner's flat decisions (`PlanData`, shared by equal graphs) with one graph and
+the scheduler's backends.  It is immutable and holds no memory of any device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+
+from ggml_sched._core import PlanData
+from ggml_sched._graph import Graph, Tensor
+from ggml_sched.backend import Backend
+from ggml_sched.errors import GraphError
+from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
+from ggml_sched.planning import report
+from ggml_sched.planning.compiler import make_program
+from ggml_sched.planning.planfile import plan_from_dict, plan_to_dict, read_plan_file
+from ggml_sched.planning.program import Program
+from ggml_sched.planning.recorded import recorded_backends
+from ggml_sched.planning.verify import Facts, require_sound
+
+__all__ = ["Copy", "Plan", "Split", "load_plan"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Nodes that one backend computes in one go, after its input copies are made."""
+
+    backend: Backend
+    start: int
+    """Position of the first node in `graph.nodes`."""
+    stop: int
+    """One past the last."""
+    nodes: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
+    """Tensors of other backends, copied before the split runs, in this order."""
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One transfer of a compute: `tensor` goes to `backend` at the start of split number `split`."""
+
+    tensor: Tensor
+    backend: Backend
+    nbytes: int
+    split: int
+
+    @property
+    def name(self) -> str:
+        """The copy's name, as in ggml: BACKEND#tensor."""
+        return f"{self.backend.name}#{self.tensor.name}"
+
+
+class Plan:
+    """Where every tensor of a graph lives and which backend computes it; see `Scheduler.plan`.
+
+    All sizes and offsets are bytes, tuples are in the order of the scheduler's backends.  `graph` has its nodes in the
+    order that is computed; `asked` is the graph that the plan was asked for, when that had them in another.
+    """
+
+    graph: Graph
+    asked: Graph
+    data: PlanData
+    backends: tuple[Backend, ...]
+    policy: str
+
+    def __init__(self, graph: Graph, data: PlanData, backends: tuple[Backend, ...], policy: str,
+                 asked: Graph | None = None) -> None:
+        fields = self.__dict__
+        fields["graph"] = graph
+        fields["asked"] = graph if asked is None else asked
+        fields["data"] = data
+        fields["backends"] = backends
+        fields["policy"] = policy
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a plan is a value: {name!r} cannot be changed")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a plan is a value: {name!r} cannot be changed")
+
+    @property
+    def program(self) -> Program:
+        """What a compute does, step by step, as plain values; print it."""
+        if self.data._program is None:
+            self.data._program = make_program(self.graph, self.data, self.backends)
+        return self.data._program
+
+    @property
+    def fingerprint(self) -> int:
+        """The graph's, 128 bits."""
+        return self.graph.fingerprint
+
+    @property
+    def buffer_sizes(self) -> tuple[int, ...]:
+        """What each backend's buffer (or its buffers together) must hold."""
+        return self.data.buffer_sizes
+
+    @property
+    def work_sizes(self) -> tuple[int, ...]:
+        """What each backend needs beside its buffers while it computes; see `Backend.work_size`."""
+        if self.data._work_sizes is None:
+            sizes = dict.fromkeys(self.backends, 0)
+            for b, start, stop, _ in self.data.splits:
+                backend = self.backends[b]
+                sizes[backend] = max(sizes[backend], backend.work_size(self.graph.nodes[start:stop]))
+            self.data._work_sizes = tuple(sizes.values())
+        return self.data._work_sizes
+
+    @property
+    def chunk_sizes(self) -> tuple[tuple[int, ...], ...]:
+        """For each backend the bytes of each of its buffers: several where a maximum size asks for it."""
+        return self.data.chunk_sizes
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """How the offsets of each backend's arena were chosen."""
+        return self.data.methods
+
+    @property
+    def optimal(self) -> tuple[bool, ...]:
+        """Whether each arena is proven smallest for its lifetimes: the largest sum of live bytes."""
+        return tuple(size == live for size, live in zip(self.buffer_sizes, self.live_bytes, strict=True))
+
+    @property
+    def live_bytes(self) -> tuple[int, ...]:
+        """The largest sum of live, aligned allocations at any node: no packing of these lives is smaller."""
+        return self.data.live_bytes
+
+    @cached_property
+    def splits(self) -> tuple[Split, ...]:
+        """The parts of the graph that run on one backend each, in order; together they cover all nodes."""
+        graph, like = self.graph, self.data.copies
+        return tuple(
+            Split(self.backends[backend], start, stop, graph.nodes[start:stop],
+                  tuple(graph.tensors[like[c][0]] for c in inputs))
+            for backend, start, stop, inputs in self.data.splits
+        )
+
+    @cached_property
+    def groups(self) -> tuple[tuple[Tensor, ...], ...]:
+        """Nodes that their backend computes as one, at the place of the last; results that only such a group reads need
+        not be written anywhere."""
+        return tuple(tuple(self.graph.nodes[k] for k in group) for group in self.data.groups)
+
+    @cached_property
+    def copies(self) -> tuple[Copy, ...]:
+        """Every transfer of one compute, write-backs excluded, in order."""
+        return tuple(
+            Copy(tensor, split.backend, tensor.nbytes, i)
+            for i, split in enumerate(self.splits) for tensor in split.inputs
+        )
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes that travel between backends in one compute."""
+        return sum(copy.nbytes for copy in self.copies)
+
+    def backend_of(self, t: Tensor) -> Backend | None:
+        """The backend that computes a node or holds a leaf; None for a leaf that nothing uses."""
+        index = self.data.backend_index(self.index_of(t))
+        return None if index < 0 else self.backends[index]
+
+    def offset_of(self, t: Tensor) -> int | None:
+        """Bytes into the backend's buffer (a view: its root's plus view_offs); None outside the plan."""
+        offset = self.data.offset(self.index_of(t))
+        return None if offset < 0 else offset
+
+    def chunk_of(self, t: Tensor) -> int:
+        """Which of the backend's buffers holds a tensor; 0 unless a maximum buffer size made several."""
+        return self.data.chunk(self.index_of(t))
+
+    def name_of(self, i: int) -> str:
+        """The name of an id: a tensor's, or BACKEND#tensor for a copy."""
+        if i < self.data.n_tensors:
+            return self.graph.tensors[i].name
+        like, backend = self.data.copies[self.data.copy_of(i)]
+        return f"{self.backends[backend].name}#{self.graph.tensors[like].name}"
+
+    @property
+    def facts(self) -> Facts:
+        """The plan as plain values, as the checks of ggml_sched.planning.verify take them."""
+        return Facts.of(self.graph, self.data, self.backends, self.program)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the plan as JSON, for `gs.load_plan(path, graph, backends)`, replacing a file as a whole."""
+        text = json.dumps(self._to_dict(self.asked), separators=(",", ":"))
+        path = os.fspath(path)
+        unfinished = f"{path}.unfinished"
+        try:
+            with open(unfinished, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(unfinished, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(unfinished)
+            raise
+
+    def _to_dict(self, asked: Graph | None = None) -> dict:
+        asked = self.graph if asked is None else asked
+        return plan_to_dict(asked, self.graph, self.data, self.backends, self.policy, self.program)
+
+    def __reduce__(self):
+        """A pickle holds the graph, too; its backends come back without memory, as those that answered alike."""
+        return _restored, (graph_to_dict(self.graph), self._to_dict())
+
+    def verify(self) -> None:
+        """Check the plan and its program, independently of the planner; HazardError with a reason code if unsound."""
+        require_sound(self.facts)
+
+    def explain(self, t: Tensor) -> str:
+        """Why a tensor is where it is, what it shares memory with, where copies of it go, and of a computed node
+        which backends were refused: those that do not support it, and what stood against each better one."""
+        return report.explain(self, t)
+
+    def to_dot(self) -> str:
+        """The plan as a Graphviz graph: coloured by backend, a cluster for each split, copies dashed."""
+        return report.dot(self)
+
+    def index_of(self, t: Tensor) -> int:
+        """The position of a tensor in `graph.tensors`; GraphError for a stranger."""
+        if not isinstance(t, Tensor):
+            raise TypeError(f"not a Tensor: {t!r}")
+        index = self.graph.id_of(t)
+        if index < 0:
+            raise GraphError(f"{t!r} is not a tensor of the planned graph")
+        return index
+
+    def __str__(self) -> str:
+        """A table of the backends and the splits."""
+        return report.summary(self)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{b.name} {n}" for b, n in zip(self.backends, self.buffer_sizes, strict=True))
+        counts = f"{len(self.graph)} nodes: {self.data.n_splits} splits, {len(self.copies)} copies"
+        return f"<Plan of {counts}, bytes {sizes}>"
+
+
+def load_plan(path: str | os.PathLike, graph: Graph, backends: Sequence[Backend]) -> Plan:
+    """The plan of a file (`Plan.save`), for a graph equal to the one it was made for, over the same backends.
+
+    It has been verified; `Scheduler.adopt` uses it.  Raises FileFormatError for a file that holds no plan, GraphError
+    for another graph, PlacementError for other backends or residents elsewhere, HazardError for a plan that is
+    unsound.
+    """
+    path, backends = os.fspath(path), tuple(backends)
+    ordered, data, policy = plan_from_dict(read_plan_file(path), graph, backends, path)
+    plan = Plan(ordered, data, backends, policy, graph)
+    plan.verify()
+    return plan
+
+
+def _restored(graph_dict: dict, plan_dict: dict) -> Plan:
+    """A pickled plan."""
+    graph = graph_from_dict(graph_dict, where="pickled graph")
+    backends = recorded_backends(plan_dict, graph)
+    graph, data, policy = plan_from_dict(plan_dict, graph, backends, "pickled plan")
+    return Plan(graph, data, backends, policy)

@@ -1,0 +1,200 @@
+"""Plans as JSON: made where there is time, used where there are devices.
+
+A file holds a plan and its program, the fingerprint of the graph that it was made for, and what the planner was told:
+the backends in order, what their kernels tolerate, which memory they read, where residents live.  It is refused when
+graph or backends are not those it was made for, and the error says in what they differ.  Files are hostile: whatever is
+wrong with one raises a `gs.Error`.  plan.py has `load_plan` and `Plan.save`, and verifies what it loads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from ggml_sched._core import PlanData, plan_from_values, plan_values
+from ggml_sched._graph import BackendBase, Graph, measure_buffer
+from ggml_sched.errors import FileFormatError, GraphError, PlacementError
+from ggml_sched.planning.compiler import make_program
+from ggml_sched.planning.program import Program, program_values
+
+__all__ = ["plan_from_dict", "plan_to_dict", "read_plan_file"]
+
+FORMAT = "ggml-sched plan"
+VERSION = 2
+"""Of a plan with nodes that are computed as one; all others are of version 1, as they were."""
+MAX_FILE_BYTES = 1 << 30
+"""A plan file of more is refused."""
+
+
+def read_plan_file(path: str) -> object:
+    """What a file holds, parsed; FileFormatError for one that is too large or no JSON."""
+    with open(path, "rb") as file:
+        text = file.read(MAX_FILE_BYTES + 1)
+    if len(text) > MAX_FILE_BYTES:
+        raise FileFormatError(f"{path}: more than {MAX_FILE_BYTES} bytes")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{path}: not JSON: {error}") from error
+
+
+def plan_to_dict(asked: Graph, graph: Graph, data: PlanData, backends: Sequence[BackendBase], policy: str,
+                 program: Program) -> dict:
+    """What a plan file holds, as plain values: `graph` is `asked`, perhaps with its nodes in another order."""
+    return {
+        "format": FORMAT,
+        "version": VERSION if data.groups else 1,
+        "policy": policy,
+        "graph": f"{asked.fingerprint:032x}",
+        "order": None if graph is asked else [asked.position_of(node) for node in graph.nodes],
+        "backends": _describe_backends(graph, backends),
+        "needs": _needs(graph, data, backends),
+        "residents": _describe_residents(graph, backends),
+        "plan": plan_values(data),
+        "program": program_values(program),
+    }
+
+
+def plan_from_dict(data, graph: Graph, backends: Sequence[BackendBase],
+                   where: str = "plan") -> tuple[Graph, PlanData, str]:
+    """What a parsed file holds: the graph with its nodes in the order that is computed, the plan with its program (not
+    verified), and the name of its policy.
+
+    Raises FileFormatError for what is no plan, GraphError for another graph, PlacementError for other backends or
+    residents elsewhere.
+    """
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise FileFormatError(f"{where}: not a plan of ggml-sched")
+    if data.get("version") not in (1, VERSION):
+        raise FileFormatError(f"{where}: version {data.get('version')!r} of the format, this is {VERSION}")
+    if not isinstance(data.get("policy"), str):
+        raise FileFormatError(f"{where}: no policy")
+    if data.get("graph") != f"{graph.fingerprint:032x}":
+        raise GraphError(f"{where}: made for graph {data.get('graph')}, this one is {graph.fingerprint:032x}")
+    graph = _ordered(data.get("order"), graph, where)
+    _compare_backends(data.get("backends"), _describe_backends(graph, backends), where)
+    _compare_residents(data.get("residents"), _describe_residents(graph, backends), graph, where)
+    try:
+        made = plan_from_values(data.get("plan"), len(graph))
+    except GraphError as error:
+        raise FileFormatError(f"{where}: {error}") from error
+    if made.n_tensors != len(graph.tensors) or len(made.buffer_sizes) != len(backends):
+        raise FileFormatError(f"{where}: {made.n_tensors} tensors over {len(made.buffer_sizes)} backends, not "
+                              f"{len(graph.tensors)} over {len(backends)}")
+    needs = _needs(graph, made, backends)
+    if data.get("needs") != needs:
+        raise PlacementError(f"{where}: the backends answer otherwise than when the plan was made: "
+                             f"{_first_difference(data.get('needs'), needs, graph)}")
+    _compare_groups(graph, made, backends, where)
+    made._program = make_program(graph, made, backends)
+    if data.get("program") != program_values(made._program):
+        raise FileFormatError(f"{where}: the program is not the one that this plan gives")
+    return graph, made, data["policy"]
+
+
+def _ordered(order, graph: Graph, where: str) -> Graph:
+    """A graph with the nodes in the order of a file."""
+    if order is None:
+        return graph
+    if not isinstance(order, list) or not all(type(k) is int and 0 <= k < len(graph) for k in order):
+        raise FileFormatError(f"{where}: no order of {len(graph)} nodes")
+    try:
+        return graph.with_order([graph.nodes[k] for k in order])
+    except GraphError as error:
+        raise FileFormatError(f"{where}: {error}") from error
+
+
+# -- what a plan was made for ------------------------------------------------------------------------
+
+
+def _describe_backends(graph: Graph, backends: Sequence[BackendBase]) -> list[dict]:
+    """What decides besides the graph: sizes, what kernels tolerate, whose memory each reads."""
+    ops = sorted({node.op for node in graph.nodes if node.computes})
+    return [{
+        "name": b.name,
+        "alignment": b.alignment,
+        "max_buffer_size": b.max_buffer_size,
+        "concurrent_copies": bool(b.concurrent_copies),
+        "inplace": {op: b.inplace_sources(op) for op in ops},
+        "reads": [k for k, other in enumerate(backends) if other is b or b.supports_buffer(measure_buffer(other))],
+    } for b in backends]
+
+
+def _describe_residents(graph: Graph, backends: Sequence[BackendBase]) -> dict[str, list]:
+    """For each tensor with memory of its own, by id: usage, and the backends that read it."""
+    found, known = {}, {}
+    for i, t in enumerate(graph.tensors):
+        buffer = t.buffer
+        if t.is_view or buffer is None or (t.lease is not None and t.lease.transient):
+            continue
+        if buffer not in known:
+            readers = [k for k, b in enumerate(backends) if buffer.backend is b or b.supports_buffer(buffer)]
+            known[buffer] = [buffer.usage, readers]
+        found[str(i)] = known[buffer]
+    return found
+
+
+def _needs(graph: Graph, data, backends: Sequence[BackendBase]) -> list[list[int]]:
+    """For each id what its backend says of it: whether it runs there, and the bytes that it takes."""
+    found = []
+    copies = [*data.copies, *(data.copies[c] for c in data.ring)]
+    like = [*graph.tensors, *(graph.tensors[i] for i, _ in copies)]
+    for i, t in enumerate(like):
+        runs, home = data.backend_index(i), data.memory_index(i)
+        supported = i >= data.n_tensors or not t.computes or runs < 0 or bool(backends[runs].supports_op(t))
+        has_memory = home >= 0 and (i >= data.n_tensors or not t.is_view)
+        found.append([int(supported), backends[home].alloc_size(t) if has_memory else 0])
+    return found
+
+
+def _compare_groups(graph: Graph, data: PlanData, backends: Sequence[BackendBase], where: str) -> None:
+    """PlacementError for nodes that their backend does not compute as one."""
+    offered: dict[int, set[tuple[int, ...]]] = {}
+    for group in data.groups:
+        b = data.backend_index(graph.id_of(graph.nodes[group[0]]))
+        if b not in offered:
+            offered[b] = set() if b < 0 else {tuple(members) for members in backends[b].fusion_groups(graph)}
+        if group not in offered[b]:
+            named = ", ".join(repr(graph.nodes[k].name) for k in group)
+            raise PlacementError(f"{where}: backend {backends[b].name!r} does not compute the nodes {list(group)} "
+                                 f"({named}) as one; the plan was made for that")
+
+
+def _compare_backends(old, new: list[dict], where: str) -> None:
+    if not isinstance(old, list) or not all(isinstance(b, dict) for b in old):
+        raise FileFormatError(f"{where}: no list of backends")
+    if len(old) != len(new):
+        names = ", ".join(str(b.get("name")) for b in old)
+        raise PlacementError(f"{where}: made for {len(old)} backends ({names}), not for {len(new)}")
+    for k, (a, b) in enumerate(zip(old, new, strict=True)):
+        for field, value in b.items():
+            if a.get(field) != value:
+                what = f"backend {k}, {b['name']!r}, has {field} {value!r}"
+                raise PlacementError(f"{where}: {what}; the plan was made for {a.get(field)!r}")
+
+
+def _compare_residents(old, new: dict[str, list], graph: Graph, where: str) -> None:
+    if not isinstance(old, dict):
+        raise FileFormatError(f"{where}: no residents")
+    names = {str(i): t.name for i, t in enumerate(graph.tensors)}
+    for i in sorted(old.keys() | new.keys(), key=lambda i: (len(i), i)):
+        if old.get(i) != new.get(i):
+            name = names.get(i, i[:40])
+            raise PlacementError(f"{where}: tensor {name!r} has memory {_home(new.get(i))}; the plan was made for it "
+                                 f"{_home(old.get(i))}")
+
+
+def _home(found) -> str:
+    if found is None:
+        return "of no buffer"
+    if isinstance(found, list) and len(found) == 2:
+        return f"of usage {found[0]!r} that backends {found[1]} read"
+    return repr(found)
+
+
+def _first_difference(old, new: list[list[int]], graph: Graph) -> str:
+    if not isinstance(old, list) or len(old) != len(new):
+        return f"there are {len(new)} ids"
+    i = next(i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
+    name = graph.tensors[i].name if i < len(graph.tensors) else f"copy {i - len(graph.tensors)}"
+    return f"{name!r} is {'not ' if not new[i][0] else ''}supported and takes {new[i][1]} bytes; the file says {old[i]}"

@@ -1,0 +1,190 @@
+"""From graphs to plans: what is cached, reserved, reordered, and what exceeds a budget.
+
+A plan is kept under everything that it depends on: the graph's structure, where residents live, what the caller
+assigned, the policy, the largest buffers that backends allow, and what backends answer.  What they compute as one
+follows from the graph and their answers: it is asked for a new plan only.  No device memory is touched here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from ggml_sched._core import Devices, PlanData, Policy, Request, make_plan, replay_plan
+from ggml_sched._graph import Graph, Tensor
+from ggml_sched.backend import Backend
+from ggml_sched.errors import OutOfMemory
+from ggml_sched.planning.plan import Plan
+from ggml_sched.planning.reorder import reorder
+
+__all__ = ["POLICIES", "Planner"]
+
+POLICIES: dict[str, Policy] = {
+    "default": Policy(),
+    "seed": Policy(placement="seed", offsets="best fit", reuse="first", leafs_first=False),
+}
+"""Policies that have a name."""
+
+
+class Adopted(NamedTuple):
+    """A plan made elsewhere; `order`: positions in the graph asked for of the nodes that it computes, if another."""
+
+    data: PlanData
+    order: tuple[int, ...] | None
+
+
+Key = tuple
+HeldBytes = Callable[[], list[int]]
+"""Gives the bytes that arenas have already, for each backend."""
+
+
+class Planner:
+    """Plans graphs over backends by one policy.
+
+    `cache_size` plans are kept (0: none).  `budgets` maps positions in `backends` to the bytes that their arena and
+    work memory may take.  `reorders`: another order of the nodes is planned, too, and kept when its arenas are smaller.
+    """
+
+    def __init__(self, backends: tuple[Backend, ...], policy_name: str, policy: Policy, cache_size: int,
+                 budgets: Mapping[int, int], reorders: bool) -> None:
+        self.backends = backends
+        self.policy_name = policy_name
+        self.policy = policy
+        self.cache_size = cache_size
+        self.budgets = dict(budgets)
+        self.reorders = reorders
+        self.devices = Devices(backends)
+        self._cache: OrderedDict[Key, PlanData] = OrderedDict()
+        # What was reserved, by wiring, residency and what may be computed as one: serves smaller graphs without
+        # planning.
+        self._reserved: dict[Key, PlanData] = {}
+        # What was given from outside, by the cache's key: kept until `clear`.
+        self._adopted: dict[Key, Adopted] = {}
+        self._orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
+        # The same for orders of adopted plans: allocations do not keep graphs alive.
+        self._adopted_orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
+
+    def plan(self, graph: Graph, assigned: Mapping[Tensor, Backend], held: HeldBytes) -> tuple[Plan, Request]:
+        """A plan, and the request that it answers.
+
+        Raises UnsupportedOp, PlacementError, GraphError or OutOfMemory, naming the tensor.
+        """
+        if self._adopted:
+            found = self._plan_adopted(graph, assigned, held)
+            if found is not None:
+                return found
+        if not self.reorders:
+            return self._plan_order(graph, graph, assigned, held)
+        if graph not in self._orders:
+            self._orders[graph] = reorder(graph)
+        given: tuple[Plan, Request] | None = None
+        try:
+            given = self._plan_order(graph, graph, assigned, held)
+        except OutOfMemory:
+            # Perhaps the other order fits.
+            return self._plan_order(graph, self._orders[graph], assigned, held)
+        try:
+            other = self._plan_order(graph, self._orders[graph], assigned, held)
+        except OutOfMemory:
+            return given
+        return min(given, other, key=lambda found: sum(found[0].buffer_sizes))
+
+    def reserve(self, plan: Plan, request: Request) -> None:
+        """Let a plan serve graphs of the same wiring whose tensors are no larger."""
+        self._reserved[plan.graph.wiring, request.key, request.groups(self.policy)] = plan.data
+
+    def adopt(self, plan: Plan, assigned: Mapping[Tensor, Backend]) -> None:
+        """Use a plan from elsewhere whenever its graph is asked for."""
+        asked = plan.asked
+        order = None if plan.graph is asked else tuple(asked.position_of(node) for node in plan.graph.nodes)
+        request = Request(asked, self.devices, assigned)
+        self._adopted[self._key(asked, request, self.policy)] = Adopted(plan.data, order)
+
+    def clear(self) -> None:
+        """Forget every plan, and what backends have answered."""
+        self._cache.clear()
+        self._reserved.clear()
+        self._adopted.clear()
+        self.devices.forget()
+
+    def _plan_adopted(self, graph: Graph, assigned: Mapping[Tensor, Backend],
+                      held: HeldBytes) -> tuple[Plan, Request] | None:
+        request = Request(graph, self.devices, assigned)
+        adopted = self._adopted.get(self._key(graph, request, self.policy))
+        if adopted is None:
+            return None
+        ordered = graph
+        if adopted.order is not None:
+            ordered = self._adopted_orders.get(graph)
+            if ordered is None or [graph.position_of(node) for node in ordered.nodes] != list(adopted.order):
+                ordered = self._adopted_orders[graph] = graph.with_order([graph.nodes[k] for k in adopted.order])
+            request = Request(ordered, self.devices, assigned)
+        plan = Plan(ordered, adopted.data, self.backends, self.policy_name, graph)
+        excess = self._excess(plan, held)
+        if excess is not None:
+            raise excess
+        return plan, request
+
+    def _plan_order(self, asked: Graph, graph: Graph, assigned: Mapping[Tensor, Backend],
+                    held: HeldBytes) -> tuple[Plan, Request]:
+        """A plan for `asked` with its nodes in the order that `graph` has."""
+        request = Request(graph, self.devices, assigned)
+        plan = self._find_plan(asked, graph, request, self.policy)
+        excess = self._excess(plan, held)
+        if excess is None:
+            return plan, request
+        if any(plan.data.kept):
+            # Weights kept beside the arena may be what is too much: let them take turns instead.
+            leaner = self._find_plan(asked, graph, request, self.policy.replace(stream=True))
+            if self._excess(leaner, held) is None:
+                return leaner, request
+        raise excess
+
+    def _key(self, graph: Graph, request: Request, policy: Policy) -> Key:
+        limits = tuple([backend.max_buffer_size for backend in self.backends])
+        return graph.fingerprint, request.key, policy.stream, limits, self.devices.epoch()
+
+    def _find_plan(self, asked: Graph, graph: Graph, request: Request, policy: Policy) -> Plan:
+        """Cached, reserved, or made."""
+        key = self._key(graph, request, policy)
+        data = self._cache.get(key)
+        if data is not None:
+            self._cache.move_to_end(key)
+        else:
+            data = self._make_data(graph, request, policy)
+            if self.cache_size:
+                self._cache[key] = data
+                while len(self._cache) > self.cache_size:
+                    self._cache.popitem(last=False)
+        return Plan(graph, data, self.backends, self.policy_name, asked)
+
+    def _make_data(self, graph: Graph, request: Request, policy: Policy) -> PlanData:
+        reserved = None
+        if self.cache_size and not policy.stream:
+            reserved = self._reserved.get((graph.wiring, request.key, request.groups(policy)))
+        data = None if reserved is None else replay_plan(request, reserved, policy)
+        return make_plan(request, policy) if data is None else data
+
+    def _excess(self, plan: Plan, held: HeldBytes) -> OutOfMemory | None:
+        """The error to raise if a plan exceeds a backend's budget: shortfall, and what is alive at the peak."""
+        for i, backend in enumerate(self.backends):
+            limit = self.budgets.get(i)
+            if limit is None:
+                free = backend.memory_available()
+                if free is None:
+                    continue
+                limit = free + held()[i] + backend.work_held
+            arena, work = plan.buffer_sizes[i], plan.work_sizes[i]
+            needed = arena + work
+            if needed > limit:
+                alive = plan.data.live_at_peak(i)
+                shown = ", ".join(f"{plan.name_of(k) or 'unnamed'!r} {plan.data.size(k)}" for k in alive[:8])
+                more = f" and {len(alive) - 8} more" if len(alive) > 8 else ""
+                what = f"the arena needs {arena} bytes" + (f" and the kernels {work}" if work else "")
+                return OutOfMemory(
+                    f"backend {backend.name!r}: {what}, {limit} are available, "
+                    f"{needed - limit} are missing; alive at the peak: {shown}{more}",
+                    backend.name, needed, limit)
+        return None

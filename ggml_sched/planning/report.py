@@ -1,0 +1,339 @@
+"""A plan for people: a table, the story of one tensor, a Graphviz drawing.
+
+Owns nothing; reads a plan and writes text.  Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ggml_sched.backend import measure_buffer
+from ggml_sched.planning.program import describe
+from ggml_sched.planning.tables import table
+
+if TYPE_CHECKING:
+    from ggml_sched._graph import Tensor
+    from ggml_sched.planning.plan import Plan
+
+__all__ = ["dot", "explain", "program", "summary"]
+
+_COLOURS = ("#8ecae6", "#ffb703", "#95d5b2", "#f4acb7", "#cdb4db", "#e9c46a", "#a8dadc", "#d4a373")
+_SHOWN_INPUTS = 4
+"""Inputs of a split that the table names; the others are counted."""
+_SHOWN_STEPS = 24
+"""Steps of the program that the table names."""
+
+
+def summary(plan: Plan) -> str:
+    """What `print(plan)` shows: the backends, then a row for each split."""
+    n_nodes, n_splits, n_copies = len(plan.graph), len(plan.splits), len(plan.copies)
+    head = (f"Plan of {n_nodes} nodes, policy {plan.policy}: {n_splits} splits, {n_copies} copies of "
+            f"{plan.copy_bytes:,} bytes")
+    computed = dict.fromkeys(plan.backends, 0)
+    for split in plan.splits:
+        computed[split.backend] += sum(t.computes for t in split.nodes)
+    backends = [("backend", "buffer bytes", "live bytes", "nodes")]
+    for b, size, live in zip(plan.backends, plan.buffer_sizes, plan.live_bytes, strict=True):
+        backends.append((b.name, f"{size:,}", f"{live:,}", f"{computed[b]:,}"))
+    lines = [head, *_fused(plan), *_work(plan), "", table(backends, "<>>>", underlined=True)]
+    if plan.splits:
+        rows = [("split", "backend", "nodes", "input bytes", "inputs")]
+        for k, split in enumerate(plan.splits):
+            inputs = tuple(dict.fromkeys(split.inputs))
+            total = f"{sum(t.nbytes for t in inputs):,}" if inputs else ""
+            nodes = f"{split.start}..{split.stop - 1}" if len(split) > 1 else f"{split.start}"
+            rows.append((str(k), split.backend.name, nodes, total, _inputs(inputs)))
+        lines += ["", table(rows, "><>><", underlined=True)]
+    steps = program(plan).splitlines()
+    if steps:
+        rest = len(steps) - _SHOWN_STEPS
+        lines += ["", "step", "----", *steps[:_SHOWN_STEPS], *([f"and {rest} more"] if rest > 0 else [])]
+    return "\n".join(lines)
+
+
+def _fused(plan: Plan) -> list[str]:
+    """What is computed as one, by ops, where anything is."""
+    kinds = Counter(" + ".join(t.op for t in group) for group in plan.groups)
+    shown = [f"{n} of {ops}" for ops, n in kinds.most_common(_SHOWN_INPUTS)]
+    rest = len(kinds) - len(shown)
+    more = f", and {rest} other kinds" if rest > 0 else ""
+    n_nodes = sum(map(len, plan.groups))
+    return [f"computed as one: {n_nodes} nodes in {len(plan.groups)} groups, {', '.join(shown)}{more}"] if kinds else []
+
+
+def _work(plan: Plan) -> list[str]:
+    """What kernels need beside the buffers, where they do."""
+    shown = [f"{size:,} on {b.name}" for b, size in zip(plan.backends, plan.work_sizes, strict=True) if size]
+    return [f"work memory in bytes: {', '.join(shown)}"] if shown else []
+
+
+def program(plan: Plan) -> str:
+    """What a compute does: a line for each step, with the names of tensors and backends."""
+    name = lambda i: plan.name_of(i) or f"tensor {i}"       # noqa: E731
+    backend = lambda b: plan.backends[b].name               # noqa: E731
+    return "\n".join(f"{k:>4}  {describe(step, name, backend)}" for k, step in enumerate(plan.program.steps))
+
+
+def _inputs(inputs: tuple[Tensor, ...]) -> str:
+    shown = ", ".join(f"{_name(t)} {t.nbytes:,}" for t in inputs[:_SHOWN_INPUTS])
+    rest = len(inputs) - _SHOWN_INPUTS
+    return f"{shown}, and {rest} more" if rest > 0 else shown
+
+
+# -- one tensor ------------------------------------------------------------------------------------
+
+
+def explain(plan: Plan, t: Tensor) -> str:
+    """Why a tensor is where it is, what it shares memory with, who was refused and why, where copies of it go."""
+    i = plan.index_of(t)
+    lines = [f"{_describe(plan, t)}: {_placed(plan, i)}", *_memory(plan, i), *_sharers(plan, i)]
+    if t.computes:
+        refused = [b.name for b in plan.backends if not b.supports_op(t)]
+        if refused:
+            lines.append(f"not supported by: {', '.join(refused)}")
+        lines += _passed_over(plan, i)
+        lines += _group(plan, i)
+    lines += _copies(plan, i)
+    return "\n  ".join(lines)
+
+
+def _placed(plan: Plan, i: int) -> str:
+    """Which backend, and which rule chose it."""
+    t, data = plan.graph.tensors[i], plan.data
+    b = data.backend_index(i)
+    if b < 0:
+        return "nothing in the graph uses it, so it has no place"
+    where = f"on {plan.backends[b].name}"
+    if t.computes:
+        for k, split in enumerate(plan.splits):
+            if any(node is t for node in split.nodes):
+                position = split.start + next(p for p, node in enumerate(split.nodes) if node is t)
+                where = f"computed on {split.backend.name}, in split {k} as node {position}"
+    return f"{where}, because {data.reason(i)}"
+
+
+def _passed_over(plan: Plan, i: int) -> list[str]:
+    """What stood against each better backend that supports node i, a line for each.
+
+    What the chosen backend cannot reach either decided nothing.
+    """
+    t, data = plan.graph.tensors[i], plan.data
+    here = data.backend_index(i)
+    lines = []
+    for b in range(here):
+        if not plan.backends[b].supports_op(t):
+            continue
+        against = []
+        if data.rule(i) == "user":
+            against.append(f"the caller assigned the node to {plan.backends[here].name}")
+        else:
+            root = t.view_src
+            if root is not None and _reads(plan, here, root) and not _reads(plan, b, root):
+                against.append(f"cannot reach the memory of {_whose(plan, root)}, which the node writes to")
+            missing = [s for s in dict.fromkeys(t.src) if s is not None and (root is None or s.root is not root)
+                       and _reads(plan, here, s) and not _reads(plan, b, s) and not _came_along(plan, t, s)]
+            if missing:
+                names = ", ".join(_whose(plan, s) for s in missing[:_SHOWN_INPUTS])
+                rest = len(missing) - _SHOWN_INPUTS
+                against.append(f"cannot read without a copy: {names}{f', and {rest} more' if rest > 0 else ''}")
+        lines.append(f"{plan.backends[b].name} supports it, but {' and '.join(against)}" if against else
+                     f"{plan.backends[b].name} supports it, too, and nothing is against it: the rule that placed the "
+                     "node did not ask for it")
+    return lines
+
+
+def _group(plan: Plan, i: int) -> list[str]:
+    """What node i is computed as one with, and whether its data is anywhere."""
+    position = plan.graph.position_of(plan.graph.tensors[i])
+    members = next((group for group in plan.data.groups if position in group), None)
+    if members is None:
+        return []
+    others = _some(plan, [plan.graph.id_of(plan.graph.nodes[k]) for k in members if k != position])
+    place = f" in place of node {members[-1]}" if position != members[-1] else ""
+    nowhere = "; only they read it, so that its data need not be anywhere" if plan.data.is_inner(i) else ""
+    backend = plan.backends[plan.data.backend_index(i)]
+    return [f"computed as one with {others}{place}, as {backend.name} offers{nowhere}"]
+
+
+def _resident_buffer(t: Tensor):
+    """The buffer of a tensor that has memory outside every plan, or None."""
+    buffer, lease = t.buffer, t.lease
+    return None if lease is not None and lease.transient else buffer
+
+
+def _reads(plan: Plan, b: int, t: Tensor) -> bool:
+    """Whether backend b reads and writes a tensor where its memory is."""
+    buffer, home = _resident_buffer(t), plan.data.memory_index(plan.index_of(t.root))
+    if buffer is None:
+        if home in (b, -1):
+            return True
+        buffer = measure_buffer(plan.backends[home])
+    return buffer.backend is plan.backends[b] or plan.backends[b].supports_buffer(buffer)
+
+
+def _came_along(plan: Plan, node: Tensor, s: Tensor) -> bool:
+    """Whether a source is only where it is because `node`, its first reader, is there."""
+    root = s.root
+    if root.op != "NONE" or plan.data.rule(plan.index_of(root)) != "consumer":
+        return False
+    readers = (t for t in plan.graph.nodes if t.computes
+               and any(p is not None and p.root is root for p in t.src))
+    return next(readers, None) is node
+
+
+def _whose(plan: Plan, t: Tensor) -> str:
+    """A tensor and where its memory is."""
+    buffer = _resident_buffer(t)
+    kind = "weight " if buffer is not None and buffer.usage == "weights" else ""
+    owner = plan.backends[plan.data.memory_index(plan.index_of(t.root))] if buffer is None else buffer.backend
+    return f"{kind}{_name(t, plan.index_of(t))!r} on {owner.name}"
+
+
+def _memory(plan: Plan, i: int) -> list[str]:
+    """Where its bytes are, and for how long."""
+    data, tensors = plan.data, plan.graph.tensors
+    t = tensors[i]
+    lines = []
+    home = data.memory_index(i)
+    if t.view_src is not None:
+        lines.append(f"a view of {_describe(plan, t.view_src)}, from byte {t.view_offs:,}")
+    if home < 0 or data.offset(i) < 0:
+        if t.backend is not None and t.is_resident:
+            lines.append(f"memory: {t.nbytes:,} bytes of its own on {t.backend.name}, outside the plan")
+        return lines
+    name, birth_death = plan.backends[home].name, data.lifetime(i)
+    size = data.size(i)
+    took = f"{t.nbytes:,} bytes" if size in (0, t.nbytes) else f"{t.nbytes:,} bytes ({size:,} aligned)"
+    if data.chunk(i):
+        name += f", buffer {data.chunk(i)},"
+    lines.append(f"memory: {name} at offset {data.offset(i):,}, {took}")
+    if birth_death is not None:
+        birth, death = birth_death
+        until = "the end" if death >= len(data.sequence) else f"position {death}"
+        lines.append(f"the memory is taken from position {birth} until {until}, of {len(data.sequence)}")
+    if data.is_late(i):
+        lines.append("loaded when first used: before that, other tensors live there")
+    if data.took_over(i):
+        root = data.root(i)
+        lines.append(f"written in place over {_id_name(plan, root)}, which nothing needs afterwards, as the "
+                     f"kernel on {plan.backends[home].name} allows")
+    if "output" in plan.graph.flags_of(t):
+        lines.append("an output: its memory stays until the next compute")
+    return lines
+
+
+def _sharers(plan: Plan, i: int) -> list[str]:
+    """Whoever views it or writes over it."""
+    data, tensors = plan.data, plan.graph.tensors
+    views = [k for k, t in enumerate(tensors) if t.view_src is not None and t.view_src is tensors[i]]
+    takers = [k for k in range(data.n_tensors) if data.took_over(k) and data.root(k) == i]
+    lines = []
+    if views:
+        lines.append(f"viewed by: {_some(plan, views)}")
+    if takers:
+        lines.append(f"its memory is taken over in place by: {_some(plan, takers)}")
+    return lines
+
+
+def _some(plan: Plan, ids: list[int]) -> str:
+    names = ", ".join(_id_name(plan, k) for k in ids[:_SHOWN_INPUTS])
+    return f"{names}, and {len(ids) - _SHOWN_INPUTS} more" if len(ids) > _SHOWN_INPUTS else names
+
+
+def _copies(plan: Plan, i: int) -> list[str]:
+    data = plan.data
+    written_back = dict(data.write_backs)
+    splits: dict[int, list[int]] = {}
+    for k, (_, _, _, inputs) in enumerate(data.splits):
+        for c in dict.fromkeys(inputs):
+            splits.setdefault(c, []).append(k)
+    lines = []
+    for c, (like, b) in enumerate(data.copies):
+        if like != i:
+            continue
+        when = ", ".join(map(str, splits.get(c, ())))
+        nbytes, offset = plan.graph.tensors[i].nbytes, data.offset(data.n_tensors + c)
+        purpose = "written to there and copied back" if written_back.get(i) == c else "read there"
+        if data.kept[c]:
+            purpose += ", kept while it does not change"
+        lines.append(f"copied to {plan.backends[b].name} at offset {offset:,}: {nbytes:,} bytes before split "
+                     f"{when}, {purpose}")
+    return lines
+
+
+# -- a drawing -------------------------------------------------------------------------------------
+
+
+def dot(plan: Plan) -> str:
+    """The plan for Graphviz: nodes coloured by backend, a cluster for each split, copies as dashed edges."""
+    graph, data = plan.graph, plan.data
+    colour = {b: _COLOURS[k % len(_COLOURS)] for k, b in enumerate(plan.backends)}
+    ids = {t: i for i, t in enumerate(graph.tensors)}
+    lines = ["digraph plan {", "  rankdir=TB; node [style=filled, fontname=Helvetica, fontsize=10];"]
+    clustered = set()
+    grouped = {ids[graph.nodes[k]]: number for number, group in enumerate(data.groups) for k in group}
+    for k, split in enumerate(plan.splits):
+        lines.append(f"  subgraph cluster_{k} {{")
+        lines.append(f"    label={_quoted(f'split {k}: {split.backend.name}')};")
+        lines += [f"    {_dot_node(plan, ids[t], colour, grouped)}" for t in split.nodes]
+        lines.append("  }")
+        clustered.update(ids[t] for t in split.nodes)
+    lines += [f"  {_dot_node(plan, i, colour, grouped)}" for i in range(data.n_tensors) if i not in clustered]
+    for t in graph.nodes:
+        i = ids[t]
+        present = [ids[s] for s in t.src if s is not None]
+        for s, p in zip(present, data.sources(i), strict=True):
+            if p < data.n_tensors:
+                lines.append(f"  t{s} -> t{i};")
+                continue
+            like, b = data.copies[p - data.n_tensors]
+            label = f"{plan.backends[b].name}: {graph.tensors[like].nbytes:,} bytes"
+            lines.append(f"  t{s} -> t{i} [style=dashed, label={_quoted(label)}];")
+        lines += [f"  t{ids[s]} -> t{i} [style=dotted];" for s in graph.deps.get(t, ())]
+    lines.append("}")
+    return "\n".join(lines) + "\n"
+
+
+def _dot_node(plan: Plan, i: int, colour: dict, grouped: dict[int, int]) -> str:
+    t = plan.graph.tensors[i]
+    b = plan.data.backend_index(i)
+    fill = "#eeeeee" if b < 0 else colour[plan.backends[b]]
+    shape = "box" if t.computes else "ellipse" if t.op == "NONE" else "plaintext"
+    label = f"{_name(t, i)}\n{t.op} {t.type} {_shape(t)}"
+    if i in grouped:
+        label += f"\ngroup {grouped[i]}"
+    return f't{i} [label={_quoted(label)}, shape={shape}, fillcolor="{fill}"];'
+
+
+def _quoted(text: str) -> str:
+    """A Graphviz string that shows `text` as it is."""
+    text = text.replace("\\", "\\\\").replace('"', '\\"').replace("\r", " ")
+    return '"' + text.replace("\n", "\\n") + '"'
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def _shape(t: Tensor) -> str:
+    ne = list(t.ne)
+    while len(ne) > 1 and ne[-1] == 1:
+        ne.pop()
+    return "x".join(map(str, ne))
+
+
+def _name(t: Tensor, i: int | None = None) -> str:
+    return t.name or ("unnamed" if i is None else f"tensor {i}")
+
+
+def _describe(plan: Plan, t: Tensor) -> str:
+    return f"{_name(t, plan.index_of(t))!r} ({t.op} {t.type} {_shape(t)})"
+
+
+def _id_name(plan: Plan, i: int) -> str:
+    """A graph tensor or a copy."""
+    data, tensors = plan.data, plan.graph.tensors
+    if i < data.n_tensors:
+        return repr(_name(tensors[i], i))
+    like, b = data.copies[data.copy_of(i)]
+    return f"the copy of {_name(tensors[like], like)!r} on {plan.backends[b].name}"

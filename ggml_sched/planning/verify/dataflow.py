@@ -1,0 +1,485 @@
+"""A compute executed on bytes that remember their writer, over several computes, and what orders its steps.
+
+Beside the plan's memory runs an ideal one, in which every tensor has its own place and nodes run in the graph's
+order; every read must find the same in both.  Steps are executed in the program's order.  That any other order which
+their waits allow gives the same is checked apart: whenever a step touches bytes, all steps that touched them before
+must be known to be done, by the order of their queues and by waits (the clocks of _Order).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Set
+from math import inf
+
+from ggml_sched.planning.program import Step
+from ggml_sched.planning.verify.facts import Facts, place_of, readable
+from ggml_sched.planning.verify.problem import Problem
+
+__all__ = ["Memory", "check_dataflow"]
+
+Piece = tuple[int, int, int, int]
+"""(start, stop, writer, first): byte `start` is byte `first` of what `writer` wrote."""
+
+
+def check_dataflow(facts: Facts) -> list[Problem]:
+    """Execute the program on bytes that remember their writer, until every place of its rings was used twice.
+
+    Nodes write new values in each compute, inputs change now and then: what is kept must still be right.
+    Groups are executed in each way that a backend may: node by node where each stands, node by node at the place of
+    the last, and as one.
+    """
+    for mode in (ALONE, LATE, AS_ONE) if facts.groups else (ALONE,):
+        found = _Execution(facts, mode).run()
+        if found:
+            return found
+    return []
+
+
+ALONE, LATE, AS_ONE = range(3)
+"""How the nodes of groups are computed."""
+
+
+class Memory:
+    """Bytes as who wrote them: sorted disjoint pieces (start, stop, writer, first).
+
+    Byte `start` is byte `first` of what `writer` wrote.  Pieces that go in and out count from the start of
+    the range that is written or read.
+    """
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+
+    def read(self, start: int, stop: int) -> list[Piece]:
+        """What stands in [start, stop), joined where it is contiguous; bytes never written are left out."""
+        found: list[Piece] = []
+        for k in range(max(bisect_right(self.pieces, (start, inf)) - 1, 0), len(self.pieces)):
+            begin, end, writer, first = self.pieces[k]
+            if begin >= stop:
+                break
+            low, high = max(begin, start), min(end, stop)
+            if low >= high:
+                continue
+            piece = (low - start, high - start, writer, first + low - begin)
+            if found and found[-1][1] == piece[0] and found[-1][2] == writer and (
+                    found[-1][3] + found[-1][1] - found[-1][0] == piece[3]):
+                piece = (found[-1][0], piece[1], writer, found.pop()[3])
+            found.append(piece)
+        return found
+
+    def write(self, start: int, stop: int, pieces: list[Piece]) -> None:
+        """Replace what stands in [start, stop)."""
+        if start >= stop:
+            return
+        low = max(bisect_right(self.pieces, (start, inf)) - 1, 0)
+        high, rest = low, []
+        while high < len(self.pieces) and self.pieces[high][0] < stop:
+            begin, end, writer, first = self.pieces[high]
+            if begin < start:
+                rest.append((begin, min(end, start), writer, first))
+            if end > stop:
+                rest.append((max(begin, stop), end, writer, first + max(begin, stop) - begin))
+            high += 1
+        rest += [(start + a, start + b, writer, first) for a, b, writer, first in pieces]
+        self.pieces[low:high] = sorted(rest)
+
+
+class _Touched:
+    """Who touched which bytes of one memory last: disjoint ranges [start, stop, writer, {queue: reader}], sorted."""
+
+    def __init__(self) -> None:
+        self.ranges: list[list] = []
+
+    def cut(self, start: int, stop: int) -> list[list]:
+        """The ranges that [start, stop) consists of, made to fit."""
+        low = max(bisect_right(self.ranges, start, key=_start) - 1, 0)
+        found, put = [], []
+        high = low
+        while high < len(self.ranges) and self.ranges[high][0] < stop:
+            begin, end, writer, readers = self.ranges[high]
+            high += 1
+            if end <= start:
+                put.append(self.ranges[high - 1])
+                continue
+            for a, b, inside in ((begin, min(end, start), False), (max(begin, start), min(end, stop), True),
+                                 (max(begin, stop), end, False)):
+                if a < b:
+                    piece = [a, b, writer, dict(readers)]
+                    put.append(piece)
+                    if inside:
+                        found.append(piece)
+        at = start
+        for piece in list(found):
+            if at < piece[0]:
+                found.append([at, piece[0], None, {}])
+                put.append(found[-1])
+            at = piece[1]
+        if at < stop:
+            found.append([at, stop, None, {}])
+            put.append(found[-1])
+        self.ranges[low:high] = sorted(put, key=_start)
+        return found
+
+
+def _start(piece: list) -> int:
+    return piece[0]
+
+
+class _Order:
+    """Which steps are known to be done when a step begins: a clock for each, with the latest of every queue.
+
+    An instance (compute, step) counts as compute * steps + step.
+    """
+
+    def __init__(self, steps: tuple[Step, ...]) -> None:
+        self.steps = steps
+        self.ends: dict[int, dict[int, int]] = {}
+        """Of instances that ran: the clock at their end."""
+        self.ran: dict[int, list[int]] = {}
+        """The instances of each queue, ascending."""
+        self.now: dict[int, int] = {}
+
+    def begin(self, compute: int, k: int) -> int:
+        """A step runs; its number as an instance."""
+        clock: dict[int, int] = {}
+        step = self.steps[k]
+        me = compute * len(self.steps) + k
+        before = [self.latest(step.backend, me)]
+        for wait in step.waits:
+            # Who waits for a step that was left out waits for the one before it in its queue.
+            instance = (compute - wait.back) * len(self.steps) + wait.step
+            before.append(self.latest(self.steps[wait.step].backend, instance + 1))
+        for other in before:
+            for queue, instance in self.ends.get(other, {}).items():
+                clock[queue] = max(clock.get(queue, -1), instance)
+        self.now = dict(clock)
+        clock[step.backend] = me
+        self.ends[me] = clock
+        self.ran.setdefault(step.backend, []).append(me)
+        return me
+
+    def latest(self, queue: int, before: int) -> int:
+        """The last instance of a queue that ran, with a number below `before`; -1 for none."""
+        instances = self.ran.get(queue, [])
+        at = bisect_left(instances, before)
+        return instances[at - 1] if at else -1
+
+    def knows(self, instance: int) -> bool:
+        """Whether an instance is done when the step that began last begins."""
+        queue = self.steps[instance % len(self.steps)].backend
+        return instance <= self.now.get(queue, -1)
+
+
+class _Execution:
+    def __init__(self, facts: Facts, mode: int = ALONE) -> None:
+        self.facts = facts
+        self.mode = mode
+        self.found: list[Problem] = []
+        self.ideal: dict[int, Memory] = {}
+        self.real: dict[tuple, Memory] = {}
+        self.done: set[int] = set()
+        """Graph tensors that have their value, and copies that were made."""
+        self.bad: set[int] = set()
+        """Copies that were reported already."""
+        self.experts: dict[int, list[Piece]] = {}
+        """{place that holds only some experts: the ids for which they were copied}."""
+        self.size = len(facts.name)
+        self.round = 0
+        """How many computes have gone before.  Writers are round * size + id: values of rounds differ."""
+        self.turn = 0
+        """Of the rings."""
+        self.needed: set[int] = set()
+        """Leafs whose first data is read, or still there when the compute has ended."""
+        self.versions: dict[int, int] = {}
+        """Of leafs and residents: how often they were set, or residents were written to."""
+        self.set_in: dict[int, int] = {}
+        """Of leafs and residents: the round in which they were set last."""
+        self.seen: dict[int, int] = {}
+        """{place that is kept: the version of its source that it holds}."""
+        steps = facts.program.steps
+        self.order = _Order(steps) if len({step.backend for step in steps}) > 1 else None
+        self.touched: dict[tuple, _Touched] = {}
+        self.me = 0
+        self.unordered: set[tuple[int, int]] = set()
+
+    def run(self) -> list[Problem]:
+        facts = self.facts
+        computed = set(facts.nodes)
+        leafs = [i for i in range(facts.n_tensors) if facts.view_of[i] < 0 and i not in computed]
+        self.written = {facts.memory(i) for i in facts.nodes if facts.computes(i)}
+        self.leafs = {i for i in leafs if not facts.is_resident(i)}
+        program = facts.program
+        rounds = 1 + max(program.turns, program.reach, 4 * program.turns * bool(facts.keeps))
+        while self.round < rounds and not self.found:
+            self.set(self.set_before(leafs))
+            for k, step in enumerate(program.steps):
+                if not self.is_kept(step):
+                    if self.order is not None:
+                        self.me = self.order.begin(self.round, k)
+                    self.execute(step)
+            self.end()
+            for i in self.written:
+                if facts.is_resident(i):
+                    self.versions[i] = self.versions.get(i, 0) + 1
+            self.round += 1
+            self.turn = self.round % program.turns
+            self.done = {i for i in leafs if facts.is_resident(i)} | self.seen.keys()
+        return self.found
+
+    def set_before(self, leafs: list[int]) -> list[int]:
+        """What the caller sets before this round.
+
+        At first everything, then, for as many rounds as a ring has turns, nothing, every other leaf, those left out,
+        and everything again.
+        """
+        match (self.round + self.facts.program.turns - 1) // self.facts.program.turns:
+            case 1:
+                return []
+            case 2 | 3 as half:
+                return [i for k, i in enumerate(leafs) if k % 2 == half % 2]
+            case _:
+                return leafs
+
+    def set(self, leafs: list[int]) -> None:
+        """The caller gives leafs, and residents, new data."""
+        for i in leafs:
+            self.set_in[i] = self.round
+            self.versions[i] = self.versions.get(i, 0) + 1
+            if self.facts.is_resident(i):
+                self.write_real(i, self.all_of(i), False)
+                self.done.add(i)
+        for i in self.set_in:
+            if i in leafs or not self.facts.is_resident(i):
+                self.write_ideal(i)
+
+    def is_kept(self, step: Step) -> bool:
+        """Whether a step has nothing to do: its place holds what it would bring."""
+        if not step.keeps:
+            return False
+        place, version = place_of(step, self.turn), self.versions.get(self.facts.memory(step.tensor), 0)
+        if self.seen.get(place) == version:
+            return True
+        self.seen[place] = version
+        return False
+
+    # -- steps --
+
+    def execute(self, step: Step) -> None:
+        match step.kind:
+            case "load":
+                self.load(step)
+            case "copy" | "copy experts":
+                self.copy(step)
+            case "run":
+                for unit in self.facts.units(step, self.mode != ALONE):
+                    if self.mode == AS_ONE and len(unit) > 1:
+                        self.compute_as_one(step, unit)
+                        continue
+                    for i in unit:
+                        self.compute(step, i)
+            case "write back":
+                place = place_of(step, self.turn)
+                if step.tensor in self.done:
+                    self.write_real(step.tensor, self.read_real(place))
+
+    def load(self, step: Step) -> None:
+        """Bytes that wait on the host, whatever the plan's memory holds."""
+        place = place_of(step, self.turn)
+        ((_, _, writer, _),) = self.all_of(step.tensor) or [(0, 0, 0, 0)]
+        self.write_real(place, [(0, step.nbytes, writer, step.start)] if step.nbytes else [])
+        self.experts.pop(place, None)
+        self.done.add(place)
+
+    def copy(self, step: Step) -> None:
+        facts, place = self.facts, place_of(step, self.turn)
+        missing = [s for s in self.producers(step.tensor) if s not in self.done]
+        if missing:
+            self.report("copy-before-write", f"{facts.label(place)} is made before {facts.label(missing[0])}")
+            self.bad.add(place)
+        self.experts.pop(place, None)
+        if step.kind == "copy experts":
+            if not self.experts_lie_apart(step.tensor):
+                weight = facts.label(step.tensor)
+                self.report("partial-read", f"{facts.label(place)} gets some experts of {weight}, which share bytes")
+            staged = facts.memory(step.ids) in self.leafs
+            self.experts[place] = self.read_ideal(step.ids) if staged else self.read_real(step.ids)
+        self.write_real(place, self.read_real(step.tensor))
+        self.done.add(place)
+
+    def compute(self, step: Step, i: int) -> None:
+        self.read(step, i)
+        self.write(step, i)
+        self.done.add(i)
+
+    def compute_as_one(self, step: Step, members: list[int]) -> None:
+        """A group: what comes from outside must be right before and after all is written; inner data is not there."""
+        facts = self.facts
+        inside, own = {facts.memory(i) for i in members}, {i for i in members if facts.view_of[i] < 0}
+        for i in members:
+            self.read(step, i, inside)
+        for i in members:
+            self.write(step, i, own, i not in facts.inner)
+        for i in members:
+            self.read(step, i, inside)
+        self.done.update(members)
+
+    def read(self, step: Step, i: int, inside: Set[int] = frozenset()) -> None:
+        """Node i finds what it reads and keeps, but for the memories `inside`, of which its backend knows."""
+        facts = self.facts
+        here = facts.assigned[i]
+        node = f"{facts.label(i)} on {facts.backend(here)}"
+        reads = facts.read_by(step, i, self.turn)
+        for slot, (s, p) in enumerate(zip(facts.src[i], reads, strict=True)):
+            if s < 0 or facts.memory(s) in inside:
+                continue
+            if here not in facts.readers(p):
+                self.report("missing-copy", f"{node} reads {facts.label(p)}, whose memory it cannot read")
+            elif p >= facts.n_tensors and p not in self.done:
+                self.report("missing-copy", f"{node} reads {facts.label(p)}, which was not made")
+            else:
+                if slot != facts.blind_slot(i):
+                    self.need(s)
+                self.compare(s, p, f"{node} reads")
+                if p in self.experts and not self.names_experts(i, slot, reads):
+                    what = f"{node} reads {facts.label(p)}, which holds the experts that other ids name"
+                    self.report("partial-read", what)
+        for s in facts.deps.get(i, ()):
+            if facts.memory(s) not in inside:
+                self.compare(s, s, f"{node} keeps")
+
+    def write(self, step: Step, i: int, own: Set[int] = frozenset(), really: bool = True) -> None:
+        """Node i gets its value; `really`: in the plan's memory, too.  Of the memories `own` its backend knows."""
+        facts = self.facts
+        here, into = facts.assigned[i], facts.into(step, i, self.turn)
+        node = f"{facts.label(i)} on {facts.backend(here)}"
+        if here not in facts.readers(into):
+            root = facts.label(facts.memory(into))
+            self.report("lost-write", f"{node} writes to the memory of {root}, which it cannot reach")
+        elif facts.view_of[i] >= 0 and facts.view_of[i] not in own:
+            # It may write only some of its bytes (SET_ROWS, gaps between strides): the others must be right.
+            self.compare(i, into, f"{node} writes into")
+        self.write_ideal(i)
+        if really:
+            self.write_real(into, self.all_of(i))
+
+    def experts_lie_apart(self, i: int) -> bool:
+        """Whether the bytes of a weight's experts are disjoint ranges."""
+        kind, ne, nb = self.facts.layout[i]
+        return ne[3] == 1 and nb[2] >= nb[1] * (ne[1] - 1) + nb[0] * (ne[0] // kind.block_size)
+
+    def need(self, i: int) -> None:
+        """A read of i: of which leafs it reads what the caller has set."""
+        if not self.round:
+            self.needed.update(w for _, _, w, _ in self.read_ideal(i) if w in self.leafs)
+
+    def names_experts(self, i: int, slot: int, reads: tuple[int, ...]) -> bool:
+        """Whether node i reads, in this slot, just the experts that were copied: a mixture with the same ids."""
+        return (self.facts.op[i] == "MUL_MAT_ID" and slot == 0
+                and self.read_real(reads[2]) == self.experts[reads[0]])
+
+    def end(self) -> None:
+        """Results, and residents that were written to, hold what they must; inputs are named."""
+        facts = self.facts
+        if not self.round:
+            for i in self.leafs & self.written:
+                self.need(i)
+            for i in sorted(self.needed - set(facts.program.inputs)):
+                self.report("missing-input", f"{facts.label(i)} is read, and is no input of the program")
+        for i in readable(facts):
+            if facts.memory(i) in self.leafs - self.written:
+                continue        # what the caller has set is read where he left it
+            if facts.is_resident(i) or facts.offset[i] >= 0:
+                self.compare(i, i, "after the compute, the caller reads", "output-overwritten", False)
+        for i in range(facts.n_tensors):
+            if facts.is_resident(i) and facts.view_of[i] < 0:
+                self.compare(i, i, "after the compute, the next one reads", "lost-write", False)
+
+    # -- bytes --
+
+    def all_of(self, i: int) -> list[Piece]:
+        """The bytes that tensor i has when it is set, or computed in this round."""
+        writer = i + self.set_in.get(i, self.round) * self.size
+        return [(0, self.facts.nbytes[i], writer, 0)] if self.facts.nbytes[i] else []
+
+    def write_ideal(self, i: int) -> None:
+        at = self.facts.view_offs[i]
+        memory = self.ideal.setdefault(self.facts.memory(i), Memory())
+        memory.write(at, at + self.facts.nbytes[i], self.all_of(i))
+
+    def read_ideal(self, i: int) -> list[Piece]:
+        at = self.facts.view_offs[i]
+        return self.ideal.setdefault(self.facts.memory(i), Memory()).read(at, at + self.facts.nbytes[i])
+
+    def write_real(self, i: int, pieces: list[Piece], by_step: bool = True) -> None:
+        key, at = self.facts.address(i)
+        self.real.setdefault(key, Memory()).write(at, at + self.facts.nbytes[i], pieces)
+        if by_step:
+            self.touch(i, True)
+
+    def read_real(self, i: int, by_step: bool = True) -> list[Piece]:
+        key, at = self.facts.address(i)
+        if by_step:
+            self.touch(i, False)
+        return self.real.setdefault(key, Memory()).read(at, at + self.facts.nbytes[i])
+
+    def touch(self, i: int, writes: bool) -> None:
+        """The current step touches the bytes of i: whoever touched them before, and minds, must be done."""
+        if self.order is None:
+            return
+        key, at = self.facts.address(i)
+        queue = self.order.steps[self.me % len(self.order.steps)].backend
+        for piece in self.touched.setdefault(key, _Touched()).cut(at, at + self.facts.nbytes[i]):
+            _, _, writer, readers = piece
+            others = [] if writer is None else [writer]
+            if writes:
+                others += readers.values()
+            for other in others:
+                if other != self.me and not self.order.knows(other):
+                    self.report_unordered(i, other)
+            if writes:
+                piece[2], piece[3] = self.me, {}
+            else:
+                readers[queue] = self.me
+
+    def report_unordered(self, i: int, other: int) -> None:
+        n = len(self.order.steps)
+        pair = (other % n, self.me % n)
+        if pair not in self.unordered:
+            self.unordered.add(pair)
+            back = self.me // n - other // n
+            of = "" if not back else f" of {back} computes before"
+            what = f"step {pair[1]} touches the bytes of {self.facts.label(i)}"
+            self.report("unordered", f"{what}, and step {pair[0]}{of} may not be done with them")
+
+    def producers(self, i: int) -> set[int]:
+        """What must have run before i is copied: itself, or what it views.
+
+        Of a node that writes into its root's memory, the root is copied before, for the node to compute into.
+        """
+        facts = self.facts
+        found = {facts.memory(i)}
+        while not facts.computes(i) and facts.view_of[i] >= 0 and facts.src[i]:
+            i = facts.src[i][0]
+        return found if facts.view_of[i] >= 0 else found | {i}
+
+    def compare(self, s: int, p: int, who: str, worst: str | None = None, by_step: bool = True) -> None:
+        """Report a read of graph tensor s, at the place of p, that finds not what the graph's order gives."""
+        facts = self.facts
+        expected, actual = self.read_ideal(s), self.read_real(p, by_step)
+        if expected == actual or p in self.bad:
+            return
+        root = facts.memory(s)
+        others = [w % self.size for _, _, w, _ in actual if facts.memory(w % self.size) != root]
+        if sum(b - a for a, b, _, _ in actual) < sum(b - a for a, b, _, _ in expected):
+            reason, what = "read-before-write", "which is not written yet"
+        elif others:
+            reason, what = "clobbered-read", f"but finds {facts.label(others[0])} there"
+        else:
+            writers = {w for _, _, w, _ in expected} - {w for _, _, w, _ in actual}
+            since = ", ".join(facts.label(w % self.size) for w in sorted(writers)) or "another part of it"
+            since += f" in compute {self.round}" if self.round else ""
+            reason, what = "stale-read", f"and misses what {since} has written"
+        self.report(worst or reason, f"{who} {facts.label(p)}, {what}")
+
+    def report(self, reason: str, message: str) -> None:
+        self.found.append(Problem(reason, message))

@@ -1,0 +1,325 @@
+"""What a plan claims, as plain values, and what its program does, event by event.
+
+Owns no state and judges nothing: `Facts` is gathered once from a graph, plan data and backends, and the checks are
+functions of it, so that a test can corrupt one claim and see the one reason that must fire.  Nothing here knows how
+the plan was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from ggml_sched._core import PlanData
+from ggml_sched._graph import BackendBase, Graph, Tensor, measure_buffer
+from ggml_sched.planning.program import Program, Read, Run, Step
+
+__all__ = ["Act", "Facts", "PlainSplit", "acts", "place_of", "readable"]
+
+VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+"""Ops that compute nothing, by name: what is checked here does not rest on what the planner thinks of ops."""
+
+
+# -- what a plan claims ---------------------------------------------------------------------------
+
+
+class PlainSplit(NamedTuple):
+    """One split of a plan."""
+
+    backend: int
+    start: int
+    """Positions in `Facts.nodes`."""
+    stop: int
+    inputs: tuple[int, ...]
+    """Indices of copies, in the order in which they are made; one that recurs is made once."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A graph, its backends and a plan as plain values.
+
+    Lists are indexed by id: 0 .. n_tensors-1 are `graph.tensors`, n_tensors + c is copy c.  Bytes everywhere.
+    """
+
+    # The backends.
+    backends: tuple[str, ...]
+    alignment: tuple[int, ...]
+    arena_readers: tuple[frozenset[int], ...]
+    """For each backend, who reads and writes its arena without a copy (itself included)."""
+
+    # The graph.
+    n_tensors: int
+    name: list[str]
+    op: list[str]
+    layout: list[tuple]
+    """(type, ne, nb); a copy has that of the tensor it looks like."""
+    nbytes: list[int]
+    is_output: list[bool]
+    view_of: list[int]
+    """The root whose memory a tensor views (of the graph, not of the plan); -1."""
+    view_offs: list[int]
+    src: list[tuple[int, ...]]
+    """By slot; -1 where a slot is empty."""
+    nodes: list[int]
+    resident: list[frozenset[int] | None]
+    """Who reads the memory that a tensor has outside every plan; None for a tensor to be placed."""
+
+    # What the backends say about the plan's choices.
+    supported: list[bool]
+    tolerates: list[int]
+    """Bit k: the kernel of this node lets source slot k be the destination."""
+    need: list[int]
+    """Bytes that the home of an id asks for (0 for views)."""
+
+    # The plan.
+    splits: list[PlainSplit]
+    copies: list[tuple[int, int]]
+    """(the graph tensor that is copied, to which backend)."""
+    write_backs: dict[int, int]
+    """{node that computes into a copy: that copy}, copied back to the node's own place when it is done."""
+    sequence: list[int]
+    assigned: list[int]
+    home: list[int]
+    chunk: list[int]
+    """Which of the home's buffers."""
+    offset: list[int]
+    size: list[int]
+    shares: list[int]
+    """The id whose memory an id was given, as a view or in place; -1."""
+    took_over: list[bool]
+    reads: list[tuple[int, ...]]
+    """`src` with copies put in."""
+    arena_sizes: dict[tuple[int, int], int]
+    """{(backend, chunk): bytes}."""
+    live_bytes: tuple[int, ...]
+    program: Program
+    """What a compute does.  Further places of copies follow the copies in the lists above."""
+    deps: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """{node: graph tensors that must keep their bytes until it is done, though it does not read them}."""
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Nodes that are computed as one, as positions in `nodes`: at the place of the last, if nothing observes them."""
+    inner: frozenset[int] = frozenset()
+    """Nodes in groups whose data is nowhere, as the plan claims."""
+
+    @staticmethod
+    def of(graph: Graph, data: PlanData, backends: tuple[BackendBase, ...], program: Program) -> Facts:
+        """What a plan claims at this moment."""
+        tensors, n = graph.tensors, data.n_tensors
+        ids = {t: i for i, t in enumerate(tensors)}
+        copies = [*data.copies, *(data.copies[c] for c in data.ring)]
+        like = [*tensors, *(tensors[i] for i, _ in copies)]
+        every = range(len(like))
+        src = [tuple(-1 if s is None else ids[s] for s in t.src) for t in tensors] + [()] * len(copies)
+        nodes = [ids[t] for t in graph.nodes]
+        assigned = [data.backend_index(i) for i in every]
+        home = [data.memory_index(i) for i in every]
+        supported, tolerates = [True] * n, [0] * n
+        for i in nodes:
+            if 0 <= assigned[i] < len(backends) and tensors[i].op not in VIEW_OPS:
+                supported[i] = bool(backends[assigned[i]].supports_op(tensors[i]))
+                tolerates[i] = backends[assigned[i]].inplace_sources(tensors[i].op)
+        return Facts(
+            backends=tuple(b.name for b in backends),
+            alignment=tuple(b.alignment for b in backends),
+            arena_readers=tuple(_readers(backends, b, measure_buffer(b)) for b in backends),
+            n_tensors=n,
+            name=[t.name for t in tensors] + [f"{backends[b].name}#{tensors[i].name}" for i, b in copies],
+            op=[t.op for t in tensors] + ["copy"] * len(copies),
+            layout=[(t.type, t.ne, t.nb) for t in like],
+            nbytes=[t.nbytes for t in like],
+            is_output=["output" in graph.flags_of(t) for t in tensors] + [False] * len(copies),
+            view_of=[-1 if t.view_src is None else ids[t.view_src] for t in tensors] + [-1] * len(copies),
+            view_offs=[t.view_offs for t in tensors] + [0] * len(copies),
+            src=src,
+            nodes=nodes,
+            resident=_residents(tensors, backends) + [None] * len(copies),
+            supported=supported,
+            tolerates=tolerates,
+            need=[backends[home[i]].alloc_size(t) if home[i] >= 0 and (i >= n or t.view_src is None) else 0
+                  for i, t in enumerate(like)],
+            splits=[PlainSplit(*split) for split in data.splits],
+            copies=copies,
+            write_backs=dict(data.write_backs),
+            sequence=list(data.sequence),
+            assigned=assigned,
+            home=home,
+            chunk=[data.chunk(i) for i in every],
+            offset=[data.offset(i) for i in every],
+            size=[data.size(i) for i in every],
+            shares=[data.root(i) for i in every],
+            took_over=[data.took_over(i) for i in every],
+            reads=[_by_slot(src[i], data.sources(i)) for i in range(n)],
+            arena_sizes={(b, chunk): size for b, sizes in enumerate(data.chunk_sizes)
+                         for chunk, size in enumerate(sizes)},
+            live_bytes=tuple(data.live_bytes),
+            program=program,
+            deps={ids[t]: tuple(ids[s] for s in kept) for t, kept in graph.deps.items()},
+            groups=data.groups,
+            inner=frozenset(i for i in range(n) if data.is_inner(i)),
+        )
+
+    def label(self, i: int) -> str:
+        """How messages call an id."""
+        return f"{self.name[i]!r} ({self.op[i]})" if self.name[i] else f"tensor {i} ({self.op[i]})"
+
+    def computes(self, i: int) -> bool:
+        """Whether a graph tensor is more than a leaf or a view."""
+        return self.op[i] not in VIEW_OPS
+
+    def blind_slot(self, i: int) -> int:
+        """The source slot that names what a node writes to and does not read; -1."""
+        return {"CPY": 1, "SET_ROWS": 2}.get(self.op[i], -1)
+
+    def memory(self, i: int) -> int:
+        """The id whose memory i has by the graph: a view's root, or i itself."""
+        return i if self.view_of[i] < 0 else self.view_of[i]
+
+    def is_resident(self, i: int) -> bool:
+        return self.resident[i] is not None
+
+    def address(self, i: int) -> tuple[tuple, int]:
+        """(memory, first byte in it): an arena, or the memory of a resident tensor."""
+        if self.is_resident(i):
+            return ("resident", self.memory(i)), self.view_offs[i]
+        return (self.home[i], self.chunk[i]), self.offset[i]
+
+    @cached_property
+    def position(self) -> dict[int, int]:
+        """Of each node, in the graph's order."""
+        return {i: k for k, i in enumerate(self.nodes)}
+
+    @cached_property
+    def group_of(self) -> dict[int, int]:
+        """Of each node in a group, which."""
+        return {self.nodes[k]: number for number, group in enumerate(self.groups) for k in group}
+
+    def units(self, step: Run, late: bool) -> list[list[int]]:
+        """The nodes that a run computes, in order, each alone; `late`: those of a group together, where its last is."""
+        found, waiting = [], {}
+        for k in range(step.first, step.last + 1):
+            i = self.nodes[k]
+            if not self.computes(i):
+                continue
+            group = self.group_of.get(i) if late else None
+            if group is None:
+                found.append([i])
+                continue
+            members = waiting.setdefault(group, [])
+            members.append(i)
+            if k == self.groups[group][-1]:
+                found.append(members)
+        return found
+
+    @property
+    def keeps(self) -> frozenset[int]:
+        """Leafs and places of copies that are not filled again by the next compute, while nobody sets their source."""
+        return frozenset(place.id for step in self.program.steps if step.keeps for place in step.places)
+
+    @property
+    def ring(self) -> frozenset[int]:
+        """Places of copies that a queued compute may fill while another runs."""
+        return frozenset(place.id for step in self.program.steps if step.kind != "run" and len(step.places) > 1
+                         for place in step.places)
+
+    def read_by(self, step: Run, node: int, turn: int) -> tuple[int, ...]:
+        """What a node reads in a run, by source slot; -1 for an empty one.  Places of rings are those of the turn."""
+        found = list(self.src[node])
+        for read in self._reads.get((id(step), self.position[node]), ()):
+            found[read.slot] = read.places[turn % len(read.places)].id
+        return tuple(found)
+
+    @cached_property
+    def _reads(self) -> dict[tuple[int, int], list[Read]]:
+        """{(a run of the program, as its id, and a position in it): what the node there reads of copies}."""
+        found: dict[tuple[int, int], list[Read]] = {}
+        for step in self.program.steps:
+            if step.kind == "run":
+                for read in step.reads:
+                    found.setdefault((id(step), read.position), []).append(read)
+        return found
+
+    def into(self, step: Run, node: int, turn: int) -> int:
+        """Where a node of a run computes: its own place, or that of a copy."""
+        if step.into and self.position[node] == step.last:
+            return step.into[turn % len(step.into)].id
+        return node
+
+    def readers(self, i: int) -> frozenset[int]:
+        """The backends that reach the memory of i without a copy."""
+        return self.arena_readers[self.home[i]] if self.resident[i] is None else self.resident[i]
+
+    def backend(self, i: int) -> str:
+        return self.backends[i] if 0 <= i < len(self.backends) else f"backend {i}"
+
+    def where(self, i: int) -> str:
+        """The bytes of a placed id, for messages."""
+        return f"[{self.offset[i]}, {self.offset[i] + self.need[i]}) of {self.backend(self.home[i])}"
+
+
+def _readers(backends: tuple, owner, buffer) -> frozenset[int]:
+    return frozenset(k for k, b in enumerate(backends) if b is owner or b.supports_buffer(buffer))
+
+
+def _residents(tensors: tuple[Tensor, ...], backends: tuple) -> list[frozenset[int] | None]:
+    """Who reads each tensor that has memory now, and will have it whatever is planned."""
+    known: dict[int, frozenset[int]] = {}
+    found: list[frozenset[int] | None] = []
+    for t in tensors:
+        buffer, lease = t.buffer, t.lease
+        if buffer is None or (lease is not None and lease.transient):
+            found.append(None)
+            continue
+        if id(buffer) not in known:
+            known[id(buffer)] = _readers(backends, buffer.backend, buffer)
+        found.append(known[id(buffer)])
+    return found
+
+
+def _by_slot(src: tuple[int, ...], given: tuple[int, ...]) -> tuple[int, ...]:
+    """The planned sources, which leave empty slots out, by slot."""
+    rest = iter(given)
+    return tuple(-1 if s < 0 else next(rest, -1) for s in src)
+
+# -- what a compute does --------------------------------------------------------------------------
+
+
+class Act(NamedTuple):
+    """One thing that a compute does; `time` counts them."""
+
+    time: int
+    step: int
+    """Its number in the program."""
+    kind: str
+    """"load", "copy", "copy experts", "run" (one node), "write back"."""
+    id: int
+    """What is written: a leaf, a place of a copy, a node."""
+
+
+def acts(facts: Facts, turn: int = 0, late: bool = False) -> Iterator[Act]:
+    """What a compute does, node by node, in the order of the program; `late` as in `Facts.units`."""
+    time = 0
+    for k, step in enumerate(facts.program.steps):
+        if step.kind == "run":
+            for unit in facts.units(step, late):
+                for i in unit:
+                    yield Act(time, k, "run", i)
+                    time += 1
+            continue
+        yield Act(time, k, step.kind, step.tensor if step.kind == "write back" else place_of(step, turn))
+        time += 1
+
+
+def place_of(step: Step, turn: int) -> int:
+    """The id that a step brings data to, or takes it from, in one turn of the ring."""
+    return step.places[turn % len(step.places)].id
+
+
+def readable(facts: Facts) -> list[int]:
+    """Tensors that a caller may read after the compute: outputs, and nodes that nothing in the graph uses."""
+    used = {s for i in facts.nodes for s in facts.src[i]}
+    used.update(facts.view_of[i] for i in facts.nodes)
+    used.update(s for deps in facts.deps.values() for s in deps)
+    nodes = set(facts.nodes)
+    return [i for i in range(facts.n_tensors) if facts.is_output[i] or (i in nodes and i not in used)]

@@ -1,0 +1,174 @@
+"""Ranges inside arenas, and no two lives in the same bytes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from ggml_sched.planning.verify.facts import Facts, acts, readable
+from ggml_sched.planning.verify.problem import Problem
+
+__all__ = ["Life", "check_memory", "lives"]
+
+
+class Life(NamedTuple):
+    """A period in which an id's bytes matter, in acts; both ends belong to it."""
+
+    birth: int
+    death: int
+    id: int
+
+
+def check_memory(facts: Facts) -> list[Problem]:
+    """Ranges inside arenas, and no two lives in the same bytes."""
+    found = [*_check_ranges(facts)]
+    if found:
+        return found
+    # Groups may be computed node by node, each where it stands or all at the place of the last.
+    for late in (False, True) if facts.groups else (False,):
+        by_arena: dict[tuple, list[Life]] = {}
+        for life in lives(facts, late):
+            by_arena.setdefault((facts.home[life.id], facts.chunk[life.id]), []).append(life)
+        for group in by_arena.values():
+            found += _check_overlaps(facts, group)
+        if found:
+            break
+    return found
+
+
+def _check_ranges(facts: Facts) -> Iterator[Problem]:
+    for i in range(len(facts.name)):
+        if facts.home[i] < 0 or facts.offset[i] < 0 or facts.view_of[i] >= 0:
+            continue
+        alignment = facts.alignment[facts.home[i]]
+        arena = facts.arena_sizes[facts.home[i], facts.chunk[i]]
+        if facts.offset[i] % alignment:
+            yield Problem("misaligned", f"{facts.label(i)} is at {facts.where(i)}, alignment {alignment}")
+        if facts.shares[i] < 0 and facts.size[i] < facts.need[i]:
+            yield Problem("too-small", f"{facts.label(i)} was given {facts.size[i]} bytes on "
+                                       f"{facts.backend(facts.home[i])}, which asks for {facts.need[i]}")
+        if facts.offset[i] + max(facts.need[i], facts.nbytes[i]) > arena:
+            yield Problem("out-of-bounds", f"{facts.label(i)} is at {facts.where(i)}, {arena} bytes")
+    for b, live in enumerate(facts.live_bytes):
+        room = sum(size for (owner, _), size in facts.arena_sizes.items() if owner == b)
+        if not 0 <= live <= room:
+            yield Problem("live-bytes", f"{live} bytes are live on {facts.backend(b)}, which has {room}")
+
+
+def lives(facts: Facts, late: bool = False) -> list[Life]:
+    """When the bytes of each placed id matter, from the graph and the program alone.
+
+    A leaf lives from its load, a node from its computation, a copy from being made, until the last event that
+    touches it or a view of it.  A copy that is made again lives once for each making.  What is kept for the
+    next compute, and what queued computes fill at any time, lives always.  `late` as in `Facts.units`.
+    """
+    birth: dict[int, int] = {}
+    last: dict[int, int] = {}
+    found = []
+
+    def touch(i: int, time: int) -> None:
+        i = facts.memory(i)
+        if not facts.is_resident(i):
+            birth.setdefault(i, time)
+            last[i] = time
+
+    always = facts.keeps | facts.ring
+    for i in always:
+        touch(i, -1)
+    end = 0
+    for time, k, kind, i in acts(facts, late=late):
+        end, step = time + 1, facts.program.steps[k]
+        if kind == "run":
+            for p in facts.read_by(step, i, 0):
+                if p >= 0:
+                    touch(p, time)
+            for s in facts.deps.get(i, ()):
+                touch(s, time)
+            touch(facts.into(step, i, 0), time)
+        elif kind == "write back":
+            touch(step.places[0].id, time)
+        else:
+            if kind != "load":
+                touch(step.tensor, time)
+            if i >= facts.n_tensors and i in birth and i not in always:
+                found.append(Life(birth.pop(i), last[i], i))
+        touch(i, time)
+    for i in readable(facts):
+        if facts.memory(i) in birth:
+            touch(i, end)
+    for i in always:
+        touch(i, end)
+    found += [Life(birth[i], last[i], i) for i in birth]
+    return sorted(found, key=lambda life: life.birth)
+
+
+def _check_overlaps(facts: Facts, group: list[Life]) -> Iterator[Problem]:
+    """Sweep over the lives of one arena, by birth.  `taken` holds disjoint ranges (start, stop, id)."""
+    taken: list[tuple[int, int, int]] = []
+    death: dict[int, int] = {}
+    ends: list[tuple[int, int]] = []
+
+    def give(i: int) -> None:
+        del death[i]
+        key = (facts.offset[i], facts.offset[i] + facts.need[i], i)
+        del taken[bisect_left(taken, key)]
+
+    for life in group:
+        i = life.id
+        start, stop = facts.offset[i], facts.offset[i] + facts.need[i]
+        if start == stop:
+            continue
+        while ends and ends[0][0] < life.birth:
+            _, old = heappop(ends)
+            if old in death and death[old] < life.birth:
+                give(old)
+        at = max(bisect_left(taken, (start,)) - 1, 0)
+        clashes = []
+        while at < len(taken) and taken[at][0] < stop:
+            if taken[at][1] > start:
+                clashes.append(taken[at][2])
+            at += 1
+        wrong = [_excuse(facts, life, Life(0, death[old], old)) for old in clashes]
+        if any(wrong):
+            yield from filter(None, wrong)
+            continue
+        for old in clashes:
+            give(old)
+        insort(taken, (start, stop, i))
+        death[i] = life.death
+        heappush(ends, (life.death, i))
+
+
+def _excuse(facts: Facts, new: Life, old: Life) -> Problem | None:
+    """Why `new` may be born in bytes where `old` still is: None if it takes it over in place and may."""
+    x, y = new.id, old.id
+    both = f"{facts.label(x)} at {facts.where(x)}, written at event {new.birth}"
+    theirs = f"{facts.label(y)} at {facts.where(y)}, needed until event {old.death}"
+    if not (facts.took_over[x] and _holder(facts, x) == _holder(facts, y)):
+        return Problem("overlap", f"{both}, overlaps {theirs}")
+    if old.death > new.birth:
+        lost = any(facts.memory(i) == y for i in readable(facts))
+        return Problem("output-overwritten" if lost else "inplace-live", f"{both}, takes over {theirs}")
+    group = facts.group_of.get(x)
+    if group is not None and facts.group_of.get(y) != group:
+        return Problem("inplace-live", f"{both}, takes over {theirs}, which the others of its group may read by then")
+    slots = [k for k, p in enumerate(facts.reads[x]) if p >= 0 and facts.memory(p) == y]
+    same = [k for k in slots if facts.layout[facts.reads[x][k]] == facts.layout[x]
+            and facts.address(facts.reads[x][k]) == facts.address(x)]
+    if not same:
+        return Problem("inplace-layout", f"{both}, takes over {theirs}, which is no source of its layout")
+    if len(slots) > 1 or not facts.tolerates[x] >> same[0] & 1:
+        what = f"its sources {slots}; the kernel allows for one of mask {facts.tolerates[x]:#x}"
+        return Problem("inplace-not-tolerated", f"{both}, takes over {theirs}, {what}")
+    return None
+
+
+def _holder(facts: Facts, i: int) -> int:
+    """The id under whose name the plan took the bytes of i."""
+    seen = set()
+    while facts.shares[i] >= 0 and i not in seen:
+        seen.add(i)
+        i = facts.shares[i]
+    return i

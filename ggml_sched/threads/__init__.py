@@ -1,0 +1,1 @@
+"""Threads that work for backends and pipelines, and locks that a compute takes."""
