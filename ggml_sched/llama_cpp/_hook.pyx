@@ -78,7 +78,8 @@ gh_api = gs_import_api()
 TIMED = ("ggml_gallocr_reserve_n", "ggml_gallocr_alloc_graph", "ggml_backend_sched_split_graph",
          "ggml_backend_sched_reserve", "ggml_backend_sched_alloc_graph")
 """Functions whose calls and nanoseconds are counted: the first of gh_count, two numbers each."""
-OTHERS = ("allocators", "same", "equal", "replayed", "planned", "grown", "failed", "stock")
+OTHERS = ("allocators", "same", "equal", "replayed", "planned", "grown", "failed", "stock",
+          "synchronised")
 """What else is counted, in the order of gh_count."""
 
 assert 2 * len(TIMED) + len(OTHERS) == GH_N_COUNTS

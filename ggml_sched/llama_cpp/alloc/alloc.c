@@ -99,6 +99,9 @@ static bool reserve(gh_gallocr *a, void *graph, const int *node_ids, const int *
         return gh_failed_with(GS_NO_HOST_MEMORY, "no memory to reserve a graph");
     }
     k = gh_remember(a, graph, true, NULL, &error);
+    if (k != NULL) {
+        k->reserved = true;
+    }
     return k != NULL && make_fit(a, k, &error) ? true : gh_failed(&error);
 }
 
@@ -165,6 +168,7 @@ static bool alloc_graph(gh_gallocr *a, void *graph)
             return gh_failed_with(GS_NO_HOST_MEMORY, "no memory to allocate a graph");
         }
     } else if (a->n_node_ids != a->lib->graph_n_nodes(graph) || a->n_leaf_ids != gh_graph_n_leafs(a->lib, graph)) {
+        gh_count_one(GH_COUNT_SYNCHRONISED);
         return false;           /* where its nodes go only the caller knows: it reserves, and comes back */
     }
     k = gh_remember(a, graph, true, &placed, &error);
@@ -172,8 +176,14 @@ static bool alloc_graph(gh_gallocr *a, void *graph)
         return gh_failed(&error);
     }
     /* With several types the caller waits for its devices before buffers change, which it does when it reserves. */
-    if (!placed && !gh_fits(a, k) && (a->n_arenas > 1 || !make_fit(a, k, &error))) {
-        return a->n_arenas > 1 ? false : gh_failed(&error);
+    if (!placed && !gh_fits(a, k)) {
+        if (a->n_arenas > 1) {
+            gh_count_one(GH_COUNT_SYNCHRONISED);
+            return false;
+        }
+        if (!make_fit(a, k, &error)) {
+            return gh_failed(&error);
+        }
     }
     if (!gh_known_resolve(k, a->arena, a->generation)) {
         return gh_failed_with(GS_BAD_PLACEMENT, "a tensor that is to be placed was not");

@@ -18,9 +18,10 @@
 #include "alloc.h"
 #include "follow.h"
 
-/* Graphs remembered by an allocator: prompts and tokens take turns, each with and without outputs, and what is built
- * for a batch lies elsewhere than what was reserved. */
-#define GH_N_KNOWN 4
+/* Graphs remembered by an allocator, and how many of them may borrow another's plan: the others are one for each wiring
+ * that a client builds, so that batches of any order and size plan nothing. */
+#define GH_N_KNOWN 24
+#define GH_N_BORROWED 4
 
 /* What begins ours.  ggml's own begin with an address, and come here, too: from calls inside its library. */
 #define GH_MAGIC UINT64_C(0x67675f736368656c)
@@ -57,8 +58,8 @@ struct gh_gallocr {
  * `error` says why. */
 gh_known *gh_remember(gh_gallocr *a, void *graph, bool replay, bool *placed, gs_error *error);
 
-/* Forget all graphs where most looks are those of others before them. */
-void gh_forget_many(gh_gallocr *a);
+/* Forget the forms of graphs that are no longer known, where they are many. */
+void gh_compact_forms(gh_gallocr *a);
 
 /* Whether the buffers that there are hold a plan. */
 bool gh_fits(const gh_gallocr *a, const gh_known *k);

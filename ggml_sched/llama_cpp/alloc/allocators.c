@@ -172,7 +172,7 @@ void gh_gallocr_put_back(gh_gallocr *a)
     a->generation++;
     a->n_node_ids = a->n_leaf_ids = 0;
     a->life++;
-    gh_forget_many(a);
+    gh_compact_forms(a);
     pthread_mutex_lock(&all.lock);
     a->next = all.idle;
     all.idle = a;

@@ -83,7 +83,7 @@ void gh_known_forget(gh_known *k)
     k->plan = NULL;
     gh_known_drop(k->lender);
     k->lender = NULL;
-    k->planned = k->replayed = k->drawn = false;
+    k->planned = k->replayed = k->reserved = k->drawn = false;
     k->generation = 0;
 }
 

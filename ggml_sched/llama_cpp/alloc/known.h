@@ -38,6 +38,7 @@ typedef struct gh_known {
     uint32_t life;              /* of the allocator, in which it was asked for last         */
     bool planned;
     bool replayed;              /* made for a larger graph                                  */
+    bool reserved;              /* the client reserved it: it goes last                     */
     /* What follows. */
     gh_slot *slot;
     int32_t n_slots;

@@ -60,13 +60,68 @@ static gh_known *first(gh_gallocr *a, int i)
     return k;
 }
 
-/* The spare is known now; what was longest not used makes room, and is the next spare unless somebody looks at it. */
+/* The position that makes room for one more: that of the borrower used longest ago once there are enough, then of what
+ * nobody reserved, then of any; the end of the list where there is room. */
+static int least_useful(const gh_gallocr *a, bool borrows)
+{
+    int n = 0, n_borrowed = 0, borrower = -1, unreserved = -1;
+    for (; n < GH_N_KNOWN && a->known[n] != NULL; n++) {
+        if (a->known[n]->replayed) {
+            n_borrowed++;
+            borrower = n;
+        } else if (!a->known[n]->reserved) {
+            unreserved = n;
+        }
+    }
+    if (borrower >= 0 && ((borrows && n_borrowed >= GH_N_BORROWED) || n == GH_N_KNOWN)) {
+        return borrower;
+    }
+    return n < GH_N_KNOWN ? n : unreserved >= 0 ? unreserved : GH_N_KNOWN - 1;
+}
+
+/* Whether a plan that was made for one graph serves another of its wiring: nothing of that is larger. */
+static bool covers(const gh_known *k, const gh_known *o)
+{
+    if (k->n_slots != o->n_slots || k->n_all != o->n_all || !gh_looks_same_wiring(&k->looks, &o->looks)) {
+        return false;
+    }
+    for (int32_t i = 0; i < k->n_slots; i++) {
+        const int32_t id = k->slot[i].id, b = k->assigned[id];
+        if (o->slot[i].id != id || o->assigned[id] != b || o->nbytes[(int64_t)b * o->n_all + id] > k->view.size[id]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Forget what a new plan serves as well: it is kept in its place. */
+static void replace_covered(gh_gallocr *a, gh_known *k)
+{
+    int n = 0;
+    for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
+        gh_known *o = a->known[i];
+        if (!k->replayed && o->life == a->life && !o->replayed && covers(k, o)) {
+            k->reserved |= o->reserved;
+            gh_known_drop(o);
+        } else {
+            a->known[n++] = o;
+        }
+    }
+    for (; n < GH_N_KNOWN && a->known[n] != NULL; n++) {
+        a->known[n] = NULL;
+    }
+}
+
+/* The spare is known now; what makes room for it is the next spare unless somebody looks at it. */
 static gh_known *remember(gh_gallocr *a)
 {
     gh_known *k = a->spare;
-    a->spare = a->known[GH_N_KNOWN - 1];
-    a->known[GH_N_KNOWN - 1] = k;
-    return first(a, GH_N_KNOWN - 1);
+    int at;
+    replace_covered(a, k);
+    at = least_useful(a, k->replayed);
+    a->spare = a->known[at];
+    a->known[at] = k;
+    return first(a, at);
 }
 
 static gh_known *spare(gh_gallocr *a)
@@ -263,23 +318,16 @@ static bool wants_same_arenas(const gh_gallocr *a, const gh_known *o)
                 && gh_same(o->leaf_arena, a->leaf_arena, a->n_leaf_ids, sizeof *a->leaf_arena)));
 }
 
-/* A known graph that was read and planned, and is nobody's before number i. */
-static gh_known *base_of(const gh_gallocr *a, int i)
+/* Whether others may have the plan of a known graph: it was made for it, and the buffers hold it. */
+static bool may_lend(const gh_gallocr *a, const gh_known *o)
 {
-    gh_known *o = a->known[i]->lender != NULL ? a->known[i]->lender : a->known[i];
-    for (int j = 0; j < i; j++) {
-        if (o == a->known[j] || o == a->known[j]->lender) {
-            return NULL;
-        }
-    }
-    return a->known[i]->planned && o->plan != NULL && o->drawn && wants_same_arenas(a, o) ? o : NULL;
+    return o->planned && !o->replayed && o->plan != NULL && o->drawn && wants_same_arenas(a, o) && gh_fits(a, o);
 }
 
 /* A graph that is wired as a known one: that itself, now of other tensors, or the spare with its plan.  NULL: it is to
  * be read. */
 static gh_known *follow(gh_gallocr *a, void *graph, gh_known *k, bool replay)
 {
-    gh_known *base = NULL;
     for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
         gh_known *o = a->known[i];
         if (may_serve(a, o, replay) && wants_same_arenas(a, o)
@@ -295,17 +343,16 @@ static gh_known *follow(gh_gallocr *a, void *graph, gh_known *k, bool replay)
     if (!replay) {
         return NULL;
     }
-    for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL && base == NULL; i++) {
-        base = base_of(a, i);
-        if (base != NULL && !gh_looks_follow(&k->looks, &base->looks, graph)) {
-            base = NULL;
+    for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
+        gh_known *base = a->known[i];
+        if (may_lend(a, base) && gh_looks_follow(&k->looks, &base->looks, graph)
+            && gh_follow_borrows(k, base, a->lib, a->arena)) {
+            gh_count_one(GH_COUNT_REPLAYED);
+            base->life = a->life;
+            return remember(a);
         }
     }
-    if (base == NULL || !gh_fits(a, base) || !gh_follow_borrows(k, base, a->lib, a->arena)) {
-        return NULL;
-    }
-    gh_count_one(GH_COUNT_REPLAYED);
-    return remember(a);
+    return NULL;
 }
 
 /* A graph that was not found is read, and planned unless it equals one that was. */
@@ -334,20 +381,17 @@ static int read_and_plan(gh_gallocr *a, void *graph, gh_known *k, bool replay, g
     return status != GS_OK || *served != NULL ? status : plan(a, k, error);
 }
 
-void gh_forget_many(gh_gallocr *a)
+void gh_compact_forms(gh_gallocr *a)
 {
-    const gh_looks *looks[GH_N_KNOWN];
+    gh_looks *looks[2 * GH_N_KNOWN];
     int n = 0;
-    for (; n < GH_N_KNOWN && a->known[n] != NULL; n++) {
-        looks[n] = &a->known[n]->looks;
-    }
-    if (gh_looks_are_few(looks, n, &a->forms)) {
-        for (int i = 0; i < GH_N_KNOWN; i++) {
-            gh_known_drop(a->known[i]);
-            a->known[i] = NULL;
+    for (int i = 0; i < GH_N_KNOWN && a->known[i] != NULL; i++) {
+        looks[n++] = &a->known[i]->looks;
+        if (a->known[i]->lender != NULL) {
+            looks[n++] = &a->known[i]->lender->looks;
         }
-        gh_forms_clear(&a->forms);
     }
+    gh_looks_compact(looks, n, &a->forms);
 }
 
 gh_known *gh_remember(gh_gallocr *a, void *graph, bool replay, bool *placed, gs_error *error)
@@ -370,7 +414,7 @@ gh_known *gh_remember(gh_gallocr *a, void *graph, bool replay, bool *placed, gs_
             return first(a, i);
         }
     }
-    gh_forget_many(a);
+    gh_compact_forms(a);
     k = spare(a);
     if (k == NULL) {
         error->status = GS_NO_HOST_MEMORY;

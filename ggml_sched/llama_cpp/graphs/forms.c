@@ -9,6 +9,7 @@ void gh_forms_init(gh_forms *forms, const gh_ggml *lib, bool whole)
     memset(forms, 0, sizeof *forms);
     forms->lib = lib;
     forms->whole = whole;
+    forms->n_kept = GH_FEW_FORMS;
 }
 
 /* The words of ne and nb, which are one run. */
@@ -30,6 +31,18 @@ static uint32_t hash_of(const int64_t shape[8], int32_t type, int32_t op, uint64
     return (uint32_t)((mixed * UINT64_C(0xe7037ed1a0b428db)) >> 32);
 }
 
+static void put_in_places(const gh_forms *forms, int32_t *place, uint32_t mask)
+{
+    for (int32_t i = 0; i < forms->n; i++) {
+        const gh_form *f = &forms->form[i];
+        uint32_t at = hash_of(f->shape, f->type, f->op, f->view_offs) & mask;
+        while (place[at] != 0) {
+            at = (at + 1) & mask;
+        }
+        place[at] = i + 1;
+    }
+}
+
 /* Room for one more form, and places for four times as many. */
 static bool make_room(gh_forms *forms)
 {
@@ -46,14 +59,7 @@ static bool make_room(gh_forms *forms)
     if (place == NULL) {
         return false;
     }
-    for (int32_t i = 0; i < forms->n; i++) {
-        const gh_form *f = &forms->form[i];
-        uint32_t at = hash_of(f->shape, f->type, f->op, f->view_offs) & mask;
-        while (place[at] != 0) {
-            at = (at + 1) & mask;
-        }
-        place[at] = i + 1;
-    }
+    put_in_places(forms, place, mask);
     free(forms->place);
     forms->place = place;
     forms->mask = mask;
@@ -94,12 +100,17 @@ int32_t gh_form_of(gh_forms *forms, const gx_tensor *t)
     return forms->n - 1;
 }
 
-void gh_forms_clear(gh_forms *forms)
+void gh_forms_keep(gh_forms *forms, const int32_t *number, int32_t n)
 {
-    if (forms->n > 0) {
-        memset(forms->place, 0, ((size_t)forms->mask + 1) * sizeof *forms->place);
+    for (int32_t i = 0; i < forms->n; i++) {
+        if (number[i] >= 0) {
+            forms->form[number[i]] = forms->form[i];
+        }
     }
-    forms->n = 0;
+    forms->n = n;
+    forms->n_kept = 2 * n > GH_FEW_FORMS ? 2 * n : GH_FEW_FORMS;
+    memset(forms->place, 0, ((size_t)forms->mask + 1) * sizeof *forms->place);
+    put_in_places(forms, forms->place, forms->mask);
 }
 
 void gh_forms_free(gh_forms *forms)

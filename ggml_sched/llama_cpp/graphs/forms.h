@@ -10,7 +10,7 @@
 #include <string.h>
 #include "library.h"
 
-/* Forms below which none are forgotten. */
+/* Forms below which none are forgotten; above, once they are twice as many as were kept. */
 #define GH_FEW_FORMS 128
 
 typedef struct gh_form {
@@ -30,6 +30,7 @@ typedef struct gh_forms {
     void *(*buffer_get_type)(void *buffer); /* of whole forms                                       */
     int (*buffer_get_usage)(void *buffer);
     int32_t n;
+    int32_t n_kept;         /* forms that are looked through only where they are more               */
     int32_t room;
     gh_form *form;
     int32_t *place;         /* an open-addressing table of number + 1, `mask` + 1 places            */
@@ -103,8 +104,8 @@ void gh_forms_init(gh_forms *forms, const gh_ggml *lib, bool whole);
 /* The number of a tensor's form, new if it is; -1 without memory. */
 int32_t gh_form_of(gh_forms *forms, const gx_tensor *t);
 
-/* Forget all, but keep the room. */
-void gh_forms_clear(gh_forms *forms);
+/* Keep `n` forms: form i as number[i], ascending, or not at all where that is -1. */
+void gh_forms_keep(gh_forms *forms, const int32_t *number, int32_t n);
 
 void gh_forms_free(gh_forms *forms);
 

@@ -54,22 +54,48 @@ void gh_looks_free(gh_looks *l)
     memset(l, 0, sizeof *l);
 }
 
-bool gh_looks_are_few(const gh_looks *const *l, int n, const gh_forms *forms)
+bool gh_looks_same_wiring(const gh_looks *a, const gh_looks *b)
 {
-    unsigned char *used;
-    int32_t count = 0;
-    if (forms->n <= GH_FEW_FORMS) {
-        return false;
+    bool same = a->forms == b->forms && a->plain && b->plain && !a->open && !b->open && a->n == b->n
+             && a->n_named == b->n_named && a->n_nodes == b->n_nodes && a->n_leafs == b->n_leafs
+             && a->n_rest == b->n_rest && gh_same(a->rest, b->rest, a->n_rest, sizeof *a->rest);
+    for (int32_t id = 0; same && id < a->n; id++) {
+        const gh_mark *x = &a->mark[id], *y = &b->mark[id];
+        same = x->has == y->has && memcmp(x->link, y->link, sizeof x->link) == 0
+            && gh_same_kind(gh_form_at(a, id), gh_form_at(b, id));
     }
-    used = calloc((size_t)forms->n, 1);
-    for (int i = 0; i < n && used != NULL; i++) {
+    return same;
+}
+
+void gh_looks_compact(gh_looks *const *l, int n, gh_forms *forms)
+{
+    int32_t *number, count = 0;
+    if (forms->n <= forms->n_kept) {
+        return;
+    }
+    number = calloc((size_t)forms->n, sizeof *number);
+    for (int i = 0; i < n && number != NULL; i++) {
         for (int32_t id = 0; l[i]->forms == forms && id < l[i]->n; id++) {
-            count += !used[l[i]->mark[id].form];
-            used[l[i]->mark[id].form] = 1;
+            number[l[i]->mark[id].form] = 1;
         }
     }
-    free(used);
-    return count < forms->n / 2;
+    for (int32_t form = 0; form < forms->n && number != NULL; form++) {
+        count += number[form];
+        number[form] = number[form] ? count - 1 : -1;
+    }
+    if (number != NULL) {
+        gh_forms_keep(forms, number, count);
+        for (int i = 0; i < n; i++) {
+            bool done = l[i]->forms != forms;
+            for (int k = 0; k < i; k++) {
+                done |= l[k] == l[i];
+            }
+            for (int32_t id = 0; !done && id < l[i]->n; id++) {
+                l[i]->mark[id].form = number[l[i]->mark[id].form];
+            }
+        }
+    }
+    free(number);
 }
 
 /* -- taking -------------------------------------------------------------------------------------------------------- */

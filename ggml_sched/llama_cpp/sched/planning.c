@@ -1,6 +1,6 @@
 /* ggml_sched/llama_cpp/sched/planning.c -- the plan of a graph that was read: another's, or a new one.
  *
- * In this order: that of a graph that the planner finds equal; that of a reserved one, repeated; a new one.
+ * In this order: that of a graph that the planner finds equal; that of a larger one, repeated; a new one.
  * Invariant: no plan lets what ggml's kernels compute as one overlap (fused.h), wherever its ids lie in the pools.
  * See scheduler.h.
  */
@@ -166,7 +166,7 @@ static int plan_as_before(gh_sched *s, gh_prepared *p, gs_error *error)
             gh_prepared *q = &s->prepared[i];
             int serves = 0;
             int32_t clashes = 0;
-            if (q == p || q->plan == NULL || (pass == 1 && !q->reserved)
+            if (q == p || q->plan == NULL || (pass == 1 && (q->replayed || !gh_pools_fit(s, q)))
                 || !same_wiring(&q->reading, &p->reading)) {
                 continue;
             }

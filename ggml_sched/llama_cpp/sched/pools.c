@@ -275,6 +275,9 @@ bool gh_pools_grow(gh_sched *s, const gh_prepared *p)
         for (int b = 0; b < s->n_backends && !waited; b++) {
             s->rt->backend_synchronize(s->backend[b]);
         }
+        if (!waited) {
+            gh_count_one(GH_COUNT_SYNCHRONISED);
+        }
         waited = true;
         gh_count_one(GH_COUNT_GROWN);
         s->generation++;

@@ -154,25 +154,34 @@ static int plan_reordered(gh_sched *s, gh_prepared *p, void *graph)
 
 /* -- finding ------------------------------------------------------------------------------------------------------ */
 
-/* One to be written over: unused, else the one that was used longest ago, but not what is reserved as long as that
- * leaves room for others. */
+static gh_prepared *older(gh_prepared *a, gh_prepared *b)
+{
+    return a == NULL || b->used < a->used ? b : a;
+}
+
+/* One to be written over: of those that have a reserved one's plan the one used longest ago, where they are many; an
+ * unused one; else the one used longest ago, what is reserved last. */
 static gh_prepared *oldest(gh_sched *s)
 {
-    gh_prepared *found = NULL;
-    int n_reserved = 0;
-    for (int i = 0; i < GH_N_PREPARED; i++) {
-        n_reserved += s->prepared[i].used != 0 && s->prepared[i].reserved;
-    }
+    gh_prepared *replayed = NULL, *unused = NULL, *other = NULL, *reserved = NULL;
+    int n_replayed = 0;
     for (int i = 0; i < GH_N_PREPARED; i++) {
         gh_prepared *p = &s->prepared[i];
-        if (p->used != 0 && p->reserved && n_reserved <= GH_N_PREPARED / 2) {
-            continue;
-        }
-        if (found == NULL || p->used < found->used) {
-            found = p;
+        if (p->used == 0) {
+            unused = p;
+        } else if (p->reserved) {
+            reserved = older(reserved, p);
+        } else if (p->replayed) {
+            replayed = older(replayed, p);
+            n_replayed++;
+        } else {
+            other = older(other, p);
         }
     }
-    return found;
+    if (replayed != NULL && (n_replayed >= GH_N_REPLAYED || unused == NULL)) {
+        return replayed;
+    }
+    return unused != NULL ? unused : other != NULL ? other : reserved;
 }
 
 static gh_prepared *find(gh_sched *s, void *graph)
@@ -232,21 +241,16 @@ static bool finds_waits(const gh_sched *s, const gh_prepared *p)
     return s->n_pools < s->n_backends;
 }
 
-void gh_forget_graphs(gh_sched *s)
+void gh_compact_graphs(gh_sched *s)
 {
-    const gh_looks *looks[GH_N_PREPARED];
+    gh_looks *looks[GH_N_PREPARED];
     int n = 0;
     for (int i = 0; i < GH_N_PREPARED; i++) {
         if (s->prepared[i].plan != NULL) {
             looks[n++] = &s->prepared[i].looks;
         }
     }
-    if (gh_looks_are_few(looks, n, &s->forms)) {
-        for (int i = 0; i < GH_N_PREPARED; i++) {
-            forget(&s->prepared[i]);
-        }
-        gh_forms_clear(&s->forms);
-    }
+    gh_looks_compact(looks, n, &s->forms);
 }
 
 static void say_unread(const gh_sched *s, void *graph, int status)
@@ -263,7 +267,7 @@ gh_prepared *gh_prepare(gh_sched *s, void *graph, bool reserves)
     s->now = NULL;
     p = find(s, graph);
     if (p == NULL) {
-        gh_forget_graphs(s);
+        gh_compact_graphs(s);
         p = oldest(s);
         forget(p);
         status = gh_read(&p->reading, s->lib, graph);

@@ -32,7 +32,8 @@
 
 #define GH_MAX_BACKENDS 16
 #define GH_MAX_PLACES 4     /* of each copy, where computes overlap: ggml's number                     */
-#define GH_N_PREPARED 8     /* graphs that are remembered                                              */
+#define GH_N_PREPARED 24    /* graphs that are remembered                                              */
+#define GH_N_REPLAYED 4     /* of them, those that have a reserved one's plan                          */
 #define GH_SCHED_MAGIC UINT64_C(0x6768736368656431) /* ggml's own begin with small numbers             */
 
 /* What tensors somebody chose a backend for, in the order in which it was said first. */
@@ -229,8 +230,8 @@ int gh_plan(gh_sched *s, gh_prepared *p, const gh_choices *choices);
 
 /* -- prepare.c: a graph with its plan, found or made; NULL: an error was logged.  `reserves`: others will repeat it. */
 gh_prepared *gh_prepare(gh_sched *s, void *graph, bool reserves);
-/* Forget all graphs where most looks are those of others before them. */
-void gh_forget_graphs(gh_sched *s);
+/* Forget the forms of graphs that are no longer known, where they are many. */
+void gh_compact_graphs(gh_sched *s);
 void gh_prepared_free(gh_prepared *p);
 
 /* -- pools.c */

@@ -71,7 +71,7 @@ void gh_shelve(gh_sched *s)
 {
     gh_shelf *shelf = calloc(1, sizeof *shelf), *last = NULL;
     int n = 0;
-    gh_forget_graphs(s);
+    gh_compact_graphs(s);
     if (shelf == NULL) {
         gh_shelf none;
         take_graphs(s, &none);
