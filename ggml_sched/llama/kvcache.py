@@ -115,8 +115,8 @@ class KVCache:
         They do not depend on `flash`.  ValueError for a row that is not there.
         """
         rows = _sorted(rows, self.n_ctx)
-        return [(_read(k, rows), _read(v, rows) if self.flash else self._transposed(v)[:, rows].transpose(
-            1, 0, 2).reshape(len(rows), -1)) for k, v in self._attention()]
+        return [(_read(k, rows), _read(v, rows) if self.flash else self._read_columns(v, rows))
+                for k, v in self._attention()]
 
     def write_rows(self, rows, data: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
         """Write what `read_rows` gave, of a cache of this type, to some rows, ascending.
@@ -138,6 +138,10 @@ class KVCache:
                 columns = self._transposed(v)
                 columns[:, rows] = np.asarray(values, np.uint8).reshape(len(rows), v.ne[0], -1).transpose(1, 0, 2)
                 v.backend.set_tensor(v, columns.reshape(-1))
+
+    def _read_columns(self, v: Tensor, rows: np.ndarray) -> np.ndarray:
+        """Rows of a transposed V, as `_read` gives those of another."""
+        return self._transposed(v)[:, rows].transpose(1, 0, 2).reshape(len(rows), _row_bytes(v))
 
     def _transposed(self, v: Tensor) -> np.ndarray:
         """The bytes of a transposed V: [n_embd_v, n_ctx, bytes of an element]."""

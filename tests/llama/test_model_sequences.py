@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from ggml_sched.llama import Batch, ContextFull, SequenceError, load, random_llama
+from ggml_sched.llama import Batch, ContextFull, SequenceError, random_llama
 from ggml_sched.llama.synthetic_models import random_model
 
 SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_ff": 48}
@@ -17,10 +17,14 @@ WINDOWED = random_model("gemma2", 1)
 TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32]
 
 
-def alone(data: bytes, ids: list[int], **options) -> np.ndarray:
-    """Logits of the last token, in a model of its own."""
-    with load(data, n_ctx=64, **options) as model:
-        return model.eval(ids, last_only=True)[0]
+@pytest.fixture
+def alone(load):
+    """`alone(data, ids)`: logits of the last token, in a model of its own."""
+    def evaluate(data: bytes, ids: list[int], **options) -> np.ndarray:
+        with load(data, n_ctx=64, **options) as model:
+            return model.eval(ids, last_only=True)[0]
+
+    return evaluate
 
 
 def close(a: np.ndarray, b: np.ndarray) -> bool:
@@ -28,7 +32,7 @@ def close(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("data", [SMALL, WINDOWED, MAMBA], ids=["llama", "windows", "mamba"])
-def test_the_last_row_alone_is_the_last_row(data):
+def test_the_last_row_alone_is_the_last_row(load, data):
     with load(data, n_ctx=64, n_batch=5) as model:
         everything = model.eval(TOKENS)
         model.reset()
@@ -39,12 +43,11 @@ def test_the_last_row_alone_is_the_last_row(data):
         assert model.n_past == len(TOKENS)
 
 
-@pytest.mark.parametrize("flash", [False, True])
 @pytest.mark.parametrize("data", [SMALL, WINDOWED], ids=["llama", "windows"])
-def test_sequences_in_one_batch_are_as_if_alone(data, flash):
+def test_sequences_in_one_batch_are_as_if_alone(load, alone, data):
     rng = random.Random(1)
     said = {i: [] for i in range(4)}
-    with load(data, n_ctx=128, n_batch=7, n_seq=4, flash=flash) as model:
+    with load(data, n_ctx=128, n_batch=7, n_seq=4) as model:
         for _ in range(6):
             parts = [(i, [rng.randrange(64) for _ in range(rng.randrange(1, 5))]) for i in rng.sample(range(4), 3)]
             parts.append((parts[0][0], [7]))        # a sequence may come twice
@@ -53,12 +56,12 @@ def test_sequences_in_one_batch_are_as_if_alone(data, flash):
                 said[i] += ids
             ends = {i: row for (i, _), row in zip(parts, got, strict=True)}
             for i, row in ends.items():
-                assert close(row, alone(data, said[i], flash=flash))
+                assert close(row, alone(data, said[i]))
         assert {i: model.sequence(i).tokens for i in said} == said
         assert model.n_past == len(said[0]) and model.n_free == 128 - sum(map(len, said.values()))
 
 
-def test_recurrent_sequences_are_as_if_alone():
+def test_recurrent_sequences_are_as_if_alone(load, alone):
     said = {i: [] for i in range(3)}
     with load(MAMBA, n_ctx=64, n_batch=4, n_seq=3) as model:
         for parts in ([(0, TOKENS[:5]), (1, [7, 8])], [(1, [9]), (2, TOKENS), (0, [1, 2])], [(2, [5]), (2, [6])]):
@@ -70,7 +73,7 @@ def test_recurrent_sequences_are_as_if_alone():
                 assert close(row, alone(MAMBA, said[i]))
 
 
-def test_a_batch_says_which_rows_it_wants():
+def test_a_batch_says_which_rows_it_wants(load):
     with load(SMALL, n_ctx=32, n_seq=2) as model:
         one = model.sequence(1).eval(TOKENS[:4])
         model.reset()
@@ -90,7 +93,7 @@ def test_a_batch_says_which_rows_it_wants():
     ({"outputs": [0.5]}, TypeError), ({"positions": None}, TypeError), ({"tokens": [1, 64]}, ValueError),
     ({"sequences": [0, 1]}, SequenceError),
 ])
-def test_wrong_batches_change_nothing(change, kind):
+def test_wrong_batches_change_nothing(load, change, kind):
     right = {"tokens": [1, 2], "positions": [0, 1], "sequences": [0, 0], "outputs": [1]}
     with load(SMALL, n_ctx=32, n_seq=2) as model:
         with pytest.raises(kind):
@@ -100,7 +103,7 @@ def test_wrong_batches_change_nothing(change, kind):
         assert model.n_past == 2
 
 
-def test_wrong_pairs_change_nothing():
+def test_wrong_pairs_change_nothing(load):
     with load(SMALL, n_ctx=8, n_seq=2) as model:
         model.eval([1, 2])
         for parts, kind in (([(2, [1])], ValueError), ([(0, [])], ValueError), ([], ValueError),
@@ -115,9 +118,8 @@ def test_wrong_pairs_change_nothing():
             model.sequence(1).eval([1] * 7)
 
 
-@pytest.mark.parametrize("flash", [False, True])
-def test_a_truncated_sequence_goes_on_from_there(flash):
-    with load(SMALL, n_ctx=40, flash=flash) as model:
+def test_a_truncated_sequence_goes_on_from_there(load, alone):
+    with load(SMALL, n_ctx=40) as model:
         model.eval(TOKENS)
         for n in (9, 9, 4, 0):
             model.truncate(n)
@@ -132,7 +134,7 @@ def test_a_truncated_sequence_goes_on_from_there(flash):
         assert model.n_past == 12
 
 
-def test_copies_share_rows_until_they_part():
+def test_copies_share_rows_until_they_part(load, alone):
     with load(SMALL, n_ctx=24, n_seq=3) as model:
         first, second = model.sequence(0), model.sequence(1)
         first.eval(TOKENS)
@@ -153,7 +155,7 @@ def test_copies_share_rows_until_they_part():
             first.copy_to(other.sequence(0))
 
 
-def test_a_recurrent_state_has_a_whole_past_or_none():
+def test_a_recurrent_state_has_a_whole_past_or_none(load, alone):
     with load(MAMBA, n_ctx=64, n_seq=2) as model:
         first = model.sequence(0)
         first.eval(TOKENS)
@@ -170,7 +172,7 @@ def test_a_recurrent_state_has_a_whole_past_or_none():
 
 
 @pytest.mark.parametrize("n_good", range(3))
-def test_a_failed_evaluation_leaves_recurrent_states(n_good, monkeypatch):
+def test_a_failed_evaluation_leaves_recurrent_states(load, alone, n_good, monkeypatch):
     with load(MAMBA, n_ctx=64, n_batch=4, n_seq=2) as model:
         model.eval_batch([(0, TOKENS), (1, [9, 8])])
         compute, calls = model.scheduler.compute, []
@@ -191,7 +193,7 @@ def test_a_failed_evaluation_leaves_recurrent_states(n_good, monkeypatch):
 
 
 @pytest.mark.parametrize("data", [SMALL, MAMBA], ids=["llama", "mamba"])
-def test_a_failure_is_over_with_the_next_evaluation(data, monkeypatch):
+def test_a_failure_is_over_with_the_next_evaluation(load, alone, data, monkeypatch):
     """What is wiped or put back for it is not wiped or put back again, and no other sequence's is."""
     def failing(graph):
         raise ZeroDivisionError
@@ -207,7 +209,7 @@ def test_a_failure_is_over_with_the_next_evaluation(data, monkeypatch):
         assert close(model.sequence(1).eval([7], True)[0], alone(data, [9, 8, 7]))
 
 
-def test_nothing_is_computed_of_what_does_not_fit(monkeypatch):
+def test_nothing_is_computed_of_what_does_not_fit(load, monkeypatch):
     with load(SMALL, n_ctx=16, n_batch=4, n_seq=2) as model:
         model.eval(TOKENS)
         compute, calls = model.scheduler.compute, []
@@ -219,7 +221,7 @@ def test_nothing_is_computed_of_what_does_not_fit(monkeypatch):
         assert not calls and (model.n_past, model.n_free) == (12, 4)
 
 
-def test_tokens_that_cannot_be_kept_are_not_evaluated():
+def test_tokens_that_cannot_be_kept_are_not_evaluated(load, alone):
     class Full(list):
         def append(self, token):
             if len(self) == 2:
@@ -234,7 +236,7 @@ def test_tokens_that_cannot_be_kept_are_not_evaluated():
         assert close(model.eval(TOKENS, True)[0], alone(SMALL, TOKENS))
 
 
-def test_rows_that_others_hold_make_no_room():
+def test_rows_that_others_hold_make_no_room(load):
     with load(SMALL, n_ctx=16, n_seq=2) as model:
         first, other = model.sequence(0), [9] * 10
         first.eval(TOKENS)
@@ -246,7 +248,7 @@ def test_rows_that_others_hold_make_no_room():
         assert first.keep_common(other) == 0 and model.n_free == 11
 
 
-def test_embeddings_change_no_sequence():
+def test_embeddings_change_no_sequence(load, alone):
     with load(SMALL, n_ctx=32, n_batch=5, n_seq=2) as model:
         model.eval(TOKENS)
         mean, last = model.embed(TOKENS), model.embed(TOKENS, "last")
@@ -266,7 +268,7 @@ def test_embeddings_change_no_sequence():
         assert (model.n_past, model.n_free) == (13, 19)
 
 
-def test_a_recurrent_model_embeds_beside_its_sequences():
+def test_a_recurrent_model_embeds_beside_its_sequences(load, alone):
     with load(MAMBA, n_ctx=32) as model:
         model.eval(TOKENS)
         first = model.embed([1, 2, 3])
@@ -277,33 +279,37 @@ def test_a_recurrent_model_embeds_beside_its_sequences():
 # -- the context shift ------------------------------------------------------------------------------
 
 
-def shifted(data: bytes, ids: list[int], n_keep: int, n_discard: int, then: int, **options) -> np.ndarray:
-    with load(data, n_ctx=48, **options) as model:
-        model.eval(ids)
-        model.shift(n_keep, n_discard)
-        assert model.sequence(0).tokens == ids[:n_keep] + ids[n_keep + n_discard :]
-        assert model.n_free == 48 - len(ids) + n_discard
-        return model.eval([then], last_only=True)[0]
+@pytest.fixture
+def shifted(load):
+    """`shifted(data, ids, n_keep, n_discard, then)`: logits of a token after a shift."""
+    def evaluate(data: bytes, ids: list[int], n_keep: int, n_discard: int, then: int, **options) -> np.ndarray:
+        with load(data, n_ctx=48, **options) as model:
+            model.eval(ids)
+            model.shift(n_keep, n_discard)
+            assert model.sequence(0).tokens == ids[:n_keep] + ids[n_keep + n_discard :]
+            assert model.n_free == 48 - len(ids) + n_discard
+            return model.eval([then], last_only=True)[0]
+
+    return evaluate
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16"])
-@pytest.mark.parametrize("flash", [False, True])
-def test_one_layer_is_shifted_exactly(flash, kv_type):
+def test_one_layer_is_shifted_exactly(alone, shifted, kv_type):
     """Keys and values of a first layer depend on their own token alone: what is left is as if evaluated so."""
     one = random_llama(1, **{**SHAPES, "n_layer": 1})
     for n_keep, n_discard in ((0, 4), (3, 5), (2, 1)):
-        got = shifted(one, TOKENS, n_keep, n_discard, 7, flash=flash, kv_type=kv_type)
-        expected = alone(one, [*TOKENS[:n_keep], *TOKENS[n_keep + n_discard :], 7], flash=flash, kv_type=kv_type)
+        got = shifted(one, TOKENS, n_keep, n_discard, 7, kv_type=kv_type)
+        expected = alone(one, [*TOKENS[:n_keep], *TOKENS[n_keep + n_discard :], 7], kv_type=kv_type)
         assert np.abs(got - expected).max() <= (1e-4 if kv_type == "f32" else 2e-2) * np.abs(expected).max()
-        assert not np.allclose(got, alone(one, [*TOKENS, 7], flash=flash), rtol=1e-2, atol=1e-2)
+        assert not np.allclose(got, alone(one, [*TOKENS, 7]), rtol=1e-2, atol=1e-2)
 
 
-def test_a_shift_that_forgets_the_end_cuts_it():
+def test_a_shift_that_forgets_the_end_cuts_it(alone, shifted):
     got = shifted(SMALL, TOKENS, 5, 7, 7)
     assert close(got, alone(SMALL, [*TOKENS[:5], 7]))
 
 
-def test_a_shift_keeps_its_hands_off_other_sequences():
+def test_a_shift_keeps_its_hands_off_other_sequences(load, alone):
     with load(SMALL, n_ctx=48, n_seq=3) as model:
         model.eval(TOKENS)
         model.sequence(1).eval(TOKENS[::-1])
@@ -317,10 +323,11 @@ def test_a_shift_keeps_its_hands_off_other_sequences():
             with pytest.raises(ValueError):
                 model.shift(n_keep, n_discard)
         model.shift(2, 0)
+        model.shift(6, 0)
         assert model.n_past == 6
 
 
-def test_learned_positions_do_not_move():
+def test_learned_positions_do_not_move(load):
     with load(random_model("gpt2", 1), n_ctx=48) as model:
         model.eval(TOKENS)
         before = model.eval([7])
@@ -330,7 +337,7 @@ def test_learned_positions_do_not_move():
         assert model.n_past == 12 and model.eval([7]).tobytes() == before.tobytes()
 
 
-def test_a_shift_that_fails_changes_nothing(monkeypatch):
+def test_a_shift_that_fails_changes_nothing(load, monkeypatch):
     with load(SMALL, n_ctx=48) as model:
         model.eval(TOKENS)
         expected = model.eval([7])
@@ -349,7 +356,7 @@ def test_a_shift_that_fails_changes_nothing(monkeypatch):
         assert np.allclose(model.eval([7]), expected, atol=1e-5)
 
 
-def test_generation_goes_on_beyond_the_context():
+def test_generation_goes_on_beyond_the_context(load):
     with load(SMALL, n_ctx=24) as model:
         got = model.generate(TOKENS, 60, shift=True, n_keep=4)
         ids = list(got)

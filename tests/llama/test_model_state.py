@@ -12,7 +12,7 @@ import zlib
 import numpy as np
 import pytest
 
-from ggml_sched.llama import ContextFull, ModelClosed, StateFormatError, load, random_llama
+from ggml_sched.llama import ContextFull, ModelClosed, StateFormatError, random_llama
 from ggml_sched.llama.state import HEAD
 from ggml_sched.llama.synthetic_models import random_model
 
@@ -30,9 +30,9 @@ def saved(sequence) -> bytes:
 
 
 @pytest.mark.parametrize(("data", "options"), [
-    (SMALL, {"flash": False}), (SMALL, {"flash": True}), (SMALL, {"kv_type": "f16"}), (LATENT, {}), (MAMBA, {}),
-], ids=["llama", "flash", "f16", "latent", "mamba"])
-def test_a_sequence_goes_on_in_another_model(data, options, tmp_path):
+    (SMALL, {}), (SMALL, {"kv_type": "f16"}), (LATENT, {}), (MAMBA, {}),
+], ids=["llama", "f16", "latent", "mamba"])
+def test_a_sequence_goes_on_in_another_model(load, data, options, tmp_path):
     path = tmp_path / "state"
     with load(data, n_ctx=48, n_seq=2, **options) as model:
         model.sequence(1).eval([1, 2, 3])       # so that rows do not lie where positions say
@@ -54,7 +54,7 @@ def test_a_sequence_goes_on_in_another_model(data, options, tmp_path):
         assert saved(model.sequence(0)) == again
 
 
-def test_the_layout_of_values_makes_no_difference():
+def test_the_layout_of_values_makes_no_difference(load):
     with load(SMALL, n_ctx=32, flash=True) as model:
         model.eval(TOKENS)
         state = saved(model.sequence(0))
@@ -64,7 +64,7 @@ def test_the_layout_of_values_makes_no_difference():
         assert np.allclose(model.eval([7]), expected, atol=1e-4)
 
 
-def test_nothing_can_be_saved():
+def test_nothing_can_be_saved(load):
     with load(SMALL, n_ctx=16) as model:
         state = saved(model.sequence(0))
         model.eval(TOKENS)
@@ -72,7 +72,7 @@ def test_nothing_can_be_saved():
         assert model.n_past == 0 and model.n_free == 16
 
 
-def test_other_models_and_caches_are_named():
+def test_other_models_and_caches_are_named(load):
     with load(SMALL, n_ctx=16) as model:
         model.eval(TOKENS)
         state = saved(model.sequence(0))
@@ -97,7 +97,7 @@ def test_other_models_and_caches_are_named():
         assert model.sequence(0).tokens == [4] and model.n_free == 10
 
 
-def test_every_truncation_and_every_flipped_bit_is_refused(tmp_path):
+def test_every_truncation_and_every_flipped_bit_is_refused(load, tmp_path):
     rng = random.Random(1)
     with load(SMALL, n_ctx=16) as model:
         model.eval(TOKENS[:3])
@@ -127,7 +127,7 @@ def test_every_truncation_and_every_flipped_bit_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("token", [-1, 64, 1 << 30])
-def test_tokens_that_the_model_does_not_have_are_refused(token):
+def test_tokens_that_the_model_does_not_have_are_refused(load, token):
     """Also where the sum of the bytes is right."""
     with load(SMALL, n_ctx=16) as model:
         model.eval(TOKENS)
@@ -139,7 +139,7 @@ def test_tokens_that_the_model_does_not_have_are_refused(token):
         assert model.sequence(0).tokens == TOKENS
 
 
-def test_what_failed_before_does_not_touch_what_is_restored(monkeypatch):
+def test_what_failed_before_does_not_touch_what_is_restored(load, monkeypatch):
     def failing(graph):
         raise ZeroDivisionError
 
@@ -156,7 +156,7 @@ def test_what_failed_before_does_not_touch_what_is_restored(monkeypatch):
         assert model.eval([7]).tobytes() == expected.tobytes()
 
 
-def test_a_restore_that_fails_half_way_changes_nothing(monkeypatch):
+def test_a_restore_that_fails_half_way_changes_nothing(load, monkeypatch):
     with load(SMALL, n_ctx=16, n_seq=2) as model:
         model.eval(TOKENS)
         state = saved(model.sequence(0))
@@ -180,7 +180,7 @@ def test_a_restore_that_fails_half_way_changes_nothing(monkeypatch):
         assert model.eval([7]).tobytes() == expected.tobytes()
 
 
-def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+def test_a_save_that_fails_leaves_the_old_file(load, tmp_path, monkeypatch):
     path = tmp_path / "state"
     with load(SMALL, n_ctx=16) as model:
         model.eval(TOKENS)
