@@ -135,7 +135,7 @@ def test_ci_runs_again_what_asks_for_an_extra():
     left_out = {path.relative_to(ROOT).as_posix() for path in asking if not {path, *path.parents} & {*again}}
     # Computes the ops of the CPU with the kernels of CUDA, which nothing that can be installed is compared with.
     assert left_out - {"tests/cupy/test_cuda_ops_of_the_cpu.py"} == set()
-    assert {path.parent.name for path in asking} >= {"backends", "hooked", "llama", "package"}
+    assert {path.parent.name for path in asking} >= {"backends", "llama", "llama_cpp", "package"}
 
 
 # -- building -----------------------------------------------------------------------------------------

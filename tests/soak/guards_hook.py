@@ -4,11 +4,11 @@ from __future__ import annotations
 
 GRAPHS = "tests/capi/test_capi_graphs.py"
 PLANS = "tests/capi/test_capi_plans.py"
-INSTALLING = "tests/hooked/test_installing.py"
-ALLOCATOR = "tests/hooked/test_hooked_allocator.py"
-SCHEDULER = "tests/hooked/test_scheduler.py"
-AGAIN = "tests/hooked/test_graphs_again.py"
-DEVICES = "tests/hooked/test_hooked_devices.py"
+INSTALLING = "tests/llama_cpp/test_install.py"
+ALLOCATOR = "tests/llama_cpp/test_allocator.py"
+SCHEDULER = "tests/llama_cpp/test_scheduler.py"
+AGAIN = "tests/llama_cpp/test_plan_reuse.py"
+DEVICES = "tests/llama_cpp/test_scheduler_devices.py"
 
 GROUPS = (
     ("ggml_sched/_capi.pyx", f"{GRAPHS} {PLANS}",

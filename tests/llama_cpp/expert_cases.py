@@ -1,6 +1,6 @@
 """Which experts of weights on the host travel to a device that computes with them: each case in a process of its own.
 
-    python hooked_expert_cases.py CASE      CASE a function of this module
+    python expert_cases.py CASE      CASE a function of this module
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-from hooked_device_graphs import ROWS, WIDTH, aside, numbers, start
-from hooked_fakes import Bench
-from hooked_sched_cases import Weights
-from hooked_schedulers import I32, Graph, view
+from device_graphs import ROWS, WIDTH, aside, numbers, start
+from ggml_devices import Bench
+from ggml_schedulers import I32, Graph, view
+from scheduler_cases import Weights
 
 ALL = [(-1, 6 * WIDTH * WIDTH * 4)]
 ONE = WIDTH * WIDTH * 4

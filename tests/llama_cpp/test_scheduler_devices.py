@@ -6,14 +6,15 @@ import importlib.util
 from pathlib import Path
 
 import ggml_here
-import hooked_run
 import pytest
+from processes import run_case
 
+HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.skipif(not ggml_here.IS_HERE, reason=ggml_here.WHY_NOT)
 
 
 def run(cases: str, case: str, **environment: str) -> None:
-    hooked_run.run(f"hooked_{cases}_cases", case, **environment)
+    run_case(HERE / f"{cases}_cases.py", case, **environment)
 
 
 def without(folder: Path, *names: str) -> str:
@@ -32,100 +33,101 @@ def without(folder: Path, *names: str) -> str:
 
 @pytest.mark.parametrize("case", ["random_graphs", "one_device_asks_for_more"])
 def test_random_graphs_have_the_bits_of_the_cpu_on_devices_that_watch(case):
-    run("asking", case)
+    run("device_query", case)
 
 
 def test_nodes_go_where_their_weights_are():
-    run("asking", "weights_draw_their_readers")
+    run("device_query", "weights_draw_their_readers")
 
 
 def test_weights_on_the_host_are_offloaded_where_client_and_device_want_it():
-    run("asking", "offloading")
+    run("device_query", "offloading")
 
 
 def test_clients_of_before_there_was_a_choice_offload(tmp_path):
-    run("asking", "older_library", GGML_SCHED_TEST_GGML=without(tmp_path, "ggml_opt_prepare_alloc", "ggml_glu_op_name"))
+    library = without(tmp_path, "ggml_opt_prepare_alloc", "ggml_glu_op_name")
+    run("device_query", "older_library", GGML_SCHED_TEST_GGML=library)
 
 
 def test_a_library_without_a_function_that_we_need_has_its_own_schedulers(tmp_path):
-    run("asking", "library_without_a_function", GGML_SCHED_TEST_GGML=without(tmp_path, "ggml_backend_event_wait"))
+    run("device_query", "library_without_a_function", GGML_SCHED_TEST_GGML=without(tmp_path, "ggml_backend_event_wait"))
 
 
 def test_schedulers_that_cannot_be_are_none():
-    run("asking", "schedulers_that_cannot_be")
+    run("device_query", "schedulers_that_cannot_be")
 
 
 def test_ops_that_a_device_refuses_are_computed_by_another():
-    run("asking", "ops_that_are_refused")
+    run("device_query", "ops_that_are_refused")
 
 
 def test_choices_between_backends_of_one_type_are_joined():
-    run("asking", "choices_of_one_place")
+    run("device_query", "choices_of_one_place")
 
 
 def test_many_choices_are_all_remembered_until_a_reset():
-    run("asking", "many_choices")
+    run("device_query", "many_choices")
 
 
 def test_memory_that_another_device_reads_is_not_copied_but_waited_for():
-    run("waiting", "memory_that_others_read")
+    run("synchronization", "memory_that_others_read")
 
 
 def test_memory_that_two_backends_share_is_one_queues_at_a_time():
-    run("waiting", "memory_that_two_share")
+    run("synchronization", "memory_that_two_share")
 
 
 def test_what_one_writes_to_a_clients_memory_is_waited_for_by_who_reads_it():
-    run("waiting", "writes_that_others_read")
+    run("synchronization", "writes_that_others_read")
 
 
 def test_memory_without_a_buffer_is_the_hosts():
-    run("asking", "memory_without_a_buffer")
+    run("device_query", "memory_without_a_buffer")
 
 
 def test_buffers_are_told_of_the_tensors_that_a_scheduler_gives_them():
-    run("asking", "buffers_are_told")
+    run("device_query", "buffers_are_told")
 
 
 def test_a_tensor_above_the_largest_buffer_has_one_of_its_own():
-    run("asking", "too_large_for_a_buffer")
+    run("device_query", "too_large_for_a_buffer")
 
 
 def test_a_graph_of_too_many_buffer_types_is_an_error_that_says_so():
-    run("asking", "too_many_types")
+    run("device_query", "too_many_types")
 
 
 def test_a_graph_that_is_none_is_an_error_that_says_so():
-    run("asking", "graphs_that_are_circles")
+    run("device_query", "graphs_that_are_circles")
 
 
 def test_devices_are_waited_for_before_what_they_read_is_written():
-    run("waiting", "waiting_before_writing")
+    run("synchronization", "waiting_before_writing")
 
 
 def test_copies_take_turns_so_that_computes_overlap():
-    run("waiting", "pipeline")
+    run("synchronization", "pipeline")
 
 
 def test_views_of_what_is_copied_are_views_of_the_copy():
-    run("waiting", "views_of_copies")
+    run("synchronization", "views_of_copies")
 
 
 def test_copies_that_fused_nodes_read_are_not_written_over():
-    run("waiting", "fused_nodes_that_read_copies")
-    run("waiting", "fused_nodes_that_read_copies_in_small_buffers")
+    run("synchronization", "fused_nodes_that_read_copies")
+    run("synchronization", "fused_nodes_that_read_copies_in_small_buffers")
 
 
 def test_graphs_that_take_turns_read_their_own_copies():
-    run("waiting", "copies_of_graphs_that_take_turns")
+    run("synchronization", "copies_of_graphs_that_take_turns")
 
 
 def test_a_part_is_computed_in_place_on_another_device():
-    run("waiting", "in_place_through_a_copy")
+    run("synchronization", "in_place_through_a_copy")
 
 
 def test_errors_of_devices_are_the_answer_and_end_the_compute():
-    run("waiting", "errors_of_devices")
+    run("synchronization", "errors_of_devices")
 
 
 def test_runs_of_used_experts_travel():
@@ -151,4 +153,4 @@ def test_ids_are_read_back_from_who_has_them(case):
 
 
 def test_ops_that_nobody_supports_are_an_error_and_no_sound_plan():
-    run("asking", "ops_that_nobody_supports")
+    run("device_query", "ops_that_nobody_supports")

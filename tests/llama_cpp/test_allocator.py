@@ -1,18 +1,20 @@
 """The graph allocator under ggml: what it gives tensors is what ggml's kernels may be given.
 
-Each test is a process that loads the hook and ggml-python's libraries (tests/hooked_scenarios.py).
+Each test is a process that loads the hook and ggml-python's libraries (allocator_cases.py).
 """
 
 from __future__ import annotations
 
 import importlib.util
 from functools import partial
+from pathlib import Path
 
-import hooked_run
 import pytest
+from processes import run_case
 
+HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ggml") is None, reason="needs ggml-python")
-scenario = partial(hooked_run.run, "hooked_scenarios")
+scenario = partial(run_case, HERE / "allocator_cases.py")
 
 
 @pytest.mark.parametrize("first", [0, 30])

@@ -1,5 +1,5 @@
-"""What tests/hooked/test_graphs_again.py asks of graphs that come again to a scheduler, ggml's own on our allocator or
-ours: `python hooked_sched_again.py NAME DEVICES`.  A scenario asserts what it is about, and prints "done".
+"""Cases of plans that a scheduler uses again, ggml's own on our allocator or ours, a process for each:
+`python scheduler_reuse_cases.py NAME DEVICES`.  A case asserts what it is about, and prints "done".
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import sys
 
 def graphs_elsewhere(library: str) -> None:
     """The same graph at other addresses is not read again; with other choices it is."""
-    from hooked_sched_cases import Weights, compute, random_graph
-    from hooked_schedulers import Ggml, hook
+    from ggml_schedulers import Ggml, hook
     from numpy.random import default_rng
+    from scheduler_cases import Weights, compute, random_graph
 
     g = Ggml()
     backends = [*g.devices(library, 1), g.cpu_backend()]
@@ -83,9 +83,9 @@ def graphs_elsewhere(library: str) -> None:
 
 def under_ggml_s_scheduler(library: str) -> None:
     """What ggml's scheduler hands to an allocator has nodes of its own: copies, and views that keep what they view."""
-    from hooked_sched_cases import Weights, compute, random_graph
-    from hooked_schedulers import Ggml, hook
+    from ggml_schedulers import Ggml, hook
     from numpy.random import default_rng
+    from scheduler_cases import Weights, compute, random_graph
 
     from ggml_sched.llama_cpp import plans
 
@@ -119,9 +119,9 @@ def under_ggml_s_scheduler(library: str) -> None:
 
 def next_scheduler(library: str) -> None:
     """What is kept of a scheduler serves the next for the same devices, in no more memory than that asks for."""
-    from hooked_sched_cases import Weights, compute, random_graph
-    from hooked_schedulers import Ggml, hook
+    from ggml_schedulers import Ggml, hook
     from numpy.random import default_rng
+    from scheduler_cases import Weights, compute, random_graph
 
     g = Ggml()
     backends = [*g.devices(library, 1), g.cpu_backend()]

@@ -1,6 +1,6 @@
 """What our scheduler gives devices that work late, and when: each case in a process of its own.
 
-    python hooked_waiting_cases.py CASE      CASE a function of this module
+    python synchronization_cases.py CASE      CASE a function of this module
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import itertools
 import sys
 
 import numpy as np
-from hooked_device_graphs import CPU, ROWS, WIDTH, aside, numbers, start
-from hooked_fakes import Bench
-from hooked_sched_cases import Weights
-from hooked_schedulers import CALLBACK, Ggml, Graph, hook, view
+from device_graphs import CPU, ROWS, WIDTH, aside, numbers, start
+from ggml_devices import Bench
+from ggml_schedulers import CALLBACK, Ggml, Graph, hook, view
+from scheduler_cases import Weights
 
 ABORTED, FAILED = 1, -1
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 from functools import partial
+from pathlib import Path
 
 import ggml_here
-import hooked_run
 import pytest
 from hooked import build
+from processes import run_case
 
+HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.skipif(not ggml_here.IS_HERE, reason=ggml_here.WHY_NOT)
-run = partial(hooked_run.run, "hooked_sched_cases")
+run = partial(run_case, HERE / "scheduler_cases.py")
 
 
 @pytest.mark.parametrize("case", ["one_cpu", "threads", "several_cpus"])
@@ -69,7 +71,7 @@ def test_who_calls_is_looked_up_once(tmp_path):
     if build.compiler() is None:
         pytest.skip("needs a C++ compiler")
     library = tmp_path / "callers.so"
-    subprocess.run([*build.compiler().split(), "-shared", "-fPIC", "-O1", str(hooked_run.HERE / "hooked_callers.cpp"),
+    subprocess.run([*build.compiler().split(), "-shared", "-fPIC", "-O1", str(HERE / "callers.cpp"),
                     "-o", str(library), "-ldl"], check=True)
     preloaded = filter(None, (os.environ.get("LD_PRELOAD"), str(library)))
     run("callers", str(library), LD_PRELOAD=" ".join(preloaded))

@@ -1,20 +1,22 @@
 """Graphs that come again, for the same allocator or scheduler and for the next one: what is known of them serves, and
 whatever differs is noticed.
 
-Each test is a process that loads the hook and ggml's libraries (tests/hooked_again.py, hooked_sched_again.py).
+Each test is a process that loads the hook and ggml's libraries: allocator_reuse_cases.py, scheduler_reuse_cases.py.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from functools import partial
+from pathlib import Path
 
-import hooked_run
 import pytest
+from processes import run_case
 
+HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ggml") is None, reason="needs ggml-python")
-run = partial(hooked_run.run, "hooked_again")
-run_scheduler = partial(hooked_run.run, "hooked_sched_again")
+run = partial(run_case, HERE / "allocator_reuse_cases.py")
+run_scheduler = partial(run_case, HERE / "scheduler_reuse_cases.py")
 
 
 def test_an_allocator_that_was_put_back_serves_the_next():

@@ -1,6 +1,6 @@
 """What a scheduler of ggml's does on our planner, beside ggml's own: each case in a process of its own.
 
-    python hooked_sched_cases.py CASE [DEVICES]     CASE a function of this module, DEVICES a library of devices
+    python scheduler_cases.py CASE [DEVICES]     CASE a function of this module, DEVICES a library of devices
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from ctypes import byref, c_size_t, c_void_p
 
 import numpy as np
-from hooked_schedulers import CALLBACK, I32, Ggml, Graph, hook, view
+from ggml_schedulers import CALLBACK, I32, Ggml, Graph, hook, view
 
 WIDTH, ROWS = 32, 24
 WEIGHTS = 1
@@ -454,7 +454,7 @@ def passed_on(library: str) -> None:
 
 
 def callers(library: str) -> None:
-    """Calls that are passed on: whom for is looked up once for each place that calls (hooked_callers.cpp)."""
+    """Calls that are passed on: whom for is looked up once for each place that calls (callers.cpp)."""
     g = Ggml("alloc")
     scheduler = g.scheduler([g.cpu_backend()], False)
     places = ctypes.CDLL(library)

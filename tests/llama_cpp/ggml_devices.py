@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes as c
 import traceback
 
-from hooked_schedulers import Ggml, InitParams, view
+from ggml_schedulers import Ggml, InitParams, view
 
 GPU = 1
 TENSOR_BYTES = 336

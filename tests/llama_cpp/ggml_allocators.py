@@ -1,6 +1,6 @@
 """ggml-python's libraries with our allocator in front of them, by ctypes: graphs, both allocators, fake buffer types.
 
-For processes of their own (hooked_scenarios.py): a hook is loaded once and stays.
+For processes of their own (allocator_cases.py): a hook is loaded once and stays.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Graphs for devices that watch, and where their nodes are put: what the cases of test_hooked_devices.py share."""
+"""Graphs for devices that watch, and where their nodes are put: what the cases of test_scheduler_devices.py share."""
 
 from __future__ import annotations
 
 import numpy as np
-from hooked_fakes import Bench
-from hooked_schedulers import Ggml, Graph, view
+from ggml_devices import Bench
+from ggml_schedulers import Ggml, Graph, view
 
 WIDTH, ROWS = 32, 24
 CPU = 0

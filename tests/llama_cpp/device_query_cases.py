@@ -1,6 +1,6 @@
 """What our scheduler asks of devices, clients and libraries, and what follows: each case in a process of its own.
 
-    python hooked_asking_cases.py CASE      CASE a function of this module
+    python device_query_cases.py CASE      CASE a function of this module
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import ctypes
 import sys
 
 import numpy as np
-from hooked_device_graphs import CPU, ROWS, WIDTH, chain_of, first_source, numbers, places, start
-from hooked_sched_cases import Weights, check_same, run_all
-from hooked_schedulers import Graph, hook, view
+from device_graphs import CPU, ROWS, WIDTH, chain_of, first_source, numbers, places, start
+from ggml_schedulers import Graph, hook, view
+from scheduler_cases import Weights, check_same, run_all
 
 
 def random_graphs() -> None:

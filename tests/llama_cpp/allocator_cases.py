@@ -1,4 +1,4 @@
-"""What tests/hooked asks of our allocator under ggml: each a process of its own, `python hooked_scenarios.py NAME ...`.
+"""Cases of the allocator under ggml, a process for each: `python allocator_cases.py NAME ...`.
 
 A scenario asserts what it is about, and prints "done".
 """
@@ -9,7 +9,7 @@ import ctypes as c
 import sys
 import threading
 
-from hooked_ggml import (
+from ggml_allocators import (
     INPUT,
     OUTPUT,
     Allocator,

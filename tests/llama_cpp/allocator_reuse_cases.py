@@ -1,4 +1,4 @@
-"""What tests/hooked/test_graphs_again.py asks of graphs that come again to an allocator: `python hooked_again.py NAME`.
+"""Cases of plans that an allocator uses again, a process for each: `python allocator_reuse_cases.py NAME`.
 
 A scenario asserts what it is about, and prints "done".
 """
@@ -15,7 +15,7 @@ NODE_ROOM = 700
 
 def allocator_after_allocator() -> None:
     """What was put back serves the next for the same type, in no more memory than that asks for."""
-    from hooked_ggml import Allocator, FakeType, base, cpu_init, hooked, ours, random_graph, verified
+    from ggml_allocators import Allocator, FakeType, base, cpu_init, hooked, ours, random_graph, verified
 
     backend, seed = cpu_init(), 4
     fresh, kept = FakeType(), FakeType()
@@ -48,7 +48,7 @@ def allocator_after_allocator() -> None:
 
 
 def other_type_at_the_same_address() -> None:
-    from hooked_ggml import Allocator, FakeType, hooked, ours, random_graph
+    from ggml_allocators import Allocator, FakeType, hooked, ours, random_graph
 
     made, kind = random_graph(1), FakeType(alignment=16)
     allocator = Allocator(ours, kind.handle)
@@ -64,8 +64,8 @@ def other_type_at_the_same_address() -> None:
 
 def memory_that_came_and_went() -> None:
     """Of a tensor that has memory nothing counts but that; that it has any is looked at each time."""
-    from hooked_ggml import Allocator, Context, buffer_base, cpu_buft, hooked, ours, span, tensor_alloc
-    from hooked_ggml import alloc_buffer as buffer_of
+    from ggml_allocators import Allocator, Context, buffer_base, cpu_buft, hooked, ours, span, tensor_alloc
+    from ggml_allocators import alloc_buffer as buffer_of
 
     made = Context()
     x, weight = made.leaf(16, 8), made.leaf(16, 16)
@@ -97,7 +97,7 @@ def memory_that_came_and_went() -> None:
 
 def shapes_that_changed() -> None:
     """Tensors that are larger, or stand for another op, where they were."""
-    from hooked_ggml import Allocator, Context, apart, hooked, ours, span
+    from ggml_allocators import Allocator, Context, apart, hooked, ours, span
 
     made = Context()
     x = made.leaf(16, 8)
@@ -136,7 +136,7 @@ def shapes_that_changed() -> None:
 
 def sources_behind_the_first() -> None:
     """Ops with more sources than most have: what the last of them is counts as well."""
-    from hooked_ggml import Allocator, Context, apart, hooked, ours
+    from ggml_allocators import Allocator, Context, apart, hooked, ours
 
     def chain(kept: int) -> Context:
         made = Context()
@@ -186,7 +186,7 @@ def sources_behind_the_first() -> None:
 
 def lists_that_differ() -> None:
     """Leafs that nobody reads and nodes in another place: what a graph lists counts, not what it names alone."""
-    from hooked_ggml import INPUT, Allocator, Context, hooked, ours
+    from ggml_allocators import INPUT, Allocator, Context, hooked, ours
 
     def listed(made, at: int, count: int):
         return (c.c_void_p * count).from_address(c.c_void_p.from_address(made.graph + at).value)
@@ -234,7 +234,7 @@ def lists_that_differ() -> None:
 
 def wanted_elsewhere() -> None:
     """The same graph, wanted in one type of buffers and then in the other, wherever its tensors are."""
-    from hooked_ggml import Allocator, FakeType, hooked, ours, random_graph
+    from ggml_allocators import Allocator, FakeType, hooked, ours, random_graph
 
     kinds = FakeType(), FakeType()
     made, alive = random_graph(3), []
@@ -263,7 +263,7 @@ def wanted_elsewhere() -> None:
 
 def asked_again() -> None:
     """A type that asks for more bytes than it asked an allocator before: for the same graph, here and elsewhere."""
-    from hooked_ggml import Allocator, FakeType, hooked, ours, random_graph
+    from ggml_allocators import Allocator, FakeType, hooked, ours, random_graph
 
     kind = FakeType()
     made, more = random_graph(5), 0
@@ -283,7 +283,7 @@ def asked_again() -> None:
 
 def few_are_kept() -> None:
     """Of allocators that were put back the last two are kept."""
-    from hooked_ggml import Allocator, FakeType, hooked, ours, random_graph
+    from ggml_allocators import Allocator, FakeType, hooked, ours, random_graph
 
     made, kinds = random_graph(1), [FakeType() for _ in range(3)]
 
@@ -300,7 +300,7 @@ def few_are_kept() -> None:
 
 def two_places_in_turn() -> None:
     """A client that builds its graph here and there in turn: both are known, and still looked at each time."""
-    from hooked_ggml import Allocator, apart, hooked, ours, random_graph, read
+    from ggml_allocators import Allocator, apart, hooked, ours, random_graph, read
 
     allocator, made = Allocator(ours), [random_graph(3), random_graph(3)]
 
@@ -330,7 +330,7 @@ def two_places_in_turn() -> None:
 
 def nodes_without_op() -> None:
     """They may name what is computed later: such a graph, too, is known in two places, and by what they name."""
-    from hooked_ggml import Allocator, Context, add_node, expand, hooked, ours
+    from ggml_allocators import Allocator, Context, add_node, expand, hooked, ours
 
     def build() -> tuple:
         made = Context()
@@ -363,8 +363,8 @@ def nodes_without_op() -> None:
 
 def other_weights() -> None:
     """A graph of a weight that looks otherwise is another, wherever it lies; of one that looks the same, the same."""
-    from hooked_ggml import Allocator, Context, buffer_base, cpu_buft, hooked, new_tensor, ours, tensor_alloc
-    from hooked_ggml import alloc_buffer as buffer_of
+    from ggml_allocators import Allocator, Context, buffer_base, cpu_buft, hooked, new_tensor, ours, tensor_alloc
+    from ggml_allocators import alloc_buffer as buffer_of
 
     f16, f32 = 1, 0
     there, buffer = Context(), buffer_of(cpu_buft(), 1 << 14)
@@ -388,7 +388,7 @@ def other_weights() -> None:
 
 def buffers_are_told() -> None:
     """Each buffer that wants it is told of each tensor that it gets, views among them, every time."""
-    from hooked_ggml import Allocator, Context, FakeType, hooked, ours
+    from ggml_allocators import Allocator, Context, FakeType, hooked, ours
 
     def build(rows: int) -> tuple:
         made = Context()
@@ -415,7 +415,7 @@ def buffers_are_told() -> None:
 
 def one_tensor_for_two() -> None:
     """A graph that names one tensor where the planned one named two is another, wherever they lie."""
-    from hooked_ggml import Allocator, Context, hooked, ours
+    from ggml_allocators import Allocator, Context, hooked, ours
 
     def made_of(twice: bool) -> Context:
         made = Context()
@@ -438,7 +438,7 @@ def one_tensor_for_two() -> None:
 
 def views_of_views() -> None:
     """A root that only a tensor which nobody lists names: such a graph is never taken to be the same."""
-    from hooked_ggml import Allocator, Context, hooked, ours
+    from ggml_allocators import Allocator, Context, hooked, ours
 
     made = Context()
     x = made.leaf(16, 8)
@@ -454,8 +454,8 @@ def views_of_views() -> None:
 
 def roots_that_nobody_lists() -> None:
     """Nodes without op or sources that view what only they name: such graphs, too, are known elsewhere."""
-    from hooked_ggml import Allocator, Context, add_node, buffer_base, cpu_buft, hooked, ours, tensor_alloc
-    from hooked_ggml import alloc_buffer as buffer_of
+    from ggml_allocators import Allocator, Context, add_node, buffer_base, cpu_buft, hooked, ours, tensor_alloc
+    from ggml_allocators import alloc_buffer as buffer_of
 
     count = 1900
     there = Context()
@@ -481,7 +481,7 @@ def roots_that_nobody_lists() -> None:
 
 def looks_without_end() -> None:
     """Graphs of ever new shapes leave nothing behind."""
-    from hooked_ggml import Allocator, Context, free, ours
+    from ggml_allocators import Allocator, Context, free, ours
 
     def resident() -> int:
         return int(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines()
