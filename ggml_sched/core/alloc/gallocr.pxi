@@ -74,11 +74,10 @@ cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, in
         return GS_OUT_OF_MEMORY
     else:
         f.offset[id] = 0
-        # Offsets are found later: then something may have lived there before.
-        if f.op[id] == GS_OP_NONE and f.like[id] == id and now > 0:
-            f.state[id] |= GS_STATE_LATE
     f.state[id] |= GS_STATE_ADDRESSED
     f.birth[id] = now
+    if arena.blocks == NULL:
+        gallocr_mark_late(f, id)
     f.rest[id] = f.size[id]
     f.owner[f.n_owners] = id
     f.n_owners += 1
@@ -96,6 +95,18 @@ cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, in
         if arena.wanted != NULL and arena.wanted[0] == 0:
             return GS_OUT_OF_MEMORY
     return GS_OK
+
+
+cdef inline void gallocr_mark_late(gs_walk *f, int32_t id) noexcept nogil:
+    """Set or clear GS_STATE_LATE of memory whose offset the walk does not choose.
+
+    A leaf that is born after the start may get an offset where another tensor lived before: it must be loaded at its
+    birth, not at the start.
+    """
+    if f.op[id] == GS_OP_NONE and f.like[id] == id and f.birth[id] > 0:
+        f.state[id] |= GS_STATE_LATE
+    else:
+        f.state[id] &= ~GS_STATE_LATE
 
 
 cdef int64_t gallocr_reusable(const gs_walk *f, gs_arena *arena, int32_t id, int32_t s) noexcept nogil:

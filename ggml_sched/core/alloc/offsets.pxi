@@ -56,6 +56,7 @@ cdef int pack_arena(gs_walk *f, const int32_t *owner, gs_blocks *blocks, gs_aren
             f.offset[id] = p.best[i]
             f.rest[id] = f.size[id]         # whole until its last taker dies
             f.trimmed[id] = 0
+            gallocr_mark_late(f, id)
         arena.live_bytes = arena.whole_peak
         blocks.max_size = packing.arena
         blocks.n_chunks = 1
