@@ -263,7 +263,7 @@ cdef int plan_new(const gs_api_graph *graph, const gs_problem *problem, gs_api_p
         return status
     status = gs_plan_make(&box.asked.r, &box.c)
     if status != GS_OK:
-        status = planning_refused(error, &box.asked, status, box.c.failed)
+        status = planning_refused(error, &box.asked, problem, status, box.c.failed)
         plan_free(<gs_api_plan *>box)
         return status
     plan_box_settle(box)
@@ -296,7 +296,7 @@ cdef int plan_replay(const gs_api_plan *reserved, const gs_api_graph *reserved_g
     if graph_same_wiring(reserved_graph, graph) and asked_alike(&first.asked, &box.asked):
         status = gs_plan_replay(&box.asked.r, &first.c, &box.c, &fits)
         if status != GS_OK:
-            status = planning_refused(error, &box.asked, status, box.c.failed)
+            status = planning_refused(error, &box.asked, problem, status, box.c.failed)
     if status != GS_OK or not fits:
         plan_free(<gs_api_plan *>box)
         return status

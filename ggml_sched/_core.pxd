@@ -147,4 +147,5 @@ cdef void plan_mark_exclusive(gs_plan *p) noexcept nogil
 cdef int asked_init(gs_asked *a, const gs_graph *g, const gs_problem *p, gs_error *error) noexcept nogil
 cdef void asked_free(gs_asked *a) noexcept nogil
 cdef bint asked_alike(const gs_asked *a, const gs_asked *b) noexcept nogil
-cdef int planning_refused(gs_error *error, const gs_asked *a, int status, int32_t id) noexcept nogil
+cdef int planning_refused(gs_error *error, const gs_asked *a, const gs_problem *p, int status,
+                          int32_t id) noexcept nogil

@@ -296,8 +296,10 @@ class Problem:
     def __init__(self, policy: PolicyStruct, backends, n_buffers: int = 0, n_groups: int = 0, **arrays) -> None:
         self.kept: list = []
         infos = (BackendInfo * len(backends))()
-        for info, (alignment, largest, inplace) in zip(infos, backends, strict=True):
+        for info, (alignment, largest, inplace, *name) in zip(infos, backends, strict=True):
             info.alignment, info.max_buffer = alignment, largest
+            if name:
+                info.name = name[0]
             if inplace is not None:
                 info.inplace = self.keep(inplace, np.uint64)
         self.c = ProblemStruct(policy, len(backends), n_buffers, n_groups, infos)

@@ -134,6 +134,24 @@ def test_what_has_no_plan_says_why(graph):
     assert refused.value.status == OVERFLOW
 
 
+@pytest.mark.parametrize("name, called", [((), "backend 1"), ((b"cuda",), "backend 1 (cuda)"),
+                                          ((b"x" * 500,), f"backend 1 ({'x' * 40})")])
+def test_errors_about_a_backend_name_it(graph, name, called):
+    """By its number, and by the name that the caller has given it."""
+    def said(backend: tuple, **arrays) -> str:
+        with pytest.raises(Refused) as refused:
+            CPlan.made(graph, Problem(POLICY, [(32, 0, None), (*backend, *name)], **arrays))
+        assert refused.value.error.backend == 1
+        return refused.value.error.message
+
+    assert said((0, 0, None)).startswith(f"{called}: alignment = 0 ")
+    assert said((32, 0, None), nbytes=[[256, 128, 128, 32, 32, 32], [256, 128, 127, 32, 32, 32]]).startswith(
+        f"tensor 2 on {called}: nbytes[8] = 127 ")
+    assert said((32, 200, None), assigned=[1] * 6).endswith(f"exceed the maximum buffer size 200 of {called}")
+    computed = {"resident": [-1, -1, 1, -1, -1, -1], "supports": [[1] * 6, [1, 1, 0, 1, 1, 1]]}
+    assert said((32, 0, None), **computed) == f"tensor 2 (MUL_MAT) has memory on {called}, which does not support it"
+
+
 def test_what_is_not_given_has_a_default(graph):
     """NULL says what the arrays of that content say."""
     plain = CPlan.made(graph, Problem(POLICY, TWO))

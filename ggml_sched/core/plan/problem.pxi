@@ -4,22 +4,33 @@
 # Invariant: what passes here cannot make a pass read or write outside its arrays; the same answers give the same request
 # as Request gives in Python.
 
-cdef int problem_refuse(gs_error *error, int status, int32_t tensor, int32_t backend, const char *array, int64_t index,
-                        int64_t value, int64_t limit, const char *why) noexcept nogil:
-    """Say which entry of which array is wrong, and why; returns the status."""
-    cdef char about[64]
+cdef void backend_words(char *out, size_t room, const gs_problem *p, int32_t b) noexcept nogil:
+    """How messages name a backend: by its number, and by its name where one was given."""
+    if p.backends[b].name != NULL:
+        snprintf(out, room, b"backend %d (%.40s)", <int>b, p.backends[b].name)
+    else:
+        snprintf(out, room, b"backend %d", <int>b)
+
+
+cdef int problem_refuse(gs_error *error, const gs_problem *p, int status, int32_t tensor, int32_t backend,
+                        const char *array, int64_t index, int64_t value, int64_t limit, const char *why) noexcept nogil:
+    """Write to `error` which entry of which array is wrong, and why; returns the status."""
+    cdef char about[96]
+    cdef char named[64]
     if error == NULL:
         return status
     error.status, error.tensor, error.backend = status, tensor, backend
     error.index = <int32_t>max(min(index, INT32_MAX), -1)
     error.value, error.limit = value, limit
     about[0] = 0
+    if backend >= 0:
+        backend_words(named, sizeof(named), p, backend)
     if tensor >= 0 and backend >= 0:
-        snprintf(about, sizeof(about), b"tensor %d on backend %d: ", <int>tensor, <int>backend)
+        snprintf(about, sizeof(about), b"tensor %d on %s: ", <int>tensor, named)
     elif tensor >= 0:
         snprintf(about, sizeof(about), b"tensor %d: ", <int>tensor)
     elif backend >= 0:
-        snprintf(about, sizeof(about), b"backend %d: ", <int>backend)
+        snprintf(about, sizeof(about), b"%s: ", named)
     if index >= 0:
         snprintf(error.message, sizeof(error.message), b"%s%s[%lld] = %lld %s", about, array, <long long>index,
                  <long long>value, why)
@@ -61,26 +72,26 @@ cdef int asked_init(gs_asked *a, const gs_graph *g, const gs_problem *p, gs_erro
 cdef int check_counts(const gs_problem *p, gs_error *error) noexcept nogil:
     """The policy, and how much there is of everything."""
     if not GS_PLACEMENT_DEFAULT <= p.policy.placement <= GS_PLACEMENT_SEED:
-        return problem_refuse(error, GS_BAD_ARGUMENT, -1, -1, b"policy.placement", -1, p.policy.placement,
+        return problem_refuse(error, p, GS_BAD_ARGUMENT, -1, -1, b"policy.placement", -1, p.policy.placement,
                               GS_PLACEMENT_SEED, b"is no GS_PLACEMENT_*")
     if not GS_OFFSETS_PACKED <= p.policy.offsets <= GS_OFFSETS_BEST_FIT:
-        return problem_refuse(error, GS_BAD_ARGUMENT, -1, -1, b"policy.offsets", -1, p.policy.offsets,
+        return problem_refuse(error, p, GS_BAD_ARGUMENT, -1, -1, b"policy.offsets", -1, p.policy.offsets,
                               GS_OFFSETS_BEST_FIT, b"is no GS_OFFSETS_*")
     if not GS_REUSE_FIRST <= p.policy.reuse <= GS_REUSE_ALL:
-        return problem_refuse(error, GS_BAD_ARGUMENT, -1, -1, b"policy.reuse", -1, p.policy.reuse, GS_REUSE_ALL,
+        return problem_refuse(error, p, GS_BAD_ARGUMENT, -1, -1, b"policy.reuse", -1, p.policy.reuse, GS_REUSE_ALL,
                               b"is no GS_REUSE_*")
     if not 1 <= p.policy.n_places <= 0xffff:
-        return problem_refuse(error, GS_BAD_ARGUMENT, -1, -1, b"policy.n_places", -1, p.policy.n_places, 0xffff,
+        return problem_refuse(error, p, GS_BAD_ARGUMENT, -1, -1, b"policy.n_places", -1, p.policy.n_places, 0xffff,
                               b"is not in 1 .. 65535")
     if not 1 <= p.n_backends <= GS_MAX_BACKENDS or p.backends == NULL:
-        return problem_refuse(error, GS_BAD_ARGUMENT, -1, -1, b"n_backends", -1, p.n_backends, GS_MAX_BACKENDS,
+        return problem_refuse(error, p, GS_BAD_ARGUMENT, -1, -1, b"n_backends", -1, p.n_backends, GS_MAX_BACKENDS,
                               b"is none or too many, or `backends` is NULL")
     if not 0 <= p.n_buffers <= GS_MAX_TENSORS or (p.n_buffers > 0) != (p.buffer != NULL) or (
             p.n_buffers > 0) != (p.reads_buffer != NULL):
-        return problem_refuse(error, GS_BAD_ARGUMENT, -1, -1, b"n_buffers", -1, p.n_buffers, GS_MAX_TENSORS,
+        return problem_refuse(error, p, GS_BAD_ARGUMENT, -1, -1, b"n_buffers", -1, p.n_buffers, GS_MAX_TENSORS,
                               b"does not go with `buffer` and `reads_buffer`: all three are given, or none")
     if p.n_groups < 0 or p.n_groups and (p.group_backend == NULL or p.group_begin == NULL or p.group_member == NULL):
-        return problem_refuse(error, GS_BAD_ARGUMENT, -1, -1, b"n_groups", -1, p.n_groups, -1,
+        return problem_refuse(error, p, GS_BAD_ARGUMENT, -1, -1, b"n_groups", -1, p.n_groups, -1,
                               b"is negative, or one of the groups' arrays is NULL")
     return GS_OK
 
@@ -95,7 +106,7 @@ cdef int asked_alloc(gs_asked *a, const gs_graph *g, const gs_problem *p, gs_err
     if p.n_groups:
         n_members = p.group_begin[p.n_groups]
         if not 2 * <int64_t>p.n_groups <= n_members <= m * g.n_nodes:
-            return problem_refuse(error, GS_BAD_ARGUMENT, -1, -1, b"group_begin", p.n_groups, n_members, m * g.n_nodes,
+            return problem_refuse(error, p, GS_BAD_ARGUMENT, -1, -1, b"group_begin", p.n_groups, n_members, m * g.n_nodes,
                                   b"is less than two nodes for each group, or more than the backends may have")
     a.n_bytes = m * (2 * <int64_t>sizeof(int64_t) + <int64_t>(GS_N_OPS * sizeof(uint64_t)))
     a.n_bytes += (2 * n + (n if p.assigned != NULL else 0)) * <int64_t>sizeof(int32_t)
@@ -106,7 +117,7 @@ cdef int asked_alloc(gs_asked *a, const gs_graph *g, const gs_problem *p, gs_err
     room = a.n_bytes + 3 + (g.n_nodes * <int64_t>sizeof(int32_t) if p.n_groups else 0)
     block = malloc(room)
     if block == NULL:
-        return problem_refuse(error, GS_NO_HOST_MEMORY, -1, -1, b"n_tensors", -1, n, room, b"are too many to plan")
+        return problem_refuse(error, p, GS_NO_HOST_MEMORY, -1, -1, b"n_tensors", -1, n, room, b"are too many to plan")
     a.memory = block
     r.g = g
     r.policy = p.policy
@@ -149,10 +160,10 @@ cdef int asked_take_backends(gs_asked *a, const gs_problem *p, gs_error *error) 
     for b in range(n):
         backend = &p.backends[b]
         if not 1 <= backend.alignment <= <int64_t>1 << 30:
-            return problem_refuse(error, GS_BAD_ARGUMENT, -1, b, b"alignment", -1, backend.alignment, <int64_t>1 << 30,
+            return problem_refuse(error, p, GS_BAD_ARGUMENT, -1, b, b"alignment", -1, backend.alignment, <int64_t>1 << 30,
                                   b"is not in 1 .. 2**30")
         if backend.max_buffer < 0:
-            return problem_refuse(error, GS_BAD_ARGUMENT, -1, b, b"max_buffer", -1, backend.max_buffer, -1, b"is negative")
+            return problem_refuse(error, p, GS_BAD_ARGUMENT, -1, b, b"max_buffer", -1, backend.max_buffer, -1, b"is negative")
         alignment[b] = backend.alignment
         max_buffer[b] = min(backend.max_buffer, MAX_CHUNK)
         for op in range(GS_N_OPS):
@@ -190,18 +201,18 @@ cdef int asked_take_residents(gs_asked *a, const gs_problem *p, gs_error *error)
         m = g.memory[i]
         b = p.resident[m]
         if not -1 <= b < r.n_backends:
-            return problem_refuse(error, GS_BAD_ARGUMENT, m, -1, b"resident", m, b, r.n_backends - 1, b"is no backend")
+            return problem_refuse(error, p, GS_BAD_ARGUMENT, m, -1, b"resident", m, b, r.n_backends - 1, b"is no backend")
         r.resident[i] = b
         r.buffer[i] = 0
         r.usage[i] = GS_USAGE_ANY
         if b < 0:
             continue
         if p.n_buffers and not 0 <= p.buffer[m] < r.n_buffers:
-            return problem_refuse(error, GS_BAD_ARGUMENT, m, b, b"buffer", m, p.buffer[m], r.n_buffers - 1, b"is no buffer")
+            return problem_refuse(error, p, GS_BAD_ARGUMENT, m, b, b"buffer", m, p.buffer[m], r.n_buffers - 1, b"is no buffer")
         r.buffer[i] = p.buffer[m] if p.n_buffers else b
         if p.usage != NULL:
             if p.usage[m] > GS_USAGE_WEIGHTS:
-                return problem_refuse(error, GS_BAD_ARGUMENT, m, b, b"usage", m, p.usage[m], GS_USAGE_WEIGHTS,
+                return problem_refuse(error, p, GS_BAD_ARGUMENT, m, b, b"usage", m, p.usage[m], GS_USAGE_WEIGHTS,
                                       b"is no GS_USAGE_*")
             r.usage[i] = p.usage[m]
     return GS_OK
@@ -213,7 +224,7 @@ cdef int asked_take_assigned(gs_asked *a, const gs_problem *p, gs_error *error) 
     cdef int32_t i
     for i in range(r.g.n_tensors):
         if not -1 <= p.assigned[i] < r.n_backends:
-            return problem_refuse(error, GS_BAD_ARGUMENT, i, -1, b"assigned", i, p.assigned[i], r.n_backends - 1,
+            return problem_refuse(error, p, GS_BAD_ARGUMENT, i, -1, b"assigned", i, p.assigned[i], r.n_backends - 1,
                                   b"is no backend")
         r.user[i] = p.assigned[i]
     return GS_OK
@@ -226,7 +237,7 @@ cdef int check_sizes(const gs_graph *g, const gs_problem *p, gs_error *error) no
     for b in range(p.n_backends):
         for i in range(g.n_tensors):
             if p.nbytes[at] < g.nbytes[i]:
-                return problem_refuse(error, GS_BAD_ARGUMENT, i, b, b"nbytes", at, p.nbytes[at], g.nbytes[i],
+                return problem_refuse(error, p, GS_BAD_ARGUMENT, i, b, b"nbytes", at, p.nbytes[at], g.nbytes[i],
                                       b"is less than the tensor's own bytes")
             at += 1
     return GS_OK
@@ -240,27 +251,27 @@ cdef int asked_take_groups(gs_asked *a, const gs_problem *p, gs_error *error) no
     cdef int32_t i, k, b, first
     r.group_begin[0] = 0
     if p.group_begin[0] != 0:
-        return problem_refuse(error, GS_BAD_ARGUMENT, -1, -1, b"group_begin", 0, p.group_begin[0], 0, b"is not 0")
+        return problem_refuse(error, p, GS_BAD_ARGUMENT, -1, -1, b"group_begin", 0, p.group_begin[0], 0, b"is not 0")
     for i in range(p.n_groups):
         b, first = p.group_backend[i], p.group_begin[i]
         if not 0 <= b < r.n_backends:
-            return problem_refuse(error, GS_BAD_ARGUMENT, -1, -1, b"group_backend", i, b, r.n_backends - 1, b"is no backend")
+            return problem_refuse(error, p, GS_BAD_ARGUMENT, -1, -1, b"group_backend", i, b, r.n_backends - 1, b"is no backend")
         r.group_backend[i] = b
         r.group_begin[i + 1] = p.group_begin[i + 1]
         if p.group_begin[i + 1] - <int64_t>first < 2 or p.group_begin[i + 1] > p.group_begin[p.n_groups]:
-            return problem_refuse(error, GS_BAD_ARGUMENT, -1, b, b"group_begin", i + 1, p.group_begin[i + 1],
+            return problem_refuse(error, p, GS_BAD_ARGUMENT, -1, b, b"group_begin", i + 1, p.group_begin[i + 1],
                                   p.group_begin[p.n_groups], b"ends a group of less than two nodes, or lies past the end")
         for k in range(first, p.group_begin[i + 1]):
             if not 0 <= p.group_member[k] < g.n_nodes or k > first and p.group_member[k] <= p.group_member[k - 1]:
-                return problem_refuse(error, GS_BAD_ARGUMENT, -1, b, b"group_member", k, p.group_member[k],
+                return problem_refuse(error, p, GS_BAD_ARGUMENT, -1, b, b"group_member", k, p.group_member[k],
                                       g.n_nodes - 1, b"is no position of a node, or not after the member before")
             if g.kind[g.node[p.group_member[k]]] & GS_KIND_VIEW:
-                return problem_refuse(error, GS_BAD_ARGUMENT, g.node[p.group_member[k]], b, b"group_member", k,
+                return problem_refuse(error, p, GS_BAD_ARGUMENT, g.node[p.group_member[k]], b, b"group_member", k,
                                       p.group_member[k], g.n_nodes - 1, b"is the position of a view, which computes nothing")
             r.group_member[k] = p.group_member[k]
         if i and (p.group_member[first] < p.group_member[p.group_begin[i - 1]]
                   or p.group_member[first] == p.group_member[p.group_begin[i - 1]] and b <= p.group_backend[i - 1]):
-            return problem_refuse(error, GS_BAD_ARGUMENT, -1, b, b"group_member", first, p.group_member[first],
+            return problem_refuse(error, p, GS_BAD_ARGUMENT, -1, b, b"group_member", first, p.group_member[first],
                                   p.group_member[p.group_begin[i - 1]],
                                   b"begins a group that is not after the one before, by first member and backend")
     memset(taken, 0xff, g.n_nodes * sizeof(int32_t))
@@ -270,7 +281,7 @@ cdef int asked_take_groups(gs_asked *a, const gs_problem *p, gs_error *error) no
                 continue
             for k in range(p.group_begin[i], p.group_begin[i + 1]):
                 if taken[p.group_member[k]] == b:
-                    return problem_refuse(error, GS_BAD_ARGUMENT, g.node[p.group_member[k]], b, b"group_member", k,
+                    return problem_refuse(error, p, GS_BAD_ARGUMENT, g.node[p.group_member[k]], b, b"group_member", k,
                                           p.group_member[k], -1, b"is in another group of this backend already")
                 taken[p.group_member[k]] = b
     return GS_OK
@@ -284,15 +295,17 @@ cdef bint asked_alike(const gs_asked *a, const gs_asked *b) noexcept nogil:
             and memcmp(a.memory, b.memory, a.n_bytes) == 0)
 
 
-cdef int planning_refused(gs_error *error, const gs_asked *a, int status, int32_t id) noexcept nogil:
+cdef int planning_refused(gs_error *error, const gs_asked *a, const gs_problem *p, int status,
+                          int32_t id) noexcept nogil:
     """What planning failed at: the tensor, the backend and the numbers; returns the status."""
     cdef const gs_request *r = &a.r
     cdef const gs_graph *g = r.g
     cdef const char *op
+    cdef char named[64]
     cdef int32_t b
     cdef int64_t size
     if status == GS_NO_HOST_MEMORY or not 0 <= id < g.n_tensors:
-        return problem_refuse(error, GS_NO_HOST_MEMORY, -1, -1, b"n_tensors", -1, g.n_tensors, 0, b"are too many to plan")
+        return problem_refuse(error, p, GS_NO_HOST_MEMORY, -1, -1, b"n_tensors", -1, g.n_tensors, 0, b"are too many to plan")
     if error == NULL:
         return status
     op = gs_op_name(g.layout[id].op)
@@ -304,16 +317,18 @@ cdef int planning_refused(gs_error *error, const gs_asked *a, int status, int32_
         return status
     if status == GS_BAD_PLACEMENT:
         error.backend = r.resident[id]
-        snprintf(error.message, sizeof(error.message), b"tensor %d (%s) has memory on backend %d, which does not support it",
-                 <int>id, op, <int>r.resident[id])
+        backend_words(named, sizeof(named), p, r.resident[id])
+        snprintf(error.message, sizeof(error.message), b"tensor %d (%s) has memory on %s, which does not support it",
+                 <int>id, op, named)
         return status
     for b in range(r.n_backends):
         size = request_size(r, b, id)
         if status == GS_OUT_OF_MEMORY and r.max_buffer[b] and size > r.max_buffer[b] - r.max_buffer[b] % r.alignment[b]:
             error.backend, error.value, error.limit = b, size, r.max_buffer[b]
+            backend_words(named, sizeof(named), p, b)
             snprintf(error.message, sizeof(error.message),
-                     b"tensor %d (%s): %lld bytes exceed the maximum buffer size %lld of backend %d", <int>id, op,
-                     <long long>size, <long long>r.max_buffer[b], <int>b)
+                     b"tensor %d (%s): %lld bytes exceed the maximum buffer size %lld of %s", <int>id, op,
+                     <long long>size, <long long>r.max_buffer[b], named)
             return status
     error.status = GS_OVERFLOW
     snprintf(error.message, sizeof(error.message), b"tensor %d (%s) of %lld bytes: sizes leave the 64-bit range", <int>id, op,
