@@ -154,6 +154,8 @@ from ggml_sched._graph cimport (
 )
 from ggml_sched._pack cimport (
     N_PACK_METHODS,
+    PACK_INDEX_BITS,
+    PACK_INDEX_MASK,
     PACK_NO_CAPACITY,
     PACK_PLANNER_BUDGET,
     blocks_copy,
@@ -172,6 +174,7 @@ from ggml_sched._pack cimport (
     pack_free,
     pack_measure,
     pack_prepared,
+    pack_sort_keys,
 )
 
 # What is computed, under the core's name, too; Cython keeps names that it knows as types to itself.
@@ -198,6 +201,7 @@ include "core/alloc/placing.pxi"
 include "core/alloc/graph_allocator.pxi"
 include "core/alloc/allocr.pxi"
 include "core/alloc/offsets.pxi"
+include "core/alloc/compaction.pxi"
 include "core/alloc/arenas.pxi"
 include "core/plan/make.pxi"
 include "core/plan/plan_data.pxi"

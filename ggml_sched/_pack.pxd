@@ -9,6 +9,8 @@ cdef enum:
     PACK_NO_CAPACITY = -1
     PACK_DEFAULT_BUDGET = -1        # two million tries, fewer where each takes long
     PACK_PLANNER_BUDGET = -2        # a hundred thousand, in the same way
+    PACK_INDEX_BITS = 24            # of a sort key; the fields have the rest
+    PACK_INDEX_MASK = 0xffffff
 
 
 # The free ranges of one arena, in address order.
@@ -62,6 +64,7 @@ cdef int pack_expect(gs_pack *p, int64_t n, int64_t n_sections, int64_t n_scratc
 cdef int pack_measure(gs_pack *p) noexcept nogil
 cdef int pack_prepared(gs_pack *p, int64_t capacity, int64_t budget, gs_packing *out) noexcept nogil
 cdef void pack_free(gs_pack *p) noexcept nogil
+cdef void pack_sort_keys(uint64_t *keys, int64_t n, int from_bit, int n_bytes) noexcept nogil
 cdef int blocks_reset(gs_blocks *b, int64_t size) noexcept nogil
 cdef int blocks_reset_chunked(gs_blocks *b, int64_t chunk, int64_t alignment) noexcept nogil
 cdef void blocks_free(gs_blocks *b) noexcept nogil

@@ -13,8 +13,6 @@ cdef enum:
     PACK_BY_TAW = 3
     PACK_ORDERS = 4
     PACK_BY_LONG_AREA = 4       # size times lifetime cubed; for searches only
-    PACK_INDEX_BITS = 24        # of a sort key; the fields have the rest
-    PACK_INDEX_MASK = 0xffffff
     PACK_BLOCK = 128            # placed buffers per block of pack_place_far
 
 ctypedef struct gs_pack_spot:   # a placed buffer, as pack_place_far sees it

@@ -1,7 +1,8 @@
 # Replay: a reserved plan serves every graph of the same wiring whose tensors are no larger.
 #
-# Nothing is decided anew: assignments, splits, copies, in-place reuse and offsets are those of
-# the reserved plan, which is known to fit; what took over memory through a view moves with it.
+# Nothing is decided anew: assignments, splits, copies and in-place reuse are those of the reserved plan, which is
+# known to fit; what took over memory through a view moves with it.  Offsets are the reserved ones, compacted where the
+# graph takes less, unless computes overlap: then another graph's compute may still use the memory.
 # Invariant: a replayed plan is as sound as the one it repeats, or there is none.
 
 cdef gs_ints ints_over(int32_t *at, int32_t n) noexcept nogil:
@@ -70,6 +71,15 @@ cdef int64_t walk_peak(const gs_walk *f, int32_t home) noexcept nogil:
     return peak
 
 
+cdef bint takes_less(const gs_walk *f, const gs_walk *measured) noexcept nogil:
+    """Whether something is smaller than it was when it was measured."""
+    cdef int32_t i
+    for i in range(f.n):
+        if f.size[i] < measured.size[i]:
+            return True
+    return False
+
+
 cdef int gs_plan_replay(const gs_request *r, const gs_plan *reserved, gs_plan *p, int32_t *serves) noexcept nogil:
     """The reserved plan for the request's graph, of the same wiring; serves[0] is 0, and p empty, where it does not fit.
 
@@ -94,7 +104,10 @@ cdef int gs_plan_replay(const gs_request *r, const gs_plan *reserved, gs_plan *p
         alignment = r.alignment
     if status == GS_OK and placing_replays(&walk, &measured, alignment):
         placing_copy(&walk, &measured)
-        status = plan_repeat(p, r, reserved, &splits, &walk)
+        if r.policy.offsets == GS_OFFSETS_PACKED and reserved.n_places == 0 and takes_less(&walk, &measured):
+            status = walk_compact(&walk, r.n_backends, reserved.arena)
+        if status == GS_OK:
+            status = plan_repeat(p, r, reserved, &splits, &walk)
         serves[0] = status == GS_OK
     if status != GS_OK:
         gs_plan_free(p)

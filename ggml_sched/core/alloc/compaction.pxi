@@ -1,0 +1,108 @@
+# Compaction: offsets of a placing that serves a smaller walk, moved to the low end of each arena.
+#
+# A reservation places the tensors of a large batch; those of a smaller one, left at its offsets, touch a page here
+# and a page there of the whole arena.  So owners of memory move down, the lowest first, each until it rests on what
+# lies below it while it lives.  Invariant: of two owners that live at once the lower one stays the lower one, so that
+# they do not overlap; where no size has grown, no offset rises.
+# Linear in owners, but for radix sort and long lives, which are looked at in blocks.
+
+cdef enum:
+    SKYLINE_BITS = 6
+    SKYLINE_BLOCK = 64          # positions
+
+
+ctypedef struct gs_skyline:     # of one arena: up to where memory is taken at each position of the walk
+    int64_t *height             # [n_positions]
+    int64_t *cover              # [n_blocks] at least so high in the whole block
+    int64_t *most               # [n_blocks] the highest in it
+
+
+cdef int64_t skyline_over(const gs_skyline *s, int32_t first, int32_t last) noexcept nogil:
+    """The highest of positions first .. last."""
+    cdef int64_t found = 0
+    cdef int32_t k = first
+    while k <= last:
+        if k % SKYLINE_BLOCK == 0 and last - k >= SKYLINE_BLOCK - 1:
+            found = max(found, s.most[k >> SKYLINE_BITS])
+            k += SKYLINE_BLOCK
+        else:
+            found = max(found, max(s.height[k], s.cover[k >> SKYLINE_BITS]))
+            k += 1
+    return found
+
+
+cdef void skyline_raise(gs_skyline *s, int32_t first, int32_t last, int64_t top) noexcept nogil:
+    """Positions first .. last, none of which is above `top`, come up to it."""
+    cdef int32_t k = first
+    while k <= last:
+        s.most[k >> SKYLINE_BITS] = max(s.most[k >> SKYLINE_BITS], top)
+        if k % SKYLINE_BLOCK == 0 and last - k >= SKYLINE_BLOCK - 1:
+            s.cover[k >> SKYLINE_BITS] = top
+            k += SKYLINE_BLOCK
+        else:
+            s.height[k] = top
+            k += 1
+
+
+cdef int64_t keys_by_offset(const gs_walk *f, uint64_t *keys) noexcept nogil:
+    """The owners of memory by offset, lowest first: keys with an id in their low bits; how many."""
+    cdef int64_t n = 0
+    cdef int32_t i
+    cdef int shift = 0, n_bytes = 0
+    cdef int64_t bits = 0
+    for i in range(f.n):
+        if f.root[i] < 0 and f.home[i] >= 0 and f.birth[i] >= 0 and f.size[i]:
+            keys[n] = <uint64_t>i
+            bits |= f.offset[i]
+            n += 1
+    while bits and not (bits >> shift) & 1:
+        shift += 1
+    bits >>= shift
+    while n_bytes < 8 and bits >> (8 * n_bytes):
+        n_bytes += 1
+    if f.n > PACK_INDEX_MASK or n_bytes > 5:
+        return 0            # no key holds them: they stay where they are
+    for i in range(n):
+        keys[i] |= (<uint64_t>f.offset[keys[i]] >> shift) << PACK_INDEX_BITS
+    if n:
+        pack_sort_keys(keys, n, PACK_INDEX_BITS, n_bytes)
+    return n
+
+
+cdef int walk_compact(gs_walk *f, int32_t n_homes, const gs_arena_result *arenas) noexcept nogil:
+    """Move what the walk's arenas hold down, by the walk's own sizes; what stands in several buffers stays in its own.
+
+    Lifetimes, tails given back and in-place decisions are final.  GS_NO_HOST_MEMORY.
+    """
+    cdef int64_t n_blocks = (f.n_seq >> SKYLINE_BITS) + 1
+    cdef int64_t n_heights = n_blocks * (SKYLINE_BLOCK + 2)
+    cdef uint64_t *keys = <uint64_t *>malloc((2 * <int64_t>f.n + 1) * sizeof(uint64_t))
+    cdef int64_t *heights = <int64_t *>calloc(max(n_homes, 1) * n_heights, sizeof(int64_t))
+    cdef gs_skyline s
+    cdef int64_t at, n, k
+    cdef int32_t id, last
+    if keys == NULL or heights == NULL:
+        free(keys)
+        free(heights)
+        return GS_NO_HOST_MEMORY
+    n = keys_by_offset(f, keys)
+    for k in range(n):
+        id = <int32_t>(keys[k] & PACK_INDEX_MASK)
+        s.height = heights + f.home[id] * n_heights
+        s.cover = s.height + n_blocks * SKYLINE_BLOCK
+        s.most = s.cover + n_blocks
+        at = arenas[f.home[id]].stride
+        at = f.offset[id] - f.offset[id] % at if at else 0
+        at = max(at, skyline_over(&s, f.birth[id], f.death[id]))
+        f.offset[id] = at
+        last = f.trimmed[id] if f.rest[id] < f.size[id] else f.death[id]
+        skyline_raise(&s, f.birth[id], last, at + f.size[id])
+        skyline_raise(&s, last + 1, f.death[id], at + f.rest[id])
+        if f.op[id] == GS_OP_NONE and f.like[id] == id and f.birth[id] > 0:
+            f.state[id] |= GS_STATE_LATE        # what was below may have lived there before
+    free(keys)
+    free(heights)
+    for id in range(f.n):
+        f.state[id] &= ~GS_STATE_EXCLUSIVE      # memory of its own there may be shared here
+    walk_follow_owners(f)
+    return GS_OK
