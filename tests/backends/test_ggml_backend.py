@@ -524,7 +524,7 @@ def test_an_interrupt_waits_for_what_computes_after_a_fork(monkeypatch):
         ctx = gs.Context()
         a, b = ctx.tensor("f32", (512, 512)), ctx.tensor("f32", (512, 256))
         node = b
-        for _ in range(40):
+        for _ in range(300):
             node = ctx.mul_mat(a, node)
         with ggml_here.backend(2) as backend, backend.alloc_tensors(ctx):
             monkeypatch.setattr(backend.library, "uses_openmp", True)
@@ -573,6 +573,11 @@ def test_the_number_of_threads_may_change_under_a_plan():
             assert backend.n_threads == n
             backend.graph_plan_compute(plan)
             assert np.array_equal(out.numpy(), want)
+
+
+def test_steady_is_deprecated():
+    with pytest.warns(DeprecationWarning, match="steady"):
+        ggml_here.backend(1, steady=True).close()
 
 
 def test_a_plan_uses_as_many_threads_as_there_are_now():

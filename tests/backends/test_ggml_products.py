@@ -24,13 +24,13 @@ RNG = np.random.default_rng(41)
 
 
 def ours(n_threads: int = 2, **options) -> gs.GgmlBackend:
-    backend = ggml_here.backend(n_threads, **{"steady": True, "repack": False, **options})
+    backend = ggml_here.backend(n_threads, **{"repack": False, **options})
     backend.own_products = 1
     return backend
 
 
 def ggmls(n_threads: int = 2, **options) -> gs.GgmlBackend:
-    return ggml_here.backend(n_threads, **{"steady": True, "repack": False, "own_products": False, **options})
+    return ggml_here.backend(n_threads, **{"repack": False, "own_products": False, **options})
 
 
 FLOATS = ("f32", "f16", "bf16")

@@ -6,17 +6,6 @@ GGML = "tests/backends/test_ggml_backend.py tests/backends/test_backend_contract
 KERNELS = "tests/backends/test_kernels_compiled.py"
 
 GROUPS = (
-    ("ggml_sched/backends/ggml/crowd.pxi", "tests/backends/test_ggml_crowd.py",
-     ("one wait alone says nothing", "        elif not self.suspected:\n            self.suspected = True\n", ""),
-     ("short computes are looked at together", "        if self.wall < WINDOW:\n            return\n", ""),
-     ("fewer that are slower are given up",
-      "            elif self.tried and self.tried == self.what and each > self.full:\n", "            elif False:\n"),
-     ("only one graph is compared with itself", "self.tried == self.what and each > self.full:", "each > self.full:"),
-     ("fewer still", "            if had <= used - LOST and used > 1:\n", "            if False:\n"),
-     ("all are tried again", "self.fewer == 0 or now >= self.until else", "self.fewer == 0 else"),
-     ("all come back", "            self.fewer, self.patience, self.suspected = 0, PATIENCE, False\n",
-      "            pass\n"),
-     ("one thread stays one", "        if n == 1:\n            return\n", "")),
     ("ggml_sched/backends/ggml/products.pxi", "tests/backends/test_ggml_products.py",
      ("few columns of quantised weights are ggml's", "        return n >= least and ", "        return "),
      ("packed weights are ggml's", " and weight.extra == NULL      # which says that it was packed", ""),

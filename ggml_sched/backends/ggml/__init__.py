@@ -4,7 +4,6 @@
     _ggml       a split as ggml graphs over our addresses, compiled once; ids checked before each replay
     table.h     which nodes ggml computes, and computes right
     rows.h      ids that name no row; our ARGSORT, TOP_K and ARGMAX
-    team.h      the threads that ggml's kernels run on, in place of OpenMP's
     abi.h       what we take ggml's structs and functions to be
     buffer      host memory with packed weights, or memory of a device
     backend     GgmlBackend

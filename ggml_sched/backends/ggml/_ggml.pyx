@@ -1,6 +1,5 @@
 """Nodes as ggml graphs: what is done in C for `GgmlBackend`.
 
-    crowd.pxi       Crowd: how many threads to compute with while others keep CPUs busy
     library.pxi     Api: the functions of a loaded library, and its numbers of ops
     device.pxi      Device: a ggml backend, its threads and work memory; Packed: a weight in a layout of ggml's own
     compile.pxi     Program: a split, compiled once into ggml graphs over our addresses
@@ -138,12 +137,6 @@ cdef extern from "rows.h" nogil:
     void gx_order(gx_tensor *dst, int ith, int nth, void *user)
     void gx_argmax(gx_tensor *dst, int ith, int nth, void *user)
 
-cdef extern from "team.h" nogil:
-    int64_t gx_now()
-    double gx_team_seconds(int n)
-    bint gx_adopt_threads(void *handle, bint runs)
-
-include "crowd.pxi"
 include "library.pxi"
 include "device.pxi"
 include "products.pxi"

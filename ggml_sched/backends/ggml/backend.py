@@ -3,14 +3,14 @@
 A plan is a Program: the split compiled once, replayed with one call for each token.  Memory of the CPU is ours
 (mapped files included); other devices have theirs from ggml.  Corresponds to ggml_backend_t.
 
-Threads are ours (team.h) where the library was built with OpenMP and nobody else has loaded it before; they start
-anew after a fork.  Otherwise they are ggml's or OpenMP's, of which a forked child has none: it gets a new pool, or, as
-OpenMP's threads belong to the thread that started them, computes on a new thread of its own.
+Threads are those of ggml's thread pool, or of OpenMP where the library was built with it.  A forked child has none of
+them: it makes a new pool, or, since OpenMP's threads belong to the thread that started them, computes on a new thread.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from functools import partial
 from operator import index
 
@@ -48,12 +48,12 @@ class GgmlBackend(GgmlBase, Backend):
     """`GgmlBackend(device="CPU", n_threads=None, library=None)`: ggml's kernels.
 
     `device` is a name of `GgmlBackend.devices()`; `n_threads` counts the calling thread (None: the CPUs that this
-    process may use), of which fewer compute while others keep CPUs busy, unless `steady`; `library` is a folder with
-    ggml's shared libraries (None: those of the installed `llama_cpp` or `ggml` package).  `memory` bounds all buffers
-    together, in bytes.  `repack`: quantised weights that only matrix products read are kept a second time, in layouts
+    process may use); `library` is a folder with ggml's shared libraries (None: those of the installed `llama_cpp` or
+    `ggml` package).  `memory` bounds all buffers together, in bytes.  `repack`: quantised weights that only matrix products read are kept a second time, in layouts
     that ggml computes faster with.  `own_products`: where ggml has no such layout, CpuBackend's kernels multiply
     prompts by quantised weights, on ggml's threads, if the CPU has AVX-512 with VNNI: ggml's take up to fifteen times
-    as long.  So they do with four columns or fewer by weights of floats, which they read faster.
+    as long.  So they do with four columns or fewer by weights of floats, which they read faster.  `steady` does nothing
+    and is deprecated.
 
     Raises BackendError where there is no ggml (it says what to install), or no such device.
     """
@@ -64,7 +64,10 @@ class GgmlBackend(GgmlBase, Backend):
 
     def __init__(self, device: str = "CPU", n_threads: int | None = None, library: str | os.PathLike | None = None, *,
                  name: str | None = None, memory: int | None = None, repack: bool = True,
-                 own_products: bool = True, steady: bool = False) -> None:
+                 own_products: bool = True, steady: bool | None = None) -> None:
+        if steady is not None:
+            warnings.warn("GgmlBackend: steady= has no effect: a compute always uses all threads", DeprecationWarning,
+                          stacklevel=2)
         self.library: Library = load(library)
         self.device = _named(self.library, device)
         self._buft = self.library.buffer_type(self.device)
@@ -78,8 +81,6 @@ class GgmlBackend(GgmlBase, Backend):
         self._crew: Crew | None = None
         self._pid = os.getpid()
         self._device = Device(self.library.api, self.device.handle, thread_count(n_threads, MAX_THREADS), self._is_cpu)
-        if not steady:
-            self._device.watch()
         self.own_products = OWN_COLUMNS if own_products and self._is_cpu and isa() == "avx512" else 0
         """Quantised weights: from so many columns on; 0: no products at all."""
         self.packed_bufts: tuple[int, ...] = ()

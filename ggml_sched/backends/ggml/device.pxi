@@ -3,7 +3,7 @@
 # A Device owns the ggml backend, a thread pool, and work memory that only grows.  Programs and packed weights keep it
 # alive, so it outlives all that was made from it.  Corresponds to ggml_backend_t, ggml_threadpool and ggml_cplan.
 
-# It refers to an Api and a Crowd alone: in no cycle, and whole when it is freed.
+# It refers to an Api alone: in no cycle, and whole when it is freed.
 @cython.no_gc
 cdef class Device:
     """`Device(api, dev, n_threads, host)`: of a ggml_backend_dev_t; `host`: tensors are read where they lie."""
@@ -20,7 +20,6 @@ cdef class Device:
     cdef readonly bint host
     cdef readonly bint has_host_plans   # threads and work memory are ours to give
     cdef int pid                    # of the process whose threads are in the pool
-    cdef Crowd crowd                # None: always compute with all threads
 
     def __cinit__(self, Api api not None, uintptr_t dev, int n_threads, bint host):
         self.api, self.dev, self.host, self.n_threads = api, <void *>dev, host, n_threads
@@ -60,10 +59,6 @@ cdef class Device:
     def use_threads(self, int n):
         """set_threads, from Python."""
         self.set_threads(n)
-
-    def watch(self):
-        """Compute with fewer threads while others keep CPUs busy."""
-        self.crowd = Crowd()
 
     cdef int reserve(self, size_t size) except -1:
         """Let there be so much work memory."""

@@ -90,11 +90,3 @@ cdef class Api:
 cdef inline bint is_ours(int op) noexcept nogil:
     """Ops that a kernel of ours computes, in ggml's graph."""
     return op == GS_OP_ARGSORT or op == GS_OP_TOP_K or op == GS_OP_ARGMAX
-
-
-def adopt_threads(uintptr_t handle, bint runs):
-    """Let a library that was loaded run on our threads in place of OpenMP's; False: it does not.
-
-    `runs`: it was there before, and may be computing.
-    """
-    return gx_adopt_threads(<void *>handle, runs)

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ggml_sched._graph import Type, op_numbers
-from ggml_sched.backends.ggml._ggml import QUIET, Api, adopt_threads
+from ggml_sched.backends.ggml._ggml import QUIET, Api
 from ggml_sched.backends.ggml.probe import OLDEST, check
 from ggml_sched.errors import BackendError
 
@@ -50,7 +50,7 @@ class Device:
 
 @dataclass(eq=False)
 class Library:
-    """Loaded, probed, quiet.  `uses_openmp`: its threads are those of OpenMP, not ours (team.h) or its own."""
+    """Loaded, probed, quiet.  `uses_openmp`: its kernels run on the threads of an OpenMP library, not on a pool of ggml's."""
 
     folder: str
     version: str
@@ -145,8 +145,6 @@ def load(path: str | os.PathLike | None = None) -> Library:
 def _load(given: str) -> Library:
     folder = given if os.path.isdir(given) else os.path.dirname(given)
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")     # an abort of ggml's would start a debugger
-    kernels = given if os.path.isfile(given) else str(next(_named(Path(given), "ggml-cpu"), ""))
-    runs = bool(kernels) and _is_loaded(kernels)
     if os.path.isfile(given):
         base = cpu = everything = _open(given)
     else:
@@ -163,8 +161,6 @@ def _load(given: str) -> Library:
     addresses |= {name: found for name in OF_THE_CPU if cpu is not None and (found := _address(cpu, name))}
     ops, subs = _numbers(base)
     uses_openmp = cpu is not None and (_has(cpu, "GOMP_parallel") or _has(cpu, "__kmpc_fork_call"))
-    if uses_openmp and adopt_threads(cpu._handle, runs):
-        uses_openmp = False
     return Library(folder, version, Api(addresses, ops, subs, _types(base)), uses_openmp, base, everything)
 
 
@@ -188,14 +184,6 @@ def _open(path: str) -> ctypes.CDLL:
         return ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL)
     except OSError as error:
         raise BackendError(f"ggml's library {path} does not load: {error}") from error
-
-
-def _is_loaded(path: str) -> bool:
-    try:
-        ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL | os.RTLD_NOLOAD)
-    except OSError:
-        return False
-    return True
 
 
 def _check_kin(given: str, *libraries: ctypes.CDLL | None) -> None:

@@ -29,10 +29,6 @@ cdef class GgmlBase(BackendBase):
         return -1 if self.asked_in_python else self.answer(node)
 
 
-cdef inline double seconds() noexcept nogil:
-    return 1e-9 * <double>gx_now()
-
-
 cdef int run_segment(Segment segment, Device device, void *pool) noexcept nogil:
     cdef gx_cplan plan
     if device.has_host_plans:
@@ -60,10 +56,8 @@ cdef int replay(Program program) except -1:
     cdef Packed packed
     cdef Tensor t
     cdef list held = []         # another thread may close a buffer while kernels run over its addresses
-    cdef int status, k, n
+    cdef int status, k, n = device.n_threads
     cdef int64_t bad = 0
-    cdef double wall = 0, cpu = 0, now = 0, after = 0
-    cdef bint watched = device.crowd is not None and device.has_host_plans and device.n_threads > 1
     if program.freed:
         raise BackendError(f"backend {program.backend.name!r}: this graph plan was freed")
     for buffer in program.buffers:
@@ -78,7 +72,6 @@ cdef int replay(Program program) except -1:
     for segment in program.segments:
         for load in segment.loads:
             load()
-        n = device.crowd.threads(device.n_threads, seconds()) if watched else device.n_threads
         if device.has_host_plans and segment.n_threads != n:
             segment.n_threads = 0       # should there be no memory
             segment.plan = device.api.call.graph_plan(segment.graph, n, device.pool)
@@ -97,14 +90,7 @@ cdef int replay(Program program) except -1:
                     break
             else:
                 k = -1
-            if watched:
-                wall, cpu = seconds(), gx_team_seconds(n)
             status = 0 if k >= 0 else run_segment(segment, device, device.pool)
-            if watched:
-                now = seconds()
-                after = gx_team_seconds(n)
-        if watched and cpu >= 0 and after >= 0:     # else the threads are not ours, or were just started
-            device.crowd.note(<uintptr_t><void *>segment, device.n_threads, n, now - wall, after - cpu, now)
         if k >= 0:
             raise BackendError(f"{program.name_of(<Py_ssize_t>segment.ids[k].node)}: id {bad} does not name one of "
                                f"{segment.ids[k].n_rows} rows")
