@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import numpy as np
+
 from ggml_sched._core import PlanData, plan_from_values, plan_values
 from ggml_sched._graph import BackendBase, Graph, measure_buffer
 from ggml_sched.errors import FileFormatError, GraphError, PlacementError
@@ -81,10 +83,12 @@ def plan_from_dict(data, graph: Graph, backends: Sequence[BackendBase],
     if made.n_tensors != len(graph.tensors) or len(made.buffer_sizes) != len(backends):
         raise FileFormatError(f"{where}: {made.n_tensors} tensors over {len(made.buffer_sizes)} backends, not "
                               f"{len(graph.tensors)} over {len(backends)}")
+    _compare_tensors(data["plan"], graph, where)
     needs = _needs(graph, made, backends)
     if data.get("needs") != needs:
         raise PlacementError(f"{where}: the backends answer otherwise than when the plan was made: "
                              f"{_first_difference(data.get('needs'), needs, graph)}")
+    _check_memory(data["plan"], needs, graph, made, backends, where)
     _compare_groups(graph, made, backends, where)
     made._program = make_program(graph, made, backends)
     if data.get("program") != program_values(made._program):
@@ -102,6 +106,37 @@ def _ordered(order, graph: Graph, where: str) -> Graph:
         return graph.with_order([graph.nodes[k] for k in order])
     except GraphError as error:
         raise FileFormatError(f"{where}: {error}") from error
+
+
+def _compare_tensors(values: dict, graph: Graph, where: str) -> None:
+    """FileFormatError where a plan says of a tensor what contradicts the graph."""
+    arrays = graph.arrays()
+    of_graph = {
+        "op": np.frombuffer(arrays["op"], np.uint8),
+        "view_offs": np.frombuffer(arrays["view_offs"], np.int64),
+        "src": np.diff(np.frombuffer(arrays["src_begin"], np.int32)),
+    }
+    for field, expected in of_graph.items():
+        found = [len(row) for row in values["src"]] if field == "src" else values[field]
+        for i, of_tensor in enumerate(expected.tolist()):
+            if found[i] != of_tensor:
+                what = "sources" if field == "src" else field
+                raise FileFormatError(f"{where}: {graph.tensors[i].name!r} has {what} {found[i]}, the graph {of_tensor}")
+
+
+def _check_memory(values: dict, needs: list[list[int]], graph: Graph, made: PlanData, backends: Sequence[BackendBase],
+                  where: str) -> None:
+    """FileFormatError where an id shares memory without a reason, or owns memory of another size than it needs."""
+    for i, (_, need) in enumerate(needs):
+        shares = made.took_over(i) + (i < made.n_tensors and graph.tensors[i].is_view)
+        if shares != (made.root(i) >= 0):     # a view, or written in place; never both
+            raise FileFormatError(f"{where}: id {i} shares the memory of id {made.root(i)}")
+        if made.root(i) >= 0 or made.offset(i) < 0:
+            continue
+        alignment = backends[made.memory_index(i)].alignment
+        if made.size(i) != -(-need // alignment) * alignment or not 0 <= values["rest"][i] <= made.size(i):
+            raise FileFormatError(f"{where}: id {i} needs {need} bytes, aligned to {alignment}; it has {made.size(i)}, of "
+                                  f"which {values['rest'][i]} stay")
 
 
 # -- what a plan was made for ------------------------------------------------------------------------

@@ -329,6 +329,36 @@ def test_a_wrong_claim_is_refused_with_the_reason(claim):
         plan_from_dict(data, graph, backends)
 
 
+def chain_plan() -> tuple[gs.Graph, list, dict]:
+    """x -> h -> y -> z in one arena, where z lives in the memory of h; and what a file of the plan holds."""
+    backend, ctx = gs.CpuBackend(1), gs.Context()
+    x = ctx.tensor("f32", (4, 4), "x", input=True)
+    h = ctx.set_name(ctx.mul_mat(x, x), "h")
+    z = ctx.set_name(ctx.mul_mat(ctx.mul_mat(x, h), x), "z")
+    graph = gs.Graph(ctx.set_output(z))
+    plan = gs.Scheduler([backend]).plan(graph)
+    assert plan.data.is_overwritten(graph.id_of(h))
+    return graph, [backend], json.loads(json.dumps(plan._to_dict()))
+
+
+@pytest.mark.parametrize("field, value", [("rest", 0), ("rest", 1 << 40), ("root", 0), ("size", 0), ("size", 128),
+                                          ("op", 0), ("view_offs", 4)])
+def test_memory_that_the_graph_contradicts_is_refused(field, value):
+    """Whether a result may still be read follows from these numbers."""
+    graph, backends, data = chain_plan()
+    data["plan"][field][next(i for i, t in enumerate(graph.tensors) if t.name == "h")] = value
+    with pytest.raises(gs.Error, match="plan: (id|'h' has)|wrong-overwritten: "):
+        ordered, made, policy = plan_from_dict(data, graph, backends)
+        Plan(ordered, made, tuple(backends), policy).verify()
+
+
+def test_a_tensor_without_one_of_its_sources_is_refused():
+    graph, backends, data = chain_plan()
+    del data["plan"]["src"][graph.id_of(graph.nodes[-1])][1]
+    with pytest.raises(gs.FileFormatError, match="'z' has sources 1, the graph 2"):
+        plan_from_dict(data, graph, backends)
+
+
 def test_the_plan_of_a_smaller_graph_is_refused():
     """Sound in itself, and not of this graph or of these backends."""
     backends, graph, _ = two_devices()

@@ -103,7 +103,7 @@ def spread(facts: Facts) -> Facts:
             offset[i] = offset[root] + facts.view_offs[i]
     nobody = [False] * len(offset)
     return edit(facts, offset=offset, size=size, arena_sizes=ends, shares=list(facts.view_of),
-                took_over=nobody, live_bytes=(0,) * len(facts.backends))
+                took_over=nobody, live_bytes=(0,) * len(facts.backends), overwritten=frozenset())
 
 
 def take_over(facts: Facts, new: str, old: str) -> Facts:
@@ -288,6 +288,12 @@ def forge_lost_write():
     return rearranged(facts, [k for k in range(len(facts.program)) if k not in steps_of(facts, "write back")])
 
 
+def forge_wrong_overwritten():
+    """The plan says that h still holds its value, though s was written over it."""
+    facts = forked(output=False)
+    return replace(facts, overwritten=facts.overwritten - {min(facts.overwritten)})
+
+
 def forge_bad_group():
     """Nodes of two splits are said to be computed as one."""
     facts = layered()
@@ -320,6 +326,7 @@ CORRUPTIONS = {
     "lost-write": forge_lost_write,
     "partial-read": forge_partial_read,
     "missing-input": forge_missing_input,
+    "wrong-overwritten": forge_wrong_overwritten,
     "not-run": forge_not_run,
     "bad-group": forge_bad_group,
     "bad-step": forge_bad_step,
@@ -333,6 +340,13 @@ CORRUPTIONS = {
 def test_every_reason_has_a_corruption():
     # What reads clobbered bytes overlaps first, so that check is tested on its own below.
     assert set(CORRUPTIONS) | {"clobbered-read"} == set(REASONS)
+
+
+def test_a_tensor_that_nothing_overwrites_is_not_refused_to_readers():
+    facts = spread(forked())
+    assert check(facts) == []
+    facts = replace(facts, overwritten=frozenset({at(facts, "h")}))
+    assert [p.reason for p in check(facts)] == ["wrong-overwritten"]
 
 
 def test_experts_that_share_bytes_do_not_travel_one_by_one():

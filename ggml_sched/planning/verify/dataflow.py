@@ -13,7 +13,7 @@ from collections.abc import Set
 from math import inf
 
 from ggml_sched.planning.program import Step
-from ggml_sched.planning.verify.facts import Facts, place_of, readable
+from ggml_sched.planning.verify.facts import Facts, holder, place_of, readable
 from ggml_sched.planning.verify.problem import Problem
 
 __all__ = ["Memory", "check_dataflow"]
@@ -385,6 +385,7 @@ class _Execution:
                 self.need(i)
             for i in sorted(self.needed - set(facts.program.inputs)):
                 self.report("missing-input", f"{facts.label(i)} is read, and is no input of the program")
+            self.check_overwritten()
         for i in readable(facts):
             if facts.memory(i) in self.leafs - self.written:
                 continue        # what the caller has set is read where he left it
@@ -393,6 +394,25 @@ class _Execution:
         for i in range(facts.n_tensors):
             if facts.is_resident(i) and facts.view_of[i] < 0:
                 self.compare(i, i, "after the compute, the next one reads", "lost-write", False)
+
+    def check_overwritten(self) -> None:
+        """Tensors that the plan lets a caller read hold their value; those that it does not had their memory reused."""
+        facts = self.facts
+        for i in sorted({i for i in facts.nodes if facts.computes(i)} | (self.leafs & self.written)):
+            if facts.is_resident(i) or facts.offset[i] < 0 or i in facts.inner or not facts.nbytes[i]:
+                continue
+            if i not in facts.overwritten:
+                self.compare(i, i, "after the compute, the caller may read", "wrong-overwritten", False)
+            elif self.read_ideal(i) == self.read_real(i, False) and not self.is_shared(i):
+                self.report("wrong-overwritten", f"{facts.label(i)} is said to be overwritten, and nothing has done so")
+
+    def is_shared(self, i: int) -> bool:
+        """Whether the bytes that the plan has taken for i, padding included, meet those of another tensor."""
+        facts, owner = self.facts, holder(self.facts, i)
+        start, stop = facts.offset[owner], facts.offset[owner] + facts.size[owner]
+        return any(facts.address(k)[0] == facts.address(owner)[0] and start < facts.offset[k] + facts.size[k]
+                   and facts.offset[k] < stop and holder(facts, k) != owner
+                   for k in range(len(facts.name)) if facts.offset[k] >= 0)
 
     # -- bytes --
 

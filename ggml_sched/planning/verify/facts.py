@@ -16,7 +16,7 @@ from ggml_sched._core import PlanData
 from ggml_sched._graph import BackendBase, Graph, Tensor, measure_buffer
 from ggml_sched.planning.program import Program, Read, Run, Step
 
-__all__ = ["Act", "Facts", "PlainSplit", "acts", "place_of", "readable"]
+__all__ = ["Act", "Facts", "PlainSplit", "acts", "holder", "place_of", "readable"]
 
 VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 """Ops that compute nothing, by name: what is checked here does not rest on what the planner thinks of ops."""
@@ -102,6 +102,8 @@ class Facts:
     """Nodes that are computed as one, as positions in `nodes`: at the place of the last, if nothing observes them."""
     inner: frozenset[int] = frozenset()
     """Nodes in groups whose data is nowhere, as the plan claims."""
+    overwritten: frozenset[int] = frozenset()
+    """Tensors that other data has replaced by the end of a compute, as the plan claims: reading them is refused."""
 
     @staticmethod
     def of(graph: Graph, data: PlanData, backends: tuple[BackendBase, ...], program: Program) -> Facts:
@@ -158,6 +160,7 @@ class Facts:
             deps={ids[t]: tuple(ids[s] for s in kept) for t, kept in graph.deps.items()},
             groups=data.groups,
             inner=frozenset(i for i in range(n) if data.is_inner(i)),
+            overwritten=frozenset(i for i in range(n) if data.is_overwritten(i)),
         )
 
     def label(self, i: int) -> str:
@@ -323,3 +326,12 @@ def readable(facts: Facts) -> list[int]:
     used.update(s for deps in facts.deps.values() for s in deps)
     nodes = set(facts.nodes)
     return [i for i in range(facts.n_tensors) if facts.is_output[i] or (i in nodes and i not in used)]
+
+
+def holder(facts: Facts, i: int) -> int:
+    """The id under whose name the plan took the bytes of i."""
+    seen = set()
+    while facts.shares[i] >= 0 and i not in seen:
+        seen.add(i)
+        i = facts.shares[i]
+    return i

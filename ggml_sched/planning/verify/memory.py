@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from ggml_sched.planning.verify.facts import Facts, acts, readable
+from ggml_sched.planning.verify.facts import Facts, acts, holder, readable
 from ggml_sched.planning.verify.problem import Problem
 
 __all__ = ["Life", "check_memory", "lives"]
@@ -146,7 +146,7 @@ def _excuse(facts: Facts, new: Life, old: Life) -> Problem | None:
     x, y = new.id, old.id
     both = f"{facts.label(x)} at {facts.where(x)}, written at event {new.birth}"
     theirs = f"{facts.label(y)} at {facts.where(y)}, needed until event {old.death}"
-    if not (facts.took_over[x] and _holder(facts, x) == _holder(facts, y)):
+    if not (facts.took_over[x] and holder(facts, x) == holder(facts, y)):
         return Problem("overlap", f"{both}, overlaps {theirs}")
     if old.death > new.birth:
         lost = any(facts.memory(i) == y for i in readable(facts))
@@ -163,12 +163,3 @@ def _excuse(facts: Facts, new: Life, old: Life) -> Problem | None:
         what = f"its sources {slots}; the kernel allows for one of mask {facts.tolerates[x]:#x}"
         return Problem("inplace-not-tolerated", f"{both}, takes over {theirs}, {what}")
     return None
-
-
-def _holder(facts: Facts, i: int) -> int:
-    """The id under whose name the plan took the bytes of i."""
-    seen = set()
-    while facts.shares[i] >= 0 and i not in seen:
-        seen.add(i)
-        i = facts.shares[i]
-    return i

@@ -28,6 +28,7 @@ REASONS = {
     "inplace-layout": "a node writes over a source of another layout or address",
     "inplace-not-tolerated": "a node writes over a source that its backend's kernel wants to itself",
     "output-overwritten": "a result does not survive until the end",
+    "wrong-overwritten": "the plan is wrong about which tensors still hold their value at the end of a compute",
     "missing-input": "a leaf whose data is read is not among the inputs that must have been set",
     "missing-copy": "a node reads memory that its backend cannot, or a copy that was never made",
     "copy-before-write": "a copy is made before its source is computed",
