@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import op_results
 import pytest
-import support
 
 from ggml_sched.backends.cpu import _kernels
 
@@ -12,8 +12,8 @@ ISAS = ("portable", "avx2", "avx512")
 
 @pytest.fixture(params=["compiled", "numpy"])
 def kernels(request, monkeypatch) -> str:
-    """Whose kernels `support.compute` runs."""
-    monkeypatch.setattr(support, "KERNELS", request.param)
+    """Whose kernels `op_results.compute` runs."""
+    monkeypatch.setattr(op_results, "KERNELS", request.param)
     return request.param
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import cupy_devices
 import numpy as np
 import pytest
-from support import random
+from op_results import random
 
 import ggml_sched as gs
 from ggml_sched.backends.cpu import run_nodes

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support import place, random, raw
+from op_results import place, random, raw
 
 import ggml_sched as gs
 from ggml_sched.backends.cpu import CpuBuffer

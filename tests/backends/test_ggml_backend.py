@@ -672,5 +672,6 @@ def test_nothing_is_printed():
             "b = ggml_here.backend(); c = gs.Context(); w = c.tensor('q4_0', (256, 64)); x = c.tensor('f32', (256,))\n"
             "y = c.mul_mat(w, x); b.alloc_tensors(c); w.set(np.ones((64, 256))); x.set(np.ones(256))\n"
             "b.graph_compute(gs.Graph(y)); assert y.numpy().all()")
-    done = subprocess.run([sys.executable, "-c", code, str(Path(__file__).parents[1])], capture_output=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code, str(Path(ggml_here.__file__).parent)], capture_output=True,
+                          check=True)
     assert done.stdout == done.stderr == b""

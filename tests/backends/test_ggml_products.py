@@ -12,7 +12,7 @@ import ggml_here
 import numpy as np
 import pytest
 from forks import in_child
-from support import QUANTISED, place, raw
+from op_results import QUANTISED, place, raw
 
 import ggml_sched as gs
 from ggml_sched.graph import quants

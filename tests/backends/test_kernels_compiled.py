@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from support import FLOATS, place, random, raw
+from op_results import FLOATS, place, random, raw
 
 import ggml_sched as gs
 from ggml_sched._graph import BufferBase, bind_resident

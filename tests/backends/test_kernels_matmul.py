@@ -11,8 +11,8 @@ from functools import cache, partial
 
 import numpy as np
 import pytest
-from support import compute as compute_everywhere
-from support import place, raw
+from op_results import compute as compute_everywhere
+from op_results import place, raw
 
 import ggml_sched as gs
 from ggml_sched.graph import quants

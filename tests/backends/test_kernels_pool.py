@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import place, random, raw
+from op_results import place, random, raw
 
 import ggml_sched as gs
 from ggml_sched._graph import bind_resident

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from support import FLOATS, QUANTISED, assert_close, compute, random, stored, width
+from op_results import FLOATS, QUANTISED, assert_close, compute, random, stored, width
 
 import ggml_sched as gs
 

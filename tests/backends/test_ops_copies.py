@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support import FLOATS, QUANTISED, assert_close, compute, random, stored, width
+from op_results import FLOATS, QUANTISED, assert_close, compute, random, stored, width
 
 import ggml_sched as gs
 

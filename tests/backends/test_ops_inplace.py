@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support import FLOATS, QUANTISED, place, random, raw, width
+from op_results import FLOATS, QUANTISED, place, random, raw, width
 
 import ggml_sched as gs
 from ggml_sched._core import inplace_ops, op_names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support import assert_close, compute, random
+from op_results import assert_close, compute, random
 
 import ggml_sched as gs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support import FLOATS, assert_close, compute, random, stored
+from op_results import FLOATS, assert_close, compute, random, stored
 
 import ggml_sched as gs
 

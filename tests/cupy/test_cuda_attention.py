@@ -6,7 +6,7 @@ import cupy_borrowed
 import cupy_kernels
 import numpy as np
 import pytest
-from support import assert_close, random
+from op_results import assert_close, random
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy.ops import attention

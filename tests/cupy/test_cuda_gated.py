@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import cupy_kernels
 import numpy as np
+import op_results
 import pytest
-import support
-from support import random, width
+from op_results import random, width
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
@@ -43,13 +43,13 @@ def check(ctx: gs.Context, out: gs.Tensor, n_launches: int, exact: bool = False)
         with cupy_kernels.placed(ctx, order, 64, 0x3F):
             for tensor, array in values.items():
                 tensor.set(array)
-            before = [support.raw(t) for t in members]
+            before = [op_results.raw(t) for t in members]
             builder = cupy_kernels.Builder("FAKE", needed={out}, exact=exact)
             ops.build_group(builder, group, members)
             assert len(builder.launches) == n_launches
             assert cupy_kernels.run(builder, order)["position"] == 0
-            assert [support.raw(t) for t in members[:-1]] == before[:-1]
-            got = support.raw(out)
+            assert [op_results.raw(t) for t in members[:-1]] == before[:-1]
+            got = op_results.raw(out)
             cupy_kernels.run(cupy_kernels.build(members, exact=exact), order)
             want = out.numpy()
             np.testing.assert_allclose(np.frombuffer(got, np.float32), want.ravel(), rtol=1e-5, atol=1e-5)
@@ -57,7 +57,7 @@ def check(ctx: gs.Context, out: gs.Tensor, n_launches: int, exact: bool = False)
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q4_0", "q6_K", "mxfp4"])
 def test_a_feed_forward_of_one_token_is_two_launches_at_most(kind):
-    check(*feed_forward(kind), n_launches=2 if kind in support.QUANTISED else 1)
+    check(*feed_forward(kind), n_launches=2 if kind in op_results.QUANTISED else 1)
     check(*feed_forward(kind), n_launches=1, exact=True)
 
 
@@ -108,7 +108,7 @@ def test_an_id_of_no_expert_is_found_in_the_group(bad):
     for t in values:
         if t.name == "ids":
             values[t][..., 1] = bad
-    with gs.CpuBackend(1) as backend, support.place(ctx, backend):
+    with gs.CpuBackend(1) as backend, op_results.place(ctx, backend):
         for tensor, array in values.items():
             tensor.set(array)
         builder = cupy_kernels.Builder("FAKE", needed={out})

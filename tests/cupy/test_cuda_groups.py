@@ -6,9 +6,9 @@ from collections import Counter
 
 import cupy_kernels
 import numpy as np
+import op_results
 import pytest
 import small_graphs
-import support
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
@@ -51,7 +51,7 @@ def check(ctx: gs.Context, outs, values: dict, *, read: tuple[gs.Tensor, ...] = 
         with cupy_kernels.placed(ctx, order, 64, 0x3F) as backend:
             for tensor, array in values.items():
                 tensor.set(array)
-            before = {t: support.raw(t) for t in graph.nodes if t.computes}
+            before = {t: op_results.raw(t) for t in graph.nodes if t.computes}
             cupy_kernels.run(cupy_kernels.build(graph.nodes), order)
             want = [t.numpy() for t in keep]
             for tensor, bits in before.items():
@@ -64,12 +64,12 @@ def check(ctx: gs.Context, outs, values: dict, *, read: tuple[gs.Tensor, ...] = 
             assert fault["position"] == 0
             for t, wanted in zip(keep, want, strict=True):
                 np.testing.assert_allclose(t.numpy(), wanted, rtol=tolerance, atol=tolerance)
-            bits = [support.raw(t) for t in keep]
+            bits = [op_results.raw(t) for t in keep]
             assert seen in (None, bits), "other bits in another order"
             seen = bits
             inner = {graph.nodes[i] for group in ops.fusion_groups(graph.nodes) for i in group[:-1]} - set(keep)
             for t in inner:
-                assert support.raw(t) == before[t], f"{t} was written"
+                assert op_results.raw(t) == before[t], f"{t} was written"
 
 
 @pytest.mark.parametrize("norm", ["rms_norm", "norm"])
@@ -135,7 +135,7 @@ def test_a_sum_kept_over_its_first_operand():
         graph, values = gs.Graph(out), values_of(ctx)
         want = cupy_kernels.compute(ctx, out, values)
         for order in cupy_kernels.ORDERS:
-            with gs.CpuBackend(1) as backend, support.place(ctx, backend, 64) as buffer:
+            with gs.CpuBackend(1) as backend, op_results.place(ctx, backend, 64) as buffer:
                 for tensor, array in values.items():
                     tensor.set(array)
                 gs.bind_resident(total, buffer, a.offset)
@@ -193,7 +193,7 @@ def test_a_result_over_a_source_element_by_element():
     graph, values = gs.Graph(out), values_of(ctx)
     want = cupy_kernels.compute(ctx, out, values)
     for over, shift, n_launches in ((x, 0, 1), (y, 0, 1), (w, -64, 4)):     # over the weight: one by one, and a copy
-        with gs.CpuBackend(1) as backend, support.place(ctx, backend, 64) as buffer:
+        with gs.CpuBackend(1) as backend, op_results.place(ctx, backend, 64) as buffer:
             for tensor, array in values.items():
                 tensor.set(array)
             gs.bind_resident(out, buffer, over.offset + shift)
@@ -246,7 +246,7 @@ def test_a_fused_write_to_a_row_that_is_not_there(bad):
     out, _, cache, values, positions, ids = rope_into_cache(ctx, "f32", 16, "normal", False, True, 2)
     values |= {positions: np.int32([1, 2]), ids: np.array([4, bad])}
     graph = gs.Graph(out)
-    with gs.CpuBackend(1) as backend, support.place(ctx, backend, 256, 0x11) as buffer:
+    with gs.CpuBackend(1) as backend, op_results.place(ctx, backend, 256, 0x11) as buffer:
         for tensor, array in values.items():
             tensor.set(array)
         before, start = bytes(buffer.memory), cache.offset
@@ -283,5 +283,5 @@ def test_members_that_are_read_outside_are_computed_one_by_one():
     ctx = gs.Context()
     x, w = ctx.tensor("f32", (16, 2)), ctx.tensor("f32", (16,))
     graph = gs.Graph(ctx.mul(ctx.rms_norm(x, 1e-5), w))
-    with gs.CpuBackend(1) as backend, support.place(ctx, backend):
+    with gs.CpuBackend(1) as backend, op_results.place(ctx, backend):
         assert len(build(graph, None).launches) == 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import cupy_kernels
 import numpy as np
+import op_results
 import pytest
-import support
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
@@ -46,7 +46,7 @@ def test_tensors_that_cannot_be_used_are_named():
     node = ctx.set_name(ctx.sqr(a), "squared")
     with pytest.raises(gs.PlacementError, match="'FAKE'.*'squared'.*'a'.*no address"):
         cupy_kernels.build([node])
-    with gs.CpuBackend(1) as backend, support.place(ctx, backend, 64) as buffer:
+    with gs.CpuBackend(1) as backend, op_results.place(ctx, backend, 64) as buffer:
         with pytest.raises(gs.PlacementError, match="'a'.*on backend 'CPU'"):
             cupy_kernels.build([node], owns=lambda buffer: False)
         gs.bind_resident(a, buffer, 66)
@@ -73,7 +73,7 @@ def test_every_op_that_needs_scratch_says_how_much():
     a, long = ctx.tensor("f32", (64, 3)), ctx.tensor("f32", (5000, 2))
     cache, rows, ids = ctx.tensor("f16", (1, 9000)), ctx.tensor("f32", (1, 3000)), ctx.tensor("i64", (3000,))
     nodes = [ctx.sum(a), ctx.sum(long), ctx.argsort(long), ctx.argsort(a), ctx.set_rows(cache, rows, ids), ctx.sqr(a)]
-    with gs.CpuBackend(1) as backend, support.place(ctx, backend):
+    with gs.CpuBackend(1) as backend, op_results.place(ctx, backend):
         for node in nodes:
             needed = ops.OPS[node.op].work(node)
             assert cupy_kernels.build([node]).work_size == -(-needed // 256) * 256
@@ -106,7 +106,7 @@ def test_four_neighbours_at_once_give_the_same_bits():
             node = getattr(ctx, op)(left, right)
             values = {t: np.pad(v, ((0, 0), (offset, 8 - offset))) for t, v in ((a, x), (b, y))}
             seen.append(cupy_kernels.compute(ctx, node, values))
-            with gs.CpuBackend(1) as backend, support.place(ctx, backend):
+            with gs.CpuBackend(1) as backend, op_results.place(ctx, backend):
                 kernel = cupy_kernels.build([node]).launches[0].kernel
             assert kernel.endswith("_by_4") is (offset != 1)
         assert np.array_equal(seen[0], seen[1]) and np.array_equal(seen[0], seen[2])
@@ -115,12 +115,12 @@ def test_four_neighbours_at_once_give_the_same_bits():
 def test_a_bias_is_added_to_four_neighbours_at_once():
     ctx = gs.Context()
     a, row, one, few = (ctx.tensor("f32", ne) for ne in ((64, 5, 3), (64,), (1, 5), (32,)))
-    values = {t: support.random(RNG, *t.ne) for t in (a, row, one, few)}
+    values = {t: op_results.random(RNG, *t.ne) for t in (a, row, one, few)}
     for b, kernel in ((row, "binary_by_4"), (one, "binary"), (few, "binary")):
         node = ctx.add(a, b)
         got = cupy_kernels.compute(ctx, node, values)
         assert np.array_equal(got, cupy_kernels.oracle(ctx, node, values))
-        with gs.CpuBackend(1) as backend, support.place(ctx, backend):
+        with gs.CpuBackend(1) as backend, op_results.place(ctx, backend):
             assert cupy_kernels.build([node]).launches[0].kernel == f"elementwise.{kernel}"
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import cupy_kernels
 import numpy as np
+import op_results
 import pytest
-import support
 from cupy_devices import gemm
-from support import FLOATS, QUANTISED, random, width
+from op_results import FLOATS, QUANTISED, random, width
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy.launch import FAULT
@@ -35,7 +35,7 @@ def run(node: gs.Tensor) -> int:
 
 
 def check(ctx: gs.Context, out: gs.Tensor, values: dict, calls: int) -> None:
-    with gs.CpuBackend(1) as backend, support.place(ctx, backend, 64, 0x7F):
+    with gs.CpuBackend(1) as backend, op_results.place(ctx, backend, 64, 0x7F):
         for tensor, array in values.items():
             tensor.set(array)
         assert run(out) == calls

@@ -10,9 +10,9 @@ from math import prod
 import cupy_borrowed
 import cupy_kernels
 import numpy as np
+import op_results
 import pytest
-import support
-from support import FLOATS, QUANTISED, random, width
+from op_results import FLOATS, QUANTISED, random, width
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
@@ -145,7 +145,7 @@ def test_an_id_of_no_expert_sets_the_error_word_and_writes_nothing(n_tokens, bad
     names = RNG.integers(0, 4, (n_tokens, 2)).astype(np.int32)
     names[1, 0] = bad
     values = {w: random(RNG, *w.ne), x: random(RNG, *x.ne), ids: names}
-    with gs.CpuBackend(1) as backend, support.place(ctx, backend, poison=0x11):
+    with gs.CpuBackend(1) as backend, op_results.place(ctx, backend, poison=0x11):
         for tensor, array in values.items():
             tensor.set(array)
         fault = cupy_kernels.run(cupy_kernels.build([out]), order)

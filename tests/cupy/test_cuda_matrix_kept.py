@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import cupy_devices
 import cupy_kernels
 import numpy as np
+import op_results
 import pytest
-import support
-from support import random
+from op_results import random
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
@@ -28,7 +28,7 @@ def check(ctx: gs.Context, outs: Sequence[gs.Tensor], n_rounded: int, groups: bo
     for order in cupy_kernels.ORDERS:
         got = []
         for together in (False, True):
-            with gs.CpuBackend(1) as backend, support.place(ctx, backend, 64, 0x3F):
+            with gs.CpuBackend(1) as backend, op_results.place(ctx, backend, 64, 0x3F):
                 for tensor, array in values.items():
                     tensor.set(array)
                 if together:
@@ -39,7 +39,7 @@ def check(ctx: gs.Context, outs: Sequence[gs.Tensor], n_rounded: int, groups: bo
                 else:
                     for node in graph.nodes:
                         cupy_kernels.run(cupy_kernels.build([node]), order)
-                got.append([support.raw(out) for out in outs])
+                got.append([op_results.raw(out) for out in outs])
         assert got[0] == got[1]
 
 
@@ -133,5 +133,5 @@ def test_what_a_group_writes_is_rounded_anew_where_other_columns_lay():
         got = []
         for callback in (None, lambda node: True):
             sched.compute(graph, callback)
-            got.append([support.raw(out) for out in outs])
+            got.append([op_results.raw(out) for out in outs])
         assert got[0] == got[1]

@@ -1,7 +1,7 @@
 """The CPU backend's tests of ops, run with the CUDA kernels: the same formulas, shapes, views and types.
 
-Every test there that computes through `support.compute` runs here over `cupy_kernels.compute`, but for those of matrix
-products and flash attention, whose kernels are tested elsewhere.
+Every test there that computes through `op_results.compute` runs here over `cupy_kernels.compute`, but for those of
+matrix products and flash attention, whose kernels are tested elsewhere.
 """
 
 from __future__ import annotations

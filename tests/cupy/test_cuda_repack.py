@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import cupy_kernels
 import numpy as np
+import op_results
 import pytest
-import support
-from support import QUANTISED, random
+from op_results import QUANTISED, random
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops, repack
@@ -42,15 +42,15 @@ def products(ctx: gs.Context, out: gs.Tensor, values: dict, packed: tuple, exact
     """The result's bits, with the roots in `packed` rearranged."""
     seen = set()
     for order in cupy_kernels.ORDERS:
-        with gs.CpuBackend(1) as backend, support.place(ctx, backend) as buffer:
+        with gs.CpuBackend(1) as backend, op_results.place(ctx, backend) as buffer:
             buffer.is_packed = lambda root: root in packed
             for tensor, array in values.items():
                 tensor.set(array)
             for root in packed:
-                rows = np.frombuffer(support.raw(root), np.uint8).reshape(-1, root.nb[1])
+                rows = np.frombuffer(op_results.raw(root), np.uint8).reshape(-1, root.nb[1])
                 backend.set_tensor(root, repack.repack(rows, root.type).tobytes())
             assert cupy_kernels.run(cupy_kernels.build(gs.Graph(out).nodes, exact=exact), order)["position"] == 0
-            seen.add(support.raw(out))
+            seen.add(op_results.raw(out))
     assert len(seen) == 1
     return seen.pop()
 

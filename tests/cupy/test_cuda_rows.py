@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import cupy_kernels
 import numpy as np
+import op_results
 import pytest
-import support
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy.ops import rows as row_ops
@@ -16,11 +16,11 @@ BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 
 
 def bits_of(ctx: gs.Context, out: gs.Tensor, values: dict, run) -> bytes:
-    with gs.CpuBackend(1, kernels="numpy") as backend, support.place(ctx, backend, 64):
+    with gs.CpuBackend(1, kernels="numpy") as backend, op_results.place(ctx, backend, 64):
         for tensor, array in values.items():
             tensor.set(array)
         run(backend, gs.Graph(out))
-        return support.raw(out)
+        return op_results.raw(out)
 
 
 def by_oracle(backend, graph) -> None:
@@ -40,11 +40,11 @@ def same_bits(ctx: gs.Context, out: gs.Tensor, values: dict) -> None:
         assert bits_of(ctx, out, values, by_kernels(order)) == want
 
 
-@pytest.mark.parametrize("type", support.FLOATS + support.QUANTISED)
+@pytest.mark.parametrize("type", op_results.FLOATS + op_results.QUANTISED)
 def test_get_rows_reads_every_bit_of_every_type(type):
     """Blocks of random bytes: all levels and scales, but for scales that are no number."""
     kind = gs.Type[type.upper()]
-    ctx, n = gs.Context(), 2 * support.width(32, type)
+    ctx, n = gs.Context(), 2 * op_results.width(32, type)
     table, ids = ctx.tensor(type, (n, 40)), ctx.tensor("i32", (60,))
     if kind.is_quantized:
         content = RNG.integers(0, 256, (40, n // kind.block_size, kind.type_size)).astype(np.uint8)
@@ -52,7 +52,7 @@ def test_get_rows_reads_every_bit_of_every_type(type):
         content[~keep] = 0
         assert keep.mean() > 0.8
     else:
-        content = support.random(RNG, n, 40)
+        content = op_results.random(RNG, n, 40)
     same_bits(ctx, ctx.get_rows(table, ids), {table: content, ids: RNG.integers(0, 40, 60).astype(np.int32)})
 
 
@@ -82,7 +82,7 @@ def test_uneven_blocks_are_as_near_as_those_of_the_cpu():
     x = np.concatenate([RNG.normal(size=(300, 32)), RNG.uniform(-1, 1, (300, 32)) ** 3]).astype(np.float32)
     ctx = gs.Context()
     a = ctx.tensor("f32", (32, 600))
-    got, want = cupy_kernels.compute(ctx, ctx.cast(a, "iq4_nl"), {a: x}), support.stored(x, "iq4_nl")
+    got, want = cupy_kernels.compute(ctx, ctx.cast(a, "iq4_nl"), {a: x}), op_results.stored(x, "iq4_nl")
     assert (got == want).all(-1).mean() > 0.95
     errors = [((y.astype(float) - x) ** 2).sum(-1) for y in (got, want)]
     assert (errors[0] <= 1.01 * errors[1] + 1e-12).all()
@@ -93,7 +93,7 @@ def test_awkward_uneven_blocks():
     x = np.concatenate(list(AWKWARD.values())).astype(np.float32).reshape(-1, 32)
     x = np.concatenate([x, np.where(np.arange(32) == 3, np.nan, x[3])[None]]).astype(np.float32)
     a = ctx.tensor("f32", (32, len(x)))
-    got, want = cupy_kernels.compute(ctx, ctx.cast(a, "iq4_nl"), {a: x}), support.stored(x, "iq4_nl")
+    got, want = cupy_kernels.compute(ctx, ctx.cast(a, "iq4_nl"), {a: x}), op_results.stored(x, "iq4_nl")
     np.testing.assert_allclose(got, want, rtol=1e-2, atol=0.02)
     assert not got[-1].any() and not got[list(AWKWARD).index("infinity")].any()
 
@@ -106,18 +106,19 @@ def test_a_block_with_a_nan_spoils_itself_alone(kind):
     a = ctx.tensor("f32", (32, 3))
     got = cupy_kernels.compute(ctx, ctx.cast(a, kind), {a: x})
     assert np.isnan(got[1]).any()
-    assert np.array_equal(got[[0, 2]], support.stored(x[[0, 2]], kind))
+    assert np.array_equal(got[[0, 2]], op_results.stored(x[[0, 2]], kind))
 
 
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("ids", ["i32", "i64"])
-@pytest.mark.parametrize("type", [*support.FLOATS, *BLOCKS])
+@pytest.mark.parametrize("type", [*op_results.FLOATS, *BLOCKS])
 def test_of_several_rows_for_one_place_the_last_stays(type, ids, many, monkeypatch):
     if many:
         monkeypatch.setattr(row_ops, "MANY", 3)
     ctx = gs.Context()
     cache, b, names = ctx.tensor(type, (64, 7, 2)), ctx.tensor("f32", (64, 30, 2)), ctx.tensor(ids, (30, 1))
-    values = {cache: support.random(RNG, 64, 7, 2), b: support.random(RNG, 64, 30, 2), names: RNG.integers(0, 6, 30)}
+    values = {cache: op_results.random(RNG, 64, 7, 2), b: op_results.random(RNG, 64, 30, 2),
+              names: RNG.integers(0, 6, 30)}
     same_bits(ctx, ctx.set_rows(cache, b, names), values)
 
 
@@ -127,9 +128,9 @@ def test_a_transposed_cache_is_written_element_by_element():
     cache, b, names = ctx.tensor("f16", (1, 4000)), ctx.tensor("f32", (1, n)), ctx.tensor("i64", (n,))
     places = RNG.permutation(4000)[:n]
     places[50] = places[2000]
-    values = {cache: support.random(RNG, 1, 4000), b: support.random(RNG, 1, n), names: places}
+    values = {cache: op_results.random(RNG, 1, 4000), b: op_results.random(RNG, 1, n), names: places}
     out = ctx.set_rows(cache, b, names)
-    with gs.CpuBackend(1) as backend, support.place(ctx, backend):
+    with gs.CpuBackend(1) as backend, op_results.place(ctx, backend):
         assert len(cupy_kernels.build([out]).launches) == 3
     same_bits(ctx, out, values)
 
@@ -158,10 +159,10 @@ def test_an_id_that_names_nothing_sets_the_error_word_and_writes_nothing(op, bad
     ctx = gs.Context()
     node, ids, n_rows, source = with_bad_id(op.partition(" ")[0], ctx)
     for order in cupy_kernels.ORDERS:
-        with gs.CpuBackend(1, kernels="numpy") as backend, support.place(ctx, backend, 256, 0x11) as buffer:
+        with gs.CpuBackend(1, kernels="numpy") as backend, op_results.place(ctx, backend, 256, 0x11) as buffer:
             for t in node.src:
                 if str(t.type) == "f32" and t is not node.src[-1]:
-                    t.set(support.random(RNG, *t.ne))
+                    t.set(op_results.random(RNG, *t.ne))
             ids.set(np.array([3, 4, 5]).reshape(ids.ne[2::-1] if op == "add_id" else -1).squeeze())
             before = buffer.memory.copy()
             backend.graph_compute(gs.GraphView([node]))
@@ -198,7 +199,7 @@ def test_the_first_fault_stays():
     ctx = gs.Context()
     table, ids = ctx.tensor("f32", (8, 4)), [ctx.tensor("i32", (1,)) for _ in range(3)]
     nodes = [ctx.get_rows(table, t) for t in ids]
-    with gs.CpuBackend(1) as backend, support.place(ctx, backend):
+    with gs.CpuBackend(1) as backend, op_results.place(ctx, backend):
         for t, value in zip(ids, (2, 77, 55), strict=True):
             t.set(np.int32([value]))
         fault = cupy_kernels.run(cupy_kernels.build(nodes))

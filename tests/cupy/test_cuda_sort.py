@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import cupy_kernels
 import numpy as np
+import op_results
 import pytest
-import support
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
@@ -44,7 +44,7 @@ def test_rows_of_several_blocks(n):
     assert np.array_equal(cupy_kernels.compute(ctx, out, values), order(x, True))
     best = cupy_kernels.compute(ctx, ctx.top_k(view, 40), values)
     assert np.array_equal(best, order(x, True)[:, :40])
-    with gs.CpuBackend(1) as backend, support.place(ctx, backend):
+    with gs.CpuBackend(1) as backend, op_results.place(ctx, backend):
         assert cupy_kernels.build([out]).work_size == ops.OPS["ARGSORT"].work(out) == 2 * 8 * 4 * CHUNK // (
             2 if n == CHUNK + 1 else 1)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import cupy_kernels
 import numpy as np
+import op_results
 import pytest
-import support
 
 import ggml_sched as gs
 from ggml_sched.backends.cpu.oracle.registry import KERNELS
@@ -60,7 +60,7 @@ def of_op(ctx: gs.Context, op: str, type: str, ne: tuple[int, ...], second: tupl
     return getattr(ctx, op.lower())(a, *arguments)
 
 
-@pytest.mark.parametrize("type", support.FLOATS)
+@pytest.mark.parametrize("type", op_results.FLOATS)
 @pytest.mark.parametrize("op", ELEMENTWISE)
 def test_what_is_no_number_or_has_no_end(op, type):
     ctx = gs.Context()
@@ -106,9 +106,9 @@ def test_soft_max_of_masked_rows_and_heads_that_share_masks(mask, shape):
     ctx = gs.Context()
     a, m = ctx.tensor("f32", (n_kv, n_rows, 6, 2)), ctx.tensor(mask, (n_kv, n_rows + 1, 2, 1))
     sinks = ctx.tensor("f32", (6,))
-    x, masks = support.random(RNG, n_kv, n_rows, 6, 2), support.random(RNG, n_kv, n_rows + 1, 2, 1)
+    x, masks = op_results.random(RNG, n_kv, n_rows, 6, 2), op_results.random(RNG, n_kv, n_rows + 1, 2, 1)
     masks[RNG.random(masks.shape) < 0.4] = -np.inf
-    values = {a: x, m: masks, sinks: support.random(RNG, 6)}
+    values = {a: x, m: masks, sinks: op_results.random(RNG, 6)}
     for node in (ctx.soft_max(a, m, 0.3), ctx.soft_max(a, m, 0.3, 8.0), ctx.soft_max(a, m, 1.0, 4.0, sinks)):
         assert_alike(cupy_kernels.compute(ctx, node, values), cupy_kernels.oracle(ctx, node, values))
 
@@ -121,7 +121,7 @@ def test_floats_that_no_integer_holds():
     assert got.tolist() == [2147483520, -(2**31), -(2**31), -(2**31), -(2**31), -(2**31), -(2**31), 0]
 
 
-@pytest.mark.parametrize("type", support.FLOATS)
+@pytest.mark.parametrize("type", op_results.FLOATS)
 @pytest.mark.parametrize("op", sorted(op for op in inplace.TOLERANT if op in ops.OPS))
 def test_a_tolerated_source_may_be_the_destination(op, type):
     assert ops.OPS[op].inplace == KERNELS[op].inplace
@@ -130,11 +130,11 @@ def test_a_tolerated_source_may_be_the_destination(op, type):
     if node is None:
         return                              # the op does not take the type
     for order in cupy_kernels.ORDERS:
-        with gs.CpuBackend(1) as backend, support.place(ctx, backend) as buffer:
+        with gs.CpuBackend(1) as backend, op_results.place(ctx, backend) as buffer:
             inplace.fill(ctx)
-            before = {t: support.raw(t) for t in node.src if t is not None}
+            before = {t: op_results.raw(t) for t in node.src if t is not None}
             cupy_kernels.run(cupy_kernels.build([node]), order)
-            want, home, tried = support.raw(node), node.offset, 0
+            want, home, tried = op_results.raw(node), node.offset, 0
             for i, source in enumerate(node.src):
                 if (ops.OPS[op].inplace >> i & 1 and source is not None
                         and (source.type, source.ne, source.nb) == (node.type, node.ne, node.nb)):
@@ -142,7 +142,7 @@ def test_a_tolerated_source_may_be_the_destination(op, type):
                     builder = cupy_kernels.build([node])
                     assert builder.work_size == ops.OPS[op].work(node), "a source was copied"
                     cupy_kernels.run(builder, order)
-                    assert support.raw(node) == want, f"{op} over source {i}"
+                    assert op_results.raw(node) == want, f"{op} over source {i}"
                     backend.set_tensor(source, before[source])
                     gs.bind_resident(node, buffer, home)
                     tried += 1
@@ -153,13 +153,13 @@ def test_a_tolerated_source_may_be_the_destination(op, type):
 def test_a_source_half_over_the_result_is_read_before(op):
     ctx = gs.Context()
     node = inplace.build(ctx, op, "f32")
-    with gs.CpuBackend(1) as backend, support.place(ctx, backend, 64) as buffer:
+    with gs.CpuBackend(1) as backend, op_results.place(ctx, backend, 64) as buffer:
         inplace.fill(ctx)
         cupy_kernels.run(cupy_kernels.build([node]))
-        want = support.raw(node)
+        want = op_results.raw(node)
         gs.bind_resident(node, buffer, node.src[0].offset + 64)
         cupy_kernels.run(cupy_kernels.build([node]))
-        assert support.raw(node) == want
+        assert op_results.raw(node) == want
 
 
 def over_sources(ctx: gs.Context) -> list[gs.Tensor]:
@@ -188,13 +188,13 @@ def test_no_result_over_any_source_changes_what_it_is(number):
     for i, shift in product(range(len(node.src)), (-64, 0, 64)):
         source = node.src[i]
         if source is not None:
-            with gs.CpuBackend(1) as backend, support.place(ctx, backend, 8192) as buffer:
+            with gs.CpuBackend(1) as backend, op_results.place(ctx, backend, 8192) as buffer:
                 inplace.fill(ctx)
                 cupy_kernels.run(cupy_kernels.build([node]))
-                want = support.raw(node)
+                want = op_results.raw(node)
                 gs.bind_resident(node, buffer, source.root.offset + shift)
                 cupy_kernels.run(cupy_kernels.build([node]), 4711)
-                assert support.raw(node) == want, f"over source {i}"
+                assert op_results.raw(node) == want, f"over source {i}"
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
@@ -205,9 +205,10 @@ def test_grids_smaller_than_what_they_compute(blocks, monkeypatch):
     a, w, table = ctx.tensor("f32", (96, 9, 5)), ctx.tensor("f32", (96,)), ctx.tensor("q4_0", (96, 9))
     ids, wide = ctx.tensor("i32", (40,)), ctx.tensor("i64", (9,))
     cache = ctx.tensor("q8_0", (96, 20))
-    x = support.random(RNG, 96, 9, 5)
-    values = {a: x, w: support.random(RNG, 96), table: support.random(RNG, 96, 9), cache: support.random(RNG, 96, 20),
-              ids: RNG.integers(0, 9, 40).astype(np.int32), wide: RNG.permutation(20)[:9]}
+    x = op_results.random(RNG, 96, 9, 5)
+    values = {a: x, w: op_results.random(RNG, 96), table: op_results.random(RNG, 96, 9),
+              cache: op_results.random(RNG, 96, 20), ids: RNG.integers(0, 9, 40).astype(np.int32),
+              wide: RNG.permutation(20)[:9]}
     nodes = [ctx.add(a, w), ctx.soft_max(a), ctx.rms_norm(a, 1e-5), ctx.group_norm(a, 3, 1e-5), ctx.argsort(a),
              ctx.sum_rows(a), ctx.sum(a), ctx.cont(ctx.transpose(a)), ctx.get_rows(table, ids), ctx.cast(a, "q4_0"),
              ctx.set_rows(cache, ctx.view_2d(a, 96, 9, a.nb[1]), wide), ctx.pad(a, 3, 1), ctx.concat(a, a, 1)]
@@ -257,7 +258,7 @@ def test_any_node_of_a_file_is_refused_or_writes_inside_itself():
             node = tensor(src, src[0] if rng.random() < 0.3 else None, op, params)
         except gs.GraphError:
             continue
-        with gs.CpuBackend(1, kernels="numpy") as backend, support.place(ctx, backend, 64, 1) as buffer:
+        with gs.CpuBackend(1, kernels="numpy") as backend, op_results.place(ctx, backend, 64, 1) as buffer:
             for t in src:
                 if str(t.type) in ("i32", "i64"):
                     backend.set_tensor(t, bytes(t.nbytes))      # ids of rows that exist

@@ -82,7 +82,8 @@ def test_what_does_not_compile_leaves_nothing(cache, folder):
 
 def test_processes_may_race(cache, folder):
     code = ("import sys, test_fake_compile as t; from pathlib import Path; print(t.value(Path(sys.argv[1])))")
-    code = f"import sys; sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}; {code}"
+    here = Path(__file__).parent
+    code = f"import sys; sys.path[:0] = {[str(here), str(here.parent / 'support')]!r}; {code}"
     running = [subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
                for _ in range(3)]
     assert [process.communicate()[0] for process in running] == ["3\n"] * 3

@@ -107,7 +107,7 @@ def results(tmp_path_factory):
         (folder / "source.txt").write_text(SOURCE, encoding="utf-8")
         cases = [(*case, order) for case in WELL[kind] for order in (0, 5)]
         cases += [(*case, 0) for case, _ in BADLY[kind]]
-        done = run_sanitized(kind, CODE, str(Path(__file__).parents[1]), str(folder), json.dumps(cases))
+        done = run_sanitized(kind, CODE, str(Path(__file__).parents[1] / "support"), str(folder), json.dumps(cases))
         assert done.returncode == 0, done.stderr
         found |= zip(cases, map(json.loads, done.stdout.splitlines()), strict=True)
     return found

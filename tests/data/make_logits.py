@@ -1,4 +1,4 @@
-"""Writes arch_logits.npz: what llama.cpp computes for the models of tests/arch_cases.py.
+"""Writes arch_logits.npz: what llama.cpp computes for the models of tests/support/arch_cases.py.
 
     PYTHONPATH=. python tests/data/make_logits.py [CASE ...]     (needs llama-cpp-python)
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent / "support"))
 
 import arch_cases  # noqa: E402
 import llama_cpp as lib  # noqa: E402

@@ -120,7 +120,7 @@ def test_ci_runs_the_test_command_of_the_readme():
 
 
 OPTIONAL = re.compile(r"""(?:importorskip|find_spec)\(["'](\w+)|"""
-                      r"""(ggml_here|find_nvrtc|support\.compute|support import \(?[\w\s,]*\bcompute)\b""")
+                      r"""(ggml_here|find_nvrtc|op_results\.compute|op_results import \(?[\w\s,]*\bcompute)\b""")
 """What a test asks for that may not be installed: a module, or what stands for one."""
 
 
@@ -437,7 +437,7 @@ def consumers_of(wheel: Path, folder: Path) -> None:
     installed, tests = folder / "site", folder / "tree"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target",
                     str(installed), str(wheel)], check=True)
-    for name in ("tests/conftest.py", "tests/capi_calls.py", "tests/capi_problems.py", "tests/capi", "docs/c-api.md",
+    for name in ("tests/conftest.py", "tests/support", "tests/capi", "docs/c-api.md",
                  "pyproject.toml"):
         (tests / name).parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tests / name)

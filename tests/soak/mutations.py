@@ -58,7 +58,7 @@ class Copy:
         return done.returncode == 0
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess:
-        paths = [str(self.home), str(self.home / "tests"), str(self.home / "tests" / "soak")]
+        paths = [str(self.home), str(self.home / "tests" / "support"), str(self.home / "tests" / "soak")]
         environment = {**os.environ, "GGML_SCHED_BUILD": "debug", "PYTHONPATH": os.pathsep.join(paths)}
         # In a session of its own, so that children of what hangs end with it.
         with subprocess.Popen([sys.executable, *arguments], cwd=self.home, env=environment, stdout=subprocess.PIPE,

@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 
 def run_program(name: str, *arguments: str, **environment: str) -> str:
     """What a program of this folder prints; an AssertionError with its last words unless it ends well."""
-    path = os.pathsep.join(filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(HERE), str(HERE.parent / "support"), os.environ.get("PYTHONPATH")]))
     done = subprocess.run([sys.executable, "-X", "faulthandler", str(HERE / name), *arguments],
                           env={**os.environ, "PYTHONPATH": path, **environment}, capture_output=True, text=True,
                           timeout=600)

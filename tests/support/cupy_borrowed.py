@@ -8,7 +8,7 @@ from pathlib import Path
 
 __all__ = ["tests"]
 
-BACKENDS = Path(__file__).parent / "backends"
+BACKENDS = Path(__file__).parents[1] / "backends"
 
 
 def tests(name: str, wanted: Callable[[str], bool], compute: Callable) -> dict:

@@ -1,7 +1,7 @@
 """Runs launches of the CUDA kernels over host memory, on the device without a GPU, and compares with the oracle.
 
 Tensors lie in buffers of a CpuBackend, whose addresses the fake device's kernels read and write: so the oracle
-computes over the same memory.  `compute` is `support.compute` for these kernels, and insists on the same bits from
+computes over the same memory.  `compute` is `op_results.compute` for these kernels, and insists on the same bits from
 threads that run forward, backward and in a shuffled order.  Where kernels are compiled for a sanitizer, each tensor has
 memory of its own.
 """
@@ -14,8 +14,8 @@ from functools import cache
 
 import cupy_exact
 import numpy as np
+import op_results
 import pytest
-import support
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
@@ -67,7 +67,7 @@ def placed(ctx: gs.Context, order: int, gap: int, poison: int) -> Iterator[gs.Ba
         with cupy_exact.ExactBackend(device(order)) as exact, cupy_exact.place(ctx, exact, poison):
             yield exact
     else:
-        with gs.CpuBackend(1) as backend, support.place(ctx, backend, gap, poison):
+        with gs.CpuBackend(1) as backend, op_results.place(ctx, backend, gap, poison):
             yield backend
 
 
@@ -89,7 +89,7 @@ def compute(ctx: gs.Context, out: gs.Tensor, values: dict, ggml: bool = True, **
             fault = run(build(graph.nodes, **options), order)
             if fault["position"]:
                 raise gs.BackendError(f"row {fault['value']} of {fault['limit']}: {graph.nodes[fault['position'] - 1]}")
-            result, bits = out.numpy(), support.raw(out)
+            result, bits = out.numpy(), op_results.raw(out)
             if seen is None:
                 seen = bits
             elif out.is_contiguous:
@@ -99,7 +99,7 @@ def compute(ctx: gs.Context, out: gs.Tensor, values: dict, ggml: bool = True, **
 
 def oracle(ctx: gs.Context, out: gs.Tensor, values: dict) -> np.ndarray:
     """What the CPU's kernels in NumPy compute."""
-    with gs.CpuBackend(1, kernels="numpy") as backend, support.place(ctx, backend):
+    with gs.CpuBackend(1, kernels="numpy") as backend, op_results.place(ctx, backend):
         for tensor, array in values.items():
             tensor.set(array)
         backend.graph_compute(gs.Graph(out))

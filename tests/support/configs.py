@@ -19,7 +19,7 @@ from pathlib import Path
 
 import ggml_sched as gs
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 CONFIGURATIONS = ("c1", "c2half", "c2full", "c4")
 _LAYER = re.compile(r"blk\.(\d+)\.|cache_[a-z]+_l(\d+)")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import ggml_sched as gs
 
-SAMPLES = Path(__file__).parent / "data" / "graphs"
+SAMPLES = Path(__file__).parents[1] / "data" / "graphs"
 CONFIGS = ("c1", "c2half", "c2full", "c4")
 
 

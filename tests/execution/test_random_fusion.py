@@ -1,7 +1,7 @@
 """Random graphs on backends that compute random groups as one: the same bits as every node alone, in memory of its own.
 
-What such a backend does to memory is in tests/fusing.py: members' memory is overwritten before they are computed, and
-results that only the group reads are never written.
+What such a backend does to memory is in tests/support/fusing.py: members' memory is overwritten before they are
+computed, and results that only the group reads are never written.
 """
 
 from __future__ import annotations
