@@ -1,4 +1,4 @@
-"""Every plan is sound, whatever policy made it: placements, offsets, in-place reuse, leafs, arenas of several buffers."""
+"""Every plan is sound, whatever policy made it: placements, offsets, in-place reuse, leafs, arenas of many buffers."""
 
 from __future__ import annotations
 
