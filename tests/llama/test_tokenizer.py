@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import ggml_sched as gs
 from ggml_sched.llama import Tokenizer, TokenizerError, open_gguf, write_gguf
+from ggml_sched.llama.text.bpe import byte_letters
 from ggml_sched.llama.text.pretokenizers import PRETOKENIZERS
 from ggml_sched.llama.text.spm import Exact, Fallback
 from ggml_sched.llama.text.vocabulary import Vocabulary
@@ -117,24 +118,88 @@ def test_end_of_generation_tokens_are_known_by_their_text_and_shown_as_control_t
     assert 7 in named.eos_ids and named.eot_id == 7
 
 
-def test_a_closing_tag_that_is_a_normal_token_ends_nothing(spm):
-    tokens = [*BPE["tokenizer.ggml.tokens"], "</s>"]
-    normal = Tokenizer.from_metadata(BPE | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [
-        *BPE["tokenizer.ggml.token_type"], 1]})
-    assert len(tokens) - 1 not in normal.eos_ids
-    assert spm.eos_ids >= {2}
+def with_tokens(texts: list[str], kind: int, **named: str) -> Tokenizer:
+    """A BPE vocabulary with some more tokens of one type; `named`: the texts of those that metadata names by id."""
+    tokens = [*BPE["tokenizer.ggml.tokens"], *texts]
+    return Tokenizer.from_metadata(BPE | {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [*BPE["tokenizer.ggml.token_type"], *[kind] * len(texts)],
+        **{f"tokenizer.ggml.{key}_token_id": tokens.index(text) for key, text in named.items()}})
 
 
-def test_fill_in_ends_and_gpt_oss_messages():
-    names = ["<|return|>", "<|call|>", "<|end|>", "<|channel|>", "<|file_sep|>", "<|fim_prefix|>"]
-    tokens = [*BPE["tokenizer.ggml.tokens"], *names]
-    types = [*BPE["tokenizer.ggml.token_type"], *[3] * len(names)]
-    tokenizer = Tokenizer.from_metadata(
-        BPE | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
-    ends = {tokenizer.token_text(i) for i in tokenizer.eos_ids}
-    assert ends >= {"<|return|>", "<|call|>", "<|file_sep|>"}
-    assert not ends & {"<|end|>", "<|channel|>", "<|fim_prefix|>"}
-    assert tokenizer.decode([tokenizer.token_id("<|channel|>")]) == "<|channel|>"
+def ends_and_marks(tokenizer: Tokenizer, texts: list[str]) -> tuple[set[str], set[str]]:
+    """Which of the tokens end a generation, and which are control tokens."""
+    ids = {text: tokenizer.token_id(text) for text in texts}
+    marks = {text for text, i in ids.items() if tokenizer.is_special(i)}
+    assert marks == {text for text, i in ids.items() if tokenizer.decode([i]) == ""}
+    return {text for text, i in ids.items() if i in tokenizer.eos_ids}, marks
+
+
+ENDS = ["</s>", "<turn|>", "<|tool_response>", "[e~[", "<|eot_id|>", "<|end|>", "<|calls|>", "<end_of_turn>",
+        "<|end_of_text|>", "<|eom_id|>", "_<EOT>", "[EOS]", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "<|fim_pad|>", "<reponame>", "<|file_sep|>"]
+MARKS = ["<|prefix|>", "<fim-suffix>", "<\uff5cfim\u2581end\uff5c>", "\u2581<PRE>", "<|code_middle|>"]
+
+
+@pytest.mark.parametrize("kind", [1, 3, 4], ids=["normal", "control", "user_defined"])
+def test_texts_that_llama_cpp_knows_are_control_tokens_whatever_a_file_says(kind):
+    for text in ENDS + MARKS:
+        tokenizer = with_tokens([text, "<x>"], kind)
+        ends, marks = ends_and_marks(tokenizer, [text, "<x>"])
+        assert (ends, marks - {"<x>"}) == ({text} & {*ENDS}, {text}), text
+        i = tokenizer.token_id(text)
+        assert tokenizer.encode(text, parse_special=True) == [i]
+        assert i not in tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("kind", [1, 3, 4], ids=["normal", "control", "user_defined"])
+@pytest.mark.parametrize("pair", [("<|return|>", "<|call|>"), ("<|return|>", "<|calls|>"), ("<|call|>", "<|flush|>"),
+                                  ("<|calls|>", "<|flush|>")])
+def test_a_message_of_gpt_oss_or_solar_is_no_end(pair, kind):
+    ends, marks = ends_and_marks(with_tokens([*pair, "<|end|>"], kind), [*pair, "<|end|>"])
+    assert ends == marks == {*pair}
+
+
+def test_the_frame_of_gpt_oss_is_shown():
+    names = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"]
+    assert ends_and_marks(with_tokens(names, 3), names) == (set(), set())
+
+
+def test_the_closing_tag_of_gemma_4_is_text():
+    names = ["<|tool_response>", "</s>"]
+    for kind in (1, 3, 4):
+        tokenizer = with_tokens(names, kind, eos="</s>")
+        assert ends_and_marks(tokenizer, names) == ({"<|tool_response>"},) * 2
+        assert tokenizer.token_id("</s>") not in tokenizer.encode("</s>", parse_special=True)
+
+
+@pytest.mark.parametrize(("key", "text"), [
+    ("fim_pre", "<PRE>"), ("prefix", "<PRE>"), ("suffix", "<SUF>"), ("middle", "<MID>"), ("fim_suf", "<SUF>"),
+    ("fim_mid", "<MID>"), ("fim_pad", "[PAD]"), ("fim_rep", "<REPO>"), ("fim_sep", "<|file_sep|>")])
+def test_where_a_file_names_a_token_for_filling_in_texts_mean_nothing(key, text):
+    tokenizer = with_tokens([text, "<x>"], 4, **{key: "<x>"})
+    ends, marks = ends_and_marks(tokenizer, [text, "<x>"])
+    assert (ends, marks) == ({"<x>"} if key in ("fim_pad", "fim_rep", "fim_sep") else set(), set())
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "deepseek-v3", "gpt-4o"])
+def test_a_letter_of_unicode_16_has_no_category(pre):
+    """llama.cpp knows Unicode 15.1: the letter U+105C0 and the digit U+116D0 are neither."""
+    first = "\U000105c0".encode()[0]       # also of U+116D0
+    letter = next(c for c, byte in byte_letters().items() if byte == first)
+    words = ["a" + letter, "1" + letter, "." + letter]
+    tokenizer = Tokenizer.from_metadata({
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.tokens": [*byte_letters(), *words],
+        "tokenizer.ggml.merges": [f"{word[0]} {word[1]}" for word in words], "tokenizer.ggml.add_bos_token": False})
+
+    def first_token(text: str) -> str:
+        return tokenizer.token_text(tokenizer.encode(text)[0])
+
+    for char in "\U000105c0", "\U000116d0":
+        assert [first_token(c + char) for c in "a1"] == ["a", "1"]
+        if pre != "deepseek-v3":        # whose punctuation has a category, too
+            assert first_token("." + char) == words[2]
+    assert first_token("a\U00010400") == words[0]      # a letter of Unicode 3.1
 
 
 # -- merging by score ------------------------------------------------------------------

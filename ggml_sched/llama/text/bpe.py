@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ggml_sched.llama.errors import TokenizerError
 from ggml_sched.llama.text.library import import_tokenizers
-from ggml_sched.llama.text.pretokenizers import PRETOKENIZERS
+from ggml_sched.llama.text.pretokenizers import PRETOKENIZERS, of_unicode_15
 from ggml_sched.llama.text.vocabulary import TokenType, Vocabulary
 
 __all__ = ["Bpe", "byte_letters"]
@@ -34,7 +34,7 @@ class Bpe:
         self._library = library.Tokenizer(model)
         split, letters = library.pre_tokenizers.Split, library.pre_tokenizers.ByteLevel
         self._library.pre_tokenizer = library.pre_tokenizers.Sequence([
-            *(split(library.Regex(pattern), "isolated") for pattern in pre.patterns),
+            *(split(library.Regex(of_unicode_15(pattern)), "isolated") for pattern in pre.patterns),
             letters(add_prefix_space=False, use_regex=False)])
         self._bytes = byte_letters()
 

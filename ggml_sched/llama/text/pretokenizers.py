@@ -7,9 +7,18 @@ llama.cpp approximates a published one (capitals outside ASCII in `tekken` and `
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-__all__ = ["PRETOKENIZERS", "PreTokenizer"]
+__all__ = ["PRETOKENIZERS", "PreTokenizer", "of_unicode_15"]
+
+UNICODE_16 = """
+    897 1b4e-1b4f 1b7f 1c89-1c8a 2427-2429 31e4-31e5 a7cb-a7cd a7da-a7dc 105c0-105f3 10d40-10d65 10d69-10d85
+    10d8e-10d8f 10ec2-10ec4 10efc 11380-11389 1138b 1138e 11390-113b5 113b7-113c0 113c2 113c5 113c7-113ca 113cc-113d5
+    113d7-113d8 113e1-113e2 116d0-116e3 11bc0-11be1 11bf0-11bf9 11f5a 13460-143fa 16100-16139 16d40-16d79 18cff
+    1cc00-1ccf9 1cd00-1ceb3 1e5d0-1e5fa 1e5ff 1f8b2-1f8bb 1f8c0-1f8c1 1fa89 1fa8f 1fabe 1fac6 1fadc 1fadf 1fae9
+    1fbcb-1fbef"""
+"""Characters that are assigned in Unicode 16.0 and not in 15.1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +28,16 @@ class PreTokenizer:
     patterns: tuple[str, ...]
     whole_words: bool = False
     adds_bos: bool = False
+
+
+def of_unicode_15(pattern: str) -> str:
+    r"""The pattern with its categories (\p{L} and others) as Unicode 15.1 has them.
+
+    llama.cpp's tables are of that version and the `tokenizers` library's of a later one: for llama.cpp, a letter that
+    Unicode 16 added has no category.
+    """
+    later = "".join(re.sub("[0-9a-f]+", r"\\x{\g<0>}", UNICODE_16).split())
+    return re.sub(r"\\p\{\w\}", lambda found: f"[{found[0]}&&[^{later}]]", pattern)
 
 
 # Endings of English words: 's, 't, 're, ..., in either case.

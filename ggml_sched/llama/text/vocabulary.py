@@ -38,25 +38,31 @@ class TokenType(enum.IntEnum):
     BYTE = 6
 
 
-# Texts that mean the same in every vocabulary that has them.  Files often mark them as normal tokens, and then a
-# model never stops, so they are control tokens whatever the file says.
 END_OF_GENERATION = frozenset((
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
-    "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
-    "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>"))
-FILL_IN_ENDS = {
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "[e~["))
+"""Texts of tokens that end a generation in every vocabulary that has them.  Many files give these tokens another type;
+they are control tokens all the same, because otherwise a generation would not end."""
+FILL_IN = {
+    "fim_pre": ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>", "<PRE>",
+                "\u2581<PRE>", "<|code_prefix|>", "<|prefix|>"),
+    "fim_suf": ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>", "<SUF>",
+                "\u2581<SUF>", "<|code_suffix|>", "<|suffix|>"),
+    "fim_mid": ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<\uff5cfim\u2581end\uff5c>", "<MID>",
+                "\u2581<MID>", "<|code_middle|>", "<|middle|>"),
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-"""Tokens between files and snippets: a model that writes one is done with the snippet."""
-FILL_IN = frozenset((
-    "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>", "<PRE>", "\u2581<PRE>",
-    "<|code_prefix|>", "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>", "<SUF>",
-    "\u2581<SUF>", "<|code_suffix|>", "<|fim_middle|>", "<fim-middle>", "<fim_middle>",
-    "<\uff5cfim\u2581end\uff5c>", "<MID>", "\u2581<MID>", "<|code_middle|>"))
+"""Texts of the control tokens for filling in code, by the metadata key that names the token's id.  Where a file has the
+key, the texts mean nothing."""
+FILL_IN_ENDS = ("fim_pad", "fim_rep", "fim_sep")
+"""Tokens between files and snippets: they end a generation, too."""
+OLD_FILL_IN_KEYS = {"prefix": "fim_pre", "suffix": "fim_suf", "middle": "fim_mid"}
 SHOWN = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
-"""The frame of gpt-oss's answers: shown, or its channels run into each other."""
+"""Tokens that separate the channels of gpt-oss's answers: user-defined, so that they are shown."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +108,10 @@ class Vocabulary:
         known = PRETOKENIZERS.get(pre)
         special = {key: fields.token_id(PREFIX + key + "_token_id", n, default) for key, default in (
             ("bos", 1 if spm else None), ("eos", 2 if spm else None), ("eot", None), ("eom", None),
-            ("unknown", 0 if spm else None), ("padding", None), ("fim_pad", None), ("fim_rep", None),
-            ("fim_sep", None))}
+            ("unknown", 0 if spm else None), ("padding", None),
+            *((key, None) for key in (*FILL_IN, *OLD_FILL_IN_KEYS)))}
+        for old, key in OLD_FILL_IN_KEYS.items():
+            special[key] = special[key] if special[old] is None else special[old]
         eos_ids = _mark_specials(ids, types, special)
         return cls(
             name=name, model=model, pre=pre, texts=texts, ids=ids, types=types,
@@ -211,26 +219,27 @@ def _merges(fields: Fields) -> list[tuple[str, str]]:
 
 def _mark_specials(ids: dict[str, int], types: list[int], special: dict[str, int | None]) -> frozenset[int]:
     """Correct the types of tokens that are known by their text; the ids that end a generation."""
-    ends = {special[key] for key in ("eos", "eot", "eom")}
-    for text in END_OF_GENERATION & ids.keys():
-        ends.add(ids[text])
-        types[ids[text]] = int(TokenType.CONTROL)
-    # In vocabularies where it is a normal token, "</s>" is a closing tag of HTML.
-    if "</s>" in ids and types[ids["</s>"]] == TokenType.CONTROL:
-        ends.add(ids["</s>"])
-    for key, names in FILL_IN_ENDS.items():
-        found = [ids[text] for text in names if text in ids]
-        for i in found:
-            types[i] = int(TokenType.CONTROL)
-        ends.add(special[key] if special[key] is not None else found[0] if found else None)
-    for text in FILL_IN & ids.keys():
+    ends = {special[key] for key in ("eos", "eot", "eom", *FILL_IN_ENDS)} - {None}
+    marked = END_OF_GENERATION & ids.keys()
+    ends |= {ids[text] for text in marked}
+    for key, texts in FILL_IN.items():
+        found = [text for text in texts if text in ids] if special[key] is None else []
+        marked |= {*found}
+        if found and key in FILL_IN_ENDS:
+            ends.add(ids[found[0]])
+    for text in marked:
         types[ids[text]] = int(TokenType.CONTROL)
     for text in SHOWN & ids.keys():
         types[ids[text]] = int(TokenType.USER_DEFINED)
-    # gpt-oss ends a message with <|end|> and an answer with one of the others.
-    if {"<|return|>", "<|call|>"} <= ids.keys() or {"<|calls|>", "<|flush|>"} <= ids.keys():
-        ends.discard(ids.get("<|end|>"))
-    return frozenset(ends - {None})
+    # gpt-oss and Solar end a message with <|end|> and an answer with one of the others.
+    if {"<|return|>", "<|flush|>"} & ids.keys() and {"<|call|>", "<|calls|>"} & ids.keys() and "<|end|>" in ids:
+        ends.discard(ids["<|end|>"])
+        types[ids["<|end|>"]] = int(TokenType.USER_DEFINED)
+    # Gemma 4 has "</s>" among its tags of HTML.
+    if {"<|tool_response>", "</s>"} <= ids.keys():
+        ends.discard(ids["</s>"])
+        types[ids["</s>"]] = int(TokenType.NORMAL)
+    return frozenset(ends)
 
 
 def _strips_right(fields: Fields, texts: list[str], types: list[int]) -> frozenset[int]:
