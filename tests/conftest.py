@@ -27,7 +27,7 @@ elif str(ROOT) in sys.path or "" in sys.path:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 os.environ["PYTHONSAFEPATH"] = "1"
 os.environ.setdefault("GGML_SCHED_FAKE_STRICT", "1")     # CUDA kernels compile for the host without warnings
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")      # threads of OpenMP, which ggml may use, leave the CPUs to others
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")      # ggml's threads, where OpenMP has them, do not spin
 
 # Started in the background, a process ignores interrupts, and so would those that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -59,7 +59,7 @@ class DryBackend(FaultPoints, Backend):
         return None if self.memory is None else self.memory - self.used
 
     def alloc_buffer(self, size: int) -> DryBuffer:
-        self.passes("alloc", f"a buffer of {size} bytes", size)
+        self.check_fault("alloc", f"a buffer of {size} bytes", size)
         if self.max_buffer_size is not None and size > self.max_buffer_size:
             raise OutOfMemory(
                 f"backend {self.name!r}: a buffer of {size} bytes exceeds its maximum of "
@@ -79,18 +79,18 @@ class DryBackend(FaultPoints, Backend):
         return ALL_SOURCES if op in _ROW_OPS or op.startswith("GLU:") else super().inplace_sources(op)
 
     def set_tensor_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
-        self.passes("copy", f"setting {tensor.name!r}")
+        self.check_fault("copy", f"setting {tensor.name!r}")
 
     def get_tensor_async(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
-        self.passes("copy", f"getting {tensor.name!r}")
+        self.check_fault("copy", f"getting {tensor.name!r}")
         super().get_tensor_async(tensor, out, offset)
 
     def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
-        self.passes("copy", f"copying {src.name!r}")
+        self.check_fault("copy", f"copying {src.name!r}")
         return True
 
     def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
         return isinstance(dst.backend, DryBackend)
 
     def graph_compute(self, graph) -> None:
-        self.passes("compute", "a compute")
+        self.check_fault("compute", "a compute")

@@ -1,1 +1,1 @@
-"""For authors of backends: comparing two backends, failures on demand, a device whose queue runs late."""
+"""For authors of backends: comparing two backends, failures on demand, a deferred-execution device."""

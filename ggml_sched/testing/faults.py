@@ -1,10 +1,12 @@
 """Failures on demand: backends that fail the n-th allocation, copy or compute, for tests of recovery.
 
-`FaultPoints` counts operations and raises; a backend asks it at the start of each one, so that a failed
-operation has changed nothing.
+`FaultPoints` counts operations and raises.  A backend calls `check_fault` at the start of each operation, so that a
+failed operation has changed nothing.
 """
 
 from __future__ import annotations
+
+import warnings
 
 from ggml_sched.errors import BackendError, OutOfMemory
 
@@ -21,7 +23,7 @@ class FaultPoints:
     def fail_at(self, kind: str, n: int, times: int = 1) -> None:
         """Let the n-th operation of a kind from now fail: OutOfMemory for "alloc", else BackendError.
 
-        `times` operations fail, one after the other.  `n` = 0 takes back what has not happened.
+        `times` operations fail, one after the other.  `n` = 0 cancels the failures that are left.
         """
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}")
@@ -36,8 +38,8 @@ class FaultPoints:
         """How many operations of each kind are left until one fails."""
         return {kind: n for kind, (n, times) in (self._due or {}).items() if times}
 
-    def passes(self, kind: str, what: str, needed: int | None = None) -> None:
-        """Called by the backend before an operation."""
+    def check_fault(self, kind: str, what: str, needed: int | None = None) -> None:
+        """Count an operation that is about to begin, and raise if it is the one to fail."""
         n, times = (self._due or {}).get(kind, (0, 0))
         if not times:
             return
@@ -45,3 +47,8 @@ class FaultPoints:
         if n == 1:
             message = f"backend {self.name!r}: {what} failed, as asked for"
             raise OutOfMemory(message, self.name, needed, 0) if kind == "alloc" else BackendError(message)
+
+    def passes(self, kind: str, what: str, needed: int | None = None) -> None:
+        """The former name of `check_fault`, for one release."""
+        warnings.warn("FaultPoints.passes: use check_fault", DeprecationWarning, stacklevel=2)
+        self.check_fault(kind, what, needed)

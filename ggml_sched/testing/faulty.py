@@ -13,25 +13,25 @@ class FaultyCpuBackend(FaultPoints, CpuBackend):
     """See `fail_at`."""
 
     def alloc_buffer(self, size: int) -> CpuBuffer:
-        self.passes("alloc", f"a buffer of {size} bytes", size)
+        self.check_fault("alloc", f"a buffer of {size} bytes", size)
         return super().alloc_buffer(size)
 
     def set_tensor_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
-        self.passes("copy", f"setting {tensor.name!r}")
+        self.check_fault("copy", f"setting {tensor.name!r}")
         super().set_tensor_async(tensor, data, offset)
 
     def get_tensor_async(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
-        self.passes("copy", f"getting {tensor.name!r}")
+        self.check_fault("copy", f"getting {tensor.name!r}")
         super().get_tensor_async(tensor, out, offset)
 
     def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
-        self.passes("copy", f"copying {src.name!r}")
+        self.check_fault("copy", f"copying {src.name!r}")
         return super().cpy_tensor_from(src, dst)
 
     def graph_compute(self, graph) -> None:
-        self.passes("compute", "a compute")
+        self.check_fault("compute", "a compute")
         super().graph_compute(graph)
 
     def graph_plan_compute(self, plan) -> None:
-        self.passes("compute", "a compute")
+        self.check_fault("compute", "a compute")
         super().graph_plan_compute(plan)

@@ -6,7 +6,7 @@ import pytest
 from instrumented import POISON, device
 
 import ggml_sched as gs
-from ggml_sched.testing.deferred import LateBackend, LateWorld
+from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
 
 
 def squared(backend):
@@ -26,7 +26,7 @@ def test_nothing_is_overridden_that_is_not_configured():
 
 
 @pytest.mark.parametrize("make", [lambda **o: device(name="A", **o),
-                                  lambda **o: device(LateBackend, "A", world=LateWorld(1), **o)])
+                                  lambda **o: device(DeferredBackend, "A", queues=DeferredQueues(1), **o)])
 def test_calls_are_recorded_held_up_changed_and_observed(make):
     order = []
     backend = make(records={"graph_compute", "set_tensor_async"}, fails={"synchronize"},

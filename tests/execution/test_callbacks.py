@@ -7,7 +7,7 @@ import pytest
 from devices import Chain, Gated, weights_on
 
 import ggml_sched as gs
-from ggml_sched.testing.deferred import LateBackend, LateWorld
+from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
 
 VIEWS = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
 
@@ -355,8 +355,8 @@ def test_ask_cannot_use_the_scheduler():
 def test_what_goes_back_is_in_its_memory_when_it_is_seen():
     """Not only on its way: the callback may look at the memory itself."""
     for seed in range(8):
-        world = LateWorld(seed)
-        here, there = LateBackend("here", world), LateBackend("there", world)
+        world = DeferredQueues(seed)
+        here, there = DeferredBackend("here", world), DeferredBackend("there", world)
         cache = weights_on(there, "any", cache=np.zeros((3, 4), np.float32))["cache"]
         ctx = gs.Context()
         x, row = ctx.tensor("f32", (4, 1), "x", input=True), ctx.tensor("i64", (1,), "row", input=True)

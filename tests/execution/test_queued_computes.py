@@ -10,7 +10,7 @@ import pytest
 
 import ggml_sched as gs
 from ggml_sched.execution.pipeline import MAX_IN_FLIGHT
-from ggml_sched.testing.deferred import LateBackend, LateWorld
+from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
 
 
 class Chain:
@@ -44,8 +44,8 @@ def broken_kernels(monkeypatch) -> Iterator[None]:
 
 
 def test_on_one_device_nothing_is_waited_for_but_what_is_read():
-    world = LateWorld(1)
-    with LateBackend("L", world) as late, gs.Scheduler([late]) as sched:
+    world = DeferredQueues(1)
+    with DeferredBackend("L", world) as late, gs.Scheduler([late]) as sched:
         chain = Chain(sched, late, late)
         for i in range(5):
             chain.set(i)
@@ -61,8 +61,9 @@ def test_on_one_device_nothing_is_waited_for_but_what_is_read():
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("copies", [1, 2])
 def test_devices_use_memory_again_only_after_the_compute_before(seed, copies):
-    world = LateWorld(seed)
-    with LateBackend("A", world) as a, LateBackend("B", world) as b, gs.Scheduler([a, b], copies=copies) as sched:
+    world = DeferredQueues(seed)
+    with DeferredBackend("A", world) as a, DeferredBackend("B", world) as b, \
+            gs.Scheduler([a, b], copies=copies) as sched:
         chain = Chain(sched, a, b)
         for i in range(6):
             chain.set(i)
@@ -77,8 +78,8 @@ def test_devices_use_memory_again_only_after_the_compute_before(seed, copies):
 
 
 def test_with_a_backend_that_computes_at_once_too():
-    world = LateWorld(3)
-    with LateBackend("L", world) as late, gs.CpuBackend(1) as cpu, gs.Scheduler([late, cpu]) as sched:
+    world = DeferredQueues(3)
+    with DeferredBackend("L", world) as late, gs.CpuBackend(1) as cpu, gs.Scheduler([late, cpu]) as sched:
         for pair in ((late, cpu), (cpu, late)):
             chain = Chain(sched, *pair)
             for i in range(4):
@@ -89,8 +90,8 @@ def test_with_a_backend_that_computes_at_once_too():
 
 @pytest.mark.parametrize("then", ["synchronize", "compute", "compute_async", "read"])
 def test_an_error_is_raised_by_what_waits_next_and_leaves_no_results(then, monkeypatch):
-    world = LateWorld(0)
-    with LateBackend("A", world) as a, LateBackend("B", world) as b, gs.Scheduler([a, b]) as sched:
+    world = DeferredQueues(0)
+    with DeferredBackend("A", world) as a, DeferredBackend("B", world) as b, gs.Scheduler([a, b]) as sched:
         chain = Chain(sched, a, b)
         chain.set(1)
         sched.compute(chain.graph)
@@ -114,7 +115,7 @@ def test_an_error_is_raised_by_what_waits_next_and_leaves_no_results(then, monke
 
 
 def test_an_error_that_is_found_by_waiting_leaves_no_results_either(monkeypatch):
-    with LateBackend("A", LateWorld(0)) as late, gs.Scheduler([late]) as sched:
+    with DeferredBackend("A", DeferredQueues(0)) as late, gs.Scheduler([late]) as sched:
         chain = Chain(sched, late, late)
         chain.set(1)
         sched.compute(chain.graph)
@@ -129,7 +130,7 @@ def test_an_error_that_is_found_by_waiting_leaves_no_results_either(monkeypatch)
 
 
 def test_an_error_that_somebody_else_was_told_leaves_no_results_either(monkeypatch):
-    with LateBackend("A", LateWorld(0)) as late, gs.Scheduler([late]) as sched, gs.Scheduler([late]) as other:
+    with DeferredBackend("A", DeferredQueues(0)) as late, gs.Scheduler([late]) as sched, gs.Scheduler([late]) as other:
         chain, another = Chain(sched, late, late), Chain(other, late, late)
         chain.set(1)
         another.set(2)
@@ -153,7 +154,7 @@ def test_an_error_that_somebody_else_was_told_leaves_no_results_either(monkeypat
 
 
 def test_taking_turns_raises_what_went_wrong_before_anything_else_is_computed(monkeypatch):
-    with LateBackend("A", LateWorld(0)) as late, gs.Scheduler([late]) as sched:
+    with DeferredBackend("A", DeferredQueues(0)) as late, gs.Scheduler([late]) as sched:
         chain, other = Chain(sched, late, late), Chain(sched, late, late)
         other.set(1)
         sched.alloc(chain.graph)
@@ -169,7 +170,7 @@ def test_taking_turns_raises_what_went_wrong_before_anything_else_is_computed(mo
 
 
 def test_results_that_are_there_outlive_an_error_that_comes_later():
-    with LateBackend("A", LateWorld(0)) as late, gs.Scheduler([late]) as sched:
+    with DeferredBackend("A", DeferredQueues(0)) as late, gs.Scheduler([late]) as sched:
         chain = Chain(sched, late, late)
         chain.set(1)
         sched.compute(chain.graph, wait=False)
@@ -181,8 +182,8 @@ def test_results_that_are_there_outlive_an_error_that_comes_later():
 
 
 def test_switching_graphs_and_closing_wait():
-    world = LateWorld(1)
-    with LateBackend("L", world) as late:
+    world = DeferredQueues(1)
+    with DeferredBackend("L", world) as late:
         sched = gs.Scheduler([late])
         chains = [Chain(sched, late, late) for _ in range(3)]
         for i in range(6):
@@ -198,8 +199,8 @@ def test_switching_graphs_and_closing_wait():
 
 def test_what_was_set_is_kept_until_somebody_waits():
     """A backend may read it as late as that, whatever is set meanwhile."""
-    world = LateWorld(0)
-    with LateBackend("L", world) as late, gs.Scheduler([late]) as sched:
+    world = DeferredQueues(0)
+    with DeferredBackend("L", world) as late, gs.Scheduler([late]) as sched:
         chain = Chain(sched, late, late)
         pipeline = sched._pipeline
         for i in range(3):
@@ -212,8 +213,8 @@ def test_what_was_set_is_kept_until_somebody_waits():
 
 
 def test_not_for_ever():
-    world = LateWorld(0)
-    with LateBackend("L", world) as late, gs.Scheduler([late]) as sched:
+    world = DeferredQueues(0)
+    with DeferredBackend("L", world) as late, gs.Scheduler([late]) as sched:
         chain = Chain(sched, late, late)
         for i in range(300):
             chain.set(i)

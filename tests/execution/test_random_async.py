@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from poisoned import REFUSALS, PoisonedBackend, PoisonedLate, in_memory_of_their_own, settle, take_turns
+from poisoned import REFUSALS, PoisonedBackend, PoisonedDeferred, in_memory_of_their_own, settle, take_turns
 from random_graphs import Built, many_residents, quick, recipes
 
 import ggml_sched as gs
-from ggml_sched.testing.deferred import LateWorld
+from ggml_sched.testing.deferred import DeferredQueues
 
 
 @quick(150)
@@ -17,8 +17,8 @@ from ggml_sched.testing.deferred import LateWorld
        st.lists(st.tuples(st.integers(0, 63), st.integers(0, 3)), max_size=3), st.integers(0, 1000), st.booleans())
 def test_queued_computes(pair, n_backends, copies, refused, wishes, seed, direct):
     """With a seed, over devices whose queues run late, which copy by themselves or through the host."""
-    world = LateWorld(seed)
-    backends = [PoisonedLate(f"L{i}", world, frozenset(ops), copies=direct) if seed
+    world = DeferredQueues(seed)
+    backends = [PoisonedDeferred(f"L{i}", world, frozenset(ops), copies=direct) if seed
                 else PoisonedBackend(f"B{i}", frozenset(ops))
                 for i, ops in enumerate([*refused, set()][-n_backends:])]
     cases = []

@@ -14,7 +14,7 @@ from poisoned import REFUSALS, check, in_memory_of_their_own, set_all, settle, t
 from random_graphs import Built, many_residents, quick, recipes
 
 import ggml_sched as gs
-from ggml_sched.testing.deferred import LateWorld
+from ggml_sched.testing.deferred import DeferredQueues
 
 SEEDS = st.integers(0, 1000)
 
@@ -77,7 +77,7 @@ def test_several_backends(recipe, n_backends, refused, wishes, queued, shared, s
        st.lists(st.tuples(st.integers(0, 63), st.integers(0, 3)), max_size=3), st.integers(0, 1000), st.booleans(),
        st.lists(SEEDS, min_size=3, max_size=3))
 def test_queued_computes_on_devices_that_run_late(pair, n_backends, copies, refused, wishes, seed, direct, seeds):
-    world = LateWorld(seed)
+    world = DeferredQueues(seed)
     backends = [FusingLate(f"L{i}", world, anything(seeds[i]), frozenset(ops), one_by_one=seeds[i] % 2 == 1,
                            copies=direct) for i, ops in enumerate([*refused, set()][-n_backends:])]
     cases = []
@@ -111,7 +111,7 @@ def test_nodes_that_are_observed_are_computed_one_by_one(recipe, seed):
 
 
 def test_a_device_that_runs_late_gets_its_groups():
-    ctx, world = gs.Context(), LateWorld(3)
+    ctx, world = gs.Context(), DeferredQueues(3)
     x = ctx.tensor("f32", 4, "x", input=True)
     graph = gs.Graph(ctx.relu(ctx.neg(x)))
     with FusingLate("L", world, lambda graph: [(0, 1)]) as backend, gs.Scheduler([backend]) as sched:

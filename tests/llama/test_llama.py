@@ -25,7 +25,7 @@ from ggml_sched.llama import (
     write_gguf,
 )
 from ggml_sched.llama import weights as weights_module
-from ggml_sched.testing.deferred import LateBackend, LateWorld
+from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
 
 HERE = Path(__file__).parents[1] / "data" / "models"
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
@@ -41,9 +41,9 @@ TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32]
 def every_cpu(request, monkeypatch):
     """What tests below ask of CPU backends holds for devices whose queues run late as well."""
     if request.param == "late":
-        world = LateWorld(1)
+        world = DeferredQueues(1)
 
-        class Late(LateBackend):
+        class Late(DeferredBackend):
             def __init__(self, n_threads: int = 1, name: str = "CPU") -> None:
                 super().__init__(name, world)
 

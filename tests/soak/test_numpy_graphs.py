@@ -14,10 +14,10 @@ import random
 import numpy as np
 import pytest
 from numpy_graphs import Home, Model
-from poisoned import REFUSALS, PoisonedBackend, PoisonedLate
+from poisoned import REFUSALS, PoisonedBackend, PoisonedDeferred
 
 import ggml_sched as gs
-from ggml_sched.testing.deferred import LateWorld
+from ggml_sched.testing.deferred import DeferredQueues
 
 DAILY, SOAK = 60, 4000
 OFFLOADS = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")
@@ -29,13 +29,13 @@ def some(rng: random.Random, of, share: float) -> frozenset[str]:
 
 def make_backends(rng: random.Random, seed: int) -> list[gs.Backend]:
     """One to three; the last one refuses nothing."""
-    world, made = LateWorld(seed), []
+    world, made = DeferredQueues(seed), []
     n, late = rng.randint(1, 3), rng.choice([0, 0, 0.5, 1])
     for k in range(n):
         refused = some(rng, REFUSALS, rng.choice([0, 0.3])) if k < n - 1 else frozenset()
         offloads = some(rng, OFFLOADS, rng.choice([0, 0.5]))
         if rng.random() < late:
-            made.append(PoisonedLate(f"L{k}", world, refused, offloads, copies=rng.random() < 0.5))
+            made.append(PoisonedDeferred(f"L{k}", world, refused, offloads, copies=rng.random() < 0.5))
         else:
             made.append(PoisonedBackend(f"P{k}", refused, offloads))
             made[-1].concurrent_copies = rng.random() < 0.5

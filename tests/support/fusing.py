@@ -15,7 +15,7 @@ from poisoned import Poisons
 
 import ggml_sched as gs
 from ggml_sched._core import new_lease, rewired, stand_in
-from ggml_sched.testing.deferred import LateBackend
+from ggml_sched.testing.deferred import DeferredBackend
 
 POISON = 0xCD
 VIEWS = frozenset({"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
@@ -109,11 +109,11 @@ class FusingPoisoned(Poisons, Fusing):
         return buffer.backend is self or buffer.backend in self.reads
 
 
-class FusingLate(Poisons, LateBackend, Fusing):
+class FusingLate(Poisons, DeferredBackend, Fusing):
     """The same on a device whose queue runs late."""
 
     def __init__(self, name, world, offer, refused=frozenset(), one_by_one=False, copies=True):
-        LateBackend.__init__(self, name, world, copies)
+        DeferredBackend.__init__(self, name, world, copies)
         self.fuses(offer, one_by_one)
         self.refused = refused
 

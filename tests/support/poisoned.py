@@ -6,7 +6,7 @@ import numpy as np
 from random_graphs import Built, Recipe
 
 import ggml_sched as gs
-from ggml_sched.testing.deferred import LateBackend
+from ggml_sched.testing.deferred import DeferredBackend
 
 POISON = 0xAB
 VIEWS = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
@@ -45,7 +45,7 @@ class PoisonedBackend(Poisons, gs.CpuBackend):
         return buffer.backend is self or buffer.backend in self.reads
 
 
-class PoisonedLate(Poisons, LateBackend):
+class PoisonedDeferred(Poisons, DeferredBackend):
     """A device whose queue runs late."""
 
     def __init__(self, name, world, refused=frozenset(), offloads=frozenset(), copies=True):

@@ -9,13 +9,13 @@ import pytest
 from devices import Chain, weights_on
 from hypothesis import given
 from hypothesis import strategies as st
-from poisoned import REFUSALS, PoisonedLate, check, in_memory_of_their_own, set_all, settle
+from poisoned import REFUSALS, PoisonedDeferred, check, in_memory_of_their_own, set_all, settle
 from random_graphs import Built, many_residents, quick, recipes
 
 import ggml_sched as gs
 from ggml_sched.planning.program import Program
 from ggml_sched.planning.verify import check as problems_of
-from ggml_sched.testing.deferred import LateBackend, LateWorld
+from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
 
 OFFLOADS = ("MUL_MAT", "MUL_MAT_ID", "ADD")
 SEEDS = range(8)
@@ -31,8 +31,8 @@ N = 8
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_queued_computes_use_their_own_inputs(seed, copies, direct):
-    world = LateWorld(seed)
-    backends = [LateBackend(name, world, direct) for name in "abc"]
+    world = DeferredQueues(seed)
+    backends = [DeferredBackend(name, world, direct) for name in "abc"]
     chain = Chain(backends, log=6)
     with gs.Scheduler(backends, copies=copies) as scheduler:
         scheduler.alloc(chain.graph).verify()
@@ -49,15 +49,15 @@ def test_queued_computes_use_their_own_inputs(seed, copies, direct):
 
 def test_the_caller_waits_for_nothing_but_results():
     """Devices that copy by themselves: many computes are queued, and the host waits when it reads."""
-    world = LateWorld(1)
-    backends = [LateBackend(name, world) for name in "abc"]
+    world = DeferredQueues(1)
+    backends = [DeferredBackend(name, world) for name in "abc"]
     chain = Chain(backends, log=20)
     with gs.Scheduler(backends, copies=2) as scheduler:
         scheduler.alloc(chain.graph)
-        before = world.waits, world.works
+        before = world.waits, world.tasks_run
         for k in range(20):
             chain.queue(scheduler, k)
-        assert (world.waits, world.works) == before
+        assert (world.waits, world.tasks_run) == before
         scheduler.synchronize()
         assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(20)])
         # One compute: the host waits for each device at its end, and nowhere else.
@@ -70,15 +70,15 @@ def test_the_caller_waits_for_nothing_but_results():
 def test_no_more_computes_are_queued_than_may_be(monkeypatch):
     """The host waits for the end of the oldest."""
     monkeypatch.setattr("ggml_sched.execution.pipeline.MAX_IN_FLIGHT", 2)
-    world = LateWorld(2)
-    backends = [LateBackend(name, world) for name in "ab"]
+    world = DeferredQueues(2)
+    backends = [DeferredBackend(name, world) for name in "ab"]
     chain = Chain(backends, log=6)
     with gs.Scheduler(backends, copies=2) as scheduler:
         scheduler.alloc(chain.graph)
         for k in range(6):
-            before = world.works
+            before = world.tasks_run
             chain.queue(scheduler, k)
-            assert (world.works > before) is (k >= 2)
+            assert (world.tasks_run > before) is (k >= 2)
         scheduler.synchronize()
         assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(6)])
 
@@ -91,9 +91,9 @@ def test_random_graphs(recipe, n_backends, refused, wishes, policy, queued, seed
     """Over late devices that refuse and offload ops: three computes, queued (with so many places for copies) or not."""
     recipe = many_residents(recipe)
     expected = in_memory_of_their_own(recipe, n_backends)
-    built, world = Built(recipe, n_backends), LateWorld(seed)
+    built, world = Built(recipe, n_backends), DeferredQueues(seed)
     refused = [*refused, set()][-n_backends:]
-    backends = [PoisonedLate(f"L{i}", world, frozenset(ops), copies=direct) for i, ops in enumerate(refused)]
+    backends = [PoisonedDeferred(f"L{i}", world, frozenset(ops), copies=direct) for i, ops in enumerate(refused)]
     backends[0].offloads = frozenset(offloads)
     with gs.Scheduler(backends, policy=policy, copies=max(queued, 1)) as scheduler:
         settle(built, scheduler, backends, wishes)
@@ -113,8 +113,8 @@ def test_random_graphs(recipe, n_backends, refused, wishes, policy, queued, seed
 
 
 def test_an_error_that_comes_late_is_raised_by_synchronize_and_everything_works_again():
-    world = LateWorld(0)
-    backends = [LateBackend(name, world) for name in "ab"]
+    world = DeferredQueues(0)
+    backends = [DeferredBackend(name, world) for name in "ab"]
     chain = Chain(backends, log=4)
     with gs.Scheduler(backends, copies=2) as scheduler:
         scheduler.alloc(chain.graph)
@@ -130,8 +130,8 @@ def test_an_error_that_comes_late_is_raised_by_synchronize_and_everything_works_
 
 
 def test_nothing_is_issued_behind_a_failure():
-    world = LateWorld(0)
-    backends = [LateBackend(name, world) for name in "ab"]
+    world = DeferredQueues(0)
+    backends = [DeferredBackend(name, world) for name in "ab"]
     chain = Chain(backends, log=4)
     issued = []
     with gs.Scheduler(backends, copies=2) as scheduler:
@@ -150,8 +150,8 @@ def test_nothing_is_issued_behind_a_failure():
 
 
 def test_devices_that_wait_for_each_other_are_an_error():
-    world = LateWorld(0)
-    a, b = (LateBackend(name, world) for name in "ab")
+    world = DeferredQueues(0)
+    a, b = (DeferredBackend(name, world) for name in "ab")
     one, two = a.event_new(), b.event_new()
     one.passed = two.passed = False
     a.event_wait(two)
@@ -169,8 +169,8 @@ class Case:
     """A graph over late devices, and what each of its computes must give."""
 
     def __init__(self, seed: int, copies: int, direct: bool) -> None:
-        self.world = LateWorld(seed)
-        self.backends = [LateBackend(name, self.world, direct) for name in "abc"]
+        self.world = DeferredQueues(seed)
+        self.backends = [DeferredBackend(name, self.world, direct) for name in "abc"]
         self.scheduler = gs.Scheduler(self.backends, copies=copies)
 
     def assign(self, *pairs):
@@ -339,7 +339,7 @@ def without(program, k, wait):
     return Program(steps, program.inputs, program.turns)
 
 
-class Reads(LateBackend):
+class Reads(DeferredBackend):
     """Reads the memory of others."""
 
     def supports_buffer(self, buffer):
@@ -349,8 +349,8 @@ class Reads(LateBackend):
 @pytest.mark.parametrize("extra", [0, 1, 2])
 def test_the_checker_sees_a_load_that_does_not_wait_for_readers_on_other_backends(extra):
     """A load that is left out while nobody sets its leaf; whichever id it has, some compute has to wait for others."""
-    world = LateWorld(0)
-    a, b = LateBackend("a", world), Reads("b", world)
+    world = DeferredQueues(0)
+    a, b = DeferredBackend("a", world), Reads("b", world)
     acc = weights_on(b, "any", acc=np.zeros(8, np.float32))["acc"]
     ctx = gs.Context()
     x = ctx.tensor("f32", 8, "x", input=True)
@@ -380,8 +380,8 @@ def test_copies_that_go_through_the_host_give_the_same(make, copies):
 def test_an_input_is_not_loaded_before_another_device_has_read_the_one_before():
     """b's memory is read by c itself, which is late."""
     for seed in SEEDS:
-        world = LateWorld(seed)
-        b, c = LateBackend("b", world), LateBackend("c", world)
+        world = DeferredQueues(seed)
+        b, c = DeferredBackend("b", world), DeferredBackend("c", world)
         c.supports_buffer = lambda buffer, both=(b, c): buffer.backend in both
         log = weights_on(c, "any", log=np.zeros((N, 8), np.float32))["log"]
         ctx = gs.Context()
@@ -400,7 +400,7 @@ def test_an_input_is_not_loaded_before_another_device_has_read_the_one_before():
             assert np.array_equal(log.numpy()[:, 0], [k * k for k in range(N)]), seed
 
 
-class Sender(LateBackend):
+class Sender(DeferredBackend):
     """Sends what others ask for, in its own queue, and fetches nothing."""
 
     def cpy_tensor_from(self, src, dst):
@@ -410,14 +410,14 @@ class Sender(LateBackend):
         return False
 
     def cpy_tensor_to(self, src, dst):
-        return self._queue_copy(src, dst)
+        return self.queue_copy(src, dst)
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @pytest.mark.parametrize("make", CASES)
 def test_copies_that_only_their_source_can_make_give_the_same(make, copies, monkeypatch):
     """They stand in another queue than the step."""
-    monkeypatch.setitem(globals(), "LateBackend", Sender)
+    monkeypatch.setitem(globals(), "DeferredBackend", Sender)
     assert all(run(make, copies, True, seed) for seed in MANY_SEEDS)
 
 
@@ -427,9 +427,9 @@ def test_what_a_third_device_sends_is_there_when_it_is_read(shared):
     or c's data goes to a through the host, in a's queue, and b reads a's memory itself, after c.
     """
     for seed in MANY_SEEDS:
-        world = LateWorld(seed)
-        a, b = LateBackend("a", world, False), LateBackend("b", world, False)
-        c = LateBackend("c", world, False) if shared else Sender("c", world)
+        world = DeferredQueues(seed)
+        a, b = DeferredBackend("a", world, False), DeferredBackend("b", world, False)
+        c = DeferredBackend("c", world, False) if shared else Sender("c", world)
         if shared:
             b.supports_buffer = lambda buffer, both=(a, b): buffer.backend in both
         cache = weights_on(a, "any", cache=np.zeros((4, 8), np.float32))["cache"]
@@ -475,8 +475,8 @@ def test_one_compute_after_the_other_gives_the_same(observed, direct):
 def test_who_waits_for_a_step_that_was_left_out_waits_for_those_before_it(way):
     """Two leafs come to one backend, where another reads them; only the one that comes first is set anew."""
     for seed in SEEDS:
-        world = LateWorld(seed)
-        b, c = LateBackend("b", world), LateBackend("c", world)
+        world = DeferredQueues(seed)
+        b, c = DeferredBackend("b", world), DeferredBackend("c", world)
         c.supports_buffer = lambda buffer, both=(b, c): buffer.backend in both
         ctx = gs.Context()
         x, y = (ctx.tensor("f32", 8, name, input=True) for name in "xy")

@@ -49,11 +49,11 @@ class GgmlBackend(GgmlBase, Backend):
 
     `device` is a name of `GgmlBackend.devices()`; `n_threads` counts the calling thread (None: the CPUs that this
     process may use); `library` is a folder with ggml's shared libraries (None: those of the installed `llama_cpp` or
-    `ggml` package).  `memory` bounds all buffers together, in bytes.  `repack`: quantised weights that only matrix products read are kept a second time, in layouts
-    that ggml computes faster with.  `own_products`: where ggml has no such layout, CpuBackend's kernels multiply
-    prompts by quantised weights, on ggml's threads, if the CPU has AVX-512 with VNNI: ggml's take up to fifteen times
-    as long.  So they do with four columns or fewer by weights of floats, which they read faster.  `steady` does nothing
-    and is deprecated.
+    `ggml` package).  `memory` bounds all buffers together, in bytes.  `repack`: quantised weights that only matrix
+    products read are kept a second time, in layouts that ggml computes faster with.  `own_products`: where ggml has no
+    such layout, CpuBackend's kernels multiply prompts by quantised weights, on ggml's threads, if the CPU has AVX-512
+    with VNNI: ggml's take up to fifteen times as long.  So they do with four columns or fewer by weights of floats,
+    which they read faster.  `steady` does nothing and is deprecated.
 
     Raises BackendError where there is no ggml (it says what to install), or no such device.
     """

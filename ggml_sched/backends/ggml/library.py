@@ -50,7 +50,7 @@ class Device:
 
 @dataclass(eq=False)
 class Library:
-    """Loaded, probed, quiet.  `uses_openmp`: its kernels run on the threads of an OpenMP library, not on a pool of ggml's."""
+    """Loaded, probed, quiet.  `uses_openmp`: its kernels run on threads of OpenMP, not on a thread pool of ggml's."""
 
     folder: str
     version: str
