@@ -1,8 +1,8 @@
 """A deferred-execution device: nothing runs before the host waits for it, then queues advance in a seeded order.
 
 A deterministic simulation for tests, with real results.  The devices of one `DeferredQueues` put work into queues,
-which one thread runs when the host waits.  Between queues only events order anything: one device may run as far ahead of
-another as its waits allow.  A wait that a program lacks gives wrong numbers, or an error.
+which one thread runs when the host waits.  Between queues only events order anything: one device may run as far ahead
+of another as its waits allow.  A wait that a program lacks gives wrong numbers, or an error.
 """
 
 from __future__ import annotations
