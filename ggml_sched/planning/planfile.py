@@ -121,7 +121,8 @@ def _compare_tensors(values: dict, graph: Graph, where: str) -> None:
         for i, of_tensor in enumerate(expected.tolist()):
             if found[i] != of_tensor:
                 what = "sources" if field == "src" else field
-                raise FileFormatError(f"{where}: {graph.tensors[i].name!r} has {what} {found[i]}, the graph {of_tensor}")
+                raise FileFormatError(
+                    f"{where}: {graph.tensors[i].name!r} has {what} {found[i]}, the graph {of_tensor}")
 
 
 def _check_memory(values: dict, needs: list[list[int]], graph: Graph, made: PlanData, backends: Sequence[BackendBase],
@@ -135,8 +136,8 @@ def _check_memory(values: dict, needs: list[list[int]], graph: Graph, made: Plan
             continue
         alignment = backends[made.memory_index(i)].alignment
         if made.size(i) != -(-need // alignment) * alignment or not 0 <= values["rest"][i] <= made.size(i):
-            raise FileFormatError(f"{where}: id {i} needs {need} bytes, aligned to {alignment}; it has {made.size(i)}, of "
-                                  f"which {values['rest'][i]} stay")
+            raise FileFormatError(f"{where}: id {i} needs {need} bytes, aligned to {alignment}; it has {made.size(i)}, "
+                                  f"of which {values['rest'][i]} stay")
 
 
 # -- what a plan was made for ------------------------------------------------------------------------

@@ -291,7 +291,7 @@ def forge_lost_write():
 def forge_wrong_overwritten():
     """The plan says that h still holds its value, though s was written over it."""
     facts = forked(output=False)
-    return replace(facts, overwritten=facts.overwritten - {min(facts.overwritten)})
+    return replace(facts, overwritten=facts.overwritten - {at(facts, "h")})
 
 
 def forge_bad_group():
