@@ -163,15 +163,16 @@ class Model:
 
     def chat(self, messages, n: int | None = None, sampler: Callable[[np.ndarray], int] | None = None, *,
              sequence: Sequence | int | None = None, stop: str | Iterable[str] | None = None, shift: bool = False,
-             n_keep: int = 0, **sampling) -> Generation:
+             n_keep: int = 0, parse_special: bool = True, **sampling) -> Generation:
         """Stream the reply to a conversation, a list of {"role": ..., "content": ...}.
 
         The chat template of the file makes a prompt of it.  What the sequence holds of that already is not evaluated
-        again; what it holds beyond is forgotten.  Other arguments as `generate` has them.
+        again; what it holds beyond is forgotten.  `parse_special=False`: names of control tokens in messages stay
+        text, as a server wants it that takes messages from strangers.  Other arguments as `generate` has them.
         """
         sequence = self._checked_sequence(sequence)
         options = Options.checked(n, sampler, sampling, stop, shift, n_keep, False)
-        ids = self.chat_template.encode(self.tokenizer, messages)
+        ids = self.chat_template.encode(self.tokenizer, messages, parse_special=bool(parse_special))
         return Generation(sequence, ids, options, self.tokenizer, whole=True)
 
     def _checked_sequence(self, sequence: Sequence | int | None) -> Sequence:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from ggml_sched.llama.errors import ChatTemplateError
 from ggml_sched.llama.gguf import Array, GGUFFile, Kind, open_gguf
 from ggml_sched.llama.text import sandbox
+from ggml_sched.llama.text.marks import Marker
 
 __all__ = ["CHATML", "ChatTemplate"]
 
@@ -90,14 +91,22 @@ class ChatTemplate:
         return sandbox.render(self._template, given | {
             key: plain(value, key) for key, value in variables.items()})
 
-    def encode(self, tokenizer, messages: Sequence[Mapping], add_generation_prompt: bool = True,
-               **variables) -> list[int]:
+    def encode(self, tokenizer, messages: Sequence[Mapping], add_generation_prompt: bool = True, *,
+               parse_special: bool = True, **variables) -> list[int]:
         """Token ids for a conversation: with BOS once, whether the template writes it or not, and without EOS.
 
-        What is written like a control token becomes one, in messages too: that is how models are spoken to.
+        `parse_special`: a text like "<|im_end|>" in a message becomes the control token.  False, for messages and
+        documents from strangers: it stays text, and only the template writes control tokens.
         """
-        text = self.render(messages, add_generation_prompt, **variables)
-        ids = tokenizer.encode(text, add_special=False, parse_special=True)
+        if parse_special:
+            text = self.render(messages, add_generation_prompt, **variables)
+            ids = tokenizer.encode(text, add_special=False, parse_special=True)
+        else:
+            messages, documents = self._checked(messages), plain(variables.pop("documents", None), "documents")
+            marker = Marker(tokenizer.control_texts, [messages, documents])
+            text = self.render(marker.marked(messages), add_generation_prompt, documents=marker.marked(documents),
+                               **variables)
+            ids = tokenizer.encode_marked(text, marker.mark)
         if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
             ids.insert(0, tokenizer.bos_id)
         return ids

@@ -90,16 +90,37 @@ class Tokenizer:
             raise TokenizerError(f"character {error.start} of the text is the lone surrogate "
                                  f"U+{ord(text[error.start]):04X}, which no bytes stand for") from None
         ids = [self.bos_id] if add_special and self.add_bos and self.bos_id is not None else []
+        ids += self._ids_of(self._cut(text, parse_special))
+        if add_special and self.add_eos and self.eos_id is not None:
+            ids.append(self.eos_id)
+        return ids
+
+    def encode_marked(self, text: str, mark: str) -> list[int]:
+        """Ids of a prompt whose control tokens are parsed, except where `mark`, a character, is in their text.
+
+        The marks are no part of the prompt.  No BOS and no EOS is added.
+        """
+        parts: list[str | int] = []
+        for part in self._cut(text, True):
+            parts += self._cut(part.replace(mark, ""), False) if isinstance(part, str) and mark in part else [part]
+        return self._ids_of(parts)
+
+    @property
+    def control_texts(self) -> list[str]:
+        """The texts that `parse_special` turns into control tokens."""
+        return [text for tokens in self._special.values() for text, _, hidden in tokens if hidden]
+
+    def _ids_of(self, parts: list[str | int]) -> list[int]:
+        """Ids of pieces of text between special tokens."""
+        ids: list[int] = []
         after_special = True
-        for part in self._cut(text, parse_special):
+        for part in parts:
             if isinstance(part, str):
                 ids += self._model.encode(part, after_special)
                 after_special = False
             else:
                 ids.append(part)
                 after_special = True
-        if add_special and self.add_eos and self.eos_id is not None:
-            ids.append(self.eos_id)
         return ids
 
     def _cut(self, text: str, parse_special: bool) -> list[str | int]:

@@ -1,0 +1,67 @@
+"""Marks in messages that keep the texts of control tokens from becoming these tokens.
+
+A mark is a noncharacter of Unicode that no message contains.  `Marker` puts it inside each text of a control token, the
+template is rendered, and the tokenizer removes it after the search for control tokens (`Tokenizer.encode_marked`).
+Invariant: a text of a control token that a message brought into the prompt, whole or in part, has a mark inside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ggml_sched.llama.errors import ChatTemplateError
+
+__all__ = ["Marker"]
+
+NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
+
+
+class Marker:
+    """`marked(value)`: plain data with marks in its strings; `mark`: the noncharacter, or "" where none is needed."""
+
+    def __init__(self, control_texts: Iterable[str], messages) -> None:
+        texts = sorted(control_texts, key=len, reverse=True)
+        self._whole = re.compile("|".join(map(re.escape, texts)) or "(?!)")
+        self._beginnings = {text[:n] for text in texts for n in range(1, len(text))}
+        self._endings = {text[n:] for text in texts for n in range(1, len(text))}
+        self._longest = max(map(len, texts), default=0)
+        letters = set().union(*_strings(messages))
+        free = [mark for mark in NONCHARACTERS if mark not in letters]
+        if not free:
+            raise ChatTemplateError(f"messages contain all {len(NONCHARACTERS)} noncharacters from U+FDD0 on")
+        self.mark = free[0]
+
+    def marked(self, value, key: str = ""):
+        """A copy of a message, or of a part of one, with marks."""
+        if isinstance(value, dict):
+            return {name: self.marked(item, name) for name, item in value.items()}
+        if isinstance(value, list):
+            return [self.marked(item, key) for item in value]
+        if not isinstance(value, str):
+            return value
+        value = self._whole.sub(lambda found: found[0][0] + self.mark + found[0][1:], value)
+        # Templates compare roles and types with strings of theirs.
+        return value if key in ("role", "type") else self._at_ends(value)
+
+    def _at_ends(self, text: str) -> str:
+        """With marks where the text could be a part of a control token, once templates have stripped it."""
+        body = text.rstrip()
+        if any(body[-n:] in self._beginnings for n in range(1, min(self._longest, len(body) + 1))):
+            text = body + self.mark + text[len(body):]
+        body = text.lstrip()
+        if any(body[:n] in self._endings for n in range(1, min(self._longest, len(body) + 1))):
+            text = text[: len(text) - len(body)] + self.mark + body
+        return text
+
+
+def _strings(value) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
