@@ -56,6 +56,7 @@ from ggml_sched._core cimport (
     asked_init,
     gs_plan_free,
     gs_plan_make,
+    gs_plan_compact,
     gs_plan_replay,
     plan_mark_exclusive,
     planning_refused,
@@ -306,6 +307,13 @@ cdef int plan_replay(const gs_api_plan *reserved, const gs_api_graph *reserved_g
     return GS_OK
 
 
+cdef int plan_compact(const gs_api_plan *reserved, const int64_t *size, int64_t *offset) noexcept nogil:
+    cdef const gs_plan_box *box = <const gs_plan_box *>reserved
+    if box == NULL or size == NULL or offset == NULL:
+        return GS_BAD_ARGUMENT
+    return gs_plan_compact(&box.c, size, offset)
+
+
 cdef void plan_find_exclusive(gs_api_plan *plan) noexcept nogil:
     plan_mark_exclusive(&(<gs_plan_box *>plan).c)
 
@@ -452,5 +460,6 @@ functions.op_of_name = op_of_name
 functions.type_name = type_name
 functions.type_of_name = type_of_name
 functions.type_traits = type_traits
+functions.plan_compact = plan_compact
 
 api = PyCapsule_New(&functions, GS_API_CAPSULE, NULL)

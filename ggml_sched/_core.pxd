@@ -140,6 +140,7 @@ cdef class PlanData:
 # Everything that r asks; to be freed with gs_plan_free.  A gs_status, with p.failed the id that an error is about.
 cdef int gs_plan_make(const gs_request *r, gs_plan *p) noexcept nogil
 # A reserved plan for a graph of the same wiring; *serves says whether it fits.
+cdef int gs_plan_compact(const gs_plan *reserved, const int64_t *size, int64_t *offset) noexcept nogil
 cdef int gs_plan_replay(const gs_request *r, const gs_plan *reserved, gs_plan *p, int32_t *serves) noexcept nogil
 cdef void gs_plan_free(gs_plan *p) noexcept nogil
 cdef void plan_mark_exclusive(gs_plan *p) noexcept nogil

@@ -41,7 +41,7 @@ extern "C" {
 #endif
 
 #define GS_API_MAJOR 1
-#define GS_API_MINOR 0
+#define GS_API_MINOR 1
 #define GS_API_MODULE "ggml_sched._capi"
 #define GS_API_CAPSULE "ggml_sched._capi.api"
 
@@ -275,6 +275,14 @@ typedef struct gs_api {
     const char *(*type_name)(int type);      /* "q4_K"                                             */
     int (*type_of_name)(const char *name);
     int (*type_traits)(int type, gs_type_traits *traits); /* GS_BAD_ARGUMENT for a number that no type has */
+
+    /* Since minor version 1. */
+
+    /* The offsets that plan_replay gives ids of `size` bytes, without a plan of their own; both arrays have the plan's
+     * `n` entries.  Sizes are rounded up to the alignment of their arena, and none is above the plan's: GS_BAD_ARGUMENT.
+     * The caller has seen to it that the plan serves: that views lie where they did in their roots, and that what takes
+     * memory over still may.  For plans of a policy that packs.  GS_NO_HOST_MEMORY. */
+    int (*plan_compact)(const gs_api_plan *reserved, const int64_t *size, int64_t *offset);
 } gs_api;
 
 /* GS_OK if these functions are what this header declares; else GS_BAD_ARGUMENT, and `error` says both versions. */

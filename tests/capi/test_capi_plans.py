@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from ctypes import byref
 
@@ -204,6 +205,30 @@ def test_a_reserved_plan_serves_what_it_serves_in_python(policy):
                 found.free()
         plan.free()
     assert served == [True, True, True, False, False, True]
+
+
+def test_compacted_offsets_are_those_of_a_replayed_plan():
+    backends = (gs.DryBackend("a"), gs.DryBackend("host", 64))
+    reserved, graph = chain(16, 8, True), chain(12, 3, True)
+    problem = problem_of(graph, backends, POLICY)
+    with CGraph(arrays_of(reserved)) as first, CGraph(arrays_of(graph)) as other:
+        plan = CPlan.made(first.finish(), problem_of(reserved, backends, POLICY))
+        found = plan.replay(first, other.finish(), problem)
+        sizes, want, largest = found.arrays()["size"], found.arrays()["offset"], plan.arrays()["size"]
+        offsets = (ctypes.c_int64 * len(want))()
+
+        def compact(sizes) -> int:
+            return functions().plan_compact(plan.handle, (ctypes.c_int64 * len(sizes))(*sizes), offsets)
+
+        assert compact(sizes) == 0 and list(offsets) == list(want)
+        assert list(want) != list(plan.arrays()["offset"])
+        assert compact(largest) == 0 and list(offsets) == list(plan.arrays()["offset"])
+        for i in (0, len(sizes) - 1):
+            assert compact([*largest[:i], largest[i] + 1, *largest[i + 1:]]) == BAD_ARGUMENT
+            assert compact([*largest[:i], -1, *largest[i + 1:]]) == BAD_ARGUMENT
+        assert functions().plan_compact(None, offsets, offsets) == BAD_ARGUMENT
+        found.free()
+        plan.free()
 
 
 def test_a_reserved_plan_does_not_serve_another_problem():

@@ -69,8 +69,8 @@ cdef int64_t keys_by_offset(const gs_walk *f, uint64_t *keys) noexcept nogil:
     return n
 
 
-cdef int walk_compact(gs_walk *f, int32_t n_homes, const gs_arena_result *arenas) noexcept nogil:
-    """Move what the walk's arenas hold down, by the walk's own sizes; what stands in several buffers stays in its own.
+cdef int compact_offsets(gs_walk *f, int32_t n_homes, const gs_arena_result *arenas) noexcept nogil:
+    """Move the offsets of what the arenas hold down, by the walk's own sizes; each stays in its own buffer of several.
 
     Lifetimes, tails given back and in-place decisions are final.  GS_NO_HOST_MEMORY.
     """
@@ -98,11 +98,17 @@ cdef int walk_compact(gs_walk *f, int32_t n_homes, const gs_arena_result *arenas
         last = f.trimmed[id] if f.rest[id] < f.size[id] else f.death[id]
         skyline_raise(&s, f.birth[id], last, at + f.size[id])
         skyline_raise(&s, last + 1, f.death[id], at + f.rest[id])
-        if f.op[id] == GS_OP_NONE and f.like[id] == id and f.birth[id] > 0:
-            f.state[id] |= GS_STATE_LATE        # what was below may have lived there before
     free(keys)
     free(heights)
-    for id in range(f.n):
-        f.state[id] &= ~GS_STATE_EXCLUSIVE      # memory of its own there may be shared here
     walk_follow_owners(f)
     return GS_OK
+
+
+cdef int walk_compact(gs_walk *f, int32_t n_homes, const gs_arena_result *arenas) noexcept nogil:
+    """compact_offsets, and what follows from it of the states: memory that nothing else used may be shared now."""
+    cdef int32_t i
+    for i in range(f.n):
+        f.state[i] &= ~GS_STATE_EXCLUSIVE
+        if f.op[i] == GS_OP_NONE and f.like[i] == i and f.birth[i] > 0:
+            f.state[i] |= GS_STATE_LATE
+    return compact_offsets(f, n_homes, arenas)

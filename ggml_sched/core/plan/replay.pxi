@@ -116,6 +116,25 @@ cdef int gs_plan_replay(const gs_request *r, const gs_plan *reserved, gs_plan *p
     return status
 
 
+cdef int gs_plan_compact(const gs_plan *reserved, const int64_t *size, int64_t *offset) noexcept nogil:
+    """The offsets that a replay of a reserved plan gives ids of these sizes, aligned and none above its own.
+
+    GS_NO_HOST_MEMORY; GS_BAD_ARGUMENT for a size that is larger.
+    """
+    cdef gs_walk f, measured
+    cdef int32_t i
+    walk_of_plan(&measured, reserved)
+    f = measured
+    f.size, f.offset = <int64_t *>size, offset
+    memcpy(offset, measured.offset, f.n * sizeof(int64_t))
+    for i in range(f.n):
+        if not 0 <= size[i] <= measured.size[i]:
+            return GS_BAD_ARGUMENT
+    if reserved.n_places or not takes_less(&f, &measured):
+        return GS_OK
+    return compact_offsets(&f, reserved.n_backends, reserved.arena)
+
+
 cdef int plan_repeat(gs_plan *p, const gs_request *r, const gs_plan *reserved, const gs_splits *splits,
                      gs_walk *walk) noexcept nogil:
     """Fill p with a walk of its own, and all else from the reserved plan."""

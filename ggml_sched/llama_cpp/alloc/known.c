@@ -31,6 +31,8 @@ void gh_known_drop(gh_known *k)
     free(k->resident);
     free(k->assigned);
     free(k->nbytes);
+    free(k->taken);
+    free(k->offset);
     free(k->slot);
     free(k->viewer);
     free(k);

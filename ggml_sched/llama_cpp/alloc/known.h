@@ -30,11 +30,14 @@ typedef struct gh_known {
     gs_api_graph *graph;
     gs_graph_arrays arrays;
     bool drawn;                 /* graph and arrays are those of this graph                 */
-    gh_risks risks;             /* what its plan overlaps, should layouts be others         */
+    gh_risks risks;             /* what no plan may let overlap, should layouts be others   */
     /* What it said. */
     gs_api_plan *plan;          /* NULL where the plan is another's                         */
     struct gh_known *lender;    /* whose plan serves: a reference                           */
     gs_plan_arrays view;        /* of either                                                */
+    int64_t *taken;             /* [n_all] of a lender's plan, what this graph's ids take,  */
+    int64_t *offset;            /* [n_all] and where they lie, which `view` says            */
+    int32_t room_offsets;
     uint32_t life;              /* of the allocator, in which it was asked for last         */
     bool planned;
     bool replayed;              /* made for a larger graph                                  */

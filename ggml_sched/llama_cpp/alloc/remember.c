@@ -182,10 +182,11 @@ static int plan(gh_gallocr *a, gh_known *k, gs_error *error)
             return status;
         }
         gh_api->plan_view(k->plan, &k->view);
-        if (!gh_fused_risks(&a->reading, &k->arrays, &k->view, &k->risks)) {
+        if (!gh_fused_risks(&a->reading, &k->arrays, &k->risks)) {
             return GS_NO_HOST_MEMORY;
         }
-        clashes = k->risks.n > 0 ? gh_fused_clashes(&a->reading, &k->arrays, &k->view, &k->keeps) : 0;
+        clashes = gh_some_risk_overlaps(&k->risks, &k->arrays, &k->view)
+                      ? gh_fused_clashes(&a->reading, &k->arrays, &k->view, &k->keeps) : 0;
         if (clashes == 0) {
             if (!gh_names_take(&k->names, &a->reading)) {
                 return GS_NO_HOST_MEMORY;
@@ -260,7 +261,7 @@ static bool replays(gh_gallocr *a, gh_known *k, const gh_known *o, gs_error *err
         return false;
     }
     gh_api->plan_view(k->plan, &k->view);
-    if (clashes_in(a, k) || !gh_fused_risks(&a->reading, &k->arrays, &k->view, &k->risks)
+    if (clashes_in(a, k) || !gh_fused_risks(&a->reading, &k->arrays, &k->risks)
         || !gh_names_take(&k->names, &a->reading)) {
         gh_api->plan_free(k->plan);
         k->plan = NULL;

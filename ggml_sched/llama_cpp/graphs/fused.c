@@ -71,7 +71,7 @@ static bool clashes(const gh_reading *r, const gs_graph_arrays *g, const gs_plan
         || !gh_same_layout(&g->layout[s], &g->layout[written]);
 }
 
-bool gh_fused_risks(const gh_reading *r, const gs_graph_arrays *g, const gs_plan_arrays *p, gh_risks *risks)
+bool gh_fused_risks(const gh_reading *r, const gs_graph_arrays *g, gh_risks *risks)
 {
     const int32_t n = r->size.n_nodes;
     risks->n = 0;
@@ -82,9 +82,6 @@ bool gh_fused_risks(const gh_reading *r, const gs_graph_arrays *g, const gs_plan
         }
         for (int32_t k = 1; k < GH_WINDOW && i + k < n && may_follow(r, g, r->order[i + k - 1], r->order[i + k]); k++) {
             for (int32_t j = g->src_begin[first]; j < g->src_begin[first + 1]; j++) {
-                if (!overlaps(g, p, g->src[j], r->order[i + k])) {
-                    continue;
-                }
                 if (risks->n == risks->room) {
                     if (!gh_grow(&risks->risk, sizeof *risks->risk, 2 * (int64_t)risks->room + 64)) {
                         return false;
@@ -96,6 +93,16 @@ bool gh_fused_risks(const gh_reading *r, const gs_graph_arrays *g, const gs_plan
         }
     }
     return true;
+}
+
+bool gh_some_risk_overlaps(const gh_risks *risks, const gs_graph_arrays *g, const gs_plan_arrays *p)
+{
+    for (int32_t i = 0; i < risks->n; i++) {
+        if (overlaps(g, p, risks->risk[i].source, risks->risk[i].last)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 bool gh_risks_copy(gh_risks *to, const gh_risks *from)

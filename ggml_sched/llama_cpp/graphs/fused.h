@@ -31,8 +31,8 @@ int gh_keeps_lay_out(gh_keeps *keeps, int32_t n_tensors);
 
 void gh_keeps_free(gh_keeps *keeps);
 
-/* A source of `first` that overlaps the result of `last` in a plan, `mid` in between or again `first`: fused, the two
- * may clash, if layouts make ggml compute one in place of the other. */
+/* A source of `first` and the result of `last`, `mid` in between or again `first`: fused, the two may clash where a plan
+ * lets them overlap, if layouts make ggml compute one in place of the other. */
 typedef struct gh_risk {
     int32_t first;
     int32_t mid;
@@ -46,8 +46,11 @@ typedef struct gh_risks {
     int32_t room;
 } gh_risks;
 
-/* All risks of a plan, whatever the layouts.  False without memory. */
-bool gh_fused_risks(const gh_reading *r, const gs_graph_arrays *graph, const gs_plan_arrays *plan, gh_risks *risks);
+/* All risks of a graph, whatever layouts and plan.  False without memory. */
+bool gh_fused_risks(const gh_reading *r, const gs_graph_arrays *graph, gh_risks *risks);
+
+/* Whether a plan overlaps what is at risk. */
+bool gh_some_risk_overlaps(const gh_risks *risks, const gs_graph_arrays *graph, const gs_plan_arrays *plan);
 
 /* Let `to` be the same.  False without memory. */
 bool gh_risks_copy(gh_risks *to, const gh_risks *from);
