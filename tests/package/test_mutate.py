@@ -1,0 +1,122 @@
+"""tools/mutate.py: its mutants are edits that a test could notice, it says which nobody noticed, and puts all back."""
+
+from __future__ import annotations
+
+import ast
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import mutate
+from mutation_operators import mutants_of
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOL = ROOT / "tools" / "mutate.py"
+
+PYTHON = '''"""A docstring with 1 < 2 and nothing to edit."""
+import os
+def area(wide: int = 3, flag=True) -> "1 + 1":
+    if wide <= 4 and flag:          # 5 == 6
+        raise ValueError(f"{wide} is {1 + 1}")
+    print("a" + "b")
+    return [x - 1 for x in range(wide) if x is not None]
+'''
+CYTHON = '''cdef int area(int wide, bint flag) noexcept nogil:
+    """1 < 2 and so on."""
+    cdef int n = 0
+    if wide <= 4 and flag:  # 5 == 6
+        note("7 == 8", wide)
+    self.wide = wide
+    return n + 1
+'''
+C = '''#define AREA 4
+static int area(int wide, bool flag) {
+    int n = 0;  // 5 == 6
+    if (wide <= 4 && (flag || !n)) {
+        note("7 == 8");
+        t->wide = wide;
+    }
+    return n + 1;  /* 9 < 10 */
+}
+'''
+
+
+def edits(tmp_path: Path, name: str, text: str) -> set[tuple[int, str, str, str]]:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    source = text.encode()
+    return {(m.line, m.operator, source[m.start:m.end].decode().strip(), m.text.strip())
+            for m in mutants_of(tmp_path, name)}
+
+
+def test_python_is_edited_by_its_syntax(tmp_path):
+    assert edits(tmp_path, "area.py", PYTHON) == {
+        (3, "constant", "3", "4"), (3, "constant", "True", "False"),
+        (4, "comparison", "<=", "<"), (4, "constant", "4", "5"), (4, "logic", "and", "or"),
+        (4, "condition", "wide <= 4 and flag", "not (wide <= 4 and flag)"),
+        (5, "statement", 'raise ValueError(f"{wide} is {1 + 1}")', "pass"),
+        (6, "statement", 'print("a" + "b")', "pass"),
+        (7, "statement", "return [x - 1 for x in range(wide) if x is not None]", "pass"), (7, "arithmetic", "-", "+"),
+        (7, "constant", "1", "2"), (7, "comparison", "is not", "is"),
+        (7, "condition", "x is not None", "not (x is not None)"),
+    }
+
+
+def test_cython_is_edited_outside_comments_strings_and_declarations(tmp_path):
+    assert edits(tmp_path, "area.pyx", CYTHON) == {
+        (4, "comparison", "<=", "<"), (4, "constant", "4", "5"), (4, "logic", "and", "or"),
+        (4, "condition", "wide <= 4 and flag", "not (wide <= 4 and flag)"),
+        (5, "statement", 'note("7 == 8", wide)', "pass"), (6, "statement", "self.wide = wide", "pass"),
+        (7, "statement", "return n + 1", "pass"), (7, "arithmetic", "+", "-"), (7, "constant", "1", "2"),
+    }
+
+
+def test_c_is_edited_outside_comments_strings_and_directives(tmp_path):
+    assert edits(tmp_path, "area.c", C) == {
+        (3, "constant", "0", "1"),
+        (4, "comparison", "<=", "<"), (4, "constant", "4", "5"), (4, "logic", "&&", "||"), (4, "logic", "||", "&&"),
+        (4, "condition", "wide <= 4 && (flag || !n)", "!(wide <= 4 && (flag || !n))"),
+        (5, "statement", 'note("7 == 8");', ";"), (6, "statement", "t->wide = wide;", ";"),
+        (8, "statement", "return n + 1;", ";"), (8, "arithmetic", "+", "-"), (8, "constant", "1", "2"),
+    }
+
+
+def test_mutants_of_the_package_s_modules_are_python():
+    paths = [path for path in mutate.sources(["ggml_sched"]) if path.endswith(".py")]
+    drawn = random.Random(1)
+    for path in drawn.sample(paths, 40):
+        source = (ROOT / path).read_bytes()
+        for mutant in drawn.sample(found := mutants_of(ROOT, path), min(8, len(found))):
+            assert ast.dump(ast.parse(mutant.applied(source))) != ast.dump(ast.parse(source)), mutant
+
+
+def test_every_source_has_tests():
+    for path in mutate.sources(list(mutate.SOURCES)):
+        assert all((ROOT / folder).is_dir() for folder in mutate.folders_for(path)), path
+
+
+def listed(*arguments: str) -> str:
+    return subprocess.run([sys.executable, TOOL, "--list", *arguments], capture_output=True, text=True,
+                          check=True).stdout
+
+
+def test_a_seed_draws_the_same_mutants():
+    folder = "ggml_sched/planning"
+    first = listed("--seed", "5", "--sample", "9", folder)
+    assert len(first.splitlines()) == 10 and first == listed("--seed", "5", "--sample", "9", folder)
+    assert first.splitlines()[1:] != listed("--seed", "6", "--sample", "9", folder).splitlines()[1:]
+
+
+def test_a_path_that_is_not_there_is_named():
+    done = subprocess.run([sys.executable, TOOL, "--list", "ggml_sched/nowhere"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr == "mutate: there is no ggml_sched/nowhere\n"
+
+
+def test_lines_that_differ_are_those_of_the_diff(monkeypatch):
+    diff = ("+++ b/ggml_sched/errors.py\n@@ -3,0 +4,2 @@ x\n+a\n+b\n@@ -9 +12 @@\n-c\n+d\n"
+            "+++ /dev/null\n@@ -1,3 +0,0 @@\n-e\n")
+    done = subprocess.CompletedProcess([], 0, diff, "")
+    monkeypatch.setattr(mutate.subprocess, "run", lambda *arguments, **options: done)
+    assert mutate.changed_lines("HEAD")["ggml_sched/errors.py"] == {4, 5, 12}
+    lines = mutate.candidates(["ggml_sched"], "HEAD")
+    assert {mutant.path for mutant in lines} <= {"ggml_sched/errors.py"} and {m.line for m in lines} <= {4, 5, 12}
