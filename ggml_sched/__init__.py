@@ -39,7 +39,10 @@ from ggml_sched.errors import (
 )
 from ggml_sched.execution.scheduler import Scheduler
 from ggml_sched.graph.graphfile import load_graph, save_graph
-from ggml_sched.planning.plan import Copy, Plan, Split, load_plan
+from ggml_sched.planning import report as _report  # noqa: F401 - registers methods of Plan, as planfile and verify do
+from ggml_sched.planning import verify as _verify  # noqa: F401
+from ggml_sched.planning.plan import Copy, Plan, Split
+from ggml_sched.planning.planfile import load_plan
 from ggml_sched.planning.program import Program
 from ggml_sched.testing import compare
 from ggml_sched.testing.compare import NodeDifference

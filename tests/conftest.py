@@ -64,10 +64,10 @@ over and over, of graphs, backends and schedulers that are new."""
 
 @pytest.fixture(autouse=True)
 def _every_plan_verifies(monkeypatch):
-    from ggml_sched.planning import plan
+    from ggml_sched.planning import verify
     from ggml_sched.planning.planner import Planner
 
-    find_plan, require_sound, verified = Planner._find_plan, plan.require_sound, {}
+    find_plan, require_sound, verified = Planner._find_plan, verify.require_sound, {}
 
     def require_sound_once(facts):
         digest = sha256(pickle.dumps(vars(facts))).digest()
@@ -82,5 +82,5 @@ def _every_plan_verifies(monkeypatch):
             plan.verify()
         return plan
 
-    monkeypatch.setattr(plan, "require_sound", require_sound_once)
+    monkeypatch.setattr(verify, "require_sound", require_sound_once)
     monkeypatch.setattr(Planner, "_find_plan", checked)

@@ -2,30 +2,38 @@
 
 A Plan joins the planner's flat decisions (`PlanData`, shared by equal graphs) with one graph and
 the scheduler's backends.  It is immutable and holds no memory of any device.
+
+The modules that show, save and check plans (report, planfile, verify) import this one, and register the functions
+behind `str(plan)`, `explain`, `to_dot`, `save`, pickling, `facts` and `verify` here.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from ggml_sched._core import PlanData
 from ggml_sched._graph import Graph, Tensor
 from ggml_sched.backend import Backend
 from ggml_sched.errors import GraphError
-from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
-from ggml_sched.planning import report
 from ggml_sched.planning.compiler import make_program
-from ggml_sched.planning.planfile import plan_from_dict, plan_to_dict, read_plan_file
 from ggml_sched.planning.program import Program
-from ggml_sched.planning.recorded import recorded_backends
-from ggml_sched.planning.verify import Facts, require_sound
 
-__all__ = ["Copy", "Plan", "Split", "load_plan"]
+if TYPE_CHECKING:
+    from ggml_sched.planning.verify import Facts
+
+__all__ = ["Copy", "Plan", "Split", "register_plan_methods"]
+
+_METHODS: dict[str, Callable] = {}
+"""{method of Plan: the registered function that does its work}."""
+
+
+def register_plan_methods(**functions: Callable) -> None:
+    """Let `Plan.NAME(...)` be `function(plan, ...)`, for each NAME=function."""
+    _METHODS.update(functions)
 
 
 @dataclass(frozen=True)
@@ -189,42 +197,28 @@ class Plan:
     @property
     def facts(self) -> Facts:
         """The plan as plain values, as the checks of ggml_sched.planning.verify take them."""
-        return Facts.of(self.graph, self.data, self.backends, self.program)
+        return _METHODS["facts"](self)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the plan as JSON, for `gs.load_plan(path, graph, backends)`, replacing a file as a whole."""
-        text = json.dumps(self._to_dict(self.asked), separators=(",", ":"))
-        path = os.fspath(path)
-        unfinished = f"{path}.unfinished"
-        try:
-            with open(unfinished, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(unfinished, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(unfinished)
-            raise
-
-    def _to_dict(self, asked: Graph | None = None) -> dict:
-        asked = self.graph if asked is None else asked
-        return plan_to_dict(asked, self.graph, self.data, self.backends, self.policy, self.program)
-
-    def __reduce__(self):
-        """A pickle holds the graph, too; its backends come back without memory, as those that answered alike."""
-        return _restored, (graph_to_dict(self.graph), self._to_dict())
+        _METHODS["save"](self, path)
 
     def verify(self) -> None:
         """Check the plan and its program, independently of the planner; HazardError with a reason code if unsound."""
-        require_sound(self.facts)
+        _METHODS["verify"](self)
 
     def explain(self, t: Tensor) -> str:
         """Why a tensor is where it is, what it shares memory with, where copies of it go, and of a computed node
         which backends were refused: those that do not support it, and what stood against each better one."""
-        return report.explain(self, t)
+        return _METHODS["explain"](self, t)
 
     def to_dot(self) -> str:
         """The plan as a Graphviz graph: coloured by backend, a cluster for each split, copies dashed."""
-        return report.dot(self)
+        return _METHODS["to_dot"](self)
+
+    def __reduce__(self):
+        """A pickle holds the graph, too; its backends come back without memory, with the recorded answers."""
+        return _METHODS["reduce"](self)
 
     def index_of(self, t: Tensor) -> int:
         """The position of a tensor in `graph.tensors`; GraphError for a stranger."""
@@ -237,31 +231,10 @@ class Plan:
 
     def __str__(self) -> str:
         """A table of the backends and the splits."""
-        return report.summary(self)
+        return _METHODS["summary"](self)
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{b.name} {n}" for b, n in zip(self.backends, self.buffer_sizes, strict=True))
         counts = f"{len(self.graph)} nodes: {self.data.n_splits} splits, {len(self.copies)} copies"
         return f"<Plan of {counts}, bytes {sizes}>"
 
-
-def load_plan(path: str | os.PathLike, graph: Graph, backends: Sequence[Backend]) -> Plan:
-    """The plan of a file (`Plan.save`), for a graph equal to the one it was made for, over the same backends.
-
-    It has been verified; `Scheduler.adopt` uses it.  Raises FileFormatError for a file that holds no plan, GraphError
-    for another graph, PlacementError for other backends or residents elsewhere, HazardError for a plan that is
-    unsound.
-    """
-    path, backends = os.fspath(path), tuple(backends)
-    ordered, data, policy = plan_from_dict(read_plan_file(path), graph, backends, path)
-    plan = Plan(ordered, data, backends, policy, graph)
-    plan.verify()
-    return plan
-
-
-def _restored(graph_dict: dict, plan_dict: dict) -> Plan:
-    """A pickled plan."""
-    graph = graph_from_dict(graph_dict, where="pickled graph")
-    backends = recorded_backends(plan_dict, graph)
-    graph, data, policy = plan_from_dict(plan_dict, graph, backends, "pickled plan")
-    return Plan(graph, data, backends, policy)

@@ -3,23 +3,29 @@
 A file holds a plan and its program, the fingerprint of the graph that it was made for, and what the planner was told:
 the backends in order, what their kernels tolerate, which memory they read, where residents live.  It is refused when
 graph or backends are not those it was made for, and the error says in what they differ.  Files are hostile: whatever is
-wrong with one raises a `gs.Error`.  plan.py has `load_plan` and `Plan.save`, and verifies what it loads.
+wrong with one raises a `gs.Error`.  `load_plan` verifies what it loads.  A pickle holds the graph beside the plan, and
+describes backends so that recorded.py can stand in for them.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from ggml_sched._core import PlanData, plan_from_values, plan_values
 from ggml_sched._graph import BackendBase, Graph, measure_buffer
+from ggml_sched.backend import Backend
 from ggml_sched.errors import FileFormatError, GraphError, PlacementError
-from ggml_sched.planning.compiler import make_program
-from ggml_sched.planning.program import Program, program_values
+from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
+from ggml_sched.planning.plan import Plan, register_plan_methods
+from ggml_sched.planning.program import program_values
+from ggml_sched.planning.recorded import recorded_backends
 
-__all__ = ["plan_from_dict", "plan_to_dict", "read_plan_file"]
+__all__ = ["load_plan", "plan_from_dict", "plan_to_dict", "save_plan"]
 
 FORMAT = "ggml-sched plan"
 VERSION = 2
@@ -28,8 +34,36 @@ MAX_FILE_BYTES = 1 << 30
 """A plan file of more is refused."""
 
 
-def read_plan_file(path: str) -> object:
-    """What a file holds, parsed; FileFormatError for one that is too large or no JSON."""
+def save_plan(plan: Plan, path: str | os.PathLike) -> None:
+    """Write a plan as JSON, replacing a file as a whole."""
+    text = json.dumps(plan_to_dict(plan, plan.asked), separators=(",", ":"))
+    path = os.fspath(path)
+    unfinished = f"{path}.unfinished"
+    try:
+        with open(unfinished, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(unfinished, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(unfinished)
+        raise
+
+
+def load_plan(path: str | os.PathLike, graph: Graph, backends: Sequence[Backend]) -> Plan:
+    """The plan of a file (`Plan.save`), for a graph equal to the one it was made for, over the same backends.
+
+    It has been verified; `Scheduler.adopt` uses it.  Raises FileFormatError for a file that holds no plan, GraphError
+    for another graph, PlacementError for other backends or residents elsewhere, HazardError for a plan that is
+    unsound.
+    """
+    path = os.fspath(path)
+    plan = plan_from_dict(_parsed(path), graph, backends, path)
+    plan.verify()
+    return plan
+
+
+def _parsed(path: str) -> object:
+    """What a file holds; FileFormatError for one that is too large or no JSON."""
     with open(path, "rb") as file:
         text = file.read(MAX_FILE_BYTES + 1)
     if len(text) > MAX_FILE_BYTES:
@@ -40,27 +74,27 @@ def read_plan_file(path: str) -> object:
         raise FileFormatError(f"{path}: not JSON: {error}") from error
 
 
-def plan_to_dict(asked: Graph, graph: Graph, data: PlanData, backends: Sequence[BackendBase], policy: str,
-                 program: Program) -> dict:
-    """What a plan file holds, as plain values: `graph` is `asked`, perhaps with its nodes in another order."""
+def plan_to_dict(plan: Plan, asked: Graph | None = None) -> dict:
+    """What a plan file holds, as plain values: of a plan for `asked`, or for the graph with its nodes in the order that
+    is computed."""
+    graph, data, backends = plan.graph, plan.data, plan.backends
+    asked = graph if asked is None else asked
     return {
         "format": FORMAT,
         "version": VERSION if data.groups else 1,
-        "policy": policy,
+        "policy": plan.policy,
         "graph": f"{asked.fingerprint:032x}",
         "order": None if graph is asked else [asked.position_of(node) for node in graph.nodes],
         "backends": _describe_backends(graph, backends),
         "needs": _needs(graph, data, backends),
         "residents": _describe_residents(graph, backends),
         "plan": plan_values(data),
-        "program": program_values(program),
+        "program": program_values(plan.program),
     }
 
 
-def plan_from_dict(data, graph: Graph, backends: Sequence[BackendBase],
-                   where: str = "plan") -> tuple[Graph, PlanData, str]:
-    """What a parsed file holds: the graph with its nodes in the order that is computed, the plan with its program (not
-    verified), and the name of its policy.
+def plan_from_dict(data, asked: Graph, backends: Sequence[Backend], where: str = "plan") -> Plan:
+    """The plan that a parsed file holds, not verified.
 
     Raises FileFormatError for what is no plan, GraphError for another graph, PlacementError for other backends or
     residents elsewhere.
@@ -71,9 +105,9 @@ def plan_from_dict(data, graph: Graph, backends: Sequence[BackendBase],
         raise FileFormatError(f"{where}: version {data.get('version')!r} of the format, this is {VERSION}")
     if not isinstance(data.get("policy"), str):
         raise FileFormatError(f"{where}: no policy")
-    if data.get("graph") != f"{graph.fingerprint:032x}":
-        raise GraphError(f"{where}: made for graph {data.get('graph')}, this one is {graph.fingerprint:032x}")
-    graph = _ordered(data.get("order"), graph, where)
+    if data.get("graph") != f"{asked.fingerprint:032x}":
+        raise GraphError(f"{where}: made for graph {data.get('graph')}, this one is {asked.fingerprint:032x}")
+    graph = _ordered(data.get("order"), asked, where)
     _compare_backends(data.get("backends"), _describe_backends(graph, backends), where)
     _compare_residents(data.get("residents"), _describe_residents(graph, backends), graph, where)
     try:
@@ -90,10 +124,10 @@ def plan_from_dict(data, graph: Graph, backends: Sequence[BackendBase],
                              f"{_first_difference(data.get('needs'), needs, graph)}")
     _check_memory(data["plan"], needs, graph, made, backends, where)
     _compare_groups(graph, made, backends, where)
-    made._program = make_program(graph, made, backends)
-    if data.get("program") != program_values(made._program):
+    plan = Plan(graph, made, tuple(backends), data["policy"], asked)
+    if data.get("program") != program_values(plan.program):
         raise FileFormatError(f"{where}: the program is not the one that this plan gives")
-    return graph, made, data["policy"]
+    return plan
 
 
 def _ordered(order, graph: Graph, where: str) -> Graph:
@@ -234,3 +268,20 @@ def _first_difference(old, new: list[list[int]], graph: Graph) -> str:
     i = next(i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
     name = graph.tensors[i].name if i < len(graph.tensors) else f"copy {i - len(graph.tensors)}"
     return f"{name!r} is {'not ' if not new[i][0] else ''}supported and takes {new[i][1]} bytes; the file says {old[i]}"
+
+
+# -- pickles ----------------------------------------------------------------------------------------
+
+
+def _reduce(plan: Plan) -> tuple:
+    """What pickles a plan: its graph, and what a plan file holds."""
+    return _restored, (graph_to_dict(plan.graph), plan_to_dict(plan))
+
+
+def _restored(graph_dict: dict, plan_dict: dict) -> Plan:
+    """A pickled plan."""
+    graph = graph_from_dict(graph_dict, where="pickled graph")
+    return plan_from_dict(plan_dict, graph, recorded_backends(plan_dict, graph), "pickled plan")
+
+
+register_plan_methods(save=save_plan, reduce=_reduce)

@@ -6,15 +6,12 @@ Owns nothing; reads a plan and writes text.  Nothing here decides anything.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
+from ggml_sched._graph import Tensor
 from ggml_sched.backend import measure_buffer
+from ggml_sched.planning.plan import Plan, register_plan_methods
 from ggml_sched.planning.program import describe
 from ggml_sched.planning.tables import table
-
-if TYPE_CHECKING:
-    from ggml_sched._graph import Tensor
-    from ggml_sched.planning.plan import Plan
 
 __all__ = ["dot", "explain", "program", "summary"]
 
@@ -337,3 +334,6 @@ def _id_name(plan: Plan, i: int) -> str:
         return repr(_name(tensors[i], i))
     like, b = data.copies[data.copy_of(i)]
     return f"the copy of {_name(tensors[like], like)!r} on {plan.backends[b].name}"
+
+
+register_plan_methods(summary=summary, explain=explain, to_dot=dot)

@@ -14,7 +14,7 @@ from small_graphs import Device, plan_of, random_case, sample_paths, sample_plan
 import ggml_sched as gs
 from ggml_sched._core import plan_values
 from ggml_sched.planning.plan import Plan
-from ggml_sched.planning.planfile import plan_from_dict
+from ggml_sched.planning.planfile import plan_from_dict, plan_to_dict
 from ggml_sched.planning.program import Program, program_values
 
 
@@ -275,13 +275,12 @@ def test_a_mutated_file_is_refused_or_says_the_same(block):
         rng = random.Random(seed)
         graph, backends, assigned = random_case(rng.randrange(40))
         plan = plan_of((graph, backends, assigned), "default")
-        data = json.loads(json.dumps(plan._to_dict()))
+        data = json.loads(json.dumps(plan_to_dict(plan)))
         for _ in range(rng.randint(1, 2)):
             field = "plan" if rng.random() < 0.8 else rng.choice(sorted(data))
             data[field] = mutate(data[field], rng)
         try:
-            ordered, made, policy = plan_from_dict(data, graph, backends)
-            Plan(ordered, made, backends, policy).verify()
+            plan_from_dict(data, graph, backends).verify()
             accepted += 1
         except gs.Error:
             pass
@@ -324,7 +323,7 @@ CLAIMS = {
 def test_a_wrong_claim_is_refused_with_the_reason(claim):
     backends, graph, _ = two_devices()
     change, error, match = CLAIMS[claim]
-    data = {**json.loads(json.dumps(gs.Scheduler(backends, policy="seed").plan(graph)._to_dict())), **change}
+    data = {**json.loads(json.dumps(plan_to_dict(gs.Scheduler(backends, policy="seed").plan(graph)))), **change}
     with pytest.raises(error, match=match):
         plan_from_dict(data, graph, backends)
 
@@ -338,7 +337,7 @@ def chain_plan() -> tuple[gs.Graph, list, dict]:
     graph = gs.Graph(ctx.set_output(z))
     plan = gs.Scheduler([backend]).plan(graph)
     assert plan.data.is_overwritten(graph.id_of(h))
-    return graph, [backend], json.loads(json.dumps(plan._to_dict()))
+    return graph, [backend], json.loads(json.dumps(plan_to_dict(plan)))
 
 
 @pytest.mark.parametrize("field, value", [("rest", 0), ("rest", 1 << 40), ("root", 0), ("size", 0), ("size", 128),
@@ -348,8 +347,7 @@ def test_memory_that_the_graph_contradicts_is_refused(field, value):
     graph, backends, data = chain_plan()
     data["plan"][field][next(i for i, t in enumerate(graph.tensors) if t.name == "h")] = value
     with pytest.raises(gs.Error, match="plan: (id|'h' has)|wrong-overwritten: "):
-        ordered, made, policy = plan_from_dict(data, graph, backends)
-        Plan(ordered, made, tuple(backends), policy).verify()
+        plan_from_dict(data, graph, backends).verify()
 
 
 def test_a_tensor_without_one_of_its_sources_is_refused():
@@ -362,12 +360,12 @@ def test_a_tensor_without_one_of_its_sources_is_refused():
 def test_the_plan_of_a_smaller_graph_is_refused():
     """Sound in itself, and not of this graph or of these backends."""
     backends, graph, _ = two_devices()
-    data = json.loads(json.dumps(gs.Scheduler(backends).plan(graph)._to_dict()))
+    data = json.loads(json.dumps(plan_to_dict(gs.Scheduler(backends).plan(graph))))
     ctx, more = gs.Context(), [*backends, gs.DryBackend("C")]
     small = gs.Graph(ctx.sqr(ctx.tensor("f32", 4, "x")))
     for other in (gs.Scheduler(backends).plan(small), gs.Scheduler(more).plan(graph)):
         with pytest.raises(gs.FileFormatError, match="tensors over [23] backends, not 9 over 2"):
-            plan_from_dict({**data, "plan": json.loads(json.dumps(other._to_dict()))["plan"]}, graph, backends)
+            plan_from_dict({**data, "plan": json.loads(json.dumps(plan_to_dict(other)))["plan"]}, graph, backends)
 
 
 def test_a_file_without_end_is_refused(tmp_path, monkeypatch):

@@ -15,8 +15,7 @@ from random_graphs import Built, decode
 from rounds import attack, is_replay
 
 import ggml_sched as gs
-from ggml_sched.planning.plan import Plan
-from ggml_sched.planning.planfile import plan_from_dict
+from ggml_sched.planning.planfile import plan_from_dict, plan_to_dict
 
 LAYOUT = ("offset", "home", "arenas", "root", "state", "order")
 """Fields whose change is another plan, and may be a sound one that reuses other memory."""
@@ -43,9 +42,8 @@ def computed(built: Built, backends: list, change=None) -> dict[int, bytes | Non
                 scheduler.set_tensor_backend(node, backends[pick % len(backends)])
         plan = scheduler.plan(built.graph)
         if change is not None:
-            data = change(json.loads(json.dumps(plan._to_dict())))
-            ordered, made, policy = plan_from_dict(data, built.graph, backends)
-            plan = Plan(ordered, made, tuple(backends), policy, built.graph)
+            data = change(json.loads(json.dumps(plan_to_dict(plan))))
+            plan = plan_from_dict(data, built.graph, backends)
             plan.verify()
             scheduler.adopt(plan)
         scheduler.alloc(built.graph)

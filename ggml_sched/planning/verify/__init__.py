@@ -14,14 +14,25 @@ nothing: reads mean nothing where splits have gaps.
 from __future__ import annotations
 
 from ggml_sched.errors import HazardError
+from ggml_sched.planning.plan import Plan, register_plan_methods
 from ggml_sched.planning.verify.dataflow import check_dataflow
 from ggml_sched.planning.verify.facts import Facts
 from ggml_sched.planning.verify.memory import check_memory, lives
 from ggml_sched.planning.verify.problem import REASONS, Problem
 from ggml_sched.planning.verify.structure import check_structure
 
-__all__ = ["REASONS", "Facts", "Problem", "check", "check_dataflow", "check_memory", "check_structure", "lives",
-           "require_sound"]
+__all__ = ["REASONS", "Facts", "Problem", "check", "check_dataflow", "check_memory", "check_structure",
+           "facts_of", "lives", "require_sound", "verify"]
+
+
+def facts_of(plan: Plan) -> Facts:
+    """What a plan claims, as plain values."""
+    return Facts.of(plan.graph, plan.data, plan.backends, plan.program)
+
+
+def verify(plan: Plan) -> None:
+    """HazardError for an unsound plan."""
+    require_sound(facts_of(plan))
 
 
 def require_sound(facts: Facts) -> None:
@@ -35,3 +46,6 @@ def require_sound(facts: Facts) -> None:
 def check(facts: Facts) -> list[Problem]:
     """The problems of the first check that finds any; an empty list for a sound plan."""
     return check_structure(facts) or check_memory(facts) or check_dataflow(facts)
+
+
+register_plan_methods(facts=facts_of, verify=verify)

@@ -385,7 +385,6 @@ class _Execution:
                 self.need(i)
             for i in sorted(self.needed - set(facts.program.inputs)):
                 self.report("missing-input", f"{facts.label(i)} is read, and is no input of the program")
-            self.check_overwritten()
         for i in readable(facts):
             if facts.memory(i) in self.leafs - self.written:
                 continue        # what the caller has set is read where he left it
@@ -394,6 +393,8 @@ class _Execution:
         for i in range(facts.n_tensors):
             if facts.is_resident(i) and facts.view_of[i] < 0:
                 self.compare(i, i, "after the compute, the next one reads", "lost-write", False)
+        if not self.round and not self.found:
+            self.check_overwritten()
 
     def check_overwritten(self) -> None:
         """Tensors that the plan lets a caller read hold their value; those that it does not had their memory reused."""
