@@ -2,8 +2,8 @@
 //
 // Owns the devices until the process ends, as ggml does.  Invariant: what a device computes has the bits of the CPU
 // backend with one thread.  A dry device has addresses but keeps and computes nothing: for models of any size.  All
-// refuse buffers when told to.  The structs are ggml's as 0.15 and 0.25 lay them out (slots that stay empty are unnamed);
-// its headers are not needed.
+// refuse buffers on demand.  The structs are ggml's as 0.15 and 0.25 lay them out (empty slots have no
+// name); its headers are not needed.
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -183,7 +183,7 @@ void *alloc_buffer(BufferType *type, size_t size) {
     if (is_full()) {
         return nullptr;
     }
-    // Pages come when they are touched, which on a dry device nobody does.
+    // The system commits pages when they are touched; a dry device touches none.
     void *base = mmap(nullptr, size + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return base == MAP_FAILED ? nullptr : ggml.buffer_init(type, memory_slots(), base, size);
 }

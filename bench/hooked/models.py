@@ -92,7 +92,7 @@ def write(name: str, folder: Path, dtype: str = "q4_0") -> Path:
              for spec in specs]
     sizes = [kind.type_size * int(np.prod(spec.ne, dtype=object)) // kind.block_size
              for kind, spec in zip(kinds, specs, strict=True)]
-    nothing = memoryview(np.zeros(max(sizes), np.uint8))        # pages that nobody touches
+    nothing = memoryview(np.zeros(max(sizes), np.uint8))        # untouched pages
     tensors = {spec.name: (kind, spec.ne, nothing[:size])
                for spec, kind, size in zip(specs, kinds, sizes, strict=True)}
     fresh = path.with_suffix(".new")

@@ -276,5 +276,3 @@ def rope_factors(h: Hparams, weights: Weights, cache: KVCache) -> Tensor | None:
     if factors is None and h.longrope:
         factors = weights.get(f"rope_factors_{'long' if cache.n_ctx > h.rope.n_ctx_orig else 'short'}.weight")
     return factors
-
-

@@ -232,4 +232,3 @@ class Model:
 
     def __exit__(self, *exc) -> None:
         self.close()
-

@@ -30,7 +30,7 @@ enum gh_count {
     GH_COUNT_GROWN,         /* times that buffers were asked for                    */
     GH_COUNT_FAILED,        /* calls that failed                                    */
     GH_COUNT_STOCK,         /* allocators that are ggml's own                       */
-    GH_COUNT_SYNCHRONISED,  /* times that all devices were waited for before buffers changed, or the caller was made to */
+    GH_COUNT_SYNCHRONISED,  /* waits for all devices before buffers changed, here or in the caller */
     GH_N_COUNTS
 };
 

@@ -190,4 +190,3 @@ cdef class TensorAllocator:
     def __repr__(self):
         kind = "measuring" if self.is_measure else f"{self.room} bytes"
         return f"<TensorAllocator on {self.buffer.backend.name!r}, {kind}, high water {self.max_size}>"
-

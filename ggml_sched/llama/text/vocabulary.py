@@ -256,5 +256,3 @@ def special_ids(types: Iterable[int]) -> list[int]:
     """Tokens that are found in a text as a whole, before anything else looks at it."""
     whole = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
     return [i for i, kind in enumerate(types) if kind in whole]
-
-

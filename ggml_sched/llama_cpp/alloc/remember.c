@@ -459,4 +459,3 @@ bool gh_own_plan(gh_gallocr *a, gh_known *k)
     }
     return true;
 }
-

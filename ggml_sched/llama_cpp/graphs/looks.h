@@ -85,8 +85,8 @@ bool gh_looks_follow(gh_looks *l, const gh_looks *base, void *graph);
 /* Whether two graphs that were read are wired alike, with forms that differ in shape and offset alone. */
 bool gh_looks_same_wiring(const gh_looks *a, const gh_looks *b);
 
-/* Where many forms are those of graphs other than these n, forget those, and number the rest anew.  A graph may be among
- * the n twice. */
+/* Where many forms are those of graphs other than these n, forget those, and number the rest anew.  A graph may be
+ * among the n twice. */
 void gh_looks_compact(gh_looks *const *l, int n, gh_forms *forms);
 
 void gh_looks_free(gh_looks *l);

@@ -122,7 +122,7 @@ static int add_copy(const gs_node *node, int32_t position, gs_calls *to, const g
         return GS_NO_HOST_MEMORY;
     kept[0] = *a;
     kept[1] = *o;
-    int64_t rows = o->ne[1] * o->ne[2] * o->ne[3], width = o->ne[0];
+    int64_t width = o->ne[0];
     int across = a->type == o->type && gs_plain_size(a->type) && a->nb[0] != gs_plain_size(a->type)
                  && a->nb[1] == gs_plain_size(a->type) && o->ne[1] > 1;
     gs_call call;
@@ -144,7 +144,7 @@ static int add_copy(const gs_node *node, int32_t position, gs_calls *to, const g
                 l->nb[1] = l->nb[2]; l->nb[2] = l->nb[3];
             }
         }
-        rows = kept[1].ne[1] * kept[1].ne[2] * kept[1].ne[3];
+        int64_t rows = kept[1].ne[1] * kept[1].ne[2] * kept[1].ne[3];
         width = kept[1].ne[0];
         if (!(gs_is_float(a->type) && gs_is_float(o->type)) && a->type != o->type)
             need(&to->scratch, row_bytes_padded(width));

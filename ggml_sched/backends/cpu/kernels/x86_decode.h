@@ -278,4 +278,3 @@ INLINE __m512i lanes_of_two(const int type, const uint8_t *p, const int j) {
     }
 }
 #endif
-

@@ -70,4 +70,3 @@ INLINE void few_f(const int type, const int N, const gs_product *of, const char 
 FEW_F(few_f32, GS_TYPE_F32)
 FEW_F(few_f16, GS_TYPE_F16)
 FEW_F(few_bf16, GS_TYPE_BF16)
-

@@ -156,4 +156,3 @@ FEW_Q(few_q6_k, GS_TYPE_Q6_K)
 FEW_Q(few_iq4_nl, GS_TYPE_IQ4_NL)
 FEW_Q(few_iq4_xs, GS_TYPE_IQ4_XS)
 FEW_Q(few_mxfp4, GS_TYPE_MXFP4)
-

@@ -83,4 +83,3 @@ INLINE void many_f(const int type, const gs_product *of, const char *shared, int
         }
     }
 }
-

@@ -186,4 +186,3 @@ MANY_Q(many_q6_k, GS_TYPE_Q6_K)
 MANY_Q(many_iq4_nl, GS_TYPE_IQ4_NL)
 MANY_Q(many_iq4_xs, GS_TYPE_IQ4_XS)
 MANY_Q(many_mxfp4, GS_TYPE_MXFP4)
-

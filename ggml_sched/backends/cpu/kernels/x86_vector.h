@@ -142,4 +142,3 @@ INLINE void store_rows(float *to, int64_t rows, int at, vec v) {
     }
 #endif
 }
-

@@ -168,12 +168,16 @@ static inline int __dp4a(int a, int b, int c) {
     return static_cast<int>(sum);
 }
 static inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
-    for (int i = 0; i < 4; ++i) c += static_cast<unsigned>(host_cuda::unsigned_byte(a, i) * host_cuda::unsigned_byte(b, i));
+    for (int i = 0; i < 4; ++i)
+        c += static_cast<unsigned>(host_cuda::unsigned_byte(a, i) * host_cuda::unsigned_byte(b, i));
     return c;
 }
 #define HOST_CUDA_BYTES(name, of, f)                                                                                   \
     static inline unsigned name(unsigned a, unsigned b) {                                                              \
-        return host_cuda::each_byte([=](int i) { const int x = host_cuda::of(a, i), y = host_cuda::of(b, i); return f; }); \
+        return host_cuda::each_byte([=](int i) {                                                                       \
+            const int x = host_cuda::of(a, i), y = host_cuda::of(b, i);                                                \
+            return f;                                                                                                  \
+        });                                                                                                            \
     }
 HOST_CUDA_BYTES(__vadd4, unsigned_byte, x + y)
 HOST_CUDA_BYTES(__vsub4, unsigned_byte, x - y)

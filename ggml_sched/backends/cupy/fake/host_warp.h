@@ -103,7 +103,7 @@ template <class T> static inline T __reduce_max_sync(unsigned mask, T value, int
 
 namespace host_cuda {
 template <class T, class F> static inline T exchange(T* p, F f) {
-    static_assert(static_cast<T>(0.5) == static_cast<T>(0), "no atomics on floats: they depend on the order of threads");
+    static_assert(static_cast<T>(0.5) == static_cast<T>(0), "no atomics on floats: the order of threads shows");
     const T old = *p;
     *p = f(old);
     return old;

@@ -319,4 +319,3 @@ class FakeStream(Stream):
             raise DeviceError(f"the capture was broken by {self._broken}")
         self.device.counts.captures += 1
         return FakeGraph(self.device, jobs)
-

@@ -57,8 +57,8 @@ __device__ __forceinline__ char* at(const View& t, const Index& k) { return at(t
 
 __device__ __forceinline__ bool narrow(int64_t bits) { return (uint64_t)bits >> 32 == 0; }
 
-// Element number i, innermost first, as its four indices.  Divisions are dear, those of 64 bits most: dense tensors come
-// as one row and need none.
+// Element number i, innermost first, as its four indices.  Divisions are slow, those of 64 bits most: dense tensors
+// come as one row and need none.
 __device__ __forceinline__ Index split(const View& t, int64_t i) {
     Index k;
     if (i < t.ne[0]) {

@@ -1,5 +1,5 @@
-// Blocks of 32 elements made by a warp, one element a lane: q4_0 q4_1 q5_0 q5_1 q8_0 to the bit as ggml's reference, and
-// iq4_nl with the CPU's search for a scale, but for the order of its sums.
+// Blocks of 32 elements made by a warp, one element a lane: q4_0 q4_1 q5_0 q5_1 q8_0 to the bit as ggml's reference,
+// and iq4_nl with the CPU's search for a scale, but for the order of its sums.
 //
 // The types that a device may have a cache in.  All lanes call; block addresses are multiples of two.
 #pragma once

@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(1024) set_rows(View b, View ids, Vi
         const Index k = split_row(b, r);
         const int64_t row = number_at(ids, k.i1, k.i2, k.i3, wide);
         int again = 0;
-        for (int64_t j = k.i1 + 1 + threadIdx.x; j < b.ne[1]; j += blockDim.x) 
+        for (int64_t j = k.i1 + 1 + threadIdx.x; j < b.ne[1]; j += blockDim.x)
             again |= number_at(ids, j, k.i2, k.i3, wide) == row;
         again = block_reduce<Any>(again, part);
         if (row < 0 || row >= d.ne[1]) {
