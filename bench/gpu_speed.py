@@ -2,7 +2,7 @@
 
 Every time is the host's, of many runs queued together and waited for once: nothing here needs more than the device
 layer has.  The model is a Llama whose weights are one random piece of q4_0 blocks over and over: devices do not mind,
-and nobody has to quantise 7 billion numbers.
+and no run has to quantise 7 billion numbers.
 """
 
 from __future__ import annotations

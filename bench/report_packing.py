@@ -41,7 +41,7 @@ def section() -> tuple[str, list[Line]]:
     return f"""## Packing
 
 `gs.pack`, on one processor and within the budget that it has by default, beside the exact search of
-{peer}, on all processors.  Both are told a capacity of {lifetimes.CAPACITY:,} bytes.  Ours is the median of
+{peer}, on all processors.  Both get a capacity of {lifetimes.CAPACITY:,} bytes.  Ours is the median of
 {RUNS} runs.  omnimalloc's time is the fastest of {packer.RUNS} runs with the smallest time limit that lets it solve
 the problem; `> {PATIENCE:.0f} s` says that {PATIENCE:.0f} seconds were not enough, and the ratio is below what stands
 there.  A bold arena is larger than the capacity: not solved.

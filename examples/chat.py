@@ -7,7 +7,7 @@ import sys
 
 from ggml_sched import llama
 
-# The model that comes with the package continues Python, and answers whatever it is told with more of it.
+# The model that comes with the package continues Python, and answers every message with more of it.
 with llama.load(sys.argv[1] if len(sys.argv) > 1 else llama.small_model(), n_ctx=2048, kv_type="f16") as model:
     messages = [{"role": "system", "content": "You are brief."}]
     for line in sys.stdin if len(sys.argv) > 1 else ["class Point:", "def area(self):"]:

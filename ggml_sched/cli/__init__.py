@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return int(code or 0)
     except BrokenPipeError:
-        # Whoever read our output has left; let nothing be written at exit.
+        # The reader of our output has closed the pipe: nothing is written at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:

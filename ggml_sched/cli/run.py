@@ -154,7 +154,7 @@ def _chat(args: argparse.Namespace, model, loaded: float, sampling: dict) -> int
         except (Error, KeyboardInterrupt) as error:
             if not is_terminal:
                 raise
-            # Somebody is there to say it in another way.
+            # At a terminal the user can put it in another way.
             print(f"ggml-sched: {error}" if isinstance(error, Error) else "", file=sys.stderr, flush=True)
             messages.pop()
             continue

@@ -1,4 +1,4 @@
-"""A bar that shows how far loading is, when it takes a while and somebody looks.
+"""A bar that shows the progress of loading, at a terminal, when loading takes a while.
 
 Owns the bar.  Invariant: nothing is written unless standard error is a terminal.
 """
@@ -23,7 +23,7 @@ class Progress:
 
     @property
     def listener(self) -> Callable[[int, int], None] | None:
-        """What to call with bytes done and in all; None where nobody looks, so that nothing is brought for it."""
+        """What to call with bytes done and in all; None where the output is no terminal: nothing is imported then."""
         return self._show if sys.stderr.isatty() else None
 
     def _show(self, done: int, total: int) -> None:

@@ -212,7 +212,7 @@ def _is_staged(tensor: Tensor) -> bool:
 
 
 def _stash(tensor: Tensor, span) -> None:
-    """Keep data on the host for a leaf, whose place in the arena may still be somebody else's."""
+    """Keep data on the host for a leaf, whose bytes in the arena may still belong to another tensor."""
     root = tensor.root
     if tensor is root:
         stash = bytes(span)

@@ -15,7 +15,7 @@ from posix.unistd cimport getpid
 
 cdef class OneAtATime:
     """`OneAtATime(busy, ended)`: a second thread, or a callback, gets the error `busy()` instead of corruption;
-    everybody gets `ended()` once it is `closed`.
+    every thread gets `ended()` once it is `closed`.
     """
 
     def __init__(self, busy not None, ended not None):
@@ -50,7 +50,7 @@ cdef class ForkLock:
         cdef PyThread_type_lock fresh
         cdef PyLockStatus got
         if self.pid != getpid():
-            # Whoever held it is not here.  What it was is not freed: a lock that is held must not be.
+            # The holder stayed in the parent.  The old lock is not freed: a lock that is held must not be.
             fresh = PyThread_allocate_lock()
             if fresh == NULL:
                 raise MemoryError("no host memory for a lock")
@@ -65,7 +65,7 @@ cdef class ForkLock:
         self.locked = True
 
     def __exit__(self, kind, error, trace):
-        # In a child that was forked inside the block, nobody holds the lock that it made anew.
+        # In a child that was forked inside the block, no thread holds the new lock.
         if self.locked:
             self.locked = False
             PyThread_release_lock(self.lock)
