@@ -10,7 +10,7 @@ import copy
 
 import numpy as np
 import pytest
-from small_graphs import sample_paths
+from configs import sample_paths
 
 import ggml_sched as gs
 from ggml_sched._graph import op_names

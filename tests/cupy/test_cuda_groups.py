@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+import configs
 import cupy_kernels
 import numpy as np
 import op_results
 import pytest
-import small_graphs
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
@@ -259,7 +259,7 @@ def test_a_fused_write_to_a_row_that_is_not_there(bad):
         assert after[: row.start] == before[: row.start] and after[row.stop :] == before[row.stop :]
 
 
-SAMPLES = {path.name.removesuffix(".json.gz"): path for path in small_graphs.sample_paths()}
+SAMPLES = {path.name.removesuffix(".json.gz"): path for path in configs.sample_paths()}
 
 
 @pytest.mark.parametrize(("sample", "launches", "wanted"), [

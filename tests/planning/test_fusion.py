@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from configs import DATA, sample_paths
 from fusing import Fusing, FusingPoisoned, anything, chains, groups_of
 from hypothesis import given
 from hypothesis import strategies as st
 from random_graphs import Built, quick, recipes
-from small_graphs import SAMPLES, sample_paths
 
 import ggml_sched as gs
 from ggml_sched._core import Devices, Policy, Request, make_plan, plan_values
@@ -417,7 +417,7 @@ FREE_OF_COST = [path for path in sample_paths()
                 if path.name.startswith(("llama-160m", "gpt2", "llama-2-7b-fa-d"))]
 
 
-@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the recorded graphs are not here")
+@pytest.mark.skipif(not (DATA / "graphs").is_dir(), reason="the recorded graphs are not here")
 @pytest.mark.parametrize("path", FREE_OF_COST, ids=lambda path: path.name.split(".")[0])
 def test_the_usual_groups_cost_no_bytes_on_recorded_graphs(path):
     offers = {"none": (), "norm": NORM_MUL, "add": ADD_NORM_MUL, "rope": chains(("ROPE", "SET_ROWS"), ("ROPE", "CPY"))}

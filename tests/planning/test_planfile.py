@@ -8,8 +8,9 @@ import random
 
 import numpy as np
 import pytest
+from configs import sample_paths, sample_plan
 from devices import Chain, weights_on
-from small_graphs import Device, plan_of, random_case, sample_paths, sample_plan, two_layers
+from small_graphs import Device, plan_of, random_case, two_layers
 
 import ggml_sched as gs
 from ggml_sched._core import plan_values

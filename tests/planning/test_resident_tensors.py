@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from small_graphs import sample_paths
+from configs import sample_paths
 
 import ggml_sched as gs
 from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from small_graphs import plan_of, random_case, sample_paths, sample_plan
+from configs import sample_paths, sample_plan
+from small_graphs import plan_of, random_case
 
 import ggml_sched as gs
 from ggml_sched.planning.compiler import make_alone, make_any

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from configs import sample_paths
 from hypothesis import given
 from random_graphs import Built, quick, recipes
-from small_graphs import sample_paths
 
 import ggml_sched as gs
 from ggml_sched._core import Devices, Policy, Request, make_plan

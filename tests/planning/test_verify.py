@@ -9,14 +9,12 @@ import sys
 from dataclasses import replace
 
 import pytest
+from configs import CONFIGURATIONS, sample_paths, sample_plan
 from small_graphs import (
-    CONFIGS,
     Device,
     Residents,
     plan_of,
     random_case,
-    sample_paths,
-    sample_plan,
     two_layers,
 )
 
@@ -454,7 +452,7 @@ def test_memory_remembers_who_wrote_each_byte():
 
 
 @pytest.mark.parametrize("policy", ["seed", "default"])
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", CONFIGURATIONS)
 @pytest.mark.parametrize("path", sample_paths(), ids=lambda p: p.name.removesuffix(".json.gz"))
 def test_plans_of_sample_graphs_are_sound(path, config, policy):
     """Aligned as where they are compared with other planners': the checker looks at each of these plans once."""

@@ -8,9 +8,9 @@ import random
 
 import pytest
 from byte_attack import mutated_bytes
+from configs import sample_paths
 from graph_attack import attempt, good_file, mutated
 from rounds import attack, is_replay
-from small_graphs import sample_paths
 
 import ggml_sched as gs
 

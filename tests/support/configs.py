@@ -14,19 +14,22 @@ from __future__ import annotations
 import functools
 import gzip
 import json
-import re
 from pathlib import Path
 
 import ggml_sched as gs
+from ggml_sched.cli.plan import CONFIGS, placement
 
 DATA = Path(__file__).parents[1] / "data"
-CONFIGURATIONS = ("c1", "c2half", "c2full", "c4")
-_LAYER = re.compile(r"blk\.(\d+)\.|cache_[a-z]+_l(\d+)")
+CONFIGURATIONS = tuple(CONFIGS)
 
 
 def graph_names() -> list[str]:
     """The sample graphs, without folder and suffix."""
     return sorted(path.name.removesuffix(".json.gz") for path in (DATA / "graphs").glob("*.json.gz"))
+
+
+def sample_paths() -> list[Path]:
+    return [graph_path(name) for name in graph_names()]
 
 
 def graph_path(name: str) -> Path:
@@ -52,34 +55,22 @@ def graph_file(name: str) -> dict:
         return json.load(file)
 
 
-def layer_of(tensor_name: str) -> int | None:
-    found = _LAYER.match(tensor_name)
-    return int(found.group(1) or found.group(2)) if found else None
-
-
 class Configured:
     """`backends`, best first, and `place(tensor)` for `gs.load_graph`."""
 
     def __init__(self, configuration: str, n_layers: int, alignment: int = 64) -> None:
-        names = {"c1": ["CPU"], "c4": ["GPU0", "GPU1", "GPU2", "CPU"]}.get(configuration, ["GPU0", "CPU"])
-        self.configuration, self.n_layers = configuration, n_layers
-        self.backends = tuple(gs.DryBackend(name, alignment=alignment) for name in names)
-
-    def place(self, tensor: gs.Tensor) -> gs.DryBackend:
-        layer = layer_of(tensor.name)
-        host = self.backends[-1]
-        if self.configuration == "c1":
-            return host
-        if layer is None:
-            return host if tensor.name.startswith("token_embd") else self.backends[-2]
-        if self.configuration == "c2half":
-            return host if layer < self.n_layers // 2 else self.backends[0]
-        if self.configuration == "c2full":
-            return self.backends[0]
-        return self.backends[layer * 3 // self.n_layers]
+        self.backends = tuple(gs.DryBackend(name, alignment=alignment) for name in CONFIGS[configuration])
+        place = placement(configuration, list(self.backends), n_layers)
+        self.place = lambda tensor: place(tensor.name)
 
 
 def configured_graph(name: str, configuration: str, alignment: int = 64) -> tuple[gs.Graph, Configured]:
     """A sample graph with its resident tensors placed."""
     config = Configured(configuration, graph_file(name)["meta"]["n_layer"], alignment)
     return gs.load_graph(graph_path(name), place=config.place), config
+
+
+def sample_plan(path: Path, configuration: str, policy: str = "seed", alignment: int = 32) -> gs.Plan:
+    """The plan of a sample graph over the backends of a configuration."""
+    graph, config = configured_graph(path.name.removesuffix(".json.gz"), configuration, alignment)
+    return gs.Scheduler(config.backends, policy=policy).plan(graph)

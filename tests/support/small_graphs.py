@@ -1,43 +1,10 @@
-"""Small graphs and backends for tests: by hand, at random, and the sample graphs when they are there."""
+"""Small graphs and backends for tests: by hand, and at random."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
-import re
-from pathlib import Path
 
 import ggml_sched as gs
-
-SAMPLES = Path(__file__).parents[1] / "data" / "graphs"
-CONFIGS = ("c1", "c2half", "c2full", "c4")
-
-
-def sample_paths() -> list[Path]:
-    return sorted(SAMPLES.glob("*.json.gz"))
-
-
-def sample_plan(path: Path, config: str, policy: str = "seed", alignment: int = 32) -> gs.Plan:
-    """The plan of a sample graph over the dry backends of a configuration."""
-    with gzip.open(path) as file:
-        n_layer = json.load(file)["meta"]["n_layer"]
-    names = {"c1": ["CPU"], "c2half": ["GPU0", "CPU"], "c2full": ["GPU0", "CPU"],
-             "c4": ["GPU0", "GPU1", "GPU2", "CPU"]}[config]
-    backends = [gs.DryBackend(name, alignment=alignment) for name in names]
-
-    def place(t):
-        found = re.match(r"blk\.(\d+)\.|cache_[a-z]+_l(\d+)", t.name)
-        layer = int(found.group(1) or found.group(2)) if found else None
-        if config == "c1":
-            return backends[0]
-        if layer is None:
-            return backends[-1] if t.name.startswith("token_embd") else backends[-2]
-        if config == "c2half":
-            return backends[1] if layer < n_layer // 2 else backends[0]
-        return backends[0] if config == "c2full" else backends[layer * 3 // n_layer]
-
-    return gs.Scheduler(backends, policy=policy).plan(gs.load_graph(path, place=place))
 
 
 class Device(gs.DryBackend):
