@@ -25,8 +25,6 @@ except ImportError as error:  # pragma: no cover - only without a compiled core
         f"(and leave the tree before importing): {error}"
     ) from error
 
-from ggml_sched.backend import Backend, Buffer, Event, GraphView, bind_resident, get_backend, tensor_copy
-from ggml_sched.backends.dry import DryBackend
 from ggml_sched.errors import (
     BackendError,
     Error,
@@ -37,15 +35,6 @@ from ggml_sched.errors import (
     PlacementError,
     UnsupportedOp,
 )
-from ggml_sched.execution.scheduler import Scheduler
-from ggml_sched.graph.graphfile import load_graph, save_graph
-from ggml_sched.planning import report as _report  # noqa: F401 - registers methods of Plan, as planfile and verify do
-from ggml_sched.planning import verify as _verify  # noqa: F401
-from ggml_sched.planning.plan import Copy, Plan, Split
-from ggml_sched.planning.planfile import load_plan
-from ggml_sched.planning.program import Program
-from ggml_sched.testing import compare
-from ggml_sched.testing.compare import NodeDifference
 
 __version__ = "0.1.0"
 
@@ -109,24 +98,60 @@ def _host_memory(memory) -> Buffer:
 # What allocators need of a module above them: the compiled parts import none.
 _register_host_memory(_host_memory)
 
-# Planning needs neither kernels nor the runner: they load when first asked for.
-_LAZY = {"CpuBackend": "ggml_sched.backends.cpu", "CupyBackend": "ggml_sched.backends.cupy",
-         "GgmlBackend": "ggml_sched.backends.ggml", "llama": "ggml_sched.llama"}
+# All that is not compiled loads when it is first asked for: the hook under llama.cpp needs none of it.
+_NAMES = {
+    "ggml_sched.backend": ("Backend", "Buffer", "Event", "GraphView", "bind_resident", "get_backend", "tensor_copy"),
+    "ggml_sched.backends.cpu": ("CpuBackend",),
+    "ggml_sched.backends.cupy": ("CupyBackend",),
+    "ggml_sched.backends.dry": ("DryBackend",),
+    "ggml_sched.backends.ggml": ("GgmlBackend",),
+    "ggml_sched.execution.scheduler": ("Scheduler",),
+    "ggml_sched.graph.graphfile": ("load_graph", "save_graph"),
+    "ggml_sched.planning.plan": ("Copy", "Plan", "Split"),
+    "ggml_sched.planning.planfile": ("load_plan",),
+    "ggml_sched.planning.program": ("Program",),
+    "ggml_sched.testing.compare": ("NodeDifference",),
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = {"compare": "ggml_sched.testing.compare",
+            **{name: f"ggml_sched.{name}" for name in ("backend", "backends", "execution", "graph", "llama", "planning",
+                                                       "testing", "threads")}}
 
 if _TYPE_CHECKING:
     from ggml_sched import llama as llama
+    from ggml_sched.backend import Backend as Backend
+    from ggml_sched.backend import Buffer as Buffer
+    from ggml_sched.backend import Event as Event
+    from ggml_sched.backend import GraphView as GraphView
+    from ggml_sched.backend import bind_resident as bind_resident
+    from ggml_sched.backend import get_backend as get_backend
+    from ggml_sched.backend import tensor_copy as tensor_copy
     from ggml_sched.backends.cpu import CpuBackend as CpuBackend
     from ggml_sched.backends.cupy import CupyBackend as CupyBackend
+    from ggml_sched.backends.dry import DryBackend as DryBackend
     from ggml_sched.backends.ggml import GgmlBackend as GgmlBackend
+    from ggml_sched.execution.scheduler import Scheduler as Scheduler
+    from ggml_sched.graph.graphfile import load_graph as load_graph
+    from ggml_sched.graph.graphfile import save_graph as save_graph
+    from ggml_sched.planning.plan import Copy as Copy
+    from ggml_sched.planning.plan import Plan as Plan
+    from ggml_sched.planning.plan import Split as Split
+    from ggml_sched.planning.planfile import load_plan as load_plan
+    from ggml_sched.planning.program import Program as Program
+    from ggml_sched.testing import compare as compare
+    from ggml_sched.testing.compare import NodeDifference as NodeDifference
 
 
 def __getattr__(name: str):
-    if name not in _LAZY:
+    if name in _HOMES:
+        value = getattr(_import_module(_HOMES[name]), name)
+    elif name in _MODULES:
+        value = _import_module(_MODULES[name])
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = _import_module(_LAZY[name])
-    value = globals()[name] = getattr(module, name, module)
+    globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *__all__, "llama"})

@@ -17,10 +17,12 @@ HookError otherwise.
     known, fused            graphs told apart, addresses given; what kernels compute as one
     arena, alloc            buffers, and the functions that ggml calls
     scheduler.h             the scheduler: what its files are for
-    install, plans          loading it in time, and looking at it
+    install, last_plans     loading it in time, and looking at it
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from ggml_sched.llama_cpp.install import (
     HookError,
@@ -32,8 +34,24 @@ from ggml_sched.llama_cpp.install import (
     last_error,
     served,
 )
-from ggml_sched.llama_cpp.plans import plans
+
+if TYPE_CHECKING:
+    from ggml_sched.planning.plan import Plan
 
 __all__ = ["HookError", "check", "clear_counters", "counters", "install", "installed", "last_error", "plans", "served"]
+
+
+def plans() -> tuple[Plan, ...]:
+    """The plan of each graph allocator, and of each scheduler, that llama.cpp has now, oldest first: of the graph that
+    it was asked for last.
+
+    Print, explain and verify them, draw pictures; there is no memory behind their backends.  Any thread may ask.
+    HookError if nothing is installed.
+    """
+    # What makes plans of ours loads here: a hooked process that never looks at them is smaller without.
+    from ggml_sched.llama_cpp.last_plans import last_plans
+
+    return last_plans()
+
 
 install()

@@ -210,9 +210,9 @@ def test_a_reserved_plan_serves_what_it_serves_in_python(policy):
 def test_compacted_offsets_are_those_of_a_replayed_plan():
     backends = (gs.DryBackend("a"), gs.DryBackend("host", 64))
     reserved, graph = chain(16, 8, True), chain(12, 3, True)
-    problem = problem_of(graph, backends, POLICY)
+    problem = problem_of(graph, backends, Policy())
     with CGraph(arrays_of(reserved)) as first, CGraph(arrays_of(graph)) as other:
-        plan = CPlan.made(first.finish(), problem_of(reserved, backends, POLICY))
+        plan = CPlan.made(first.finish(), problem_of(reserved, backends, Policy()))
         found = plan.replay(first, other.finish(), problem)
         sizes, want, largest = found.arrays()["size"], found.arrays()["offset"], plan.arrays()["size"]
         offsets = (ctypes.c_int64 * len(want))()

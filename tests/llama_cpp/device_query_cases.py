@@ -314,7 +314,7 @@ def graphs_that_are_circles() -> None:
 def ops_that_nobody_supports() -> None:
     """An error that names the node; and a plan with a node on a backend that refuses it would not pass as sound."""
     from ggml_sched.errors import Error
-    from ggml_sched.llama_cpp.plans import _plan
+    from ggml_sched.llama_cpp.last_plans import _plan
 
     g, bench = start()
     device, host = bench.device("A", refuses={"UNARY"}), bench.device("H", kind=CPU, host=True, refuses={"UNARY"})

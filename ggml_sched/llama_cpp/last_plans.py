@@ -12,16 +12,11 @@ from ggml_sched.llama_cpp.install import hook
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.recorded import recorded_backends
 
-__all__ = ["plans"]
+__all__ = ["last_plans"]
 
 
-def plans() -> tuple[Plan, ...]:
-    """The plan of each graph allocator, and of each scheduler, that llama.cpp has now, oldest first: of the graph that
-    it was asked for last.
-
-    Print, explain and verify them, draw pictures; there is no memory behind their backends.  Any thread may ask.
-    HookError if nothing is installed.
-    """
+def last_plans() -> tuple[Plan, ...]:
+    """As `ggml_sched.llama_cpp.plans`."""
     return tuple(_plan(found) for found in (*hook().last_planned(), *hook().last_scheduled()))
 
 
