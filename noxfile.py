@@ -75,6 +75,12 @@ def soak(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-m", "soak", *(session.posargs or ["tests"]))
 
 
+@nox.session
+def mutations(session: nox.Session) -> None:
+    """Edit a copy of the code, one place at a time, and report the edits that no test notices."""
+    session.run("python", "tools/mutate.py", *session.posargs)
+
+
 @nox.session(venv_backend="virtualenv", python=PYTHONS)
 def install(session: nox.Session) -> None:
     """README's test command in a fresh environment of each Python: what a user gets."""
