@@ -237,4 +237,3 @@ class Plan:
         sizes = ", ".join(f"{b.name} {n}" for b, n in zip(self.backends, self.buffer_sizes, strict=True))
         counts = f"{len(self.graph)} nodes: {self.data.n_splits} splits, {len(self.copies)} copies"
         return f"<Plan of {counts}, bytes {sizes}>"
-

@@ -279,9 +279,9 @@ typedef struct gs_api {
     /* Since minor version 1. */
 
     /* The offsets that plan_replay gives ids of `size` bytes, without a plan of their own; both arrays have the plan's
-     * `n` entries.  Sizes are rounded up to the alignment of their arena, and none is above the plan's: GS_BAD_ARGUMENT.
-     * The caller has seen to it that the plan serves: that views lie where they did in their roots, and that what takes
-     * memory over still may.  For plans of a policy that packs.  GS_NO_HOST_MEMORY. */
+     * `n` entries.  Sizes are rounded up to the alignment of their arena; one above the plan's is a GS_BAD_ARGUMENT.
+     * The caller has checked that the plan serves: views lie where they did in their roots, and in-place reuse is still
+     * allowed.  For plans of a policy that packs.  GS_NO_HOST_MEMORY. */
     int (*plan_compact)(const gs_api_plan *reserved, const int64_t *size, int64_t *offset);
 } gs_api;
 

@@ -31,8 +31,8 @@ int gh_keeps_lay_out(gh_keeps *keeps, int32_t n_tensors);
 
 void gh_keeps_free(gh_keeps *keeps);
 
-/* A source of `first` and the result of `last`, `mid` in between or again `first`: fused, the two may clash where a plan
- * lets them overlap, if layouts make ggml compute one in place of the other. */
+/* A source of `first` and the result of `last`, `mid` in between or again `first`: fused, the two may clash where a
+ * plan lets them overlap, if layouts make ggml compute one in place of the other. */
 typedef struct gh_risk {
     int32_t first;
     int32_t mid;
