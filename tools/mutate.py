@@ -172,8 +172,9 @@ class Copy:
                 done = self._run("setup.py", "build_ext", "--inplace")
                 if done is None or done.returncode:
                     return "does not compile"
-            failed = self._first_failure(files_near(self.home, mutant))
-            if failed is None and not self.near:
+            near = files_near(self.home, mutant)
+            failed = self._first_failure(near) if near else None
+            if failed is None and not (near and self.near):
                 failed = self._first_failure(folders_for(mutant.path))
         finally:
             path.write_bytes(source)
@@ -192,8 +193,6 @@ class Copy:
 
     def _first_failure(self, tests: list[str]) -> str | None:
         """The test that failed, or the file that cannot be collected; "" where the tests hang, None if all pass."""
-        if not tests:
-            return None
         done = self._run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", *tests)
         if done is not None and done.returncode in (0, 5):
             return None
@@ -244,9 +243,8 @@ def run(mutants: list[Mutant], sample: int, jobs: int, timeout: int, near: bool)
                 said = copy.outcome(mutant)
             finally:
                 copies.put(copy)
-            described = mutant.described((ROOT / mutant.path).read_bytes())
-            found.setdefault(said, []).append(described)
-            print(f"{said:9} {time.monotonic() - start:4.0f} s  {described}", flush=True)
+            found.setdefault(said, []).append(str(mutant))
+            print(f"{said:9} {time.monotonic() - start:4.0f} s  {mutant}", flush=True)
 
         with ThreadPoolExecutor(jobs) as threads:
             list(threads.map(outcome, mutants))
@@ -270,7 +268,7 @@ def main() -> int:
     random.Random(seed).shuffle(mutants)
     if options.list:
         for mutant in mutants[:options.sample]:
-            print(mutant.described((ROOT / mutant.path).read_bytes()))
+            print(mutant)
         return 0
     found = run(mutants, options.sample, options.jobs, options.timeout, options.near)
     survivors = [(outcome, row) for outcome, rows in found.items() if outcome not in ("noticed", "does not compile")

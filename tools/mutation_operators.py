@@ -28,13 +28,18 @@ class Mutant(NamedTuple):
     text: str
     function: str
     """The function around it, or ""."""
+    was: str
+    """What stands there, shortened."""
 
     def applied(self, source: bytes) -> bytes:
         return source[:self.start] + self.text.encode() + source[self.end:]
 
-    def described(self, source: bytes) -> str:
-        was = " ".join(source[self.start:self.end].decode(errors="replace").split())
-        return f"{self.path}:{self.line}: {self.operator}: {was[:60]} -> {' '.join(self.text.split())[:60]}"
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.operator}: {self.was} -> {_shortened(self.text)}"
+
+
+def _shortened(text: str) -> str:
+    return " ".join(text.split())[:60]
 
 
 def mutants_of(root: Path, path: str) -> list[Mutant]:
@@ -65,7 +70,8 @@ class _Python:
 
     def _mutant(self, operator: str, span: tuple[int, int], text: str, function: str) -> Mutant:
         line = self.source.count(b"\n", 0, span[0]) + 1
-        return Mutant(self.path, line, operator, *span, text, function)
+        was = _shortened(self.source[slice(*span)].decode())
+        return Mutant(self.path, line, operator, *span, text, function, was)
 
     def _between(self, left: ast.AST, right: ast.AST, word: str) -> tuple[int, int]:
         """Where an operator stands between its operands."""
@@ -166,7 +172,8 @@ class _Text:
             line = self.source.count("\n", 0, start) + 1
             function = next((name for at, name in reversed(self.functions) if at <= start), "")
             before, inside = len(self.source[:start].encode()), len(self.source[start:end].encode())
-            yield Mutant(self.path, line, operator, before, before + inside, text, function)
+            was = _shortened(self.source[start:end])
+            yield Mutant(self.path, line, operator, before, before + inside, text, function, was)
 
     def _edits(self) -> Iterator[tuple[str, int, int, str]]:
         for words, operator in ((SPACED, None), (LOGIC[self.language], "logic")):
