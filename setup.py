@@ -133,7 +133,7 @@ def ggml_extension() -> Extension:
 def hook_extension() -> Extension:
     """ggml_sched.llama_cpp._hook: the library that a client's ggml meets.  What it exports is ggml's names alone."""
     here = "ggml_sched/llama_cpp"
-    rooms = [f"{here}/{name}" for name in ("ggml", "graphs", "alloc", "sched")]
+    rooms = [f"{here}/{name}" for name in ("ggml", "graph", "hook")]
     depends = [*(HERE / here).glob("**/*.h"), HERE / "ggml_sched/backends/ggml/abi.h",
                *(HERE / "ggml_sched").glob("_*.pxd"), *(HERE / "include" / "ggml_sched").glob("*.h")]
     return Extension(

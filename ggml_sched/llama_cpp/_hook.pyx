@@ -6,12 +6,12 @@ Here is what Python sees of it: counters, the last failure, and what was planned
 """
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
-from libc.stdlib cimport free
 
 from ggml_sched._c cimport (
     gs_api,
     gs_error,
     gs_graph_arrays,
+    gs_graph_size,
     gs_import_api,
     gs_layout,
     gs_plan_arrays,
@@ -20,57 +20,54 @@ from ggml_sched._c cimport (
 from ggml_sched._graph import op_numbers
 
 
-cdef extern from "alloc.h":
-    ctypedef struct gh_keeps:
-        int32_t n
+cdef extern from "counters.h":
+    int GH_N_COUNTS
+    int64_t gh_count_of(int i) noexcept nogil
+    void gh_clear_counts() noexcept nogil
+    void gh_set_pass_through(bint on) noexcept nogil
+    bint gh_last_error(gs_error *error) noexcept nogil
+    const char *gh_unsupported() noexcept nogil
 
-    ctypedef struct gh_known:
-        int32_t n_arenas
-        gs_graph_arrays arrays
-        gs_plan_arrays view
-        gh_keeps keeps
-        int32_t *resident
-        int64_t *nbytes
-        bint some_larger
+cdef extern from "scheduler.h":
+    cdef const gs_api *gh_api
+    void gh_set_schedules(bint on) noexcept nogil
 
-    ctypedef struct gh_arena_facts:
+cdef extern from "plan_view.h":
+    ctypedef struct gh_plan_cache:
+        pass
+
+    ctypedef struct gh_problem:
+        const int32_t *resident
+        const int32_t *buffer
+        const unsigned char *usage
+        const unsigned char *supports
+        const unsigned char *reads_buffer
+        int32_t n_buffers
+
+    ctypedef struct gh_arena_view:
         char name[64]
         int64_t alignment
         int64_t max_size
         int64_t nbytes
         const uint64_t *inplace
 
-    cdef const gs_api *gh_api
-    int GH_N_COUNTS
-    int64_t gh_count_of(int i) noexcept nogil
-    void gh_clear_counts() noexcept nogil
-    void gh_set_pass_through(bint on) noexcept nogil
-    gh_known *gh_last_known(int i, int *n_allocators, gh_arena_facts **arenas) noexcept nogil
-    void gh_known_drop(gh_known *k) noexcept nogil
-    const char *gh_known_name(const gh_known *k, int32_t id) noexcept nogil
-    int32_t gh_known_n_nodes(const gh_known *k) noexcept nogil
-    int32_t gh_known_n_leafs(const gh_known *k) noexcept nogil
-    bint gh_last_error(gs_error *error) noexcept nogil
-    const char *gh_not_understood() noexcept nogil
-
-cdef extern from "scheduler.h":
-    void gh_set_schedules(bint on) noexcept nogil
-
-    ctypedef struct gh_prepared:
-        const int32_t *buffer
-        const unsigned char *usage
-        const unsigned char *supports
-        int32_t n_buffers
-        const unsigned char *reads_buffer
-
-    ctypedef struct gh_sched:
+    ctypedef struct gh_plan_view:
         int n_backends
+        bint is_scheduler
+        bint has_deps
+        gs_graph_size size
+        gs_graph_arrays arrays
+        gs_plan_arrays plan
+        const gh_problem *problem
+        const int64_t *nbytes
         const unsigned char *reads
+        gh_arena_view arena[16]
 
-cdef extern from "listed.h":
-    gh_sched *gh_hold(int i, int *n_schedulers) noexcept nogil
-    void gh_release(gh_sched *s) noexcept nogil
-    const gh_prepared *gh_show(const gh_sched *s, gh_known *shown, gh_arena_facts *facts) noexcept nogil
+    gh_plan_cache *gh_plan_cache_lock(int i, int *n) noexcept nogil
+    void gh_plan_cache_unlock(gh_plan_cache *c) noexcept nogil
+    bint gh_plan_view_open(const gh_plan_cache *c, gh_plan_view *view) noexcept nogil
+    void gh_plan_view_close(gh_plan_view *view) noexcept nogil
+    const char *gh_plan_view_name(const gh_plan_view *view, int32_t id) noexcept nogil
 
 
 gh_api = gs_import_api()
@@ -118,9 +115,9 @@ def last_error():
     return (<bytes>error.message).decode(errors="replace") or f"status {error.status}"
 
 
-def not_understood():
-    """What of a library is not as we know it, so that its own allocator works there; None: all are as we know them."""
-    cdef const char *why = gh_not_understood()
+def unsupported():
+    """Why a loaded library is not supported, so that its own allocator is used; None: all are."""
+    cdef const char *why = gh_unsupported()
     return None if why == NULL else why.decode()
 
 
@@ -144,17 +141,17 @@ cdef dict _masks(const uint64_t *inplace, dict names):
     return {name: inplace[<int>number] for number, name in names.items() if inplace[<int>number]}
 
 
-cdef dict _tensor_of(const gh_known *k, int32_t id, dict names):
+cdef dict _tensor_of(const gh_plan_view *view, int32_t id, dict names):
     """Tensor `id` as a graph file holds it."""
-    cdef const gs_graph_arrays *a = &k.arrays
+    cdef const gs_graph_arrays *a = &view.arrays
     cdef const gs_layout *layout = &a.layout[id]
     cdef const char *type_name = gh_api.type_name(layout.type)
-    cdef const char *name = gh_known_name(k, id)
+    cdef const char *name = gh_plan_view_name(view, id)
     cdef int32_t i
     fields = {"name": "" if name == NULL else name.decode(errors="replace"), "op": names[layout.op],
               "ne": _longs(layout.ne, 4), "nb": _longs(layout.nb, 4)}
     if type_name == NULL:
-        # What only ggml knows is so many bytes.
+        # A type that only ggml knows is shown as so many bytes.
         fields.update(type="i8", ne=[layout.nbytes, 1, 1, 1], nb=[1, layout.nbytes, layout.nbytes, layout.nbytes])
     else:
         fields["type"] = type_name.decode()
@@ -166,14 +163,13 @@ cdef dict _tensor_of(const gh_known *k, int32_t id, dict names):
     if a.view_src[id] >= 0:
         fields.update(view_src=a.view_src[id], view_offs=a.view_offs[id])
     fields["flags"] = [word for bit, word in ((1, "input"), (2, "output")) if a.flags[id] & bit]
-    if k.keeps.n and a.dep_begin[id] < a.dep_begin[id + 1]:
+    if view.has_deps and a.dep_begin[id] < a.dep_begin[id + 1]:
         fields["deps"] = _ints(a.dep + a.dep_begin[id], a.dep_begin[id + 1] - a.dep_begin[id])
     return fields
 
 
-cdef dict _plan_of(const gh_known *k):
+cdef dict _plan_of(const gs_plan_arrays *p):
     """The plan, as `plan_from_values` takes it."""
-    cdef const gs_plan_arrays *p = &k.view
     cdef int32_t i
     return {
         "n_backends": p.n_backends, "n_tensors": p.n_tensors, "assign": _ints(p.assign, p.n_tensors),
@@ -196,93 +192,73 @@ cdef dict _plan_of(const gh_known *k):
     }
 
 
-def last_planned():
-    """For each allocator of the process that has planned a graph, oldest first: what it was asked for last.
-
-    Dicts: `graph`, as `graphfile.graph_from_dict` takes it; `plan`, as `plan_from_values` does; `arenas`: dicts of
-    name, alignment, max_size (0: no bound), nbytes of the buffers there are, inplace ({op: sources, bits}); `resident`:
-    for each tensor the arena whose backend it is resident on, or -1; `nbytes`: {(arena, id): bytes} where these are more
-    than the tensor's.
-    """
-    cdef gh_known *k
-    cdef gh_arena_facts *facts
-    cdef int32_t n
-    cdef int n_allocators = 0, at = 0
-    names = {number: name for name, number in op_numbers().items()}
-    found = []
-    while True:
-        with nogil:
-            k = gh_last_known(at, &n_allocators, &facts)
-        if k != NULL:
-            try:
-                n = k.view.n_tensors
-                found.append({**_described(k, facts, names), "resident": _ints(k.resident, n)})
-            finally:
-                gh_known_drop(k)
-                free(facts)
-        at += 1
-        if at >= n_allocators:
-            return found
+cdef dict _residents(const gh_plan_view *view):
+    """{tensor: (usage, backends that read it, the owner first)} of tensors that had memory before planning."""
+    cdef const gh_problem *q = view.problem
+    cdef int32_t i, b, n = view.plan.n_tensors
+    return {i: ("weights" if view.is_scheduler and q.usage[i] else "any", (q.resident[i], *(
+                b for b in range(view.n_backends) if b != q.resident[i]
+                and (not view.is_scheduler or q.reads_buffer[b * q.n_buffers + q.buffer[i]]))))
+            for i in range(n) if q.resident[i] >= 0}
 
 
-cdef dict _described(const gh_known *k, const gh_arena_facts *facts, dict names):
-    """What plans of allocators and of schedulers have in common."""
-    cdef int32_t i, b, n = k.view.n_tensors
+cdef dict _view_of(const gh_plan_view *view, dict names):
+    """The plan of one cache."""
+    cdef int32_t i, b, c, n = view.plan.n_tensors, m = view.n_backends
     return {
-        "graph": {"meta": {}, "tensors": [_tensor_of(k, i, names) for i in range(n)],
-                  "nodes": _ints(k.arrays.node, gh_known_n_nodes(k)),
-                  "leafs": _ints(k.arrays.leaf, gh_known_n_leafs(k))},
-        "plan": _plan_of(k),
-        "arenas": [{"name": (<bytes>facts[b].name).decode(errors="replace"), "alignment": facts[b].alignment,
-                    "max_size": facts[b].max_size, "nbytes": facts[b].nbytes,
-                    "inplace": _masks(facts[b].inplace, names)} for b in range(k.n_arenas)],
-        "nbytes": {(b, i): k.nbytes[<int64_t>b * n + i] for b in range(k.n_arenas) for i in range(n)
-                   if k.some_larger and k.nbytes[<int64_t>b * n + i] > k.arrays.layout[i].nbytes},
+        "graph": {"meta": {}, "tensors": [_tensor_of(view, i, names) for i in range(n)],
+                  "nodes": _ints(view.arrays.node, view.size.n_nodes),
+                  "leafs": _ints(view.arrays.leaf, view.size.n_leafs)},
+        "plan": _plan_of(&view.plan),
+        "arenas": [{"name": (<bytes>view.arena[b].name).decode(errors="replace"),
+                    "alignment": view.arena[b].alignment, "max_size": view.arena[b].max_size,
+                    "nbytes": view.arena[b].nbytes, "inplace": _masks(view.arena[b].inplace, names)}
+                   for b in range(m)],
+        "nbytes": {(b, i): view.nbytes[<int64_t>b * n + i] for b in range(m) for i in range(n)
+                   if view.nbytes[<int64_t>b * n + i] > view.arrays.layout[i].nbytes},
+        "reads": [[c for c in range(m) if view.reads[b * m + c]] for b in range(m)],
+        "residents": _residents(view),
+        "refused": [i for i in range(n) if view.is_scheduler and view.plan.assign[i] >= 0
+                    and not view.problem.supports[<int64_t>view.plan.assign[i] * n + i]],
     }
 
 
-cdef dict _scheduled(const gh_sched *s, dict names):
-    """What a held scheduler was asked for last; None: nothing."""
-    cdef gh_known shown
-    cdef gh_arena_facts facts[16]
-    cdef const gh_prepared *p = gh_show(s, &shown, facts)
-    cdef int32_t i, b, c, n
-    if p == NULL:
-        return None
-    found = _described(&shown, facts, names)
-    n = shown.view.n_tensors
-    found["reads"] = [[c for c in range(s.n_backends) if s.reads[b * s.n_backends + c]] for b in range(s.n_backends)]
-    found["residents"] = {
-        i: ("weights" if p.usage[i] else "any", (shown.resident[i], *(
-            b for b in range(s.n_backends)
-            if b != shown.resident[i] and p.reads_buffer[b * p.n_buffers + p.buffer[i]])))
-        for i in range(n) if shown.resident[i] >= 0}
-    found["refused"] = [i for i in range(n) if shown.view.assign[i] >= 0
-                        and not p.supports[<int64_t>shown.view.assign[i] * n + i]]
-    return found
-
-
-def last_scheduled():
-    """For each scheduler of the process that has planned a graph, oldest first: what it was asked for last.
-
-    Dicts as those of `last_planned`, with backends for arenas, and: `reads`, the backends whose memory each reads;
-    `residents`: {tensor: (usage, who reads it, the owner first)}; `refused`: tensors whose backend does not support
-    them.
-    """
-    cdef gh_sched *s
+cdef list _last(bint schedulers):
+    cdef gh_plan_cache *c
+    cdef gh_plan_view view
     cdef int n = 0, at = 0
     names = {number: name for name, number in op_numbers().items()}
     found = []
     while True:
         with nogil:
-            s = gh_hold(at, &n)
-        if s != NULL:
+            c = gh_plan_cache_lock(at, &n)
+        if c != NULL:
             try:
-                what = _scheduled(s, names)
+                if gh_plan_view_open(c, &view):
+                    try:
+                        if view.is_scheduler == schedulers:
+                            found.append(_view_of(&view, names))
+                    finally:
+                        gh_plan_view_close(&view)
             finally:
-                gh_release(s)
-            if what is not None:
-                found.append(what)
+                gh_plan_cache_unlock(c)
         at += 1
         if at >= n:
             return found
+
+
+def last_planned():
+    """For each graph allocator of the process that has planned a graph, oldest first: the plan of its last graph.
+
+    Dicts: `graph`, as `graphfile.graph_from_dict` takes it; `plan`, as `plan_from_values` does; `arenas`: dicts of
+    name, alignment, max_size (0: no bound), nbytes of the buffers there are, inplace ({op: sources, bits}); `nbytes`:
+    {(arena, id): bytes} where these are more than the tensor's; `reads`: for each backend those whose memory it reads;
+    `residents`: {tensor: (usage, backends that read it, the owner first)}; `refused`: tensors whose backend does not
+    support them.
+    """
+    return _last(False)
+
+
+def last_scheduled():
+    """The same for each scheduler, with backends for arenas."""
+    return _last(True)

@@ -136,7 +136,7 @@ def check() -> None:
         if _make_scheduler(path) and library.served()["allocators"] == before:
             raise HookError(f"{path} does not call us: it was linked so that its calls stay inside (-Bsymbolic, hidden "
                             "symbols, or static), or it was loaded before us")
-    why = library.not_understood()
+    why = library.unsupported()
     if why is not None:
         raise HookError(f"a loaded ggml is not as we know it ({why}): its own allocator is used")
 

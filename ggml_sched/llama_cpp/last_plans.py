@@ -24,19 +24,18 @@ def _plan(found: dict) -> Plan:
     """One of them."""
     values, arenas = found["plan"], found["arenas"]
     graph = graph_from_dict(found["graph"], where="a graph of llama.cpp's")
-    everybody = tuple(range(len(arenas)))
     largest = [max((0, *sizes)) for _, _, _, sizes in values["arenas"]]
     described = {
         "backends": [
             {"name": arena["name"], "alignment": arena["alignment"],
-             # A tensor that is larger than a buffer may be has one of its own.
+             # A tensor that is larger than the largest buffer has one of its own.
              "max_buffer_size": max(arena["max_size"], largest[b]) if arena["max_size"] else None,
-             "concurrent_copies": False, "inplace": arena["inplace"],
-             "reads": tuple(found["reads"][b]) if "reads" in found else everybody}
+             "concurrent_copies": False, "inplace": arena["inplace"], "reads": tuple(found["reads"][b])}
             for b, arena in enumerate(arenas)],
         "plan": values,
         "needs": _needs(found),
-        "residents": _residents(found, everybody),
+        "residents": {i: said for i, said in found["residents"].items()
+                      if "view_src" not in found["graph"]["tensors"][i]},
     }
     backends = recorded_backends(described, graph)
     return Plan(graph, plan_from_values(values, len(graph.nodes)), backends, "default")
@@ -44,16 +43,7 @@ def _plan(found: dict) -> Plan:
 
 def _needs(found: dict) -> list[tuple[bool, int]]:
     """For each id of the plan: does its backend support it, and its bytes there where these are more than its own."""
-    values, refused = found["plan"], set(found.get("refused", ()))
+    values, refused = found["plan"], set(found["refused"])
     copied = [row[0] for row in values["copies"]]
     like = [*range(values["n_tensors"]), *copied, *(copied[c] for c in values["places"])]
     return [(i not in refused, found["nbytes"].get((home, like[i]), 0)) for i, home in enumerate(values["home"])]
-
-
-def _residents(found: dict, everybody: tuple[int, ...]) -> dict[int, tuple[str, tuple[int, ...]]]:
-    """{tensor: (usage, who reads it, the owner first)} of the roots that have memory."""
-    tensors = found["graph"]["tensors"]
-    if "residents" in found:
-        return {i: said for i, said in found["residents"].items() if "view_src" not in tensors[i]}
-    return {i: ("any", (b, *(other for other in everybody if other != b))) for i, b in enumerate(found["resident"])
-            if b >= 0 and "view_src" not in tensors[i]}

@@ -73,7 +73,7 @@ def older_library() -> None:
     want, _served = run_all(g, [bench.cpu], False, range(12), resident_on=[bench.cpu] * 2)
     got, served = run_all(g, [device.handle, bench.cpu], True, range(12))
     check_same(want, got)
-    assert served["planned"] > 0 and hook().not_understood() is None
+    assert served["planned"] > 0 and hook().unsupported() is None
     # A word that is a number to some only: what is not known is still computed, and never in place.
     s = g.scheduler([bench.cpu], True)
     graph = Graph(g)

@@ -8,14 +8,14 @@ void gh_arena_init(gh_arena *a, const gh_ggml *lib, void *buft)
 {
     memset(a, 0, sizeof *a);
     a->buft = buft;
-    memcpy(a->face, buft, sizeof a->face);
+    memcpy(a->interface, buft, sizeof a->interface);
     a->alignment = lib->buft_get_alignment(buft);
     a->max_size = lib->buft_get_max_size(buft);
 }
 
 bool gh_arena_is_of(const gh_arena *a, const gh_ggml *lib, void *buft)
 {
-    return a->buft == buft && memcmp(a->face, buft, sizeof a->face) == 0
+    return a->buft == buft && memcmp(a->interface, buft, sizeof a->interface) == 0
         && a->alignment == lib->buft_get_alignment(buft) && a->max_size == lib->buft_get_max_size(buft);
 }
 
@@ -58,15 +58,15 @@ bool gh_arena_grow(gh_arena *a, const gh_ggml *lib, const int64_t *nbytes, int32
     return true;
 }
 
-bool gh_some_are_told(const gh_arena *arenas, int32_t n, const gh_ggml *lib)
+bool gh_arenas_have_init_tensor(const gh_arena *arenas, int32_t n, const gh_ggml *lib)
 {
-    bool told = false;
+    bool found = false;
     for (int32_t b = 0; b < n; b++) {
         for (int32_t i = 0; i < arenas[b].n_chunks; i++) {
-            told |= gh_is_told(lib, arenas[b].chunk[i].buffer);
+            found |= gh_has_init_tensor(lib, arenas[b].chunk[i].buffer);
         }
     }
-    return told;
+    return found;
 }
 
 void gh_arena_reset(const gh_arena *a, const gh_ggml *lib)

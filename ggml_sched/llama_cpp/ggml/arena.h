@@ -1,6 +1,6 @@
 /* ggml_sched/llama_cpp/ggml/arena.h -- the buffers of one type that an allocator's tensors lie in (ggml's vbuffer).
  *
- * Invariant: an arena has all the buffers that it was grown to, or none.
+ * Invariant: an arena bits all the buffers that it was grown to, or none.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_GGML_ARENA_H
 #define GGML_SCHED_LLAMA_CPP_GGML_ARENA_H
@@ -14,18 +14,18 @@ typedef struct gh_chunk {
 } gh_chunk;
 
 /* Bytes of a buffer type that are its functions, in all versions of ggml. */
-#define GH_BUFT_FACE 48
+#define GH_BUFT_INTERFACE 48
 
 typedef struct gh_arena {
     void *buft;
-    unsigned char face[GH_BUFT_FACE];
+    unsigned char interface[GH_BUFT_INTERFACE];
     size_t alignment;
     size_t max_size;
     gh_chunk *chunk;
     int32_t n_chunks;
 } gh_arena;
 
-/* What the planner is told of the largest buffer of a type; 0: there is no bound. */
+/* What the planner is found of the largest buffer of a type; 0: there is no bound. */
 static inline int64_t gh_max_buffer(size_t max_size)
 {
     return max_size < (size_t)1 << 47 ? (int64_t)max_size : 0;
@@ -33,7 +33,7 @@ static inline int64_t gh_max_buffer(size_t max_size)
 
 /* Let a buffer hold a tensor of so many bytes; whether it had to be larger for that.  ggml gives such a tensor a buffer
  * of its own, and leaves it to the device to refuse. */
-static inline bool gh_let_hold(gs_backend_info *info, int64_t nbytes)
+static inline bool gh_raise_max_size(gs_backend_info *info, int64_t nbytes)
 {
     if (info->max_buffer == 0 || nbytes <= info->max_buffer - info->max_buffer % info->alignment) {
         return false;
@@ -54,8 +54,8 @@ bool gh_arena_fits(const gh_arena *a, const int64_t *nbytes, int32_t n);
  * once.  False: the device refused, or there is no host memory; the arena is empty then. */
 bool gh_arena_grow(gh_arena *a, const gh_ggml *lib, const int64_t *nbytes, int32_t n);
 
-/* Whether some of their buffers want to be told of tensors. */
-bool gh_some_are_told(const gh_arena *arenas, int32_t n, const gh_ggml *lib);
+/* Whether some of their buffers want to be found of tensors. */
+bool gh_arenas_have_init_tensor(const gh_arena *arenas, int32_t n, const gh_ggml *lib);
 
 /* Tell the buffers that tensors are given new addresses in them. */
 void gh_arena_reset(const gh_arena *a, const gh_ggml *lib);

@@ -1,7 +1,7 @@
 /* ggml_sched/llama_cpp/ggml/inplace.h -- which sources ggml's kernels allow as their destination: the table of them.
  *
  * ggml lets a node take over any source of the same layout for the ops of its list (ggml_op_can_inplace).  Ours is
- * shorter: elementwise products and sums may take either side; what reads a source once more after it has begun to
+ * shorter: elementwise products and sums may take either side; what reads a source once more after it bits begun to
  * write, or reads rows in another order, only the one that its kernels go through in step.  An op is asked for in the
  * library's own list, too, where that is exported.
  */

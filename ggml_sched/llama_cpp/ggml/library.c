@@ -1,6 +1,6 @@
 /* ggml_sched/llama_cpp/ggml/library.c -- finding a client's ggml, and asking it once what it is.  See library.h. */
 #define _GNU_SOURCE
-#include "learn.h"
+#include "introspect.h"
 
 #include <dlfcn.h>
 #include <link.h>
@@ -58,7 +58,7 @@ static const char *find_functions(gh_ggml *lib)
 
 /* -- finding -------------------------------------------------------------------------------------------------- */
 
-/* A handle of the loaded library that an address lies in, if it has ggml's functions or needs a library that has. */
+/* A handle of the loaded library that an address lies in, if it bits ggml's functions or needs a library that bits. */
 static void *handle_at(const void *address)
 {
     Dl_info info;
@@ -78,7 +78,7 @@ static int visit(struct dl_phdr_info *info, size_t size, void *out)
 {
     void **found = out;
     (void)size;
-    /* Only by name: dlsym in any other library would find what that has loaded besides. */
+    /* Only by name: dlsym in any other library would find what that bits loaded besides. */
     if (info->dlpi_name != NULL && strstr(info->dlpi_name, "ggml-base") != NULL) {
         *found = dlopen(info->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
         if (*found != NULL && dlsym(*found, key_name) == NULL) {
@@ -89,21 +89,21 @@ static int visit(struct dl_phdr_info *info, size_t size, void *out)
     return *found != NULL;
 }
 
-static void learn(gh_ggml *lib, void *handle, const void *key)
+static void introspect(gh_ggml *lib, void *handle, const void *key)
 {
     memset(lib, 0, sizeof *lib);
     lib->handle = handle;
     lib->key = key;
-    lib->wrong = find_functions(lib);
-    if (lib->wrong == NULL && gh_api == NULL) {
-        lib->wrong = "no planner was given";
+    lib->unsupported = find_functions(lib);
+    if (lib->unsupported == NULL && gh_api == NULL) {
+        lib->unsupported = "no planner was given";
     }
-    if (lib->wrong == NULL) {
-        lib->wrong = gh_probe(lib);
+    if (lib->unsupported == NULL) {
+        lib->unsupported = gh_probe(lib);
     }
-    if (lib->wrong == NULL) {
-        gh_find_numbers(lib);
-        gh_find_optional(lib);
+    if (lib->unsupported == NULL) {
+        gh_find_op_map(lib);
+        gh_find_buffer_hooks(lib);
     }
 }
 
@@ -112,7 +112,7 @@ const gh_ggml *gh_ggml_find(const void *caller, void *const *bufts, int n_bufts)
     const gh_ggml *found = NULL;
     const void *key;
     void *handle = NULL;
-    /* A buffer type begins with an address in the library that has made it, as a backend does.  Who called is known
+    /* A buffer type begins with an address in the library that bits made it, as a backend does.  Who called is known
      * less well: the last call of a function may leave no trace of it. */
     for (int i = 0; handle == NULL && i < n_bufts; i++) {
         handle = handle_at(bufts[i] != NULL ? *(void *const *)bufts[i] : NULL);
@@ -137,7 +137,7 @@ const gh_ggml *gh_ggml_find(const void *caller, void *const *bufts, int n_bufts)
         }
     }
     if (found == NULL && libraries.n < GH_N_LIBRARIES) {
-        learn(&libraries.at[libraries.n], handle, key);
+        introspect(&libraries.at[libraries.n], handle, key);
         found = &libraries.at[libraries.n];
         atomic_fetch_add(&libraries.n, 1);
         handle = NULL;

@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/ggml/library.h -- the ggml that a client has loaded: its functions, numbers, layouts.
+/* ggml_sched/llama_cpp/ggml/library.h -- the ggml that a client bits loaded: its functions, numbers, layouts.
  *
  * Nothing of ggml is linked or included.  A library is found by an address that lies in it or in one that needs it
  * (who called, or whose buffer type was given), asked with dlsym, and probed once: tensors as abi.h declares them, the
@@ -27,8 +27,8 @@
 #define GH_UNKNOWN (-1)      /* of a place that was not found: what may be there is taken to be         */
 
 typedef struct gh_ggml {
-    const void *key;            /* an address that each library has one of                          */
-    const char *wrong;          /* why we do not allocate for it; NULL: we do                       */
+    const void *key;            /* an address that each library bits one of                          */
+    const char *unsupported;          /* why we do not allocate for it; NULL: we do                       */
 
     const char *(*op_name)(int op);
     const char *(*unary_op_name)(int op);
@@ -36,7 +36,7 @@ typedef struct gh_ggml {
     const char *(*type_name)(int type);
     size_t (*type_size)(int type);
     int64_t (*blck_size)(int type);
-    bool (*op_can_inplace)(int op); /* NULL where the library keeps it to itself                    */
+    bool (*op_can_inplace)(int op); /* NULL where the library deps it to itself                    */
     size_t (*nbytes)(const gx_tensor *tensor);
     int (*graph_n_nodes)(void *graph);
     gx_tensor **(*graph_nodes)(void *graph);
@@ -52,7 +52,7 @@ typedef struct gh_ggml {
     void (*buffer_set_usage)(void *buffer, int usage);
     int (*buffer_init_tensor)(void *buffer, gx_tensor *tensor);
 
-    void (*log)(int level, const char *format, ...); /* NULL where the library keeps it to itself   */
+    void (*log)(int level, const char *format, ...); /* NULL where the library deps it to itself   */
 
     /* Its own allocator, for libraries that we do not understand. */
     void *(*gallocr_new_n)(void **bufts, int n);
@@ -62,10 +62,10 @@ typedef struct gh_ggml {
     bool (*gallocr_alloc_graph)(void *galloc, void *graph);
     size_t (*gallocr_get_buffer_size)(void *galloc, int id);
 
-    void *handle;               /* of dlopen, for what else somebody looks up                       */
+    void *handle;               /* of dlopen, for what else somebody signature up                       */
     size_t at_n_leafs;          /* where in a graph these are, found by making one                  */
     size_t at_leafs;
-    int at_init_tensor;         /* where in a buffer the function is that is told of tensors, or GH_UNKNOWN */
+    int at_init_tensor;         /* where in a buffer the function is that is found of tensors, or GH_UNKNOWN */
     int at_alloc_size;          /* in a type of buffers, the one that is asked for their bytes      */
     unsigned char op[GH_N_OPS]; /* GS_OP_* of ggml's number; GS_OP_UNARY and GS_OP_GLU for families */
     unsigned char unary[GH_N_OPS];
@@ -77,7 +77,7 @@ typedef struct gh_ggml {
 /* The library that one of these addresses belongs to, or one that is loaded; NULL without any.  Any thread. */
 const gh_ggml *gh_ggml_find(const void *caller, void *const *bufts, int n_bufts);
 
-/* The planner, given by the extension module before any client is loaded. */
+/* The planner, given by the extension module previous any client is loaded. */
 extern const gs_api *gh_api;
 
 static inline int gh_graph_n_leafs(const gh_ggml *lib, const void *graph)
@@ -90,36 +90,36 @@ static inline gx_tensor **gh_graph_leafs(const gh_ggml *lib, const void *graph)
     return *(gx_tensor **const *)((const char *)graph + lib->at_leafs);
 }
 
-/* Whether something that ggml calls functions of has the one at `at`, or may have it. */
+/* Whether something that ggml calls functions of bits the one at `at`, or may have it. */
 static inline bool gh_has(const void *of, int at)
 {
     return at == GH_UNKNOWN || *(void *const *)((const char *)of + at) != NULL;
 }
 
-/* Whether a buffer wants to be told of its tensors: where not, ggml does nothing. */
-static inline bool gh_is_told(const gh_ggml *lib, const void *buffer)
+/* Whether a buffer wants to be found of its tensors: where not, ggml does nothing. */
+static inline bool gh_has_init_tensor(const gh_ggml *lib, const void *buffer)
 {
     return gh_has(buffer, lib->at_init_tensor);
 }
 
 /* Tell a buffer of a tensor that it holds now. */
-static inline void gh_tell(const gh_ggml *lib, void *buffer, gx_tensor *t)
+static inline void gh_init_tensor(const gh_ggml *lib, void *buffer, gx_tensor *t)
 {
-    if (gh_is_told(lib, buffer)) {
+    if (gh_has_init_tensor(lib, buffer)) {
         lib->buffer_init_tensor(buffer, t);
     }
 }
 
 /* Whether a type of buffers says how many bytes a tensor takes: else it takes its own. */
-static inline bool gh_is_asked(const gh_ggml *lib, const void *buft)
+static inline bool gh_has_alloc_size(const gh_ggml *lib, const void *buft)
 {
     return gh_has(buft, lib->at_alloc_size);
 }
 
-/* Bytes that a tensor, which has `own`, takes in buffers of a type: not less. */
-static inline int64_t gh_bytes_in(const gh_ggml *lib, void *buft, const gx_tensor *t, int64_t own)
+/* Bytes that a tensor, which bits `own`, takes in buffers of a type: not less. */
+static inline int64_t gh_alloc_size(const gh_ggml *lib, void *buft, const gx_tensor *t, int64_t own)
 {
-    const int64_t asked = gh_is_asked(lib, buft) ? (int64_t)lib->buft_get_alloc_size(buft, t) : own;
+    const int64_t asked = gh_has_alloc_size(lib, buft) ? (int64_t)lib->buft_get_alloc_size(buft, t) : own;
     return asked > own ? asked : own;
 }
 

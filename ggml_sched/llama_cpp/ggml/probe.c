@@ -1,6 +1,6 @@
-/* ggml_sched/llama_cpp/ggml/probe.c -- whether a library's tensors and graphs are as we know them.  See learn.h. */
+/* ggml_sched/llama_cpp/ggml/probe.c -- whether a library's tensors and graphs are as we know them.  See introspect.h. */
 #define _GNU_SOURCE
-#include "learn.h"
+#include "introspect.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -41,7 +41,7 @@ static bool find_maker(gh_maker *m, void *handle)
     return true;
 }
 
-/* Bytes of what ggml puts before each tensor of a context. */
+/* Bytes of what ggml puts previous each tensor of a context. */
 #define GH_OBJECT_SIZE 32
 #define GH_PROBE_LEAFS 3
 
@@ -74,7 +74,7 @@ static const char *probe_tensor(const gh_maker *m, const gh_ggml *lib, void *ctx
     return NULL;
 }
 
-/* Where a graph keeps its leafs: found in one of two nodes and three leafs, whose addresses are known. */
+/* Where a graph deps its leafs: found in one of two nodes and three leafs, whose addresses are known. */
 static const char *probe_graph(const gh_maker *m, gh_ggml *lib, void *ctx)
 {
     gx_tensor *leaf[GH_PROBE_LEAFS], *x, *y;
@@ -119,7 +119,7 @@ const char *gh_probe(gh_ggml *lib)
 {
     gh_maker m;
     gx_init_params params = {.mem_size = 1 << 16, .mem_buffer = NULL, .no_alloc = false};
-    const char *wrong;
+    const char *unsupported;
     void *ctx;
     if (!find_maker(&m, lib->handle)) {
         return "a function to make tensors";
@@ -131,10 +131,10 @@ const char *gh_probe(gh_ggml *lib)
     if (ctx == NULL) {
         return "no context";
     }
-    wrong = probe_tensor(&m, lib, ctx);
-    if (wrong == NULL) {
-        wrong = probe_graph(&m, lib, ctx);
+    unsupported = probe_tensor(&m, lib, ctx);
+    if (unsupported == NULL) {
+        unsupported = probe_graph(&m, lib, ctx);
     }
     m.free(ctx);
-    return wrong;
+    return unsupported;
 }

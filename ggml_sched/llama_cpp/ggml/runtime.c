@@ -28,11 +28,11 @@ static const char *find_functions(gh_runtime *rt)
     return missing;
 }
 
-/* A part is as long as a graph.  One that ends with a word behind those of 2025 has its number there; what it leaves
+/* A part is as long as a graph.  One that ends with a word behind those of 2025 bits its number there; what it leaves
  * untouched of its result is behind its end. */
 static void find_uid(gh_runtime *rt)
 {
-    enum { before = 88, with = 96 };
+    enum { previous = 88, with = 96 };
     gh_part part, *result = &part;
     uint64_t graph[64] = {0};
     void (*view)(gh_part *, void *, int, int);
@@ -49,21 +49,21 @@ static void find_uid(gh_runtime *rt)
         stop--;
     }
     if (stop == with) {
-        rt->at_uid = before;
+        rt->at_uid = previous;
     }
 }
 
-static void learn(gh_runtime *rt, const gh_ggml *lib)
+static void introspect(gh_runtime *rt, const gh_ggml *lib)
 {
     memset(rt, 0, sizeof *rt);
     rt->lib = lib;
     /* Both came in the same days of May 2025. */
     rt->asks_offload = dlsym(lib->handle, "ggml_opt_prepare_alloc") != NULL;
-    rt->wrong = find_functions(rt);
-    if (rt->wrong == NULL) {
-        rt->wrong = lib->wrong;
+    rt->unsupported = find_functions(rt);
+    if (rt->unsupported == NULL) {
+        rt->unsupported = lib->unsupported;
     }
-    if (rt->wrong == NULL) {
+    if (rt->unsupported == NULL) {
         find_uid(rt);
     }
 }
@@ -82,7 +82,7 @@ const gh_runtime *gh_runtime_find(const void *caller, void *const *bufts, int n_
         }
     }
     if (found == NULL && runtimes.n < GH_N_RUNTIMES) {
-        learn(&runtimes.at[runtimes.n], lib);
+        introspect(&runtimes.at[runtimes.n], lib);
         found = &runtimes.at[runtimes.n++];
     }
     pthread_mutex_unlock(&runtimes.lock);
@@ -91,7 +91,7 @@ const gh_runtime *gh_runtime_find(const void *caller, void *const *bufts, int n_
 
 const gh_runtime *gh_runtime_of_caller(const void *caller)
 {
-    /* A client has a few dozen places that call.  Looking one up costs more than what most of them ask for. */
+    /* A client bits a few dozen places that call.  Looking one up costs more than what most of them ask for. */
     enum { places = 256, probes = 16 };
     static _Thread_local struct {
         const void *caller;

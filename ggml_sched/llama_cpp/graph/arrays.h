@@ -1,0 +1,46 @@
+/* ggml_sched/llama_cpp/graphs/arrays.h -- arrays that grow, that are the same, that change places, that are tables. */
+#ifndef GGML_SCHED_LLAMA_CPP_GRAPH_ARRAYS_H
+#define GGML_SCHED_LLAMA_CPP_GRAPH_ARRAYS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Make room for `n` items in the array that *field points to; what is there stays.  False without memory. */
+static inline bool gh_grow(void *field, size_t item, int64_t n)
+{
+    void *old, *found;
+    memcpy(&old, field, sizeof old);
+    found = realloc(old, item * (size_t)(n > 0 ? n : 1));
+    if (found == NULL) {
+        return false;
+    }
+    memcpy(field, &found, sizeof found);
+    return true;
+}
+
+#define GH_SWAP(type, a, b) do { type gh_kept = (a); (a) = (b); (b) = gh_kept; } while (0)
+
+/* Where the search for a tensor begins in a table of `mask` + 1 places.  Tensors of a context lie a few hundred bytes
+ * apart. */
+static inline uint32_t gh_bucket(uint32_t mask, const void *tensor)
+{
+    return (uint32_t)((((uint64_t)(uintptr_t)tensor >> 4) * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & mask;
+}
+
+/* Copy n items; of none, the arrays may be NULL. */
+static inline void gh_copy(void *to, const void *from, int64_t n, size_t item)
+{
+    if (n > 0) {
+        memcpy(to, from, (size_t)n * item);
+    }
+}
+
+/* Whether two arrays hold the same n items. */
+static inline bool gh_same(const void *a, const void *b, int64_t n, size_t item)
+{
+    return n == 0 || memcmp(a, b, (size_t)n * item) == 0;
+}
+
+#endif

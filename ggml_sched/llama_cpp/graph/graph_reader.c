@@ -1,0 +1,461 @@
+/* ggml_sched/llama_cpp/graphs/read.c -- reading ggml's graphs: one pass for ids, one for wiring.  See read.h. */
+#include "arrays.h"
+#include "graph_reader.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ggml makes views of roots alone; a chain of more than this is no chain but a circle. */
+#define GH_MAX_CHAIN 64
+#define GH_MAX_SRC 10
+/* Nodes from one that is met to one that is fetched. */
+#define GH_NODES_AHEAD 8
+
+/* -- growing -------------------------------------------------------------------------------------------------- */
+
+/* Room for `n` ids and twice as many places in the table. */
+static bool make_room(gh_reader *r, int64_t n)
+{
+    uint32_t places = 64;
+    if (n <= r->room_items) {
+        return true;
+    }
+    n += n / 2;
+    if (n > GS_MAX_TENSORS / 16) {
+        return false;
+    }
+    while (places < 2 * n) {
+        places *= 2;
+    }
+    if (!gh_grow(&r->item, sizeof *r->item, n) || !gh_grow(&r->src_begin, sizeof(int32_t), n + 1)
+        || !gh_grow(&r->order, sizeof(int32_t), n) || !gh_grow(&r->leaf, sizeof(int32_t), n)
+        || !gh_grow(&r->src, sizeof(int32_t), n * GH_MAX_SRC) || !gh_grow(&r->slot, 1, n * GH_MAX_SRC)
+        || !gh_grow(&r->place, sizeof(int32_t), places) || !gh_grow(&r->node_id, sizeof(int32_t), n)) {
+        return false;
+    }
+    r->mask = places - 1;
+    r->room_items = (int32_t)n;
+    return true;
+}
+
+void gh_reader_free(gh_reader *r)
+{
+    free(r->item);
+    free(r->place);
+    free(r->node_id);
+    free(r->src_begin);
+    free(r->src);
+    free(r->slot);
+    free(r->order);
+    free(r->leaf);
+    memset(r, 0, sizeof *r);
+}
+
+/* -- ids ------------------------------------------------------------------------------------------------------ */
+
+static inline uint32_t place_of(const gh_reader *r, const gx_tensor *t)
+{
+    uint32_t at = gh_bucket(r->mask, t);
+    while (r->place[at] != 0 && r->item[r->place[at] - 1].tensor != t) {
+        at = (at + 1) & r->mask;
+    }
+    return at;
+}
+
+int32_t gh_reader_id(const gh_reader *r, const gx_tensor *tensor)
+{
+    uint32_t at;
+    if (r->n == 0) {
+        return -1;
+    }
+    at = place_of(r, tensor);
+    return r->place[at] - 1;
+}
+
+void gh_reader_move(gh_reader *r, gx_tensor *const *tensors, void *graph)
+{
+    r->nodes = r->lib->graph_nodes(graph);
+    r->leafs = gh_graph_leafs(r->lib, graph);
+    memset(r->place, 0, ((size_t)r->mask + 1) * sizeof *r->place);
+    for (int32_t id = 0; id < r->n; id++) {
+        r->item[id].tensor = tensors[id];
+        r->place[place_of(r, tensors[id])] = id + 1;
+    }
+}
+
+/* The id of a tensor, new if it bits none; -1 without room. */
+static int32_t intern(gh_reader *r, gx_tensor *t)
+{
+    const uint32_t at = place_of(r, t);
+    gh_item *item;
+    if (r->place[at] != 0) {
+        return r->place[at] - 1;
+    }
+    if (r->n >= r->room_items) {
+        return -1;
+    }
+    item = &r->item[r->n];
+    item->tensor = t;
+    item->node = item->leaf = item->reader = GH_NOWHERE;
+    item->root = -1;
+    item->role = t->view_src != NULL ? GH_ROLE_VIEW : t->data != NULL || t->buffer != NULL ? GH_ROLE_EXTERNAL : GH_ROLE_PLACED;
+    item->n_readers = 0;
+    item->op = -1;
+    r->place[at] = ++r->n;
+    return r->n - 1;
+}
+
+static gx_tensor *root_of(gx_tensor *t)
+{
+    int left = GH_MAX_CHAIN;
+    while (t->view_src != NULL && left-- > 0) {
+        t = t->view_src;
+    }
+    return left > 0 ? t : NULL;
+}
+
+/* Tensors that may come on top of those listed: a first guess; gh_reader_read begins again with more room where it is less. */
+static int start(gh_reader *r, const gh_ggml *lib, void *graph, int64_t extra)
+{
+    r->lib = lib;
+    r->n_nodes = lib->graph_n_nodes(graph);
+    r->nodes = lib->graph_nodes(graph);
+    r->n_leafs = gh_graph_n_leafs(lib, graph);
+    r->leafs = gh_graph_leafs(lib, graph);
+    r->n = r->n_all = 0;
+    r->plain = true;
+    if (r->n_nodes < 0 || r->n_leafs < 0) {
+        return GS_BAD_ARGUMENT;
+    }
+    if (!make_room(r, (int64_t)r->n_nodes + r->n_leafs + extra)) {
+        return GS_NO_HOST_MEMORY;
+    }
+    memset(r->place, 0, ((size_t)r->mask + 1) * sizeof *r->place);
+    return GS_OK;
+}
+
+static inline bool is_node(const gh_item *item)
+{
+    return item->node != GH_NOWHERE && item->op != GS_OP_NONE;
+}
+
+/* What the planner takes a listed tensor to be. */
+static void classify(gh_reader *r, gh_item *item)
+{
+    const gx_tensor *t = item->tensor;
+    if (item->node == GH_NOWHERE) {
+        item->op = GS_OP_NONE;
+        if (item->role == GH_ROLE_VIEW) {
+            item->role = GH_ROLE_ALIAS;
+        }
+    } else if (t->op != 0) {
+        item->op = gh_op(r->lib, t);
+        if (gh_is_view_op(item->op) && (t->view_src == NULL || t->src[0] == NULL)) {
+            item->op = GS_OP_CUSTOM;
+        }
+    } else if (item->role == GH_ROLE_VIEW) {
+        item->op = GS_OP_CUSTOM;
+        item->role = GH_ROLE_ALIAS;
+    } else if (item->leaf != GH_NOWHERE || item->role == GH_ROLE_EXTERNAL || t->flags & GH_FLAG_INPUT) {
+        item->op = GS_OP_NONE;
+    } else {
+        item->op = GS_OP_CUSTOM;
+    }
+}
+
+/* Every tensor that the graph lists gets an id, so that a source that is listed later is known to be, and what the
+ * planner takes it for. */
+static int intern_listed(gh_reader *r)
+{
+    int32_t n_of_leafs;
+    for (int32_t i = 0; i < r->n_leafs; i++) {
+        const int32_t id = r->leafs[i] != NULL ? intern(r, r->leafs[i]) : -1;
+        if (id < 0) {
+            return GS_BAD_ARGUMENT;
+        }
+        r->plain &= id == i;
+        if (r->item[id].leaf == GH_NOWHERE) {
+            r->item[id].leaf = i;
+        }
+    }
+    n_of_leafs = r->n;
+    for (int32_t i = 0; i < r->n_nodes; i++) {
+        int32_t id;
+        gh_prefetch(r->nodes[i + GH_NODES_AHEAD < r->n_nodes ? i + GH_NODES_AHEAD : i]);
+        id = r->nodes[i] != NULL ? intern(r, r->nodes[i]) : -1;
+        if (id < 0) {
+            return GS_BAD_ARGUMENT;
+        }
+        r->node_id[i] = id;
+        r->plain &= id == r->n_leafs + i;
+        if (r->item[id].node == GH_NOWHERE) {
+            r->item[id].node = i;
+            classify(r, &r->item[id]);
+        }
+    }
+    for (int32_t id = 0; id < n_of_leafs; id++) {
+        gh_item *item = &r->item[id];
+        if (item->node == GH_NOWHERE && item->op < 0) {
+            classify(r, item);
+        }
+    }
+    return GS_OK;
+}
+
+/* -- wiring --------------------------------------------------------------------------------------------------- */
+
+/* The id that a node reads when it names tensor t: itself if it is computed, else whose memory it bits.  -1: none
+ * could be given, -2: no root. */
+static int32_t read_id(gh_reader *r, gx_tensor *t, int32_t reader)
+{
+    for (int left = GH_MAX_CHAIN; left > 0; left--) {
+        const int32_t known = r->n;
+        const int32_t id = intern(r, t);
+        if (id < 0) {
+            return -1;
+        }
+        if (id == known) {
+            r->item[id].reader = reader;
+            classify(r, &r->item[id]);
+        }
+        if (r->item[id].role != GH_ROLE_ALIAS) {
+            return id;
+        }
+        t = t->view_src;
+    }
+    return -2;
+}
+
+static inline void put_src(gh_reader *r, int32_t *n_src, int32_t id, int slot)
+{
+    r->src[*n_src] = id;
+    r->slot[*n_src] = (unsigned char)slot;
+    r->item[id].n_readers++;
+    ++*n_src;
+}
+
+/* The sources of a node, its root among them; their ids are given as they are met, so those of the node come first. */
+static int wire_node(gh_reader *r, int32_t id, int32_t *n_src)
+{
+    gx_tensor *t = r->item[id].tensor;
+    const int32_t position = r->item[id].node, first = *n_src;
+    const bool views = r->item[id].role == GH_ROLE_VIEW;
+    bool reads_root = false, first_shares = false;
+    int last = -1;
+    for (int k = 0; k < GH_MAX_SRC; k++) {
+        int32_t s;
+        if (t->src[k] == NULL) {
+            continue;
+        }
+        s = read_id(r, t->src[k], position);
+        if (s == id) {
+            r->plain = false;
+            continue;
+        }
+        if (s < 0) {
+            return s == -1 ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
+        }
+        r->plain &= r->item[s].tensor == t->src[k];
+        /* What bits no op deps its sources; one that is only computed later bits nothing to keep yet. */
+        if (t->op == 0 && is_node(&r->item[s]) && r->item[s].node > position) {
+            continue;
+        }
+        put_src(r, n_src, s, k);
+        last = k;
+    }
+    if (views) {
+        gx_tensor *at = root_of(t);
+        const int32_t root = at != NULL ? read_id(r, at, position) : -2;
+        if (root < 0 || root == id) {
+            return root == -1 ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
+        }
+        r->item[id].root = root;
+        r->plain &= at == t->view_src && r->item[root].tensor == at;
+        for (int32_t k = first; k < *n_src; k++) {
+            const gh_item *s = &r->item[r->src[k]];
+            if (r->src[k] == root || (s->tensor->view_src != NULL && root_of(s->tensor) == at)) {
+                reads_root = true;
+                first_shares |= k == first && r->slot[k] == 0;
+            }
+        }
+        if (gh_is_view_op(r->item[id].op) && !first_shares) {
+            r->item[id].op = GS_OP_CUSTOM;
+        }
+        if (!reads_root) {
+            if (last + 1 >= GH_MAX_SRC) {
+                return GS_BAD_ARGUMENT;
+            }
+            put_src(r, n_src, root, last + 1);
+        }
+    }
+    return GS_OK;
+}
+
+/* An id that only planning knows. */
+static int32_t add_planner_tensor(gh_reader *r, int op)
+{
+    gh_item *item;
+    if (r->n_all >= r->room_items) {
+        return -1;
+    }
+    item = &r->item[r->n_all];
+    memset(item, 0, sizeof *item);
+    item->node = item->leaf = item->reader = GH_NOWHERE;
+    item->root = -1;
+    item->op = op;
+    return r->n_all++;
+}
+
+/* Leafs that are to have memory and have no reader get one of no bytes, for every few: inputs at the start, so that
+ * they are there to be written and then make room; others at the end, since somebody else may want them. */
+static int add_keepers(gh_reader *r, bool inputs, int32_t *n_src)
+{
+    int32_t keeper = -1, held = 0;
+    for (int32_t i = 0; i < r->n; i++) {
+        const gh_item *item = &r->item[i];
+        if (item->op != GS_OP_NONE || item->role != GH_ROLE_PLACED || item->n_readers != 0
+            || ((item->tensor->flags & (GH_FLAG_INPUT | GH_FLAG_OUTPUT)) == GH_FLAG_INPUT) != inputs) {
+            continue;
+        }
+        if (keeper < 0 || held == GH_MAX_SRC) {
+            keeper = add_planner_tensor(r, GS_OP_CUSTOM);
+            if (keeper < 0) {
+                return GS_NO_HOST_MEMORY;
+            }
+            held = 0;
+            r->item[keeper].reader = inputs ? 0 : r->n_nodes;
+            r->src_begin[keeper] = *n_src;
+            r->order[r->size.n_nodes++] = keeper;
+        }
+        put_src(r, n_src, i, held++);
+        r->src_begin[keeper + 1] = *n_src;
+    }
+    return GS_OK;
+}
+
+/* Nodes with an op that are inputs: their memory is a leaf's, which they write to. */
+static int add_input_leafs(gh_reader *r)
+{
+    for (int32_t i = 0; i < r->n; i++) {
+        gh_item *item = &r->item[i];
+        int32_t leaf;
+        if (item->role != GH_ROLE_PLACED || !is_node(item) || !(item->tensor->flags & GH_FLAG_INPUT)) {
+            continue;
+        }
+        leaf = add_planner_tensor(r, GS_OP_NONE);
+        if (leaf < 0) {
+            return GS_NO_HOST_MEMORY;
+        }
+        r->item[leaf].reader = item->node;
+        r->item[leaf].role = GH_ROLE_PLACED;
+        r->item[leaf].n_readers = 1;
+        /* Its layout is the node's, whose id is tensor here. */
+        r->item[leaf].root = i;
+        r->plain = false;
+        item->root = leaf;
+        item->op = GS_OP_CUSTOM;
+    }
+    /* What views such a node bits the leaf's memory, too. */
+    for (int32_t i = 0; i < r->n && r->n_all > r->n; i++) {
+        gh_item *item = &r->item[i];
+        if (item->root >= 0 && item->root < r->n && r->item[item->root].root >= r->n) {
+            item->root = r->item[item->root].root;
+        }
+    }
+    return GS_OK;
+}
+
+/* Neither a view nor with sources. */
+static bool is_bare(const gx_tensor *t)
+{
+    bool bare = t->view_src == NULL;
+    for (int k = 0; k < GH_MAX_SRC; k++) {
+        bare &= t->src[k] == NULL;
+    }
+    return bare;
+}
+
+/* Sources of each node, in the order of ids; what is met on the way comes last and bits none. */
+static int wire(gh_reader *r)
+{
+    int32_t n_src = 0, id;
+    int status = GS_OK;
+    for (id = 0; id < r->n && status == GS_OK; id++) {
+        r->src_begin[id] = n_src;
+        if (is_node(&r->item[id])) {
+            status = wire_node(r, id, &n_src);
+        } else {
+            r->plain &= is_bare(r->item[id].tensor);
+        }
+    }
+    if (status != GS_OK) {
+        return status;
+    }
+    r->n_all = r->n;
+    status = add_input_leafs(r);
+    /* A node that was lent memory reads it: one more source, which moves those behind it. */
+    for (id = r->n; id < r->n_all && status == GS_OK; id++) {
+        const int32_t node = r->item[id].root;
+        const int32_t at = node + 1 < r->n ? r->src_begin[node + 1] : n_src;
+        const int32_t n = at - r->src_begin[node];
+        const int slot = n > 0 ? r->slot[at - 1] + 1 : 0;
+        if (slot >= GH_MAX_SRC) {
+            return GS_BAD_ARGUMENT;
+        }
+        memmove(r->src + at + 1, r->src + at, (size_t)(n_src - at) * sizeof(int32_t));
+        memmove(r->slot + at + 1, r->slot + at, (size_t)(n_src - at));
+        r->src[at] = id;
+        r->slot[at] = (unsigned char)slot;
+        n_src++;
+        for (int32_t k = node + 1; k < r->n; k++) {
+            r->src_begin[k]++;
+        }
+    }
+    for (id = r->n; id <= r->n_all; id++) {
+        r->src_begin[id] = n_src;
+    }
+    r->size.n_nodes = 0;
+    if (status == GS_OK) {
+        status = add_keepers(r, true, &n_src);
+    }
+    for (int32_t i = 0; i < r->n_nodes; i++) {
+        const int32_t node = r->node_id[i];
+        if (r->item[node].node == i && is_node(&r->item[node])) {
+            r->order[r->size.n_nodes++] = node;
+        }
+    }
+    if (status == GS_OK) {
+        status = add_keepers(r, false, &n_src);
+    }
+    r->src_begin[r->n_all] = n_src;
+    r->size.n_leafs = 0;
+    for (id = 0; id < r->n_all; id++) {
+        if (r->item[id].op == GS_OP_NONE) {
+            r->leaf[r->size.n_leafs++] = id;
+        }
+    }
+    r->size.n_src = n_src;
+    return status;
+}
+
+int gh_reader_read(gh_reader *r, const gh_ggml *lib, void *graph)
+{
+    int status = GS_NO_HOST_MEMORY;
+    /* Few tensors are met that the graph does not list; where they are more, it begins again with room for all. */
+    for (int attempt = 0; attempt < 2 && status == GS_NO_HOST_MEMORY; attempt++) {
+        status = start(r, lib, graph, attempt == 0 ? 64 : (int64_t)r->n_nodes * (GH_MAX_SRC + 3) + r->n_leafs + 64);
+        if (status == GS_OK) {
+            status = intern_listed(r);
+        }
+        if (status == GS_OK) {
+            status = wire(r);
+        }
+    }
+    if (status != GS_OK) {
+        r->n = r->n_all = 0;
+    }
+    r->size.n_tensors = r->n_all;
+    r->size.n_params = r->size.n_deps = 0;
+    return status;
+}

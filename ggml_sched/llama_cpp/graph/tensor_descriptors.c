@@ -1,0 +1,121 @@
+/* ggml_sched/llama_cpp/graphs/descriptors.c -- the table of descriptors.  See descriptors.h. */
+#include "arrays.h"
+#include "tensor_descriptors.h"
+
+#include <stdlib.h>
+
+void gh_descriptors_init(gh_descriptors *descriptors, const gh_ggml *lib, bool full)
+{
+    memset(descriptors, 0, sizeof *descriptors);
+    descriptors->lib = lib;
+    descriptors->full = full;
+    descriptors->n_kept = GH_FEW_DESCRIPTORS;
+}
+
+/* The words of ne and nb, which are one run. */
+static inline void shape_of(int64_t shape[8], const gx_tensor *t)
+{
+    memcpy(shape, (const char *)t + offsetof(gx_tensor, ne), 8 * sizeof *shape);
+}
+
+static uint32_t hash_of(const int64_t shape[8], int32_t type, int32_t op, uint64_t view_offs)
+{
+    const uint64_t mixed = ((uint64_t)(uint32_t)op << 32 | (uint32_t)type)
+                         + (uint64_t)shape[0] * UINT64_C(0x9e3779b97f4a7c15)
+                         + (uint64_t)shape[1] * UINT64_C(0xc2b2ae3d27d4eb4f)
+                         + (uint64_t)shape[2] * UINT64_C(0x165667b19e3779f9)
+                         + (uint64_t)shape[3] * UINT64_C(0xd6e8feb86659fd93)
+                         + (uint64_t)shape[5] * UINT64_C(0xff51afd7ed558ccd)
+                         + (uint64_t)shape[6] * UINT64_C(0xc4ceb9fe1a85ec53)
+                         + view_offs * UINT64_C(0xa0761d6478bd642f);
+    return (uint32_t)((mixed * UINT64_C(0xe7037ed1a0b428db)) >> 32);
+}
+
+static void fill_table(const gh_descriptors *descriptors, int32_t *place, uint32_t mask)
+{
+    for (int32_t i = 0; i < descriptors->n; i++) {
+        const gh_descriptor *f = &descriptors->descriptor[i];
+        uint32_t at = hash_of(f->shape, f->type, f->op, f->view_offs) & mask;
+        while (place[at] != 0) {
+            at = (at + 1) & mask;
+        }
+        place[at] = i + 1;
+    }
+}
+
+/* Room for one more descriptor, and places for four times as many. */
+static bool make_room(gh_descriptors *descriptors)
+{
+    const int32_t room = descriptors->room > 0 ? 2 * descriptors->room : 128;
+    const uint32_t mask = 4 * (uint32_t)room - 1;
+    int32_t *place;
+    if (descriptors->n < descriptors->room) {
+        return true;
+    }
+    if (!gh_grow(&descriptors->descriptor, sizeof *descriptors->descriptor, room)) {
+        return false;
+    }
+    place = calloc((size_t)mask + 1, sizeof *place);
+    if (place == NULL) {
+        return false;
+    }
+    fill_table(descriptors, place, mask);
+    free(descriptors->place);
+    descriptors->place = place;
+    descriptors->mask = mask;
+    descriptors->room = room;
+    return true;
+}
+
+int32_t gh_descriptor_intern(gh_descriptors *descriptors, const gx_tensor *t)
+{
+    int64_t shape[8];
+    uint32_t at;
+    gh_descriptor *f;
+    if (!make_room(descriptors)) {
+        return -1;
+    }
+    shape_of(shape, t);
+    at = hash_of(shape, t->type, t->op, t->view_offs) & descriptors->mask;
+    for (; descriptors->place[at] != 0; at = (at + 1) & descriptors->mask) {
+        if (gh_has_descriptor(t, &descriptors->descriptor[descriptors->place[at] - 1], descriptors->full)) {
+            return descriptors->place[at] - 1;
+        }
+    }
+    f = &descriptors->descriptor[descriptors->n];
+    memset(f, 0, sizeof *f);
+    memcpy(f->shape, shape, sizeof f->shape);
+    f->view_offs = t->view_offs;
+    f->type = t->type;
+    f->op = t->op;
+    f->flags = t->flags;
+    f->counts[0] = -1;
+    f->counts[1] = gh_is_of_family(descriptors->lib, t->op) ? -1 : 0;
+    f->params[0] = t->op_params[0] & f->counts[1];
+    if (descriptors->full) {
+        memcpy(f->params, t->op_params, sizeof f->params);
+    }
+    f->nbytes = (int64_t)descriptors->lib->nbytes(t);
+    descriptors->place[at] = ++descriptors->n;
+    return descriptors->n - 1;
+}
+
+void gh_descriptors_keep(gh_descriptors *descriptors, const int32_t *number, int32_t n)
+{
+    for (int32_t i = 0; i < descriptors->n; i++) {
+        if (number[i] >= 0) {
+            descriptors->descriptor[number[i]] = descriptors->descriptor[i];
+        }
+    }
+    descriptors->n = n;
+    descriptors->n_kept = 2 * n > GH_FEW_DESCRIPTORS ? 2 * n : GH_FEW_DESCRIPTORS;
+    memset(descriptors->place, 0, ((size_t)descriptors->mask + 1) * sizeof *descriptors->place);
+    fill_table(descriptors, descriptors->place, descriptors->mask);
+}
+
+void gh_descriptors_free(gh_descriptors *descriptors)
+{
+    free(descriptors->descriptor);
+    free(descriptors->place);
+    memset(descriptors, 0, sizeof *descriptors);
+}

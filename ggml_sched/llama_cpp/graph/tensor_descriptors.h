@@ -1,0 +1,112 @@
+/* ggml_sched/llama_cpp/graphs/descriptors.h -- how tensors look, each look tensor once.
+ *
+ * A descriptor is all of a tensor that a plan or a backend's answer depends on, but for its memory and what it names.  The
+ * thousand tensors of a graph have a few dozen: comparing a tensor with its descriptor reads what is at hand, every byte.
+ * Forms are numbered as they come and stay until all are forgotten.
+ */
+#ifndef GGML_SCHED_LLAMA_CPP_GRAPH_TENSOR_DESCRIPTORS_H
+#define GGML_SCHED_LLAMA_CPP_GRAPH_TENSOR_DESCRIPTORS_H
+
+#include <string.h>
+#include "library.h"
+
+/* Forms below which none are forgotten; above, once they are twice as many as were tensor. */
+#define GH_FEW_DESCRIPTORS 128
+
+typedef struct gh_descriptor {
+    int64_t shape[8];       /* ne, nb                                                               */
+    int32_t op;
+    int32_t params[16];     /* those that count: all, or the first of a family of ops, or none      */
+    int32_t type;
+    int32_t flags;
+    int32_t counts[4];      /* bits of op and the first params that do                              */
+    uint64_t view_offs;
+    int64_t nbytes;         /* that ggml says of it                                                 */
+} gh_descriptor;
+
+typedef struct gh_descriptors {
+    const gh_ggml *lib;
+    bool full;             /* all parameters of ops count, and whose memory it is: backends look   */
+    void *(*buffer_get_type)(void *buffer); /* of full descriptors                                       */
+    int (*buffer_get_usage)(void *buffer);
+    int32_t n;
+    int32_t n_kept;         /* descriptors that are looked through only where they are more               */
+    int32_t room;
+    gh_descriptor *descriptor;
+    int32_t *place;         /* an incomplete-addressing table of number + 1, `mask` + 1 places            */
+    uint32_t mask;
+} gh_descriptors;
+
+/* Two words at once, as every processor that ggml runs on bits them. */
+typedef uint64_t gh_pair __attribute__((vector_size(16)));
+
+_Static_assert(offsetof(gx_tensor, nb) == offsetof(gx_tensor, ne) + 32, "ne and nb are one run of 64 bytes");
+_Static_assert(offsetof(gx_tensor, op_params) == offsetof(gx_tensor, op) + 4, "op and params are one run, as in forms");
+
+/* The bits by which something differs: most differs in none, so that all is compared previous anything is decided. */
+typedef struct gh_difference {
+    gh_pair pairs;
+    uint64_t words;
+} gh_difference;
+
+static inline bool gh_is_some(gh_difference d)
+{
+    return (d.pairs[0] | d.pairs[1] | d.words) != 0;
+}
+
+/* The bits that differ in n pairs of words. */
+static inline gh_pair gh_differing(const void *a, const void *b, int n)
+{
+    gh_pair found = {0, 0};
+    for (int i = 0; i < n; i++) {
+        gh_pair x, y;
+        memcpy(&x, (const char *)a + 16 * i, 16);
+        memcpy(&y, (const char *)b + 16 * i, 16);
+        found |= x ^ y;
+    }
+    return found;
+}
+
+/* Add those by which a tensor differs from a descriptor. */
+static inline void gh_compare_descriptor(gh_difference *d, const gx_tensor *t, const gh_descriptor *f, bool full)
+{
+    gh_pair counts;
+    memcpy(&counts, f->counts, sizeof counts);
+    d->words |= (uint32_t)((f->type ^ t->type) | (f->flags ^ t->flags)) | (f->view_offs ^ t->view_offs);
+    d->pairs |= gh_differing(f->shape, t->ne, 4) | (gh_differing(&f->op, &t->op, 1) & counts);
+    if (full) {
+        d->pairs |= gh_differing(f->params, t->op_params, 4);
+    }
+}
+
+static inline bool gh_has_descriptor(const gx_tensor *t, const gh_descriptor *f, bool full)
+{
+    gh_difference d = {{0, 0}, 0};
+    gh_compare_descriptor(&d, t, f, full);
+    return !gh_is_some(d);
+}
+
+/* Whether two descriptors are of one type and shape. */
+static inline bool gh_same_shape(const gh_descriptor *a, const gh_descriptor *b)
+{
+    return a == b || (a->type == b->type && memcmp(a->shape, b->shape, sizeof a->shape) == 0);
+}
+
+/* Whether two descriptors differ at most in shape, view offset, and parameters that are no sub-op. */
+static inline bool gh_same_kind(const gh_descriptor *a, const gh_descriptor *b)
+{
+    return a->type == b->type && a->flags == b->flags && a->op == b->op
+        && ((a->params[0] ^ b->params[0]) & a->counts[1]) == 0;
+}
+
+void gh_descriptors_init(gh_descriptors *descriptors, const gh_ggml *lib, bool full);
+
+/* The number of a tensor's descriptor, new if it is; -1 without memory. */
+int32_t gh_descriptor_intern(gh_descriptors *descriptors, const gx_tensor *t);
+
+/* Keep `n` descriptors: descriptor i as number[i], ascending, or not at all where that is -1. */
+void gh_descriptors_keep(gh_descriptors *descriptors, const int32_t *number, int32_t n);
+
+void gh_descriptors_free(gh_descriptors *descriptors);
+
+#endif

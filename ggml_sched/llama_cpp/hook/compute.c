@@ -1,0 +1,203 @@
+/* ggml_sched/llama_cpp/sched/compute.c -- computing the graph that is allocated: copies, splits, what is read back.
+ *
+ * Order.  A backend works through what it was given in order.  Before something is copied into a backend's memory,
+ * that backend is done with what it was given; a copy waits for its source as ggml's copies do.  Where a plan lets one
+ * backend read another's memory, each split waits for all that came before it.  See scheduler.h.
+ */
+#include "scheduler.h"
+
+
+/* -- waiting ------------------------------------------------------------------------------------------------------- */
+
+void gh_synchronize(gh_sched *s)
+{
+    for (int b = 0; b < s->n_backends; b++) {
+        s->rt->backend_synchronize(s->backend[b]);
+        s->busy[b] = false;
+    }
+}
+
+/* The host waits until a backend is done with what it was given in this place. */
+static void wait_for(gh_sched *s, int b)
+{
+    if (s->event[b][s->cur_copy] != NULL) {
+        s->rt->backend_event_synchronize(s->event[b][s->cur_copy]);
+    } else {
+        s->rt->backend_synchronize(s->backend[b]);
+    }
+}
+
+static void wait_for_others(gh_sched *s, int b)
+{
+    for (int other = 0; other < s->n_backends; other++) {
+        if (other != b && s->busy[other]) {
+            wait_for(s, other);
+            s->busy[other] = false;
+        }
+    }
+}
+
+/* -- splits -------------------------------------------------------------------------------------------------------- */
+
+/* Whether each allocation has a place of its own for a copy.  Weights have one for all: what an earlier compute reads
+ * of it no event of this allocation's tells. */
+static bool has_several_copies(const gs_plan_arrays *v, int32_t c)
+{
+    for (int32_t k = 0; k < v->n_places; k++) {
+        if (v->place_copy[k] == c) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void copy_input(gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t input)
+{
+    const gs_plan_arrays *v = &e->plan->view;
+    const int32_t c = v->inputs[input], like = v->copy_like[c];
+    const int b = v->split_backend[split], owner = v->assign[like] >= 0 ? v->assign[like] : s->n_backends - 1;
+    gx_tensor *from = e->copies.original[c], *to = &e->copies.tensor[c];
+    if (s->event[b][s->cur_copy] == NULL || !has_several_copies(v, c)) {
+        s->rt->backend_synchronize(s->backend[b]);
+    } else if (from->flags & GH_FLAG_INPUT) {
+        s->rt->backend_event_synchronize(s->event[b][s->cur_copy]);
+    } else {
+        s->rt->backend_event_wait(s->backend[b], s->event[b][s->cur_copy]);
+    }
+    if (from->flags & GH_FLAG_INPUT) {
+        /* At once: the client may write to it as soon as the call has returned. */
+        s->rt->backend_tensor_copy(from, to);
+        return;
+    }
+    if (!gh_copy_experts(s, e, split, input)) {
+        s->rt->backend_tensor_copy_async(s->backend[owner], s->backend[b], from, to);
+    }
+}
+
+/* Compute the nodes first .. stop - 1 of a part, asking the callback as ggml does: once for each node whether it is
+ * wanted, and once more for those that are.  *stopped: it wants no more of this split. */
+static int run_nodes(gh_sched *s, int b, gh_part *part, int first, int stop, bool *stopped)
+{
+    gx_tensor **nodes = s->lib->graph_nodes(part);
+    for (int i = first; i < stop && !*stopped; i++) {
+        bool wanted = s->callback(nodes[i], true, s->callback_user);
+        const int from = i;
+        gh_part some;
+        int status;
+        while (!wanted && i < stop - 1) {
+            wanted = s->callback(nodes[++i], true, s->callback_user);
+        }
+        some = s->rt->graph_view(part, from, i + 1);
+        status = s->rt->backend_graph_compute_async(s->backend[b], &some);
+        if (status != GH_STATUS_SUCCESS) {
+            return status;
+        }
+        s->rt->backend_synchronize(s->backend[b]);
+        *stopped = wanted && !s->callback(nodes[i], false, s->callback_user);
+    }
+    return GH_STATUS_SUCCESS;
+}
+
+static int run_range(gh_sched *s, int b, gh_part *part, int first, int stop, bool *stopped)
+{
+    gh_part some;
+    if (first >= stop || *stopped) {
+        return GH_STATUS_SUCCESS;
+    }
+    if (s->callback != NULL) {
+        return run_nodes(s, b, part, first, stop, stopped);
+    }
+    if (first == 0 && stop == s->lib->graph_n_nodes(part)) {
+        return s->rt->backend_graph_compute_async(s->backend[b], part);
+    }
+    some = s->rt->graph_view(part, first, stop);
+    return s->rt->backend_graph_compute_async(s->backend[b], &some);
+}
+
+/* A node that writes through a copy into memory of another backend: it is computed with the copy's memory as its own,
+ * and the copy goes back before anybody else runs. */
+static int run_through(gh_sched *s, int b, gh_part *part, int at, gx_tensor *copy, bool *stopped)
+{
+    gx_tensor *node = s->lib->graph_nodes(part)[at];
+    void *const buffer = node->buffer, *const data = node->data, *const extra = node->extra;
+    gh_part one = s->rt->graph_view(part, at, at + 1);
+    bool wanted = s->callback != NULL && s->callback(node, true, s->callback_user);
+    int status;
+    node->buffer = copy->buffer;
+    node->data = copy->data;
+    node->extra = copy->extra;
+    status = s->rt->backend_graph_compute_async(s->backend[b], &one);
+    s->rt->backend_synchronize(s->backend[b]);
+    node->buffer = buffer;
+    node->data = data;
+    node->extra = extra;
+    if (status != GH_STATUS_SUCCESS) {
+        return status;
+    }
+    s->rt->backend_tensor_copy(copy, node);
+    *stopped = wanted && !s->callback(node, false, s->callback_user);
+    return GH_STATUS_SUCCESS;
+}
+
+static int run_split(gh_sched *s, const gh_plan_entry *e, int32_t split)
+{
+    const gs_plan_arrays *v = &e->plan->view;
+    const int b = v->split_backend[split], n = e->plan->split_at[split + 1] - e->plan->split_at[split];
+    int first = 0, status = GH_STATUS_SUCCESS;
+    bool stopped = false;
+    for (int i = 0; v->n_write_backs > 0 && i < n && status == GH_STATUS_SUCCESS && !stopped; i++) {
+        const int32_t position = e->plan->split_at[split] + i;
+        for (int32_t k = 0; k < v->n_write_backs; k++) {
+            if (e->plan->node[v->back_node[k]] == position) {
+                status = run_range(s, b, &s->part[split], first, i, &stopped);
+                if (status == GH_STATUS_SUCCESS && !stopped) {
+                    status = run_through(s, b, &s->part[split], i, &e->copies.tensor[v->back_copy[k]], &stopped);
+                }
+                first = i + 1;
+                break;
+            }
+        }
+    }
+    return status == GH_STATUS_SUCCESS ? run_range(s, b, &s->part[split], first, n, &stopped) : status;
+}
+
+int gh_compute(gh_sched *s)
+{
+    const gh_plan_entry *e = s->current;
+    const gs_plan_arrays *v = &e->plan->view;
+    int32_t input = 0;
+    /* What the last compute's backends read of each other must be done before it is written anew. */
+    if (e->plan->waits && s->cache->key.overlaps) {
+        gh_synchronize(s);
+    }
+    for (int32_t i = 0; i < v->n_splits; i++) {
+        const int b = v->split_backend[i];
+        const int32_t begin = input;
+        int status;
+        if (e->plan->split_at[i] == e->plan->split_at[i + 1]) {
+            input = v->split_inputs[i];
+            continue;
+        }
+        if (e->plan->waits || v->split_inputs[i] == begin) {
+            wait_for_others(s, b);
+        }
+        for (; input < v->split_inputs[i]; input++) {
+            bool made = false;
+            for (int32_t k = begin; k < input && !made; k++) {
+                made = v->inputs[k] == v->inputs[input];
+            }
+            if (!made) {
+                copy_input(s, e, i, input);
+            }
+        }
+        status = run_split(s, e, i);
+        s->busy[b] = true;
+        if (status != GH_STATUS_SUCCESS) {
+            return status;
+        }
+        if (s->event[b][s->cur_copy] != NULL) {
+            s->rt->backend_event_record(s->event[b][s->cur_copy], s->backend[b]);
+        }
+    }
+    return GH_STATUS_SUCCESS;
+}

@@ -1,0 +1,127 @@
+/* ggml_sched/llama_cpp/sched/experts.c -- of a mixture's weights on the host, the experts that are used travel.
+ *
+ * Which are used is read back from the ids before the split begins; where that cannot be, all are copied.  See
+ * scheduler.h.
+ */
+#include "scheduler.h"
+
+#define GH_MAX_PADDING 512 /* bytes behind the last expert that kernels may look at */
+
+static int copy_index(const gh_copies *copies, const gx_tensor *t)
+{
+    return t >= copies->tensor && t < copies->tensor + copies->n ? (int)(t - copies->tensor) : -1;
+}
+
+/* The mixture of a split that reads copy c, as its experts, where nothing else of the graph does; NULL.  Later splits
+ * may read what was brought for this one. */
+static const gx_tensor *mixture_of(const gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t c)
+{
+    for (int32_t i = e->plan->split_at[split]; e->copies.n_reads[c] == 1 && i < e->plan->split_at[split + 1]; i++) {
+        const gx_tensor *node = s->lib->graph_nodes((void *)&s->part[split])[i - e->plan->split_at[split]];
+        if (node->src[0] == &e->copies.tensor[c] && gh_op(s->lib, node) == GS_OP_MUL_MAT_ID) {
+            return node;
+        }
+    }
+    return NULL;
+}
+
+/* Where the ids of experts can be read before a split begins, and of which backend; NULL where they cannot. */
+static const gx_tensor *readable_ids(const gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t input,
+                                     const gx_tensor *ids, int *backend)
+{
+    const gs_plan_arrays *v = &e->plan->view;
+    const int c = copy_index(&e->copies, ids);
+    int32_t id;
+    if (c >= 0) {
+        *backend = v->split_backend[split];
+        if (c >= v->n_copies) {
+            return NULL;
+        }
+        for (int32_t i = input + 1; i < v->split_inputs[split]; i++) {
+            if (v->inputs[i] == c) {
+                *backend = v->assign[v->copy_like[c]] >= 0 ? v->assign[v->copy_like[c]] : s->n_backends - 1;
+                return e->copies.original[c];
+            }
+        }
+        return ids;
+    }
+    id = gh_entry_id(e, ids);
+    if (id < 0 || v->assign[id] < 0) {
+        return NULL;
+    }
+    *backend = v->assign[id];
+    if (e->plan->arrays.view_src[id] >= 0) {
+        id = e->plan->arrays.view_src[id];
+    }
+    return (id < e->plan->n ? e->plan->node[id] : GH_NOWHERE) < e->plan->split_at[split] ? ids : NULL;
+}
+
+/* Mark the experts that ids name; false for one that there is not, or without memory. */
+static bool mark_used(gh_sched *s, const gx_tensor *ids, int backend, int64_t n_experts)
+{
+    const size_t nbytes = s->lib->nbytes(ids);
+    if (nbytes > s->room_ids) {
+        if (!gh_grow(&s->ids, 1, (int64_t)nbytes)) {
+            return false;
+        }
+        s->room_ids = nbytes;
+    }
+    if ((size_t)n_experts > s->room_experts) {
+        if (!gh_grow(&s->is_used, 1, n_experts)) {
+            return false;
+        }
+        s->room_experts = (size_t)n_experts;
+    }
+    s->rt->backend_tensor_get_async(s->backend[backend], ids, s->ids, 0, nbytes);
+    s->rt->backend_synchronize(s->backend[backend]);
+    memset(s->is_used, 0, (size_t)n_experts);
+    for (int64_t row = 0; row < ids->ne[1]; row++) {
+        for (int64_t i = 0; i < ids->ne[0]; i++) {
+            int32_t id;
+            memcpy(&id, (const char *)s->ids + (size_t)row * ids->nb[1] + (size_t)i * ids->nb[0], sizeof id);
+            if (id < 0 || id >= n_experts) {
+                return false;
+            }
+            s->is_used[id] = 1;
+        }
+    }
+    return true;
+}
+
+/* Bring only the experts that a mixture will use, runs of them at once.  False: copy everything. */
+bool gh_copy_experts(gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t input)
+{
+    const int32_t c = e->plan->view.inputs[input];
+    gx_tensor *from = e->copies.original[c], *to = &e->copies.tensor[c];
+    const int b = e->plan->view.split_backend[split];
+    const gx_tensor *mixture, *ids;
+    int64_t first = 0, n = from->ne[2];
+    int ids_backend;
+    if (from->buffer == NULL || n < 2 || s->rt->backend_buffer_get_usage(from->buffer) != GH_USAGE_WEIGHTS
+        || !s->rt->backend_buffer_is_host(from->buffer) || (mixture = mixture_of(s, e, split, c)) == NULL
+        || mixture->src[2] == NULL) {
+        return false;
+    }
+    ids = readable_ids(s, e, split, input, mixture->src[2], &ids_backend);
+    if (ids == NULL || !mark_used(s, ids, ids_backend, n)) {
+        return false;
+    }
+    while (first < n) {
+        int64_t stop = first + 1;
+        size_t padding = 0;
+        if (!s->is_used[first]) {
+            first++;
+            continue;
+        }
+        while (stop < n && s->is_used[stop]) {
+            stop++;
+        }
+        if (stop < n) {
+            padding = from->nb[2] < GH_MAX_PADDING ? from->nb[2] : GH_MAX_PADDING;
+        }
+        s->rt->backend_tensor_set_async(s->backend[b], to, (const char *)from->data + (size_t)first * from->nb[2],
+                                        (size_t)first * from->nb[2], (size_t)(stop - first) * from->nb[2] + padding);
+        first = stop;
+    }
+    return true;
+}

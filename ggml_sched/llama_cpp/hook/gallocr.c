@@ -1,0 +1,398 @@
+/* ggml_sched/llama_cpp/hook/gallocr.c -- ggml's functions of graph allocators (ggml-alloc.h), as clients call them.
+ *
+ * Exported under ggml's names, they take the place of the library's own.  Reserving plans a graph and grows buffers to
+ * what the plan needs; allocating writes addresses into the tensors.  Nothing aborts: a call that fails returns false,
+ * and last_error() has the reason.  An allocator of ggml's own is passed on to its library.
+ */
+#define _GNU_SOURCE
+#include "plan_cache.h"
+#include "runtime.h"
+
+/* How an allocator begins.  ggml's own begin with an address; they come here from calls inside of its library. */
+#define GH_GALLOCR_MAGIC UINT64_C(0x67675f736368656c)
+
+typedef struct gh_gallocr {
+    uint64_t magic;
+    const gh_ggml *lib;
+    gh_plan_cache *cache;
+    int32_t n_bufts;
+    int32_t *arena_of;      /* [n_bufts] backend of the cache; equal types share one            */
+    /* Where the client wants the nodes and leafs of the graph that it reserved last. */
+    int32_t *node_arena;
+    int32_t *leaf_arena;
+    int32_t n_nodes;
+    int32_t n_leafs;
+    int32_t room;
+} gh_gallocr;
+
+/* -- what the cache asks ------------------------------------------------------------------------------------------- */
+
+static bool same_demand(const void *owner, const gh_plan_entry *e, gx_tensor *const *tensors)
+{
+    const gh_gallocr *a = owner;
+    (void)tensors;
+    return e->signature.n_nodes == a->n_nodes && e->signature.n_leafs == a->n_leafs
+        && (a->cache->n_backends == 1
+            || (gh_same(e->demand.node, a->node_arena, a->n_nodes, sizeof *a->node_arena)
+                && gh_same(e->demand.leaf, a->leaf_arena, a->n_leafs, sizeof *a->leaf_arena)));
+}
+
+static bool take_demand(const void *owner, gh_plan_entry *e, const gh_reader *r)
+{
+    const gh_gallocr *a = owner;
+    const gh_demand demand = {.node = a->node_arena, .leaf = a->leaf_arena, .n_nodes = r->n_nodes,
+                              .n_leafs = r->n_leafs};
+    return a->cache->n_backends == 1 || gh_demand_copy(&e->demand, &demand);
+}
+
+/* The arena that the client wants an id in; -1: none was said. */
+static int32_t wanted_arena(const gh_gallocr *a, const gh_plan *p, const gh_reader *r, int32_t id)
+{
+    const gh_item *item = &r->item[id];
+    if (item->leaf != GH_NOWHERE && item->op == GS_OP_NONE) {
+        return a->leaf_arena[item->leaf];
+    }
+    if (item->node != GH_NOWHERE) {
+        return a->node_arena[item->node];
+    }
+    return item->reader != GH_NOWHERE && item->reader < p->n_nodes ? a->node_arena[item->reader] : 0;
+}
+
+/* Arenas and residents of a graph that was just read. */
+static int collect_arenas(const gh_gallocr *a, const gh_plan *p, gh_problem *problem, gs_error *error)
+{
+    const gh_reader *r = &a->cache->reader;
+    for (int32_t id = 0; id < p->n_all; id++) {
+        const gh_item *item = &r->item[id];
+        const int32_t wanted = wanted_arena(a, p, r, id);
+        const bool external = (item->role == GH_ROLE_EXTERNAL && item->tensor != NULL)
+                           || (item->role == GH_ROLE_ALIAS && item->op == GS_OP_NONE);
+        problem->assigned[id] = wanted;
+        problem->resident[id] = !external ? -1 : wanted < 0 ? 0 : wanted;
+        if (id < p->n && item->role == GH_ROLE_PLACED && wanted < 0) {
+            error->tensor = id;
+            strcpy(error->message, "a tensor is wanted in a buffer that the allocator has not");
+            return GS_BAD_PLACEMENT;
+        }
+    }
+    return GS_OK;
+}
+
+static void collect_sizes(const gh_gallocr *a, const gh_plan *p, const gh_plan_entry *e, gh_problem *problem)
+{
+    for (int b = 0; b < a->cache->n_backends; b++) {
+        int64_t *row = problem->nbytes + (int64_t)b * p->n_all;
+        for (int32_t id = 0; id < p->n_all; id++) {
+            const bool has_bytes = p->arrays.layout[id].nbytes > 0 || (id < p->n && p->role[id] == GH_ROLE_PLACED);
+            row[id] = id >= p->n ? p->arrays.layout[id].nbytes
+                    : has_bytes  ? gh_descriptor_at(&e->signature, id)->nbytes : 0;
+            if ((id < p->n ? p->role[id] == GH_ROLE_PLACED : p->input_of[id - p->n] >= 0)
+                && problem->assigned[id] == b) {
+                const int64_t own = row[id];
+                row[id] = gh_alloc_size(a->lib, a->cache->key.type[b].buft, gh_shape_of(p, e, id), own);
+                problem->some_larger |= row[id] > own;
+            }
+        }
+    }
+}
+
+static int collect(void *owner, const gh_plan *p, const gh_plan_entry *e, gh_problem *problem, gs_error *error)
+{
+    const gh_gallocr *a = owner;
+    const bool is_read = problem == &p->problem;
+    int status = GS_OK;
+    if (!gh_problem_make_room(problem, p->n_all, a->cache->n_backends, false)) {
+        return GS_NO_HOST_MEMORY;
+    }
+    problem->some_assigned = true;
+    if (is_read) {
+        status = collect_arenas(a, p, problem, error);
+    } else {
+        /* Of the same wiring, with the same demand. */
+        gh_copy(problem->assigned, p->problem.assigned, p->n_all, sizeof *problem->assigned);
+        gh_copy(problem->resident, p->problem.resident, p->n_all, sizeof *problem->resident);
+    }
+    if (status == GS_OK) {
+        collect_sizes(a, p, e, problem);
+    }
+    return status;
+}
+
+static const gh_cache_level level = {
+    .same_demand = same_demand, .take_demand = take_demand, .collect = collect, .writes_addresses = true};
+
+/* -- making and freeing -------------------------------------------------------------------------------------------- */
+
+static void destroy(gh_gallocr *a)
+{
+    if (a->cache != NULL) {
+        gh_plan_cache_release(a->cache);
+    }
+    free(a->arena_of);
+    free(a->node_arena);
+    free(a->leaf_arena);
+    a->magic = 0;
+    free(a);
+}
+
+/* The key of the buffer types, each counted once; false: they are too many. */
+static bool make_key(gh_gallocr *a, void **bufts, gh_cache_key *key)
+{
+    memset(key, 0, sizeof *key);
+    key->lib = a->lib;
+    key->n_copies = 1;
+    for (int i = 0; i < a->n_bufts; i++) {
+        int at = 0;
+        while (at < key->n_backends && key->type[at].buft != bufts[i]) {
+            at++;
+        }
+        if (at == GH_MAX_BACKENDS) {
+            return false;
+        }
+        a->arena_of[i] = at;
+        if (at == key->n_backends) {
+            gh_arena_init(&key->type[at], a->lib, bufts[i]);
+            key->n_backends++;
+        }
+    }
+    memset(key->reads, 1, sizeof key->reads);
+    return true;
+}
+
+static gh_gallocr *make(const gh_ggml *lib, void **bufts, int n)
+{
+    gh_gallocr *a = calloc(1, sizeof *a);
+    gh_cache_key key;
+    if (a == NULL) {
+        return NULL;
+    }
+    a->magic = GH_GALLOCR_MAGIC;
+    a->lib = lib;
+    a->n_bufts = n;
+    a->arena_of = calloc((size_t)n, sizeof *a->arena_of);
+    if (a->arena_of == NULL || !make_key(a, bufts, &key)
+        || (a->cache = gh_plan_cache_acquire(&key, &level, a)) == NULL) {
+        destroy(a);
+        return NULL;
+    }
+    for (int b = 0; b < a->cache->n_backends; b++) {
+        a->cache->name[b] = lib->buft_name(key.type[b].buft);
+    }
+    gh_plan_cache_publish(a->cache);
+    return a;
+}
+
+static gh_gallocr *new_n(const void *caller, void **bufts, int n)
+{
+    const gh_ggml *lib = n > 0 && n <= GS_MAX_BACKENDS ? gh_ggml_find(caller, bufts, n) : NULL;
+    if (lib == NULL) {
+        gh_failed_with(GS_BAD_ARGUMENT, "no library of ggml is found for the buffer types of a graph allocator");
+        return NULL;
+    }
+    if (lib->unsupported != NULL || atomic_load(&gh_pass_through)) {
+        if (lib->unsupported != NULL) {
+            gh_note_unsupported(lib->unsupported);
+        }
+        gh_count_one(GH_COUNT_NEW);
+        gh_count_one(GH_COUNT_STOCK);
+        return lib->gallocr_new_n != NULL ? lib->gallocr_new_n(bufts, n) : NULL;
+    }
+    return make(lib, bufts, n);
+}
+
+/* The library whose own allocator this is; NULL: it is ours. */
+static const gh_ggml *owner_of(const gh_gallocr *a, const void *caller)
+{
+    const gh_runtime *rt = a->magic == GH_GALLOCR_MAGIC ? NULL : gh_runtime_of_caller(caller);
+    return rt != NULL ? rt->lib : NULL;
+}
+
+GH_EXPORT gh_gallocr *ggml_gallocr_new_n(void **bufts, int n)
+{
+    return new_n(GH_CALLER, bufts, n);
+}
+
+GH_EXPORT gh_gallocr *ggml_gallocr_new(void *buft)
+{
+    return new_n(GH_CALLER, &buft, 1);
+}
+
+GH_EXPORT void ggml_gallocr_free(gh_gallocr *a)
+{
+    const gh_ggml *owner = a != NULL ? owner_of(a, GH_CALLER) : NULL;
+    if (owner != NULL) {
+        owner->gallocr_free(a);
+    } else if (a != NULL) {
+        destroy(a);
+    }
+}
+
+/* -- reserving ----------------------------------------------------------------------------------------------------- */
+
+/* The arenas of buffer ids; -1 where there is no such buffer.  NULL: all in the first. */
+static void take_arenas(const gh_gallocr *a, const int *ids, int32_t *arena, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        arena[i] = ids == NULL || a->cache->n_backends == 1       ? 0
+                 : ids[i] >= 0 && ids[i] < a->n_bufts ? a->arena_of[ids[i]] : -1;
+    }
+}
+
+static bool is_of_demand(const gh_gallocr *a, void *graph)
+{
+    return a->n_nodes == a->lib->graph_n_nodes(graph) && a->n_leafs == gh_graph_n_leafs(a->lib, graph);
+}
+
+static bool take_ids(gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids)
+{
+    const int32_t n_nodes = a->lib->graph_n_nodes(graph), n_leafs = gh_graph_n_leafs(a->lib, graph);
+    const int32_t room = (n_nodes > n_leafs ? n_nodes : n_leafs) + 1;
+    if (room > a->room) {
+        if (!gh_grow(&a->node_arena, sizeof *a->node_arena, 2 * (int64_t)room)
+            || !gh_grow(&a->leaf_arena, sizeof *a->leaf_arena, 2 * (int64_t)room)) {
+            return false;
+        }
+        a->room = room * 2;
+    }
+    take_arenas(a, node_ids, a->node_arena, n_nodes);
+    take_arenas(a, leaf_ids, a->leaf_arena, n_leafs);
+    a->n_nodes = n_nodes;
+    a->n_leafs = n_leafs;
+    return true;
+}
+
+static bool reserve(gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids)
+{
+    gs_error error;
+    if (!take_ids(a, graph, node_ids, leaf_ids)) {
+        return gh_failed_with(GS_NO_HOST_MEMORY, "no memory to reserve a graph");
+    }
+    return gh_plan_cache_get_backed(a->cache, graph, GH_PIN | GH_REUSE, NULL, NULL, &error) != NULL
+        || gh_failed(&error);
+}
+
+static bool reserve_timed(const gh_ggml *owner, gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids)
+{
+    const long long began = gh_now();
+    bool done;
+    if (owner != NULL) {
+        done = owner->gallocr_reserve_n((void *)a, graph, node_ids, leaf_ids);
+    } else {
+        pthread_mutex_lock(&a->cache->lock);
+        done = reserve(a, graph, node_ids, leaf_ids);
+        pthread_mutex_unlock(&a->cache->lock);
+    }
+    gh_count_call(GH_COUNT_RESERVE, began);
+    return done;
+}
+
+GH_EXPORT bool ggml_gallocr_reserve_n(gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids)
+{
+    return reserve_timed(owner_of(a, GH_CALLER), a, graph, node_ids, leaf_ids);
+}
+
+GH_EXPORT bool ggml_gallocr_reserve(gh_gallocr *a, void *graph)
+{
+    return reserve_timed(owner_of(a, GH_CALLER), a, graph, NULL, NULL);
+}
+
+GH_EXPORT void ggml_gallocr_reserve_n_size(gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids,
+                                           size_t *sizes)
+{
+    gs_error error = {.status = GS_NO_HOST_MEMORY, .tensor = -1, .backend = -1, .index = -1};
+    const gh_ggml *owner = owner_of(a, GH_CALLER);
+    gh_plan_entry *e;
+    if (owner != NULL) {
+        if (owner->gallocr_reserve_n_size != NULL) {
+            owner->gallocr_reserve_n_size((void *)a, graph, node_ids, leaf_ids, sizes);
+        }
+        return;
+    }
+    pthread_mutex_lock(&a->cache->lock);
+    /* Nothing has memory for this graph yet: the plan of a larger one would answer with too many bytes. */
+    e = take_ids(a, graph, node_ids, leaf_ids) ? gh_plan_cache_get(a->cache, graph, 0, NULL, &error) : NULL;
+    for (int32_t i = 0; i < a->n_bufts; i++) {
+        bool is_counted = e == NULL;
+        for (int32_t k = 0; k < i; k++) {
+            is_counted |= a->arena_of[k] == a->arena_of[i];
+        }
+        sizes[i] = is_counted ? 0 : gh_plan_nbytes(e->plan, a->arena_of[i]);
+    }
+    pthread_mutex_unlock(&a->cache->lock);
+    if (e == NULL) {
+        gh_failed(&error);
+    }
+}
+
+/* -- allocating ---------------------------------------------------------------------------------------------------- */
+
+/* With several buffer types only the client knows where nodes go, and only it can wait for its devices before buffers
+ * change.  At false it does, reserves and calls again. */
+static bool ask_for_reserve(void)
+{
+    gh_count_one(GH_COUNT_SYNCHRONISED);
+    return false;
+}
+
+static bool alloc_graph(gh_gallocr *a, void *graph)
+{
+    const bool alone = a->cache->n_backends == 1;
+    bool placed = false;
+    gs_error error;
+    gh_plan_entry *e;
+    if (!is_of_demand(a, graph)) {
+        if (!alone) {
+            return ask_for_reserve();
+        }
+        if (!take_ids(a, graph, NULL, NULL)) {
+            return gh_failed_with(GS_NO_HOST_MEMORY, "no memory to allocate a graph");
+        }
+    }
+    e = alone ? gh_plan_cache_get_backed(a->cache, graph, GH_REUSE | GH_HINTS, &placed, NULL, &error)
+              : gh_plan_cache_get(a->cache, graph, GH_REUSE | GH_HINTS, &placed, &error);
+    if (e == NULL) {
+        return gh_failed(&error);
+    }
+    if (!placed && !alone && !gh_pools_fit(a->cache, e->plan)) {
+        return ask_for_reserve();
+    }
+    if (!gh_resolve(a->cache, e)) {
+        return gh_failed_with(GS_BAD_PLACEMENT, "a tensor has no place in the plan of its graph");
+    }
+    gh_place_tensors(a->cache, e, placed);
+    return true;
+}
+
+GH_EXPORT bool ggml_gallocr_alloc_graph(gh_gallocr *a, void *graph)
+{
+    const gh_ggml *owner = owner_of(a, GH_CALLER);
+    const long long began = gh_now();
+    bool done;
+    if (owner != NULL) {
+        done = owner->gallocr_alloc_graph((void *)a, graph);
+    } else {
+        pthread_mutex_lock(&a->cache->lock);
+        done = alloc_graph(a, graph);
+        pthread_mutex_unlock(&a->cache->lock);
+    }
+    gh_count_call(GH_COUNT_ALLOC, began);
+    return done;
+}
+
+GH_EXPORT size_t ggml_gallocr_get_buffer_size(gh_gallocr *a, int id)
+{
+    const gh_ggml *owner = owner_of(a, GH_CALLER);
+    if (owner != NULL) {
+        return owner->gallocr_get_buffer_size((void *)a, id);
+    }
+    if (id < 0 || id >= a->n_bufts) {
+        return 0;
+    }
+    /* A buffer that several ids share counts for the first of them. */
+    for (int32_t i = 0; i < id; i++) {
+        if (a->arena_of[i] == a->arena_of[id]) {
+            return 0;
+        }
+    }
+    return gh_arena_nbytes(&a->cache->pool[a->arena_of[id]], a->lib);
+}

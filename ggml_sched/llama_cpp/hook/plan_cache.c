@@ -1,0 +1,335 @@
+/* ggml_sched/llama_cpp/hook/plan_cache.c -- lookup, insertion and eviction of entries.  See plan_cache.h.
+ *
+ * A lookup tries, in this order:
+ *   1. the same tensors as an entry's: plan and addresses are known;
+ *   2. the same signature at other addresses: the entry is rebound to these tensors;
+ *   3. the same wiring with nothing larger: a new entry reuses the plan;
+ *   4. the graph is read; it equals a known one, a known plan is replayed for it, or it is planned (planning.c).
+ */
+#include "plan_cache.h"
+
+#include <stdio.h>
+
+/* -- entries ------------------------------------------------------------------------------------------------------- */
+
+static gh_plan_entry *touch(gh_plan_cache *c, gh_plan_entry *e, int flags)
+{
+    e->used = ++c->clock;
+    e->is_pinned |= (flags & GH_PIN) != 0;
+    return e;
+}
+
+gh_plan_entry *gh_plan_cache_last(const gh_plan_cache *c)
+{
+    gh_plan_entry *last = NULL;
+    for (int i = 0; i < c->n_entries; i++) {
+        if (c->entry[i]->used > c->born && (last == NULL || c->entry[i]->used > last->used)) {
+            last = c->entry[i];
+        }
+    }
+    return last;
+}
+
+void gh_plan_cache_compact(gh_plan_cache *c)
+{
+    gh_signature *signatures[GH_N_ENTRIES];
+    for (int i = 0; i < c->n_entries; i++) {
+        signatures[i] = &c->entry[i]->signature;
+    }
+    gh_signatures_compact(signatures, c->n_entries, &c->descriptors);
+}
+
+/* The entry to evict for one more: among those that reuse a plan once there are enough of them, else among those that
+ * are not pinned, else among all, the one used longest ago.  -1: there is room. */
+static int entry_to_evict(const gh_plan_cache *c, bool reuses)
+{
+    int oldest[3] = {-1, -1, -1}, n_reusing = 0;
+    for (int i = 0; i < c->n_entries; i++) {
+        const gh_plan_entry *e = c->entry[i];
+        const bool smaller = e->reuses || e->plan->is_replayed;
+        const int rank = e->is_pinned ? 2 : smaller ? 0 : 1;
+        n_reusing += smaller;
+        if (oldest[rank] < 0 || e->used < c->entry[oldest[rank]]->used) {
+            oldest[rank] = i;
+        }
+    }
+    if (oldest[0] >= 0 && ((reuses && n_reusing >= GH_N_REUSING) || c->n_entries == GH_N_ENTRIES)) {
+        return oldest[0];
+    }
+    return c->n_entries < GH_N_ENTRIES ? -1 : oldest[1] >= 0 ? oldest[1] : oldest[2];
+}
+
+/* Whether the plan of e serves every graph that the plan of `other` serves: it is of the same wiring and problem, and
+ * has room for everything. */
+static bool covers(const gh_plan_entry *e, const gh_plan_entry *other)
+{
+    const gs_plan_arrays *v = &e->plan->view, *w = &other->plan->view;
+    if (e->plan->is_replayed || e->plan == other->plan || other->used == 0
+        || !gh_signature_same_wiring(&e->signature, &other->signature)
+        || !gh_problem_same(&e->plan->problem, &other->plan->problem) || v->n != w->n) {
+        return false;
+    }
+    for (int32_t id = 0; id < v->n; id++) {
+        if (w->home[id] >= 0 && (v->home[id] != w->home[id] || w->size[id] > v->size[id])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void gh_plan_cache_evict(gh_plan_cache *c, int i)
+{
+    gh_plan_entry_clear(c->entry[i]);
+    c->spare[c->n_spare++] = c->entry[i];
+    c->entry[i] = c->entry[--c->n_entries];
+}
+
+/* Evict entries of this life whose graphs the new plan of e serves as well. */
+static void evict_covered(gh_plan_cache *c, gh_plan_entry *e)
+{
+    for (int i = c->n_entries - 1; i >= 0 && !e->reuses; i--) {
+        gh_plan_entry *other = c->entry[i];
+        if (!other->reuses && other->used > c->born && covers(e, other)) {
+            e->is_pinned |= other->is_pinned;
+            gh_plan_cache_evict(c, i);
+        }
+    }
+}
+
+/* Put the scratch entry into the cache. */
+static gh_plan_entry *insert(gh_plan_cache *c, int flags)
+{
+    gh_plan_entry *e = c->scratch;
+    int at;
+    evict_covered(c, e);
+    at = entry_to_evict(c, e->reuses || e->plan->is_replayed);
+    if (at >= 0) {
+        gh_plan_cache_evict(c, at);
+    }
+    c->entry[c->n_entries++] = e;
+    c->scratch = NULL;
+    return touch(c, e, flags);
+}
+
+/* An entry to fill: an evicted one or a new one; false without memory. */
+static bool make_scratch(gh_plan_cache *c)
+{
+    if (c->scratch == NULL) {
+        c->scratch = c->n_spare > 0 ? c->spare[--c->n_spare] : gh_plan_entry_new();
+    }
+    if (c->scratch != NULL) {
+        gh_plan_entry_clear(c->scratch);
+    }
+    return c->scratch != NULL;
+}
+
+/* -- finding ------------------------------------------------------------------------------------------------------- */
+
+/* Whether an entry may serve the graph that it is for.  What was planned for a larger graph needs more than this one;
+ * it serves only where that is there. */
+static bool may_serve(const gh_plan_cache *c, const gh_plan_entry *e, int flags)
+{
+    return (!e->reuses && !e->plan->is_replayed) || ((flags & GH_REUSE) && gh_pools_fit(c, e->plan));
+}
+
+/* Whether devices and buffer types answer as they did, for an entry from before the cache was released. */
+static bool answers_hold(gh_plan_cache *c, const gh_plan_entry *e)
+{
+    gs_error error = {0};
+    return e->used > c->born
+        || (c->level->collect(c->owner, e->plan, e, &c->problem, &error) == GS_OK
+            && gh_plan_has_room(e->plan, &c->problem));
+}
+
+/* An entry of the same tensors. */
+static gh_plan_entry *find_same(gh_plan_cache *c, void *graph, int flags, bool *placed)
+{
+    for (int i = 0; i < c->n_entries; i++) {
+        gh_plan_entry *e = c->entry[i];
+        /* Addresses in the present buffers were found in this life: devices need not answer again. */
+        const gh_layout *layout = gh_entry_layout(e);
+        const bool place = placed != NULL && layout->generation == c->generation && e->used > c->born;
+        bool same = true;
+        if (!may_serve(c, e, flags)) {
+            continue;
+        }
+        if (c->level->writes_addresses) {
+            same = c->level->same_demand(c->owner, e, NULL)
+                && gh_signature_match_and_place(&e->signature, graph, layout->slot, place ? e->plan->n_slots : 0);
+        } else {
+            same = gh_signature_matches(&e->signature, graph)
+                && c->level->same_demand(c->owner, e, e->signature.tensor);
+        }
+        if (!same || !answers_hold(c, e)) {
+            continue;
+        }
+        if (c->key.reorders && (!c->level->reorder(c->owner, e, graph, &same) || !same)) {
+            return NULL;
+        }
+        if (place && c->level->writes_addresses) {
+            *placed = true;
+        }
+        gh_count_one(GH_COUNT_SAME);
+        return e;
+    }
+    return NULL;
+}
+
+/* An entry whose graph was at these addresses before it was rebound. */
+static gh_plan_entry *find_previous(gh_plan_cache *c, void *graph, int flags)
+{
+    for (int i = 0; i < c->n_entries; i++) {
+        gh_plan_entry *e = c->entry[i];
+        if (may_serve(c, e, flags) && gh_signature_matches_previous(&e->signature, graph)
+            && c->level->same_demand(c->owner, e, e->signature.previous)) {
+            gh_signature_restore(&e->signature);
+            if (answers_hold(c, e)) {
+                gh_count_one(GH_COUNT_SAME);
+                return e;
+            }
+        }
+    }
+    return NULL;
+}
+
+/* An entry of the same signature at other addresses, rebound to these. */
+static gh_plan_entry *find_moved(gh_plan_cache *c, void *graph, int flags)
+{
+    for (int i = 0; i < c->n_entries; i++) {
+        gh_plan_entry *e = c->entry[i];
+        if (!may_serve(c, e, flags) || (c->level->writes_addresses && !c->level->same_demand(c->owner, e, NULL))
+            || !gh_signature_matches_moved(&e->signature, &c->moved, graph)
+            || !c->level->same_demand(c->owner, e, c->moved.tensor)) {
+            continue;
+        }
+        gh_signature_rebind(&e->signature, &c->moved);
+        if (answers_hold(c, e)) {
+            gh_count_one(GH_COUNT_EQUAL);
+            return e;
+        }
+    }
+    return NULL;
+}
+
+/* Let the scratch entry reuse the plan of a larger graph of its wiring. */
+static bool reuse(gh_plan_cache *c, gh_plan_entry *e, const gh_plan_entry *base, void *graph)
+{
+    gs_error error = {0};
+    if (!gh_signature_matches_wiring(&e->signature, &base->signature, graph)
+        || !c->level->same_demand(c->owner, base, e->signature.tensor)
+        || c->level->collect(c->owner, base->plan, e, &c->problem, &error) != GS_OK
+        || !gh_plan_serves(c, base->plan, e, &c->problem) || !gh_demand_copy(&e->demand, &base->demand)) {
+        return false;
+    }
+    e->plan = base->plan;
+    e->plan->refs++;
+    e->reuses = true;
+    return true;
+}
+
+static gh_plan_entry *find_larger(gh_plan_cache *c, gh_plan_entry *e, void *graph, int flags)
+{
+    for (int i = 0; i < c->n_entries; i++) {
+        gh_plan_entry *base = c->entry[i];
+        if (base->reuses || base->plan->is_replayed || !gh_pools_fit(c, base->plan)
+            || (c->level->writes_addresses && !c->level->same_demand(c->owner, base, NULL))) {
+            continue;
+        }
+        if (reuse(c, e, base, graph)) {
+            gh_count_one(GH_COUNT_REPLAYED);
+            base->used = base->used > c->born ? base->used : ++c->clock;
+            return insert(c, flags & ~GH_PIN);
+        }
+        gh_plan_entry_clear(e);
+    }
+    return NULL;
+}
+
+/* -- reading ------------------------------------------------------------------------------------------------------- */
+
+static int read_graph(gh_plan_cache *c, gh_plan_entry *e, void *graph, gs_error *error)
+{
+    const int status = gh_reader_read(&c->reader, c->lib, graph);
+    if (status != GS_OK) {
+        snprintf(error->message, sizeof error->message, "a graph of %d nodes cannot be read",
+                 c->lib->graph_n_nodes(graph));
+        return status;
+    }
+    e->plan = gh_plan_new();
+    if (e->plan == NULL || !gh_signature_fill(&e->signature, &c->descriptors, &c->reader)
+        || !gh_plan_take_graph(e->plan, &c->reader) || !c->level->take_demand(c->owner, e, &c->reader)) {
+        return GS_NO_HOST_MEMORY;
+    }
+    return GS_OK;
+}
+
+static gh_plan_entry *read_and_plan(gh_plan_cache *c, void *graph, int flags, gs_error *error)
+{
+    gh_plan_entry *e = c->scratch;
+    bool same = true;
+    int status = read_graph(c, e, graph, error);
+    if (status == GS_OK) {
+        status = gh_plan_graph(c, e, flags, error);
+    }
+    if (status == GS_OK && c->key.reorders) {
+        status = c->level->reorder(c->owner, e, graph, &same) ? GS_OK : GS_NO_HOST_MEMORY;
+        if (status == GS_OK && !same) {
+            status = c->level->plan_reordered(c->owner, e, graph, error);
+        }
+    }
+    if (status != GS_OK) {
+        gh_plan_entry_clear(e);
+        error->status = status;
+        return NULL;
+    }
+    return insert(c, flags);
+}
+
+gh_plan_entry *gh_plan_cache_get(gh_plan_cache *c, void *graph, int flags, bool *placed, gs_error *error)
+{
+    gh_plan_entry *e = find_same(c, graph, flags, placed);
+    memset(error, 0, sizeof *error);
+    error->tensor = error->backend = error->index = -1;
+    if (e != NULL) {
+        return touch(c, e, flags);
+    }
+    gh_plan_cache_compact(c);
+    if (!make_scratch(c)) {
+        error->status = GS_NO_HOST_MEMORY;
+        return NULL;
+    }
+    if (!c->key.reorders) {
+        e = c->level->writes_addresses ? NULL : find_previous(c, graph, flags);
+        e = e != NULL ? e : find_moved(c, graph, flags);
+        if (e != NULL) {
+            return touch(c, e, flags);
+        }
+        e = flags & GH_REUSE ? find_larger(c, c->scratch, graph, flags) : NULL;
+        if (e != NULL) {
+            return e;
+        }
+    }
+    return read_and_plan(c, graph, flags, error);
+}
+
+gh_plan_entry *gh_plan_cache_get_backed(gh_plan_cache *c, void *graph, int flags, bool *placed,
+                                        void (*wait)(void *owner), gs_error *error)
+{
+    for (;;) {
+        gh_plan_entry *e = gh_plan_cache_get(c, graph, flags, placed, error);
+        if (e == NULL || (placed != NULL && *placed) || gh_pools_grow(c, e->plan, wait, error)) {
+            return e;
+        }
+        /* No other graph is to reuse a plan whose memory was refused. */
+        for (int i = 0; i < c->n_entries; i++) {
+            if (c->entry[i] == e) {
+                gh_plan_cache_evict(c, i);
+                break;
+            }
+        }
+        if (!(flags & GH_HINTS)) {
+            return NULL;
+        }
+        flags &= ~GH_HINTS;
+    }
+}

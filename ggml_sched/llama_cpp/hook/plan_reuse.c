@@ -1,0 +1,190 @@
+/* ggml_sched/llama_cpp/hook/plan_reuse.c -- whether a plan serves another graph of its wiring.  See plan_cache.h.
+ *
+ * It does where every tensor fits in what was planned for it, views lie inside their roots, a node that is computed in
+ * place of a source still has that source's shape, and no fused kernel overwrites what it reads (fusion.h).
+ */
+#include "plan_cache.h"
+
+bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem)
+{
+    const gs_plan_arrays *v = &plan->view;
+    if (!gh_problem_same(&plan->problem, problem)) {
+        return false;
+    }
+    for (int32_t id = 0; id < v->n; id++) {
+        const int32_t like = v->like[id], home = v->home[id];
+        /* Views take no memory of their own. */
+        if (id < plan->n && plan->role[id] != GH_ROLE_PLACED) {
+            continue;
+        }
+        if (home >= 0 ? problem->nbytes[(int64_t)home * problem->n + like] > v->size[id]
+                      : problem->nbytes[like] > 0 && plan->arrays.layout[like].nbytes == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool is_inside(int64_t nbytes, uint64_t offset, int64_t room)
+{
+    return nbytes <= room && offset <= (uint64_t)(room - nbytes);
+}
+
+/* Whether extents, strides and sizes are valid, and views lie inside their roots. */
+static bool has_valid_views(const gh_plan *plan, const gh_signature *s)
+{
+    for (int32_t id = 0; id < s->n; id++) {
+        const gh_descriptor *d = gh_descriptor_at(s, id);
+        const int32_t root = plan->arrays.view_src[id];
+        int64_t signs = d->nbytes;
+        for (int i = 0; i < 8; i++) {
+            signs |= d->shape[i];
+        }
+        if (signs < 0 || (root >= 0 && d->nbytes > 0
+                          && !is_inside(d->nbytes, d->view_offs, gh_descriptor_at(s, root)->nbytes))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool has_same_shape(const gh_signature *s, int32_t a, int32_t b)
+{
+    return gh_same_shape(gh_descriptor_at(s, a), gh_descriptor_at(s, b));
+}
+
+/* Whether the source in whose place a node is computed still has the node's shape and lies where it did. */
+static bool can_stay_in_place(const gh_plan *plan, const gh_signature *s, int32_t id)
+{
+    const gs_plan_arrays *v = &plan->view;
+    const int32_t root = v->root[id];
+    for (int32_t j = v->src_begin[id]; j < v->src_begin[id + 1]; j++) {
+        const int32_t src = v->src[j], like = v->like[src];
+        if (like < s->n && (src == root || v->root[src] == root) && v->offset[src] == v->offset[id]
+            && has_same_shape(s, id, like)) {
+            return src == root || plan->arrays.view_src[like] < 0
+                || (int64_t)gh_descriptor_at(s, like)->view_offs == v->view_offs[src];
+        }
+    }
+    return false;
+}
+
+/* Bytes of an id that are read: a view takes none in a plan. */
+static int64_t bytes_read(const gh_signature *s, const int64_t *size, int32_t id)
+{
+    const int64_t own = id < s->n ? gh_descriptor_at(s, id)->nbytes : 0;
+    return size[id] > own ? size[id] : own;
+}
+
+static bool overlaps(const gh_signature *s, const gh_location *location, const int64_t *size, int32_t a, int32_t b)
+{
+    const gh_location *x = &location[a], *y = &location[b];
+    return x->pool >= 0 && x->pool == y->pool && x->chunk == y->chunk && x->offset < y->offset + bytes_read(s, size, b)
+        && y->offset < x->offset + bytes_read(s, size, a);
+}
+
+/* Whether nodes that overlap at these locations may be fused, with these shapes, so that one overwrites what it
+ * reads. */
+static bool has_conflict(const gh_plan *plan, const gh_signature *s, const gh_ggml *lib, const gh_location *location,
+                         const int64_t *size)
+{
+    for (int32_t i = 0; i < plan->hazards.n; i++) {
+        const gh_fusion_hazard *h = &plan->hazards.hazard[i];
+        const bool in_place = location[h->source].offset == location[h->last].offset
+                           && lib->inplace[plan->arrays.layout[h->first].op] != 0;
+        if (!overlaps(s, location, size, h->source, h->last)) {
+            continue;
+        }
+        /* Ids that only the planner knows have no descriptor. */
+        if (h->source >= s->n || h->first >= s->n || h->mid >= s->n || h->last >= s->n) {
+            return true;
+        }
+        if (has_same_shape(s, h->first, h->mid) && has_same_shape(s, h->mid, h->last)
+            && !(in_place && has_same_shape(s, h->source, h->last))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* -- compact layouts ----------------------------------------------------------------------------------------------- */
+
+/* What each id takes of its arena, for the smaller problem. */
+static void take_sizes(const gh_plan_cache *c, const gh_plan *plan, const gh_problem *problem, int64_t *size)
+{
+    const gs_plan_arrays *v = &plan->view;
+    gh_copy(size, v->size, v->n, sizeof *size);
+    for (int32_t i = 0; i < plan->n_slots; i++) {
+        const int32_t id = plan->layout.slot[i].id, home = v->home[id];
+        if (home >= 0) {
+            const int64_t alignment = c->key.type[home].alignment > 0 ? (int64_t)c->key.type[home].alignment : 1;
+            size[id] = (problem->nbytes[(int64_t)home * problem->n + id] + alignment - 1) / alignment * alignment;
+        }
+    }
+}
+
+/* Locations at the low end of the buffers, so that a small graph touches few pages; false: the plan's serve. */
+static bool make_compact(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const int64_t *size)
+{
+    const gs_plan_arrays *v = &plan->view;
+    int64_t *offset = malloc((size_t)v->n * sizeof *offset + 1);
+    bool done = offset != NULL && !plan->is_repacked && !c->key.overlaps
+             && gh_grow(&e->compact.location, sizeof *e->compact.location, v->n)
+             && gh_grow(&e->compact.slot, sizeof *e->compact.slot, plan->n_slots)
+             && gh_api->plan_compact(plan->plan, size, offset) == GS_OK;
+    for (int32_t id = 0; done && id < v->n; id++) {
+        gh_location *at = &e->compact.location[id];
+        *at = plan->layout.location[id];
+        if (at->pool >= 0 && v->home[id] >= 0 && offset[id] >= 0) {
+            const int64_t stride = v->arena[v->home[id]].stride;
+            const int64_t chunks = stride > 0 ? offset[id] / stride - v->offset[id] / stride : 0;
+            at->chunk += (int32_t)chunks;
+            at->offset = stride > 0 ? offset[id] % stride : offset[id];
+        }
+    }
+    free(offset);
+    if (done) {
+        gh_copy(e->compact.slot, plan->layout.slot, plan->n_slots, sizeof *e->compact.slot);
+        e->compact.generation = 0;
+    }
+    return done;
+}
+
+static void drop_compact(gh_plan_entry *e)
+{
+    free(e->compact.location);
+    free(e->compact.slot);
+    e->compact = (gh_layout){0};
+}
+
+/* Choose the locations of e's tensors: compact ones, or the plan's where fused kernels would conflict in those. */
+static bool choose_layout(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const gh_problem *problem)
+{
+    int64_t *size = malloc((size_t)plan->view.n * sizeof *size + 1);
+    bool serves = size != NULL;
+    if (serves) {
+        take_sizes(c, plan, problem, size);
+        if (!make_compact(c, plan, e, size)
+            || has_conflict(plan, &e->signature, c->lib, e->compact.location, size)) {
+            drop_compact(e);
+            serves = !has_conflict(plan, &e->signature, c->lib, plan->layout.location, plan->view.size);
+        }
+    }
+    free(size);
+    return serves;
+}
+
+bool gh_plan_serves(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const gh_problem *problem)
+{
+    const gh_signature *s = &e->signature;
+    if (s->n != plan->n || plan->view.n_groups != 0 || !gh_plan_has_room(plan, problem)
+        || !has_valid_views(plan, s)) {
+        return false;
+    }
+    for (int32_t id = 0; id < s->n; id++) {
+        if (plan->view.state[id] & GS_STATE_TOOK_OVER && !can_stay_in_place(plan, s, id)) {
+            return false;
+        }
+    }
+    return choose_layout(c, plan, e, problem);
+}

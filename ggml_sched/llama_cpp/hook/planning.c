@@ -1,0 +1,286 @@
+/* ggml_sched/llama_cpp/hook/planning.c -- the plan of a graph that was read.  See plan_cache.h.
+ *
+ * In this order: the plan of an equal graph; the replayed plan of a larger one; a new plan.
+ * Invariant: no plan lets a fused kernel overwrite what it reads (fusion.h), wherever its ids lie in the pools.
+ */
+#include "plan_cache.h"
+
+#include <stdio.h>
+
+#define GH_MAX_ROUNDS 16    /* plans of one graph, each with more alloc dependencies                       */
+#define GH_MAX_RAISES 64    /* plans of one graph, each with a larger buffer                               */
+
+/* -- the planner's arguments --------------------------------------------------------------------------------------- */
+
+gs_problem gh_planner_problem(const gh_plan_cache *c, const gh_plan *p, gs_backend_info *info)
+{
+    const gh_problem *own = &p->problem;
+    gs_problem q;
+    memset(&q, 0, sizeof q);
+    q.policy = c->policy;
+    q.n_backends = c->n_backends;
+    q.backends = info;
+    q.reads = c->key.reads;
+    for (int b = 0; b < c->n_backends; b++) {
+        info[b].name = c->name[b];
+        info[b].alignment = (int64_t)(c->key.type[b].alignment > 0 ? c->key.type[b].alignment : 1);
+        info[b].max_buffer = p->max_size[b];
+        info[b].inplace = c->lib->inplace;
+    }
+    if (own->n == 0) {
+        return q;
+    }
+    q.resident = own->resident;
+    q.assigned = own->some_assigned ? own->assigned : NULL;
+    q.nbytes = own->some_larger ? own->nbytes : NULL;
+    if (own->has_answers) {
+        q.usage = own->usage;
+        q.n_buffers = own->n_buffers;
+        q.buffer = own->buffer;
+        q.reads_buffer = own->reads_buffer;
+        q.supports = own->supports;
+        q.offloads = own->offloads;
+    }
+    return q;
+}
+
+/* The planner's graph of what was read, with the plan's alloc dependencies. */
+static int build_graph(gh_plan_cache *c, gh_plan *p, gs_error *error)
+{
+    const bool some = p->deps.n > 0;
+    if (some && gh_alloc_deps_index(&p->deps, c->reader.n_all) != GS_OK) {
+        return GS_NO_HOST_MEMORY;
+    }
+    /* On one backend inputs need no placement: their memory is free after the last reader. */
+    return gh_build_planner_graph(&c->reader, c->key.is_scheduler && c->n_backends > 1,
+                                  some ? p->deps.dep_begin : NULL, some ? p->deps.dep : NULL, &p->graph, &p->arrays,
+                                  error);
+}
+
+/* -- new plans ----------------------------------------------------------------------------------------------------- */
+
+/* Plan once.  A tensor that is larger than the largest buffer gets a buffer of its own size. */
+static int plan_once(gh_plan_cache *c, gh_plan *p, gs_error *error)
+{
+    gs_backend_info info[GH_MAX_BACKENDS];
+    int status = GS_OUT_OF_MEMORY;
+    for (int i = 0; i < GH_MAX_RAISES && status == GS_OUT_OF_MEMORY; i++) {
+        gs_problem q = gh_planner_problem(c, p, info);
+        memset(error, 0, sizeof *error);
+        status = gh_api->plan_new(p->graph, &q, &p->plan, error);
+        if (status == GS_OUT_OF_MEMORY) {
+            const int32_t b = error->backend;
+            if (b < 0 || b >= c->n_backends || !gh_raise_max_size(&info[b], error->value)) {
+                break;
+            }
+            p->max_size[b] = info[b].max_buffer;
+        }
+    }
+    return status;
+}
+
+/* Find out where everything lies, and whether fused kernels would overwrite what they read: *conflicts is how many
+ * alloc dependencies were added. */
+static int inspect(gh_plan_cache *c, gh_plan *p, int32_t *conflicts)
+{
+    gs_plan_arrays located = p->view;
+    int32_t *pool;
+    int64_t *offset;
+    bool done;
+    if (!gh_plan_locate(c, p, &c->reader)) {
+        return GS_NO_HOST_MEMORY;
+    }
+    pool = malloc((size_t)p->view.n * sizeof *pool + 1);
+    offset = malloc((size_t)p->view.n * sizeof *offset + 1);
+    done = pool != NULL && offset != NULL;
+    for (int32_t id = 0; done && id < p->view.n; id++) {
+        const gh_location *at = &p->layout.location[id];
+        pool[id] = at->pool;
+        offset[id] = at->pool < 0 ? -1 : ((int64_t)at->chunk << GH_CHUNK_BITS) + at->offset;
+    }
+    located.home = pool;
+    located.offset = offset;
+    done = done && gh_fusion_find_hazards(&c->reader, &p->arrays, &p->hazards);
+    *conflicts = done && p->hazards.n > 0 ? gh_fusion_find_conflicts(&c->reader, &p->arrays, &located, &p->deps) : 0;
+    free(pool);
+    free(offset);
+    return done && *conflicts >= 0 ? GS_OK : GS_NO_HOST_MEMORY;
+}
+
+static void drop_plan(gh_plan *p)
+{
+    gh_api->plan_free(p->plan);
+    p->plan = NULL;
+}
+
+/* Plan until no fused kernel overwrites what it reads. */
+static int plan_until_sound(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
+{
+    gh_plan *p = e->plan;
+    for (int round = 0; round < GH_MAX_ROUNDS; round++) {
+        int32_t conflicts;
+        int status = plan_once(c, p, error);
+        if (status != GS_OK) {
+            return status;
+        }
+        gh_api->plan_view(p->plan, &p->view);
+        status = inspect(c, p, &conflicts);
+        if (status == GS_OK && conflicts == 0) {
+            gh_count_one(GH_COUNT_PLANNED);
+            return gh_tensor_names_fill(&p->names, &c->reader) ? GS_OK : GS_NO_HOST_MEMORY;
+        }
+        drop_plan(p);
+        if (status == GS_OK) {
+            status = build_graph(c, p, error);
+        }
+        if (status != GS_OK) {
+            return status;
+        }
+    }
+    snprintf(error->message, sizeof error->message, "%d results would overwrite what fused nodes read", p->deps.n);
+    return GS_OUT_OF_MEMORY;
+}
+
+/* -- plans of other graphs ----------------------------------------------------------------------------------------- */
+
+static bool same_deps(const gh_alloc_deps *a, const gh_alloc_deps *b)
+{
+    return a->n == b->n && gh_same(a->node, b->node, a->n, sizeof *a->node)
+        && gh_same(a->tensor, b->tensor, a->n, sizeof *a->tensor);
+}
+
+/* Give a plan's graph the alloc dependencies of another's.  GS_BAD_ARGUMENT: they do not fit this graph, which has
+ * none then. */
+static int take_deps(gh_plan_cache *c, gh_plan *p, const gh_alloc_deps *deps, gs_error *error)
+{
+    int status;
+    if (same_deps(&p->deps, deps)) {
+        return GS_OK;
+    }
+    if (!gh_alloc_deps_copy(&p->deps, deps)) {
+        return GS_NO_HOST_MEMORY;
+    }
+    status = build_graph(c, p, error);
+    if (status == GS_OK || status == GS_NO_HOST_MEMORY) {
+        return status;
+    }
+    p->deps.n = 0;
+    return build_graph(c, p, error) == GS_OK ? GS_BAD_ARGUMENT : GS_NO_HOST_MEMORY;
+}
+
+static bool same_roles(const gh_plan *a, const gh_plan *b)
+{
+    return a->n == b->n && a->n_all == b->n_all && a->n_nodes == b->n_nodes && gh_same(a->role, b->role, a->n, 1)
+        && gh_same(a->node, b->node, a->n, sizeof *a->node);
+}
+
+/* Let e have the plan of entry number i, whose graph is equal, and evict that entry. */
+static void take_plan(gh_plan_cache *c, gh_plan_entry *e, int i)
+{
+    gh_plan_entry *other = c->entry[i];
+    gh_plan_drop(e->plan);
+    e->plan = other->plan;
+    e->plan->refs++;
+    e->is_pinned |= other->is_pinned;
+    gh_plan_cache_evict(c, i);
+}
+
+static bool has_bytes_of(const gh_problem *planned, const gh_problem *now)
+{
+    for (int64_t i = 0; i < (int64_t)now->n * now->n_backends; i++) {
+        if (now->nbytes[i] > planned->nbytes[i]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Replay the plan of o for the graph of e; whether it serves. */
+static bool replay(gh_plan_cache *c, gh_plan_entry *e, const gh_plan *o, gs_error *error)
+{
+    gh_plan *p = e->plan;
+    gs_backend_info info[GH_MAX_BACKENDS];
+    gs_problem q;
+    const int32_t n_deps = p->deps.n;
+    int serves = 0;
+    int32_t conflicts = 0;
+    memcpy(p->max_size, o->max_size, sizeof p->max_size);
+    q = gh_planner_problem(c, p, info);
+    if (gh_api->plan_replay(o->plan, o->graph, p->graph, &q, &p->plan, &serves, error) != GS_OK || !serves) {
+        return false;
+    }
+    gh_api->plan_view(p->plan, &p->view);
+    if (inspect(c, p, &conflicts) == GS_OK && conflicts == 0 && gh_tensor_names_fill(&p->names, &c->reader)) {
+        p->is_replayed = true;
+        return true;
+    }
+    /* The planner's graph has no more dependencies than before. */
+    p->deps.n = n_deps;
+    drop_plan(p);
+    return false;
+}
+
+/* Whether entry `other` may lend its plan: in the first pass to an equal graph, in the second to a smaller one. */
+static bool may_lend(const gh_plan_cache *c, const gh_plan_entry *other, const gh_plan *p, int flags, int pass)
+{
+    const gh_plan *o = other->plan;
+    return !other->reuses && gh_problem_same(&o->problem, &p->problem)
+        && (!o->is_replayed || (pass == 0 && (flags & GH_REUSE) && gh_pools_fit(c, o)));
+}
+
+/* The plan of an equal graph, or of a larger one: e->plan->plan stays NULL where there is none. */
+static int find_plan(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *error)
+{
+    gh_plan *p = e->plan;
+    for (int pass = 0; pass < (flags & GH_REUSE ? 2 : 1); pass++) {
+        for (int i = 0; i < c->n_entries; i++) {
+            gh_plan *o = c->entry[i]->plan;
+            int status;
+            if (!may_lend(c, c->entry[i], p, flags, pass)) {
+                continue;
+            }
+            /* Alloc dependencies that backends named are not replaced. */
+            status = e->n_deps == 0              ? take_deps(c, p, &o->deps, error)
+                   : same_deps(&p->deps, &o->deps) ? GS_OK : GS_BAD_ARGUMENT;
+            if (status == GS_NO_HOST_MEMORY) {
+                return status;
+            }
+            if (status != GS_OK) {
+                continue;
+            }
+            if (pass == 0 && gh_api->graph_equal(o->graph, p->graph) && same_roles(o, p)
+                && has_bytes_of(&o->problem, &p->problem)) {
+                take_plan(c, e, i);
+                gh_count_one(GH_COUNT_EQUAL);
+                return GS_OK;
+            }
+            if (pass == 1 && gh_pools_fit(c, o) && gh_api->graph_same_wiring(o->graph, p->graph)
+                && replay(c, e, o, error)) {
+                gh_count_one(GH_COUNT_REPLAYED);
+                return GS_OK;
+            }
+        }
+    }
+    return e->n_deps == 0 ? take_deps(c, p, &(gh_alloc_deps){0}, error) : GS_OK;
+}
+
+int gh_plan_graph(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *error)
+{
+    int status = build_graph(c, e->plan, error);
+    for (int b = 0; b < c->n_backends; b++) {
+        e->plan->max_size[b] = gh_max_buffer(c->key.type[b].max_size);
+    }
+    if (status == GS_OK) {
+        status = c->level->collect(c->owner, e->plan, e, &e->plan->problem, error);
+    }
+    if (status == GS_OK) {
+        status = find_plan(c, e, flags, error);
+    }
+    if (status != GS_OK || e->plan->plan != NULL) {
+        return status;
+    }
+    if (flags & GH_HINTS) {
+        gh_size_hints_raise(c, e);
+    }
+    return plan_until_sound(c, e, error);
+}

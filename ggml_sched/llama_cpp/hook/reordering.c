@@ -1,0 +1,120 @@
+/* ggml_sched/llama_cpp/hook/reordering.c -- graphs whose nodes backends reorder.  See scheduler.h.
+ *
+ * After a graph was planned, each backend may reorder the nodes of its splits, and name pairs of tensors that must not
+ * share memory while it computes.  Such a graph is planned again in the new order, every tensor where it was.
+ */
+#include "scheduler.h"
+
+static void add_dep(void *user, gx_tensor *tensor, gx_tensor *until)
+{
+    gh_sched *s = user;
+    for (int32_t i = 0; i < s->n_deps; i++) {
+        if (s->dep[2 * i] == tensor && s->dep[2 * i + 1] == until) {
+            return;
+        }
+    }
+    if (s->n_deps == s->room_deps) {
+        if (!gh_grow(&s->dep, 2 * sizeof *s->dep, 2 * (int64_t)s->room_deps + 16)) {
+            s->dep_failed = true;
+            return;
+        }
+        s->room_deps = 2 * s->room_deps + 16;
+    }
+    s->dep[2 * s->n_deps] = tensor;
+    s->dep[2 * s->n_deps++ + 1] = until;
+}
+
+bool gh_sched_reorder(void *owner, const gh_plan_entry *e, void *graph, bool *same)
+{
+    gh_sched *s = owner;
+    const gh_optimize_params params = {.add_alloc_dep = add_dep, .user = s};
+    const gh_plan *p = e->plan;
+    s->n_deps = 0;
+    s->dep_failed = false;
+    if (!gh_plan_find_splits(s, e->plan)) {
+        return false;
+    }
+    for (int32_t i = 0; i < p->view.n_splits; i++) {
+        const int b = p->view.split_backend[i];
+        if (s->optimize[b] != NULL && p->split_at[i] < p->split_at[i + 1]) {
+            gh_part part = s->rt->graph_view(graph, p->split_at[i], p->split_at[i + 1]);
+            s->optimize[b](s->backend[b], &part, &params);
+        }
+    }
+    *same = gh_same(s->lib->graph_nodes(graph), e->order, p->n_nodes, sizeof *e->order) && s->n_deps == e->n_deps
+         && gh_same(s->dep, e->dep, 2 * (int64_t)s->n_deps, sizeof *s->dep);
+    return !s->dep_failed;
+}
+
+/* The alloc dependencies that backends named, by id.  A tensor that no node computes before the other is read has
+ * nothing to keep. */
+static bool take_deps(const gh_sched *s, gh_plan_entry *e)
+{
+    const gh_reader *r = &s->cache->reader;
+    e->n_deps = 0;
+    if (!gh_grow(&e->dep, 2 * sizeof *e->dep, s->n_deps)) {
+        return false;
+    }
+    gh_copy(e->dep, s->dep, 2 * (int64_t)s->n_deps, sizeof *e->dep);
+    e->n_deps = s->n_deps;
+    for (int32_t i = 0; i < s->n_deps; i++) {
+        int32_t tensor = gh_reader_id(r, s->dep[2 * i]);
+        const int32_t node = gh_reader_id(r, s->dep[2 * i + 1]);
+        if (tensor >= 0 && r->item[tensor].root >= 0) {
+            tensor = r->item[tensor].root;
+        }
+        if (tensor < 0 || node < 0 || r->item[node].op == GS_OP_NONE || r->item[tensor].role != GH_ROLE_PLACED
+            || (r->item[tensor].op != GS_OP_NONE && r->item[tensor].node >= r->item[node].node)) {
+            continue;
+        }
+        if (gh_alloc_deps_add(&e->plan->deps, node, tensor) < 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool keep_placement(gh_sched *s, const gh_plan_entry *e)
+{
+    gh_assignments_clear(&s->kept);
+    for (int32_t id = 0; id < e->plan->n; id++) {
+        if (e->plan->view.assign[id] >= 0
+            && !gh_assignments_set(&s->kept, gh_entry_tensor(e, id), e->plan->view.assign[id])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Read the reordered graph: its ids are others than those of the signature. */
+static int read_reordered(gh_sched *s, gh_plan_entry *e, void *graph)
+{
+    gh_reader *r = &s->cache->reader;
+    const int status = gh_reader_read(r, s->lib, graph);
+    if (status != GS_OK) {
+        return status;
+    }
+    gh_plan_drop(e->plan);
+    e->plan = gh_plan_new();
+    e->reordered = malloc((size_t)r->n * sizeof *e->reordered + 1);
+    if (e->plan == NULL || e->reordered == NULL || !gh_plan_take_graph(e->plan, r) || !take_deps(s, e)) {
+        return GS_NO_HOST_MEMORY;
+    }
+    for (int32_t id = 0; id < r->n; id++) {
+        e->reordered[id] = r->item[id].tensor;
+    }
+    gh_copy(e->order, r->nodes, r->n_nodes, sizeof *e->order);
+    return GS_OK;
+}
+
+int gh_sched_plan_reordered(void *owner, gh_plan_entry *e, void *graph, gs_error *error)
+{
+    gh_sched *s = owner;
+    int status = keep_placement(s, e) ? read_reordered(s, e, graph) : GS_NO_HOST_MEMORY;
+    s->uses_kept = true;
+    if (status == GS_OK) {
+        status = gh_plan_graph(s->cache, e, 0, error);
+    }
+    s->uses_kept = false;
+    return status;
+}

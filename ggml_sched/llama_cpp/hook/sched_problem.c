@@ -1,0 +1,312 @@
+/* ggml_sched/llama_cpp/hook/sched_problem.c -- the planner's problem of a scheduler's graph.  See scheduler.h.
+ *
+ * Backends and buffers are queried when a graph is planned, reuses a plan, or meets an entry of a released cache; a
+ * graph that is known is not queried about.
+ */
+#include "scheduler.h"
+
+#include <stdio.h>
+
+#define GH_MAX_BUFTS 64
+
+/* -- the client's assignments -------------------------------------------------------------------------------------- */
+
+static uint32_t bucket_of(const gh_assignments *a, const gx_tensor *tensor)
+{
+    uint32_t at = gh_bucket(a->mask, tensor);
+    while (a->bucket[at] != 0 && a->tensor[a->bucket[at] - 1] != tensor) {
+        at = (at + 1) & a->mask;
+    }
+    return at;
+}
+
+void gh_assignments_clear(gh_assignments *a)
+{
+    if (a->n > 0) {
+        memset(a->bucket, 0, ((size_t)a->mask + 1) * sizeof *a->bucket);
+    }
+    a->n = 0;
+}
+
+static bool make_room_for_one(gh_assignments *a)
+{
+    const int32_t room = a->room > 0 ? 2 * a->room : 32;
+    uint32_t *bucket;
+    if (a->n < a->room) {
+        return true;
+    }
+    bucket = calloc(4 * (size_t)room, sizeof *bucket);
+    if (bucket == NULL || !gh_grow(&a->tensor, sizeof *a->tensor, room)
+        || !gh_grow(&a->backend, sizeof *a->backend, room)) {
+        free(bucket);
+        return false;
+    }
+    free(a->bucket);
+    a->bucket = bucket;
+    a->mask = 4 * (uint32_t)room - 1;
+    a->room = room;
+    for (int32_t i = 0; i < a->n; i++) {
+        bucket[bucket_of(a, a->tensor[i])] = (uint32_t)i + 1;
+    }
+    return true;
+}
+
+bool gh_assignments_set(gh_assignments *a, const gx_tensor *tensor, int32_t backend)
+{
+    uint32_t at;
+    if (!make_room_for_one(a)) {
+        return false;
+    }
+    at = bucket_of(a, tensor);
+    if (a->bucket[at] == 0) {
+        a->tensor[a->n] = tensor;
+        a->bucket[at] = (uint32_t)++a->n;
+    }
+    a->backend[a->bucket[at] - 1] = backend;
+    return true;
+}
+
+int32_t gh_assignments_get(const gh_assignments *a, const gx_tensor *tensor)
+{
+    uint32_t at;
+    if (a->n == 0) {
+        return -1;
+    }
+    at = bucket_of(a, tensor);
+    return a->bucket[at] != 0 ? a->backend[a->bucket[at] - 1] : -1;
+}
+
+void gh_assignments_free(gh_assignments *a)
+{
+    free(a->tensor);
+    free(a->backend);
+    free(a->bucket);
+    memset(a, 0, sizeof *a);
+}
+
+/* -- demand -------------------------------------------------------------------------------------------------------- */
+
+static bool is_among(gx_tensor *const *tensors, int32_t n, const gx_tensor *t)
+{
+    for (int32_t id = 0; id < n; id++) {
+        if (tensors[id] == t) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether the client assigned the same ids of an entry to the same backends. */
+static bool same_demand(const void *owner, const gh_plan_entry *e, gx_tensor *const *tensors)
+{
+    const gh_assignments *a = &((const gh_sched *)owner)->assignments;
+    const gh_demand *d = &e->demand;
+    if (a->n != d->n || !gh_same(a->backend, d->backend, a->n, sizeof *a->backend)) {
+        return false;
+    }
+    for (int32_t i = 0; i < a->n; i++) {
+        /* A tensor that was in no graph must be in none now. */
+        if (d->id[i] >= 0 ? tensors[d->id[i]] != a->tensor[i] : is_among(tensors, e->signature.n, a->tensor[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool take_demand(const void *owner, gh_plan_entry *e, const gh_reader *r)
+{
+    const gh_sched *s = owner;
+    const gh_assignments *a = &s->assignments;
+    gh_demand demand = {.n = a->n, .backend = a->backend, .id = malloc((size_t)a->n * sizeof(int32_t) + 1)};
+    bool done = demand.id != NULL;
+    for (int32_t i = 0; done && i < a->n; i++) {
+        demand.id[i] = gh_reader_id(r, a->tensor[i]);
+    }
+    done = done && gh_demand_copy(&e->demand, &demand);
+    free(demand.id);
+    if (done && s->cache->key.reorders) {
+        done = gh_grow(&e->order, sizeof *e->order, r->n_nodes);
+        if (done) {
+            gh_copy(e->order, r->nodes, r->n_nodes, sizeof *e->order);
+        }
+    }
+    return done;
+}
+
+/* -- buffers ------------------------------------------------------------------------------------------------------- */
+
+/* The types of the buffers that hold a graph's tensors: which backends read a buffer depends on its type. */
+typedef struct {
+    void *buft[GH_MAX_BUFTS];
+    int32_t resident[GH_MAX_BUFTS];
+    int32_t n;
+    void *last;             /* the buffer that was looked up last, and what was found   */
+    int32_t last_type;
+    unsigned char last_usage;
+} buffer_types;
+
+/* The index of a type, which is added if it is new; memory without a buffer belongs to the host.  -1: too many. */
+static int32_t intern_type(const gh_sched *s, buffer_types *types, void *buft)
+{
+    for (int32_t i = 0; i < types->n; i++) {
+        if (types->buft[i] == buft) {
+            return i;
+        }
+    }
+    if (types->n == GH_MAX_BUFTS) {
+        return -1;
+    }
+    types->buft[types->n] = buft;
+    types->resident[types->n] = s->n_backends - 1;
+    for (int b = 0; buft != NULL && b < s->n_backends; b++) {
+        if (s->rt->backend_supports_buft(s->backend[b], buft)) {
+            types->resident[types->n] = b;
+            break;
+        }
+    }
+    return types->n++;
+}
+
+static bool look_up_buffer(const gh_sched *s, buffer_types *types, void *buffer)
+{
+    if (types->n > 0 && types->last == buffer) {
+        return true;
+    }
+    types->last = buffer;
+    types->last_usage = buffer != NULL && s->rt->backend_buffer_get_usage(buffer) == GH_USAGE_WEIGHTS
+                            ? GS_USAGE_WEIGHTS : GS_USAGE_ANY;
+    types->last_type = intern_type(s, types, buffer != NULL ? s->rt->backend_buffer_get_type(buffer) : NULL);
+    return types->last_type >= 0;
+}
+
+static bool collect_readers(const gh_sched *s, gh_problem *q, const buffer_types *types)
+{
+    const int32_t n = types->n;
+    if (n * s->n_backends > q->room_buffers) {
+        if (!gh_grow(&q->reads_buffer, 1, (int64_t)n * s->n_backends)) {
+            return false;
+        }
+        q->room_buffers = n * s->n_backends;
+    }
+    q->n_buffers = n;
+    for (int32_t k = 0; k < n; k++) {
+        for (int b = 0; b < s->n_backends; b++) {
+            q->reads_buffer[b * n + k] = b == types->resident[k]
+                                      || (types->buft[k] != NULL
+                                          && s->rt->backend_supports_buft(s->backend[b], types->buft[k]));
+        }
+    }
+    return true;
+}
+
+static int collect_residents(const gh_sched *s, const gh_plan *p, const gh_plan_entry *e, gh_problem *q,
+                             gs_error *error)
+{
+    const gh_assignments *assignments = s->uses_kept ? &s->kept : &s->assignments;
+    buffer_types types = {.n = 0};
+    for (int32_t id = 0; id < p->n_all; id++) {
+        gx_tensor *t = id < p->n ? gh_entry_tensor(e, id) : NULL;
+        q->assigned[id] = t != NULL ? gh_assignments_get(assignments, t) : -1;
+        q->some_assigned |= q->assigned[id] >= 0;
+        q->resident[id] = -1;
+        q->buffer[id] = 0;
+        q->usage[id] = GS_USAGE_ANY;
+        if (t != NULL && p->role[id] == GH_ROLE_EXTERNAL) {
+            if (!look_up_buffer(s, &types, t->buffer)) {
+                error->tensor = id;
+                snprintf(error->message, sizeof error->message,
+                         "the tensors of a graph lie in more than %d types of buffers: %.64s is in one more",
+                         GH_MAX_BUFTS, t->name);
+                return GS_BAD_ARGUMENT;
+            }
+            q->resident[id] = types.resident[types.last_type];
+            q->usage[id] = types.last_usage;
+            q->buffer[id] = types.last_type;
+        }
+    }
+    if (types.n == 0) {
+        intern_type(s, &types, NULL);
+    }
+    return collect_readers(s, q, &types) ? GS_OK : GS_NO_HOST_MEMORY;
+}
+
+/* -- nodes --------------------------------------------------------------------------------------------------------- */
+
+static void collect_answers(const gh_sched *s, const gh_plan *p, const gh_plan_entry *e, gh_problem *q)
+{
+    const int32_t n = p->n_all, host = s->n_backends - 1;
+    memset(q->supports, 1, (size_t)n * s->n_backends);
+    memset(q->offloads, 0, (size_t)n * s->n_backends);
+    for (int32_t id = 0; id < p->n; id++) {
+        const int op = p->arrays.layout[id].op;
+        gx_tensor *t = gh_entry_tensor(e, id);
+        if (t->op == 0 || op == GS_OP_NONE || gh_is_view_op(op)) {
+            continue;
+        }
+        for (int b = 0; b < s->n_backends; b++) {
+            const bool can = s->rt->backend_supports_op(s->backend[b], t);
+            q->supports[(int64_t)b * n + id] = can;
+            if (can && s->cache->key.offloads && b < host) {
+                q->offloads[(int64_t)b * n + id] = s->rt->backend_offload_op(s->backend[b], t);
+            }
+        }
+    }
+}
+
+/* Backends of one buffer type are one device to the client: the first of them that supports a node takes what was
+ * assigned to any, as in ggml, so that the graph is not split between them. */
+static void join_assignments(const gh_sched *s, gh_problem *q)
+{
+    for (int32_t id = 0; id < q->n; id++) {
+        const int32_t assigned = q->assigned[id];
+        for (int32_t b = 0; b < assigned; b++) {
+            if (s->buft[b] == s->buft[assigned] && q->supports[(int64_t)b * q->n + id]) {
+                q->assigned[id] = b;
+                break;
+            }
+        }
+    }
+}
+
+static void collect_sizes(const gh_sched *s, const gh_plan *p, const gh_plan_entry *e, gh_problem *q)
+{
+    for (int32_t id = 0; id < p->n_all; id++) {
+        const gx_tensor *t = gh_shape_of(p, e, id);
+        const int role = id < p->n ? p->role[id] : GH_ROLE_PLACED;
+        const bool is_empty = t == NULL || role == GH_ROLE_ALIAS;
+        const int64_t own = is_empty ? 0 : id < p->n ? gh_descriptor_at(&e->signature, id)->nbytes
+                                                     : p->arrays.layout[id].nbytes;
+        /* On one backend only what is placed takes memory; on several every tensor may be copied. */
+        const bool is_queried = !is_empty && (s->n_backends > 1 || role == GH_ROLE_PLACED);
+        int64_t size = own;
+        for (int b = 0; b < s->n_backends; b++) {
+            if (is_queried && (b == 0 || s->buft[b] != s->buft[b - 1])) {
+                size = gh_alloc_size(s->lib, s->buft[b], t, own);
+                q->some_larger |= size > own;
+            }
+            q->nbytes[(int64_t)b * q->n + id] = size;
+        }
+    }
+}
+
+static int collect(void *owner, const gh_plan *p, const gh_plan_entry *e, gh_problem *q, gs_error *error)
+{
+    const gh_sched *s = owner;
+    int status;
+    if (!gh_problem_make_room(q, p->n_all, s->n_backends, true)) {
+        return GS_NO_HOST_MEMORY;
+    }
+    if (p->n_all == 0) {
+        return GS_OK;
+    }
+    status = collect_residents(s, p, e, q, error);
+    if (status == GS_OK) {
+        collect_answers(s, p, e, q);
+        join_assignments(s, q);
+        collect_sizes(s, p, e, q);
+    }
+    return status;
+}
+
+const gh_cache_level gh_sched_level = {.same_demand = same_demand, .take_demand = take_demand, .collect = collect,
+                                       .reorder = gh_sched_reorder, .plan_reordered = gh_sched_plan_reordered};

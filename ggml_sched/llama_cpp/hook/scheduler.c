@@ -1,0 +1,456 @@
+/* ggml_sched/llama_cpp/sched/scheduler.c -- the functions of ggml's scheduler, as clients call them.  See scheduler.h.
+ *
+ * A scheduler that is not ours is ggml's own (our functions are what its own calls reach, too): such calls are passed
+ * on to the library that they come from.  Where ggml would abort, the answer is that of a failure.
+ */
+#include "scheduler.h"
+
+#include <stdio.h>
+
+static atomic_bool schedules;
+
+void gh_set_schedules(bool on)
+{
+    atomic_store(&schedules, on);
+}
+
+static gh_sched *ours(void *sched)
+{
+    gh_sched *s = sched;
+    return s != NULL && s->magic == GH_SCHED_MAGIC ? s : NULL;
+}
+
+static const gh_runtime *theirs(const void *sched, const void *caller)
+{
+    return sched != NULL ? gh_runtime_of_caller(caller) : NULL;
+}
+
+static int index_of(const gh_sched *s, const void *backend)
+{
+    for (int b = 0; b < s->n_backends; b++) {
+        if (s->backend[b] == backend) {
+            return b;
+        }
+    }
+    return -1;
+}
+
+/* -- making -------------------------------------------------------------------------------------------------------- */
+
+static void make_events(gh_sched *s, gh_cache_key *key)
+{
+    for (int b = 0; b < s->n_backends && s->n_copies > 1; b++) {
+        void *device = s->rt->backend_get_device(s->backend[b]);
+        for (int k = 0; k < s->n_copies && device != NULL; k++) {
+            s->event[b][k] = s->rt->backend_event_new(device);
+            key->overlaps |= s->event[b][k] != NULL;
+        }
+    }
+}
+
+/* Everything that plans depend on. */
+static void make_key(gh_sched *s, gh_cache_key *key, bool offloads)
+{
+    memset(key, 0, sizeof *key);
+    key->lib = s->lib;
+    key->is_scheduler = true;
+    key->offloads = offloads;
+    key->n_backends = s->n_backends;
+    key->n_copies = s->n_copies;
+    for (int b = 0; b < s->n_backends; b++) {
+        key->device[b] = s->rt->backend_get_device(s->backend[b]);
+        gh_arena_init(&key->type[b], s->lib, s->buft[b]);
+        s->optimize[b] = gh_runtime_optimize(s->rt, s->backend[b]);
+        key->reorders |= s->optimize[b] != NULL;
+        for (int c = 0; c < s->n_backends; c++) {
+            key->reads[b * s->n_backends + c] = b == c || s->rt->backend_supports_buft(s->backend[b], s->buft[c]);
+        }
+    }
+    make_events(s, key);
+}
+
+static bool make_cache(gh_sched *s, bool offloads)
+{
+    gh_cache_key key;
+    gh_plan_cache *c;
+    make_key(s, &key, offloads);
+    c = s->cache = gh_plan_cache_acquire(&key, &gh_sched_level, s);
+    if (c == NULL) {
+        return false;
+    }
+    c->descriptors.buffer_get_type = s->rt->backend_buffer_get_type;
+    c->descriptors.buffer_get_usage = s->rt->backend_buffer_get_usage;
+    c->policy.leafs_first = 1;
+    c->policy.stream = 1; /* clients write to weights without a call of ours */
+    c->policy.n_places = s->n_copies;
+    for (int b = 0; b < s->n_backends; b++) {
+        c->name[b] = s->rt->backend_name(s->backend[b]);
+    }
+    gh_plan_cache_publish(c);
+    return true;
+}
+
+static void destroy(gh_sched *s)
+{
+    if (s->cache != NULL) {
+        gh_plan_cache_release(s->cache);
+    }
+    for (int b = 0; b < s->n_backends; b++) {
+        for (int k = 0; k < GH_MAX_COPIES; k++) {
+            if (s->event[b][k] != NULL) {
+                s->rt->backend_event_free(s->event[b][k]);
+            }
+        }
+    }
+    gh_assignments_free(&s->assignments);
+    gh_assignments_free(&s->kept);
+    free(s->part);
+    free(s->ids);
+    free(s->is_used);
+    free(s->dep);
+    s->magic = 0;
+    free(s);
+}
+
+static bool serves(const gh_runtime *rt, void *const *backends, void *const *bufts, int n)
+{
+    if (rt->unsupported != NULL) {
+        gh_note_unsupported(rt->unsupported);
+        return false;
+    }
+    if (!atomic_load(&schedules)) {
+        return false;
+    }
+    for (int b = 0; b < n; b++) {
+        void *buft = bufts != NULL ? bufts[b] : rt->backend_get_default_buffer_type(backends[b]);
+        /* Tensors of several devices at once have addresses of another kind. */
+        if (rt->backend_buft_is_meta != NULL && rt->backend_buft_is_meta(buft)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+GH_EXPORT void *ggml_backend_sched_new(void **backends, void **bufts, int n_backends, size_t graph_size, bool parallel,
+                                       bool op_offload)
+{
+    const gh_runtime *rt;
+    gh_sched *s;
+    void *device;
+    bool offloads;
+    if (n_backends < 1 || n_backends > GH_MAX_BACKENDS || backends == NULL) {
+        return NULL;
+    }
+    rt = gh_runtime_find(GH_CALLER, bufts != NULL ? bufts : backends, n_backends);
+    if (rt == NULL) {
+        return NULL;
+    }
+    if (rt->backend_sched_new != NULL && !serves(rt, backends, bufts, n_backends)) {
+        return rt->backend_sched_new(backends, bufts, n_backends, graph_size, parallel, op_offload);
+    }
+    device = rt->backend_get_device(backends[n_backends - 1]);
+    if (device == NULL || rt->backend_dev_type(device) != GH_DEVICE_CPU) {
+        return NULL;
+    }
+    s = calloc(1, sizeof *s);
+    if (s == NULL) {
+        return NULL;
+    }
+    s->magic = GH_SCHED_MAGIC;
+    s->rt = rt;
+    s->lib = rt->lib;
+    s->n_backends = n_backends;
+    s->n_copies = parallel ? GH_MAX_COPIES : 1;
+    /* Clients of before May 2025 pass five parameters: the last is whatever a register holds. */
+    offloads = !rt->asks_offload || op_offload;
+    for (int b = 0; b < n_backends; b++) {
+        s->backend[b] = backends[b];
+        s->buft[b] = bufts != NULL ? bufts[b] : rt->backend_get_default_buffer_type(backends[b]);
+        if (!rt->backend_supports_buft(s->backend[b], s->buft[b])) {
+            free(s);
+            return NULL;
+        }
+    }
+    if (!make_cache(s, offloads)) {
+        destroy(s);
+        return NULL;
+    }
+    return s;
+}
+
+GH_EXPORT void ggml_backend_sched_free(void *sched)
+{
+    gh_sched *s = ours(sched);
+    if (s == NULL) {
+        const gh_runtime *rt = theirs(sched, GH_CALLER);
+        if (rt != NULL) {
+            rt->backend_sched_free(sched);
+        }
+        return;
+    }
+    destroy(s);
+}
+
+/* -- allocating ---------------------------------------------------------------------------------------------------- */
+
+static void reset(gh_sched *s)
+{
+    gh_assignments_clear(&s->assignments);
+    s->current = NULL;
+    s->is_allocated = false;
+}
+
+static void synchronize(gh_sched *s)
+{
+    gh_synchronize(s);
+    if (!s->is_allocated) {
+        s->next_copy = 0;
+    }
+}
+
+static void wait_for_all(void *owner)
+{
+    const gh_sched *s = owner;
+    for (int b = 0; b < s->n_backends; b++) {
+        s->rt->backend_synchronize(s->backend[b]);
+    }
+}
+
+static void log_failure(const gh_sched *s, gs_error *error)
+{
+    if (error->message[0] == 0) {
+        const char *name = gh_api->status_name(error->status);
+        snprintf(error->message, sizeof error->message, "%s", name != NULL ? name : "no plan");
+    }
+    gh_failed(error);
+    if (s->lib->log != NULL) {
+        s->lib->log(GH_LOG_ERROR, "ggml_sched: %s\n", error->message);
+    }
+}
+
+/* The entry of a graph, and with `grows` the buffers for it; NULL: last_error() has the reason. */
+static gh_plan_entry *get_entry(gh_sched *s, void *graph, int flags, bool grows)
+{
+    gs_error error;
+    gh_plan_entry *e;
+    pthread_mutex_lock(&s->cache->lock);
+    s->current = NULL;
+    e = grows ? gh_plan_cache_get_backed(s->cache, graph, flags, NULL, wait_for_all, &error)
+              : gh_plan_cache_get(s->cache, graph, flags, NULL, &error);
+    if (e != NULL && !gh_plan_find_splits(s, e->plan)) {
+        error.status = GS_NO_HOST_MEMORY;
+        e = NULL;
+    }
+    pthread_mutex_unlock(&s->cache->lock);
+    if (e != NULL) {
+        s->n_splits = e->plan->n_splits;
+    } else {
+        log_failure(s, &error);
+    }
+    return e;
+}
+
+static bool allocate(gh_sched *s, void *graph)
+{
+    gh_plan_entry *e;
+    s->cur_copy = s->next_copy;
+    s->next_copy = (s->next_copy + 1) % s->n_copies;
+    s->is_allocated = false;
+    gh_unbind(s, graph);
+    e = get_entry(s, graph, GH_REUSE | GH_HINTS, true);
+    if (e == NULL || !gh_bind(s, e, graph)) {
+        return false;
+    }
+    s->current = e;
+    return s->is_allocated = true;
+}
+
+GH_EXPORT void ggml_backend_sched_reset(void *sched)
+{
+    gh_sched *s = ours(sched);
+    if (s != NULL) {
+        reset(s);
+    } else {
+        const gh_runtime *rt = theirs(sched, GH_CALLER);
+        if (rt != NULL) {
+            rt->backend_sched_reset(sched);
+        }
+    }
+}
+
+GH_EXPORT void ggml_backend_sched_split_graph(void *sched, void *graph)
+{
+    gh_sched *s = ours(sched);
+    const long long began = gh_now();
+    if (s != NULL) {
+        gh_unbind(s, graph);
+        s->is_allocated = false;
+        s->current = get_entry(s, graph, GH_REUSE, false);
+    } else {
+        const gh_runtime *rt = theirs(sched, GH_CALLER);
+        if (rt != NULL && rt->backend_sched_split_graph != NULL) {
+            rt->backend_sched_split_graph(sched, graph);
+        }
+    }
+    gh_count_call(GH_COUNT_SPLIT, began);
+}
+
+GH_EXPORT void ggml_backend_sched_reserve_size(void *sched, void *graph, size_t *sizes)
+{
+    gh_sched *s = ours(sched);
+    gh_plan_entry *e;
+    if (s == NULL) {
+        const gh_runtime *rt = theirs(sched, GH_CALLER);
+        if (rt != NULL && rt->backend_sched_reserve_size != NULL) {
+            rt->backend_sched_reserve_size(sched, graph, sizes);
+        }
+        return;
+    }
+    reset(s);
+    synchronize(s);
+    gh_unbind(s, graph);
+    e = get_entry(s, graph, 0, false);
+    memset(sizes, 0, (size_t)s->n_backends * sizeof *sizes);
+    for (int pool = 0; e != NULL && pool < s->cache->n_pools; pool++) {
+        sizes[s->cache->first_of[pool]] = gh_plan_nbytes(e->plan, pool);
+    }
+    s->current = e;
+}
+
+static bool reserve(gh_sched *s, void *graph)
+{
+    gh_plan_entry *e;
+    synchronize(s);
+    gh_unbind(s, graph);
+    e = get_entry(s, graph, GH_PIN | GH_REUSE, true);
+    if (e == NULL) {
+        return false;
+    }
+    reset(s);
+    return true;
+}
+
+GH_EXPORT bool ggml_backend_sched_reserve(void *sched, void *graph)
+{
+    gh_sched *s = ours(sched);
+    const gh_runtime *rt = s == NULL ? theirs(sched, GH_CALLER) : NULL;
+    const long long began = gh_now();
+    const bool done = s != NULL ? reserve(s, graph) : rt != NULL && rt->backend_sched_reserve(sched, graph);
+    gh_count_call(GH_COUNT_SCHED_RESERVE, began);
+    return done;
+}
+
+GH_EXPORT bool ggml_backend_sched_alloc_graph(void *sched, void *graph)
+{
+    gh_sched *s = ours(sched);
+    const gh_runtime *rt = s == NULL ? theirs(sched, GH_CALLER) : NULL;
+    const long long began = gh_now();
+    const bool done = s != NULL ? !s->is_allocated && allocate(s, graph)
+                                : rt != NULL && rt->backend_sched_alloc_graph(sched, graph);
+    gh_count_call(GH_COUNT_SCHED_ALLOC, began);
+    return done;
+}
+
+/* -- computing ----------------------------------------------------------------------------------------------------- */
+
+GH_EXPORT int ggml_backend_sched_graph_compute_async(void *sched, void *graph)
+{
+    gh_sched *s = ours(sched);
+    if (s == NULL) {
+        const gh_runtime *rt = theirs(sched, GH_CALLER);
+        return rt != NULL ? rt->backend_sched_graph_compute_async(sched, graph) : GH_STATUS_FAILED;
+    }
+    if (!s->is_allocated && s->current != NULL) {
+        reset(s);
+    }
+    if (!s->is_allocated && !allocate(s, graph)) {
+        return GH_STATUS_ALLOC_FAILED;
+    }
+    return gh_compute(s);
+}
+
+GH_EXPORT int ggml_backend_sched_graph_compute(void *sched, void *graph)
+{
+    gh_sched *s = ours(sched);
+    int status;
+    if (s == NULL) {
+        const gh_runtime *rt = theirs(sched, GH_CALLER);
+        return rt != NULL ? rt->backend_sched_graph_compute(sched, graph) : GH_STATUS_FAILED;
+    }
+    status = ggml_backend_sched_graph_compute_async(sched, graph);
+    synchronize(s);
+    return status;
+}
+
+GH_EXPORT void ggml_backend_sched_synchronize(void *sched)
+{
+    gh_sched *s = ours(sched);
+    if (s != NULL) {
+        synchronize(s);
+    } else {
+        const gh_runtime *rt = theirs(sched, GH_CALLER);
+        if (rt != NULL) {
+            rt->backend_sched_synchronize(sched);
+        }
+    }
+}
+
+GH_EXPORT void ggml_backend_sched_set_eval_callback(void *sched, gh_eval_callback callback, void *user)
+{
+    gh_sched *s = ours(sched);
+    if (s != NULL) {
+        s->callback = callback;
+        s->callback_user = user;
+    } else {
+        const gh_runtime *rt = theirs(sched, GH_CALLER);
+        if (rt != NULL) {
+            rt->backend_sched_set_eval_callback(sched, callback, user);
+        }
+    }
+}
+
+/* -- asking -------------------------------------------------------------------------------------------------------- */
+
+#define GH_ASK(type, name, parameters, arguments, none, answer)                                  \
+    GH_EXPORT type ggml_backend_sched_##name parameters                                          \
+    {                                                                                            \
+        gh_sched *s = ours(sched);                                                               \
+        if (s == NULL) {                                                                         \
+            const gh_runtime *rt = theirs(sched, GH_CALLER);                                     \
+            return rt != NULL && rt->backend_sched_##name != NULL ? rt->backend_sched_##name arguments : (none); \
+        }                                                                                        \
+        answer                                                                                   \
+    }
+
+GH_ASK(int, get_n_backends, (void *sched), (sched), 0, return s->n_backends;)
+GH_ASK(int, get_n_splits, (void *sched), (sched), 0, return s->n_splits;)
+GH_ASK(int, get_n_copies, (void *sched), (sched), 0, return s->n_copies;)
+GH_ASK(void *, get_backend, (void *sched, int i), (sched, i), NULL,
+       return i >= 0 && i < s->n_backends ? s->backend[i] : NULL;)
+GH_ASK(void *, get_buffer_type, (void *sched, void *backend), (sched, backend), NULL,
+       const int b = index_of(s, backend);
+       return b >= 0 ? s->buft[b] : NULL;)
+GH_ASK(size_t, get_buffer_size, (void *sched, void *backend), (sched, backend), 0,
+       const int b = index_of(s, backend);
+       return b >= 0 && s->cache->first_of[s->cache->pool_of[b]] == b
+                        ? gh_arena_nbytes(&s->cache->pool[s->cache->pool_of[b]], s->lib) : 0;)
+GH_ASK(void *, get_tensor_backend, (void *sched, gx_tensor *tensor), (sched, tensor), NULL,
+       const int32_t id = s->current != NULL ? gh_entry_id(s->current, tensor) : -1;
+       const int32_t b = id >= 0 ? s->current->plan->view.assign[id] : gh_assignments_get(&s->assignments, tensor);
+       return b >= 0 ? s->backend[b] : NULL;)
+
+GH_EXPORT void ggml_backend_sched_set_tensor_backend(void *sched, gx_tensor *tensor, void *backend)
+{
+    gh_sched *s = ours(sched);
+    if (s != NULL) {
+        const int b = index_of(s, backend);
+        if (b >= 0) {
+            gh_assignments_set(&s->assignments, tensor, b);
+        }
+    } else {
+        const gh_runtime *rt = theirs(sched, GH_CALLER);
+        if (rt != NULL) {
+            rt->backend_sched_set_tensor_backend(sched, tensor, backend);
+        }
+    }
+}

@@ -1,0 +1,97 @@
+/* ggml_sched/llama_cpp/hook/scheduler.h -- ggml's scheduler (ggml_backend_sched) on the planner.
+ *
+ *     scheduler.c        ggml's functions, as clients call them
+ *     sched_problem.c    what the client assigned, and what backends and buffers answer: the planner's problem
+ *     reordering.c       graphs whose nodes backends reorder
+ *     binding.c          copies and splits: what an allocated graph is computed with
+ *     compute.c          computing it
+ *     experts.c          copies of the used experts of weights on the host
+ *
+ * A scheduler is used by one thread at a time, as ggml's are; different ones are independent.
+ * Invariant: a client sees its graph as with ggml's scheduler: after an allocation, nodes name as sources the copies
+ * that they read.  A graph that is allocated again gets its own sources back first, if it is one of the last two that
+ * its entry was bound to: a client that builds its graphs anew has no older ones.
+ */
+#ifndef GGML_SCHED_LLAMA_CPP_HOOK_SCHEDULER_H
+#define GGML_SCHED_LLAMA_CPP_HOOK_SCHEDULER_H
+
+#include "plan_cache.h"
+#include "runtime.h"
+
+#define GH_MAX_COPIES 4     /* of a tensor, where computes overlap: ggml's number                          */
+#define GH_SCHED_MAGIC UINT64_C(0x6768736368656431) /* ggml's own schedulers begin with small numbers       */
+
+/* Tensors that were assigned a backend, in the order in which they were assigned first. */
+typedef struct gh_assignments {
+    int32_t n;
+    int32_t room;
+    const gx_tensor **tensor;
+    int32_t *backend;
+    uint32_t *bucket;       /* an open-addressing table of index + 1, `mask` + 1 buckets                    */
+    uint32_t mask;
+} gh_assignments;
+
+void gh_assignments_clear(gh_assignments *a);
+bool gh_assignments_set(gh_assignments *a, const gx_tensor *tensor, int32_t backend);
+int32_t gh_assignments_get(const gh_assignments *a, const gx_tensor *tensor); /* -1: none */
+void gh_assignments_free(gh_assignments *a);
+
+typedef struct gh_sched {
+    uint64_t magic;
+    const gh_runtime *rt;
+    const gh_ggml *lib;
+    gh_plan_cache *cache;
+    int n_backends;
+    void *backend[GH_MAX_BACKENDS];
+    void *buft[GH_MAX_BACKENDS];
+    gh_optimize optimize[GH_MAX_BACKENDS];
+    int n_copies;
+    int cur_copy;           /* of the graph that is allocated                                               */
+    int next_copy;
+    void *event[GH_MAX_BACKENDS][GH_MAX_COPIES];
+    gh_eval_callback callback;
+    void *callback_user;
+    gh_assignments assignments;
+    gh_assignments kept;    /* where every tensor was placed, while a reordered graph is planned again      */
+    bool uses_kept;
+    gh_plan_entry *current; /* what queries are about; NULL after a reset                                   */
+    bool is_allocated;
+    int n_splits;           /* of the graph that was split last                                             */
+    /* What the allocated graph is computed with: */
+    gh_part *part;          /* [n_splits]                                                                   */
+    int32_t room_part;
+    bool busy[GH_MAX_BACKENDS]; /* the backend may still compute                                            */
+    int32_t *ids;           /* of experts                                                                   */
+    unsigned char *is_used; /* [experts]                                                                    */
+    size_t room_ids;
+    size_t room_experts;
+    gx_tensor **dep;        /* [2 * n_deps] pairs that backends keep apart                                  */
+    int32_t n_deps;
+    int32_t room_deps;
+    bool dep_failed;
+} gh_sched;
+
+/* -- sched_problem.c */
+extern const gh_cache_level gh_sched_level;
+
+/* -- reordering.c: members of the cache level */
+bool gh_sched_reorder(void *owner, const gh_plan_entry *e, void *graph, bool *same);
+int gh_sched_plan_reordered(void *owner, gh_plan_entry *e, void *graph, gs_error *error);
+
+/* -- binding.c: restore what binding changed in the tensors of a graph, and bind it to an entry. */
+void gh_unbind(gh_sched *s, void *graph);
+bool gh_bind(gh_sched *s, gh_plan_entry *e, void *graph);
+/* Positions of the splits, and whether backends wait for each other, once for each plan. */
+bool gh_plan_find_splits(const gh_sched *s, gh_plan *p);
+
+/* -- experts.c: copy view.inputs[input] of a split by its used experts.  False: copy everything. */
+bool gh_copy_experts(gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t input);
+
+/* -- compute.c: a ggml_status */
+int gh_compute(gh_sched *s);
+void gh_synchronize(gh_sched *s);
+
+/* -- scheduler.c: whether schedulers made from now on are ours; otherwise they are ggml's own. */
+void gh_set_schedules(bool on);
+
+#endif
