@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/graphs/arrays.h -- arrays that grow, that are the same, that change places, that are tables. */
+/* ggml_sched/llama_cpp/graph/arrays.h -- helpers for arrays: growing, copying, comparing, swapping, hashing. */
 #ifndef GGML_SCHED_LLAMA_CPP_GRAPH_ARRAYS_H
 #define GGML_SCHED_LLAMA_CPP_GRAPH_ARRAYS_H
 
@@ -22,8 +22,7 @@ static inline bool gh_grow(void *field, size_t item, int64_t n)
 
 #define GH_SWAP(type, a, b) do { type gh_kept = (a); (a) = (b); (b) = gh_kept; } while (0)
 
-/* Where the search for a tensor begins in a table of `mask` + 1 places.  Tensors of a context lie a few hundred bytes
- * apart. */
+/* The bucket of a table of `mask` + 1 where the search for a tensor begins. */
 static inline uint32_t gh_bucket(uint32_t mask, const void *tensor)
 {
     return (uint32_t)((((uint64_t)(uintptr_t)tensor >> 4) * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & mask;

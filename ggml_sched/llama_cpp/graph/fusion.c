@@ -1,11 +1,11 @@
-/* ggml_sched/llama_cpp/graphs/fused.c -- whether a plan overlaps what a fused kernel reads and writes.  See fused.h. */
+/* ggml_sched/llama_cpp/graph/fusion.c -- conflicts and hazards of fused kernels.  See fusion.h. */
 #include "arrays.h"
 #include "fusion.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Nodes in a row that are looked at together: norm, product, sum. */
+/* Nodes that may be fused: a norm, a product, a sum. */
 #define GH_WINDOW 3
 
 int gh_alloc_deps_add(gh_alloc_deps *k, int32_t node, int32_t tensor)
@@ -27,8 +27,8 @@ int gh_alloc_deps_add(gh_alloc_deps *k, int32_t node, int32_t tensor)
     return 1;
 }
 
-/* Whether `later` alone reads `id`, and ggml would compute it in place of that if their layouts are the same: a kernel
- * may compute both at once. */
+/* Whether `later` is the only reader of `id`, and ggml would compute it in place of that if their layouts were the same:
+ * one kernel may compute both. */
 static bool may_follow(const gh_reader *r, const gs_graph_arrays *g, int32_t id, int32_t later)
 {
     if (r->lib->inplace[g->layout[later].op] == 0 || r->item[id].n_readers != 1) {
@@ -47,7 +47,7 @@ static bool follows(const gh_reader *r, const gs_graph_arrays *g, int32_t id, in
     return may_follow(r, g, id, later) && gh_same_layout(&g->layout[id], &g->layout[later]);
 }
 
-/* A view takes no bytes in a plan, but is read. */
+/* A view takes no bytes in a plan, but has bytes that are read. */
 static int64_t size_of(const gs_graph_arrays *g, const gs_plan_arrays *p, int32_t id)
 {
     return p->size[id] > g->layout[id].nbytes ? p->size[id] : g->layout[id].nbytes;
@@ -60,7 +60,7 @@ static bool overlaps(const gs_graph_arrays *g, const gs_plan_arrays *p, int32_t 
         && from < at + size_of(g, p, written) && at < from + size_of(g, p, s);
 }
 
-/* Whether the result of a node is written over a source of an earlier one, other than element by element. */
+/* Whether writing the result of a node overwrites a source of an earlier node, other than element by element. */
 static bool conflicts(const gh_reader *r, const gs_graph_arrays *g, const gs_plan_arrays *p, int32_t reader, int32_t s,
                     int32_t written)
 {
@@ -162,7 +162,7 @@ int gh_alloc_deps_index(gh_alloc_deps *k, int32_t n_tensors)
         k->dep_begin[id] = at;
         at += count;
     }
-    /* Each list is filled from its start, which moves on, and is put back. */
+    /* Each list was filled from its start, which has moved to its end: move all back. */
     for (int32_t i = 0; i < k->n; i++) {
         k->dep[k->dep_begin[k->node[i]]++] = k->tensor[i];
     }

@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/graphs/read.c -- reading ggml's graphs: one pass for ids, one for wiring.  See read.h. */
+/* ggml_sched/llama_cpp/graph/graph_reader.c -- one pass gives ids, one finds sources.  See graph_reader.h. */
 #include "arrays.h"
 #include "graph_reader.h"
 
@@ -6,15 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ggml makes views of roots alone; a chain of more than this is no chain but a circle. */
+/* A longer chain of views is a cycle: ggml makes views of roots only. */
 #define GH_MAX_CHAIN 64
 #define GH_MAX_SRC 10
-/* Nodes from one that is met to one that is fetched. */
+/* How many nodes ahead are prefetched. */
 #define GH_NODES_AHEAD 8
 
-/* -- growing -------------------------------------------------------------------------------------------------- */
+/* -- memory ---------------------------------------------------------------------------------------------------- */
 
-/* Room for `n` ids and twice as many places in the table. */
+/* Make room for n ids and a table of at least twice as many buckets. */
 static bool make_room(gh_reader *r, int64_t n)
 {
     uint32_t places = 64;
@@ -31,7 +31,7 @@ static bool make_room(gh_reader *r, int64_t n)
     if (!gh_grow(&r->item, sizeof *r->item, n) || !gh_grow(&r->src_begin, sizeof(int32_t), n + 1)
         || !gh_grow(&r->order, sizeof(int32_t), n) || !gh_grow(&r->leaf, sizeof(int32_t), n)
         || !gh_grow(&r->src, sizeof(int32_t), n * GH_MAX_SRC) || !gh_grow(&r->slot, 1, n * GH_MAX_SRC)
-        || !gh_grow(&r->place, sizeof(int32_t), places) || !gh_grow(&r->node_id, sizeof(int32_t), n)) {
+        || !gh_grow(&r->bucket, sizeof(int32_t), places) || !gh_grow(&r->node_id, sizeof(int32_t), n)) {
         return false;
     }
     r->mask = places - 1;
@@ -42,7 +42,7 @@ static bool make_room(gh_reader *r, int64_t n)
 void gh_reader_free(gh_reader *r)
 {
     free(r->item);
-    free(r->place);
+    free(r->bucket);
     free(r->node_id);
     free(r->src_begin);
     free(r->src);
@@ -52,12 +52,12 @@ void gh_reader_free(gh_reader *r)
     memset(r, 0, sizeof *r);
 }
 
-/* -- ids ------------------------------------------------------------------------------------------------------ */
+/* -- ids ------------------------------------------------------------------------------------------------------- */
 
-static inline uint32_t place_of(const gh_reader *r, const gx_tensor *t)
+static inline uint32_t bucket_of(const gh_reader *r, const gx_tensor *t)
 {
     uint32_t at = gh_bucket(r->mask, t);
-    while (r->place[at] != 0 && r->item[r->place[at] - 1].tensor != t) {
+    while (r->bucket[at] != 0 && r->item[r->bucket[at] - 1].tensor != t) {
         at = (at + 1) & r->mask;
     }
     return at;
@@ -69,28 +69,17 @@ int32_t gh_reader_id(const gh_reader *r, const gx_tensor *tensor)
     if (r->n == 0) {
         return -1;
     }
-    at = place_of(r, tensor);
-    return r->place[at] - 1;
+    at = bucket_of(r, tensor);
+    return r->bucket[at] - 1;
 }
 
-void gh_reader_move(gh_reader *r, gx_tensor *const *tensors, void *graph)
-{
-    r->nodes = r->lib->graph_nodes(graph);
-    r->leafs = gh_graph_leafs(r->lib, graph);
-    memset(r->place, 0, ((size_t)r->mask + 1) * sizeof *r->place);
-    for (int32_t id = 0; id < r->n; id++) {
-        r->item[id].tensor = tensors[id];
-        r->place[place_of(r, tensors[id])] = id + 1;
-    }
-}
-
-/* The id of a tensor, new if it bits none; -1 without room. */
+/* The id of a tensor, a new one if it has none; -1 without room. */
 static int32_t intern(gh_reader *r, gx_tensor *t)
 {
-    const uint32_t at = place_of(r, t);
+    const uint32_t at = bucket_of(r, t);
     gh_item *item;
-    if (r->place[at] != 0) {
-        return r->place[at] - 1;
+    if (r->bucket[at] != 0) {
+        return r->bucket[at] - 1;
     }
     if (r->n >= r->room_items) {
         return -1;
@@ -102,7 +91,7 @@ static int32_t intern(gh_reader *r, gx_tensor *t)
     item->role = t->view_src != NULL ? GH_ROLE_VIEW : t->data != NULL || t->buffer != NULL ? GH_ROLE_EXTERNAL : GH_ROLE_PLACED;
     item->n_readers = 0;
     item->op = -1;
-    r->place[at] = ++r->n;
+    r->bucket[at] = ++r->n;
     return r->n - 1;
 }
 
@@ -115,7 +104,7 @@ static gx_tensor *root_of(gx_tensor *t)
     return left > 0 ? t : NULL;
 }
 
-/* Tensors that may come on top of those listed: a first guess; gh_reader_read begins again with more room where it is less. */
+/* Begin to read a graph, with room for `extra` tensors that it does not list. */
 static int start(gh_reader *r, const gh_ggml *lib, void *graph, int64_t extra)
 {
     r->lib = lib;
@@ -131,7 +120,7 @@ static int start(gh_reader *r, const gh_ggml *lib, void *graph, int64_t extra)
     if (!make_room(r, (int64_t)r->n_nodes + r->n_leafs + extra)) {
         return GS_NO_HOST_MEMORY;
     }
-    memset(r->place, 0, ((size_t)r->mask + 1) * sizeof *r->place);
+    memset(r->bucket, 0, ((size_t)r->mask + 1) * sizeof *r->bucket);
     return GS_OK;
 }
 
@@ -140,7 +129,7 @@ static inline bool is_node(const gh_item *item)
     return item->node != GH_NOWHERE && item->op != GS_OP_NONE;
 }
 
-/* What the planner takes a listed tensor to be. */
+/* Decide what a tensor is to the planner. */
 static void classify(gh_reader *r, gh_item *item)
 {
     const gx_tensor *t = item->tensor;
@@ -164,8 +153,7 @@ static void classify(gh_reader *r, gh_item *item)
     }
 }
 
-/* Every tensor that the graph lists gets an id, so that a source that is listed later is known to be, and what the
- * planner takes it for. */
+/* Give every listed tensor an id before sources are looked at: a source may be listed later than its reader. */
 static int intern_listed(gh_reader *r)
 {
     int32_t n_of_leafs;
@@ -203,10 +191,10 @@ static int intern_listed(gh_reader *r)
     return GS_OK;
 }
 
-/* -- wiring --------------------------------------------------------------------------------------------------- */
+/* -- sources --------------------------------------------------------------------------------------------------- */
 
-/* The id that a node reads when it names tensor t: itself if it is computed, else whose memory it bits.  -1: none
- * could be given, -2: no root. */
+/* The id that a node reads when it names tensor t: that of t, or of the tensor that t is an alias of.  -1: no room,
+ * -2: a cycle of views. */
 static int32_t read_id(gh_reader *r, gx_tensor *t, int32_t reader)
 {
     for (int left = GH_MAX_CHAIN; left > 0; left--) {
@@ -235,7 +223,7 @@ static inline void put_src(gh_reader *r, int32_t *n_src, int32_t id, int slot)
     ++*n_src;
 }
 
-/* The sources of a node, its root among them; their ids are given as they are met, so those of the node come first. */
+/* Find the sources of a node, its root among them.  Tensors that are not listed get their ids here. */
 static int wire_node(gh_reader *r, int32_t id, int32_t *n_src)
 {
     gx_tensor *t = r->item[id].tensor;
@@ -257,7 +245,7 @@ static int wire_node(gh_reader *r, int32_t id, int32_t *n_src)
             return s == -1 ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
         }
         r->plain &= r->item[s].tensor == t->src[k];
-        /* What bits no op deps its sources; one that is only computed later bits nothing to keep yet. */
+        /* A node without an op keeps its sources alive; a source that is computed later is not alive yet. */
         if (t->op == 0 && is_node(&r->item[s]) && r->item[s].node > position) {
             continue;
         }
@@ -292,7 +280,7 @@ static int wire_node(gh_reader *r, int32_t id, int32_t *n_src)
     return GS_OK;
 }
 
-/* An id that only planning knows. */
+/* Add an id that only the planner knows. */
 static int32_t add_planner_tensor(gh_reader *r, int op)
 {
     gh_item *item;
@@ -307,8 +295,8 @@ static int32_t add_planner_tensor(gh_reader *r, int op)
     return r->n_all++;
 }
 
-/* Leafs that are to have memory and have no reader get one of no bytes, for every few: inputs at the start, so that
- * they are there to be written and then make room; others at the end, since somebody else may want them. */
+/* Give unread leafs that need memory a reader without bytes, one for every ten.  Inputs are read at the start: they are
+ * written before the graph runs, and their memory is free then.  Others are read at the end: the client may read them. */
 static int add_keepers(gh_reader *r, bool inputs, int32_t *n_src)
 {
     int32_t keeper = -1, held = 0;
@@ -334,7 +322,7 @@ static int add_keepers(gh_reader *r, bool inputs, int32_t *n_src)
     return GS_OK;
 }
 
-/* Nodes with an op that are inputs: their memory is a leaf's, which they write to. */
+/* Give nodes that are inputs the memory of a leaf, which they write to. */
 static int add_input_leafs(gh_reader *r)
 {
     for (int32_t i = 0; i < r->n; i++) {
@@ -350,13 +338,13 @@ static int add_input_leafs(gh_reader *r)
         r->item[leaf].reader = item->node;
         r->item[leaf].role = GH_ROLE_PLACED;
         r->item[leaf].n_readers = 1;
-        /* Its layout is the node's, whose id is tensor here. */
+        /* The id whose shape the leaf has. */
         r->item[leaf].root = i;
         r->plain = false;
         item->root = leaf;
         item->op = GS_OP_CUSTOM;
     }
-    /* What views such a node bits the leaf's memory, too. */
+    /* Views of such a node are views of the leaf. */
     for (int32_t i = 0; i < r->n && r->n_all > r->n; i++) {
         gh_item *item = &r->item[i];
         if (item->root >= 0 && item->root < r->n && r->item[item->root].root >= r->n) {
@@ -366,7 +354,7 @@ static int add_input_leafs(gh_reader *r)
     return GS_OK;
 }
 
-/* Neither a view nor with sources. */
+/* Whether a tensor is no view and has no sources. */
 static bool is_bare(const gx_tensor *t)
 {
     bool bare = t->view_src == NULL;
@@ -376,7 +364,7 @@ static bool is_bare(const gx_tensor *t)
     return bare;
 }
 
-/* Sources of each node, in the order of ids; what is met on the way comes last and bits none. */
+/* Find the sources of all nodes, in the order of ids.  Tensors that get an id meanwhile have no sources. */
 static int wire(gh_reader *r)
 {
     int32_t n_src = 0, id;
@@ -394,7 +382,7 @@ static int wire(gh_reader *r)
     }
     r->n_all = r->n;
     status = add_input_leafs(r);
-    /* A node that was lent memory reads it: one more source, which moves those behind it. */
+    /* A node that writes to an input leaf also reads it: insert that source. */
     for (id = r->n; id < r->n_all && status == GS_OK; id++) {
         const int32_t node = r->item[id].root;
         const int32_t at = node + 1 < r->n ? r->src_begin[node + 1] : n_src;
@@ -442,7 +430,7 @@ static int wire(gh_reader *r)
 int gh_reader_read(gh_reader *r, const gh_ggml *lib, void *graph)
 {
     int status = GS_NO_HOST_MEMORY;
-    /* Few tensors are met that the graph does not list; where they are more, it begins again with room for all. */
+    /* A first attempt has room for few tensors that are not listed, a second one for as many as there can be. */
     for (int attempt = 0; attempt < 2 && status == GS_NO_HOST_MEMORY; attempt++) {
         status = start(r, lib, graph, attempt == 0 ? 64 : (int64_t)r->n_nodes * (GH_MAX_SRC + 3) + r->n_leafs + 64);
         if (status == GS_OK) {

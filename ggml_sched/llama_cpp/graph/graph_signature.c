@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/graphs/signature.c -- taking the signature of graphs, and comparing them.  See signature.h. */
+/* ggml_sched/llama_cpp/graph/graph_signature.c -- fills signatures and matches graphs with them.  See graph_signature.h. */
 #include "arrays.h"
 #include "signature_compare.h"
 
@@ -98,9 +98,9 @@ void gh_signatures_compact(gh_signature *const *l, int n, gh_descriptors *descri
     free(number);
 }
 
-/* -- taking -------------------------------------------------------------------------------------------------------- */
+/* -- filling ------------------------------------------------------------------------------------------------------- */
 
-/* The id of what a tensor names, or, behind the ids, the place of what bits none; -1: NULL, -2: no memory. */
+/* The id of a tensor that another names; a number behind the ids where it has none; -1: NULL, -2: no memory. */
 static int32_t id_of(gh_signature *l, const gh_reader *r, gx_tensor *named, int32_t *n_named)
 {
     int32_t id = named != NULL ? gh_reader_id(r, named) : -1;
@@ -117,12 +117,12 @@ static int32_t id_of(gh_signature *l, const gh_reader *r, gx_tensor *named, int3
     }
     l->tensor[id] = named;
     ++*n_named;
-    /* What such a view names was read, but nothing that is compared names it. */
+    /* The reader followed this view, but no item that is compared names its root. */
     l->incomplete |= named->view_src != NULL;
     return id;
 }
 
-/* Where link number k of a tensor goes: the first sources, the root, then the rest. */
+/* Where an item keeps the id of link number k: first sources and root in the item, further sources in `rest`. */
 static int32_t *link_of(gh_signature *l, gh_signature_item *item, int k)
 {
     if (k <= GH_ROOT) {
@@ -141,7 +141,7 @@ static int32_t *link_of(gh_signature *l, gh_signature_item *item, int k)
     return &l->rest[(item->bits >> GH_REST_SHIFT) - 1][k - GH_ROOT - 1];
 }
 
-/* What a tensor names, looked up one by one. */
+/* Look up every tensor that a tensor names. */
 static bool take_links(gh_signature *l, const gh_reader *r, int32_t id, int32_t *n_named)
 {
     for (int k = 0; k <= GS_MAX_SRC; k++) {
@@ -161,8 +161,8 @@ static bool take_links(gh_signature *l, const gh_reader *r, int32_t id, int32_t 
     return true;
 }
 
-/* What a node of a plain graph names: what was read.  A root that it does not name is a source to the planner alone;
- * what views something without an op bits no root to it. */
+/* The same for a node of a plain graph, from what was read.  A root that the node does not name as a source is a source
+ * to the planner only; a view of an alias has no root to the planner. */
 static bool take_plain_links(gh_signature *l, const gh_reader *r, int32_t id, int32_t *n_named)
 {
     const gx_tensor *t = l->tensor[id];
@@ -224,7 +224,7 @@ bool gh_signature_fill(gh_signature *l, gh_descriptors *descriptors, const gh_re
     }
     for (int32_t id = 0; id < r->n; id++) {
         const bool bare = r->plain ? r->item[id].op == GS_OP_NONE : (l->item[id].bits & GH_HAS_CONSTANT_DATA) != 0;
-        /* What bits no op to ggml may name what it does not read. */
+        /* A node without an op may name tensors that the reader ignored. */
         const bool wired = r->plain && l->tensor[id]->op != 0;
         if (!bare && !(wired ? take_plain_links(l, r, id, &n_named) : take_links(l, r, id, &n_named))) {
             return false;
@@ -234,7 +234,7 @@ bool gh_signature_fill(gh_signature *l, gh_descriptors *descriptors, const gh_re
     return true;
 }
 
-/* -- comparing ----------------------------------------------------------------------------------------------------- */
+/* -- matching ------------------------------------------------------------------------------------------------------ */
 
 /* Slots that are still to be written. */
 typedef struct gh_slots {
@@ -242,7 +242,7 @@ typedef struct gh_slots {
     const gh_slot *stop;
 } gh_slots;
 
-/* Whether `tensor` from `first` to `stop` is what is listed, unless nothing is, and signature the same.  `slots` may be
+/* Whether tensors `first` to `stop` match their items, and are those of `listed` unless that is NULL.  `slots` may be
  * NULL. */
 static inline __attribute__((always_inline)) bool matches(const gh_signature *l, gx_tensor *const *tensor,
                                                           gx_tensor *const *listed, int32_t first, int32_t stop,
@@ -288,7 +288,7 @@ static inline __attribute__((always_inline)) bool matches(const gh_signature *l,
     return same;
 }
 
-/* Not inlined into one: so each loop bits all registers. */
+/* Two functions that are not inlined: each loop has all registers to itself. */
 typedef bool gh_matches(const gh_signature *l, gx_tensor *const *tensor, gx_tensor *const *listed, int32_t first,
                         int32_t stop, gh_slots *slots);
 
@@ -307,7 +307,7 @@ static __attribute__((noinline)) bool matches_placing(const gh_signature *l, gx_
     return matches(l, tensor, listed, first, stop, false, slots);
 }
 
-/* Whether a graph of these tensors is this one. */
+/* Whether a graph consists of these tensors and they match. */
 static bool match(const gh_signature *l, gx_tensor *const *tensor, void *graph, gh_matches *matches_as, gh_slots *slots)
 {
     const gh_ggml *lib = l->descriptors->lib;
@@ -316,8 +316,8 @@ static bool match(const gh_signature *l, gx_tensor *const *tensor, void *graph, 
     if (l->incomplete || n_nodes != l->n_nodes || n_leafs != l->n_leafs) {
         return false;
     }
-    /* A prompt and a token are built in one place: they differ in their inputs, which come first.  What the graph does
-     * not list is named by what it does, and compared after it. */
+    /* Leafs come first: a prompt and a token differ in their inputs.  Tensors that are not listed come last: the nodes
+     * that name them have matched by then. */
     if (l->plain) {
         return matches_as(l, tensor, leafs, 0, n_leafs, slots)
             && matches_as(l, tensor, nodes, n_leafs, n_leafs + n_nodes, slots)
@@ -361,7 +361,7 @@ bool gh_signature_match_and_place(gh_signature *l, void *graph, const gh_slot *s
     return true;
 }
 
-/* -- moving -------------------------------------------------------------------------------------------------------- */
+/* -- rebinding ----------------------------------------------------------------------------------------------------- */
 
 void gh_signature_restore(gh_signature *l)
 {

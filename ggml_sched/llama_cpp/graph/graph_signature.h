@@ -1,23 +1,24 @@
-/* ggml_sched/llama_cpp/graphs/signature.h -- what a graph signature like: whether another is the same, or of the same wiring.
+/* ggml_sched/llama_cpp/graph/graph_signature.h -- tells whether a graph is one that was read before.
  *
- * Each tensor is a descriptor (descriptors.h), what it names as ids of the graph, and whether it bits memory.  Two graphs are found
- * apart by all of that: one that differs in its wiring alone is another.
- * Invariant: tensors are looked at only once something that is known to be there bits named them.
+ * A signature has for each tensor its descriptor (tensor_descriptors.h), the ids of the tensors that it names as sources
+ * and root, and whether it has memory.  Graphs that differ in any of these differ.  Matching a graph with a signature
+ * reads no more than the tensors: it is many times faster than reading the graph.
+ * Invariant: a tensor is dereferenced only after the graph, or a tensor of the graph, has named it.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_GRAPH_GRAPH_SIGNATURE_H
 #define GGML_SCHED_LLAMA_CPP_GRAPH_GRAPH_SIGNATURE_H
 
-#include "tensor_descriptors.h"
 #include "graph_reader.h"
+#include "tensor_descriptors.h"
 
-#define GH_ROOT 2           /* of a item's links, behind the first sources: view_src                */
+#define GH_ROOT 2           /* index of view_src among an item's links, behind the first sources    */
 #define GH_N_LINKS 3
-#define GH_N_REST (GS_MAX_SRC - GH_ROOT) /* sources behind the first: few tensors have any          */
+#define GH_N_REST (GS_MAX_SRC - GH_ROOT) /* further sources, which few tensors have                  */
 
-/* Bits of gh_signature_item.bits; those above say where the rest of the sources is, 0: they are none. */
+/* Bits of gh_signature_item.bits.  The bits above are the index + 1 of the item's further sources, 0: it has none. */
 #define GH_HAS_DATA 1
 #define GH_HAS_BUFFER 2
-#define GH_HAS_CONSTANT_DATA 4          /* bits data and is not computed: nothing else of it counts              */
+#define GH_HAS_CONSTANT_DATA 4 /* it has data and is not computed: nothing else of it is compared   */
 #define GH_REST_SHIFT 3
 
 typedef struct gh_signature_item {
@@ -27,21 +28,21 @@ typedef struct gh_signature_item {
 } gh_signature_item;
 
 typedef struct gh_signature {
-    gh_descriptors *descriptors;        /* shared with other graphs of the same allocator                       */
-    int32_t n;              /* tensors                                                              */
-    int32_t n_named;        /* and what is named and bits no id                                      */
+    gh_descriptors *descriptors; /* shared by all signatures of a cache                             */
+    int32_t n;              /* tensors with an id                                                   */
+    int32_t n_named;        /* and tensors that are named but have none                             */
     int32_t n_nodes;
     int32_t n_leafs;
-    bool plain;             /* ids are those of the leafs, the nodes, then what these name          */
-    bool incomplete;              /* it was read through what bits no id: nothing is known to be the same  */
-    gx_tensor **nodes;      /* where ids are not plain                                              */
+    bool plain;             /* id = position: leafs, then nodes, then others (gh_reader.plain)      */
+    bool incomplete;        /* a view without an id was followed: no graph matches this signature   */
+    gx_tensor **nodes;      /* the graph's lists, where it is not plain                             */
     gx_tensor **leafs;
-    gx_tensor **tensor;     /* [n] and behind, what is named and bits no id of its own; [-1] is NULL  */
-    gx_tensor **previous;     /* the same, where this graph was previous                                */
-    bool has_previous;             /* which is known                                                       */
-    gh_signature_item *item;          /* [n]                                                                  */
-    uintptr_t *memory;      /* [n] of descriptors that are full: type and usage of the buffer that it had, unless a view */
-    int32_t (*rest)[GH_N_REST];
+    gx_tensor **tensor;     /* [n_named] by id; [-1] is NULL                                        */
+    gx_tensor **previous;   /* [n_named] the tensors before the last rebind                         */
+    bool has_previous;
+    gh_signature_item *item; /* [n]                                                                 */
+    uintptr_t *memory;      /* [n] kind of the tensor's buffer, with full descriptors               */
+    int32_t (*rest)[GH_N_REST]; /* [n_rest] ids of further sources                                  */
     int32_t n_rest;
     int32_t room;
     int32_t room_tensor;
@@ -50,52 +51,42 @@ typedef struct gh_signature {
     int32_t room_rest;
 } gh_signature;
 
-/* Take what a graph that was just read signature like.  False without memory. */
-bool gh_signature_fill(gh_signature *l, gh_descriptors *descriptors, const gh_reader *r);
-
-/* Whether a graph is this one, of full descriptors: the same tensors, and all of them look the same.  Or those where it was
- * previous. */
-bool gh_signature_matches(const gh_signature *l, void *graph);
-bool gh_signature_matches_previous(const gh_signature *l, void *graph);
-
-/* Whether it is this one at other addresses, of any descriptors.  `other` gets its tensors alone, even where it is not:
- * nothing may be matched with it. */
-bool gh_signature_matches_moved(const gh_signature *l, gh_signature *other, void *graph);
-
-/* Let it stand for the graph where it was previous, or for that of `other`.  Where it is is not forgotten. */
-void gh_signature_restore(gh_signature *l);
-void gh_signature_rebind(gh_signature *l, gh_signature *other);
-
-/* Where an id lies. */
+/* The address of a placed tensor. */
 typedef struct gh_slot {
     void *buffer;
     void *data;
     int32_t id;
 } gh_slot;
 
-/* Whether a graph is this one, of descriptors that are not full, where it is or where it was previous, which it then is again.
- * Writes where n ids without memory lie, in their order, as it goes: what was just compared is at hand.  Where the
- * graph is another they have none again. */
+/* Fill a signature with the graph that was just read.  False without memory. */
+bool gh_signature_fill(gh_signature *l, gh_descriptors *descriptors, const gh_reader *r);
+
+/* Whether a graph has the same tensors, unchanged; or the tensors before the last rebind.  For full descriptors. */
+bool gh_signature_matches(const gh_signature *l, void *graph);
+bool gh_signature_matches_previous(const gh_signature *l, void *graph);
+
+/* The same for descriptors that are not full; where the previous tensors match, they become the present ones.  Meanwhile
+ * the addresses of n slots, ascending by id, are written into the tensors: these are in the processor's cache now.  If
+ * the graph does not match, they are removed again. */
 bool gh_signature_match_and_place(gh_signature *l, void *graph, const gh_slot *slot, int32_t n);
 
-/* Whether a graph is wired as `base`, which was plain and of descriptors that are not full, with whatever shapes.  Then `l`
- * bits taken it. */
+/* Whether a graph of other tensors has this signature.  Only the tensors of `other` are filled, even at false. */
+bool gh_signature_matches_moved(const gh_signature *l, gh_signature *other, void *graph);
+
+/* Let a signature be of its previous tensors, or of those of `other`.  The present ones become the previous ones. */
+void gh_signature_restore(gh_signature *l);
+void gh_signature_rebind(gh_signature *l, gh_signature *other);
+
+/* Whether a graph has the wiring of `base`, which is plain, with any shapes: then `l` is its signature. */
 bool gh_signature_matches_wiring(gh_signature *l, const gh_signature *base, void *graph);
 
-/* Whether two graphs that were read are wired alike, with descriptors that differ in shape and offset alone. */
+/* Whether two signatures are of the same wiring. */
 bool gh_signature_same_wiring(const gh_signature *a, const gh_signature *b);
 
-/* Where many descriptors are those of graphs other than these n, forget those, and number the rest anew.  A graph may be among
- * the n twice. */
+/* Where there are many descriptors that none of these n signatures has, remove those and renumber the rest. */
 void gh_signatures_compact(gh_signature *const *l, int n, gh_descriptors *descriptors);
 
 void gh_signature_free(gh_signature *l);
-
-/* The nodes, where ids are plain: those that the ids stand for now. */
-static inline gx_tensor **gh_signature_nodes(const gh_signature *l)
-{
-    return l->tensor + l->n_leafs;
-}
 
 static inline const gh_descriptor *gh_descriptor_at(const gh_signature *l, int32_t id)
 {

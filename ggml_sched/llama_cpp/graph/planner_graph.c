@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/graphs/draw.c -- what was read of a graph as a graph of the planner's.  See read.h. */
+/* ggml_sched/llama_cpp/graph/planner_graph.c -- a graph that was read, as a graph of the planner's.  See graph_reader.h. */
 #include "graph_reader.h"
 
 #include <string.h>
@@ -13,7 +13,7 @@ static inline bool is_empty(const gs_layout *layout)
 static void fill_tensor(const gh_reader *r, const gs_graph_arrays *a, int32_t id, bool inputs)
 {
     const gh_item *item = &r->item[id];
-    /* A leaf that was lent to a node signature as that does. */
+    /* A planner's leaf that holds a node's input has the node's shape. */
     const gx_tensor *t = item->tensor != NULL || item->root < 0 ? item->tensor : r->item[item->root].tensor;
     gs_layout *layout = &a->layout[id];
     a->view_src[id] = -1;
@@ -40,7 +40,7 @@ static void fill_tensor(const gh_reader *r, const gs_graph_arrays *a, int32_t id
     if (item->tensor != NULL && item->root >= 0) {
         int64_t offs = 0;
         a->view_src[id] = item->root;
-        /* A view of no bytes may be anywhere, past the end as well. */
+        /* A view of no bytes may begin anywhere, even behind the end of its root. */
         for (; t->view_src != NULL && !is_empty(layout); t = t->view_src) {
             offs += (int64_t)t->view_offs;
         }

@@ -1,19 +1,18 @@
-/* ggml_sched/llama_cpp/graphs/compare.h -- a tensor beside an id: its descriptor, what it names, whose memory it bits. */
+/* ggml_sched/llama_cpp/graph/signature_compare.h -- compares one tensor with one item of a signature. */
 #ifndef GGML_SCHED_LLAMA_CPP_GRAPH_SIGNATURE_COMPARE_H
 #define GGML_SCHED_LLAMA_CPP_GRAPH_SIGNATURE_COMPARE_H
 
 #include "graph_signature.h"
 
-/* Tensors from one that is compared to one that is fetched. */
+/* How many tensors, and items, ahead of the compared one are prefetched. */
 #define GH_AHEAD 6
 #define GH_ITEMS_AHEAD 24
 
-/* Room for ids, for their tensors alone, and for nodes or leafs.  False without memory. */
+/* Make room for n ids, for n tensors, and for `listed` nodes or leafs.  False without memory. */
 bool gh_signature_make_room(gh_signature *l, int32_t n, int32_t listed);
 bool gh_signature_make_room_for_tensors(gh_signature *l, int32_t n);
 
-/* Whether a tensor bits memory.  Where plans are of backends, too, views get their root's, and that they have it is no
- * news. */
+/* Which memory a tensor has.  With full descriptors a view's memory is not compared: schedulers place views themselves. */
 static inline int32_t gh_memory_bits(const gx_tensor *t, bool full)
 {
     if (full && t->view_src != NULL) {
@@ -22,13 +21,13 @@ static inline int32_t gh_memory_bits(const gx_tensor *t, bool full)
     return (t->data != NULL ? GH_HAS_DATA : 0) | (t->buffer != NULL ? GH_HAS_BUFFER : 0);
 }
 
-/* Whether a tensor that had data and was not computed is so still. */
+/* Whether a tensor still has data that no node computes. */
 static inline bool gh_has_constant_data(const gx_tensor *t)
 {
     return t->view_src == NULL && t->data != NULL;
 }
 
-/* What kind of memory a buffer is: many tensors in a row have the same. */
+/* The kind of memory that a buffer is, with the last result: consecutive tensors mostly share a buffer. */
 typedef struct gh_buffers {
     const gh_descriptors *descriptors;
     void *last;
@@ -47,7 +46,7 @@ static inline uintptr_t gh_memory_kind(gh_buffers *b, const gx_tensor *t)
     return b->kind;
 }
 
-/* Add the bits that differ between what a tensor names and the tensors of those ids, which are `named`. */
+/* Add the bits in which the tensors that t names differ from those of the item's ids in `named`. */
 static inline void gh_compare_links(gh_difference *d, const gh_signature *l, gx_tensor *const *named, const gh_signature_item *item,
                                     const gx_tensor *t)
 {
@@ -67,13 +66,13 @@ static inline void gh_compare_links(gh_difference *d, const gh_signature *l, gx_
     }
 }
 
-/* Add the bits by which the memory of an id differs from a tensor's. */
+/* Add the bits in which a tensor's memory differs from that of an id. */
 static inline void gh_compare_memory(gh_difference *d, const gh_signature *l, int32_t id, const gx_tensor *t,
                                      gh_buffers *buffers, bool full)
 {
     const int32_t bits = l->item[id].bits & (GH_HAS_DATA | GH_HAS_BUFFER);
     if (!full && bits == 0) {
-        d->words |= (uintptr_t)t->data | (uintptr_t)t->buffer; /* as most */
+        d->words |= (uintptr_t)t->data | (uintptr_t)t->buffer; /* the common case */
         return;
     }
     d->words |= (uint64_t)(bits ^ gh_memory_bits(t, full));
@@ -82,7 +81,7 @@ static inline void gh_compare_memory(gh_difference *d, const gh_signature *l, in
     }
 }
 
-/* Whether a tensor signature like that of an id, and names the tensors of those ids, which are `named`. */
+/* Whether a tensor matches an item and names the tensors of its ids in `named`. */
 static inline bool gh_matches_item(const gh_signature *l, int32_t id, const gx_tensor *t, gx_tensor *const *named,
                               const gh_descriptor *descriptor, gh_buffers *buffers, bool full)
 {

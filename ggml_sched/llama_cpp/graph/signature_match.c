@@ -1,8 +1,9 @@
-/* ggml_sched/llama_cpp/graphs/alike.c -- whether graphs of other tensors look the same, or alike.  See signature.h. */
+/* ggml_sched/llama_cpp/graph/signature_match.c -- matches graphs of other tensors: the same signature, or the same wiring.
+ * See graph_signature.h. */
 #include "arrays.h"
 #include "signature_compare.h"
 
-/* -- which tensors ------------------------------------------------------------------------------------------------- */
+/* -- tensors by id ------------------------------------------------------------------------------------------------- */
 
 static bool names_unlisted(const gh_signature_item *item, int32_t n_listed)
 {
@@ -13,7 +14,7 @@ static bool names_unlisted(const gh_signature_item *item, int32_t n_listed)
     return most >= n_listed || item->bits >> GH_REST_SHIFT != 0;
 }
 
-/* Tensors that the graph does not list are those that stand where they were named first. */
+/* A tensor that the graph does not list gets its id from the item that names it first. */
 static inline void intern(const gh_signature *l, gx_tensor **tensor, const gh_signature_item *item, const gx_tensor *t,
                         int32_t n_listed)
 {
@@ -31,13 +32,12 @@ static inline void intern(const gh_signature *l, gx_tensor **tensor, const gh_si
     }
 }
 
-/* The tensors that a graph lists, for as many ids as `base` bits.  False where it cannot be the same, or for want of
- * memory. */
+/* Fill the tensors that a graph lists.  False: it cannot match, or there is no memory. */
 static bool take_listed(gh_signature *l, const gh_signature *base, void *graph)
 {
     const gh_ggml *lib = base->descriptors->lib;
     const int32_t n_nodes = base->n_nodes, n_leafs = base->n_leafs;
-    /* What bits no id would have to be met, too: such graphs are few, and read. */
+    /* Tensors that are named but have no id would have to be found as well.  Such graphs are rare; they are read. */
     if (!base->plain || base->n_named > base->n || lib->graph_n_nodes(graph) != n_nodes
         || gh_graph_n_leafs(lib, graph) != n_leafs || !gh_signature_make_room_for_tensors(l, base->n)) {
         return false;
@@ -54,7 +54,7 @@ static bool take_listed(gh_signature *l, const gh_signature *base, void *graph)
     return true;
 }
 
-/* Whether all are different: a graph with one in the place of two is another. */
+/* Whether all tensors are different: a graph with one tensor in the place of two does not match. */
 static bool all_differ(gx_tensor *const *tensor, int32_t n)
 {
     uint32_t mask = 255;
@@ -79,7 +79,7 @@ static bool all_differ(gx_tensor *const *tensor, int32_t n)
     return differ;
 }
 
-/* -- the same ------------------------------------------------------------------------------------------------------ */
+/* -- the same signature -------------------------------------------------------------------------------------------- */
 
 static inline __attribute__((always_inline)) bool matches_moved(const gh_signature *l, gx_tensor **tensor, bool full)
 {
@@ -113,10 +113,10 @@ bool gh_signature_matches_moved(const gh_signature *l, gh_signature *other, void
         && (l->descriptors->full ? matches_moved(l, other->tensor, true) : matches_moved(l, other->tensor, false));
 }
 
-/* -- alike --------------------------------------------------------------------------------------------------------- */
+/* -- the same wiring ----------------------------------------------------------------------------------------------- */
 
-/* The descriptor of a tensor where a descriptor was; -1: of another kind, or no memory.  `was` mostly latest what it latest
- * last. */
+/* The descriptor of a tensor whose counterpart has descriptor `was`; -1: it is of another kind, or there is no memory.
+ * Tensors that shared a descriptor mostly share one again: latest[was] has the last. */
 static inline int32_t descriptor_after(gh_descriptors *descriptors, int32_t *latest, int32_t was, const gx_tensor *t)
 {
     int32_t found = latest[was];

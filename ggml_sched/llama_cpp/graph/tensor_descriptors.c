@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/graphs/descriptors.c -- the table of descriptors.  See descriptors.h. */
+/* ggml_sched/llama_cpp/graph/tensor_descriptors.c -- the table of descriptors.  See tensor_descriptors.h. */
 #include "arrays.h"
 #include "tensor_descriptors.h"
 
@@ -12,7 +12,7 @@ void gh_descriptors_init(gh_descriptors *descriptors, const gh_ggml *lib, bool f
     descriptors->n_kept = GH_FEW_DESCRIPTORS;
 }
 
-/* The words of ne and nb, which are one run. */
+/* ne and nb, which are adjacent in a tensor. */
 static inline void shape_of(int64_t shape[8], const gx_tensor *t)
 {
     memcpy(shape, (const char *)t + offsetof(gx_tensor, ne), 8 * sizeof *shape);
@@ -31,37 +31,37 @@ static uint32_t hash_of(const int64_t shape[8], int32_t type, int32_t op, uint64
     return (uint32_t)((mixed * UINT64_C(0xe7037ed1a0b428db)) >> 32);
 }
 
-static void fill_table(const gh_descriptors *descriptors, int32_t *place, uint32_t mask)
+static void fill_table(const gh_descriptors *descriptors, int32_t *bucket, uint32_t mask)
 {
     for (int32_t i = 0; i < descriptors->n; i++) {
         const gh_descriptor *f = &descriptors->descriptor[i];
         uint32_t at = hash_of(f->shape, f->type, f->op, f->view_offs) & mask;
-        while (place[at] != 0) {
+        while (bucket[at] != 0) {
             at = (at + 1) & mask;
         }
-        place[at] = i + 1;
+        bucket[at] = i + 1;
     }
 }
 
-/* Room for one more descriptor, and places for four times as many. */
+/* Make room for one more descriptor, and a table of four times as many buckets. */
 static bool make_room(gh_descriptors *descriptors)
 {
     const int32_t room = descriptors->room > 0 ? 2 * descriptors->room : 128;
     const uint32_t mask = 4 * (uint32_t)room - 1;
-    int32_t *place;
+    int32_t *bucket;
     if (descriptors->n < descriptors->room) {
         return true;
     }
     if (!gh_grow(&descriptors->descriptor, sizeof *descriptors->descriptor, room)) {
         return false;
     }
-    place = calloc((size_t)mask + 1, sizeof *place);
-    if (place == NULL) {
+    bucket = calloc((size_t)mask + 1, sizeof *bucket);
+    if (bucket == NULL) {
         return false;
     }
-    fill_table(descriptors, place, mask);
-    free(descriptors->place);
-    descriptors->place = place;
+    fill_table(descriptors, bucket, mask);
+    free(descriptors->bucket);
+    descriptors->bucket = bucket;
     descriptors->mask = mask;
     descriptors->room = room;
     return true;
@@ -77,9 +77,9 @@ int32_t gh_descriptor_intern(gh_descriptors *descriptors, const gx_tensor *t)
     }
     shape_of(shape, t);
     at = hash_of(shape, t->type, t->op, t->view_offs) & descriptors->mask;
-    for (; descriptors->place[at] != 0; at = (at + 1) & descriptors->mask) {
-        if (gh_has_descriptor(t, &descriptors->descriptor[descriptors->place[at] - 1], descriptors->full)) {
-            return descriptors->place[at] - 1;
+    for (; descriptors->bucket[at] != 0; at = (at + 1) & descriptors->mask) {
+        if (gh_has_descriptor(t, &descriptors->descriptor[descriptors->bucket[at] - 1], descriptors->full)) {
+            return descriptors->bucket[at] - 1;
         }
     }
     f = &descriptors->descriptor[descriptors->n];
@@ -96,7 +96,7 @@ int32_t gh_descriptor_intern(gh_descriptors *descriptors, const gx_tensor *t)
         memcpy(f->params, t->op_params, sizeof f->params);
     }
     f->nbytes = (int64_t)descriptors->lib->nbytes(t);
-    descriptors->place[at] = ++descriptors->n;
+    descriptors->bucket[at] = ++descriptors->n;
     return descriptors->n - 1;
 }
 
@@ -109,13 +109,13 @@ void gh_descriptors_keep(gh_descriptors *descriptors, const int32_t *number, int
     }
     descriptors->n = n;
     descriptors->n_kept = 2 * n > GH_FEW_DESCRIPTORS ? 2 * n : GH_FEW_DESCRIPTORS;
-    memset(descriptors->place, 0, ((size_t)descriptors->mask + 1) * sizeof *descriptors->place);
-    fill_table(descriptors, descriptors->place, descriptors->mask);
+    memset(descriptors->bucket, 0, ((size_t)descriptors->mask + 1) * sizeof *descriptors->bucket);
+    fill_table(descriptors, descriptors->bucket, descriptors->mask);
 }
 
 void gh_descriptors_free(gh_descriptors *descriptors)
 {
     free(descriptors->descriptor);
-    free(descriptors->place);
+    free(descriptors->bucket);
     memset(descriptors, 0, sizeof *descriptors);
 }

@@ -1,8 +1,8 @@
-/* ggml_sched/llama_cpp/graphs/descriptors.h -- how tensors look, each look tensor once.
+/* ggml_sched/llama_cpp/graph/tensor_descriptors.h -- interned descriptors of tensors.
  *
- * A descriptor is all of a tensor that a plan or a backend's answer depends on, but for its memory and what it names.  The
- * thousand tensors of a graph have a few dozen: comparing a tensor with its descriptor reads what is at hand, every byte.
- * Forms are numbered as they come and stay until all are forgotten.
+ * A descriptor is everything of a tensor that a plan or a backend's answer depends on, except its memory and the tensors
+ * that it names.  The thousands of tensors of a graph have a few dozen descriptors, so comparing a tensor with its own
+ * reads memory that is in the processor's cache.  A descriptor is known by its number.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_GRAPH_TENSOR_DESCRIPTORS_H
 #define GGML_SCHED_LLAMA_CPP_GRAPH_TENSOR_DESCRIPTORS_H
@@ -10,40 +10,40 @@
 #include <string.h>
 #include "library.h"
 
-/* Forms below which none are forgotten; above, once they are twice as many as were tensor. */
+/* Descriptors are removed only where there are more than this, and more than twice as many as were kept last. */
 #define GH_FEW_DESCRIPTORS 128
 
 typedef struct gh_descriptor {
-    int64_t shape[8];       /* ne, nb                                                               */
+    int64_t shape[8];       /* ne and nb, as in the tensor                                          */
     int32_t op;
-    int32_t params[16];     /* those that count: all, or the first of a family of ops, or none      */
+    int32_t params[16];     /* op parameters: all; or the sub-op; or none                           */
     int32_t type;
     int32_t flags;
-    int32_t counts[4];      /* bits of op and the first params that do                              */
+    int32_t counts[4];      /* masks of op and the first three params: which bits count             */
     uint64_t view_offs;
-    int64_t nbytes;         /* that ggml says of it                                                 */
+    int64_t nbytes;         /* as ggml says                                                         */
 } gh_descriptor;
 
 typedef struct gh_descriptors {
     const gh_ggml *lib;
-    bool full;             /* all parameters of ops count, and whose memory it is: backends look   */
-    void *(*buffer_get_type)(void *buffer); /* of full descriptors                                       */
+    bool full;             /* for backends: all op parameters and the kind of buffer count        */
+    void *(*buffer_get_type)(void *buffer); /* with full descriptors                                               */
     int (*buffer_get_usage)(void *buffer);
     int32_t n;
-    int32_t n_kept;         /* descriptors that are looked through only where they are more               */
+    int32_t n_kept;         /* limit below which none are removed                                  */
     int32_t room;
     gh_descriptor *descriptor;
-    int32_t *place;         /* an incomplete-addressing table of number + 1, `mask` + 1 places            */
+    int32_t *bucket;         /* an open-addressing table of number + 1, or 0; [mask + 1]             */
     uint32_t mask;
 } gh_descriptors;
 
-/* Two words at once, as every processor that ggml runs on bits them. */
+/* Two words that are compared at once. */
 typedef uint64_t gh_pair __attribute__((vector_size(16)));
 
 _Static_assert(offsetof(gx_tensor, nb) == offsetof(gx_tensor, ne) + 32, "ne and nb are one run of 64 bytes");
 _Static_assert(offsetof(gx_tensor, op_params) == offsetof(gx_tensor, op) + 4, "op and params are one run, as in forms");
 
-/* The bits by which something differs: most differs in none, so that all is compared previous anything is decided. */
+/* The bits in which two things differ.  Nearly always there are none, so all is compared before the first branch. */
 typedef struct gh_difference {
     gh_pair pairs;
     uint64_t words;
@@ -67,7 +67,7 @@ static inline gh_pair gh_differing(const void *a, const void *b, int n)
     return found;
 }
 
-/* Add those by which a tensor differs from a descriptor. */
+/* Add the bits in which a tensor differs from a descriptor. */
 static inline void gh_compare_descriptor(gh_difference *d, const gx_tensor *t, const gh_descriptor *f, bool full)
 {
     gh_pair counts;
@@ -86,7 +86,7 @@ static inline bool gh_has_descriptor(const gx_tensor *t, const gh_descriptor *f,
     return !gh_is_some(d);
 }
 
-/* Whether two descriptors are of one type and shape. */
+/* Whether two descriptors have the same type and shape. */
 static inline bool gh_same_shape(const gh_descriptor *a, const gh_descriptor *b)
 {
     return a == b || (a->type == b->type && memcmp(a->shape, b->shape, sizeof a->shape) == 0);
@@ -101,10 +101,10 @@ static inline bool gh_same_kind(const gh_descriptor *a, const gh_descriptor *b)
 
 void gh_descriptors_init(gh_descriptors *descriptors, const gh_ggml *lib, bool full);
 
-/* The number of a tensor's descriptor, new if it is; -1 without memory. */
+/* The number of a tensor's descriptor, which is added if it is new; -1 without memory. */
 int32_t gh_descriptor_intern(gh_descriptors *descriptors, const gx_tensor *t);
 
-/* Keep `n` descriptors: descriptor i as number[i], ascending, or not at all where that is -1. */
+/* Keep n descriptors: descriptor i becomes number[i], ascending, or is removed where that is -1. */
 void gh_descriptors_keep(gh_descriptors *descriptors, const int32_t *number, int32_t n);
 
 void gh_descriptors_free(gh_descriptors *descriptors);

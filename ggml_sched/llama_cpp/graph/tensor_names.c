@@ -1,11 +1,11 @@
-/* ggml_sched/llama_cpp/graphs/names.c -- names tensor.  See names.h. */
+/* ggml_sched/llama_cpp/graph/tensor_names.c -- see tensor_names.h. */
 #include "arrays.h"
 #include "tensor_names.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define GH_LONGEST 64   /* in ggml, with its end    */
+#define GH_LONGEST 64   /* bytes of a name in ggml, its end included */
 #define GH_USUAL 16
 
 static bool make_room(gh_tensor_names *names, int32_t n, int64_t bytes)
@@ -44,23 +44,6 @@ bool gh_tensor_names_fill(gh_tensor_names *names, const gh_reader *r)
         at += (int64_t)n + 1;
     }
     names->n = r->n;
-    return true;
-}
-
-bool gh_names_copy(gh_tensor_names *to, const gh_tensor_names *from)
-{
-    int64_t bytes;
-    to->n = 0;
-    if (from->n == 0) {
-        return true;
-    }
-    bytes = from->at[from->n - 1] + (int64_t)strlen(from->text + from->at[from->n - 1]) + 1;
-    if (!make_room(to, from->n, bytes)) {
-        return false;
-    }
-    memcpy(to->at, from->at, (size_t)from->n * sizeof *to->at);
-    memcpy(to->text, from->text, (size_t)bytes);
-    to->n = from->n;
     return true;
 }
 
