@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/ggml/arena.c -- buffers asked of ggml, grown and given back.  See arena.h. */
+/* ggml_sched/llama_cpp/ggml/arena.c -- allocates and frees buffers through ggml.  See arena.h. */
 #include "arena.h"
 
 #include <stdlib.h>

@@ -1,8 +1,8 @@
-/* ggml_sched/llama_cpp/ggml/optional.c -- what a library's buffers and their types may be without.  See introspect.h.
+/* ggml_sched/llama_cpp/ggml/buffer_hooks.c -- the functions that buffers and buffer types may lack.  See introspect.h.
  *
- * ggml calls a function that a buffer bits, and does nothing where it bits none.  Asking whether there is one saves a
- * call for each tensor of each graph: where it would be is found with a buffer and a type that have all functions.
- * Invariant: where that is not found, all are taken to have it.
+ * ggml calls init_tensor and get_alloc_size where they exist.  Knowing their offsets saves two calls into the library for
+ * each tensor of each graph.  The offsets are found with a buffer and a buffer type whose functions record their index.
+ * Invariant: where an offset is not found, the function is assumed to exist.
  */
 #define _GNU_SOURCE
 #include "introspect.h"
@@ -10,7 +10,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-/* More functions than buffers and types have. */
+/* More functions than buffers and buffer types have. */
 #define GH_EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
 #define GH_N_FUNCTIONS 16
 
@@ -20,7 +20,7 @@ typedef struct {
     gh_answers *function[GH_N_FUNCTIONS];
 } gh_interface;
 
-static _Thread_local int called;       /* the last function that was, and how many were              */
+static _Thread_local int called;       /* index of the function that was called last, and how many calls there were */
 static _Thread_local int calls;
 static _Thread_local size_t answer;
 
@@ -38,7 +38,7 @@ GH_EACH(GH_ANSWER)
 #define GH_LIST(i) answer_##i,
 static const gh_interface full = {{GH_EACH(GH_LIST)}};
 
-/* Where a type bits what is asked for bytes: a type without it takes a tensor's own. */
+/* The offset of get_alloc_size: without it a type answers with the tensor's own bytes. */
 static int find_alloc_size(const gh_ggml *lib, const gx_tensor *t)
 {
     gh_interface type = full;
@@ -52,7 +52,7 @@ static int find_alloc_size(const gh_ggml *lib, const gx_tensor *t)
     return lib->buft_get_alloc_size(&type, t) == answer && calls == 1 ? called * (int)sizeof(void *) : GH_UNKNOWN;
 }
 
-/* Where a buffer bits what is found of tensors. */
+/* The offset of init_tensor. */
 static int find_init_tensor(const gh_ggml *lib, gx_tensor *t)
 {
     gh_interface type = full;
@@ -60,8 +60,8 @@ static int find_init_tensor(const gh_ggml *lib, gx_tensor *t)
     void *(*make)(void *, gh_interface, void *, size_t);
     int at = GH_UNKNOWN;
     memcpy(&make, &found, sizeof make);
-    /* A struct of this size lies in memory, on the stack or behind a pointer: who knows fewer functions reads the first
-     * of these. */
+    /* This struct is passed in memory, on the stack or behind a pointer: a version with fewer functions reads the first
+     * of them. */
     buffer = found != NULL ? make(&type, full, &type, 64) : NULL;
     if (buffer == NULL) {
         return GH_UNKNOWN;

@@ -1,14 +1,13 @@
-/* ggml_sched/llama_cpp/ggml/inplace.h -- which sources ggml's kernels allow as their destination: the table of them.
+/* ggml_sched/llama_cpp/ggml/inplace.h -- which sources of an op ggml's kernels accept as destination.
  *
- * ggml lets a node take over any source of the same layout for the ops of its list (ggml_op_can_inplace).  Ours is
- * shorter: elementwise products and sums may take either side; what reads a source once more after it bits begun to
- * write, or reads rows in another order, only the one that its kernels go through in step.  An op is asked for in the
- * library's own list, too, where that is exported.
+ * ggml computes a node in place of any source of the same layout, for the ops of its list (ggml_op_can_inplace).  This
+ * table allows less: either source of elementwise sums and products; elsewhere only the source that the kernel reads in
+ * step with its writes.  An op must also be in the library's own list, where the library exports that.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_GGML_INPLACE_H
 #define GGML_SCHED_LLAMA_CPP_GGML_INPLACE_H
 
-/* X(name, sources: bits) */
+/* X(op, bits: its sources) */
 #define GH_INPLACE(X) \
     X(SCALE, 1)          \
     X(DIAG_MASK_ZERO, 1) \

@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/ggml/library.c -- finding a client's ggml, and asking it once what it is.  See library.h. */
+/* ggml_sched/llama_cpp/ggml/library.c -- finds a client's ggml and introspects it once.  See library.h. */
 #define _GNU_SOURCE
 #include "introspect.h"
 
@@ -11,7 +11,7 @@
 
 const gs_api *gh_api;
 
-/* The libraries met so far.  Entries are written once, under the lock; there is one in nearly every process. */
+/* The libraries found so far: nearly always one.  An entry is written once, under the lock. */
 #define GH_N_LIBRARIES 16
 static struct {
     pthread_mutex_t lock;
@@ -21,7 +21,7 @@ static struct {
 
 static const char *const key_name = "ggml_backend_buft_alloc_buffer";
 
-/* -- functions ------------------------------------------------------------------------------------------------ */
+/* -- functions ------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     const char *name;
@@ -56,9 +56,9 @@ static const char *find_functions(gh_ggml *lib)
     return NULL;
 }
 
-/* -- finding -------------------------------------------------------------------------------------------------- */
+/* -- finding --------------------------------------------------------------------------------------------------- */
 
-/* A handle of the loaded library that an address lies in, if it bits ggml's functions or needs a library that bits. */
+/* A handle of the loaded library that an address lies in, if it has ggml's functions or needs a library that has. */
 static void *handle_at(const void *address)
 {
     Dl_info info;
@@ -78,7 +78,7 @@ static int visit(struct dl_phdr_info *info, size_t size, void *out)
 {
     void **found = out;
     (void)size;
-    /* Only by name: dlsym in any other library would find what that bits loaded besides. */
+    /* By name alone: dlsym in another library would also find functions of the libraries that it has loaded. */
     if (info->dlpi_name != NULL && strstr(info->dlpi_name, "ggml-base") != NULL) {
         *found = dlopen(info->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
         if (*found != NULL && dlsym(*found, key_name) == NULL) {
@@ -112,8 +112,8 @@ const gh_ggml *gh_ggml_find(const void *caller, void *const *bufts, int n_bufts)
     const gh_ggml *found = NULL;
     const void *key;
     void *handle = NULL;
-    /* A buffer type begins with an address in the library that bits made it, as a backend does.  Who called is known
-     * less well: the last call of a function may leave no trace of it. */
+    /* Buffer types and backends begin with an address inside of the library that made them.  The caller's address is less
+     * reliable: a tail call leaves none. */
     for (int i = 0; handle == NULL && i < n_bufts; i++) {
         handle = handle_at(bufts[i] != NULL ? *(void *const *)bufts[i] : NULL);
     }

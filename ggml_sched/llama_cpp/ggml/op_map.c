@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/ggml/numbers.c -- what a library's numbers of ops and types are to the planner.  See introspect.h. */
+/* ggml_sched/llama_cpp/ggml/op_map.c -- maps a library's numbers of ops and types to the planner's.  See introspect.h. */
 #define _GNU_SOURCE
 #include "introspect.h"
 #include "inplace.h"
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* Whether an address lies in the library that a function is of. */
+/* Whether an address lies in the same library as a function. */
 static bool is_of(const char *(*function)(int), const char *address)
 {
     Dl_info mine, found;
@@ -17,8 +17,8 @@ static bool is_of(const char *(*function)(int), const char *address)
         && mine.dli_fbase == found.dli_fbase;
 }
 
-/* Up to the last name that a version bits: beyond an enum's end there is no asking.  GLU, the last since there are such
- * ops (June 2025), came behind what was the last previous. */
+/* Map ops up to the last name of this version: asking for a name beyond the end of an enum is undefined.  GLU is the
+ * last op since June 2025, OPT_STEP_ADAMW was before. */
 static void find_ops(gh_ggml *lib)
 {
     const char *last = lib->glu_op_name != NULL ? "GLU" : "OPT_STEP_ADAMW";
@@ -57,8 +57,8 @@ static void find_ops(gh_ggml *lib)
     }
 }
 
-/* `last` is the last name that every version bits.  Those behind it are believed as long as we know them: what lies
- * behind an enum's names are other words of the library, or nothing. */
+/* Map sub-ops.  `last` is the last name that all versions have.  Names behind it count as long as the planner knows them:
+ * behind the end of an enum there may be any other text of the library. */
 static void find_sub_ops(unsigned char *numbers, const char *(*name_of)(int), const char *family, const char *last)
 {
     char full[64];
@@ -81,8 +81,8 @@ static void find_sub_ops(unsigned char *numbers, const char *(*name_of)(int), co
     }
 }
 
-/* Types keep their numbers in all versions; one that is not what we call so is foreign.  Behind the last that a version
- * bits there may be anything in the place of a name. */
+/* Map types.  A type has the same number in all versions; if name or size differ, it is one that only ggml knows.
+ * Behind the last type of a version there may be anything instead of a name. */
 static void find_types(gh_ggml *lib)
 {
     for (int i = 0; i < GH_N_TYPES; i++) {

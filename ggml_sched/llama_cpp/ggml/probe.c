@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/ggml/probe.c -- whether a library's tensors and graphs are as we know them.  See introspect.h. */
+/* ggml_sched/llama_cpp/ggml/probe.c -- whether a library's tensors and graphs have the expected fields.  See introspect.h. */
 #define _GNU_SOURCE
 #include "introspect.h"
 
@@ -41,11 +41,11 @@ static bool find_maker(gh_maker *m, void *handle)
     return true;
 }
 
-/* Bytes of what ggml puts previous each tensor of a context. */
+/* Bytes that ggml puts in front of each tensor of a context. */
 #define GH_OBJECT_SIZE 32
 #define GH_PROBE_LEAFS 3
 
-/* What of a tensor is not where abi.h says, or NULL. */
+/* The first field of a tensor that is not where abi.h says, or NULL. */
 static const char *probe_tensor(const gh_maker *m, const gh_ggml *lib, void *ctx)
 {
     gx_tensor *a = m->new_tensor_4d(ctx, 1, 3, 5, 7, 2), *b, *c;
@@ -74,7 +74,7 @@ static const char *probe_tensor(const gh_maker *m, const gh_ggml *lib, void *ctx
     return NULL;
 }
 
-/* Where a graph deps its leafs: found in one of two nodes and three leafs, whose addresses are known. */
+/* Find the offsets of a graph's leafs, in a graph of two nodes and three leafs whose addresses are known. */
 static const char *probe_graph(const gh_maker *m, gh_ggml *lib, void *ctx)
 {
     gx_tensor *leaf[GH_PROBE_LEAFS], *x, *y;
@@ -99,11 +99,11 @@ static const char *probe_graph(const gh_maker *m, gh_ggml *lib, void *ctx)
             break;
         }
     }
-    /* Behind the nodes there are up to two arrays that this graph does not have. */
+    /* Behind the nodes are up to two arrays that this graph does not have. */
     for (size_t at = 16; lib->at_n_leafs != 0 && at < 64; at += sizeof(void *)) {
         gx_tensor **list;
         memcpy(&list, graph + at, sizeof list);
-        /* All arrays of a graph lie behind it, in its own object of the context. */
+        /* The arrays of a graph lie behind it, in its object of the context. */
         if ((char *)list <= graph || (char *)list > graph + 4096 || (uintptr_t)list % sizeof(void *) != 0) {
             continue;
         }

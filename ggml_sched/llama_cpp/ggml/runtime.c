@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/ggml/runtime.c -- finding what runtime.h lists, in each library that is met. */
+/* ggml_sched/llama_cpp/ggml/runtime.c -- looks up what runtime.h lists.  See there. */
 #define _GNU_SOURCE
 #include "runtime.h"
 
@@ -28,8 +28,8 @@ static const char *find_functions(gh_runtime *rt)
     return missing;
 }
 
-/* A part is as long as a graph.  One that ends with a word behind those of 2025 bits its number there; what it leaves
- * untouched of its result is behind its end. */
+/* Find the offset of a graph's unique id.  The size of a view of a graph tells the version: the id is its last word.  The
+ * size shows in the bytes that the call leaves untouched. */
 static void find_uid(gh_runtime *rt)
 {
     enum { previous = 88, with = 96 };
@@ -42,7 +42,7 @@ static void find_uid(gh_runtime *rt)
         return;
     }
     memset(&part, 0xa5, sizeof part);
-    /* A large result is written where the caller says, in a first parameter: only so does its end show. */
+    /* A large result is written through a hidden first parameter. */
     memcpy(&view, &rt->graph_view, sizeof view);
     view(result, graph, 0, 0);
     while (stop > 0 && (unsigned char)part.bytes[stop - 1] == 0xa5) {
@@ -57,7 +57,7 @@ static void introspect(gh_runtime *rt, const gh_ggml *lib)
 {
     memset(rt, 0, sizeof *rt);
     rt->lib = lib;
-    /* Both came in the same days of May 2025. */
+    /* Both functions were added in the same days of May 2025. */
     rt->asks_offload = dlsym(lib->handle, "ggml_opt_prepare_alloc") != NULL;
     rt->unsupported = find_functions(rt);
     if (rt->unsupported == NULL) {
@@ -91,7 +91,7 @@ const gh_runtime *gh_runtime_find(const void *caller, void *const *bufts, int n_
 
 const gh_runtime *gh_runtime_of_caller(const void *caller)
 {
-    /* A client bits a few dozen places that call.  Looking one up costs more than what most of them ask for. */
+    /* A client calls from a few dozen addresses, and dladdr costs more than most of these calls. */
     enum { places = 256, probes = 16 };
     static _Thread_local struct {
         const void *caller;
@@ -116,8 +116,8 @@ const gh_runtime *gh_runtime_of_caller(const void *caller)
     return known[at].rt;
 }
 
-/* ggml_backend: the address of its guid, its functions, its device, its own data.  How many functions there are says
- * which they are: the last of 14, and of 16, reorders. */
+/* A backend is: pointer to its guid, its functions, its device, its own data.  The number of functions tells the version:
+ * the last of 14, and the last of 16, reorders nodes. */
 gh_optimize gh_runtime_optimize(const gh_runtime *rt, void *backend)
 {
     const void *device = rt->backend_get_device(backend);

@@ -1,7 +1,7 @@
-/* ggml_sched/llama_cpp/ggml/runtime.h -- what a scheduler asks of a client's ggml besides its allocator: backends,
- * events, copies, parts of graphs; and ggml's own scheduler, for clients whose calls are passed on.
+/* ggml_sched/llama_cpp/ggml/runtime.h -- the functions of a client's ggml that the scheduler needs: backends, events,
+ * copies, views of graphs; and ggml's own scheduler, for calls that are passed on.
  *
- * Found once for each library, as library.h says, and never changed afterwards.
+ * Looked up once for each library (library.h), and never changed.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_GGML_RUNTIME_H
 #define GGML_SCHED_LLAMA_CPP_GGML_RUNTIME_H
@@ -14,14 +14,15 @@
 #define GH_USAGE_WEIGHTS 1
 #define GH_DEVICE_CPU 0
 
-/* A part of a graph, as ggml returns it: no version bits needed a third of this. */
+/* A view of a graph, as ggml returns it.  No version needs a third of this. */
 typedef struct gh_part {
     char bytes[512];
 } gh_part;
 
 typedef bool (*gh_eval_callback)(gx_tensor *tensor, bool ask, void *user);
 
-/* What backends may say about lifetimes while they reorder a part: `tensor` is to be tensor until `until` is done. */
+/* Arguments of a backend's function that reorders nodes: it reports that `tensor` must keep its memory until `until` is
+ * done. */
 typedef struct gh_optimize_params {
     void (*add_alloc_dep)(void *user, gx_tensor *tensor, gx_tensor *until);
     void *user;
@@ -29,7 +30,7 @@ typedef struct gh_optimize_params {
 
 typedef void (*gh_optimize)(void *backend, void *part, const gh_optimize_params *params);
 
-/* X(result, name without "ggml_", parameters, whether every version that we serve bits it) */
+/* X(result, name without "ggml_", parameters, whether all supported versions have it) */
 #define GH_RUNTIME(X) \
     X(gh_part, graph_view, (void *graph, int first, int stop), true)                                            \
     X(uint64_t, graph_next_uid, (void), false)                                                                  \
@@ -78,24 +79,24 @@ typedef void (*gh_optimize)(void *backend, void *part, const gh_optimize_params 
 
 typedef struct gh_runtime {
     const gh_ggml *lib;
-    const char *unsupported;          /* why our scheduler does not serve it; NULL: it does                       */
-    bool asks_offload;          /* its clients say whether work is offloaded: previous they did, it always was    */
-    size_t at_uid;              /* where a graph deps the number by which backends know it again; 0: nowhere */
+    const char *unsupported;          /* why ggml's own scheduler is used; NULL: it is supported                 */
+    bool asks_offload;          /* clients say whether work is offloaded: before May 2025 it always was    */
+    size_t at_uid;              /* offset of a graph's unique id, by which backends recognise it; 0: none  */
 #define GH_X(result, name, parameters, needed) result (*name) parameters;
     GH_RUNTIME(GH_X)
 #undef GH_X
 } gh_runtime;
 
-/* The runtime of the library that an address, or a backend, belongs to; NULL without any.  Any thread. */
+/* The runtime of the library that an address or a backend belongs to; NULL: none.  Any thread. */
 const gh_runtime *gh_runtime_find(const void *caller, void *const *bufts, int n_bufts);
 
-/* The same for an address alone, remembered by each thread: for calls that are only passed on. */
+/* The same for an address alone, cached by thread. */
 const gh_runtime *gh_runtime_of_caller(const void *caller);
 
-/* The function by which a backend reorders a part of a graph; NULL where it does not. */
+/* A backend's function that reorders nodes; NULL: it has none. */
 gh_optimize gh_runtime_optimize(const gh_runtime *rt, void *backend);
 
-/* Give a graph, or a part, a number of its own. */
+/* Give a graph, or a view of one, a new unique id. */
 static inline void gh_number_graph(const gh_runtime *rt, void *graph)
 {
     if (rt->at_uid != 0) {

@@ -7,7 +7,7 @@
 
 #include <stdio.h>
 
-/* -- undoing ------------------------------------------------------------------------------------------------------- */
+/* -- unbinding ------------------------------------------------------------------------------------------------------- */
 
 static void unplace(const gh_sched *s, gx_tensor *t)
 {
@@ -17,14 +17,14 @@ static void unplace(const gh_sched *s, gx_tensor *t)
     }
 }
 
-/* Copies that a graph may name among its sources. */
+/* Copies that nodes of a graph may name as sources. */
 typedef struct {
     const gx_tensor *first;
     gx_tensor *const *original;
     int32_t n;
 } copy_table;
 
-/* What a source stands for, if it is a copy. */
+/* The original of a source that is a copy; else the source. */
 static gx_tensor *original_of(const copy_table *tables, int n, gx_tensor *t)
 {
     for (int i = 0; i < n; i++) {
@@ -35,8 +35,8 @@ static gx_tensor *original_of(const copy_table *tables, int n, gx_tensor *t)
     return t;
 }
 
-/* The copies of all graphs; of one that was bound elsewhere before they stand for the tensors of that which is asked
- * about. */
+/* The copies of all entries, evicted ones included.  Of an entry that was rebound, the originals are those of the graph
+ * of these nodes. */
 static int find_copies(const gh_sched *s, gx_tensor *const *nodes, int n_nodes, copy_table *tables)
 {
     int n = 0;
@@ -71,7 +71,7 @@ void gh_unbind(gh_sched *s, void *graph)
 
 /* -- copies -------------------------------------------------------------------------------------------------------- */
 
-/* The id of copy c as cur_copy has it: where computes overlap each has several. */
+/* The id of copy c that this allocation uses: where computes overlap each copy has several. */
 static int32_t id_of_copy(const gh_sched *s, const gs_plan_arrays *v, int32_t c)
 {
     int32_t left = s->cur_copy;
@@ -96,7 +96,7 @@ static void take_layout(gx_tensor *copy, const gx_tensor *t)
     memcpy(copy->nb, t->nb, sizeof copy->nb);
 }
 
-/* The sources of a node: the tensor's own, of which the plan may read a copy. */
+/* A source of a node: where the tensor names it, and the copy that the plan reads instead. */
 typedef struct {
     gx_tensor **at;
     int32_t copy;           /* -1: none */
@@ -127,7 +127,7 @@ static int32_t count_views(const gh_plan_entry *e)
     return n;
 }
 
-/* Let the copies be for this graph.  What they stood for where it was bound last is kept: it may come again, too. */
+/* Let the copies be of this graph's tensors.  The originals of the graph before it are kept: it may come again. */
 static bool set_nodes(gh_copies *copies, gx_tensor *const *nodes, int32_t n)
 {
     if (copies->n_nodes == n && gh_same(copies->nodes, nodes, n, sizeof *nodes)) {
@@ -189,7 +189,7 @@ static bool make_copies(const gh_sched *s, gh_plan_entry *e, void *graph)
     return true;
 }
 
-/* A view of a copy as `t` is one of what was copied, which may be a part of its root itself. */
+/* A view of copy c with the layout of t, which is a view of the original. */
 static gx_tensor *make_view(const gh_sched *s, gh_copies *copies, gx_tensor *t, int32_t c)
 {
     gx_tensor *view = &copies->tensor[copies->n], *copy = &copies->tensor[c];

@@ -1,8 +1,8 @@
-/* ggml_sched/llama_cpp/sched/compute.c -- computing the graph that is allocated: copies, splits, what is read back.
+/* ggml_sched/llama_cpp/hook/compute.c -- computes the allocated graph: copies, splits, callbacks.  See scheduler.h.
  *
- * Order.  A backend works through what it was given in order.  Before something is copied into a backend's memory,
- * that backend is done with what it was given; a copy waits for its source as ggml's copies do.  Where a plan lets one
- * backend read another's memory, each split waits for all that came before it.  See scheduler.h.
+ * Order.  A backend computes what it was given in the order in which it was given.  Before data is copied into a
+ * backend's memory, that backend is synchronised; a copy waits for its source, as ggml's copies do.  Where a plan lets a
+ * backend read another's memory, each split waits for all splits before it.
  */
 #include "scheduler.h"
 
@@ -17,7 +17,7 @@ void gh_synchronize(gh_sched *s)
     }
 }
 
-/* The host waits until a backend is done with what it was given in this place. */
+/* Wait until a backend has finished what it was given for this copy of the inputs. */
 static void wait_for(gh_sched *s, int b)
 {
     if (s->event[b][s->cur_copy] != NULL) {
@@ -39,8 +39,8 @@ static void wait_for_others(gh_sched *s, int b)
 
 /* -- splits -------------------------------------------------------------------------------------------------------- */
 
-/* Whether each allocation has a place of its own for a copy.  Weights have one for all: what an earlier compute reads
- * of it no event of this allocation's tells. */
+/* Whether each allocation has a copy of its own.  A weight has one copy for all: the events of this allocation do not tell
+ * whether an earlier compute still reads it. */
 static bool has_several_copies(const gs_plan_arrays *v, int32_t c)
 {
     for (int32_t k = 0; k < v->n_places; k++) {
@@ -65,7 +65,7 @@ static void copy_input(gh_sched *s, const gh_plan_entry *e, int32_t split, int32
         s->rt->backend_event_wait(s->backend[b], s->event[b][s->cur_copy]);
     }
     if (from->flags & GH_FLAG_INPUT) {
-        /* At once: the client may write to it as soon as the call has returned. */
+        /* Copy now: the client may write to the input as soon as the call returns. */
         s->rt->backend_tensor_copy(from, to);
         return;
     }
@@ -74,8 +74,9 @@ static void copy_input(gh_sched *s, const gh_plan_entry *e, int32_t split, int32
     }
 }
 
-/* Compute the nodes first .. stop - 1 of a part, asking the callback as ggml does: once for each node whether it is
- * wanted, and once more for those that are.  *stopped: it wants no more of this split. */
+/* Compute nodes first .. stop - 1 of a split with the client's callback, as ggml does: it is called once for each node,
+ * and says whether it wants the result; for those it is called again when the node is computed.  *stopped: it wants no
+ * more of this split. */
 static int run_nodes(gh_sched *s, int b, gh_part *part, int first, int stop, bool *stopped)
 {
     gx_tensor **nodes = s->lib->graph_nodes(part);
@@ -114,8 +115,8 @@ static int run_range(gh_sched *s, int b, gh_part *part, int first, int stop, boo
     return s->rt->backend_graph_compute_async(s->backend[b], &some);
 }
 
-/* A node that writes through a copy into memory of another backend: it is computed with the copy's memory as its own,
- * and the copy goes back before anybody else runs. */
+/* Compute a node that writes through a copy into another backend's memory: it is computed in the copy's memory, which is
+ * copied back before any other split runs. */
 static int run_through(gh_sched *s, int b, gh_part *part, int at, gx_tensor *copy, bool *stopped)
 {
     gx_tensor *node = s->lib->graph_nodes(part)[at];
@@ -166,7 +167,7 @@ int gh_compute(gh_sched *s)
     const gh_plan_entry *e = s->current;
     const gs_plan_arrays *v = &e->plan->view;
     int32_t input = 0;
-    /* What the last compute's backends read of each other must be done before it is written anew. */
+    /* Backends may still read from each other what the next splits overwrite. */
     if (e->plan->waits && s->cache->key.overlaps) {
         gh_synchronize(s);
     }

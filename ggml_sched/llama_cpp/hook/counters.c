@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/counts.c -- counters and failures of the process.  See counts.h. */
+/* ggml_sched/llama_cpp/hook/counters.c -- see counters.h. */
 #define _GNU_SOURCE
 #include "counters.h"
 

@@ -1,19 +1,18 @@
-/* ggml_sched/llama_cpp/sched/experts.c -- of a mixture's weights on the host, the experts that are used travel.
+/* ggml_sched/llama_cpp/hook/experts.c -- copies of the used experts of weights on the host.  See scheduler.h.
  *
- * Which are used is read back from the ids before the split begins; where that cannot be, all are copied.  See
- * scheduler.h.
+ * The ids of the used experts are read before the split begins; where that is impossible, all experts are copied.
  */
 #include "scheduler.h"
 
-#define GH_MAX_PADDING 512 /* bytes behind the last expert that kernels may look at */
+#define GH_MAX_PADDING 512 /* bytes behind the last expert that kernels may read */
 
 static int copy_index(const gh_copies *copies, const gx_tensor *t)
 {
     return t >= copies->tensor && t < copies->tensor + copies->n ? (int)(t - copies->tensor) : -1;
 }
 
-/* The mixture of a split that reads copy c, as its experts, where nothing else of the graph does; NULL.  Later splits
- * may read what was brought for this one. */
+/* The mixture of a split that reads copy c as its experts, if it is the only reader of that copy; else NULL.  A later split
+ * would read experts that were not copied. */
 static const gx_tensor *mixture_of(const gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t c)
 {
     for (int32_t i = e->plan->split_at[split]; e->copies.n_reads[c] == 1 && i < e->plan->split_at[split + 1]; i++) {
@@ -25,7 +24,7 @@ static const gx_tensor *mixture_of(const gh_sched *s, const gh_plan_entry *e, in
     return NULL;
 }
 
-/* Where the ids of experts can be read before a split begins, and of which backend; NULL where they cannot. */
+/* The tensor of expert ids that can be read before a split begins, and the backend to read it from; NULL: none. */
 static const gx_tensor *readable_ids(const gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t input,
                                      const gx_tensor *ids, int *backend)
 {
@@ -56,7 +55,7 @@ static const gx_tensor *readable_ids(const gh_sched *s, const gh_plan_entry *e, 
     return (id < e->plan->n ? e->plan->node[id] : GH_NOWHERE) < e->plan->split_at[split] ? ids : NULL;
 }
 
-/* Mark the experts that ids name; false for one that there is not, or without memory. */
+/* Mark the experts that ids name.  False for an invalid id, or without memory. */
 static bool mark_used(gh_sched *s, const gx_tensor *ids, int backend, int64_t n_experts)
 {
     const size_t nbytes = s->lib->nbytes(ids);
@@ -88,7 +87,7 @@ static bool mark_used(gh_sched *s, const gx_tensor *ids, int backend, int64_t n_
     return true;
 }
 
-/* Bring only the experts that a mixture will use, runs of them at once.  False: copy everything. */
+/* Copy the experts that a mixture uses, consecutive ones at once.  False: copy everything. */
 bool gh_copy_experts(gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t input)
 {
     const int32_t c = e->plan->view.inputs[input];

@@ -1,7 +1,7 @@
-/* ggml_sched/llama_cpp/sched/scheduler.c -- the functions of ggml's scheduler, as clients call them.  See scheduler.h.
+/* ggml_sched/llama_cpp/hook/scheduler.c -- ggml's functions of schedulers, as clients call them.  See scheduler.h.
  *
- * A scheduler that is not ours is ggml's own (our functions are what its own calls reach, too): such calls are passed
- * on to the library that they come from.  Where ggml would abort, the answer is that of a failure.
+ * ggml's own schedulers arrive here, too, from calls inside of ggml: such calls are passed on to the library that they
+ * come from.  Where ggml would abort, these functions return a failure.
  */
 #include "scheduler.h"
 
@@ -48,7 +48,7 @@ static void make_events(gh_sched *s, gh_cache_key *key)
     }
 }
 
-/* Everything that plans depend on. */
+/* Everything that plans depend on, save graph and problem. */
 static void make_key(gh_sched *s, gh_cache_key *key, bool offloads)
 {
     memset(key, 0, sizeof *key);
@@ -81,7 +81,7 @@ static bool make_cache(gh_sched *s, bool offloads)
     c->descriptors.buffer_get_type = s->rt->backend_buffer_get_type;
     c->descriptors.buffer_get_usage = s->rt->backend_buffer_get_usage;
     c->policy.leafs_first = 1;
-    c->policy.stream = 1; /* clients write to weights without a call of ours */
+    c->policy.stream = 1; /* clients write to weights without calling the scheduler */
     c->policy.n_places = s->n_copies;
     for (int b = 0; b < s->n_backends; b++) {
         c->name[b] = s->rt->backend_name(s->backend[b]);
@@ -123,7 +123,7 @@ static bool serves(const gh_runtime *rt, void *const *backends, void *const *buf
     }
     for (int b = 0; b < n; b++) {
         void *buft = bufts != NULL ? bufts[b] : rt->backend_get_default_buffer_type(backends[b]);
-        /* Tensors of several devices at once have addresses of another kind. */
+        /* A buffer type that stands for several devices at once has addresses that cannot be computed with. */
         if (rt->backend_buft_is_meta != NULL && rt->backend_buft_is_meta(buft)) {
             return false;
         }
@@ -161,7 +161,7 @@ GH_EXPORT void *ggml_backend_sched_new(void **backends, void **bufts, int n_back
     s->lib = rt->lib;
     s->n_backends = n_backends;
     s->n_copies = parallel ? GH_MAX_COPIES : 1;
-    /* Clients of before May 2025 pass five parameters: the last is whatever a register holds. */
+    /* Clients of before May 2025 pass five parameters: the sixth is undefined. */
     offloads = !rt->asks_offload || op_offload;
     for (int b = 0; b < n_backends; b++) {
         s->backend[b] = backends[b];
@@ -409,9 +409,9 @@ GH_EXPORT void ggml_backend_sched_set_eval_callback(void *sched, gh_eval_callbac
     }
 }
 
-/* -- asking -------------------------------------------------------------------------------------------------------- */
+/* -- queries -------------------------------------------------------------------------------------------------------- */
 
-#define GH_ASK(type, name, parameters, arguments, none, answer)                                  \
+#define GH_QUERY(type, name, parameters, arguments, none, answer)                                  \
     GH_EXPORT type ggml_backend_sched_##name parameters                                          \
     {                                                                                            \
         gh_sched *s = ours(sched);                                                               \
@@ -422,19 +422,19 @@ GH_EXPORT void ggml_backend_sched_set_eval_callback(void *sched, gh_eval_callbac
         answer                                                                                   \
     }
 
-GH_ASK(int, get_n_backends, (void *sched), (sched), 0, return s->n_backends;)
-GH_ASK(int, get_n_splits, (void *sched), (sched), 0, return s->n_splits;)
-GH_ASK(int, get_n_copies, (void *sched), (sched), 0, return s->n_copies;)
-GH_ASK(void *, get_backend, (void *sched, int i), (sched, i), NULL,
+GH_QUERY(int, get_n_backends, (void *sched), (sched), 0, return s->n_backends;)
+GH_QUERY(int, get_n_splits, (void *sched), (sched), 0, return s->n_splits;)
+GH_QUERY(int, get_n_copies, (void *sched), (sched), 0, return s->n_copies;)
+GH_QUERY(void *, get_backend, (void *sched, int i), (sched, i), NULL,
        return i >= 0 && i < s->n_backends ? s->backend[i] : NULL;)
-GH_ASK(void *, get_buffer_type, (void *sched, void *backend), (sched, backend), NULL,
+GH_QUERY(void *, get_buffer_type, (void *sched, void *backend), (sched, backend), NULL,
        const int b = index_of(s, backend);
        return b >= 0 ? s->buft[b] : NULL;)
-GH_ASK(size_t, get_buffer_size, (void *sched, void *backend), (sched, backend), 0,
+GH_QUERY(size_t, get_buffer_size, (void *sched, void *backend), (sched, backend), 0,
        const int b = index_of(s, backend);
        return b >= 0 && s->cache->first_of[s->cache->pool_of[b]] == b
                         ? gh_arena_nbytes(&s->cache->pool[s->cache->pool_of[b]], s->lib) : 0;)
-GH_ASK(void *, get_tensor_backend, (void *sched, gx_tensor *tensor), (sched, tensor), NULL,
+GH_QUERY(void *, get_tensor_backend, (void *sched, gx_tensor *tensor), (sched, tensor), NULL,
        const int32_t id = s->current != NULL ? gh_entry_id(s->current, tensor) : -1;
        const int32_t b = id >= 0 ? s->current->plan->view.assign[id] : gh_assignments_get(&s->assignments, tensor);
        return b >= 0 ? s->backend[b] : NULL;)
