@@ -1,7 +1,8 @@
-"""What a replayed token of llama-2-7b costs the host: scheduler and CUDA backend, over a fake device that runs nothing.
+"""What a replayed token of llama-2-7b costs the host: scheduler and CUDA backend over an emulated device.
 
-Target: 60 us for "cuda" less "device", which are the fake device's own calls.  "cpu" is the peer: the same graph on a
-CPU backend whose kernels are idle.  All three set the inputs, compute and fetch the logits.  Compare minima.
+Target: 60 us for "cuda" less "device", which are the emulated device's own calls; it runs no kernel.  "cpu" is the
+peer: the same graph on a CPU backend whose kernels are idle.  All three set the inputs, compute and fetch the
+logits.  Compare minima.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import samples
+from cuda_emulator import EmulatedDevice
 
 import ggml_sched as gs
-from ggml_sched.backends.cupy.fake import FakeDevice
 
 GRAPHS = ("llama-2-7b-decode", "llama-2-7b-fa-decode")
 """1,158 nodes, and with flash attention 998."""
@@ -66,7 +67,7 @@ def token(backend: gs.Backend, name: str) -> Iterator[tuple[Callable[[], None], 
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("what", ["cuda", "cpu"])
 def test_token(benchmark, what, name):
-    device = FakeDevice(dry=True, memory=MEMORY)
+    device = EmulatedDevice(dry=True, memory=MEMORY)
     with gs.CupyBackend(device) if what == "cuda" else IdleCpu(1) as backend, token(backend, name) as (step, graph):
         before, n = dict(vars(device.counts)), 0
 
@@ -85,7 +86,7 @@ def test_token(benchmark, what, name):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_device(benchmark, name):
     """The calls of such a token, without anybody between: loads, the graph, the word of faults, logits, a wait."""
-    device = FakeDevice(dry=True, memory=MEMORY)
+    device = EmulatedDevice(dry=True, memory=MEMORY)
     with gs.CupyBackend(device) as backend, token(backend, name):
         stream, memory, pinned = backend.stream, device.alloc(1 << 20), device.pinned(1 << 20)
         graph = next(plan.graph for plan in backend._plans if plan.graph is not None)

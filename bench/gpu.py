@@ -5,8 +5,8 @@
 Needs this checkout with its extensions built, CuPy, and nothing else; ten minutes on an H200 with the kernels'
 compilation, `--quick` about one.  Progress goes to stderr.  Speeds are given by what the device was seen to do in the
 same run: its copies, its library's matrix products, its own replays.  A part that fails is reported and the others go
-on; the exit status is 1 where results were wrong or a part failed, not where a target was missed.  `--fake` runs all of
-it, tiny and untimed, on the device without a GPU.
+on; the exit status is 1 where results were wrong or a part failed, not where a target was missed.  `--emulate` runs
+all of it, tiny and untimed, on an emulated GPU.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import gpu_right
@@ -207,13 +208,14 @@ def _listed(lines: list[str]) -> str:
     return "\n".join("* " + " ".join(line.split()) for line in lines)
 
 
-def opened(number: int, fake: bool) -> tuple[Device, str]:
+def opened(number: int, emulate: bool) -> tuple[Device, str]:
     """The device, and the versions of what drives it; BackendError that says what is missing."""
     versions = f"Python {platform.python_version()}, NumPy {numpy.__version__}, ggml-sched {gs.__version__}"
-    if fake:
-        from ggml_sched.backends.cupy.fake import FakeDevice
+    if emulate:
+        sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+        from cuda_emulator import EmulatedDevice
 
-        return FakeDevice(), versions
+        return EmulatedDevice(), versions
     from ggml_sched.backends.cupy.real import open_device
 
     device = open_device(number)
@@ -227,17 +229,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", type=int, default=0, metavar="N", help="CUDA device (0)")
     parser.add_argument("--quick", action="store_true", help="a small model and short blocks: about a minute")
-    parser.add_argument("--fake", action="store_true", help="tiny and untimed, on the device without a GPU")
+    parser.add_argument("--emulate", action="store_true", help="tiny and untimed, on an emulated GPU")
     parser.add_argument("--minutes", type=float, default=9.5, metavar="M", help="no part begins later (9.5)")
     args = parser.parse_args(arguments)
     try:
-        device, versions = opened(args.device, args.fake)
+        device, versions = opened(args.device, args.emulate)
     except gs.BackendError as error:
         print(error, file=sys.stderr)
         return 1
-    scale = gpu_speed.TINY if args.fake else gpu_speed.QUICK if args.quick else gpu_speed.FULL
-    run = Run(device, scale, not args.fake, args.minutes)
-    run.right(args.fake)
+    scale = gpu_speed.TINY if args.emulate else gpu_speed.QUICK if args.quick else gpu_speed.FULL
+    run = Run(device, scale, not args.emulate, args.minutes)
+    run.right(args.emulate)
     run.speed()
     run.part("closing the device", device.close, True)
     print(run.page(versions))

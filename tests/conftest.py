@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["pytester"]
+
 ROOT = Path(__file__).resolve().parent.parent
 compiled_in_place = any((ROOT / "ggml_sched" / f"_core{suffix}").exists()
                         for suffix in importlib.machinery.EXTENSION_SUFFIXES)
@@ -26,7 +28,7 @@ if not compiled_in_place:
 elif str(ROOT) in sys.path or "" in sys.path:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 os.environ["PYTHONSAFEPATH"] = "1"
-os.environ.setdefault("GGML_SCHED_FAKE_STRICT", "1")     # CUDA kernels compile for the host without warnings
+os.environ.setdefault("GGML_SCHED_EMULATOR_STRICT", "1")     # CUDA kernels compile for the host without warnings
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")      # ggml's threads, where OpenMP has them, do not spin
 
 # Started in the background, a process ignores interrupts, and so would those that tests start.

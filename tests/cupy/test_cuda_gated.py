@@ -44,7 +44,7 @@ def check(ctx: gs.Context, out: gs.Tensor, n_launches: int, exact: bool = False)
             for tensor, array in values.items():
                 tensor.set(array)
             before = [op_results.raw(t) for t in members]
-            builder = cupy_kernels.Builder("FAKE", needed={out}, exact=exact)
+            builder = cupy_kernels.Builder("EMULATED", needed={out}, exact=exact)
             ops.build_group(builder, group, members)
             assert len(builder.launches) == n_launches
             assert cupy_kernels.run(builder, order)["position"] == 0
@@ -95,7 +95,7 @@ def test_members_that_are_needed_are_computed_one_by_one():
     ctx, out = feed_forward("q4_0")
     nodes = [node for node in gs.Graph(out).nodes if node.computes]
     with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx):
-        whole = cupy_kernels.Builder("FAKE", needed={out, nodes[0]})
+        whole = cupy_kernels.Builder("EMULATED", needed={out, nodes[0]})
         ops.build_group(whole, range(3), nodes)
         assert [launch.kernel.split(".")[0] for launch in whole.launches].count("elementwise") == 1
 
@@ -111,7 +111,7 @@ def test_an_id_of_no_expert_is_found_in_the_group(bad):
     with gs.CpuBackend(1) as backend, op_results.place(ctx, backend):
         for tensor, array in values.items():
             tensor.set(array)
-        builder = cupy_kernels.Builder("FAKE", needed={out})
+        builder = cupy_kernels.Builder("EMULATED", needed={out})
         ops.build_group(builder, (3, 4, 5), nodes)
         fault = cupy_kernels.run(builder)
         assert (fault["position"], fault["source"], fault["value"], fault["limit"]) == (6, 2, bad, 5)

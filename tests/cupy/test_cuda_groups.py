@@ -31,7 +31,7 @@ def found(graph: gs.Graph, groups=None) -> list[tuple[str, ...]]:
 
 def build(graph: gs.Graph, needed: set | None) -> Builder:
     """The launches of a graph with all its groups."""
-    b = Builder("FAKE", needed=needed)
+    b = Builder("EMULATED", needed=needed)
     groups = {group[-1]: group for group in ops.fusion_groups(graph.nodes)}
     inner = {i for group in groups.values() for i in group[:-1]}
     for i, node in enumerate(graph.nodes):

@@ -44,7 +44,7 @@ def test_tensors_that_cannot_be_used_are_named():
     ctx = gs.Context()
     a = ctx.tensor("f32", (4,), "a")
     node = ctx.set_name(ctx.sqr(a), "squared")
-    with pytest.raises(gs.PlacementError, match="'FAKE'.*'squared'.*'a'.*no address"):
+    with pytest.raises(gs.PlacementError, match="'EMULATED'.*'squared'.*'a'.*no address"):
         cupy_kernels.build([node])
     with gs.CpuBackend(1) as backend, op_results.place(ctx, backend, 64) as buffer:
         with pytest.raises(gs.PlacementError, match="'a'.*on backend 'CPU'"):
@@ -58,7 +58,7 @@ def test_a_node_without_a_kernel_is_named():
     ctx = gs.Context()
     node = ctx.set_name(ctx.cast(ctx.tensor("f32", (256, 2)), "q6_K"), "packed")
     assert not ops.supports(node)
-    with pytest.raises(gs.UnsupportedOp, match="'FAKE'.*'packed'.*CPY.*f32.*q6_K"):
+    with pytest.raises(gs.UnsupportedOp, match="'EMULATED'.*'packed'.*CPY.*f32.*q6_K"):
         cupy_kernels.build([node])
 
 

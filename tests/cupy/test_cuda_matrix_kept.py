@@ -46,7 +46,7 @@ def check(ctx: gs.Context, outs: Sequence[gs.Tensor], n_rounded: int, groups: bo
 def whole(nodes: Sequence[gs.Tensor], groups: bool) -> cupy_kernels.Builder:
     if not groups:
         return cupy_kernels.build(nodes)
-    builder = cupy_kernels.Builder("FAKE")
+    builder = cupy_kernels.Builder("EMULATED")
     found = {group[-1]: group for group in ops.fusion_groups(nodes)}
     inner = {i for group in found.values() for i in group[:-1]}
     for i, node in enumerate(nodes):

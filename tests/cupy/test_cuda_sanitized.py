@@ -24,7 +24,7 @@ import json, os, sys, tempfile
 from pathlib import Path
 import pytest
 import numpy, ggml_sched         # once for all
-from ggml_sched.backends.cupy.fake import kernels
+from cuda_emulator import kernels
 
 def run(folder, files, tests):
     if folder:

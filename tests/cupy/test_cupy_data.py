@@ -255,7 +255,7 @@ def test_a_device_without_memory_is_an_error_that_everything_survives():
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_buffer_closes_after_the_copies_that_use_it(seed):
-    """The fake device refuses to touch memory that is gone."""
+    """The emulated device refuses to touch memory that is gone."""
     with devices.pair(seed) as (first, second):
         a, b, x = weight(first), weight(second), values()
         a.set(x)

@@ -10,11 +10,11 @@ from contextlib import suppress
 import cupy_devices as devices
 import numpy as np
 import pytest
+from cuda_emulator.simulator import EmulatedGraph
 from forks import in_child
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy.device import DeviceError, DeviceOutOfMemory
-from ggml_sched.backends.cupy.fake.world import FakeGraph
 from ggml_sched.llama.defaults import named_backends
 
 
@@ -256,7 +256,7 @@ def test_a_lost_device_refuses_everything_and_closing_gives_all_back(monkeypatch
         raise DeviceError("an illegal address")
 
     monkeypatch.setattr(type(device), "check_open", lost)
-    monkeypatch.setattr(FakeGraph, "free", lost)
+    monkeypatch.setattr(EmulatedGraph, "free", lost)
     for use in (y.numpy, lambda: sched.compute(graph), lambda: cuda.alloc_buffer(8), w.numpy):
         with pytest.raises(gs.BackendError, match="'CUDA0'.*an illegal address"):
             use()

@@ -7,10 +7,10 @@ import ctypes
 import cupy_devices as devices
 import numpy as np
 import pytest
+from cuda_emulator import EmulatedDevice
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy.device import Blas, DeviceError
-from ggml_sched.backends.cupy.fake import FakeDevice
 from ggml_sched.llama import load, random_llama
 from ggml_sched.llama.arch import ARCHITECTURES
 from ggml_sched.llama.synthetic_models import random_model
@@ -118,7 +118,7 @@ def test_prompts_go_through_the_library_of_a_device_that_has_one(seed, first, ca
     """Their products are never captured; a token's graph is captured once, and once more where the first prompt makes
     arenas grow, so that what had been captured points to memory of before."""
     library = Library()
-    monkeypatch.setattr(FakeDevice, "blas", lambda self: library)
+    monkeypatch.setattr(EmulatedDevice, "blas", lambda self: library)
     turns = [*first, [7], [7], PROMPT, [7], PROMPT, [7]]
 
     def run(backend, seen=lambda tokens: None) -> np.ndarray:
@@ -147,7 +147,7 @@ def test_prompts_go_through_the_library_of_a_device_that_has_one(seed, first, ca
 
 def test_exact_products_go_through_no_library(monkeypatch):
     library = Library()
-    monkeypatch.setattr(FakeDevice, "blas", lambda self: library)
+    monkeypatch.setattr(EmulatedDevice, "blas", lambda self: library)
     with gs.CpuBackend(1, kernels="numpy") as oracle, load(BLOCKS, [oracle], n_ctx=64) as model:
         expected = model.eval(PROMPT)
     with devices.backend(exact=True) as cuda, load(BLOCKS, [cuda], n_ctx=64) as model:

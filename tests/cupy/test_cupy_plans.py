@@ -7,10 +7,10 @@ import threading
 import cupy_devices as devices
 import numpy as np
 import pytest
+from cuda_emulator import EmulatedDevice
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy.device import Blas, DeviceError
-from ggml_sched.backends.cupy.fake import FakeDevice
 
 RNG = np.random.default_rng(4)
 
@@ -553,7 +553,7 @@ class Silent(Blas):
 @pytest.mark.parametrize("library", [None, Silent()], ids=["own kernels", "a library"])
 @pytest.mark.parametrize("n", [1, 40])
 def test_plans_say_what_kernels_need_and_no_kernel_takes_more(n, library, monkeypatch):
-    monkeypatch.setattr(FakeDevice, "blas", lambda self: library)
+    monkeypatch.setattr(EmulatedDevice, "blas", lambda self: library)
     with devices.backend() as cuda, gs.CpuBackend(1) as cpu, gs.Scheduler([cuda, cpu]) as sched:
         w, x, graph = product_of_a_prompt(n)
         sched.set_tensor_backend(graph.nodes[0], cuda)

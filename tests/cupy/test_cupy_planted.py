@@ -1,4 +1,4 @@
-"""Bugs that a CUDA backend might have, planted one by one: each gives wrong data on a fake device, or is refused there.
+"""Bugs that a CUDA backend might have, planted one by one: each gives wrong data on an emulated device, or an error.
 
 The scenarios are those of the other tests, small.  They pass as the backend is, for every seed; with a bug in it every
 seed finds out, so that none is found by luck.

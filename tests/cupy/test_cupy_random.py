@@ -1,4 +1,4 @@
-"""Random graphs over CUDA backends and the CPU: queued, in a ring, alternating, over worlds of several seeds.
+"""Random graphs over CUDA backends and the CPU: queued, in a ring, alternating, over simulators of several seeds.
 
 Fresh device memory is full of a byte pattern, kernels run when they must, and streams interleave as a seed picks: a
 missing event, an early reuse of memory or of staging shows as other bits than those of one device where every tensor

@@ -27,19 +27,19 @@ CODE = """
 import json, os, sys
 from concurrent.futures import ThreadPoolExecutor
 import ggml_sched as gs
-from ggml_sched.backends.cupy.fake import FakeDevice
-from ggml_sched.backends.cupy.fake.compile import library
+from cuda_emulator import EmulatedDevice
+from cuda_emulator.compile import library
 from ggml_sched.backends.cupy.source import KERNELS, kernel_source
 from ggml_sched.llama import load, random_llama
 
 shape, prompt, flash, modules = map(json.loads, sys.argv[1:5])
-kinds = FakeDevice().sanitize
+kinds = EmulatedDevice().sanitize
 assert kinds == ("address", "undefined")
 with ThreadPoolExecutor(os.cpu_count()) as pool:        # where it has not been done: by all cores
     list(pool.map(lambda name: library(name, kernel_source(name, KERNELS), kinds), modules))
 data, found = random_llama(5, **shape, dtype="q4_0"), []
 for order in (0, 3):
-    with FakeDevice(order=order) as device, gs.CupyBackend(device, staging=1 << 16) as cuda:
+    with EmulatedDevice(order=order) as device, gs.CupyBackend(device, staging=1 << 16) as cuda:
         with load(data, [cuda], n_ctx=64, flash=flash) as model:
             found += [model.eval(prompt)[-1].tolist(), *(model.eval([t])[-1].tolist() for t in prompt[:3])]
 print(json.dumps(found))

@@ -12,7 +12,7 @@ import ggml_sched as gs
 from ggml_sched.backends.cupy import real
 from ggml_sched.backends.cupy.ops import OPS, norm
 
-pytestmark = pytest.mark.skipif(not cupy_devices.HAS_COMPILER, reason="needs a C++ compiler for the fake CUDA device")
+pytestmark = pytest.mark.skipif(not cupy_devices.HAS_COMPILER, reason="needs a C++ compiler")
 
 
 def rows(page: str) -> dict[str, list[str]]:
@@ -32,12 +32,12 @@ def only(monkeypatch, *names: str) -> None:
 
 
 def test_all_of_it_runs_on_the_fake_device(capsys):
-    assert gpu.main(["--fake"]) == 0
+    assert gpu.main(["--emulate"]) == 0
     page, progress = capsys.readouterr()
     found = rows(page)
     for name, (target, stretch) in gpu.TARGETS.items():
         assert found[name][:2] == [target, stretch]
-        # What the clock says of the fake device is nothing to go by; it has no library for products of f16.
+        # What the clock says of the emulated device is nothing to go by; it has no library for products of f16.
         if name.startswith("captures"):
             assert found[name][2] == ("0" if "steady" in name else "1")
         else:
@@ -55,7 +55,7 @@ def test_every_op_has_a_case():
 def test_a_kernel_that_computes_something_else_is_found(monkeypatch, capsys, without_speed):
     only(monkeypatch, "norms", "rope")
     monkeypatch.setitem(norm.MODES, "RMS_NORM", norm.MODES["NORM"])
-    assert gpu.main(["--fake"]) == 1
+    assert gpu.main(["--emulate"]) == 1
     found = rows(capsys.readouterr().out)
     assert found["norms"][2] == "WRONG" and found["rope"][2] == ""
 
@@ -71,7 +71,7 @@ def test_parts_that_fail_are_told_and_the_others_go_on(monkeypatch, capsys):
 
     monkeypatch.setattr(gpu_speed.Meter, "copy_rate", broken)
     monkeypatch.setattr(gpu_speed.Meter, "model", too_large)
-    assert gpu.main(["--fake"]) == 1
+    assert gpu.main(["--emulate"]) == 1
     page = capsys.readouterr().out
     assert "* copies on the device: BackendError: an illegal address" in page
     assert "* a model without: no room" in page
@@ -81,7 +81,7 @@ def test_parts_that_fail_are_told_and_the_others_go_on(monkeypatch, capsys):
 
 def test_nothing_is_measured_when_time_is_up_but_right_or_wrong(monkeypatch, capsys):
     only(monkeypatch, "rope")
-    assert gpu.main(["--fake", "--minutes", "0"]) == 0
+    assert gpu.main(["--emulate", "--minutes", "0"]) == 0
     page = capsys.readouterr().out
     assert rows(page)["rope"][2] == "" and "0 minutes are over" in page
     assert all(rows(page)[name][2] == "not measured" for name in gpu.TARGETS)

@@ -43,8 +43,8 @@ def python_imports(path: Path) -> set[str]:
                 inner = f"{base}.{alias.name}".removeprefix(".")
                 found.add(inner if inner in known else base)
         elif isinstance(node, ast.Import):
-            found.update(alias.name.removeprefix("ggml_sched.") for alias in node.names
-                         if alias.name.startswith("ggml_sched."))
+            found.update(alias.name.removeprefix("ggml_sched").removeprefix(".") for alias in node.names
+                         if alias.name.split(".")[0] == "ggml_sched")
         for child in ast.iter_child_nodes(node):
             take(child)
 

@@ -1,4 +1,4 @@
-"""CUDA backends without a GPU, for tests: over fake devices, which need a C++ compiler."""
+"""CUDA backends without a GPU, for tests: over emulated devices, which need a C++ compiler."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from cuda_emulator import EmulatedDevice, Simulator
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy.device import Blas, DeviceError
-from ggml_sched.backends.cupy.fake import FakeDevice, FakeWorld
 
 HAS_COMPILER = shutil.which(os.environ.get("CXX", "g++").split()[0]) is not None
 
 
-def device(seed: int = 0, **options) -> FakeDevice:
+def device(seed: int = 0, **options) -> EmulatedDevice:
     """A device whose work runs late, in an order that the seed picks; skips the test where nothing compiles it."""
     if not HAS_COMPILER:
-        pytest.skip("needs a C++ compiler (g++) for the kernels of the fake CUDA device")
-    return FakeDevice(seed, **options)
+        pytest.skip("needs a C++ compiler (g++) for the kernels of the emulated CUDA device")
+    return EmulatedDevice(seed, **options)
 
 
 STAGING = 1 << 16
 """So little that tests come around the ring."""
 
 
-def new(on: FakeDevice | None = None, name: str = "CUDA0", kind=gs.CupyBackend, **options) -> gs.CupyBackend:
+def new(on: EmulatedDevice | None = None, name: str = "CUDA0", kind=gs.CupyBackend, **options) -> gs.CupyBackend:
     return kind(on or device(), name=name, **{"staging": STAGING, **options})
 
 
 @contextmanager
-def backend(on: FakeDevice | None = None, *, seed: int = 0, **options) -> Iterator[gs.CupyBackend]:
+def backend(on: EmulatedDevice | None = None, *, seed: int = 0, **options) -> Iterator[gs.CupyBackend]:
     with new(on or device(seed), **options) as made:
         yield made
 
 
-def devices(n: int, seed: int = 0, peers: bool = True, **options) -> list[FakeDevice]:
-    """Devices of one world."""
-    world, made = FakeWorld(seed), []
+def devices(n: int, seed: int = 0, peers: bool = True, **options) -> list[EmulatedDevice]:
+    """Devices of one simulator."""
+    simulator, made = Simulator(seed), []
     for _ in range(n):
-        made.append(device(world=world, peers=made if peers else (), **options))
+        made.append(device(simulator=simulator, peers=made if peers else (), **options))
     return made
 
 
 @contextmanager
 def pair(seed: int = 0, peers: bool = True, **options) -> Iterator[tuple[gs.CupyBackend, gs.CupyBackend]]:
-    """Backends on two devices of one world."""
+    """Backends on two devices of one simulator."""
     first, second = devices(2, seed, peers)
     with new(first, "CUDA0", **options) as a, new(second, "CUDA1", **options) as b:
         yield a, b
@@ -80,7 +80,7 @@ def gemm(m, n, k, a, lda, b, ldb, c, ldc, batch, stride_a, stride_b, stride_c) -
 
 
 class Products(Blas):
-    """The library of a fake device, by NumPy: as late as all else, and not while a stream is captured."""
+    """The library of an emulated device, by NumPy: as late as all else, and not while a stream is captured."""
 
     def __init__(self) -> None:
         self.n_calls = 0
@@ -92,7 +92,7 @@ class Products(Blas):
         stream.push(lambda: gemm(m, n, k, a, lda, b, ldb, c, ldc, batch, stride_a, stride_b, stride_c))
 
 
-class WithLibrary(FakeDevice):
+class WithLibrary(EmulatedDevice):
     """A device that has one."""
 
     def __init__(self, seed: int = 0, **options) -> None:

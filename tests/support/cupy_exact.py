@@ -5,15 +5,16 @@ from __future__ import annotations
 import ctypes
 from contextlib import ExitStack
 
+from cuda_emulator import EmulatedDevice
+
 import ggml_sched as gs
 from ggml_sched.backends.cupy.device import Memory
-from ggml_sched.backends.cupy.fake import FakeDevice
 
 __all__ = ["ExactBackend", "place"]
 
 
 class ExactBuffer(gs.Buffer):
-    """Bytes of a fake device, which the host reads and writes."""
+    """Bytes of an emulated device, which the host reads and writes."""
 
     def __init__(self, backend: gs.Backend, memory: Memory, size: int) -> None:
         super().__init__(backend, size, memory.ptr)
@@ -32,7 +33,7 @@ class ExactBuffer(gs.Buffer):
 class ExactBackend(gs.Backend):
     """Memory for tensors, and nothing that computes."""
 
-    def __init__(self, device: FakeDevice) -> None:
+    def __init__(self, device: EmulatedDevice) -> None:
         super().__init__("EXACT", 256)
         self.device = device
 

@@ -1,6 +1,6 @@
-"""Runs launches of the CUDA kernels over host memory, on the device without a GPU, and compares with the oracle.
+"""Runs launches of the CUDA kernels over host memory, on an emulated GPU, and compares with the oracle.
 
-Tensors lie in buffers of a CpuBackend, whose addresses the fake device's kernels read and write: so the oracle
+Tensors lie in buffers of a CpuBackend, whose addresses the emulated device's kernels read and write: so the oracle
 computes over the same memory.  `compute` is `op_results.compute` for these kernels, and insists on the same bits from
 threads that run forward, backward and in a shuffled order.  Where kernels are compiled for a sanitizer, each tensor has
 memory of its own.
@@ -16,11 +16,11 @@ import cupy_exact
 import numpy as np
 import op_results
 import pytest
+from cuda_emulator import EmulatedDevice
+from cuda_emulator.compile import compiler, sanitizers
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
-from ggml_sched.backends.cupy.fake import FakeDevice
-from ggml_sched.backends.cupy.fake.compile import compiler, sanitizers
 from ggml_sched.backends.cupy.launch import FAULT, Builder
 
 if compiler() is None:
@@ -31,8 +31,8 @@ ORDERS = (0, 4711) if sanitizers() else (0, 4711, 1)
 
 
 @cache
-def device(order: int = 0) -> FakeDevice:
-    return FakeDevice(order=order, host_access=True)
+def device(order: int = 0) -> EmulatedDevice:
+    return EmulatedDevice(order=order, host_access=True)
 
 
 @cache
@@ -72,7 +72,7 @@ def placed(ctx: gs.Context, order: int, gap: int, poison: int) -> Iterator[gs.Ba
 
 
 def build(nodes, **options) -> Builder:
-    builder = Builder("FAKE", **options)
+    builder = Builder("EMULATED", **options)
     for position, node in enumerate(nodes):
         ops.build(builder, position, node)
     return builder

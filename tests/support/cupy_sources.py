@@ -1,4 +1,4 @@
-"""Small CUDA sources of tests, on fake devices."""
+"""Small CUDA sources of tests, on emulated devices."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from ggml_sched.backends.cupy.fake import FakeDevice
-from ggml_sched.backends.cupy.fake.compile import compiler
+from cuda_emulator import EmulatedDevice
+from cuda_emulator.compile import compiler
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no g++ to compile kernels for the host")
 
 
 class Bench:
-    """A fake device, a stream of it and the kernels of one source, which is written to `folder`."""
+    """An emulated device, a stream of it and the kernels of one source, which is written to `folder`."""
 
-    def __init__(self, source: str, folder: Path, device: FakeDevice | None = None) -> None:
+    def __init__(self, source: str, folder: Path, device: EmulatedDevice | None = None) -> None:
         (folder / "probe.cu").write_text(source, encoding="utf-8")
-        self.device = device or FakeDevice()
+        self.device = device or EmulatedDevice()
         self.stream = self.device.stream()
         self.module = self.device.module(["probe"], folder)
 
@@ -50,7 +49,7 @@ class Bench:
 
 def run_sanitized(kind: str, code: str, *arguments: str) -> subprocess.CompletedProcess:
     """Run Python code in a process whose kernels are compiled with a sanitizer ("address", "undefined")."""
-    env = os.environ | {"GGML_SCHED_FAKE_SANITIZE": kind, "UBSAN_OPTIONS": "print_stacktrace=1"}
+    env = os.environ | {"GGML_SCHED_EMULATOR_SANITIZE": kind, "UBSAN_OPTIONS": "print_stacktrace=1"}
     if "address" in kind:
         command = [*compiler(), "-print-file-name=libasan.so"]
         asan = subprocess.run(command, capture_output=True, text=True).stdout.strip()

@@ -1,6 +1,6 @@
-"""CUDA devices under our plans: `CupyBackend`, kernels of our own, over CuPy or over a device without a GPU.
+"""CUDA devices under our plans: `CupyBackend`, kernels of our own, over CuPy.
 
-    device      what a device can do, and its errors; real: over CuPy; fake: with g++, for tests
+    device      the calls of a device, and its errors; real: over CuPy
     kernels     CUDA C++, one source for both
     ops, launch which nodes they compute, and with which launches
     staging     pinned memory between host and device

@@ -1,4 +1,4 @@
-"""The device layer: what the backend asks of a GPU, and no more.  Implemented by `real` (CuPy) and by `fake`.
+"""The device layer: the calls that the backend makes on a GPU, and no more.  `real` implements it over CuPy.
 
 Addresses are plain integers; sizes are bytes.  All work belongs to a stream and may run at any time until something
 waits for it: host memory that is not pinned is read before `copy_in` returns, pinned memory when the copy runs, so

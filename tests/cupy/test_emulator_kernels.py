@@ -1,4 +1,4 @@
-"""The fake device finds what is wrong with a kernel or its launch: races, barriers, arguments, sizes."""
+"""The emulated device finds what is wrong with a kernel or its launch: races, barriers, arguments, sizes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 
 import numpy as np
 import pytest
+from cuda_emulator import EmulatedDevice
 from cupy_sources import Bench, needs_compiler
 
 from ggml_sched.backends.cupy.device import DeviceError, Packed
-from ggml_sched.backends.cupy.fake import FakeDevice
 
 pytestmark = needs_compiler
 
@@ -129,7 +129,7 @@ def test_every_block_and_thread_runs_once_in_any_order(folder):
         if (block % 3 == 0) __syncwarp(blockDim.x * blockDim.y * blockDim.z >= 32 ? ~0u : ~0u);
         y[block * (int)(blockDim.x * blockDim.y * blockDim.z) + thread] += 1 + block * 1000;
     }"""
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         bench = Bench(source, folder, device)
         for grid, block in (((7, 3, 2), (32, 2, 2)), ((1, 1, 1), (1, 1, 1)), ((5, 1, 4), (3, 5, 7))):
             blocks, threads = np.prod(grid), np.prod(block)
@@ -157,7 +157,7 @@ def test_threads_that_never_wait_cost_no_switch_of_their_own(bench, order):
 def test_fibers_work_without_assembly(tmp_path, monkeypatch):
     """As on processors that have no switch of their own here."""
     monkeypatch.setenv("CXX", "g++ -DHOST_CUDA_UCONTEXT")
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         test_barriers_make_orders_of_threads_agree(Bench(SOURCE, tmp_path, device))
 
 

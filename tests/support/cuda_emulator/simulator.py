@@ -1,7 +1,7 @@
-"""When work of fake devices runs: as late as it may, in an order between streams that a seed picks.
+"""A simulator of streams: the work of emulated devices runs as late as it may, in an order that a seed picks.
 
-Owns the queues.  Invariants: nothing runs before somebody waits; a stream runs in order; between streams only events
-order anything.  So a missing event or wait shows as wrong data, whatever the machine.
+Owns the queues.  Invariants: nothing runs before the host waits; a stream runs in order; between streams only events
+order anything.  A missing event or wait therefore gives wrong data, on any machine.
 """
 
 from __future__ import annotations
@@ -15,36 +15,37 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cuda_emulator.memory import Heap, Pinned
 from ggml_sched.backends.cupy.device import DeviceError, Event, Graph, Stream, bytes_of
-from ggml_sched.backends.cupy.fake.memory import Heap, Pinned
 
-__all__ = ["FakeEvent", "FakeGraph", "FakeStream", "FakeWorld"]
+__all__ = ["EmulatedEvent", "EmulatedGraph", "EmulatedStream", "Simulator"]
 
 Job = Callable[[], object]
 PACES = (0.0, 0.3, 0.9)
-"""How likely another stream runs one job before each job of the one that is waited for; one of them for each wait."""
+"""Before each job of the stream that the host waits for, another stream runs one with a probability that is drawn
+from these for each wait."""
 PATIENCE = 16
-"""So often an event says that it has not passed; then its work gets done, since a GPU would do it, too."""
+"""After so many queries of an event that has not passed, its work runs: a GPU would have done it meanwhile."""
 
 
-class FakeWorld:
-    """Fake devices that share a host, and who of them runs next: the same seed always alike."""
+class Simulator:
+    """Emulated devices that share a host, and the order in which their streams run: equal seeds give equal orders."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         self.random = random.Random(seed)
         self.heap = Heap()
-        self.streams: list[FakeStream] = []
+        self.streams: list[EmulatedStream] = []
         self.n_devices = 0
         self.lock = threading.RLock()
-        self._capturing: dict[int, FakeStream] = {}     # by thread
+        self._capturing: dict[int, EmulatedStream] = {}     # by thread
 
-    def run(self, stream: FakeStream, number: int) -> None:
-        """Run a stream until so many jobs of it are done, and others as it comes."""
+    def run(self, stream: EmulatedStream, number: int) -> None:
+        """Run a stream until `number` of its jobs are done, and jobs of other streams in between."""
         with self.lock:
             self._run(stream, number, self.random.choice(PACES))
 
-    def _run(self, stream: FakeStream, number: int, pace: float) -> None:
+    def _run(self, stream: EmulatedStream, number: int, pace: float) -> None:
         while stream.done < number:
             if pace and self.random.random() < pace:
                 others = [other for other in self.streams if other is not stream and other.is_ready]
@@ -52,7 +53,7 @@ class FakeWorld:
                     self.random.choice(others).step()
                     continue
             if not stream.is_ready:
-                # What it waits for was queued before the wait was, so that this comes to an end.
+                # The jobs that it waits for were queued before the wait: the recursion ends.
                 place = stream.queue[0]
                 self._run(place.stream, place.number, pace)
             stream.step()
@@ -64,17 +65,17 @@ class FakeWorld:
             stream.break_capture(what)
             raise DeviceError(f"{what} while this thread captures a stream")
 
-    def capture(self, stream: FakeStream, is_on: bool) -> None:
+    def capture(self, stream: EmulatedStream, is_on: bool) -> None:
         if is_on:
             self._capturing[threading.get_ident()] = stream
         else:
             self._capturing = {thread: one for thread, one in self._capturing.items() if one is not stream}
 
 
-class FakeEvent(Event):
+class EmulatedEvent(Event):
     def __init__(self, device) -> None:
         self.device = device
-        self.stream: FakeStream | None = None
+        self.stream: EmulatedStream | None = None
         self.number = 0
         self.capture: list[Job] | None = None       # the capture that it was recorded in
         self.asked = 0
@@ -85,7 +86,7 @@ class FakeEvent(Event):
 
     def _check(self, what: str) -> None:
         self.device.check_open()
-        self.device.world.refuse_while_capturing(what)
+        self.device.simulator.refuse_while_capturing(what)
         if self.capture is not None:
             raise DeviceError(f"{what}, which was recorded while its stream was captured")
 
@@ -93,23 +94,23 @@ class FakeEvent(Event):
         self._check("waiting for an event")
         if not self.has_passed:
             self.device.counts.waits += 1
-            self.device.world.run(self.stream, self.number)
+            self.device.simulator.run(self.stream, self.number)
 
     def query(self) -> bool:
         self._check("asking an event")
         if not self.has_passed:
             self.asked += 1
             if self.asked >= PATIENCE:
-                self.device.world.run(self.stream, self.number)
+                self.device.simulator.run(self.stream, self.number)
         return self.has_passed
 
 
-class FakeGraph(Graph):
+class EmulatedGraph(Graph):
     def __init__(self, device, jobs: list[Job]) -> None:
         self.device = device
         self.jobs: tuple[Job, ...] | None = tuple(jobs)
 
-    def launch(self, stream: FakeStream) -> None:
+    def launch(self, stream: EmulatedStream) -> None:
         self.device.check_open()
         if self.jobs is None:
             raise DeviceError("a graph is launched that was freed")
@@ -128,7 +129,7 @@ class FakeGraph(Graph):
 class Place(NamedTuple):
     """A place in a stream: `number` of its jobs are done."""
 
-    stream: FakeStream
+    stream: EmulatedStream
     number: int
 
     @property
@@ -136,7 +137,7 @@ class Place(NamedTuple):
         return self.stream.done >= self.number
 
 
-class FakeStream(Stream):
+class EmulatedStream(Stream):
     """`queue` holds tuples of jobs (one job, or those of a graph), and places to wait for."""
 
     def __init__(self, device) -> None:
@@ -180,14 +181,14 @@ class FakeStream(Stream):
 
     def synchronize(self) -> None:
         self.device.check_open()
-        self.device.world.refuse_while_capturing("waiting for a stream")
+        self.device.simulator.refuse_while_capturing("waiting for a stream")
         if self.done < self.pushed:
             self.device.counts.waits += 1
-            self.device.world.run(self, self.pushed)
+            self.device.simulator.run(self, self.pushed)
 
     # -- events ------------------------------------------------------------------
 
-    def record(self, event: FakeEvent) -> None:
+    def record(self, event: EmulatedEvent) -> None:
         self.device.check_open()
         if event.device is not self.device:
             raise DeviceError(f"an event of {event.device.name} is recorded on a stream of {self.device.name}")
@@ -196,7 +197,7 @@ class FakeStream(Stream):
         if self._captured is None:
             event.stream, event.number = self, self.pushed
 
-    def wait(self, event: FakeEvent) -> None:
+    def wait(self, event: EmulatedEvent) -> None:
         self.device.check_open()
         if event.capture is not None:
             if event.capture is not self._captured:
@@ -255,7 +256,7 @@ class FakeStream(Stream):
         ctypes.memmove(to, start, n)
 
     def _pair(self, to: int, start: int, n: int) -> None:
-        ends = [self.device.world.heap.check(ptr, n, "a copy on the device").device for ptr in (to, start)]
+        ends = [self.device.simulator.heap.check(ptr, n, "a copy on the device").device for ptr in (to, start)]
         for one in ends:
             if self.device not in ends or (one is not self.device and not self.device.can_access(one)):
                 raise DeviceError(f"{self.device.name} copies from {ends[1].name} to {ends[0].name}, "
@@ -275,12 +276,12 @@ class FakeStream(Stream):
         self.push(run)
 
     def _range(self, ptr: int, n: int, what: str) -> None:
-        owner = self.device.world.heap.check(ptr, n, what).device
+        owner = self.device.simulator.heap.check(ptr, n, what).device
         if owner is not self.device:
             raise DeviceError(f"{what}: a stream of {self.device.name} gets memory of {owner.name}")
 
     def _pinned(self, data: np.ndarray, what: str) -> Pinned | None:
-        pinned = self.device.world.heap.pinned_around(data.ctypes.data, data.size)
+        pinned = self.device.simulator.heap.pinned_around(data.ctypes.data, data.size)
         if pinned is None and self._captured is not None:
             self.break_capture(what)
             raise DeviceError(f"{what} while the stream is captured")
@@ -301,21 +302,21 @@ class FakeStream(Stream):
 
     def begin_capture(self) -> None:
         self.device.check_open()
-        self.device.world.refuse_while_capturing("beginning another capture")
+        self.device.simulator.refuse_while_capturing("beginning another capture")
         self._captured, self._broken = [], None
-        self.device.world.capture(self, True)
+        self.device.simulator.capture(self, True)
 
     def break_capture(self, why: str) -> None:
         if self._captured is not None:
             self._broken = self._broken or why
 
-    def end_capture(self) -> FakeGraph:
+    def end_capture(self) -> EmulatedGraph:
         self.device.check_open()
         if self._captured is None:
             raise DeviceError("end_capture without begin_capture")
         jobs, self._captured = self._captured, None
-        self.device.world.capture(self, False)
+        self.device.simulator.capture(self, False)
         if self._broken is not None:
             raise DeviceError(f"the capture was broken by {self._broken}")
         self.device.counts.captures += 1
-        return FakeGraph(self.device, jobs)
+        return EmulatedGraph(self.device, jobs)

@@ -1,4 +1,4 @@
-"""The fake device finds what is wrong between host and device, or between streams: missing events, reused staging,
+"""The emulated device finds what is wrong between host and device, or between streams: missing events, reused staging,
 freed memory, what no GPU does while a stream is captured.
 
 No kernels but a few: copies race as well.
@@ -10,10 +10,10 @@ import pickle
 
 import numpy as np
 import pytest
+from cuda_emulator import EmulatedDevice, Simulator
 from cupy_sources import Bench, needs_compiler
 
 from ggml_sched.backends.cupy.device import DeviceError, DeviceOutOfMemory, Stream
-from ggml_sched.backends.cupy.fake import FakeDevice, FakeWorld
 from ggml_sched.errors import BackendError
 
 SEEDS = range(12)
@@ -23,7 +23,7 @@ def full(value: int, n: int = 64) -> np.ndarray:
     return np.full(n, value, np.uint8)
 
 
-def pinned(device: FakeDevice, value: int = 0, n: int = 64) -> np.ndarray:
+def pinned(device: EmulatedDevice, value: int = 0, n: int = 64) -> np.ndarray:
     array = device.pinned(n)
     array[:] = value
     return array
@@ -39,7 +39,7 @@ def read(stream: Stream, memory, n: int = 64) -> np.ndarray:
 
 def crossing(seed: int, with_event: bool) -> bool:
     """Whether a second stream copies what a first one has copied in."""
-    with FakeDevice(seed) as device:
+    with EmulatedDevice(seed) as device:
         first, second, event = device.stream(), device.stream(), device.event()
         source, target = device.alloc(64), device.alloc(64)
         first.copy_in(source.ptr, full(1))
@@ -62,7 +62,7 @@ def test_events_order_streams():
 def test_a_wait_is_for_the_place_of_its_moment():
     """Recording the event again later moves no wait."""
     for seed in SEEDS:
-        with FakeDevice(seed) as device:
+        with EmulatedDevice(seed) as device:
             first, second, event = device.stream(), device.stream(), device.event()
             source, target = device.alloc(64), device.alloc(64)
             first.copy_in(source.ptr, full(1))
@@ -78,7 +78,7 @@ def test_a_wait_is_for_the_place_of_its_moment():
 
 
 def test_nothing_runs_before_somebody_waits():
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         stream, out = device.stream(), pinned(device, 9)
         memory = device.alloc(64)
         stream.copy_in(memory.ptr, full(3))
@@ -90,7 +90,7 @@ def test_nothing_runs_before_somebody_waits():
 
 def test_streams_that_wait_for_each_other_in_turn_run():
     for seed in SEEDS:
-        with FakeDevice(seed) as device:
+        with EmulatedDevice(seed) as device:
             streams = [device.stream() for _ in range(3)]
             memory = [device.alloc(64) for _ in range(3)]
             streams[0].copy_in(memory[0].ptr, full(5))
@@ -104,7 +104,7 @@ def test_streams_that_wait_for_each_other_in_turn_run():
 
 def trace(seed: int) -> bytes:
     """What a race leaves behind."""
-    with FakeDevice(seed) as device:
+    with EmulatedDevice(seed) as device:
         streams, memory = [device.stream() for _ in range(3)], device.alloc(64)
         for i in range(30):
             streams[i % 3].fill(memory.ptr + i, i, 64 - i)
@@ -119,7 +119,7 @@ def test_a_seed_always_gives_the_same_order():
 # -- staging ----------------------------------------------------------------------------------------------------------
 
 def test_staging_that_is_written_again_too_early_shows():
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         stream, staging, event = device.stream(), pinned(device, 1), device.event()
         memory = device.alloc(64)
         stream.copy_in(memory.ptr, staging)
@@ -135,7 +135,7 @@ def test_staging_that_is_written_again_too_early_shows():
 
 
 def test_pageable_memory_may_be_written_at_once():
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         stream, data, memory = device.stream(), full(1), device.alloc(64)
         stream.copy_in(memory.ptr, data)
         data[:] = 2
@@ -143,7 +143,7 @@ def test_pageable_memory_may_be_written_at_once():
 
 
 def test_pinned_memory_that_is_dropped_before_its_copy_ran_is_an_error():
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         stream, memory, staging = device.stream(), device.alloc(64), pinned(device, 1)
         stream.copy_in(memory.ptr, staging[:32])
         del staging
@@ -152,7 +152,7 @@ def test_pinned_memory_that_is_dropped_before_its_copy_ran_is_an_error():
 
 
 def test_parts_of_pinned_memory_are_pinned():
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         stream, memory, staging = device.stream(), device.alloc(64), pinned(device, 1)
         stream.copy_in(memory.ptr, staging[16:32].view(np.float32))
         staging[16:32] = 8
@@ -162,7 +162,7 @@ def test_parts_of_pinned_memory_are_pinned():
 
 @pytest.mark.parametrize("host", [np.zeros((8, 8), np.uint8)[:, ::2], [1, 2], b"abc"])
 def test_copies_take_contiguous_arrays(host):
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         stream, memory = device.stream(), device.alloc(64)
         with pytest.raises(ValueError, match="contiguous"):
             stream.copy_in(memory.ptr, host)
@@ -175,7 +175,7 @@ def test_copies_take_contiguous_arrays(host):
 # -- events -----------------------------------------------------------------------------------------------------------
 
 def test_an_event_passes_with_what_was_before_it():
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         stream, event = device.stream(), device.event()
         assert event.query()
         event.synchronize()
@@ -189,7 +189,7 @@ def test_an_event_passes_with_what_was_before_it():
 
 
 def test_an_event_that_is_asked_often_enough_passes():
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         stream, event, memory = device.stream(), device.event(), device.alloc(64)
         stream.fill(memory.ptr, 1, 64)
         stream.record(event)
@@ -200,7 +200,7 @@ def test_an_event_that_is_asked_often_enough_passes():
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 def test_new_memory_is_full_of_garbage_and_aligned():
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         for n in (0, 1, 255, 100_000):
             memory = device.alloc(n)
             assert memory.ptr % 256 == 0 and memory.size == n
@@ -208,7 +208,7 @@ def test_new_memory_is_full_of_garbage_and_aligned():
 
 
 def test_memory_runs_out_by_numbers():
-    with FakeDevice(memory=4096) as device:
+    with EmulatedDevice(memory=4096) as device:
         kept = device.alloc(3000)
         with pytest.raises(DeviceOutOfMemory, match="2000 bytes needed, 1024 bytes free") as caught:
             device.alloc(2000)
@@ -223,7 +223,7 @@ def test_memory_runs_out_by_numbers():
 
 
 def test_freeing_waits_for_what_is_queued():
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         stream, out = device.stream(), pinned(device)
         memory = device.alloc(64)
         stream.fill(memory.ptr, 6, 64)
@@ -234,7 +234,7 @@ def test_freeing_waits_for_what_is_queued():
 
 @pytest.mark.parametrize("use", ["copy_in", "copy_out", "copy", "fill"])
 def test_copies_to_freed_memory_are_errors(use):
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         stream, memory, other = device.stream(), device.alloc(64), device.alloc(64)
         memory.free()
         with pytest.raises(DeviceError, match="64 bytes at 0x[0-9a-f]+, which is in memory that was freed"):
@@ -245,9 +245,9 @@ def test_copies_to_freed_memory_are_errors(use):
 
 
 def test_copies_beyond_an_allocation_are_errors():
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         stream, memory = device.stream(), device.alloc(100)
-        with pytest.raises(DeviceError, match="64 bytes from byte 50 of 100 of fake0"):
+        with pytest.raises(DeviceError, match="64 bytes from byte 50 of 100 of emulated0"):
             stream.copy_in(memory.ptr + 50, full(1))
         with pytest.raises(DeviceError, match="in no memory of a device"):
             stream.fill(full(0).ctypes.data, 0, 1)
@@ -266,7 +266,7 @@ VIEW = np.dtype([("p", "u8"), ("ne", "i8", 4), ("nb", "i8", 4)])
 
 @needs_compiler
 def test_kernels_that_get_freed_memory_are_errors(tmp_path):
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         bench = Bench(KERNELS, tmp_path, device)
         memory, other = device.alloc(64), device.alloc(64)
         view = np.zeros(1, VIEW)
@@ -288,20 +288,20 @@ def test_kernels_that_get_freed_memory_are_errors(tmp_path):
 @needs_compiler
 def test_kernels_that_get_host_memory_are_errors(tmp_path):
     host = np.zeros(4, np.float32)
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         bench = Bench(KERNELS, tmp_path, device)
         memory, staging = device.alloc(64), pinned(device)
         with pytest.raises(DeviceError, match=r"probe\.touch: argument 1 points into no memory of a device"):
             bench.run("touch", 1, 1, memory, np.uint64(host.ctypes.data), np.int32(1))
         bench.run("touch", 1, 1, memory, np.uint64(staging.ctypes.data), np.int32(0))
         bench.run("touch", 1, 1, memory, np.uint64(0), np.int32(0))
-    with FakeDevice(host_access=True) as device:
+    with EmulatedDevice(host_access=True) as device:
         Bench(KERNELS, tmp_path, device).run("touch", 1, 1, device.alloc(64), np.uint64(host.ctypes.data), np.int32(1))
 
 
 @needs_compiler
 def test_a_device_works_after_an_error(tmp_path):
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         bench = Bench(KERNELS, tmp_path, device)
         memory = device.alloc(64)
         bench.launch("fail", 1, 1, np.int32(1))
@@ -316,7 +316,7 @@ def test_a_device_works_after_an_error(tmp_path):
 @pytest.mark.parametrize("what", ["synchronize", "device", "event", "query", "alloc", "free", "pinned", "pageable in",
                                   "pageable out", "another", "outside event", "other capture's event", "graph"])
 def test_what_a_gpu_refuses_while_a_stream_is_captured(what):
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         stream, other, memory = device.stream(), device.stream(), device.alloc(64)
         outside, inside, staging = device.event(), device.event(), pinned(device, 5)
         other.fill(device.alloc(64).ptr, 1, 64)
@@ -352,7 +352,7 @@ def test_what_a_gpu_refuses_while_a_stream_is_captured(what):
 
 
 def test_a_replay_reads_memory_of_its_own_time():
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         stream, staging = device.stream(), pinned(device)
         first, second = device.alloc(64), device.alloc(64)
         stream.begin_capture()
@@ -374,7 +374,7 @@ def test_a_replay_reads_memory_of_its_own_time():
 @needs_compiler
 def test_a_capture_keeps_the_arguments_of_its_moment(tmp_path):
     source = 'extern "C" __global__ void put(int* y, int n) { *y = n; }'
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         bench = Bench(source, tmp_path, device)
         target, function = device.alloc(64), bench.module.function("put")
         packed = function.pack([np.uint64(target.ptr), np.int32(1)])
@@ -387,7 +387,7 @@ def test_a_capture_keeps_the_arguments_of_its_moment(tmp_path):
 
 
 def test_events_are_not_waited_for_outside_of_the_capture_they_were_recorded_in():
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         stream, event = device.stream(), device.event()
         stream.begin_capture()
         stream.record(event)
@@ -402,7 +402,7 @@ def test_events_are_not_waited_for_outside_of_the_capture_they_were_recorded_in(
 
 def test_another_thread_may_wait_while_one_captures():
     import threading
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         stream, other, memory = device.stream(), device.stream(), device.alloc(64)
         stream.begin_capture()
         stream.fill(memory.ptr, 1, 64)
@@ -427,7 +427,7 @@ def test_another_thread_may_wait_while_one_captures():
 
 @needs_compiler
 def test_what_the_host_asks_for_is_counted(tmp_path):
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         bench = Bench(KERNELS, tmp_path, device)
         stream, memory, staging = bench.stream, device.alloc(64), pinned(device)
         stream.copy_in(memory.ptr, staging)
@@ -446,7 +446,7 @@ def test_what_the_host_asks_for_is_counted(tmp_path):
 
 
 def test_a_dry_device_counts_and_runs_nothing():
-    with FakeDevice(memory=1 << 40, dry=True) as device:
+    with EmulatedDevice(memory=1 << 40, dry=True) as device:
         stream, event, staging = device.stream(), device.event(), pinned(device, 3)
         memory = [device.alloc(1 << 35) for _ in range(3)]
         assert device.memory()[0] == (1 << 40) - 3 * (1 << 35)
@@ -471,9 +471,9 @@ def test_a_dry_device_counts_and_runs_nothing():
 
 def test_peers_copy_and_wait_for_each_other():
     for seed in SEEDS:
-        world = FakeWorld(seed)
-        first = FakeDevice(world=world)
-        second = FakeDevice(peers=[first])
+        simulator = Simulator(seed)
+        first = EmulatedDevice(simulator=simulator)
+        second = EmulatedDevice(peers=[first])
         assert first.can_access(second) and second.can_access(first) and first.can_access(first)
         here, there, event = first.stream(), second.stream(), first.event()
         source, target = first.alloc(64), second.alloc(64)
@@ -490,8 +490,8 @@ def test_peers_copy_and_wait_for_each_other():
 def test_a_missing_event_between_devices_shows():
     stale = 0
     for seed in SEEDS:
-        first = FakeDevice(seed)
-        second = FakeDevice(peers=[first])
+        first = EmulatedDevice(seed)
+        second = EmulatedDevice(peers=[first])
         source, target = first.alloc(64), second.alloc(64)
         first.stream().copy_in(source.ptr, full(4))
         there = second.stream()
@@ -503,26 +503,26 @@ def test_a_missing_event_between_devices_shows():
 
 
 def test_devices_that_are_no_peers_do_not_copy():
-    world = FakeWorld()
-    first, second = FakeDevice(world=world), FakeDevice(world=world)
-    stranger = FakeDevice()
+    simulator = Simulator()
+    first, second = EmulatedDevice(simulator=simulator), EmulatedDevice(simulator=simulator)
+    stranger = EmulatedDevice()
     assert not first.can_access(second) and not first.can_access(stranger)
     source, target = first.alloc(64), second.alloc(64)
     stream = first.stream()
-    with pytest.raises(DeviceError, match="fake0 copies from fake1 to fake0, and they are no peers"):
+    with pytest.raises(DeviceError, match="emulated0 copies from emulated1 to emulated0, and they are no peers"):
         stream.copy(source.ptr, target.ptr, 64)
-    with pytest.raises(DeviceError, match="a stream of fake0 gets memory of fake1"):
+    with pytest.raises(DeviceError, match="a stream of emulated0 gets memory of emulated1"):
         stream.fill(target.ptr, 0, 64)
-    with pytest.raises(DeviceError, match="an event of fake1 is recorded on a stream of fake0"):
+    with pytest.raises(DeviceError, match="an event of emulated1 is recorded on a stream of emulated0"):
         stream.record(second.event())
-    with pytest.raises(DeviceError, match="peers are devices of one world"):
-        FakeDevice(world=world, peers=[stranger])
+    with pytest.raises(DeviceError, match="peers are devices of one simulator"):
+        EmulatedDevice(simulator=simulator, peers=[stranger])
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 def test_closing_runs_the_rest_and_gives_all_back():
-    device = FakeDevice()
+    device = EmulatedDevice()
     stream, memory, event = device.stream(), device.alloc(64), device.event()
     out = pinned(device)
     stream.fill(memory.ptr, 2, 64)
@@ -534,13 +534,13 @@ def test_closing_runs_the_rest_and_gives_all_back():
     for use in (device.stream, device.event, device.memory, device.synchronize, stream.synchronize,
                 stream.begin_capture, event.synchronize, lambda: device.alloc(1), lambda: device.pinned(1),
                 lambda: stream.fill(memory.ptr, 0, 1), lambda: stream.record(event), lambda: device.module(["x"])):
-        with pytest.raises(DeviceError, match="fake0 is closed"):
+        with pytest.raises(DeviceError, match="emulated0 is closed"):
             use()
 
 
 def test_closing_in_a_capture_leaves_the_thread_free():
-    device = FakeDevice()
+    device = EmulatedDevice()
     device.stream().begin_capture()
     device.close()
-    with FakeDevice(world=device.world) as other:
+    with EmulatedDevice(simulator=device.simulator) as other:
         other.alloc(1)

@@ -1,4 +1,4 @@
-"""Kernels of a fake device: compiled for the host, launched with the checks that a GPU makes and those that it lacks.
+"""Kernels of an emulated device: compiled for the host, launched with a GPU's checks and with more of them.
 
 A GPU takes any bytes for arguments and any address in them.  Here the number, size and kind of each argument must be
 the kernel's, and every pointer must lie in memory that is alive when the kernel runs.
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from cuda_emulator.compile import library
+from cuda_emulator.simulator import EmulatedStream
 from ggml_sched.backends.cupy.device import DeviceError, Function, Module, Packed, block_of
-from ggml_sched.backends.cupy.fake.compile import library
-from ggml_sched.backends.cupy.fake.world import FakeStream
 from ggml_sched.backends.cupy.source import KERNELS, kernel_source
 
-__all__ = ["MAX_SHARED", "FakeFunction", "FakeModule"]
+__all__ = ["MAX_SHARED", "EmulatedFunction", "EmulatedModule"]
 
 MAX_SHARED = 101_376
 """Dynamic shared memory of a block: what all GPUs since sm_80 can give."""
@@ -26,30 +26,30 @@ MAX_BLOCK = (1024, 1024, 64)
 KINDS = {"p": "a pointer", "f": "a float", "i": "an integer", "s": "a struct"}
 
 
-class FakeModule(Module):
+class EmulatedModule(Module):
     def __init__(self, device, names: Sequence[str], folder: Path | None = None) -> None:
         self.device = device
         self.names = tuple(names)
         self.folder = KERNELS if folder is None else Path(folder)
         self._libraries: dict[str, ctypes.PyDLL] = {}
-        self._functions: dict[str, FakeFunction] = {}
+        self._functions: dict[str, EmulatedFunction] = {}
 
-    def function(self, name: str) -> FakeFunction:
+    def function(self, name: str) -> EmulatedFunction:
         self.device.check_open()
         if name not in self._functions:
             self._functions[name] = self._find(name)
         return self._functions[name]
 
-    def _find(self, name: str) -> FakeFunction:
+    def _find(self, name: str) -> EmulatedFunction:
         module, _, kernel = name.rpartition(".")
         if module and module not in self.names:
             raise DeviceError(f"no kernel {name}: the module has {', '.join(self.names)}")
         for one in (module,) if module else self.names:
             if self.device.is_dry:
-                return FakeFunction(self.device, f"{one}.{kernel}", None)
+                return EmulatedFunction(self.device, f"{one}.{kernel}", None)
             found = self._library(one)
             if hasattr(found, f"host_launch_{kernel}"):
-                return FakeFunction(self.device, f"{one}.{kernel}", found)
+                return EmulatedFunction(self.device, f"{one}.{kernel}", found)
         raise DeviceError(f"no kernel {name}: not in {', '.join(f'{one}.cu' for one in self.names)}")
 
     def _library(self, name: str) -> ctypes.PyDLL:
@@ -67,7 +67,7 @@ class FakeModule(Module):
         return self._libraries[name]
 
 
-class FakeFunction(Function):
+class EmulatedFunction(Function):
     """`sizes` and `kinds` are those of the kernel's arguments, `max_threads` is its launch bound."""
 
     def __init__(self, device, name: str, found: ctypes.PyDLL | None) -> None:
@@ -105,7 +105,7 @@ class FakeFunction(Function):
         return packed
 
     def launch(
-        self, grid: Sequence[int], block: Sequence[int], packed: Packed, shared: int, stream: FakeStream
+        self, grid: Sequence[int], block: Sequence[int], packed: Packed, shared: int, stream: EmulatedStream
     ) -> None:
         self.device.check_open()
         if stream.device is not self.device:
@@ -134,13 +134,13 @@ class FakeFunction(Function):
     def _run(self, sizes: ctypes.Array, shared: int, args: bytes, offsets: np.ndarray) -> None:
         self._check_pointers(args, offsets)
         device = self.device
-        seed = device.world.random.getrandbits(31) if device.order > 1 else 0
+        seed = device.simulator.random.getrandbits(31) if device.order > 1 else 0
         if self._call(sizes, ctypes.c_uint(shared), args, offsets.ctypes.data_as(ctypes.c_void_p),
                       ctypes.c_uint(device.order), ctypes.c_uint(device.order ^ seed)):
             raise DeviceError(f"{self.name}: {self._library.host_cuda_message().decode(errors='replace')}")
 
     def _check_pointers(self, args: bytes, offsets: np.ndarray) -> None:
-        heap = self.device.world.heap
+        heap = self.device.simulator.heap
         for i, (kind, size) in enumerate(zip(self.kinds, self.sizes, strict=True)):
             if kind == "p":
                 self._check_pointer(i, int.from_bytes(args[offsets[i]:offsets[i] + 8], "little"))
@@ -153,13 +153,13 @@ class FakeFunction(Function):
     def _check_pointer(self, i: int, ptr: int) -> None:
         if not ptr:
             return
-        heap, device = self.device.world.heap, self.device
+        heap, device = self.device.simulator.heap, self.device
         memory = heap.find(ptr)
         if memory is None:
             if heap.is_gone(ptr):
                 raise DeviceError(f"{self.name}: argument {i} points into memory that was freed")
             if not device.host_access and heap.pinned_around(ptr, 1) is None:
                 raise DeviceError(f"{self.name}: argument {i} points into no memory of a device "
-                                  f"(FakeDevice(host_access=True) lets kernels have the host's)")
+                                  f"(EmulatedDevice(host_access=True) lets kernels have the host's)")
         elif memory.device is not device and not device.can_access(memory.device):
             raise DeviceError(f"{self.name}: argument {i} points into memory of {memory.device.name}, which is no peer")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda_emulator import EmulatedDevice
+from cuda_emulator.compile import compiler, kernels_of, library
 from cupy_sources import needs_compiler
 
 from ggml_sched.backends.cupy.device import DeviceError
-from ggml_sched.backends.cupy.fake import FakeDevice
-from ggml_sched.backends.cupy.fake.compile import compiler, kernels_of, library
 from ggml_sched.backends.cupy.source import KERNELS, kernel_source
 
 pytestmark = needs_compiler
@@ -23,7 +23,7 @@ PLAIN = 'extern "C" __global__ void f(int* y) { *y = VALUE; }'
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     path = tmp_path / "cache"
-    monkeypatch.setenv("GGML_SCHED_FAKE_CACHE", str(path))
+    monkeypatch.setenv("GGML_SCHED_EMULATOR_CACHE", str(path))
     return path
 
 
@@ -37,7 +37,7 @@ def folder(tmp_path):
 
 
 def value(folder: Path) -> int:
-    with FakeDevice() as device:
+    with EmulatedDevice() as device:
         function, memory, stream = device.module(["a"], folder).function("a.f"), device.alloc(4), device.stream()
         function.launch((1,), (1,), function.pack([np.uint64(memory.ptr)]), 0, stream)
         out = np.zeros(1, np.int32)
@@ -60,12 +60,12 @@ def test_the_folder_is_closed_to_others(cache, folder):
     value(folder)
     assert cache.stat().st_mode & 0o077 == 0
     cache.chmod(0o777)
-    with pytest.raises(DeviceError, match="GGML_SCHED_FAKE_CACHE"):
+    with pytest.raises(DeviceError, match="GGML_SCHED_EMULATOR_CACHE"):
         value(folder)
     cache.chmod(0o700)
     cache.rename(cache.with_name("real"))
     cache.symlink_to(cache.with_name("real"))
-    with pytest.raises(DeviceError, match="GGML_SCHED_FAKE_CACHE"):
+    with pytest.raises(DeviceError, match="GGML_SCHED_EMULATOR_CACHE"):
         value(folder)
 
 
@@ -81,7 +81,7 @@ def test_what_does_not_compile_leaves_nothing(cache, folder):
 
 
 def test_processes_may_race(cache, folder):
-    code = ("import sys, test_fake_compile as t; from pathlib import Path; print(t.value(Path(sys.argv[1])))")
+    code = ("import sys, test_emulator_compile as t; from pathlib import Path; print(t.value(Path(sys.argv[1])))")
     here = Path(__file__).parent
     code = f"import sys; sys.path[:0] = {[str(here), str(here.parent / 'support')]!r}; {code}"
     running = [subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
@@ -94,7 +94,7 @@ def test_without_a_compiler_it_says_so(folder, monkeypatch):
     monkeypatch.setenv("CXX", "/nowhere/g++")
     with pytest.raises(DeviceError, match=r"needs g\+\+"):
         value(folder)
-    with FakeDevice() as device:                # copies need none
+    with EmulatedDevice() as device:                # copies need none
         stream, memory = device.stream(), device.alloc(8)
         stream.fill(memory.ptr, 1, 8)
         stream.synchronize()
@@ -117,7 +117,7 @@ def test_kernels_are_found_behind_macros():
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in KERNELS.glob("*.cu")))
 def test_kernels_of_the_package_compile_without_a_warning(name, monkeypatch):
-    monkeypatch.setenv("GGML_SCHED_FAKE_STRICT", "1")
+    monkeypatch.setenv("GGML_SCHED_EMULATOR_STRICT", "1")
     text = kernel_source(name)
     assert library(name, text).is_file()
     assert kernels_of(compiler(), text)

@@ -3,9 +3,9 @@
 The library of a content lies in a folder of this user alone, under a name made from everything that decides it, and
 appears there whole (it is renamed into place), so that processes that race for it compile twice and agree.
 
-GGML_SCHED_FAKE_SANITIZE names sanitizers ("address", "undefined" or both with a comma); "address" wants libasan
-preloaded.  GGML_SCHED_FAKE_STRICT makes warnings errors.  GGML_SCHED_FAKE_CACHE names another folder, CXX another
-compiler.
+GGML_SCHED_EMULATOR_SANITIZE names sanitizers ("address", "undefined" or both with a comma); "address" wants libasan
+preloaded.  GGML_SCHED_EMULATOR_STRICT makes warnings errors.  GGML_SCHED_EMULATOR_CACHE names another folder, CXX
+another compiler.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ def compiler() -> list[str] | None:
 
 def sanitizers() -> tuple[str, ...]:
     """Those that the environment asks for."""
-    names = tuple(sorted(filter(None, os.environ.get("GGML_SCHED_FAKE_SANITIZE", "").split(","))))
+    names = tuple(sorted(filter(None, os.environ.get("GGML_SCHED_EMULATOR_SANITIZE", "").split(","))))
     unknown = [name for name in names if name not in SANITIZE]
     if unknown:
-        raise DeviceError(f"GGML_SCHED_FAKE_SANITIZE: no sanitizer {', '.join(unknown)}, only {', '.join(SANITIZE)}")
+        raise DeviceError(f"GGML_SCHED_EMULATOR_SANITIZE: no sanitizer {', '.join(unknown)}, "
+                          f"only {', '.join(SANITIZE)}")
     return names
 
 
@@ -57,12 +58,12 @@ def library(name: str, text: str, sanitize: tuple[str, ...] = ()) -> Path:
     """The library of a kernel source's text, compiled unless it is there; DeviceError with what the compiler said."""
     gxx = compiler()
     if gxx is None:
-        raise DeviceError("the fake device needs g++ to compile kernels, and there is none (CXX may name another)")
+        raise DeviceError("the emulated device needs g++ to compile kernels, and there is none (CXX may name another)")
     if "address" in sanitize and not _has_asan():
         raise DeviceError("AddressSanitizer must be loaded first: set LD_PRELOAD to what "
                           "`g++ -print-file-name=libasan.so` says")
     flags = [*FLAGS, *(flag for kind in sanitize for flag in SANITIZE[kind])]
-    if os.environ.get("GGML_SCHED_FAKE_STRICT"):
+    if os.environ.get("GGML_SCHED_EMULATOR_STRICT"):
         flags.append("-Werror")
     if sanitize:
         flags += ["-O0", "-g1", "-fno-omit-frame-pointer", f"-DHOST_CUDA_STACK={256 << 10}"]
@@ -121,11 +122,11 @@ def _has_asan() -> bool:
 
 def _cache() -> Path:
     """A folder that only this user can write; code is loaded from it."""
-    named = os.environ.get("GGML_SCHED_FAKE_CACHE")
-    path = Path(named or f"{tempfile.gettempdir()}/ggml-sched-fake-{os.getuid()}")
+    named = os.environ.get("GGML_SCHED_EMULATOR_CACHE")
+    path = Path(named or f"{tempfile.gettempdir()}/ggml-sched-emulator-{os.getuid()}")
     path.mkdir(mode=0o700, parents=bool(named), exist_ok=True)
     about = path.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o022:
         raise DeviceError(f"{path} belongs to somebody else or can be written by others: "
-                          f"let GGML_SCHED_FAKE_CACHE name a folder of your own")
+                          f"let GGML_SCHED_EMULATOR_CACHE name a folder of your own")
     return path

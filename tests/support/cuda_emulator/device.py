@@ -1,4 +1,4 @@
-"""FakeDevice: the device layer on the host, for tests.  What it counts is what the host asked for."""
+"""EmulatedDevice: the device layer on the host.  It counts the calls that the host makes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from cuda_emulator.compile import sanitizers
+from cuda_emulator.kernels import MAX_SHARED, EmulatedModule
+from cuda_emulator.memory import EmulatedMemory
+from cuda_emulator.simulator import EmulatedEvent, EmulatedStream, Simulator
 from ggml_sched.backends.cupy.device import ALIGNMENT, Device, DeviceError, DeviceOutOfMemory
-from ggml_sched.backends.cupy.fake.compile import sanitizers
-from ggml_sched.backends.cupy.fake.kernels import MAX_SHARED, FakeModule
-from ggml_sched.backends.cupy.fake.memory import FakeMemory
-from ggml_sched.backends.cupy.fake.world import FakeEvent, FakeStream, FakeWorld
 
-__all__ = ["Counts", "FakeDevice"]
+__all__ = ["Counts", "EmulatedDevice"]
 
 
 @dataclass
@@ -31,12 +31,13 @@ class Counts:
     copies: int = 0
 
 
-class FakeDevice(Device):
+class EmulatedDevice(Device):
     """A device of `memory` bytes.  `order` of threads: 0 forward, 1 backward, any other a seed; it may be set later.
 
-    Devices of one `world` run together; `peers` (of the same world, which is theirs if none is given) are devices that
-    copies go to and from directly.  `seed` is that of a new world.  A `dry` device has addresses and no memory, and
-    runs nothing: for counting what the host does.  With `host_access` kernels may get addresses of any host memory.
+    Devices of one `simulator` run together; `peers` (of the same simulator, which is theirs if none is given) are
+    devices that copies go to and from directly.  `seed` is that of a new simulator.  A `dry` device has addresses and
+    no memory, and runs nothing: for counting the host's calls.  With `host_access` kernels may get addresses of any
+    host memory.
     """
 
     arch = "host"
@@ -48,22 +49,22 @@ class FakeDevice(Device):
         seed: int = 0,
         memory: int = 1 << 30,
         order: int = 0,
-        peers: Iterable[FakeDevice] = (),
+        peers: Iterable[EmulatedDevice] = (),
         *,
-        world: FakeWorld | None = None,
+        simulator: Simulator | None = None,
         name: str | None = None,
         dry: bool = False,
         host_access: bool = False,
     ) -> None:
         peers = tuple(peers)
-        if world is None:
-            world = peers[0].world if peers else FakeWorld(seed)
-        if any(peer.world is not world for peer in peers):
-            raise DeviceError("peers are devices of one world")
-        self.world = world
-        self.number = world.n_devices
-        world.n_devices += 1
-        self.name = name or f"fake{self.number}"
+        if simulator is None:
+            simulator = peers[0].simulator if peers else Simulator(seed)
+        if any(peer.simulator is not simulator for peer in peers):
+            raise DeviceError("peers are devices of one simulator")
+        self.simulator = simulator
+        self.number = simulator.n_devices
+        simulator.n_devices += 1
+        self.name = name or f"emulated{self.number}"
         self.order = order
         self.is_dry = dry
         self.host_access = host_access
@@ -72,7 +73,7 @@ class FakeDevice(Device):
         self.counts = Counts()
         self.sanitize = sanitizers()
         self.is_closed = False
-        self._streams: list[FakeStream] = []
+        self._streams: list[EmulatedStream] = []
         self._peers = set(peers)
         for peer in peers:
             peer._peers.add(self)
@@ -87,79 +88,79 @@ class FakeDevice(Device):
         self.check_open()
         return self.total - self.used, self.total
 
-    def alloc(self, n: int) -> FakeMemory:
+    def alloc(self, n: int) -> EmulatedMemory:
         self.check_open()
-        self.world.refuse_while_capturing("allocating memory")
+        self.simulator.refuse_while_capturing("allocating memory")
         if n < 0:
             raise ValueError(f"no memory has {n} bytes")
         if _rounded(n) > self.total - self.used:
             raise DeviceOutOfMemory(n, self.total - self.used)
-        memory = self.world.heap.alloc(self, n, self.total - self.used, self.is_dry)
+        memory = self.simulator.heap.alloc(self, n, self.total - self.used, self.is_dry)
         self.used += _rounded(n)
         return memory
 
-    def free(self, memory: FakeMemory) -> None:
+    def free(self, memory: EmulatedMemory) -> None:
         """As cudaFree: whatever is queued on the device is done first."""
-        self.world.refuse_while_capturing("freeing memory")
+        self.simulator.refuse_while_capturing("freeing memory")
         try:
             self.synchronize()
         finally:
             self._release(memory)
 
-    def _release(self, memory: FakeMemory) -> None:
-        self.world.heap.release(memory, at_once="address" in self.sanitize)
+    def _release(self, memory: EmulatedMemory) -> None:
+        self.simulator.heap.release(memory, at_once="address" in self.sanitize)
         self.used -= _rounded(memory.size)
 
     def pinned(self, n: int) -> np.ndarray:
         self.check_open()
-        self.world.refuse_while_capturing("allocating pinned memory")
-        return self.world.heap.pinned(n)
+        self.simulator.refuse_while_capturing("allocating pinned memory")
+        return self.simulator.heap.pinned(n)
 
     # -- the rest --------------------------------------------------------------------
 
-    def stream(self) -> FakeStream:
+    def stream(self) -> EmulatedStream:
         self.check_open()
-        stream = FakeStream(self)
+        stream = EmulatedStream(self)
         self._streams.append(stream)
-        self.world.streams.append(stream)
+        self.simulator.streams.append(stream)
         return stream
 
-    def event(self) -> FakeEvent:
+    def event(self) -> EmulatedEvent:
         self.check_open()
-        return FakeEvent(self)
+        return EmulatedEvent(self)
 
-    def module(self, names: Sequence[str], folder: Path | None = None) -> FakeModule:
+    def module(self, names: Sequence[str], folder: Path | None = None) -> EmulatedModule:
         """`folder`: where sources are looked for, instead of the package's own."""
         self.check_open()
-        return FakeModule(self, names, folder)
+        return EmulatedModule(self, names, folder)
 
     def can_access(self, other: Device) -> bool:
         return other is self or other in self._peers
 
     def synchronize(self) -> None:
         self.check_open()
-        self.world.refuse_while_capturing("waiting for the device")
+        self.simulator.refuse_while_capturing("waiting for the device")
         waiting = [stream for stream in self._streams if stream.done < stream.pushed]
         self.counts.waits += bool(waiting)
         for stream in waiting:
-            self.world.run(stream, stream.pushed)
+            self.simulator.run(stream, stream.pushed)
 
     def close(self) -> None:
         """A capture that was not ended is dropped.  Raises what the last work raised; it is closed all the same."""
         if self.is_closed:
             return
         for stream in self._streams:
-            self.world.capture(stream, False)
+            self.simulator.capture(stream, False)
         try:
             self.synchronize()
         finally:
             self.is_closed = True
-            for memory in self.world.heap.of(self):
+            for memory in self.simulator.heap.of(self):
                 self._release(memory)
-            self.world.streams = [stream for stream in self.world.streams if stream.device is not self]
+            self.simulator.streams = [stream for stream in self.simulator.streams if stream.device is not self]
             self._streams.clear()
-            if not self.world.streams:
-                self.world.heap.drop_kept()
+            if not self.simulator.streams:
+                self.simulator.heap.drop_kept()
 
 
 def _rounded(n: int) -> int:

@@ -1,4 +1,4 @@
-"""AddressSanitizer and UndefinedBehaviorSanitizer see into kernels on the fake device: planted bugs end a process.
+"""AddressSanitizer and UndefinedBehaviorSanitizer see into kernels on the emulated device: planted bugs end a process.
 
 Their kernels are compiled for the sanitizer, in a process that was started for it.
 """
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda_emulator import EmulatedDevice
 from cupy_sources import Bench, needs_compiler, run_sanitized
 
 from ggml_sched.backends.cupy.device import DeviceError
-from ggml_sched.backends.cupy.fake import FakeDevice
 
 pytestmark = needs_compiler
 
@@ -54,14 +54,14 @@ from pathlib import Path
 import numpy as np
 sys.path[:0] = sys.argv[1:2]
 from cupy_sources import Bench
-from ggml_sched.backends.cupy.fake import FakeDevice
+from cuda_emulator import EmulatedDevice
 
 folder = Path(sys.argv[2])
 source = (folder / "source.txt").read_text()
 Bench(source, folder).module.function("reads")      # compiled here, once
 
 def run(name, number, shared, order):
-    bench = Bench(source, folder, FakeDevice(order=order))
+    bench = Bench(source, folder, EmulatedDevice(order=order))
     x, y = bench.up(np.zeros(32, np.float32)), bench.device.alloc(4 * 32)
     if name == "freed":
         x.free()
@@ -126,10 +126,10 @@ def test_bugs_are_found_where_they_are(results, case, said):
 
 
 def test_the_address_sanitizer_must_be_loaded_first(monkeypatch, tmp_path):
-    monkeypatch.setenv("GGML_SCHED_FAKE_SANITIZE", "address")
-    bench = Bench(SOURCE, tmp_path, FakeDevice())
+    monkeypatch.setenv("GGML_SCHED_EMULATOR_SANITIZE", "address")
+    bench = Bench(SOURCE, tmp_path, EmulatedDevice())
     with pytest.raises(DeviceError, match="LD_PRELOAD"):
         bench.run("shifts", 1, 1, bench.device.alloc(4), np.int32(1))
-    monkeypatch.setenv("GGML_SCHED_FAKE_SANITIZE", "addresses")
+    monkeypatch.setenv("GGML_SCHED_EMULATOR_SANITIZE", "addresses")
     with pytest.raises(DeviceError, match="no sanitizer addresses, only address, undefined"):
-        FakeDevice()
+        EmulatedDevice()

@@ -1,7 +1,7 @@
-"""Memory of fake devices: which bytes are whose, and which no longer.
+"""Memory of emulated devices: which device owns which bytes, and which bytes were freed.
 
-Owns every allocation of a world.  Invariant: an address that a copy or a kernel gets is in a live allocation that its
-device may use, or the launch fails.  New memory is full of 0xA5; freed memory is kept for a while, so that its
+Owns every allocation of a simulator.  Invariant: an address that a copy or a kernel gets is in a live allocation that
+its device may use, or the launch fails.  New memory is full of 0xA5; freed memory is kept for a while, so that its
 addresses are not given to others, and a kernel that still points there is found.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from ggml_sched.backends.cupy.device import ALIGNMENT, DeviceError, DeviceOutOfMemory, Memory
 
-__all__ = ["FakeMemory", "Heap", "Pinned"]
+__all__ = ["EmulatedMemory", "Heap", "Pinned"]
 
 FRESH = 0xA5
 GONE = 0xDD
@@ -31,8 +31,8 @@ _libc.free.argtypes = (ctypes.c_void_p,)
 _libc.free.restype = None
 
 
-class FakeMemory(Memory):
-    """Memory of a fake device.  `has_bytes`: not on a dry device."""
+class EmulatedMemory(Memory):
+    """Memory of an emulated device.  `has_bytes`: not on a dry device."""
 
     def __init__(self, device, ptr: int, size: int, has_bytes: bool) -> None:
         self.device = device
@@ -56,17 +56,17 @@ class Pinned:
 
 
 class Heap:
-    """All memory of a world.  Sizes are as asked for, so that AddressSanitizer knows every end."""
+    """All memory of a simulator.  Sizes are as asked for, so that AddressSanitizer knows every end."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._live: dict[int, FakeMemory] = {}
-        self._gone: deque[FakeMemory] = deque()
+        self._live: dict[int, EmulatedMemory] = {}
+        self._gone: deque[EmulatedMemory] = deque()
         self._gone_bytes = 0
         self._pinned: list[Pinned] = []
         self._next_dry = 1 << 46        # addresses of dry devices, which nobody reads
 
-    def alloc(self, device, n: int, free: int, is_dry: bool) -> FakeMemory:
+    def alloc(self, device, n: int, free: int, is_dry: bool) -> EmulatedMemory:
         size = max(n, 1)
         if is_dry:
             ptr, self._next_dry = self._next_dry, self._next_dry + -(-size // ALIGNMENT) * ALIGNMENT + ALIGNMENT
@@ -76,12 +76,12 @@ class Heap:
                 raise DeviceOutOfMemory(n, free)
             ptr = at.value
             ctypes.memset(ptr, FRESH, size)
-        memory = FakeMemory(device, ptr, n, not is_dry)
+        memory = EmulatedMemory(device, ptr, n, not is_dry)
         bisect.insort(self._starts, ptr)
         self._live[ptr] = memory
         return memory
 
-    def release(self, memory: FakeMemory, at_once: bool = False) -> None:
+    def release(self, memory: EmulatedMemory, at_once: bool = False) -> None:
         """`at_once`: give the bytes back to the host, which may use the addresses again; AddressSanitizer watches."""
         memory.is_free = True
         del self._live[memory.ptr]
@@ -102,7 +102,7 @@ class Heap:
         self._gone_bytes -= memory.size
         _libc.free(memory.ptr)
 
-    def of(self, device) -> list[FakeMemory]:
+    def of(self, device) -> list[EmulatedMemory]:
         return [memory for memory in self._live.values() if memory.device is device]
 
     def drop_kept(self) -> None:
@@ -112,7 +112,7 @@ class Heap:
 
     # -- who owns an address -----------------------------------------------------
 
-    def find(self, ptr: int) -> FakeMemory | None:
+    def find(self, ptr: int) -> EmulatedMemory | None:
         """The live allocation that begins last at or before an address, if the address is in it or at its end."""
         at = bisect.bisect_right(self._starts, ptr) - 1
         if at < 0:
@@ -123,7 +123,7 @@ class Heap:
     def is_gone(self, ptr: int) -> bool:
         return any(memory.ptr <= ptr < memory.ptr + memory.size for memory in self._gone)
 
-    def check(self, ptr: int, n: int, what: str) -> FakeMemory:
+    def check(self, ptr: int, n: int, what: str) -> EmulatedMemory:
         """The allocation that n bytes from an address lie in."""
         memory = self.find(ptr)
         if memory is None:
