@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -13,6 +14,8 @@ PACKAGE = ROOT / "ggml_sched"
 ROOMS = ("graph.quants", "backends.cpu", "backends.cupy", "backends.ggml", "llama", "llama_cpp", "cli",
          "planning.verify")
 """Folders that the listing shows as one."""
+HEADERS = "include"
+"""The room of include/ggml_sched/."""
 
 
 def room_of(module: str) -> str:
@@ -25,8 +28,9 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def known_modules() -> set[str]:
-    return {name_of(path) for kind in ("*.py", "*.pyx") for path in PACKAGE.rglob(kind)}
+    return {name_of(path) for kind in ("*.py", "*.pyx", "*.pxd") for path in PACKAGE.rglob(kind)}
 
 
 def python_imports(path: Path) -> set[str]:
@@ -52,32 +56,86 @@ def python_imports(path: Path) -> set[str]:
     return found
 
 
+def without_comments(text: str) -> str:
+    return re.sub(r"^\s*#(?! *include\b).*$", "", text, flags=re.M)
+
+
+@functools.cache
+def parts_of(path: Path) -> list[Path]:
+    """An extension's files: its .pyx, its .pxd if it has one, and what they include, wherever that is."""
+    found = [path]
+    for file in found:
+        for part in re.findall(r'^include "(.*)"', file.read_text(encoding="utf-8"), re.M):
+            beside, named = file.parent / part, PACKAGE / part
+            found.append(beside if beside.exists() else named)
+    return found + [other for other in [path.with_suffix(".pxd")] if other.exists()]
+
+
 def compiled_imports(path: Path) -> set[str]:
-    """Of an extension, its parts included."""
-    text = path.read_text(encoding="utf-8") + path.with_suffix(".pxd").read_text(encoding="utf-8")
-    for part in re.findall(r'^include "(.*)"', text, re.M):
-        text += (PACKAGE / part).read_text(encoding="utf-8")
+    """Modules of the package that an extension imports or cimports, in any of its parts; a .pxd counts for itself."""
+    text = "".join(without_comments(part.read_text(encoding="utf-8")) for part in parts_of(path))
     found = set(re.findall(r"^\s*from ggml_sched\.([\w.]+) c?import", text, re.M))
-    for base, name in re.findall(r"^\s*from ggml_sched((?:\.\w+)?) c?import (\w+)", text, re.M):
-        inner = f"{base}.{name}".removeprefix(".")
-        if inner in known_modules():
-            found = (found - {base.removeprefix(".")}) | {inner}
-    return found - {"_c", name_of(path)}
+    for base, names in re.findall(r"^\s*from ggml_sched((?:\.\w+)*) c?import \(?([\w, ]+)", text, re.M):
+        for name in re.findall(r"\w+", names):
+            inner = f"{base}.{name}".removeprefix(".")
+            if inner in known_modules():
+                found = (found - {base.removeprefix(".")}) | {inner}
+    return found - {name_of(path)}
+
+
+def c_includes(path: Path) -> set[str]:
+    """Rooms whose C headers a file includes: its own folder's first, then include/, then the one of that name."""
+    text = path.read_text(encoding="utf-8")
+    found = set()
+    for name in re.findall(r'^\s*(?:# *include|cdef extern from) "(.*?)"', text, re.M):
+        beside, shared = path.parent / name, ROOT / "include" / name
+        if beside.exists():
+            found.add(room_of_file(beside))
+        elif shared.exists():
+            found.add(HEADERS)
+        else:
+            found |= nearest(path, name)
+    return found
+
+
+@functools.cache
+def nearest(path: Path, name: str) -> set[str]:
+    """The rooms of the package's headers of this name: the file's own room if it has one; none for the system's."""
+    rooms = {room_of_file(other) for other in PACKAGE.rglob(name)}
+    return rooms & {room_of_file(path)} or rooms
+
+
+@functools.cache
+def room_of_file(path: Path) -> str:
+    """The room of a file that is no module: that of its folder, of the module beside it, or HEADERS."""
+    if not path.is_relative_to(PACKAGE):
+        return HEADERS
+    if path.suffix == ".pxi":
+        return next(room_of(name_of(module)) for module in PACKAGE.rglob("*.pyx") if path in parts_of(module))
+    return room_of(name_of(path))
 
 
 def actual() -> dict[str, set[str]]:
-    """{room: rooms that it imports}."""
-    found: dict[str, set[str]] = {}
+    """{room: rooms that it imports, cimports, or includes headers of}."""
+    found: dict[str, set[str]] = {HEADERS: set(), "_c": set()}
     for path in sorted(PACKAGE.rglob("*.py")):
         room = room_of(name_of(path))
         if room and room != "__main__":
             found.setdefault(room, set()).update(python_imports(path))
     for path in PACKAGE.rglob("*.pyx"):
-        if room_of(name_of(path)) == name_of(path):
-            found[name_of(path)] = compiled_imports(path)
-    # The package itself is its public names: whoever imports it stands above everything that those come from.
+        found.setdefault(room_of(name_of(path)), set()).update(compiled_imports(path))
+    for path in c_files():
+        found[room_of_file(path)] |= c_includes(path)
+    # The package itself is its public names: a room that imports it stands above everything that those come from.
     return {room: {room_of(other) if other else "ggml_sched" for other in others} - {room}
             for room, others in found.items()}
+
+
+def c_files() -> list[Path]:
+    """Everything that may include a header: C, CUDA and Cython, without what Cython generates."""
+    kinds = {".c", ".h", ".cu", ".cuh", ".pyx", ".pxd", ".pxi"}
+    return [path for path in sorted(PACKAGE.rglob("*")) if path.suffix in kinds and path != PACKAGE / "__init__.pxd"
+            and not (path.suffix == ".c" and path.with_suffix(".pyx").exists())]
 
 
 def drawn() -> dict[str, set[str]]:
@@ -108,5 +166,24 @@ def test_nothing_imports_what_stands_below_it():
 
 
 @pytest.mark.parametrize("name", ["_pack", "_graph", "_core"])
-def test_the_compiled_parts_import_nobody_above_them(name):
-    assert compiled_imports(PACKAGE / f"{name}.pyx") <= {"_pack", "_graph", "errors"}
+def test_the_compiled_parts_import_nothing_above_them(name):
+    assert compiled_imports(PACKAGE / f"{name}.pyx") <= {"_c", "_pack", "_graph", "errors"}
+
+
+@pytest.mark.parametrize("line, file, rooms", [
+    ('#include "abi.h"', "llama_cpp/ggml/library.c", {"backends.ggml"}),
+    ('#  include "ggml_sched/api.h"', "llama_cpp/ggml/library.c", {"include"}),
+    ('cdef extern from "kernels/call.h" nogil:', "backends/cpu/_kernels.pxd", {"backends.cpu"}),
+    ("#include <stdio.h>\n#include \"Python.h\"", "_graph.pyx", set()),
+])
+def test_an_include_of_another_rooms_header_is_seen(tmp_path, monkeypatch, line, file, rooms):
+    path = PACKAGE / file
+    monkeypatch.setattr(type(path), "read_text", lambda *_, **__: line)
+    assert c_includes(path) == rooms
+
+
+@pytest.mark.parametrize("name, imported", [
+    ("llama._cells", "_graph"), ("backends.ggml._ggml", "backends.cpu._kernels"), ("backends.cpu._kernels", "_graph"),
+    ("llama_cpp._hook", "_c")])
+def test_extensions_inside_rooms_are_seen(name, imported):
+    assert imported in compiled_imports(PACKAGE / f"{name.replace('.', '/')}.pyx")
