@@ -29,6 +29,7 @@ from report import processor
 import ggml_sched
 from ggml_sched.llama.synthetic_models import OWN, random_model
 
+PARTS = ("sizes", "memory", "tokens", "batches")
 HERE = Path(__file__).resolve().parent
 SMALL = HERE.parent / "tests" / "data" / "models"
 PACKAGES = Path(ggml_sched.__file__).resolve().parents[1]
@@ -47,6 +48,7 @@ class Worker:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.libraries, self.jobs = folder, build.build(), 0
+        self.warmed: dict[str, bool] = {}
 
     def run(self, mode: str, model: Path, what: str, ways: list[dict], devices: int = 0,
             pipeline: bool = False) -> list[dict]:
@@ -59,8 +61,13 @@ class Worker:
         environment = os.environ | {"LLAMA_GRAPH_REUSE_DISABLE": "1", "OMP_NUM_THREADS": "1",
                                     "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGES),
                                                                                 os.environ.get("PYTHONPATH")]))}
-        if what == "sizes":
+        if what in ("sizes", "memory"):
             environment["LD_PRELOAD"] = self.libraries["holes"]
+        if what == "memory":
+            # As installed: modules that were compiled before.
+            environment["LD_PRELOAD"] += f":{self.libraries['touch']}"
+            environment["PYTHONPYCACHEPREFIX"] = str(self.folder / "bytecode")
+            environment.pop("PYTHONDONTWRITEBYTECODE", None)
         done = subprocess.run([sys.executable, str(HERE / "hooked" / "worker.py"), str(job)], capture_output=True,
                               text=True, env=environment)
         lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -70,7 +77,7 @@ class Worker:
 
 def ways_of(name: str) -> Iterator[tuple[str, int, dict]]:
     """What a model's sizes are asked for: words, number of devices, arguments of a context."""
-    metadata = (models.GRAPHS | models.OTHERS)[name][1]
+    metadata = (models.GRAPHS | models.VOCABULARIES | models.OTHERS)[name][1]
     ctx, layers = min(metadata["context_length"], 4096), metadata["block_count"]
     usual = {"n_ctx": ctx, "n_batch": 512, "flash": 0, "n_seq": 1, "layers": 0, "embeddings": False,
              "outputs": 0}
@@ -102,6 +109,19 @@ def sizes(worker: Worker, name: str, modes: list[str], rounds: int, folder: Path
                 rows = worker.run(mode, path, "sizes", [way for _, way in asked], devices)
                 for (words, _), row in zip(asked, rows, strict=True):
                     found.setdefault(words, {}).setdefault(mode, []).append(row)
+    return found
+
+
+def memory(worker: Worker, name: str, modes: list[str], folder: Path) -> dict[str, dict[str, list[dict]]]:
+    """As `sizes`, each way in a process of its own, whose memory it is; the first compiles modules and is not counted."""
+    path = models.write(name, folder)
+    found: dict[str, dict[str, list[dict]]] = {}
+    for words, devices, way in ways_of(name):
+        for mode in modes:
+            if not worker.warmed.get(mode):
+                worker.run(mode, path, "memory", [way], devices)
+                worker.warmed[mode] = True
+            found.setdefault(words, {})[mode] = worker.run(mode, path, "memory", [way], devices)
     return found
 
 
@@ -155,44 +175,53 @@ def tokens(worker: Worker, modes: list[str], folder: Path) -> tuple[list[page.To
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--levels", nargs="*", choices=page.LEVELS, default=list(page.LEVELS), help="what is hooked")
-    parser.add_argument("--models", nargs="*", choices=[*models.GRAPHS, *models.OTHERS], help="whose sizes are asked")
+    parser.add_argument("--models", nargs="*", choices=[*models.GRAPHS, *models.VOCABULARIES, *models.OTHERS], help="whose sizes are asked")
     parser.add_argument("--all", action="store_true", help="the models of other architectures, too")
     parser.add_argument("--rounds", type=int, default=2, help="processes for each mode")
-    parser.add_argument("--skip", choices=("sizes", "tokens"), help="leave one of the two out")
+    parser.add_argument("--skip", nargs="*", choices=PARTS, default=[], help="what is left out")
     parser.add_argument("--files", type=Path, help="a folder that keeps the models")
     options = parser.parse_args(arguments)
     missing = installed()
     modes = ["stock", *([] if missing else options.levels)]
-    names = options.models or [*models.GRAPHS, *(models.OTHERS if options.all else ())]
+    names = options.models or [*models.GRAPHS, *models.VOCABULARIES, *(models.OTHERS if options.all else ())]
     hooked = modes[1:] or ["again"]
-    wrong, found, logits = [], {}, []
+    wrong, found, touched, logits = [], {}, {}, []
     with tempfile.TemporaryDirectory() as folder:
         worker = Worker(Path(folder))
         files = options.files or Path(folder)
         files.mkdir(parents=True, exist_ok=True)
-        for name in names if options.skip != "sizes" else ():
-            print(f"sizes of {name}", file=sys.stderr)
-            found[name] = sizes(worker, name, modes, options.rounds, files)
-        wrong += [f"{name}, {words}, {mode}: {row['failed']}" for name, ways in found.items()
+        for name in names:
+            if "sizes" not in options.skip:
+                print(f"sizes of {name}", file=sys.stderr)
+                found[name] = sizes(worker, name, modes, options.rounds, files)
+            if "memory" not in options.skip:
+                print(f"memory of {name}", file=sys.stderr)
+                touched[name] = memory(worker, name, modes, files)
+        wrong += [f"{name}, {words}, {mode}: {row['failed']}" for part in (found, touched) for name, ways in part.items()
                   for words, by_mode in ways.items() for mode, rows in by_mode.items() if mode != "stock"
                   for row in rows if "failed" in row and "failed" not in by_mode["stock"][0]]
-        if options.skip != "tokens":
+        if "tokens" not in options.skip:
             logits, differ = tokens(worker, hooked, Path(folder))
             wrong += differ
-    print(written(found, logits, modes, missing, wrong))
+    print(written(found, touched, logits, modes, missing, wrong))
     return bool(wrong)
 
 
-def written(found: dict, logits: list[page.Tokens], modes: list[str], missing: str | None, wrong: list[str]) -> str:
+def written(found: dict, touched: dict, logits: list[page.Tokens], modes: list[str], missing: str | None, wrong: list[str]) -> str:
     """The page."""
     parts = ["# llama.cpp on our planner, measured", "Written by `python bench/hooking.py`; how to use it: "
              "[llama.cpp on our planner in one line](llama-cpp.md).",
              f"Machine: {processor()}.  llama.cpp is that of llama-cpp-python {version('llama-cpp-python')}."]
     parts += [missing] if missing else []
     if modes[1:]:
-        parts += ["## Summary", page.summary(found, logits, modes[1:], list(models.GRAPHS))]
+        parts += ["## Summary", page.summary(found, touched, logits, modes[1:],
+                                                {"": list(models.GRAPHS),
+                                                 "large vocabularies, few layers": list(models.VOCABULARIES),
+                                                 "other models": list(models.OTHERS)})]
     if found:
         parts += ["## Compute buffers and time", page.table_of_sizes(found, modes[1:])]
+    if touched:
+        parts += ["## Memory that is touched", page.MEMORY, page.table_of_memory(touched, modes[1:])]
     if logits:
         parts += ["## Logits", page.table_of_tokens(logits, modes[1:] or ["again"])]
     return "\n\n".join([*parts, "## What was wrong", "\n".join(f"* {line}" for line in wrong or ["Nothing."])])

@@ -13,7 +13,7 @@ from ggml_sched._graph import Type
 from ggml_sched.llama.gguf_write import write_gguf
 from ggml_sched.llama.synthetic_models import is_matrix, outline
 
-__all__ = ["GRAPHS", "OTHERS", "write"]
+__all__ = ["GRAPHS", "OTHERS", "VOCABULARIES", "write"]
 
 RMS, NORM = {"attention.layer_norm_rms_epsilon": 1e-5}, {"attention.layer_norm_epsilon": 1e-5}
 BIASES = ("qkv.bias", "attn_output.bias", "up.bias", "down.bias")
@@ -42,6 +42,13 @@ GRAPHS = {
                                "expert_used_count": 2, "rope.freq_base": 1e6}, (), False),
 }
 """Of the recorded graphs: architecture, metadata, parts of the names of optional tensors, whether without an output."""
+
+VOCABULARIES = {
+    "smollm2-135m": ("llama", {**_sizes(49152, 8192, 576, 30, 1536, 9, 3), **RMS, "rope.freq_base": 1e5}, (), True),
+    "gemma3-270m": ("gemma3", {**_sizes(262144, 32768, 640, 18, 2048, 4, 1, 256), **RMS, "attention.sliding_window": 512,
+                               "rope.freq_base": 1e6}, (), True),
+}
+"""Models of a large vocabulary and few, narrow layers, likewise: rows of logits are nearly all that is reserved."""
 
 OTHERS = {
     "qwen3-8b": ("qwen3", {**_sizes(151936, 40960, 4096, 36, 12288, 32, 8, 128), **RMS}, (), False),
@@ -82,11 +89,11 @@ class _Holes:
 
 
 def write(name: str, folder: Path, dtype: str = "q4_0") -> Path:
-    """The file of a model of GRAPHS or OTHERS, written unless it is there; matrices are of `dtype` where rows allow."""
+    """The file of a model of these, written unless it is there; matrices are of `dtype` where rows allow."""
     path = folder / f"{name}.gguf"
     if path.exists():
         return path
-    arch, metadata, optional, tied = (GRAPHS | OTHERS)[name]
+    arch, metadata, optional, tied = (GRAPHS | VOCABULARIES | OTHERS)[name]
     values, specs = outline(arch, metadata, optional=optional, tied=tied)
     kinds = [Type[dtype.upper()] if is_matrix(spec) and spec.ne[0] % Type[dtype.upper()].block_size == 0 else Type.F32
              for spec in specs]

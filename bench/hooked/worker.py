@@ -3,7 +3,7 @@
     python worker.py JOB
 
 JOB is a file of JSON: `mode` ("stock", "off", "alloc", "sched"), `model`, `libraries` (of build.py), `ways` (see `Way`)
-and `what`, "sizes" or "tokens".  Hooking is for a process, and so is the number of devices: all ways of a job have the
+and `what`, "sizes", "memory", "tokens" or "batches".  Hooking is for a process, and so is the number of devices: all ways of a job have the
 same.  A way that llama.cpp refuses gives a line with `failed`, which is what it logged last.
 """
 
@@ -24,6 +24,17 @@ SIZE = re.compile(r"~llama_context: +(\S+) compute buffer size (?:is|of) +([\d.]
                   r"expectation of +([\d.]+) MiB")
 GRAPH = re.compile(r"graph.*: nodes = ([\d/ ]+), splits = ([\d/ ]+),")
 COPIES = re.compile(r"sched copies = (\d+)")
+
+
+TOKEN = 0.0
+MEMORY_STAGES = ([TOKEN] * 4, [0.625] + [TOKEN] * 32, [0.2, 0.06, 0.5, 0.9, 0.125, 1.0] + [TOKEN] * 8)
+"""Lengths of what is computed before memory is looked at, in batches."""
+
+
+def anonymous() -> int:
+    """Bytes of the process's own memory that it has touched: no files, no pages of libraries."""
+    found = re.search(r"^Anonymous:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.M)
+    return int(found[1]) << 10 if found else 0
 
 
 class Way(dict):
@@ -99,7 +110,7 @@ class Engine:
             cpu = ctypes.c_void_p(ggml.ggml_backend_dev_get(ctypes.c_size_t(0)))
             hosts = ctypes.CDLL(self.job["libraries"]["devices"])
             if hosts.devices_open(os.fsencode(self.folder() + "/libggml-base.so.0"), cpu, count,
-                                  int(self.job["what"] == "sizes"), int(self.job["pipeline"]), handles):
+                                  int(self.job["what"] in ("sizes", "memory")), int(self.job["pipeline"]), handles):
                 raise SystemExit("ggml lacks what devices need")
         return handles
 
@@ -166,6 +177,26 @@ class Engine:
         return {"buffers": [[name, float(reserved), float(end)] for name, end, reserved in SIZE.findall(text)],
                 "nodes": graph and graph[1].strip(), "splits": graph and graph[2].strip(),
                 "copies": copies and int(copies[1]), "reserving": reserving, "allocating": allocating}
+
+    def memory(self, way: Way) -> dict:
+        """Anonymous bytes of the process, once a context has computed a token, a prompt and tokens, other prompts."""
+        self.log.clear()
+        ctx = self.open(way)
+        if not ctx:
+            return {"failed": self.last()}
+        most, found, at = min(way.n_batch, way.n_ctx // way.n_seq), [], 0
+        for lengths in MEMORY_STAGES:
+            for length in lengths:
+                n = max(1, round(length * most))
+                if at + n > way.n_ctx // way.n_seq:
+                    self.api.llama_memory_clear(self.api.llama_get_memory(ctx), False)
+                    at = 0
+                if self.decode(ctx, [1 + i % 100 for i in range(n)], at=at, outputs=1):
+                    return {"failed": self.last()}
+                at += n
+            found.append(anonymous())
+        self.api.llama_free(ctx)
+        return {"anonymous": found}
 
     def tokens(self, way: Way) -> dict:
         """Logits of a prompt in each sequence and of tokens behind it, as a file."""
