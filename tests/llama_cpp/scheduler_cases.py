@@ -141,7 +141,7 @@ def check_same(want: list, got: list) -> None:
 # -- cases ---------------------------------------------------------------------------------------------------------
 
 
-def one_cpu(_: str) -> None:
+def one_cpu() -> None:
     g = Ggml()
     backends = [g.cpu_backend()]
     want, _stock = run_all(g, backends, False, range(60))
@@ -150,14 +150,14 @@ def one_cpu(_: str) -> None:
     assert served["allocators"] == 1 and served["same"] >= 55 and served["planned"] >= 50, served
 
 
-def threads(_: str) -> None:
+def threads() -> None:
     """More threads than one: a kernel that overlaps what it reads shows then."""
     g = Ggml()
     backends = [g.cpu_backend(3)]
     check_same(run_all(g, backends, False, range(40))[0], run_all(g, backends, True, range(40))[0])
 
 
-def several_cpus(_: str) -> None:
+def several_cpus() -> None:
     """Backends of one buffer type share buffers, whoever is chosen."""
     g = Ggml()
     backends = [g.cpu_backend() for _ in range(3)]
@@ -191,7 +191,7 @@ def devices_chosen(library: str) -> None:
     assert served["written back"] > 0, served
 
 
-def callbacks(_: str) -> None:
+def callbacks() -> None:
     """The same questions in the same order as ggml's, of which some stop a split."""
     g = Ggml()
     backends = [g.cpu_backend()]
@@ -278,7 +278,7 @@ def compute_again(g: Ggml, s: int, made, seed: int) -> list[bytes]:
     return [graph.get(t).tobytes() for t in outputs]
 
 
-def wiring(_: str) -> None:
+def wiring() -> None:
     """Graphs of the same tensors that differ in their wiring alone: each is computed as it is."""
     g = Ggml()
     s = g.scheduler([g.cpu_backend()], True)
@@ -375,7 +375,7 @@ def explained(library: str) -> None:
     assert copies > 10
 
 
-def refused(_: str) -> None:
+def refused() -> None:
     """A device that has not so much memory: the failure is told, and everything works afterwards."""
     g = Ggml()
     s = g.scheduler([g.cpu_backend()], True)
@@ -425,7 +425,7 @@ def experts(library: str) -> None:
     assert results[0] == results[1] and len(set(results[0])) == 4
 
 
-def two_threads(_: str) -> None:
+def two_threads() -> None:
     g = Ggml()
     want, _served = run_all(g, [g.cpu_backend()], False, range(12))
     failures, lock = [], threading.Lock()
@@ -469,7 +469,7 @@ def callers(library: str) -> None:
     g.backend_sched_free(scheduler)
 
 
-def empty(_: str) -> None:
+def empty() -> None:
     """Graphs of nothing, of views alone, of tensors without elements; schedulers that there are not."""
     g = Ggml()
     cpu = g.cpu_backend()
@@ -498,5 +498,5 @@ def empty(_: str) -> None:
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](sys.argv[2] if len(sys.argv) > 2 else "")
+    globals()[sys.argv[1]](*sys.argv[2:])
     print("done")

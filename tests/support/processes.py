@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 SUPPORT = Path(__file__).resolve().parent
+
+
+def cases_of(cases: Path, parameters: str = "") -> list[str]:
+    """The cases of a file: its functions of these parameters that return nothing."""
+    pattern = rf"^def ([a-z]\w*)\({re.escape(parameters)}\) -> None:$"
+    found = re.findall(pattern, cases.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found, f"{cases} has no case of ({parameters})"
+    return found
 
 
 def run_case(cases: Path, case: str, *arguments: str, **environment: str) -> None:
