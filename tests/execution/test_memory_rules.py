@@ -7,6 +7,7 @@ import pytest
 from cpu_devices import CpuDevice, devices, resident, verified
 from hypothesis import given
 from hypothesis import strategies as st
+from instrumented import device
 from random_graphs import Built, quick, recipes
 
 import ggml_sched as gs
@@ -160,7 +161,7 @@ class Chunks:
 def test_best_fit_over_all_chunks_as_a_slow_model_does_it(blocks, alignment, tight):
     """Each tensor is made, and read once some steps later: where it went is where the model puts it."""
     largest = 40 * 32 * tight
-    backend = gs.DryBackend("D", alignment=alignment, max_buffer_size=largest)
+    backend = device(gs.DryBackend, "D", reads=["HOME"], alignment=alignment, max_buffer_size=largest)
     ctx, home = gs.Context(), gs.Context()
     one = home.tensor("f32", 1, "one")
     likes = {units: home.tensor("f32", units * 8) for units, _ in blocks}
@@ -175,7 +176,7 @@ def test_best_fit_over_all_chunks_as_a_slow_model_does_it(blocks, alignment, tig
                 order.append(ctx.sum(old))
                 ctx.set_output(order[-1])
     graph = gs.Graph(*order)
-    with gs.Scheduler([Reader(backend)], policy="seed") as sched:
+    with gs.Scheduler([backend], policy="seed") as sched:
         plan = sched.plan(graph)
     model = Chunks(largest, alignment)
     due = dict(made)
@@ -186,23 +187,13 @@ def test_best_fit_over_all_chunks_as_a_slow_model_does_it(blocks, alignment, tig
     assert all(size <= largest for size in plan.chunk_sizes[0])
 
 
-class Reader(gs.DryBackend):
-    """Reads what any backend holds."""
-
-    def __init__(self, like):
-        super().__init__(like.name, like.alignment, like.max_buffer_size)
-
-    def supports_buffer(self, buffer):
-        return True
-
-
 @quick(100)
 @given(recipes(30), st.sampled_from([1024, 2048, 4096]), st.sampled_from(["default", "seed"]))
 def test_every_allocation_lies_within_one_chunk(recipe, largest, policy):
     built = Built(recipe)
     home = gs.DryBackend("HOME")
     home.alloc_tensors(built.homes[0])
-    backend = Reader(gs.DryBackend("D", max_buffer_size=largest))
+    backend = device(gs.DryBackend, "D", reads=["HOME"], max_buffer_size=largest)
     with gs.Scheduler([backend], policy) as sched:
         try:
             plan = sched.plan(built.graph)

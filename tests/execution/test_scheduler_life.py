@@ -11,6 +11,7 @@ import weakref
 
 import numpy as np
 import pytest
+from instrumented import device
 
 import ggml_sched as gs
 from ggml_sched._core import bind_plan, new_lease
@@ -405,48 +406,15 @@ def test_an_arena_closed_behind_the_schedulers_back_is_replaced():
 # -- failures while computing --------------------------------------------------------------------
 
 
-class Moody(gs.CpuBackend):
-    """Raises what it is told to, once."""
-
-    def __init__(self, name="CPU") -> None:
-        super().__init__(1, name)
-        self.raises = {}
-
-    def _perhaps(self, what):
-        error = self.raises.pop(what, None)
-        if error is not None:
-            raise error
-
-    def graph_plan_create(self, graph):
-        self._perhaps("create")
-        return super().graph_plan_create(graph)
-
-    def graph_plan_compute(self, plan):
-        self._perhaps("compute")
-        super().graph_plan_compute(plan)
-
-    def cpy_tensor_from(self, src, dst):
-        self._perhaps("copy")
-        return super().cpy_tensor_from(src, dst)
-
-    def supports_op(self, node):
-        self._perhaps("supports")
-        return super().supports_op(node)
-
-    def alloc_buffer(self, size):
-        self._perhaps("alloc")
-        return super().alloc_buffer(size)
-
-    def synchronize(self):
-        self._perhaps("synchronize")
+FAILING = ("graph_plan_create", "graph_plan_compute", "cpy_tensor_from", "supports_op", "alloc_buffer", "synchronize")
 
 
-@pytest.mark.parametrize("what", ["create", "compute", "copy", "supports", "alloc", "synchronize"])
+@pytest.mark.parametrize("method", FAILING)
 @pytest.mark.parametrize("error", [RuntimeError("mood"), gs.BackendError("mood"), KeyboardInterrupt("mood")],
                          ids=lambda e: type(e).__name__)
 @POLICIES
-def test_exceptions_of_a_backend_reach_the_caller_and_the_retry_succeeds(policy, what, error, capfd):
-    a, b = Moody("A"), Moody("B")
+def test_exceptions_of_a_backend_reach_the_caller_and_the_retry_succeeds(policy, method, error, capfd):
+    a, b = device(name="A", fails=FAILING), device(name="B", fails=FAILING)
     home, ctx = gs.Context(), gs.Context()
     w = home.tensor("f32", 4, "w")
     a.alloc_tensors(home)
@@ -457,23 +425,23 @@ def test_exceptions_of_a_backend_reach_the_caller_and_the_retry_succeeds(policy,
     graph = gs.Graph(y)
     with gs.Scheduler([a, b], policy=policy) as sched:
         sched.set_tensor_backend(y, b)
-        if what in ("create", "compute", "copy", "synchronize"):
+        if method not in ("supports_op", "alloc_buffer"):
             sched.alloc(graph)
             x.set(np.ones(4))
         for backend in (b, a):
-            if what in ("supports", "alloc"):
+            if method in ("supports_op", "alloc_buffer"):
                 sched.reset()
                 for held in sched._arenas.buffers:
                     for buffer in held:
                         buffer.close()
-            if what == "copy" and backend is a:
+            if method == "cpy_tensor_from" and backend is a:
                 continue                    # nothing is copied to A: what the caller has set is sent there
-            backend.raises[what] = error
-            if what == "create":
+            backend.fail_next(method, error)
+            if method == "graph_plan_create":
                 sched.reset()
             with pytest.raises(type(error), match="mood"):
                 sched.compute(graph)
-            assert not backend.raises
+            assert not backend.errors
             sched.alloc(graph)
             x.set(np.ones(4))
             sched.compute(graph)
@@ -504,12 +472,12 @@ def two_devices(policy, n=6):
 def test_whatever_fails_first_the_second_try_succeeds(policy, kind):
     """The n-th allocation, copy or compute fails, for every n until nothing is left to fail."""
     failures = 0
-    for device in (0, 1):
+    for failing in (0, 1):
         for n in range(1, 60):
             backends, x, y, graph = two_devices(policy)
             before = [backend.used for backend in backends]
             with gs.Scheduler(backends, policy=policy) as sched:
-                backends[device].fail_at(kind, n)
+                backends[failing].fail_at(kind, n)
                 try:
                     sched.alloc(graph)
                     x.set(np.ones(4))
@@ -517,8 +485,8 @@ def test_whatever_fails_first_the_second_try_succeeds(policy, kind):
                     y.numpy()
                 except (gs.OutOfMemory, gs.BackendError) as error:
                     failures += 1
-                    assert backends[device].name in str(error)
-                if backends[device].pending_failures:
+                    assert backends[failing].name in str(error)
+                if backends[failing].pending_failures:
                     break
                 sched.alloc(graph)
                 x.set(np.ones(4))
@@ -559,14 +527,12 @@ def test_a_backend_that_closes_is_an_error_and_the_others_go_on(policy):
 def test_a_second_thread_gets_an_error_and_disturbs_nothing():
     entered, leave = threading.Event(), threading.Event()
 
-    class Slow(gs.CpuBackend):
-        def graph_plan_compute(self, plan):
-            entered.set()
-            assert leave.wait(20)
-            super().graph_plan_compute(plan)
+    def hold(_plan):
+        entered.set()
+        assert leave.wait(20)
 
     x, y, graph = chain()
-    with gs.Scheduler([Slow(1)]) as sched:
+    with gs.Scheduler([device(before={"graph_plan_compute": hold})]) as sched:
         sched.alloc(graph)
         x.set(np.ones(8))
         worker = threading.Thread(target=sched.compute, args=(graph,))
@@ -589,15 +555,13 @@ def test_a_second_thread_gets_an_error_and_disturbs_nothing():
 def test_a_callback_inside_a_compute_gets_an_error_too():
     seen = []
 
-    class Nosy(gs.CpuBackend):
-        def graph_plan_compute(self, plan):
-            with pytest.raises(gs.Error, match="at work") as caught:
-                sched.compute(graph)
-            seen.append(caught.value)
-            super().graph_plan_compute(plan)
+    def compute_again(_plan):
+        with pytest.raises(gs.Error, match="at work") as caught:
+            sched.compute(graph)
+        seen.append(caught.value)
 
     _, _, graph = chain()
-    with gs.Scheduler([Nosy(1)], zero=True) as sched:
+    with gs.Scheduler([device(before={"graph_plan_compute": compute_again})], zero=True) as sched:
         sched.compute(graph)
     assert len(seen) == 1
 

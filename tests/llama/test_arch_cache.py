@@ -6,6 +6,7 @@ import arch_cases as cases
 import numpy as np
 import pytest
 from arch_runner import Runner
+from instrumented import device
 
 import ggml_sched as gs
 from ggml_sched.llama.shift import build_shift
@@ -212,10 +213,8 @@ def test_recurrent_states_are_kept_by_sequence_copied_saved_and_cleared():
 
 
 def test_attention_reads_as_many_rows_as_the_backends_like():
-    class Wide(gs.CpuBackend):
-        kv_padding = 48
-
-    with Runner(cases.model("llama"), backends=[gs.CpuBackend(), Wide(name="wide")], n_ctx=100) as runner:
+    wide = device(name="wide", attributes={"kv_padding": 48})
+    with Runner(cases.model("llama"), backends=[gs.CpuBackend(), wide], n_ctx=100) as runner:
         assert [runner.cache.padded(n) for n in (0, 1, 48, 49, 97, 100)] == [48, 48, 48, 96, 100, 100]
     with Runner(cases.model("llama"), n_ctx=100) as runner:
         assert [runner.cache.padded(n) for n in (1, 32, 33)] == [32, 32, 64]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from instrumented import device
 
 import ggml_sched as gs
 from ggml_sched.llama import (
@@ -156,14 +157,11 @@ def test_mapped_and_copied_weights_give_the_same_bits(data, tmp_path):
 
 
 def test_backends_that_map_and_backends_that_copy_work_together():
-    class Device(gs.CpuBackend):
-        buffer_from_ptr = None
-
     with load(SMALL, n_ctx=32) as model:
         expected = model.eval(TOKENS)
-    device, cpu = Device(name="device"), gs.CpuBackend()
-    with load(SMALL, [device, cpu], n_ctx=32) as model:
-        assert model.weights.mapped == {device: False, cpu: True}
+    copying, cpu = device(name="device", attributes={"buffer_from_ptr": None}), gs.CpuBackend()
+    with load(SMALL, [copying, cpu], n_ctx=32) as model:
+        assert model.weights.mapped == {copying: False, cpu: True}
         assert model.eval(TOKENS).tobytes() == expected.tobytes()
 
 

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from cpu_devices import CpuDevice
+from instrumented import device
 
 import ggml_sched as gs
 from ggml_sched.llama import load, random_llama
@@ -19,13 +20,9 @@ TOKENS = [3, 14, 15, 9, 26, 5]
 
 
 def test_attention_is_one_node_where_every_layer_has_it():
-    class Plain(gs.CpuBackend):
-        def supports_op(self, tensor) -> bool:
-            return tensor.op != "FLASH_ATTN_EXT" and super().supports_op(tensor)
-
-    logits = []
+    plain, logits = device(name="plain", refuses={"FLASH_ATTN_EXT"}), []
     for backends, flash, expected in (([gs.CpuBackend()], None, True), ([gs.CpuBackend()], False, False),
-                                      ([Plain()], None, False), ([gs.CpuBackend(), Plain(name="plain")], None, False)):
+                                      ([plain], None, False), ([gs.CpuBackend(), plain], None, False)):
         with load(SMALL, backends, n_ctx=32, flash=flash) as model:
             assert model.flash is expected
             ops = {node.op for node in model.batch_graph(1, 32).graph.nodes}
@@ -34,26 +31,19 @@ def test_attention_is_one_node_where_every_layer_has_it():
     for other in logits[1:]:
         assert np.abs(other - logits[0]).max() <= 1e-4 * np.abs(logits[0]).max()
     with pytest.raises(gs.UnsupportedOp, match="FLASH_ATTN_EXT"):
-        load(SMALL, [Plain()], n_ctx=32, flash=True)
+        load(SMALL, [plain], n_ctx=32, flash=True)
 
 
 def test_nothing_is_held_after_loading_in_vain_or_in_two_ways(monkeypatch):
     """The default backend is closed, and the cache that was laid out for attention in one node is given back."""
-    class Counting(gs.CpuBackend):
-        buffer_from_ptr = None
-
-        def supports_op(self, tensor) -> bool:
-            return tensor.op not in refused and super().supports_op(tensor)
-
-    refused = {"FLASH_ATTN_EXT"}
-    backend = Counting(memory=1 << 24)
+    copies = {"buffer_from_ptr": None}
+    backend = device(refuses={"FLASH_ATTN_EXT"}, attributes=copies, memory=1 << 24)
     with load(SMALL, [backend], n_ctx=32) as model:
         held = sum(b.size for b in (*model.cache.buffers.values(), *model.weights.buffers[backend]))
         assert not model.flash and held <= backend.used < held + (1 << 12)
     assert backend.used == 0
     for wrong, kind in ((b"nothing", gs.FileFormatError), (SMALL, gs.UnsupportedOp)):
-        refused.add("ROPE")
-        backend = Counting()
+        backend = device(refuses={"FLASH_ATTN_EXT", "ROPE"}, attributes=copies)
         monkeypatch.setattr(sys.modules["ggml_sched.llama.load"], "default_backend", lambda backend=backend: backend)
         with pytest.raises(kind):
             load(wrong, n_ctx=32)
@@ -72,13 +62,12 @@ def test_types_of_blocks_need_attention_in_one_node():
 
 
 def test_where_a_full_context_has_no_memory_short_texts_still_fit():
-    class Bounded(gs.CpuBackend):
-        buffer_from_ptr = None
-
-    with Bounded(1) as backend, load(SMALL, [backend], n_ctx=4096, flash=False) as model:
+    copies = {"buffer_from_ptr": None}
+    with device(attributes=copies) as backend, load(SMALL, [backend], n_ctx=4096, flash=False) as model:
         needed = backend.used
         expected = model.eval(TOKENS)
-    with Bounded(1, memory=needed - 1) as backend, load(SMALL, [backend], n_ctx=4096, flash=False) as model:
+    with (device(attributes=copies, memory=needed - 1) as backend,
+          load(SMALL, [backend], n_ctx=4096, flash=False) as model):
         assert model.eval(TOKENS).tobytes() == expected.tobytes()
         with pytest.raises(gs.OutOfMemory, match="'CPU'.*are missing"):
             model.eval([1] * 4000)

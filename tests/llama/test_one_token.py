@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from instrumented import device
 
 import ggml_sched as gs
 from ggml_sched.llama import ContextFull, load, random_llama
@@ -107,16 +108,11 @@ def test_a_token_that_fails_leaves_no_trace(way, monkeypatch):
 
 
 def test_a_backend_that_brings_data_its_own_way_is_asked():
-    class Asked(gs.CpuBackend):
-        def get_tensor(self, tensor, *args) -> None:
-            asked.append(tensor)
-            super().get_tensor(tensor, *args)
-
-    asked, logits = [], []
-    for kind in (gs.CpuBackend, Asked):
-        with kind(1) as backend, load(random_llama(1), [backend], n_ctx=64) as model:
+    watched, logits = device(records={"get_tensor"}), []
+    for kind in (gs.CpuBackend(1), watched):
+        with kind as backend, load(random_llama(1), [backend], n_ctx=64) as model:
             logits.append(model.eval([5]).tobytes())
-    assert logits[0] == logits[1] and len(asked) == 1
+    assert logits[0] == logits[1] and watched.count("get_tensor") == 1
 
 
 def test_logits_stay_when_more_are_asked_for():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cpu_devices import CpuDevice, resident
+from instrumented import device
 
 import ggml_sched as gs
 
@@ -314,16 +315,8 @@ def test_what_the_first_that_wants_it_does_not_run_is_offloaded_to_the_second():
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_node_is_not_upgraded_against_the_callers_wish_nor_where_memory_is_not_shared(shared):
     """A node without sources could be computed anywhere."""
-
-    class Reader(gs.DryBackend):
-        others: tuple = ()
-
-        def supports_buffer(self, buffer):
-            return buffer.backend is self or buffer.backend in self.others
-
-    fast, slow = Reader("fast"), Reader("slow")
-    slow.others = (fast,)
-    fast.others = (slow,) if shared else ()
+    slow = device(gs.DryBackend, "slow", reads=["fast"])
+    fast = device(gs.DryBackend, "fast", reads=["slow"] if shared else [])
     held, ctx = gs.Context(), gs.Context()
     w = held.tensor("f32", (8, 8), "w")
     slow.alloc_tensors(held)
@@ -350,15 +343,10 @@ def test_a_plan_depends_on_the_largest_buffer_that_a_backend_allows():
         assert len(scheduler.plan(graph).chunk_sizes[0]) > 1
 
 
-class Working(gs.DryBackend):
-    """Its kernels need 100 bytes beside the arena for each node of the longest split, and keep what they had."""
-
-    def work_size(self, nodes):
-        return 100 * len(nodes)
-
-
 def test_work_memory_of_kernels_is_counted_where_memory_is_short():
-    backend, other, ctx = Working("W", memory=4096), gs.DryBackend("other"), gs.Context()
+    """Kernels need 100 bytes beside the arena for each node of the longest split, and keep what they had."""
+    backend = device(gs.DryBackend, "W", memory=4096, answers={"work_size": lambda _inherited, nodes: 100 * len(nodes)})
+    other, ctx = gs.DryBackend("other"), gs.Context()
     x = ctx.tensor("f32", 64, "x", input=True)
     nodes = [ctx.sqr(x)]
     for _ in range(4):

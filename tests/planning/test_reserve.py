@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from instrumented import device
 
 import ggml_sched as gs
 from ggml_sched._core import Devices, Policy, Request, make_plan, replay_plan
@@ -166,25 +167,18 @@ def test_a_plan_cache_of_zero_never_replays():
 
 
 def test_backends_are_asked_once_for_a_graph_that_a_reserved_plan_does_not_serve():
-    class Counts(gs.DryBackend):
-        asked = 0
-
-        def supports_op(self, node):
-            self.asked += 1
-            return True
-
     def request(n):
         ctx = gs.Context()
         x = ctx.tensor("f32", n, "x", input=True)
         return Request(gs.Graph(ctx.set_output(ctx.sqr(ctx.relu(x)))), Devices((backend,)), None)
 
-    backend = Counts("A")
+    backend = device(gs.DryBackend, "A", records={"supports_op"})
     reserved, larger = make_plan(request(64), Policy()), request(4096)
-    backend.asked = 0
+    backend.take()
     assert replay_plan(larger, reserved, Policy()) is None
     make_plan(larger, Policy())
     make_plan(larger, Policy(stream=True))
-    assert backend.asked == 2           # nodes
+    assert backend.count("supports_op") == 2       # nodes
 
 
 def test_a_smaller_graph_that_a_backend_does_not_run_is_planned_anew():

@@ -9,6 +9,7 @@ import pytest
 from devices import Chain, weights_on
 from hypothesis import given
 from hypothesis import strategies as st
+from instrumented import device
 from poisoned import REFUSALS, PoisonedDeferred, check, in_memory_of_their_own, set_all, settle
 from random_graphs import Built, many_residents, quick, recipes
 
@@ -339,18 +340,11 @@ def without(program, k, wait):
     return Program(steps, program.inputs, program.turns)
 
 
-class Reads(DeferredBackend):
-    """Reads the memory of others."""
-
-    def supports_buffer(self, buffer):
-        return True
-
-
 @pytest.mark.parametrize("extra", [0, 1, 2])
 def test_the_checker_sees_a_load_that_does_not_wait_for_readers_on_other_backends(extra):
     """A load that is left out while nobody sets its leaf; whichever id it has, some compute has to wait for others."""
     world = DeferredQueues(0)
-    a, b = DeferredBackend("a", world), Reads("b", world)
+    a, b = DeferredBackend("a", world), device(DeferredBackend, "b", queues=world, reads=["a"])
     acc = weights_on(b, "any", acc=np.zeros(8, np.float32))["acc"]
     ctx = gs.Context()
     x = ctx.tensor("f32", 8, "x", input=True)
