@@ -1,6 +1,7 @@
 """Build the compiled parts; everything else about the package stands in pyproject.toml.
 
-    _pack, _graph, _core    a .pyx that is a contents page, its parts in ggml_sched/core/, its .pxd
+    core.*                  a module for each .pyx in ggml_sched/core/, its .pxd, its parts (.pxi) beside it
+    _core                   the door of those
     _capi                   the C API over those three
     threads._locks, execution._steps   what every compute does
     llama._cells            what every token does
@@ -64,20 +65,20 @@ match BUILD:
 
 KERNEL_CFLAGS = ["-std=gnu11", "-pthread", "-ffp-contract=off", *(["-O1"] if BUILD else ["-funroll-loops"])]
 
-PARTS = {"_pack": ("pack",), "_graph": ("graph",), "_core": ("alloc", "plan"), "_capi": (), "threads._locks": (),
-         "execution._steps": (), "llama._cells": ()}
-"""For each extension the folders of ggml_sched/core/ that hold its parts."""
+def core_extensions() -> list[Extension]:
+    """Every module of core/, the door, the C API, and what every compute and every token does."""
+    found = [*sorted((HERE / "ggml_sched" / "core").glob("*/*.pyx")),
+             *(HERE / "ggml_sched" / name for name in ("_core.pyx", "_capi.pyx", "threads/_locks.pyx",
+                                                       "execution/_steps.pyx", "llama/_cells.pyx"))]
+    return [extension(path.relative_to(HERE)) for path in found]
 
 
-def extension(name: str) -> Extension:
-    package = HERE / "ggml_sched"
-    depends = [path for folder in PARTS[name] for path in (package / "core" / folder).glob("*.pxi")]
-    depends += [*package.glob("_*.pxd"), *(HERE / "include" / "ggml_sched").glob("*.h")]
+def extension(path: Path) -> Extension:
     return Extension(
-        f"ggml_sched.{name}",
-        [f"ggml_sched/{name.replace('.', '/')}.pyx"],
+        ".".join(path.with_suffix("").parts),
+        [str(path)],
         include_dirs=["include"],
-        depends=sorted(str(path.relative_to(HERE)) for path in depends),
+        depends=sorted(str(path.relative_to(HERE)) for path in (HERE / "include" / "ggml_sched").glob("*.h")),
         extra_compile_args=CFLAGS,
         extra_link_args=LDFLAGS,
     )
@@ -147,6 +148,14 @@ def hook_extension() -> Extension:
     )
 
 
-setup(ext_modules=cythonize_strictly([*(extension(name) for name in PARTS), kernels(), ggml_extension(),
+def remove_stale_modules() -> None:
+    """Modules compiled in place whose source is gone would hide a Python module of the same name."""
+    for path in (HERE / "ggml_sched").rglob("*.so"):
+        if not path.with_name(path.name.partition(".")[0] + ".pyx").exists():
+            path.unlink()
+
+
+remove_stale_modules()
+setup(ext_modules=cythonize_strictly([*core_extensions(), kernels(), ggml_extension(),
                                       hook_extension()]),
       options={"build_ext": {"parallel": JOBS}})

@@ -250,6 +250,8 @@ cdef extern from "ggml_sched/policy.h" nogil:
     const char *gs_reason_name(int reason)
 
 cdef extern from "ggml_sched/plan.h" nogil:
+    const int64_t GS_MAX_CHUNK
+
     ctypedef struct gs_request:
         const gs_graph *g
         gs_policy policy

@@ -4,7 +4,7 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from ggml_sched._c cimport gs_graph, gs_graph_size, gs_plan
-from ggml_sched._core cimport gs_asked
+from ggml_sched.core.plan.problem cimport gs_asked
 
 
 # What a gs_api_graph is.

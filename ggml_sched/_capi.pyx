@@ -1,8 +1,8 @@
 # cython: language_level=3
 """The C API: the functions of ggml_sched/api.h, in a capsule named `api`.
 
-Owns the handles and what they may be used for when; decides nothing: graphs are checked and described by _graph, problems
-by _core, which plans them, buffers are packed by _pack.  No function needs the GIL or touches a Python object.
+Owns the handles and what they may be used for when; decides nothing: graphs are checked and
+described by core.graph, problems checked and planned by core.plan, buffers packed by core.pack.  No function needs the GIL or touches a Python object.
 Invariant: a handle that was given away is whole, and a function that fails has changed none.
 """
 
@@ -50,18 +50,7 @@ from ggml_sched._c cimport (
     gs_type_name,
     gs_type_traits,
 )
-from ggml_sched._core cimport (
-    asked_alike,
-    asked_free,
-    asked_init,
-    gs_plan_free,
-    gs_plan_make,
-    gs_plan_compact,
-    gs_plan_replay,
-    plan_mark_exclusive,
-    planning_refused,
-)
-from ggml_sched._graph cimport (
+from ggml_sched.core.graph.flat cimport (
     flat_bytes,
     flat_check,
     flat_classify,
@@ -70,7 +59,10 @@ from ggml_sched._graph cimport (
     flat_lay_out,
     flat_same_wiring,
 )
-from ggml_sched._pack cimport gs_packing, pack_any_times, pack_method_word
+from ggml_sched.core.pack.api cimport pack_any_times, pack_method_word
+from ggml_sched.core.pack.solve cimport gs_packing
+from ggml_sched.core.plan.make cimport gs_plan_compact, gs_plan_free, gs_plan_make, gs_plan_replay, plan_mark_exclusive
+from ggml_sched.core.plan.problem cimport asked_alike, asked_free, asked_init, planning_refused
 
 
 cdef int refuse(gs_error *error, int status, int64_t value, int64_t limit, const char *message) noexcept nogil:

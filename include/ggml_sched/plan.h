@@ -12,6 +12,9 @@
 
 /* -- what to decide ------------------------------------------------------------------------------------------ */
 
+/* No chunk of an arena is larger, so that the offsets of many chunks stay below 2**63. */
+#define GS_MAX_CHUNK ((int64_t)1 << 48)
+
 /* Everything that a plan depends on. */
 typedef struct gs_request {
     const gs_graph *g;

@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "ggml_sched"
-ROOMS = ("graph.quants", "backends.cpu", "backends.cupy", "backends.ggml", "llama", "llama_cpp", "cli",
-         "planning.verify")
+ROOMS = ("core.graph", "core.pack", "graph.quants", "backends.cpu", "backends.cupy", "backends.ggml", "llama",
+         "llama_cpp", "cli", "planning.verify")
 """Folders that the listing shows as one."""
 HEADERS = "include"
 """The room of include/ggml_sched/."""
@@ -165,16 +165,16 @@ def test_nothing_imports_what_stands_below_it():
         above.add(room)
 
 
-@pytest.mark.parametrize("name", ["_pack", "_graph", "_core"])
-def test_the_compiled_parts_import_nothing_above_them(name):
-    assert compiled_imports(PACKAGE / f"{name}.pyx") <= {"_c", "_pack", "_graph", "errors"}
+@pytest.mark.parametrize("path", sorted((PACKAGE / "core").glob("*/*.pyx")), ids=name_of)
+def test_the_core_imports_nothing_above_it(path):
+    assert {name for name in compiled_imports(path) if not name.startswith("core.")} <= {"_c", "errors"}
 
 
 @pytest.mark.parametrize("line, file, rooms", [
     ('#include "abi.h"', "llama_cpp/ggml/library.c", {"backends.ggml"}),
     ('#  include "ggml_sched/api.h"', "llama_cpp/ggml/library.c", {"include"}),
     ('cdef extern from "kernels/call.h" nogil:', "backends/cpu/_kernels.pxd", {"backends.cpu"}),
-    ("#include <stdio.h>\n#include \"Python.h\"", "_graph.pyx", set()),
+    ("#include <stdio.h>\n#include \"Python.h\"", "core/graph/tensor.pyx", set()),
 ])
 def test_an_include_of_another_rooms_header_is_seen(tmp_path, monkeypatch, line, file, rooms):
     path = PACKAGE / file

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -23,15 +24,17 @@ from pathlib import Path
 import pytest
 
 import ggml_sched as gs
-from ggml_sched import _capi, _core, _graph, _pack
-from ggml_sched.execution import _steps
-from ggml_sched.threads import _locks
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(gs.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-EXTENSIONS = {"_pack": _pack, "_graph": _graph, "_core": _core, "_capi": _capi, "threads/_locks": _locks,
-              "execution/_steps": _steps}
+CORE = sorted(path.relative_to(ROOT / "ggml_sched").with_suffix("").as_posix()
+              for path in (ROOT / "ggml_sched" / "core").glob("*/*.pyx"))
+EXTENSIONS = {name: importlib.import_module(f"ggml_sched.{name.replace('/', '.')}")
+              for name in (*CORE, "_core", "_capi", "threads/_locks", "execution/_steps")}
+DECLARATIONS = [f"{name}.{kind}" for name in EXTENSIONS for kind in ("pyi", "pxd")
+                if kind == "pxd" or (ROOT / "ggml_sched" / f"{name}.pyi").exists()]
+"""Of each extension what Cython sees, and what type checkers see where there is anything for Python."""
 KERNELS = ("backends/cpu/_kernels", "backends/ggml/_ggml", "llama/_cells", "llama_cpp/_hook")
 """Extensions that nobody compiles against."""
 HEADERS = sorted(path.name for path in (ROOT / "include" / "ggml_sched").glob("*.h"))
@@ -53,7 +56,7 @@ def test_every_module_is_there():
 
 
 @pytest.mark.parametrize("name", ["py.typed", "_c.pxd", "__init__.pxd",
-                                  *(f"{name}.{kind}" for name in EXTENSIONS for kind in ("pyi", "pxd"))])
+                                  "_graph.pxd", "_pack.pxd", *DECLARATIONS])
 def test_types_are_there(name):
     assert (PACKAGE / name).is_file()
 
@@ -62,9 +65,9 @@ def test_types_are_there(name):
 def test_the_stub_names_everything_public(extension):
     """A quick look; the soak test asks mypy."""
     module = EXTENSIONS[extension]
-    stub = ast.parse((PACKAGE / f"{extension}.pyi").read_text(encoding="utf-8"))
+    stub = PACKAGE / f"{extension}.pyi"
     known = {}
-    for node in stub.body:
+    for node in ast.parse(stub.read_text(encoding="utf-8")).body if stub.exists() else ():
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             known[node.name] = {getattr(n, "name", None) or n.target.id for n in getattr(node, "body", ())
                                 if isinstance(n, ast.FunctionDef | ast.AnnAssign)}
@@ -189,7 +192,8 @@ def test_the_wheel_has_what_users_and_compilers_need(wheel):
     expected = {f"ggml_sched/{path.as_posix()}" for path in SOURCES}
     expected |= {f"ggml_sched/include/ggml_sched/{name}" for name in HEADERS}
     expected |= {f"ggml_sched/{name}" for name in ("py.typed", "_c.pxd", "__init__.pxd", "llama/data/small.gguf")}
-    expected |= {f"ggml_sched/{name}.{kind}" for name in EXTENSIONS for kind in ("pyi", "pxd")}
+    expected |= {f"ggml_sched/{name}" for name in ("_graph.pxd", "_pack.pxd", *DECLARATIONS)}
+    expected |= {f"ggml_sched/{path.relative_to(PACKAGE).as_posix()}" for path in PACKAGE.glob("core/**/__init__.pxd")}
     expected |= {f"ggml_sched/{name}.pyi" for name in KERNELS}
     cupy = PACKAGE / "backends" / "cupy"
     expected |= {f"ggml_sched/{path.relative_to(PACKAGE).as_posix()}"

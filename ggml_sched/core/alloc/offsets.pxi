@@ -5,21 +5,6 @@
 # largest sum of live bytes, best fit, which uses tails, tries too.  Arenas in chunks have been placed by the walk
 # already, and are packed into one buffer if they fit one.
 
-cdef void walk_follow_owners(gs_walk *f) noexcept nogil:
-    """Offsets of views and takers from those of the memory that they share."""
-    cdef int32_t i, r
-    cdef int64_t extra
-    for i in range(f.n):
-        if f.root[i] < 0 or f.offset[i] < 0:
-            continue
-        r = i
-        extra = 0
-        while f.root[r] >= 0:
-            extra += f.view_offs[r]
-            r = f.root[r]
-        f.offset[i] = f.offset[r] + extra
-
-
 cdef int pack_arena(gs_walk *f, const int32_t *owner, gs_blocks *blocks, gs_arena *arena, int32_t *method) noexcept nogil:
     """Pack one backend's arena; `owner` lists the ids with memory in it, in order of birth."""
     cdef gs_pack p

@@ -72,7 +72,7 @@ cdef int check_tensor(gs_graph *g, int32_t i, gs_error *error) noexcept nogil:
     cdef gs_layout *layout = &g.layout[i]
     cdef int32_t k, slot = -1
     cdef int status
-    if not 0 <= layout.op < GS_N_OPS or not op_exists[layout.op]:
+    if not 0 <= layout.op < GS_N_OPS or gs_op_name(layout.op) == NULL:
         return graph_refuse(error, g, GS_BAD_ARGUMENT, i, b"layout.op", i, layout.op, GS_N_OPS - 1, b"is the number of no op")
     if g.flags[i] & ~<int>(GS_FLAG_INPUT | GS_FLAG_OUTPUT):
         return graph_refuse(error, g, GS_BAD_ARGUMENT, i, b"flags", i, g.flags[i], GS_FLAG_INPUT | GS_FLAG_OUTPUT,
@@ -110,7 +110,7 @@ cdef int check_extents(gs_graph *g, int32_t i, gs_error *error) noexcept nogil:
                 return graph_refuse(error, g, GS_BAD_ARGUMENT, i, b"layout.ne", k, layout.ne[k], -1, b"is negative")
             if layout.nb[k] < 0:
                 return graph_refuse(error, g, GS_BAD_ARGUMENT, i, b"layout.nb", k, layout.nb[k], -1, b"is negative")
-    if layout.type < N_TYPES:
+    if layout.type < GS_N_TYPES:
         block = traits[layout.type].block_size
     if block == 0:
         # A type that only the caller knows.

@@ -30,7 +30,7 @@ cdef bint flat_same_layouts(const gs_graph *a, const gs_graph *b) noexcept nogil
         x, y = &a.layout[i], &b.layout[i]
         if memcmp(x, y, 2 * GS_MAX_DIMS * sizeof(int64_t)) != 0 or x.type != y.type or x.op != y.op:
             return False
-        if x.nbytes != y.nbytes and (x.type >= N_TYPES or traits[x.type].block_size == 0):
+        if x.nbytes != y.nbytes and (x.type >= GS_N_TYPES or traits[x.type].block_size == 0):
             return False
     return True
 

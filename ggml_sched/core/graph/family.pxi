@@ -4,6 +4,10 @@
 # those of the examples, and all else is equal in both; so no op has to be asked what it does with the number, and a
 # graph of the family costs a walk over its tensors instead of being built.  ggml builds each graph anew.
 
+cdef extern from "Python.h":
+    # Cython's own declaration wants an exception; NULL clips what is too large, and costs no try.
+    Py_ssize_t PyNumber_AsSsize_t(object x, PyObject *exc) except? -1
+
 cdef int64_t FAR = 1 << 61              # numbers further from 0 would leave no room to subtract
 
 
@@ -43,7 +47,7 @@ cdef class GraphFamily:
         """The graph for n; GraphError where an extent would be no whole number, negative or too large."""
         cdef Graph a = self.a
         cdef Graph made = Graph.__new__(Graph)
-        cdef Context ctx = Context(f"a graph for {n}")
+        cdef ContextBase ctx = Context(f"a graph for {n}")
         cdef int64_t step = self.step_to(n)
         cdef gs_layout layout
         cdef list tensors = [None] * a.flat.n_tensors
@@ -72,7 +76,7 @@ cdef class GraphFamily:
         made.meta = dict(a.meta)
         return made
 
-    cdef int give_params(self, Context ctx, Tensor t, Tensor s, int32_t i, int64_t step) except -1:
+    cdef int give_params(self, ContextBase ctx, Tensor t, Tensor s, int32_t i, int64_t step) except -1:
         """The parameters that both examples have; those of a VIEW are its offset into its source."""
         cdef int64_t offset
         if s.layout.op != GS_OP_VIEW:

@@ -2,33 +2,6 @@
 #
 # Owns NodeTable, what is put into a gs_node, and what is asked of lists of nodes.  Invariant: `src` points into the same table, or is NULL.
 
-cdef inline void node_name_op(gs_node *out) noexcept nogil:
-    """Family and sub-op of the op that stands in the layout."""
-    out.op = gs_op_family(out.layout.op)
-    out.sub_op = out.layout.op - out.op
-
-
-cdef void node_of_kind(const gs_graph *g, int32_t id, gs_node *out) noexcept nogil:
-    """What backends are asked about: out[0] is the node, the rest of out[1 + GS_MAX_SRC] its sources.
-
-    Nothing but what makes its kind: no flags, no addresses, of sources neither op nor parameters.
-    """
-    cdef gs_node *s
-    cdef int32_t k
-    memset(out, 0, sizeof(gs_node))
-    out.layout = g.layout[id]
-    node_name_op(out)
-    memcpy(out.params, g.param + g.param_begin[id],
-           (g.param_begin[id + 1] - g.param_begin[id]) * sizeof(int32_t))
-    for k in range(g.src_begin[id], g.src_begin[id + 1]):
-        s = out + 1 + g.slot[k]
-        memset(s, 0, sizeof(gs_node))
-        s.layout = g.layout[g.src[k]]
-        s.layout.op = GS_OP_NONE
-        out.src[g.slot[k]] = s
-        out.n_src = g.slot[k] + 1
-
-
 cdef enum:
     MAX_SEATED = 1 << 28
 

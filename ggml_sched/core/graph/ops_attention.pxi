@@ -31,7 +31,7 @@ cdef class AttentionOps(RecurrentOps):
         if not layout_contiguous(&a.layout):
             raise GraphError(f"soft_max: {describe(a)} is not contiguous")
         if mask is not None:
-            if mask.layout.type != T_F32 and mask.layout.type != T_F16:
+            if mask.layout.type != GS_TYPE_F32 and mask.layout.type != GS_TYPE_F16:
                 raise GraphError(f"soft_max: mask {describe(mask)} must be f32 or f16")
             if not (layout_contiguous(&mask.layout) and mask.layout.ne[0] == a.layout.ne[0]
                     and mask.layout.ne[1] >= a.layout.ne[1]
@@ -67,13 +67,13 @@ cdef class AttentionOps(RecurrentOps):
         cdef int32_t[11] words
         if mode not in _ROPE_MODES:
             raise GraphError(f'rope: mode for {describe(a)} is "normal" or "neox", not {mode!r}')
-        if a.layout.type != T_F32 and a.layout.type != T_F16:
+        if a.layout.type != GS_TYPE_F32 and a.layout.type != GS_TYPE_F16:
             raise GraphError(f"rope: {describe(a)} must be f32 or f16")
-        if positions.layout.type != T_I32 or layout_n_elements(&positions.layout) != a.layout.ne[2]:
+        if positions.layout.type != GS_TYPE_I32 or layout_n_elements(&positions.layout) != a.layout.ne[2]:
             raise GraphError(f"rope: positions {describe(positions)} must be i32 [{a.ne[2]}] for {describe(a)}")
         if n_rotated < 0 or n_rotated % 2 or n_rotated > a.layout.ne[0]:
             raise GraphError(f"rope: n_dims = {n_rotated} of rows of {describe(a)}")
-        if freq_factors is not None and (freq_factors.layout.type != T_F32 or freq_factors.layout.ne[0] < n_rotated // 2):
+        if freq_factors is not None and (freq_factors.layout.type != GS_TYPE_F32 or freq_factors.layout.ne[0] < n_rotated // 2):
             raise GraphError(f"rope: freq_factors {describe(freq_factors)} must be f32 [>= {n_rotated // 2}]")
         words[0], words[1], words[2], words[3] = 0, n_rotated, _ROPE_MODES[mode], 0
         words[4], words[5], words[6] = whole32("rope", a, n_ctx_orig), f32_word(freq_base), f32_word(freq_scale)
@@ -100,7 +100,7 @@ cdef class AttentionOps(RecurrentOps):
             raise GraphError(f"flash_attn_ext: {describe(q)}, {describe(k)} and {describe(v)} do not fit together")
         check_batches("flash_attn_ext", k, q)
         if mask is not None:
-            if mask.layout.type != T_F16 and mask.layout.type != T_F32:
+            if mask.layout.type != GS_TYPE_F16 and mask.layout.type != GS_TYPE_F32:
                 raise GraphError(f"flash_attn_ext: mask {describe(mask)} must be f16 or f32")
             if not (layout_contiguous(&mask.layout) and mask.layout.ne[0] == k.layout.ne[1]
                     and mask.layout.ne[1] >= q.layout.ne[1]
@@ -111,7 +111,7 @@ cdef class AttentionOps(RecurrentOps):
             raise GraphError(f"flash_attn_ext: max_bias {max_bias} for {describe(q)} needs a mask")
         check_sinks("flash_attn_ext", sinks, q.layout.ne[2])
         words[0], words[1], words[2] = f32_word(scale), f32_word(max_bias), f32_word(logit_softcap)
-        return with_params(self.add_dense(GS_OP_FLASH_ATTN_EXT, T_F32, v.layout.ne[0], q.layout.ne[2], q.layout.ne[1],
+        return with_params(self.add_dense(GS_OP_FLASH_ATTN_EXT, GS_TYPE_F32, v.layout.ne[0], q.layout.ne[2], q.layout.ne[1],
                                           q.layout.ne[3], cut_none((q, k, v, mask, sinks))), words, 3)
 
 

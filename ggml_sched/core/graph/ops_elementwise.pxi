@@ -32,7 +32,7 @@ cdef class ElementwiseOps(ContextBase):
 
     def add_id(self, Tensor a not None, Tensor b not None, Tensor ids not None):
         """a[ne0, n_used, n_tokens] + the rows of b[ne0, n_rows] that ids[n_used, n_tokens] (i32) name."""
-        if ids.layout.type != T_I32:
+        if ids.layout.type != GS_TYPE_I32:
             raise GraphError(f"add_id: ids {describe(ids)} must be i32")
         if not (a.layout.ne[0] == b.layout.ne[0] and a.layout.ne[1] == ids.layout.ne[0]
                 and a.layout.ne[2] == ids.layout.ne[1]):
@@ -200,7 +200,7 @@ cdef class ElementwiseOps(ContextBase):
 
     def mean(self, Tensor a not None):
         """The mean of each row: [n, b, c, d] -> f32 [1, b, c, d]."""
-        return self.add_dense(GS_OP_MEAN, T_F32, 1, a.layout.ne[1], a.layout.ne[2], a.layout.ne[3], (a,))
+        return self.add_dense(GS_OP_MEAN, GS_TYPE_F32, 1, a.layout.ne[1], a.layout.ne[2], a.layout.ne[3], (a,))
 
     def argmax(self, Tensor a not None):
         """The index of the largest element of each row, the first on a tie: [n, m] -> i32 [m]."""
@@ -208,7 +208,7 @@ cdef class ElementwiseOps(ContextBase):
             raise GraphError(f"argmax: {describe(a)} is not a matrix")
         if a.layout.ne[0] > 0x7fffffff or a.layout.ne[0] == 0:
             raise GraphError(f"argmax: rows of {describe(a)} have no i32 index")
-        return self.add_dense(GS_OP_ARGMAX, T_I32, a.layout.ne[1], 1, 1, 1, (a,))
+        return self.add_dense(GS_OP_ARGMAX, GS_TYPE_I32, a.layout.ne[1], 1, 1, 1, (a,))
 
     def argsort(self, Tensor a not None, order="asc"):
         """Indices that sort each row, "asc" or "desc": [n, ...] -> i32 [n, ...]."""
@@ -217,7 +217,7 @@ cdef class ElementwiseOps(ContextBase):
             raise ValueError(f'argsort: order is "asc" or "desc", not {order!r}')
         if a.layout.ne[0] > 0x7fffffff:
             raise GraphError(f"argsort: rows of {describe(a)} are longer than an i32 index")
-        return with_params(self.add_dense(GS_OP_ARGSORT, T_I32, a.layout.ne[0], a.layout.ne[1], a.layout.ne[2],
+        return with_params(self.add_dense(GS_OP_ARGSORT, GS_TYPE_I32, a.layout.ne[0], a.layout.ne[1], a.layout.ne[2],
                                           a.layout.ne[3], (a,)), &descends, 1)
 
     def top_k(self, Tensor a not None, k):
@@ -225,7 +225,7 @@ cdef class ElementwiseOps(ContextBase):
         cdef int64_t n = whole("top_k", a, k)
         if not 0 <= n <= a.layout.ne[0]:
             raise GraphError(f"top_k: k = {n} of rows of {describe(a)}")
-        return self.add_dense(GS_OP_TOP_K, T_I32, n, a.layout.ne[1], a.layout.ne[2], a.layout.ne[3], (a,))
+        return self.add_dense(GS_OP_TOP_K, GS_TYPE_I32, n, a.layout.ne[1], a.layout.ne[2], a.layout.ne[3], (a,))
 
     def arange(self, double start, double stop, double step=1.0):
         """f32 values start, start + step, ... below stop."""
@@ -237,7 +237,7 @@ cdef class ElementwiseOps(ContextBase):
         if count < 0 or count > 2.0**53:
             raise GraphError(f"arange: {start} to {stop} by {step} has {count:.0f} elements")
         words[0], words[1], words[2] = f32_word(start), f32_word(stop), f32_word(step)
-        return with_params(self.add_dense(GS_OP_ARANGE, T_F32, <int64_t>count, 1, 1, 1, ()), words, 3)
+        return with_params(self.add_dense(GS_OP_ARANGE, GS_TYPE_F32, <int64_t>count, 1, 1, 1, ()), words, 3)
 
     # -- norms ------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ cdef class MatrixOps(ElementwiseOps):
         check_batches("mul_mat", a, b)
         if a.layout.nb[0] > a.layout.nb[1] and a.layout.ne[1] > 1 and a.layout.ne[0] > 0:
             raise GraphError(f"mul_mat: {describe(a)} is transposed; make it contiguous first")
-        return self.add_dense(GS_OP_MUL_MAT, T_F32, a.layout.ne[1], b.layout.ne[1], b.layout.ne[2], b.layout.ne[3],
+        return self.add_dense(GS_OP_MUL_MAT, GS_TYPE_F32, a.layout.ne[1], b.layout.ne[1], b.layout.ne[2], b.layout.ne[3],
                               (a, b))
 
     def mul_mat_id(self, Tensor experts not None, Tensor b not None, Tensor ids not None):
@@ -18,7 +18,7 @@ cdef class MatrixOps(ElementwiseOps):
 
         experts[k, m, n_expert], b[k, n_used or 1, n_tokens], ids i32 [n_used, n_tokens] -> f32 [m, n_used, n_tokens].
         """
-        if ids.layout.type != T_I32:
+        if ids.layout.type != GS_TYPE_I32:
             raise GraphError(f"mul_mat_id: ids {describe(ids)} must be i32")
         if experts.layout.ne[3] != 1 or b.layout.ne[3] != 1 or ids.layout.ne[2] != 1 or ids.layout.ne[3] != 1:
             raise GraphError(f"mul_mat_id: too many dimensions in {describe(experts)}, {describe(b)} or {describe(ids)}")
@@ -28,24 +28,24 @@ cdef class MatrixOps(ElementwiseOps):
             raise GraphError(f"mul_mat_id: {describe(b)} and ids {describe(ids)} differ in tokens")
         if b.layout.ne[1] == 0 or ids.layout.ne[0] % b.layout.ne[1]:
             raise GraphError(f"mul_mat_id: {b.ne[1]} rows of {describe(b)} do not spread over {ids.ne[0]} used experts")
-        return self.add_dense(GS_OP_MUL_MAT_ID, T_F32, experts.layout.ne[1], ids.layout.ne[0], b.layout.ne[2], 1,
+        return self.add_dense(GS_OP_MUL_MAT_ID, GS_TYPE_F32, experts.layout.ne[1], ids.layout.ne[0], b.layout.ne[2], 1,
                               (experts, b, ids))
 
     def get_rows(self, Tensor a not None, Tensor ids not None):
         """The rows of a[n, m, p, q] that ids (i32 [k, p, q]) names -> [n, k, p, q], f32 (i32 for i32 rows)."""
-        if ids.layout.type != T_I32:
+        if ids.layout.type != GS_TYPE_I32:
             raise GraphError(f"get_rows: ids {describe(ids)} must be i32")
         if a.layout.ne[2] != ids.layout.ne[1] or a.layout.ne[3] != ids.layout.ne[2] or ids.layout.ne[3] != 1:
             raise GraphError(f"get_rows: {describe(a)} and ids {describe(ids)} do not fit together")
-        return self.add_dense(GS_OP_GET_ROWS, T_I32 if a.layout.type == T_I32 else T_F32, a.layout.ne[0],
+        return self.add_dense(GS_OP_GET_ROWS, GS_TYPE_I32 if a.layout.type == GS_TYPE_I32 else GS_TYPE_F32, a.layout.ne[0],
                               ids.layout.ne[0], ids.layout.ne[1], ids.layout.ne[2], (a, ids))
 
     def set_rows(self, Tensor a not None, Tensor b not None, Tensor ids not None):
         """Write the rows of b (f32 [n, k, p, q]) to rows ids (i64 or i32 [k, p', q']) of a[n, m, p, q]; a view of a."""
         cdef gs_layout layout = a.layout
-        if ids.layout.type != T_I64 and ids.layout.type != T_I32:
+        if ids.layout.type != GS_TYPE_I64 and ids.layout.type != GS_TYPE_I32:
             raise GraphError(f"set_rows: ids {describe(ids)} must be i64 or i32")
-        if b.layout.type != T_F32:
+        if b.layout.type != GS_TYPE_F32:
             raise GraphError(f"set_rows: rows {describe(b)} must be f32")
         if not (a.layout.ne[0] == b.layout.ne[0] and a.layout.ne[2] == b.layout.ne[2] and a.layout.ne[3] == b.layout.ne[3]
                 and b.layout.ne[1] == ids.layout.ne[0] and ids.layout.ne[3] == 1
@@ -146,7 +146,7 @@ cdef class MatrixOps(ElementwiseOps):
         cdef int64_t count
         cdef int32_t[8] words
         cdef int i
-        if a.layout.type != T_F32:
+        if a.layout.type != GS_TYPE_F32:
             raise GraphError(f"pad: {describe(a)} must be f32")
         pads = (whole("pad", a, p0), whole("pad", a, p1), whole("pad", a, p2), whole("pad", a, p3))
         for i in range(GS_MAX_DIMS):
@@ -154,4 +154,4 @@ cdef class MatrixOps(ElementwiseOps):
             if not 0 <= count <= INT32_MAX or gs_checked_add(a.layout.ne[i], count, &ne[i]) != GS_OK:
                 raise GraphError(f"pad: {count} along dimension {i} of {describe(a)}")
             words[2 * i], words[2 * i + 1] = 0, <int32_t>count      # ggml stores (left, right) for each dimension
-        return with_params(self.add_dense(GS_OP_PAD, T_F32, ne[0], ne[1], ne[2], ne[3], (a,)), words, 8)
+        return with_params(self.add_dense(GS_OP_PAD, GS_TYPE_F32, ne[0], ne[1], ne[2], ne[3], (a,)), words, 8)

@@ -17,7 +17,7 @@ cdef class RecurrentOps(ViewOps):
             raise GraphError(f"ssm_conv: {describe(sx)} and filters {describe(c)} do not fit together")
         if sx.layout.ne[1] > 1 and sx.layout.nb[1] != sx.layout.ne[0] * sx.layout.nb[0]:
             raise GraphError(f"ssm_conv: the rows of {describe(sx)} have gaps: {strides_of(&sx.layout)}")
-        return self.add_dense(GS_OP_SSM_CONV, T_F32, sx.layout.ne[1], n_tokens, sx.layout.ne[2], 1, (sx, c))
+        return self.add_dense(GS_OP_SSM_CONV, GS_TYPE_F32, sx.layout.ne[1], n_tokens, sx.layout.ne[2], 1, (sx, c))
 
     def ssm_scan(self, Tensor s not None, Tensor x not None, Tensor dt not None, Tensor A not None, Tensor B not None,
                  Tensor C not None, Tensor ids not None):
@@ -51,21 +51,21 @@ cdef class RecurrentOps(ViewOps):
             raise GraphError(f"ssm_scan: B {describe(B)} does not fit states {describe(s)} and {describe(x)}")
         if not layout_same_ne(&B.layout, &C.layout):
             raise GraphError(f"ssm_scan: {describe(B)} and {describe(C)} differ in shape")
-        if ids.layout.type != T_I32 or not ne_is(ids, n_seqs, 1, 1, 1) or not layout_contiguous(&ids.layout):
+        if ids.layout.type != GS_TYPE_I32 or not ne_is(ids, n_seqs, 1, 1, 1) or not layout_contiguous(&ids.layout):
             raise GraphError(f"ssm_scan: ids {describe(ids)} must be i32 [{n_seqs}], one for each sequence")
         if (gs_checked_mul(d_state, head_dim, &kept) != GS_OK or gs_checked_mul(kept, n_head, &kept) != GS_OK
                 or gs_checked_mul(kept, n_seqs, &kept) != GS_OK
                 or gs_checked_add(layout_n_elements(&x.layout), kept, &total) != GS_OK):
             raise GraphError(f"ssm_scan: {describe(x)} with states {describe(s)} overflows")
-        return with_params(self.add_dense(GS_OP_SSM_SCAN, T_F32, total, 1, 1, 1, (s, x, dt, A, B, C, ids)),
+        return with_params(self.add_dense(GS_OP_SSM_SCAN, GS_TYPE_F32, total, 1, 1, 1, (s, x, dt, A, B, C, ids)),
                            &snapshots, 1)
 
 
 cdef int check_f32_rows(str op, Tensor t) except -1:
     """GraphError unless the elements of rows are f32 and lie side by side."""
-    if t.layout.type != T_F32:
+    if t.layout.type != GS_TYPE_F32:
         raise GraphError(f"{op}: {describe(t)} must be f32")
-    if t.layout.ne[0] > 1 and t.layout.nb[0] != traits[T_F32].type_size:
+    if t.layout.ne[0] > 1 and t.layout.nb[0] != traits[GS_TYPE_F32].type_size:
         raise GraphError(f"{op}: the elements of {describe(t)} do not lie side by side: {strides_of(&t.layout)}")
     return 0
 

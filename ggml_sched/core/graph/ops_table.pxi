@@ -6,25 +6,15 @@
 
 cdef list OP_NAMES = []                 # by number; None where there is no op
 cdef dict OP_IDS = {}
-cdef unsigned char op_exists[GS_N_OPS]
-cdef unsigned char op_inplace[GS_N_OPS]
-cdef unsigned char op_has_small_weights[GS_N_OPS]
-
-# Ops whose weight-like source is small (factors, sinks): they do not go where it is.
-cdef tuple _SMALL_WEIGHT_OPS = ("ROPE", "SOFT_MAX", "FLASH_ATTN_EXT")
 
 
 def _fill_op_table():
     cdef int op
     for op in range(GS_N_OPS):
         name = gs_op_name(op)
-        op_exists[op] = name != NULL
-        op_inplace[op] = gs_op_inplace(op)
         OP_NAMES.append(None if name == NULL else (<bytes>name).decode())
         if name != NULL:
             OP_IDS[OP_NAMES[op]] = op
-    for op in range(GS_N_OPS):
-        op_has_small_weights[op] = OP_NAMES[op] in _SMALL_WEIGHT_OPS
 
 
 def _kinds_of(str family):
@@ -40,7 +30,7 @@ def _names_in_place():
     """The ops that ggml computes in place."""
     names = set()
     for name, op in OP_IDS.items():
-        if op_inplace[<int>op]:
+        if gs_op_inplace(<int>op):
             names.add(name)
     return frozenset(names)
 

@@ -4,7 +4,45 @@
 # moves data or computes is in ggml_sched/backend.py, whose Backend and Buffer are the classes to subclass.
 # Corresponds to the asking half of ggml_backend_i and ggml_backend_buffer_i.
 
+_INPLACE_OPS = inplace_ops()
 ALL_SOURCES = -1        # as an in-place mask: every source may be the destination
+
+
+cdef enum:
+    FEW_WORDS = 32          # the first block of words that a Home takes; each later one is twice as large, up to
+    MANY_WORDS = 4096
+
+
+cdef class Home:
+    """What a context shares with its tensors: its name, whether it is open, and memory for their parameters."""
+
+    def __dealloc__(self):
+        cdef void *block = self.blocks
+        while block != NULL:
+            self.blocks = (<void **>block)[0]
+            free(block)
+            block = self.blocks
+
+    cdef int32_t *keep(self, const int32_t *words, int n) except? NULL:
+        """A copy of some words that lasts as long as the Home; NULL for none."""
+        cdef int32_t *at
+        cdef void *block
+        if n == 0:
+            return NULL
+        if n > self.room:
+            self.n_words = min(max(2 * self.n_words, <int>FEW_WORDS), <int>MANY_WORDS)
+            block = malloc(sizeof(void *) + self.n_words * sizeof(int32_t))
+            if block == NULL:
+                raise no_host_memory(f"the parameters of tensors in context {self.name!r}")
+            (<void **>block)[0] = self.blocks
+            self.blocks = block
+            self.free_words = <int32_t *>(<void **>block + 1)
+            self.room = self.n_words
+        at = self.free_words
+        memcpy(at, words, n * sizeof(int32_t))
+        self.free_words += n
+        self.room -= n
+        return at
 
 
 cdef class Lease:
@@ -34,10 +72,10 @@ cdef class Lease:
         self.displaced = False
         return was_displaced
 
-    def queue(self, Graph graph not None, wait not None):
+    def queue(self, graph, wait not None):
         """Computes of a graph are about to be queued under the lease: `wait` waits for them."""
         if wait is not self.drain:
-            watch_buffers(graph, self)
+            watch_buffers(graph.tensors, self)
             self.drain = wait
 
 
@@ -136,11 +174,11 @@ cdef class BackendBase:
                 | (ASKS_SIZE if <void *>self.c_alloc_size != <void *>BackendBase.c_alloc_size else 0))
 
 
-cdef int watch_buffers(Graph graph, Lease lease) except -1:
-    """Let every buffer that a graph's tensors live in know that computes are queued under a lease."""
+cdef int watch_buffers(tuple tensors, Lease lease) except -1:
+    """Let every buffer that tensors live in know that computes are queued under a lease."""
     cdef BufferBase buffer, last = None
     cdef Tensor t
-    for t in graph.tensors:
+    for t in tensors:
         buffer = t._buffer
         if buffer is not None and buffer is not last:
             last = buffer
@@ -248,3 +286,21 @@ cpdef int64_t checked_alloc_size(BackendBase backend, Tensor t, object size) exc
         raise PlacementError(f"backend {backend.name!r} says that {describe(t)} of {t.layout.nbytes} bytes "
                              f"takes {found}")
     return found
+
+
+cdef int fill_inplace_masks(uint64_t *mask, BackendBase backend, bint first_only) except -1:
+    """mask[op]: the sources that op may take over on this backend; 0 where `first_only` leaves out what ggml's first
+    generation did not compute in place."""
+    cdef int op
+    cdef object declared
+    memset(mask, 0, GS_N_OPS * sizeof(uint64_t))
+    for name, number in op_numbers().items():
+        op = number
+        if not first_only or gs_op_inplace(op) & GS_INPLACE_FIRST:
+            declared = backend.inplace_sources(name)
+            try:
+                mask[op] = <uint64_t>(_index(declared) & 0xffffffffffffffff)
+            except TypeError:
+                raise TypeError(f"backend {backend.name!r} says that {name} may overwrite the sources {declared!r}, "
+                                "which is not a bit mask") from None
+    return 0

@@ -90,7 +90,7 @@ cdef int check_view(str name, const gs_layout *layout, Tensor s, Tensor root, in
     if root is not s and root is not s.view_src:
         raise GraphError(f"{called(name, layout.op)} is a view of {describe(s)}, but its view_src is {describe(root)}")
     if layout.type != s.layout.type:
-        raise GraphError(f"{called(name, layout.op)} is a view as {_TYPE_NAMES[layout.type]} of {describe(s)}")
+        raise GraphError(f"{called(name, layout.op)} is a view as {TYPE_NAMES[layout.type]} of {describe(s)}")
     if layout.op == GS_OP_VIEW:
         return 0
     if layout.op == GS_OP_RESHAPE:

@@ -7,12 +7,6 @@
 # the result is the same on every machine (no floats decide, except exactly rounded ones).
 
 cdef enum:
-    PACK_BY_TWA = 0             # busiest section, then lifetime, then area, all descending
-    PACK_BY_SIZE = 1            # size, then lifetime
-    PACK_BY_WAT = 2
-    PACK_BY_TAW = 3
-    PACK_ORDERS = 4
-    PACK_BY_LONG_AREA = 4       # size times lifetime cubed; for searches only
     PACK_BLOCK = 128            # placed buffers per block of pack_place_far
 
 ctypedef struct gs_pack_spot:   # a placed buffer, as pack_place_far sees it
@@ -27,15 +21,6 @@ ctypedef struct gs_pack_block:  # a run of spots in order of bottom
     int32_t stop
     int32_t next
     gs_pack_spot spots[PACK_BLOCK]
-
-
-cdef inline int pack_bits(uint64_t x) noexcept nogil:
-    """Bits needed to write x."""
-    cdef int bits = 0
-    while x:
-        x >>= 1
-        bits += 1
-    return bits
 
 
 cdef inline uint64_t pack_scale(double x) noexcept nogil:

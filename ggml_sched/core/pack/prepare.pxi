@@ -9,21 +9,10 @@
 # Who overlaps buffer i?  carry[start[i]] (born in an earlier section, alive when i is born) and the buffers
 # born[start[i]] .. born[stop[i]] (i itself among them): a short list and a range, so no pair is ever stored.
 
-cdef int64_t PACK_FAR = 0x7fffffffffffffff
-cdef int64_t PACK_CARRY_LIMIT = 6 * 1000 * 1000     # entries; above it, a problem does without overlap lists
-cdef int64_t PACK_MAX = 0x1000000                   # buffers: a sort key has 24 bits for the index
-
 cdef void pack_free(gs_pack *p) noexcept nogil:
     free(p.memory)
     free(p.carry_memory)
     memset(p, 0, sizeof(gs_pack))
-
-
-cdef inline char *pack_take(char **cursor, int64_t count, int64_t width) noexcept nogil:
-    """The next array of the scratch, aligned to 8 bytes."""
-    cdef char *start = cursor[0]
-    cursor[0] = start + ((count * width + 7) & ~<int64_t>7)
-    return start
 
 
 cdef int pack_expect(gs_pack *p, int64_t n, int64_t n_sections, int64_t n_scratch, char **scratch) noexcept nogil:

@@ -14,6 +14,8 @@
 # says that a buffer is placed, or that none is left; undoing to a mark restores exactly the state at that mark (but
 # for `witness`, which only steers).
 
+cdef int64_t PACK_FAR = 0x7fffffffffffffff
+
 cdef enum:
     CHANGE_MINIMUM = 0
     CHANGE_FLOOR = 1

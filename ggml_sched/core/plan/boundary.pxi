@@ -163,3 +163,17 @@ cdef int tighten_boundaries(const gs_request *r, int32_t *assign, unsigned char 
             break
     readers_free(&c)
     return status
+
+
+cdef int plan_default(const gs_request *r, int32_t *assign, unsigned char *reason, gs_splits *splits,
+                      int32_t *failed) noexcept nogil:
+    """Assign and split by the default policy's rules."""
+    cdef int status = place_default(r, assign, reason, failed)
+    if status == GS_OK:
+        status = tighten_boundaries(r, assign, reason)
+    if status == GS_OK:
+        status = split_default(r, assign, reason, splits)
+    if status == GS_OK:
+        splits_inputs_first(splits, r.g)
+        status = splits_add_places(splits, r)
+    return status

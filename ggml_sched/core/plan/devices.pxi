@@ -133,21 +133,3 @@ cdef bint decides_in_python(object backend, str method):
         if method in vars(cls):
             return True
     return False
-
-
-cdef int fill_inplace_masks(uint64_t *mask, BackendBase backend, bint first_only) except -1:
-    """mask[op]: the sources that op may take over on this backend; 0 where `first_only` leaves out what ggml's first
-    generation did not compute in place."""
-    cdef int op
-    cdef object declared
-    memset(mask, 0, GS_N_OPS * sizeof(uint64_t))
-    for name, number in op_numbers().items():
-        op = number
-        if not first_only or gs_op_inplace(op) & GS_INPLACE_FIRST:
-            declared = backend.inplace_sources(name)
-            try:
-                mask[op] = <uint64_t>(_index(declared) & 0xffffffffffffffff)
-            except TypeError:
-                raise TypeError(f"backend {backend.name!r} says that {name} may overwrite the sources {declared!r}, "
-                                "which is not a bit mask") from None
-    return 0

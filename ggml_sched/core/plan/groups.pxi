@@ -5,19 +5,6 @@
 # Owns its arrays.  Invariant: groups share no node; a kept one lies in one split of its backend, and no node between
 # its members reads what an earlier member writes, or writes what one reads or writes.  ggml fuses after planning.
 
-ctypedef struct gs_groups:
-    int32_t n
-    int32_t n_tensors
-    int32_t *begin          # member[begin[k] .. begin[k + 1]) are the positions of a group's nodes, ascending
-    int32_t *member
-    int32_t *id             # of those nodes
-    int32_t *of             # of each graph tensor: the group that it is computed in, -1
-    int32_t *within         # of each graph tensor: the group of the member whose own memory it has, -1
-    int32_t *starts         # of each group: the place of its first member in a walk ...
-    int32_t *ends           # ... and of its last
-    void *memory
-
-
 cdef void groups_free(gs_groups *w) noexcept nogil:
     free(w.memory)
     memset(w, 0, sizeof(gs_groups))
@@ -43,22 +30,6 @@ cdef int groups_init(gs_groups *w, const gs_request *r) noexcept nogil:
     w.begin[0] = 0
     memset(w.of, 0xff, 2 * n * sizeof(int32_t))
     return GS_OK
-
-
-cdef inline int32_t group_of(const gs_groups *w, int32_t id) noexcept nogil:
-    """The group that an id is computed in, -1: copies and most nodes are in none."""
-    return w.of[id] if w != NULL and id < w.n_tensors else -1
-
-
-cdef inline bint group_holds(const gs_groups *w, int32_t group, int32_t id) noexcept nogil:
-    """Whether an id is a member of a group, or a view of one, in memory of the member's own."""
-    return id < w.n_tensors and w.within[id] == group
-
-
-cdef inline bint group_waits(const gs_groups *w, int32_t id, int32_t now) noexcept nogil:
-    """Whether id's group is not computed before a later place in the walk than `now`."""
-    cdef int32_t group = group_of(w, id)
-    return group >= 0 and w.ends[group] > now
 
 
 cdef int groups_keep(gs_groups *w, const gs_request *r, const gs_splits *splits) noexcept nogil:
@@ -131,18 +102,6 @@ cdef bint is_movable(const gs_graph *g, const int32_t *member, int32_t n, int32_
                 if written[g.memory[g.dep[k]]] == mark:
                     return False
     return True
-
-
-cdef void groups_find_places(gs_groups *w, const int32_t *seq, int32_t n_seq) noexcept nogil:
-    """Where the groups begin and end in a walk."""
-    cdef int32_t i, group
-    memset(w.starts, 0xff, w.n * sizeof(int32_t))
-    for i in range(n_seq):
-        group = group_of(w, seq[i])
-        if group >= 0:
-            if w.starts[group] < 0:
-                w.starts[group] = i
-            w.ends[group] = i
 
 
 cdef void groups_drop_late(gs_groups *w, const gs_plan *p) noexcept nogil:
@@ -229,41 +188,3 @@ cdef int plan_mark_inner(gs_plan *p, const gs_graph *g) noexcept nogil:
                 p.state[id] |= GS_STATE_INNER
     free(of)
     return GS_OK
-
-
-def needed_of(Graph graph not None, PlanData data not None, int32_t first, int32_t last):
-    """Of the nodes at positions first .. last, counted as far as they compute, those whose data is needed elsewhere.
-
-    In groups: outside of their group; all others: by nodes outside of first .. last, or by the caller.
-    """
-    cdef const gs_graph *g = &graph.flat
-    cdef const gs_plan *p = &data.c
-    cdef unsigned char *read = <unsigned char *>calloc(3 * max(<int64_t>g.n_tensors, 1), 1)
-    cdef unsigned char *used
-    cdef unsigned char *grouped
-    cdef int32_t i, k, id, at = 0
-    cdef list found = []
-    if read == NULL:
-        raise no_host_memory(f"the nodes of a graph of {g.n_tensors} tensors")
-    used = read + g.n_tensors
-    grouped = used + g.n_tensors
-    try:
-        for k in range(p.group_begin[p.n_groups] if p.n_groups else 0):
-            grouped[g.node[p.group_member[k]]] = True
-        mark_needed_at_end(g, read, used)
-        for i in range(g.n_work):
-            id = g.work[i]
-            if not first <= g.position[id] <= last:
-                for k in range(g.src_begin[id], g.src_begin[id + 1]):
-                    read[g.memory[g.src[k]]] = True
-        for i in range(first, last + 1):
-            id = g.node[i]
-            if g.kind[id] & GS_KIND_VIEW:
-                continue
-            if (not p.state[id] & GS_STATE_INNER if grouped[id]
-                    else g.memory[id] != id or p.home[id] < 0 or read[id]):
-                found.append(at)
-            at += 1
-    finally:
-        free(read)
-    return frozenset(found)

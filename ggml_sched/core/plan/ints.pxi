@@ -2,12 +2,6 @@
 #
 # Owns `at`.  Invariant: n <= room.
 
-ctypedef struct gs_ints:
-    int32_t *at
-    int32_t n
-    int32_t room
-
-
 cdef int ints_push(gs_ints *v, int32_t x) noexcept nogil:
     cdef int32_t *grown
     cdef int64_t room

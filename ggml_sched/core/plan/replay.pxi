@@ -160,23 +160,3 @@ cdef int plan_repeat(gs_plan *p, const gs_request *r, const gs_plan *reserved, c
         if p.arena[i].live_bytes < 0:
             status = GS_NO_HOST_MEMORY
     return status
-
-
-def replay_plan(Request request not None, PlanData reserved not None, Policy policy not None):
-    """The plan that a policy has reserved, for a graph of the same wiring; None where it does not serve.
-
-    The graph must agree with the reserved one in wiring, residency and assignments (`Graph.wiring`,
-    `Request.key`), and in what backends offer to compute as one (`Request.groups`): the caller has compared them.
-    """
-    cdef PlanData p = PlanData.__new__(PlanData)
-    cdef int32_t serves = False
-    cdef int status
-    if request.c.g.n_tensors != reserved.c.n_tensors:
-        return None
-    request.ask()
-    request.follow(policy)
-    with nogil:
-        status = gs_plan_replay(&request.c, &reserved.c, &p.c, &serves)
-    if status != GS_OK:
-        raise_planning_error(status, request, p.c.failed)
-    return p if serves else None

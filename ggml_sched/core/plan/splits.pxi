@@ -4,26 +4,6 @@
 # splits are made, `src` names for every node a source that its backend can read: a
 # graph tensor, or n_tensors + c for copy c.  Corresponds to ggml_backend_sched_split.
 
-ctypedef struct gs_splits:
-    gs_ints split_backend
-    gs_ints split_start         # positions in the graph's node order
-    gs_ints split_stop
-    gs_ints split_inputs        # one past a split's last entry in `inputs`
-    gs_ints inputs              # copies in the order in which they are made; a copy may recur
-    gs_ints copy_like           # graph tensor with the copy's layout
-    gs_ints copy_from           # graph tensor that must exist before the copy is made
-    gs_ints copy_backend
-    gs_ints copy_version        # of the source's memory when the copy was introduced
-    gs_ints copy_kept           # 1: an unchanged weight, copied once and kept for the next compute
-    gs_ints place_copy           # a ring's slots beyond the first: the copy of each, ascending
-    gs_ints back_node           # nodes that write through a copy into another backend's memory ...
-    gs_ints back_copy           # ... and that copy
-    int32_t *src                # the graph's sources, copies put in
-    gs_ints copy_next           # an earlier copy of the same tensor, or -1
-    int32_t *last_copy          # of each tensor: the latest, plus 1; 0 for none
-    int32_t *version            # of each root's memory: how often the nodes so far have written to it
-
-
 cdef int splits_init(gs_splits *w, const gs_graph *g) noexcept nogil:
     memset(w, 0, sizeof(gs_splits))
     w.src = <int32_t *>malloc(max(g.src_begin[g.n_tensors], 1) * sizeof(int32_t))

@@ -1,30 +1,75 @@
-# Request: everything a placement depends on besides the graph, as flat arrays.
-#
-# Where resident tensors live, what the user assigned, which backend runs which
-# node, how large each tensor is on each backend.  Backends are asked here, so that
-# the passes run without the GIL; what they agree to takes no array.  Owns its arrays.
+# cython: language_level=3
+"""What a plan depends on besides the graph: policy, residents, assignments, and what backends answer.
 
-cdef int64_t MAX_CHUNK = <int64_t>1 << 48       # bytes: many chunks still have offsets in 63 bits
+Request: everything a placement depends on besides the graph, as flat arrays.
 
+Where resident tensors live, what the user assigned, which backend runs which
+node, how large each tensor is on each backend.  Backends are asked here, so that
+the passes run without the GIL; what they agree to takes no array.  Owns its arrays.
 
-cdef inline bint request_supports(const gs_request *r, int32_t backend, int32_t id) noexcept nogil:
-    return r.supports == NULL or r.supports[<int64_t>backend * r.g.n_tensors + id]
+Parts, read in this order before what stands here:
 
+    policy   Policies: how a plan is made, as a value.
+    answers  Answers: what the backends of a scheduler have said of each kind of node.
+    devices  Devices: the backends of one scheduler, as the planner sees them.
+    ask      Asking: what the backends of a request say of its nodes, each kind of node once.
+    offered  Offered: what backends would compute as one, asked for and checked.
+"""
 
-cdef inline int64_t request_size(const gs_request *r, int32_t backend, int32_t id) noexcept nogil:
-    return r.g.nbytes[id] if r.nbytes == NULL else r.nbytes[<int64_t>backend * r.g.n_tensors + id]
+from operator import index as _index
 
+from ggml_sched.core.graph.tensor import measure_buffer
+from ggml_sched.errors import BackendError, GraphError, PlacementError, no_host_memory
 
-cdef inline bint request_reads(const gs_request *r, int32_t backend, int32_t other) noexcept nogil:
-    return backend == other or r.reads[backend * r.n_backends + other]
+cimport cython
+from cpython.tuple cimport PyTuple_GET_ITEM
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcmp, memcpy, memset
 
+from ggml_sched._c cimport (
+    GS_MAX_CHUNK,
+    GS_MAX_SRC,
+    GS_N_OPS,
+    GS_OFFSETS_BEST_FIT,
+    GS_OFFSETS_PACKED,
+    GS_OP_NONE,
+    GS_OP_TRANSPOSE,
+    GS_PLACEMENT_DEFAULT,
+    GS_PLACEMENT_SEED,
+    GS_REUSE_ALL,
+    GS_REUSE_FIRST,
+    GS_REUSE_FRONT,
+    GS_REUSE_WHOLE,
+    GS_USAGE_ANY,
+    GS_USAGE_WEIGHTS,
+    gs_graph,
+    gs_mix,
+    gs_node,
+    gs_policy,
+    gs_request,
+)
+from ggml_sched.core.graph.flat cimport MAX_KIND_WORDS, kind_words, node_of_kind
+from ggml_sched.core.graph.graph cimport Graph
+from ggml_sched.core.graph.tensor cimport (
+    ASKS_OFFLOAD,
+    ASKS_SIZE,
+    ASKS_SUPPORTS,
+    BackendBase,
+    BufferBase,
+    Home,
+    Lease,
+    Tensor,
+    checked_alloc_size,
+    describe,
+    fill_inplace_masks,
+)
 
-cdef inline bint reads_tensor(const gs_request *r, const int32_t *assign, int32_t backend, int32_t id) noexcept nogil:
-    """Whether a backend may read a tensor where its memory is, without a copy."""
-    cdef int32_t m = r.g.memory[id]
-    if r.resident[m] >= 0:
-        return r.resident[m] == backend or r.reads_buffer[<int64_t>backend * r.n_buffers + r.buffer[m]]
-    return assign[m] == backend or assign[m] >= 0 and r.reads[backend * r.n_backends + assign[m]]
+include "policy.pxi"
+include "answers.pxi"
+include "devices.pxi"
+include "ask.pxi"
+include "offered.pxi"
 
 
 cdef class Request:
@@ -52,7 +97,7 @@ cdef class Request:
         for i in range(devices.n):
             limit = devices.backends[i].max_buffer_size
             try:
-                self.max_buffer[i] = 0 if limit is None else min(max(_index(limit), 1), MAX_CHUNK)
+                self.max_buffer[i] = 0 if limit is None else min(max(_index(limit), 1), GS_MAX_CHUNK)
             except TypeError:
                 raise TypeError(f"backend {devices.backends[i].name!r}: max_buffer_size is {limit!r}, neither None nor "
                                 "an integer") from None

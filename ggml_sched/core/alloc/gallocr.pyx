@@ -1,30 +1,53 @@
-# Graph allocation, first generation: one walk that takes, reuses in place and frees.
-#
-# `gallocr_run` is the algorithm of the specification's section 2 on a gs_walk; the
-# class GraphAllocator is its public face.  Invariant: the walk never touches the
-# graph; its results stand in the walk.  Corresponds to ggml_gallocr.
+# cython: language_level=3
+"""Graph allocation: the walk over a graph that gives every tensor a lifetime, and memory.
+
+Graph allocation, first generation: one walk that takes, reuses in place and frees.
+
+`gallocr_run` is the algorithm of the specification's section 2 on a gs_walk; the
+class GraphAllocator is its public face.  Invariant: the walk never touches the
+graph; its results stand in the walk.  Corresponds to ggml_gallocr.
+
+Parts, read in this order before what stands here:
+
+    walk        Walk: what an allocation pass walks over: a graph's nodes, with input copies among them.
+    placing     Placings that serve again: offsets found for one walk, for another of the same wiring.
+    compaction  Compaction: offsets of a placing that serves a smaller walk, moved to the low end of each arena.
+"""
+
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
+
+from ggml_sched._c cimport (
+    GS_FLAG_INPUT,
+    GS_FLAG_OUTPUT,
+    GS_NO_HOST_MEMORY,
+    GS_N_OPS,
+    GS_OK,
+    GS_OP_NONE,
+    GS_OUT_OF_MEMORY,
+    GS_REUSE_ALL,
+    GS_REUSE_FIRST,
+    GS_REUSE_WHOLE,
+    GS_STATE_ADDRESSED,
+    GS_STATE_DEPENDS,
+    GS_STATE_EXCLUSIVE,
+    GS_STATE_FREED,
+    GS_STATE_LATE,
+    GS_STATE_TOOK_OVER,
+    gs_arena_result,
+    gs_graph,
+    gs_mix,
+)
+from ggml_sched.core.graph.types cimport layout_equal
+from ggml_sched.core.pack.passes cimport PACK_INDEX_BITS, PACK_INDEX_MASK, blocks_give, blocks_take, pack_sort_keys
+
+include "walk.pxi"
+include "placing.pxi"
+include "compaction.pxi"
 
 cdef enum:
     DIES_WITH_GROUP = -2    # death of what nothing reads any more, until its group is done
-
-
-ctypedef struct gs_arena:
-    gs_blocks *blocks       # NULL: lifetimes are all that is wanted; who owns memory then gets offset 0
-    int64_t live            # bytes taken at the moment
-    int64_t peak            # the largest `live` so far: a lower bound for the arena
-    int64_t whole           # as `live`, tails given back counted as taken
-    int64_t whole_peak
-    int64_t live_bytes      # the one of the two peaks that is a bound for how offsets were chosen
-    int64_t alignment       # of what is taken over at an offset
-    int32_t reuse           # GS_REUSE_*: what may be taken over
-    int32_t n_inner         # takers at another offset than 0
-    int32_t n_refused       # sources there that might have been taken over with more reuse
-    int64_t limit           # once `peak` has come to this, the arena is not wanted any more
-    int32_t *wanted         # how many arenas still are: the walk ends when none is; NULL: it does not
-    int32_t n_partial       # takers of the front that are smaller than what they took over
-    int32_t n_owners        # with a size
-    int32_t section         # that what is born now begins to live in
-    bint waiting            # something was born since the last section
 
 
 cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, int32_t id, int32_t now) noexcept nogil:
@@ -95,18 +118,6 @@ cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, in
         if arena.wanted != NULL and arena.wanted[0] == 0:
             return GS_OUT_OF_MEMORY
     return GS_OK
-
-
-cdef inline void gallocr_mark_late(gs_walk *f, int32_t id) noexcept nogil:
-    """Set or clear GS_STATE_LATE of memory whose offset the walk does not choose.
-
-    A leaf that is born after the start may get an offset where another tensor lived before: it must be loaded at its
-    birth, not at the start.
-    """
-    if f.op[id] == GS_OP_NONE and f.like[id] == id and f.birth[id] > 0:
-        f.state[id] |= GS_STATE_LATE
-    else:
-        f.state[id] &= ~GS_STATE_LATE
 
 
 cdef int64_t gallocr_reusable(const gs_walk *f, gs_arena *arena, int32_t id, int32_t s) noexcept nogil:

@@ -1,7 +1,90 @@
-# PlanData: what a planner decided, for Python.
-#
-# Owns a gs_plan (include/ggml_sched/plan.h), independent of any one graph object: equal graphs share it.
-# Immutable once made.
+# cython: language_level=3
+"""Plans for Python: as PlanData, as plain values, and bound to the tensors of a graph.
+
+PlanData: what a planner decided, for Python.
+
+Owns a gs_plan (include/ggml_sched/plan.h), independent of any one graph object: equal graphs share it.
+Immutable once made.
+
+Parts, read in this order before what stands here:
+
+    reasons      Reasons: why a tensor is where it is, one code for each rule.
+    plan_values  Plans as plain values: what a plan file and a pickle hold, and a plan made of them again.
+    alone        Alone: what a program consists of where one backend does everything, and nothing is copied.
+    bind         Binding: giving a graph's tensors the addresses of a plan, without changing the graph; what a run of its nodes is.
+"""
+
+import itertools
+from operator import itemgetter
+
+from ggml_sched.errors import GraphError, HazardError, OutOfMemory, PlacementError, UnsupportedOp, no_host_memory
+
+cimport cython
+from cpython.list cimport PyList_GET_ITEM
+from cpython.tuple cimport PyTuple_GET_ITEM
+from libc.stdint cimport int32_t, int64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp, memset
+
+from ggml_sched._c cimport (
+    GS_BAD_PLACEMENT,
+    GS_KIND_VIEW,
+    GS_KIND_WRITES,
+    GS_METHOD_BEST_FIT,
+    GS_METHOD_PACKED,
+    GS_METHOD_REPLAYED,
+    GS_NO_HOST_MEMORY,
+    GS_N_OPS,
+    GS_N_REASONS,
+    GS_OK,
+    GS_OP_NONE,
+    GS_OP_TRANSPOSE,
+    GS_OUT_OF_MEMORY,
+    GS_REASON_BOUNDARY,
+    GS_REASON_CONSUMER,
+    GS_REASON_FIRST,
+    GS_REASON_INPUT,
+    GS_REASON_MOST_INPUTS,
+    GS_REASON_NEIGHBOUR,
+    GS_REASON_NOTHING,
+    GS_REASON_OFFLOAD,
+    GS_REASON_RESIDENT,
+    GS_REASON_ROOT,
+    GS_REASON_SOURCE,
+    GS_REASON_UNSUPPORTED,
+    GS_REASON_UPGRADE,
+    GS_REASON_USER,
+    GS_REASON_WEIGHT,
+    GS_STATE_EXCLUSIVE,
+    GS_STATE_INNER,
+    GS_STATE_LATE,
+    GS_STATE_TOOK_OVER,
+    GS_STATE_WRITTEN,
+    GS_UNSUPPORTED_OP,
+    gs_arena_result,
+    gs_graph,
+    gs_plan,
+    gs_reason_name,
+)
+from ggml_sched.core.graph.graph cimport Graph
+from ggml_sched.core.graph.tensor cimport BufferBase, Home, Lease, Tensor, describe
+from ggml_sched.core.graph.types cimport bytes_tuple, ints_tuple, longs_tuple
+from ggml_sched.core.pack.api cimport method_name
+from ggml_sched.core.pack.solve cimport N_PACK_METHODS
+from ggml_sched.core.plan.make cimport (
+    gs_plan_free,
+    gs_plan_make,
+    gs_plan_replay,
+    mark_needed_at_end,
+    plan_mark_exclusive,
+    plan_owner,
+)
+from ggml_sched.core.plan.request cimport Policy, Request, names_of
+
+include "reasons.pxi"
+include "plan_values.pxi"
+include "alone.pxi"
+include "bind.pxi"
 
 cdef tuple pairs_tuple(const int32_t *a, const int32_t *b, int32_t n):
     cdef list found = []
@@ -312,6 +395,26 @@ def make_plan(Request request not None, Policy policy not None):
     if status != GS_OK:
         raise_planning_error(status, request, p.c.failed)
     return p
+
+
+def replay_plan(Request request not None, PlanData reserved not None, Policy policy not None):
+    """The plan that a policy has reserved, for a graph of the same wiring; None where it does not serve.
+
+    The graph must agree with the reserved one in wiring, residency and assignments (`Graph.wiring`,
+    `Request.key`), and in what backends offer to compute as one (`Request.groups`): the caller has compared them.
+    """
+    cdef PlanData p = PlanData.__new__(PlanData)
+    cdef int32_t serves = False
+    cdef int status
+    if request.c.g.n_tensors != reserved.c.n_tensors:
+        return None
+    request.ask()
+    request.follow(policy)
+    with nogil:
+        status = gs_plan_replay(&request.c, &reserved.c, &p.c, &serves)
+    if status != GS_OK:
+        raise_planning_error(status, request, p.c.failed)
+    return p if serves else None
 
 
 cdef int raise_planning_error(int status, Request request, int32_t failed) except -1:

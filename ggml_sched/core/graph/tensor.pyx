@@ -1,26 +1,72 @@
-# Tensors: what one is, and where its bytes are at the moment.
-#
-# A Tensor is metadata: type, shape, strides, op, sources.  None of that changes
-# after creation.  Its *address* is a separate thing with a lifetime:
-#
-#   permanent   a weight or KV cache: `_lease` is None, the buffer keeps it
-#   leased      placed by an allocator or a scheduler: valid while `_lease.alive`
-#   view        always resolved through `view_src`, never stored
-#
-# so a released or re-planned arena leaves no dangling address behind.
-# Corresponds to struct ggml_tensor, with data/buffer made safe.
+# cython: language_level=3
+"""Tensors, and where they may live: leases, and the bases of backends and buffers.
 
-# What ggml puts after the name of what an op was given: digits of Tensor.endings.
-cdef enum:
-    ENDS_VIEW = 1
-    ENDS_RESHAPED = 2
-    ENDS_PERMUTED = 3
-    ENDS_TRANSPOSED = 4
-    ENDS_CONT = 5
-    ENDS_COPY = 6
-    N_ENDINGS = 8
+Tensors: what one is, and where its bytes are at the moment.
+
+A Tensor is metadata: type, shape, strides, op, sources.  None of that changes
+after creation.  Its *address* is a separate thing with a lifetime:
+
+  permanent   a weight or KV cache: `_lease` is None, the buffer keeps it
+  leased      placed by an allocator or a scheduler: valid while `_lease.alive`
+  view        always resolved through `view_src`, never stored
+
+so a released or re-planned arena leaves no dangling address behind.
+Corresponds to struct ggml_tensor, with data/buffer made safe.
+
+Parts, read in this order before what stands here:
+
+    places      Places: where tensors may live, and for how long.
+    tensor_set  TensorSet: an open-addressing hash set of tensors with dense ids.
+    nodes       Nodes as C takes them: gs_node (include/ggml_sched/graph.h), for kernels and for backends that answer in C.
+"""
+
+from operator import index as _index
+from weakref import WeakSet
+
+from ggml_sched.core.graph.types import inplace_ops, op_numbers
+from ggml_sched.errors import BackendError, GraphError, PlacementError, no_host_memory
+
+cimport cython
+from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memmove, memset
+
+from ggml_sched._c cimport (
+    GS_FLAG_INPUT,
+    GS_FLAG_OUTPUT,
+    GS_INPLACE_FIRST,
+    GS_MAX_DIMS,
+    GS_MAX_OP_PARAMS,
+    GS_NO_HOST_MEMORY,
+    GS_N_OPS,
+    GS_OK,
+    GS_OP_NONE,
+    GS_OP_TRANSPOSE,
+    gs_node,
+    gs_op_inplace,
+    gs_range_fits,
+)
+from ggml_sched.core.graph.flat cimport node_name_op
+from ggml_sched.core.graph.types cimport (
+    OP_NAMES,
+    TYPE_OBJECTS,
+    ints_tuple,
+    layout_contiguous,
+    layout_n_elements,
+    longs_tuple,
+)
+
+include "places.pxi"
+include "tensor_set.pxi"
+include "nodes.pxi"
 
 cdef tuple _ENDINGS = ("", " (view)", " (reshaped)", " (permuted)", " (transposed)", " (cont)", " (copy)")
+
+
+cdef str describe(Tensor t):
+    return f"{t.name or 'unnamed'!r} ({t.op} {t.type} {list(t.ne)})"
 
 
 cdef frozenset flag_names(int flags):
@@ -77,7 +123,7 @@ cdef class Tensor:
     @property
     def type(self):
         """`gs.Type` of the elements."""
-        return _TYPE_OBJECTS[self.layout.type]
+        return TYPE_OBJECTS[self.layout.type]
 
     @property
     def op(self):

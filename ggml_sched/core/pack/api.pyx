@@ -1,7 +1,40 @@
-# Packing: the Python face.
-#
-# Owns `pack` and Packing.  Invariant: whatever integers come in, pack_run sees times from 0 and sizes in
-# int64, all checked; nothing is ever rounded.
+# cython: language_level=3
+"""Packing for callers: `pack` for Python, pack_any_times for C.
+
+Packing: the Python face.
+
+Owns `pack` and Packing.  Invariant: whatever integers come in, pack_run sees times from 0 and sizes in
+int64, all checked; nothing is ever rounded.
+
+Parts, read in this order before what stands here:
+
+    times  Times: any integers as times of a packing, turned into ranks.
+"""
+
+from operator import index as _index
+
+import numpy as np
+
+from ggml_sched.errors import Error, no_host_memory
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint64_t
+from libc.stdlib cimport free, malloc, qsort
+from libc.string cimport memcpy
+
+from ggml_sched._c cimport GS_BAD_ARGUMENT, GS_NO_HOST_MEMORY, GS_OK, GS_OVERFLOW
+from ggml_sched.core.pack.passes cimport PACK_MAX
+from ggml_sched.core.pack.solve cimport (
+    N_PACK_METHODS,
+    PACK_DEFAULT_BUDGET,
+    PACK_NO_CAPACITY,
+    PACK_PLANNER_BUDGET,
+    gs_packing,
+    pack_run,
+)
+
+include "times.pxi"
+
 
 cdef int64_t PACK_MOST_TRIES = 0x3fffffffffffffff
 cdef const char *PACK_METHOD_WORDS[N_PACK_METHODS]

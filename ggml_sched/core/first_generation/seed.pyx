@@ -1,8 +1,46 @@
-# The first generation's passes: assign backends, then cut splits.
-#
-# Section 2 of the specification, pass by pass, each a function.  `assign[id]` is a
-# backend index or -1.  What the first generation left undefined (nothing allocated,
-# unsupported ops, views away from their roots) is decided in `seed_complete`.
+# cython: language_level=3
+"""The first generation's passes: assign backends, then cut splits.
+
+Section 2 of the specification, pass by pass, each a function.  `assign[id]` is a
+backend index or -1.  What the first generation left undefined (nothing allocated,
+unsupported ops, views away from their roots) is decided in `seed_complete`.
+"""
+
+from libc.stdint cimport INT32_MAX, int32_t, int64_t
+
+from ggml_sched._c cimport (
+    GS_BAD_PLACEMENT,
+    GS_KIND_VIEW,
+    GS_KIND_WRITES,
+    GS_NO_HOST_MEMORY,
+    GS_OK,
+    GS_REASON_CONSUMER,
+    GS_REASON_FIRST,
+    GS_REASON_NOTHING,
+    GS_REASON_RESIDENT,
+    GS_REASON_ROOT,
+    GS_REASON_SOURCE,
+    GS_REASON_UNSUPPORTED,
+    GS_REASON_USER,
+    GS_REASON_WEIGHT,
+    GS_UNSUPPORTED_OP,
+    gs_graph,
+    gs_request,
+)
+from ggml_sched.core.plan.placement cimport (
+    gs_splits,
+    place_deps,
+    reads_tensor,
+    request_supports,
+    splits_add_input,
+    splits_finish,
+    splits_known,
+    splits_new_copy,
+    splits_note,
+    splits_open,
+    splits_write_through,
+)
+
 
 cdef int32_t seed_from_sources(const gs_request *r, const int32_t *at, int32_t id) noexcept nogil:
     """The best-ranked backend among the sources, if its tensor is at least as large as those accepted before.

@@ -1,8 +1,49 @@
-# Problem: a gs_problem of the C API, checked, as the gs_request that the passes take.
-#
-# Owns one block of memory, in which stands all that a reserved plan must have in common with a graph that it serves.
-# Invariant: what passes here cannot make a pass read or write outside its arrays; the same answers give the same request
-# as Request gives in Python.
+# cython: language_level=3
+"""Problem: a gs_problem of the C API, checked, as the gs_request that the passes take.
+
+Owns one block of memory, in which stands all that a reserved plan must have in common with a graph that it serves.
+Invariant: what passes here cannot make a pass read or write outside its arrays; the same answers give the same request
+as Request gives in Python.
+"""
+
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcmp, memset
+
+from ggml_sched._c cimport (
+    GS_BAD_ARGUMENT,
+    GS_BAD_PLACEMENT,
+    GS_INPLACE_FIRST,
+    GS_KIND_VIEW,
+    GS_MAX_BACKENDS,
+    GS_MAX_CHUNK,
+    GS_MAX_TENSORS,
+    GS_NO_HOST_MEMORY,
+    GS_N_OPS,
+    GS_OFFSETS_BEST_FIT,
+    GS_OFFSETS_PACKED,
+    GS_OK,
+    GS_OUT_OF_MEMORY,
+    GS_OVERFLOW,
+    GS_PLACEMENT_DEFAULT,
+    GS_PLACEMENT_SEED,
+    GS_REUSE_ALL,
+    GS_REUSE_FIRST,
+    GS_UNSUPPORTED_OP,
+    GS_USAGE_ANY,
+    GS_USAGE_WEIGHTS,
+    gs_backend_info,
+    gs_error,
+    gs_graph,
+    gs_op_inplace,
+    gs_op_name,
+    gs_policy,
+    gs_problem,
+    gs_request,
+)
+from ggml_sched.core.plan.placement cimport request_size
+
 
 cdef void backend_words(char *out, size_t room, const gs_problem *p, int32_t b) noexcept nogil:
     """How messages name a backend: by its number, and by its name where one was given."""
@@ -165,7 +206,7 @@ cdef int asked_take_backends(gs_asked *a, const gs_problem *p, gs_error *error) 
         if backend.max_buffer < 0:
             return problem_refuse(error, p, GS_BAD_ARGUMENT, -1, b, b"max_buffer", -1, backend.max_buffer, -1, b"is negative")
         alignment[b] = backend.alignment
-        max_buffer[b] = min(backend.max_buffer, MAX_CHUNK)
+        max_buffer[b] = min(backend.max_buffer, GS_MAX_CHUNK)
         for op in range(GS_N_OPS):
             k = gs_op_inplace(op)
             if r.policy.reuse == GS_REUSE_FIRST and not k & GS_INPLACE_FIRST:

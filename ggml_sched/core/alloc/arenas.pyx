@@ -1,20 +1,68 @@
-# Arenas: what the memory of a graph in splits comes to, in each arena as small as it gets.
-#
-# Runs the walk (gallocr_run) and the placing of its lifetimes (choose_offsets).  A node that takes over a part of
-# another tensor's memory saves its own, but keeps the rest taken longer, or cuts it in pieces: where there is
-# such reuse, the arena is laid out with more and with less of it, too, and the smaller one stays.
-# Owns nothing: gs_allocation points to what one planning run works on.
+# cython: language_level=3
+"""The arenas of a graph in splits: in-place reuse is tried in several modes, offsets are packed.
 
-ctypedef struct gs_allocation:
-    const gs_request *r
-    const int32_t *assign
-    const gs_splits *splits
-    gs_groups *groups           # or NULL
-    gs_walk *walk               # the result
-    gs_arena *arenas            # of each backend, as all below
-    gs_blocks *blocks
-    int32_t *methods            # result: GS_METHOD_*
-    int32_t failed              # result: the id that an error is about
+Arenas: what the memory of a graph in splits comes to, in each arena as small as it gets.
+
+Runs the walk (gallocr_run) and the placing of its lifetimes (choose_offsets).  A node that takes over a part of
+another tensor's memory saves its own, but keeps the rest taken longer, or cuts it in pieces: where there is
+such reuse, the arena is laid out with more and with less of it, too, and the smaller one stays.
+Owns nothing: gs_allocation points to what one planning run works on.
+
+Parts, read in this order before what stands here:
+
+    offsets  Offsets: the arena of each backend placed offline, once all lifetimes are known.
+"""
+
+from libc.stdint cimport INT64_MAX, int32_t, int64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
+
+from ggml_sched._c cimport (
+    GS_FLAG_OUTPUT,
+    GS_METHOD_BEST_FIT,
+    GS_METHOD_PACKED,
+    GS_NO_HOST_MEMORY,
+    GS_OFFSETS_PACKED,
+    GS_OK,
+    GS_OP_NONE,
+    GS_OUT_OF_MEMORY,
+    GS_OVERFLOW,
+    GS_REUSE_ALL,
+    GS_REUSE_FRONT,
+    GS_REUSE_WHOLE,
+    GS_STATE_ADDRESSED,
+    gs_checked_align,
+    gs_graph,
+    gs_request,
+)
+from ggml_sched.core.alloc.gallocr cimport (
+    OUTSIDE,
+    gallocr_mark_late,
+    gallocr_run,
+    groups_find_places,
+    gs_arena,
+    gs_walk,
+    walk_alloc,
+    walk_follow_owners,
+    walk_free,
+    walk_from_graph,
+)
+from ggml_sched.core.pack.passes cimport (
+    blocks_free,
+    blocks_give,
+    blocks_reset,
+    blocks_reset_chunked,
+    blocks_take,
+    gs_blocks,
+    gs_pack,
+    pack_expect,
+    pack_free,
+    pack_measure,
+)
+from ggml_sched.core.pack.solve cimport PACK_NO_CAPACITY, PACK_PLANNER_BUDGET, gs_packing, pack_prepared
+from ggml_sched.core.plan.placement cimport gs_splits, request_size
+
+include "offsets.pxi"
 
 
 ctypedef struct gs_weighing:
@@ -246,4 +294,82 @@ cdef int weighing_settle(gs_weighing *w, gs_allocation *a) noexcept nogil:
         # The free blocks themselves have served; their memory may have moved since.
         a.blocks[i].max_size = w.blocks[i].max_size
         a.blocks[i].n_chunks = w.blocks[i].n_chunks
+    return GS_OK
+
+
+cdef int walk_from_splits(gs_walk *f, const gs_request *r, const int32_t *assign, const gs_splits *w,
+                          int32_t *failed) noexcept nogil:
+    """The walk of a graph in splits: each split's copies stand before its nodes, and nodes read the copies.
+
+    A copy counts its further places among its sources, so that an allocation pass places them with it.
+    GS_OVERFLOW with *failed when an aligned size leaves the 64-bit range.
+    """
+    cdef const gs_graph *g = r.g
+    cdef int32_t n_copies = w.copy_like.n, n_places = w.place_copy.n, n = g.n_tensors
+    cdef int32_t n_src = g.src_begin[n]
+    cdef int32_t i, c, k, at, home
+    cdef int status = walk_alloc(f, n + n_copies + n_places, g.n_nodes + w.inputs.n, n_src + n_copies + n_places)
+    if status != GS_OK:
+        return status
+    walk_from_graph(f, g)
+    memcpy(f.src, w.src, n_src * sizeof(int32_t))
+    memset(f.n_children + n, 0, (n_copies + n_places) * sizeof(int32_t))
+    memset(f.n_views + n, 0, (n_copies + n_places) * sizeof(int32_t))
+    if n_copies:
+        for k in range(n_src):
+            if f.src[k] != g.src[k]:
+                f.n_children[g.src[k]] -= 1
+                f.n_children[f.src[k]] += 1
+    at = n_src
+    k = 0
+    for c in range(n_copies):
+        i = n + c
+        f.like[i] = w.copy_like.at[c]
+        f.home[i] = w.copy_backend.at[c]
+        f.root[i] = -1
+        f.op[i] = GS_OP_NONE
+        f.flags[i] = GS_FLAG_OUTPUT if w.copy_kept.at[c] else 0
+        f.src[at] = w.copy_from.at[c]
+        at += 1
+        while k < n_places and w.place_copy.at[k] == c:
+            f.flags[i] = GS_FLAG_OUTPUT
+            f.src[at] = n + n_copies + k
+            at += 1
+            k += 1
+        f.src_begin[i + 1] = at
+    for k in range(n_places):
+        i = n + n_copies + k
+        c = n + w.place_copy.at[k]
+        f.like[i] = f.like[c]
+        f.home[i] = f.home[c]
+        f.root[i] = -1
+        f.op[i] = GS_OP_NONE
+        f.flags[i] = GS_FLAG_OUTPUT
+        f.src_begin[i + 1] = at
+    at = k = 0
+    for i in range(w.split_start.n):
+        while k < w.split_inputs.at[i]:
+            c = n + w.inputs.at[k]
+            f.seq[at] = c
+            for home in range(f.src_begin[c], f.src_begin[c + 1]):
+                f.n_children[f.src[home]] += 1
+            at += 1
+            k += 1
+        c = w.split_stop.at[i] - w.split_start.at[i]
+        memcpy(f.seq + at, g.node + w.split_start.at[i], c * sizeof(int32_t))
+        at += c
+    f.n_seq = at
+    for i in range(n):
+        k = g.memory[i]
+        # Also what nothing uses: it is not to be placed, though a view may name it.
+        f.home[i] = assign[k] if r.resident[k] < 0 and assign[k] >= 0 else OUTSIDE
+        if f.home[i] == OUTSIDE:
+            f.state[i] |= GS_STATE_ADDRESSED
+    for i in range(f.n):
+        home = f.home[i]
+        if home == OUTSIDE or f.root[i] >= 0:
+            continue
+        if gs_checked_align(request_size(r, home, f.like[i]), r.alignment[home], &f.size[i]) != GS_OK:
+            failed[0] = f.like[i]
+            return GS_OVERFLOW
     return GS_OK

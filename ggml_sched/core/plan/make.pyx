@@ -1,7 +1,76 @@
-# Making a plan: a C function from gs_request to gs_plan.
-#
-# Runs the passes one after the other: placement, splits and copies, lifetimes, offsets.  Knows no Python
-# object and needs no GIL.  Owns nothing: the plan owns what it is given.
+# cython: language_level=3
+"""Plans: from gs_request to gs_plan, without Python and without the GIL.
+
+Making a plan: a C function from gs_request to gs_plan.
+
+Runs the passes one after the other: placement, splits and copies, lifetimes, offsets.  Knows no Python
+object and needs no GIL.  Owns nothing: the plan owns what it is given.
+
+Parts, read in this order before what stands here:
+
+    groups  Groups: nodes that a backend computes as one, at the place of the last of them.
+    replay  Replay: a reserved plan serves every graph of the same wiring whose tensors are no larger.
+"""
+
+from libc.stdint cimport int32_t, int64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memmove, memset
+
+from ggml_sched._c cimport (
+    GS_BAD_ARGUMENT,
+    GS_FLAG_OUTPUT,
+    GS_KIND_VIEW,
+    GS_METHOD_REPLAYED,
+    GS_NO_HOST_MEMORY,
+    GS_OFFSETS_PACKED,
+    GS_OK,
+    GS_OP_NONE,
+    GS_OP_TRANSPOSE,
+    GS_PLACEMENT_SEED,
+    GS_REUSE_FIRST,
+    GS_STATE_EXCLUSIVE,
+    GS_STATE_INNER,
+    GS_STATE_LATE,
+    GS_STATE_TOOK_OVER,
+    GS_STATE_WRITTEN,
+    gs_arena_result,
+    gs_graph,
+    gs_plan,
+    gs_request,
+)
+from ggml_sched.core.alloc.arenas cimport (
+    allocate,
+    allocation_free,
+    allocation_init,
+    fill_chunks,
+    gs_allocation,
+    walk_from_splits,
+)
+from ggml_sched.core.alloc.gallocr cimport (
+    compact_offsets,
+    gs_arena,
+    gs_groups,
+    gs_walk,
+    placing_copy,
+    placing_replays,
+    walk_compact,
+    walk_free,
+)
+from ggml_sched.core.first_generation.seed cimport plan_seed
+from ggml_sched.core.pack.passes cimport gs_blocks
+from ggml_sched.core.plan.placement cimport (
+    gs_ints,
+    gs_splits,
+    plan_default,
+    request_supports,
+    splits_free,
+    splits_init,
+    splits_tensor,
+)
+
+include "groups.pxi"
+include "replay.pxi"
+
 
 cdef int gs_plan_make(const gs_request *r, gs_plan *p) noexcept nogil:
     """Decide everything that r asks; `p` is overwritten, and to be freed with gs_plan_free when this succeeds.
@@ -51,18 +120,9 @@ cdef int gs_plan_make(const gs_request *r, gs_plan *p) noexcept nogil:
 cdef int decide(const gs_request *r, int32_t *assign, unsigned char *reason, gs_splits *splits,
                 int32_t *failed) noexcept nogil:
     """Placement, splits and copies, by the rules that the policy names."""
-    cdef int status
     if r.policy.placement == GS_PLACEMENT_SEED:
         return plan_seed(r, assign, reason, splits, failed)
-    status = place_default(r, assign, reason, failed)
-    if status == GS_OK:
-        status = tighten_boundaries(r, assign, reason)
-    if status == GS_OK:
-        status = split_default(r, assign, reason, splits)
-    if status == GS_OK:
-        splits_inputs_first(splits, r.g)
-        status = splits_add_places(splits, r)
-    return status
+    return plan_default(r, assign, reason, splits, failed)
 
 
 cdef int plan_begin(gs_plan *p, const gs_request *r) noexcept nogil:
@@ -173,13 +233,6 @@ cdef void gs_plan_free(gs_plan *p) noexcept nogil:
     for i in range(4):
         free(p.memory[i])
     memset(p, 0, sizeof(gs_plan))
-
-
-cdef inline int32_t plan_owner(const gs_plan *p, int32_t id) noexcept nogil:
-    """The id under whose name the memory of id was taken: along views and in-place chains to their first."""
-    while p.root[id] >= 0:
-        id = p.root[id]
-    return id
 
 
 cdef void plan_mark_exclusive(gs_plan *f) noexcept nogil:

@@ -1,8 +1,44 @@
-# Types: element and block types, their sizes, and checked shape arithmetic.
-#
-# Owns the Python view of the type table (include/ggml_sched/types.h).  Invariant: every size that
-# leaves this file went through include/ggml_sched/checked.h.
-# Corresponds to ggml's type_traits, ggml_row_size and ggml_nbytes.
+# cython: language_level=3
+"""Element types, op names, and checked arithmetic on layouts.
+
+Types: element and block types, their sizes, and checked shape arithmetic.
+
+Owns the Python view of the type table (include/ggml_sched/types.h).  Invariant: every size that
+leaves this file went through include/ggml_sched/checked.h.
+Corresponds to ggml's type_traits, ggml_row_size and ggml_nbytes.
+
+Parts, read in this order before what stands here:
+
+    tuples     Tuples: C arrays of numbers as values of Python.
+    ops_table  The op table: names and in-place rules by number.
+"""
+
+import enum
+
+from ggml_sched.errors import GraphError
+
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
+from libc.stdint cimport int32_t, int64_t
+
+from ggml_sched._c cimport (
+    GS_MAX_DIMS,
+    GS_N_OPS,
+    GS_N_TYPES,
+    GS_OK,
+    GS_OVERFLOW,
+    gs_checked_add,
+    gs_checked_mul,
+    gs_layout,
+    gs_op_inplace,
+    gs_op_name,
+    gs_traits_of_type,
+    gs_type_name,
+)
+
+include "tuples.pxi"
+include "ops_table.pxi"
+
 
 class Type(enum.IntEnum):
     """Element types, numbered and named as in ggml; `str(t)` is ggml's lower-case name."""
@@ -41,7 +77,7 @@ class Type(enum.IntEnum):
     MXFP4 = 39
 
     def __str__(self):
-        return _TYPE_NAMES[int(self)]
+        return TYPE_NAMES[int(self)]
 
     @property
     def block_size(self):
@@ -58,35 +94,22 @@ class Type(enum.IntEnum):
         return traits[<int>int(self)].block_size > 1
 
 
-cdef enum:
-    N_TYPES = GS_N_TYPES
-    T_F32 = GS_TYPE_F32
-    T_F16 = GS_TYPE_F16
-    T_I8 = GS_TYPE_I8
-    T_I16 = GS_TYPE_I16
-    T_I32 = GS_TYPE_I32
-    T_I64 = GS_TYPE_I64
-    T_F64 = GS_TYPE_F64
-    T_BF16 = GS_TYPE_BF16
-
-cdef gs_type_traits traits[N_TYPES]
-
-cdef dict _TYPE_NAMES = {}
+cdef dict TYPE_NAMES = {}
 cdef dict _TYPE_BY_NAME = {}
-cdef list _TYPE_OBJECTS = [None] * N_TYPES
+cdef list TYPE_OBJECTS = [None] * GS_N_TYPES
 
 
 def _fill_type_table():
     cdef int number
-    for number in range(N_TYPES):
+    for number in range(GS_N_TYPES):
         traits[number] = gs_traits_of_type(number)
     for member in Type:
         # ggml spells the k-quants with a capital K ("q4_K").
         name = (<bytes>gs_type_name(<int>member.value)).decode()
-        _TYPE_NAMES[member.value] = name
+        TYPE_NAMES[member.value] = name
         _TYPE_BY_NAME[name] = member.value
         _TYPE_BY_NAME[name.lower()] = member.value
-        _TYPE_OBJECTS[member.value] = member
+        TYPE_OBJECTS[member.value] = member
 
 
 _fill_type_table()
@@ -103,7 +126,7 @@ cdef int type_id(object type) except -1:
             raise GraphError(f"unknown tensor type {type!r}")
         return found
     if isinstance(type, (int, Type)) and not isinstance(type, bool):
-        if 0 <= type < N_TYPES:
+        if 0 <= type < GS_N_TYPES:
             number = type
             if traits[number].block_size > 0:
                 return number
@@ -114,10 +137,6 @@ cdef int type_id(object type) except -1:
 cdef str numbers_of(const int64_t *n):
     """How messages give extents or strides."""
     return f"[{n[0]}, {n[1]}, {n[2]}, {n[3]}]"
-
-
-cdef inline bint layout_is_empty(const gs_layout *a) noexcept nogil:
-    return a.ne[0] == 0 or a.ne[1] == 0 or a.ne[2] == 0 or a.ne[3] == 0
 
 
 cdef int layout_set_nbytes(gs_layout *a) noexcept nogil:
@@ -171,21 +190,6 @@ cdef int layout_set_dense(gs_layout *a) noexcept nogil:
     return layout_set_nbytes(a)
 
 
-cdef inline bint layout_contiguous(const gs_layout *a) noexcept nogil:
-    """No gaps and no reordering; dimensions of one element may have any stride."""
-    cdef int64_t expected = traits[a.type].type_size
-    cdef int i
-    if a.ne[0] != traits[a.type].block_size and a.nb[0] != expected:
-        return False
-    expected *= a.ne[0] // traits[a.type].block_size
-    for i in range(1, GS_MAX_DIMS):
-        if a.ne[i] != 1:
-            if a.nb[i] != expected:
-                return False
-            expected *= a.ne[i]
-    return True
-
-
 cdef bint layout_may_overlap(const gs_layout *a) noexcept nogil:
     """Whether elements may share bytes: False where each dimension steps over all that the finer ones cover."""
     cdef int64_t count[GS_MAX_DIMS]
@@ -197,7 +201,7 @@ cdef bint layout_may_overlap(const gs_layout *a) noexcept nogil:
     for i in range(GS_MAX_DIMS):
         count[i] = a.ne[i]
     count[0] //= traits[a.type].block_size
-    for i in range(GS_MAX_DIMS):
+    for _ in range(GS_MAX_DIMS):
         finest = -1
         for k in range(GS_MAX_DIMS):
             if not done >> k & 1 and (finest < 0 or a.nb[k] < a.nb[finest]):
@@ -220,20 +224,5 @@ cdef bint layout_permutes(const gs_layout *a, const gs_layout *b) noexcept nogil
                 used |= <unsigned int>1 << k
                 break
         else:
-            return False
-    return True
-
-
-cdef inline int64_t layout_n_elements(const gs_layout *a) noexcept nogil:
-    return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]
-
-
-cdef inline bint layout_can_repeat(const gs_layout *small, const gs_layout *big) noexcept nogil:
-    """ggml_can_repeat: every extent of `big` is a multiple of `small`'s."""
-    cdef int i
-    if layout_is_empty(small):
-        return layout_is_empty(big)
-    for i in range(GS_MAX_DIMS):
-        if big.ne[i] % small.ne[i]:
             return False
     return True

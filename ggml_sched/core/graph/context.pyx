@@ -1,48 +1,149 @@
-# Contexts: the makers and owners of tensors.
-#
-# Invariant: whatever a Context returns has a consistent layout whose byte size
-# was computed without overflow, lies inside its root if it is a view, and has
-# sources from open contexts only.  Corresponds to ggml_context and ggml_new_tensor.
+# cython: language_level=3
+"""Contexts: the makers of tensors, one method for each op.
 
-cdef enum:
-    FEW_WORDS = 32          # the first block of words that a Home takes; each later one is twice as large, up to
-    MANY_WORDS = 4096
+Contexts: the makers and owners of tensors.
 
+Invariant: whatever a Context returns has a consistent layout whose byte size
+was computed without overflow, lies inside its root if it is a view, and has
+sources from open contexts only.  Corresponds to ggml_context and ggml_new_tensor.
 
-cdef class Home:
-    """What a context shares with its tensors: its name, whether it is open, and memory for their parameters."""
+Parts, read in this order before what stands here:
 
-    def __dealloc__(self):
-        cdef void *block = self.blocks
-        while block != NULL:
-            self.blocks = (<void **>block)[0]
-            free(block)
-            block = self.blocks
+    wiring           Wiring: what an op demands of its sources, of its root, and of where it writes.
+    ops_elementwise  Op methods of a Context: arithmetic, unary functions, gated units, reductions, norms.
+    ops_matrix       Op methods of a Context: matrix products, rows, copies, repetition.
+    ops_view         Op methods of a Context: views, which share their root's memory and compute nothing.
+    ops_recurrent    Op methods of a Context: what recurrent (state space) models need: a short convolution, and a scan with a state.
+    ops_attention    Op methods of a Context: what attention needs: masks, soft_max, rope, flash attention.
+"""
 
-    cdef int32_t *keep(self, const int32_t *words, int n) except? NULL:
-        """A copy of some words that lasts as long as the Home; NULL for none."""
-        cdef int32_t *at
-        cdef void *block
-        if n == 0:
-            return NULL
-        if n > self.room:
-            self.n_words = min(max(2 * self.n_words, <int>FEW_WORDS), <int>MANY_WORDS)
-            block = malloc(sizeof(void *) + self.n_words * sizeof(int32_t))
-            if block == NULL:
-                raise no_host_memory(f"the parameters of tensors in context {self.name!r}")
-            (<void **>block)[0] = self.blocks
-            self.blocks = block
-            self.free_words = <int32_t *>(<void **>block + 1)
-            self.room = self.n_words
-        at = self.free_words
-        memcpy(at, words, n * sizeof(int32_t))
-        self.free_words += n
-        self.room -= n
-        return at
+from operator import index as _index
 
+from ggml_sched.core.graph.types import _GLU_KINDS, _UNARY_KINDS
+from ggml_sched.errors import GraphError
 
-cdef str describe(Tensor t):
-    return f"{t.name or 'unnamed'!r} ({t.op} {t.type} {list(t.ne)})"
+from cpython.object cimport PyObject
+from cpython.pyport cimport PY_SSIZE_T_MAX, PY_SSIZE_T_MIN
+from libc.math cimport ceil, isfinite
+from libc.stdint cimport INT32_MAX, int32_t, int64_t
+from libc.string cimport memcpy, memset
+
+from ggml_sched._c cimport (
+    GS_FLAG_INPUT,
+    GS_FLAG_OUTPUT,
+    GS_GLU_GEGLU,
+    GS_GLU_REGLU,
+    GS_GLU_SWIGLU,
+    GS_GLU_SWIGLU_OAI,
+    GS_MAX_DIMS,
+    GS_MAX_OP_PARAMS,
+    GS_MAX_SRC,
+    GS_N_OPS,
+    GS_OK,
+    GS_OP_ADD,
+    GS_OP_ADD1,
+    GS_OP_ADD_ID,
+    GS_OP_ARANGE,
+    GS_OP_ARGMAX,
+    GS_OP_ARGSORT,
+    GS_OP_CLAMP,
+    GS_OP_CONCAT,
+    GS_OP_CONT,
+    GS_OP_CPY,
+    GS_OP_DIAG_MASK_INF,
+    GS_OP_DIAG_MASK_ZERO,
+    GS_OP_DIV,
+    GS_OP_DUP,
+    GS_OP_FLASH_ATTN_EXT,
+    GS_OP_GET_ROWS,
+    GS_OP_GLU,
+    GS_OP_GROUP_NORM,
+    GS_OP_L2_NORM,
+    GS_OP_LOG,
+    GS_OP_MEAN,
+    GS_OP_MUL,
+    GS_OP_MUL_MAT,
+    GS_OP_MUL_MAT_ID,
+    GS_OP_NONE,
+    GS_OP_NORM,
+    GS_OP_PAD,
+    GS_OP_PERMUTE,
+    GS_OP_REPEAT,
+    GS_OP_RESHAPE,
+    GS_OP_RMS_NORM,
+    GS_OP_ROPE,
+    GS_OP_SCALE,
+    GS_OP_SET,
+    GS_OP_SET_ROWS,
+    GS_OP_SOFT_MAX,
+    GS_OP_SQR,
+    GS_OP_SQRT,
+    GS_OP_SSM_CONV,
+    GS_OP_SSM_SCAN,
+    GS_OP_SUB,
+    GS_OP_SUM,
+    GS_OP_SUM_ROWS,
+    GS_OP_TOP_K,
+    GS_OP_TRANSPOSE,
+    GS_OP_UNARY,
+    GS_OP_VIEW,
+    GS_TYPE_F16,
+    GS_TYPE_F32,
+    GS_TYPE_I32,
+    GS_TYPE_I64,
+    GS_UNARY_ABS,
+    GS_UNARY_ELU,
+    GS_UNARY_EXP,
+    GS_UNARY_GELU,
+    GS_UNARY_GELU_QUICK,
+    GS_UNARY_HARDSWISH,
+    GS_UNARY_NEG,
+    GS_UNARY_RELU,
+    GS_UNARY_SIGMOID,
+    GS_UNARY_SILU,
+    GS_UNARY_STEP,
+    GS_UNARY_TANH,
+    gs_checked_add,
+    gs_checked_mul,
+    gs_layout,
+)
+from ggml_sched.core.graph.tensor cimport (
+    ENDS_CONT,
+    ENDS_COPY,
+    ENDS_PERMUTED,
+    ENDS_RESHAPED,
+    ENDS_TRANSPOSED,
+    ENDS_VIEW,
+    Home,
+    Tensor,
+    describe,
+)
+from ggml_sched.core.graph.types cimport (
+    OP_IDS,
+    OP_NAMES,
+    TYPE_NAMES,
+    layout_can_repeat,
+    layout_contiguous,
+    layout_equal,
+    layout_is_empty,
+    layout_may_overlap,
+    layout_n_elements,
+    layout_permutes,
+    layout_same_ne,
+    layout_set_dense,
+    layout_set_nbytes,
+    numbers_of,
+    op_is_view,
+    traits,
+    type_id,
+)
+
+include "wiring.pxi"
+include "ops_elementwise.pxi"
+include "ops_matrix.pxi"
+include "ops_view.pxi"
+include "ops_recurrent.pxi"
+include "ops_attention.pxi"
 
 
 cdef int32_t f32_word(double x) except? -1:
@@ -118,10 +219,10 @@ cdef int fill_dense(gs_layout *a, int op, int type, int64_t ne0, int64_t ne1, in
     a.ne[3] = ne3
     if ne0 % traits[type].block_size:
         raise GraphError(
-            f"{OP_NAMES[op]}: rows of {ne0} elements do not hold whole {_TYPE_NAMES[type]} blocks "
+            f"{OP_NAMES[op]}: rows of {ne0} elements do not hold whole {TYPE_NAMES[type]} blocks "
             f"of {traits[type].block_size}")
     if layout_set_dense(a) != GS_OK:
-        raise GraphError(f"{OP_NAMES[op]}: {_TYPE_NAMES[type]} [{ne0}, {ne1}, {ne2}, {ne3}] has more than 2**63 bytes")
+        raise GraphError(f"{OP_NAMES[op]}: {TYPE_NAMES[type]} [{ne0}, {ne1}, {ne2}, {ne3}] has more than 2**63 bytes")
     return 0
 
 
@@ -150,7 +251,7 @@ cdef int check_batches(str op, Tensor a, Tensor b) except -1:
 
 
 cdef int check_sinks(str op, Tensor sinks, int64_t n_head) except -1:
-    if sinks is not None and (sinks.layout.type != T_F32 or layout_n_elements(&sinks.layout) != n_head):
+    if sinks is not None and (sinks.layout.type != GS_TYPE_F32 or layout_n_elements(&sinks.layout) != n_head):
         raise GraphError(f"{op}: sinks {describe(sinks)} must be f32 [{n_head}], one for each head")
     return 0
 
@@ -328,9 +429,9 @@ cdef class ContextBase:
         read_ne(ne, layout.ne)
         read_ne(nb, layout.nb)
         if layout.ne[0] % traits[layout.type].block_size:
-            raise GraphError(f"tensor {name!r}: rows of {layout.ne[0]} do not hold whole {_TYPE_NAMES[layout.type]} blocks")
+            raise GraphError(f"tensor {name!r}: rows of {layout.ne[0]} do not hold whole {TYPE_NAMES[layout.type]} blocks")
         if traits[layout.type].block_size > 1 and layout.nb[0] != traits[layout.type].type_size:
-            raise GraphError(f"tensor {name!r}: {_TYPE_NAMES[layout.type]} blocks of {traits[layout.type].type_size} "
+            raise GraphError(f"tensor {name!r}: {TYPE_NAMES[layout.type]} blocks of {traits[layout.type].type_size} "
                              f"bytes do not lie {layout.nb[0]} bytes apart")
         if layout_set_nbytes(&layout) != GS_OK:
             raise GraphError(f"tensor {name!r}: ne {list(ne)} with nb {list(nb)} has more than 2**63 bytes or elements")

@@ -1,4 +1,7 @@
-"""The typed view of _pack, written by hand.  Sizes and offsets are bytes."""
+"""The typed view of core.pack.api, written by hand.
+
+Sizes and offsets are bytes; `ne` and `nb` are innermost first.
+"""
 
 from typing import Any, SupportsIndex
 
@@ -30,7 +33,6 @@ def pack(
     capacity: SupportsIndex | None = None,
     budget: SupportsIndex | None = None,
 ) -> Packing: ...
-
 def method_name(method: int) -> str: ...
 
 __pyx_capi__: dict[str, Any]

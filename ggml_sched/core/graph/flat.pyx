@@ -1,6 +1,62 @@
-# The flat twin of a graph: gs_graph, arrays indexed by tensor id (include/ggml_sched/graph.h).
-#
-# Owns how its memory is laid out, and what every pass asks of a graph, found out once.
+# cython: language_level=3
+"""Graphs as arrays (gs_graph): laid out, checked, compared, hashed, and sorted into kinds.  Knows no tensors.
+
+The flat twin of a graph: gs_graph, arrays indexed by tensor id (include/ggml_sched/graph.h).
+
+Owns how its memory is laid out, and what every pass asks of a graph, found out once.
+
+Parts, read in this order before what stands here:
+
+    check        Check: whether arrays that somebody else has written are a graph.
+    equal        Equal: whether two flat graphs are the same, compared entry by entry.
+    fingerprint  Fingerprints: what two graphs have in common whose plans are the same.
+    kinds        Kinds: tensors that no backend may tell apart.
+"""
+
+from ggml_sched.errors import no_host_memory
+
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcmp, memcpy, memset
+
+from ggml_sched._c cimport (
+    GS_BAD_ARGUMENT,
+    GS_FLAG_INPUT,
+    GS_FLAG_OUTPUT,
+    GS_KIND_FOLLOWS,
+    GS_KIND_INPUT,
+    GS_KIND_VIEW,
+    GS_KIND_WRITES,
+    GS_MAX_DIMS,
+    GS_MAX_SRC,
+    GS_NO_HOST_MEMORY,
+    GS_N_OPS,
+    GS_N_TYPES,
+    GS_OK,
+    GS_OP_FLASH_ATTN_EXT,
+    GS_OP_NONE,
+    GS_OP_ROPE,
+    GS_OP_SOFT_MAX,
+    GS_OP_TRANSPOSE,
+    GS_OVERFLOW,
+    gs_error,
+    gs_graph,
+    gs_layout,
+    gs_mix,
+    gs_mix_other,
+    gs_node,
+    gs_op_family,
+    gs_op_name,
+    gs_range_fits,
+)
+from ggml_sched.core.graph.types cimport layout_equal, layout_set_nbytes, op_is_view, traits
+
+include "check.pxi"
+include "equal.pxi"
+include "fingerprint.pxi"
+include "kinds.pxi"
+
 
 cdef int64_t flat_bytes(int64_t n_tensors, int64_t n_nodes, int64_t n_leafs, int64_t n_src, int64_t n_params) noexcept nogil:
     """What the arrays take, all counts below 2**31."""
@@ -61,6 +117,11 @@ cdef void flat_free(gs_graph *g) noexcept nogil:
     memset(g, 0, sizeof(gs_graph))
 
 
+cdef inline bint op_has_small_weights(int op) noexcept nogil:
+    """Ops whose weight-like source is small (factors, sinks): they do not go where it is."""
+    return op == GS_OP_ROPE or op == GS_OP_SOFT_MAX or op == GS_OP_FLASH_ATTN_EXT
+
+
 cdef void flat_classify(gs_graph *g) noexcept nogil:
     """Fill in what the passes ask of every graph, once it is complete."""
     cdef int32_t i, k, id
@@ -83,7 +144,7 @@ cdef void flat_classify(gs_graph *g) noexcept nogil:
         else:
             g.view[g.n_views] = i
             g.n_views += 1
-        if g.position[i] >= 0 and not g.kind[i] & GS_KIND_VIEW and not op_has_small_weights[g.op[i]]:
+        if g.position[i] >= 0 and not g.kind[i] & GS_KIND_VIEW and not op_has_small_weights(g.op[i]):
             g.kind[i] |= GS_KIND_FOLLOWS
     for i in range(g.n_nodes):
         id = g.node[i]

@@ -1,0 +1,1 @@
+"""Graph allocation: lifetimes, in-place reuse, and the offsets of arenas; all of it in C."""

@@ -1,0 +1,27 @@
+# The C view of core/first_generation/allocators.  Each reference says what it keeps alive.
+
+from libc.stdint cimport int64_t
+
+from ggml_sched.core.graph.tensor cimport BufferBase, Lease, Tensor
+from ggml_sched.core.pack.passes cimport gs_blocks
+
+
+cdef class TensorAllocator:
+    cdef readonly BufferBase buffer     # kept alive; closed by close() only if owned
+    cdef readonly bint is_measure
+    cdef readonly int64_t alignment
+    cdef readonly bint closed
+    cdef bint owns_buffer
+    cdef int64_t start                  # offset of the first aligned address in the buffer
+    cdef int64_t room                   # bytes from there to the end
+    cdef gs_blocks blocks               # owned
+    cdef Lease lease                    # of the tensors allocated one by one since the last reset
+    cdef Lease graph_lease              # of the tensors of whole graphs since then
+    cdef Lease early_lease              # of those leafs among them whose memory is theirs from the start
+    cdef dict live                      # {tensor: size} of those, kept alive
+    cdef object __weakref__
+    cdef int64_t size_of(self, Tensor t) except -1
+    cdef int check_open(self) except -1
+    cdef int forget(self, Tensor t) except -1
+    cdef void new_leases(self)
+    cdef void end_leases(self)

@@ -1,0 +1,66 @@
+# cython: language_level=3
+"""The first generation's allocators: TensorAllocator, GraphAllocator, and Allocator, which is both.
+
+A contents page; the parts, read in this order:
+
+    tallocr          TensorAllocator: addresses for single tensors, best fit over one buffer.
+    graph_allocator  GraphAllocator: graph allocation for people.
+    allocr           Allocator: the first generation's face of single tensors and graphs in one buffer.
+"""
+
+from operator import index as _index
+
+from ggml_sched.core.graph.tensor import measure_buffer, new_buffer
+from ggml_sched.errors import GraphError, OutOfMemory, PlacementError, no_host_memory
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
+
+from ggml_sched._c cimport (
+    GS_NO_HOST_MEMORY,
+    GS_N_OPS,
+    GS_OK,
+    GS_OP_NONE,
+    GS_STATE_ADDRESSED,
+    GS_STATE_FREED,
+    GS_STATE_LATE,
+    gs_checked_align,
+    gs_graph,
+)
+from ggml_sched.core.alloc.gallocr cimport (
+    OUTSIDE,
+    gallocr_run,
+    gs_arena,
+    gs_walk,
+    placing_copy,
+    placing_replays,
+    walk_alloc,
+    walk_free,
+    walk_from_graph,
+    walk_wiring,
+)
+from ggml_sched.core.graph.graph cimport Graph
+from ggml_sched.core.graph.tensor cimport (
+    BackendBase,
+    BufferBase,
+    Lease,
+    Tensor,
+    checked_alloc_size,
+    describe,
+    fill_inplace_masks,
+)
+from ggml_sched.core.pack.passes cimport (
+    blocks_copy,
+    blocks_cut,
+    blocks_free,
+    blocks_give,
+    blocks_largest,
+    blocks_reset,
+    blocks_take,
+    gs_blocks,
+)
+
+include "tallocr.pxi"
+include "graph_allocator.pxi"
+include "allocr.pxi"

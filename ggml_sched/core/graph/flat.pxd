@@ -1,0 +1,38 @@
+# The C view of core/graph/flat: graphs as arrays.
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from ggml_sched._c cimport gs_error, gs_graph, gs_node
+
+
+# Tensors sorted by what backends may look at.  Arrays of `room` entries in one block, which begins at `hash`.
+ctypedef struct gs_kinds:
+    int32_t n
+    int32_t room
+    int32_t *of                 # owned; [n_tensors] the kind of each tensor, -1: not looked at yet
+    uint64_t *hash
+    int32_t *example            # a tensor of each kind
+    int32_t *slot               # [2 * room] a hash table of kinds
+
+
+cdef enum:
+    MAX_KIND_WORDS = 1 + 8 + 16 + 10 * 9
+cdef int kinds_sort(gs_kinds *kinds, const gs_graph *g, const int32_t *ids, int32_t n) noexcept nogil
+cdef void kinds_free(gs_kinds *kinds) noexcept nogil
+cdef int32_t kind_words(const gs_graph *g, int32_t id, uint64_t *out) noexcept nogil
+cdef void node_of_kind(const gs_graph *g, int32_t id, gs_node *out) noexcept nogil
+cdef void node_name_op(gs_node *out) noexcept nogil
+
+
+# A flat graph without Tensors, for the C API: laid out in a block of flat_bytes, checked once its arrays are filled.
+cdef int64_t flat_bytes(int64_t n_tensors, int64_t n_nodes, int64_t n_leafs, int64_t n_src, int64_t n_params) noexcept nogil
+cdef void flat_lay_out(gs_graph *g, void *block, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src,
+                       int64_t n_params) noexcept nogil
+cdef int flat_check(gs_graph *g, int64_t n_src, int64_t n_params, int64_t n_deps, gs_error *error) noexcept nogil
+cdef void flat_classify(gs_graph *g) noexcept nogil
+cdef bint flat_equal(const gs_graph *a, const gs_graph *b) noexcept nogil
+cdef bint flat_same_wiring(const gs_graph *a, const gs_graph *b) noexcept nogil
+cdef void flat_fingerprint(const gs_graph *g, uint64_t *form, uint64_t *found, uint64_t *wiring) noexcept nogil
+cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src,
+                    int64_t n_params) except -1
+cdef void flat_free(gs_graph *g) noexcept nogil

@@ -1,0 +1,35 @@
+# The C view of core/graph/graph.
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from ggml_sched._c cimport gs_graph
+from ggml_sched.core.graph.flat cimport gs_kinds
+from ggml_sched.core.graph.tensor cimport Tensor, TensorSet
+
+
+cdef class Graph:
+    cdef gs_graph flat                  # owned
+    cdef readonly tuple nodes           # keep their tensors alive
+    cdef readonly tuple leafs
+    cdef readonly tuple tensors
+    cdef public dict meta
+    cdef tuple homes                    # of the contexts that its tensors come from
+    cdef gs_kinds _kinds                # owned; found when first asked for
+    cdef bint sorted_work               # the nodes that compute have kinds
+    cdef bint sorted_all                # every tensor has
+    cdef TensorSet _index               # made when a mark was overwritten by another graph
+    cdef readonly object fingerprint    # a 128-bit int over the structure: equal for an equal graph built anew
+    cdef bint names_residents           # one of its tensors is marked as a weight or cache
+    cdef readonly uint64_t wiring       # a hash of everything but parameters, shapes, strides and view offsets
+    cdef object __weakref__
+    cdef int fill(self, tuple tensors, tuple nodes, tuple leafs, Graph like=*) except -1
+    cdef int find_kinds(self, bint all) except -1
+    cdef int number(self, dict given, int64_t *n_src, int64_t *n_params, int64_t *n_deps) except -1
+    cdef int fill_tensors(self, Graph like) except -1
+    cdef int fill_order(self, dict deps) except -1
+    cdef int fill_deps(self, int64_t n_deps, dict given) except -1
+    cpdef int32_t id_of(self, Tensor t)
+    cpdef int64_t residence_epoch(self) noexcept
+    cdef int32_t known(self, Tensor t) except -1
+    cdef int32_t require(self, void *t, void *user) except -1
+    cdef int32_t require_tensor(self, void *t) except -1

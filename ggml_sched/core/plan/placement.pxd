@@ -1,0 +1,66 @@
+# The C view of core/plan/placement: splits, and what passes ask of a request.
+
+from libc.stdint cimport int32_t, int64_t
+
+from ggml_sched._c cimport gs_graph, gs_request
+
+
+ctypedef struct gs_ints:
+    int32_t *at
+    int32_t n
+    int32_t room
+
+
+ctypedef struct gs_splits:
+    gs_ints split_backend
+    gs_ints split_start         # positions in the graph's node order
+    gs_ints split_stop
+    gs_ints split_inputs        # one past a split's last entry in `inputs`
+    gs_ints inputs              # copies in the order in which they are made; a copy may recur
+    gs_ints copy_like           # graph tensor with the copy's layout
+    gs_ints copy_from           # graph tensor that must exist before the copy is made
+    gs_ints copy_backend
+    gs_ints copy_version        # of the source's memory when the copy was introduced
+    gs_ints copy_kept           # 1: an unchanged weight, copied once and kept for the next compute
+    gs_ints place_copy           # a ring's slots beyond the first: the copy of each, ascending
+    gs_ints back_node           # nodes that write through a copy into another backend's memory ...
+    gs_ints back_copy           # ... and that copy
+    int32_t *src                # the graph's sources, copies put in
+    gs_ints copy_next           # an earlier copy of the same tensor, or -1
+    int32_t *last_copy          # of each tensor: the latest, plus 1; 0 for none
+    int32_t *version            # of each root's memory: how often the nodes so far have written to it
+
+
+cdef inline bint request_supports(const gs_request *r, int32_t backend, int32_t id) noexcept nogil:
+    return r.supports == NULL or r.supports[<int64_t>backend * r.g.n_tensors + id]
+
+
+cdef inline int64_t request_size(const gs_request *r, int32_t backend, int32_t id) noexcept nogil:
+    return r.g.nbytes[id] if r.nbytes == NULL else r.nbytes[<int64_t>backend * r.g.n_tensors + id]
+
+
+cdef inline bint request_reads(const gs_request *r, int32_t backend, int32_t other) noexcept nogil:
+    return backend == other or r.reads[backend * r.n_backends + other]
+
+
+cdef inline bint reads_tensor(const gs_request *r, const int32_t *assign, int32_t backend, int32_t id) noexcept nogil:
+    """Whether a backend may read a tensor where its memory is, without a copy."""
+    cdef int32_t m = r.g.memory[id]
+    if r.resident[m] >= 0:
+        return r.resident[m] == backend or r.reads_buffer[<int64_t>backend * r.n_buffers + r.buffer[m]]
+    return assign[m] == backend or assign[m] >= 0 and r.reads[backend * r.n_backends + assign[m]]
+
+
+cdef int splits_init(gs_splits *w, const gs_graph *g) noexcept nogil
+cdef void splits_free(gs_splits *w) noexcept nogil
+cdef int32_t splits_tensor(const gs_splits *w, const gs_graph *g, int32_t id) noexcept nogil
+cdef int splits_open(gs_splits *w, int32_t backend, int32_t start) noexcept nogil
+cdef int splits_finish(gs_splits *w, const gs_graph *g, const int32_t *assign) noexcept nogil
+cdef int32_t splits_new_copy(gs_splits *w, int32_t like, int32_t source, int32_t backend, int32_t version) noexcept nogil
+cdef int32_t splits_known(const gs_splits *w, int32_t id, int32_t backend) noexcept nogil
+cdef void splits_note(gs_splits *w, int32_t id, int32_t copy) noexcept nogil
+cdef int splits_add_input(gs_splits *w, int32_t copy) noexcept nogil
+cdef int splits_write_through(gs_splits *w, const gs_graph *g, int32_t id, int32_t backend) noexcept nogil
+cdef void place_deps(const gs_graph *g, int32_t *assign, unsigned char *reason) noexcept nogil
+cdef int plan_default(const gs_request *r, int32_t *assign, unsigned char *reason, gs_splits *splits,
+                      int32_t *failed) noexcept nogil
