@@ -322,6 +322,16 @@ def test_a_conversation_evaluates_what_is_new(model):
     assert beside.tokens == second.tokens and beside.stats.n_cached == 0
 
 
+def test_control_tokens_in_messages_are_text_where_the_caller_says_so(model):
+    pytest.importorskip("jinja2")
+    name = model.tokenizer.token_text(next(iter(model.tokenizer.eos_ids)))
+    n_ends = []
+    for content, parse in ((name, True), (name, False), ("class", True)):
+        next(model.chat([{"role": "user", "content": content}], 1, parse_special=parse), None)
+        n_ends.append(sum(token in model.tokenizer.eos_ids for token in model.sequence(0).tokens))
+    assert n_ends[0] == n_ends[1] + 1 and n_ends[1] == n_ends[2]
+
+
 def test_a_conversation_that_does_not_fit_changes_nothing(model):
     pytest.importorskip("jinja2")
     model.chat([{"role": "user", "content": "import"}], 4).read()
