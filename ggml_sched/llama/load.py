@@ -77,10 +77,11 @@ def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = 51
         if flash is None and not has_flash(arch, hparams, weights, cache):
             cache.close()
             cache = KVCache(hparams, n_ctx, place, kv_type, n_states)
-        runner = Runner(arch, hparams, weights, cache, backends, n_seq, policy)
+        n_batch = min(n_batch, n_ctx)
+        runner = Runner(arch, hparams, weights, cache, backends, n_seq, policy, n_batch)
         undo.callback(runner.scheduler.close)
         runner.reserve()
-        model = Model(runner, backends, owned, min(n_batch, n_ctx), n_seq, metadata)
+        model = Model(runner, backends, owned, n_batch, n_seq, metadata)
         undo.pop_all()
         return model
 

@@ -35,7 +35,7 @@ class Runner:
     """`compute(batch)` and what it needs."""
 
     def __init__(self, arch, hparams: Hparams, weights: Weights, cache: KVCache, backends: Sequence[Backend],
-                 n_seq: int, policy: str) -> None:
+                 n_seq: int, policy: str, n_batch: int) -> None:
         from ggml_sched import Scheduler
 
         self.hparams, self.weights, self.cache = hparams, weights, cache
@@ -43,10 +43,12 @@ class Runner:
         self._maker = GraphMaker(arch, hparams, weights, cache)
         # One more, for what is evaluated on the side.
         self.n_seq = n_seq + 1
+        self.n_batch = n_batch
         self.cells = Cells(cache.n_ctx, self.n_seq)
         self.graphs: OrderedDict[Shape, BatchGraph] = OrderedDict()
         self.scheduler = Scheduler(backends, policy=policy, plan_cache=KEPT_GRAPHS)
         self.dirty: list[np.ndarray] = []       # rows of those that failed
+        self._reserved: set[Shape] = set()      # the largest shapes of the kinds that were met
         self._shift = None
         self._kept: set[int] = set()            # sequences whose recurrent state is kept meanwhile
         self._token: BatchGraph | None = None   # of one token, the last one that was computed
@@ -67,14 +69,12 @@ class Runner:
     def reserve(self) -> None:
         """Plan a token, which reports what no backend computes, and hold memory for one that reads the whole cache.
 
-        Tokens between these two are neither planned anew nor given other buffers.  Where that memory is not to be had,
-        shorter texts may still fit.
+        Tokens between these two are neither planned anew nor given other buffers.
         """
         shortest, longest = (Shape(1, self.cache.padded(n), 1) for n in (1, self.cache.n_ctx))
         self.scheduler.plan(self.graph(shortest).graph)
         if longest != shortest:
-            with suppress(OutOfMemory):
-                self.scheduler.reserve(self._maker.build(longest).graph)
+            self._reserve(longest)
 
     # -- an evaluation: begin, compute any number of batches, and undo unless all went well ---------------------
 
@@ -105,7 +105,7 @@ class Runner:
         rows = self.cells.place(batch.positions, batch.sequences)
         n_kv = self.cache.padded(self.cells.rows_in_use())
         graph = self.graph(Shape(len(rows), n_kv, len(batch.outputs), embeddings))
-        self.scheduler.alloc(graph.graph)
+        self._allocate(graph)
         graph.set_inputs(batch, rows, partial(self.cells.mask, batch.positions, batch.sequences, n_kv),
                          int(batch.sequences[0]))
         self.scheduler.compute(graph.graph)
@@ -123,7 +123,7 @@ class Runner:
         if graph is None or graph.shape.n_kv != n_kv:
             graph = self._token = self.graph(Shape(1, n_kv, 1))
         if not graph.set_token(self.cells, token, position, seq, row):
-            self.scheduler.alloc(graph.graph)
+            self._allocate(graph)
             if not graph.set_token(self.cells, token, position, seq, row):
                 # One whose memory is its own: set_inputs knows how, or says what is wrong.
                 one, places, sequences = (np.array([n], np.int32) for n in (token, position, seq))
@@ -132,6 +132,33 @@ class Runner:
         self.scheduler.compute(graph.graph, wait=self._waits)
         if not graph.output.fetch(out):
             graph.output.backend.get_tensor(graph.output, out)
+
+    def _allocate(self, graph: BatchGraph) -> None:
+        """Give the graph's tensors addresses, in memory that holds the largest graph of its kind."""
+        largest = self._largest(graph.shape)
+        if largest not in self._reserved:
+            self._reserve(largest)
+        self.scheduler.alloc(graph.graph)
+
+    def _reserve(self, shape: Shape) -> None:
+        """Hold memory for a shape and keep its plan; where that memory is not to be had, smaller ones may still fit."""
+        self._reserved.add(shape)
+        with suppress(OutOfMemory):
+            self.scheduler.reserve(self._maker.build(shape).graph)
+
+    def _largest(self, shape: Shape) -> Shape:
+        """The largest shape of a kind: all of its graphs have plans that are replays of this one's plan.
+
+        A token is a kind of its own, and so are batches with no output, with one for each sequence at most, with more,
+        and with all; more outputs than sequences take memory for logits that few programs need.
+        """
+        n_tokens, n_kv, n_outputs = self.n_batch, self.cache.padded(self.cache.n_ctx), shape.n_outputs
+        if n_outputs == shape.n_tokens:
+            n_tokens = n_outputs = 1 if n_outputs == 1 else n_tokens
+        elif n_outputs:
+            few = min(self.n_seq, n_tokens - 1)
+            n_outputs = few if n_outputs <= few else n_tokens - 1
+        return Shape(n_tokens, n_kv, n_outputs, shape.embeddings)
 
     def undo(self, lengths: Mapping[int, int]) -> None:
         """Sequences are as they were at `begin`, when they had so many tokens; may be called again."""
@@ -207,6 +234,7 @@ class Runner:
             self._shift = build_shift(self.hparams, self.weights, self.cache)
             if self._shift is None:
                 raise SequenceError(f"positions of a {self.hparams.arch} model cannot move: no key turns with them")
+            self.scheduler.reserve(self._shift.graph)
         self.scheduler.alloc(self._shift.graph)
         self._shift.set_inputs(deltas)
         self.scheduler.compute(self._shift.graph)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ggml_sched._core import Devices, PlanData, Policy, Request, make_plan, replay_plan
@@ -57,9 +57,9 @@ class Planner:
         self.reorders = reorders
         self.devices = Devices(backends)
         self._cache: OrderedDict[Key, PlanData] = OrderedDict()
-        # What was reserved, by wiring, residency and what may be computed as one: serves smaller graphs without
-        # planning.
-        self._reserved: dict[Key, PlanData] = {}
+        # Reserved plans by wiring, residency and fusion groups, those with small arenas first: each serves graphs that
+        # are no larger without planning.  Kept until `clear`.
+        self._reserved: dict[Key, list[PlanData]] = {}
         # What was given from outside, by the cache's key: kept until `clear`.
         self._adopted: dict[Key, Adopted] = {}
         self._orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
@@ -93,7 +93,10 @@ class Planner:
 
     def reserve(self, plan: Plan, request: Request) -> None:
         """Let a plan serve graphs of the same wiring whose tensors are no larger."""
-        self._reserved[plan.graph.wiring, request.key, request.groups(self.policy)] = plan.data
+        plans = self._reserved.setdefault(_reserved_key(plan.graph, request, self.policy), [])
+        if _replay_any(request, plans, self.policy) is None:
+            plans.append(plan.data)
+            plans.sort(key=lambda data: sum(data.buffer_sizes))
 
     def adopt(self, plan: Plan, assigned: Mapping[Tensor, Backend]) -> None:
         """Use a plan from elsewhere whenever its graph is asked for."""
@@ -161,10 +164,9 @@ class Planner:
         return Plan(graph, data, self.backends, self.policy_name, asked)
 
     def _make_data(self, graph: Graph, request: Request, policy: Policy) -> PlanData:
-        reserved = None
+        data = None
         if self.cache_size and not policy.stream:
-            reserved = self._reserved.get((graph.wiring, request.key, request.groups(policy)))
-        data = None if reserved is None else replay_plan(request, reserved, policy)
+            data = _replay_any(request, self._reserved.get(_reserved_key(graph, request, policy), ()), policy)
         return make_plan(request, policy) if data is None else data
 
     def _excess(self, plan: Plan, held: HeldBytes) -> OutOfMemory | None:
@@ -188,3 +190,16 @@ class Planner:
                     f"{needed - limit} are missing; alive at the peak: {shown}{more}",
                     backend.name, needed, limit)
         return None
+
+
+def _reserved_key(graph: Graph, request: Request, policy: Policy) -> Key:
+    return graph.wiring, request.key, request.groups(policy)
+
+
+def _replay_any(request: Request, plans: Iterable[PlanData], policy: Policy) -> PlanData | None:
+    """The first of reserved plans that serves the graph, replayed; None where none does."""
+    for plan in plans:
+        data = replay_plan(request, plan, policy)
+        if data is not None:
+            return data
+    return None

@@ -60,6 +60,24 @@ def test_smaller_graphs_of_the_same_wiring_use_the_reserved_plan_and_compute_the
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
+def test_reserved_plans_of_one_wiring_serve_side_by_side(order, monkeypatch):
+    """A plan that was reserved later replaces none, and other plans in the cache evict none."""
+    sizes = [(2, 64), (8, 16), (8, 64)]
+    backend = gs.CpuBackend()
+    _keep, w = weight(backend)
+    with gs.Scheduler([backend], plan_cache=1) as scheduler:
+        for i in order:
+            scheduler.reserve(attention(gs.Context(), w, *sizes[i])[0])
+        held = scheduler.buffer_size(backend)
+        monkeypatch.setattr("ggml_sched.planning.planner.make_plan", None)
+        for tokens, n_kv in ((1, 64), (8, 8), (7, 63), (8, 64), (2, 33), (1, 1)):
+            plan = scheduler.alloc(attention(gs.Context(), w, tokens, n_kv)[0])
+            plan.verify()
+            assert set(plan.methods) == {"replayed"} or (tokens, n_kv) in sizes
+        assert scheduler.buffer_size(backend) == held
+
+
 def chain_of_heirs(rows: int, width: int, at: int, then: int) -> tuple[gs.Graph, gs.Tensor, gs.Tensor, list]:
     """Rows of a large result are computed in place, then one row of those: memory handed over at two offsets."""
     ctx = gs.Context()
