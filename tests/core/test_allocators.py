@@ -274,17 +274,12 @@ def test_a_backend_whose_alloc_size_makes_no_sense(ctx, size, error):
     """The error names backend, tensor and value, whoever asks; what raised works afterwards."""
     answer = [size]
 
-    class Strange(gs.DryBackend):
-        answers_version = None      # it changes its mind
-
-        def alloc_size(self, tensor):
-            return answer[0]
-
     t = ctx.tensor("i8", 20, "t")
     graph, said = gs.Graph(ctx.dup(t)), f"'strange'.*'t'.*takes {re.escape(str(size))}"
     if error is TypeError:
         said = f"'strange'.*'t'.*takes {re.escape(repr(size))} bytes, which is not an integer"
-    backend = Strange("strange")
+    backend = device(gs.DryBackend, "strange", answers={"alloc_size": lambda _inherited, _tensor: answer[0]},
+                     attributes={"answers_version": None})      # it changes its mind
     scheduler = gs.Scheduler([backend], plan_cache=0)
     with scheduler, gs.TensorAllocator.from_backend(backend, 4096) as tallocr:
         for use in (lambda: tallocr.alloc(t), lambda: gs.GraphAllocator().alloc_graph(tallocr, graph),

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from instrumented import device
 
 import ggml_sched as gs
 from ggml_sched.backends.cpu import run_nodes
@@ -22,7 +23,6 @@ class Asked(gs.CpuBackend):
         super().__init__(1)
         self.brought: list[str] = []
         self.fetched: list[str] = []
-        self.waited = 0
 
     def set_tensor_async(self, tensor, data, offset=0):
         self.brought.append(tensor.name)
@@ -31,15 +31,6 @@ class Asked(gs.CpuBackend):
     def get_tensor_async(self, tensor, out, offset=0):
         self.fetched.append(tensor.name)
         super().get_tensor_async(tensor, out, offset)
-
-
-class Waiting(gs.CpuBackend):
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.waited = 0
-
-    def synchronize(self):
-        self.waited += 1
 
 
 class WithBuffers(gs.CpuBackend):
@@ -103,12 +94,12 @@ def test_read_only_memory_is_not_plain():
 
 
 def test_a_compute_waits_for_backends_that_may_not_be_done():
-    with Waiting() as backend:
+    with device(records={"synchronize"}) as backend:
         graph, scheduler = summed(backend)
         with scheduler:
-            before = backend.waited
+            backend.take()
             scheduler.compute(graph)
-            assert backend.waited > before
+            assert backend.count("synchronize")
 
 
 def test_a_backend_whose_wait_is_replaced_is_waited_for():

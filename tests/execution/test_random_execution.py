@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from instrumented import device
 from poisoned import POISON, REFUSALS, PoisonedBackend, check, in_memory_of_their_own, raw, set_all, settle
 from random_graphs import Built, many_residents, quick, recipes
 
@@ -72,7 +73,7 @@ def test_a_graph_allocator_over_lent_memory(recipe, measured, planned):
     with gs.TensorAllocator.from_memory(block[start:][:size], 64) as tallocr:
         allocator.alloc_graph(tallocr, graph)
         # The memory belongs to a CpuBackend that from_memory made.
-        runner = Reader(tallocr.buffer.backend, *(t.backend for t in built.residents))
+        runner = device(reads=[tallocr.buffer.backend, *(t.backend for t in built.residents)])
         set_all(built)
         for attempt in range(2):
             set_all(built, only_residents=True)
@@ -83,17 +84,6 @@ def test_a_graph_allocator_over_lent_memory(recipe, measured, planned):
             else:
                 runner.graph_compute(graph)
             check(built, expected, f"compute {attempt}")
-
-
-class Reader(gs.CpuBackend):
-    """Computes over the memory of other CPU backends."""
-
-    def __init__(self, *others) -> None:
-        super().__init__(1)
-        self.others = others
-
-    def supports_buffer(self, buffer):
-        return buffer.backend is self or buffer.backend in self.others
 
 
 @quick(400)

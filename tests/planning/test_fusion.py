@@ -12,6 +12,7 @@ from configs import DATA, sample_paths
 from fusing import Fusing, FusingPoisoned, anything, chains, groups_of
 from hypothesis import given
 from hypothesis import strategies as st
+from instrumented import device
 from random_graphs import Built, quick, recipes
 
 import ggml_sched as gs
@@ -147,11 +148,9 @@ def test_a_view_computes_nothing_and_is_in_no_group():
 
 
 def test_what_a_backend_raises_reaches_the_caller():
-    class Broken(gs.DryBackend):
-        def fusion_groups(self, graph):
-            raise RuntimeError("no idea")
-
-    with gs.Scheduler([Broken("A")]) as scheduler, pytest.raises(RuntimeError, match="no idea"):
+    broken = device(gs.DryBackend, "A", fails={"fusion_groups"})
+    broken.fail_next("fusion_groups", RuntimeError("no idea"))
+    with gs.Scheduler([broken]) as scheduler, pytest.raises(RuntimeError, match="no idea"):
         scheduler.plan(Case().graph)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from configs import sample_paths, sample_plan
 from devices import Chain, weights_on
+from instrumented import device
 from small_graphs import Device, plan_of, random_case, two_layers
 
 import ggml_sched as gs
@@ -149,23 +150,16 @@ def test_what_is_adopted_fits_the_scheduler():
 
 
 def test_a_plan_that_cannot_be_written_leaves_the_file_as_it_was(tmp_path):
-    class Moody(gs.DryBackend):
-        is_moody = False
-
-        def alloc_size(self, tensor):
-            if self.is_moody:
-                raise RuntimeError("not today")
-            return super().alloc_size(tensor)
-
-    backend, ctx, path = Moody("calm"), gs.Context(), tmp_path / "plan.json"
+    backend = device(gs.DryBackend, "failing", fails={"alloc_size"})
+    ctx, path = gs.Context(), tmp_path / "plan.json"
     graph = gs.Graph(ctx.sqr(ctx.tensor("f32", 4, "x", input=True)))
     plan = gs.Scheduler([backend]).plan(graph)
     plan.save(path)
     before = path.read_bytes()
-    backend.is_moody = True
+    backend.fail_next("alloc_size", RuntimeError("not today"))
     with pytest.raises(RuntimeError, match="not today"):
         plan.save(path)
-    backend.is_moody = False
+    assert not backend.errors
     with pytest.raises(OSError, match="nowhere"):
         plan.save(tmp_path / "nowhere" / "plan.json")
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["plan.json"]

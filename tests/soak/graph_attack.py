@@ -12,6 +12,7 @@ import copy
 import random
 
 import numpy as np
+from instrumented import POISON
 from random_graphs import Built, decode
 
 import ggml_sched as gs
@@ -176,7 +177,7 @@ MUTATIONS = (change_op, change_op, change_type, change_extent, change_stride, tu
 class Poisoned(gs.CpuBackend):
     def alloc_buffer(self, size):
         buffer = super().alloc_buffer(size)
-        buffer.clear(0xAB)
+        buffer.clear(POISON)
         return buffer
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 import threading
 
+from instrumented import POISON
+
 import ggml_sched as gs
 from ggml_sched.backends.cpu import CpuBuffer
 from ggml_sched.backends.cpu.buffer import allocate
-
-POISON = 0xAB
 
 
 class Whim(Exception):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from instrumented import POISON
 
 import ggml_sched as gs
 from ggml_sched.backend import Backend
-
-POISON = 0xFF
-"""NaN as floats, -1 as integers."""
 
 
 class CpuDevice(gs.CpuBackend):

@@ -11,13 +11,13 @@ import random
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
+from instrumented import POISON
 from poisoned import Poisons
 
 import ggml_sched as gs
 from ggml_sched._core import new_lease, rewired, stand_in
 from ggml_sched.testing.deferred import DeferredBackend
 
-POISON = 0xCD
 VIEWS = frozenset({"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 Groups = Callable[[gs.Graph], Iterable[tuple[int, ...]]]

@@ -3,7 +3,7 @@
 `device(base, ...)` makes a backend of a subclass of `base` that overrides the configured methods and no others, so that
 the scheduler treats all other methods as those of `base` (it does not query methods that a class does not override).
 
-    gpu = device(name="GPU", refuses={"SOFT_MAX"}, poison=0xAB)          # a CpuBackend
+    gpu = device(name="GPU", refuses={"SOFT_MAX"}, poison=POISON)        # a CpuBackend
     dry = device(gs.DryBackend, "A", records={"supports_op"})            # dry.calls == [Call("supports_op", (node,))]
     slow = device(before={"graph_plan_compute": lambda plan: gate.wait()})
     odd = device(gs.DryBackend, "B", answers={"alloc_size": lambda inherited, tensor: inherited(tensor) + 8})
@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 import ggml_sched as gs
 
-POISON = 0xAB
-"""The byte that fresh memory is full of where a test wants to see reads of memory that was never written."""
+POISON = 0xCD
+"""The byte that fresh memory is full of where a test wants to see reads of memory that was never written: large as a
+float (-4e8, and -23 as f16), so that no tolerance hides it, and below zero as an integer."""
 
 
 class Call(NamedTuple):

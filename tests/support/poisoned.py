@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from instrumented import POISON
 from random_graphs import Built, Recipe
 
 import ggml_sched as gs
 from ggml_sched.testing.deferred import DeferredBackend
 
-POISON = 0xAB
 VIEWS = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
 REFUSALS = ("ADD", "MUL", "SCALE", "UNARY:RELU", "CPY", "CONT", "RMS_NORM", "SET_ROWS", "MUL_MAT", "GET_ROWS")
 """Ops that tests let a backend refuse."""
