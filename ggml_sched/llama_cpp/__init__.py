@@ -1,8 +1,7 @@
 """llama.cpp on our planner, unmodified: `import ggml_sched.llama_cpp` before `import llama_cpp`.
 
-What llama.cpp asks of ggml's graph allocator, or its scheduler, our planner answers, through ggml's own names: the
-dynamic linker binds the calls of ggml's libraries to the library that this loads first.  So it must come before them:
-HookError otherwise.
+llama.cpp calls ggml's graph allocator and scheduler.  This loads a library that exports functions of the same names, to
+which the dynamic linker binds those calls.  It must be loaded before ggml's libraries: HookError otherwise.
 
     GGML_SCHED=off          in the environment: import does nothing
     GGML_SCHED=alloc        the graph allocator (the default)
@@ -10,13 +9,12 @@ HookError otherwise.
     install(level="alloc")  the same from a program that imported this with GGML_SCHED=off
     plans()                 what was planned last for each allocator, as `Plan`s: print, explain, verify them
     counters(), served()    calls and time inside them, and how graphs were served
-    check()                 HookError unless calls arrive; asked by itself once llama_cpp is imported
+    check()                 HookError unless calls arrive; called once llama_cpp has been imported
     python -m ggml_sched.llama_cpp SCRIPT ...     a script, hooked
 
-    library, read           the ggml that a client has loaded, and its graphs as the planner's
-    known, fused            graphs told apart, addresses given; what kernels compute as one
-    arena, alloc            buffers, and the functions that ggml calls
-    scheduler.h             the scheduler: what its files are for
+    ggml/                   the ggml that a client has loaded: functions, numbers of ops, buffers
+    graph/                  its graphs: read, recognised by their signature, and what kernels compute as one
+    hook/                   the plan cache (plan_cache.h), the graph allocator and the scheduler (scheduler.h)
     install, last_plans     loading it in time, and looking at it
 """
 

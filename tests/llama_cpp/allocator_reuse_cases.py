@@ -505,6 +505,78 @@ def looks_without_end() -> None:
     assert grown < 8 << 20, f"{grown} bytes for {2 * 110 * NODE_ROOM} looks"
 
 
+def chain(rows: int, embedded: bool = False):
+    """Layers over a batch of so many rows; two wirings, which differ in how they begin."""
+    from ggml_allocators import Context
+
+    made = Context()
+    table, weight = made.leaf(16, 16, name="table"), made.leaf(16, 16, name="weight")
+    x = made.leaf(16, rows, name="x")
+    if not embedded:
+        x = made.mul_mat(table, x)
+    for _ in range(4):
+        y = made.mul_mat(weight, made.mul(made.rms_norm(x, 1e-5), x))
+        x = made.add(x, made.silu(y))
+    made.output(made.soft_max(x))
+    return made
+
+
+def reserved_plans_stay() -> None:
+    """Ever new shapes of two wirings, one reserved and one met later at a small size: each is planned once."""
+    import random
+
+    from ggml_allocators import Allocator, base, cpu_init, hooked, ours, verified
+
+    backend, rng, allocator, alive = cpu_init(), random.Random(1), Allocator(ours), []
+    largest = chain(400)
+    assert allocator.reserve(largest.graph) and hooked.served()["planned"] == 1
+    for n, (rows, embedded) in enumerate([(2, True), *((rng.randint(1, 400), rng.random() < 0.5)
+                                                        for _ in range(300))]):
+        made = chain(rows, embedded)
+        assert allocator.alloc(made.graph)
+        if n == 0:
+            hooked.clear_counters()
+        if n % 50 == 0:
+            plain, stock = chain(rows, embedded), Allocator(base)
+            assert stock.alloc(plain.graph) and made.run(backend, n) == plain.run(backend, n) and verified() == 1
+            alive.append((plain, stock))
+        made.close()
+    served = hooked.served()
+    assert served["planned"] == served["grown"] == served["synchronised"] == 0, served
+    assert served["replayed"] + served["same"] + served["equal"] == 300, served
+
+
+def larger_graphs_of_a_wiring() -> None:
+    """What has grown is planned for the largest sizes that were seen: wide and high graphs take turns without plans."""
+    from ggml_allocators import Allocator, Context, hooked, ours
+
+    def made_of(width: int, rows: int):
+        made = Context()
+        wide, high = made.leaf(width, 2), made.leaf(8, rows)
+        made.output(made.silu(wide))
+        made.output(made.soft_max(made.silu(high)))
+        return made
+
+    allocator, alive = Allocator(ours), [made_of(64, 4), made_of(8, 64)]
+    assert all(allocator.alloc(made.graph) for made in alive) and hooked.served()["planned"] == 2
+    hooked.clear_counters()
+    alive = [made_of(width, rows) for width in (8, 40, 64) for rows in (4, 40, 64)]
+    assert all(allocator.alloc(made.graph) for made in alive)
+    served = hooked.served()
+    assert served["planned"] == served["grown"] == 0, served
+
+
+def first_tensor_is_a_node() -> None:
+    """A graph that lists no leafs: its first tensor is a node."""
+    from ggml_allocators import Allocator, Context, add_node, hooked, ours
+
+    made = Context()
+    node = made.silu(made.leaf(16))
+    add_node(made.graph, node)
+    allocator = Allocator(ours)
+    assert allocator.alloc(made.graph) and node.contents.data and hooked.last_error() is None
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])
     print("done")

@@ -341,6 +341,34 @@ def ops_that_nobody_supports() -> None:
     weights.close()
 
 
+def pools_apart() -> None:
+    """What two backends of one type need is packed as one, whether or not another device needs several buffers."""
+    g, bench = start()
+    size = WIDTH * ROWS * 4
+    one = bench.device("A", refuses={"CONCAT"})
+    two, sizes = bench.device("C", shares=one), []
+    for largest in (1 << 40, size):
+        other = bench.device(f"B{len(sizes)}", max_size=largest)
+        s, graph = g.scheduler([one.handle, two.handle, other.handle, bench.cpu], True), Graph(g)
+        chain = [graph.tensor(WIDTH, ROWS, flags="i")]
+        # What reads the copy of an input is read twice: no kernel computes both, and the copy lives as planned.
+        for make in ("norm", "add", "norm", "norm", "concat"):
+            sources = {"norm": (chain[-1], 1e-5), "add": (chain[-1], chain[-1]), "concat": (chain[-1], chain[-1], 1)}
+            chain.append(graph.op(make, *sources[make]))
+        kept = [graph.op("norm", chain[-1], eps) for eps in (1e-5, 1e-4, 1e-3)]
+        graph.expand(graph.op("add", graph.op("add", kept[0], kept[1]), kept[2]))
+        where = {node: (one if node in chain[:5] else two if node in chain else other).handle
+                 for node in graph.nodes()}
+        graph.allocate(s, where)
+        (found,) = hook().last_scheduled()
+        chunks = [len(sizes) for _, _, _, sizes in found["plan"]["arenas"]]
+        assert chunks[0] == chunks[1] == 1 and (chunks[2] > 1) == (largest == size), chunks
+        sizes.append(g.backend_sched_get_buffer_size(s, one.handle))
+        assert sizes[-1] < sum(sum(found["plan"]["arenas"][b][3]) for b in (0, 1)), "they live one after the other"
+        g.backend_sched_free(s)
+    assert sizes[0] == sizes[1], sizes
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
     print("done")

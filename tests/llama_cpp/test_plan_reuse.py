@@ -6,12 +6,20 @@ Each test is a process that loads the hook and ggml's libraries; the files of ca
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import ggml_here
 import pytest
 from processes import cases_of, run_case
 
+from ggml_sched.llama.synthetic_models import random_model
+
+HERE = Path(__file__).resolve().parent
 ALLOCATOR = Path(__file__).with_name("allocator_reuse_cases.py")
 SCHEDULER = Path(__file__).with_name("scheduler_reuse_cases.py")
 pytestmark = pytest.mark.skipif(not ggml_here.IS_HERE, reason=ggml_here.WHY_NOT)
@@ -25,3 +33,26 @@ def test_an_allocator_uses_plans_again_where_they_fit(case):
 @pytest.mark.parametrize("case", cases_of(SCHEDULER, "library: str"))
 def test_a_scheduler_uses_plans_again_where_they_fit(case, devices):
     run_case(SCHEDULER, case, devices)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python")
+@pytest.mark.parametrize("level", ["alloc", "sched"])
+@pytest.mark.parametrize(("model", "n_seq", "cache"), [("tiny-llama", 4, "split"), ("mamba", 16, "unified")])
+def test_after_the_first_graph_of_each_wiring_random_batches_of_llama_cpp_plan_nothing(model, n_seq, cache, level,
+                                                                                      tmp_path):
+    path = HERE.parent / "data" / "models" / "tiny-llama-f16.gguf"
+    if model != "tiny-llama":
+        path = tmp_path / "model.gguf"
+        path.write_bytes(random_model(model))
+    check_batches(level, path, 60, n_seq, cache)
+
+
+def check_batches(level: str, path: Path, batches: int, n_seq: int, cache: str) -> None:
+    """Random batches, in a process of their own, plan nothing, grow nothing and wait for no device."""
+    done = subprocess.run([sys.executable, str(HERE / "random_batches.py"), level, str(path), str(batches), str(n_seq),
+                           cache], text=True, capture_output=True, check=False,
+                          env=os.environ | {"GGML_SCHED": "off", "OMP_WAIT_POLICY": "passive"})
+    assert done.returncode == 0, done.stderr
+    _first, served = json.loads(done.stdout)
+    assert served["planned"] == served["grown"] == served["synchronised"] == served["failed"] == 0, served
+    assert served["same"] + served["equal"] + served["replayed"] >= batches, served

@@ -12,6 +12,9 @@ import os
 import pytest
 from hooked import build
 from llama_cpp_cases import CASES, LEVELS, MANY, WALKED, Runner
+from test_plan_reuse import check_batches
+
+from ggml_sched.llama.synthetic_models import random_model
 
 TIMES = int(os.environ.get("GGML_SCHED_SOAK", "1"))
 GROWTH = 1 << 20
@@ -90,3 +93,12 @@ def test_devices_that_refuse_leave_the_others_working(runner, case, level):
 def test_whatever_contexts_are_asked_for_their_bits_are_those_of_stock(runner, case, level):
     ((_, ours),) = runner.compare(level, case, [["wandered", {"seeds": 40 * TIMES}]])
     assert ours["tokens"] > 100 * len(ours["digest"])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("model", "n_seq", "cache"), [("llama", 64, "split"), ("llama", 4, "unified"),
+                                                       ("mamba", 64, "split"), ("gpt-oss", 16, "split")])
+def test_ten_thousand_random_batches_plan_nothing(level, model, n_seq, cache, tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(random_model(model))
+    check_batches(level, path, 10_000 * TIMES, n_seq, cache)

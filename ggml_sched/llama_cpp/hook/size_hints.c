@@ -24,12 +24,15 @@ static bool resemble(const gh_plan_entry *e, int32_t id, const gh_plan_entry *ot
     return a->op == b->op && a->type == b->type && e->plan->role[id] == other->plan->role[other_id];
 }
 
+/* Raise the sizes of inputs to those of the other graph's tensors of the same name: what one graph computes, such as the
+ * embeddings of tokens, may be an input of the other. */
 static void raise_inputs(gh_plan_entry *e, const gh_plan_entry *other)
 {
     for (int32_t id = 0; id < e->signature.n_leafs; id++) {
-        for (int32_t k = 0; e->plan->role[id] == GH_ROLE_PLACED && k < other->signature.n_leafs; k++) {
-            const char *name = gh_tensor_name(&other->plan->names, k);
-            if (resemble(e, id, other, k) && name != NULL && strcmp(name, e->signature.tensor[id]->name) == 0) {
+        const gx_tensor *input = e->signature.tensor[id];
+        for (int32_t k = 0; e->plan->role[id] == GH_ROLE_PLACED && input->name[0] != 0 && k < other->plan->n; k++) {
+            if (other->plan->role[k] == GH_ROLE_PLACED && gh_descriptor_at(&other->signature, k)->type == input->type
+                && strcmp(gh_tensor_name(&other->plan->names, k), input->name) == 0) {
                 raise_size(&e->plan->problem, &e->plan->arrays, id, &other->plan->problem, k);
             }
         }

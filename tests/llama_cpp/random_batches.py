@@ -1,0 +1,82 @@
+"""Random batches through llama.cpp under the hook: how many of their graphs had to be planned.
+
+A process of its own (test_plan_reuse.py, the soak): python random_batches.py LEVEL MODEL BATCHES SEQUENCES UNIFIED.
+Prints served() once each kind of batch was met at a small size, and again after the random batches, as JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+import sys
+
+import ggml_sched.llama_cpp as hooked
+
+ROWS, CONTEXT = 64, 48
+"""The largest batch, and the positions of a sequence after which it begins again."""
+
+
+class Client:
+    def __init__(self, path: str, n_seq: int, unified: bool) -> None:
+        import llama_cpp
+
+        self.api, self.n_seq, self.rng = llama_cpp, n_seq, random.Random(7)
+        self.log = llama_cpp.llama_log_callback(lambda level, text, user: None)
+        llama_cpp.llama_log_set(self.log, ctypes.c_void_p())
+        llama_cpp.llama_backend_init()
+        self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = 64 * max(n_seq, 4), ROWS, ROWS
+        params.n_seq_max, params.n_threads, params.n_threads_batch, params.kv_unified = n_seq, 1, 1, unified
+        self.context = llama_cpp.llama_init_from_model(self.model, params)
+        assert self.context
+        self.n_embd = llama_cpp.llama_model_n_embd(self.model)
+        self.memory = llama_cpp.llama_get_memory(self.context)
+        self.position = [0] * n_seq
+
+    def decode(self, embeddings: bool, rows: int, n_outputs: int, n_seq: int) -> None:
+        batch = self.api.llama_batch_init(rows, self.n_embd if embeddings else 0, self.n_seq)
+        batch.n_tokens = rows
+        of = [i * n_seq // rows for i in range(rows)]
+        for s in set(of):
+            if self.position[s] + of.count(s) > CONTEXT or embeddings and rows == ROWS:
+                self.api.llama_memory_seq_rm(self.memory, s, -1, -1)
+                self.position[s] = 0
+        outputs = set(self.rng.sample(range(rows), n_outputs))
+        for i, s in enumerate(of):
+            if embeddings:
+                for k in range(self.n_embd):
+                    batch.embd[i * self.n_embd + k] = self.rng.uniform(-1, 1)
+            else:
+                batch.token[i] = self.rng.randrange(64)
+            batch.pos[i], batch.n_seq_id[i], batch.logits[i] = self.position[s], 1, i in outputs
+            batch.seq_id[i][0] = s
+            self.position[s] += 1
+        done = self.api.llama_decode(self.context, batch)
+        self.api.llama_batch_free(batch)
+        assert done in (0, 1), done    # 1: no room for a batch in the cache
+
+    def random_batch(self) -> None:
+        rows = self.rng.randint(1, ROWS)
+        self.decode(self.rng.random() < 0.5, rows, self.rng.randint(1, rows),
+                    self.rng.randint(1, min(self.n_seq, rows)))
+
+
+def main(level: str, path: str, batches: str, n_seq: str, unified: str) -> None:
+    hooked.install(level=level)
+    client = Client(path, int(n_seq), unified == "unified")
+    for embeddings in (False, True):
+        for rows in (7, 1):
+            client.decode(embeddings, rows, 1, 1)
+            client.decode(embeddings, rows, 1, min(rows, int(n_seq)))
+    first = hooked.served()
+    hooked.clear_counters()
+    for _ in range(int(batches)):
+        client.random_batch()
+    print(json.dumps([first, hooked.served()]))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
