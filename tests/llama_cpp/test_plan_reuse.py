@@ -7,14 +7,11 @@ Each test is a process that loads the hook and ggml's libraries; the files of ca
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import ggml_here
 import pytest
+from llama_cpp_batches import check_batches
 from processes import cases_of, run_case
 
 from ggml_sched.llama.synthetic_models import random_model
@@ -45,14 +42,3 @@ def test_after_the_first_graph_of_each_wiring_random_batches_of_llama_cpp_plan_n
         path = tmp_path / "model.gguf"
         path.write_bytes(random_model(model))
     check_batches(level, path, 60, n_seq, cache)
-
-
-def check_batches(level: str, path: Path, batches: int, n_seq: int, cache: str) -> None:
-    """Random batches, in a process of their own, plan nothing, grow nothing and wait for no device."""
-    done = subprocess.run([sys.executable, str(HERE / "random_batches.py"), level, str(path), str(batches), str(n_seq),
-                           cache], text=True, capture_output=True, check=False,
-                          env=os.environ | {"GGML_SCHED": "off", "OMP_WAIT_POLICY": "passive"})
-    assert done.returncode == 0, done.stderr
-    _first, served = json.loads(done.stdout)
-    assert served["planned"] == served["grown"] == served["synchronised"] == served["failed"] == 0, served
-    assert served["same"] + served["equal"] + served["replayed"] >= batches, served

@@ -11,8 +11,8 @@ import os
 
 import pytest
 from hooked import build
+from llama_cpp_batches import check_batches
 from llama_cpp_cases import CASES, LEVELS, MANY, WALKED, Runner
-from test_plan_reuse import check_batches
 
 from ggml_sched.llama.synthetic_models import random_model
 

@@ -1,6 +1,6 @@
 """Random batches through llama.cpp under the hook: how many of their graphs had to be planned.
 
-A process of its own (test_plan_reuse.py, the soak): python random_batches.py LEVEL MODEL BATCHES SEQUENCES UNIFIED.
+A process of its own, which `check_batches` starts: python llama_cpp_batches.py LEVEL MODEL BATCHES SEQUENCES CACHE.
 Prints served() once each kind of batch was met at a small size, and again after the random batches, as JSON.
 """
 
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import random
+import subprocess
 import sys
-
-import ggml_sched.llama_cpp as hooked
+from pathlib import Path
 
 ROWS, CONTEXT = 64, 48
 """The largest batch, and the positions of a sequence after which it begins again."""
@@ -63,7 +64,20 @@ class Client:
                     self.rng.randint(1, min(self.n_seq, rows)))
 
 
+def check_batches(level: str, path: Path, batches: int, n_seq: int, cache: str) -> None:
+    """Random batches plan nothing, grow nothing and wait for no device.  `cache`: "unified", or one for each sequence."""
+    done = subprocess.run([sys.executable, __file__, level, str(path), str(batches), str(n_seq), cache], text=True,
+                          capture_output=True, check=False,
+                          env=os.environ | {"GGML_SCHED": "off", "OMP_WAIT_POLICY": "passive"})
+    assert done.returncode == 0, done.stderr
+    _first, served = json.loads(done.stdout)
+    assert served["planned"] == served["grown"] == served["synchronised"] == served["failed"] == 0, served
+    assert served["same"] + served["equal"] + served["replayed"] >= batches, served
+
+
 def main(level: str, path: str, batches: str, n_seq: str, unified: str) -> None:
+    import ggml_sched.llama_cpp as hooked
+
     hooked.install(level=level)
     client = Client(path, int(n_seq), unified == "unified")
     for embeddings in (False, True):
