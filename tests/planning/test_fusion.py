@@ -452,13 +452,14 @@ def spread_group():
 
 
 def moved(facts, new, old):
-    """Put one tensor where another is."""
+    """Put one tensor where another is, which is then overwritten, and where nothing overwrites it."""
     x, y = (facts.name.index(name) for name in (new, old))
     offset = list(facts.offset)
     offset[x] = offset[y]
     steps = [step if step.kind == "run" else step._replace(places=tuple(
         p._replace(offset=offset[p.id]) for p in step.places)) for step in facts.program.steps]
-    return replace(facts, offset=offset, program=Program(steps, facts.program.inputs, facts.program.turns))
+    return replace(facts, offset=offset, program=Program(steps, facts.program.inputs, facts.program.turns),
+                   overwritten=facts.overwritten - {x} | {y})
 
 
 @pytest.mark.parametrize(("new", "old", "reason"), [

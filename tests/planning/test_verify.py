@@ -268,7 +268,7 @@ def forge_missing_input():
 
 
 def forge_clobbered_read():
-    facts = forked()
+    facts = replace(forked(), overwritten=frozenset({at(forked(), "h")}))
     return edit(facts, offset={at(facts, "s"): facts.offset[at(facts, "h")]})
 
 
