@@ -22,7 +22,7 @@ _ROW_OPS = ("NORM", "GROUP_NORM", "L2_NORM", "DUP", "CONT", "REPEAT")
 
 
 class DryBuffer(Buffer):
-    """A range of addresses that nobody backs."""
+    """A range of addresses without memory."""
 
     def write(self, offset: int, data: memoryview) -> None:
         pass

@@ -44,7 +44,7 @@ def compare(graph: Graph, a: Backend, b: Backend, callback: Callback | None = No
     """Compute a graph on two backends and compare each node that is more than a view.
 
     Leafs have the data that they hold now (what was set for them, else zeros).  With `rtol`, only nodes whose
-    nmse is above it (or NaN) are returned.  Raises UnsupportedOp, OutOfMemory, and whatever a backend raises.
+    nmse is above it (or NaN) are returned.  Raises UnsupportedOp, OutOfMemory, and what a backend raises.
     """
     if not isinstance(graph, Graph):
         raise TypeError(f"not a Graph: {graph!r}")

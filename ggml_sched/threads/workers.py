@@ -80,7 +80,7 @@ class Crew:
         """Make calls that may raise, and `own` on the caller's thread; raises the first error.
 
         Returns when none is at work any more: even an interrupt waits for that.  It may come between any two lines
-        here, so nothing is counted: who begins and who has ended says so itself, and who finds no call does nothing.
+        here, so a thread itself records that it has begun and that it has ended; one that finds no call does nothing.
         """
         todo = list(calls)
         begun: list[None] = []

@@ -19,7 +19,7 @@ import pytest
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import real, real_kernels
-from ggml_sched.backends.cupy.device import DeviceError, DeviceOutOfMemory, Packed
+from ggml_sched.backends.cupy.device import DeviceError, DeviceOutOfMemory, KernelArguments
 
 
 class Status(RuntimeError):
@@ -244,7 +244,7 @@ def test_what_a_device_says_of_itself(device):
 
 def test_every_entry_sets_the_device_of_its_thread(cuda, device):
     stream, event, memory, host = device.stream(), device.event(), device.alloc(64), np.zeros(8)
-    packed = Packed([np.int32(1)])
+    packed = KernelArguments([np.int32(1)])
     function = real_kernels.CupyFunction(device, "a.b", SimpleNamespace(ptr=5))
     entries = [
         device.memory, lambda: device.alloc(8), lambda: device.pinned(8), device.stream, device.event,

@@ -9,7 +9,7 @@ import pytest
 from cuda_emulator import EmulatedDevice
 from cupy_sources import Bench, needs_compiler
 
-from ggml_sched.backends.cupy.device import DeviceError, Packed
+from ggml_sched.backends.cupy.device import DeviceError, KernelArguments
 
 pytestmark = needs_compiler
 
@@ -255,13 +255,13 @@ def test_a_launch_takes_the_values_of_its_moment(bench):
 
 def test_packed_arguments_lie_where_their_pointers_say():
     import ctypes
-    packed = Packed([np.int8(1), np.float64(2), np.zeros(1, VIEW), np.int32(-4)])
+    packed = KernelArguments([np.int8(1), np.float64(2), np.zeros(1, VIEW), np.int32(-4)])
     assert all(int(pointer) % 8 == 0 for pointer in packed.pointers)
     assert packed.address == packed.pointers.ctypes.data
     assert ctypes.c_double.from_address(int(packed.pointers[1])).value == 2
     assert ctypes.c_int32.from_address(int(packed.pointers[3])).value == -4
     with pytest.raises(DeviceError, match="4096 bytes of arguments"):
-        Packed([np.zeros(1, np.dtype((np.void, 5000)))])
+        KernelArguments([np.zeros(1, np.dtype((np.void, 5000)))])
 
 
 # -- sizes ------------------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ class Bench:
 def run_sanitized(kind: str, code: str, *arguments: str) -> subprocess.CompletedProcess:
     """Run Python code in a process whose kernels are compiled with a sanitizer ("address", "undefined")."""
     env = os.environ | {"GGML_SCHED_EMULATOR_SANITIZE": kind, "UBSAN_OPTIONS": "print_stacktrace=1"}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
     if "address" in kind:
         command = [*compiler(), "-print-file-name=libasan.so"]
         asan = subprocess.run(command, capture_output=True, text=True).stdout.strip()

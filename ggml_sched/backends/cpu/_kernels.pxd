@@ -1,4 +1,4 @@
-# The C view of _kernels: what is declared in kernels/*.h, and who keeps what alive.
+# The C view of _kernels: what is declared in kernels/*.h, and which object keeps which alive.
 
 from libc.stdint cimport int32_t, int64_t
 

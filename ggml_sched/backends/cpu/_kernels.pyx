@@ -109,7 +109,7 @@ cdef class CallList:
         return tuple(self.known)
 
     def held(self):
-        """The memory that calls read and write, as arrays: it stays while they do, whoever closes the buffers.
+        """The memory that calls read and write, as arrays: it stays while they do, also when a buffer is closed.
 
         BackendError if a buffer is closed already.
         """
@@ -180,7 +180,7 @@ cdef class CallList:
             if self.is_good(node):
                 status = gs_build_node(node, <int32_t>i, &self.calls, &self.tables)
             else:
-                self.tables.n = 0       # somebody else computes it, and we do not know where it lies
+                self.tables.n = 0       # it lies outside of this plan, at an address that is not known
             gs_forget_tables(&self.tables, node)
             if status == GS_NO_HOST_MEMORY:
                 tensor = self.table.tensors[i]
@@ -231,13 +231,13 @@ cdef class CallList:
                                f"one of {fault.limit} rows")
 
 
-# Calls point to nodes of whoever adds them, which keeps those: nothing here is in a cycle.
+# Calls point to nodes that the caller of `add` keeps alive: nothing here is in a cycle.
 @cython.no_gc
 cdef class Products:
-    """Matrix products that run on threads of somebody else's: a graph of ggml's, for one (turns.h).
+    """Matrix products that run on threads of another pool, as those of a graph of ggml's (turns.h).
 
     Nodes are added first, then `start` gives the turns of their calls, in the order in which they were added.  For each
-    run there is work memory of `work_size` bytes at a multiple of 64, and `begin` is told of it.
+    run there is work memory of `work_size` bytes at a multiple of 64, and `begin` is given it.
     """
 
     def __cinit__(self):
@@ -250,7 +250,7 @@ cdef class Products:
         free(self.turns)
 
     cdef int add(self, const gs_node *node) except -1:
-        """Append the calls of a MUL_MAT whose memory was checked: how many, 0 where no kernel computes it; OutOfMemory."""
+        """Append the calls of a MUL_MAT whose memory was checked: how many, 0: no kernel computes it; OutOfMemory."""
         cdef gs_tables tables
         cdef int32_t before = self.calls.n
         cdef int status

@@ -354,7 +354,7 @@ class CpuBackend(Backend):
 
 def run_nodes(nodes, memory_of: MemoryOf, *, name: str = "CPU", work: Work | None = None,
               lanes: Lanes | None = None) -> None:
-    """Compute nodes in order with the CPU kernels, over anybody's memory.
+    """Compute nodes in order with the CPU kernels, over memory of any backend.
 
     For backends written in Python: `memory_of(buffer)` gives a uint8 array over all the bytes of a buffer
     that a node uses, or raises PlacementError.  `name` stands in errors.

@@ -91,7 +91,7 @@ def allocate(size: int, backend_name: str) -> np.ndarray:
         message = f"backend {backend_name!r}: the host gives no {size} bytes"
         raise OutOfMemory(message, backend_name, size) from error
     skip = -address_of(block) % ALIGNMENT
-    return block[skip:][:size]      # numpy starts an empty slice at 0, wherever it was asked to
+    return block[skip:][:size]      # numpy starts an empty slice at 0, whatever its start
 
 
 def wrap(source, size: int | None) -> np.ndarray:

@@ -104,7 +104,7 @@ class CupyBackend(DeviceQueue):
         return DeviceBuffer(self, memory, size)
 
     def release(self, memory: Memory, buffer: DeviceBuffer) -> None:
-        """Called by a buffer that closes: give its memory back when nobody uses it any more."""
+        """Called by a buffer that closes: give its memory back when nothing uses it any more."""
         self.used -= buffer.size
         if not self._is_here:
             return
@@ -137,7 +137,7 @@ class CupyBackend(DeviceQueue):
         if size <= held:
             return
         self.settle()
-        # One area at a time: what it holds is nobody's any more.
+        # One area at a time: no launch that is queued reads what it holds.
         self.work.exchange(None)
         self.used -= held
         self.work.exchange(self._take(size, f"work memory of {size} bytes needed"))
@@ -318,7 +318,7 @@ class CupyBackend(DeviceQueue):
             self._close_device()
 
     def _close_device(self) -> None:
-        """The device, if it is ours and nobody uses it any more."""
+        """The device, if this backend opened it and nothing uses it any more."""
         if self._closed and self._is_own and not self._n_buffers:
             self.device.close()
 

@@ -24,12 +24,12 @@ __all__ = [
     "Device",
     "DeviceError",
     "DeviceOutOfMemory",
-    "Event",
+    "StreamEvent",
     "Function",
-    "Graph",
+    "CapturedGraph",
     "Memory",
     "Module",
-    "Packed",
+    "KernelArguments",
     "Stream",
     "block_of",
     "bytes_of",
@@ -69,7 +69,7 @@ class Memory(ABC):
         """Give it back, waiting for work of the device as cudaFree does.  Once is enough, twice does no harm."""
 
 
-class Packed:
+class KernelArguments:
     """The arguments of one launch, laid out once: a launch takes the values that stand here at that moment.
 
     `values[i]` is an array of shape (1,) over the bytes of argument i: writing `values[i][0]` changes the argument of
@@ -101,7 +101,7 @@ class Packed:
         self.address = self.pointers.ctypes.data
 
 
-class Event(ABC):
+class StreamEvent(ABC):
     """A place in a stream.  One that was never recorded counts as passed."""
 
     @abstractmethod
@@ -113,7 +113,7 @@ class Event(ABC):
         """Whether that is so, without waiting."""
 
 
-class Graph(ABC):
+class CapturedGraph(ABC):
     """Captured work: the addresses and arguments of then, the memory's contents of each launch."""
 
     @abstractmethod
@@ -135,11 +135,11 @@ class Stream(ABC):
         """Wait for everything queued so far; raises what went wrong in it."""
 
     @abstractmethod
-    def record(self, event: Event) -> None:
+    def record(self, event: StreamEvent) -> None:
         """Let the event stand for this place."""
 
     @abstractmethod
-    def wait(self, event: Event) -> None:
+    def wait(self, event: StreamEvent) -> None:
         """Run nothing that is queued from now on before the event's present place is reached; the host goes on."""
 
     @abstractmethod
@@ -163,7 +163,7 @@ class Stream(ABC):
         """From now on record what this thread queues here, instead of running it."""
 
     @abstractmethod
-    def end_capture(self) -> Graph:
+    def end_capture(self) -> CapturedGraph:
         """What was recorded.  After an error in between this raises DeviceError, and the stream works again."""
 
 
@@ -173,19 +173,19 @@ class Function(ABC):
     name: str
 
     @abstractmethod
-    def pack(self, args: Sequence[np.generic | np.ndarray]) -> Packed:
+    def pack(self, args: Sequence[np.generic | np.ndarray]) -> KernelArguments:
         """Lay arguments out: NumPy scalars of the exact C type; arrays of size 1 are structs by value."""
 
     @abstractmethod
     def launch(
-        self, grid: Sequence[int], block: Sequence[int], packed: Packed, shared: int, stream: Stream
+        self, grid: Sequence[int], block: Sequence[int], packed: KernelArguments, shared: int, stream: Stream
     ) -> None:
         """Queue it: blocks of the grid, threads of a block (x, y, z; what is left out is 1), `shared` bytes of
         dynamic shared memory."""
 
 
 class Module(ABC):
-    """Kernels of one or more sources, compiled when one is first asked for."""
+    """Kernels of one or more sources, compiled when the first is looked up."""
 
     @abstractmethod
     def function(self, name: str) -> Function:
@@ -236,7 +236,7 @@ class Device(ABC):
         """A new one, ordered with no other."""
 
     @abstractmethod
-    def event(self) -> Event: ...
+    def event(self) -> StreamEvent: ...
 
     @abstractmethod
     def module(self, names: Sequence[str]) -> Module:

@@ -2,7 +2,7 @@
 
 Kernels write the first fault since the word was read last.  Every plan has numbers of its own for its nodes, so that
 the word says which node it was.  Invariants: numbers are not given again before what ran with them was looked at; a
-fault is told once, however many threads have fetched the word before it was forgotten.
+fault is raised once, however many threads have fetched the word before it was cleared.
 Callers hold the backend's lock.
 """
 
@@ -36,7 +36,7 @@ class Numbers:
 
 
 class Fetched(NamedTuple):
-    """The word is on its way to the host, the `number`th time; `ran`: what it tells of (nothing: it stays there)."""
+    """The word is on its way to the host, the `number`th time; `ran`: the computes it reports on (none: it is kept)."""
 
     number: int
     ran: Mapping[Numbers, int]
@@ -66,7 +66,7 @@ class Faults:
     # -- numbers ------------------------------------------------------------------
 
     def number(self, nodes: Sequence[Tensor]) -> Numbers:
-        """Numbers that nobody else has: the lowest that are free."""
+        """Numbers that are not in use: the lowest ones."""
         first, place = 0, len(self._given)
         for i, other in enumerate(self._given):
             if first + len(nodes) <= other.first:
@@ -110,8 +110,8 @@ class Faults:
                 if numbers.is_over:
                     self.give_back(numbers)
         if number < 0 or fetched.number <= self._told:
-            return          # all is well, or another thread was told
-        # Whoever has fetched the word by now has this fault.
+            return          # no fault, or another thread has raised it
+        # A word that was fetched before now has the same fault.
         self._told = self._fetches
         self._stream.fill(self._memory.ptr, 0, SIZE)
         who = "a kernel found that" if node is None else f"node {node.name!r} ({node.op}):"

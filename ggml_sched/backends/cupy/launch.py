@@ -3,7 +3,7 @@
 Owns the seam between ops and devices.  A launch names a kernel ("module.function"), a grid, a block and arguments whose
 bits are final, but for two kinds of addresses that are known later: of the split's work memory (`Scratch`) and of the
 error word (`ErrorWord`).  Invariant: every argument has the exact C type of the kernel's parameter: numpy scalars and
-structs, never Python numbers, whose width nobody said.
+structs, never Python numbers, which have no width.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Builder:
         return f"backend {self.name!r}: node {node.name!r} ({node.op})"
 
     def is_needed(self, node: Tensor) -> bool:
-        """Whether somebody outside of its group reads the data of a member."""
+        """Whether a node outside of its group reads the data of a member."""
         return self.needed is None or node in self.needed
 
     # -- memory -----------------------------------------------------------------
@@ -235,7 +235,7 @@ class Builder:
     # -- launches ---------------------------------------------------------------
 
     def launch(self, kernel: str, grid: Sequence[int], block: Sequence[int], *args, shared: int = 0) -> None:
-        """Append a launch; TypeError for an argument whose width nobody said."""
+        """Append a launch; TypeError for an argument without a width."""
         for arg in args:
             struct = isinstance(arg, np.ndarray) and arg.shape == (1,)
             if not struct and not isinstance(arg, (np.generic, Scratch, ScratchView, ErrorWord)):

@@ -1,8 +1,8 @@
 """Which weights of a buffer are kept in the order that kernels read best, and the bytes of those.
 
 Owns that decision for one buffer: blocks of weights are rearranged (repack.py) from the moment that they have an
-address, until a node needs them as ggml has them.  Invariant: whoever reads or writes bytes of the buffer sees ggml's
-order; only kernels that know it see the other.
+address, until a node needs them as ggml has them.  Invariant: reads and writes of the buffer's bytes see
+ggml's order; only kernels for the other order see that one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PackedRows:
         return len(self._parts)
 
     def add(self, tensor: Tensor) -> None:
-        """A tensor whose bytes nobody has set yet; rearranged from now on, if its type and rows are such."""
+        """A tensor without data; its blocks are rearranged from now on, if its type and rows allow it."""
         if tensor.offset not in self._parts and tensor.is_contiguous and packs(tensor.type, tensor.ne[0]):
             start = tensor.offset
             self._parts[start] = Part(start, start + tensor.nbytes, tensor.type, tensor.ne)
@@ -137,7 +137,7 @@ def straighten(part: Part, get: Get, put: Put, done: Callable[[int], None]) -> N
         try:
             put(first, rows)
             done(stop)
-        except BaseException:       # an interrupt: nobody knows how much of this piece was put
+        except BaseException:       # an interrupt: how much of this piece was written is unknown
             put(first, rows)
             done(stop)
             raise

@@ -1,6 +1,6 @@
-"""Places: where elements lie, as kernels are told, and ways to say the same with fewer extents.
+"""Strided locations of elements, as kernels take them, and equal ones with fewer extents.
 
-Invariant: a place names bytes only; who may use them is the builder's business.
+Invariant: a place names bytes only; the builder checks that kernels may use them.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ggml_sched._graph import BufferBase, Tensor
 from ggml_sched.backends.cupy.buffer import DeviceBuffer
-from ggml_sched.backends.cupy.device import DeviceError, Function, Graph, Packed, Stream
+from ggml_sched.backends.cupy.device import CapturedGraph, DeviceError, Function, KernelArguments, Stream
 from ggml_sched.backends.cupy.fault import Numbers
 from ggml_sched.backends.cupy.launch import Builder, Launch
 from ggml_sched.backends.cupy.ops import build, build_group
@@ -59,7 +59,7 @@ class _Ready(NamedTuple):
     function: Function
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
-    packed: Packed
+    packed: KernelArguments
     shared: int
 
 
@@ -114,7 +114,7 @@ class DevicePlan:
     def __init__(self, backend: CupyBackend, nodes: Sequence[Tensor], numbers: Numbers,
                  groups: Sequence[Sequence[int]] = (), needed: Collection[int] | None = None) -> None:
         self.numbers = numbers
-        self.graph: Graph | None = None
+        self.graph: CapturedGraph | None = None
         self.captures = 0
         self.freed = False
         self.work_size = 0

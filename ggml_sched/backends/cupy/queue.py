@@ -1,4 +1,4 @@
-"""The one queue of a CUDA device: what goes to it and comes from it, in order, and who waits for what.
+"""The one queue of a CUDA device: copies and launches in order, and the waits between them.
 
 Owns the stream, the pinned memory of copies, the word of faults, and the lock around them.  Invariant: bytes of the
 caller are copied to or from pinned memory by the host; what was queued is done when an event recorded behind it has
@@ -83,7 +83,7 @@ class DeviceQueue(Backend):
         self._closed = False
         self._lock = ForkLock()
         self._error: DeviceError | None = None
-        """What went wrong where nobody could be told."""
+        """An error that could not be raised where it happened."""
         self._queued = self._done = 0
         """How often something was queued, and how much of it was waited for."""
         self.stream = device.stream()
@@ -218,7 +218,7 @@ class DeviceQueue(Backend):
         """Whether the host has still to put something that was queued into these bytes of its memory."""
         return self._downloads.is_bound_for(data)
 
-    # -- who may use it -------------------------------------------------------------
+    # -- locking --------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:

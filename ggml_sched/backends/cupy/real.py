@@ -19,13 +19,13 @@ import numpy as np
 
 from ggml_sched.backends.cupy.device import (
     ALIGNMENT,
+    CapturedGraph,
     Device,
     DeviceError,
     DeviceOutOfMemory,
-    Event,
-    Graph,
     Memory,
     Stream,
+    StreamEvent,
     bytes_of,
 )
 from ggml_sched.backends.cupy.real_kernels import CupyBlas, CupyModule
@@ -212,14 +212,14 @@ class CupyDevice(Device):
         self._owned.add(stream)
         return stream
 
-    def event(self) -> CupyEvent:
+    def event(self) -> CupyStreamEvent:
         with self.entered:
-            event = CupyEvent(self)
+            event = CupyStreamEvent(self)
         self._owned.add(event)
         return event
 
-    def graph(self, made) -> CupyGraph:
-        graph = CupyGraph(self, made)
+    def graph(self, made) -> CupyCapturedGraph:
+        graph = CupyCapturedGraph(self, made)
         self._owned.add(graph)
         return graph
 
@@ -280,7 +280,7 @@ class CupyDevice(Device):
 
 def _keep_in_children(device: CupyDevice) -> None:
     """Let processes that are forked from this one keep what the device has then, to their end: CuPy would give back
-    what nobody refers to any more, and there is no CUDA for that."""
+    what nothing refers to any more, and there is no CUDA for that."""
     opened, kept = weakref.ref(device), []
 
     def keep() -> None:
@@ -319,13 +319,13 @@ class CupyMemory(Memory):
 
 
 def _give_back(device: CupyDevice, ptr: int) -> None:
-    """Memory that nobody refers to, or whose device closes: there is nobody to tell what goes wrong."""
+    """Memory without references, or whose device closes: an error cannot be raised from here."""
     if device.is_here:
         with suppress(DeviceError), device.entered:
             device.runtime.free(ptr)
 
 
-class CupyEvent(Event):
+class CupyStreamEvent(StreamEvent):
     def __init__(self, device: CupyDevice) -> None:
         self._device = device
         self._event = device.cupy.cuda.Event(disable_timing=True)
@@ -346,7 +346,7 @@ class CupyEvent(Event):
         self._event = None
 
 
-class CupyGraph(Graph):
+class CupyCapturedGraph(CapturedGraph):
     def __init__(self, device: CupyDevice, made) -> None:
         self._device = device
         self._graph = made
@@ -385,11 +385,11 @@ class CupyStream(Stream):
         with self._entered:
             self._runtime.streamSynchronize(self.ptr)
 
-    def record(self, event: CupyEvent) -> None:
+    def record(self, event: CupyStreamEvent) -> None:
         with self._entered:
             self._runtime.eventRecord(event.ptr, self.ptr)
 
-    def wait(self, event: CupyEvent) -> None:
+    def wait(self, event: CupyStreamEvent) -> None:
         with self._entered:
             self._runtime.streamWaitEvent(self.ptr, event.ptr)
 
@@ -435,7 +435,7 @@ class CupyStream(Stream):
         self._thread = threading.get_ident()
         self._device.capturing.add(self._thread)
 
-    def end_capture(self) -> CupyGraph:
+    def end_capture(self) -> CupyCapturedGraph:
         if not self.is_capturing:
             raise DeviceError("end_capture without begin_capture")
         self.is_capturing = False

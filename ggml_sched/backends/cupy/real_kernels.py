@@ -15,8 +15,8 @@ from ggml_sched.backends.cupy.device import (
     DeviceError,
     DeviceOutOfMemory,
     Function,
+    KernelArguments,
     Module,
-    Packed,
     Stream,
     block_of,
 )
@@ -26,7 +26,7 @@ __all__ = ["CupyBlas", "CupyFunction", "CupyModule"]
 
 OPTIONS = ("--std=c++17",)
 PLAIN_SHARED = 48 << 10
-"""Bytes of dynamic shared memory that a kernel gets without being told."""
+"""Bytes of dynamic shared memory that a kernel gets without setting an attribute."""
 
 
 class CupyModule(Module):
@@ -76,11 +76,11 @@ class CupyFunction(Function):
         self._launch = device.driver.launchKernel
         self._shared = PLAIN_SHARED
 
-    def pack(self, args: Sequence[np.generic | np.ndarray]) -> Packed:
-        return Packed(args, self.name)
+    def pack(self, args: Sequence[np.generic | np.ndarray]) -> KernelArguments:
+        return KernelArguments(args, self.name)
 
     def launch(
-        self, grid: Sequence[int], block: Sequence[int], packed: Packed, shared: int, stream: Stream
+        self, grid: Sequence[int], block: Sequence[int], packed: KernelArguments, shared: int, stream: Stream
     ) -> None:
         try:
             with self._device.entered:

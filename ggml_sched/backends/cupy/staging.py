@@ -10,7 +10,7 @@ from collections import deque
 
 import numpy as np
 
-from ggml_sched.backends.cupy.device import Device, Event, Stream
+from ggml_sched.backends.cupy.device import Device, Stream, StreamEvent
 
 __all__ = ["Downloads", "Uploads"]
 
@@ -30,7 +30,7 @@ class Uploads:
         self._stream = stream
         self._segment = segment = size // N_SEGMENTS // ALIGNMENT * ALIGNMENT
         self._memory = device.pinned(segment * N_SEGMENTS)
-        self._events: list[Event] = [device.event() for _ in range(N_SEGMENTS)]
+        self._events: list[StreamEvent] = [device.event() for _ in range(N_SEGMENTS)]
         self._recorded = [False] * N_SEGMENTS
         self._number = 0
         self._at, self._end = 0, segment
@@ -116,5 +116,5 @@ class Downloads:
             self._waiting.popleft()
 
     def drop(self) -> None:
-        """Forget what is under way: the device has failed, or nobody waits any more."""
+        """Forget what is under way: the device has failed, or nothing waits for it any more."""
         self._waiting.clear()

@@ -1,7 +1,7 @@
 """Work memory: what kernels keep between the launches of a node, one area for all plans of a backend.
 
 It only grows.  Nothing in it outlives a node, and a backend has one queue, so plans share it.  `generation` changes
-with its address: whoever has packed that address into arguments, or captured it, does so anew.
+with its address: arguments that hold the address, and captured graphs, are made anew.
 """
 
 from __future__ import annotations

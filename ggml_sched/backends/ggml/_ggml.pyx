@@ -1,10 +1,10 @@
 """Nodes as ggml graphs: what is done in C for `GgmlBackend`.
 
-    library.pxi     Api: the functions of a loaded library, and its numbers of ops
-    device.pxi      Device: a ggml backend, its threads and work memory; Packed: a weight in a layout of ggml's own
-    compile.pxi     Program: a split, compiled once into ggml graphs over our addresses
-    products.pxi    ... whose products CpuBackend's kernels compute where they are faster
-    replay.pxi      ... and replayed: ids checked, one call for each graph
+    library.pxi         Api: the functions of a loaded library, and its numbers of ops
+    device.pxi          Device: a ggml backend, its threads and work memory; RepackedWeight: in a layout of ggml's own
+    graph_compiler.pxi  GraphPlan: a split, compiled once into ggml graphs over our addresses
+    products.pxi        OwnProducts: products that CpuBackend's kernels compute where they are faster
+    replay.pxi          running a GraphPlan: ids checked, one call for each graph
 
 Nothing here decides where a tensor lives; the addresses are those of the plan.
 """
@@ -114,7 +114,7 @@ cdef extern from "abi.h" nogil:
     int GX_N_FUNCTIONS
     void gx_quiet(int, const char *, void *)
 
-cdef extern from "table.h" nogil:
+cdef extern from "supported_ops.h" nogil:
     gs_layout gx_regular(const gs_layout *a)
     bint gx_supports(const gs_node *node)
     bint gx_copy(const gs_layout *d, const gs_layout *a)
@@ -140,5 +140,5 @@ cdef extern from "rows.h" nogil:
 include "library.pxi"
 include "device.pxi"
 include "products.pxi"
-include "compile.pxi"
+include "graph_compiler.pxi"
 include "replay.pxi"

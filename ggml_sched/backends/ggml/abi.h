@@ -114,7 +114,7 @@ static const gx_function gx_functions[] = {
 #undef GX_F
 #define GX_N_FUNCTIONS ((int)(sizeof gx_functions / sizeof *gx_functions))
 
-/* A log callback that drops what it is told: a library prints nothing. */
+/* A log callback that drops its messages: a library prints nothing. */
 static inline void gx_quiet(int level, const char *text, void *user)
 {
     (void)level;

@@ -1,6 +1,6 @@
 """GgmlBackend: a device of an installed ggml, computing splits as whole ggml graphs.
 
-A plan is a Program: the split compiled once, replayed with one call for each token.  Memory of the CPU is ours
+A plan is a GraphPlan: the split compiled once, replayed with one call for each token.  Memory of the CPU is ours
 (mapped files included); other devices have theirs from ggml.  Corresponds to ggml_backend_t.
 
 Threads are those of ggml's thread pool, or of OpenMP where the library was built with it.  A forked child has none of
@@ -22,9 +22,9 @@ from ggml_sched.backends.cpu.buffer import ALIGNMENT, allocate, copy_on_host, wr
 from ggml_sched.backends.ggml._ggml import (
     Device,
     GgmlBase,
-    Program,
+    GraphPlan,
     drop_pages,
-    run_program,
+    run_graph_plan,
     tolerated_sources,
 )
 from ggml_sched.backends.ggml.buffer import DeviceBuffer, HostBuffer
@@ -88,7 +88,7 @@ class GgmlBackend(GgmlBase, Backend):
             self.packed_bufts = self.library.extra_buffer_types(self.device)
         if not self.is_host:
             self.max_buffer_size = min(self.library.max_size(self._buft), (1 << 63) - 1)
-            # Who maps a file asks whether a backend can take the mapping: this one cannot.
+            # The loader looks for this method before it maps a file: buffers here cannot lie over a mapping.
             self.buffer_from_ptr = None     # type: ignore[assignment]
         self.adopt(self._device)
 
@@ -182,38 +182,38 @@ class GgmlBackend(GgmlBase, Backend):
         finally:
             self.graph_plan_free(plan)
 
-    def graph_plan_create(self, graph) -> Program:
+    def graph_plan_create(self, graph) -> GraphPlan:
         self._require_open()
         with self._lock:
-            return Program(self, self._device, as_nodes(graph), StagedLeafs().calls)
+            return GraphPlan(self, self._device, as_nodes(graph), StagedLeafs().calls)
 
-    def graph_plan_free(self, plan: Program) -> None:
+    def graph_plan_free(self, plan: GraphPlan) -> None:
         with self._lock:
             plan.free()
 
-    def graph_plan_compute(self, plan: Program) -> None:
+    def graph_plan_compute(self, plan: GraphPlan) -> None:
         if self._closed:
             self._require_open()
         with self._lock:
             if self._device.n_threads > 1 and os.getpid() != STARTED_IN:
                 self._compute_in_child(plan)
             else:
-                run_program(plan)
+                run_graph_plan(plan)
 
-    def _compute_in_child(self, plan: Program) -> None:
+    def _compute_in_child(self, plan: GraphPlan) -> None:
         """Compute in a process that was forked from one that may have had threads of ggml's."""
         if not self.library.uses_openmp:
             if self._pid != os.getpid():
                 self._device.use_threads(self._device.n_threads)
                 self._pid = os.getpid()
-            run_program(plan)
+            run_graph_plan(plan)
             return
         # libgomp's pool belongs to the thread that made it; the forked one's would be waited for without end.
         if self._crew is None or not self._crew.is_here:
             self._crew = Crew([f"{self.name} after fork"])
         if not self._crew.threads:
             raise BackendError(f"backend {self.name!r}: the host gives no thread to compute on after a fork")
-        self._crew.share([partial(run_program, plan)], int)      # nothing here
+        self._crew.share([partial(run_graph_plan, plan)], int)      # nothing here
 
     # -- life -------------------------------------------------------------------
 

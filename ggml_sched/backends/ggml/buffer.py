@@ -11,7 +11,7 @@ import numpy as np
 from ggml_sched._graph import Tensor
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.backends.cpu.buffer import CpuBuffer
-from ggml_sched.backends.ggml._ggml import Device, Packed
+from ggml_sched.backends.ggml._ggml import Device, RepackedWeight
 from ggml_sched.errors import BackendError
 
 __all__ = ["DeviceBuffer", "HostBuffer"]
@@ -25,7 +25,7 @@ class HostBuffer(CpuBuffer):
 
     def __init__(self, backend: Backend, memory: np.ndarray, usage: str = "any", owned: bool = True) -> None:
         super().__init__(backend, memory, usage, owned)
-        self.packs: dict[int, Packed | None] = {}       # by offset; None: ggml has no better layout
+        self.packs: dict[int, RepackedWeight | None] = {}       # by offset; None: ggml has no better layout
 
     def free(self) -> None:
         self.packs.clear()

@@ -1,4 +1,4 @@
-# Device: a ggml backend, its threads and its work memory; Packed: a weight in a layout that its kernels prefer.
+# Device: a ggml backend, its threads and its work memory; RepackedWeight: a weight in a layout its kernels prefer.
 #
 # A Device owns the ggml backend, a thread pool, and work memory that only grows.  Programs and packed weights keep it
 # alive, so it outlives all that was made from it.  Corresponds to ggml_backend_t, ggml_threadpool and ggml_cplan.
@@ -158,7 +158,7 @@ cdef inline void *aligned(uint8_t *at) noexcept nogil:
 
 
 @cython.no_gc
-cdef class Packed:
+cdef class RepackedWeight:
     """A weight that lies in one of ggml's own buffer types, as its matrix products like it best.
 
     `tensor_version` is that of the plain data that was packed.
@@ -191,11 +191,11 @@ cdef class Packed:
         return 0
 
 
-cdef Packed packed_weight(Device device, tuple bufts, Tensor w, const gs_node *node):
-    """An empty Packed for source 0 of a matrix product, or None where ggml has no better layout for it."""
+cdef RepackedWeight packed_weight(Device device, tuple bufts, Tensor w, const gs_node *node):
+    """An empty RepackedWeight for source 0 of a matrix product, or None where ggml has no better layout for it."""
     cdef gx_tensor[1 + GS_MAX_SRC] made
     cdef Api api = device.api
-    cdef Packed found
+    cdef RepackedWeight found
     cdef void *empty
     cdef void *extra
     cdef bint taken
@@ -217,7 +217,7 @@ cdef Packed packed_weight(Device device, tuple bufts, Tensor w, const gs_node *n
         api.call.backend_buffer_free(empty)
         if not taken:
             continue
-        found = Packed.__new__(Packed)
+        found = RepackedWeight.__new__(RepackedWeight)
         found.device = device
         api.fill_layout(&found.made, &w.layout)
         found.size = api.call.backend_buft_get_alloc_size(<void *><uintptr_t>buft, &found.made)

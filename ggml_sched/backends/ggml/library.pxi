@@ -1,11 +1,11 @@
 # Api: the functions of one loaded library, and its numbers of our ops.
 #
-# Owns no memory of the library's; the loaded library is kept by whoever made the Api (library.py), and is never
-# unloaded.  Invariant: a function pointer is NULL only where library.py allows it to be missing.
+# Owns no memory of the library's, which library.py keeps and never unloads.  Invariant: a function pointer is NULL only
+# where library.py allows it to be missing.
 
 TENSOR_SIZE = sizeof(gx_tensor)
 QUIET = <uintptr_t><void *>&gx_quiet
-"""The address of a log callback that drops what it is told."""
+"""The address of a log callback that drops its messages."""
 
 cdef enum:
     N_NUMBERS = 256         # of ops, sub-ops included

@@ -216,13 +216,13 @@ def _pointer(library: ctypes.CDLL, name: str, *arguments):
 
 
 def _hush(base: ctypes.CDLL) -> None:
-    """Let ggml log to nobody, unless somebody has asked it to log to them."""
+    """Drop ggml's log messages, unless the process has set a log callback of its own."""
     callback, user = ctypes.c_void_p(), ctypes.c_void_p()
     pointer = ctypes.POINTER(ctypes.c_void_p)
     if _address(base, "log_get"):
         _call(base, "ggml_log_get", None, pointer, pointer)(ctypes.byref(callback), ctypes.byref(user))
         start = _address(base, "log_get")
-        # Its own lies in the library itself: everybody else's is far away.
+        # ggml's default callback lies in the library itself, a callback of the process far away.
         if callback.value and abs(callback.value - start) > 1 << 20:
             return
     _call(base, "ggml_log_set", None, ctypes.c_void_p, ctypes.c_void_p)(QUIET, None)

@@ -1,4 +1,4 @@
-"""Whether a library's tensors look as `abi.h` says: asked before anything of it is used.
+"""Whether a library's tensors are laid out as `abi.h` says: checked before anything of it is used.
 
 ggml's structs carry no version of their own.  Tensors are made by the library itself, with a different number in each
 field, and each number is looked for where we would write it.

@@ -16,7 +16,7 @@ cdef enum:
 
 @cython.no_gc
 cdef class OwnProducts:
-    """The calls of a program's products, and the ggml nodes of all but the last call of each; `own_products` makes it."""
+    """The calls of a plan's products, and the ggml nodes of all but the last call of each; `own_products` makes it."""
 
     cdef Products products
     cdef gx_tensor *steps           # owned
@@ -36,7 +36,7 @@ cdef class OwnProducts:
 
 
 cdef OwnProducts own_products(NodeTable table, gx_tensor *made, Device device, int64_t least):
-    """Let nodes that our kernels compute faster be calls of ours, of quantised weights those of `least` columns or more;
+    """Let nodes that our kernels compute faster be calls of ours, by quantised weights those of `least` columns or more;
     None: there are none.  OutOfMemory.
     """
     cdef OwnProducts own = OwnProducts.__new__(OwnProducts)

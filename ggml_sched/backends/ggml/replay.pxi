@@ -1,7 +1,7 @@
-# Replays of a Program, and the C side of the backend.
+# Replays of a GraphPlan, and the C side of the backend.
 
 cdef class GgmlBase(BackendBase):
-    """What the scheduler asks of `GgmlBackend` in C: whether a node is in our table."""
+    """`supports_op` of `GgmlBackend` in C: whether a node is among the supported ops."""
 
     cdef Device device
     cdef bint asked_in_python       # a subclass has answers of its own
@@ -39,7 +39,7 @@ cdef int run_segment(Segment segment, Device device, void *pool) noexcept nogil:
     return device.api.call.backend_graph_compute(device.backend, segment.graph)
 
 
-def run_program(Program program not None):
+def run_graph_plan(GraphPlan program not None):
     """Compute once; BackendError for an id that names no row, PlacementError for a buffer that is closed."""
     cdef Tensor t
     try:
@@ -49,11 +49,11 @@ def run_program(Program program not None):
             t.version += 1
 
 
-cdef int replay(Program program) except -1:
+cdef int replay(GraphPlan program) except -1:
     cdef Device device = program.device
     cdef Segment segment
     cdef BufferBase buffer
-    cdef Packed packed
+    cdef RepackedWeight packed
     cdef Tensor t
     cdef list held = []         # another thread may close a buffer while kernels run over its addresses
     cdef int status, k, n = device.n_threads
@@ -100,7 +100,7 @@ cdef int replay(Program program) except -1:
     return 0
 
 
-cdef int fetch_ids(Program program, Segment segment) except -1:
+cdef int fetch_ids(GraphPlan program, Segment segment) except -1:
     """Bring the ids of a segment to the host."""
     cdef size_t total = 0, at = 0
     cdef gx_tensor *made

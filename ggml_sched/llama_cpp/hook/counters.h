@@ -5,8 +5,8 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <time.h>
 #include "ggml_sched/api.h"
+#include "ggml_sched/clock.h"
 
 enum gh_counter {
     GH_COUNT_RESERVE,       /* calls of ggml_gallocr_reserve_n                      */
@@ -39,19 +39,11 @@ static inline void gh_count_one(enum gh_counter what)
     atomic_fetch_add_explicit(&gh_counters[what], 1, memory_order_relaxed);
 }
 
-/* Nanoseconds of a monotonic clock. */
-static inline long long gh_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
-
 /* Count a call that began then, and the time since. */
 static inline void gh_count_call(enum gh_counter what, long long began)
 {
     gh_count_one(what);
-    atomic_fetch_add_explicit(&gh_counters[what + 1], gh_now() - began, memory_order_relaxed);
+    atomic_fetch_add_explicit(&gh_counters[what + 1], gs_now() - began, memory_order_relaxed);
 }
 
 /* Whether new allocators are ggml's own: calls are passed on and counted. */

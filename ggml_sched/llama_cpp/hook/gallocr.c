@@ -273,7 +273,7 @@ static bool reserve(gh_gallocr *a, void *graph, const int *node_ids, const int *
 
 static bool reserve_timed(const gh_ggml *owner, gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids)
 {
-    const long long began = gh_now();
+    const long long began = gs_now();
     bool done;
     if (owner != NULL) {
         done = owner->gallocr_reserve_n((void *)a, graph, node_ids, leaf_ids);
@@ -366,7 +366,7 @@ static bool alloc_graph(gh_gallocr *a, void *graph)
 GH_EXPORT bool ggml_gallocr_alloc_graph(gh_gallocr *a, void *graph)
 {
     const gh_ggml *owner = owner_of(a, GH_CALLER);
-    const long long began = gh_now();
+    const long long began = gs_now();
     bool done;
     if (owner != NULL) {
         done = owner->gallocr_alloc_graph((void *)a, graph);

@@ -281,7 +281,7 @@ GH_EXPORT void ggml_backend_sched_reset(void *sched)
 GH_EXPORT void ggml_backend_sched_split_graph(void *sched, void *graph)
 {
     gh_sched *s = ours(sched);
-    const long long began = gh_now();
+    const long long began = gs_now();
     if (s != NULL) {
         gh_unbind(s, graph);
         s->is_allocated = false;
@@ -334,7 +334,7 @@ GH_EXPORT bool ggml_backend_sched_reserve(void *sched, void *graph)
 {
     gh_sched *s = ours(sched);
     const gh_runtime *rt = s == NULL ? theirs(sched, GH_CALLER) : NULL;
-    const long long began = gh_now();
+    const long long began = gs_now();
     const bool done = s != NULL ? reserve(s, graph) : rt != NULL && rt->backend_sched_reserve(sched, graph);
     gh_count_call(GH_COUNT_SCHED_RESERVE, began);
     return done;
@@ -344,7 +344,7 @@ GH_EXPORT bool ggml_backend_sched_alloc_graph(void *sched, void *graph)
 {
     gh_sched *s = ours(sched);
     const gh_runtime *rt = s == NULL ? theirs(sched, GH_CALLER) : NULL;
-    const long long began = gh_now();
+    const long long began = gs_now();
     const bool done = s != NULL ? !s->is_allocated && allocate(s, graph)
                                 : rt != NULL && rt->backend_sched_alloc_graph(sched, graph);
     gh_count_call(GH_COUNT_SCHED_ALLOC, began);

@@ -14,7 +14,7 @@ import numpy as np
 
 from cuda_emulator.compile import library
 from cuda_emulator.simulator import EmulatedStream
-from ggml_sched.backends.cupy.device import DeviceError, Function, Module, Packed, block_of
+from ggml_sched.backends.cupy.device import DeviceError, Function, KernelArguments, Module, block_of
 from ggml_sched.backends.cupy.source import KERNELS, kernel_source
 
 __all__ = ["MAX_SHARED", "EmulatedFunction", "EmulatedModule"]
@@ -90,8 +90,8 @@ class EmulatedFunction(Function):
         """How often kernels of its source switched to a thread's stack, ever."""
         return 0 if self._library is None else self._library.host_cuda_switches()
 
-    def pack(self, args: Sequence[np.generic | np.ndarray]) -> Packed:
-        packed = Packed(args, self.name)
+    def pack(self, args: Sequence[np.generic | np.ndarray]) -> KernelArguments:
+        packed = KernelArguments(args, self.name)
         if self._library is None:
             return packed
         if len(packed.values) != len(self.sizes):
@@ -105,7 +105,7 @@ class EmulatedFunction(Function):
         return packed
 
     def launch(
-        self, grid: Sequence[int], block: Sequence[int], packed: Packed, shared: int, stream: EmulatedStream
+        self, grid: Sequence[int], block: Sequence[int], packed: KernelArguments, shared: int, stream: EmulatedStream
     ) -> None:
         self.device.check_open()
         if stream.device is not self.device:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cuda_emulator.memory import Heap, Pinned
-from ggml_sched.backends.cupy.device import DeviceError, Event, Graph, Stream, bytes_of
+from ggml_sched.backends.cupy.device import CapturedGraph, DeviceError, Stream, StreamEvent, bytes_of
 
 __all__ = ["EmulatedEvent", "EmulatedGraph", "EmulatedStream", "Simulator"]
 
@@ -72,7 +72,7 @@ class Simulator:
             self._capturing = {thread: one for thread, one in self._capturing.items() if one is not stream}
 
 
-class EmulatedEvent(Event):
+class EmulatedEvent(StreamEvent):
     def __init__(self, device) -> None:
         self.device = device
         self.stream: EmulatedStream | None = None
@@ -105,7 +105,7 @@ class EmulatedEvent(Event):
         return self.has_passed
 
 
-class EmulatedGraph(Graph):
+class EmulatedGraph(CapturedGraph):
     def __init__(self, device, jobs: list[Job]) -> None:
         self.device = device
         self.jobs: tuple[Job, ...] | None = tuple(jobs)

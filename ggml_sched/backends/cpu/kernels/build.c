@@ -1,4 +1,4 @@
-/* build.c -- see build.h: overlap, tables, and which kernels are asked. */
+/* build.c -- see build.h: overlap, tables, and the order in which builders are tried. */
 #include "build.h"
 #include "matmul.h"
 #include "types.h"

@@ -2,7 +2,7 @@
  *
  * A node becomes one call or a few; a call is cut into parts of a fixed size, which threads take in any order and of
  * which none writes what another one reads or writes.  Between two calls stands a barrier.  Results depend on values,
- * shapes and strides, never on addresses, on who runs a part, or on how many threads there are.
+ * shapes and strides, never on addresses, on the thread that runs a part, or on the number of threads.
  */
 #ifndef GGML_SCHED_KERNELS_CALL_H
 #define GGML_SCHED_KERNELS_CALL_H

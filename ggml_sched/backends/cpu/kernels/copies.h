@@ -285,7 +285,7 @@ static void run_get_rows(const gs_call *call, int32_t part, char *shared, char *
         where w = row_at(node->layout.ne, r);
         int64_t id = id_at(ids, w.i1, w.i2, w.i3);
         if (outside(id, table->layout.ne[1], 1, fault))
-            return;                     /* somebody has changed it since it was checked */
+            return;                     /* another thread has changed it since it was checked */
         const char *from = row_of(table, (where){id, w.i2, w.i3});
         char *to = row_of(node, w);
         if (type == node->layout.type) {

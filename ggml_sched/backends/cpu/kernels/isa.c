@@ -1,6 +1,6 @@
 /* isa.c -- which instructions kernels may use here: what the processor has, capped by GGML_SCHED_ISA.
  *
- * Asked whenever a plan is made, so a test may change the cap between two plans; nothing is remembered.
+ * Read for each plan that is made, so a test may change the cap between two plans.
  */
 #include "call.h"
 

@@ -172,7 +172,7 @@ static void choose(const gs_call *call, int32_t part, char *shared, char *scratc
         places += here;
         start[++n] = (int32_t)places;
     }
-    memset(pair, 0, (size_t)of->columns * sizeof(int32_t)); /* somebody may write ids while they are read: */
+    memset(pair, 0, (size_t)of->columns * sizeof(int32_t)); /* another thread may write ids while they are read: */
     for (int64_t p = 0; p < of->columns; p++) {
         int32_t id;
         memcpy(&id, (char *)ids->data + p % used * ids->layout.nb[0] + p / used * ids->layout.nb[1], sizeof(id));

@@ -17,7 +17,7 @@
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 #ifndef AHEAD
-#define AHEAD 4096             /* bytes that weights are asked for before they are needed */
+#define AHEAD 4096             /* bytes that weights are prefetched ahead */
 #endif
 
 #include "x86_decode.h"

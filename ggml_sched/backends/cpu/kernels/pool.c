@@ -1,7 +1,7 @@
 /* pool.c -- see pool.h.
  *
- * One word says what there is to do: the number of the call in its upper half, how many of its parts nobody has
- * claimed in its lower.  A claim is a compare-and-swap of that word, so it fails when the call is over; while a part
+ * One word describes the work: the number of the call in its upper half, the number of its unclaimed parts in its
+ * lower.  A claim is a compare-and-swap of that word, so it fails when the call is over; while a part
  * is claimed, its call stays, because the caller waits until every claimed part is reported as done.
  */
 #define _GNU_SOURCE
@@ -13,8 +13,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
+#include "ggml_sched/clock.h"
 
 #define MAX_THREADS 1024
 #define SPIN_NS 40000           /* that an idle thread looks for work before it sleeps */
@@ -45,9 +45,9 @@ typedef struct seat {
     int32_t number;                 /* 1 ..: whose scratch to use */
 } seat;
 
-/* Whoever holds the pool, and nobody else, looks at n_threads and the crew; who comes then computes alone. */
+/* Only the holder of the pool reads n_threads and the crew; a caller that finds it held computes on its own thread. */
 struct gs_pool {
-    _Atomic int32_t holder;         /* the process of which a thread runs or stops; 0: nobody */
+    _Atomic int32_t holder;         /* the process of which a thread runs or stops; 0: none */
     int32_t n_threads;
     crew *crew;
     _Atomic uint64_t alive;         /* for gs_pool_alive: the process, and its threads of the crew */
@@ -59,12 +59,6 @@ static inline void pause_briefly(void) {
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
 #endif
-}
-
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 static inline char *scratch_of(const gs_work *work, int32_t number) {
@@ -118,19 +112,19 @@ static void *serve(void *given) {
     seat mine = *(seat *)given;
     crew *c = mine.crew;
     free(given);
-    int64_t since = now_ns();
+    int64_t since = gs_now();
     while (!atomic_load_explicit(&c->stop, memory_order_relaxed)) {
         if (take_part(c, mine.number)) {
             while (take_part(c, mine.number))
                 ;
-            since = now_ns();
+            since = gs_now();
             continue;
         }
         for (int i = 0; i < 32; i++)
             pause_briefly();
-        if (now_ns() - since > SPIN_NS) {
+        if (gs_now() - since > SPIN_NS) {
             sleep_until_work(c);
-            since = now_ns();
+            since = gs_now();
         }
     }
     return NULL;

@@ -11,7 +11,7 @@
 
 /* A call whose turn comes once in a run. */
 typedef struct gs_turn {
-    _Atomic int32_t next;       /* the first part that nobody has taken; 0 before a run */
+    _Atomic int32_t next;       /* the first part that no thread has taken; 0 before a run */
     const gs_call *call;
     const gs_work *work;
     char apart[104];            /* threads shall not fight over a line for two calls    */

@@ -9,7 +9,7 @@ INLINE int64_t step_bytes(const int type) {
     return PANEL * (32 + 4 * halves_of(type) * (1 + has_min(type)));
 }
 
-/* Rows that are not there are the last one again; nobody stores what comes of them. */
+/* Rows beyond the end repeat the last one; their results are not stored. */
 INLINE void pack_q(const int type, const char *a, int64_t stride, int64_t rows, int64_t step0, int64_t steps,
                    char *panel) {
     const int units = units_of(type), halves = halves_of(type), n_scales = units * halves;

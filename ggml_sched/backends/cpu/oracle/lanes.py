@@ -1,6 +1,6 @@
 """A few threads that run fixed shares of one node's work side by side.
 
-Who runs a share never changes its result: the shares are cut when a node is
+The thread that runs a share never changes its result: the shares are cut when a node is
 resolved.  Threads start on first use and stop with `close`, or with the last reference.
 After a fork the child starts its own: the parent's do not exist there.  A host that
 gives no more threads gets the same results from fewer.

@@ -148,7 +148,7 @@ __device__ __forceinline__ void many(TILED) {
         for (int u = part - STEP; u < units + part; u += STEP) {
             const int next = u + STEP;
             if (u >= part) {
-                __syncthreads();           // everybody has multiplied what was here
+                __syncthreads();           // all threads have multiplied what was here
                 UNROLL
                 for (int r = 0; r < 2; ++r) {
                     int4 q;
@@ -241,7 +241,7 @@ __device__ __forceinline__ void many_exact(TILED) {
             float v[8];
             load_part<KIND>(a, weights, u, part, v);
             const int64_t start = place_of_part<KIND>(u, part);
-            __syncthreads();               // everybody has multiplied what was here
+            __syncthreads();               // all threads have multiplied what was here
             UNROLL
             for (int j = 0; j < 8; ++j) {
                 t->w[part * 8 + j][line] = v[j];

@@ -95,7 +95,7 @@ struct Fp4 {
     static constexpr uint32_t A = 0x03020100u, B = 0x0c080604u, C = 0xfdfeff00u, D = 0xf4f8fafcu;
 };
 
-// Four nibbles of the low half of x as bytes of a table: both of its halves are asked, bit 3 decides.
+// Four nibbles of the low half of x as bytes of a table: both of its halves are looked up, bit 3 selects.
 template <class T>
 __device__ __forceinline__ uint32_t four_levels(uint32_t x) {
     const uint32_t place = x & 0x7777u;

@@ -30,7 +30,7 @@ def _group(op: str) -> Group:
         a, b = gate.src[0], up.src[0]
         same = a.type == b.type and a.ne == b.ne and a.nb == b.nb and gate.ne == up.ne == last.ne
         fits = same and is_few(gate) and OPS[op].fits(gate) and OPS[op].fits(up) and last.nb[0] == 4
-        # What need not be written is read by nobody else: no weights, columns or ids look at it.
+        # No other node reads what need not be written: weights, columns and ids do not depend on it.
         if not fits or any(t.root in (gate, up) for t in (*gate.src, *up.src)):
             return None
         return (gate, up, last)

@@ -1,6 +1,6 @@
 """Groups of nodes that one kernel computes: found before a graph is planned, built where the plan kept them.
 
-Invariant: what a group does not write is read by its members alone, so whoever keeps a group may leave it unwritten.
+Invariant: what a group does not write is read by its members alone, so it need not be written where the group is kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Wiring", "find", "group_of", "lies_apart"]
 
 
 class Wiring:
-    """Who reads whom in a graph: its tensors in order, views included."""
+    """Which tensors read which in a graph: its tensors in order, views included."""
 
     def __init__(self, nodes: Iterable[Tensor]) -> None:
         self.nodes = tuple(nodes)
@@ -23,7 +23,7 @@ class Wiring:
         self.readers = Counter(source for node in self.nodes for source in node.src if source is not None)
 
     def inner(self, t: Tensor | None, ops: Iterable[str]) -> Tensor | None:
-        """t, if it is a node of these ops with memory of its own that one node reads, and nobody outside the graph."""
+        """t, if it is a node of these ops with memory of its own that one node reads, and nothing outside the graph."""
         if t is None or t.op not in ops or t not in self.position or t.view_src is not None:
             return None
         return t if self.readers[t] == 1 and "output" not in t.flags else None

@@ -1,6 +1,6 @@
 """Products of prompts by the device's own library: f16 times f16, summed in f32.
 
-A launch of "blas.gemm" has no kernel: whoever runs launches calls `Blas.gemm` of device.py with its arguments, in that
+A launch of "blas.gemm" has no kernel: the plan calls `Blas.gemm` of device.py with its arguments, in that
 order.  Columns become f16 once; weights become f16 in scratch memory a piece of their rows at a time, so that the piece
 is still in the device's cache when it is read again, and scratch memory stays small.
 """

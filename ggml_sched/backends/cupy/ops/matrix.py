@@ -214,7 +214,7 @@ def work(node: Tensor, exact: bool, by_library: bool) -> int:
 
 
 def _work(node: Tensor) -> int:
-    """Whoever multiplies, and however."""
+    """The product, by any of the kernels or by cuBLAS."""
     return max(work(node, exact, by_library) for exact in (False, True) for by_library in (False, True))
 
 

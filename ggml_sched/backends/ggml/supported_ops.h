@@ -1,13 +1,13 @@
-/* ggml_sched/backends/ggml/table.h -- which nodes ggml's CPU kernels compute, and compute right.
+/* ggml_sched/backends/ggml/supported_ops.h -- which nodes ggml's CPU kernels compute, and compute right.
  *
  * ggml says yes to nearly every node and then aborts the process, or computes something else, where types, strides or
- * parameters are not as a kernel expects.  So this table is ours: a node is admitted only where each expectation of
- * its kernel is written down here and holds.  What is left out runs elsewhere.
+ * parameters are not as a kernel expects.  So a node is admitted only where each expectation
+ * of its kernel is written down here and holds.  Other nodes run on other backends.
  *
  * gx_supports(node): 1 or 0.  It looks at op, parameters and layouts, never at addresses.
  */
-#ifndef GGML_SCHED_BACKENDS_GGML_TABLE_H
-#define GGML_SCHED_BACKENDS_GGML_TABLE_H
+#ifndef GGML_SCHED_BACKENDS_GGML_SUPPORTED_OPS_H
+#define GGML_SCHED_BACKENDS_GGML_SUPPORTED_OPS_H
 
 #include <math.h>
 #include <string.h>
@@ -67,7 +67,7 @@ static inline int64_t gx_unit(gx_layout a, int64_t *elements)
     };
     const int known = a->type >= 0 && a->type < (int)(sizeof units / sizeof *units) && units[a->type].size;
     *elements = known ? units[a->type].block : 1;
-    return known ? units[a->type].size : -1;    /* -1 is nobody's stride */
+    return known ? units[a->type].size : -1;    /* -1 equals no stride */
 }
 
 /* The layout with strides as ggml would make them where an extent of 1 lets any stand: kernels may look at them. */

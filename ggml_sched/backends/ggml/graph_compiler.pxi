@@ -1,4 +1,4 @@
-# Program: the nodes of a split as ggml graphs over our addresses.
+# GraphPlan: the nodes of a split as ggml graphs over our addresses.
 #
 # Owns the ggml tensors and graphs, in blocks of its own memory.  Invariant: every node is in our table and every
 # address lies inside an open buffer of the backend, so that ggml finds nothing to abort about.
@@ -28,8 +28,8 @@ cdef class Segment:
 
 # Freeing needs the device, which the collector of cycles may not take away before.
 @cython.no_gc_clear
-cdef class Program:
-    """`Program(backend, device, nodes, staged)`: compiles; UnsupportedOp, PlacementError, BackendError, OutOfMemory
+cdef class GraphPlan:
+    """`GraphPlan(backend, device, nodes, staged)`: compiles; UnsupportedOp, PlacementError, BackendError, OutOfMemory
     naming the node.  `staged(node)` gives the calls that load leafs before a node."""
 
     cdef object backend
@@ -41,7 +41,7 @@ cdef class Program:
     cdef uint8_t *copies            # owned; memory of copied sources
     cdef uint8_t *fetched           # owned; ids of a device
     cdef list segments
-    cdef list packs                 # (weight, Packed, address of the plain data)
+    cdef list packs                 # (weight, RepackedWeight, address of the plain data)
     cdef OwnProducts own            # None: ggml computes all products
     cdef list written               # roots that outlive the plan
     cdef tuple buffers              # keeps them alive
@@ -333,7 +333,7 @@ cdef class Program:
         """Where the backend keeps weights in a layout of ggml's own, let matrix products read that."""
         cdef gs_node *node
         cdef Tensor t, w
-        cdef Packed packed
+        cdef RepackedWeight packed
         cdef Py_ssize_t i
         cdef set taken = set()
         cdef tuple bufts = self.backend.packed_bufts
@@ -362,11 +362,11 @@ cdef class Program:
                 self.packs.append((w, packed, <uintptr_t>node.src[0].data))
         return 0
 
-    cdef Packed new_packed(self, Py_ssize_t i, tuple bufts):
-        """A Packed for the weight of node i, with its data; None: ggml has no better layout for it."""
+    cdef RepackedWeight new_packed(self, Py_ssize_t i, tuple bufts):
+        """A RepackedWeight for the weight of node i, with its data; None: ggml has no better layout for it."""
         cdef gs_node *node = &self.table.nodes[i]
         cdef Tensor t = self.table.tensors[i], w = t.src[0]
-        cdef Packed packed = packed_weight(self.device, bufts, w, node)
+        cdef RepackedWeight packed = packed_weight(self.device, bufts, w, node)
         if packed is not None:
             packed.load(w, node.src[0].data)
             self.backend.plain_unread(w)
