@@ -1,11 +1,12 @@
-"""llama.cpp as it is beside llama.cpp on our planner: tokens, compute buffers, time; a page of Markdown.
+"""llama.cpp as it is beside llama.cpp on our planner: tokens, buffers, touched memory, time; a page of Markdown.
 
-    python bench/hooking.py [--levels alloc sched] [--models NAME ...] [--all] [--rounds N] [--files FOLDER] > FILE
+    python bench/hooking.py [--levels alloc sched] [--models NAME ...] [--all] [--rounds N] [--skip PART ...] > FILE
 
 llama.cpp is that of llama-cpp-python (`pip install '.[peer]'`).  Hooking is for a process, so that each has its own;
 stock and hooked take turns.  Models have their real sizes and no weights (hooked/models.py): they are opened, reserve
 and allocate, and nothing is computed; devices other than the CPU are dry (hooked/devices.cpp).  Tokens are those of
-small models that have weights, on devices that compute.  Sizes are what llama.cpp logs, times what passes inside the
+small models that have weights, on devices that compute.  Memory is that of processes whose kernels touch the pages of
+their results and compute nothing (hooked/touch.cpp); random batches show what is planned again.  Sizes are what llama.cpp logs, times what passes inside the
 functions, the median over contexts and processes.  hooked/page.py writes them down.
 """
 
@@ -178,6 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--models", nargs="*", choices=[*models.GRAPHS, *models.VOCABULARIES, *models.OTHERS], help="whose sizes are asked")
     parser.add_argument("--all", action="store_true", help="the models of other architectures, too")
     parser.add_argument("--rounds", type=int, default=2, help="processes for each mode")
+    parser.add_argument("--batches", type=int, default=10_000, help="how many random ones")
     parser.add_argument("--skip", nargs="*", choices=PARTS, default=[], help="what is left out")
     parser.add_argument("--files", type=Path, help="a folder that keeps the models")
     options = parser.parse_args(arguments)
@@ -200,21 +202,38 @@ def main(arguments: list[str] | None = None) -> int:
         wrong += [f"{name}, {words}, {mode}: {row['failed']}" for part in (found, touched) for name, ways in part.items()
                   for words, by_mode in ways.items() for mode, rows in by_mode.items() if mode != "stock"
                   for row in rows if "failed" in row and "failed" not in by_mode["stock"][0]]
+        again = {} if "batches" in options.skip else batches(worker, modes, Path(folder), options.batches)
+        wrong += [f"batches of {name}, {mode}: {row['failed']}" for name, by_mode in again.items()
+                  for mode, row in by_mode.items() if "failed" in row]
         if "tokens" not in options.skip:
             logits, differ = tokens(worker, hooked, Path(folder))
             wrong += differ
-    print(written(found, touched, logits, modes, missing, wrong))
+    print(written(found, touched, again, logits, modes, missing, wrong))
     return bool(wrong)
 
 
-def written(found: dict, touched: dict, logits: list[page.Tokens], modes: list[str], missing: str | None, wrong: list[str]) -> str:
+def batches(worker: Worker, modes: list[str], folder: Path, count: int) -> dict[str, dict[str, dict]]:
+    """Random batches of small models, one of them recurrent: by model and mode what was done again."""
+    found: dict[str, dict[str, dict]] = {}
+    for arch in ("llama", "mamba"):
+        path = folder / f"batches-{arch}.gguf"
+        path.write_bytes(random_model(arch, 7))
+        for layers, devices in ((0, 0), (2, 1)):
+            way = {"n_ctx": 64 * 128, "n_batch": 64, "flash": 0, "n_seq": 64, "layers": layers, "embeddings": False,
+                   "outputs": 0, "count": count}
+            found[f"{arch}, {'1 device, half' if devices else 'CPU'}"] = {
+                mode: worker.run(mode, path, "batches", [way], devices)[0] for mode in modes}
+    return found
+
+
+def written(found: dict, touched: dict, again: dict, logits: list[page.Tokens], modes: list[str], missing: str | None, wrong: list[str]) -> str:
     """The page."""
     parts = ["# llama.cpp on our planner, measured", "Written by `python bench/hooking.py`; how to use it: "
              "[llama.cpp on our planner in one line](llama-cpp.md).",
              f"Machine: {processor()}.  llama.cpp is that of llama-cpp-python {version('llama-cpp-python')}."]
     parts += [missing] if missing else []
     if modes[1:]:
-        parts += ["## Summary", page.summary(found, touched, logits, modes[1:],
+        parts += ["## Summary", page.summary(found, touched, again, logits, modes[1:],
                                                 {"": list(models.GRAPHS),
                                                  "large vocabularies, few layers": list(models.VOCABULARIES),
                                                  "other models": list(models.OTHERS)})]
@@ -222,6 +241,8 @@ def written(found: dict, touched: dict, logits: list[page.Tokens], modes: list[s
         parts += ["## Compute buffers and time", page.table_of_sizes(found, modes[1:])]
     if touched:
         parts += ["## Memory that is touched", page.MEMORY, page.table_of_memory(touched, modes[1:])]
+    if again:
+        parts += ["## Random batches", page.BATCHES, page.table_of_batches(again, modes)]
     if logits:
         parts += ["## Logits", page.table_of_tokens(logits, modes[1:] or ["again"])]
     return "\n\n".join([*parts, "## What was wrong", "\n".join(f"* {line}" for line in wrong or ["Nothing."])])

@@ -1,7 +1,7 @@
 // Calls of ggml's allocators and scheduler, counted and timed: each function here hands on to the one behind it.
 //
 // Loaded with RTLD_GLOBAL before the library that is asked, so that the dynamic linker finds these first.  Invariant:
-// results are those of the functions behind.  What a function calls of its own family (allocators, scheduler) is part
+// results are those of the functions behind.  What a function calls of its own family (allocators, reserving, scheduler, buffers) is part
 // of it and not counted again.  Needs none of ggml's headers.
 #include <atomic>
 #include <chrono>
@@ -38,11 +38,18 @@ struct Counter {
 
 Counter *first = nullptr;
 
-Counter::Counter(const char *named) : name(named), next(first), family(strstr(named, "_sched_") != nullptr) {
-    first = this;
+int family_of(const char *name) {
+    const char *families[] = {"_sched_", "_buft_", "_gallocr_reserve"};
+    int found = 0;
+    for (int i = 0; i < 3; i++) {
+        found = strstr(name, families[i]) != nullptr ? i + 1 : found;
+    }
+    return found;
 }
 
-thread_local int depth[2];  // calls under way, by family
+Counter::Counter(const char *named) : name(named), next(first), family(family_of(named)) { first = this; }
+
+thread_local int depth[4];  // calls under way, by family
 
 struct Timer {
     Counter &counter;
@@ -84,6 +91,8 @@ COUNTED(void, ggml_gallocr_reserve_n_size, (Ptr galloc, Ptr graph, Ids nodes, Id
         (galloc, graph, nodes, leafs, sizes))
 COUNTED(bool, ggml_gallocr_alloc_graph, (Ptr galloc, Ptr graph), (galloc, graph))
 COUNTED(size_t, ggml_gallocr_get_buffer_size, (Ptr galloc, int id), (galloc, id))
+
+COUNTED(Ptr, ggml_backend_buft_alloc_buffer, (Ptr type, size_t size), (type, size))
 
 COUNTED(Tallocr, ggml_tallocr_new, (Ptr buffer), (buffer))
 COUNTED(int, ggml_tallocr_alloc, (Tallocr *talloc, Ptr tensor), (talloc, tensor))

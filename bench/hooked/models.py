@@ -45,8 +45,8 @@ GRAPHS = {
 
 VOCABULARIES = {
     "smollm2-135m": ("llama", {**_sizes(49152, 8192, 576, 30, 1536, 9, 3), **RMS, "rope.freq_base": 1e5}, (), True),
-    "gemma3-270m": ("gemma3", {**_sizes(262144, 32768, 640, 18, 2048, 4, 1, 256), **RMS, "attention.sliding_window": 512,
-                               "rope.freq_base": 1e6}, (), True),
+    "gemma3-270m": ("gemma3", {**_sizes(262144, 32768, 640, 18, 2048, 4, 1, 256), **RMS,
+                               "attention.sliding_window": 512, "rope.freq_base": 1e6}, (), True),
 }
 """Models of a large vocabulary and few, narrow layers, likewise: rows of logits are nearly all that is reserved."""
 

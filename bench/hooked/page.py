@@ -104,10 +104,25 @@ def table_of_sizes(found: dict[str, dict], hooked: list[str]) -> str:
     return markdown(head, rows)
 
 
-MEMORY = """Anonymous bytes of the whole process, each way in its own: once a context has computed four tokens; a prompt of
-5/8 of a batch and 32 tokens; six more prompts.  Stock's at the end, and by how much ours is above it (below: negative) at
-each of the three.  Kernels are replaced by ones that write a byte to each page of their results (hooked/touch.cpp), so that
-models of any size can be looked at; what hooking adds to or saves of stock's memory is the same with kernels that compute."""
+MEMORY = """\
+Anonymous bytes of the whole process, each way in its own: once a context has computed four tokens; a prompt of 5/8 of a
+batch and 32 tokens; six more prompts.  Stock's at the end, and by how many MiB ours is above it (negative: below) at
+each of the three.  Kernels are replaced by ones that write a byte to each page of their results (`hooked/touch.cpp`),
+so that models of any size can be looked at; what hooking adds to stock's memory is the same with kernels that
+compute."""
+BATCHES = """\
+Random batches of small models with 64 sequences: ids or embeddings, 1 to 64 rows, 1 to 64 sequences, outputs of 1 row
+to all, once each kind was seen with 64 rows and with one.  Counted: plans made again, buffers allocated for them, and
+waits for all devices before that.  ggml's allocator plans again whenever it does not take a graph as it is: by itself
+(`ggml_gallocr_reserve`) where it has one buffer, otherwise asked by the scheduler (`ggml_gallocr_reserve_n`), which
+waits for all devices first."""
+
+
+def table_of_batches(found: dict[str, dict], modes: list[str]) -> str:
+    head = ["model", "batches", *(f"{mode}: {what}" for mode in modes for what in ("planned", "buffers", "waits"))]
+    return markdown(head, [[name, by_mode["stock"].get("count", ""),
+                            *(by_mode[mode].get(what, "failed") for mode in modes
+                              for what in ("planned", "grown", "waited"))] for name, by_mode in found.items()])
 
 
 def excess_of(by_mode: dict[str, list[dict]], mode: str) -> list[float] | None:
@@ -121,7 +136,8 @@ def excess_of(by_mode: dict[str, list[dict]], mode: str) -> list[float] | None:
 
 def table_of_memory(found: dict[str, dict], modes: list[str]) -> str:
     """Each way of each model: stock's memory, and what ours is above it."""
-    head = ["model", "way", "stock, MiB", *(f"{stage}, {mode}" for mode in modes for stage in ("tokens", "prompt", "end"))]
+    stages = [f"{stage}, {mode}" for mode in modes for stage in ("tokens", "prompt", "end")]
+    head = ["model", "way", "stock, MiB", *stages]
     rows = []
     for name, ways in found.items():
         for words, by_mode in ways.items():
@@ -146,8 +162,8 @@ def table_of_tokens(found: list[Tokens], modes: list[str]) -> str:
                            for row in found])
 
 
-def summary(sizes: dict[str, dict], memory: dict[str, dict], tokens: list[Tokens], modes: list[str],
-            groups: dict[str, list[str]]) -> str:
+def summary(sizes: dict[str, dict], memory: dict[str, dict], batches: dict[str, dict], tokens: list[Tokens],
+            modes: list[str], groups: dict[str, list[str]]) -> str:
     """Of each measure its target and, for each mode, what came out.
 
     `groups`: models by what they are called; the target of sizes is for those without a name.
@@ -171,8 +187,9 @@ def summary(sizes: dict[str, dict], memory: dict[str, dict], tokens: list[Tokens
                 if any(values.values()):
                     count = max(map(len, values.values()))
                     target = f"(≤ {most:.2f})" if group else f"≤ {mean} (≤ {most:.2f})"
-                    rows.append([f"compute buffers / stock's{', ' * bool(group)}{group}{words}: mean (worst) of {count}",
-                                 target, *cells(values, 3, fmean)])
+                    whose = f"{', ' * bool(group)}{group}{words}"
+                    rows.append([f"compute buffers / stock's{whose}: mean (worst) of {count}", target,
+                                 *cells(values, 3, fmean)])
         for what, words in (("reserve", "reserving"), ("allocate", "allocating a graph")):
             values = {mode: of(sizes, mode, what) for mode in modes}
             rows.append([f"{words} / stock's time inside the functions: median (worst)", f"≤ {TARGETS[what]}",
@@ -182,6 +199,11 @@ def summary(sizes: dict[str, dict], memory: dict[str, dict], tokens: list[Tokens
                          if (excess := excess_of(by_mode, mode)) is not None] for mode in modes}
         rows.append(["anonymous memory above stock's, MiB: median (worst) of ways", f"≤ {TARGETS['memory']:+.2f}",
                      *(f"{median(seen):+.2f} ({max(seen):+.2f})" if seen else "-" for seen in values.values())])
+    if batches:
+        stock = sum(by_mode["stock"].get("planned", 0) for by_mode in batches.values())
+        count = sum(by_mode["stock"].get("count", 0) for by_mode in batches.values())
+        rows.append([f"random batches planned again: of {count} (stock: {stock})", "0",
+                     *(sum(by_mode[mode].get("planned", 0) for by_mode in batches.values()) for mode in modes)])
     if tokens:
         count = sum(row.count for row in tokens)
         rows.append(["logits with the same bits as stock's, ways", f"all of {count}",

@@ -3,8 +3,8 @@
     python worker.py JOB
 
 JOB is a file of JSON: `mode` ("stock", "off", "alloc", "sched"), `model`, `libraries` (of build.py), `ways` (see `Way`)
-and `what`, "sizes", "memory", "tokens" or "batches".  Hooking is for a process, and so is the number of devices: all ways of a job have the
-same.  A way that llama.cpp refuses gives a line with `failed`, which is what it logged last.
+and `what`: "sizes", "memory", "tokens" or "batches".  Hooking is for a process, and so is the number of devices: all
+ways of a job have the same.  A way that llama.cpp refuses gives a line with `failed`, which is what it logged last.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import random
 import re
 import sys
 from pathlib import Path
@@ -64,6 +65,40 @@ class Counters:
             return found
 
         return Counters(read, library.counters_clear)
+
+
+class RandomBatches:
+    """Batches for one context: ids or embeddings, rows, sequences and outputs by chance, the same in each process."""
+
+    def __init__(self, api, ctx, n_vocab: int, n_embd: int, way: Way) -> None:
+        self.api, self.ctx, self.way, self.n_vocab, self.n_embd = api, ctx, way, n_vocab, n_embd
+        self.random = random.Random(7)
+        self.batches = [api.llama_batch_init(way.n_batch, 0, 1), api.llama_batch_init(way.n_batch, n_embd, 1)]
+        self.at = [0] * way.n_seq
+        for i in range(way.n_batch * n_embd):
+            self.batches[1].embd[i] = i % 7 / 7
+
+    def decode_any(self) -> None:
+        rows = self.random.randint(1, self.way.n_batch)
+        sequences = self.random.randint(1, min(rows, self.way.n_seq))
+        self.decode(self.random.random() < 0.5, rows, sequences, self.random.randint(1, rows))
+
+    def decode(self, embedded: bool, rows: int, sequences: int, outputs: int) -> None:
+        """`rows` rows spread over `sequences` sequences, logits of the last `outputs`; empty caches when one is full."""
+        if max(self.at) + rows > self.way.n_ctx // self.way.n_seq:
+            self.api.llama_memory_clear(self.api.llama_get_memory(self.ctx), False)
+            self.at = [0] * self.way.n_seq
+        chosen = self.random.sample(range(self.way.n_seq), sequences)
+        batch = self.batches[embedded]
+        batch.n_tokens = rows
+        for i, sequence in enumerate(sorted(chosen[k % sequences] for k in range(rows))):
+            if not embedded:
+                batch.token[i] = self.random.randrange(self.n_vocab)
+            batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = self.at[sequence], 1, sequence
+            batch.logits[i] = i >= rows - outputs
+            self.at[sequence] += 1
+        if self.api.llama_decode(self.ctx, batch):
+            raise SystemExit(f"a batch of {rows} rows in {sequences} sequences was refused")
 
 
 class Engine:
@@ -197,6 +232,42 @@ class Engine:
             found.append(anonymous())
         self.api.llama_free(ctx)
         return {"anonymous": found}
+
+    def batches(self, way: Way) -> dict:
+        """Random batches, once each kind was seen at its largest: plans made again, buffers, waits for all devices."""
+        ctx = self.open(way)
+        if not ctx:
+            return {"failed": self.last()}
+        model = self.model(way.layers)
+        drawn = RandomBatches(self.api, ctx, self.api.llama_vocab_n_tokens(self.api.llama_model_get_vocab(model)),
+                              self.api.llama_model_n_embd(model), way)
+        for embedded in (False, True):
+            for sequences in (1, way.n_seq):
+                for rows in (way.n_batch, 1):
+                    for outputs in (rows, 1):
+                        drawn.decode(embedded, rows, min(rows, sequences), outputs)
+        before = self.allocated()
+        for _ in range(way.count):
+            drawn.decode_any()
+        after = self.allocated()
+        self.api.llama_free(ctx)
+        return {"count": way.count} | {what: after[what] - before[what] for what in after}
+
+    def allocated(self) -> dict:
+        """How often plans and buffers were made so far, and all devices waited for.
+
+        ggml's allocator plans again whenever it does not take a graph as it is: by itself where it has one buffer, and
+        otherwise when the scheduler has waited for all devices.
+        """
+        if self.job["mode"] == "stock":
+            calls = {name: calls for name, (calls, _) in self.counters.read().items()}
+            waited = calls["ggml_gallocr_reserve_n"]
+            return {"planned": calls["ggml_gallocr_reserve"] + waited, "grown": calls["ggml_backend_buft_alloc_buffer"],
+                    "waited": waited}
+        import ggml_sched.llama_cpp as ours
+
+        served = ours.served()
+        return {"planned": served["planned"], "grown": served["grown"], "waited": served["synchronised"]}
 
     def tokens(self, way: Way) -> dict:
         """Logits of a prompt in each sequence and of tokens behind it, as a file."""
