@@ -6,8 +6,9 @@ llama.cpp is that of llama-cpp-python (`pip install '.[peer]'`).  Hooking is for
 stock and hooked take turns.  Models have their real sizes and no weights (hooked/models.py): they are opened, reserve
 and allocate, and nothing is computed; devices other than the CPU are dry (hooked/devices.cpp).  Tokens are those of
 small models that have weights, on devices that compute.  Memory is that of processes whose kernels touch the pages of
-their results and compute nothing (hooked/touch.cpp); random batches show what is planned again.  Sizes are what llama.cpp logs, times what passes inside the
-functions, the median over contexts and processes.  hooked/page.py writes them down.
+their results and compute nothing (hooked/touch.cpp); random batches show what is planned again.  Sizes are what
+llama.cpp logs, times what passes inside the functions, the median over contexts and processes.  hooked/page.py writes
+them down.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def sizes(worker: Worker, name: str, modes: list[str], rounds: int, folder: Path
 
 
 def memory(worker: Worker, name: str, modes: list[str], folder: Path) -> dict[str, dict[str, list[dict]]]:
-    """As `sizes`, each way in a process of its own, whose memory it is; the first compiles modules and is not counted."""
+    """As `sizes`, each way in a process of its own; the first one of a mode compiles modules and is not counted."""
     path = models.write(name, folder)
     found: dict[str, dict[str, list[dict]]] = {}
     for words, devices, way in ways_of(name):
@@ -176,7 +177,8 @@ def tokens(worker: Worker, modes: list[str], folder: Path) -> tuple[list[page.To
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--levels", nargs="*", choices=page.LEVELS, default=list(page.LEVELS), help="what is hooked")
-    parser.add_argument("--models", nargs="*", choices=[*models.GRAPHS, *models.VOCABULARIES, *models.OTHERS], help="whose sizes are asked")
+    parser.add_argument("--models", nargs="*", choices=[*models.GRAPHS, *models.VOCABULARIES, *models.OTHERS],
+                        help="whose sizes and memory are asked")
     parser.add_argument("--all", action="store_true", help="the models of other architectures, too")
     parser.add_argument("--rounds", type=int, default=2, help="processes for each mode")
     parser.add_argument("--batches", type=int, default=10_000, help="how many random ones")
@@ -187,7 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
     modes = ["stock", *([] if missing else options.levels)]
     names = options.models or [*models.GRAPHS, *models.VOCABULARIES, *(models.OTHERS if options.all else ())]
     hooked = modes[1:] or ["again"]
-    wrong, found, touched, logits = [], {}, {}, []
+    wrong, found = [], page.Found({}, {}, {}, [])
     with tempfile.TemporaryDirectory() as folder:
         worker = Worker(Path(folder))
         files = options.files or Path(folder)
@@ -195,20 +197,23 @@ def main(arguments: list[str] | None = None) -> int:
         for name in names:
             if "sizes" not in options.skip:
                 print(f"sizes of {name}", file=sys.stderr)
-                found[name] = sizes(worker, name, modes, options.rounds, files)
+                found.sizes[name] = sizes(worker, name, modes, options.rounds, files)
             if "memory" not in options.skip:
                 print(f"memory of {name}", file=sys.stderr)
-                touched[name] = memory(worker, name, modes, files)
-        wrong += [f"{name}, {words}, {mode}: {row['failed']}" for part in (found, touched) for name, ways in part.items()
-                  for words, by_mode in ways.items() for mode, rows in by_mode.items() if mode != "stock"
-                  for row in rows if "failed" in row and "failed" not in by_mode["stock"][0]]
-        again = {} if "batches" in options.skip else batches(worker, modes, Path(folder), options.batches)
-        wrong += [f"batches of {name}, {mode}: {row['failed']}" for name, by_mode in again.items()
+                found.memory[name] = memory(worker, name, modes, files)
+        wrong += [f"{name}, {words}, {mode}: {row['failed']}" for part in (found.sizes, found.memory)
+                  for name, ways in part.items() for words, by_mode in ways.items() for mode, rows in by_mode.items()
+                  if mode != "stock" for row in rows if "failed" in row and "failed" not in by_mode["stock"][0]]
+        if "batches" not in options.skip:
+            print("random batches", file=sys.stderr)
+            found.batches.update(batches(worker, modes, Path(folder), options.batches))
+        wrong += [f"batches of {name}, {mode}: {row['failed']}" for name, by_mode in found.batches.items()
                   for mode, row in by_mode.items() if "failed" in row]
         if "tokens" not in options.skip:
             logits, differ = tokens(worker, hooked, Path(folder))
+            found.tokens.extend(logits)
             wrong += differ
-    print(written(found, touched, again, logits, modes, missing, wrong))
+    print(written(found, modes, missing, wrong))
     return bool(wrong)
 
 
@@ -226,25 +231,24 @@ def batches(worker: Worker, modes: list[str], folder: Path, count: int) -> dict[
     return found
 
 
-def written(found: dict, touched: dict, again: dict, logits: list[page.Tokens], modes: list[str], missing: str | None, wrong: list[str]) -> str:
+def written(found: page.Found, modes: list[str], missing: str | None, wrong: list[str]) -> str:
     """The page."""
+    groups = {"": list(models.GRAPHS), "large vocabularies, few layers": list(models.VOCABULARIES),
+              "other models": list(models.OTHERS)}
     parts = ["# llama.cpp on our planner, measured", "Written by `python bench/hooking.py`; how to use it: "
              "[llama.cpp on our planner in one line](llama-cpp.md).",
              f"Machine: {processor()}.  llama.cpp is that of llama-cpp-python {version('llama-cpp-python')}."]
     parts += [missing] if missing else []
     if modes[1:]:
-        parts += ["## Summary", page.summary(found, touched, again, logits, modes[1:],
-                                                {"": list(models.GRAPHS),
-                                                 "large vocabularies, few layers": list(models.VOCABULARIES),
-                                                 "other models": list(models.OTHERS)})]
-    if found:
-        parts += ["## Compute buffers and time", page.table_of_sizes(found, modes[1:])]
-    if touched:
-        parts += ["## Memory that is touched", page.MEMORY, page.table_of_memory(touched, modes[1:])]
-    if again:
-        parts += ["## Random batches", page.BATCHES, page.table_of_batches(again, modes)]
-    if logits:
-        parts += ["## Logits", page.table_of_tokens(logits, modes[1:] or ["again"])]
+        parts += ["## Summary", page.summary(found, modes[1:], groups)]
+    if found.sizes:
+        parts += ["## Compute buffers and time", page.table_of_sizes(found.sizes, modes[1:])]
+    if found.memory:
+        parts += ["## Memory that is touched", page.MEMORY, page.table_of_memory(found.memory, modes[1:])]
+    if found.batches:
+        parts += ["## Random batches", page.BATCHES, page.table_of_batches(found.batches, modes)]
+    if found.tokens:
+        parts += ["## Logits", page.table_of_tokens(found.tokens, modes[1:] or ["again"])]
     return "\n\n".join([*parts, "## What was wrong", "\n".join(f"* {line}" for line in wrong or ["Nothing."])])
 
 

@@ -40,6 +40,15 @@ class Tokens(NamedTuple):
     furthest: dict[str, float]
 
 
+class Found(NamedTuple):
+    """What was measured: by model, way and mode a row for each process; of random batches by model and mode."""
+
+    sizes: dict[str, dict]
+    memory: dict[str, dict]
+    batches: dict[str, dict]
+    tokens: list[Tokens]
+
+
 def size_of(row: dict) -> float:
     return sum(reserved for _, reserved, _ in row["buffers"])
 
@@ -162,17 +171,17 @@ def table_of_tokens(found: list[Tokens], modes: list[str]) -> str:
                            for row in found])
 
 
-def summary(sizes: dict[str, dict], memory: dict[str, dict], batches: dict[str, dict], tokens: list[Tokens],
-            modes: list[str], groups: dict[str, list[str]]) -> str:
+def summary(found: Found, modes: list[str], groups: dict[str, list[str]]) -> str:
     """Of each measure its target and, for each mode, what came out.
 
     `groups`: models by what they are called; the target of sizes is for those without a name.
     """
+    sizes, memory, batches, tokens = found
 
     def of(names: Iterable[str], mode: str, what: str, some: str = "") -> list[float]:
-        found = (ratios_of(by_mode, mode) for name in names if name in sizes
+        rows = (ratios_of(by_mode, mode) for name in names if name in sizes
                  for words, by_mode in sizes[name].items() if some in words)
-        values = (getattr(ratios, what) for ratios in found if ratios is not None)
+        values = (getattr(ratios, what) for ratios in rows if ratios is not None)
         return [value for value in values if value is not None]
 
     def cells(values: dict[str, list[float]], digits: int, middle=median) -> list[str]:

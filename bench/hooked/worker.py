@@ -84,7 +84,7 @@ class RandomBatches:
         self.decode(self.random.random() < 0.5, rows, sequences, self.random.randint(1, rows))
 
     def decode(self, embedded: bool, rows: int, sequences: int, outputs: int) -> None:
-        """`rows` rows spread over `sequences` sequences, logits of the last `outputs`; empty caches when one is full."""
+        """`rows` rows spread over `sequences` sequences, logits of the last `outputs`; full caches are emptied."""
         if max(self.at) + rows > self.way.n_ctx // self.way.n_seq:
             self.api.llama_memory_clear(self.api.llama_get_memory(self.ctx), False)
             self.at = [0] * self.way.n_seq

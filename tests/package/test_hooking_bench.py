@@ -102,18 +102,50 @@ def test_hooked_stands_beside_stock(found):
 def test_the_summary_has_the_mean_the_worst_and_the_medians(found):
     logits = [page.Tokens("m", 12, 0, {"alloc": 12, "sched": 11}, {"alloc": 0.0, "sched": 2e-6}),
               page.Tokens("n", 4, 1, {"alloc": 4, "sched": 4}, {"alloc": 0.0, "sched": 0.0})]
-    said = {row[0]: row[1:] for row in cells(page.summary(found, logits, ["alloc", "sched"], ["a", "b"]))}
+    memory = {"a": {"CPU": {"stock": [{"anonymous": [5 << 20, 9 << 20]}], "alloc": [{"anonymous": [6 << 20, 8 << 20]}],
+                            "sched": [{"failed": "no"}]}}}
+    again = {"m": {"stock": {"count": 100, "planned": 90}, "alloc": {"planned": 0}, "sched": {"planned": 3}}}
+    measured = page.Found(found, memory, again, logits)
+    said = {row[0]: row[1:] for row in cells(page.summary(measured, ["alloc", "sched"], {"": ["a", "b"]}))}
     assert said == {
         "compute buffers / stock's: mean (worst) of 2": ["≤ 0.93 (≤ 1.00)", "0.700 (0.900)", "-"],
         "compute buffers / stock's, one output: mean (worst) of 1": ["≤ 0.93 (≤ 1.00)", "0.500 (0.500)", "-"],
         "reserving / stock's time inside the functions: median (worst)": ["≤ 0.5", "0.62 (0.75)", "-"],
         "allocating a graph / stock's time inside the functions: median (worst)": ["≤ 0.3", "0.38 (0.50)", "-"],
+        "anonymous memory above stock's, MiB: median (worst) of ways": ["≤ +1.00", "+1.00 (+1.00)", "-"],
+        "random batches planned again: of 100 (stock: 90)": ["0", "0", "3"],
         "logits with the same bits as stock's, ways": ["all of 16", "16", "15"],
         "largest difference of a logit": ["≤ 1e-05", "0.0e+00", "2.0e-06"],
     }
-    said = {row[0]: row[1:] for row in cells(page.summary(found, [], ["alloc"], ["a"]))}
-    assert said["compute buffers / stock's, other models: mean (worst) of 1"] == ["≤ 0.93 (≤ 1.00)", "0.500 (0.500)"]
+    groups = {"": ["a"], "other models": ["b"]}
+    said = {row[0]: row[1:] for row in cells(page.summary(page.Found(found, {}, {}, []), ["alloc"], groups))}
+    assert said["compute buffers / stock's, other models: mean (worst) of 1"] == ["(≤ 1.00)", "0.500 (0.500)"]
     assert not any("logit" in what for what in said)
+
+
+def test_memory_and_batches_are_tables_beside_stock():
+    memory = {"a": {"CPU": {"stock": [{"anonymous": [5 << 20, 9 << 20, 9 << 20]}],
+                            "alloc": [{"anonymous": [6 << 20, 8 << 20, 9 << 20]}]},
+                    "flash": {"stock": [{"failed": "no"}], "alloc": [{"failed": "no"}]}}}
+    assert cells(page.table_of_memory(memory, ["alloc"])) == [
+        ["a", "CPU", "9.00", "+1.00", "-1.00", "+0.00"], ["a", "flash", "refused: no", "", "", ""]]
+    again = {"m": {"stock": {"count": 9, "planned": 8, "grown": 1, "waited": 8}, "alloc": {"failed": "no"}}}
+    assert cells(page.table_of_batches(again, ["stock", "alloc"])) == [
+        ["m", "9", "8", "1", "8", "failed", "failed", "failed"]]
+
+
+@with_compiler
+@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python")
+@pytest.mark.parametrize("level", ["alloc", "sched"])
+def test_a_hooked_process_touches_hardly_more_memory_than_stock(level, tmp_path):
+    """A prompt that is shorter than what was reserved, of a model whose compute buffer is most of its memory."""
+    path, worker = models.write("llama-160m", tmp_path), hooking.Worker(tmp_path)
+    way = next(way for words, _, way in hooking.ways_of("llama-160m") if words == "CPU, 1 output")
+    rows = {}
+    for mode in ("stock", level, level):    # the first of a mode compiles modules
+        rows[mode] = worker.run(mode, path, "memory", [way])[0]["anonymous"]
+    excess = [ours - theirs for ours, theirs in zip(rows[level], rows["stock"], strict=True)]
+    assert max(excess) < 3 << 20 and excess[1] < 2 << 20, excess
 
 
 @with_compiler
