@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ggml-sched {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, module in COMMANDS.items():
-        summary = module.__doc__.splitlines()[0].rstrip(".")
+        summary = (module.__doc__ or "").splitlines()[0].rstrip(".")
         sub = subparsers.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(sub)
         sub.set_defaults(run=module.run)

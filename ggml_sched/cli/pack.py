@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
     header, rows, columns = read(args.file)
     start = time.perf_counter()
     try:
-        found = pack(*columns, capacity=args.capacity, budget=args.budget)
+        lower, upper, size = columns
+        found = pack(lower, upper, size, capacity=args.capacity, budget=args.budget)
     except Error as error:
         raise FileFormatError(f"{args.file}: {error}") from None
     took = time.perf_counter() - start
@@ -77,7 +78,8 @@ def read(path: str) -> tuple[list[str], list[list[str]], tuple[list[int], ...]]:
     if missing:
         raise FileFormatError(f"{path}: the header must have one column {missing[0]!r}, not {table[0][:8]}")
     at = [header.index(name) for name in COLUMNS]
-    rows, columns = [], tuple([] for _ in COLUMNS)
+    rows: list[list[str]] = []
+    columns: tuple[list[int], ...] = tuple([] for _ in COLUMNS)
     for line, row in enumerate(table[1:], 2):
         if not row:
             continue
@@ -105,7 +107,7 @@ def _integer(text: str, where: str) -> int:
 
 
 def write(path: str, header: list[str], rows: list[list[str]], offsets: list[int]) -> None:
-    table = [[*header, "offset"], *([*row, at] for row, at in zip(rows, offsets, strict=True))]
+    table: list[list[object]] = [[*header, "offset"], *([*row, at] for row, at in zip(rows, offsets, strict=True))]
     if path == "-":
         csv.writer(sys.stdout, lineterminator="\n").writerows(table)
         return

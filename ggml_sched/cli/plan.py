@@ -9,10 +9,14 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ggml_sched.planning import report
 from ggml_sched.planning.tables import seconds, table
+
+if TYPE_CHECKING:
+    from ggml_sched import Backend
 
 CONFIGS = {"c1": ("CPU",), "c2half": ("GPU0", "CPU"), "c2full": ("GPU0", "CPU"),
            "c4": ("GPU0", "GPU1", "GPU2", "CPU")}
@@ -55,7 +59,7 @@ def _report(args: argparse.Namespace, config: str, n_layer: int) -> None:
         took = time.perf_counter() - start
     print(f"\n{config}: {len(graph.nodes)} nodes, {len(plan.splits)} splits, {len(plan.copies)} copies, "
           f"{plan.copy_bytes:,} bytes copied, planned in {seconds(took)}")
-    rows = [("backend", "nodes", "arena bytes", "live bytes")]
+    rows: list[Sequence[object]] = [("backend", "nodes", "arena bytes", "live bytes")]
     for backend, size, live in zip(backends, plan.buffer_sizes, plan.live_bytes, strict=True):
         nodes = sum(len(split.nodes) for split in plan.splits if split.backend is backend)
         rows.append((f"  {backend.name}", nodes, size, live))
@@ -81,11 +85,11 @@ def n_layers(names: list[str]) -> int:
     return max((layer_of(name) or 0 for name in names), default=0) + 1
 
 
-def placement(config: str, backends: list, n_layer: int) -> Callable:
+def placement(config: str, backends: Sequence[Backend], n_layer: int) -> Callable[[str], Backend]:
     """`place(name)`: where a configuration keeps a resident tensor."""
     gpus, cpu = backends[:-1], backends[-1]
 
-    def place(name: str):
+    def place(name: str) -> Backend:
         layer = layer_of(name)
         if not gpus or name.startswith("token_embd"):
             return cpu

@@ -10,11 +10,16 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
 
 from ggml_sched.cli.run_progress import Progress
 from ggml_sched.cli.run_report import report
 from ggml_sched.errors import Error
+
+if TYPE_CHECKING:
+    from ggml_sched.llama import Generation, Model
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 DEFAULT_N = 128
@@ -85,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         return _continue(args, model, loaded, sampling)
 
 
-def _continue(args: argparse.Namespace, model, loaded: float, sampling: dict) -> int:
+def _continue(args: argparse.Namespace, model: Model, loaded: float, sampling: dict[str, Any]) -> int:
     """Stream the continuation of a text or of ids."""
     from ggml_sched import llama
 
@@ -95,7 +100,7 @@ def _continue(args: argparse.Namespace, model, loaded: float, sampling: dict) ->
     if default and args.temperature is None:
         sampling["temperature"] = DEFAULT_TEMPERATURE
     if not n:
-        model.eval(prompt if args.tokens else model.tokenizer.encode(prompt), last_only=True)
+        model.eval(model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, last_only=True)
     generation = model.generate(prompt, n, stop=args.stop, echo=args.echo or default, **sampling)
     code = _stream(generation, _opening(args, model), ids=args.tokens is not None)
     if args.stats:
@@ -103,7 +108,7 @@ def _continue(args: argparse.Namespace, model, loaded: float, sampling: dict) ->
     return code
 
 
-def _stream(generation, opening, ids: bool = False) -> int:
+def _stream(generation: Generation, opening: Callable[[], object], ids: bool = False) -> int:
     """Print pieces as they come; the exit code."""
     code = 0
     try:
@@ -129,7 +134,7 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _chat(args: argparse.Namespace, model, loaded: float, sampling: dict) -> int:
+def _chat(args: argparse.Namespace, model: Model, loaded: float, sampling: dict[str, Any]) -> int:
     """A reply to each line, until the lines end or one is /exit."""
     messages = [{"role": "system", "content": args.system}] if args.system is not None else []
     is_terminal = sys.stdin.isatty()
@@ -167,7 +172,8 @@ def _chat(args: argparse.Namespace, model, loaded: float, sampling: dict) -> int
     return 0
 
 
-def _reply(args: argparse.Namespace, model, messages: list[dict], sampling: dict):
+def _reply(args: argparse.Namespace, model: Model, messages: list[dict[str, str]],
+           sampling: dict[str, Any]) -> Generation:
     """What answers the last message; the oldest are forgotten as long as the conversation does not fit."""
     first = 1 if args.system is not None else 0
     while True:
@@ -177,9 +183,9 @@ def _reply(args: argparse.Namespace, model, messages: list[dict], sampling: dict
         del messages[first : first + 2]
 
 
-def _opening(args: argparse.Namespace, model):
+def _opening(args: argparse.Namespace, model: Model) -> Callable[[], None]:
     """Says once where the model runs: when it is certain that it does."""
-    said = []
+    said: list[bool] = []
 
     def say() -> None:
         if not said:
@@ -191,7 +197,7 @@ def _opening(args: argparse.Namespace, model):
     return say
 
 
-def _sampling(args: argparse.Namespace) -> dict:
+def _sampling(args: argparse.Namespace) -> dict[str, Any]:
     """What a Sampler takes, of the options that were given."""
     given = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")}
     given = {name: value for name, value in given.items() if value is not None}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 PATIENCE = 0.5
 """Seconds before the bar appears."""
@@ -19,7 +20,7 @@ class Progress:
     def __init__(self, what: str) -> None:
         self.what = what
         self._start = time.monotonic()
-        self._bar = None
+        self._bar: Any = None
 
     @property
     def listener(self) -> Callable[[int, int], None] | None:
@@ -39,13 +40,13 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
 
-def _new_bar(what: str, total: int):
+def _new_bar(what: str, total: int) -> Any:
     try:
         from tqdm import tqdm
     except ImportError:

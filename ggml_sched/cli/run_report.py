@@ -9,11 +9,18 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ggml_sched.planning.tables import seconds, table
 
+if TYPE_CHECKING:
+    from ggml_sched import Backend, Graph, Plan
+    from ggml_sched.llama import Generation, Model
 
-def report(args: argparse.Namespace, model, loaded: float, generations: list) -> None:
+
+def report(args: argparse.Namespace, model: Model, loaded: float,
+           generations: Iterable[Generation]) -> None:
     """Tables on standard error."""
     stats = [generation.stats for generation in generations]
     n_prompt = max((s.n_prompt for s in stats), default=1)
@@ -25,7 +32,7 @@ def report(args: argparse.Namespace, model, loaded: float, generations: list) ->
     batch = max(min(n_prompt, model.n_batch), 1)
     graphs = {f"prompt ({batch} tokens)": (batch, model.cache.padded(batch), 1),
               "generation (1 token)": (1, model.cache.padded(max(model.n_ctx - model.n_free, 1)), 1)}
-    rows = [("graph", "nodes", "splits", "copies", "copied bytes", "time to plan")]
+    rows: list[Sequence[object]] = [("graph", "nodes", "splits", "copies", "copied bytes", "time to plan")]
     for what, shape in graphs.items():
         graph = model.batch_graph(*shape).graph
         plan, took = _timed_plan(model, graph, args.policy)
@@ -49,12 +56,12 @@ def report(args: argparse.Namespace, model, loaded: float, generations: list) ->
     print("\n" + "\n\n".join(parts), file=sys.stderr, flush=True)
 
 
-def _size(buffers: dict, backend) -> int:
+def _size(buffers: Mapping[Any, Any], backend: Backend) -> int:
     held = buffers.get(backend, ())
     return sum(buffer.size for buffer in (held if isinstance(held, list) else [held] if held else ()))
 
 
-def _timed_plan(model, graph, policy: str):
+def _timed_plan(model: Model, graph: Graph, policy: str) -> tuple[Plan, float]:
     """A plan made afresh, and the least time of three."""
     from ggml_sched import Scheduler
 

@@ -24,7 +24,8 @@ class Arenas:
     def __init__(self, backends: tuple[Backend, ...]) -> None:
         self.backends = backends
         self._set(((),) * len(backends))
-        self._checked, self._large_enough = self.buffers, None
+        self._checked = self.buffers
+        self._large_enough: Sequence[Sequence[int]] | None = None
         """Buffers and sizes of the last `hold`, if it held: a runner asks for the same sizes again and again."""
 
     def held(self) -> list[int]:

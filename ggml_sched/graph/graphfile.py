@@ -12,7 +12,9 @@ import json
 import os
 import zlib
 from collections.abc import Callable
+from io import BufferedReader
 from itertools import pairwise
+from typing import Any
 
 from ggml_sched._graph import BackendBase, Context, Graph, Tensor, bind_resident
 from ggml_sched.backend import Buffer
@@ -45,7 +47,7 @@ def load_graph(path: str | os.PathLike, place: Callable[[Tensor], BackendBase] |
     return graph_from_dict(data, place, path)
 
 
-def _read(file) -> bytes:
+def _read(file: BufferedReader | gzip.GzipFile) -> bytes:
     """The bytes of a file, or a few more than MAX_FILE_BYTES; read(n) would take memory for n bytes beforehand."""
     parts, total = [], 0
     while total <= MAX_FILE_BYTES and (part := file.read(1 << 20)):
@@ -54,7 +56,8 @@ def _read(file) -> bytes:
     return b"".join(parts)
 
 
-def graph_from_dict(data, place=None, where: str = "graph", ctx: Context | None = None) -> Graph:
+def graph_from_dict(data: Any, place: Callable[[Tensor], BackendBase] | None = None, where: str = "graph",
+                    ctx: Context | None = None) -> Graph:
     """The graph that a parsed file holds; its tensors are made in `ctx` (None: a context of their own)."""
     tensors = _list(data, "tensors", where)
     nodes, leafs = _list(data, "nodes", where), _list(data, "leafs", where)
@@ -63,9 +66,10 @@ def graph_from_dict(data, place=None, where: str = "graph", ctx: Context | None 
         raise FileFormatError(f"{where}: meta is not an object")
     if ctx is None:
         ctx = Context(str(meta.get("model", os.path.basename(where))))
-    made: list[Tensor | None] = [None] * len(tensors)
+    by_id: dict[int, Tensor] = {}
     for i in _creation_order(tensors, where):
-        made[i] = _tensor(ctx, tensors, i, made, where)
+        by_id[i] = _tensor(ctx, tensors, i, by_id, where)
+    made = [by_id[i] for i in range(len(tensors))]
     for i, fields in enumerate(tensors):
         for k in _list(fields, "deps", f"{where}: tensor {i}") if "deps" in fields else ():
             _keep(ctx, made[_check_id(k, len(tensors), f"{where}: tensor {i}: deps")], made[i], f"{where}: tensor {i}")
@@ -90,7 +94,7 @@ def save_graph(graph: Graph, path: str | os.PathLike) -> None:
         file.write(text)
 
 
-def graph_to_dict(graph: Graph) -> dict:
+def graph_to_dict(graph: Graph) -> dict[str, Any]:
     """What `save_graph` writes, as plain Python values."""
     ids, deps = {t: i for i, t in enumerate(graph.tensors)}, graph.deps
     return {
@@ -101,8 +105,8 @@ def graph_to_dict(graph: Graph) -> dict:
     }
 
 
-def _fields(t: Tensor, ids: dict[Tensor, int], flags: frozenset[str], deps: tuple[Tensor, ...]) -> dict:
-    fields = {"name": t.name, "op": t.op, "type": str(t.type), "ne": list(t.ne), "nb": list(t.nb)}
+def _fields(t: Tensor, ids: dict[Tensor, int], flags: frozenset[str], deps: tuple[Tensor, ...]) -> dict[str, Any]:
+    fields: dict[str, Any] = {"name": t.name, "op": t.op, "type": str(t.type), "ne": list(t.ne), "nb": list(t.nb)}
     if t.src:
         fields["src"] = [-1 if s is None else ids[s] for s in t.src]
     if t.view_src is not None:
@@ -118,19 +122,19 @@ def _fields(t: Tensor, ids: dict[Tensor, int], flags: frozenset[str], deps: tupl
     return fields
 
 
-def _list(data, field: str, where: str) -> list:
+def _list(data: Any, field: str, where: str) -> list[Any]:
     if not isinstance(data, dict) or not isinstance(data.get(field), list):
         raise FileFormatError(f"{where}: no list {field!r}")
     return data[field]
 
 
-def _check_id(k, count: int, what: str) -> int:
+def _check_id(k: Any, count: int, what: str) -> int:
     if type(k) is not int or not 0 <= k < count:
         raise FileFormatError(f"{what}: {k!r} is not the id of one of {count} tensors")
     return k
 
 
-def _needs(fields, i: int, count: int, where: str) -> list[int]:
+def _needs(fields: Any, i: int, count: int, where: str) -> list[int]:
     """The ids that tensor i refers to."""
     what = f"{where}: tensor {i}"
     if not isinstance(fields, dict):
@@ -170,7 +174,7 @@ def _creation_order(tensors: list, where: str) -> list[int]:
     return order
 
 
-def _tensor(ctx: Context, tensors: list, i: int, made: list, where: str) -> Tensor:
+def _tensor(ctx: Context, tensors: list[Any], i: int, made: dict[int, Tensor], where: str) -> Tensor:
     fields = tensors[i]
     try:
         view = fields.get("view_src", -1)
@@ -199,8 +203,8 @@ class _ResidentSpace(Buffer):
     """Addresses of one backend for weights and caches that no memory stands behind."""
 
 
-def _place_residents(graph: Graph, place) -> None:
-    groups: dict[BackendBase, list[Tensor]] = {}
+def _place_residents(graph: Graph, place: Callable[[Tensor], BackendBase]) -> None:
+    groups: dict[tuple[BackendBase, str], list[Tensor]] = {}
     for t in graph.tensors:
         if t.resident and t.view_src is None:
             backend = place(t)

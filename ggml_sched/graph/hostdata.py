@@ -6,18 +6,27 @@ through the span of bytes that they cover.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, TypeAlias
+
 import numpy as np
+import numpy.typing as npt
 
 from ggml_sched._graph import Tensor, Type, wait_for_queued
 from ggml_sched.errors import BackendError, HazardError, OutOfMemory, PlacementError
 from ggml_sched.graph import quants
+
+if TYPE_CHECKING:
+    from ggml_sched.backend import Backend
+
+Span: TypeAlias = "bytes | bytearray | memoryview | np.ndarray[Any, np.dtype[np.uint8]]"
+"""The bytes that a tensor covers."""
 
 __all__ = ["array_over", "endless", "read", "write"]
 
 MAX_SHARED = 1 << 36
 """Elements of a tensor whose elements share bytes: more take minutes, or for ever."""
 
-DTYPES = {
+DTYPES: dict[Type, np.dtype[Any]] = {
     Type.F32: np.dtype("<f4"),
     Type.F16: np.dtype("<f2"),
     Type.F64: np.dtype("<f8"),
@@ -49,7 +58,7 @@ def endless(tensor: Tensor) -> str | None:
             f"worked on up to {MAX_SHARED}")
 
 
-def array_over(tensor: Tensor, memory, offset: int = 0) -> np.ndarray:
+def array_over(tensor: Tensor, memory: Span, offset: int = 0) -> np.ndarray:
     """The tensor as a 4-D array over `memory` (bytes, tensor starting at `offset`), extents reversed.
 
     Quantised types give uint8 blocks: [ne3, ne2, ne1, ne0 / block_size, type_size].
@@ -79,13 +88,14 @@ def read(tensor: Tensor) -> np.ndarray:
         raise OutOfMemory(message) from error
 
 
-def write(tensor: Tensor, array) -> None:
+def write(tensor: Tensor, array: npt.ArrayLike) -> None:
     """See `Tensor.set`."""
     backend = _backend(tensor)
     _check_ends(tensor)
     kind = tensor.type
     if type(array) is np.ndarray and array.dtype is DTYPES.get(kind) and _fits(tensor, array):
-        _put(tensor, backend, memoryview(np.ascontiguousarray(array)).cast("B"))     # nothing to convert
+        given: Any = np.ascontiguousarray(array)    # which numpy declares as a buffer from Python 3.12 on
+        _put(tensor, backend, memoryview(given).cast("B"))      # nothing to convert
         return
     values = _as_array(array, kind in INTEGERS)
     raw = kind.is_quantized and values.dtype == np.uint8
@@ -107,6 +117,7 @@ def write(tensor: Tensor, array) -> None:
         values = values.reshape(tensor.ne[::-1])
     else:
         values = _numbers(tensor, values, DTYPES[kind]).reshape(tensor.ne[::-1])
+    span: Span
     if tensor.is_contiguous:
         span = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
     else:
@@ -123,17 +134,17 @@ def _fits(tensor: Tensor, array: np.ndarray) -> bool:
             and (array.ndim == 1 or array.ndim > 1 and _squeezed(array.shape) == _squeezed(shape_of(tensor))))
 
 
-def _put(tensor: Tensor, backend, span) -> None:
+def _put(tensor: Tensor, backend: Backend, span: Span) -> None:
     """Keep bytes for a leaf that waits on the host; bring others to the tensor's memory."""
     if _is_staged(tensor):
         _stash(tensor, span)
-        if not tensor.lease.through:
+        if tensor.lease is None or not tensor.lease.through:
             return
     wait_for_queued(tensor)
     backend.set_tensor(tensor, span)
 
 
-def _as_array(given, exact: bool) -> np.ndarray:
+def _as_array(given: npt.ArrayLike, exact: bool) -> np.ndarray:
     """An array; `exact`: of objects for integers that numpy, having no dtype for all of them, rounds to floats."""
     values = np.asarray(given)
     if exact and values.dtype == np.float64 and not hasattr(given, "dtype"):
@@ -143,7 +154,7 @@ def _as_array(given, exact: bool) -> np.ndarray:
     return values
 
 
-def _numbers(tensor: Tensor, values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _numbers(tensor: Tensor, values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     """The values as `dtype`: floats rounded, integers exact.
 
     TypeError for what is no real number (no integer, where the dtype holds those), ValueError outside the range.
@@ -211,7 +222,7 @@ def _is_staged(tensor: Tensor) -> bool:
     return not tensor.computes and tensor.root.op == "NONE"
 
 
-def _stash(tensor: Tensor, span) -> None:
+def _stash(tensor: Tensor, span: Span) -> None:
     """Keep data on the host for a leaf, whose bytes in the arena may still belong to another tensor."""
     root = tensor.root
     if tensor is root:
@@ -220,13 +231,13 @@ def _stash(tensor: Tensor, span) -> None:
         if root.overwritten:
             _require(root)
         held = _span(root, zeros=True)
-        held[tensor.view_offs : tensor.view_offs + len(span)] = memoryview(span)
+        held[tensor.view_offs : tensor.view_offs + len(span)] = bytes(span)
         stash = bytes(held)
     root.touch()
     root.overwritten, root.stash = False, stash
 
 
-def _backend(tensor: Tensor):
+def _backend(tensor: Tensor) -> Backend:
     backend = tensor.backend
     if backend is None:
         raise PlacementError(

@@ -111,7 +111,7 @@ class Array(Sequence):
     def __eq__(self, other) -> bool:
         return isinstance(other, Sequence) and not isinstance(other, str) and self.tolist() == list(other)
 
-    __hash__ = None
+    __hash__ = None    # type: ignore[assignment]  # what Python itself writes for a class with __eq__ alone
 
     def __repr__(self) -> str:
         return f"<Array of {len(self)} {self.kind.name}>"

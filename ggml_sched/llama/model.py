@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,10 @@ from ggml_sched.llama.generation import Generation, Options
 from ggml_sched.llama.held import Held
 from ggml_sched.llama.runner import Runner
 from ggml_sched.llama.sequence import Sequence
+
+if TYPE_CHECKING:
+    from ggml_sched.llama.text.chat import ChatTemplate
+    from ggml_sched.llama.text.tokenizer import Tokenizer
 
 __all__ = ["Model"]
 
@@ -41,8 +46,8 @@ class Model:
         self.metadata = metadata
         self._held = Held(runner, n_batch, n_seq)
         self._sequences = [Sequence(self, i) for i in range(n_seq)]
-        self._tokenizer = None
-        self._template = None
+        self._tokenizer: Tokenizer | None = None
+        self._template: ChatTemplate | None = None
 
     # -- facts ----------------------------------------------------------------------
 
@@ -79,7 +84,7 @@ class Model:
         return self.cache.flash
 
     @property
-    def tokenizer(self):
+    def tokenizer(self) -> Tokenizer:
         """The file's tokenizer, made when it is first asked for; TokenizerError where that cannot be."""
         if self._tokenizer is None:
             from ggml_sched.llama.text.tokenizer import Tokenizer
@@ -88,7 +93,7 @@ class Model:
         return self._tokenizer
 
     @property
-    def chat_template(self):
+    def chat_template(self) -> ChatTemplate:
         """The file's chat template, or chatml's; ChatTemplateError where that cannot be."""
         if self._template is None:
             from ggml_sched.llama.text.chat import ChatTemplate

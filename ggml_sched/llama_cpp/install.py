@@ -13,7 +13,10 @@ import os
 import sys
 import threading
 import warnings
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from ggml_sched.errors import BackendError
 
@@ -167,7 +170,7 @@ def _make_scheduler(base: str) -> bool:
     return True
 
 
-def _cpu_backend(folder: str):
+def _cpu_backend(folder: str) -> tuple[int, Callable[[int], None]] | None:
     """A CPU backend of the libraries in a folder, as far as they are loaded, and what frees it; None: there is none."""
     for name in sorted(os.listdir(folder)):
         if not name.startswith("libggml-cpu"):
@@ -187,7 +190,8 @@ def _cpu_backend(folder: str):
 class _Watch(importlib.abc.MetaPathFinder):
     """Asks `check` once a client has been imported, so that a hook which is not reached does not go unnoticed."""
 
-    def find_spec(self, fullname, path=None, target=None):
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None,
+                  target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in CLIENTS:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
@@ -202,13 +206,13 @@ class _Checked(importlib.abc.Loader):
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self.loader = loader
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.loader, name)
 
-    def create_module(self, spec):
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
 
-    def exec_module(self, module) -> None:
+    def exec_module(self, module: ModuleType) -> None:
         module.__loader__ = self.loader
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader

@@ -268,7 +268,7 @@ def dot(plan: Plan) -> str:
     colour = {b: _COLOURS[k % len(_COLOURS)] for k, b in enumerate(plan.backends)}
     ids = {t: i for i, t in enumerate(graph.tensors)}
     lines = ["digraph plan {", "  rankdir=TB; node [style=filled, fontname=Helvetica, fontsize=10];"]
-    clustered = set()
+    clustered: set[int] = set()
     grouped = {ids[graph.nodes[k]]: number for number, group in enumerate(data.groups) for k in group}
     for k, split in enumerate(plan.splits):
         lines.append(f"  subgraph cluster_{k} {{")

@@ -24,8 +24,8 @@ def table(rows: Iterable[Sequence[object]], align: str = "<>", underlined: bool 
 
 def markdown(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
     """A Markdown table whose first column is aligned to the left, the others to the right."""
-    head = [_text(cell) for cell in head]
-    lines = ["| " + " | ".join(head) + " |", "|---" + "|--:" * (len(head) - 1) + "|"]
+    titles = [_text(cell) for cell in head]
+    lines = ["| " + " | ".join(titles) + " |", "|---" + "|--:" * (len(titles) - 1) + "|"]
     lines += ["| " + " | ".join(map(_text, row)) + " |" for row in rows]
     return "\n".join(lines)
 

@@ -10,7 +10,7 @@ works on clones: the graph, its addresses and its data stay as they are.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import NamedTuple
 
@@ -84,7 +84,7 @@ def _leaf_bytes(leaf: Tensor) -> bytes | bytearray | None:
 class _Clone:
     """A graph like another, on one backend."""
 
-    def __init__(self, graph: Graph, backend: Backend, given: dict[int, bytes]) -> None:
+    def __init__(self, graph: Graph, backend: Backend, given: Mapping[int, bytes | bytearray]) -> None:
         self.backend = backend
         self.ctx = Context(f"compare on {backend.name}")
         clone = graph_from_dict(graph_to_dict(graph), ctx=self.ctx)
@@ -112,7 +112,7 @@ class _Clone:
     def __enter__(self) -> _Clone:
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 

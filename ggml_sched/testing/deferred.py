@@ -11,12 +11,13 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 
-from ggml_sched._graph import Tensor
+from ggml_sched._graph import Graph, Tensor
 from ggml_sched.backend import Event, GraphView
-from ggml_sched.backends.cpu import CpuBackend
+from ggml_sched.backends.cpu import CpuBackend, CpuBuffer
 from ggml_sched.errors import BackendError
 from ggml_sched.graph.hostdata import array_over
 
@@ -150,15 +151,16 @@ class DeferredBackend(CpuBackend):
     def event_new(self) -> DeferredEvent:
         return DeferredEvent(self)
 
-    def event_record(self, event: DeferredEvent) -> None:
-        event.passed = False
-        self.queue.append(_Pass(event))
+    def event_record(self, event: Event) -> None:
+        recorded = cast("DeferredEvent", event)
+        recorded.passed = False
+        self.queue.append(_Pass(recorded))
 
     def event_wait(self, event: Event) -> None:
         self.queue.append(_Wait(event))
 
-    def event_synchronize(self, event: DeferredEvent) -> None:
-        self.queues.run_until(lambda: event.passed)
+    def event_synchronize(self, event: Event) -> None:
+        self.queues.run_until(lambda: cast("DeferredEvent", event).passed)
 
     # -- what is queued ------------------------------------------------------------
 
@@ -181,15 +183,16 @@ class DeferredBackend(CpuBackend):
 
     def queue_copy(self, src: Tensor, dst: Tensor) -> bool:
         """Queue a copy of the elements; the bytes between them may belong to other tensors.  True."""
-        there, start, here, at = src.buffer, src.offset, dst.buffer, dst.offset
+        start, at = src.offset, dst.offset
+        there, here = cast("CpuBuffer", src.buffer), cast("CpuBuffer", dst.buffer)
         self.queue.append(lambda: np.copyto(array_over(dst, here.memory, at), array_over(src, there.memory, start)))
         return True
 
-    def graph_compute(self, graph) -> None:
+    def graph_compute(self, graph: Graph | GraphView) -> None:
         nodes = graph if isinstance(graph, GraphView) else GraphView(graph.nodes)
         self.queue.append(lambda: super(DeferredBackend, self).graph_compute(nodes))
 
-    def graph_plan_compute(self, plan) -> None:
+    def graph_plan_compute(self, plan: Any) -> None:
         self.queue.append(lambda: super(DeferredBackend, self).graph_plan_compute(plan))
 
     def close(self) -> None:

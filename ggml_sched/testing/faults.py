@@ -18,6 +18,7 @@ KINDS = ("alloc", "copy", "compute")
 class FaultPoints:
     """A mixin for backends.  Operations: alloc_buffer; set, get and cpy_tensor calls; graph computes."""
 
+    name: str
     _due: dict[str, tuple[int, int]] | None = None
 
     def fail_at(self, kind: str, n: int, times: int = 1) -> None:
@@ -40,10 +41,11 @@ class FaultPoints:
 
     def check_fault(self, kind: str, what: str, needed: int | None = None) -> None:
         """Count an operation that is about to begin, and raise if it is the one to fail."""
-        n, times = (self._due or {}).get(kind, (0, 0))
+        due = self._due or {}
+        n, times = due.get(kind, (0, 0))
         if not times:
             return
-        self._due[kind] = (n - 1, times) if n > 1 else (1, times - 1)
+        due[kind] = (n - 1, times) if n > 1 else (1, times - 1)
         if n == 1:
             message = f"backend {self.name!r}: {what} failed, as asked for"
             raise OutOfMemory(message, self.name, needed, 0) if kind == "alloc" else BackendError(message)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ggml_sched._graph import Tensor
+from typing import Any
+
+from ggml_sched._graph import Graph, Tensor
+from ggml_sched.backend import GraphView
 from ggml_sched.backends.cpu import CpuBackend, CpuBuffer
 from ggml_sched.testing.faults import FaultPoints
 
@@ -28,10 +31,10 @@ class FaultyCpuBackend(FaultPoints, CpuBackend):
         self.check_fault("copy", f"copying {src.name!r}")
         return super().cpy_tensor_from(src, dst)
 
-    def graph_compute(self, graph) -> None:
+    def graph_compute(self, graph: Graph | GraphView) -> None:
         self.check_fault("compute", "a compute")
         super().graph_compute(graph)
 
-    def graph_plan_compute(self, plan) -> None:
+    def graph_plan_compute(self, plan: Any) -> None:
         self.check_fault("compute", "a compute")
         super().graph_plan_compute(plan)

@@ -110,8 +110,8 @@ def _q4(blocks: np.ndarray) -> tuple[np.ndarray, Scales]:
 
 def _q5(blocks: np.ndarray) -> tuple[np.ndarray, Scales]:
     scales, minima = _pairs(blocks[..., 4:16])
-    q = split_nibbles(blocks[..., 48:].reshape(*blocks.shape[:-1], 4, 32)).view(np.uint8)
-    q = q.reshape(*blocks.shape[:-1], 256) | _one_bit(blocks[..., 16:48]) << 4
+    low = split_nibbles(blocks[..., 48:].reshape(*blocks.shape[:-1], 4, 32)).view(np.uint8)
+    q = low.reshape(*blocks.shape[:-1], 256) | _one_bit(blocks[..., 16:48]) << 4
     return q, (_half(blocks, 0) * scales, _half(blocks, 2) * minima)
 
 

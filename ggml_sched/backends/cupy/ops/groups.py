@@ -40,7 +40,8 @@ class Wiring:
 def find(nodes: Iterable[Tensor], groups: Iterable[Group]) -> list[tuple[int, ...]]:
     """Positions of the members of all groups, ascending.  Of groups that share a node the larger is found, and of equal
     ones that of the earlier node."""
-    wiring, taken, found = Wiring(nodes), set(), []
+    taken: set[int] = set()
+    wiring, found = Wiring(nodes), []
     for group in sorted(groups, key=lambda group: -len(group.ops)):
         for node in wiring.nodes:
             members = group.find(node, wiring) if node.op in group.ops[-1] else None
