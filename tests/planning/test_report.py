@@ -210,6 +210,15 @@ def test_explain_refuses_a_stranger(plan):
         plan.explain(gs.Context().tensor("f32", (4,), "stranger"))
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_every_copy_is_explained_at_its_own_offset(seed):
+    plan = plan_of(random_case(seed))
+    for k, (i, b) in enumerate(plan.data.copies):
+        offset = plan.data.offset(plan.data.n_tensors + k)
+        where = f"copied to {plan.backends[b].name} at offset {offset:,}: "
+        assert where in plan.explain(plan.graph.tensors[i]), (k, where)
+
+
 def test_dot_has_clusters_colours_and_dashed_copies(plan):
     dot = plan.to_dot()
     assert dot.startswith("digraph plan {") and dot.endswith("}\n")
