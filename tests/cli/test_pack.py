@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 from ggml_sched import FileFormatError
 from ggml_sched.cli import pack as command
@@ -100,6 +99,4 @@ def test_it_plugs_into_a_parser_and_runs_as_a_module(tmp_path):
     command.add_parser(parser.add_subparsers())
     args = parser.parse_args(["pack", str(HARD), "--budget", "0"])
     assert args.run is command.run and args.budget == 0
-    done = subprocess.run([sys.executable, "-m", "ggml_sched.cli.pack", str(HARD), "--budget", "0"],
-                          capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "bound   1039360 bytes" in done.stdout
+    assert "bound   1039360 bytes" in run_python("-m", "ggml_sched.cli.pack", str(HARD), "--budget", "0").stdout

@@ -1,4 +1,4 @@
-"""Arrays for tensors, flat or of the tensor's shape, whatever their type; another shape is refused and changes nothing."""
+"""Arrays for tensors, flat or of the tensor's shape, of any type; another shape is refused and changes nothing."""
 
 from __future__ import annotations
 

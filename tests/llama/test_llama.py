@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from instrumented import device
+from processes import run_python
 
 import ggml_sched as gs
 from ggml_sched.llama import (
@@ -510,8 +510,8 @@ def test_a_live_model_at_exit_prints_nothing(tmp_path):
     path.write_bytes(SMALL)
     code = (f"from ggml_sched.llama import load; model = load({str(path)!r})\n"
             "ids = model.generate([1, 2], 9); next(ids)")
-    done = subprocess.run([sys.executable, "-X", "dev", "-W", "error", "-c", code], capture_output=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    done = run_python("-X", "dev", "-W", "error", "-c", code)
+    assert done.stdout + done.stderr == ""
 
 
 def test_a_model_runs_on_dry_backends_for_planning():

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import run_python
 
 import ggml_sched as gs
 from ggml_sched.llama import load, random_llama
@@ -45,9 +44,8 @@ with gs.CpuBackend(2) as backend, load(data, [backend], n_ctx=64) as model:
 
 
 def test_a_fork_after_use_goes_on(tmp_path):
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path)], cwd=ROOT, capture_output=True,
-                          timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    done = run_python("-W", "ignore", "-c", FORK, str(tmp_path), cwd=ROOT, timeout=60)
+    assert done.stdout + done.stderr == ""
     assert sorted(os.listdir(tmp_path)) == ["child", "parent"]
     child, parent = ((tmp_path / name).read_bytes() for name in ("child", "parent"))
     assert child == parent and np.isfinite(np.frombuffer(child, np.float32)).all()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import run_python
 
 import ggml_sched as gs
 from ggml_sched.llama import Tokenizer, TokenizerError, open_gguf, write_gguf
@@ -348,11 +347,9 @@ def test_without_the_library_the_error_says_what_to_install():
             "    try: make()\n"
             "    except (llama.TokenizerError, llama.ChatTemplateError) as error:"
             "print(type(error).__name__, 'ggml-sched[llama]' in str(error))\n")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["TokenizerError", "True", "ChatTemplateError", "True"], done.stderr
+    assert run_python("-c", code).stdout.split() == ["TokenizerError", "True", "ChatTemplateError", "True"]
 
 
 def test_importing_the_package_loads_neither_library():
     code = "import sys, ggml_sched.llama; print([name for name in ('tokenizers', 'jinja2') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "[]", done.stderr
+    assert run_python("-c", code).stdout.strip() == "[]"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_ggml = pytest.mark.skipif(importlib.util.find_spec("ggml") is None, reason="needs ggml-python")
@@ -16,10 +14,7 @@ needs_llama_cpp = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is No
 
 
 def run(code: str, *arguments: str, **environment: str) -> str:
-    done = subprocess.run([sys.executable, *arguments, *(["-c", code] if code else [])], capture_output=True, text=True,
-                          timeout=300, env=os.environ | environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return run_python(*arguments, *(["-c", code] if code else []), timeout=300, **environment).stdout
 
 
 def test_importing_installs_the_allocator():
@@ -88,8 +83,7 @@ def test_a_library_whose_file_was_replaced_since_is_not_asked(tmp_path):
             "    ctypes.CDLL(os.path.join(sys.argv[1], name), mode=os.RTLD_LOCAL | os.RTLD_NOW)\n"
             "h.check()\nbefore = h.served()['allocators']\nshutil.rmtree(sys.argv[1])\nh.check()\n"
             "print(before, h.served()['allocators'])")
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and done.stdout == "1 1\n", done.stderr[-3000:]
+    assert run_python("-c", code, str(tmp_path)).stdout == "1 1\n"
 
 
 @needs_ggml

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -24,9 +23,8 @@ NEEDS = {"chat": ("tokenizers", "jinja2"), "generate_text": ("tokenizers",)}
 
 
 def run(*argv) -> str:
-    done = subprocess.run([sys.executable, "-X", "dev", "-W", "error", *argv], capture_output=True, text=True,
-                          timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = run_python("-X", "dev", "-W", "error", *argv)
+    assert done.stderr == ""
     return done.stdout
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import random
 import subprocess
-import sys
 from pathlib import Path
 
 import mutate
 from mutation_operators import mutants_of
+from processes import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "mutate.py"
@@ -96,8 +96,7 @@ def test_every_source_has_tests():
 
 
 def listed(*arguments: str) -> str:
-    return subprocess.run([sys.executable, TOOL, "--list", *arguments], capture_output=True, text=True,
-                          check=True).stdout
+    return run_python(str(TOOL), "--list", *arguments).stdout
 
 
 def test_a_seed_draws_the_same_mutants():
@@ -108,8 +107,8 @@ def test_a_seed_draws_the_same_mutants():
 
 
 def test_a_path_that_is_not_there_is_named():
-    done = subprocess.run([sys.executable, TOOL, "--list", "ggml_sched/nowhere"], capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr == "mutate: there is no ggml_sched/nowhere\n"
+    done = run_python(str(TOOL), "--list", "ggml_sched/nowhere", status=1)
+    assert done.stderr == "mutate: there is no ggml_sched/nowhere\n"
 
 
 def test_lines_that_differ_are_those_of_the_diff(monkeypatch):

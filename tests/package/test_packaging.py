@@ -22,6 +22,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 import ggml_sched as gs
 
@@ -96,7 +97,7 @@ def test_the_installed_metadata():
 def test_importing_loads_nothing_optional():
     code = ("import sys, ggml_sched; print(sorted({m.partition('.')[0] for m in sys.modules if m[0] != '_'}"
             " - set(sys.stdlib_module_names)), [m for m in sys.modules if 'llama' in m or '.cpu' in m])")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code)
     said = done.stdout.split("] [")
     assert set(re.findall(r"\w+", said[0])) <= {"cython_runtime", "ggml_sched", "numpy"}
     assert said[1].strip() == "]"
@@ -107,9 +108,7 @@ def test_an_uncompiled_core_says_what_to_do(tmp_path):
     (tmp_path / "ggml_sched").mkdir()
     for path in (ROOT / "ggml_sched").glob("*.py"):
         (tmp_path / "ggml_sched" / path.name).write_bytes(path.read_bytes())
-    done = subprocess.run([sys.executable, "-c", "import ggml_sched"], capture_output=True, text=True,
-                          env=os.environ | {"PYTHONPATH": str(tmp_path)})
-    assert done.returncode == 1
+    done = run_python("-c", "import ggml_sched", status=1, PYTHONPATH=str(tmp_path))
     assert "pip install ." in done.stderr.splitlines()[-1]
 
 

@@ -65,7 +65,7 @@ class Client:
 
 
 def check_batches(level: str, path: Path, batches: int, n_seq: int, cache: str) -> None:
-    """Random batches plan nothing, grow nothing and wait for no device.  `cache`: "unified", or one for each sequence."""
+    """Random batches plan nothing, grow nothing and wait for no device; `cache` is "unified", or one a sequence."""
     done = subprocess.run([sys.executable, __file__, level, str(path), str(batches), str(n_seq), cache], text=True,
                           capture_output=True, check=False,
                           env=os.environ | {"GGML_SCHED": "off", "OMP_WAIT_POLICY": "passive"})

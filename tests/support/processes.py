@@ -11,6 +11,15 @@ from pathlib import Path
 SUPPORT = Path(__file__).resolve().parent
 
 
+def run_python(*arguments: str, status: int = 0, timeout: float = 120, cwd: Path | None = None,
+               **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python ARGUMENTS`, ended with a status: otherwise an AssertionError with what it said last."""
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=timeout, cwd=cwd,
+                          env=os.environ | environment)
+    assert done.returncode == status, f"{done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done
+
+
 def cases_of(cases: Path, parameters: str = "") -> list[str]:
     """The cases of a file: its functions of these parameters that return nothing."""
     pattern = rf"^def ([a-z]\w*)\({re.escape(parameters)}\) -> None:$"
@@ -22,7 +31,6 @@ def cases_of(cases: Path, parameters: str = "") -> list[str]:
 def run_case(cases: Path, case: str, *arguments: str, **environment: str) -> None:
     """One function of a file of cases, which prints "done" last; it may import what lies beside it."""
     path = os.pathsep.join(filter(None, (str(cases.parent), str(SUPPORT), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run([sys.executable, str(cases), case, *arguments], text=True, capture_output=True, timeout=300,
-                          check=False, env=os.environ | {"GGML_SCHED": "off", "PYTHONPATH": path,
-                                                         "OMP_WAIT_POLICY": "passive"} | environment)
-    assert done.returncode == 0 and done.stdout.endswith("done\n"), f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    settings = {"GGML_SCHED": "off", "PYTHONPATH": path, "OMP_WAIT_POLICY": "passive"} | environment
+    done = run_python(str(cases), case, *arguments, timeout=300, **settings)
+    assert done.stdout.endswith("done\n"), done.stdout + done.stderr
