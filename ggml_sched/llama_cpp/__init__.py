@@ -7,6 +7,7 @@ which the dynamic linker binds those calls.  It must be loaded before ggml's lib
     GGML_SCHED=alloc        the graph allocator (the default)
     GGML_SCHED=sched        that and the scheduler
     install(level="alloc")  the same from a program that imported this with GGML_SCHED=off
+    memory()                bytes of the compute buffers that are held now
     plans()                 what was planned last for each allocator, as `Plan`s: print, explain, verify them
     counters(), served()    calls and time inside them, and how graphs were served
     check()                 HookError unless calls arrive; called once llama_cpp has been imported
@@ -36,7 +37,8 @@ from ggml_sched.llama_cpp.install import (
 if TYPE_CHECKING:
     from ggml_sched.planning.plan import Plan
 
-__all__ = ["HookError", "check", "clear_counters", "counters", "install", "installed", "last_error", "plans", "served"]
+__all__ = ["HookError", "check", "clear_counters", "counters", "install", "installed", "last_error", "memory", "plans",
+           "served"]
 
 
 def plans() -> tuple[Plan, ...]:
@@ -50,6 +52,18 @@ def plans() -> tuple[Plan, ...]:
     from ggml_sched.llama_cpp.last_plans import last_plans
 
     return last_plans()
+
+
+
+def memory() -> dict[str, int]:
+    """{buffer type: bytes} of the compute buffers that hold llama.cpp's graphs now, of all contexts that are open.
+
+    What is reserved for them, which llama.cpp logs; of which pages are touched only where tensors were computed.
+    HookError if nothing is installed.
+    """
+    from ggml_sched.llama_cpp.last_plans import held_memory
+
+    return held_memory()
 
 
 install()

@@ -12,12 +12,21 @@ from ggml_sched.llama_cpp.install import hook
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.recorded import recorded_backends
 
-__all__ = ["last_plans"]
+__all__ = ["held_memory", "last_plans"]
 
 
 def last_plans() -> tuple[Plan, ...]:
     """As `ggml_sched.llama_cpp.plans`."""
     return tuple(_plan(found) for found in (*hook().last_planned(), *hook().last_scheduled()))
+
+
+def held_memory() -> dict[str, int]:
+    """As `ggml_sched.llama_cpp.memory`."""
+    held: dict[str, int] = {}
+    for found in (*hook().last_planned(), *hook().last_scheduled()):
+        for arena in found["arenas"]:
+            held[arena["name"]] = held.get(arena["name"], 0) + arena["nbytes"]
+    return {name: nbytes for name, nbytes in held.items() if nbytes}
 
 
 def _plan(found: dict) -> Plan:
