@@ -52,9 +52,17 @@ def raw(tensor: gs.Tensor) -> bytes:
     return bytes(out)
 
 
+def encoded(tensor: gs.Tensor, array: np.ndarray) -> np.ndarray:
+    """The blocks of a quantised tensor, so that they are found once and set many times; other arrays as they are."""
+    if not tensor.type.is_quantized or np.asarray(array).dtype == np.uint8:
+        return array
+    return quants.quantize(np.asarray(array, np.float32).reshape(tensor.ne[::-1]), tensor.type)
+
+
 def compute(ctx: gs.Context, out: gs.Tensor, values: dict, ggml: bool = True) -> np.ndarray:
     """Values of `out`, bit-equal over addresses, plans and numbers of threads; near ggml's, unless `ggml` is False."""
     graph = gs.Graph(out)
+    values = {tensor: encoded(tensor, array) for tensor, array in values.items()}
     seen = None
     for n_threads, gap, poison, planned in ((1, 0, 0, False), (2, 192, 0xFF, True), (3, 64, 0x7F, False)):
         with gs.CpuBackend(n_threads, kernels=KERNELS) as backend:
