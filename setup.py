@@ -22,8 +22,6 @@ each processor).  `GGML_SCHED_BUILD` says how:
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import sys
 from pathlib import Path
@@ -32,6 +30,9 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "tools"))
+from incremental_build import IncrementalBuild, captured_output  # noqa: E402
+
 BUILD = os.environ.get("GGML_SCHED_BUILD", "")
 JOBS = int(os.environ.get("GGML_SCHED_JOBS") or os.cpu_count() or 1)
 DIRECTIVES = {
@@ -64,6 +65,7 @@ match BUILD:
         raise SystemExit(f"setup.py: GGML_SCHED_BUILD={BUILD!r} is neither debug nor sanitize")
 
 KERNEL_CFLAGS = ["-std=gnu11", "-pthread", "-ffp-contract=off", *(["-O1"] if BUILD else ["-funroll-loops"])]
+
 
 def core_extensions() -> list[Extension]:
     """Every module of core/, the door, the C API, and what every compute and every token does."""
@@ -103,13 +105,9 @@ def kernels() -> Extension:
 
 def cythonize_strictly(extensions: list[Extension]) -> list[Extension]:
     """cythonize(), but a performance hint is an error."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            built = cythonize(extensions, compiler_directives=DIRECTIVES)
-    finally:
-        sys.stderr.write(said.getvalue())
-    if "performance hint" in said.getvalue().lower():
+    with captured_output() as said:
+        built = cythonize(extensions, compiler_directives=DIRECTIVES, nthreads=JOBS if JOBS > 1 else 0)
+    if "performance hint" in said[0].lower():
         raise SystemExit("setup.py: Cython gave performance hints; see above")
     return built
 
@@ -156,6 +154,7 @@ def remove_stale_modules() -> None:
 
 
 remove_stale_modules()
-setup(ext_modules=cythonize_strictly([*core_extensions(), kernels(), ggml_extension(),
-                                      hook_extension()]),
+# What takes longest comes first, so that no processor waits for it in the end.
+setup(ext_modules=cythonize_strictly([kernels(), ggml_extension(), *core_extensions(), hook_extension()]),
+      cmdclass={"build_ext": IncrementalBuild},
       options={"build_ext": {"parallel": JOBS}})

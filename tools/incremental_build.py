@@ -1,0 +1,78 @@
+"""Compiling the extensions of setup.py: an object only where something that it is made of has changed.
+
+setuptools compiles all sources of an extension when one of them, or one of its headers, is newer than the extension.
+The compiler writes down here which headers each object includes, in a .d file beside it; the command is kept, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from setuptools.command.build_ext import build_ext
+
+
+class IncrementalBuild(build_ext):
+    """build_ext for compilers that write dependency files (-MMD), with a line for each extension that is done."""
+
+    def build_extensions(self) -> None:
+        self.n_done = 0
+        compile_always = self.compiler._compile
+
+        def compile_if_stale(obj, src, ext, cc_args, extra_postargs, pp_opts):
+            command = "\n".join(map(str, [src, *cc_args, *extra_postargs, *pp_opts, *self.compiler.compiler_so]))
+            if is_fresh(Path(obj), command):
+                return
+            compile_always(obj, src, ext, cc_args, [*extra_postargs, "-MMD", "-MF", f"{obj}.d"], pp_opts)
+            Path(f"{obj}.command").write_text(command, encoding="utf-8")
+
+        if self.compiler.compiler_type == "unix":
+            self.compiler._compile = compile_if_stale
+        super().build_extensions()
+
+    def build_extension(self, ext) -> None:
+        super().build_extension(ext)
+        self.n_done += 1
+        print(f"[{self.n_done}/{len(self.extensions)}] {ext.name}", flush=True)
+
+
+def is_fresh(obj: Path, command: str) -> bool:
+    """Whether an object was made by this command, and is newer than everything that its .d file names."""
+    recorded, dependencies = Path(f"{obj}.command"), Path(f"{obj}.d")
+    try:
+        if recorded.read_text(encoding="utf-8") != command:
+            return False
+        # "object: source header ...", long lines continued by a backslash.
+        names = dependencies.read_text(encoding="utf-8").replace("\\\n", " ").split()[1:]
+        made = obj.stat().st_mtime_ns
+        return bool(names) and all(Path(name).stat().st_mtime_ns < made for name in names)
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def captured_output() -> Iterator[list[str]]:
+    """What this process and those that it starts print meanwhile; printed at the end, and then in the list."""
+    said: list[str] = []
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        try:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            yield said
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.dup2(kept[0], 1)
+            os.dup2(kept[1], 2)
+            os.close(kept[0])
+            os.close(kept[1])
+            file.seek(0)
+            said.append(file.read().decode(errors="replace"))
+            sys.stderr.write(said[0])
