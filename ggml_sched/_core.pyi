@@ -8,7 +8,6 @@ from ggml_sched.core.graph import (
     Context,
     ContextBase,
     Graph,
-    GraphFamily,
     Home,
     Lease,
     NodeTable,
@@ -49,7 +48,7 @@ from ggml_sched.core.plan import (
 
 __all__ = [
     "ALL_SOURCES", "Allocator", "BackendBase", "BufferBase", "Context", "ContextBase", "Devices", "Graph",
-    "GraphAllocator", "GraphFamily", "Home", "Lease", "NodeTable", "Packing", "PlanData", "Policy", "Request",
+    "GraphAllocator", "Home", "Lease", "NodeTable", "Packing", "PlanData", "Policy", "Request",
     "Tensor", "TensorAllocator", "TensorSet", "Type", "any_computes", "any_staged", "bind_plan", "bind_resident",
     "checked_alloc_size", "computed", "inplace_ops", "loads_alone", "make_plan", "measure_buffer", "method_name",
     "needed_of", "new_buffer", "new_lease", "op_names", "op_numbers", "pack", "plan_from_values", "plan_values",

@@ -7,7 +7,6 @@ from ggml_sched.core.graph import (
     Context,
     ContextBase,
     Graph,
-    GraphFamily,
     Home,
     Lease,
     NodeTable,
@@ -28,7 +27,7 @@ from ggml_sched.core.graph import (
 )
 
 __all__ = [
-    "ALL_SOURCES", "BackendBase", "BufferBase", "Context", "ContextBase", "Graph", "GraphFamily", "Home", "Lease",
+    "ALL_SOURCES", "BackendBase", "BufferBase", "Context", "ContextBase", "Graph", "Home", "Lease",
     "NodeTable", "Tensor", "TensorSet", "Type", "any_staged", "bind_resident", "checked_alloc_size", "computed",
     "inplace_ops", "measure_buffer", "new_buffer", "op_names", "op_numbers", "register_tensor_data",
     "wait_for_queued",

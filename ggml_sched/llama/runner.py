@@ -18,9 +18,8 @@ from ggml_sched.backend import Backend
 from ggml_sched.errors import OutOfMemory, each
 from ggml_sched.llama._cells import Cells
 from ggml_sched.llama.batch import Batch
-from ggml_sched.llama.builder import BatchGraph, Shape
+from ggml_sched.llama.builder import BatchGraph, Shape, build_graph
 from ggml_sched.llama.errors import SequenceError
-from ggml_sched.llama.graphmaker import GraphMaker
 from ggml_sched.llama.hparams import Hparams
 from ggml_sched.llama.kvcache import KVCache
 from ggml_sched.llama.weights import Weights
@@ -40,7 +39,7 @@ class Runner:
 
         self.hparams, self.weights, self.cache = hparams, weights, cache
         self.is_recurrent = hparams.recurrent
-        self._maker = GraphMaker(arch, hparams, weights, cache)
+        self.arch = arch
         # One more, for what is evaluated on the side.
         self.n_seq = n_seq + 1
         self.n_batch = n_batch
@@ -59,12 +58,15 @@ class Runner:
         """The graph of a shape; the last few are kept."""
         graph = self.graphs.get(shape)
         if graph is None:
-            graph = self.graphs[shape] = self._maker.build(shape)
+            graph = self.graphs[shape] = self._build(shape)
             while len(self.graphs) > KEPT_GRAPHS:
                 self.graphs.popitem(last=False)
         else:
             self.graphs.move_to_end(shape)
         return graph
+
+    def _build(self, shape: Shape) -> BatchGraph:
+        return build_graph(self.arch, self.hparams, self.weights, self.cache, shape, self.cache.flash)
 
     def reserve(self) -> None:
         """Plan a token, which reports what no backend computes, and hold memory for one that reads the whole cache.
@@ -144,7 +146,7 @@ class Runner:
         """Hold memory for a shape and keep its plan; where that memory is not to be had, smaller ones may still fit."""
         self._reserved.add(shape)
         with suppress(OutOfMemory):
-            self.scheduler.reserve(self._maker.build(shape).graph)
+            self.scheduler.reserve(self._build(shape).graph)
 
     def _largest(self, shape: Shape) -> Shape:
         """The largest shape of a kind: all of its graphs have plans that are replays of this one's plan.
@@ -249,6 +251,5 @@ class Runner:
         """Give all memory back, whatever raises."""
         self.graphs.clear()
         self._token = None
-        self._maker.clear()
         self._shift = None
         each([self.scheduler.close, self.cache.close, self.weights.close])

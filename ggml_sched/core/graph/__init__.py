@@ -1,7 +1,7 @@
 """What is computed: types, tensors, ops and graphs; knows nothing of plans."""
 
 from ggml_sched.core.graph.context import Context, ContextBase
-from ggml_sched.core.graph.graph import Graph, GraphFamily
+from ggml_sched.core.graph.graph import Graph
 from ggml_sched.core.graph.tensor import (
     ALL_SOURCES,
     BackendBase,
@@ -23,7 +23,7 @@ from ggml_sched.core.graph.tensor import (
 from ggml_sched.core.graph.types import Type, inplace_ops, op_names, op_numbers
 
 __all__ = [
-    "ALL_SOURCES", "BackendBase", "BufferBase", "Context", "ContextBase", "Graph", "GraphFamily", "Home", "Lease",
+    "ALL_SOURCES", "BackendBase", "BufferBase", "Context", "ContextBase", "Graph", "Home", "Lease",
     "NodeTable", "Tensor", "TensorSet", "Type", "any_staged", "bind_resident", "checked_alloc_size", "computed",
     "inplace_ops", "measure_buffer", "new_buffer", "op_names", "op_numbers", "register_tensor_data",
     "wait_for_queued",

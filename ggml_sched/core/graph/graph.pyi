@@ -4,7 +4,7 @@ Sizes and offsets are bytes; `ne` and `nb` are innermost first.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, SupportsIndex
+from typing import Any
 
 from typing_extensions import disjoint_base
 
@@ -47,8 +47,4 @@ class Graph:
     def __len__(self) -> int: ...
     def __contains__(self, t: object, /) -> bool: ...
 
-@disjoint_base
-class GraphFamily:
-    def __init__(self, a: Graph, b: Graph, n_a: SupportsIndex, n_b: SupportsIndex) -> None: ...
-    def at(self, n: SupportsIndex) -> Graph: ...
 

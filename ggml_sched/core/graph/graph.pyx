@@ -8,35 +8,24 @@ passes; tensor ids index both.  Invariant: every source of a node is a leaf or
 an earlier node, every view's root is in the graph, nothing changes after
 construction.  Corresponds to ggml_cgraph and ggml_build_forward_expand.
 
-Parts, read in this order before what stands here:
-
-    order   The order of nodes: depth first, as ggml visits them.
-    family  Families of graphs: alike but for one number that their sizes grow with, such as the rows of a cache that are read.
+`order.pxi` has the order of nodes: depth first, as ggml visits them.
 """
 
-from ggml_sched.core.graph.context import Context
 from ggml_sched.errors import GraphError, no_host_memory
 
 cimport cython
-from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int32_t, int64_t, uint64_t
-from libc.stdlib cimport free, llabs, malloc, realloc
-from libc.string cimport memcmp, memcpy, memmove, memset
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memmove, memset
 
 from ggml_sched._c cimport (
-    GS_MAX_DIMS,
     GS_OK,
     GS_OP_NONE,
     GS_OP_TRANSPOSE,
-    GS_OP_VIEW,
-    gs_checked_add,
-    gs_checked_mul,
     gs_graph,
-    gs_layout,
 )
-from ggml_sched.core.graph.context cimport ContextBase, with_params
 from ggml_sched.core.graph.flat cimport (
     MAX_KIND_WORDS,
     flat_alloc,
@@ -49,10 +38,9 @@ from ggml_sched.core.graph.flat cimport (
     kinds_sort,
 )
 from ggml_sched.core.graph.tensor cimport Home, Tensor, TensorSet, describe, flag_names
-from ggml_sched.core.graph.types cimport ints_tuple, layout_equal, layout_set_nbytes, op_is_view, traits
+from ggml_sched.core.graph.types cimport ints_tuple, op_is_view
 
 include "order.pxi"
-include "family.pxi"
 
 
 cdef class Graph:
