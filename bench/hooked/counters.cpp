@@ -1,8 +1,8 @@
 // Calls of ggml's allocators and scheduler, counted and timed: each function here hands on to the one behind it.
 //
 // Loaded with RTLD_GLOBAL before the library that is asked, so that the dynamic linker finds these first.  Invariant:
-// results are those of the functions behind.  What a function calls of its own family (allocators, reserving, scheduler, buffers) is part
-// of it and not counted again.  Needs none of ggml's headers.
+// results are those of the functions behind.  What a function calls of its own family (allocators, reserving,
+// scheduler, buffers) is part of it and not counted again.  Needs none of ggml's headers.
 #include <atomic>
 #include <chrono>
 #include <cstddef>

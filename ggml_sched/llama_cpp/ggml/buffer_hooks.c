@@ -1,8 +1,8 @@
 /* ggml_sched/llama_cpp/ggml/buffer_hooks.c -- the functions that buffers and buffer types may lack.  See introspect.h.
  *
- * ggml calls init_tensor and get_alloc_size where they exist.  Knowing their offsets saves two calls into the library for
- * each tensor of each graph.  The offsets are found with a buffer and a buffer type whose functions record their index.
- * Invariant: where an offset is not found, the function is assumed to exist.
+ * ggml calls init_tensor and get_alloc_size where they exist.  Knowing their offsets saves two calls into the library
+ * for each tensor of each graph.  The offsets are found with a buffer and a buffer type whose functions record their
+ * index. Invariant: where an offset is not found, the function is assumed to exist.
  */
 #define _GNU_SOURCE
 #include "introspect.h"

@@ -112,8 +112,8 @@ const gh_ggml *gh_ggml_find(const void *caller, void *const *bufts, int n_bufts)
     const gh_ggml *found = NULL;
     const void *key;
     void *handle = NULL;
-    /* Buffer types and backends begin with an address inside of the library that made them.  The caller's address is less
-     * reliable: a tail call leaves none. */
+    /* Buffer types and backends begin with an address inside of the library that made them.  The caller's address is
+     * less reliable: a tail call leaves none. */
     for (int i = 0; handle == NULL && i < n_bufts; i++) {
         handle = handle_at(bufts[i] != NULL ? *(void *const *)bufts[i] : NULL);
     }

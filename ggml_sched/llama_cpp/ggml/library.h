@@ -1,9 +1,9 @@
 /* ggml_sched/llama_cpp/ggml/library.h -- the ggml that a client has loaded: functions, numbers, offsets of fields.
  *
- * The hook is neither linked with ggml nor compiled with its headers.  A library is found by an address inside of it, or
- * inside of a library that needs it: the caller's, or that of a buffer type's functions.  Its functions are looked up
- * with dlsym, and it is probed once: whether tensors are as abi.h declares them, and where a graph has its leafs.  The
- * results never change and stay for the life of the process, as ggml's libraries do.
+ * The hook is neither linked with ggml nor compiled with its headers.  A library is found by an address inside of it,
+ * or inside of a library that needs it: the caller's, or that of a buffer type's functions.  Its functions are looked
+ * up with dlsym, and it is probed once: whether tensors are as abi.h declares them, and where a graph has its leafs.
+ * The results never change and stay for the life of the process, as ggml's libraries do.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_GGML_LIBRARY_H
 #define GGML_SCHED_LLAMA_CPP_GGML_LIBRARY_H

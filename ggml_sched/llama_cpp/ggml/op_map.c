@@ -1,4 +1,5 @@
-/* ggml_sched/llama_cpp/ggml/op_map.c -- maps a library's numbers of ops and types to the planner's.  See introspect.h. */
+/* ggml_sched/llama_cpp/ggml/op_map.c -- maps a library's numbers of ops and types to the planner's.
+ * See introspect.h. */
 #define _GNU_SOURCE
 #include "introspect.h"
 #include "inplace.h"
@@ -57,8 +58,8 @@ static void find_ops(gh_ggml *lib)
     }
 }
 
-/* Map sub-ops.  `last` is the last name that all versions have.  Names behind it count as long as the planner knows them:
- * behind the end of an enum there may be any other text of the library. */
+/* Map sub-ops.  `last` is the last name that all versions have.  Names behind it count as long as the planner knows
+ * them: behind the end of an enum there may be any other text of the library. */
 static void find_sub_ops(unsigned char *numbers, const char *(*name_of)(int), const char *family, const char *last)
 {
     char full[64];

@@ -1,4 +1,5 @@
-/* ggml_sched/llama_cpp/ggml/probe.c -- whether a library's tensors and graphs have the expected fields.  See introspect.h. */
+/* ggml_sched/llama_cpp/ggml/probe.c -- whether a library's tensors and graphs have the expected fields.  See
+ * introspect.h. */
 #define _GNU_SOURCE
 #include "introspect.h"
 

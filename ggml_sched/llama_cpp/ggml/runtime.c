@@ -28,8 +28,8 @@ static const char *find_functions(gh_runtime *rt)
     return missing;
 }
 
-/* Find the offset of a graph's unique id.  The size of a view of a graph tells the version: the id is its last word.  The
- * size shows in the bytes that the call leaves untouched. */
+/* Find the offset of a graph's unique id.  The size of a view of a graph tells the version: the id is its last word.
+ * The size shows in the bytes that the call leaves untouched. */
 static void find_uid(gh_runtime *rt)
 {
     enum { previous = 88, with = 96 };
@@ -116,8 +116,8 @@ const gh_runtime *gh_runtime_of_caller(const void *caller)
     return known[at].rt;
 }
 
-/* A backend is: pointer to its guid, its functions, its device, its own data.  The number of functions tells the version:
- * the last of 14, and the last of 16, reorders nodes. */
+/* A backend is: pointer to its guid, its functions, its device, its own data.  The number of functions tells the
+ * version: the last of 14, and the last of 16, reorders nodes. */
 gh_optimize gh_runtime_optimize(const gh_runtime *rt, void *backend)
 {
     const void *device = rt->backend_get_device(backend);

@@ -27,8 +27,8 @@ int gh_alloc_deps_add(gh_alloc_deps *k, int32_t node, int32_t tensor)
     return 1;
 }
 
-/* Whether `later` is the only reader of `id`, and ggml would compute it in place of that if their layouts were the same:
- * one kernel may compute both. */
+/* Whether `later` is the only reader of `id`, and ggml would compute it in place of that if their layouts were the
+ * same: one kernel may compute both. */
 static bool may_follow(const gh_reader *r, const gs_graph_arrays *g, int32_t id, int32_t later)
 {
     if (r->lib->inplace[g->layout[later].op] == 0 || r->item[id].n_readers != 1) {
@@ -116,7 +116,8 @@ void gh_fusion_hazards_free(gh_fusion_hazards *hazards)
     memset(hazards, 0, sizeof *hazards);
 }
 
-int32_t gh_fusion_find_conflicts(const gh_reader *r, const gs_graph_arrays *g, const gs_plan_arrays *p, gh_alloc_deps *deps)
+int32_t gh_fusion_find_conflicts(const gh_reader *r, const gs_graph_arrays *g, const gs_plan_arrays *p,
+                                 gh_alloc_deps *deps)
 {
     const int32_t n = r->size.n_nodes;
     int32_t added = 0;

@@ -22,8 +22,8 @@ typedef struct gh_alloc_deps {
     int32_t room_begin;
 } gh_alloc_deps;
 
-/* Add the pairs whose memory overlaps in a plan though fused kernels may read and write it at once; how many were added,
- * or GS_NO_HOST_MEMORY. */
+/* Add the pairs whose memory overlaps in a plan though fused kernels may read and write it at once; how many were
+ * added, or GS_NO_HOST_MEMORY. */
 int32_t gh_fusion_find_conflicts(const gh_reader *r, const gs_graph_arrays *graph, const gs_plan_arrays *plan,
                                  gh_alloc_deps *deps);
 

@@ -88,7 +88,8 @@ static int32_t intern(gh_reader *r, gx_tensor *t)
     item->tensor = t;
     item->node = item->leaf = item->reader = GH_NOWHERE;
     item->root = -1;
-    item->role = t->view_src != NULL ? GH_ROLE_VIEW : t->data != NULL || t->buffer != NULL ? GH_ROLE_EXTERNAL : GH_ROLE_PLACED;
+    item->role = t->view_src != NULL ? GH_ROLE_VIEW
+        : t->data != NULL || t->buffer != NULL ? GH_ROLE_EXTERNAL : GH_ROLE_PLACED;
     item->n_readers = 0;
     item->op = -1;
     r->bucket[at] = ++r->n;
@@ -296,7 +297,8 @@ static int32_t add_planner_tensor(gh_reader *r, int op)
 }
 
 /* Give unread leafs that need memory a reader without bytes, one for every ten.  Inputs are read at the start: they are
- * written before the graph runs, and their memory is free then.  Others are read at the end: the client may read them. */
+ * written before the graph runs, and their memory is free then.  Others are read at the end: the client may read
+ * them. */
 static int add_keepers(gh_reader *r, bool inputs, int32_t *n_src)
 {
     int32_t keeper = -1, held = 0;

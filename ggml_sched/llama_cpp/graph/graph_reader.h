@@ -10,8 +10,9 @@
  *   - a node that views nothing, such as the destination of a copy: a node whose memory begins there, or a leaf if it
  *     is flagged as an input;
  *   - a tensor that nodes read and the graph does not list: a leaf.
- * A node with an op that is flagged as an input gets the memory of a leaf of the planner's, which exists from the start.
- * Leafs that no node reads get a reader without bytes, so that they have memory: inputs at the start, others at the end.
+ * A node with an op that is flagged as an input gets the memory of a leaf of the planner's, which exists from the
+ * start. Leafs that no node reads get a reader without bytes, so that they have memory: inputs at the start, others at
+ * the end.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_GRAPH_GRAPH_READER_H
 #define GGML_SCHED_LLAMA_CPP_GRAPH_GRAPH_READER_H
@@ -86,9 +87,9 @@ static inline void gh_prefetch(const gx_tensor *t)
  * a cycle of views. */
 int gh_reader_read(gh_reader *r, const gh_ggml *lib, void *graph);
 
-/* The planner's graph of what was read, finished: *graph is refilled, or made where it is NULL; *arrays gets its arrays.
- * `inputs`: leafs that are inputs are flagged so; they keep their memory until all readers are done.  `dep_begin`, `dep`:
- * alloc dependencies as in gs_graph_arrays, or NULL. */
+/* The planner's graph of what was read, finished: *graph is refilled, or made where it is NULL; *arrays gets its
+ * arrays. `inputs`: leafs that are inputs are flagged so; they keep their memory until all readers are done.
+ * `dep_begin`, `dep`: alloc dependencies as in gs_graph_arrays, or NULL. */
 int gh_build_planner_graph(const gh_reader *r, bool inputs, const int32_t *dep_begin, const int32_t *dep,
                            gs_api_graph **graph, gs_graph_arrays *arrays, gs_error *error);
 

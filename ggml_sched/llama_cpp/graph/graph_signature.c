@@ -1,4 +1,5 @@
-/* ggml_sched/llama_cpp/graph/graph_signature.c -- fills signatures and matches graphs with them.  See graph_signature.h. */
+/* ggml_sched/llama_cpp/graph/graph_signature.c -- fills signatures and matches graphs with them.  See
+ * graph_signature.h. */
 #include "arrays.h"
 #include "signature_compare.h"
 
@@ -56,7 +57,8 @@ void gh_signature_free(gh_signature *l)
 
 bool gh_signature_same_wiring(const gh_signature *a, const gh_signature *b)
 {
-    bool same = a->descriptors == b->descriptors && a->plain && b->plain && !a->incomplete && !b->incomplete && a->n == b->n
+    bool same = a->descriptors == b->descriptors && a->plain && b->plain && !a->incomplete && !b->incomplete
+        && a->n == b->n
              && a->n_named == b->n_named && a->n_nodes == b->n_nodes && a->n_leafs == b->n_leafs
              && a->n_rest == b->n_rest && gh_same(a->rest, b->rest, a->n_rest, sizeof *a->rest);
     for (int32_t id = 0; same && id < a->n; id++) {
@@ -218,7 +220,8 @@ bool gh_signature_fill(gh_signature *l, gh_descriptors *descriptors, const gh_re
         }
         if (descriptors->full) {
             l->memory[id] = gh_memory_kind(&buffers, t);
-        } else if (read->role == GH_ROLE_EXTERNAL && t->data != NULL && read->op == GS_OP_NONE && read->node == GH_NOWHERE) {
+        } else if (read->role == GH_ROLE_EXTERNAL && t->data != NULL && read->op == GS_OP_NONE
+            && read->node == GH_NOWHERE) {
             item->bits |= GH_HAS_CONSTANT_DATA;
         }
     }

@@ -1,8 +1,8 @@
 /* ggml_sched/llama_cpp/graph/graph_signature.h -- tells whether a graph is one that was read before.
  *
- * A signature has for each tensor its descriptor (tensor_descriptors.h), the ids of the tensors that it names as sources
- * and root, and whether it has memory.  Graphs that differ in any of these differ.  Matching a graph with a signature
- * reads no more than the tensors: it is many times faster than reading the graph.
+ * A signature has for each tensor its descriptor (tensor_descriptors.h), the ids of the tensors that it names as
+ * sources and root, and whether it has memory.  Graphs that differ in any of these differ.  Matching a graph with a
+ * signature reads no more than the tensors: it is many times faster than reading the graph.
  * Invariant: a tensor is dereferenced only after the graph, or a tensor of the graph, has named it.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_GRAPH_GRAPH_SIGNATURE_H
@@ -65,9 +65,9 @@ bool gh_signature_fill(gh_signature *l, gh_descriptors *descriptors, const gh_re
 bool gh_signature_matches(const gh_signature *l, void *graph);
 bool gh_signature_matches_previous(const gh_signature *l, void *graph);
 
-/* The same for descriptors that are not full; where the previous tensors match, they become the present ones.  Meanwhile
- * the addresses of n slots, ascending by id, are written into the tensors: these are in the processor's cache now.  If
- * the graph does not match, they are removed again. */
+/* The same for descriptors that are not full; where the previous tensors match, they become the present ones.
+ * Meanwhile the addresses of n slots, ascending by id, are written into the tensors: these are in the processor's cache
+ * now.  If the graph does not match, they are removed again. */
 bool gh_signature_match_and_place(gh_signature *l, void *graph, const gh_slot *slot, int32_t n);
 
 /* Whether a graph of other tensors has this signature.  Only the tensors of `other` are filled, even at false. */

@@ -1,4 +1,5 @@
-/* ggml_sched/llama_cpp/graph/planner_graph.c -- a graph that was read, as a graph of the planner's.  See graph_reader.h. */
+/* ggml_sched/llama_cpp/graph/planner_graph.c -- a graph that was read, as a graph of the planner's.  See
+ * graph_reader.h. */
 #include "graph_reader.h"
 
 #include <string.h>

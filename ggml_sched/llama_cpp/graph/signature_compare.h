@@ -12,7 +12,8 @@
 bool gh_signature_make_room(gh_signature *l, int32_t n, int32_t listed);
 bool gh_signature_make_room_for_tensors(gh_signature *l, int32_t n);
 
-/* Which memory a tensor has.  With full descriptors a view's memory is not compared: schedulers place views themselves. */
+/* Which memory a tensor has.  With full descriptors a view's memory is not compared: schedulers place views
+ * themselves. */
 static inline int32_t gh_memory_bits(const gx_tensor *t, bool full)
 {
     if (full && t->view_src != NULL) {
@@ -41,14 +42,15 @@ static inline uintptr_t gh_memory_kind(gh_buffers *b, const gx_tensor *t)
     }
     if (t->buffer != b->last) {
         b->last = t->buffer;
-        b->kind = (uintptr_t)b->descriptors->buffer_get_type(t->buffer) + (uintptr_t)b->descriptors->buffer_get_usage(t->buffer);
+        b->kind = (uintptr_t)b->descriptors->buffer_get_type(t->buffer)
+            + (uintptr_t)b->descriptors->buffer_get_usage(t->buffer);
     }
     return b->kind;
 }
 
 /* Add the bits in which the tensors that t names differ from those of the item's ids in `named`. */
-static inline void gh_compare_links(gh_difference *d, const gh_signature *l, gx_tensor *const *named, const gh_signature_item *item,
-                                    const gx_tensor *t)
+static inline void gh_compare_links(gh_difference *d, const gh_signature *l, gx_tensor *const *named,
+                                    const gh_signature_item *item, const gx_tensor *t)
 {
     static const gx_tensor nothing;
     _Static_assert(GH_N_REST % 2 == 0, "the rest is compared in pairs");

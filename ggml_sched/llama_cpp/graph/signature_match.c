@@ -1,5 +1,5 @@
-/* ggml_sched/llama_cpp/graph/signature_match.c -- matches graphs of other tensors: the same signature, or the same wiring.
- * See graph_signature.h. */
+/* ggml_sched/llama_cpp/graph/signature_match.c -- matches graphs of other tensors: the same signature, or the same
+ * wiring. See graph_signature.h. */
 #include "arrays.h"
 #include "signature_compare.h"
 

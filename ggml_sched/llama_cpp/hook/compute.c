@@ -1,8 +1,8 @@
 /* ggml_sched/llama_cpp/hook/compute.c -- computes the allocated graph: copies, splits, callbacks.  See scheduler.h.
  *
  * Order.  A backend computes what it was given in the order in which it was given.  Before data is copied into a
- * backend's memory, that backend is synchronised; a copy waits for its source, as ggml's copies do.  Where a plan lets a
- * backend read another's memory, each split waits for all splits before it.
+ * backend's memory, that backend is synchronised; a copy waits for its source, as ggml's copies do.  Where a plan lets
+ * a backend read another's memory, each split waits for all splits before it.
  */
 #include "scheduler.h"
 
@@ -39,8 +39,8 @@ static void wait_for_others(gh_sched *s, int b)
 
 /* -- splits -------------------------------------------------------------------------------------------------------- */
 
-/* Whether each allocation has a copy of its own.  A weight has one copy for all: the events of this allocation do not tell
- * whether an earlier compute still reads it. */
+/* Whether each allocation has a copy of its own.  A weight has one copy for all: the events of this allocation do not
+ * tell whether an earlier compute still reads it. */
 static bool has_several_copies(const gs_plan_arrays *v, int32_t c)
 {
     for (int32_t k = 0; k < v->n_places; k++) {
@@ -115,8 +115,8 @@ static int run_range(gh_sched *s, int b, gh_part *part, int first, int stop, boo
     return s->rt->backend_graph_compute_async(s->backend[b], &some);
 }
 
-/* Compute a node that writes through a copy into another backend's memory: it is computed in the copy's memory, which is
- * copied back before any other split runs. */
+/* Compute a node that writes through a copy into another backend's memory: it is computed in the copy's memory, which
+ * is copied back before any other split runs. */
 static int run_through(gh_sched *s, int b, gh_part *part, int at, gx_tensor *copy, bool *stopped)
 {
     gx_tensor *node = s->lib->graph_nodes(part)[at];

@@ -11,8 +11,8 @@ static int copy_index(const gh_copies *copies, const gx_tensor *t)
     return t >= copies->tensor && t < copies->tensor + copies->n ? (int)(t - copies->tensor) : -1;
 }
 
-/* The mixture of a split that reads copy c as its experts, if it is the only reader of that copy; else NULL.  A later split
- * would read experts that were not copied. */
+/* The mixture of a split that reads copy c as its experts, if it is the only reader of that copy; else NULL.  A later
+ * split would read experts that were not copied. */
 static const gx_tensor *mixture_of(const gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t c)
 {
     for (int32_t i = e->plan->split_at[split]; e->copies.n_reads[c] == 1 && i < e->plan->split_at[split + 1]; i++) {

@@ -10,7 +10,8 @@
 
 static bool make_room(gh_plan *p, int32_t n_needs)
 {
-    return gh_grow(&p->layout.location, sizeof *p->layout.location, p->view.n) && gh_grow(&p->need, sizeof *p->need, n_needs);
+    return gh_grow(&p->layout.location, sizeof *p->layout.location, p->view.n)
+        && gh_grow(&p->need, sizeof *p->need, n_needs);
 }
 
 /* The backend whose arena holds an id, -1: none.  A placed tensor without bytes has an address in the arena of the
@@ -20,7 +21,8 @@ static int32_t backend_of(const gh_plan *p, int32_t id)
     if (p->view.home[id] >= 0) {
         return p->view.offset[id] >= 0 ? p->view.home[id] : -1;
     }
-    return id < p->n && p->role[id] == GH_ROLE_PLACED && p->arrays.layout[id].nbytes == 0 ? p->problem.assigned[id] : -1;
+    return id < p->n && p->role[id] == GH_ROLE_PLACED && p->arrays.layout[id].nbytes == 0
+        ? p->problem.assigned[id] : -1;
 }
 
 static int64_t offset_of(const gh_plan *p, int32_t id)

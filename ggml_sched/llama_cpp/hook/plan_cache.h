@@ -229,7 +229,8 @@ void gh_plan_cache_publish(gh_plan_cache *c);
 /* Free the buffers of a cache; its plans are kept for the next owner with the same key. */
 void gh_plan_cache_release(gh_plan_cache *c);
 
-/* The cache number i in order of creation, locked until gh_plan_cache_unlock; NULL: none.  *n: how many.  Any thread. */
+/* The cache number i in order of creation, locked until gh_plan_cache_unlock; NULL: none.  *n: how many.  Any
+ * thread. */
 gh_plan_cache *gh_plan_cache_lock(int i, int *n);
 void gh_plan_cache_unlock(gh_plan_cache *c);
 
@@ -265,7 +266,8 @@ gx_tensor *gh_shape_of(const gh_plan *p, const gh_plan_entry *e, int32_t id);
 bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem);
 bool gh_plan_serves(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const gh_problem *problem);
 
-/* -- planning.c: the plan of the graph that e and the reader have; GS_OK or an error.  `flags` as in gh_plan_cache_get. */
+/* -- planning.c: the plan of the graph that e and the reader have; GS_OK or an error.  `flags` as in
+ * gh_plan_cache_get. */
 int gh_plan_graph(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *error);
 
 /* What the planner is given for a plan; info is [n_backends]. */

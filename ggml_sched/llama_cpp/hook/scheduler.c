@@ -409,7 +409,7 @@ GH_EXPORT void ggml_backend_sched_set_eval_callback(void *sched, gh_eval_callbac
     }
 }
 
-/* -- queries -------------------------------------------------------------------------------------------------------- */
+/* -- queries ------------------------------------------------------------------------------------------------------ */
 
 #define GH_QUERY(type, name, parameters, arguments, none, answer)                                  \
     GH_EXPORT type ggml_backend_sched_##name parameters                                          \

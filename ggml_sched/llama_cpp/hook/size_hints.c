@@ -24,8 +24,8 @@ static bool resemble(const gh_plan_entry *e, int32_t id, const gh_plan_entry *ot
     return a->op == b->op && a->type == b->type && e->plan->role[id] == other->plan->role[other_id];
 }
 
-/* Raise the sizes of inputs to those of the other graph's tensors of the same name: what one graph computes, such as the
- * embeddings of tokens, may be an input of the other. */
+/* Raise the sizes of inputs to those of the other graph's tensors of the same name: what one graph computes, such as
+ * the embeddings of tokens, may be an input of the other. */
 static void raise_inputs(gh_plan_entry *e, const gh_plan_entry *other)
 {
     for (int32_t id = 0; id < e->signature.n_leafs; id++) {
