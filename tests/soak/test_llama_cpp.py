@@ -95,7 +95,7 @@ def test_whatever_contexts_are_asked_for_their_bits_are_those_of_stock(runner, c
     assert ours["tokens"] > 100 * len(ours["digest"])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", ["alloc", "sched"])
 @pytest.mark.parametrize(("model", "n_seq", "cache"), [("llama", 64, "split"), ("llama", 4, "unified"),
                                                        ("mamba", 64, "split"), ("gpt-oss", 16, "split")])
 def test_ten_thousand_random_batches_plan_nothing(level, model, n_seq, cache, tmp_path):
