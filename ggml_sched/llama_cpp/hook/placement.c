@@ -40,15 +40,13 @@ void gh_place_tensors(const gh_plan_cache *c, const gh_plan_entry *e, bool place
         t->data = slot->data;
         gh_init_tensor(c->lib, slot->buffer, t);
     }
-    for (int32_t id = 0; id < p->n; id++) {
-        if (p->role[id] == GH_ROLE_VIEW || p->role[id] == GH_ROLE_ALIAS) {
-            gx_tensor *t = gh_entry_tensor(e, id), *root = t->view_src;
-            /* A view of memory without a buffer has none either. */
-            if (t->buffer == NULL && root->buffer != NULL) {
-                t->buffer = root->buffer;
-                t->data = (char *)root->data + t->view_offs;
-                gh_init_tensor(c->lib, t->buffer, t);
-            }
+    for (int32_t i = 0; i < p->n_viewers; i++) {
+        gx_tensor *t = gh_entry_tensor(e, p->viewer[i]), *root = t->view_src;
+        /* A view of memory without a buffer has none either. */
+        if (t->buffer == NULL && root->buffer != NULL) {
+            t->buffer = root->buffer;
+            t->data = (char *)root->data + t->view_offs;
+            gh_init_tensor(c->lib, t->buffer, t);
         }
     }
 }

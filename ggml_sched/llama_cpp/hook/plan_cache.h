@@ -86,6 +86,8 @@ typedef struct gh_plan {
     int64_t *need;          /* bytes of each chunk, pool by pool                                            */
     int32_t need_begin[GH_MAX_BACKENDS + 1];
     int32_t n_slots;        /* tensors that are placed                                                      */
+    int32_t *viewer;        /* [n_viewers] ids of views and aliases                                         */
+    int32_t n_viewers;
     /* Of schedulers: */
     int32_t *split_at;      /* [view.n_splits + 1] position among ggml's nodes where each split begins      */
     int32_t n_splits;       /* splits that are not empty                                                    */
@@ -128,7 +130,8 @@ struct gh_plan_entry {
     gh_signature signature;
     gh_demand demand;
     gh_plan *plan;
-    gh_layout compact;      /* of an entry that reuses a plan: at the low end of the buffers; else empty    */
+    bool is_compact;        /* it reuses a plan and lies at the low end of the buffers, as `compact` says   */
+    gh_layout compact;
     /* Of schedulers: */
     gh_copies copies;
     gx_tensor **reordered;  /* [plan->n] tensors by id, where backends reordered the graph; else NULL       */
@@ -251,7 +254,7 @@ bool gh_plan_take_graph(gh_plan *p, const gh_reader *r);
 
 static inline gh_layout *gh_entry_layout(gh_plan_entry *e)
 {
-    return e->compact.location != NULL ? &e->compact : &e->plan->layout;
+    return e->is_compact ? &e->compact : &e->plan->layout;
 }
 
 /* The tensor of an id below plan->n; the id of a tensor, or -1. */

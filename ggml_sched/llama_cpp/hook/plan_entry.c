@@ -22,6 +22,7 @@ void gh_plan_drop(gh_plan *p)
     gh_problem_free(&p->problem);
     gh_fusion_hazards_free(&p->hazards);
     free(p->role);
+    free(p->viewer);
     free(p->node);
     free(p->input_of);
     free(p->layout.location);
@@ -37,17 +38,20 @@ bool gh_plan_take_graph(gh_plan *p, const gh_reader *r)
     p->n_all = r->n_all;
     p->n_nodes = r->n_nodes;
     p->size = r->size;
-    if (!gh_grow(&p->role, 1, r->n) || !gh_grow(&p->node, sizeof *p->node, r->n)
+    if (!gh_grow(&p->role, 1, r->n) || !gh_grow(&p->viewer, sizeof *p->viewer, r->n)
+        || !gh_grow(&p->node, sizeof *p->node, r->n)
         || !gh_grow(&p->input_of, sizeof *p->input_of, r->n_all - r->n)
         || !gh_grow(&p->layout.slot, sizeof *p->layout.slot, r->n)) {
         return false;
     }
-    p->n_slots = 0;
+    p->n_slots = p->n_viewers = 0;
     for (int32_t id = 0; id < r->n; id++) {
         p->role[id] = (unsigned char)r->item[id].role;
         p->node[id] = r->item[id].node;
         if (r->item[id].role == GH_ROLE_PLACED) {
             p->layout.slot[p->n_slots++] = (gh_slot){.id = id};
+        } else if (r->item[id].role != GH_ROLE_EXTERNAL) {
+            p->viewer[p->n_viewers++] = id;
         }
     }
     for (int32_t id = r->n; id < r->n_all; id++) {
@@ -66,15 +70,12 @@ void gh_plan_entry_clear(gh_plan_entry *e)
     gh_plan_drop(e->plan);
     e->plan = NULL;
     e->used = 0;
-    e->is_pinned = e->reuses = e->signature.has_previous = false;
+    e->is_pinned = e->reuses = e->is_compact = e->signature.has_previous = false;
     e->n_deps = e->demand.n = 0;
     /* The copies stay: nodes of a graph that comes again may name them. */
     e->copies.n_nodes = e->copies.n_previous = 0;
     free(e->reordered);
     e->reordered = NULL;
-    free(e->compact.location);
-    free(e->compact.slot);
-    e->compact = (gh_layout){0};
 }
 
 void gh_plan_entry_free(gh_plan_entry *e)
@@ -84,6 +85,8 @@ void gh_plan_entry_free(gh_plan_entry *e)
     }
     gh_plan_entry_clear(e);
     gh_signature_free(&e->signature);
+    free(e->compact.location);
+    free(e->compact.slot);
     free(e->demand.node);
     free(e->demand.leaf);
     free(e->demand.id);

@@ -150,13 +150,6 @@ static bool make_compact(const gh_plan_cache *c, const gh_plan *plan, gh_plan_en
     return done;
 }
 
-static void drop_compact(gh_plan_entry *e)
-{
-    free(e->compact.location);
-    free(e->compact.slot);
-    e->compact = (gh_layout){0};
-}
-
 /* Choose the locations of e's tensors: compact ones, or the plan's where fused kernels would conflict in those. */
 static bool choose_layout(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const gh_problem *problem)
 {
@@ -164,9 +157,9 @@ static bool choose_layout(const gh_plan_cache *c, const gh_plan *plan, gh_plan_e
     bool serves = size != NULL;
     if (serves) {
         take_sizes(c, plan, problem, size);
-        if (!make_compact(c, plan, e, size)
-            || has_conflict(plan, &e->signature, c->lib, e->compact.location, size)) {
-            drop_compact(e);
+        e->is_compact = make_compact(c, plan, e, size)
+                     && !has_conflict(plan, &e->signature, c->lib, e->compact.location, size);
+        if (!e->is_compact) {
             serves = !has_conflict(plan, &e->signature, c->lib, plan->layout.location, plan->view.size);
         }
     }
