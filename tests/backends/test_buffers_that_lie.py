@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from instrumented import device
 
 import ggml_sched as gs
 
 
-class Liar(gs.DryBackend):
-    """Returns what `lie` makes of an honest buffer."""
-
-    def __init__(self, lie) -> None:
-        super().__init__("liar")
-        self.lie = lie
-
-    def alloc_buffer(self, size):
-        return self.lie(self, super().alloc_buffer(size))
+def liar(lie) -> gs.DryBackend:
+    """A backend that returns what `lie` makes of a buffer."""
+    made = device(gs.DryBackend, "liar", answers={"alloc_buffer": lambda inherited, size: lie(made, inherited(size))})
+    return made
 
 
 def closed(backend, buffer):
@@ -32,7 +28,7 @@ KEPT = {}
 
 
 def again(backend, buffer):
-    """The same one for everybody."""
+    """The same buffer for every call."""
     return KEPT.setdefault(backend, buffer)
 
 
@@ -72,20 +68,20 @@ USERS = (alloc_tensors, tensor_allocator, allocator, scheduler)
 @pytest.mark.parametrize("lie", LIES)
 def test_whoever_asks_for_a_buffer_notices(lie, user):
     make, message = LIES[lie]
-    backend, ctx = Liar(make), gs.Context()
+    backend, ctx = liar(make), gs.Context()
     t = ctx.tensor("f32", 64, "t")
     with pytest.raises(gs.BackendError, match=f"'liar'.*256.*{message}"):
         user(backend, ctx)
     assert t.buffer is None
     if lie == "a smaller buffer":
         assert backend.used == 0, "what is too small is given back"
-    backend.lie = lambda backend, buffer: buffer
+    backend.answers.clear()
     assert user(backend, ctx) is not None
 
 
 @pytest.mark.parametrize("user", USERS)
 def test_a_buffer_is_given_once(user):
-    backend = Liar(again)
+    backend = liar(again)
     first, second = gs.Context(), gs.Context()
     first.tensor("f32", 64, "a")
     t = second.tensor("f32", 64, "b")
@@ -115,15 +111,11 @@ def test_an_allocator_that_cannot_be_made_gives_its_buffer_back():
 # -- answers that are no answers -------------------------------------------------------------------
 
 
-class Rubbish(gs.DryBackend):
-    """Answers `given` where it is asked for `what`."""
-
-    def __init__(self, what, given) -> None:
-        super().__init__("rubbish")
-        if what == "max_buffer_size":
-            self.max_buffer_size = given
-        else:
-            setattr(self, what, lambda *asked: given)
+def rubbish(what, given) -> gs.DryBackend:
+    """A backend with `given` for a field, or as the result of a method."""
+    if what == "max_buffer_size":
+        return device(gs.DryBackend, "rubbish", attributes={what: given})
+    return device(gs.DryBackend, "rubbish", answers={what: lambda inherited, *asked: given})
 
 
 @pytest.mark.parametrize("given", ["all", 1.5, [1], b"1"], ids=repr)
@@ -131,9 +123,9 @@ class Rubbish(gs.DryBackend):
 def test_an_answer_of_the_wrong_type_names_the_backend(what, given):
     ctx = gs.Context()
     graph = gs.Graph(ctx.scale(ctx.tensor("f32", 4, "x", input=True), 2.0))
-    with pytest.raises(TypeError, match="'rubbish'"), gs.Scheduler([Rubbish(what, given)]) as scheduler:
+    with pytest.raises(TypeError, match="'rubbish'"), gs.Scheduler([rubbish(what, given)]) as scheduler:
         scheduler.plan(graph)
     if what == "inplace_sources":
-        with gs.TensorAllocator.measure_from_backend(Rubbish(what, given)) as measuring, \
+        with gs.TensorAllocator.measure_from_backend(rubbish(what, given)) as measuring, \
                 pytest.raises(TypeError, match="'rubbish'.*SCALE"):
             gs.GraphAllocator().alloc_graph(measuring, graph)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from poisoned import Poisons, kept, set_all
+from instrumented import POISON, device
+from poisoned import kept, set_all
 from random_graphs import Built, Recipe, quick, recipes
 
 import ggml_sched as gs
@@ -16,10 +17,6 @@ from ggml_sched.backends.cpu import run_nodes
 
 if not ggml_here.IS_HERE:
     pytest.skip(ggml_here.WHY_NOT, allow_module_level=True)
-
-
-class Poisoned(Poisons, gs.GgmlBackend):
-    """Fresh memory is full of a byte pattern."""
 
 
 class NodeByNode(gs.GgmlBackend):
@@ -33,8 +30,8 @@ class NodeByNode(gs.GgmlBackend):
                 run_nodes([node], lambda buffer: buffer.memory)
 
 
-def poisoned() -> Poisoned:
-    return Poisoned(n_threads=2, library=ggml_here.LIBRARY)
+def poisoned() -> gs.GgmlBackend:
+    return device(gs.GgmlBackend, "GGML", poison=POISON, n_threads=2, library=ggml_here.LIBRARY)
 
 
 def results(built: Built) -> dict[int, bytes]:

@@ -14,6 +14,7 @@ import cupy_devices as devices
 import numpy as np
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from instrumented import device
 from poisoned import check, kept, raw, set_all, settle, take_turns
 from random_graphs import Built, Recipe, many_residents, quick, recipes
 
@@ -27,17 +28,9 @@ GOES_BACK = Recipe(((0, 0),), ((1, 0, 0, 0), (26, 0, 1, 0), (0, 0, 0, 0), (0, 0,
 """A product of the CPU that a device adds to, and reads again."""
 
 
-class Refusing(gs.CupyBackend):
-    """Does not compute some ops, and brings others from host memory."""
-
-    refused: frozenset[str] = frozenset()
-    offloads: frozenset[str] = frozenset()
-
-    def supports_op(self, node):
-        return node.op not in self.refused and super().supports_op(node)
-
-    def offload_op(self, node):
-        return node.op in self.offloads
+def refusing(on, name, **options) -> gs.CupyBackend:
+    """A backend whose `refuses` and `offloads` are sets of ops."""
+    return device(gs.CupyBackend, name, refuses=(), offloads=(), device=on, **options)
 
 
 def in_memory_of_their_own(recipe: Recipe, n_homes: int = 1) -> tuple[dict[int, bytes], list[bytes]]:
@@ -114,9 +107,9 @@ def test_devices_and_the_cpu_share_graphs(pair, n_devices, copies, refused, offl
     pair = [*map(many_residents, pair)]
     expected = [in_memory_of_their_own(recipe, n_devices + 1) for recipe in pair]
     made = devices.devices(n_devices, seed, peers)
-    cuda = [devices.new(device, f"CUDA{i}", Refusing) for i, device in enumerate(made)]
+    cuda = [devices.new(on, f"CUDA{i}", refusing) for i, on in enumerate(made)]
     for backend, ops in zip(cuda, refused, strict=False):
-        backend.refused, backend.offloads = frozenset(ops), frozenset(offloads)
+        backend.refuses, backend.offloads = set(ops), set(offloads)
     backends = [*cuda, gs.CpuBackend(1)]
     with gs.Scheduler(backends, copies=copies) as sched:
         cases = []
