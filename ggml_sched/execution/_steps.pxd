@@ -5,20 +5,20 @@ from libc.stdint cimport int64_t
 from ggml_sched._graph cimport Tensor
 
 
-cdef class Seen:
+cdef class PlaceVersions:
     cdef dict versions
     cpdef bint is_new(self, int64_t place, int64_t version) except -1
 
 
 cdef class BoundStep:
     cdef readonly object backend
-    cdef int take(self, list alive) except -1
+    cdef int take(self, list keep_alive) except -1
 
 
 cdef class BoundLoad(BoundStep):
     cdef readonly Tensor leaf
     cdef readonly Tensor tensor
-    cdef readonly Seen seen
+    cdef readonly PlaceVersions versions
     cdef int64_t start                  # bytes
     cdef int64_t place
     cdef bint is_due(self) except -1
@@ -27,7 +27,7 @@ cdef class BoundLoad(BoundStep):
 cdef class BoundCopy(BoundStep):
     cdef readonly Tensor src
     cdef readonly Tensor dst
-    cdef readonly Seen seen
+    cdef readonly PlaceVersions versions
     cdef int64_t place
 
 

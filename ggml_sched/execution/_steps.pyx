@@ -5,7 +5,7 @@ A bound step belongs to one backend, in whose queue it stands.  `due()` decides 
 to do and returns it as an action, which may be made later, and on another thread: by then the caller may have set
 other inputs.  An action first lets its backend (or, where the host itself must read, the host) wait for the events
 that it is given, and never waits for anything else; it returns an event that stands for its end, or None: the queue's
-order does.  What it appends to `alive` must stay alive until the backends have done what was queued.
+order does.  What it appends to `keep_alive` must stay alive until the backends have done what was queued.
 
 Where nothing waits for anything, `run_in_order` takes the steps as they come, without an action for each: a model's
 token is a few small loads and one run.  Loads go straight to memory that is plain bytes.
@@ -25,7 +25,7 @@ from ggml_sched.backend import Backend, GraphView, staged
 from ggml_sched.errors import HazardError, PlacementError, each
 
 
-cdef class Seen:
+cdef class PlaceVersions:
     """Which version of its source each kept place holds; forgotten at once when the memory has served others."""
 
     def __cinit__(self):
@@ -42,7 +42,7 @@ cdef class Seen:
         self.versions.clear()
 
 
-def says_no(answer):
+def is_false(answer):
     """Whether a callback's answer is False, NumPy's included; None, 0 and the like are no such answer."""
     return answer is False or isinstance(answer, np.bool_) and not answer
 
@@ -67,14 +67,14 @@ cdef class BoundStep:
         self.backend = backend
 
     def due(self):
-        """What there is to do now; None for a step that is left out, as only one with `seen` may be."""
+        """What there is to do now; None for a step that is left out, as only one with `versions` may be."""
         raise NotImplementedError       # each kind of step says
 
-    cdef int take(self, list alive) except -1:
+    cdef int take(self, list keep_alive) except -1:
         """Do what is due, at once; there is nothing to wait for."""
         action = self.due()
         if action is not None:
-            action((), alive)
+            action((), keep_alive)
         return 0
 
     def free(self):
@@ -84,67 +84,68 @@ cdef class BoundStep:
 cdef class BoundLoad(BoundStep):
     """Bring what the caller has set for `leaf`, from byte `start` on, to the place of `tensor`.
 
-    `seen`, of a place that nothing else uses: it is brought again only after a new `set`.
+    `versions`, of a place that nothing else uses: it is brought again only after a new `set`.
     """
 
-    def __init__(self, backend, Tensor leaf not None, Tensor tensor not None, int64_t start, int64_t place, Seen seen):
+    def __init__(self, backend, Tensor leaf not None, Tensor tensor not None, int64_t start, int64_t place,
+                 PlaceVersions versions):
         BoundStep.__init__(self, backend)
-        self.leaf, self.tensor, self.start, self.place, self.seen = leaf, tensor, start, place, seen
+        self.leaf, self.tensor, self.start, self.place, self.versions = leaf, tensor, start, place, versions
 
     cdef bint is_due(self) except -1:
         """Whether there are bytes that must be brought."""
-        if self.seen is None:
+        if self.versions is None:
             return bool(self.leaf.stash)
-        return bool(self.leaf.stash) and self.seen.is_new(self.place, self.leaf.version)
+        return bool(self.leaf.stash) and self.versions.is_new(self.place, self.leaf.version)
 
     def due(self):
         if not self.is_due():
-            return None if self.seen is not None else _nothing
+            return None if self.versions is not None else _nothing
         data = self.leaf.stash
         part = memoryview(data)[self.start : self.start + self.tensor.layout.nbytes]
 
-        def load(events, alive):
+        def load(events, keep_alive):
             backend = home_of(self.tensor)
             for event in events:
                 backend.event_wait(event)
-            alive.append(data)
+            keep_alive.append(data)
             backend.set_tensor_async(self.tensor, part)
 
         return load
 
-    cdef int take(self, list alive) except -1:
+    cdef int take(self, list keep_alive) except -1:
         cdef char *at = self.tensor.plain()
         cdef int64_t n = self.tensor.layout.nbytes
         cdef bytes data = self.leaf.stash
         if (data is None or at == NULL or not gs_range_fits(self.start, n, len(data))
                 or not is_method(self.tensor.c_buffer().backend.set_tensor_async, Backend.set_tensor_async)):
-            return BoundStep.take(self, alive)
+            return BoundStep.take(self, keep_alive)
         if self.is_due():
             memcpy(at, <const char *>data + self.start, <size_t>n)
         return 0
 
 
-def _nothing(events, alive):
+def _nothing(events, keep_alive):
     """A leaf without bytes, or one that a node writes to before anything reads it, and that nobody has set."""
 
 
 cdef class BoundCopy(BoundStep):
-    """Copy `src` to `dst`, a place on another backend; `seen` as in BoundLoad.
+    """Copy `src` to `dst`, a place on another backend; `versions` as in BoundLoad.
 
     `backend` is the source's (the copy is pushed) or the destination's.
     """
 
-    def __init__(self, backend, Tensor src not None, Tensor dst not None, int64_t place, Seen seen):
+    def __init__(self, backend, Tensor src not None, Tensor dst not None, int64_t place, PlaceVersions versions):
         BoundStep.__init__(self, backend)
-        self.src, self.dst, self.place, self.seen = src, dst, place, seen
+        self.src, self.dst, self.place, self.versions = src, dst, place, versions
 
     def due(self):
-        if self.seen is not None and not self.seen.is_new(self.place, self.src.data_version):
+        if self.versions is not None and not self.versions.is_new(self.place, self.src.data_version):
             return None
         return self.copy
 
-    def copy(self, events, alive):
-        return transfer(self.src, self.dst, self.backend, events, alive)
+    def copy(self, events, keep_alive):
+        return transfer(self.src, self.dst, self.backend, events, keep_alive)
 
 
 cdef class BoundExperts(BoundStep):
@@ -164,9 +165,9 @@ cdef class BoundExperts(BoundStep):
         given = None
         if self.on_host:
             given = (self.ids.root.stash or b"")[self.ids.view_offs : self.ids.view_offs + self.ids.nbytes]
-        return lambda events, alive: self.copy(given, events, alive)
+        return lambda events, keep_alive: self.copy(given, events, keep_alive)
 
-    def copy(self, given, events, alive):
+    def copy(self, given, events, keep_alive):
         there, here = home_of(self.src), home_of(self.dst)
         for event in events:
             here.event_wait(event)
@@ -186,8 +187,16 @@ cdef class BoundExperts(BoundStep):
         for i in self.used:
             staging = bytearray(size)
             there.get_tensor(src, staging, i * src.nb[2])
-            alive.append(staging)
+            keep_alive.append(staging)
             here.set_tensor_async(self.dst, memoryview(staging), i * src.nb[2])
+
+
+def note_nodes(error, backend, tuple nodes not None):
+    """Add to an exception of a backend which backend it is, and which nodes it was computing."""
+    if nodes:
+        names = [f"{node.name or 'unnamed'!r} ({node.op})" for node in (nodes[0], nodes[-1])]
+        which = names[0] if len(nodes) == 1 else f"the {len(nodes)} nodes {names[0]} .. {names[1]}"
+        error.add_note(f"backend {backend.name!r} was computing {which}")
 
 
 cdef class BoundRun(BoundStep):
@@ -207,24 +216,32 @@ cdef class BoundRun(BoundStep):
     def due(self):
         return self.run
 
-    def run(self, events, alive):
-        if not self.is_prepared:
-            self.handle = self.backend.graph_plan_create(self.view())
-            self.is_prepared = True
-        for event in events:
-            self.backend.event_wait(event)
-        handle = self.handle
-        if handle is None:
-            self.backend.graph_compute(self.view())
-        else:
-            self.backend.graph_plan_compute(handle)
+    def run(self, events, keep_alive):
+        try:
+            if not self.is_prepared:
+                self.handle = self.backend.graph_plan_create(self.view())
+                self.is_prepared = True
+            for event in events:
+                self.backend.event_wait(event)
+            handle = self.handle
+            if handle is None:
+                self.backend.graph_compute(self.view())
+            else:
+                self.backend.graph_plan_compute(handle)
+        except BaseException as error:
+            note_nodes(error, self.backend, self.nodes)
+            raise
 
-    cdef int take(self, list alive) except -1:
-        handle = self.handle        # kept while it is computed, whoever frees it meanwhile
-        if self.is_prepared and handle is not None:
+    cdef int take(self, list keep_alive) except -1:
+        handle = self.handle        # kept while it is computed, even if another thread frees it
+        if not self.is_prepared or handle is None:
+            self.run((), keep_alive)
+            return 0
+        try:
             self.backend.graph_plan_compute(handle)
-        else:
-            self.run((), alive)
+        except BaseException as error:
+            note_nodes(error, self.backend, self.nodes)
+            raise
         return 0
 
     def parts(self, ask):
@@ -232,7 +249,7 @@ cdef class BoundRun(BoundStep):
         not wanted.  Asked one after the other, as they come; no groups."""
         start, last = 0, len(self.nodes) - 1
         for k, node in enumerate(self.nodes):
-            wanted = ask is None or not says_no(ask(node))
+            wanted = ask is None or not is_false(ask(node))
             if wanted or k == last:
                 yield self.twins[start : k + 1], node if wanted else None
                 start = k + 1
@@ -252,10 +269,10 @@ cdef class BoundWriteBack(BoundStep):
         self.copy, self.node = copy, node
 
     def due(self):
-        return lambda events, alive: transfer(self.copy, self.node, self.backend, events, alive)
+        return lambda events, keep_alive: transfer(self.copy, self.node, self.backend, events, keep_alive)
 
 
-def transfer(Tensor src not None, Tensor dst not None, queue, events, alive):
+def transfer(Tensor src not None, Tensor dst not None, queue, events, keep_alive):
     """Copy `src` to `dst`, after the events, as a step of `queue`: the source's backend or the destination's.
 
     The two backends do it where they can; otherwise the host reads, which waits for the source, and queues the rest.
@@ -274,7 +291,7 @@ def transfer(Tensor src not None, Tensor dst not None, queue, events, alive):
             return _let_follow(queue, backend)
     # The host reads: both backends follow the queue by now, and with it all that it waits for.
     staging = staged(src, dst)
-    alive.append(staging)
+    keep_alive.append(staging)
     here.set_tensor_async(dst, memoryview(staging))
     return _let_follow(queue, here)
 
@@ -292,11 +309,11 @@ def _let_follow(later, earlier):
 # -- what every compute does ------------------------------------------------------------------------
 
 
-def run_in_order(list steps not None, list alive not None):
-    """Take bound steps that wait for nothing, one after the other; `alive` as for an action."""
+def run_in_order(list steps not None, list keep_alive not None):
+    """Take bound steps that wait for nothing, one after the other; `keep_alive` as for an action."""
     cdef BoundStep step
     for step in steps:
-        step.take(alive)
+        step.take(keep_alive)
 
 
 def synchronize(tuple backends not None):

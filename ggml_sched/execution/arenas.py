@@ -45,8 +45,8 @@ class Arenas:
         self._large_enough, self._checked = sizes, self.buffers
         return True
 
-    def grow(self, sizes: Sizes, vacate: Callable[[], None]) -> None:
-        """Buffers of at least these sizes; `vacate` is called before old ones go, if any do.
+    def grow(self, sizes: Sizes, invalidate: Callable[[], None]) -> None:
+        """Buffers of at least these sizes; `invalidate` is called before old ones go, if any do.
 
         Raises OutOfMemory, and whatever a backend raises; then all buffers are as they were.  Where old and new do not
         fit side by side, the old ones go first, and come back (empty) if the new ones cannot be had.
@@ -56,14 +56,14 @@ class Arenas:
         crowded = {(i, c): self.buffers[i][c].size for i, c in short if self._is_crowded(i, short)
                    and c < len(self.buffers[i]) and not self.buffers[i][c].closed}
         if not crowded:
-            self._exchange(short, vacate)
+            self._exchange(short, invalidate)
             return
-        vacate()
+        invalidate()
         each(self.buffers[i][c].close for i, c in crowded)
         try:
-            self._exchange(short, vacate)
+            self._exchange(short, invalidate)
         except BaseException:
-            self._exchange(crowded, vacate)
+            self._exchange(crowded, invalidate)
             raise
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class Arenas:
         each(buffer.close for buffer in held)
 
     def are_open(self) -> bool:
-        """Whether nobody has closed one of the buffers."""
+        """Whether none of the buffers was closed."""
         return True not in [buffer.closed for buffer in self.all]
 
     def _set(self, buffers: tuple[tuple[Buffer, ...], ...]) -> None:
@@ -85,18 +85,18 @@ class Arenas:
         return chunk < len(held) and not held[chunk].closed and held[chunk].size >= size
 
     def _is_crowded(self, i: int, short: dict[tuple[int, int], int]) -> bool:
-        """Whether a backend says that it cannot hold its new buffers beside the old ones."""
+        """Whether a backend has no room for its new buffers beside the old ones."""
         free = self.backends[i].memory_available()
         return free is not None and free < sum(size for (k, _), size in short.items() if k == i)
 
-    def _exchange(self, sizes: dict[tuple[int, int], int], vacate: Callable[[], None]) -> None:
+    def _exchange(self, sizes: dict[tuple[int, int], int], invalidate: Callable[[], None]) -> None:
         """Put new buffers in the place of old ones, all or none."""
         fresh: dict[tuple[int, int], Buffer] = {}
         try:
             for (i, chunk), size in sizes.items():
                 fresh[i, chunk] = new_buffer(self.backends[i], size)
                 fresh[i, chunk].usage = "compute"
-            vacate()
+            invalidate()
         except BaseException:
             each(buffer.close for buffer in fresh.values())
             raise

@@ -1,9 +1,10 @@
 """Queued computes: steps are issued to their backends' queues, in order, each after what it waits for.
 
-Where all backends are asynchronous, the caller's thread issues them and returns.  Otherwise each backend has a thread
+One loop (`Pipeline.submit`) issues every program: `compute` drains after it, `compute_async` does not.  Where all
+backends are asynchronous, and for `compute`, the caller's thread issues the steps.  Otherwise each backend has a thread
 that issues its steps, first in, first out: a step of one backend may run while another still works on the compute
-before.  A program says what each step waits for (ordering.py); a step waits only for steps queued before it, so
-that nothing can wait in a circle.
+before.  A program says what each step waits for (planning/waits.py); a step waits only for steps queued before it, so
+that waits have no cycle.
 
 After a failure, the compute that failed and everything queued behind it is skipped, until `take_error`.  Threads
 start on first use and end with `close`, or with the last reference; after a fork the child starts its own.  ggml's
@@ -25,12 +26,13 @@ from ggml_sched.errors import BackendError
 from ggml_sched.planning.waits import Wait
 from ggml_sched.threads.workers import Crew
 
-__all__ = ["MAX_IN_FLIGHT", "Action", "Alive", "Issued", "Pipeline", "Task"]
+__all__ = ["MAX_IN_FLIGHT", "Action", "KeepAlive", "Pipeline", "Task"]
 
-Alive = list[object]
-"""What must stay alive until the backends have done what was queued."""
-Action = Callable[[Sequence[Event], Alive], Event | None]
-"""Waits for the events, and does it.  An event that it returns stands for its end; None: the queue's order does."""
+KeepAlive = list[object]
+"""Objects that backends use until queued work is done."""
+Action = Callable[[Sequence[Event], KeepAlive], Event | None]
+"""Does a step after the events.  It may return an event that it recorded at its end; None: the pipeline records one
+where other steps wait."""
 
 MAX_IN_FLIGHT = 64
 """Computes that may be queued at once; the next one waits."""
@@ -44,12 +46,15 @@ class Task(NamedTuple):
     """None: nothing is due."""
     waits: tuple[Wait, ...]
     awaited: bool
-    """Whether others wait for it."""
+    """Whether other steps wait for this one."""
 
 
-class _Ticket:
-    """What others wait for.  `issued`: the step was issued, failed or was skipped (None: in order, on one thread);
-    `event`: its end."""
+class _Completion:
+    """The end of a step.
+
+    `issued`: the step was issued, failed or was skipped (None: steps are issued on one thread, in order); `event`:
+    recorded after the step in its backend's queue.
+    """
 
     __slots__ = ("event", "issued")
 
@@ -58,50 +63,50 @@ class _Ticket:
         self.event: Event | None = None
 
 
-class Issued:
-    """One compute: a ticket for each step that is awaited, and what must stay alive until its backends are done.
+class _QueuedCompute:
+    """One compute: a completion for each step that other steps wait for, and what its backends still use.
 
-    A step that was left out has the ticket of the one before it in its queue.
+    A step that was left out has the completion of the step before it in its queue.
     """
 
-    __slots__ = ("ends", "alive", "number", "tickets")
+    __slots__ = ("completions", "ends", "keep_alive", "number")
 
-    def __init__(self, number: int = 0) -> None:
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.tickets: dict[int, _Ticket] = {}
-        self.alive: Alive = []
-        self.ends: list[_Ticket] = []
-        """Of the last step of each queue, where somebody may wait for the whole compute."""
+        self.completions: dict[int, _Completion] = {}
+        self.keep_alive: KeepAlive = []
+        self.ends: list[_Completion] = []
+        """Of the last step of each queue."""
 
-    def issue(self, task: Task, ticket: _Ticket | None, waits: Sequence[_Ticket]) -> None:
-        """Let the backend do a step, after others."""
-        end = task.action([other.event for other in waits if other.event is not None], self.alive)
-        if ticket is not None:
+    def issue(self, task: Task, completion: _Completion | None, waits: Sequence[_Completion]) -> None:
+        """Hand one step to its backend, after the steps that it waits for."""
+        end = task.action([other.event for other in waits if other.event is not None] if waits else (), self.keep_alive)
+        if completion is not None:
             if end is None:
                 end = task.backend.event_new()
                 task.backend.event_record(end)
-            ticket.event = end
+            completion.event = end
 
     def wait(self) -> None:
         """Until the backends are done with it."""
-        for ticket in self.ends:
-            if ticket.issued is not None:
-                ticket.issued.wait()
-            if ticket.event is not None:
-                ticket.event.backend.event_synchronize(ticket.event)
-        self.alive.clear()
+        for completion in self.ends:
+            if completion.issued is not None:
+                completion.issued.wait()
+            if completion.event is not None:
+                completion.event.backend.event_synchronize(completion.event)
+        self.keep_alive.clear()
 
 
 class _State:
-    """What the threads share with the pipeline, and nothing that keeps the pipeline alive."""
+    """What the threads share with the pipeline, which they must not keep alive: this does not refer to it."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.pending = 0
-        """Queues, of each compute, that threads have still to work on."""
+        """How many queues, summed over computes, have steps that no thread has issued yet."""
         self.error: BaseException | None = None
         self.failed: float = inf
-        """The first compute that failed: what was queued before it goes on, it and the others are skipped."""
+        """The number of the first compute that failed: computes before it go on, it and those after it are skipped."""
 
     def fail(self, error: BaseException, compute: float = inf) -> None:
         with self.changed:
@@ -110,8 +115,9 @@ class _State:
 
     def wait(self) -> None:
         """Until everything was issued or skipped."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.pending == 0)
+        if self.pending:
+            with self.changed:
+                self.changed.wait_for(lambda: self.pending == 0)
 
     def count(self, n: int) -> None:
         with self.changed:
@@ -120,19 +126,19 @@ class _State:
                 self.changed.notify_all()
 
 
-def _perform(state: _State, compute: Issued, task: Task, ticket: _Ticket | None, waits: Sequence[_Ticket],
-             is_last: bool) -> None:
-    """On a backend's thread; `is_last` of the compute's steps in this queue."""
+def _issue_on_thread(state: _State, compute: _QueuedCompute, task: Task, completion: _Completion | None,
+                     waits: Sequence[_Completion], is_last: bool) -> None:
+    """Issue one step on its backend's thread; `is_last` of the compute's steps in this queue."""
     try:
         for other in waits:
             other.issued.wait()
         if compute.number < state.failed:
-            compute.issue(task, ticket, waits)
+            compute.issue(task, completion, waits)
     except BaseException as error:
         state.fail(error, compute.number)
     finally:
-        if ticket is not None:
-            ticket.issued.set()
+        if completion is not None:
+            completion.issued.set()
         if is_last:
             state.count(-1)
 
@@ -144,142 +150,153 @@ class Pipeline:
         self.backends = tuple(backends)
         self._is_threaded = not all(backend.asynchronous for backend in self.backends)
         self._limit = MAX_IN_FLIGHT
-        self._seen = self._failures()
-        self._n_lost = self._n_lost_then = 0
-        self._why = ""
-        self._start_anew()
+        self._failures_seen = self._failures()
+        self._failure_epoch = self._epoch_of_drained = 0
+        self._last_failure = ""
+        self._reset()
 
-    def _start_anew(self) -> None:
+    def _reset(self) -> None:
         self._state = _State()
         self.drain_weakly = partial(_drain_weakly, weakref.ref(self), self._state)
-        """`drain`, for tensors to hold: the threads end although it is there."""
+        """`drain` as a function that tensors may hold: it does not keep the pipeline and its threads alive."""
         self._crews: dict[Backend, Crew] = {}
-        self._last: dict[Backend, _Ticket] = {}
-        self._history: deque[Issued] = deque(maxlen=self._limit)
-        """Computes that steps still to come may wait for, the latest last."""
-        self._in_flight: deque[Issued] = deque()
+        self._last: dict[Backend, _Completion] = {}
+        self._history: deque[_QueuedCompute] = deque(maxlen=self._limit)
+        """Computes that later steps may wait for, the latest last."""
+        self._in_flight: deque[_QueuedCompute] = deque()
         self._count = 0
-        self._is_left = False
-        """Whether something was queued past `submit`."""
+        self._has_deferred = False
+        """Whether computes were issued that wait for `drain` (see `defer`)."""
         self._kept: list[object] = []
-        """What must stay alive until that is done."""
+        """What backends use until deferred computes are done."""
 
-    def submit(self, tasks: Sequence[Task]) -> None:
+    def submit(self, tasks: Sequence[Task], inline: bool = False) -> None:
         """Queue one compute: a task for each step of its program.
 
         The program is that of the computes queued before, since the last `drain`.  Raises BackendError, with nothing
-        queued, when the host gives no thread.
+        queued, when the host gives no thread.  `inline`: every step is issued on the caller's thread, and its exception
+        is raised; `drain` must come before the next `submit`.
         """
         self._after_fork()
-        if self._is_left:
+        if self._has_deferred:
             self.drain()
+        is_threaded = self._is_threaded and not inline
         due = [k for k, task in enumerate(tasks) if task.action is not None]
-        for k in due if self._is_threaded else ():
+        for k in due if is_threaded else ():
             self._crew(tasks[k].backend)
         while len(self._in_flight) >= self._limit:
             self._in_flight.popleft().wait()
-        self._count += 1
-        compute = Issued(self._count)
         last = {tasks[k].backend: k for k in due}
-        for k, task in enumerate(tasks):
-            if task.action is not None and (task.awaited or last[task.backend] == k):
-                compute.tickets[k] = self._last[task.backend] = _Ticket(self._is_threaded)
-            elif task.awaited and task.backend in self._last:
-                compute.tickets[k] = self._last[task.backend]
-        compute.ends = [compute.tickets[k] for k in last.values()]
-        self._history.append(compute)
-        self._in_flight.append(compute)
-        if self._is_threaded:
+        compute = self._new_compute(tasks, {} if inline else last, is_threaded)
+        if is_threaded:
             self._state.count(len(last))
         for k in due:
             task = tasks[k]
-            ticket, waits = compute.tickets.get(k), self._tickets(task.waits)
-            if self._is_threaded:
+            completion, waits = compute.completions.get(k), self._completions(task.waits) if task.waits else ()
+            if is_threaded:
                 is_last = last[task.backend] == k
-                self._crews[task.backend].put(partial(_perform, self._state, compute, task, ticket, waits, is_last))
+                self._crews[task.backend].put(
+                    partial(_issue_on_thread, self._state, compute, task, completion, waits, is_last))
             elif compute.number < self._state.failed:
                 try:
-                    compute.issue(task, ticket, waits)
+                    compute.issue(task, completion, waits)
                 except BaseException as error:
                     self._state.fail(error, compute.number)
-                    if not isinstance(error, Exception):
+                    if inline or not isinstance(error, Exception):
                         raise
+
+    def _new_compute(self, tasks: Sequence[Task], last: dict[Backend, int], is_threaded: bool) -> _QueuedCompute:
+        """A compute with completions for steps that others wait for, and for the last step of each queue."""
+        self._count += 1
+        compute = _QueuedCompute(self._count)
+        for k, task in enumerate(tasks):
+            if task.action is not None and (task.awaited or last.get(task.backend) == k):
+                compute.completions[k] = self._last[task.backend] = _Completion(is_threaded)
+            elif task.awaited and task.backend in self._last:
+                compute.completions[k] = self._last[task.backend]
+        compute.ends = [compute.completions[k] for k in last.values()]
+        self._history.append(compute)
+        self._in_flight.append(compute)
+        return compute
 
     @property
     def is_in_order(self) -> bool:
-        """Whether all that is queued was left in the one queue that there is: what comes now comes after it."""
-        return self._is_left and len(self.backends) == 1 and not self._in_flight and self._state.error is None
+        """Whether what is queued now comes after all that was queued before: only deferred computes, in one queue."""
+        return self._has_deferred and len(self.backends) == 1 and not self._in_flight and self._state.error is None
 
-    def leave(self, alive: object) -> None:
-        """A compute was queued on the caller's thread, and nobody has waited for it yet; `alive` is kept until then."""
-        self._is_left = True
+    def defer(self, keep_alive: object) -> None:
+        """A compute was issued on the caller's thread and waits for `drain`; `keep_alive` is held until then."""
+        self._has_deferred = True
         if not all(backend.takes_at_once for backend in self.backends):
-            self._kept.append(alive)
+            self._kept.append(keep_alive)
             if len(self._kept) > self._limit:
                 self.drain()
 
-    def _tickets(self, waits: Sequence[Wait]) -> list[_Ticket]:
+    def _completions(self, waits: Sequence[Wait]) -> list[_Completion]:
         """Of the steps that are waited for."""
-        computes = self._history
-        found = [computes[-1 - w.back].tickets.get(w.step) for w in waits if w.back < len(computes)]
-        return [ticket for ticket in found if ticket is not None]
+        computes, found = self._history, []
+        for step, back in waits:
+            completion = computes[-1 - back].completions.get(step) if back < len(computes) else None
+            if completion is not None:
+                found.append(completion)
+        return found
 
     def drain(self) -> None:
         """Wait until everything queued is done or skipped.  Errors stay for `take_error`."""
-        if not self._in_flight and not self._history and not self._is_left:
+        if not self._in_flight and not self._history and not self._has_deferred:
             return          # nothing queued
         self._after_fork()
         state = self._state
-        if any(threading.current_thread() in crew.threads for crew in self._crews.values()):
-            return          # a backend that looks at its own tensors while it computes
+        if self._crews and any(threading.current_thread() in crew.threads for crew in self._crews.values()):
+            return          # a backend reads its own tensors while it computes: waiting for itself would not end
         state.wait()
         for backend in self.backends:
             try:
                 backend.synchronize()
             except Exception as error:
                 state.fail(error)
-                self._lose(str(error))
-        self._n_lost_then = self.losses()
+                self._note_failure(str(error))
+        self._epoch_of_drained = self.failure_epoch()
         self._last.clear()
         self._history.clear()
         self._in_flight.clear()
-        self._is_left = False
+        self._has_deferred = False
         self._kept.clear()
 
-    def losses(self) -> int:
-        """How often something queued on the backends was lost by now, whoever was told."""
+    def failure_epoch(self) -> int:
+        """How often queued work has failed on one of the backends, whether the exception was raised here or not."""
         failures = self._failures()
-        if failures != self._seen:
-            self._why = next(backend.failed[1] for backend, now, then in
-                            zip(self.backends, failures, self._seen, strict=True) if now != then)
-            self._seen = failures
-            self._n_lost += 1
-        return self._n_lost
+        if failures != self._failures_seen:
+            self._last_failure = next(backend.failed[1] for backend, now, then in
+                            zip(self.backends, failures, self._failures_seen, strict=True) if now != then)
+            self._failures_seen = failures
+            self._failure_epoch += 1
+        return self._failure_epoch
 
     @property
-    def losses_of_queued(self) -> int:
-        """The same, but for what happened after everything that was queued here had ended."""
-        return self.losses() if self._is_left or self._in_flight else self._n_lost_then
+    def failure_epoch_of_queued(self) -> int:
+        """The failure epoch when the last compute queued here had ended; the present one while it has not."""
+        return self.failure_epoch() if self._has_deferred or self._in_flight else self._epoch_of_drained
 
     @property
-    def why(self) -> str:
-        """What the last loss was about."""
+    def last_failure(self) -> str:
+        """The message of the last failure."""
         error = self._state.error
-        return self._why if error is None else str(error)
+        return self._last_failure if error is None else str(error)
 
     def _failures(self) -> tuple[int, ...]:
         return tuple([backend.failed[0] for backend in self.backends])
 
-    def _lose(self, why: str) -> None:
-        """A backend has raised, whether it counts that or not."""
-        self.losses()
-        self._n_lost += 1
-        self._why = why
+    def _note_failure(self, why: str) -> None:
+        """A backend has raised; not every backend counts its failures itself."""
+        self.failure_epoch()
+        self._failure_epoch += 1
+        self._last_failure = why
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is queued, and no error is there to be taken."""
-        return not self._in_flight and not self._history and not self._is_left and self._state.error is None
+        """Whether nothing is queued, and no error waits for `take_error`."""
+        return not self._in_flight and not self._history and not self._has_deferred and self._state.error is None
 
     @property
     def failed(self) -> bool:
@@ -287,8 +304,11 @@ class Pipeline:
 
     def take_error(self) -> BaseException | None:
         """The first error since the last call; only after `drain`."""
-        with self._state.changed:
-            error, self._state.error, self._state.failed = self._state.error, None, inf
+        state = self._state
+        if state.error is None:
+            return None
+        with state.changed:
+            error, state.error, state.failed = state.error, None, inf
         return error
 
     def close(self) -> None:
@@ -296,7 +316,7 @@ class Pipeline:
         self.drain()
         for crew in self._crews.values():
             crew.close()
-        self._start_anew()
+        self._reset()
 
     def _crew(self, backend: Backend) -> Crew:
         crew = self._crews.get(backend)
@@ -308,13 +328,13 @@ class Pipeline:
         return crew
 
     def _after_fork(self) -> None:
-        """In a child process, the parent's threads do not exist, and what was queued is lost."""
+        """In a child process the parent's threads do not exist, and its queued computes are lost."""
         if all(crew.is_here for crew in self._crews.values()):
             return
         lost = len(self._in_flight) if self._state.pending else 0
         for crew in self._crews.values():
             crew.close()
-        self._start_anew()
+        self._reset()
         if lost:
             self._state.error = BackendError(f"the process forked while {lost} computes were queued")
 

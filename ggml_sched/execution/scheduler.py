@@ -1,8 +1,8 @@
 """The scheduler: plans graphs over backends, gives them memory, and computes.
 
-The public face of planner.py (plans), arenas.py (buffers), allocations.py (who has addresses) and pipeline.py
-(queued computes).  Whatever raises leaves the scheduler, its old plan and its memory as they were; whatever changes
-addresses first waits for what is queued.
+The public face of planner.py (plans), arenas.py (buffers), allocation_cache.py (which graph has addresses) and
+pipeline.py (queued computes).  A call that raises leaves the scheduler, its old plan and its memory as they were; a
+call that changes addresses first waits for queued computes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from ggml_sched._core import Request
 from ggml_sched._graph import Graph, Tensor
 from ggml_sched.backend import Backend
 from ggml_sched.errors import Error, PlacementError, each
-from ggml_sched.execution.allocation import Allocation, Ask, Callback
+from ggml_sched.execution.allocation import Allocation
 from ggml_sched.execution.allocation_cache import Allocations
 from ggml_sched.execution.arenas import Arenas
+from ggml_sched.execution.observer import Ask, Callback
 from ggml_sched.execution.pipeline import MAX_IN_FLIGHT, Pipeline
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.planner import POLICIES, Planner
@@ -54,6 +55,8 @@ class Scheduler:
         reorder: bool = False,
         zero: bool = False,
     ) -> None:
+        if isinstance(backends, Backend):
+            raise TypeError(f"a scheduler takes a sequence of backends: Scheduler([backend]), not {backends!r}")
         backends = tuple(backends)
         if not backends:
             raise ValueError("a scheduler needs at least one backend")
@@ -153,10 +156,10 @@ class Scheduler:
         return self._allocations.find(graph) or self._alloc_anew(graph)
 
     def _alloc_anew(self, graph: Graph) -> Allocation:
-        answers = self._planner.devices.epoch()
+        support_epoch = self._planner.devices.epoch()
         plan, request = self._plan(graph)
         self._grow(plan.chunk_sizes)
-        return self._allocations.put(plan, request.buffers, answers, graph)
+        return self._allocations.put(plan, request.buffers, support_epoch, graph)
 
     def _grow(self, sizes: Sequence[Sequence[int]]) -> None:
         """Buffers of at least these sizes; the current allocation ends if some are exchanged.
@@ -167,7 +170,7 @@ class Scheduler:
             return
         before = self._allocations.snapshot()
         try:
-            self._arenas.grow(sizes, self._allocations.vacate)
+            self._arenas.grow(sizes, self._allocations.invalidate)
         except BaseException:
             if before is not None and self._allocations.current is None and self._arenas.are_open():
                 self._allocations.put(*before)
@@ -204,13 +207,13 @@ class Scheduler:
         if ask is not None and callback is None:
             raise ValueError("ask says which nodes the callback sees, and there is no callback")
         with self._lock:
-            if not self._pipeline.is_idle and not self._pipeline.is_in_order:
+            if not self._pipeline.is_idle and (callback is not None or not self._pipeline.is_in_order):
                 self._synchronize()
             allocation = self._allocations.find(graph) or self._alloc_anew(graph)
             if self._pipeline.failed:
-                self._synchronize()         # taking turns has waited
-            left_to = None if wait or callback is not None else self._pipeline
-            return allocation.run(callback, ask, self.zero if zero is None else zero, left_to)
+                self._synchronize()         # switching between graphs has waited
+            return allocation.run(self._pipeline, callback, ask, self.zero if zero is None else zero,
+                                  wait or callback is not None)
 
     def compute_async(self, graph: Graph, zero: bool | None = None) -> None:
         """Queue a compute and return; the results are there after `synchronize`.
@@ -282,7 +285,7 @@ class Scheduler:
         """Forget every allocation, the cached plans, and what backends answered.  Buffers and assignments stay."""
         with self._lock:
             self._planner.clear()
-            self._allocations.vacate()
+            self._allocations.invalidate()
 
     def close(self) -> None:
         """Give the arenas back; idempotent.  Tensors addressed here lose their addresses."""
@@ -292,7 +295,7 @@ class Scheduler:
             self._pipeline.drain()
             self.closed = self._lock.closed = True
             self._planner.clear()
-            each([self._allocations.vacate, self._arenas.close, self._pipeline.close])
+            each([self._allocations.invalidate, self._arenas.close, self._pipeline.close])
 
     def __enter__(self) -> Scheduler:
         return self

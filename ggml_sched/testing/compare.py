@@ -19,7 +19,7 @@ import numpy as np
 from ggml_sched._graph import Context, Graph, Tensor
 from ggml_sched.backend import Backend, GraphView
 from ggml_sched.errors import UnsupportedOp
-from ggml_sched.execution._steps import says_no
+from ggml_sched.execution._steps import is_false
 from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
 
 __all__ = ["NodeDifference", "compare"]
@@ -65,7 +65,7 @@ def compare(graph: Graph, a: Backend, b: Backend, callback: Callback | None = No
             difference = NodeDifference(node, *_distance(one, other))
             if rtol is None or not difference.nmse <= rtol:
                 found.append(difference)
-            if callback is not None and says_no(callback(node, one, other)):
+            if callback is not None and is_false(callback(node, one, other)):
                 break
     return found
 

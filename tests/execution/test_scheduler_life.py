@@ -749,3 +749,8 @@ def test_what_was_used_last_stays_in_the_cache():
         assert scheduler.plan(a).data is first
         scheduler.plan(c)
         assert scheduler.plan(a).data is first and scheduler.plan(b).data is not second
+
+
+def test_a_backend_in_place_of_a_sequence_is_refused_with_the_way_to_write_it():
+    with gs.CpuBackend(1) as backend, pytest.raises(TypeError, match=r"Scheduler\(\[backend\]\), not <CpuBackend"):
+        gs.Scheduler(backend)

@@ -319,7 +319,7 @@ def run(make, copies, direct, seed, program=None):
         if program is None:
             plan.verify()
         else:
-            plan.data._program = program
+            plan.data._program = scheduler._allocations.current.program = program
             assert {p.reason for p in problems_of(plan.facts)} == {"unordered"}
         try:
             for k in range(N):

@@ -408,12 +408,17 @@ class _Execution:
                 self.report("wrong-overwritten", f"{facts.label(i)} is said to be overwritten, and nothing has done so")
 
     def is_shared(self, i: int) -> bool:
-        """Whether the bytes that the plan has taken for i, padding included, meet those of another tensor."""
+        """Whether the memory taken for i, padding included, is written in place or meets that of another tensor."""
         facts, owner = self.facts, holder(self.facts, i)
         start, stop = facts.offset[owner], facts.offset[owner] + facts.size[owner]
-        return any(facts.address(k)[0] == facts.address(owner)[0] and start < facts.offset[k] + facts.size[k]
-                   and facts.offset[k] < stop and holder(facts, k) != owner
-                   for k in range(len(facts.name)) if facts.offset[k] >= 0)
+        for k in range(len(facts.name)):
+            if k != i and facts.offset[k] >= 0 and facts.address(k)[0] == facts.address(owner)[0]:
+                if holder(facts, k) == owner:
+                    if facts.took_over[k]:
+                        return True
+                elif start < facts.offset[k] + facts.size[k] and facts.offset[k] < stop:
+                    return True
+        return False
 
     # -- bytes --
 

@@ -1,0 +1,75 @@
+"""Computes that a callback observes: the actions of a program, with the callback called after each node.
+
+The callback is called when the node's data is in the node's own memory.  Nodes that it does not observe run together
+with those after them.  After it has returned False every later action does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ggml_sched._graph import Tensor
+from ggml_sched.backend import Event, GraphView
+from ggml_sched.execution._steps import BoundRun, BoundStep, BoundWriteBack, is_false, note_nodes
+from ggml_sched.execution.pipeline import Action, KeepAlive
+from ggml_sched.planning.program import Run, Step
+
+__all__ = ["Ask", "Callback", "Observer"]
+
+Callback = Callable[[Tensor], object]
+"""Called with each node after it was computed; False stops the compute."""
+Ask = Callable[[Tensor], object]
+"""Called with each node before it is computed; False keeps it from the callback."""
+
+
+class Observer:
+    """One observed compute; `stopped_at` is the node for which the callback returned False."""
+
+    def __init__(self, callback: Callback, ask: Ask | None) -> None:
+        self.stopped_at: Tensor | None = None
+        self._callback, self._ask = callback, ask
+        self._unwritten: Tensor | None = None
+        """An observed node whose data the next step writes back to the node's own memory."""
+
+    def action(self, bound: BoundStep, step: Step) -> Action | None:
+        """The action of a step, observed."""
+        if isinstance(bound, BoundRun):
+            return partial(self._run, bound, isinstance(step, Run) and bool(step.into))
+        action = bound.due()
+        return None if action is None else partial(self._transfer, bound, action)
+
+    def _run(self, bound: BoundRun, computes_into_copy: bool, events: Sequence[Event], keep_alive: KeepAlive) -> None:
+        if self.stopped_at is not None:
+            return
+        for event in events:
+            bound.backend.event_wait(event)
+        for twins, node in bound.parts(self._ask):
+            try:
+                bound.backend.graph_compute(GraphView(twins))
+            except BaseException as error:
+                note_nodes(error, bound.backend, twins)
+                raise
+            if computes_into_copy and node is bound.nodes[-1]:
+                self._unwritten = node
+            elif node is not None:
+                bound.backend.synchronize()
+                self._call(node)
+                if self.stopped_at is not None:
+                    return
+
+    def _transfer(self, bound: BoundStep, action: Action, events: Sequence[Event],
+                  keep_alive: KeepAlive) -> Event | None:
+        if self.stopped_at is not None:
+            return None
+        end = action(events, keep_alive)
+        if isinstance(bound, BoundWriteBack) and self._unwritten is bound.node:
+            self._unwritten = None
+            bound.backend.synchronize()
+            bound.node.backend.synchronize()
+            self._call(bound.node)
+        return end
+
+    def _call(self, node: Tensor) -> None:
+        if is_false(self._callback(node)):
+            self.stopped_at = node
