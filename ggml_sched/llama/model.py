@@ -17,9 +17,9 @@ from ggml_sched.errors import each
 from ggml_sched.llama.batch import Batch, checked_tokens
 from ggml_sched.llama.builder import Shape
 from ggml_sched.llama.generation import Generation, Options
-from ggml_sched.llama.held import Held
 from ggml_sched.llama.runner import Runner
 from ggml_sched.llama.sequence import Sequence
+from ggml_sched.llama.sequences import SequenceStore
 
 if TYPE_CHECKING:
     from ggml_sched.llama.text.chat import ChatTemplate
@@ -44,7 +44,7 @@ class Model:
         self.n_vocab = runner.hparams.n_vocab
         self.n_ctx, self.n_batch, self.n_seq = runner.cache.n_ctx, n_batch, n_seq
         self.metadata = metadata
-        self._held = Held(runner, n_batch, n_seq)
+        self._store = SequenceStore(runner, n_batch, n_seq)
         self._sequences = [Sequence(self, i) for i in range(n_seq)]
         self._tokenizer: Tokenizer | None = None
         self._template: ChatTemplate | None = None
@@ -58,7 +58,7 @@ class Model:
 
     @property
     def closed(self) -> bool:
-        return self._held.lock.closed
+        return self._store.lock.closed
 
     @property
     def n_free(self) -> int:
@@ -116,7 +116,7 @@ class Model:
         Raises ContextFull when the tokens do not fit, ValueError for an unknown one; after any exception the
         sequence is as it was.
         """
-        return self._held.eval(0, tokens, last_only)
+        return self._store.eval(0, tokens, last_only)
 
     def eval_batch(self, parts: Batch | Iterable[tuple[int, object]]) -> np.ndarray:
         """Continue several sequences together: float32 logits [n, n_vocab].
@@ -125,7 +125,7 @@ class Model:
         pair; or a `Batch`, and they are those of its outputs.  Raises as `eval` does, and SequenceError for a Batch
         whose positions do not continue its sequences.
         """
-        return self._held.eval_batch(parts)
+        return self._store.eval_batch(parts)
 
     def embed(self, text, pooling: str = "mean", normalize: bool = False) -> np.ndarray:
         """The embedding of a text, or of ids: float32 [n_embd].
@@ -136,7 +136,7 @@ class Model:
         if pooling not in ("mean", "last"):
             raise ValueError(f"pooling = {pooling!r}; known: mean, last")
         ids = self._encode(text, 0) if isinstance(text, str) else text
-        found = self._held.embed(ids, pooling == "mean").mean(axis=0, dtype=np.float64)
+        found = self._store.embed(ids, pooling == "mean").mean(axis=0, dtype=np.float64)
         if normalize:
             found /= np.sqrt(found @ found) or 1.0
         return found.astype(np.float32)
@@ -195,31 +195,31 @@ class Model:
 
     def sequence(self, i: int) -> Sequence:
         """Sequence i of 0 .. n_seq - 1, to evaluate and change by itself."""
-        return self._sequences[self._held.checked_index(i)]
+        return self._sequences[self._store.checked_index(i)]
 
     def truncate(self, n: int) -> None:
         """Keep the first n tokens of sequence 0."""
-        self._held.truncate(0, n)
+        self._store.truncate(0, n)
 
     def shift(self, n_keep: int, n_discard: int) -> None:
         """Forget n_discard tokens of sequence 0 after its first n_keep; see `Sequence.shift`."""
-        self._held.shift(0, n_keep, n_discard)
+        self._store.shift(0, n_keep, n_discard)
 
     def save(self, target) -> None:
         """Write the state of sequence 0 to a path or a binary file."""
-        self._held.save(0, target)
+        self._store.save(0, target)
 
     def restore(self, source) -> None:
         """Take the state that `save` wrote as sequence 0; see `Sequence.restore`."""
-        self._held.restore(0, source)
+        self._store.restore(0, source)
 
     def reset(self) -> None:
         """Forget all sequences."""
-        self._held.reset()
+        self._store.reset()
 
     def batch_graph(self, n_tokens: int, n_kv: int, n_outputs: int | None = None):
         """The graph of n_tokens tokens that attend to n_kv rows; the last few are kept."""
-        with self._held.lock:
+        with self._store.lock:
             return self._runner.graph(Shape(n_tokens, n_kv, n_tokens if n_outputs is None else n_outputs))
 
     # -- the end -------------------------------------------------------------------------
@@ -228,8 +228,8 @@ class Model:
         """Give all memory back; idempotent.  Backends that the caller gave stay open."""
         if self.closed:
             return
-        with self._held.lock:
-            self._held.lock.closed = True
+        with self._store.lock:
+            self._store.lock.closed = True
             each([self._runner.close, *(backend.close for backend in self._owned)])
 
     def __enter__(self) -> Model:

@@ -1,6 +1,6 @@
 """One of the sequences that a model holds: its tokens, and what can be done with them.
 
-Owns nothing: a handle to what `held.py` keeps.
+Owns nothing: a handle to what `sequences.py` keeps.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ __all__ = ["Sequence"]
 class Sequence:
     """Sequence `index` of a model; made by `Model.sequence(index)`, always the same object for an index."""
 
-    __slots__ = ("_held", "index", "model")
+    __slots__ = ("_store", "index", "model")
 
     def __init__(self, model: Model, index: int) -> None:
-        self.model, self.index, self._held = model, index, model._held
+        self.model, self.index, self._store = model, index, model._store
 
     @property
     def n_past(self) -> int:
         """So many tokens are in the cache."""
-        return len(self._held.tokens[self.index])
+        return len(self._store.tokens[self.index])
 
     @property
     def tokens(self) -> list[int]:
         """The tokens so far."""
-        return list(self._held.tokens[self.index])
+        return list(self._store.tokens[self.index])
 
     def __len__(self) -> int:
-        return len(self._held.tokens[self.index])
+        return len(self._store.tokens[self.index])
 
     def __repr__(self) -> str:
         return f"<Sequence {self.index}: {self.n_past} tokens>"
 
     def eval(self, tokens, last_only: bool = False) -> np.ndarray:
         """As `Model.eval`, for this sequence."""
-        return self._held.eval(self.index, tokens, last_only)
+        return self._store.eval(self.index, tokens, last_only)
 
     def generate(self, prompt, n: int | None = None, sampler=None, **options):
         """As `Model.generate`, for this sequence."""
@@ -56,11 +56,11 @@ class Sequence:
 
         One token at least is left to evaluate.  ContextFull if the others would not fit; then nothing is forgotten.
         """
-        return self._held.keep_common(self.index, ids)
+        return self._store.keep_common(self.index, ids)
 
     def truncate(self, n: int) -> None:
         """Keep the first n tokens; SequenceError for a recurrent state, which has only a whole past or none."""
-        self._held.truncate(self.index, n)
+        self._store.truncate(self.index, n)
 
     def shift(self, n_keep: int, n_discard: int) -> None:
         """Forget n_discard tokens after the first n_keep; those behind move up (llama.cpp's context shift).
@@ -69,25 +69,25 @@ class Sequence:
         evaluation of the remaining tokens.  SequenceError where the model has no rope, or shares these tokens with
         another sequence.
         """
-        self._held.shift(self.index, n_keep, n_discard)
+        self._store.shift(self.index, n_keep, n_discard)
 
     def copy_to(self, other: int | Sequence) -> None:
         """Let another sequence be this one; both share the rows of the cache that they have in common."""
         if isinstance(other, Sequence) and other.model is not self.model:
             raise ValueError("a sequence is copied within its model: save and restore it elsewhere")
-        self._held.copy(self.index, other.index if isinstance(other, Sequence) else self._held.checked_index(other))
+        self._store.copy(self.index, other.index if isinstance(other, Sequence) else self._store.checked_index(other))
 
     def reset(self) -> None:
         """Forget all tokens."""
-        self._held.truncate(self.index, 0)
+        self._store.truncate(self.index, 0)
 
     def save(self, target) -> None:
         """Write the state to a path or a binary file."""
-        self._held.save(self.index, target)
+        self._store.save(self.index, target)
 
     def restore(self, source) -> None:
         """Take the state that `save` wrote.
 
         StateFormatError for a damaged file, or one of another model or cache type; ContextFull where it does not fit.
         """
-        self._held.restore(self.index, source)
+        self._store.restore(self.index, source)

@@ -229,7 +229,7 @@ def test_tokens_that_cannot_be_kept_are_not_evaluated(load, alone):
             super().append(token)
 
     with load(SMALL, n_ctx=16, n_seq=2) as model:
-        model._held.tokens[1] = Full()
+        model._store.tokens[1] = Full()
         with pytest.raises(MemoryError):
             model.eval_batch([(0, [1, 2]), (1, [3, 4, 5])])
         assert (model.n_past, model.sequence(1).n_past, model.n_free) == (0, 0, 16)

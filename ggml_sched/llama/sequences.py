@@ -21,10 +21,10 @@ from ggml_sched.llama.errors import ContextFull, ModelBusy, ModelClosed, Sequenc
 from ggml_sched.llama.runner import Runner
 from ggml_sched.threads._locks import OneAtATime
 
-__all__ = ["Held"]
+__all__ = ["SequenceStore"]
 
 
-class Held:
+class SequenceStore:
     """Sequences 0 .. n_seq - 1, and a hidden one for what is evaluated on the side."""
 
     def __init__(self, runner: Runner, n_batch: int, n_seq: int) -> None:
@@ -33,15 +33,15 @@ class Held:
         self.tokens: list[list[int]] = [[] for _ in range(n_seq + 1)]
         self.lock = OneAtATime(partial(ModelBusy, "the model is in use; one thread at a time"),
                                partial(ModelClosed, "the model is closed"))
-        self._settles: Callable[[], None] | None = None
-        """While something changes, and after a failure that could not be undone: what makes everything agree again."""
+        self._pending_rollback: Callable[[], None] | None = None
+        """During a change, and after a failed rollback: the function that undoes the change."""
 
     # -- evaluating ----------------------------------------------------------------------
 
     def eval(self, i: int, tokens, last_only: bool) -> np.ndarray:
         """Continue sequence i: logits [len(tokens), n_vocab], or [1, n_vocab] of the last."""
         with self.lock:
-            self._settle()
+            self._roll_back()
             if is_one_token(tokens, self.n_vocab):
                 return self._next(i, tokens[0])
             ids = checked_tokens(tokens, self.n_vocab)
@@ -57,7 +57,7 @@ class Held:
     def eval_batch(self, parts: Batch | Iterable[tuple[int, object]]) -> np.ndarray:
         """Continue several sequences: logits of the batch's outputs, or of the last token of each pair."""
         with self.lock:
-            self._settle()
+            self._roll_back()
             batch = self._checked_batch(parts) if isinstance(parts, Batch) else self._joined(parts)
             self._check_room(len(batch.tokens), self.runner.cells.n_used)
             out = np.empty((len(batch.outputs), self.n_vocab), np.float32)
@@ -68,7 +68,7 @@ class Held:
         """Normed states [m, n_embd] of all tokens or the last, evaluated as a sequence of their own, which is gone
         then."""
         with self.lock:
-            self._settle()
+            self._roll_back()
             ids, hidden = checked_tokens(tokens, self.n_vocab), self.n_seq
             n = len(ids)
             if not n:
@@ -95,7 +95,7 @@ class Held:
             runner.compute_token(token, n, i, out)
             held.append(token)
 
-        self._attempt(evaluate, partial(self._undo, {i: n}))
+        self._transaction(evaluate, partial(self._undo, {i: n}))
         return out
 
     def _undo(self, before: dict[int, int]) -> None:
@@ -124,27 +124,27 @@ class Held:
                 self.tokens[i].append(token)
 
         runner.begin(before)
-        self._attempt(evaluate, undo)
+        self._transaction(evaluate, undo)
 
     # -- what fails, and what a signal ends ----------------------------------------------------
 
-    def _attempt(self, steps: Callable[[], None], settles: Callable[[], None]) -> None:
-        """Take the steps.  Whatever ends them half way, `settles` makes everything agree again: it undoes them, or
+    def _transaction(self, steps: Callable[[], None], rollback: Callable[[], None]) -> None:
+        """Take the steps.  Whatever ends them half way, `rollback` makes everything agree again: it undoes them, or
         takes them all.  It may be called any number of times."""
-        self._settles = settles
+        self._pending_rollback = rollback
         try:
             steps()
-            self._settles = None
+            self._pending_rollback = None
         except BaseException:
             with suppress(Exception):       # the first error says more; the next call tries again
-                self._settle()
+                self._roll_back()
             raise
 
-    def _settle(self) -> None:
-        """What failed or was interrupted is over: everything agrees with everything."""
-        if self._settles is not None:
-            self._settles()
-            self._settles = None
+    def _roll_back(self) -> None:
+        """Undo a change that failed or was interrupted, if that was not possible at once."""
+        if self._pending_rollback is not None:
+            self._pending_rollback()
+            self._pending_rollback = None
 
     # -- what is asked for, checked -----------------------------------------------------------
 
@@ -214,7 +214,7 @@ class Held:
 
     def truncate(self, i: int, n: int) -> None:
         with self.lock:
-            self._settle()
+            self._roll_back()
             past, n = len(self.tokens[i]), count("n", n)
             if n > past:
                 raise ValueError(f"sequence {i} has {past} tokens: it cannot keep {n}")
@@ -226,7 +226,7 @@ class Held:
     def keep_common(self, i: int, ids: list[int]) -> int:
         """Forget what is no beginning of `ids`, of which one at least is left to evaluate; how many stay."""
         with self.lock:
-            self._settle()
+            self._roll_back()
             held, n, cells = self.tokens[i], 0, self.runner.cells
             for ours, theirs in zip(held, ids[:-1], strict=False):
                 if ours != theirs:
@@ -250,11 +250,11 @@ class Held:
             if n == 0:
                 self.runner.clear_state(i)
 
-        self._attempt(cut, cut)
+        self._transaction(cut, cut)
 
     def copy(self, i: int, target: int) -> None:
         with self.lock:
-            self._settle()
+            self._roll_back()
             if target == i:
                 return
             runner, cells, held = self.runner, self.runner.cells, self.tokens[target]
@@ -272,11 +272,11 @@ class Held:
                 held[:] = self.tokens[i]
 
             runner.begin((target,))
-            self._attempt(share, undo)
+            self._transaction(share, undo)
 
     def shift(self, i: int, n_keep: int, n_discard: int) -> None:
         with self.lock:
-            self._settle()
+            self._roll_back()
             past, cells = len(self.tokens[i]), self.runner.cells
             n_keep, n_discard = count("n_keep", n_keep), count("n_discard", n_discard)
             if n_keep + n_discard > past:
@@ -296,16 +296,16 @@ class Held:
                 self.runner.turn(cells.shift(i, n_keep + n_discard, None, -n_discard))
                 del held[n_keep : n_keep + n_discard]
 
-            self._attempt(move, undo)
+            self._transaction(move, undo)
 
     def save(self, i: int, target) -> None:
         with self.lock:
-            self._settle()
+            self._roll_back()
             state.save(target, self.runner, i, self.tokens[i])
 
     def restore(self, i: int, source) -> None:
         with self.lock:
-            self._settle()
+            self._roll_back()
             runner, cells, held = self.runner, self.runner.cells, self.tokens[i]
             ids, rows, states = state.read(source, runner)
             runner.begin((i,))
@@ -324,7 +324,7 @@ class Held:
                 runner.write(i, places, rows, states)
                 held[:] = ids
 
-            self._attempt(take, undo)
+            self._transaction(take, undo)
 
     def reset(self) -> None:
         """Forget all sequences."""
@@ -335,4 +335,4 @@ class Held:
                     tokens.clear()
                 self.runner.clear()
 
-            self._attempt(forget, forget)
+            self._transaction(forget, forget)
