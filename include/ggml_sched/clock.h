@@ -2,6 +2,11 @@
 #ifndef GGML_SCHED_CLOCK_H
 #define GGML_SCHED_CLOCK_H
 
+/* Standard C alone has no monotonic clock. */
+#if defined(__STRICT_ANSI__) && !defined(_POSIX_C_SOURCE)
+#define _POSIX_C_SOURCE 199309L
+#endif
+
 #include <stdint.h>
 #include <time.h>
 
