@@ -10,6 +10,7 @@ them: it makes a new pool, or, since OpenMP's threads belong to the thread that 
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from functools import partial
 from operator import index
@@ -80,6 +81,8 @@ class GgmlBackend(GgmlBase, Backend):
         self._lock = ForkLock()
         self._crew: Crew | None = None
         self._pid = os.getpid()
+        self._teams = threading.local()
+        """`size`: how many threads OpenMP has been let start for the calling thread."""
         self._device = Device(self.library.api, self.device.handle, thread_count(n_threads, MAX_THREADS), self._is_cpu)
         self.own_products = OWN_COLUMNS if own_products and self._is_cpu and isa() == "avx512" else 0
         """Quantised weights: from so many columns on; 0: no products at all."""
@@ -198,7 +201,24 @@ class GgmlBackend(GgmlBase, Backend):
             if self._device.n_threads > 1 and os.getpid() != STARTED_IN:
                 self._compute_in_child(plan)
             else:
-                run_graph_plan(plan)
+                self._run(plan)
+
+    def _run(self, plan: GraphPlan) -> None:
+        """Compute on the calling thread and OpenMP's threads for it, or on those of ggml's pool.
+
+        libgomp ends the process when the host gives it no thread.  So before it starts threads, as many are started here
+        and ended again: OutOfMemory where that fails.
+        """
+        n = self._device.n_threads
+        if n > 1 and self.library.uses_openmp and getattr(self._teams, "size", 1) < n:
+            trial = Crew([f"{self.name} trial {i}" for i in range(1, n)])
+            n_started = len(trial.threads)
+            trial.close()
+            if n_started < n - 1:
+                raise OutOfMemory(f"backend {self.name!r}: the host starts {n_started} of {n - 1} threads beside the "
+                                  "calling one; set_n_threads lowers their number", self.name)
+            self._teams.size = n
+        run_graph_plan(plan)
 
     def _compute_in_child(self, plan: GraphPlan) -> None:
         """Compute in a process that was forked from one that may have had threads of ggml's."""
@@ -206,14 +226,14 @@ class GgmlBackend(GgmlBase, Backend):
             if self._pid != os.getpid():
                 self._device.use_threads(self._device.n_threads)
                 self._pid = os.getpid()
-            run_graph_plan(plan)
+            self._run(plan)
             return
         # libgomp's pool belongs to the thread that made it; the forked one's would be waited for without end.
         if self._crew is None or not self._crew.is_here:
             self._crew = Crew([f"{self.name} after fork"])
         if not self._crew.threads:
             raise BackendError(f"backend {self.name!r}: the host gives no thread to compute on after a fork")
-        self._crew.share([partial(run_graph_plan, plan)], int)      # nothing here
+        self._crew.share([partial(self._run, plan)], int)      # nothing here
 
     # -- life -------------------------------------------------------------------
 
