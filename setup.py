@@ -53,7 +53,8 @@ SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
               "-fno-wrapv"]
 match BUILD:
     case "":
-        CFLAGS += ["-O3", "-g0"]
+        # -O3 gains nothing in modules of Python objects, and makes them a fifth larger.
+        CFLAGS += ["-O2", "-g0"]
         LDFLAGS = [] if sys.platform == "darwin" else ["-Wl,-s"]
     case "debug":
         CFLAGS += ["-O0", "-g"]
@@ -64,7 +65,7 @@ match BUILD:
     case _:
         raise SystemExit(f"setup.py: GGML_SCHED_BUILD={BUILD!r} is neither debug nor sanitize")
 
-KERNEL_CFLAGS = ["-std=gnu11", "-pthread", "-ffp-contract=off", *(["-O1"] if BUILD else ["-funroll-loops"])]
+KERNEL_CFLAGS = ["-std=gnu11", "-pthread", "-ffp-contract=off", *(["-O1"] if BUILD else ["-O3", "-funroll-loops"])]
 
 
 def core_extensions() -> list[Extension]:

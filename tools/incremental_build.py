@@ -22,10 +22,11 @@ class IncrementalBuild(build_ext):
     def build_extensions(self) -> None:
         self.n_done = 0
         compile_always = self.compiler._compile
+        is_forced, self.force = self.force, True    # each object is looked at, though its extension is newer
 
         def compile_if_stale(obj, src, ext, cc_args, extra_postargs, pp_opts):
             command = "\n".join(map(str, [src, *cc_args, *extra_postargs, *pp_opts, *self.compiler.compiler_so]))
-            if is_fresh(Path(obj), command):
+            if not is_forced and is_fresh(Path(obj), command):
                 return
             compile_always(obj, src, ext, cc_args, [*extra_postargs, "-MMD", "-MF", f"{obj}.d"], pp_opts)
             Path(f"{obj}.command").write_text(command, encoding="utf-8")
