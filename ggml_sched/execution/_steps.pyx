@@ -7,8 +7,9 @@ other inputs.  An action first lets its backend (or, where the host itself must 
 that it is given, and never waits for anything else; it returns an event that stands for its end, or None: the queue's
 order does.  What it appends to `keep_alive` must stay alive until the backends have done what was queued.
 
-Where nothing waits for anything, `run_in_order` takes the steps as they come, without an action for each: a model's
-token is a few small loads and one run.  Loads go straight to memory that is plain bytes.
+Where no step waits for another, or every backend is done when a call returns, `run_in_order` takes the steps as they
+come, without an action for each: a model's token is a few small loads and one run.  Loads go straight to memory that is
+plain bytes.
 """
 
 from cpython.method cimport PyMethod_Check, PyMethod_GET_FUNCTION
@@ -310,10 +311,18 @@ def _let_follow(later, earlier):
 
 
 def run_in_order(list steps not None, list keep_alive not None):
-    """Take bound steps that wait for nothing, one after the other; `keep_alive` as for an action."""
+    """Do bound steps one after the other, without events; `keep_alive` as for an action."""
     cdef BoundStep step
     for step in steps:
         step.take(keep_alive)
+
+
+def complete_at_once(tuple backends not None):
+    """Whether every backend is done when a call returns: none of them overrides `synchronize`."""
+    for backend in backends:
+        if not is_method(backend.synchronize, Backend.synchronize):
+            return False
+    return True
 
 
 def synchronize(tuple backends not None):

@@ -27,14 +27,16 @@ from ggml_sched.execution._steps import (
     BoundWriteBack,
     PlaceVersions,
     check_inputs,
+    complete_at_once,
     note_written,
     run_in_order,
     synchronize,
 )
 from ggml_sched.execution.observer import Ask, Callback, Observer
 from ggml_sched.execution.pipeline import KeepAlive, Pipeline, Task
+from ggml_sched.planning.compiler import program_of
 from ggml_sched.planning.plan import Plan
-from ggml_sched.planning.program import Copy, CopyExperts, Load, Place, Run, Step, WriteBack
+from ggml_sched.planning.program import Copy, CopyExperts, Load, Place, Program, Run, Step, WriteBack
 
 __all__ = ["Allocation"]
 
@@ -85,7 +87,6 @@ class Allocation:
 
     def __init__(self, plan: Plan, buffers: tuple[tuple[Buffer, ...], ...], asked: weakref.ref[Graph]) -> None:
         self.data, self.backends, self.buffers = plan.data, plan.backends, buffers
-        self.program = plan.program
         self.asked = asked
         self.graph = asked if plan.asked is plan.graph else weakref.ref(plan.graph)
         self.tensors, self.nodes = plan.graph.tensors, plan.graph.nodes
@@ -127,6 +128,11 @@ class Allocation:
     # Fields that only a compute needs are made by the first one: a runner may allocate each graph anew.
 
     @cached_property
+    def program(self) -> Program:
+        """The plan's program."""
+        return program_of(self.graph(), self.data, self.backends)
+
+    @cached_property
     def _versions(self) -> PlaceVersions:
         return PlaceVersions()
 
@@ -134,6 +140,11 @@ class Allocation:
     def _stand_ins(self) -> dict[int, Tensor]:
         """Tensors that stand for places of copies, by id."""
         return {}
+
+    @cached_property
+    def _is_ordered(self) -> bool:
+        """Whether the order of the steps alone orders every conflict: no event is needed."""
+        return not self.program.awaited or complete_at_once(self.backends)
 
     @cached_property
     def _copies(self) -> tuple[tuple[int, int], ...]:
@@ -190,7 +201,7 @@ class Allocation:
         steps = self._next_steps(zero)
         self._failure_epoch = None if wait else pipeline.failure_epoch()
         observer = None if callback is None else Observer(callback, ask)
-        is_straight = observer is None and not self.program.awaited
+        is_straight = observer is None and self._is_ordered
         keep_alive: KeepAlive = []
         self.is_running = True
         try:

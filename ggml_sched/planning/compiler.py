@@ -18,7 +18,7 @@ from ggml_sched._graph import BackendBase, Graph, Tensor, op_numbers
 from ggml_sched.planning.program import Copy, CopyExperts, Load, Place, Program, Read, Run, Step, WriteBack
 from ggml_sched.planning.waits import Access, order
 
-__all__ = ["Bytes", "make_alone", "make_any", "make_program", "runs_of"]
+__all__ = ["Bytes", "make_alone", "make_any", "make_program", "program_of", "runs_of"]
 
 KIND_WRITES = 2
 STATE_LATE, STATE_EXCLUSIVE = 4, 16
@@ -36,6 +36,13 @@ def make_program(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) 
     """
     alone = make_alone(graph, data)
     return make_any(graph, data, backends) if alone is None else alone
+
+
+def program_of(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> Program:
+    """`make_program`, compiled once for each PlanData, which keeps it."""
+    if data._program is None:
+        data._program = make_program(graph, data, backends)
+    return data._program
 
 
 def make_any(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> Program:

@@ -19,7 +19,7 @@ from ggml_sched._core import PlanData
 from ggml_sched._graph import Graph, Tensor
 from ggml_sched.backend import Backend
 from ggml_sched.errors import GraphError
-from ggml_sched.planning.compiler import make_program
+from ggml_sched.planning.compiler import program_of
 from ggml_sched.planning.program import Program
 
 if TYPE_CHECKING:
@@ -99,9 +99,7 @@ class Plan:
     @property
     def program(self) -> Program:
         """What a compute does, step by step, as plain values; print it."""
-        if self.data._program is None:
-            self.data._program = make_program(self.graph, self.data, self.backends)
-        return self.data._program
+        return program_of(self.graph, self.data, self.backends)
 
     @property
     def fingerprint(self) -> int:

@@ -1,6 +1,6 @@
 """Programs: every step of a compute, as plain values.
 
-make_program.py makes them, the executor only binds them to addresses, and `Plan.verify` executes exactly what a compute
+compiler.py makes them, an allocation only binds them to addresses, and `Plan.verify` executes exactly what a compute
 does.
 
 Steps stand in the order in which they are issued.  Each has a backend, in whose queue it stands: **the steps of one
