@@ -206,7 +206,7 @@ class GgmlBackend(GgmlBase, Backend):
     def _run(self, plan: GraphPlan) -> None:
         """Compute on the calling thread and OpenMP's threads for it, or on those of ggml's pool.
 
-        libgomp ends the process when the host gives it no thread.  So before it starts threads, as many are started here
+        libgomp ends the process when the host gives it no thread.  Before it starts threads, as many are started here
         and ended again: OutOfMemory where that fails.
         """
         n = self._device.n_threads
