@@ -76,13 +76,19 @@ def core_extensions() -> list[Extension]:
     return [extension(path.relative_to(HERE)) for path in found]
 
 
+PASSES = ("core/alloc/*", "core/pack/*", "core/plan/make.pyx", "core/plan/placement.pyx", "core/plan/request.pyx",
+          "core/graph/flat.pyx", "core/first_generation/seed.pyx")
+"""Modules of loops over C arrays."""
+
+
 def extension(path: Path) -> Extension:
+    is_passes = not BUILD and any(path.match(f"ggml_sched/{pattern}") for pattern in PASSES)
     return Extension(
         ".".join(path.with_suffix("").parts),
         [str(path)],
         include_dirs=["include"],
         depends=sorted(str(path.relative_to(HERE)) for path in (HERE / "include" / "ggml_sched").glob("*.h")),
-        extra_compile_args=CFLAGS,
+        extra_compile_args=[*CFLAGS, *(["-O3"] if is_passes else [])],
         extra_link_args=LDFLAGS,
     )
 
