@@ -1,9 +1,10 @@
-"""The models whose logits llama.cpp gave (tests/data/make_logits.py): arguments of `random_model`, and the context."""
+"""The models with reference logits from llama.cpp (tests/data/make_logits.py): `random_model` arguments and context
+size."""
 
 from __future__ import annotations
 
 N_PROMPT, N_TOKENS = 12, 28
-"""Tokens evaluated at once, and altogether: more than any window."""
+"""Tokens of one batch, and tokens of the whole evaluation: more than the largest attention window."""
 
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}
 MLA = {"attention.head_count_kv": 1, "attention.key_length": 24, "attention.value_length": 16,
@@ -70,7 +71,7 @@ N_CTX = 64
 
 
 def model(name: str, dtype=None) -> bytes:
-    """The file of a case; imported late, as the script that makes the logits needs this module alone."""
+    """The model file of a case.  The import is inside: the script that makes the logits can import this module only."""
     from ggml_sched.llama.synthetic_models import random_model
 
     case = CASES[name]

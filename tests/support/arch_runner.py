@@ -1,4 +1,4 @@
-"""Evaluates batches on the graphs themselves: no Model, and masks worked out the slow way."""
+"""Evaluates batches by building and computing graphs directly, without Model; attention masks come from plain loops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ggml_sched.llama.weights import load_weights
 
 
 class Runner:
-    """Weights, a cache and a scheduler.  `owner[row]` is (sequence, position) of what the row holds, or None."""
+    """Weights, a cache and a scheduler.  `owner[row]` is the (sequence, position) of the token in that cache row, or
+    None."""
 
     def __init__(self, data, n_ctx: int = 64, *, flash: bool = False, kv_type="f32", n_seq: int = 1, backends=None,
                  place=None) -> None:

@@ -1,4 +1,4 @@
-"""The C API as ctypes sees it: the table behind the capsule, and graphs, problems and plans through it.
+"""The C API through ctypes: the function table behind the capsule, and wrappers for graphs, problems and plans.
 
 Written from ggml_sched/api.h; `functions()` refuses a table whose structs are not of the sizes declared here.
 """
@@ -149,7 +149,7 @@ class Table(Structure):
 
 
 def address_of_table() -> int:
-    """What the capsule holds."""
+    """The address of the function table that the capsule holds."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = c_void_p, [ctypes.py_object, c_char_p]
     return pointer(_capi.api, b"ggml_sched._capi.api")
@@ -164,7 +164,7 @@ def functions() -> Table:
 
 
 class Refused(Exception):
-    """A function failed: `status`, and `error` with what it said."""
+    """A function failed: `status` is its return value, `error` its message."""
 
     def __init__(self, status: int, error: Failure) -> None:
         super().__init__(f"{status}: {error.message}")
@@ -182,7 +182,7 @@ def call(name: str, *arguments) -> None:
 
 
 def at(address: int | None, dtype, n: int) -> np.ndarray:
-    """An array over memory of the library."""
+    """A NumPy array over memory of the library, without a copy."""
     dtype = np.dtype(dtype)
     if n == 0 or not address:
         return np.empty(0, dtype)
@@ -195,7 +195,7 @@ GRAPH_ARRAYS = {"layout": LAYOUT, "view_src": "<i4", "view_offs": "<i8", "flags"
 
 
 def arrays_of(graph: gs.Graph) -> dict[str, np.ndarray]:
-    """What a Python graph looks like as the arrays of a gs_graph_arrays."""
+    """A Python graph as the arrays of a gs_graph_arrays."""
     numbers, ids = op_numbers(), {t: i for i, t in enumerate(graph.tensors)}
     n = len(graph.tensors)
     layout = np.zeros(n, LAYOUT)
@@ -233,7 +233,7 @@ def size_of(arrays: dict[str, np.ndarray]) -> GraphSize:
 
 
 class CGraph:
-    """A graph behind the C API, filled from arrays; `finish` is the caller's."""
+    """A gs_graph filled from arrays; the caller calls `finish`."""
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
         self.handle = c_void_p()
@@ -259,7 +259,7 @@ class CGraph:
         return self
 
     def fingerprint(self) -> tuple[int, int]:
-        """As Graph.fingerprint and Graph.wiring."""
+        """The same two hashes as Graph.fingerprint and Graph.wiring."""
         found, wiring = (c_uint64 * 2)(), c_uint64()
         call("graph_fingerprint", self.handle, found, byref(wiring))
         return found[0] << 64 | found[1], wiring.value
@@ -315,7 +315,7 @@ class Problem:
 
 
 class CPlan:
-    """A plan behind the C API."""
+    """A gs_plan and its owner."""
 
     def __init__(self, handle: c_void_p) -> None:
         self.handle = handle
@@ -337,7 +337,7 @@ class CPlan:
         return CPlan(handle) if serves.value else None
 
     def arrays(self) -> dict:
-        """{name: what plan_view says}, copied."""
+        """{name: array of plan_view}, copied."""
         view = PlanArrays()
         functions().plan_view(self.handle, byref(view))
         found: dict = {name: getattr(view, name) for name in COUNTS}
@@ -358,7 +358,7 @@ class CPlan:
 
 
 def c_pack(rows, capacity: int = -1, budget: int = -1) -> tuple[list[int], PackResult]:
-    """Offsets of rows (lower, upper, size), and the rest."""
+    """Calls gs_pack for rows (lower, upper, size); returns the offsets and the other results."""
     columns = [np.array([row[k] for row in rows], np.int64) for k in range(3)]
     offsets, result = (c_int64 * max(len(rows), 1))(), PackResult()
     call("pack", len(rows), *(column.ctypes.data for column in columns), capacity, budget, offsets, byref(result))

@@ -1,4 +1,4 @@
-"""Python's planning problems as problems of the C API, and its plans as plan_view gives them."""
+"""Converts Python's planning problems to gs_problem, and plan_view of a gs_plan to the values of PlanData."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VIEWS = frozenset({"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
 def problem_of(graph: gs.Graph, backends, policy: Policy, assigned=None) -> Problem:
-    """What Python asks of backends, residents and the caller, asked again one by one."""
+    """The gs_problem of a Python problem, from one query at a time: backends, residents and assignments."""
     ids = {t: i for i, t in enumerate(graph.tensors)}
     infos = []
     for b in backends:
@@ -63,7 +63,7 @@ def python_plan(graph: gs.Graph, backends, policy: Policy, assigned=None) -> Pla
 
 
 def values_of(view: dict) -> dict:
-    """plan_view, once plan_find_exclusive was called, as PlanData's own values (`__reduce__`)."""
+    """plan_view, after plan_find_exclusive, as the values that PlanData pickles (`__reduce__`)."""
     ends = [0, *view["split_inputs"]]
     src = [view["src"][a:b] for a, b in itertools.pairwise(view["src_begin"])]
     chunks = [view["chunk_nbytes"][first:first + n] for *_, first, n in view["arena"]]

@@ -50,7 +50,7 @@ def golden(name: str, configuration: str) -> dict:
 
 @functools.cache
 def graph_file(name: str) -> dict:
-    """The parsed graph file, for comparing; not to be changed."""
+    """The parsed graph file, shared between tests: read only."""
     with gzip.open(graph_path(name)) as file:
         return json.load(file)
 

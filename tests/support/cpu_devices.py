@@ -1,4 +1,4 @@
-"""CPU backends that stand for devices: memory of their own, poisoned; they refuse and offer what is asked."""
+"""CPU backends that act as separate devices: own poisoned memory, configurable refused and offloaded ops."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from ggml_sched.backend import Backend
 
 
 class CpuDevice(gs.CpuBackend):
-    """Computes for real, on one thread, in memory that no other backend reads unless `reads` names it.
+    """Computes on one thread, in memory of its own; reads the buffers of the backends that `reads` names without
+    copies.
 
-    `refuses` are ops that it does not support, `offloads` ops that it wants with weights of the host.
+    `refuses` are ops that it does not support, `offloads` ops that it offloads although their weights are on the host.
     """
 
     def __init__(self, name, refuses=(), offloads=(), reads=(), max_buffer_size=None, memory=None,
@@ -25,7 +26,7 @@ class CpuDevice(gs.CpuBackend):
         self.ran = []
         """Names of the nodes that ran here."""
         self.received = []
-        """Names of tensors whose data came here, from other backends or from the caller, in order."""
+        """Names of tensors written by copies or sets, in order."""
 
     def alloc_buffer(self, size):
         buffer = super().alloc_buffer(size)
@@ -67,7 +68,7 @@ def devices(n, **options):
 
 
 def resident(backend, name, values, usage="weights"):
-    """An f32 (or, from integers, i32) tensor with memory on a backend for good."""
+    """A resident tensor of a backend: f32, or i32 if the array holds integers."""
     values = np.asarray(values)
     ctx = gs.Context(name)
     t = ctx.tensor("i32" if values.dtype.kind == "i" else "f32", values.shape[::-1], name)

@@ -1,4 +1,4 @@
-"""The CPU backend's tests of ops, for other kernels: the same formulas, shapes, views and types."""
+"""Runs the CPU backend's op tests with other kernels: the same formulas, shapes, views and types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BACKENDS = Path(__file__).parents[1] / "backends"
 
 
 def tests(name: str, wanted: Callable[[str], bool], compute: Callable) -> dict:
-    """The tests of tests/backends/<name>.py whose names are wanted, computing through `compute`; never none."""
+    """The selected tests of tests/backends/<name>.py, computing through `compute`; raises if none is selected."""
     spec = importlib.util.spec_from_file_location(f"borrowed_{name}_{compute.__module__}", BACKENDS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

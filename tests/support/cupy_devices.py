@@ -19,14 +19,15 @@ HAS_COMPILER = shutil.which(os.environ.get("CXX", "g++").split()[0]) is not None
 
 
 def device(seed: int = 0, **options) -> EmulatedDevice:
-    """A device whose work runs late, in an order that the seed picks; skips the test where nothing compiles it."""
+    """A device whose work runs late, in an order that the seed decides; skips the test where there is no C++
+    compiler."""
     if not HAS_COMPILER:
         pytest.skip("needs a C++ compiler (g++) for the kernels of the emulated CUDA device")
     return EmulatedDevice(seed, **options)
 
 
 STAGING = 1 << 16
-"""So little that tests come around the ring."""
+"""Small, so that tests wrap around the ring."""
 
 
 def new(on: EmulatedDevice | None = None, name: str = "CUDA0", kind=gs.CupyBackend, **options) -> gs.CupyBackend:
@@ -56,11 +57,11 @@ def pair(seed: int = 0, peers: bool = True, **options) -> Iterator[tuple[gs.Cupy
 
 
 def waits(*backends: gs.CupyBackend) -> int:
-    """How often the host has waited for these."""
+    """How often the host has waited for these devices, in sum."""
     return sum(backend.device.counts.waits for backend in backends)
 
 
-# -- the device's own library ---------------------------------------------------------------
+# -- the device's matrix library ---------------------------------------------------------------
 
 
 def array_at(address: int, kind: type, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
@@ -72,7 +73,7 @@ def array_at(address: int, kind: type, shape: tuple[int, ...], strides: tuple[in
 
 
 def gemm(m, n, k, a, lda, b, ldb, c, ldc, batch, stride_a, stride_b, stride_c) -> None:
-    """What Blas.gemm promises, of what cuBLAS takes."""
+    """Blas.gemm in NumPy, for the arguments that cuBLAS accepts."""
     assert lda >= k and ldb >= k and ldc >= m
     left = array_at(a, np.float16, (batch, m, k), (stride_a, lda, 1)).astype(np.float32)
     right = array_at(b, np.float16, (batch, n, k), (stride_b, ldb, 1)).astype(np.float32)
@@ -80,7 +81,7 @@ def gemm(m, n, k, a, lda, b, ldb, c, ldc, batch, stride_a, stride_b, stride_c) -
 
 
 class Products(Blas):
-    """The library of an emulated device, by NumPy: as late as all else, and not while a stream is captured."""
+    """The matrix library of an emulated device, in NumPy: queued like kernels, refused during capture."""
 
     def __init__(self) -> None:
         self.n_calls = 0
@@ -93,7 +94,7 @@ class Products(Blas):
 
 
 class WithLibrary(EmulatedDevice):
-    """A device that has one."""
+    """An emulated device with that matrix library."""
 
     def __init__(self, seed: int = 0, **options) -> None:
         super().__init__(seed, **options)

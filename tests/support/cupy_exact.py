@@ -1,4 +1,4 @@
-"""Each tensor in memory of its own, to the byte: so AddressSanitizer sees a kernel that goes beside one."""
+"""Each tensor in an allocation of exactly its size, so that AddressSanitizer detects a kernel that leaves a tensor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ExactBackend", "place"]
 
 
 class ExactBuffer(gs.Buffer):
-    """Bytes of an emulated device, which the host reads and writes."""
+    """Memory of an emulated device that the host reads and writes directly."""
 
     def __init__(self, backend: gs.Backend, memory: Memory, size: int) -> None:
         super().__init__(backend, size, memory.ptr)
@@ -31,7 +31,7 @@ class ExactBuffer(gs.Buffer):
 
 
 class ExactBackend(gs.Backend):
-    """Memory for tensors, and nothing that computes."""
+    """A backend with memory and without compute."""
 
     def __init__(self, device: EmulatedDevice) -> None:
         super().__init__("EXACT", 256)
@@ -48,7 +48,7 @@ class ExactBackend(gs.Backend):
 
 
 def place(ctx: gs.Context, backend: ExactBackend, poison: int) -> ExitStack:
-    """Give every tensor of a context an address, in a buffer of its own that is full of `poison`; closes them."""
+    """Give each tensor of a context a buffer of its own, filled with `poison`; closes the buffers at the end."""
     with ExitStack() as held:
         for tensor in ctx.tensors:
             if tensor.view_src is None:

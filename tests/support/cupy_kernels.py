@@ -27,7 +27,7 @@ if compiler() is None:
     pytest.skip("no C++ compiler for the kernels", allow_module_level=True)
 
 ORDERS = (0, 4711) if sanitizers() else (0, 4711, 1)
-"""In which the threads of a block run: forward, shuffled, backward."""
+"""Orders in which the threads of a block run: forward, shuffled, backward."""
 
 
 @cache
@@ -47,7 +47,7 @@ def function(kernel: str, order: int):
 
 
 def run(builder: Builder, order: int = 0) -> np.void:
-    """Run what was built; returns the error word."""
+    """Run the built launches; returns the device's error word."""
     work, error = device(order).alloc(builder.work_size), np.zeros(1, FAULT)
     try:
         for launch in builder.launches:
@@ -62,7 +62,7 @@ def run(builder: Builder, order: int = 0) -> np.void:
 
 @contextmanager
 def placed(ctx: gs.Context, order: int, gap: int, poison: int) -> Iterator[gs.Backend]:
-    """The tensors have addresses, on a backend of the host."""
+    """Within the context, the tensors have addresses on a host backend."""
     if sanitizers():
         with cupy_exact.ExactBackend(device(order)) as exact, cupy_exact.place(ctx, exact, poison):
             yield exact
@@ -79,7 +79,7 @@ def build(nodes, **options) -> Builder:
 
 
 def compute(ctx: gs.Context, out: gs.Tensor, values: dict, ggml: bool = True, **options) -> np.ndarray:
-    """Values of `out`, the same bits with every order of threads and at other addresses; `options` of the builder."""
+    """Values of `out`, checked to be bit-equal over thread orders and addresses; `options` go to the builder."""
     graph, seen = gs.Graph(out), None
     for order, gap, poison in zip(ORDERS, (0, 64, 192), (0, 0x7F, 0xFF), strict=False):
         with placed(ctx, order, gap, poison):
@@ -98,7 +98,7 @@ def compute(ctx: gs.Context, out: gs.Tensor, values: dict, ggml: bool = True, **
 
 
 def oracle(ctx: gs.Context, out: gs.Tensor, values: dict) -> np.ndarray:
-    """What the CPU's kernels in NumPy compute."""
+    """Results of the CPU backend's NumPy kernels."""
     with gs.CpuBackend(1, kernels="numpy") as backend, op_results.place(ctx, backend):
         for tensor, array in values.items():
             tensor.set(array)

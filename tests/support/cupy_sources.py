@@ -36,7 +36,7 @@ class Bench:
         return out
 
     def launch(self, name: str, grid: int | Sequence[int], block: int | Sequence[int], *args, shared: int = 0) -> None:
-        """Queue it; memory stands for its address."""
+        """Queue a launch; an argument that is memory is passed as its address."""
         function = self.module.function(name)
         packed = function.pack([np.uint64(arg.ptr) if hasattr(arg, "ptr") else arg for arg in args])
         sizes = [(n,) if isinstance(n, int) else n for n in (grid, block)]

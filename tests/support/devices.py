@@ -1,4 +1,4 @@
-"""Backends for tests of computing: counting, gated by events, and with a stream of their own."""
+"""Backends for tests of computing: counting, gated by events, and with a queue on a thread of their own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def weights_on(backend: gs.Backend, usage: str = "weights", **tensors: np.ndarra
 
 
 class Counting(CpuBackend):
-    """Counts what comes in: (tensor name, bytes), by copies and sets alike."""
+    """Records each write into its memory, by copy or set, as (tensor name, bytes)."""
 
     def __init__(self, name: str) -> None:
         super().__init__(1, name=name)
@@ -45,7 +45,7 @@ class Counting(CpuBackend):
 
 
 class Gated(CpuBackend):
-    """Each compute first calls `self.before(number)`, numbered from 0; the threads that computed are noted."""
+    """Each compute first calls `self.before(number)`, numbered from 0, and records its thread."""
 
     def __init__(self, name: str) -> None:
         super().__init__(1, name=name)
@@ -83,7 +83,7 @@ class StreamEvent(gs.Event):
 
 
 class Stream(gs.Backend):
-    """A device whose queue is a thread: calls return at once, and nothing is done before its turn."""
+    """A device whose queue is a thread: calls return at once, and work runs in queue order."""
 
     concurrent_copies = True
 
@@ -180,7 +180,7 @@ class Chain:
         self.graph = gs.Graph(*ends)
 
     def pin(self, scheduler: gs.Scheduler) -> None:
-        """Compute each link where its weight is."""
+        """Assign each link to the backend of its weight."""
         for node in self.graph.nodes:
             if node.name.startswith("h"):
                 scheduler.set_tensor_backend(node, self.backends[int(node.name[1:])])

@@ -1,8 +1,8 @@
-"""A CPU that computes groups as one: what a fused kernel may do to memory, done on purpose.
+"""A CPU backend that computes fusion groups and uses memory in the worst way that a fused kernel may.
 
-Before a group is computed, the memory of all its members is filled with a pattern: whatever shares bytes with it and is
-read by the group, or later, is lost.  Then the members are computed in memory of the backend's own, and only results
-that are needed elsewhere reach the plan's memory.
+Before a group is computed, the memory of all its members is filled with a pattern: any data in those bytes that the
+group, or a later node, still reads is lost.  Then the members are computed in memory of the backend's own, and only
+results that are needed elsewhere reach the plan's memory.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class Fusing(gs.CpuBackend):
         for t in members:
             if t.view_src is None and t.nbytes:
                 t.buffer.write(t.offset, memoryview(bytes([POISON]) * t.nbytes))
-        own: dict[tuple, gs.Buffer] = {}        # the memory here of what has this address there
+        own: dict[tuple, gs.Buffer] = {}        # address in the plan: own buffer
         results = []
 
         def here(s):
-            """A source of a member, as the members before it have computed it."""
+            """A member's source in the backend's own memory, where earlier members wrote it."""
             if s is None or address(s.root) not in own:
                 return s
             return stand_in(s, s.name, own[address(s.root)], s.view_offs if s.view_src is not None else 0, lease)
@@ -98,7 +98,7 @@ class Fusing(gs.CpuBackend):
 
 
 class FusingPoisoned(Poisons, Fusing):
-    """The same on poisoned memory; reads the memory of the backends in `reads` without copies."""
+    """Fusing on poisoned memory; reads the memory of the backends in `reads` without copies."""
 
     def __init__(self, name, offer, refused=frozenset(), one_by_one=False):
         super().__init__(name, offer, one_by_one)
@@ -110,7 +110,7 @@ class FusingPoisoned(Poisons, Fusing):
 
 
 class FusingLate(Poisons, DeferredBackend, Fusing):
-    """The same on a device whose queue runs late."""
+    """Fusing on a device whose queue runs late."""
 
     def __init__(self, name, world, offer, refused=frozenset(), one_by_one=False, copies=True):
         DeferredBackend.__init__(self, name, world, copies)
@@ -126,11 +126,12 @@ def address(t: gs.Tensor) -> tuple:
     return t.buffer, t.offset
 
 
-# -- what to fuse ------------------------------------------------------------------------------------
+# -- groups to offer ------------------------------------------------------------------------------------
 
 
 def chains(*patterns: tuple[str, ...]) -> Groups:
-    """Nodes of these ops, each of which reads the one before it (through views, too); the first pattern that fits."""
+    """Groups of nodes with the ops of a pattern, each reading the one before it, also through views; first match
+    wins."""
     def offer(graph):
         taken: set[int] = set()
         for pattern in patterns:
@@ -152,7 +153,7 @@ def reads(node: gs.Tensor, earlier: gs.Tensor) -> bool:
 
 
 def anything(seed: int) -> Groups:
-    """Random groups: mostly of nodes that read each other, some of nodes that happen to be near."""
+    """Random groups: mostly of nodes that read each other, some of unrelated nodes at near positions."""
     def offer(graph):
         rng = random.Random(seed)
         free = [k for k, t in enumerate(graph.nodes) if t.computes]

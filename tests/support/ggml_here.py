@@ -1,4 +1,4 @@
-"""ggml in tests: which library, and how near to the CPU backend's its results are.
+"""ggml in tests: the library to load, and the error bounds between its results and those of the CPU backend.
 
 GGML_SCHED_TEST_GGML in the environment names a folder with other libraries than those of the `ggml` package.
 """
@@ -18,10 +18,10 @@ IS_HERE = LIBRARY is not None or importlib.util.find_spec("ggml") is not None
 WHY_NOT = "needs ggml-python"
 
 HALVES = ("UNARY:GELU", "GLU:GEGLU")
-"""ops that ggml computes by a table of halves."""
+"""Ops that ggml computes by a lookup table of f16 values."""
 
 ENCODED_FREELY = ("iq4_nl",)
-"""Types whose encoder chooses among many blocks: ours and ggml's choose others."""
+"""Types with many valid encodings of a block: our encoder and ggml's choose different ones."""
 
 
 def backend(n_threads: int = 2, **options) -> gs.GgmlBackend:
@@ -30,12 +30,12 @@ def backend(n_threads: int = 2, **options) -> gs.GgmlBackend:
 
 @functools.cache
 def shared() -> gs.GgmlBackend:
-    """One for all op tests of the process: they hold no buffers for long.  All its kernels are ggml's."""
+    """The GgmlBackend that all op tests of the process share; all its kernels are ggml's."""
     return backend(own_products=False)
 
 
 def bound_of(nodes) -> float:
-    """The largest normalised mean squared error of results of these nodes."""
+    """The bound on the normalised mean squared error of results of these nodes."""
     if any(str(node.type) in ENCODED_FREELY for node in nodes):
         return 1e-2
     types = {str(t.type) for node in nodes for t in (node, *node.src) if t is not None}

@@ -1,4 +1,4 @@
-"""Calls that a signal interrupts where the interpreter would let it: anywhere in the package's Python."""
+"""Interrupts a call by SIGINT before a chosen bytecode instruction of the package's Python code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HOME = "ggml_sched"
 
 
 class _Tracer:
-    """Makes SIGINT pending before the `at`-th instruction: it is handled where handlers are looked at next."""
+    """Makes SIGINT pending before the `at`-th instruction; the interpreter runs the handler at its next check."""
 
     def __init__(self, at: int) -> None:
         self.left = at
@@ -36,12 +36,13 @@ class _Tracer:
 
 
 def interrupted(call: Callable[[], object], at: int) -> str | None:
-    """Make the call, interrupted at its `at`-th instruction; where that was, or None if it ended before."""
+    """Make the call and interrupt it at its `at`-th instruction; returns the location, or None if the call ended
+    before."""
     tracer, before = _Tracer(at), sys.gettrace()
     try:
         sys.settrace(tracer.enter)
         call()
-        sys.settrace(before)        # a call: what came too late for the other is handled here
+        sys.settrace(before)        # a call, so a signal still pending is handled here
     except KeyboardInterrupt:
         pass
     finally:

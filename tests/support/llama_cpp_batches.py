@@ -1,7 +1,7 @@
-"""Random batches through llama.cpp under the hook: how many of their graphs had to be planned.
+"""Random batches through llama.cpp under the hook: counts how many of their graphs needed a new plan.
 
 A process of its own, which `check_batches` starts: python llama_cpp_batches.py LEVEL MODEL BATCHES SEQUENCES CACHE.
-Prints served() once each kind of batch was met at a small size, and again after the random batches, as JSON.
+Prints served() as JSON twice: after one small batch of each kind, and after the random batches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 ROWS, CONTEXT = 64, 48
-"""The largest batch, and the positions of a sequence after which it begins again."""
+"""The largest batch in tokens, and the length at which a sequence is cleared and restarted."""
 
 
 class Client:
@@ -65,7 +65,7 @@ class Client:
 
 
 def check_batches(level: str, path: Path, batches: int, n_seq: int, cache: str) -> None:
-    """Random batches plan nothing, grow nothing and wait for no device; `cache` is "unified", or one a sequence."""
+    """Random batches make no plan, grow no buffer and wait for no device; `cache` is "unified", or one per sequence."""
     done = subprocess.run([sys.executable, __file__, level, str(path), str(batches), str(n_seq), cache], text=True,
                           capture_output=True, check=False,
                           env=os.environ | {"GGML_SCHED": "off", "OMP_WAIT_POLICY": "passive"})

@@ -1,8 +1,7 @@
-"""What the op and backend tests share: placing, running, and comparing.
+"""Helpers of op and backend tests: allocating tensors, computing, and comparing results.
 
-`compute` runs one graph in several ways (addresses, plan or no plan, threads) and
-insists on the same bits, so every op test is a determinism test as well.  Where ggml is
-installed and computes the nodes, its results have to be near, too.
+`compute` runs one graph in several ways (addresses, plan or no plan, threads) and asserts bit-equal results, so every
+op test is a determinism test as well.  Where ggml is installed and supports the nodes, its results must be near.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ggml_sched.graph import quants
 FLOATS = ("f32", "f16", "bf16")
 QUANTISED = tuple(str(kind) for kind in sorted(quants.QUANTIZED))
 KERNELS = "compiled"
-"""Whose kernels `compute` runs; the fixture `kernels` lets a test run with either."""
+"""The kernels that `compute` runs; the fixture `kernels` runs a test with each."""
 
 TOLERANCE = {"f32": 1e-5, "f16": 2e-3, "bf16": 1.6e-2}
 
@@ -27,7 +26,7 @@ def random(rng: np.random.Generator, *ne: int, low: float = -2, high: float = 2)
 
 
 def width(least: int, *types: str) -> int:
-    """Elements of a row of whole blocks of each type."""
+    """A row length in elements that is a whole number of blocks of every type."""
     return max(least, *(gs.Type[type.upper()].block_size for type in types))
 
 
@@ -53,7 +52,8 @@ def raw(tensor: gs.Tensor) -> bytes:
 
 
 def encoded(tensor: gs.Tensor, array: np.ndarray) -> np.ndarray:
-    """The blocks of a quantised tensor, so that they are found once and set many times; other arrays as they are."""
+    """An array encoded as the blocks of a quantised tensor, so that it is encoded once and set often; others
+    unchanged."""
     if not tensor.type.is_quantized or np.asarray(array).dtype == np.uint8:
         return array
     return quants.quantize(np.asarray(array, np.float32).reshape(tensor.ne[::-1]), tensor.type)
@@ -102,7 +102,7 @@ def assert_product(got: np.ndarray, want: np.ndarray, type: str, scale: float) -
 
 
 def check_ggml(ctx: gs.Context, out: gs.Tensor, values: dict, want: np.ndarray) -> None:
-    """ggml's result is near, if it computes the nodes."""
+    """Assert that ggml's result is near, if ggml supports the nodes."""
     backend, graph = ggml_here.shared(), gs.Graph(out)
     if not all(backend.supports_op(node) for node in graph.nodes):
         return
@@ -135,7 +135,7 @@ def gs_bf16(values: np.ndarray) -> np.ndarray:
 def assert_close(got: np.ndarray, want: np.ndarray, type: str = "f32", scale: float | None = None) -> None:
     """|got - want| within the type's relative tolerance of |want| (or of `scale`), NaN and inf alike."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    assert got.size == want.size, (got.shape, want.shape)  # leading extents of 1 come and go
+    assert got.size == want.size, (got.shape, want.shape)  # leading extents of 1 may be missing
     want = want.reshape(got.shape)
     bound = TOLERANCE[type] * (np.abs(want) + 1 if scale is None else scale)
     with np.errstate(all="ignore"):

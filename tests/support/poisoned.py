@@ -1,4 +1,4 @@
-"""Random graphs on poisoned memory: backends, and what a compute must give, found without any planning."""
+"""Random graphs on poisoned memory: backends, and expected results that are computed without a plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REFUSALS = ("ADD", "MUL", "SCALE", "UNARY:RELU", "CPY", "CONT", "RMS_NORM", "SET
 
 
 class Poisons:
-    """A mixin: fresh memory is full of a byte pattern; ops are refused and offloaded as told."""
+    """A mixin: fills fresh memory with a byte pattern, refuses and offloads the given ops."""
 
     refused: frozenset[str] = frozenset()
     offloads: frozenset[str] = frozenset()
@@ -33,7 +33,7 @@ class Poisons:
 
 
 class PoisonedBackend(Poisons, gs.CpuBackend):
-    """A CPU that reads the memory of the backends in `reads` without copies."""
+    """A CPU backend that reads the memory of the backends in `reads` without copies."""
 
     def __init__(self, name: str = "CPU", refused: frozenset[str] = frozenset(),
                  offloads: frozenset[str] = frozenset()) -> None:
@@ -46,7 +46,7 @@ class PoisonedBackend(Poisons, gs.CpuBackend):
 
 
 class PoisonedDeferred(Poisons, DeferredBackend):
-    """A device whose queue runs late."""
+    """A poisoned device whose queue runs late."""
 
     def __init__(self, name, world, refused=frozenset(), offloads=frozenset(), copies=True):
         super().__init__(name, world, copies)
@@ -54,7 +54,7 @@ class PoisonedDeferred(Poisons, DeferredBackend):
 
 
 def raw(tensor: gs.Tensor) -> bytes:
-    """Every byte of a dense tensor; the elements of another one."""
+    """The bytes of a contiguous tensor; of any other tensor its elements."""
     return tensor.numpy().tobytes()
 
 
@@ -65,7 +65,7 @@ def set_all(built: Built, only_residents: bool = False) -> None:
 
 
 def settle(built: Built, sched: gs.Scheduler, backends: list, wishes: list[tuple[int, int]]) -> None:
-    """Each backend holds its residents; nodes go where they are wished: (pick of a node, pick of a backend)."""
+    """Allocate each backend's residents; assign nodes by `wishes`: (pick of a node, pick of a backend)."""
     for ctx, backend in zip(built.homes, backends, strict=True):
         backend.alloc_tensors(ctx)
     for pick, backend in wishes:
@@ -73,8 +73,8 @@ def settle(built: Built, sched: gs.Scheduler, backends: list, wishes: list[tuple
 
 
 def kept(built: Built) -> list[int]:
-    """Positions in ctx.tensors of nodes whose results are defined after a compute: flagged or read by nobody,
-    and not changed afterwards by a node that writes into their memory."""
+    """Positions in ctx.tensors of nodes whose results are defined after a compute: flagged or without readers, and not
+    changed afterwards by a node that writes into their memory."""
     graph = built.graph
     read = {s for t in graph.nodes for s in (*t.src, t.view_src, *t.deps)}
     found = []
@@ -108,7 +108,7 @@ def writes_to_residents(built: Built) -> bool:
 
 
 def disturb(built: Built) -> None:
-    """Set inputs to something else, unless results are views of them."""
+    """Overwrite the inputs of which no result is a view."""
     if any(built.ctx.tensors[i].op in VIEWS for i in kept(built)):
         return
     for tensor, values in built.values().items():
@@ -117,7 +117,8 @@ def disturb(built: Built) -> None:
 
 
 def take_turns(sched: gs.Scheduler, cases: list[tuple[Built, tuple]], turns: int, queue, note: str) -> None:
-    """Graphs, with what each has to give, are allocated and computed by `queue` one after the other, several times."""
+    """Allocate and compute graphs in turn, several rounds, through `queue`; compare with each graph's expected
+    results."""
     for attempt in range(turns):
         for built, expected in cases:
             sched.alloc(built.graph).verify()

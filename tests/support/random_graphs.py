@@ -1,8 +1,7 @@
 """Random graphs: recipes that hypothesis draws and shrinks, and their realisation as tensors.
 
-A recipe is plain data, so one graph can be built twice (once placed by us, once with every
-tensor in memory of its own).  Steps that make no sense for the tensors they picked do
-something simpler instead, so every recipe is a graph.
+A recipe is plain data, so one graph can be built twice (once with a plan, once with every tensor in memory of its own).
+A step whose op does not fit the tensors that it picked becomes a simpler op, so every recipe is a valid graph.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Recipe:
     leafs: tuple[tuple[int, int], ...]              # (shape, kind); kind % 3: 0 plain, 1 input, 2 resident
     steps: tuple[tuple[int, int, int, int], ...]    # (op, a, b, parameter)
     outputs: tuple[int, ...]                        # picks of tensors to flag as output
-    ends: tuple[int, ...]                           # picks of tensors that the graph is asked for first
+    ends: tuple[int, ...]                           # picks of tensors that are given first to Graph()
 
 
 def recipes(max_steps: int = 24) -> st.SearchStrategy[Recipe]:
@@ -55,19 +54,19 @@ def decode(data: bytes) -> Recipe:
     leafs = tuple((byte % len(SHAPES), byte // len(SHAPES)) for byte in data[1:6])[: 1 + data[0] % 5]
     flagged, asked = data[6:8], data[8:10]
     steps = tuple((op % len(OPS), a, b, p) for op, a, b, p in zip(*[iter(data[10:])] * 4, strict=False))
-    # Zero bytes, hypothesis's simplest, ask for nothing.
+    # Zero bytes, to which hypothesis shrinks, flag and pick nothing.
     return Recipe(leafs, steps, tuple(x for x in flagged if x), tuple(x for x in asked if x > 127))
 
 
 def many_residents(recipe: Recipe) -> Recipe:
-    """The same, with leafs of even kinds resident."""
+    """The same recipe, with leafs of even kinds resident."""
     return replace(recipe, leafs=tuple((s, k if k % 2 else k // 3 * 3 + 2) for s, k in recipe.leafs))
 
 
 class Built:
     """A recipe as tensors: `ctx` for everything computed, `homes` for residents, one for each backend.
 
-    `keeps`: some nodes keep earlier tensors, which the first generation does not know.
+    `keeps`: add alloc dependencies on earlier tensors to some nodes (the first generation has none).
     """
 
     def __init__(self, recipe: Recipe, n_homes: int = 1, flag_inputs: bool = True, keeps: bool = True) -> None:
@@ -116,7 +115,7 @@ class Built:
         return ctx.set_name(t, f"{len(made)} {name}")
 
     def _keep(self, made: list[gs.Tensor], pick: int) -> None:
-        """Let the latest node keep an earlier tensor; views keep nothing."""
+        """Add an alloc dependency on an earlier tensor to the latest node, unless that is a view."""
         if made[-1].op not in ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"):
             self.ctx.keep_until(made[pick % (len(made) - 1)], made[-1])
 
@@ -188,7 +187,7 @@ class Built:
         raise AssertionError(name)
 
     def _mixture(self, a: gs.Tensor, experts: gs.Tensor, p: int) -> gs.Tensor:
-        """Each row of a times the expert that an id names: given, or computed from a."""
+        """Multiply each row of `a` by the expert of its id; ids are a leaf, or computed from `a`."""
         ctx, n_expert = self.ctx, experts.ne[2]
         if n_expert < 2 or experts.ne[3] != 1 or a.ne[0] != experts.ne[0] or n_expert > a.ne[0]:
             raise gs.GraphError
@@ -198,16 +197,16 @@ class Built:
         return ctx.mul_mat_id(experts, rows, ids)
 
     def values(self) -> dict[gs.Tensor, np.ndarray]:
-        """What to set: the same for every realisation of one recipe."""
+        """The data of the leafs: equal for every realisation of one recipe."""
         rng = np.random.default_rng(7)
         found = {leaf: rng.uniform(-2, 2, leaf.ne[::-1]).astype(np.float32) for leaf in self.leafs}
         for ids in self.ids:
-            # Set_rows needs different rows, get_rows any; one row serves both.
+            # SET_ROWS needs distinct rows, GET_ROWS any: a single row satisfies both.
             users = [t for t in self.ctx.tensors if ids in t.src]
             if users and users[0].op == "MUL_MAT_ID":
                 found[ids] = rng.integers(0, users[0].src[0].ne[2], ids.ne[1::-1]).astype(np.int32)
                 continue
-            rows = ids.ne[0]            # made for an op that then was another
+            rows = ids.ne[0]            # ids of a step that became another op
             if users:
                 rows = users[0].ne[1] if users[0].op == "SET_ROWS" else users[0].src[0].ne[1]
             kind = np.int64 if ids.type == gs.Type.I64 else np.int32

@@ -1,4 +1,4 @@
-"""Random planning problems: graphs over backends that answer by a seed, and any policy that there is."""
+"""Random planning problems: graphs, backends with seeded answers, and every policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def number(what: tuple) -> int:
 
 
 class SeededBackend(gs.DryBackend):
-    """Answers by a seed: the same question always gets the same answer."""
+    """Answers support queries by a hash of a seed and the query: equal queries get equal answers."""
 
     seed, friends, offers, largest = 0, (), (), None
 
@@ -51,12 +51,12 @@ POLICY_FIELDS = st.fixed_dictionaries({
 
 @st.composite
 def problems(draw):
-    """(recipe, backends, policy, what is assigned), of which `realised` makes a graph with residents."""
+    """(recipe, backends, policy, assignments); `realised` makes a graph with residents of it."""
     recipe = draw(recipes())
     n = draw(st.integers(1, 4))
     backends = []
     for k in range(n):
-        # Mostly with a host that takes everything, so that there is a plan.
+        # Mostly with a host that supports every op, so that a plan exists.
         kind = SeededBackend if k < n - 1 or draw(st.integers(0, 3)) == 3 else gs.DryBackend
         backend = kind(f"b{k}", draw(st.sampled_from([1, 24, 64])))
         backend.seed, backend.largest = draw(st.integers(0, 5)), draw(st.sampled_from([None, None, 4096, 600, 64]))
@@ -67,14 +67,14 @@ def problems(draw):
 
 
 def realised(problem: tuple) -> tuple[gs.Graph, dict]:
-    """The graph of a problem, its residents allocated, and {tensor: backend} of what is assigned."""
+    """The graph of a problem, with its residents allocated, and the assignments as {tensor: backend}."""
     recipe, backends, policy, chosen = problem
     built = Built(recipe, len(backends), keeps=policy.placement != "seed")
     for home, backend in zip(built.homes, backends, strict=True):
         if home.tensors:
             backend.alloc_tensors(home, "weights" if chosen else "any")
     for k, backend in enumerate(backends):
-        # Not before residents have their buffers.
+        # Residents need their buffers first.
         if k < len(backends) - 1 or len(backends) == 1:
             backend.max_buffer_size = backend.largest
     graph = built.graph

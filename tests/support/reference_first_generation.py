@@ -17,7 +17,7 @@ HALF_OF_MEMORY = 2**63 - 1
 
 
 class Undefined(Exception):
-    """The first generation crashed here, or did what must not be reproduced."""
+    """A case in which the first generation crashed, or behaves differently on purpose."""
 
 
 class DoesNotFit(Exception):
@@ -77,7 +77,7 @@ class Arena:
 
 @dataclass(eq=False)
 class Node:
-    """A tensor as the algorithms see it."""
+    """The fields of a tensor that the algorithms read."""
 
     name: str
     op: str
@@ -88,7 +88,7 @@ class Node:
     view_offs: int = 0
     protected: bool = False         # input: never overwritten in place
     kept: bool = False              # output: never overwritten, never freed
-    home: int | None = None         # arena; None: lives elsewhere
+    home: int | None = None         # index of its arena; None: outside the arenas
     resident: int | None = None     # backend of the buffer it lives in
     address: int | None = None
     size: int = 0
@@ -98,7 +98,7 @@ class Node:
 
     @property
     def shares(self) -> Node | None:
-        """Whose memory this is: a view's root, or what was taken over."""
+        """The node whose memory this one shares: a view's root, or the source reused in place."""
         return self.took_over or self.view_src
 
     @property
@@ -127,7 +127,7 @@ def from_tensors(tensors) -> dict:
 
 
 def allocate_graph(nodes: list[Node], arenas: list[Arena], parse_seq: list[int] | None = None) -> None:
-    """gallocr: `home` and `size` of every node that is to be placed are set."""
+    """gallocr: allocates every node whose `home` and `size` are set."""
     for node in nodes:
         if node.view_src is not None:
             node.view_src.views += 1
@@ -213,7 +213,8 @@ def release(node: Node, arenas: list[Arena]) -> None:
 
 
 def best_source(sources: list[tuple[int | None, int]]) -> int | None:
-    """Over (priority, bytes): strictly better than the best so far and at least as large."""
+    """The source that wins by (priority, bytes): strictly better priority than the best so far, and at least as many
+    bytes."""
     best, size = None, 0
     for backend, nbytes in sources:
         if backend is not None and (best is None or backend < best) and nbytes >= size:

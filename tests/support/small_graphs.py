@@ -8,7 +8,7 @@ import ggml_sched as gs
 
 
 class Device(gs.DryBackend):
-    """A dry backend that reads the buffers of others, and whose kernels tolerate what is asked for."""
+    """A dry backend that reads other backends' buffers and permits the given in-place reuse."""
 
     def __init__(self, name, reads=(), inplace=None, alloc_size=None, offload=None, **kwargs):
         super().__init__(name, **kwargs)
@@ -28,7 +28,7 @@ class Device(gs.DryBackend):
 
 
 class Residents:
-    """Contexts whose tensors live on a backend for good."""
+    """Contexts of resident tensors, one for each backend."""
 
     def __init__(self):
         self.contexts = []

@@ -1,4 +1,4 @@
-"""An emulated CUDA device: kernels compiled by the host's C++ compiler, streams that run as late as they may.
+"""An emulated CUDA device: kernels compiled by the host's C++ compiler, streams that run as late as events permit.
 
 Needs g++ (or the compiler that CXX names) when a module's first kernel is looked up.
 """

@@ -1,7 +1,7 @@
-"""Kernel sources to shared libraries of the host, by g++ over host_cuda.h, once for each content.
+"""Compiles kernel sources, behind host_cuda.h, to shared libraries of the host with g++; caches them by content.
 
-The library of a content lies in a folder of this user alone, under a name made from everything that decides it, and
-appears there whole (it is renamed into place), so that processes that race for it compile twice and agree.
+A library's file name is a hash of source, headers, compiler and flags.  The file is written elsewhere and renamed into
+a folder that only this user can write, so that processes that race compile twice and never load half a file.
 
 GGML_SCHED_EMULATOR_SANITIZE names sanitizers ("address", "undefined" or both with a comma); "address" wants libasan
 preloaded.  GGML_SCHED_EMULATOR_STRICT makes warnings errors.  GGML_SCHED_EMULATOR_CACHE names another folder, CXX
@@ -30,7 +30,7 @@ FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-c
          *WARNINGS)
 SANITIZE = {
     "address": ("-fsanitize=address", "-fsanitize-sections=host_shared"),
-    # A shift of a sign bit is no undefined behaviour of CUDA.
+    # CUDA defines the shift of a sign bit; C++17 does not.
     "undefined": ("-fsanitize=undefined", "-fno-sanitize=shift-base,vptr", "-fno-sanitize-recover=all"),
 }
 _BOUND = r"host_cuda_bounds\s*\(((?:[^()]|\([^()]*\))*)\)"
@@ -45,7 +45,7 @@ def compiler() -> list[str] | None:
 
 
 def sanitizers() -> tuple[str, ...]:
-    """Those that the environment asks for."""
+    """The sanitizers that GGML_SCHED_EMULATOR_SANITIZE names."""
     names = tuple(sorted(filter(None, os.environ.get("GGML_SCHED_EMULATOR_SANITIZE", "").split(","))))
     unknown = [name for name in names if name not in SANITIZE]
     if unknown:
@@ -55,7 +55,7 @@ def sanitizers() -> tuple[str, ...]:
 
 
 def library(name: str, text: str, sanitize: tuple[str, ...] = ()) -> Path:
-    """The library of a kernel source's text, compiled unless it is there; DeviceError with what the compiler said."""
+    """The library of a kernel source, compiled unless cached; raises DeviceError with the compiler's messages."""
     gxx = compiler()
     if gxx is None:
         raise DeviceError("the emulated device needs g++ to compile kernels, and there is none (CXX may name another)")
@@ -74,7 +74,7 @@ def library(name: str, text: str, sanitize: tuple[str, ...] = ()) -> Path:
 
 
 def kernels_of(gxx: list[str], text: str) -> dict[str, str]:
-    """{kernel: its bound on threads, as an expression}, macros expanded."""
+    """{kernel: the expression of its launch bound in threads}, with macros expanded."""
     command = [*gxx, "-E", "-P", "-x", "c++", "-DHOST_CUDA=1", "-D__global__=host_cuda_global",
                "-D__launch_bounds__(...)=host_cuda_bounds(__VA_ARGS__)", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True)
@@ -117,7 +117,7 @@ def _has_asan() -> bool:
     try:
         return "libasan" in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return True         # the loader will say
+        return True         # the loader reports what is missing
 
 
 def _cache() -> Path:

@@ -1,4 +1,4 @@
-"""EmulatedDevice: the device layer on the host.  It counts the calls that the host makes."""
+"""EmulatedDevice: the CUDA device interface on the host, with counts of the host's calls."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ __all__ = ["Counts", "EmulatedDevice"]
 
 @dataclass
 class Counts:
-    """`waits`: how often the host had to wait for work (of a stream, an event, the device, a pageable copy, a free);
-    `launches`: kernels that were launched or captured one by one; `copies` are those between devices or within one."""
+    """`waits`: times that the host waited for work (of a stream, an event, the device, a pageable copy, a free);
+    `launches`: single kernels launched or captured; `copies`: copies between devices or within one, not to or from the
+    host."""
 
     launches: int = 0
     graph_launches: int = 0
@@ -100,7 +101,7 @@ class EmulatedDevice(Device):
         return memory
 
     def free(self, memory: EmulatedMemory) -> None:
-        """As cudaFree: whatever is queued on the device is done first."""
+        """As cudaFree: completes the device's queued work first."""
         self.simulator.refuse_while_capturing("freeing memory")
         try:
             self.synchronize()
@@ -130,7 +131,7 @@ class EmulatedDevice(Device):
         return EmulatedEvent(self)
 
     def module(self, names: Sequence[str], folder: Path | None = None) -> EmulatedModule:
-        """`folder`: where sources are looked for, instead of the package's own."""
+        """`folder`: where the sources lie, if not in the package."""
         self.check_open()
         return EmulatedModule(self, names, folder)
 
@@ -146,7 +147,8 @@ class EmulatedDevice(Device):
             self.simulator.run(stream, stream.pushed)
 
     def close(self) -> None:
-        """A capture that was not ended is dropped.  Raises what the last work raised; it is closed all the same."""
+        """Drops a capture that was not ended.  Raises the error of the last work, if any; the device is closed in
+        either case."""
         if self.is_closed:
             return
         for stream in self._streams:

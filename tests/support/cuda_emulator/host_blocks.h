@@ -1,14 +1,15 @@
-// Which thread of a CUDA block runs when, and when a barrier opens.
+// Schedules the threads of a CUDA block, and opens its barriers.
 //
 // Owns: the order of threads, warps and blocks.  A warp runs until all its threads wait for other warps, then the next:
 // as far ahead of each other as the kernel's barriers allow.  Order 0 is forward, 1 backward, any other a seed (which
-// lets a warp stop early, too).  Invariant: a barrier that can never open is an error that says who waits where.
+// lets a warp stop early, too).  Invariant: a barrier that can never open is an error that names the waiting threads
+// and their lines.
 #pragma once
 #include "host_fibers.h"
 
 namespace host_cuda {
 
-// Open the barriers of a warp that everybody reached.
+// Open those barriers of a warp that all their threads have reached.
 static inline bool open_warp(int index) {
     Warp& w = warps[index];
     bool opened = false;
@@ -47,8 +48,8 @@ static inline bool open_warp(int index) {
     return opened;
 }
 
-// Open the barrier of the block if everybody reached it; a thread that returned never will: CUDA's documents allow
-// only barriers that all threads of the block meet, whatever the hardware does.
+// Open the barrier of the block if all threads have reached it.  A thread that returned never will: CUDA's documents
+// permit only barriers that all threads of the block reach, although hardware is more tolerant.
 static inline bool open_block() {
     int line = 0, at = 0;
     unsigned votes = 0;

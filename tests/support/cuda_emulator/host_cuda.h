@@ -1,12 +1,12 @@
 // CUDA C++ as host C++ (g++, C++17): put before a kernel source, which then is compiled as it stands.
 //
-// What kernels may use is what these files define, and NVRTC without headers has: no mma, no cp.async, no float
-// atomics, no clocks, no printf.  HOST_CUDA is defined, so that a source can keep PTX behind a wrapper.  Dynamic shared
-// memory is `DYNAMIC_SHARED(type, name);` (for NVRTC the source defines that macro itself); arrays that are
+// These files define the part of CUDA that NVRTC offers without headers and kernels may use: no mma, no cp.async, no
+// float atomics, no clocks, no printf.  HOST_CUDA is defined, so that a source can keep PTX behind a wrapper.  Dynamic
+// shared memory is `DYNAMIC_SHARED(type, name);` (for NVRTC the source defines that macro itself); arrays that are
 // `__shared__` and dynamic shared memory begin each block full of ones (NaNs).
 //
-// Found: barriers that not all threads reach, lanes that wait at different places, wrong argument sizes; with
-// AddressSanitizer what lies out of bounds, with UndefinedBehaviorSanitizer misaligned loads, shifts and overflows.
+// Detected: barriers that not all threads reach, lanes that wait at different lines, wrong argument sizes; with
+// AddressSanitizer accesses out of bounds, with UndefinedBehaviorSanitizer misaligned loads, shifts and overflows.
 // A race shows as results that differ between thread orders.
 #pragma once
 #define HOST_CUDA 1
@@ -14,11 +14,11 @@
 #define __device__ inline
 #define __forceinline__
 #define __noinline__
-#define __constant__ __attribute__((unused))     // a source may say __device__, static or const besides
+#define __constant__ __attribute__((unused))     // a source may add __device__, static or const
 #define __shared__ static __attribute__((section("host_shared")))
 #define __align__(n) alignas(n)
 #define __grid_constant__
-// What the export below is found by, once the preprocessor has expanded the source's own macros.
+// Markers that compile.py finds in the preprocessed source, whose own macros are then expanded.
 #define __global__
 #define __launch_bounds__(...)
 
@@ -55,7 +55,7 @@ template <class... A, size_t... I> static inline void call(const Call<A...>& c, 
 template <class... A> static void begin(void* c) {
     call(*static_cast<Call<A...>*>(c), std::index_sequence_for<A...>{});
 }
-// sizes: x, y, z of the grid, then of the block.  0, or 1 with a message.
+// sizes: x, y, z of the grid, then of the block.  Returns 0, or 1 and sets the message.
 template <class... A> static inline int launch(
         void (*kernel)(A...), const unsigned* sizes, unsigned shared, const char* block, const unsigned* offsets,
         unsigned thread_order, unsigned seed) {

@@ -1,8 +1,9 @@
-// Threads of a CUDA block as fibers on one thread of the host, and what is known of each.
+// Threads of a CUDA block as fibers on one thread of the host, and their state.
 //
 // Owns: stacks, and the state of warps.  Invariant: one fiber runs at a time and is left only where its thread waits or
-// ends.  A fiber runs one thread after another, as plain calls; it stays behind with the first that waits.  So a kernel
-// whose threads never wait costs one switch for 32 threads, not one for each.
+// ends.  A fiber runs threads one after the other, as plain calls, until a thread waits; the fiber then belongs to that
+// thread, and another fiber runs the rest.  So a kernel whose threads never wait costs one switch for 32 threads, not
+// one for each.
 #pragma once
 #include <stdint.h>
 #include <stdio.h>
@@ -61,11 +62,11 @@ struct Fiber {
 struct Warp {
     unsigned alive, fresh, ready, at_warp, at_block, done;
     int line[32];           // where a lane waits
-    unsigned mask[32];      // for whom
-    uint64_t slot[32];      // what it brought
-    uint64_t seen[32];      // what its warp brought when the barrier opened
-    unsigned members[32];   // who took part in that
-    unsigned ballot[32];    // who of them brought something else than 0
+    unsigned mask[32];      // of the lanes that it waits for
+    uint64_t slot[32];      // its argument of the barrier
+    uint64_t seen[32];      // its argument when the barrier opened
+    unsigned members[32];   // lanes that took part in that barrier
+    unsigned ballot[32];    // those of them with an argument other than 0
     Fiber* fiber[32];
 };
 
@@ -74,7 +75,7 @@ static int n_warps, n_threads;
 static int current;                     // index of the running thread
 static Fiber *running, *idle;           // idle: fibers without a thread
 static Context scheduler;
-static unsigned start_lanes;            // what the running fiber may still begin, of warp start_warp
+static unsigned start_lanes;            // lanes of warp start_warp that the running fiber may still begin
 static int start_warp;
 static unsigned order, rng;
 static unsigned block_votes;            // of the last __syncthreads_*: threads with a predicate that holds
@@ -83,7 +84,7 @@ static size_t shared_size;
 static void (*entry)(void*);
 static void* entry_argument;
 static bool failed;
-static uint64_t n_switches;             // to fibers, ever: what a launch costs besides its threads
+static uint64_t n_switches;             // to fibers since loading: the cost of a launch besides its threads
 static char message[400];
 
 static inline unsigned random_below(unsigned n) {
@@ -108,7 +109,7 @@ static inline void select(int t) {
     threadIdx.z = u / (blockDim.x * blockDim.y);
 }
 
-// The lanes in the order of this launch; a multiplication by an odd number goes through all.
+// The lanes in the order of this launch: multiplying by an odd number modulo 32 is a permutation.
 struct Lanes {
     unsigned factor, shift;
     Lanes() : factor(order == 0 ? 1 : order == 1 ? 31 : 2 * random_below(16) + 1),
@@ -117,7 +118,7 @@ struct Lanes {
 };
 static Lanes start_order;
 
-// What every fiber does for ever: begin threads while the scheduler wants some begun, then lie idle.
+// The endless loop of every fiber: begin threads while start_lanes has some, then become idle.
 static void fiber_main() {
     Fiber* const self = running;
     for (;;) {
@@ -140,7 +141,7 @@ static void fiber_main() {
 }
 
 #ifndef HOST_CUDA_ASSEMBLY
-// By itself, since getcontext may return twice as far as the compiler knows.
+// A function of its own, since the compiler assumes that getcontext may return twice.
 __attribute__((noinline)) static void make_context(Fiber* f) {
     getcontext(&f->context);
     f->context.uc_stack.ss_sp = f->stack;

@@ -1,10 +1,6 @@
-// Vector types and the arithmetic that CUDA has and C++ has not: conversions, bits, bytes in words, loads.
-//
-// Each does what the GPU does where that is defined; the fast ones (`__expf`) are as exact as the host's.
-#pragma once
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+// CUDA's vector types, and its arithmetic that C++ lacks: conversions, bits, bytes in words, loads.
+// Each function gives the GPU's result where CUDA defines it; the fast ones (`__expf`) are as exact as the host's.
+#pragma once #include <math.h> #include <stdint.h> #include <string.h>
 
 #include <type_traits>
 
@@ -19,7 +15,7 @@
     static inline name##2 make_##name##2(T x, T y) { return {x, y}; }                                                  \
     static inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }                                          \
     static inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
-// uint3 is what threadIdx is, too.
+// uint3 is also the type of threadIdx.
 #define HOST_CUDA_VECTORS_BUT_3(T, name, align2, align4)                                                               \
     struct name##1 { T x; };                                                                                           \
     struct alignas(align2) name##2 { T x, y; };                                                                        \
@@ -40,7 +36,7 @@ HOST_CUDA_VECTORS(double, double, 16, 16)
 #undef HOST_CUDA_VECTORS
 #undef HOST_CUDA_VECTORS_BUT_3
 
-// Of two numbers of any types; of floats, the number where the other is a NaN.
+// For numbers of any two types; for floats, a NaN gives the other argument.
 template <class A, class B> static inline std::common_type_t<A, B> min(A a, B b) {
     typedef std::common_type_t<A, B> T;
     if constexpr (std::is_floating_point_v<T>) return static_cast<T>(fmin(a, b));
@@ -59,7 +55,7 @@ template <class To, class From> static inline To bits(From from) {
     memcpy(&to, &from, sizeof to);
     return to;
 }
-// Out of range is the nearest that fits and a NaN is 0, as the hardware converts.
+// As the hardware converts: a value out of range becomes the nearest representable one, a NaN becomes 0.
 template <class To> static inline To to_integer(double v) {
     const double low = static_cast<double>(std::is_signed_v<To> ? -2147483648.0 : 0.0);
     const double high = std::is_signed_v<To> ? 2147483647.0 : 4294967295.0;
@@ -189,7 +185,8 @@ HOST_CUDA_BYTES(__vcmpgtu4, unsigned_byte, x > y ? 255 : 0)
 HOST_CUDA_BYTES(__vcmpltu4, unsigned_byte, x < y ? 255 : 0)
 #undef HOST_CUDA_BYTES
 
-// Loads and stores with a hint where to cache.  As on a GPU they are of one piece, from a multiple of its size.
+// Loads and stores with a hint where to cache.  As on a GPU, each is one access, at an address that is a multiple of
+// its size.
 namespace host_cuda {
 template <class T> static inline T* aligned(T* p) {
     if (reinterpret_cast<uintptr_t>(p) % sizeof(T)) stop("a misaligned address");

@@ -20,7 +20,7 @@ from ggml_sched.backends.cupy.source import KERNELS, kernel_source
 __all__ = ["MAX_SHARED", "EmulatedFunction", "EmulatedModule"]
 
 MAX_SHARED = 101_376
-"""Dynamic shared memory of a block: what all GPUs since sm_80 can give."""
+"""The most bytes of dynamic shared memory of a block: every GPU since sm_80 has as many."""
 MAX_GRID = ((1 << 31) - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
 KINDS = {"p": "a pointer", "f": "a float", "i": "an integer", "s": "a struct"}
@@ -59,7 +59,7 @@ class EmulatedModule(Module):
             except OSError as error:
                 raise DeviceError(f"no kernels {name}: {error}") from None
             path = library(name, text, self.device.sanitize)
-            # With the interpreter's lock: what the library keeps of a launch is its alone.
+            # Keeps the interpreter's lock: the library's static variables hold one launch at a time.
             found = ctypes.PyDLL(str(path))
             found.host_cuda_message.restype = ctypes.c_char_p
             found.host_cuda_switches.restype = ctypes.c_uint64
@@ -68,7 +68,7 @@ class EmulatedModule(Module):
 
 
 class EmulatedFunction(Function):
-    """`sizes` and `kinds` are those of the kernel's arguments, `max_threads` is its launch bound."""
+    """`sizes` (bytes) and `kinds` describe the kernel's arguments, `max_threads` is its launch bound."""
 
     def __init__(self, device, name: str, found: ctypes.PyDLL | None) -> None:
         self.device = device
@@ -87,7 +87,7 @@ class EmulatedFunction(Function):
 
     @property
     def switches(self) -> int:
-        """How often kernels of its source switched to a thread's stack, ever."""
+        """Switches to a thread's stack by all kernels of this source since loading."""
         return 0 if self._library is None else self._library.host_cuda_switches()
 
     def pack(self, args: Sequence[np.generic | np.ndarray]) -> KernelArguments:
@@ -117,7 +117,7 @@ class EmulatedFunction(Function):
             stream.push(lambda: None)
             return
         sizes = (ctypes.c_uint * 6)(*grid, *block)
-        args, offsets = packed.block.tobytes(), packed.offsets       # the values of now
+        args, offsets = packed.block.tobytes(), packed.offsets       # copied: the caller may change them
         stream.push(lambda: self._run(sizes, shared, args, offsets))
 
     def _check_sizes(self, grid: tuple[int, ...], block: tuple[int, ...], shared: int) -> None:
@@ -145,7 +145,8 @@ class EmulatedFunction(Function):
             if kind == "p":
                 self._check_pointer(i, int.from_bytes(args[offsets[i]:offsets[i] + 8], "little"))
             elif kind == "s":
-                # Which words of a struct are pointers is not known; one into freed memory is no accident.
+                # The pointers among a struct's words are unknown; a word that points into freed memory must be one of
+                # them.
                 for at in range(int(offsets[i]), int(offsets[i]) + size - 7, 8):
                     if heap.is_gone(int.from_bytes(args[at:at + 8], "little")):
                         raise DeviceError(f"{self.name}: argument {i} points into memory that was freed")

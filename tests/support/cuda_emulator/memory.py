@@ -1,8 +1,8 @@
-"""Memory of emulated devices: which device owns which bytes, and which bytes were freed.
+"""Memory of emulated devices: the owner of each byte, and the bytes that were freed.
 
 Owns every allocation of a simulator.  Invariant: an address that a copy or a kernel gets is in a live allocation that
-its device may use, or the launch fails.  New memory is full of 0xA5; freed memory is kept for a while, so that its
-addresses are not given to others, and a kernel that still points there is found.
+its device may use, or the launch fails.  New memory is full of 0xA5; freed memory is retained for a while, so that its
+addresses are not reused and a kernel with a stale pointer fails.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["EmulatedMemory", "Heap", "Pinned"]
 FRESH = 0xA5
 GONE = 0xDD
 KEPT = 32 << 20
-"""Bytes of freed memory that are kept,"""
+"""The most bytes of freed memory that are retained."""
 KEPT_PIECES = 256
-"""in so many pieces."""
+"""The most pieces of freed memory that are retained."""
 
 _libc = ctypes.CDLL(None)
 _libc.posix_memalign.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_size_t)
@@ -32,7 +32,7 @@ _libc.free.restype = None
 
 
 class EmulatedMemory(Memory):
-    """Memory of an emulated device.  `has_bytes`: not on a dry device."""
+    """Memory of an emulated device. `has_bytes` is False on a dry device: addresses only."""
 
     def __init__(self, device, ptr: int, size: int, has_bytes: bool) -> None:
         self.device = device
@@ -56,7 +56,7 @@ class Pinned:
 
 
 class Heap:
-    """All memory of a simulator.  Sizes are as asked for, so that AddressSanitizer knows every end."""
+    """All memory of a simulator.  Sizes are not rounded up, so that AddressSanitizer detects accesses past the end."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -64,7 +64,7 @@ class Heap:
         self._gone: deque[EmulatedMemory] = deque()
         self._gone_bytes = 0
         self._pinned: list[Pinned] = []
-        self._next_dry = 1 << 46        # addresses of dry devices, which nobody reads
+        self._next_dry = 1 << 46        # addresses of dry devices, never read
 
     def alloc(self, device, n: int, free: int, is_dry: bool) -> EmulatedMemory:
         size = max(n, 1)
@@ -82,7 +82,8 @@ class Heap:
         return memory
 
     def release(self, memory: EmulatedMemory, at_once: bool = False) -> None:
-        """`at_once`: give the bytes back to the host, which may use the addresses again; AddressSanitizer watches."""
+        """Free an allocation.  `at_once`: return its bytes to the host now (AddressSanitizer then detects later
+        uses)."""
         memory.is_free = True
         del self._live[memory.ptr]
         del self._starts[bisect.bisect_left(self._starts, memory.ptr)]
@@ -106,14 +107,14 @@ class Heap:
         return [memory for memory in self._live.values() if memory.device is device]
 
     def drop_kept(self) -> None:
-        """Give freed memory back to the host."""
+        """Return the retained freed memory to the host."""
         while self._gone:
             self._forget()
 
-    # -- who owns an address -----------------------------------------------------
+    # -- owner of an address -----------------------------------------------------
 
     def find(self, ptr: int) -> EmulatedMemory | None:
-        """The live allocation that begins last at or before an address, if the address is in it or at its end."""
+        """The live allocation that contains an address, or ends at it."""
         at = bisect.bisect_right(self._starts, ptr) - 1
         if at < 0:
             return None
@@ -124,7 +125,7 @@ class Heap:
         return any(memory.ptr <= ptr < memory.ptr + memory.size for memory in self._gone)
 
     def check(self, ptr: int, n: int, what: str) -> EmulatedMemory:
-        """The allocation that n bytes from an address lie in."""
+        """The allocation that contains n bytes from an address; raises if there is none."""
         memory = self.find(ptr)
         if memory is None:
             state = "in memory that was freed" if self.is_gone(ptr) else "in no memory of a device"

@@ -1,4 +1,4 @@
-"""A simulator of streams: the work of emulated devices runs as late as it may, in an order that a seed picks.
+"""A simulator of streams: work of emulated devices runs as late as events permit, in an order that a seed decides.
 
 Owns the queues.  Invariants: nothing runs before the host waits; a stream runs in order; between streams only events
 order anything.  A missing event or wait therefore gives wrong data, on any machine.
@@ -22,10 +22,10 @@ __all__ = ["EmulatedEvent", "EmulatedGraph", "EmulatedStream", "Simulator"]
 
 Job = Callable[[], object]
 PACES = (0.0, 0.3, 0.9)
-"""Before each job of the stream that the host waits for, another stream runs one with a probability that is drawn
-from these for each wait."""
+"""While the host waits for a stream, another stream runs a job before each of that stream's jobs with one of these
+probabilities, drawn anew for each wait."""
 PATIENCE = 16
-"""After so many queries of an event that has not passed, its work runs: a GPU would have done it meanwhile."""
+"""Unsuccessful queries of an event after which its work runs: a GPU makes progress while the host polls."""
 
 
 class Simulator:
@@ -53,13 +53,14 @@ class Simulator:
                     self.random.choice(others).step()
                     continue
             if not stream.is_ready:
-                # The jobs that it waits for were queued before the wait: the recursion ends.
+                # The recursion ends: a wait refers only to jobs queued before it.
                 place = stream.queue[0]
                 self._run(place.stream, place.number, pace)
             stream.step()
 
     def refuse_while_capturing(self, what: str) -> None:
-        """What a GPU refuses between begin_capture and end_capture of the calling thread; it breaks the capture."""
+        """Raise, and invalidate the calling thread's capture, for a call that CUDA forbids between begin_capture and
+        end_capture."""
         stream = self._capturing.get(threading.get_ident())
         if stream is not None:
             stream.break_capture(what)
@@ -127,7 +128,7 @@ class EmulatedGraph(CapturedGraph):
 
 
 class Place(NamedTuple):
-    """A place in a stream: `number` of its jobs are done."""
+    """A point in a stream: passed when `number` of its jobs are done."""
 
     stream: EmulatedStream
     number: int
@@ -138,7 +139,7 @@ class Place(NamedTuple):
 
 
 class EmulatedStream(Stream):
-    """`queue` holds tuples of jobs (one job, or those of a graph), and places to wait for."""
+    """`queue` holds tuples of jobs (one job, or all jobs of a graph), and points of other streams to wait for."""
 
     def __init__(self, device) -> None:
         self.device = device
@@ -152,7 +153,7 @@ class EmulatedStream(Stream):
     # -- running -----------------------------------------------------------------
 
     def push(self, *jobs: Job) -> None:
-        """Queue jobs as one, or capture them."""
+        """Queue jobs as one tuple, or add them to the capture."""
         if self._captured is not None:
             self._captured.extend(jobs)
         elif not self.device.is_dry:
@@ -165,7 +166,7 @@ class EmulatedStream(Stream):
         return bool(self.queue) and (not isinstance(self.queue[0], Place) or self.queue[0].has_passed)
 
     def step(self) -> None:
-        """Run the next job.  One that fails ends its tuple, and is done as far as others wait for it."""
+        """Run the next job.  A job that fails ends its tuple; streams that wait for it continue."""
         jobs, is_last = self.queue[0], True
         try:
             if not isinstance(jobs, Place) and jobs:
@@ -288,7 +289,7 @@ class EmulatedStream(Stream):
         return pinned
 
     def _move(self, to: int, start: int, n: int, ptr: int, pinned: Pinned | None = None) -> None:
-        """Between host and device; `ptr` is the device's end."""
+        """Copy between host and device; `ptr` is the address on the device."""
         self._range(ptr, n, "a copy")
         if pinned is not None and pinned.owner() is None:
             raise DeviceError(f"pinned memory was freed before a copy of {n} bytes ran")
