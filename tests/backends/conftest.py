@@ -1,4 +1,4 @@
-"""Ops run with the compiled kernels, and with those in NumPy that they are compared with."""
+"""Runs op tests with the compiled kernels and with the oracle in NumPy."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ ISAS = ("portable", "avx2", "avx512")
 
 @pytest.fixture(params=["compiled", "numpy"])
 def kernels(request, monkeypatch) -> str:
-    """Whose kernels `op_results.compute` runs."""
+    """The kernels that `op_results.compute` runs."""
     monkeypatch.setattr(op_results, "KERNELS", request.param)
     return request.param
 
 
 @pytest.fixture(params=ISAS)
 def isa(request, monkeypatch) -> str:
-    """Plans made in the test use these instructions, each set that this machine has."""
+    """Each instruction set of this machine, in turn: plans made in the test use it."""
     monkeypatch.delenv("GGML_SCHED_ISA", raising=False)
     if ISAS.index(request.param) > ISAS.index(_kernels.isa()):
         pytest.skip(f"this processor has no {request.param}")

@@ -1,4 +1,4 @@
-"""Every backend of ours keeps the contract, and so do two written in Python alone; what the base classes do by default.
+"""The contract suite over every backend of the package and two in pure Python; defaults of the base classes.
 
 `Minimal` has only the methods that are required, `Queued` copies at `synchronize`, as a device with a stream does.
 """

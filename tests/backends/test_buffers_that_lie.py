@@ -1,4 +1,4 @@
-"""What alloc_buffer returns is looked at before anything lives there: a BackendError names the backend and the lie."""
+"""The result of alloc_buffer is checked before use: a BackendError names the backend and the wrong property."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ggml_sched as gs
 
 
 def liar(lie) -> gs.DryBackend:
-    """A backend that returns what `lie` makes of a buffer."""
+    """A backend whose alloc_buffer returns `lie(buffer)`."""
     made = device(gs.DryBackend, "liar", answers={"alloc_buffer": lambda inherited, size: lie(made, inherited(size))})
     return made
 
@@ -108,7 +108,7 @@ def test_an_allocator_that_cannot_be_made_gives_its_buffer_back():
     assert backend.used == 0
 
 
-# -- answers that are no answers -------------------------------------------------------------------
+# -- fields and results of wrong types -------------------------------------------------------------------
 
 
 def rubbish(what, given) -> gs.DryBackend:

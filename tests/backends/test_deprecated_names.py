@@ -1,4 +1,5 @@
-"""Former names of what is for authors of backends work for one release, and say what to use."""
+"""Former names of the API for backend authors work for one release, with a DeprecationWarning that names the new
+ones."""
 
 import importlib
 import sys

@@ -1,7 +1,7 @@
 """Nodes of every op, with odd types, extents, strides, parameters and data, never end the process: ggml would abort.
 
-Nodes are restored as a graph file would restore them: nothing has checked that they make sense.  What our table admits
-is computed in a forked child.  Layouts are mutations of ones that fit, so that many are admitted.
+Nodes are restored as from a graph file, without an op method's checks.  Nodes that our table of supported ops admits
+are computed in a forked child.  Layouts are mutations of valid ones, so that many are admitted.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Attack:
             self.pick.choice((0, 0, 1, 2, 3, 12)))]
 
     def place(self, buffer: gs.Buffer) -> bool:
-        """Every tensor somewhere in the buffer, now and then over another one."""
+        """Place each tensor at a random offset of the buffer, sometimes over another one."""
         at = 0
         for t in self.ctx.tensors:
             size = -(-t.nbytes // 64) * 64

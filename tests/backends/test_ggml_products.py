@@ -57,7 +57,7 @@ def product(type: str, k: int, m: int, n: int) -> tuple[gs.Context, gs.Tensor, d
 
 
 def bits(backend: gs.Backend, ctx: gs.Context, out: gs.Tensor, values: dict, gap: int = 0) -> bytes:
-    """Of the result, in memory that was full of NaNs; the same again when the plan is replayed."""
+    """The bytes of the result, computed in memory full of NaNs; asserts that replaying the plan repeats them."""
     with backend, place(ctx, backend, gap, 0xFF):
         plan = backend.graph_plan_create(gs.Graph(out))
         seen = []
@@ -72,7 +72,7 @@ def bits(backend: gs.Backend, ctx: gs.Context, out: gs.Tensor, values: dict, gap
 
 
 def check(ctx: gs.Context, out: gs.Tensor, values: dict) -> None:
-    """With any number of threads the bits of CpuBackend."""
+    """Assert the bits of CpuBackend, with any number of threads."""
     want = bits(gs.CpuBackend(1), ctx, out, values)
     for n_threads, gap in ((1, 0), (2, 192), (3, 64)):
         assert bits(ours(n_threads), ctx, out, values, gap) == want, f"{n_threads} threads"
@@ -102,7 +102,7 @@ def test_switched_off_they_are_ggmls(type):
 
 @pytest.mark.parametrize(("n", "is_ours"), [(1, False), (31, False), (32, True)])
 def test_few_columns_are_ggmls(n, is_ours):
-    """As many bits are llama.cpp's as may be."""
+    """Few columns need no products of ours, so results keep llama.cpp's bits."""
     ctx, out, values = product("q8_0", 256, 37, n)
     backend = ggmls()
     backend.own_products = 32
@@ -113,7 +113,8 @@ def test_few_columns_are_ggmls(n, is_ours):
 @pytest.mark.parametrize(("n", "is_ours"), [(1, True), (4, True), (5, False), (40, False)])
 @pytest.mark.parametrize("type", FLOATS)
 def test_few_columns_by_floats_are_ours(isa, type, n, is_ours):
-    """Whatever is generated reads each weight once; prompts are ggml's, or they would be faster than quantised ones."""
+    """Generation reads each weight once; prompts stay with ggml: else f32 weights would be faster than quantised
+    ones."""
     ctx, out, values = product(type, 259, 37, n)
     got = bits(ours(), ctx, out, values)
     assert (got == bits(gs.CpuBackend(1), ctx, out, values)) == is_ours
@@ -213,7 +214,7 @@ def test_without_columns_there_is_nothing_to_compute(n):
 
 @pytest.mark.parametrize("n", [1, 40])
 def test_a_result_that_overlaps_its_activations(n):
-    """As if they were read before it is written, and the same bits."""
+    """Activations are read as if before the result is written, with the same bits."""
     ctx, out, values = product("q8_0", 96, 64, n)
     weight, x = values
     want = bits(gs.CpuBackend(1), ctx, out, values)
@@ -239,7 +240,7 @@ def test_a_result_that_overlaps_its_activations(n):
 
 
 def layers(n: int, cut: bool = False) -> tuple[gs.Context, gs.Tensor, dict]:
-    """Three products with other nodes between, and, if `cut`, ids that are computed and looked at in the middle."""
+    """Three products with other nodes between; if `cut`, ids are computed and checked in the middle."""
     ctx = gs.Context()
     first, second, third = (ctx.tensor("q8_0", (64, 64)) for _ in range(3))
     x = ctx.tensor("f32", (64, n))

@@ -20,7 +20,7 @@ if not ggml_here.IS_HERE:
 
 
 class NodeByNode(gs.GgmlBackend):
-    """Each node by itself: by ggml, or by the kernels of the CPU backend for those at certain `positions`."""
+    """Computes node by node: with the CPU backend's kernels at the given `positions`, else with ggml."""
 
     def graph_compute(self, graph):
         for position, node in enumerate(graph.nodes):

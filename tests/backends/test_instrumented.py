@@ -1,4 +1,4 @@
-"""The configurable backend of the tests overrides what it was asked to override, and nothing else."""
+"""The configurable backend of the tests overrides the configured methods, and no others."""
 
 import instrumented
 import numpy as np

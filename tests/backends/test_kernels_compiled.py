@@ -48,7 +48,7 @@ def rounding(type: str, atol: float = 1e-6) -> dict:
 
 
 HALVES = ("GELU", "GELU_QUICK", "GEGLU", "GEGLU_QUICK")
-"""Rounded to f16: where the last bit of an f32 decides, to either of two neighbours."""
+"""Ops whose results are rounded to f16: a difference in an f32's last bit may give the neighbouring f16."""
 
 SPECIAL = np.float32([0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 88.7, 88.8, -87.3, -103.9, -104.1, 1e30,
                       -1e30, 0.625, 0.6249, 20.0, 20.01, 10, -10, 5.5, -5.5, 4, -4, 2.5, -2.5, 3e38, -3e38, 0.5, 9])
@@ -69,7 +69,7 @@ def test_functions_of_one_element_to_the_last_bits(kind, isa):
 
 
 def test_zeros_have_the_signs_that_ggml_gives_them(isa):
-    """What is limited becomes the limit, also where it is as large; odd functions keep the sign."""
+    """CLAMP gives the limit also for values equal to it; odd functions keep the sign of zero."""
     zeros, n = np.float32([0, -0.0] * 20), 40
     for kind, signs in (("RELU", [False, False]), ("TANH", [False, True]), ("GELU", [False, True]),
                         ("GELU_QUICK", [False, True]), ("SILU", [False, True]), ("NEG", [True, False])):
@@ -205,7 +205,7 @@ def test_ropes_of_changed_positions_do_not_share_their_angles(isa):
 
 
 class HiddenBuffer(CpuBuffer):
-    """Memory whose address nobody says: compiled kernels leave it to the oracle."""
+    """Memory without a known address: compiled kernels leave its nodes to the oracle."""
 
     def __init__(self, backend, memory):
         super().__init__(backend, memory)
@@ -397,7 +397,7 @@ def test_attention_does_not_look_at_masked_cells(rows, type, isa):
 
 @pytest.mark.parametrize("rows", [1, 3, 20])
 def test_attention_to_what_is_no_number_is_none(rows, isa):
-    """A row that sees one such cell alone, and one that sees others, too."""
+    """For a row that attends to one NaN cell only, and for one that attends to others, too."""
     rng = np.random.default_rng(9)
     d, heads, keys = 32, 2, 90
     ctx = gs.Context()

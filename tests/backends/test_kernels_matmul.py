@@ -1,8 +1,8 @@
 """Compiled matrix products against f64 products of the same activations: every type, ISA, shape and layout.
 
 Quantised weights meet activations of 8 bits; `eight_bits` is the NumPy twin of that rounding, so what is left to
-compare is the order of f32 additions.  `compute` insists on the same bits for 1, 2 and 3 threads.  What ggml makes of
-values that no model has is its own affair, so it is left out.
+compare is the order of f32 additions.  `compute` insists on the same bits for 1, 2 and 3 threads.  ggml is not
+compared: its results for values outside any model's range may differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FLOATS = ("f32", "f16", "bf16")
 BLOCKS = tuple(str(kind) for kind in sorted(quants.QUANTIZED))
 RNG = np.random.default_rng(9)
 TIGHT = 2e-6
-"""Of the root mean square of sums of |weight * activation|."""
+"""Tolerance, as a fraction of the root mean square of sums of |weight * activation|."""
 
 
 def block_size(type: str) -> int:
@@ -144,7 +144,7 @@ def test_tokens_meet_the_experts_that_they_chose(isa, type, n_used, slots, n_tok
     k, m, n_expert = block_size(type) if type in BLOCKS else 40, 37, 5
     held, w = weights(type, n_expert, m, k)
     x = normal(n_tokens, slots, k)
-    names = RNG.integers(0, n_expert - 1, (n_tokens, n_used)).astype(np.int32)  # nobody chose the last one
+    names = RNG.integers(0, n_expert - 1, (n_tokens, n_used)).astype(np.int32)  # the last one is never chosen
     ctx = gs.Context()
     a, b = ctx.tensor(type, (k, m, n_expert)), ctx.tensor("f32", (k, slots, n_tokens))
     ids = ctx.tensor("i32", (n_used, n_tokens))
@@ -253,7 +253,7 @@ def test_there_may_be_more_experts_than_work_for_them(isa):
 @pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("n", [1, 9])
 def test_what_a_product_before_has_left_stays_out(isa, type, n):
-    """Work memory full of NaN, and rows that do not fill it."""
+    """The work memory is full of NaN, and the rows do not fill it."""
     long, (held, w), x = weights(type, 5, 256)[0], weights(type, 5, 201), normal(n, 201)
     ctx = gs.Context()
     first = ctx.mul_mat(ctx.tensor(type, (256, 5), "long"), ctx.tensor("f32", (256, n), "nans"))

@@ -278,7 +278,7 @@ def test_closing_while_another_thread_computes_waits_for_it():
 
 
 def test_the_thread_sanitizer_sees_no_race(tmp_path):
-    """Runs, stops, changes of the number of threads, and questions, from four threads."""
+    """Four threads run, stop, query the pool and change its number of threads."""
     here = Path(__file__).resolve().parent
     kernels, include = here.parents[1] / "ggml_sched/backends/cpu/kernels", here.parents[1] / "include"
     if not sys.platform.startswith("linux") or shutil.which("gcc") is None or not include.exists():
@@ -333,7 +333,7 @@ def test_nothing_is_computed_behind_a_call_that_failed(n_threads):
 
 
 def test_memory_that_is_not_what_it_seems_is_left_to_others():
-    """Read-only, too short, elsewhere, or gone: no call is made of a node there."""
+    """Read-only, too short, not on the host, or closed: nodes there have no compiled call."""
     def read_only(memory: np.ndarray) -> np.ndarray:
         memory = memory.view()
         memory.flags.writeable = False

@@ -102,7 +102,7 @@ def test_a_tolerated_source_may_be_the_destination(op, type):
 
 
 def test_a_source_that_is_not_tolerated_is_copied_first():
-    """Nobody should put a result there, but if somebody does the answer is right."""
+    """Planners never place a result over such a source; a caller may, and the result is right."""
     ctx = gs.Context()
     a, b = ctx.tensor("f32", (16, 16)), ctx.tensor("f32", (16, 16))
     node = ctx.mul_mat(a, b)

@@ -1,4 +1,4 @@
-"""What a type cannot hold is refused, not stored as something else; the tensor keeps what it held."""
+"""Values that a type cannot represent raise an error, and the tensor keeps its data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever compiles against the package gets working functions: the C of docs/c-api.md, C++ without Python, Cython.
+"""Code compiled against the package works: the C of docs/c-api.md, C++ without Python.h, Cython.
 
 Each is built by the compiler itself, with all warnings as errors, and runs in a process of its own; those in C and C++
 once more with the address and undefined-behaviour sanitizers.

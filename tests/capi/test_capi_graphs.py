@@ -1,4 +1,4 @@
-"""Graphs written in place: what is wrong with them is said, nothing worse happens, and handles go on working."""
+"""Graphs written in place: mistakes give errors with a message, and handles stay usable."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def test_graphs_are_compared_entry_by_entry():
 
 
 def test_a_graph_that_is_filled_is_equal_to_a_finished_one():
-    """Whoever has a plan for the one needs not finish the other; sizes are found by then only for the one."""
+    """A plan of the finished graph serves the filled one, so it need not be finished; only sizes are missing in it."""
     table, arrays = functions(), arrays_of(small())
     arrays["layout"]["type"][6], arrays["layout"]["nbytes"][6] = 99, 4096
     with CGraph(arrays) as one, CGraph(arrays) as filled, CGraph(arrays_of(gs.Graph())) as empty:
@@ -323,11 +323,11 @@ def test_null_is_an_error_or_nothing():
         assert table.graph_finish(graph.handle, None) == BAD_ARGUMENT
 
 
-# -- whatever the arrays hold -----------------------------------------------------------------------------------
+# -- random array contents -----------------------------------------------------------------------------------
 
 
 def check_plan(plan: dict, n_src: int) -> None:
-    """Every index points at something, and what lives at once in one arena does not overlap."""
+    """Assert that every index is valid, and that ranges that are alive together in one arena do not overlap."""
     n, n_seq = plan["n"], plan["n_seq"]
     assert all(-1 <= b < plan["n_backends"] for b in plan["assign"] + plan["home"])
     assert all(0 <= i < n for i in plan["seq"] + plan["src"] + plan["like"]) and all(-1 <= i < n for i in plan["root"])
@@ -351,7 +351,8 @@ def check_plan(plan: dict, n_src: int) -> None:
 
 
 def survives(arrays: dict[str, np.ndarray], problems: list[Problem]) -> bool:
-    """Whether arrays are a graph; if so, it is planned, and refused or planned soundly."""
+    """Whether the arrays are a valid graph; if so, assert that planning it fails with an error or gives a sound
+    plan."""
     with CGraph(arrays) as graph:
         try:
             graph.finish()
@@ -440,7 +441,7 @@ def test_random_arrays_are_refused_or_planned(data):
 
 
 def test_some_random_arrays_are_graphs():
-    """So that the test above plans: the small graph, and its mutations that stay graphs."""
+    """The test above reaches the planner: the small graph, and some of its mutations, are valid graphs."""
     arrays = arrays_of(small())
     assert survives(arrays, all_problems(7, 1))
     arrays["view_offs"][3] = 64

@@ -1,4 +1,4 @@
-"""Problems that make no sense are refused by name; reserved plans serve what Python's do; packing, names, threads."""
+"""Invalid problems give errors that name the field; reserved plans serve as in Python; packing, names, threads."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_what_has_no_plan_says_why(graph):
 @pytest.mark.parametrize("name, called", [((), "backend 1"), ((b"cuda",), "backend 1 (cuda)"),
                                           ((b"x" * 500,), f"backend 1 ({'x' * 40})")])
 def test_errors_about_a_backend_name_it(graph, name, called):
-    """By its number, and by the name that the caller has given it."""
+    """By its index, and by its name where the caller gave one."""
     def said(backend: tuple, **arrays) -> str:
         with pytest.raises(Refused) as refused:
             CPlan.made(graph, Problem(POLICY, [(32, 0, None), (*backend, *name)], **arrays))
@@ -154,7 +154,7 @@ def test_errors_about_a_backend_name_it(graph, name, called):
 
 
 def test_what_is_not_given_has_a_default(graph):
-    """NULL says what the arrays of that content say."""
+    """A NULL array means the same as an array of defaults."""
     plain = CPlan.made(graph, Problem(POLICY, TWO))
     masks = [0xFFFFFFFFFFFFFFFF if k in gs._core.inplace_ops() else 0 for k in names_by_number()]
     said = CPlan.made(graph, Problem(
@@ -232,7 +232,8 @@ def test_compacted_offsets_are_those_of_a_replayed_plan():
 
 
 def test_a_reserved_plan_does_not_serve_another_problem():
-    """What differs in wiring, or in what the plan relies on, is not served; nor is a plan of another graph taken."""
+    """A graph of other wiring, or with other answers that the plan depends on, is not served; nor is another graph's
+    plan."""
     arrays = arrays_of(chain())
     with CGraph(arrays) as first, CGraph(arrays) as other:
         first.finish(), other.finish()

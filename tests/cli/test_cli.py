@@ -1,4 +1,4 @@
-"""The command: what it prints, and how it fails."""
+"""The command line: output, exit codes and error messages."""
 
 from __future__ import annotations
 

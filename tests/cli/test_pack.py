@@ -1,4 +1,4 @@
-"""`ggml-sched pack`: what it prints and writes, and how it refuses a bad file."""
+"""`ggml-sched pack`: output, written files, and errors for bad files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ggml-sched run`: text as it comes, on a terminal and off, until it ends or somebody interrupts it."""
+"""`ggml-sched run`: prints text while it is generated, on a terminal or not, until the end or an interrupt."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_without_a_model_there_is_text(capsys):
     assert out.startswith(SMALL_PROMPT) and len(out) > len(SMALL_PROMPT) + 100
     assert re.search(r"\bself\b|\breturn\b|\bdef\b", out[len(SMALL_PROMPT):])
     assert err.startswith("ggml-sched: a small model on ") and err.count("\n") == 1
-    assert run(capsys)[0] == out        # the first command shows everyone the same
+    assert run(capsys)[0] == out        # the seed is fixed by default
 
 
 def test_a_prompt_is_continued(capsys):
@@ -251,7 +251,7 @@ def test_a_chat_returns_to_its_prompt(endless_file):
     with Terminal([*COMMAND, endless_file, "--chat", "-n", "500000", "--n-ctx", "64"]) as terminal:
         terminal.type("import os\r")
         at = terminal.wait_for("\r\n", terminal.wait_for("> "))
-        terminal.wait_for("\n", at)         # it replies, and would for long
+        terminal.wait_for("\n", at)         # it replies, and would not end
         terminal.type("\x03")
         at = terminal.wait_for("> ", at)
         terminal.type("/exit\r")

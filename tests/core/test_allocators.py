@@ -14,7 +14,7 @@ import ggml_sched as gs
 
 
 class Watched(gs.DryBackend):
-    """A backend whose buffers note what their hooks are told, and may fail."""
+    """A backend whose buffers record the calls of their hooks, and may fail."""
 
     def __init__(self, name="watched", alignment=64, extra=0) -> None:
         super().__init__(name, alignment)
@@ -271,7 +271,7 @@ def test_sizes_come_from_the_backends_own_rule(ctx):
     (-2**70, gs.PlacementError), (np.uint64(2**63), gs.PlacementError), (20.5, TypeError), (64.0, TypeError),
     (None, TypeError), ("x", TypeError), ("64", TypeError), ((64,), TypeError)])
 def test_a_backend_whose_alloc_size_makes_no_sense(ctx, size, error):
-    """The error names backend, tensor and value, whoever asks; what raised works afterwards."""
+    """The error names backend, tensor and value in every caller; the object that raised works afterwards."""
     answer = [size]
 
     t = ctx.tensor("i8", 20, "t")
@@ -279,7 +279,7 @@ def test_a_backend_whose_alloc_size_makes_no_sense(ctx, size, error):
     if error is TypeError:
         said = f"'strange'.*'t'.*takes {re.escape(repr(size))} bytes, which is not an integer"
     backend = device(gs.DryBackend, "strange", answers={"alloc_size": lambda _inherited, _tensor: answer[0]},
-                     attributes={"answers_version": None})      # it changes its mind
+                     attributes={"answers_version": None})      # answers may change
     scheduler = gs.Scheduler([backend], plan_cache=0)
     with scheduler, gs.TensorAllocator.from_backend(backend, 4096) as tallocr:
         for use in (lambda: tallocr.alloc(t), lambda: gs.GraphAllocator().alloc_graph(tallocr, graph),
@@ -402,7 +402,7 @@ def test_neighbours_merge_whatever_the_order_of_freeing(ctx):
 
 
 def test_what_is_in_place_and_what_is_not(ctx):
-    """A node of the 15 ops takes over its last reader's, equally laid out source; nothing else does."""
+    """A node of the 15 ops reuses a source of equal layout of which it is the last reader; no other node does."""
     def root_of(build):
         leaf = ctx.tensor("f32", (8, 4), "leaf")
         x = ctx.set_name(ctx.dup(leaf), "x")
@@ -466,7 +466,7 @@ def test_a_backend_whose_kernels_tolerate_less(ctx):
 
 
 def test_hand_placed_tensors_are_reused_and_freed(ctx):
-    """An input placed in the allocator's own buffer may be taken over and given back; one elsewhere may not."""
+    """An input placed in the allocator's own buffer may be reused in place and freed; one elsewhere may not."""
     x = ctx.tensor("f32", 16, "x")
     t = ctx.dup(ctx.scale(x, 2.0))
     with gs.TensorAllocator.from_backend(gs.DryBackend("dry", 64), 1024) as tallocr:
@@ -571,7 +571,7 @@ def test_measured_offsets_are_kept_apart_by_parse_sequence_and_wiring(ctx):
 
 
 def test_an_input_that_is_there_from_the_start_has_its_data_at_once(ctx):
-    """Whoever computes with the memory itself finds it there."""
+    """Code that reads the memory directly finds the data there."""
     memory = np.zeros(4096, np.uint8)
     x = ctx.tensor("f32", 4, "x")
     graph = gs.Graph(ctx.add(x, ctx.sqr(x)))
@@ -582,7 +582,7 @@ def test_an_input_that_is_there_from_the_start_has_its_data_at_once(ctx):
 
 
 def test_measured_offsets_do_not_serve_where_tensors_were_placed_in_another_order():
-    """What takes over a tensor that was placed by hand is where that tensor is now."""
+    """A node that reuses a hand-placed tensor in place has that tensor's current address, not the measured one."""
     cases = []
     for order in ((0, 1), (1, 0)):
         ctx = gs.Context()

@@ -1,4 +1,4 @@
-"""What the first generation got wrong, one failure after the other: none of it happens here.
+"""The failures of the first generation, one test each: none happens here.
 
 The order is that of the list in the specification's section 3.
 """
@@ -266,7 +266,7 @@ def test_an_assigned_leaf_lives_where_it_was_asked_to(policy):
         assert [c.tensor for c in plan.copies] == [x]
 
 
-# -- what it crashed on ------------------------------------------------------------------------
+# -- inputs that crashed it ------------------------------------------------------------------------
 
 
 @POLICIES
@@ -425,7 +425,7 @@ def test_a_graph_that_does_not_fit_leaves_everything_as_it_was():
 
 @POLICIES
 def test_unsupported_ops_move(policy):
-    """The rules want the first backend, which cannot add: the node moves, its neighbours stay."""
+    """The placement rules choose the first backend, which does not support ADD: the node moves, its neighbours stay."""
     asked = []
 
     def supports(node):
@@ -540,7 +540,7 @@ def test_nothing_is_printed(policy, capfd):
 
 
 def test_two_schedulers_do_not_share_state():
-    """Interleaved, each gives what it gives alone."""
+    """Interleaved, each scheduler gives the results that it gives alone."""
     graph, backends = alternating(5)
     with gs.Scheduler(backends, policy="seed") as one, gs.Scheduler(backends[::-1], policy="seed") as two:
         expected = one.plan(graph).splits, two.plan(graph).splits

@@ -1,4 +1,4 @@
-"""Graphs: their order, their files, what they refuse, and that they never change."""
+"""Graphs: order, files, errors, immutability."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_node_that_writes_comes_before_those_that_read_its_result(ctx):
 
 
 def slow_order(outputs) -> tuple[list, list]:
-    """ggml_visit_parents, by recursion; then what a node keeps."""
+    """ggml_visit_parents, by recursion; then a node's alloc dependencies."""
     seen, nodes, leafs = set(), [], []
 
     def visit(t):
@@ -256,7 +256,7 @@ def test_graphs_and_tensors_are_immutable(ctx):
 
 
 def test_flags_set_later_do_not_reach_an_existing_graph(ctx):
-    """A graph is a value: its plan does not change behind its back."""
+    """A graph is immutable, so its plan stays valid."""
     a = ctx.tensor("f32", 4, "a")
     x = ctx.sqr(a)
     y = ctx.relu(x)
@@ -265,7 +265,7 @@ def test_flags_set_later_do_not_reach_an_existing_graph(ctx):
         plan = sched.plan(graph)
         before, said = plan.buffer_sizes, plan.explain(x)
         ctx.set_output(x)
-        # What is said of the plan, and what checks it, knows the flags that it was made for.
+        # Report and verify use the flags that the plan was made for.
         plan.verify()
         assert graph_from_dict(graph_to_dict(graph)).fingerprint == graph.fingerprint
         assert plan.explain(x) == said and graph.flags_of(x) == frozenset() == x.flags - {"output"}
@@ -320,7 +320,7 @@ def test_every_difference_changes_the_fingerprint():
 
 
 def test_equal_graphs_may_come_by_their_views_in_different_ways():
-    """What a view was asked for says nothing that its extents, strides and offset do not say."""
+    """Extents, strides and offset describe a view completely, whatever op method made it."""
     prints = set()
     for words in ((), (2, 1, 0, 3), (7,)):
         ctx = gs.Context()
@@ -558,7 +558,7 @@ def test_a_plain_file_called_gz(tmp_path):
 
 
 def test_a_small_file_takes_little_memory(tmp_path):
-    """However much a file may hold, only what it does hold is read."""
+    """Memory grows with the size of the file, not with the largest permitted size."""
     (tmp_path / "small.json").write_text(json.dumps(small_file()))
     tracemalloc.start()
     try:
@@ -644,7 +644,8 @@ FIELDS = st.sampled_from(["name", "op", "type", "ne", "nb", "src", "view_src", "
 @given(st.lists(st.tuples(st.integers(0, 4), FIELDS, VALUES), min_size=1, max_size=3),
        st.lists(st.tuples(st.sampled_from(["meta", "nodes", "leafs", "tensors"]), VALUES), max_size=1))
 def test_mutated_values(changes, tops):
-    """Whatever stands in a field: a graph or one of our errors.  What loads can also be planned or is refused."""
+    """Any value in any field: loading gives a graph or one of our errors, and planning a graph that loads does as
+    well."""
     data = small_file()
     for i, field, value in changes:
         data["tensors"][i][field] = value

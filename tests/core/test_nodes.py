@@ -1,4 +1,4 @@
-"""What C sees of a node: numbers that never change, and a table of nodes at their addresses."""
+"""Nodes for C code: op and type numbers that never change, and tables of nodes with addresses."""
 
 from __future__ import annotations
 

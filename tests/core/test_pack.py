@@ -1,4 +1,4 @@
-"""What `pack` promises: valid, never below the bound, never above best fit, honest about optimality."""
+"""`pack`: valid offsets, never below the bound, never above best fit, and `optimal` only where proven."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HARD = sorted((Path(__file__).parents[1] / "data" / "packing").glob("*.csv"))
 BUDGET = 20_000             # steps; keeps the random tests quick
 
 
-# --------------------------------------------------------------- an independent view, slow and obvious
+# --------------------------------------------------------------- an independent checker, slow and simple
 
 def takes_space(buffer):
     lower, upper, size = buffer
@@ -131,7 +131,7 @@ def guillotine(n, width, height, rng):
 
 
 def full(height, moments, rng):
-    """Buffers that fill `height` bytes at every moment: what ends makes room for as much that begins."""
+    """Buffers that fill `height` bytes at every position: as many bytes are born as die."""
 
     def pieces(total):
         while total:
@@ -168,7 +168,7 @@ lifetimes = st.tuples(st.integers(-6, 12), st.integers(0, 9), st.integers(0, 40)
     lambda x: (x[0], x[0] + x[1], x[2]))
 
 
-# --------------------------------------------------------------------------------- what must be true
+# --------------------------------------------------------------------------------- properties
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(lifetimes, max_size=40))
@@ -374,7 +374,7 @@ def test_tilings_with_holes_fit_where_they_were_cut_from(seed):
 @settings(max_examples=60, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(20, 90), st.integers(20, 90))
 def test_tilings_with_many_equal_buffers_are_packed_validly(rng, n, height):
-    # Whatever is taken for a part of the same cut by mistake.
+    # Buffers that a wrong test would count to the same cut.
     buffers = [b for b in guillotine(n, n // 2, height, rng) if rng.random() < 0.95]
     found = pack(buffers, budget=BUDGET)
     assert why_invalid(buffers, found.offsets.tolist(), found.arena) is None
@@ -553,7 +553,7 @@ TIES = {
 
 @pytest.mark.parametrize("case", TIES)
 def test_buffers_that_are_born_at_once_are_taken_by_size(case):
-    """Not as they were given: the search takes as many tries, whatever the order."""
+    """The search takes equally many tries for every order of the arguments."""
     buffers = TIES[case]
     found = gs.pack(*zip(*buffers, strict=True))
     for seed in range(8):

@@ -1,4 +1,4 @@
-"""Tensors that files describe: what an op demands of its sources and its root is checked before anybody plans.
+"""Tensors restored from files: each op's demands on its sources and its root are checked before planning.
 
 Each case is a small file with one mistake.  A planner that took it would compute the wrong numbers: order, lifetimes
 and in-place reuse are decided by sources and roots.
@@ -27,7 +27,7 @@ def tensor(name: str, op: str = "NONE", ne=(4,), **fields) -> dict:
 
 
 def good_file() -> dict:
-    """x and w, a node of each kind, and a leaf that nobody computes but other leafs look at."""
+    """x and w, a node of each kind, and a leaf of which other leafs are views."""
     return {
         "meta": {}, "nodes": [2, 3, 4, 5, 6, 7, 8], "leafs": [0, 1, 9],
         "tensors": [
@@ -156,7 +156,7 @@ def test_nothing_is_written_to_elements_that_share_bytes():
     assert ctx.sqr(wide).ne == (4, 3, 1, 1)         # reading them is fine
 
 
-# -- leafs that look at leafs --------------------------------------------------------------------
+# -- leafs that are views of leafs --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["default", "seed"])
@@ -226,7 +226,7 @@ def test_every_sample_loads(path):
 
 
 def test_a_wrong_file_changes_no_tensor_of_its_context():
-    """What is refused is not half there: the context does not keep it."""
+    """A refused file adds no tensor to the context."""
     ctx = gs.Context()
     x = ctx.tensor("f32", 4, "x")
     with pytest.raises(gs.GraphError):

@@ -1,4 +1,4 @@
-"""Every op method gives the type and extents of ggml, and refuses what does not fit together.
+"""Every op method gives the type and extents of ggml, and raises for sources that do not fit together.
 
 Shapes are written innermost first.  A tensor is spelled "f32:4,3" (leaf of that type and extents).
 """
@@ -452,7 +452,7 @@ def test_types_by_name_number_and_member():
 
 
 def test_results_that_overflow():
-    """Each of these has small sources: the result is what cannot be."""
+    """Each case has small sources and an impossibly large result."""
     ctx = gs.Context()
     row = ctx.tensor("i8", (1, 2**40), "row")
     column = ctx.tensor("i8", (1, 2**40), "column")

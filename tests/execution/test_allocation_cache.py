@@ -1,4 +1,4 @@
-"""Graphs that take turns: what backends have prepared for them stays, bounded, as long as the arena does."""
+"""Graphs computed in turn: backends' prepared plans stay, in bounded number, as long as the arena."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_graphs_that_are_gone_keep_nothing():
 
 
 def test_all_graphs_that_are_gone_keep_nothing():
-    """Also where no other graph has come to be where they were."""
+    """Also where no other graph has been allocated since."""
     backend = Preparing()
     cases = [squares(64, 2) for _ in range(5)]
     with gs.Scheduler([backend]) as scheduler:
@@ -168,7 +168,7 @@ def test_all_graphs_that_are_gone_keep_nothing():
 
 
 def test_what_is_prepared_anew_is_freed_before():
-    """It rested, and something has changed since."""
+    """The cached allocation holds prepared plans, and an assignment has changed since."""
     a, b = Preparing("a"), Preparing("b")
     one, two = squares(64, 1), squares(64, 2)
     with gs.Scheduler([a, b]) as scheduler:

@@ -35,7 +35,7 @@ class Fragmented(gs.CpuBackend):
 
 
 def test_old_memory_and_what_lived_in_it_come_back_when_new_memory_cannot_be_had():
-    """It had gone first, as both do not fit side by side."""
+    """The old memory is freed first, as both do not fit side by side."""
     backend = Fragmented(1)
     graphs, inputs = [], []
     for elements in (100, 1000):

@@ -1,4 +1,4 @@
-"""Queued computes: what is there after `synchronize`, what may overlap, and what happens on failure."""
+"""Queued computes: results after `synchronize`, permitted overlap, and failures."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_next_compute_starts_on_the_first_backend_while_the_last_is_at_work(
 
 
 def test_what_is_still_to_be_copied_is_not_overwritten():
-    """The last backend takes its time before it copies; the first must not run again until it has."""
+    """The last backend is slow to copy; the first must not run again before that copy is done."""
     first, last = Gated("first"), Gated("last")
     order = []
     first.before = lambda number: order.append(f"run {number}")
@@ -236,7 +236,7 @@ def test_no_thread_from_the_host(monkeypatch):
         assert np.array_equal(chain.out.numpy(), chain.expected(2))
 
 
-# -- whatever changes addresses waits ---------------------------------------------------------
+# -- calls that change addresses wait ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("act", ["alloc", "reset", "close", "set_tensor_backend", "reserve", "compute", "numpy",

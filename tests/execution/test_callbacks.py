@@ -1,4 +1,4 @@
-"""The eval callback: sees each node (that it asked for) in order with its data, stops everything, and may fail."""
+"""The eval callback: gets each node (that it selected) in order with its data, can stop the compute, and may fail."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_callback_cannot_use_the_scheduler():
         assert np.array_equal(chain.out.numpy(), chain.expected(1))
 
 
-# -- ask: which nodes the callback sees ------------------------------------------------------------
+# -- ask: selecting the nodes to observe ------------------------------------------------------------
 
 
 class Noted(gs.CpuBackend):
@@ -153,7 +153,8 @@ def long_chain(n, backends_of, log=4):
 
 
 def events(steps, wanted):
-    """What must happen: asks up to a wanted node or a step's end, then one run of them all, then the observation."""
+    """The expected log: asks up to a selected node or a step's end, then one run of those nodes, then the
+    observation."""
     found = []
     for step in steps:
         pending = []
@@ -303,7 +304,7 @@ class Waited(Noted):
 
 @pytest.mark.parametrize("wanted", [(), ("read",), ("end",), ("read", "end")])
 def test_backends_wait_for_each_other_whether_asked_or_not(wanted):
-    """Before a node is seen its backend is done; what a node keeps elsewhere is there, and stays until it is done."""
+    """A node's backend is done before it is observed; its alloc dependencies on other backends stay until then."""
     log = []
     made = [Waited("w0", log), Waited("w1", log)]
     ctx = gs.Context()
@@ -353,7 +354,7 @@ def test_ask_cannot_use_the_scheduler():
 
 
 def test_what_goes_back_is_in_its_memory_when_it_is_seen():
-    """Not only on its way: the callback may look at the memory itself."""
+    """The write-back is complete, since the callback may read the root's memory."""
     for seed in range(8):
         world = DeferredQueues(seed)
         here, there = DeferredBackend("here", world), DeferredBackend("there", world)

@@ -1,4 +1,4 @@
-"""A ring of copies: `copies=n` gives what crosses backends n places, used by one compute after the other."""
+"""`copies=n` gives each copy between backends n copy slots, used by consecutive computes in turn."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_the_first_generation_knows_no_ring():
     assert len(sizes) == 1
 
 
-# -- what is not moved again --------------------------------------------------------------------
+# -- copies that stay valid between computes --------------------------------------------------------------------
 
 
 def split_over(device, host, streamed=False):
@@ -257,7 +257,7 @@ def test_only_the_used_experts_of_a_streamed_mixture_travel(queued):
 
 
 def test_a_copy_that_a_node_writes_through_has_one_place():
-    """It goes back at once: no other compute can be filling it."""
+    """Its write-back is immediate, so no other compute fills the slot."""
     a, b = gs.DryBackend("a"), gs.DryBackend("b")
     cache = weights_on_dry(b)
     ctx = gs.Context()
@@ -280,7 +280,7 @@ def weights_on_dry(backend):
 
 
 def test_experts_that_are_not_there_are_left_to_the_kernel_to_refuse():
-    """The error is that of a mixture whose experts are at hand."""
+    """The error equals that of a mixture whose experts need no copy."""
 
     class Device(Counting):
         def offload_op(self, node):

@@ -1,4 +1,4 @@
-"""What goes straight to plain memory is what would have gone the long way, and memory that is not plain is asked."""
+"""Direct copies to plain memory equal copies through the backend's methods, which all other memory uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ggml_sched.execution import _steps
 
 
 class Asked(gs.CpuBackend):
-    """Notes what is brought and fetched."""
+    """Records tensors set and read."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -115,7 +115,7 @@ def test_a_backend_whose_wait_is_replaced_is_waited_for():
 
 
 def test_a_backend_whose_way_to_bring_data_is_replaced_is_asked():
-    """While its buffers are there already."""
+    """The method is replaced after its buffers were allocated."""
     with gs.CpuBackend(1) as backend:
         graph, scheduler = summed(backend)
         with scheduler:
@@ -164,7 +164,7 @@ def test_what_does_not_wait_on_the_host_is_not_staged():
 
 
 def test_bytes_are_not_kept_for_a_leaf_that_has_its_data_at_once():
-    """An allocator's leaf whose memory nobody has before it: who computes there would not find them."""
+    """A leaf of a graph allocator, whose memory is exclusively its own: code that reads it expects the data there."""
     ctx = gs.Context()
     x = ctx.tensor("f32", 4, "x")
     graph = gs.Graph(ctx.add(x, ctx.sqr(x)))
@@ -191,11 +191,11 @@ def test_another_number_of_bytes_is_not_fetched(size):
 
 
 class Kept(bytearray):
-    """Bytes of which one can tell whether somebody keeps them."""
+    """Bytes whose references can be observed."""
 
 
 class Slow(gs.CpuBackend):
-    """A device that takes what it is given when it is waited for, and keeps nothing of it alive."""
+    """A device that copies data when it is synchronized, and holds no reference to the data until then."""
 
     is_host = False
 
@@ -221,7 +221,7 @@ class Slow(gs.CpuBackend):
         return False
 
     def event_record(self, event):
-        """What waits for it waits for the device."""
+        """A wait for this event waits for the device."""
 
     def event_synchronize(self, event):
         self.synchronize()
@@ -287,7 +287,7 @@ def test_a_buffer_whose_memory_is_somewhere_else_is_not_plain():
 
 
 def test_memory_that_was_given_back_is_neither_read_nor_written():
-    """`free` is what `close` calls; whoever calls it by himself gets an error, as on the long way."""
+    """`close` calls `free`; after a direct call of `free`, direct copies raise as the backend's methods do."""
     with gs.CpuBackend(1) as backend:
         graph, scheduler = summed(backend)
         with scheduler:

@@ -1,4 +1,4 @@
-"""Inputs: what was never set is an error; what was set goes where it is read; a leaf that nodes write to."""
+"""Inputs: an unset one is an error; data goes to each backend that reads it; leafs that nodes write to."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def itself(ctx, a, x):
 @pytest.mark.parametrize("reads", ["afterwards", "by the caller"])
 @pytest.mark.parametrize("write", [half, rows, moved, itself])
 def test_a_write_to_a_part_leaves_the_rest_to_be_set(write, reads):
-    """What the memory held before would be there."""
+    """The rest would hold stale memory."""
     ctx, backend = gs.Context(), PoisonedBackend()
     x, a = ctx.tensor("f32", (4, 4), "x", input=True), ctx.tensor("f32", (4, 2), "a", input=True)
     ends = [write(ctx, a, x)]
@@ -195,7 +195,7 @@ def test_a_dry_backend_misses_nothing():
         assert scheduler.compute(graph)
 
 
-# -- where it goes -----------------------------------------------------------------------------------
+# -- destinations -----------------------------------------------------------------------------------
 
 
 def test_an_input_goes_to_each_backend_that_reads_it_and_to_no_other():
@@ -278,7 +278,7 @@ def test_a_leaf_that_was_set_and_written_gives_what_was_written():
         assert x.numpy().tolist() == list(range(1, 9))
 
 
-# -- memory that somebody else closes -----------------------------------------------------------------------
+# -- memory closed by its owner -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["default", "seed"])

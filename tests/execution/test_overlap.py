@@ -26,7 +26,7 @@ class Plain(gs.Buffer):
 
 
 class Sleeper(gs.Backend):
-    """Computes nothing, and takes its time; knows when, and that nobody else is in it at the same time."""
+    """Computes nothing, and sleeps; records the times, and asserts that no two calls overlap."""
 
     def __init__(self, name, concurrent):
         super().__init__(name)
@@ -63,7 +63,7 @@ class Sleeper(gs.Backend):
 
 
 def overlapping(first, second):
-    """How many naps of one backend had company of the other's."""
+    """How many sleeps of one backend overlap with one of the other."""
     return sum(any(a < d and c < b for c, d in second.naps) for a, b in first.naps)
 
 

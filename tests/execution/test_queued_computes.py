@@ -1,4 +1,4 @@
-"""`compute(wait=False)`: queued on the caller's thread, waited for by who reads, or by what comes next."""
+"""`compute(wait=False)`: queued on the caller's thread; a read of a result or the next call waits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Chain:
 
 @contextmanager
 def broken_kernels(monkeypatch) -> Iterator[None]:
-    """Whatever is computed meanwhile fails."""
+    """Makes every compute within the context fail."""
 
     def broken(self, nodes):
         raise gs.BackendError("broken")
@@ -198,7 +198,7 @@ def test_switching_graphs_and_closing_wait():
 
 
 def test_what_was_set_is_kept_until_somebody_waits():
-    """A backend may read it as late as that, whatever is set meanwhile."""
+    """A backend may read the data that late, although new data has been set since."""
     world = DeferredQueues(0)
     with DeferredBackend("L", world) as late, gs.Scheduler([late]) as sched:
         chain = Chain(sched, late, late)

@@ -1,6 +1,6 @@
-"""Memory that queued computes use is theirs until they are done: whoever takes it away waits.
+"""Memory that queued computes use stays allocated until they are done: calls that free or rebind it wait.
 
-A compute is held up until somebody asks for its memory; when the asker returns, every queued compute has ended.
+A compute is held up until a call wants its memory; when that call returns, every queued compute has ended.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def test_nobody_waits_for_computes_that_ended(act):
 
 
 def test_a_failing_compute_does_not_hide_behind_the_wait():
-    """The wait raises nothing; what failed is raised where the caller asks for results."""
+    """The wait raises nothing; the failure is raised where the caller reads results."""
     world = World()
 
     def fail(number):
@@ -155,7 +155,7 @@ def test_a_failing_compute_does_not_hide_behind_the_wait():
 
 
 def test_a_backend_may_close_what_its_own_compute_uses():
-    """It would wait for itself for ever."""
+    """Waiting would be a deadlock."""
     world = World()
     world.gate.set()
     closed = []

@@ -92,7 +92,7 @@ def test_queued_computes_on_devices_that_run_late(pair, n_backends, copies, refu
 @quick(60)
 @given(recipes(), SEEDS)
 def test_nodes_that_are_observed_are_computed_one_by_one(recipe, seed):
-    """Each result is there when the callback sees it, also one that nobody else reads."""
+    """Each node's result is there when the callback observes it, also one that only its group reads."""
     plain, seen = {}, {}
     expected = in_memory_of_their_own(recipe)
     for backend, found in ((gs.CpuBackend(1), plain), (FusingPoisoned("F", anything(seed)), seen)):

@@ -1,4 +1,4 @@
-"""What was set and what was computed can be read as long as it is there; garbage is never returned."""
+"""Set and computed data can be read as long as its memory is not reused; afterwards reading is an error."""
 
 import numpy as np
 import pytest

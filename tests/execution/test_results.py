@@ -1,4 +1,4 @@
-"""What a caller reads is there: data of the last compute, what he has set, or an error that says what is missing."""
+"""Reading a tensor gives data of the last compute or data that was set; otherwise an error names what is missing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import ggml_sched as gs
 
 
 class Failing(PoisonedBackend):
-    """Fails when told to, before it computes anything."""
+    """If `fails`, raises before it computes anything."""
 
     fails = False
 
     def graph_plan_compute(self, handle):
         if self.fails:
-            time.sleep(0.02)        # whoever reads meanwhile has to wait for it
+            time.sleep(0.02)        # a concurrent read has to wait for it
             raise gs.BackendError("out of order")
         super().graph_plan_compute(handle)
 
@@ -220,7 +220,7 @@ def test_reading_and_setting_a_cache_wait_for_queued_computes(through):
 
 @pytest.mark.parametrize("adopted", [False, True])
 def test_a_graph_that_is_computed_in_another_order_comes_back(tmp_path, adopted):
-    """Nobody but the scheduler knows of that order, and allocations keep no graph."""
+    """Only the scheduler has that order, and allocations hold no reference to the graph."""
     ctx, backend = gs.Context(), gs.CpuBackend(1)
     x = ctx.tensor("f32", 64, "x", input=True)
     rows = [ctx.repeat(ctx.scale(x, 2.0 + k), ctx.tensor("f32", (64, 64))) for k in range(3)]

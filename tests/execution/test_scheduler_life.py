@@ -31,7 +31,7 @@ def chain(n: int = 4, size: int = 8, scale: float = 2.0) -> tuple[gs.Tensor, gs.
 
 
 def computed(sched: gs.Scheduler, n: int = 4, size: int = 8) -> gs.Graph:
-    """Proof that a scheduler works."""
+    """Compute a chain and assert its result: the scheduler works."""
     x, y, graph = chain(n, size)
     sched.alloc(graph)
     x.set(np.ones(size))

@@ -1,4 +1,4 @@
-"""Dependencies that only keep a tensor alive: memory and order follow them, nothing else does."""
+"""Alloc dependencies affect lifetimes and node order, and nothing else."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ POLICIES = ("default", "seed")
 
 
 class Case:
-    """`held` is read early, `late` is a node far behind that may keep it; others need room in between."""
+    """`held` is read early, `late` is a much later node that may depend on it; nodes between need memory."""
 
     def __init__(self, keep=True, reader="relu"):
         self.ctx = ctx = gs.Context()
@@ -43,7 +43,7 @@ def test_the_memory_stays_until_the_node_is_done_and_no_longer(policy):
     plan.verify()
     assert plan.data.sequence[death(plan, case.held)] == case.graph.id_of(case.late)
     assert plan.live_bytes[0] == without.live_bytes[0] + case.held.nbytes
-    # Unread by the node, so that not even it takes the memory over; whoever takes over from it does as before.
+    # The node does not read `held`, so it does not reuse that memory in place; other in-place reuse is as before.
     assert not plan.data.took_over(case.graph.id_of(case.reader))
     assert without.data.took_over(free.graph.id_of(free.reader))
 
@@ -193,7 +193,7 @@ def test_another_order_of_the_nodes_respects_it():
             plan.verify()
     ctx = gs.Context()
     x = ctx.tensor("f32", (64, 4), "x", input=True)
-    # Alone, the small result comes first: less is alive after it than after the large one.
+    # Without the dependency the small result comes first: fewer bytes are alive after it than after the large one.
     large, small = ctx.repeat(x, ctx.tensor("f32", (64, 64), "like")), ctx.sum_rows(x)
     ctx.keep_until(large, small)
     order = reorder(gs.Graph(small, large)).nodes

@@ -1,4 +1,4 @@
-"""What today's ggml still gets wrong, one test (or a few) for each line of the list: here it is right."""
+"""Known errors of today's ggml, one or a few tests each: here the result is right."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_stop_stops_everything_and_says_so(stop_at):
         assert seen == nodes[: stop_at + 1]
         ran = [name for b in backends for name in b.ran]
         assert sorted(ran) == [f"h{k}" for k in range(stop_at + 1)]
-        # And the scheduler goes on as if nothing had been.
+        # The scheduler works afterwards.
         assert sched.compute(graph) is True
         expected = x.numpy()
         for w in weights:
@@ -339,7 +339,7 @@ def test_a_copy_of_memory_that_a_node_has_written_to_is_made_on_every_compute(re
              else ctx.tensor("f32", (8, 2), "cache", input=True))
     x = ctx.tensor("f32", (8, 2), "x", input=True)
     node = ctx.set_name(ctx.cpy(x, cache), "write")
-    # No op that could take the copy's place.
+    # No op that could run in place over the copy.
     seen = node if through == "the node" else cache if through == "the leaf" else ctx.reshape(cache, 8, 2)
     out = ctx.set_name(ctx.concat(seen, seen, 1), "out")
     graph = gs.Graph(node, out)

@@ -41,7 +41,7 @@ class Model:
 
 
 def owners(plan: gs.Plan) -> list[int]:
-    """The ids under whose name memory of an arena is taken; views and takers lie inside."""
+    """Ids of the tensors that own memory of an arena; views and in-place results lie inside theirs."""
     data = plan.data
     ids = range(data.n_tensors + data.n_copies + len(data.ring))
     return [i for i in ids if data.memory_index(i) >= 0 and data.root(i) < 0 and data.lifetime(i)]
@@ -86,7 +86,7 @@ def test_no_offset_rises_and_what_lives_at_once_keeps_its_order():
 
 
 def test_long_lives_are_kept_apart_from_all_that_comes_and_goes_meanwhile():
-    """Outputs that stay lie between what lives for a moment: positions are looked at one by one and in blocks."""
+    """Outputs that stay are born between short-lived tensors, at single positions and in blocks."""
     def graph(rows: int) -> gs.Graph:
         ctx = gs.Context()
         x = ctx.tensor("f32", (32, rows), "x", input=True)

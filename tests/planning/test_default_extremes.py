@@ -13,7 +13,7 @@ import ggml_sched as gs
 F32 = np.float32
 
 
-# -- much of everything: no error ------------------------------------------------------------------
+# -- large numbers of everything ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["default", "seed"])
@@ -113,7 +113,7 @@ def test_one_tensor_used_a_thousand_times_in_a_split():
 
 
 def test_a_tensor_read_by_twenty_thousand_nodes_over_two_backends():
-    """Moving a seam weighs who reads each tensor; that stays quick when one tensor has all nodes for readers."""
+    """Moving a seam counts the readers of each tensor; this stays fast when every node reads one tensor."""
     first, second = gs.DryBackend("D0"), gs.DryBackend("D1")
     a, b = gs.Context(), gs.Context()
     wa, wb = a.tensor("f32", 4, "wa"), b.tensor("f32", 4, "wb")
@@ -146,7 +146,7 @@ def test_a_chain_of_fifty_thousand_nodes():
         np.testing.assert_array_equal(h.numpy(), np.arange(4, dtype=F32))
 
 
-# -- next to nothing ----------------------------------------------------------------------------------
+# -- empty and tiny graphs ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["default", "seed"])
@@ -186,7 +186,7 @@ def test_a_graph_of_leafs_only():
 
 @pytest.mark.parametrize("n_backends", [1, 3])
 def test_a_leaf_that_only_unused_views_name_beside_nodes(n_backends):
-    """It once had no home, and the allocator wrote in front of the first arena."""
+    """Such a leaf once had no backend, and the allocator wrote in front of the first arena."""
     with gs.Scheduler(devices(n_backends)) as sched:
         ctx = gs.Context()
         x = ctx.tensor("f32", 4, "x", input=True)
@@ -223,7 +223,7 @@ def test_tensors_without_elements():
 
 
 class Waiting(CpuDevice):
-    """Stops in the middle of a compute until it is told to go on."""
+    """Stops in the middle of a compute until the test sets `go`."""
 
     def __init__(self, name):
         super().__init__(name)

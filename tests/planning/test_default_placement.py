@@ -43,7 +43,7 @@ def says(plan, t, *words):
         assert word in text, text
 
 
-# -- what neighbours cannot change ----------------------------------------
+# -- backends that neighbours cannot change ----------------------------------------
 
 
 def test_a_tensor_with_memory_stays_where_it_is():
@@ -51,7 +51,7 @@ def test_a_tensor_with_memory_stays_where_it_is():
     gpu, cpu = s.backends
     kept = s.weight(cpu, 8, 4, name="state", usage="any")
     out = s.ctx.add(s.input(), kept)
-    s.sched.set_tensor_backend(kept, gpu)       # memory does not move, whoever asks
+    s.sched.set_tensor_backend(kept, gpu)       # an assignment moves no memory
     plan = s.plan(out)
     assert plan.backend_of(kept) is cpu and plan.offset_of(kept) is None
     says(plan, kept, "memory is there already")
@@ -331,7 +331,7 @@ def test_a_backend_that_does_not_support_the_op_is_not_offered_it():
     assert plan.backend_of(out) is s.backends[1] and not plan.copies
 
 
-# -- the caller's wishes ----------------------------------------
+# -- the caller's assignments ----------------------------------------
 
 
 def test_assignments_work_before_and_after_planning_and_survive_a_reset():
@@ -437,13 +437,13 @@ def random_seams(rng, n_nodes, n_runs):
 
 
 def open_nodes(plan):
-    """Positions among the computing nodes, and which of them the rules leave open."""
+    """Positions among the computing nodes, and those of them that no rule decides."""
     work = [t for t in plan.graph.nodes if t.op not in ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")]
     return work, [any(words in plan.explain(t) for words in ("nearest node", "fewer bytes cross")) for t in work]
 
 
 def bytes_of(s, graph, placed, leafs):
-    """Bytes per compute when every node is where `placed` says."""
+    """Bytes copied per compute with the nodes on the backends of `placed`."""
     with gs.Scheduler(s.backends) as sched:
         for t, backend in (*placed.items(), *leafs.items()):
             sched.set_tensor_backend(t, backend)
@@ -502,7 +502,7 @@ class Pinned(gs.DryBackend):
 
 
 def test_plans_tell_buffers_of_one_backend_apart_by_who_reads_them():
-    """Equal graphs, weights on the same backend; but only one of the two buffers can be read by the device."""
+    """Equal graphs with weights on the same backend, but the device reads only one of the two buffers."""
     device, host = Pinned("GPU"), gs.DryBackend("CPU")
     with gs.Scheduler((device, host)) as sched:
         for pinned in (True, False, True, False):

@@ -18,7 +18,7 @@ import ggml_sched as gs
 REFUSALS = ((), (), ("ADD",), ("SCALE", "MUL"), ("CPY", "SET_ROWS"), ("MUL_MAT", "UNARY:RELU", "CONT"),
             ("ADD", "SUB", "MUL", "SCALE", "CPY", "SET_ROWS", "DUP", "CONT", "SQR"))
 COPIES = (1, 2, 3) if "compute_async" in dir(gs.Scheduler) else (1,)
-"""The ring of input copies came with asynchronous computing."""
+"""Numbers of copy slots."""
 
 
 class Case:
@@ -116,7 +116,7 @@ def test_two_random_graphs_in_turn(copies):
     def run(one, other, random):
         first = Case(one, random.randrange, "default", copies)
         second = Case(other, random.randrange, "default", copies)
-        # One scheduler for both: the first one's, with the second's residents on its backends.
+        # One scheduler for both graphs: the first case's, with the second's residents on its backends.
         second.close()
         for ctx in second.built.homes:
             for t in ctx.tensors:

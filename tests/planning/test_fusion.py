@@ -1,4 +1,4 @@
-"""Groups: which of those that backends offer a plan keeps, what their memory does, and who is told."""
+"""Fusion groups: which offered groups a plan keeps, the memory of their members, and how backends receive them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADD_NORM_MUL = chains(("ADD", "RMS_NORM", "MUL"), ("ADD", "NORM", "MUL"), ("RMS_
 
 
 class Dry(gs.DryBackend):
-    """A backend without memory that offers what it is told to."""
+    """A dry backend that offers configurable groups."""
 
     def __init__(self, name="A", offer=(), **kwargs):
         super().__init__(name, **kwargs)
@@ -68,11 +68,11 @@ class Case:
 
 
 def death(plan, t):
-    """The node at whose computation the memory of t is needed last."""
+    """The last node whose computation needs the memory of t."""
     return plan.data.sequence[plan.data.lifetime(plan.graph.id_of(t))[1]]
 
 
-# -- who is asked, and when ----------------------------------------------------------------------------
+# -- queries for groups ----------------------------------------------------------------------------
 
 
 def test_a_backend_offers_nothing_unless_it_says_so():
@@ -293,7 +293,7 @@ def test_members_take_each_other_over_and_nothing_from_outside():
         return [plan.data.took_over(graph.id_of(t)) for t in nodes]
 
     assert took(planned(graph, gs.DryBackend("A"))) == [False, True, True, True, True]
-    # Who follows the group takes over from it.
+    # The node after the group reuses its memory in place.
     plan = planned(graph, Dry("A", [(1, 2, 3)]))
     assert took(plan) == [False, False, True, True, True]
     assert [plan.data.is_inner(graph.id_of(t)) for t in nodes] == [False, True, True, False, False]
@@ -424,7 +424,7 @@ def test_the_usual_groups_cost_no_bytes_on_recorded_graphs(path):
     for name, offer in offers.items():
         backend = Dry("A", offer)
         graph = gs.load_graph(path, place=lambda t, backend=backend: backend)
-        # Verified here and there; most of the time goes there.
+        # Only a sample is verified: verification takes most of the test's time.
         with gs.Scheduler([backend]) as scheduler:
             plan = scheduler.plan(graph)
         sizes[name], groups[name] = plan.buffer_sizes, len(plan.data.groups)
@@ -433,7 +433,7 @@ def test_the_usual_groups_cost_no_bytes_on_recorded_graphs(path):
     assert groups["norm"] > 20 and groups["add"] == groups["norm"]
 
 
-# -- what is proved ------------------------------------------------------------------------------------
+# -- rules of verify ------------------------------------------------------------------------------------
 
 
 def spread_group():
@@ -452,7 +452,7 @@ def spread_group():
 
 
 def moved(facts, new, old):
-    """Put one tensor where another is, which is then overwritten, and where nothing overwrites it."""
+    """Give one tensor the offset of another, and mark the other as overwritten."""
     x, y = (facts.name.index(name) for name in (new, old))
     offset = list(facts.offset)
     offset[x] = offset[y]
@@ -524,7 +524,7 @@ def test_a_group_in_two_runs_is_refused():
     assert check(replace(facts, groups=(), inner=frozenset())) == []
 
 
-# -- what backends are given ---------------------------------------------------------------------------
+# -- views that backends receive ---------------------------------------------------------------------------
 
 
 class Seeing(Fusing):
@@ -756,7 +756,7 @@ def test_an_adopted_plan_is_computed_with_its_groups(tmp_path):
         assert backend.fused == [("RMS_NORM", "MUL"), ("ADD", "RMS_NORM", "MUL")]
 
 
-# -- what people are told --------------------------------------------------------------------------------
+# -- reports --------------------------------------------------------------------------------
 
 
 def test_explain_print_and_the_drawing_name_the_groups():

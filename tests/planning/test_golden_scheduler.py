@@ -72,7 +72,7 @@ def test_splits_cover_the_nodes_in_order(name, configuration):
 
 
 def check_plan_is_usable(graph: gs.Graph, plan: gs.Plan, backends) -> None:
-    """What must hold without a reference: all that is computed has a backend and lies inside its buffer."""
+    """Properties without a reference: every computed tensor has a backend and lies inside its buffer."""
     size_of = dict(zip(backends, plan.buffer_sizes, strict=True))
     for t in graph.nodes:
         backend = plan.backend_of(t)

@@ -1,4 +1,4 @@
-"""Guards of the planner that nothing else would miss: each test fails when its guard is taken away."""
+"""Guards of the planner that only this file tests: each test fails when its guard is removed."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_kept_experts_travel_once_and_whole():
 
 
 def test_ids_that_a_node_writes_over_are_those_of_their_time():
-    """The experts that are copied before the node runs would be those of the compute before."""
+    """Experts copied before the node runs would be those of the previous compute's ids."""
     device, host = CpuDevice("device", offloads=("MUL_MAT_ID",)), CpuDevice("host")
     rng = np.random.default_rng(4)
     values = [rng.integers(-2, 3, (3, 8, 8)).astype(F32) for _ in range(3)]
@@ -153,7 +153,7 @@ def test_ids_that_a_node_writes_over_are_those_of_their_time():
 
 @pytest.mark.parametrize("takes_data", [False, True])
 def test_copies_are_pushed_to_who_takes_data_while_it_computes(takes_data):
-    """Another one is asked for them in its own turn: its queue must not stand still for others'."""
+    """A backend that takes no data while it computes copies in its own turn: its queue must not wait for others."""
     a, b = CpuDevice("a"), CpuDevice("b")
     b.concurrent_copies = takes_data
     ctx = gs.Context()
@@ -211,7 +211,7 @@ def test_what_does_not_fit_even_streamed_is_refused():
     with (gs.Scheduler([device, host], budgets={device: streamed.buffer_sizes[0] - 32}) as scheduler,
           pytest.raises(gs.OutOfMemory) as caught):
         scheduler.plan(graph)
-    # What is said to be missing is what the plan needs that keeps its weights.
+    # The error's number of bytes is that of the plan that keeps its weights.
     assert (caught.value.needed, caught.value.available) == (needed, streamed.buffer_sizes[0] - 32)
 
 
@@ -236,7 +236,8 @@ def test_what_a_buffer_is_for_tells_plans_apart():
 
 
 def test_a_reserved_plan_is_not_used_where_reuse_would_leave_its_memory():
-    """A node that took over the front of a tensor, whose tail then served others, takes over its end in this graph."""
+    """In the reserved plan a node reuses the front of a tensor, and others reuse its tail; in this graph the node would
+    reuse its end."""
 
     def build(row):
         ctx = gs.Context()
@@ -289,7 +290,7 @@ def without(name, op):
 
 
 def test_what_the_nearest_backend_before_does_not_run_goes_to_the_one_after():
-    """Though a better one reads as many of its sources."""
+    """Although a backend earlier in the list reads as many of its sources."""
     a, b, c, host = without("a", "UNARY:SILU"), gs.DryBackend("b"), gs.DryBackend("c"), gs.DryBackend("host")
     weights = {}
     for backend in (a, c):

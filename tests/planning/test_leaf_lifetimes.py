@@ -1,4 +1,4 @@
-"""Plans whose leafs are born with their first readers: what outlives a compute is there from the start all the same."""
+"""Plans whose leafs are born with their first readers: tensors that outlive a compute still live from the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans as files and pickles: what comes back is the same plan, sound and usable, or a refusal that says why."""
+"""Plans as files and pickles: loading gives the same, sound, usable plan, or an error with the reason."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_a_file_of_another_version_is_refused(tmp_path):
 
 
 def mutate(value, rng):
-    """A JSON value with one thing in it changed."""
+    """A JSON value with one change."""
     if isinstance(value, dict) and value:
         key = rng.choice(sorted(value))
         if rng.random() < 0.1:

@@ -45,7 +45,7 @@ class Chain:
         self.graph = gs.Graph(out)
 
     def inner_heirs(self, plan: gs.Plan) -> int:
-        """How many took over memory elsewhere than at its front."""
+        """How many nodes reuse memory in place elsewhere than at its front."""
         data, found = plan.data, 0
         for t in self.made:
             i = self.graph.id_of(t)
@@ -91,5 +91,5 @@ def test_random_heirs_of_parts_compute_the_same_afresh_and_replayed():
         for other, found in ((Chain(steps, offsets, width, rows), results), (Chain(steps, elsewhere, *smaller), again)):
             with gs.Scheduler([gs.CpuBackend()], "seed") as scheduler:
                 np.testing.assert_array_equal(other.computed(scheduler)[1], found)
-    # The cases that this is about do arise.
+    # Such nodes occur.
     assert fresh >= 30 and moved >= 10 and planned_anew >= 3, (fresh, moved, planned_anew)

@@ -15,7 +15,7 @@ from ggml_sched.planning.reorder import reorder
 
 
 def wide(n: int) -> tuple[gs.Graph, gs.Tensor, list[gs.Tensor]]:
-    """n large branches made first and summed up small afterwards: ready to be interleaved."""
+    """n large branches, all computed before their small sums: interleaving them saves memory."""
     ctx = gs.Context()
     x = ctx.tensor("f32", (4096,), "x", input=True)
     large = [ctx.repeat(x, ctx.tensor("f32", (4096, 4), "like")) for _ in range(n)]
@@ -69,7 +69,7 @@ def test_a_reordered_graph_computes_the_same_and_is_allocated_once():
 
 
 def test_a_file_keeps_the_order(tmp_path):
-    """For the graph in the order in which it was asked for, or an equal one; nobody has to look for the order again."""
+    """A loaded plan serves the graph in its given order, or an equal graph, without another search for the order."""
     (graph, *_), (twin, x, _) = wide(4), wide(4)
     backend = gs.CpuBackend(1)
     with gs.Scheduler([backend], reorder=True) as scheduler:
@@ -94,7 +94,7 @@ def test_a_file_keeps_the_order(tmp_path):
 
 
 def test_flags_set_after_the_graph_was_made_do_not_reach_the_other_order():
-    """Nor does what was asked to be kept since: both orders are of the graph as it was made."""
+    """Nor do alloc dependencies added later: both orders are of the graph as it was made."""
     graph, x, large = wide(4)
     before = reorder(graph)
     ctx = gs.Context()

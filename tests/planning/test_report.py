@@ -1,4 +1,4 @@
-"""What a plan says about itself: the table, the story of a tensor, the drawing."""
+"""Reports of a plan: the table, the explanation of a tensor, the drawing."""
 
 from __future__ import annotations
 

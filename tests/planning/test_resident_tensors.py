@@ -1,4 +1,5 @@
-"""Weights and caches of a graph file need a home: in the arena, every compute would bring them anew, or lose them."""
+"""Weights and caches of a graph file need memory outside the arena, where each compute would load them anew or lose
+them."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def test_a_resident_tensor_without_a_home_is_refused_by_name(policy, resident, e
         for call in (scheduler.plan, scheduler.alloc, scheduler.reserve, scheduler.compute):
             with pytest.raises(gs.PlacementError, match=rf"'w'.*{resident}.*place=.*alloc_tensors.*set_tensor_backend"):
                 call(graph)
-        # Said by hand: it is the caller's wish that it comes with the graph.
+        # An assignment by the caller: the weight is loaded with the graph.
         scheduler.set_tensor_backend(weight, backend)
         assert scheduler.plan(graph).offset_of(weight) is not None
         scheduler.set_tensor_backend(weight, None)
@@ -75,7 +76,7 @@ def test_a_file_read_without_place_is_refused_and_one_with_it_is_planned(path):
 
 
 def test_clones_with_memory_of_their_own_are_planned():
-    """A copy of a graph keeps the marks; whoever gives it memory gives its weights a home."""
+    """A copy of a graph keeps the resident marks; allocating its weights gives them resident backends."""
     graph, ctx, backend = graph_with("weight"), gs.Context(), gs.CpuBackend(1)
     clone = graph_from_dict(graph_to_dict(graph), ctx=ctx)
     with backend.alloc_tensors(ctx), gs.Scheduler([backend]) as scheduler:
@@ -83,7 +84,7 @@ def test_clones_with_memory_of_their_own_are_planned():
 
 
 def test_a_graph_allocator_places_them_as_it_did():
-    """ggml's allocators know no homes: what has no memory gets some."""
+    """ggml's allocators have no residents: they allocate every tensor without memory."""
     graph = graph_with("weight")
     with gs.TensorAllocator.measure(32) as measuring:
         allocator = gs.GraphAllocator()

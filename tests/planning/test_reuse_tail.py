@@ -1,4 +1,4 @@
-"""A smaller result that takes over a larger source gives the tail of that memory back."""
+"""A result smaller than the source that it reuses in place frees the tail of that memory."""
 
 import numpy as np
 from instrumented import device
@@ -42,7 +42,7 @@ def test_of_two_sources_the_one_that_keeps_less_memory_taken_is_taken_over():
     large = ctx.repeat(x, ctx.tensor("f32", (64, 16), "like"))
     part = ctx.relu(ctx.view_1d(large, 64))                         # the front of large
     small = ctx.mul_mat(ctx.tensor("f32", (64, 64), "w", input=True), x)
-    both = ctx.add(ctx.reshape(part, 64), ctx.reshape(small, 64))   # alike: either may be taken over
+    both = ctx.add(ctx.reshape(part, 64), ctx.reshape(small, 64))   # of one layout: either may be reused in place
     room = ctx.repeat(both, ctx.tensor("f32", (64, 16), "like"))
     graph = gs.Graph(ctx.set_output(ctx.add(room, ctx.reshape(both, 64))))
     for policy, first in (("default", small), ("seed", part)):
@@ -89,7 +89,7 @@ def test_a_view_at_an_aligned_offset_hands_its_part_over():
             plan.verify()
             assert plan.data.took_over(graph.id_of(taker)) == (policy == "default")
             if policy == "default":
-                # The taker of the taker lies there too.
+                # The node that reuses that one's memory lies there, too.
                 assert plan.offset_of(taker) == plan.offset_of(large) + 5 * 256 == plan.offset_of(out)
                 assert plan.buffer_sizes == (x.nbytes + large.nbytes,)
             x.set(np.arange(64, dtype=np.float32) - 30)
@@ -124,7 +124,7 @@ def test_an_heir_that_would_keep_more_taken_than_it_saves_gets_memory_of_its_own
 
 
 def test_a_row_that_a_backend_wants_larger_does_not_reach_into_memory_given_back():
-    """An taker of the same layout may still ask for more bytes than the one before it."""
+    """A result of the same layout may have a larger alloc_size than its source."""
     def alloc_size(inherited, tensor):
         return inherited(tensor) * (4 if tensor.op == "SQR" else 1)
 

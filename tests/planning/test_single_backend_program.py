@@ -1,4 +1,4 @@
-"""Programs of one backend are made in a pass of their own: they are the ones that the general way makes."""
+"""Programs of one backend are made in one special pass; they equal those of the general compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backends are asked once for each kind of node, and again when they say that their answers have changed."""
+"""The support cache queries a backend once per kind of node, and again when its answers_version changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VIEWS = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
 
 
 class Asked(gs.DryBackend):
-    """Notes what it is asked; `answers` are functions by method."""
+    """Records its support queries; `answers` are functions by method."""
 
     def __init__(self, name="A", **answers):
         super().__init__(name)
@@ -57,7 +57,7 @@ def layers(n, scale=2.0, size=8, name="", output=False):
 
 
 def key(t):
-    """What a backend may look at, told independently of the core."""
+    """The fields of a node that a backend's answer may depend on, written independently of the core."""
     words = () if t.op in VIEWS else t.op_params
     sources = tuple((k, s.type, s.ne, s.nb) for k, s in enumerate(t.src) if s is not None)
     return t.op, words, t.type, t.ne, t.nb, sources
@@ -81,7 +81,7 @@ def test_nodes_of_one_kind_are_asked_about_once():
     plan(devices, layers(2, size=4))
     assert len(backend.take()) == 3
     plan(Devices((backend,)), graph)
-    assert len(backend.take()) == 3             # others know nothing of it
+    assert len(backend.take()) == 3             # another cache shares nothing with it
 
 
 def test_every_backend_is_asked_itself():
@@ -97,7 +97,7 @@ SAYS = {
     "offload_op": (lambda node: node.op == "MUL", "CPU", ["GPU", "GPU"], 0),
     "alloc_size": (lambda tensor: tensor.nbytes + 512 * (tensor.op == "SCALE"), "GPU", ["GPU", "GPU"], 768),
 }
-"""What the GPU says, where the weights are, where SCALE and MUL go then, and what its arena takes at least."""
+"""The GPU's answers, the backend of the weights, the expected backends of SCALE and MUL, its arena's least bytes."""
 
 
 @pytest.mark.parametrize("version", [0, None])
@@ -127,7 +127,7 @@ def test_a_model_has_few_kinds(path):
     assert len(backend.take()) < 40 < len(graph)
 
 
-# -- what a kind is ----------------------------------------------------------------------------
+# -- kinds of nodes ----------------------------------------------------------------------------
 
 
 @quick(150)
@@ -191,7 +191,7 @@ def test_each_part_of_a_kind_counts():
 
 
 def test_kinds_that_meet_in_the_table_are_told_apart():
-    """Of so many small graphs that some of their kinds do: then nothing but the comparison keeps them apart."""
+    """So many small graphs that hashes of some kinds collide: then only the comparison tells them apart."""
     for n in range(1, 400):
         ctx = gs.Context()
         a, b, c = (ctx.tensor("f32", n) for _ in range(3))
@@ -245,7 +245,7 @@ def test_nodes_whose_hashes_collide_are_of_different_kinds():
     ctx = gs.Context()
     one, other = colliding(ctx)
     graph = gs.Graph(one, other)
-    # They do collide: so do the first halves of the fingerprints, and that is why there is a second.
+    # The hashes collide, and so do the first halves of the fingerprints: therefore fingerprints have a second half.
     prints = gs.Graph(one).fingerprint, gs.Graph(other).fingerprint
     assert prints[0] >> 64 == prints[1] >> 64 and prints[0] != prints[1]
     kinds = dict(zip(graph.tensors, graph.kinds(), strict=True))
@@ -265,11 +265,11 @@ def test_answers_about_kinds_whose_hashes_collide_are_kept_apart(together):
     assert found == [fussy, host]
 
 
-# -- as long as they hold ----------------------------------------------------------------------
+# -- versions of answers ----------------------------------------------------------------------
 
 
 def test_answers_of_another_version_are_asked_for_anew():
-    """And plans that were made by those before are not used again."""
+    """Plans made with answers of the earlier version are not used again."""
     refused = []
     a, b = Asked("A", supports_op=lambda node: node.op not in refused), gs.DryBackend("B")
     graph = layers(2)
@@ -318,7 +318,7 @@ def test_a_version_may_be_declared_by_a_class(kind):
 
 @pytest.mark.parametrize("how", ["instance", "class"])
 def test_without_a_version_every_node_is_asked_about_every_time(how):
-    """So that answers may depend on anything, names for one."""
+    """Without a version, answers may depend on anything, such as names."""
     class Each(Asked):
         if how == "class":
             answers_version = None
@@ -402,7 +402,7 @@ def test_what_a_backend_raises_reaches_the_caller_and_nothing_is_remembered(meth
 
 @pytest.mark.parametrize("version", [0, None])
 def test_a_request_that_failed_knows_nothing_of_its_first_attempt(version):
-    """What was refused before the failure is asked about again."""
+    """Queries answered before the failure are repeated."""
     first = [True]
 
     def refuses_then_fails(node):
@@ -434,7 +434,7 @@ def test_a_size_that_makes_no_sense_is_not_remembered(size):
 
 
 def test_the_memory_of_answers_is_bounded():
-    """What is forgotten is asked about again, and answered as before."""
+    """Evicted answers are queried again."""
     ctx = gs.Context()
     x = ctx.tensor("f32", 4)
     backend = Asked("odd", supports_op=lambda node: node.op_params[0] % 2 == 1)

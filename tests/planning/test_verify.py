@@ -44,7 +44,7 @@ def edit(facts: Facts, **changes) -> Facts:
 
 
 def with_places(facts: Facts) -> Facts:
-    """Let the program believe what the plan says of places."""
+    """Facts whose program is compiled anew after the edit of backends and offsets."""
     def told(places):
         return tuple(p._replace(backend=facts.home[p.id], chunk=facts.chunk[p.id], offset=facts.offset[p.id])
                      for p in places)
@@ -331,7 +331,7 @@ CORRUPTIONS = {
 }
 
 
-# -- every reason -------------------------------------------------------------------------------------
+# -- every reason of a failure -------------------------------------------------------------------------------------
 
 
 def test_every_reason_has_a_corruption():
@@ -432,7 +432,7 @@ def test_an_unsound_plan_raises_a_hazard_error_with_the_reason():
     assert (again.reason, str(again)) == (caught.value.reason, str(caught.value))
 
 
-# -- bytes that remember their writer --------------------------------------------------------------------
+# -- memory that records the writer of each byte --------------------------------------------------------------------
 
 
 def test_memory_remembers_who_wrote_each_byte():
@@ -589,7 +589,7 @@ def with_split(facts: Facts, k: int, **fields) -> Facts:
 
 
 def with_wait(facts: Facts, step: int, back: int) -> Facts:
-    """The first step that waits waits for this one."""
+    """The first step with a wait waits for this step instead."""
     k = next(k for k, s in enumerate(facts.program.steps) if s.waits)
     return changed(facts, k, waits=(facts.program.steps[k].waits[0]._replace(step=step, back=back),))
 
@@ -604,13 +604,13 @@ def with_chunk(facts: Facts, i: int, chunk: int) -> Facts:
 
 
 def with_experts_for(op: str) -> Facts:
-    """Another op than a mixture reads what was copied of the experts."""
+    """An op other than MUL_MAT_ID reads the partially copied experts."""
     facts = mixture()[0]
     return edit(facts, op={facts.nodes[0]: op})
 
 
 def ringed() -> Facts:
-    """Copies with two places each."""
+    """Copies with two copy slots each."""
     a, b = gs.DryBackend("A"), gs.DryBackend("B")
     graph, _ = two_layers(a, b)
     facts = gs.Scheduler([a, b], copies=2).plan(graph).facts
@@ -619,13 +619,13 @@ def ringed() -> Facts:
 
 
 def forge_taken_from_nobody() -> Facts:
-    """s is said to take memory over, and is where h is, whose memory it was not given."""
+    """s is marked as in-place reuse, and has the offset of h, which is not its source."""
     facts = forked()
     return edit(facts, took_over={at(facts, "s"): True}, offset={at(facts, "s"): facts.offset[at(facts, "h")]})
 
 
 def forge_shared_ring() -> Facts:
-    """The second place of a copy where a node computes: the first compute does not use it."""
+    """The second copy slot lies where a node computes: the first compute does not use it."""
     facts = ringed()
     step = facts.program.steps[steps_of(facts, "copy")[0]]
     node = next(i for i in facts.nodes if facts.home[i] == step.backend and facts.shares[i] < 0)
@@ -637,7 +637,7 @@ def without_step(facts: Facts, kind: str) -> Facts:
 
 
 def window(ready: bool = True) -> Facts:
-    """A node of B writes to a cache of A through a copy; nothing else looks at the cache."""
+    """A node of B writes to a cache of A through a copy; no other node reads the cache."""
     a, b, residents, ctx = gs.DryBackend("A"), gs.DryBackend("B"), Residents(), gs.Context()
     kv = residents.tensor(a, "f32", (8, 4), "kv", "any")
     write = ctx.set_name(ctx.set_rows(kv, ctx.tensor("f32", (8, 1), "row"), ctx.tensor("i64", (1,), "at")), "write")
@@ -651,13 +651,13 @@ def window(ready: bool = True) -> Facts:
 
 
 def forge_unready_window() -> Facts:
-    """The rows that it leaves alone were not brought."""
+    """The rows that the node does not write were not copied first."""
     facts = window()
     return changed(facts, steps_of(facts, "copy")[0], tensor=at(facts, "row"))
 
 
 CLAIMS = {
-    # Numbers that point at nothing.
+    # Indices out of range.
     "a split's backend": (lambda: with_split(layered(), 0, backend=2), "bad-index", "split 0 is on backend 2 of 2"),
     "a split's copy": (lambda: with_split(layered(), 1, inputs=(2,)), "bad-index", "split 1 makes copy 2 of 2"),
     "what a copy copies": (lambda: replace(layered(), copies=[(9, 1), (5, 0)]), "bad-index", "copies tensor 9 of 9"),
@@ -700,7 +700,7 @@ CLAIMS = {
                                "step 3 on A runs 'h2' .*puts on B"),
     "a run that reads no copy": (lambda: changed(zigzag(), 3, reads=()), "bad-step", r"on ids \(1, 4\), the plan"),
     "a run into other memory": (lambda: changed(cached("B"), 3, into=()), "bad-step", "into other memory than"),
-    # Places.
+    # Backends and offsets.
     "a resident that nobody there reads": (lambda: edit(layered(), assigned={1: 1}), "resident-moved",
                                            "'w1' .*said to be on B, which cannot read it"),
     "a source without a place": (lambda: edit(layered(), offset={2: -1}), "unplaced", "'x' .*no address"),
@@ -719,7 +719,7 @@ CLAIMS = {
 
 
 def three() -> Facts:
-    """As zigzag, with a backend C that has nothing to do with it."""
+    """As zigzag, with an unused backend C."""
     facts = zigzag()
     return replace(facts, backends=("A", "B", "C"), alignment=(*facts.alignment, 32),
                    arena_readers=(*facts.arena_readers, frozenset({2})), live_bytes=(*facts.live_bytes, 0))

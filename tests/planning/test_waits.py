@@ -16,7 +16,7 @@ ROUNDS = 6
 
 
 class Case:
-    """Steps in queues that touch memories: (step, memory, start, stop, writes)."""
+    """Steps in queues, and the memory that each accesses: (step, memory, start, stop, writes)."""
 
     def __init__(self, rng: random.Random) -> None:
         n, n_queues = rng.randint(2, 7), rng.randint(1, 3)
@@ -50,11 +50,11 @@ class Case:
         return found
 
     def _clash(self, x, y, apart: int) -> bool:
-        """Whether the same bytes are touched, and written; places of a ring are the same every so many computes."""
+        """Whether two accesses overlap and one writes; a copy slot is the same memory every `copies` computes."""
         return (x[1] == y[1] and (x[4] or y[4]) and x[2] < y[3] and y[2] < x[3] and apart % self.period[x[1]] == 0)
 
     def _share_a_backend(self, i: int, j: int) -> bool:
-        """Whether both use a backend that does one thing at a time: by its queue, or by memory of its."""
+        """Whether both steps use one backend that runs one operation at a time, through its queue or its memory."""
         def used(step):
             return {self.queues[step]} | {self.owner[m] for s, m, *_ in self.touched if s == step}
         return any(b in used(i) and b in used(j) for b in self.exclusive)
@@ -62,7 +62,7 @@ class Case:
     def is_ordered(self, waits, runs: list[bool]) -> bool:
         """Whether queues and waits order every conflict of the steps that run; others are left out, and do not wait.
 
-        Who waits for a step that is left out waits for what comes before it in its queue.
+        A wait for a step that is left out is a wait for the step before it in its queue.
         """
         n, total = len(self.queues), len(self.queues) * ROUNDS
         before: list[set[int]] = [set() for _ in range(total)]
@@ -84,7 +84,7 @@ def test_every_conflict_is_ordered_and_every_wait_is_needed():
         case = Case(rng)
         waits = case.waits()
         n_steps = len(case.queues)
-        # What may be left out is sometimes.
+        # Optional steps are left out at random.
         patterns = [[True] * (n_steps * ROUNDS), [not case.keeps[k % n_steps] for k in range(n_steps * ROUNDS)]]
         patterns += [[not case.keeps[k % n_steps] or rng.random() < 0.5 for k in range(n_steps * ROUNDS)]
                      for _ in range(3)]
