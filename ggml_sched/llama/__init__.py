@@ -1,17 +1,17 @@
 """Runs llama-style models from GGUF files: `load(path)`, `model.eval(tokens)`.
 
     gguf, gguf_write    the file format
-    hparams, weights    what a file holds, checked and placed
-    arch/, builder      graphs: a module for each architecture, and the blocks they are made of
-    kvcache, cells      keys and values of tokens, and which row holds which
-    load, runner        from a file to memory on backends; running batches
+    hparams, weights    hyperparameters and weights of a file, checked; weights placed on backends
+    arch/, builder      graphs: a module for each architecture, and the blocks that build them
+    kvcache, _cells     keys and values of tokens, and which row holds which token
+    load, runner        loading a file onto backends; running batches
     model, sequence     evaluating tokens and text; state: sequences as files
     generation          streaming
-    defaults            which backends
+    defaults            default and named backends
     text/               tokenizers, streams of text, chat templates
     sampling            choosing the next token
     synthetic           small random models
-    small, data/        a small trained one
+    small, data/        a small trained model
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ cdef class Cells:
     cdef readonly int64_t n_used
     cdef readonly object positions      # i32 [n_rows]
     cdef readonly object sets           # u64 [n_rows]
-    cdef int32_t[::1] position          # the same memory as those
+    cdef int32_t[::1] position          # typed view of the same memory
     cdef uint64_t[::1] set
     cdef int64_t end                    # rows from here on are free
-    cdef int64_t first_free             # no row before is
+    cdef int64_t first_free             # no row before this one is free
     cdef void fill_mask(self, char *out, int64_t position, int64_t seq, int64_t n_kv, int64_t window,
                         bint half) noexcept nogil
     cdef int64_t put(self, int32_t position, int64_t seq) except -1

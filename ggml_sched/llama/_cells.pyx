@@ -1,9 +1,9 @@
 # cython: language_level=3
-"""Which row of the KV cache holds which position of which sequences, and what a token's graph must know of it.
+"""Which row of the KV cache holds which position of which sequences, and the graph inputs that follow from it.
 
 Owns a position (-1: free) and a set of sequences, as bits, for each row.  Invariant: a row is free exactly when no
-sequence is in its set; rows from `rows_in_use` on are free; a method that raises has changed nothing.  Compiled, for
-what every token asks.  Corresponds to llama.cpp's llama_kv_cells, and to the set_input of its memory.
+sequence is in its set; rows from `rows_in_use` on are free; a method that raises has changed nothing.  Compiled,
+because it runs for every token.  Corresponds to llama.cpp's llama_kv_cells, and to the set_input of its KV cache.
 """
 
 cimport cython
@@ -39,7 +39,7 @@ cdef class Cells:
         self.clear()
 
     def clear(self):
-        """Every row free."""
+        """Free every row."""
         self.positions.fill(FREE)
         self.sets.fill(0)
         self.n_used = self.end = self.first_free = 0
@@ -51,7 +51,7 @@ cdef class Cells:
         return self.n_rows - self.n_used
 
     def rows_in_use(self):
-        """So many rows from the first on include all that are in use."""
+        """The number of the last row in use, plus one: rows from there on are free."""
         return self.end
 
     def rows_of(self, seq, start=0, stop=None):
@@ -60,7 +60,7 @@ cdef class Cells:
         return rows[np.argsort(self.positions[rows], kind="stable")]
 
     def shared(self, rows):
-        """Whether each of these rows is in more than one sequence."""
+        """bool [len(rows)]: whether each of these rows belongs to more than one sequence."""
         sets = self.sets[rows]
         return (sets & (sets - np.uint64(1))) != 0
 
@@ -69,7 +69,8 @@ cdef class Cells:
         """The mask of tokens of these positions and sequences, bytes of [n_kv, n] f32, or f16 with `half`: 0 where a
         token sees a row, minus infinity where it does not.
 
-        It sees its own sequence up to its own position; with a window, the last `window` positions, itself included.
+        A token sees its own sequence up to its own position; with a window, only the last `window` positions, its own
+        included.
         """
         cdef int64_t n = positions.shape[0], i, size = n_kv * (2 if half else 4)
         if len(sequences) != n or not 0 <= n_kv <= self.n_rows:
@@ -124,7 +125,7 @@ cdef class Cells:
     @cython.boundscheck(False)
     @cython.wraparound(False)
     cdef int64_t put(self, int32_t position, int64_t seq) except -1:
-        """The first free row, which there must be, now holds this."""
+        """Put a position of a sequence into the first free row, which must exist; the row."""
         cdef int64_t row = self.first_free
         while row < self.n_rows and self.position[row] != FREE:
             row += 1
@@ -138,7 +139,7 @@ cdef class Cells:
         return row
 
     def remove(self, seq, start=0, stop=None):
-        """Take positions start .. stop - 1 from a sequence; the rows that are free now."""
+        """Remove positions start .. stop - 1 of a sequence; returns the rows (i64) that this has freed."""
         held = self.held(seq, start, stop)
         self.sets[held] &= ~self.bit(seq)
         freed = np.flatnonzero(held & (self.sets == 0))
@@ -147,7 +148,7 @@ cdef class Cells:
         return freed
 
     def keep(self, seq):
-        """Only this sequence stays; the rows that are free now."""
+        """Remove every other sequence; returns the rows (i64) that this has freed."""
         bit = self.bit(seq)
         freed = np.flatnonzero((self.sets != 0) & ((self.sets & bit) == 0))
         self.sets &= bit
@@ -156,7 +157,7 @@ cdef class Cells:
         return freed
 
     def copy(self, src, dst, start=0, stop=None):
-        """Let `dst` hold what `src` holds at positions start .. stop - 1: the same rows."""
+        """Add the rows of `src` at positions start .. stop - 1 to `dst`, which then shares them."""
         held = self.held(src, start, stop)
         if src != dst:
             theirs = self.held(dst, 0, None)
@@ -165,9 +166,9 @@ cdef class Cells:
         self.sets[held] |= self.bit(dst)
 
     def shift(self, seq, start, stop, delta):
-        """Move positions start .. stop - 1 of a sequence by `delta`; i32 [n_rows], by how much each row moved.
+        """Move positions start .. stop - 1 of a sequence by `delta`; returns how far each row moved, i32 [n_rows].
 
-        SequenceError for rows that other sequences hold, too, and for positions that are negative or taken then.
+        SequenceError for rows that other sequences share, and where a new position is negative or already taken.
         """
         held = self.held(seq, start, stop)
         rows = np.flatnonzero(held)
@@ -185,7 +186,7 @@ cdef class Cells:
         return deltas
 
     def snapshot(self):
-        """All that `rollback` needs to make it as it is now."""
+        """The present state, for `rollback`."""
         return self.positions.copy(), self.sets.copy()
 
     def rollback(self, tuple snapshot not None):
@@ -219,7 +220,7 @@ cdef class Cells:
         return held
 
     cdef int recount(self) except -1:
-        """Work out the rest from the sets, also where an interrupt came in the middle of a change."""
+        """Compute all counters from the sets; correct even if an interrupt has ended a change half way."""
         self.positions[self.sets == 0] = FREE
         used = self.positions >= 0
         self.n_used = int(np.count_nonzero(used))
@@ -229,11 +230,12 @@ cdef class Cells:
 
 
 cdef class TokenInputs:
-    """`TokenInputs(tokens, positions, rows, elements, masks, state_row)`: gives the inputs of a graph of one token.
+    """`TokenInputs(tokens, positions, rows, elements, masks, state_row)`: sets the inputs of a graph of one token.
 
     Tensors, None where the graph has none: `tokens`, `positions` i32 [1], `rows` i64 [1], `state_row` i32 [1].
-    `elements`: pairs of an i64 tensor [width], the places of a token's elements in a transposed matrix, and the number
-    of columns of that; `masks`: pairs of a tensor [n_kv, 1], f32 or f16, and its window.  ValueError for others.
+    `elements`: pairs of an i64 tensor [width], which receives the indices of a token's elements in a transposed matrix,
+    and the number of columns of that matrix; `masks`: pairs of a tensor [n_kv, 1], f32 or f16, and its window.
+    ValueError for tensors of another type or shape.
     """
 
     def __init__(self, Tensor tokens not None, Tensor positions, Tensor rows, list elements not None,
@@ -247,7 +249,7 @@ cdef class TokenInputs:
         self.masks = [(t, window, t.type == Type.F16) for t, window in masks]
 
     def set(self, Cells cells not None, int32_t token, int32_t position, int32_t seq, int64_t row):
-        """Let the inputs be those of a token that `cells` holds in `row`; False if one has no address."""
+        """Set the inputs for a token that `cells` holds in `row`; False if an input has no address."""
         cdef Tensor t
         cdef int64_t columns, window, k
         cdef bytes data
@@ -280,7 +282,7 @@ cdef class TokenInputs:
 
 
 cdef int check_row(Tensor t, kind) except -1:
-    """ValueError unless a tensor is one row of elements of a type, without gaps."""
+    """ValueError unless a tensor is one contiguous row of elements of type `kind`."""
     if t.type != kind or t.n_elements != t.layout.ne[0] or not t.is_contiguous:
         raise ValueError(f"{t!r} is not a row of {kind}")
     return 0

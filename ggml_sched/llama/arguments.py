@@ -1,6 +1,6 @@
-"""Arguments that users get wrong: numbers, checked with their names.
+"""Checks integer arguments; errors name the argument.
 
-Owns the words of these errors.
+Owns the texts of these errors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ __all__ = ["count"]
 
 
 def count(name: str, value: int, low: int = 0, high: int | None = None) -> int:
-    """An int from low to high; TypeError for what is none, ValueError for another."""
+    """`value` as an int; TypeError if it is no integer, ValueError if it is not in low .. high."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -1,7 +1,7 @@
 """Tokens that are evaluated together, of one sequence or several.
 
-Owns their checking.  Invariant: what `checked_tokens` returns are ids of the vocabulary.  Corresponds to llama.cpp's
-llama_batch, where each token belongs to one sequence.
+Owns the check of token ids.  Invariant: every id that `checked_tokens` returns is in the vocabulary.  Corresponds to
+llama.cpp's llama_batch, where each token belongs to one sequence.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ __all__ = ["Batch", "checked_tokens", "is_one_token"]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """n tokens in order; a token sees those of its sequence at its position and before."""
+    """n tokens in order; a token attends to the tokens of its sequence at its own position and before."""
 
     tokens: np.ndarray
     """i32 [n]"""
     positions: np.ndarray
-    """i32 [n], of each token in its sequence"""
+    """i32 [n], the position of each token in its sequence"""
     sequences: np.ndarray
     """i32 [n], the sequence of each token"""
     outputs: np.ndarray
-    """i32 [m], ascending: the tokens whose logits (or embeddings) are wanted"""
+    """i32 [m], ascending: indices of the tokens whose logits (or embeddings) are computed"""
 
 
 def is_one_token(tokens, n_vocab: int) -> bool:
-    """Whether it is [id], as while generating, and the id one of the vocabulary."""
+    """Whether `tokens` is a list of one valid id, as in every step of a generation; much faster than a full check."""
     return type(tokens) is list and len(tokens) == 1 and type(tokens[0]) is int and 0 <= tokens[0] < n_vocab
 
 
 def checked_tokens(tokens, n_vocab: int) -> np.ndarray:
-    """Token ids as i32; TypeError for what is no sequence of ints, ValueError for an unknown id."""
+    """Token ids as i32; TypeError if `tokens` is no sequence of ints, ValueError for an unknown id."""
     if is_one_token(tokens, n_vocab):
         return np.array(tokens, np.int32)
     if isinstance(tokens, (str, bytes, bytearray)):
         raise TypeError(f"tokens are a sequence of ints, not {type(tokens).__name__}")
     try:
         ids = np.asarray(tokens)
-    except ValueError:      # lists in lists
+    except ValueError:      # nested lists of unequal lengths
         raise TypeError("tokens are a sequence of ints, not of several sequences") from None
     if ids.ndim != 1 or not (ids.dtype.kind in "iu" or ids.size == 0):
         raise TypeError(f"tokens are a sequence of ints, not {ids.dtype} {list(ids.shape)}")

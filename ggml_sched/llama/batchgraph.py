@@ -1,7 +1,7 @@
-"""The graph of one shape of batch: its inputs, and how they get the values of a batch.
+"""The graph of one shape of batch, and the code that sets its inputs for a batch.
 
-Owns the arrays that values are put together in, so that a token costs no allocation.  Invariant: the graph depends
-on its `Shape` alone; everything that changes from token to token comes through its inputs.
+Owns the arrays in which input values are computed, so that a token costs no allocation.  Invariant: the graph depends
+on its `Shape` alone; every value that changes from token to token is an input.
 Corresponds to llama.cpp's llm_graph_result and llm_graph_input_i.
 """
 
@@ -22,9 +22,9 @@ __all__ = ["BatchGraph", "Inputs", "Shape"]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a graph depends on: tokens, rows of the cache that attention reads, rows of results.
+    """What a graph depends on: the numbers of tokens, of cache rows that attention reads, and of output tokens.
 
-    `embeddings`: the normed state of each output token instead of its logits.
+    `embeddings`: the output is the normed hidden state of each output token instead of its logits.
     """
 
     n_tokens: int
@@ -35,17 +35,18 @@ class Shape:
 
 @dataclass(slots=True)
 class Inputs:
-    """The tensors that a graph reads from outside; None where it has no need of one."""
+    """The input tensors of a graph; None for an input that the graph does not have."""
 
     tokens: Tensor
     positions: Tensor | None = None
     k_rows: Tensor | None = None
     v_rows: dict[int, Tensor] = field(default_factory=dict)
-    """Where V is transposed: the place of each element, by the width of V's rows; otherwise k_rows serve V."""
+    """{width of a V row: i64 [width * n_tokens]}: the index of each element in a transposed V.  Empty where V is not
+    transposed: then `k_rows` are the rows of V, too."""
     masks: dict[int, Tensor] = field(default_factory=dict)
-    """[n_kv, n_tokens] by window."""
+    """{window: mask [n_kv, n_tokens]}; window 0 is none."""
     outputs: Tensor | None = None
-    """i32 [n_outputs], None where all tokens are wanted, or none is."""
+    """i32 [n_outputs]; None where every token is an output, or none is."""
     state_row: Tensor | None = None
     """i32 [1]"""
 
@@ -61,7 +62,7 @@ class BatchGraph:
         self.n_positions = n_positions
         self._masks = [(window, t, t.type == Type.F16) for window, t in inputs.masks.items()]
         self._state = np.zeros(1, np.int32)
-        # V is transposed: element j of the token in row r belongs at j * n_ctx + r.
+        # Element j of the token in row r has index j * n_ctx + r in a transposed V.
         self._places = [(t, np.arange(width, dtype=np.int64) * n_ctx, np.empty((shape.n_tokens, width), np.int64))
                         for width, t in inputs.v_rows.items()]
         self._token = None if shape.n_tokens != 1 else TokenInputs(
@@ -70,12 +71,11 @@ class BatchGraph:
 
     def set_inputs(self, batch: Batch, rows: np.ndarray, mask_of: Callable[[int, bool], bytes],
                    state_row: int = 0) -> None:
-        """Give the inputs, which have addresses by now, the values for a batch of this shape.
+        """Set the inputs, which must have addresses, for a batch of this shape.
 
-        `rows` i64 [n_tokens]: the row of the cache that each token goes to; `mask_of(window, half)`: the mask by which
-        tokens see no further back than a window (0: however far), as `Cells.mask` makes it; `state_row`: the state of
-        the one sequence that a recurrent model's batch has.  ValueError for a batch of another shape, ContextFull for a
-        position beyond those that the model has learned.
+        `rows` i64 [n_tokens]: the cache row of each token; `mask_of(window, half)`: the mask for a window (0: none), as
+        `Cells.mask` returns it; `state_row`: the row of the recurrent state of the batch's only sequence.
+        ValueError for a batch of another shape, ContextFull for a position for which the model has no learned vector.
         """
         shape, inputs = self.shape, self.inputs
         if len(batch.tokens) != shape.n_tokens or len(batch.outputs) != shape.n_outputs:
@@ -101,8 +101,8 @@ class BatchGraph:
             inputs.state_row.set(self._state)
 
     def set_token(self, cells: Cells, token: int, position: int, sequence: int, row: int) -> bool:
-        """`set_inputs` for one token of a sequence, with no array for each value; False where an input has no address,
-        or is not one that waits on the host."""
+        """`set_inputs` for one token of a sequence, without an array for each value; False where an input has no
+        address, or its memory is not host memory that is loaded before the compute."""
         if self.n_positions:
             self._check_learned(position)
         return self._token is not None and self._token.set(cells, token, position, sequence, row)

@@ -1,8 +1,8 @@
-"""The blocks that graphs of language models are made of: norms, attention over the KV cache, feed-forward units.
+"""Builds graphs of language models from blocks: norms, attention over the KV cache, feed-forward units.
 
-Owns the graph of one batch while it is built.  Invariant: whatever is `expand`ed is computed in
-that order, as by ggml_build_forward_expand, and a cache is read through the node that wrote it, so
-the order also follows from the data.  Nodes are named as llama.cpp names them.
+Owns the graph of one batch while it is built.  Invariant: nodes are computed in the order of the `expand` calls, as by
+ggml_build_forward_expand, and a cache is read through the node that wrote it, so that the order also follows from the
+sources of the nodes.  Nodes have llama.cpp's names.
 Corresponds to llama.cpp's llm_graph_context.
 
 An architecture (`arch/`) is a list of weights and a function that puts these blocks together.
@@ -21,7 +21,7 @@ __all__ = ["Batch", "BatchGraph", "Builder", "Shape", "build_graph"]
 
 
 def build_graph(arch, hparams: Hparams, weights: Weights, cache: KVCache, shape: Shape, flash: bool) -> BatchGraph:
-    """The graph of a shape; `arch` is a module of `arch/`, `flash` must be what the cache was laid out for."""
+    """The graph of a shape; `arch` is a module of `arch/`, `flash` must equal that of the cache's layout."""
     if flash != cache.flash:
         raise ValueError(f"flash = {flash} for a KV cache that was made with flash = {cache.flash}")
     builder = Builder(hparams, weights, cache, shape)
@@ -29,16 +29,16 @@ def build_graph(arch, hparams: Hparams, weights: Weights, cache: KVCache, shape:
 
 
 class Builder:
-    """Builds the graph of a shape.  `arch.build` returns the state of the wanted tokens after the last layer."""
+    """Builds the graph of a shape.  `arch.build` returns the hidden state of the output tokens after the last layer."""
 
     def __init__(self, hparams: Hparams, weights: Weights, cache: KVCache, shape: Shape) -> None:
         self.hparams, self.weights, self.cache, self.shape = hparams, weights, cache, shape
         self.n_tokens, self.n_kv, self.flash = shape.n_tokens, shape.n_kv, cache.flash
         self.ctx = ctx = Context(f"{hparams.arch} {shape.n_tokens} tokens {shape.n_kv} rows")
         self.order: list[Tensor] = []
-        self.done = False   # nothing that comes now is wanted
+        self.done = False   # the graph has no outputs and is complete: `expand` adds no more nodes
         self.inputs = Inputs(ctx.tensor("i32", shape.n_tokens, "inp_tokens", input=True))
-        # Rows that attention needs, or none at all.
+        # Whether some tokens are outputs and others are not, so that the last layer selects rows.
         self.selects = 0 < shape.n_outputs < shape.n_tokens
         if self.selects:
             self.inputs.outputs = ctx.tensor("i32", shape.n_outputs, "inp_out_ids", input=True)
@@ -49,7 +49,7 @@ class Builder:
         return self.ctx.set_name(t, name if layer is None else f"{name}-{layer}")
 
     def expand(self, *tensors: Tensor) -> None:
-        """Compute these, in this order, before whatever comes later."""
+        """Add these tensors and their sources to the graph, in this order, before all later nodes."""
         if not self.done:
             self.order.extend(tensors)
 
@@ -60,7 +60,7 @@ class Builder:
         return inputs.positions
 
     def mask(self, window: int) -> Tensor:
-        """What tokens see in layers of this window; flash attention takes f16 everywhere."""
+        """The mask of layers with this window; flash attention takes f16 on every backend."""
         masks = self.inputs.masks
         if window not in masks:
             name = f"attn_inp_kq_mask{'_swa' if window else ''}"
@@ -75,13 +75,13 @@ class Builder:
         return inputs.state_row
 
     def wanted(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """After the last layer's attention: of the tokens whose results are wanted; before, all."""
+        """`tensors`, in the last layer only their rows of the output tokens."""
         if not self.selects or layer != self.hparams.n_layer - 1:
             return tensors
         return tuple(self.ctx.get_rows(t, self.inputs.outputs) for t in tensors)
 
     def finish(self, x: Tensor) -> BatchGraph:
-        """Last norm, and logits unless embeddings are wanted."""
+        """Add the last norm, and the logits unless the shape has embeddings as outputs."""
         h, shape = self.hparams, self.shape
         output = None
         if shape.n_outputs:
@@ -109,7 +109,7 @@ class Builder:
         return y if bias is None else self.name(self.ctx.add(y, bias), f"{name}_b", layer)
 
     def norm(self, x: Tensor, prefix: str, name: str, layer: int | None = None) -> Tensor:
-        """RMS or layer norm as the model has it, times a weight, plus a bias if there is one."""
+        """The model's RMS or layer norm of x, times a weight, plus a bias if the model has it."""
         h, ctx = self.hparams, self.ctx
         x = ctx.rms_norm(x, h.norm_eps) if h.norm == "rms" else ctx.norm(x, h.norm_eps)
         x = ctx.mul(self.name(x, "norm", layer), self.weights[f"{prefix}.weight"])
@@ -117,7 +117,7 @@ class Builder:
         return self.name(x if bias is None else ctx.add(self.name(x, "norm_w", layer), bias), name, layer)
 
     def query_key_value(self, x: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Three products of x, or parts of one, as heads: [n_embd_head, n_head or n_head_kv, n_tokens]."""
+        """Query, key and value of x (three products, or parts of one): [n_embd_head, n_head or n_head_kv, n_tokens]."""
         h, at, ctx, heads = self.hparams, self.hparams.layers[layer], self.ctx, []
         kinds = (("Qcur", "q", h.n_embd_head_k, at.n_head), ("Kcur", "k", h.n_embd_head_k, at.n_head_kv),
                  ("Vcur", "v", h.n_embd_head_v, at.n_head_kv))
@@ -146,14 +146,14 @@ class Builder:
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, layer: int, *, scale: float | None = None,
                   sinks: Tensor | None = None, unpack: Tensor | None = None) -> Tensor:
-        """Store k and v, attend with q to all rows that the mask shows -> [width of a head * n_head, n_tokens].
+        """Store k and v, attend with q to all rows that the mask admits -> [width of a head * n_head, n_tokens].
 
-        q[n_embd_head_k, n_head, n_tokens], k[n_embd_head_k, n_head_kv, n_tokens], v alike.  `unpack`
-        [n_embd_head_v, width, n_head] makes each head's result from what it gathered.
+        q[n_embd_head_k, n_head, n_tokens], k[n_embd_head_k, n_head_kv, n_tokens], v of k's shape with n_embd_head_v.
+        `unpack` [n_embd_head_v, width, n_head] is multiplied with each head's weighted sum of values.
         """
         ctx, h, at, n_kv = self.ctx, self.hparams, self.hparams.layers[layer], self.n_kv
         last = not self.shape.n_outputs and layer == h.n_layer - 1
-        # Where nothing comes after the caches of the last layer, nobody asks.
+        # In the last layer of a graph without outputs no node reads q.
         self.expand(*((v, k) if last else (q, v, k)))
         k_all, v_all = self.store(k, v, layer)
         if last:
@@ -182,7 +182,7 @@ class Builder:
         return self.name(out, "kqv_out", layer)
 
     def unreached(self, layer: int) -> Tensor:
-        """A stand-in, of its shape, for what attention would give: no graph has it."""
+        """A tensor of the shape of attention's result, for a graph without outputs; it is never part of the graph."""
         h, at = self.hparams, self.hparams.layers[layer]
         width = h.latent.head_v if h.latent else h.n_embd_head_v
         return self.ctx.tensor("f32", (width * at.n_head, self.n_tokens), f"kqv_out-{layer}")
@@ -209,7 +209,7 @@ class Builder:
         return k_all, v_all
 
     def v_places(self, width: int) -> Tensor:
-        """The places of a batch's values in a transposed V whose rows have `width` elements."""
+        """The indices (i64) of a batch's values in a transposed V whose rows have `width` elements."""
         places = self.inputs.v_rows
         if width not in places:
             places[width] = self.ctx.tensor("i64", width * self.n_tokens, "attn_inp_v_idxs", input=True)
@@ -253,7 +253,7 @@ class Builder:
         return self.name(self.ctx.add(x, y), name, layer)
 
     def logits(self, x: Tensor) -> Tensor:
-        """The embedding stands in for a missing output matrix."""
+        """The logits of x; the embedding replaces a missing output matrix."""
         h = self.hparams
         tied = self.weights.get("output.weight") is None
         x = self.ctx.mul_mat(self.weights["token_embd.weight" if tied else "output.weight"], x)
@@ -271,7 +271,7 @@ def heads_of(ctx: Context, cache: Tensor, n_head: int, n_rows: int) -> Tensor:
 
 
 def rope_factors(h: Hparams, weights: Weights, cache: KVCache) -> Tensor | None:
-    """What the angles are divided by; some models have two tables, one for contexts beyond what they were made for."""
+    """The divisors of rope's angles; some models have two tables, one for contexts beyond the original length."""
     factors = weights.get("rope_freqs.weight")
     if factors is None and h.longrope:
         factors = weights.get(f"rope_factors_{'long' if cache.n_ctx > h.rope.n_ctx_orig else 'short'}.weight")

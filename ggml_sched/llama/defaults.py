@@ -1,6 +1,6 @@
-"""Which backend runs a model when the caller names none, and which one a name means.
+"""The default backend of a model, and backends by name.
 
-Owns the decision: ggml's kernels where its library is installed and works, otherwise our own.
+Owns the choice of the default: ggml's kernels where its library is installed and works, otherwise our own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ggml_sched.errors import Error
 __all__ = ["NAMES", "default_backend", "named_backends"]
 
 NAMES = ("cpu", "cuda", "ggml")
-"""What `named_backends` knows; "cuda:N" means device N, "ggml:DEVICE" another device of ggml's."""
+"""Names that `named_backends` accepts; "cuda:N" means device N, "ggml:DEVICE" another device of ggml's."""
 
 
 def default_backend(n_threads: int | None = None) -> Backend:
@@ -25,9 +25,10 @@ def default_backend(n_threads: int | None = None) -> Backend:
 
 
 def named_backends(names: Sequence[str], n_threads: int | None = None) -> list[Backend]:
-    """A backend for each name; CPU for one of a kind, CPU0, CPU1, ... for several.  `cuda cuda` are devices 0 and 1.
+    """A backend for each name.  A single CPU backend is named CPU, several CPU0, CPU1, ..., and so for other types;
+    `cuda cuda` means devices 0 and 1.
 
-    ValueError for an unknown name, what the backend raises where it is not there; then none stays open.
+    ValueError for an unknown name; the error of a backend that cannot be opened passes through.  Then none stays open.
     """
     made: list[Backend] = []
     try:

@@ -1,4 +1,4 @@
-"""What can go wrong with a running model, beside what files, graphs and backends raise."""
+"""Errors of running models; files, graphs and backends have others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ChatTemplateError", "ContextFull", "ModelBusy", "ModelClosed", "Samp
 
 
 class ContextFull(Error, ValueError):
-    """More tokens than the model's context has room for; `n_past`, `n_tokens` and `n_ctx` say how many."""
+    """Tokens do not fit into the model's context; `n_past`, `n_tokens` and `n_ctx` have the numbers of tokens."""
 
     def __init__(self, message: str, n_past: int = 0, n_tokens: int = 0, n_ctx: int = 0) -> None:
         super().__init__(message)
@@ -28,17 +28,17 @@ class ModelBusy(Error):
 
 
 class SequenceError(Error, ValueError):
-    """What was asked of a sequence cannot be done to its state: a recurrent one cut short, shared positions moved."""
+    """An operation that a sequence's state does not allow: truncating a recurrent one, moving shared positions."""
 
 
 class StateFormatError(FileFormatError):
-    """A saved sequence that is damaged, or that another model or cache layout saved."""
+    """A saved sequence that is damaged, or was saved from another model or cache layout."""
 
 
 class TokenizerError(Error, ValueError):
-    """A vocabulary that cannot be used, or text and ids that it cannot hold.
+    """A vocabulary that cannot be used, or text and ids that cannot be encoded or decoded with it.
 
-    `field` names the file's metadata field that is wrong, or is None where the file is not to blame.
+    `field` names the file's metadata field that is wrong; None where the fault is not in the file.
     """
 
     def __init__(self, message: str, field: str | None = None) -> None:
@@ -50,8 +50,8 @@ class TokenizerError(Error, ValueError):
 
 
 class ChatTemplateError(Error, ValueError):
-    """A chat template that is wrong, that refuses the messages, or that asks for too much time or memory."""
+    """A chat template that is wrong, that refuses the messages, or that exceeds its limits of time or memory."""
 
 
 class SamplingError(Error, ValueError):
-    """Logits from which no token can be chosen: NaN, or a row of another width than before."""
+    """Logits from which no token can be chosen: NaN, no finite logit, or another number of them than before."""

@@ -1,4 +1,4 @@
-"""The block of experts: a router, and the feed-forward units that it chooses for each token.
+"""The experts block: a router, and the feed-forward units that the router chooses for each token.
 
 Owns nothing.  Corresponds to llama.cpp's build_moe_ffn.
 """
@@ -11,11 +11,11 @@ from ggml_sched.llama.builder import Builder
 __all__ = ["experts"]
 
 MIN_EXPERT_WEIGHT = 6.103515625e-5
-"""The sum of the chosen experts' weights is kept above the smallest normal f16."""
+"""The smallest normal f16: the lower bound of the sum of the chosen experts' weights, by which they are divided."""
 
 
 def experts(b: Builder, x: Tensor, layer: int, kind: str = "swiglu") -> Tensor:
-    """The sum of the n_used best experts of each token, weighted by the router; with biases where the model has them.
+    """The weighted sum of each token's n_used best experts, weights by the router; biases where the model has them.
 
     x[n_embd, n_tokens] -> [n_embd, n_tokens].  `kind`: "swiglu", "geglu", or "swiglu_oai".
     """
@@ -36,7 +36,7 @@ def experts(b: Builder, x: Tensor, layer: int, kind: str = "swiglu") -> Tensor:
     if e.gating != "chosen":
         scores = name(ctx.soft_max(scores) if e.gating == "softmax" else ctx.sigmoid(scores), "probs")
     bias = b.weights.get(f"blk.{layer}.exp_probs_b.bias")
-    # The bias changes who is chosen, not how much is made of them.
+    # The bias changes which experts are chosen, not their weights.
     ranked = scores if bias is None else name(ctx.add(scores, bias), "probs_biased")
     order = name(ctx.argsort(ranked, "desc"), "argsort")
     chosen = name(ctx.view_2d(order, e.n_used, n, order.nb[1]), "topk")

@@ -1,7 +1,7 @@
-"""Text or ids that are generated while they are asked for.
+"""Generates text or ids lazily: each `next()` evaluates what it needs.
 
-Owns what was generated so far and why it ended.  Invariant: `tokens` are all that was chosen, `text` what they say as
-far as it is certain; a token that was chosen is evaluated when the next one is asked for.
+Owns the tokens and the text generated so far, and the reason for the end.  Invariant: `tokens` are all chosen tokens,
+`text` is their text as far as no later token can change it; a chosen token is evaluated when the next one is requested.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["Generation", "Options", "Stats"]
 
 SAMPLING = frozenset(signature(Sampler).parameters)
-"""What a Sampler takes."""
+"""The names of a Sampler's arguments."""
 
 
 @dataclass(slots=True)
 class Stats:
-    """Numbers of tokens, and seconds: `n_cached` of the prompt's were in the cache already."""
+    """Numbers of tokens, and seconds; `n_cached` tokens of the prompt were in the cache already."""
 
     n_prompt: int = 0
     n_cached: int = 0
@@ -38,12 +38,12 @@ class Stats:
     n_evaluated: int = 0
     """Generated tokens that were evaluated."""
     seconds: float = 0.0
-    """Of evaluating and choosing those."""
+    """The time of evaluating and choosing these tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """When to end, and how to choose."""
+    """When a generation ends, and how it chooses tokens."""
 
     n: int | None
     sampler: Callable[[np.ndarray], int]
@@ -52,7 +52,7 @@ class Options:
     n_keep: int
     ignore_eos: bool
     is_ours: bool
-    """Whether the sampler was made for this generation, so that its penalties look at the prompt, too."""
+    """Whether the sampler was made for this generation; then its penalties apply to tokens of the prompt, too."""
 
     @classmethod
     def checked(cls, n, sampler, sampling: dict, stop, shift: bool, n_keep: int, ignore_eos: bool) -> Options:
@@ -80,21 +80,21 @@ class Options:
 class Generation:
     """An iterator over pieces of text, or over ids; made by `Model.generate` and `Model.chat`.
 
-    `finish_reason`: None while it goes on, then "length", "eos" or "stop".  `tokens`, `text`: so far.
+    `finish_reason`: None until the end, then "length", "eos" or "stop".  `tokens`, `text`: generated so far.
     """
 
     def __init__(self, sequence: Sequence, prompt: list[int], options: Options, tokenizer=None, echo: str | bool = "",
                  whole: bool = False) -> None:
-        """`whole`: the prompt is all that the sequence shall hold, not what follows."""
+        """`whole`: `prompt` replaces the content of the sequence instead of continuing it."""
         self.finish_reason: str | None = None
         self.tokens: list[int] = []
         self.text = ""
         self.stats = Stats(n_prompt=len(prompt))
         self._sequence, self._pending, self._options, self._whole = sequence, prompt, options, whole
         self._logits: np.ndarray | None = None
-        """Of what was evaluated, until a token is chosen."""
+        """[n_vocab], after the last evaluated token; None once a token was chosen from them."""
         self._before: int | None = None
-        """Tokens that the sequence had before an evaluation that has not returned."""
+        """The number of tokens of the sequence before an evaluation that has not returned; None at other times."""
         self._is_text = tokenizer is not None
         self._echo: str | list[int] = echo if isinstance(echo, str) else list(prompt) if echo else []
         if tokenizer is None and options.stop:
@@ -126,7 +126,7 @@ class Generation:
                 raise StopIteration
 
     def read(self) -> str:
-        """Go on to the end; all text that was generated."""
+        """Generate to the end; returns all generated text."""
         for _ in self:
             pass
         return self.text
@@ -138,7 +138,7 @@ class Generation:
     # -- inside --------------------------------------------------------------------------
 
     def _next_token(self) -> int | None:
-        """Evaluate what is pending and choose; None at an end."""
+        """Evaluate the pending tokens and choose the next one; None at the end."""
         options = self._options
         if options.n is not None and len(self.tokens) >= options.n or not self._has_room():
             return self._end("length")
@@ -156,7 +156,7 @@ class Generation:
         if token in self._ends:
             return self._end("eos")
         self._pending, self._logits = [token], None
-        self.tokens += (token,)         # no call, behind which a signal could part this from the line before
+        self.tokens += (token,)         # no call: a signal could interrupt between it and the line before
         if self._stream is not None:
             self._stream.feed(token)
             if self._stream.stopped:
@@ -182,21 +182,21 @@ class Generation:
             n = sequence.keep_common(self._pending)
             self._pending, self._whole, self.stats.n_cached = self._pending[n:], False, n
         if self._before is not None and sequence.n_past == self._before + len(self._pending):
-            # It was evaluated, and interrupted on the way back.
+            # The evaluation was complete when an interrupt hit its return: remove its token, and repeat it.
             sequence.truncate(sequence.n_past - 1)
             self._pending = self._pending[-1:]
         self._before = sequence.n_past
         return sequence.eval(self._pending, last_only=True)[0]
 
     def _has_room(self) -> bool:
-        """Whether the next token fits, after forgetting some where that is asked for; the prompt's must fit."""
+        """Whether the next token fits, if need be after a context shift (option `shift`); a prompt must fit without."""
         sequence, options = self._sequence, self._options
         if not self.tokens or sequence.model.n_free:
             return True
         if options.shift and sequence.n_past - options.n_keep >= 2:
             try:
                 sequence.shift(options.n_keep, (sequence.n_past - options.n_keep) // 2)
-            except SequenceError:       # a recurrent state, learned positions, or rows that others hold, too
+            except SequenceError:       # a recurrent state, learned positions, or rows shared with other sequences
                 return False
             return True
         return False
@@ -215,9 +215,9 @@ class Generation:
 
 
 class _Stream:
-    """Text of ids as far as it is certain, up to the first stop string.
+    """The text of ids up to the first stop string, as far as no later id can change it.
 
-    `continuing`: the text goes on after another one, so that a space before its first word belongs to it.
+    `continuing`: the text continues another one, so that a space before its first word is part of it.
     """
 
     def __init__(self, tokenizer, stop: Iterable[str], continuing: bool) -> None:
@@ -231,12 +231,12 @@ class _Stream:
         self._add(self._texts.feed(token))
 
     def flush(self) -> None:
-        """No token follows: what was held back is certain."""
+        """Add the text that was held back: no token follows."""
         self._add(self._texts.flush())
         self._ready += self._stops.flush()
 
     def take(self) -> str:
-        """What is certain and was not taken yet."""
+        """The certain text that no earlier call has returned."""
         ready, self._ready = self._ready, ""
         return ready
 

@@ -1,10 +1,10 @@
-"""Opens GGUF model files: one, or all parts of a split one.
+"""Opens GGUF model files: a single file, or all parts of a split model.
 
-Owns the read-only mapping of each file.  Invariant: every tensor of an open file lies inside it; what is wrong with a
-file raises FileFormatError.  Corresponds to ggml's gguf_init_from_file.
+Owns the read-only mapping of each file.  Invariant: every tensor of an open file lies inside it; an invalid file raises
+FileFormatError.  Corresponds to ggml's gguf_init_from_file.
 
-Opening touches no weights.  A model in several parts ("-00001-of-00003.gguf") is opened by its first part, which has
-the metadata; the others are found beside it, and `tensors` are those of all of them.
+Opening reads no weights.  A split model ("-00001-of-00003.gguf") is opened by its first part, which has the metadata;
+the other parts are found in the same folder, and `tensors` are those of all parts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GGUFFile:
     """An open file: `.name .version .alignment .metadata .tensors`, `.memory`, `.data(info)`, `.parts`.
 
     `metadata` maps keys to int, float, bool, str or `Array`; `tensors` maps names to `TensorInfo`; `parts` are the
-    files of a model in several, this one first.  A context manager.  `close()` is idempotent; arrays taken from the
+    files of a split model, this one first.  A context manager.  `close()` is idempotent; arrays taken from the
     file keep its memory alive.
     """
 
@@ -70,11 +70,11 @@ class GGUFFile:
 
     @property
     def mapped(self) -> bool:
-        """Whether the bytes are those of a file, which the host reads when they are looked at."""
+        """Whether the bytes are a memory-mapped file, whose pages the host reads at their first access."""
         return self._mapping is not None
 
     def bring(self, start: int, stop: int) -> None:
-        """Have bytes start .. stop of this part in memory: a mapped file is read when it is looked at.
+        """Read bytes start .. stop of this part into memory now instead of at their first access.
 
         FileFormatError where the file has become shorter since it was opened.
         """
@@ -89,13 +89,13 @@ class GGUFFile:
         except (AttributeError, OSError) as error:
             if getattr(error, "errno", errno.EINVAL) != errno.EINVAL:
                 raise FileFormatError(f"{self.name}: bytes {start} .. {stop} cannot be read: {error}") from error
-            # A host that does not know this advice.
+            # The host does not support this advice: touch every page instead.
             self.memory[start:stop : mmap.PAGESIZE].max()
 
     def forget(self, start: int, stop: int) -> None:
-        """Bytes start .. stop of this part are not needed soon: let their pages go, as far as the host does that."""
+        """Release the pages of bytes start .. stop of this part, which are not needed soon, where the host can."""
         if self._mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
-            first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE      # the page before may serve a neighbour
+            first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE      # the page before may hold bytes of another tensor
             if stop > first:
                 with contextlib.suppress(OSError):
                     self._mapping.madvise(mmap.MADV_DONTNEED, first, stop - first)
@@ -105,13 +105,13 @@ class GGUFFile:
         return self._memory is None
 
     def close(self) -> None:
-        """Let go of the file; idempotent.  The mapping ends with the last array taken from it."""
+        """Close the file; idempotent.  It is unmapped when the last array taken from it is freed."""
         for part in self.parts[1:]:
             part.close()
         self._memory = None
         mapping, self._mapping = self._mapping, None
         if mapping is not None:
-            # While arrays look at it, it stays: it is unmapped when the last of them goes.
+            # Arrays still export the mapping: it is unmapped when the last of them is freed.
             with contextlib.suppress(BufferError):
                 mapping.close()
 
@@ -128,9 +128,9 @@ class GGUFFile:
 def open_gguf(source) -> GGUFFile:
     """Open a model: a path (mapped, not read), bytes or another buffer, or a binary file object (read whole).
 
-    A path may be that of the first part of a split model.  Raises FileFormatError for whatever is wrong with the
-    contents, FileNotFoundError or another OSError when the file cannot be opened.  A mapped file must not be shortened
-    while it is open.
+    A path may be that of the first part of a split model.  Raises FileFormatError for invalid contents,
+    FileNotFoundError or another OSError when the file cannot be opened.  A mapped file must not be shortened while it
+    is open.
     """
     if isinstance(source, (str, os.PathLike)):
         name = os.fsdecode(source)
@@ -172,7 +172,7 @@ def _split_field(file: GGUFFile, key: str, default: int) -> int:
 
 
 def _with_parts(first: GGUFFile) -> GGUFFile:
-    """The file, joined by the other parts of its model, if there are any."""
+    """The file, with the other parts of a split model added."""
     n_parts, number = _split_field(first, "split.count", 1), _split_field(first, "split.no", 0)
     if n_parts < 2:
         return first
@@ -207,7 +207,7 @@ def _map(path: str) -> mmap.mmap:
         mode = os.stat(path).st_mode
     except ValueError as error:  # a zero byte in the path
         raise FileFormatError(f"{path!r}: not a path: {error}") from error
-    # Looked at before it is opened: opening a pipe would wait for a writer.
+    # Checked before it is opened: opening a pipe would block until a writer opens it.
     if not stat.S_ISREG(mode):
         what = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
         raise FileFormatError(f"{path}: {what}, not a GGUF file")

@@ -1,10 +1,10 @@
 """Reads the head of a GGUF file: metadata, and where each tensor's bytes are.
 
-Invariant: nothing is read outside the file and nothing is allocated for a count that the bytes left could not hold;
-every tensor lies inside the file, aligned, apart from the others.  Whatever is wrong with a file raises FileFormatError
+Invariant: nothing is read outside the file, and nothing is allocated for a count of items that do not fit into the
+remaining bytes; every tensor lies inside the file, aligned, without overlap.  An invalid file raises FileFormatError
 naming the file, the byte and the field.
 
-Arrays are parsed when they are looked at: reading scans the lengths of their strings, no more.
+The elements of arrays are parsed at access; reading the head only scans the lengths of their strings.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ TYPES = {int(kind): kind for kind in Type}
 class TensorInfo:
     """One tensor of a file: `ne` innermost first, `offset` in bytes from the start of the file.
 
-    `type` is a bare number where this package does not know it; `nbytes` is 0 then.  `part` counts the files of a model
-    that is split into several.
+    `type` is an int where this package does not know the type; `nbytes` is 0 then.  `part` is the index of the file
+    in a split model.
     """
 
     name: str
@@ -59,7 +59,7 @@ class TensorInfo:
 
 
 class Reader:
-    """A position in the file that never leaves it."""
+    """Reads values from a position in the file, which never lies outside the file."""
 
     def __init__(self, name: str, memory: memoryview) -> None:
         self.name = name
@@ -83,7 +83,7 @@ class Reader:
         return value
 
     def count(self, what: str, each: int, limit: int) -> int:
-        """How many things of at least `each` bytes follow."""
+        """Read the number of items that follow, each at least `each` bytes long."""
         n = self.number(Kind.U64, f"the number of {what}")
         if n > limit or n > (self.size - self.pos) // each:
             self.pos -= 8
@@ -208,9 +208,9 @@ class Reader:
         number = self.number(Kind.U32, f"the type of {what}")
         kind = TYPES.get(number)
         if kind is None:
-            # Not ours to refuse: the architecture may have no use for the tensor.
+            # No error yet: the architecture may not use the tensor.
             return name, number, ne, self.number(Kind.U64, f"the offset of {what}"), 0
-        nbytes = kind.type_size  # of a Python int: it cannot wrap
+        nbytes = kind.type_size  # a Python int, which cannot overflow
         for extent in ne:
             nbytes *= extent
         if min(ne) < 1 or ne[0] % kind.block_size:
@@ -238,7 +238,7 @@ class Reader:
 
 
 def alignment_of(metadata: dict, name: str) -> int:
-    """To what the tensors of a file are aligned, in bytes."""
+    """The alignment of a file's tensors, in bytes."""
     value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(value) is not int or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
         raise FileFormatError(

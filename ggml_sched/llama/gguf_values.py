@@ -1,6 +1,6 @@
-"""The values of a GGUF file's metadata: their kinds, how they are stored, and arrays that are read when asked for.
+"""The values of a GGUF file's metadata: their kinds, how they are stored, and arrays whose elements are read at access.
 
-Owns the numbers of the kinds.  Invariant: an `Array` was checked when its file was opened: whatever is asked of it lies
+Owns the numbers of the kinds.  Invariant: an `Array` was checked when its file was opened: all of its elements lie
 inside the file.
 """
 
@@ -51,11 +51,11 @@ U64 = SCALARS[Kind.U64]
 
 
 class Array(Sequence):
-    """An array of a file's metadata: its elements are read when asked for.
+    """An array of a file's metadata, whose elements are read at access.
 
-    `kind` is that of the elements.  Strings come as str; bytes that are not UTF-8 come as lone
+    `kind` is the kind of the elements.  Strings come as str; bytes that are not UTF-8 come as lone
     surrogates (PEP 383), so that `raw(i)` is always `a[i].encode("utf-8", "surrogateescape")`.
-    It keeps the mapping alive, also after the file was closed.
+    An array keeps the mapping alive, also after the file was closed.
     """
 
     __slots__ = ("_memory", "_starts", "_values", "kind")
@@ -86,7 +86,7 @@ class Array(Sequence):
             end = starts[-1] + 8 + U64.unpack_from(self._memory, starts[-1])[0]
         ends = starts[1:]
         ends.append(end)
-        # They lie one behind the other: sliced from one copy, which costs a third of slicing the mapping.
+        # The strings are contiguous: slicing one copy of them costs a third of slicing the mapping.
         base = starts[0] if starts else 0
         data = bytes(self._memory[base:end])
         for start, stop in zip(starts, ends, strict=True):
@@ -111,7 +111,7 @@ class Array(Sequence):
     def __eq__(self, other) -> bool:
         return isinstance(other, Sequence) and not isinstance(other, str) and self.tolist() == list(other)
 
-    __hash__ = None    # type: ignore[assignment]  # what Python itself writes for a class with __eq__ alone
+    __hash__ = None    # type: ignore[assignment]  # as Python sets it for a class that defines __eq__ alone
 
     def __repr__(self) -> str:
         return f"<Array of {len(self)} {self.kind.name}>"

@@ -1,6 +1,6 @@
 """Writes GGUF model files: for synthetic models and tests.
 
-Owns nothing.  Invariant: what it writes, `open_gguf` reads back equal.  Corresponds to ggml's
+Owns nothing.  Invariant: `open_gguf` reads equal values from a written file.  Corresponds to ggml's
 gguf_write_to_file.
 """
 
@@ -28,7 +28,7 @@ def write_gguf(file, metadata: Mapping[str, Any], tensors, *, alignment: int = D
 
     `metadata` values: bool, int (u32, or the smallest of i32, u64 and i64 that holds it), float (f32), str,
     lists and numpy arrays of one of these, or `(Kind, value)`.  `tensors` maps names to numpy arrays (f32,
-    f16, f64 or signed ints, shape reversed as always) or to `(type, ne, bytes)`, `ne` innermost first.
+    f16, f64 or signed ints; their shape is `ne` reversed) or to `(type, ne, bytes)`, `ne` innermost first.
     """
     metadata = dict(metadata)
     if alignment != DEFAULT_ALIGNMENT:

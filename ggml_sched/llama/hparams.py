@@ -1,11 +1,11 @@
 """The hyperparameters of a model, from a file's metadata.
 
-Owns their checking.  Invariant: every number of an `Hparams` is of its type, finite, in its range
+Owns the checks.  Invariant: every number of an `Hparams` is of its type, finite, in its range
 and consistent with the others, so that building a graph needs no further checks.  Corresponds to
 llama.cpp's llama_hparams and load_hparams.
 
-What only some architectures have (windows, experts, latent attention, recurrent states) has a default here
-that stands for its absence; the module of an architecture says otherwise in its `hparams`.
+A feature of some architectures (windows, experts, latent attention, recurrent states) is absent by default; the
+`hparams` function of an architecture's module sets it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["MAX_MAGNITUDE", "Experts", "Hparams", "Latent", "Layer", "Metadata",
            "with_windows"]
 
 MAX_MAGNITUDE = 1e6
-"""Nothing is multiplied by more to make up for a longer context."""
+"""The largest factor by which rope may scale values for a longer context."""
 TINY = 1e-6
-"""No frequency base and no divisor is smaller."""
+"""The smallest frequency base, and the smallest divisor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The arguments of the rope op.  `attn_factor` is what the op is given: it multiplies that by what YaRN adds."""
+    """The arguments of the rope op.  The op multiplies `attn_factor` by YaRN's magnitude itself."""
 
     n_dims: int
     n_ctx_orig: int
@@ -39,19 +39,19 @@ class Rope:
     beta_slow: float = 1.0
     mode: str = "normal"
     k_first: int = 0
-    """Which element of a head of the K cache is the first that turns."""
+    """The first element, in a head of the K cache, that rope rotates."""
     log_mul: float = 0.0
-    """YaRN's mscale_all_dim, of DeepSeek."""
+    """YaRN's mscale_all_dim (DeepSeek)."""
 
     @property
     def yarn_magnitude(self) -> float:
-        """What the op multiplies by beside attn_factor when it extrapolates."""
+        """The factor by which the op multiplies its result, beside attn_factor, when it extrapolates."""
         return 1.0 + 0.1 * math.log(1.0 / self.freq_scale) if self.ext_factor else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What may differ from layer to layer: heads, widths, how far back attention looks (0: everywhere)."""
+    """What may differ from layer to layer: numbers of heads, widths, and attention's window in tokens (0: none)."""
 
     n_head: int = 0
     n_head_kv: int = 0
@@ -72,28 +72,29 @@ class Experts:
     n_used: int
     n_ff: int
     n_dense_layers: int = 0
-    """The first layers have a plain feed-forward unit."""
+    """The number of layers, from the first on, that have a plain feed-forward unit."""
     n_shared: int = 0
-    """Experts that every token uses, joined to one that is so many times as wide."""
+    """Experts that every token uses; files store them as one expert, `n_shared` times as wide."""
     n_ff_shared: int = 0
     gating: str = "softmax"
-    """Weights of experts: "softmax" or "sigmoid" over all, "chosen": softmax over the chosen ones."""
+    """How scores become weights: "softmax" over all experts, "sigmoid" of each, "chosen": softmax over the chosen."""
     normalise: bool = True
     scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Multi-head latent attention: keys and values are kept as a vector of n_kv elements and a turned part."""
+    """Multi-head latent attention: a token's latent vector of n_kv elements, and a part rotated by rope, give its keys
+    and values."""
 
     n_q: int
-    """The width that queries are squeezed through; 0: they are not."""
+    """The rank of the queries' low-rank projection; 0: a full matrix."""
     n_kv: int
     head_k: int
-    """The width of a head's key before it is absorbed, its turned part (rope.n_dims) included."""
+    """The width of a head's key before absorption, including its rotated part (rope.n_dims)."""
     head_v: int
     absorbed: bool
-    """Whether the cache has the latent vector (one head), or the keys and values made from it."""
+    """Whether the cache stores the latent vector (as one head), or the keys and values computed from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +132,11 @@ class Hparams:
     final_softcap: float = 0.0
     embd_scale: float = 1.0
     n_positions: int = 0
-    """Positions that have a learned vector; 0 where none has."""
+    """The number of learned position vectors; 0 for a model without."""
     fused_qkv: bool = False
     """Whether query, key and value are one matrix."""
     longrope: bool = False
-    """Whether a table of factors belongs to contexts up to rope.n_ctx_orig and another one to longer ones."""
+    """Whether there are two tables of rope factors: for contexts up to rope.n_ctx_orig, and for longer ones."""
 
     @property
     def n_layer(self) -> int:
@@ -143,7 +144,7 @@ class Hparams:
 
     @property
     def n_head(self) -> int:
-        """Query heads of the layer that has most."""
+        """The largest number of query heads of a layer."""
         return max(layer.n_head for layer in self.layers)
 
     @property
@@ -160,12 +161,12 @@ class Hparams:
 
     @property
     def recurrent(self) -> bool:
-        """Whether some layer has a state beside, or instead of, rows for tokens."""
+        """Whether some layer has a recurrent state."""
         return any(layer.recurrent for layer in self.layers)
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """The different windows of its attention layers, ascending; 0 is none."""
+        """The different windows of the attention layers, ascending; 0 is none."""
         return tuple(sorted({layer.window for layer in self.layers if layer.n_embd_k}))
 
 
@@ -173,12 +174,12 @@ def base_hparams(file: GGUFFile, arch: str, *, norm: str = "rms", mode: str | No
                  ff: bool = True) -> Hparams:
     """The hyperparameters under the names that most architectures share.
 
-    `mode` of rope, None without; `ff`: whether layers must have a feed-forward width.  Raises FileFormatError for a
-    missing or senseless one.
+    `mode`: of rope, None for a model without rope; `ff`: whether layers must have a feed-forward width.  Raises
+    FileFormatError for a missing or invalid hyperparameter.
     """
     meta = Metadata(file, arch)
     n_embd = meta.integer("embedding_length")
-    # More layers than tensors cannot be, and nothing is made for layers before this is known.
+    # A layer has at least one tensor; this bounds what a hostile file makes us allocate per layer.
     n_layer = meta.integer("block_count", high=max(len(file.tensors), 1))
     heads = meta.integers("attention.head_count", n_layer)
     heads_kv = meta.integers("attention.head_count_kv", n_layer) if meta.has("attention.head_count_kv") else heads
@@ -214,7 +215,7 @@ def base_hparams(file: GGUFFile, arch: str, *, norm: str = "rms", mode: str | No
 
 
 def n_vocab(meta: Metadata) -> int:
-    """Rows of the embedding."""
+    """The number of rows of the embedding."""
     tensors = meta.file.tensors
     rows = tensors["token_embd.weight"].ne[1:2] if "token_embd.weight" in tensors else ()
     tokens = meta.file.metadata.get("tokenizer.ggml.tokens")
@@ -223,7 +224,7 @@ def n_vocab(meta: Metadata) -> int:
 
 
 def read_experts(meta: Metadata, n_ff: int) -> Experts | None:
-    """Experts as Mixtral has them, None for a model without."""
+    """The numbers of experts as Mixtral's files have them; None for a model without experts."""
     n, n_used = meta.integer("expert_count", 0, low=0), meta.integer("expert_used_count", 0, low=0)
     if n_used > n or (n and not n_used):
         raise meta.fail(f"{n_used} of {n} experts are used")
@@ -233,7 +234,7 @@ def read_experts(meta: Metadata, n_ff: int) -> Experts | None:
 def with_windows(h: Hparams, meta: Metadata, window: int, period: int, rope: Rope | None = None) -> Hparams:
     """Sliding windows for all but the last of each `period` layers, or for those that the file names.
 
-    Those layers turn as `rope` says, if need be by a frequency base of their own.
+    `rope` is for the layers with a window, with the file's frequency base for these where it has one.
     """
     rope = rope or h.rope
     rope = replace(rope, freq_base=meta.number("rope.freq_base_swa", rope.freq_base, low=TINY))
@@ -250,16 +251,16 @@ def read_rope(meta: Metadata, head_k: int, n_ctx_train: int, mode: str) -> Rope:
     if n_dims % 2:
         raise meta.fail(f"rope turns {n_dims} dimensions: not an even number")
     kind = meta.string("rope.scaling.type", "linear")
-    # Older files have the factor of linear scaling under a name of its own.
+    # Older files have the factor of linear scaling under another name, rope.scale_linear.
     factor = meta.number("rope.scaling.factor", meta.number("rope.scale_linear", 1.0)) or 1.0
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise meta.fail(f"rope scaling {kind!r}; known: none, linear, yarn, longrope")
     freq_scale = 1.0 if kind == "none" else 1.0 / max(factor, TINY)
-    # rope.scaling.yarn_ext_factor and its like are for other architectures: llama.cpp does not read them for these.
+    # llama.cpp does not read rope.scaling.yarn_ext_factor and similar keys for these architectures.
     ext_factor = 1.0 if kind == "yarn" else 0.0
     log_mul = 0.0
     if meta.arch == "deepseek2":
-        # These files have it multiplied by 0.1.
+        # These files store log_mul multiplied by 0.1.
         log_mul = meta.number("rope.scaling.yarn_log_multiplier", 0.0, high=100.0) / 0.1
     attn_factor = _yarn_factor(1.0 / freq_scale, log_mul) if ext_factor else 1.0
     rope = Rope(
@@ -278,12 +279,12 @@ def read_rope(meta: Metadata, head_k: int, n_ctx_train: int, mode: str) -> Rope:
 
 
 def magnitude(factor: float, mscale: float) -> float:
-    """YaRN's multiplier of what is turned, for contexts `factor` times as long."""
+    """YaRN's multiplier of rope's result, for contexts `factor` times as long as the original one."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def _yarn_factor(factor: float, log_mul: float) -> float:
     if not log_mul:
         return magnitude(factor, 1.0)
-    # DeepSeek 2 has one number for both of mscale and mscale_all_dim, unless that is 1.
+    # As in llama.cpp: files of DeepSeek 2 have one number for both mscale and mscale_all_dim.
     return magnitude(factor, log_mul if log_mul != 1 else 1.0) / magnitude(factor, log_mul)

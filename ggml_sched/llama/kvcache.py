@@ -1,12 +1,11 @@
-"""What a model remembers of the tokens it has seen: keys and values, and the states of recurrent layers.
+"""The cache of a model: keys and values of evaluated tokens, and the states of recurrent layers.
 
-Owns one buffer of each backend that holds layers.  Which row belongs to which token is not known here
-(`_cells` knows).  Invariant: a row that no token has written since `clear` or `clear_rows` is zero, so a masked row
-never brings a NaN into a product.
+Owns one buffer of each backend that holds layers.  `_cells` owns the map from rows to tokens.  Invariant: a row that no
+token has written since `clear` or `clear_rows` is zero, so a masked row never brings a NaN into a product.
 
     cache_k_l{i}    [n_embd_k, n_ctx], a row for each token
     cache_v_l{i}    [n_embd_v, n_ctx] with flash attention; without, the same extents hold the transposed matrix
-    cache_r_l{i}    [(n_conv - 1) * n_inner, n_seq], the inputs that a convolution needs again, a row for each sequence
+    cache_r_l{i}    [(n_conv - 1) * n_inner, n_seq], the last inputs of a convolution, a row for each sequence
     cache_s_l{i}    [n_state * n_inner, n_seq], the state of a recurrent layer
 
 Corresponds to llama.cpp's llama_kv_cache and llama_memory_recurrent.
@@ -27,16 +26,16 @@ from ggml_sched.llama.placement import Place
 __all__ = ["KVCache"]
 
 PLAIN = (Type.F32, Type.F16, Type.BF16)
-"""Types that the explicit softmax path reads transposed."""
+"""Types of V that attention without flash can read transposed."""
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
-"""Types that rows can be written in, by name."""
+"""Names of the types that a cache can have."""
 
 
 class KVCache:
-    """`k[l]`, `v[l]`, `r[l]`, `s[l]`: the tensors of layer l, None where it has none.
+    """`k[l]`, `v[l]`, `r[l]`, `s[l]`: the tensors of layer l, None where the layer has none.
 
-    `n_ctx` rows of `kv_type` (a Type or its name), states for `n_seq` sequences.  `flash`: laid out for flash
+    `n_ctx` rows of `kv_type` (a Type or its name), states for `n_seq` sequences.  `flash`: the layout for flash
     attention.  ValueError for a type that the layout, or the width of the rows, does not allow; OutOfMemory and
     PlacementError as backends raise them.
     """
@@ -70,7 +69,7 @@ class KVCache:
         except BaseException:
             self.close()
             raise
-        # A recurrent model's graphs read states only: one number of rows serves them all.
+        # Graphs without attention read no rows: 0 makes `padded` return 1 for every number of rows.
         self._padding = 0 if not any(self.k) else max(backend.kv_padding for backend in self.contexts)
 
     def _tensor(self, place: Place, name: str, layer: int, kind: Type, width: int, n_rows: int) -> Tensor:
@@ -81,7 +80,8 @@ class KVCache:
             return ctx.restore("NONE", plain.type, plain.ne, plain.nb, name=name, resident="kv")
 
     def padded(self, n_rows: int) -> int:
-        """How many rows attention reads when the first n_rows are in use: few numbers, so few different graphs.
+        """The number of rows that attention reads when the first n_rows are in use, rounded up so that tokens share
+        graphs.
 
         1 where no layer has attention.
         """
@@ -92,34 +92,34 @@ class KVCache:
     # -- clearing -------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Everything zero."""
+        """Zero all tensors."""
         for buffer in self.buffers.values():
             buffer.clear(0)
 
     def clear_rows(self, rows) -> None:
-        """These rows of every layer zero: what a failed evaluation may have written."""
+        """Zero these rows of every layer, which a failed evaluation may have written."""
         rows = _sorted(rows, self.n_ctx)
         self._put(rows, [tuple(np.zeros((len(rows), _row_bytes(t)), np.uint8) for t in pair)
                          for pair in self._attention()])
 
     def clear_state(self, row: int) -> None:
-        """The states of one sequence zero."""
+        """Zero the states of one sequence."""
         for t in self._states():
             t.backend.set_tensor(t, bytes(t.nb[1]), self._at(t, row))
 
     # -- moving rows ------------------------------------------------------------------------
 
     def read_rows(self, rows) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each attention layer the bytes of some rows, ascending: keys [m, bytes of a row] and values alike.
+        """For each attention layer the bytes of some rows, ascending: keys and values, each [m, bytes of a row].
 
-        They do not depend on `flash`.  ValueError for a row that is not there.
+        The bytes are the same with and without `flash`.  ValueError for a row outside the cache.
         """
         rows = _sorted(rows, self.n_ctx)
         return [(_read(k, rows), _read(v, rows) if self.flash else self._read_columns(v, rows))
                 for k, v in self._attention()]
 
     def write_rows(self, rows, data: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Write what `read_rows` gave, of a cache of this type, to some rows, ascending.
+        """Write `data`, which `read_rows` of a cache of this type returned, to some rows, ascending.
 
         FileFormatError for data of other shapes; then nothing was written.
         """
@@ -140,7 +140,7 @@ class KVCache:
                 v.backend.set_tensor(v, columns.reshape(-1))
 
     def _read_columns(self, v: Tensor, rows: np.ndarray) -> np.ndarray:
-        """Rows of a transposed V, as `_read` gives those of another."""
+        """Rows of a transposed V, in the form in which `_read` returns rows."""
         return self._transposed(v)[:, rows].transpose(1, 0, 2).reshape(len(rows), _row_bytes(v))
 
     def _transposed(self, v: Tensor) -> np.ndarray:
@@ -163,7 +163,7 @@ class KVCache:
         return out
 
     def write_state(self, row: int, states: Sequence[np.ndarray]) -> None:
-        """Write what `read_state` gave.  FileFormatError for other shapes; then nothing was written."""
+        """Write states that `read_state` returned.  FileFormatError for other shapes; then nothing was written."""
         tensors = self._states()
         if [np.shape(state) for state in states] != [(t.ne[0],) for t in tensors]:
             raise FileFormatError(f"saved states do not fit the {len(tensors)} of this cache")
@@ -171,7 +171,7 @@ class KVCache:
             t.backend.set_tensor(t, np.ascontiguousarray(state, np.float32).view(np.uint8), self._at(t, row))
 
     def copy_state(self, a: int, b: int) -> None:
-        """Give sequence b the states of sequence a."""
+        """Copy the states of sequence a to sequence b."""
         self.write_state(b, self.read_state(a))
 
     def _states(self) -> list[Tensor]:
@@ -185,7 +185,7 @@ class KVCache:
     # -- the end --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give the memory back; idempotent."""
+        """Free the memory; idempotent."""
         for buffer in self.buffers.values():
             buffer.close()
         for ctx in self.contexts.values():
@@ -207,7 +207,7 @@ def _row_bytes(t: Tensor) -> int:
 
 
 def _sorted(rows, n_ctx: int) -> np.ndarray:
-    """The rows as an ascending array; ValueError for others and for one twice."""
+    """The rows as an ascending array; ValueError for a row outside 0 .. n_ctx - 1, and for a repeated one."""
     rows = np.asarray(rows, np.int64).reshape(-1)
     if len(rows) and (rows[0] < 0 or rows[-1] >= n_ctx or (np.diff(rows) <= 0).any()):
         raise ValueError(f"rows are ascending numbers in 0 .. {n_ctx - 1}")
@@ -215,7 +215,7 @@ def _sorted(rows, n_ctx: int) -> np.ndarray:
 
 
 def _runs(rows: np.ndarray) -> list[tuple[int, int]]:
-    """Where rows follow one another: (first, one past the last) as places in `rows`."""
+    """The runs of consecutive rows, as pairs (first index, last index + 1) into `rows`."""
     cuts = np.flatnonzero(np.diff(rows) != 1) + 1
     return list(zip([0, *cuts.tolist()], [*cuts.tolist(), len(rows)], strict=True)) if len(rows) else []
 

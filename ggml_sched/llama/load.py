@@ -1,4 +1,4 @@
-"""From a GGUF file to a `Model`: checks the arguments, places weights and cache, and plans the first graph.
+"""Loads a `Model` from a GGUF file: checks the arguments, places weights and cache, and plans the first graph.
 
 Owns nothing that outlives a failure: after an exception no memory is held.  Corresponds to llama.cpp's
 llama_model_load_from_file and llama_init_from_model.
@@ -37,14 +37,14 @@ def load(path, backends: Sequence[Backend] | None = None, n_ctx: int | None = 51
          progress: Callable[[int, int], object] | None = None) -> Model:
     """Load a GGUF model from a path, a buffer of bytes or a binary file object.
 
-    `backends`, best first, default to one (`defaults.default_backend`), which the model closes; given ones stay the
-    caller's.  `place(name, layer)` says on which of them a weight or KV tensor lives (`layer` is None outside the
-    layers); without it layers are spread evenly.
+    `backends`, best first, default to one (`defaults.default_backend`), which the model closes; the model does not
+    close backends that the caller passes.  `place(name, layer)` returns the backend of a weight or KV tensor (`layer`
+    is None outside the layers); by default layers are spread evenly.
     The cache has `n_ctx` rows for the tokens of `n_seq` sequences together, evaluated `n_batch` at a time; None or 0:
-    as many as the model was trained with, if half of the memory that is free holds them.  `kv_type`: "f32", "f16",
+    as many as the model was trained with, or as fit into half of the free memory.  `kv_type`: "f32", "f16",
     "bf16", or with flash attention a block type like "q8_0".  `flash`: attention as one node; None: where the
-    backends have it.
-    `use_mmap=False` copies the weights.  `progress(done, total)` hears of bytes while they are brought.
+    backends support it.
+    `use_mmap=False` copies the weights.  `progress(done, total)` is called with bytes while weights are read.
 
     Raises FileFormatError for a file that is not a model this package runs, UnsupportedOp when no backend computes one
     of its nodes, OutOfMemory and PlacementError as the backends do.
@@ -99,13 +99,13 @@ def _checked_backends(backends) -> tuple[Backend, ...]:
 
 
 def has_flash(arch, hparams: Hparams, weights: Weights, cache: KVCache) -> bool:
-    """Whether attention can be one node in each layer, where the layer's cache is."""
+    """Whether the backend of each layer's cache computes attention of this model as one node."""
     graph = build_graph(arch, hparams, weights, cache, Shape(1, cache.padded(1), 1), True).graph
     return all(node.src[1].backend.supports_op(node) for node in graph.nodes if node.op == "FLASH_ATTN_EXT")
 
 
 def trained_context(h: Hparams, kv_type) -> int:
-    """The context that a model was trained with, or as much of it as half of the host's free memory holds."""
+    """The context length that a model was trained with, at most as many tokens as half of the free memory holds."""
     kind = Type[kv_type.upper()]
     row = sum(layer.n_embd_k + layer.n_embd_v for layer in h.layers) // kind.block_size * kind.type_size
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,6 +1,6 @@
 """Typed, checked reads of a GGUF file's metadata.
 
-Owns nothing.  Invariant: what comes out is of its type, finite and in its range, whatever the file holds.
+Owns nothing.  Invariant: every returned value is of its type, finite and in its range, whatever the file contains.
 Corresponds to llama.cpp's llama_model_loader::get_key and get_key_or_arr.
 """
 
@@ -14,15 +14,15 @@ from ggml_sched.llama.gguf import Array, GGUFFile
 __all__ = ["MAX_EXTENT", "MAX_F32", "MAX_POSITION", "Metadata"]
 
 MAX_EXTENT = 1 << 24
-"""No width, head count or vocabulary is larger."""
+"""The largest width, number of heads and vocabulary that a file may have."""
 MAX_POSITION = (1 << 31) - 1
 MAX_F32 = 3.4028234e38
 MAX_ARRAY = 1 << 16
-"""No list of a number for each layer is longer."""
+"""The largest length of a list with a number for each layer."""
 
 
 class Metadata:
-    """The metadata of one architecture: `{arch}.` is put before the keys."""
+    """The metadata of one architecture: methods take keys without their prefix `{arch}.`."""
 
     def __init__(self, file: GGUFFile, arch: str) -> None:
         self.file, self.arch = file, arch
@@ -41,7 +41,7 @@ class Metadata:
         return key, value
 
     def integer(self, key: str, default: int | None = None, low: int = 1, high: int = MAX_EXTENT) -> int:
-        """An int in low .. high; given for each layer, it must be the same for all."""
+        """An int in low .. high; a list of one for each layer must have equal elements."""
         key, value = self._get(key, default)
         if isinstance(value, Array):
             values = list(value) if 1 <= len(value) <= MAX_ARRAY else [0, 1]
@@ -85,7 +85,7 @@ class Metadata:
         return value
 
     def pattern(self, key: str, n: int, default: int) -> tuple[bool, ...]:
-        """Which of n layers have a sliding window: all but the last of each `period`, or as a list says."""
+        """Which of n layers have a sliding window: all but the last of each `period` layers, or those in a list."""
         value = self.file.metadata.get(f"{self.arch}.{key}", default)
         if isinstance(value, Array):
             flags = list(value)[:n] if n <= len(value) <= MAX_ARRAY else []

@@ -1,7 +1,8 @@
-"""A model that runs: evaluating tokens, its sequences, text.
+"""A loaded model: evaluates tokens, generates text, and has the sequences in its cache.
 
-Owns a runner and the backends that `load` made, and closes them.  Invariant: what a sequence says it holds is in the
-cache, and a call that raises leaves that as it was.  Corresponds to llama.cpp's llama_model and llama_context.
+Owns a runner and the backends that `load` made, and closes them.  Invariant: the cache holds exactly the tokens that
+each sequence lists, and a call that raises leaves both unchanged.  Corresponds to llama.cpp's llama_model and
+llama_context.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ class Model:
 
     @property
     def n_free(self) -> int:
-        """So many tokens, of any sequence, still fit."""
+        """The number of tokens, of all sequences together, that still fit."""
         return self._runner.cells.n_free
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        """Tokens that end a text or a turn, as the file names them."""
+        """Ids of the tokens that end a text or a turn, from the file."""
         if self._tokenizer is not None:
             return frozenset(self._tokenizer.eos_ids)
         named = (self.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
@@ -85,7 +86,7 @@ class Model:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The file's tokenizer, made when it is first asked for; TokenizerError where that cannot be."""
+        """The file's tokenizer, made at the first access; TokenizerError where the file has no usable vocabulary."""
         if self._tokenizer is None:
             from ggml_sched.llama.text.tokenizer import Tokenizer
 
@@ -94,7 +95,7 @@ class Model:
 
     @property
     def chat_template(self) -> ChatTemplate:
-        """The file's chat template, or chatml's; ChatTemplateError where that cannot be."""
+        """The file's chat template, ChatML where it has none; ChatTemplateError for an invalid one."""
         if self._template is None:
             from ggml_sched.llama.text.chat import ChatTemplate
 
@@ -112,7 +113,7 @@ class Model:
     def eval(self, tokens, last_only: bool = False) -> np.ndarray:
         """Continue sequence 0 with `tokens`: float32 logits [len(tokens), n_vocab].
 
-        `last_only`: those of the last token alone, [1, n_vocab]; no others are computed.
+        `last_only`: compute only those of the last token, [1, n_vocab].
         Raises ContextFull when the tokens do not fit, ValueError for an unknown one; after any exception the
         sequence is as it was.
         """
@@ -121,8 +122,8 @@ class Model:
     def eval_batch(self, parts: Batch | Iterable[tuple[int, object]]) -> np.ndarray:
         """Continue several sequences together: float32 logits [n, n_vocab].
 
-        `parts` are pairs of a sequence's number and its tokens, and the logits are those of the last token of each
-        pair; or a `Batch`, and they are those of its outputs.  Raises as `eval` does, and SequenceError for a Batch
+        `parts`: pairs of a sequence's number and its tokens (returns the logits of the last token of each pair), or a
+        `Batch` (returns the logits of its outputs).  Raises as `eval` does, and SequenceError for a Batch
         whose positions do not continue its sequences.
         """
         return self._store.eval_batch(parts)
@@ -130,8 +131,8 @@ class Model:
     def embed(self, text, pooling: str = "mean", normalize: bool = False) -> np.ndarray:
         """The embedding of a text, or of ids: float32 [n_embd].
 
-        `pooling`: "mean" of the last layer's normed output over all tokens, or that of the "last" one.  `normalize`
-        scales it to length 1.  No sequence changes, but the context must have room for the tokens: ContextFull.
+        `pooling`: "mean" of the last layer's normed output over all tokens, or the output of the "last" token.
+        `normalize` scales the embedding to length 1.  No sequence changes; ContextFull if the tokens do not fit.
         """
         if pooling not in ("mean", "last"):
             raise ValueError(f"pooling = {pooling!r}; known: mean, last")
@@ -149,15 +150,15 @@ class Model:
                  **sampling) -> Generation:
         """Continue sequence 0 (or another) with a text, and stream text; or with ids, and stream ids.
 
-        Ends after `n` tokens or with the context ("length"), before a token that ends texts ("eos"; `ignore_eos` goes
-        on), or before one of the strings `stop` ("stop"): `finish_reason` of what is returned says which.  `shift`
-        goes on beyond the context, by forgetting half of the tokens after the first `n_keep`.  `echo` gives the
-        prompt first.  `parse_special`: names of control tokens in the prompt mean these tokens.
-        `sampler` chooses tokens from logits; or `sampling` are arguments for a `Sampler`; without either, the likeliest
-        is taken.  The last token is not part of the sequence yet.
+        Ends after `n` tokens or when the context is full ("length"), before a token that ends texts ("eos"; not with
+        `ignore_eos`), or before one of the strings `stop` ("stop"); the generation's `finish_reason` is one of these.
+        `shift` continues when the context is full, by forgetting half of the tokens after the first `n_keep`.  `echo`
+        yields the prompt first.  `parse_special`: names of control tokens in the prompt become these tokens.
+        `sampler` chooses a token from logits, or `sampling` are arguments for a `Sampler`; with neither, the likeliest
+        token is chosen.  The last token is not part of the sequence yet.
 
-        Nothing is evaluated before the first item is asked for.  Raises TypeError and ValueError for wrong arguments,
-        ContextFull for a prompt that does not fit; what was generated stays.
+        Nothing is evaluated before the first item is requested.  Raises TypeError and ValueError for wrong arguments,
+        ContextFull for a prompt that does not fit; text generated before an error remains in `text` and `tokens`.
         """
         sequence = self._checked_sequence(sequence)
         options = Options.checked(n, sampler, sampling, stop, shift, n_keep, ignore_eos)
@@ -171,9 +172,9 @@ class Model:
              n_keep: int = 0, parse_special: bool = True, **sampling) -> Generation:
         """Stream the reply to a conversation, a list of {"role": ..., "content": ...}.
 
-        The chat template of the file makes a prompt of it.  What the sequence holds of that already is not evaluated
-        again; what it holds beyond is forgotten.  `parse_special=False`: names of control tokens in messages stay
-        text, as a server wants it that takes messages from strangers.  Other arguments as `generate` has them.
+        The file's chat template renders a prompt.  Only the tokens after the longest common beginning of prompt and
+        sequence are evaluated; the sequence's tokens after that beginning are forgotten.  `parse_special=False`: names
+        of control tokens in messages stay text, for messages from untrusted users.  Other arguments as for `generate`.
         """
         sequence = self._checked_sequence(sequence)
         options = Options.checked(n, sampler, sampling, stop, shift, n_keep, False)
@@ -188,13 +189,13 @@ class Model:
         return sequence
 
     def _encode(self, text: str, n_past: int, parse_special: bool = False) -> list[int]:
-        """The ids of a text, with the special ones of a beginning where it is one."""
+        """The ids of a text, with BOS and the like if the sequence is empty."""
         return self.tokenizer.encode(text, add_special=n_past == 0, parse_special=parse_special)
 
     # -- sequences -----------------------------------------------------------------------------
 
     def sequence(self, i: int) -> Sequence:
-        """Sequence i of 0 .. n_seq - 1, to evaluate and change by itself."""
+        """The handle of sequence i of 0 .. n_seq - 1."""
         return self._sequences[self._store.checked_index(i)]
 
     def truncate(self, n: int) -> None:
@@ -210,7 +211,7 @@ class Model:
         self._store.save(0, target)
 
     def restore(self, source) -> None:
-        """Take the state that `save` wrote as sequence 0; see `Sequence.restore`."""
+        """Replace sequence 0 by a state that `save` wrote; see `Sequence.restore`."""
         self._store.restore(0, source)
 
     def reset(self) -> None:
@@ -218,14 +219,14 @@ class Model:
         self._store.reset()
 
     def batch_graph(self, n_tokens: int, n_kv: int, n_outputs: int | None = None):
-        """The graph of n_tokens tokens that attend to n_kv rows; the last few are kept."""
+        """The graph of n_tokens tokens that attend to n_kv rows, from a cache of the last few graphs."""
         with self._store.lock:
             return self._runner.graph(Shape(n_tokens, n_kv, n_tokens if n_outputs is None else n_outputs))
 
     # -- the end -------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give all memory back; idempotent.  Backends that the caller gave stay open."""
+        """Free all memory; idempotent.  Backends that the caller passed stay open."""
         if self.closed:
             return
         with self._store.lock:

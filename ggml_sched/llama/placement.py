@@ -1,7 +1,7 @@
-"""Which backend holds each weight and each layer's KV cache, when the caller does not say.
+"""The default placement: which backend holds each weight and each layer's KV cache.
 
-Owns nothing.  Invariant: layers are spread in order and as evenly as possible, and the tensors
-around them live next to the layers that use them, so that a token crosses each border once.
+Owns nothing.  Invariant: layers are spread in order and as evenly as possible, and the tensors outside the layers are
+on the backend of a layer that uses them, so that activations are copied once between two backends.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ggml_sched.errors import PlacementError
 __all__ = ["Place", "checked", "spread_layers"]
 
 Place = Callable[[str, int | None], Backend]
-"""`place(name, layer)`: where a weight or KV tensor lives; `layer` is None outside the layers."""
+"""`place(name, layer)`: the backend of a weight or KV tensor; `layer` is None outside the layers."""
 
 
 def spread_layers(backends: Sequence[Backend], n_layer: int) -> Place:
     """Layer l of n on backend l * len(backends) // n.
 
-    The embedding and what follows the last layer are on the last backend (a tied output is the
-    embedding); what all layers share is on the first.
+    The embedding and the tensors after the last layer are on the last backend (a tied output matrix is the
+    embedding); tensors that all layers share are on the first.
     """
 
     def place(name: str, layer: int | None) -> Backend:
@@ -33,7 +33,7 @@ def spread_layers(backends: Sequence[Backend], n_layer: int) -> Place:
 
 
 def checked(place: Place, backends: Sequence[Backend]) -> Place:
-    """`place`, raising PlacementError for an answer that is not one of `backends`."""
+    """`place`, with a PlacementError where it returns something else than one of `backends`."""
 
     def answer(name: str, layer: int | None) -> Backend:
         backend = place(name, layer)

@@ -1,4 +1,4 @@
-"""Runs batches: places tokens in the cache, keeps a graph for each shape, lets the scheduler compute it.
+"""Runs batches: places tokens in the cache, caches a graph for each shape, and computes it with the scheduler.
 
 Owns weights, cache, cells, graphs and scheduler, and closes them.  Invariant: rows that a failed evaluation may have
 written are zeroed before the next one, so that a masked row never brings a NaN into a product.  Corresponds to
@@ -27,11 +27,11 @@ from ggml_sched.llama.weights import Weights
 __all__ = ["Runner"]
 
 KEPT_GRAPHS = 8
-"""Graphs of different shape that are kept: a prompt's, and those of growing caches."""
+"""The number of cached graphs, of different shapes: of a prompt, and of growing caches."""
 
 
 class Runner:
-    """`compute(batch)` and what it needs."""
+    """`compute(batch)`, with the weights, the cache and the graphs that it uses."""
 
     def __init__(self, arch, hparams: Hparams, weights: Weights, cache: KVCache, backends: Sequence[Backend],
                  n_seq: int, policy: str, n_batch: int) -> None:
@@ -40,22 +40,22 @@ class Runner:
         self.hparams, self.weights, self.cache = hparams, weights, cache
         self.is_recurrent = hparams.recurrent
         self.arch = arch
-        # One more, for what is evaluated on the side.
+        # One hidden sequence more, for embeddings.
         self.n_seq = n_seq + 1
         self.n_batch = n_batch
         self.cells = Cells(cache.n_ctx, self.n_seq)
         self.graphs: OrderedDict[Shape, BatchGraph] = OrderedDict()
         self.scheduler = Scheduler(backends, policy=policy, plan_cache=KEPT_GRAPHS)
-        self.dirty: list[np.ndarray] = []       # rows of those that failed
-        self._reserved: set[Shape] = set()      # the largest shapes of the kinds that were met
+        self.dirty: list[np.ndarray] = []       # rows that failed evaluations may have written
+        self._reserved: set[Shape] = set()      # reserved shapes, each the largest of its kind
         self._shift = None
-        self._kept: set[int] = set()            # sequences whose recurrent state is kept meanwhile
-        self._token: BatchGraph | None = None   # of one token, the last one that was computed
-        # Devices that work while the host goes on are waited for once: by who reads the logits.
+        self._kept: set[int] = set()            # sequences whose recurrent state has a backup copy
+        self._token: BatchGraph | None = None   # the last computed graph of one token
+        # On asynchronous backends `compute` does not wait: reading the logits does, and one wait is enough.
         self._waits = not all(backend.asynchronous for backend in backends)
 
     def graph(self, shape: Shape) -> BatchGraph:
-        """The graph of a shape; the last few are kept."""
+        """The graph of a shape, from a cache of the last KEPT_GRAPHS."""
         graph = self.graphs.get(shape)
         if graph is None:
             graph = self.graphs[shape] = self._build(shape)
@@ -69,9 +69,10 @@ class Runner:
         return build_graph(self.arch, self.hparams, self.weights, self.cache, shape, self.cache.flash)
 
     def reserve(self) -> None:
-        """Plan a token, which reports what no backend computes, and hold memory for one that reads the whole cache.
+        """Plan a token that reads the shortest cache, and reserve memory for one that reads the whole cache.
 
-        Tokens between these two are neither planned anew nor given other buffers.
+        The plan raises UnsupportedOp for a node that no backend computes.  Tokens that read a part of the cache need
+        neither planning nor larger buffers.
         """
         shortest, longest = (Shape(1, self.cache.padded(n), 1) for n in (1, self.cache.n_ctx))
         self.scheduler.plan(self.graph(shortest).graph)
@@ -81,7 +82,7 @@ class Runner:
     # -- an evaluation: begin, compute any number of batches, and undo unless all went well ---------------------
 
     def begin(self, sequences: Iterable[int]) -> None:
-        """What failed before is wiped; recurrent states of these sequences are kept until it is over."""
+        """Zero rows of failed evaluations, and back up the recurrent states of these sequences for `undo`."""
         if self.dirty:
             self.cache.clear_rows(np.unique(np.concatenate(self.dirty)))
             self.dirty.clear()
@@ -92,7 +93,7 @@ class Runner:
                 self._kept.add(seq)
 
     def pieces(self, sequences: np.ndarray, n_batch: int) -> Iterator[tuple[int, int]]:
-        """A batch cut into parts [start, stop) of n_batch tokens at most, and of one sequence for a recurrent model."""
+        """Parts [start, stop) of a batch: n_batch tokens at most, and for a recurrent model of one sequence each."""
         ends = [len(sequences)]
         if self.is_recurrent:
             ends = [*(np.flatnonzero(np.diff(sequences)) + 1).tolist(), *ends]
@@ -117,7 +118,8 @@ class Runner:
     def compute_token(self, token: int, position: int, seq: int, out: np.ndarray) -> None:
         """`compute` for one token of one sequence and its logits [1, n_vocab], in few steps.
 
-        With caches that kernels have swept, each call of Python and each array of NumPy's costs microseconds.
+        Kernels evict the interpreter's data from the CPU caches, so that each Python call and each NumPy array costs
+        microseconds here.
         """
         row = self.cells.place_one(position, seq)
         n_kv = self.cache.padded(self.cells.rows_in_use())
@@ -127,7 +129,7 @@ class Runner:
         if not graph.set_token(self.cells, token, position, seq, row):
             self._allocate(graph)
             if not graph.set_token(self.cells, token, position, seq, row):
-                # One whose memory is its own: set_inputs knows how, or says what is wrong.
+                # An input in memory that TokenInputs does not write: `set_inputs` handles it, or raises the error.
                 one, places, sequences = (np.array([n], np.int32) for n in (token, position, seq))
                 graph.set_inputs(Batch(one, places, sequences, np.zeros(1, np.int32)), np.array([row]),
                                  partial(self.cells.mask, places, sequences, n_kv), seq)
@@ -136,23 +138,24 @@ class Runner:
             graph.output.backend.get_tensor(graph.output, out)
 
     def _allocate(self, graph: BatchGraph) -> None:
-        """Give the graph's tensors addresses, in memory that holds the largest graph of its kind."""
+        """Allocate the graph's tensors, in arenas that fit the largest graph of its kind."""
         largest = self._largest(graph.shape)
         if largest not in self._reserved:
             self._reserve(largest)
         self.scheduler.alloc(graph.graph)
 
     def _reserve(self, shape: Shape) -> None:
-        """Hold memory for a shape and keep its plan; where that memory is not to be had, smaller ones may still fit."""
+        """Reserve memory for a shape, and cache its plan; without enough memory, smaller shapes may still fit."""
         self._reserved.add(shape)
         with suppress(OutOfMemory):
             self.scheduler.reserve(self._build(shape).graph)
 
     def _largest(self, shape: Shape) -> Shape:
-        """The largest shape of a kind: all of its graphs have plans that are replays of this one's plan.
+        """The largest shape of the same kind: the plans of all graphs of a kind are replays of its plan.
 
-        A token is a kind of its own, and so are batches with no output, with one for each sequence at most, with more,
-        and with all; more outputs than sequences take memory for logits that few programs need.
+        The kinds are: one token; batches with no output, with at most one output for each sequence, with more outputs,
+        and with all tokens as outputs.  They differ because few programs need the memory for the logits of many
+        outputs.
         """
         n_tokens, n_kv, n_outputs = self.n_batch, self.cache.padded(self.cache.n_ctx), shape.n_outputs
         if n_outputs == shape.n_tokens:
@@ -163,14 +166,14 @@ class Runner:
         return Shape(n_tokens, n_kv, n_outputs, shape.embeddings)
 
     def undo(self, lengths: Mapping[int, int]) -> None:
-        """Sequences are as they were at `begin`, when they had so many tokens; may be called again."""
+        """Restore sequences as they were at `begin`: `lengths` maps each to its number of tokens.  Idempotent."""
         for seq, n in lengths.items():
             self.dirty.append(self.cells.rows_of(seq, n))
             self.cells.remove(seq, n)
         self.put_back()
 
     def put_back(self) -> None:
-        """Recurrent states of the sequences that were told to `begin` are as they were then."""
+        """Restore the recurrent states that `begin` has backed up."""
         for seq in self._kept:
             self.cache.copy_state(self.n_seq + seq, seq)
 
@@ -178,16 +181,16 @@ class Runner:
 
     @staticmethod
     def n_states(hparams: Hparams, n_seq: int) -> int:
-        """Recurrent states that a cache needs for n_seq sequences: another one of each is kept while it changes."""
+        """The number of recurrent states for n_seq sequences: those of each and of the hidden one, and backups."""
         return 2 * (n_seq + 1) if hparams.recurrent else 1
 
     def clear_state(self, seq: int) -> None:
-        """The recurrent state of a sequence at its beginning."""
+        """Set the recurrent state of a sequence to that of an empty one."""
         if self.is_recurrent:
             self.cache.clear_state(seq)
 
     def copy_state(self, src: int, dst: int) -> None:
-        """The recurrent state of one sequence for another."""
+        """Copy the recurrent state of sequence src to sequence dst."""
         if self.is_recurrent:
             self.cache.copy_state(src, dst)
 
@@ -198,7 +201,7 @@ class Runner:
                 sum(t.nb[1] for t in (*cache.r, *cache.s) if t is not None))
 
     def read(self, seq: int, rows: np.ndarray) -> tuple[bytes, bytes]:
-        """What these rows of the cache hold, in their order, and the recurrent state of a sequence."""
+        """The bytes of these rows of the cache, in their order, and of the recurrent state of a sequence."""
         order = np.argsort(rows)
         inverse = np.argsort(order)
         layers = self.cache.read_rows(rows[order])
@@ -207,7 +210,7 @@ class Runner:
                 b"".join(part.tobytes() for part in state))
 
     def write(self, seq: int, rows: np.ndarray, data: bytes, state: bytes) -> None:
-        """Write what `read` gave, of a cache of the same sizes, to some rows and a state."""
+        """Write the bytes that `read` of a cache of the same sizes returned, to some rows and a state."""
         order, n = np.argsort(rows), len(rows)
         values, at, layers = np.frombuffer(data, np.uint8), 0, []
         for k, v in zip(self.cache.k, self.cache.v, strict=True):
@@ -225,10 +228,10 @@ class Runner:
             self.cache.write_state(seq, parts)
 
     def turn(self, deltas: np.ndarray) -> None:
-        """Let the keys of each row be those of a position so much later (i32 [n_ctx]); llama.cpp's K-shift.
+        """Rotate the key of each row by a difference of positions (i32 [n_ctx]); llama.cpp's K-shift.
 
-        SequenceError for a model whose keys do not depend on positions by rotation.  After another exception the keys
-        of any row that was to move may be lost.
+        SequenceError for a model whose keys rope does not rotate.  After another exception the keys of all rows with
+        a difference other than 0 may be lost.
         """
         from ggml_sched.llama.shift import build_shift
 
@@ -242,13 +245,13 @@ class Runner:
         self.scheduler.compute(self._shift.graph)
 
     def clear(self) -> None:
-        """Nothing is in the cache."""
+        """Empty the cache."""
         self.cache.clear()
         self.cells.clear()
         self.dirty.clear()
 
     def close(self) -> None:
-        """Give all memory back, whatever raises."""
+        """Free all memory, even if freeing a part of it raises."""
         self.graphs.clear()
         self._token = None
         self._shift = None

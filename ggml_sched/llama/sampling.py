@@ -1,8 +1,8 @@
 """Choosing the next token from a row of logits.
 
 Owns a random generator and the last tokens, nothing shared: equal seeds and equal histories give equal
-tokens.  A sampler is any callable from logits [n_vocab] to a token id.  Invariant: what leaves here is
-the id of a token that had a finite logit.  The stages and their order are those of llama.cpp's default
+tokens.  A sampler is any callable from logits [n_vocab] to a token id.  Invariant: a chosen token has a finite
+logit.  The stages and their order are those of llama.cpp's default
 chain: bias, penalties, top_k, top_p, min_p, temperature, draw.
 """
 
@@ -20,9 +20,9 @@ from ggml_sched.llama.errors import SamplingError
 __all__ = ["Sampler", "greedy"]
 
 FIRST_GUESS = 256
-"""So many of the likeliest tokens are looked at first when top_p alone decides how many there are."""
+"""The number of likeliest tokens that top_p without top_k tries first; it grows until they have enough probability."""
 ROWS = 64
-"""The likeliest are looked for among the maxima of so many logits each."""
+"""`top` bounds the k-th largest logit from below by maxima of ROWS logits each, before it sorts."""
 MAX_HISTORY = 1 << 24
 
 
@@ -39,16 +39,16 @@ class Sampler:
 
     1. `logit_bias`: {token id: what is added to its logit}; -inf bans a token.
     2. penalties for the tokens among the last `penalty_last_n` (0: none, -1: all): positive logits are divided by
-       `repeat_penalty`, negative ones multiplied; `frequency_penalty` is subtracted for each time, `presence_penalty`
-       once.
+       `repeat_penalty`, negative ones multiplied; `frequency_penalty` is subtracted for each occurrence,
+       `presence_penalty` once.
     3. `top_k` likeliest tokens (0: all).
     4. the fewest likeliest that together have `top_p` of the probability (1: all).
-    5. those at least `min_p` times as likely as the likeliest (0: all).
-    6. logits divided by `temperature` (0: the likeliest token, whatever 3 to 5 say), and one is drawn.
+    5. tokens at least `min_p` times as likely as the likeliest (0: all).
+    6. logits divided by `temperature`, and one token drawn (0: the likeliest token, without stages 3 to 5).
 
-    Probabilities of stages 4 and 5 are those before the temperature.  Calling a sampler remembers the token that it
-    chose; tokens from elsewhere, a prompt's for one, are told with `accept`.  Equal seeds give equal tokens; without a
-    seed they differ each time.  Not to be shared between threads, or between sequences that have penalties.
+    Stages 4 and 5 use probabilities without the temperature.  A call adds the chosen token to the history; `accept`
+    adds other tokens, for example those of a prompt.  Equal seeds give equal tokens; without a seed they differ each
+    time. Not to be shared between threads, nor, with penalties, between sequences.
     """
 
     def __init__(self, temperature: float = 0.8, top_k: int = 40, top_p: float = 0.95, seed: int | None = None, *,
@@ -71,27 +71,27 @@ class Sampler:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the history and begin the random numbers again."""
+        """Clear the history and restart the random numbers."""
         self._random = np.random.default_rng(self.seed)
         self._history: deque[int] = deque(maxlen=None if self.penalty_last_n < 0 else self.penalty_last_n)
 
     @property
     def history(self) -> list[int]:
-        """The last tokens, oldest first: as many as penalties look at."""
+        """The last tokens, oldest first: those that penalties apply to."""
         return list(self._history)
 
     def accept(self, *tokens: int) -> None:
-        """Tell of tokens that this sampler did not choose; all are checked before any is taken."""
+        """Add tokens that this sampler did not choose to the history; all are checked before any is added."""
         self._history.extend([count("a token id", token, 0) for token in tokens])
 
     def __call__(self, logits: np.ndarray) -> int:
-        """Choose a token, and remember it.  SamplingError for NaN, and where no token is left to choose."""
+        """Choose a token, and add it to the history.  SamplingError for NaN, and where no token is left to choose."""
         if self.temperature == 0:
             token = greedy(self.adjusted(logits))
         else:
             ids, p = self._drawn_from(logits)
             ends = np.cumsum(p)
-            # A number below 1 times the end rounds to less than the end: what is drawn has a probability.
+            # random() < 1, so the product is below the end: the drawn token has a probability above 0.
             token = int(ids[np.searchsorted(ends, self._random.random() * ends[-1], side="right")])
         self._history.append(token)
         return token
@@ -136,7 +136,7 @@ class Sampler:
         return ids, p / p.sum()
 
     def _kept(self, logits: np.ndarray, largest: float) -> np.ndarray:
-        """Ids that top_k, top_p and min_p keep, without impossible ones; in order where one of the first two is on."""
+        """Ids that top_k, top_p and min_p keep, without banned ones (-inf); likeliest first with top_k or top_p."""
         least = largest + math.log(self.min_p) if self.min_p > 0 else -math.inf
         if self.top_k:
             ids = top(logits, self.top_k)
@@ -158,7 +158,7 @@ class Sampler:
         return ids[(logits[ids].astype(np.float64) >= least) & (logits[ids] > -math.inf)]
 
     def _n_top_p(self, logits: np.ndarray, largest: float, total: float | None = None) -> int:
-        """How many of the likeliest have top_p of the probability together; `total` is that of all tokens."""
+        """The smallest number of likeliest tokens with top_p of the probability; `total` is the sum over all tokens."""
         with np.errstate(under="ignore"):
             gathered = np.cumsum(np.exp(logits.astype(np.float64) - largest))
         return int(np.searchsorted(gathered, self.top_p * (gathered[-1] if total is None else total))) + 1

@@ -1,6 +1,6 @@
-"""One of the sequences that a model holds: its tokens, and what can be done with them.
+"""A handle of one sequence of a model: its tokens, and the operations on them.
 
-Owns nothing: a handle to what `sequences.py` keeps.
+Owns nothing: `sequences.py` owns the state.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Sequence:
 
     @property
     def n_past(self) -> int:
-        """So many tokens are in the cache."""
+        """The number of its tokens in the cache."""
         return len(self._store.tokens[self.index])
 
     @property
@@ -52,27 +52,27 @@ class Sequence:
         return self.model.chat(messages, n, sampler, sequence=self, **options)
 
     def keep_common(self, ids: list[int]) -> int:
-        """Make ready for a sequence of these tokens: forget what is not a beginning of it; how many stay.
+        """Keep the longest common beginning of the sequence and `ids`, forget the rest; returns the number kept.
 
-        One token at least is left to evaluate.  ContextFull if the others would not fit; then nothing is forgotten.
+        At least the last id is left to evaluate.  ContextFull if the ids to evaluate do not fit; then nothing changes.
         """
         return self._store.keep_common(self.index, ids)
 
     def truncate(self, n: int) -> None:
-        """Keep the first n tokens; SequenceError for a recurrent state, which has only a whole past or none."""
+        """Keep the first n tokens; SequenceError for a recurrent state, which can be kept whole or cleared only."""
         self._store.truncate(self.index, n)
 
     def shift(self, n_keep: int, n_discard: int) -> None:
-        """Forget n_discard tokens after the first n_keep; those behind move up (llama.cpp's context shift).
+        """Forget n_discard tokens after the first n_keep; positions of later tokens shrink (llama.cpp's context shift).
 
-        Their values were computed with the forgotten ones in sight: what follows is close to, not the same as, an
-        evaluation of the remaining tokens.  SequenceError where the model has no rope, or shares these tokens with
-        another sequence.
+        The cached values of later tokens were computed with attention to the forgotten ones: logits afterwards are
+        close to, not the same as, those of an evaluation of the remaining tokens.  SequenceError where the model has
+        no rope, or another sequence shares these tokens.
         """
         self._store.shift(self.index, n_keep, n_discard)
 
     def copy_to(self, other: int | Sequence) -> None:
-        """Let another sequence be this one; both share the rows of the cache that they have in common."""
+        """Replace another sequence by a copy of this one; both share the rows of the cache."""
         if isinstance(other, Sequence) and other.model is not self.model:
             raise ValueError("a sequence is copied within its model: save and restore it elsewhere")
         self._store.copy(self.index, other.index if isinstance(other, Sequence) else self._store.checked_index(other))
@@ -86,7 +86,7 @@ class Sequence:
         self._store.save(self.index, target)
 
     def restore(self, source) -> None:
-        """Take the state that `save` wrote.
+        """Replace the sequence by a state that `save` wrote.
 
         StateFormatError for a damaged file, or one of another model or cache type; ContextFull where it does not fit.
         """

@@ -1,4 +1,4 @@
-"""The sequences in a cache: their tokens, and everything that changes them.
+"""The sequences in a cache: their tokens, and the operations that change them.
 
 Owns a runner, the tokens of each sequence, and a lock.  Invariants: `tokens[i]` are those whose keys and values (or
 whose state) the cache holds for sequence i, at positions 0, 1, ...; a call that raises changes nothing; one call at a
@@ -25,7 +25,7 @@ __all__ = ["SequenceStore"]
 
 
 class SequenceStore:
-    """Sequences 0 .. n_seq - 1, and a hidden one for what is evaluated on the side."""
+    """Sequences 0 .. n_seq - 1, and a hidden one for embeddings."""
 
     def __init__(self, runner: Runner, n_batch: int, n_seq: int) -> None:
         self.runner, self.n_batch, self.n_seq = runner, n_batch, n_seq
@@ -65,8 +65,8 @@ class SequenceStore:
             return out
 
     def embed(self, tokens, everywhere: bool) -> np.ndarray:
-        """Normed states [m, n_embd] of all tokens or the last, evaluated as a sequence of their own, which is gone
-        then."""
+        """Normed states [m, n_embd] of all tokens, or of the last, evaluated in the hidden sequence, which is then
+        cleared."""
         with self.lock:
             self._roll_back()
             ids, hidden = checked_tokens(tokens, self.n_vocab), self.n_seq
@@ -82,7 +82,7 @@ class SequenceStore:
             return out
 
     def _next(self, i: int, token: int) -> np.ndarray:
-        """`eval` of one token: what `_continue` does, without its batch."""
+        """`eval` of one token: as `_continue`, without making a batch."""
         held, runner = self.tokens[i], self.runner
         n = len(held)
         if not runner.cells.n_free:
@@ -99,13 +99,14 @@ class SequenceStore:
         return out
 
     def _undo(self, before: dict[int, int]) -> None:
-        """Sequences have so many tokens again, as before an evaluation."""
+        """Truncate sequences to their lengths before an evaluation, {sequence: tokens}."""
         for i, n in before.items():
             del self.tokens[i][n:]
         self.runner.undo(before)
 
     def _continue(self, batch: Batch, out: np.ndarray, embeddings: bool = False) -> None:
-        """Evaluate a checked batch, n_batch tokens at a time; unless for embeddings, the sequences hold it then."""
+        """Evaluate a checked batch, n_batch tokens at a time, and append its tokens to the sequences, but not for
+        embeddings."""
         runner, ids, sequences = self.runner, batch.tokens.tolist(), batch.sequences.tolist()
         before = {i: len(self.tokens[i]) for i in set(sequences)}
         undo = partial(self._undo, before)
@@ -126,11 +127,11 @@ class SequenceStore:
         runner.begin(before)
         self._transaction(evaluate, undo)
 
-    # -- what fails, and what a signal ends ----------------------------------------------------
+    # -- rollback after errors and signals ----------------------------------------------------
 
     def _transaction(self, steps: Callable[[], None], rollback: Callable[[], None]) -> None:
-        """Take the steps.  Whatever ends them half way, `rollback` makes everything agree again: it undoes them, or
-        takes them all.  It may be called any number of times."""
+        """Call `steps`.  If an exception or signal ends them half way, `rollback` restores a consistent state: it
+        undoes the steps, or completes them.  `rollback` is idempotent."""
         self._pending_rollback = rollback
         try:
             steps()
@@ -141,12 +142,12 @@ class SequenceStore:
             raise
 
     def _roll_back(self) -> None:
-        """Undo a change that failed or was interrupted, if that was not possible at once."""
+        """Repeat the rollback of a failed or interrupted change, if the rollback itself has failed."""
         if self._pending_rollback is not None:
             self._pending_rollback()
             self._pending_rollback = None
 
-    # -- what is asked for, checked -----------------------------------------------------------
+    # -- checks of arguments ------------------------------------------------------------------
 
     def checked_index(self, i: int) -> int:
         try:
@@ -224,7 +225,7 @@ class SequenceStore:
             self._cut(i, n)
 
     def keep_common(self, i: int, ids: list[int]) -> int:
-        """Forget what is no beginning of `ids`, of which one at least is left to evaluate; how many stay."""
+        """Forget the tokens after the longest common beginning with `ids[:-1]`; returns the number of tokens kept."""
         with self.lock:
             self._roll_back()
             held, n, cells = self.tokens[i], 0, self.runner.cells

@@ -1,10 +1,10 @@
-"""The context shift: cached keys turned as if their tokens had come earlier or later.
+"""The context shift: rotates cached keys to other positions.
 
-Owns a graph over the K caches.  Invariant: a row whose delta is d becomes what its token at its position plus d would
-have left, up to rounding; a row whose delta is 0 keeps its values.  Corresponds to llama.cpp's build_graph_shift.
+Owns a graph over the K caches.  Invariant: a row with delta d becomes the key of its token at its position plus d, up
+to rounding; a row with delta 0 keeps its values.  Corresponds to llama.cpp's build_graph_shift.
 
-Rotations add up, so turning by d is rope at position d.  Only the magnitude does not: it was applied when the row was
-written, so here it is 1 (llama.cpp applies YaRN's a second time).
+Rotations add up, so the shift by d is rope at position d.  The magnitude was applied when the row was written, so here
+it is 1 (llama.cpp applies YaRN's a second time).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ggml_sched.llama.weights import Weights
 __all__ = ["ShiftGraph", "build_shift"]
 
 TURNED = (Type.F32, Type.F16)
-"""What rope turns in place; other types go through f32."""
+"""Types that rope rotates in place; other types are converted to f32 and back."""
 
 
 class ShiftGraph:
-    """`graph`, whose one input is how far each row moves; compute it with the scheduler of the model."""
+    """`graph`, whose only input is the delta of each row; the model's scheduler computes it."""
 
     __slots__ = ("deltas", "graph")
 
@@ -37,7 +37,7 @@ class ShiftGraph:
 
 
 def build_shift(hparams: Hparams, weights: Weights, cache: KVCache) -> ShiftGraph | None:
-    """The graph that turns every row of every layer; None for a model that does not turn its keys."""
+    """The graph that rotates every row of every layer; None for a model without rope."""
     ctx = Context(f"{hparams.arch} shift of {cache.n_ctx} rows")
     deltas = ctx.tensor("i32", cache.n_ctx, "K_shift", input=True)
     factors = rope_factors(hparams, weights, cache)
@@ -47,7 +47,7 @@ def build_shift(hparams: Hparams, weights: Weights, cache: KVCache) -> ShiftGrap
         if k is None or r is None:
             continue
         kind, head = k.type, k.nb[1] // layer.n_head_kv
-        # A head is a whole number of blocks, and so is what turns of it, or else the whole head goes through f32.
+        # If the rotated part of a head is no whole number of blocks, the whole head is converted to f32 and back.
         whole = r.k_first % kind.block_size or r.n_dims % kind.block_size
         first, width = (0, k.ne[0] // layer.n_head_kv) if whole else (r.k_first, r.n_dims)
         part = ctx.view_3d(k, width, layer.n_head_kv, cache.n_ctx, head, k.nb[1],

@@ -1,6 +1,6 @@
-"""A sequence as a file: its tokens, and its rows of the cache.
+"""Saves a sequence to a file and reads it: its tokens, its rows of the cache, and its recurrent state.
 
-Owns the format.  Invariant: everything in a file is checked before anybody uses it.
+Owns the format.  Invariant: a whole file is checked before any of it is used.
 Corresponds to llama.cpp's llama_state_seq_save_file and llama_state_seq_load_file.
 
     magic, version, arch, type of the cache, fingerprint of sizes and weights, number of tokens, bytes of a row,
@@ -29,8 +29,8 @@ VERSION = 1
 
 
 def save(target, runner: Runner, seq: int, ids: list[int]) -> None:
-    """Write sequence `seq`, whose tokens are `ids`, to a path (which it replaces at once, when all is there) or a
-    binary file."""
+    """Write sequence `seq`, whose tokens are `ids`, to a path or a binary file; a path is replaced atomically, when the
+    file is complete."""
     body = [np.array(ids, "<i4").tobytes(), *runner.read(seq, runner.cells.rows_of(seq))]
     crc = 0
     for part in body:
@@ -54,7 +54,7 @@ def save(target, runner: Runner, seq: int, ids: list[int]) -> None:
 
 
 def read(source, runner: Runner) -> tuple[list[int], bytes, bytes]:
-    """Tokens, rows and state of a saved sequence, for `runner.write`; StateFormatError for whatever is wrong."""
+    """Tokens, rows and state of a saved sequence, for `runner.write`; StateFormatError for an invalid file."""
     if hasattr(source, "read"):
         return _read(source, "the saved sequence", runner)
     name = os.fspath(source)
@@ -66,7 +66,7 @@ def read(source, runner: Runner) -> tuple[list[int], bytes, bytes]:
 
 
 def _facts(runner: Runner) -> tuple[bytes, bytes, bytes]:
-    """What must be the same where a sequence is restored: arch, type of the cache, fingerprint."""
+    """The values that must be equal when a sequence is restored: arch, type of the cache, fingerprint."""
     digest = hashlib.sha256(repr(runner.hparams).encode())
     for name, tensor in sorted(runner.weights.tensors.items()):
         digest.update(f"{name} {tensor.ne}".encode())

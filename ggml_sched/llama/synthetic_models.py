@@ -1,7 +1,7 @@
 """Small random models of every architecture, for tests without a download.
 
-Owns nothing.  Invariant: the bytes depend on the arguments alone.  The tensors are those that the architecture lists
-(`weights`), so that a model of a new one needs a line of metadata here and no more.
+Owns nothing.  Invariant: the bytes depend on the arguments alone.  An architecture's `weights` lists the tensors, so
+that a new architecture needs only a line of metadata here.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ OWN = {
                   "attention.key_length": 16, "attention.value_length": 8, "rope.dimension_count": 8,
                   "leading_dense_block_count": 1, "expert_shared_count": 2, "expert_weights_scale": 1.5},
 }
-"""What each architecture has beside SIZES; None takes away."""
+"""{architecture: metadata that replaces or extends SIZES}; None removes a key."""
 
 OPTIONAL = {"phi3": ("rope_factors",), "qwen2": ("q.bias", "k.bias", "v.bias"), "phi2": (".bias",),
             "gpt2": ("qkv.bias", "attn_output.bias", "up.bias", "down.bias"), "gpt-oss": ("attn", "ffn")}
-"""Parts of the names of tensors that models of an architecture have and need not."""
+"""{architecture: parts of the names of optional tensors that its published models have}."""
 
 
 def random_model(arch: str, seed: int = 0, *, metadata: Mapping | None = None, optional=(), tied: bool = False,
                  dtype: Callable[[str, np.ndarray], object] | type = np.float32) -> bytes:
     """A GGUF file of an architecture with random weights that neither grow nor shrink values from layer to layer.
 
-    `metadata`: keys (`{arch}.` is put before those that have no such beginning) and values, None to leave one out.
-    `optional`: parts of names of optional tensors that it has; `tied`: without an output matrix.  `dtype`: of the
-    matrices, or a function from a name and its float32 array to what `write_gguf` takes.
+    `metadata`: keys (the prefix `{arch}.` may be left out) and values, None to leave a key out.  `optional`: parts of
+    names of the optional tensors to include; `tied`: without an output matrix.  `dtype`: that of the matrices, or a
+    function from a tensor's name and float32 array to a value for `write_gguf`.
     """
     values, specs = outline(arch, {**SIZES, **OWN.get(arch, {}), **(metadata or {})},
                             optional=(*OPTIONAL.get(arch, ()), *optional), tied=tied)
@@ -73,9 +73,9 @@ def random_model(arch: str, seed: int = 0, *, metadata: Mapping | None = None, o
 
 
 def outline(arch: str, metadata: Mapping, *, optional=(), tied: bool = False) -> tuple[dict, list[Spec]]:
-    """A model of an architecture without its weights: what a file of it says, and which tensors it has.
+    """A model of an architecture without its weights: the metadata of its file, and the list of its tensors.
 
-    Takes what `random_model` takes; nothing of `metadata` and `optional` is filled in.
+    The arguments are those of `random_model`, without its defaults for `metadata` and `optional`.
     """
     values = {"general.architecture": arch, "tokenizer.ggml.model": "no_vocab"}
     for key, value in metadata.items():
@@ -87,13 +87,13 @@ def outline(arch: str, metadata: Mapping, *, optional=(), tied: bool = False) ->
 
 
 def is_matrix(spec: Spec) -> bool:
-    """Whether files keep it in another type than f32."""
+    """Whether files store the tensor in another type than f32."""
     return (len(spec.ne) > 1 and spec.name.endswith(".weight") and "ssm_conv1d" not in spec.name
             and "gate_inp" not in spec.name)
 
 
 def _hparams(arch: str, values: Mapping, parts):
-    """The hyperparameters that these values mean, before there are tensors."""
+    """The hyperparameters of these metadata values, before there are tensors."""
     out = io.BytesIO()
     write_gguf(out, values, {})
     names = {"blk.0.attn_qkv.weight": arch in ("phi2", "phi3", "gpt2"),

@@ -1,13 +1,13 @@
-"""The weights of a model: tensors, and the memory behind them.
+"""The weights of a model: tensors and their memory.
 
 Owns one context and a few buffers of each backend.  Invariant: every tensor that the architecture
-needs is there, of the shape it needs, and has an address; the memory stays until `close()`.
+requires exists, has the required shape and an address; the memory stays until `close()`.
 
 On a backend that takes caller-owned memory (`buffer_from_ptr`) the buffer is the file's mapping
-itself (one for each file of a split model), whenever each weight there is aligned to
-ELEMENT_ALIGNMENT bytes; it says so (`file_backed`).  That is less than the 64 that backends give to
-what they allocate: GGUF aligns to 32 unless a file says otherwise, and the CPU kernels need no more
-than whole elements.  Otherwise the bytes are copied, and the file's pages let go as they are.
+itself (one for each file of a split model), whenever each of its weights is aligned to
+ELEMENT_ALIGNMENT bytes; the buffer is then `file_backed`.  That is less than the 64 bytes of a backend's own
+allocations: GGUF aligns to 32 unless the metadata has another value, and the CPU kernels need only whole
+elements.  Otherwise the bytes are copied, and the file's pages are released while they are.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ggml_sched.llama.placement import Place
 __all__ = ["Progress", "Spec", "Weights", "load_weights"]
 
 Progress = Callable[[int, int], object]
-"""`progress(done, total)`, in bytes of weights, at the start and after each piece; what it raises ends the load."""
+"""`progress(done, total)`, in bytes of weights, at the start and after each chunk; an exception of it ends the load."""
 
 Pairs = list[tuple[Tensor, TensorInfo]]
 
 ELEMENT_ALIGNMENT = 8
-"""The largest element of any type, in bytes: what a mapped weight is aligned to at least."""
+"""Bytes of the largest element of any type: the smallest alignment of a mapped weight."""
 BASE_ALIGNMENT = 64
 CHUNK = 1 << 24
-"""Bytes copied at a time to a backend that cannot read the mapping, or brought into memory between two reports."""
+"""Bytes per copy to a backend that cannot read the mapping, and bytes of a mapping read between two reports."""
 IGNORED = ("*.attn_rot_embd", "*.attention.rotary_emb.inv_freq")
-"""Tensors of old files that hold what rope computes."""
+"""Tensors of old files with values that rope computes itself; they are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,10 @@ class Weights:
 
 def load_weights(file: GGUFFile, specs: Iterable[Spec], place: Place, use_mmap: bool = True,
                  progress: Progress | None = None, ignored: Iterable[str] = ()) -> Weights:
-    """Find, check, place and load.
+    """Find, check, place and load the tensors `specs` of a file.
 
-    `ignored` are patterns ("*.bias") of tensors that may be in the file and are left out.  With `progress` mapped
-    weights are brought into memory, too; without, when they are first used.
+    `ignored`: patterns ("*.bias") of tensors of the file that are not loaded.  With `progress` mapped weights are read
+    into memory, too; without it they are read at their first use.
 
     FileFormatError for a missing tensor, a wrong shape, a type that is not known, or a tensor that the architecture
     does not have; PlacementError and OutOfMemory as the backends raise them.  After an exception nothing is held.
@@ -89,7 +89,7 @@ def load_weights(file: GGUFFile, specs: Iterable[Spec], place: Place, use_mmap: 
         report = _Report(progress, sum(info.nbytes for members in groups.values() for info in members))
         for backend, members in groups.items():
             ctx = weights.contexts[backend] = Context(f"weights on {backend.name}")
-            # Only these tensors live in the context: a backend may allocate all of it.
+            # The context has only the tensors of one backend, which may allocate all of them in one buffer.
             pairs = [(ctx.restore("NONE", info.type, *_layout(info), name=info.name, resident="weight"), info)
                      for info in members]
             buffers = weights.buffers[backend] = []
@@ -114,7 +114,7 @@ def load_weights(file: GGUFFile, specs: Iterable[Spec], place: Place, use_mmap: 
 
 
 class _Report:
-    """How far a load is."""
+    """Reports the progress of a load."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self.progress, self.done, self.total = progress, 0, total
@@ -146,7 +146,7 @@ def _group(file: GGUFFile, specs: Iterable[Spec], place: Place,
         groups.setdefault(place(spec.name, spec.layer), []).append(info)
     for name in file.tensors:
         if name not in known and not any(fnmatchcase(name, pattern) for pattern in ignored):
-            # Leaving it out would compute something else than the file means.
+            # Without an unknown tensor the results would be wrong.
             raise FileFormatError(f"{file.name}: tensor {name!r} is not one that this architecture has")
     return groups
 
@@ -167,7 +167,7 @@ def _layout(info: TensorInfo) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _map(backend: Backend, file: GGUFFile, pairs: Pairs) -> Buffer | None:
-    """A buffer over a file's own bytes with the tensors bound to it, or None where that cannot be."""
+    """A buffer over a file's own bytes with the tensors bound to it; None where the backend or the file prevents it."""
     wrap = getattr(backend, "buffer_from_ptr", None)
     if wrap is None:
         return None
@@ -204,7 +204,7 @@ def _bring(file: GGUFFile, pairs: Pairs, report: _Report) -> None:
 
 
 def _copy(backend: Backend, file: GGUFFile, ctx: Context, pairs: Pairs, report: _Report) -> Buffer:
-    """A buffer that the backend allocated for what has no address yet, filled from the file."""
+    """A buffer that the backend allocates for the tensors without an address, filled from the file."""
     buffer = backend.alloc_tensors(ctx)
     try:
         for tensor, info in pairs:

@@ -1,8 +1,8 @@
 """The architectures: for each a module with `hparams(file)`, `weights(hparams)` and `build(builder)`.
 
 `hparams` reads a file's metadata; `weights` lists the tensors (`Spec`) that a model has; `build` adds the nodes of one
-batch to a `Builder` and returns the state of the wanted tokens after the last layer.  To add one: a module here, and a
-line in ARCHITECTURES.
+batch to a `Builder` and returns the hidden state of the output tokens after the last layer.  A new architecture needs a
+module here and a line in ARCHITECTURES.
 """
 
 from __future__ import annotations
@@ -46,5 +46,5 @@ def find(file: GGUFFile) -> tuple[str, ModuleType]:
 
 
 def read_hparams(file: GGUFFile, name: str) -> Hparams:
-    """The hyperparameters of a file of architecture `name`; FileFormatError for a missing or senseless one."""
+    """The hyperparameters of a file of architecture `name`; FileFormatError for a missing or invalid one."""
     return ARCHITECTURES[name].hparams(file)

@@ -1,4 +1,4 @@
-"""What architectures share: weights, and the layer that most of them are made of."""
+"""What architectures share: lists of weights, and the layer that most of them use."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ def linear(prefix: str, n_in: int, n_out: int, layer: int | None = None,
 
 
 def norm(h: Hparams, prefix: str, width: int, layer: int | None = None) -> Iterator[Spec]:
-    """A weight; a layer norm has a bias, too."""
+    """The weight of a norm, and the bias of a layer norm."""
     yield Spec(f"{prefix}.weight", (width,), layer)
     if h.norm == "layer":
         yield Spec(f"{prefix}.bias", (width,), layer)
 
 
 def around_layers(h: Hparams) -> Iterator[Spec]:
-    """Embedding, last norm, output (missing when tied), factors of rope frequencies."""
+    """Embedding, last norm, output matrix (missing when tied to the embedding), factors of rope frequencies."""
     yield Spec("token_embd.weight", (h.n_embd, h.n_vocab))
     yield from norm(h, "output_norm", h.n_embd)
     yield from linear("output", h.n_embd, h.n_vocab, required=False)
     if h.rope is None:
         return
     yield Spec("rope_freqs.weight", (h.rope.n_dims // 2,), required=False)
-    # A file may have the tables and not ask for them.
+    # A file may have these tables without using them; they are required only if it uses them.
     yield Spec("rope_factors_long.weight", (h.rope.n_dims // 2,), required=h.longrope)
     yield Spec("rope_factors_short.weight", (h.rope.n_dims // 2,), required=h.longrope)
 
 
 def qkv(h: Hparams, layer: int) -> Iterator[Spec]:
-    """Query, key and value, or one matrix of the three."""
+    """The matrices of query, key and value, or one matrix for the three."""
     at, prefix = h.layers[layer], f"blk.{layer}.attn_"
     n_q = h.n_embd_head_k * at.n_head
     if h.fused_qkv:
@@ -54,14 +54,14 @@ def qkv(h: Hparams, layer: int) -> Iterator[Spec]:
 
 
 def attention(h: Hparams, layer: int) -> Iterator[Spec]:
-    """Norm, query, key, value and output."""
+    """The weights of attention: norm, query, key, value and output."""
     yield from norm(h, f"blk.{layer}.attn_norm", h.n_embd, layer)
     yield from qkv(h, layer)
     yield from linear(f"blk.{layer}.attn_output", h.n_embd_head_v * h.layers[layer].n_head, h.n_embd, layer)
 
 
 def gated(prefix: str, n_embd: int, n_ff: int, layer: int, suffix: str = "") -> Iterator[Spec]:
-    """A gated unit; each name may end in a suffix."""
+    """The matrices of a gated unit; `suffix` is added to each name."""
     yield from linear(f"{prefix}gate{suffix}", n_embd, n_ff, layer)
     yield from linear(f"{prefix}up{suffix}", n_embd, n_ff, layer)
     yield from linear(f"{prefix}down{suffix}", n_ff, n_embd, layer)
@@ -77,7 +77,7 @@ def expert_weights(h: Hparams, layer: int) -> Iterator[Spec]:
 
 
 def feed_forward(h: Hparams, layer: int) -> Iterator[Spec]:
-    """Norm, and what `mixed_or_gated` computes."""
+    """The weights of the feed-forward norm and of `mixed_or_gated`."""
     yield from norm(h, f"blk.{layer}.ffn_norm", h.n_embd, layer)
     if h.experts:
         yield from expert_weights(h, layer)
@@ -93,7 +93,8 @@ def mixed_or_gated(b: Builder, x: Tensor, layer: int) -> Tensor:
 def pre_norm_layers(b: Builder, x: Tensor, attend, feed_forward=mixed_or_gated) -> Tensor:
     """Layers of x + attention(norm(x)), then x + feed_forward(norm(x)).
 
-    `attend(b, x, layer)` gives the attention with its output matrix, `feed_forward(b, x, layer)` the rest.
+    `attend(b, x, layer)` builds attention including its output matrix, `feed_forward(b, x, layer)` the feed-forward
+    unit; each returns a tensor of the shape of x.
     """
     for layer in range(b.hparams.n_layer):
         prefix = f"blk.{layer}."

@@ -1,9 +1,10 @@
 """DeepSeek 2 and its lite variant.
 
-Multi-head latent attention: keys and values are made from a small vector and a turned part that all heads share.
-Files have the matrix that makes them (attn_kv_b: the cache has keys and values), or its two halves (attn_k_b, attn_v_b:
-one is applied to the queries, the other to the result, and the cache has the small vector).  The first layers are
-dense; the others have experts, and some that every token uses.  Corresponds to llama.cpp's llm_build_deepseek2.
+Multi-head latent attention: keys and values are computed from a small latent vector and a part rotated by rope, both
+shared by all heads.  A file has either the matrix that expands the latent vector (attn_kv_b: the cache stores keys and
+values), or its two halves (attn_k_b is applied to the queries, attn_v_b to the result, and the cache stores the latent
+vector).  The first layers are dense; the others have routed experts, and shared experts that every token uses.
+Corresponds to llama.cpp's llm_build_deepseek2.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def hparams(file: GGUFFile) -> Hparams:
     if absorbed and (h.n_head_kv != 1 or h.n_embd_head_k != n_kv + rope.n_dims or h.n_embd_head_v != n_kv):
         raise meta.fail(f"latent vectors of {n_kv} elements do not fit {h.n_head_kv} heads of {h.n_embd_head_k} and "
                         f"{h.n_embd_head_v}")
-    # YaRN's magnitude is one of the scores as a whole, not of what is turned alone.
+    # YaRN's magnitude multiplies the whole attention score, not only the part that rope rotates.
     stretch = 0.1 * math.log(1 / rope.freq_scale)
     mscale = rope.attn_factor * (1 + stretch) * (1 + rope.log_mul * stretch)
     if not abs(mscale) < MAX_MAGNITUDE:
@@ -111,7 +112,7 @@ def attend(b: Builder, x: Tensor, layer: int) -> Tensor:
     latent = b.norm(latent, prefix + "kv_a_norm", "kv_cmpr", layer)
     if m.absorbed:
         q_still = ctx.mul_mat(b.weights[prefix + "k_b.weight"], ctx.permute(q_still, 0, 2, 1, 3))
-        # What turns comes first, as in llama.cpp's caches.
+        # The rotated part comes first, as in llama.cpp's caches.
         q = b.name(ctx.concat(q_turned, ctx.permute(q_still, 0, 2, 1, 3), 0), "Qcur", layer)
         v = ctx.reshape_3d(latent, m.n_kv, 1, n)
         k = b.name(ctx.concat(k_turned, v, 0), "Kcur", layer)

@@ -1,7 +1,8 @@
 """Gemma 2.
 
-Scores and logits are capped, every second layer looks back 4096 tokens only, and the results of
-attention and of the geglu unit are normed before they are added.  Corresponds to llama.cpp's llm_build_gemma2_iswa.
+Attention scores and logits are soft-capped, every second layer has a window (4096 tokens in the published models), and
+the results of attention and of the geglu unit are normed before they are added.
+Corresponds to llama.cpp's llm_build_gemma2_iswa.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ggml_sched.llama.weights import Spec
 __all__ = ["attended", "build", "build_layers", "hparams", "weights"]
 
 LAYERS_OF_27B = 46
-"""The model that scales its queries by the width of an embedding divided by the heads."""
+"""The number of layers of Gemma 2 27B, the one model that scales queries by 1 / sqrt(n_embd / n_head)."""
 
 
 def hparams(file: GGUFFile) -> Hparams:
@@ -42,7 +43,7 @@ def weights(h: Hparams) -> Iterator[Spec]:
 
 
 def attended(b: Builder, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-    """Turned, the queries scaled before the product, attended."""
+    """Attention over q and k rotated by rope, with q scaled before the product of both."""
     q, k = b.rope(q, "Qcur", layer), b.rope(k, "Kcur", layer)
     q = b.name(b.ctx.scale(q, b.hparams.attn_scale), "Qcur_scaled", layer)
     return b.linear(b.attention(q, k, v, layer, scale=1.0), f"blk.{layer}.attn_output", "attn_out", layer)
@@ -53,7 +54,7 @@ def attend(b: Builder, x: Tensor, layer: int) -> Tensor:
 
 
 def build_layers(b: Builder, attend) -> Tensor:
-    """Layers whose two halves are normed before and after."""
+    """Layers that norm the input and the result of attention and of the feed-forward unit."""
     x = b.embed()
     for layer in range(b.hparams.n_layer):
         prefix = f"blk.{layer}."

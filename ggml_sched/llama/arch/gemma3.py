@@ -1,7 +1,7 @@
 """Gemma 3, text.
 
-As Gemma 2 without caps, with an RMS norm of each head's query and key; five of six layers have a window, and turn by
-another frequency base.  Corresponds to llama.cpp's llm_build_gemma3.
+Differs from Gemma 2: no soft-capping, an RMS norm of each head's query and key; five of six layers have a window, and
+their rope has another frequency base.  Corresponds to llama.cpp's llm_build_gemma3.
 """
 
 from __future__ import annotations

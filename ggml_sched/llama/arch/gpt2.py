@@ -1,6 +1,6 @@
 """GPT-2.
 
-Learned vectors for positions, layer norms, one matrix for query, key and value, a gelu unit, biases everywhere.
+Learned position embeddings, layer norms, one matrix for query, key and value, a gelu unit, and a bias at every matrix.
 Corresponds to llama.cpp's llm_build_gpt2.
 """
 

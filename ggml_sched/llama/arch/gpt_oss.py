@@ -1,7 +1,7 @@
 """gpt-oss.
 
-Attention sinks, a window in every second layer, and experts with biases whose weights are a softmax over the chosen
-ones.  Corresponds to llama.cpp's llm_build_openai_moe_iswa.
+Attention sinks, a window in every second layer, and experts with biases; a token weighs its chosen experts by a softmax
+over these alone.  Corresponds to llama.cpp's llm_build_openai_moe_iswa.
 """
 
 from __future__ import annotations

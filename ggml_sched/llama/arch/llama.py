@@ -1,7 +1,7 @@
 """Llama, Llama 2 and 3, TinyLlama, Mistral, and with experts Mixtral.
 
-Pre-norm blocks of grouped-query attention with rope on pairs side by side, and a swiglu unit or
-experts.  Corresponds to llama.cpp's llm_build_llama.
+Pre-norm layers of grouped-query attention, with rope on pairs of adjacent elements, and of a swiglu unit or experts.
+Corresponds to llama.cpp's llm_build_llama.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Mamba: a selective state space instead of attention, and nothing else.
+"""Mamba: layers of a selective state space, without attention and feed-forward units.
 
-A layer keeps the last inputs of its convolution and its state, one row for each sequence; a batch has the tokens of
-one.  Corresponds to llama.cpp's llm_build_mamba.
+For each sequence a layer keeps one row with the last inputs of its convolution and one with its state; a batch has the
+tokens of one sequence.  Corresponds to llama.cpp's llm_build_mamba.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def mix(b: Builder, x: Tensor, layer: int) -> Tensor:
     size = xz.nb[0]
     x = ctx.view_2d(xz, s.n_inner, n, xz.nb[1])
     gate = ctx.cont(ctx.view_2d(xz, s.n_inner, n, xz.nb[1], s.n_inner * size))
-    # The convolution of the first tokens needs the inputs before them.
+    # The convolution at the first tokens of the batch needs the last inputs of the previous batch.
     before = ctx.reshape_2d(ctx.get_rows(r, row), s.n_conv - 1, s.n_inner)
     inputs = b.name(ctx.concat(before, ctx.transpose(x), 0), "conv_input", layer)
     last = ctx.cont(ctx.view_2d(inputs, s.n_conv - 1, s.n_inner, inputs.nb[1], n * size), (r.ne[0], 1))
@@ -73,14 +73,14 @@ def mix(b: Builder, x: Tensor, layer: int) -> Tensor:
     y = b.name(ctx.ssm_scan(ctx.reshape_4d(states, s.n_state, 1, s.n_inner, states.ne[1]),
                             ctx.reshape_4d(x, 1, s.n_inner, n, 1), ctx.reshape_3d(dt, s.n_inner, n, 1),
                             b.weights[prefix + "a"], *b_and_c, row), "ssm_scan", layer)
-    # The scan gives the results, and behind them the state.
+    # The scan returns one tensor: the results, followed by the new state.
     b.expand(ctx.set_rows(states, ctx.view_2d(y, states.ne[0], 1, states.nb[1], s.n_inner * n * size), row))
     y = ctx.add(ctx.view_2d(y, s.n_inner, n, s.n_inner * size), ctx.mul(x, b.weights[prefix + "d"]))
     return b.linear(b.name(ctx.swiglu_split(gate, y), "ssm_gated", layer), prefix + "out", "ssm_out", layer)
 
 
 def normed(b: Builder, x: Tensor) -> Tensor:
-    """FalconMamba norms what the scan is steered by."""
+    """x, RMS-normed for FalconMamba, which norms dt, B and C before the scan."""
     return b.ctx.rms_norm(x, b.hparams.norm_eps) if b.hparams.ssm.norm else x
 
 

@@ -1,7 +1,7 @@
 """Phi-2 (and Phi-1.5).
 
-Attention and a gelu unit side by side, both of the same layer norm; rope turns a part of each head, and everything has
-a bias.  Corresponds to llama.cpp's llm_build_phi2.
+Attention and a gelu unit in parallel, both of the same layer norm; rope rotates a part of each head, and every matrix
+and norm has a bias.  Corresponds to llama.cpp's llm_build_phi2.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Phi-3 and Phi-4 mini.
 
-As llama, with one matrix for query, key and value, one for gate and up, rope that turns halves, and for long contexts
-two tables of factors.  Files name a window that llama.cpp does not use, because converters did not say for which
-layers it is; neither do we.  Corresponds to llama.cpp's llm_build_phi3.
+Differs from llama: one matrix for query, key and value, one for gate and up, rope that pairs elements of the two halves
+of a head, and for long contexts two tables of frequency factors.  Files have a window without the layers that it is
+for; llama.cpp ignores it, and so does this module.  Corresponds to llama.cpp's llm_build_phi3.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def hparams(file: GGUFFile) -> Hparams:
     h, meta = base_hparams(file, "phi3", mode="neox"), Metadata(file, "phi3")
     if h.experts:
         raise meta.fail("experts, which architecture 'phi3' does not have")
-    # Whether there are tables is what counts: converters named the scaling "longrope" only later.
+    # The presence of the tables decides: early converters did not write the scaling type "longrope".
     return replace(h, longrope=any(f"rope_factors_{kind}.weight" in file.tensors for kind in ("long", "short")))
 
 

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: as llama, with biases of query, key and value, and rope that turns halves.
+"""Qwen2 and Qwen2.5: as llama, with biases of query, key and value, and rope that pairs elements of two halves.
 
 Corresponds to llama.cpp's llm_build_qwen2.
 """

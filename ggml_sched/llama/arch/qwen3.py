@@ -1,6 +1,6 @@
 """Qwen3, dense.
 
-As llama, with an RMS norm of each head's query and key before rope, which turns halves.
+As llama, with an RMS norm of each head's query and key before rope, which pairs elements of the two halves of a head.
 Corresponds to llama.cpp's llm_build_qwen3.
 """
 

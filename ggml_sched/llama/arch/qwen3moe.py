@@ -1,4 +1,4 @@
-"""Qwen3 with experts, whose width is a number of its own.
+"""Qwen3 with experts; files have a separate number for the width of an expert.
 
 Corresponds to llama.cpp's llm_build_qwen3moe.
 """
@@ -18,6 +18,6 @@ def hparams(file: GGUFFile) -> Hparams:
     h, meta = base_hparams(file, "qwen3moe", mode="neox"), Metadata(file, "qwen3moe")
     if h.experts is None:
         raise meta.fail("no experts, which architecture 'qwen3moe' needs")
-    # Files from before that number was written: all the experts of a token together are as wide as a layer.
+    # Older files lack that number: there the experts of one token together are as wide as feed_forward_length.
     n_ff = meta.integer("expert_feed_forward_length", 0, low=0) or h.n_ff // h.experts.n_used
     return replace(h, experts=replace(h.experts, n_ff=n_ff))

@@ -1,11 +1,11 @@
-"""Text in and text out: what stands between a user's words and token ids.
+"""Text to token ids and back.
 
-    vocabulary      what a file says about its tokens, checked; over fields
+    vocabulary      the tokens of a file, checked; it reads the metadata through fields
     pretokenizers   how BPE vocabularies cut words
-    spm, bpe        the two ways of merging, on the `tokenizers` library
+    spm, bpe        the two merge algorithms, on the `tokenizers` library
     tokenizer       text to ids and back
     stream          ids to text, piece by piece; stop strings
-    chat            chat templates; sandbox, filters, budget run them with bounds
+    chat            chat templates; sandbox, filters and budget run them within limits
 
-Knows GGUF metadata; knows no graphs.
+Depends on GGUF metadata, not on graphs.
 """

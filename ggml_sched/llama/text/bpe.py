@@ -1,6 +1,6 @@
-"""BPE over bytes, as GPT-2 and most models since: cut into words, then merge by rank.
+"""Byte-level BPE, as in GPT-2 and most later models: cut a text into words, then merge by rank.
 
-Owns the library's model of it.  Invariant: ids are those of the vocabulary.  Corresponds to
+Owns the BPE model of the `tokenizers` library.  Invariant: ids are those of the vocabulary.  Corresponds to
 llama.cpp's llm_tokenizer_bpe.
 """
 
@@ -47,7 +47,7 @@ class Bpe:
         letters = self._bytes
         try:
             return bytes([letters[letter] for letter in text])
-        except KeyError:  # a letter that stands for no byte stands for itself
+        except KeyError:  # a letter that is no byte's letter is itself
             return b"".join(bytes((letters[c],)) if c in letters else c.encode() for c in text)
 
 

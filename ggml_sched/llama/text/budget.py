@@ -1,6 +1,6 @@
-"""What rendering a chat template may spend: steps, time, characters.
+"""The limits of rendering a chat template: steps, time, characters.
 
-Owns the limits.  Invariant: whoever is about to touch or make data pays first, in proportion to it.
+Owns the limits.  Invariant: code that is about to read or make data first spends budget in proportion to its size.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ __all__ = ["MAX_BITS", "MAX_CHARS", "MAX_ITEMS", "Budget", "check_format", "chec
 
 MAX_TICKS = 1 << 20
 MAX_SECONDS = 0.3
-"""Of processor time, of the rendering thread."""
+"""Processor time of the rendering thread."""
 MAX_CHARS = 1 << 24
 MAX_ITEMS = 1 << 20
 MAX_BITS = 1 << 12
 CHARS_PER_TICK = 256
 ITEMS_PER_TICK = 16
 TICKS_PER_LOOK = 512
-"""How often the clock is looked at."""
+"""Ticks spent between two reads of the clock."""
 
 
 class Budget:
-    """What a rendering may still spend."""
+    """The remaining budget of one rendering."""
 
     def __init__(self) -> None:
         self.left = MAX_TICKS
@@ -42,7 +42,7 @@ class Budget:
                 raise ChatTemplateError(f"the chat template runs longer than {MAX_SECONDS} s")
 
     def weigh(self, value) -> int:
-        """Pay for looking at all of a value; how deep it is."""
+        """Spend budget for reading all of a value, nested ones included; returns the depth of nesting."""
         depth, level = 0, [value]
         while level:
             inner = []
@@ -61,7 +61,7 @@ class Budget:
         return depth
 
     def touch(self, value) -> None:
-        """Pay for a value that was copied, not for what is inside it: nothing got deeper."""
+        """Spend budget for a shallow copy of a value, not for nested values."""
         if isinstance(value, str):
             self.text(len(value))
         elif isinstance(value, (list, tuple, dict)):
@@ -72,14 +72,14 @@ class Budget:
             self.spend(1)
 
     def text(self, n_chars: int) -> None:
-        """Pay for a text of so many characters, before it is made where that can be."""
+        """Spend budget for a text of n_chars characters, before the text is made where possible."""
         if n_chars > MAX_CHARS:
             raise ChatTemplateError(f"the chat template makes a text of {n_chars} characters, the limit is {MAX_CHARS}")
         self.spend(n_chars // CHARS_PER_TICK)
 
 
 def check_format(text: str) -> None:
-    """Refuse "%1000000000d"."""
+    """Refuse formats with large widths, as "%1000000000d"."""
     if re.search(r"%[^a-zA-Z%]*(\*|\d{4})", text):
         raise ChatTemplateError("the chat template formats wider than 999 characters")
 

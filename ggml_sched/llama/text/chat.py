@@ -1,6 +1,6 @@
-"""Chat templates: messages to the text that a model was trained on.
+"""Chat templates: render messages as the text format that a model was trained on.
 
-Owns the template that a file holds and what it is given: plain data only, checked and copied.
+Owns the template of a file and its arguments: plain data only, checked and copied.
 Corresponds to `apply_chat_template` of Hugging Face's transformers, whose templates these are.
 """
 
@@ -24,7 +24,7 @@ CHATML = (
     "{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') + '<|im_end|>\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
-"""What is used where a file has no template."""
+"""The template for files without one."""
 
 
 class ChatTemplate:
@@ -33,7 +33,7 @@ class ChatTemplate:
         template = ChatTemplate.from_gguf("model.gguf")
         text = template.render([{"role": "user", "content": "Hello"}])
 
-    Templates come from files: they see plain data, have no attributes, and run a fraction of a second at most.  Needs
+    Templates from files are untrusted: they read plain data, no attributes, and run for at most MAX_SECONDS.  Needs
     jinja2 (`pip install 'ggml-sched[llama]'`).  Immutable and safe to use from several threads.
     """
 
@@ -43,7 +43,7 @@ class ChatTemplate:
             raise TypeError(f"a chat template is a str, not {type(source).__name__}")
         self.source, self.bos_token, self.eos_token, self.name = source, bos_token, eos_token, name
         self._template = sandbox.compile_template(source)
-        # Templates that know of parts look at their type; for the others parts are put together.
+        # A template that handles parts of a content reads their type; for others the texts of the parts are joined.
         self._takes_parts = any(mark in source for mark in ("'type'", '"type"', ".type"))
 
     @classmethod
@@ -82,8 +82,8 @@ class ChatTemplate:
         `messages`: dicts with a `role` and `content`: str, None, or a list of parts such as
         `{"type": "text", "text": ...}`; other keys (`tool_calls`, `name`) go to the template as they are.
         `add_generation_prompt`: end where the assistant's answer begins.  Other variables of the template (for
-        one, `enable_thinking`) by name.  TypeError for messages that are none, ChatTemplateError for what the
-        template refuses or does wrong.
+        one, `enable_thinking`) by name.  TypeError for messages of wrong types, ChatTemplateError for messages that
+        the template refuses, and for errors of the template.
         """
         given = {"messages": self._checked(messages), "add_generation_prompt": bool(add_generation_prompt),
                  "tools": plain(tools, "tools"), "documents": plain(documents, "documents"),
@@ -95,8 +95,8 @@ class ChatTemplate:
                parse_special: bool = True, **variables) -> list[int]:
         """Token ids for a conversation: with BOS once, whether the template writes it or not, and without EOS.
 
-        `parse_special`: a text like "<|im_end|>" in a message becomes the control token.  False, for messages and
-        documents from strangers: it stays text, and only the template writes control tokens.
+        `parse_special`: a text like "<|im_end|>" in a message becomes the control token.  False, for untrusted
+        messages and documents: such a text stays text, and only the template writes control tokens.
         """
         if parse_special:
             text = self.render(messages, add_generation_prompt, **variables)
@@ -151,7 +151,7 @@ class ChatTemplate:
 
 
 def plain(value, where: str, depth: int = 0):
-    """A copy as a template may see it: None, bool, int, float, str, lists and dicts of them."""
+    """A copy for a template: None, bool, int, float, str, or lists and dicts of these; TypeError for other types."""
     if depth > MAX_DEPTH:
         raise ChatTemplateError(f"{where} is nested deeper than {MAX_DEPTH}")
     if value is None or type(value) in (bool, int, float, str):
@@ -169,7 +169,7 @@ def plain(value, where: str, depth: int = 0):
 
 
 def _token(metadata: Mapping, which: str) -> str:
-    """The text of BOS or EOS, "" where the file has none; wrong ids are the tokenizer's to refuse."""
+    """The text of BOS or EOS, "" where the file has none or a wrong id, for which the tokenizer raises an error."""
     tokens, token = metadata.get("tokenizer.ggml.tokens"), metadata.get(f"tokenizer.ggml.{which}_token_id")
     if isinstance(tokens, Array) and tokens.kind is not Kind.STRING or not isinstance(tokens, (Array, list, tuple)):
         return ""

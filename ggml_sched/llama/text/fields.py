@@ -1,7 +1,6 @@
 """Typed, checked reads of a file's metadata for tokenizers.
 
-Owns nothing.  Invariant: a value that is returned has the type and range that was asked for; every error
-names the file and the field.
+Owns nothing.  Invariant: a returned value has the requested type and range; every error names the file and the field.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Fields:
             return default if default is not None and default < n_vocab else None
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.fail(key, f"is {shown(value)}, not a token id")
-        if value == 0xFFFFFFFF:  # how writers say "none" in an unsigned field
+        if value == 0xFFFFFFFF:  # "none" in an unsigned field
             return None
         if not 0 <= value < n_vocab:
             raise self.fail(key, f"is {value}, the vocabulary has {n_vocab} tokens")
@@ -88,7 +87,7 @@ class Fields:
 
 
 def shown(value) -> str:
-    """A value in an error message: short, whatever it is."""
+    """A short text of any value, for error messages."""
     if isinstance(value, Array):
         return repr(value)
     if isinstance(value, (str, bytes)):

@@ -1,7 +1,7 @@
-"""The filters that chat templates may use: jinja2's harmless ones by name, and our own, which pay.
+"""The filters that chat templates may use: jinja2's harmless ones by name, and our own, which spend budget.
 
-Owns the list.  Invariant: none of them makes much out of little without paying for it before.  Those that
-begin with an underscore are put around a template's expressions when it is compiled.
+Owns the list.  Invariant: a filter whose result can be much larger than its arguments spends budget first.  The
+compiler of templates wraps a template's expressions in the filters that begin with an underscore.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ MAX_WIDTH = 1 << 10
 HARMLESS = ("abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float",
            "groupby", "int", "items", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr",
            "reverse", "safe", "select", "selectattr", "sort", "title", "trim", "unique", "upper", "wordcount")
-"""jinja2's filters that templates may use as they are; `BOUNDED` has those that need a look first."""
+"""jinja2's filters that templates may use unchanged; `BOUNDED` has those that spend budget first."""
 
 COMPARING = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
-"""Those that compare or hash what they are given."""
+"""Filters that compare or hash their arguments."""
 
 
 def _loop(context, iterable, n_written: int = 0):
-    """What a `for` goes through, paying for each step and for the template's text that it puts out."""
+    """The iterable of a `for`, spending budget for each step and for the template's text that a step writes."""
     budget, ticks = context.budget, 1 + n_written // CHARS_PER_TICK
     if hasattr(iterable, "__len__"):
         return _Steps(iterable, budget, ticks)
@@ -33,7 +33,7 @@ def _loop(context, iterable, n_written: int = 0):
 
 
 class _Steps:
-    """A sequence whose items are paid for; it has a length, for `loop.last` and the like."""
+    """A sequence that spends budget for each item; it has a length, for `loop.last` and similar."""
 
     def __init__(self, items, budget: Budget, ticks: int) -> None:
         self._items, self._budget, self._ticks = items, budget, ticks
@@ -48,7 +48,7 @@ class _Steps:
 
 
 def _weighed(context, value):
-    """A value that is compared, hashed, or has others inside: all of it is paid for."""
+    """`value`, after spending budget for all of it, nested values included: it is compared, hashed or copied."""
     context.budget.weigh(value)
     return value
 
@@ -59,7 +59,7 @@ def _touched(context, value):
 
 
 def _text(context, value) -> str:
-    """str(value), paid for before."""
+    """str(value), after spending budget for it."""
     context.budget.weigh(value)
     return value if isinstance(value, str) else str(value)
 
@@ -92,7 +92,7 @@ def _indent(context, s, width=4, first: bool = False, blank: bool = False) -> st
 
 
 def _tojson(context, x, ensure_ascii: bool = False, indent=None, separators=None, sort_keys: bool = False) -> str:
-    """As Hugging Face's: letters stay as they are, and "<" too."""
+    """As Hugging Face's filter: letters outside ASCII, and "<", are not escaped."""
     before = context.budget.left
     depth = context.budget.weigh(x)
     if isinstance(indent, str) or indent is not None and not 0 <= indent <= 16:

@@ -1,6 +1,6 @@
-"""The `tokenizers` library, looked for when a tokenizer is built and not before.
+"""Imports the `tokenizers` library when a tokenizer is built, not earlier.
 
-Owns the message that says what to install.
+Owns the error message for a missing library.
 """
 
 from __future__ import annotations

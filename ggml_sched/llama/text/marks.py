@@ -41,11 +41,11 @@ class Marker:
         if not isinstance(value, str):
             return value
         value = self._whole.sub(lambda found: found[0][0] + self.mark + found[0][1:], value)
-        # Templates compare roles and types with strings of theirs.
+        # Templates compare roles and types with their own strings: a mark would make them differ.
         return value if key in ("role", "type") else self._at_ends(value)
 
     def _at_ends(self, text: str) -> str:
-        """With marks where the text could be a part of a control token, once templates have stripped it."""
+        """The text with marks at its ends where, stripped by a template, it could be a part of a control token."""
         body = text.rstrip()
         if any(body[-n:] in self._beginnings for n in range(1, min(self._longest, len(body) + 1))):
             text = body + self.mark + text[len(body):]

@@ -1,8 +1,8 @@
 """How BPE vocabularies cut a text into words before they merge: a table by `tokenizer.ggml.pre`.
 
-Owns the patterns.  Each pattern of a list cuts what those before left; words never merge with each
-other.  Each is the pattern its model was published with, in the form that gives llama.cpp's ids: where
-llama.cpp approximates a published one (capitals outside ASCII in `tekken` and `gpt-4o`), so do we.
+Owns the patterns.  Each pattern of a list cuts the pieces that earlier patterns left; words never merge with each
+other.  Each is the published pattern of its model, in the form that gives llama.cpp's ids: where llama.cpp
+approximates a published pattern (capitals outside ASCII in `tekken` and `gpt-4o`), so does this module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UNICODE_16 = """
     113d7-113d8 113e1-113e2 116d0-116e3 11bc0-11be1 11bf0-11bf9 11f5a 13460-143fa 16100-16139 16d40-16d79 18cff
     1cc00-1ccf9 1cd00-1ceb3 1e5d0-1e5fa 1e5ff 1f8b2-1f8bb 1f8c0-1f8c1 1fa89 1fa8f 1fabe 1fac6 1fadc 1fadf 1fae9
     1fbcb-1fbef"""
-"""Characters that are assigned in Unicode 16.0 and not in 15.1."""
+"""Characters assigned in Unicode 16.0, unassigned in 15.1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class PreTokenizer:
 def of_unicode_15(pattern: str) -> str:
     r"""The pattern with its categories (\p{L} and others) as Unicode 15.1 has them.
 
-    llama.cpp's tables are of that version and the `tokenizers` library's of a later one: for llama.cpp, a letter that
-    Unicode 16 added has no category.
+    llama.cpp has tables of that version, the `tokenizers` library those of a later one: a letter that Unicode 16 added
+    has no category in llama.cpp.
     """
     later = "".join(re.sub("[0-9a-f]+", r"\\x{\g<0>}", UNICODE_16).split())
     return re.sub(r"\\p\{\w\}", lambda found: f"[{found[0]}&&[^{later}]]", pattern)
@@ -46,7 +46,7 @@ OTHER = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 DIGIT, DIGITS3 = r"\p{N}", r"\p{N}{1,3}"
-# The ranges have wide spaces in them, which are spaces all the same.
+# The ranges contain wide spaces (U+3000 for one); these are excluded, because they are spaces, not letters.
 CJK_KOREAN = "(?:(?!\\s)[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff])+"
 CJK_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 
@@ -58,7 +58,7 @@ BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 
 
 def _cased(letters: str, tail: str, digits: str) -> str:
-    """Words that begin with capitals and go on small; a letter outside ASCII is both."""
+    """The pattern of words: capitals, then lower-case letters; a letter outside ASCII counts as both."""
     capital, small = rf"(?:(?={letters})[^a-z])", rf"(?:(?={letters})[^A-Z])"
     before = r"[^\r\n\p{L}\p{N}]?"
     return "|".join((f"{before}{capital}*{small}+{tail}", f"{before}{capital}+{small}*{tail}", digits,

@@ -1,11 +1,11 @@
-"""Jinja templates from files, run with bounds: no attributes, bounded time, bounded memory.
+"""Runs untrusted Jinja templates within limits: no attributes, bounded time, bounded memory.
 
 Owns the budget of a rendering.  Invariant: every loop step, call, operator, filter and piece of output
-pays from it, in proportion to the data that it touches, so no template runs long or grows large.
-jinja2's immutable sandbox keeps templates from attributes and from changing what they are given.  It
-leaves loops of loops, doubling strings, "x" * 10**9 and the like: those are ours.
+spends budget in proportion to the data that it touches, so no template runs long or grows large.
+jinja2's immutable sandbox denies templates attributes and changes of their arguments.  It does not limit
+nested loops, doubled strings, "x" * 10**9 and the like: this module does.
 
-A template is changed once, when it is compiled (`_Metering`): what costs is wrapped in filters that pay.
+A template is changed once, when it is compiled (`_meter`): filters that spend budget wrap its costly expressions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["compile_template", "render"]
 
 MAX_SOURCE = 1 << 16
 MAX_NODES = 1 << 13
-"""Of the parsed template: what compiling costs."""
+"""The largest number of nodes of a parsed template, which bounds the cost of compiling it."""
 
 STRING_METHODS = frozenset((
     "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal",
@@ -31,15 +31,16 @@ OF_KIND = frozenset((
     "boolean", "callable", "defined", "divisibleby", "escaped", "even", "false", "filter", "float", "integer",
     "iterable", "lower", "mapping", "none", "number", "odd", "sameas", "sequence", "string", "test", "true",
     "undefined", "upper"))
-"""Tests that look at a value's kind, and not at what is inside it."""
+"""Jinja tests that read a value's type and not its contents."""
 METHODS = {str: STRING_METHODS, dict: frozenset(("copy", "get", "items", "keys", "values")),
            list: frozenset(("copy", "count", "index")), tuple: frozenset(("count", "index")),
            int: frozenset(), float: frozenset(), range: frozenset()}
-"""What templates may call of plain values: nothing that makes much out of little, but for those that are checked."""
+"""{type: methods that templates may call}: none whose result can be much larger than its arguments, except checked
+ones."""
 
 
 def compile_template(source: str):
-    """A template ready to `render`; ChatTemplateError for what is no template or is too long."""
+    """A template ready to `render`; ChatTemplateError for invalid syntax, and for a template that is too long."""
     if len(source) > MAX_SOURCE:
         raise ChatTemplateError(f"a chat template of {len(source)} characters; the limit is {MAX_SOURCE}")
     environment = _environment()
@@ -55,7 +56,7 @@ def compile_template(source: str):
 
 
 def render(template, variables: dict) -> str:
-    """The template's text.  Whatever goes wrong in it is a ChatTemplateError."""
+    """The rendered text of a template; ChatTemplateError for every error in it."""
     try:
         context = template.new_context(variables)
         parts, n_chars = [], 0
@@ -87,11 +88,11 @@ def _jinja2():
     return jinja2
 
 
-# -- what is wrapped -----------------------------------------------------------------
+# -- wrapping costly expressions -----------------------------------------------------
 
 
 def _meter(tree) -> None:
-    """Change a parsed template so that what costs goes through the filters that pay."""
+    """Wrap the costly expressions of a parsed template in filters that spend budget."""
     nodes = _jinja2().nodes
 
     def paid(node, name: str = "_weighed", *arguments):
@@ -99,7 +100,7 @@ def _meter(tree) -> None:
                             lineno=node.lineno)
 
     def written(node) -> int:
-        """Characters that the template itself holds below a node."""
+        """The number of characters of constant text below a node."""
         found = [node, *node.find_all((nodes.TemplateData, nodes.Const))]
         return sum(len(str(part.data if isinstance(part, nodes.TemplateData) else part.value))
                    for part in found if isinstance(part, (nodes.TemplateData, nodes.Const)))
@@ -146,7 +147,7 @@ def _check_size(tree) -> None:
 
 
 def _finalize(context, value):
-    """What is put out."""
+    """Spend budget for a value that is written to the output."""
     context.budget.weigh(value)
     return value
 
@@ -165,7 +166,7 @@ def _strftime_now(form: str) -> str:
 
 
 def _environment():
-    """A jinja2 environment as Hugging Face sets one up, with our budget in it."""
+    """A jinja2 environment with the settings of Hugging Face's, and with the budget."""
     jinja2 = _jinja2()
 
     class Context(jinja2.runtime.Context):
@@ -179,11 +180,11 @@ def _environment():
             return context
 
     class Namespace(jinja2.utils.Namespace):
-        def __repr__(self) -> str:  # jinja2's shows all values: of spaces in spaces, exponentially many
+        def __repr__(self) -> str:  # jinja2's shows all values: exponentially many where namespaces are nested
             return "<Namespace>"
 
     class Generation(jinja2.ext.Extension):
-        """`{% generation %}` marks for training what the assistant says; for us it is its contents."""
+        """`{% generation %}` marks the assistant's text for training; here it renders its contents."""
 
         tags = {"generation"}
 
@@ -209,7 +210,7 @@ def _environment():
             budget = __context.budget
             budget.spend(8)
             owner = getattr(__obj, "__self__", None)
-            if isinstance(owner, (str, list, tuple, dict)):  # methods that search, compare or copy
+            if isinstance(owner, (str, list, tuple, dict)):  # methods that search, compare or copy their values
                 budget.weigh([owner, args])
             if isinstance(owner, str):
                 if __obj.__name__ == "replace" and len(args) >= 2 and isinstance(args[1], str):
@@ -243,7 +244,7 @@ def _environment():
             return result
 
         def call_test(self, name, value, args=None, kwargs=None, context=None, eval_ctx=None):
-            if context is not None and name not in OF_KIND:  # of `select` and its like, for each item
+            if context is not None and name not in OF_KIND:  # from `select` and similar filters, once for each item
                 context.budget.weigh([value, args])
             return super().call_test(name, value, args, kwargs, context, eval_ctx)
 

@@ -1,9 +1,9 @@
-"""SentencePiece's BPE, as Llama, Mistral, Gemma and Phi-3 have it: merges by score, bytes for what is left.
+"""SentencePiece's BPE, as in Llama, Mistral, Gemma and Phi-3: merges by score, bytes for letters that are no token.
 
-Owns the order of merges.  Files hold a score for each token and no merges: of two neighbours whose
+Owns the order of merges.  Files have a score for each token and no merges: of all neighbours whose
 texts together are a token, the pair whose token has the highest score merges first, the leftmost of
-equal ones.  Invariant: the library sees merges in an order that says exactly this, or it is not used:
-where tokens that can be merged share a score, no order of merges does, and `Exact` merges instead.
+equal ones.  Invariant: the library receives merges in an order that has exactly this effect, or it is not used:
+where tokens that can be merged share a score, there may be no such order, and `Exact` merges instead.
 Corresponds to llama.cpp's llm_tokenizer_spm.
 """
 
@@ -30,7 +30,7 @@ class Spm:
         ids = vocabulary.ids
         self._n_vocab = len(vocabulary.texts)
         self._fallback = Fallback(vocabulary, ids)
-        # The library merges tokens only; here any letter may be the beginning of one.
+        # The library merges tokens only; in SPM a letter that is no token may be a part of one.
         letters = sorted(set("".join(vocabulary.texts)) - ids.keys())
         self._letters = letters
         symbols = ids | {letter: self._n_vocab + i for i, letter in enumerate(letters)}
@@ -64,7 +64,7 @@ class Spm:
 
 
 def byte_of(text: str) -> int | None:
-    """The byte that "<0xNN>" stands for."""
+    """The byte NN of a token text "<0xNN>", None for another text."""
     if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
         try:
             return int(text[3:5], 16)
@@ -86,7 +86,7 @@ class Fallback:
 
 
 def merges_of(vocabulary: Vocabulary, symbols: dict[str, int]) -> tuple[list[tuple[str, str]], bool]:
-    """Every way to put a token together from two symbols, in the order of merging; whether there is no such order."""
+    """All pairs of symbols that form a token, in the order of merging; and whether there is no such order."""
     texts, types = vocabulary.texts, vocabulary.types
     merges = Merges()
     order = np.argsort(-vocabulary.scores, kind="stable")
@@ -95,7 +95,7 @@ def merges_of(vocabulary: Vocabulary, symbols: dict[str, int]) -> tuple[list[tup
     last = None
     for score, i in zip(scores, order.tolist(), strict=True):
         text = texts[i]
-        # A user-defined token is cut out of the text first; only as spaces can it come up again.
+        # A user-defined token is cut out of the text before merging; only one of spaces can still result from merges.
         if len(text) < 2 or symbols[text] != i or types[i] == TokenType.USER_DEFINED and SPACE not in text:
             continue
         ways = [(left, right) for k in range(1, len(text))
@@ -111,7 +111,7 @@ def merges_of(vocabulary: Vocabulary, symbols: dict[str, int]) -> tuple[list[tup
 
 
 class Merges:
-    """Merges in order, by groups of tokens that share a score; `tied` once an order cannot mean "leftmost first"."""
+    """Merges in order, by groups of tokens with equal scores; `tied` once no order has the effect "leftmost first"."""
 
     def __init__(self) -> None:
         self.ordered: list[tuple[str, str]] = []
@@ -131,10 +131,10 @@ class Merges:
 
     @staticmethod
     def _runs(group: dict[str, list[tuple[str, str]]]) -> list[tuple[str, str]]:
-        """The merges of a group of runs of one letter, of 2, 3, 4, ... of it; [] for another group.
+        """The merges of a group whose tokens are runs of 2, 3, 4, ... of one letter; [] for another group.
 
-        Llama's spaces are one.  The leftmost run grows letter by letter until no longer one is a token, which is what
-        preferring the longest left side does.
+        Llama's runs of spaces are such a group.  The leftmost run grows letter by letter until no longer run is a
+        token; an order that prefers the longest left side has the same effect.
         """
         runs = sorted(group, key=len, reverse=True)
         letter = runs[0][0]
@@ -156,7 +156,7 @@ class Merges:
 
 
 class Exact:
-    """The same merges by the scores themselves, in Python: slower, and exact whatever the scores are."""
+    """Merges by the scores themselves, in Python: slower, and exact for all scores."""
 
     def __init__(self, vocabulary: Vocabulary, ids: dict[str, int], fallback: Fallback) -> None:
         self._scores = vocabulary.scores.tolist()
@@ -171,7 +171,7 @@ class Exact:
             self._offer(queue, parts, i, i + 1)
         while queue:
             _, left, right, length = heapq.heappop(queue)
-            # Stale where either side was merged meanwhile.
+            # The entry is stale if another merge has used either side.
             if not parts[left] or not parts[right] or len(parts[left]) + len(parts[right]) != length:
                 continue
             parts[left] += parts[right]

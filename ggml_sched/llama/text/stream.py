@@ -1,6 +1,6 @@
 """Ids to text, piece by piece; and text up to a stop string.
 
-Owns what is held back.  Invariants: the pieces of a `Stream`, joined, are what `decode` gives for all
+Owns the text that is held back.  Invariants: the pieces of a `Stream`, joined, are what `decode` gives for all
 ids; no piece ends inside a character.  The pieces of `StopStrings`, joined, are the text before the
 first stop string, however the text was cut.
 """
@@ -16,10 +16,10 @@ Utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Stream:
-    """Decodes ids that come one by one.
+    """Decodes ids one by one.
 
-    A character whose bytes come in several tokens is given out when it is complete; bytes that can no longer become
-    one are U+FFFD, as soon as that is certain.  After `flush()` a new text begins.
+    A character with bytes in several tokens is returned when it is complete; bytes that no further token can complete
+    become U+FFFD at once.  After `flush()` a new text begins.
     """
 
     def __init__(self, tokenizer, skip_special: bool = True, continuing: bool = False) -> None:
@@ -28,13 +28,13 @@ class Stream:
         self._decoder = Utf8("replace")
 
     def feed(self, *ids: int) -> str:
-        """The text that is certain now; all ids are checked before any is taken."""
+        """The text that these ids complete; all ids are checked before any is decoded."""
         token_bytes, skip = self._tokenizer.token_bytes, self._skip_special
         pieces = [token_bytes(token, skip) for token in ids]
         if self._strip:
             for i, (token, piece) in enumerate(zip(ids, pieces, strict=True)):
                 if piece:
-                    # Special tokens that are shown do not count: the space comes after them.
+                    # A special token does not count as the first token of a text, even if its own text is returned.
                     if self._tokenizer.is_special(token):
                         continue
                     pieces[i] = piece.removeprefix(b" ")
@@ -43,7 +43,7 @@ class Stream:
         return self._decoder.decode(b"".join(pieces))
 
     def flush(self) -> str:
-        """What is held back, as U+FFFD; and begin a new text."""
+        """Return the held-back bytes as U+FFFD, and begin a new text."""
         rest = self._decoder.decode(b"", True)
         self._decoder.reset()
         self._strip = self._strips
@@ -60,8 +60,8 @@ class StopStrings:
                 break
         print(stops.flush(), end="")
 
-    Text that may be the beginning of a stop string is held back.  `matched` is the string that ended it; of several
-    that end at the same character, the longest.  Whatever is fed after that is dropped.
+    Text that may be the beginning of a stop string is held back.  `matched` is the stop string that ended the text; of
+    several that end at the same character, the longest.  Text fed after a match is dropped.
     """
 
     def __init__(self, stops: str | Iterable[str] = ()) -> None:
@@ -90,7 +90,7 @@ class StopStrings:
         return text[: len(text) - held]
 
     def flush(self) -> str:
-        """What was held back: the text is over, so it was no stop string."""
+        """The text that was held back: the text has ended, so it is no stop string."""
         held, self._held = self._held, ""
         return held
 

@@ -1,7 +1,7 @@
 """Text to token ids and back, for a vocabulary from a GGUF file.
 
-Owns the order of things: special tokens are cut out first, the text between them is merged by the
-vocabulary's model, and ids are put together.  Invariant: ids are those that llama.cpp gives.
+Owns the order of the steps: special tokens are cut out first, the text between them is merged by the
+vocabulary's model, and the ids are joined.  Invariant: the ids equal llama.cpp's.
 Corresponds to llama.cpp's llama_tokenize and llama_token_to_piece.
 """
 
@@ -22,7 +22,7 @@ from ggml_sched.llama.text.vocabulary import TokenType, Vocabulary, special_ids
 __all__ = ["Tokenizer"]
 
 HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
-# What C's isspace says: phi-3's tokens swallow it.
+# The characters of C's isspace: phi-3's special tokens remove them from the text that follows.
 ASCII_SPACE = " \t\n\v\f\r"
 
 
@@ -48,7 +48,7 @@ class Tokenizer:
         self.eos_ids = vocabulary.eos_ids
         self.add_bos, self.add_eos = vocabulary.add_bos, vocabulary.add_eos
         self.add_space_prefix = vocabulary.add_space_prefix
-        # Longest first, and grouped by their first letter: most texts hold none of these letters.
+        # Longest first, and grouped by their first letter: most texts contain none of these letters.
         texts, types = vocabulary.texts, vocabulary.types
         self._special: dict[str, list[tuple[str, int, bool]]] = {}
         for i in sorted(special_ids(types), key=lambda i: -len(texts[i])):
@@ -70,7 +70,7 @@ class Tokenizer:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping, name: str = "<metadata>") -> Tokenizer:
-        """From `tokenizer.ggml.*` keys; `name` is what errors call the place they came from."""
+        """From `tokenizer.ggml.*` keys; errors use `name` as the name of the file."""
         return cls(Vocabulary.from_metadata(metadata, name))
 
     # -- text to ids ---------------------------------------------------------------
@@ -159,7 +159,7 @@ class Tokenizer:
         return token
 
     def token_bytes(self, token: int, skip_special: bool = False) -> bytes:
-        """What a token stands for: maybe a part of a character.  Nothing for control tokens with `skip_special`."""
+        """The bytes of a token, possibly a part of a character; none for a control token with `skip_special`."""
         token = self.check_id(token)
         kind, text = self._vocabulary.types[token], self._vocabulary.texts[token]
         if kind in HIDDEN:
@@ -169,11 +169,11 @@ class Tokenizer:
         return self._model.token_bytes(text, kind)
 
     def token_text(self, token: int) -> str:
-        """A token as the file spells it."""
+        """The text of a token as in the file."""
         return self._vocabulary.texts[self.check_id(token)]
 
     def token_id(self, text: str) -> int | None:
-        """The id of the token that the file spells so, or None."""
+        """The id of the token with this text in the file, or None."""
         return self._vocabulary.ids.get(text)
 
     def is_special(self, token: int) -> bool:
@@ -183,14 +183,14 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], skip_special: bool = True, continuing: bool = False) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD.
 
-        The space that SPM vocabularies put before a text is taken away again, except when `continuing` a text that
-        came before.
+        The space that SPM vocabularies put before a text is removed, except when the ids are `continuing` an earlier
+        text.
         """
         stream = self.stream(skip_special, continuing)
         return stream.feed(*ids) + stream.flush()
 
     def stream(self, skip_special: bool = True, continuing: bool = False) -> Stream:
-        """A decoder for ids that come one by one; `Stream.feed(id) -> str`, `Stream.flush() -> str`."""
+        """A decoder of ids one by one; `Stream.feed(id) -> str`, `Stream.flush() -> str`."""
         return Stream(self, skip_special, continuing)
 
     def __repr__(self) -> str:

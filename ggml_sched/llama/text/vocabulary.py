@@ -1,8 +1,8 @@
 """A vocabulary as GGUF metadata holds it: `tokenizer.ggml.*`, checked.
 
-Owns which token is what: texts, types, scores, merges, special ids, end-of-generation ids.
+Owns texts, types, scores, merges, special ids and end-of-generation ids.
 Invariant: every id of a `Vocabulary` lies inside it, and every array has its length, so that
-nothing behind it looks at metadata again.  Corresponds to llama.cpp's llama_vocab::impl::load.
+no other module reads this metadata.  Corresponds to llama.cpp's llama_vocab::impl::load.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["TokenType", "Vocabulary"]
 
 PREFIX = "tokenizer.ggml."
 MAX_TOKEN_CHARS = 512
-"""No token is longer; the longest of real vocabularies are runs of 128 spaces."""
+"""The largest length of a token; the longest tokens of real vocabularies are runs of 128 spaces."""
 MAX_CHARS, CHARS_PER_TOKEN = 1 << 20, 32
 """All tokens together: at most this many characters, and this many more for each token."""
 
 
 class TokenType(enum.IntEnum):
-    """What a token is for, numbered as in GGUF."""
+    """Types of tokens, numbered as in GGUF."""
 
     UNDEFINED = 0
     NORMAL = 1
@@ -44,7 +44,7 @@ END_OF_GENERATION = frozenset((
     "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
     "[e~["))
 """Texts of tokens that end a generation in every vocabulary that has them.  Many files give these tokens another type;
-they are control tokens all the same, because otherwise a generation would not end."""
+here they are always control tokens, because otherwise a generation would not end."""
 FILL_IN = {
     "fim_pre": ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>", "<PRE>",
                 "\u2581<PRE>", "<|code_prefix|>", "<|prefix|>"),
@@ -56,8 +56,8 @@ FILL_IN = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-"""Texts of the control tokens for filling in code, by the metadata key that names the token's id.  Where a file has the
-key, the texts mean nothing."""
+"""{metadata key of a token's id: texts of that control token}, for filling in code.  The texts are ignored where a file
+has the key."""
 FILL_IN_ENDS = ("fim_pad", "fim_rep", "fim_sep")
 """Tokens between files and snippets: they end a generation, too."""
 OLD_FILL_IN_KEYS = {"prefix": "fim_pre", "suffix": "fim_suf", "middle": "fim_mid"}
@@ -67,10 +67,10 @@ SHOWN = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens by id, and what is known of them.
+    """The tokens of a model by id, with their types, scores and roles.
 
     `model` is "spm" or "bpe"; `texts` are as in the file (U+2581 for a space in SPM, GPT-2's letters for bytes in
-    BPE), `ids` by text, the last of equal ones;
+    BPE), `ids` by text, the last id of equal texts;
     `merges` are pairs of texts, likeliest first, of BPE only; `eos_ids` are all ids that end a generation.
     """
 
@@ -96,7 +96,7 @@ class Vocabulary:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping, name: str = "<metadata>") -> Vocabulary:
-        """Raises TokenizerError naming the field for whatever is missing, wrong or not supported."""
+        """Raises TokenizerError naming the field for a missing, wrong or unsupported value."""
         fields = Fields(metadata, name)
         model = _model(fields)
         texts = _texts(fields)
@@ -164,7 +164,7 @@ def _texts(fields: Fields) -> list[str]:
     except UnicodeEncodeError:
         i = next(i for i, text in enumerate(texts) if not is_utf8(text))
         raise fields.fail(f"{key}[{i}]", "is not UTF-8") from None
-    if "" in texts:  # padding of some converters; named so that it is never matched
+    if "" in texts:  # padding by some converters; renamed so that it matches no text
         texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
     return texts
 
@@ -209,7 +209,7 @@ def _merges(fields: Fields) -> list[tuple[str, str]]:
     pairs = [tuple(line.split(" ", 1)) for line in lines]
     for i, pair in enumerate(pairs):
         if len(pair) != 2 or not pair[0] or not pair[1]:
-            # The space that separates is never the first character: some vocabularies merge with a space.
+            # A space as the first character belongs to the merge, in some vocabularies; the next one is the separator.
             at = lines[i].find(" ", 1)
             if at < 0 or at == len(lines[i]) - 1:
                 raise fields.fail(f"{key}[{i}]", f"is {shown(lines[i])}, not two tokens with a space between")
@@ -218,7 +218,7 @@ def _merges(fields: Fields) -> list[tuple[str, str]]:
 
 
 def _mark_specials(ids: dict[str, int], types: list[int], special: dict[str, int | None]) -> frozenset[int]:
-    """Correct the types of tokens that are known by their text; the ids that end a generation."""
+    """Correct the types of tokens with known texts; returns the ids that end a generation."""
     ends = {special[key] for key in ("eos", "eot", "eom", *FILL_IN_ENDS)} - {None}
     marked = END_OF_GENERATION & ids.keys()
     ends |= {ids[text] for text in marked}
@@ -243,7 +243,7 @@ def _mark_specials(ids: dict[str, int], types: list[int], special: dict[str, int
 
 
 def _strips_right(fields: Fields, texts: list[str], types: list[int]) -> frozenset[int]:
-    """Tokens that swallow the whitespace after them: what phi-3 files do not say and mean."""
+    """Tokens that remove the whitespace after them: phi-3's, whose files lack this information."""
     name = fields.metadata.get("general.name", "")
     if not isinstance(name, str) or not any(part in name.lower() for part in ("phi-3", "phi3")):
         return frozenset()
@@ -253,6 +253,6 @@ def _strips_right(fields: Fields, texts: list[str], types: list[int]) -> frozens
 
 
 def special_ids(types: Iterable[int]) -> list[int]:
-    """Tokens that are found in a text as a whole, before anything else looks at it."""
+    """Tokens that are cut out of a text as a whole, before pre-tokenizing and merging."""
     whole = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
     return [i for i, kind in enumerate(types) if kind in whole]
