@@ -1,27 +1,27 @@
 /* ggml_sched/api.h -- planning from C, C++ and Cython: the one header to include.
  *
- * `gs_api` is a struct of functions that lives in the Python extension ggml_sched._capi.  Whoever runs inside Python
- * gets it with GS_IMPORT_API(), once, with the GIL held (include Python.h first); everybody else is handed the
- * pointer and asks gs_api_check.  No signature has a Python object; no function takes the GIL, prints, aborts, sets
- * errno or keeps anything between calls but in the handles below.
+ * `gs_api` is a struct of function pointers in the Python extension ggml_sched._capi.  Code that may use Python calls
+ * GS_IMPORT_API() once, with the GIL held (include Python.h first).  Code that may not use Python receives the pointer
+ * from such code, and checks it with gs_api_check.  No signature has a Python object; no function takes the GIL,
+ * prints, aborts or sets errno; the only state between calls is in the handles below.
  *
  *     graph:    graph_new -> fill the arrays -> graph_finish -> any number of plans -> graph_free
- *     problem:  what a plan depends on besides the graph; the caller's arrays, borrowed while a function runs
+ *     problem:  the other inputs of a plan; arrays of the caller, borrowed while a function runs
  *     plan:     plan_new, or plan_replay from a reserved one -> plan_view -> plan_free
  *
  * Units: sizes, strides and offsets are bytes; `ne` is elements, innermost dimension first, as in ggml.  Tensors are
  * ids 0 .. n_tensors-1, in any order.  Backends are indices, best first; the last one is the host.  -1 is none.
  *
- * Threads.  A handle is filled, finished, refilled and freed by one thread at a time, and by none while another uses
- * it.  A finished graph and a plan may be read by any number of threads at once: they are `const` where functions only
- * read.  Functions on different handles run in parallel.  After fork everything goes on working in the child.
+ * Threads.  A handle is filled, finished, refilled and freed by one thread at a time, while no other thread uses the
+ * handle.  Any number of threads may read a finished graph or a plan at once; functions that only read take `const`
+ * pointers.  Functions on different handles run in parallel.  After fork all handles work in the child.
  *
- * Errors.  A function that can fail returns a gs_status: GS_OK, or negative.  With an `error` that is not NULL it
- * says there what it is about, and writes nothing there otherwise.  A failure leaves nothing behind: no handle is
- * given, one that was passed in is as it was before the call and works.  Whatever the arrays hold, nothing worse than
- * an error comes of it, as long as they are as long as they are said to be.
+ * Errors.  A function that can fail returns a gs_status: GS_OK, or a negative number.  A function that fails describes
+ * the failure in `*error` unless `error` is NULL; a function that succeeds leaves `*error` unchanged.  A function that
+ * fails makes no handle, and leaves the handles that it was called with unchanged and usable.  Wrong contents of arrays
+ * cause errors, never invalid memory accesses, provided that the arrays have the stated lengths.
  *
- * Versions.  `major` changes with anything that a compiled consumer relies on, struct sizes among them; a new `minor`
+ * Versions.  `major` changes with anything that a compiled consumer relies on, including struct sizes; a new `minor`
  * only adds functions at the end of gs_api, or numbers to ops.h, types.h and policy.h.
  */
 #ifndef GGML_SCHED_API_H
@@ -52,36 +52,36 @@ extern "C" {
 
 typedef struct gs_api_graph gs_api_graph;
 
-/* How long the arrays of a graph are. */
+/* The lengths of a graph's arrays. */
 typedef struct gs_graph_size {
     int32_t n_tensors;
-    int32_t n_nodes;            /* that are computed, or are views made on the way                  */
+    int32_t n_nodes;            /* tensors with an op: computing nodes, and views in the node order */
     int32_t n_leafs;            /* tensors without op                                               */
     int32_t n_src;              /* sources of all tensors together, empty slots left out            */
-    int32_t n_params;           /* parameter words of all tensors together; 0 will do, see below    */
-    int32_t n_deps;             /* entries of `dep`; mostly 0                                       */
+    int32_t n_params;           /* parameter words of all tensors together; may be 0, see below     */
+    int32_t n_deps;             /* entries of `dep`: alloc dependencies; mostly 0                   */
 } gs_graph_size;
 
-/* Where a graph is written: its own memory, valid until graph_refill or graph_free.  All of it is uninitialised. */
+/* The arrays of a graph, for the caller to fill: memory of the graph, valid until graph_refill or graph_free,
+ * uninitialised. */
 typedef struct gs_graph_arrays {
-    /* ne, nb, type and op.  nbytes is computed from them for the types of types.h, and the caller's for a type that
-     * has no number there (which may be any that is not negative): so graphs of types that only the caller knows are
-     * planned, too.  Numbers of ops are those of ops.h; an op that it does not list is GS_OP_CUSTOM, never computed
-     * in place. */
+    /* ne, nb, type and op; of a type with a number in types.h, nbytes is computed from them.  A type that types.h does
+     * not list may have any other number that is not negative, and the caller writes its nbytes.  Numbers of ops are
+     * those of ops.h; any other op is GS_OP_CUSTOM, which is never computed in place. */
     gs_layout *layout;          /* [n_tensors]                                                      */
-    int32_t *view_src;          /* [n_tensors] -1, or the root: whose memory it shares; no view itself */
-    int64_t *view_offs;         /* [n_tensors] from the root's start; 0 for what is no view         */
+    int32_t *view_src;          /* [n_tensors] root whose memory a tensor shares, itself no view; -1 for own memory */
+    int64_t *view_offs;         /* [n_tensors] bytes from the root's start; 0 unless a view         */
     unsigned char *flags;       /* [n_tensors] GS_FLAG_* bits                                       */
     int32_t *src_begin;         /* [n_tensors + 1] sources of tensor i: src[src_begin[i] .. src_begin[i + 1]) */
     int32_t *src;               /* [n_src] ids                                                      */
-    unsigned char *slot;        /* [n_src] of each: its place among the op's sources, ascending, below GS_MAX_SRC */
-    /* Parameters do not change a plan: they only make graph_equal and the fingerprint tell graphs apart.  Trailing
-     * zeros and those of views left out, the fingerprint is that of the same graph in Python. */
+    unsigned char *slot;        /* [n_src] source slot of each entry of src, ascending in a tensor, below GS_MAX_SRC */
+    /* Parameters do not change a plan; only graph_equal and the fingerprint depend on them.  For the fingerprint that
+     * the same graph has in Python, leave out trailing zeros and the parameters of views. */
     int32_t *param_begin;       /* [n_tensors + 1]                                                  */
     int32_t *param;             /* [n_params]                                                       */
     int32_t *node;              /* [n_nodes] ids in execution order                                 */
     int32_t *leaf;              /* [n_leafs] ids of tensors with GS_OP_NONE                         */
-    int32_t *dep_begin;         /* [n_tensors + 1] tensors that node i keeps until it is done:      */
+    int32_t *dep_begin;         /* [n_tensors + 1] alloc dependencies of node i:                    */
     int32_t *dep;               /*   dep[dep_begin[i] .. dep_begin[i + 1]); both NULL where n_deps is 0 */
 } gs_graph_arrays;
 
@@ -89,32 +89,35 @@ typedef struct gs_graph_arrays {
 
 typedef struct gs_backend_info {
     const char *name;           /* for messages; may be NULL                                        */
-    int64_t alignment;          /* of every address, 1 .. 2**30                                     */
-    int64_t max_buffer;         /* the largest buffer; 0: no bound                                  */
-    const uint64_t *inplace;    /* [GS_N_OPS] bit k: source k of that op may be its destination, where it has the same
+    int64_t alignment;          /* of every address, in bytes, 1 .. 2**30                           */
+    int64_t max_buffer;         /* bytes of the largest buffer; 0: no bound                         */
+    const uint64_t *inplace;    /* [GS_N_OPS] bit k: the op may write its result over source k, if both have the same
                                  * layout; NULL: every source of the ops that ggml computes in place */
 } gs_backend_info;
 
-/* What a plan depends on besides the graph.  Everything but `policy`, `n_backends` and `backends` may be zero or
- * NULL; arrays of bytes hold 0 or not 0. */
+/* The inputs of a plan besides the graph.  All fields but `policy`, `n_backends` and `backends` may be zero or NULL.
+ * An array of bytes holds truth values: 0 is false, any other value true. */
 typedef struct gs_problem {
     gs_policy policy;           /* begin with policy_default or policy_seed                         */
     int32_t n_backends;         /* 1 .. GS_MAX_BACKENDS                                             */
-    int32_t n_buffers;          /* of `buffer`; 0: residents of one backend are in one buffer       */
-    int32_t n_groups;
+    int32_t n_buffers;          /* buffers that `buffer` indexes; 0: all residents of a backend share a buffer */
+    int32_t n_groups;           /* fusion groups                                                    */
     const gs_backend_info *backends; /* [n_backends]                                                */
-    /* Tensors that have memory already.  Of views the entries of their roots count, their own are not looked at. */
-    const int32_t *resident;    /* [n_tensors] backend of the buffer, or the first that reads it; -1: to be placed */
+    /* Residents: tensors that have memory before planning.  A view has the entries of its root; its own are ignored. */
+    const int32_t *resident;    /* [n_tensors] backend of the tensor's buffer, or the first backend that reads this
+                                 * buffer; -1: not resident, placed by the plan                     */
     const unsigned char *usage; /* [n_tensors] GS_USAGE_*; NULL: GS_USAGE_ANY                       */
     const int32_t *buffer;      /* [n_tensors] index of the buffer; NULL with n_buffers 0           */
-    const unsigned char *reads_buffer; /* [n_backends][n_buffers] b reads or owns it; NULL with n_buffers 0 */
-    const unsigned char *reads; /* [n_backends][n_backends] b reads memory of c; NULL: nobody's but its own */
-    /* What is asked of backends. */
-    const int32_t *assigned;    /* [n_tensors] the caller's choice, -1 for none                     */
-    const unsigned char *supports; /* [n_backends][n_tensors] NULL: everything                      */
-    const unsigned char *offloads; /* [n_backends][n_tensors] offers to take it from the host; NULL: nothing */
-    const int64_t *nbytes;      /* [n_backends][n_tensors] bytes that it takes there, at least its own; NULL: its own */
-    /* Nodes that a backend would compute as one (fusion), by first member, then backend. */
+    const unsigned char *reads_buffer; /* [n_backends][n_buffers] backend reads or owns buffer; NULL with n_buffers 0 */
+    const unsigned char *reads; /* [n_backends][n_backends] first reads memory of second; NULL: each only its own */
+    const int32_t *assigned;    /* [n_tensors] backend that the caller chose, -1 for none           */
+    /* Results of the support queries. */
+    const unsigned char *supports; /* [n_backends][n_tensors] backend computes tensor; NULL: all    */
+    const unsigned char *offloads; /* [n_backends][n_tensors] backend offers to compute a node whose weights are on the
+                                 * host; NULL: none                                                 */
+    const int64_t *nbytes;      /* [n_backends][n_tensors] bytes to allocate for tensor on backend, not below the
+                                 * tensor's own bytes; NULL: the tensor's own bytes                 */
+    /* Fusion groups: nodes that a backend computes as one kernel; ordered by first member, then backend. */
     const int32_t *group_backend; /* [n_groups]                                                     */
     const int32_t *group_begin; /* [n_groups + 1], into group_member                                */
     const int32_t *group_member; /* positions in the graph's node order, ascending in each group, two or more */
@@ -124,15 +127,15 @@ typedef struct gs_problem {
 
 typedef struct gs_api_plan gs_api_plan;
 
-/* Everything that was decided: the plan's own memory, valid until plan_free.  Ids below n_tensors are the graph's
- * tensors, then come the copies, then the further places of copies that have several.  Positions (birth, death,
- * trimmed) count in `seq`; an id's chunk is offset / stride of its home's arena, and offset % stride where it begins
- * in that. */
+/* The arrays of a plan: memory of the plan, valid until plan_free.  Ids below n_tensors are the graph's tensors, then
+ * come the copies, then the further copy slots of copies that have several.  Positions (birth, death, trimmed) are
+ * indices into `seq`.  Where the arena of an id's home has several chunks, the id is in chunk offset / stride, at
+ * offset % stride bytes from the chunk's start. */
 typedef struct gs_plan_arrays {
     int32_t n_backends;
     int32_t n_tensors;
     int32_t n_copies;
-    int32_t n_places;           /* beyond the first of each copy                                    */
+    int32_t n_places;           /* further copy slots: all slots beyond the first of each copy      */
     int32_t n;                  /* ids: n_tensors + n_copies + n_places                             */
     int32_t n_seq;
     int32_t n_splits;
@@ -141,7 +144,7 @@ typedef struct gs_plan_arrays {
     int32_t n_chunks;
     int32_t n_groups;
     /* Of each graph tensor: */
-    const int32_t *assign;      /* its backend, -1 for a leaf that nothing uses                     */
+    const int32_t *assign;      /* its backend, -1 for an unused leaf                               */
     const unsigned char *reason; /* GS_REASON_*                                                     */
     /* Of each split: */
     const int32_t *split_backend;
@@ -154,22 +157,22 @@ typedef struct gs_plan_arrays {
     const int32_t *copy_from;   /* graph tensor that must exist before the copy is made             */
     const int32_t *copy_backend;
     const int32_t *copy_kept;   /* 1: an unchanged weight, copied once and kept for the next compute */
-    const int32_t *place_copy;  /* [n_places] of each further place: its copy, ascending            */
-    const int32_t *back_node;   /* [n_write_backs] nodes that write through a copy into another backend's memory, */
-    const int32_t *back_copy;   /*   and that copy: it goes back once the node is done              */
+    const int32_t *place_copy;  /* [n_places] of each further copy slot: index of its copy, ascending */
+    const int32_t *back_node;   /* [n_write_backs] a node that computes into a copy of memory of another backend */
+    const int32_t *back_copy;   /* [n_write_backs] that copy: written back once the node is done    */
     /* Of each id: */
-    const int32_t *like;        /* the graph tensor whose layout, op and flags it has               */
+    const int32_t *like;        /* the graph tensor with the id's layout, op and flags              */
     const int32_t *home;        /* the backend whose arena holds it, -1: memory outside the plan    */
-    const int32_t *root;        /* whose memory it shares: view root or taken-over source; -1       */
-    const int32_t *birth;       /* position at which its memory is taken; -1                        */
-    const int32_t *death;       /* position after which it is free; n_seq if it stays               */
-    const int32_t *trimmed;     /* position at which the tail was given back, where rest < size     */
-    const int32_t *src_begin;   /* [n + 1] what it reads, copies put in: src[src_begin[i] .. src_begin[i + 1]) */
-    const int32_t *src;
-    const int64_t *size;        /* aligned                                                          */
-    const int64_t *view_offs;   /* from the start of the root's memory                              */
-    const int64_t *offset;      /* from the start of its home's arena; -1 outside the plan          */
-    const int64_t *rest;        /* bytes that stay taken once the tail has been given back          */
+    const int32_t *root;        /* the id whose memory it shares, as a view or by in-place reuse; -1 */
+    const int32_t *birth;       /* position at which its memory is allocated; -1                    */
+    const int32_t *death;       /* position after which its memory is freed; n_seq if never         */
+    const int32_t *trimmed;     /* position at which the tail of its memory is freed, where rest < size */
+    const int32_t *src_begin;   /* [n + 1] ids that it reads: src[src_begin[i] .. src_begin[i + 1])  */
+    const int32_t *src;         /* a copy in place of each source that is read through a copy       */
+    const int64_t *size;        /* bytes, rounded up to the alignment                               */
+    const int64_t *view_offs;   /* bytes from the start of the root's memory                        */
+    const int64_t *offset;      /* bytes from the start of its home's arena; -1 outside the plan    */
+    const int64_t *rest;        /* bytes that stay allocated once the tail is freed                 */
     const unsigned char *op;
     const unsigned char *flags;
     const unsigned char *state; /* GS_STATE_*; EXCLUSIVE and WRITTEN once plan_find_exclusive was called */
@@ -177,23 +180,23 @@ typedef struct gs_plan_arrays {
     /* Of each backend: */
     const gs_arena_result *arena;
     const int64_t *chunk_nbytes; /* [n_chunks]: the bytes of each buffer to allocate                */
-    /* Nodes that are computed as one, at the place of the last; NULL where there are none: */
+    /* Fusion groups, each computed at the position of its last member; NULL where there are none: */
     const int32_t *group_begin; /* [n_groups + 1], into group_member                                */
     const int32_t *group_member; /* positions in the graph's node order, ascending in each group    */
 } gs_plan_arrays;
 
 /* -- packing -------------------------------------------------------------------------------------------------- */
 
-#define GS_PACK_NO_CAPACITY (-1)    /* only the smallest arena is good enough                       */
+#define GS_PACK_NO_CAPACITY (-1)    /* search for the smallest arena                                */
 #define GS_PACK_DEFAULT_BUDGET (-1) /* a few seconds at most                                        */
-#define GS_PACK_PLANNER_BUDGET (-2) /* a fraction of one                                            */
+#define GS_PACK_PLANNER_BUDGET (-2) /* a fraction of a second                                       */
 
 typedef struct gs_pack_result {
     int64_t arena;              /* bytes that the offsets need                                      */
-    int64_t bound;              /* the most bytes alive at one moment                               */
-    int64_t proven;             /* no arena is smaller than this                                    */
-    int64_t tries;              /* that the search spent                                            */
-    int32_t method;             /* what won; pack_method_name                                       */
+    int64_t bound;              /* live bytes: the most bytes alive at one moment                   */
+    int64_t proven;             /* proven lower bound of the arena, in bytes                        */
+    int64_t tries;              /* tries that the search used, of its budget                        */
+    int32_t method;             /* the packing method that gave these offsets; see pack_method_name */
     int32_t optimal;            /* 1: it is proven that no smaller arena exists                     */
 } gs_pack_result;
 
@@ -202,7 +205,7 @@ typedef struct gs_pack_result {
 typedef struct gs_api {
     int32_t major;
     int32_t minor;
-    size_t size;                /* of this struct, as the functions were compiled; the sizes of the others: */
+    size_t size;                /* bytes of this struct where the functions were compiled; then of the others: */
     size_t size_layout;
     size_t size_policy;
     size_t size_arena_result;
@@ -214,59 +217,61 @@ typedef struct gs_api {
     size_t size_plan_arrays;
     size_t size_pack_result;
 
-    /* A graph to be filled: `fill` says where.  GS_BAD_ARGUMENT, GS_NO_HOST_MEMORY. */
+    /* Make a graph; the caller writes its contents to the arrays in *fill.  GS_BAD_ARGUMENT, GS_NO_HOST_MEMORY. */
     int (*graph_new)(const gs_graph_size *size, gs_graph_arrays *fill, gs_api_graph **graph, gs_error *error);
-    /* Make a graph writable again, for other contents of any size; allocates only where it needs more memory than it
-     * ever had.  What was in it is gone, but for a failure, which leaves it as it was.  Plans made from it stay
-     * valid. */
+    /* Make a graph writable again, for other contents of any size.  Allocates only if the graph needs more memory than
+     * ever before.  The old contents are lost, unless the function fails.  Plans made from the graph stay valid. */
     int (*graph_refill)(gs_api_graph *graph, const gs_graph_size *size, gs_graph_arrays *fill, gs_error *error);
-    /* Check everything, and find out what planning asks of a graph.  A finished graph is not to be written to.
-     * GS_BAD_ARGUMENT and GS_OVERFLOW name the tensor or the array's index: it may be mended and finished again then.
+    /* Check a filled graph, and derive the arrays that planning needs.  A finished graph must not be written to.
+     * GS_BAD_ARGUMENT and GS_OVERFLOW name the tensor or the array's index; the caller may then correct the arrays and
+     * call graph_finish again.
      *   - Every id is in range; each tensor is at most once among nodes and leafs; leafs have GS_OP_NONE and no
      *     sources, nodes another op, and every tensor with an op that computes is a node.
-     *   - A node reads leafs and earlier nodes, and so it is with what it keeps (`dep`).
-     *   - Roots are no views, come before their views, and hold all of their bytes; a view's first source is its root
-     *     or shares its memory; a node that computes into another tensor's memory reads that memory.
+     *   - The sources and the alloc dependencies of a node are leafs and earlier nodes.
+     *   - Roots are no views, come before their views, and contain all bytes of their views; a view's first source is
+     *     its root or a view of its root; a node that computes into another tensor's memory reads that memory.
      *   - Extents and strides are not negative, and sizes do not overflow. */
     int (*graph_finish)(gs_api_graph *graph, gs_error *error);
-    void (*graph_free)(gs_api_graph *graph); /* NULL will do */
-    /* 1 if two graphs are the same in everything that a plan depends on, and in their parameters; else 0.  One of them
-     * may be filled and not finished: where it is equal to a graph that has a plan, it need not be. */
+    void (*graph_free)(gs_api_graph *graph); /* `graph` may be NULL */
+    /* 1 if two graphs are equal in everything that a plan depends on, and in their parameters; else 0.  One of the two
+     * may be filled and not finished: a graph that equals a graph with a plan need not be finished. */
     int (*graph_equal)(const gs_api_graph *a, const gs_api_graph *b);
-    /* The same of two finished graphs but for parameters, extents, strides, view offsets and sizes: what a reserved
-     * plan may serve. */
+    /* 1 if two finished graphs are equal except in parameters, extents, strides, view offsets and sizes; else 0.  Such
+     * graphs can share a reserved plan, see plan_replay. */
     int (*graph_same_wiring)(const gs_api_graph *a, const gs_api_graph *b);
-    /* 128 bits that equal graphs have in common, as Graph.fingerprint in Python (high half first), and 64 of the
-     * wiring.  Made anew each time, and slower than graph_equal: a key for graphs that are kept.  GS_BAD_ARGUMENT: not
-     * finished. */
+    /* A hash of 128 bits, the same for equal graphs and equal to Graph.fingerprint in Python (high half first), and one
+     * of 64 bits, the same for graphs of equal wiring.  Computed by each call, and slower than graph_equal: for use as
+     * the key of a cache of graphs.  GS_BAD_ARGUMENT: the graph is not finished. */
     int (*graph_fingerprint)(const gs_api_graph *graph, uint64_t fingerprint[2], uint64_t *wiring, gs_error *error);
 
     void (*policy_default)(gs_policy *policy);
     void (*policy_seed)(gs_policy *policy);
 
-    /* Decide everything.  GS_UNSUPPORTED_OP, GS_BAD_PLACEMENT (memory on a backend that does not support the node),
+    /* Make a plan.  GS_UNSUPPORTED_OP, GS_BAD_PLACEMENT (memory on a backend that does not support the node),
      * GS_OUT_OF_MEMORY (a tensor exceeds the largest buffer), GS_OVERFLOW, GS_BAD_ARGUMENT (the problem, or a graph
      * that is not finished), GS_NO_HOST_MEMORY. */
     int (*plan_new)(const gs_api_graph *graph, const gs_problem *problem, gs_api_plan **plan, gs_error *error);
-    /* The decisions of a reserved plan for a graph of the same wiring whose tensors are no larger: *serves is 1, and
-     * *plan new.  Where the graph, or what the problem says of backends, residents, assignments and groups, is not
-     * the same, or something does not fit, *serves is 0, *plan NULL, and the status GS_OK.  `reserved_graph` is the
-     * one that `reserved` was made for, neither freed nor refilled since. */
+    /* Make a plan for `graph` with the decisions of a reserved plan; *serves is 1 then.  The wiring of the graph, and
+     * the backends, residents, assignments and groups of the problem, must be those of the reserved plan, and no tensor
+     * may be larger.  Otherwise *serves is 0, *plan is NULL, and the status is GS_OK.  `reserved_graph` is the graph
+     * that `reserved` was made for, neither freed nor refilled since. */
     int (*plan_replay)(const gs_api_plan *reserved, const gs_api_graph *reserved_graph, const gs_api_graph *graph,
                        const gs_problem *problem, gs_api_plan **plan, int *serves, gs_error *error);
-    /* Find the ids that nothing else shares memory with, and those written to: GS_STATE_EXCLUSIVE, GS_STATE_WRITTEN.
-     * Writes to the plan: before other threads read it. */
+    /* Set GS_STATE_EXCLUSIVE for the ids that share memory with no other id, and GS_STATE_WRITTEN for those that nodes
+     * write to.  Writes to the plan: call it before other threads read the plan. */
     void (*plan_find_exclusive)(gs_api_plan *plan);
-    void (*plan_view)(const gs_api_plan *plan, gs_plan_arrays *arrays);
-    void (*plan_free)(gs_api_plan *plan);    /* NULL will do */
+    void (*plan_view)(const gs_api_plan *plan, gs_plan_arrays *arrays); /* sets *arrays to the plan's arrays */
+    void (*plan_free)(gs_api_plan *plan);    /* `plan` may be NULL */
 
-    /* Offsets for n buffers of `size` bytes alive over [lower, upper), any times, so that none that live at once
-     * overlap.  `capacity`: an arena that fits it is good enough; GS_PACK_NO_CAPACITY.  `budget`: tries of the search,
-     * 0 for none; GS_PACK_*_BUDGET.  The same input gives the same offsets everywhere, and those of Python's `pack`. */
+    /* Choose offsets for n buffers; buffer i has size[i] bytes and is alive over [lower[i], upper[i]), in any unit of
+     * time.  Buffers that are alive at the same time do not overlap.  The search ends once the arena has at most
+     * `capacity` bytes (GS_PACK_NO_CAPACITY: never for this reason), or after `budget` tries (0: no search; or
+     * GS_PACK_*_BUDGET).  Equal inputs give equal offsets on every machine, and the same as `pack` in Python. */
     int (*pack)(int32_t n, const int64_t *lower, const int64_t *upper, const int64_t *size, int64_t capacity,
                 int64_t budget, int64_t *offsets, gs_pack_result *result, gs_error *error);
 
-    /* Names live as long as the process; NULL for a number that has none, -1 for a name that is none. */
+    /* Names by number, valid as long as the process; NULL for an unknown number.  Numbers by name; -1 for an unknown
+     * name. */
     const char *(*status_name)(int status);
     const char *(*reason_name)(int reason);
     const char *(*pack_method_name)(int method);
@@ -274,18 +279,19 @@ typedef struct gs_api {
     int (*op_of_name)(const char *name);
     const char *(*type_name)(int type);      /* "q4_K"                                             */
     int (*type_of_name)(const char *name);
-    int (*type_traits)(int type, gs_type_traits *traits); /* GS_BAD_ARGUMENT for a number that no type has */
+    int (*type_traits)(int type, gs_type_traits *traits); /* GS_BAD_ARGUMENT for an unknown number */
 
     /* Since minor version 1. */
 
-    /* The offsets that plan_replay gives ids of `size` bytes, without a plan of their own; both arrays have the plan's
-     * `n` entries.  Sizes are rounded up to the alignment of their arena; one above the plan's is a GS_BAD_ARGUMENT.
-     * The caller has checked that the plan serves: views lie where they did in their roots, and in-place reuse is still
-     * allowed.  For plans of a policy that packs.  GS_NO_HOST_MEMORY. */
+    /* The offsets that plan_replay would choose for ids of size[i] bytes, without making a plan; both arrays have the
+     * plan's `n` entries.  Sizes are rounded up to the alignment of their arena; GS_BAD_ARGUMENT for a size above the
+     * plan's.  The caller has checked that the plan serves: views have the plan's offsets in their roots, and in-place
+     * reuse is still allowed.  Only for plans whose policy packs.  GS_NO_HOST_MEMORY. */
     int (*plan_compact)(const gs_api_plan *reserved, const int64_t *size, int64_t *offset);
 } gs_api;
 
-/* GS_OK if these functions are what this header declares; else GS_BAD_ARGUMENT, and `error` says both versions. */
+/* GS_OK if the functions and structs of `api` are those of this header; else GS_BAD_ARGUMENT, with both versions in
+ * `error`. */
 static inline int gs_api_check(const gs_api *api, gs_error *error) {
     const char *wrong = NULL;
     if (api == NULL) {
@@ -314,7 +320,7 @@ static inline int gs_api_check(const gs_api *api, gs_error *error) {
 }
 
 #ifdef Py_PYTHON_H
-/* The functions, from the installed package; NULL with ImportError.  Needs the GIL. */
+/* The functions of the installed package; NULL with ImportError set.  The caller holds the GIL. */
 static inline const gs_api *gs_import_api(void) {
     gs_error error;
     const gs_api *api = NULL;

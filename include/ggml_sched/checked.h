@@ -1,9 +1,8 @@
-/* ggml_sched/checked.h -- arithmetic on sizes and offsets that cannot wrap.
+/* ggml_sched/checked.h -- arithmetic on sizes and offsets with overflow checks.
  *
- * Every size, offset and product of numbers that a file or a user gave goes
- * through these.  Values are bytes or elements in int64_t; negative inputs are
- * refused.  Each returns GS_OK and stores the result, or returns GS_OVERFLOW
- * and leaves *out alone.
+ * All arithmetic on sizes and offsets from a file or a user uses these functions.  Values are bytes or elements in
+ * int64_t.  Each function returns GS_OK and stores the result, or returns GS_OVERFLOW, also for negative inputs, and
+ * leaves *out unchanged.
  */
 #ifndef GGML_SCHED_CHECKED_H
 #define GGML_SCHED_CHECKED_H
@@ -19,7 +18,7 @@ static inline int gs_checked_add(int64_t a, int64_t b, int64_t *out) {
 
 static inline int gs_checked_mul(int64_t a, int64_t b, int64_t *out) {
 #if defined(__GNUC__)
-    int64_t product; /* no division: this is done some ten times for each tensor */
+    int64_t product; /* no division: this runs about ten times for each tensor */
     if (a < 0 || b < 0 || __builtin_mul_overflow(a, b, &product)) return GS_OVERFLOW;
     *out = product;
 #else

@@ -1,4 +1,4 @@
-/* ggml_sched/clock.h -- the one clock of compiled code. */
+/* ggml_sched/clock.h -- the clock of all compiled code. */
 #ifndef GGML_SCHED_CLOCK_H
 #define GGML_SCHED_CLOCK_H
 

@@ -10,11 +10,11 @@
 #include "ggml_sched/ops.h"
 #include "ggml_sched/structs.h"
 
-/* What passes ask of a tensor: bits of gs_graph.kind. */
+/* Properties of a tensor that passes test: bits of gs_graph.kind. */
 #define GS_KIND_VIEW 1    /* VIEW, RESHAPE, PERMUTE, TRANSPOSE                               */
 #define GS_KIND_WRITES 2  /* computes into another tensor's memory: CPY, SET_ROWS, in place  */
 #define GS_KIND_INPUT 4   /* a leaf flagged INPUT, not a view                                */
-#define GS_KIND_FOLLOWS 8 /* a node that goes where its weights are                          */
+#define GS_KIND_FOLLOWS 8 /* a node that is placed on the backend of its weights             */
 
 typedef struct gs_graph {
     int32_t n_tensors;
@@ -26,36 +26,36 @@ typedef struct gs_graph {
     unsigned char *flags;       /* GS_FLAG_*                                                              */
     int32_t *src_begin;         /* sources of tensor i: src[src_begin[i] .. src_begin[i + 1])             */
     int32_t *src;               /* empty slots left out                                                   */
-    unsigned char *slot;        /* of each entry of src: its place among the tensor's sources             */
+    unsigned char *slot;        /* of each entry of src: its slot among the tensor's GS_MAX_SRC           */
     int32_t *param_begin;       /* parameters of tensor i: param[param_begin[i] .. param_begin[i + 1]),   */
     int32_t *param;             /*   trailing zeros cut; none of views, which compute nothing             */
     int32_t *node;              /* ids in execution order                                                 */
     int32_t *leaf;
     int32_t *position;          /* index into node, -1 for tensors that are not nodes                     */
-    int32_t *dep_begin;         /* tensors kept until node i is done: dep[dep_begin[i] .. dep_begin[i+1]) */
-    int32_t *dep;               /* both NULL where no node has any                                        */
-    /* What the passes ask most, once for all of them: */
+    int32_t *dep_begin;         /* alloc dependencies of node i: dep[dep_begin[i] .. dep_begin[i+1])      */
+    int32_t *dep;               /* both NULL if no node has any                                           */
+    /* Derived from the above, once for all passes: */
     int32_t n_work;
     int32_t n_roots;
     int32_t n_views;
     int32_t *root;              /* ids of the tensors that are not views                                  */
     int32_t *work;              /* ids of the nodes that compute, in order (views compute nothing)        */
     int32_t *view;              /* ids of the views that no op computes into                              */
-    int32_t *memory;            /* whose memory a tensor has: a view's root, else itself                  */
+    int32_t *memory;            /* the id that owns a tensor's memory: of a view its root, else itself    */
     int64_t *nbytes;
-    int32_t *n_readers;         /* how often nodes read or keep a tensor                                  */
-    int32_t *n_viewers;         /* how many nodes, and others that somebody reads, are views of it        */
-    int32_t *first_view;        /* of each root, -1; then next_view, ascending                            */
-    int32_t *next_view;
+    int32_t *n_readers;         /* how often nodes have a tensor as a source or an alloc dependency       */
+    int32_t *n_viewers;         /* how many views of a root are nodes, are read by nodes, or are outputs  */
+    int32_t *first_view;        /* of each root: its view with the lowest id, -1 for none                 */
+    int32_t *next_view;         /* of each view: the next view of the same root by id, -1 for none        */
     int32_t *reader_begin;      /* nodes that compute with tensor i: reader[reader_begin[i] ..            */
     int32_t *reader;            /*   reader_begin[i + 1]), ascending, once for each time they read it     */
     unsigned char *op;
     unsigned char *kind;        /* GS_KIND_* bits                                                         */
     uint64_t *form;             /* hash of a tensor's type, extents and strides                           */
-    uint32_t *alike;            /* of a node: bit k is set when its source k has the node's layout        */
+    uint32_t *alike;            /* of a node: bit k is set if its source k has the node's layout          */
 } gs_graph;
 
-/* A node at its address, as compiled kernels take it. */
+/* A node with its address: the argument of compiled kernels. */
 typedef struct gs_node {
     gs_layout layout;
     int32_t op;                 /* family: GS_OP_UNARY for every UNARY:*, else layout.op */

@@ -1,17 +1,17 @@
 /* ggml_sched/ops.h -- the ops that a graph may hold: stable numbers, ggml's names, in-place rules.
  *
- * A number never changes its meaning, and new ops get new numbers.  Ops that only ggml knows stand here too, so that
- * any graph can be planned; whether an op *runs* is a backend's business.  UNARY and GLU carry a sub-op: the number of
- * such an op is that of the family plus the sub-op's, and its name is "UNARY:SILU".
+ * A number never changes its meaning, and new ops get new numbers.  The list has all ops of ggml, also those that no
+ * backend of this package computes, so that any graph can be planned.  UNARY and GLU are families with sub-ops: the
+ * number of such an op is the family's plus the sub-op's, and its name has the form "UNARY:SILU".
  */
 #ifndef GGML_SCHED_OPS_H
 #define GGML_SCHED_OPS_H
 
 #include <stddef.h>
 
-/* Which generation of ggml computes an op in place. */
-#define GS_INPLACE_FIRST 1 /* the first, and every later one */
-#define GS_INPLACE_LATER 2 /* only later ones                */
+/* In-place rules: the generations of ggml that compute an op in place. */
+#define GS_INPLACE_FIRST 1 /* the first generation, and every later one */
+#define GS_INPLACE_LATER 2 /* only later generations                    */
 
 /* X(name, number, in-place rule) */
 #define GS_OPS(X) \
@@ -166,7 +166,7 @@ enum gs_glu_op {
     GS_N_GLU_OPS
 };
 
-/* ggml's name of an op, NULL for a number that none has. */
+/* ggml's name of an op, NULL for an unknown number. */
 static inline const char *gs_op_name(int op) {
     switch (op) {
 #define GS_X(name, number, inplace) case number: return #name;
@@ -182,7 +182,7 @@ static inline const char *gs_op_name(int op) {
     }
 }
 
-/* Its in-place rule: GS_INPLACE_*, or 0 for an op that ggml never computes in place. */
+/* The in-place rule of an op: GS_INPLACE_*, or 0 for an op that ggml never computes in place. */
 static inline int gs_op_inplace(int op) {
     switch (op) {
 #define GS_X(name, number, inplace) case number: return inplace;

@@ -1,6 +1,6 @@
-/* ggml_sched/policy.h -- how a plan is made, and the words of its answer.
+/* ggml_sched/policy.h -- policies of planning, and the codes that describe a plan.
  *
- * Numbers and plain structs that planning inside the package and the C API share: a number never changes its meaning.
+ * Numbers and plain structs of the planner and of the C API.  A number never changes its meaning.
  */
 #ifndef GGML_SCHED_POLICY_H
 #define GGML_SCHED_POLICY_H
@@ -8,41 +8,43 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* -- how to decide -------------------------------------------------------------------------------------------- */
+/* -- policies ------------------------------------------------------------------------------------------------- */
 
+/* How nodes are placed on backends. */
 enum gs_placement {
-    GS_PLACEMENT_DEFAULT = 0,   /* weights, neighbours, boundaries             */
-    GS_PLACEMENT_SEED = 1       /* the passes of ggml's first generation       */
+    GS_PLACEMENT_DEFAULT = 0,   /* by weights, then neighbours, then bytes copied at split boundaries */
+    GS_PLACEMENT_SEED = 1       /* the passes of ggml's first generation                              */
 };
 
+/* How offsets are chosen. */
 enum gs_offsets {
-    GS_OFFSETS_PACKED = 0,      /* all lifetimes seen together                 */
-    GS_OFFSETS_BEST_FIT = 1     /* one after the other, as the first generation */
+    GS_OFFSETS_PACKED = 0,      /* packing: all lifetimes of an arena together                  */
+    GS_OFFSETS_BEST_FIT = 1     /* best fit, in execution order, as ggml's first generation     */
 };
 
-/* In-place reuse: which part of another tensor's memory a node may take over. */
+/* In-place reuse: which part of a source's memory a node may reuse for its result. */
 enum gs_reuse {
-    GS_REUSE_FIRST = 0,         /* as the first generation: the front, whose tail stays taken */
-    GS_REUSE_WHOLE = 1,         /* only memory that it fills                                  */
-    GS_REUSE_FRONT = 2,         /* the front, the tail given back                             */
-    GS_REUSE_ALL = 3            /* any part, by a view                                        */
+    GS_REUSE_FIRST = 0,         /* as ggml's first generation: the front; the tail stays allocated */
+    GS_REUSE_WHOLE = 1,         /* only all of it, when the result has the same size               */
+    GS_REUSE_FRONT = 2,         /* the front; the tail is freed                                    */
+    GS_REUSE_ALL = 3            /* also a part at an offset, when the source is a view             */
 };
 
 typedef struct gs_policy {
     int32_t placement;          /* GS_PLACEMENT_*                                                             */
     int32_t offsets;            /* GS_OFFSETS_*                                                               */
-    int32_t reuse;              /* GS_REUSE_*: the most that is tried; less where that makes an arena smaller */
-    int32_t leafs_first;        /* leafs and kept copies are there from the start, not from their first use   */
-    int32_t stream;             /* weights of other backends take turns in one place; none is kept            */
-    int32_t n_places;           /* of each copy that every compute makes anew                                 */
+    int32_t reuse;              /* GS_REUSE_*: the highest mode tried; an arena uses a lower one if smaller so */
+    int32_t leafs_first;        /* leafs are allocated from the start, not from their first use               */
+    int32_t stream;             /* copies of weights share memory, one after the other; none is kept          */
+    int32_t n_places;           /* copy slots of each copy that every compute makes again                     */
 } gs_policy;
 
 #define GS_USAGE_ANY 0
 #define GS_USAGE_WEIGHTS 1
 
-/* -- what was decided ----------------------------------------------------------------------------------------- */
+/* -- codes of a plan ------------------------------------------------------------------------------------------ */
 
-/* Why a tensor is where it is, one code for each rule: X(name, number, what people call it) */
+/* Reasons: the rule that chose a tensor's backend: X(name, number, the reason's name in messages) */
 #define GS_REASONS(X) \
     X(NOTHING, 0, "nothing")          \
     X(USER, 1, "user")                \
@@ -67,7 +69,7 @@ enum gs_reason {
     GS_N_REASONS
 };
 
-/* What people call a rule, NULL for a number that none has. */
+/* The name of a reason, NULL for an unknown number. */
 static inline const char *gs_reason_name(int reason) {
     switch (reason) {
 #define GS_X(name, number, called) case number: return called;
@@ -77,25 +79,25 @@ static inline const char *gs_reason_name(int reason) {
     }
 }
 
-/* What an id is to its memory: bits of gs_plan.state. */
-#define GS_STATE_ADDRESSED 1  /* has an address                                                      */
-#define GS_STATE_TOOK_OVER 2  /* shares its root's memory by in-place reuse                          */
-#define GS_STATE_LATE 4       /* a leaf born where something else has lived before                   */
-#define GS_STATE_FREED 8      /* its memory was given back before the end                            */
-#define GS_STATE_EXCLUSIVE 16 /* nothing else ever lives in its memory, and no node writes to it     */
-#define GS_STATE_WRITTEN 32   /* nodes write to it by the names of its views                         */
-#define GS_STATE_DEPENDS 64   /* a node that keeps tensors until it is done                          */
-#define GS_STATE_INNER 128    /* computed inside a group that alone reads it: its data is nowhere    */
+/* States of an id's memory: bits of gs_plan.state. */
+#define GS_STATE_ADDRESSED 1  /* has an address                                                       */
+#define GS_STATE_TOOK_OVER 2  /* shares its root's memory by in-place reuse                           */
+#define GS_STATE_LATE 4       /* a leaf whose memory held another tensor before: loaded at its birth  */
+#define GS_STATE_FREED 8      /* its memory is freed before the compute ends                          */
+#define GS_STATE_EXCLUSIVE 16 /* no other tensor ever has its memory, and no node writes to it        */
+#define GS_STATE_WRITTEN 32   /* nodes write to it through views                                      */
+#define GS_STATE_DEPENDS 64   /* a node with alloc dependencies                                       */
+#define GS_STATE_INNER 128    /* an inner member of a fusion group: its result is never written       */
 
 /* How an arena's offsets were chosen: gs_arena_result.method. */
-#define GS_METHOD_BEST_FIT 0  /* on the way, in chunks, or because of tails given back */
-#define GS_METHOD_PACKED 1    /* plus the method of the packing                        */
-#define GS_METHOD_REPLAYED -1 /* those of a reserved plan                              */
+#define GS_METHOD_BEST_FIT 0  /* best fit: by the policy, in chunks, or to use freed tails */
+#define GS_METHOD_PACKED 1    /* packing; the number of the packing method is added        */
+#define GS_METHOD_REPLAYED -1 /* from a reserved plan                                      */
 
 typedef struct gs_arena_result {
-    int64_t nbytes;             /* of all its chunks                                                 */
-    int64_t live_bytes;         /* the largest sum of live bytes at any position                     */
-    int64_t stride;             /* distance of the chunks in `offset`; 0: one chunk                  */
+    int64_t nbytes;             /* bytes of all its chunks                                           */
+    int64_t live_bytes;         /* the most bytes alive at one position                              */
+    int64_t stride;             /* bytes between the starts of chunks in `offset`; 0: one chunk      */
     int32_t method;             /* GS_METHOD_*                                                       */
     int32_t first_chunk;        /* its chunks: gs_plan.chunk_nbytes[first_chunk .. + n_chunks)       */
     int32_t n_chunks;

@@ -1,8 +1,7 @@
-/* ggml_sched/status.h -- the result codes that C parts of ggml-sched return.
+/* ggml_sched/status.h -- the status codes that C code of ggml-sched returns.
  *
- * C code never raises, prints or aborts: it returns one of these, and one layer
- * of Cython turns it into a typed Python exception that names tensor, backend
- * and numbers.  Zero is success; every failure is negative.
+ * C code never raises, prints or aborts: it returns a status, from which one layer of Cython makes a typed Python
+ * exception with tensor, backend and numbers.  Zero is success; every failure is negative.
  */
 #ifndef GGML_SCHED_STATUS_H
 #define GGML_SCHED_STATUS_H
@@ -12,27 +11,27 @@
 
 typedef enum gs_status {
     GS_OK = 0,
-    GS_NO_HOST_MEMORY = -1,   /* malloc of bookkeeping memory failed      */
-    GS_OVERFLOW = -2,         /* a size or offset left the 64-bit range   */
-    GS_OUT_OF_MEMORY = -3,    /* a tensor does not fit into its buffer    */
-    GS_BAD_ARGUMENT = -4,     /* a caller's number makes no sense         */
-    GS_BAD_PLACEMENT = -5,    /* a tensor lives where nobody may read it  */
-    GS_UNSUPPORTED_OP = -6,   /* no backend runs this op                  */
-    GS_HAZARD = -7            /* a plan would read or overwrite wrong data */
+    GS_NO_HOST_MEMORY = -1,   /* malloc failed                                                      */
+    GS_OVERFLOW = -2,         /* a size or offset does not fit in 64 bits                           */
+    GS_OUT_OF_MEMORY = -3,    /* a tensor does not fit in its buffer                                */
+    GS_BAD_ARGUMENT = -4,     /* an argument is invalid                                             */
+    GS_BAD_PLACEMENT = -5,    /* a tensor is in memory that the backend of its reader can not read  */
+    GS_UNSUPPORTED_OP = -6,   /* no backend computes this op                                        */
+    GS_HAZARD = -7            /* a plan would read or overwrite wrong data                          */
 } gs_status;
 
-/* What a failure is about.  Fields that do not apply are -1, value and limit 0. */
+/* The description of a failure.  Fields without meaning for it are -1; value and limit are 0 then. */
 typedef struct gs_error {
     int32_t status;             /* gs_status                                                        */
     int32_t tensor;             /* id                                                               */
     int32_t backend;            /* index                                                            */
-    int32_t index;              /* where in the array that the message names                        */
-    int64_t value;              /* what was found there, or the bytes that were asked for           */
-    int64_t limit;              /* what it may be at most, or the bytes that there are              */
-    char message[256];          /* one line of English, ends with a zero                            */
+    int32_t index;              /* position in the array that the message names                     */
+    int64_t value;              /* the wrong value, or the number of bytes requested                */
+    int64_t limit;              /* the largest allowed value, or the number of bytes available      */
+    char message[256];          /* one line of English, zero-terminated                             */
 } gs_error;
 
-/* How a code is called, NULL for a number that is none. */
+/* The name of a status, NULL for an unknown number. */
 static inline const char *gs_status_name(int status) {
     switch (status) {
     case GS_OK: return "ok";

@@ -17,7 +17,7 @@
 #define GS_FLAG_INPUT 1
 #define GS_FLAG_OUTPUT 2
 
-/* What a tensor is, apart from its wiring. */
+/* A tensor apart from its wiring: extents (elements), strides, bytes, GS_TYPE_* and GS_OP_*. */
 typedef struct gs_layout {
     int64_t ne[GS_MAX_DIMS];
     int64_t nb[GS_MAX_DIMS];

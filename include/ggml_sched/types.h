@@ -1,6 +1,6 @@
-/* ggml_sched/types.h -- element types: ggml's numbers and names, and how large their blocks are.
+/* ggml_sched/types.h -- element types: ggml's numbers and names, and the sizes of their blocks.
  *
- * The one table of them.  A number never changes its meaning.  Corresponds to ggml's type_traits.
+ * All code of the package uses this table.  A number never changes its meaning.  Corresponds to ggml's type_traits.
  */
 #ifndef GGML_SCHED_TYPES_H
 #define GGML_SCHED_TYPES_H
@@ -50,7 +50,7 @@ enum gs_type {
     GS_N_TYPES = 64 /* every number is below it */
 };
 
-/* ggml's name of a type, NULL for a number that none has. */
+/* ggml's name of a type, NULL for an unknown number. */
 static inline const char *gs_type_name(int type) {
     switch (type) {
 #define GS_X(name, number, called, block, size) case number: return called;
@@ -60,7 +60,7 @@ static inline const char *gs_type_name(int type) {
     }
 }
 
-/* Elements and bytes of its blocks, zeros for a number that no type has. */
+/* Elements and bytes of a block of a type, zeros for an unknown number. */
 static inline gs_type_traits gs_traits_of_type(int type) {
     gs_type_traits traits = {0, 0};
     switch (type) {
