@@ -12,12 +12,12 @@ ctypedef struct gs_allocation:
     const gs_request *r
     const int32_t *assign
     const gs_splits *splits
-    gs_groups *groups           # or NULL
+    gs_groups *groups           # fusion groups, or NULL
     gs_walk *walk               # the result
     gs_arena *arenas            # of each backend, as all below
     gs_blocks *blocks
     int32_t *methods            # result: GS_METHOD_*
-    int32_t failed              # result: the id that an error is about
+    int32_t failed              # result: the id that caused an error
 
 
 cdef int allocation_init(gs_allocation *a, const gs_request *r) noexcept nogil

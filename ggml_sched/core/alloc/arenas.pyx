@@ -1,16 +1,15 @@
 # cython: language_level=3
-"""The arenas of a graph in splits: in-place reuse is tried in several modes, offsets are packed.
+"""The arenas of a graph in splits: lifetimes, in-place reuse and offsets, such that each arena is small.
 
-Arenas: what the memory of a graph in splits comes to, in each arena as small as it gets.
+Runs the walk (gallocr_run), which gives lifetimes, and then chooses offsets for them (choose_offsets).  A node that
+reuses part of another tensor's memory in place needs no memory of its own, but the other part stays allocated longer,
+or the memory is fragmented.  Where such reuse occurs, the walk is repeated with a higher and with a lower mode of reuse
+(GS_REUSE_*), and each arena keeps the mode that makes it smallest.
+Owns nothing: gs_allocation points to the data of one planning run.
 
-Runs the walk (gallocr_run) and the placing of its lifetimes (choose_offsets).  A node that takes over a part of
-another tensor's memory saves its own, but keeps the rest taken longer, or cuts it in pieces: where there is
-such reuse, the arena is laid out with more and with less of it, too, and the smaller one stays.
-Owns nothing: gs_allocation points to what one planning run works on.
+Includes, before the code below:
 
-Parts, read in this order before what stands here:
-
-    offsets  Offsets: the arena of each backend placed offline, once all lifetimes are known.
+    offsets  Offsets of each arena, chosen once all its lifetimes are known.
 """
 
 from libc.stdint cimport INT64_MAX, int32_t, int64_t
@@ -66,20 +65,20 @@ include "offsets.pxi"
 
 
 ctypedef struct gs_weighing:
-    gs_walk walk                # the first result, as all below, once something else is tried
+    gs_walk walk                # the result of the first walk, moved here before the second, as all below
     gs_arena *arenas            # of each backend, as all below
     gs_blocks *blocks
     int32_t *methods
-    int64_t *best               # bytes
-    int32_t *reuse              # that they take
-    int32_t last                # the reuse of the last try if it was completed; else -1
-    bint kept                   # the first result has been put aside
-    bint some_refused
-    bint some_partial
+    int64_t *best               # bytes of the smallest result so far
+    int32_t *reuse              # the mode of that result, GS_REUSE_*
+    int32_t last                # the mode of the last try if its walk was completed; else -1
+    bint kept                   # the first result has been moved here
+    bint some_refused           # an arena could reuse more in mode GS_REUSE_ALL
+    bint some_partial           # an arena may be smaller without reuse of parts of memory
 
 
 cdef int64_t fill_chunks(const gs_walk *f, int32_t home, const gs_blocks *blocks, int64_t *sizes) noexcept nogil:
-    """What each chunk of an arena must hold, into sizes[n_chunks], which are zero; returns the sum."""
+    """Raise sizes[n_chunks] to the bytes that each chunk of an arena needs; returns their sum."""
     cdef int64_t total = 0, at
     cdef int32_t i
     for i in range(f.n):
@@ -92,7 +91,7 @@ cdef int64_t fill_chunks(const gs_walk *f, int32_t home, const gs_blocks *blocks
 
 
 cdef int64_t arena_bytes(const gs_walk *f, int32_t home, const gs_blocks *blocks) noexcept nogil:
-    """What an arena must hold, all its chunks together; -1 without memory to count."""
+    """The bytes that all chunks of an arena need together; -1 if malloc fails."""
     cdef int64_t *sizes
     cdef int64_t total
     if blocks.n_chunks <= 1:
@@ -106,7 +105,7 @@ cdef int64_t arena_bytes(const gs_walk *f, int32_t home, const gs_blocks *blocks
 
 
 cdef int allocation_init(gs_allocation *a, const gs_request *r) noexcept nogil:
-    """Empty arenas for each backend."""
+    """Make an empty arena for each backend."""
     cdef int64_t n = max(r.n_backends, 1)
     cdef int32_t i
     memset(a, 0, sizeof(gs_allocation))
@@ -132,7 +131,7 @@ cdef void allocation_free(gs_allocation *a) noexcept nogil:
 
 
 cdef int allocate(gs_allocation *a) noexcept nogil:
-    """Lifetimes, in-place decisions and offsets, with whatever reuse makes each arena smallest."""
+    """Find lifetimes, in-place reuse and offsets, with the mode of reuse that makes each arena smallest."""
     cdef int32_t i
     cdef int status
     for i in range(a.r.n_backends):
@@ -144,7 +143,7 @@ cdef int allocate(gs_allocation *a) noexcept nogil:
 
 
 cdef int allocate_once(gs_allocation *a) noexcept nogil:
-    """One walk with the reuse that the arenas ask for; what an earlier one has found is dropped."""
+    """One walk, with the mode of reuse that each arena names; replaces the result of an earlier walk."""
     cdef gs_arena *arena
     cdef gs_blocks *blocks
     cdef int32_t i, n = a.r.n_backends
@@ -180,11 +179,11 @@ cdef int allocate_once(gs_allocation *a) noexcept nogil:
 
 
 cdef int weigh_reuse(gs_allocation *a) noexcept nogil:
-    """Try with more reuse where there is more, and with less where it may cost more than it saves, and keep for each
-    arena what makes it smallest.
+    """Try other modes of in-place reuse, and keep for each arena the mode that makes it smallest.
 
-    Arenas do not depend on each other, so that each try is one for all of them.  On a tie an arena goes without
-    reuse inside memory: what is left moves less when a reserved plan is replayed.
+    GS_REUSE_ALL is tried if a source was refused for its offset, GS_REUSE_WHOLE if a part of memory was reused.  The
+    arenas do not depend on each other, so that one walk tries a mode for all of them.  On a tie the earlier mode stays:
+    without reuse at an offset, fewer offsets change when a reserved plan is replayed.
     """
     cdef gs_weighing w
     cdef int status = weighing_init(&w, a)
@@ -204,7 +203,7 @@ cdef void weighing_free(gs_weighing *w) noexcept nogil:
 
 
 cdef int weighing_init(gs_weighing *w, gs_allocation *a) noexcept nogil:
-    """What the first result takes, and whether anything else may take less."""
+    """Measure the first result, and find out which other modes could make an arena smaller."""
     cdef int64_t n = max(a.r.n_backends, 1)
     cdef int32_t i
     memset(w, 0, sizeof(gs_weighing))
@@ -226,12 +225,15 @@ cdef int weighing_init(gs_weighing *w, gs_allocation *a) noexcept nogil:
 
 
 cdef inline bint weighing_partial(const gs_allocation *a, int32_t i, int64_t size) noexcept nogil:
-    """Whether an arena may be smaller without takers of a part; not at the most bytes alive, tails counted as free."""
+    """Whether an arena of `size` bytes could be smaller without reuse of parts of memory.
+
+    No arena is smaller than `peak`, the most bytes alive with freed tails left out.
+    """
     return a.arenas[i].n_partial > 0 and size != a.arenas[i].peak
 
 
 cdef int weighing_try(gs_weighing *w, gs_allocation *a, int32_t mode) noexcept nogil:
-    """Another reuse for all arenas; the try ends as soon as none can become smaller than the best."""
+    """Repeat the walk with another mode for all arenas; it ends early once no arena can improve on its best result."""
     cdef int32_t i, wanted = 0, n = a.r.n_backends
     cdef int64_t size
     cdef int status
@@ -245,7 +247,7 @@ cdef int weighing_try(gs_weighing *w, gs_allocation *a, int32_t mode) noexcept n
     for i in range(n):
         a.arenas[i].reuse = mode
         a.arenas[i].limit = w.best[i]
-        # Nothing changes where no source was refused.
+        # GS_REUSE_ALL gives the same arena where no source was refused.
         if w.best[i] > 0 and (mode != GS_REUSE_ALL or w.arenas[i].n_refused > 0):
             a.arenas[i].wanted = &wanted
             wanted += 1
@@ -271,7 +273,7 @@ cdef int weighing_try(gs_weighing *w, gs_allocation *a, int32_t mode) noexcept n
 
 
 cdef int weighing_settle(gs_weighing *w, gs_allocation *a) noexcept nogil:
-    """The result with what was best for each arena."""
+    """Leave in `a` the result of the best mode of each arena: the last, the first, or that of one more walk."""
     cdef int32_t i, n = a.r.n_backends
     cdef bint first = True, last = True
     if not w.kept:
@@ -291,7 +293,7 @@ cdef int weighing_settle(gs_weighing *w, gs_allocation *a) noexcept nogil:
     memcpy(a.arenas, w.arenas, n * sizeof(gs_arena))
     memcpy(a.methods, w.methods, n * sizeof(int32_t))
     for i in range(n):
-        # The free blocks themselves have served; their memory may have moved since.
+        # Not the lists of free blocks: they are not needed any more, and a later walk may have reallocated them.
         a.blocks[i].max_size = w.blocks[i].max_size
         a.blocks[i].n_chunks = w.blocks[i].n_chunks
     return GS_OK
@@ -299,10 +301,10 @@ cdef int weighing_settle(gs_weighing *w, gs_allocation *a) noexcept nogil:
 
 cdef int walk_from_splits(gs_walk *f, const gs_request *r, const int32_t *assign, const gs_splits *w,
                           int32_t *failed) noexcept nogil:
-    """The walk of a graph in splits: each split's copies stand before its nodes, and nodes read the copies.
+    """Make the walk of a graph in splits: the copies of a split come before its nodes, and its nodes read the copies.
 
-    A copy counts its further places among its sources, so that an allocation pass places them with it.
-    GS_OVERFLOW with *failed when an aligned size leaves the 64-bit range.
+    The further copy slots of a copy are among its sources, so that an allocation pass allocates them with the copy.
+    GS_OVERFLOW, with *failed set to the id, if an aligned size does not fit in 64 bits.
     """
     cdef const gs_graph *g = r.g
     cdef int32_t n_copies = w.copy_like.n, n_places = w.place_copy.n, n = g.n_tensors
@@ -361,7 +363,7 @@ cdef int walk_from_splits(gs_walk *f, const gs_request *r, const int32_t *assign
     f.n_seq = at
     for i in range(n):
         k = g.memory[i]
-        # Also what nothing uses: it is not to be placed, though a view may name it.
+        # Unused tensors, too, are OUTSIDE: they are not allocated, even if a view has one as its root.
         f.home[i] = assign[k] if r.resident[k] < 0 and assign[k] >= 0 else OUTSIDE
         if f.home[i] == OUTSIDE:
             f.state[i] |= GS_STATE_ADDRESSED

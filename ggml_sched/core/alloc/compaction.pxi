@@ -1,24 +1,24 @@
-# Compaction: offsets of a placing that serves a smaller walk, moved to the low end of each arena.
+# Compaction: moving the offsets of a replayed, smaller walk to the low end of each arena.
 #
-# A reservation places the tensors of a large batch; those of a smaller one, left at its offsets, touch a page here
-# and a page there of the whole arena.  So owners of memory move down, the lowest first, each until it rests on what
-# lies below it while it lives.  Invariant: of two owners that live at once the lower one stays the lower one, so that
-# they do not overlap; where no size has grown, no offset rises.
-# Linear in owners, but for radix sort and long lives, which are looked at in blocks.
+# A reservation chooses offsets for the tensors of a large batch.  The smaller tensors of a small batch at the same
+# offsets touch pages scattered over the whole arena.  So owners of memory move down, the lowest first, each to the end
+# of the highest memory below it that is alive at the same time.  Invariant: of two owners that are alive at the same
+# time the lower one stays the lower one, so that they do not overlap; if no size has grown, no offset rises.
+# Time is linear in owners, plus a radix sort; long lifetimes are processed in blocks of positions.
 
 cdef enum:
     SKYLINE_BITS = 6
     SKYLINE_BLOCK = 64          # positions
 
 
-ctypedef struct gs_skyline:     # of one arena: up to where memory is taken at each position of the walk
-    int64_t *height             # [n_positions]
-    int64_t *cover              # [n_blocks] at least so high in the whole block
-    int64_t *most               # [n_blocks] the highest in it
+ctypedef struct gs_skyline:     # of one arena: the end of the allocated memory at each position of the walk
+    int64_t *height             # [n_positions] bytes
+    int64_t *cover              # [n_blocks] lower bound of the heights in a block of positions
+    int64_t *most               # [n_blocks] the largest height in a block
 
 
 cdef int64_t skyline_over(const gs_skyline *s, int32_t first, int32_t last) noexcept nogil:
-    """The highest of positions first .. last."""
+    """The largest height at positions first .. last."""
     cdef int64_t found = 0
     cdef int32_t k = first
     while k <= last:
@@ -32,7 +32,7 @@ cdef int64_t skyline_over(const gs_skyline *s, int32_t first, int32_t last) noex
 
 
 cdef void skyline_raise(gs_skyline *s, int32_t first, int32_t last, int64_t top) noexcept nogil:
-    """Positions first .. last, none of which is above `top`, come up to it."""
+    """Set the heights at positions first .. last, all at most `top`, to `top`."""
     cdef int32_t k = first
     while k <= last:
         s.most[k >> SKYLINE_BITS] = max(s.most[k >> SKYLINE_BITS], top)
@@ -45,7 +45,7 @@ cdef void skyline_raise(gs_skyline *s, int32_t first, int32_t last, int64_t top)
 
 
 cdef int64_t keys_by_offset(const gs_walk *f, uint64_t *keys) noexcept nogil:
-    """The owners of memory by offset, lowest first: keys with an id in their low bits; how many."""
+    """Write a key for each owner of memory, sorted by offset, the id in its low bits; returns the number of keys."""
     cdef int64_t n = 0
     cdef int32_t i
     cdef int shift = 0, n_bytes = 0
@@ -61,7 +61,7 @@ cdef int64_t keys_by_offset(const gs_walk *f, uint64_t *keys) noexcept nogil:
     while n_bytes < 8 and bits >> (8 * n_bytes):
         n_bytes += 1
     if f.n > PACK_INDEX_MASK or n_bytes > 5:
-        return 0            # no key holds them: they stay where they are
+        return 0            # the offsets do not fit in keys: no owner moves
     for i in range(n):
         keys[i] |= (<uint64_t>f.offset[keys[i]] >> shift) << PACK_INDEX_BITS
     if n:
@@ -70,9 +70,9 @@ cdef int64_t keys_by_offset(const gs_walk *f, uint64_t *keys) noexcept nogil:
 
 
 cdef int compact_offsets(gs_walk *f, int32_t n_homes, const gs_arena_result *arenas) noexcept nogil:
-    """Move the offsets of what the arenas hold down, by the walk's own sizes; each stays in its own buffer of several.
+    """Move the offsets of all owners in the arenas down, by the sizes of the walk; each owner stays in its chunk.
 
-    Lifetimes, tails given back and in-place decisions are final.  GS_NO_HOST_MEMORY.
+    Lifetimes, freed tails and in-place reuse do not change.  GS_NO_HOST_MEMORY.
     """
     cdef int64_t n_blocks = (f.n_seq >> SKYLINE_BITS) + 1
     cdef int64_t n_heights = n_blocks * (SKYLINE_BLOCK + 2)
@@ -105,7 +105,10 @@ cdef int compact_offsets(gs_walk *f, int32_t n_homes, const gs_arena_result *are
 
 
 cdef int walk_compact(gs_walk *f, int32_t n_homes, const gs_arena_result *arenas) noexcept nogil:
-    """compact_offsets, and what follows from it of the states: memory that nothing else used may be shared now."""
+    """Run compact_offsets, and clear the states that it may end.
+
+    Memory may be shared that was exclusive, and a leaf born after the start may get memory that was used before.
+    """
     cdef int32_t i
     for i in range(f.n):
         f.state[i] &= ~GS_STATE_EXCLUSIVE

@@ -7,20 +7,20 @@ from ggml_sched.core.pack.passes cimport gs_blocks
 
 
 cdef enum:
-    OUTSIDE = -1            # home of a tensor that lives in a buffer of its own
+    OUTSIDE = -1            # home of a tensor whose memory is not in an arena
 
 
-# Nodes that a backend computes as one, as the walk sees them: which group each is in, and where the group ends.
+# Fusion groups: the members of each group, and the group of each tensor.
 ctypedef struct gs_groups:
     int32_t n
     int32_t n_tensors
     int32_t *begin          # member[begin[k] .. begin[k + 1]) are the positions of a group's nodes, ascending
     int32_t *member
-    int32_t *id             # of those nodes
-    int32_t *of             # of each graph tensor: the group that it is computed in, -1
-    int32_t *within         # of each graph tensor: the group of the member whose own memory it has, -1
-    int32_t *starts         # of each group: the place of its first member in a walk ...
-    int32_t *ends           # ... and of its last
+    int32_t *id             # the ids of those nodes
+    int32_t *of             # of each graph tensor: the group that it is a member of, -1
+    int32_t *within         # of each graph tensor: the group of the member that owns its memory, -1
+    int32_t *starts         # of each group: the position of its first member in a walk
+    int32_t *ends           # of each group: the position of its last member in a walk
     void *memory
 
 
@@ -30,28 +30,29 @@ ctypedef struct gs_walk:
     const gs_layout *layout
     const unsigned char *slot   # of a graph tensor's sources
     const uint32_t *alike       # as in gs_graph
-    const int32_t *dep_begin    # as in gs_graph: what nodes keep until they are done, or NULL
+    const int32_t *dep_begin    # as in gs_graph: alloc dependencies, or NULL
     const int32_t *dep
-    const gs_groups *groups     # nodes that are computed as one, or NULL
-    int32_t *like           # the graph tensor whose layout, op and flags an id has
+    const gs_groups *groups     # fusion groups, or NULL
+    int32_t *like           # the graph tensor with the id's layout, op and flags
     int32_t *home
-    int32_t *root           # whose memory it shares: view root or taken-over source; -1
+    int32_t *root           # the id whose memory it shares, as a view or by in-place reuse; -1
     int32_t *src_begin
     int32_t *src
     int32_t *seq            # ids in execution order
     int64_t *size           # bytes, aligned
-    int64_t *view_offs      # from the start of the root's memory
-    int64_t *rest           # result: bytes that stay taken once the tail has been given back
-    int64_t *offset         # result: from the start of the home's arena; -1
-    int32_t *birth          # result: position in seq at which the memory is taken
-    int32_t *death          # result: position after which it is free; n_seq if it stays
-    int32_t *trimmed        # result: position at which the tail was given back, where rest < size
+    int64_t *view_offs      # bytes from the start of the root's memory
+    int64_t *rest           # result: bytes that stay allocated once the tail is freed
+    int64_t *offset         # result: bytes from the start of the home's arena; -1
+    int32_t *birth          # result: position in seq at which the memory is allocated
+    int32_t *death          # result: position after which the memory is freed; n_seq if never
+    int32_t *trimmed        # result: position at which the memory's tail is freed, where rest < size
     unsigned char *op
     unsigned char *flags
     unsigned char *state
     char *memory
-    # The walk's: children and views still to come, and the owners of memory in order of birth, with the sections
-    # of their arena (core/pack/prepare.pxi) that they live in.
+    # Used during the walk only: counts of the children and views still to come, the owners of memory in order of
+    # birth, and of each owner the first and one past the last section of its arena (core/pack/prepare.pxi) in its
+    # lifetime.
     int32_t *n_children
     int32_t *n_views
     int32_t n_owners
@@ -62,43 +63,43 @@ ctypedef struct gs_walk:
 
 
 ctypedef struct gs_arena:
-    gs_blocks *blocks       # NULL: lifetimes are all that is wanted; who owns memory then gets offset 0
-    int64_t live            # bytes taken at the moment
+    gs_blocks *blocks       # free blocks, or NULL: the walk finds lifetimes only, and owners get offset 0
+    int64_t live            # bytes allocated at the current position
     int64_t peak            # the largest `live` so far: a lower bound for the arena
-    int64_t whole           # as `live`, tails given back counted as taken
-    int64_t whole_peak
-    int64_t live_bytes      # the one of the two peaks that is a bound for how offsets were chosen
-    int64_t alignment       # of what is taken over at an offset
-    int32_t reuse           # GS_REUSE_*: what may be taken over
-    int32_t n_inner         # takers at another offset than 0
-    int32_t n_refused       # sources there that might have been taken over with more reuse
-    int64_t limit           # once `peak` has come to this, the arena is not wanted any more
-    int32_t *wanted         # how many arenas still are: the walk ends when none is; NULL: it does not
-    int32_t n_partial       # takers of the front that are smaller than what they took over
-    int32_t n_owners        # with a size
-    int32_t section         # that what is born now begins to live in
-    bint waiting            # something was born since the last section
+    int64_t whole           # as `live`, but freed tails count as allocated
+    int64_t whole_peak      # the largest `whole` so far
+    int64_t live_bytes      # the lower bound of the arena: whole_peak if no tail is reused, else peak
+    int64_t alignment       # bytes; in-place reuse at an offset needs a multiple of it
+    int32_t reuse           # GS_REUSE_*: the allowed in-place reuse
+    int32_t n_inner         # nodes that reuse memory in place at another offset than 0
+    int32_t n_refused       # sources at another offset than 0, which only GS_REUSE_ALL may reuse
+    int64_t limit           # an arena whose `peak` reaches this is no improvement
+    int32_t *wanted         # count of arenas that may be an improvement; the walk ends at 0; NULL: it does not
+    int32_t n_partial       # nodes that reuse only the front of a larger memory
+    int32_t n_owners        # owners of memory that are not empty
+    int32_t section         # the section of the current position
+    bint waiting            # memory was allocated since the last section began
 
 
 cdef inline int32_t walk_owner(const gs_walk *f, int32_t id) noexcept nogil:
-    """The id under whose name the memory of id was taken: along views and in-place chains to their first."""
+    """The owner of an id's memory: the end of its chain of view roots and sources reused in place."""
     while f.root[id] >= 0:
         id = f.root[id]
     return id
 
 
 cdef inline int32_t group_of(const gs_groups *w, int32_t id) noexcept nogil:
-    """The group that an id is computed in, -1: copies and most nodes are in none."""
+    """The group that an id is a member of; -1 for none, as for all copies."""
     return w.of[id] if w != NULL and id < w.n_tensors else -1
 
 
 cdef inline bint group_holds(const gs_groups *w, int32_t group, int32_t id) noexcept nogil:
-    """Whether an id is a member of a group, or a view of one, in memory of the member's own."""
+    """Whether an id is a member of a group that owns its memory, or a view of such a member."""
     return id < w.n_tensors and w.within[id] == group
 
 
 cdef inline bint group_waits(const gs_groups *w, int32_t id, int32_t now) noexcept nogil:
-    """Whether id's group is not computed before a later place in the walk than `now`."""
+    """Whether id is in a group that is computed later in the walk than position `now`."""
     cdef int32_t group = group_of(w, id)
     return group >= 0 and w.ends[group] > now
 

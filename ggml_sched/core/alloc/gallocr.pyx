@@ -1,17 +1,14 @@
 # cython: language_level=3
-"""Graph allocation: the walk over a graph that gives every tensor a lifetime, and memory.
+"""Graph allocation: one pass over a graph in execution order that allocates, reuses in place and frees memory.
 
-Graph allocation, first generation: one walk that takes, reuses in place and frees.
+`gallocr_run` is the algorithm of ggml's first-generation ggml_gallocr on a gs_walk; the class GraphAllocator calls it,
+and so does planning (core/alloc/arenas.pyx).  Invariant: the pass never changes the graph; its results are in the walk.
 
-`gallocr_run` is the algorithm of the specification's section 2 on a gs_walk; the
-class GraphAllocator is its public face.  Invariant: the walk never touches the
-graph; its results stand in the walk.  Corresponds to ggml_gallocr.
+Includes, before the code below:
 
-Parts, read in this order before what stands here:
-
-    walk        Walk: what an allocation pass walks over: a graph's nodes, with input copies among them.
-    placing     Placings that serve again: offsets found for one walk, for another of the same wiring.
-    compaction  Compaction: offsets of a placing that serves a smaller walk, moved to the low end of each arena.
+    walk        Walk: the sequence of nodes and input copies that an allocation pass visits, and its results.
+    placing     Replaying an allocation: the offsets of a measured walk, used for another walk of the same wiring.
+    compaction  Compaction: moving the offsets of a replayed, smaller walk to the low end of each arena.
 """
 
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
@@ -47,11 +44,11 @@ include "placing.pxi"
 include "compaction.pxi"
 
 cdef enum:
-    DIES_WITH_GROUP = -2    # death of what nothing reads any more, until its group is done
+    DIES_WITH_GROUP = -2    # death of memory without further readers, until its fusion group has been computed
 
 
 cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, int32_t id, int32_t now) noexcept nogil:
-    """Give id an address: its root's, that of a source it may take over, or a new one."""
+    """Give id an address: in its root, in a source that it may reuse in place, or in newly allocated memory."""
     cdef int32_t k, r, group
     cdef uint64_t mask
     cdef gs_arena *arena
@@ -66,7 +63,7 @@ cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, in
         f.offset[id] = -1 if f.offset[r] < 0 else f.offset[r] + f.view_offs[id]
         f.state[id] |= GS_STATE_ADDRESSED
         return status
-    # A copy has the layout of what it stands in for; copies themselves take nothing over.
+    # Only graph tensors reuse memory in place, copies never.
     mask = inplace[f.home[id] * GS_N_OPS + f.op[id]] & f.alike[id] if f.like[id] == id else 0
     if mask:
         r = -1
@@ -74,7 +71,7 @@ cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, in
         for k in range(f.src_begin[id], f.src_begin[id + 1]):
             if not (mask >> f.slot[k]) & 1:
                 continue
-            # What comes from outside of its group other members read at the same time.
+            # Other members of id's group read a source from outside the group at the same time.
             if group >= 0 and not group_holds(f.groups, group, f.src[k]):
                 continue
             held = gallocr_reusable(f, arena, id, f.src[k])
@@ -121,9 +118,9 @@ cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, in
 
 
 cdef int64_t gallocr_reusable(const gs_walk *f, gs_arena *arena, int32_t id, int32_t s) noexcept nogil:
-    """Bytes of the memory that node id comes into by taking over its source s, which has its layout.
+    """The size in bytes of the memory that node id would reuse in place of its source s, which has id's layout.
 
-    -1: it may not, because it is not the last to use s, something else holds on to the memory, or it does not fit.
+    -1 if id may not reuse it: s has other readers, the memory has other users or flags, or id does not fit.
     """
     cdef int32_t r = f.root[s] if f.root[s] >= 0 else s
     cdef int32_t owner
@@ -131,7 +128,7 @@ cdef int64_t gallocr_reusable(const gs_walk *f, gs_arena *arena, int32_t id, int
     if (f.n_children[s] != 1 or f.n_views[s] or f.offset[s] < 0 or f.home[r] != f.home[id]
             or (f.flags[s] | f.flags[r]) & (GS_FLAG_INPUT | GS_FLAG_OUTPUT)):
         return -1
-    # A view hands over its root's memory.
+    # The memory of a view is that of its root.
     if r != s:
         if f.n_views[r] != 1 or f.n_children[r] != 0:
             return -1
@@ -143,7 +140,7 @@ cdef int64_t gallocr_reusable(const gs_walk *f, gs_arena *arena, int32_t id, int
                 return -1
     owner = walk_owner(f, s)
     place = f.offset[s] - f.offset[owner]
-    # What had its address before the walk is whole; of the rest the tail may be gone.
+    # Memory that was allocated before the walk has no freed tail; other memory may have one.
     if place + f.size[id] > (f.rest[owner] if f.birth[owner] >= 0 else f.size[owner]):
         return -1
     if arena.reuse == GS_REUSE_WHOLE and f.size[id] != f.size[owner]:
@@ -152,7 +149,7 @@ cdef int64_t gallocr_reusable(const gs_walk *f, gs_arena *arena, int32_t id, int
 
 
 cdef void gallocr_take_over(gs_walk *f, gs_arena *arena, int32_t id, int32_t s) noexcept nogil:
-    """Let node id sit where its source s is."""
+    """Give node id the address of its source s."""
     cdef int32_t r = f.root[s] if f.root[s] >= 0 else s
     if f.offset[r] != f.offset[s]:
         arena.n_inner += 1
@@ -166,7 +163,7 @@ cdef void gallocr_take_over(gs_walk *f, gs_arena *arena, int32_t id, int32_t s) 
 
 
 cdef int gallocr_trim(gs_walk *f, gs_arena *arena, int32_t taker, int32_t now) noexcept nogil:
-    """Keep the memory up to the taker's end; whatever read the rest has run."""
+    """Free the memory behind the end of `taker`, which reuses its front: all readers of that tail have run."""
     cdef int32_t owner = walk_owner(f, taker)
     cdef int64_t kept = f.offset[taker] - f.offset[owner] + f.size[taker]
     cdef int64_t tail = f.rest[owner] - kept
@@ -179,12 +176,11 @@ cdef int gallocr_trim(gs_walk *f, gs_arena *arena, int32_t taker, int32_t now) n
 
 
 cdef int gallocr_release(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
-    """Give an id's memory back, if it was allocated here."""
+    """Free an id's memory, if this walk allocated it or it was in an arena before."""
     cdef int status
     cdef int64_t size
     cdef gs_arena *arena
-    # In-place chains: the memory was taken under the name of the first in the chain; an output anywhere in
-    # the chain keeps it.
+    # The owner of the memory is the first of a chain of in-place reuse; an output in the chain keeps it allocated.
     while f.root[id] >= 0 and not f.flags[id] & GS_FLAG_OUTPUT:
         id = f.root[id]
     if f.home[id] == OUTSIDE or f.offset[id] < 0 or f.state[id] & GS_STATE_FREED or f.flags[id] & GS_FLAG_OUTPUT:
@@ -210,13 +206,13 @@ cdef int gallocr_release(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) 
 
 
 cdef inline int gallocr_drop(gs_walk *f, gs_arena *arenas, int32_t s, int32_t now) noexcept nogil:
-    """s has one child less, and dies with the last."""
+    """Count one reader of s as done; free the memory of s after its last reader."""
     cdef int32_t r = s
     f.n_children[s] -= 1
     if f.n_children[s] or f.n_views[s]:
         return GS_OK
     if f.flags[s] & GS_FLAG_OUTPUT:
-        return GS_OK            # stays until the next compute, and with it whatever it is a view of
+        return GS_OK            # an output and its root stay allocated until the next compute
     if f.root[s] >= 0:
         r = f.root[s]
         f.n_views[r] -= 1
@@ -226,7 +222,7 @@ cdef inline int gallocr_drop(gs_walk *f, gs_arena *arenas, int32_t s, int32_t no
 
 
 cdef int gallocr_finish(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
-    """Node id has run: nobody waits for it to be done with its sources, nor with what it keeps."""
+    """Node id has run: count it as done with its sources and its alloc dependencies."""
     cdef int32_t k
     cdef int status
     if group_of(f.groups, id) >= 0:
@@ -244,9 +240,10 @@ cdef int gallocr_finish(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) n
 
 
 cdef int gallocr_finish_member(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
-    """The same of a member of a group: all of them run when the last does, and are done with what is not their own.
+    """As gallocr_finish, for a member of a fusion group.
 
-    Until then members may take each other over, as they would one after the other.
+    All members run at the position of the last one, and use sources from outside the group until then.  Sources inside
+    the group are done as if the members ran one by one, so that members may reuse each other's memory in place.
     """
     cdef const gs_groups *w = f.groups
     cdef int32_t group = w.of[id], i, k, m
@@ -280,13 +277,13 @@ cdef int gallocr_finish_member(gs_walk *f, gs_arena *arenas, int32_t id, int32_t
 
 cdef int gallocr_run(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, const int32_t *order, int32_t n_order,
                      bint leafs_first, int32_t *failed) noexcept nogil:
-    """Allocate everything the walk's nodes need.
+    """Allocate the nodes of a walk and the tensors that they read.
 
-    `leafs_first`: leafs are there from the start, not from their first use.  Copies that are kept or have several
-    places always are: an earlier compute has filled them.
-    `inplace[home * GS_N_OPS + op]` is the mask of sources that may be taken over.  `order` (or NULL): positions
-    in seq, -1 for a barrier; memory is freed only at barriers then.  On failure *failed is the id without memory;
-    GS_OUT_OF_MEMORY is also how a walk ends that is not wanted any more.
+    `leafs_first`: leafs are allocated from the start, not from their first use.  Copies that are kept or have several
+    copy slots always are, because an earlier compute has filled them.
+    `inplace[home * GS_N_OPS + op]` is a mask of the sources that may be reused in place.  `order`, if not NULL, has
+    positions in seq, and -1 for a barrier; memory is then freed only at barriers.  On failure *failed is the id without
+    memory.  GS_OUT_OF_MEMORY also means that no arena can be an improvement (gs_arena.wanted).
     """
     cdef int32_t i, k, id, position, since = 0
     cdef int status

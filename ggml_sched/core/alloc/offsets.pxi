@@ -1,12 +1,12 @@
-# Offsets: the arena of each backend placed offline, once all lifetimes are known.
+# Offsets of each arena, chosen once all its lifetimes are known.
 #
-# The walk of gallocr_run gives lifetimes and in-place decisions.  Everything in an arena is then packed, all
-# lifetimes seen together.  Packing knows rectangles only: where tails were given back and it ends above the
-# largest sum of live bytes, best fit, which uses tails, tries too.  Arenas in chunks have been placed by the walk
-# already, and are packed into one buffer if they fit one.
+# The walk of gallocr_run gives lifetimes and in-place reuse.  Packing then chooses all offsets of an arena together.
+# Packing treats each memory as a rectangle (size by lifetime) and does not use freed tails: if its arena is larger than
+# the live bytes, best fit, which does, is tried too, and the smaller arena is used.  An arena in chunks has offsets
+# from the walk already; it is packed into one buffer if that is possible.
 
 cdef int pack_arena(gs_walk *f, const int32_t *owner, gs_blocks *blocks, gs_arena *arena, int32_t *method) noexcept nogil:
-    """Pack one backend's arena; `owner` lists the ids with memory in it, in order of birth."""
+    """Choose the offsets of one backend's arena; `owner` lists the ids that own memory in it, in order of birth."""
     cdef gs_pack p
     cdef gs_packing packing
     cdef char *unused
@@ -26,12 +26,12 @@ cdef int pack_arena(gs_walk *f, const int32_t *owner, gs_blocks *blocks, gs_aren
     if status == GS_OK:
         status = pack_prepared(&p, PACK_NO_CAPACITY, PACK_PLANNER_BUDGET, &packing)
     if blocks.chunk:
-        # Best fit counts address ranges between chunks that no buffer backs: one buffer is better whenever it fits.
+        # The size of an arena in chunks includes gaps between the chunks; one buffer is better whenever it is enough.
         taken = status == GS_OK and packing.arena <= blocks.chunk
     elif status == GS_OK and packing.arena <= arena.peak:
         taken = True
     elif status != GS_NO_HOST_MEMORY:
-        # Tails that were given back may help, or there is more than packing takes (GS_OVERFLOW, GS_BAD_ARGUMENT).
+        # Best fit may reuse freed tails; it also works beyond the limits of packing (GS_OVERFLOW, GS_BAD_ARGUMENT).
         taken = status == GS_OK
         status = fit_arena(f, owner, arena.n_owners, blocks)
         taken = taken and packing.arena < blocks.max_size
@@ -39,7 +39,7 @@ cdef int pack_arena(gs_walk *f, const int32_t *owner, gs_blocks *blocks, gs_aren
         for i in range(p.n):
             id = p.id[i]
             f.offset[id] = p.best[i]
-            f.rest[id] = f.size[id]         # whole until its last taker dies
+            f.rest[id] = f.size[id]         # no tail is freed
             f.trimmed[id] = 0
             gallocr_mark_late(f, id)
         arena.live_bytes = arena.whole_peak
@@ -51,7 +51,7 @@ cdef int pack_arena(gs_walk *f, const int32_t *owner, gs_blocks *blocks, gs_aren
 
 
 cdef int fit_arena(gs_walk *f, const int32_t *owner, int32_t n, gs_blocks *blocks) noexcept nogil:
-    """Place the n owners of an arena by best fit, as the walk does: births, then tails given back, then deaths."""
+    """Choose the offsets of n owners by best fit, as the walk does: at each position births, freed tails, deaths."""
     cdef int32_t *dies = <int32_t *>malloc((2 * <int64_t>f.n_seq + 2 + 2 * <int64_t>f.n) * sizeof(int32_t))
     cdef int32_t *trims = dies + f.n_seq + 1
     cdef int32_t *next_death = trims + f.n_seq + 1
@@ -60,7 +60,7 @@ cdef int fit_arena(gs_walk *f, const int32_t *owner, int32_t n, gs_blocks *block
     cdef int status
     if dies == NULL:
         return GS_NO_HOST_MEMORY
-    # Lists of ids, by the position at which something happens to them.
+    # Linked lists of the ids that die, and whose tails are freed, at each position; -1 ends a list.
     memset(dies, 0xff, (2 * <int64_t>f.n_seq + 2) * sizeof(int32_t))
     for i in range(n - 1, -1, -1):
         id = owner[i]
@@ -88,7 +88,7 @@ cdef int fit_arena(gs_walk *f, const int32_t *owner, int32_t n, gs_blocks *block
 
 
 cdef int choose_offsets(gs_walk *f, int32_t n_backends, gs_blocks *blocks, gs_arena *arenas, int32_t *methods) noexcept nogil:
-    """Place everything in every arena."""
+    """Choose the offsets of all arenas."""
     cdef int32_t *owner
     cdef int32_t *end
     cdef int32_t b, i, n = 0
@@ -108,13 +108,13 @@ cdef int choose_offsets(gs_walk *f, int32_t n_backends, gs_blocks *blocks, gs_ar
             owner[end[b]] = f.owner[i]
             end[b] += 1
     for b in range(n_backends):
-        # What chunks have placed at the bound stays.
+        # An arena in chunks that is as small as its lower bound keeps the walk's offsets.
         if status == GS_OK and (not blocks[b].chunk or blocks[b].max_size > arenas[b].peak):
             status = pack_arena(f, owner + end[b] - arenas[b].n_owners, &blocks[b], &arenas[b], &methods[b])
     for i in range(f.n_owners):
         b = f.home[f.owner[i]]
         if f.size[f.owner[i]] == 0 and blocks[b].n_chunks <= 1:
-            f.offset[f.owner[i]] = 0        # in chunks, the walk's offset is in one of them
+            f.offset[f.owner[i]] = 0        # an arena in several chunks keeps the walk's offset, inside a chunk
     free(owner)
     walk_follow_owners(f)
     return status

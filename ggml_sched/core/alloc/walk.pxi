@@ -1,13 +1,12 @@
-# Walk: what an allocation pass walks over: a graph's nodes, with input copies among them.
+# Walk: the sequence of nodes and input copies that an allocation pass visits, and the results of the pass.
 #
-# Ids 0 .. n_tensors-1 are the graph's tensors; copies that a scheduler adds follow, then the further places of
-# those copies that have several.
-# Each id has a home (the arena it is allocated in, OUTSIDE for residents) and a
-# size already rounded up there.  Owns two blocks of memory: what the walk needs, which goes once
-# a plan is made, and the rest, which stays; `layout`, `slot`, `alike` and `dep` point into the graph.
+# Ids 0 .. n_tensors-1 are the graph's tensors; then come the copies that a scheduler adds, then the further copy slots
+# of copies that have several.  Each id has a home (the backend whose arena holds it, OUTSIDE for residents) and a size,
+# rounded up to the home's alignment.  Owns two blocks: `scratch`, freed once a plan is made, and `memory`, which then
+# belongs to the plan.  `layout`, `slot`, `alike` and `dep` point into the graph.
 
 cdef int walk_alloc(gs_walk *f, int32_t n, int32_t n_seq, int32_t n_src) noexcept nogil:
-    """Lay the arrays out in two blocks, with sizes, offsets and states zero."""
+    """Allocate the two blocks and set the array pointers; sizes, offsets and states are zero."""
     cdef int64_t m = n
     memset(f, 0, sizeof(gs_walk))
     f.memory = <char *>malloc(m * (4 * sizeof(int64_t) + 7 * sizeof(int32_t) + 3)
@@ -39,7 +38,7 @@ cdef int walk_alloc(gs_walk *f, int32_t n, int32_t n_seq, int32_t n_src) noexcep
     f.owner = f.n_views + m
     f.start = f.owner + m
     f.stop = f.start + m
-    memset(f.size, 0, 4 * m * sizeof(int64_t))      # and what follows it, up to `like`
+    memset(f.size, 0, 4 * m * sizeof(int64_t))      # size, view_offs, offset, rest
     memset(f.trimmed, 0, m * sizeof(int32_t))
     memset(f.state, 0, m)
     return GS_OK
@@ -52,7 +51,7 @@ cdef void walk_free(gs_walk *f) noexcept nogil:
 
 
 cdef void walk_from_graph(gs_walk *f, const gs_graph *g) noexcept nogil:
-    """Ids, wiring and views of a graph without copies; homes and sizes are the caller's."""
+    """Copy the wiring and views of a graph; the caller sets homes and sizes, and adds copies."""
     cdef int32_t i
     f.layout = g.layout
     f.slot = g.slot
@@ -81,7 +80,7 @@ cdef void walk_from_graph(gs_walk *f, const gs_graph *g) noexcept nogil:
 
 
 cdef uint64_t walk_wiring(const gs_walk *f) noexcept nogil:
-    """A hash of everything but shapes and sizes: graphs of the same wiring agree in it."""
+    """A hash of the wiring: everything but shapes and sizes."""
     cdef uint64_t h = gs_mix(<uint64_t>f.n, <uint64_t>f.n_seq)
     cdef int32_t i, k
     for i in range(f.n):
@@ -98,7 +97,7 @@ cdef uint64_t walk_wiring(const gs_walk *f) noexcept nogil:
 
 
 cdef void walk_follow_owners(gs_walk *f) noexcept nogil:
-    """Offsets of views and takers from those of the memory that they share."""
+    """Compute the offsets of views, and of nodes that reuse memory in place, from those of the memory's owners."""
     cdef int32_t i, r
     cdef int64_t extra
     for i in range(f.n):
@@ -113,7 +112,7 @@ cdef void walk_follow_owners(gs_walk *f) noexcept nogil:
 
 
 cdef void groups_find_places(gs_groups *w, const int32_t *seq, int32_t n_seq) noexcept nogil:
-    """Where the groups begin and end in a walk."""
+    """Set the positions of each group's first and last member in a walk."""
     cdef int32_t i, group
     memset(w.starts, 0xff, w.n * sizeof(int32_t))
     for i in range(n_seq):
