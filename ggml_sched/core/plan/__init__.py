@@ -1,4 +1,4 @@
-"""Where everything lives: from a graph and the answers of backends to a plan."""
+"""Planning: from a graph and the support of backends to a plan."""
 
 from ggml_sched.core.plan.plan_data import (
     PlanData,

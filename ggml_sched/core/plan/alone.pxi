@@ -1,15 +1,15 @@
-# Alone: what a program consists of where one backend does everything, and nothing is copied.
+# Programs of plans on a single backend without copies.
 #
-# Owns the question whether a plan is of that sort, and the loads of such a plan.  Most plans are: a program costs
-# a pass over the graph's arrays then, and no arrays of its own.  Invariant: what is said here is what the general way
-# (make_program.py) would find.
+# Finds out whether a plan is of this kind, and the loads of its program.  Most plans are of this kind; making their
+# programs needs one pass over the graph's arrays, and no other arrays.  Invariant: the result is the same as that of
+# the general way (planning/compiler.py).
 
 def loads_alone(Graph graph not None, PlanData data not None):
-    """The leafs that a compute by a plan of one backend loads; None for a plan in which more than that is decided.
+    """The leafs that a compute loads, for a plan on one backend; None for a plan that needs the general way.
 
-    Tuples (leaf, home, bytes, chunk, offset, whether it keeps its place for itself, the position of the node that it
-    is loaded before or -1 for the start, whether a node reads it), ascending.  More is decided where there are several
-    backends or copies, or nodes write to a leaf that is loaded.
+    Tuples (leaf, home, bytes, chunk, offset, whether its memory is exclusive, position of the node before which it is
+    loaded or -1 for the start, whether a node reads it), ascending.  The general way is needed for several backends,
+    for copies, and if nodes write to a leaf that is loaded.
     """
     cdef const gs_graph *g = &graph.flat
     cdef gs_plan *p = &data.c
@@ -50,7 +50,7 @@ cdef enum:
 
 
 cdef void find_uses(const gs_graph *g, unsigned char *use) noexcept nogil:
-    """How nodes use each memory: USE_* bits by the id of its root."""
+    """Set in `use`, by the id of the memory's owner, how nodes use each memory: USE_* bits."""
     cdef int32_t i, k, id
     for i in range(g.n_work):
         id = g.work[i]
@@ -74,9 +74,10 @@ def any_computes(Graph graph not None, int32_t first, int32_t last):
 
 
 def needed_of(Graph graph not None, PlanData data not None, int32_t first, int32_t last):
-    """Of the nodes at positions first .. last, counted as far as they compute, those whose data is needed elsewhere.
+    """Which of the computing nodes at positions first .. last have results that are needed elsewhere.
 
-    In groups: outside of their group; all others: by nodes outside of first .. last, or by the caller.
+    A set of indices that count the computing nodes from `first`.  The result of a member of a fusion group is needed
+    if it is used outside the group; any other result, if nodes outside first .. last or the caller use it.
     """
     cdef const gs_graph *g = &graph.flat
     cdef const gs_plan *p = &data.c

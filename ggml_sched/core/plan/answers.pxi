@@ -1,13 +1,13 @@
-# Answers: what the backends of a scheduler have said of each kind of node.
+# Support cache: the results of the support queries to the backends of a scheduler, by kind of node.
 #
-# Owns the memory of it: a hash table of records, looked up by what a kind is made of.  Invariants: a record is
-# found only by words equal to its own, and there are never more than MAX_ANSWERS.
+# Owns a hash table of records; the key of a record is the sequence of words that describes the kind.  Invariants:
+# lookup returns a record only if all words are equal, and there are never more than MAX_ANSWERS records.
 
 cdef enum:
-    MAX_ANSWERS = 4096          # kinds; more are forgotten together
+    MAX_ANSWERS = 4096          # kinds; a full cache is cleared
 
 cdef class Answers:
-    """What `n_backends` backends have said, by kind."""
+    """Results of the support queries to `n_backends` backends, by kind of node."""
 
     def __cinit__(self, int32_t n_backends):
         self.n_backends = n_backends
@@ -16,7 +16,7 @@ cdef class Answers:
         self.forget()
 
     cdef void forget(self) noexcept:
-        """Forget everything."""
+        """Clear the cache."""
         cdef int32_t i
         if self.slot != NULL:
             for i in range(2 * MAX_ANSWERS):
@@ -26,7 +26,7 @@ cdef class Answers:
         self.n = 0
 
     cdef const gs_answer *find(self, uint64_t hash, const uint64_t *words, int32_t n_words) noexcept:
-        """What is known of a kind, or NULL."""
+        """Look up the record of a kind; NULL if there is none."""
         cdef const gs_answer *found
         cdef int32_t at = <int32_t>(hash & <uint64_t>(2 * MAX_ANSWERS - 1))
         if self.slot == NULL:
@@ -40,7 +40,7 @@ cdef class Answers:
 
     cdef void add(self, uint64_t hash, const uint64_t *words, int32_t n_words, const unsigned char *bits,
                   const int64_t *sizes) noexcept:
-        """Remember a kind that is not known; without memory for it nothing happens."""
+        """Add a record for a kind without one; does nothing if malloc fails."""
         cdef gs_answer *record
         cdef int32_t at = <int32_t>(hash & <uint64_t>(2 * MAX_ANSWERS - 1))
         cdef size_t n_sizes = self.n_backends * sizeof(int64_t)

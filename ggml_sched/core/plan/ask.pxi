@@ -1,10 +1,10 @@
-# Asking: what the backends of a request say of its nodes, each kind of node once.
+# Support queries: asking the backends of a request about its nodes, once for each kind of node.
 #
-# Owns who is asked about what, and in which language.  Invariant: when a backend raises, nothing is remembered of
-# what was said on the way.
+# Decides which backend is asked which questions, and whether in C or in Python.  Invariant: if a backend raises, no
+# result of the request is added to the support cache.
 
 cdef class Inquiry:
-    """What is known of the kinds of one graph: remembered, then asked."""
+    """Support queries for the kinds of one graph: looked up in the support cache, else asked."""
 
     def __cinit__(self, Graph graph not None, Devices devices not None):
         cdef const gs_graph *g = &graph.flat
@@ -21,7 +21,7 @@ cdef class Inquiry:
         self.pending = self.bits + cells
         self.known = self.pending + cells
         memset(self.known, 0, self.n)
-        # The graph's own table may move when another thread sorts more of its tensors.
+        # A copy, because another thread that finds more kinds may reallocate the graph's own table.
         if self.n:
             memcpy(self.example, graph._kinds.example, self.n * sizeof(int32_t))
         for k in range(self.n):
@@ -34,7 +34,7 @@ cdef class Inquiry:
         free(self.size)
 
     cdef void recall(self) noexcept:
-        """What the backends have said before."""
+        """Look up all kinds in the support cache."""
         cdef uint64_t[MAX_KIND_WORDS] words
         cdef const gs_answer *found
         cdef int32_t k, n
@@ -49,7 +49,7 @@ cdef class Inquiry:
                 memcpy(self.size + k * self.n_backends, found.size, self.n_backends * sizeof(int64_t))
 
     cdef void remember(self) noexcept:
-        """What has been asked now."""
+        """Add the results of this request to the support cache."""
         cdef uint64_t[MAX_KIND_WORDS] words
         cdef int32_t k, n
         for k in range(self.n):
@@ -59,7 +59,7 @@ cdef class Inquiry:
                                          self.size + k * self.n_backends)
 
     cdef int ask(self, int32_t b) except -1:
-        """Ask one backend about every kind that is not known."""
+        """Ask one backend about every kind that was not in the support cache."""
         cdef BackendBase backend = self.devices.backends[b]
         cdef tuple tensors = self.graph.tensors
         cdef const gs_graph *g = &self.graph.flat
@@ -89,7 +89,10 @@ cdef class Inquiry:
 cdef void ask_in_c(BackendBase backend, int asks, const gs_graph *g, const int32_t *example, int32_t n,
                    int32_t step, const unsigned char *known, unsigned char *pending, unsigned char *bits,
                    int64_t *size) noexcept nogil:
-    """What a compiled backend answers; what it leaves open stays pending.  Its cells of the arrays are `step` apart."""
+    """Ask a compiled backend; questions that it leaves open (-1) stay pending.
+
+    `pending`, `bits` and `size` point to the backend's first entry; its entries are `step` apart.
+    """
     cdef gs_node[1 + GS_MAX_SRC] node
     cdef int32_t k, at, answer, asked
     cdef int64_t found
@@ -117,5 +120,5 @@ cdef void ask_in_c(BackendBase backend, int asks, const gs_graph *g, const int32
 
 
 cdef inline int questions(const gs_graph *g, int32_t id, int asks) noexcept nogil:
-    """Those that make sense for a tensor: what computes nothing runs anywhere."""
+    """The ASKS_* bits of `asks` that apply to a tensor: leafs and views compute nothing, and need only a size."""
     return asks if g.op[id] > GS_OP_TRANSPOSE else asks & ASKS_SIZE

@@ -1,7 +1,7 @@
-# Binding: giving a graph's tensors the addresses of a plan, without changing the graph; what a run of its nodes is.
+# Binding: giving the tensors of a graph the addresses of a plan.
 #
-# Copies and nodes that read them become tensors of their own; everything else is
-# addressed in place under one lease.
+# The graph's own tensors get addresses, all under one lease.  Copies, and nodes that read copies, become new tensors,
+# so that the graph itself does not change.
 
 @cython.boundscheck(False)
 @cython.wraparound(False)
@@ -11,11 +11,11 @@ def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not No
     cdef gs_plan *f = &data.c
     cdef int32_t i, k
     cdef tuple tensors = graph.tensors
-    # Borrowed: the graph keeps its tensors, `buffers` the buffers.
+    # Borrowed references: the graph owns its tensors, `buffers` the buffers.
     cdef void *at
     cdef void *buffer
     cdef void *old
-    cdef Lease known = None             # has been dealt with
+    cdef Lease known = None             # the lease that was displaced last
     cdef int64_t offset, stride
     cdef list single = []               # a backend's only buffer, None where a plan made chunks
     if f.n_tensors != graph.flat.n_tensors:
@@ -45,16 +45,16 @@ def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not No
 
 
 cdef int displace(Lease lease) except -1:
-    """Tensors under a lease are about to be addressed under another."""
+    """Mark a lease as displaced: its tensors are about to get addresses under another lease."""
     if lease.alive and lease.drain is not None:
-        # Another scheduler may have queued computes that use the address it gave.
+        # Wait for queued computes of another scheduler that use its addresses.
         lease.drain()
     lease.displaced = True
     return 0
 
 
 def stand_in(Tensor like not None, str name, BufferBase buffer, int64_t offset, Lease lease not None):
-    """A tensor with the layout of `like` at an address of its own: what a copy is copied into."""
+    """A tensor for a copy: the layout of `like`, at an address of its own."""
     cdef Tensor t = Tensor.__new__(Tensor)
     t.home = Home.__new__(Home)
     t._name = name
@@ -67,7 +67,7 @@ def stand_in(Tensor like not None, str name, BufferBase buffer, int64_t offset, 
 
 
 def rewired(Tensor node not None, tuple src not None, Tensor memory, Lease lease not None):
-    """The node with other sources, computing into the same memory (or into `memory`, as a view of it)."""
+    """A node like `node` with other sources, computing into the same memory (or into `memory`, as a view of it)."""
     cdef Tensor t = Tensor.__new__(Tensor)
     t.home = Home.__new__(Home)
     t._name, t.endings = node._name, node.endings

@@ -1,10 +1,10 @@
-# Devices: the backends of one scheduler, as the planner sees them.
+# Devices: the backends of one scheduler, with their constant properties and the support cache.
 #
-# Owns what they declare once and for all: alignments, and the sources that each op may overwrite; who is asked about
-# nodes, and in which language; and the memory of their answers, which lasts while their versions do.
+# The constant properties are alignments, the sources that each op may overwrite, and which support queries a backend
+# answers, in C or in Python.  The support cache is cleared when the `answers_version` of a backend changes.
 
 cdef class Devices:
-    """The backends of one scheduler: what they declare, and what they have said."""
+    """The backends of one scheduler, with their constant properties and the support cache."""
 
     def __cinit__(self, tuple backends not None):
         cdef Py_ssize_t i
@@ -36,7 +36,7 @@ cdef class Devices:
         free(self.alignment)
 
     cdef void fill_questions(self, Py_ssize_t i, BackendBase backend):
-        """What a backend does not override it is not asked."""
+        """Find the support queries of a backend: those methods that it overrides, in Python or in C."""
         cdef int in_c = backend.answers_in_c(), in_python = 0
         for method, bit in (("supports_op", ASKS_SUPPORTS), ("offload_op", ASKS_OFFLOAD), ("alloc_size", ASKS_SIZE)):
             if overrides(backend, method):
@@ -64,7 +64,7 @@ cdef class Devices:
         return version
 
     cpdef int64_t epoch(self) except -1:
-        """Grows when a backend says that its answers have changed; what they had said is forgotten then."""
+        """A number that grows when the `answers_version` of a backend changes; the support cache is cleared then."""
         cdef Py_ssize_t i
         cdef list known = self.versions
         for i in range(self.n):
@@ -76,9 +76,9 @@ cdef class Devices:
         return self._epoch
 
     def unchanged(self, Graph graph not None, list buffers not None, int64_t residence, int64_t answers):
-        """Whether buffers are open, a graph's residents where they were, and the answers those that they were.
+        """Whether all buffers are open, the residents of a graph have not moved, and support has not changed.
 
-        `residence` and `answers`: what `Graph.residence_epoch` and `epoch` said then.
+        `residence` and `answers` are earlier results of `Graph.residence_epoch` and `epoch`.
         """
         cdef BufferBase buffer
         for buffer in buffers:
@@ -87,16 +87,16 @@ cdef class Devices:
         return graph.residence_epoch() == residence and self.epoch() == answers
 
     def forget(self):
-        """Ask the backends anew."""
+        """Clear the support cache, so that the backends are asked again."""
         self.answers.forget()
 
     @property
     def n_answers(self):
-        """The kinds of nodes that the backends' answers are known of."""
+        """The number of kinds of nodes in the support cache."""
         return self.answers.n
 
     cdef int32_t index(self, BackendBase backend) noexcept:
-        """The position of a backend, -1 for a stranger."""
+        """The index of a backend, -1 if it is not one of the scheduler's."""
         cdef int32_t i
         for i in range(self.n):
             if <BackendBase>(<tuple>self.backends)[i] is backend:
@@ -112,7 +112,7 @@ cdef tuple each_overrides(tuple backends, str method):
 
 
 cdef str names_of(tuple backends):
-    """How messages list backends."""
+    """The names of backends, for messages."""
     cdef list names = []
     for backend in backends:
         names.append(backend.name)
@@ -124,7 +124,7 @@ cdef bint overrides(object backend, str method):
 
 
 cdef bint decides_in_python(object backend, str method):
-    """Whether a method is overridden in Python on top of whatever is compiled, so that asking C would miss it."""
+    """Whether a Python override comes before any compiled class, so that the C function must not be called."""
     if method in getattr(backend, "__dict__", ()):
         return True
     for cls in type(backend).__mro__:

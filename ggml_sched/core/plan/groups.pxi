@@ -1,9 +1,10 @@
-# Groups: nodes that a backend computes as one, at the place of the last of them.
+# Fusion groups: nodes that a backend computes as one kernel, at the position of the last of them.
 #
-# Which of those that backends offer a plan keeps, and whose results are needed outside of theirs.  Nothing moves for
-# a group but its computation: a plan with groups is as sound when its nodes are computed one by one.
-# Owns its arrays.  Invariant: groups share no node; a kept one lies in one split of its backend, and no node between
-# its members reads what an earlier member writes, or writes what one reads or writes.  ggml fuses after planning.
+# Decides which of the groups that backends offer a plan keeps, and which results are needed outside their group.  A
+# group changes no placement: a plan with groups is sound also when its nodes are computed one by one.
+# Owns its arrays.  Invariant: groups share no node; a kept group is in one split of its backend; no node between its
+# members reads memory that an earlier member writes, or writes memory that a member reads or writes.  ggml fuses after
+# planning.
 
 cdef void groups_free(gs_groups *w) noexcept nogil:
     free(w.memory)
@@ -11,7 +12,7 @@ cdef void groups_free(gs_groups *w) noexcept nogil:
 
 
 cdef int groups_init(gs_groups *w, const gs_request *r) noexcept nogil:
-    """Empty, with room for all that were offered."""
+    """No groups yet, with room for all offered ones."""
     cdef int64_t n = r.g.n_tensors, m = r.n_groups
     cdef int32_t *cursor
     memset(w, 0, sizeof(gs_groups))
@@ -33,9 +34,9 @@ cdef int groups_init(gs_groups *w, const gs_request *r) noexcept nogil:
 
 
 cdef int groups_keep(gs_groups *w, const gs_request *r, const gs_splits *splits) noexcept nogil:
-    """Keep the groups whose members are in one split, and may all be computed at the place of the last.
+    """Keep the groups whose members are in one split and may all be computed at the position of the last one.
 
-    Nothing goes back to another backend in the midst of one: split_default ends a split there.
+    No write-back falls between the members, because split_default ends a split after a node that is written back.
     """
     cdef const gs_graph *g = r.g
     cdef int32_t i, k, id, n, split = 0
@@ -43,7 +44,7 @@ cdef int groups_keep(gs_groups *w, const gs_request *r, const gs_splits *splits)
     cdef int status = GS_OK
     if r.n_groups == 0 or r.policy.placement == GS_PLACEMENT_SEED:
         return GS_OK
-    # Which group was the last to read (behind them: to write) a memory, plus 1.
+    # For each memory the last group, plus 1, that reads it; behind these n_tensors entries the last that writes it.
     seen = <int32_t *>calloc(2 * max(<int64_t>g.n_tensors, 1), sizeof(int32_t))
     status = groups_init(w, r)
     if status != GS_OK or seen == NULL:
@@ -74,7 +75,7 @@ cdef int groups_keep(gs_groups *w, const gs_request *r, const gs_splits *splits)
 
 
 cdef bint is_movable(const gs_graph *g, const int32_t *member, int32_t n, int32_t mark, int32_t *seen) noexcept nogil:
-    """Whether none of n members minds that the nodes between are computed first."""
+    """Whether the nodes between the n members may be computed before all members."""
     cdef int32_t *read = seen
     cdef int32_t *written = seen + g.n_tensors
     cdef int32_t k, id, position, at = 0
@@ -91,7 +92,7 @@ cdef bint is_movable(const gs_graph *g, const int32_t *member, int32_t n, int32_
             continue
         if g.kind[id] & GS_KIND_VIEW:
             continue
-        # Whoever writes to a memory has a source there, so that this is also about what members write to.
+        # A node that writes to another tensor's memory also reads it, so that `read` has the written memories, too.
         if read[g.memory[id]] == mark:
             return False
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
@@ -105,7 +106,7 @@ cdef bint is_movable(const gs_graph *g, const int32_t *member, int32_t n, int32_
 
 
 cdef void groups_drop_late(gs_groups *w, const gs_plan *p) noexcept nogil:
-    """Drop the groups that a leaf is loaded in the midst of: they are no part of one run."""
+    """Drop the groups in which a leaf is loaded between the members: these are not issued in one run."""
     cdef int32_t i, k, n, at = 0, kept = 0
     cdef bint whole
     for i in range(w.n):
@@ -125,7 +126,7 @@ cdef void groups_drop_late(gs_groups *w, const gs_plan *p) noexcept nogil:
 
 
 cdef int plan_take_groups(gs_plan *p, const gs_graph *g, const gs_groups *w) noexcept nogil:
-    """The groups of a plan that has all else, and which of their results are nowhere."""
+    """Copy the groups into a plan that is otherwise complete, and mark inner members (GS_STATE_INNER)."""
     cdef int32_t n = w.begin[w.n]
     p.n_groups = w.n
     p.memory[3] = malloc((n + w.n + 1) * sizeof(int32_t))
@@ -139,8 +140,11 @@ cdef int plan_take_groups(gs_plan *p, const gs_graph *g, const gs_groups *w) noe
 
 
 cdef void mark_needed_at_end(const gs_graph *g, unsigned char *needed, unsigned char *used) noexcept nogil:
-    """Mark the memories that must hold their data in the end, whoever computes what: of what nodes keep, of outputs, and
-    of nodes that nothing uses.  `used`: as much room, all zero."""
+    """Mark in needed[n_tensors] the memories whose data must be valid after all nodes have run.
+
+    These are the memories of alloc dependencies, of outputs, and of nodes without readers.  used[n_tensors] is scratch
+    memory, all zero.
+    """
     cdef int32_t i, k, id
     for i in range(g.n_nodes):
         id = g.node[i]
@@ -158,7 +162,7 @@ cdef void mark_needed_at_end(const gs_graph *g, unsigned char *needed, unsigned 
 
 
 cdef int plan_mark_inner(gs_plan *p, const gs_graph *g) noexcept nogil:
-    """Find the members, but for the last of each group, whose results nobody outside of their groups reads."""
+    """Set GS_STATE_INNER for the members, except the last of each group, whose results only their group reads."""
     cdef int64_t n = max(g.n_tensors, 1)
     cdef int32_t i, k, id, s
     cdef int32_t *of = <int32_t *>malloc(n * (sizeof(int32_t) + 2))

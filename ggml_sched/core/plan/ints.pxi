@@ -1,6 +1,6 @@
 # Growing arrays of int32 for the passes.
 #
-# Owns `at`.  Invariant: n <= room.
+# A gs_ints owns its array `at`.  Invariant: n <= room.
 
 cdef int ints_push(gs_ints *v, int32_t x) noexcept nogil:
     cdef int32_t *grown

@@ -1,15 +1,13 @@
 # cython: language_level=3
-"""Plans: from gs_request to gs_plan, without Python and without the GIL.
+"""Making plans: from gs_request to gs_plan, without Python objects and without the GIL.
 
-Making a plan: a C function from gs_request to gs_plan.
+gs_plan_make runs the passes one after the other: placement, splits and copies, lifetimes, offsets.  The plan owns the
+arrays that result.
 
-Runs the passes one after the other: placement, splits and copies, lifetimes, offsets.  Knows no Python
-object and needs no GIL.  Owns nothing: the plan owns what it is given.
+Includes, before the code below:
 
-Parts, read in this order before what stands here:
-
-    groups  Groups: nodes that a backend computes as one, at the place of the last of them.
-    replay  Replay: a reserved plan serves every graph of the same wiring whose tensors are no larger.
+    groups  Fusion groups: nodes that a backend computes as one kernel, at the position of the last of them.
+    replay  Replay: a reserved plan for other graphs of the same wiring whose tensors are no larger.
 """
 
 from libc.stdint cimport int32_t, int64_t
@@ -73,9 +71,9 @@ include "replay.pxi"
 
 
 cdef int gs_plan_make(const gs_request *r, gs_plan *p) noexcept nogil:
-    """Decide everything that r asks; `p` is overwritten, and to be freed with gs_plan_free when this succeeds.
+    """Make the plan of request r in `p`, which is overwritten; after GS_OK the caller frees it with gs_plan_free.
 
-    GS_UNSUPPORTED_OP, GS_BAD_PLACEMENT, GS_OUT_OF_MEMORY, GS_OVERFLOW with the id that it is about in p.failed;
+    GS_UNSUPPORTED_OP, GS_BAD_PLACEMENT, GS_OUT_OF_MEMORY, GS_OVERFLOW with the id that failed in p.failed;
     GS_NO_HOST_MEMORY.
     """
     cdef gs_splits splits
@@ -119,14 +117,14 @@ cdef int gs_plan_make(const gs_request *r, gs_plan *p) noexcept nogil:
 
 cdef int decide(const gs_request *r, int32_t *assign, unsigned char *reason, gs_splits *splits,
                 int32_t *failed) noexcept nogil:
-    """Placement, splits and copies, by the rules that the policy names."""
+    """Choose placement, splits and copies, by the policy's placement."""
     if r.policy.placement == GS_PLACEMENT_SEED:
         return plan_seed(r, assign, reason, splits, failed)
     return plan_default(r, assign, reason, splits, failed)
 
 
 cdef int plan_begin(gs_plan *p, const gs_request *r) noexcept nogil:
-    """Room for the placement."""
+    """Allocate the arrays of the placement."""
     cdef int64_t n = max(r.g.n_tensors, 1)
     p.n_backends = r.n_backends
     p.n_tensors = r.g.n_tensors
@@ -139,7 +137,7 @@ cdef int plan_begin(gs_plan *p, const gs_request *r) noexcept nogil:
 
 
 cdef int32_t *plan_put(int32_t **cursor, const gs_ints *v) noexcept nogil:
-    """Copy an array to the cursor, which moves on; where it stands then."""
+    """Copy an array to the cursor, and advance the cursor; returns the copy."""
     cdef int32_t *at = cursor[0]
     if v.n:
         memcpy(at, v.at, v.n * sizeof(int32_t))
@@ -148,7 +146,7 @@ cdef int32_t *plan_put(int32_t **cursor, const gs_ints *v) noexcept nogil:
 
 
 cdef int32_t count_chunks(const gs_blocks *blocks, int32_t n_backends) noexcept nogil:
-    """The buffers of all arenas."""
+    """The number of buffers of all arenas."""
     cdef int32_t i, n = 0
     for i in range(n_backends):
         n += max(blocks[i].n_chunks, 1)
@@ -156,7 +154,7 @@ cdef int32_t count_chunks(const gs_blocks *blocks, int32_t n_backends) noexcept 
 
 
 cdef int plan_take(gs_plan *p, const gs_splits *w, gs_walk *f, int32_t n_chunks) noexcept nogil:
-    """Splits and copies, the walk's memory, which becomes the plan's, and room for the sizes of arenas and chunks."""
+    """Copy splits and copies into the plan, move the walk's memory to it, and allocate arena and chunk sizes."""
     cdef int32_t *cursor
     p.memory[1] = malloc(p.n_backends * sizeof(gs_arena_result) + n_chunks * sizeof(int64_t) + sizeof(int32_t) * (
         4 * <int64_t>w.split_start.n + w.inputs.n + 4 * <int64_t>w.copy_like.n + w.place_copy.n + 2 * <int64_t>w.back_node.n))
@@ -185,7 +183,7 @@ cdef int plan_take(gs_plan *p, const gs_splits *w, gs_walk *f, int32_t n_chunks)
 
 
 cdef void plan_take_walk(gs_plan *p, gs_walk *f) noexcept nogil:
-    """Lifetimes and offsets, with the memory that they stand in."""
+    """Move lifetimes and offsets, with the block that holds them, from the walk to the plan."""
     p.memory[2] = f.memory
     f.memory = NULL
     p.n, p.n_seq = f.n, f.n_seq
@@ -197,7 +195,7 @@ cdef void plan_take_walk(gs_plan *p, gs_walk *f) noexcept nogil:
 
 
 cdef void plan_measure(gs_plan *p, const gs_arena *arenas, const gs_blocks *blocks, const int32_t *methods) noexcept nogil:
-    """How large each arena is, and how full."""
+    """Set the sizes, live bytes and methods of the arenas and chunks."""
     cdef gs_walk f
     cdef gs_arena_result *arena
     cdef int32_t i, at = 0
@@ -218,7 +216,7 @@ cdef void plan_measure(gs_plan *p, const gs_arena *arenas, const gs_blocks *bloc
 
 
 cdef void walk_of_plan(gs_walk *f, const gs_plan *p) noexcept nogil:
-    """A finished plan as the walk that it came from; borrowed, and without what only a walk needs."""
+    """A walk with the arrays of a finished plan, borrowed; without the arrays that only an allocation pass needs."""
     memset(f, 0, sizeof(gs_walk))
     f.n, f.n_seq = p.n, p.n_seq
     f.like, f.home, f.root = p.like, p.home, p.root
@@ -236,9 +234,9 @@ cdef void gs_plan_free(gs_plan *p) noexcept nogil:
 
 
 cdef void plan_mark_exclusive(gs_plan *f) noexcept nogil:
-    """Find leafs and copies whose memory nobody else uses: their data survives from compute to compute.
+    """Mark leafs and copies whose memory no other tensor uses, so that their data survives from compute to compute.
 
-    Left undone (nothing is exclusive) where it would take long.
+    Marks none if that would take too long.
     """
     cdef int32_t i, k, r, count = 0
     for i in range(f.n):
@@ -255,7 +253,7 @@ cdef void plan_mark_exclusive(gs_plan *f) noexcept nogil:
                 break
         else:
             f.state[i] |= GS_STATE_EXCLUSIVE
-    # Whoever writes into a leaf's memory under another name ends that.
+    # Memory that a node writes to, through a view or by in-place reuse, is not exclusive.
     for i in range(f.n):
         if f.root[i] >= 0 and (f.state[i] & GS_STATE_TOOK_OVER or f.op[i] > GS_OP_TRANSPOSE):
             r = f.root[i]
@@ -264,8 +262,8 @@ cdef void plan_mark_exclusive(gs_plan *f) noexcept nogil:
             f.state[r] &= ~GS_STATE_EXCLUSIVE
             if not f.state[i] & GS_STATE_TOOK_OVER:
                 f.state[f.root[i]] |= GS_STATE_WRITTEN
-    # Copies of what nodes write to, before or after, are as young as the compute; and a node that writes
-    # through a copy writes to that copy.
+    # A copy of memory that nodes write to is valid for one compute only; and a node that writes to another backend's
+    # memory through a copy writes to that copy.
     for i in range(f.n):
         if f.like[i] != i:
             k = f.like[i]

@@ -1,11 +1,11 @@
-# Offered: what backends would compute as one, asked for and checked.
+# Fusion groups that backends offer: queried and checked.
 #
-# Backends are asked in Python, once for a request, and answer with positions of nodes.  Owns nothing: the arrays are
-# the request's.  Invariant: a request holds groups of two nodes or more that compute, ascending, and no two groups of one
-# backend share a node.
+# Backends are asked in Python, once for a request, and answer with positions of nodes.  The request owns the arrays.
+# Invariant: a group in a request has two or more computing nodes, in ascending order, and no two groups of one backend
+# share a node.
 
 cdef tuple ask_groups(Request request):
-    """The groups that all backends offer, by first position, as `Request.groups` gives them."""
+    """The groups that all backends offer, by first position: the result of `Request.groups`."""
     cdef list found = []
     cdef int32_t b
     for b in range(request.devices.n):
@@ -23,7 +23,7 @@ cdef tuple _by_first(tuple offered):
 
 
 cdef list checked_groups(Graph graph, BackendBase backend):
-    """The groups that one backend offers, as tuples of positions; BackendError for what is no group."""
+    """The groups that one backend offers, as tuples of positions; BackendError for an invalid group."""
     cdef list found = []
     cdef set taken = set()
     for group in backend.fusion_groups(graph):
@@ -44,7 +44,7 @@ cdef list checked_groups(Graph graph, BackendBase backend):
 
 
 cdef int check_members(Graph graph, tuple members, set taken, str what) except -1:
-    """That the members of a group ascend, compute, and are not among those of others, which are `taken`."""
+    """BackendError unless the members of a group ascend, compute, and are not yet `taken` by another group."""
     cdef list names = []
     for position in members[:8]:
         names.append(describe(graph.nodes[position]))
@@ -64,7 +64,7 @@ cdef int check_members(Graph graph, tuple members, set taken, str what) except -
 
 
 cdef int put_groups(gs_request *r, list offered) except -1:
-    """What was offered, as the request's arrays."""
+    """Write the offered groups to the request's arrays."""
     cdef int32_t *at
     cdef int32_t n = 0, n_members = 0
     for _, members in offered:

@@ -7,9 +7,9 @@ from ggml_sched._c cimport gs_plan
 
 cdef class PlanData:
     cdef gs_plan c                      # owned
-    cdef bint knows_exclusive           # found out when first asked: planning alone does not need it
+    cdef bint knows_exclusive           # the exclusive ids have been computed, which is done on first use
     cdef tuple _chunk_sizes
-    cdef public object _program         # what program.make_program has made of it, or None
-    cdef public object _work_sizes      # what backends have said of work memory, or None
+    cdef public object _program         # cached program of this plan, or None
+    cdef public object _work_sizes      # cached sizes of work memory, from the backends, or None
     cdef void know_exclusive(self) noexcept
     cdef int check(self, int32_t i) except -1

@@ -1,17 +1,15 @@
 # cython: language_level=3
 """Plans for Python: as PlanData, as plain values, and bound to the tensors of a graph.
 
-PlanData: what a planner decided, for Python.
+PlanData owns a gs_plan (include/ggml_sched/plan.h).  It refers to tensors by id, not to a Graph object, so that equal
+graphs share it.  Immutable once made.
 
-Owns a gs_plan (include/ggml_sched/plan.h), independent of any one graph object: equal graphs share it.
-Immutable once made.
+Includes, before the code below:
 
-Parts, read in this order before what stands here:
-
-    reasons      Reasons: why a tensor is where it is, one code for each rule.
-    plan_values  Plans as plain values: what a plan file and a pickle hold, and a plan made of them again.
-    alone        Alone: what a program consists of where one backend does everything, and nothing is copied.
-    bind         Binding: giving a graph's tensors the addresses of a plan, without changing the graph; what a run of its nodes is.
+    reasons      The names of the reasons why a tensor is on its backend.
+    plan_values  Plans as plain values, for plan files and pickles.
+    alone        Programs of plans on a single backend without copies.
+    bind         Binding: giving the tensors of a graph the addresses of a plan.
 """
 
 import itertools
@@ -97,8 +95,8 @@ cdef tuple pairs_tuple(const int32_t *a, const int32_t *b, int32_t n):
 cdef class PlanData:
     """The decisions of one planning run.  `ggml_sched.planning.plan.Plan` joins it with a graph.
 
-    Ids below `n_tensors` are the graph's tensors, copies follow, then further places of copies in a ring.  Offsets
-    count from the start of their backend's buffer, in bytes.
+    Ids below `n_tensors` are the graph's tensors, then come the copies, then the further copy slots of copies that have
+    several.  Offsets are bytes from the start of the backend's buffer.
     """
 
     def __cinit__(self):
@@ -123,7 +121,7 @@ cdef class PlanData:
 
     @property
     def n_copies(self):
-        """Distinct copies: memory for copied tensors."""
+        """The number of copies."""
         return self.c.n_copies
 
     @property
@@ -145,16 +143,16 @@ cdef class PlanData:
 
     @property
     def kept(self):
-        """One bool for each distinct copy: made once, and kept while its source stays unchanged."""
+        """For each copy: whether it is made once, and kept while its source stays unchanged."""
         return tuple(map(bool, ints_tuple(self.c.copy_kept, self.c.n_copies)))
 
     @property
     def ring(self):
-        """For each id beyond the copies, which are the ring's further places: the index of its copy."""
+        """For each further copy slot (the ids after the copies): the index of its copy."""
         return ints_tuple(self.c.place_copy, self.c.n_places)
 
     def copy_of(self, int32_t i):
-        """The index of the copy that id i, not a graph tensor, is a place of."""
+        """The index of the copy that id i is a copy slot of; i is not a graph tensor."""
         self.check(i)
         i -= self.c.n_tensors
         return i if i < self.c.n_copies else self.c.place_copy[i - self.c.n_copies]
@@ -171,7 +169,7 @@ cdef class PlanData:
 
     @property
     def groups(self):
-        """What is computed as one, at the place of its last node: tuples of positions in the graph's nodes."""
+        """The fusion groups: tuples of positions in the graph's nodes; each is computed at its last position."""
         cdef gs_plan *p = &self.c
         cdef list found = []
         cdef int32_t i
@@ -195,7 +193,7 @@ cdef class PlanData:
 
     @property
     def buffer_sizes(self):
-        """Their sums."""
+        """For each backend, in order, the bytes of all its buffers."""
         cdef list found = []
         cdef int32_t i
         for i in range(self.c.n_backends):
@@ -204,7 +202,7 @@ cdef class PlanData:
 
     @property
     def live_bytes(self):
-        """The largest sum of live bytes, in backend order."""
+        """For each backend, in order, the most bytes alive at one position."""
         cdef list found = []
         cdef int32_t i
         for i in range(self.c.n_backends):
@@ -221,7 +219,7 @@ cdef class PlanData:
         return tuple(found)
 
     def arrays(self):
-        """{name: bytes} of the arrays of gs_plan (include/ggml_sched/plan.h) that a program is made from.
+        """{name: contents} of the arrays of gs_plan (include/ggml_sched/plan.h) that a program is made from.
 
         int32: `home`, `birth`, `src`, `seq`; int64: `offset` (chunks of an arena `stride` apart); bytes: `state`.
         """
@@ -238,7 +236,7 @@ cdef class PlanData:
     # -- ids ---------------------------------------------------------------------
 
     def backend_index(self, int32_t i):
-        """Index of the backend that id i lives on or runs on, -1 if nothing uses it."""
+        """Index of the backend that computes or holds id i, -1 if it is unused."""
         self.check(i)
         return self.c.home[i] if i >= self.c.n_tensors else self.c.assign[i]
 
@@ -262,7 +260,7 @@ cdef class PlanData:
         return self.c.offset[i] // self.c.arena[self.c.home[i]].stride
 
     def live_at_peak(self, int32_t backend):
-        """Ids of the allocations alive on a backend when most bytes are, largest first."""
+        """Ids that own memory of a backend at the position where most bytes are alive, largest first."""
         cdef gs_plan *f = &self.c
         cdef list owners = [], alive = []
         cdef int32_t i
@@ -281,12 +279,12 @@ cdef class PlanData:
         return sorted(alive, key=lambda i: (-f.size[i], i))
 
     def size(self, int32_t i):
-        """Aligned bytes that id i takes (0 for views and what took over memory)."""
+        """Bytes of id i's own memory, rounded up to the alignment; 0 for views and in-place reuse."""
         self.check(i)
         return 0 if self.c.root[i] >= 0 else self.c.size[i]
 
     def trimmed(self, int32_t i):
-        """(position, bytes): when what took it over in place gave the tail of i's memory back, and what stayed; None if not."""
+        """(position at which the tail of i's memory is freed, bytes that stay allocated); None if no tail is freed."""
         self.check(i)
         if self.c.birth[i] < 0 or self.c.rest[i] == self.c.size[i]:
             return None
@@ -298,23 +296,23 @@ cdef class PlanData:
         return self.c.root[i]
 
     def took_over(self, int32_t i):
-        """Whether i writes over its root's memory in place."""
+        """Whether node i reuses the memory of its root in place."""
         self.check(i)
         return bool(self.c.state[i] & GS_STATE_TOOK_OVER)
 
     def is_late(self, int32_t i):
-        """Whether leaf i begins its life where something else lived before."""
+        """Whether the memory of leaf i held another tensor before, so that i is loaded at its birth."""
         self.check(i)
         return bool(self.c.state[i] & GS_STATE_LATE)
 
     def is_exclusive(self, int32_t i):
-        """Whether leaf or copy i has memory that nothing else uses, so that its data survives computes."""
+        """Whether no other tensor ever uses the memory of leaf or copy i, so that its data survives computes."""
         self.check(i)
         self.know_exclusive()
         return bool(self.c.state[i] & GS_STATE_EXCLUSIVE)
 
     def is_overwritten(self, int32_t i):
-        """Whether something else has come to live in the memory of node or leaf i by the end of a compute."""
+        """Whether another tensor's data is in the memory of node or leaf i at the end of a compute."""
         cdef gs_plan *f = &self.c
         cdef int32_t k, owner, at = -1
         cdef int64_t size
@@ -323,7 +321,7 @@ cdef class PlanData:
             return False
         owner = plan_owner(f, i)
         if f.op[i] == GS_OP_NONE:
-            # A leaf is in no place of the sequence: its life counts, whatever nodes write to it.
+            # A leaf has no position in the sequence: use its birth.
             at = f.birth[owner]
         for k in range(f.n_seq):
             if f.seq[k] == i:
@@ -338,12 +336,12 @@ cdef class PlanData:
         return False
 
     def is_inner(self, int32_t i):
-        """Whether node i is computed inside a group that alone reads it, so that its data is nowhere."""
+        """Whether node i is an inner member of a fusion group, so that its result is never written."""
         self.check(i)
         return bool(self.c.state[i] & GS_STATE_INNER)
 
     def lifetime(self, int32_t i):
-        """(birth, death): positions in `sequence` between which the memory of i is taken; None outside the plan."""
+        """(birth, death): positions in `sequence` between which i's memory is allocated; None outside the plan."""
         self.check(i)
         i = plan_owner(&self.c, i)
         if self.c.birth[i] < 0:
@@ -351,22 +349,22 @@ cdef class PlanData:
         return self.c.birth[i], self.c.death[i]
 
     def sources(self, int32_t i):
-        """The ids that i reads, copies put in."""
+        """The ids that i reads: a copy in place of each source that is read through a copy."""
         self.check(i)
         return ints_tuple(self.c.src + self.c.src_begin[i], self.c.src_begin[i + 1] - self.c.src_begin[i])
 
     def reason(self, int32_t i):
-        """Why graph tensor i is where it is, a sentence."""
+        """The reason for the backend of graph tensor i, as text."""
         self.check(i)
         return _REASONS[self.c.reason[i]] if i < self.c.n_tensors else "a copy"
 
     def rule(self, int32_t i):
-        """The rule that placed graph tensor i, a word: "user", "weight", ..."""
+        """The name of the reason for the backend of graph tensor i: "user", "weight", ..."""
         self.check(i)
         return _REASON_NAMES[self.c.reason[i]] if i < self.c.n_tensors else "copy"
 
     cdef void know_exclusive(self) noexcept:
-        """Planning alone does not need it: it is found out when first asked."""
+        """Compute the exclusive ids on first use: planning itself does not need them."""
         if not self.knows_exclusive:
             plan_mark_exclusive(&self.c)
             self.knows_exclusive = True
@@ -398,10 +396,10 @@ def make_plan(Request request not None, Policy policy not None):
 
 
 def replay_plan(Request request not None, PlanData reserved not None, Policy policy not None):
-    """The plan that a policy has reserved, for a graph of the same wiring; None where it does not serve.
+    """A plan with the decisions of a reserved plan, for a graph of the same wiring; None if some size does not fit.
 
-    The graph must agree with the reserved one in wiring, residency and assignments (`Graph.wiring`,
-    `Request.key`), and in what backends offer to compute as one (`Request.groups`): the caller has compared them.
+    The caller has checked that wiring (`Graph.wiring`), residency and assignments (`Request.key`), and fusion groups
+    (`Request.groups`) are those of the reserved graph.
     """
     cdef PlanData p = PlanData.__new__(PlanData)
     cdef int32_t serves = False
@@ -424,7 +422,7 @@ cdef int raise_planning_error(int status, Request request, int32_t failed) excep
         raise no_host_memory(f"planning {request.c.g.n_tensors} tensors")
     t = request.graph.tensors[failed if failed < request.c.g.n_tensors else 0]
     if status == GS_UNSUPPORTED_OP:
-        # Often it is the type of a weight that no backend knows.
+        # A frequent cause is a weight of a type that no backend supports.
         named = []
         for s in t.src:
             if s is not None:

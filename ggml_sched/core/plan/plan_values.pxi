@@ -1,7 +1,7 @@
-# Plans as plain values: what a plan file and a pickle hold, and a plan made of them again.
+# Plans as plain values, for plan files and pickles: conversion in both directions.
 #
-# Owns nothing.  Invariant: whatever values come in, every index of the plan made of them points at something, and
-# walking from an id to the owner of its memory ends; whether the plan is sound is for ggml_sched.planning.verify to say.
+# Owns nothing.  Invariant: for any input values, a plan made from them has only valid indices, and its chains of roots
+# have no cycle; other input raises GraphError.  ggml_sched.planning.verify checks whether the plan is sound.
 
 cdef list _ints_of(const int32_t *at, int32_t n):
     return list(ints_tuple(at, n))
@@ -26,7 +26,7 @@ cdef list _joined(list rows):
 
 
 cdef list _ends(list rows):
-    """Where each row ends when they are joined."""
+    """The end of each row in the joined list."""
     return list(itertools.accumulate(map(len, rows)))
 
 
@@ -184,7 +184,7 @@ def plan_from_values(values, Py_ssize_t n_nodes):
     p.n_groups = len(groups)
     p.n_inputs, p.n_chunks, p.failed = sum(map(len, inputs)), sum(map(len, chunks)), -1
     n_members = sum(map(len, groups))
-    # Three blocks, as gs_plan_make makes them, but by width.
+    # Three blocks as in gs_plan_make, but divided by the width of their elements.
     p.memory[0] = calloc(n_backends * sizeof(gs_arena_result) + (4 * n + p.n_chunks) * sizeof(int64_t) + 1, 1)
     p.memory[1] = calloc((n_tensors + 4 * p.n_splits + p.n_inputs + 4 * n_copies + p.n_places + 2 * p.n_write_backs + 7 * n
                           + 1 + n_src + n_seq + 1 + p.n_groups + n_members) * sizeof(int32_t) + 1, 1)
@@ -234,14 +234,14 @@ def plan_from_values(values, Py_ssize_t n_nodes):
         p.arena[i].live_bytes, p.arena[i].stride, p.arena[i].method = arenas[i][0], arenas[i][1], arenas[i][2]
         p.arena[i].first_chunk, p.arena[i].n_chunks = n, len(chunks[i])
         n += len(chunks[i])
-    # What nothing else uses follows from the rest; a file is not believed.
+    # The exclusive ids follow from the other values: compute them, do not trust the file.
     for i in range(p.n):
         p.state[i] &= ~(GS_STATE_EXCLUSIVE | GS_STATE_WRITTEN)
     return data
 
 
 cdef list _rows_of_ids(object src, Py_ssize_t n):
-    """What each of n ids reads."""
+    """The ids that each of n ids reads."""
     if not isinstance(src, list) or len(src) != n:
         raise GraphError(f"plan: 'src' is not a list of {n} rows")
     for row in src:
@@ -250,7 +250,7 @@ cdef list _rows_of_ids(object src, Py_ssize_t n):
 
 
 cdef int _check_roots(list root) except -1:
-    """GraphError when an id's memory is its own by way of others."""
+    """GraphError if the chain of roots from an id leads back to it."""
     cdef Py_ssize_t i, k
     cdef bytearray state = bytearray(len(root))     # 0 new, 1 on the way, 2 ends
     cdef list way

@@ -1,7 +1,6 @@
-# Reasons: why a tensor is where it is, one code for each rule.
+# The names of the reasons why a tensor is on its backend; the codes are in include/ggml_sched/policy.h.
 #
-# Every pass that assigns a backend writes one of these beside it; `Plan.explain`
-# turns them into sentences.
+# Every pass that assigns a backend also writes a reason; `Plan.explain` makes sentences of them.
 
 _REASONS = {
     GS_REASON_NOTHING: "nothing in the graph uses it, so it has no place",
@@ -23,7 +22,7 @@ _REASONS = {
 
 
 def _reason_names():
-    """{code: what people call it}."""
+    """{code: name}."""
     names = {}
     for reason in _REASONS:
         names[reason] = (<bytes>gs_reason_name(<int>reason)).decode()

@@ -1,12 +1,13 @@
-# Replay: a reserved plan serves every graph of the same wiring whose tensors are no larger.
+# Replay: a reserved plan for other graphs of the same wiring whose tensors are no larger.
 #
-# Nothing is decided anew: assignments, splits, copies and in-place reuse are those of the reserved plan, which is
-# known to fit; what took over memory through a view moves with it.  Offsets are the reserved ones, compacted where the
-# graph takes less, unless computes overlap: then another graph's compute may still use the memory.
-# Invariant: a replayed plan is as sound as the one it repeats, or there is none.
+# No decision is made again: assignments, splits, copies and in-place reuse are those of the reserved plan.  A node that
+# reuses memory in place through a view moves with the view.  Offsets are those of the reserved plan, compacted if the
+# graph needs less memory.  They are not compacted if computes overlap (several copy slots), because the compute of
+# another graph may still use the memory.
+# Invariant: a replayed plan is as sound as the reserved plan, or no plan is made.
 
 cdef gs_ints ints_over(int32_t *at, int32_t n) noexcept nogil:
-    """An array that somebody else owns, to be read only."""
+    """A read-only gs_ints over a borrowed array."""
     cdef gs_ints v
     v.at = at
     v.n = v.room = n
@@ -14,7 +15,7 @@ cdef gs_ints ints_over(int32_t *at, int32_t n) noexcept nogil:
 
 
 cdef void splits_of_plan(gs_splits *w, const gs_plan *p) noexcept nogil:
-    """The splits and copies of a finished plan; borrowed, and without what only planning needs."""
+    """The splits and copies of a finished plan, borrowed; without the arrays that only planning needs."""
     memset(w, 0, sizeof(gs_splits))
     w.split_backend = ints_over(p.split_backend, p.n_splits)
     w.split_start = ints_over(p.split_start, p.n_splits)
@@ -32,7 +33,7 @@ cdef void splits_of_plan(gs_splits *w, const gs_plan *p) noexcept nogil:
 
 
 cdef gs_groups groups_of_plan(const gs_plan *p) noexcept nogil:
-    """The groups of a finished plan; borrowed, and without what only planning needs."""
+    """The groups of a finished plan, borrowed; without the arrays that only planning needs."""
     cdef gs_groups w
     memset(&w, 0, sizeof(gs_groups))
     w.n, w.begin, w.member = p.n_groups, p.group_begin, p.group_member
@@ -40,7 +41,7 @@ cdef gs_groups groups_of_plan(const gs_plan *p) noexcept nogil:
 
 
 cdef bint still_supported(const gs_request *r, const int32_t *assign) noexcept nogil:
-    """Whether every node may run where it is assigned: backends may judge by shapes."""
+    """Whether every node's backend supports it: support may depend on shapes."""
     cdef const gs_graph *g = r.g
     cdef int32_t i, id
     if r.supports == NULL:
@@ -53,7 +54,7 @@ cdef bint still_supported(const gs_request *r, const int32_t *assign) noexcept n
 
 
 cdef int64_t walk_peak(const gs_walk *f, int32_t home) noexcept nogil:
-    """The largest sum of live bytes in one arena, by the walk's lifetimes; -1 without memory to count."""
+    """The most bytes alive at one position in one arena; -1 if malloc fails."""
     cdef int64_t live = 0, peak = 0
     cdef int32_t i
     cdef int64_t *change = <int64_t *>calloc(f.n_seq + 2, sizeof(int64_t))
@@ -72,7 +73,7 @@ cdef int64_t walk_peak(const gs_walk *f, int32_t home) noexcept nogil:
 
 
 cdef bint takes_less(const gs_walk *f, const gs_walk *measured) noexcept nogil:
-    """Whether something is smaller than it was when it was measured."""
+    """Whether any id is smaller than in the measured walk."""
     cdef int32_t i
     for i in range(f.n):
         if f.size[i] < measured.size[i]:
@@ -81,9 +82,9 @@ cdef bint takes_less(const gs_walk *f, const gs_walk *measured) noexcept nogil:
 
 
 cdef int gs_plan_replay(const gs_request *r, const gs_plan *reserved, gs_plan *p, int32_t *serves) noexcept nogil:
-    """The reserved plan for the request's graph, of the same wiring; serves[0] is 0, and p empty, where it does not fit.
+    """Make a plan with the decisions of a reserved plan; if it does not fit, serves[0] is 0 and p is empty.
 
-    Errors as gs_plan_make's.
+    The request's graph has the wiring of the reserved plan's graph.  Errors as those of gs_plan_make.
     """
     cdef gs_splits splits
     cdef gs_walk walk, measured
@@ -117,9 +118,9 @@ cdef int gs_plan_replay(const gs_request *r, const gs_plan *reserved, gs_plan *p
 
 
 cdef int gs_plan_compact(const gs_plan *reserved, const int64_t *size, int64_t *offset) noexcept nogil:
-    """The offsets that a replay of a reserved plan gives ids of these sizes, aligned and none above its own.
+    """The offsets that a replay of a reserved plan gives ids of size[i] bytes, aligned.
 
-    GS_NO_HOST_MEMORY; GS_BAD_ARGUMENT for a size that is larger.
+    GS_NO_HOST_MEMORY; GS_BAD_ARGUMENT for a size above that of the reserved plan.
     """
     cdef gs_walk f, measured
     cdef int32_t i
@@ -137,7 +138,7 @@ cdef int gs_plan_compact(const gs_plan *reserved, const int64_t *size, int64_t *
 
 cdef int plan_repeat(gs_plan *p, const gs_request *r, const gs_plan *reserved, const gs_splits *splits,
                      gs_walk *walk) noexcept nogil:
-    """Fill p with a walk of its own, and all else from the reserved plan."""
+    """Fill p with a new walk, and with the other decisions of the reserved plan."""
     cdef gs_walk taken
     cdef gs_groups groups
     cdef int32_t i
