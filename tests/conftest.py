@@ -45,9 +45,8 @@ if hasattr(os, "register_at_fork"):
 
 @pytest.fixture(scope="module", autouse=True)
 def _garbage_is_of_this_file(request):
-    """Tests that collect it look through what their file made: what is there before, 11,000 tests and what those before
-    left in caches, costs 100 ms each time.
-    """
+    """gc.collect() in a test examines only objects made in its file: examining all earlier objects, of 11,000 tests and
+    filled caches, takes 100 ms each time."""
     if hasattr(request.module, "gc"):
         gc.unfreeze()
         gc.collect()
@@ -57,11 +56,11 @@ def _garbage_is_of_this_file(request):
 # -- every plan that a test makes is verified ------------------------------------------------------
 
 LARGEST = 3000
-"""Nodes of a graph whose plans are verified whether a test asks for it or not: the checker is slow."""
+"""The most nodes of graphs whose plans are always verified: the checker is slow."""
 
 SOUND: set[bytes] = set()
-"""Of what the checker found nothing in: digests of facts, which are all that it looks at.  Tests make the same plans
-over and over, of graphs, backends and schedulers that are new."""
+"""Digests of facts that passed the checker, which reads nothing but facts.  Tests make the same plans again and again,
+with new graphs, backends and schedulers."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,5 @@
-"""tools/check_cuda.py: what ptxas says is read right, and the package's kernels neither spill nor have a stack."""
+"""tools/check_cuda.py: it parses the output of ptxas, and the package's kernels neither spill registers nor use a
+stack."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ ptxas info    : Function properties for _Z5innerPKiii
 
 
 def test_it_compiles_as_cupy_does(tool):
-    """CuPy lets f32 subnormals be flushed, whatever it is asked for."""
+    """CuPy always compiles with flushing of f32 subnormals."""
     assert {*OPTIONS, "-ftz=true"} <= {*tool.OPTIONS}
 
 

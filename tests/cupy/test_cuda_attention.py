@@ -1,4 +1,4 @@
-"""Flash attention on the device: the CPU's tests with these kernels, then sizes that take other ways through them."""
+"""Flash attention on the device: the CPU's tests with these kernels, then sizes that take their other code paths."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_long_caches_are_split_and_joined(rows, heads):
     node = ctx.flash_attn_ext(ctx.tensor("f32", (64, rows, heads[0])), k, k)
     assert attention._splits(node, 132)[0] > 1
     check("f16", 64, 64, rows=rows, heads=heads, n_kv=n_kv)
-    # The last splits are of cells that nobody sees.
+    # The last splits hold only masked cells.
     check("f16", 64, 64, rows=rows, heads=heads, n_kv=n_kv, used=200, sinks=True, max_bias=4.0, logit_softcap=5.0)
 
 
@@ -115,6 +115,6 @@ def test_caches_between_the_multiples_that_wide_loads_need(kind, shift, d):
     out = ctx.flash_attn_ext(q, k, v, mask, d**-0.5)
     values = {t: random(RNG, *t.ne) for t in (q, *wholes)}
     for t in wholes:
-        values[t][..., shift + d :] = np.nan          # what nobody may read
+        values[t][..., shift + d :] = np.nan          # not to be read
     values[mask] = causal(40, 3, 40).astype(np.float16)
     assert_close(cupy_kernels.compute(ctx, out, values), cupy_kernels.oracle(ctx, out, values))

@@ -1,4 +1,5 @@
-"""Two products and their gated unit as one kernel: where it is found, and that it computes what three would."""
+"""Two products and their gated unit as one kernel: which nodes it fuses, and that it gives the bits of the three single
+kernels."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ def test_what_is_no_feed_forward_of_few_tokens_is_left_alone():
     both = ctx.mul_mat(w, x)
     assert not groups(both, both)
     read = ctx.mul_mat(w, x)
-    assert not groups(read, ctx.mul_mat(v, x), ctx.sqr(read))       # somebody else reads a product
+    assert not groups(read, ctx.mul_mat(v, x), ctx.sqr(read))       # another node reads a product
 
 
 def test_members_that_are_needed_are_computed_one_by_one():

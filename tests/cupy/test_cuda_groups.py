@@ -1,4 +1,4 @@
-"""Fused kernels: which nodes they are found for, and that they compute what the nodes do one by one."""
+"""Fused kernels: which nodes they fuse, and that results equal those of the single kernels."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def build(graph: gs.Graph, needed: set | None) -> Builder:
 
 def check(ctx: gs.Context, outs, values: dict, *, read: tuple[gs.Tensor, ...] = (), n_launches: int,
           tolerance: float = 2e-6) -> None:
-    """Groups give what the nodes give one by one, in every order of threads; what nobody reads stays unwritten."""
+    """Groups give what the nodes give one by one, in every order of threads; unread results stay unwritten."""
     graph, seen = gs.Graph(*outs), None
     keep = (*outs, *read)
     for order in cupy_kernels.ORDERS:
@@ -116,7 +116,7 @@ def test_a_norm_with_weight_and_residual():
 @pytest.mark.parametrize("norm", ["rms_norm", "norm"])
 @pytest.mark.parametrize("read", [False, True])
 def test_rows_too_long_to_be_held(norm, read):
-    """Their elements are read again: what was kept from where it was kept."""
+    """Their elements are read again from memory, where the group wrote them."""
     ctx = gs.Context()
     a, b, w, bias = (ctx.tensor("f32", ne) for ne in ((8300, 2), (8300, 2), (8300,), (8300,)))
     total = ctx.add(a, b)
@@ -279,7 +279,7 @@ def test_groups_of_models(sample, launches, wanted):
 
 
 def test_members_that_are_read_outside_are_computed_one_by_one():
-    """Nobody said that they need not be written."""
+    """Their results must be written."""
     ctx = gs.Context()
     x, w = ctx.tensor("f32", (16, 2)), ctx.tensor("f32", (16,))
     graph = gs.Graph(ctx.mul(ctx.rms_norm(x, 1e-5), w))

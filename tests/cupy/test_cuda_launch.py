@@ -1,4 +1,4 @@
-"""The builder of launches: arguments, addresses, work memory, and what it refuses; wide indices."""
+"""The builder of launches: arguments, addresses, work memory, refused nodes, 64-bit indices."""
 
 from __future__ import annotations
 

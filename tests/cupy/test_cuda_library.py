@@ -1,4 +1,5 @@
-"""Products of prompts by the device's own library, played by NumPy: pieces, batches, strides, and when it is asked."""
+"""Products of prompts by the device's matrix library, simulated in NumPy: pieces, batches, strides, and when it is
+used."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ RNG = np.random.default_rng(12)
 ROUNDED, EXACT = 1e-4, 1e-11
 
 
-# Chunks and large experts are about how the CPU's kernels work.
+# Chunks and large experts test details of the CPU's kernels.
 globals().update(cupy_borrowed.tests(
     "test_ops_matrix", lambda name: "mul_mat" in name and not {"chunks", "large"} & set(name.split("_")),
     cupy_kernels.compute))
 
 
 def error(got: np.ndarray, want: np.ndarray) -> float:
-    """Mean square of what is wrong, of what should be."""
+    """Normalised mean squared error."""
     got, want = np.asarray(got, np.float64).ravel(), np.asarray(want, np.float64).ravel()
     return float(((got - want) ** 2).sum() / max((want**2).sum(), 1e-30))
 

@@ -1,4 +1,4 @@
-"""Columns that were rounded for one product serve the next ones, as long as they are what they were."""
+"""Columns rounded to 8 bits for one product serve later products, as long as the columns do not change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def values_of(ctx: gs.Context) -> dict:
 
 
 def check(ctx: gs.Context, outs: Sequence[gs.Tensor], n_rounded: int, groups: bool = False) -> None:
-    """The outputs have the bits of nodes that are built alone; so often something is rounded."""
+    """Assert that outputs have the bits of nodes built one by one, and the number of rounding kernels."""
     graph, values = gs.Graph(*outs), values_of(ctx)
     for order in cupy_kernels.ORDERS:
         got = []

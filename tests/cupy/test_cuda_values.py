@@ -180,7 +180,7 @@ def table_row(ctx: gs.Context, t: gs.Tensor) -> gs.Tensor:
 
 @pytest.mark.parametrize("number", range(19))
 def test_no_result_over_any_source_changes_what_it_is(number):
-    """Nobody should put it there, but if somebody does the answer is right."""
+    """Planners never place a result over such a source; a caller may, and the result is right."""
     ctx = gs.Context()
     nodes = over_sources(ctx)
     assert len(nodes) == 19

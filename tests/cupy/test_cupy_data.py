@@ -1,4 +1,4 @@
-"""Memory of a CUDA device and the ways to and from it, on devices that do nothing before they must."""
+"""Memory of a CUDA device and copies to and from it, on emulated devices whose work runs as late as possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that lie rearranged on a CUDA device: nobody sees it but the kernels of matrix products."""
+"""Rearranged weights of a CUDA device: only the kernels of matrix products read the rearranged bytes."""
 
 from __future__ import annotations
 

@@ -222,7 +222,8 @@ class Rows:
 
 @pytest.mark.parametrize("runs", [0, 1, 2, 3])
 def test_a_row_that_is_not_there_names_its_node(runs):
-    """As the CPU's kernels word it, whether the kernel was launched or replayed; then all is as before."""
+    """The error text is the CPU backend's, whether the kernel was launched or replayed; the backend then works as
+    before."""
     with devices.backend() as cuda:
         cases = [Rows(cuda, name) for name in ("first", "second", "third")]
         plans = [cuda.graph_plan_create(case.graph) for case in cases]
@@ -544,7 +545,7 @@ def product_of_a_prompt(n: int = 40):
 
 
 class Silent(Blas):
-    """A library that is asked, and whose results nobody looks at."""
+    """A matrix library that computes nothing, for tests that ignore the results."""
 
     def gemm(self, stream, *numbers):
         stream.push(lambda: None)

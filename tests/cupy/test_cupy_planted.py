@@ -1,7 +1,7 @@
 """Bugs that a CUDA backend might have, planted one by one: each gives wrong data on an emulated device, or an error.
 
-The scenarios are those of the other tests, small.  They pass as the backend is, for every seed; with a bug in it every
-seed finds out, so that none is found by luck.
+The scenarios are those of the other tests, small.  Without a bug they pass for every seed; with a bug they fail for
+every seed, so that no detection is luck.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def two_devices_take_turns(seed: int) -> None:
 
 
 def copies_without_events(seed: int) -> None:
-    """Back and forth: however far the one device was ahead by chance, once it is not."""
+    """Copies in both directions: in one of them the source device is late."""
     with devices.pair(seed) as (first, second):
         a, b, x = vector(first), vector(second), np.arange(64, dtype=np.float32)
         for turn in range(8):

@@ -1,6 +1,5 @@
-"""The device layer over CuPy makes the calls that CUDA wants: seen on a stand-in that writes them down.
-
-What a GPU does with them is another matter, and for a machine that has one.
+"""The device layer over CuPy makes the calls that CUDA requires: checked on a stand-in that records them.  Tests of
+their effects need a machine with a GPU.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Cuda:
         return [call[0] for call in self.calls]
 
     def asked(self) -> list[tuple]:
-        """The calls, but for those about the thread's device."""
+        """The recorded calls, without those that set the thread's device."""
         return [call for call in self.calls if call[0] not in ("ctxGetCurrent", "getDevice", "setDevice")]
 
     def install(self, monkeypatch) -> None:

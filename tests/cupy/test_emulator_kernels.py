@@ -1,4 +1,4 @@
-"""The emulated device finds what is wrong with a kernel or its launch: races, barriers, arguments, sizes."""
+"""The emulated device detects errors of kernels and launches: races, barriers, arguments, sizes."""
 
 from __future__ import annotations
 

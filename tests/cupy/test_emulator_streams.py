@@ -1,7 +1,5 @@
-"""The emulated device finds what is wrong between host and device, or between streams: missing events, reused staging,
-freed memory, what no GPU does while a stream is captured.
-
-No kernels but a few: copies race as well.
+"""The emulated device detects errors between host and device, or between streams: missing events, reused staging, freed
+memory, calls that CUDA forbids during capture.  Mostly with copies, which race as kernels do.
 """
 
 from __future__ import annotations
@@ -103,7 +101,7 @@ def test_streams_that_wait_for_each_other_in_turn_run():
 
 
 def trace(seed: int) -> bytes:
-    """What a race leaves behind."""
+    """The data that a race leaves, which depends on the seed."""
     with EmulatedDevice(seed) as device:
         streams, memory = [device.stream() for _ in range(3)], device.alloc(64)
         for i in range(30):

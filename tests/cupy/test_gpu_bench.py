@@ -1,4 +1,5 @@
-"""bench/gpu.py works without a GPU: it runs all of its parts, finds what is wrong, and goes on behind what fails."""
+"""bench/gpu.py works without a GPU: it runs all parts on the emulated device, detects wrong results, and continues
+after a part fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes arch_logits.npz: what llama.cpp computes for the models of tests/support/arch_cases.py.
+"""Writes arch_logits.npz: llama.cpp's logits for the models of tests/support/arch_cases.py.
 
     PYTHONPATH=. python tests/data/make_logits.py [CASE ...]     (needs llama-cpp-python)
 

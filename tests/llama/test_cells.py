@@ -19,7 +19,7 @@ def put(cells: Cells, seq: int, *positions: int) -> list[int]:
 
 
 def visible(cells: Cells, tokens: list[tuple[int, int]], n_kv: int, window: int = 0, half: bool = False) -> list:
-    """Which rows tokens of these positions and sequences see; a mask has no values but two."""
+    """The rows that tokens of these positions and sequences attend to, from the mask, whose values are 0 and -inf."""
     mask = cells.mask(*(np.array([token[k] for token in tokens], np.int32) for k in (0, 1)), n_kv, window, half)
     values = np.frombuffer(mask, np.float16 if half else np.float32).reshape(len(tokens), n_kv)
     assert np.isin(values, (0, -np.inf)).all()
@@ -199,7 +199,7 @@ def test_sequences_that_are_not_there_are_refused():
 
 
 def test_rows_that_are_not_there_are_not_written_to():
-    """However the numbers came to disagree."""
+    """All positions are set, but the count of used rows is 0: writing a row raises."""
     cells = Cells(4)
     cells.positions[:] = 7
     with pytest.raises(SequenceError, match="only 0 of 4 are in use"):

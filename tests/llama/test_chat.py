@@ -1,4 +1,4 @@
-"""Chat templates: what published ones say of messages, and what hostile ones may not do."""
+"""Chat templates: the prompts that published ones give, and limits for hostile ones."""
 
 # ruff: noqa: E501 - templates have long lines
 

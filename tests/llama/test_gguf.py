@@ -1,4 +1,4 @@
-"""GGUF files: what is written is read back, and whatever is wrong with a file is a typed error, fast."""
+"""GGUF files: written files are read back, and every error in a file is a typed error, fast."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def refused(data: bytes, match: str) -> None:
     assert time.perf_counter() - start < SECONDS
 
 
-# -- what is right ---------------------------------------------------------------------
+# -- valid files ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -187,7 +187,7 @@ def test_opening_a_file_touches_no_weights(tmp_path):
     assert time.perf_counter() - start < SECONDS
 
 
-# -- what is wrong -----------------------------------------------------------------------
+# -- invalid files -----------------------------------------------------------------------
 
 
 def test_files_that_are_none(tmp_path):

@@ -40,7 +40,7 @@ TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32]
 
 @pytest.fixture(autouse=True, params=["cpu", "late"])
 def every_cpu(request, monkeypatch):
-    """What tests below ask of CPU backends holds for devices whose queues run late as well."""
+    """Runs the tests below with CPU backends, and with devices whose queues run late."""
     if request.param == "late":
         world = DeferredQueues(1)
 
@@ -139,7 +139,7 @@ def test_any_placement_gives_the_same_bits(data):
 
 @pytest.mark.parametrize("data", [SMALL, random_llama(6, **SHAPES, dtype=np.float16)], ids=["f32", "f16"])
 def test_mapped_and_copied_weights_give_the_same_bits(data, tmp_path):
-    """What the weights' addresses are multiples of changes no bit."""
+    """The alignment of the weights' addresses changes no bit."""
     path = tmp_path / "model.gguf"
     results = []
     for alignment, pad in ((64, 0), (32, 0), (32, 32), (8, 0), (8, 8), (8, 16)):

@@ -1,4 +1,4 @@
-"""Loading: which backend, which context, which attention, and who hears of it."""
+"""Loading: choice of backend, context size and attention, and the log of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control-C anywhere: what was interrupted has happened or not, nothing is locked, and everything goes on."""
+"""Control-C at any instruction: the interrupted call has its full effect or none, and the model works afterwards."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_head_kv": 2
 DATA = {"llama": lambda: random_llama(1, **SHAPES), "mamba": lambda: random_model("mamba", 1)}
 TOKENS = [5, 6, 7]
 STEP = 41
-"""Of all instructions, so many are passed over; a prime, so that loops are met everywhere."""
+"""Distance between the tried instructions: a prime, so that all instructions of a loop are tried."""
 STEPS = {"eval of one token": 7, "copy": 5, "truncate": 5, "reset": 5}
-"""Of those that are over soon."""
+"""The distance in short calls."""
 
 
 def state_of(model) -> tuple:

@@ -1,4 +1,4 @@
-"""Several sequences in one model: each as if it were alone, whatever the others do."""
+"""Several sequences in one model: each gives the results that it gives alone."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_failed_evaluation_leaves_recurrent_states(load, alone, n_good, monkey
 
 @pytest.mark.parametrize("data", [SMALL, MAMBA], ids=["llama", "mamba"])
 def test_a_failure_is_over_with_the_next_evaluation(load, alone, data, monkeypatch):
-    """What is wiped or put back for it is not wiped or put back again, and no other sequence's is."""
+    """The rollback of a failed evaluation happens once, and touches no other sequence."""
     def failing(graph):
         raise ZeroDivisionError
 

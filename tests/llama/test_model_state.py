@@ -1,4 +1,4 @@
-"""Saved sequences: what comes back is what was saved, and a file that is wrong changes nothing."""
+"""Saved sequences: restoring gives the saved sequence, and an invalid file changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text out of a model: streamed whole characters, ends where it should, whatever was asked for before."""
+"""Text of a model: streamed in whole characters, ended at stop conditions, independent of earlier calls."""
 
 from __future__ import annotations
 

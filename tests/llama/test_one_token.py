@@ -1,6 +1,6 @@
-"""A token given as [id] takes a short way through the runner; another way of writing it takes the long one.
+"""A token given as [id] takes a fast path through the runner; other spellings take the general path.
 
-Both give the same bits, leave the same behind, and fail alike.
+Both give the same bits, the same state and the same errors.
 """
 
 from __future__ import annotations

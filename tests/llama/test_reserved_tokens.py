@@ -1,4 +1,4 @@
-"""What loading reserves: tokens of a growing text are not planned, and the buffers stay."""
+"""Loading reserves for the longest text: tokens of a growing text need no planning and no new buffers."""
 
 from __future__ import annotations
 

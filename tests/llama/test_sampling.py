@@ -1,4 +1,4 @@
-"""Sampling: the same choices as a naive one, in the same proportions; equal seeds; typed errors."""
+"""Sampling: the candidates and frequencies of a naive sampler; equal results for equal seeds; typed errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the small model is trained on: the library's sources, equal from run to run, some of them held out."""
+"""The small model's training text: the library's sources, equal from run to run, some of them held out."""
 
 from __future__ import annotations
 

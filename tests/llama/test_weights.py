@@ -1,4 +1,4 @@
-"""Loading weights: mapped or copied, with progress, from one file or several, known types or not."""
+"""Loading weights: mapped or copied, with progress, from one file or several, of known and unknown types."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Cases of the allocator under ggml, a process for each: `python allocator_cases.py NAME ...`.
 
-A scenario asserts what it is about, and prints "done".
+Each case asserts the behaviour that its docstring names, and prints "done".
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ggml_allocators import (
 
 
 def both(make, backend, *bufts: int, seed: int = 0) -> tuple[list[bytes], list[bytes], int, int]:
-    """Outputs and bytes of a graph by ggml's allocator and by ours."""
+    """Output values and allocated bytes of a graph with ggml's allocator, and with ours."""
     found, sizes = [], []
     for library in (base, ours):
         made, allocator = make(), Allocator(library, *bufts)
@@ -177,7 +177,7 @@ def external_tensors_are_left_alone() -> None:
     written = made.cpy(y, made.view_2d(kept, 16, 4, 64, 0))
     made.output(made.add(made.scale(y, 2.0), kept))
     expand(made.graph, written)
-    # A result that the caller has placed.
+    # A result that the caller has allocated.
     placed = made.silu(y)
     tensor_alloc(buffer, placed, start + 3072)
     made.output(placed)
@@ -220,7 +220,7 @@ def leafs_outputs_and_views() -> None:
 
 
 def views_of_nothing() -> None:
-    """Of a result without rows each expert's part begins past the end: nobody wants the first rows of a prompt."""
+    """Views of a result without rows, in which each expert's part begins past the end: a prompt without wanted rows."""
     backend = cpu_init()
 
     def make() -> Context:
@@ -238,7 +238,7 @@ def views_of_nothing() -> None:
 
 
 def outputs_that_are_views() -> None:
-    """What ggml's own allocator gives away: the reference has no reuse at all."""
+    """Outputs that are views, which ggml's own allocator overwrites: the reference is computed without any reuse."""
     backend = cpu_init()
 
     def make(everything: bool) -> Context:
@@ -261,7 +261,7 @@ def outputs_that_are_views() -> None:
 
 
 def a_scheduler_s_own_nodes() -> None:
-    """Nodes without op: "still read here", and the place that a copy goes to."""
+    """Nodes without op: markers that a tensor is still read, and destinations of copies."""
     made = Context()
     x, y = made.leaf(64), made.leaf(64)
     a = made.scale(x, 2.0)
@@ -272,7 +272,7 @@ def a_scheduler_s_own_nodes() -> None:
     for t in (last_use, copy):
         add_node(made.graph, t)
     b = made.add(copy, y)
-    # It may name what is computed later only.
+    # A node without op may name a tensor computed later.
     last_use.contents.src[1] = b
     made.output(made.mul_mat(b, b))
     fake = FakeType()
@@ -309,7 +309,7 @@ def growing_shrinking_and_rewiring() -> None:
         plain.close()
         stock.close()
     assert sizes == sorted(sizes), "buffers only grow"
-    # The very same tensors, rewired in place: nothing but the wiring tells.
+    # The same tensors, rewired in place: only the wiring differs.
     made = chain(64)
     allocator.close()
     allocator = Allocator(ours)
@@ -341,7 +341,7 @@ def the_same_graph_is_not_planned_twice() -> None:
 
 
 def wired_alike() -> None:
-    """Graphs of one wiring in many shapes are served by one plan; what differs in one thing alone is another graph."""
+    """One plan serves graphs of one wiring in many shapes; a single difference in wiring makes another graph."""
     backend = cpu_init()
 
     def swapped(made: Context) -> None:
@@ -408,7 +408,7 @@ def refused_memory_is_false() -> None:
     fake.room = 1 << 30
     assert allocator.alloc(made.graph)
     made.run(backend)
-    # Growing fails: what was there is gone, as ggml's is, and comes back when there is room.
+    # Growing fails: the old buffer is gone, as with ggml, and is allocated again when there is memory.
     fake.room = allocator.size()
     larger = random_graph(1, rows=80)
     assert not allocator.alloc(larger.graph)
@@ -476,7 +476,8 @@ def fused(rows: int, wide: int, at: int = 0, buffer: int | None = None):
 
 
 def fused_products_of_what_has_memory() -> None:
-    """A norm that the client has placed: its product cannot lie in its place, and must not over what it reads."""
+    """A norm that the client has allocated: its product cannot reuse it in place, and must not overlap the norm's
+    source."""
     backend = cpu_init()
     set_threads(backend, 4)
     buffer = alloc_buffer(cpu_buft(), 1 << 16)
@@ -493,12 +494,12 @@ def fused_products_of_what_has_memory() -> None:
 
 
 def replayed_plans_let_nothing_fused_overlap() -> None:
-    """Where shapes allow to compute as one what the plan of a larger graph overlaps, that plan serves no more."""
+    """A larger graph's plan is not replayed for a graph whose shapes permit fusing nodes that the plan lets overlap."""
     backend = cpu_init()
     set_threads(backend, 4)
     for at in (0, 2):
         hooked.clear_counters()
-        kind = FakeType()  # of which no allocator was
+        kind = FakeType()  # which no allocator has used
         allocator, stock = Allocator(ours, kind.handle), Allocator(base)
         larger, smaller, plain = fused(8, 2), fused(8, 1, at), fused(8, 1, at)
         assert allocator.reserve(larger[0].graph) and allocator.alloc(smaller[0].graph)
@@ -507,14 +508,14 @@ def replayed_plans_let_nothing_fused_overlap() -> None:
         assert stock.alloc(plain[0].graph)
         assert smaller[0].run(backend) == plain[0].run(backend), at
         assert hooked.served()["planned"] == 2 and verified() == 1
-        # One that overlaps nothing is served.
+        # A plan without such an overlap is replayed.
         again = fused(8, 2)
         assert allocator.alloc(again[0].graph) and hooked.served()["planned"] == 2
         allocator.close()
 
 
 def shown_plans_let_nothing_fused_overlap() -> None:
-    """Somebody has looked at a plan that was lent: what follows it is looked at as before."""
+    """A replayed plan was shown by plans(): later graphs are checked for overlaps of fused nodes as before."""
     backend = cpu_init()
     set_threads(backend, 4)
     kind = FakeType()
@@ -598,7 +599,7 @@ def ggml_s_own_scheduler_calls_us() -> None:
 
 
 def passed_through() -> None:
-    """ggml's own allocator, called and counted through us."""
+    """Calls of ggml's own allocator pass through the hook, which counts them."""
     backend = cpu_init()
     hook().pass_through(True)
     made = random_graph(7)

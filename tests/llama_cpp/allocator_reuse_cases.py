@@ -1,6 +1,6 @@
 """Cases of plans that an allocator uses again, a process for each: `python allocator_reuse_cases.py NAME`.
 
-A scenario asserts what it is about, and prints "done".
+Each case asserts the behaviour that its docstring names, and prints "done".
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ NODE_ROOM = 700
 
 
 def allocator_after_allocator() -> None:
-    """What was put back serves the next for the same type, in no more memory than that asks for."""
+    """A released allocator's cache serves the next allocator of the same buffer type, in no more memory than that
+    needs."""
     from ggml_allocators import Allocator, FakeType, base, cpu_init, hooked, ours, random_graph, verified
 
     backend, seed = cpu_init(), 4
@@ -63,7 +64,7 @@ def other_type_at_the_same_address() -> None:
 
 
 def memory_that_came_and_went() -> None:
-    """Of a tensor that has memory nothing counts but that; that it has any is looked at each time."""
+    """Of an allocated tensor only its allocation matters to the plan; it is checked on every call."""
     from ggml_allocators import Allocator, Context, buffer_base, cpu_buft, hooked, ours, span, tensor_alloc
     from ggml_allocators import alloc_buffer as buffer_of
 
@@ -84,7 +85,7 @@ def memory_that_came_and_went() -> None:
     assert not placed() and not placed() and hooked.served()["same"] == 1
     weight.contents.data = weight.contents.buffer = None
     assert placed() and weight.contents.data
-    # As a view it has another's memory: nothing of it counts that counted before, even where it says its address.
+    # As a view it shares its root's memory: its former fields, even its address, no longer matter.
     wide = made.leaf(16, 16)
     tensor_alloc(buffer, wide, start + 2048)
     weight.contents.data, weight.contents.buffer = wide.contents.data, wide.contents.buffer
@@ -96,7 +97,7 @@ def memory_that_came_and_went() -> None:
 
 
 def shapes_that_changed() -> None:
-    """Tensors that are larger, or stand for another op, where they were."""
+    """Tensors at the same addresses that became larger, or nodes of another op."""
     from ggml_allocators import Allocator, Context, apart, hooked, ours, span
 
     made = Context()
@@ -135,7 +136,7 @@ def shapes_that_changed() -> None:
 
 
 def sources_behind_the_first() -> None:
-    """Ops with more sources than most have: what the last of them is counts as well."""
+    """Ops with more sources than most: the last source matters as well."""
     from ggml_allocators import Allocator, Context, apart, hooked, ours
 
     def chain(kept: int) -> Context:
@@ -185,7 +186,7 @@ def sources_behind_the_first() -> None:
 
 
 def lists_that_differ() -> None:
-    """Leafs that nobody reads and nodes in another place: what a graph lists counts, not what it names alone."""
+    """Unread leafs, and nodes in another order: the graph's lists matter, not only the tensors that they contain."""
     from ggml_allocators import INPUT, Allocator, Context, hooked, ours
 
     def listed(made, at: int, count: int):
@@ -206,20 +207,20 @@ def lists_that_differ() -> None:
         assert n_leafs.value == 2
         allocator = Allocator(ours)
         assert all(allocator.reserve(made.graph) for _ in range(2)) and hooked.served()["same"] >= 1
-        # One more leaf, which nobody reads; another in its place.
+        # One more leaf, which is not read; another in its place.
         n_leafs.value = 3
         extra = made.leaf(16, 16)
         for unread in (other, extra):
             listed(made, 40, 3)[2] = c.addressof(unread.contents)
             forget(made, other, extra)
             assert allocator.alloc(made.graph) and unread.contents.data, plain
-        # A node in the place of one that looks as it did.
+        # A node replaced by one with equal fields.
         twin = made.silu(y)
         twin.contents.flags |= made.outputs[0].contents.flags
         listed(made, 16, 2)[1] = c.addressof(twin.contents)
         forget(made, *made.outputs)
         assert allocator.alloc(made.graph) and twin.contents.data and not made.outputs[0].contents.data, plain
-        # Without the weight in the list: that it has memory is looked at all the same.
+        # Without the weight in the list: its allocation is checked nevertheless.
         leafs = listed(made, 40, 3)
         leafs[0], leafs[1] = (c.addressof(t.contents) for t in (x, extra))
         n_leafs.value = 2
@@ -262,7 +263,8 @@ def wanted_elsewhere() -> None:
 
 
 def asked_again() -> None:
-    """A type that asks for more bytes than it asked an allocator before: for the same graph, here and elsewhere."""
+    """A buffer type whose alloc size grew since the last allocator: for the same graph at the same and at other
+    addresses."""
     from ggml_allocators import Allocator, FakeType, hooked, ours, random_graph
 
     kind = FakeType()
@@ -282,7 +284,7 @@ def asked_again() -> None:
 
 
 def few_are_kept() -> None:
-    """Of allocators that were put back the last two are kept."""
+    """The pool keeps the caches of the last two released allocators."""
     from ggml_allocators import Allocator, FakeType, hooked, ours, random_graph
 
     made, kinds = random_graph(1), [FakeType() for _ in range(3)]
@@ -299,7 +301,7 @@ def few_are_kept() -> None:
 
 
 def two_places_in_turn() -> None:
-    """A client that builds its graph here and there in turn: both are known, and still looked at each time."""
+    """A client that builds its graph at two addresses in turn: both are cached, and still compared each time."""
     from ggml_allocators import Allocator, apart, hooked, ours, random_graph, read
 
     allocator, made = Allocator(ours), [random_graph(3), random_graph(3)]
@@ -314,7 +316,7 @@ def two_places_in_turn() -> None:
         alloc(k)
     served = hooked.served()
     assert (served["planned"], served["equal"], served["same"]) == (1, 1, 3), served
-    # Others have come since: what was known of it is theirs.
+    # Other graphs came since and evicted the entry.
     others = [random_graph(seed) for seed in range(10, 40)]
     assert all(allocator.alloc(other.graph) for other in others)
     known = hooked.served()
@@ -329,7 +331,8 @@ def two_places_in_turn() -> None:
 
 
 def nodes_without_op() -> None:
-    """They may name what is computed later: such a graph, too, is known in two places, and by what they name."""
+    """Nodes without op may name later nodes: such a graph, too, is cached at two addresses, and compared by these
+    names."""
     from ggml_allocators import Allocator, Context, add_node, expand, hooked, ours
 
     def build() -> tuple:
@@ -362,7 +365,7 @@ def nodes_without_op() -> None:
 
 
 def other_weights() -> None:
-    """A graph of a weight that looks otherwise is another, wherever it lies; of one that looks the same, the same."""
+    """Graphs whose weights differ in layout are different, at any address; with equal layouts they are equal."""
     from ggml_allocators import Allocator, Context, buffer_base, cpu_buft, hooked, new_tensor, ours, tensor_alloc
     from ggml_allocators import alloc_buffer as buffer_of
 
@@ -387,7 +390,7 @@ def other_weights() -> None:
 
 
 def buffers_are_told() -> None:
-    """Each buffer that wants it is told of each tensor that it gets, views among them, every time."""
+    """init_tensor is called for each tensor of each buffer that has it, views included, on every allocation."""
     from ggml_allocators import Allocator, Context, FakeType, hooked, ours
 
     def build(rows: int) -> tuple:
@@ -414,7 +417,7 @@ def buffers_are_told() -> None:
 
 
 def one_tensor_for_two() -> None:
-    """A graph that names one tensor where the planned one named two is another, wherever they lie."""
+    """A graph that names one tensor twice differs from a planned graph with two tensors there, at any address."""
     from ggml_allocators import Allocator, Context, hooked, ours
 
     def made_of(twice: bool) -> Context:
@@ -422,7 +425,7 @@ def one_tensor_for_two() -> None:
         a, b = made.leaf(16, 4), made.leaf(16, 4)
         made.output(made.add(a, a if twice else b))
         if twice:
-            # Listed twice as well, which only counting would not notice.
+            # Listed twice as well, so that the counts are equal.
             n_leafs = c.c_int.from_address(made.graph + 8)
             leafs = c.c_void_p.from_address(made.graph + 40).value
             (c.c_void_p * 2).from_address(leafs)[1] = c.addressof(a.contents)
@@ -437,7 +440,7 @@ def one_tensor_for_two() -> None:
 
 
 def views_of_views() -> None:
-    """A root that only a tensor which nobody lists names: such a graph is never taken to be the same."""
+    """A root that is reachable only through an unlisted tensor: such a graph never matches a cached one."""
     from ggml_allocators import Allocator, Context, hooked, ours
 
     made = Context()
@@ -453,7 +456,7 @@ def views_of_views() -> None:
 
 
 def roots_that_nobody_lists() -> None:
-    """Nodes without op or sources that view what only they name: such graphs, too, are known elsewhere."""
+    """Nodes without op and sources that are views of unlisted roots: such graphs, too, match at other addresses."""
     from ggml_allocators import Allocator, Context, add_node, buffer_base, cpu_buft, hooked, ours, tensor_alloc
     from ggml_allocators import alloc_buffer as buffer_of
 
@@ -480,7 +483,7 @@ def roots_that_nobody_lists() -> None:
 
 
 def looks_without_end() -> None:
-    """Graphs of ever new shapes leave nothing behind."""
+    """Graphs of ever new shapes leak no memory."""
     from ggml_allocators import Allocator, Context, free, ours
 
     def resident() -> int:
@@ -522,7 +525,7 @@ def chain(rows: int, embedded: bool = False):
 
 
 def reserved_plans_stay() -> None:
-    """Ever new shapes of two wirings, one reserved and one met later at a small size: each is planned once."""
+    """Ever new shapes of two wirings, one reserved and one first allocated at a small size: each is planned once."""
     import random
 
     from ggml_allocators import Allocator, base, cpu_init, hooked, ours, verified
@@ -547,7 +550,8 @@ def reserved_plans_stay() -> None:
 
 
 def larger_graphs_of_a_wiring() -> None:
-    """What has grown is planned for the largest sizes that were seen: wide and high graphs take turns without plans."""
+    """A graph that grows is planned for the largest sizes so far: wide and high graphs then alternate without
+    planning."""
     from ggml_allocators import Allocator, Context, hooked, ours
 
     def made_of(width: int, rows: int):

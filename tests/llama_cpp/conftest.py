@@ -1,4 +1,4 @@
-"""What tests of the hook on devices share."""
+"""Fixtures of the tests of the hook on devices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hooked import build
 
 @pytest.fixture(scope="session")
 def devices(tmp_path_factory) -> str:
-    """A library of devices whose memory nobody else reads."""
+    """A library of devices whose memory no other backend reads."""
     if build.compiler() is None:
         pytest.skip("needs a C++ compiler")
     return build.build(tmp_path_factory.mktemp("libraries"))["devices"]

@@ -1,4 +1,4 @@
-"""Graphs for devices that watch, and where their nodes are put: what the cases of test_scheduler_devices.py share."""
+"""Graphs for the cases of test_scheduler_devices.py, and the backends that their nodes get."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ggml_schedulers import Ggml, Graph, view
 
 WIDTH, ROWS = 32, 24
 CPU = 0
-"""A kind of device."""
+"""ggml's type number of CPU devices."""
 
 
 def start() -> tuple[Ggml, Bench]:
@@ -21,7 +21,7 @@ def numbers(seed: int, *shape: int) -> np.ndarray:
 
 
 def places(g: Ggml, backends: list[int], make, ours: bool = True, offload: bool = True, choose=None) -> list[int]:
-    """The numbers of the backends that the nodes of a new graph are given, some chosen: {node: backend}."""
+    """Allocate a new graph and return each node's backend index; `choose`: {position in `nodes`: backend}."""
     scheduler = g.scheduler(backends, ours, offload=offload)
     graph = Graph(g)
     nodes = make(graph)
@@ -34,7 +34,7 @@ def places(g: Ggml, backends: list[int], make, ours: bool = True, offload: bool 
 
 
 def chain_of(weight: int, width: int = WIDTH):
-    """What makes a product with a resident tensor, and something before and behind it."""
+    """A builder of graphs: a product with a resident tensor, with nodes before and after it."""
     def make(graph: Graph) -> list[int]:
         x = graph.tensor(width, ROWS, flags="i")
         scaled = graph.op("scale", x, 2.0)
@@ -45,7 +45,7 @@ def chain_of(weight: int, width: int = WIDTH):
 
 
 def aside(t: int) -> int:
-    """A view that no graph lists as a node of its own."""
+    """A view that the graph does not list as a node."""
     view(t).op, view(t).src[0] = 0, None
     return t
 

@@ -1,4 +1,4 @@
-"""What our scheduler asks of devices, clients and libraries, and what follows: each case in a process of its own.
+"""Queries of our scheduler to devices, clients and libraries, and their effects: each case in a process of its own.
 
     python device_query_cases.py CASE      CASE a function of this module
 """
@@ -26,7 +26,7 @@ def random_graphs() -> None:
 
 
 def one_device_asks_for_more() -> None:
-    """Bytes behind a tensor are those of the device where it lies, copies and what others computed included."""
+    """Extra bytes of a tensor are those of the device that owns its memory, for copies and results of others, too."""
     g, bench = start()
     want, _served = run_all(g, [bench.cpu], False, range(20), resident_on=[bench.cpu] * 3)
     for extras in ((0, 96), (96, 0), (32, 160)):
@@ -36,7 +36,7 @@ def one_device_asks_for_more() -> None:
 
 
 def weights_draw_their_readers() -> None:
-    """A node goes where its weights lie, not where anything else that has memory does."""
+    """A node is placed on the backend of its weights, not on that of other allocated tensors."""
     g, bench = start()
     device = bench.device("A")
     backends = [device.handle, bench.cpu]
@@ -48,7 +48,7 @@ def weights_draw_their_readers() -> None:
 
 
 def offloading() -> None:
-    """Weights on the host are computed with by a device that wants to and can, if the client lets it."""
+    """A device that supports and offloads an op computes it with weights of the host, if the client permits."""
     g, bench = start()
     device = bench.device("A", offloads={"MUL_MAT"})
     backends = [device.handle, bench.cpu]
@@ -63,7 +63,7 @@ def offloading() -> None:
 
 
 def older_library() -> None:
-    """One whose clients do not say whether to offload, so that all of them do; and which has no gated units."""
+    """A library without the option op_offload, so that all clients offload; and without gated units."""
     g, bench = start()
     device = bench.device("A", offloads={"MUL_MAT"})
     weights = Weights(g, bench.cpu, np.random.default_rng(1))
@@ -136,7 +136,7 @@ def library_without_a_function() -> None:
 
 
 def ops_that_are_refused() -> None:
-    """They are computed by somebody who can, whoever was chosen."""
+    """A node is computed by a backend that supports it, even if another backend was assigned."""
     g, bench = start()
     device = bench.device("A", refuses={"UNARY"})
     weights = Weights(g, device.handle, np.random.default_rng(1))
@@ -145,7 +145,7 @@ def ops_that_are_refused() -> None:
     assert places(g, backends, chain_of(weights.square[0]), choose={2: device.handle}) == [0, 0, 1, 1]
     device.refuses = {"MUL_MAT"}
     assert places(g, backends, chain_of(weights.square[0])) == [1, 1, 1, 1]
-    # Whoever reads it first has it, if it can.
+    # The leaf is on its first reader's backend, if that supports it.
     reader = bench.device("B", reads=[device], refuses={"MUL_MAT"})
     device.refuses = set()
     for ours in (True, False):
@@ -157,7 +157,7 @@ def ops_that_are_refused() -> None:
 
 
 def choices_of_one_place() -> None:
-    """Backends of one buffer type are one place to the client: the first of them that can computes what was chosen."""
+    """Backends of one buffer type are equal to the client: the first that supports an assigned node computes it."""
     g, bench = start()
     device = bench.device("A")
     twin = bench.device("C", shares=device)
@@ -171,7 +171,7 @@ def choices_of_one_place() -> None:
     assert places(g, backends, chain_of(hosts.square[0])) == [2, 2, 2, 2]
     assert places(g, backends, chain_of(hosts.square[0]), choose={2: twin.handle}) == [2, 2, 1, 0]
     hosts.close()
-    # Where types differ, a choice is a choice.
+    # Where types differ, the assignment holds.
     device.refuses = set()
     other = bench.device("B")
     assert places(g, [device.handle, other.handle, bench.cpu], chain_of(weights.square[0]),
@@ -180,7 +180,7 @@ def choices_of_one_place() -> None:
 
 
 def many_choices() -> None:
-    """More of them than there is room for at first, some told twice; those of before a reset are forgotten."""
+    """More assignments than the first table holds, some repeated; a reset removes all."""
     g, bench = start()
     backends = [bench.device("A").handle, bench.device("B").handle, bench.cpu]
     s = g.scheduler(backends, True)
@@ -200,7 +200,7 @@ def many_choices() -> None:
 
 
 def memory_without_a_buffer() -> None:
-    """It is the host's: nobody is asked whether he reads a buffer that there is not."""
+    """Memory without a buffer counts as the host's: no backend gets a supports_buft query for it."""
     g, bench = start()
     device = bench.device("A")
     s = g.scheduler([device.handle, g.cpu_backend(), bench.cpu], True)
@@ -219,7 +219,7 @@ def memory_without_a_buffer() -> None:
 
 
 def buffers_are_told() -> None:
-    """Of each tensor that they get, and of views of those: each time."""
+    """init_tensor is called for each tensor of a buffer, and for views of these, on every allocation."""
     g, bench = start()
     device = bench.device("A")
     s = g.scheduler([device.handle, bench.cpu], True)
@@ -262,7 +262,7 @@ def too_large_for_a_buffer() -> None:
 
 
 def too_many_types() -> None:
-    """More buffer types than are told apart: an error, and everything works afterwards."""
+    """More buffer types than the scheduler supports: an error, and everything works afterwards."""
     g, bench = start()
     s = g.scheduler([bench.cpu], True)
     graph = Graph(g)
@@ -291,7 +291,7 @@ def too_many_types() -> None:
 
 
 def graphs_that_are_circles() -> None:
-    """They cannot be planned, which is said; the next graph can."""
+    """Planning them is an error with a message; the next graph is planned."""
     g, bench = start()
     s = g.scheduler([bench.cpu], True)
     for whole in (False, True):
@@ -342,7 +342,8 @@ def ops_that_nobody_supports() -> None:
 
 
 def pools_apart() -> None:
-    """What two backends of one type need is packed as one, whether or not another device needs several buffers."""
+    """Tensors of two backends of one type are packed into one arena, whether or not another device needs several
+    buffers."""
     g, bench = start()
     size = WIDTH * ROWS * 4
     one = bench.device("A", refuses={"CONCAT"})

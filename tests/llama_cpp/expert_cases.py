@@ -1,4 +1,4 @@
-"""Which experts of weights on the host travel to a device that computes with them: each case in a process of its own.
+"""Which experts of host weights are copied to the device that computes with them: each case in a process of its own.
 
     python expert_cases.py CASE      CASE a function of this module
 """
@@ -18,7 +18,7 @@ ONE = WIDTH * WIDTH * 4
 
 
 class Mixture:
-    """A product with the experts that ids name, of weights on the host, on a device that has nothing of them."""
+    """MUL_MAT_ID on a device, with expert weights on the host."""
 
     def __init__(self, bench: Bench, s: int, weights: Weights, device, ids=None, also=None) -> None:
         self.width = view(weights.experts).ne[0]
@@ -38,7 +38,7 @@ class Mixture:
         assert self.g.backend_sched_alloc_graph(self.s, self.graph.graph)
 
     def run(self, used=None) -> list[tuple[int, int]]:
-        """Where and how many bytes of the experts travelled by the use of them; the copy of all: [(-1, bytes)]."""
+        """(offset, bytes) of each copied range of experts; a copy of the whole tensor: [(-1, bytes)]."""
         self.graph.put(self.x, numbers(3, self.width, 1, ROWS))
         if used is not None:
             self.graph.put(self.ids, np.array([used] * ROWS, np.int32))
@@ -59,7 +59,7 @@ class Mixture:
 
 
 def used_experts_travel() -> None:
-    """Runs of them, with the bytes behind that kernels may look at; of ids that name none, all."""
+    """Runs of used experts are copied, with the padding that kernels may read; all experts if no id is valid."""
     g, bench = start()
     device = bench.device("A", lazy=True)
     weights = Weights(g, bench.cpu, np.random.default_rng(2))
@@ -73,7 +73,7 @@ def used_experts_travel() -> None:
         assert np.allclose(mixture.got(), mixture.want(used), atol=1e-4), used
     g.backend_sched_free(s)
     weights.close()
-    # Smaller ones than what is looked at behind the last.
+    # Experts smaller than the padding behind the last.
     weights = Weights(g, bench.cpu, np.random.default_rng(2), experts=8)
     s = g.scheduler([device.handle, bench.cpu], True)
     mixture = Mixture(bench, s, weights, device)
@@ -86,7 +86,7 @@ def used_experts_travel() -> None:
 
 
 def ids_of_no_expert() -> None:
-    """Everything is copied, and nobody reads or writes outside of anything."""
+    """All experts are copied, and no access leaves its tensor."""
     g, bench = start()
     device = bench.device("A")
     device._compute_node = lambda t: None
@@ -102,7 +102,7 @@ def ids_of_no_expert() -> None:
 
 
 def experts_that_others_read() -> None:
-    """All of them travel where anything else reads the copy, be it in a later split or through a view."""
+    """All experts are copied where another node reads the copy, also in a later split or through a view."""
     g, bench = start()
     device = bench.device("A")
     weights = Weights(g, bench.cpu, np.random.default_rng(2))
@@ -152,7 +152,7 @@ def experts_that_are_no_weights() -> None:
 
 
 def experts_of_no_mixture() -> None:
-    """What else reads weights as its first source, with numbers as its third, reads all of them."""
+    """Other ops with such a first and third source read all of the weights."""
     g, bench = start()
     device = bench.device("A")
     weights = Weights(g, bench.cpu, np.random.default_rng(2))
@@ -175,7 +175,7 @@ def experts_of_no_mixture() -> None:
 
 
 def ids_seen_through_a_view() -> None:
-    """Of ids that are a view of a copy, nothing is known before it is there."""
+    """Ids that are a view of a copy are unknown before the copy is made."""
     g, bench = start()
     device = bench.device("A", lazy=True)
     weights = Weights(g, bench.cpu, np.random.default_rng(2))
@@ -197,7 +197,7 @@ def ids_seen_through_a_view() -> None:
 
 
 def computed_ids() -> None:
-    """Ids that an earlier split has computed are read back; those of the same split are not there yet."""
+    """Ids computed in an earlier split are read back; ids of the same split are not available."""
     g, bench = start()
     device, other = bench.device("A", lazy=True), bench.device("B", lazy=True)
     weights = Weights(g, bench.cpu, np.random.default_rng(2))

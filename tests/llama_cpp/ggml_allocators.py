@@ -1,6 +1,6 @@
 """ggml-python's libraries with our allocator in front of them, by ctypes: graphs, both allocators, fake buffer types.
 
-For processes of their own (allocator_cases.py): a hook is loaded once and stays.
+To be imported in processes of their own (allocator_cases.py), since a loaded hook cannot be unloaded.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Allocator:
                                leafs and (c.c_int * len(leafs))(*leafs))
 
     def sizes(self, graph, nodes=None, leafs=None) -> list[int]:
-        """What reserving would take."""
+        """The bytes that a reservation would need."""
         found = (c.c_size_t * len(self.bufts))()
         self._reserve_n_size(self.handle, graph, nodes and (c.c_int * len(nodes))(*nodes),
                              leafs and (c.c_int * len(leafs))(*leafs), found)
@@ -189,7 +189,7 @@ def apart(a, b) -> bool:
 class FakeType:
     """A type of buffers of the CPU's memory: its alignment, bounds and extra bytes are the test's.
 
-    `listens`: its buffers are no CPU's but its own, and `told` has the tensors that they were told of.
+    `listens`: its buffers have an init_tensor of their own, which appends each tensor to `told`.
     """
 
     class _Type(c.Structure):
@@ -270,7 +270,7 @@ def random_graph(seed: int, width: int = 16, rows: int = 6, size: int = 40, inpu
 
 
 def verified() -> int:
-    """Every plan behind the allocators of the process is sound; how many there are."""
+    """Assert that all plans of the process's allocators verify; returns their number."""
     found = hooked.plans()
     for plan in found:
         plan.verify()

@@ -1,8 +1,9 @@
-"""Devices for ggml's scheduler that a test decides about: what they support, ask for, read, refuse, and when they work.
+"""Configurable devices for ggml's scheduler: supported ops, alloc sizes, readable buffers, failures, late queues.
 
 Backends and buffer types by ctypes, as ggml 0.15 and 0.25 lay them out; the CPU computes for them, a node at a time.
-What a device is given waits in a queue until somebody waits for it.  Invariant: whoever touches memory that a queue
-still reads or writes, or lets a device read memory that it cannot, is in `wrong`; `log` has what was asked, in order.
+Work of a device stays in its queue until a caller waits for it.  Invariant: each access to memory that queued work
+still reads or writes, and each read by a device of memory that it cannot read, is recorded in `wrong`; `log` has the
+calls in order.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _overlap(a, b) -> bool:
 
 
 class _Work:
-    """Something that a device was given: the bytes that it reads and writes, and what does it; what it waits for."""
+    """One queued operation: the ranges that it reads and writes, its function, and the work that it waits for."""
 
     def __init__(self, what: str, run, reads=(), writes=(), after: _Work | None = None) -> None:
         self.what, self.run, self.reads, self.writes, self.after = what, run, list(reads), list(writes), after
@@ -61,7 +62,7 @@ class _Work:
 
 
 class Bench:
-    """The devices of a test, what was asked of them and what went wrong."""
+    """The devices of a test, their calls (`log`), and wrong accesses (`wrong`)."""
 
     def __init__(self, g: Ggml) -> None:
         self.g, self.devices, self.log, self.wrong = g, [], [], []
@@ -82,7 +83,7 @@ class Bench:
         return self.devices[-1]
 
     def guarded(self, answer):
-        """A callback whose exception is not lost."""
+        """A callback that records its exception, which ctypes would drop."""
         def call(*arguments):
             try:
                 return answer(*arguments)
@@ -92,7 +93,7 @@ class Bench:
         return call
 
     def touch(self, what: str, reads=(), writes=(), by=None) -> None:
-        """Somebody reads and writes bytes now, or in the queue of `by`."""
+        """Check an access to ranges of bytes: now, or in the queue of `by`."""
         waited = [work.after for work in by.queue if work.after] if by else []
         for device in self.devices:
             done = max((k for k, work in enumerate(device.queue) if work in waited), default=-1)
@@ -104,7 +105,7 @@ class Bench:
         assert not self.wrong, "\n".join(self.wrong)
 
     def named(self, kind: str) -> list:
-        """What was logged of a kind."""
+        """The log's entries of one kind."""
         return [what for what in self.log if what[0] == kind]
 
     def op(self, node: int) -> str:
@@ -117,10 +118,10 @@ class Bench:
 class Device:
     """One of them, with its type of buffers and a backend.
 
-    `reads`: devices whose memory it reads, too.  `refuses`, `offloads`: names of ops.  `extra`: bytes that it wants
-    behind every tensor, and writes to.  `lazy`: it works when somebody waits.  `host`: its memory is the host's.
-    `fails`: {node: the status of its compute}.  `told`: the tensors that its buffers were told of.  `shares`:
-    another device whose type of buffers is its own, too.
+    `reads`: devices whose memory it reads, too.  `refuses`, `offloads`: names of ops.  `extra`: bytes that it allocates
+    behind every tensor, and writes to. `lazy`: work runs when a caller waits. `host`: its memory is the host's.
+    `fails`: {node: the status of its compute}. `told`: the tensors that init_tensor received. `shares`: another device,
+    whose buffer type this one uses.
     """
 
     def __init__(self, bench: Bench, name: str, reads=(), refuses=(), offloads=(), extra: int = 0, lazy: bool = False,
@@ -144,11 +145,11 @@ class Device:
         self.handle, self.buft = c.addressof(self._backend), c.addressof(self.type)
 
     def _wanted(self, t: int) -> int:
-        """Bytes that it wants behind a tensor of its memory that looks so."""
+        """The extra bytes behind a tensor of this layout."""
         return self.extra if self.bench.may_expand(view(t).op) else 0
 
     def _behind(self, t: int) -> int:
-        """Bytes that it has there."""
+        """The extra bytes that are allocated behind the tensor."""
         return self._wanted(t) if not view(t).view_src else 0
 
     def _slot(self, result, answer, *arguments) -> int:
@@ -195,7 +196,7 @@ class Device:
         c.memmove(data, lo, size)
 
     def _spill(self, t: int, stop: int) -> None:
-        """What was written up to the end of a tensor is followed by what the device asked for."""
+        """Write the extra bytes behind a tensor whose end was written."""
         if stop == self.g.nbytes(t):
             c.memset(view(t).data + stop, 0xA5, self._behind(t))
 
@@ -208,7 +209,7 @@ class Device:
             self.drain()
 
     def drain(self, until: _Work | None = None) -> None:
-        """Do what is queued, or of it what comes up to something."""
+        """Run the queue, or its part up to `last`."""
         while self.queue and (until is None or not until.done):
             work = self.queue.pop(0)
             work.run()
@@ -231,7 +232,7 @@ class Device:
             buft = self.g.backend_buffer_get_type(view(s).buffer)
             if buft not in [c.addressof(kind) for kind in mine]:
                 self.bench.wrong.append(f"{self.name} cannot read {view(s).name.decode()}, a source of {name}")
-        # As it is now: a scheduler changes tensors while a device is at work.
+        # A copy of its fields: a scheduler changes tensors while a device's work is queued.
         copies = [c.create_string_buffer(c.string_at(s, TENSOR_BYTES), TENSOR_BYTES) for s in (t, *view(t).src) if s]
         left = iter(copies[1:])
         for k, s in enumerate(view(t).src):
@@ -262,7 +263,7 @@ class Device:
         self._give(_Work(f"getting {view(t).name.decode()}", lambda: c.memmove(data, lo, size), [(lo, lo + size)]))
 
     def _copy_async(self, b_from, b_to, source, to) -> bool:
-        """In the queue of who is copied from: the other goes on once that is done."""
+        """Copy in the source device's queue; the destination's queue waits for the copy."""
         other = next((d for d in self.bench.devices if d.handle == b_from), None)
         if other is None:
             return False
@@ -300,7 +301,7 @@ class Device:
         if event in self._recorded:
             self.drain(self._recorded[event])
 
-    # -- what it is
+    # -- properties
 
     def _make_device(self) -> _Device:
         label = c.addressof(self._label)

@@ -23,7 +23,7 @@ class InitParams(ctypes.Structure):
 
 
 class Tensor(ctypes.Structure):
-    """The head of ggml_tensor, as far as tests look at it."""
+    """The first fields of ggml_tensor, as far as tests read them."""
 
     _fields_ = [("type", c_int), ("buffer", c_void_p), ("ne", c_int64 * 4), ("nb", c_size_t * 4), ("op", c_int),
                 ("params", c_int * 16), ("flags", c_int), ("src", c_void_p * 10), ("view_src", c_void_p),
@@ -53,7 +53,8 @@ class Ggml:
         self.ours = ctypes.CDLL(hook().__file__)
 
     def __getattr__(self, name: str):
-        # As the linker has it: what we define first.  ggml's own schedulers are called through us, too.
+        # By the dynamic linker, which finds the hook's functions first. Calls of ggml's own schedulers pass through
+        # them, too.
         for library in (self.ours, self.base, self.cpu):
             try:
                 function = getattr(library, f"ggml_{name}")
@@ -119,7 +120,7 @@ class Graph:
             self.g.build_forward_expand(self.graph, t)
 
     def allocate(self, scheduler: int, chosen: dict[int, int]) -> None:
-        """Anew, with nodes on backends that somebody has chosen."""
+        """Reset and allocate, with nodes assigned to backends: {node: backend}."""
         self.g.backend_sched_reset(scheduler)
         for node, backend in chosen.items():
             self.g.backend_sched_set_tensor_backend(scheduler, node, backend)

@@ -1,4 +1,4 @@
-"""What a scheduler of ggml's does on our planner, beside ggml's own: each case in a process of its own.
+"""ggml's scheduler functions on our planner, compared with ggml's own: each case in a process of its own.
 
     python scheduler_cases.py CASE [DEVICES]     CASE a function of this module, DEVICES a library of devices
 """
@@ -54,7 +54,7 @@ def random_graph(g: Ggml, weights: list[Weights], stores: list[Weights], seed: i
         elif kind == 1:
             live.append(graph.op("mul_mat", w.square[int(rng.integers(3))], x))
         elif kind in (2, 3):
-            # What CPU kernels compute as one.
+            # Nodes that CPU kernels fuse.
             live.append(graph.op("mul", graph.op("rms_norm", x, 1e-5), w.factor[int(rng.integers(2))]))
         elif kind == 4:
             live.append(graph.op("scale", x, 0.7))
@@ -118,7 +118,7 @@ def run_all(g: Ggml, backends: list[int], ours: bool, seeds: range, parallel: bo
             if choose:
                 pick = np.random.default_rng(seed)
                 for node in made[0].nodes():
-                    # Of what has a root, only what writes to it.
+                    # Of nodes that share a root's memory, only those that write to it.
                     if (view(node).view_src is None or view(node).src[1]) and pick.random() < 0.3:
                         g.backend_sched_set_tensor_backend(scheduler, node, backends[int(pick.integers(len(backends)))])
             found.append(compute(g, scheduler, made, seed))
@@ -151,14 +151,14 @@ def one_cpu() -> None:
 
 
 def threads() -> None:
-    """More threads than one: a kernel that overlaps what it reads shows then."""
+    """With several threads, a result that overlaps its sources becomes wrong."""
     g = Ggml()
     backends = [g.cpu_backend(3)]
     check_same(run_all(g, backends, False, range(40))[0], run_all(g, backends, True, range(40))[0])
 
 
 def several_cpus() -> None:
-    """Backends of one buffer type share buffers, whoever is chosen."""
+    """Backends of one buffer type share buffers, whatever nodes are assigned."""
     g = Ggml()
     backends = [g.cpu_backend() for _ in range(3)]
     for parallel in (False, True):
@@ -181,7 +181,7 @@ def devices_parallel(library: str) -> None:
 
 
 def devices_chosen(library: str) -> None:
-    """Nodes where somebody wants them, those too that write to another's memory: copies go there and back."""
+    """Assigned nodes, also ones that write to another backend's memory, through a copy and a write-back."""
     g = Ggml()
     backends = [*g.devices(library, 2), g.cpu_backend()]
     alone = [backends[-1]]
@@ -219,7 +219,7 @@ def callbacks() -> None:
 
 
 def answers(library: str) -> None:
-    """Sizes, backends and splits as ggml tells them, before and after everything."""
+    """Queries for sizes, backends and splits give ggml's answers, before and after allocation."""
     g = Ggml()
     backends = [*g.devices(library, 1), g.cpu_backend(), g.cpu_backend()]
     weights = [Weights(g, backends[0], np.random.default_rng(1))]
@@ -257,7 +257,7 @@ def answers(library: str) -> None:
     for _ in range(3):
         g.backend_sched_reset(s)
         assert compute(g, s, small, 5, times=1) == want
-    # And once more, where the client wants another backend for the same node.
+    # And once more, with the same node assigned to another backend.
     for chosen in (backends[1], backends[0], backends[1]):
         g.backend_sched_reset(s)
         g.backend_sched_set_tensor_backend(s, small[2][0], chosen)
@@ -306,7 +306,7 @@ def wiring() -> None:
     graph.expand(more)
     g.backend_sched_reset(s)
     assert g.backend_sched_alloc_graph(s, graph.graph) and view(more).buffer
-    # And one less, in the same place: nobody knows it any more.
+    # And one less, at the same address: the scheduler no longer knows it.
     assert g.backend_sched_get_tensor_backend(s, more)
     g.backend_sched_reset(s)
     ctypes.c_int.from_address(graph.graph + 4).value -= 1
@@ -316,7 +316,7 @@ def wiring() -> None:
 
 
 def replayed(library: str) -> None:
-    """What was reserved serves equal graphs elsewhere, and smaller ones, in the buffers that there are."""
+    """A reservation serves equal graphs at other addresses, and smaller graphs, without new buffers."""
     g = Ggml()
     backends = [*g.devices(library, 1), g.cpu_backend()]
     weights = [Weights(g, b, np.random.default_rng(1)) for b in backends]
@@ -342,7 +342,7 @@ def replayed(library: str) -> None:
 
 
 def explained(library: str) -> None:
-    """What was planned is a value: sound, and explained in words; its offsets are the tensors' addresses."""
+    """Plans verify and explain themselves; their offsets are the tensors' addresses."""
     from ggml_sched.llama_cpp import plans
 
     g = Ggml()
@@ -376,7 +376,7 @@ def explained(library: str) -> None:
 
 
 def refused() -> None:
-    """A device that has not so much memory: the failure is told, and everything works afterwards."""
+    """A device with too little memory: the call fails, and everything works afterwards."""
     g = Ggml()
     s = g.scheduler([g.cpu_backend()], True)
     weights = [Weights(g, g.cpu_backend(), np.random.default_rng(1))]
@@ -396,7 +396,7 @@ def refused() -> None:
 
 
 def experts(library: str) -> None:
-    """Of weights on the host that a device computes with, the experts that are used travel: results are the CPU's."""
+    """Of host weights that a device computes with, only the used experts are copied: results equal the CPU's."""
     g = Ggml()
     device, cpu = g.devices(library, 1)[0], g.cpu_backend()
     rng = np.random.default_rng(2)
@@ -454,7 +454,7 @@ def passed_on(library: str) -> None:
 
 
 def callers(library: str) -> None:
-    """Calls that are passed on: whom for is looked up once for each place that calls (callers.cpp)."""
+    """Calls passed to ggml: the calling library is looked up once per call site (callers.cpp)."""
     g = Ggml("alloc")
     scheduler = g.scheduler([g.cpu_backend()], False)
     places = ctypes.CDLL(library)

@@ -1,5 +1,6 @@
 """Cases of plans that a scheduler uses again, ggml's own on our allocator or ours, a process for each:
-`python scheduler_reuse_cases.py NAME DEVICES`.  A case asserts what it is about, and prints "done".
+`python scheduler_reuse_cases.py NAME DEVICES`.  Each case asserts the behaviour that its docstring names, and prints
+"done".
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import sys
 
 
 def graphs_elsewhere(library: str) -> None:
-    """The same graph at other addresses is not read again; with other choices it is."""
+    """The same graph at other addresses is not collected again; with other assignments it is."""
     from ggml_schedulers import Ggml, hook
     from numpy.random import default_rng
     from scheduler_cases import Weights, compute, random_graph
@@ -40,7 +41,7 @@ def graphs_elsewhere(library: str) -> None:
         served = hook().served()
         assert served["failed"] == 0 and (served["equal"], served["planned"]) == ((0, 3) if not round_ else (3, 0)), (
             round_, served)
-    # Two that take turns are both known.
+    # Two graphs in turn are both cached.
     alive += [random_graph(g, weights, weights[:1], 3) for _ in range(2)]
     hook().clear_counters()
     for k in (-2, -1, -2, -1):
@@ -60,7 +61,7 @@ def graphs_elsewhere(library: str) -> None:
     for made in (bound, others[0], others[0], bound):
         g.backend_sched_reset(s)
         assert compute(g, s, made, 5) == want[None], "bound twice in one place, and once more in the other"
-    # A choice for what is no tensor of the graph changes nothing; one for a tensor in its place does, and for another.
+    # Assigning a tensor outside the graph changes nothing; assigning one at its address, or another, does.
     def placed(choose: int | None) -> tuple[int, int]:
         """Where the first output and some node are, the one number `choose` of the two being wanted elsewhere."""
         alive.append(random_graph(g, weights, weights[:1], 4))
@@ -82,7 +83,7 @@ def graphs_elsewhere(library: str) -> None:
 
 
 def under_ggml_s_scheduler(library: str) -> None:
-    """What ggml's scheduler hands to an allocator has nodes of its own: copies, and views that keep what they view."""
+    """ggml's scheduler adds nodes to the graphs of an allocator: copies, and views that keep their roots alive."""
     from ggml_schedulers import Ggml, hook
     from numpy.random import default_rng
     from scheduler_cases import Weights, compute, random_graph
@@ -118,7 +119,7 @@ def under_ggml_s_scheduler(library: str) -> None:
 
 
 def next_scheduler(library: str) -> None:
-    """What is kept of a scheduler serves the next for the same devices, in no more memory than that asks for."""
+    """A released scheduler's cache serves the next one for the same devices, in no more memory than that needs."""
     from ggml_schedulers import Ggml, hook
     from numpy.random import default_rng
     from scheduler_cases import Weights, compute, random_graph

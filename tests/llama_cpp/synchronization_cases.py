@@ -1,4 +1,4 @@
-"""What our scheduler gives devices that work late, and when: each case in a process of its own.
+"""Waits and copies of our scheduler with devices that work late: each case in a process of its own.
 
     python synchronization_cases.py CASE      CASE a function of this module
 """
@@ -18,7 +18,7 @@ ABORTED, FAILED = 1, -1
 
 
 def memory_that_others_read() -> None:
-    """Who reads another's memory has no copy of it, and waits until that has computed what it reads; the next compute
+    """A backend that reads another's memory needs no copy: it waits until its source is computed, and the next compute
     waits until it has been read."""
     g, bench = start()
     device = bench.device("A", lazy=True, events=True)
@@ -54,7 +54,8 @@ def memory_that_others_read() -> None:
 
 
 def memory_that_two_share() -> None:
-    """Backends of one type have one memory: what one is still at work in is not given to the other meanwhile."""
+    """Backends of one buffer type share an arena: memory that one still uses is not reused by the other without a
+    wait."""
     g, bench = start()
     device = bench.device("A", refuses={"UNARY"}, lazy=True)
     twin = bench.device("C", shares=device, lazy=True)
@@ -87,7 +88,7 @@ def memory_that_two_share() -> None:
 
 
 def writes_that_others_read() -> None:
-    """Nothing but the order of nodes tells that one reads what another has written to memory of the client's."""
+    """A node reads memory of the client's that another node writes: only the node order shows this dependency."""
     g, bench = start()
     device = bench.device("A", lazy=True)
     reader = bench.device("B", reads=[device], lazy=True)
@@ -119,7 +120,7 @@ def writes_that_others_read() -> None:
 
 
 def two_devices(g: Ggml, bench: Bench, weights: Weights, scheduler: int, devices: list):
-    """(graph, input, output, what it computes): an input on the host, read on both devices; a result that travels."""
+    """(graph, input, output, expected function): an input on the host that both devices read, and a copied result."""
     graph = Graph(g)
     x = graph.tensor(WIDTH, ROWS, flags="i")
     first = graph.op("silu", graph.op("mul_mat", weights.square[0], x))
@@ -141,7 +142,8 @@ def two_devices(g: Ggml, bench: Bench, weights: Weights, scheduler: int, devices
 
 
 def waiting_before_writing() -> None:
-    """What a device still reads is not written over by the next compute, and what it writes late is not read early."""
+    """The next compute overwrites no data that a device still reads, and reads no data before a late device wrote
+    it."""
     g, bench = start()
     devices = [bench.device(name, lazy=True) for name in "AB"]
     # One that copies as late as the others work.
@@ -165,7 +167,7 @@ def waiting_before_writing() -> None:
 
 
 def pipeline() -> None:
-    """Each allocation has its own places of copies, four in turn: so many computes wait for nobody."""
+    """Each allocation has four copy slots, used in turn: four computes are queued without a wait."""
     g, bench = start()
     devices = [bench.device(name, lazy=True, events=True) for name in "AB"]
     weights = Weights(g, devices[0].handle, np.random.default_rng(1))
@@ -198,7 +200,8 @@ def pipeline() -> None:
 
 
 def views_of_copies() -> None:
-    """A node that reads a view of what is copied reads the same part of it, or of its copy where it is no node."""
+    """A node that reads a view of a copied tensor reads the same part, or that part of the copy if the view is no
+    node."""
     g, bench = start()
     device = bench.device("A")
     s = g.scheduler([device.handle, bench.cpu], True)
@@ -226,7 +229,7 @@ def views_of_copies() -> None:
 
 
 def fused_nodes_that_read_copies(largest: int = 1 << 40) -> None:
-    """A product may be computed together with the norm before it: it does not lie over rows of what that reads."""
+    """A norm and its product may be fused: the product does not overlap the norm's source."""
     g, bench = start()
     device = bench.device("A", max_size=largest)
     own = g.backend_buft_alloc_buffer(device.buft, ROWS * WIDTH * 4)
@@ -236,7 +239,7 @@ def fused_nodes_that_read_copies(largest: int = 1 << 40) -> None:
         x, y = graph.tensor(WIDTH, 2 * ROWS, flags="i"), graph.tensor(WIDTH, ROWS, flags="i")
         part = kind(graph.op("view_2d", x, WIDTH, ROWS, WIDTH * 4, ROWS // 2 * WIDTH * 4))
         norm = graph.op("rms_norm", part, 1e-5)
-        # The client has placed it: the product cannot lie in its place.
+        # The client has allocated it: the product cannot reuse it in place.
         g.backend_tensor_alloc(own, norm, g.backend_buffer_get_base(own))
         product = graph.op("mul", y, norm)
         out = graph.op("add", product, y)
@@ -261,7 +264,7 @@ def fused_nodes_that_read_copies(largest: int = 1 << 40) -> None:
 
 
 def fused_nodes_that_read_copies_in_small_buffers() -> None:
-    """The same where a device has no buffer for all."""
+    """The same where a device's largest buffer holds only a part."""
     fused_nodes_that_read_copies(ROWS * WIDTH * 4)
 
 
@@ -296,7 +299,7 @@ def copies_of_graphs_that_take_turns() -> None:
 
 
 def in_place_through_a_copy() -> None:
-    """A node that is computed in place of a part of another's memory, elsewhere, reads that part."""
+    """A node computed in place over a part of another backend's memory, through a copy, reads that part."""
     g, bench = start()
     device = bench.device("A")
     s = g.scheduler([device.handle, bench.cpu], True)
@@ -318,7 +321,7 @@ def in_place_through_a_copy() -> None:
 
 
 def errors_of_devices() -> None:
-    """A compute that fails is the answer, whatever way its nodes are run; what comes behind it is not computed."""
+    """A failed compute's status is returned, however its nodes are run; later nodes are not computed."""
     g, bench = start()
     one, two = (bench.device(name) for name in "AB")
     weights = Weights(g, one.handle, np.random.default_rng(1), 0)
@@ -326,7 +329,7 @@ def errors_of_devices() -> None:
     graph = Graph(g)
     x = graph.tensor(WIDTH, ROWS, flags="i")
     first = graph.op("scale", x, 2.0)
-    # Computed by another than whose memory it is: through a copy that goes back.
+    # Computed by another backend than the memory's owner: through a copy and a write-back.
     into = graph.op("view_2d", weights.store, WIDTH, ROWS, WIDTH * 4, 0)
     written = graph.op("cpy", first, into)
     out = graph.op("silu", first)

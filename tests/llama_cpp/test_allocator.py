@@ -1,6 +1,6 @@
-"""The graph allocator under ggml: what it gives tensors is what ggml's kernels may be given.
+"""The graph allocator under ggml: addresses, sizes and reuse are valid for ggml's kernels.
 
-Each test is a process that loads the hook and ggml-python's libraries, and says in allocator_cases.py what it proves.
+Each test is a process that loads the hook and ggml-python's libraries, and allocator_cases.py documents it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""memory() says what llama.cpp's compute buffers hold now."""
+"""memory() reports the current bytes of llama.cpp's compute buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hook is there in time, says so when it is not, and leaves llama.cpp's tokens alone."""
+"""The hook is installed before llama.cpp is loaded, raises when it is too late, and changes no token of llama.cpp."""
 
 from __future__ import annotations
 

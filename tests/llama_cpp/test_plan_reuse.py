@@ -1,7 +1,7 @@
-"""Graphs that come again, for the same allocator or scheduler and for the next one: their plans serve, and a difference
-between graphs is noticed.
+"""Repeated graphs, in the same allocator or scheduler and in the next one, reuse their plans, and differences between
+graphs are detected.
 
-Each test is a process that loads the hook and ggml's libraries; the files of cases say what each proves.
+Each test is a process that loads the hook and ggml's libraries; the files of cases document each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""What our scheduler asks of devices and gives them: on devices by ctypes that watch it, a process for each case.
-
-Each file of cases says what its cases prove.
+"""Our scheduler's queries, copies and waits on devices in ctypes that check every access, a process for each case.  The
+files of cases document each.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ QUERIES, WAITS, EXPERTS = (Path(__file__).with_name(f"{name}_cases.py")
                            for name in ("device_query", "synchronization", "expert"))
 OLDER = {"older_library": ("ggml_opt_prepare_alloc", "ggml_glu_op_name"),
          "library_without_a_function": ("ggml_backend_event_wait",)}
-"""Functions that the libraries of a case do not have."""
+"""Functions that are missing in the libraries of a case."""
 pytestmark = pytest.mark.skipif(not ggml_here.IS_HERE, reason=ggml_here.WHY_NOT)
 
 

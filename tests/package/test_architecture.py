@@ -1,4 +1,4 @@
-"""The house is as docs/architecture.md draws it: who imports whom, no circle, nothing upwards."""
+"""Imports and C includes are those that docs/architecture.md draws: only upwards in its listing, without circles."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_the_listing_is_the_import_graph():
 
 
 def test_nothing_imports_what_stands_below_it():
-    """So there is no circle: a room imports only rooms that stand above it in the listing."""
+    """A room imports only rooms above it in the listing, so there is no circle."""
     above = {"ggml_sched"}
     for room, others in drawn().items():
         assert others <= above, f"{room} imports {sorted(others - above)}, which stand below it"

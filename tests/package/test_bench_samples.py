@@ -1,4 +1,4 @@
-"""What the benchmarks say of the problems that they are given is so."""
+"""Sizes and bounds that the benchmarks state for their sample problems are correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example runs, warnings being errors, and so does the README's."""
+"""Every example, and the README's code, runs with warnings as errors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SAID = {
     "run_model": "generated: [",
     "two_backends": "alive at the peak",
 }
-"""What each prints when it got where it wanted."""
+"""A part of each example's expected output."""
 NEEDS = {"chat": ("tokenizers", "jinja2"), "generate_text": ("tokenizers",)}
-"""What each needs beside numpy."""
+"""Modules that each example needs beside numpy."""
 
 
 def run(*argv) -> str:

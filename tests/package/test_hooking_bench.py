@@ -1,4 +1,4 @@
-"""What bench/hooking.py measures with: models of holes, libraries that build, logs read; and what it writes."""
+"""Parts of bench/hooking.py: sparse model files, built libraries, parsed logs, and its page."""
 
 from __future__ import annotations
 

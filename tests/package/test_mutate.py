@@ -1,4 +1,4 @@
-"""tools/mutate.py: its mutants are edits that a test could notice, it says which nobody noticed, and puts all back."""
+"""tools/mutate.py: its mutants change code, surviving mutants are listed, and the sources are restored."""
 
 from __future__ import annotations
 

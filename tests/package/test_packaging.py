@@ -35,9 +35,9 @@ EXTENSIONS = {name: importlib.import_module(f"ggml_sched.{name.replace('/', '.')
               for name in (*CORE, "_core", "_capi", "threads/_locks", "execution/_steps")}
 DECLARATIONS = [f"{name}.{kind}" for name in EXTENSIONS for kind in ("pyi", "pxd")
                 if kind == "pxd" or (ROOT / "ggml_sched" / f"{name}.pyi").exists()]
-"""Of each extension what Cython sees, and what type checkers see where there is anything for Python."""
+"""Each extension's files for Cython, and for type checkers if it has Python names."""
 KERNELS = ("backends/cpu/_kernels", "backends/ggml/_ggml", "llama/_cells", "llama_cpp/_hook")
-"""Extensions that nobody compiles against."""
+"""Extensions without headers for other extensions."""
 HEADERS = sorted(path.name for path in (ROOT / "include" / "ggml_sched").glob("*.h"))
 SOURCES = sorted(path.relative_to(ROOT / "ggml_sched") for path in (ROOT / "ggml_sched").rglob("*.py"))
 

@@ -1,4 +1,4 @@
-"""The memory maps in the README: what they show is in the plan, and the file is what the command would write."""
+"""The memory maps in the README: the drawn tensors are those of the plan, and the file equals the command's output."""
 
 from __future__ import annotations
 

@@ -424,7 +424,7 @@ def test_the_usual_groups_cost_no_bytes_on_recorded_graphs(path):
     for name, offer in offers.items():
         backend = Dry("A", offer)
         graph = gs.load_graph(path, place=lambda t, backend=backend: backend)
-        # Only a sample is verified: verification takes most of the test's time.
+        # Planned only: the plans of these graphs are verified in other tests, which takes long.
         with gs.Scheduler([backend]) as scheduler:
             plan = scheduler.plan(graph)
         sizes[name], groups[name] = plan.buffer_sizes, len(plan.data.groups)

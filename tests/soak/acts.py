@@ -1,6 +1,7 @@
-"""Acts on the compiled core, one for each part of it: what programs repeat while allocations fail.
+"""Acts, functions that use one part of the compiled core each; programs repeat them while allocations fail.
 
-An act makes what it needs, does it, checks the result and lets go of everything; it may fail anywhere and works again.
+An act creates its objects, uses them, checks the result and frees everything; it may fail anywhere, and works when
+repeated.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
 
 
 def block(ctx: gs.Context) -> gs.Tensor:
-    """Ops of every family: the result of a small transformer block, more or less."""
+    """Ops of every family, as in a small transformer block; the result."""
     x = ctx.tensor("f32", (8, 4), "x", input=True)
     w = ctx.tensor("f32", (8, 8), "w")
     ids = ctx.tensor("i32", (4,), "ids", input=True)
@@ -43,7 +44,7 @@ FILE = graph_to_dict(GRAPH)
 
 
 class Asking(gs.DryBackend):
-    """A backend that has to be asked about everything, and gives out memory in small pieces."""
+    """A backend that overrides every query, and allocates memory in small buffers."""
 
     def __init__(self, name: str, other: str) -> None:
         super().__init__(name, alignment=16, max_buffer_size=640)
@@ -148,7 +149,7 @@ def packing() -> None:
 
 
 def errors() -> None:
-    """What is refused is refused with or without memory for the words."""
+    """Invalid calls raise, also without memory for the error's message."""
     for call in (lambda: CTX.mul_mat(OUT, CTX.tensor("f32", 3)), lambda: CTX.tensor("q9", 4), lambda: CTX.pad(OUT, -1),
                  lambda: CTX.unary(OUT, "nothing"), lambda: CTX.restore("VIEW", "f32", (4,), (4, 4, 4, 4)),
                  lambda: gs.Graph.from_order([OUT], [OUT], []), lambda: Policy(offsets="no"),
@@ -173,7 +174,7 @@ PROBLEM = problem_of(GRAPH, BACKENDS, Policy())
 
 
 def c_api() -> None:
-    """A failure there is a code, and here the error that the core would raise."""
+    """A failing C function returns a code, which this act raises as the core's error."""
     try:
         with ExitStack() as free:
             graph = free.enter_context(CGraph(ARRAYS)).finish()

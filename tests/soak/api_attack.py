@@ -1,8 +1,7 @@
-"""Random sequences of API calls over moody backends, and what must hold whatever they do.
-
-Every call ends well or raises one of our errors, or what a backend raised; TypeError and ValueError only after a
-backend has answered rubbish.  Once the backends behave, whatever is still open computes what it should, and when all
-is closed, no backend has memory out.
+"""Random sequences of API calls over flaky backends, and invariants that hold after every sequence.  Every call
+succeeds, raises one of our errors, or passes on a backend's error; TypeError and ValueError only after a backend has
+returned rubbish.  Once the backends behave, all open objects compute right results, and when all are closed, no backend
+has allocated memory.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class World:
     # -- acts -------------------------------------------------------------------
 
     def act(self) -> None:
-        """One random call under a random mood."""
+        """One random call, with a random probability of backend failures."""
         act = self.rng.choice(ACTS)
         self.mood(self.rng.choice((0.0, 0.003, 0.02, 0.1)))
         self.calls += 1
@@ -78,7 +77,7 @@ class World:
     # -- the end ----------------------------------------------------------------
 
     def settle(self) -> None:
-        """The backends behave: everything that is open works, and when it is closed nothing is left."""
+        """With backends that behave, every open object works, and closing them frees all memory."""
         self.mood(0.0)
         for allocator in self.allocators:
             allocator.close()
@@ -86,11 +85,11 @@ class World:
             if scheduler.closed:
                 continue
             with contextlib.suppress(gs.Error, Whim):
-                scheduler.synchronize()     # what was queued in a bad mood
-            scheduler.reset()               # plans are made of what backends have said
+                scheduler.synchronize()     # computes queued while backends failed
+            scheduler.reset()               # drop plans made from wrong answers
             for recipe, built in zip(self.recipes, self.built, strict=True):
                 if any(t.buffer is not None and t.lease is None for t in built.ctx.tensors):
-                    continue    # somebody gave it memory of its own
+                    continue    # a call gave it memory outside the arena
                 for t in built.graph.tensors:
                     scheduler.set_tensor_backend(t, None)
                 scheduler.alloc(built.graph)
@@ -137,7 +136,7 @@ def compute(world):
 
 
 def compute_seen(world):
-    """With a callback that looks, stops, or raises."""
+    """Compute with a callback that reads, stops, or raises."""
     rng, graph, scheduler = world.rng, world.graph(), world.scheduler()
     scheduler.alloc(graph)
     fill(world, graph)
@@ -235,7 +234,7 @@ def new_allocator(world):
 
 
 def place_tensor(world):
-    """A tensor of its own: the graphs' go where schedulers want them."""
+    """Allocate a new tensor that is in no graph, whose tensors the schedulers allocate."""
     ctx = gs.Context()
     t = ctx.tensor("f32", world.rng.randint(0, 64))
     allocator = world.allocator()
@@ -260,7 +259,7 @@ def close_allocator(world):
 
 
 def place_context(world):
-    """A context of its own, and its memory goes at once."""
+    """Allocate a new context, and close its memory at once."""
     ctx = gs.Context()
     for _ in range(world.rng.randint(0, 3)):
         ctx.tensor("f32", world.rng.randint(0, 64))
@@ -270,7 +269,7 @@ def place_context(world):
 
 
 def compare(world):
-    """On fresh clones; leafs have what they hold."""
+    """Compare results with those of fresh clones whose leafs have the same data."""
     gs.compare(world.graph(), world.rng.choice(world.backends), world.rng.choice(world.backends))
 
 
@@ -280,7 +279,7 @@ ACTS = (new_scheduler, plan, plan, reserve, alloc, alloc, compute, compute, comp
 
 
 def attempt(rng: random.Random) -> str:
-    """A sequence of calls, then everything must be right."""
+    """A sequence of random calls, then the checks of `settle`."""
     world = World(rng)
     for _ in range(rng.randint(5, 30)):
         world.act()

@@ -1,4 +1,4 @@
-"""What several soaks share: the package built with sanitizers, once."""
+"""Fixtures of several soaks: the package built with sanitizers, once."""
 
 from __future__ import annotations
 

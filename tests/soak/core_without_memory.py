@@ -24,7 +24,7 @@ for name, arguments in (("watch", [ctypes.c_void_p] * 2), ("fail", [ctypes.c_lon
 
 
 def watch_the_core() -> None:
-    """Only what the compiled core asks for fails."""
+    """Make failing_malloc.so fail the calls of the compiled core only."""
     package = str(Path(gs.__file__).resolve().parent)
     for line in Path("/proc/self/maps").read_text().splitlines():
         where, access, *_, path = line.split(maxsplit=5)
@@ -52,9 +52,9 @@ def fails(act, first: int, last: int) -> bool:
 
 
 def run(name: str, step: int) -> tuple[int, int]:
-    """How many runs there were, and how many failed."""
+    """(number of runs, number of failures)."""
     act, runs, failures = ACTS[name], 0, 0
-    act()       # what is made on first use is there
+    act()       # creates what is cached on first use
     LIBRARY.failing_malloc_fail(0, 0)
     act()
     calls = LIBRARY.failing_malloc_calls()

@@ -1,8 +1,8 @@
 /* failing_malloc.c -- malloc, calloc and realloc that fail on demand for callers in given ranges of code.
  *
- * To be preloaded (LD_PRELOAD).  Everybody else gets what glibc gives.  Knows the blocks that were made for the callers
- * in the ranges, so that a failure that leaks is seen; who gives one back is not asked, as a function that ends with
- * free() jumps there and looks like its caller.  One thread at a time: the tests that use it have no more.
+ * To be preloaded (LD_PRELOAD).  All other callers get glibc's functions.  Records the blocks allocated for callers in
+ * the ranges, so that leaks after a failure are seen.  The caller of free() is not checked: a function that ends with
+ * free() jumps there and looks like its own caller.  One thread at a time: the tests that use it have no more.
  */
 #define _GNU_SOURCE
 #include <stddef.h>
@@ -20,7 +20,7 @@ static int n_ranges;
 static long calls, first, last, held;
 
 #define N_PLACES (1u << 20)
-/* Blocks of callers in the ranges, each at the first place from `home` on that was free; a power of two of places. */
+/* Hash table, linear probing, of the blocks allocated for callers in the ranges; its size is a power of two. */
 static void *blocks[N_PLACES];
 
 static unsigned home(const void *block) { return (unsigned)(((uintptr_t)block >> 4) * 2654435761u) % N_PLACES; }
@@ -33,7 +33,7 @@ static void note(void *block) {
     held++;
 }
 
-/* Whether it was noted.  Those behind it move up, so that none is looked for beyond an empty place. */
+/* Removes a block; returns whether it was there.  Later blocks move up, so that a lookup may stop at an empty slot. */
 static int forget(const void *block) {
     unsigned hole = home(block), i;
     while (blocks[hole] != block) {

@@ -1,4 +1,4 @@
-"""Graph files with a few mistakes, and what must be true of each: refused, or computed as it is written.
+"""Graph files with a few mistakes: each is refused, or computed as it is written.
 
 `mutated` changes a parsed file in one to four places, mostly so that it still looks like one.  `attempt` loads what
 came out, plans it, and computes it twice: with every tensor in memory of its own, in the order of the file, and by a
@@ -40,7 +40,7 @@ def good_file(rng: random.Random) -> dict:
 
 def mutated(rng: random.Random, data: dict) -> dict:
     for _ in range(rng.choice((1, 1, 1, 2, 3, 4))):
-        # An earlier one may have left nothing to change.
+        # An earlier mutation may have left nothing to change.
         with contextlib.suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):
             rng.choice(MUTATIONS)(rng, data)
     return data
@@ -171,7 +171,7 @@ MUTATIONS = (change_op, change_op, change_type, change_extent, change_stride, tu
              flag, reside, change_parameter, swap_nodes, drop_member, move_member, junk, junk_on_top, drop_field)
 
 
-# -- what must be true ---------------------------------------------------------------------------
+# -- invariants ---------------------------------------------------------------------------
 
 
 class Poisoned(gs.CpuBackend):
@@ -182,7 +182,7 @@ class Poisoned(gs.CpuBackend):
 
 
 def values(t: gs.Tensor, i: int) -> bytes:
-    """What leaf number i holds: small numbers, the same in every realisation."""
+    """Data of leaf number i: small numbers, the same in every realisation."""
     rng = np.random.default_rng(i)
     n = t.nbytes
     match str(t.type):
@@ -197,7 +197,7 @@ def values(t: gs.Tensor, i: int) -> bytes:
 
 
 def ends(graph: gs.Graph) -> list[int]:
-    """Ids of the nodes whose data is there after a compute: outputs, and those that nobody reads."""
+    """Ids of the nodes whose data can be read after a compute: outputs, and nodes without readers."""
     read = {s for t in graph.nodes for s in (*t.src, t.view_src, *t.deps)}
     return [graph.id_of(t) for t in graph.nodes if t not in read or "output" in t.flags]
 
@@ -261,7 +261,7 @@ def _set(t: gs.Tensor, data: bytes) -> None:
 
 
 def attempt(data: dict, rng: random.Random) -> str:
-    """Load, plan and compute: "refused", "planned" (it is too large, or nobody runs it) or "computed"."""
+    """Load, plan and compute: "refused", "planned" (it is too large, or no backend supports it) or "computed"."""
     try:
         graph = graph_from_dict(copy.deepcopy(data))
     except gs.Error:

@@ -1,4 +1,4 @@
-"""Processes of llama_cpp_load.py: the models and devices that they have, and whether hooked ones do as stock does.
+"""Runs llama_cpp_load.py over models and devices, and compares hooked processes with stock ones.
 
 Owns a folder of jobs, models and adapters.  Invariant: acts that are compared ran with the same job but for the level.
 """
@@ -39,7 +39,7 @@ class Case:
 
     @property
     def has_window(self) -> bool:
-        """Does attention of some layers reach back so far only?"""
+        """Whether some layers have a sliding attention window."""
         return self.model in ("random gpt-oss", "random gemma3")
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ MANY = (Case("tiny-llama-q4_0"), Case("tiny-qwen3-f32", 3, layers=999), Case("ra
 
 
 class Runner:
-    """Runs llama_cpp_load.py; what a stock process said is asked for once."""
+    """Runs llama_cpp_load.py; a stock process runs once per case."""
 
     def __init__(self, folder: Path, package: Path = ROOT, **environment: str) -> None:
         self.folder, self.package, self.environment = folder, package, environment
@@ -67,7 +67,7 @@ class Runner:
         """Of the last process."""
 
     def run(self, mode: str, case: Case, acts: list, *, reuse: bool = True) -> list[dict]:
-        """What the acts said, in a process that is stock, has a level, or takes turns."""
+        """The output of the acts in a process: stock, at a level, or with levels in turn."""
         if mode == "stock" and (case, str(acts)) in self.stock:
             return self.stock[case, str(acts)]
         self.jobs += 1
@@ -105,7 +105,8 @@ class Runner:
         return path
 
     def compare(self, mode: str, case: Case, acts: list, **how) -> list[tuple[dict, dict]]:
-        """What stock and a hooked process said of each act, which have the same digests; nothing of ours is left."""
+        """Assert that a hooked process gives stock's digests and leaves no memory of ours; returns both outputs of each
+        act."""
         pairs = list(zip(self.run("stock", case, acts), self.run(mode, case, acts, **how), strict=True))
         for stock, ours in pairs:
             assert len(stock["digest"]) == len(ours["digest"]) > 0

@@ -1,7 +1,7 @@
-"""llama.cpp in this process, stock or on our planner, and its contexts: what the acts of llama_cpp_load.py need.
+"""llama.cpp in this process, stock or on our planner, and its contexts, for the acts of llama_cpp_load.py.
 
-Owns the contexts that it opens, closed by `with`.  Invariant: whatever a context computes goes into its digest, so that
-two runs with the same digest had the same bits.
+Owns the contexts that it opens, closed by `with`.  Invariant: all results of a context go into its digest, so that runs
+with equal digests had equal bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ USUAL = {"n_ctx": 256, "n_batch": 256, "n_ubatch": 32, "n_seq_max": 1, "flash_at
 
 
 class Refused(Exception):
-    """llama.cpp gave no context, or did not decode; says what it logged last."""
+    """llama.cpp opened no context, or did not decode; the message is its last log."""
 
 
 class Client(Engine):
@@ -42,7 +42,7 @@ class Client(Engine):
         return self.job["mode"] != "stock"
 
     def refuse_after(self, buffers: int) -> None:
-        """Devices give so many more buffers and no more; -1: any number."""
+        """Let devices allocate `n` more buffers and then fail; -1: no limit."""
         self.hosts.devices_refuse_after(buffers)
 
     def adapter(self):
@@ -133,7 +133,8 @@ class Context:
         return [(1 + seed + 7 * i) % self.client.vocab for i in range(count)]
 
     def generate(self, count: int, *, prompt: int = 11, seed: int = 0, at: int = 0) -> int:
-        """A prompt and `count` tokens, each the likeliest; what is old is shifted out or forgotten.  The position."""
+        """A prompt and `count` tokens, each the likeliest; old tokens are shifted out or cleared. Returns the
+        position."""
         row = self.decode(self.prompt(prompt, seed), at)[-1]
         at += prompt
         for step in range(count):

@@ -4,7 +4,7 @@
 
 JOB is a file of JSON: what `hooked.worker.Engine` takes, `layers` on devices, `lora` (a file), `turns` (the level
 changes with each context), and `acts`, pairs of a function's name and its arguments.  The digests of two runs are equal
-where their bits are; whether what an act says is right is for the test to say.
+where their bits are; the test checks the other output of an act.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def opened(client: Client, count: int) -> dict:
 
 
 def held() -> tuple[int, int]:
-    """Bytes of resident memory, and those that malloc has given away."""
+    """Bytes of resident memory, and bytes allocated by malloc."""
     gc.collect()
     libc = ctypes.CDLL(None)
     libc.malloc_trim(ctypes.c_size_t(0))
@@ -82,7 +82,8 @@ def given(libc: ctypes.CDLL) -> int:
 
 
 def in_threads(client: Client, count: int) -> dict:
-    """Two contexts of different kinds alone, then each in a thread of its own while somebody looks at plans."""
+    """Two contexts of different kinds one after the other, then each in its own thread while the main thread reads
+    plans."""
     kinds = ({"n_ctx": 256}, {"n_ctx": 512, "flash_attn_type": 1})
 
     def run(kind: int) -> str:
@@ -121,7 +122,7 @@ def in_threads(client: Client, count: int) -> dict:
 
 
 def looked(client: Client) -> tuple:
-    """What is planned now, verified; nothing in a process that is not hooked."""
+    """Verify the current plans; does nothing in a process without the hook."""
     if not client.is_hooked:
         return ()
     import ggml_sched.llama_cpp as ours
@@ -133,7 +134,7 @@ def looked(client: Client) -> tuple:
 
 
 def restored(client: Client, rounds: int) -> dict:
-    """States saved, and restored in contexts that computed something else since; how far what follows differs."""
+    """States saved, and restored in contexts that computed something else since; the difference of later rows."""
     digests, apart = [], []
     for i in range(rounds):
         way = {"n_seq_max": 2, "flash_attn_type": i % 2, "kv_unified": bool(i % 3)}
@@ -154,7 +155,7 @@ def restored(client: Client, rounds: int) -> dict:
 
 
 def difference(context: llama_cpp_contexts.Context, want: list, at: int, sequence: int) -> float:
-    """How far the next rows are from those that are wanted; 0 where every bit is the same."""
+    """The largest difference of the next rows from the expected ones; 0 if every bit is equal."""
     got = [context.decode([token], at + k, (sequence,)) for k, token in enumerate((3, 1, 4))]
     return max(0.0 if a.tobytes() == b.tobytes() else float(abs(a - b).max()) for a, b in zip(want, got, strict=True))
 

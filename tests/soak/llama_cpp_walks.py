@@ -1,7 +1,7 @@
-"""Contexts that are used in every way there is, by chance: for llama_cpp_load.py.
+"""Random walks over all operations of a context, for llama_cpp_load.py.
 
-Owns nothing.  Invariant: what a walk does depends on its seed and on what llama.cpp answers, so that two processes with
-the same bits take the same steps.
+Owns nothing.  Invariant: a walk depends only on its seed and on llama.cpp's results, so that two processes with the
+same bits take the same steps.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Walk:
             self.lengths[target] = self.api.llama_memory_seq_pos_max(self.context.memory, target) + 1
 
     def all(self) -> None:
-        """The whole state, back after something else."""
+        """Save the whole state, compute something else, and restore it."""
         state, lengths = self.context.state(), list(self.lengths)
         self.feed(self.one(), 3)
         self.context.restore(state)

@@ -1,4 +1,4 @@
-"""GGUF models with a few mistakes, and what must be true of each: refused with a gs.Error, or it runs."""
+"""GGUF models with a few mistakes: each is refused with a gs.Error, or it runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def mutated_model(rng: random.Random) -> bytes:
 
 
 def rewritten(rng: random.Random, data: bytes) -> bytes:
-    """A file that is in order, of a model that is not: other hyperparameters, other tensors."""
+    """A well-formed file of a wrong model: changed hyperparameters or tensors."""
     with open_gguf(data) as f:
         metadata = {key: value.tolist() if isinstance(value, Array) else value for key, value in f.metadata.items()}
         tensors = {t.name: (t.type, t.ne, f.data(t).tobytes()) for t in f.tensors.values()}

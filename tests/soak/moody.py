@@ -1,7 +1,7 @@
-"""Backends that work most of the time: they raise, return rubbish, and lie about their memory, on a whim.
+"""Flaky backends: at random they raise, return rubbish, and report wrong memory.
 
-A whim is drawn from the backend's own generator, so a seed decides them all (those of a backend's own thread are drawn
-from another one: threads may overtake each other).  `mood` is how often, 0 for a backend that behaves.
+Failures are drawn from the backend's own generator, so a seed decides them all (those of a backend's own thread come
+from another generator, since the order of threads varies).  `mood` is their probability, 0 for a backend that behaves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ggml_sched.backends.cpu.buffer import allocate
 
 
 class Whim(Exception):
-    """What a backend raises that knows no gs.Error."""
+    """An error of a backend that is no gs.Error."""
 
 
 class MoodyBuffer(CpuBuffer):
@@ -26,12 +26,12 @@ class MoodyBuffer(CpuBuffer):
 
     def free(self):
         super().free()
-        # Raised when the memory is given back: it must not be lost for that.
+        # Raised while memory is freed, which must not leak it.
         self.backend.raises("free")
 
 
 class MoodyBackend(gs.CpuBackend):
-    """`rubbish` counts the answers that made no sense since it was last set to 0."""
+    """`rubbish` counts the invalid results since it was last set to 0."""
 
     def __init__(self, name: str, seed: int) -> None:
         super().__init__(1, name=name)
@@ -41,28 +41,28 @@ class MoodyBackend(gs.CpuBackend):
         self._main = threading.current_thread()
         self._draws = random.Random(seed), random.Random(~seed)
 
-    # -- whims ------------------------------------------------------------------
+    # -- failures ------------------------------------------------------------------
 
     @property
     def _draw(self) -> random.Random:
         return self._draws[threading.current_thread() is not self._main]
 
     def raises(self, where: str) -> None:
-        """Raise something, on a whim."""
+        """Raise an error at random."""
         if self.mood and self._draw.random() < self.mood:
             raise self._draw.choice((
                 Whim(f"{self.name}: {where}"), gs.BackendError(f"{self.name}: {where}"),
                 gs.OutOfMemory(f"{self.name}: {where}", self.name, 1, 0)))
 
     def answer(self, where: str, honest, *rubbish):
-        """The honest answer; or raise, or something else instead."""
+        """The right result; at random an error or a wrong result."""
         self.raises(where)
         if self.mood and rubbish and self._draw.random() < self.mood:
             self.rubbish += 1
             return self._draw.choice(rubbish)
         return honest
 
-    # -- what the planner asks --------------------------------------------------
+    # -- queries of the planner --------------------------------------------------
 
     def supports_op(self, node):
         return self.answer("supports_op", super().supports_op(node), False, None, "yes", 0)

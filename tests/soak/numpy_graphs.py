@@ -1,8 +1,8 @@
-"""Random graphs with a model of their own in NumPy: what every tensor must hold, found without the package.
+"""Random graphs with a model in NumPy that gives every tensor's expected data without the package.
 
-Each op made here comes with a function on NumPy arrays that says the same.  Values are integers (or halves of some)
+Each op made here has a function on NumPy arrays with the same result.  Values are integers (or halves of some)
 small enough to be exact in f32 and f16, so that results are compared for equality, however they were computed.
-A model keeps an array for every root; views are NumPy's, so that writes through them show wherever they must.
+A model has an array for every root; views are NumPy views, so that writes through them are shared.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from numpy.lib.stride_tricks import as_strided
 import ggml_sched as gs
 
 SMALL, LARGE = 16, 1 << 21
-"""Bounds of values: what inputs and residents hold, and beyond what a result is clamped."""
+"""Bounds of values: of inputs and residents, and the bound to which results are clamped."""
 DTYPES = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "i64": np.int64}
 
 
 @dataclass(eq=False)
 class Value:
-    """A tensor and what it holds: `run` gives its array from the arrays so far; no |value| is above `bound`."""
+    """A tensor and its expected data: `run` computes its array from earlier arrays; no |value| exceeds `bound`."""
 
     tensor: gs.Tensor
     ne: tuple[int, int, int, int]
@@ -53,7 +53,7 @@ def window(a: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...], at: 
 
 
 class Home:
-    """Tensors that live on backends for good, shared by graphs; `arrays` is what they must hold."""
+    """Resident tensors, shared by graphs; `arrays` is their expected data."""
 
     def __init__(self, rng: random.Random, backends) -> None:
         self.contexts: list[gs.Context] = []
@@ -111,10 +111,10 @@ class Model:
                 self.ctx.set_output(value.tensor)
         self.graph = gs.Graph(*[e.tensor for e in ends])
 
-    # -- what a compute must give --------------------------------------------------------------
+    # -- expected results of a compute --------------------------------------------------------------
 
     def draw(self, draw: np.random.Generator, keep: dict[Value, np.ndarray]) -> dict[Value, np.ndarray]:
-        """What to set before a compute; `keep`: what was set last and stays, where the input flag allows it."""
+        """The data to set before a compute; with `keep`, some flagged inputs keep the data set last."""
         given = {}
         limits = dict(self.ids)
         for leaf in self.leafs:
@@ -129,7 +129,7 @@ class Model:
         return given
 
     def run(self, given: dict[Value, np.ndarray]) -> dict[gs.Tensor, np.ndarray]:
-        """The arrays of all tensors of the graph after a compute; changes what the home must hold."""
+        """The arrays of all tensors of the graph after a compute; updates the home's expected data."""
         arrays = {**self.home.arrays, **{leaf: a.copy() for leaf, a in given.items()}}
         for node in self.graph.nodes:
             value = self.of[node]
@@ -225,7 +225,7 @@ class Model:
         return self._clamp(self._pick(), self.rng.choice([3, 8]))
 
     def _op_inplace(self) -> Value:
-        """Over the memory of the source; nothing there may grow, as other views look at it."""
+        """In place over the source; the bound must not grow, as other views share the memory."""
         a = self._pick()
         kind, act, bound = self.rng.choice(UNARY)
         if not a.dense or bound > self._bound(a):
@@ -422,7 +422,7 @@ class Model:
                          after.ne)
 
     def _op_keep(self) -> None:
-        """A node keeps an earlier result."""
+        """An alloc dependency of a node on an earlier result."""
         found = [v for v in self.of.values() if v.run is not None and v.root is None]
         if len(found) > 1 and found[-1].tensor.op not in ("VIEW", "RESHAPE", "PERMUTE"):
             self.ctx.keep_until(self.rng.choice(found[:-1]).tensor, found[-1].tensor)

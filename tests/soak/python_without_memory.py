@@ -48,7 +48,7 @@ def fails(act, start: int, stop: int) -> bool:
 def run(name: str, step: int, first: int) -> tuple[int, int]:
     """How many runs there were before the last five turns, which succeed, and how many failed."""
     act, runs, failures, start, idle = ACTS[name], 0, 0, first, 0
-    act()       # what is made on first use is there
+    act()       # creates what is cached on first use
     while idle < 5:
         failures += fails(act, start, start + 1)
         failed = fails(act, start, start + WIDE)

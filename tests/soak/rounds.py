@@ -58,5 +58,5 @@ def attack(round: Callable[[random.Random], str | None], rounds: int) -> Counter
 
 
 def is_replay() -> bool:
-    """Whether a single seed was asked for, so that nothing can be said of how often what happens."""
+    """Whether a single seed is replayed: then checks of frequencies do not apply."""
     return "GGML_SCHED_SEED" in os.environ

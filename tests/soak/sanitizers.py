@@ -1,7 +1,8 @@
 """The package built with GCC's sanitizers, and programs run with their runtimes.
 
-Owns nothing.  Invariant: what runs here says on stderr whatever a sanitizer finds, and ends with an error, unless leaks
-are asked for, which `leaks` picks out: Python keeps much to its end, and one exit code serves for everything.
+Owns nothing.  Invariant: a program writes each finding of a sanitizer to stderr and exits with an error.  With leak
+checking the exit status has no meaning, since Python itself leaks at its end; `leaks` selects the reports about our
+code.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from programs import run_program
 
 HERE = Path(__file__).resolve().parent
 SLICE = ("graph", "planning", "replaying", "graph_allocator", "packing", "c_api")
-"""What the tests of every day run; plans are where most is allocated."""
+"""The acts of the tests that are no soak; planning allocates most."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""llama.cpp itself on our planner under load: every bit as with llama.cpp as it is, nothing leaks, nothing crashes.
+"""llama.cpp itself on our planner under load: bits equal to stock, no leak, no crash.
 
 Each case is processes of their own that do the same (llama_cpp_load.py): stock, either level, and one whose level
 changes with each context.  GGML_SCHED_SOAK=5 makes them five times as long.
@@ -18,10 +18,10 @@ from ggml_sched.llama.synthetic_models import random_model
 
 TIMES = int(os.environ.get("GGML_SCHED_SOAK", "1"))
 GROWTH = 1 << 20
-"""Bytes of resident memory that may come while 80 contexts come and go."""
+"""Permitted growth of resident memory in bytes while 80 contexts are opened and closed."""
 KEPT = 512 << 10
-"""Bytes of those that malloc may still have given away, less what llama.cpp as it is keeps: what contexts leave for the
-next are graphs of their sizes.  What nobody can reach is found by the sanitizers (test_llama_cpp_sanitized.py)."""
+"""Permitted bytes that malloc still has allocated afterwards, beyond stock's: released contexts leave cached graphs of
+their sizes.  The sanitizers find unreachable memory (test_llama_cpp_sanitized.py)."""
 
 pytestmark = [
     pytest.mark.soak,

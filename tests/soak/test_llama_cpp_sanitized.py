@@ -1,7 +1,7 @@
 """The load of test_llama_cpp.py with our side of it under the sanitizers: llama.cpp's own libraries are as installed.
 
-All memory is the sanitizer's, so that it sees what we read or write outside of ours, what ggml frees and we use, and
-what we have taken and nobody has any more when the process ends.
+The sanitizer allocates all memory, so that it detects our accesses out of bounds, our uses of memory that ggml freed,
+and our memory that is unreachable when the process ends.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from mutation_operators import mutants_of
 
 SAMPLE = 20
 NOTICED = 0.8
-"""Some mutants change nothing that can be seen: a size that is rounded up, a search that is cut off one later."""
+"""The required share of noticed mutants.  Some mutants are equivalent: a size that is rounded up, a search cut off one
+step later."""
 
 
 @pytest.mark.soak
@@ -32,7 +33,7 @@ def test_tests_notice_most_mutants():
 
 @pytest.mark.soak
 def test_a_mutant_that_must_be_noticed_is_noticed_and_taken_back(tmp_path):
-    """So that the soak above can fail: a tool that never edits, or never builds, would find only survivors."""
+    """The tool edits, builds and restores: otherwise every mutant above would survive or fail for another reason."""
     if not mutate.is_built():
         pytest.skip("needs an in-place build")
     copy = mutate.Copy(tmp_path, timeout=900, near=True)

@@ -112,7 +112,7 @@ class Life:
             try:
                 got = t.numpy()
             except gs.HazardError:
-                # Its memory served others; what was asked for is there.
+                # Other tensors reused its memory; flagged results are there.
                 assert "output" not in t.flags or model.of[t].owner in written, t
                 continue
             self.read += 1

@@ -39,7 +39,7 @@ PIECES = ("{{", "}}", "{%", "%}", "for ", " in ", "range(", ")", "(", "ns.x", " 
 
 
 def mutated_metadata(rng: random.Random) -> dict:
-    """Metadata that is in order as a file, of a vocabulary that is not."""
+    """Well-formed metadata of a wrong vocabulary."""
     metadata = {key: value.copy() if isinstance(value, list) else value
                 for key, value in rng.choice(VOCABULARIES).items()}
     for _ in range(rng.choice((1, 1, 2, 4))):

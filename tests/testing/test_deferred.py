@@ -167,7 +167,7 @@ def test_devices_that_wait_for_each_other_are_an_error():
 
 
 class Case:
-    """A graph over late devices, and what each of its computes must give."""
+    """A graph over late devices, and the expected results of each compute."""
 
     def __init__(self, seed: int, copies: int, direct: bool) -> None:
         self.world = DeferredQueues(seed)
@@ -284,7 +284,7 @@ class Mixture(Case):
 
 
 class Kept(Case):
-    """c keeps what a has computed until it is done, without reading it; a copy looks at it afterwards."""
+    """A node of c has an alloc dependency on a result of a, without reading it; a copy reads that result afterwards."""
 
     def build(self):
         self.log = weights_on(self.backends[1], "any", log=np.zeros((N, 8), np.float32))["log"]
@@ -342,7 +342,8 @@ def without(program, k, wait):
 
 @pytest.mark.parametrize("extra", [0, 1, 2])
 def test_the_checker_sees_a_load_that_does_not_wait_for_readers_on_other_backends(extra):
-    """A load that is left out while nobody sets its leaf; whichever id it has, some compute has to wait for others."""
+    """A load left out while its leaf is not set again; whatever id the leaf has, some compute has to wait for
+    others."""
     world = DeferredQueues(0)
     a, b = DeferredBackend("a", world), device(DeferredBackend, "b", queues=world, reads=["a"])
     acc = weights_on(b, "any", acc=np.zeros(8, np.float32))["acc"]
@@ -395,7 +396,7 @@ def test_an_input_is_not_loaded_before_another_device_has_read_the_one_before():
 
 
 class Sender(DeferredBackend):
-    """Sends what others ask for, in its own queue, and fetches nothing."""
+    """Copies to other devices in its own queue, and does not copy from them."""
 
     def cpy_tensor_from(self, src, dst):
         return False
@@ -450,7 +451,7 @@ def test_what_a_third_device_sends_is_there_when_it_is_read(shared):
 @pytest.mark.parametrize("direct", [False, True], ids=["through the host", "direct"])
 @pytest.mark.parametrize("observed", [False, True])
 def test_one_compute_after_the_other_gives_the_same(observed, direct):
-    """Also where somebody looks at some of the nodes."""
+    """Also with a callback that observes some of the nodes."""
     for make in CASES:
         for seed in SEEDS:
             case, seen = make(seed, 2, direct), []

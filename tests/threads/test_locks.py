@@ -1,4 +1,4 @@
-"""Locks are free after whatever interrupted those who held them, and in the children of forks."""
+"""Locks are free after an interrupt of their holder, and in the children of forks."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_fork_unlocks():
 
 
 def turns(lock: ForkLock) -> list[str]:
-    """Who is in before whom, where one holds a lock when another one comes."""
+    """The order in which threads enter, when one holds the lock while another arrives."""
     order, comes = [], threading.Event()
 
     def other() -> None:
@@ -122,7 +122,7 @@ class Rang(Exception):
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")
 def test_a_signal_ends_waiting():
-    """What its handler raises comes while somebody else still holds the lock."""
+    """The handler's exception is raised while another thread still holds the lock."""
     lock, held, enough, seen, left = ForkLock(), threading.Event(), threading.Event(), [], []
 
     def hold() -> None:
