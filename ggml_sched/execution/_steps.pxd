@@ -35,7 +35,7 @@ cdef class BoundExperts(BoundStep):
     cdef readonly Tensor src
     cdef readonly Tensor dst
     cdef readonly Tensor ids
-    cdef readonly tuple used            # experts that were copied last
+    cdef readonly tuple used            # indices of the experts that the last copy moved
     cdef bint on_host
 
 
@@ -44,7 +44,7 @@ cdef class BoundRun(BoundStep):
     cdef readonly tuple twins
     cdef readonly tuple groups
     cdef readonly object needed         # frozenset, or None
-    cdef object handle                  # what the backend has prepared, None: nothing
+    cdef object handle                  # what graph_plan_create returned; None: compute the view
     cdef bint is_prepared
 
 

@@ -1,15 +1,16 @@
 # cython: language_level=3
-"""Steps with addresses: what the executor does for each step of a program.
+"""Bound steps: the steps of a program with addresses and backends.
 
-A bound step belongs to one backend, in whose queue it stands.  `due()` decides on the caller's thread what there is
-to do and returns it as an action, which may be made later, and on another thread: by then the caller may have set
-other inputs.  An action first lets its backend (or, where the host itself must read, the host) wait for the events
-that it is given, and never waits for anything else; it returns an event that stands for its end, or None: the queue's
-order does.  What it appends to `keep_alive` must stay alive until the backends have done what was queued.
+A bound step is issued to the queue of its `backend`.  `due()` runs on the caller's thread and returns an action, a
+function that issues the step.  The action may run later and on another thread, when the caller may have set other
+inputs already; so `due()` takes the data of inputs, and the action uses the data taken.  An action lets its backend
+wait for the events that it is called with (or the host, where the host reads the data), and for nothing else.  It
+returns an event recorded at its end, or None where the order of the queue is enough.  Objects appended to `keep_alive`
+must stay alive until the backends have executed what was queued.
 
-Where no step waits for another, or every backend is done when a call returns, `run_in_order` takes the steps as they
-come, without an action for each: a model's token is a few small loads and one run.  Loads go straight to memory that is
-plain bytes.
+Where no step waits for another, or every backend is done when a call returns, `run_in_order` issues the steps one after
+the other without making actions, which saves time for small graphs: a model's token is a few small loads and one run.
+There, a load into memory that the host can address is a `memcpy`.
 """
 
 from cpython.method cimport PyMethod_Check, PyMethod_GET_FUNCTION
@@ -27,13 +28,16 @@ from ggml_sched.errors import HazardError, PlacementError, each
 
 
 cdef class PlaceVersions:
-    """Which version of its source each kept place holds; forgotten at once when the memory has served others."""
+    """Which version of its source each location holds, of locations that no other tensor shares.
+
+    `forget` is called when other graphs may have used the memory.
+    """
 
     def __cinit__(self):
         self.versions = {}
 
     cpdef bint is_new(self, int64_t place, int64_t version) except -1:
-        """Whether the place holds another version; from now on, this one."""
+        """Whether the recorded version of a location differs; records this version."""
         if self.versions.get(place) == version:
             return False
         self.versions[place] = version
@@ -44,7 +48,7 @@ cdef class PlaceVersions:
 
 
 def is_false(answer):
-    """Whether a callback's answer is False, NumPy's included; None, 0 and the like are no such answer."""
+    """Whether a callback returned False or NumPy's False; None, 0 and other false values do not count."""
     return answer is False or isinstance(answer, np.bool_) and not answer
 
 
@@ -57,35 +61,36 @@ def home_of(Tensor tensor not None):
 
 
 cdef inline bint is_method(found, function):
-    """Whether what was found on an object is this function of its class, and not put in its place since."""
+    """Whether `found`, an attribute of an object, is `function` bound as a method: not overridden, not replaced."""
     return PyMethod_Check(found) and <object>PyMethod_GET_FUNCTION(found) is function
 
 
 cdef class BoundStep:
-    """One step, with the tensors that it is about."""
+    """A step of a program, bound to tensors with addresses."""
 
     def __init__(self, backend):
         self.backend = backend
 
     def due(self):
-        """What there is to do now; None for a step that is left out, as only one with `versions` may be."""
-        raise NotImplementedError       # each kind of step says
+        """The action that issues the step now; None if the step is left out, which only steps with `versions` can
+        be."""
+        raise NotImplementedError       # each subclass overrides it
 
     cdef int take(self, list keep_alive) except -1:
-        """Do what is due, at once; there is nothing to wait for."""
+        """Issue the step at once, without events to wait for."""
         action = self.due()
         if action is not None:
             action((), keep_alive)
         return 0
 
     def free(self):
-        """Release what the step holds."""
+        """Free what the backend prepared for the step."""
 
 
 cdef class BoundLoad(BoundStep):
-    """Bring what the caller has set for `leaf`, from byte `start` on, to the place of `tensor`.
+    """Write the data that the caller set for `leaf`, from byte `start` on, to the memory of `tensor`.
 
-    `versions`, of a place that nothing else uses: it is brought again only after a new `set`.
+    `versions` is given where no other tensor uses that memory: then the data is written only after a new `set`.
     """
 
     def __init__(self, backend, Tensor leaf not None, Tensor tensor not None, int64_t start, int64_t place,
@@ -94,7 +99,7 @@ cdef class BoundLoad(BoundStep):
         self.leaf, self.tensor, self.start, self.place, self.versions = leaf, tensor, start, place, versions
 
     cdef bint is_due(self) except -1:
-        """Whether there are bytes that must be brought."""
+        """Whether the step has bytes to write."""
         if self.versions is None:
             return bool(self.leaf.stash)
         return bool(self.leaf.stash) and self.versions.is_new(self.place, self.leaf.version)
@@ -127,13 +132,14 @@ cdef class BoundLoad(BoundStep):
 
 
 def _nothing(events, keep_alive):
-    """A leaf without bytes, or one that a node writes to before anything reads it, and that nobody has set."""
+    """The action of a load without data: the leaf has no bytes, or was not set because a node writes it before any
+    read."""
 
 
 cdef class BoundCopy(BoundStep):
-    """Copy `src` to `dst`, a place on another backend; `versions` as in BoundLoad.
+    """Copy `src` to `dst`, a tensor on another backend; `versions` as in BoundLoad.
 
-    `backend` is the source's (the copy is pushed) or the destination's.
+    `backend` is the backend of `src` or of `dst`; in the first case the copy does not wait for the queue of `dst`.
     """
 
     def __init__(self, backend, Tensor src not None, Tensor dst not None, int64_t place, PlaceVersions versions):
@@ -150,11 +156,11 @@ cdef class BoundCopy(BoundStep):
 
 
 cdef class BoundExperts(BoundStep):
-    """Copy only those experts of a mixture that `ids` names.
+    """Copy only the experts of a weight whose indices are in `ids`.
 
-    `src` and `dst` are expert weights [k, m, n_expert], one expert's bytes after the other's; ids out of range are left
-    to the kernel to refuse.
-    `on_host`: the ids are what the caller has set; else they are read where a node computed them.
+    `src` and `dst` are expert weights [k, m, n_expert], in which each expert's bytes follow those of the one before.
+    Ids out of range are ignored here, and refused by the kernel.  `on_host`: the ids are an input that the caller set;
+    otherwise a node computed them, and they are read from its backend.
     """
 
     def __init__(self, backend, Tensor src not None, Tensor dst not None, Tensor ids not None, bint on_host):
@@ -162,7 +168,7 @@ cdef class BoundExperts(BoundStep):
         self.src, self.dst, self.ids, self.on_host, self.used = src, dst, ids, on_host, ()
 
     def due(self):
-        # Not ids.numpy(), which would give what the caller has set by then.
+        # The bytes of now: ids.numpy() in the action might return data that the caller has set later.
         given = None
         if self.on_host:
             given = (self.ids.root.stash or b"")[self.ids.view_offs : self.ids.view_offs + self.ids.nbytes]
@@ -193,7 +199,7 @@ cdef class BoundExperts(BoundStep):
 
 
 def note_nodes(error, backend, tuple nodes not None):
-    """Add to an exception of a backend which backend it is, and which nodes it was computing."""
+    """Add a note to an exception of a backend: the names of the backend and of the nodes that it was computing."""
     if nodes:
         names = [f"{node.name or 'unnamed'!r} ({node.op})" for node in (nodes[0], nodes[-1])]
         which = names[0] if len(nodes) == 1 else f"the {len(nodes)} nodes {names[0]} .. {names[1]}"
@@ -201,9 +207,10 @@ def note_nodes(error, backend, tuple nodes not None):
 
 
 cdef class BoundRun(BoundStep):
-    """Compute nodes on one backend; prepared by the backend on first use.
+    """Compute nodes on one backend, which prepares them on first use (`graph_plan_create`).
 
-    `nodes` are the graph's, `twins` what the backend computes in their place; `groups` and `needed` as in GraphView.
+    `nodes` are nodes of the graph.  `twins`, of the same number, are the tensors that the backend computes: a node
+    itself, or a tensor like it that reads copies or has its result in a copy.  `groups` and `needed` as in GraphView.
     """
 
     def __init__(self, backend, tuple nodes not None, tuple twins not None, tuple groups not None=(), needed=None):
@@ -211,7 +218,7 @@ cdef class BoundRun(BoundStep):
         self.nodes, self.twins, self.groups, self.needed = nodes, twins, groups, needed
 
     def view(self):
-        """What the backend is given."""
+        """The argument of the backend's `graph_plan_create` and `graph_compute`."""
         return GraphView(self.twins, self.groups, self.needed)
 
     def due(self):
@@ -234,7 +241,7 @@ cdef class BoundRun(BoundStep):
             raise
 
     cdef int take(self, list keep_alive) except -1:
-        handle = self.handle        # kept while it is computed, even if another thread frees it
+        handle = self.handle        # a reference of our own: another thread may call `free` meanwhile
         if not self.is_prepared or handle is None:
             self.run((), keep_alive)
             return 0
@@ -246,8 +253,11 @@ cdef class BoundRun(BoundStep):
         return 0
 
     def parts(self, ask):
-        """The nodes up to each one that `ask` wants (None: every one), and that node; in the end None, if the last is
-        not wanted.  Asked one after the other, as they come; no groups."""
+        """Yield the run in parts that each end with an observed node: (twins of the part, observed node).
+
+        A node is observed unless `ask(node)` is False; with `ask=None` all are.  The last part has None for the node if
+        the last node is not observed.  `ask` is called just before its part is yielded.  Fusion groups are ignored.
+        """
         start, last = 0, len(self.nodes) - 1
         for k, node in enumerate(self.nodes):
             wanted = ask is None or not is_false(ask(node))
@@ -263,7 +273,7 @@ cdef class BoundRun(BoundStep):
 
 
 cdef class BoundWriteBack(BoundStep):
-    """Copy what a node computed into a copy to the node's own memory, on another backend."""
+    """Copy a node's result, which was computed into `copy`, to the node's own memory on another backend."""
 
     def __init__(self, backend, Tensor copy not None, Tensor node not None):
         BoundStep.__init__(self, backend)
@@ -274,9 +284,10 @@ cdef class BoundWriteBack(BoundStep):
 
 
 def transfer(Tensor src not None, Tensor dst not None, queue, events, keep_alive):
-    """Copy `src` to `dst`, after the events, as a step of `queue`: the source's backend or the destination's.
+    """Copy `src` to `dst` after the events, ordered in `queue`, which is the backend of `src` or of `dst`.
 
-    The two backends do it where they can; otherwise the host reads, which waits for the source, and queues the rest.
+    The backends copy directly where they support it.  Otherwise the host waits for `src`, reads it, and queues a write
+    to `dst`.
     """
     there, here = home_of(src), home_of(dst)
     for event in events:
@@ -290,7 +301,7 @@ def transfer(Tensor src not None, Tensor dst not None, queue, events, keep_alive
         _let_follow(backend, queue)
         if copy(src, dst):
             return _let_follow(queue, backend)
-    # The host reads: both backends follow the queue by now, and with it all that it waits for.
+    # The host reads.  The calls of _let_follow above have made both backends wait for `queue`, and so for the events.
     staging = staged(src, dst)
     keep_alive.append(staging)
     here.set_tensor_async(dst, memoryview(staging))
@@ -298,7 +309,8 @@ def transfer(Tensor src not None, Tensor dst not None, queue, events, keep_alive
 
 
 def _let_follow(later, earlier):
-    """Let what is queued on one backend from now on come after what is queued on another so far: the event between."""
+    """Make all later work of backend `later` wait for the work queued on `earlier` so far; returns the event, or
+    None."""
     if later is earlier:
         return None
     event = earlier.event_new()
@@ -307,11 +319,11 @@ def _let_follow(later, earlier):
     return event
 
 
-# -- what every compute does ------------------------------------------------------------------------
+# -- functions that every compute calls ------------------------------------------------------------------------
 
 
 def run_in_order(list steps not None, list keep_alive not None):
-    """Do bound steps one after the other, without events; `keep_alive` as for an action."""
+    """Issue bound steps one after the other, without events; `keep_alive` as for an action."""
     cdef BoundStep step
     for step in steps:
         step.take(keep_alive)
@@ -326,7 +338,10 @@ def complete_at_once(tuple backends not None):
 
 
 def synchronize(tuple backends not None):
-    """Wait for every backend, whatever raises, and raise the first error; those that are always done are not called."""
+    """Wait for every backend, even if one raises, then raise the first error.
+
+    Backends that inherit `synchronize` are done when a call returns, and are not called.
+    """
     waits = []
     for backend in backends:
         wait = backend.synchronize
@@ -337,7 +352,7 @@ def synchronize(tuple backends not None):
 
 
 def check_inputs(list leafs not None, bint zero):
-    """HazardError for an input that was never set; with `zero`, such inputs are zeros from now on."""
+    """Raise HazardError for an input that was never set; with `zero`, set such inputs to zeros instead."""
     cdef Tensor leaf
     for leaf in leafs:
         if leaf.stash is None:
@@ -350,8 +365,10 @@ def check_inputs(list leafs not None, bint zero):
 
 
 def note_written(list leafs not None, int64_t n_done):
-    """The first `n_done` nodes have been computed, or will be: `leafs` are pairs of one that nodes write to and the
-    position of the first that does."""
+    """Mark the leafs that a compute of the first `n_done` nodes writes to.
+
+    `leafs` are pairs (leaf that nodes write to, position of the first such node).
+    """
     cdef Tensor root
     cdef int64_t first
     for root, first in leafs:

@@ -1,11 +1,11 @@
-"""Plans with addresses: an `Allocation` binds a graph and its program to memory, and computes.
+"""Allocations: an `Allocation` binds a graph and the program of its plan to memory, and computes.
 
-It decides nothing: planning/program.py says what each step is, planning/waits.py what it waits for.  Steps are bound
-once for each place that a ring has for them, and every compute uses them again.  The graph is never changed: nodes that
-read copies are rewired twins.
+All decisions are made before: planning/compiler.py chooses the steps, planning/waits.py the waits between them.  A step
+is bound once for each copy slot that it uses, and every later compute uses the bound step again.  The graph is never
+changed: for a node that reads a copy, the backend is given a twin, a tensor like the node whose source is the copy.
 
-An allocation is suspended while another graph uses the arena, and restored: what backends have prepared for it
-stays, as long as the arena's buffers do.
+An allocation is suspended while another graph uses the arenas, and can be restored.  Its bound steps, and what backends
+have prepared for them, are kept until the buffers of the arenas change.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ __all__ = ["Allocation"]
 
 
 class _Guard:
-    """Refuses to read results that were not computed or are overwritten: ggml would return garbage."""
+    """Called before a tensor is read: HazardError for a result that was not computed or was overwritten.
+
+    ggml would return bytes of another tensor there.
+    """
 
     __slots__ = ("_allocation",)
 
@@ -60,7 +63,7 @@ class _Guard:
         if not node.computes:
             node = node.root
             if node.op == "NONE" and not node.overwritten:
-                return          # the data that the caller has set is still on the host
+                return          # an input: the host still has the data that the caller set
         i = allocation.id_of(node) if tensor.nbytes else -1
         if i >= 0 and allocation.data.is_inner(i):
             raise HazardError(
@@ -79,10 +82,10 @@ class _Guard:
 
 
 class Allocation:
-    """A plan whose tensors have addresses in `buffers`: for each backend a tuple, one for each chunk.
+    """A plan whose tensors have addresses in `buffers`: for each backend a tuple with a buffer for each chunk.
 
-    `asked` is the graph that the caller gave; the plan's may be another order of it.  Neither is kept alive: an
-    allocation cannot be used once its graph is gone.
+    `asked` is the graph that the caller gave; `graph` is the planned one, which may have its nodes in another order.
+    Both are weak references: once the graph is freed, the allocation cannot be used.
     """
 
     def __init__(self, plan: Plan, buffers: tuple[tuple[Buffer, ...], ...], asked: weakref.ref[Graph]) -> None:
@@ -97,35 +100,38 @@ class Allocation:
 
     is_running = False
     _n_done = 0
-    """How many of the nodes have been computed, in the memory that they have now."""
+    """How many nodes, from the first on, have been computed since the tensors got their present addresses."""
     _pipeline: Pipeline | None = None
-    """Where computes were queued."""
+    """The pipeline in which the last deferred or queued compute is; None before the first."""
     _failure_epoch: int | None = None
-    """Of the pipeline, when the last compute was queued there."""
+    """The failure epoch of the pipeline when the last compute was issued; None if it failed, or `run` waited for it."""
     _is_deferred = False
-    """Whether the next read raises the error of that compute; otherwise `synchronize` does."""
+    """Whether a read raises the error of that compute (`wait=False`); after `submit`, only `synchronize` does."""
     failure = ""
-    """What went wrong in the last compute."""
+    """The message of the error of the last compute; empty if there was none."""
     _cur_copy = 0
-    """Which place of each ring the next compute uses."""
+    """Which slot of each copy the next compute uses, as in ggml."""
     _steps_of: dict[int, list[BoundStep]] | None = None
-    """For each place of the rings the steps of a compute that uses it."""
+    """{value of `_cur_copy`: the bound steps of a compute that uses those slots}."""
     prepared: dict[tuple[int, int], BoundStep] | None = None
-    """Steps by number and place: those without a ring serve all places.  None before the first compute."""
+    """{(number of the step, copy slot): bound step}; None before the first compute.
+
+    A step whose copies have one slot is bound once, under slot 0.
+    """
 
     def new_plan(self) -> Plan:
-        """The plan again; its graph must be there still."""
+        """A Plan equal to the one that the allocation was made of; the graph must be alive."""
         return Plan(self.graph(), self.data, self.backends, self._policy, self.asked())
 
     def id_of(self, t: Tensor) -> int:
-        """The id of a tensor of the graph, -1 for another."""
+        """The id of a tensor of the graph; -1 for any other tensor."""
         return self._ids.get(t, -1)
 
     @cached_property
     def _ids(self) -> dict[Tensor, int]:
         return {t: i for i, t in enumerate(self.tensors)}
 
-    # Fields that only a compute needs are made by the first one: a runner may allocate each graph anew.
+    # Properties that only a compute needs are made by the first compute: many graphs are allocated and never computed.
 
     @cached_property
     def program(self) -> Program:
@@ -138,53 +144,53 @@ class Allocation:
 
     @cached_property
     def _stand_ins(self) -> dict[int, Tensor]:
-        """Tensors that stand for places of copies, by id."""
+        """{id of a copy slot: the tensor made for it}; the graph has no tensors for copies."""
         return {}
 
     @cached_property
     def _is_ordered(self) -> bool:
-        """Whether the order of the steps alone orders every conflict: no event is needed."""
+        """Whether issuing the steps in order is enough: no step waits, or every backend is done when a call returns."""
         return not self.program.awaited or complete_at_once(self.backends)
 
     @cached_property
     def _copies(self) -> tuple[tuple[int, int], ...]:
-        """The plan's, made once."""
+        """`data.copies`, which makes a new tuple on each access."""
         return self.data.copies
 
     @cached_property
     def _groups(self) -> tuple[tuple[int, ...], ...]:
-        """The plan's, made once."""
+        """`data.groups`, which makes a new tuple on each access."""
         return self.data.groups
 
     @cached_property
     def _written(self) -> list[tuple[Tensor, int]]:
-        """Leafs that nodes write to, and the position of the first that does."""
+        """(leaf that nodes write to, position of the first such node)."""
         return [*written_leafs(self.nodes).items()]
 
     @cached_property
     def _inputs(self) -> list[Tensor]:
-        """Leafs that must have been set: those that come to a backend which has memory."""
+        """Leafs that the caller must have set: inputs of the program that are loaded to a backend which has memory."""
         loaded = {step.tensor for step in self.program.steps
                   if isinstance(step, Load) and self.backends[step.backend].has_memory}
         return [self.tensors[i] for i in self.program.inputs if i in loaded and self.tensors[i].nbytes]
 
-    # -- life -----------------------------------------------------------------------
+    # -- suspending and releasing -----------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """Take the tensors' addresses away; bound steps and what backends have prepared stay."""
+        """Invalidate the tensors' addresses; keep the bound steps and what backends have prepared for them."""
         self.lease.end()
 
     def restore(self) -> None:
-        """Give the tensors their addresses again, in memory that other graphs have used since."""
+        """Give the tensors their addresses again; other graphs may have overwritten the memory since."""
         self._versions.forget()
         self._n_done = 0
         for root, _ in self._written:
-            root.overwritten = False        # leafs have the data again that the caller has set
+            root.overwritten = False        # the data that the caller set is loaded again
         if self.lease.revive():
             bind_plan(self.graph(), self.data, self.buffers, self.lease)
 
     def release(self) -> None:
-        """End it: no address, nothing prepared.  Everything is released, whatever raises."""
+        """Invalidate the addresses and free every bound step, even if freeing one raises."""
         self.suspend()
         if self.prepared is not None:
             steps, self.prepared, self._steps_of = self.prepared.values(), None, None
@@ -196,7 +202,7 @@ class Allocation:
             wait: bool = True) -> bool:
         """Compute the graph on the caller's thread; False if the callback stopped it.
 
-        On return every backend is done, unless `wait` is False: then `pipeline.drain` waits for them.
+        On return every backend is done, unless `wait` is False: then `pipeline.drain` must be called to wait for them.
         """
         steps = self._next_steps(zero)
         self._failure_epoch = None if wait else pipeline.failure_epoch()
@@ -223,7 +229,7 @@ class Allocation:
         return observer is None or observer.stopped_at is None
 
     def submit(self, pipeline: Pipeline, zero: bool = False) -> None:
-        """Queue a compute; the inputs are those set now."""
+        """Queue a compute, with the data that inputs have now."""
         steps = self._next_steps(zero)
         self._failure_epoch, self._is_deferred = pipeline.failure_epoch(), False
         try:
@@ -237,15 +243,16 @@ class Allocation:
         self._end(len(self.nodes))
 
     def forget(self, failure: str) -> None:
-        """A compute has failed: there are no results, leafs are as the caller has set them, all data moves again."""
+        """Mark a compute as failed: no node has a result, and the next compute loads every leaf and makes every copy
+        again."""
         self._versions.forget()
         self._end(0)
         self._failure_epoch, self.failure = None, failure
 
     def check_queued(self) -> None:
-        """Raise the error of a deferred compute, if nothing has raised it yet.
+        """Raise the error of a deferred compute, once.
 
-        HazardError after a compute of `submit` that failed, until its error was raised.
+        After a failed compute of `submit`, raise HazardError on every call until `synchronize` has raised the error.
         """
         pipeline = self._pipeline
         if pipeline is None:
@@ -262,7 +269,7 @@ class Allocation:
             raise error
 
     def has_computed(self, node: Tensor) -> bool:
-        """Whether a node was computed, or its compute is queued."""
+        """Whether a node has been computed since the tensors got their addresses, or a compute of it is queued."""
         return self._n_done == len(self.nodes) or self._positions[node] < self._n_done
 
     @cached_property
@@ -270,7 +277,7 @@ class Allocation:
         return {node: k for k, node in enumerate(self.nodes)}
 
     def _next_steps(self, zero: bool) -> list[BoundStep]:
-        """The steps of the next compute, whose inputs are there."""
+        """The bound steps of the next compute; HazardError for inputs that were not set."""
         check_inputs(self._inputs, zero)
         copy = self._cur_copy
         if self._steps_of is None:
@@ -281,7 +288,7 @@ class Allocation:
         return self._steps_of[copy]
 
     def _tasks(self, steps: list[BoundStep], observer: Observer | None = None) -> list[Task]:
-        """What the pipeline issues: a task for each step."""
+        """A task for each step, as `Pipeline.submit` takes them."""
         awaited, tasks = self.program.awaited, []
         for k, (step, bound) in enumerate(zip(self.program.steps, steps, strict=True)):
             action = bound.due() if observer is None else observer.action(bound, step)
@@ -289,20 +296,22 @@ class Allocation:
         return tasks
 
     def _finish(self, observer: Observer | None) -> None:
-        """The compute was issued, up to the node at which the callback stopped it."""
+        """Note the nodes that a compute has issued: all, or up to the node at which the callback stopped it."""
         if observer is None or observer.stopped_at is None:
             self._end(len(self.nodes))
         else:
-            self._versions.forget()         # of steps after that node, which brought nothing
+            self._versions.forget()         # they also name locations of later steps, which moved no data
             self._end(self._positions[observer.stopped_at] + 1)
 
     def _end(self, n_done: int) -> None:
-        """The first `n_done` nodes have been computed, or will be; what they write to has changed."""
+        """Note that the first `n_done` nodes are computed or queued, and that the leafs that they write to have
+        changed."""
         self._n_done, self.failure = n_done, ""
         note_written(self._written, n_done)
 
     def _wait(self, pipeline: Pipeline | None) -> None:
-        """Wait for every backend and raise the first error; by way of the pipeline if the compute was queued there."""
+        """Wait for every backend and raise the first error; `pipeline` is the one that issued the compute, if one
+        did."""
         try:
             if pipeline is None:
                 synchronize(self.backends)
@@ -316,7 +325,7 @@ class Allocation:
             raise
 
     def _abandon(self, pipeline: Pipeline | None) -> None:
-        """Wait for every backend after an exception, which is raised in place of those that waiting raises."""
+        """Wait for every backend after an exception; exceptions of the waiting are dropped in favour of the first."""
         try:
             if pipeline is None:
                 synchronize(self.backends)
@@ -327,15 +336,15 @@ class Allocation:
             return
 
     def _defer(self, pipeline: Pipeline, keep_alive: KeepAlive) -> None:
-        """Let the pipeline's `drain` wait for a compute that was issued."""
+        """Register a compute that was issued with the pipeline, so that its `drain` waits for it."""
         self.lease.queue(self.graph(), pipeline.drain_weakly)
         self._pipeline, self._is_deferred = pipeline, True
         pipeline.defer(keep_alive)
 
-    # -- from steps to bound steps --------------------------------------------------------
+    # -- binding steps --------------------------------------------------------
 
     def _bind(self, k: int, step: Step, copy: int) -> BoundStep:
-        """Step k of the program, with the places of one of the rings' copies; those without a ring serve all."""
+        """Step k of the program, bound for copy slot `copy` (modulo the number of slots of the step's copies)."""
         n_places = max(map(len, _places_of(step)), default=1)
         key = (k, copy % n_places)
         if key not in self.prepared:
@@ -373,7 +382,7 @@ class Allocation:
             reads.setdefault(position, {})[slot] = self._tensor(places[copy % len(places)])
         into = self._tensor(step.into[copy % len(step.into)]) if step.into else None
         twins = []
-        # Backends recognise a group by its sources: a member that reads a rewired member must read the twin.
+        # Backends recognise a fusion group by its sources: a member that reads a rewired member must read the twin.
         grouped = {nodes[k] for group in groups for k in group}
         twin_of: dict[Tensor, Tensor] = {}
         for position in range(step.first, step.last + 1):
@@ -393,7 +402,10 @@ class Allocation:
         return BoundRun(self.backends[step.backend], nodes, tuple(twins), groups, needed)
 
     def _groups_of(self, step: Run) -> tuple[tuple[tuple[int, ...], ...], frozenset[int] | None]:
-        """What of a run is computed as one, by index among the nodes that compute, and whose data is needed."""
+        """The fusion groups of a run, and the nodes whose data is read later, as indices among the nodes that compute.
+
+        ((), None) for a run without groups.
+        """
         groups = [group for group in self._groups if step.first <= group[0] and group[-1] <= step.last]
         if not groups:
             return (), None
@@ -403,7 +415,7 @@ class Allocation:
         return tuple(tuple(map(index.__getitem__, group)) for group in groups), needed
 
     def _tensor(self, place: Place) -> Tensor:
-        """The tensor at a place: the graph's, or one that stands for a copy."""
+        """The tensor at a location: a tensor of the graph, or the one made for a copy slot."""
         n = self.data.n_tensors
         if place.id < n:
             return self.tensors[place.id]

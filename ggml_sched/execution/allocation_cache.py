@@ -1,7 +1,8 @@
-"""Which graph has its addresses in the arenas now, and which allocations are suspended and can be restored.
+"""The allocations of a scheduler: the current one, whose tensors have addresses, and suspended ones.
 
-One allocation is current.  Others stay suspended as long as the buffers do: restoring one touches no device.
-Invariant: the current allocation has live addresses in open buffers; nothing queued uses those of a suspended one.
+A suspended allocation keeps its bound steps until the buffers of the arenas change; restoring it calls no device.
+Invariant: the current allocation has valid addresses in open buffers; no queued step uses the addresses of a suspended
+allocation.
 """
 
 from __future__ import annotations
@@ -22,27 +23,31 @@ __all__ = ["Allocations"]
 
 
 class _Tracked(Allocation):
-    """An allocation, and what must not have changed since.  Its plan, and with it the graph, is kept while current."""
+    """An allocation with the state at its creation, which must be unchanged when it is used again.
+
+    While it is current it keeps its plan alive, and through the plan the graph.
+    """
 
     epoch: int
-    """The graph's residence epoch."""
+    """The graph's residence epoch at creation."""
     assignments: int
-    """How often the caller had changed assignments."""
+    """How many times the caller had changed assignments at creation."""
     residents: list[Buffer]
-    """Where the graph's weights and caches live."""
+    """The buffers of the graph's weights and caches."""
     watched: list[Buffer]
-    """Those, and the arenas."""
+    """`residents` and the buffers of the arenas."""
     support_epoch: int
-    """The epoch of the support cache."""
+    """The epoch of the support cache at creation."""
     plan: Plan | None
     key: int
-    """While it is suspended: the graph's id, as long as that is there."""
+    """`id(graph)`, set when the allocation is suspended."""
     end: weakref.ref[Graph]
-    """While it is suspended: notes when the graph ends."""
+    """Set when the allocation is suspended; its callback records `key` when the graph is freed."""
 
 
 class Allocations:
-    """The allocations of one scheduler; `capacity` of them may be suspended (0: none is ever used again)."""
+    """The allocations of one scheduler; at most `capacity` are suspended (0: none, and the current one is not
+    reused)."""
 
     def __init__(self, arenas: Arenas, pipeline: Pipeline, devices: Devices, capacity: int) -> None:
         self._arenas, self._pipeline, self._devices, self._capacity = arenas, pipeline, devices, capacity
@@ -50,10 +55,10 @@ class Allocations:
         self._suspended: OrderedDict[int, _Tracked] = OrderedDict()
         self._assignments = 0
         self._gone: list[int] = []
-        """Keys of graphs that had an allocation, and have ended."""
+        """Keys of graphs that had a suspended allocation and were freed."""
 
     def find(self, graph: Graph) -> Allocation | None:
-        """Make the graph's allocation the current one, if it has one and nothing has changed since."""
+        """Make the graph's allocation the current one; None if it has none, or one that `_is_fresh` refuses."""
         current = self.current
         if current is not None and current.asked() is graph:
             if not self._is_fresh(current, graph) or not current.lease.alive:
@@ -79,9 +84,9 @@ class Allocations:
         return found
 
     def put(self, plan: Plan, residents: list[Buffer], support_epoch: int, asked: Graph) -> Allocation:
-        """Give a plan addresses in the arenas as they are.
+        """Make an allocation of a plan in the present buffers the current one.
 
-        `support_epoch` is that of the support cache when the graph was planned.
+        `support_epoch` is the epoch that the support cache had when the graph was planned.
         """
         self._suspend_current()
         if self._suspended:
@@ -93,7 +98,7 @@ class Allocations:
         return new
 
     def invalidate(self) -> None:
-        """End every allocation: the buffers are about to go."""
+        """Release every allocation, before buffers are closed."""
         self.drain()
         ended = [*self._suspended.values()] + ([self.current] if self.current is not None else [])
         self._suspended.clear()
@@ -101,31 +106,32 @@ class Allocations:
         each(allocation.release for allocation in ended)
 
     def snapshot(self) -> tuple[Plan, list[Buffer], int, Graph] | None:
-        """What `put` takes to make the current allocation again; None without one, or whose graph is gone."""
+        """The arguments with which `put` makes the current allocation again; None if there is none, or its graph was
+        freed."""
         current = self.current
         graph = None if current is None else current.asked()
         return None if graph is None else (current.plan, current.residents, current.support_epoch, graph)
 
     def forget_assignments(self) -> None:
-        """The caller has changed an assignment: plans made before do not serve."""
+        """Make every allocation stale, after the caller changed an assignment."""
         self._assignments += 1
 
     def drain(self) -> None:
-        """Wait for queued computes; what they raised stays for `Pipeline.take_error`."""
+        """Wait for queued computes; their exception stays in the pipeline until `Pipeline.take_error`."""
         self._pipeline.drain()
         if self._pipeline.failed and self.current is not None:
             self.current.forget(self._pipeline.last_failure)
 
     def _is_fresh(self, found: _Tracked, graph: Graph) -> bool:
-        """Whether nothing has changed since: weights where they were, assignments, support and buffers as they were.
+        """Whether residents, assignments, support cache and buffers are as they were when the allocation was made.
 
-        The buffers are the same ones: before any is exchanged, every allocation ends (`invalidate`).
+        Replaced arena buffers need no check: every allocation is released before (`invalidate`).
         """
         return (self._capacity > 0 and found.assignments == self._assignments
                 and self._devices.unchanged(graph, found.watched, found.epoch, found.support_epoch))
 
     def _suspend_current(self) -> None:
-        """Suspend the current allocation, if its graph is there and something was prepared for it."""
+        """Suspend the current allocation; release it if its graph was freed or it has no bound steps worth keeping."""
         if self.current is None:
             return
         self.drain()
@@ -141,10 +147,10 @@ class Allocations:
             current.release()
 
     def _trim(self, asked: Graph) -> None:
-        """Release allocations whose graph is gone, the one about to be replaced, and the oldest beyond the capacity."""
+        """Release the allocations of freed graphs and of `asked`, and the oldest ones beyond the capacity."""
         released = []
         while self._gone:
-            # Another graph may have the same id by now.
+            # A new graph may have got the id of the freed one.
             found = self._suspended.get(self._gone.pop())
             if found is not None and found.asked() is None:
                 released.append(self._suspended.pop(found.key))
@@ -152,5 +158,5 @@ class Allocations:
             released.append(self._suspended.pop(id(asked)))
         while len(self._suspended) > self._capacity:
             released.append(self._suspended.popitem(last=False)[1])
-        # Their addresses are void already.
+        # Suspended allocations have no addresses: only what backends prepared for bound steps has to be freed.
         each([held.release for held in released if held.prepared is not None])

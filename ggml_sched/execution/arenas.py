@@ -1,6 +1,6 @@
-"""Arenas: the buffers that plans live in, one or more for each backend, which grow or are exchanged.
+"""Arenas: the buffers that hold the tensors of plans, one or more for each backend.
 
-Invariant: either all buffers that were asked for are there, or all are as they were.
+Invariant: a request for larger buffers either succeeds for all of them, or leaves all of them unchanged.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ Sizes = Sequence[Sequence[int]]
 
 
 class Arenas:
-    """The buffers of one scheduler: `buffers`, for each backend a tuple, another object after every exchange."""
+    """The buffers of one scheduler.
+
+    `buffers` has a tuple of buffers for each backend; every change makes a new object, so that `is` tells a change.
+    """
 
     def __init__(self, backends: tuple[Backend, ...]) -> None:
         self.backends = backends
         self._set(((),) * len(backends))
         self._checked = self.buffers
         self._large_enough: Sequence[Sequence[int]] | None = None
-        """Buffers and sizes of the last `hold`, if it held: a runner asks for the same sizes again and again."""
+        """The sizes for which `hold` last returned True with `_checked` as buffers: the next call with them is
+        cheap."""
 
     def held(self) -> list[int]:
-        """Bytes of each backend's arena at the moment."""
+        """Bytes of each backend's open buffers."""
         return [sum(buffer.size for buffer in buffers if not buffer.closed) for buffers in self.buffers]
 
     def hold(self, sizes: Sizes) -> bool:
-        """Whether every buffer is there, open, and large enough."""
+        """Whether there is an open buffer of at least each of these sizes."""
         if self._large_enough is sizes and self._checked is self.buffers:
             return self.are_open()
         for held, wanted in zip(self.buffers, sizes, strict=True):
@@ -46,10 +50,11 @@ class Arenas:
         return True
 
     def grow(self, sizes: Sizes, invalidate: Callable[[], None]) -> None:
-        """Buffers of at least these sizes; `invalidate` is called before old ones go, if any do.
+        """Replace buffers that are too small; `invalidate` is called before old buffers are closed, if any are.
 
-        Raises OutOfMemory, and whatever a backend raises; then all buffers are as they were.  Where old and new do not
-        fit side by side, the old ones go first, and come back (empty) if the new ones cannot be had.
+        Raises OutOfMemory, and every exception of a backend; then all buffers have their old sizes.  Where old and new
+        buffers do not fit into memory together, the old ones are closed first; if allocating the new ones then fails,
+        buffers of the old sizes are allocated again, without their data.
         """
         short = {(i, chunk): size for i, wanted in enumerate(sizes) for chunk, size in enumerate(wanted)
                  if not self._holds(i, chunk, size)}
@@ -67,7 +72,7 @@ class Arenas:
             raise
 
     def close(self) -> None:
-        """Give everything back, whatever raises."""
+        """Close every buffer, even if closing one of them raises."""
         held = self.all
         self._set(((),) * len(self.backends))
         each(buffer.close for buffer in held)
@@ -90,7 +95,7 @@ class Arenas:
         return free is not None and free < sum(size for (k, _), size in short.items() if k == i)
 
     def _exchange(self, sizes: dict[tuple[int, int], int], invalidate: Callable[[], None]) -> None:
-        """Put new buffers in the place of old ones, all or none."""
+        """Replace buffers by new ones of these sizes, all or none."""
         fresh: dict[tuple[int, int], Buffer] = {}
         try:
             for (i, chunk), size in sizes.items():

@@ -1,7 +1,8 @@
-"""Computes that a callback observes: the actions of a program, with the callback called after each node.
+"""Computes with a callback: the actions of a program, with the callback called after each observed node.
 
-The callback is called when the node's data is in the node's own memory.  Nodes that it does not observe run together
-with those after them.  After it has returned False every later action does nothing.
+The callback is called when the node's data is in the node's own memory.  A node that is not observed runs in one call
+of the backend together with the nodes after it, up to the next observed one.  After the callback has returned False
+every later action does nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["Ask", "Callback", "Observer"]
 Callback = Callable[[Tensor], object]
 """Called with each node after it was computed; False stops the compute."""
 Ask = Callable[[Tensor], object]
-"""Called with each node before it is computed; False keeps it from the callback."""
+"""Called with each node before it is computed; if it returns False, the node is not observed."""
 
 
 class Observer:
@@ -30,10 +31,11 @@ class Observer:
         self.stopped_at: Tensor | None = None
         self._callback, self._ask = callback, ask
         self._unwritten: Tensor | None = None
-        """An observed node whose data the next step writes back to the node's own memory."""
+        """An observed node that was computed into a copy; the next step writes the copy back to the node's own
+        memory."""
 
     def action(self, bound: BoundStep, step: Step) -> Action | None:
-        """The action of a step, observed."""
+        """The action of a step that also calls the callback; None if the step has nothing to do."""
         if isinstance(bound, BoundRun):
             return partial(self._run, bound, isinstance(step, Run) and bool(step.into))
         action = bound.due()

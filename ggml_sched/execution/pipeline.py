@@ -1,14 +1,14 @@
-"""Queued computes: steps are issued to their backends' queues, in order, each after what it waits for.
+"""Queued computes: steps are issued to their backends' queues in order, each after the steps that it waits for.
 
-One loop (`Pipeline.submit`) issues every program: `compute` drains after it, `compute_async` does not.  Where all
-backends are asynchronous, and for `compute`, the caller's thread issues the steps.  Otherwise each backend has a thread
-that issues its steps, first in, first out: a step of one backend may run while another still works on the compute
-before.  A program says what each step waits for (planning/waits.py); a step waits only for steps queued before it, so
-that waits have no cycle.
+One loop (`Pipeline.submit`) issues every program: `compute` calls `drain` after it, `compute_async` does not.  Where
+all backends are asynchronous, and for `compute`, the caller's thread issues the steps.  Otherwise each backend has a
+thread that issues its steps, first in, first out, so that one backend can run a step of a compute while another still
+runs the compute before.  A step waits only for steps that were queued before it (planning/waits.py finds them), so
+that waits form no cycle.
 
-After a failure, the compute that failed and everything queued behind it is skipped, until `take_error`.  Threads
-start on first use and end with `close`, or with the last reference; after a fork the child starts its own.  ggml's
-counterpart: streams and events of its scheduler.
+After a failure, the compute that failed and all computes queued after it are skipped, until `take_error`.  Threads
+start on first use and end with `close`, or when the pipeline is freed; after a fork the child starts its own.  ggml's
+scheduler has streams and events for this.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ggml_sched.threads.workers import Crew
 __all__ = ["MAX_IN_FLIGHT", "Action", "KeepAlive", "Pipeline", "Task"]
 
 KeepAlive = list[object]
-"""Objects that backends use until queued work is done."""
+"""A list of objects that must stay alive until queued work is done."""
 Action = Callable[[Sequence[Event], KeepAlive], Event | None]
-"""Does a step after the events.  It may return an event that it recorded at its end; None: the pipeline records one
-where other steps wait."""
+"""Issues a step after the events.  It returns an event that it recorded at the end of the step, or None: then the
+pipeline records an event if other steps wait for this one."""
 
 MAX_IN_FLIGHT = 64
-"""Computes that may be queued at once; the next one waits."""
+"""The most computes that may be queued at once; `submit` of one more waits for the oldest."""
 
 
 class Task(NamedTuple):
@@ -43,7 +43,7 @@ class Task(NamedTuple):
 
     backend: Backend
     action: Action | None
-    """None: nothing is due."""
+    """None: the step is left out of this compute."""
     waits: tuple[Wait, ...]
     awaited: bool
     """Whether other steps wait for this one."""
@@ -52,8 +52,8 @@ class Task(NamedTuple):
 class _Completion:
     """The end of a step.
 
-    `issued`: the step was issued, failed or was skipped (None: steps are issued on one thread, in order); `event`:
-    recorded after the step in its backend's queue.
+    `issued` is set once the step was issued, failed or was skipped; it is None where one thread issues all steps, in
+    order.  `event` is recorded after the step in its backend's queue.
     """
 
     __slots__ = ("event", "issued")
@@ -64,9 +64,9 @@ class _Completion:
 
 
 class _QueuedCompute:
-    """One compute: a completion for each step that other steps wait for, and what its backends still use.
+    """One compute: a completion for each step that other steps wait for, and the objects that its backends still use.
 
-    A step that was left out has the completion of the step before it in its queue.
+    A step that was left out shares the completion of the step before it in its queue.
     """
 
     __slots__ = ("completions", "ends", "keep_alive", "number")
@@ -76,10 +76,10 @@ class _QueuedCompute:
         self.completions: dict[int, _Completion] = {}
         self.keep_alive: KeepAlive = []
         self.ends: list[_Completion] = []
-        """Of the last step of each queue."""
+        """The completion of the last step of each queue."""
 
     def issue(self, task: Task, completion: _Completion | None, waits: Sequence[_Completion]) -> None:
-        """Hand one step to its backend, after the steps that it waits for."""
+        """Call the action of one step, which makes its backend wait for the events of `waits` first."""
         end = task.action([other.event for other in waits if other.event is not None] if waits else (), self.keep_alive)
         if completion is not None:
             if end is None:
@@ -88,7 +88,7 @@ class _QueuedCompute:
             completion.event = end
 
     def wait(self) -> None:
-        """Until the backends are done with it."""
+        """Wait until the backends have done every step of the compute."""
         for completion in self.ends:
             if completion.issued is not None:
                 completion.issued.wait()
@@ -98,15 +98,19 @@ class _QueuedCompute:
 
 
 class _State:
-    """What the threads share with the pipeline, which they must not keep alive: this does not refer to it."""
+    """State shared by the pipeline and its threads.
+
+    It has no reference to the pipeline, because the threads must not keep the pipeline alive.
+    """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.pending = 0
-        """How many queues, summed over computes, have steps that no thread has issued yet."""
+        """The number of (compute, queue) pairs with steps that were neither issued nor skipped yet."""
         self.error: BaseException | None = None
         self.failed: float = inf
-        """The number of the first compute that failed: computes before it go on, it and those after it are skipped."""
+        """The number of the first compute that failed: its remaining steps and later computes are skipped, earlier ones
+        run."""
 
     def fail(self, error: BaseException, compute: float = inf) -> None:
         with self.changed:
@@ -114,7 +118,7 @@ class _State:
                 self.error, self.failed = error, compute
 
     def wait(self) -> None:
-        """Until everything was issued or skipped."""
+        """Wait until every queued step was issued or skipped."""
         if self.pending:
             with self.changed:
                 self.changed.wait_for(lambda: self.pending == 0)
@@ -128,7 +132,7 @@ class _State:
 
 def _issue_on_thread(state: _State, compute: _QueuedCompute, task: Task, completion: _Completion | None,
                      waits: Sequence[_Completion], is_last: bool) -> None:
-    """Issue one step on its backend's thread; `is_last` of the compute's steps in this queue."""
+    """Issue one step on its backend's thread; `is_last`: it is the compute's last step in this queue."""
     try:
         for other in waits:
             other.issued.wait()
@@ -158,24 +162,24 @@ class Pipeline:
     def _reset(self) -> None:
         self._state = _State()
         self.drain_weakly = partial(_drain_weakly, weakref.ref(self), self._state)
-        """`drain` as a function that tensors may hold: it does not keep the pipeline and its threads alive."""
+        """`drain` through a weak reference: leases hold this function, and must not keep the pipeline alive."""
         self._crews: dict[Backend, Crew] = {}
         self._last: dict[Backend, _Completion] = {}
         self._history: deque[_QueuedCompute] = deque(maxlen=self._limit)
-        """Computes that later steps may wait for, the latest last."""
+        """Computes with steps for which later ones may wait, the latest last."""
         self._in_flight: deque[_QueuedCompute] = deque()
         self._count = 0
         self._has_deferred = False
-        """Whether computes were issued that wait for `drain` (see `defer`)."""
+        """Whether computes were issued for which no call has waited yet (see `defer`)."""
         self._kept: list[object] = []
-        """What backends use until deferred computes are done."""
+        """Objects that must stay alive until deferred computes are done."""
 
     def submit(self, tasks: Sequence[Task], inline: bool = False) -> None:
         """Queue one compute: a task for each step of its program.
 
-        The program is that of the computes queued before, since the last `drain`.  Raises BackendError, with nothing
-        queued, when the host gives no thread.  `inline`: every step is issued on the caller's thread, and its exception
-        is raised; `drain` must come before the next `submit`.
+        Between two calls of `drain` all computes must have the same program.  Raises BackendError, with nothing queued,
+        when no thread can be started.  `inline`: every step is issued on the caller's thread, which receives its
+        exception; `drain` must be called before the next `submit`.
         """
         self._after_fork()
         if self._has_deferred:
@@ -206,7 +210,10 @@ class Pipeline:
                         raise
 
     def _new_compute(self, tasks: Sequence[Task], last: dict[Backend, int], is_threaded: bool) -> _QueuedCompute:
-        """A compute with completions for steps that others wait for, and for the last step of each queue."""
+        """A compute with completions for the steps that others wait for, and for those in `last`.
+
+        `last` has the index of the last task of each backend.
+        """
         self._count += 1
         compute = _QueuedCompute(self._count)
         for k, task in enumerate(tasks):
@@ -221,11 +228,12 @@ class Pipeline:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether what is queued now comes after all that was queued before: only deferred computes, in one queue."""
+        """Whether a new compute runs after all earlier ones without waiting: all of them are deferred, in one queue."""
         return self._has_deferred and len(self.backends) == 1 and not self._in_flight and self._state.error is None
 
     def defer(self, keep_alive: object) -> None:
-        """A compute was issued on the caller's thread and waits for `drain`; `keep_alive` is held until then."""
+        """Note that a compute was issued on the caller's thread, for which `drain` must wait; hold `keep_alive` until
+        then."""
         self._has_deferred = True
         if not all(backend.takes_at_once for backend in self.backends):
             self._kept.append(keep_alive)
@@ -233,7 +241,7 @@ class Pipeline:
                 self.drain()
 
     def _completions(self, waits: Sequence[Wait]) -> list[_Completion]:
-        """Of the steps that are waited for."""
+        """The completions of the steps named by `waits`, without those of computes that have ended."""
         computes, found = self._history, []
         for step, back in waits:
             completion = computes[-1 - back].completions.get(step) if back < len(computes) else None
@@ -242,13 +250,13 @@ class Pipeline:
         return found
 
     def drain(self) -> None:
-        """Wait until everything queued is done or skipped.  Errors stay for `take_error`."""
+        """Wait until every queued step is done or skipped.  Errors are kept for `take_error`."""
         if not self._in_flight and not self._history and not self._has_deferred:
             return          # nothing queued
         self._after_fork()
         state = self._state
         if self._crews and any(threading.current_thread() in crew.threads for crew in self._crews.values()):
-            return          # a backend reads its own tensors while it computes: waiting for itself would not end
+            return          # a backend reads a tensor while it computes: its thread would wait for itself
         state.wait()
         for backend in self.backends:
             try:
@@ -264,7 +272,7 @@ class Pipeline:
         self._kept.clear()
 
     def failure_epoch(self) -> int:
-        """How often queued work has failed on one of the backends, whether the exception was raised here or not."""
+        """A number that grows with each failure on one of the backends, wherever its exception was raised."""
         failures = self._failures()
         if failures != self._failures_seen:
             self._last_failure = next(backend.failed[1] for backend, now, then in
@@ -275,7 +283,7 @@ class Pipeline:
 
     @property
     def failure_epoch_of_queued(self) -> int:
-        """The failure epoch when the last compute queued here had ended; the present one while it has not."""
+        """The failure epoch at the last `drain`; while computes are queued, the present one."""
         return self.failure_epoch() if self._has_deferred or self._in_flight else self._epoch_of_drained
 
     @property
@@ -288,14 +296,14 @@ class Pipeline:
         return tuple([backend.failed[0] for backend in self.backends])
 
     def _note_failure(self, why: str) -> None:
-        """A backend has raised; not every backend counts its failures itself."""
+        """Count a failure that a backend has raised, because not every backend counts its failures in `failed`."""
         self.failure_epoch()
         self._failure_epoch += 1
         self._last_failure = why
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is queued, and no error waits for `take_error`."""
+        """Whether no compute is queued or deferred, and no error is kept for `take_error`."""
         return not self._in_flight and not self._history and not self._has_deferred and self._state.error is None
 
     @property
@@ -303,7 +311,7 @@ class Pipeline:
         return self._state.error is not None
 
     def take_error(self) -> BaseException | None:
-        """The first error since the last call; only after `drain`."""
+        """Return the first error since the last call, or None; must be called after `drain`."""
         state = self._state
         if state.error is None:
             return None

@@ -1,8 +1,8 @@
 """The scheduler: plans graphs over backends, gives them memory, and computes.
 
-The public face of planner.py (plans), arenas.py (buffers), allocation_cache.py (which graph has addresses) and
-pipeline.py (queued computes).  A call that raises leaves the scheduler, its old plan and its memory as they were; a
-call that changes addresses first waits for queued computes.
+It joins planner.py (plans), arenas.py (buffers), allocation_cache.py (which graph has addresses) and pipeline.py
+(queued computes).  A call that raises leaves the scheduler, its old plan and its memory as they were; a call that
+changes addresses first waits for queued computes.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ __all__ = ["Scheduler"]
 class Scheduler:
     """Runs graphs over several backends, given in order of preference (the best first, the host last).
 
-    `policy="seed"` places as the first generation of ggml did.  `plan_cache` plans are kept, so that an equal graph
-    built anew is not planned again, and as many graphs keep what backends have prepared for them, so that switching
-    between them prepares nothing (0: plan afresh on every call).  `budgets` maps backends to the bytes that their arena
-    and the work memory of their kernels may take; without one, what the backend says is left counts.  `copies` is the
-    number of places (at most 64) that each copy between backends has, used in turn by queued computes (policy
-    "default"); they are part of `plan.buffer_sizes`.  `reorder` also plans the nodes in another order (reorder.py) and
-    keeps it when its arenas are smaller; positions in the plan then count in `plan.graph.nodes`.  `zero`: inputs that
-    were never set are zeros, where otherwise computing raises HazardError.  A context manager.
+    `policy="seed"` places nodes as ggml's first generation does.  Up to `plan_cache` plans are kept, so that an
+    equal graph built anew is not planned again, and up to as many graphs keep what backends have prepared for them, so
+    that switching between them prepares nothing (0: plan on every call).  `budgets` maps backends to the bytes that
+    their arena and the work memory of their kernels may take; for a backend without a budget, `memory_available` is
+    the limit.  `copies` is the number of slots (at most 64) of each copy between backends, used in turn by queued
+    computes (policy "default"); the slots are part of `plan.buffer_sizes`.  `reorder` also plans the nodes in another
+    order (reorder.py) and uses that plan when its arenas are smaller; positions in the plan are then indices into
+    `plan.graph.nodes`.  `zero`: inputs that were never set are zeros; otherwise computing with one raises HazardError.
+    A scheduler is a context manager.
 
-    Raises ValueError for no backends, one twice, or an unknown policy.  Used from a second thread while
-    it works, it raises Error.
+    Raises ValueError for no backends, for a backend given twice, or an unknown policy.  A call from a second thread
+    during another call raises Error.
     """
 
     def __init__(
@@ -107,10 +108,10 @@ class Scheduler:
     def reserve(self, *graphs: Graph) -> None:
         """Allocate buffers large enough for each of the graphs, which share them, one at a time.
 
-        Graphs of the same wiring as one of these whose tensors are no larger always fit, and are not planned
-        again: they use its plan (unless `plan_cache` is 0).  A graph in which less can run in place is planned
-        for itself: one that broadcasts where the reserved one did not, or whose view hands its memory over there
-        but is not aligned here.  Raises OutOfMemory.
+        A graph with the wiring of a reserved graph and no larger tensors always fits, and is not planned again: it
+        uses the plan of the reserved graph (unless `plan_cache` is 0).  The exception is a graph in which fewer nodes
+        can run in place: because it broadcasts where the reserved graph does not, or because a view that is aligned in
+        the reserved graph is not aligned in it.  Such a graph is planned separately.  Raises OutOfMemory.
         """
         with self._lock:
             sizes: list[tuple[int, ...]] = [()] * len(self.backends)
@@ -125,8 +126,9 @@ class Scheduler:
     def adopt(self, plan: Plan) -> None:
         """Use a plan made elsewhere (`gs.load_plan`) whenever its graph, or an equal one, is allocated or planned.
 
-        It comes before other orders (`reorder`); where it exceeds a budget, those calls raise OutOfMemory.  Raises
-        PlacementError for a plan of other backends or another policy, HazardError for one that is unsound.
+        It is preferred to a plan in another order (`reorder`); where it exceeds a budget, allocating or planning its
+        graph raises OutOfMemory.  Raises PlacementError for a plan of other backends or another policy, HazardError
+        for an unsound plan.
         """
         with self._lock:
             if plan.backends != self.backends or plan.policy != self.policy:
@@ -145,8 +147,8 @@ class Scheduler:
     def alloc(self, graph: Graph) -> Plan:
         """Plan a graph and give its tensors addresses; then set its inputs and `compute`.
 
-        The tensors of the graph allocated before lose theirs, until it is allocated again.  Raises what `plan`
-        raises, and OutOfMemory.
+        The tensors of the graph allocated before lose their addresses, until that graph is allocated again.  Raises
+        the exceptions of `plan`, and OutOfMemory.
         """
         with self._lock:
             self._alloc(graph)
@@ -162,9 +164,10 @@ class Scheduler:
         return self._allocations.put(plan, request.buffers, support_epoch, graph)
 
     def _grow(self, sizes: Sequence[Sequence[int]]) -> None:
-        """Buffers of at least these sizes; the current allocation ends if some are exchanged.
+        """Allocate buffers of at least these sizes; if buffers are replaced, every allocation is released.
 
-        When they cannot be had, it is as before: its inputs are loaded again, its results may be gone.
+        When they cannot be allocated, the current graph is allocated in the old buffers again: its inputs are loaded
+        again, its results may be lost.
         """
         if self._arenas.hold(sizes):
             return
@@ -177,32 +180,33 @@ class Scheduler:
             raise
 
     def buffer_size(self, backend: Backend) -> int:
-        """Bytes of the arena held on a backend at the moment."""
+        """Bytes of the arena that the scheduler has on a backend now."""
         return self._arenas.held()[self._index(backend)]
 
     # -- computing ----------------------------------------------------------------
 
     def compute(self, graph: Graph, callback: Callback | None = None, ask: Ask | None = None,
                 zero: bool | None = None, wait: bool = True) -> bool:
-        """Run a graph, allocating it first if it is not the one allocated last; all results are there on return.
+        """Run a graph, allocating it first if it is not the one allocated last; all results can be read on return.
 
-        Inputs must have been set since the graph was allocated for the first time; they keep their data.  One that
-        never was is a HazardError, unless `zero` (by default what the scheduler was made with) asks for zeros.
+        Inputs keep the data that the caller has set.  An input that was never set raises HazardError, unless `zero`
+        (default: `zero` of the scheduler) is True: then it is zeros.
         `callback(node)` is called after each computed node, whose data it may read; when it returns False, nothing
         more runs on any backend, and `compute` returns False instead of True.
 
-        `ask(node)` is called before a node is computed, in the same order.  Where it returns False, the callback
-        does not see the node, which then runs together with those after it, up to the next that is asked for;
-        without `ask`, every node runs singly.  Its data is not there yet: it may look at name, op and shape.
+        `ask(node)` is called before a node is computed, in the order of the nodes; it may read the node's name, op and
+        shape, not its data.  Where it returns False, the callback is not called for the node, and the node runs
+        together with the nodes after it, up to the next one for which `ask` returns True; without `ask`, every node
+        runs alone.
 
-        `wait=False` returns when everything is queued on the backends that are `asynchronous`, the others being done:
-        who reads a result waits for it.  What goes wrong until then is raised once, by what waits first: reading a
-        result (`numpy`, `backend.get_tensor`), `synchronize`, or the next compute; reading results is a HazardError
-        from then on.
+        `wait=False` returns when everything is queued on the backends that are `asynchronous`, and done on the others;
+        reading a result then waits for it.  An error of queued work is raised once, by the first call that waits:
+        reading a result (`numpy`, `backend.get_tensor`), `synchronize`, or the next compute.  After that, reading
+        results raises HazardError.
 
-        Exceptions of backends, of the callback and of `ask` reach the caller; the scheduler works afterwards.
-        Computes that are queued end first; what they raised is raised here.  Raises what `alloc` raises, and
-        ValueError for `ask` without `callback`.
+        Exceptions of backends, of the callback and of `ask` reach the caller; the scheduler can be used afterwards.
+        Computes queued before are waited for first, and their errors are raised here.  Raises the exceptions of
+        `alloc`, and ValueError for `ask` without `callback`.
         """
         if ask is not None and callback is None:
             raise ValueError("ask says which nodes the callback sees, and there is no callback")
@@ -211,25 +215,25 @@ class Scheduler:
                 self._synchronize()
             allocation = self._allocations.find(graph) or self._alloc_anew(graph)
             if self._pipeline.failed:
-                self._synchronize()         # switching between graphs has waited
+                self._synchronize()         # `find` may have waited for queued computes, and one has failed
             return allocation.run(self._pipeline, callback, ask, self.zero if zero is None else zero,
                                   wait or callback is not None)
 
     def compute_async(self, graph: Graph, zero: bool | None = None) -> None:
-        """Queue a compute and return; the results are there after `synchronize`.
+        """Queue a compute and return; the results can be read after `synchronize`.
 
-        Inputs may be set anew at once: a compute uses what was set when it was queued.  Computes that follow
-        each other overlap where they are on different backends.  Reading a tensor of the graph, setting or reading
-        weights and caches waits for what is queued.  `zero` as in `compute`.
-        When something fails, the rest of what is queued is skipped.  Raises what `alloc` raises.
+        Inputs may be set anew at once: a compute uses the data that they had when it was queued.  Consecutive computes
+        overlap where they use different backends.  Reading a tensor of the graph waits for the queued computes, and so
+        does setting or reading weights and caches.  After a failure the remaining queued steps are skipped.  `zero` as
+        in `compute`.  Raises the exceptions of `alloc`.
         """
         with self._lock:
             self._alloc(graph).submit(self._pipeline, self.zero if zero is None else zero)
 
     def synchronize(self) -> None:
-        """Wait until everything queued has ended; raises the first exception of a step since the last call.
+        """Wait until every queued compute has ended; raises the first exception of a step since the last call.
 
-        Results then hold until the next compute.  The scheduler works after an exception.
+        Results are then valid until the next compute.  The scheduler can be used after an exception.
         """
         with self._lock:
             self._synchronize()
@@ -243,9 +247,9 @@ class Scheduler:
     # -- assignments ----------------------------------------------------------------
 
     def set_tensor_backend(self, t: Tensor, backend: Backend | None) -> None:
-        """Ask for a tensor to be computed (or, a leaf, to be placed) on a backend; None takes it back.
+        """Assign a node to a backend that then computes it, or a leaf to one that then holds it; None: no assignment.
 
-        Works before and after planning, and survives `reset`.
+        May be called before and after planning; assignments survive `reset`.
         """
         if not isinstance(t, Tensor):
             raise TypeError(f"not a Tensor: {t!r}")
@@ -260,7 +264,8 @@ class Scheduler:
             self._allocations.forget_assignments()
 
     def get_tensor_backend(self, t: Tensor) -> Backend | None:
-        """The backend assigned by the caller, else by the current plan, else where the tensor lives; or None."""
+        """The backend that the caller assigned, else that of the current plan, else that of the tensor's memory; or
+        None."""
         if not isinstance(t, Tensor):
             raise TypeError(f"not a Tensor: {t!r}")
         if t in self._assigned:
@@ -282,13 +287,13 @@ class Scheduler:
     # -- life -------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Forget every allocation, the cached plans, and what backends answered.  Buffers and assignments stay."""
+        """Drop every allocation, the cached plans and the support cache.  Buffers and assignments stay."""
         with self._lock:
             self._planner.clear()
             self._allocations.invalidate()
 
     def close(self) -> None:
-        """Give the arenas back; idempotent.  Tensors addressed here lose their addresses."""
+        """Free the arenas; idempotent.  Tensors with addresses in them lose these."""
         if self.closed:
             return
         with self._lock:
