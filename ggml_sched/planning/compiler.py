@@ -1,8 +1,8 @@
-"""From a plan to its program: which steps there are, where, in which order, and what each waits for.
+"""Compiles a plan to its program: which steps there are, on which backend, in which order, and their waits.
 
-`make_program` is a pure function.  What is loaded and when, which copies are made by whom, what is kept for the next
-compute, which experts travel, what goes back, and which inputs must have been set: all of it is decided here.
-ordering.py finds the waits.
+`make_program` is a pure function.  It decides when each leaf is loaded, which backend makes each copy, which data is
+kept for the next compute, which weights are copied expert by expert, which copies are written back, and which inputs
+the caller must have set.  waits.py finds the waits.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ __all__ = ["Bytes", "make_alone", "make_any", "make_program", "program_of", "run
 
 KIND_WRITES = 2
 STATE_LATE, STATE_EXCLUSIVE = 4, 16
-"""As in graph.h and plan.h."""
+"""Constants of graph.h and plan.h."""
 BLIND_SLOTS = {op_numbers()["CPY"]: 1, op_numbers()["SET_ROWS"]: 2}
-"""{ops that name what they write to among their sources, and do not read it: the slot of that source}."""
+"""{op with a source that it writes to and does not read: the slot of that source}."""
 PARTIAL_OPS = (op_numbers()["SET_ROWS"],)
-"""Ops that write only some of their result, by data that no plan knows."""
+"""Ops that write only a part of their result, which part depends on data."""
 
 
 def make_program(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> Program:
-    """What a compute by this plan does.
+    """The program of a plan.
 
-    Of the backends only `concurrent_copies` counts, and which of them owns the memory of residents.
+    Of the backends it uses only `concurrent_copies`, and which of them owns the memory of residents.
     """
     alone = make_alone(graph, data)
     return make_any(graph, data, backends) if alone is None else alone
 
 
 def program_of(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> Program:
-    """`make_program`, compiled once for each PlanData, which keeps it."""
+    """The program of a plan, made on the first call and kept in the PlanData."""
     if data._program is None:
         data._program = make_program(graph, data, backends)
     return data._program
 
 
 def make_any(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> Program:
-    """The general way."""
+    """The program of any plan; `make_alone` is the fast special case."""
     return _Maker(graph, data, backends).program()
 
 
 def make_alone(graph: Graph, data: PlanData) -> Program | None:
-    """The same where one backend does everything: in a tenth of the time.  None where more has to be decided."""
+    """The program of a plan in which one backend does everything, in a tenth of the time; None for other plans."""
     found = loads_alone(graph, data)
     if found is None:
         return None
@@ -73,12 +73,12 @@ def make_alone(graph: Graph, data: PlanData) -> Program | None:
 
 
 def _run_alone(graph: Graph, backend: int, first: int, last: int) -> list[Run]:
-    """Nothing for nodes that compute nothing."""
+    """The step that runs the nodes first .. last; none if all of them are views."""
     return [Run(backend, first, last, ())] if any_computes(graph, first, last) else []
 
 
 class _Maker:
-    """What making a program needs to know of a plan, as arrays by id and by position."""
+    """Makes the program of one plan, from arrays of the graph and the plan, indexed by id or by position."""
 
     def __init__(self, graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> None:
         g, p = graph.arrays(), data.arrays()
@@ -94,13 +94,13 @@ class _Maker:
         self.assign, self.state = _ints(p["assign"]), _bytes(p["state"])
         kind = _bytes(g["kind"])
         self.writers = self.work[(kind[self.work] & KIND_WRITES) != 0]
-        """Nodes that compute into memory which is not their own."""
+        """Ids of nodes that write to the memory of another tensor, through a view."""
         self.written = set(self.memory[self.writers].tolist())
         self.copies, self.kept = data.copies, data.kept
         self.backs = dict(data.write_backs)
         self.places = self._places()
         self.concurrent = [bool(getattr(b, "concurrent_copies", False)) for b in backends]
-        # Of every node that computes, what it reads: one entry for each source that it has.
+        # One entry for each source of each node that computes: `entry` indexes `src`, `reader` is the id of the node.
         begin, end = self.src_begin[self.work], self.src_begin[self.work + 1]
         self.entry = _ranges(begin, end)
         self.reader = np.repeat(self.work, end - begin)
@@ -116,10 +116,10 @@ class _Maker:
             steps = [step._replace(waits=found) if found else step for step, found in zip(steps, waits, strict=True)]
         return Program(steps, self._inputs(steps), turns)
 
-    # -- places ------------------------------------------------------------------
+    # -- locations ------------------------------------------------------------------
 
     def _places(self) -> list[tuple[Place, ...]]:
-        """For each copy its places: one, or those of its ring."""
+        """For each copy the location of each of its slots."""
         found = [[self._place(self.n + c)] for c in range(self.n_copies)]
         for k, c in enumerate(self.data.ring):
             found[c].append(self._place(self.n + self.n_copies + k))
@@ -132,11 +132,11 @@ class _Maker:
         return bool(self.state[i] & STATE_EXCLUSIVE)
 
     def _is_placed(self, i: int) -> bool:
-        """Whether the plan gives the memory of graph tensor i its place."""
+        """Whether the memory of graph tensor i is in an arena of the plan."""
         return bool(self.offset[self.memory[i]] >= 0)
 
     def _is_leaf(self, i: int) -> bool:
-        """Whether the memory of graph tensor i is a leaf's."""
+        """Whether graph tensor i is a leaf, or a view of one."""
         return bool(self.op[self.memory[i]] == 0)
 
     # -- steps ---------------------------------------------------------------------
@@ -144,7 +144,9 @@ class _Maker:
     def _steps(self) -> Iterator[Step]:
         late, early = self._leafs()
         yield from early
-        # Places of a ring are free when a compute begins, and what the caller has set is there: nothing to wait for.
+        # Copies of leafs with several slots come first: their slot is free when a compute begins, and the leaf has its
+        # data,
+        # so that they need not wait for any step of this compute.
         splits = self.data.splits
         ahead = [c for c in dict.fromkeys(c for split in splits for c in split[3])
                  if len(self.places[c]) > 1 and self._is_unwritten(self.copies[c][0])]
@@ -164,7 +166,8 @@ class _Maker:
             now += stop - start
 
     def _leafs(self) -> tuple[dict[int, list[Load]], list[Load]]:
-        """Loads of leafs: those born later, by position in the sequence, and those loaded at the start."""
+        """Loads of leafs: late ones by the position in the sequence where their lifetime begins, and those at the
+        start."""
         late: dict[int, list[Load]] = {}
         early: list[Load] = []
         touched = set(self.memory[self.reads[self.reads < self.n]].tolist()) | self.written
@@ -181,7 +184,10 @@ class _Maker:
         return late, early
 
     def _split(self, backend: int, start: int, stop: int, loads: dict[int, list[Load]]) -> Iterator[Step]:
-        """Run the nodes start .. stop - 1: as one, but for leafs that are born between them and what goes back."""
+        """Run the nodes start .. stop - 1 in one step, interrupted by late loads and by write-backs.
+
+        `loads` are the late loads by the position of the node before which they are due.
+        """
         backs = {int(self.position[i]): i for i in self.backs if start <= self.position[i] < stop}
         first = start
         for at in sorted(loads.keys() | backs.keys()):
@@ -198,13 +204,13 @@ class _Maker:
         yield from self._run(backend, first, stop - 1)
 
     def _run(self, backend: int, first: int, last: int, into: tuple[Place, ...] = ()) -> Iterator[Run]:
-        """Nothing for nodes that compute nothing."""
+        """The step that runs the nodes first .. last; none if all of them are views."""
         low, high = np.searchsorted(self.position[self.work], (first, last + 1))
         if low < high:
             yield Run(backend, first, last, self._reads_of(first, last), into)
 
     def _reads_of(self, first: int, last: int) -> tuple[Read, ...]:
-        """What the nodes first .. last read of copies."""
+        """The reads of copies by the nodes first .. last."""
         at = self._read_positions
         low, high = np.searchsorted(at, (first, last + 1))
         return tuple(Read(int(at[k]), int(self.slot[e]), self.places[self.planned[e] - self.n])
@@ -212,7 +218,7 @@ class _Maker:
 
     @cached_property
     def _read_entries(self) -> np.ndarray:
-        """Sources that are copies, by entry of `src`, in the order of the nodes that read them."""
+        """Indices in `src` of the sources that are replaced by copies, in the order of the nodes that read them."""
         return self.entry[self.planned[self.entry] >= self.n]
 
     @cached_property
@@ -222,15 +228,15 @@ class _Maker:
     # -- copies --------------------------------------------------------------------
 
     def _is_unwritten(self, i: int) -> bool:
-        """Whether tensor i is (a view of) a leaf that no node writes to: it is there when a compute begins."""
+        """Whether tensor i is (a view of) a leaf that no node writes to: its data is known when a compute begins."""
         return self._is_leaf(i) and int(self.memory[i]) not in self.written
 
     def _comes_from_caller(self, i: int) -> bool:
-        """Whether the data of tensor i is what the caller has set, and waits on the host."""
+        """Whether the data of tensor i is on the host, as the caller has set it."""
         return self._is_unwritten(i) and self._is_placed(i)
 
     def _bring(self, c: int, start: int, stop: int) -> Step:
-        """How copy c is made, ahead of the split of nodes start .. stop."""
+        """The step that makes copy c, before the split of the nodes start .. stop - 1."""
         i, backend = self.copies[c]
         places, root = self.places[c], int(self.memory[i])
         keeps = self._is_leaf(i) and (bool(self.kept[c]) or all(self._is_exclusive(place.id) for place in places))
@@ -245,14 +251,18 @@ class _Maker:
         return Copy(owner if pushes else backend, i, places, keeps)
 
     def _owner(self, root: int) -> int:
-        """The backend whose memory a root has; -1 for one outside the plan's."""
+        """The backend in whose memory a root is; -1 if that is none of the plan's backends."""
         if self._is_placed(root):
             return int(self.home[root])
         backend = self.graph.tensors[root].backend
         return next((k for k, b in enumerate(self.backends) if b is backend), -1)
 
     def _experts_ids(self, weight: int, start: int, stop: int) -> int | None:
-        """The ids that name the used experts, if only one mixture reads `weight` and its ids are there by then."""
+        """The id of the tensor that names the used experts of `weight`; None if all experts must be copied.
+
+        Single experts are copied if one MUL_MAT_ID is the only reader of `weight`, and its expert ids are not computed
+        in the split of the nodes start .. stop - 1, before which the copy is made.
+        """
         ids = self._mixtures.get(weight)
         if ids is None or self.written and int(self.memory[ids]) in self.written:
             return None
@@ -260,7 +270,7 @@ class _Maker:
 
     @cached_property
     def _mixtures(self) -> dict[int, int]:
-        """{expert weights that one mixture reads, and nothing else: its ids}."""
+        """{expert weight whose only reader is one MUL_MAT_ID node: the id of that node's expert ids}."""
         graph = self.graph
         mixtures = [i for i in self.work.tolist() if graph.tensors[i].op == "MUL_MAT_ID"]
         if not mixtures:
@@ -272,27 +282,28 @@ class _Maker:
         read = Counter(self.src[self.entry].tolist())
         return {weight: ids for weight, ids in found.items() if read[weight] == 1}
 
-    # -- what steps touch --------------------------------------------------------------
+    # -- memory that steps access --------------------------------------------------------------
 
     def _reads(self) -> np.ndarray:
-        """The id that each entry reads, copies put in."""
+        """For each entry the id that is read: a graph tensor, or the copy that replaces it."""
         return self.planned[self.entry]
 
     def _ids_of_deps(self) -> list[int]:
-        """Tensors that nodes keep, though they do not read them."""
+        """Ids of all alloc dependencies."""
         ids = self.graph.id_of
         return [ids(t) for kept in self.graph.deps.values() for t in kept]
 
     # -- inputs ------------------------------------------------------------------------
 
     def _inputs(self, steps: Sequence[Step]) -> list[int]:
-        """Leafs of which bytes are read, or stay as they were, that no node has written before."""
+        """Leafs with bytes that a node reads, or that are left at the end of a compute, before any node has written
+        them."""
         loaded = sorted({step.tensor for step in steps if step.kind == "load"})
         read = set(self.memory[self.src[self.entry]].tolist()) if loaded else ()
         return [i for i in loaded if (self._needs_data(i) if i in self.written else i in read)]
 
     def _needs_data(self, leaf: int) -> bool:
-        """The same for a leaf that nodes write to."""
+        """Whether `_inputs` has a leaf that nodes write to."""
         known = Bytes()
         reads: dict[int, list[int]] = {i: [] for i in self.work[self.memory[self.work] == leaf].tolist()}
         seen = (self.memory[self.src[self.entry]] == leaf) & ~self._is_blind
@@ -309,7 +320,7 @@ class _Maker:
 
     @cached_property
     def _is_blind(self) -> np.ndarray:
-        """Of each entry, whether it names what a node writes to, and does not read."""
+        """For each entry whether it is a source that the node writes to and does not read."""
         slots = np.full(int(self.op.max(initial=0)) + 1, -1)
         for op, slot in BLIND_SLOTS.items():
             if op < len(slots):
@@ -317,7 +328,7 @@ class _Maker:
         return self.slot[self.entry] == slots[self.op[self.reader]]
 
     def _accesses(self, steps: Sequence[Step]) -> Access:
-        """What the steps read and write, memory by memory."""
+        """The bytes that the steps read and write, by memory."""
         n_backends, n = len(self.backends), self.n
         n_keys = n_backends + n + self.n_copies
         step_at = np.full(len(self.node), -1)
@@ -346,7 +357,7 @@ class _Maker:
                       [b for b, concurrent in enumerate(self.concurrent) if not concurrent])
 
     def _accesses_of_copies(self, steps: Sequence[Step]) -> Iterator[tuple[int, int, int]]:
-        """(id, step, whether it writes) for all but runs."""
+        """(id, step, whether the step writes it) of all steps but runs."""
         for k, step in enumerate(steps):
             if step.kind == "run":
                 continue
@@ -362,20 +373,21 @@ class _Maker:
                 yield step.ids, k, 0
 
     def _accesses_of_keepers(self, step_at: np.ndarray) -> Iterator[tuple[int, int, int]]:
-        """What nodes keep must be there until they are done, as if they read it."""
+        """(id, step, 0) of alloc dependencies: their memory must stay until the node is done, as if the node read
+        it."""
         ids = self.graph.id_of
         for node, kept in self.graph.deps.items():
             for t in kept:
                 yield ids(t), int(step_at[self.position[ids(node)]]), 0
 
     def _memory_of(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(memory, first byte in it, bytes) of ids.
+        """(number of the memory, first byte in it, size in bytes) of each of `ids`.
 
-        Memories: the arena of each backend, then that of each resident root, then that of each ring.
+        The memories are numbered: the arena of each backend, then each resident root, each copy with several slots.
         """
         n, n_backends = self.n, len(self.backends)
         is_copy = ids >= n
-        copy = np.where(is_copy, ids - n, 0)        # the first place stands for its ring
+        copy = np.where(is_copy, ids - n, 0)        # ids of further slots are not passed: the first slot stands for all
         tensor = np.where(is_copy, np.array([like for like, _ in self.copies] or [0])[copy], ids)
         in_ring = is_copy & np.array([len(places) > 1 for places in self.places] or [False])[copy]
         root = np.where(is_copy, ids, self.memory[tensor])
@@ -408,17 +420,17 @@ def _ranges(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
 # -- bytes of tensors --------------------------------------------------------------------------------
 
 MAX_RUNS = 1 << 16
-"""More of them are not looked at."""
+"""The most contiguous runs of a tensor that `runs_of` returns."""
 
 
 class Bytes:
-    """A set of bytes, as disjoint ranges that ascend."""
+    """A set of byte offsets, as sorted disjoint ranges."""
 
     def __init__(self) -> None:
         self._start, self._stop = np.empty(0, np.int64), np.empty(0, np.int64)
 
     def add(self, starts: np.ndarray, size: int) -> None:
-        """The bytes from each of `starts` on."""
+        """Add `size` bytes from each of `starts` on."""
         start = np.concatenate([self._start, starts])
         stop = np.concatenate([self._stop, starts + size])
         if not len(start):
@@ -435,7 +447,7 @@ class Bytes:
 
 
 def experts_lie_apart(weight: Tensor) -> bool:
-    """Whether each expert of [k, m, n_expert] has bytes of its own, one after the other."""
+    """Whether the experts of a weight [k, m, n_expert] occupy disjoint ranges of bytes."""
     rows = weight.ne[0] // weight.type.block_size * weight.nb[0]
     return weight.ne[3] == 1 and weight.nb[2] >= (weight.ne[1] - 1) * weight.nb[1] + rows
 

@@ -1,10 +1,10 @@
-"""Plans as values: what `Scheduler.plan` returns.
+"""Plans: immutable values, returned by `Scheduler.plan`.
 
-A Plan joins the planner's flat decisions (`PlanData`, shared by equal graphs) with one graph and
-the scheduler's backends.  It is immutable and holds no memory of any device.
+A Plan joins the planner's decisions (`PlanData`: arrays, shared by equal graphs) with one graph and the scheduler's
+backends.  It holds no memory of any device.
 
-The modules that show, save and check plans (report, planfile, verify) import this one, and register the functions
-behind `str(plan)`, `explain`, `to_dot`, `save`, pickling, `facts` and `verify` here.
+The modules that print, save and check plans (report, planfile, verify) import this one, and register here the
+functions that do the work of `str(plan)`, `explain`, `to_dot`, `save`, pickling, `facts` and `verify`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _METHODS: dict[str, Callable] = {}
 
 
 def register_plan_methods(**functions: Callable) -> None:
-    """Let `Plan.NAME(...)` be `function(plan, ...)`, for each NAME=function."""
+    """For each NAME=function: make `plan.NAME(...)` call `function(plan, ...)`."""
     _METHODS.update(functions)
 
 
 @dataclass(frozen=True)
 class Split:
-    """Nodes that one backend computes in one go, after its input copies are made."""
+    """Consecutive nodes that one backend computes in one go, after the copies of its inputs are made."""
 
     backend: Backend
     start: int
     """Position of the first node in `graph.nodes`."""
     stop: int
-    """One past the last."""
+    """Position after the last node."""
     nodes: tuple[Tensor, ...]
     inputs: tuple[Tensor, ...]
     """Tensors of other backends, copied before the split runs, in this order."""
@@ -72,7 +72,7 @@ class Plan:
     """Where every tensor of a graph lives and which backend computes it; see `Scheduler.plan`.
 
     All sizes and offsets are bytes, tuples are in the order of the scheduler's backends.  `graph` has its nodes in the
-    order that is computed; `asked` is the graph that the plan was asked for, when that had them in another.
+    order of execution; `asked` is the graph that the caller gave: the same object, or one with another order.
     """
 
     graph: Graph
@@ -98,22 +98,22 @@ class Plan:
 
     @property
     def program(self) -> Program:
-        """What a compute does, step by step, as plain values; print it."""
+        """The steps of a compute, as plain values; `print(plan.program)` shows them."""
         return program_of(self.graph, self.data, self.backends)
 
     @property
     def fingerprint(self) -> int:
-        """The graph's, 128 bits."""
+        """The fingerprint of the graph, 128 bits."""
         return self.graph.fingerprint
 
     @property
     def buffer_sizes(self) -> tuple[int, ...]:
-        """What each backend's buffer (or its buffers together) must hold."""
+        """Bytes of each backend's arena, which is one buffer or several."""
         return self.data.buffer_sizes
 
     @property
     def work_sizes(self) -> tuple[int, ...]:
-        """What each backend needs beside its buffers while it computes; see `Backend.work_size`."""
+        """Bytes of work memory that each backend needs outside its arena while it computes; see `Backend.work_size`."""
         if self.data._work_sizes is None:
             sizes = dict.fromkeys(self.backends, 0)
             for b, start, stop, _ in self.data.splits:
@@ -124,7 +124,8 @@ class Plan:
 
     @property
     def chunk_sizes(self) -> tuple[tuple[int, ...], ...]:
-        """For each backend the bytes of each of its buffers: several where a maximum size asks for it."""
+        """For each backend the bytes of each of its buffers; several only where `max_buffer_size` is too small for
+        one."""
         return self.data.chunk_sizes
 
     @property
@@ -134,17 +135,17 @@ class Plan:
 
     @property
     def optimal(self) -> tuple[bool, ...]:
-        """Whether each arena is proven smallest for its lifetimes: the largest sum of live bytes."""
+        """Whether each arena is as small as its lifetimes allow: no larger than the live bytes."""
         return tuple(size == live for size, live in zip(self.buffer_sizes, self.live_bytes, strict=True))
 
     @property
     def live_bytes(self) -> tuple[int, ...]:
-        """The largest sum of live, aligned allocations at any node: no packing of these lives is smaller."""
+        """For each backend the most bytes alive at one position, aligned: no packing of these lifetimes is smaller."""
         return self.data.live_bytes
 
     @cached_property
     def splits(self) -> tuple[Split, ...]:
-        """The parts of the graph that run on one backend each, in order; together they cover all nodes."""
+        """The splits, in order; together they cover all nodes of the graph."""
         graph, like = self.graph, self.data.copies
         return tuple(
             Split(self.backends[backend], start, stop, graph.nodes[start:stop],
@@ -154,13 +155,15 @@ class Plan:
 
     @cached_property
     def groups(self) -> tuple[tuple[Tensor, ...], ...]:
-        """Nodes that their backend computes as one, at the place of the last; results that only such a group reads need
-        not be written anywhere."""
+        """The fusion groups: nodes that their backend computes as one kernel, at the position of the last member.
+
+        A result that only members of the group read need not be written to memory.
+        """
         return tuple(tuple(self.graph.nodes[k] for k in group) for group in self.data.groups)
 
     @cached_property
     def copies(self) -> tuple[Copy, ...]:
-        """Every transfer of one compute, write-backs excluded, in order."""
+        """Every copy of one compute, without write-backs, in order."""
         return tuple(
             Copy(tensor, split.backend, tensor.nbytes, i)
             for i, split in enumerate(self.splits) for tensor in split.inputs
@@ -168,7 +171,7 @@ class Plan:
 
     @property
     def copy_bytes(self) -> int:
-        """Bytes that travel between backends in one compute."""
+        """Bytes that the copies of one compute move between backends."""
         return sum(copy.nbytes for copy in self.copies)
 
     def backend_of(self, t: Tensor) -> Backend | None:
@@ -177,7 +180,8 @@ class Plan:
         return None if index < 0 else self.backends[index]
 
     def offset_of(self, t: Tensor) -> int | None:
-        """Bytes into the backend's buffer (a view: its root's plus view_offs); None outside the plan."""
+        """Bytes from the start of the backend's buffer (a view: its root's offset plus view_offs); None outside the
+        plan."""
         offset = self.data.offset(self.index_of(t))
         return None if offset < 0 else offset
 
@@ -194,11 +198,11 @@ class Plan:
 
     @property
     def facts(self) -> Facts:
-        """The plan as plain values, as the checks of ggml_sched.planning.verify take them."""
+        """The plan as plain values: the argument of the checks in ggml_sched.planning.verify."""
         return _METHODS["facts"](self)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the plan as JSON, for `gs.load_plan(path, graph, backends)`, replacing a file as a whole."""
+        """Write the plan as JSON for `gs.load_plan(path, graph, backends)`; an existing file is replaced atomically."""
         _METHODS["save"](self, path)
 
     def verify(self) -> None:
@@ -206,8 +210,10 @@ class Plan:
         _METHODS["verify"](self)
 
     def explain(self, t: Tensor) -> str:
-        """Why a tensor is where it is, what it shares memory with, where copies of it go, and of a computed node
-        which backends were refused: those that do not support it, and what stood against each better one."""
+        """A text: why a tensor is on its backend, what it shares memory with, and where it is copied to.
+
+        For a node also which backends do not support it, and why each better backend was not chosen.
+        """
         return _METHODS["explain"](self, t)
 
     def to_dot(self) -> str:
@@ -215,11 +221,12 @@ class Plan:
         return _METHODS["to_dot"](self)
 
     def __reduce__(self):
-        """A pickle holds the graph, too; its backends come back without memory, with the recorded answers."""
+        """A pickle also holds the graph; unpickled backends have no memory and give the recorded answers
+        (recorded.py)."""
         return _METHODS["reduce"](self)
 
     def index_of(self, t: Tensor) -> int:
-        """The position of a tensor in `graph.tensors`; GraphError for a stranger."""
+        """The position of a tensor in `graph.tensors`; GraphError for a tensor of another graph."""
         if not isinstance(t, Tensor):
             raise TypeError(f"not a Tensor: {t!r}")
         index = self.graph.id_of(t)

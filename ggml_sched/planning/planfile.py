@@ -1,10 +1,10 @@
-"""Plans as JSON: made where there is time, used where there are devices.
+"""Plan files: plans as JSON, to be made on one machine and used on another.
 
-A file holds a plan and its program, the fingerprint of the graph that it was made for, and what the planner was told:
-the backends in order, what their kernels tolerate, which memory they read, where residents live.  It is refused when
-graph or backends are not those it was made for, and the error says in what they differ.  Files are hostile: whatever is
-wrong with one raises a `gs.Error`.  `load_plan` verifies what it loads.  A pickle holds the graph beside the plan, and
-describes backends so that recorded.py can stand in for them.
+A file holds a plan and its program, the fingerprint of the graph, and what the planner asked of the backends: their
+order, the in-place sources of their kernels, the memory that each can read, and the buffers of residents.  A file is
+refused for another graph or other backends, with an error that names the difference.  Files are not trusted: every
+defect of one raises a `gs.Error`, and `load_plan` verifies the plan.  A pickle also holds the graph, and describes the
+backends so that recorded.py can make substitutes for them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["load_plan", "plan_from_dict", "plan_to_dict", "save_plan"]
 
 FORMAT = "ggml-sched plan"
 VERSION = 2
-"""Of a plan with nodes that are computed as one; all others are of version 1, as they were."""
+"""The version of a file with fusion groups; a plan without them is written as version 1, which older releases read."""
 MAX_FILE_BYTES = 1 << 30
-"""A plan file of more is refused."""
+"""A larger plan file is refused."""
 
 
 def save_plan(plan: Plan, path: str | os.PathLike) -> None:
-    """Write a plan as JSON, replacing a file as a whole."""
+    """Write a plan as JSON; an existing file is replaced atomically."""
     text = json.dumps(plan_to_dict(plan, plan.asked), separators=(",", ":"))
     path = os.fspath(path)
     unfinished = f"{path}.unfinished"
@@ -50,11 +50,10 @@ def save_plan(plan: Plan, path: str | os.PathLike) -> None:
 
 
 def load_plan(path: str | os.PathLike, graph: Graph, backends: Sequence[Backend]) -> Plan:
-    """The plan of a file (`Plan.save`), for a graph equal to the one it was made for, over the same backends.
+    """Load and verify the plan of a file (`Plan.save`), for an equal graph over the same backends.
 
-    It has been verified; `Scheduler.adopt` uses it.  Raises FileFormatError for a file that holds no plan, GraphError
-    for another graph, PlacementError for other backends or residents elsewhere, HazardError for a plan that is
-    unsound.
+    Give the plan to `Scheduler.adopt` to use it.  Raises FileFormatError for a file that holds no plan, GraphError for
+    another graph, PlacementError for other backends or other buffers of residents, HazardError for an unsound plan.
     """
     path = os.fspath(path)
     plan = plan_from_dict(_parsed(path), graph, backends, path)
@@ -63,7 +62,7 @@ def load_plan(path: str | os.PathLike, graph: Graph, backends: Sequence[Backend]
 
 
 def _parsed(path: str) -> object:
-    """What a file holds; FileFormatError for one that is too large or no JSON."""
+    """The parsed JSON of a file; FileFormatError for a file that is too large or not JSON."""
     with open(path, "rb") as file:
         text = file.read(MAX_FILE_BYTES + 1)
     if len(text) > MAX_FILE_BYTES:
@@ -75,8 +74,10 @@ def _parsed(path: str) -> object:
 
 
 def plan_to_dict(plan: Plan, asked: Graph | None = None) -> dict:
-    """What a plan file holds, as plain values: of a plan for `asked`, or for the graph with its nodes in the order that
-    is computed."""
+    """The content of a plan file as plain values.
+
+    `asked` is the graph for which the file can be loaded: `plan.asked`, or by default `plan.graph`.
+    """
     graph, data, backends = plan.graph, plan.data, plan.backends
     asked = graph if asked is None else asked
     return {
@@ -96,8 +97,8 @@ def plan_to_dict(plan: Plan, asked: Graph | None = None) -> dict:
 def plan_from_dict(data, asked: Graph, backends: Sequence[Backend], where: str = "plan") -> Plan:
     """The plan that a parsed file holds, not verified.
 
-    Raises FileFormatError for what is no plan, GraphError for another graph, PlacementError for other backends or
-    residents elsewhere.
+    Raises FileFormatError if `data` is not a plan, GraphError for another graph, PlacementError for other backends or
+    other buffers of residents.
     """
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise FileFormatError(f"{where}: not a plan of ggml-sched")
@@ -131,7 +132,7 @@ def plan_from_dict(data, asked: Graph, backends: Sequence[Backend], where: str =
 
 
 def _ordered(order, graph: Graph, where: str) -> Graph:
-    """A graph with the nodes in the order of a file."""
+    """The graph with its nodes in the order that a file gives."""
     if order is None:
         return graph
     if not isinstance(order, list) or not all(type(k) is int and 0 <= k < len(graph) for k in order):
@@ -143,7 +144,7 @@ def _ordered(order, graph: Graph, where: str) -> Graph:
 
 
 def _compare_tensors(values: dict, graph: Graph, where: str) -> None:
-    """FileFormatError where a plan says of a tensor what contradicts the graph."""
+    """Raise FileFormatError where op, view offset or number of sources of a tensor differ from the graph's."""
     arrays = graph.arrays()
     of_graph = {
         "op": np.frombuffer(arrays["op"], np.uint8),
@@ -161,10 +162,11 @@ def _compare_tensors(values: dict, graph: Graph, where: str) -> None:
 
 def _check_memory(values: dict, needs: list[list[int]], graph: Graph, made: PlanData, backends: Sequence[BackendBase],
                   where: str) -> None:
-    """FileFormatError where an id shares memory without a reason, or owns memory of another size than it needs."""
+    """Raise FileFormatError where an id shares memory and is no view or in-place reuse, or has memory of a wrong
+    size."""
     for i, (_, need) in enumerate(needs):
         shares = made.took_over(i) + (i < made.n_tensors and graph.tensors[i].is_view)
-        if shares != (made.root(i) >= 0):     # a view, or written in place; never both
+        if shares != (made.root(i) >= 0):     # a view, or in-place reuse; never both
             raise FileFormatError(f"{where}: id {i} shares the memory of id {made.root(i)}")
         if made.root(i) >= 0 or made.offset(i) < 0:
             continue
@@ -174,11 +176,12 @@ def _check_memory(values: dict, needs: list[list[int]], graph: Graph, made: Plan
                                   f"of which {values['rest'][i]} stay")
 
 
-# -- what a plan was made for ------------------------------------------------------------------------
+# -- descriptions of graph and backends ------------------------------------------------------------------------
 
 
 def _describe_backends(graph: Graph, backends: Sequence[BackendBase]) -> list[dict]:
-    """What decides besides the graph: sizes, what kernels tolerate, whose memory each reads."""
+    """Of each backend what a plan depends on: sizes, in-place sources of its kernels, backends whose memory it
+    reads."""
     ops = sorted({node.op for node in graph.nodes if node.computes})
     return [{
         "name": b.name,
@@ -191,7 +194,7 @@ def _describe_backends(graph: Graph, backends: Sequence[BackendBase]) -> list[di
 
 
 def _describe_residents(graph: Graph, backends: Sequence[BackendBase]) -> dict[str, list]:
-    """For each tensor with memory of its own, by id: usage, and the backends that read it."""
+    """{id of a resident: [usage of its buffer, indices of the backends that can read it]}."""
     found, known = {}, {}
     for i, t in enumerate(graph.tensors):
         buffer = t.buffer
@@ -205,7 +208,7 @@ def _describe_residents(graph: Graph, backends: Sequence[BackendBase]) -> dict[s
 
 
 def _needs(graph: Graph, data, backends: Sequence[BackendBase]) -> list[list[int]]:
-    """For each id what its backend says of it: whether it runs there, and the bytes that it takes."""
+    """For each id: whether its backend supports it, and the bytes at which that allocates it (0: no memory)."""
     found = []
     copies = [*data.copies, *(data.copies[c] for c in data.ring)]
     like = [*graph.tensors, *(graph.tensors[i] for i, _ in copies)]
@@ -218,7 +221,7 @@ def _needs(graph: Graph, data, backends: Sequence[BackendBase]) -> list[list[int
 
 
 def _compare_groups(graph: Graph, data: PlanData, backends: Sequence[BackendBase], where: str) -> None:
-    """PlacementError for nodes that their backend does not compute as one."""
+    """Raise PlacementError for a fusion group that its backend does not offer."""
     offered: dict[int, set[tuple[int, ...]]] = {}
     for group in data.groups:
         b = data.backend_index(graph.id_of(graph.nodes[group[0]]))
@@ -274,12 +277,12 @@ def _first_difference(old, new: list[list[int]], graph: Graph) -> str:
 
 
 def _reduce(plan: Plan) -> tuple:
-    """What pickles a plan: its graph, and what a plan file holds."""
+    """The arguments with which `_restored` makes the plan again: its graph, and the content of a plan file."""
     return _restored, (graph_to_dict(plan.graph), plan_to_dict(plan))
 
 
 def _restored(graph_dict: dict, plan_dict: dict) -> Plan:
-    """A pickled plan."""
+    """The plan of a pickle."""
     graph = graph_from_dict(graph_dict, where="pickled graph")
     return plan_from_dict(plan_dict, graph, recorded_backends(plan_dict, graph), "pickled plan")
 

@@ -1,8 +1,8 @@
-"""From graphs to plans: what is cached, reserved, reordered, and what exceeds a budget.
+"""The planner: makes plans of graphs, caches, reserves and adopts them, tries other orders, and checks budgets.
 
-A plan is kept under everything that it depends on: the graph's structure, where residents live, what the caller
-assigned, the policy, the largest buffers that backends allow, and what backends answer.  What they compute as one
-follows from the graph and their answers: it is asked for a new plan only.  No device memory is touched here.
+The key of a cached plan has everything that the plan depends on: the graph's structure, the buffers of residents, the
+caller's assignments, the policy, the maximum buffer sizes, and the epoch of the support cache.  Fusion groups follow
+from these, so that backends are asked for them only when a new plan is made.  No device memory is accessed here.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ POLICIES: dict[str, Policy] = {
     "default": Policy(),
     "seed": Policy(placement="seed", offsets="best fit", reuse="first", leafs_first=False),
 }
-"""Policies that have a name."""
+"""The policies that can be chosen by name."""
 
 
 class Adopted(NamedTuple):
-    """A plan made elsewhere; `order`: positions in the graph asked for of the nodes that it computes, if another."""
+    """A plan made elsewhere.
+
+    `order` has, in order of execution, the positions of the nodes in the caller's graph; None if that is its own order.
+    """
 
     data: PlanData
     order: tuple[int, ...] | None
@@ -37,14 +40,14 @@ class Adopted(NamedTuple):
 
 Key = tuple
 HeldBytes = Callable[[], list[int]]
-"""Gives the bytes that arenas have already, for each backend."""
+"""Returns the bytes of each backend's arena at the moment of the call."""
 
 
 class Planner:
     """Plans graphs over backends by one policy.
 
     `cache_size` plans are kept (0: none).  `budgets` maps positions in `backends` to the bytes that their arena and
-    work memory may take.  `reorders`: another order of the nodes is planned, too, and kept when its arenas are smaller.
+    work memory may take.  `reorders`: another order of the nodes is planned, too, and used if its arenas are smaller.
     """
 
     def __init__(self, backends: tuple[Backend, ...], policy_name: str, policy: Policy, cache_size: int,
@@ -57,17 +60,20 @@ class Planner:
         self.reorders = reorders
         self.devices = Devices(backends)
         self._cache: OrderedDict[Key, PlanData] = OrderedDict()
-        # Reserved plans by wiring, residency and fusion groups, those with small arenas first: each serves graphs that
-        # are no larger without planning.  Kept until `clear`.
+        # Reserved plans by wiring, request key and fusion groups, those with small arenas first.  A graph with no
+        # larger
+        # tensors gets one of them by replay.  Kept until `clear`.
         self._reserved: dict[Key, list[PlanData]] = {}
-        # What was given from outside, by the cache's key: kept until `clear`.
+        # Adopted plans, by the key of the plan cache.  Kept until `clear`.
         self._adopted: dict[Key, Adopted] = {}
         self._orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
-        # The same for orders of adopted plans: allocations do not keep graphs alive.
+        # {graph: the same graph in the order of its adopted plan}.  Something must hold the reordered graph:
+        # allocations
+        # do not keep graphs alive.
         self._adopted_orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
 
     def plan(self, graph: Graph, assigned: Mapping[Tensor, Backend], held: HeldBytes) -> tuple[Plan, Request]:
-        """A plan, and the request that it answers.
+        """A plan, and the request of which it was made.
 
         Raises UnsupportedOp, PlacementError, GraphError or OutOfMemory, naming the tensor.
         """
@@ -83,7 +89,7 @@ class Planner:
         try:
             given = self._plan_order(graph, graph, assigned, held)
         except OutOfMemory:
-            # Perhaps the other order fits.
+            # The other order may fit into the budget.
             return self._plan_order(graph, self._orders[graph], assigned, held)
         try:
             other = self._plan_order(graph, self._orders[graph], assigned, held)
@@ -92,21 +98,21 @@ class Planner:
         return min(given, other, key=lambda found: sum(found[0].buffer_sizes))
 
     def reserve(self, plan: Plan, request: Request) -> None:
-        """Let a plan serve graphs of the same wiring whose tensors are no larger."""
+        """Keep a plan for replay: for graphs of the same wiring with no larger tensors."""
         plans = self._reserved.setdefault(_reserved_key(plan.graph, request, self.policy), [])
         if _replay_any(request, plans, self.policy) is None:
             plans.append(plan.data)
             plans.sort(key=lambda data: sum(data.buffer_sizes))
 
     def adopt(self, plan: Plan, assigned: Mapping[Tensor, Backend]) -> None:
-        """Use a plan from elsewhere whenever its graph is asked for."""
+        """Use this plan for its graph and for equal graphs from now on."""
         asked = plan.asked
         order = None if plan.graph is asked else tuple(asked.position_of(node) for node in plan.graph.nodes)
         request = Request(asked, self.devices, assigned)
         self._adopted[self._key(asked, request, self.policy)] = Adopted(plan.data, order)
 
     def clear(self) -> None:
-        """Forget every plan, and what backends have answered."""
+        """Drop every plan, and the support cache."""
         self._cache.clear()
         self._reserved.clear()
         self._adopted.clear()
@@ -132,14 +138,15 @@ class Planner:
 
     def _plan_order(self, asked: Graph, graph: Graph, assigned: Mapping[Tensor, Backend],
                     held: HeldBytes) -> tuple[Plan, Request]:
-        """A plan for `asked` with its nodes in the order that `graph` has."""
+        """A plan for the caller's graph `asked`, with the order of nodes of `graph`."""
         request = Request(graph, self.devices, assigned)
         plan = self._find_plan(asked, graph, request, self.policy)
         excess = self._excess(plan, held)
         if excess is None:
             return plan, request
         if any(plan.data.kept):
-            # Weights kept beside the arena may be what is too much: let them take turns instead.
+            # Copies of weights that are kept between computes may exceed the budget: plan without keeping them, so that
+            # they share memory (`stream`).
             leaner = self._find_plan(asked, graph, request, self.policy.replace(stream=True))
             if self._excess(leaner, held) is None:
                 return leaner, request
@@ -150,7 +157,7 @@ class Planner:
         return graph.fingerprint, request.key, policy.stream, limits, self.devices.epoch()
 
     def _find_plan(self, asked: Graph, graph: Graph, request: Request, policy: Policy) -> Plan:
-        """Cached, reserved, or made."""
+        """A plan from the cache, by replay of a reserved plan, or newly made."""
         key = self._key(graph, request, policy)
         data = self._cache.get(key)
         if data is not None:
@@ -170,7 +177,8 @@ class Planner:
         return make_plan(request, policy) if data is None else data
 
     def _excess(self, plan: Plan, held: HeldBytes) -> OutOfMemory | None:
-        """The error to raise if a plan exceeds a backend's budget: shortfall, and what is alive at the peak."""
+        """The error to raise if a plan exceeds a budget, with the missing bytes and the tensors alive at the peak; or
+        None."""
         for i, backend in enumerate(self.backends):
             limit = self.budgets.get(i)
             if limit is None:
@@ -197,7 +205,7 @@ def _reserved_key(graph: Graph, request: Request, policy: Policy) -> Key:
 
 
 def _replay_any(request: Request, plans: Iterable[PlanData], policy: Policy) -> PlanData | None:
-    """The first of reserved plans that serves the graph, replayed; None where none does."""
+    """The replay of the first reserved plan that fits the request; None if none fits."""
     for plan in plans:
         data = replay_plan(request, plan, policy)
         if data is not None:

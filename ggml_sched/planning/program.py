@@ -1,11 +1,10 @@
 """Programs: every step of a compute, as plain values.
 
-compiler.py makes them, an allocation only binds them to addresses, and `Plan.verify` executes exactly what a compute
-does.
+compiler.py makes programs, an allocation binds their steps to addresses, and `Plan.verify` simulates the same steps.
 
-Steps stand in the order in which they are issued.  Each has a backend, in whose queue it stands: **the steps of one
-queue run one after the other; between queues, only waits order them.**  Ids count as in a plan: graph tensors, copies,
-further places of copies.  A copy with several places is a ring: compute number k uses place k % len(places) of it.
+Steps are issued in their order in the program, each to the queue of its backend: **the steps of one queue run one after
+the other; steps of different queues are ordered by waits alone.**  Ids are those of the plan: graph tensors, then
+copies, then further slots of copies.  Compute number k uses slot k % len(places) of a copy with several slots.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["Copy", "CopyExperts", "Load", "Place", "Program", "Read", "Run", "St
 
 
 class Place(NamedTuple):
-    """Where the bytes of an id are: `offset` bytes into buffer `chunk` of a backend's arena."""
+    """The location of an id: `offset` bytes from the start of buffer `chunk` of a backend's arena."""
 
     id: int
     backend: int
@@ -31,16 +30,16 @@ class Place(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Bring what the caller has set for a leaf to a place: its own, or that of a copy which other backends read.
+    """Write the data that the caller set for a leaf to the leaf's memory, or to a copy of it on another backend.
 
-    `keeps`: nothing else uses the place, so it is loaded again only after a new `set`.
+    `keeps`: no other tensor uses that memory, so that the data is loaded again only after a new `set`.
     """
 
     backend: int
     tensor: int
     """The leaf."""
     start: int
-    """First of its bytes that are brought (a copy may be of a view)."""
+    """The first byte of the leaf that is loaded; not 0 where a copy is of a view of the leaf."""
     nbytes: int
     places: tuple[Place, ...]
     keeps: bool
@@ -50,10 +49,10 @@ class Load(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Copy a tensor to a place on another backend.
+    """Copy a tensor to another backend.
 
-    Made by the queue of `backend`: the source's (pushed, while the destination may be computing) or the
-    destination's.  `keeps`: nothing else uses the place, so an unchanged source is not copied again.
+    The step is in the queue of `backend`: the destination's, or the source's, where the destination takes data while it
+    computes.  `keeps`: no other tensor uses the copy's memory, so that an unchanged source is not copied again.
     """
 
     backend: int
@@ -66,7 +65,7 @@ class Copy(NamedTuple):
 
 
 class CopyExperts(NamedTuple):
-    """Copy only those experts of a weight that `ids` names; only the mixture with these ids reads the place."""
+    """Copy only those experts of a weight that `ids` names; the copy's only reader is the MUL_MAT_ID with these ids."""
 
     backend: int
     tensor: int
@@ -79,7 +78,7 @@ class CopyExperts(NamedTuple):
 
 
 class Read(NamedTuple):
-    """The node at this position reads a copy in this source slot."""
+    """The node at `position` reads a copy, in place of the source in slot `slot`."""
 
     position: int
     slot: int
@@ -94,7 +93,7 @@ class Run(NamedTuple):
     last: int
     reads: tuple[Read, ...]
     into: tuple[Place, ...] = ()
-    """The copy that the last node computes into, because its own memory is another backend's."""
+    """The copy into which the last node computes, because its own memory is on another backend; else empty."""
     waits: tuple[Wait, ...] = ()
 
     kind = "run"
@@ -102,7 +101,7 @@ class Run(NamedTuple):
 
 
 class WriteBack(NamedTuple):
-    """Copy what node `tensor` computed into a copy to the node's own memory."""
+    """Copy the result of node `tensor`, which was computed into a copy, to the node's own memory."""
 
     backend: int
     tensor: int
@@ -117,7 +116,7 @@ Step = Load | Copy | CopyExperts | Run | WriteBack
 
 
 class Program:
-    """The steps of a compute, immutable; equal by value, picklable."""
+    """The steps of a compute: immutable, picklable, compared by value."""
 
     __slots__ = ("__dict__", "inputs", "steps", "turns")
 
@@ -129,18 +128,19 @@ class Program:
 
     steps: tuple[Step, ...]
     inputs: tuple[int, ...]
-    """Leafs whose data some step reads before anything has written it: the caller must have set them."""
+    """Ids of leafs that the caller must have set: their data is read before a node writes it."""
     turns: int
-    """How many computes use different places, one after the other; 1 without rings."""
+    """The most slots of a copy: so many consecutive computes use different slots.  1 if all copies have one slot."""
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a program is a value: {name!r} cannot be changed")
 
     @cached_property
     def awaited(self) -> frozenset[int]:
-        """Steps that others wait for.
+        """Steps for which other steps wait.
 
-        Who waits for a step that is left out of a compute waits for the one before it in its queue instead.
+        If such a step may be left out of a compute, the steps before it in its queue belong to them, too, back to one
+        that is never left out: a wait for the step then becomes a wait for the one before it.
         """
         found: set[int] = set()
         for k in {wait.step for step in self.steps for wait in step.waits}:
@@ -162,7 +162,7 @@ class Program:
 
     @cached_property
     def reach(self) -> int:
-        """How many computes back a wait goes at most."""
+        """The largest `back` of a wait."""
         return max((wait.back for step in self.steps for wait in step.waits), default=0)
 
     def __eq__(self, other: object) -> bool:
@@ -188,7 +188,7 @@ class Program:
 
 
 def describe(step: Step, name=lambda i: f"id {i}", backend=lambda b: f"backend {b}") -> str:
-    """A step in words; `name` and `backend` say what ids and backends are called."""
+    """A step in words; `name` and `backend` return the name of an id and of a backend's index."""
     here = backend(step.backend)
     match step:
         case Load():
@@ -220,7 +220,7 @@ def _where(places: tuple[Place, ...], name, backend) -> str:
 
 
 def program_values(program: Program) -> dict:
-    """A program as lists, numbers and words, as JSON holds them."""
+    """A program as lists, numbers and strings, for JSON."""
     return {"turns": program.turns, "inputs": list(program.inputs),
             "steps": [{"kind": step.kind, **_values(step._asdict())} for step in program.steps]}
 

@@ -1,4 +1,4 @@
-"""Backends without memory that answer as others did when a plan was made: what a pickled plan comes back with."""
+"""Recorded backends: the backends of an unpickled plan, which have no memory and repeat recorded answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["RecordedBackend", "recorded_backends"]
 
 
 class _RecordedBuffer(Buffer):
-    """Addresses of residents; `readers` are the backends, by index, that read it."""
+    """A buffer without memory for a resident; `readers` are the indices of the backends that can read it."""
 
     def __init__(self, backend: RecordedBackend, size: int, usage: str, readers: tuple[int, ...]) -> None:
         super().__init__(backend, size, usage=usage)
@@ -18,9 +18,9 @@ class _RecordedBuffer(Buffer):
 
 
 class RecordedBackend(DryBackend):
-    """Backend number `index` of a plan file, as described there.
+    """Backend number `index` of a plan file, with the answers that the file records.
 
-    It knows the answers for the tensors of one graph, and for copies of them.
+    It has answers for the tensors of one graph and for copies of them.
     """
 
     def __init__(self, index: int, description: dict) -> None:
@@ -52,7 +52,7 @@ class RecordedBackend(DryBackend):
 
 
 def recorded_backends(described: dict, graph: Graph) -> tuple[RecordedBackend, ...]:
-    """The backends of a plan file (planfile.py), and memory on them for the residents of the graph."""
+    """The backends of a plan file (planfile.py); residents of the graph get addresses on them."""
     backends = tuple(RecordedBackend(k, fields) for k, fields in enumerate(described["backends"]))
     plan = described["plan"]
     copied = [row[0] for row in plan["copies"]]

@@ -1,9 +1,8 @@
-"""Another order of the same nodes in which less is alive at once.
+"""Reordering: another execution order of the same nodes, with fewer bytes alive at the peak.
 
-List scheduling (a greedy form of Sethi-Ullman's idea): among the nodes whose sources are ready, take
-the one after which the fewest bytes are alive, on a tie the one that came first.  Data is not the
-only dependency: reads and writes of memory that nodes write to (a KV cache, a view's root) keep
-their order, which ggml's graphs express by position alone.
+List scheduling (a greedy form of Sethi and Ullman's idea): among the nodes whose sources are computed, take the one
+after which the fewest bytes are alive, on a tie the one that came first.  Reads and writes of memory that nodes write
+to (a KV cache, a view's root) keep their order, because ggml's graphs express it by position alone.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __all__ = ["reorder"]
 
 
 def reorder(graph: Graph) -> Graph:
-    """The nodes of `graph` in an order of presumably lower peak: same tensors, same results.
+    """The graph with its nodes in an order that probably has a lower peak: same tensors, same results.
 
     The greedy order may be worse than the given one; `Scheduler(reorder=True)` plans both and keeps the better.
     """
@@ -40,7 +39,7 @@ def reorder(graph: Graph) -> Graph:
             continue
         now = _growth(graph, i, readers, frees)
         if now != growth:
-            # Sources have lost readers since it was queued.
+            # Nodes that ran since it was queued read the same sources, so that its growth has changed.
             heapq.heappush(queue, (now, i))
             continue
         done[i] = 1
@@ -51,7 +50,7 @@ def reorder(graph: Graph) -> Graph:
             missing[k] -= 1
             if not missing[k]:
                 heapq.heappush(queue, (_growth(graph, k, readers, frees), k))
-        # Whoever is the last reader of something now frees it: look at them again.
+        # A node that is now the only reader of a tensor frees it: queue the node again with its new growth.
         for root in frees[i]:
             if len(readers[root]) == 1:
                 (k,) = readers[root]
@@ -61,7 +60,8 @@ def reorder(graph: Graph) -> Graph:
 
 
 def _dependencies(graph: Graph) -> list[set[int]]:
-    """For each node the earlier nodes that must come first: its sources, and hazards of written memory."""
+    """For each node the earlier nodes that must run first: its sources, and nodes that access memory which is
+    written."""
     position = {t: i for i, t in enumerate(graph.nodes)}
     written = {t.view_src for t in graph.nodes if t.view_src is not None and t.computes}
     last_write: dict[Tensor, int] = {}
@@ -92,7 +92,8 @@ def _dependencies(graph: Graph) -> list[set[int]]:
 
 
 def _lifetimes(graph: Graph) -> tuple[dict[Tensor, set[int]], list[list[Tensor]]]:
-    """Who reads each tensor's memory (through views too), and for each node the memory that it reads."""
+    """({root: positions of the nodes that read its memory}, for each node the roots that it reads); views count as
+    roots."""
     readers: dict[Tensor, set[int]] = defaultdict(set)
     frees: list[list[Tensor]] = []
     deps = graph.deps
@@ -107,7 +108,7 @@ def _lifetimes(graph: Graph) -> tuple[dict[Tensor, set[int]], list[list[Tensor]]
 
 
 def _growth(graph: Graph, i: int, readers: dict[Tensor, set[int]], frees: list[list[Tensor]]) -> int:
-    """Bytes alive after node i less those before it."""
+    """By how many bytes running node i changes the bytes alive."""
     node = graph.nodes[i]
     grown = 0 if node.view_src is not None else node.nbytes
     for root in frees[i]:

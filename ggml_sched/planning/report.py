@@ -1,6 +1,6 @@
-"""A plan for people: a table, the story of one tensor, a Graphviz drawing.
+"""Reports of a plan as text: a summary table, the explanation of one tensor, a Graphviz drawing.
 
-Owns nothing; reads a plan and writes text.  Nothing here decides anything.
+The functions read a plan and return text.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["dot", "explain", "program", "summary"]
 
 _COLOURS = ("#8ecae6", "#ffb703", "#95d5b2", "#f4acb7", "#cdb4db", "#e9c46a", "#a8dadc", "#d4a373")
 _SHOWN_INPUTS = 4
-"""Inputs of a split that the table names; the others are counted."""
+"""The most inputs of a split that the table names; the others are counted."""
 _SHOWN_STEPS = 24
-"""Steps of the program that the table names."""
+"""The most steps of the program that the summary shows; the others are counted."""
 
 
 def summary(plan: Plan) -> str:
-    """What `print(plan)` shows: the backends, then a row for each split."""
+    """The text of `print(plan)`: a table of the backends, one of the splits, and the first steps of the program."""
     n_nodes, n_splits, n_copies = len(plan.graph), len(plan.splits), len(plan.copies)
     head = (f"Plan of {n_nodes} nodes, policy {plan.policy}: {n_splits} splits, {n_copies} copies of "
             f"{plan.copy_bytes:,} bytes")
@@ -50,7 +50,7 @@ def summary(plan: Plan) -> str:
 
 
 def _fused(plan: Plan) -> list[str]:
-    """What is computed as one, by ops, where anything is."""
+    """A line that counts the fusion groups by their ops; no line without groups."""
     kinds = Counter(" + ".join(t.op for t in group) for group in plan.groups)
     shown = [f"{n} of {ops}" for ops, n in kinds.most_common(_SHOWN_INPUTS)]
     rest = len(kinds) - len(shown)
@@ -60,13 +60,13 @@ def _fused(plan: Plan) -> list[str]:
 
 
 def _work(plan: Plan) -> list[str]:
-    """What kernels need beside the buffers, where they do."""
+    """A line with the work memory of backends that need any; no line if none does."""
     shown = [f"{size:,} on {b.name}" for b, size in zip(plan.backends, plan.work_sizes, strict=True) if size]
     return [f"work memory in bytes: {', '.join(shown)}"] if shown else []
 
 
 def program(plan: Plan) -> str:
-    """What a compute does: a line for each step, with the names of tensors and backends."""
+    """The steps of a compute, a line for each, with the names of tensors and backends."""
     name = lambda i: plan.name_of(i) or f"tensor {i}"       # noqa: E731
     backend = lambda b: plan.backends[b].name               # noqa: E731
     return "\n".join(f"{k:>4}  {describe(step, name, backend)}" for k, step in enumerate(plan.program.steps))
@@ -82,7 +82,7 @@ def _inputs(inputs: tuple[Tensor, ...]) -> str:
 
 
 def explain(plan: Plan, t: Tensor) -> str:
-    """Why a tensor is where it is, what it shares memory with, who was refused and why, where copies of it go."""
+    """A text: why a tensor is on its backend, its memory, why other backends were not chosen, where it is copied to."""
     i = plan.index_of(t)
     lines = [f"{_describe(plan, t)}: {_placed(plan, i)}", *_memory(plan, i), *_sharers(plan, i)]
     if t.computes:
@@ -96,7 +96,7 @@ def explain(plan: Plan, t: Tensor) -> str:
 
 
 def _placed(plan: Plan, i: int) -> str:
-    """Which backend, and which rule chose it."""
+    """The backend of tensor i, and the rule that chose it."""
     t, data = plan.graph.tensors[i], plan.data
     b = data.backend_index(i)
     if b < 0:
@@ -111,9 +111,9 @@ def _placed(plan: Plan, i: int) -> str:
 
 
 def _passed_over(plan: Plan, i: int) -> list[str]:
-    """What stood against each better backend that supports node i, a line for each.
+    """Why each better backend that supports node i was not chosen, a line for each.
 
-    What the chosen backend cannot reach either decided nothing.
+    Memory that the chosen backend cannot reach either is no reason, and not named.
     """
     t, data = plan.graph.tensors[i], plan.data
     here = data.backend_index(i)
@@ -141,7 +141,8 @@ def _passed_over(plan: Plan, i: int) -> list[str]:
 
 
 def _group(plan: Plan, i: int) -> list[str]:
-    """What node i is computed as one with, and whether its data is anywhere."""
+    """The other members of node i's fusion group, and whether its data is written to memory; no line without a
+    group."""
     position = plan.graph.position_of(plan.graph.tensors[i])
     members = next((group for group in plan.data.groups if position in group), None)
     if members is None:
@@ -160,7 +161,7 @@ def _resident_buffer(t: Tensor):
 
 
 def _reads(plan: Plan, b: int, t: Tensor) -> bool:
-    """Whether backend b reads and writes a tensor where its memory is."""
+    """Whether backend b can access the memory of a tensor without a copy."""
     buffer, home = _resident_buffer(t), plan.data.memory_index(plan.index_of(t.root))
     if buffer is None:
         if home in (b, -1):
@@ -170,7 +171,7 @@ def _reads(plan: Plan, b: int, t: Tensor) -> bool:
 
 
 def _came_along(plan: Plan, node: Tensor, s: Tensor) -> bool:
-    """Whether a source is only where it is because `node`, its first reader, is there."""
+    """Whether a source was placed on its backend because `node`, its first reader, is there."""
     root = s.root
     if root.op != "NONE" or plan.data.rule(plan.index_of(root)) != "consumer":
         return False
@@ -180,7 +181,7 @@ def _came_along(plan: Plan, node: Tensor, s: Tensor) -> bool:
 
 
 def _whose(plan: Plan, t: Tensor) -> str:
-    """A tensor and where its memory is."""
+    """The name of a tensor, and of the backend that holds its memory."""
     buffer = _resident_buffer(t)
     kind = "weight " if buffer is not None and buffer.usage == "weights" else ""
     owner = plan.backends[plan.data.memory_index(plan.index_of(t.root))] if buffer is None else buffer.backend
@@ -188,7 +189,7 @@ def _whose(plan: Plan, t: Tensor) -> str:
 
 
 def _memory(plan: Plan, i: int) -> list[str]:
-    """Where its bytes are, and for how long."""
+    """The memory of tensor i and its lifetime."""
     data, tensors = plan.data, plan.graph.tensors
     t = tensors[i]
     lines = []
@@ -221,7 +222,7 @@ def _memory(plan: Plan, i: int) -> list[str]:
 
 
 def _sharers(plan: Plan, i: int) -> list[str]:
-    """Whoever views it or writes over it."""
+    """The tensors that view tensor i or are written in place over it."""
     data, tensors = plan.data, plan.graph.tensors
     views = [k for k, t in enumerate(tensors) if t.view_src is not None and t.view_src is tensors[i]]
     takers = [k for k in range(data.n_tensors) if data.took_over(k) and data.root(k) == i]
@@ -304,7 +305,7 @@ def _dot_node(plan: Plan, i: int, colour: dict, grouped: dict[int, int]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A Graphviz string that shows `text` as it is."""
+    """`text` as a quoted Graphviz string."""
     text = text.replace("\\", "\\\\").replace('"', '\\"').replace("\r", " ")
     return '"' + text.replace("\n", "\\n") + '"'
 
@@ -328,7 +329,7 @@ def _describe(plan: Plan, t: Tensor) -> str:
 
 
 def _id_name(plan: Plan, i: int) -> str:
-    """A graph tensor or a copy."""
+    """The name of a graph tensor or of a copy, for messages."""
     data, tensors = plan.data, plan.graph.tensors
     if i < data.n_tensors:
         return repr(_name(tensors[i], i))

@@ -1,4 +1,4 @@
-"""Tables: the one helper for plain text, Markdown, and times in the unit that reads best."""
+"""Formatting: tables in plain text and Markdown, and times with a suitable unit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ __all__ = ["markdown", "seconds", "table"]
 def table(rows: Iterable[Sequence[object]], align: str = "<>", underlined: bool = False) -> str:
     """Rows as aligned columns, integers with thousands separators.
 
-    `align` has < or > for each column; its last sign holds for the rest.  `underlined`: the first row is a head.
+    `align` has < or > for each column; its last character is used for the remaining ones.  `underlined`: the first row
+    is a header.
     """
     texts = [[_text(cell) for cell in row] for row in rows]
     n_columns = max(map(len, texts), default=0)
@@ -35,7 +36,7 @@ def _text(cell: object) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time in the unit that reads best."""
+    """A time in s, ms or us, the largest unit in which it is at least 1."""
     for unit, factor in (("s", 1), ("ms", 1e3)):
         if value * factor >= 1:
             return f"{value * factor:.2f} {unit}"

@@ -1,11 +1,10 @@
-"""Which steps of a program must wait for which: no more than data asks for, and no less.
+"""Waits: finds the smallest set of waits between the steps of a program that orders every conflict.
 
-Two steps conflict when they touch the same bytes and one of them writes; what comes first in the program, or in the
-compute before, must be done first.  Steps of one queue are in order anyway, and what is in order by way of other
-waits needs none of its own: what `order` returns is the least that orders every conflict (the transitive
-reduction over queues and computes).  A step that is left out of a compute, because what it would bring is there, keeps
-its place in its queue, and waits for nothing.  A backend that takes no data while it computes counts as one piece of
-memory that every use of it writes to.
+Two steps conflict when they access the same bytes and one of them writes; then the step that is earlier in the program,
+or belongs to an earlier compute, must be done first.  Steps of one queue are in order without waits, and a wait that
+follows from others is not needed: `order` returns the transitive reduction over queues and computes.  A step that is
+left out of a compute, because its data is in place already, waits for nothing.  A backend without `concurrent_copies`
+takes no data while it computes: every access to its memory conflicts with every step of its queue.
 """
 
 from __future__ import annotations
@@ -26,18 +25,21 @@ class Wait(NamedTuple):
 
 
 class Access(NamedTuple):
-    """What the steps of a program read and write; arrays with an entry for each access, and for each memory."""
+    """The accesses of the steps of a program.
+
+    `step` .. `writes` have an entry for each access, `owner` and `period` one for each memory.
+    """
 
     step: np.ndarray
     memory: np.ndarray
     start: np.ndarray
     stop: np.ndarray
-    """Bytes [start, stop) of the memory."""
+    """The access is to the bytes [start, stop) of the memory."""
     writes: np.ndarray
     owner: np.ndarray
-    """Of each memory: the backend that it belongs to, -1 for one outside the plan's."""
+    """The backend to which each memory belongs; -1 if it is none of the plan's."""
     period: np.ndarray
-    """Of each memory: how many computes use different bytes of it, one after the other."""
+    """After how many computes the same bytes of each memory are used again: the slots of a copy, else 1."""
     exclusive: Sequence[int]
     """Backends that only one queue may use at a time."""
 
@@ -45,7 +47,7 @@ class Access(NamedTuple):
 def order(queues: Sequence[int], keeps: Sequence[bool], access: Access) -> list[tuple[Wait, ...]]:
     """For each step the waits that it needs.
 
-    `queues[i]` is the queue of step i, and `keeps[i]` says that the step may be left out of a compute.
+    `queues[i]` is the queue of step i; `keeps[i]`: the step may be left out of a compute.
     """
     wanted: list[dict[int, Wait]] = [{} for _ in queues]
     queue_of = np.asarray(queues)
@@ -57,14 +59,17 @@ def order(queues: Sequence[int], keeps: Sequence[bool], access: Access) -> list[
 
 
 def _want(found: dict[int, Wait], queues: Sequence[int], wait: Wait) -> None:
-    """Of the waits for one queue, the latest includes the others."""
+    """Add a wait, of which only the latest for each queue is kept: it implies the earlier ones."""
     known = found.get(queues[wait.step])
     if known is None or (wait.back, -wait.step) < (known.back, -known.step):
         found[queues[wait.step]] = wait
 
 
 def _conflicts(queue_of: np.ndarray, access: Access):
-    """(step, step, period) of the steps on different queues that conflict."""
+    """(step, step, period) of each pair of steps on different queues that conflict.
+
+    They conflict in one compute, and again `period` computes later.
+    """
     found: dict[tuple[int, int], int] = {}
 
     def note(i: int, j: int, period: int) -> None:
@@ -97,8 +102,8 @@ def _conflicts(queue_of: np.ndarray, access: Access):
 def _reduced(queues: Sequence[int], keeps: Sequence[bool], wanted: list[dict[int, Wait]]) -> list[tuple[Wait, ...]]:
     """The waits without those that others imply.
 
-    Works on clocks: `done[i][q]` is the last step of queue q known to be done when step i is, counted from this
-    compute's first step; what lies n steps of the program further back counts n less.
+    Uses vector clocks: `done[i][q]` is the last step of queue q that is known to be done when step i is done.  Steps of
+    this compute are numbered from 0; a step of the compute n before has its number less n * len(queues).
     """
     count, n_queues = len(queues), max(queues) + 1
     never = -count * (2 + max((w.back for waits in wanted for w in waits.values()), default=0))
@@ -106,7 +111,7 @@ def _reduced(queues: Sequence[int], keeps: Sequence[bool], wanted: list[dict[int
     done = [[never] * n_queues for _ in queues]
 
     def known(i: int, waits) -> list[int]:
-        """What is done when step i begins, by its queue and these waits."""
+        """The clock when step i begins, after the step before it in its queue and after these waits."""
         j, back = before[i]
         clock = [t - back * count for t in done[j]]
         for wait in waits:
@@ -118,7 +123,7 @@ def _reduced(queues: Sequence[int], keeps: Sequence[bool], wanted: list[dict[int
     while changed:
         changed = False
         for i, q in enumerate(queues):
-            # A step that is left out waits for nothing: others cannot count on it.
+            # A step that may be left out waits for nothing then: no other step may rely on its waits.
             clock = known(i, () if keeps[i] else wanted[i].values())
             clock = [max(t, never) for t in clock]
             clock[q] = i

@@ -1,14 +1,14 @@
-"""An independent check of a plan and its program: slow, obvious, and knowing nothing of how they were made.
+"""Verification: checks a plan and its program by code that shares nothing with the planner.
 
-    facts       what a plan claims, as plain values
-    structure   splits and runs cover the nodes in order, on backends that support them; residents stay
-    memory      ranges lie inside their arenas, and nothing live overlaps
-    dataflow    executed symbolically, over several computes, every read finds the bytes that the graph's order
-                gives, and everything that must come first is waited for
+    facts       the content of a plan as plain values
+    structure   splits and runs cover the nodes in order, on backends that support them; residents stay in place
+    memory      ranges lie inside their arenas, and no two live ranges overlap
+    dataflow    a symbolic execution of several computes: every read finds the bytes that the graph's order gives, and
+                waits order every conflict
 
-Owns no state.  Liveness is computed from the graph and the steps of the program, not from the planner's lifetimes;
-taking over memory in place is checked as an overlap with a good excuse.  A check runs only when those before it found
-nothing: reads mean nothing where splits have gaps.
+Lifetimes are computed from the graph and the steps of the program, not taken from the planner; an in-place reuse is
+checked as an overlap that must be allowed.  A check runs only if the checks before it found no problem, because each
+relies on what those ensure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["REASONS", "Facts", "Problem", "check", "check_dataflow", "check_memo
 
 
 def facts_of(plan: Plan) -> Facts:
-    """What a plan claims, as plain values."""
+    """The content of a plan as plain values."""
     return Facts.of(plan.graph, plan.data, plan.backends, plan.program)
 
 

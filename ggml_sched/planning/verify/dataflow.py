@@ -1,9 +1,10 @@
-"""A compute executed on bytes that remember their writer, over several computes, and what orders its steps.
+"""Symbolic execution of several computes, in which each byte of memory is represented by the tensor that wrote it.
 
-Beside the plan's memory runs an ideal one, in which every tensor has its own place and nodes run in the graph's
-order; every read must find the same in both.  Steps are executed in the program's order.  That any other order which
-their waits allow gives the same is checked apart: whenever a step touches bytes, all steps that touched them before
-must be known to be done, by the order of their queues and by waits (the clocks of _Order).
+Every step is executed on two memories: a real one, with the plan's addresses, and an ideal one, in which every tensor
+has memory of its own and nodes run in the graph's order.  Every read must find the same in both.  Steps are executed in
+the program's order.  A separate check ensures that every other order which the waits allow has the same results: when a
+step accesses bytes, all steps with conflicting accesses before must be known to be done, by the order of their queues
+and by waits (the vector clocks of _Order).
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from ggml_sched.planning.verify.problem import Problem
 __all__ = ["Memory", "check_dataflow"]
 
 Piece = tuple[int, int, int, int]
-"""(start, stop, writer, first): byte `start` is byte `first` of what `writer` wrote."""
+"""(start, stop, writer, first): the bytes [start, stop) hold the bytes of `writer` from `first` on."""
 
 
 def check_dataflow(facts: Facts) -> list[Problem]:
-    """Execute the program on bytes that remember their writer, until every place of its rings was used twice.
+    """Execute the program symbolically, for so many computes that every slot of every copy is used twice.
 
-    Nodes write new values in each compute, inputs change now and then: what is kept must still be right.
-    Groups are executed in each way that a backend may: node by node where each stands, node by node at the place of
-    the last, and as one.
+    Nodes write new values in each compute, and inputs change in some computes, so that data kept too long is found.
+    Fusion groups are executed in each way that a backend may choose: node by node at their own positions, node by node
+    at the position of the last member, and as one kernel.
     """
     for mode in (ALONE, LATE, AS_ONE) if facts.groups else (ALONE,):
         found = _Execution(facts, mode).run()
@@ -37,21 +38,20 @@ def check_dataflow(facts: Facts) -> list[Problem]:
 
 
 ALONE, LATE, AS_ONE = range(3)
-"""How the nodes of groups are computed."""
+"""The three ways to execute a fusion group; see `check_dataflow`."""
 
 
 class Memory:
-    """Bytes as who wrote them: sorted disjoint pieces (start, stop, writer, first).
+    """One memory as sorted, disjoint pieces (start, stop, writer, first); see `Piece`.
 
-    Byte `start` is byte `first` of what `writer` wrote.  Pieces that go in and out count from the start of
-    the range that is written or read.
+    The pieces that `read` returns and `write` takes have start and stop relative to the range that is read or written.
     """
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
 
     def read(self, start: int, stop: int) -> list[Piece]:
-        """What stands in [start, stop), joined where it is contiguous; bytes never written are left out."""
+        """The pieces of [start, stop), joined where they are contiguous; bytes never written are left out."""
         found: list[Piece] = []
         for k in range(max(bisect_right(self.pieces, (start, inf)) - 1, 0), len(self.pieces)):
             begin, end, writer, first = self.pieces[k]
@@ -68,7 +68,7 @@ class Memory:
         return found
 
     def write(self, start: int, stop: int, pieces: list[Piece]) -> None:
-        """Replace what stands in [start, stop)."""
+        """Replace the pieces of [start, stop)."""
         if start >= stop:
             return
         low = max(bisect_right(self.pieces, (start, inf)) - 1, 0)
@@ -85,13 +85,16 @@ class Memory:
 
 
 class _Touched:
-    """Who touched which bytes of one memory last: disjoint ranges [start, stop, writer, {queue: reader}], sorted."""
+    """The last accesses to the bytes of one memory: sorted, disjoint ranges [start, stop, writer, {queue: reader}].
+
+    Writers and readers are instances of steps (see `_Order`).
+    """
 
     def __init__(self) -> None:
         self.ranges: list[list] = []
 
     def cut(self, start: int, stop: int) -> list[list]:
-        """The ranges that [start, stop) consists of, made to fit."""
+        """The ranges of [start, stop), after splitting those that cross its ends and adding empty ones for gaps."""
         low = max(bisect_right(self.ranges, start, key=_start) - 1, 0)
         found, put = [], []
         high = low
@@ -126,27 +129,27 @@ def _start(piece: list) -> int:
 
 
 class _Order:
-    """Which steps are known to be done when a step begins: a clock for each, with the latest of every queue.
+    """Which steps are known to be done when a step begins, as vector clocks: {queue: the latest step known to be done}.
 
-    An instance (compute, step) counts as compute * steps + step.
+    The instance of step k in compute number c is c * (number of steps) + k.
     """
 
     def __init__(self, steps: tuple[Step, ...]) -> None:
         self.steps = steps
         self.ends: dict[int, dict[int, int]] = {}
-        """Of instances that ran: the clock at their end."""
+        """{instance that ran: the clock at its end}."""
         self.ran: dict[int, list[int]] = {}
-        """The instances of each queue, ascending."""
+        """{queue: the instances that ran, ascending}."""
         self.now: dict[int, int] = {}
 
     def begin(self, compute: int, k: int) -> int:
-        """A step runs; its number as an instance."""
+        """Run step k of a compute; returns its instance."""
         clock: dict[int, int] = {}
         step = self.steps[k]
         me = compute * len(self.steps) + k
         before = [self.latest(step.backend, me)]
         for wait in step.waits:
-            # Who waits for a step that was left out waits for the one before it in its queue.
+            # A wait for a step that was left out is a wait for the step before it in its queue.
             instance = (compute - wait.back) * len(self.steps) + wait.step
             before.append(self.latest(self.steps[wait.step].backend, instance + 1))
         for other in before:
@@ -178,24 +181,24 @@ class _Execution:
         self.ideal: dict[int, Memory] = {}
         self.real: dict[tuple, Memory] = {}
         self.done: set[int] = set()
-        """Graph tensors that have their value, and copies that were made."""
+        """Graph tensors that have been set or computed, and copies that have been made."""
         self.bad: set[int] = set()
-        """Copies that were reported already."""
+        """Copies with a problem that was reported already."""
         self.experts: dict[int, list[Piece]] = {}
-        """{place that holds only some experts: the ids for which they were copied}."""
+        """{copy that holds only some experts: the pieces of the expert ids for which they were copied}."""
         self.size = len(facts.name)
         self.round = 0
-        """How many computes have gone before.  Writers are round * size + id: values of rounds differ."""
+        """The number of the compute, from 0.  A writer is round * size + id, so that the values of computes differ."""
         self.turn = 0
-        """Of the rings."""
+        """The slot of each copy that this compute uses, before the modulo."""
         self.needed: set[int] = set()
-        """Leafs whose first data is read, or still there when the compute has ended."""
+        """Leafs with bytes that are read, or left at the end of the compute, as the caller set them."""
         self.versions: dict[int, int] = {}
-        """Of leafs and residents: how often they were set, or residents were written to."""
+        """{leaf or resident: how often it was set, or a resident written to}."""
         self.set_in: dict[int, int] = {}
-        """Of leafs and residents: the round in which they were set last."""
+        """{leaf or resident: the round in which it was set last}."""
         self.seen: dict[int, int] = {}
-        """{place that is kept: the version of its source that it holds}."""
+        """{id whose data is kept between computes: the version of the source that it holds}."""
         steps = facts.program.steps
         self.order = _Order(steps) if len({step.backend for step in steps}) > 1 else None
         self.touched: dict[tuple, _Touched] = {}
@@ -227,10 +230,10 @@ class _Execution:
         return self.found
 
     def set_before(self, leafs: list[int]) -> list[int]:
-        """What the caller sets before this round.
+        """The leafs that the caller sets before this round.
 
-        At first everything, then, for as many rounds as a ring has turns, nothing, every other leaf, those left out,
-        and everything again.
+        In the first round all.  Then, each for as many rounds as there are copy slots: none, every second leaf, the
+        other leafs, all.
         """
         match (self.round + self.facts.program.turns - 1) // self.facts.program.turns:
             case 1:
@@ -241,7 +244,7 @@ class _Execution:
                 return leafs
 
     def set(self, leafs: list[int]) -> None:
-        """The caller gives leafs, and residents, new data."""
+        """Give leafs and residents new data."""
         for i in leafs:
             self.set_in[i] = self.round
             self.versions[i] = self.versions.get(i, 0) + 1
@@ -253,7 +256,7 @@ class _Execution:
                 self.write_ideal(i)
 
     def is_kept(self, step: Step) -> bool:
-        """Whether a step has nothing to do: its place holds what it would bring."""
+        """Whether a step is left out, because its destination holds the present version of its source."""
         if not step.keeps:
             return False
         place, version = place_of(step, self.turn), self.versions.get(self.facts.memory(step.tensor), 0)
@@ -283,7 +286,7 @@ class _Execution:
                     self.write_real(step.tensor, self.read_real(place))
 
     def load(self, step: Step) -> None:
-        """Bytes that wait on the host, whatever the plan's memory holds."""
+        """Write the data that the caller set, which is on the host, to the destination of a load."""
         place = place_of(step, self.turn)
         ((_, _, writer, _),) = self.all_of(step.tensor) or [(0, 0, 0, 0)]
         self.write_real(place, [(0, step.nbytes, writer, step.start)] if step.nbytes else [])
@@ -312,7 +315,8 @@ class _Execution:
         self.done.add(i)
 
     def compute_as_one(self, step: Step, members: list[int]) -> None:
-        """A group: what comes from outside must be right before and after all is written; inner data is not there."""
+        """Compute a fusion group as one kernel: its reads from outside must find the right data before and after all
+        writes, and inner results are not written."""
         facts = self.facts
         inside, own = {facts.memory(i) for i in members}, {i for i in members if facts.view_of[i] < 0}
         for i in members:
@@ -324,7 +328,7 @@ class _Execution:
         self.done.update(members)
 
     def read(self, step: Step, i: int, inside: Set[int] = frozenset()) -> None:
-        """Node i finds what it reads and keeps, but for the memories `inside`, of which its backend knows."""
+        """Check the reads and alloc dependencies of node i, except of the memories `inside`, which its group writes."""
         facts = self.facts
         here = facts.assigned[i]
         node = f"{facts.label(i)} on {facts.backend(here)}"
@@ -348,7 +352,10 @@ class _Execution:
                 self.compare(s, s, f"{node} keeps")
 
     def write(self, step: Step, i: int, own: Set[int] = frozenset(), really: bool = True) -> None:
-        """Node i gets its value; `really`: in the plan's memory, too.  Of the memories `own` its backend knows."""
+        """Write the result of node i to the ideal memory, and with `really` to the real one.
+
+        `own` are the nodes of its group: the earlier content of their memory is not checked.
+        """
         facts = self.facts
         here, into = facts.assigned[i], facts.into(step, i, self.turn)
         node = f"{facts.label(i)} on {facts.backend(here)}"
@@ -356,7 +363,7 @@ class _Execution:
             root = facts.label(facts.memory(into))
             self.report("lost-write", f"{node} writes to the memory of {root}, which it cannot reach")
         elif facts.view_of[i] >= 0 and facts.view_of[i] not in own:
-            # It may write only some of its bytes (SET_ROWS, gaps between strides): the others must be right.
+            # The op may write only some of its bytes (SET_ROWS, gaps between strides): the others must be right before.
             self.compare(i, into, f"{node} writes into")
         self.write_ideal(i)
         if really:
@@ -368,17 +375,17 @@ class _Execution:
         return ne[3] == 1 and nb[2] >= nb[1] * (ne[1] - 1) + nb[0] * (ne[0] // kind.block_size)
 
     def need(self, i: int) -> None:
-        """A read of i: of which leafs it reads what the caller has set."""
+        """Note the leafs of which a read of tensor i finds the data that the caller set."""
         if not self.round:
             self.needed.update(w for _, _, w, _ in self.read_ideal(i) if w in self.leafs)
 
     def names_experts(self, i: int, slot: int, reads: tuple[int, ...]) -> bool:
-        """Whether node i reads, in this slot, just the experts that were copied: a mixture with the same ids."""
+        """Whether node i is a MUL_MAT_ID that reads in this slot a copy with the experts of its own ids."""
         return (self.facts.op[i] == "MUL_MAT_ID" and slot == 0
                 and self.read_real(reads[2]) == self.experts[reads[0]])
 
     def end(self) -> None:
-        """Results, and residents that were written to, hold what they must; inputs are named."""
+        """Check, after a compute, results, residents, and the inputs that the program names."""
         facts = self.facts
         if not self.round:
             for i in self.leafs & self.written:
@@ -387,7 +394,7 @@ class _Execution:
                 self.report("missing-input", f"{facts.label(i)} is read, and is no input of the program")
         for i in readable(facts):
             if facts.memory(i) in self.leafs - self.written:
-                continue        # what the caller has set is read where he left it
+                continue        # reading such a leaf returns the data on the host
             if facts.is_resident(i) or facts.offset[i] >= 0:
                 self.compare(i, i, "after the compute, the caller reads", "output-overwritten", False)
         for i in range(facts.n_tensors):
@@ -397,7 +404,7 @@ class _Execution:
             self.check_overwritten()
 
     def check_overwritten(self) -> None:
-        """Tensors that the plan lets a caller read hold their value; those that it does not had their memory reused."""
+        """Check `overwritten`: tensors not in it hold their value, and the memory of those in it was reused."""
         facts = self.facts
         for i in sorted({i for i in facts.nodes if facts.computes(i)} | (self.leafs & self.written)):
             if facts.is_resident(i) or facts.offset[i] < 0 or i in facts.inner or not facts.nbytes[i]:
@@ -408,7 +415,7 @@ class _Execution:
                 self.report("wrong-overwritten", f"{facts.label(i)} is said to be overwritten, and nothing has done so")
 
     def is_shared(self, i: int) -> bool:
-        """Whether the memory taken for i, padding included, is written in place or meets that of another tensor."""
+        """Whether the memory of i, padding included, is reused in place or overlaps that of another tensor."""
         facts, owner = self.facts, holder(self.facts, i)
         start, stop = facts.offset[owner], facts.offset[owner] + facts.size[owner]
         for k in range(len(facts.name)):
@@ -423,7 +430,7 @@ class _Execution:
     # -- bytes --
 
     def all_of(self, i: int) -> list[Piece]:
-        """The bytes that tensor i has when it is set, or computed in this round."""
+        """The content of tensor i when it was set, or is computed in this round."""
         writer = i + self.set_in.get(i, self.round) * self.size
         return [(0, self.facts.nbytes[i], writer, 0)] if self.facts.nbytes[i] else []
 
@@ -449,7 +456,7 @@ class _Execution:
         return self.real.setdefault(key, Memory()).read(at, at + self.facts.nbytes[i])
 
     def touch(self, i: int, writes: bool) -> None:
-        """The current step touches the bytes of i: whoever touched them before, and minds, must be done."""
+        """Note an access of the current step to the bytes of i; report conflicting steps that may not be done yet."""
         if self.order is None:
             return
         key, at = self.facts.address(i)
@@ -478,9 +485,9 @@ class _Execution:
             self.report("unordered", f"{what}, and step {pair[0]}{of} may not be done with them")
 
     def producers(self, i: int) -> set[int]:
-        """What must have run before i is copied: itself, or what it views.
+        """What must be computed before tensor i is copied: its root, and i itself or the node that it views.
 
-        Of a node that writes into its root's memory, the root is copied before, for the node to compute into.
+        For a node that writes into its root's memory only the root: the copy, made first, receives the result.
         """
         facts = self.facts
         found = {facts.memory(i)}
@@ -489,7 +496,7 @@ class _Execution:
         return found if facts.view_of[i] >= 0 else found | {i}
 
     def compare(self, s: int, p: int, who: str, worst: str | None = None, by_step: bool = True) -> None:
-        """Report a read of graph tensor s, at the place of p, that finds not what the graph's order gives."""
+        """Report a problem if a read of graph tensor s, at the address of id p, differs from the ideal memory."""
         facts = self.facts
         expected, actual = self.read_ideal(s), self.read_real(p, by_step)
         if expected == actual or p in self.bad:

@@ -1,8 +1,7 @@
-"""What a plan claims, as plain values, and what its program does, event by event.
+"""Facts: the content of a plan as plain values, and the sequence of actions of its program.
 
-Owns no state and judges nothing: `Facts` is gathered once from a graph, plan data and backends, and the checks are
-functions of it, so that a test can corrupt one claim and see the one reason that must fire.  Nothing here knows how
-the plan was made.
+`Facts` is gathered once from a graph, plan data and backends.  The checks are functions of it, so that a test can
+change one value and expect one reason code.  No code here depends on how the plan was made.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from ggml_sched.planning.program import Program, Read, Run, Step
 __all__ = ["Act", "Facts", "PlainSplit", "acts", "holder", "place_of", "readable"]
 
 VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
-"""Ops that compute nothing, by name: what is checked here does not rest on what the planner thinks of ops."""
+"""Ops that compute nothing.  Listed here again, so that the checks do not depend on the planner's tables of ops."""
 
 
-# -- what a plan claims ---------------------------------------------------------------------------
+# -- the content of a plan ---------------------------------------------------------------------------
 
 
 class PlainSplit(NamedTuple):
@@ -30,10 +29,10 @@ class PlainSplit(NamedTuple):
 
     backend: int
     start: int
-    """Positions in `Facts.nodes`."""
+    """Position in `Facts.nodes`, like `stop`."""
     stop: int
     inputs: tuple[int, ...]
-    """Indices of copies, in the order in which they are made; one that recurs is made once."""
+    """Indices of copies, in the order in which they are made; a repeated one is made once."""
 
 
 @dataclass(frozen=True)
@@ -47,67 +46,68 @@ class Facts:
     backends: tuple[str, ...]
     alignment: tuple[int, ...]
     arena_readers: tuple[frozenset[int], ...]
-    """For each backend, who reads and writes its arena without a copy (itself included)."""
+    """For each backend the backends that access its arena without a copy, itself included."""
 
     # The graph.
     n_tensors: int
     name: list[str]
     op: list[str]
     layout: list[tuple]
-    """(type, ne, nb); a copy has that of the tensor it looks like."""
+    """(type, ne, nb); a copy has the layout of its source."""
     nbytes: list[int]
     is_output: list[bool]
     view_of: list[int]
-    """The root whose memory a tensor views (of the graph, not of the plan); -1."""
+    """The root of a view in the graph; -1 for other tensors."""
     view_offs: list[int]
     src: list[tuple[int, ...]]
     """By slot; -1 where a slot is empty."""
     nodes: list[int]
     resident: list[frozenset[int] | None]
-    """Who reads the memory that a tensor has outside every plan; None for a tensor to be placed."""
+    """The backends that can read a resident; None for a tensor that is no resident."""
 
-    # What the backends say about the plan's choices.
+    # What the backends answer about the plan's choices.
     supported: list[bool]
     tolerates: list[int]
-    """Bit k: the kernel of this node lets source slot k be the destination."""
+    """Bit k is set if the kernel of this node may write its result over the source in slot k."""
     need: list[int]
-    """Bytes that the home of an id asks for (0 for views)."""
+    """Bytes at which its backend allocates an id (0 for views)."""
 
     # The plan.
     splits: list[PlainSplit]
     copies: list[tuple[int, int]]
-    """(the graph tensor that is copied, to which backend)."""
+    """(graph tensor that is copied, backend that it is copied to)."""
     write_backs: dict[int, int]
-    """{node that computes into a copy: that copy}, copied back to the node's own place when it is done."""
+    """{node that computes into a copy: that copy}; the copy is then written back to the node's own memory."""
     sequence: list[int]
     assigned: list[int]
     home: list[int]
     chunk: list[int]
-    """Which of the home's buffers."""
+    """Which buffer of that backend's arena."""
     offset: list[int]
     size: list[int]
     shares: list[int]
-    """The id whose memory an id was given, as a view or in place; -1."""
+    """The id whose memory an id shares, as a view or by in-place reuse; -1 for memory of its own."""
     took_over: list[bool]
     reads: list[tuple[int, ...]]
-    """`src` with copies put in."""
+    """`src`, with the copy in place of a source that was copied."""
     arena_sizes: dict[tuple[int, int], int]
     """{(backend, chunk): bytes}."""
     live_bytes: tuple[int, ...]
     program: Program
-    """What a compute does.  Further places of copies follow the copies in the lists above."""
+    """The program.  In the lists above, further slots of copies follow the copies."""
     deps: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """{node: graph tensors that must keep their bytes until it is done, though it does not read them}."""
+    """{node: its alloc dependencies}."""
     groups: tuple[tuple[int, ...], ...] = ()
-    """Nodes that are computed as one, as positions in `nodes`: at the place of the last, if nothing observes them."""
+    """Fusion groups, as positions in `nodes`; computed at the position of the last member, or one by one for a
+    callback."""
     inner: frozenset[int] = frozenset()
-    """Nodes in groups whose data is nowhere, as the plan claims."""
+    """Members of groups whose results the plan declares unwritten."""
     overwritten: frozenset[int] = frozenset()
-    """Tensors that other data has replaced by the end of a compute, as the plan claims: reading them is refused."""
+    """Tensors that the plan declares overwritten at the end of a compute; reading them is refused."""
 
     @staticmethod
     def of(graph: Graph, data: PlanData, backends: tuple[BackendBase, ...], program: Program) -> Facts:
-        """What a plan claims at this moment."""
+        """Gather the facts of a plan."""
         tensors, n = graph.tensors, data.n_tensors
         ids = {t: i for i, t in enumerate(tensors)}
         copies = [*data.copies, *(data.copies[c] for c in data.ring)]
@@ -164,19 +164,19 @@ class Facts:
         )
 
     def label(self, i: int) -> str:
-        """How messages call an id."""
+        """The name of an id in messages."""
         return f"{self.name[i]!r} ({self.op[i]})" if self.name[i] else f"tensor {i} ({self.op[i]})"
 
     def computes(self, i: int) -> bool:
-        """Whether a graph tensor is more than a leaf or a view."""
+        """Whether a graph tensor is neither a leaf nor a view."""
         return self.op[i] not in VIEW_OPS
 
     def blind_slot(self, i: int) -> int:
-        """The source slot that names what a node writes to and does not read; -1."""
+        """The slot of the source that a node writes to and does not read; -1 for none."""
         return {"CPY": 1, "SET_ROWS": 2}.get(self.op[i], -1)
 
     def memory(self, i: int) -> int:
-        """The id whose memory i has by the graph: a view's root, or i itself."""
+        """The id whose memory graph tensor i has: a view's root, or i itself."""
         return i if self.view_of[i] < 0 else self.view_of[i]
 
     def is_resident(self, i: int) -> bool:
@@ -190,16 +190,17 @@ class Facts:
 
     @cached_property
     def position(self) -> dict[int, int]:
-        """Of each node, in the graph's order."""
+        """{node: its position in the graph's order}."""
         return {i: k for k, i in enumerate(self.nodes)}
 
     @cached_property
     def group_of(self) -> dict[int, int]:
-        """Of each node in a group, which."""
+        """{node: the number of its fusion group}."""
         return {self.nodes[k]: number for number, group in enumerate(self.groups) for k in group}
 
     def units(self, step: Run, late: bool) -> list[list[int]]:
-        """The nodes that a run computes, in order, each alone; `late`: those of a group together, where its last is."""
+        """The nodes that a run computes, in order, each alone; `late`: members of a group together, at the last's
+        position."""
         found, waiting = [], {}
         for k in range(step.first, step.last + 1):
             i = self.nodes[k]
@@ -217,17 +218,19 @@ class Facts:
 
     @property
     def keeps(self) -> frozenset[int]:
-        """Leafs and places of copies that are not filled again by the next compute, while nobody sets their source."""
+        """Ids of leafs and copy slots that a later compute does not load or copy again while their source is
+        unchanged."""
         return frozenset(place.id for step in self.program.steps if step.keeps for place in step.places)
 
     @property
     def ring(self) -> frozenset[int]:
-        """Places of copies that a queued compute may fill while another runs."""
+        """Ids of the slots of copies with several slots, which a queued compute may fill while another runs."""
         return frozenset(place.id for step in self.program.steps if step.kind != "run" and len(step.places) > 1
                          for place in step.places)
 
     def read_by(self, step: Run, node: int, turn: int) -> tuple[int, ...]:
-        """What a node reads in a run, by source slot; -1 for an empty one.  Places of rings are those of the turn."""
+        """The ids that a node reads in a run, by source slot; -1 for an empty one.  `turn` selects the slot of each
+        copy."""
         found = list(self.src[node])
         for read in self._reads.get((id(step), self.position[node]), ()):
             found[read.slot] = read.places[turn % len(read.places)].id
@@ -235,7 +238,7 @@ class Facts:
 
     @cached_property
     def _reads(self) -> dict[tuple[int, int], list[Read]]:
-        """{(a run of the program, as its id, and a position in it): what the node there reads of copies}."""
+        """{(`id` of a Run object, position of a node): the reads of copies by that node}."""
         found: dict[tuple[int, int], list[Read]] = {}
         for step in self.program.steps:
             if step.kind == "run":
@@ -244,20 +247,20 @@ class Facts:
         return found
 
     def into(self, step: Run, node: int, turn: int) -> int:
-        """Where a node of a run computes: its own place, or that of a copy."""
+        """The id into whose memory a node of a run computes: the node itself, or a copy."""
         if step.into and self.position[node] == step.last:
             return step.into[turn % len(step.into)].id
         return node
 
     def readers(self, i: int) -> frozenset[int]:
-        """The backends that reach the memory of i without a copy."""
+        """The backends that access the memory of i without a copy."""
         return self.arena_readers[self.home[i]] if self.resident[i] is None else self.resident[i]
 
     def backend(self, i: int) -> str:
         return self.backends[i] if 0 <= i < len(self.backends) else f"backend {i}"
 
     def where(self, i: int) -> str:
-        """The bytes of a placed id, for messages."""
+        """The range of bytes of an id and its backend, for messages."""
         return f"[{self.offset[i]}, {self.offset[i] + self.need[i]}) of {self.backend(self.home[i])}"
 
 
@@ -266,7 +269,7 @@ def _readers(backends: tuple, owner, buffer) -> frozenset[int]:
 
 
 def _residents(tensors: tuple[Tensor, ...], backends: tuple) -> list[frozenset[int] | None]:
-    """Who reads each tensor that has memory now, and will have it whatever is planned."""
+    """For each tensor the backends that can read it, if it is a resident; else None."""
     known: dict[int, frozenset[int]] = {}
     found: list[frozenset[int] | None] = []
     for t in tensors:
@@ -281,27 +284,27 @@ def _residents(tensors: tuple[Tensor, ...], backends: tuple) -> list[frozenset[i
 
 
 def _by_slot(src: tuple[int, ...], given: tuple[int, ...]) -> tuple[int, ...]:
-    """The planned sources, which leave empty slots out, by slot."""
+    """The planned sources by slot; `given` has none for empty slots, which are -1 in the result."""
     rest = iter(given)
     return tuple(-1 if s < 0 else next(rest, -1) for s in src)
 
-# -- what a compute does --------------------------------------------------------------------------
+# -- the actions of a compute --------------------------------------------------------------------------
 
 
 class Act(NamedTuple):
-    """One thing that a compute does; `time` counts them."""
+    """One action of a compute; `time` is its number, from 0."""
 
     time: int
     step: int
-    """Its number in the program."""
+    """The number of its step in the program."""
     kind: str
     """"load", "copy", "copy experts", "run" (one node), "write back"."""
     id: int
-    """What is written: a leaf, a place of a copy, a node."""
+    """The id that is written: a leaf, a slot of a copy, or a node."""
 
 
 def acts(facts: Facts, turn: int = 0, late: bool = False) -> Iterator[Act]:
-    """What a compute does, node by node, in the order of the program; `late` as in `Facts.units`."""
+    """The actions of a compute in the order of the program, one for each node; `late` as in `Facts.units`."""
     time = 0
     for k, step in enumerate(facts.program.steps):
         if step.kind == "run":
@@ -315,12 +318,12 @@ def acts(facts: Facts, turn: int = 0, late: bool = False) -> Iterator[Act]:
 
 
 def place_of(step: Step, turn: int) -> int:
-    """The id that a step brings data to, or takes it from, in one turn of the ring."""
+    """The id of the copy slot (or leaf) that a step writes, or a write-back reads; `turn` selects the slot."""
     return step.places[turn % len(step.places)].id
 
 
 def readable(facts: Facts) -> list[int]:
-    """Tensors that a caller may read after the compute: outputs, and nodes that nothing in the graph uses."""
+    """Tensors that a caller may read after the compute: outputs, and nodes that no other node uses."""
     used = {s for i in facts.nodes for s in facts.src[i]}
     used.update(facts.view_of[i] for i in facts.nodes)
     used.update(s for deps in facts.deps.values() for s in deps)
@@ -329,7 +332,7 @@ def readable(facts: Facts) -> list[int]:
 
 
 def holder(facts: Facts, i: int) -> int:
-    """The id under whose name the plan took the bytes of i."""
+    """The id that owns the memory of i: i itself, or the id at the end of the chain of `shares`."""
     seen = set()
     while facts.shares[i] >= 0 and i not in seen:
         seen.add(i)

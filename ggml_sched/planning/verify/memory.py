@@ -1,4 +1,4 @@
-"""Ranges inside arenas, and no two lives in the same bytes."""
+"""Checks that ranges lie inside their arenas, and that no two tensors are live in the same bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Life", "check_memory", "lives"]
 
 
 class Life(NamedTuple):
-    """A period in which an id's bytes matter, in acts; both ends belong to it."""
+    """The lifetime of an id: from the action `birth` to the action `death`, both included."""
 
     birth: int
     death: int
@@ -22,11 +22,11 @@ class Life(NamedTuple):
 
 
 def check_memory(facts: Facts) -> list[Problem]:
-    """Ranges inside arenas, and no two lives in the same bytes."""
+    """The problems of ranges; if there are none, those of lifetimes that overlap in the same bytes."""
     found = [*_check_ranges(facts)]
     if found:
         return found
-    # Groups may be computed node by node, each where it stands or all at the place of the last.
+    # Members of a fusion group may be computed at their own positions, or all at the position of the last.
     for late in (False, True) if facts.groups else (False,):
         by_arena: dict[tuple, list[Life]] = {}
         for life in lives(facts, late):
@@ -58,11 +58,12 @@ def _check_ranges(facts: Facts) -> Iterator[Problem]:
 
 
 def lives(facts: Facts, late: bool = False) -> list[Life]:
-    """When the bytes of each placed id matter, from the graph and the program alone.
+    """The lifetimes of all ids in arenas, from the graph and the program alone.
 
-    A leaf lives from its load, a node from its computation, a copy from being made, until the last event that
-    touches it or a view of it.  A copy that is made again lives once for each making.  What is kept for the
-    next compute, and what queued computes fill at any time, lives always.  `late` as in `Facts.units`.
+    The lifetime of a leaf begins with its load, that of a node with its computation, that of a copy when it is made; it
+    ends with the last action that accesses the id or a view of it.  A copy that is made several times has several
+    lifetimes.  Data kept for the next compute, and copy slots that queued computes fill at any time, are always live.
+    `late` as in `Facts.units`.
     """
     birth: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -105,7 +106,7 @@ def lives(facts: Facts, late: bool = False) -> list[Life]:
 
 
 def _check_overlaps(facts: Facts, group: list[Life]) -> Iterator[Problem]:
-    """Sweep over the lives of one arena, by birth.  `taken` holds disjoint ranges (start, stop, id)."""
+    """Sweep over the lifetimes in one arena, by birth.  `taken` holds the live, disjoint ranges (start, stop, id)."""
     taken: list[tuple[int, int, int]] = []
     death: dict[int, int] = {}
     ends: list[tuple[int, int]] = []
@@ -142,7 +143,7 @@ def _check_overlaps(facts: Facts, group: list[Life]) -> Iterator[Problem]:
 
 
 def _excuse(facts: Facts, new: Life, old: Life) -> Problem | None:
-    """Why `new` may be born in bytes where `old` still is: None if it takes it over in place and may."""
+    """The problem of `new` overlapping the live `old`; None if it is an in-place reuse that is allowed."""
     x, y = new.id, old.id
     both = f"{facts.label(x)} at {facts.where(x)}, written at event {new.birth}"
     theirs = f"{facts.label(y)} at {facts.where(y)}, needed until event {old.death}"

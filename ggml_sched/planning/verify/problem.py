@@ -1,4 +1,4 @@
-"""What can be wrong with a plan: a code for each reason."""
+"""Problems of a plan, and the reason codes that name them."""
 
 from __future__ import annotations
 

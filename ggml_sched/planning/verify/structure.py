@@ -1,4 +1,4 @@
-"""Splits, backends and runs, and that everything that is touched has a place."""
+"""Checks of splits, backends and steps, and that every tensor which a compute accesses has an address."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_structure"]
 
 
 def check_structure(facts: Facts) -> list[Problem]:
-    """Splits, backends, steps, and that everything that is touched has a place."""
+    """The problems of indices; if none, of splits, groups and addresses; if none, of steps."""
     found = _check_indices(facts)
     if found:
         return found
@@ -22,7 +22,7 @@ def check_structure(facts: Facts) -> list[Problem]:
 
 
 def _check_indices(facts: Facts) -> list[Problem]:
-    """That no number points at nothing, so that the other checks may follow them all."""
+    """Check that every index is in its range, so that the other checks can use it."""
     found = []
     n, total = facts.n_tensors, len(facts.name)
     n_backends, n_copies = len(facts.backends), len(facts.copies)
@@ -59,7 +59,7 @@ def _check_indices(facts: Facts) -> list[Problem]:
 
 
 def _fits(facts: Facts, k: int, step: Step) -> bool:
-    """Whether all numbers of step k point at something."""
+    """Whether all indices of step k are in their ranges."""
     n, n_nodes, n_steps = facts.n_tensors, len(facts.nodes), len(facts.program)
     if not 0 <= step.backend < len(facts.backends):
         return False
@@ -75,7 +75,7 @@ def _fits(facts: Facts, k: int, step: Step) -> bool:
 
 
 def _rings(step: Step) -> list[tuple[Place, ...]]:
-    """Every ring, or single place, that a step names."""
+    """For each copy or leaf that a step names, its slots."""
     if step.kind == "run":
         return [read.places for read in step.reads] + ([step.into] if step.into else [])
     return [step.places]
@@ -121,7 +121,7 @@ def _check_nodes(facts: Facts) -> Iterator[Problem]:
 
 
 def _check_groups(facts: Facts) -> Iterator[Problem]:
-    """That groups are of nodes that one run computes, and that no other node's data is said to be nowhere."""
+    """Check that one run computes all members of a group, and that no other node is declared unwritten."""
     taken: set[int] = set()
     for group in facts.groups:
         what = f"the group of nodes {list(group)}"
@@ -143,7 +143,7 @@ def _check_groups(facts: Facts) -> Iterator[Problem]:
 
 
 def _check_steps(facts: Facts) -> Iterator[Problem]:
-    """That the program is of this plan: every node runs once, as the plan says, and places are the plan's."""
+    """Check that the program belongs to this plan: every node runs once, with the plan's backends and addresses."""
     ran: list[int] = []
     for k, step in enumerate(facts.program.steps):
         for place in (place for places in _rings(step) for place in places):
@@ -176,7 +176,7 @@ def _check_run(facts: Facts, k: int, nodes: list[int]) -> Iterator[Problem]:
 
 
 def _ends(facts: Facts, step: Step) -> set[int]:
-    """The backends in whose queue a load or copy may stand."""
+    """The backends in whose queue a load or copy may be: that of the destination, and of a copied source."""
     ends = {facts.home[step.places[0].id]}
     if step.kind == "copy":
         ends |= facts.resident[step.tensor] or {facts.home[facts.memory(step.tensor)]}
@@ -184,7 +184,7 @@ def _ends(facts: Facts, step: Step) -> set[int]:
 
 
 def _check_places(facts: Facts) -> Iterator[Problem]:
-    """Residents stay, views lie in their roots, and whatever a compute touches lies somewhere."""
+    """Check that residents stay in place, views lie in their roots, and every accessed tensor has an address."""
     for i in range(facts.n_tensors):
         if not facts.is_resident(i):
             continue
