@@ -35,21 +35,22 @@ A node that reaches `graph_compute` is a `Tensor`: `node.op`, `node.op_params`,
 `node.ne`, `node.nb`, and for itself and each of `node.src` a `buffer` of this
 backend and an `offset` into it, in bytes.
 
-`supports_op`, `offload_op` and `alloc_size` are asked once for each kind of node, not for each node: their answers
+`supports_op`, `offload_op` and `alloc_size` are called once for each kind of node, not for each node: their results
 may depend on op, parameters, type, extents and strides of the node, and on the types, extents and strides of its
-sources.  A backend whose answers change raises its `answers_version`; one whose answers depend on more sets it to
-None, and is asked about every node of every plan.
+sources.  A backend whose results change must increase its `answers_version`.  A backend whose results depend on more
+sets `answers_version` to None; then they are called for every node of every plan.
 
-A backend that computes several nodes faster as one says which with `fusion_groups`, before a graph is planned, and is
-given the groups that the plan keeps in `GraphView.groups`.  Nodes that are computed one by one, for a callback, come
-without groups.
+A backend that computes several nodes faster as one kernel returns such groups from `fusion_groups`, which is called
+before a graph is planned.  `GraphView.groups` has those groups that the plan uses.  Nodes that are computed one by one,
+for a callback, have no groups.
 
-A backend whose class is compiled may answer in C (`c_supports_op`, `c_offload_op`, `c_alloc_size`, see _graph.pxd),
-and takes nodes as C structs from a `NodeTable` (include/ggml_sched/graph.h).
+A compiled subclass may override the C methods `c_supports_op`, `c_offload_op` and `c_alloc_size` (_graph.pxd), which
+take nodes as C structs from a `NodeTable` (include/ggml_sched/graph.h).
 
-Order: each step of a compute stands in the queue of one backend.  Before it, the backend is told what to wait for
-(`event_wait`); after it, where others wait for it, an event is recorded.  A backend that works while its methods have
-returned overrides the four event methods; for any other, recording waits, and waiting has nothing left to do.
+Order: each step of a compute is issued to the queue of one backend.  Before it, `event_wait` is called for each event
+that it waits for; after it, where other steps wait for it, an event is recorded.  A backend that goes on working after
+its methods have returned overrides the four event methods.  For any other backend `event_record` waits until its work
+is done, and waiting for the event then returns at once.
 
 Threads: `Scheduler.compute` calls from the thread of the caller.  So does `compute_async` where all backends are
 `asynchronous`; otherwise it has a thread for each backend, and no two threads are in one backend at a time, with
@@ -85,19 +86,19 @@ __all__ = ["ALL_SOURCES", "Backend", "Buffer", "Event", "GraphView", "bind_resid
 class Buffer(BufferBase):
     """A range of one backend's memory.
 
-    `Buffer(backend, size, base=0, usage="any")`: size in bytes; `base` is the address of its
-    first byte, or 0 where addresses mean nothing.  `file_backed` says that its bytes are those of a mapped file: the
-    host can drop and read them again, and a copy in another layout would be memory beside it.
+    `Buffer(backend, size, base=0, usage="any")`: size in bytes; `base` is the address of the first byte, or 0 on a
+    backend without addresses.  `file_backed`: the bytes are those of a mapped file, so that the operating system can
+    drop the pages and read them again, and a copy of them in another layout would take additional memory.
     """
 
     file_backed: bool = False
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Copy bytes into [offset, offset + len(data)); the range was checked."""
+        """Copy bytes into [offset, offset + len(data)); the caller has checked the range."""
         raise BackendError(f"a buffer of backend {self.backend.name!r} has no memory to write to")
 
     def read(self, offset: int, out: memoryview) -> None:
-        """Copy [offset, offset + len(out)) into `out`, a writable view of bytes; the range was checked."""
+        """Copy [offset, offset + len(out)) into `out`, a writable view of bytes; the caller has checked the range."""
         raise BackendError(f"a buffer of backend {self.backend.name!r} has no memory to read from")
 
     def clear(self, value: int = 0) -> None:
@@ -108,7 +109,7 @@ class Buffer(BufferBase):
             self.write(offset, block[: min(piece, self.size - offset)])
 
     def checked_byte(self, value: int) -> int:
-        """What `clear` fills with, if it is a byte."""
+        """`value` as an int; ValueError unless it is in 0 .. 255."""
         if not 0 <= index(value) <= 255:
             raise ValueError(f"a buffer of backend {self.backend.name!r} is filled with bytes: {value} is no byte")
         return index(value)
@@ -121,11 +122,11 @@ class Buffer(BufferBase):
 
 
 class GraphView:
-    """Nodes to compute, in order: what a split hands to its backend (ggml_graph_view).
+    """Nodes that a backend is to compute, in order: a split or a part of one (ggml_graph_view).
 
-    `groups`: those that may be computed as one, at the place of the last, as `Backend.fusion_groups` says; indices into
-    `nodes`, ascending.  A member's source that is another member may be a twin of that one, or a view of it: its
-    position says which node is meant, not its identity.
+    `groups` are fusion groups that `Backend.fusion_groups` returned, as ascending indices into `nodes`; each may be
+    computed as one kernel at the position of its last member.  Where a member reads another member, its source may be
+    a different `Tensor` object with the same memory, or a view: compare positions in `nodes`, not objects.
     """
 
     __slots__ = ("_needed", "groups", "nodes")
@@ -138,10 +139,10 @@ class GraphView:
 
     @property
     def needed(self) -> frozenset[int]:
-        """Indices of the nodes whose data somebody else reads: of a member of a group, outside of the group; of others,
-        outside of the view.  A member that is not among them need not be written; all others are.
+        """Indices of the nodes whose results are read outside of their group (for a member) or outside of the view.
 
-        All nodes, where nobody said.
+        The result of a member that is not among them need not be written to memory; those of all other nodes must be.
+        By default all nodes.
         """
         return frozenset(range(len(self.nodes))) if self._needed is None else self._needed
 
@@ -150,7 +151,7 @@ class GraphView:
 
 
 class Event:
-    """A point in what is queued on a backend; subclass it to hold a device's event."""
+    """A point in the queue of a backend; subclass it to hold a device's event."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -159,15 +160,19 @@ class Event:
 class Backend(BackendBase):
     """One device.  Subclass it; `super().__init__(name, alignment)`.
 
-    `max_buffer_size` bounds one buffer in bytes (None: no bound), `is_host` says that the CPU can read its memory
-    directly, `concurrent_copies` that another thread may bring and fetch data while it computes, `asynchronous` that
-    computes, copies and sets return at once, are done in order, and can be waited for by events, `takes_at_once` that
-    what `set_tensor_async` was given may change or go when it returns, `has_memory` (unless
-    for planning only) that there is something behind its addresses, `kv_padding` that attention reads a multiple of
-    this many rows of a KV cache, `work_held` how many bytes of work memory it has (see `work_size`).
+    Attributes that a subclass may set:
 
-    `failed`: how often waiting for it has raised what went wrong in queued work, and what was said the last time
-    (`note_failure`): whoever queued some before, and waits later, has no results.
+    * `max_buffer_size`: the most bytes of one buffer (None: no bound).
+    * `is_host`: the CPU can read the memory of its buffers directly.
+    * `concurrent_copies`: another thread may write and read its memory while it computes.
+    * `asynchronous`: computes, copies and `set_tensor_async` return at once, are executed in order, and can be waited
+      for by events.
+    * `takes_at_once`: the caller may change or free the data given to `set_tensor_async` once that returns.
+    * `has_memory`: its addresses are those of real memory; False for backends that serve planning alone.
+    * `kv_padding`: attention reads a multiple of this many rows of a KV cache.
+    * `work_held`: bytes of work memory that it has allocated (see `work_size`).
+    * `failed`: (how many waits have raised an error of queued work, the last message); see `note_failure`.  Where the
+      number has grown since a compute was queued, the results of the compute are not valid.
     """
 
     max_buffer_size: int | None = None
@@ -183,7 +188,7 @@ class Backend(BackendBase):
     # -- memory ---------------------------------------------------------------
 
     def alloc_buffer(self, size: int) -> Buffer:
-        """A new buffer of `size` bytes; OutOfMemory if there is not that much."""
+        """Allocate a buffer of `size` bytes; OutOfMemory if that fails."""
         raise NotImplementedError(f"backend {self.name!r} does not allocate buffers")
 
     def memory_available(self) -> int | None:
@@ -191,9 +196,9 @@ class Backend(BackendBase):
         return None
 
     def work_size(self, nodes: Sequence[Tensor]) -> int:
-        """Bytes of this device, at most, that computing these nodes takes beside a plan's buffers.
+        """An upper bound, in bytes, of the device memory that computing these nodes takes outside a plan's buffers.
 
-        They are counted in budgets.  All splits use the same memory, which is kept (`work_held`).
+        It counts in budgets.  All splits use the same work memory, which stays allocated (`work_held`).
         """
         return 0
 
@@ -227,7 +232,7 @@ class Backend(BackendBase):
     def _layout(self, ctx: Context) -> tuple[list[tuple[Tensor, int]], int]:
         pending, total = [], 0
         for tensor in ctx.tensors:
-            # An address that a scheduler has lent is none: it is gone with the next graph.
+            # A temporary address, given by a scheduler, does not count: it ends when the next graph is allocated.
             lent = tensor.lease is not None and tensor.lease.transient
             if tensor.view_src is None and (lent or tensor.buffer is None):
                 pending.append((tensor, total))
@@ -238,8 +243,10 @@ class Backend(BackendBase):
     # -- data -------------------------------------------------------------------
 
     def set_tensor_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
-        """Queue a copy of bytes into the tensor, `offset` bytes from its start; `data` stays alive
-        and unchanged until `synchronize`."""
+        """Queue a copy of bytes into the tensor, `offset` bytes from its start.
+
+        The caller keeps `data` alive and unchanged until `synchronize`.
+        """
         tensor.buffer.write(tensor.offset + offset, data)
 
     def get_tensor_async(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
@@ -267,7 +274,10 @@ class Backend(BackendBase):
             self.synchronize()
 
     def note_failure(self, error: BaseException) -> None:
-        """A wait is about to raise what went wrong in queued work; others may have been waiting for that, too."""
+        """Record in `failed` that a wait is about to raise an error of queued work.
+
+        Other callers with queued work learn from `failed` that their results are not valid.
+        """
         self.failed = (self.failed[0] + 1, str(error))
 
     def _check_range(self, tensor: Tensor, offset: int, size: int) -> None:
@@ -285,41 +295,46 @@ class Backend(BackendBase):
                 f"tensor {tensor.name!r} ends at {end}, outside its buffer of {tensor.buffer.size} bytes")
 
     def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
-        """Copy `src`, of another backend, into `dst` of this one, in the order of this one's queue; False if that needs
-        the host's help."""
+        """Copy `src`, of another backend, into `dst` of this one, in the order of this one's queue.
+
+        False if that is not possible; the caller then copies through host memory.
+        """
         return False
 
     def cpy_tensor_to(self, src: Tensor, dst: Tensor) -> bool:
-        """Copy `src`, of this backend, into `dst` of another, in the order of this one's queue; False if that needs the
-        host's help."""
+        """Copy `src`, of this backend, into `dst` of another, in the order of this one's queue.
+
+        False if that is not possible; the caller then copies through host memory.
+        """
         return False
 
     def cpy_tensor_async(self, src: Tensor, dst: Tensor) -> bool:
-        """Queue a copy of `src`, of this backend, into `dst` of one with `concurrent_copies`; False: not possible.
+        """Queue a copy of `src`, of this backend, into `dst` of one with `concurrent_copies`; False if not possible.
 
-        It comes after what is queued here, and is done when an event recorded here afterwards is.
+        The copy is executed after all work queued here before; an event recorded here afterwards covers it.
         """
         return False
 
     def synchronize(self) -> None:
-        """Wait until everything queued here is done."""
+        """Wait until all work queued on this backend is done."""
 
     # -- events -----------------------------------------------------------------
 
     def event_new(self) -> Event:
-        """An event to record here."""
+        """A new event of this backend."""
         return Event(self)
 
     def event_record(self, event: Event) -> None:
-        """Let the event stand for everything queued here so far."""
+        """Record the event: it passes when all work queued on this backend so far is done."""
         self.synchronize()
 
     def event_wait(self, event: Event) -> None:
-        """Let what is queued here from now on come after the event, which any backend may have recorded."""
+        """Make work that is queued on this backend from now on wait for the event, which any backend may have
+        recorded."""
         event.backend.event_synchronize(event)
 
     def event_synchronize(self, event: Event) -> None:
-        """Wait until an event recorded here has passed."""
+        """Wait on the host until an event that this backend recorded has passed."""
 
     # -- computing ----------------------------------------------------------------
 
@@ -328,9 +343,9 @@ class Backend(BackendBase):
         raise NotImplementedError(f"backend {self.name!r} does not compute")
 
     def graph_plan_create(self, graph: Graph | GraphView):
-        """Prepare `graph` for many computes at these addresses; returns what graph_plan_compute takes.
+        """Prepare `graph` for many computes at its present addresses; returns the argument for graph_plan_compute.
 
-        None refuses: `graph_compute` then runs it each time.
+        A backend that prepares nothing returns None; then `graph_compute` is called each time.
         """
         return graph
 
@@ -367,7 +382,7 @@ def same_layout(a: Tensor, b: Tensor) -> bool:
 
 
 def tensor_copy(src: Tensor, dst: Tensor) -> None:
-    """Copy `src` to `dst`, on whatever backends they live; complete on return.
+    """Copy `src` to `dst`, on any two backends; complete on return.
 
     Tries the destination's `cpy_tensor_from`, then the source's `cpy_tensor_to`, then goes
     through host memory.  Copying a tensor to itself does nothing.  Raises ValueError for
@@ -394,12 +409,12 @@ def tensor_copy(src: Tensor, dst: Tensor) -> None:
 
 
 def staged(src: Tensor, dst: Tensor) -> bytearray:
-    """On the host, the bytes that `dst` has when `src` is copied to it; waits for both backends as it reads them."""
+    """The bytes that `dst` will have after `src` was copied to it, in host memory; reading waits for both backends."""
     given = bytearray(src.nbytes)
     src.backend.get_tensor(src, given)
     if src.nbytes == _dense_bytes(src):
         return given
-    # Other tensors' bytes lie between the elements: keep the destination's.
+    # The bytes between the elements belong to other tensors: keep those of the destination.
     merged = bytearray(dst.nbytes)
     dst.backend.get_tensor(dst, merged)
     hostdata.array_over(dst, merged)[...] = hostdata.array_over(src, given)
@@ -412,9 +427,9 @@ def _dense_bytes(t: Tensor) -> int:
 
 
 def as_nodes(graph: Graph | GraphView | Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The nodes of whatever may be handed to graph_compute."""
+    """The nodes of an argument of graph_compute."""
     return tuple(graph.nodes if isinstance(graph, (Graph, GraphView)) else graph)
 
 
-# What tensors need of a module above them: the compiled parts import none.
+# Functions behind `Tensor.set` and `Tensor.numpy`: the compiled modules import no Python module.
 register_tensor_data(hostdata.write, hostdata.read)
