@@ -1,6 +1,6 @@
-"""Planning for CPU backends, which are asked about every kind of node: beside dry ones, and beside ggml's.
-
-A graph is planned again, when its kinds are known, and as an object that was never planned before.
+"""Planning for CPU backends, which get support queries for every kind of node, compared with dry backends and with
+ggml's.  A graph is planned whose kinds of nodes are in the support cache: the same graph object again, and a new
+object.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Times(NamedTuple):
 
 
 def measure(name: str, config: str, rounds: int) -> Times | None:
-    """None for a graph with ops that the CPU backend does not know."""
+    """None for a graph with ops that the CPU backend does not support."""
     cpus = tuple(gs.CpuBackend(1, name=device) for device in samples.CONFIGS[config])
     with ExitStack() as stack:
         for backend in cpus:

@@ -1,4 +1,4 @@
-"""Building a graph from nothing, and allocating it, beside the same by ggml's C calls; and planning for CPU backends.
+"""Building a graph from nothing and allocating it, compared with ggml's C calls; and planning for CPU backends.
 
 Compare medians.
 """

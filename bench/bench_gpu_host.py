@@ -1,4 +1,4 @@
-"""What a replayed token of llama-2-7b costs the host: scheduler and CUDA backend over an emulated device.
+"""Host time of a replayed token of llama-2-7b: scheduler and CUDA backend over an emulated device.
 
 Target: 60 us for "cuda" less "device", which are the emulated device's own calls; it runs no kernel.  "cpu" is the
 peer: the same graph on a CPU backend whose kernels are idle.  All three set the inputs, compute and fetch the
@@ -26,7 +26,7 @@ TYPES = {"i32": np.int32, "i64": np.int64, "f16": np.float16, "f32": np.float32}
 
 
 class IdleCpu(gs.CpuBackend):
-    """Places everything and computes nothing."""
+    """Supports every node and computes nothing."""
 
     def graph_plan_create(self, graph) -> object:
         return graph
@@ -40,7 +40,7 @@ class IdleCpu(gs.CpuBackend):
 
 @contextmanager
 def token(backend: gs.Backend, name: str) -> Iterator[tuple[Callable[[], None], gs.Graph]]:
-    """What sets a token's inputs, computes it and fetches its logits; planned, and run a few times already."""
+    """A function that sets a token's inputs, computes it and reads its logits; planned, and run a few times already."""
     graph = gs.load_graph(samples.DATA / "graphs" / f"{name}.json.gz", place=lambda t: backend)
     with gs.Scheduler([backend]) as sched:
         sched.alloc(graph)
@@ -76,7 +76,7 @@ def test_token(benchmark, what, name):
             n += 1
             step()
 
-        benchmark.pedantic(counted, rounds=2000, warmup_rounds=50)      # once, where nothing is timed
+        benchmark.pedantic(counted, rounds=2000, warmup_rounds=50)      # once, not timed
         spent = {name: (count - before[name]) / n for name, count in vars(device.counts).items()}
         benchmark.extra_info |= {"nodes": len(graph), **spent}
         assert what == "cpu" or (spent["graph_launches"], spent["captures"], spent["launches"]) == (1, 0, 0)
@@ -85,7 +85,7 @@ def test_token(benchmark, what, name):
 @pytest.mark.benchmark(group="a replayed token")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_device(benchmark, name):
-    """The calls of such a token, without anybody between: loads, the graph, the word of faults, logits, a wait."""
+    """The device calls of such a token alone: loads, the graph, the error word, logits, a wait."""
     device = EmulatedDevice(dry=True, memory=MEMORY)
     with gs.CupyBackend(device) as backend, token(backend, name):
         stream, memory, pinned = backend.stream, device.alloc(1 << 20), device.pinned(1 << 20)

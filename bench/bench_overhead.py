@@ -1,4 +1,4 @@
-"""What a token costs beside its kernels, for a model of 12 layers: a backend that has memory and computes nothing.
+"""Time of a token without its kernels, for a model of 12 layers on a backend that has memory and computes nothing.
 
 Targets: 60 us a token, 300 us for a new shape.  Compare minima.
 """
@@ -42,7 +42,7 @@ def model(request):
 
 @pytest.mark.parametrize("what", ["eval", "generate"])
 def test_token(benchmark, model, what):
-    """`eval` of one token, and all that `generate` does for one; the cache keeps its padded size."""
+    """`eval` of one token, and one step of `generate`; the cache keeps its padded size."""
     if what == "eval":
         def step():
             model.eval([5], last_only=True)

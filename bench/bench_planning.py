@@ -1,7 +1,6 @@
-"""Planning: from scratch, again, an equal graph built anew, and growth to 100,000 nodes.
-
-Compare medians.  `extra_info` holds what came out: bytes, their lower bound, splits, copies; with
-the peer built, each of `test_today_ggml_*` times today's ggml on the same graph.
+"""Planning: from scratch, again, an equal graph built anew, and growth to 100,000 nodes.  Compare medians. `extra_info`
+has the plan's bytes, their lower bound, splits and copies; with the peer built, each of `test_today_ggml_*` times
+today's ggml on the same graph.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def test_alloc_of_the_same_graph(benchmark, name, config):
 
 @over_graphs
 def test_graph_object(benchmark, name, config):
-    """What an equal graph costs before it is planned: flat arrays, and the fingerprint."""
+    """Making an equal Graph, without planning: flat arrays, and the fingerprint."""
     graph, _ = samples.configured(name, config)
     benchmark(gs.Graph.from_order, graph.tensors, graph.nodes, graph.leafs)
 

@@ -1,7 +1,6 @@
 """A graph of a llama-like model built by this package's calls: the same calls in the same order as peer/builder.cpp.
-
-What a step costs before it computes: `Model.step` makes a new context and a new graph and allocates it; the plan is
-found again by the graph's fingerprint.
+Measures a step without its compute: `Model.step` makes a new context and a new graph and allocates it; the plan cache
+finds the plan by the graph's fingerprint.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ class Model:
         return gs.Graph(*outputs, ctx.set_output(x))
 
     def step(self) -> None:
-        """Build the graph anew and allocate it; the one before it goes."""
+        """Build the graph anew and allocate it; releases the previous one."""
         self.graph = self.build()
         self.scheduler.alloc(self.graph)
 
@@ -141,7 +140,7 @@ class Times(NamedTuple):
 
 
 def measure(shape: Shape, rounds: int) -> Times:
-    """Both sides in turn; RuntimeError unless they build the same nodes."""
+    """Times of both builders, measured in turn; RuntimeError unless they build the same nodes."""
     with Model(shape) as ours:
         runs: dict[str, Callable[[], float]] = {"step": lambda: timed(ours.step), "build": lambda: timed(ours.build)}
         if not peer.available():

@@ -1,12 +1,12 @@
-"""Whether the CUDA backend is right on a GPU, and how near its speed comes to that GPU's own: a page of Markdown.
+"""Checks the CUDA backend's results on a GPU, and compares its speed with the GPU's limits: a page of Markdown.
 
     python bench/gpu.py [--device N] [--quick] > gpu.md
 
 Needs this checkout with its extensions built, CuPy, and nothing else; ten minutes on an H200 with the kernels'
-compilation, `--quick` about one.  Progress goes to stderr.  Speeds are given by what the device was seen to do in the
-same run: its copies, its library's matrix products, its own replays.  A part that fails is reported and the others go
-on; the exit status is 1 where results were wrong or a part failed, not where a target was missed.  `--emulate` runs
-all of it, tiny and untimed, on an emulated GPU.
+compilation, `--quick` about one.  Progress goes to stderr.  Speeds are ratios to measurements of the device in the same
+run: its copies, its library's matrix products, its replays.  A part that fails is reported and the others go on; the
+exit status is 1 where results were wrong or a part failed, not where a target was missed.  `--emulate` runs all of it,
+tiny and untimed, on an emulated GPU.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ TARGETS = {
     "captures in steady state": ("", "0"),
     "weights to the device / pinned copy": ("≥ 0.8", ""),
 }
-"""Target and stretch of each row; C is the device's copy bandwidth."""
+"""Target and stretch target of each row; C is the device's copy bandwidth."""
 
 UNTIMED = "untimed"
 
 
 class Run:
-    """What was found: `ratios` by the names of TARGETS, `numbers` behind them, `verdicts`, and what `failed`."""
+    """Results: `ratios` by the names of TARGETS, the measured `numbers`, `verdicts`, and parts that `failed`."""
 
     def __init__(self, device: Device, scale: Scale, timed: bool, minutes: float) -> None:
         self.device, self.scale, self.timed = device, scale, timed
@@ -69,7 +69,7 @@ class Run:
         print(f"[{time.perf_counter() - self.started:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     def part(self, name: str, work: Callable[[], T], is_needed: bool = False) -> T | None:
-        """What a part gives; None where it failed.  Others than those that are needed may lack time, memory, ..."""
+        """The result of a part, or None if it failed.  Parts that are not `needed` may lack time, memory, ..."""
         if not is_needed and time.perf_counter() - self.started > 60 * self.minutes:
             self.missing.append(f"{name}: {self.minutes:g} minutes are over")
             return None
@@ -128,7 +128,7 @@ class Run:
         self.part("a model without", lambda: self.plain(copy))
 
     def against(self, name: str, rows: int, seconds: float | None, copy: float | None) -> None:
-        """A decode rate by the device's bandwidth."""
+        """A decode rate in bytes per second, divided by the device's bandwidth."""
         if seconds is None:
             return
         self.number(name.partition(" / C")[0], 1 / seconds, "tokens/s")
@@ -209,7 +209,7 @@ def _listed(lines: list[str]) -> str:
 
 
 def opened(number: int, emulate: bool) -> tuple[Device, str]:
-    """The device, and the versions of what drives it; BackendError that says what is missing."""
+    """The device, and the versions of driver and libraries; raises BackendError that names what is missing."""
     versions = f"Python {platform.python_version()}, NumPy {numpy.__version__}, ggml-sched {gs.__version__}"
     if emulate:
         sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "support"))

@@ -1,7 +1,7 @@
-"""Whether a CUDA backend is right on this device: each op, each type of weights and each architecture by the oracle.
+"""Checks a CUDA backend on this device against the oracle: each op, each type of weights and each architecture.
 
-Owns the cases.  Each check gives the largest distance to what `CpuBackend(kernels="numpy")` computes, as nmse
-(sum of squared differences / sum of squares), beside what is allowed.
+Owns the cases.  Each check gives the largest distance from results of `CpuBackend(kernels="numpy")`, as nmse (sum of
+squared differences / sum of squares), and the largest allowed one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ggml_sched.llama.synthetic_models import random_model
 __all__ = ["EXACT", "FAMILIES", "HALVES", "ROUNDED", "Check", "Open", "checks"]
 
 EXACT = 1e-6
-"""f32 all the way."""
+"""Allowed nmse of f32 results computed in f32."""
 HALVES = 1e-4
-"""Results or tables that are f16."""
+"""Allowed nmse where results or lookup tables are f16."""
 ROUNDED = 2e-3
-"""Activations of 8 bits."""
+"""Allowed nmse where activations are rounded to 8 bits."""
 
 Open = Callable[..., gs.CupyBackend]
 """Makes a backend on the device, with these options; the caller closes it."""
@@ -43,7 +43,7 @@ class Check(NamedTuple):
 
 
 class Case:
-    """A context for nodes, another for leafs, and what those are to hold."""
+    """A context for nodes, another for leafs, and the data of the leafs."""
 
     def __init__(self, seed: int = 5) -> None:
         self.ctx, self.home = gs.Context("case"), gs.Context("leafs")
@@ -64,11 +64,11 @@ class Case:
         return self.given("i32", (n,), self.rng.integers(0, stop, n).astype(np.int32))
 
     def different(self, n: int, stop: int, tokens: int = 1) -> gs.Tensor:
-        """n ids for each token, of which no two are the same."""
+        """n distinct ids for each token."""
         return self.given("i32", (n, tokens), np.stack([self.rng.permutation(stop)[:n] for _ in range(tokens)]))
 
     def mask(self, cells: int, rows: int) -> gs.Tensor:
-        """Of each row some cells are hidden, but not the first one."""
+        """A mask that hides some cells of each row, but never the first."""
         hidden = self.rng.random((rows, cells)) < 0.4
         hidden[:, 0] = False
         return self.given("f16", (cells, rows), np.where(hidden, -np.inf, 0).astype(np.float16))
@@ -145,7 +145,7 @@ def _reductions(c: Case) -> list[gs.Tensor]:
 
 
 def _top_k(c: Case) -> list[gs.Tensor]:
-    """Those k in any order: their values, sorted."""
+    """The values of the k picked elements, sorted, since their order is undefined."""
     ctx, a = c.ctx, c.leaf(1, 900, 1)
     found = ctx.get_rows(a, ctx.reshape(ctx.top_k(ctx.reshape(a, 900), 8), 8))
     return [ctx.sum(found), ctx.sum(ctx.sqr(found))]
@@ -185,7 +185,7 @@ FAMILIES: dict[str, tuple[Callable[[Case], list[gs.Tensor]], float]] = {
     "top_k": (_top_k, EXACT), "recurrent": (_recurrent, EXACT), "flash attention": (_attention, HALVES),
     "matrix products, exact": (_products, EXACT),
 }
-"""What builds a family's nodes, and how far their results may be from the oracle's."""
+"""Each family's function that builds its nodes, and the allowed distance of their results."""
 
 
 def of_family(open_backend: Open, make: Callable[[Case], list[gs.Tensor]], exact: bool = True) -> float:
@@ -200,12 +200,12 @@ def of_family(open_backend: Open, make: Callable[[Case], list[gs.Tensor]], exact
 
 
 def _worst(distances: Iterable[float]) -> float:
-    """The largest; infinite where one is no number."""
+    """The largest distance; infinite if one is NaN."""
     return max((d if d == d else float("inf") for d in distances), default=0.0)
 
 
 def kept_weights(open_backend: Open, kind: gs.Type, exact: bool) -> float:
-    """Products and rows of weights that the backend keeps in an order of its own, run four times over."""
+    """The distance of products and rows of weights that the backend rearranges, computed four times."""
 
     def run(backend: gs.Backend) -> np.ndarray:
         rng = np.random.default_rng(3)
@@ -241,7 +241,7 @@ def _nmse(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def logits(data: bytes, backends: list[gs.Backend]) -> np.ndarray:
-    """Of a prompt, and of single tokens, of which the later ones are replayed."""
+    """Logits of a prompt, and of single tokens, of which the later ones are replayed."""
     with load(data, backends, n_ctx=64) as model:
         return np.concatenate([model.eval(TOKENS), *(model.eval([t]) for t in TOKENS[:5])])
 
@@ -261,7 +261,7 @@ def q4_llama() -> bytes:
 
 
 def checks(open_backend: Open, few: bool = False) -> Iterator[Check]:
-    """All of them, in the order in which they are made; `few`: all ops, and a sample of types and architectures."""
+    """All checks, in the order in which they run; `few`: all ops, and a sample of types and architectures."""
     step = 5 if few else 1
     for name, (make, allowed) in FAMILIES.items():
         yield Check(name, allowed, lambda make=make: of_family(open_backend, make))

@@ -1,8 +1,7 @@
-"""What a CUDA device and the backend on it reach: the measures of bench/gpu.py.
-
-Every time is the host's, of many runs queued together and waited for once: nothing here needs more than the device
-layer has.  The model is a Llama whose weights are one random piece of q4_0 blocks over and over: devices do not mind,
-and no run has to quantise 7 billion numbers.
+"""Speeds of a CUDA device and of the backend on it: the measurements of bench/gpu.py. Every time is the host's, of many
+runs queued together and waited for once, so that the device layer suffices.  The model is a Llama whose weights are one
+random piece of q4_0 blocks over and over: a device's speed does not depend on the values, and no run has to quantise 7
+billion numbers.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ LEVELS = 4.6
 
 
 class Missing(Exception):
-    """Something that a measure needs is not there; what, and how to get it."""
+    """A measurement's requirement is missing; the message names it, and how to install it."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large everything is."""
+    """Sizes of all measurements."""
 
     n_layer: int
     n_embd: int
@@ -49,22 +48,22 @@ class Scale:
     """Rows of the cache that a short text reads."""
     long: int = 4096
     filled: int = 64
-    """So many of a text's rows are left for the tokens that are timed."""
+    """Rows of a text's cache that stay free for the timed tokens."""
     prompt: int = 512
     tokens: int = 1024
-    """Over which captures are counted."""
+    """Tokens over which captures are counted."""
     copied: int = 4 << 30
     pinned: int = 1 << 28
     weights: int = 1 << 30
     """Bytes of different weights in a mat-vec measure: more than the device's cache holds."""
     gemm: int = 8192
     least: float = 0.05
-    """Seconds that are timed at once."""
+    """Seconds of one timed block of runs."""
     blocks: int = 7
 
     @property
     def matrices(self) -> int:
-        """Weights that a token is multiplied with."""
+        """Extents of the weight matrices that a token is multiplied with."""
         return self.n_layer * (4 * self.n_embd**2 + 3 * self.n_embd * self.n_ff) + self.n_embd * self.n_vocab
 
     @property
@@ -72,7 +71,7 @@ class Scale:
         return self.matrices // BLOCK_SIZE * BLOCK_BYTES
 
     def bytes_of_token(self, rows: int) -> int:
-        """What a token reads: weights, and so many rows of an f16 cache."""
+        """Bytes that a token reads: all weights, and `rows` rows of an f16 cache."""
         return self.bytes_of_weights + 2 * 2 * rows * self.n_embd * self.n_layer
 
 
@@ -84,7 +83,7 @@ TINY = Scale(1, 256, 256, 4, 256, long=512, filled=250, prompt=40, tokens=20, co
 
 
 class Counting(gs.CupyBackend):
-    """Knows the last plan that ran, and how many captures there were."""
+    """A backend that records the last plan that ran, and counts captures."""
 
     last: DevicePlan | None = None
     captures = 0
@@ -96,7 +95,7 @@ class Counting(gs.CupyBackend):
         self.last = plan
 
     def replay(self) -> Callable[[], None]:
-        """What queues the last plan's graph again."""
+        """A function that queues the last plan's captured graph again."""
         plan = self.last
         if plan is None or plan.graph is None:
             raise RuntimeError("nothing was captured")
@@ -112,7 +111,8 @@ class Meter:
         self._file: memoryview | None = None
 
     def seconds(self, queue: Callable[[], object], wait: Callable[[], object]) -> float:
-        """Of one run: the median of blocks of runs, each long enough to be timed and waited for at its end."""
+        """Seconds of one run: the median over blocks of runs, each long enough to be timed, with one wait at its
+        end."""
 
         def block(n: int) -> float:
             start = time.perf_counter()
@@ -170,7 +170,7 @@ class Meter:
     # -- of the kernels --------------------------------------------------------------------
 
     def blocks(self, rows: int, k: int) -> np.ndarray:
-        """The bytes of random q4_0 weights, whose products are as large as what they are multiplied with."""
+        """The bytes of random q4_0 weights, scaled so that a product's values are as large as its activations."""
         n = rows * k // BLOCK_SIZE
         piece = self._piece.copy()
         piece[:, :2] = np.array([1 / (LEVELS * sqrt(k))], np.float16).view(np.uint8)
@@ -247,14 +247,14 @@ class Meter:
             yield model, backend, done / max(end - start, 1e-9)
 
     def fill(self, model: Model, rows: int) -> int:
-        """Let a text read so many rows of the cache; the length to which tokens are taken back."""
+        """Fill a text's cache to `rows` rows; returns the length to which timed tokens are truncated."""
         n = max(1, rows - self.scale.filled)
         model.reset()
         model.eval(np.arange(n) % self.scale.n_vocab, last_only=True)
         return n
 
     def token_seconds(self, model: Model, rows: int) -> float:
-        """All that `generate` does for a token, while the text reads so many rows."""
+        """Seconds of one step of `generate`, with `rows` rows in the cache."""
         n = self.fill(model, rows)
         ids = model.generate([1], ignore_eos=True)
 
@@ -268,7 +268,7 @@ class Meter:
         return self.seconds(step, lambda: None)
 
     def prompt_seconds(self, model: Model) -> float:
-        """Of a prompt at the beginning of a text, to the logits of its last token."""
+        """Seconds of a prompt in an empty sequence, to the logits of its last token."""
         tokens = np.arange(self.scale.prompt) % self.scale.n_vocab
 
         def step() -> None:
@@ -278,7 +278,7 @@ class Meter:
         return self.seconds(step, lambda: None)
 
     def captures(self, model: Model, backend: Counting) -> tuple[int, int]:
-        """While a text grows from nothing by `tokens` tokens, and while another one does so once more."""
+        """Captures while a text grows from nothing by `tokens` tokens, and while a second text does so afterwards."""
         found = []
         for _ in range(2):
             model.reset()

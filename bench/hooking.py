@@ -1,14 +1,14 @@
-"""llama.cpp as it is beside llama.cpp on our planner: tokens, buffers, touched memory, time; a page of Markdown.
+"""Compares stock llama.cpp with llama.cpp on our planner: tokens, buffers, touched memory, time; a page of Markdown.
 
     python bench/hooking.py [--levels alloc sched] [--models NAME ...] [--all] [--rounds N] [--skip PART ...] > FILE
 
-llama.cpp is that of llama-cpp-python (`pip install '.[peer]'`).  Hooking is for a process, so that each has its own;
-stock and hooked take turns.  Models have their real sizes and no weights (hooked/models.py): they are opened, reserve
-and allocate, and nothing is computed; devices other than the CPU are dry (hooked/devices.cpp).  Tokens are those of
-small models that have weights, on devices that compute.  Memory is that of processes whose kernels touch the pages of
-their results and compute nothing (hooked/touch.cpp); random batches show what is planned again.  Sizes are what
-llama.cpp logs, times what passes inside the functions, the median over contexts and processes.  hooked/page.py writes
-them down.
+llama.cpp is that of llama-cpp-python (`pip install '.[peer]'`).  A hook stays for the life of a process, so stock and
+hooked run in separate processes, in turn.  Models have their real sizes and no weights (hooked/models.py): they are
+opened, reserve and allocate, and nothing is computed; devices other than the CPU are dry (hooked/devices.cpp).  Tokens
+are those of small models that have weights, on devices that compute.  Memory is that of processes whose kernels touch
+the pages of their results and compute nothing (hooked/touch.cpp); random batches show what is planned again.  Sizes are
+what llama.cpp logs, times what passes inside the functions, the median over contexts and processes.  hooked/page.py
+writes them down.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ PARTS = ("sizes", "memory", "tokens", "batches")
 HERE = Path(__file__).resolve().parent
 SMALL = HERE.parent / "tests" / "data" / "models"
 PACKAGES = Path(ggml_sched.__file__).resolve().parents[1]
-"""Where the package is that is measured: installed, or compiled in place."""
+"""The folder of the measured package: installed, or compiled in place."""
 
 
 def installed() -> str | None:
-    """Why nothing can be hooked, or None."""
+    """The reason why llama.cpp cannot be hooked here, or None."""
     if importlib.util.find_spec("ggml_sched.llama_cpp") is None:
         return "ggml_sched.llama_cpp is missing: stock alone"
     return None
@@ -78,7 +78,7 @@ class Worker:
 
 
 def ways_of(name: str) -> Iterator[tuple[str, int, dict]]:
-    """What a model's sizes are asked for: words, number of devices, arguments of a context."""
+    """The ways in which a model is opened: description, number of devices, context arguments."""
     metadata = (models.GRAPHS | models.VOCABULARIES | models.OTHERS)[name][1]
     ctx, layers = min(metadata["context_length"], 4096), metadata["block_count"]
     usual = {"n_ctx": ctx, "n_batch": 512, "flash": 0, "n_seq": 1, "layers": 0, "embeddings": False,
@@ -139,7 +139,7 @@ def small_models(folder: Path) -> Iterator[Path]:
 def tokens(worker: Worker, modes: list[str], folder: Path) -> tuple[list[page.Tokens], list[str]]:
     """Logits of each mode beside those of stock: how many ways gave the same bits, and the largest difference.
 
-    The mode "again" is stock in another process: what it differs by, hooking is not to blame for.
+    The mode "again" is stock in another process: its differences are not due to the hook.
     """
     rows, wrong = [], []
     for path in small_models(folder):
@@ -218,7 +218,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def batches(worker: Worker, modes: list[str], folder: Path, count: int) -> dict[str, dict[str, dict]]:
-    """Random batches of small models, one of them recurrent: by model and mode what was done again."""
+    """Random batches of small models, one of them recurrent: counts of new plans, buffers and waits, by model and
+    mode."""
     found: dict[str, dict[str, dict]] = {}
     for arch in ("llama", "mamba"):
         path = folder / f"batches-{arch}.gguf"
@@ -232,7 +233,7 @@ def batches(worker: Worker, modes: list[str], folder: Path, count: int) -> dict[
 
 
 def written(found: page.Found, modes: list[str], missing: str | None, wrong: list[str]) -> str:
-    """The page."""
+    """The page as Markdown text."""
     groups = {"": list(models.GRAPHS), "large vocabularies, few layers": list(models.VOCABULARIES),
               "other models": list(models.OTHERS)}
     parts = ["# llama.cpp on our planner, measured", "Written by `python bench/hooking.py`; how to use it: "

@@ -8,13 +8,13 @@ from pathlib import Path
 
 FILES = Path(__file__).resolve().parent.parent / "tests" / "data" / "packing"
 CAPACITY = 1048576
-"""What each file, its mirror image, each tiling and each loosened tiling fits into."""
+"""The bytes into which each file, its mirror image, each tiling and each loosened tiling fits."""
 HARD = ("A", "B", "C", "D")
 TILINGS = tuple((n, 1000 * s + n) for n in (40, 80, 160, 320) for s in range(3))
 LOOSE = tuple((n, 1000 * s + n) for n in (100, 200, 400) for s in range(3))
-"""Sizes and seeds, not chosen by who solves them."""
+"""Sizes and seeds of tilings, chosen before any solver ran."""
 FAMILY = tuple((n, 1000 * s + n) for n in (100, 200, 300, 400) for s in range(1000, 1030))
-"""Many more of them, chosen before anybody tried."""
+"""Many more, also chosen before any solver ran."""
 SMALL = 4096
 """A capacity at which many sizes are equal by chance."""
 

@@ -1,10 +1,10 @@
-"""Two memory maps of one graph, ggml's and ours, as an SVG file: what is where in the arena, node by node.
+"""Two memory maps of one graph, ggml's and ours, as an SVG file: the tensors in the arena, node by node.
 
     python bench/picture.py > docs/memory.svg
 
-Needs the peer (python bench/peer/build.py).  A block is memory that one tensor, or a chain of tensors that took
-it over in place, holds from its first node to its last.  Both maps are to scale: ours shows the plan's offsets
-and lifetimes, ggml's the addresses that it gave, over the lives that the order of the nodes asks for.
+Needs the peer (python bench/peer/build.py).  A block is the memory of one tensor, or of a chain of in-place results,
+from its first node to its last.  Both maps are to scale: ours shows the plan's offsets and lifetimes, ggml's shows the
+addresses that it gave, with lifetimes from the node order.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ KINDS = {"inputs": "#9a8fc0", UNREAD: "#d3cce8", "residual stream, norms": "#5fa
 
 WIDTH, HEIGHT = 1000, 480
 LEFT, PANEL, GAP, TOP, BASE = 62, 440, 34, 114, 424
-"""Where the panels are, in pixels: the left edge, their width, what is between them, top and bottom."""
+"""Layout of the panels in pixels: left edge, width, gap, top and bottom."""
 INK, PALE, PAPER, LINES, LIMIT = "#24292f", "#57606a", "#fcfcfd", "#e1e5ea", "#cf222e"
 
 
 class Block(NamedTuple):
-    """Bytes [offset, offset + size) that are taken at the nodes [birth, death)."""
+    """Bytes [offset, offset + size) that are allocated during the nodes [birth, death)."""
 
     birth: int
     death: int
@@ -50,7 +50,7 @@ class Map(NamedTuple):
 
     @property
     def live(self) -> int:
-        """The largest sum of bytes that are taken at once, but for those that nothing reads."""
+        """Live bytes: the largest sum of bytes that are alive at once, without unread tensors."""
         used = [b for b in self.blocks if b.kind != UNREAD]
         return max(sum(b.size for b in used if b.birth <= t < b.death) for t in {b.birth for b in used})
 
@@ -65,7 +65,7 @@ def kind_of(t: gs.Tensor) -> str:
 
 
 def ours() -> Map:
-    """As `Scheduler` plans it."""
+    """The map of our plan."""
     graph, backends = samples.configured(GRAPH, "c1")
     with gs.Scheduler(backends) as scheduler:
         plan = scheduler.plan(graph)
@@ -80,7 +80,7 @@ def ours() -> Map:
 
 
 def theirs() -> Map:
-    """As ggml plans it, in this process."""
+    """The map of ggml's plan, made in this process."""
     graph, backends = samples.configured(GRAPH, "c1")
     position = {t: i for i, t in enumerate(graph.nodes)}
     own = [t for t in graph.tensors if t.view_src is None and not t.is_resident]
@@ -98,7 +98,7 @@ def theirs() -> Map:
         block = Block(birth, deaths.get(t, len(graph) - 1) + 1, offset, size * samples.ALIGNMENT,
                       kind_of(t) if t in deaths else UNREAD)
         before = latest.get(offset)
-        if before is not None and before.death == birth + 1:    # written over what this node is the last to read
+        if before is not None and before.death == birth + 1:    # in place: this node is the last reader
             blocks.remove(before)
             block = before._replace(death=block.death)
         latest[offset] = block
@@ -107,7 +107,8 @@ def theirs() -> Map:
 
 
 def last_uses(graph: gs.Graph) -> dict[gs.Tensor, int]:
-    """For each tensor with memory, the last node that reads or writes it; the end for what a caller may read."""
+    """For each tensor with memory, the last node that reads or writes it; the graph's end for results that a caller may
+    read."""
     deaths: dict[gs.Tensor, int] = {}
     read = {s for t in graph.nodes for s in t.src}
     for i, t in enumerate(graph.nodes):
@@ -137,7 +138,7 @@ def drawing(left: Map, right: Map) -> str:
 
 
 def clock() -> list[int]:
-    """For each node, and for the end, how many have computed before: views take no time."""
+    """For each node, and for the end, the number of computing nodes before it: views take no time."""
     graph, _ = samples.configured(GRAPH, "c1")
     return list(accumulate((t.computes for t in graph.nodes), initial=0))
 
@@ -158,7 +159,7 @@ def scale(top: int) -> Iterator[str]:
 
 
 def panel(of: Map, x: int, time: list[int], top: int) -> Iterator[str]:
-    """The arena as a grey ground, the blocks in it, and what it is called."""
+    """The arena as a grey rectangle, its blocks, and its title."""
     y, step = height(of.arena, top), PANEL / time[-1]
     big = ' font-size="15"'
     yield text(x, 70, of.owner, more=' font-size="20" font-weight="600"')

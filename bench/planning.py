@@ -1,4 +1,4 @@
-"""One graph planned by both sides in this process: how long, in which memory."""
+"""Plans one graph with this package and with ggml in this process: times, and bytes of arenas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from timing import in_turns, ratio, timed
 import ggml_sched as gs
 
 Make = Callable[[tuple | None], tuple[gs.Graph, tuple]]
-"""A graph, always the same, and the backends that its residents are on: new ones, or those that are given."""
+"""A function that makes the same graph each time, with its backends: new ones, or the given ones."""
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""Random batches through `ggml_sched.llama`: what is planned, grown and waited for after the first graph of each kind.
+"""Random batches through `ggml_sched.llama`: counts of plans, grown buffers and waits after the first graph of each
+kind.
 
     python bench/random_batches.py [BATCHES] [ARCH ...] [--seed SEED]
 

@@ -18,7 +18,7 @@ QUEUED = 20
 
 
 class Sleeper(gs.CpuBackend):
-    """Takes a fixed time for a split, and no processor."""
+    """Sleeps for a fixed time per split, without using a processor."""
 
     def __init__(self, name: str, concurrent: bool) -> None:
         super().__init__(1, name)
@@ -81,7 +81,7 @@ def overlap(order: str, concurrent: bool, copies: int) -> tuple[float, float]:
 
 
 def switching(rounds: int) -> dict[str, float]:
-    """Microseconds to go to another prepared graph, and to stay."""
+    """Microseconds to compute another prepared graph, and to repeat the same one."""
     def chain() -> gs.Graph:
         ctx = gs.Context()
         t = ctx.tensor("f32", 64, "x", input=True)

@@ -1,4 +1,4 @@
-"""The section on packing: problems that are hard, beside omnimalloc's exact search, and one that is large."""
+"""The section on packing: hard problems, compared with omnimalloc's exact search, and a large one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ggml_sched.planning.tables import markdown
 PATIENCE = 5.0
 """Seconds for omnimalloc on each problem."""
 RUNS = 5
-"""Of ours, when they are short."""
+"""Runs of our search, when they are short."""
 SEEDS = (0, 1, 2)
 N_TRAINING = 20_000
 TARGET = 100
@@ -96,7 +96,7 @@ def _against_peer(what: str, problems: list[Problem], lines: list[Line]) -> str:
 
 
 def _family(lines: list[Line]) -> str:
-    """How many of a family are solved, and how long it takes."""
+    """How many problems of a family are solved, and their times."""
     kinds: list[tuple[str, int, Callable[..., list[lifetimes.Row]]]] = [
         ("tilings", lifetimes.CAPACITY, lifetimes.guillotine), ("loosened", lifetimes.CAPACITY, lifetimes.loosened),
         ("loosened, small sizes", lifetimes.SMALL, lifetimes.loosened)]

@@ -1,4 +1,4 @@
-"""The sections on time: the recorded graphs, backends that are asked, building graphs, and larger ones."""
+"""The sections on time: the recorded graphs, backends with support queries, building graphs, and larger graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ggml_sched.planning.tables import markdown
 CONFIGS = ("c1", "c4")
 GROWTH = (1_000, 3_000, 10_000, 100_000)
 LARGE = 3_000
-"""Nodes from which the summary speaks of large graphs."""
+"""The least number of nodes of the summary's large graphs."""
 
 
 def section(names: list[str], rounds: int) -> tuple[str, list[Line]]:
@@ -148,7 +148,7 @@ HEAD = ["plan, us", "ggml reserve, us", "ratio", "anew, us", "ggml alloc, us", "
 
 
 def _cells(t: Times) -> list[str]:
-    """Nodes, and what HEAD names."""
+    """Table cells: the number of nodes, and the columns of HEAD."""
     reserve, alloc = (f"{t[what]:,.0f}" if what in t.blocks else "-" for what in ("reserve", "alloc"))
     return [f"{t.nodes:,}", f"{t['plan']:,.0f}", reserve, _number(t.plan_ratio, 2),
             f"{t['anew']:,.0f}", alloc, _number(t.alloc_ratio, 2)]

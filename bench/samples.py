@@ -17,7 +17,7 @@ __all__ = ["CONFIGS", "configured", "deep", "names", "recorded", "recurrent", "s
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 ALIGNMENT = 32
-"""As today's ggml has it."""
+"""ggml's alignment in bytes today."""
 
 
 def names(folder: Path = DATA / "graphs") -> list[str]:
@@ -25,7 +25,7 @@ def names(folder: Path = DATA / "graphs") -> list[str]:
 
 
 def recorded() -> dict:
-    """What today's ggml was seen to do with each graph."""
+    """Recorded results of today's ggml for each graph."""
     return json.loads((DATA / "golden" / "upstream-2026.json").read_text())
 
 
@@ -101,7 +101,7 @@ def recurrent(config: str, n_tokens: int = 1, backends: tuple | None = None,
         return ctx.add(ctx.mul(ctx.norm(y, 1e-5), home.tensor("f32", (width,))), home.tensor("f32", (width,)))
 
     def shifted(y: gs.Tensor, last: gs.Tensor) -> gs.Tensor:
-        """How much the token before each differs; the last is kept for the next graph."""
+        """The difference between each token and the one before; the last token is stored for the next graph."""
         ends.append(ctx.cpy(ctx.view_2d(y, width, 1, y.nb[1], (n_tokens - 1) * y.nb[1]), last))
         before = ctx.get_rows(last, slot)
         if n_tokens > 1:

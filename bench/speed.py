@@ -1,10 +1,10 @@
-"""Tokens per second, loading, memory and steadiness beside llama.cpp: a page of Markdown.
+"""Tokens per second, loading, memory and steadiness compared with llama.cpp: a page of Markdown.
 
     python bench/speed.py [--formats f32 q4_0 ...] [--threads 1 2] [--rounds N] [--files FOLDER] > docs/speed.md
 
 llama.cpp is that of llama-cpp-python (`pip install '.[peer]'`), with its best settings: flash attention, an f16 cache,
-logits of the last row.  Each engine has a process of its own on the same file with as many threads; they take turns,
-and a ratio is the median of the ratios of neighbouring turns.
+logits of the last row.  Each engine runs in a process of its own, on the same file with as many threads, in turn; a
+ratio is the median of the ratios of neighbouring turns.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def busy_neighbour():
 
 
 def measure(path: Path, threads: int, rounds: int, engines: tuple[str, ...]) -> dict:
-    """All about one file with so many threads."""
+    """All measurements of one file with `threads` threads."""
     loads: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(3):
         for name in engines:
@@ -138,7 +138,7 @@ def against_f32(found: dict, engine: str) -> list[float]:
 
 
 def summary(found: dict, engines: tuple[str, ...]) -> str:
-    """Of each measure and engine the median over formats and threads, and the worst."""
+    """For each measure and engine the median over formats and threads, and the worst."""
     ours = engines[1:] if engines[0] == "llama.cpp" else ()
 
     def row(what: str, target: str, values: Callable[[dict, str], float], better: Callable = min) -> list[str]:

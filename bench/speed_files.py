@@ -1,7 +1,7 @@
 """The models that speed.py runs: 162 million random weights laid out as a small Llama, in every format of the table.
 
-The f32 file is made by this package; llama.cpp's own quantiser makes the others from it, so that both sides read what
-users have.  Files are kept in a folder and made once.
+The f32 file is made by this package; llama.cpp's own quantiser makes the others from it, so that both engines read the
+files that users have.  Files are kept in a folder and made once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A process that runs one model on one engine, and does what speed.py tells it, line by line.
+"""A process that runs one model on one engine, with commands from speed.py, one per line.
 
     python speed_worker.py ENGINE FILE THREADS
 
@@ -10,8 +10,8 @@ GgmlBackend or CpuBackend, the same settings).  It answers each line of input wi
     memory          bytes: anonymous, mapped from files
     quit
 
-The first line comes unasked: seconds from the wish for the model to the logits of its first token, once modules are
-imported.  Memory is what came since.
+It first writes, without a command, the seconds from the start of loading to the logits of the first token, not counting
+imports.  Memory is the growth since then.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Line(NamedTuple):
-    """A line of the summary: what was measured, what the project aims at, and what came out."""
+    """A line of the summary: measure, target and result."""
 
     what: str
     target: str

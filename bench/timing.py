@@ -1,4 +1,4 @@
-"""How times are taken: in short blocks that take turns, so that what disturbs the machine disturbs all of them."""
+"""Timing in short alternating blocks, so that other load on the machine affects all measured functions alike."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def in_turns(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """For each run, which says how long it took, the value of its block in each round.
-
-    In a round each has one block.  A first round goes uncounted.
+    """For each function in `runs`, which returns its own time, the value of its block in each round.  Each round has
+    one block of each.  A first round goes uncounted.
     """
     seen: dict[str, list[float]] = {what: [] for what in runs}
     for _ in range(rounds + 1):
@@ -30,5 +29,5 @@ def in_turns(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, lis
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float:
-    """The median of the ratios of blocks of the same round: what slows a whole round leaves it as it is."""
+    """The median of the ratios of blocks of the same round, so that load during a whole round cancels out."""
     return median(a / b for a, b in zip(ours, theirs, strict=True))

@@ -16,5 +16,5 @@ with llama.load(sys.argv[1] if len(sys.argv) > 1 else llama.small_model(), n_ctx
         for piece in reply:
             print(piece, end="", flush=True)
         messages.append({"role": "assistant", "content": reply.text})
-        # What the sequence held of the conversation was not evaluated again.
+        # The part of the conversation that was in the sequence was not evaluated again.
         print(f"\n[{reply.stats.n_cached} of {reply.stats.n_prompt} tokens were there]")

@@ -16,6 +16,6 @@ with llama.load(model_file, kv_type="f16") as model:
         print(piece, end="", flush=True)
     print(f"\n\n{len(text.tokens)} tokens, ended by {text.finish_reason!r}")
 
-    # What a sequence holds is kept: cut it back, and go on in another way.
+    # The sequence keeps its tokens: truncate it, and continue differently.
     model.truncate(len(model.tokenizer.encode(prompt)))
     print(repr(model.generate("\n        self.name", 12).read()))

@@ -1,4 +1,4 @@
-"""A network over two devices that are not there: plan it, check the plan, ask why."""
+"""A network over two dry devices: plan it, verify the plan, explain its decisions."""
 
 import ggml_sched as gs
 
@@ -25,7 +25,7 @@ with gs.Scheduler([gpu, cpu]) as scheduler:
     for tensor in (x, hidden, y):
         print("\n" + plan.explain(tensor))
 
-# What does not fit is refused with the numbers, before anything is allocated.
+# A graph that does not fit raises an error with the numbers, before anything is allocated.
 with gs.Scheduler([gpu, cpu], budgets={gpu: 100_000}) as scheduler:
     try:
         scheduler.plan(gs.Graph(y))

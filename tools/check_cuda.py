@@ -4,7 +4,7 @@
     python tools/check_cuda.py [--arch sm_80 --arch sm_90] [--all] [file.cu ...]
 
 Needs NVRTC alone: no driver, no CuPy, and of ggml-sched only the sources.  For each architecture and kernel it gives
-registers, shared memory, stack and spills as ptxas says them.  Exits with 1 if a kernel does not compile, spills or
+registers, shared memory, stack and spills as ptxas reports them.  Exits with 1 if a kernel does not compile, spills or
 has a stack frame, itself or in what it calls, or if ptxas names no kernel at all.  None has a stack by design.
 """
 
@@ -25,11 +25,11 @@ ROOT = Path(__file__).resolve().parents[1]
 KERNELS = ROOT / "ggml_sched" / "backends" / "cupy" / "kernels"
 ARCHITECTURES = ("sm_80", "sm_90")
 OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space", "--ptxas-options=-v")
-"""As real_kernels.py and CuPy compile: CuPy always adds that f32 subnormals are flushed to zero."""
+"""The options of real_kernels.py and of CuPy, which always flushes f32 subnormals to zero."""
 
 
 class Usage(NamedTuple):
-    """What a kernel takes; bytes but for the registers."""
+    """The resources of a kernel: registers by number, the others in bytes."""
 
     name: str
     registers: int
@@ -53,7 +53,7 @@ class Nvrtc:
             raise RuntimeError(self._lib.nvrtcGetErrorString(status).decode())
 
     def compile(self, name: str, text: str, arch: str) -> tuple[bool, str, int]:
-        """(whether it compiles, what the compilers said, bytes of machine code)."""
+        """(whether it compiles, the compilers' messages, bytes of machine code)."""
         program = ctypes.c_void_p()
         self._check(self._lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None))
         try:
@@ -90,7 +90,7 @@ def find_nvrtc() -> str | None:
 
 
 def usages(log: str) -> list[Usage]:
-    """What ptxas says of each kernel and of the functions that it calls: the most of each."""
+    """Parses ptxas's output: for each kernel, the largest usage of itself and of the functions that it calls."""
     found = []
     for name, said in re.findall(r"Compiling entry function '(\w+)'(.*?)(?=Compiling entry function|\Z)", log, re.S):
         found.append(Usage(name, *(max(map(int, re.findall(rf"(\d+) {what}", said)), default=0) for what in (

@@ -1,8 +1,8 @@
-"""Refuse text whose layout is not what .editorconfig says: tabs, trailing spaces, CRLF, no newline at the end.
+"""Refuse text that does not follow .editorconfig: tabs, trailing spaces, CRLF, no newline at the end.
 
     python tools/check_layout.py FILE...
 
-C also ends its lines at 120 columns; ruff looks at Python's.
+Lines of C have at most 120 columns; ruff checks those of Python.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BOUNDED = {".c", ".h", ".cpp", ".cu", ".cuh"}
 
 
 def faults(text: str, bounded: bool) -> list[str]:
-    """What is wrong, each with its line's number."""
+    """Each fault, with its line number."""
     found = []
     for number, line in enumerate(text.split("\n"), 1):
         if "\t" in line:

@@ -1,7 +1,7 @@
-"""Compiling the extensions of setup.py: an object only where something that it is made of has changed.
+"""Compiles the extensions of setup.py, and recompiles an object only if its sources, headers or command changed.
 
 setuptools compiles all sources of an extension when one of them, or one of its headers, is newer than the extension.
-The compiler writes down here which headers each object includes, in a .d file beside it; the command is kept, too.
+Here the compiler lists each object's headers in a .d file beside it, and the command is stored, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class IncrementalBuild(build_ext):
     def build_extensions(self) -> None:
         self.n_done = 0
         compile_always = self.compiler._compile
-        is_forced, self.force = self.force, True    # each object is looked at, though its extension is newer
+        is_forced, self.force = self.force, True    # check each object, even if its extension is newer
 
         def compile_if_stale(obj, src, ext, cc_args, extra_postargs, pp_opts):
             command = "\n".join(map(str, [src, *cc_args, *extra_postargs, *pp_opts, *self.compiler.compiler_so]))
@@ -57,7 +57,7 @@ def is_fresh(obj: Path, command: str) -> bool:
 
 @contextlib.contextmanager
 def captured_output() -> Iterator[list[str]]:
-    """What this process and those that it starts print meanwhile; printed at the end, and then in the list."""
+    """Collects the output of this process and its children in a list, and prints it at the end."""
     said: list[str] = []
     sys.stdout.flush()
     sys.stderr.flush()

@@ -4,9 +4,9 @@
     python tools/mutate.py --sample 50 ggml_sched/planning           of a file or folder
     python tools/mutate.py --sample 50 --diff origin/main            of the lines that differ from a commit
 
-Needs an in-place build, which is copied along: what a mutant touches is built again, and put back.  Tests of the room
-that name the mutant's function or file run first, then all tests of the room.  A mutant is noticed when a test fails
-that passes without it; a mutant that does not compile is replaced by the next one.
+Needs an in-place build, which is copied along: the extensions of a mutated file are rebuilt, and then restored.  Tests
+of the room that name the mutant's function or file run first, then all tests of the room.  A mutant is noticed when a
+test fails that passes without it; a mutant that does not compile is replaced by the next one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ TESTS = {
     "ggml_sched/llama_cpp": "llama_cpp",
     "ggml_sched/cli": "cli package",
 }
-"""Folders of tests for the sources that begin so, the longest beginning counts."""
+"""{prefix of source paths: folders of tests}; the longest prefix counts."""
 
 NEAR = 5
 """Files that run first."""
@@ -87,7 +87,7 @@ def files_near(root: Path, mutant: Mutant) -> list[str]:
 
 
 def is_source(path: Path) -> bool:
-    """Not what Cython wrote."""
+    """Whether a file is a source, not C that Cython generated."""
     return path.suffix in SUFFIXES and not (path.suffix == ".c" and path.with_suffix(".pyx").exists())
 
 
@@ -129,7 +129,7 @@ def is_built() -> bool:
     return any((ROOT / "ggml_sched" / f"_core{suffix}").exists() for suffix in importlib.machinery.EXTENSION_SUFFIXES)
 
 
-# -- what becomes of one ---------------------------------------------------------------------------
+# -- outcome of a mutant ---------------------------------------------------------------------------
 
 
 class Copy:
@@ -154,7 +154,7 @@ class Copy:
         """Whether a test fails without any mutant."""
 
     def _artefacts(self) -> list[Path]:
-        """What building writes: libraries, and the C of Cython."""
+        """Files that a build writes: libraries, and Cython's C."""
         found = [path for path in (self.home / "ggml_sched").rglob("*")
                  if path.suffix == ".so" or path.suffix == ".c" and path.with_suffix(".pyx").exists()]
         found += (self.home / "build").rglob("*.so")

@@ -29,7 +29,7 @@ class Mutant(NamedTuple):
     function: str
     """The function around it, or ""."""
     was: str
-    """What stands there, shortened."""
+    """The original text, shortened."""
 
     def applied(self, source: bytes) -> bytes:
         return source[:self.start] + self.text.encode() + source[self.end:]
@@ -130,7 +130,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _is_removable(node: ast.AST) -> bool:
-    """A statement without which the rest still has its names."""
+    """Whether a statement can be removed without leaving names undefined."""
     if isinstance(node, ast.Assign):
         return all(isinstance(target, (ast.Attribute, ast.Subscript)) for target in node.targets)
     if isinstance(node, ast.Expr):
@@ -194,7 +194,7 @@ class _Text:
                 yield "statement", *match.span(1), nothing
 
     def _condition(self, match: re.Match) -> tuple[int, int] | None:
-        """Where the condition stands that begins behind `match`, unless it is hard to say."""
+        """The span of the condition that begins behind `match`, or None if its end is unclear."""
         if self.language == "cython":
             end = self.code.find("\n", match.end())
             colon = self.code.rstrip("\n")[:end].rstrip().rfind(":")

@@ -40,7 +40,7 @@ def sources() -> tuple[list[Source], list[Source]]:
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in left_out and not name.startswith("config-"))
         for name in sorted(files):
-            # What the build wrote about its machine is not the library.
+            # Files that the build generates about its machine are no sources.
             if not name.endswith(".py") or name in left_out or name.startswith("_sysconfigdata"):
                 continue
             path = Path(folder, name)

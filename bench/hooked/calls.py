@@ -2,10 +2,10 @@
 
     python calls.py alloc|sched [ROUNDS]
 
-What bench/hooking.py measures once for each context depends on what else the machine does; here a graph of
+bench/hooking.py measures once for each context, so its times depend on the machine's other load; here a graph of
 llama-2-7b's shape is made with ggml's own functions, and reserved and allocated again and again as llama.cpp does: a
 prompt, a token, a prompt; then batches at other addresses, of other shapes (`first`), which come again.  Nothing is
-computed.  Hooking is for a process: stock and hooked have processes of their own, which take turns.
+computed.  A hook stays for the life of a process: stock and hooked run in separate processes, in turn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LAYERS, WIDTH, HEADS, HIDDEN, VOCAB, CTX = 32, 4096, 32, 11008, 32000, 4096
 HEAD = WIDTH // HEADS
 F32, F16, Q4_0, I32, I64 = 0, 1, 2, 26, 27
 AT_BUFFER, AT_DATA = 8, 248
-"""Of a tensor, where its memory is said."""
+"""Offsets in bytes of `buffer` and `data` in ggml_tensor."""
 ROOM = 3 << 20
 TURNS = 4
 
@@ -48,7 +48,7 @@ class Init(c.Structure):
 
 
 class Ggml:
-    """Functions by name, the first that the dynamic linker finds: ours where they are hooked."""
+    """Functions by name, as the dynamic linker finds them: ours in a hooked process."""
 
     def __init__(self) -> None:
         folder = find_spec("llama_cpp").submodule_search_locations[0] + "/lib/"
@@ -68,7 +68,7 @@ class Ggml:
 
 
 class Weights:
-    """Tensors that have memory, all of them the same."""
+    """Resident tensors, which all share one buffer."""
 
     def __init__(self, g: Ggml) -> None:
         self.memory = c.create_string_buffer(ROOM)
@@ -92,7 +92,7 @@ class Weights:
 
 
 class Graph:
-    """What a batch of so many tokens computes with so many cells, one of whose rows is wanted."""
+    """The graph of a batch of `tokens` tokens over `cells` cells of the cache, with the logits of one token."""
 
     def __init__(self, g: Ggml, w: Weights, tokens: int, cells: int, memory=None) -> None:
         self.memory = memory or c.create_string_buffer(ROOM)
@@ -138,12 +138,12 @@ class Graph:
         return g.mul_mat(ctx, layer["o"], g.cont_2d(ctx, g.permute(ctx, mixed, 0, 2, 1, 3), WIDTH, tokens))
 
     def restore(self) -> None:
-        """As it was before anything was allocated."""
+        """Put the tensors back into their state before allocation."""
         c.memmove(self.memory, self.fresh, self.size)
 
 
 def measure(level: str, mode: str, rounds: int) -> dict[str, list[int]]:
-    """Nanoseconds of each call, by what it was for."""
+    """Nanoseconds of each call, by its purpose."""
     if mode == "hooked":
         import ggml_sched.llama_cpp as ours
 

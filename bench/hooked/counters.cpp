@@ -1,8 +1,8 @@
 // Calls of ggml's allocators and scheduler, counted and timed: each function here hands on to the one behind it.
 //
 // Loaded with RTLD_GLOBAL before the library that is asked, so that the dynamic linker finds these first.  Invariant:
-// results are those of the functions behind.  What a function calls of its own family (allocators, reserving,
-// scheduler, buffers) is part of it and not counted again.  Needs none of ggml's headers.
+// results are those of the functions behind.  Calls inside a function of the same family (allocators, reserving,
+// scheduler, buffers) are part of it and not counted again.  Needs none of ggml's headers.
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -118,7 +118,7 @@ COUNTED(int, ggml_backend_sched_get_n_copies, (Ptr sched), (sched))
 COUNTED(int, ggml_backend_sched_get_n_backends, (Ptr sched), (sched))
 COUNTED(Ptr, ggml_backend_sched_get_backend, (Ptr sched, int index), (sched, index))
 
-// Whose functions do the work: its path.  Nonzero if it cannot be loaded.
+// Load the library, by its path, whose functions do the work. Nonzero if it cannot be loaded.
 extern "C" int counters_open(const char *path) {
     behind = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     return behind == nullptr;

@@ -110,7 +110,7 @@ struct Registry {
     void *context;
 };
 
-struct Library {  // what is asked of ggml
+struct Library {  // the functions of ggml that are used
     void *(*buffer_init)(BufferType *, Memory, void *, size_t);
     bool (*supports_op)(void *, const void *);
     void *(*init)(void *, const char *);
@@ -132,7 +132,7 @@ Library ggml;
 Registry registry;
 void *cpu = nullptr;
 std::deque<Host> hosts;
-std::atomic<int> room{-1};  // for how many more buffers there is; negative: for any number
+std::atomic<int> room{-1};  // how many more buffers may be allocated; negative: no limit
 char guid[16] = "ggml-sched host";
 
 Host &of(Device *device) { return *static_cast<Host *>(device->context); }
@@ -273,5 +273,5 @@ extern "C" int devices_open(const char *base, void *cpu_device, int count, int d
     return 0;
 }
 
-// So many more buffers are given, then all are refused; a negative number: none is.
+// Permit `buffers` more allocations and refuse all later ones; a negative number: no limit.
 extern "C" void devices_refuse_after(int buffers) { room = buffers; }

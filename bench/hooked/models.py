@@ -1,6 +1,5 @@
-"""Models as files without weights: what they say and the tensors they have are real, their data are holes.
-
-llama.cpp opens them, reserves and plans as it does for the models themselves; what it computes is zeros.
+"""Model files without weights: metadata and tensor shapes are real, data are holes of a sparse file. llama.cpp opens
+them, reserves and plans as for the real models; all weights read as zeros.
 """
 
 from __future__ import annotations
@@ -41,7 +40,8 @@ GRAPHS = {
     "mixtral-8x7b": ("llama", {**_sizes(32000, 32768, 4096, 32, 14336, 32, 8), **RMS, "expert_count": 8,
                                "expert_used_count": 2, "rope.freq_base": 1e6}, (), False),
 }
-"""Of the recorded graphs: architecture, metadata, parts of the names of optional tensors, whether without an output."""
+"""Models of the recorded graphs: architecture, metadata, parts of the names of optional tensors, whether without an
+output."""
 
 VOCABULARIES = {
     "smollm2-135m": ("llama", {**_sizes(49152, 8192, 576, 30, 1536, 9, 3), **RMS, "rope.freq_base": 1e5}, (), True),
@@ -77,7 +77,7 @@ OTHERS = {
 
 
 class _Holes:
-    """A file in which what is written after the head becomes a hole."""
+    """A file in which all bytes written after the head become a hole."""
 
     def __init__(self, file) -> None:
         self.file, self.size = file, 0
@@ -89,7 +89,7 @@ class _Holes:
 
 
 def write(name: str, folder: Path, dtype: str = "q4_0") -> Path:
-    """The file of a model of these, written unless it is there; matrices are of `dtype` where rows allow."""
+    """The path of a model's file, written unless it exists; matrices have type `dtype` where the row length permits."""
     path = folder / f"{name}.gguf"
     if path.exists():
         return path

@@ -1,6 +1,6 @@
-"""What bench/hooking.py has measured as a page of Markdown: a summary with targets, then each way of each model.
-
-Sizes are those that llama.cpp logs, times what passed inside the functions; each beside stock's of the same way.
+"""Writes the measurements of bench/hooking.py as a page of Markdown: a summary with targets, then each way of each
+model. Sizes are those that llama.cpp logs, times those inside the functions; each compared with stock's of the same
+way.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from ggml_sched.planning.tables import markdown
 
 LEVELS = ("alloc", "sched")
 CLOSE = 1e-5
-"""How far logits may be from stock's where placement differs."""
+"""The allowed difference of logits from stock's where placement differs."""
 RESERVING = {"alloc": ("ggml_gallocr_reserve_n",), "sched": ("ggml_backend_sched_reserve",
                                                              "ggml_backend_sched_split_graph")}
 ALLOCATING = {"alloc": ("ggml_gallocr_alloc_graph",), "sched": ("ggml_backend_sched_alloc_graph",)}
 """The functions whose time is compared; those of a scheduler call those of an allocator."""
 TARGETS = {"size": (0.93, 1.0), "reserve": 0.5, "allocate": 0.3, "memory": 1.0}
-"""Of ratios to stock's: sizes in the mean and at most, times in the median; of memory MiB above stock's."""
+"""Targets of ratios to stock's: sizes as mean and maximum, times as median; of memory in MiB above stock's."""
 
 
 class Ratios(NamedTuple):
-    """A way of a model beside stock's; None where nothing was timed."""
+    """Ratios of a way of a model to stock's; None where nothing was timed."""
 
     size: float
     reserve: float | None
@@ -31,7 +31,8 @@ class Ratios(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Logits of one model: ways that stock computes and refuses; by mode how many have its bits, and how far off."""
+    """Logits of one model: numbers of ways that stock computes and refuses; by mode, ways with equal bits, and the
+    largest difference."""
 
     model: str
     count: int
@@ -41,7 +42,7 @@ class Tokens(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was measured: by model, way and mode a row for each process; of random batches by model and mode."""
+    """Measurements: by model, way and mode a row for each process; of random batches by model and mode."""
 
     sizes: dict[str, dict]
     memory: dict[str, dict]
@@ -54,7 +55,7 @@ def size_of(row: dict) -> float:
 
 
 def time_of(rows: list[dict], part: str, functions: tuple[str, ...], per_call: bool) -> float | None:
-    """Microseconds, the median over all contexts: of all calls of one, or of a call."""
+    """Microseconds, the median over contexts: of all calls of a context together, or of one call."""
     seen = []
     for row in rows:
         found = [row[part][name] for name in functions if name in row[part]]
@@ -72,12 +73,12 @@ def _text(value: float | None, digits: int = 3) -> str:
 
 
 def failure(rows: Iterable[dict]) -> str | None:
-    """Why a way was refused in one of its processes; None: it was not."""
+    """The reason why a process refused a way, or None."""
     return next((row["failed"] for row in rows if "failed" in row), None)
 
 
 def ratios_of(by_mode: dict[str, list[dict]], mode: str) -> Ratios | None:
-    """A way under a mode beside stock; None where either failed, or was not asked."""
+    """Ratios of a way under a mode to stock; None where either failed or did not run."""
     stock, ours = by_mode["stock"], by_mode.get(mode, [{"failed": "not asked"}])
     if failure(stock) or failure(ours):
         return None
@@ -135,7 +136,7 @@ def table_of_batches(found: dict[str, dict], modes: list[str]) -> str:
 
 
 def excess_of(by_mode: dict[str, list[dict]], mode: str) -> list[float] | None:
-    """By how many MiB a process under a mode is larger than stock's, at each stage; None where one of them failed."""
+    """MiB of a process under a mode beyond those of stock's, at each stage; None where one of them failed."""
     stock, ours = by_mode["stock"], by_mode.get(mode, [{"failed": "not asked"}])
     if failure(stock) or failure(ours):
         return None
@@ -144,7 +145,7 @@ def excess_of(by_mode: dict[str, list[dict]], mode: str) -> list[float] | None:
 
 
 def table_of_memory(found: dict[str, dict], modes: list[str]) -> str:
-    """Each way of each model: stock's memory, and what ours is above it."""
+    """Each way of each model: stock's memory, and our excess."""
     stages = [f"{stage}, {mode}" for mode in modes for stage in ("tokens", "prompt", "end")]
     head = ["model", "way", "stock, MiB", *stages]
     rows = []
@@ -172,9 +173,8 @@ def table_of_tokens(found: list[Tokens], modes: list[str]) -> str:
 
 
 def summary(found: Found, modes: list[str], groups: dict[str, list[str]]) -> str:
-    """Of each measure its target and, for each mode, what came out.
-
-    `groups`: models by what they are called; the target of sizes is for those without a name.
+    """Each measure's target and, for each mode, its result. `groups`: models by the group's name; the target of sizes
+    is for the group without a name.
     """
     sizes, memory, batches, tokens = found
 

@@ -1,4 +1,5 @@
-// Kernels that compute nothing and touch what they would write: preloaded, so that memory of models of any size shows.
+// Kernels that compute nothing and touch the pages of their results: preloaded, to measure memory of models of any
+// size.
 //
 // Takes the place of the CPU backend's ggml_graph_compute.  Invariant: each page of a result is written that its kernel
 // would write, but for those of caches, which are as large in every process.  Needs none of ggml's headers.
@@ -11,7 +12,8 @@ namespace {
 
 constexpr size_t PAGE = 4096;
 
-// The library that calls, and with it those that it needs: Python keeps them to themselves.
+// A handle of the library at an address. dlsym with it also finds symbols of its dependencies, which Python loads as
+// local.
 void *library_of(void *address) {
     Dl_info info;
     return dladdr(address, &info) != 0 ? dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD) : nullptr;

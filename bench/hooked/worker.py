@@ -1,10 +1,10 @@
-"""A process that has llama.cpp open one model in several ways, stock or on our planner: one line of JSON for each.
+"""A process in which llama.cpp opens one model in several ways, stock or on our planner: one line of JSON for each.
 
     python worker.py JOB
 
 JOB is a file of JSON: `mode` ("stock", "off", "alloc", "sched"), `model`, `libraries` (of build.py), `ways` (see `Way`)
-and `what`: "sizes", "memory", "tokens" or "batches".  Hooking is for a process, and so is the number of devices: all
-ways of a job have the same.  A way that llama.cpp refuses gives a line with `failed`, which is what it logged last.
+and `what`: "sizes", "memory", "tokens" or "batches".  Hook and number of devices are fixed for a process: all ways of a
+job share them.  A way that llama.cpp refuses gives a line with `failed`, llama.cpp's last log.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ COPIES = re.compile(r"sched copies = (\d+)")
 
 TOKEN = 0.0
 MEMORY_STAGES = ([TOKEN] * 4, [0.625] + [TOKEN] * 32, [0.2, 0.06, 0.5, 0.9, 0.125, 1.0] + [TOKEN] * 8)
-"""Lengths of what is computed before memory is looked at, in batches."""
+"""Lengths in batches of the prompts that are computed before memory is measured."""
 
 
 def anonymous() -> int:
-    """Bytes of the process's own memory that it has touched: no files, no pages of libraries."""
+    """Bytes of the process's resident anonymous memory, without pages of files and libraries."""
     found = re.search(r"^Anonymous:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.M)
     return int(found[1]) << 10 if found else 0
 
@@ -46,7 +46,7 @@ class Way(dict):
 
 
 class Counters:
-    """Calls and seconds by function, of the library in front of ggml or of our own."""
+    """Calls and seconds by function, from the counting library in front of ggml or from the hook."""
 
     def __init__(self, read, clear) -> None:
         self.read, self.clear = read, clear
@@ -178,7 +178,7 @@ class Engine:
         return self.api.llama_init_from_model(self.model(way.layers), params)
 
     def decode(self, ctx, tokens: list[int], n_seq: int = 1, at: int = 0, outputs: int = 0) -> int:
-        """The same tokens from a position on in each sequence; logits of the last `outputs` of them, 0: of all."""
+        """Decode the same tokens from a position on in each sequence, with logits of the last `outputs`; 0: of all."""
         batch = self.api.llama_batch_init(len(tokens) * n_seq, 0, 1)
         batch.n_tokens = len(tokens) * n_seq
         for i in range(batch.n_tokens):
@@ -190,7 +190,7 @@ class Engine:
         return status
 
     def sizes(self, way: Way) -> dict:
-        """What is reserved, and the time that the functions took."""
+        """Reserved bytes, and the time inside the functions."""
         self.model(way.layers)
         reserving, allocating = {}, {}
         for _ in range(REPEATS):
@@ -234,7 +234,8 @@ class Engine:
         return {"anonymous": found}
 
     def batches(self, way: Way) -> dict:
-        """Random batches, once each kind was seen at its largest: plans made again, buffers, waits for all devices."""
+        """Random batches, after the largest batch of each kind: counts of new plans, new buffers, and waits for all
+        devices."""
         ctx = self.open(way)
         if not ctx:
             return {"failed": self.last()}
@@ -254,7 +255,7 @@ class Engine:
         return {"count": way.count} | {what: after[what] - before[what] for what in after}
 
     def allocated(self) -> dict:
-        """How often plans and buffers were made so far, and all devices waited for.
+        """Numbers so far of plans made, buffers allocated, and waits for all devices.
 
         ggml's allocator plans again whenever it does not take a graph as it is: by itself where it has one buffer, and
         otherwise when the scheduler has waited for all devices.

@@ -1,8 +1,7 @@
 """Today's ggml in this process: `Peer(graph, backends)` plans the same graphs, `Builder(shape)` builds one.
 
-Owns the ctypes side of peer.cpp and builder.cpp.  `python bench/peer/build.py` makes the library; without it
-`available()` is False, and so it is when one of them has changed since.  ggml aborts the process on what it cannot
-plan.
+Owns the ctypes side of peer.cpp and builder.cpp.  `python bench/peer/build.py` makes the library; without it, or if a
+source has changed since, `available()` is False.  ggml aborts the process on what it cannot plan.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ def version() -> str:
 class Peer:
     """A graph that today's ggml plans over fake devices: those of `backends`, best first, the host last.
 
-    Resident tensors live where they live now.  Of ops the devices support all, or with `asks_cpu` what ggml's CPU
-    backend does.  Each of `reserve`, `alloc` and `gallocr` runs once and returns microseconds.  A context manager.
+    Resident tensors live where they live now.  The devices support all ops, or with `asks_cpu` those of ggml's CPU
+    backend.  Each of `reserve`, `alloc` and `gallocr` runs once and returns microseconds.  A context manager.
     """
 
     def __init__(self, graph: gs.Graph, backends: Sequence[gs.Backend], alignment: int = 32,
@@ -72,7 +71,7 @@ class Peer:
         return self._library.peer_gallocr(self._pointer)
 
     def address(self, t: gs.Tensor) -> int:
-        """Where the last `alloc` put a tensor of the graph."""
+        """The address that the last `alloc` gave a tensor of the graph."""
         return self._library.peer_address(self._pointer, self._ids[t])
 
     @property
@@ -114,7 +113,7 @@ class Builder:
 
     @property
     def ops(self) -> list[str]:
-        """Of the nodes, in order: ggml's names, of a UNARY or GLU that of the kind."""
+        """ggml's op names of the nodes, in order; for UNARY and GLU the name of the kind."""
         return [self._library.peer_builder_op(self._pointer, i).decode()
                 for i in range(self._library.peer_builder_nodes(self._pointer))]
 

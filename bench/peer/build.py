@@ -25,10 +25,10 @@ OURS = (HERE / "devices.h", HERE / "peer.cpp", HERE / "builder.cpp")
 REQUIREMENT = "ggml-python==0.0.45"
 SOURCES = ("ggml.c", "ggml.cpp", "ggml-alloc.c", "ggml-backend.cpp", "ggml-backend-meta.cpp", "ggml-opt.cpp",
            "ggml-threading.cpp", "ggml-quants.c", "gguf.cpp")
-"""What upstream's build calls ggml-base: everything but kernels."""
+"""Sources of upstream's library ggml-base: everything but kernels."""
 CPU_SOURCES = ("ggml-cpu.c", "ggml-cpu.cpp", "ops.cpp", "vec.cpp", "binary-ops.cpp", "unary-ops.cpp", "traits.cpp",
                "quants.c", "repack.cpp", "hbm.cpp", "amx/amx.cpp", "amx/mmq.cpp")
-"""ggml-cpu: what is asked is only which ops it runs; that its kernels come along cannot be helped."""
+"""Sources of ggml-cpu, needed only for supports_op; they cannot be built without the kernels."""
 FLAGS = ("-O3", "-DNDEBUG", "-D_GNU_SOURCE", "-fPIC", "-w")
 """Upstream's release flags."""
 

@@ -1,4 +1,4 @@
-// A graph of a llama-like model built by ggml's C calls, and allocated: what a step costs before it computes.
+// Builds and allocates a graph of a llama-like model by ggml's C calls, to time a step without its compute.
 //
 // A `peer_builder` owns the weights and caches of the model, on one device without memory, and a scheduler.  Every
 // run makes the graph anew from nothing, by the calls of bench/building.py, in a block of memory that is kept.

@@ -1,6 +1,6 @@
-// Devices without memory: what the peer's planner is given as backends.
+// Devices without memory: the backends of the peer's planner.
 //
-// A device hands out addresses in a span of its own; what it is asked about ops, the real CPU backend answers
+// A device allocates addresses in a span of its own; the real CPU backend answers its supports_op queries
 // where `asks_cpu` is set, else it supports everything.
 #pragma once
 

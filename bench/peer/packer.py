@@ -1,7 +1,7 @@
-"""omnimalloc's exact search (`pip install omnimalloc`; written for 1.0.0), told what capacity to meet.
+"""omnimalloc's exact search (`pip install omnimalloc`; written for 1.0.0), with a capacity to meet.
 
-Without the package `available()` is False.  It gets what it needs to stop early: the capacity as its bound, and the
-smallest time limit, found by steps of half, with which it still answers.  Only runs with that limit count.
+Without the package `available()` is False.  To stop early it gets the capacity as its bound, and the smallest time
+limit, found by halving, with which it still succeeds.  Only runs with that limit count.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ except ImportError:
 __all__ = ["Search", "available", "search", "version"]
 
 RUNS = 3
-"""With the limit that was found; the fastest counts."""
+"""Runs with that limit, of which the fastest counts."""
 
 
 class Search(NamedTuple):
-    """`capped`: it had not answered when `patience` seconds were over, and would take longer than `seconds`."""
+    """`capped`: it had found no packing after `patience` seconds, so it needs more than `seconds`."""
 
     seconds: float
     capped: bool
@@ -39,7 +39,7 @@ def version() -> str:
 
 
 def search(rows: Sequence[tuple[int, int, int]], capacity: int, patience: float = 20.0) -> Search:
-    """How long it takes to find a packing of (lower, upper, size) within capacity, on all processors."""
+    """The time to find a packing of rows (lower, upper, size) within capacity, on all processors."""
     first = min(lower for lower, _, _ in rows)
     items = [Allocation(i, size, lower - first, upper - first) for i, (lower, upper, size) in enumerate(rows)]
     limit = 0.002

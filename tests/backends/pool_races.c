@@ -1,5 +1,6 @@
-/* pool_races.c -- two threads run calls, one changes how many threads the pool has, one asks: for the thread sanitizer,
- * which ends it with another status than 0 where two of them touch the same memory unordered.  Counts wrong results.
+/* pool_races.c -- two threads run calls, one changes the pool's number of threads, one queries it.
+ *
+ * The thread sanitizer ends the program with a status other than 0 on a data race.  The program counts wrong results.
  */
 #include "pool.h"
 #include <pthread.h>

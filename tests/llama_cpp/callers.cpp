@@ -1,4 +1,4 @@
-// Many places that call one function, and a count of how often the library of an address is asked for.  Preloaded.
+// Many call sites of one function, and a count of lookups of an address's library (dladdr). Preloaded.
 
 #include <dlfcn.h>
 
@@ -29,7 +29,7 @@ template <int n> inline __attribute__((always_inline)) void pad() {
     }
 }
 
-// At addresses that are not evenly apart, as those of a client.
+// Call sites at uneven distances, as in a client.
 template <int n> inline __attribute__((always_inline)) int call(Function function, void *scheduler) {
     if constexpr (n == 0) {
         return 0;
