@@ -1,4 +1,4 @@
-# The C headers of include/ggml_sched as Cython sees them: the only place that declares them.
+# The Cython declarations of the C headers in include/ggml_sched; no other file declares them.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
@@ -489,5 +489,5 @@ cdef extern from "ggml_sched/api.h" nogil:
         int (*plan_compact)(const gs_api_plan *reserved, const int64_t *size, int64_t *offset) noexcept nogil
 
     int gs_api_check(const gs_api *api, gs_error *error) noexcept
-    # Not without Python.h; needs the GIL: raises ImportError.
+    # Declared if Python.h is included; the caller holds the GIL; raises ImportError.
     const gs_api *gs_import_api() except NULL with gil

@@ -1,5 +1,5 @@
-# The C view of _capi.  Consumers need none of this: they take the functions from the capsule (ggml_sched/api.h), in Cython
-# by `from ggml_sched._c cimport gs_api, gs_import_api`.
+# The C view of _capi, for use inside the package.  Other code takes the functions from the capsule
+# (ggml_sched/api.h), in Cython by `from ggml_sched._c cimport gs_api, gs_import_api`.
 
 from libc.stdint cimport int64_t, uint64_t
 
@@ -7,20 +7,20 @@ from ggml_sched._c cimport gs_graph, gs_graph_size, gs_plan
 from ggml_sched.core.plan.problem cimport gs_asked
 
 
-# What a gs_api_graph is.
+# The struct behind a gs_api_graph handle.
 ctypedef struct gs_graph_box:
-    gs_graph g                  # stands in `block`, deps too
+    gs_graph g                  # its arrays are in `block`
     void *block                 # owned
-    int64_t room                # bytes of it
+    int64_t room                # bytes of `block`
     gs_graph_size size
-    uint64_t filling            # how often it has been made writable
+    uint64_t filling            # a count of graph_new and graph_refill
     bint finished
 
 
-# What a gs_api_plan is.
+# The struct behind a gs_api_plan handle.
 ctypedef struct gs_plan_box:
     gs_plan c                   # owned
-    gs_asked asked              # owned: what it was made for; its graph and answers are forgotten
-    const gs_graph_box *graph   # of the caller, who says that it is still there
-    uint64_t filling            # of that graph
-    gs_graph_size size          # of that graph
+    gs_asked asked              # owned: the problem of the plan, without pointers to arrays of the caller
+    const gs_graph_box *graph   # the graph of the plan; never dereferenced unless the caller passes it again
+    uint64_t filling            # of that graph, when the plan was made
+    gs_graph_size size          # of that graph, when the plan was made

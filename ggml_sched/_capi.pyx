@@ -1,9 +1,9 @@
 # cython: language_level=3
 """The C API: the functions of ggml_sched/api.h, in a capsule named `api`.
 
-Owns the handles and what they may be used for when; decides nothing: graphs are checked and
-described by core.graph, problems checked and planned by core.plan, buffers packed by core.pack.  No function needs the GIL or touches a Python object.
-Invariant: a handle that was given away is whole, and a function that fails has changed none.
+Owns the handles, and checks that a call is valid in the present state of a handle.  Calls core.graph to check graphs,
+core.plan to check problems and make plans, and core.pack to pack buffers.  No function needs the GIL or uses a Python
+object.  Invariant: every handle that a caller has is complete, and a function that fails has changed no handle.
 """
 
 from cpython.pycapsule cimport PyCapsule_New
@@ -66,7 +66,7 @@ from ggml_sched.core.plan.problem cimport asked_alike, asked_free, asked_init, p
 
 
 cdef int refuse(gs_error *error, int status, int64_t value, int64_t limit, const char *message) noexcept nogil:
-    """Say what is wrong with a call as such; returns the status."""
+    """Describe an invalid call in `error`; returns the status."""
     if error != NULL:
         error.status = status
         error.tensor = error.backend = error.index = -1
@@ -79,7 +79,7 @@ cdef int refuse(gs_error *error, int status, int64_t value, int64_t limit, const
 
 
 cdef int64_t bytes_of(const gs_graph_size *size) noexcept nogil:
-    """What the arrays of a graph take, deps too."""
+    """The bytes of a graph's arrays, including alloc dependencies."""
     cdef int64_t bytes = flat_bytes(size.n_tensors, size.n_nodes, size.n_leafs, size.n_src, size.n_params)
     if size.n_deps:
         bytes += 3 + (<int64_t>size.n_tensors + 1 + size.n_deps) * <int64_t>sizeof(int32_t)
@@ -222,7 +222,7 @@ cdef void policy_seed(gs_policy *policy) noexcept nogil:
 
 cdef int plan_box_new(const gs_graph_box *graph, const gs_problem *problem, gs_plan_box **box,
                       gs_error *error) noexcept nogil:
-    """An empty plan for a graph and a problem that are fit to be planned."""
+    """Check graph and problem, and make an empty plan for them."""
     cdef int status
     if graph == NULL or problem == NULL or not graph.finished:
         return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"problem is NULL, or graph is NULL or not finished")
@@ -238,7 +238,7 @@ cdef int plan_box_new(const gs_graph_box *graph, const gs_problem *problem, gs_p
 
 
 cdef void plan_box_settle(gs_plan_box *box) noexcept nogil:
-    """Forget what is the caller's."""
+    """Clear the pointers to arrays of the caller."""
     box.asked.r.g = NULL
     box.asked.r.supports = box.asked.r.offloads = NULL
     box.asked.r.nbytes = NULL
@@ -265,7 +265,7 @@ cdef int plan_new(const gs_api_graph *graph, const gs_problem *problem, gs_api_p
 
 
 cdef bint made_for(const gs_plan_box *plan, const gs_graph_box *graph) noexcept nogil:
-    """Whether a plan was made for what a graph holds now."""
+    """Whether a plan was made for the present contents of a graph."""
     return (plan.graph == graph and plan.filling == graph.filling and plan.size.n_tensors == graph.size.n_tensors
             and plan.size.n_nodes == graph.size.n_nodes and plan.size.n_src == graph.size.n_src)
 

@@ -1,4 +1,4 @@
-"""The typed view of the door of the core."""
+"""The types of `ggml_sched._core`."""
 
 from ggml_sched.core.first_generation import Allocator, GraphAllocator, TensorAllocator, register_host_memory
 from ggml_sched.core.graph import (

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The door of the core: what Python takes from its rooms, in core/, under one name."""
+"""The names that Python code uses from the packages in core/, in one module."""
 
 from ggml_sched.core import first_generation, graph, pack, plan
 

@@ -15,7 +15,7 @@ typedef enum gs_status {
     GS_OVERFLOW = -2,         /* a size or offset does not fit in 64 bits                           */
     GS_OUT_OF_MEMORY = -3,    /* a tensor does not fit in its buffer                                */
     GS_BAD_ARGUMENT = -4,     /* an argument is invalid                                             */
-    GS_BAD_PLACEMENT = -5,    /* a tensor is in memory that the backend of its reader can not read  */
+    GS_BAD_PLACEMENT = -5,    /* a tensor is in memory that the backend of its reader cannot read   */
     GS_UNSUPPORTED_OP = -6,   /* no backend computes this op                                        */
     GS_HAZARD = -7            /* a plan would read or overwrite wrong data                          */
 } gs_status;

@@ -1,20 +1,20 @@
-# Boundaries: moving the cut between two splits to where the fewest bytes cross.
+# Boundaries: moving the boundary of two splits to the position where the fewest bytes are copied.
 #
-# The rules leave some nodes at the seam of two splits open: neither weights nor the
-# caller say where they run.  For each seam between a run of nodes on backend a and
-# the next run on b, every cut inside the open stretch is weighed: the bytes of all
-# distinct tensors that the backends would have to send each other.  Upstream never did this.
+# Some nodes at a boundary are open: neither their weights nor the caller determine their backend.  For each boundary
+# between consecutive nodes on backend a and consecutive nodes on backend b, every position among the open nodes on both
+# sides is evaluated.  Its cost is the bytes of all distinct tensors that are copied between backends.  ggml has no such
+# pass.
 
 cdef enum:
     BOUNDARY_ROUNDS = 8
 
 ctypedef struct gs_readers:
     int32_t *count          # [n_backends][n_tensors]: how often nodes of each backend read a tensor
-    unsigned char *known    # [n_tensors]: whether a tensor's have been counted; most are never asked for
+    unsigned char *known    # [n_tensors]: whether a tensor's readers have been counted, which is done on first use
 
 
 cdef int readers_init(gs_readers *c, const gs_request *r) noexcept nogil:
-    """Nothing counted yet."""
+    """Allocate the counts; no tensor's readers are counted yet."""
     cdef int64_t n = r.g.n_tensors
     c.count = <int32_t *>calloc(max(n, 1) * r.n_backends, sizeof(int32_t))
     c.known = <unsigned char *>calloc(max(n, 1), 1)
@@ -27,7 +27,7 @@ cdef void readers_free(gs_readers *c) noexcept nogil:
 
 
 cdef void readers_move(gs_readers *c, const gs_graph *g, int32_t id, int32_t a, int32_t b) noexcept nogil:
-    """Node id reads its sources on backend b instead of a."""
+    """Update the counts: node id now reads its sources on backend b instead of a."""
     cdef int32_t k
     for k in range(g.src_begin[id], g.src_begin[id + 1]):
         if c.known[g.src[k]]:
@@ -36,7 +36,7 @@ cdef void readers_move(gs_readers *c, const gs_graph *g, int32_t id, int32_t a, 
 
 
 cdef int64_t bytes_sent(const gs_request *r, const int32_t *assign, gs_readers *c, int32_t id) noexcept nogil:
-    """Bytes of tensor id that travel, because nodes read it where its memory is not."""
+    """Bytes of the copies of tensor id: one for each backend with readers of it that cannot read its memory."""
     cdef const gs_graph *g = r.g
     cdef int32_t b, k, n = 0
     if not c.known[id]:
@@ -49,9 +49,9 @@ cdef int64_t bytes_sent(const gs_request *r, const int32_t *assign, gs_readers *
 
 
 cdef int64_t bytes_around(const gs_request *r, const int32_t *assign, gs_readers *c, int32_t id) noexcept nogil:
-    """bytes_sent over everything that moving node id changes: its sources, itself, and its views.
+    """The sum of bytes_sent over the tensors that moving node id affects: its sources, itself, and its views.
 
-    A view that a node elsewhere writes to goes there and back.
+    A view that a node on another backend writes to counts twice: it is copied there and written back.
     """
     cdef const gs_graph *g = r.g
     cdef int64_t total = bytes_sent(r, assign, c, id)
@@ -73,13 +73,13 @@ cdef int64_t bytes_around(const gs_request *r, const int32_t *assign, gs_readers
 
 
 cdef bint is_open(const gs_request *r, const unsigned char *reason, int32_t id, int32_t a, int32_t b) noexcept nogil:
-    """Whether the rules leave it open on which of two backends node id runs."""
+    """Whether node id is open between backends a and b: no rule determines which of the two computes it."""
     return ((reason[id] == GS_REASON_NEIGHBOUR or reason[id] == GS_REASON_BOUNDARY) and r.g.view_src[id] < 0
             and request_supports(r, a, id) and request_supports(r, b, id))
 
 
 cdef void move_node(const gs_request *r, int32_t *assign, gs_readers *c, int32_t id, int32_t to) noexcept nogil:
-    """Assign a node and the pure views of its memory."""
+    """Assign to a backend a node and the views of its memory, except nodes that write to it."""
     cdef int32_t v = r.g.first_view[id]
     readers_move(c, r.g, id, assign[id], to)
     assign[id] = to
@@ -91,7 +91,7 @@ cdef void move_node(const gs_request *r, int32_t *assign, gs_readers *c, int32_t
 
 cdef bint tighten_once(const gs_request *r, int32_t *assign, unsigned char *reason, gs_readers *c, const int32_t *work,
                        int32_t n) noexcept nogil:
-    """Move every seam of the n computing nodes to its cheapest cut, one after the other; whether any moved."""
+    """Move each boundary among the n computing nodes to its cheapest position; returns whether any moved."""
     cdef int32_t k, seam, low, high, a, b, best
     cdef int64_t cost, best_cost
     cdef bint moved = False
@@ -106,7 +106,7 @@ cdef bint tighten_once(const gs_request *r, int32_t *assign, unsigned char *reas
             high += 1
         if low == high:
             continue
-        # Weigh the cuts from the seam to the left, undo, then to the right; costs are relative to the seam's.
+        # Evaluate the positions to the left, undo, then those to the right; costs are relative to the present position.
         best, best_cost = seam, 0
         cost = 0
         for k in range(seam - 1, low - 1, -1):
@@ -137,7 +137,7 @@ cdef bint tighten_once(const gs_request *r, int32_t *assign, unsigned char *reas
 
 
 cdef bint has_open_seam(const gs_request *r, const int32_t *assign, const unsigned char *reason) noexcept nogil:
-    """Whether two neighbours on different backends could share one."""
+    """Whether any boundary has an open node beside it."""
     cdef const int32_t *work = r.g.work
     cdef int32_t i, a, b
     for i in range(1, r.g.n_work):
@@ -148,9 +148,9 @@ cdef bint has_open_seam(const gs_request *r, const int32_t *assign, const unsign
 
 
 cdef int tighten_boundaries(const gs_request *r, int32_t *assign, unsigned char *reason) noexcept nogil:
-    """Move every seam to its cheapest cut; on a tie it stays.
+    """Move each boundary to its cheapest position; on a tie it stays.
 
-    Seams have tensors in common, so that one may open a better cut for another before it: several rounds.
+    Several rounds, because moving one boundary may change the costs of another before it.
     """
     cdef gs_readers c
     cdef int32_t i
@@ -167,7 +167,7 @@ cdef int tighten_boundaries(const gs_request *r, int32_t *assign, unsigned char 
 
 cdef int plan_default(const gs_request *r, int32_t *assign, unsigned char *reason, gs_splits *splits,
                       int32_t *failed) noexcept nogil:
-    """Assign and split by the default policy's rules."""
+    """Choose placement, splits and copies by the default policy."""
     cdef int status = place_default(r, assign, reason, failed)
     if status == GS_OK:
         status = tighten_boundaries(r, assign, reason)

@@ -1,13 +1,13 @@
-# The default policy's placement: fix what the rules fix, spread it, settle the rest.
+# The placement of the default policy, and its splits.
 #
-# Each pass is a function over `assign` (backend of each tensor, -1 for none) and
-# `reason` (the rule that decided).  Order, as in place_default at the end:
+# Each pass is a function over `assign` (backend of each tensor, -1 for none) and `reason` (GS_REASON_* of it).  The
+# passes in order, as place_default and plan_default call them:
 #
-#   fix          memory that exists, the caller's wishes, inputs, ops with weights
-#   spread       neighbours of placed nodes: devices down and up, then the host
-#   settle       leftovers to where most sources are; upgrades to better backends
-#   follow       views to their roots, leafs to their first reader
-#   tighten      split boundaries to where the fewest bytes cross
+#   fix          residents, assignments of the caller, inputs, and nodes with weights
+#   spread       open nodes to the backend of the nearest placed node: devices down and up, then the host
+#   settle       other open nodes to the backend of most of their sources; upgrades to better backends
+#   follow       views to the backend of their roots, leafs to that of their first reader
+#   tighten      split boundaries to the positions where the fewest bytes are copied
 
 cdef int32_t best_reader(const gs_request *r, const int32_t *assign, int32_t id, int32_t memory) noexcept nogil:
     """The best backend that reads a resident tensor and supports node id; -1 if there is none."""
@@ -22,7 +22,7 @@ cdef int32_t best_reader(const gs_request *r, const int32_t *assign, int32_t id,
 
 
 cdef void default_fix_memory(const gs_request *r, int32_t *assign, unsigned char *reason) noexcept nogil:
-    """Tensors whose place does not depend on others: memory that exists, the caller's wishes, inputs."""
+    """Assign the tensors whose backend does not depend on other tensors: residents, assignments, inputs."""
     cdef const gs_graph *g = r.g
     cdef int32_t host = r.n_backends - 1, i
     memcpy(assign, r.resident, g.n_tensors * sizeof(int32_t))
@@ -44,7 +44,7 @@ cdef void default_fix_memory(const gs_request *r, int32_t *assign, unsigned char
 
 
 cdef int32_t default_fix_weights(const gs_request *r, int32_t *assign, unsigned char *reason) noexcept nogil:
-    """Nodes with weights go where those are, or are offloaded; how many nodes are then left for others to place."""
+    """Assign nodes with weights to the backend of the weights, or offload them; returns the number of open nodes."""
     cdef const gs_graph *g = r.g
     cdef int32_t host = r.n_backends - 1, n_open = 0, i, k, id, s, b
     for i in range(g.n_work):
@@ -72,9 +72,9 @@ cdef int32_t default_fix_weights(const gs_request *r, int32_t *assign, unsigned 
 
 cdef int32_t default_spread(const gs_request *r, int32_t *assign, unsigned char *reason, int32_t n_open, bint down,
                             bint with_host) noexcept nogil:
-    """Give nodes without a place that of the nearest placed node before them (down) or after them (up).
+    """Assign open nodes to the backend of the nearest placed node before them (down) or after them (up).
 
-    Of n_open such nodes, how many stay without.
+    Returns how many of the n_open open nodes remain open.
     """
     cdef const gs_graph *g = r.g
     cdef int32_t last = r.n_backends - (0 if with_host else 1)
@@ -127,7 +127,7 @@ cdef void default_upgrade(const gs_request *r, int32_t *assign, unsigned char *r
 
 
 cdef int default_settle(const gs_request *r, int32_t *assign, unsigned char *reason, int32_t *failed) noexcept nogil:
-    """Whatever has no place yet, or one that cannot run it."""
+    """Assign the remaining open nodes, and move nodes whose backend does not support them."""
     cdef const gs_graph *g = r.g
     cdef int32_t i, id, root, wanted
     for i in range(g.n_work):
@@ -153,7 +153,7 @@ cdef int default_settle(const gs_request *r, int32_t *assign, unsigned char *rea
 
 
 cdef void default_follow(const gs_request *r, int32_t *assign, unsigned char *reason) noexcept nogil:
-    """Roots and leafs without a place go to their first reader; views are where their roots are."""
+    """Assign open roots and leafs to the backend of their first reader, and views to the backend of their root."""
     cdef const gs_graph *g = r.g
     cdef int32_t n_open = 0, i, k, id, s, root
     for i in range(g.n_roots):
@@ -173,7 +173,7 @@ cdef void default_follow(const gs_request *r, int32_t *assign, unsigned char *re
         id = g.view[i]
         root = g.memory[id]
         if assign[root] < 0 and g.position[id] >= 0:
-            # Nothing computes with it: still somebody may set the root and read the view.
+            # No node computes with the view, but the caller may set the root and read the view.
             assign[root] = max(assign[id], 0)
             reason[root] = GS_REASON_CONSUMER if assign[id] >= 0 else GS_REASON_FIRST
         assign[id] = assign[root]
@@ -181,7 +181,7 @@ cdef void default_follow(const gs_request *r, int32_t *assign, unsigned char *re
 
 
 cdef int place_default(const gs_request *r, int32_t *assign, unsigned char *reason, int32_t *failed) noexcept nogil:
-    """All passes but the last, which needs the readers of each tensor (tighten_boundaries)."""
+    """Run all passes except the last, tighten_boundaries, which needs the readers of each tensor."""
     cdef int status
     cdef int32_t n_open
     default_fix_memory(r, assign, reason)
@@ -198,7 +198,7 @@ cdef int place_default(const gs_request *r, int32_t *assign, unsigned char *reas
 
 cdef void weigh_brought_in(const gs_request *r, const int32_t *assign, const unsigned char *reason, int64_t *total,
                            int64_t *largest) noexcept nogil:
-    """Bytes of host weights that offloaded ops bring to each backend, and the largest of them."""
+    """For each backend, the total bytes of host weights that its offloaded nodes read, and the largest weight."""
     cdef const gs_graph *g = r.g
     cdef int32_t i, k, id, s
     for i in range(g.n_work):
@@ -214,11 +214,12 @@ cdef void weigh_brought_in(const gs_request *r, const int32_t *assign, const uns
 
 cdef int split_default(const gs_request *r, const int32_t *assign, const unsigned char *reason,
                        gs_splits *w) noexcept nogil:
-    """Cut splits; a source elsewhere is copied once to each backend, again only after it was written.
+    """Cut the nodes into splits; a source on another backend is copied once to each backend, again only after a write.
 
-    Weights that stay unchanged are kept on the backend they were brought to.  When ops are offloaded and keeping
-    their weights would take more than twice the largest, or for all weights when the policy says so, they are streamed:
-    each opens a split of its own, so that they use the same memory one after the other, and is sent on every compute.
+    Copies of unchanged weights are kept for later computes, unless they are streamed.  A streamed weight is copied by
+    each compute and opens a split of its own, so that all streamed weights use the same memory one after the other.
+    Weights of offloaded nodes are streamed if keeping them takes more than twice the bytes of the largest; the policy
+    may stream all weights.
     """
     cdef const gs_graph *g = r.g
     cdef int64_t *total = <int64_t *>calloc(2 * r.n_backends, sizeof(int64_t))
@@ -254,7 +255,7 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
                 closed = True
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
             s = w.src[k]
-            # Mostly the memory is right here; a resident's place is its backend.
+            # The frequent case first: the memory is on this backend.
             if s >= g.n_tensors or assign[g.memory[s]] == here or reads_tensor(r, assign, here, s):
                 continue
             root = g.memory[s]

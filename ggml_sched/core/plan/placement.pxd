@@ -1,4 +1,4 @@
-# The C view of core/plan/placement: splits, and what passes ask of a request.
+# The C view of core/plan/placement: splits, and questions of the passes about a request.
 
 from libc.stdint cimport int32_t, int64_t
 
@@ -22,10 +22,10 @@ ctypedef struct gs_splits:
     gs_ints copy_backend
     gs_ints copy_version        # of the source's memory when the copy was introduced
     gs_ints copy_kept           # 1: an unchanged weight, copied once and kept for the next compute
-    gs_ints place_copy           # a ring's slots beyond the first: the copy of each, ascending
-    gs_ints back_node           # nodes that write through a copy into another backend's memory ...
-    gs_ints back_copy           # ... and that copy
-    int32_t *src                # the graph's sources, copies put in
+    gs_ints place_copy           # of each further copy slot: index of its copy, ascending
+    gs_ints back_node           # of each write-back: a node that computes into a copy of another backend's memory
+    gs_ints back_copy           # of each write-back: that copy
+    int32_t *src                # the graph's sources, with n_tensors + c where copy c is read
     gs_ints copy_next           # an earlier copy of the same tensor, or -1
     int32_t *last_copy          # of each tensor: the latest, plus 1; 0 for none
     int32_t *version            # of each root's memory: how often the nodes so far have written to it

@@ -1,12 +1,12 @@
 # cython: language_level=3
 """The default policy: which backend computes each node, and how the graph is cut into splits.
 
-A contents page; the parts, read in this order:
+Includes, in this order:
 
     ints      Growing arrays of int32 for the passes.
-    splits    Splits: how a graph with assigned backends is cut into splits, and what travels between them.
-    default   The default policy's placement: fix what the rules fix, spread it, settle the rest.
-    boundary  Boundaries: moving the cut between two splits to where the fewest bytes cross.
+    splits    Splits: cutting a graph with assigned backends into splits, and the copies between them.
+    default   The placement of the default policy, and its splits.
+    boundary  Boundaries: moving the boundary of two splits to the position where the fewest bytes are copied.
 """
 
 

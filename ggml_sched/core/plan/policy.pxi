@@ -1,6 +1,4 @@
-# Policies: how a plan is made, as a value.
-#
-# Owns the Python face of gs_policy (include/ggml_sched/plan.h).
+# Policies: the Python class over gs_policy (include/ggml_sched/policy.h).
 
 cdef dict _PLACEMENTS = {"default": GS_PLACEMENT_DEFAULT, "seed": GS_PLACEMENT_SEED}
 cdef dict _OFFSETS = {"packed": GS_OFFSETS_PACKED, "best fit": GS_OFFSETS_BEST_FIT}
@@ -8,16 +6,18 @@ cdef dict _REUSES = {"first": GS_REUSE_FIRST, "whole": GS_REUSE_WHOLE, "front": 
 
 
 cdef class Policy:
-    """How a plan is made; immutable, equal by value.
+    """The rules by which a plan is made; immutable, equal by value.
 
-    `placement`: "default" (weights, neighbours, boundaries) or "seed" (ggml's first generation).  `offsets`: "packed",
-    all lifetimes seen together, or "best fit", one after the other.  `reuse`: which memory a node may take over in
-    place: "first" as the first generation, "whole" only what it fills, "front" the front, the tail given back, "all"
-    any part, by a view; of the last three whichever makes an arena smallest, up to the one named.  `leafs_first`:
-    leafs are there from the start, not from their first use.  `stream`: weights of other backends take turns in one
-    place, and none is kept.  `places`: of each copy that every compute makes anew, used in turn.
+    `placement`: "default" (by weights, then neighbours, then split boundaries) or "seed" (ggml's first generation).
+    `offsets`: "packed" (all lifetimes of an arena together) or "best fit" (one after the other, in execution order).
+    `reuse`: which part of a source's memory a node may reuse in place: "first", as ggml's first generation; "whole",
+    only all of it; "front", also its front, and the tail is freed; "all", also a part at an offset, through a view.
+    With "front" and "all", lower modes from "whole" on are tried, too, and each arena keeps the smallest result.
+    `leafs_first`: leafs are allocated from the start, not from their first use.  `stream`: copies of weights share
+    memory, one after the other, and none is kept.  `places`: the number of copy slots of each copy that every compute
+    makes again; consecutive computes use them in turn.
 
-    Raises ValueError for a word that is not one of these, or fewer than one place.
+    Raises ValueError for another word, or fewer than one copy slot.
     """
 
     def __cinit__(self, *, str placement="default", str offsets="packed", str reuse="all", leafs_first=True, stream=False,
@@ -56,11 +56,11 @@ cdef class Policy:
         return self.c.n_places
 
     def replace(self, **fields):
-        """This policy with other values of the fields given."""
+        """A copy of this policy with new values for the given fields."""
         return Policy(**{**self.fields(), **fields})
 
     def fields(self):
-        """{name: value}: what `Policy(**fields)` makes again."""
+        """{name: value}, such that `Policy(**fields)` equals this policy."""
         return {"placement": self.placement, "offsets": self.offsets, "reuse": self.reuse,
                 "leafs_first": self.leafs_first, "stream": self.stream, "places": self.places}
 

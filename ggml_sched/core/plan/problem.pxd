@@ -7,8 +7,8 @@ from ggml_sched._c cimport gs_error, gs_graph, gs_problem, gs_request
 
 # A problem of the C API, checked, as the request that the passes take.
 ctypedef struct gs_asked:
-    gs_request r                # `g`, `supports`, `offloads` and `nbytes` are the caller's; all else stands in `memory`
-    void *memory                # owned; bytes 0 .. n_bytes are the same for the same problem
+    gs_request r                # `g`, `supports`, `offloads` and `nbytes` are the caller's; all else is in `memory`
+    void *memory                # owned; bytes 0 .. n_bytes are equal for equal problems
     int64_t n_bytes
 
 

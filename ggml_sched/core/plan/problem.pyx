@@ -1,9 +1,9 @@
 # cython: language_level=3
-"""Problem: a gs_problem of the C API, checked, as the gs_request that the passes take.
+"""Problems of the C API: checking a gs_problem, and making the gs_request of it that the passes take.
 
-Owns one block of memory, in which stands all that a reserved plan must have in common with a graph that it serves.
-Invariant: what passes here cannot make a pass read or write outside its arrays; the same answers give the same request
-as Request gives in Python.
+A gs_asked owns one block with all inputs that a reserved plan and its replays must have in common.  Invariant: with a
+problem that passes the checks no pass reads or writes outside its arrays; the same inputs give the same request as
+the class Request in Python.
 """
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
@@ -46,7 +46,7 @@ from ggml_sched.core.plan.placement cimport request_size
 
 
 cdef void backend_words(char *out, size_t room, const gs_problem *p, int32_t b) noexcept nogil:
-    """How messages name a backend: by its number, and by its name where one was given."""
+    """Write a backend's number, and its name if it has one, for messages."""
     if p.backends[b].name != NULL:
         snprintf(out, room, b"backend %d (%.40s)", <int>b, p.backends[b].name)
     else:
@@ -55,7 +55,7 @@ cdef void backend_words(char *out, size_t room, const gs_problem *p, int32_t b) 
 
 cdef int problem_refuse(gs_error *error, const gs_problem *p, int status, int32_t tensor, int32_t backend,
                         const char *array, int64_t index, int64_t value, int64_t limit, const char *why) noexcept nogil:
-    """Write to `error` which entry of which array is wrong, and why; returns the status."""
+    """Describe in `error` which entry of which array is wrong, and why; returns the status."""
     cdef char about[96]
     cdef char named[64]
     if error == NULL:
@@ -86,9 +86,9 @@ cdef void asked_free(gs_asked *a) noexcept nogil:
 
 
 cdef int asked_init(gs_asked *a, const gs_graph *g, const gs_problem *p, gs_error *error) noexcept nogil:
-    """Check a problem, and make the request of it; nothing is owned after an error.
+    """Check a problem, and make the request of it; after an error there is nothing to free.
 
-    GS_BAD_ARGUMENT with the entry that is wrong in `error` (or NULL), GS_NO_HOST_MEMORY.
+    GS_BAD_ARGUMENT, with the wrong entry in `error` unless that is NULL; GS_NO_HOST_MEMORY.
     """
     cdef int status
     memset(a, 0, sizeof(gs_asked))
@@ -111,7 +111,7 @@ cdef int asked_init(gs_asked *a, const gs_graph *g, const gs_problem *p, gs_erro
 
 
 cdef int check_counts(const gs_problem *p, gs_error *error) noexcept nogil:
-    """The policy, and how much there is of everything."""
+    """Check the policy, and the numbers of backends, buffers and groups."""
     if not GS_PLACEMENT_DEFAULT <= p.policy.placement <= GS_PLACEMENT_SEED:
         return problem_refuse(error, p, GS_BAD_ARGUMENT, -1, -1, b"policy.placement", -1, p.policy.placement,
                               GS_PLACEMENT_SEED, b"is no GS_PLACEMENT_*")
@@ -138,8 +138,10 @@ cdef int check_counts(const gs_problem *p, gs_error *error) noexcept nogil:
 
 
 cdef int asked_alloc(gs_asked *a, const gs_graph *g, const gs_problem *p, gs_error *error) noexcept nogil:
-    """Room for everything, the widest first; groups with their members, of which there are at most as many as nodes on
-    each backend."""
+    """Allocate the block of all arrays, those of the widest elements first.
+
+    Groups have at most as many members on each backend as the graph has nodes.
+    """
     cdef gs_request *r = &a.r
     cdef int64_t n = g.n_tensors, m = p.n_backends, n_buffers = p.n_buffers if p.n_buffers else m, n_members = 0
     cdef int64_t room
@@ -154,7 +156,7 @@ cdef int asked_alloc(gs_asked *a, const gs_graph *g, const gs_problem *p, gs_err
     if p.n_groups:
         a.n_bytes += (2 * <int64_t>p.n_groups + 1 + n_members) * <int64_t>sizeof(int32_t)
     a.n_bytes += n + m * m + m * n_buffers
-    # Behind it a mark for each node, while groups are checked.
+    # Behind the arrays, scratch memory with a mark for each node, used by the check of groups.
     room = a.n_bytes + 3 + (g.n_nodes * <int64_t>sizeof(int32_t) if p.n_groups else 0)
     block = malloc(room)
     if block == NULL:
@@ -162,7 +164,7 @@ cdef int asked_alloc(gs_asked *a, const gs_graph *g, const gs_problem *p, gs_err
     a.memory = block
     r.g = g
     r.policy = p.policy
-    # As bool() does it: plans are compared by them.
+    # 0 or 1: requests are compared by bytes.
     r.policy.leafs_first = p.policy.leafs_first != 0
     r.policy.stream = p.policy.stream != 0
     r.n_backends = p.n_backends
@@ -191,7 +193,7 @@ cdef int asked_alloc(gs_asked *a, const gs_graph *g, const gs_problem *p, gs_err
 
 
 cdef int asked_take_backends(gs_asked *a, const gs_problem *p, gs_error *error) noexcept nogil:
-    """What backends declare, and whose memory they read."""
+    """Take the properties of the backends, and which memory each of them can read."""
     cdef gs_request *r = &a.r
     cdef int64_t *alignment = <int64_t *>r.alignment
     cdef int64_t *max_buffer = <int64_t *>r.max_buffer
@@ -221,7 +223,7 @@ cdef int asked_take_backends(gs_asked *a, const gs_problem *p, gs_error *error) 
             r.reads[b * n + k] = b == k or p.reads != NULL and p.reads[b * n + k] != 0
             if b != k and r.reads[b * n + k]:
                 r.shares = True
-        # Without buffers: one for each backend.
+        # Without `buffer`, each backend has one.
         for k in range(r.n_buffers):
             r.reads_buffer[<int64_t>b * r.n_buffers + k] = (p.reads_buffer[<int64_t>b * r.n_buffers + k] != 0
                                                             if p.n_buffers else r.reads[b * n + k])
@@ -229,7 +231,7 @@ cdef int asked_take_backends(gs_asked *a, const gs_problem *p, gs_error *error) 
 
 
 cdef int asked_take_residents(gs_asked *a, const gs_problem *p, gs_error *error) noexcept nogil:
-    """Where tensors have memory already: views where their roots have."""
+    """Take the residents; a view has the entries of its root."""
     cdef gs_request *r = &a.r
     cdef const gs_graph *g = r.g
     cdef int32_t i, m, b
@@ -260,7 +262,7 @@ cdef int asked_take_residents(gs_asked *a, const gs_problem *p, gs_error *error)
 
 
 cdef int asked_take_assigned(gs_asked *a, const gs_problem *p, gs_error *error) noexcept nogil:
-    """What the caller has chosen."""
+    """Take the assignments of the caller."""
     cdef gs_request *r = &a.r
     cdef int32_t i
     for i in range(r.g.n_tensors):
@@ -272,7 +274,7 @@ cdef int asked_take_assigned(gs_asked *a, const gs_problem *p, gs_error *error) 
 
 
 cdef int check_sizes(const gs_graph *g, const gs_problem *p, gs_error *error) noexcept nogil:
-    """No backend takes less for a tensor than it has bytes."""
+    """Check that no backend allocates less for a tensor than the tensor's own bytes."""
     cdef int64_t at = 0
     cdef int32_t b, i
     for b in range(p.n_backends):
@@ -285,7 +287,7 @@ cdef int check_sizes(const gs_graph *g, const gs_problem *p, gs_error *error) no
 
 
 cdef int asked_take_groups(gs_asked *a, const gs_problem *p, gs_error *error) noexcept nogil:
-    """What backends would compute as one: by first member, then backend; no node twice on one backend."""
+    """Take the fusion groups: ordered by first member, then backend; no node twice on one backend."""
     cdef gs_request *r = &a.r
     cdef const gs_graph *g = r.g
     cdef int32_t *taken = <int32_t *>(<char *>a.memory + ((a.n_bytes + 3) & ~<int64_t>3))
@@ -329,7 +331,7 @@ cdef int asked_take_groups(gs_asked *a, const gs_problem *p, gs_error *error) no
 
 
 cdef bint asked_alike(const gs_asked *a, const gs_asked *b) noexcept nogil:
-    """Whether two problems are the same in what a reserved plan relies on: all but support, offers and sizes."""
+    """Whether a reserved plan of one problem can serve the other: all but supports, offloads and nbytes are equal."""
     return (a.n_bytes == b.n_bytes and a.r.n_backends == b.r.n_backends and a.r.n_buffers == b.r.n_buffers
             and a.r.n_groups == b.r.n_groups and (a.r.user == NULL) == (b.r.user == NULL)
             and memcmp(&a.r.policy, &b.r.policy, sizeof(gs_policy)) == 0
@@ -338,7 +340,7 @@ cdef bint asked_alike(const gs_asked *a, const gs_asked *b) noexcept nogil:
 
 cdef int planning_refused(gs_error *error, const gs_asked *a, const gs_problem *p, int status,
                           int32_t id) noexcept nogil:
-    """What planning failed at: the tensor, the backend and the numbers; returns the status."""
+    """Describe a failure of planning in `error`: the tensor, the backend and the numbers; returns the status."""
     cdef const gs_request *r = &a.r
     cdef const gs_graph *g = r.g
     cdef const char *op

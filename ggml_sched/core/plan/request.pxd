@@ -7,7 +7,8 @@ from ggml_sched.core.graph.graph cimport Graph
 from ggml_sched.core.graph.tensor cimport BackendBase, BufferBase, Tensor
 
 
-# What is said of one kind.  In one block: sizes, the words of the kind, bits; sizes and bits one for each backend.
+# A record of the support cache, for one kind of node: sizes, the words of the kind, bits, in one block.  Sizes and bits
+# have one entry for each backend.
 ctypedef struct gs_answer:
     int32_t n_words
     int64_t *size
@@ -18,7 +19,7 @@ ctypedef struct gs_answer:
 cdef class Answers:
     cdef int32_t n_backends
     cdef int32_t n
-    cdef gs_answer **slot               # owned, and so are the records; NULL: nothing is known
+    cdef gs_answer **slot               # owned, as are the records; NULL: the cache is empty
     cdef void forget(self) noexcept
     cdef const gs_answer *find(self, uint64_t hash, const uint64_t *words, int32_t n_words) noexcept
     cdef void add(self, uint64_t hash, const uint64_t *words, int32_t n_words, const unsigned char *bits,
@@ -28,18 +29,18 @@ cdef class Answers:
 cdef class Devices:
     cdef readonly tuple backends        # kept alive
     cdef int32_t n
-    cdef int64_t *alignment             # owned; of each backend
-    cdef uint64_t *inplace_first        # owned; [n][GS_N_OPS] source masks, first generation's ops
-    cdef uint64_t *inplace              # owned; the same for all ops that the backend declares
+    cdef int64_t *alignment             # owned; of each backend, in bytes
+    cdef uint64_t *inplace_first        # owned; [n][GS_N_OPS] masks of in-place sources, first generation's ops
+    cdef uint64_t *inplace              # owned; [n][GS_N_OPS] the same for all ops that the backend declares
     cdef tuple asks_buffer
-    cdef bint asks_buffers              # whether any of them does
-    cdef tuple fuses                    # of each backend whether it may compute nodes as one
-    cdef unsigned char *in_python       # of each backend the ASKS_* that a Python method answers
-    cdef unsigned char *in_c            # ... and those that a compiled one does, which goes first
-    cdef unsigned char *has_field       # ... and whether its version stands in the C field
-    cdef int asks                       # ASKS_* of all of them
+    cdef bint asks_buffers              # whether any backend overrides supports_buffer
+    cdef tuple fuses                    # of each backend: whether it overrides fusion_groups; () if none does
+    cdef unsigned char *in_python       # of each backend: ASKS_* that a Python method answers
+    cdef unsigned char *in_c            # of each backend: ASKS_* that a C method answers, which is called first
+    cdef unsigned char *has_field       # of each backend: whether answers_version can be read from the C field
+    cdef int asks                       # ASKS_* of all backends together
     cdef Answers answers
-    cdef list versions                  # those that the answers are of
+    cdef list versions                  # of each backend: the answers_version of the cached results
     cdef int64_t _epoch
     cdef void fill_questions(self, Py_ssize_t i, BackendBase backend)
     cdef list all_versions(self)
@@ -53,11 +54,11 @@ cdef class Inquiry:
     cdef Devices devices
     cdef int32_t n                      # kinds
     cdef int32_t n_backends
-    cdef int64_t *size                  # owned, with what follows; [n][n_backends]
-    cdef int32_t *example               # a tensor of each kind
-    cdef unsigned char *bits            # [n][n_backends] ASKS_SUPPORTS, ASKS_OFFLOAD: the answer is yes
-    cdef unsigned char *pending         # [n][n_backends] ASKS_*: left to be asked in Python
-    cdef unsigned char *known           # of each kind: remembered
+    cdef int64_t *size                  # owned, one block with the arrays below; [n][n_backends] bytes
+    cdef int32_t *example               # [n] a tensor of each kind
+    cdef unsigned char *bits            # [n][n_backends] ASKS_SUPPORTS, ASKS_OFFLOAD: set if the answer is yes
+    cdef unsigned char *pending         # [n][n_backends] ASKS_*: questions still to be asked in Python
+    cdef unsigned char *known           # [n] whether the kind was in the support cache
     cdef void recall(self) noexcept
     cdef void remember(self) noexcept
     cdef int ask(self, int32_t b) except -1
@@ -71,13 +72,13 @@ cdef class Request:
     cdef gs_request c                   # arrays owned, graph borrowed from `graph`, masks from `devices`
     cdef Graph graph
     cdef Devices devices
-    cdef void *memory                   # of what is known before anybody is asked
+    cdef void *memory                   # owned; the arrays that do not depend on support queries
     cdef int64_t *max_buffer
-    cdef readonly uint64_t key          # of residency and assignments
-    cdef readonly list buffers          # that the graph's tensors live in outside any plan
-    cdef bint asked                     # the backends have answered
-    cdef tuple offered                  # what they would compute as one; None: not asked yet
-    cdef list readers                   # for each of those the backends that read it; () where none was asked
+    cdef readonly uint64_t key          # a hash of residents and assignments
+    cdef readonly list buffers          # the buffers of the graph's residents
+    cdef bint asked                     # the support queries are complete
+    cdef tuple offered                  # the fusion groups that backends offer; None: not asked yet
+    cdef list readers                   # of each buffer: the backends that can read it; () if no backend was asked
     cdef int check_open(self) except -1
     cdef int fill_residents(self) except -1
     cdef int32_t index_of_buffer(self, BufferBase buffer, dict known) except -1

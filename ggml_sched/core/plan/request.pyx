@@ -1,19 +1,17 @@
 # cython: language_level=3
-"""What a plan depends on besides the graph: policy, residents, assignments, and what backends answer.
+"""Requests: all inputs of a plan besides the graph, as flat arrays (gs_request).
 
-Request: everything a placement depends on besides the graph, as flat arrays.
+The inputs are the policy, the residents and their backends, the assignments of the caller, and the results of the
+support queries: which backend computes which node, and the size of each tensor on each backend.  The queries run here,
+so that the passes need no GIL.  An array is allocated only if an entry differs from its default.  Owns its arrays.
 
-Where resident tensors live, what the user assigned, which backend runs which
-node, how large each tensor is on each backend.  Backends are asked here, so that
-the passes run without the GIL; what they agree to takes no array.  Owns its arrays.
+Includes, before the code below:
 
-Parts, read in this order before what stands here:
-
-    policy   Policies: how a plan is made, as a value.
-    answers  Answers: what the backends of a scheduler have said of each kind of node.
-    devices  Devices: the backends of one scheduler, as the planner sees them.
-    ask      Asking: what the backends of a request say of its nodes, each kind of node once.
-    offered  Offered: what backends would compute as one, asked for and checked.
+    policy   Policies: the Python class over gs_policy.
+    answers  Support cache: the results of support queries, by kind of node.
+    devices  Devices: the backends of one scheduler, with their constant properties and the support cache.
+    ask      Support queries: asking the backends of a request about its nodes, once for each kind of node.
+    offered  Fusion groups that backends offer: queried and checked.
 """
 
 from operator import index as _index
@@ -133,11 +131,11 @@ cdef class Request:
     @cython.wraparound(False)
     @cython.nonecheck(False)
     cdef int fill_residents(self) except -1:
-        """Where tensors have memory already; PlacementError for memory that no backend of the scheduler can read."""
+        """Find the residents, their backends and buffers; PlacementError for memory that no backend can read."""
         cdef gs_request *r = &self.c
         cdef const gs_graph *g = &self.graph.flat
         cdef tuple tensors = self.graph.tensors
-        # Borrowed from the graph, which keeps them: a reference taken is a cache line written.
+        # Borrowed references, which the graph owns: a reference count would write to a cache line of each tensor.
         cdef void *at
         cdef void *buffer
         cdef void *lease
@@ -145,7 +143,7 @@ cdef class Request:
         cdef void *lent = NULL
         cdef int32_t i, k, last_index = -1, last_buffer = -1
         cdef unsigned char last_usage = 0
-        # Whose homes have to be checked is not served by plans of others.
+        # Part of the key: a graph with tensors marked as weights or caches needs check_homes, other graphs do not.
         cdef uint64_t h = self.graph.names_residents, last_readers = 0
         cdef dict known = {}            # {buffer: its index}
         for k in range(g.n_roots):
@@ -166,7 +164,7 @@ cdef class Request:
             if buffer != last:
                 last_buffer = self.index_of_buffer(<BufferBase>buffer, known)
                 last_index = self.reader_of(<Tensor>at, <BufferBase>buffer)
-                # Who reads it is part of the key: buffers of one backend may differ in that.
+                # The readers are part of the key: buffers of one backend may have different readers.
                 last_readers = <uint64_t>hash(self.readers[last_buffer]) if r.shares else 0
                 last_usage = GS_USAGE_WEIGHTS if (<BufferBase>buffer).usage == "weights" else GS_USAGE_ANY
                 last = buffer
@@ -182,7 +180,7 @@ cdef class Request:
         return 0
 
     cdef int32_t index_of_buffer(self, BufferBase buffer, dict known) except -1:
-        """The place of a buffer among those met so far."""
+        """The index of a buffer among those found so far; adds a new one."""
         found = known.get(buffer)
         if found is None:
             found = known[buffer] = len(self.buffers)
@@ -191,7 +189,7 @@ cdef class Request:
         return found
 
     cdef int fill_assigned(self, object assigned) except -1:
-        """What the caller assigned to backends."""
+        """Take the assignments of the caller."""
         cdef gs_request *r = &self.c
         cdef int64_t n = max(r.g.n_tensors, 1)
         cdef int32_t i, k
@@ -246,12 +244,12 @@ cdef class Request:
                              f"scheduler's ({names_of(self.devices.backends)}) and which none of them can read")
 
     cdef void follow(self, Policy policy) noexcept:
-        """Ask for a plan by this policy."""
+        """Set the policy of the request."""
         self.c.policy = policy.c
         self.c.inplace = self.devices.inplace_first if policy.c.reuse == GS_REUSE_FIRST else self.devices.inplace
 
     cdef int ask(self) except -1:
-        """Ask the backends that want to be asked about nodes, buffers and sizes; once, however often it is planned."""
+        """Run the support queries about nodes, buffers and sizes, once for all plans of this request."""
         if self.asked:
             return 0
         if self.graph.names_residents:
@@ -264,9 +262,9 @@ cdef class Request:
         return 0
 
     def groups(self, Policy policy not None):
-        """What backends offer to compute as one: tuples (backend, positions in the graph's nodes), by first position.
+        """The fusion groups that backends offer: tuples (backend, positions in the graph's nodes), by first position.
 
-        The first generation's placement asks for none.  BackendError for an answer that is no such thing.
+        The placement of ggml's first generation uses none.  BackendError for an invalid group.
         """
         if not self.devices.fuses or policy.c.placement == GS_PLACEMENT_SEED:
             return ()
@@ -275,7 +273,7 @@ cdef class Request:
         return self.offered
 
     cdef void drop_answers(self) noexcept:
-        """Those of an attempt that failed, too."""
+        """Free the results of the support queries, also those of queries that failed halfway."""
         cdef gs_request *r = &self.c
         free(r.reads_buffer)
         free(r.supports)
@@ -285,7 +283,7 @@ cdef class Request:
         r.nbytes = NULL
 
     cdef int ask_about_buffers(self) except -1:
-        """Who reads whose memory."""
+        """Find out which backends can read each buffer, and the memory of each other backend."""
         cdef gs_request *r = &self.c
         cdef Devices devices = self.devices
         cdef int32_t b, i
@@ -294,7 +292,7 @@ cdef class Request:
         if r.reads_buffer == NULL:
             raise no_host_memory(f"planning {r.g.n_tensors} tensors")
         for i in range(r.n_buffers):
-            # Nobody asks: backends read their own buffers.
+            # If no backend overrides supports_buffer, only the owner reads a buffer.
             for b in self.readers[i] or self.readers_of(self.buffers[i]):
                 r.reads_buffer[<int64_t>b * r.n_buffers + i] = True
         for b in range(devices.n):
@@ -306,7 +304,10 @@ cdef class Request:
         return 0
 
     cdef int ask_about_nodes(self) except -1:
-        """Which nodes run where, and what tensors take there: by kind where answers are remembered."""
+        """Ask which backends support and offload each node, and the sizes of tensors there.
+
+        A backend with an `answers_version` is asked once for each kind of node, any other backend about each node.
+        """
         cdef Devices devices = self.devices
         cdef Inquiry inquiry
         cdef int64_t epoch = devices.epoch()
@@ -326,7 +327,10 @@ cdef class Request:
         return 0
 
     cdef int take(self, int32_t b, Inquiry inquiry) except -1:
-        """What a backend has said of kinds (nothing, if it was asked about each), for the tensors that are of them."""
+        """Apply the results of a backend's queries by kind to all tensors of each kind.
+
+        Has no effect for a backend that was asked about each tensor.
+        """
         cdef const gs_graph *g = &self.graph.flat
         cdef const int32_t *of = self.graph._kinds.of
         cdef int32_t i, k, at, said = 0
@@ -344,7 +348,7 @@ cdef class Request:
         return 0
 
     cdef int ask_about_each(self, int32_t b) except -1:
-        """One backend, about every tensor: its answers may depend on anything."""
+        """Ask one backend about every tensor, because its answers may depend on more than the kind."""
         cdef const gs_graph *g = &self.graph.flat
         cdef tuple tensors = self.graph.tensors
         cdef int32_t i, asks = self.devices.in_python[b] | self.devices.in_c[b]
@@ -361,7 +365,8 @@ cdef class Request:
         return 0
 
     cdef int note(self, int32_t b, int32_t id, bint supports, bint offloads) except -1:
-        """What is not as the planner expects of everything."""
+        """Record support and offload of one node on one backend, if they differ from the default (supported, not
+        offloaded)."""
         cdef gs_request *r = &self.c
         cdef int64_t n = r.g.n_tensors
         if not supports:
@@ -380,7 +385,7 @@ cdef class Request:
         return 0
 
     cdef int note_size(self, int32_t b, int32_t id, int64_t size) except -1:
-        """As `note`."""
+        """Record the size of one tensor on one backend, if it differs from the tensor's own bytes."""
         cdef gs_request *r = &self.c
         cdef int64_t n = r.g.n_tensors
         cdef int32_t i

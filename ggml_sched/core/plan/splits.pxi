@@ -1,8 +1,8 @@
-# Splits: how a graph with assigned backends is cut into splits, and what travels between them.
+# Splits: cutting a graph with assigned backends into splits, and the copies between them.
 #
-# Owns its arrays.  Invariant: splits cover the nodes in order without gaps; after the
-# splits are made, `src` names for every node a source that its backend can read: a
-# graph tensor, or n_tensors + c for copy c.  Corresponds to ggml_backend_sched_split.
+# A gs_splits owns its arrays.  Invariant: splits cover the nodes in order without gaps; once the splits are made, every
+# source in `src` can be read by the node's backend: it is a graph tensor, or n_tensors + c for copy c.  Corresponds to
+# ggml_backend_sched_split.
 
 cdef int splits_init(gs_splits *w, const gs_graph *g) noexcept nogil:
     memset(w, 0, sizeof(gs_splits))
@@ -45,7 +45,7 @@ cdef int32_t splits_tensor(const gs_splits *w, const gs_graph *g, int32_t id) no
 
 
 cdef int splits_open(gs_splits *w, int32_t backend, int32_t start) noexcept nogil:
-    """Begin a split at a node position; the one before ends there."""
+    """Begin a split at a node position; the previous split ends there."""
     if (ints_push(&w.split_backend, backend) != GS_OK or ints_push(&w.split_start, start) != GS_OK
             or ints_push(&w.split_stop, start) != GS_OK or ints_push(&w.split_inputs, w.inputs.n) != GS_OK):
         return GS_NO_HOST_MEMORY
@@ -55,7 +55,8 @@ cdef int splits_open(gs_splits *w, int32_t backend, int32_t start) noexcept nogi
 
 
 cdef int splits_finish(gs_splits *w, const gs_graph *g, const int32_t *assign) noexcept nogil:
-    """End the last split with the graph.  Nodes that are all views make one split, so that their roots have memory."""
+    """End the last split at the graph's end.  A graph whose nodes are all views has one split, which gives their roots
+    memory."""
     if w.split_stop.n == 0 and g.n_nodes > 0 and splits_open(w, assign[g.node[0]], 0) != GS_OK:
         return GS_NO_HOST_MEMORY
     if w.split_stop.n:
@@ -64,7 +65,7 @@ cdef int splits_finish(gs_splits *w, const gs_graph *g, const int32_t *assign) n
 
 
 cdef int32_t splits_new_copy(gs_splits *w, int32_t like, int32_t source, int32_t backend, int32_t version) noexcept nogil:
-    """A copy on `backend` with the layout of `like`; its index, or -1 without memory."""
+    """Add a copy on `backend` with the layout of `like`; returns its index, or -1 if malloc fails."""
     if (ints_push(&w.copy_like, like) != GS_OK or ints_push(&w.copy_from, source) != GS_OK
             or ints_push(&w.copy_backend, backend) != GS_OK or ints_push(&w.copy_version, version) != GS_OK
             or ints_push(&w.copy_kept, 0) != GS_OK or ints_push(&w.copy_next, -1) != GS_OK):
@@ -73,7 +74,7 @@ cdef int32_t splits_new_copy(gs_splits *w, int32_t like, int32_t source, int32_t
 
 
 cdef int32_t splits_known(const gs_splits *w, int32_t id, int32_t backend) noexcept nogil:
-    """The latest copy of tensor id on a backend that was noted; -1 if there is none."""
+    """The latest copy of tensor id on a backend among those given to splits_note; -1 for none."""
     cdef int32_t copy = w.last_copy[id] - 1
     while copy >= 0 and w.copy_backend.at[copy] != backend:
         copy = w.copy_next.at[copy]
@@ -81,13 +82,13 @@ cdef int32_t splits_known(const gs_splits *w, int32_t id, int32_t backend) noexc
 
 
 cdef void splits_note(gs_splits *w, int32_t id, int32_t copy) noexcept nogil:
-    """Let splits_known find a copy of tensor id."""
+    """Record a copy of tensor id for splits_known."""
     w.copy_next.at[copy] = w.last_copy[id] - 1
     w.last_copy[id] = copy + 1
 
 
 cdef int splits_add_input(gs_splits *w, int32_t copy) noexcept nogil:
-    """Make the open split begin with a copy."""
+    """Add a copy to the inputs of the open split."""
     if ints_push(&w.inputs, copy) != GS_OK:
         return GS_NO_HOST_MEMORY
     w.split_inputs.at[w.split_inputs.n - 1] = w.inputs.n
@@ -95,7 +96,7 @@ cdef int splits_add_input(gs_splits *w, int32_t copy) noexcept nogil:
 
 
 cdef void place_deps(const gs_graph *g, int32_t *assign, unsigned char *reason) noexcept nogil:
-    """What nodes keep, and nothing reads, is where the first of them runs."""
+    """Assign alloc dependencies that no node reads to the backend of the first node that depends on them."""
     cdef int32_t i, k, id, s
     if g.dep_begin == NULL:
         return
@@ -109,9 +110,10 @@ cdef void place_deps(const gs_graph *g, int32_t *assign, unsigned char *reason) 
 
 
 cdef int splits_write_through(gs_splits *w, const gs_graph *g, int32_t id, int32_t backend) noexcept nogil:
-    """Node id writes to memory of another backend: bring its window here, and note that it must go back.
+    """For a node that writes to memory of another backend, add a copy of the written view, and its write-back.
 
-    Sources that are that very window read the copy too, so that the node sees and changes one memory.
+    Sources of the node with the same layout and offset in that memory are replaced by the copy, so that the node reads
+    and writes one memory.
     """
     cdef int32_t root = g.view_src[id], k, s
     cdef int32_t copy = splits_new_copy(w, id, root, backend, w.version[root])
@@ -127,19 +129,22 @@ cdef int splits_write_through(gs_splits *w, const gs_graph *g, int32_t id, int32
 
 
 cdef inline bint is_foreign_weight(const gs_request *r, int32_t id) noexcept nogil:
-    """Whether a tensor is a weight with memory of its own: kept or streamed when it is copied, never in a ring."""
+    """Whether a tensor is a resident weight: copies of it are kept or streamed, and have one copy slot."""
     return r.resident[id] >= 0 and r.usage[id] == GS_USAGE_WEIGHTS
 
 
 cdef inline bint has_ring(const gs_splits *w, const gs_request *r, int32_t c) noexcept nogil:
-    """Whether a copy is made anew by each compute.  One that is written through goes back at once: one place is enough."""
+    """Whether a copy is made by each compute, and so has several copy slots.
+
+    A copy with a write-back is written back at once, so that one copy slot is enough.
+    """
     return w.copy_like.at[c] == w.copy_from.at[c] and not is_foreign_weight(r, w.copy_like.at[c])
 
 
 cdef int splits_add_places(gs_splits *w, const gs_request *r) noexcept nogil:
-    """Make a ring of every copy that is made anew by each compute: places that are used in turn.
+    """Add further copy slots to every copy that is made by each compute; consecutive computes use them in turn.
 
-    GS_NO_HOST_MEMORY, too, where there are more places than ids: they would take 100 GiB.
+    GS_NO_HOST_MEMORY also if the slots exceed the range of ids: their arrays would take about 100 GiB.
     """
     cdef int64_t ids = <int64_t>r.g.n_tensors + w.copy_like.n
     cdef int32_t c, k
@@ -155,7 +160,7 @@ cdef int splits_add_places(gs_splits *w, const gs_request *r) noexcept nogil:
 
 
 cdef void splits_inputs_first(gs_splits *w, const gs_graph *g) noexcept nogil:
-    """Within each split, copy leafs before what has to be computed first; otherwise keep the order."""
+    """In each split, move copies of leafs before copies of computed tensors; otherwise keep the order."""
     cdef int32_t split, first = 0, i, k, c
     for split in range(w.split_inputs.n):
         for i in range(first, w.split_inputs.at[split]):
