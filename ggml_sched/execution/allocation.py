@@ -430,4 +430,3 @@ def _places_of(step: Step) -> Iterable[tuple[Place, ...]]:
     if isinstance(step, Run):
         return [places for _, _, places in step.reads] + ([step.into] if step.into else [])
     return [step.places]
-
