@@ -1,8 +1,8 @@
 """The JSON graph format: `{"meta", "tensors", "nodes", "leafs"}`, plain or gzipped.
 
-A tensor holds `name op type ne nb src view_src view_offs flags op_params resident deps`; sources are
-tensor ids, -1 for an empty slot, and `deps` the ids of what a node keeps until it is done.  Files are
-hostile: whatever is wrong with one raises a `gs.Error` that names the tensor and the field.
+A tensor has the fields `name op type ne nb src view_src view_offs flags op_params resident deps`.  `src` has tensor
+ids, -1 for an empty slot; `deps` has the ids of a node's alloc dependencies.  Files are not trusted: every defect of
+one raises a `gs.Error` that names the tensor and the field.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ggml_sched.errors import FileFormatError, GraphError
 __all__ = ["graph_from_dict", "graph_to_dict", "load_graph", "save_graph"]
 
 MAX_FILE_BYTES = 1 << 30
-"""A graph file that unpacks to more is refused."""
+"""A graph file that is larger, after unpacking, is refused."""
 
 
 def load_graph(path: str | os.PathLike, place: Callable[[Tensor], BackendBase] | None = None) -> Graph:
@@ -48,7 +48,10 @@ def load_graph(path: str | os.PathLike, place: Callable[[Tensor], BackendBase] |
 
 
 def _read(file: BufferedReader | gzip.GzipFile) -> bytes:
-    """The bytes of a file, or a few more than MAX_FILE_BYTES; read(n) would take memory for n bytes beforehand."""
+    """The bytes of a file, or somewhat more than MAX_FILE_BYTES of a larger one.
+
+    It is read in parts, because read(n) allocates n bytes beforehand.
+    """
     parts, total = [], 0
     while total <= MAX_FILE_BYTES and (part := file.read(1 << 20)):
         parts.append(part)
@@ -58,7 +61,7 @@ def _read(file: BufferedReader | gzip.GzipFile) -> bytes:
 
 def graph_from_dict(data: Any, place: Callable[[Tensor], BackendBase] | None = None, where: str = "graph",
                     ctx: Context | None = None) -> Graph:
-    """The graph that a parsed file holds; its tensors are made in `ctx` (None: a context of their own)."""
+    """The graph of a parsed file; its tensors are made in `ctx` (None: a new context)."""
     tensors = _list(data, "tensors", where)
     nodes, leafs = _list(data, "nodes", where), _list(data, "leafs", where)
     meta = data.get("meta", {})
@@ -95,7 +98,7 @@ def save_graph(graph: Graph, path: str | os.PathLike) -> None:
 
 
 def graph_to_dict(graph: Graph) -> dict[str, Any]:
-    """What `save_graph` writes, as plain Python values."""
+    """A graph as plain Python values, as `save_graph` writes them."""
     ids, deps = {t: i for i, t in enumerate(graph.tensors)}, graph.deps
     return {
         "meta": graph.meta,
@@ -149,9 +152,9 @@ def _needs(fields: Any, i: int, count: int, where: str) -> list[int]:
 
 
 def _creation_order(tensors: list, where: str) -> list[int]:
-    """Ids such that whatever a tensor refers to comes first; GraphError on a cycle."""
+    """All ids, each after the ids that its tensor refers to; GraphError on a cycle."""
     needs = [_needs(fields, i, len(tensors), where) for i, fields in enumerate(tensors)]
-    state = bytearray(len(tensors))  # 0 new, 1 waiting for what it needs, 2 done
+    state = bytearray(len(tensors))  # 0: not visited, 1: waits for tensors that it refers to, 2: in `order`
     order = []
     for start in range(len(tensors)):
         stack = [start]
@@ -200,7 +203,7 @@ def _keep(ctx: Context, t: Tensor, node: Tensor, what: str) -> None:
 
 
 class _ResidentSpace(Buffer):
-    """Addresses of one backend for weights and caches that no memory stands behind."""
+    """A buffer that gives residents addresses on a backend, and has no memory."""
 
 
 def _place_residents(graph: Graph, place: Callable[[Tensor], BackendBase]) -> None:

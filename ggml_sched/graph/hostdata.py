@@ -1,7 +1,7 @@
-"""Between numpy arrays and the bytes of tensors: what `Tensor.set` and `Tensor.numpy` do.
+"""Conversion between NumPy arrays and the bytes of tensors, for `Tensor.set` and `Tensor.numpy`.
 
-Numpy shapes are `ne` reversed, leading ones dropped.  Strided tensors are read and written
-through the span of bytes that they cover.
+The NumPy shape of a tensor is `ne` reversed, without leading ones.  A tensor with gaps is read and written as the whole
+range of bytes from its first to its last element.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from ggml_sched.backend import Backend
 
 Span: TypeAlias = "bytes | bytearray | memoryview | np.ndarray[Any, np.dtype[np.uint8]]"
-"""The bytes that a tensor covers."""
+"""The bytes of a tensor from its first to its last element, gaps included."""
 
 __all__ = ["array_over", "endless", "read", "write"]
 
 MAX_SHARED = 1 << 36
-"""Elements of a tensor whose elements share bytes: more take minutes, or for ever."""
+"""The most elements of a tensor whose elements share bytes (strides of 0): more would take minutes or longer."""
 
 DTYPES: dict[Type, np.dtype[Any]] = {
     Type.F32: np.dtype("<f4"),
@@ -42,7 +42,7 @@ INTEGERS = frozenset({Type.I8, Type.I16, Type.I32, Type.I64})
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """`ne` reversed, leading ones dropped (one dimension at least)."""
+    """`ne` reversed, without leading ones; at least one dimension."""
     ne = list(tensor.ne)
     while len(ne) > 1 and ne[-1] == 1:
         ne.pop()
@@ -50,7 +50,7 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
 
 
 def endless(tensor: Tensor) -> str | None:
-    """What is wrong with a tensor that has few bytes and elements without end, as strides of 0 allow; or None."""
+    """The error text for a tensor with more than MAX_SHARED elements in fewer bytes, as strides of 0 allow; or None."""
     count, kind = tensor.n_elements, tensor.type
     if count <= MAX_SHARED or count // kind.block_size * kind.type_size <= tensor.nbytes:
         return None
@@ -59,9 +59,9 @@ def endless(tensor: Tensor) -> str | None:
 
 
 def array_over(tensor: Tensor, memory: Span, offset: int = 0) -> np.ndarray:
-    """The tensor as a 4-D array over `memory` (bytes, tensor starting at `offset`), extents reversed.
+    """The tensor as an array [ne3, ne2, ne1, ne0] over `memory`, in which the tensor starts at byte `offset`.
 
-    Quantised types give uint8 blocks: [ne3, ne2, ne1, ne0 / block_size, type_size].
+    Of a quantised type it has uint8 blocks: [ne3, ne2, ne1, ne0 / block_size, type_size].
     """
     kind = tensor.type
     ne, nb = tensor.ne[::-1], tensor.nb[::-1]
@@ -94,7 +94,7 @@ def write(tensor: Tensor, array: npt.ArrayLike) -> None:
     _check_ends(tensor)
     kind = tensor.type
     if type(array) is np.ndarray and array.dtype is DTYPES.get(kind) and _fits(tensor, array):
-        given: Any = np.ascontiguousarray(array)    # which numpy declares as a buffer from Python 3.12 on
+        given: Any = np.ascontiguousarray(array)    # Any: NumPy declares an array as a buffer only from Python 3.12 on
         _put(tensor, backend, memoryview(given).cast("B"))      # nothing to convert
         return
     values = _as_array(array, kind in INTEGERS)
@@ -121,21 +121,21 @@ def write(tensor: Tensor, array: npt.ArrayLike) -> None:
     if tensor.is_contiguous:
         span = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
     else:
-        # Other bytes lie between the rows: change ours, keep theirs.
+        # The bytes in the gaps belong to other tensors: keep them.
         span = _span(tensor, zeros=True)
         array_over(tensor, span)[...] = values
     _put(tensor, backend, span)
 
 
 def _fits(tensor: Tensor, array: np.ndarray) -> bool:
-    """Whether an array has the elements of a contiguous tensor, one or more, in their order."""
+    """Whether an array has the shape of a contiguous, non-empty tensor, or is flat with its number of elements."""
     n = array.size
     return (0 < n == tensor.n_elements and tensor.is_contiguous
             and (array.ndim == 1 or array.ndim > 1 and _squeezed(array.shape) == _squeezed(shape_of(tensor))))
 
 
 def _put(tensor: Tensor, backend: Backend, span: Span) -> None:
-    """Keep bytes for a leaf that waits on the host; bring others to the tensor's memory."""
+    """Store the bytes of a staged leaf on the host (`_is_staged`); write those of other tensors to their memory."""
     if _is_staged(tensor):
         _stash(tensor, span)
         if tensor.lease is None or not tensor.lease.through:
@@ -145,7 +145,10 @@ def _put(tensor: Tensor, backend: Backend, span: Span) -> None:
 
 
 def _as_array(given: npt.ArrayLike, exact: bool) -> np.ndarray:
-    """An array; `exact`: of objects for integers that numpy, having no dtype for all of them, rounds to floats."""
+    """`given` as an array.
+
+    `exact`: integers for which NumPy has no common integer dtype become Python objects, not rounded floats.
+    """
     values = np.asarray(given)
     if exact and values.dtype == np.float64 and not hasattr(given, "dtype"):
         objects = np.asarray(given, object)
@@ -157,7 +160,8 @@ def _as_array(given: npt.ArrayLike, exact: bool) -> np.ndarray:
 def _numbers(tensor: Tensor, values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     """The values as `dtype`: floats rounded, integers exact.
 
-    TypeError for what is no real number (no integer, where the dtype holds those), ValueError outside the range.
+    Raises TypeError for values that are not real numbers (not integers, for an integer dtype), ValueError for integers
+    outside the range.
     """
     ints = values.dtype.kind == "O" and all(isinstance(value, int) for value in values.flat)
     if not ints and not np.can_cast(values.dtype, dtype, "same_kind"):
@@ -168,7 +172,7 @@ def _numbers(tensor: Tensor, values: np.ndarray, dtype: np.dtype[Any]) -> np.nda
             if not limits.min <= int(value) <= limits.max:
                 raise ValueError(f"{tensor!r}: {value} is not in {limits.min} .. {limits.max}")
     try:
-        with np.errstate(over="ignore"):        # infinity, as IEEE 754 has it
+        with np.errstate(over="ignore"):        # overflow gives infinity, as in IEEE 754
             exact = values.astype(np.float64) if ints and dtype.kind == "f" else values
             return exact.astype(dtype, copy=False)
     except OverflowError as error:
@@ -182,7 +186,7 @@ def _check_ends(tensor: Tensor) -> None:
 
 
 def _span(tensor: Tensor, zeros: bool = False) -> bytearray:
-    """The bytes that the tensor covers, gaps included; HazardError (or `zeros`) for a leaf that was never set."""
+    """The bytes of the tensor, gaps included; for a leaf that was never set HazardError, or zeros with `zeros`."""
     backend = _backend(tensor)
     if _waits_on_host(tensor):
         held = tensor.root.stash
@@ -197,7 +201,7 @@ def _span(tensor: Tensor, zeros: bool = False) -> bytearray:
 
 
 def _require(tensor: Tensor) -> None:
-    """Wait for queued computes that write to a tensor; HazardError if its data is not there then."""
+    """Wait for queued computes of the tensor's graph; HazardError if the tensor has no valid data then."""
     if not _waits_on_host(tensor):
         wait_for_queued(tensor)
     if tensor.lease is not None and tensor.lease.guard is not None:
@@ -205,14 +209,14 @@ def _require(tensor: Tensor) -> None:
 
 
 def _waits_on_host(tensor: Tensor) -> bool:
-    """Whether the latest data of a tensor is what the caller has set, wherever its memory is."""
+    """Whether the latest data of a tensor is that which the caller has set, so that it is on the host."""
     return _is_staged(tensor) and not tensor.root.overwritten
 
 
 def _is_staged(tensor: Tensor) -> bool:
-    """Whether the data set by the caller waits on the host until a compute loads it.
+    """Whether data that the caller sets stays on the host until a compute loads it.
 
-    Holds for leafs and what views them; not for what a node computes into a leaf's memory.
+    True for leafs that are not residents and views of them; False for a node that computes into a leaf's memory.
     """
     lease = tensor.lease
     if lease is None or not lease.stages:
@@ -223,7 +227,7 @@ def _is_staged(tensor: Tensor) -> bool:
 
 
 def _stash(tensor: Tensor, span: Span) -> None:
-    """Keep data on the host for a leaf, whose bytes in the arena may still belong to another tensor."""
+    """Store data for a leaf on the host, because other tensors may be using the leaf's memory in the arena."""
     root = tensor.root
     if tensor is root:
         stash = bytes(span)

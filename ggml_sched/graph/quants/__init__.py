@@ -1,12 +1,12 @@
 """Block quantisation: f32 rows to ggml's blocks and back, and bf16.
 
-Owns which quantised types there are, and what holds for all of them: a block covers 32 or 256 neighbouring elements of
-a row and is an array of `type_size` bytes here.  What bytes mean is ggml's to the bit (dequantize_row_*); plain types
-and mxfp4 are also rounded as its reference does (quantize_row_*_ref), for the others a search of our own finds scales.
+A block holds 32 or 256 consecutive elements of a row, as an array of `type_size` bytes.  Dequantising gives exactly the
+values of ggml (dequantize_row_*).  Quantising to the plain types and mxfp4 gives exactly the blocks of its reference
+(quantize_row_*_ref); for the other types the scales are found by a search of our own.
 
     plain      q4_0 q4_1 q5_0 q5_1 q8_0: 32 levels and a scale         fit     the search for scales
     k_quants   q2_K to q6_K: 256 levels and scales of scales           bits    bf16, nibbles, rounding
-    codebook   iq4_nl iq4_xs mxfp4: levels are places in a table
+    codebook   iq4_nl iq4_xs mxfp4: levels are indices into a table
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ggml_sched.graph.quants.bits import bf16_to_f32, f32_to_bf16
 __all__ = ["QUANTIZED", "bf16_to_f32", "dequantize", "f32_to_bf16", "quantize"]
 
 FORMATS = plain.FORMATS | k_quants.FORMATS | codebook.FORMATS
-"""Of each quantised type the functions (dequantize, quantize) for whole blocks."""
+"""{quantised type: its functions (dequantize, quantize) for arrays of blocks}."""
 
 QUANTIZED = frozenset(FORMATS)
 """The quantised types that this package knows."""
 
 CHUNK = 1 << 16
-"""Elements that are quantised together: what a search needs for them stays in a core's cache."""
+"""How many elements are quantised at a time, so that the temporary arrays stay in the cache of a core."""
 
 
 def quantize(values: np.ndarray, kind: Type) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What all formats share: bf16, halves in bytes, nibbles of 32 levels, and C's rounding.
+"""Helpers of all formats: bf16, f16 scales as bytes, packing of 4-bit levels, and C's rounding.
 
 Invariant: no cast leaves the range of its type, whatever the values, NaN included.
 """
@@ -25,18 +25,18 @@ def f32_to_bf16(values: np.ndarray) -> np.ndarray:
     bits = np.ascontiguousarray(values, np.float32).reshape(np.shape(values)).view(np.uint32)
     high = bits >> np.uint32(16)
     rounded = (bits + (high & np.uint32(1)) + np.uint32(0x7FFF)) >> np.uint32(16)
-    # Rounding could carry a NaN's payload into the sign or away: set its quiet bit instead.
+    # Rounding could turn a NaN into infinity or change its sign: truncate it, and set its quiet bit.
     nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     return np.where(nan, high | np.uint32(64), rounded).astype(np.uint16)
 
 
 def inverse(d: np.ndarray) -> np.ndarray:
-    """1 / d, 0 where d is 0, ready to multiply the elements of its block."""
+    """1 / d, 0 where d is 0, with an axis of 1 appended to broadcast over the elements of a block."""
     return np.where(d != 0, np.float32(1) / d, np.float32(0))[..., None]
 
 
 def limited(q: np.ndarray, low: int, high: int) -> np.ndarray:
-    """q within low .. high, `high` for NaN: no cast below ever leaves its type's range."""
+    """q clamped to low .. high, `high` for NaN, so that a cast to an integer type is defined."""
     return np.fmax(np.fmin(q, np.float32(high)), np.float32(low))
 
 
@@ -67,6 +67,6 @@ def split_nibbles(packed: np.ndarray) -> np.ndarray:
 
 
 def join_nibbles(q: np.ndarray) -> np.ndarray:
-    """The other way: the four low bits of uint8 levels [..., 2 n] as bytes [..., n]."""
+    """The inverse of `split_nibbles`: the low four bits of uint8 levels [..., 2 n] as bytes [..., n]."""
     n = q.shape[-1] // 2
     return (q[..., :n] & 15) | ((q[..., n:] & 15) << 4)

@@ -1,4 +1,4 @@
-"""Levels that are places in a table of 16 values: iq4_nl iq4_xs mxfp4.
+"""Types whose levels are indices into a table of 16 values: iq4_nl iq4_xs mxfp4.
 
     iq4_nl    d:f16                              16 bytes: element j low nibble, j + 16 high nibble    of 32
     iq4_xs    d:f16 high:u16 low:4 bytes         8 times the same                                      of 256
@@ -21,14 +21,15 @@ UNEVEN = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 
 """The table of iq4_nl and iq4_xs: dense around zero, as weights are."""
 
 FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
-"""The values of a 4-bit float (e2m1), doubled: the scale is halved instead."""
+"""The values of a 4-bit float (e2m1), doubled to be integers; the scale is halved instead (`_halves`)."""
 
 _PLACES = np.searchsorted((UNEVEN[1:] + UNEVEN[:-1]) / 2, np.arange(-254, 256) / 2, "right").astype(np.uint8)
-"""Which level is nearest, of values by half units: all bounds between levels are whole halves."""
+"""The index of the nearest level, for values in steps of 0.5 from -127: all midpoints of levels are multiples of
+0.5."""
 
 
 def _uneven(scaled: np.ndarray) -> np.ndarray:
-    """The place in UNEVEN that is nearest to each value."""
+    """The index of the element of UNEVEN that is nearest to each value."""
     return _PLACES[limited(np.floor(scaled * np.float32(2)), -254, 255).astype(np.int16) + 254]
 
 
@@ -39,7 +40,7 @@ def _halves(exponent: np.ndarray) -> np.ndarray:
     return bits.astype(np.uint32).view(np.float32)
 
 
-# -- reading --------------------------------------------------------------------------------------
+# -- dequantising --------------------------------------------------------------------------------------
 
 
 def _from_iq4_nl(blocks: np.ndarray, kind: Type, x: np.ndarray) -> None:
@@ -62,7 +63,7 @@ def _from_mxfp4(blocks: np.ndarray, kind: Type, x: np.ndarray) -> None:
     np.multiply(FP4[split_nibbles(blocks[..., 1:])], _halves(blocks[..., :1]), out=x)
 
 
-# -- writing --------------------------------------------------------------------------------------
+# -- quantising --------------------------------------------------------------------------------------
 
 
 def _to_iq4_nl(x: np.ndarray, kind: Type, blocks: np.ndarray) -> None:
@@ -87,7 +88,7 @@ def _to_iq4_xs(x: np.ndarray, kind: Type, blocks: np.ndarray) -> None:
 
 
 def _units(x: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """x in units of the step of its part, 0 where that is 0."""
+    """x divided by the step of its part, 0 where the step is 0."""
     step = step[..., None]
     return np.where(step != 0, x / step, np.float32(0))
 

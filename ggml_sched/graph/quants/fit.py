@@ -1,8 +1,8 @@
-"""The search for scales: of each part of a block the step (and minimum) whose levels are closest to its elements.
+"""The search for scales: for each part of a block the step (and minimum) whose levels are closest to its elements.
 
-A method of our own, simple and sound: try some steps around the one that just spans the part, round the elements to
-levels, take the least-squares step for these levels, and keep what leaves the smallest sum of squared errors.
-Invariant: what comes back is finite, whatever the elements: a part that holds an infinity or a NaN has the step 0.
+The method: try some steps around the one with which the levels just cover the part, round the elements to levels,
+compute the least-squares step for these levels, and keep the one with the smallest sum of squared errors.
+Invariant: every result is finite; a part that holds an infinity or a NaN has the step 0.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ggml_sched.graph.quants.bits import limited
 __all__ = ["fit_affine", "fit_signed", "fit_table", "share"]
 
 AFFINE_SPANS = np.linspace(0.85, 1.05, 9, dtype=np.float32)
-"""Of x between its least and largest element: how much of that the levels span."""
+"""The tried ranges of the levels, as fractions of the range from the least to the largest element."""
 
 SIGNED_SPANS = np.linspace(0.78, 1.06, 15, dtype=np.float32)
 
 Nearest = Callable[[np.ndarray], np.ndarray]
-"""From elements in units of a step to the values of their levels."""
+"""Maps elements divided by a step to the values of their nearest levels."""
 
 
 def fit_affine(x: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
@@ -39,7 +39,7 @@ def fit_affine(x: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
         sum_qx = np.einsum("...i,...i", q, x)[..., None]
         fitted = (n * sum_qx - sum_q * sum_x) / (n * sum_qq - sum_q * sum_q)
         offset = (sum_x - fitted * sum_q) / n
-        # A minimum above zero cannot be stored: then the line goes through zero.
+        # The format cannot store an offset above zero: then fit with the offset 0.
         above = offset > 0
         fitted = np.where(above, sum_qx / sum_qq, fitted)
         offset = np.where(above, np.float32(0), offset)
@@ -59,7 +59,7 @@ def fit_signed(x: np.ndarray, low: int, high: int) -> np.ndarray:
 def fit_table(x: np.ndarray, nearest: Nearest, furthest: np.float32) -> np.ndarray:
     """The step, f32 [...], of either sign, so that x [..., n] is about step * level; the largest level is `furthest`.
 
-    The element furthest from zero goes where the largest level is.
+    The first step tried maps the element furthest from zero to `furthest`.
     """
     extreme = np.take_along_axis(x, np.abs(x).argmax(axis=-1)[..., None], -1)
     step = spanning = extreme / furthest
@@ -68,7 +68,7 @@ def fit_table(x: np.ndarray, nearest: Nearest, furthest: np.float32) -> np.ndarr
         level = nearest(x / (spanning * share_of))
         with_x = np.einsum("...i,...i", level, x)[..., None]
         alone = np.einsum("...i,...i", level, level)[..., None]
-        # With the least-squares step for these levels, this much of the sum of squares is explained.
+        # By how much the least-squares step for these levels reduces the sum of squared errors, from sum(x * x).
         gain = with_x * with_x / alone
         better = gain > best
         best, step = np.where(better, gain, best), np.where(better, with_x / alone, step)
@@ -76,7 +76,7 @@ def fit_table(x: np.ndarray, nearest: Nearest, furthest: np.float32) -> np.ndarr
 
 
 def share(values: np.ndarray, unit: np.ndarray, low: int, high: int) -> np.ndarray:
-    """Scales as whole multiples of the block's unit, f32; 0 where that is 0."""
+    """Scales divided by the block's unit, rounded and clamped to low .. high, f32; 0 where the unit is 0."""
     return limited(np.rint(np.where(unit != 0, values / unit, np.float32(0))), low, high)
 
 

@@ -23,7 +23,7 @@ from ggml_sched.graph.quants.fit import fit_affine, fit_signed, share
 __all__ = ["FORMATS"]
 
 Scales = tuple[np.ndarray, np.ndarray | None]
-"""Of each part the step between levels and the minimum (positive: it is subtracted), f32 [..., parts]."""
+"""(step, minimum) of each part, f32 [..., parts]; the minimum is subtracted, None for types without one."""
 
 
 def _half(blocks: np.ndarray, at: int) -> np.ndarray:
@@ -31,7 +31,7 @@ def _half(blocks: np.ndarray, at: int) -> np.ndarray:
     return blocks.view(np.float16)[..., at // 2 : at // 2 + 1].astype(np.float32)
 
 
-# -- bits ---------------------------------------------------------------------------------------
+# -- packing of bits ---------------------------------------------------------------------------------------
 
 
 def _two_bits(packed: np.ndarray) -> np.ndarray:
@@ -88,7 +88,7 @@ def _join_sixteen(scales: np.ndarray) -> np.ndarray:
     return np.concatenate([join_nibbles(scales), last], axis=-1)
 
 
-# -- reading --------------------------------------------------------------------------------------
+# -- dequantising --------------------------------------------------------------------------------------
 
 
 def _q2(blocks: np.ndarray) -> tuple[np.ndarray, Scales]:
@@ -121,18 +121,18 @@ def _q6(blocks: np.ndarray) -> tuple[np.ndarray, Scales]:
     return q, (_half(blocks, 208) * blocks[..., 192:208].view(np.int8), None)
 
 
-# -- writing --------------------------------------------------------------------------------------
+# -- quantising --------------------------------------------------------------------------------------
 
 
 def _halves_at(values: np.ndarray, blocks: np.ndarray, at: int) -> np.ndarray:
-    """Put one f32 of each block as f16; returns what is there then, f32 [n, 1]."""
+    """Store one f32 for each block as f16 at byte `at`; returns the rounded values, f32 [n, 1]."""
     blocks[:, at : at + 2] = f16_bytes(values)
     return values.astype(np.float16).astype(np.float32)[:, None]
 
 
 def _with_minima(x: np.ndarray, blocks: np.ndarray, part: int, top: int, most: int,
                  at: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(levels 0 .. top [n, 256], scales, minima 0 .. most [n, parts]), with d and dmin at byte `at`; uint8."""
+    """(levels 0 .. top [n, 256], scales and minima 0 .. most [n, parts]) as uint8; stores d and dmin at byte `at`."""
     parts = x.reshape(len(x), -1, part)
     scale, minimum = fit_affine(parts, top)
     d = _halves_at(scale.max(axis=-1) / np.float32(most), blocks, at)
@@ -145,7 +145,7 @@ def _with_minima(x: np.ndarray, blocks: np.ndarray, part: int, top: int, most: i
 
 def _without_minima(x: np.ndarray, blocks: np.ndarray, low: int, high: int, lowest: int,
                     at: int) -> tuple[np.ndarray, np.ndarray]:
-    """(levels low .. high [n, 256], scales from `lowest` on [n, 16]), with d at byte `at`; int8."""
+    """(levels low .. high [n, 256], scales lowest .. -lowest - 1 [n, 16]) as int8; stores d at byte `at`."""
     parts = x.reshape(len(x), -1, 16)
     scale = fit_signed(parts, low, high)
     furthest = np.take_along_axis(scale, np.abs(scale).argmax(axis=-1)[:, None], -1)[:, 0]

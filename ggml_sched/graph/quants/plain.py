@@ -32,7 +32,7 @@ def _quantize(x: np.ndarray, kind: Type, blocks: np.ndarray) -> None:
         q = round_away(x * inverse(d))
         blocks[..., 2:] = limited(q, -128, 127).astype(np.int8).view(np.uint8)
     elif kind in _OFFSET:
-        # The element furthest from zero, sign included, becomes the lowest level.
+        # The element furthest from zero becomes the lowest level: d has the opposite sign of that element.
         offset = _OFFSET[kind]
         at = np.abs(x).argmax(axis=-1)
         # + 0: the reference starts from +0, so that a block of -0 has the scale of a block of 0.
@@ -70,7 +70,7 @@ def _dequantize(blocks: np.ndarray, kind: Type, x: np.ndarray) -> None:
 
 
 def _put_levels(q: np.ndarray, kind: Type, blocks: np.ndarray) -> None:
-    """Levels 0 .. 15 or 31 of whole blocks into their bytes."""
+    """Store levels 0 .. 15 or 0 .. 31 [n, 32] in the bytes of their blocks."""
     blocks[..., -HALF:] = join_nibbles(q)
     if kind in _FIVE_BITS:
         blocks[..., -HALF - 4 : -HALF] = np.packbits(q >> 4, axis=-1, bitorder="little")
