@@ -1,8 +1,8 @@
-"""One graph on two backends, node by node: where do their results part?
+"""Compares the results of one graph on two backends, node by node.
 
-Each backend computes its own chain, as in ggml_backend_compare_graph_backend: a node reads what the same
-backend computed before, so differences add up as they would in use.  Every tensor has memory of its own, and
-works on clones: the graph, its addresses and its data stay as they are.
+As in ggml_backend_compare_graph_backend, a node reads the results of the same backend, so that differences accumulate
+as they would in use.  Each backend computes a clone of the graph, in which every tensor has memory of its own; the
+graph, its addresses and its data are not changed.
 
 `gs.compare` is this module, and may be called: `gs.compare(graph, a, b)` is `gs.compare.compare(graph, a, b)`.
 """
@@ -27,12 +27,12 @@ __all__ = ["NodeDifference", "compare"]
 
 
 class NodeDifference(NamedTuple):
-    """How far two results of one node are apart; NaN where only one of them is, or has, NaN."""
+    """The difference of two results of one node; NaN if only one of them has a NaN at some element."""
 
     node: Tensor
     max_abs_diff: float
     nmse: float
-    """sum((a - b)**2) / sum(a**2); infinite where only the first is all zeros."""
+    """sum((a - b)**2) / sum(a**2); infinite if `a` is all zeros and `b` is not."""
 
 
 Callback = Callable[[Tensor, np.ndarray, np.ndarray], object]
@@ -41,10 +41,10 @@ Callback = Callable[[Tensor, np.ndarray, np.ndarray], object]
 
 def compare(graph: Graph, a: Backend, b: Backend, callback: Callback | None = None,
             rtol: float | None = None) -> list[NodeDifference]:
-    """Compute a graph on two backends and compare each node that is more than a view.
+    """Compute a graph on two backends and compare each node that is not a view.
 
-    Leafs have the data that they hold now (what was set for them, else zeros).  With `rtol`, only nodes whose
-    nmse is above it (or NaN) are returned.  Raises UnsupportedOp, OutOfMemory, and what a backend raises.
+    Leafs have their present data, or zeros if they were never set.  With `rtol`, only nodes whose nmse is above it (or
+    NaN) are returned.  Raises UnsupportedOp, OutOfMemory, and the exceptions of the backends.
     """
     if not isinstance(graph, Graph):
         raise TypeError(f"not a Graph: {graph!r}")
@@ -71,7 +71,7 @@ def compare(graph: Graph, a: Backend, b: Backend, callback: Callback | None = No
 
 
 def _leaf_bytes(leaf: Tensor) -> bytes | bytearray | None:
-    """The data of a leaf; None for a node, a view, or a leaf that was given none."""
+    """The data of a leaf; None for a node, a view, or a leaf that was never set."""
     if leaf.op != "NONE" or leaf.view_src is not None:
         return None
     if leaf.buffer is None or (leaf.lease is not None and leaf.lease.stages):
@@ -82,7 +82,7 @@ def _leaf_bytes(leaf: Tensor) -> bytes | bytearray | None:
 
 
 class _Clone:
-    """A graph like another, on one backend."""
+    """A copy of a graph with its data, on one backend."""
 
     def __init__(self, graph: Graph, backend: Backend, given: Mapping[int, bytes | bytearray]) -> None:
         self.backend = backend
@@ -130,7 +130,7 @@ def _distance(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
 
 
 class _CallableModule(ModuleType):
-    """What `import ggml_sched.testing.compare` gives is a module, and `gs.compare(...)` goes on working."""
+    """The type of this module, so that `gs.compare(...)` can be called though `gs.compare` is a module."""
 
     def __call__(self, graph: Graph, a: Backend, b: Backend, callback: Callback | None = None,
                  rtol: float | None = None) -> list[NodeDifference]:

@@ -1,6 +1,6 @@
-"""The contract of a backend as a suite of tests: what each of its methods does, for authors of backends.
+"""A suite of tests for authors of backends, which checks what each method of a backend must do.
 
-Needs pytest.  In a test module of your own:
+It needs pytest.  In a test module of your own:
 
     from ggml_sched.testing.contract import BackendContract
 
@@ -8,8 +8,8 @@ Needs pytest.  In a test module of your own:
         def new_backend(self):
             return MyBackend()
 
-The suite computes with those ops of `OPS` that the backend supports.  What a backend does not offer is skipped: memory
-(a backend for planning only), ops, a bound on memory (`limited_backend`).
+The suite computes with those ops of `OPS` that the backend supports.  Tests of features that a backend lacks are
+skipped: memory (on a backend for planning only), ops, a bound on memory (`limited_backend`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OPS: dict[str, Callable[[gs.Context, gs.Tensor, gs.Tensor], gs.Tensor]] = {
     "SUM_ROWS": lambda ctx, x, y: ctx.sum_rows(x),
     "MUL_MAT": lambda ctx, x, y: ctx.mul_mat(x, y),
 }
-"""Nodes over two f32 tensors of extents (8, 4), by op."""
+"""{op: a function that makes a node of it from two f32 tensors with ne = (8, 4)}."""
 
 NE = (8, 4)
 NBYTES = 128
@@ -49,7 +49,7 @@ class BackendContract:
     """Subclass it and define `new_backend`; the name of the subclass begins with `Test`."""
 
     max_nmse = 1e-5
-    """How far results may be from those of the NumPy kernels: sum((a - b)**2) / sum(a**2)."""
+    """The largest difference allowed from results a of the NumPy kernels: sum((a - b)**2) / sum(a**2)."""
 
     def new_backend(self) -> gs.Backend:
         """A backend to test; the test closes it."""
@@ -71,7 +71,7 @@ class BackendContract:
             pytest.skip(f"{backend!r} has no memory")
         return backend
 
-    # -- facts --------------------------------------------------------------------------
+    # -- properties --------------------------------------------------------------------------
 
     def test_a_tensor_knows_its_backend(self, backend):
         assert isinstance(backend.name, str)
@@ -353,7 +353,7 @@ class BackendContract:
                 self.check(out, np.float32(0.5) * _expected(op, np.float32(2) * a, b))
 
     def check(self, got: gs.Tensor, want: np.ndarray) -> None:
-        """The results of a node are near enough."""
+        """Assert that the results of a node are close enough to `want`."""
         values, want = got.numpy().astype(np.float64), want.astype(np.float64)
         nmse = np.sum((values - want) ** 2) / np.sum(want**2)
         assert nmse <= self.max_nmse, f"{got!r}: nmse {nmse:.2e}; {values.flat[:4]}, not {want.flat[:4]}"

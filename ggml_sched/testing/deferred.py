@@ -1,8 +1,8 @@
-"""A deferred-execution device: nothing runs before the host waits for it, then queues advance in a seeded order.
+"""A deferred-execution device for tests: work is queued, and runs only when the host waits for it.
 
-A deterministic simulation for tests, with real results.  The devices of one `DeferredQueues` put work into queues,
-which one thread runs when the host waits.  Between queues only events order anything: one device may run as far ahead
-of another as its waits allow.  A wait that a program lacks gives wrong numbers, or an error.
+The simulation is deterministic and computes real results.  The devices of one `DeferredQueues` put tasks into queues;
+when the host waits, its thread runs the tasks in an order chosen by a seed.  Tasks of different queues are ordered by
+events alone.  Therefore a wait that is missing in a program leads to wrong results or an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Task = Callable[[], object]
 
 
 class DeferredEvent(Event):
-    """`passed`: everything queued on its backend before it was recorded is done."""
+    """An event; `passed`: all work that its backend had queued when it was recorded is done."""
 
     def __init__(self, backend: DeferredBackend) -> None:
         super().__init__(backend)
@@ -37,8 +37,9 @@ class DeferredEvent(Event):
 class DeferredQueues:
     """The queues of some devices, and the order in which their tasks run: equal seeds give equal orders.
 
-    With an even seed one device after the other runs as far as it can, in an order that the seed picks; with an odd one
-    they take turns at random.  `waits` counts how often the host waited, `tasks_run` how many tasks ran.
+    With an even seed the next task is that of the first device that is ready, in an order of devices chosen by the
+    seed; with an odd seed it is that of a random device that is ready.  `waits` counts how often the host waited,
+    `tasks_run` how many tasks ran.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -51,14 +52,14 @@ class DeferredQueues:
         self._lock = threading.RLock()
 
     def add(self, device: DeferredBackend) -> None:
-        """Let a device's queue run with the others."""
+        """Add a device, at a random position in the order."""
         self._devices.insert(self._random.randint(0, len(self._devices)), device)
 
     def run_until(self, is_done: Callable[[], bool]) -> None:
         """Run tasks until the condition holds; BackendError when no device can run its next task."""
         with self._lock:
             if self._is_running:
-                return          # a kernel waits for the backend that runs it
+                return          # called from a task: a kernel reads a tensor of the backend that runs it
             self.waits += 1
             self._is_running = True
             try:
@@ -77,7 +78,7 @@ class DeferredQueues:
 
 
 class _Wait:
-    """A task behind which nothing runs before an event has passed."""
+    """A task that makes the tasks after it in its queue wait for an event."""
 
     def __init__(self, event: Event) -> None:
         self.event = event
@@ -88,7 +89,7 @@ class _Wait:
 
 
 class _Pass:
-    """The task that an event stands for."""
+    """The task that marks a recorded event as passed."""
 
     def __init__(self, event: DeferredEvent) -> None:
         self.event = event
@@ -98,10 +99,10 @@ class _Pass:
 
 
 class DeferredBackend(CpuBackend):
-    """A CPU that behaves as a device with a queue of its own; no other backend reads its memory.
+    """A CPU backend that behaves like a device with a queue; no other backend reads its memory.
 
-    `copies`: it copies to and from other deferred devices in its queue; otherwise copies go through the host.  What a
-    task raises is raised by the next `synchronize`; the tasks queued behind it are dropped.
+    `copies`: it copies to and from other deferred devices in its queue; otherwise copies go through the host.  An
+    exception of a task is raised by the next `synchronize`; the tasks queued after it are dropped.
     """
 
     concurrent_copies = True
@@ -135,7 +136,7 @@ class DeferredBackend(CpuBackend):
             self._drop()
 
     def _drop(self) -> None:
-        """Forget the queued tasks; their events pass, so that waits for them end."""
+        """Drop the queued tasks; their events pass, so that waits for them end."""
         for task in self.queue:
             if isinstance(task, _Pass):
                 task()
@@ -162,7 +163,7 @@ class DeferredBackend(CpuBackend):
     def event_synchronize(self, event: Event) -> None:
         self.queues.run_until(lambda: cast("DeferredEvent", event).passed)
 
-    # -- what is queued ------------------------------------------------------------
+    # -- operations that are queued ------------------------------------------------------------
 
     def set_tensor_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
         buffer, at = tensor.buffer, tensor.offset + offset

@@ -1,4 +1,4 @@
-"""Failures on demand: backends that fail the n-th allocation, copy or compute, for tests of recovery.
+"""Fault injection: makes the n-th allocation, copy or compute of a backend fail, for tests of recovery.
 
 `FaultPoints` counts operations and raises.  A backend calls `check_fault` at the start of each operation, so that a
 failed operation has changed nothing.
@@ -22,9 +22,9 @@ class FaultPoints:
     _due: dict[str, tuple[int, int]] | None = None
 
     def fail_at(self, kind: str, n: int, times: int = 1) -> None:
-        """Let the n-th operation of a kind from now fail: OutOfMemory for "alloc", else BackendError.
+        """Make the n-th operation of a kind from now on fail: OutOfMemory for "alloc", else BackendError.
 
-        `times` operations fail, one after the other.  `n` = 0 cancels the failures that are left.
+        `times` operations fail, one after the other.  `n` = 0 cancels the remaining failures.
         """
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}")
@@ -36,7 +36,7 @@ class FaultPoints:
 
     @property
     def pending_failures(self) -> dict[str, int]:
-        """How many operations of each kind are left until one fails."""
+        """{kind: n}: the n-th operation of that kind from now on will fail."""
         return {kind: n for kind, (n, times) in (self._due or {}).items() if times}
 
     def check_fault(self, kind: str, what: str, needed: int | None = None) -> None:

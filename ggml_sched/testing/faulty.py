@@ -13,7 +13,7 @@ __all__ = ["FaultyCpuBackend"]
 
 
 class FaultyCpuBackend(FaultPoints, CpuBackend):
-    """See `fail_at`."""
+    """A CpuBackend with the fault injection of `FaultPoints.fail_at`."""
 
     def alloc_buffer(self, size: int) -> CpuBuffer:
         self.check_fault("alloc", f"a buffer of {size} bytes", size)
