@@ -1,1 +1,1 @@
-"""Threads that work for backends and pipelines, and locks that a compute takes."""
+"""Worker threads of backends and pipelines, and locks for computes."""

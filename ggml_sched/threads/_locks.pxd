@@ -15,12 +15,12 @@ cdef extern from "pythread.h" nogil:
 
 
 cdef class OneAtATime:
-    cdef object busy, ended             # make the errors
+    cdef object busy, ended             # functions that return the exceptions to raise
     cdef readonly bint locked
     cdef public bint closed
 
 
 cdef class ForkLock:
-    cdef PyThread_type_lock lock        # owned
+    cdef PyThread_type_lock lock        # freed by __dealloc__
     cdef int pid                        # the process that made it
     cdef readonly bint locked

@@ -1,12 +1,12 @@
 # cython: language_level=3
-"""Locks that no signal leaves locked: one call at a time, and one that a fork unlocks.
+"""Locks that an exception of a signal handler cannot leave locked, and one that is free in the child after a fork.
 
-Owns the way in and out, compiled: a token takes several, and with cold caches a way in written in Python costs more
-than all that a scheduler decides.  Invariant: an exception that a signal handler raises, KeyboardInterrupt for one,
-comes either before a lock is taken, or inside the `with` block, or after it was given back.
+`__enter__` and `__exit__` are compiled, because a model takes several locks for each token, and with cold caches one
+`__enter__` in Python costs more than all decisions of the scheduler.  Invariant: an exception that a signal handler
+raises, such as KeyboardInterrupt, comes before the lock is taken, inside the `with` block, or after it is released.
 
-The interpreter runs signal handlers where a Python function begins and after each call.  Neither lies between the way
-in and the block, nor between the block and the way out.
+The interpreter runs signal handlers where a Python function begins and after each call.  With compiled methods neither
+is between taking the lock and the block, nor between the block and the release.
 """
 
 from cpython.exc cimport PyErr_CheckSignals
@@ -14,15 +14,17 @@ from posix.unistd cimport getpid
 
 
 cdef class OneAtATime:
-    """`OneAtATime(busy, ended)`: a second thread, or a callback, gets the error `busy()` instead of corruption;
-    every thread gets `ended()` once it is `closed`.
+    """`OneAtATime(busy, ended)`: a lock that raises instead of waiting.
+
+    Entering it while it is locked, from another thread or a callback, raises `busy()`; entering it once it is `closed`
+    raises `ended()`.
     """
 
     def __init__(self, busy not None, ended not None):
         self.busy, self.ended = busy, ended
 
     def __enter__(self):
-        # One thread at a time runs this: the interpreter's lock is held.
+        # No other thread runs this meanwhile: the interpreter's lock (GIL) is held.
         if self.locked:
             raise self.busy()
         if self.closed:
@@ -34,7 +36,7 @@ cdef class OneAtATime:
 
 
 cdef class ForkLock:
-    """A lock that others wait for, and that a fork cannot leave locked in the child."""
+    """A lock for which threads wait, and which is free in a child after a fork."""
 
     def __cinit__(self):
         self.lock = PyThread_allocate_lock()
@@ -50,7 +52,8 @@ cdef class ForkLock:
         cdef PyThread_type_lock fresh
         cdef PyLockStatus got
         if self.pid != getpid():
-            # The holder stayed in the parent.  The old lock is not freed: a lock that is held must not be.
+            # The thread that may hold the lock is not in this child.  The old lock is not freed: a held one must not
+            # be.
             fresh = PyThread_allocate_lock()
             if fresh == NULL:
                 raise MemoryError("no host memory for a lock")

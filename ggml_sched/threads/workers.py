@@ -1,7 +1,7 @@
-"""Threads that make the calls they are given: the one worker loop of this package.
+"""Worker threads, which execute functions from a queue.
 
-A crew is a few threads around one queue.  Threads are daemons and hold the queue only, so that a crew ends with
-`close` or with the last reference to it.  After a fork the child has none of them: look at `is_here`.
+A crew is a few threads that share one queue.  The threads are daemons and refer only to the queue, so that they end
+with `close`, or when the crew is freed.  After a fork they do not exist in the child: see `is_here`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from queue import SimpleQueue
 __all__ = ["Crew", "thread_count"]
 
 Call = Callable[[], object]
-"""Given to `put`, it reports by itself what goes wrong: it must not raise."""
+"""A function given to `put` must not raise; it reports errors itself."""
 
 
 def _serve(calls: SimpleQueue[Call | None]) -> None:
     while (call := calls.get()) is not None:
         call()
-        call = None     # nothing is kept alive while waiting
+        call = None     # the thread must not keep the function alive while it waits
 
 
 def _send_stops(calls: SimpleQueue[Call | None], threads: list[threading.Thread]) -> None:
@@ -33,7 +33,7 @@ def _send_stops(calls: SimpleQueue[Call | None], threads: list[threading.Thread]
 
 
 def _take_one(todo: list[Call], begun: list[None], ended: list[BaseException | None], done: SimpleQueue[None]) -> None:
-    """On a thread of a crew: make one of the calls, if one is left."""
+    """On a thread of a crew: execute one of the remaining calls, if any."""
     begun.append(None)
     call: Call | None = None
     error: BaseException | None = None
@@ -49,7 +49,7 @@ def _take_one(todo: list[Call], begun: list[None], ended: list[BaseException | N
 
 
 class Crew:
-    """A thread for each name; fewer, or none, where the host gives no more."""
+    """A thread for each name; fewer, or none, if the host starts no more."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.threads: list[threading.Thread] = []
@@ -60,27 +60,28 @@ class Crew:
         try:
             for name in names:
                 thread = threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True)
-                self.threads.append(thread)     # before it starts: an interrupt comes in between
+                self.threads.append(thread)     # before `start`: an interrupt may come between the two lines
                 thread.start()
         except RuntimeError as error:
             if error.__context__ is not None:
-                raise                           # an interrupt broke into threading's own waiting
+                raise                           # an interrupt during `start`, which waits for the thread
             self.threads.pop()
 
     @property
     def is_here(self) -> bool:
-        """Whether the threads are of this process, and not of the one that forked it."""
+        """Whether the threads belong to this process, and not to its parent before a fork."""
         return self._pid == os.getpid()
 
     def put(self, call: Call) -> None:
-        """Let one of the threads make a call, after those that were put before."""
+        """Queue a call for the threads, first in, first out."""
         self._calls.put(call)
 
     def share(self, calls: Sequence[Call], own: Call) -> None:
-        """Make calls that may raise, and `own` on the caller's thread; raises the first error.
+        """Execute calls that may raise on the threads, and `own` on the caller's thread; raises the first error.
 
-        Returns when none is at work any more: even an interrupt waits for that.  It may come between any two lines
-        here, so a thread itself records that it has begun and that it has ended; one that finds no call does nothing.
+        Returns or raises only when no call is running any more, even after an interrupt.  An interrupt may come between
+        any two lines of this function.  Therefore each thread records when it has begun and ended a call, and a thread
+        that finds no call left does nothing.
         """
         todo = list(calls)
         begun: list[None] = []
@@ -107,7 +108,7 @@ class Crew:
             raise errors[0]
 
     def close(self) -> None:
-        """Make the calls that were put, then end the threads; idempotent."""
+        """Wait until the queued calls are executed, and end the threads; idempotent."""
         threads = tuple(self.threads)
         if not self.is_here:
             self._stop.detach()
@@ -119,7 +120,10 @@ class Crew:
 
 
 def thread_count(n: int | None, most: int) -> int:
-    """A number of threads that a caller gave, at most `most`; None: the processors that this process may use."""
+    """The number of threads `n` that a caller gave, checked to be in 1 .. `most`.
+
+    None: as many as the process may use processors, at most `most`.
+    """
     if n is None:
         return min(most, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     if isinstance(n, bool) or not isinstance(n, int):
