@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 COLUMNS = ("lower", "upper", "size")
 MAX_SIZE = 2**63 - 1
-MAX_DIGITS = 60     # of a number: longer ones are nonsense, and int() of a million digits takes for ever
+MAX_DIGITS = 60     # of a number: int() of a million digits would take very long
 
 
 def add_parser(subparsers) -> argparse.ArgumentParser:

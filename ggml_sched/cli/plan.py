@@ -76,7 +76,7 @@ def _report(args: argparse.Namespace, config: str, n_layer: int) -> None:
 
 
 def layer_of(name: str) -> int | None:
-    """The layer that a resident tensor belongs to, by its name."""
+    """The layer of a resident, parsed from its name; None if the name has none."""
     found = LAYER.match(name)
     return int(found[1] or found[2]) if found else None
 
@@ -86,7 +86,7 @@ def n_layers(names: list[str]) -> int:
 
 
 def placement(config: str, backends: Sequence[Backend], n_layer: int) -> Callable[[str], Backend]:
-    """`place(name)`: where a configuration keeps a resident tensor."""
+    """A function that returns the backend of a resident, by its name, in a configuration."""
     gpus, cpu = backends[:-1], backends[-1]
 
     def place(name: str) -> Backend:

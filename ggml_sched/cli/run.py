@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 DEFAULT_N = 128
 DEFAULT_TEMPERATURE = 0.5
-"""Where the prompt is our own: its likeliest continuation repeats itself."""
+"""The temperature for the prompt of the small model; with 0 its continuation repeats itself."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if args.predict is not None and args.predict < 0:
         raise ValueError(f"-n {args.predict}: not a number of tokens")
     sampling = _sampling(args)
-    llama.Sampler(**sampling)       # what is wrong with these is known before anything is loaded
+    llama.Sampler(**sampling)       # raises for wrong values before the model is loaded
     with ExitStack() as stack:
         named = named_backends(args.backend, args.threads) if args.backend else [default_backend(args.threads)]
         for backend in named:
@@ -109,7 +109,7 @@ def _continue(args: argparse.Namespace, model: Model, loaded: float, sampling: d
 
 
 def _stream(generation: Generation, opening: Callable[[], object], ids: bool = False) -> int:
-    """Print pieces as they come; the exit code."""
+    """Print the pieces of text as they are generated; returns the exit code."""
     code = 0
     try:
         for i, piece in enumerate(generation):
@@ -125,7 +125,7 @@ def _stream(generation: Generation, opening: Callable[[], object], ids: bool = F
 
 
 def _write(text: str) -> None:
-    """Show a text at once, with question marks for what standard output has no bytes for."""
+    """Print a text and flush, with question marks for characters that standard output cannot encode."""
     try:
         sys.stdout.write(text)
     except UnicodeEncodeError:
@@ -135,7 +135,7 @@ def _write(text: str) -> None:
 
 
 def _chat(args: argparse.Namespace, model: Model, loaded: float, sampling: dict[str, Any]) -> int:
-    """A reply to each line, until the lines end or one is /exit."""
+    """Print a reply to each input line, until the end of input or the line /exit; returns the exit code."""
     messages = [{"role": "system", "content": args.system}] if args.system is not None else []
     is_terminal = sys.stdin.isatty()
     if is_terminal:
@@ -159,7 +159,7 @@ def _chat(args: argparse.Namespace, model: Model, loaded: float, sampling: dict[
         except (Error, KeyboardInterrupt) as error:
             if not is_terminal:
                 raise
-            # At a terminal the user can put it in another way.
+            # At a terminal the user can try another message.
             print(f"ggml-sched: {error}" if isinstance(error, Error) else "", file=sys.stderr, flush=True)
             messages.pop()
             continue
@@ -174,7 +174,7 @@ def _chat(args: argparse.Namespace, model: Model, loaded: float, sampling: dict[
 
 def _reply(args: argparse.Namespace, model: Model, messages: list[dict[str, str]],
            sampling: dict[str, Any]) -> Generation:
-    """What answers the last message; the oldest are forgotten as long as the conversation does not fit."""
+    """The reply to the last message; the oldest messages are removed until the conversation fits into the context."""
     first = 1 if args.system is not None else 0
     while True:
         generation = model.chat(messages, args.predict, stop=args.stop, shift=True, **sampling)
@@ -184,7 +184,7 @@ def _reply(args: argparse.Namespace, model: Model, messages: list[dict[str, str]
 
 
 def _opening(args: argparse.Namespace, model: Model) -> Callable[[], None]:
-    """Says once where the model runs: when it is certain that it does."""
+    """A function that prints once on which backends the model runs; called when the first text is generated."""
     said: list[bool] = []
 
     def say() -> None:
@@ -198,7 +198,7 @@ def _opening(args: argparse.Namespace, model: Model) -> Callable[[], None]:
 
 
 def _sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """What a Sampler takes, of the options that were given."""
+    """The arguments of a Sampler, from the options that were given."""
     given = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")}
     given = {name: value for name, value in given.items() if value is not None}
     return {"temperature": 0.0, **given, "seed": args.seed}

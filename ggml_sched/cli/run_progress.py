@@ -1,6 +1,6 @@
-"""A bar that shows the progress of loading, at a terminal, when loading takes a while.
+"""A progress bar for loading a model, shown at a terminal if loading takes longer than `PATIENCE`.
 
-Owns the bar.  Invariant: nothing is written unless standard error is a terminal.
+Invariant: nothing is written unless standard error is a terminal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PATIENCE = 0.5
 
 
 class Progress:
-    """A context manager whose `listener` a load calls.  The bar is `tqdm`'s; without it, there is none."""
+    """A context manager; `listener` is the callback for loading.  Without the package `tqdm` no bar is shown."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -24,7 +24,8 @@ class Progress:
 
     @property
     def listener(self) -> Callable[[int, int], None] | None:
-        """What to call with bytes done and in all; None where the output is no terminal: nothing is imported then."""
+        """A callback with (bytes loaded, bytes in all); None if standard error is no terminal, so that tqdm is not
+        imported."""
         return self._show if sys.stderr.isatty() else None
 
     def _show(self, done: int, total: int) -> None:
@@ -33,7 +34,7 @@ class Progress:
                 return
             self._bar = _new_bar(self.what, total)
             if self._bar is None:
-                self._start = float("inf")      # there is none to come
+                self._start = float("inf")      # tqdm is not installed: do not try again
                 return
         self._bar.update(done - self._bar.n)
 

@@ -1,6 +1,4 @@
-"""What `ggml-sched run --stats` prints: what the scheduler made of the graphs, memory, and times.
-
-Owns nothing.
+"""The output of `ggml-sched run --stats`: splits and copies of the graphs, memory, and times.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 def report(args: argparse.Namespace, model: Model, loaded: float,
            generations: Iterable[Generation]) -> None:
-    """Tables on standard error."""
+    """Print the tables to standard error."""
     stats = [generation.stats for generation in generations]
     n_prompt = max((s.n_prompt for s in stats), default=1)
     name = "a small model" if args.model is None else os.path.basename(args.model)
@@ -62,7 +60,7 @@ def _size(buffers: Mapping[Any, Any], backend: Backend) -> int:
 
 
 def _timed_plan(model: Model, graph: Graph, policy: str) -> tuple[Plan, float]:
-    """A plan made afresh, and the least time of three."""
+    """A plan made without a cache, and the shortest time of three runs."""
     from ggml_sched import Scheduler
 
     best = float("inf")
