@@ -1,6 +1,10 @@
 // CUDA's vector types, and its arithmetic that C++ lacks: conversions, bits, bytes in words, loads.
+//
 // Each function gives the GPU's result where CUDA defines it; the fast ones (`__expf`) are as exact as the host's.
-#pragma once #include <math.h> #include <stdint.h> #include <string.h>
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
 
 #include <type_traits>
 

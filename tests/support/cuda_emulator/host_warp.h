@@ -1,8 +1,10 @@
 // Operations among threads of a block: barriers, shuffles, votes, atomics on integers.
+//
 // Every wait records its line: threads that wait for each other at different lines are an error.  A lane outside the
-mask yields all ones (a NaN), where the hardware yields an undefined value.  Atomics are plain, since one thread runs at
-a time; // there are none on floats, whose sums would depend on the order of threads. #pragma once #include
-"host_fibers.h"
+// mask yields all ones (a NaN), where the hardware yields an undefined value.  Atomics are plain, since one thread runs
+// at a time; there are none on floats, whose sums would depend on the order of threads.
+#pragma once
+#include "host_fibers.h"
 
 [[gnu::unused]] static const int warpSize = 32;
 
