@@ -1,4 +1,4 @@
-"""What kernels promise: which ops run, on which types, and which sources may be overwritten."""
+"""Properties that kernels declare: supported ops and types, and sources that may be overwritten."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_a_bias_is_added_to_four_neighbours_at_once():
 
 @pytest.mark.parametrize("axis", range(4))
 def test_extents_beyond_32_bits(axis):
-    """Only the first elements are asked for: a tensor that has them all would be too large for a test."""
+    """Only the first elements are read: a tensor with memory for all would be too large for a test."""
     ne = [3, 5, 7, 2]
     nb = (4, 12, 60, 420)
     data, out = RNG.normal(size=(2, 7, 5, 3)).astype(np.float32), np.zeros((2, 7, 5, 3), np.float32)

@@ -18,7 +18,7 @@ RNG = np.random.default_rng(15)
 
 
 def run(node: gs.Tensor) -> int:
-    """Compute one node; returns how often the library was asked."""
+    """Compute one node; returns the number of library calls."""
     builder = cupy_kernels.build([node], blas=True)
     assert builder.work_size <= OPS[node.op].work(node)
     work, error, calls = np.full(builder.work_size + 256, 0xA5, np.uint8), np.zeros(1, FAULT), 0

@@ -1,7 +1,7 @@
 """The package's own kernels under AddressSanitizer and UndefinedBehaviorSanitizer, each tensor in memory of its own.
 
-Processes that are started for it run tests of ops: odd sizes, views, every type of weights.  Bugs that are planted in a
-copy of the sources have to end such a process, where they are.
+Processes that are started for it run tests of ops: odd sizes, views, every type of weights.  Bugs planted in a copy of
+the sources must end such a process, with a report of their line.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ PLANTED = {
 
 
 def results(cases: dict[str, tuple[str | None, tuple[str, ...], tuple[str, ...]]]) -> dict[str, tuple[int, str]]:
-    """(exit status, what was said) of tests in files with the kernels of a folder (None: the package's)."""
+    """(exit status, output) of tests in files with the kernels of a folder (None: the package's)."""
     given = [(folder, [str(HERE / f"test_cuda_{file}.py") for file in files], tests)
              for folder, files, tests in cases.values()]
     done = run_sanitized("address,undefined", CODE, json.dumps(given))

@@ -1,4 +1,4 @@
-"""Order of rows that one block can sort, and of those that it cannot."""
+"""ARGSORT and TOP_K of rows that fit one block, and of longer ones."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_what_was_given_may_change_at_once():
 
 
 def test_pinned_bytes_are_not_used_again_before_their_copy_is_done():
-    """Many times as much as the ring holds, without a wait that the caller asks for."""
+    """Many times the bytes of the staging ring, without a synchronize by the caller."""
     device = devices.device()
     stream = device.stream()
     ring = Uploads(device, stream, 4096)

@@ -1,4 +1,4 @@
-"""A CUDA backend's beginning and end: without CuPy, after a fork, closed in any order, after errors."""
+"""Creating and closing a CUDA backend: without CuPy, after a fork, in any order, after errors."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ BADLY = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """{case: (exit status, what was said)}; one process for each sanitizer, and a child of it for each case."""
+    """{case: (exit status, output)}; one process for each sanitizer, and a child of it for each case."""
     found = {}
     for kind in WELL:
         folder = tmp_path_factory.mktemp(kind)

@@ -136,7 +136,7 @@ def bench(tmp_path_factory):
 
 
 def results(bench, name: str, block: int, shape, dtype=np.int32, *args, grid: int = 1, first: bool = False):
-    """What a kernel writes, the same in all orders."""
+    """The data that a kernel writes, asserted to be equal in all thread orders."""
     seen = None
     for order in ORDERS:
         bench.device.order = order

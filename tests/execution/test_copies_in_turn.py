@@ -12,7 +12,7 @@ import ggml_sched as gs
 
 
 def rings(plan):
-    """{(copied tensor, backend): offsets of its places}."""
+    """{(copied tensor, backend): offsets of its copy slots}."""
     data, found = plan.data, {}
     for c, (like, backend) in enumerate(data.copies):
         ids = [data.n_tensors + c] + [data.n_tensors + data.n_copies + k for k, d in enumerate(data.ring) if d == c]
@@ -88,7 +88,7 @@ def test_every_slot_holds_its_compute_s_data():
 
 
 def test_a_slot_is_not_filled_while_a_compute_reads_it():
-    """With two places, the copies of the third compute wait for the first to end."""
+    """With two copy slots, the copies of the third compute wait for the first to end."""
     first, last, host = Gated("first"), Gated("last"), gs.CpuBackend(1, name="host")
     order = []
     original = last.cpy_tensor_from
@@ -215,7 +215,8 @@ def test_a_copy_is_made_again_after_a_failure():
 
 @pytest.mark.parametrize("queued", [False, True])
 def test_only_the_used_experts_of_a_streamed_mixture_travel(queued):
-    """Three layers of experts on the host, computed on a device that offloads them: too much to keep."""
+    """Three layers of experts on the host, computed on a device that offloads them and has too little memory to keep
+    them."""
 
     class Device(Counting):
         def offload_op(self, node):

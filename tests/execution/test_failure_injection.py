@@ -74,7 +74,7 @@ class World:
         return [self.scheduler.buffer_size(b) for b in self.backends]
 
     def check_accounts(self) -> None:
-        """What the backends gave out is what is held: weights, and the scheduler's arenas."""
+        """Assert that the backends' allocated memory is that of the weights and the scheduler's arenas."""
         assert [b.used for b in self.backends] == [r + s for r, s in zip(self.residents, self.sizes, strict=True)]
 
     def end(self) -> None:
@@ -119,7 +119,7 @@ SCENARIOS = {
 
 
 FAILURES = [(kind, 1) for kind in KINDS] + [("alloc", 2), ("alloc", 3), ("copy", 2)]
-"""A kind, and how many operations fail one after the other.
+"""A kind of operation, and how many of them fail in a row.
 
 An arena that does not fit beside the old one is tried again in its place, so one failed allocation may be survived.
 Two fail to grow; three, even to restore what was there.

@@ -159,7 +159,7 @@ class Chunks:
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 5)), min_size=2, max_size=40),
        st.sampled_from([32, 64]), st.integers(1, 6))
 def test_best_fit_over_all_chunks_as_a_slow_model_does_it(blocks, alignment, tight):
-    """Each tensor is made, and read once some steps later: where it went is where the model puts it."""
+    """Each tensor is computed, and read once some steps later; its chunk and offset are those of the model."""
     largest = 40 * 32 * tight
     backend = device(gs.DryBackend, "D", reads=["HOME"], alignment=alignment, max_buffer_size=largest)
     ctx, home = gs.Context(), gs.Context()
@@ -442,7 +442,7 @@ def test_tensors_of_no_bytes_take_none(policy):
 
 
 def test_in_place_through_a_view_with_an_offset_takes_the_right_bytes():
-    """A window of a tensor, changed in place by an op that the graph asks to be in place."""
+    """A window of a tensor, changed by an op that the graph makes in place."""
     backend = CpuDevice("CPU")
     ctx = gs.Context()
     x = ctx.tensor("f32", (4, 6), "x", input=True)

@@ -1,4 +1,4 @@
-"""Loading: choice of backend, context size and attention, and the log of each."""
+"""Loading: choice of backend, context size and attention."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_types_are_there(name):
 
 @pytest.mark.parametrize("extension", EXTENSIONS)
 def test_the_stub_names_everything_public(extension):
-    """A quick look; the soak test asks mypy."""
+    """A quick check by names; the soak test runs mypy."""
     module = EXTENSIONS[extension]
     stub = PACKAGE / f"{extension}.pyi"
     known = {}
@@ -123,7 +123,7 @@ def test_ci_runs_the_test_command_of_the_readme():
 
 OPTIONAL = re.compile(r"""(?:importorskip|find_spec)\(["'](\w+)|"""
                       r"""(ggml_here|find_nvrtc|op_results\.compute|op_results import \(?[\w\s,]*\bcompute)\b""")
-"""What a test asks for that may not be installed: a module, or what stands for one."""
+"""Optional requirements of tests that may be missing: modules, or the devices and tools that they stand for."""
 
 
 def test_ci_runs_again_what_asks_for_an_extra():

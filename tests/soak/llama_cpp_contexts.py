@@ -54,7 +54,7 @@ class Client(Engine):
         return found
 
     def context(self, **asked) -> Context:
-        """A context of USUAL or what is asked for; Refused where llama.cpp does not open it."""
+        """Open a context with USUAL's arguments, overridden by `asked`; raises Refused if llama.cpp opens none."""
         if self.job["turns"]:
             import ggml_sched.llama_cpp as ours
 
@@ -105,7 +105,8 @@ class Context:
                              for i in range(count)])
 
     def compute(self, entries: Sequence[tuple[int, int, int, bool]]) -> np.ndarray:
-        """A batch of (token, position, sequence, whether its row is asked for); Refused where llama.cpp says no."""
+        """Compute a batch of (token, position, sequence, whether its row is an output); raises Refused if llama.cpp
+        fails."""
         batch = self.api.llama_batch_init(len(entries), 0, 1)
         try:
             batch.n_tokens = len(entries)

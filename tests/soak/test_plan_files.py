@@ -1,6 +1,6 @@
 """Plan files with one number changed: each is refused, or every tensor reads as its value or not at all.
 
-What a compute gives is known from a graph whose tensors all have memory of their own.  A tensor that the true plan
+The expected results come from a graph whose tensors all have memory of their own.  A tensor that the true plan
 lets a caller read must be readable by an accepted plan, too, unless that plan places tensors elsewhere.
 """
 
@@ -35,7 +35,7 @@ def reads(built: Built) -> dict[int, bytes | None]:
 
 
 def computed(built: Built, backends: list, change=None) -> dict[int, bytes | None]:
-    """What can be read after a compute by the plan of the scheduler, or by a changed one that is adopted."""
+    """The results that can be read after a compute with the scheduler's plan, or with a changed plan that it adopts."""
     with gs.Scheduler(backends) as scheduler:
         for pick, node in enumerate(built.graph.nodes):
             if pick % 3 == 1:

@@ -119,7 +119,7 @@ def device(base: type[gs.Backend] = gs.CpuBackend, name: str = "CPU",
     after     by method, called with the call's arguments after it
     poison    the byte that fresh buffers are filled with
     refuses   ops that it does not support, beside those that `base` does not
-    offloads  ops that it wants to compute for others
+    offloads  ops that it offloads
     reads     backends, or names of backends, whose buffers it reads without copies
     attributes  fields set on the device, such as `concurrent_copies` or `buffer_from_ptr=None`
     """
