@@ -1,7 +1,7 @@
-"""DryBackend: addresses but no memory, so that a 70B model on four GPUs is planned on a laptop.
+"""DryBackend: addresses but no memory, so that a 70B model on four GPUs can be planned on a laptop.
 
 Writes and computes are accepted and do nothing; reading data raises BackendError.
-`fail_at` makes one of them fail.
+`fail_at` makes one of these operations fail.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["DryBackend"]
 
 
 _ROW_OPS = ("NORM", "GROUP_NORM", "L2_NORM", "DUP", "CONT", "REPEAT")
-"""Ops that ggml never computes in place although a kernel easily can; so can the gated units (GLU)."""
+"""Ops that ggml never computes in place and that are in place here, as are the gated units (GLU)."""
 
 
 class DryBuffer(Buffer):

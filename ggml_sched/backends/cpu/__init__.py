@@ -1,7 +1,7 @@
 """The CPU backend.
 
-    buffer       memory, the caller's or ours
-    oracle/      every kernel in NumPy: slow, complete, and what compiled kernels are compared with
+    buffer       memory, allocated here or the caller's
+    oracle/      every kernel in NumPy: slow and complete; compiled kernels are compared with these
     backend      CpuBackend, plans, run_nodes
 """
 

@@ -71,13 +71,13 @@ cdef class CallList:
     cdef gs_calls calls                 # owned
     cdef gs_tables tables
     cdef unsigned char *state           # owned; of each tensor of the table: CHECKED bits
-    cdef dict known                     # buffer: (address, size, writable), None if it cannot be used; keeps them alive,
+    cdef dict known                     # {buffer: (address, size, writable), None if unusable}; keeps buffers alive,
                                         # not their memory: see held
-    cdef BufferBase last                # the buffer looked at last, and what is known of it:
+    cdef BufferBase last                # the last buffer looked up, and its entry in `known`:
     cdef int64_t last_size              # -1 if it cannot be used
     cdef bint last_writable
     cdef object memory_of
-    cdef object scratch                 # where work memory comes from
+    cdef object scratch                 # allocates the work memory
     cdef object memory                  # keeps the work memory
     cdef gs_work work
     cdef int know(self, BufferBase buffer) except -1

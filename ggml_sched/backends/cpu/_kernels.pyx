@@ -1,7 +1,7 @@
 """Nodes as flat lists of compiled calls, and the threads that make them.
 
-Owns the pool and the lists; the kernels are in kernels/*.c and *.h.  A list is made once, when a graph is planned: only
-there are tensors looked at.  Running a stretch of it takes neither the GIL nor Python for a node.  Corresponds to
+Owns the pool and the lists; the kernels are in kernels/*.c and *.h.  A list is made once, when a graph is planned; only
+then are tensors read.  Running a part of a list runs no Python and holds no GIL.  Corresponds to
 ggml_cplan and ggml_threadpool.
 """
 
@@ -23,7 +23,7 @@ from ggml_sched.graph.hostdata import MAX_SHARED, endless
 cdef int64_t SHARED = MAX_SHARED
 
 
-# What is known of a tensor.
+# The state of a tensor, as bits.
 cdef enum:
     LOOKED_AT = 1
     READABLE = 2
@@ -38,7 +38,7 @@ def isa():
 cdef class Pool:
     """`Pool(n_threads)`: threads that share the parts of calls; n_threads counts the caller.
 
-    They start when there is something to share, and fewer where the host gives no more.
+    Threads start with the first run that has several parts; fewer where the host refuses to start more.
     """
 
     def __cinit__(self, int32_t n_threads):
@@ -61,7 +61,7 @@ cdef class Pool:
 
     @property
     def alive(self):
-        """Threads that have started and not ended; the caller is not one of them."""
+        """The number of running threads, without the caller."""
         return gs_pool_alive(self.pool)
 
     def close(self):
@@ -73,7 +73,7 @@ cdef class Pool:
 cdef class CallList:
     """`CallList(name, nodes, memory_of, scratch)`: the compiled calls of some nodes of the backend `name`.
 
-    `memory_of(buffer)` gives a uint8 array over a buffer's bytes, `scratch.take(shape, dtype)` the work memory.
+    `memory_of(buffer)` returns a uint8 array over a buffer's bytes, `scratch.take(shape, dtype)` work memory.
     """
 
     def __cinit__(self, str name not None, nodes, memory_of, scratch):
@@ -105,18 +105,18 @@ cdef class CallList:
 
     @property
     def buffers(self):
-        """The buffers that were looked at."""
+        """The buffers of all tensors checked so far."""
         return tuple(self.known)
 
     def held(self):
-        """The memory that calls read and write, as arrays: it stays while they do, also when a buffer is closed.
+        """The memory that calls read and write, as arrays, which keep it alive even if a buffer is closed.
 
         BackendError if a buffer is closed already.
         """
         return [self.memory_of(buffer) for buffer, entry in self.known.items() if entry is not None]
 
     cdef int know(self, BufferBase buffer) except -1:
-        """Let `last_*` be those of a buffer."""
+        """Set `last*` to a buffer and its address and size."""
         entry = self.known.get(buffer, self)
         if entry is self:
             try:
@@ -133,7 +133,7 @@ cdef class CallList:
         return 0
 
     cdef unsigned char look_at(self, Py_ssize_t t) except? 255:
-        """What can be done with a tensor of the table."""
+        """The state of tensor t of the table: whether kernels may read it, and write it."""
         cdef Tensor tensor = <Tensor>PyTuple_GET_ITEM(self.table.tensors, t)
         cdef BufferBase buffer = tensor.c_buffer()
         cdef const gs_node *node = &self.table.nodes[t]
@@ -164,10 +164,10 @@ cdef class CallList:
         return self.state[t] & (WRITABLE if writes else READABLE) != 0
 
     def add(self, Py_ssize_t first, Py_ssize_t stop):
-        """Append the calls of the nodes from `first` on: up to the one returned, which is the first before `stop` that
-        no compiled kernel computes or that something is wrong with, or `stop`.
+        """Append the calls of the nodes from `first` on, and return the index of the first node that was not added: one
+        without a compiled kernel, an invalid one, or `stop`.
 
-        Nodes are added in the order in which they run, those that others compute included.  IndexError, OutOfMemory.
+        Nodes are passed in the order of execution, including those that the oracle computes.  IndexError, OutOfMemory.
         """
         cdef const gs_node *node
         cdef Py_ssize_t i
@@ -180,7 +180,7 @@ cdef class CallList:
             if self.is_good(node):
                 status = gs_build_node(node, <int32_t>i, &self.calls, &self.tables)
             else:
-                self.tables.n = 0       # it lies outside of this plan, at an address that is not known
+                self.tables.n = 0       # its memory is outside this plan, at an unknown address: any table may be stale
             gs_forget_tables(&self.tables, node)
             if status == GS_NO_HOST_MEMORY:
                 tensor = self.table.tensors[i]
@@ -201,7 +201,7 @@ cdef class CallList:
         return True
 
     def prepare(self, int32_t n_threads):
-        """Take work memory for so many threads; OutOfMemory."""
+        """Allocate work memory for n_threads threads; OutOfMemory."""
         cdef int64_t size = 0
         if self.work.memory != NULL and n_threads <= self.work.n_threads:
             return
@@ -216,7 +216,7 @@ cdef class CallList:
         self.work.n_threads = n_threads
 
     def run(self, Pool pool not None, int32_t first, int32_t last):
-        """Make calls first .. last - 1; BackendError if a kernel finds a value that it must not use."""
+        """Run calls first .. last - 1; BackendError if a kernel finds an invalid value, as an id out of range."""
         cdef gs_fault fault
         cdef int32_t failed, n_threads = pool.n_threads
         if not 0 <= first <= last <= self.calls.n:
@@ -234,10 +234,10 @@ cdef class CallList:
 # Calls point to nodes that the caller of `add` keeps alive: nothing here is in a cycle.
 @cython.no_gc
 cdef class Products:
-    """Matrix products that run on threads of another pool, as those of a graph of ggml's (turns.h).
+    """Matrix products that run on the threads of another pool, such as ggml's (turns.h).
 
-    Nodes are added first, then `start` gives the turns of their calls, in the order in which they were added.  For each
-    run there is work memory of `work_size` bytes at a multiple of 64, and `begin` is given it.
+    Nodes are added first; then `start` returns the turns of their calls, in the same order.  Each run calls `begin`
+    with work memory of `work_size` bytes at a multiple of 64.
     """
 
     def __cinit__(self):
@@ -250,7 +250,8 @@ cdef class Products:
         free(self.turns)
 
     cdef int add(self, const gs_node *node) except -1:
-        """Append the calls of a MUL_MAT whose memory was checked: how many, 0: no kernel computes it; OutOfMemory."""
+        """Append the calls of a MUL_MAT whose memory was checked; returns their number, 0 without a kernel for it.
+        OutOfMemory."""
         cdef gs_tables tables
         cdef int32_t before = self.calls.n
         cdef int status
@@ -261,7 +262,7 @@ cdef class Products:
         return self.calls.n - before
 
     cdef gs_turn *start(self) except NULL:
-        """The turns of all calls, which stay where they are; nothing is added afterwards.  OutOfMemory."""
+        """The turns of all calls, at a fixed address; no node may be added afterwards.  OutOfMemory."""
         cdef int32_t i
         if self.turns == NULL:
             self.turns = <gs_turn *>calloc(max(self.calls.n, 1), sizeof(gs_turn))
@@ -273,7 +274,7 @@ cdef class Products:
         return self.turns
 
     cdef int64_t work_size(self, int32_t n_threads) except -1:
-        """Bytes of work memory for so many threads; OutOfMemory where 64 bits do not count them."""
+        """Bytes of work memory for n_threads threads; OutOfMemory if the number overflows 64 bits."""
         cdef int64_t size = 0
         if (gs_checked_mul(self.calls.scratch, n_threads, &size) != GS_OK
                 or gs_checked_add(size, self.calls.shared, &size) != GS_OK):
@@ -281,7 +282,7 @@ cdef class Products:
         return size
 
     cdef void begin(self, char *memory, int32_t n_threads) noexcept nogil:
-        """All parts of all calls are there to be taken, by n threads at most, over this work memory."""
+        """Begin a run: threads, n_threads at most, may take the parts of all calls, which use this work memory."""
         cdef int32_t i
         self.work.memory, self.work.n_threads = memory, n_threads
         for i in range(self.calls.n):

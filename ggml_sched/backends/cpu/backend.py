@@ -1,8 +1,8 @@
 """The CPU backend: memory, copies, and graphs run by the kernels of this package.
 
-A graph becomes steps: stretches of compiled calls, and between them, for nodes that have no
-compiled kernel, calls on numpy arrays (the oracle, which also says what is wrong with a node).
-A plan keeps its steps and its own work memory; without a plan they are made, run and forgotten,
+A graph becomes steps: stretches of compiled calls, and between them, for nodes without a
+compiled kernel, calls on numpy arrays (the oracle, which also raises the errors of invalid nodes).
+A plan keeps its steps and its own work memory; without a plan, steps are made, run and dropped,
 over one work memory of the backend that only grows.  Both run the same calls, so both compute
 the same bits.  Corresponds to ggml's CPU backend.
 """
@@ -69,7 +69,7 @@ def _named(backend_name: str, node: Tensor) -> Iterator[None]:
 class StagedLeafs:
     """Loads the inputs that a GraphAllocator placed: each before the first node that uses it.
 
-    Their memory may have held something else until then.  A scheduler loads its own.
+    Until then their memory may hold other tensors.  A scheduler loads its own inputs.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ def _load(leaf: Tensor) -> None:
 
 
 class Stretch:
-    """Neighbouring calls of a list, from `first` to the last that there is by now, made as one."""
+    """Consecutive calls of a list, from `first` to its present end, run as one step."""
 
     __slots__ = ("_calls", "_pool", "first", "last")
 
@@ -110,14 +110,14 @@ class Stretch:
 
 
 Step = tuple[Call, Tensor]
-"""What to call, and the node that it belongs to."""
+"""A function to call, and its node."""
 
 
 def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver,
              pool: Pool | None) -> tuple[list[Step], CallList | None, int]:
-    """All the steps of some nodes, the list of compiled calls, and how many nodes those compute.
+    """The steps of some nodes, the list of compiled calls, and the number of nodes that these compute.
 
-    Without a pool everything is the oracle's.
+    Without a pool the oracle computes all nodes.
     """
     staged = StagedLeafs()
     steps: list[Step] = []
@@ -146,7 +146,7 @@ def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver,
 
 
 def loads_of(nodes: tuple[Tensor, ...], staged: StagedLeafs) -> dict[int, list[Step]]:
-    """What is called besides kernels, by how many nodes have been computed before."""
+    """{number of nodes computed before: the loads that run then}."""
     found: dict[int, list[Step]] = {}
     number = 0
     for node in nodes:
@@ -179,7 +179,7 @@ class CpuPlan:
         self._freed = False
         with np.errstate(all="ignore"):
             self._steps, self._compiled, self.n_compiled = steps_of(nodes, resolver, pool)
-        # A plan that is a single stretch needs nothing of what surrounds calls on arrays.
+        # A plan of a single stretch runs without the error handling that calls on arrays need.
         self._flat = self._steps[0][0] if len(self._steps) == 1 and isinstance(self._steps[0][0], Stretch) else None
         self._buffers = tuple({*resolver.buffers, *(() if self._compiled is None else self._compiled.buffers)})
 
@@ -218,7 +218,7 @@ class CpuBackend(Backend):
     """Real memory and real compute on the host.
 
     `n_threads` counts the calling thread (None: the CPUs this process may use); `memory` bounds all
-    buffers together, in bytes; `kernels` is "compiled", or "numpy" for the slow ones that those are compared with.
+    buffers together, in bytes; `kernels` is "compiled", or "numpy" for the slow oracle, with which they are compared.
     """
 
     is_host = True
@@ -257,7 +257,7 @@ class CpuBackend(Backend):
         return buffer
 
     def buffer_from_ptr(self, source, size: int | None = None, usage: str = "any") -> CpuBuffer:
-        """A buffer over the caller's memory, which it keeps alive and never frees.
+        """A buffer over the caller's memory; the buffer keeps that memory alive and never frees it.
 
         `source` is a contiguous numpy array or anything else with the buffer protocol (read-only ones may
         hold weights), or an address with a `size` in bytes.  `base` is its real address, aligned or not.
@@ -339,7 +339,7 @@ class CpuBackend(Backend):
         return self._closed
 
     def close(self) -> None:
-        """Stop the threads and drop the work memory; buffers keep theirs until they are closed."""
+        """Stop the threads and drop the work memory; buffers keep their memory until they are closed."""
         with self._lock:
             self._closed = True
             self._lanes.close()
@@ -357,7 +357,7 @@ def run_nodes(nodes, memory_of: MemoryOf, *, name: str = "CPU", work: Work | Non
     """Compute nodes in order with the CPU kernels, over memory of any backend.
 
     For backends written in Python: `memory_of(buffer)` gives a uint8 array over all the bytes of a buffer
-    that a node uses, or raises PlacementError.  `name` stands in errors.
+    that a node uses, or raises PlacementError.  `name`: the backend's name in errors.
     """
     resolver = Resolver(name, work or Work(name), lanes or Lanes(1), memory_of)
     staged = StagedLeafs()

@@ -1,4 +1,4 @@
-"""Host memory: allocated here, or lent by a caller.
+"""Host memory: allocated here, or the caller's.
 
 Owns no bytes itself: a CpuBuffer holds a numpy uint8 array, and numpy counts the
 references.  Arrays made over `memory` keep it alive, so closing a buffer under them
@@ -21,7 +21,7 @@ __all__ = ["ALIGNMENT", "CpuBuffer", "address_of", "allocate", "copy_on_host", "
 
 ALIGNMENT = 64
 MOVES = ("set_tensor_async", "get_tensor_async", "set_tensor", "get_tensor", "synchronize")
-"""What a backend may do otherwise than by `Buffer.write` and `Buffer.read`."""
+"""Methods by which a backend may move data without `Buffer.write` and `Buffer.read`."""
 
 
 class CpuBuffer(Buffer):
@@ -74,12 +74,12 @@ class CpuBuffer(Buffer):
 
 
 def _is_left_as(mine: object, base: type, names: tuple[str, ...]) -> bool:
-    """Whether neither an object nor its class has attributes of its own in place of those of a base."""
+    """Whether an object and its class leave these attributes of the base class unchanged."""
     return not any(name in vars(mine) or getattr(type(mine), name) is not getattr(base, name) for name in names)
 
 
 def address_of(array: np.ndarray) -> int:
-    """Where its first byte lies (`array.ctypes.data` invents one for empty arrays)."""
+    """The address of an array's first byte (`array.ctypes.data` is arbitrary for empty arrays)."""
     return array.__array_interface__["data"][0]
 
 
@@ -134,7 +134,7 @@ def as_bytes(source) -> np.ndarray:
 
 
 def copy_on_host(src: Tensor, dst: Tensor) -> bool:
-    """Copy where both ends are host memory that we can see; only elements, not the gaps between them."""
+    """Copy where both tensors are in host memory with known addresses; only elements, not the gaps between them."""
     here, there = src.buffer, dst.buffer
     if here is None or there is None or not same_layout(src, dst):
         return False
@@ -145,7 +145,7 @@ def copy_on_host(src: Tensor, dst: Tensor) -> bool:
         return False
     if src.nbytes > min(a.nbytes - src.offset, b.nbytes - dst.offset):
         return False
-    # The other end may still be working on what is queued there.
+    # The other backend may have queued work on this memory.
     here.backend.synchronize()
     there.backend.synchronize()
     np.copyto(array_over(dst, b, dst.offset), array_over(src, a, src.offset))

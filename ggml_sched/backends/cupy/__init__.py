@@ -1,8 +1,8 @@
-"""CUDA devices under our plans: `CupyBackend`, kernels of our own, over CuPy.
+"""CUDA devices: `CupyBackend`, with kernels of this package, over CuPy.
 
-    device      the calls of a device, and its errors; real: over CuPy
-    kernels     CUDA C++, one source for both
-    ops, launch which nodes they compute, and with which launches
+    device      the interface of a device, and its errors; real: its implementation over CuPy
+    kernels     CUDA C++, one source for GPUs and for the host
+    ops, launch the nodes that kernels compute, and their launches
     staging     pinned memory between host and device
     buffer      memory of a device
     plan        the launches of a split, captured once and replayed

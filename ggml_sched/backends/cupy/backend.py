@@ -1,7 +1,7 @@
 """CupyBackend: a CUDA device with one queue, on which copies and replayed graphs follow each other.
 
-Nothing waits for the device but `synchronize`, `event_synchronize`, and what the host reads.  Invariant: host memory
-that the caller gave is never read or written by the device itself: bytes go through pinned memory (staging.py).
+Only `synchronize`, `event_synchronize` and reads by the host wait for the device.  Invariant: the device never reads
+or writes the caller's host memory itself: bytes go through pinned memory (staging.py).
 Corresponds to ggml's CUDA backend.
 
 Threads: every method takes the backend's lock for as long as it queues, and waits without it (queue.py).
@@ -31,7 +31,7 @@ __all__ = ["CupyBackend", "CupyEvent"]
 
 ALIGNMENT = 256
 OFFLOAD_COLUMNS = 32
-"""A matrix product of so many columns is worth bringing the weights here, as ggml has it."""
+"""Columns of a matrix product from which on copying its weights to the device pays, as in ggml."""
 
 
 class CupyBackend(DeviceQueue):
@@ -62,7 +62,7 @@ class CupyBackend(DeviceQueue):
         self.capture = bool(capture)
         self.repack = bool(repack)
         self.n_straightened = 0
-        """How often rearranged weights were brought into ggml's order, because another op reads them."""
+        """How often rearranged weights were converted back to ggml's order, because another op reads them."""
         self.used = 0
         self.work = WorkMemory()
         self._functions: dict[str, Function] = {}
@@ -83,7 +83,7 @@ class CupyBackend(DeviceQueue):
 
     @guarded
     def memory_available(self) -> int | None:
-        """Bytes that can still be allocated here: of the device, and of `memory`."""
+        """Bytes that can still be allocated: bounded by the device, and by `memory`."""
         free = self.device.memory()[0]
         return free if self.memory is None else min(free, self.memory - self.used)
 
@@ -96,7 +96,7 @@ class CupyBackend(DeviceQueue):
 
     @guarded
     def alloc_buffer(self, size: int) -> DeviceBuffer:
-        """`size` bytes at a multiple of 256; what is in them is not defined."""
+        """`size` uninitialised bytes at a multiple of 256."""
         if size < 0:
             raise ValueError(f"backend {self.name!r}: a buffer of {size} bytes")
         memory = self._take(size, f"{size} bytes needed")
@@ -104,7 +104,7 @@ class CupyBackend(DeviceQueue):
         return DeviceBuffer(self, memory, size)
 
     def release(self, memory: Memory, buffer: DeviceBuffer) -> None:
-        """Called by a buffer that closes: give its memory back when nothing uses it any more."""
+        """A closing buffer calls this: free its memory when no queued work uses it any more."""
         self.used -= buffer.size
         if not self._is_here:
             return
@@ -137,7 +137,7 @@ class CupyBackend(DeviceQueue):
         if size <= held:
             return
         self.settle()
-        # One area at a time: no launch that is queued reads what it holds.
+        # Only one area is allocated at a time; no queued launch reads the present one.
         self.work.exchange(None)
         self.used -= held
         self.work.exchange(self._take(size, f"work memory of {size} bytes needed"))
@@ -153,7 +153,7 @@ class CupyBackend(DeviceQueue):
         _buffer(tensor).read_later(tensor.offset + offset, out)
 
     def put_leaf(self, leaf: Tensor) -> None:
-        """Queue the bytes that the caller has set for an input; the lock is held."""
+        """Queue a copy of the bytes that the caller has set for an input; the lock is held."""
         data = as_bytes(leaf.stash)
         self._uploads.put(_buffer(leaf).address(leaf.offset, len(data)), data)
 
@@ -176,7 +176,7 @@ class CupyBackend(DeviceQueue):
             return False
         there.backend.synchronize()
         if self.is_bringing(data):
-            self.synchronize()      # the host reads now what was queued to go there
+            self.synchronize()      # queued copies to this host memory must be done before the host reads it
         _buffer(dst).write(dst.offset, data)
         return True
 
@@ -204,7 +204,7 @@ class CupyBackend(DeviceQueue):
 
     @queueing
     def _copy(self, src: Tensor, dst: Tensor, other: DeviceBuffer) -> None:
-        """Queue a copy from or to another buffer, which another backend may have."""
+        """Queue a copy from or to another buffer, possibly of another backend."""
         start = _buffer(src).address(src.offset, src.nbytes)
         to = _buffer(dst).address(dst.offset, src.nbytes)
         if other.backend is not self:
@@ -260,7 +260,7 @@ class CupyBackend(DeviceQueue):
         return plan
 
     def straighten(self, buffer: DeviceBuffer, part: packed.Part) -> None:
-        """Bring rearranged weights into ggml's order, at once; the lock is held.  Plans that read them so notice."""
+        """Convert rearranged weights to ggml's order, at once; the lock is held.  Plans that read them are rebuilt."""
 
         def get(start: int, size: int) -> np.ndarray:
             out = np.empty(size, np.uint8)
@@ -310,7 +310,7 @@ class CupyBackend(DeviceQueue):
             self._done, self._error = self._queued, None
             self.used -= self.work.size
             self._functions.clear()
-            # A device that is lost refuses each of these: nothing is left out for that.
+            # A lost device refuses each of these; all are still tried.
             for give_back in (*(plan.free for plan in list(self._plans)), lambda: self.work.exchange(None),
                               self.faults.free):
                 with suppress(DeviceError):
@@ -318,7 +318,7 @@ class CupyBackend(DeviceQueue):
             self._close_device()
 
     def _close_device(self) -> None:
-        """The device, if this backend opened it and nothing uses it any more."""
+        """Close the device, if this backend opened it and no buffer uses it any more."""
         if self._closed and self._is_own and not self._n_buffers:
             self.device.close()
 
@@ -341,18 +341,18 @@ def _buffer(tensor: Tensor) -> DeviceBuffer:
 
 
 def _is_packed(tensor: Tensor) -> bool:
-    """Whether weights that lie rearranged share bytes with a tensor."""
+    """Whether a tensor shares bytes with rearranged weights."""
     return bool(_buffer(tensor).packed.under(tensor))
 
 
 def _is_dense(src: Tensor, dst: Tensor) -> bool:
-    """Equal layouts without gaps: what lies in those may be other tensors'."""
+    """Whether both have equal layouts without gaps; bytes in gaps may belong to other tensors."""
     kind = src.type
     return same_layout(src, dst) and src.nbytes == src.n_elements // kind.block_size * kind.type_size
 
 
 def _host_bytes(tensor: Tensor) -> np.ndarray | None:
-    """The bytes of a tensor in host memory that we can see, uint8; None for any other."""
+    """The bytes (uint8) of a tensor in host memory with a known address; None for any other tensor."""
     memory = getattr(tensor.buffer, "memory", None)
     if tensor.buffer is None or not tensor.buffer.backend.is_host or not isinstance(memory, np.ndarray):
         return None

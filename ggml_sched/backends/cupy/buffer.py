@@ -1,7 +1,7 @@
 """Memory of a CUDA device: one allocation for each buffer.
 
-Invariant: it is given back only after everything that was queued on it, on any stream, is done.  Weights may lie
-rearranged in it (packed.py); bytes that are written and read here are always in ggml's order.
+Invariant: memory is freed only after all work queued on it, on any stream, is done.  Weights may be
+rearranged in it (packed.py); bytes that `write` and `read` take and return are always in ggml's order.
 Corresponds to ggml's buffer of the CUDA backend.
 """
 
@@ -43,7 +43,7 @@ class DeviceBuffer(Buffer):
         self._memory: Memory | None = memory
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Queue a copy of bytes; what is queued here later sees them, and `data` may change at once."""
+        """Queue a copy of bytes for work that is queued later; `data` may change once this returns."""
         if not len(data):
             return
         address, given = self.address(offset, len(data)), as_bytes(data)
@@ -62,7 +62,7 @@ class DeviceBuffer(Buffer):
         self.backend.synchronize()
 
     def read_later(self, offset: int, out: memoryview) -> None:
-        """Queue a copy of bytes into `out`; they are there when the backend was waited for."""
+        """Queue a copy of bytes into `out`; it is complete after `synchronize`."""
         if not len(out):
             return
         address, wanted = self.address(offset, len(out)), as_bytes(out)
@@ -77,11 +77,11 @@ class DeviceBuffer(Buffer):
                 packed.read(part, start, piece, self._fetch)
 
     def _put(self, start: int, data: np.ndarray) -> None:
-        """Bytes as they are to lie on the device."""
+        """Queue a copy of bytes to the device, without rearranging them."""
         self.backend.upload(self.base + start, data)
 
     def _fetch(self, start: int, size: int) -> np.ndarray:
-        """Bytes as they lie on the device."""
+        """The bytes on the device, without rearranging them."""
         out = np.empty(size, np.uint8)
         self.backend.download(out, self.base + start)
         self.backend.synchronize()
@@ -101,7 +101,7 @@ class DeviceBuffer(Buffer):
             self.packed.drop(tensor.offset)
 
     def is_packed(self, root: Tensor) -> bool:
-        """Whether the rows of a tensor lie in the order of repack.py."""
+        """Whether the rows of a tensor are stored in the order of repack.py."""
         return self.packed.find(root) is not None
 
     def free(self) -> None:
@@ -110,7 +110,7 @@ class DeviceBuffer(Buffer):
             self.backend.release(memory, self)
 
     def address(self, offset: int, size: int) -> int:
-        """Of a range on the device; BackendError outside the buffer, or when it is closed."""
+        """The device address of a range; BackendError outside the buffer, or when it is closed."""
         if self._memory is None:
             raise BackendError(f"a buffer of {self.size} bytes of backend {self.backend.name!r} is closed")
         if offset < 0 or offset > self.size - size:

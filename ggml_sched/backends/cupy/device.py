@@ -1,9 +1,9 @@
 """The device layer: the calls that the backend makes on a GPU, and no more.  `real` implements it over CuPy.
 
-Addresses are plain integers; sizes are bytes.  All work belongs to a stream and may run at any time until something
-waits for it: host memory that is not pinned is read before `copy_in` returns, pinned memory when the copy runs, so
-its bytes stay as they are until then.  What a GPU refuses while a stream is captured (waiting, allocating, pageable
-copies) raises `DeviceError`, and so does everything else that a device refuses; nothing here knows tensors.
+Addresses are plain integers; sizes are bytes.  All work belongs to a stream and may run at any time until a wait for
+the stream returns.  `copy_in` reads host memory that is not pinned before it returns, and pinned memory when the copy
+runs: until then its bytes must not change.  A call that a device refuses raises `DeviceError`, as do waits, allocations
+and pageable copies while a stream is captured.  This layer does not depend on tensors.
 
 ggml's name for it: the part of ggml-cuda below its ops (ggml_backend_cuda_context, its streams, events and graphs).
 """
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 ALIGNMENT = 256
-"""Of every allocation: what cudaMalloc promises."""
+"""The alignment of every allocation in bytes, which cudaMalloc guarantees."""
 
 MAX_ARGUMENTS = 4096
 """Bytes that the arguments of one kernel may take together."""
@@ -66,15 +66,15 @@ class Memory(ABC):
 
     @abstractmethod
     def free(self) -> None:
-        """Give it back, waiting for work of the device as cudaFree does.  Once is enough, twice does no harm."""
+        """Free it, after waiting for work of the device, as cudaFree does; idempotent."""
 
 
 class KernelArguments:
-    """The arguments of one launch, laid out once: a launch takes the values that stand here at that moment.
+    """The arguments of one launch, laid out once: a launch reads the values of that moment.
 
     `values[i]` is an array of shape (1,) over the bytes of argument i: writing `values[i][0]` changes the argument of
-    later launches (not of captured ones).  `pointers` holds the address of each, and `address` is that of `pointers`:
-    what cuLaunchKernel wants.
+    later launches (not of captured ones).  `pointers` holds the address of each, and `address` is that of `pointers`,
+    for cuLaunchKernel.
     """
 
     __slots__ = ("address", "block", "offsets", "pointers", "values")
@@ -102,19 +102,19 @@ class KernelArguments:
 
 
 class StreamEvent(ABC):
-    """A place in a stream.  One that was never recorded counts as passed."""
+    """A point in a stream.  An event that was never recorded counts as passed."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait until everything before the place of the last `Stream.record` is done."""
+        """Wait until all work before the point of the last `Stream.record` is done."""
 
     @abstractmethod
     def query(self) -> bool:
-        """Whether that is so, without waiting."""
+        """Whether that work is done, without waiting."""
 
 
 class CapturedGraph(ABC):
-    """Captured work: the addresses and arguments of then, the memory's contents of each launch."""
+    """Captured work, with the addresses and arguments of the capture; each launch reads the present memory."""
 
     @abstractmethod
     def launch(self, stream: Stream) -> None:
@@ -122,7 +122,7 @@ class CapturedGraph(ABC):
 
     @abstractmethod
     def free(self) -> None:
-        """Forget it; once is enough."""
+        """Free it; idempotent."""
 
 
 class Stream(ABC):
@@ -132,15 +132,15 @@ class Stream(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait for everything queued so far; raises what went wrong in it."""
+        """Wait for all work queued so far; raises its errors."""
 
     @abstractmethod
     def record(self, event: StreamEvent) -> None:
-        """Let the event stand for this place."""
+        """Record the event at the present end of the queue."""
 
     @abstractmethod
     def wait(self, event: StreamEvent) -> None:
-        """Run nothing that is queued from now on before the event's present place is reached; the host goes on."""
+        """Make work queued from now on wait for the event's present point; the host does not wait."""
 
     @abstractmethod
     def copy_in(self, memory_ptr: int, host: np.ndarray) -> None:
@@ -160,11 +160,11 @@ class Stream(ABC):
 
     @abstractmethod
     def begin_capture(self) -> None:
-        """From now on record what this thread queues here, instead of running it."""
+        """From now on record the work that this thread queues here, instead of running it."""
 
     @abstractmethod
     def end_capture(self) -> CapturedGraph:
-        """What was recorded.  After an error in between this raises DeviceError, and the stream works again."""
+        """The recorded work; DeviceError after an error during the capture.  The stream is usable again then."""
 
 
 class Function(ABC):
@@ -180,7 +180,7 @@ class Function(ABC):
     def launch(
         self, grid: Sequence[int], block: Sequence[int], packed: KernelArguments, shared: int, stream: Stream
     ) -> None:
-        """Queue it: blocks of the grid, threads of a block (x, y, z; what is left out is 1), `shared` bytes of
+        """Queue a launch: blocks of the grid, threads of a block (x, y, z; missing ones are 1), `shared` bytes of
         dynamic shared memory."""
 
 
@@ -209,8 +209,7 @@ class Blas(ABC):
 
 
 class Device(ABC):
-    """One GPU, or what stands in for it.  Only the thread that works with it needs to hold still: objects of one
-    device may be used from any thread, one at a time."""
+    """One GPU, or its simulation.  Objects of one device may be used from any thread, by one thread at a time."""
 
     name: str
     arch: str
@@ -233,7 +232,7 @@ class Device(ABC):
 
     @abstractmethod
     def stream(self) -> Stream:
-        """A new one, ordered with no other."""
+        """A new stream, not ordered with any other."""
 
     @abstractmethod
     def event(self) -> StreamEvent: ...
@@ -244,19 +243,19 @@ class Device(ABC):
 
     @abstractmethod
     def can_access(self, other: Device) -> bool:
-        """Whether copies between the two need no host."""
+        """Whether copies between the two devices work without host memory."""
 
     def blas(self) -> Blas | None:
-        """The device's library, where it has one."""
+        """The device's library of matrix products; None without one."""
         return None
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait for everything queued on it."""
+        """Wait for all work queued on the device."""
 
     @abstractmethod
     def close(self) -> None:
-        """Wait, and give everything back; once is enough."""
+        """Wait for all work, and free everything; idempotent."""
 
     def __enter__(self):
         return self

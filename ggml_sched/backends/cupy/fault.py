@@ -1,8 +1,8 @@
-"""What a kernel found wrong with the data: one word on the device, which names a node.
+"""Faults in data that kernels find: one word on the device, which names a node.
 
-Kernels write the first fault since the word was read last.  Every plan has numbers of its own for its nodes, so that
-the word says which node it was.  Invariants: numbers are not given again before what ran with them was looked at; a
-fault is raised once, however many threads have fetched the word before it was cleared.
+Kernels write the first fault since the last clear of the word.  Every plan has distinct numbers for its nodes, so that
+the word identifies the node.  Invariants: numbers are not reused before the faults of the work that ran with them were
+checked; a fault is raised once, however many threads have fetched the word before it was cleared.
 Callers hold the backend's lock.
 """
 
@@ -22,7 +22,7 @@ SIZE = FAULT.itemsize
 
 
 class Numbers:
-    """`first` and those after it: one for each of some nodes.  `is_over`: nothing runs with them any more."""
+    """Consecutive numbers from `first` on, one for each of some nodes.  `is_over`: nothing runs with them any more."""
 
     __slots__ = ("first", "is_over", "nodes")
 
@@ -36,7 +36,7 @@ class Numbers:
 
 
 class Fetched(NamedTuple):
-    """The word is on its way to the host, the `number`th time; `ran`: the computes it reports on (none: it is kept)."""
+    """The `number`th queued copy of the word to the host; `ran`: the computes that it reports on."""
 
     number: int
     ran: Mapping[Numbers, int]
@@ -51,12 +51,12 @@ class Faults:
         self._host = device.pinned(SIZE)
         self._host[:] = 0
         self._given: list[Numbers] = []
-        """Ascending; those of plans that are gone stay until they were looked at."""
+        """Ascending; those of freed plans stay until the word was checked after their last run."""
         self._ran: dict[Numbers, int] = {}
-        """Of what was queued since the word was read: the number of the run."""
+        """{numbers: the index of their last run}, for work queued since the last check of the word."""
         self._runs = 0
         self._fetches = self._told = 0
-        """How often the word was fetched; the first so many times it was before the last fault was forgotten."""
+        """How often the word was fetched; and how many of these fetches came before the last fault was cleared."""
         stream.fill(self._memory.ptr, 0, SIZE)
 
     @property
@@ -78,27 +78,27 @@ class Faults:
         return found
 
     def give_back(self, numbers: Numbers) -> None:
-        """Nothing will run with these numbers any more; idempotent."""
+        """Release numbers with which nothing will run any more; idempotent."""
         numbers.is_over = True
         if numbers not in self._ran and numbers in self._given:
             self._given.remove(numbers)
 
     def ran(self, numbers: Numbers) -> None:
-        """What has these numbers is queued."""
+        """Note that work with these numbers was queued."""
         self._runs += 1
         self._ran[numbers] = self._runs
 
     # -- the word -----------------------------------------------------------------
 
     def fetch(self) -> Fetched:
-        """Queue the word's way to the host, if something ran: what `check` takes once that is done."""
+        """Queue a copy of the word to the host, if something ran; returns the argument of a later `check`."""
         if self._ran:
             self._fetches += 1
             self._stream.copy_out(self._host, self._memory.ptr)
         return Fetched(self._fetches, dict(self._ran))
 
     def check(self, fetched: Fetched, backend_name: str) -> None:
-        """Look at the word that was fetched, or at a later one; BackendError for a fault, which is forgotten then."""
+        """Check the fetched word, or a later one; BackendError for a fault, which is then cleared."""
         if not fetched.ran:
             return
         fault = self._host.view(FAULT)[0]

@@ -1,9 +1,9 @@
-"""Launches: what a split runs on a device, as values, and the builder that ops append them to.
+"""Launches, the values that describe a split's work on a device, and the builder to which ops append them.
 
-Owns the seam between ops and devices.  A launch names a kernel ("module.function"), a grid, a block and arguments whose
-bits are final, but for two kinds of addresses that are known later: of the split's work memory (`Scratch`) and of the
-error word (`ErrorWord`).  Invariant: every argument has the exact C type of the kernel's parameter: numpy scalars and
-structs, never Python numbers, which have no width.
+Owns the interface between ops and devices.  A launch has a kernel ("module.function"), a grid, a block and arguments.
+All arguments are final except two kinds of addresses, which are known later: of the split's work memory (`Scratch`) and
+of the error word (`ErrorWord`).  Invariant: every argument has the exact C type of the kernel's parameter: numpy
+scalars and structs, never Python numbers, which have no width.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ FAULT = np.dtype([("position", "<i4"), ("source", "<i4"), ("value", "<i8"), ("li
 """`struct Fault` of common.cuh, the error word: all zeros while nothing is wrong."""
 
 ALIGNMENT = 256
-"""Of scratch memory, in bytes."""
+"""The alignment of scratch memory, in bytes."""
 
 MAX_BLOCKS = 1 << 16
-"""Of a grid over elements or rows: kernels fold what is more."""
+"""The most blocks of a grid over elements or rows; kernels loop over the rest."""
 
 FLAT = 256
-"""Threads of a block where they need not meet."""
+"""Threads of a block without barriers."""
 
 
 class ErrorWord(NamedTuple):
@@ -67,13 +67,13 @@ def _bound(arg, work: int, error: int):
 
 
 def no_work(node: Tensor) -> int:
-    """Of an op that needs no scratch memory."""
+    """0: the scratch memory of an op that needs none."""
     return 0
 
 
 class Op(NamedTuple):
-    """What is known about an op: which nodes it computes, how, which sources may be the result's memory (bit i: source
-    i, of equal layout), and the scratch memory that a node needs, in bytes, where no source lies over the result."""
+    """An op: which nodes it computes, the function that builds its launches, which sources may share the result's
+    memory (bit i: source i, of equal layout), and a node's scratch memory in bytes if no source overlaps the result."""
 
     fits: Callable[[Tensor], bool]
     build: Callable[[Builder, Tensor], None]
@@ -84,9 +84,9 @@ class Op(NamedTuple):
 class Group(NamedTuple):
     """A fused kernel: `ops` are those of its members in the order of the graph, no two groups have the same.
 
-    `find`: from a node and how its graph is wired (ops/groups.py) to the members whose last one it is, or None;
-    `build`: appends launches that compute the members and write what `Builder.is_needed`, or says False, where it
-    cannot (memory that overlaps), having appended nothing.
+    `find(node, wiring)` (ops/groups.py): the members of the group that ends with `node`, or None;
+    `build`: appends launches that compute the members and write those results that `Builder.is_needed`; returns False,
+    and appends nothing, if memory overlaps.
     """
 
     name: str
@@ -98,10 +98,9 @@ class Group(NamedTuple):
 class Builder:
     """The launches of one split.
 
-    `name` stands in errors; `owns` says whether kernels may use a buffer; `needed`: nodes whose data is read outside
-    of their group (None: all); `exact`: no activation is rounded to 8 bits; `blas`: launches of "blas.gemm" are
-    possible (see ops/library.py).  Memory of a node's scratch is taken again by the next node: `work_size` is the
-    largest.
+    `name`: the backend's, for errors; `owns(buffer)`: whether kernels may use a buffer; `needed`: nodes whose data is
+    read outside of their group (None: all); `exact`: no activation is rounded to 8 bits; `blas`: launches of
+    "blas.gemm" are possible (see ops/library.py).  All nodes use the same scratch memory: `work_size` is the largest.
     """
 
     error = ErrorWord()
@@ -126,7 +125,7 @@ class Builder:
     # -- nodes ------------------------------------------------------------------
 
     def begin(self, position: int, node: Tensor, inplace: int = 0) -> None:
-        """Launches from now on are those of `node`, at `position` in the split; its scratch starts anew."""
+        """Begin `node`, at `position` in the split: later launches belong to it, and its scratch starts empty."""
         self.position = np.int32(position)
         self._node = node
         self._tolerated = inplace
@@ -143,7 +142,7 @@ class Builder:
     # -- memory -----------------------------------------------------------------
 
     def place(self, t: Tensor) -> Place:
-        """Where a tensor lies; PlacementError, BackendError naming it."""
+        """The location of a tensor; PlacementError, BackendError naming it."""
         buffer = t.buffer
         label = self.describe(self._node if self._node is not None else t)
         if buffer is None:
@@ -163,8 +162,8 @@ class Builder:
         return Place(address, t.ne, t.nb)
 
     def source_place(self, node: Tensor, i: int) -> Place:
-        """Where source i of the node is to be read: a copy of it, made here, if it lies over the result in a way that
-        the op does not tolerate."""
+        """The location from which to read source i of the node: a copy, made here, if the source overlaps the result in
+        a way that the op does not tolerate."""
         t = node.src[i]
         place = self.place(t)
         if not self._clashes(node, i, place.address):
@@ -191,7 +190,7 @@ class Builder:
         return self.place(t).pointer()
 
     def _clashes(self, node: Tensor, i: int, address: int) -> bool:
-        """Whether writing the result may change source i before all of it was read."""
+        """Whether writing the result may change source i before it has been read completely."""
         t, start = node.src[i], self.place(node).address
         if address >= start + node.nbytes or start >= address + t.nbytes:
             return False
@@ -199,7 +198,7 @@ class Builder:
         return not (same and self._tolerated >> i & 1)
 
     def scratch(self, nbytes: int) -> Scratch:
-        """Work memory at a multiple of 256 bytes, this node's alone until the next begins."""
+        """Work memory at a multiple of 256 bytes, exclusive to this node until the next one begins."""
         self._kept = None
         start = self._used
         self._used = start + -(-nbytes // ALIGNMENT) * ALIGNMENT
@@ -211,12 +210,12 @@ class Builder:
         self._used = 0
 
     def keep(self, what: object, place: Place, nbytes: int, value: object) -> None:
-        """Let later nodes find in scratch memory what was made here of `nbytes` at `place`: `kept(what, place)` is
-        `value`, until some node takes scratch memory of its own, or writes there."""
+        """Let later nodes reuse data in scratch memory that this node computed from `nbytes` at `place`: `kept(what,
+        place)` returns `value`, until a node allocates scratch memory, or writes to these bytes."""
         self._kept = (what, place, nbytes, value, self._used)
 
     def kept(self, what: object, place: Place) -> object | None:
-        """What an earlier node left: see `keep`.  This node's own scratch memory begins behind it."""
+        """The value that an earlier node has kept: see `keep`.  This node's own scratch memory begins after it."""
         if self._kept is None or self._kept[:2] != (what, place):
             return None
         _, _, _, value, end = self._kept
@@ -224,7 +223,7 @@ class Builder:
         return value
 
     def written(self, node: Tensor) -> None:
-        """The memory of a node is written: nothing made of what was there is kept."""
+        """Drop kept data that was computed from memory that a node writes."""
         if self._kept is None or node.buffer is None:
             return
         _, place, nbytes, *_ = self._kept
@@ -243,7 +242,7 @@ class Builder:
         self.launches.append(Launch(kernel, _three(grid), _three(block), args, shared))
 
     def flat(self, kernel: str, n: int, *args) -> None:
-        """A launch of `n` threads, or of fewer that take turns; n == 0: none."""
+        """Append a launch over `n` elements, by n threads, or by fewer that loop; n == 0: none."""
         if n:
             block = min(FLAT, -(-n // 32) * 32)
             self.launch(kernel, (min(-(-n // block), MAX_BLOCKS),), (block,), *args)

@@ -1,8 +1,8 @@
-"""Which weights of a buffer are kept in the order that kernels read best, and the bytes of those.
+"""The weights of a buffer that are kept in the order that kernels read fastest, and access to their bytes.
 
-Owns that decision for one buffer: blocks of weights are rearranged (repack.py) from the moment that they have an
-address, until a node needs them as ggml has them.  Invariant: reads and writes of the buffer's bytes see
-ggml's order; only kernels for the other order see that one.
+Owns the list of these weights for one buffer: blocks of weights are rearranged (repack.py) from the moment that they
+have an address, until a node needs them in ggml's order.  Invariant: reads and writes of the buffer's bytes use
+ggml's order; only kernels for the other order read the rearranged bytes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ PIECE = 1 << 20
 """About so many bytes are rearranged at a time."""
 
 Get = Callable[[int, int], np.ndarray]
-"""(start, size) of bytes in the buffer, as they lie there."""
+"""`get(start, size)`: bytes of the buffer, as stored."""
 Put = Callable[[int, np.ndarray], None]
-"""Write bytes to a place in the buffer."""
+"""`put(start, data)`: write bytes to the buffer, as stored."""
 
 
 class Part(NamedTuple):
-    """Bytes [start, stop) of the buffer: those of a weight, of which each `unit` is rearranged for itself; the end of
-    one, where straightening it was broken off.
+    """Bytes [start, stop) of the buffer that are rearranged, each `unit` by itself: a weight, or its end if
+    straightening was interrupted.
     """
 
     start: int
@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 class PackedRows:
-    """The rearranged weights of one buffer, by where they lie."""
+    """The rearranged weights of one buffer, by their offsets."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -60,17 +60,17 @@ class PackedRows:
             insort(self._starts, start)
 
     def find(self, root: Tensor) -> Part | None:
-        """What there is of a tensor."""
+        """The rearranged part of a tensor, or None."""
         part = self._parts.get(root.offset) if self._parts else None
         return part if part is not None and (part.kind, part.ne) == (root.type, root.ne) else None
 
     def drop(self, start: int) -> None:
-        """What lies there is in ggml's order now."""
+        """Remove the part at `start`: its bytes are in ggml's order now."""
         if self._parts.pop(start, None) is not None:
             self._starts.remove(start)
 
     def straightened(self, part: Part, stop: int) -> None:
-        """Up to there a part is in ggml's order now; once is enough."""
+        """Note that a part is in ggml's order up to `stop`; idempotent."""
         parts = {start: one for start, one in self._parts.items() if one.stop != part.stop}
         if stop < part.stop:
             parts[stop] = part._replace(start=stop)
@@ -108,7 +108,7 @@ def _in_units(part: Part, start: int, size: int) -> Iterator[tuple[int, int, int
 
 
 def write(part: Part, start: int, data: np.ndarray, get: Get, put: Put) -> None:
-    """Write bytes in ggml's order; the rest of units that they begin or end in is fetched."""
+    """Write bytes in ggml's order; units that they cover in part are fetched first."""
     for at, n, first, last in _in_units(part, start, len(data)):
         rows = np.empty((last - first) // part.unit * part.unit, np.uint8)
         for edge in {first, last - part.unit}:
@@ -126,9 +126,9 @@ def read(part: Part, start: int, out: np.ndarray, get: Get) -> None:
 
 
 def straighten(part: Part, get: Get, put: Put, done: Callable[[int], None]) -> None:
-    """Bring all of it into ggml's order, where it lies; `done(stop)`: so far it is.
+    """Convert a part to ggml's order, in place; `done(stop)` is called with the end of the converted bytes.
 
-    What is broken off leaves a shorter part.
+    After an interrupt a shorter part is left.
     """
     step = max(PIECE // part.unit, 1) * part.unit
     for first in range(part.start, part.stop, step):

@@ -1,6 +1,6 @@
-"""Strided locations of elements, as kernels take them, and equal ones with fewer extents.
+"""Strided locations of elements, the arguments of kernels, and equal locations with fewer extents.
 
-Invariant: a place names bytes only; the builder checks that kernels may use them.
+Invariant: a `Place` only describes bytes; the builder checks that kernels may use them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def view_of(address: int, ne: Sequence[int], nb: Sequence[int]) -> np.ndarray:
 
 
 class Place(NamedTuple):
-    """Where elements lie: what becomes a View.  `scratch`: `address` counts from the start of the work memory."""
+    """The location of elements, from which a View is made.  `scratch`: `address` is an offset in the work memory."""
 
     address: int
     ne: tuple[int, ...]
@@ -62,15 +62,15 @@ class Place(NamedTuple):
 
 
 def unit_of(t: Tensor) -> int:
-    """The bytes that addresses and strides of a tensor have to be multiples of: what kernels load at once."""
+    """The bytes of a kernel's loads from a tensor, of which its address and strides must be multiples."""
     if not t.type.is_quantized:
         return t.type.type_size
     return 2 - t.type.type_size % 2
 
 
 def joined(ne: tuple[int, ...], places: Sequence[Place], size: int) -> tuple[tuple[int, ...], list[Place]]:
-    """The same elements with fewer extents: neighbours that lie without a gap everywhere are one.  `size`: bytes of an
-    element, the stride where there is only one."""
+    """The same elements with fewer extents: neighbouring extents without a gap in any place are joined.  `size`: bytes
+    of an element, the stride of a single element."""
     extents, strides = [1], [[size] * len(places)]
     for axis, n in enumerate(ne):
         here = [place.nb[axis] for place in places]

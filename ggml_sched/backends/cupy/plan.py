@@ -1,9 +1,8 @@
 """The launches of a split: resolved once, run eagerly first, then captured as a CUDA graph and replayed.
 
-Invariant: what is packed or captured holds the addresses of now: when the work memory has moved, arguments are packed
-and the graph is captured anew.  Inputs that change come to fixed addresses, so a replay stays right.
-A graph is only quicker: where it cannot be made or launched, for it takes memory of the device, the launches run as
-they are.
+Invariant: packed arguments and captured graphs hold the present addresses: when the work memory has moved, arguments
+are packed and the graph is captured anew.  Inputs are copied to fixed addresses, so a replay stays correct.
+A graph only saves time: where the device has no memory to make or launch it, the launches run one by one.
 Corresponds to ggml's ggml_cuda_graph.  Callers hold the backend's lock.
 """
 
@@ -30,19 +29,19 @@ __all__ = ["DevicePlan", "Load"]
 
 
 AGAIN = 4
-"""After a capture that failed, so many times the runs until then pass before the next."""
+"""After a failed capture, the next is tried when the plan has run AGAIN times as often as by then."""
 READ_PACKED = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")
-"""Ops whose first source may lie rearranged."""
+"""Ops whose first source may be rearranged weights."""
 
 
 class Load(NamedTuple):
-    """Bring what the caller has set for an input that a GraphAllocator placed."""
+    """Load the data that the caller has set for an input that a GraphAllocator placed."""
 
     leaf: Tensor
 
 
 class Overwrite(NamedTuple):
-    """From now on a node has written to such an input."""
+    """A node has written to such an input, which is not loaded again."""
 
     leaf: Tensor
 
@@ -64,9 +63,9 @@ class _Ready(NamedTuple):
 
 
 def staged_leafs(nodes: Sequence[Tensor]) -> dict[int, list[Load | Overwrite]]:
-    """What comes before the node at a position: inputs whose memory may have held something else until then.
+    """{position of a node: loads and overwrites before it}, of inputs whose memory may hold other tensors until then.
 
-    Only a GraphAllocator leaves that to backends; a scheduler loads by itself.
+    Backends load only inputs that a GraphAllocator placed; a scheduler loads its own.
     """
     met: set[Tensor] = set()
     found: dict[int, list[Load | Overwrite]] = {}
@@ -84,7 +83,7 @@ def staged_leafs(nodes: Sequence[Tensor]) -> dict[int, list[Load | Overwrite]]:
 
 
 def straighten_for(backend: CupyBackend, nodes: Sequence[Tensor]) -> None:
-    """Let rearranged weights lie as ggml has them where a node cannot use them otherwise."""
+    """Convert rearranged weights to ggml's order if a node cannot read the other order."""
     for node in nodes:
         if not node.computes:
             continue
@@ -97,7 +96,7 @@ def straighten_for(backend: CupyBackend, nodes: Sequence[Tensor]) -> None:
 
 
 def _is_whole(t: Tensor) -> bool:
-    """Whether this is rearranged weights, or whole rows of some."""
+    """Whether a tensor is a rearranged weight, or whole rows of one."""
     try:
         return is_packed(t)
     except UnsupportedOp:
@@ -107,8 +106,8 @@ def _is_whole(t: Tensor) -> bool:
 class DevicePlan:
     """Launches for `nodes` at the addresses that they have now.
 
-    `groups`, `needed`: as GraphView has them.  `work_size`: bytes of work memory; `captures`: how often it was
-    captured; `graph`: what is replayed.
+    `groups`, `needed`: as in GraphView.  `work_size`: bytes of work memory; `captures`: the number of captures;
+    `graph`: the captured graph, or None.
     """
 
     def __init__(self, backend: CupyBackend, nodes: Sequence[Tensor], numbers: Numbers,
@@ -127,7 +126,7 @@ class DevicePlan:
         self._build(backend)
 
     def _build(self, backend: CupyBackend) -> None:
-        """The launches, for weights as they lie now.  What interrupts this leaves a plan that is built again."""
+        """Build the launches, for the present order of weights.  After an interrupt the next use builds them again."""
         nodes, numbers = self._nodes, self.numbers
         self._straightened = -1
         straighten_for(backend, nodes)
@@ -160,7 +159,7 @@ class DevicePlan:
         self._straightened = straightened
 
     def refresh(self, backend: CupyBackend) -> None:
-        """Build it again if weights have been brought into another order since."""
+        """Build the launches again if the order of weights has changed since."""
         if self._straightened != backend.n_straightened:
             graph, self.graph = self.graph, None
             self._build(backend)
@@ -180,7 +179,7 @@ class DevicePlan:
             graph.free()
 
     def check(self, name: str) -> None:
-        """BackendError for a plan that was freed, PlacementError for one whose memory is gone."""
+        """BackendError for a freed plan, PlacementError for one with a closed buffer."""
         if self.freed:
             raise BackendError(f"backend {name!r}: this graph plan was freed")
         for buffer in self._buffers:
@@ -189,7 +188,7 @@ class DevicePlan:
                                      f"{buffer.backend.name!r} ({buffer.size} bytes) that is closed")
 
     def run(self, backend: CupyBackend) -> None:
-        """Queue it: what is right from the first run on, and quick from the third on."""
+        """Queue the launches: correct from the first run on, fast (as a graph) from the third on."""
         generation = backend.work.generation if self.work_size else 0
         if self._generation != generation:
             self._pack(backend, generation)
@@ -200,7 +199,7 @@ class DevicePlan:
         self._runs += 1
 
     def _replay(self, stream: Stream) -> bool:
-        """Queue the graph; if the device refuses, it is gone, and nothing is queued."""
+        """Queue the graph; if the device refuses, drop the graph and queue nothing."""
         try:
             self.graph.launch(stream)
         except DeviceError:
@@ -209,7 +208,7 @@ class DevicePlan:
         return True
 
     def _fall_back(self) -> None:
-        """Without a graph for a while: there may be memory for one later."""
+        """Drop the graph for some runs: there may be memory for one later."""
         graph, self.graph = self.graph, None
         self._capture_at = AGAIN * self._runs
         if graph is not None:
@@ -217,7 +216,7 @@ class DevicePlan:
                 graph.free()
 
     def _pack(self, backend: CupyBackend, generation: int) -> None:
-        """Arguments with the addresses that work memory and error word have now."""
+        """Pack arguments with the present addresses of work memory and error word."""
         ready: list[_Ready | _Product | Load | Overwrite] = []
         for step in self._steps:
             if not isinstance(step, Launch):
@@ -247,7 +246,7 @@ class DevicePlan:
                 backend.put_leaf(step.leaf)
 
     def _capture(self, stream: Stream) -> None:
-        """Make the graph, if the device lets us."""
+        """Capture the graph, if the device has memory for it."""
         try:
             stream.begin_capture()
             try:

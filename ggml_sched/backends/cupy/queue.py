@@ -1,8 +1,8 @@
 """The one queue of a CUDA device: copies and launches in order, and the waits between them.
 
-Owns the stream, the pinned memory of copies, the word of faults, and the lock around them.  Invariant: bytes of the
-caller are copied to or from pinned memory by the host; what was queued is done when an event recorded behind it has
-passed *and* the host has taken its downloads out of pinned memory, which waiting for the event does.
+Owns the stream, the pinned memory of copies, the word of faults, and the lock around them.  Invariant: the host copies
+the caller's bytes to or from pinned memory; queued work is done when an event recorded after it has passed *and* the
+host has copied its downloads out of pinned memory, which waiting for the event does.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Method = TypeVar("Method", bound=Callable)
 
 
 def guarded(method: Method) -> Method:
-    """A method that has the lock, on a backend that is open and of this process; errors of the device name it."""
+    """A method that holds the lock and checks that the backend is open and of this process; its errors name it."""
 
     @wraps(method)
     def call(self, *args):
-        # Not by way of a helper: a signal must find the lock either not taken, or in the hands of `with`.
+        # No helper function: a signal must find the lock either free, or held by this `with`.
         with self._lock:
             if self._closed or self._pid != os.getpid():
                 self._refuse()
@@ -60,7 +60,7 @@ def queueing(method: Method) -> Method:
 
 
 class CupyEvent(Event):
-    """`event` of the device; the first `n_downloads` copies to the host belong to what it stands for."""
+    """`event` of the device; the work before it includes the first `n_downloads` copies to the host."""
 
     def __init__(self, backend: DeviceQueue) -> None:
         super().__init__(backend)
@@ -69,7 +69,7 @@ class CupyEvent(Event):
 
 
 class DeviceQueue(Backend):
-    """What a CUDA backend is apart from memory and computing."""
+    """The part of a CUDA backend without memory and computing."""
 
     device: Device
 
@@ -85,7 +85,7 @@ class DeviceQueue(Backend):
         self._error: DeviceError | None = None
         """An error that could not be raised where it happened."""
         self._queued = self._done = 0
-        """How often something was queued, and how much of it was waited for."""
+        """The number of queued operations, and how many of them are known to be done."""
         self.stream = device.stream()
         faults = None
         try:
@@ -115,8 +115,8 @@ class DeviceQueue(Backend):
     # -- order --------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Wait until everything queued here is done; BackendError for what went wrong in it, and for data that a
-        kernel must not use (a row that is not there), naming the node."""
+        """Wait until all queued work is done; BackendError for its errors, and for invalid data that a kernel found
+        (an id out of range), naming the node."""
         if self._queued == self._done and self._error is None and self._is_here:
             return          # a backend that is closed has nothing queued
         queued, n_downloads, fetched = self._end_of_queue()
@@ -131,12 +131,12 @@ class DeviceQueue(Backend):
 
     @guarded
     def _end_of_queue(self) -> tuple[int, int, Fetched]:
-        """What is done when everything queued by now is."""
+        """The present numbers of queued operations and downloads, and a queued copy of the fault word."""
         return self._queued, self._downloads.number, self.faults.fetch()
 
     @guarded
     def _passed(self, queued: int, n_downloads: int, fetched: Fetched) -> None:
-        """The host has waited for so much."""
+        """Note that this much queued work is done; copy out downloads, and check the fault word."""
         self._done = max(self._done, queued)
         error, self._error = self._error, None
         if error is not None:
@@ -152,12 +152,12 @@ class DeviceQueue(Backend):
 
     @guarded
     def _give_up(self, queued: int) -> None:
-        """So much has failed: what was to be fetched will not come."""
+        """Note that this much queued work has failed; its downloads are dropped."""
         self._done = max(self._done, queued)
         self._downloads.drop()
 
     def settle(self) -> None:
-        """Wait, for memory that is about to go; what went wrong is raised by `synchronize`."""
+        """Wait before memory is freed; `synchronize` raises the errors."""
         try:
             self.stream.synchronize()
         except DeviceError as error:
@@ -173,7 +173,7 @@ class DeviceQueue(Backend):
         event.n_downloads = self._downloads.number
 
     def event_here(self) -> CupyEvent:
-        """An event that stands for everything queued so far."""
+        """A new event, recorded after all work queued so far."""
         event = self.event_new()
         self.event_record(event)
         return event
@@ -210,12 +210,12 @@ class DeviceQueue(Backend):
         self._downloads.finish(event.n_downloads)
 
     def is_downloading(self, event: CupyEvent) -> bool:
-        """Whether the host has still to take what the event stands for out of pinned memory."""
+        """Whether downloads queued before the event are still to be copied out of pinned memory."""
         return self._downloads.is_waiting(event.n_downloads)
 
     @guarded
     def is_bringing(self, data: np.ndarray) -> bool:
-        """Whether the host has still to put something that was queued into these bytes of its memory."""
+        """Whether queued downloads are still to be copied to these bytes of host memory."""
         return self._downloads.is_bound_for(data)
 
     # -- locking --------------------------------------------------------------------

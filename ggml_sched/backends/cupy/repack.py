@@ -1,6 +1,6 @@
-"""Rows of weights in an order that a GPU reads in words of 16 bytes, inside the bytes that they have anyway.
+"""Rearranges rows of weights so that a GPU reads them in words of 16 bytes, without more memory.
 
-Of blocks that follow each other the first field of each comes first, then the second of each, and so on: `TOGETHER`
+Of consecutive blocks the first field of each block comes first, then the second of each, and so on: `TOGETHER`
 blocks are as long as before, but each field starts at a multiple of 16 bytes.  Owns that order, for the host;
 kernels/blocks.cuh reads it.  Rows stay rows: nothing moves out of a row, and rows that are no multiple of so many
 blocks stay as ggml has them, as do types whose fields lie well already.
@@ -35,7 +35,7 @@ _MANY = {Type.MXFP4: 16}
 
 
 def together(kind: Type) -> int:
-    """How many blocks are rearranged as one."""
+    """The number of blocks that are rearranged together."""
     return _MANY.get(kind, 8)
 
 
@@ -50,7 +50,7 @@ def repack(rows: np.ndarray, kind: Type) -> np.ndarray:
 
 
 def unpack(rows: np.ndarray, kind: Type) -> np.ndarray:
-    """The other way."""
+    """The inverse of `repack`."""
     return _fields(rows, kind, packing=False)
 
 
@@ -75,7 +75,7 @@ def _fields(rows: np.ndarray, kind: Type, packing: bool) -> np.ndarray:
 
 
 def is_packed(t: Tensor) -> bool:
-    """Whether the rows of a tensor lie in this order.
+    """Whether the rows of a tensor are stored in this order.
 
     UnsupportedOp for a view that starts or ends within blocks that were rearranged together.
     """

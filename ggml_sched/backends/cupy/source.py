@@ -1,4 +1,4 @@
-"""Where kernel sources are and what their text is, includes put in: one text is what a compiler and a cache see.
+"""Reads kernel sources and inserts their includes, so that compiler and cache receive one text for each kernel file.
 
 Only quoted includes are known, each taken once, relative to the file that names it; `#line` keeps errors at home.
 Imports nothing of the package: tools/check_cuda.py reads kernels where the package is not built.

@@ -1,7 +1,7 @@
-"""Pinned memory between the host and a device: what is sent is copied here first, what is fetched arrives here.
+"""Pinned memory between the host and a device, through which all copies between both go.
 
-A copy from pinned memory runs later than it was queued and reads the bytes of that time.  Invariant: no byte is
-written or handed out again before the copy that uses it is done.  Callers hold the backend's lock.
+A queued copy reads pinned memory when it runs.  Invariant: no byte of pinned memory is written or reused before the
+copy that uses it is done.  Callers hold the backend's lock.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ggml_sched.backends.cupy.device import Device, Stream, StreamEvent
 __all__ = ["Downloads", "Uploads"]
 
 ALIGNMENT = 256
-"""Of each piece, in bytes."""
+"""The alignment of each piece, in bytes."""
 N_SEGMENTS = 4
 
 
 class Uploads:
-    """A ring of pinned segments.  An event is recorded behind the copies of a segment when the ring leaves it, and has
-    passed before the ring comes back.
+    """A ring of pinned segments.  When a segment is full, an event is recorded after its copies; the segment is reused
+    only when this event has passed.
 
-    `n_waits` counts how often the host had to wait for that.
+    `n_waits` counts how often the host had to wait for such an event.
     """
 
     def __init__(self, device: Device, stream: Stream, size: int) -> None:
@@ -42,12 +42,12 @@ class Uploads:
         while done < size:
             room = self._end - self._at
             if room < min(size - done, self._segment):
-                # What is small goes in one copy; what is large takes whole segments.
+                # Small data goes in one copy; large data takes whole segments.
                 self._turn()
                 room = self._segment
             n = min(size - done, room)
             start = self._at
-            # Taken before it is used: an interrupt may come in between.
+            # The piece is reserved before it is used: an interrupt may come in between.
             self._at = start + -(-n // ALIGNMENT) * ALIGNMENT
             part = self._memory[start : start + n]
             part[:] = data[done : done + n] if done or n < size else data
@@ -68,7 +68,7 @@ class Uploads:
 
 
 class Downloads:
-    """Copies to the host, which are complete when the host has taken them out of pinned memory: `finish`.
+    """Copies to the host, which are complete when `finish` has copied them out of pinned memory.
 
     `number` counts the copies that were queued.
     """
@@ -109,12 +109,12 @@ class Downloads:
         return any(np.may_share_memory(out, data) for _, _, out in self._waiting)
 
     def finish(self, number: int) -> None:
-        """Hand out the first `number` copies, which the device has done."""
+        """Copy the first `number` copies, which the device has done, to their destinations."""
         while self._waiting and self._waiting[0][0] <= number:
             _, part, out = self._waiting[0]
             out[:] = part
             self._waiting.popleft()
 
     def drop(self) -> None:
-        """Forget what is under way: the device has failed, or nothing waits for it any more."""
+        """Drop unfinished copies: the device has failed, or nothing waits for them any more."""
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""Work memory: what kernels keep between the launches of a node, one area for all plans of a backend.
+"""Work memory, which kernels use between the launches of a node: one area for all plans of a backend.
 
 It only grows.  Nothing in it outlives a node, and a backend has one queue, so plans share it.  `generation` changes
 with its address: arguments that hold the address, and captured graphs, are made anew.
@@ -12,7 +12,7 @@ __all__ = ["WorkMemory"]
 
 
 class WorkMemory:
-    """`address` and `size` of the area; the backend says what memory there is (`take`, `give_back` of `memory`)."""
+    """`address` and `size` of the area, which the backend allocates and bounds."""
 
     def __init__(self) -> None:
         self.generation = 0
@@ -27,7 +27,7 @@ class WorkMemory:
         return 0 if self._memory is None else self._memory.ptr
 
     def exchange(self, memory: Memory | None) -> None:
-        """Another area in place of this one, which nothing queued uses any more."""
+        """Replace the area, which no queued work uses any more, by another one."""
         old, self._memory = self._memory, memory
         self.generation += 1
         if old is not None:

@@ -1,9 +1,9 @@
-"""ggml's own kernels under our plans: `GgmlBackend`, over the shared libraries of an installed ggml.
+"""ggml's own kernels: `GgmlBackend`, over the shared libraries of an installed ggml.
 
-    library          finding, loading and querying the libraries; probe: whether their structs are as declared here
-    _ggml            a split as ggml graphs over our addresses, compiled once; ids checked before each replay
-    supported_ops.h  which nodes ggml computes, and computes right
-    rows.h           ids that name no row; our ARGSORT, TOP_K and ARGMAX
+    library          finding, loading and querying the libraries; probe: checks the layout of their structs
+    _ggml            a split as ggml graphs over the plan's addresses, compiled once; ids checked before each replay
+    supported_ops.h  the nodes that ggml computes correctly
+    rows.h           checks of row ids; ARGSORT, TOP_K and ARGMAX of this package
     abi.h            declarations of ggml's structs and functions
     buffer           host memory with repacked weights, or memory of a device
     backend          GgmlBackend

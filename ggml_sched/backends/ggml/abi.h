@@ -1,8 +1,8 @@
-/* ggml_sched/backends/ggml/abi.h -- what we take ggml's memory layout and functions to be.
+/* ggml_sched/backends/ggml/abi.h -- declarations of ggml's structs and functions.
  *
- * ggml's headers are not needed to build: the few structs that cross the border are declared here, and a library is
- * used only after probe.py has found every field where this file says it is.  Functions come from dlsym, in a table of
- * pointers; nothing here is linked.
+ * ggml's headers are not needed to build: the few structs exchanged with the library are declared here, and a library
+ * is used only after probe.py has found every field where this file says it is.  Functions come from dlsym, in a table
+ * of pointers; nothing here is linked.
  */
 #ifndef GGML_SCHED_BACKENDS_GGML_ABI_H
 #define GGML_SCHED_BACKENDS_GGML_ABI_H

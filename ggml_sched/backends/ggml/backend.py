@@ -38,7 +38,7 @@ from ggml_sched.threads.workers import Crew, thread_count
 __all__ = ["GgmlBackend"]
 
 MAX_THREADS = 512
-"""As ggml has it."""
+"""ggml's limit (GGML_MAX_N_THREADS)."""
 OWN_COLUMNS = 32
 """Columns of the products by quantised weights that CpuBackend's kernels compute: those of prompts."""
 STARTED_IN = os.getpid()
@@ -85,7 +85,7 @@ class GgmlBackend(GgmlBase, Backend):
         """`size`: how many threads OpenMP has been let start for the calling thread."""
         self._device = Device(self.library.api, self.device.handle, thread_count(n_threads, MAX_THREADS), self._is_cpu)
         self.own_products = OWN_COLUMNS if own_products and self._is_cpu and isa() == "avx512" else 0
-        """Quantised weights: from so many columns on; 0: no products at all."""
+        """The smallest number of columns for products by quantised weights; 0: no own products at all."""
         self.packed_bufts: tuple[int, ...] = ()
         if repack and self._is_cpu:
             self.packed_bufts = self.library.extra_buffer_types(self.device)
@@ -158,7 +158,7 @@ class GgmlBackend(GgmlBase, Backend):
     # -- packed weights -----------------------------------------------------------
 
     def plain_unread(self, weight: Tensor) -> None:
-        """The plain bytes of a weight will hardly be read again: those of a file need not stay in memory."""
+        """Drop the pages of a mapped weight from memory: its plain bytes will hardly be read again."""
         buffer = weight.buffer
         if buffer.file_backed and not buffer.writable:
             drop_pages(buffer.base + weight.offset, weight.nbytes)

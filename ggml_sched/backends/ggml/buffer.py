@@ -1,6 +1,6 @@
-"""Memory that ggml computes in: the host's, where we have put it, or a device's, from ggml.
+"""Memory for ggml's kernels: host memory that this package allocates, or a device's memory, allocated by ggml.
 
-A HostBuffer is a CpuBuffer that also keeps what ggml has packed of the weights in it; both end with `close()`.
+A HostBuffer is a CpuBuffer that also owns the repacked copies of the weights in it; `close()` frees both.
 Corresponds to ggml_backend_buffer_t.
 """
 

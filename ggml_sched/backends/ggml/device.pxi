@@ -3,7 +3,7 @@
 # A Device owns the ggml backend, a thread pool, and work memory that only grows.  Programs and packed weights keep it
 # alive, so it outlives all that was made from it.  Corresponds to ggml_backend_t, ggml_threadpool and ggml_cplan.
 
-# It refers to an Api alone: in no cycle, and whole when it is freed.
+# It refers to an Api alone, so it is in no reference cycle, and its fields are valid when it is freed.
 @cython.no_gc
 cdef class Device:
     """`Device(api, dev, n_threads, host)`: of a ggml_backend_dev_t; `host`: tensors are read where they lie."""
@@ -61,7 +61,7 @@ cdef class Device:
         self.set_threads(n)
 
     cdef int reserve(self, size_t size) except -1:
-        """Let there be so much work memory."""
+        """Make the work memory at least `size` bytes large."""
         cdef uint8_t *more
         if size <= self.work_size and self.work != NULL:
             return 0
@@ -77,7 +77,7 @@ cdef class Device:
         return self.work_size
 
     cdef bint takes(self, const gs_node *node) noexcept nogil:
-        """What ggml's own supports_op says, of a device that is not the host's."""
+        """The result of ggml's own supports_op, for a device other than the host's."""
         cdef gx_tensor[1 + GS_MAX_SRC] made
         cdef int i
         memset(made, 0, sizeof(made))
@@ -94,7 +94,7 @@ cdef class Device:
     # -- memory of the device -------------------------------------------------------
 
     def allocate(self, uintptr_t buft, size_t size):
-        """(handle, base) of a new buffer; (0, 0): there is not that much."""
+        """(handle, base) of a new buffer; (0, 0) without enough memory."""
         cdef void *buffer
         with nogil:
             buffer = self.api.call.backend_buft_alloc_buffer(<void *>buft, size)
@@ -114,7 +114,7 @@ cdef class Device:
         return self.api.call.backend_buft_get_alloc_size(<void *>buft, &made)
 
     def prepare(self, uintptr_t buffer, uintptr_t address, Tensor t not None):
-        """Let a device's buffer see a tensor that has just been put into it."""
+        """Call the buffer's init_tensor for a tensor that was just placed in it."""
         cdef gx_tensor made
         memset(&made, 0, sizeof(made))
         self.api.fill_layout(&made, &t.layout)
@@ -159,9 +159,9 @@ cdef inline void *aligned(uint8_t *at) noexcept nogil:
 
 @cython.no_gc
 cdef class RepackedWeight:
-    """A weight that lies in one of ggml's own buffer types, as its matrix products like it best.
+    """A copy of a weight in one of ggml's own buffer types, in the layout that its matrix products read fastest.
 
-    `tensor_version` is that of the plain data that was packed.
+    `tensor_version` is that of the plain data from which the copy was made.
     """
 
     cdef Device device              # kept alive
@@ -233,7 +233,7 @@ cdef RepackedWeight packed_weight(Device device, tuple bufts, Tensor w, const gs
 
 
 def drop_pages(uintptr_t address, size_t size):
-    """Forget the pages of a file's mapping that lie wholly inside a range; they are read again when they are needed."""
+    """Release the pages of a file's mapping that lie wholly inside a range; the next access reads them again."""
     cdef size_t page = <size_t>sysconf(_SC_PAGESIZE)
     cdef uintptr_t start = (address + page - 1) // page * page
     cdef uintptr_t end = (address + size) // page * page

@@ -1,18 +1,18 @@
 # GraphPlan: the nodes of a split as ggml graphs over our addresses.
 #
-# Owns the ggml tensors and graphs, in blocks of its own memory.  Invariant: every node is in our table and every
-# address lies inside an open buffer of the backend, so that ggml finds nothing to abort about.
+# Owns the ggml tensors and graphs, in blocks of its own memory.  Invariant: supported_ops.h admits every node, and
+# every address lies inside an open buffer of the backend, so that no check of ggml's aborts the process.
 #
-# A split is one graph, unless something has to happen between two nodes: ids that an earlier node of the split has
-# computed are looked at before they are used, and a leaf that waits on the host is loaded.  A source that overlaps the
+# A split is one graph, unless an action is needed between two nodes: ids that an earlier node of the split has
+# computed are checked before they are used, and a leaf with data on the host is loaded.  A source that overlaps the
 # result of its node, in a way that the kernel does not tolerate, is copied first: a node computes as if it read
-# before it wrote.
+# all sources before it wrote.
 #
 # Nodes are put into a graph without counts of their uses, so that ggml fuses none: it would not see that packed
 # memory of fused nodes may overlap in part.
 
 cdef class Segment:
-    """Nodes that run without us looking in between: one ggml graph."""
+    """Nodes that run without an action of ours in between: one ggml graph."""
 
     cdef Py_ssize_t first           # of the nodes of the split
     cdef list loads                 # calls to make before it
@@ -91,7 +91,7 @@ cdef class GraphPlan:
         return f"backend {self.backend.name!r}: node {t.full_name()!r} ({t.op})"
 
     cdef int check_places(self) except -1:
-        """Nodes are supported, and tensors lie where they may."""
+        """Check that nodes are supported, and that tensors are in buffers that ggml may use."""
         cdef dict buffers = {}
         cdef BufferBase last = None     # neighbours mostly share one
         cdef bint writable = False
@@ -136,7 +136,7 @@ cdef class GraphPlan:
         return 0
 
     cdef str reader_of(self, Py_ssize_t i):
-        """The node that a message about tensor i names: itself, or the first that reads it."""
+        """The node named in a message about tensor i: the tensor itself, or the first node that reads it."""
         cdef Py_ssize_t k, s
         if i < self.table.n:
             return self.name_of(i)
@@ -220,7 +220,7 @@ cdef class GraphPlan:
     # -- segments -------------------------------------------------------------------------
 
     cdef int make_segments(self, staged) except -1:
-        """Where the split is cut, and which ids are checked where."""
+        """Cut the split into segments, and list the ids to check before each."""
         cdef dict found = {}        # ids that the segment checks already
         cdef list checks = []       # of each segment, (node, slot, rows)
         cdef Segment segment = None
@@ -258,7 +258,7 @@ cdef class GraphPlan:
         return 0
 
     cdef bint has_staged(self):
-        """Whether some leaf waits on the host until a node needs it; a scheduler loads its own."""
+        """Whether some leaf has data on the host that a node will load; a scheduler loads its own leafs."""
         cdef Tensor t
         for t in self.table.tensors:
             t = t if t.view_src is None else t.view_src
@@ -330,7 +330,7 @@ cdef class GraphPlan:
         return 0
 
     cdef int use_packed_weights(self) except -1:
-        """Where the backend keeps weights in a layout of ggml's own, let matrix products read that."""
+        """Let matrix products read the repacked copies of weights, where the backend has them."""
         cdef gs_node *node
         cdef Tensor t, w
         cdef RepackedWeight packed
@@ -385,7 +385,7 @@ cdef bint is_packable(const gs_node *node) noexcept nogil:
 
 
 cdef int ids_slot(const gs_node *node, int64_t *rows) noexcept nogil:
-    """Which source of a node names rows, -1: none; and of how many."""
+    """The source of a node that holds row ids, -1: none; `rows`: the number of valid ids."""
     if node.op == GS_OP_GET_ROWS:
         rows[0] = node.src[0].layout.ne[1]
         return 1
@@ -405,7 +405,7 @@ cdef int ids_slot(const gs_node *node, int64_t *rows) noexcept nogil:
 
 
 cdef Py_ssize_t last_writer(NodeTable table, Py_ssize_t before, const gs_node *ids) noexcept:
-    """The latest of the nodes before one that writes into the memory of its ids, -1: none.
+    """The last node before node `before` that writes to the memory of `ids`, -1: none.
 
     By addresses: tensors that share memory need not be views of each other.
     """
@@ -444,7 +444,7 @@ cdef inline bint is_copy(int op) noexcept nogil:
 
 
 cdef int gx_tolerates(int op) noexcept nogil:
-    """Which sources a kernel may have as its destination, of equal layout: bits; what `inplace_sources` says."""
+    """Bit i: source i, of the result's layout, may be the kernel's destination; equal to `inplace_sources`."""
     if GS_OP_SCALE <= op <= GS_OP_LOG or op == GS_OP_CLAMP or op == GS_OP_ROPE or op == GS_OP_RMS_NORM:
         return 0b11 if GS_OP_ADD <= op <= GS_OP_DIV and op != GS_OP_ADD1 else 0b1
     if op == GS_OP_SOFT_MAX or op == GS_OP_ADD_ID or op == GS_OP_UNARY or op == GS_OP_SET:
@@ -453,7 +453,7 @@ cdef int gx_tolerates(int op) noexcept nogil:
 
 
 cdef bint clash(int tolerated, const gs_node *node, int k) noexcept nogil:
-    """Whether writing the result of a node may change what it still has to read of source k."""
+    """Whether writing the result of a node may change elements of source k that it has not read yet."""
     cdef const gs_node *s = node.src[k]
     cdef uintptr_t a = <uintptr_t>node.data, b = <uintptr_t>s.data
     if (node.op == GS_OP_CPY and k == 1) or (node.op == GS_OP_SET_ROWS and k == 2):

@@ -1,7 +1,7 @@
-"""Finding and loading ggml's shared libraries, and asking them what they have.
+"""Finds and loads ggml's shared libraries, and queries their devices, ops and types.
 
 Owns nothing: the system's loader keeps libraries, once for each file.  Invariant: a `Library` has every function that
-`_ggml` calls, its tensors look as `abi.h` says (probe.py), and it prints nothing.
+`_ggml` calls, its tensors have the layout declared in `abi.h` (checked by probe.py), and it prints nothing.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ NEEDED = (
     "backend_tensor_alloc", "backend_tensor_set", "backend_tensor_get", "backend_cpu_buffer_from_ptr",
 )
 OF_THE_CPU = ("graph_plan", "graph_compute", "threadpool_new", "threadpool_free", "threadpool_params_default")
-"""Where the library of the CPU has them, threads and work memory are ours to give."""
+"""Functions of the CPU's library; with all of them, this package supplies its threads and work memory."""
 LAST_OP, LAST_UNARY, LAST_GLU = "GLU", "TRUNC", "GEGLU_QUICK"
-"""The last name of each of ggml's enums that every version has: beyond an enum's end there is no asking."""
+"""The last name, common to all versions, of each of ggml's enums: values beyond an enum's end cannot be queried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Library:
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
-        """What it offers, in its order."""
+        """The library's devices, in its order."""
         count, get = _call(self._all, "ggml_backend_dev_count", ctypes.c_size_t), _pointer(
             self._all, "ggml_backend_dev_get", ctypes.c_size_t)
         if count() == 0:
@@ -187,7 +187,7 @@ def _open(path: str) -> ctypes.CDLL:
 
 
 def _check_kin(given: str, *libraries: ctypes.CDLL | None) -> None:
-    """All use one libggml-base: with another ggml of the same file name in this process, they would not."""
+    """Check that all libraries use one libggml-base: another ggml with equal file names may be loaded already."""
     found = {_address(library, "version") for library in libraries if library is not None}
     if len(found) != 1 or not found.copy().pop():
         raise BackendError(f"the libraries in {given} do not belong together, or another ggml was loaded before them")
@@ -198,7 +198,7 @@ def _has(library: ctypes.CDLL, name: str) -> bool:
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:
-    """Of ggml_NAME; 0: there is none."""
+    """The address of ggml_NAME; 0 if the library lacks it."""
     found = getattr(library, f"ggml_{name}", None)
     return 0 if found is None else ctypes.cast(found, ctypes.c_void_p).value or 0
 

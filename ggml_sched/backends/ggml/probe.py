@@ -1,7 +1,7 @@
-"""Whether a library's tensors are laid out as `abi.h` says: checked before anything of it is used.
+"""Checks, before a library is used, that its tensors have the layout declared in `abi.h`.
 
-ggml's structs carry no version of their own.  Tensors are made by the library itself, with a different number in each
-field, and each number is looked for where we would write it.
+ggml's structs have no version number.  The library itself makes tensors with a different number in each field, and
+each number must be at the offset that `abi.h` declares.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["OLDEST", "check"]
 
 OLDEST = "0.13"
 OBJECT_SIZE = 32
-"""Bytes of what ggml puts before each tensor of a context."""
+"""Bytes of the header that ggml puts before each tensor of a context."""
 
 
 class _Tensor(c.Structure):
@@ -36,7 +36,7 @@ class _InitParams(c.Structure):
 
 
 def check(base: c.CDLL, where: str, version: str) -> None:
-    """BackendError unless the library is new enough and lays tensors out as we know it."""
+    """BackendError unless the library is new enough and its tensors have the declared layout."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is None or tuple(map(int, numbers.groups())) < tuple(map(int, OLDEST.split("."))):
         raise BackendError(f"ggml {version} in {where} is older than {OLDEST}, the oldest that is supported")
@@ -49,7 +49,7 @@ def check(base: c.CDLL, where: str, version: str) -> None:
 
 
 def _differences(base: c.CDLL) -> list[str]:
-    """Which parts of a tensor are not where they should be."""
+    """The names of the fields of a tensor with other offsets than declared."""
     tensor = c.POINTER(_Tensor)
 
     def function(name: str, result, *arguments):

@@ -4,7 +4,7 @@ cdef class GgmlBase(BackendBase):
     """`supports_op` of `GgmlBackend` in C: whether a node is among the supported ops."""
 
     cdef Device device
-    cdef bint asked_in_python       # a subclass has answers of its own
+    cdef bint asked_in_python       # a subclass overrides supports_op
 
     def adopt(self, Device device not None):
         """The device that computes."""
@@ -12,7 +12,7 @@ cdef class GgmlBase(BackendBase):
         self.asked_in_python = type(self).supports_op is not GgmlBase.supports_op
 
     def supports_op(self, node):
-        """Whether ggml computes a node, and computes it right."""
+        """Whether ggml computes a node correctly."""
         cdef NodeTable table = NodeTable((node,))
         return self.answer(table.node(0))
 

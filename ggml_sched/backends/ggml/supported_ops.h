@@ -1,10 +1,10 @@
-/* ggml_sched/backends/ggml/supported_ops.h -- which nodes ggml's CPU kernels compute, and compute right.
+/* ggml_sched/backends/ggml/supported_ops.h -- the nodes that ggml's CPU kernels compute correctly.
  *
- * ggml says yes to nearly every node and then aborts the process, or computes something else, where types, strides or
- * parameters are not as a kernel expects.  So a node is admitted only where each expectation
- * of its kernel is written down here and holds.  Other nodes run on other backends.
+ * ggml's supports_op accepts nearly every node; ggml then aborts the process, or computes wrong results, where types,
+ * strides or parameters violate a kernel's assumptions.  So this file lists the assumptions of each kernel and admits a
+ * node only where all hold.  Other nodes run on other backends.
  *
- * gx_supports(node): 1 or 0.  It looks at op, parameters and layouts, never at addresses.
+ * gx_supports(node): 1 or 0.  It reads op, parameters and layouts, never addresses.
  */
 #ifndef GGML_SCHED_BACKENDS_GGML_SUPPORTED_OPS_H
 #define GGML_SCHED_BACKENDS_GGML_SUPPORTED_OPS_H

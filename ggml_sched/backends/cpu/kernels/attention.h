@@ -1,9 +1,9 @@
 /* attention.h -- FLASH_ATTN_EXT: softmax(q k + mask) v without ever holding all the scores.
  *
- * Included once for each instruction set.  The query rows that share a key head are worked on together.  Up to FEW of
- * them go along the keys, CHUNK keys at a time, and what the chunks give is merged in order; more go in blocks of
- * BLOCK_ROWS by BLOCK_KEYS, as products of small matrices.  Cells whose mask is -inf are not looked at: whatever they
- * hold, NaN included, stays out of the result, and a row without any cell gives zeros.
+ * Included once for each instruction set.  The query rows that share a key head are computed together.  Up to FEW of
+ * them read the keys one by one, in chunks of CHUNK keys whose results are merged in order; more are computed in blocks
+ * of BLOCK_ROWS by BLOCK_KEYS, as products of small matrices.  Cells whose mask is -inf are not read: their content,
+ * even a NaN, does not affect the result, and a row without any unmasked cell gives zeros.
  */
 #define FEW 8
 #define CHUNK 256
@@ -155,7 +155,7 @@ static int64_t lines_floats(const flash *f, int64_t m) {
     return m * padded(f->d) + m * CHUNK + padded(f->d > f->dv ? f->d : f->dv) + CHUNK + 16;
 }
 
-/* Scores of row l (number m of those here) from unmasked keys; -inf for masked ones, which are not looked at. */
+/* The scores of row l (number m of this group) for unmasked keys; -inf for masked keys, which are not read. */
 static void finish_scores(const flash *f, line l, float *scores, const float *bias, int64_t n) {
     int64_t i = 0;
     float slope = slope_of(l.head, f->n_head, f->max_bias), cap = f->softcap;
@@ -205,7 +205,7 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
         bias = bias_of(f, line_of(f, head_kv, batch, m0), first, n, s.tile);
     int64_t key = 0;
     if (m == 1 && f->k->layout.type == GS_T_F16 && f->d % V == 0) {
-        /* A masked cell costs less than it takes to leave it out; finish_scores does not look at its score. */
+        /* Computing a masked cell is cheaper than a branch around it; finish_scores ignores its score. */
         const char *k = row_of(f->k, (where){first, head_kv, batch});
         int64_t next = f->k->layout.nb[1];
         for (; key + 4 <= n; key += 4) {
@@ -242,7 +242,7 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
         memset(acc + i * stride, 0, (size_t)f->dv * 4);
     }
     int64_t column = 0;
-    /* Values: wide columns of f16 in registers, whatever is left row after row. */
+    /* Values: wide columns of f16 in registers, the remaining columns row by row. */
     if (f->v->layout.type == GS_T_F16)
         for (; column + 4 * V <= f->dv; column += 4 * V)
             for (int64_t i = 0; i < m; i++)
@@ -434,7 +434,7 @@ static int block_bias(const flash *f, int64_t head_kv, int64_t batch, int64_t m0
     return found;
 }
 
-/* Scores become weights; what is there of earlier keys is brought to the new largest score. */
+/* Turns scores into weights, and rescales the sums over earlier keys to the new largest score. */
 static void weigh_block(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, block_memory *s) {
     int64_t width = padded(f->dv);
     for (int64_t i = 0; i < m; i++) {
@@ -445,7 +445,7 @@ static void weigh_block(const flash *f, int64_t head_kv, int64_t batch, int64_t 
             top = s->top[i];
         if (top == -INFINITY) {
             if (has_nan(scores, BLOCK_KEYS))
-                s->total[i] = NAN;              /* finish_block looks again */
+                s->total[i] = NAN;              /* finish_block recomputes it */
             memset(scores, 0, BLOCK_KEYS * 4);
             continue;
         }
@@ -460,7 +460,7 @@ static void weigh_block(const flash *f, int64_t head_kv, int64_t batch, int64_t 
     }
 }
 
-/* A row that came out as NaN, from its unmasked cells alone. */
+/* Recomputes a row whose result is NaN from its unmasked cells alone. */
 static void attend_again(const flash *f, int64_t head_kv, int64_t batch, int64_t m, float *memory) {
     lines_memory s = lines_memory_at(f, memory + 2 * (2 + padded(f->dv)), 1);
     int64_t size = 2 + padded(f->dv);

@@ -1,4 +1,4 @@
-/* blocks.c -- quantised blocks one at a time, in portable C: the meaning that faster kernels agree with.
+/* blocks.c -- decodes quantised blocks one at a time, in portable C: the reference of the faster kernels.
  *
  * Bit-equal to ggml's reference: compile without contraction of products and sums (-ffp-contract=off).
  */

@@ -1,8 +1,8 @@
-/* blocks.h -- ggml's element types as kernels see them: what a block holds, and rows of f32 to blocks and back.
+/* blocks.h -- ggml's element types: the contents of a block, and conversion of rows from f32 to blocks and back.
  *
- * Every quantised type is the same thing at heart: groups of 16 or 32 neighbouring elements, each a small signed
+ * All quantised types have one form: groups of 16 or 32 neighbouring elements, each a small signed
  * integer q, and for each group a scale s and for some types a minimum m.  Element = s * q, or s * q + m, each
- * operation rounded once: so decoded, rows are bit-equal to what ggml's dequantize_row_* and the gguf package give.
+ * operation rounded once; rows decoded so are bit-equal to those of ggml's dequantize_row_* and of the gguf package.
  * The layouts are ggml's (ggml-common.h).
  */
 #ifndef GGML_SCHED_KERNELS_BLOCKS_H
@@ -45,7 +45,7 @@ typedef struct gs_block_kind {
     void (*decode)(const uint8_t *block, int8_t *q, float *s, float *m);
 } gs_block_kind;
 
-/* What blocks of a quantised type are; NULL for any other type. */
+/* The description of a quantised type's blocks; NULL for any other type. */
 const gs_block_kind *gs_block_kind_of(int type);
 
 /* The levels of iq4_nl and iq4_xs, and of mxfp4 (e2m1, doubled). */

@@ -60,7 +60,7 @@ static uint32_t tolerated(int op) {
     }
 }
 
-/* Bit i: source i is the tensor that is written into, and is not read. */
+/* Bit i: source i is the tensor that the node writes to, and is not read. */
 static uint32_t written(int op) {
     return op == GS_OP_CPY ? 2 : op == GS_OP_SET_ROWS ? 4 : 0;
 }
@@ -75,7 +75,7 @@ static int clashes(const gs_node *node, int i) {
     return !(exact && tolerated(node->op) >> i & 1);
 }
 
-/* Whether the first element lies where compiled code may look for it: at a multiple of its size. */
+/* Whether the first element's address is no multiple of the element's size, which compiled code requires. */
 static int is_astray(const gs_node *t) {
     int size = gs_plain_size(t->layout.type);
     return size > 1 && t->layout.nbytes > 0 && ((uintptr_t)t->data & (uintptr_t)(size - 1)) != 0;
@@ -83,7 +83,7 @@ static int is_astray(const gs_node *t) {
 
 #define COPY_PART (1 << 18)
 
-/* Brings arg[2] bytes from arg[0] to arg[1]. */
+/* Copies arg[2] bytes from arg[0] to arg[1]. */
 static void run_bytes(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     (void)shared; (void)scratch; (void)fault;
     int64_t first = (int64_t)part * COPY_PART, rest = call->arg[2] - first;
@@ -100,7 +100,7 @@ static int add_bytes(const gs_node *node, int32_t position, gs_calls *to, const 
     return gs_add_call(to, &call);
 }
 
-/* A tensor in memory of the plan, and the call that brings its bytes there; NULL without memory. */
+/* A copy of tensor t in memory of the plan, and the call that copies its bytes there; NULL without memory. */
 static gs_node *elsewhere(const gs_node *t, const gs_node *node, int32_t position, gs_calls *to) {
     gs_node *copy = gs_keep(to, sizeof(gs_node));
     void *memory = gs_keep(to, t->layout.nbytes);
@@ -111,11 +111,11 @@ static gs_node *elsewhere(const gs_node *t, const gs_node *node, int32_t positio
     return copy;
 }
 
-/* The node over copies of what clashes or lies astray: `*made` is NULL if nothing does. */
+/* The node with copies in place of tensors that overlap or are unaligned: `*made` is NULL if there are none. */
 static int with_copies(const gs_node *node, int32_t position, gs_calls *to, gs_node **made) {
     *made = NULL;
     if (is_astray(node)) {
-        /* With what is there now: a view's gaps are to stay. */
+        /* With its present bytes: the gaps of a view must keep theirs. */
         *made = elsewhere(node, node, position, to);
         if (*made == NULL)
             return GS_NO_HOST_MEMORY;

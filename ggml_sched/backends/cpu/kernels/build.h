@@ -1,4 +1,4 @@
-/* build.h -- from nodes to calls: which nodes have a compiled kernel, and what their calls share. */
+/* build.h -- turns nodes into calls: the nodes with a compiled kernel, and the tables that their calls share. */
 #ifndef GGML_SCHED_KERNELS_BUILD_H
 #define GGML_SCHED_KERNELS_BUILD_H
 
@@ -6,7 +6,7 @@
 
 #define GS_MAX_TABLES 8
 
-/* What is computed of a leaf once and read by many nodes (the sines of positions), while the leaf keeps its values. */
+/* A table that is computed from a leaf once and read by many nodes (the sines of positions), until the leaf changes. */
 typedef struct gs_table {
     const gs_node *positions;
     const gs_node *factors;     /* or NULL */
@@ -19,11 +19,11 @@ typedef struct gs_tables {
     gs_table table[GS_MAX_TABLES];
 } gs_tables;
 
-/* What was added for the same leafs and parameters, or NULL. */
+/* The table of the same leafs and parameters, or NULL. */
 void *gs_find_table(const gs_tables *in, const gs_node *positions, const gs_node *factors, const int32_t *params);
 void gs_add_table(gs_tables *to, const gs_node *positions, const gs_node *factors, const int32_t *params, void *of);
 
-/* Forgets what was computed of memory that a node writes. */
+/* Removes tables computed from memory that a node writes. */
 void gs_forget_tables(gs_tables *in, const gs_node *node);
 
 /* Appends the calls of a node whose memory was checked.  GS_OK; GS_UNSUPPORTED_OP, then nothing was appended;

@@ -1,7 +1,7 @@
-/* call.h -- a compiled kernel at work: what a plan is a list of.
+/* call.h -- calls of compiled kernels; a plan is a list of them.
  *
- * A node becomes one call or a few; a call is cut into parts of a fixed size, which threads take in any order and of
- * which none writes what another one reads or writes.  Between two calls stands a barrier.  Results depend on values,
+ * A node becomes one call or a few; a call is cut into parts of a fixed size, which threads take in any order; no part
+ * writes memory that another part reads or writes.  A barrier separates two calls.  Results depend on values,
  * shapes and strides, never on addresses, on the thread that runs a part, or on the number of threads.
  */
 #ifndef GGML_SCHED_KERNELS_CALL_H
@@ -33,11 +33,11 @@ struct gs_call {
     const gs_node *node;
     int32_t n_parts;
     int32_t position;           /* of the node among those of the plan          */
-    int64_t arg[GS_MAX_ARGS];   /* what the kernel has prepared                 */
+    int64_t arg[GS_MAX_ARGS];   /* the kernel's arguments, prepared for all runs */
 };
 
-/* Calls as they are made; `shared` bytes serve all calls of one node, `scratch` bytes one thread.  Both start at a
- * multiple of 64.  The largest needs win. */
+/* A growing list of calls.  All calls of one node share `shared` bytes, each thread has `scratch` bytes, both at a
+ * multiple of 64; the sizes are the largest that a node needs. */
 typedef struct gs_calls {
     gs_call *call;
     int32_t n;
@@ -50,10 +50,10 @@ typedef struct gs_calls {
 /* Appends a copy; GS_OK or GS_NO_HOST_MEMORY. */
 int gs_add_call(gs_calls *to, const gs_call *call);
 
-/* Memory at a multiple of 64 that stays where it is until the calls are freed; NULL without memory. */
+/* Memory at a multiple of 64, at a fixed address until the calls are freed; NULL without memory. */
 void *gs_keep(gs_calls *to, int64_t size);
 
-/* Frees the calls and what was kept for them; an empty list stays. */
+/* Frees the calls and the memory of gs_keep; the list is empty then. */
 void gs_free_calls(gs_calls *of);
 
 /* Which instructions kernels may use here. */

@@ -1,6 +1,6 @@
 /* copies.h -- moving data: CPY DUP CONT, CONCAT, REPEAT, GET_ROWS, SET_ROWS, ADD_ID.
  *
- * Included once for each instruction set.  Equal types move their bytes, whatever they mean; others go through f32.
+ * Included once for each instruction set.  Equal types copy bytes unchanged; others are converted through f32.
  */
 #define COPY_WORK 65536         /* elements of a part */
 
@@ -130,7 +130,7 @@ static int add_copy(const gs_node *node, int32_t position, gs_calls *to, const g
         int64_t bands = (o->ne[1] + 15) / 16 * o->ne[2] * o->ne[3];
         call = call_over(node, position, run_transpose, bands, 16 * width, COPY_WORK);
     } else {
-        /* Rows that lie one behind the other on both sides are one. */
+        /* Rows that are contiguous in source and destination are joined to one. */
         for (int d = 1; d < 4; d++) {
             int64_t row_a = kept[0].ne[0] / gs_block_elements(a->type) * gs_block_bytes(a->type);
             int64_t row_o = kept[1].ne[0] / gs_block_elements(o->type) * gs_block_bytes(o->type);
@@ -319,7 +319,7 @@ static int build_get_rows(const gs_node *node, int32_t position, gs_calls *to) {
 }
 
 /* A unit is a range of columns of one matrix, arg[2] wide, arg[3] of them: rows keep their order within it, so of
- * several rows for one place the last one stays. */
+ * several rows with the same id the last one is written last. */
 static void run_set_rows(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     (void)shared;
     const gs_node *node = call->node, *b = node->src[0], *ids = node->src[1];

@@ -2,10 +2,10 @@
  * UNARY, GLU.
  *
  * Included once for each instruction set.  All in f32, a tile at a time; f16 and bf16 are rounded once, on the way out.
- * An element's result does not depend on where in a row it stands: the end of a row goes through a full vector, too.
+ * An element's result does not depend on its position in a row: the end of a row is computed in a full vector, too.
  */
 
-/* Computes n elements; `b` is the second operand, `c` has what the node's parameters say. */
+/* Computes n elements; `b` is the second operand, `c` has the values of the node's parameters. */
 typedef void (*tile_fn)(float *out, const float *a, const float *b, int64_t n, const float *c);
 
 /* A tile function whose body computes the vector `y` of the vectors `x` and `z`. */
@@ -46,7 +46,7 @@ typedef void (*tile_fn)(float *out, const float *a, const float *b, int64_t n, c
 INLINE vf above(vf x, float limit) { return vpick((x > limit) | (x != x), x, vset(limit)); }
 INLINE vf below(vf x, float limit) { return vpick((x < limit) | (x != x), x, vset(limit)); }
 
-/* The nearest f16, ties to even; what f16 cannot hold stays as it is. */
+/* The nearest f16, ties to even; values beyond the range of f16 stay unchanged. */
 INLINE vf as_half(vf x) {
     vi bits = (vi)x;
     vf normal = (vf)((bits + 0xfff + ((bits >> 13) & 1)) & ~0x1fff);
@@ -150,7 +150,7 @@ static tile_fn gate_of(int sub_op) {
     return sub_op >= 0 && sub_op < GS_N_GLU_OPS ? table[sub_op] : NULL;
 }
 
-/* What a node's function is, and what its parameters say. */
+/* The function of a node; writes its parameters to c. */
 static tile_fn function_of(const gs_node *node, float *c) {
     const int32_t *p = node->params;
     c[0] = c[1] = c[2] = c[3] = 0;

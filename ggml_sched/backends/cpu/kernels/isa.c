@@ -1,4 +1,4 @@
-/* isa.c -- which instructions kernels may use here: what the processor has, capped by GGML_SCHED_ISA.
+/* isa.c -- the instruction set that kernels use: the processor's, capped by GGML_SCHED_ISA.
  *
  * Read for each plan that is made, so a test may change the cap between two plans.
  */

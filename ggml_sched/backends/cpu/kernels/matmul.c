@@ -1,6 +1,6 @@
-/* matmul.c -- from a MUL_MAT or MUL_MAT_ID node to calls: checks, shares of work, columns into cells.
+/* matmul.c -- turns a MUL_MAT or MUL_MAT_ID node into calls: checks, division of the work, columns into cells.
  *
- * Shares depend on shapes only.  What multiplies them is product.h's, one set of kernels for each instruction set.
+ * The division of the work depends on shapes only.  The kernels of product.h multiply, one set for each ISA.
  */
 #include "matmul.h"
 
@@ -50,7 +50,7 @@ static float value_at(const char *at, int32_t type) {
          : type == GS_TYPE_F16 ? gs_f32_of_f16(gs_load_u16(at)) : gs_f32_of_bf16(gs_load_u16(at));
 }
 
-/* n values of a row of b as f32; `room` holds them where they do not lie so. */
+/* n values of a row of b as contiguous f32: in place, or converted in `room`. */
 static const float *values_at(const char *at, const gs_layout *b, int n, float *room) {
     int64_t step = b->nb[0];
     if (b->type == GS_TYPE_F32 && step == 4) {
@@ -172,11 +172,11 @@ static void choose(const gs_call *call, int32_t part, char *shared, char *scratc
         places += here;
         start[++n] = (int32_t)places;
     }
-    memset(pair, 0, (size_t)of->columns * sizeof(int32_t)); /* another thread may write ids while they are read: */
+    memset(pair, 0, (size_t)of->columns * sizeof(int32_t)); /* another thread may change ids after their check: */
     for (int64_t p = 0; p < of->columns; p++) {
         int32_t id;
         memcpy(&id, (char *)ids->data + p % used * ids->layout.nb[0] + p / used * ids->layout.nb[1], sizeof(id));
-        if (id < 0 || id >= n_experts) { /* still no wrong address */
+        if (id < 0 || id >= n_experts) { /* a second check, so that no address is wrong */
             *fault = (gs_fault){GS_FAULT_ID, 2, id, n_experts};
             return;
         }

@@ -1,8 +1,8 @@
 /* matmul.h -- MUL_MAT and MUL_MAT_ID as calls.
  *
- * Each appends what computes the node: its activations, brought into the form that the weights ask for, then the
- * products.  GS_OK, GS_UNSUPPORTED_OP (nothing was appended) or GS_NO_HOST_MEMORY.  An expert id out of range is a
- * GS_FAULT_ID of source 2, found before anything is computed; the result is then left as it was.
+ * Each function appends the calls of a node: they convert its activations to the form that the type of the weights
+ * needs, then multiply.  GS_OK, GS_UNSUPPORTED_OP (nothing was appended) or GS_NO_HOST_MEMORY.  An expert id out of
+ * range is a GS_FAULT_ID of source 2, found before any product is computed; the result is unchanged then.
  */
 #ifndef GGML_SCHED_KERNELS_MATMUL_H
 #define GGML_SCHED_KERNELS_MATMUL_H

@@ -1,6 +1,6 @@
-/* matmul_portable.c -- matrix products in portable C: what every processor can, and what compilers vectorise.
+/* matmul_portable.c -- matrix products in portable C, for every processor; compilers vectorise the loops.
  *
- * A row of weights is decoded once, to integers and scales or to f32, and then meets all the columns.
+ * A row of weights is decoded once, to integers and scales or to f32, and then multiplied with all columns.
  */
 #include <math.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 #define LANES 16
 
-/* Each value is rounded to the nearest integer, ties to even, by adding what leaves no room for a fraction. */
+/* Adding this number to a value rounds it to the nearest integer, ties to even: the sum has no bits for a fraction. */
 #define ROUNDER 12582912.0f /* 1.5 * 2^23 */
 
 static int32_t no_offset(const gs_block_kind *kind) {

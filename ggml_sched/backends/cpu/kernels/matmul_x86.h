@@ -1,7 +1,7 @@
 /* matmul_x86.h -- matrix products for x86: one source, compiled for AVX2 and for AVX-512 with VNNI.
  *
  * Included once by a file that has chosen a target and defined WIDE (1: 512 bits).  `type` is a constant wherever it
- * is a parameter, so each function exists once for each type and number of columns, with nothing left to decide.
+ * is a parameter, so each function is compiled once for each type and number of columns, without branches on these.
  *
  * Levels are unsigned bytes (q + offset), as the instructions want one side unsigned; the sum over the activations,
  * times the offset, is taken off again: by starting from it (gs_cell_q), or like a minimum (gs_strip).  Only AVX2

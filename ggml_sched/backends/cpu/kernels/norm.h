@@ -1,4 +1,4 @@
-/* norm.h -- RMS_NORM, NORM, L2_NORM, SOFT_MAX, SUM_ROWS, MEAN, DIAG_MASK_*: what is computed of a whole row.
+/* norm.h -- RMS_NORM, NORM, L2_NORM, SOFT_MAX, SUM_ROWS, MEAN, DIAG_MASK_*: ops over whole rows.
  *
  * Included once for each instruction set.  Sums run in four vectors of partial sums.
  */
@@ -264,7 +264,7 @@ static void run_soft_max(const gs_call *call, int32_t part, char *shared, char *
     }
 }
 
-/* The mask of soft_max or flash attention, if it is as kernels take it. */
+/* Whether kernels accept this mask of soft_max or flash attention. */
 static int mask_is_right(const gs_node *mask, int64_t n_kv, int64_t n_rows, int64_t n_head, int64_t n_batch) {
     if (mask == NULL)
         return 1;

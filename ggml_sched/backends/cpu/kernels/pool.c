@@ -17,11 +17,11 @@
 #include "ggml_sched/clock.h"
 
 #define MAX_THREADS 1024
-#define SPIN_NS 40000           /* that an idle thread looks for work before it sleeps */
+#define SPIN_NS 40000           /* nanoseconds that an idle thread polls before it sleeps */
 #define STACK_BYTES (512 << 10)
-#define CACHE_LINE 128          /* apart, so that threads do not fight for lines       */
+#define CACHE_LINE 128          /* bytes between words of different threads, against false sharing */
 
-/* What the threads share; one for each time that they are started, and never touched after a fork. */
+/* The state that the threads share; a new one at each start of threads, and never accessed after a fork. */
 typedef struct crew {
     _Alignas(CACHE_LINE) _Atomic uint64_t next;
     _Alignas(CACHE_LINE) _Atomic int32_t done;
@@ -35,7 +35,7 @@ typedef struct crew {
     pthread_mutex_t lock;           /* of the fault, and for sleeping */
     pthread_cond_t wake;
     pthread_cond_t all_done;
-    pid_t owner;                    /* the process that they are of  */
+    pid_t owner;                    /* the process of the threads    */
     int32_t n;                      /* threads that could be started */
     pthread_t thread[];
 } crew;
@@ -85,7 +85,7 @@ static void do_part(crew *c, int32_t part, int32_t number) {
     }
 }
 
-/* Claims a part of whatever there is and runs it; 0 if nothing was left. */
+/* Claims a part of the present call and runs it; 0 if no part was unclaimed. */
 static int take_part(crew *c, int32_t number) {
     uint64_t next = atomic_load_explicit(&c->next, memory_order_acquire);
     for (;;) {
@@ -161,7 +161,7 @@ static crew *new_crew(int32_t n) {
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->wake, NULL);
     pthread_cond_init(&c->all_done, NULL);
-    /* Signals are for the threads of the program, not for these. */
+    /* Block all signals in the new threads: the program's own threads handle them. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -189,8 +189,8 @@ static void set_crew(gs_pool *pool, crew *c) {
     atomic_store(&pool->alive, c == NULL ? 0 : (uint64_t)(uint32_t)c->owner << 32 | (uint32_t)c->n);
 }
 
-/* Takes the pool, unless another thread of this process has it.  In a forked child the one that had it is not here, nor
- * are the parent's threads, and their locks may be held for ever: the crew is forgotten. */
+/* Takes the pool, unless another thread of this process holds it.  In a forked child neither the holder nor the
+ * parent's threads exist, and their locks may stay locked for ever: the child drops the crew without freeing it. */
 static int hold(gs_pool *pool) {
     int32_t here = (int32_t)getpid(), holder = atomic_load(&pool->holder);
     while (holder != here)
@@ -251,7 +251,7 @@ int32_t gs_pool_alive(gs_pool *pool) {
     return alive >> 32 == (uint32_t)getpid() ? (int32_t)(uint32_t)alive : 0;
 }
 
-/* The caller has run what it could: wait for parts that others have claimed. */
+/* No part is unclaimed: the caller waits for the parts that other threads have claimed. */
 static void wait_for_others(crew *c, int32_t n_parts) {
     for (int i = 0; i < 2000; i++) {
         if (atomic_load_explicit(&c->done, memory_order_acquire) == n_parts)

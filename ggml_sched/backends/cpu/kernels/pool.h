@@ -1,6 +1,6 @@
 /* pool.h -- threads that share the parts of calls; the caller of gs_pool_run is one of them.
  *
- * Parts are claimed from one counter, so a thread that is not running holds nothing and delays nobody.  Threads start
+ * Parts are claimed from one counter, so a thread that the host does not run delays no other thread.  Threads start
  * with the first call that has several parts, spin for some tens of microseconds between calls, and then sleep.
  * After a fork the child's pool starts anew: it neither waits for the parent's threads nor touches their locks.
  */
@@ -11,7 +11,7 @@
 
 typedef struct gs_pool gs_pool;
 
-/* What a run needs of memory: `shared` bytes, then `scratch` bytes for each of n_threads; both multiples of 64. */
+/* The work memory of a run: `shared` bytes, then `scratch` bytes for each of n_threads; both multiples of 64. */
 typedef struct gs_work {
     char *memory;
     int64_t shared;
@@ -21,17 +21,17 @@ typedef struct gs_work {
 
 gs_pool *gs_pool_new(void);
 
-/* Threads that a run uses at most, its caller included; ends those that are there. */
+/* Sets the largest number of threads of a run, its caller included; ends the running threads. */
 void gs_pool_resize(gs_pool *pool, int32_t n_threads);
 
 /* Ends the threads; the next run starts others. */
 void gs_pool_stop(gs_pool *pool);
 void gs_pool_free(gs_pool *pool);
 
-/* How many threads of the pool are there now, their caller not counted. */
+/* The number of running threads of the pool, without the caller. */
 int32_t gs_pool_alive(gs_pool *pool);
 
-/* Makes the calls in order.  Stops after the first with a fault: returns its index, or -1. */
+/* Runs the calls in order.  Stops after the first with a fault: returns its index, or -1. */
 int32_t gs_pool_run(gs_pool *pool, const gs_call *calls, int32_t n, const gs_work *work, gs_fault *fault);
 
 #endif

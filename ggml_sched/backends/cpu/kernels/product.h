@@ -1,9 +1,9 @@
-/* product.h -- a matrix product taken apart: what the builders (matmul.c) and the kernels of each ISA agree on.
+/* product.h -- the data of a matrix product, shared by the builders (matmul.c) and the kernels of each ISA.
  *
- * A product is a number of groups.  A group is one matrix of weights and the columns (rows of b) that meet it: of
- * MUL_MAT those of all the batches that share it, of MUL_MAT_ID those of the tokens that chose this expert.
+ * A product consists of groups.  A group is one matrix of weights and the columns (rows of b) to multiply with it: for
+ * MUL_MAT those of all batches that share the matrix, for MUL_MAT_ID those of the tokens that chose this expert.
  *
- * Columns are first brought into cells of 64 bytes, a cell for each 32 (quantised weights) or 16 (others) elements of
+ * Columns are first converted to cells of 64 bytes, a cell for each 32 (quantised weights) or 16 (others) elements of
  * k.  Columns of a group form tiles of GS_TILE_Q or GS_TILE_F (the last one narrower), whose cells stand next to each
  * other for each step of k:
  *
@@ -53,7 +53,7 @@ typedef struct gs_strip {
 
 typedef struct gs_product gs_product;
 
-/* What one instruction set offers. */
+/* The kernels of one instruction set. */
 typedef struct gs_product_kernels {
     int32_t panel;              /* rows that are repacked together where there are many columns */
     int32_t strips;             /* whether few columns of quantised weights come in strips       */

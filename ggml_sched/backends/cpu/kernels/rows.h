@@ -1,7 +1,7 @@
-/* rows.h -- walking over rows of tensors, and bringing pieces of them into f32 and back.
+/* rows.h -- iterates over rows of tensors, and converts pieces of them to f32 and back.
  *
  * Included once for each instruction set, after vector.h.  A piece has at most TILE elements; a piece of contiguous
- * f32 is worked on where it lies, any other in a tile on the stack.
+ * f32 is computed in place, any other in a tile on the stack.
  */
 #define TILE 512
 
@@ -138,7 +138,7 @@ INLINE const float *tile_of(const char *from, int type, int64_t stride, int64_t 
     return tile;
 }
 
-/* Where to put n results: the destination itself, or `tile`, which put_tile brings there. */
+/* Where to write n results: the destination itself, or `tile`, which put_tile copies to the destination. */
 INLINE float *tile_for(char *to, int type, int64_t stride, int64_t n, float *tile) {
     return type == GS_T_F32 && (stride == 4 || n == 1) ? (float *)to : tile;
 }

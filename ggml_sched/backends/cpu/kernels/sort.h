@@ -1,6 +1,6 @@
 /* sort.h -- ARGSORT, TOP_K, ARGMAX: the order of the elements of a row.
  *
- * Included once for each instruction set.  Equal elements stay in order; what is not a number comes last.
+ * Included once for each instruction set.  Equal elements stay in order; NaNs come last.
  */
 
 /* Whether x must stand before y. */

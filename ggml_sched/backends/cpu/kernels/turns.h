@@ -1,7 +1,7 @@
-/* turns.h -- calls that threads make which are not our pool's.
+/* turns.h -- calls that threads of another pool run, such as ggml's.
  *
- * All of those threads come to each call, one call after the other, with a barrier of theirs between two; each takes
- * parts until none is left, so a thread that comes late holds nothing up.
+ * All threads of that pool run each call, one call after the other, with the pool's barrier between two calls; each
+ * thread takes parts until none is left, so a late thread delays no other.
  */
 #ifndef GGML_SCHED_KERNELS_TURNS_H
 #define GGML_SCHED_KERNELS_TURNS_H
@@ -14,10 +14,10 @@ typedef struct gs_turn {
     _Atomic int32_t next;       /* the first part that no thread has taken; 0 before a run */
     const gs_call *call;
     const gs_work *work;
-    char apart[104];            /* threads shall not fight over a line for two calls    */
+    char apart[104];            /* each turn on its own cache lines, against false sharing */
 } gs_turn;
 
-/* Computes parts of a call of which no kernel finds fault with values; thread < work->n_threads, each another one. */
+/* Computes parts of a call whose kernel raises no faults; `thread` < work->n_threads, different for each thread. */
 static inline void gs_take_parts(gs_turn *turn, int32_t thread) {
     const gs_call *call = turn->call;
     const gs_work *work = turn->work;

@@ -1,4 +1,4 @@
-/* types.h -- the element types that kernels know by number (ggml's), and reading single values of plain ones. */
+/* types.h -- the numbers of ggml's element types, and reading single values of plain types. */
 #ifndef GGML_SCHED_KERNELS_TYPES_H
 #define GGML_SCHED_KERNELS_TYPES_H
 

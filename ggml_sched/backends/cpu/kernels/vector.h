@@ -1,4 +1,4 @@
-/* vector.h -- vectors of f32 as wide as the instruction set that is being compiled for, and functions of them.
+/* vector.h -- vectors of f32 of the width of the instruction set being compiled for, and functions of them.
  *
  * Included once for each instruction set, with GS_LEVEL one of enum gs_isa.  Generic vectors of GCC and Clang: the
  * same source becomes SSE2 or NEON, AVX2, and AVX-512.  Errors are at most 2 ulp unless a function says otherwise.

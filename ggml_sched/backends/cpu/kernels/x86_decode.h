@@ -89,7 +89,7 @@ INLINE __m256i looked_up(const uint8_t *at, const int8_t *table) {
     return _mm256_shuffle_epi8(levels, nibbles(at));
 }
 
-/* Bytes that may be negative, as the kernels here want them. */
+/* Levels that may be negative: unchanged where the type's levels are signed, otherwise plus 128. */
 INLINE __m256i raised(const int type, __m256i v) {
     return is_signed(type) ? v : _mm256_xor_si256(v, bytes(128));
 }

@@ -1,7 +1,7 @@
 /* x86_few_q.h -- quantised rows times one or two columns: straight from the blocks, a row at a time.
  *
- * A part of matmul_x86.h.  Memory is what bounds it: a strip's eight steps share one vector of scales, so that little
- * is left to do for each block.
+ * A part of matmul_x86.h.  Memory bandwidth bounds it: a strip's eight steps share one vector of scales, so that there
+ * is little computation for each block.
  */
 /* The scales of eight steps, and what their sums are multiplied by. */
 INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {

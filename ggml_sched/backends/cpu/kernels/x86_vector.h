@@ -1,5 +1,5 @@
-/* x86_vector.h -- the widest vectors that a target has under names of their own, and what both kinds of products do
- * with them.  A part of matmul_x86.h.
+/* x86_vector.h -- names for the widest vectors of a target, and the functions of them that both kinds of products use.
+ * A part of matmul_x86.h.
  */
 INLINE float total(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));

@@ -1,6 +1,6 @@
 """Kernels in NumPy: complete, exact in f32, and slow.  The compiled kernels are compared with them.
 
-    registry     the table of kernels                  job      from a node to calls on numpy arrays
+    registry     the table of kernels                  job      makes a node's calls on numpy arrays
     elementwise, unary, matrix, rows, copies,          lanes    a few threads
     reduce, norm, rope, attention, recurrent: kernels  work     scratch memory
 """

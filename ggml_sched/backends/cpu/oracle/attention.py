@@ -1,8 +1,8 @@
 """Attention: causal masks, soft_max, and flash_attn_ext.
 
-soft_max keeps IEEE rules: a row of -inf gives NaN.  flash_attn_ext does not look at
-cells whose mask is -inf, as in ggml: whatever an unused cell of a KV cache holds, NaN
-included, stays out of the result, and a row without any cell gives zeros.
+soft_max follows IEEE rules: a row of -inf gives NaN.  flash_attn_ext does not read
+cells whose mask is -inf, as in ggml: the content of an unused cell of a KV cache, even a NaN,
+does not affect the result, and a row without any unmasked cell gives zeros.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _attend(part: Part, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.nd
 
 def _without_masked_cells(mixed: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray,
                           settings: _Settings, heads: slice) -> None:
-    """Compute again, from unmasked cells alone, the rows that came out as NaN."""
+    """Recompute the rows whose result is NaN from unmasked cells alone."""
     lost = np.isnan(mixed)
     if not lost.any():
         return

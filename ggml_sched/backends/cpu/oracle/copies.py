@@ -1,7 +1,7 @@
 """Moving data: dup cpy cont, set, repeat, concat, pad.
 
 Elements keep their order (innermost first) when the two shapes differ.  Types convert
-through f32; equal types move their bytes, whatever they mean.
+through f32; equal types copy bytes unchanged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _copy_fits(node: Tensor) -> bool:
 
 @kernel("CPY", "DUP", "CONT", fits=_copy_fits, inplace=0b1)
 def copy(job: Job) -> None:
-    """cpy writes into the place of its second source, of which the node is a view: nothing reads that one."""
+    """cpy writes to the memory of its second source, of which the node is a view, and does not read that source."""
     a, b = job.type(0), job.node.type
     src, dst = job.src(0), job.dst
     if src.size == 0:

@@ -1,12 +1,12 @@
-"""One node on its way to becoming calls: arrays over memory, scratch, and shares of the work.
+"""Jobs, by which kernels turn a node into calls: arrays over memory, scratch, and parts of the work.
 
-A kernel gets a Job and adds calls, resolved down to numpy arrays, that
-compute the node each time they are replayed.  Rules that hold for every kernel:
+A kernel receives a Job and adds calls over numpy arrays, which
+compute the node each time they run.  Rules that hold for every kernel:
 
 * Results depend on values, shapes and strides only: never on addresses, never on how
   many threads run.  Work is cut into parts of a fixed size; lanes only spread the parts.
-* A source that overlaps the destination in a way that the kernel did not declare to
-  tolerate is copied first, so every node computes as if it read before it wrote.
+* A source that overlaps the destination, in a way that the kernel does not declare to
+  tolerate, is copied first, so every node computes as if it read all sources before it wrote.
 * Functions that numpy evaluates differently for strided arrays (exp, tanh, sums) run on
   contiguous ones.
 """
@@ -30,7 +30,7 @@ from ggml_sched.graph.hostdata import array_over, endless
 __all__ = ["Job", "MemoryOf", "Part", "Resolver", "float_param", "int_param", "load_call", "store_call"]
 
 PART = 1 << 16
-"""Elements of one part of an element-wise node.  Part of the meaning of results: see above."""
+"""Elements of one part of an element-wise node.  Fixed, because results may depend on it: see above."""
 
 MemoryOf = Callable[[BufferBase], np.ndarray]
 """From a buffer to a uint8 array over all its bytes."""
@@ -65,7 +65,7 @@ def store_call(values: np.ndarray, raw: np.ndarray, kind: Type) -> Call:
 
 
 class Resolver:
-    """Turns nodes into calls: what the nodes of one plan have in common."""
+    """Turns the nodes of one plan into calls; holds the work memory and lanes that they share."""
 
     def __init__(self, name: str, work: Work, lanes: Lanes, memory_of: MemoryOf) -> None:
         self.name = name
@@ -132,7 +132,7 @@ class Job:
         return self.node.src[i].type
 
     def src(self, i: int) -> np.ndarray:
-        """Source i as it lies in memory: 4-D, extents reversed (5-D uint8 blocks for quantised types)."""
+        """Source i in its memory, without conversion: 4-D, extents reversed (5-D uint8 blocks for quantised types)."""
         array = self._src.get(i)
         if array is None:
             tensor = self.node.src[i]
@@ -188,17 +188,17 @@ class Job:
     # -- calls ------------------------------------------------------------------
 
     def do(self, function: Callable, *args, **kwargs) -> None:
-        """A call ahead of every part."""
+        """Add a call that runs before all parts."""
         self.before.append(partial(function, *args, **kwargs))
 
     def part(self, axis: int = 0, start: int = 0, stop: int | None = None) -> Part:
-        """A new independent share of the work: rows start .. stop of `axis` (stop None: everything)."""
+        """A new independent part of the work: rows start .. stop of `axis` (stop None: to the end)."""
         part = Part(self, len(self._parts), axis, start, stop)
         self._parts.append(part)
         return part
 
     def parts(self) -> Iterator[Part]:
-        """Shares of about PART elements, cut along the longest dimension but the innermost."""
+        """Parts of about PART elements, cut along the longest dimension except the innermost."""
         shape = self.dst.shape[:3]
         size = max([self.node.n_elements, *(s.n_elements for s in self.node.src[:1] if s is not None)])
         if size == 0 or self.node.n_elements == 0:
@@ -213,7 +213,7 @@ class Job:
             yield self.part(axis, start, min(start + rows, shape[axis]))
 
     def calls(self) -> list[Call]:
-        """The whole node."""
+        """The calls of the whole node."""
         parts = [part.calls + part.tail for part in self._parts]
         n_lanes = min(len(parts), self.resolver.n_lanes)
         if n_lanes <= 1:
@@ -225,7 +225,7 @@ class Job:
 
 
 class Part:
-    """A share of a node: its slice of every array, and scratch of its lane."""
+    """A part of a node: its slice of every array, and the scratch of its lane."""
 
     __slots__ = ("axis", "job", "scratch", "start", "calls", "stop", "tail")
 

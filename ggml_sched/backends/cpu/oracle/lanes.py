@@ -1,9 +1,9 @@
-"""A few threads that run fixed shares of one node's work side by side.
+"""A few threads that run fixed parts of one node's work in parallel.
 
-The thread that runs a share never changes its result: the shares are cut when a node is
+The result of a part does not depend on the thread that runs it: parts are cut when a node is
 resolved.  Threads start on first use and stop with `close`, or with the last reference.
-After a fork the child starts its own: the parent's do not exist there.  A host that
-gives no more threads gets the same results from fewer.
+After a fork the child starts its own: the parent's do not exist there.  Where the host refuses
+to start threads, fewer compute the same results.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Lanes:
                 for calls in lanes:
                     run_calls(calls)
                 return
-            # The lanes share scratch memory with whatever runs next: even an interrupt waits for them.
+            # The lanes' scratch memory is reused by the next node: even an interrupt waits for all lanes.
             crew.share([partial(run_calls, calls) for calls in lanes[1:]], partial(run_calls, lanes[0]))
 
     def set_n_threads(self, n_threads: int) -> None:

@@ -20,7 +20,7 @@ CONVERTED = 1 << 18
 """Elements of a converted chunk: 1 MiB, about a core's cache."""
 
 DIRECT = 1 << 22
-"""Elements of a chunk of f32 weights, which are multiplied where they lie."""
+"""Elements of a chunk of f32 weights, which need no conversion and are multiplied in place."""
 
 _TYPES = types(frozenset({Type.F32}), WEIGHTS, FLOATS)
 
@@ -79,7 +79,7 @@ def _folded(job: Job, batches: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]
 
 
 def _foldable(array: np.ndarray, a2: int) -> bool:
-    """Whether BLAS takes its rows, and neighbouring matrices lie like the rows of one."""
+    """Whether BLAS accepts the array's rows, and neighbouring matrices have the strides of one larger matrix."""
     _, b2, n, _ = array.shape
     return array.strides[3] == 4 and (b2 == a2 or n == 1 or array.strides[1] == n * array.strides[2])
 
@@ -121,7 +121,7 @@ def mul_mat_id(job: Job) -> None:
     groups: list[tuple[int, np.ndarray, np.ndarray]] = []
 
     def group() -> None:
-        """Which (token, slot) pairs go through which expert, and their inputs."""
+        """Group the (token, slot) pairs and their inputs by expert."""
         check_ids(ids, experts.shape[0], job)
         flat = ids.reshape(-1)
         order = flat.argsort(kind="stable")
@@ -144,7 +144,7 @@ def mul_mat_id(job: Job) -> None:
 
 def _multiply_groups(groups: list[tuple[int, np.ndarray, np.ndarray]], experts: np.ndarray, kind: Type,
                      converted: np.ndarray | None, out: np.ndarray) -> None:
-    """Some rows of every expert that is named, times its inputs; `converted` has room for them as f32."""
+    """Multiply some rows of each chosen expert with its inputs; `converted` has room for these rows as f32."""
     for expert, places, x in groups:
         w = experts[expert]
         if converted is not None:

@@ -1,4 +1,4 @@
-"""The table of kernels: for each op name what builds it, what it takes, what it may overwrite."""
+"""The table of kernels: for each op name its builder, the nodes that it accepts, and the sources it may overwrite."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def _fits(node: Tensor) -> bool:
 
 
 class Angles:
-    """What a rope node knows ahead of positions and frequency factors."""
+    """The numbers of a rope node that do not depend on positions and frequency factors."""
 
     def __init__(self, node: Tensor) -> None:
         n_dims = int_param(node, 1)
@@ -36,7 +36,7 @@ class Angles:
         base, scale, extrapolate, attention, fast, slow = (float(float_param(node, i)) for i in range(5, 11))
         pairs = np.arange(n_dims // 2, dtype=np.float64)
         with np.errstate(all="ignore"):
-            # By f64 power, so that a base of 0 or less gives what IEEE says instead of an exception.
+            # NumPy's f64 power: a base of 0 or less gives IEEE's result instead of an exception.
             frequencies = np.power(np.float64(base), -2.0 * pairs / n_dims) if n_dims else pairs
             share = np.zeros_like(pairs)
             self.magnitude = attention

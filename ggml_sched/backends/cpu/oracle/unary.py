@@ -35,7 +35,7 @@ def _one(function: np.ufunc) -> Steps:
 
 
 def _sigmoid_of(part: Part, x: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """Scratch with 1 + exp(factor * x): what sigmoids divide by."""
+    """Scratch with 1 + exp(factor * x), the divisor of sigmoids."""
     t = part.temp(x.shape)
     part.do(np.multiply, x, factor, t)
     part.do(np.exp, t, t)
@@ -52,7 +52,7 @@ def _silu(part: Part, x: np.ndarray, out: np.ndarray) -> None:
 
 
 def _of_halves(formula: Steps) -> Steps:
-    """A function of f16 to f16, as ggml's tables have it: both are rounded, but what f16 cannot hold."""
+    """A function of f16 to f16, as in ggml's tables: argument and result are rounded, except values beyond f16."""
 
     def steps(part: Part, x: np.ndarray, out: np.ndarray) -> None:
         rounded, half = part.temp(x.shape), part.temp(x.shape, np.float16)
@@ -89,7 +89,7 @@ _gelu_quick, _gelu_gate = _of_halves(_gelu_quick_formula), _of_halves(_gelu_form
 
 
 def _gelu(part: Part, x: np.ndarray, out: np.ndarray) -> None:
-    """Beyond 10 it is its argument, unrounded, and below -10 it is 0; as a gate it has no such ends."""
+    """gelu(x): x itself, unrounded, from 10 on, and 0 up to -10; the gate GEGLU has no such limits."""
     t = part.temp(x.shape)
     _gelu_gate(part, x, t)
     part.do(lambda: np.copyto(out, np.where(x >= GELU_END, x, np.where(x <= -GELU_END, ZERO, t)), "unsafe"))

@@ -1,6 +1,6 @@
-"""Scratch memory: what kernels need between reading sources and writing results.
+"""Scratch memory, which kernels need between reading sources and writing results.
 
-Nodes run one after the other, so they share it: each starts again at the front.
+Nodes run one after the other and share it: each begins at its start.
 Invariant: memory only grows; an array handed out keeps its block alive.  A plan
 owns one Work, the backend's plan-less path another (ggml's work buffers).
 """
@@ -39,7 +39,7 @@ class Scratch:
         size = prod(shape) * dtype.itemsize
         start = self._used
         if size > self._block.nbytes - start:
-            # Doubling keeps all the blocks that earlier nodes of a plan hold within twice the last one.
+            # Sizes double, so that all blocks held by earlier nodes of a plan are together smaller than the last one.
             self._block = allocate(max(size, 2 * self._block.nbytes, 4096), self._name)
             start = 0
         self._used = start + -(-size // ALIGNMENT) * ALIGNMENT
@@ -47,7 +47,7 @@ class Scratch:
 
 
 class Work:
-    """The scratch of one sequence of nodes: a shared part, one for each lane, and what compiled kernels use."""
+    """The scratch of one sequence of nodes: a shared part, one for each lane, and one for compiled kernels."""
 
     __slots__ = ("_name", "compiled", "lanes", "shared")
 

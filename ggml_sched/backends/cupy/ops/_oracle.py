@@ -1,6 +1,6 @@
-"""What the oracle says about ops: which nodes have a meaning, which sources may lie under the result, and parameters.
+"""Properties of ops, taken from the oracle: valid nodes, sources that may share the result's memory, and parameters.
 
-The kernels here compute what its kernels compute, so they ask it instead of saying everything twice.
+The kernels here compute the same nodes as the oracle's, so its checks are used instead of being repeated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Launches of attention.cu: FLASH_ATTN_EXT.
 
 Blocks take one, four or eight columns (query rows of heads that share a key head) at once; where that
-leaves most of the device without work, the cells are split, and a second kernel joins the splits.  Caches of types that
+would leave most of the device idle, the cells are split, and a second kernel joins the splits.  Caches of types that
 the kernel does not read are decoded first.
 """
 
@@ -34,7 +34,7 @@ LEAST = 2 * WARPS * CELLS
 """Cells that one block takes before they are split."""
 
 BLOCKS = 4
-"""Blocks that a multiprocessor is to have, where cells can be split: fewer leave too few loads under way."""
+"""Blocks for each multiprocessor, where cells can be split: with fewer there are too few loads in flight."""
 
 NONE = np.uint64(0)
 
@@ -121,7 +121,7 @@ def _flash(b: Builder, node: Tensor) -> None:
 
 
 def _partial(node: Tensor, splits: int) -> int:
-    """Bytes of what the splits leave for `combine`."""
+    """Bytes of the partial results that the splits write for `combine`."""
     return 4 * splits * node.n_elements // node.ne[0] * (node.ne[0] + 2)
 
 
@@ -135,7 +135,7 @@ def _work(node: Tensor) -> int:
 
 
 def _fits(node: Tensor) -> bool:
-    """Masks and results have rows without gaps, and no head is larger than the kernels are made for."""
+    """Whether masks and results have rows without gaps, and heads are within the kernels' largest size."""
     q, k, v = node.src[:3]
     mask, sinks = _optional(node, 3), _optional(node, 4)
     return (k.ne[0] <= 1024 and v.ne[0] <= 512 and max(k.ne[1], q.ne[1] * q.ne[2]) < 1 << 30

@@ -28,7 +28,7 @@ def _copy_fits(node: Tensor) -> bool:
 
 
 def _copy(b: Builder, node: Tensor) -> None:
-    """cpy writes into the place of its second source, of which the node is a view: nothing reads that one."""
+    """cpy writes to the memory of its second source, of which the node is a view, and does not read that source."""
     if node.n_elements == 0:
         return
     a, d = b.source_place(node, 0), b.place(node)
@@ -59,7 +59,7 @@ def _convert(b: Builder, a: Place, d: Place, node: Tensor) -> None:
 
 
 def _set_fits(node: Tensor) -> bool:
-    """Whole elements, each at a place of its own: otherwise the order of writes would decide."""
+    """Whether the window has whole elements at distinct addresses: otherwise the result would depend on their order."""
     size = node.type.type_size
     window = sorted((int_param(node, i), n) for i, n in enumerate(node.src[1].ne[1:]) if n > 1)
     if int_param(node, 3) % size or any(stride % size for stride, _ in window):

@@ -1,6 +1,6 @@
-"""Groups of nodes that one kernel computes: found before a graph is planned, built where the plan kept them.
+"""Fusion groups, nodes that one kernel computes: found before a graph is planned, built where the plan has kept them.
 
-Invariant: what a group does not write is read by its members alone, so it need not be written where the group is kept.
+Invariant: only members of a group read a result that the group does not write.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Wiring:
         return t if self.readers[t] == 1 and "output" not in t.flags else None
 
     def behind_views(self, t: Tensor) -> Tensor | None:
-        """What a chain of views looks at, each of which one node reads; t itself if it is no view."""
+        """The tensor under a chain of views, each read by one node only; t itself if it is no view."""
         while not t.computes and t.src:
             if self.readers[t] != 1 or "output" in t.flags:
                 return None

@@ -1,4 +1,4 @@
-"""Products of prompts by the device's own library: f16 times f16, summed in f32.
+"""Products with many columns by the device's own library: f16 times f16, summed in f32.
 
 A launch of "blas.gemm" has no kernel: the plan calls `Blas.gemm` of device.py with its arguments, in that
 order.  Columns become f16 once; weights become f16 in scratch memory a piece of their rows at a time, so that the piece
@@ -28,9 +28,9 @@ PIECE = 1 << 24
 
 
 def suits(node: Tensor) -> bool:
-    """Whether the library is to multiply: many columns, and results that lie as it writes them.
+    """Whether the library multiplies: many columns, and a result in the layout that it writes.
 
-    Weights in f32 keep what f16 would lose; they are few.
+    Weights in f32, which are few, are not rounded to f16.
     """
     a, x = node.src[:2]
     return (node.op == "MUL_MAT" and a.type != Type.F32 and x.ne[1] >= MANY and a.ne[1] >= 16 and a.ne[0] % 8 == 0
@@ -53,7 +53,7 @@ def multiply(b: Builder, node: Tensor) -> None:
     """Append the product."""
     a, x = node.src[:2]
     w, columns, result = b.source_place(node, 0), b.source_place(node, 1), b.place(node)
-    # Rows that share elements are nothing that the library knows.
+    # The library does not support rows that share elements.
     direct = a.type == Type.F16 and w.nb[0] == 2 and w.nb[1] >= 2 * a.ne[0] and is_multiple(w, 16)
     right = b.scratch(2 * x.n_elements)
     b.flat("activations.to_f16", x.n_elements, columns.arg(), right, np.int64(x.n_elements), np.int32(x.type))

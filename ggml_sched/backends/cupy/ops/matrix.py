@@ -1,9 +1,9 @@
 """Launches of matrix products: MUL_MAT and MUL_MAT_ID.
 
 Few columns: matvec_*.cu, one pass over the weights for up to eight of them.  More: matmul_*.cu, in tiles, or, where
-the device has a library of its own, weights as f16 in scratch memory and that library.  Columns that meet blocks are
-rounded to 8 bits once (`exact`: they stay f32, and blocks are multiplied as what they hold).
-Invariant: what a kernel loads at once lies at a multiple of it: `fits` and `wide` see to that.
+the device has a library of its own, that library, with weights as f16 in scratch memory.  Columns for quantised weights
+are rounded to 8 bits once (`exact`: they stay f32, and weights are decoded to f32).
+Invariant: every load is aligned to its size, which `fits` and `wide` check.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ NONE = np.uint64(0)
 
 
 class Columns:
-    """What weights are multiplied with, as kernels want it.
+    """The columns of a product, in the form that kernels read.
 
-    Neighbouring nodes that have the same columns (queries, keys and values of one token) share what was made of them.
+    Neighbouring nodes with the same columns (queries, keys and values of one token) share one converted copy.
     `x`, `runs`: addresses; `strides`: from column to column, and over the outer two extents; bytes of f32, columns
     where they are rounded to 8 bits.
     """
