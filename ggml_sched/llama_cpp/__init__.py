@@ -42,13 +42,12 @@ __all__ = ["HookError", "check", "clear_counters", "counters", "install", "insta
 
 
 def plans() -> tuple[Plan, ...]:
-    """The plan of each graph allocator, and of each scheduler, that llama.cpp has now, oldest first: of the graph that
-    it was asked for last.
+    """The last plan of each graph allocator, and of each scheduler, that llama.cpp has now, oldest first.
 
-    Print, explain and verify them, draw pictures; there is no memory behind their backends.  Any thread may ask.
+    The plans can be printed, explained, verified and drawn; their backends have no memory.  Any thread may call this.
     HookError if nothing is installed.
     """
-    # What makes plans of ours loads here: a hooked process that never looks at them is smaller without.
+    # Imported here, not above: a hooked process that never calls this takes less memory without the planner's modules.
     from ggml_sched.llama_cpp.last_plans import last_plans
 
     return last_plans()
@@ -58,7 +57,7 @@ def plans() -> tuple[Plan, ...]:
 def memory() -> dict[str, int]:
     """{buffer type: bytes} of the compute buffers that hold llama.cpp's graphs now, of all contexts that are open.
 
-    What is reserved for them, which llama.cpp logs; of which pages are touched only where tensors were computed.
+    These are the reserved bytes, which llama.cpp logs; the host has mapped only the pages that computes have touched.
     HookError if nothing is installed.
     """
     from ggml_sched.llama_cpp.last_plans import held_memory

@@ -1,4 +1,4 @@
-"""python -m ggml_sched.llama_cpp SCRIPT ...: a script whose llama.cpp is on our planner."""
+"""python -m ggml_sched.llama_cpp SCRIPT ...: runs a script whose llama.cpp uses this package's planner."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""The library that a client's ggml meets: ggml's names, our functions (the C files beside this).
+"""The library that replaces functions of a client's ggml: functions with ggml's names (the C files beside this).
 
-Loaded with RTLD_GLOBAL before ggml's libraries, so that the dynamic linker binds their calls to it; install.py does.
-Here is what Python sees of it: counters, the last failure, and what was planned last, as plain values.
+install.py loads it with RTLD_GLOBAL before ggml's libraries, so that the dynamic linker binds their calls to it.
+This module gives Python its counters, the last failure, and the last plans, as plain values.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
@@ -108,7 +108,7 @@ def schedule(bint on):
 
 
 def last_error():
-    """What the last failing call of the process said; None: none has failed."""
+    """The message of the last failed call of the process; None: no call has failed."""
     cdef gs_error error
     if not gh_last_error(&error):
         return None

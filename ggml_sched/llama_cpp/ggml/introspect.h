@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/ggml/introspect.h -- what is found out about a library of ggml's when it is first used. */
+/* ggml_sched/llama_cpp/ggml/introspect.h -- introspection of a library of ggml's at its first use. */
 #ifndef GGML_SCHED_LLAMA_CPP_GGML_INTROSPECT_H
 #define GGML_SCHED_LLAMA_CPP_GGML_INTROSPECT_H
 

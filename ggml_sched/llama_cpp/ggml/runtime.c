@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/ggml/runtime.c -- looks up what runtime.h lists.  See there. */
+/* ggml_sched/llama_cpp/ggml/runtime.c -- looks up the functions that runtime.h lists. */
 #define _GNU_SOURCE
 #include "runtime.h"
 

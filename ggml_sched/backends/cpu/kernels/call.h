@@ -33,7 +33,7 @@ struct gs_call {
     const gs_node *node;
     int32_t n_parts;
     int32_t position;           /* of the node among those of the plan          */
-    int64_t arg[GS_MAX_ARGS];   /* the kernel's arguments, prepared for all runs */
+    int64_t arg[GS_MAX_ARGS];   /* the kernel's arguments                       */
 };
 
 /* A growing list of calls.  All calls of one node share `shared` bytes, each thread has `scratch` bytes, both at a
