@@ -24,7 +24,7 @@ __all__ = ["LEVELS", "HookError", "check", "clear_counters", "counters", "hook",
            "served"]
 
 LEVELS = ("off", "alloc", "sched")
-"""What may be asked for: nothing, the graph allocator, or that and the scheduler."""
+"""Levels of `install`: nothing, the graph allocator, or the graph allocator and the scheduler."""
 VARIABLE = "GGML_SCHED"
 CLIENTS = ("llama_cpp", "ggml")
 """Packages that load ggml's libraries."""

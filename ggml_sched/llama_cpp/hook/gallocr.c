@@ -17,7 +17,7 @@ typedef struct gh_gallocr {
     gh_plan_cache *cache;
     int32_t n_bufts;
     int32_t *arena_of;      /* [n_bufts] backend of the cache; equal types share one            */
-    /* Where the client wants the nodes and leafs of the graph that it reserved last. */
+    /* The arenas that the client has assigned to nodes and leafs of the last reserved graph. */
     int32_t *node_arena;
     int32_t *leaf_arena;
     int32_t n_nodes;
@@ -45,7 +45,7 @@ static bool take_demand(const void *owner, gh_plan_entry *e, const gh_reader *r)
     return a->cache->n_backends == 1 || gh_demand_copy(&e->demand, &demand);
 }
 
-/* The arena that the client wants an id in; -1: none was said. */
+/* The arena that the client has assigned to an id; -1: none. */
 static int32_t wanted_arena(const gh_gallocr *a, const gh_plan *p, const gh_reader *r, int32_t id)
 {
     const gh_item *item = &r->item[id];
