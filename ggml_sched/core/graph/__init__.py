@@ -1,4 +1,4 @@
-"""What is computed: types, tensors, ops and graphs; knows nothing of plans."""
+"""Types, tensors, ops and graphs; independent of planning."""
 
 from ggml_sched.core.graph.context import Context, ContextBase
 from ggml_sched.core.graph.graph import Graph

@@ -1,13 +1,13 @@
-# Check: whether arrays that somebody else has written are a graph.
+# Checking graphs whose arrays were written by a caller of the C API.
 #
-# For the C API, whose graphs are written in place; graphs made of Tensors are right by the way they are made.  A few
-# linear passes without memory of their own: `position` serves as scratch, as it does for Graph.  Invariant: what passes
-# here cannot make a pass of the planner read or write outside its arrays, nor make a plan that is not sound.
-# The strides of a node that writes are the caller's business: they say what is computed, not where.
+# Graphs made from Tensors need no check, because a Context makes only valid tensors.  The check is a few linear passes
+# that allocate no memory: `position` is scratch, as it is for Graph.  Invariant: with a graph that passes the check no
+# pass of the planner reads or writes outside its arrays, and every plan is sound.
+# The strides of a node that writes to other memory are not checked: planning does not depend on them.
 
 cdef int graph_refuse(gs_error *error, const gs_graph *g, int status, int32_t tensor, const char *array, int32_t index,
                       int64_t value, int64_t limit, const char *why) noexcept nogil:
-    """Say which entry of which array is wrong, and why; returns the status."""
+    """Describe in `error` which entry of which array is wrong, and why; returns the status."""
     cdef const char *op = NULL
     cdef char called[48]
     if error == NULL:
@@ -25,9 +25,9 @@ cdef int graph_refuse(gs_error *error, const gs_graph *g, int status, int32_t te
 
 
 cdef int flat_check(gs_graph *g, int64_t n_src, int64_t n_params, int64_t n_deps, gs_error *error) noexcept nogil:
-    """GS_OK if g, of which the first arrays are filled, is a graph: `nbytes` of the layouts and `position` are found out.
+    """Check a graph whose arrays the caller has filled, and compute `nbytes` of its layouts, and `position`.
 
-    GS_BAD_ARGUMENT, GS_OVERFLOW with the entry that is wrong in `error` (or NULL).
+    GS_BAD_ARGUMENT, GS_OVERFLOW, with the wrong entry in `error` unless that is NULL.
     """
     cdef int32_t i
     cdef int status
@@ -53,7 +53,7 @@ cdef int flat_check(gs_graph *g, int64_t n_src, int64_t n_params, int64_t n_deps
 
 cdef int check_begins(const gs_graph *g, const int32_t *begin, int64_t total, const char *array,
                       gs_error *error) noexcept nogil:
-    """Where the entries of each tensor begin, of `total` in all."""
+    """Check that the starts of the tensors' entries ascend, from 0 to `total`."""
     cdef int32_t i
     if begin[0] != 0:
         return graph_refuse(error, g, GS_BAD_ARGUMENT, -1, array, 0, begin[0], 0, b"is not 0")
@@ -68,7 +68,7 @@ cdef int check_begins(const gs_graph *g, const int32_t *begin, int64_t total, co
 
 
 cdef int check_tensor(gs_graph *g, int32_t i, gs_error *error) noexcept nogil:
-    """What a tensor is by itself, and its sources."""
+    """Check one tensor: layout, root, flags, sources and slots."""
     cdef gs_layout *layout = &g.layout[i]
     cdef int32_t k, slot = -1
     cdef int status
@@ -96,7 +96,7 @@ cdef int check_tensor(gs_graph *g, int32_t i, gs_error *error) noexcept nogil:
 
 
 cdef int check_extents(gs_graph *g, int32_t i, gs_error *error) noexcept nogil:
-    """Type, extents and strides; finds nbytes."""
+    """Check type, extents and strides; compute nbytes."""
     cdef gs_layout *layout = &g.layout[i]
     cdef int64_t signs = 0
     cdef int32_t k, block = 0
@@ -113,7 +113,7 @@ cdef int check_extents(gs_graph *g, int32_t i, gs_error *error) noexcept nogil:
     if layout.type < GS_N_TYPES:
         block = traits[layout.type].block_size
     if block == 0:
-        # A type that only the caller knows.
+        # A type that is not in types.h: the caller has written nbytes.
         if layout.nbytes < 0:
             return graph_refuse(error, g, GS_BAD_ARGUMENT, i, b"layout.nbytes", i, layout.nbytes, -1, b"is negative")
         return GS_OK
@@ -126,7 +126,7 @@ cdef int check_extents(gs_graph *g, int32_t i, gs_error *error) noexcept nogil:
 
 
 cdef int check_root(const gs_graph *g, int32_t i, gs_error *error) noexcept nogil:
-    """That the root of a view is none itself, and holds all of it; that what is no view says so."""
+    """Check that the root of a view is no view and contains the view, and that other tensors have no view offset."""
     cdef int32_t root = g.view_src[i]
     if root == -1:
         return graph_refuse(error, g, GS_BAD_ARGUMENT, i, b"view_offs", i, g.view_offs[i], 0,
@@ -143,7 +143,7 @@ cdef int check_root(const gs_graph *g, int32_t i, gs_error *error) noexcept nogi
 
 
 cdef int check_order(gs_graph *g, gs_error *error) noexcept nogil:
-    """Leafs and nodes: each once, everything after what it needs."""
+    """Check the order: each tensor at most once among leafs and nodes, and each node after the tensors it needs."""
     cdef int32_t i, id
     cdef int status
     for i in range(g.n_leafs):
@@ -176,7 +176,7 @@ cdef int check_order(gs_graph *g, gs_error *error) noexcept nogil:
 
 
 cdef int check_node(const gs_graph *g, int32_t id, gs_error *error) noexcept nogil:
-    """That what a node reads, keeps and computes into is there before it."""
+    """Check that sources, alloc dependencies and root of a node come before the node."""
     cdef int32_t k, s, root = g.view_src[id]
     cdef bint is_view = op_is_view(g.layout[id].op), reads_root = False
     if root >= 0 and g.position[root] == -1 and g.layout[root].op != GS_OP_NONE:

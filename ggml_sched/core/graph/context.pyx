@@ -1,20 +1,17 @@
 # cython: language_level=3
-"""Contexts: the makers of tensors, one method for each op.
+"""Contexts: they make and own tensors, with one method for each op.
 
-Contexts: the makers and owners of tensors.
+Invariant: every tensor that a Context returns has a consistent layout whose byte size was computed without overflow; a
+view lies inside its root; all sources are from open contexts.  Corresponds to ggml_context and ggml_new_tensor.
 
-Invariant: whatever a Context returns has a consistent layout whose byte size
-was computed without overflow, lies inside its root if it is a view, and has
-sources from open contexts only.  Corresponds to ggml_context and ggml_new_tensor.
+Includes, before the code below:
 
-Parts, read in this order before what stands here:
-
-    wiring           Wiring: what an op demands of its sources, of its root, and of where it writes.
+    wiring           Rules for the sources, the root and the destination of each op.
     ops_elementwise  Op methods of a Context: arithmetic, unary functions, gated units, reductions, norms.
     ops_matrix       Op methods of a Context: matrix products, rows, copies, repetition.
     ops_view         Op methods of a Context: views, which share their root's memory and compute nothing.
-    ops_recurrent    Op methods of a Context: what recurrent (state space) models need: a short convolution, and a scan with a state.
-    ops_attention    Op methods of a Context: what attention needs: masks, soft_max, rope, flash attention.
+    ops_recurrent    Op methods of a Context for recurrent (state space) models: a short convolution, and a scan.
+    ops_attention    Op methods of a Context for attention: masks, soft_max, rope, flash attention.
 """
 
 from operator import index as _index
@@ -265,7 +262,7 @@ cdef tuple cut_none(tuple src):
 
 
 cdef class ContextBase:
-    """What every op method builds on: ownership, and the makers of tensors."""
+    """The base of all op methods: ownership of tensors, and the functions that make them."""
 
     def __cinit__(self, name=""):
         self.home = Home.__new__(Home)
@@ -302,7 +299,7 @@ cdef class ContextBase:
     # -- makers -------------------------------------------------------------
 
     cdef Tensor add_tensor(self, int op, gs_layout *layout, tuple src, Tensor view, int64_t view_offs):
-        """The one place where tensors are born, nameless.  `view` may itself be a view; the root is kept."""
+        """Make a tensor without name; all tensors are made here.  `view` may itself be a view; its root is stored."""
         cdef Tensor s, t
         cdef int64_t end
         if self.home.closed:
@@ -314,7 +311,7 @@ cdef class ContextBase:
         t = Tensor.__new__(Tensor)
         if view is not None:
             if op > GS_OP_TRANSPOSE and layout_may_overlap(layout):
-                # Which value stays would depend on the backend, and on how many threads it has.
+                # The final value would depend on the backend and its number of threads.
                 raise GraphError(f"{OP_NAMES[op]}: {describe(view)} is written to, and elements of it share bytes: "
                                  f"{strides_of(layout)}")
             if view.view_src is not None:
@@ -391,11 +388,11 @@ cdef class ContextBase:
         return t
 
     def keep_until(self, Tensor t not None, Tensor node not None):
-        """Keep a tensor's data where it is until `node` is done, which does not read it; returns the tensor.
+        """Make `t` an alloc dependency of `node`: its memory stays allocated until `node` is done; returns `t`.
 
-        A graph that computes the node holds the tensor too, computes it before, and lets nothing else have its
-        memory until then.  No copy is made for it, and it does not change what runs where.  Say so before making
-        the graph.  Raises GraphError for a node that computes nothing (a leaf, a view), or that is `t`.
+        A graph with the node also has the tensor, computes it before the node, and reuses its memory only after the
+        node.  No copy is made for it, and placement does not change.  Call this before making the graph.  Raises
+        GraphError for a node that computes nothing (a leaf, a view), or that is `t`.
         """
         for one in (t, node):
             if (<Tensor>one).home.closed:

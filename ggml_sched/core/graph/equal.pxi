@@ -1,12 +1,11 @@
-# Equal: whether two flat graphs are the same, compared entry by entry.
+# Comparing two flat graphs entry by entry, without Python objects.
 #
-# What a fingerprint says of graphs that are kept, a comparison says of two that are at hand: it reads each array once
-# and makes no hash.  Knows no Python object.
+# For two graphs in memory this is faster than comparing fingerprints: each array is read once, and nothing is hashed.
 
 cdef bint flat_equal(const gs_graph *a, const gs_graph *b) noexcept nogil:
-    """Whether a and b are the same in everything that a plan depends on, and in their parameters.
+    """Whether a and b are equal in everything that a plan depends on, and in their parameters.
 
-    b may be anything that has room for as much as a, which is a graph: equal, it is one, too.
+    a is a checked graph.  b may be unchecked; if they are equal, b is valid, too.
     """
     cdef size_t n = a.n_tensors
     cdef size_t n_params
@@ -22,7 +21,7 @@ cdef bint flat_equal(const gs_graph *a, const gs_graph *b) noexcept nogil:
 
 
 cdef bint flat_same_layouts(const gs_graph *a, const gs_graph *b) noexcept nogil:
-    """Sizes follow from the rest, but for types that only the caller knows: b's need not be found yet."""
+    """Whether the layouts are equal; nbytes, which b may not have yet, is compared only for types not in types.h."""
     cdef const gs_layout *x
     cdef const gs_layout *y
     cdef int32_t i
@@ -36,7 +35,7 @@ cdef bint flat_same_layouts(const gs_graph *a, const gs_graph *b) noexcept nogil
 
 
 cdef bint flat_same_wiring(const gs_graph *a, const gs_graph *b) noexcept nogil:
-    """The same but for parameters, extents, strides, sizes and view offsets."""
+    """Whether a and b are equal except in parameters, extents, strides, sizes and view offsets."""
     cdef int32_t i
     if not flat_same_shape(a, b) or not flat_same_links(a, b):
         return False
@@ -47,7 +46,7 @@ cdef bint flat_same_wiring(const gs_graph *a, const gs_graph *b) noexcept nogil:
 
 
 cdef inline bint flat_same_shape(const gs_graph *a, const gs_graph *b) noexcept nogil:
-    """As many tensors, nodes, sources and deps (none is no array)."""
+    """Whether the numbers of tensors, nodes, sources and alloc dependencies are equal (NULL arrays only if both)."""
     return (a.n_tensors == b.n_tensors and a.n_nodes == b.n_nodes
             and a.src_begin[a.n_tensors] == b.src_begin[a.n_tensors]
             and (a.dep_begin == NULL) == (b.dep_begin == NULL)
@@ -55,7 +54,7 @@ cdef inline bint flat_same_shape(const gs_graph *a, const gs_graph *b) noexcept 
 
 
 cdef bint flat_same_links(const gs_graph *a, const gs_graph *b) noexcept nogil:
-    """Who reads, views and keeps whom, in which order; of graphs of the same shape."""
+    """Whether sources, roots, alloc dependencies and orders are equal, for graphs with equal numbers."""
     cdef size_t n = a.n_tensors
     cdef size_t n_src = a.src_begin[n]
     return (memcmp(a.src_begin, b.src_begin, (n + 1) * sizeof(int32_t)) == 0

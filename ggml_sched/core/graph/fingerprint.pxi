@@ -1,7 +1,7 @@
-# Fingerprints: what two graphs have in common whose plans are the same.
+# Fingerprints: hashes of flat graphs, equal for graphs that can share plans.  No Python objects.
 #
-# Owns the hash over a flat graph.  Two lanes of 64 bits that share nothing but their input make the
-# fingerprint; the wiring is a third hash, over less.  Knows no Python object.
+# The fingerprint has two independent 64-bit hashes of the same input.  The wiring is a third hash, without parameters,
+# shapes, strides and view offsets.
 
 ctypedef struct gs_lanes:
     uint64_t a
@@ -14,7 +14,7 @@ cdef inline void lanes_mix(gs_lanes *h, uint64_t x) noexcept nogil:
 
 
 cdef inline gs_lanes form_of(const gs_layout *layout) noexcept nogil:
-    """Type, extents and strides."""
+    """Hash type, extents and strides."""
     cdef gs_lanes h
     cdef int32_t k
     h.a, h.b = 0x243F6A8885A308D3, 0x13198A2E03707344
@@ -26,9 +26,9 @@ cdef inline gs_lanes form_of(const gs_layout *layout) noexcept nogil:
 
 
 cdef void flat_fingerprint(const gs_graph *g, uint64_t *form, uint64_t *found, uint64_t *wiring) noexcept nogil:
-    """128 bits over everything that a plan depends on; and 64 without parameters, shapes, strides and view offsets.
+    """Compute the fingerprint, 128 bits to `found`, and the hash of the wiring, 64 bits to `wiring`.
 
-    On the way the hash of each tensor's form goes to `form`, unless that is NULL.
+    Writes the hash of each tensor's type, extents and strides to `form`, unless that is NULL.
     """
     cdef gs_lanes all, h
     cdef uint64_t x, w, wired = gs_mix(<uint64_t>g.n_tensors, <uint64_t>g.n_nodes)
@@ -49,7 +49,7 @@ cdef void flat_fingerprint(const gs_graph *g, uint64_t *form, uint64_t *found, u
         lanes_mix(&h, x)
         lanes_mix(&h, <uint64_t>g.view_offs[i])
         for k in range(g.src_begin[i], g.src_begin[i + 1]):
-            # An empty slot before it makes it another source.
+            # The slot is part of the hash: with an empty slot before it, the same tensor is another source.
             x = (<uint64_t>g.slot[k] << 32) | <uint64_t>g.src[k]
             lanes_mix(&h, x)
             w = gs_mix(w, x)

@@ -5,11 +5,11 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from ggml_sched._c cimport gs_error, gs_graph, gs_node
 
 
-# Tensors sorted by what backends may look at.  Arrays of `room` entries in one block, which begins at `hash`.
+# Tensors by kind: those with equal answers to support queries.  Arrays of `room` entries in one block, from `hash`.
 ctypedef struct gs_kinds:
     int32_t n
     int32_t room
-    int32_t *of                 # owned; [n_tensors] the kind of each tensor, -1: not looked at yet
+    int32_t *of                 # owned; [n_tensors] the kind of each tensor, -1: not known yet
     uint64_t *hash
     int32_t *example            # a tensor of each kind
     int32_t *slot               # [2 * room] a hash table of kinds

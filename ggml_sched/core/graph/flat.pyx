@@ -1,16 +1,14 @@
 # cython: language_level=3
-"""Graphs as arrays (gs_graph): laid out, checked, compared, hashed, and sorted into kinds.  Knows no tensors.
+"""Flat graphs: gs_graph, arrays indexed by tensor id (include/ggml_sched/graph.h), without Python objects.
 
-The flat twin of a graph: gs_graph, arrays indexed by tensor id (include/ggml_sched/graph.h).
+Defines the layout of their memory, and computes the derived arrays that all passes use.
 
-Owns how its memory is laid out, and what every pass asks of a graph, found out once.
+Includes, before the code below:
 
-Parts, read in this order before what stands here:
-
-    check        Check: whether arrays that somebody else has written are a graph.
-    equal        Equal: whether two flat graphs are the same, compared entry by entry.
-    fingerprint  Fingerprints: what two graphs have in common whose plans are the same.
-    kinds        Kinds: tensors that no backend may tell apart.
+    check        Checking graphs whose arrays were written by a caller of the C API.
+    equal        Comparing two flat graphs entry by entry.
+    fingerprint  Fingerprints: hashes of flat graphs, equal for graphs that can share plans.
+    kinds        Kinds of tensors: those that no backend may tell apart.
 """
 
 from ggml_sched.errors import no_host_memory
@@ -59,18 +57,18 @@ include "kinds.pxi"
 
 
 cdef int64_t flat_bytes(int64_t n_tensors, int64_t n_nodes, int64_t n_leafs, int64_t n_src, int64_t n_params) noexcept nogil:
-    """What the arrays take, all counts below 2**31."""
+    """The bytes of all arrays; all counts are below 2**31."""
     cdef int64_t n_ids = 13 * n_tensors + 3 + 2 * n_src + n_params + 2 * n_nodes + n_leafs
     return n_tensors * <int64_t>(sizeof(gs_layout) + 3 * sizeof(int64_t) + 3) + n_ids * <int64_t>sizeof(int32_t) + n_src
 
 
 cdef void flat_lay_out(gs_graph *g, void *block, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src,
                        int64_t n_params) noexcept nogil:
-    """Put the arrays into a block of flat_bytes, which g.layout is the start of."""
+    """Set the array pointers into a block of flat_bytes bytes; g.layout is its start."""
     cdef int64_t n = n_tensors
     memset(g, 0, sizeof(gs_graph))
     g.n_tensors, g.n_nodes, g.n_leafs = n_tensors, n_nodes, n_leafs
-    # The widest first, so that each array is aligned.
+    # Arrays of wide elements first, so that each array is aligned.
     g.layout = <gs_layout *>block
     g.view_offs = <int64_t *>(g.layout + n)
     g.nbytes = g.view_offs + n
@@ -102,7 +100,7 @@ cdef void flat_lay_out(gs_graph *g, void *block, int32_t n_tensors, int32_t n_no
 
 cdef int flat_alloc(gs_graph *g, int32_t n_tensors, int32_t n_nodes, int32_t n_leafs, int64_t n_src,
                     int64_t n_params) except -1:
-    """Lay the arrays out in one block; OutOfMemory leaves g freeable."""
+    """Allocate all arrays in one block; after OutOfMemory g can still be freed."""
     cdef void *block = malloc(flat_bytes(n_tensors, n_nodes, n_leafs, n_src, n_params))
     if block == NULL:
         raise no_host_memory(f"a graph of {n_tensors} tensors")
@@ -118,12 +116,12 @@ cdef void flat_free(gs_graph *g) noexcept nogil:
 
 
 cdef inline bint op_has_small_weights(int op) noexcept nogil:
-    """Ops whose weight-like source is small (factors, sinks): they do not go where it is."""
+    """Ops whose weights are small (factors, sinks): their backend is not chosen by these weights."""
     return op == GS_OP_ROPE or op == GS_OP_SOFT_MAX or op == GS_OP_FLASH_ATTN_EXT
 
 
 cdef void flat_classify(gs_graph *g) noexcept nogil:
-    """Fill in what the passes ask of every graph, once it is complete."""
+    """Compute the derived arrays of a complete graph."""
     cdef int32_t i, k, id
     memset(g.n_readers, 0, g.n_tensors * sizeof(int32_t))
     memset(g.n_viewers, 0, g.n_tensors * sizeof(int32_t))
@@ -153,7 +151,7 @@ cdef void flat_classify(gs_graph *g) noexcept nogil:
             if layout_equal(&g.layout[id], &g.layout[g.src[k]]):
                 g.alike[id] |= <uint32_t>1 << g.slot[k]
         if g.dep_begin != NULL:
-            # A reader that never takes over memory: it does not look for it here.
+            # An alloc dependency counts as a reader; since it is no source, the node never reuses its memory in place.
             for k in range(g.dep_begin[id], g.dep_begin[id + 1]):
                 g.n_readers[g.dep[k]] += 1
         if g.view_src[id] >= 0:
@@ -162,7 +160,7 @@ cdef void flat_classify(gs_graph *g) noexcept nogil:
             g.work[g.n_work] = id
             g.n_work += 1
     for i in range(g.n_views):
-        # Views that are no nodes: their last reader is done with the root, too; an output has one more, the caller.
+        # A view that is not a node uses its root until its last reader has run; an output is also read by the caller.
         id = g.view[i]
         if g.position[id] < 0 and (g.n_readers[id] or g.flags[id] & GS_FLAG_OUTPUT):
             g.n_viewers[g.view_src[id]] += 1
@@ -170,7 +168,7 @@ cdef void flat_classify(gs_graph *g) noexcept nogil:
 
 
 cdef void flat_list_views_and_readers(gs_graph *g) noexcept nogil:
-    """Who looks at each tensor: the views of a root, and the nodes that compute with a tensor."""
+    """List the views of each root, and the computing nodes that read each tensor."""
     cdef int32_t i, k, id
     memset(g.first_view, 0xff, g.n_tensors * sizeof(int32_t))       # -1
     for i in range(g.n_tensors - 1, -1, -1):
@@ -189,7 +187,7 @@ cdef void flat_list_views_and_readers(gs_graph *g) noexcept nogil:
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
             g.reader[g.reader_begin[g.src[k]]] = id
             g.reader_begin[g.src[k]] += 1
-    # Each begin has run to the next one.
+    # Each begin has advanced to the next one: shift them back.
     for i in range(g.n_tensors, 0, -1):
         g.reader_begin[i] = g.reader_begin[i - 1]
     g.reader_begin[0] = 0

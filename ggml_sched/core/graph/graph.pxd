@@ -13,12 +13,12 @@ cdef class Graph:
     cdef readonly tuple leafs
     cdef readonly tuple tensors
     cdef public dict meta
-    cdef tuple homes                    # of the contexts that its tensors come from
-    cdef gs_kinds _kinds                # owned; found when first asked for
-    cdef bint sorted_work               # the nodes that compute have kinds
-    cdef bint sorted_all                # every tensor has
-    cdef TensorSet _index               # made when a mark was overwritten by another graph
-    cdef readonly object fingerprint    # a 128-bit int over the structure: equal for an equal graph built anew
+    cdef tuple homes                    # the Home of each context that its tensors come from
+    cdef gs_kinds _kinds                # owned; computed on first use
+    cdef bint sorted_work               # the kinds of all computing nodes are known
+    cdef bint sorted_all                # the kinds of all tensors are known
+    cdef TensorSet _index               # ids by tensor; made once another graph has overwritten a tensor's mark
+    cdef readonly object fingerprint    # a 128-bit hash of structure, layouts and wiring; equal for equal graphs
     cdef bint names_residents           # one of its tensors is marked as a weight or cache
     cdef readonly uint64_t wiring       # a hash of everything but parameters, shapes, strides and view offsets
     cdef object __weakref__

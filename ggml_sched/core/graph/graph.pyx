@@ -1,14 +1,11 @@
 # cython: language_level=3
-"""Graphs: nodes in order, over tensors.
+"""Graphs: immutable sequences of nodes, with the leafs that they need.
 
-Graphs: an immutable order of nodes over tensors, with a flat twin for the planner.
+A Graph has tuples of tensors for Python code, and a gs_graph, flat arrays, for the passes of the planner; both are
+indexed by tensor id.  Invariant: every source of a node is a leaf or an earlier node, the root of every view is in the
+graph, and nothing changes after construction.  Corresponds to ggml_cgraph and ggml_build_forward_expand.
 
-A Graph holds Python tuples for people and one C struct of flat arrays for the
-passes; tensor ids index both.  Invariant: every source of a node is a leaf or
-an earlier node, every view's root is in the graph, nothing changes after
-construction.  Corresponds to ggml_cgraph and ggml_build_forward_expand.
-
-`order.pxi` has the order of nodes: depth first, as ggml visits them.
+`order.pxi` determines the order of nodes: depth first, as in ggml.
 """
 
 from ggml_sched.errors import GraphError, no_host_memory
@@ -87,7 +84,7 @@ cdef class Graph:
         return g
 
     def with_order(self, nodes):
-        """This graph with its nodes in another order: flags and what is kept are those that it was made with.
+        """This graph with its nodes in another order, with the same flags and alloc dependencies.
 
         Raises GraphError when a source comes later than its node, a node appears twice or is missing.
         """
@@ -103,7 +100,7 @@ cdef class Graph:
     @cython.wraparound(False)
     @cython.nonecheck(False)
     cdef int fill(self, tuple tensors, tuple nodes, tuple leafs, Graph like=None) except -1:
-        """`like`: a graph of the same tensors, whose flags and deps count, not those of the moment."""
+        """Fill the flat arrays.  `like`: a graph of the same tensors, whose flags and deps are used if given."""
         cdef gs_graph *g = &self.flat
         cdef dict given = None if like is None else like.deps
         cdef int64_t n_src = 0, n_params = 0, n_deps = 0
@@ -124,8 +121,8 @@ cdef class Graph:
     @cython.wraparound(False)
     @cython.nonecheck(False)
     cdef int number(self, dict given, int64_t *n_src, int64_t *n_params, int64_t *n_deps) except -1:
-        """Mark each tensor with its id, and count what the arrays have to hold."""
-        # Borrowed, here and below: the tuple keeps its tensors.
+        """Mark each tensor with its id, and count the entries of the arrays."""
+        # Borrowed references, here and below: the tuple owns its tensors.
         cdef void *at
         cdef Home home = None
         cdef list homes = []
@@ -155,7 +152,7 @@ cdef class Graph:
     @cython.wraparound(False)
     @cython.nonecheck(False)
     cdef int fill_tensors(self, Graph like) except -1:
-        """What each tensor is, and its sources; -1 in `position`: not a node (yet)."""
+        """Fill layouts, flags, roots, sources and parameters; `position` is -1 until fill_order."""
         cdef gs_graph *g = &self.flat
         cdef void *at
         cdef void *s
@@ -190,9 +187,9 @@ cdef class Graph:
     @cython.wraparound(False)
     @cython.nonecheck(False)
     cdef int fill_order(self, dict deps) except -1:
-        """Leafs and nodes in order; GraphError unless everything comes after what it needs.
+        """Fill the orders of leafs and nodes; GraphError unless each node comes after the tensors that it needs.
 
-        `deps`: what nodes keep, None for what their tensors say.
+        `deps`: the alloc dependencies by node, or None for those of the tensors.
         """
         cdef gs_graph *g = &self.flat
         cdef void *at
@@ -238,7 +235,7 @@ cdef class Graph:
         return 0
 
     cdef int fill_deps(self, int64_t n_deps, dict given) except -1:
-        """What nodes keep until they are done."""
+        """Fill the alloc dependencies."""
         cdef gs_graph *g = &self.flat
         cdef Tensor t, s
         cdef int32_t i, at = 0
@@ -258,7 +255,7 @@ cdef class Graph:
 
     @property
     def deps(self):
-        """{node: the tensors kept until it is done}; see `Context.keep_until`."""
+        """{node: its alloc dependencies}; see `Context.keep_until`."""
         cdef gs_graph *g = &self.flat
         cdef int32_t i, k
         if g.dep_begin == NULL:
@@ -273,7 +270,7 @@ cdef class Graph:
         return found
 
     cdef int find_kinds(self, bint all) except -1:
-        """Sort the nodes that compute into kinds, or all tensors; what was sorted before stays as it is."""
+        """Find the kinds of the computing nodes, or of all tensors; kinds that are known already do not change."""
         cdef gs_graph *g = &self.flat
         cdef int status
         if self._kinds.of == NULL:
@@ -295,7 +292,7 @@ cdef class Graph:
         return 0
 
     def kinds(self):
-        """For each of `tensors` a number, equal for those that backends may not tell apart.
+        """For each of `tensors` the number of its kind; backends treat tensors of one kind equally.
 
         That is: of equal op, parameters (of views none), type, extents and strides, and with equal types, extents
         and strides in the same slots of their sources.
@@ -304,7 +301,7 @@ cdef class Graph:
         return ints_tuple(self._kinds.of, self.flat.n_tensors)
 
     def kind_of(self, Tensor t not None):
-        """What makes the kind of a tensor, as bytes: equal for all of that kind, in whatever graph.
+        """The properties that define the kind of a tensor, as bytes: equal for equal kinds in all graphs.
 
         GraphError for a tensor that is not of this graph.
         """
@@ -328,18 +325,18 @@ cdef class Graph:
         cdef int32_t k = t.mark
         if 0 <= k < self.flat.n_tensors and self.tensors[k] is t:
             return k
-        # Another graph has marked it since.
+        # Another graph has overwritten the tensor's mark.
         if self._index is None:
             self._index = TensorSet(self.tensors)
         return self._index.find(t)
 
     def position_of(self, Tensor t not None):
-        """A node's place in the execution order, -1 for a leaf or a stranger."""
+        """The position of a node in the execution order, -1 for a leaf or a tensor of another graph."""
         cdef int32_t k = self.id_of(t)
         return -1 if k < 0 else self.flat.position[k]
 
     cdef inline int32_t require(self, void *t, void *user) except -1:
-        """The id of a tensor, by its mark, that another refers to."""
+        """The id of tensor t, by its mark, to which tensor `user` refers; GraphError if it is not in the graph."""
         cdef int32_t k = (<Tensor>t).mark
         if 0 <= k < self.flat.n_tensors and <void *>PyTuple_GET_ITEM(self.tensors, k) == t:
             return k
@@ -364,13 +361,13 @@ cdef class Graph:
         }
 
     cdef inline int32_t require_tensor(self, void *t) except -1:
-        """The id of one of the nodes or leafs that were given."""
+        """The id of a node or leaf, by its mark; GraphError if it is not among the given tensors."""
         if not isinstance(<object>t, Tensor):
             raise TypeError(f"a graph is made of Tensors, not {<object>t!r}")
         return self.require(t, t)
 
     cpdef int64_t residence_epoch(self) noexcept:
-        """Grows whenever a tensor of one of the graph's contexts is given, or loses, a permanent address."""
+        """A number that grows when a tensor of one of the graph's contexts gets or loses a permanent address."""
         cdef int64_t total = 0
         cdef Home home
         for home in self.homes:
@@ -388,7 +385,7 @@ cdef class Graph:
 
 
 cdef inline tuple kept_by(Tensor t, dict given):
-    """What t keeps until it is done, by a graph's deps if they are given."""
+    """The alloc dependencies of t: those in `given`, or, if that is None, the tensor's own."""
     if given is not None:
         return given.get(t, ())
     return () if t._deps is None else t._deps

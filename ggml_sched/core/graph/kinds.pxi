@@ -1,8 +1,8 @@
-# Kinds: tensors that no backend may tell apart.
+# Kinds of tensors: those that no backend may tell apart.
 #
-# Owns what the answers of backends may depend on: op, parameters, type, extents and strides of a node, and of which
-# sources it has their types, extents and strides.  Names, flags, addresses, and what else a graph does with them do
-# not count.  Invariant: tensors are of one kind only where kind_equal says so, whatever their hashes.
+# The results of support queries may depend on op, parameters, type, extents and strides of a node, and on types,
+# extents and strides of its sources by slot; not on names, flags, addresses, or the rest of the graph.  Invariant:
+# tensors have one kind only if kind_equal is true, even if their hashes are equal.
 
 cdef inline uint64_t kind_hash(const gs_graph *g, int32_t id) noexcept nogil:
     cdef uint64_t h = gs_mix(g.form[id], (<uint64_t>(g.src_begin[id + 1] - g.src_begin[id]) << 32) | g.op[id])
@@ -36,7 +36,8 @@ cdef inline uint64_t *form_words(uint64_t *out, const gs_layout *layout) noexcep
 
 
 cdef int32_t kind_words(const gs_graph *g, int32_t id, uint64_t *out) noexcept nogil:
-    """A kind as words that are equal for equal kinds, whatever the graph: how many, at most MAX_KIND_WORDS."""
+    """Write the words that define a kind, equal for equal kinds in all graphs; returns their number, at most
+    MAX_KIND_WORDS."""
     cdef uint64_t *at = out
     cdef int32_t k, n = g.src_begin[id + 1] - g.src_begin[id], n_params = g.param_begin[id + 1] - g.param_begin[id]
     at[0] = ((<uint64_t>n << 48) | (<uint64_t>n_params << 40) | (<uint64_t>g.op[id] << 32)
@@ -52,7 +53,7 @@ cdef int32_t kind_words(const gs_graph *g, int32_t id, uint64_t *out) noexcept n
 
 
 cdef int kinds_grow(gs_kinds *kinds) noexcept nogil:
-    """Room for twice as many kinds, in a table that stays half empty."""
+    """Double the room for kinds, and make a hash table of which at least half is empty."""
     cdef int32_t i, room = max(2 * kinds.room, 64), mask = 2 * room - 1
     cdef int32_t *example = <int32_t *>malloc(room * (sizeof(uint64_t) + 3 * sizeof(int32_t)))
     cdef uint64_t *hash
@@ -80,7 +81,7 @@ cdef inline int32_t kinds_place(const gs_kinds *kinds, uint64_t hash, int32_t ma
 
 
 cdef int kinds_sort(gs_kinds *kinds, const gs_graph *g, const int32_t *ids, int32_t n) noexcept nogil:
-    """The kinds of some tensors, or (ids NULL) of the first n."""
+    """Find the kinds of the n tensors `ids`, or, if that is NULL, of tensors 0 .. n - 1."""
     cdef int32_t i, id, at, kind, mask
     cdef uint64_t h
     for i in range(n):
@@ -111,15 +112,15 @@ cdef void kinds_free(gs_kinds *kinds) noexcept nogil:
 
 
 cdef void node_name_op(gs_node *out) noexcept nogil:
-    """Family and sub-op of the op that stands in the layout."""
+    """Set family and sub-op from the op in the layout."""
     out.op = gs_op_family(out.layout.op)
     out.sub_op = out.layout.op - out.op
 
 
 cdef void node_of_kind(const gs_graph *g, int32_t id, gs_node *out) noexcept nogil:
-    """What backends are asked about: out[0] is the node, the rest of out[1 + GS_MAX_SRC] its sources.
+    """Make the argument of support queries: out[0] is the node, the other entries of out[1 + GS_MAX_SRC] its sources.
 
-    Nothing but what makes its kind: no flags, no addresses, of sources neither op nor parameters.
+    Only what defines the kind is set: no flags, no addresses, and neither op nor parameters of sources.
     """
     cdef gs_node *s
     cdef int32_t k

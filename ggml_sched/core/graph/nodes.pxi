@@ -1,6 +1,6 @@
-# Nodes as C takes them: gs_node (include/ggml_sched/graph.h), for kernels and for backends that answer in C.
+# NodeTable: tensors as gs_node structs (include/ggml_sched/graph.h), for compiled kernels and support queries in C.
 #
-# Owns NodeTable, what is put into a gs_node, and what is asked of lists of nodes.  Invariant: `src` points into the same table, or is NULL.
+# Also has functions on lists of nodes.  Invariant: `src` of a gs_node points into the same table, or is NULL.
 
 cdef enum:
     MAX_SEATED = 1 << 28
@@ -48,8 +48,8 @@ cdef class NodeTable:
             free(src)
 
     cdef int seat(self, tuple given, gs_seats *seats, int32_t *src) except -1:
-        """Find out which tensors there are: `tensors`, and for each source of those given its place there, -1 for none."""
-        # Borrowed: `given` keeps them.
+        """Collect `tensors`, and for each source of the given ones its position there, -1 for an empty slot."""
+        # Borrowed references: `given` owns them.
         cdef void *t
         cdef void *s
         cdef list known = list(given)
@@ -141,7 +141,8 @@ def computed(tuple nodes not None):
 
 
 def any_staged(tuple nodes not None):
-    """Whether something that nodes read, write to or keep waits on the host until it is needed, and nobody loads it."""
+    """Whether the data of a source, root or alloc dependency of the nodes is staged on the host, and no scheduler loads
+    it."""
     cdef Tensor t, s
     for t in nodes:
         if t is None:

@@ -1,4 +1,4 @@
-# Op methods of a Context: what attention needs: masks, soft_max, rope, flash attention.
+# Op methods of a Context for attention: masks, soft_max, rope, flash attention.
 
 cdef dict _ROPE_MODES = {"normal": 0, "neox": 2, 0: 0, 2: 2}
 

@@ -1,4 +1,4 @@
-# Op methods of a Context: what recurrent (state space) models need: a short convolution, and a scan with a state.
+# Op methods of a Context for recurrent (state space) models: a short convolution, and a scan with a state.
 
 cdef class RecurrentOps(ViewOps):
     """The convolution and the scan of Mamba."""

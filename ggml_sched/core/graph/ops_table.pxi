@@ -1,8 +1,8 @@
 # The op table: names and in-place rules by number.
 #
-# Owns the Python view of include/ggml_sched/ops.h, which says what numbers mean.  Ops that only
-# ggml knows stand there, too, so that any graph file can be planned; whether an op *runs* is a
-# backend's business.  UNARY and GLU carry a sub-op; each is a number of its own ("UNARY:SILU").
+# The Python view of include/ggml_sched/ops.h, which defines the numbers.  It has all ops of ggml, also those that no
+# backend of this package computes, so that any graph file can be planned.  UNARY and GLU are families; each of their
+# sub-ops has a number and a name of its own ("UNARY:SILU").
 
 cdef list OP_NAMES = []                 # by number; None where there is no op
 cdef dict OP_IDS = {}

@@ -1,7 +1,7 @@
 # The order of nodes: depth first, as ggml visits them.
 #
-# Owns the walk from outputs to leafs.  The stack is an array, so that depth has no limit.  Pointers to tensors are
-# borrowed: the outputs hold what they need.  Corresponds to ggml_visit_parents.
+# The walk from outputs to leafs uses an array as its stack, so that depth has no limit.  Pointers to tensors are
+# borrowed: the outputs own the tensors that they need.  Corresponds to ggml_visit_parents.
 
 ctypedef struct gs_frame:
     void *t
@@ -9,7 +9,7 @@ ctypedef struct gs_frame:
 
 
 cdef class Walk:
-    """One walk: what was met, in order; the leafs and nodes that are done."""
+    """One walk: the tensors seen, in order, and the leafs and nodes that are done."""
 
     cdef void **met                     # owned; t.mark indexes it
     cdef void **done                    # owned, [room] like the others: nodes from the front, leafs from the back

@@ -1,8 +1,7 @@
-# Places: where tensors may live, and for how long.
+# Leases, and the base classes of backends and buffers: the part of their interface that planner and allocators use.
 #
-# Owns Lease, and the bases of backends and buffers: what planner and allocators ask of a device.  Whatever
-# moves data or computes is in ggml_sched/backend.py, whose Backend and Buffer are the classes to subclass.
-# Corresponds to the asking half of ggml_backend_i and ggml_backend_buffer_i.
+# The functions that move data or compute are in ggml_sched/backend.py, whose Backend and Buffer are the classes to
+# subclass.  Corresponds to the queries in ggml_backend_i and ggml_backend_buffer_i.
 
 _INPLACE_OPS = inplace_ops()
 ALL_SOURCES = -1        # as an in-place mask: every source may be the destination
@@ -48,8 +47,8 @@ cdef class Home:
 cdef class Lease:
     """The period in which the addresses that one allocation handed out are valid.
 
-    While computes are queued under it, `drain` waits for them; whoever takes memory away that they use calls it
-    (BufferBase.settle).
+    While computes are queued under it, `drain` waits for them; it is called before memory that they use is freed or
+    given to another use (BufferBase.settle).
     """
 
     def __cinit__(self):
@@ -65,8 +64,10 @@ cdef class Lease:
         self.drain = None
 
     cpdef bint revive(self) noexcept:
-        """The addresses hold again, for whoever knows that the memory is there; whether some tensors have others by now,
-        and must be given theirs anew."""
+        """Make the addresses valid again; the caller ensures that the memory is still allocated.
+
+        Returns whether some tensors have got other addresses since, so that the caller must bind all tensors again.
+        """
         cdef bint was_displaced = self.displaced
         self.alive = True
         self.displaced = False
@@ -108,11 +109,11 @@ cdef class BackendBase:
         return True
 
     def supports_buffer(self, buffer):
-        """Whether nodes that run here may read a tensor that lives in `buffer` without a copy."""
+        """Whether nodes on this backend can read a tensor in `buffer` without a copy."""
         return buffer.backend is self
 
     def offload_op(self, node):
-        """Whether this node is worth bringing here although its weights live on the host; depends on its kind only."""
+        """Whether this backend offers to compute a node whose weights are on the host; depends on its kind only."""
         cdef NodeTable table
         if self.answers_in_c() & ASKS_OFFLOAD:
             table = NodeTable((node,))
@@ -130,7 +131,7 @@ cdef class BackendBase:
     def alloc_size(self, tensor):
         """Bytes that a tensor takes in a buffer of this backend, at least tensor.nbytes; depends on its kind only.
 
-        Whoever asks raises TypeError for an answer that is no integer, PlacementError for one out of range.
+        The caller raises TypeError for a result that is no integer, PlacementError for one out of range.
         """
         cdef NodeTable table
         cdef int64_t size
@@ -142,16 +143,16 @@ cdef class BackendBase:
         return tensor.nbytes
 
     def fusion_groups(self, graph):
-        """The nodes of `graph` that this backend would compute as one where it gets them all in one split.
+        """The fusion groups of `graph`: nodes that this backend computes as one kernel if all are in one of its splits.
 
-        Gives tuples of positions in `graph.nodes`, ascending, of two nodes or more that compute (views do not); no node
-        is in two groups.  Asked once for each new plan; depends on the graph alone, and on nothing that `answers_version`
-        does not tell.  Default: none.
+        Returns tuples of positions in `graph.nodes`, ascending, of two or more nodes that compute (views do not); no
+        node is in two groups.  Called once for each new plan; the result depends on the graph only, and may change only
+        with `answers_version`.  Default: none.
 
-        A plan keeps a group whose nodes it puts in one split, unless nodes between them would notice.  The group is then
-        computed at the place of its last node.  Until that is done all sources of all members stay, and each member has
-        memory that nothing else uses, which only a later member may share, in place; memory of other sources no member
-        shares.  So that the backend may compute the members one after the other, too.
+        A plan keeps a group if its nodes are in one split and the nodes between them do not depend on the order.  The
+        group is computed at the position of its last node.  Until then all sources of all members stay allocated, and
+        each member has memory of its own; only a later member may reuse this in place, and no member reuses the memory
+        of sources outside the group.  So the backend may also compute the members one after the other.
         """
         return ()
 
@@ -175,7 +176,7 @@ cdef class BackendBase:
 
 
 cdef int watch_buffers(tuple tensors, Lease lease) except -1:
-    """Let every buffer that tensors live in know that computes are queued under a lease."""
+    """Register a lease under which computes are queued with the buffers of all `tensors`."""
     cdef BufferBase buffer, last = None
     cdef Tensor t
     for t in tensors:
@@ -289,8 +290,10 @@ cpdef int64_t checked_alloc_size(BackendBase backend, Tensor t, object size) exc
 
 
 cdef int fill_inplace_masks(uint64_t *mask, BackendBase backend, bint first_only) except -1:
-    """mask[op]: the sources that op may take over on this backend; 0 where `first_only` leaves out what ggml's first
-    generation did not compute in place."""
+    """Set mask[op] to the sources that op may reuse in place on this backend.
+
+    With `first_only`, 0 for the ops that ggml's first generation did not compute in place.
+    """
     cdef int op
     cdef object declared
     memset(mask, 0, GS_N_OPS * sizeof(uint64_t))

@@ -24,7 +24,7 @@ cdef enum:
 
 cdef class Lease:
     cdef readonly bint alive
-    cdef readonly bint displaced        # somebody else has re-addressed one of its tensors
+    cdef readonly bint displaced        # a tensor of it has got an address under another lease
     cdef readonly bint transient        # of a scheduler: other planners treat its tensors as unplaced
     cdef readonly bint stages           # leafs keep what was set in `Tensor.stash`, to be loaded when their life begins
     cdef readonly bint through          # ... and it goes to their memory at once: nothing lives there before them

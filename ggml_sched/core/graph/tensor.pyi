@@ -15,7 +15,7 @@ from ggml_sched.core.graph.types import Type
 
 _Four: TypeAlias = tuple[int, int, int, int]
 _T = TypeVar("_T")
-# None is possible, but asking for it everywhere would help nobody: an op knows which sources it has.
+# A source may be None, but checks for None everywhere would be of no use: the number of sources follows from the op.
 _Maybe: TypeAlias = _T | Any
 
 @disjoint_base

@@ -1,23 +1,20 @@
 # cython: language_level=3
-"""Tensors, and where they may live: leases, and the bases of backends and buffers.
+"""Tensors and their addresses; leases, and the base classes of backends and buffers.
 
-Tensors: what one is, and where its bytes are at the moment.
+A Tensor has type, extents, strides, op and sources, which never change.  Its address has a lifetime:
 
-A Tensor is metadata: type, shape, strides, op, sources.  None of that changes
-after creation.  Its *address* is a separate thing with a lifetime:
+  permanent   a weight or KV cache: `_lease` is None, valid while the buffer is open
+  leased      from an allocator or a scheduler: valid while `_lease.alive`
+  view        computed from the address of `view_src`, never stored
 
-  permanent   a weight or KV cache: `_lease` is None, the buffer keeps it
-  leased      placed by an allocator or a scheduler: valid while `_lease.alive`
-  view        always resolved through `view_src`, never stored
+so that no tensor has a dangling address once an arena is freed or planned again.
+Corresponds to struct ggml_tensor, but with checked data and buffer.
 
-so a released or re-planned arena leaves no dangling address behind.
-Corresponds to struct ggml_tensor, with data/buffer made safe.
+Includes, before the code below:
 
-Parts, read in this order before what stands here:
-
-    places      Places: where tensors may live, and for how long.
+    places      Leases, and the base classes of backends and buffers.
     tensor_set  TensorSet: an open-addressing hash set of tensors with dense ids.
-    nodes       Nodes as C takes them: gs_node (include/ggml_sched/graph.h), for kernels and for backends that answer in C.
+    nodes       NodeTable: tensors as gs_node structs, for compiled kernels and support queries in C.
 """
 
 from operator import index as _index

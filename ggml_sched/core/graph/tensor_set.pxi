@@ -1,8 +1,7 @@
 # TensorSet: an open-addressing hash set of tensors with dense ids.
 #
-# Owns the slot table; the tensors themselves are kept alive by whoever owns the
-# set (a graph).  Invariant: linear probing over a prime capacity of at least twice
-# the number of members, so a probe always ends.  Corresponds to ggml_hash_set.
+# Owns the slot table; the owner of the set (a graph) keeps the tensors alive.  Invariant: linear probing over a prime
+# capacity of at least twice the number of members, so a probe always ends.  Corresponds to ggml_hash_set.
 
 cdef bint is_prime(int64_t x) noexcept nogil:
     cdef int64_t d = 3
@@ -46,5 +45,5 @@ cdef class TensorSet:
         return h
 
     cdef int32_t find(self, object t):
-        """The position of `t`, -1 for a stranger."""
+        """The position of `t`, -1 if it is not a member."""
         return self.slots[self.probe(t)]

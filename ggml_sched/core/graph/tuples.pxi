@@ -1,4 +1,4 @@
-# Tuples: C arrays of numbers as values of Python.
+# Making Python tuples from C arrays of numbers.
 #
 # Loops, not comprehensions: where memory runs out, code that Cython generates for those drops a reference twice.
 

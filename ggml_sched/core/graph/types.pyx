@@ -1,15 +1,12 @@
 # cython: language_level=3
 """Element types, op names, and checked arithmetic on layouts.
 
-Types: element and block types, their sizes, and checked shape arithmetic.
+Has the Python classes over the type table (include/ggml_sched/types.h).  Invariant: every size is computed with the
+functions of include/ggml_sched/checked.h.  Corresponds to ggml's type_traits, ggml_row_size and ggml_nbytes.
 
-Owns the Python view of the type table (include/ggml_sched/types.h).  Invariant: every size that
-leaves this file went through include/ggml_sched/checked.h.
-Corresponds to ggml's type_traits, ggml_row_size and ggml_nbytes.
+Includes, before the code below:
 
-Parts, read in this order before what stands here:
-
-    tuples     Tuples: C arrays of numbers as values of Python.
+    tuples     Making Python tuples from C arrays of numbers.
     ops_table  The op table: names and in-place rules by number.
 """
 

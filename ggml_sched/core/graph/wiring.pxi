@@ -1,8 +1,8 @@
-# Wiring: what an op demands of its sources, of its root, and of where it writes.
+# Rules for the sources, the root and the destination of each op.
 #
-# Op methods of a Context obey by the way they are written; a tensor with every field given (Context.restore) is
-# checked here.  Whoever plans decides order, lifetimes and in-place reuse by sources and roots: a view that names
-# another root than it reads, or a product without factors, would be planned, and give the wrong numbers.
+# Op methods of a Context make only valid tensors; a tensor with all fields given (Context.restore) is checked here.
+# Planning derives order, lifetimes and in-place reuse from sources and roots.  It would make a plan with wrong results
+# for a view whose root is not that of its source, or for a product without factors.
 
 cdef unsigned char least_sources[GS_N_OPS]      # how many of an op's first sources must be there
 
@@ -37,7 +37,7 @@ cdef str strides_of(const gs_layout *layout):
 
 
 cdef str called(str name, int op):
-    """How messages call a tensor that is not made yet."""
+    """The description of a tensor that is not made yet, for messages."""
     return f"tensor {name!r} ({OP_NAMES[op]})"
 
 
@@ -68,7 +68,7 @@ cdef int check_wiring(str name, const gs_layout *layout, tuple src, Tensor root,
     if layout_may_overlap(layout):
         raise GraphError(f"{called(name, op)} is written to, and elements of it share bytes: {strides_of(layout)}")
     if root is None and not layout_contiguous(layout) and not layout_is_empty(layout):
-        # Views could read bytes that nobody has written.
+        # Views could read bytes that were never written.
         raise GraphError(f"{called(name, op)} is computed into memory of its own, and leaves gaps: {strides_of(layout)}")
     if root is None and op == OP_IDS["SET_ROWS"]:
         raise GraphError(f"{called(name, op)} has no view_src to write rows of, and memory of its own that it leaves "
