@@ -1,4 +1,4 @@
-"""Packing: offsets for rectangles, which live for a time and take some bytes.  Knows no tensors."""
+"""Packing: offsets for buffers, each with a lifetime and a size in bytes; independent of tensors."""
 
 from ggml_sched.core.pack.api import Packing, method_name, pack
 

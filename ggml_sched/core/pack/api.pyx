@@ -1,14 +1,11 @@
 # cython: language_level=3
 """Packing for callers: `pack` for Python, pack_any_times for C.
 
-Packing: the Python face.
+Invariant: for any input integers, pack_run receives times from 0 and sizes in int64, all checked; nothing is rounded.
 
-Owns `pack` and Packing.  Invariant: whatever integers come in, pack_run sees times from 0 and sizes in
-int64, all checked; nothing is ever rounded.
+Includes, before the code below:
 
-Parts, read in this order before what stands here:
-
-    times  Times: any integers as times of a packing, turned into ranks.
+    times  Times: converting any integers to ranks, which are the times of a packing.
 """
 
 from operator import index as _index
@@ -43,23 +40,23 @@ PACK_METHOD_WORDS[:] = [b"nothing to place", b"busiest first", b"larger first", 
 
 
 cdef const char *pack_method_word(int method) noexcept nogil:
-    """How people call PACK_METHOD_*, NULL for another number; lives as long as the process."""
+    """The name of a PACK_METHOD_*, NULL for another number; valid as long as the process."""
     return PACK_METHOD_WORDS[method] if 0 <= method < N_PACK_METHODS else NULL
 
 
 cpdef str method_name(int method):
-    """How people call PACK_METHOD_*."""
+    """The name of a PACK_METHOD_*."""
     if not 0 <= method < N_PACK_METHODS:
         raise IndexError(f"{method} is no method of packing")
     return (<bytes>pack_method_word(method)).decode()
 
 
 cdef class Packing:
-    """What `pack` found.  Immutable.
+    """The result of `pack`.  Immutable.
 
-    `offsets` is an int64 array in the caller's order, `arena` the bytes they need, `bound` the most bytes
-    alive at one moment, `method` what won, `optimal` whether it is proven that no smaller arena exists,
-    `tries` what the search spent, each a look at one piece of the problem.
+    `offsets` is an int64 array in the caller's order, `arena` the bytes that they need, `bound` the most bytes alive at
+    one moment, `method` the method that gave them, `optimal` whether it is proven that no smaller arena exists, `tries`
+    the number of tries of the search.
     """
 
     cdef readonly object offsets
@@ -86,11 +83,10 @@ cdef class Packing:
 def pack(lower, upper, size, capacity=None, budget=None):
     """Offsets for buffers of `size` bytes alive over [lower, upper), so that none that live at once overlap.
 
-    Any integers will do as times, negative and huge ones too; a buffer with no lifetime or no bytes takes no
-    space and sits at 0.  `capacity`: an arena that fits it is good enough, and the search stops there; the
-    best packing found is returned even if it does not fit, so compare `arena`.  `budget` is the number of
-    search tries, 0 for none; by default at most a few seconds' worth.  The same input gives the same result
-    on every machine.
+    Times are any integers, also negative or huge ones; a buffer with no lifetime or no bytes takes no space and has
+    offset 0.  The search stops once the arena has at most `capacity` bytes; the best packing found is returned even if
+    it needs more, so compare `arena`.  `budget` is the number of tries of the search, 0 for no search; the default
+    takes at most a few seconds.  Equal inputs give equal results on every machine.
 
     Raises TypeError for anything but integers, ValueError for arrays of different lengths, a lifetime that
     ends before it begins or a negative size, capacity or budget, and Error when the sizes add up to more than 63

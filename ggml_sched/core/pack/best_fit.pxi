@@ -1,11 +1,11 @@
-# Packing: what an online allocator would do.
+# Packing by best fit, as an online allocator does it.
 #
-# Owns pack_best_fit, the floor under everything else here: no packing is returned that is worse than it.
-# Invariant: among what is born in one section, the caller's order is that of birth.
+# No packing with a larger arena than that of pack_best_fit is returned.
+# Invariant: buffers born in one section are allocated in the caller's order.
 # Corresponds to ggml_tallocr_alloc and ggml_tallocr_free_tensor over the whole sequence.
 
 cdef int64_t pack_best_fit(gs_pack *p) noexcept nogil:
-    """Take and give back free blocks over the whole sequence; the arena, or an error (negative).  After pack_settle."""
+    """Allocate and free all buffers in order of time; returns the arena, or a negative status.  After pack_settle."""
     cdef gs_blocks blocks
     cdef int32_t *dead = p.order            # buffers by death
     cdef int32_t *born = <int32_t *>p.keys  # buffers by birth, once dead is filled

@@ -1,8 +1,8 @@
-# Free blocks: the free ranges of one arena and the first generation's way to choose among them.
+# Free blocks: the free ranges of one arena, and best fit among them as in ggml's first generation.
 #
-# Owns gs_blocks.at, grown on demand (no cap).  For allocators that hand out addresses one by one, and for
-# pack_best_fit, which does so for a whole problem.  Invariant: blocks are in address order, disjoint, not empty, and
-# no two touch.  Corresponds to free_blocks in ggml_tallocr.
+# A gs_blocks owns its array `at`, which grows without limit.  Used by allocators that choose addresses one by one, and
+# by pack_best_fit.  Invariant: blocks are in address order, disjoint, not empty, and no two touch.  Corresponds to
+# free_blocks in ggml_tallocr.
 
 cdef int blocks_reset(gs_blocks *b, int64_t size) noexcept nogil:
     """One free block [0, size); the high-water mark stays."""

@@ -1,4 +1,4 @@
-# Packing: what is to stay empty, as buffers of its own.
+# Filling space that should stay empty with further buffers.
 #
 # Owns fill_prepare: a problem with more buffers, whose packings are packings of the first.  At the target every
 # time has slack.  Where it grows by some bytes at one time and shrinks by as many at a later one, that is most

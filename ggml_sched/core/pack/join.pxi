@@ -1,9 +1,9 @@
-# Packing: buffers joined to solid blocks.
+# Joining buffers to larger blocks, which gives a smaller problem.
 #
-# Owns gs_join, a smaller problem whose packings are packings of the first.  Two joins, neither of which wastes
-# a byte:
-#   chain   one buffer ends where another of its size begins: the second takes over the place of the first;
-#   stack   two with the same lifetime: one lies on the other.
+# A packing of the smaller problem (gs_join) is also a packing of the original one.  There are two ways to join, neither
+# of which wastes a byte:
+#   chain   a buffer dies when another of its size is born: the second has the offset of the first;
+#   stack   two buffers have the same lifetime: one is directly above the other.
 # All chains come before any stack, and long stacks before short ones: equal sizes are stronger evidence of
 # belonging together than equal lifetimes, and those are the stronger the longer they are.
 # What fits may fit by chance, and one wrong join can leave nothing to find.  So there are many ways to join: with
@@ -163,7 +163,7 @@ cdef int32_t join_equal(gs_join *g, int32_t a) noexcept nogil:
 
 
 cdef void join_stacks(gs_join *g, int32_t shortest) noexcept nogil:
-    """Stack what lives for at least so many sections; what comes of it is chained and stacked in its turn."""
+    """Stack blocks that live for at least `shortest` sections; the resulting blocks are chained and stacked again."""
     cdef int32_t i, a, b
     for i in range(g.p.n):
         if g.size[i] > 0 and g.stop[i] - g.p.start[i] >= shortest:

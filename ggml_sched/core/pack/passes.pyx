@@ -1,13 +1,13 @@
 # cython: language_level=3
 """Packing in one pass: buffers over sections of time, each placed once, in several orders; and free blocks.
 
-A contents page; the parts, read in this order:
+Includes, in this order:
 
-    blocks    Free blocks: the free ranges of one arena and the first generation's way to choose among them.
-    prepare   Packing: lifetimes become sections.
-    two_ends  Packing: long lives from the bottom, short ones from the top.
-    place     Packing: one pass over the buffers, each to the lowest gap it fits.
-    best_fit  Packing: what an online allocator would do.
+    blocks    Free blocks: the free ranges of one arena, and best fit among them as in ggml's first generation.
+    prepare   Preparing a problem: converting lifetimes to sections.
+    two_ends  Packing long lifetimes from the bottom of the arena, and short ones from its top.
+    place     Packing in one pass over the buffers, each into the lowest gap that it fits.
+    best_fit  Packing by best fit, as an online allocator does it.
 """
 
 

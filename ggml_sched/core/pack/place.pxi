@@ -1,4 +1,4 @@
-# Packing: one pass over the buffers, each to the lowest gap it fits.
+# Packing in one pass over the buffers, each into the lowest gap that it fits.
 #
 # Owns the orders and two ways to place in them: pack_place_near looks only at the buffers that overlap (short
 # lists), pack_place_far walks everything placed in order of offset (no lists at all, for dense or very large

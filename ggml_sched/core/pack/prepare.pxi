@@ -1,13 +1,14 @@
-# Packing: lifetimes become sections.
+# Preparing a problem: converting lifetimes to sections.
 #
-# Owns gs_pack: the buffers that take space, renumbered in order of birth, over the maximal cliques of their
-# lifetimes.  A section is the moment between the last birth and the next death; every pair of buffers that
-# ever live together does so in a section, and the fullest section is the bound that no arena can beat.
-# Invariants: 0 <= start < stop <= n_sections; start never falls; the sum of all sizes fits int64, so that no
-# offset made from sizes can wrap.  Linear in buffers and times.  ggml has no counterpart: it packs online.
+# A gs_pack has the buffers that take space, numbered in order of birth, and the sections of their lifetimes, which are
+# the maximal cliques.  A section is the moment between consecutive births and the next death.  Any two buffers that are
+# alive at the same time are so in some section, and the section with the most live bytes is the lower bound of the
+# arena.
+# Invariants: 0 <= start < stop <= n_sections; start is ascending; the sum of all sizes fits in int64, so that no sum of
+# sizes overflows.  Time is linear in buffers and times.  ggml has no counterpart, because it allocates online.
 #
-# Who overlaps buffer i?  carry[start[i]] (born in an earlier section, alive when i is born) and the buffers
-# born[start[i]] .. born[stop[i]] (i itself among them): a short list and a range, so no pair is ever stored.
+# The buffers that overlap buffer i in time are those in carry[start[i]] (born in an earlier section, alive when i is
+# born), and born[start[i]] .. born[stop[i]] (which include i).  So overlaps are a short list and a range, not pairs.
 
 cdef void pack_free(gs_pack *p) noexcept nogil:
     free(p.memory)

@@ -1,11 +1,11 @@
-# Packing: the whole stack.
+# The sequence of all packing methods.
 #
-# Owns pack_prepared, which the planner calls without the GIL, and pack_run, which `pack` offers to anybody.
-# The stack, each part only when the one before missed the target: two ends; TWA order at the lowest gap; place or
-# lift at the target; the same for joined buffers; best fit and further orders; place or lift again and again, at
-# the target, filled and joined or not, and between it and the best, until the budget is spent.
-# Invariant: the result is valid, never above best fit, never below the bound, and `optimal` is said only when
-# the arena equals the bound or a search proved that no smaller one exists.
+# pack_prepared is called by the planner, pack_run by `pack`; neither needs the GIL.
+# The methods, each tried only if the ones before missed the target: two ends; TWA order at the lowest gap; exact search
+# at the target; the same with joined buffers; best fit and further orders; repeated searches, at the target, with and
+# without filled and joined buffers, and between the target and the best result, until the budget is spent.
+# Invariant: the result is valid, its arena is at most that of best fit and at least the bound, and `optimal` is set
+# only if the arena equals the bound or a search has proved that no smaller one exists.
 
 cdef enum:
     PACK_METHOD_NONE = 0
@@ -178,7 +178,7 @@ cdef int pack_solve(gs_pack_work *work) noexcept nogil:
 
 
 cdef int pack_join(gs_pack_work *work, int seed) noexcept nogil:
-    """Fill the slack and join all buffers in the way of this seed, and make the search of what comes of it ready."""
+    """Fill the slack and join buffers in the way of this seed, and prepare the search of the resulting problem."""
     cdef int status
     search_free(&work.joined)
     join_free(&work.join)
@@ -205,7 +205,7 @@ cdef int64_t pack_expand(gs_pack_work *work) noexcept nogil:
 
 
 cdef int pack_solve_joined(gs_pack_work *work) noexcept nogil:
-    """Join all buffers that can be joined; try both lists and the first searches with what comes of it."""
+    """Join all buffers that can be joined; try both lists and the first searches on the joined problem."""
     cdef gs_packing *out = work.out
     cdef int64_t target = work.target
     cdef int by, select

@@ -1,11 +1,11 @@
-# Packing: place or lift, the search itself.
+# The exact search: backtracking over the moves place and lift (state.pxi).
 #
-# Owns the order in which moves are tried: which buffer next, independent pieces, and backtracking on an
-# explicit stack.  Where no unplaced buffer crosses from one section to the next, the two sides are
-# independent pieces, the tightest first: a piece that is done never comes back, a piece that fails kills the
-# placement that made it.  A death sends the search back to the last placement that has changed a section of its
-# reason: any between would die of the same.
-# Invariant: tries, not time, are the budget, so the same input takes the same path on every machine.
+# Chooses the buffer of the next move, divides the problem into independent pieces, and backtracks on an explicit stack.
+# If no unplaced buffer crosses from one section to the next, the two sides are independent pieces, and the tightest is
+# searched first.  A finished piece is not searched again; a piece without a packing refutes the placement that made it.
+# After a failure the search returns to the last placement that changed a section of the failure's reason, because any
+# later placement would fail for the same reason.
+# Invariant: the budget counts tries, not time, so that equal inputs take the same path on every machine.
 
 cdef enum:
     SEARCH_IMPOSSIBLE = 0

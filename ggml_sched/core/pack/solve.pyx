@@ -1,13 +1,13 @@
 # cython: language_level=3
-"""Packing by exact search, and the whole stack of methods.
+"""Packing by exact search, and the sequence of all packing methods.
 
-A contents page; the parts, read in this order:
+Includes, in this order:
 
-    state   Packing: the state of an exact search, and its two moves.
-    search  Packing: place or lift, the search itself.
-    join    Packing: buffers joined to solid blocks.
-    fill    Packing: what is to stay empty, as buffers of its own.
-    run     Packing: the whole stack.
+    state   The state of an exact search, and its two moves, place and lift.
+    search  The exact search.
+    join    Joining buffers to larger blocks, which gives a smaller problem.
+    fill    Filling space that should stay empty with further buffers.
+    run     The sequence of all packing methods.
 """
 
 

@@ -1,4 +1,4 @@
-# Packing: the state of an exact search, and its two moves.
+# The state of an exact search, and its two moves, place and lift.
 #
 # Owns gs_search: a partial packing within `capacity` on flat arrays, with a trail to take moves back.  Every
 # buffer that is not placed has a minimum offset.  A move is about one buffer that nothing it overlaps is

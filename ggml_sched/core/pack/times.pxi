@@ -1,7 +1,7 @@
-# Times: any integers as times of a packing, turned into ranks.
+# Times: converting any integers to ranks, which are the times of a packing.
 #
-# For callers in C; in Python `pack` does the same with NumPy.  Owns nothing.  Invariant: the same lifetimes give the same
-# ranks as there, and so the same packing.
+# For callers in C; in Python `pack` does the same with NumPy.  Owns nothing.  Invariant: equal lifetimes give the same
+# ranks in C and in Python, and so the same packing.
 
 cdef int compare_times(const void *a, const void *b) noexcept nogil:
     cdef int64_t x = (<const int64_t *>a)[0], y = (<const int64_t *>b)[0]
@@ -9,7 +9,7 @@ cdef int compare_times(const void *a, const void *b) noexcept nogil:
 
 
 cdef int32_t rank_of(const int64_t *times, int32_t n, int64_t x) noexcept nogil:
-    """The place of x among ascending times."""
+    """The index of x in ascending times."""
     cdef int32_t low = 0, high = n, middle
     while low < high:
         middle = low + (high - low) // 2
@@ -24,8 +24,8 @@ cdef int pack_any_times(int32_t n, const int64_t *lower, const int64_t *upper, c
                         int64_t budget, int64_t *offsets, gs_packing *out, int32_t *failed) noexcept nogil:
     """pack_run over any times.
 
-    GS_BAD_ARGUMENT: with failed[0] the buffer that ends before it begins, or has a negative size; -1 for more buffers
-    than can be packed, or a capacity or budget that is none.
+    GS_BAD_ARGUMENT: failed[0] is the buffer that ends before it begins or has a negative size; or it is -1, and there
+    are more buffers than can be packed, or the capacity or budget is invalid.
     """
     cdef int64_t first, last
     cdef int64_t *times

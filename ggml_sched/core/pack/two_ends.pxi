@@ -1,12 +1,12 @@
-# Packing: long lives from the bottom, short ones from the top.
+# Packing long lifetimes from the bottom of the arena, and short ones from its top.
 #
-# Owns pack_two_ends, the first attempt at a packing and the only one that most graphs need: one pass in order
-# of birth, as an online allocator makes it, but with a ceiling at the bound and knowing who will live how long.
-# What stays for half a layer collects at the bottom, what comes and goes fills the rest from above, and the two
-# do not cut each other's free memory to pieces.  Where much of an arena comes and goes, as the states of recurrent
-# layers do, another rule does it: the smallest gap, at its side where the neighbour stays longer, so that the gap
-# grows when the other dies.  No lists of those that overlap, no sorting: linear.
-# Invariant: gaps lie in order of offset and do not touch; what fits is valid, and at the bound.
+# pack_two_ends is tried first, and is enough for most graphs: one pass in order of birth, as an online allocator makes
+# it, but in an arena of exactly the lower bound, and with known lifetimes.  Buffers with long lifetimes are placed from
+# the bottom, those with short ones from the top, so that neither kind fragments the memory of the other.  For arenas
+# with many large short-lived buffers, such as the states of recurrent layers, another rule works: each buffer goes into
+# the smallest gap, beside the neighbour that lives longer, so that the gap grows when the other neighbour dies.
+# Time is linear: no lists of overlaps, no sorting.
+# Invariant: gaps are in order of offset and do not touch; a packing that succeeds is valid and has the bound's size.
 
 cdef enum:
     PACK_MAX_GAPS = 256         # more of them make a pass slow, and success unlikely
