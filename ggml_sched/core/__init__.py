@@ -1,1 +1,1 @@
-"""The compiled core: graphs, packing, allocation, the first generation, and plans; `ggml_sched._core` re-exports it."""
+"""The compiled core: graphs, packing, allocation, ggml's first generation, plans; `ggml_sched._core` re-exports it."""

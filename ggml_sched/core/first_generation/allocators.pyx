@@ -1,11 +1,11 @@
 # cython: language_level=3
 """The first generation's allocators: TensorAllocator, GraphAllocator, and Allocator, which is both.
 
-A contents page; the parts, read in this order:
+Includes, in this order:
 
     tallocr          TensorAllocator: addresses for single tensors, best fit over one buffer.
-    graph_allocator  GraphAllocator: graph allocation for people.
-    allocr           Allocator: the first generation's face of single tensors and graphs in one buffer.
+    graph_allocator  GraphAllocator: the Python class of graph allocation.
+    allocr           Allocator: single tensors and graphs in one buffer, as in ggml's first generation.
 """
 
 from operator import index as _index

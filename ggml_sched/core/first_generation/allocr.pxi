@@ -1,6 +1,6 @@
-# Allocator: the first generation's face of single tensors and graphs in one buffer.
+# Allocator: single tensors and graphs in one buffer, as in ggml's first generation.
 #
-# Owns a TensorAllocator and a GraphAllocator over it, and decides nothing.
+# Owns a TensorAllocator and a GraphAllocator over it, and forwards all calls to them.
 # Corresponds to ggml_allocr.
 
 cdef class Allocator:

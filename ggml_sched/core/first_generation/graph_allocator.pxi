@@ -1,8 +1,7 @@
-# GraphAllocator: graph allocation for people.
+# GraphAllocator: the Python class of graph allocation.
 #
-# Owns the results of the last allocation and what was measured before.  Invariant:
-# a failed call leaves allocator, tallocrs and graph as they were.  Corresponds to
-# ggml_gallocr.
+# Owns the results of the last allocation, and of earlier measurements.  Invariant: a failed call leaves allocator,
+# tallocrs and graph unchanged.  Corresponds to ggml_gallocr.
 
 cdef class Placing:
     """The outcome of one allocation: a walk that ran.  Owned, immutable from then on."""
@@ -19,7 +18,7 @@ cdef class Placing:
 
 
 cdef bint same_but_for_the_end(tuple ours, tuple measured, int64_t room):
-    """Whether free blocks agree, where the last of ours reaches to the end of the arena."""
+    """Whether free blocks agree with measured ones, if the last of ours ends at the end of the arena."""
     if len(ours) != len(measured) or ours[:-1] != measured[:-1]:
         return False
     return not ours or ours[-1][0] == measured[-1][0] and ours[-1][0] + ours[-1][1] == room
@@ -156,7 +155,7 @@ cdef class GraphAllocator:
         return 0
 
     cdef int fill(self, Placing p, Graph graph, list tallocrs, list homes) except -1:
-        """A walk with homes and sizes: who lives elsewhere, who has an address here already."""
+        """Make the walk: homes, sizes, and the tensors that have an address already, here or elsewhere."""
         cdef gs_graph *g = &graph.flat
         cdef gs_walk *f = &p.walk
         cdef Tensor t
@@ -289,8 +288,8 @@ cdef class GraphAllocator:
         return None if offset < 0 else offset
 
     def inplace_root(self, Tensor t not None):
-        """The tensor whose memory `t` shares: the source that it took over in place, or the root that it views;
-        None for memory of its own."""
+        """The tensor whose memory `t` shares: the source that it reuses in place, or the root that it views; None for
+        memory of its own."""
         cdef int32_t root = self.placing_of().walk.root[self.find(t)]
         return None if root < 0 else self.graph.tensors[root]
 

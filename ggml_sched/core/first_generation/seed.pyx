@@ -1,9 +1,8 @@
 # cython: language_level=3
-"""The first generation's passes: assign backends, then cut splits.
+"""The passes of ggml's first-generation scheduler: assigning backends, then cutting splits.
 
-Section 2 of the specification, pass by pass, each a function.  `assign[id]` is a
-backend index or -1.  What the first generation left undefined (nothing allocated,
-unsupported ops, views away from their roots) is decided in `seed_complete`.
+Each pass is a function.  `assign[id]` is a backend index or -1.  Cases that the first generation left undefined
+(nothing allocated, unsupported ops, views on another backend than their roots) are handled in `seed_complete`.
 """
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
@@ -98,7 +97,11 @@ cdef void seed_assign_sources(const gs_request *r, int32_t *assign, unsigned cha
 
 
 cdef int seed_complete(const gs_request *r, int32_t *assign, unsigned char *reason, int32_t *failed) noexcept nogil:
-    """What nothing has decided: the best backend; what a backend cannot run: the best that can; views: their root's."""
+    """Complete the placement.
+
+    Tensors without a backend get the best one; nodes whose backend does not support them, the best that does; views,
+    that of their root.
+    """
     cdef const gs_graph *g = r.g
     cdef int32_t i, k, id, root, b
     for i in range(g.n_nodes):

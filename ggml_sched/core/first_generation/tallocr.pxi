@@ -1,11 +1,10 @@
 # TensorAllocator: addresses for single tensors, best fit over one buffer.
 #
-# Owns the free blocks of that buffer.  Invariant: what `live` says is taken is
-# exactly what the free blocks leave out (graph allocation excepted, which keeps
-# its own books on the same blocks).  Corresponds to ggml_tallocr.
+# Owns the free blocks of that buffer.  Invariant: the tensors in `live` and the free blocks together cover the buffer,
+# apart from graph allocations, which use the same blocks but are not in `live`.  Corresponds to ggml_tallocr.
 
 cdef class HostMemory:
-    """What makes a buffer over the caller's memory: registered by the modules above this one."""
+    """The function that makes a buffer over the caller's memory; a Python module registers it at import."""
 
     cdef object wrap
 
@@ -138,7 +137,7 @@ cdef class TensorAllocator:
     cdef void new_leases(self):
         self.lease = Lease()
         self.graph_lease = Lease()
-        # Inputs that a graph allocation places may be born late: their data waits on the host.
+        # Inputs in a graph allocation may be born after the start: their data is staged on the host until then.
         self.graph_lease.stages = True
         self.early_lease = Lease()
         self.early_lease.stages = self.early_lease.through = True
