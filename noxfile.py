@@ -102,7 +102,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """mypy over the package, and the extensions' stubs beside what was compiled."""
-    session.run("python", "-m", "mypy")
+    session.run("python", "-m", "mypy", "--warn-unused-configs")
     compiled = any((ROOT / "ggml_sched").glob("_core.*.so"))
     environment = {"PYTHONSAFEPATH": "1", **({"PYTHONPATH": str(ROOT)} if compiled else {})}
     session.run("python", "-m", "mypy.stubtest", *(f"ggml_sched.{name}" for name in STUBBED),
