@@ -1,7 +1,8 @@
 """Random batches through llama.cpp under the hook: counts how many of their graphs needed a new plan.
 
 A process of its own, which `check_batches` starts: python llama_cpp_batches.py LEVEL MODEL BATCHES SEQUENCES CACHE.
-Prints served() as JSON twice: after one small batch of each kind, and after the random batches.
+Prints served() as JSON twice: after batches of each kind, small ones and ones of half of the sequences, and after the
+random batches.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ class Client:
         self.log = llama_cpp.llama_log_callback(lambda level, text, user: None)
         llama_cpp.llama_log_set(self.log, ctypes.c_void_p())
         llama_cpp.llama_backend_init()
-        self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+        params_of_model = llama_cpp.llama_model_default_params()
+        # Where layers stay on the CPU, norms of fewer than 32 rows are assigned to a backend, those of more are not.
+        params_of_model.n_gpu_layers = 0
+        self.model = llama_cpp.llama_model_load_from_file(path.encode(), params_of_model)
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = 64 * max(n_seq, 4), ROWS, ROWS
         params.n_seq_max, params.n_threads, params.n_threads_batch, params.kv_unified = n_seq, 1, 1, unified
@@ -39,11 +43,11 @@ class Client:
     def decode(self, embeddings: bool, rows: int, n_outputs: int, n_seq: int) -> None:
         batch = self.api.llama_batch_init(rows, self.n_embd if embeddings else 0, self.n_seq)
         batch.n_tokens = rows
-        of = [i * n_seq // rows for i in range(rows)]
-        for s in set(of):
-            if self.position[s] + of.count(s) > CONTEXT or embeddings and rows == ROWS:
-                self.api.llama_memory_seq_rm(self.memory, s, -1, -1)
-                self.position[s] = 0
+        chosen = sorted(self.rng.sample(range(self.n_seq), n_seq))
+        of = [chosen[i * n_seq // rows] for i in range(rows)]
+        if embeddings and rows == ROWS or any(self.position[s] + of.count(s) > CONTEXT for s in set(of)):
+            self.api.llama_memory_clear(self.memory, False)
+            self.position = [0] * self.n_seq
         outputs = set(self.rng.sample(range(rows), n_outputs))
         for i, s in enumerate(of):
             if embeddings:
@@ -84,6 +88,9 @@ def main(level: str, path: str, batches: str, n_seq: str, unified: str) -> None:
         for rows in (7, 1):
             client.decode(embeddings, rows, 1, 1)
             client.decode(embeddings, rows, 1, min(rows, int(n_seq)))
+        # Some of all sequences: recurrent models move the states of the others, too.
+        for _ in range(6):
+            client.decode(embeddings, ROWS, 1, max(1, int(n_seq) // 2))
     first = hooked.served()
     hooked.clear_counters()
     for _ in range(int(batches)):

@@ -3,17 +3,21 @@
  * A client reserves some wirings at their largest and meets others only later, at whatever size comes first: batches of
  * embeddings, for example.  Such a graph shares most of its nodes with a reserved one.  It is planned for the sizes of
  * those, so that larger batches of its wiring need no other plan.  A wiring that is known and has become larger is
- * planned for the largest sizes that were seen.
+ * planned for the largest sizes that were seen, whatever backends the client assigned.
  */
 #include "plan_cache.h"
+
+static void raise_to(gh_problem *p, const gs_graph_arrays *arrays, int b, int32_t id, int64_t most)
+{
+    int64_t *nbytes = &p->nbytes[(int64_t)b * p->n + id];
+    *nbytes = most > *nbytes ? most : *nbytes;
+    p->some_larger |= *nbytes > arrays->layout[id].nbytes;
+}
 
 static void raise_size(gh_problem *p, const gs_graph_arrays *arrays, int32_t id, const gh_problem *from, int32_t other)
 {
     for (int b = 0; b < p->n_backends; b++) {
-        int64_t *nbytes = &p->nbytes[(int64_t)b * p->n + id];
-        const int64_t seen = from->nbytes[(int64_t)b * from->n + other];
-        *nbytes = seen > *nbytes ? seen : *nbytes;
-        p->some_larger |= *nbytes > arrays->layout[id].nbytes;
+        raise_to(p, arrays, b, id, from->nbytes[(int64_t)b * from->n + other]);
     }
 }
 
@@ -62,6 +66,52 @@ static void raise_nodes(gh_plan_entry *e, const gh_plan_entry *other)
     }
 }
 
+/* The tensor that a node without sources is the copy of: ggml's scheduler lists a view of it just before.  Any other
+ * tensor is its own. */
+static int32_t original_of(const gh_plan_entry *e, int32_t id)
+{
+    const gh_signature_item *item = e->signature.item;
+    const bool is_copy = id > e->signature.n_leafs && id < e->plan->n && e->plan->role[id] == GH_ROLE_PLACED
+                      && item[id].link[0] < 0 && e->plan->role[id - 1] == GH_ROLE_ALIAS && item[id - 1].link[0] >= 0;
+    return is_copy ? item[id - 1].link[0] : id;
+}
+
+/* How many rows a node may gather in graphs of its wiring: where its row numbers are a view of an input, as many as
+ * the input has, because graphs divide the numbers anew among its views (such as the sequences of a batch and others
+ * whose states move).  Less one for a view that does not begin with the first number.  -1: of no such view. */
+static int64_t most_rows(const gh_plan_entry *e, int b, int32_t numbers)
+{
+    const int32_t view = original_of(e, numbers);
+    const int32_t input = view < e->plan->n ? e->plan->arrays.view_src[view] : -1;
+    if (input < 0 || input >= e->plan->n || e->plan->role[input] != GH_ROLE_PLACED
+        || e->plan->arrays.layout[input].op != GS_OP_NONE) {
+        return -1;
+    }
+    return e->plan->problem.nbytes[(int64_t)b * e->plan->problem.n + input] / (int64_t)sizeof(int32_t)
+        - (gh_descriptor_at(&e->signature, view)->view_offs > 0);
+}
+
+/* Raise nodes that gather rows, and their row numbers: copies of views take memory. */
+static void raise_gathered_rows(gh_plan_entry *e)
+{
+    const gs_graph_arrays *arrays = &e->plan->arrays;
+    for (int32_t id = 0; id < e->plan->n; id++) {
+        const int32_t begin = arrays->src_begin[id];
+        if (arrays->layout[id].op != GS_OP_GET_ROWS || arrays->src_begin[id + 1] - begin != 2) {
+            continue;
+        }
+        for (int b = 0; b < e->plan->problem.n_backends; b++) {
+            const int32_t numbers = arrays->src[begin + 1];
+            const int64_t n_rows = most_rows(e, b, numbers);
+            int64_t nbytes;
+            if (n_rows > 0 && !__builtin_mul_overflow(n_rows, arrays->layout[id].nb[1], &nbytes)) {
+                raise_to(&e->plan->problem, arrays, b, id, nbytes);
+                raise_to(&e->plan->problem, arrays, b, numbers, n_rows * (int64_t)sizeof(int32_t));
+            }
+        }
+    }
+}
+
 void gh_size_hints_raise(const gh_plan_cache *c, gh_plan_entry *e)
 {
     for (int i = 0; i < c->n_entries; i++) {
@@ -72,10 +122,14 @@ void gh_size_hints_raise(const gh_plan_cache *c, gh_plan_entry *e)
         }
         if (!gh_signature_same_wiring(&e->signature, &other->signature)) {
             raise_nodes(e, other);
-        } else if (gh_problem_same(&e->plan->problem, &other->plan->problem)) {
-            for (int32_t id = 0; id < e->plan->n_all; id++) {
+        } else {
+            const int32_t n = e->plan->n_all < other->plan->n_all ? e->plan->n_all : other->plan->n_all;
+            for (int32_t id = 0; id < n; id++) {
                 raise_size(&e->plan->problem, &e->plan->arrays, id, &other->plan->problem, id);
             }
         }
+    }
+    if (e->signature.plain) {
+        raise_gathered_rows(e);
     }
 }
