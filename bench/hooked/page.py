@@ -122,10 +122,10 @@ so that models of any size can be looked at; what hooking adds to stock's memory
 compute."""
 BATCHES = """\
 Random batches of small models with 64 sequences: ids or embeddings, 1 to 64 rows, 1 to 64 sequences, outputs of 1 row
-to all, once each kind was seen with 64 rows and with one.  Counted: plans made again, buffers allocated for them, and
-waits for all devices before that.  ggml's allocator plans again whenever it does not take a graph as it is: by itself
-(`ggml_gallocr_reserve`) where it has one buffer, otherwise asked by the scheduler (`ggml_gallocr_reserve_n`), which
-waits for all devices first."""
+to all, once each kind was seen with 64 rows and with one, of one, half of and all sequences.  Counted: plans made
+again, buffers allocated for them, and waits for all devices before that.  ggml's allocator plans again whenever it does
+not take a graph as it is: by itself (`ggml_gallocr_reserve`) where it has one buffer, otherwise asked by the scheduler
+(`ggml_gallocr_reserve_n`), which waits for all devices first."""
 
 
 def table_of_batches(found: dict[str, dict], modes: list[str]) -> str:

@@ -243,7 +243,7 @@ class Engine:
         drawn = RandomBatches(self.api, ctx, self.api.llama_vocab_n_tokens(self.api.llama_model_get_vocab(model)),
                               self.api.llama_model_n_embd(model), way)
         for embedded in (False, True):
-            for sequences in (1, way.n_seq):
+            for sequences in (1, way.n_seq // 2, way.n_seq):
                 for rows in (way.n_batch, 1):
                     for outputs in (rows, 1):
                         drawn.decode(embedded, rows, min(rows, sequences), outputs)
