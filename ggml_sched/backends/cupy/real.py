@@ -141,7 +141,7 @@ class CupyDevice(Device):
         self._peers: dict[int, bool] = {number: True}
         self._blas: CupyBlas | None = None
         self._has_blas: bool | None = None
-        self.capturing: set[int] = set()        # threads that capture a stream of it
+        self.capturing: set[int] = set()        # ids of the threads that capture a stream of this device
         _keep_in_children(self)
 
     @property
@@ -155,7 +155,7 @@ class CupyDevice(Device):
         return self.pid == os.getpid()
 
     def things(self) -> list:
-        """What is given back to CUDA with its last reference."""
+        """The live objects that own CUDA memory, pinned arrays included; CUDA frees it with their last reference."""
         return [*self._owned, *(ref() for ref, _, _ in self._pinned)]
 
     def failure(self, error: Exception, needed: int = 0) -> DeviceError:

@@ -70,7 +70,10 @@ cdef inline uint64_t join_random(gs_join *g, uint64_t n) noexcept nogil:
 
 
 cdef inline bint join_leaves_out(gs_join *g, int64_t pairs, int64_t extent) noexcept nogil:
-    """Whether to do without a join, one of so many `pairs` whose `extent`, bytes or sections, may agree by chance."""
+    """Whether to leave out a join, at random by the seed.
+
+    More likely the more `pairs` of blocks there are for an `extent` (bytes or sections): many pairs match by chance.
+    """
     return g.seed != 0 and <int64_t>join_random(g, 256) < g.rare + min(pairs * 256 // extent, JOIN_DOUBT)
 
 

@@ -75,7 +75,8 @@ static const char *probe_tensor(const gh_maker *m, const gh_ggml *lib, void *ctx
     return NULL;
 }
 
-/* Find the offsets of a graph's leafs, in a graph of two nodes and three leafs whose addresses are known. */
+/* Find where ggml's graph struct has its leafs and their number: search a graph of two nodes and three leafs, whose
+ * addresses are known. */
 static const char *probe_graph(const gh_maker *m, gh_ggml *lib, void *ctx)
 {
     gx_tensor *leaf[GH_PROBE_LEAFS], *x, *y;

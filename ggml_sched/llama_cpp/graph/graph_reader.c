@@ -324,7 +324,8 @@ static int add_keepers(gh_reader *r, bool inputs, int32_t *n_src)
     return GS_OK;
 }
 
-/* Give nodes that are inputs the memory of a leaf, which they write to. */
+/* For each node that is flagged as an input, add a leaf to the planner's graph: it owns the memory that the node writes
+ * to, so that the input is there from the start. */
 static int add_input_leafs(gh_reader *r)
 {
     for (int32_t i = 0; i < r->n; i++) {

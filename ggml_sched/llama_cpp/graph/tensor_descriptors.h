@@ -16,7 +16,7 @@
 typedef struct gh_descriptor {
     int64_t shape[8];       /* ne and nb, as in the tensor                                          */
     int32_t op;
-    int32_t params[16];     /* op parameters: all; or the sub-op; or none                           */
+    int32_t params[16];     /* op parameters that affect planning: by op all, the first, or none    */
     int32_t type;
     int32_t flags;
     int32_t counts[4];      /* masks of op and the first three params: which bits count             */

@@ -125,8 +125,8 @@ static bool make_scratch(gh_plan_cache *c)
 
 /* -- finding ------------------------------------------------------------------------------------------------------- */
 
-/* Whether an entry may serve the graph that it is for.  What was planned for a larger graph needs more than this one;
- * it serves only where that is there. */
+/* Whether the plan of an entry may serve.  A plan that was made for a larger graph serves only if the caller allows
+ * reuse (GH_REUSE) and the buffers already have the larger size. */
 static bool may_serve(const gh_plan_cache *c, const gh_plan_entry *e, int flags)
 {
     return (!e->reuses && !e->plan->is_replayed) || ((flags & GH_REUSE) && gh_pools_fit(c, e->plan));
@@ -263,6 +263,8 @@ static int read_graph(gh_plan_cache *c, gh_plan_entry *e, void *graph, gs_error 
     return GS_OK;
 }
 
+/* Read a graph that no entry matches, plan it and keep the entry.  Where backends reorder the nodes of their splits, which
+ * a plan defines, the reordered graph is planned again. */
 static gh_plan_entry *read_and_plan(gh_plan_cache *c, void *graph, int flags, gs_error *error)
 {
     gh_plan_entry *e = c->scratch;

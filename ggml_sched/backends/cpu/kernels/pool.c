@@ -50,7 +50,7 @@ struct gs_pool {
     _Atomic int32_t holder;         /* the process of which a thread runs or stops; 0: none */
     int32_t n_threads;
     crew *crew;
-    _Atomic uint64_t alive;         /* for gs_pool_alive: the process, and its threads of the crew */
+    _Atomic uint64_t alive;         /* process id << 32 | number of running threads; 0: none.  Read by gs_pool_alive */
 };
 
 static inline void pause_briefly(void) {
