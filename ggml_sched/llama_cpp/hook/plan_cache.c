@@ -263,8 +263,8 @@ static int read_graph(gh_plan_cache *c, gh_plan_entry *e, void *graph, gs_error 
     return GS_OK;
 }
 
-/* Read a graph that no entry matches, plan it and keep the entry.  Where backends reorder the nodes of their splits, which
- * a plan defines, the reordered graph is planned again. */
+/* Read a graph that no entry matches, plan it and keep the entry.  Where backends reorder the nodes of their splits,
+ * which a plan defines, the reordered graph is planned again. */
 static gh_plan_entry *read_and_plan(gh_plan_cache *c, void *graph, int flags, gs_error *error)
 {
     gh_plan_entry *e = c->scratch;
