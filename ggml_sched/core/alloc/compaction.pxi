@@ -112,6 +112,5 @@ cdef int walk_compact(gs_walk *f, int32_t n_homes, const gs_arena_result *arenas
     cdef int32_t i
     for i in range(f.n):
         f.state[i] &= ~GS_STATE_EXCLUSIVE
-        if f.op[i] == GS_OP_NONE and f.like[i] == i and f.birth[i] > 0:
-            f.state[i] |= GS_STATE_LATE
+        gallocr_mark_late(f, i)
     return compact_offsets(f, n_homes, arenas)

@@ -231,6 +231,13 @@ cdef int gallocr_finish(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) n
         status = gallocr_drop(f, arenas, f.src[k], now)
         if status != GS_OK:
             return status
+    return gallocr_drop_deps(f, arenas, id, now)
+
+
+cdef int gallocr_drop_deps(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
+    """Count a node as done with its alloc dependencies."""
+    cdef int32_t k
+    cdef int status
     if f.state[id] & GS_STATE_DEPENDS:
         for k in range(f.dep_begin[id], f.dep_begin[id + 1]):
             status = gallocr_drop(f, arenas, f.dep[k], now)
@@ -262,11 +269,9 @@ cdef int gallocr_finish_member(gs_walk *f, gs_arena *arenas, int32_t id, int32_t
                 status = gallocr_drop(f, arenas, f.src[k], now)
                 if status != GS_OK:
                     return status
-        if f.state[m] & GS_STATE_DEPENDS:
-            for k in range(f.dep_begin[m], f.dep_begin[m + 1]):
-                status = gallocr_drop(f, arenas, f.dep[k], now)
-                if status != GS_OK:
-                    return status
+        status = gallocr_drop_deps(f, arenas, m, now)
+        if status != GS_OK:
+            return status
     for i in range(w.begin[group], w.begin[group + 1]):
         if f.death[w.id[i]] == DIES_WITH_GROUP:
             status = gallocr_release(f, arenas, w.id[i], now)
