@@ -13,12 +13,6 @@ void gh_arena_init(gh_arena *a, const gh_ggml *lib, void *buft)
     a->max_size = lib->buft_get_max_size(buft);
 }
 
-bool gh_arena_is_of(const gh_arena *a, const gh_ggml *lib, void *buft)
-{
-    return a->buft == buft && memcmp(a->interface, buft, sizeof a->interface) == 0
-        && a->alignment == lib->buft_get_alignment(buft) && a->max_size == lib->buft_get_max_size(buft);
-}
-
 bool gh_arena_fits(const gh_arena *a, const int64_t *nbytes, int32_t n)
 {
     if (n > a->n_chunks) {

@@ -42,11 +42,8 @@ static inline bool gh_raise_max_size(gs_backend_info *info, int64_t nbytes)
     return true;
 }
 
+/* A type that was freed may be followed by another at its address, so that its interface is kept for comparison. */
 void gh_arena_init(gh_arena *a, const gh_ggml *lib, void *buft);
-
-/* Whether an arena is of this type.  A type that was freed may be followed by another at its address, which answers
- * differently. */
-bool gh_arena_is_of(const gh_arena *a, const gh_ggml *lib, void *buft);
 
 /* Whether there are buffers of at least these bytes. */
 bool gh_arena_fits(const gh_arena *a, const int64_t *nbytes, int32_t n);
