@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from instrumented import device
-from poisoned import POISON, REFUSALS, PoisonedBackend, check, in_memory_of_their_own, raw, set_all, settle
+from poisoned import (
+    POISON,
+    REFUSALS,
+    PoisonedBackend,
+    check,
+    check_three_computes,
+    in_memory_of_their_own,
+    raw,
+    set_all,
+    settle,
+)
 from random_graphs import Built, many_residents, quick, recipes
 
 import ggml_sched as gs
@@ -115,15 +125,7 @@ def test_several_backends(recipe, n_backends, refused, wishes, policy, queued, s
         settle(built, sched, backends, wishes)
         plan = sched.alloc(built.graph)
         assert all(plan.backend_of(t).supports_op(t) for t in built.graph.nodes)
-        set_all(built)
-        for attempt in range(3):
-            set_all(built, only_residents=True)
-            if queued:
-                sched.compute_async(built.graph)
-                sched.synchronize()
-            else:
-                sched.compute(built.graph)
-            check(built, expected, f"compute {attempt}, {plan.splits}")
+        check_three_computes(built, expected, sched, queued, f"{plan.splits}")
 
 
 @pytest.mark.parametrize("policy", ["seed", "default"])

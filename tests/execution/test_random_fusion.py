@@ -10,7 +10,7 @@ import pytest
 from fusing import Fusing, FusingLate, FusingPoisoned, anything
 from hypothesis import given
 from hypothesis import strategies as st
-from poisoned import REFUSALS, check, in_memory_of_their_own, set_all, settle, take_turns
+from poisoned import REFUSALS, check, check_three_computes, in_memory_of_their_own, set_all, settle, take_turns
 from random_graphs import Built, many_residents, quick, recipes
 
 import ggml_sched as gs
@@ -59,15 +59,7 @@ def test_several_backends(recipe, n_backends, refused, wishes, queued, shared, s
         settle(built, sched, backends, wishes)
         plan = sched.alloc(built.graph)
         plan.verify()
-        set_all(built)
-        for attempt in range(3):
-            set_all(built, only_residents=True)
-            if queued:
-                sched.compute_async(built.graph)
-                sched.synchronize()
-            else:
-                sched.compute(built.graph)
-            check(built, expected, f"compute {attempt}, {plan.data.groups}")
+        check_three_computes(built, expected, sched, queued, f"{plan.data.groups}")
         assert sum(len(b.fused) for b in backends) == 3 * len(plan.data.groups)
 
 

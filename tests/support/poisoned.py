@@ -103,6 +103,20 @@ def check(built: Built, expected: tuple[dict[int, bytes], list[bytes]], note: st
         assert raw(tensor) == bits, f"{note}: resident {tensor!r}"
 
 
+def check_three_computes(built: Built, expected: tuple[dict[int, bytes], list[bytes]], sched: gs.Scheduler, queued: int,
+                         note: str) -> None:
+    """Set all data, compute the allocated graph three times, queued or not, and check the results after each."""
+    set_all(built)
+    for attempt in range(3):
+        set_all(built, only_residents=True)
+        if queued:
+            sched.compute_async(built.graph)
+            sched.synchronize()
+        else:
+            sched.compute(built.graph)
+        check(built, expected, f"compute {attempt}, {note}")
+
+
 def writes_to_residents(built: Built) -> bool:
     return any(t.view_src in built.residents and t.op not in VIEWS for t in built.graph.nodes)
 

@@ -10,7 +10,7 @@ from devices import Chain, weights_on
 from hypothesis import given
 from hypothesis import strategies as st
 from instrumented import device
-from poisoned import REFUSALS, PoisonedDeferred, check, in_memory_of_their_own, set_all, settle
+from poisoned import REFUSALS, PoisonedDeferred, check_three_computes, in_memory_of_their_own, settle
 from random_graphs import Built, many_residents, quick, recipes
 
 import ggml_sched as gs
@@ -99,15 +99,7 @@ def test_random_graphs(recipe, n_backends, refused, wishes, policy, queued, seed
     with gs.Scheduler(backends, policy=policy, copies=max(queued, 1)) as scheduler:
         settle(built, scheduler, backends, wishes)
         scheduler.alloc(built.graph)
-        set_all(built)
-        for attempt in range(3):
-            set_all(built, only_residents=True)
-            if queued:
-                scheduler.compute_async(built.graph)
-                scheduler.synchronize()
-            else:
-                scheduler.compute(built.graph)
-            check(built, expected, f"compute {attempt}")
+        check_three_computes(built, expected, scheduler, queued, f"{n_backends} backends")
 
 
 # -- failures ----------------------------------------------------------------------------------------
