@@ -1,5 +1,4 @@
 """The names of `ggml_sched.core.pack`."""
 
-from ggml_sched.core.pack import Packing, method_name, pack
-
-__all__ = ["Packing", "method_name", "pack"]
+from ggml_sched.core.pack import *  # noqa: F403
+from ggml_sched.core.pack import __all__ as __all__
