@@ -2,7 +2,7 @@
 
     core.*                  a module for each .pyx in ggml_sched/core/, its .pxd, its parts (.pxi) beside it
     _core                   the door of those
-    _capi                   the C API over those three
+    _capi                   the C API over the core
     threads._locks, execution._steps   what every compute does
     llama._cells            what every token does
     llama_cpp._hook         what a client's ggml meets, a .pyx over the C files of llama_cpp/

@@ -178,7 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--levels", nargs="*", choices=page.LEVELS, default=list(page.LEVELS), help="what is hooked")
     parser.add_argument("--models", nargs="*", choices=[*models.GRAPHS, *models.VOCABULARIES, *models.OTHERS],
-                        help="whose sizes and memory are asked")
+                        help="models whose sizes and memory are measured")
     parser.add_argument("--all", action="store_true", help="the models of other architectures, too")
     parser.add_argument("--rounds", type=int, default=2, help="processes for each mode")
     parser.add_argument("--batches", type=int, default=10_000, help="how many random ones")

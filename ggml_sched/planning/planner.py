@@ -2,7 +2,7 @@
 
 The key of a cached plan has everything that the plan depends on: the graph's structure, the buffers of residents, the
 caller's assignments, the policy, the maximum buffer sizes, and the epoch of the support cache.  Fusion groups follow
-from these, so that backends are asked for them only when a new plan is made.  No device memory is accessed here.
+from these, so that backends are called for them only when a new plan is made.  No device memory is accessed here.
 """
 
 from __future__ import annotations

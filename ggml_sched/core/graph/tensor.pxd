@@ -35,7 +35,7 @@ cdef class Lease:
     cpdef bint revive(self) noexcept
 
 
-# What backends are asked about a node: bits.
+# Support queries about a node: bits.
 cdef enum:
     ASKS_SUPPORTS = 1
     ASKS_OFFLOAD = 2

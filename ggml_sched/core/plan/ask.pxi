@@ -1,6 +1,6 @@
 # Support queries: asking the backends of a request about its nodes, once for each kind of node.
 #
-# Decides which backend is asked which questions, and whether in C or in Python.  Invariant: if a backend raises, no
+# Decides which support queries go to which backend, and whether in C or in Python.  Invariant: if a backend raises, no
 # result of the request is added to the support cache.
 
 cdef class Inquiry:

@@ -87,7 +87,7 @@ cdef class Devices:
         return graph.residence_epoch() == residence and self.epoch() == answers
 
     def forget(self):
-        """Clear the support cache, so that the backends are asked again."""
+        """Clear the support cache: the next request calls the backends again."""
         self.answers.forget()
 
     @property

@@ -1,6 +1,6 @@
 # Fusion groups that backends offer: queried and checked.
 #
-# Backends are asked in Python, once for a request, and answer with positions of nodes.  The request owns the arrays.
+# A request calls `fusion_groups` of each backend once, in Python; the results are positions of nodes.  The request owns the arrays.
 # Invariant: a group in a request has two or more computing nodes, in ascending order, and no two groups of one backend
 # share a node.
 

@@ -306,7 +306,7 @@ cdef class Request:
     cdef int ask_about_nodes(self) except -1:
         """Ask which backends support and offload each node, and the sizes of tensors there.
 
-        A backend with an `answers_version` is asked once for each kind of node, any other backend about each node.
+        A backend with an `answers_version` gets one query for each kind of node, any other backend one for each node.
         """
         cdef Devices devices = self.devices
         cdef Inquiry inquiry
