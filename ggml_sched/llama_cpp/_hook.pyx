@@ -7,15 +7,7 @@ This module gives Python its counters, the last failure, and the last plans, as 
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from ggml_sched._c cimport (
-    gs_api,
-    gs_error,
-    gs_graph_arrays,
-    gs_graph_size,
-    gs_import_api,
-    gs_layout,
-    gs_plan_arrays,
-)
+from ggml_sched._c cimport *
 
 from ggml_sched._graph import op_numbers
 

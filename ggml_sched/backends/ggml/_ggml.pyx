@@ -20,10 +20,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 from posix.unistd cimport _SC_PAGESIZE, getpid, sysconf
 
-from ggml_sched._c cimport (
-    GS_MAX_DIMS, GS_MAX_SRC, GS_OP_CONT, GS_OP_CPY, GS_OP_DUP, GS_OP_GET_ROWS, GS_OP_GLU, GS_OP_MUL_MAT,
-    GS_OP_MUL_MAT_ID, GS_OP_NONE, GS_OP_SET_ROWS, GS_OP_SOFT_MAX, GS_OP_UNARY, gs_layout, gs_node, gs_range_fits,
-)
+from ggml_sched._c cimport *
 from ggml_sched._graph cimport BackendBase, BufferBase, NodeTable, Tensor, op_is_view
 from ggml_sched.backends.cpu._kernels cimport Products, gs_take_parts, gs_turn
 

@@ -16,24 +16,7 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
-from ggml_sched._c cimport (
-    GS_FLAG_OUTPUT,
-    GS_METHOD_BEST_FIT,
-    GS_METHOD_PACKED,
-    GS_NO_HOST_MEMORY,
-    GS_OFFSETS_PACKED,
-    GS_OK,
-    GS_OP_NONE,
-    GS_OUT_OF_MEMORY,
-    GS_OVERFLOW,
-    GS_REUSE_ALL,
-    GS_REUSE_FRONT,
-    GS_REUSE_WHOLE,
-    GS_STATE_ADDRESSED,
-    gs_checked_align,
-    gs_graph,
-    gs_request,
-)
+from ggml_sched._c cimport *
 from ggml_sched.core.alloc.gallocr cimport (
     OUTSIDE,
     gallocr_mark_late,

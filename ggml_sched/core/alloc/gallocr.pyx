@@ -15,27 +15,7 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
-from ggml_sched._c cimport (
-    GS_FLAG_INPUT,
-    GS_FLAG_OUTPUT,
-    GS_NO_HOST_MEMORY,
-    GS_N_OPS,
-    GS_OK,
-    GS_OP_NONE,
-    GS_OUT_OF_MEMORY,
-    GS_REUSE_ALL,
-    GS_REUSE_FIRST,
-    GS_REUSE_WHOLE,
-    GS_STATE_ADDRESSED,
-    GS_STATE_DEPENDS,
-    GS_STATE_EXCLUSIVE,
-    GS_STATE_FREED,
-    GS_STATE_LATE,
-    GS_STATE_TOOK_OVER,
-    gs_arena_result,
-    gs_graph,
-    gs_mix,
-)
+from ggml_sched._c cimport *
 from ggml_sched.core.graph.types cimport layout_equal
 from ggml_sched.core.pack.passes cimport PACK_INDEX_BITS, PACK_INDEX_MASK, blocks_give, blocks_take, pack_sort_keys
 

@@ -17,17 +17,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from ggml_sched._c cimport (
-    GS_NO_HOST_MEMORY,
-    GS_N_OPS,
-    GS_OK,
-    GS_OP_NONE,
-    GS_STATE_ADDRESSED,
-    GS_STATE_FREED,
-    GS_STATE_LATE,
-    gs_checked_align,
-    gs_graph,
-)
+from ggml_sched._c cimport *
 from ggml_sched.core.alloc.gallocr cimport (
     OUTSIDE,
     gallocr_run,

@@ -7,25 +7,7 @@ Each pass is a function.  `assign[id]` is a backend index or -1.  Cases that the
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 
-from ggml_sched._c cimport (
-    GS_BAD_PLACEMENT,
-    GS_KIND_VIEW,
-    GS_KIND_WRITES,
-    GS_NO_HOST_MEMORY,
-    GS_OK,
-    GS_REASON_CONSUMER,
-    GS_REASON_FIRST,
-    GS_REASON_NOTHING,
-    GS_REASON_RESIDENT,
-    GS_REASON_ROOT,
-    GS_REASON_SOURCE,
-    GS_REASON_UNSUPPORTED,
-    GS_REASON_USER,
-    GS_REASON_WEIGHT,
-    GS_UNSUPPORTED_OP,
-    gs_graph,
-    gs_request,
-)
+from ggml_sched._c cimport *
 from ggml_sched.core.plan.placement cimport (
     gs_splits,
     place_deps,

@@ -18,36 +18,7 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from ggml_sched._c cimport (
-    GS_BAD_ARGUMENT,
-    GS_FLAG_INPUT,
-    GS_FLAG_OUTPUT,
-    GS_KIND_FOLLOWS,
-    GS_KIND_INPUT,
-    GS_KIND_VIEW,
-    GS_KIND_WRITES,
-    GS_MAX_DIMS,
-    GS_MAX_SRC,
-    GS_NO_HOST_MEMORY,
-    GS_N_OPS,
-    GS_N_TYPES,
-    GS_OK,
-    GS_OP_FLASH_ATTN_EXT,
-    GS_OP_NONE,
-    GS_OP_ROPE,
-    GS_OP_SOFT_MAX,
-    GS_OP_TRANSPOSE,
-    GS_OVERFLOW,
-    gs_error,
-    gs_graph,
-    gs_layout,
-    gs_mix,
-    gs_mix_other,
-    gs_node,
-    gs_op_family,
-    gs_op_name,
-    gs_range_fits,
-)
+from ggml_sched._c cimport *
 from ggml_sched.core.graph.types cimport layout_equal, layout_set_nbytes, op_is_view, traits
 
 include "check.pxi"

@@ -17,12 +17,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset
 
-from ggml_sched._c cimport (
-    GS_OK,
-    GS_OP_NONE,
-    GS_OP_TRANSPOSE,
-    gs_graph,
-)
+from ggml_sched._c cimport *
 from ggml_sched.core.graph.flat cimport (
     MAX_KIND_WORDS,
     flat_alloc,

@@ -30,21 +30,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memmove, memset
 
-from ggml_sched._c cimport (
-    GS_FLAG_INPUT,
-    GS_FLAG_OUTPUT,
-    GS_INPLACE_FIRST,
-    GS_MAX_DIMS,
-    GS_MAX_OP_PARAMS,
-    GS_NO_HOST_MEMORY,
-    GS_N_OPS,
-    GS_OK,
-    GS_OP_NONE,
-    GS_OP_TRANSPOSE,
-    gs_node,
-    gs_op_inplace,
-    gs_range_fits,
-)
+from ggml_sched._c cimport *
 from ggml_sched.core.graph.flat cimport node_name_op
 from ggml_sched.core.graph.types cimport (
     OP_NAMES,

@@ -18,20 +18,7 @@ from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int32_t, int64_t
 
-from ggml_sched._c cimport (
-    GS_MAX_DIMS,
-    GS_N_OPS,
-    GS_N_TYPES,
-    GS_OK,
-    GS_OVERFLOW,
-    gs_checked_add,
-    gs_checked_mul,
-    gs_layout,
-    gs_op_inplace,
-    gs_op_name,
-    gs_traits_of_type,
-    gs_type_name,
-)
+from ggml_sched._c cimport *
 
 include "tuples.pxi"
 include "ops_table.pxi"

@@ -15,17 +15,7 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset
 
-from ggml_sched._c cimport (
-    GS_BAD_ARGUMENT,
-    GS_NO_HOST_MEMORY,
-    GS_OK,
-    GS_OUT_OF_MEMORY,
-    GS_OVERFLOW,
-    gs_block,
-    gs_checked_add,
-    gs_checked_mul,
-    gs_mix,
-)
+from ggml_sched._c cimport *
 
 include "blocks.pxi"
 include "prepare.pxi"

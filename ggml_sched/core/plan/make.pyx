@@ -14,28 +14,7 @@ from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memmove, memset
 
-from ggml_sched._c cimport (
-    GS_BAD_ARGUMENT,
-    GS_FLAG_OUTPUT,
-    GS_KIND_VIEW,
-    GS_METHOD_REPLAYED,
-    GS_NO_HOST_MEMORY,
-    GS_OFFSETS_PACKED,
-    GS_OK,
-    GS_OP_NONE,
-    GS_OP_TRANSPOSE,
-    GS_PLACEMENT_SEED,
-    GS_REUSE_FIRST,
-    GS_STATE_EXCLUSIVE,
-    GS_STATE_INNER,
-    GS_STATE_LATE,
-    GS_STATE_TOOK_OVER,
-    GS_STATE_WRITTEN,
-    gs_arena_result,
-    gs_graph,
-    gs_plan,
-    gs_request,
-)
+from ggml_sched._c cimport *
 from ggml_sched.core.alloc.arenas cimport (
     allocate,
     allocation_free,

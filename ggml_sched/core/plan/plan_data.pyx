@@ -24,46 +24,7 @@ from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memset
 
-from ggml_sched._c cimport (
-    GS_BAD_PLACEMENT,
-    GS_KIND_VIEW,
-    GS_KIND_WRITES,
-    GS_METHOD_BEST_FIT,
-    GS_METHOD_PACKED,
-    GS_METHOD_REPLAYED,
-    GS_NO_HOST_MEMORY,
-    GS_N_OPS,
-    GS_N_REASONS,
-    GS_OK,
-    GS_OP_NONE,
-    GS_OP_TRANSPOSE,
-    GS_OUT_OF_MEMORY,
-    GS_REASON_BOUNDARY,
-    GS_REASON_CONSUMER,
-    GS_REASON_FIRST,
-    GS_REASON_INPUT,
-    GS_REASON_MOST_INPUTS,
-    GS_REASON_NEIGHBOUR,
-    GS_REASON_NOTHING,
-    GS_REASON_OFFLOAD,
-    GS_REASON_RESIDENT,
-    GS_REASON_ROOT,
-    GS_REASON_SOURCE,
-    GS_REASON_UNSUPPORTED,
-    GS_REASON_UPGRADE,
-    GS_REASON_USER,
-    GS_REASON_WEIGHT,
-    GS_STATE_EXCLUSIVE,
-    GS_STATE_INNER,
-    GS_STATE_LATE,
-    GS_STATE_TOOK_OVER,
-    GS_STATE_WRITTEN,
-    GS_UNSUPPORTED_OP,
-    gs_arena_result,
-    gs_graph,
-    gs_plan,
-    gs_reason_name,
-)
+from ggml_sched._c cimport *
 from ggml_sched.core.graph.graph cimport Graph
 from ggml_sched.core.graph.tensor cimport BufferBase, Home, Lease, Tensor, describe
 from ggml_sched.core.graph.types cimport bytes_tuple, ints_tuple, longs_tuple

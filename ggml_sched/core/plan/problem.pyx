@@ -11,37 +11,7 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memset
 
-from ggml_sched._c cimport (
-    GS_BAD_ARGUMENT,
-    GS_BAD_PLACEMENT,
-    GS_INPLACE_FIRST,
-    GS_KIND_VIEW,
-    GS_MAX_BACKENDS,
-    GS_MAX_CHUNK,
-    GS_MAX_TENSORS,
-    GS_NO_HOST_MEMORY,
-    GS_N_OPS,
-    GS_OFFSETS_BEST_FIT,
-    GS_OFFSETS_PACKED,
-    GS_OK,
-    GS_OUT_OF_MEMORY,
-    GS_OVERFLOW,
-    GS_PLACEMENT_DEFAULT,
-    GS_PLACEMENT_SEED,
-    GS_REUSE_ALL,
-    GS_REUSE_FIRST,
-    GS_UNSUPPORTED_OP,
-    GS_USAGE_ANY,
-    GS_USAGE_WEIGHTS,
-    gs_backend_info,
-    gs_error,
-    gs_graph,
-    gs_op_inplace,
-    gs_op_name,
-    gs_policy,
-    gs_problem,
-    gs_request,
-)
+from ggml_sched._c cimport *
 from ggml_sched.core.plan.placement cimport request_size
 
 

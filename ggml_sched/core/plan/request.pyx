@@ -25,28 +25,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from ggml_sched._c cimport (
-    GS_MAX_CHUNK,
-    GS_MAX_SRC,
-    GS_N_OPS,
-    GS_OFFSETS_BEST_FIT,
-    GS_OFFSETS_PACKED,
-    GS_OP_NONE,
-    GS_OP_TRANSPOSE,
-    GS_PLACEMENT_DEFAULT,
-    GS_PLACEMENT_SEED,
-    GS_REUSE_ALL,
-    GS_REUSE_FIRST,
-    GS_REUSE_FRONT,
-    GS_REUSE_WHOLE,
-    GS_USAGE_ANY,
-    GS_USAGE_WEIGHTS,
-    gs_graph,
-    gs_mix,
-    gs_node,
-    gs_policy,
-    gs_request,
-)
+from ggml_sched._c cimport *
 from ggml_sched.core.graph.flat cimport MAX_KIND_WORDS, kind_words, node_of_kind
 from ggml_sched.core.graph.graph cimport Graph
 from ggml_sched.core.graph.tensor cimport (
