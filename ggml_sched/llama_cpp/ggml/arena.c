@@ -9,8 +9,8 @@ void gh_arena_init(gh_arena *a, const gh_ggml *lib, void *buft)
     memset(a, 0, sizeof *a);
     a->buft = buft;
     memcpy(a->interface, buft, sizeof a->interface);
-    a->alignment = lib->buft_get_alignment(buft);
-    a->max_size = lib->buft_get_max_size(buft);
+    a->alignment = lib->backend_buft_get_alignment(buft);
+    a->max_size = lib->backend_buft_get_max_size(buft);
 }
 
 bool gh_arena_fits(const gh_arena *a, const int64_t *nbytes, int32_t n)
@@ -35,18 +35,18 @@ bool gh_arena_grow(gh_arena *a, const gh_ggml *lib, const int64_t *nbytes, int32
     }
     for (int32_t i = 0; i < n; i++) {
         gh_chunk *chunk = &a->chunk[i];
-        chunk->buffer = lib->buft_alloc_buffer(a->buft, (size_t)nbytes[i]);
+        chunk->buffer = lib->backend_buft_alloc_buffer(a->buft, (size_t)nbytes[i]);
         if (chunk->buffer == NULL) {
-            if (lib->log != NULL) {
-                lib->log(GH_LOG_ERROR, "ggml_sched: %s refused a compute buffer of %lld bytes\n",
-                         lib->buft_name(a->buft), (long long)nbytes[i]);
+            if (lib->log_internal != NULL) {
+                lib->log_internal(GH_LOG_ERROR, "ggml_sched: %s refused a compute buffer of %lld bytes\n",
+                         lib->backend_buft_name(a->buft), (long long)nbytes[i]);
             }
             gh_arena_free(a, lib);
             return false;
         }
         a->n_chunks = i + 1;
-        lib->buffer_set_usage(chunk->buffer, GH_USAGE_COMPUTE);
-        chunk->base = lib->buffer_get_base(chunk->buffer);
+        lib->backend_buffer_set_usage(chunk->buffer, GH_USAGE_COMPUTE);
+        chunk->base = lib->backend_buffer_get_base(chunk->buffer);
         chunk->nbytes = nbytes[i];
     }
     return true;
@@ -66,7 +66,7 @@ bool gh_arenas_have_init_tensor(const gh_arena *arenas, int32_t n, const gh_ggml
 void gh_arena_reset(const gh_arena *a, const gh_ggml *lib)
 {
     for (int32_t i = 0; i < a->n_chunks; i++) {
-        lib->buffer_reset(a->chunk[i].buffer);
+        lib->backend_buffer_reset(a->chunk[i].buffer);
     }
 }
 
@@ -74,7 +74,7 @@ size_t gh_arena_nbytes(const gh_arena *a, const gh_ggml *lib)
 {
     size_t total = 0;
     for (int32_t i = 0; i < a->n_chunks; i++) {
-        total += lib->buffer_get_size(a->chunk[i].buffer);
+        total += lib->backend_buffer_get_size(a->chunk[i].buffer);
     }
     return total;
 }
@@ -82,7 +82,7 @@ size_t gh_arena_nbytes(const gh_arena *a, const gh_ggml *lib)
 void gh_arena_free(gh_arena *a, const gh_ggml *lib)
 {
     for (int32_t i = 0; i < a->n_chunks; i++) {
-        lib->buffer_free(a->chunk[i].buffer);
+        lib->backend_buffer_free(a->chunk[i].buffer);
     }
     free(a->chunk);
     a->chunk = NULL;

@@ -1,11 +1,11 @@
-/* ggml_sched/llama_cpp/ggml/buffer_hooks.c -- the functions that buffers and buffer types may lack.  See introspect.h.
+/* ggml_sched/llama_cpp/ggml/buffer_hooks.c -- the functions that buffers and buffer types may lack.  See library.h.
  *
  * ggml calls init_tensor and get_alloc_size where they exist.  Knowing their offsets saves two calls into the library
  * for each tensor of each graph.  The offsets are found with a buffer and a buffer type whose functions record their
  * index. Invariant: where an offset is not found, the function is assumed to exist.
  */
 #define _GNU_SOURCE
-#include "introspect.h"
+#include "library.h"
 
 #include <dlfcn.h>
 #include <string.h>
@@ -44,12 +44,12 @@ static int find_alloc_size(const gh_ggml *lib, const gx_tensor *t)
     gh_interface type = full;
     answer = lib->nbytes(t);
     calls = 0;
-    lib->buft_get_alloc_size(&type, t);
+    lib->backend_buft_get_alloc_size(&type, t);
     if (calls != 1) {
         return GH_UNKNOWN;
     }
     type.function[called] = NULL;
-    return lib->buft_get_alloc_size(&type, t) == answer && calls == 1 ? called * (int)sizeof(void *) : GH_UNKNOWN;
+    return lib->backend_buft_get_alloc_size(&type, t) == answer && calls == 1 ? called * (int)sizeof(void *) : GH_UNKNOWN;
 }
 
 /* The offset of init_tensor. */
@@ -70,11 +70,11 @@ static int find_init_tensor(const gh_ggml *lib, gx_tensor *t)
     t->data = &type;
     answer = 0;
     calls = 0;
-    lib->buffer_init_tensor(buffer, t);
+    lib->backend_buffer_init_tensor(buffer, t);
     if (calls == 1 && ((gh_answers *const *)buffer)[called] == full.function[called]) {
         at = called * (int)sizeof(void *);
     }
-    lib->buffer_free(buffer);
+    lib->backend_buffer_free(buffer);
     return at;
 }
 

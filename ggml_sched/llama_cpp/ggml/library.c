@@ -1,6 +1,6 @@
 /* ggml_sched/llama_cpp/ggml/library.c -- finds a client's ggml and introspects it once.  See library.h. */
 #define _GNU_SOURCE
-#include "introspect.h"
+#include "library.h"
 
 #include <dlfcn.h>
 #include <link.h>
@@ -21,39 +21,27 @@ static struct {
 
 static const char *const key_name = "ggml_backend_buft_alloc_buffer";
 
-/* -- functions ------------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    const char *name;
-    size_t offset;
-    bool needed;
-} gh_function;
-
-#define GH_F(field, needed) {"ggml_" #field, offsetof(gh_ggml, field), needed}
-#define GH_B(field) {"ggml_backend_" #field, offsetof(gh_ggml, field), true}
-static const gh_function functions[] = {
-    GH_F(op_name, true), GH_F(unary_op_name, true), GH_F(glu_op_name, false), GH_F(type_name, true),
-    GH_F(type_size, true), GH_F(blck_size, true), GH_F(op_can_inplace, false), GH_F(nbytes, true),
-    GH_F(graph_n_nodes, true), GH_F(graph_nodes, true),
-    GH_B(buft_name), GH_B(buft_alloc_buffer), GH_B(buft_get_alignment), GH_B(buft_get_max_size),
-    GH_B(buft_get_alloc_size), GH_B(buffer_get_base), GH_B(buffer_get_size), GH_B(buffer_free), GH_B(buffer_reset),
-    GH_B(buffer_set_usage), GH_B(buffer_init_tensor),
-    GH_F(gallocr_new_n, true), GH_F(gallocr_free, true), GH_F(gallocr_reserve_n, true),
-    {"ggml_log_internal", offsetof(gh_ggml, log), false},
-    GH_F(gallocr_reserve_n_size, false), GH_F(gallocr_alloc_graph, true), GH_F(gallocr_get_buffer_size, true),
-};
-
-/* The name of a function that is missing, or NULL. */
-static const char *find_functions(gh_ggml *lib)
+/* Look up all functions, and note those that are missing. */
+static void find_functions(gh_ggml *lib)
 {
+    static const struct {
+        const char *name;
+        size_t offset;
+        enum gh_need need;
+    } functions[] = {
+#define GH_X(result, name, parameters, need) {"ggml_" #name, offsetof(gh_ggml, name), need},
+        GH_FUNCTIONS(GH_X)
+#undef GH_X
+    };
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
         void *found = dlsym(lib->handle, functions[i].name);
-        if (found == NULL && functions[i].needed) {
-            return functions[i].name;
-        }
         memcpy((char *)lib + functions[i].offset, &found, sizeof found);
+        if (found == NULL && functions[i].need == GH_BY_BOTH) {
+            lib->unsupported = functions[i].name;
+        } else if (found == NULL && functions[i].need == GH_BY_SCHEDULER) {
+            lib->unsupported_scheduler = functions[i].name;
+        }
     }
-    return NULL;
 }
 
 /* -- finding --------------------------------------------------------------------------------------------------- */
@@ -94,16 +82,20 @@ static void introspect(gh_ggml *lib, void *handle, const void *key)
     memset(lib, 0, sizeof *lib);
     lib->handle = handle;
     lib->key = key;
-    lib->unsupported = find_functions(lib);
-    if (lib->unsupported == NULL && gh_api == NULL) {
-        lib->unsupported = "no planner was given";
-    }
+    /* Both functions were added in the same days of May 2025. */
+    lib->has_op_offload = dlsym(handle, "ggml_opt_prepare_alloc") != NULL;
+    find_functions(lib);
     if (lib->unsupported == NULL) {
-        lib->unsupported = gh_probe(lib);
+        lib->unsupported = gh_api == NULL ? "no planner was given" : gh_probe(lib);
     }
     if (lib->unsupported == NULL) {
         gh_find_op_map(lib);
         gh_find_buffer_hooks(lib);
+    } else {
+        lib->unsupported_scheduler = lib->unsupported;
+    }
+    if (lib->unsupported_scheduler == NULL) {
+        gh_find_uid(lib);
     }
 }
 
@@ -147,4 +139,31 @@ const gh_ggml *gh_ggml_find(const void *caller, void *const *bufts, int n_bufts)
         dlclose(handle);
     }
     return found;
+}
+
+const gh_ggml *gh_ggml_of_caller(const void *caller)
+{
+    /* A client calls from a few dozen addresses, and dladdr costs more than most of these calls. */
+    enum { places = 256, probes = 16 };
+    static _Thread_local struct {
+        const void *caller;
+        const gh_ggml *lib;
+    } known[places];
+    const size_t home = (size_t)(((uintptr_t)caller * UINT64_C(0x9e3779b97f4a7c15)) >> 56) % places;
+    size_t at = home;
+    for (size_t i = 0; i < probes; i++) {
+        at = (home + i) % places;
+        if (known[at].lib == NULL) {
+            break;
+        }
+        if (known[at].caller == caller) {
+            return known[at].lib;
+        }
+    }
+    if (known[at].lib != NULL) {
+        at = home;
+    }
+    known[at].lib = gh_ggml_find(caller, NULL, 0);
+    known[at].caller = caller;
+    return known[at].lib;
 }

@@ -16,70 +16,175 @@
 
 #define GH_FLAG_INPUT 1
 #define GH_FLAG_OUTPUT 2
+#define GH_USAGE_WEIGHTS 1
 #define GH_USAGE_COMPUTE 2
 #define GH_LOG_ERROR 4
+#define GH_DEVICE_CPU 0
+#define GH_STATUS_ALLOC_FAILED (-2)
+#define GH_STATUS_FAILED (-1)
+#define GH_STATUS_SUCCESS 0
 
-/* Numbers of ops and types below these are mapped; others are known to ggml only. */
+/* Numbers of ops and types below these are mapped; others exist in ggml only. */
 #define GH_N_OPS 256
 #define GH_N_TYPES 256
-/* The planner's number of a type t that only ggml knows: this plus t. */
+/* The planner's number of a type t that exists in ggml only: this plus t. */
 #define GH_FOREIGN_TYPE 1000
 
 #define GH_UNKNOWN (-1)      /* an offset that was not found: the function is assumed to exist */
 
+/* A view of a graph, as ggml returns it.  No version needs a third of this. */
+typedef struct gh_part {
+    char bytes[512];
+} gh_part;
+
+typedef bool (*gh_eval_callback)(gx_tensor *tensor, bool ask, void *user);
+
+/* Arguments of a backend's function that reorders nodes: it reports that `tensor` must keep its memory until `until` is
+ * done. */
+typedef struct gh_optimize_params {
+    void (*add_alloc_dep)(void *user, gx_tensor *tensor, gx_tensor *until);
+    void *user;
+} gh_optimize_params;
+
+typedef void (*gh_optimize)(void *backend, void *part, const gh_optimize_params *params);
+
+/* Who needs a function of ggml's: both levels; the scheduler alone; or it may be missing, and is NULL then. */
+enum gh_need { GH_OPTIONAL, GH_BY_SCHEDULER, GH_BY_BOTH };
+
+/* X(result, name without "ggml_", parameters, gh_need) */
+#define GH_FUNCTIONS(X) \
+    X(const char *, op_name, (int op), GH_BY_BOTH)                                                                   \
+    X(const char *, unary_op_name, (int op), GH_BY_BOTH)                                                             \
+    X(const char *, glu_op_name, (int op), GH_OPTIONAL)                                                              \
+    X(const char *, type_name, (int type), GH_BY_BOTH)                                                               \
+    X(size_t, type_size, (int type), GH_BY_BOTH)                                                                     \
+    X(int64_t, blck_size, (int type), GH_BY_BOTH)                                                                    \
+    X(bool, op_can_inplace, (int op), GH_OPTIONAL)                                                                   \
+    X(size_t, nbytes, (const gx_tensor *tensor), GH_BY_BOTH)                                                         \
+    X(void, log_internal, (int level, const char *format, ...), GH_OPTIONAL)                                         \
+    X(int, graph_n_nodes, (void *graph), GH_BY_BOTH)                                                                 \
+    X(gx_tensor **, graph_nodes, (void *graph), GH_BY_BOTH)                                                          \
+    X(gh_part, graph_view, (void *graph, int first, int stop), GH_BY_SCHEDULER)                                      \
+    X(uint64_t, graph_next_uid, (void), GH_OPTIONAL)                                                                 \
+    X(const char *, backend_buft_name, (void *buft), GH_BY_BOTH)                                                     \
+    X(void *, backend_buft_alloc_buffer, (void *buft, size_t size), GH_BY_BOTH)                                      \
+    X(size_t, backend_buft_get_alignment, (void *buft), GH_BY_BOTH)                                                  \
+    X(size_t, backend_buft_get_max_size, (void *buft), GH_BY_BOTH)                                                   \
+    X(size_t, backend_buft_get_alloc_size, (void *buft, const gx_tensor *tensor), GH_BY_BOTH)                        \
+    X(bool, backend_buft_is_meta, (void *buft), GH_OPTIONAL)                                                         \
+    X(void *, backend_buffer_get_base, (void *buffer), GH_BY_BOTH)                                                   \
+    X(size_t, backend_buffer_get_size, (void *buffer), GH_BY_BOTH)                                                   \
+    X(void, backend_buffer_free, (void *buffer), GH_BY_BOTH)                                                         \
+    X(void, backend_buffer_reset, (void *buffer), GH_BY_BOTH)                                                        \
+    X(void, backend_buffer_set_usage, (void *buffer, int usage), GH_BY_BOTH)                                         \
+    X(int, backend_buffer_init_tensor, (void *buffer, gx_tensor *tensor), GH_BY_BOTH)                                \
+    X(void *, backend_buffer_get_type, (void *buffer), GH_BY_SCHEDULER)                                              \
+    X(int, backend_buffer_get_usage, (void *buffer), GH_BY_SCHEDULER)                                                \
+    X(bool, backend_buffer_is_host, (void *buffer), GH_BY_SCHEDULER)                                                 \
+    X(const char *, backend_name, (void *backend), GH_BY_SCHEDULER)                                                  \
+    X(void *, backend_get_default_buffer_type, (void *backend), GH_BY_SCHEDULER)                                     \
+    X(void *, backend_get_device, (void *backend), GH_BY_SCHEDULER)                                                  \
+    X(int, backend_dev_type, (void *device), GH_BY_SCHEDULER)                                                        \
+    X(bool, backend_supports_op, (void *backend, const gx_tensor *node), GH_BY_SCHEDULER)                            \
+    X(bool, backend_supports_buft, (void *backend, void *buft), GH_BY_SCHEDULER)                                     \
+    X(bool, backend_offload_op, (void *backend, const gx_tensor *node), GH_BY_SCHEDULER)                             \
+    X(void, backend_synchronize, (void *backend), GH_BY_SCHEDULER)                                                   \
+    X(int, backend_graph_compute_async, (void *backend, void *graph), GH_BY_SCHEDULER)                               \
+    X(void *, backend_event_new, (void *device), GH_BY_SCHEDULER)                                                    \
+    X(void, backend_event_free, (void *event), GH_BY_SCHEDULER)                                                      \
+    X(void, backend_event_record, (void *event, void *backend), GH_BY_SCHEDULER)                                     \
+    X(void, backend_event_synchronize, (void *event), GH_BY_SCHEDULER)                                               \
+    X(void, backend_event_wait, (void *backend, void *event), GH_BY_SCHEDULER)                                       \
+    X(void, backend_tensor_copy, (gx_tensor *from, gx_tensor *to), GH_BY_SCHEDULER)                                  \
+    X(void, backend_tensor_copy_async, (void *b_from, void *b_to, gx_tensor *from, gx_tensor *to), GH_BY_SCHEDULER)  \
+    X(void, backend_tensor_set_async, (void *backend, gx_tensor *t, const void *data, size_t at, size_t size),       \
+      GH_BY_SCHEDULER)                                                                                               \
+    X(void, backend_tensor_get_async, (void *backend, const gx_tensor *t, void *data, size_t at, size_t size),       \
+      GH_BY_SCHEDULER)                                                                                               \
+    X(void *, gallocr_new_n, (void **bufts, int n), GH_BY_BOTH)                                                      \
+    X(void, gallocr_free, (void *galloc), GH_BY_BOTH)                                                                \
+    X(bool, gallocr_reserve_n, (void *galloc, void *graph, const int *node_ids, const int *leaf_ids), GH_BY_BOTH)    \
+    X(void, gallocr_reserve_n_size, (void *galloc, void *graph, const int *nodes, const int *leafs, size_t *sizes),  \
+      GH_OPTIONAL)                                                                                                   \
+    X(bool, gallocr_alloc_graph, (void *galloc, void *graph), GH_BY_BOTH)                                            \
+    X(size_t, gallocr_get_buffer_size, (void *galloc, int id), GH_BY_BOTH)                                           \
+    X(void *, backend_sched_new, (void **backends, void **bufts, int n, size_t size, bool parallel, bool offload),   \
+      GH_BY_SCHEDULER)                                                                                               \
+    X(void, backend_sched_free, (void *sched), GH_BY_SCHEDULER)                                                      \
+    X(void, backend_sched_reserve_size, (void *sched, void *graph, size_t *sizes), GH_OPTIONAL)                      \
+    X(bool, backend_sched_reserve, (void *sched, void *graph), GH_BY_SCHEDULER)                                      \
+    X(void, backend_sched_split_graph, (void *sched, void *graph), GH_OPTIONAL)                                      \
+    X(bool, backend_sched_alloc_graph, (void *sched, void *graph), GH_BY_SCHEDULER)                                  \
+    X(int, backend_sched_graph_compute, (void *sched, void *graph), GH_BY_SCHEDULER)                                 \
+    X(int, backend_sched_graph_compute_async, (void *sched, void *graph), GH_BY_SCHEDULER)                           \
+    X(void, backend_sched_synchronize, (void *sched), GH_BY_SCHEDULER)                                               \
+    X(void, backend_sched_reset, (void *sched), GH_BY_SCHEDULER)                                                     \
+    X(void, backend_sched_set_eval_callback, (void *sched, gh_eval_callback callback, void *user), GH_BY_SCHEDULER)  \
+    X(int, backend_sched_get_n_backends, (void *sched), GH_BY_SCHEDULER)                                             \
+    X(int, backend_sched_get_n_splits, (void *sched), GH_BY_SCHEDULER)                                               \
+    X(int, backend_sched_get_n_copies, (void *sched), GH_BY_SCHEDULER)                                               \
+    X(void *, backend_sched_get_backend, (void *sched, int i), GH_BY_SCHEDULER)                                      \
+    X(void *, backend_sched_get_buffer_type, (void *sched, void *backend), GH_OPTIONAL)                              \
+    X(size_t, backend_sched_get_buffer_size, (void *sched, void *backend), GH_BY_SCHEDULER)                          \
+    X(void, backend_sched_set_tensor_backend, (void *sched, gx_tensor *tensor, void *backend), GH_BY_SCHEDULER)      \
+    X(void *, backend_sched_get_tensor_backend, (void *sched, gx_tensor *tensor), GH_BY_SCHEDULER)
+
 typedef struct gh_ggml {
-    const void *key;            /* an address that differs between libraries                       */
-    const char *unsupported;          /* why ggml's own allocator is used; NULL: it is supported         */
-
-    const char *(*op_name)(int op);
-    const char *(*unary_op_name)(int op);
-    const char *(*glu_op_name)(int op);
-    const char *(*type_name)(int type);
-    size_t (*type_size)(int type);
-    int64_t (*blck_size)(int type);
-    bool (*op_can_inplace)(int op); /* NULL where the library does not export it                       */
-    size_t (*nbytes)(const gx_tensor *tensor);
-    int (*graph_n_nodes)(void *graph);
-    gx_tensor **(*graph_nodes)(void *graph);
-    const char *(*buft_name)(void *buft);
-    void *(*buft_alloc_buffer)(void *buft, size_t size);
-    size_t (*buft_get_alignment)(void *buft);
-    size_t (*buft_get_max_size)(void *buft);
-    size_t (*buft_get_alloc_size)(void *buft, const gx_tensor *tensor);
-    void *(*buffer_get_base)(void *buffer);
-    size_t (*buffer_get_size)(void *buffer);
-    void (*buffer_free)(void *buffer);
-    void (*buffer_reset)(void *buffer);
-    void (*buffer_set_usage)(void *buffer, int usage);
-    int (*buffer_init_tensor)(void *buffer, gx_tensor *tensor);
-
-    void (*log)(int level, const char *format, ...); /* NULL where the library does not export it   */
-
-    /* ggml's own allocator, for libraries that are not supported. */
-    void *(*gallocr_new_n)(void **bufts, int n);
-    void (*gallocr_free)(void *galloc);
-    bool (*gallocr_reserve_n)(void *galloc, void *graph, const int *node_ids, const int *leaf_ids);
-    void (*gallocr_reserve_n_size)(void *galloc, void *graph, const int *node_ids, const int *leaf_ids, size_t *sizes);
-    bool (*gallocr_alloc_graph)(void *galloc, void *graph);
-    size_t (*gallocr_get_buffer_size)(void *galloc, int id);
-
-    void *handle;               /* of dlopen                                                       */
-    size_t at_n_leafs;          /* offset of the number of leafs in a graph                        */
+    const void *key;            /* an address that differs between libraries                        */
+    void *handle;               /* of dlopen                                                        */
+    const char *unsupported;    /* why ggml's own allocator is used; NULL: it is supported          */
+    const char *unsupported_scheduler; /* why ggml's own scheduler is used                          */
+#define GH_X(result, name, parameters, need) result (*name) parameters;
+    GH_FUNCTIONS(GH_X)
+#undef GH_X
+    size_t at_n_leafs;          /* offset of the number of leafs in a graph                         */
     size_t at_leafs;
-    int at_init_tensor;         /* offset of init_tensor in a buffer, or GH_UNKNOWN                */
-    int at_alloc_size;          /* offset of get_alloc_size in a buffer type, or GH_UNKNOWN        */
+    size_t at_uid;              /* offset of a graph's unique id, by which backends recognise it; 0: none */
+    int at_init_tensor;         /* offset of init_tensor in a buffer, or GH_UNKNOWN                 */
+    int at_alloc_size;          /* offset of get_alloc_size in a buffer type, or GH_UNKNOWN         */
+    bool has_op_offload;        /* clients say whether ops are offloaded: before May 2025 they always were */
     unsigned char op[GH_N_OPS]; /* GS_OP_* by ggml's number; GS_OP_UNARY and GS_OP_GLU for families */
     unsigned char unary[GH_N_OPS];
     unsigned char glu[GH_N_OPS];
     int32_t type[GH_N_TYPES];
-    uint64_t inplace[GS_N_OPS]; /* by GS_OP_*: bit k: source k may be the destination              */
+    uint64_t inplace[GS_N_OPS]; /* by GS_OP_*: bit k: source k may be the destination               */
 } gh_ggml;
+
+/* The planner.  The extension module sets it before a client is loaded. */
+extern const gs_api *gh_api;
 
 /* The library that one of these addresses belongs to, else one that is loaded; NULL: none.  Any thread. */
 const gh_ggml *gh_ggml_find(const void *caller, void *const *bufts, int n_bufts);
 
-/* The planner.  The extension module sets it before a client is loaded. */
-extern const gs_api *gh_api;
+/* The same for an address alone, cached by thread. */
+const gh_ggml *gh_ggml_of_caller(const void *caller);
+
+/* -- introspection of a library at its first use */
+
+/* Map the library's numbers of ops and types to the planner's, and find which ops its kernels compute in place. */
+void gh_find_op_map(gh_ggml *lib);
+
+/* Find the offsets of the functions that buffers and buffer types may lack. */
+void gh_find_buffer_hooks(gh_ggml *lib);
+
+/* Make tensors and a graph, and compare the offsets of their fields with those expected: what differs, or NULL. */
+const char *gh_probe(gh_ggml *lib);
+
+/* Find the offset of a graph's unique id. */
+void gh_find_uid(gh_ggml *lib);
+
+/* A backend's function that reorders nodes; NULL: it has none. */
+gh_optimize gh_find_optimize(const gh_ggml *lib, void *backend);
+
+/* -- objects of ggml's */
+
+/* Give a graph, or a view of one, a new unique id. */
+static inline void gh_number_graph(const gh_ggml *lib, void *graph)
+{
+    if (lib->at_uid != 0) {
+        *(uint64_t *)((char *)graph + lib->at_uid) = lib->graph_next_uid();
+    }
+}
 
 static inline int gh_graph_n_leafs(const gh_ggml *lib, const void *graph)
 {
@@ -107,7 +212,7 @@ static inline bool gh_has_init_tensor(const gh_ggml *lib, const void *buffer)
 static inline void gh_init_tensor(const gh_ggml *lib, void *buffer, gx_tensor *t)
 {
     if (gh_has_init_tensor(lib, buffer)) {
-        lib->buffer_init_tensor(buffer, t);
+        lib->backend_buffer_init_tensor(buffer, t);
     }
 }
 
@@ -120,7 +225,7 @@ static inline bool gh_has_alloc_size(const gh_ggml *lib, const void *buft)
 /* Bytes that a tensor of `own` bytes takes in buffers of a type: not less than its own. */
 static inline int64_t gh_alloc_size(const gh_ggml *lib, void *buft, const gx_tensor *t, int64_t own)
 {
-    const int64_t asked = gh_has_alloc_size(lib, buft) ? (int64_t)lib->buft_get_alloc_size(buft, t) : own;
+    const int64_t asked = gh_has_alloc_size(lib, buft) ? (int64_t)lib->backend_buft_get_alloc_size(buft, t) : own;
     return asked > own ? asked : own;
 }
 

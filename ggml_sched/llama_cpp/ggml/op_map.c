@@ -1,7 +1,7 @@
 /* ggml_sched/llama_cpp/ggml/op_map.c -- maps a library's numbers of ops and types to the planner's.
- * See introspect.h. */
+ * See library.h. */
 #define _GNU_SOURCE
-#include "introspect.h"
+#include "library.h"
 #include "inplace.h"
 
 #include <dlfcn.h>

@@ -1,7 +1,7 @@
 /* ggml_sched/llama_cpp/ggml/probe.c -- whether a library's tensors and graphs have the expected fields.  See
- * introspect.h. */
+ * library.h. */
 #define _GNU_SOURCE
-#include "introspect.h"
+#include "library.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -139,4 +139,47 @@ const char *gh_probe(gh_ggml *lib)
     }
     m.free(ctx);
     return unsupported;
+}
+
+/* Find the offset of a graph's unique id.  The size of a view of a graph tells the version: the id is its last word.
+ * The size shows in the bytes that the call leaves untouched. */
+void gh_find_uid(gh_ggml *lib)
+{
+    enum { previous = 88, with = 96 };
+    gh_part part, *result = &part;
+    uint64_t graph[64] = {0};
+    void (*view)(gh_part *, void *, int, int);
+    size_t stop = sizeof part;
+    lib->at_uid = 0;
+    if (lib->graph_next_uid == NULL) {
+        return;
+    }
+    memset(&part, 0xa5, sizeof part);
+    /* A large result is written through a hidden first parameter. */
+    memcpy(&view, &lib->graph_view, sizeof view);
+    view(result, graph, 0, 0);
+    while (stop > 0 && (unsigned char)part.bytes[stop - 1] == 0xa5) {
+        stop--;
+    }
+    if (stop == with) {
+        lib->at_uid = previous;
+    }
+}
+
+/* A backend is: pointer to its guid, its functions, its device, its own data.  The number of functions tells the
+ * version: the last of 14, and the last of 16, reorders nodes. */
+gh_optimize gh_find_optimize(const gh_ggml *lib, void *backend)
+{
+    const void *device = lib->backend_get_device(backend);
+    void *const *words = backend;
+    for (int i = 1; device != NULL && i <= 17; i++) {
+        if (words[i] == device) {
+            gh_optimize found = NULL;
+            if (i == 15 || i == 17) {
+                memcpy(&found, &words[i - 1], sizeof found);
+            }
+            return found;
+        }
+    }
+    return NULL;
 }

@@ -42,8 +42,8 @@ static inline uintptr_t gh_memory_kind(gh_buffers *b, const gx_tensor *t)
     }
     if (t->buffer != b->last) {
         b->last = t->buffer;
-        b->kind = (uintptr_t)b->descriptors->buffer_get_type(t->buffer)
-            + (uintptr_t)b->descriptors->buffer_get_usage(t->buffer);
+        b->kind = (uintptr_t)b->descriptors->lib->backend_buffer_get_type(t->buffer)
+            + (uintptr_t)b->descriptors->lib->backend_buffer_get_usage(t->buffer);
     }
     return b->kind;
 }

@@ -27,8 +27,6 @@ typedef struct gh_descriptor {
 typedef struct gh_descriptors {
     const gh_ggml *lib;
     bool full;             /* for backends: all op parameters and the kind of buffer count        */
-    void *(*buffer_get_type)(void *buffer); /* with full descriptors                                               */
-    int (*buffer_get_usage)(void *buffer);
     int32_t n;
     int32_t n_kept;         /* limit below which none are removed                                  */
     int32_t room;

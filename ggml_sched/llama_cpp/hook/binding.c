@@ -176,7 +176,7 @@ static bool make_copies(const gh_sched *s, gh_plan_entry *e, void *graph)
         if (s->n_copies > 1) {
             copy->flags = GH_FLAG_INPUT | GH_FLAG_OUTPUT;
         }
-        snprintf(copy->name, sizeof copy->name, "%.20s#%.36s#%d", s->rt->backend_name(s->backend[v->copy_backend[c]]),
+        snprintf(copy->name, sizeof copy->name, "%.20s#%.36s#%d", s->lib->backend_name(s->backend[v->copy_backend[c]]),
                  t->name, s->cur_copy);
         copies->original[c] = t;
         copies->n_reads[c] = 0;
@@ -303,10 +303,10 @@ static bool make_parts(gh_sched *s, const gh_plan *p, void *graph)
         }
         s->room_part = n;
     }
-    gh_number_graph(s->rt, graph);
+    gh_number_graph(s->lib, graph);
     for (int32_t i = 0; i < n; i++) {
-        s->part[i] = s->rt->graph_view(graph, p->split_at[i], p->split_at[i + 1]);
-        gh_number_graph(s->rt, &s->part[i]);
+        s->part[i] = s->lib->graph_view(graph, p->split_at[i], p->split_at[i + 1]);
+        gh_number_graph(s->lib, &s->part[i]);
     }
     return true;
 }

@@ -12,7 +12,7 @@
 void gh_synchronize(gh_sched *s)
 {
     for (int b = 0; b < s->n_backends; b++) {
-        s->rt->backend_synchronize(s->backend[b]);
+        s->lib->backend_synchronize(s->backend[b]);
         s->busy[b] = false;
     }
 }
@@ -21,9 +21,9 @@ void gh_synchronize(gh_sched *s)
 static void wait_for(gh_sched *s, int b)
 {
     if (s->event[b][s->cur_copy] != NULL) {
-        s->rt->backend_event_synchronize(s->event[b][s->cur_copy]);
+        s->lib->backend_event_synchronize(s->event[b][s->cur_copy]);
     } else {
-        s->rt->backend_synchronize(s->backend[b]);
+        s->lib->backend_synchronize(s->backend[b]);
     }
 }
 
@@ -58,19 +58,19 @@ static void copy_input(gh_sched *s, const gh_plan_entry *e, int32_t split, int32
     const int b = v->split_backend[split], owner = v->assign[like] >= 0 ? v->assign[like] : s->n_backends - 1;
     gx_tensor *from = e->copies.original[c], *to = &e->copies.tensor[c];
     if (s->event[b][s->cur_copy] == NULL || !has_several_copies(v, c)) {
-        s->rt->backend_synchronize(s->backend[b]);
+        s->lib->backend_synchronize(s->backend[b]);
     } else if (from->flags & GH_FLAG_INPUT) {
-        s->rt->backend_event_synchronize(s->event[b][s->cur_copy]);
+        s->lib->backend_event_synchronize(s->event[b][s->cur_copy]);
     } else {
-        s->rt->backend_event_wait(s->backend[b], s->event[b][s->cur_copy]);
+        s->lib->backend_event_wait(s->backend[b], s->event[b][s->cur_copy]);
     }
     if (from->flags & GH_FLAG_INPUT) {
         /* Copy now: the client may write to the input as soon as the call returns. */
-        s->rt->backend_tensor_copy(from, to);
+        s->lib->backend_tensor_copy(from, to);
         return;
     }
     if (!gh_copy_experts(s, e, split, input)) {
-        s->rt->backend_tensor_copy_async(s->backend[owner], s->backend[b], from, to);
+        s->lib->backend_tensor_copy_async(s->backend[owner], s->backend[b], from, to);
     }
 }
 
@@ -88,12 +88,12 @@ static int run_nodes(gh_sched *s, int b, gh_part *part, int first, int stop, boo
         while (!wanted && i < stop - 1) {
             wanted = s->callback(nodes[++i], true, s->callback_user);
         }
-        some = s->rt->graph_view(part, from, i + 1);
-        status = s->rt->backend_graph_compute_async(s->backend[b], &some);
+        some = s->lib->graph_view(part, from, i + 1);
+        status = s->lib->backend_graph_compute_async(s->backend[b], &some);
         if (status != GH_STATUS_SUCCESS) {
             return status;
         }
-        s->rt->backend_synchronize(s->backend[b]);
+        s->lib->backend_synchronize(s->backend[b]);
         *stopped = wanted && !s->callback(nodes[i], false, s->callback_user);
     }
     return GH_STATUS_SUCCESS;
@@ -109,10 +109,10 @@ static int run_range(gh_sched *s, int b, gh_part *part, int first, int stop, boo
         return run_nodes(s, b, part, first, stop, stopped);
     }
     if (first == 0 && stop == s->lib->graph_n_nodes(part)) {
-        return s->rt->backend_graph_compute_async(s->backend[b], part);
+        return s->lib->backend_graph_compute_async(s->backend[b], part);
     }
-    some = s->rt->graph_view(part, first, stop);
-    return s->rt->backend_graph_compute_async(s->backend[b], &some);
+    some = s->lib->graph_view(part, first, stop);
+    return s->lib->backend_graph_compute_async(s->backend[b], &some);
 }
 
 /* Compute a node that writes through a copy into another backend's memory: it is computed in the copy's memory, which
@@ -121,21 +121,21 @@ static int run_through(gh_sched *s, int b, gh_part *part, int at, gx_tensor *cop
 {
     gx_tensor *node = s->lib->graph_nodes(part)[at];
     void *const buffer = node->buffer, *const data = node->data, *const extra = node->extra;
-    gh_part one = s->rt->graph_view(part, at, at + 1);
+    gh_part one = s->lib->graph_view(part, at, at + 1);
     bool wanted = s->callback != NULL && s->callback(node, true, s->callback_user);
     int status;
     node->buffer = copy->buffer;
     node->data = copy->data;
     node->extra = copy->extra;
-    status = s->rt->backend_graph_compute_async(s->backend[b], &one);
-    s->rt->backend_synchronize(s->backend[b]);
+    status = s->lib->backend_graph_compute_async(s->backend[b], &one);
+    s->lib->backend_synchronize(s->backend[b]);
     node->buffer = buffer;
     node->data = data;
     node->extra = extra;
     if (status != GH_STATUS_SUCCESS) {
         return status;
     }
-    s->rt->backend_tensor_copy(copy, node);
+    s->lib->backend_tensor_copy(copy, node);
     *stopped = wanted && !s->callback(node, false, s->callback_user);
     return GH_STATUS_SUCCESS;
 }
@@ -197,7 +197,7 @@ int gh_compute(gh_sched *s)
             return status;
         }
         if (s->event[b][s->cur_copy] != NULL) {
-            s->rt->backend_event_record(s->event[b][s->cur_copy], s->backend[b]);
+            s->lib->backend_event_record(s->event[b][s->cur_copy], s->backend[b]);
         }
     }
     return GH_STATUS_SUCCESS;

@@ -39,12 +39,19 @@ static inline void gh_count_one(enum gh_counter what)
     atomic_fetch_add_explicit(&gh_counters[what], 1, memory_order_relaxed);
 }
 
-/* Count a call that began then, and the time since. */
-static inline void gh_count_call(enum gh_counter what, long long began)
+/* Count a call of the function that declares this, and the time until it returns. */
+typedef struct gh_timer {
+    enum gh_counter what;
+    long long began;
+} gh_timer;
+
+static inline void gh_stop_timer(const gh_timer *timer)
 {
-    gh_count_one(what);
-    atomic_fetch_add_explicit(&gh_counters[what + 1], gs_now() - began, memory_order_relaxed);
+    gh_count_one(timer->what);
+    atomic_fetch_add_explicit(&gh_counters[timer->what + 1], gs_now() - timer->began, memory_order_relaxed);
 }
+
+#define GH_TIMED(what) __attribute__((cleanup(gh_stop_timer))) const gh_timer timer = {what, gs_now()}
 
 /* Whether new allocators are ggml's own: calls are passed on and counted. */
 extern atomic_bool gh_pass_through;

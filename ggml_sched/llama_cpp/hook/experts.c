@@ -71,8 +71,8 @@ static bool mark_used(gh_sched *s, const gx_tensor *ids, int backend, int64_t n_
         }
         s->room_experts = (size_t)n_experts;
     }
-    s->rt->backend_tensor_get_async(s->backend[backend], ids, s->ids, 0, nbytes);
-    s->rt->backend_synchronize(s->backend[backend]);
+    s->lib->backend_tensor_get_async(s->backend[backend], ids, s->ids, 0, nbytes);
+    s->lib->backend_synchronize(s->backend[backend]);
     memset(s->is_used, 0, (size_t)n_experts);
     for (int64_t row = 0; row < ids->ne[1]; row++) {
         for (int64_t i = 0; i < ids->ne[0]; i++) {
@@ -96,8 +96,8 @@ bool gh_copy_experts(gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t
     const gx_tensor *mixture, *ids;
     int64_t first = 0, n = from->ne[2];
     int ids_backend;
-    if (from->buffer == NULL || n < 2 || s->rt->backend_buffer_get_usage(from->buffer) != GH_USAGE_WEIGHTS
-        || !s->rt->backend_buffer_is_host(from->buffer) || (mixture = mixture_of(s, e, split, c)) == NULL
+    if (from->buffer == NULL || n < 2 || s->lib->backend_buffer_get_usage(from->buffer) != GH_USAGE_WEIGHTS
+        || !s->lib->backend_buffer_is_host(from->buffer) || (mixture = mixture_of(s, e, split, c)) == NULL
         || mixture->src[2] == NULL) {
         return false;
     }
@@ -118,7 +118,7 @@ bool gh_copy_experts(gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t
         if (stop < n) {
             padding = from->nb[2] < GH_MAX_PADDING ? from->nb[2] : GH_MAX_PADDING;
         }
-        s->rt->backend_tensor_set_async(s->backend[b], to, (const char *)from->data + (size_t)first * from->nb[2],
+        s->lib->backend_tensor_set_async(s->backend[b], to, (const char *)from->data + (size_t)first * from->nb[2],
                                         (size_t)first * from->nb[2], (size_t)(stop - first) * from->nb[2] + padding);
         first = stop;
     }

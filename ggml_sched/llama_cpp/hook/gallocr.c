@@ -6,7 +6,6 @@
  */
 #define _GNU_SOURCE
 #include "plan_cache.h"
-#include "runtime.h"
 
 /* How an allocator begins.  ggml's own begin with an address; they come here from calls inside of its library. */
 #define GH_GALLOCR_MAGIC UINT64_C(0x67675f736368656c)
@@ -176,7 +175,7 @@ static gh_gallocr *make(const gh_ggml *lib, void **bufts, int n)
         return NULL;
     }
     for (int b = 0; b < a->cache->n_backends; b++) {
-        a->cache->name[b] = lib->buft_name(key.type[b].buft);
+        a->cache->name[b] = lib->backend_buft_name(key.type[b].buft);
     }
     gh_plan_cache_publish(a->cache);
     return a;
@@ -200,11 +199,9 @@ static gh_gallocr *new_n(const void *caller, void **bufts, int n)
     return make(lib, bufts, n);
 }
 
-/* The library whose own allocator this is; NULL: it is ours. */
-static const gh_ggml *owner_of(const gh_gallocr *a, const void *caller)
+static bool is_ours(const gh_gallocr *a)
 {
-    const gh_runtime *rt = a->magic == GH_GALLOCR_MAGIC ? NULL : gh_runtime_of_caller(caller);
-    return rt != NULL ? rt->lib : NULL;
+    return a->magic == GH_GALLOCR_MAGIC;
 }
 
 GH_EXPORT gh_gallocr *ggml_gallocr_new_n(void **bufts, int n)
@@ -219,10 +216,8 @@ GH_EXPORT gh_gallocr *ggml_gallocr_new(void *buft)
 
 GH_EXPORT void ggml_gallocr_free(gh_gallocr *a)
 {
-    const gh_ggml *owner = a != NULL ? owner_of(a, GH_CALLER) : NULL;
-    if (owner != NULL) {
-        owner->gallocr_free(a);
-    } else if (a != NULL) {
+    if (a != NULL) {
+        GH_PASS_ON(is_ours(a), (void)0, gallocr_free, a);
         destroy(a);
     }
 }
@@ -263,51 +258,35 @@ static bool take_ids(gh_gallocr *a, void *graph, const int *node_ids, const int 
 
 static bool reserve(gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids)
 {
-    gs_error error;
-    if (!take_ids(a, graph, node_ids, leaf_ids)) {
-        return gh_failed_with(GS_NO_HOST_MEMORY, "no memory to reserve a graph");
-    }
-    return gh_plan_cache_get_backed(a->cache, graph, GH_PIN | GH_REUSE, NULL, NULL, &error) != NULL
-        || gh_failed(&error);
-}
-
-static bool reserve_timed(const gh_ggml *owner, gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids)
-{
-    const long long began = gs_now();
+    gs_error error = {.status = GS_NO_HOST_MEMORY, .message = "no memory to reserve a graph"};
     bool done;
-    if (owner != NULL) {
-        done = owner->gallocr_reserve_n((void *)a, graph, node_ids, leaf_ids);
-    } else {
-        pthread_mutex_lock(&a->cache->lock);
-        done = reserve(a, graph, node_ids, leaf_ids);
-        pthread_mutex_unlock(&a->cache->lock);
-    }
-    gh_count_call(GH_COUNT_RESERVE, began);
-    return done;
+    pthread_mutex_lock(&a->cache->lock);
+    done = take_ids(a, graph, node_ids, leaf_ids)
+        && gh_plan_cache_get_backed(a->cache, graph, GH_PIN | GH_REUSE, NULL, NULL, &error) != NULL;
+    pthread_mutex_unlock(&a->cache->lock);
+    return done || gh_failed(&error);
 }
 
 GH_EXPORT bool ggml_gallocr_reserve_n(gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids)
 {
-    return reserve_timed(owner_of(a, GH_CALLER), a, graph, node_ids, leaf_ids);
+    GH_TIMED(GH_COUNT_RESERVE);
+    GH_PASS_ON(is_ours(a), false, gallocr_reserve_n, a, graph, node_ids, leaf_ids);
+    return reserve(a, graph, node_ids, leaf_ids);
 }
 
 GH_EXPORT bool ggml_gallocr_reserve(gh_gallocr *a, void *graph)
 {
-    return reserve_timed(owner_of(a, GH_CALLER), a, graph, NULL, NULL);
+    GH_TIMED(GH_COUNT_RESERVE);
+    GH_PASS_ON(is_ours(a), false, gallocr_reserve_n, a, graph, NULL, NULL);
+    return reserve(a, graph, NULL, NULL);
 }
 
 GH_EXPORT void ggml_gallocr_reserve_n_size(gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids,
                                            size_t *sizes)
 {
-    gs_error error = {.status = GS_NO_HOST_MEMORY, .tensor = -1, .backend = -1, .index = -1};
-    const gh_ggml *owner = owner_of(a, GH_CALLER);
+    gs_error error = {.status = GS_NO_HOST_MEMORY, .message = "no memory to measure a graph"};
     gh_plan_entry *e;
-    if (owner != NULL) {
-        if (owner->gallocr_reserve_n_size != NULL) {
-            owner->gallocr_reserve_n_size((void *)a, graph, node_ids, leaf_ids, sizes);
-        }
-        return;
-    }
+    GH_PASS_ON(is_ours(a), (void)0, gallocr_reserve_n_size, a, graph, node_ids, leaf_ids, sizes);
     pthread_mutex_lock(&a->cache->lock);
     /* Nothing has memory for this graph yet: the plan of a larger one would answer with too many bytes. */
     e = take_ids(a, graph, node_ids, leaf_ids) ? gh_plan_cache_get(a->cache, graph, 0, NULL, &error) : NULL;
@@ -328,7 +307,7 @@ GH_EXPORT void ggml_gallocr_reserve_n_size(gh_gallocr *a, void *graph, const int
 
 /* With several buffer types only the client knows where nodes go, and only it can wait for its devices before buffers
  * change.  At false it does, reserves and calls again. */
-static bool ask_for_reserve(void)
+static bool request_reserve(void)
 {
     gh_count_one(GH_COUNT_SYNCHRONISED);
     return false;
@@ -336,25 +315,25 @@ static bool ask_for_reserve(void)
 
 static bool alloc_graph(gh_gallocr *a, void *graph)
 {
-    const bool alone = a->cache->n_backends == 1;
+    const bool has_one_type = a->cache->n_backends == 1;
     bool placed = false;
     gs_error error;
     gh_plan_entry *e;
     if (!is_of_demand(a, graph)) {
-        if (!alone) {
-            return ask_for_reserve();
+        if (!has_one_type) {
+            return request_reserve();
         }
         if (!take_ids(a, graph, NULL, NULL)) {
             return gh_failed_with(GS_NO_HOST_MEMORY, "no memory to allocate a graph");
         }
     }
-    e = alone ? gh_plan_cache_get_backed(a->cache, graph, GH_REUSE | GH_HINTS, &placed, NULL, &error)
-              : gh_plan_cache_get(a->cache, graph, GH_REUSE | GH_HINTS, &placed, &error);
+    e = has_one_type ? gh_plan_cache_get_backed(a->cache, graph, GH_REUSE | GH_HINTS, &placed, NULL, &error)
+                     : gh_plan_cache_get(a->cache, graph, GH_REUSE | GH_HINTS, &placed, &error);
     if (e == NULL) {
         return gh_failed(&error);
     }
-    if (!placed && !alone && !gh_pools_fit(a->cache, e->plan)) {
-        return ask_for_reserve();
+    if (!placed && !has_one_type && !gh_pools_fit(a->cache, e->plan)) {
+        return request_reserve();
     }
     if (!gh_resolve(a->cache, e)) {
         return gh_failed_with(GS_BAD_PLACEMENT, "a tensor has no place in the plan of its graph");
@@ -365,34 +344,23 @@ static bool alloc_graph(gh_gallocr *a, void *graph)
 
 GH_EXPORT bool ggml_gallocr_alloc_graph(gh_gallocr *a, void *graph)
 {
-    const gh_ggml *owner = owner_of(a, GH_CALLER);
-    const long long began = gs_now();
+    GH_TIMED(GH_COUNT_ALLOC);
     bool done;
-    if (owner != NULL) {
-        done = owner->gallocr_alloc_graph((void *)a, graph);
-    } else {
-        pthread_mutex_lock(&a->cache->lock);
-        done = alloc_graph(a, graph);
-        pthread_mutex_unlock(&a->cache->lock);
-    }
-    gh_count_call(GH_COUNT_ALLOC, began);
+    GH_PASS_ON(is_ours(a), false, gallocr_alloc_graph, a, graph);
+    pthread_mutex_lock(&a->cache->lock);
+    done = alloc_graph(a, graph);
+    pthread_mutex_unlock(&a->cache->lock);
     return done;
 }
 
 GH_EXPORT size_t ggml_gallocr_get_buffer_size(gh_gallocr *a, int id)
 {
-    const gh_ggml *owner = owner_of(a, GH_CALLER);
-    if (owner != NULL) {
-        return owner->gallocr_get_buffer_size((void *)a, id);
-    }
-    if (id < 0 || id >= a->n_bufts) {
-        return 0;
-    }
+    GH_PASS_ON(is_ours(a), 0, gallocr_get_buffer_size, a, id);
     /* A buffer that several ids share counts for the first of them. */
-    for (int32_t i = 0; i < id; i++) {
+    for (int32_t i = 0; i < a->n_bufts && i <= id; i++) {
         if (a->arena_of[i] == a->arena_of[id]) {
-            return 0;
+            return i == id ? gh_arena_nbytes(&a->cache->pool[a->arena_of[id]], a->lib) : 0;
         }
     }
-    return gh_arena_nbytes(&a->cache->pool[a->arena_of[id]], a->lib);
+    return 0;
 }

@@ -293,7 +293,7 @@ bool gh_pools_grow(gh_plan_cache *c, const gh_plan *p, void (*wait)(void *owner)
                 error->value += need[k];
             }
             snprintf(error->message, sizeof error->message, "%.64s refused compute buffers: %lld bytes are needed",
-                     c->lib->buft_name(c->pool[pool].buft), (long long)error->value);
+                     c->lib->backend_buft_name(c->pool[pool].buft), (long long)error->value);
             return false;
         }
     }

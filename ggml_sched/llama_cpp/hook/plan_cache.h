@@ -38,6 +38,14 @@
 #define GH_EXPORT __attribute__((visibility("default")))
 #define GH_CALLER __builtin_return_address(0)
 
+/* In an exported function: pass the call on, unless the object is ours, to the library that it came from; the result is
+ * `none` where that has no such function. */
+#define GH_PASS_ON(is_ours, none, function, object, ...)                                                      \
+    if (!(is_ours)) {                                                                                         \
+        const gh_ggml *stock = (object) != NULL ? gh_ggml_of_caller(GH_CALLER) : NULL;                        \
+        return stock != NULL && stock->function != NULL ? stock->function(object, ##__VA_ARGS__) : (none);    \
+    }
+
 #define GH_MAX_BACKENDS 16  /* ggml's own number                                                            */
 #define GH_N_ENTRIES 24     /* of a cache: one for each wiring that a client builds, and some that reuse    */
 #define GH_N_REUSING 4      /* of these, entries that have another's plan                                   */

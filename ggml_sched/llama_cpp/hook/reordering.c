@@ -37,7 +37,7 @@ bool gh_sched_reorder(void *owner, const gh_plan_entry *e, void *graph, bool *sa
     for (int32_t i = 0; i < p->view.n_splits; i++) {
         const int b = p->view.split_backend[i];
         if (s->optimize[b] != NULL && p->split_at[i] < p->split_at[i + 1]) {
-            gh_part part = s->rt->graph_view(graph, p->split_at[i], p->split_at[i + 1]);
+            gh_part part = s->lib->graph_view(graph, p->split_at[i], p->split_at[i + 1]);
             s->optimize[b](s->backend[b], &part, &params);
         }
     }

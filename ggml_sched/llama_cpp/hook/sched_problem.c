@@ -159,7 +159,7 @@ static int32_t intern_type(const gh_sched *s, buffer_types *types, void *buft)
     types->buft[types->n] = buft;
     types->resident[types->n] = s->n_backends - 1;
     for (int b = 0; buft != NULL && b < s->n_backends; b++) {
-        if (s->rt->backend_supports_buft(s->backend[b], buft)) {
+        if (s->lib->backend_supports_buft(s->backend[b], buft)) {
             types->resident[types->n] = b;
             break;
         }
@@ -173,9 +173,9 @@ static bool look_up_buffer(const gh_sched *s, buffer_types *types, void *buffer)
         return true;
     }
     types->last = buffer;
-    types->last_usage = buffer != NULL && s->rt->backend_buffer_get_usage(buffer) == GH_USAGE_WEIGHTS
+    types->last_usage = buffer != NULL && s->lib->backend_buffer_get_usage(buffer) == GH_USAGE_WEIGHTS
                             ? GS_USAGE_WEIGHTS : GS_USAGE_ANY;
-    types->last_type = intern_type(s, types, buffer != NULL ? s->rt->backend_buffer_get_type(buffer) : NULL);
+    types->last_type = intern_type(s, types, buffer != NULL ? s->lib->backend_buffer_get_type(buffer) : NULL);
     return types->last_type >= 0;
 }
 
@@ -193,7 +193,7 @@ static bool collect_readers(const gh_sched *s, gh_problem *q, const buffer_types
         for (int b = 0; b < s->n_backends; b++) {
             q->reads_buffer[b * n + k] = b == types->resident[k]
                                       || (types->buft[k] != NULL
-                                          && s->rt->backend_supports_buft(s->backend[b], types->buft[k]));
+                                          && s->lib->backend_supports_buft(s->backend[b], types->buft[k]));
         }
     }
     return true;
@@ -244,10 +244,10 @@ static void collect_answers(const gh_sched *s, const gh_plan *p, const gh_plan_e
             continue;
         }
         for (int b = 0; b < s->n_backends; b++) {
-            const bool can = s->rt->backend_supports_op(s->backend[b], t);
+            const bool can = s->lib->backend_supports_op(s->backend[b], t);
             q->supports[(int64_t)b * n + id] = can;
             if (can && s->cache->key.offloads && b < host) {
-                q->offloads[(int64_t)b * n + id] = s->rt->backend_offload_op(s->backend[b], t);
+                q->offloads[(int64_t)b * n + id] = s->lib->backend_offload_op(s->backend[b], t);
             }
         }
     }

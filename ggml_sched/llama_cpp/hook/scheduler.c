@@ -20,11 +20,6 @@ static gh_sched *ours(void *sched)
     return s != NULL && s->magic == GH_SCHED_MAGIC ? s : NULL;
 }
 
-static const gh_runtime *theirs(const void *sched, const void *caller)
-{
-    return sched != NULL ? gh_runtime_of_caller(caller) : NULL;
-}
-
 static int index_of(const gh_sched *s, const void *backend)
 {
     for (int b = 0; b < s->n_backends; b++) {
@@ -40,9 +35,9 @@ static int index_of(const gh_sched *s, const void *backend)
 static void make_events(gh_sched *s, gh_cache_key *key)
 {
     for (int b = 0; b < s->n_backends && s->n_copies > 1; b++) {
-        void *device = s->rt->backend_get_device(s->backend[b]);
+        void *device = s->lib->backend_get_device(s->backend[b]);
         for (int k = 0; k < s->n_copies && device != NULL; k++) {
-            s->event[b][k] = s->rt->backend_event_new(device);
+            s->event[b][k] = s->lib->backend_event_new(device);
             key->overlaps |= s->event[b][k] != NULL;
         }
     }
@@ -58,12 +53,12 @@ static void make_key(gh_sched *s, gh_cache_key *key, bool offloads)
     key->n_backends = s->n_backends;
     key->n_copies = s->n_copies;
     for (int b = 0; b < s->n_backends; b++) {
-        key->device[b] = s->rt->backend_get_device(s->backend[b]);
+        key->device[b] = s->lib->backend_get_device(s->backend[b]);
         gh_arena_init(&key->type[b], s->lib, s->buft[b]);
-        s->optimize[b] = gh_runtime_optimize(s->rt, s->backend[b]);
+        s->optimize[b] = gh_find_optimize(s->lib, s->backend[b]);
         key->reorders |= s->optimize[b] != NULL;
         for (int c = 0; c < s->n_backends; c++) {
-            key->reads[b * s->n_backends + c] = b == c || s->rt->backend_supports_buft(s->backend[b], s->buft[c]);
+            key->reads[b * s->n_backends + c] = b == c || s->lib->backend_supports_buft(s->backend[b], s->buft[c]);
         }
     }
     make_events(s, key);
@@ -78,13 +73,11 @@ static bool make_cache(gh_sched *s, bool offloads)
     if (c == NULL) {
         return false;
     }
-    c->descriptors.buffer_get_type = s->rt->backend_buffer_get_type;
-    c->descriptors.buffer_get_usage = s->rt->backend_buffer_get_usage;
     c->policy.leafs_first = 1;
     c->policy.stream = 1; /* clients write to weights without calling the scheduler */
     c->policy.n_places = s->n_copies;
     for (int b = 0; b < s->n_backends; b++) {
-        c->name[b] = s->rt->backend_name(s->backend[b]);
+        c->name[b] = s->lib->backend_name(s->backend[b]);
     }
     gh_plan_cache_publish(c);
     return true;
@@ -98,7 +91,7 @@ static void destroy(gh_sched *s)
     for (int b = 0; b < s->n_backends; b++) {
         for (int k = 0; k < GH_MAX_COPIES; k++) {
             if (s->event[b][k] != NULL) {
-                s->rt->backend_event_free(s->event[b][k]);
+                s->lib->backend_event_free(s->event[b][k]);
             }
         }
     }
@@ -112,19 +105,19 @@ static void destroy(gh_sched *s)
     free(s);
 }
 
-static bool serves(const gh_runtime *rt, void *const *backends, void *const *bufts, int n)
+static bool serves(const gh_ggml *lib, void *const *backends, void *const *bufts, int n)
 {
-    if (rt->unsupported != NULL) {
-        gh_note_unsupported(rt->unsupported);
+    if (lib->unsupported_scheduler != NULL) {
+        gh_note_unsupported(lib->unsupported_scheduler);
         return false;
     }
     if (!atomic_load(&schedules)) {
         return false;
     }
     for (int b = 0; b < n; b++) {
-        void *buft = bufts != NULL ? bufts[b] : rt->backend_get_default_buffer_type(backends[b]);
+        void *buft = bufts != NULL ? bufts[b] : lib->backend_get_default_buffer_type(backends[b]);
         /* A buffer type that stands for several devices at once has addresses that cannot be computed with. */
-        if (rt->backend_buft_is_meta != NULL && rt->backend_buft_is_meta(buft)) {
+        if (lib->backend_buft_is_meta != NULL && lib->backend_buft_is_meta(buft)) {
             return false;
         }
     }
@@ -134,22 +127,22 @@ static bool serves(const gh_runtime *rt, void *const *backends, void *const *buf
 GH_EXPORT void *ggml_backend_sched_new(void **backends, void **bufts, int n_backends, size_t graph_size, bool parallel,
                                        bool op_offload)
 {
-    const gh_runtime *rt;
+    const gh_ggml *lib;
     gh_sched *s;
     void *device;
     bool offloads;
     if (n_backends < 1 || n_backends > GH_MAX_BACKENDS || backends == NULL) {
         return NULL;
     }
-    rt = gh_runtime_find(GH_CALLER, bufts != NULL ? bufts : backends, n_backends);
-    if (rt == NULL) {
+    lib = gh_ggml_find(GH_CALLER, bufts != NULL ? bufts : backends, n_backends);
+    if (lib == NULL) {
         return NULL;
     }
-    if (rt->backend_sched_new != NULL && !serves(rt, backends, bufts, n_backends)) {
-        return rt->backend_sched_new(backends, bufts, n_backends, graph_size, parallel, op_offload);
+    if (lib->backend_sched_new != NULL && !serves(lib, backends, bufts, n_backends)) {
+        return lib->backend_sched_new(backends, bufts, n_backends, graph_size, parallel, op_offload);
     }
-    device = rt->backend_get_device(backends[n_backends - 1]);
-    if (device == NULL || rt->backend_dev_type(device) != GH_DEVICE_CPU) {
+    device = lib->backend_get_device(backends[n_backends - 1]);
+    if (device == NULL || lib->backend_dev_type(device) != GH_DEVICE_CPU) {
         return NULL;
     }
     s = calloc(1, sizeof *s);
@@ -157,16 +150,15 @@ GH_EXPORT void *ggml_backend_sched_new(void **backends, void **bufts, int n_back
         return NULL;
     }
     s->magic = GH_SCHED_MAGIC;
-    s->rt = rt;
-    s->lib = rt->lib;
+    s->lib = lib;
     s->n_backends = n_backends;
     s->n_copies = parallel ? GH_MAX_COPIES : 1;
     /* Clients of before May 2025 pass five parameters: the sixth is undefined. */
-    offloads = !rt->asks_offload || op_offload;
+    offloads = !lib->has_op_offload || op_offload;
     for (int b = 0; b < n_backends; b++) {
         s->backend[b] = backends[b];
-        s->buft[b] = bufts != NULL ? bufts[b] : rt->backend_get_default_buffer_type(backends[b]);
-        if (!rt->backend_supports_buft(s->backend[b], s->buft[b])) {
+        s->buft[b] = bufts != NULL ? bufts[b] : lib->backend_get_default_buffer_type(backends[b]);
+        if (!lib->backend_supports_buft(s->backend[b], s->buft[b])) {
             free(s);
             return NULL;
         }
@@ -180,15 +172,8 @@ GH_EXPORT void *ggml_backend_sched_new(void **backends, void **bufts, int n_back
 
 GH_EXPORT void ggml_backend_sched_free(void *sched)
 {
-    gh_sched *s = ours(sched);
-    if (s == NULL) {
-        const gh_runtime *rt = theirs(sched, GH_CALLER);
-        if (rt != NULL) {
-            rt->backend_sched_free(sched);
-        }
-        return;
-    }
-    destroy(s);
+    GH_PASS_ON(ours(sched), (void)0, backend_sched_free, sched);
+    destroy(sched);
 }
 
 /* -- allocating ---------------------------------------------------------------------------------------------------- */
@@ -212,7 +197,7 @@ static void wait_for_all(void *owner)
 {
     const gh_sched *s = owner;
     for (int b = 0; b < s->n_backends; b++) {
-        s->rt->backend_synchronize(s->backend[b]);
+        s->lib->backend_synchronize(s->backend[b]);
     }
 }
 
@@ -223,8 +208,8 @@ static void log_failure(const gh_sched *s, gs_error *error)
         snprintf(error->message, sizeof error->message, "%s", name != NULL ? name : "no plan");
     }
     gh_failed(error);
-    if (s->lib->log != NULL) {
-        s->lib->log(GH_LOG_ERROR, "ggml_sched: %s\n", error->message);
+    if (s->lib->log_internal != NULL) {
+        s->lib->log_internal(GH_LOG_ERROR, "ggml_sched: %s\n", error->message);
     }
 }
 
@@ -267,45 +252,25 @@ static bool allocate(gh_sched *s, void *graph)
 
 GH_EXPORT void ggml_backend_sched_reset(void *sched)
 {
-    gh_sched *s = ours(sched);
-    if (s != NULL) {
-        reset(s);
-    } else {
-        const gh_runtime *rt = theirs(sched, GH_CALLER);
-        if (rt != NULL) {
-            rt->backend_sched_reset(sched);
-        }
-    }
+    GH_PASS_ON(ours(sched), (void)0, backend_sched_reset, sched);
+    reset(sched);
 }
 
 GH_EXPORT void ggml_backend_sched_split_graph(void *sched, void *graph)
 {
-    gh_sched *s = ours(sched);
-    const long long began = gs_now();
-    if (s != NULL) {
-        gh_unbind(s, graph);
-        s->is_allocated = false;
-        s->current = get_entry(s, graph, GH_REUSE, false);
-    } else {
-        const gh_runtime *rt = theirs(sched, GH_CALLER);
-        if (rt != NULL && rt->backend_sched_split_graph != NULL) {
-            rt->backend_sched_split_graph(sched, graph);
-        }
-    }
-    gh_count_call(GH_COUNT_SPLIT, began);
+    GH_TIMED(GH_COUNT_SPLIT);
+    gh_sched *const s = ours(sched);
+    GH_PASS_ON(s, (void)0, backend_sched_split_graph, sched, graph);
+    gh_unbind(s, graph);
+    s->is_allocated = false;
+    s->current = get_entry(s, graph, GH_REUSE, false);
 }
 
 GH_EXPORT void ggml_backend_sched_reserve_size(void *sched, void *graph, size_t *sizes)
 {
-    gh_sched *s = ours(sched);
+    gh_sched *const s = ours(sched);
     gh_plan_entry *e;
-    if (s == NULL) {
-        const gh_runtime *rt = theirs(sched, GH_CALLER);
-        if (rt != NULL && rt->backend_sched_reserve_size != NULL) {
-            rt->backend_sched_reserve_size(sched, graph, sizes);
-        }
-        return;
-    }
+    GH_PASS_ON(s, (void)0, backend_sched_reserve_size, sched, graph, sizes);
     reset(s);
     synchronize(s);
     gh_unbind(s, graph);
@@ -317,49 +282,32 @@ GH_EXPORT void ggml_backend_sched_reserve_size(void *sched, void *graph, size_t 
     s->current = e;
 }
 
-static bool reserve(gh_sched *s, void *graph)
+GH_EXPORT bool ggml_backend_sched_reserve(void *sched, void *graph)
 {
-    gh_plan_entry *e;
+    GH_TIMED(GH_COUNT_SCHED_RESERVE);
+    gh_sched *const s = ours(sched);
+    GH_PASS_ON(s, false, backend_sched_reserve, sched, graph);
     synchronize(s);
     gh_unbind(s, graph);
-    e = get_entry(s, graph, GH_PIN | GH_REUSE, true);
-    if (e == NULL) {
+    if (get_entry(s, graph, GH_PIN | GH_REUSE, true) == NULL) {
         return false;
     }
     reset(s);
     return true;
 }
 
-GH_EXPORT bool ggml_backend_sched_reserve(void *sched, void *graph)
-{
-    gh_sched *s = ours(sched);
-    const gh_runtime *rt = s == NULL ? theirs(sched, GH_CALLER) : NULL;
-    const long long began = gs_now();
-    const bool done = s != NULL ? reserve(s, graph) : rt != NULL && rt->backend_sched_reserve(sched, graph);
-    gh_count_call(GH_COUNT_SCHED_RESERVE, began);
-    return done;
-}
-
 GH_EXPORT bool ggml_backend_sched_alloc_graph(void *sched, void *graph)
 {
-    gh_sched *s = ours(sched);
-    const gh_runtime *rt = s == NULL ? theirs(sched, GH_CALLER) : NULL;
-    const long long began = gs_now();
-    const bool done = s != NULL ? !s->is_allocated && allocate(s, graph)
-                                : rt != NULL && rt->backend_sched_alloc_graph(sched, graph);
-    gh_count_call(GH_COUNT_SCHED_ALLOC, began);
-    return done;
+    GH_TIMED(GH_COUNT_SCHED_ALLOC);
+    gh_sched *const s = ours(sched);
+    GH_PASS_ON(s, false, backend_sched_alloc_graph, sched, graph);
+    return !s->is_allocated && allocate(s, graph);
 }
 
 /* -- computing ----------------------------------------------------------------------------------------------------- */
 
-GH_EXPORT int ggml_backend_sched_graph_compute_async(void *sched, void *graph)
+static int compute(gh_sched *s, void *graph)
 {
-    gh_sched *s = ours(sched);
-    if (s == NULL) {
-        const gh_runtime *rt = theirs(sched, GH_CALLER);
-        return rt != NULL ? rt->backend_sched_graph_compute_async(sched, graph) : GH_STATUS_FAILED;
-    }
     if (!s->is_allocated && s->current != NULL) {
         reset(s);
     }
@@ -369,88 +317,69 @@ GH_EXPORT int ggml_backend_sched_graph_compute_async(void *sched, void *graph)
     return gh_compute(s);
 }
 
+GH_EXPORT int ggml_backend_sched_graph_compute_async(void *sched, void *graph)
+{
+    GH_PASS_ON(ours(sched), GH_STATUS_FAILED, backend_sched_graph_compute_async, sched, graph);
+    return compute(sched, graph);
+}
+
 GH_EXPORT int ggml_backend_sched_graph_compute(void *sched, void *graph)
 {
-    gh_sched *s = ours(sched);
     int status;
-    if (s == NULL) {
-        const gh_runtime *rt = theirs(sched, GH_CALLER);
-        return rt != NULL ? rt->backend_sched_graph_compute(sched, graph) : GH_STATUS_FAILED;
-    }
-    status = ggml_backend_sched_graph_compute_async(sched, graph);
-    synchronize(s);
+    GH_PASS_ON(ours(sched), GH_STATUS_FAILED, backend_sched_graph_compute, sched, graph);
+    status = compute(sched, graph);
+    synchronize(sched);
     return status;
 }
 
 GH_EXPORT void ggml_backend_sched_synchronize(void *sched)
 {
-    gh_sched *s = ours(sched);
-    if (s != NULL) {
-        synchronize(s);
-    } else {
-        const gh_runtime *rt = theirs(sched, GH_CALLER);
-        if (rt != NULL) {
-            rt->backend_sched_synchronize(sched);
-        }
-    }
+    GH_PASS_ON(ours(sched), (void)0, backend_sched_synchronize, sched);
+    synchronize(sched);
 }
 
 GH_EXPORT void ggml_backend_sched_set_eval_callback(void *sched, gh_eval_callback callback, void *user)
 {
-    gh_sched *s = ours(sched);
-    if (s != NULL) {
-        s->callback = callback;
-        s->callback_user = user;
-    } else {
-        const gh_runtime *rt = theirs(sched, GH_CALLER);
-        if (rt != NULL) {
-            rt->backend_sched_set_eval_callback(sched, callback, user);
-        }
-    }
+    gh_sched *const s = ours(sched);
+    GH_PASS_ON(s, (void)0, backend_sched_set_eval_callback, sched, callback, user);
+    s->callback = callback;
+    s->callback_user = user;
 }
-
-/* -- queries ------------------------------------------------------------------------------------------------------ */
-
-#define GH_QUERY(type, name, parameters, arguments, none, answer)                                  \
-    GH_EXPORT type ggml_backend_sched_##name parameters                                          \
-    {                                                                                            \
-        gh_sched *s = ours(sched);                                                               \
-        if (s == NULL) {                                                                         \
-            const gh_runtime *rt = theirs(sched, GH_CALLER);                                     \
-            return rt != NULL && rt->backend_sched_##name != NULL ? rt->backend_sched_##name arguments : (none); \
-        }                                                                                        \
-        answer                                                                                   \
-    }
-
-GH_QUERY(int, get_n_backends, (void *sched), (sched), 0, return s->n_backends;)
-GH_QUERY(int, get_n_splits, (void *sched), (sched), 0, return s->n_splits;)
-GH_QUERY(int, get_n_copies, (void *sched), (sched), 0, return s->n_copies;)
-GH_QUERY(void *, get_backend, (void *sched, int i), (sched, i), NULL,
-       return i >= 0 && i < s->n_backends ? s->backend[i] : NULL;)
-GH_QUERY(void *, get_buffer_type, (void *sched, void *backend), (sched, backend), NULL,
-       const int b = index_of(s, backend);
-       return b >= 0 ? s->buft[b] : NULL;)
-GH_QUERY(size_t, get_buffer_size, (void *sched, void *backend), (sched, backend), 0,
-       const int b = index_of(s, backend);
-       return b >= 0 && s->cache->first_of[s->cache->pool_of[b]] == b
-                        ? gh_arena_nbytes(&s->cache->pool[s->cache->pool_of[b]], s->lib) : 0;)
-GH_QUERY(void *, get_tensor_backend, (void *sched, gx_tensor *tensor), (sched, tensor), NULL,
-       const int32_t id = s->current != NULL ? gh_entry_id(s->current, tensor) : -1;
-       const int32_t b = id >= 0 ? s->current->plan->view.assign[id] : gh_assignments_get(&s->assignments, tensor);
-       return b >= 0 ? s->backend[b] : NULL;)
 
 GH_EXPORT void ggml_backend_sched_set_tensor_backend(void *sched, gx_tensor *tensor, void *backend)
 {
-    gh_sched *s = ours(sched);
-    if (s != NULL) {
-        const int b = index_of(s, backend);
-        if (b >= 0) {
-            gh_assignments_set(&s->assignments, tensor, b);
-        }
-    } else {
-        const gh_runtime *rt = theirs(sched, GH_CALLER);
-        if (rt != NULL) {
-            rt->backend_sched_set_tensor_backend(sched, tensor, backend);
-        }
+    gh_sched *const s = ours(sched);
+    int b;
+    GH_PASS_ON(s, (void)0, backend_sched_set_tensor_backend, sched, tensor, backend);
+    b = index_of(s, backend);
+    if (b >= 0) {
+        gh_assignments_set(&s->assignments, tensor, b);
     }
 }
+
+/* -- queries ------------------------------------------------------------------------------------------------------- */
+
+#define GH_QUERY(type, name, parameters, none, answer, ...)     \
+    GH_EXPORT type ggml_backend_sched_##name parameters         \
+    {                                                           \
+        gh_sched *const s = ours(sched);                        \
+        GH_PASS_ON(s, none, backend_sched_##name, __VA_ARGS__); \
+        answer                                                  \
+    }
+
+GH_QUERY(int, get_n_backends, (void *sched), 0, return s->n_backends;, sched)
+GH_QUERY(int, get_n_splits, (void *sched), 0, return s->n_splits;, sched)
+GH_QUERY(int, get_n_copies, (void *sched), 0, return s->n_copies;, sched)
+GH_QUERY(void *, get_backend, (void *sched, int i), NULL,
+         return i >= 0 && i < s->n_backends ? s->backend[i] : NULL;, sched, i)
+GH_QUERY(void *, get_buffer_type, (void *sched, void *backend), NULL,
+         const int b = index_of(s, backend);
+         return b >= 0 ? s->buft[b] : NULL;, sched, backend)
+GH_QUERY(size_t, get_buffer_size, (void *sched, void *backend), 0,
+         const int b = index_of(s, backend);
+         return b >= 0 && s->cache->first_of[s->cache->pool_of[b]] == b
+                    ? gh_arena_nbytes(&s->cache->pool[s->cache->pool_of[b]], s->lib) : 0;, sched, backend)
+GH_QUERY(void *, get_tensor_backend, (void *sched, gx_tensor *tensor), NULL,
+         const int32_t id = s->current != NULL ? gh_entry_id(s->current, tensor) : -1;
+         const int32_t b = id >= 0 ? s->current->plan->view.assign[id] : gh_assignments_get(&s->assignments, tensor);
+         return b >= 0 ? s->backend[b] : NULL;, sched, tensor)

@@ -16,7 +16,6 @@
 #define GGML_SCHED_LLAMA_CPP_HOOK_SCHEDULER_H
 
 #include "plan_cache.h"
-#include "runtime.h"
 
 #define GH_MAX_COPIES 4     /* of a tensor, where computes overlap: ggml's number                          */
 #define GH_SCHED_MAGIC UINT64_C(0x6768736368656431) /* ggml's own schedulers begin with small numbers       */
@@ -38,7 +37,6 @@ void gh_assignments_free(gh_assignments *a);
 
 typedef struct gh_sched {
     uint64_t magic;
-    const gh_runtime *rt;
     const gh_ggml *lib;
     gh_plan_cache *cache;
     int n_backends;
