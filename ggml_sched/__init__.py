@@ -7,21 +7,10 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 try:
-    from ggml_sched._core import (
-        Allocator,
-        Context,
-        Graph,
-        GraphAllocator,
-        Packing,
-        Tensor,
-        TensorAllocator,
-        Type,
-        pack,
-    )
-    from ggml_sched._core import register_host_memory as _register_host_memory
+    from ggml_sched.core.graph.types import Type
 except ImportError as error:  # pragma: no cover - only without a compiled core
     raise ImportError(
-        "ggml_sched._core is not compiled; run `pip install .` in the source tree "
+        "ggml_sched.core is not compiled; run `pip install .` in the source tree "
         f"(and leave the tree before importing): {error}"
     ) from error
 
@@ -95,11 +84,10 @@ def _host_memory(memory) -> Buffer:
     return CpuBackend().buffer_from_ptr(memory)
 
 
-# What allocators need of a module above them: the compiled parts import none.
-_register_host_memory(_host_memory)
-
-# All that is not compiled loads when it is first asked for: the hook under llama.cpp needs none of it.
+# All else loads when its name is first used: the hook under llama.cpp needs little of it.
 _NAMES = {
+    "ggml_sched._core": ("Allocator", "Context", "Graph", "GraphAllocator", "Packing", "Tensor", "TensorAllocator",
+                         "pack"),
     "ggml_sched.backend": ("Backend", "Buffer", "Event", "GraphView", "bind_resident", "get_backend", "tensor_copy"),
     "ggml_sched.backends.cpu": ("CpuBackend",),
     "ggml_sched.backends.cupy": ("CupyBackend",),
@@ -119,6 +107,14 @@ _MODULES = {"compare": "ggml_sched.testing.compare",
 
 if _TYPE_CHECKING:
     from ggml_sched import llama as llama
+    from ggml_sched._core import Allocator as Allocator
+    from ggml_sched._core import Context as Context
+    from ggml_sched._core import Graph as Graph
+    from ggml_sched._core import GraphAllocator as GraphAllocator
+    from ggml_sched._core import Packing as Packing
+    from ggml_sched._core import Tensor as Tensor
+    from ggml_sched._core import TensorAllocator as TensorAllocator
+    from ggml_sched._core import pack as pack
     from ggml_sched.backend import Backend as Backend
     from ggml_sched.backend import Buffer as Buffer
     from ggml_sched.backend import Event as Event

@@ -1,7 +1,6 @@
 """The types of `ggml_sched._core`."""
 
-from ggml_sched.core.first_generation import Allocator, GraphAllocator, TensorAllocator, register_host_memory
-from ggml_sched.core.graph import (
+from ggml_sched._graph import (
     ALL_SOURCES,
     BackendBase,
     BufferBase,
@@ -26,12 +25,15 @@ from ggml_sched.core.graph import (
     register_tensor_data,
     wait_for_queued,
 )
-from ggml_sched.core.pack import Packing, method_name, pack
-from ggml_sched.core.plan import (
+from ggml_sched._pack import Packing, method_name, pack
+from ggml_sched._plan import (
+    Allocator,
     Devices,
+    GraphAllocator,
     PlanData,
     Policy,
     Request,
+    TensorAllocator,
     any_computes,
     bind_plan,
     loads_alone,
@@ -40,6 +42,7 @@ from ggml_sched.core.plan import (
     new_lease,
     plan_from_values,
     plan_values,
+    register_host_memory,
     replay_plan,
     rewired,
     stand_in,

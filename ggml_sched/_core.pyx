@@ -1,10 +1,16 @@
 # cython: language_level=3
-"""The names that Python code uses from the packages in core/, in one module."""
+"""The names that Python code uses from the packages in core/, in one module.
 
-from ggml_sched.core import first_generation, graph, pack, plan
+The packages import none of their modules: the C API, and with it the hook under llama.cpp, loads few of them.
+"""
+
+from ggml_sched import _graph, _host_memory, _pack, _plan
 
 __all__ = []
-for room in (graph, pack, first_generation, plan):
+for room in (_graph, _pack, _plan):
     # No import statement: _core.pxd declares some of these names as types, which cannot be assigned to.
     globals().update({name: getattr(room, name) for name in room.__all__})
     __all__ += room.__all__
+
+# What allocators need of a module above them.
+_plan.register_host_memory(_host_memory)

@@ -1,4 +1,5 @@
-"""The names of `ggml_sched.core.pack`."""
+"""The names that Python code uses from `ggml_sched.core.pack`."""
 
-from ggml_sched.core.pack import *  # noqa: F403
-from ggml_sched.core.pack import __all__ as __all__
+from ggml_sched.core.pack.api import Packing, method_name, pack
+
+__all__ = ["Packing", "method_name", "pack"]

@@ -9,7 +9,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from ggml_sched._c cimport *
 
-from ggml_sched._graph import op_numbers
+from ggml_sched.core.graph.types import op_numbers
 
 
 cdef extern from "counters.h":

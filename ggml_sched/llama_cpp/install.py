@@ -7,7 +7,6 @@ has returned with a level, libraries of ggml that are loaded later call us, or `
 from __future__ import annotations
 
 import ctypes
-import importlib.abc
 import importlib.machinery
 import os
 import sys
@@ -16,9 +15,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ggml_sched.errors import BackendError
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader  # which loads ten modules more
 
 __all__ = ["LEVELS", "HookError", "check", "clear_counters", "counters", "hook", "install", "installed", "last_error",
            "served"]
@@ -187,7 +189,7 @@ def _cpu_backend(folder: str) -> tuple[int, Callable[[int], None]] | None:
     return None
 
 
-class _Watch(importlib.abc.MetaPathFinder):
+class _Watch:
     """Asks `check` once a client has been imported, so that a hook which is not reached does not go unnoticed."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None,
@@ -196,14 +198,14 @@ class _Watch(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Checked(spec.loader)
+            spec.loader = cast("Loader", _Checked(spec.loader))
         return spec
 
 
-class _Checked(importlib.abc.Loader):
+class _Checked:
     """A loader that asks `check` when its module has run."""
 
-    def __init__(self, loader: importlib.abc.Loader) -> None:
+    def __init__(self, loader: Loader) -> None:
         self.loader = loader
 
     def __getattr__(self, name: str) -> Any:

@@ -21,6 +21,15 @@ def test_importing_installs_the_allocator():
     assert run("import ggml_sched.llama_cpp as h; print(h.installed(), h.plans(), h.last_error())") == "alloc () None\n"
 
 
+def test_hooking_loads_no_more_of_the_core_than_the_planner():
+    """Each module of the core takes a process some 50 kB of memory."""
+    code = "import ggml_sched.llama_cpp, sys; print(sorted(m for m in sys.modules if m.startswith('ggml_sched')))"
+    not_needed = ("context", "tensor", "graph.graph'", "allocators", "plan_data", "request", "_core'", "backend")
+    loaded = run(code)
+    assert "ggml_sched.core.plan.make" in loaded and [name for name in not_needed if name in loaded] == []
+    assert "False" in run("import ggml_sched.llama_cpp, sys; print('importlib.resources' in sys.modules)")
+
+
 def test_off_leaves_everything_alone_until_it_is_asked_for():
     code = ("import ggml_sched.llama_cpp as h, sys; print(h.installed(), h.counters(), h.served(), h.last_error(), "
             "'ggml_sched.llama_cpp._hook' in sys.modules, h.install('alloc'), h.install('alloc'))")

@@ -1,0 +1,30 @@
+"""The names that Python code uses from `ggml_sched.core.plan` and `ggml_sched.core.first_generation`."""
+
+from ggml_sched.core.first_generation.allocators import (
+    Allocator,
+    GraphAllocator,
+    TensorAllocator,
+    register_host_memory,
+)
+from ggml_sched.core.plan.plan_data import (
+    PlanData,
+    any_computes,
+    bind_plan,
+    loads_alone,
+    make_plan,
+    needed_of,
+    new_lease,
+    plan_from_values,
+    plan_values,
+    replay_plan,
+    rewired,
+    stand_in,
+    written_leafs,
+)
+from ggml_sched.core.plan.request import Devices, Policy, Request
+
+__all__ = [
+    "Allocator", "Devices", "GraphAllocator", "PlanData", "Policy", "Request", "TensorAllocator", "any_computes",
+    "bind_plan", "loads_alone", "make_plan", "needed_of", "new_lease", "plan_from_values", "plan_values",
+    "register_host_memory", "replay_plan", "rewired", "stand_in", "written_leafs",
+]
