@@ -26,22 +26,6 @@ from ggml_sched.backends.cpu._kernels cimport Products, gs_take_parts, gs_turn
 
 from ggml_sched.errors import BackendError, PlacementError, UnsupportedOp, no_host_memory
 
-cdef extern from "ggml_sched/ops.h" nogil:
-    enum: GS_OP_ADD
-    enum: GS_OP_ADD1
-    enum: GS_OP_ADD_ID
-    enum: GS_OP_CLAMP
-    enum: GS_OP_DIV
-    enum: GS_OP_LOG
-    enum: GS_OP_RMS_NORM
-    enum: GS_OP_ROPE
-    enum: GS_OP_SCALE
-    enum: GS_OP_SET
-    enum: GS_OP_ARGMAX
-    enum: GS_OP_ARGSORT
-    enum: GS_OP_TOP_K
-    enum: GS_OP_SSM_SCAN
-
 cdef extern from "sys/mman.h" nogil:
     int madvise(void *address, size_t size, int advice)
     enum: MADV_DONTNEED
