@@ -188,4 +188,4 @@ cdef class TensorAllocator:
 
     def __repr__(self):
         kind = "measuring" if self.is_measure else f"{self.room} bytes"
-        return f"<TensorAllocator on {self.buffer.backend.name!r}, {kind}, high water {self.max_size}>"
+        return f"<{type(self).__name__} on {self.buffer.backend.name!r}, {kind}, high water {self.max_size}>"
