@@ -6,16 +6,6 @@ cdef enum:
     MAX_SEATED = 1 << 28
 
 
-cdef int seats_init(gs_seats *seats, int64_t n) noexcept nogil:
-    """Room for n tensors; GS_NO_HOST_MEMORY."""
-    cdef int bits = 4
-    while (<int64_t>1 << bits) < 2 * n:
-        bits += 1
-    seats.shift = 64 - bits
-    seats.seat = <gs_seat *>calloc(<size_t>1 << bits, sizeof(gs_seat))
-    return GS_NO_HOST_MEMORY if seats.seat == NULL else GS_OK
-
-
 cdef class NodeTable:
     """`NodeTable(tensors)`: a gs_node for each tensor and for each of their sources, at the addresses of the moment.
 
@@ -123,8 +113,8 @@ cdef class NodeTable:
             src.append(None if node.src[k] == NULL else <Py_ssize_t>(node.src[k] - self.nodes))
         return {
             "op": node.op, "sub_op": node.sub_op, "type": node.layout.type, "flags": node.flags,
-            "ne": longs_tuple(node.layout.ne, GS_MAX_DIMS),
-            "nb": longs_tuple(node.layout.nb, GS_MAX_DIMS), "nbytes": node.layout.nbytes,
+            "ne": ints_tuple(node.layout.ne, GS_MAX_DIMS),
+            "nb": ints_tuple(node.layout.nb, GS_MAX_DIMS), "nbytes": node.layout.nbytes,
             "params": ints_tuple(node.params, GS_MAX_OP_PARAMS),
             "src": tuple(src),
             "data": None if node.data == NULL else <size_t>node.data,

@@ -146,7 +146,5 @@ cdef class NodeTable:
 
 cdef class TensorSet:
     cdef tuple tensors                  # keeps its members alive
-    cdef int32_t *slots                 # owned
-    cdef int64_t capacity
-    cdef int64_t probe(self, object t)
+    cdef gs_seats seats                 # owned
     cdef int32_t find(self, object t)
