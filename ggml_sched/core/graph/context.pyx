@@ -169,6 +169,22 @@ cdef int check_batches(str op, Tensor a, Tensor b) except -1:
     return 0
 
 
+cdef int check_mask(str op, Tensor mask, double max_bias, Tensor a, int64_t n_kv) except -1:
+    """GraphError unless the mask of attention with the rows, heads and batches of `a` over n_kv keys fits."""
+    cdef const int64_t *ne
+    if mask is None:
+        if max_bias > 0:
+            raise GraphError(f"{op}: max_bias {max_bias} for {describe(a)} needs a mask")
+        return 0
+    ne = mask.layout.ne
+    if mask.layout.type != GS_TYPE_F32 and mask.layout.type != GS_TYPE_F16:
+        raise GraphError(f"{op}: mask {describe(mask)} must be f32 or f16")
+    if not (layout_contiguous(&mask.layout) and ne[0] == n_kv and ne[1] >= a.layout.ne[1]
+            and ne[2] > 0 and a.layout.ne[2] % ne[2] == 0 and ne[3] > 0 and a.layout.ne[3] % ne[3] == 0):
+        raise GraphError(f"{op}: mask {describe(mask)} does not fit {describe(a)} and {n_kv} keys")
+    return 0
+
+
 cdef int check_sinks(str op, Tensor sinks, int64_t n_head) except -1:
     if sinks is not None and (sinks.layout.type != GS_TYPE_F32 or layout_n_elements(&sinks.layout) != n_head):
         raise GraphError(f"{op}: sinks {describe(sinks)} must be f32 [{n_head}], one for each head")

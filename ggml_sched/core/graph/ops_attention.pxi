@@ -30,16 +30,7 @@ cdef class AttentionOps(RecurrentOps):
         cdef int32_t[2] words
         if not layout_contiguous(&a.layout):
             raise GraphError(f"soft_max: {describe(a)} is not contiguous")
-        if mask is not None:
-            if mask.layout.type != GS_TYPE_F32 and mask.layout.type != GS_TYPE_F16:
-                raise GraphError(f"soft_max: mask {describe(mask)} must be f32 or f16")
-            if not (layout_contiguous(&mask.layout) and mask.layout.ne[0] == a.layout.ne[0]
-                    and mask.layout.ne[1] >= a.layout.ne[1]
-                    and mask.layout.ne[2] > 0 and a.layout.ne[2] % mask.layout.ne[2] == 0
-                    and mask.layout.ne[3] > 0 and a.layout.ne[3] % mask.layout.ne[3] == 0):
-                raise GraphError(f"soft_max: mask {describe(mask)} does not fit {describe(a)}")
-        elif max_bias > 0:
-            raise GraphError(f"soft_max: max_bias {max_bias} for {describe(a)} needs a mask")
+        check_mask("soft_max", mask, max_bias, a, a.layout.ne[0])
         check_sinks("soft_max", sinks, a.layout.ne[2])
         words[0], words[1] = f32_word(scale), f32_word(max_bias)
         return with_params(self.add_like(GS_OP_SOFT_MAX, a, cut_none((a, mask, sinks)), inplace), words, 2)
@@ -99,16 +90,7 @@ cdef class AttentionOps(RecurrentOps):
                 and q.layout.ne[3] == k.layout.ne[3] == v.layout.ne[3]):
             raise GraphError(f"flash_attn_ext: {describe(q)}, {describe(k)} and {describe(v)} do not fit together")
         check_batches("flash_attn_ext", k, q)
-        if mask is not None:
-            if mask.layout.type != GS_TYPE_F16 and mask.layout.type != GS_TYPE_F32:
-                raise GraphError(f"flash_attn_ext: mask {describe(mask)} must be f16 or f32")
-            if not (layout_contiguous(&mask.layout) and mask.layout.ne[0] == k.layout.ne[1]
-                    and mask.layout.ne[1] >= q.layout.ne[1]
-                    and mask.layout.ne[2] > 0 and q.layout.ne[2] % mask.layout.ne[2] == 0
-                    and mask.layout.ne[3] > 0 and q.layout.ne[3] % mask.layout.ne[3] == 0):
-                raise GraphError(f"flash_attn_ext: mask {describe(mask)} does not fit {describe(q)} and {describe(k)}")
-        elif max_bias > 0:
-            raise GraphError(f"flash_attn_ext: max_bias {max_bias} for {describe(q)} needs a mask")
+        check_mask("flash_attn_ext", mask, max_bias, q, k.layout.ne[1])
         check_sinks("flash_attn_ext", sinks, q.layout.ne[2])
         words[0], words[1], words[2] = f32_word(scale), f32_word(max_bias), f32_word(logit_softcap)
         return with_params(self.add_dense(GS_OP_FLASH_ATTN_EXT, GS_TYPE_F32, v.layout.ne[0], q.layout.ne[2], q.layout.ne[1],
