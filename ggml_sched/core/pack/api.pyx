@@ -95,7 +95,7 @@ def pack(lower, upper, size, capacity=None, budget=None):
     cdef Py_buffer a, b, c, d
     cdef gs_packing out
     cdef int status
-    cdef int32_t n, n_times
+    cdef int32_t n, failed = -1
     cdef int64_t c_capacity = PACK_NO_CAPACITY
     cdef int64_t c_budget = PACK_DEFAULT_BUDGET
     cdef Packing packing = Packing.__new__(Packing)
@@ -113,23 +113,21 @@ def pack(lower, upper, size, capacity=None, budget=None):
         if _index(budget) < 0:
             raise ValueError(f"budget {budget} is negative")
         c_budget = min(_index(budget), PACK_MOST_TRIES)
-    _pack_check(lower, upper, size)
+    times = _pack_ranks(lower, upper)
     if size.dtype != np.int64:
         # Only what an int64 cannot hold is left as another type.
-        try:
-            size = size.astype(np.int64)
-        except OverflowError:
-            raise Error(f"sizes of up to {max(size)} bytes do not fit into 63 bits") from None
-    lower, upper, times = _pack_compress(lower, upper)
-    n, n_times = <int32_t>len(size), times
+        if size.min() < 0:
+            raise ValueError(f"buffer {size.argmin()} has a negative size, {size.min()}")
+        raise Error(f"sizes of up to {size.max()} bytes do not fit into 63 bits")
+    n = <int32_t>len(size)
     offsets = np.empty(n, np.int64)
-    PyObject_GetBuffer(lower, &a, PyBUF_SIMPLE)
-    PyObject_GetBuffer(upper, &b, PyBUF_SIMPLE)
+    PyObject_GetBuffer(times[0], &a, PyBUF_SIMPLE)
+    PyObject_GetBuffer(times[1], &b, PyBUF_SIMPLE)
     PyObject_GetBuffer(size, &c, PyBUF_SIMPLE)
     PyObject_GetBuffer(offsets, &d, PyBUF_WRITABLE)
     with nogil:
-        status = pack_run(n, n_times, <const int32_t *>a.buf, <const int32_t *>b.buf, <const int64_t *>c.buf,
-                          c_capacity, c_budget, <int64_t *>d.buf, &out)
+        status = pack_any_times(n, <const int64_t *>a.buf, <const int64_t *>b.buf, <const int64_t *>c.buf, c_capacity,
+                                c_budget, <int64_t *>d.buf, &out, &failed)
     PyBuffer_Release(&a)
     PyBuffer_Release(&b)
     PyBuffer_Release(&c)
@@ -138,8 +136,10 @@ def pack(lower, upper, size, capacity=None, budget=None):
         raise no_host_memory(f"packing {n} buffers")
     if status == GS_OVERFLOW:
         raise Error(f"the sizes of {n} buffers add up to more than 63 bits hold")
+    if failed >= 0 and lower[failed] > upper[failed]:
+        raise ValueError(f"buffer {failed} lives over [{lower[failed]}, {upper[failed]}), which ends before it begins")
     if status != GS_OK:
-        raise ValueError(f"pack_run refused its input ({status})")
+        raise ValueError(f"buffer {failed} has a negative size, {size[failed]}")
     offsets.flags.writeable = False
     packing.offsets, packing.arena, packing.bound = offsets, out.arena, out.bound
     packing.method, packing.optimal, packing.tries = method_name(out.method), out.optimal, out.tries
@@ -176,24 +176,9 @@ def _pack_integers(values, str name):
     return np.ascontiguousarray(array, np.int64)
 
 
-def _pack_check(lower, upper, size):
-    bad = np.flatnonzero(lower > upper)
-    if len(bad):
-        i = bad[0]
-        raise ValueError(f"buffer {i} lives over [{lower[i]}, {upper[i]}), which ends before it begins")
-    bad = np.flatnonzero(size < 0)
-    if len(bad):
-        raise ValueError(f"buffer {bad[0]} has a negative size, {size[bad[0]]}")
-
-
-def _pack_compress(lower, upper):
-    """Times as int32 from 0, and the largest: shifted when dense already, else ranks."""
-    cdef Py_ssize_t n = len(lower)
-    if n == 0:
-        return np.empty(0, np.int32), np.empty(0, np.int32), 0
-    first, last = int(lower.min()), int(upper.max())
-    if last - first <= 4 * n + 1024:
-        return (lower - first).astype(np.int32), (upper - first).astype(np.int32), last - first
-    times, rank = np.unique(np.concatenate((lower, upper)), return_inverse=True)
-    rank = rank.astype(np.int32)
-    return np.ascontiguousarray(rank[:n]), np.ascontiguousarray(rank[n:]), len(times) - 1
+def _pack_ranks(lower, upper):
+    """Times as int64: their ranks where they are larger than that."""
+    if lower.dtype == upper.dtype == np.int64:
+        return lower, upper
+    _, ranks = np.unique(np.concatenate((lower, upper)), return_inverse=True)
+    return np.split(np.ascontiguousarray(ranks, np.int64), 2)

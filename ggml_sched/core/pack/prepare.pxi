@@ -145,6 +145,11 @@ cdef int pack_measure(gs_pack *p) noexcept nogil:
     return GS_OK
 
 
+ctypedef fused pack_number:
+    int32_t
+    int64_t
+
+
 cdef inline bint pack_comes_before(const gs_pack *p, int32_t a, int32_t b) noexcept nogil:
     """Whether a stands before b, of the same section of birth, in an order that does not depend on the caller's."""
     if p.stop[a] != p.stop[b]:
@@ -177,7 +182,7 @@ cdef void pack_settle(gs_pack *p) noexcept nogil:
                     j -= jump
                 order[j] = b
             jump //= 3
-    pack_permute_words(p.size, order, p.n, p.keys)
+    pack_permute(p.size, order, p.n, p.keys)
     pack_permute(p.id, order, p.n, p.keys)
     pack_permute(p.stop, order, p.n, p.keys)
     pack_permute(p.birth, order, p.n, p.keys)
@@ -186,20 +191,11 @@ cdef void pack_settle(gs_pack *p) noexcept nogil:
     memcpy(p.turn, order, p.n * sizeof(int32_t))
 
 
-cdef void pack_permute(int32_t *at, const int32_t *order, int32_t n, void *scratch) noexcept nogil:
-    """Let what stood at order[i] stand at i."""
-    cdef int32_t *old = <int32_t *>scratch
+cdef void pack_permute(pack_number *at, const int32_t *order, int32_t n, void *scratch) noexcept nogil:
+    """Move the number at order[i] to i, for each i."""
+    cdef pack_number *old = <pack_number *>scratch
     cdef int32_t i
-    memcpy(old, at, n * sizeof(int32_t))
-    for i in range(n):
-        at[i] = old[order[i]]
-
-
-cdef void pack_permute_words(int64_t *at, const int32_t *order, int32_t n, void *scratch) noexcept nogil:
-    """The same for 64 bits each."""
-    cdef int64_t *old = <int64_t *>scratch
-    cdef int32_t i
-    memcpy(old, at, n * sizeof(int64_t))
+    memcpy(old, at, n * sizeof(pack_number))
     for i in range(n):
         at[i] = old[order[i]]
 

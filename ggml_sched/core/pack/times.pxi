@@ -1,7 +1,6 @@
 # Times: converting any integers to ranks, which are the times of a packing.
 #
-# For callers in C; in Python `pack` does the same with NumPy.  Owns nothing.  Invariant: equal lifetimes give the same
-# ranks in C and in Python, and so the same packing.
+# Invariant: times in the same order have the same ranks, and so the same packing.
 
 cdef int compare_times(const void *a, const void *b) noexcept nogil:
     cdef int64_t x = (<const int64_t *>a)[0], y = (<const int64_t *>b)[0]
