@@ -24,41 +24,8 @@ include "tuples.pxi"
 include "ops_table.pxi"
 
 
-class Type(enum.IntEnum):
-    """Element types, numbered and named as in ggml; `str(t)` is ggml's lower-case name."""
-
-    F32 = 0
-    F16 = 1
-    Q4_0 = 2
-    Q4_1 = 3
-    Q5_0 = 6
-    Q5_1 = 7
-    Q8_0 = 8
-    Q8_1 = 9
-    Q2_K = 10
-    Q3_K = 11
-    Q4_K = 12
-    Q5_K = 13
-    Q6_K = 14
-    Q8_K = 15
-    IQ2_XXS = 16
-    IQ2_XS = 17
-    IQ3_XXS = 18
-    IQ1_S = 19
-    IQ4_NL = 20
-    IQ3_S = 21
-    IQ2_S = 22
-    IQ4_XS = 23
-    I8 = 24
-    I16 = 25
-    I32 = 26
-    I64 = 27
-    F64 = 28
-    IQ1_M = 29
-    BF16 = 30
-    TQ1_0 = 34
-    TQ2_0 = 35
-    MXFP4 = 39
+class _TypeSizes(enum.IntEnum):
+    """What each member of Type has."""
 
     def __str__(self):
         return TYPE_NAMES[int(self)]
@@ -84,19 +51,24 @@ cdef list TYPE_OBJECTS = [None] * GS_N_TYPES
 
 
 def _fill_type_table():
+    """Read the table of include/ggml_sched/types.h; {name of a member of Type: number}."""
     cdef int number
+    members = {}
     for number in range(GS_N_TYPES):
         traits[number] = gs_traits_of_type(number)
-    for member in Type:
-        # ggml spells the k-quants with a capital K ("q4_K").
-        name = (<bytes>gs_type_name(<int>member.value)).decode()
-        TYPE_NAMES[member.value] = name
-        _TYPE_BY_NAME[name] = member.value
-        _TYPE_BY_NAME[name.lower()] = member.value
-        TYPE_OBJECTS[member.value] = member
+        if gs_type_name(number) != NULL:
+            # ggml spells the k-quants with a capital K ("q4_K").
+            name = (<bytes>gs_type_name(number)).decode()
+            TYPE_NAMES[number] = name
+            _TYPE_BY_NAME[name] = _TYPE_BY_NAME[name.lower()] = number
+            members[name.upper()] = number
+    return members
 
 
-_fill_type_table()
+Type = _TypeSizes("Type", _fill_type_table(), module=__name__)
+Type.__doc__ = "Element types, numbered and named as in ggml; `str(t)` is ggml's lower-case name."
+for _member in Type:
+    TYPE_OBJECTS[_member] = _member
 
 
 cdef int type_id(object type) except -1:
