@@ -12,13 +12,8 @@ QUIET: int
 
 @disjoint_base
 class Api:
-    def __new__(
-        cls,
-        addresses: dict[str, int],
-        ops: Mapping[Any, int],
-        sub_ops: Mapping[int, int],
-        types: Iterable[int],
-    ) -> Self: ...
+    def __new__(cls, addresses: dict[str, int], ops: Mapping[Any, int], sub_ops: Mapping[int, int],
+                types: Iterable[int]) -> Self: ...
     @property
     def has_plans(self) -> bool: ...
 
@@ -54,13 +49,8 @@ class OwnProducts: ...
 
 @disjoint_base
 class GraphPlan:
-    def __new__(
-        cls,
-        backend: BackendBase,
-        device: Device,
-        nodes: tuple[Tensor, ...],
-        staged: Callable[[Tensor], list[Callable[[], object]]],
-    ) -> Self: ...
+    def __new__(cls, backend: BackendBase, device: Device, nodes: tuple[Tensor, ...], staged: Callable[[Tensor],
+                list[Callable[[], object]]]) -> Self: ...
     @property
     def device(self) -> Device: ...
     @property

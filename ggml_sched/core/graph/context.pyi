@@ -27,32 +27,15 @@ class ContextBase:
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc: _Exit) -> None: ...
-    def tensor(
-        self,
-        type: _TypeLike,
-        ne: int | Sequence[int],
-        name: object = "",
-        input: bool = False,
-        output: bool = False,
-    ) -> Tensor: ...
+    def tensor(self, type: _TypeLike, ne: int | Sequence[int], name: object = "", input: bool = False,
+               output: bool = False) -> Tensor: ...
     def set_name(self, t: Tensor, name: object) -> Tensor: ...
     def set_input(self, t: Tensor) -> Tensor: ...
     def set_output(self, t: Tensor) -> Tensor: ...
     def keep_until(self, t: Tensor, node: Tensor) -> Tensor: ...
-    def restore(
-        self,
-        op: str,
-        type: _TypeLike,
-        ne: Sequence[int],
-        nb: Sequence[int],
-        src: Sequence[Tensor | None] = (),
-        view_src: Tensor | None = None,
-        view_offs: int = 0,
-        op_params: Sequence[int] = (),
-        flags: Iterable[str] = (),
-        name: object = "",
-        resident: object = "",
-    ) -> Tensor: ...
+    def restore(self, op: str, type: _TypeLike, ne: Sequence[int], nb: Sequence[int], src: Sequence[Tensor | None] = (),
+                view_src: Tensor | None = None, view_offs: int = 0, op_params: Sequence[int] = (),
+                flags: Iterable[str] = (), name: object = "", resident: object = "") -> Tensor: ...
 
 class ElementwiseOps(ContextBase):
     def add(self, a: Tensor, b: Tensor, inplace: bool = False) -> Tensor: ...
@@ -105,9 +88,7 @@ class MatrixOps(ElementwiseOps):
     def mul_mat_id(self, experts: Tensor, b: Tensor, ids: Tensor) -> Tensor: ...
     def get_rows(self, a: Tensor, ids: Tensor) -> Tensor: ...
     def set_rows(self, a: Tensor, b: Tensor, ids: Tensor) -> Tensor: ...
-    def set(
-        self, a: Tensor, b: Tensor, nb1: int, nb2: int, nb3: int, offset: int, inplace: bool = False
-    ) -> Tensor: ...
+    def set(self, a: Tensor, b: Tensor, nb1: int, nb2: int, nb3: int, offset: int, inplace: bool = False) -> Tensor: ...
     def dup(self, a: Tensor) -> Tensor: ...
     def cpy(self, a: Tensor, b: Tensor) -> Tensor: ...
     def cont(self, a: Tensor, ne: int | Sequence[int] | None = None) -> Tensor: ...
@@ -119,21 +100,9 @@ class MatrixOps(ElementwiseOps):
 class ViewOps(MatrixOps):
     def view_1d(self, a: Tensor, ne0: int, offset: int = 0) -> Tensor: ...
     def view_2d(self, a: Tensor, ne0: int, ne1: int, nb1: int, offset: int = 0) -> Tensor: ...
-    def view_3d(
-        self, a: Tensor, ne0: int, ne1: int, ne2: int, nb1: int, nb2: int, offset: int = 0
-    ) -> Tensor: ...
-    def view_4d(
-        self,
-        a: Tensor,
-        ne0: int,
-        ne1: int,
-        ne2: int,
-        ne3: int,
-        nb1: SupportsIndex,
-        nb2: SupportsIndex,
-        nb3: SupportsIndex,
-        offset: int = 0,
-    ) -> Tensor: ...
+    def view_3d(self, a: Tensor, ne0: int, ne1: int, ne2: int, nb1: int, nb2: int, offset: int = 0) -> Tensor: ...
+    def view_4d(self, a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, nb1: SupportsIndex, nb2: SupportsIndex,
+                nb3: SupportsIndex, offset: int = 0) -> Tensor: ...
     def reshape(self, a: Tensor, *ne: int | Sequence[int] | Tensor) -> Tensor: ...
     def reshape_1d(self, a: Tensor, ne0: int) -> Tensor: ...
     def reshape_2d(self, a: Tensor, ne0: int, ne1: int) -> Tensor: ...
@@ -144,65 +113,23 @@ class ViewOps(MatrixOps):
 
 class RecurrentOps(ViewOps):
     def ssm_conv(self, sx: Tensor, c: Tensor) -> Tensor: ...
-    def ssm_scan(
-        self, s: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, ids: Tensor
-    ) -> Tensor: ...
+    def ssm_scan(self, s: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, ids: Tensor) -> Tensor: ...
 
 class AttentionOps(RecurrentOps):
     def diag_mask_inf(self, a: Tensor, n_past: int, inplace: bool = False) -> Tensor: ...
     def diag_mask_zero(self, a: Tensor, n_past: int, inplace: bool = False) -> Tensor: ...
-    def soft_max(
-        self,
-        a: Tensor,
-        mask: Tensor | None = None,
-        scale: float = 1.0,
-        max_bias: float = 0.0,
-        sinks: Tensor | None = None,
-        inplace: bool = False,
-    ) -> Tensor: ...
+    def soft_max(self, a: Tensor, mask: Tensor | None = None, scale: float = 1.0, max_bias: float = 0.0,
+                 sinks: Tensor | None = None, inplace: bool = False) -> Tensor: ...
     def soft_max_ext(self, a: Tensor, mask: Tensor | None, scale: float, max_bias: float) -> Tensor: ...
-    def rope(
-        self,
-        a: Tensor,
-        positions: Tensor,
-        n_dims: int,
-        mode: str | int = "normal",
-        freq_factors: Tensor | None = None,
-        n_ctx_orig: int = 0,
-        freq_base: float = 10000.0,
-        freq_scale: float = 1.0,
-        ext_factor: float = 0.0,
-        attn_factor: float = 1.0,
-        beta_fast: float = 32.0,
-        beta_slow: float = 1.0,
-        inplace: bool = False,
-    ) -> Tensor: ...
-    def rope_ext(
-        self,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor | None,
-        n_dims: int,
-        mode: str | int,
-        n_ctx_orig: int,
-        freq_base: float,
-        freq_scale: float,
-        ext_factor: float,
-        attn_factor: float,
-        beta_fast: float,
-        beta_slow: float,
-    ) -> Tensor: ...
-    def flash_attn_ext(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None = None,
-        scale: float = 1.0,
-        max_bias: float = 0.0,
-        logit_softcap: float = 0.0,
-        sinks: Tensor | None = None,
-    ) -> Tensor: ...
+    def rope(self, a: Tensor, positions: Tensor, n_dims: int, mode: str | int = "normal",
+             freq_factors: Tensor | None = None, n_ctx_orig: int = 0, freq_base: float = 10000.0,
+             freq_scale: float = 1.0, ext_factor: float = 0.0, attn_factor: float = 1.0, beta_fast: float = 32.0,
+             beta_slow: float = 1.0, inplace: bool = False) -> Tensor: ...
+    def rope_ext(self, a: Tensor, b: Tensor, c: Tensor | None, n_dims: int, mode: str | int, n_ctx_orig: int,
+                 freq_base: float, freq_scale: float, ext_factor: float, attn_factor: float, beta_fast: float,
+                 beta_slow: float) -> Tensor: ...
+    def flash_attn_ext(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float = 1.0,
+                       max_bias: float = 0.0, logit_softcap: float = 0.0, sinks: Tensor | None = None) -> Tensor: ...
 
 class Context(AttentionOps): ...
 

@@ -38,7 +38,7 @@ from ggml_sched.core.graph.types cimport (
     ints_tuple,
     layout_contiguous,
     layout_n_elements,
-    longs_tuple,
+    ints_tuple,
 )
 
 include "places.pxi"

@@ -11,9 +11,12 @@ cdef dict OP_IDS
 cdef dict TYPE_NAMES
 cdef list TYPE_OBJECTS
 
-cdef tuple bytes_tuple(const unsigned char *at, Py_ssize_t n)
-cdef tuple ints_tuple(const int32_t *at, Py_ssize_t n)
-cdef tuple longs_tuple(const int64_t *at, Py_ssize_t n)
+ctypedef fused an_integer:
+    unsigned char
+    int32_t
+    int64_t
+
+cdef tuple ints_tuple(const an_integer *at, Py_ssize_t n)
 
 cdef int type_id(object type) except -1
 cdef str numbers_of(const int64_t *n)

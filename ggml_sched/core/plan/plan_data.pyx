@@ -27,7 +27,7 @@ from libc.string cimport memcmp, memset
 from ggml_sched._c cimport *
 from ggml_sched.core.graph.graph cimport Graph
 from ggml_sched.core.graph.tensor cimport BufferBase, Home, Lease, Tensor, describe
-from ggml_sched.core.graph.types cimport bytes_tuple, ints_tuple, longs_tuple
+from ggml_sched.core.graph.types cimport ints_tuple, ints_tuple, ints_tuple
 from ggml_sched.core.pack.api cimport method_name
 from ggml_sched.core.pack.solve cimport N_PACK_METHODS
 from ggml_sched.core.plan.make cimport (
@@ -148,7 +148,7 @@ cdef class PlanData:
         cdef int32_t i
         if self._chunk_sizes is None:
             for i in range(p.n_backends):
-                found.append(longs_tuple(p.chunk_nbytes + p.arena[i].first_chunk, p.arena[i].n_chunks))
+                found.append(ints_tuple(p.chunk_nbytes + p.arena[i].first_chunk, p.arena[i].n_chunks))
             self._chunk_sizes = tuple(found)
         return self._chunk_sizes
 

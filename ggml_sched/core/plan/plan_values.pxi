@@ -8,11 +8,11 @@ cdef list _ints_of(const int32_t *at, int32_t n):
 
 
 cdef list _longs_of(const int64_t *at, int32_t n):
-    return list(longs_tuple(at, n))
+    return list(ints_tuple(at, n))
 
 
 cdef list _bytes_of(const unsigned char *at, int32_t n):
-    return list(bytes_tuple(at, n))
+    return list(ints_tuple(at, n))
 
 
 cdef list _column(list rows, Py_ssize_t k):

@@ -33,16 +33,8 @@ class Inquiry:
 
 @disjoint_base
 class Policy:
-    def __new__(
-        cls,
-        *,
-        placement: str = "default",
-        offsets: str = "packed",
-        reuse: str = "all",
-        leafs_first: bool = True,
-        stream: bool = False,
-        places: SupportsIndex = 1,
-    ) -> Self: ...
+    def __new__(cls, *, placement: str = "default", offsets: str = "packed", reuse: str = "all",
+                leafs_first: bool = True, stream: bool = False, places: SupportsIndex = 1) -> Self: ...
     @property
     def placement(self) -> str: ...
     @property
@@ -60,9 +52,7 @@ class Policy:
 
 @disjoint_base
 class Request:
-    def __new__(
-        cls, graph: Graph, devices: Devices, assigned: Mapping[Tensor, BackendBase] | None
-    ) -> Self: ...
+    def __new__(cls, graph: Graph, devices: Devices, assigned: Mapping[Tensor, BackendBase] | None) -> Self: ...
     @property
     def key(self) -> int: ...
     @property
