@@ -11,9 +11,9 @@ from op_results import FLOATS, place, random, raw
 import ggml_sched as gs
 from ggml_sched._graph import BufferBase, bind_resident
 from ggml_sched.backends.cpu.buffer import CpuBuffer
-from ggml_sched.backends.cpu.oracle.unary import _FUNCTIONS
+from ggml_sched.backends.cpu.oracle.registry import KERNELS
 
-UNARY = sorted(_FUNCTIONS)
+UNARY = sorted(op.partition(":")[2] for op in KERNELS if op.startswith("UNARY:"))
 GATES = ("REGLU", "GEGLU", "SWIGLU", "SWIGLU_OAI", "GEGLU_ERF", "GEGLU_QUICK")
 
 

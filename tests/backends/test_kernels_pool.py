@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,10 @@ from op_results import place, random, raw
 import ggml_sched as gs
 from ggml_sched._graph import bind_resident
 from ggml_sched.backends.cpu._kernels import CallList, Pool
-from ggml_sched.backends.cpu.oracle.work import Scratch
+from ggml_sched.backends.cpu.buffer import allocate
 
 RNG = np.random.default_rng(12)
+allocate_work = partial(allocate, backend_name="CPU")
 
 
 def shared_work(ctx: gs.Context) -> tuple[gs.Graph, dict]:
@@ -84,8 +86,10 @@ def test_threads_start_with_the_first_work_and_end_with_close():
     backend.close()
     backend.close()
     assert threads_of_the_pool(backend) == 0
-    with pytest.raises(gs.BackendError, match="closed"):
-        backend.graph_compute(graph)
+    for use in (backend.graph_compute, backend.graph_plan_create, lambda _: backend.alloc_buffer(1),
+                lambda _: backend.buffer_from_ptr(bytearray(1))):
+        with pytest.raises(gs.BackendError, match="closed"):
+            use(graph)
 
 
 def tasks() -> int:
@@ -299,7 +303,7 @@ def test_a_list_of_calls_refuses_what_is_not_in_it():
     with gs.CpuBackend(1) as backend:
         node = ctx.neg(x)
         place(ctx, backend)
-        pool, calls = Pool(1), CallList("CPU", [node], lambda buffer: buffer.memory, Scratch("CPU"))
+        pool, calls = Pool(1), CallList("CPU", [node], lambda buffer: buffer.memory, allocate_work)
         assert calls.add(0, 1) == 1 and calls.n_calls == 1 and calls.node_of(0) is node
         for bad in ((0, 2), (-1, 1), (1, 0)):
             with pytest.raises(IndexError):
@@ -354,7 +358,7 @@ def test_memory_that_is_not_what_it_seems_is_left_to_others():
             def memory_of(buffer):
                 return lie(buffer.memory) if buffer is buffers[which] else buffer.memory
 
-            return CallList("CPU", [node], memory_of, Scratch("CPU")).add(0, 1)
+            return CallList("CPU", [node], memory_of, allocate_work).add(0, 1)
 
         assert added(0, lambda memory: memory) == 1
         for which in range(3):
@@ -369,7 +373,7 @@ def test_elements_without_end_are_left_to_others():
     nodes = [ctx.sum_rows(view) for view in views]
     with gs.CpuBackend(1) as backend:
         backend.alloc_tensors(ctx)
-        calls = CallList("CPU", nodes, lambda buffer: buffer.memory, Scratch("CPU"))
+        calls = CallList("CPU", nodes, lambda buffer: buffer.memory, allocate_work)
         assert calls.add(0, 2) == 1
 
 

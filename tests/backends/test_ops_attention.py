@@ -249,20 +249,6 @@ def test_flash_attention_over_a_permuted_cache():
     )
 
 
-def test_flash_attention_in_parts(monkeypatch):
-    from ggml_sched.backends.cpu.oracle import attention as kernels
-
-    ctx = gs.Context()
-    q, k, v = ctx.tensor("f32", (8, 30, 6)), ctx.tensor("f32", (8, 50, 3)), ctx.tensor("f32", (8, 50, 3))
-    mask = ctx.tensor("f32", (50, 30))
-    x, y, z, m = random(RNG, 8, 30, 6), random(RNG, 8, 50, 3), random(RNG, 8, 50, 3), causal(50, 30)
-    want = attention(x[None], y[None], z[None], m[None, None], 0.3)
-    for scores in (1, 50 * 2 * 7, 50 * 2 * 30, 1 << 20):
-        monkeypatch.setattr(kernels, "SCORES", scores)
-        out = ctx.flash_attn_ext(q, k, v, mask, 0.3)
-        assert_close(compute(ctx, out, {q: x, k: y, v: z, mask: m}), want)
-
-
 def test_flash_attention_never_looks_at_masked_cells():
     """Unused cells of a KV cache hold anything; ggml's result does not depend on them."""
     ctx = gs.Context()

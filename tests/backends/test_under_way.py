@@ -140,31 +140,6 @@ print("works")
 """
 
 
-LANES = HIT + """
-from ggml_sched.backends.cpu.oracle.lanes import Lanes
-lanes, calls = Lanes(3), [[time.monotonic]] * 3
-lanes.run(calls)
-end, hits = time.monotonic() + SECONDS, 0
-while time.monotonic() < end:
-    try:
-        armed = True
-        signal.setitimer(signal.ITIMER_REAL, random.random() * 2e-4, 0.05)
-        while True:
-            lanes.run(calls)
-    except Hit:
-        hits += 1
-signal.setitimer(signal.ITIMER_REAL, 0)
-lanes.close()
-backend.close()
-print("works" if hits > 100 else hits)
-"""
-
-
-@while_signals_come
-def test_a_signal_while_lanes_end_does_not_wait_for_ever(seconds):
-    assert run("numpy", f"SECONDS = {seconds}\n{LANES}") == "works"
-
-
 @pytest.mark.parametrize("raised, context", [(KeyboardInterrupt, None), (RuntimeError, KeyboardInterrupt)])
 def test_an_interrupt_while_threads_start_is_raised_and_leaves_none(monkeypatch, raised, context):
     start = threading.Thread.start

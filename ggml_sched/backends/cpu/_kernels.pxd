@@ -77,7 +77,7 @@ cdef class CallList:
     cdef int64_t last_size              # -1 if it cannot be used
     cdef bint last_writable
     cdef object memory_of
-    cdef object scratch                 # allocates the work memory
+    cdef object allocate                # allocates the work memory
     cdef object memory                  # keeps the work memory
     cdef gs_work work
     cdef int know(self, BufferBase buffer) except -1

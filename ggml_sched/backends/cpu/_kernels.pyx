@@ -15,8 +15,6 @@ from libc.string cimport memset
 from ggml_sched._c cimport GS_NO_HOST_MEMORY, GS_OK, GS_UNSUPPORTED_OP, gs_checked_add, gs_checked_mul, gs_node
 from ggml_sched._graph cimport BufferBase, NodeTable, Tensor
 
-import numpy as np
-
 from ggml_sched.errors import BackendError, Error, OutOfMemory
 from ggml_sched.graph.hostdata import MAX_SHARED, endless
 
@@ -71,17 +69,18 @@ cdef class Pool:
 
 
 cdef class CallList:
-    """`CallList(name, nodes, memory_of, scratch)`: the compiled calls of some nodes of the backend `name`.
+    """`CallList(name, nodes, memory_of, allocate)`: the compiled calls of some nodes of the backend `name`.
 
-    `memory_of(buffer)` returns a uint8 array over a buffer's bytes, `scratch.take(shape, dtype)` work memory.
+    `memory_of(buffer)` returns a uint8 array over a buffer's bytes, `allocate(size)` one of work memory, at a multiple
+    of 64 and of at least that many bytes.
     """
 
-    def __cinit__(self, str name not None, nodes, memory_of, scratch):
+    def __cinit__(self, str name not None, nodes, memory_of, allocate):
         self.name = name
         self.table = NodeTable(nodes)
         self.known = {}
         self.memory_of = memory_of
-        self.scratch = scratch
+        self.allocate = allocate
         memset(&self.calls, 0, sizeof(self.calls))
         memset(&self.tables, 0, sizeof(self.tables))
         memset(&self.work, 0, sizeof(self.work))
@@ -102,6 +101,11 @@ cdef class CallList:
         if not 0 <= i < self.calls.n:
             raise IndexError(f"call {i} of {self.calls.n}")
         return self.table.tensors[self.calls.call[i].position]
+
+    @property
+    def work_size(self):
+        """Bytes of work memory."""
+        return 0 if self.memory is None else self.memory.nbytes
 
     @property
     def buffers(self):
@@ -208,7 +212,7 @@ cdef class CallList:
         if (gs_checked_mul(self.calls.scratch, n_threads, &size) != GS_OK
                 or gs_checked_add(size, self.calls.shared, &size) != GS_OK):
             raise OutOfMemory(f"backend {self.name!r}: work memory of more than 64 bits can count", self.name, 0)
-        memory = self.scratch.take((max(size, 64),), np.uint8)
+        memory = self.allocate(max(size, 64))
         self.memory = memory
         self.work.memory = <char *><uintptr_t>memory.__array_interface__["data"][0]
         self.work.shared = self.calls.shared

@@ -1,7 +1,7 @@
 """The CPU backend: memory, copies, and graphs run by the kernels of this package.
 
 A graph becomes steps: stretches of compiled calls, and between them, for nodes without a
-compiled kernel, calls on numpy arrays (the oracle, which also raises the errors of invalid nodes).
+compiled kernel, calls of NumPy kernels (the oracle, which also raises the errors of invalid nodes).
 A plan keeps its steps and its own work memory; without a plan, steps are made, run and dropped,
 over one work memory of the backend that only grows.  Both run the same calls, so both compute
 the same bits.  Corresponds to ggml's CPU backend.
@@ -9,7 +9,7 @@ the same bits.  Corresponds to ggml's CPU backend.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from operator import index
@@ -20,10 +20,8 @@ from ggml_sched._graph import BufferBase, Tensor, any_staged, computed
 from ggml_sched.backend import Backend, as_nodes
 from ggml_sched.backends.cpu._kernels import CallList, Pool
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, allocate, copy_on_host, wrap
-from ggml_sched.backends.cpu.oracle.job import Job, MemoryOf, Resolver
-from ggml_sched.backends.cpu.oracle.lanes import Call, Lanes
+from ggml_sched.backends.cpu.oracle.operands import MemoryOf, Operands, Resolver
 from ggml_sched.backends.cpu.oracle.registry import KERNELS
-from ggml_sched.backends.cpu.oracle.work import Work
 from ggml_sched.errors import BackendError, Error, OutOfMemory, PlacementError, UnsupportedOp
 from ggml_sched.threads._locks import ForkLock
 from ggml_sched.threads.workers import thread_count
@@ -36,8 +34,11 @@ KERNELS_OF = ("compiled", "numpy")
 """Whose kernels a CpuBackend runs: ours in C, or the oracle."""
 
 
+Call = Callable[[], object]
+
+
 def resolve(node: Tensor, resolver: Resolver) -> list[Call]:
-    """The calls that compute a node; UnsupportedOp, PlacementError, OutOfMemory or BackendError naming it."""
+    """The call that computes a node on arrays; UnsupportedOp, PlacementError or BackendError naming it."""
     if not node.computes:
         return []
     found = KERNELS.get(node.op)
@@ -45,10 +46,7 @@ def resolve(node: Tensor, resolver: Resolver) -> list[Call]:
         sources = ", ".join("none" if s is None else f"{s.type} {list(s.ne)}" for s in node.src)
         raise UnsupportedOp(f"backend {resolver.name!r}: no kernel for node {node.name!r}: {node.op} of "
                             f"{sources} to {node.type} {list(node.ne)}")
-    with _named(resolver.name, node):
-        job = Job(node, found.inplace, resolver)
-        found.build(job)
-        return job.calls()
+    return [partial(found.run, Operands(node, resolver))]
 
 
 @contextmanager
@@ -113,11 +111,11 @@ Step = tuple[Call, Tensor]
 """A function to call, and its node."""
 
 
-def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver,
-             pool: Pool | None) -> tuple[list[Step], CallList | None, int]:
+def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver, pool: Pool | None,
+             allocate: Callable[[int], np.ndarray]) -> tuple[list[Step], CallList | None, int]:
     """The steps of some nodes, the list of compiled calls, and the number of nodes that these compute.
 
-    Without a pool the oracle computes all nodes.
+    Without a pool the oracle computes all nodes.  `allocate(size)` gives the work memory of the compiled calls.
     """
     staged = StagedLeafs()
     steps: list[Step] = []
@@ -126,7 +124,7 @@ def steps_of(nodes: tuple[Tensor, ...], resolver: Resolver,
             steps += [(call, node) for call in staged.calls(node) + resolve(node, resolver)]
         return steps, None, 0
     working = computed(nodes)
-    compiled = CallList(resolver.name, working, resolver.memory_of, resolver.work.compiled)
+    compiled = CallList(resolver.name, working, resolver.memory_of, allocate)
     loads = loads_of(nodes, staged) if any_staged(nodes) else {}
     number = n_compiled = 0
     for stop in sorted({*loads, len(working)}):
@@ -178,15 +176,16 @@ class CpuPlan:
         self.lock = ForkLock()
         self._freed = False
         with np.errstate(all="ignore"):
-            self._steps, self._compiled, self.n_compiled = steps_of(nodes, resolver, pool)
+            self._steps, self._compiled, self.n_compiled = steps_of(
+                nodes, resolver, pool, partial(allocate, backend_name=resolver.name))
         # A plan of a single stretch runs without the error handling that calls on arrays need.
         self._flat = self._steps[0][0] if len(self._steps) == 1 and isinstance(self._steps[0][0], Stretch) else None
         self._buffers = tuple({*resolver.buffers, *(() if self._compiled is None else self._compiled.buffers)})
 
     @property
     def work_size(self) -> int:
-        """Bytes of work memory."""
-        return self.resolver.work.size
+        """Bytes of work memory of the compiled calls."""
+        return 0 if self._compiled is None else self._compiled.work_size
 
     @property
     def freed(self) -> bool:
@@ -196,7 +195,6 @@ class CpuPlan:
         """Drop the work memory and the references to buffers; idempotent."""
         self._freed = True
         self._steps, self._flat, self._compiled, self._buffers = [], None, None, ()
-        self.resolver.work = Work(self.resolver.name)
         self.resolver.buffers.clear()
 
     def run(self) -> None:
@@ -218,7 +216,8 @@ class CpuBackend(Backend):
     """Real memory and real compute on the host.
 
     `n_threads` counts the calling thread (None: the CPUs this process may use); `memory` bounds all
-    buffers together, in bytes; `kernels` is "compiled", or "numpy" for the slow oracle, with which they are compared.
+    buffers together, in bytes; `kernels` is "compiled", or "numpy" for the slow oracle, with which they are compared,
+    and which computes on the calling thread alone.
     """
 
     is_host = True
@@ -235,9 +234,9 @@ class CpuBackend(Backend):
         self.used = 0
         self._closed = False
         self._lock = ForkLock()
-        self._work = Work(self.name)
-        self._lanes = Lanes(thread_count(n_threads, MAX_THREADS))
-        self._pool = Pool(self._lanes.n_threads) if kernels == "compiled" else None
+        self._work = np.empty(0, np.uint8)
+        self.n_threads = thread_count(n_threads, MAX_THREADS)
+        self._pool = Pool(self.n_threads) if kernels == "compiled" else None
 
     # -- memory -----------------------------------------------------------------
 
@@ -277,16 +276,11 @@ class CpuBackend(Backend):
 
     # -- computing ----------------------------------------------------------------
 
-    @property
-    def n_threads(self) -> int:
-        return self._lanes.n_threads
-
     def set_n_threads(self, n: int) -> None:
         """Use n threads from now on; results do not depend on n."""
-        n = thread_count(n, MAX_THREADS)
-        self._lanes.set_n_threads(n)
+        self.n_threads = thread_count(n, MAX_THREADS)
         if self._pool is not None:
-            self._pool.set_n_threads(n)
+            self._pool.set_n_threads(self.n_threads)
 
     def supports_op(self, node: Tensor) -> bool:
         if not node.computes:
@@ -303,19 +297,16 @@ class CpuBackend(Backend):
         nodes = as_nodes(graph)
         with self._lock:
             if self._pool is None:
-                run_nodes(nodes, self._memory_of, name=self.name, work=self._work, lanes=self._lanes)
+                run_nodes(nodes, self._memory_of, name=self.name)
                 return
-            self._work.compiled.reset()
-            resolver = Resolver(self.name, self._work, self._lanes, self._memory_of)
             with np.errstate(all="ignore"):
-                steps, compiled, _ = steps_of(nodes, resolver, self._pool)
+                steps, compiled, _ = steps_of(nodes, Resolver(self.name, self._memory_of), self._pool, self._reuse_work)
             held = None if compiled is None else compiled.held()  # noqa: F841 - see CpuPlan.run
             run_steps(steps, self.name)
 
     def graph_plan_create(self, graph) -> CpuPlan:
         self._require_open()
-        resolver = Resolver(self.name, Work(self.name), self._lanes, self._memory_of)
-        return CpuPlan(resolver, as_nodes(graph), self._pool)
+        return CpuPlan(Resolver(self.name, self._memory_of), as_nodes(graph), self._pool)
 
     def graph_plan_free(self, plan: CpuPlan) -> None:
         with plan.lock:
@@ -326,6 +317,12 @@ class CpuBackend(Backend):
             self._require_open()
         with plan.lock:
             plan.run()
+
+    def _reuse_work(self, size: int) -> np.ndarray:
+        """The work memory of computes without a plan, which only grows."""
+        if size > self._work.nbytes:
+            self._work = allocate(max(size, 2 * self._work.nbytes), self.name)
+        return self._work
 
     def _memory_of(self, buffer: BufferBase) -> np.ndarray:
         if not self.supports_buffer(buffer):
@@ -342,24 +339,22 @@ class CpuBackend(Backend):
         """Stop the threads and drop the work memory; buffers keep their memory until they are closed."""
         with self._lock:
             self._closed = True
-            self._lanes.close()
             if self._pool is not None:
                 self._pool.close()
-            self._work = Work(self.name)
+            self._work = np.empty(0, np.uint8)
 
     def _require_open(self) -> None:
         if self._closed:
             raise BackendError(f"backend {self.name!r} is closed")
 
 
-def run_nodes(nodes, memory_of: MemoryOf, *, name: str = "CPU", work: Work | None = None,
-              lanes: Lanes | None = None) -> None:
-    """Compute nodes in order with the CPU kernels, over memory of any backend.
+def run_nodes(nodes, memory_of: MemoryOf, *, name: str = "CPU") -> None:
+    """Compute nodes in order with the NumPy kernels, over memory of any backend.
 
     For backends written in Python: `memory_of(buffer)` gives a uint8 array over all the bytes of a buffer
     that a node uses, or raises PlacementError.  `name`: the backend's name in errors.
     """
-    resolver = Resolver(name, work or Work(name), lanes or Lanes(1), memory_of)
+    resolver = Resolver(name, memory_of)
     staged = StagedLeafs()
     with np.errstate(all="ignore"):
         for node in nodes:

@@ -1,8 +1,7 @@
 """Kernels in NumPy: complete, exact in f32, and slow.  The compiled kernels are compared with them.
 
-    registry     the table of kernels                  job      makes a node's calls on numpy arrays
-    elementwise, unary, matrix, rows, copies,          lanes    a few threads
-    reduce, norm, rope, attention, recurrent: kernels  work     scratch memory
+    registry     the table of kernels, and which nodes each computes       operands     a node as arrays
+    elementwise, matrix, rows, copies, reduce, rope, attention, recurrent: kernels
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ from ggml_sched.backends.cpu.oracle import (  # noqa: F401 - the kernels registe
     copies,
     elementwise,
     matrix,
-    norm,
     recurrent,
     reduce,
     rope,
     rows,
-    unary,
 )

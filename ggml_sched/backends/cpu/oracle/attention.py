@@ -10,22 +10,19 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cpu.oracle.job import Job, Part, float_param, int_param
-from ggml_sched.backends.cpu.oracle.registry import F32, WEIGHTS, kernel, types
+from ggml_sched.backends.cpu.oracle.operands import Operands, float_param, int_param
+from ggml_sched.backends.cpu.oracle.registry import F32, WEIGHTS, kernel, repeated, types
 
 _ROWS = types(F32, F32, like=0)
 _MASK = frozenset({Type.F32, Type.F16})
 
 
 @kernel("DIAG_MASK_INF", "DIAG_MASK_ZERO", fits=_ROWS, inplace=0b1)
-def diag_mask(job: Job) -> None:
-    value = np.array(-np.inf if job.node.op == "DIAG_MASK_INF" else 0, np.float32)
-    n1, n0 = job.dst.shape[2:]
-    future = np.arange(n0) > int_param(job.node, 0) + np.arange(n1)[:, None]
-    for part in job.parts():
-        out = part.out()
-        part.do(np.copyto, out, part.f32(0))
-        part.do(np.copyto, out, value, where=part.cut(future[None, None]))
+def diag_mask(of: Operands) -> np.ndarray:
+    value = np.float32(-np.inf if of.node.op == "DIAG_MASK_INF" else 0)
+    n1, n0 = of.dst.shape[2:]
+    future = np.arange(n0) > int_param(of.node, 0) + np.arange(n1)[:, None]
+    return np.where(future, value, of.raw(0))
 
 
 def alibi_slopes(n_head: int, max_bias: np.float32) -> np.ndarray | None:
@@ -59,69 +56,36 @@ def _soft_max_fits(node: Tensor) -> bool:
             and (sinks is None or sinks.n_elements == node.ne[2]))
 
 
-def _mask_for(job: Job, i: int, n_rows: int, n_head: int, n_batch: int) -> np.ndarray | None:
-    """Source i, a mask, as an array [n_batch or 1, n_head or 1, n_rows, n_kv] of its own type."""
-    if not job.has(i):
+def _bias(of: Operands, i: int, shape: tuple[int, ...], slopes: np.ndarray | None) -> np.ndarray | None:
+    """Source i, a mask, times the slopes of heads; broadcasts to scores of `shape` [n_batch, n_head, n_rows, n_kv]."""
+    if not of.has(i):
         return None
-    mask = job.src(i)
-    if mask.shape[0] not in (1, n_batch) or mask.shape[1] not in (1, n_head):
-        # 2 masks over 6 heads: ggml takes them in turn.
-        mask = job.operand(i, (n_batch, n_head, *mask.shape[2:]))
-    return mask[:, :, :n_rows]
+    mask = of.f32(i)[:, :, : shape[2]]
+    mask = repeated(mask, (*shape[:2], *mask.shape[2:]))        # 2 masks over 6 heads: ggml takes them in turn
+    return mask if slopes is None else mask * slopes.reshape(1, -1, 1, 1)
+
+
+def _exponents(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
+    """scores become exp(scores - largest of the row); returns each row's sum."""
+    top = scores.max(-1, keepdims=True)
+    if sinks is not None:
+        top = np.maximum(top, sinks)
+    np.exp(np.subtract(scores, top, scores), scores)
+    total = np.add.reduce(scores, -1, keepdims=True)
+    return total if sinks is None else total + np.exp(sinks - top)
 
 
 @kernel("SOFT_MAX", fits=_soft_max_fits, inplace=0b1)
-def soft_max(job: Job) -> None:
-    n_kv, n_rows, n_head, n_batch = job.node.ne
-    if job.dst.size == 0:
-        return
-    scale, slopes = np.array(float_param(job.node, 0)), alibi_slopes(n_head, float_param(job.node, 1))
-    mask = _mask_for(job, 1, n_rows, n_head, n_batch)
-    sinks = job.flat(2).reshape(1, n_head, 1, 1) if job.has(2) else None
-    if slopes is not None:
-        slopes = slopes.reshape(1, n_head, 1, 1)
-    for part in job.parts():
-        out = part.out(dense=True)
-        part.do(np.multiply, part.f32(0), scale, out)
-        if mask is not None:
-            _add_mask(part, out, part.load(part.cut(mask), job.type(1)),
-                      None if slopes is None else part.cut(slopes))
-        _normalise(part, out, None if sinks is None else part.cut(sinks))
-
-
-def _add_mask(part: Part, scores: np.ndarray, mask: np.ndarray, slopes: np.ndarray | None) -> None:
-    """scores += slope * mask."""
-    if slopes is not None:
-        biased = part.temp(np.broadcast_shapes(mask.shape, slopes.shape))
-        part.do(np.multiply, mask, slopes, biased)
-        mask = biased
-    part.do(np.add, scores, mask, scores)
-
-
-def _exponents(part: Part, scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
-    """scores become exp(scores - largest of the row); returns scratch with each row's sum."""
-    top, total = part.temp((*scores.shape[:-1], 1)), part.temp((*scores.shape[:-1], 1))
-    part.do(np.maximum.reduce, scores, -1, None, top, True)
-    if sinks is not None:
-        part.do(np.maximum, top, sinks, out=top)
-    part.do(np.subtract, scores, top, scores)
-    part.do(np.exp, scores, scores)
-    part.do(np.add.reduce, scores, -1, None, total, True)
-    if sinks is not None:
-        part.do(np.subtract, sinks, top, top)
-        part.do(np.exp, top, top)
-        part.do(np.add, total, top, total)
-    return total
-
-
-def _normalise(part: Part, scores: np.ndarray, sinks: np.ndarray | None) -> None:
-    part.do(np.divide, scores, _exponents(part, scores, sinks), scores)
+def soft_max(of: Operands) -> np.ndarray:
+    scores = of.dense(0) * float_param(of.node, 0)
+    bias = _bias(of, 1, scores.shape, alibi_slopes(scores.shape[1], float_param(of.node, 1)))
+    if bias is not None:
+        scores += bias
+    total = _exponents(scores, of.dense(2).reshape(1, -1, 1, 1) if of.has(2) else None)
+    return scores / total
 
 
 # -- flash attention ----------------------------------------------------------------
-
-SCORES = 1 << 20
-"""Scores of one part of a flash attention node."""
 
 _FLASH = types(F32, F32, WEIGHTS, WEIGHTS, optional=(_MASK, F32))
 
@@ -140,101 +104,46 @@ def _flash_fits(node: Tensor) -> bool:
 
 
 @kernel("FLASH_ATTN_EXT", fits=_flash_fits)
-def flash_attn_ext(job: Job) -> None:
-    q, k, v = job.src(0), job.src(1), job.src(2)
-    d, n_rows, n_head, n_batch = job.node.src[0].ne
-    n_kv, n_head_kv = job.node.src[1].ne[1:3]
-    if job.dst.size == 0:
-        return
-    if n_kv == 0:
-        job.part().do(job.dst.fill, 0)
-        return
-    group = n_head // n_head_kv
-    mask = _mask_for(job, 3, n_rows, n_head, n_batch)
-    settings = _Settings(job, n_head)
-    heads = max(1, min(n_head_kv, SCORES // (n_kv * group * n_rows)))
-    rows = max(1, min(n_rows, SCORES // (n_kv * group)))
-    out = job.dst.transpose(0, 2, 1, 3)      # [n_batch, n_head, n_rows, d_v]
-    for i3 in range(n_batch):
-        for h in range(0, n_head_kv, heads):
-            kv = slice(h, min(h + heads, n_head_kv))
-            mine = slice(kv.start * group, kv.stop * group)
-            for r in range(0, n_rows, rows):
-                lines = slice(r, min(r + rows, n_rows))
-                m = None
-                if mask is not None:
-                    heads_of_mask = mine if mask.shape[1] > 1 else slice(None)
-                    m = mask[i3 if mask.shape[0] > 1 else 0, heads_of_mask, lines]
-                part = job.part()
-                keys = part.load(k[i3, kv], job.type(1), dense=True)
-                values = part.load(v[i3, kv], job.type(2), dense=True)
-                _attend(part, q[i3, mine, lines], keys, values, m, settings, mine, out[i3, mine, lines])
-
-
-class _Settings:
-    """The numbers of a flash attention node."""
-
-    def __init__(self, job: Job, n_head: int) -> None:
-        node = job.node
-        self.softcap = float_param(node, 2)
-        scale = float_param(node, 0)
-        with np.errstate(all="ignore"):
-            self.scale = np.array(scale / self.softcap if self.softcap else scale, np.float32)
-        self.slopes = alibi_slopes(n_head, float_param(node, 1))
-        self.mask_type = job.type(3) if job.has(3) else None
-        self.sinks = job.flat(4) if job.has(4) else None
-
-
-def _attend(part: Part, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None,
-            settings: _Settings, heads: slice, out: np.ndarray) -> None:
-    """Some heads of one batch.
-
-    q[n_head, n_rows, d], k[n_head_kv, n_kv, d], v[n_head_kv, n_kv, d_v], mask[n_head or 1, n_rows, n_kv].
-    """
-    n_head, n_rows, d = q.shape
-    n_head_kv, n_kv, _ = k.shape
-    # The query heads that share a key head are rows of one product.
-    scaled = part.temp((n_head, n_rows, d))
-    part.do(np.multiply, q, settings.scale, scaled)
-    scores = part.temp((n_head, n_rows, n_kv))
-    by_head = scores.reshape(n_head_kv, -1, n_kv)
-    part.do(np.matmul, scaled.reshape(n_head_kv, -1, d), k.swapaxes(1, 2), by_head)
-    if settings.softcap:
-        cap = np.array(settings.softcap)
-        part.do(np.tanh, scores, scores)
-        part.do(np.multiply, scores, cap, scores)
-    bias = None
-    if mask is not None:
-        bias = part.load(mask, settings.mask_type)
-        slopes = None if settings.slopes is None else settings.slopes[heads].reshape(-1, 1, 1)
-        _add_mask(part, scores, bias, slopes)
-    sinks = None if settings.sinks is None else settings.sinks[heads].reshape(-1, 1, 1)
-    total = _exponents(part, scores, sinks)
-    mixed = part.temp((n_head, n_rows, v.shape[2]))
-    part.do(np.matmul, by_head, v, mixed.reshape(n_head_kv, -1, v.shape[2]))
-    part.do(np.divide, mixed, total, mixed)
+def flash_attn_ext(of: Operands) -> np.ndarray:
+    """One key head of a batch after the other, with the query heads that share it."""
+    q, k, v = of.raw(0), of.dense(1), of.dense(2)
+    n_batch, n_head, n_rows, d = q.shape
+    n_head_kv, n_kv = k.shape[1:3]
+    out = np.zeros((n_batch, n_head, n_rows, v.shape[3]), np.float32)
+    softcap, scale = float_param(of.node, 2), float_param(of.node, 0)
+    q = np.ascontiguousarray(q * (scale / softcap if softcap else scale))
+    bias = _bias(of, 3, (n_batch, n_head, n_rows, n_kv), alibi_slopes(n_head, float_param(of.node, 1)))
     if bias is not None:
-        part.do(_without_masked_cells, mixed, scaled, k, v, bias, settings, heads)
-    part.do(np.copyto, out, mixed)
+        bias = np.broadcast_to(bias, (n_batch, n_head, n_rows, n_kv))
+    sinks = of.dense(4).reshape(n_head, 1, 1) if of.has(4) else None
+    group = n_head // n_head_kv
+    for batch, head in np.ndindex((n_batch, n_head_kv) if n_kv else (0, 0)):
+        heads = slice(head * group, (head + 1) * group)
+        _attend(q[batch, heads], k[batch, head], v[batch, head], softcap, None if bias is None else bias[batch, heads],
+                None if sinks is None else sinks[heads], out[batch, heads])
+    return out.swapaxes(1, 2)
 
 
-def _without_masked_cells(mixed: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray,
-                          settings: _Settings, heads: slice) -> None:
-    """Recompute the rows whose result is NaN from unmasked cells alone."""
-    lost = np.isnan(mixed)
-    if not lost.any():
-        return
-    for head, row in np.argwhere(lost.any(axis=-1)):
-        bias = mask[head if mask.shape[0] > 1 else 0, row]
-        cells = np.flatnonzero(bias != -np.inf)
-        kv = head // (q.shape[0] // k.shape[0])
-        scores = k[kv, cells] @ q[head, row]
-        if settings.softcap:
-            scores = np.tanh(scores) * settings.softcap
-        slope = np.float32(1) if settings.slopes is None else settings.slopes[heads][head]
-        scores += slope * bias[cells]
-        sink = np.float32(-np.inf) if settings.sinks is None else settings.sinks[heads][head]
-        top = max(scores.max(initial=-np.inf), sink)
-        weights = np.exp(scores - top)
-        total = weights.sum() + np.exp(sink - top)
-        mixed[head, row] = weights @ v[kv, cells] / total if cells.size and total != 0 else 0
+def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, softcap: np.float32, bias: np.ndarray | None,
+            sinks: np.ndarray | None, out: np.ndarray) -> None:
+    """q[n_head, n_rows, d] of one key head: out[n_head, n_rows, d_v] from k[n_kv, d], v[n_kv, d_v], bias[.., n_kv]."""
+    scores = np.matmul(q.reshape(-1, q.shape[2]), k.T).reshape(*q.shape[:2], -1)
+    if softcap:
+        scores = np.tanh(scores) * softcap
+    if bias is not None:
+        scores += bias
+    total = _exponents(scores, sinks)
+    np.divide(np.matmul(scores.reshape(-1, len(k)), v).reshape(out.shape), total, out)
+    if bias is not None:
+        # A NaN may be that of a masked cell: such rows are computed again from unmasked cells alone.
+        for head, row in np.argwhere(np.isnan(out).any(axis=-1)):
+            cells = np.flatnonzero(bias[head, row] != -np.inf)
+            scores = k[cells] @ q[head, row]
+            if softcap:
+                scores = np.tanh(scores) * softcap
+            scores += bias[head, row, cells]
+            sink = np.float32(-np.inf) if sinks is None else sinks[head, 0, 0]
+            top = max(scores.max(initial=-np.inf), sink)
+            weights = np.exp(scores - top)
+            total = weights.sum() + np.exp(sink - top)
+            out[head, row] = weights @ v[cells] / total if cells.size and total != 0 else 0

@@ -6,19 +6,16 @@ through f32; equal types copy bytes unchanged.
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cpu.oracle.job import Job, int_param, load_call, split_axes, spread_axes
-from ggml_sched.backends.cpu.oracle.registry import F32, WEIGHTS, kernel, types
+from ggml_sched.backends.cpu.oracle.operands import Operands, int_param
+from ggml_sched.backends.cpu.oracle.registry import F32, WEIGHTS, kernel, repeated, repeats, types
 from ggml_sched.graph import hostdata
 from ggml_sched.graph.quants import QUANTIZED
 
 _PLAIN = frozenset(hostdata.DTYPES)
 _MOVABLE = _PLAIN | QUANTIZED
-_CAST_BY_NUMPY = ({Type.F32, Type.F16}, {Type.F32, Type.I32})
 
 
 def _copy_fits(node: Tensor) -> bool:
@@ -31,35 +28,12 @@ def _copy_fits(node: Tensor) -> bool:
 
 
 @kernel("CPY", "DUP", "CONT", fits=_copy_fits, inplace=0b1)
-def copy(job: Job) -> None:
+def copy(of: Operands) -> np.ndarray | None:
     """cpy writes to the memory of its second source, of which the node is a view, and does not read that source."""
-    a, b = job.type(0), job.node.type
-    src, dst = job.src(0), job.dst
-    if src.size == 0:
-        return
-    same_ne = job.node.src[0].ne == job.node.ne
-    if a == b or {a, b} in _CAST_BY_NUMPY:
-        if same_ne:
-            for part in job.parts():
-                part.do(np.copyto, part.cut(dst), part.raw(0), "unsafe")
-            return
-        if dst.flags.c_contiguous:
-            dst = dst.reshape(src.shape)
-        elif src.flags.c_contiguous:
-            src = src.reshape(dst.shape)
-        else:
-            flat = job.shared.take(src.shape, src.dtype)
-            job.do(np.copyto, flat, src)
-            src = flat.reshape(dst.shape)
-        job.part().do(np.copyto, dst, src, "unsafe")
-        return
-    if same_ne:
-        for part in job.parts():
-            part.store(part.f32(0))
-        return
-    flat = job.shared.take(job.node.src[0].ne[::-1])
-    job.before.append(load_call(src, a, flat))
-    job.part().store(flat.reshape(job.node.ne[::-1]))
+    if of.type(0) != of.node.type and Type.I32 not in (of.type(0), of.node.type):
+        return of.f32(0).reshape(of.node.ne[::-1])
+    np.copyto(of.dst, of.raw(0).reshape(of.dst.shape), "unsafe")
+    return None
 
 
 _SET = types(None, _PLAIN, _PLAIN, like=0)
@@ -70,15 +44,13 @@ def _set_fits(node: Tensor) -> bool:
 
 
 @kernel("SET", fits=_set_fits, inplace=0b1)
-def set_(job: Job) -> None:
-    node, b, dst = job.node, job.src(1), job.dst
+def set_(of: Operands) -> None:
+    node, a, b = of.node, of.raw(0), of.raw(1)
     if not int_param(node, 4):
-        for part in job.parts():
-            part.do(np.copyto, part.cut(dst), part.raw(0))
+        of.dst[...] = a
     if b.size:
         strides = (*(int_param(node, i) for i in (2, 1, 0)), b.itemsize)
-        window = np.ndarray(b.shape, b.dtype, dst.reshape(-1).view(np.uint8), int_param(node, 3), strides)
-        job.after.append(partial(np.copyto, window, b))
+        np.ndarray(b.shape, b.dtype, of.dst.reshape(-1).view(np.uint8), int_param(node, 3), strides)[...] = b
 
 
 def _set_window_fits(node: Tensor) -> bool:
@@ -96,15 +68,9 @@ def _set_window_fits(node: Tensor) -> bool:
 _REPEAT = types(None, _PLAIN)
 
 
-@kernel("REPEAT", fits=lambda node: _REPEAT(node) and _repeat_fits(node), inplace=0b1)
-def repeat(job: Job) -> None:
-    src, dst = job.src(0), job.dst
-    if dst.size:
-        job.part().do(np.copyto, split_axes(dst, src.shape), spread_axes(src))
-
-
-def _repeat_fits(node: Tensor) -> bool:
-    return node.n_elements == 0 or all(n and m % n == 0 for n, m in zip(node.src[0].ne, node.ne, strict=True))
+@kernel("REPEAT", fits=lambda node: _REPEAT(node) and repeats(node.src[0], node), inplace=0b1)
+def repeat(of: Operands) -> None:
+    of.dst[...] = repeated(of.raw(0), of.dst.shape)
 
 
 _CONCAT = types(None, _MOVABLE, _MOVABLE)
@@ -120,31 +86,24 @@ def _concat_fits(node: Tensor) -> bool:
 
 
 @kernel("CONCAT", fits=_concat_fits)
-def concat(job: Job) -> None:
-    a, b, dst = job.src(0), job.src(1), job.dst
-    axis = 3 - int_param(job.node, 0)      # of 4-D arrays, and of the blocks of quantised ones
-    front = (slice(None),) * axis
-    cut = a.shape[axis]
-    job.part().do(np.copyto, dst[(*front, slice(None, cut))], a)
-    job.part().do(np.copyto, dst[(*front, slice(cut, None))], b)
+def concat(of: Operands) -> None:
+    axis = 3 - int_param(of.node, 0)        # of 4-D arrays, and of the blocks of quantised ones
+    of.dst[...] = np.concatenate([of.raw(0), of.raw(1)], axis)
 
 
 _PAD = types(F32, F32)
 
 
+def _pads(node: Tensor) -> list[tuple[int, int]]:
+    """(zeros before, zeros behind) in each dimension, innermost first."""
+    return [(int_param(node, 2 * i), int_param(node, 2 * i + 1)) for i in range(4)]
+
+
 def _pad_fits(node: Tensor) -> bool:
-    if not _PAD(node):
-        return False
-    left, right = ([int_param(node, 2 * i + side) for i in range(4)] for side in (0, 1))
-    return min(*left, *right) >= 0 and all(
-        n + p + q == m for n, p, q, m in zip(node.src[0].ne, left, right, node.ne, strict=True))
+    return _PAD(node) and all(min(p, q) >= 0 and n + p + q == m
+                              for (p, q), n, m in zip(_pads(node), node.src[0].ne, node.ne, strict=True))
 
 
 @kernel("PAD", fits=_pad_fits)
-def pad(job: Job) -> None:
-    src, dst = job.src(0), job.dst
-    starts = [int_param(job.node, 2 * i) for i in (3, 2, 1, 0)]
-    window = dst[tuple(slice(p, p + n) for p, n in zip(starts, src.shape, strict=True))]
-    part = job.part()
-    part.do(dst.fill, 0)
-    part.do(np.copyto, window, src)
+def pad(of: Operands) -> np.ndarray:
+    return np.pad(of.raw(0), _pads(of.node)[::-1])

@@ -1,83 +1,193 @@
-"""Arithmetic, element by element: add sub mul div, add1, scale, sqr sqrt log, clamp.
+"""Arithmetic and functions of one element, and the gated units made of them.
 
 All in f32; f16 and bf16 are converted on the way in and out, rounded once.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import cache
+
 import numpy as np
 
 from ggml_sched._graph import Tensor
-from ggml_sched.backends.cpu.oracle.job import Job, float_param
-from ggml_sched.backends.cpu.oracle.registry import FLOATS, Fits, kernel, types
+from ggml_sched.backends.cpu.oracle.operands import Operands, float_param, int_param
+from ggml_sched.backends.cpu.oracle.registry import FLOATS, kernel, repeated, repeats, types
 
 _UNARY = types(None, FLOATS, like=0)
 _BINARY = types(None, FLOATS, FLOATS, like=0)
 
-
-def _repeats(fits: Fits, i: int) -> Fits:
-    """`fits`, and source i repeats to the result's extents."""
-
-    def check(node: Tensor) -> bool:
-        if not fits(node):
-            return False
-        if node.n_elements == 0:
-            return True
-        return all(have and want % have == 0 for have, want in zip(node.src[i].ne, node.ne, strict=True))
-
-    return check
-
-
 _BINARY_OPS = {"ADD": np.add, "SUB": np.subtract, "MUL": np.multiply, "DIV": np.divide}
 
 
-@kernel(*_BINARY_OPS, fits=_repeats(_BINARY, 1), inplace=0b11)
-def binary(job: Job) -> None:
-    function = _BINARY_OPS[job.node.op]
-    if job.node.n_elements:
-        job.operand(1, job.dst.shape)
-    for part in job.parts():
-        part.do(function, part.f32(0), part.f32(1), part.out())
+@kernel(*_BINARY_OPS, fits=lambda node: _BINARY(node) and repeats(node.src[1], node), inplace=0b11)
+def binary(of: Operands) -> np.ndarray:
+    return _BINARY_OPS[of.node.op](of.f32(0), repeated(of.f32(1), of.dst.shape))
 
 
 @kernel("ADD1", fits=lambda node: _BINARY(node) and node.src[1].n_elements == 1, inplace=0b11)
-def add1(job: Job) -> None:
-    for part in job.parts():
-        part.do(np.add, part.f32(0), part.f32(1), part.out())
+def add1(of: Operands) -> np.ndarray:
+    return of.f32(0) + of.f32(1)
 
 
 @kernel("SCALE", fits=_UNARY, inplace=0b1)
-def scale(job: Job) -> None:
-    factor, bias = np.array(float_param(job.node, 0)), np.array(float_param(job.node, 1))
-    for part in job.parts():
-        out = part.out()
-        part.do(np.multiply, part.f32(0), factor, out)
-        if bias:
-            part.do(np.add, out, bias, out)
-
-
-@kernel("SQR", fits=_UNARY, inplace=0b1)
-def sqr(job: Job) -> None:
-    for part in job.parts():
-        part.do(np.square, part.f32(0), part.out())
-
-
-@kernel("SQRT", fits=_UNARY, inplace=0b1)
-def sqrt(job: Job) -> None:
-    for part in job.parts():
-        part.do(np.sqrt, part.f32(0), part.out())
-
-
-@kernel("LOG", fits=_UNARY, inplace=0b1)
-def log(job: Job) -> None:
-    for part in job.parts():
-        part.do(np.log, part.f32(0, dense=True), part.out(dense=True))
+def scale(of: Operands) -> np.ndarray:
+    bias = float_param(of.node, 1)
+    scaled = of.f32(0) * float_param(of.node, 0)
+    return scaled + bias if bias else scaled
 
 
 @kernel("CLAMP", fits=_UNARY, inplace=0b1)
-def clamp(job: Job) -> None:
-    low, high = np.array(float_param(job.node, 0)), np.array(float_param(job.node, 1))
-    for part in job.parts():
-        out = part.out()
-        part.do(np.minimum, part.f32(0), high, out=out)
-        part.do(np.maximum, out, low, out=out)
+def clamp(of: Operands) -> np.ndarray:
+    return np.maximum(np.minimum(of.f32(0), float_param(of.node, 1)), float_param(of.node, 0))
+
+
+# -- functions ----------------------------------------------------------------------------
+
+Function = Callable[[np.ndarray], np.ndarray]
+"""From contiguous f32 to f32."""
+
+GELU_A, GELU_B = np.float32(0.044715), np.float32(math.sqrt(2 / math.pi))
+MAX_HALF = np.float32(65504)
+
+
+def _divisor(x: np.ndarray, factor: float | np.float32 = -1) -> np.ndarray:
+    """The divisor of a sigmoid: 1 + exp(factor * x)."""
+    return np.exp(x * np.float32(factor)) + np.float32(1)
+
+
+def _of_halves(formula: Function) -> Function:
+    """A function of f16 to f16, as in ggml's tables: argument and result are rounded, except values beyond f16."""
+
+    def rounded(x: np.ndarray) -> np.ndarray:
+        return np.where(np.abs(x) <= MAX_HALF, x.astype(np.float16), x).astype(np.float32)
+
+    return lambda x: rounded(formula(rounded(x)))
+
+
+def _gelu_formula(x: np.ndarray) -> np.ndarray:
+    return (np.tanh((x * x * GELU_A + np.float32(1)) * x * GELU_B) + np.float32(1)) * np.float32(0.5) * x
+
+
+_gelu_gate = _of_halves(_gelu_formula)
+_gelu_quick = _of_halves(lambda x: x / _divisor(x, -1.702))
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    """gelu(x): x itself, unrounded, from 10 on, and 0 up to -10; the gate GEGLU has no such limits."""
+    return np.where(x >= 10, x, np.where(x <= -10, np.float32(0), _gelu_gate(x)))
+
+
+def _gelu_erf(x: np.ndarray) -> np.ndarray:
+    return ((_erf(x * math.sqrt(0.5)) + 1) * 0.5 * x).astype(np.float32)
+
+
+@cache
+def _erf_coefficients() -> np.ndarray:
+    # erf(x) / x is even and smooth: a Chebyshev series in x**2 over [0, 36]; beyond 6, erf is 1 in f64.
+    return np.polynomial.chebyshev.chebinterpolate(
+        lambda u: [math.erf(v) / v for v in np.sqrt(np.maximum((u + 1) * 18, 1e-30))], 100)
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    """erf in f64, to about 1e-14."""
+    x = x.astype(np.float64)
+    near = np.clip(x, -6, 6)
+    return np.clip(near * np.polynomial.chebyshev.chebval(near * near / 18 - 1, _erf_coefficients()), -1, 1)
+
+
+def _hard_sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.minimum(np.maximum((x + np.float32(3)) / np.float32(6), np.float32(0)), np.float32(1))
+
+
+def _round(x: np.ndarray) -> np.ndarray:
+    """Halves away from zero, as C's roundf."""
+    whole = np.trunc(x)
+    return whole + np.copysign((np.abs(x - whole) >= np.float32(0.5)).astype(np.float32), x)
+
+
+_FUNCTIONS: dict[str, Function] = {
+    "ABS": np.absolute,
+    "CEIL": np.ceil,
+    "ELU": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "EXP": np.exp,
+    "EXPM1": np.expm1,
+    "FLOOR": np.floor,
+    "GELU": _gelu,
+    "GELU_ERF": _gelu_erf,
+    "GELU_QUICK": _gelu_quick,
+    "HARDSIGMOID": _hard_sigmoid,
+    "HARDSWISH": lambda x: x * _hard_sigmoid(x),
+    "NEG": np.negative,
+    "RELU": lambda x: np.maximum(x, np.float32(0)),
+    "ROUND": _round,
+    "SGN": lambda x: (x > 0).astype(np.float32) - (x < 0),
+    "SIGMOID": lambda x: np.float32(1) / _divisor(x),
+    "SILU": lambda x: x / _divisor(x),
+    # ggml: x itself above 20, where exp would soon overflow and log1p changes nothing.
+    "SOFTPLUS": lambda x: np.where(x > 20, x, np.log1p(np.exp(x))),
+    "STEP": lambda x: x > 0,
+    "TANH": np.tanh,
+    "TRUNC": np.trunc,
+}
+_OPS: dict[str, Function] = {"SQR": np.square, "SQRT": np.sqrt, "LOG": np.log,
+                             **{f"UNARY:{name}": function for name, function in _FUNCTIONS.items()}}
+
+
+@kernel(*_OPS, fits=_UNARY, inplace=0b1)
+def unary(of: Operands) -> np.ndarray:
+    return _OPS[of.node.op](of.dense(0))
+
+
+@kernel("UNARY:XIELU", fits=_UNARY, inplace=0b1)
+def xielu(of: Operands) -> np.ndarray:
+    alpha_n, alpha_p, beta, eps = (float_param(of.node, i) for i in range(1, 5))
+    x = of.dense(0)
+    below = (np.expm1(np.minimum(x, eps)) - x) * alpha_n + beta * x
+    return np.where(x > 0, (alpha_p * x + beta) * x, below)
+
+
+# -- gated units --------------------------------------------------------------------------
+
+_GATES: dict[str, Function] = {
+    "REGLU": _FUNCTIONS["RELU"],
+    "GEGLU": _gelu_gate,
+    "SWIGLU": _FUNCTIONS["SILU"],
+    "GEGLU_ERF": _gelu_erf,
+    "GEGLU_QUICK": _gelu_quick,
+}
+_GLU_TYPES = types(None, FLOATS, optional=(FLOATS,))
+
+
+def _glu_fits(node: Tensor) -> bool:
+    """Two sources of the result's shape, or one of twice its width."""
+    if not _GLU_TYPES(node):
+        return False
+    if len(node.src) == 2 and node.src[1] is not None:
+        return node.src[1].type == node.type and node.src[0].ne == node.src[1].ne == node.ne
+    return node.src[0].ne == (2 * node.ne[0], *node.ne[1:])
+
+
+def _halves(of: Operands) -> tuple[np.ndarray, np.ndarray]:
+    """(the gate's argument, contiguous; the factor)."""
+    if of.has(1):
+        return of.dense(0), of.f32(1)
+    a, b = np.split(of.f32(0), 2, axis=-1)
+    return (np.ascontiguousarray(b), a) if int_param(of.node, 1) else (np.ascontiguousarray(a), b)
+
+
+@kernel(*(f"GLU:{kind}" for kind in _GATES), fits=_glu_fits, inplace=0b11)
+def glu(of: Operands) -> np.ndarray:
+    x, factor = _halves(of)
+    return _GATES[of.node.op.partition(":")[2]](x) * factor
+
+
+@kernel("GLU:SWIGLU_OAI", fits=_glu_fits, inplace=0b11)
+def swiglu_oai(of: Operands) -> np.ndarray:
+    """OpenAI's variant: both halves limited, a sigmoid of slope alpha, and the factor plus one."""
+    alpha, limit = float_param(of.node, 2), float_param(of.node, 3)
+    x, factor = _halves(of)
+    x = np.minimum(x, limit)
+    y = np.maximum(np.minimum(factor, limit), -limit) + np.float32(1)
+    return y * x / _divisor(x, -alpha)

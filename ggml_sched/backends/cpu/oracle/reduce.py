@@ -1,4 +1,5 @@
-"""Sums, means, and the order of rows: sum sum_rows mean argmax argsort top_k arange.
+"""Sums, means, norms, and the order of rows: sum sum_rows mean, norm rms_norm l2_norm group_norm, argmax argsort top_k,
+arange.
 
 Sums run over contiguous rows, pairwise in f32 within a row; `sum` adds in f64.
 """
@@ -8,40 +9,79 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched._graph import Tensor
-from ggml_sched.backends.cpu.oracle.job import Job, float_param, int_param, store_call
-from ggml_sched.backends.cpu.oracle.registry import F32, FLOATS, I32, kernel, types
+from ggml_sched.backends.cpu.oracle.operands import Operands, float_param, int_param
+from ggml_sched.backends.cpu.oracle.registry import F32, FLOATS, I32, Fits, kernel, types
 
 _SUM = types(None, FLOATS)
 _ROWS = types(F32, F32)
+_LIKE = types(F32, F32, like=0)
 _INDICES = types(I32, F32)
 
 
-def _per_row(fits):
+def _per_row(fits: Fits) -> Fits:
     return lambda node: fits(node) and node.ne == (1, *node.src[0].ne[1:])
 
 
 @kernel("SUM", fits=lambda node: _SUM(node) and node.ne == (1, 1, 1, 1))
-def sum_(job: Job) -> None:
-    values = job.values(0, dense=True).reshape(-1)
-    part = job.part()
-    total = part.temp((1, 1, 1, 1))
-    part.do(np.add.reduce, values, 0, np.float64, total.reshape(()))
-    part.calls.append(store_call(total, job.dst, job.node.type))
+def sum_(of: Operands) -> np.ndarray:
+    return np.add.reduce(of.dense(0).reshape(-1), dtype=np.float64).astype(np.float32)
+
+
+def _sums(x: np.ndarray) -> np.ndarray:
+    """The sum of each row of a contiguous array."""
+    return np.add.reduce(x, -1, keepdims=True)
 
 
 @kernel("SUM_ROWS", fits=_per_row(_ROWS))
-def sum_rows(job: Job) -> None:
-    for part in job.parts():
-        part.do(np.add.reduce, part.f32(0, dense=True), -1, None, part.out(), True)
+def sum_rows(of: Operands) -> np.ndarray:
+    return _sums(of.dense(0))
+
+
+def _means(x: np.ndarray) -> np.ndarray:
+    return _sums(x) / np.float32(x.shape[-1])
 
 
 @kernel("MEAN", fits=_per_row(_ROWS))
-def mean(job: Job) -> None:
-    n = np.array(job.node.src[0].ne[0], np.float32)
-    for part in job.parts():
-        out = part.out()
-        part.do(np.add.reduce, part.f32(0, dense=True), -1, None, out, True)
-        part.do(np.divide, out, n, out)
+def mean(of: Operands) -> np.ndarray:
+    return _means(of.dense(0))
+
+
+@kernel("RMS_NORM", fits=_LIKE, inplace=0b1)
+def rms_norm(of: Operands) -> np.ndarray:
+    return _by_root(of.dense(0), float_param(of.node, 0))
+
+
+@kernel("NORM", fits=_LIKE, inplace=0b1)
+def norm(of: Operands) -> np.ndarray:
+    x = of.dense(0)
+    return _by_root(x - _means(x), float_param(of.node, 0))
+
+
+@kernel("L2_NORM", fits=_LIKE, inplace=0b1)
+def l2_norm(of: Operands) -> np.ndarray:
+    x = of.dense(0)
+    return x / np.maximum(np.sqrt(_sums(np.square(x))), float_param(of.node, 0))
+
+
+@kernel("GROUP_NORM", fits=lambda node: _LIKE(node) and int_param(node, 0) > 0, inplace=0b1)
+def group_norm(of: Operands) -> None:
+    """Groups of ceil(channels / n_groups) channels; as in ggml the last one may be smaller."""
+    x, channels = of.dense(0), of.dst.shape[1]
+    width = -(-channels // int_param(of.node, 0))
+    for batch in range(len(x)):
+        for start in range(0, channels, width):
+            group = x[batch, start : start + width]
+            row = group.reshape(1, -1)
+            of.dst[batch, start : start + width] = _by_root(
+                row - _means(row), float_param(of.node, 1)).reshape(group.shape)
+
+
+def _by_root(x: np.ndarray, eps: np.float32) -> np.ndarray:
+    """Each row divided by the root of the mean of its squares plus eps."""
+    return x / np.sqrt(_means(np.square(x)) + eps)
+
+
+# -- order ------------------------------------------------------------------------------
 
 
 def _argmax_fits(node: Tensor) -> bool:
@@ -52,38 +92,25 @@ def _argmax_fits(node: Tensor) -> bool:
 
 
 @kernel("ARGMAX", fits=_argmax_fits)
-def argmax(job: Job) -> None:
-    rows, out = job.src(0)[0, 0], job.dst[0, 0, 0]
-    job.part().do(lambda: np.copyto(out, rows.argmax(axis=-1), "unsafe"))
+def argmax(of: Operands) -> None:
+    of.dst[...] = of.raw(0)[0, 0].argmax(axis=-1)
 
 
-def _order(rows: np.ndarray, descending: bool) -> np.ndarray:
+def _order_fits(node: Tensor) -> bool:
+    most = node.src[0].ne[0] if node.src else 0
+    return (_INDICES(node) and node.ne[1:] == node.src[0].ne[1:]
+            and (node.ne[0] == most or node.op == "TOP_K" and node.ne[0] < most))
+
+
+@kernel("ARGSORT", "TOP_K", fits=_order_fits)
+def order(of: Operands) -> None:
     """Indices that sort each row; equal elements stay in order, NaNs come last either way."""
-    return (np.negative(rows) if descending else rows).argsort(axis=-1, kind="stable")
-
-
-@kernel("ARGSORT", fits=lambda node: _INDICES(node) and node.ne == node.src[0].ne)
-def argsort(job: Job) -> None:
-    descending = bool(int_param(job.node, 0))
-    for part in job.parts():
-        rows, out = part.raw(0), part.cut(job.dst)
-        part.do(lambda rows=rows, out=out: np.copyto(out, _order(rows, descending), "unsafe"))
-
-
-def _top_k_fits(node: Tensor) -> bool:
-    return _INDICES(node) and node.ne[0] <= node.src[0].ne[0] and node.ne[1:] == node.src[0].ne[1:]
-
-
-@kernel("TOP_K", fits=_top_k_fits)
-def top_k(job: Job) -> None:
-    k = job.node.ne[0]
-    for part in job.parts():
-        rows, out = part.raw(0), part.cut(job.dst)
-        part.do(lambda rows=rows, out=out: np.copyto(out, _order(rows, True)[..., :k], "unsafe"))
+    descending = of.node.op == "TOP_K" or int_param(of.node, 0)
+    rows = np.negative(of.raw(0)) if descending else of.raw(0)
+    of.dst[...] = rows.argsort(axis=-1, kind="stable")[..., : of.node.ne[0]]
 
 
 @kernel("ARANGE", fits=lambda node: types(F32)(node) and node.ne[1:] == (1, 1, 1))
-def arange(job: Job) -> None:
-    start, step = float_param(job.node, 0), float_param(job.node, 2)
-    out = job.dst[0, 0, 0]
-    job.part().do(lambda: np.copyto(out, start + step * np.arange(out.size, dtype=np.float32)))
+def arange(of: Operands) -> np.ndarray:
+    start, step = float_param(of.node, 0), float_param(of.node, 2)
+    return start + step * np.arange(of.dst.size, dtype=np.float32)

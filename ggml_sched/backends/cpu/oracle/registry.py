@@ -1,12 +1,14 @@
-"""The table of kernels: for each op name its builder, the nodes that it accepts, and the sources it may overwrite."""
+"""The table of kernels: for each op name its function, the nodes that it computes, and the sources it may overwrite."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cpu.oracle.job import Job
+from ggml_sched.backends.cpu.oracle.operands import Operands
 from ggml_sched.graph import quants
 
 __all__ = ["FLOATS", "KERNELS", "WEIGHTS", "Kernel", "kernel", "types"]
@@ -17,28 +19,37 @@ F32 = frozenset({Type.F32})
 I32 = frozenset({Type.I32})
 
 Fits = Callable[[Tensor], bool]
+Compute = Callable[[Operands], "np.ndarray | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """`build` adds a node's calls to its Job; `fits` says whether it can, by types and shapes;
+    """`compute` returns the values of a node's result as f32, or None once it has written them to `dst`;
+    `fits` says whether it can, by types and shapes;
     bit i of `inplace`: source i may be the destination, of equal layout, without changing a bit."""
 
-    build: Callable[[Job], None]
+    compute: Compute
     fits: Fits
     inplace: int
+
+    def run(self, operands: Operands) -> None:
+        """Compute a node, unless its result is empty."""
+        if operands.dst.size:
+            values = self.compute(operands)
+            if values is not None:
+                operands.store(values)
 
 
 KERNELS: dict[str, Kernel] = {}
 
 
-def kernel(*ops: str, fits: Fits, inplace: int = 0) -> Callable:
-    """Register the builder of these ops."""
+def kernel(*ops: str, fits: Fits, inplace: int = 0) -> Callable[[Compute], Compute]:
+    """Register the function that computes these ops."""
 
-    def register(build: Callable[[Job], None]) -> Callable[[Job], None]:
+    def register(compute: Compute) -> Compute:
         for op in ops:
-            KERNELS[op] = Kernel(build, fits, inplace)
-        return build
+            KERNELS[op] = Kernel(compute, fits, inplace)
+        return compute
 
     return register
 
@@ -66,3 +77,13 @@ def types(dst: frozenset | None, *src: frozenset, optional: tuple[frozenset, ...
         return like is None or node.ne == node.src[like].ne
 
     return fits
+
+
+def repeats(small: Tensor, large: Tensor) -> bool:
+    """Whether every extent of `large` is a multiple of that of `small`, or `large` is empty."""
+    return large.n_elements == 0 or all(n and m % n == 0 for n, m in zip(small.ne, large.ne, strict=True))
+
+
+def repeated(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """An array that broadcasts to `shape` by NumPy's rules: ggml also repeats 2 rows over 6."""
+    return np.tile(array, [1 if n in (1, m) else m // n for n, m in zip(array.shape, shape, strict=True)])

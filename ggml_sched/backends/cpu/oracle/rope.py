@@ -7,12 +7,11 @@ pair), the rotation in f32.
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cpu.oracle.job import Job, Part, float_param, int_param
+from ggml_sched.backends.cpu.oracle.operands import Operands, float_param, int_param
 from ggml_sched.backends.cpu.oracle.registry import F32, I32, kernel, types
 
 _TYPES = types(None, frozenset({Type.F32, Type.F16}), I32, optional=(F32,), like=0)
@@ -60,43 +59,18 @@ def _corrections(n_dims: int, n_ctx_orig: int, base: float, fast: float, slow: f
     return max(0.0, float(low)), min(n_dims - 1.0, float(high))
 
 
-def _sines(positions: np.ndarray, factors: np.ndarray | None, angles: Angles, cos: np.ndarray,
-           sin: np.ndarray) -> None:
-    per_position = angles.per_position if factors is None else angles.per_position / factors
-    theta = positions.astype(np.float64)[:, None, None] * per_position
-    np.multiply(np.cos(theta), angles.magnitude, out=cos, casting="unsafe")
-    np.multiply(np.sin(theta), angles.magnitude, out=sin, casting="unsafe")
-
-
 @kernel("ROPE", fits=_fits, inplace=0b1)
-def rope(job: Job) -> None:
-    node = job.node
-    n_dims, neox = int_param(node, 1), int_param(node, 2) == 2
-    if job.dst.size == 0:
-        return
-    half = n_dims // 2
-    positions = job.flat(1)
-    factors = job.src(2)[0, 0, 0, :half] if job.has(2) else None
+def rope(of: Operands) -> np.ndarray:
+    node, angles = of.node, Angles(of.node)
+    n_dims, half = int_param(node, 1), int_param(node, 1) // 2
+    per_position = angles.per_position / of.raw(2)[0, 0, 0, :half] if of.has(2) else angles.per_position
     # [n_tokens, 1 head, pairs]
-    cos, sin = job.shared.take((node.ne[2], 1, half)), job.shared.take((node.ne[2], 1, half))
-    job.before.append(partial(_sines, positions, factors, Angles(node), cos, sin))
-    for part in job.parts():
-        _rotate(part, part.cut(cos[None])[0], part.cut(sin[None])[0], n_dims, neox)
-
-
-def _rotate(part: Part, cos: np.ndarray, sin: np.ndarray, n_dims: int, neox: bool) -> None:
-    x, out = part.f32(0), part.out()
-    first, second = ((slice(0, n_dims // 2), slice(n_dims // 2, n_dims)) if neox
+    theta = of.raw(1).reshape(-1).astype(np.float64)[:, None, None] * per_position
+    cos, sin = ((wave(theta) * angles.magnitude).astype(np.float32) for wave in (np.cos, np.sin))
+    first, second = ((slice(0, half), slice(half, n_dims)) if int_param(node, 2) == 2
                      else (slice(0, n_dims, 2), slice(1, n_dims, 2)))
-    a, b = x[..., first], x[..., second]
-    turned, t = part.temp(a.shape), part.temp(a.shape)
-    part.do(np.multiply, a, cos, turned)
-    part.do(np.multiply, b, sin, t)
-    part.do(np.subtract, turned, t, turned)
-    # `out` may be x: a is read for the last time before it is overwritten.
-    part.do(np.multiply, a, sin, t)
-    part.do(np.copyto, out[..., first], turned)
-    part.do(np.multiply, b, cos, turned)
-    part.do(np.add, t, turned, out[..., second])
-    if n_dims < x.shape[-1]:
-        part.do(np.copyto, out[..., n_dims:], x[..., n_dims:])
+    x = of.f32(0)
+    out, a, b = x.copy(), x[..., first], x[..., second]
+    out[..., first] = a * cos - b * sin
+    out[..., second] = a * sin + b * cos
+    return out

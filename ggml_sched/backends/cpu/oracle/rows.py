@@ -9,17 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cpu.oracle.job import Job, load_call
+from ggml_sched.backends.cpu.oracle.operands import Operands, encode, load
 from ggml_sched.backends.cpu.oracle.registry import F32, I32, WEIGHTS, kernel, types
 from ggml_sched.errors import BackendError
-from ggml_sched.graph import quants
 
 
-def check_ids(ids: np.ndarray, n_rows: int, job: Job) -> None:
+def check_ids(ids: np.ndarray, n_rows: int, of: Operands) -> None:
     """BackendError unless every id is in 0 .. n_rows - 1."""
     if ids.size and not (ids.min() >= 0 and ids.max() < n_rows):
         bad = ids[(ids < 0) | (ids >= n_rows)][0]
-        raise BackendError(f"{job.label}: id {bad} does not name one of {n_rows} rows")
+        raise BackendError(f"{of.label}: id {bad} does not name one of {n_rows} rows")
 
 
 _GET_FLOATS = types(F32, WEIGHTS, I32)
@@ -35,28 +34,12 @@ def _get_rows_fits(node: Tensor) -> bool:
 
 
 @kernel("GET_ROWS", fits=_get_rows_fits)
-def get_rows(job: Job) -> None:
-    table, ids, kind, dst = job.src(0), job.src(1)[0], job.type(0), job.dst
-    if dst.size == 0:
-        return
-    job.do(check_ids, ids, table.shape[2], job)
-    part = job.part()
-    for i3 in range(dst.shape[0]):
-        for i2 in range(dst.shape[1]):
-            rows, names, out = table[i3, i2], ids[i3, i2], dst[i3, i2]
-            if kind in (Type.F32, Type.I32) and rows.flags.c_contiguous and out.flags.c_contiguous:
-                # The ids are checked: "clip" only spares numpy a copy.
-                part.do(np.take, rows, names, 0, out, "clip")
-            else:
-                def gather(rows=rows, names=names, out=out) -> None:
-                    taken = rows[names]
-                    if kind.is_quantized and not out.flags.c_contiguous:
-                        out[...] = quants.dequantize(taken, kind)
-                    else:
-                        load_call(taken, kind, out)()
-
-                part.do(gather)
-
+def get_rows(of: Operands) -> None:
+    table, ids, kind = of.raw(0), of.raw(1)[0], of.type(0)
+    check_ids(ids, table.shape[2], of)
+    for at in np.ndindex(of.dst.shape[:2]):
+        rows = table[at][ids[at]]
+        of.dst[at] = rows if kind == Type.I32 else load(rows, kind)
 
 
 def _set_rows_fits(node: Tensor) -> bool:
@@ -70,25 +53,12 @@ def _set_rows_fits(node: Tensor) -> bool:
 
 
 @kernel("SET_ROWS", fits=_set_rows_fits)
-def set_rows(job: Job) -> None:
-    rows, ids, dst, kind = job.src(0), job.src(1)[0], job.dst, job.node.type
-    if rows.size == 0:
-        return
-    job.do(check_ids, ids, dst.shape[2], job)
-    part = job.part()
-    for i3 in range(dst.shape[0]):
-        for i2 in range(dst.shape[1]):
-            names = ids[i3 % ids.shape[0], i2 % ids.shape[1]]
-            part.do(_scatter, dst[i3, i2], names, rows[i3, i2], kind)
-
-
-def _scatter(table: np.ndarray, names: np.ndarray, rows: np.ndarray, kind: Type) -> None:
+def set_rows(of: Operands) -> None:
     """numpy promises that of several rows for one place the last one stays."""
-    if kind == Type.BF16:
-        rows = quants.f32_to_bf16(rows)
-    elif kind.is_quantized:
-        rows = quants.quantize(rows, kind)
-    table[names] = rows
+    rows, ids = of.raw(0), of.raw(1)[0]
+    check_ids(ids, of.dst.shape[2], of)
+    for i3, i2 in np.ndindex(of.dst.shape[:2]):
+        of.dst[i3, i2][ids[i3 % ids.shape[0], i2 % ids.shape[1]]] = encode(rows[i3, i2], of.node.type)
 
 
 _ADD_ID = types(F32, F32, F32, I32, like=0)
@@ -103,7 +73,7 @@ def _add_id_fits(node: Tensor) -> bool:
 
 
 @kernel("ADD_ID", fits=_add_id_fits, inplace=0b1)
-def add_id(job: Job) -> None:
-    a, b, ids = job.src(0)[0], job.src(1)[0, 0], job.src(2)[0, 0]
-    job.do(check_ids, ids, b.shape[0], job)
-    job.part().do(lambda: np.add(a, b[ids], out=job.dst[0]))
+def add_id(of: Operands) -> np.ndarray:
+    b, ids = of.raw(1)[0, 0], of.raw(2)[0, 0]
+    check_ids(ids, b.shape[0], of)
+    return of.raw(0) + b[ids]

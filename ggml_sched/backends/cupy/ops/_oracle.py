@@ -11,7 +11,7 @@ import numpy as np
 
 import ggml_sched.backends.cpu.oracle  # noqa: F401 - its kernels register themselves
 from ggml_sched._graph import Tensor
-from ggml_sched.backends.cpu.oracle.job import float_param, int_param
+from ggml_sched.backends.cpu.oracle.operands import float_param, int_param
 from ggml_sched.backends.cpu.oracle.registry import KERNELS
 from ggml_sched.backends.cupy.launch import Builder, Op, no_work
 

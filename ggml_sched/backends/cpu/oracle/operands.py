@@ -1,0 +1,112 @@
+"""A node as arrays over the memory of its tensors.
+
+A source that shares memory with the result is read from a copy, so that every node computes as if it had read all
+sources before it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import pack, unpack
+
+import numpy as np
+
+from ggml_sched._graph import BufferBase, Tensor, Type
+from ggml_sched.errors import BackendError, PlacementError
+from ggml_sched.graph import quants
+from ggml_sched.graph.hostdata import array_over, endless
+
+__all__ = ["MemoryOf", "Operands", "Resolver", "float_param", "int_param", "load"]
+
+MemoryOf = Callable[[BufferBase], np.ndarray]
+"""From a buffer to a uint8 array over all its bytes."""
+
+
+def int_param(node: Tensor, i: int) -> int:
+    """Word i of op_params, whose trailing zeros are cut."""
+    return node.op_params[i] if i < len(node.op_params) else 0
+
+
+def float_param(node: Tensor, i: int) -> np.float32:
+    """Word i of op_params as the float32 it encodes."""
+    return np.float32(unpack("<f", pack("<i", int_param(node, i)))[0])
+
+
+def load(raw: np.ndarray, kind: Type) -> np.ndarray:
+    """Elements (or blocks) of type `kind` as f32; `raw` itself if they are f32."""
+    if kind == Type.BF16:
+        return quants.bf16_to_f32(raw)
+    return quants.dequantize(raw, kind) if kind.is_quantized else raw.astype(np.float32, copy=False)
+
+
+def encode(values: np.ndarray, kind: Type) -> np.ndarray:
+    """f32 as elements (or blocks) of type `kind`; integers and f16 remain to be cast."""
+    if kind == Type.BF16:
+        return quants.f32_to_bf16(values)
+    return quants.quantize(values, kind) if kind.is_quantized else values
+
+
+class Resolver:
+    """Finds the memory of tensors, and checks that a node may use it; collects the buffers used."""
+
+    def __init__(self, name: str, memory_of: MemoryOf) -> None:
+        self.name = name
+        self.memory_of = memory_of
+        self.buffers: dict[BufferBase, np.ndarray] = {}
+
+    def describe(self, node: Tensor) -> str:
+        return f"backend {self.name!r}: node {node.name!r} ({node.op})"
+
+    def array(self, tensor: Tensor, node: Tensor) -> np.ndarray:
+        """A tensor that `node` uses, in its memory: `hostdata.array_over`; PlacementError, BackendError."""
+        buffer = tensor.buffer
+        if buffer is None:
+            raise PlacementError(f"{self.describe(node)}: tensor {tensor.name!r} has no address")
+        if buffer not in self.buffers:
+            try:
+                self.buffers[buffer] = self.memory_of(buffer)
+            except PlacementError as error:
+                raise PlacementError(f"{self.describe(node)}: tensor {tensor.name!r}: {error}") from None
+        memory, offset = self.buffers[buffer], tensor.offset
+        if offset < 0 or offset > memory.nbytes - tensor.nbytes:
+            raise PlacementError(f"{self.describe(node)}: tensor {tensor.name!r} of {tensor.nbytes} bytes at "
+                                 f"{offset} lies outside its buffer of {memory.nbytes}")
+        wrong = endless(tensor)
+        if wrong is not None:
+            raise BackendError(f"{self.describe(node)}: {wrong}")
+        if tensor is node and node.nbytes and not memory.flags.writeable:
+            raise BackendError(f"{self.describe(node)}: its memory is read-only")
+        return array_over(tensor, memory, offset) if tensor.nbytes else array_over(tensor, bytearray(16))
+
+
+class Operands:
+    """The result `dst` and the sources of a node as arrays [ne3, ne2, ne1, ne0], those of quantised types as blocks."""
+
+    def __init__(self, node: Tensor, resolver: Resolver) -> None:
+        self.node = node
+        self.label = resolver.describe(node)
+        self.dst = resolver.array(node, node)
+        self._src = {i: resolver.array(tensor, node) for i, tensor in enumerate(node.src) if tensor is not None}
+
+    def has(self, i: int) -> bool:
+        return i in self._src
+
+    def type(self, i: int) -> Type:
+        return self.node.src[i].type
+
+    def raw(self, i: int) -> np.ndarray:
+        """Source i in its own type, not necessarily contiguous."""
+        array = self._src[i]
+        return array.copy() if np.may_share_memory(array, self.dst) else array
+
+    def f32(self, i: int) -> np.ndarray:
+        """Source i as f32, not necessarily contiguous."""
+        return load(self.raw(i), self.type(i))
+
+    def dense(self, i: int) -> np.ndarray:
+        """Source i as contiguous f32: NumPy computes exp, tanh and sums differently for strided arrays."""
+        return np.ascontiguousarray(self.f32(i))
+
+    def store(self, values: np.ndarray) -> None:
+        """f32 values into the result, converted."""
+        np.copyto(self.dst, encode(values, self.node.type), "unsafe")
