@@ -82,6 +82,32 @@ def graphs_elsewhere(library: str) -> None:
     g.backend_sched_free(s)
 
 
+def only_backend(library: str) -> None:
+    """Assigning tensors to the only backend changes no plan: llama.cpp assigns the norms of small batches."""
+    from ggml_schedulers import Ggml, hook
+    from numpy.random import default_rng
+    from scheduler_cases import Weights, compute, random_graph
+
+    g = Ggml()
+    backends = [g.cpu_backend()]
+    weights = [Weights(g, backends[0], default_rng(1))]
+    stock, s = (g.scheduler(backends, ours) for ours in (False, True))
+    alive = []
+    hook().clear_counters()
+    for rows, assigned in (96, 0), (12, 1), (96, 1), (12, 0):
+        alive += [random_graph(g, weights, weights, 3, rows=rows) for _ in range(2)]
+        want = compute(g, stock, alive[-2], 5)
+        for t in alive[-1][2][:assigned]:
+            g.backend_sched_set_tensor_backend(s, t, backends[0])
+        assert compute(g, s, alive[-1], 5) == want
+        for made in (stock, s):
+            g.backend_sched_reset(made)
+    served = hook().served()
+    assert (served["planned"], served["replayed"], served["equal"]) == (1, 1, 2), served
+    for made in (s, stock):
+        g.backend_sched_free(made)
+
+
 def under_ggml_s_scheduler(library: str) -> None:
     """ggml's scheduler adds nodes to the graphs of an allocator: copies, and views that keep their roots alive."""
     from ggml_schedulers import Ggml, hook

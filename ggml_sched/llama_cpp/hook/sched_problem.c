@@ -96,11 +96,15 @@ static bool is_among(gx_tensor *const *tensors, int32_t n, const gx_tensor *t)
     return false;
 }
 
-/* Whether the client assigned the same ids of an entry to the same backends. */
+/* Whether the client assigned the same ids of an entry to the same backends.  On one backend assignments change
+ * nothing. */
 static bool same_demand(const void *owner, const gh_plan_entry *e, gx_tensor *const *tensors)
 {
     const gh_assignments *a = &((const gh_sched *)owner)->assignments;
     const gh_demand *d = &e->demand;
+    if (e->plan->problem.n_backends == 1) {
+        return true;
+    }
     if (a->n != d->n || !gh_same(a->backend, d->backend, a->n, sizeof *a->backend)) {
         return false;
     }
@@ -206,7 +210,7 @@ static int collect_residents(const gh_sched *s, const gh_plan *p, const gh_plan_
     buffer_types types = {.n = 0};
     for (int32_t id = 0; id < p->n_all; id++) {
         gx_tensor *t = id < p->n ? gh_entry_tensor(e, id) : NULL;
-        q->assigned[id] = t != NULL ? gh_assignments_get(assignments, t) : -1;
+        q->assigned[id] = t != NULL && s->n_backends > 1 ? gh_assignments_get(assignments, t) : -1;
         q->some_assigned |= q->assigned[id] >= 0;
         q->resident[id] = -1;
         q->buffer[id] = 0;
