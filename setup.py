@@ -88,6 +88,7 @@ def extension(path: Path) -> Extension:
         [str(path)],
         include_dirs=["include"],
         depends=sorted(str(path.relative_to(HERE)) for path in (HERE / "include" / "ggml_sched").glob("*.h")),
+        define_macros=[("GS_CONST", "")],       # the core fills what users of plan.h only read
         extra_compile_args=[*CFLAGS, *(["-O3"] if is_passes else [])],
         extra_link_args=LDFLAGS,
     )

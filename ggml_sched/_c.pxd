@@ -196,7 +196,7 @@ cdef extern from "ggml_sched/policy.h" nogil:
     enum: GS_USAGE_ANY
     enum: GS_USAGE_WEIGHTS
     enum: GS_STATE_ADDRESSED
-    enum: GS_STATE_TOOK_OVER
+    enum: GS_STATE_INPLACE
     enum: GS_STATE_LATE
     enum: GS_STATE_FREED
     enum: GS_STATE_EXCLUSIVE
@@ -237,7 +237,7 @@ cdef extern from "ggml_sched/policy.h" nogil:
         int32_t reuse
         int32_t leafs_first
         int32_t stream
-        int32_t n_places
+        int32_t n_copies
 
     ctypedef struct gs_arena_result:
         int64_t nbytes
@@ -250,27 +250,30 @@ cdef extern from "ggml_sched/policy.h" nogil:
     const char *gs_reason_name(int reason)
 
 cdef extern from "ggml_sched/plan.h" nogil:
+    enum: GS_MAX_BACKENDS
     const int64_t GS_MAX_CHUNK
 
-    ctypedef struct gs_request:
-        const gs_graph *g
+    ctypedef struct gs_backend_info:
+        const char *name
+        int64_t alignment
+        int64_t max_buffer
+        const uint64_t *inplace
+
+    ctypedef struct gs_problem:
         gs_policy policy
         int32_t n_backends
-        const int64_t *alignment
-        const int64_t *max_buffer
-        const uint64_t *inplace
+        int32_t n_buffers
+        int32_t n_groups
+        const gs_backend_info *backends
         int32_t *resident
         unsigned char *usage
-        int32_t *user
+        int32_t *buffer
+        unsigned char *reads_buffer
+        unsigned char *reads
+        int32_t *assigned
         unsigned char *supports
         unsigned char *offloads
-        unsigned char *reads
         int64_t *nbytes
-        int32_t *buffer
-        int32_t n_buffers
-        unsigned char *reads_buffer
-        int32_t shares
-        int32_t n_groups
         int32_t *group_backend
         int32_t *group_begin
         int32_t *group_member
@@ -279,7 +282,7 @@ cdef extern from "ggml_sched/plan.h" nogil:
         int32_t n_backends
         int32_t n_tensors
         int32_t n_copies
-        int32_t n_places
+        int32_t n_slots
         int32_t n
         int32_t n_seq
         int32_t n_splits
@@ -287,7 +290,6 @@ cdef extern from "ggml_sched/plan.h" nogil:
         int32_t n_write_backs
         int32_t n_chunks
         int32_t n_groups
-        int32_t failed
         int32_t *assign
         unsigned char *reason
         int32_t *split_backend
@@ -299,11 +301,11 @@ cdef extern from "ggml_sched/plan.h" nogil:
         int32_t *copy_from
         int32_t *copy_backend
         int32_t *copy_kept
-        int32_t *place_copy
+        int32_t *slot_copy
         int32_t *back_node
         int32_t *back_copy
         int32_t *like
-        int32_t *home
+        int32_t *arena_of
         int32_t *root
         int32_t *birth
         int32_t *death
@@ -322,13 +324,11 @@ cdef extern from "ggml_sched/plan.h" nogil:
         int64_t *chunk_nbytes
         int32_t *group_begin
         int32_t *group_member
-        void *memory[4]
 
 cdef extern from "ggml_sched/api.h" nogil:
     enum: GS_API_MAJOR
     enum: GS_API_MINOR
     const char *GS_API_CAPSULE
-    enum: GS_MAX_BACKENDS
     enum: GS_MAX_TENSORS
     enum: GS_PACK_NO_CAPACITY
     enum: GS_PACK_DEFAULT_BUDGET
@@ -363,78 +363,6 @@ cdef extern from "ggml_sched/api.h" nogil:
         int32_t *dep_begin
         int32_t *dep
 
-    ctypedef struct gs_backend_info:
-        const char *name
-        int64_t alignment
-        int64_t max_buffer
-        const uint64_t *inplace
-
-    ctypedef struct gs_problem:
-        gs_policy policy
-        int32_t n_backends
-        int32_t n_buffers
-        int32_t n_groups
-        const gs_backend_info *backends
-        const int32_t *resident
-        const unsigned char *usage
-        const int32_t *buffer
-        const unsigned char *reads_buffer
-        const unsigned char *reads
-        const int32_t *assigned
-        const unsigned char *supports
-        const unsigned char *offloads
-        const int64_t *nbytes
-        const int32_t *group_backend
-        const int32_t *group_begin
-        const int32_t *group_member
-
-    ctypedef struct gs_plan_arrays:
-        int32_t n_backends
-        int32_t n_tensors
-        int32_t n_copies
-        int32_t n_places
-        int32_t n
-        int32_t n_seq
-        int32_t n_splits
-        int32_t n_inputs
-        int32_t n_write_backs
-        int32_t n_chunks
-        int32_t n_groups
-        const int32_t *assign
-        const unsigned char *reason
-        const int32_t *split_backend
-        const int32_t *split_start
-        const int32_t *split_stop
-        const int32_t *split_inputs
-        const int32_t *inputs
-        const int32_t *copy_like
-        const int32_t *copy_from
-        const int32_t *copy_backend
-        const int32_t *copy_kept
-        const int32_t *place_copy
-        const int32_t *back_node
-        const int32_t *back_copy
-        const int32_t *like
-        const int32_t *home
-        const int32_t *root
-        const int32_t *birth
-        const int32_t *death
-        const int32_t *trimmed
-        const int32_t *src_begin
-        const int32_t *src
-        const int64_t *size
-        const int64_t *view_offs
-        const int64_t *offset
-        const int64_t *rest
-        const unsigned char *op
-        const unsigned char *flags
-        const unsigned char *state
-        const int32_t *seq
-        const gs_arena_result *arena
-        const int64_t *chunk_nbytes
-        const int32_t *group_begin
-        const int32_t *group_member
-
     ctypedef struct gs_pack_result:
         int64_t arena
         int64_t bound
@@ -455,7 +383,7 @@ cdef extern from "ggml_sched/api.h" nogil:
         size_t size_graph_arrays
         size_t size_backend_info
         size_t size_problem
-        size_t size_plan_arrays
+        size_t size_plan
         size_t size_pack_result
         int (*graph_new)(const gs_graph_size *size, gs_graph_arrays *fill, gs_api_graph **graph,
                          gs_error *error) noexcept nogil
@@ -474,7 +402,7 @@ cdef extern from "ggml_sched/api.h" nogil:
         int (*plan_replay)(const gs_api_plan *reserved, const gs_api_graph *reserved_graph, const gs_api_graph *graph,
                            const gs_problem *problem, gs_api_plan **plan, int *serves, gs_error *error) noexcept nogil
         void (*plan_find_exclusive)(gs_api_plan *plan) noexcept nogil
-        void (*plan_view)(const gs_api_plan *plan, gs_plan_arrays *arrays) noexcept nogil
+        void (*plan_view)(const gs_api_plan *plan, gs_plan *view) noexcept nogil
         void (*plan_free)(gs_api_plan *plan) noexcept nogil
         int (*pack)(int32_t n, const int64_t *lower, const int64_t *upper, const int64_t *size, int64_t capacity,
                     int64_t budget, int64_t *offsets, gs_pack_result *result, gs_error *error) noexcept nogil

@@ -4,7 +4,7 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from ggml_sched._c cimport gs_graph, gs_graph_size, gs_plan
-from ggml_sched.core.plan.problem cimport gs_asked
+from ggml_sched.core.plan.placement cimport gs_request
 
 
 # The struct behind a gs_api_graph handle.
@@ -20,7 +20,7 @@ ctypedef struct gs_graph_box:
 # The struct behind a gs_api_plan handle.
 ctypedef struct gs_plan_box:
     gs_plan c                   # owned
-    gs_asked asked              # owned: the problem of the plan, without pointers to arrays of the caller
+    gs_request request          # its memory is owned; without pointers to arrays of the caller
     const gs_graph_box *graph   # the graph of the plan; never dereferenced unless the caller passes it again
     uint64_t filling            # of that graph, when the plan was made
     gs_graph_size size          # of that graph, when the plan was made

@@ -25,7 +25,7 @@ from ggml_sched.core.graph.flat cimport (
 from ggml_sched.core.pack.api cimport pack_any_times, pack_method_word
 from ggml_sched.core.pack.solve cimport gs_packing
 from ggml_sched.core.plan.make cimport gs_plan_compact, gs_plan_free, gs_plan_make, gs_plan_replay, plan_mark_exclusive
-from ggml_sched.core.plan.problem cimport asked_alike, asked_free, asked_init, planning_refused
+from ggml_sched.core.plan.problem cimport planning_error, request_init, requests_match
 
 
 cdef int refuse(gs_error *error, int status, int64_t value, int64_t limit, const char *message) noexcept nogil:
@@ -172,7 +172,7 @@ cdef void policy_default(gs_policy *policy) noexcept nogil:
     policy.reuse = GS_REUSE_ALL
     policy.leafs_first = True
     policy.stream = False
-    policy.n_places = 1
+    policy.n_copies = 1
 
 
 cdef void policy_seed(gs_policy *policy) noexcept nogil:
@@ -192,7 +192,7 @@ cdef int plan_box_new(const gs_graph_box *graph, const gs_problem *problem, gs_p
     box[0] = <gs_plan_box *>calloc(1, sizeof(gs_plan_box))
     if box[0] == NULL:
         return refuse(error, GS_NO_HOST_MEMORY, sizeof(gs_plan_box), 0, b"no host memory for a plan")
-    status = asked_init(&box[0].asked, &graph.g, problem, error)
+    status = request_init(&box[0].request, &graph.g, problem, error)
     if status != GS_OK:
         free(box[0])
         return status
@@ -200,16 +200,17 @@ cdef int plan_box_new(const gs_graph_box *graph, const gs_problem *problem, gs_p
     return GS_OK
 
 
-cdef void plan_box_settle(gs_plan_box *box) noexcept nogil:
+cdef void plan_box_detach(gs_plan_box *box) noexcept nogil:
     """Clear the pointers to arrays of the caller."""
-    box.asked.r.g = NULL
-    box.asked.r.supports = box.asked.r.offloads = NULL
-    box.asked.r.nbytes = NULL
+    box.request.g = NULL
+    box.request.p.supports = box.request.p.offloads = NULL
+    box.request.p.nbytes = NULL
 
 
 cdef int plan_new(const gs_api_graph *graph, const gs_problem *problem, gs_api_plan **plan,
                   gs_error *error) noexcept nogil:
     cdef gs_plan_box *box = NULL
+    cdef int32_t failed
     cdef int status
     if plan == NULL:
         return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"plan is NULL")
@@ -217,12 +218,12 @@ cdef int plan_new(const gs_api_graph *graph, const gs_problem *problem, gs_api_p
     status = plan_box_new(<const gs_graph_box *>graph, problem, &box, error)
     if status != GS_OK:
         return status
-    status = gs_plan_make(&box.asked.r, &box.c)
+    status = gs_plan_make(&box.request, &box.c, &failed)
     if status != GS_OK:
-        status = planning_refused(error, &box.asked, problem, status, box.c.failed)
+        status = planning_error(error, &box.request, problem, status, failed)
         plan_free(<gs_api_plan *>box)
         return status
-    plan_box_settle(box)
+    plan_box_detach(box)
     plan[0] = <gs_api_plan *>box
     return GS_OK
 
@@ -238,7 +239,8 @@ cdef int plan_replay(const gs_api_plan *reserved, const gs_api_graph *reserved_g
     cdef const gs_plan_box *first = <const gs_plan_box *>reserved
     cdef const gs_graph_box *old = <const gs_graph_box *>reserved_graph
     cdef gs_plan_box *box = NULL
-    cdef int32_t fits = False
+    cdef int32_t failed
+    cdef bint fits = False
     cdef int status
     if plan == NULL or serves == NULL or first == NULL or old == NULL:
         return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"plan, serves, reserved or reserved_graph is NULL")
@@ -249,14 +251,14 @@ cdef int plan_replay(const gs_api_plan *reserved, const gs_api_graph *reserved_g
     status = plan_box_new(<const gs_graph_box *>graph, problem, &box, error)
     if status != GS_OK:
         return status
-    if graph_same_wiring(reserved_graph, graph) and asked_alike(&first.asked, &box.asked):
-        status = gs_plan_replay(&box.asked.r, &first.c, &box.c, &fits)
+    if graph_same_wiring(reserved_graph, graph) and requests_match(&first.request, &box.request):
+        status = gs_plan_replay(&box.request, &first.c, &box.c, &fits, &failed)
         if status != GS_OK:
-            status = planning_refused(error, &box.asked, problem, status, box.c.failed)
+            status = planning_error(error, &box.request, problem, status, failed)
     if status != GS_OK or not fits:
         plan_free(<gs_api_plan *>box)
         return status
-    plan_box_settle(box)
+    plan_box_detach(box)
     plan[0] = <gs_api_plan *>box
     serves[0] = True
     return GS_OK
@@ -277,28 +279,12 @@ cdef void plan_free(gs_api_plan *plan) noexcept nogil:
     cdef gs_plan_box *box = <gs_plan_box *>plan
     if box != NULL:
         gs_plan_free(&box.c)
-        asked_free(&box.asked)
+        free(box.request.memory)
         free(box)
 
 
-cdef void plan_view(const gs_api_plan *plan, gs_plan_arrays *to) noexcept nogil:
-    cdef const gs_plan *p = &(<const gs_plan_box *>plan).c
-    memset(to, 0, sizeof(gs_plan_arrays))
-    to.n_backends, to.n_tensors, to.n_copies, to.n_places = p.n_backends, p.n_tensors, p.n_copies, p.n_places
-    to.n, to.n_seq, to.n_splits, to.n_inputs = p.n, p.n_seq, p.n_splits, p.n_inputs
-    to.n_write_backs, to.n_chunks, to.n_groups = p.n_write_backs, p.n_chunks, p.n_groups
-    to.assign, to.reason = p.assign, p.reason
-    to.split_backend, to.split_start, to.split_stop = p.split_backend, p.split_start, p.split_stop
-    to.split_inputs, to.inputs = p.split_inputs, p.inputs
-    to.copy_like, to.copy_from, to.copy_backend, to.copy_kept = p.copy_like, p.copy_from, p.copy_backend, p.copy_kept
-    to.place_copy, to.back_node, to.back_copy = p.place_copy, p.back_node, p.back_copy
-    to.like, to.home, to.root = p.like, p.home, p.root
-    to.birth, to.death, to.trimmed = p.birth, p.death, p.trimmed
-    to.src_begin, to.src = p.src_begin, p.src
-    to.size, to.view_offs, to.offset, to.rest = p.size, p.view_offs, p.offset, p.rest
-    to.op, to.flags, to.state, to.seq = p.op, p.flags, p.state, p.seq
-    to.arena, to.chunk_nbytes = p.arena, p.chunk_nbytes
-    to.group_begin, to.group_member = p.group_begin, p.group_member
+cdef void plan_view(const gs_api_plan *plan, gs_plan *view) noexcept nogil:
+    view[0] = (<const gs_plan_box *>plan).c
 
 
 # -- packing ----------------------------------------------------------------------------------------------------
@@ -390,7 +376,7 @@ functions.size_graph_size = sizeof(gs_graph_size)
 functions.size_graph_arrays = sizeof(gs_graph_arrays)
 functions.size_backend_info = sizeof(gs_backend_info)
 functions.size_problem = sizeof(gs_problem)
-functions.size_plan_arrays = sizeof(gs_plan_arrays)
+functions.size_plan = sizeof(gs_plan)
 functions.size_pack_result = sizeof(gs_pack_result)
 functions.graph_new = graph_new
 functions.graph_refill = graph_refill

@@ -8,6 +8,7 @@ This module gives Python its counters, the last failure, and the last plans, as 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from ggml_sched._c cimport *
+from ggml_sched.core.plan.plan_values cimport values_of_plan
 
 from ggml_sched.core.graph.types import op_numbers
 
@@ -49,7 +50,7 @@ cdef extern from "plan_view.h":
         bint has_deps
         gs_graph_size size
         gs_graph_arrays arrays
-        gs_plan_arrays plan
+        gs_plan plan
         const gh_problem *problem
         const int64_t *nbytes
         const unsigned char *reads
@@ -123,11 +124,6 @@ cdef list _longs(const int64_t *at, int32_t n):
     return [at[i] for i in range(n)]
 
 
-cdef list _bytes(const unsigned char *at, int32_t n):
-    cdef int32_t i
-    return [at[i] for i in range(n)]
-
-
 cdef dict _masks(const uint64_t *inplace, dict names):
     """{op: sources that may be its destination, bits} where there are any."""
     return {name: inplace[<int>number] for number, name in names.items() if inplace[<int>number]}
@@ -160,30 +156,6 @@ cdef dict _tensor_of(const gh_plan_view *view, int32_t id, dict names):
     return fields
 
 
-cdef dict _plan_of(const gs_plan_arrays *p):
-    """The plan, as `plan_from_values` takes it."""
-    cdef int32_t i
-    return {
-        "n_backends": p.n_backends, "n_tensors": p.n_tensors, "assign": _ints(p.assign, p.n_tensors),
-        "reason": _bytes(p.reason, p.n_tensors),
-        "splits": [[p.split_backend[i], p.split_start[i], p.split_stop[i],
-                    _ints(p.inputs + (p.split_inputs[i - 1] if i else 0),
-                          p.split_inputs[i] - (p.split_inputs[i - 1] if i else 0))] for i in range(p.n_splits)],
-        "copies": [[p.copy_like[i], p.copy_from[i], p.copy_backend[i], p.copy_kept[i]] for i in range(p.n_copies)],
-        "places": _ints(p.place_copy, p.n_places),
-        "write_backs": [[p.back_node[i], p.back_copy[i]] for i in range(p.n_write_backs)],
-        "home": _ints(p.home, p.n), "root": _ints(p.root, p.n), "birth": _ints(p.birth, p.n),
-        "death": _ints(p.death, p.n), "trimmed": _ints(p.trimmed, p.n),
-        "src": [_ints(p.src + p.src_begin[i], p.src_begin[i + 1] - p.src_begin[i]) for i in range(p.n)],
-        "size": _longs(p.size, p.n), "view_offs": _longs(p.view_offs, p.n), "offset": _longs(p.offset, p.n),
-        "rest": _longs(p.rest, p.n), "op": _bytes(p.op, p.n), "flags": _bytes(p.flags, p.n),
-        "state": _bytes(p.state, p.n), "seq": _ints(p.seq, p.n_seq),
-        "arenas": [[p.arena[i].live_bytes, p.arena[i].stride, p.arena[i].method,
-                    _longs(p.chunk_nbytes + p.arena[i].first_chunk, p.arena[i].n_chunks)]
-                   for i in range(p.n_backends)],
-    }
-
-
 cdef dict _residents(const gh_plan_view *view):
     """{tensor: (usage, backends that read it, the owner first)} of tensors that had memory before planning."""
     cdef const gh_problem *q = view.problem
@@ -201,7 +173,7 @@ cdef dict _view_of(const gh_plan_view *view, dict names):
         "graph": {"meta": {}, "tensors": [_tensor_of(view, i, names) for i in range(n)],
                   "nodes": _ints(view.arrays.node, view.size.n_nodes),
                   "leafs": _ints(view.arrays.leaf, view.size.n_leafs)},
-        "plan": _plan_of(&view.plan),
+        "plan": values_of_plan(&view.plan),
         "arenas": [{"name": (<bytes>view.arena[b].name).decode(errors="replace"),
                     "alignment": view.arena[b].alignment, "max_size": view.arena[b].max_size,
                     "nbytes": view.arena[b].nbytes, "inplace": _masks(view.arena[b].inplace, names)}

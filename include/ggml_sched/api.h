@@ -31,6 +31,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include "ggml_sched/ops.h"
+#include "ggml_sched/plan.h"
 #include "ggml_sched/policy.h"
 #include "ggml_sched/status.h"
 #include "ggml_sched/structs.h"
@@ -40,12 +41,11 @@
 extern "C" {
 #endif
 
-#define GS_API_MAJOR 1
-#define GS_API_MINOR 1
+#define GS_API_MAJOR 2
+#define GS_API_MINOR 0
 #define GS_API_MODULE "ggml_sched._capi"
 #define GS_API_CAPSULE "ggml_sched._capi.api"
 
-#define GS_MAX_BACKENDS 256
 #define GS_MAX_TENSORS 0x3fffffff
 
 /* -- graphs --------------------------------------------------------------------------------------------------- */
@@ -85,105 +85,8 @@ typedef struct gs_graph_arrays {
     int32_t *dep;               /*   dep[dep_begin[i] .. dep_begin[i + 1]); both NULL where n_deps is 0 */
 } gs_graph_arrays;
 
-/* -- problems ------------------------------------------------------------------------------------------------- */
-
-typedef struct gs_backend_info {
-    const char *name;           /* for messages; may be NULL                                        */
-    int64_t alignment;          /* of every address, in bytes, 1 .. 2**30                           */
-    int64_t max_buffer;         /* bytes of the largest buffer; 0: no bound                         */
-    const uint64_t *inplace;    /* [GS_N_OPS] bit k: the op may write its result over source k, if both have the same
-                                 * layout; NULL: every source of the ops that ggml computes in place */
-} gs_backend_info;
-
-/* The inputs of a plan besides the graph.  All fields but `policy`, `n_backends` and `backends` may be zero or NULL.
- * An array of bytes holds truth values: 0 is false, any other value true. */
-typedef struct gs_problem {
-    gs_policy policy;           /* begin with policy_default or policy_seed                         */
-    int32_t n_backends;         /* 1 .. GS_MAX_BACKENDS                                             */
-    int32_t n_buffers;          /* buffers that `buffer` indexes; 0: all residents of a backend share a buffer */
-    int32_t n_groups;           /* fusion groups                                                    */
-    const gs_backend_info *backends; /* [n_backends]                                                */
-    /* Residents: tensors that have memory before planning.  A view has the entries of its root; its own are ignored. */
-    const int32_t *resident;    /* [n_tensors] backend of the tensor's buffer, or the first backend that reads this
-                                 * buffer; -1: not resident, placed by the plan                     */
-    const unsigned char *usage; /* [n_tensors] GS_USAGE_*; NULL: GS_USAGE_ANY                       */
-    const int32_t *buffer;      /* [n_tensors] index of the buffer; NULL with n_buffers 0           */
-    const unsigned char *reads_buffer; /* [n_backends][n_buffers] backend reads or owns buffer; NULL with n_buffers 0 */
-    const unsigned char *reads; /* [n_backends][n_backends] first reads memory of second; NULL: each only its own */
-    const int32_t *assigned;    /* [n_tensors] backend that the caller chose, -1 for none           */
-    /* Results of the support queries. */
-    const unsigned char *supports; /* [n_backends][n_tensors] backend computes tensor; NULL: all    */
-    const unsigned char *offloads; /* [n_backends][n_tensors] backend offers to compute a node whose weights are on the
-                                 * host; NULL: none                                                 */
-    const int64_t *nbytes;      /* [n_backends][n_tensors] bytes to allocate for tensor on backend, not below the
-                                 * tensor's own bytes; NULL: the tensor's own bytes                 */
-    /* Fusion groups: nodes that a backend computes as one kernel; ordered by first member, then backend. */
-    const int32_t *group_backend; /* [n_groups]                                                     */
-    const int32_t *group_begin; /* [n_groups + 1], into group_member                                */
-    const int32_t *group_member; /* positions in the graph's node order, ascending in each group, two or more */
-} gs_problem;
-
-/* -- plans ---------------------------------------------------------------------------------------------------- */
-
+/* The handle of a plan; problems and plans are the structs of plan.h. */
 typedef struct gs_api_plan gs_api_plan;
-
-/* The arrays of a plan: memory of the plan, valid until plan_free.  Ids below n_tensors are the graph's tensors, then
- * come the copies, then the further copy slots of copies that have several.  Positions (birth, death, trimmed) are
- * indices into `seq`.  Where the arena of an id's home has several chunks, the id is in chunk offset / stride, at
- * offset % stride bytes from the chunk's start. */
-typedef struct gs_plan_arrays {
-    int32_t n_backends;
-    int32_t n_tensors;
-    int32_t n_copies;
-    int32_t n_places;           /* further copy slots: all slots beyond the first of each copy      */
-    int32_t n;                  /* ids: n_tensors + n_copies + n_places                             */
-    int32_t n_seq;
-    int32_t n_splits;
-    int32_t n_inputs;
-    int32_t n_write_backs;
-    int32_t n_chunks;
-    int32_t n_groups;
-    /* Of each graph tensor: */
-    const int32_t *assign;      /* its backend, -1 for an unused leaf                               */
-    const unsigned char *reason; /* GS_REASON_*                                                     */
-    /* Of each split: */
-    const int32_t *split_backend;
-    const int32_t *split_start; /* positions in the graph's node order                              */
-    const int32_t *split_stop;
-    const int32_t *split_inputs; /* one past its last entry in `inputs`                             */
-    const int32_t *inputs;      /* [n_inputs] copies in the order in which they are made; a copy may recur */
-    /* Of each copy: */
-    const int32_t *copy_like;   /* graph tensor with the copy's layout                              */
-    const int32_t *copy_from;   /* graph tensor that must exist before the copy is made             */
-    const int32_t *copy_backend;
-    const int32_t *copy_kept;   /* 1: an unchanged weight, copied once and kept for the next compute */
-    const int32_t *place_copy;  /* [n_places] of each further copy slot: index of its copy, ascending */
-    const int32_t *back_node;   /* [n_write_backs] a node that computes into a copy of memory of another backend */
-    const int32_t *back_copy;   /* [n_write_backs] that copy: written back once the node is done    */
-    /* Of each id: */
-    const int32_t *like;        /* the graph tensor with the id's layout, op and flags              */
-    const int32_t *home;        /* the backend whose arena holds it, -1: memory outside the plan    */
-    const int32_t *root;        /* the id whose memory it shares, as a view or by in-place reuse; -1 */
-    const int32_t *birth;       /* position at which its memory is allocated; -1                    */
-    const int32_t *death;       /* position after which its memory is freed; n_seq if never         */
-    const int32_t *trimmed;     /* position at which the tail of its memory is freed, where rest < size */
-    const int32_t *src_begin;   /* [n + 1] ids that it reads: src[src_begin[i] .. src_begin[i + 1])  */
-    const int32_t *src;         /* a copy in place of each source that is read through a copy       */
-    const int64_t *size;        /* bytes, rounded up to the alignment                               */
-    const int64_t *view_offs;   /* bytes from the start of the root's memory                        */
-    const int64_t *offset;      /* bytes from the start of its home's arena; -1 outside the plan    */
-    const int64_t *rest;        /* bytes that stay allocated once the tail is freed                 */
-    const unsigned char *op;
-    const unsigned char *flags;
-    const unsigned char *state; /* GS_STATE_*; EXCLUSIVE and WRITTEN once plan_find_exclusive was called */
-    const int32_t *seq;         /* [n_seq] ids in execution order, copies before the nodes of their split */
-    /* Of each backend: */
-    const gs_arena_result *arena;
-    const int64_t *chunk_nbytes; /* [n_chunks]: the bytes of each buffer to allocate                */
-    /* Fusion groups, each computed at the position of its last member; NULL where there are none: */
-    const int32_t *group_begin; /* [n_groups + 1], into group_member                                */
-    const int32_t *group_member; /* positions in the graph's node order, ascending in each group    */
-} gs_plan_arrays;
 
 /* -- packing -------------------------------------------------------------------------------------------------- */
 
@@ -214,7 +117,7 @@ typedef struct gs_api {
     size_t size_graph_arrays;
     size_t size_backend_info;
     size_t size_problem;
-    size_t size_plan_arrays;
+    size_t size_plan;
     size_t size_pack_result;
 
     /* Make a graph; the caller writes its contents to the arrays in *fill.  GS_BAD_ARGUMENT, GS_NO_HOST_MEMORY. */
@@ -260,7 +163,7 @@ typedef struct gs_api {
     /* Set GS_STATE_EXCLUSIVE for the ids that share memory with no other id, and GS_STATE_WRITTEN for those that nodes
      * write to.  Writes to the plan: call it before other threads read the plan. */
     void (*plan_find_exclusive)(gs_api_plan *plan);
-    void (*plan_view)(const gs_api_plan *plan, gs_plan_arrays *arrays); /* sets *arrays to the plan's arrays */
+    void (*plan_view)(const gs_api_plan *plan, gs_plan *view); /* the arrays stay the plan's, valid until plan_free */
     void (*plan_free)(gs_api_plan *plan);    /* `plan` may be NULL */
 
     /* Choose offsets for n buffers; buffer i has size[i] bytes and is alive over [lower[i], upper[i]), in any unit of
@@ -281,8 +184,6 @@ typedef struct gs_api {
     int (*type_of_name)(const char *name);
     int (*type_traits)(int type, gs_type_traits *traits); /* GS_BAD_ARGUMENT for an unknown number */
 
-    /* Since minor version 1. */
-
     /* The offsets that plan_replay would choose for ids of size[i] bytes, without making a plan; both arrays have the
      * plan's `n` entries.  Sizes are rounded up to the alignment of their arena; GS_BAD_ARGUMENT for a size above the
      * plan's.  The caller has checked that the plan serves: views have the plan's offsets in their roots, and in-place
@@ -302,7 +203,7 @@ static inline int gs_api_check(const gs_api *api, gs_error *error) {
                || api->size_policy != sizeof(gs_policy) || api->size_arena_result != sizeof(gs_arena_result)
                || api->size_error != sizeof(gs_error) || api->size_graph_size != sizeof(gs_graph_size)
                || api->size_graph_arrays != sizeof(gs_graph_arrays) || api->size_backend_info != sizeof(gs_backend_info)
-               || api->size_problem != sizeof(gs_problem) || api->size_plan_arrays != sizeof(gs_plan_arrays)
+               || api->size_problem != sizeof(gs_problem) || api->size_plan != sizeof(gs_plan)
                || api->size_pack_result != sizeof(gs_pack_result)) {
         wrong = "the structs differ in size";
     }

@@ -1,103 +1,121 @@
-/* ggml_sched/plan.h -- the input of planning, gs_request, and its result, gs_plan.
+/* ggml_sched/plan.h -- the input of planning, gs_problem, and its result, gs_plan.
  *
- * Plain structs.  Ids below n_tensors are the graph's tensors, then come the copies, then the further copy slots of
- * copies that have several.  Backends are indices, best first; -1 is none.  Sizes and offsets are bytes.
+ * Plain structs of the planner and of the C API.  Backends are indices, best first; the last one is the host.  -1 is
+ * none.  Sizes and offsets are bytes.
  */
 #ifndef GGML_SCHED_PLAN_H
 #define GGML_SCHED_PLAN_H
 
 #include <stdint.h>
-#include "ggml_sched/graph.h"
 #include "ggml_sched/policy.h"
 
-/* -- requests ------------------------------------------------------------------------------------------------- */
+/* Arrays that users of the C API do not write to.  The planner fills them: it defines the macro as nothing. */
+#ifndef GS_CONST
+#define GS_CONST const
+#endif
+
+#define GS_MAX_BACKENDS 256
 
 /* The most bytes of one chunk of an arena, so that the offsets of many chunks stay below 2**63. */
 #define GS_MAX_CHUNK ((int64_t)1 << 48)
 
-/* Everything that a plan depends on. */
-typedef struct gs_request {
-    const gs_graph *g;
-    gs_policy policy;
-    int32_t n_backends;
-    const int64_t *alignment;   /* [n_backends]                                                                 */
-    const int64_t *max_buffer;  /* [n_backends], 0: no bound                                                    */
-    const uint64_t *inplace;    /* [n_backends][GS_N_OPS]: bit k: source k may be the destination               */
-    int32_t *resident;          /* of each root: backend of its buffer; -1: not resident, placed by the plan    */
-    unsigned char *usage;       /* GS_USAGE_* of that buffer                                                    */
-    int32_t *user;              /* [n_tensors]: assignment by the caller, -1 for none; NULL: no assignments     */
-    unsigned char *supports;    /* [n_backends][n_tensors], NULL: everything is supported                       */
-    unsigned char *offloads;    /* [n_backends][n_tensors], NULL: nothing is offloaded                          */
-    unsigned char *reads;       /* [n_backends][n_backends]: b may read memory of c without a copy              */
-    int64_t *nbytes;            /* [n_backends][n_tensors] sizes to allocate, NULL: the tensor's own byte size  */
-    int32_t *buffer;            /* of each resident root: index of its buffer                                   */
-    int32_t n_buffers;
-    unsigned char *reads_buffer; /* [n_backends][n_buffers]: b may read that buffer without a copy              */
-    int32_t shares;             /* whether any backend can read a buffer or memory of another backend           */
-    int32_t n_groups;           /* fusion groups that backends offer, by first member; if 0, the arrays are NULL */
-    int32_t *group_backend;     /* [n_groups]                                                                   */
-    int32_t *group_begin;       /* [n_groups + 1], into group_member                                            */
-    int32_t *group_member;      /* positions in the graph's node order, ascending in each group                 */
-} gs_request;
+/* -- problems ------------------------------------------------------------------------------------------------- */
+
+typedef struct gs_backend_info {
+    const char *name;           /* for messages; may be NULL                                        */
+    int64_t alignment;          /* of every address, in bytes, 1 .. 2**30                           */
+    int64_t max_buffer;         /* bytes of the largest buffer; 0: no bound                         */
+    const uint64_t *inplace;    /* [GS_N_OPS] bit k: the op may write its result over source k, if both have the same
+                                 * layout; NULL: every source of the ops that ggml computes in place */
+} gs_backend_info;
+
+/* The inputs of a plan besides the graph.  All fields but `policy`, `n_backends` and `backends` may be zero or NULL.
+ * An array of bytes holds truth values: 0 is false, any other value true. */
+typedef struct gs_problem {
+    gs_policy policy;           /* begin with policy_default or policy_seed                         */
+    int32_t n_backends;         /* 1 .. GS_MAX_BACKENDS                                             */
+    int32_t n_buffers;          /* buffers that `buffer` indexes; 0: all residents of a backend share a buffer */
+    int32_t n_groups;           /* fusion groups                                                    */
+    const gs_backend_info *backends; /* [n_backends]                                                */
+    /* Residents: tensors that have memory before planning.  A view has the entries of its root; its own are ignored. */
+    GS_CONST int32_t *resident; /* [n_tensors] backend of the tensor's buffer, or the first backend that reads this
+                                 * buffer; -1: not resident, placed by the plan                     */
+    GS_CONST unsigned char *usage; /* [n_tensors] GS_USAGE_*; NULL: GS_USAGE_ANY                    */
+    GS_CONST int32_t *buffer;   /* [n_tensors] index of the buffer; NULL with n_buffers 0           */
+    GS_CONST unsigned char *reads_buffer; /* [n_backends][n_buffers] backend reads or owns buffer; NULL with
+                                 * n_buffers 0                                                      */
+    GS_CONST unsigned char *reads; /* [n_backends][n_backends] first reads memory of second; NULL: each only its own */
+    GS_CONST int32_t *assigned; /* [n_tensors] backend that the caller chose, -1 for none           */
+    /* Results of the support queries. */
+    GS_CONST unsigned char *supports; /* [n_backends][n_tensors] backend computes tensor; NULL: all */
+    GS_CONST unsigned char *offloads; /* [n_backends][n_tensors] backend offers to compute a node whose weights are on
+                                 * the host; NULL: none                                             */
+    GS_CONST int64_t *nbytes;   /* [n_backends][n_tensors] bytes to allocate for tensor on backend, not below the
+                                 * tensor's own bytes; NULL: the tensor's own bytes                 */
+    /* Fusion groups: nodes that a backend computes as one kernel; ordered by first member, then backend. */
+    GS_CONST int32_t *group_backend; /* [n_groups]                                                  */
+    GS_CONST int32_t *group_begin; /* [n_groups + 1], into group_member                             */
+    GS_CONST int32_t *group_member; /* positions in the graph's node order, ascending in each group, two or more */
+} gs_problem;
 
 /* -- plans ---------------------------------------------------------------------------------------------------- */
 
-/* Owns its arrays (gs_plan_free).  Positions (birth, death, trimmed) are indices into `seq`. */
+/* The arrays of a plan: memory of the plan, valid until plan_free.  Ids below n_tensors are the graph's tensors, then
+ * come the copies, then the further copy slots of copies that have several.  Positions (birth, death, trimmed) are
+ * indices into `seq`.  Where the arena of an id has several chunks, the id is in chunk offset / stride, at
+ * offset % stride bytes from the chunk's start. */
 typedef struct gs_plan {
     int32_t n_backends;
     int32_t n_tensors;
     int32_t n_copies;
-    int32_t n_places;           /* further copy slots: all slots beyond the first of each copy       */
-    int32_t n;                  /* ids: n_tensors + n_copies + n_places                              */
+    int32_t n_slots;            /* further copy slots: all slots beyond the first of each copy      */
+    int32_t n;                  /* ids: n_tensors + n_copies + n_slots                              */
     int32_t n_seq;
     int32_t n_splits;
     int32_t n_inputs;
     int32_t n_write_backs;
     int32_t n_chunks;
     int32_t n_groups;
-    int32_t failed;             /* after a failure: the id that caused it, -1 for none               */
     /* Of each graph tensor: */
-    int32_t *assign;            /* its backend, -1 for an unused leaf                                */
-    unsigned char *reason;      /* GS_REASON_*                                                       */
+    GS_CONST int32_t *assign;   /* its backend, -1 for an unused leaf                               */
+    GS_CONST unsigned char *reason; /* GS_REASON_*                                                  */
     /* Of each split: */
-    int32_t *split_backend;
-    int32_t *split_start;       /* positions in the graph's node order                               */
-    int32_t *split_stop;
-    int32_t *split_inputs;      /* one past its last entry in `inputs`                               */
-    int32_t *inputs;            /* copies in the order in which they are made; a copy may recur      */
+    GS_CONST int32_t *split_backend;
+    GS_CONST int32_t *split_start; /* positions in the graph's node order                           */
+    GS_CONST int32_t *split_stop;
+    GS_CONST int32_t *split_inputs; /* one past its last entry in `inputs`                          */
+    GS_CONST int32_t *inputs;   /* [n_inputs] copies in the order in which they are made; a copy may recur */
     /* Of each copy: */
-    int32_t *copy_like;         /* graph tensor with the copy's layout                               */
-    int32_t *copy_from;         /* graph tensor that must exist before the copy is made              */
-    int32_t *copy_backend;
-    int32_t *copy_kept;         /* 1: an unchanged weight, copied once and kept for the next compute */
-    int32_t *place_copy;        /* of each further copy slot: index of its copy, ascending           */
-    /* Of each write-back: */
-    int32_t *back_node;         /* a node that computes into a copy of memory of another backend     */
-    int32_t *back_copy;         /* that copy                                                         */
+    GS_CONST int32_t *copy_like; /* graph tensor with the copy's layout                             */
+    GS_CONST int32_t *copy_from; /* graph tensor that must exist before the copy is made            */
+    GS_CONST int32_t *copy_backend;
+    GS_CONST int32_t *copy_kept; /* 1: an unchanged weight, copied once and kept for the next compute */
+    GS_CONST int32_t *slot_copy; /* [n_slots] of each further copy slot: index of its copy, ascending */
+    GS_CONST int32_t *back_node; /* [n_write_backs] a node that computes into a copy of another backend's memory */
+    GS_CONST int32_t *back_copy; /* [n_write_backs] that copy: written back once the node is done   */
     /* Of each id: */
-    int32_t *like;              /* the graph tensor with the id's layout, op and flags               */
-    int32_t *home;              /* the backend whose arena holds it, -1: memory outside the plan     */
-    int32_t *root;              /* the id whose memory it shares, as a view or by in-place reuse; -1 */
-    int32_t *birth;             /* position at which its memory is allocated; -1                     */
-    int32_t *death;             /* position after which its memory is freed; n_seq if never          */
-    int32_t *trimmed;           /* position at which the memory's tail is freed, where rest < size   */
-    int32_t *src_begin;         /* ids that it reads: src[src_begin[i] .. src_begin[i+1])            */
-    int32_t *src;               /* a copy in place of each source that is read through a copy        */
-    int64_t *size;              /* bytes, rounded up to the alignment                                */
-    int64_t *view_offs;         /* bytes from the start of the root's memory                         */
-    int64_t *offset;            /* bytes from the start of its home's arena; -1 outside the plan     */
-    int64_t *rest;              /* bytes that stay allocated once the tail is freed                  */
-    unsigned char *op;
-    unsigned char *flags;
-    unsigned char *state;       /* GS_STATE_*                                                        */
-    int32_t *seq;               /* ids in execution order, copies before the nodes of their split    */
+    GS_CONST int32_t *like;     /* the graph tensor with the id's layout, op and flags              */
+    GS_CONST int32_t *arena_of; /* the backend whose arena holds it, -1: memory outside the plan    */
+    GS_CONST int32_t *root;     /* the id whose memory it shares, as a view or by in-place reuse; -1 */
+    GS_CONST int32_t *birth;    /* position at which its memory is allocated; -1                    */
+    GS_CONST int32_t *death;    /* position after which its memory is freed; n_seq if never         */
+    GS_CONST int32_t *trimmed;  /* position at which the tail of its memory is freed, where rest < size */
+    GS_CONST int32_t *src_begin; /* [n + 1] ids that it reads: src[src_begin[i] .. src_begin[i + 1]) */
+    GS_CONST int32_t *src;      /* a copy in place of each source that is read through a copy       */
+    GS_CONST int64_t *size;     /* bytes, rounded up to the alignment                               */
+    GS_CONST int64_t *view_offs; /* bytes from the start of the root's memory                       */
+    GS_CONST int64_t *offset;   /* bytes from the start of its arena; -1 outside the plan           */
+    GS_CONST int64_t *rest;     /* bytes that stay allocated once the tail is freed                 */
+    GS_CONST unsigned char *op;
+    GS_CONST unsigned char *flags;
+    GS_CONST unsigned char *state; /* GS_STATE_*; EXCLUSIVE and WRITTEN once plan_find_exclusive was called */
+    GS_CONST int32_t *seq;      /* [n_seq] ids in execution order, copies before the nodes of their split */
     /* Of each backend: */
-    gs_arena_result *arena;
-    int64_t *chunk_nbytes;      /* [n_chunks]: the bytes of each buffer                              */
+    GS_CONST gs_arena_result *arena;
+    GS_CONST int64_t *chunk_nbytes; /* [n_chunks]: the bytes of each buffer to allocate             */
     /* Fusion groups, each computed at the position of its last member; NULL where there are none: */
-    int32_t *group_begin;       /* [n_groups + 1], into group_member                                 */
-    int32_t *group_member;      /* positions in the graph's node order, ascending in each group      */
-    void *memory[4];            /* the blocks that hold the arrays                                   */
+    GS_CONST int32_t *group_begin; /* [n_groups + 1], into group_member                             */
+    GS_CONST int32_t *group_member; /* positions in the graph's node order, ascending in each group */
 } gs_plan;
 
 #endif

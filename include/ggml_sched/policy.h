@@ -36,7 +36,7 @@ typedef struct gs_policy {
     int32_t reuse;              /* GS_REUSE_*: the highest mode tried; an arena uses a lower one if smaller so */
     int32_t leafs_first;        /* leafs are allocated from the start, not from their first use               */
     int32_t stream;             /* copies of weights share memory, one after the other; none is kept          */
-    int32_t n_places;           /* copy slots of each copy that every compute makes again                     */
+    int32_t n_copies;           /* copy slots of each copy that every compute makes again, as in ggml         */
 } gs_policy;
 
 #define GS_USAGE_ANY 0
@@ -81,7 +81,7 @@ static inline const char *gs_reason_name(int reason) {
 
 /* States of an id's memory: bits of gs_plan.state. */
 #define GS_STATE_ADDRESSED 1  /* has an address                                                       */
-#define GS_STATE_TOOK_OVER 2  /* shares its root's memory by in-place reuse                           */
+#define GS_STATE_INPLACE 2    /* shares its root's memory by in-place reuse                           */
 #define GS_STATE_LATE 4       /* a leaf whose memory held another tensor before: loaded at its birth  */
 #define GS_STATE_FREED 8      /* its memory is freed before the compute ends                          */
 #define GS_STATE_EXCLUSIVE 16 /* no other tensor ever has its memory, and no node writes to it        */

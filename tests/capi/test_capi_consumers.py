@@ -107,7 +107,7 @@ def test_an_older_or_newer_package_is_an_import_error_that_says_both_versions(do
     header = documented / "ggml_sched"
     shutil.copytree(Path(INCLUDE, "ggml_sched"), header)
     text = (header / "api.h").read_text()
-    for old, new in (("GS_API_MAJOR 1", "GS_API_MAJOR 2"), ("GS_API_MINOR 1", "GS_API_MINOR 7"),
+    for old, new in (("GS_API_MAJOR 2", "GS_API_MAJOR 3"), ("GS_API_MINOR 0", "GS_API_MINOR 7"),
                      ("char message[256]", "char message[512]")):
         changed = header / ("status.h" if "message" in old else "api.h")
         before = changed.read_text()
@@ -123,7 +123,7 @@ try:
 except ImportError as error:
     print(error)
 """)
-        assert "the C API of ggml_sched is 1.1, compiled against " in done.stdout
+        assert "the C API of ggml_sched is 2.0, compiled against " in done.stdout
     assert text == (header / "api.h").read_text()
 
 
@@ -179,7 +179,7 @@ int64_t arena_of(const gs_api *api, const Graph &graph, gs_error *error) {
     gs_backend_info backend{};
     gs_problem problem{};
     gs_api_plan *plan = nullptr;
-    gs_plan_arrays view{};
+    gs_plan view{};
     backend.alignment = 64;
     api->policy_default(&problem.policy);
     problem.n_backends = 1;

@@ -329,20 +329,20 @@ def test_null_is_an_error_or_nothing():
 def check_plan(plan: dict, n_src: int) -> None:
     """Assert that every index is valid, and that ranges that are alive together in one arena do not overlap."""
     n, n_seq = plan["n"], plan["n_seq"]
-    assert all(-1 <= b < plan["n_backends"] for b in plan["assign"] + plan["home"])
+    assert all(-1 <= b < plan["n_backends"] for b in plan["assign"] + plan["arena_of"])
     assert all(0 <= i < n for i in plan["seq"] + plan["src"] + plan["like"]) and all(-1 <= i < n for i in plan["root"])
-    assert len(plan["src"]) == n_src + plan["n_copies"] + plan["n_places"]
+    assert len(plan["src"]) == n_src + plan["n_copies"] + plan["n_slots"]
     rectangles = []
     for i in range(n):
-        if plan["birth"][i] < 0 or plan["root"][i] >= 0 or plan["home"][i] < 0 or not plan["size"][i]:
+        if plan["birth"][i] < 0 or plan["root"][i] >= 0 or plan["arena_of"][i] < 0 or not plan["size"][i]:
             continue
         first, last, size = plan["birth"][i], plan["death"][i], plan["size"][i]
-        at, arena = plan["offset"][i], plan["arena"][plan["home"][i]]
+        at, arena = plan["offset"][i], plan["arena"][plan["arena_of"][i]]
         assert 0 <= first <= last <= n_seq and at >= 0 and (arena[2] or at + size <= arena[0])
         if plan["trimmed"][i]:
-            rectangles.append((plan["home"][i], first, plan["trimmed"][i], at, at + size))
+            rectangles.append((plan["arena_of"][i], first, plan["trimmed"][i], at, at + size))
             size = plan["rest"][i]
-        rectangles.append((plan["home"][i], first, last, at, at + size))
+        rectangles.append((plan["arena_of"][i], first, last, at, at + size))
         owner = len(rectangles)
         for other in rectangles[:owner - 1 - bool(plan["trimmed"][i])]:
             for mine in rectangles[owner - 1 - bool(plan["trimmed"][i]):]:

@@ -72,7 +72,7 @@ WRONG = {
     "placement": (with_policy(placement=2), ONE, {}, -1, -1, "policy.placement = 2"),
     "offsets": (with_policy(offsets=-1), ONE, {}, -1, -1, "policy.offsets = -1"),
     "reuse": (with_policy(reuse=4), ONE, {}, -1, -1, "policy.reuse = 4"),
-    "places": (with_policy(n_places=0), ONE, {}, -1, -1, "policy.n_places = 0"),
+    "places": (with_policy(n_copies=0), ONE, {}, -1, -1, "policy.n_copies = 0"),
     "no backends": (POLICY, [], {}, -1, -1, "n_backends = 0"),
     "too many backends": (POLICY, ONE * 257, {}, -1, -1, "n_backends = 257"),
     "alignment": (POLICY, [*ONE, (0, 0, None)], {}, -1, 1, "backend 1: alignment = 0"),
@@ -255,7 +255,7 @@ def test_a_reserved_plan_does_not_serve_another_problem():
         assert not serves(backends=[(32, 0, None), (32, 0, None)])
         assert not serves(backends=[(32, 0, [0] * 256), (64, 0, None)])
         assert not serves(backends=[(32, 4096, None), (64, 0, None)])
-        assert not serves(policy=with_policy(n_places=2))
+        assert not serves(policy=with_policy(n_copies=2))
         assert not serves(reads=[[1, 1], [1, 1]])
         # Asked anew each time: a backend may judge by shapes.
         assert not serves(supports=[[1, 1, 0, 1, 1, 1]] * 2)
@@ -373,7 +373,7 @@ def test_more_places_than_ids_are_no_memory():
         ctx.set_input(t)
     arrays = arrays_of(gs.Graph(*(ctx.sqr(t) for t in leafs)))
     computed = np.isin(np.arange(2 * n), arrays["node"])
-    problem = Problem(with_policy(n_places=60_000), TWO, assigned=np.where(computed, 0, 1))
+    problem = Problem(with_policy(n_copies=60_000), TWO, assigned=np.where(computed, 0, 1))
     with pytest.raises(Refused) as refused:
         CPlan.made(CGraph(arrays).finish(), problem)
     assert refused.value.status == NO_HOST_MEMORY

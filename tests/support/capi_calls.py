@@ -36,7 +36,7 @@ LAYOUT = np.dtype([("ne", "<i8", 4), ("nb", "<i8", 4), ("nbytes", "<i8"), ("type
 
 
 class PolicyStruct(Structure):
-    _fields_ = [(name, c_int32) for name in ("placement", "offsets", "reuse", "leafs_first", "stream", "n_places")]
+    _fields_ = [(name, c_int32) for name in ("placement", "offsets", "reuse", "leafs_first", "stream", "n_copies")]
 
 
 class ArenaResult(Structure):
@@ -76,15 +76,15 @@ class ProblemStruct(Structure):
                     "nbytes", "group_backend", "group_begin", "group_member"))]
 
 
-COUNTS = ("n_backends", "n_tensors", "n_copies", "n_places", "n", "n_seq", "n_splits", "n_inputs", "n_write_backs",
+COUNTS = ("n_backends", "n_tensors", "n_copies", "n_slots", "n", "n_seq", "n_splits", "n_inputs", "n_write_backs",
           "n_chunks", "n_groups")
 PLAN_ARRAYS = {
     "assign": ("<i4", "n_tensors"), "reason": ("u1", "n_tensors"),
     "split_backend": ("<i4", "n_splits"), "split_start": ("<i4", "n_splits"), "split_stop": ("<i4", "n_splits"),
     "split_inputs": ("<i4", "n_splits"), "inputs": ("<i4", "n_inputs"), "copy_like": ("<i4", "n_copies"),
     "copy_from": ("<i4", "n_copies"), "copy_backend": ("<i4", "n_copies"), "copy_kept": ("<i4", "n_copies"),
-    "place_copy": ("<i4", "n_places"), "back_node": ("<i4", "n_write_backs"), "back_copy": ("<i4", "n_write_backs"),
-    "like": ("<i4", "n"), "home": ("<i4", "n"), "root": ("<i4", "n"), "birth": ("<i4", "n"), "death": ("<i4", "n"),
+    "slot_copy": ("<i4", "n_slots"), "back_node": ("<i4", "n_write_backs"), "back_copy": ("<i4", "n_write_backs"),
+    "like": ("<i4", "n"), "arena_of": ("<i4", "n"), "root": ("<i4", "n"), "birth": ("<i4", "n"), "death": ("<i4", "n"),
     "trimmed": ("<i4", "n"), "src_begin": ("<i4", "n + 1"), "src": ("<i4", "src"), "size": ("<i8", "n"),
     "view_offs": ("<i8", "n"), "offset": ("<i8", "n"), "rest": ("<i8", "n"), "op": ("u1", "n"), "flags": ("u1", "n"),
     "state": ("u1", "n"), "seq": ("<i4", "n_seq"), "arena": ("arena", "n_backends"),
@@ -108,7 +108,7 @@ class TypeTraits(Structure):
 SIZES = {"layout": LAYOUT.itemsize, "policy": ctypes.sizeof(PolicyStruct), "arena_result": ctypes.sizeof(ArenaResult),
          "error": ctypes.sizeof(Failure), "graph_size": ctypes.sizeof(GraphSize),
          "graph_arrays": ctypes.sizeof(GraphArrays), "backend_info": ctypes.sizeof(BackendInfo),
-         "problem": ctypes.sizeof(ProblemStruct), "plan_arrays": ctypes.sizeof(PlanArrays),
+         "problem": ctypes.sizeof(ProblemStruct), "plan": ctypes.sizeof(PlanArrays),
          "pack_result": ctypes.sizeof(PackResult)}
 ERROR = POINTER(Failure)
 CALLS = {
@@ -158,7 +158,7 @@ def address_of_table() -> int:
 @functools.cache
 def functions() -> Table:
     table = Table.from_address(address_of_table())
-    assert table.major == 1 and table.size >= ctypes.sizeof(Table)
+    assert table.major == 2 and table.size >= ctypes.sizeof(Table)
     assert {name: getattr(table, f"size_{name}") for name in SIZES} == SIZES
     return table
 

@@ -74,12 +74,12 @@ def values_of(view: dict) -> dict:
             zip(view["split_backend"], view["split_start"], view["split_stop"], strict=True))],
         "copies": [list(row) for row in zip(*(view[f"copy_{name}"] for name in ("like", "from", "backend", "kept")),
                                             strict=True)],
-        "places": view["place_copy"],
+        "places": view["slot_copy"], "home": view["arena_of"],
         "write_backs": [list(row) for row in zip(view["back_node"], view["back_copy"], strict=True)],
         "src": src,
         "arenas": [[live, stride, method, sizes] for (_, live, stride, method, *_), sizes in zip(
             view["arena"], chunks, strict=True)],
         "groups": [view["group_member"][a:b] for a, b in itertools.pairwise(view["group_begin"])],
-        **{name: view[name] for name in ("home", "root", "birth", "death", "trimmed", "size", "view_offs", "offset",
+        **{name: view[name] for name in ("root", "birth", "death", "trimmed", "size", "view_offs", "offset",
                                          "rest", "op", "flags", "state", "seq")},
     }

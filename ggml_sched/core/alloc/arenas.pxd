@@ -2,18 +2,18 @@
 
 from libc.stdint cimport int32_t, int64_t
 
-from ggml_sched._c cimport gs_request
+from ggml_sched._c cimport gs_plan
 from ggml_sched.core.alloc.gallocr cimport gs_arena, gs_groups, gs_walk
 from ggml_sched.core.pack.passes cimport gs_blocks
-from ggml_sched.core.plan.placement cimport gs_splits
+from ggml_sched.core.plan.placement cimport gs_request
 
 
 ctypedef struct gs_allocation:
     const gs_request *r
-    const int32_t *assign
-    const gs_splits *splits
+    const gs_plan *plan         # with the placement, the splits and the copies
+    const int32_t *src          # the graph's sources, with n_tensors + c where copy c is read
     gs_groups *groups           # fusion groups, or NULL
-    gs_walk *walk               # the result
+    gs_walk walk                # the result
     gs_arena *arenas            # of each backend, as all below
     gs_blocks *blocks
     int32_t *methods            # result: GS_METHOD_*
@@ -23,6 +23,6 @@ ctypedef struct gs_allocation:
 cdef int allocation_init(gs_allocation *a, const gs_request *r) noexcept nogil
 cdef void allocation_free(gs_allocation *a) noexcept nogil
 cdef int allocate(gs_allocation *a) noexcept nogil
-cdef int64_t fill_chunks(const gs_walk *f, int32_t home, const gs_blocks *blocks, int64_t *sizes) noexcept nogil
-cdef int walk_from_splits(gs_walk *f, const gs_request *r, const int32_t *assign, const gs_splits *w,
+cdef int64_t fill_chunks(const gs_plan *p, int32_t backend, const gs_blocks *blocks, int64_t *sizes) noexcept nogil
+cdef int walk_from_splits(gs_walk *f, const gs_request *r, const gs_plan *p, const int32_t *src,
                           int32_t *failed) noexcept nogil

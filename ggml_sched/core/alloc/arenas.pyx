@@ -19,13 +19,13 @@ from libc.string cimport memcpy, memset
 from ggml_sched._c cimport *
 from ggml_sched.core.alloc.gallocr cimport (
     OUTSIDE,
-    gallocr_mark_late,
     gallocr_run,
-    groups_find_places,
+    groups_find_positions,
     gs_arena,
     gs_walk,
+    plan_follow_owners,
+    plan_mark_late,
     walk_alloc,
-    walk_follow_owners,
     walk_free,
     walk_from_graph,
 )
@@ -42,12 +42,12 @@ from ggml_sched.core.pack.passes cimport (
     pack_measure,
 )
 from ggml_sched.core.pack.solve cimport PACK_NO_CAPACITY, PACK_PLANNER_BUDGET, gs_packing, pack_prepared
-from ggml_sched.core.plan.placement cimport gs_splits, request_size
+from ggml_sched.core.plan.placement cimport gs_request, request_size
 
 include "offsets.pxi"
 
 
-ctypedef struct gs_weighing:
+ctypedef struct gs_reuse_trials:
     gs_walk walk                # the result of the first walk, moved here before the second, as all below
     gs_arena *arenas            # of each backend, as all below
     gs_blocks *blocks
@@ -60,20 +60,20 @@ ctypedef struct gs_weighing:
     bint some_partial           # an arena may be smaller without reuse of parts of memory
 
 
-cdef int64_t fill_chunks(const gs_walk *f, int32_t home, const gs_blocks *blocks, int64_t *sizes) noexcept nogil:
+cdef int64_t fill_chunks(const gs_plan *p, int32_t backend, const gs_blocks *blocks, int64_t *sizes) noexcept nogil:
     """Raise sizes[n_chunks] to the bytes that each chunk of an arena needs; returns their sum."""
     cdef int64_t total = 0, at
     cdef int32_t i
-    for i in range(f.n):
-        if f.home[i] == home and f.birth[i] >= 0 and f.size[i]:
-            at = f.offset[i] // blocks.stride
-            sizes[at] = max(sizes[at], f.offset[i] % blocks.stride + f.size[i])
+    for i in range(p.n):
+        if p.arena_of[i] == backend and p.birth[i] >= 0 and p.size[i]:
+            at = p.offset[i] // blocks.stride
+            sizes[at] = max(sizes[at], p.offset[i] % blocks.stride + p.size[i])
     for i in range(blocks.n_chunks):
         total += sizes[i]
     return total
 
 
-cdef int64_t arena_bytes(const gs_walk *f, int32_t home, const gs_blocks *blocks) noexcept nogil:
+cdef int64_t arena_bytes(const gs_plan *p, int32_t backend, const gs_blocks *blocks) noexcept nogil:
     """The bytes that all chunks of an arena need together; -1 if malloc fails."""
     cdef int64_t *sizes
     cdef int64_t total
@@ -82,14 +82,14 @@ cdef int64_t arena_bytes(const gs_walk *f, int32_t home, const gs_blocks *blocks
     sizes = <int64_t *>calloc(blocks.n_chunks, sizeof(int64_t))
     if sizes == NULL:
         return -1
-    total = fill_chunks(f, home, blocks, sizes)
+    total = fill_chunks(p, backend, blocks, sizes)
     free(sizes)
     return total
 
 
 cdef int allocation_init(gs_allocation *a, const gs_request *r) noexcept nogil:
     """Make an empty arena for each backend."""
-    cdef int64_t n = max(r.n_backends, 1)
+    cdef int64_t n = max(r.p.n_backends, 1)
     cdef int32_t i
     memset(a, 0, sizeof(gs_allocation))
     a.r = r
@@ -99,29 +99,30 @@ cdef int allocation_init(gs_allocation *a, const gs_request *r) noexcept nogil:
     a.methods = <int32_t *>calloc(n, sizeof(int32_t))
     if a.arenas == NULL or a.blocks == NULL or a.methods == NULL:
         return GS_NO_HOST_MEMORY
-    for i in range(r.n_backends):
-        a.blocks[i].chunk = r.max_buffer[i]
+    for i in range(r.p.n_backends):
+        a.blocks[i].chunk = r.p.backends[i].max_buffer
     return GS_OK
 
 
 cdef void allocation_free(gs_allocation *a) noexcept nogil:
     cdef int32_t i
-    for i in range(a.r.n_backends if a.blocks != NULL else 0):
+    for i in range(a.r.p.n_backends if a.blocks != NULL else 0):
         blocks_free(&a.blocks[i])
     free(a.blocks)
     free(a.arenas)
     free(a.methods)
+    walk_free(&a.walk)
 
 
 cdef int allocate(gs_allocation *a) noexcept nogil:
     """Find lifetimes, in-place reuse and offsets, with the mode of reuse that makes each arena smallest."""
     cdef int32_t i
     cdef int status
-    for i in range(a.r.n_backends):
-        a.arenas[i].reuse = min(a.r.policy.reuse, <int32_t>GS_REUSE_FRONT)
+    for i in range(a.r.p.n_backends):
+        a.arenas[i].reuse = min(a.r.p.policy.reuse, <int32_t>GS_REUSE_FRONT)
     status = allocate_once(a)
-    if status == GS_OK and a.r.policy.reuse > GS_REUSE_WHOLE:
-        status = weigh_reuse(a)
+    if status == GS_OK and a.r.p.policy.reuse > GS_REUSE_WHOLE:
+        status = try_reuse_modes(a)
     return status
 
 
@@ -129,13 +130,13 @@ cdef int allocate_once(gs_allocation *a) noexcept nogil:
     """One walk, with the mode of reuse that each arena names; replaces the result of an earlier walk."""
     cdef gs_arena *arena
     cdef gs_blocks *blocks
-    cdef int32_t i, n = a.r.n_backends
+    cdef int32_t i, n = a.r.p.n_backends
     cdef int status
-    cdef bint packed = a.r.policy.offsets == GS_OFFSETS_PACKED
-    walk_free(a.walk)
-    status = walk_from_splits(a.walk, a.r, a.assign, a.splits, &a.failed)
+    cdef bint packed = a.r.p.policy.offsets == GS_OFFSETS_PACKED
+    walk_free(&a.walk)
+    status = walk_from_splits(&a.walk, a.r, a.plan, a.src, &a.failed)
     if status == GS_OK and a.groups != NULL:
-        groups_find_places(a.groups, a.walk.seq, a.walk.n_seq)
+        groups_find_positions(a.groups, a.walk.p.seq, a.walk.p.n_seq)
         a.walk.groups = a.groups
     for i in range(n):
         arena = &a.arenas[i]
@@ -143,7 +144,7 @@ cdef int allocate_once(gs_allocation *a) noexcept nogil:
         arena.live = arena.peak = arena.whole = arena.whole_peak = 0
         arena.n_inner = arena.n_refused = arena.n_partial = arena.n_owners = arena.section = 0
         arena.waiting = False
-        arena.alignment = a.r.alignment[i]
+        arena.alignment = a.r.p.backends[i].alignment
         arena.blocks = NULL
         blocks.max_size = blocks.n_chunks = 0
         if not packed or blocks.chunk:
@@ -153,43 +154,43 @@ cdef int allocate_once(gs_allocation *a) noexcept nogil:
             elif status == GS_OK:
                 status = blocks_reset(blocks, INT64_MAX)
     if status == GS_OK:
-        status = gallocr_run(a.walk, a.arenas, a.r.inplace, NULL, 0, a.r.policy.leafs_first, &a.failed)
+        status = gallocr_run(&a.walk, a.arenas, a.r.inplace, NULL, 0, a.r.p.policy.leafs_first, &a.failed)
     for i in range(n):
         a.arenas[i].live_bytes = a.arenas[i].peak
     if status == GS_OK and packed:
-        status = choose_offsets(a.walk, n, a.blocks, a.arenas, a.methods)
+        status = choose_offsets(&a.walk, n, a.blocks, a.arenas, a.methods)
     return status
 
 
-cdef int weigh_reuse(gs_allocation *a) noexcept nogil:
+cdef int try_reuse_modes(gs_allocation *a) noexcept nogil:
     """Try other modes of in-place reuse, and keep for each arena the mode that makes it smallest.
 
     GS_REUSE_ALL is tried if a source was refused for its offset, GS_REUSE_WHOLE if a part of memory was reused.  The
     arenas do not depend on each other, so that one walk tries a mode for all of them.  On a tie the earlier mode stays:
     without reuse at an offset, fewer offsets change when a reserved plan is replayed.
     """
-    cdef gs_weighing w
-    cdef int status = weighing_init(&w, a)
+    cdef gs_reuse_trials w
+    cdef int status = trials_init(&w, a)
     if status == GS_OK and w.some_refused:
-        status = weighing_try(&w, a, GS_REUSE_ALL)
+        status = trials_run(&w, a, GS_REUSE_ALL)
     if status == GS_OK and w.some_partial:
-        status = weighing_try(&w, a, GS_REUSE_WHOLE)
+        status = trials_run(&w, a, GS_REUSE_WHOLE)
     if status == GS_OK:
-        status = weighing_settle(&w, a)
-    weighing_free(&w)
+        status = trials_choose(&w, a)
+    trials_free(&w)
     return status
 
 
-cdef void weighing_free(gs_weighing *w) noexcept nogil:
+cdef void trials_free(gs_reuse_trials *w) noexcept nogil:
     walk_free(&w.walk)
     free(w.best)
 
 
-cdef int weighing_init(gs_weighing *w, gs_allocation *a) noexcept nogil:
+cdef int trials_init(gs_reuse_trials *w, gs_allocation *a) noexcept nogil:
     """Measure the first result, and find out which other modes could make an arena smaller."""
-    cdef int64_t n = max(a.r.n_backends, 1)
+    cdef int64_t n = max(a.r.p.n_backends, 1)
     cdef int32_t i
-    memset(w, 0, sizeof(gs_weighing))
+    memset(w, 0, sizeof(gs_reuse_trials))
     w.best = <int64_t *>malloc(n * (sizeof(int64_t) + sizeof(gs_arena) + sizeof(gs_blocks) + 2 * sizeof(int32_t)))
     if w.best == NULL:
         return GS_NO_HOST_MEMORY
@@ -197,17 +198,17 @@ cdef int weighing_init(gs_weighing *w, gs_allocation *a) noexcept nogil:
     w.blocks = <gs_blocks *>(w.arenas + n)
     w.methods = <int32_t *>(w.blocks + n)
     w.reuse = w.methods + n
-    for i in range(a.r.n_backends):
+    for i in range(a.r.p.n_backends):
         w.reuse[i] = a.arenas[i].reuse
-        w.best[i] = arena_bytes(a.walk, i, &a.blocks[i])
+        w.best[i] = arena_bytes(&a.walk.p, i, &a.blocks[i])
         if w.best[i] < 0:
             return GS_NO_HOST_MEMORY
-        w.some_refused |= a.arenas[i].n_refused > 0 and a.r.policy.reuse == GS_REUSE_ALL
-        w.some_partial |= weighing_partial(a, i, w.best[i])
+        w.some_refused |= a.arenas[i].n_refused > 0 and a.r.p.policy.reuse == GS_REUSE_ALL
+        w.some_partial |= may_shrink_whole(a, i, w.best[i])
     return GS_OK
 
 
-cdef inline bint weighing_partial(const gs_allocation *a, int32_t i, int64_t size) noexcept nogil:
+cdef inline bint may_shrink_whole(const gs_allocation *a, int32_t i, int64_t size) noexcept nogil:
     """Whether an arena of `size` bytes could be smaller without reuse of parts of memory.
 
     No arena is smaller than `peak`, the most bytes alive with freed tails left out.
@@ -215,14 +216,14 @@ cdef inline bint weighing_partial(const gs_allocation *a, int32_t i, int64_t siz
     return a.arenas[i].n_partial > 0 and size != a.arenas[i].peak
 
 
-cdef int weighing_try(gs_weighing *w, gs_allocation *a, int32_t mode) noexcept nogil:
+cdef int trials_run(gs_reuse_trials *w, gs_allocation *a, int32_t mode) noexcept nogil:
     """Repeat the walk with another mode for all arenas; it ends early once no arena can improve on its best result."""
-    cdef int32_t i, wanted = 0, n = a.r.n_backends
+    cdef int32_t i, wanted = 0, n = a.r.p.n_backends
     cdef int64_t size
     cdef int status
     if not w.kept:
-        w.walk = a.walk[0]
-        memset(a.walk, 0, sizeof(gs_walk))
+        w.walk = a.walk
+        memset(&a.walk, 0, sizeof(gs_walk))
         memcpy(w.arenas, a.arenas, n * sizeof(gs_arena))
         memcpy(w.blocks, a.blocks, n * sizeof(gs_blocks))
         memcpy(w.methods, a.methods, n * sizeof(int32_t))
@@ -245,19 +246,19 @@ cdef int weighing_try(gs_weighing *w, gs_allocation *a, int32_t mode) noexcept n
         return status
     w.last = mode
     for i in range(n):
-        size = arena_bytes(a.walk, i, &a.blocks[i])
+        size = arena_bytes(&a.walk.p, i, &a.blocks[i])
         if size < 0:
             return GS_NO_HOST_MEMORY
-        w.some_partial |= weighing_partial(a, i, size)
+        w.some_partial |= may_shrink_whole(a, i, size)
         if size < w.best[i]:
             w.best[i] = size
             w.reuse[i] = mode
     return GS_OK
 
 
-cdef int weighing_settle(gs_weighing *w, gs_allocation *a) noexcept nogil:
+cdef int trials_choose(gs_reuse_trials *w, gs_allocation *a) noexcept nogil:
     """Leave in `a` the result of the best mode of each arena: the last, the first, or that of one more walk."""
-    cdef int32_t i, n = a.r.n_backends
+    cdef int32_t i, n = a.r.p.n_backends
     cdef bint first = True, last = True
     if not w.kept:
         return GS_OK
@@ -270,8 +271,8 @@ cdef int weighing_settle(gs_weighing *w, gs_allocation *a) noexcept nogil:
         for i in range(n):
             a.arenas[i].reuse = w.reuse[i]
         return allocate_once(a)
-    walk_free(a.walk)
-    a.walk[0] = w.walk
+    walk_free(&a.walk)
+    a.walk = w.walk
     memset(&w.walk, 0, sizeof(gs_walk))
     memcpy(a.arenas, w.arenas, n * sizeof(gs_arena))
     memcpy(a.methods, w.methods, n * sizeof(int32_t))
@@ -282,7 +283,7 @@ cdef int weighing_settle(gs_weighing *w, gs_allocation *a) noexcept nogil:
     return GS_OK
 
 
-cdef int walk_from_splits(gs_walk *f, const gs_request *r, const int32_t *assign, const gs_splits *w,
+cdef int walk_from_splits(gs_walk *f, const gs_request *r, const gs_plan *p, const int32_t *src,
                           int32_t *failed) noexcept nogil:
     """Make the walk of a graph in splits: the copies of a split come before its nodes, and its nodes read the copies.
 
@@ -290,71 +291,71 @@ cdef int walk_from_splits(gs_walk *f, const gs_request *r, const int32_t *assign
     GS_OVERFLOW, with *failed set to the id, if an aligned size does not fit in 64 bits.
     """
     cdef const gs_graph *g = r.g
-    cdef int32_t n_copies = w.copy_like.n, n_places = w.place_copy.n, n = g.n_tensors
+    cdef int32_t n_copies = p.n_copies, n_slots = p.n_slots, n = g.n_tensors
     cdef int32_t n_src = g.src_begin[n]
-    cdef int32_t i, c, k, at, home
-    cdef int status = walk_alloc(f, n + n_copies + n_places, g.n_nodes + w.inputs.n, n_src + n_copies + n_places)
+    cdef int32_t i, c, k, at, b
+    cdef int status = walk_alloc(f, p, n + n_copies + n_slots, g.n_nodes + p.n_inputs, n_src + n_copies + n_slots)
     if status != GS_OK:
         return status
     walk_from_graph(f, g)
-    memcpy(f.src, w.src, n_src * sizeof(int32_t))
-    memset(f.n_children + n, 0, (n_copies + n_places) * sizeof(int32_t))
-    memset(f.n_views + n, 0, (n_copies + n_places) * sizeof(int32_t))
+    memcpy(f.p.src, src, n_src * sizeof(int32_t))
+    memset(f.n_children + n, 0, (n_copies + n_slots) * sizeof(int32_t))
+    memset(f.n_views + n, 0, (n_copies + n_slots) * sizeof(int32_t))
     if n_copies:
         for k in range(n_src):
-            if f.src[k] != g.src[k]:
+            if f.p.src[k] != g.src[k]:
                 f.n_children[g.src[k]] -= 1
-                f.n_children[f.src[k]] += 1
+                f.n_children[f.p.src[k]] += 1
     at = n_src
     k = 0
     for c in range(n_copies):
         i = n + c
-        f.like[i] = w.copy_like.at[c]
-        f.home[i] = w.copy_backend.at[c]
-        f.root[i] = -1
-        f.op[i] = GS_OP_NONE
-        f.flags[i] = GS_FLAG_OUTPUT if w.copy_kept.at[c] else 0
-        f.src[at] = w.copy_from.at[c]
+        f.p.like[i] = p.copy_like[c]
+        f.p.arena_of[i] = p.copy_backend[c]
+        f.p.root[i] = -1
+        f.p.op[i] = GS_OP_NONE
+        f.p.flags[i] = GS_FLAG_OUTPUT if p.copy_kept[c] else 0
+        f.p.src[at] = p.copy_from[c]
         at += 1
-        while k < n_places and w.place_copy.at[k] == c:
-            f.flags[i] = GS_FLAG_OUTPUT
-            f.src[at] = n + n_copies + k
+        while k < n_slots and p.slot_copy[k] == c:
+            f.p.flags[i] = GS_FLAG_OUTPUT
+            f.p.src[at] = n + n_copies + k
             at += 1
             k += 1
-        f.src_begin[i + 1] = at
-    for k in range(n_places):
+        f.p.src_begin[i + 1] = at
+    for k in range(n_slots):
         i = n + n_copies + k
-        c = n + w.place_copy.at[k]
-        f.like[i] = f.like[c]
-        f.home[i] = f.home[c]
-        f.root[i] = -1
-        f.op[i] = GS_OP_NONE
-        f.flags[i] = GS_FLAG_OUTPUT
-        f.src_begin[i + 1] = at
+        c = n + p.slot_copy[k]
+        f.p.like[i] = f.p.like[c]
+        f.p.arena_of[i] = f.p.arena_of[c]
+        f.p.root[i] = -1
+        f.p.op[i] = GS_OP_NONE
+        f.p.flags[i] = GS_FLAG_OUTPUT
+        f.p.src_begin[i + 1] = at
     at = k = 0
-    for i in range(w.split_start.n):
-        while k < w.split_inputs.at[i]:
-            c = n + w.inputs.at[k]
-            f.seq[at] = c
-            for home in range(f.src_begin[c], f.src_begin[c + 1]):
-                f.n_children[f.src[home]] += 1
+    for i in range(p.n_splits):
+        while k < p.split_inputs[i]:
+            c = n + p.inputs[k]
+            f.p.seq[at] = c
+            for b in range(f.p.src_begin[c], f.p.src_begin[c + 1]):
+                f.n_children[f.p.src[b]] += 1
             at += 1
             k += 1
-        c = w.split_stop.at[i] - w.split_start.at[i]
-        memcpy(f.seq + at, g.node + w.split_start.at[i], c * sizeof(int32_t))
+        c = p.split_stop[i] - p.split_start[i]
+        memcpy(f.p.seq + at, g.node + p.split_start[i], c * sizeof(int32_t))
         at += c
-    f.n_seq = at
+    f.p.n_seq = at
     for i in range(n):
         k = g.memory[i]
         # Unused tensors, too, are OUTSIDE: they are not allocated, even if a view has one as its root.
-        f.home[i] = assign[k] if r.resident[k] < 0 and assign[k] >= 0 else OUTSIDE
-        if f.home[i] == OUTSIDE:
-            f.state[i] |= GS_STATE_ADDRESSED
-    for i in range(f.n):
-        home = f.home[i]
-        if home == OUTSIDE or f.root[i] >= 0:
+        f.p.arena_of[i] = p.assign[k] if r.p.resident[k] < 0 and p.assign[k] >= 0 else OUTSIDE
+        if f.p.arena_of[i] == OUTSIDE:
+            f.p.state[i] |= GS_STATE_ADDRESSED
+    for i in range(f.p.n):
+        b = f.p.arena_of[i]
+        if b == OUTSIDE or f.p.root[i] >= 0:
             continue
-        if gs_checked_align(request_size(r, home, f.like[i]), r.alignment[home], &f.size[i]) != GS_OK:
-            failed[0] = f.like[i]
+        if gs_checked_align(request_size(r, b, f.p.like[i]), r.p.backends[b].alignment, &f.p.size[i]) != GS_OK:
+            failed[0] = f.p.like[i]
             return GS_OVERFLOW
     return GS_OK

@@ -44,40 +44,40 @@ cdef void skyline_raise(gs_skyline *s, int32_t first, int32_t last, int64_t top)
             k += 1
 
 
-cdef int64_t keys_by_offset(const gs_walk *f, uint64_t *keys) noexcept nogil:
+cdef int64_t keys_by_offset(const gs_plan *p, uint64_t *keys) noexcept nogil:
     """Write a key for each owner of memory, sorted by offset, the id in its low bits; returns the number of keys."""
     cdef int64_t n = 0
     cdef int32_t i
     cdef int shift = 0, n_bytes = 0
     cdef int64_t bits = 0
-    for i in range(f.n):
-        if f.root[i] < 0 and f.home[i] >= 0 and f.birth[i] >= 0 and f.size[i]:
+    for i in range(p.n):
+        if p.root[i] < 0 and p.arena_of[i] >= 0 and p.birth[i] >= 0 and p.size[i]:
             keys[n] = <uint64_t>i
-            bits |= f.offset[i]
+            bits |= p.offset[i]
             n += 1
     while bits and not (bits >> shift) & 1:
         shift += 1
     bits >>= shift
     while n_bytes < 8 and bits >> (8 * n_bytes):
         n_bytes += 1
-    if f.n > PACK_INDEX_MASK or n_bytes > 5:
+    if p.n > PACK_INDEX_MASK or n_bytes > 5:
         return 0            # the offsets do not fit in keys: no owner moves
     for i in range(n):
-        keys[i] |= (<uint64_t>f.offset[keys[i]] >> shift) << PACK_INDEX_BITS
+        keys[i] |= (<uint64_t>p.offset[keys[i]] >> shift) << PACK_INDEX_BITS
     if n:
         pack_sort_keys(keys, n, PACK_INDEX_BITS, n_bytes)
     return n
 
 
-cdef int compact_offsets(gs_walk *f, int32_t n_homes, const gs_arena_result *arenas) noexcept nogil:
-    """Move the offsets of all owners in the arenas down, by the sizes of the walk; each owner stays in its chunk.
+cdef int compact_offsets(gs_plan *p, int32_t n_arenas, const gs_arena_result *arenas) noexcept nogil:
+    """Move the offsets of all owners in the arenas down, by the plan's sizes; each owner stays in its chunk.
 
     Lifetimes, freed tails and in-place reuse do not change.  GS_NO_HOST_MEMORY.
     """
-    cdef int64_t n_blocks = (f.n_seq >> SKYLINE_BITS) + 1
+    cdef int64_t n_blocks = (p.n_seq >> SKYLINE_BITS) + 1
     cdef int64_t n_heights = n_blocks * (SKYLINE_BLOCK + 2)
-    cdef uint64_t *keys = <uint64_t *>malloc((2 * <int64_t>f.n + 1) * sizeof(uint64_t))
-    cdef int64_t *heights = <int64_t *>calloc(max(n_homes, 1) * n_heights, sizeof(int64_t))
+    cdef uint64_t *keys = <uint64_t *>malloc((2 * <int64_t>p.n + 1) * sizeof(uint64_t))
+    cdef int64_t *heights = <int64_t *>calloc(max(n_arenas, 1) * n_heights, sizeof(int64_t))
     cdef gs_skyline s
     cdef int64_t at, n, k
     cdef int32_t id, last
@@ -85,32 +85,20 @@ cdef int compact_offsets(gs_walk *f, int32_t n_homes, const gs_arena_result *are
         free(keys)
         free(heights)
         return GS_NO_HOST_MEMORY
-    n = keys_by_offset(f, keys)
+    n = keys_by_offset(p, keys)
     for k in range(n):
         id = <int32_t>(keys[k] & PACK_INDEX_MASK)
-        s.height = heights + f.home[id] * n_heights
+        s.height = heights + p.arena_of[id] * n_heights
         s.cover = s.height + n_blocks * SKYLINE_BLOCK
         s.most = s.cover + n_blocks
-        at = arenas[f.home[id]].stride
-        at = f.offset[id] - f.offset[id] % at if at else 0
-        at = max(at, skyline_over(&s, f.birth[id], f.death[id]))
-        f.offset[id] = at
-        last = f.trimmed[id] if f.rest[id] < f.size[id] else f.death[id]
-        skyline_raise(&s, f.birth[id], last, at + f.size[id])
-        skyline_raise(&s, last + 1, f.death[id], at + f.rest[id])
+        at = arenas[p.arena_of[id]].stride
+        at = p.offset[id] - p.offset[id] % at if at else 0
+        at = max(at, skyline_over(&s, p.birth[id], p.death[id]))
+        p.offset[id] = at
+        last = p.trimmed[id] if p.rest[id] < p.size[id] else p.death[id]
+        skyline_raise(&s, p.birth[id], last, at + p.size[id])
+        skyline_raise(&s, last + 1, p.death[id], at + p.rest[id])
     free(keys)
     free(heights)
-    walk_follow_owners(f)
+    plan_follow_owners(p)
     return GS_OK
-
-
-cdef int walk_compact(gs_walk *f, int32_t n_homes, const gs_arena_result *arenas) noexcept nogil:
-    """Run compact_offsets, and clear the states that it may end.
-
-    Memory may be shared that was exclusive, and a leaf born after the start may get memory that was used before.
-    """
-    cdef int32_t i
-    for i in range(f.n):
-        f.state[i] &= ~GS_STATE_EXCLUSIVE
-        gallocr_mark_late(f, i)
-    return compact_offsets(f, n_homes, arenas)

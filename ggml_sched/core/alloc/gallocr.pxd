@@ -2,12 +2,20 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from ggml_sched._c cimport GS_OP_NONE, GS_STATE_LATE, gs_arena_result, gs_graph, gs_layout
+from ggml_sched._c cimport (
+    GS_OP_NONE,
+    GS_STATE_LATE,
+    gs_arena_result,
+    gs_backend_info,
+    gs_graph,
+    gs_layout,
+    gs_plan,
+)
 from ggml_sched.core.pack.passes cimport gs_blocks
 
 
 cdef enum:
-    OUTSIDE = -1            # home of a tensor whose memory is not in an arena
+    OUTSIDE = -1            # `arena_of` a tensor whose memory is not in an arena
 
 
 # Fusion groups: the members of each group, and the group of each tensor.
@@ -25,31 +33,13 @@ ctypedef struct gs_groups:
 
 
 ctypedef struct gs_walk:
-    int32_t n               # ids
-    int32_t n_seq
+    gs_plan p               # the plan whose ids, lifetimes and offsets the walk finds; its ids are the walk's
     const gs_layout *layout
     const unsigned char *slot   # of a graph tensor's sources
     const uint32_t *alike       # as in gs_graph
     const int32_t *dep_begin    # as in gs_graph: alloc dependencies, or NULL
     const int32_t *dep
     const gs_groups *groups     # fusion groups, or NULL
-    int32_t *like           # the graph tensor with the id's layout, op and flags
-    int32_t *home
-    int32_t *root           # the id whose memory it shares, as a view or by in-place reuse; -1
-    int32_t *src_begin
-    int32_t *src
-    int32_t *seq            # ids in execution order
-    int64_t *size           # bytes, aligned
-    int64_t *view_offs      # bytes from the start of the root's memory
-    int64_t *rest           # result: bytes that stay allocated once the tail is freed
-    int64_t *offset         # result: bytes from the start of the home's arena; -1
-    int32_t *birth          # result: position in seq at which the memory is allocated
-    int32_t *death          # result: position after which the memory is freed; n_seq if never
-    int32_t *trimmed        # result: position at which the memory's tail is freed, where rest < size
-    unsigned char *op
-    unsigned char *flags
-    unsigned char *state
-    char *memory
     # Used during the walk only: counts of the children and views still to come, the owners of memory in order of
     # birth, and of each owner the first and one past the last section of its arena (core/pack/prepare.pxi) in its
     # lifetime.
@@ -81,10 +71,10 @@ ctypedef struct gs_arena:
     bint waiting            # memory was allocated since the last section began
 
 
-cdef inline int32_t walk_owner(const gs_walk *f, int32_t id) noexcept nogil:
+cdef inline int32_t plan_owner(const gs_plan *p, int32_t id) noexcept nogil:
     """The owner of an id's memory: the end of its chain of view roots and sources reused in place."""
-    while f.root[id] >= 0:
-        id = f.root[id]
+    while p.root[id] >= 0:
+        id = p.root[id]
     return id
 
 
@@ -104,27 +94,27 @@ cdef inline bint group_waits(const gs_groups *w, int32_t id, int32_t now) noexce
     return group >= 0 and w.ends[group] > now
 
 
-cdef inline void gallocr_mark_late(gs_walk *f, int32_t id) noexcept nogil:
+cdef inline void plan_mark_late(gs_plan *p, int32_t id) noexcept nogil:
     """Set or clear GS_STATE_LATE of memory whose offset the walk does not choose.
 
     A leaf that is born after the start may get an offset where another tensor lived before: it must be loaded at its
     birth, not at the start.
     """
-    if f.op[id] == GS_OP_NONE and f.like[id] == id and f.birth[id] > 0:
-        f.state[id] |= GS_STATE_LATE
+    if p.op[id] == GS_OP_NONE and p.like[id] == id and p.birth[id] > 0:
+        p.state[id] |= GS_STATE_LATE
     else:
-        f.state[id] &= ~GS_STATE_LATE
+        p.state[id] &= ~GS_STATE_LATE
 
 
-cdef int walk_alloc(gs_walk *f, int32_t n, int32_t n_seq, int32_t n_src) noexcept nogil
+cdef int plan_alloc_ids(gs_plan *p, int32_t n, int32_t n_seq, int32_t n_src) noexcept nogil
+cdef int walk_alloc(gs_walk *f, const gs_plan *p, int32_t n, int32_t n_seq, int32_t n_src) noexcept nogil
 cdef void walk_free(gs_walk *f) noexcept nogil
 cdef void walk_from_graph(gs_walk *f, const gs_graph *g) noexcept nogil
 cdef uint64_t walk_wiring(const gs_walk *f) noexcept nogil
-cdef void groups_find_places(gs_groups *w, const int32_t *seq, int32_t n_seq) noexcept nogil
-cdef void walk_follow_owners(gs_walk *f) noexcept nogil
+cdef void groups_find_positions(gs_groups *w, const int32_t *seq, int32_t n_seq) noexcept nogil
+cdef void plan_follow_owners(gs_plan *p) noexcept nogil
 cdef int gallocr_run(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, const int32_t *order, int32_t n_order,
                      bint leafs_first, int32_t *failed) noexcept nogil
-cdef bint placing_replays(gs_walk *f, const gs_walk *measured, const int64_t *alignment) noexcept nogil
-cdef int compact_offsets(gs_walk *f, int32_t n_homes, const gs_arena_result *arenas) noexcept nogil
-cdef int walk_compact(gs_walk *f, int32_t n_homes, const gs_arena_result *arenas) noexcept nogil
-cdef void placing_copy(gs_walk *f, const gs_walk *measured) noexcept nogil
+cdef bint walk_can_replay(gs_walk *f, const gs_plan *measured, const gs_backend_info *backends) noexcept nogil
+cdef void walk_replay(gs_walk *f, const gs_plan *measured) noexcept nogil
+cdef int compact_offsets(gs_plan *p, int32_t n_arenas, const gs_arena_result *arenas) noexcept nogil

@@ -6,9 +6,9 @@ and so does planning (core/alloc/arenas.pyx).  Invariant: the pass never changes
 
 Includes, before the code below:
 
-    walk        Walk: the sequence of nodes and input copies that an allocation pass visits, and its results.
-    placing     Replaying an allocation: the offsets of a measured walk, used for another walk of the same wiring.
-    compaction  Compaction: moving the offsets of a replayed, smaller walk to the low end of each arena.
+    walk         Walk: the sequence of nodes and input copies that an allocation pass visits, and its results.
+    walk_replay  Replaying an allocation: the offsets of a measured walk, used for another walk of the same wiring.
+    compaction   Compaction: moving the offsets of a replayed, smaller walk to the low end of each arena.
 """
 
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
@@ -20,7 +20,7 @@ from ggml_sched.core.graph.types cimport layout_equal
 from ggml_sched.core.pack.passes cimport PACK_INDEX_BITS, PACK_INDEX_MASK, blocks_give, blocks_take, pack_sort_keys
 
 include "walk.pxi"
-include "placing.pxi"
+include "walk_replay.pxi"
 include "compaction.pxi"
 
 cdef enum:
@@ -34,59 +34,59 @@ cdef int gallocr_place(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, in
     cdef gs_arena *arena
     cdef int64_t high, held, least = 0
     cdef int status
-    if f.state[id] & GS_STATE_ADDRESSED or f.home[id] == OUTSIDE:
+    if f.p.state[id] & GS_STATE_ADDRESSED or f.p.arena_of[id] == OUTSIDE:
         return GS_OK
-    arena = &arenas[f.home[id]]
-    if f.root[id] >= 0:
-        r = f.root[id]
+    arena = &arenas[f.p.arena_of[id]]
+    if f.p.root[id] >= 0:
+        r = f.p.root[id]
         status = gallocr_place(f, arenas, inplace, r, now)
-        f.offset[id] = -1 if f.offset[r] < 0 else f.offset[r] + f.view_offs[id]
-        f.state[id] |= GS_STATE_ADDRESSED
+        f.p.offset[id] = -1 if f.p.offset[r] < 0 else f.p.offset[r] + f.p.view_offs[id]
+        f.p.state[id] |= GS_STATE_ADDRESSED
         return status
     # Only graph tensors reuse memory in place, copies never.
-    mask = inplace[f.home[id] * GS_N_OPS + f.op[id]] & f.alike[id] if f.like[id] == id else 0
+    mask = inplace[f.p.arena_of[id] * GS_N_OPS + f.p.op[id]] & f.alike[id] if f.p.like[id] == id else 0
     if mask:
         r = -1
         group = group_of(f.groups, id)
-        for k in range(f.src_begin[id], f.src_begin[id + 1]):
+        for k in range(f.p.src_begin[id], f.p.src_begin[id + 1]):
             if not (mask >> f.slot[k]) & 1:
                 continue
             # Other members of id's group read a source from outside the group at the same time.
-            if group >= 0 and not group_holds(f.groups, group, f.src[k]):
+            if group >= 0 and not group_holds(f.groups, group, f.p.src[k]):
                 continue
-            held = gallocr_reusable(f, arena, id, f.src[k])
+            held = gallocr_reusable(f, arena, id, f.p.src[k])
             if held >= 0 and (r < 0 or held < least):
-                r = f.src[k]
+                r = f.p.src[k]
                 least = held
                 if arena.reuse == GS_REUSE_FIRST:
                     break
         if r >= 0:
-            gallocr_take_over(f, arena, id, r)
+            gallocr_reuse(f, arena, id, r)
             return gallocr_trim(f, arena, id, now)
     if arena.blocks != NULL:
         high = arena.blocks.max_size
-        status = blocks_take(arena.blocks, f.size[id], &f.offset[id])
+        status = blocks_take(arena.blocks, f.p.size[id], &f.p.offset[id])
         if status != GS_OK:
             return status
-        if f.op[id] == GS_OP_NONE and f.offset[id] < high:
-            f.state[id] |= GS_STATE_LATE
-    elif f.size[id] > INT64_MAX - arena.whole:
+        if f.p.op[id] == GS_OP_NONE and f.p.offset[id] < high:
+            f.p.state[id] |= GS_STATE_LATE
+    elif f.p.size[id] > INT64_MAX - arena.whole:
         return GS_OUT_OF_MEMORY
     else:
-        f.offset[id] = 0
-    f.state[id] |= GS_STATE_ADDRESSED
-    f.birth[id] = now
+        f.p.offset[id] = 0
+    f.p.state[id] |= GS_STATE_ADDRESSED
+    f.p.birth[id] = now
     if arena.blocks == NULL:
-        gallocr_mark_late(f, id)
-    f.rest[id] = f.size[id]
+        plan_mark_late(&f.p, id)
+    f.p.rest[id] = f.p.size[id]
     f.owner[f.n_owners] = id
     f.n_owners += 1
     f.start[id] = arena.section
-    if f.size[id]:
+    if f.p.size[id]:
         arena.n_owners += 1
         arena.waiting = True
-    arena.live += f.size[id]
-    arena.whole += f.size[id]
+    arena.live += f.p.size[id]
+    arena.whole += f.p.size[id]
     arena.whole_peak = max(arena.whole_peak, arena.whole)
     if arena.live > arena.peak:
         if arena.wanted != NULL and arena.peak < arena.limit <= arena.live:
@@ -102,57 +102,57 @@ cdef int64_t gallocr_reusable(const gs_walk *f, gs_arena *arena, int32_t id, int
 
     -1 if id may not reuse it: s has other readers, the memory has other users or flags, or id does not fit.
     """
-    cdef int32_t r = f.root[s] if f.root[s] >= 0 else s
+    cdef int32_t r = f.p.root[s] if f.p.root[s] >= 0 else s
     cdef int32_t owner
     cdef int64_t place
-    if (f.n_children[s] != 1 or f.n_views[s] or f.offset[s] < 0 or f.home[r] != f.home[id]
-            or (f.flags[s] | f.flags[r]) & (GS_FLAG_INPUT | GS_FLAG_OUTPUT)):
+    if (f.n_children[s] != 1 or f.n_views[s] or f.p.offset[s] < 0 or f.p.arena_of[r] != f.p.arena_of[id]
+            or (f.p.flags[s] | f.p.flags[r]) & (GS_FLAG_INPUT | GS_FLAG_OUTPUT)):
         return -1
     # The memory of a view is that of its root.
     if r != s:
         if f.n_views[r] != 1 or f.n_children[r] != 0:
             return -1
-        if f.offset[r] != f.offset[s]:
+        if f.p.offset[r] != f.p.offset[s]:
             if arena.reuse != GS_REUSE_ALL:
                 arena.n_refused += 1
                 return -1
-            if f.offset[s] % arena.alignment:
+            if f.p.offset[s] % arena.alignment:
                 return -1
-    owner = walk_owner(f, s)
-    place = f.offset[s] - f.offset[owner]
+    owner = plan_owner(&f.p, s)
+    place = f.p.offset[s] - f.p.offset[owner]
     # Memory that was allocated before the walk has no freed tail; other memory may have one.
-    if place + f.size[id] > (f.rest[owner] if f.birth[owner] >= 0 else f.size[owner]):
+    if place + f.p.size[id] > (f.p.rest[owner] if f.p.birth[owner] >= 0 else f.p.size[owner]):
         return -1
-    if arena.reuse == GS_REUSE_WHOLE and f.size[id] != f.size[owner]:
+    if arena.reuse == GS_REUSE_WHOLE and f.p.size[id] != f.p.size[owner]:
         return -1
-    return f.size[owner]
+    return f.p.size[owner]
 
 
-cdef void gallocr_take_over(gs_walk *f, gs_arena *arena, int32_t id, int32_t s) noexcept nogil:
+cdef void gallocr_reuse(gs_walk *f, gs_arena *arena, int32_t id, int32_t s) noexcept nogil:
     """Give node id the address of its source s."""
-    cdef int32_t r = f.root[s] if f.root[s] >= 0 else s
-    if f.offset[r] != f.offset[s]:
+    cdef int32_t r = f.p.root[s] if f.p.root[s] >= 0 else s
+    if f.p.offset[r] != f.p.offset[s]:
         arena.n_inner += 1
-    elif f.size[id] < f.size[walk_owner(f, r)]:
+    elif f.p.size[id] < f.p.size[plan_owner(&f.p, r)]:
         arena.n_partial += 1
-    f.root[id] = r
-    f.view_offs[id] = f.offset[s] - f.offset[r]
+    f.p.root[id] = r
+    f.p.view_offs[id] = f.p.offset[s] - f.p.offset[r]
     f.n_views[r] += 1
-    f.offset[id] = f.offset[s]
-    f.state[id] |= GS_STATE_ADDRESSED | GS_STATE_TOOK_OVER
+    f.p.offset[id] = f.p.offset[s]
+    f.p.state[id] |= GS_STATE_ADDRESSED | GS_STATE_INPLACE
 
 
-cdef int gallocr_trim(gs_walk *f, gs_arena *arena, int32_t taker, int32_t now) noexcept nogil:
-    """Free the memory behind the end of `taker`, which reuses its front: all readers of that tail have run."""
-    cdef int32_t owner = walk_owner(f, taker)
-    cdef int64_t kept = f.offset[taker] - f.offset[owner] + f.size[taker]
-    cdef int64_t tail = f.rest[owner] - kept
-    if arena.reuse == GS_REUSE_FIRST or f.birth[owner] < 0 or tail <= 0 or group_waits(f.groups, taker, now):
+cdef int gallocr_trim(gs_walk *f, gs_arena *arena, int32_t id, int32_t now) noexcept nogil:
+    """Free the memory behind the end of node `id`, which reuses its front: all readers of that tail have run."""
+    cdef int32_t owner = plan_owner(&f.p, id)
+    cdef int64_t kept = f.p.offset[id] - f.p.offset[owner] + f.p.size[id]
+    cdef int64_t tail = f.p.rest[owner] - kept
+    if arena.reuse == GS_REUSE_FIRST or f.p.birth[owner] < 0 or tail <= 0 or group_waits(f.groups, id, now):
         return GS_OK
-    f.rest[owner] = kept
-    f.trimmed[owner] = now
+    f.p.rest[owner] = kept
+    f.p.trimmed[owner] = now
     arena.live -= tail
-    return GS_OK if arena.blocks == NULL else blocks_give(arena.blocks, f.offset[owner] + kept, tail)
+    return GS_OK if arena.blocks == NULL else blocks_give(arena.blocks, f.p.offset[owner] + kept, tail)
 
 
 cdef int gallocr_release(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) noexcept nogil:
@@ -161,27 +161,28 @@ cdef int gallocr_release(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) 
     cdef int64_t size
     cdef gs_arena *arena
     # The owner of the memory is the first of a chain of in-place reuse; an output in the chain keeps it allocated.
-    while f.root[id] >= 0 and not f.flags[id] & GS_FLAG_OUTPUT:
-        id = f.root[id]
-    if f.home[id] == OUTSIDE or f.offset[id] < 0 or f.state[id] & GS_STATE_FREED or f.flags[id] & GS_FLAG_OUTPUT:
+    while f.p.root[id] >= 0 and not f.p.flags[id] & GS_FLAG_OUTPUT:
+        id = f.p.root[id]
+    if (f.p.arena_of[id] == OUTSIDE or f.p.offset[id] < 0 or f.p.state[id] & GS_STATE_FREED
+            or f.p.flags[id] & GS_FLAG_OUTPUT):
         return GS_OK
     if group_waits(f.groups, id, now):
-        f.death[id] = DIES_WITH_GROUP
+        f.p.death[id] = DIES_WITH_GROUP
         return GS_OK
-    size = f.rest[id] if f.birth[id] >= 0 else f.size[id]
-    arena = &arenas[f.home[id]]
+    size = f.p.rest[id] if f.p.birth[id] >= 0 else f.p.size[id]
+    arena = &arenas[f.p.arena_of[id]]
     if arena.blocks != NULL:
-        status = blocks_give(arena.blocks, f.offset[id], size)
+        status = blocks_give(arena.blocks, f.p.offset[id], size)
         if status != GS_OK:
             return status
     arena.live -= size
-    arena.whole -= f.size[id]
-    if arena.waiting and f.size[id]:
+    arena.whole -= f.p.size[id]
+    if arena.waiting and f.p.size[id]:
         arena.section += 1
         arena.waiting = False
     f.stop[id] = arena.section
-    f.death[id] = now
-    f.state[id] |= GS_STATE_FREED
+    f.p.death[id] = now
+    f.p.state[id] |= GS_STATE_FREED
     return GS_OK
 
 
@@ -191,10 +192,10 @@ cdef inline int gallocr_drop(gs_walk *f, gs_arena *arenas, int32_t s, int32_t no
     f.n_children[s] -= 1
     if f.n_children[s] or f.n_views[s]:
         return GS_OK
-    if f.flags[s] & GS_FLAG_OUTPUT:
+    if f.p.flags[s] & GS_FLAG_OUTPUT:
         return GS_OK            # an output and its root stay allocated until the next compute
-    if f.root[s] >= 0:
-        r = f.root[s]
+    if f.p.root[s] >= 0:
+        r = f.p.root[s]
         f.n_views[r] -= 1
         if f.n_children[r] or f.n_views[r]:
             return GS_OK
@@ -207,8 +208,8 @@ cdef int gallocr_finish(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now) n
     cdef int status
     if group_of(f.groups, id) >= 0:
         return gallocr_finish_member(f, arenas, id, now)
-    for k in range(f.src_begin[id], f.src_begin[id + 1]):
-        status = gallocr_drop(f, arenas, f.src[k], now)
+    for k in range(f.p.src_begin[id], f.p.src_begin[id + 1]):
+        status = gallocr_drop(f, arenas, f.p.src[k], now)
         if status != GS_OK:
             return status
     return gallocr_drop_deps(f, arenas, id, now)
@@ -218,7 +219,7 @@ cdef int gallocr_drop_deps(gs_walk *f, gs_arena *arenas, int32_t id, int32_t now
     """Count a node as done with its alloc dependencies."""
     cdef int32_t k
     cdef int status
-    if f.state[id] & GS_STATE_DEPENDS:
+    if f.p.state[id] & GS_STATE_DEPENDS:
         for k in range(f.dep_begin[id], f.dep_begin[id + 1]):
             status = gallocr_drop(f, arenas, f.dep[k], now)
             if status != GS_OK:
@@ -235,25 +236,25 @@ cdef int gallocr_finish_member(gs_walk *f, gs_arena *arenas, int32_t id, int32_t
     cdef const gs_groups *w = f.groups
     cdef int32_t group = w.of[id], i, k, m
     cdef int status
-    for k in range(f.src_begin[id], f.src_begin[id + 1]):
-        if group_holds(w, group, f.src[k]):
-            status = gallocr_drop(f, arenas, f.src[k], now)
+    for k in range(f.p.src_begin[id], f.p.src_begin[id + 1]):
+        if group_holds(w, group, f.p.src[k]):
+            status = gallocr_drop(f, arenas, f.p.src[k], now)
             if status != GS_OK:
                 return status
     if w.ends[group] > now:
         return GS_OK
     for i in range(w.begin[group], w.begin[group + 1]):
         m = w.id[i]
-        for k in range(f.src_begin[m], f.src_begin[m + 1]):
-            if not group_holds(w, group, f.src[k]):
-                status = gallocr_drop(f, arenas, f.src[k], now)
+        for k in range(f.p.src_begin[m], f.p.src_begin[m + 1]):
+            if not group_holds(w, group, f.p.src[k]):
+                status = gallocr_drop(f, arenas, f.p.src[k], now)
                 if status != GS_OK:
                     return status
         status = gallocr_drop_deps(f, arenas, m, now)
         if status != GS_OK:
             return status
     for i in range(w.begin[group], w.begin[group + 1]):
-        if f.death[w.id[i]] == DIES_WITH_GROUP:
+        if f.p.death[w.id[i]] == DIES_WITH_GROUP:
             status = gallocr_release(f, arenas, w.id[i], now)
             if status != GS_OK:
                 return status
@@ -266,30 +267,30 @@ cdef int gallocr_run(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, cons
 
     `leafs_first`: leafs are allocated from the start, not from their first use.  Copies that are kept or have several
     copy slots always are, because an earlier compute has filled them.
-    `inplace[home * GS_N_OPS + op]` is a mask of the sources that may be reused in place.  `order`, if not NULL, has
+    `inplace[arena * GS_N_OPS + op]` is a mask of the sources that may be reused in place.  `order`, if not NULL, has
     positions in seq, and -1 for a barrier; memory is then freed only at barriers.  On failure *failed is the id without
     memory.  GS_OUT_OF_MEMORY also means that no arena can be an improvement (gs_arena.wanted).
     """
     cdef int32_t i, k, id, position, since = 0
     cdef int status
-    for i in range(f.n):
-        if (f.op[i] == GS_OP_NONE and f.root[i] < 0 and f.home[i] != OUTSIDE and (f.n_children[i] or f.n_views[i])
-                and (leafs_first or f.like[i] != i) and (f.like[i] == i or f.flags[i] & GS_FLAG_OUTPUT)):
+    for i in range(f.p.n):
+        if (f.p.op[i] == GS_OP_NONE and f.p.root[i] < 0 and f.p.arena_of[i] != OUTSIDE
+                and (f.n_children[i] or f.n_views[i]) and (leafs_first or f.p.like[i] != i) and (f.p.like[i] == i or f.p.flags[i] & GS_FLAG_OUTPUT)):
             status = gallocr_place(f, arenas, inplace, i, 0)
             if status != GS_OK:
                 failed[0] = i
                 return status
-    for i in range(n_order if order != NULL else f.n_seq):
+    for i in range(n_order if order != NULL else f.p.n_seq):
         position = order[i] if order != NULL else i
         if position >= 0:
-            id = f.seq[position]
-            for k in range(f.src_begin[id], f.src_begin[id + 1]):
-                if not f.state[f.src[k]] & GS_STATE_ADDRESSED:
-                    status = gallocr_place(f, arenas, inplace, f.src[k], position)
+            id = f.p.seq[position]
+            for k in range(f.p.src_begin[id], f.p.src_begin[id + 1]):
+                if not f.p.state[f.p.src[k]] & GS_STATE_ADDRESSED:
+                    status = gallocr_place(f, arenas, inplace, f.p.src[k], position)
                     if status != GS_OK:
-                        failed[0] = f.src[k]
+                        failed[0] = f.p.src[k]
                         return status
-            if f.state[id] & GS_STATE_DEPENDS:
+            if f.p.state[id] & GS_STATE_DEPENDS:
                 for k in range(f.dep_begin[id], f.dep_begin[id + 1]):
                     status = gallocr_place(f, arenas, inplace, f.dep[k], position)
                     if status != GS_OK:
@@ -305,14 +306,14 @@ cdef int gallocr_run(gs_walk *f, gs_arena *arenas, const uint64_t *inplace, cons
                     return status
         else:
             while since < i:
-                status = gallocr_finish(f, arenas, f.seq[order[since]], order[since])
+                status = gallocr_finish(f, arenas, f.p.seq[order[since]], order[since])
                 if status != GS_OK:
                     return status
                 since += 1
             since = i + 1
     for i in range(f.n_owners):
         id = f.owner[i]
-        if f.death[id] < 0:
-            f.death[id] = f.n_seq
-            f.stop[id] = arenas[f.home[id]].section + arenas[f.home[id]].waiting
+        if f.p.death[id] < 0:
+            f.p.death[id] = f.p.n_seq
+            f.stop[id] = arenas[f.p.arena_of[id]].section + arenas[f.p.arena_of[id]].waiting
     return GS_OK

@@ -17,11 +17,11 @@ cdef int pack_arena(gs_walk *f, const int32_t *owner, gs_blocks *blocks, gs_aren
         p.n_sections = arena.section + arena.waiting
         for i in range(p.n):
             id = p.id[i] = owner[i]
-            p.size[i] = f.size[id]
+            p.size[i] = f.p.size[id]
             p.start[i] = f.start[id]
             p.stop[i] = f.stop[id]
-            p.birth[i] = f.birth[id]
-            p.life[i] = f.death[id] + 1 - f.birth[id]
+            p.birth[i] = f.p.birth[id]
+            p.life[i] = f.p.death[id] + 1 - f.p.birth[id]
         status = pack_measure(&p)
     if status == GS_OK:
         status = pack_prepared(&p, PACK_NO_CAPACITY, PACK_PLANNER_BUDGET, &packing)
@@ -38,10 +38,10 @@ cdef int pack_arena(gs_walk *f, const int32_t *owner, gs_blocks *blocks, gs_aren
     if status == GS_OK and taken:
         for i in range(p.n):
             id = p.id[i]
-            f.offset[id] = p.best[i]
-            f.rest[id] = f.size[id]         # no tail is freed
-            f.trimmed[id] = 0
-            gallocr_mark_late(f, id)
+            f.p.offset[id] = p.best[i]
+            f.p.rest[id] = f.p.size[id]         # no tail is freed
+            f.p.trimmed[id] = 0
+            plan_mark_late(&f.p, id)
         arena.live_bytes = arena.whole_peak
         blocks.max_size = packing.arena
         blocks.n_chunks = 1
@@ -52,36 +52,36 @@ cdef int pack_arena(gs_walk *f, const int32_t *owner, gs_blocks *blocks, gs_aren
 
 cdef int fit_arena(gs_walk *f, const int32_t *owner, int32_t n, gs_blocks *blocks) noexcept nogil:
     """Choose the offsets of n owners by best fit, as the walk does: at each position births, freed tails, deaths."""
-    cdef int32_t *dies = <int32_t *>malloc((2 * <int64_t>f.n_seq + 2 + 2 * <int64_t>f.n) * sizeof(int32_t))
-    cdef int32_t *trims = dies + f.n_seq + 1
-    cdef int32_t *next_death = trims + f.n_seq + 1
-    cdef int32_t *next_trim = next_death + f.n
+    cdef int32_t *dies = <int32_t *>malloc((2 * <int64_t>f.p.n_seq + 2 + 2 * <int64_t>f.p.n) * sizeof(int32_t))
+    cdef int32_t *trims = dies + f.p.n_seq + 1
+    cdef int32_t *next_death = trims + f.p.n_seq + 1
+    cdef int32_t *next_trim = next_death + f.p.n
     cdef int32_t i, k = 0, now, id
     cdef int status
     if dies == NULL:
         return GS_NO_HOST_MEMORY
     # Linked lists of the ids that die, and whose tails are freed, at each position; -1 ends a list.
-    memset(dies, 0xff, (2 * <int64_t>f.n_seq + 2) * sizeof(int32_t))
+    memset(dies, 0xff, (2 * <int64_t>f.p.n_seq + 2) * sizeof(int32_t))
     for i in range(n - 1, -1, -1):
         id = owner[i]
-        next_death[id] = dies[f.death[id]]
-        dies[f.death[id]] = id
-        if f.rest[id] < f.size[id]:
-            next_trim[id] = trims[f.trimmed[id]]
-            trims[f.trimmed[id]] = id
+        next_death[id] = dies[f.p.death[id]]
+        dies[f.p.death[id]] = id
+        if f.p.rest[id] < f.p.size[id]:
+            next_trim[id] = trims[f.p.trimmed[id]]
+            trims[f.p.trimmed[id]] = id
     blocks.max_size = 0
     status = blocks_reset(blocks, INT64_MAX)
-    for now in range(f.n_seq):
-        while status == GS_OK and k < n and f.birth[owner[k]] == now:
-            status = blocks_take(blocks, f.size[owner[k]], &f.offset[owner[k]])
+    for now in range(f.p.n_seq):
+        while status == GS_OK and k < n and f.p.birth[owner[k]] == now:
+            status = blocks_take(blocks, f.p.size[owner[k]], &f.p.offset[owner[k]])
             k += 1
         id = trims[now]
         while status == GS_OK and id >= 0:
-            status = blocks_give(blocks, f.offset[id] + f.rest[id], f.size[id] - f.rest[id])
+            status = blocks_give(blocks, f.p.offset[id] + f.p.rest[id], f.p.size[id] - f.p.rest[id])
             id = next_trim[id]
         id = dies[now]
         while status == GS_OK and id >= 0:
-            status = blocks_give(blocks, f.offset[id], f.rest[id])
+            status = blocks_give(blocks, f.p.offset[id], f.p.rest[id])
             id = next_death[id]
     free(dies)
     return status
@@ -103,8 +103,8 @@ cdef int choose_offsets(gs_walk *f, int32_t n_backends, gs_blocks *blocks, gs_ar
         end[b] = n
         n += arenas[b].n_owners
     for i in range(f.n_owners):
-        if f.size[f.owner[i]]:
-            b = f.home[f.owner[i]]
+        if f.p.size[f.owner[i]]:
+            b = f.p.arena_of[f.owner[i]]
             owner[end[b]] = f.owner[i]
             end[b] += 1
     for b in range(n_backends):
@@ -112,9 +112,9 @@ cdef int choose_offsets(gs_walk *f, int32_t n_backends, gs_blocks *blocks, gs_ar
         if status == GS_OK and (not blocks[b].chunk or blocks[b].max_size > arenas[b].peak):
             status = pack_arena(f, owner + end[b] - arenas[b].n_owners, &blocks[b], &arenas[b], &methods[b])
     for i in range(f.n_owners):
-        b = f.home[f.owner[i]]
-        if f.size[f.owner[i]] == 0 and blocks[b].n_chunks <= 1:
-            f.offset[f.owner[i]] = 0        # an arena in several chunks keeps the walk's offset, inside a chunk
+        b = f.p.arena_of[f.owner[i]]
+        if f.p.size[f.owner[i]] == 0 and blocks[b].n_chunks <= 1:
+            f.p.offset[f.owner[i]] = 0        # an arena in several chunks keeps the walk's offset, inside a chunk
     free(owner)
-    walk_follow_owners(f)
+    plan_follow_owners(&f.p)
     return status

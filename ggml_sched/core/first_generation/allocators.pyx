@@ -23,11 +23,11 @@ from ggml_sched.core.alloc.gallocr cimport (
     gallocr_run,
     gs_arena,
     gs_walk,
-    placing_copy,
-    placing_replays,
     walk_alloc,
+    walk_can_replay,
     walk_free,
     walk_from_graph,
+    walk_replay,
     walk_wiring,
 )
 from ggml_sched.core.graph.graph cimport Graph

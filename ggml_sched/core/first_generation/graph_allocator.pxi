@@ -163,7 +163,7 @@ cdef class GraphAllocator:
         cdef BufferBase buffer
         cdef int32_t i
         cdef Py_ssize_t k
-        if walk_alloc(f, g.n_tensors, g.n_nodes, g.src_begin[g.n_tensors]) != GS_OK:
+        if walk_alloc(f, NULL, g.n_tensors, g.n_nodes, g.src_begin[g.n_tensors]) != GS_OK:
             raise no_host_memory(f"a graph allocation of {g.n_tensors} tensors")
         walk_from_graph(f, g)
         for i in range(g.n_tensors):
@@ -173,27 +173,27 @@ cdef class GraphAllocator:
             if t.view_src is not None:
                 continue
             buffer = t.settled()
-            f.home[i] = 0 if homes is None else homes[i]
+            f.p.arena_of[i] = 0 if homes is None else homes[i]
             if buffer is None:
-                if f.home[i] == OUTSIDE:
+                if f.p.arena_of[i] == OUTSIDE:
                     raise PlacementError(f"{describe(t)} has neither an address nor an allocator")
-                f.size[i] = (<TensorAllocator>tallocrs[f.home[i]]).size_of(t)
+                f.p.size[i] = (<TensorAllocator>tallocrs[f.p.arena_of[i]]).size_of(t)
                 continue
             # An address in an allocator's own buffer may be reused and freed; another one may not.
-            f.state[i] = GS_STATE_ADDRESSED
-            f.home[i] = OUTSIDE
+            f.p.state[i] = GS_STATE_ADDRESSED
+            f.p.arena_of[i] = OUTSIDE
             for k in range(len(tallocrs)):
                 tallocr = tallocrs[k]
                 if tallocr.buffer is buffer and t in tallocr.live:
-                    f.home[i] = <int32_t>k
-                    f.size[i] = tallocr.live[t]
-                    f.offset[i] = t._offset - tallocr.start
+                    f.p.arena_of[i] = <int32_t>k
+                    f.p.size[i] = tallocr.live[t]
+                    f.p.offset[i] = t._offset - tallocr.start
                 elif tallocr.buffer is buffer and (t._lease is tallocr.graph_lease or t._lease is tallocr.early_lease):
                     # Placed by an earlier graph, and not to be touched until the allocator is reset.
-                    f.offset[i] = t._offset - tallocr.start
+                    f.p.offset[i] = t._offset - tallocr.start
         for i in range(g.n_tensors):
             if g.view_src[i] >= 0:
-                f.home[i] = f.home[g.view_src[i]]
+                f.p.arena_of[i] = f.p.arena_of[g.view_src[i]]
         return 0
 
     cdef int32_t *read_order(self, Graph graph) except? NULL:
@@ -220,31 +220,31 @@ cdef class GraphAllocator:
         cdef gs_walk *f
         cdef int32_t i
         cdef Py_ssize_t k
-        if m is None or not placing_replays(&p.walk, &m.walk, NULL):
+        if m is None or not walk_can_replay(&p.walk, &m.walk.p, NULL):
             return False
         for k in range(len(tallocrs)):
             tallocr = tallocrs[k]
             if tallocr.room < m.peaks[k] or not same_but_for_the_end(p.before[k], m.before[k], tallocr.room):
                 return False
-        placing_copy(&p.walk, &m.walk)
+        walk_replay(&p.walk, &m.walk.p)
         f = &m.walk
         for k in range(len(tallocrs)):
             tallocr = tallocrs[k]
             tallocr.blocks.max_size = max(tallocr.blocks.max_size, <int64_t>m.peaks[k])
-            for i in range(f.n):
-                if f.home[i] == k and f.birth[i] < 0 and f.state[i] & GS_STATE_FREED:
-                    if blocks_give(&tallocr.blocks, f.offset[i], f.size[i]) != GS_OK:
+            for i in range(f.p.n):
+                if f.p.arena_of[i] == k and f.p.birth[i] < 0 and f.p.state[i] & GS_STATE_FREED:
+                    if blocks_give(&tallocr.blocks, f.p.offset[i], f.p.size[i]) != GS_OK:
                         raise no_host_memory("a graph allocation")
-            for i in range(f.n):
-                if f.home[i] == k and f.birth[i] >= 0 and not f.state[i] & GS_STATE_FREED:
-                    if blocks_cut(&tallocr.blocks, f.offset[i], f.size[i]) != GS_OK:
+            for i in range(f.p.n):
+                if f.p.arena_of[i] == k and f.p.birth[i] >= 0 and not f.p.state[i] & GS_STATE_FREED:
+                    if blocks_cut(&tallocr.blocks, f.p.offset[i], f.p.size[i]) != GS_OK:
                         raise no_host_memory("a graph allocation")
         return True
 
     cdef int raise_out_of_memory(self, Placing p, Graph graph, list tallocrs, int32_t failed) except -1:
-        cdef TensorAllocator tallocr = tallocrs[p.walk.home[failed]]
+        cdef TensorAllocator tallocr = tallocrs[p.walk.p.arena_of[failed]]
         largest = blocks_largest(&tallocr.blocks)
-        size = p.walk.size[failed]
+        size = p.walk.p.size[failed]
         raise OutOfMemory(
             f"backend {tallocr.buffer.backend.name!r}: {describe(graph.tensors[failed])} needs {size} bytes, the "
             f"largest free block of {tallocr.room} bytes has {largest}", tallocr.buffer.backend.name, size, largest)
@@ -259,14 +259,14 @@ cdef class GraphAllocator:
         for t in graph.tensors:
             t.settle()
         try:
-            for i in range(f.n):
+            for i in range(f.p.n):
                 t = graph.tensors[i]
-                if t.view_src is None and t.settled() is None and f.offset[i] >= 0:
-                    tallocr = tallocrs[f.home[i]]
+                if t.view_src is None and t.settled() is None and f.p.offset[i] >= 0:
+                    tallocr = tallocrs[f.p.arena_of[i]]
                     if tallocr.is_measure:
                         continue
-                    early = t.layout.op == GS_OP_NONE and not f.state[i] & GS_STATE_LATE
-                    t.bind(tallocr.buffer, tallocr.start + f.offset[i],
+                    early = t.layout.op == GS_OP_NONE and not f.p.state[i] & GS_STATE_LATE
+                    t.bind(tallocr.buffer, tallocr.start + f.p.offset[i],
                            tallocr.early_lease if early else tallocr.graph_lease)
                     bound.append(t)
                     tallocr.buffer.init_tensor(t)
@@ -275,22 +275,22 @@ cdef class GraphAllocator:
                 t.bind(None, 0, None)
             raise
         # Inputs placed by hand and freed by the walk keep their address, but their memory is no longer theirs.
-        for i in range(f.n):
-            if f.state[i] & GS_STATE_FREED and f.birth[i] < 0:
-                tallocr = tallocrs[f.home[i]]
+        for i in range(f.p.n):
+            if f.p.state[i] & GS_STATE_FREED and f.p.birth[i] < 0:
+                tallocr = tallocrs[f.p.arena_of[i]]
                 tallocr.live.pop(graph.tensors[i], None)
         return 0
 
     def offset_of(self, Tensor t not None):
         """Bytes from the first aligned address, views included; None for a tensor that lives elsewhere
         (or that nothing in the graph uses).  GraphError for a tensor of another graph."""
-        cdef int64_t offset = self.placing_of().walk.offset[self.find(t)]
+        cdef int64_t offset = self.placing_of().walk.p.offset[self.find(t)]
         return None if offset < 0 else offset
 
     def inplace_root(self, Tensor t not None):
         """The tensor whose memory `t` shares: the source that it reuses in place, or the root that it views; None for
         memory of its own."""
-        cdef int32_t root = self.placing_of().walk.root[self.find(t)]
+        cdef int32_t root = self.placing_of().walk.p.root[self.find(t)]
         return None if root < 0 else self.graph.tensors[root]
 
     cdef Placing placing_of(self):

@@ -2,8 +2,7 @@
 
 from libc.stdint cimport int32_t
 
-from ggml_sched._c cimport gs_request
-from ggml_sched.core.plan.placement cimport gs_splits
+from ggml_sched.core.plan.placement cimport gs_request, gs_splits
 
 
 cdef int plan_seed(const gs_request *r, int32_t *assign, unsigned char *reason, gs_splits *w, int32_t *failed) noexcept nogil

@@ -47,11 +47,11 @@ cdef void seed_assign_allocated(const gs_request *r, int32_t *assign, unsigned c
         id = g.leaf[i] if i < g.n_leafs else g.node[i - g.n_leafs]
         if assign[id] >= 0:
             continue
-        if r.resident[id] >= 0:
-            assign[id] = r.resident[id]
+        if r.p.resident[id] >= 0:
+            assign[id] = r.p.resident[id]
             reason[id] = GS_REASON_RESIDENT
         else:
-            assign[id] = seed_from_sources(r, r.resident, id)
+            assign[id] = seed_from_sources(r, r.p.resident, id)
             reason[id] = GS_REASON_WEIGHT
 
 
@@ -99,10 +99,10 @@ cdef int seed_complete(const gs_request *r, int32_t *assign, unsigned char *reas
             assign[id] = 0
             reason[id] = GS_REASON_FIRST
         if not g.kind[id] & GS_KIND_VIEW and not request_supports(r, assign[id], id):
-            if r.resident[id] >= 0 and root == id:
+            if r.p.resident[id] >= 0 and root == id:
                 failed[0] = id
                 return GS_BAD_PLACEMENT
-            for b in range(r.n_backends):
+            for b in range(r.p.n_backends):
                 if request_supports(r, b, id):
                     break
             else:
@@ -174,11 +174,11 @@ cdef int plan_seed(const gs_request *r, int32_t *assign, unsigned char *reason, 
     cdef int32_t i
     cdef int status
     for i in range(r.g.n_tensors):
-        assign[i] = -1 if r.user == NULL else r.user[i]
+        assign[i] = -1 if r.p.assigned == NULL else r.p.assigned[i]
         reason[i] = GS_REASON_USER if assign[i] >= 0 else GS_REASON_NOTHING
-        if r.resident[i] >= 0 and not r.g.kind[i] & GS_KIND_WRITES:
+        if r.p.resident[i] >= 0 and not r.g.kind[i] & GS_KIND_WRITES:
             # Memory does not move: a resident tensor, or a view of one, is where it is.
-            assign[i] = r.resident[i]
+            assign[i] = r.p.resident[i]
             reason[i] = GS_REASON_RESIDENT
     seed_assign_allocated(r, assign, reason)
     seed_assign_nodes(r, assign, reason)

@@ -33,9 +33,9 @@ def loads_alone(Graph graph not None, PlanData data not None):
         for i in range(g.n_tensors):
             if not use[i] or g.op[i] != GS_OP_NONE or p.offset[i] < 0:
                 continue
-            if use[i] & USE_WRITTEN or p.home[i] != p.split_backend[0]:
+            if use[i] & USE_WRITTEN or p.arena_of[i] != p.split_backend[0]:
                 return None
-            found.append((i, p.home[i], g.nbytes[i], data.chunk(i), data.offset(i),
+            found.append((i, p.arena_of[i], g.nbytes[i], data.chunk(i), data.offset(i),
                           p.state[i] & GS_STATE_EXCLUSIVE != 0, p.birth[i] if p.state[i] & GS_STATE_LATE else -1,
                           use[i] & USE_READ != 0))
     finally:
@@ -104,7 +104,7 @@ def needed_of(Graph graph not None, PlanData data not None, int32_t first, int32
             if g.kind[id] & GS_KIND_VIEW:
                 continue
             if (not p.state[id] & GS_STATE_INNER if grouped[id]
-                    else g.memory[id] != id or p.home[id] < 0 or read[id]):
+                    else g.memory[id] != id or p.arena_of[id] < 0 or read[id]):
                 found.append(at)
             at += 1
     finally:

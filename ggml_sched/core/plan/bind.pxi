@@ -28,10 +28,10 @@ def bind_plan(Graph graph not None, PlanData data not None, tuple buffers not No
         if offset < 0:
             continue
         at = PyTuple_GET_ITEM(tensors, i)
-        buffer = PyList_GET_ITEM(single, f.home[i])
+        buffer = PyList_GET_ITEM(single, f.arena_of[i])
         if buffer == <void *>None:
-            stride = f.arena[f.home[i]].stride
-            buffer = <void *>(<BufferBase?>buffers[f.home[i]][offset // stride])
+            stride = f.arena[f.arena_of[i]].stride
+            buffer = <void *>(<BufferBase?>buffers[f.arena_of[i]][offset // stride])
             offset %= stride
         old = <void *>(<Tensor>at)._lease
         if old != <void *>None and old != <void *>known and old != <void *>lease:

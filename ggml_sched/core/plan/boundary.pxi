@@ -16,7 +16,7 @@ ctypedef struct gs_readers:
 cdef int readers_init(gs_readers *c, const gs_request *r) noexcept nogil:
     """Allocate the counts; no tensor's readers are counted yet."""
     cdef int64_t n = r.g.n_tensors
-    c.count = <int32_t *>calloc(max(n, 1) * r.n_backends, sizeof(int32_t))
+    c.count = <int32_t *>calloc(max(n, 1) * r.p.n_backends, sizeof(int32_t))
     c.known = <unsigned char *>calloc(max(n, 1), 1)
     return GS_NO_HOST_MEMORY if c.count == NULL or c.known == NULL else GS_OK
 
@@ -43,7 +43,7 @@ cdef int64_t bytes_sent(const gs_request *r, const int32_t *assign, gs_readers *
         c.known[id] = True
         for k in range(g.reader_begin[id], g.reader_begin[id + 1]):
             c.count[<int64_t>assign[g.reader[k]] * g.n_tensors + id] += 1
-    for b in range(r.n_backends):
+    for b in range(r.p.n_backends):
         n += c.count[<int64_t>b * g.n_tensors + id] > 0 and not reads_tensor(r, assign, b, id)
     return n * g.nbytes[id]
 
@@ -155,7 +155,7 @@ cdef int tighten_boundaries(const gs_request *r, int32_t *assign, unsigned char 
     cdef gs_readers c
     cdef int32_t i
     cdef int status
-    if r.n_backends == 1 or not has_open_seam(r, assign, reason):
+    if r.p.n_backends == 1 or not has_open_seam(r, assign, reason):
         return GS_OK
     status = readers_init(&c, r)
     for i in range(BOUNDARY_ROUNDS if status == GS_OK else 0):
@@ -175,5 +175,5 @@ cdef int plan_default(const gs_request *r, int32_t *assign, unsigned char *reaso
         status = split_default(r, assign, reason, splits)
     if status == GS_OK:
         splits_inputs_first(splits, r.g)
-        status = splits_add_places(splits, r)
+        status = splits_add_slots(splits, r)
     return status

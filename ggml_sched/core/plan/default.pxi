@@ -13,9 +13,9 @@ cdef int32_t best_reader(const gs_request *r, const int32_t *assign, int32_t id,
     """The best backend that reads a resident tensor and supports node id; -1 if there is none."""
     cdef int32_t b
     if not r.shares:
-        b = r.resident[memory]
+        b = r.p.resident[memory]
         return b if request_supports(r, b, id) else -1
-    for b in range(r.n_backends):
+    for b in range(r.p.n_backends):
         if reads_tensor(r, assign, b, memory) and request_supports(r, b, id):
             return b
     return -1
@@ -24,8 +24,8 @@ cdef int32_t best_reader(const gs_request *r, const int32_t *assign, int32_t id,
 cdef void default_fix_memory(const gs_request *r, int32_t *assign, unsigned char *reason) noexcept nogil:
     """Assign the tensors whose backend does not depend on other tensors: residents, assignments, inputs."""
     cdef const gs_graph *g = r.g
-    cdef int32_t host = r.n_backends - 1, i
-    memcpy(assign, r.resident, g.n_tensors * sizeof(int32_t))
+    cdef int32_t host = r.p.n_backends - 1, i
+    memcpy(assign, r.p.resident, g.n_tensors * sizeof(int32_t))
     for i in range(g.n_tensors):
         reason[i] = GS_REASON_RESIDENT if assign[i] >= 0 else GS_REASON_NOTHING
     for i in range(g.n_tensors):
@@ -36,17 +36,17 @@ cdef void default_fix_memory(const gs_request *r, int32_t *assign, unsigned char
         elif g.kind[i] & GS_KIND_INPUT and assign[i] < 0:
             assign[i] = host
             reason[i] = GS_REASON_INPUT
-    if r.user != NULL:
+    if r.p.assigned != NULL:
         for i in range(g.n_tensors):
-            if r.user[i] >= 0 and (r.resident[i] < 0 or g.kind[i] & GS_KIND_WRITES):
-                assign[i] = r.user[i]
+            if r.p.assigned[i] >= 0 and (r.p.resident[i] < 0 or g.kind[i] & GS_KIND_WRITES):
+                assign[i] = r.p.assigned[i]
                 reason[i] = GS_REASON_USER
 
 
 cdef int32_t default_fix_weights(const gs_request *r, int32_t *assign, unsigned char *reason) noexcept nogil:
     """Assign nodes with weights to the backend of the weights, or offload them; returns the number of open nodes."""
     cdef const gs_graph *g = r.g
-    cdef int32_t host = r.n_backends - 1, n_open = 0, i, k, id, s, b
+    cdef int32_t host = r.p.n_backends - 1, n_open = 0, i, k, id, s, b
     for i in range(g.n_work):
         id = g.work[i]
         if assign[id] >= 0:
@@ -54,13 +54,13 @@ cdef int32_t default_fix_weights(const gs_request *r, int32_t *assign, unsigned 
         if g.kind[id] & GS_KIND_FOLLOWS:
             for k in range(g.src_begin[id], g.src_begin[id + 1]):
                 s = g.src[k]
-                if r.usage[s] != GS_USAGE_WEIGHTS:
+                if r.p.usage[s] != GS_USAGE_WEIGHTS:
                     continue
                 assign[id] = best_reader(r, assign, id, s)
                 reason[id] = GS_REASON_WEIGHT
-                if r.offloads != NULL and r.resident[s] == host:
+                if r.p.offloads != NULL and r.p.resident[s] == host:
                     for b in range(host):
-                        if r.offloads[<int64_t>b * g.n_tensors + id] and request_supports(r, b, id):
+                        if r.p.offloads[<int64_t>b * g.n_tensors + id] and request_supports(r, b, id):
                             assign[id] = b
                             reason[id] = GS_REASON_OFFLOAD
                             break
@@ -77,7 +77,7 @@ cdef int32_t default_spread(const gs_request *r, int32_t *assign, unsigned char 
     Returns how many of the n_open open nodes remain open.
     """
     cdef const gs_graph *g = r.g
-    cdef int32_t last = r.n_backends - (0 if with_host else 1)
+    cdef int32_t last = r.p.n_backends - (0 if with_host else 1)
     cdef int32_t i = 0 if down else g.n_work - 1, step = 1 if down else -1, near = -1, id
     if last == 0:
         return n_open
@@ -97,7 +97,7 @@ cdef int32_t most_inputs(const gs_request *r, const int32_t *assign, int32_t id)
     """The backend that supports node id and reads most of its sources without a copy; -1 if none supports it."""
     cdef const gs_graph *g = r.g
     cdef int32_t b, k, count, best = -1, best_count = -1
-    for b in range(r.n_backends):
+    for b in range(r.p.n_backends):
         if not request_supports(r, b, id):
             continue
         count = 0
@@ -139,7 +139,7 @@ cdef int default_settle(const gs_request *r, int32_t *assign, unsigned char *rea
                 assign[id] = assign[root]
                 reason[id] = GS_REASON_ROOT
         if assign[id] < 0 or not request_supports(r, assign[id], id):
-            if r.resident[id] >= 0 and g.view_src[id] < 0:
+            if r.p.resident[id] >= 0 and g.view_src[id] < 0:
                 failed[0] = id
                 return GS_BAD_PLACEMENT
             assign[id] = most_inputs(r, assign, id)
@@ -147,7 +147,7 @@ cdef int default_settle(const gs_request *r, int32_t *assign, unsigned char *rea
             if assign[id] < 0:
                 failed[0] = id
                 return GS_UNSUPPORTED_OP
-        if r.shares and (r.user == NULL or r.user[id] < 0) and r.resident[id] < 0:
+        if r.shares and (r.p.assigned == NULL or r.p.assigned[id] < 0) and r.p.resident[id] < 0:
             default_upgrade(r, assign, reason, id)
     return GS_OK
 
@@ -207,7 +207,7 @@ cdef void weigh_brought_in(const gs_request *r, const int32_t *assign, const uns
             continue
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
             s = g.src[k]
-            if r.resident[s] >= 0 and r.usage[s] == GS_USAGE_WEIGHTS and not reads_tensor(r, assign, assign[id], s):
+            if r.p.resident[s] >= 0 and r.p.usage[s] == GS_USAGE_WEIGHTS and not reads_tensor(r, assign, assign[id], s):
                 total[assign[id]] += g.nbytes[s]
                 largest[assign[id]] = max(largest[assign[id]], g.nbytes[s])
 
@@ -222,23 +222,23 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
     may stream all weights.
     """
     cdef const gs_graph *g = r.g
-    cdef int64_t *total = <int64_t *>calloc(2 * r.n_backends, sizeof(int64_t))
+    cdef int64_t *total = <int64_t *>calloc(2 * r.p.n_backends, sizeof(int64_t))
     cdef int64_t *largest
     cdef int32_t i, k, id, s, root, copy, here
     cdef bint closed = True, streams, has_streamed = False
     if total == NULL:
         return GS_NO_HOST_MEMORY
-    largest = total + r.n_backends
-    if r.offloads != NULL:
+    largest = total + r.p.n_backends
+    if r.p.offloads != NULL:
         weigh_brought_in(r, assign, reason, total, largest)
     for i in range(g.n_work):
         id = g.work[i]
         here = assign[id]
         streams = False
-        if r.policy.stream or total[here] > 2 * largest[here] and reason[id] == GS_REASON_OFFLOAD:
+        if r.p.policy.stream or total[here] > 2 * largest[here] and reason[id] == GS_REASON_OFFLOAD:
             for k in range(g.src_begin[id], g.src_begin[id + 1]):
                 s = g.src[k]
-                if r.resident[s] >= 0 and r.usage[s] == GS_USAGE_WEIGHTS and not reads_tensor(r, assign, here, s):
+                if r.p.resident[s] >= 0 and r.p.usage[s] == GS_USAGE_WEIGHTS and not reads_tensor(r, assign, here, s):
                     streams = True
         if closed or w.split_backend.at[w.split_backend.n - 1] != here or streams and has_streamed:
             if splits_open(w, here, g.position[id] if w.split_backend.n else 0) != GS_OK:
@@ -266,7 +266,7 @@ cdef int split_default(const gs_request *r, const int32_t *assign, const unsigne
                     free(total)
                     return GS_NO_HOST_MEMORY
                 splits_note(w, s, copy)
-                if r.resident[s] >= 0 and r.usage[s] == GS_USAGE_WEIGHTS and not streams:
+                if r.p.resident[s] >= 0 and r.p.usage[s] == GS_USAGE_WEIGHTS and not streams:
                     w.copy_kept.at[copy] = 1
             w.src[k] = g.n_tensors + copy
         if g.kind[id] & GS_KIND_WRITES:

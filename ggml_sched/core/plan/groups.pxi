@@ -13,10 +13,10 @@ cdef void groups_free(gs_groups *w) noexcept nogil:
 
 cdef int groups_init(gs_groups *w, const gs_request *r) noexcept nogil:
     """No groups yet, with room for all offered ones."""
-    cdef int64_t n = r.g.n_tensors, m = r.n_groups
+    cdef int64_t n = r.g.n_tensors, m = r.p.n_groups
     cdef int32_t *cursor
     memset(w, 0, sizeof(gs_groups))
-    cursor = <int32_t *>malloc((2 * n + 3 * m + 1 + 2 * <int64_t>r.group_begin[m]) * sizeof(int32_t))
+    cursor = <int32_t *>malloc((2 * n + 3 * m + 1 + 2 * <int64_t>r.p.group_begin[m]) * sizeof(int32_t))
     if cursor == NULL:
         return GS_NO_HOST_MEMORY
     w.memory = cursor
@@ -27,13 +27,13 @@ cdef int groups_init(gs_groups *w, const gs_request *r) noexcept nogil:
     w.ends = w.starts + m
     w.begin = w.ends + m
     w.member = w.begin + m + 1
-    w.id = w.member + r.group_begin[m]
+    w.id = w.member + r.p.group_begin[m]
     w.begin[0] = 0
     memset(w.of, 0xff, 2 * n * sizeof(int32_t))
     return GS_OK
 
 
-cdef int groups_keep(gs_groups *w, const gs_request *r, const gs_splits *splits) noexcept nogil:
+cdef int groups_keep(gs_groups *w, const gs_request *r, const gs_plan *p) noexcept nogil:
     """Keep the groups whose members are in one split and may all be computed at the position of the last one.
 
     No write-back falls between the members, because split_default ends a split after a node that is written back.
@@ -42,7 +42,7 @@ cdef int groups_keep(gs_groups *w, const gs_request *r, const gs_splits *splits)
     cdef int32_t i, k, id, n, split = 0
     cdef int32_t *seen = NULL
     cdef int status = GS_OK
-    if r.n_groups == 0 or r.policy.placement == GS_PLACEMENT_SEED:
+    if r.p.n_groups == 0 or r.p.policy.placement == GS_PLACEMENT_SEED:
         return GS_OK
     # For each memory the last group, plus 1, that reads it; behind these n_tensors entries the last that writes it.
     seen = <int32_t *>calloc(2 * max(<int64_t>g.n_tensors, 1), sizeof(int32_t))
@@ -50,19 +50,19 @@ cdef int groups_keep(gs_groups *w, const gs_request *r, const gs_splits *splits)
     if status != GS_OK or seen == NULL:
         free(seen)
         return GS_NO_HOST_MEMORY
-    for i in range(r.n_groups):
-        k = r.group_begin[i]
-        n = r.group_begin[i + 1] - k
+    for i in range(r.p.n_groups):
+        k = r.p.group_begin[i]
+        n = r.p.group_begin[i + 1] - k
         # Groups come in the order of their first members.
-        while split < splits.split_stop.n and splits.split_stop.at[split] <= r.group_member[k]:
+        while split < p.n_splits and p.split_stop[split] <= r.p.group_member[k]:
             split += 1
-        if split == splits.split_stop.n:
+        if split == p.n_splits:
             break
-        if (splits.split_backend.at[split] != r.group_backend[i]
-                or r.group_member[k + n - 1] >= splits.split_stop.at[split]
-                or not is_movable(g, r.group_member + k, n, i + 1, seen)):
+        if (p.split_backend[split] != r.p.group_backend[i]
+                or r.p.group_member[k + n - 1] >= p.split_stop[split]
+                or not is_movable(g, r.p.group_member + k, n, i + 1, seen)):
             continue
-        memcpy(w.member + w.begin[w.n], r.group_member + k, n * sizeof(int32_t))
+        memcpy(w.member + w.begin[w.n], r.p.group_member + k, n * sizeof(int32_t))
         w.begin[w.n + 1] = w.begin[w.n] + n
         for k in range(w.begin[w.n], w.begin[w.n + 1]):
             w.id[k] = g.node[w.member[k]]
@@ -125,17 +125,14 @@ cdef void groups_drop_late(gs_groups *w, const gs_plan *p) noexcept nogil:
     w.n = kept
 
 
-cdef int plan_take_groups(gs_plan *p, const gs_graph *g, const gs_groups *w) noexcept nogil:
-    """Copy the groups into a plan that is otherwise complete, and mark inner members (GS_STATE_INNER)."""
-    cdef int32_t n = w.begin[w.n]
-    p.n_groups = w.n
-    p.memory[3] = malloc((n + w.n + 1) * sizeof(int32_t))
-    if p.memory[3] == NULL:
+cdef int plan_take_groups(gs_plan *p, const gs_graph *g, int32_t n, const int32_t *begin,
+                          const int32_t *member) noexcept nogil:
+    """Copy n groups into a plan that is otherwise complete, and mark inner members (GS_STATE_INNER)."""
+    p.n_groups = n
+    if plan_alloc_groups(p, begin[n]) != GS_OK:
         return GS_NO_HOST_MEMORY
-    p.group_begin = <int32_t *>p.memory[3]
-    p.group_member = p.group_begin + w.n + 1
-    memcpy(p.group_begin, w.begin, (w.n + 1) * sizeof(int32_t))
-    memcpy(p.group_member, w.member, n * sizeof(int32_t))
+    memcpy(p.group_begin, begin, (n + 1) * sizeof(int32_t))
+    memcpy(p.group_member, member, begin[n] * sizeof(int32_t))
     return plan_mark_inner(p, g)
 
 
@@ -188,7 +185,7 @@ cdef int plan_mark_inner(gs_plan *p, const gs_graph *g) noexcept nogil:
         for k in range(p.group_begin[i], p.group_begin[i + 1] - 1):
             id = g.node[p.group_member[k]]
             p.state[id] &= ~GS_STATE_INNER
-            if g.memory[id] == id and p.home[id] >= 0 and not needed[id]:
+            if g.memory[id] == id and p.arena_of[id] >= 0 and not needed[id]:
                 p.state[id] |= GS_STATE_INNER
     free(of)
     return GS_OK

@@ -74,16 +74,16 @@ cdef int put_groups(gs_request *r, list offered) except -1:
     at = <int32_t *>malloc((2 * len(offered) + 1 + n_members) * sizeof(int32_t))
     if at == NULL:
         raise no_host_memory(f"planning {r.g.n_tensors} tensors")
-    r.group_backend = at
-    r.group_begin = at + len(offered)
-    r.group_member = r.group_begin + len(offered) + 1
-    r.group_begin[0] = n_members = 0
+    r.p.group_backend = at
+    r.p.group_begin = at + len(offered)
+    r.p.group_member = r.p.group_begin + len(offered) + 1
+    r.p.group_begin[0] = n_members = 0
     for b, members in offered:
-        r.group_backend[n] = b
+        r.p.group_backend[n] = b
         for position in members:
-            r.group_member[n_members] = position
+            r.p.group_member[n_members] = position
             n_members += 1
         n += 1
-        r.group_begin[n] = n_members
-    r.n_groups = n
+        r.p.group_begin[n] = n_members
+    r.p.n_groups = n
     return 0

@@ -1,8 +1,18 @@
-# The C view of core/plan/placement: splits, and questions of the passes about a request.
+# The C view of core/plan/placement: requests, and splits.
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from ggml_sched._c cimport gs_graph, gs_request
+from ggml_sched._c cimport gs_graph, gs_problem
+
+
+# Everything that a plan depends on: a graph, and a problem with all that callers may leave out.
+ctypedef struct gs_request:
+    gs_problem p                # only `assigned`, `supports`, `offloads`, `nbytes` and the groups may be NULL
+    const gs_graph *g
+    const uint64_t *inplace     # [n_backends][GS_N_OPS]: bit k: source k may be the destination
+    bint shares                 # whether any backend can read a buffer or memory of another backend
+    void *memory                # owned; holds arrays of p
+    int64_t n_bytes             # of a problem of the C API: the bytes of `memory` that are equal for equal problems
 
 
 ctypedef struct gs_ints:
@@ -22,7 +32,7 @@ ctypedef struct gs_splits:
     gs_ints copy_backend
     gs_ints copy_version        # of the source's memory when the copy was introduced
     gs_ints copy_kept           # 1: an unchanged weight, copied once and kept for the next compute
-    gs_ints place_copy           # of each further copy slot: index of its copy, ascending
+    gs_ints slot_copy           # of each further copy slot: index of its copy, ascending
     gs_ints back_node           # of each write-back: a node that computes into a copy of another backend's memory
     gs_ints back_copy           # of each write-back: that copy
     int32_t *src                # the graph's sources, with n_tensors + c where copy c is read
@@ -32,28 +42,27 @@ ctypedef struct gs_splits:
 
 
 cdef inline bint request_supports(const gs_request *r, int32_t backend, int32_t id) noexcept nogil:
-    return r.supports == NULL or r.supports[<int64_t>backend * r.g.n_tensors + id]
+    return r.p.supports == NULL or r.p.supports[<int64_t>backend * r.g.n_tensors + id]
 
 
 cdef inline int64_t request_size(const gs_request *r, int32_t backend, int32_t id) noexcept nogil:
-    return r.g.nbytes[id] if r.nbytes == NULL else r.nbytes[<int64_t>backend * r.g.n_tensors + id]
+    return r.g.nbytes[id] if r.p.nbytes == NULL else r.p.nbytes[<int64_t>backend * r.g.n_tensors + id]
 
 
 cdef inline bint request_reads(const gs_request *r, int32_t backend, int32_t other) noexcept nogil:
-    return backend == other or r.reads[backend * r.n_backends + other]
+    return backend == other or r.p.reads[backend * r.p.n_backends + other]
 
 
 cdef inline bint reads_tensor(const gs_request *r, const int32_t *assign, int32_t backend, int32_t id) noexcept nogil:
     """Whether a backend may read a tensor where its memory is, without a copy."""
     cdef int32_t m = r.g.memory[id]
-    if r.resident[m] >= 0:
-        return r.resident[m] == backend or r.reads_buffer[<int64_t>backend * r.n_buffers + r.buffer[m]]
-    return assign[m] == backend or assign[m] >= 0 and r.reads[backend * r.n_backends + assign[m]]
+    if r.p.resident[m] >= 0:
+        return r.p.resident[m] == backend or r.p.reads_buffer[<int64_t>backend * r.p.n_buffers + r.p.buffer[m]]
+    return assign[m] == backend or assign[m] >= 0 and r.p.reads[backend * r.p.n_backends + assign[m]]
 
 
 cdef int splits_init(gs_splits *w, const gs_graph *g) noexcept nogil
 cdef void splits_free(gs_splits *w) noexcept nogil
-cdef int32_t splits_tensor(const gs_splits *w, const gs_graph *g, int32_t id) noexcept nogil
 cdef int splits_open(gs_splits *w, int32_t backend, int32_t start) noexcept nogil
 cdef int splits_finish(gs_splits *w, const gs_graph *g, const int32_t *assign) noexcept nogil
 cdef int32_t splits_new_copy(gs_splits *w, int32_t like, int32_t source, int32_t backend, int32_t version) noexcept nogil

@@ -6,14 +6,12 @@ graphs share it.  Immutable once made.
 
 Includes, before the code below:
 
-    reasons      The names of the reasons why a tensor is on its backend.
-    plan_values  Plans as plain values, for plan files and pickles.
-    alone        Programs of plans on a single backend without copies.
-    bind         Binding: giving the tensors of a graph the addresses of a plan.
+    reasons  The names of the reasons why a tensor is on its backend.
+    alone    Programs of plans on a single backend without copies.
+    bind     Binding: giving the tensors of a graph the addresses of a plan.
 """
 
 import itertools
-from operator import itemgetter
 
 from ggml_sched.errors import GraphError, HazardError, OutOfMemory, PlacementError, UnsupportedOp, no_host_memory
 
@@ -25,23 +23,22 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memset
 
 from ggml_sched._c cimport *
+from ggml_sched.core.alloc.gallocr cimport plan_owner
 from ggml_sched.core.graph.graph cimport Graph
 from ggml_sched.core.graph.tensor cimport BufferBase, Home, Lease, Tensor, describe
-from ggml_sched.core.graph.types cimport ints_tuple, ints_tuple, ints_tuple
+from ggml_sched.core.graph.types cimport ints_tuple
 from ggml_sched.core.pack.api cimport method_name
-from ggml_sched.core.pack.solve cimport N_PACK_METHODS
 from ggml_sched.core.plan.make cimport (
     gs_plan_free,
     gs_plan_make,
     gs_plan_replay,
     mark_needed_at_end,
     plan_mark_exclusive,
-    plan_owner,
 )
+from ggml_sched.core.plan.plan_values cimport plan_take_values, values_of_plan
 from ggml_sched.core.plan.request cimport Policy, Request, names_of
 
 include "reasons.pxi"
-include "plan_values.pxi"
 include "alone.pxi"
 include "bind.pxi"
 
@@ -110,13 +107,13 @@ cdef class PlanData:
     @property
     def ring(self):
         """For each further copy slot (the ids after the copies): the index of its copy."""
-        return ints_tuple(self.c.place_copy, self.c.n_places)
+        return ints_tuple(self.c.slot_copy, self.c.n_slots)
 
     def copy_of(self, int32_t i):
         """The index of the copy that id i is a copy slot of; i is not a graph tensor."""
         self.check(i)
         i -= self.c.n_tensors
-        return i if i < self.c.n_copies else self.c.place_copy[i - self.c.n_copies]
+        return i if i < self.c.n_copies else self.c.slot_copy[i - self.c.n_copies]
 
     @property
     def write_backs(self):
@@ -188,7 +185,7 @@ cdef class PlanData:
         cdef Py_ssize_t n = p.n
         self.know_exclusive()
         return {
-            "home": (<char *>p.home)[:4 * n], "birth": (<char *>p.birth)[:4 * n],
+            "home": (<char *>p.arena_of)[:4 * n], "birth": (<char *>p.birth)[:4 * n],
             "src": (<char *>p.src)[:4 * p.src_begin[n]], "seq": (<char *>p.seq)[:4 * p.n_seq],
             "offset": (<char *>p.offset)[:8 * n], "state": (<char *>p.state)[:n],
             "assign": (<char *>p.assign)[:4 * p.n_tensors],
@@ -199,26 +196,26 @@ cdef class PlanData:
     def backend_index(self, int32_t i):
         """Index of the backend that computes or holds id i, -1 if it is unused."""
         self.check(i)
-        return self.c.home[i] if i >= self.c.n_tensors else self.c.assign[i]
+        return self.c.arena_of[i] if i >= self.c.n_tensors else self.c.assign[i]
 
     def memory_index(self, int32_t i):
         """Index of the backend whose arena holds id i, -1 for memory outside the plan."""
         self.check(i)
-        return self.c.home[i]
+        return self.c.arena_of[i]
 
     def offset(self, int32_t i):
         """Bytes from the start of the backend's buffer (of chunk `chunk(i)`), -1 outside the plan."""
         self.check(i)
-        if self.c.offset[i] < 0 or not self.c.arena[self.c.home[i]].stride:
+        if self.c.offset[i] < 0 or not self.c.arena[self.c.arena_of[i]].stride:
             return self.c.offset[i]
-        return self.c.offset[i] % self.c.arena[self.c.home[i]].stride
+        return self.c.offset[i] % self.c.arena[self.c.arena_of[i]].stride
 
     def chunk(self, int32_t i):
         """Which of the backend's buffers holds id i: 0 unless a maximum buffer size made several."""
         self.check(i)
-        if self.c.offset[i] < 0 or not self.c.arena[self.c.home[i]].stride:
+        if self.c.offset[i] < 0 or not self.c.arena[self.c.arena_of[i]].stride:
             return 0
-        return self.c.offset[i] // self.c.arena[self.c.home[i]].stride
+        return self.c.offset[i] // self.c.arena[self.c.arena_of[i]].stride
 
     def live_at_peak(self, int32_t backend):
         """Ids that own memory of a backend at the position where most bytes are alive, largest first."""
@@ -227,7 +224,7 @@ cdef class PlanData:
         cdef int32_t i
         changes = [0] * (f.n_seq + 2)
         for i in range(f.n):
-            if f.home[i] == backend and f.birth[i] >= 0:
+            if f.arena_of[i] == backend and f.birth[i] >= 0:
                 owners.append(i)
         for i in owners:
             changes[f.birth[i]] += f.size[i]
@@ -259,7 +256,7 @@ cdef class PlanData:
     def took_over(self, int32_t i):
         """Whether node i reuses the memory of its root in place."""
         self.check(i)
-        return bool(self.c.state[i] & GS_STATE_TOOK_OVER)
+        return bool(self.c.state[i] & GS_STATE_INPLACE)
 
     def is_late(self, int32_t i):
         """Whether the memory of leaf i held another tensor before, so that i is loaded at its birth."""
@@ -287,11 +284,11 @@ cdef class PlanData:
         for k in range(f.n_seq):
             if f.seq[k] == i:
                 at = k
-            elif at >= 0 and f.state[f.seq[k]] & GS_STATE_TOOK_OVER and plan_owner(f, f.seq[k]) == owner:
+            elif at >= 0 and f.state[f.seq[k]] & GS_STATE_INPLACE and plan_owner(f, f.seq[k]) == owner:
                 return True
         size = f.rest[owner] if at >= f.trimmed[owner] else f.size[owner]
         for k in range(f.n):
-            if (k != owner and f.home[k] == f.home[owner] and f.birth[k] > at and f.offset[k] < f.offset[owner] + size
+            if (k != owner and f.arena_of[k] == f.arena_of[owner] and f.birth[k] > at and f.offset[k] < f.offset[owner] + size
                     and f.offset[owner] < f.offset[k] + f.size[k]):
                 return True
         return False
@@ -342,17 +339,31 @@ cdef str _arena_method(int32_t method):
     return "best fit" if method == GS_METHOD_BEST_FIT else method_name(method - GS_METHOD_PACKED)
 
 
+def plan_values(PlanData data not None):
+    """{name: integers, lists of them, or lists of lists} that `plan_from_values` makes a plan of."""
+    data.know_exclusive()
+    return values_of_plan(&data.c)
+
+
+def plan_from_values(values, Py_ssize_t n_nodes):
+    """The plan that `plan_values` described, for a graph of n_nodes nodes; GraphError for values that are none."""
+    cdef PlanData data = PlanData.__new__(PlanData)
+    plan_take_values(&data.c, values, n_nodes)
+    return data
+
+
 def make_plan(Request request not None, Policy policy not None):
     """Run the passes of a policy; raises UnsupportedOp, PlacementError, OutOfMemory, GraphError naming the tensor."""
     cdef PlanData p = PlanData.__new__(PlanData)
+    cdef int32_t failed
     cdef int status
     request.ask()
     request.groups(policy)
     request.follow(policy)
     with nogil:
-        status = gs_plan_make(&request.c, &p.c)
+        status = gs_plan_make(&request.c, &p.c, &failed)
     if status != GS_OK:
-        raise_planning_error(status, request, p.c.failed)
+        raise_planning_error(status, request, failed)
     return p
 
 
@@ -363,16 +374,17 @@ def replay_plan(Request request not None, PlanData reserved not None, Policy pol
     (`Request.groups`) are those of the reserved graph.
     """
     cdef PlanData p = PlanData.__new__(PlanData)
-    cdef int32_t serves = False
+    cdef bint serves
+    cdef int32_t failed
     cdef int status
     if request.c.g.n_tensors != reserved.c.n_tensors:
         return None
     request.ask()
     request.follow(policy)
     with nogil:
-        status = gs_plan_replay(&request.c, &reserved.c, &p.c, &serves)
+        status = gs_plan_replay(&request.c, &reserved.c, &p.c, &serves, &failed)
     if status != GS_OK:
-        raise_planning_error(status, request, p.c.failed)
+        raise_planning_error(status, request, failed)
     return p if serves else None
 
 

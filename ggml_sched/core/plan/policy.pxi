@@ -29,7 +29,7 @@ cdef class Policy:
         self.c.stream = bool(stream)
         if not 1 <= _index(places) <= 0xffff:
             raise ValueError(f"places = {places} is not in 1 .. {0xffff}")
-        self.c.n_places = _index(places)
+        self.c.n_copies = _index(places)
 
     @property
     def placement(self):
@@ -53,7 +53,7 @@ cdef class Policy:
 
     @property
     def places(self):
-        return self.c.n_places
+        return self.c.n_copies
 
     def replace(self, **fields):
         """A copy of this policy with new values for the given fields."""

@@ -1,20 +1,15 @@
 # The C view of core/plan/problem: problems of the C API.
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t
 
-from ggml_sched._c cimport gs_error, gs_graph, gs_problem, gs_request
-
-
-# A problem of the C API, checked, as the request that the passes take.
-ctypedef struct gs_asked:
-    gs_request r                # `g`, `supports`, `offloads` and `nbytes` are the caller's; all else is in `memory`
-    void *memory                # owned; bytes 0 .. n_bytes are equal for equal problems
-    int64_t n_bytes
+from ggml_sched._c cimport gs_error, gs_graph, gs_problem
+from ggml_sched.core.plan.placement cimport gs_request
 
 
-# Freed with asked_free when this succeeds.
-cdef int asked_init(gs_asked *a, const gs_graph *g, const gs_problem *p, gs_error *error) noexcept nogil
-cdef void asked_free(gs_asked *a) noexcept nogil
-cdef bint asked_alike(const gs_asked *a, const gs_asked *b) noexcept nogil
-cdef int planning_refused(gs_error *error, const gs_asked *a, const gs_problem *p, int status,
-                          int32_t id) noexcept nogil
+# Makes the request of a problem: `g`, `supports`, `offloads` and `nbytes` stay the caller's, all else is copied.  After
+# GS_OK the caller frees r.memory.
+cdef int request_init(gs_request *r, const gs_graph *g, const gs_problem *p, gs_error *error) noexcept nogil
+# Whether a reserved plan of one problem can serve the other: all but supports, offloads and nbytes are equal.
+cdef bint requests_match(const gs_request *a, const gs_request *b) noexcept nogil
+# Describes a failure of planning in `error`; returns the status.
+cdef int planning_error(gs_error *error, const gs_request *r, const gs_problem *p, int status, int32_t id) noexcept nogil

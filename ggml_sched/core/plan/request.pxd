@@ -2,9 +2,10 @@
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from ggml_sched._c cimport gs_policy, gs_request
+from ggml_sched._c cimport gs_policy
 from ggml_sched.core.graph.graph cimport Graph
 from ggml_sched.core.graph.tensor cimport BackendBase, BufferBase, Tensor
+from ggml_sched.core.plan.placement cimport gs_request
 
 
 # A record of the support cache, for one kind of node: sizes, the words of the kind, bits, in one block.  Sizes and bits
@@ -69,11 +70,9 @@ cdef class Policy:
 
 
 cdef class Request:
-    cdef gs_request c                   # arrays owned, graph borrowed from `graph`, masks from `devices`
+    cdef gs_request c                   # owned; the graph is that of `graph`, the masks are those of `devices`
     cdef Graph graph
     cdef Devices devices
-    cdef void *memory                   # owned; the arrays that do not depend on support queries
-    cdef int64_t *max_buffer
     cdef readonly uint64_t key          # a hash of residents and assignments
     cdef readonly list buffers          # the buffers of the graph's residents
     cdef bint asked                     # the support queries are complete

@@ -56,44 +56,45 @@ cdef class Request:
         cdef int32_t i
         cdef gs_request *r = &self.c
         cdef gs_graph *g = &graph.flat
+        cdef gs_backend_info *infos
         cdef int64_t n = max(g.n_tensors, 1)
         memset(r, 0, sizeof(gs_request))
         self.graph, self.devices = graph, devices
         self.buffers = []
         self.readers = []
         r.g = g
-        r.n_backends = devices.n
+        r.p.n_backends = devices.n
         r.shares = devices.asks_buffers
-        # One block.
-        self.memory = malloc(devices.n * sizeof(int64_t) + n * (2 * sizeof(int32_t) + 1) + devices.n * devices.n)
-        if self.memory == NULL:
+        # One block for the arrays that do not depend on support queries.
+        r.memory = malloc(devices.n * sizeof(gs_backend_info) + n * (2 * sizeof(int32_t) + 1) + devices.n * devices.n)
+        if r.memory == NULL:
             raise no_host_memory(f"planning {g.n_tensors} tensors")
-        self.max_buffer = <int64_t *>self.memory
-        r.max_buffer = self.max_buffer
-        r.alignment = devices.alignment
+        infos = <gs_backend_info *>r.memory
+        r.p.backends = infos
         for i in range(devices.n):
             limit = devices.backends[i].max_buffer_size
+            infos[i].alignment = devices.alignment[i]
             try:
-                self.max_buffer[i] = 0 if limit is None else min(max(_index(limit), 1), GS_MAX_CHUNK)
+                infos[i].max_buffer = 0 if limit is None else min(max(_index(limit), 1), GS_MAX_CHUNK)
             except TypeError:
                 raise TypeError(f"backend {devices.backends[i].name!r}: max_buffer_size is {limit!r}, neither None nor "
                                 "an integer") from None
-        r.resident = <int32_t *>(self.max_buffer + devices.n)
-        r.buffer = r.resident + n
-        r.usage = <unsigned char *>(r.buffer + n)
-        r.reads = r.usage + n
-        memset(r.resident, 0xff, n * sizeof(int32_t))
-        memset(r.buffer, 0, n * sizeof(int32_t) + n + devices.n * devices.n)
+        r.p.resident = <int32_t *>(infos + devices.n)
+        r.p.buffer = r.p.resident + n
+        r.p.usage = <unsigned char *>(r.p.buffer + n)
+        r.p.reads = r.p.usage + n
+        memset(r.p.resident, 0xff, n * sizeof(int32_t))
+        memset(r.p.buffer, 0, n * sizeof(int32_t) + n + devices.n * devices.n)
         self.check_open()
         self.fill_residents()
         if assigned:
             self.fill_assigned(assigned)
 
     def __dealloc__(self):
-        free(self.memory)
-        free(self.c.user)
+        free(self.c.memory)
+        free(self.c.p.assigned)
         self.drop_answers()
-        free(self.c.group_backend)
+        free(self.c.p.group_backend)
 
     cdef int check_open(self) except -1:
         """GraphError for a tensor whose context is closed."""
@@ -147,14 +148,14 @@ cdef class Request:
                 last_readers = <uint64_t>hash(self.readers[last_buffer]) if r.shares else 0
                 last_usage = GS_USAGE_WEIGHTS if (<BufferBase>buffer).usage == "weights" else GS_USAGE_ANY
                 last = buffer
-            r.resident[i] = last_index
-            r.usage[i] = last_usage
-            r.buffer[i] = last_buffer
+            r.p.resident[i] = last_index
+            r.p.usage[i] = last_usage
+            r.p.buffer[i] = last_buffer
             h = gs_mix(h, ((<uint64_t>i << 16) | (<uint64_t>last_index << 2) | last_usage) ^ last_readers)
         if last != NULL:
             for i in range(g.n_tensors):
-                r.resident[i] = r.resident[g.memory[i]]
-                r.usage[i] = r.usage[g.memory[i]]
+                r.p.resident[i] = r.p.resident[g.memory[i]]
+                r.p.usage[i] = r.p.usage[g.memory[i]]
         self.key = h
         return 0
 
@@ -172,15 +173,15 @@ cdef class Request:
         cdef gs_request *r = &self.c
         cdef int64_t n = max(r.g.n_tensors, 1)
         cdef int32_t i, k
-        r.user = <int32_t *>malloc(n * sizeof(int32_t))
-        if r.user == NULL:
+        r.p.assigned = <int32_t *>malloc(n * sizeof(int32_t))
+        if r.p.assigned == NULL:
             raise no_host_memory(f"planning {r.g.n_tensors} tensors")
-        memset(r.user, 0xff, n * sizeof(int32_t))
+        memset(r.p.assigned, 0xff, n * sizeof(int32_t))
         for tensor, backend in assigned.items():
             i = self.graph.id_of(tensor)
             if i >= 0:
                 k = self.devices.index(backend)
-                r.user[i] = k
+                r.p.assigned[i] = k
                 self.key = gs_mix(self.key, (<uint64_t>i << 16) | <uint64_t>(k + 1) | <uint64_t>1 << 63)
         return 0
 
@@ -192,7 +193,7 @@ cdef class Request:
         cdef int32_t i, k
         for k in range(g.n_roots):
             i = g.root[k]
-            if r.resident[i] >= 0 or g.op[i] != GS_OP_NONE or r.user != NULL and r.user[i] >= 0:
+            if r.p.resident[i] >= 0 or g.op[i] != GS_OP_NONE or r.p.assigned != NULL and r.p.assigned[i] >= 0:
                 continue
             t = self.graph.tensors[i]
             if t._resident is not None and (g.n_readers[i] or g.n_viewers[i]):
@@ -224,7 +225,7 @@ cdef class Request:
 
     cdef void follow(self, Policy policy) noexcept:
         """Set the policy of the request."""
-        self.c.policy = policy.c
+        self.c.p.policy = policy.c
         self.c.inplace = self.devices.inplace_first if policy.c.reuse == GS_REUSE_FIRST else self.devices.inplace
 
     cdef int ask(self) except -1:
@@ -254,32 +255,32 @@ cdef class Request:
     cdef void drop_answers(self) noexcept:
         """Free the results of the support queries, also those of queries that failed halfway."""
         cdef gs_request *r = &self.c
-        free(r.reads_buffer)
-        free(r.supports)
-        free(r.offloads)
-        free(r.nbytes)
-        r.reads_buffer = r.supports = r.offloads = NULL
-        r.nbytes = NULL
+        free(r.p.reads_buffer)
+        free(r.p.supports)
+        free(r.p.offloads)
+        free(r.p.nbytes)
+        r.p.reads_buffer = r.p.supports = r.p.offloads = NULL
+        r.p.nbytes = NULL
 
     cdef int ask_about_buffers(self) except -1:
         """Find out which backends can read each buffer, and the memory of each other backend."""
         cdef gs_request *r = &self.c
         cdef Devices devices = self.devices
         cdef int32_t b, i
-        r.n_buffers = <int32_t>len(self.buffers)
-        r.reads_buffer = <unsigned char *>calloc(max(r.n_buffers, 1) * devices.n, 1)
-        if r.reads_buffer == NULL:
+        r.p.n_buffers = <int32_t>len(self.buffers)
+        r.p.reads_buffer = <unsigned char *>calloc(max(r.p.n_buffers, 1) * devices.n, 1)
+        if r.p.reads_buffer == NULL:
             raise no_host_memory(f"planning {r.g.n_tensors} tensors")
-        for i in range(r.n_buffers):
+        for i in range(r.p.n_buffers):
             # If no backend overrides supports_buffer, only the owner reads a buffer.
             for b in self.readers[i] or self.readers_of(self.buffers[i]):
-                r.reads_buffer[<int64_t>b * r.n_buffers + i] = True
+                r.p.reads_buffer[<int64_t>b * r.p.n_buffers + i] = True
         for b in range(devices.n):
             if devices.asks_buffer[b]:
                 for i in range(devices.n):
                     if i != b:
                         stand_in = measure_buffer(devices.backends[i])
-                        r.reads[b * devices.n + i] = bool(devices.backends[b].supports_buffer(stand_in))
+                        r.p.reads[b * devices.n + i] = bool(devices.backends[b].supports_buffer(stand_in))
         return 0
 
     cdef int ask_about_nodes(self) except -1:
@@ -349,18 +350,18 @@ cdef class Request:
         cdef gs_request *r = &self.c
         cdef int64_t n = r.g.n_tensors
         if not supports:
-            if r.supports == NULL:
-                r.supports = <unsigned char *>malloc(n * r.n_backends)
-                if r.supports == NULL:
+            if r.p.supports == NULL:
+                r.p.supports = <unsigned char *>malloc(n * r.p.n_backends)
+                if r.p.supports == NULL:
                     raise no_host_memory(f"planning {n} tensors")
-                memset(r.supports, 1, n * r.n_backends)
-            r.supports[b * n + id] = False
+                memset(r.p.supports, 1, n * r.p.n_backends)
+            r.p.supports[b * n + id] = False
         if offloads:
-            if r.offloads == NULL:
-                r.offloads = <unsigned char *>calloc(n * r.n_backends, 1)
-                if r.offloads == NULL:
+            if r.p.offloads == NULL:
+                r.p.offloads = <unsigned char *>calloc(n * r.p.n_backends, 1)
+                if r.p.offloads == NULL:
                     raise no_host_memory(f"planning {n} tensors")
-            r.offloads[b * n + id] = True
+            r.p.offloads[b * n + id] = True
         return 0
 
     cdef int note_size(self, int32_t b, int32_t id, int64_t size) except -1:
@@ -369,11 +370,11 @@ cdef class Request:
         cdef int64_t n = r.g.n_tensors
         cdef int32_t i
         if size != r.g.nbytes[id]:
-            if r.nbytes == NULL:
-                r.nbytes = <int64_t *>malloc(n * r.n_backends * sizeof(int64_t))
-                if r.nbytes == NULL:
+            if r.p.nbytes == NULL:
+                r.p.nbytes = <int64_t *>malloc(n * r.p.n_backends * sizeof(int64_t))
+                if r.p.nbytes == NULL:
                     raise no_host_memory(f"planning {n} tensors")
-                for i in range(r.n_backends):
-                    memcpy(r.nbytes + i * n, r.g.nbytes, n * sizeof(int64_t))
-            r.nbytes[b * n + id] = size
+                for i in range(r.p.n_backends):
+                    memcpy(r.p.nbytes + i * n, r.g.nbytes, n * sizeof(int64_t))
+            r.p.nbytes[b * n + id] = size
         return 0

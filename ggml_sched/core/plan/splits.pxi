@@ -26,7 +26,7 @@ cdef void splits_free(gs_splits *w) noexcept nogil:
     ints_free(&w.copy_backend)
     ints_free(&w.copy_version)
     ints_free(&w.copy_kept)
-    ints_free(&w.place_copy)
+    ints_free(&w.slot_copy)
     ints_free(&w.back_node)
     ints_free(&w.back_copy)
     free(w.src)
@@ -34,14 +34,6 @@ cdef void splits_free(gs_splits *w) noexcept nogil:
     free(w.last_copy)
     free(w.version)
     memset(w, 0, sizeof(gs_splits))
-
-
-cdef int32_t splits_tensor(const gs_splits *w, const gs_graph *g, int32_t id) noexcept nogil:
-    """The graph tensor that an id is, or is a copy of; -1 for none."""
-    if id < g.n_tensors:
-        return id
-    id -= g.n_tensors
-    return w.copy_like.at[id if id < w.copy_like.n else w.place_copy.at[id - w.copy_like.n]]
 
 
 cdef int splits_open(gs_splits *w, int32_t backend, int32_t start) noexcept nogil:
@@ -130,7 +122,7 @@ cdef int splits_write_through(gs_splits *w, const gs_graph *g, int32_t id, int32
 
 cdef inline bint is_foreign_weight(const gs_request *r, int32_t id) noexcept nogil:
     """Whether a tensor is a resident weight: copies of it are kept or streamed, and have one copy slot."""
-    return r.resident[id] >= 0 and r.usage[id] == GS_USAGE_WEIGHTS
+    return r.p.resident[id] >= 0 and r.p.usage[id] == GS_USAGE_WEIGHTS
 
 
 cdef inline bint has_ring(const gs_splits *w, const gs_request *r, int32_t c) noexcept nogil:
@@ -141,7 +133,7 @@ cdef inline bint has_ring(const gs_splits *w, const gs_request *r, int32_t c) no
     return w.copy_like.at[c] == w.copy_from.at[c] and not is_foreign_weight(r, w.copy_like.at[c])
 
 
-cdef int splits_add_places(gs_splits *w, const gs_request *r) noexcept nogil:
+cdef int splits_add_slots(gs_splits *w, const gs_request *r) noexcept nogil:
     """Add further copy slots to every copy that is made by each compute; consecutive computes use them in turn.
 
     GS_NO_HOST_MEMORY also if the slots exceed the range of ids: their arrays would take about 100 GiB.
@@ -149,12 +141,12 @@ cdef int splits_add_places(gs_splits *w, const gs_request *r) noexcept nogil:
     cdef int64_t ids = <int64_t>r.g.n_tensors + w.copy_like.n
     cdef int32_t c, k
     for c in range(w.copy_like.n):
-        ids += r.policy.n_places - 1 if has_ring(w, r, c) else 0
+        ids += r.p.policy.n_copies - 1 if has_ring(w, r, c) else 0
     if ids > GS_MAX_TENSORS:
         return GS_NO_HOST_MEMORY
     for c in range(w.copy_like.n):
-        for k in range(r.policy.n_places - 1 if has_ring(w, r, c) else 0):
-            if ints_push(&w.place_copy, c) != GS_OK:
+        for k in range(r.p.policy.n_copies - 1 if has_ring(w, r, c) else 0):
+            if ints_push(&w.slot_copy, c) != GS_OK:
                 return GS_NO_HOST_MEMORY
     return GS_OK
 

@@ -48,20 +48,20 @@ static bool follows(const gh_reader *r, const gs_graph_arrays *g, int32_t id, in
 }
 
 /* A view takes no bytes in a plan, but has bytes that are read. */
-static int64_t size_of(const gs_graph_arrays *g, const gs_plan_arrays *p, int32_t id)
+static int64_t size_of(const gs_graph_arrays *g, const gs_plan *p, int32_t id)
 {
     return p->size[id] > g->layout[id].nbytes ? p->size[id] : g->layout[id].nbytes;
 }
 
-static bool overlaps(const gs_graph_arrays *g, const gs_plan_arrays *p, int32_t s, int32_t written)
+static bool overlaps(const gs_graph_arrays *g, const gs_plan *p, int32_t s, int32_t written)
 {
     const int64_t from = p->offset[s], at = p->offset[written];
-    return p->home[s] >= 0 && p->home[s] == p->home[written] && from >= 0 && at >= 0
+    return p->arena_of[s] >= 0 && p->arena_of[s] == p->arena_of[written] && from >= 0 && at >= 0
         && from < at + size_of(g, p, written) && at < from + size_of(g, p, s);
 }
 
 /* Whether writing the result of a node overwrites a source of an earlier node, other than element by element. */
-static bool conflicts(const gh_reader *r, const gs_graph_arrays *g, const gs_plan_arrays *p, int32_t reader, int32_t s,
+static bool conflicts(const gh_reader *r, const gs_graph_arrays *g, const gs_plan *p, int32_t reader, int32_t s,
                     int32_t written)
 {
     if (!overlaps(g, p, s, written)) {
@@ -116,7 +116,7 @@ void gh_fusion_hazards_free(gh_fusion_hazards *hazards)
     memset(hazards, 0, sizeof *hazards);
 }
 
-int32_t gh_fusion_find_conflicts(const gh_reader *r, const gs_graph_arrays *g, const gs_plan_arrays *p,
+int32_t gh_fusion_find_conflicts(const gh_reader *r, const gs_graph_arrays *g, const gs_plan *p,
                                  gh_alloc_deps *deps)
 {
     const int32_t n = r->size.n_nodes;

@@ -24,7 +24,7 @@ typedef struct gh_alloc_deps {
 
 /* Add the pairs whose memory overlaps in a plan though fused kernels may read and write it at once; how many were
  * added, or GS_NO_HOST_MEMORY. */
-int32_t gh_fusion_find_conflicts(const gh_reader *r, const gs_graph_arrays *graph, const gs_plan_arrays *plan,
+int32_t gh_fusion_find_conflicts(const gh_reader *r, const gs_graph_arrays *graph, const gs_plan *plan,
                                  gh_alloc_deps *deps);
 
 /* Fill dep_begin and dep.  GS_OK or GS_NO_HOST_MEMORY. */

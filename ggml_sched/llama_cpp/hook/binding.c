@@ -72,11 +72,11 @@ void gh_unbind(gh_sched *s, void *graph)
 /* -- copies -------------------------------------------------------------------------------------------------------- */
 
 /* The id of copy c that this allocation uses: where computes overlap each copy has several. */
-static int32_t id_of_copy(const gh_sched *s, const gs_plan_arrays *v, int32_t c)
+static int32_t id_of_copy(const gh_sched *s, const gs_plan *v, int32_t c)
 {
     int32_t left = s->cur_copy;
-    for (int32_t k = 0; left > 0 && k < v->n_places; k++) {
-        if (v->place_copy[k] == c && --left == 0) {
+    for (int32_t k = 0; left > 0 && k < v->n_slots; k++) {
+        if (v->slot_copy[k] == c && --left == 0) {
             return v->n_tensors + v->n_copies + k;
         }
     }
@@ -164,7 +164,7 @@ static bool make_room(gh_copies *copies, int32_t n)
 
 static bool make_copies(const gh_sched *s, gh_plan_entry *e, void *graph)
 {
-    const gs_plan_arrays *v = &e->plan->view;
+    const gs_plan *v = &e->plan->view;
     gh_copies *copies = &e->copies;
     if (!make_room(copies, v->n_copies + (v->n_copies > 0 ? count_views(e) : 0))
         || (v->n_copies > 0 && !set_nodes(copies, s->lib->graph_nodes(graph), s->lib->graph_n_nodes(graph)))) {
@@ -240,13 +240,13 @@ static bool is_written(const gh_plan *p, int32_t leaf)
 /* Whether a backend reads, without a copy, what lies in another's memory or was computed by another. */
 static bool has_shared_reads(const gh_sched *s, const gh_plan *p)
 {
-    const gs_plan_arrays *v = &p->view;
+    const gs_plan *v = &p->view;
     for (int32_t i = 0; i < p->size.n_nodes; i++) {
         const int32_t id = p->arrays.node[i], b = v->assign[id];
         for (int32_t k = v->src_begin[id]; k < v->src_begin[id + 1]; k++) {
             const int32_t src = v->src[k];
             if (src < v->n_tensors && v->assign[src] != b
-                && (v->home[src] >= 0 || p->arrays.layout[src].op != GS_OP_NONE || is_written(p, src))) {
+                && (v->arena_of[src] >= 0 || p->arrays.layout[src].op != GS_OP_NONE || is_written(p, src))) {
                 return true;
             }
         }
@@ -265,7 +265,7 @@ static int32_t position_of(const gh_plan *p, int32_t i)
  * are no splits to ggml. */
 bool gh_plan_find_splits(const gh_sched *s, gh_plan *p)
 {
-    const gs_plan_arrays *v = &p->view;
+    const gs_plan *v = &p->view;
     if (p->split_at != NULL) {
         return true;
     }

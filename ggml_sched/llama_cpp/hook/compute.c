@@ -41,10 +41,10 @@ static void wait_for_others(gh_sched *s, int b)
 
 /* Whether each allocation has a copy of its own.  A weight has one copy for all: the events of this allocation do not
  * tell whether an earlier compute still reads it. */
-static bool has_several_copies(const gs_plan_arrays *v, int32_t c)
+static bool has_several_copies(const gs_plan *v, int32_t c)
 {
-    for (int32_t k = 0; k < v->n_places; k++) {
-        if (v->place_copy[k] == c) {
+    for (int32_t k = 0; k < v->n_slots; k++) {
+        if (v->slot_copy[k] == c) {
             return true;
         }
     }
@@ -53,7 +53,7 @@ static bool has_several_copies(const gs_plan_arrays *v, int32_t c)
 
 static void copy_input(gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t input)
 {
-    const gs_plan_arrays *v = &e->plan->view;
+    const gs_plan *v = &e->plan->view;
     const int32_t c = v->inputs[input], like = v->copy_like[c];
     const int b = v->split_backend[split], owner = v->assign[like] >= 0 ? v->assign[like] : s->n_backends - 1;
     gx_tensor *from = e->copies.original[c], *to = &e->copies.tensor[c];
@@ -142,7 +142,7 @@ static int run_through(gh_sched *s, int b, gh_part *part, int at, gx_tensor *cop
 
 static int run_split(gh_sched *s, const gh_plan_entry *e, int32_t split)
 {
-    const gs_plan_arrays *v = &e->plan->view;
+    const gs_plan *v = &e->plan->view;
     const int b = v->split_backend[split], n = e->plan->split_at[split + 1] - e->plan->split_at[split];
     int first = 0, status = GH_STATUS_SUCCESS;
     bool stopped = false;
@@ -165,7 +165,7 @@ static int run_split(gh_sched *s, const gh_plan_entry *e, int32_t split)
 int gh_compute(gh_sched *s)
 {
     const gh_plan_entry *e = s->current;
-    const gs_plan_arrays *v = &e->plan->view;
+    const gs_plan *v = &e->plan->view;
     int32_t input = 0;
     /* Backends may still read from each other what the next splits overwrite. */
     if (e->plan->waits && s->cache->key.overlaps) {

@@ -28,7 +28,7 @@ static const gx_tensor *mixture_of(const gh_sched *s, const gh_plan_entry *e, in
 static const gx_tensor *readable_ids(const gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t input,
                                      const gx_tensor *ids, int *backend)
 {
-    const gs_plan_arrays *v = &e->plan->view;
+    const gs_plan *v = &e->plan->view;
     const int c = copy_index(&e->copies, ids);
     int32_t id;
     if (c >= 0) {

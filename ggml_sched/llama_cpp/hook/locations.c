@@ -18,8 +18,8 @@ static bool make_room(gh_plan *p, int32_t n_needs)
  * backend that it was assigned to. */
 static int32_t backend_of(const gh_plan *p, int32_t id)
 {
-    if (p->view.home[id] >= 0) {
-        return p->view.offset[id] >= 0 ? p->view.home[id] : -1;
+    if (p->view.arena_of[id] >= 0) {
+        return p->view.offset[id] >= 0 ? p->view.arena_of[id] : -1;
     }
     return id < p->n && p->role[id] == GH_ROLE_PLACED && p->arrays.layout[id].nbytes == 0
         ? p->problem.assigned[id] : -1;
@@ -32,13 +32,13 @@ static int64_t offset_of(const gh_plan *p, int32_t id)
 
 static bool is_in_pool(const gh_plan_cache *c, const gh_plan *p, int pool, int32_t id)
 {
-    return p->view.home[id] >= 0 && c->pool_of[p->view.home[id]] == pool;
+    return p->view.arena_of[id] >= 0 && c->pool_of[p->view.arena_of[id]] == pool;
 }
 
 /* Whether two ids share bytes of an arena. */
-static bool overlaps(const gs_plan_arrays *v, int32_t a, int32_t b)
+static bool overlaps(const gs_plan *v, int32_t a, int32_t b)
 {
-    return v->home[a] >= 0 && v->home[a] == v->home[b] && v->offset[a] >= 0 && v->offset[b] >= 0
+    return v->arena_of[a] >= 0 && v->arena_of[a] == v->arena_of[b] && v->offset[a] >= 0 && v->offset[b] >= 0
         && v->offset[a] < v->offset[b] + v->size[b] && v->offset[b] < v->offset[a] + v->size[a];
 }
 
@@ -47,7 +47,7 @@ static bool overlaps(const gs_plan_arrays *v, int32_t a, int32_t b)
  * are between tensors of the graph.  True: some copy that lives longer would be overwritten. */
 static bool extend_copies(const gh_plan *p, const gh_reader *r, int32_t *until)
 {
-    const gs_plan_arrays *v = &p->view;
+    const gs_plan *v = &p->view;
     bool found = false;
     int32_t position = 0;
     for (int32_t id = 0; id < v->n; id++) {
@@ -77,7 +77,7 @@ static bool extend_copies(const gh_plan *p, const gh_reader *r, int32_t *until)
     return found;
 }
 
-static int32_t root_of(const gs_plan_arrays *v, int32_t id)
+static int32_t root_of(const gs_plan *v, int32_t id)
 {
     while (v->root[id] >= 0) {
         id = v->root[id];
@@ -88,7 +88,7 @@ static int32_t root_of(const gs_plan_arrays *v, int32_t id)
 /* Pack everything in the arenas of a pool as one; the bytes that it needs, -1 without memory. */
 static int64_t pack_pool(const gh_plan_cache *c, gh_plan *p, int pool, const int32_t *until)
 {
-    const gs_plan_arrays *v = &p->view;
+    const gs_plan *v = &p->view;
     gs_pack_result result;
     int64_t *numbers = malloc(4 * sizeof *numbers * (size_t)(v->n > 0 ? v->n : 1));
     int64_t *lower = numbers, *upper = lower + v->n, *size = upper + v->n, *offset = size + v->n;
@@ -128,7 +128,7 @@ static int64_t pack_pool(const gh_plan_cache *c, gh_plan *p, int pool, const int
  * where an arena has several chunks, or where all together might exceed the largest buffer. */
 static bool is_packed(const gh_plan_cache *c, const gh_plan *p, int pool, bool extended)
 {
-    const gs_plan_arrays *v = &p->view;
+    const gs_plan *v = &p->view;
     const int64_t limit = gh_max_buffer(c->pool[pool].max_size);
     int64_t total = 0;
     int n = 0;
@@ -148,7 +148,7 @@ static bool is_packed(const gh_plan_cache *c, const gh_plan *p, int pool, bool e
 /* Put the chunks of a pool's arenas one behind the other; the index behind the last. */
 static int32_t line_up(const gh_plan_cache *c, gh_plan *p, int pool, int32_t at)
 {
-    const gs_plan_arrays *v = &p->view;
+    const gs_plan *v = &p->view;
     int32_t base[GH_MAX_BACKENDS], first = at;
     for (int b = 0; b < c->n_backends; b++) {
         const gs_arena_result *arena = &v->arena[b];
@@ -179,7 +179,7 @@ static int32_t line_up(const gh_plan_cache *c, gh_plan *p, int pool, int32_t at)
 /* Give copies that live longer than planned buffers of their own, where their pool is not packed again. */
 static int32_t set_apart(const gh_plan_cache *c, gh_plan *p, int pool, const int32_t *until, int32_t at)
 {
-    const gs_plan_arrays *v = &p->view;
+    const gs_plan *v = &p->view;
     for (int32_t copy = v->n_tensors; copy < v->n; copy++) {
         if (!is_in_pool(c, p, pool, copy) || v->root[copy] >= 0 || until[copy] <= v->death[copy]) {
             continue;
@@ -197,9 +197,9 @@ static int32_t set_apart(const gh_plan_cache *c, gh_plan *p, int pool, const int
 
 bool gh_plan_locate(const gh_plan_cache *c, gh_plan *p, const gh_reader *r)
 {
-    const gs_plan_arrays *v = &p->view;
+    const gs_plan *v = &p->view;
     int32_t at = 0, *until = NULL;
-    bool extended = false, done = make_room(p, v->n_chunks + 2 * c->n_backends + v->n_copies + v->n_places);
+    bool extended = false, done = make_room(p, v->n_chunks + 2 * c->n_backends + v->n_copies + v->n_slots);
     if (done && c->key.is_scheduler && c->n_backends > 1) {
         until = malloc((size_t)v->n * sizeof *until + 1);
         done = until != NULL;

@@ -63,14 +63,14 @@ static int entry_to_evict(const gh_plan_cache *c, bool reuses)
  * has room for everything. */
 static bool covers(const gh_plan_entry *e, const gh_plan_entry *other)
 {
-    const gs_plan_arrays *v = &e->plan->view, *w = &other->plan->view;
+    const gs_plan *v = &e->plan->view, *w = &other->plan->view;
     if (e->plan->is_replayed || e->plan == other->plan || other->used == 0
         || !gh_signature_same_wiring(&e->signature, &other->signature)
         || !gh_problem_same(&e->plan->problem, &other->plan->problem) || v->n != w->n) {
         return false;
     }
     for (int32_t id = 0; id < v->n; id++) {
-        if (w->home[id] >= 0 && (v->home[id] != w->home[id] || w->size[id] > v->size[id])) {
+        if (w->arena_of[id] >= 0 && (v->arena_of[id] != w->arena_of[id] || w->size[id] > v->size[id])) {
             return false;
         }
     }

@@ -87,7 +87,7 @@ typedef struct gh_plan {
     int64_t max_size[GH_MAX_BACKENDS]; /* of buffers, as planned                                            */
     bool is_replayed;       /* it repeats the plan of a larger graph                                        */
     gs_api_plan *plan;
-    gs_plan_arrays view;
+    gs_plan view;
     gh_fusion_hazards hazards;
     gh_layout layout;
     bool is_repacked;       /* locations are others than the planner's                                      */

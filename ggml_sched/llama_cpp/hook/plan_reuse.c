@@ -7,12 +7,12 @@
 
 bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem)
 {
-    const gs_plan_arrays *v = &plan->view;
+    const gs_plan *v = &plan->view;
     if (!gh_problem_same(&plan->problem, problem)) {
         return false;
     }
     for (int32_t id = 0; id < v->n; id++) {
-        const int32_t like = v->like[id], home = v->home[id];
+        const int32_t like = v->like[id], home = v->arena_of[id];
         /* Views take no memory of their own. */
         if (id < plan->n && plan->role[id] != GH_ROLE_PLACED) {
             continue;
@@ -56,7 +56,7 @@ static bool has_same_shape(const gh_signature *s, int32_t a, int32_t b)
 /* Whether the source in whose place a node is computed still has the node's shape and lies where it did. */
 static bool can_stay_in_place(const gh_plan *plan, const gh_signature *s, int32_t id)
 {
-    const gs_plan_arrays *v = &plan->view;
+    const gs_plan *v = &plan->view;
     const int32_t root = v->root[id];
     for (int32_t j = v->src_begin[id]; j < v->src_begin[id + 1]; j++) {
         const int32_t src = v->src[j], like = v->like[src];
@@ -112,10 +112,10 @@ static bool has_conflict(const gh_plan *plan, const gh_signature *s, const gh_gg
 /* What each id takes of its arena, for the smaller problem. */
 static void take_sizes(const gh_plan_cache *c, const gh_plan *plan, const gh_problem *problem, int64_t *size)
 {
-    const gs_plan_arrays *v = &plan->view;
+    const gs_plan *v = &plan->view;
     gh_copy(size, v->size, v->n, sizeof *size);
     for (int32_t i = 0; i < plan->n_slots; i++) {
-        const int32_t id = plan->layout.slot[i].id, home = v->home[id];
+        const int32_t id = plan->layout.slot[i].id, home = v->arena_of[id];
         if (home >= 0) {
             const int64_t alignment = c->key.type[home].alignment > 0 ? (int64_t)c->key.type[home].alignment : 1;
             size[id] = (problem->nbytes[(int64_t)home * problem->n + id] + alignment - 1) / alignment * alignment;
@@ -126,7 +126,7 @@ static void take_sizes(const gh_plan_cache *c, const gh_plan *plan, const gh_pro
 /* Locations at the low end of the buffers, so that a small graph touches few pages; false: the plan's serve. */
 static bool make_compact(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const int64_t *size)
 {
-    const gs_plan_arrays *v = &plan->view;
+    const gs_plan *v = &plan->view;
     int64_t *offset = malloc((size_t)v->n * sizeof *offset + 1);
     bool done = offset != NULL && !plan->is_repacked && !c->key.overlaps
              && gh_grow(&e->compact.location, sizeof *e->compact.location, v->n)
@@ -135,8 +135,8 @@ static bool make_compact(const gh_plan_cache *c, const gh_plan *plan, gh_plan_en
     for (int32_t id = 0; done && id < v->n; id++) {
         gh_location *at = &e->compact.location[id];
         *at = plan->layout.location[id];
-        if (at->pool >= 0 && v->home[id] >= 0 && offset[id] >= 0) {
-            const int64_t stride = v->arena[v->home[id]].stride;
+        if (at->pool >= 0 && v->arena_of[id] >= 0 && offset[id] >= 0) {
+            const int64_t stride = v->arena[v->arena_of[id]].stride;
             const int64_t chunks = stride > 0 ? offset[id] / stride - v->offset[id] / stride : 0;
             at->chunk += (int32_t)chunks;
             at->offset = stride > 0 ? offset[id] % stride : offset[id];
@@ -175,7 +175,7 @@ bool gh_plan_serves(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *
         return false;
     }
     for (int32_t id = 0; id < s->n; id++) {
-        if (plan->view.state[id] & GS_STATE_TOOK_OVER && !can_stay_in_place(plan, s, id)) {
+        if (plan->view.state[id] & GS_STATE_INPLACE && !can_stay_in_place(plan, s, id)) {
             return false;
         }
     }

@@ -18,7 +18,7 @@ typedef struct gh_plan_view {
     bool has_deps;
     gs_graph_size size;
     gs_graph_arrays arrays;
-    gs_plan_arrays plan;
+    gs_plan plan;
     const gh_tensor_names *names;
     const gh_problem *problem;
     const int64_t *nbytes;      /* [n_backends][n_tensors]              */

@@ -83,7 +83,7 @@ static int plan_once(gh_plan_cache *c, gh_plan *p, gs_error *error)
  * alloc dependencies were added. */
 static int inspect(gh_plan_cache *c, gh_plan *p, int32_t *conflicts)
 {
-    gs_plan_arrays located = p->view;
+    gs_plan located = p->view;
     int32_t *pool;
     int64_t *offset;
     bool done;
@@ -98,7 +98,7 @@ static int inspect(gh_plan_cache *c, gh_plan *p, int32_t *conflicts)
         pool[id] = at->pool;
         offset[id] = at->pool < 0 ? -1 : ((int64_t)at->chunk << GH_CHUNK_BITS) + at->offset;
     }
-    located.home = pool;
+    located.arena_of = pool;
     located.offset = offset;
     done = done && gh_fusion_find_hazards(&c->reader, &p->arrays, &p->hazards);
     *conflicts = done && p->hazards.n > 0 ? gh_fusion_find_conflicts(&c->reader, &p->arrays, &located, &p->deps) : 0;

@@ -1,0 +1,253 @@
+# cython: language_level=3
+"""Plans as plain values, for plan files and pickles: conversion in both directions.
+
+Owns nothing.  Invariant: for any input values, a plan made from them has only valid indices, and its chains of roots
+have no cycle; other input raises GraphError.  ggml_sched.planning.verify checks whether the plan is sound.
+"""
+
+import itertools
+from operator import itemgetter
+
+from ggml_sched.errors import GraphError, no_host_memory
+
+from libc.stdint cimport int32_t
+
+from ggml_sched._c cimport *
+from ggml_sched.core.alloc.gallocr cimport plan_alloc_ids
+from ggml_sched.core.graph.types cimport an_integer, ints_tuple
+from ggml_sched.core.pack.solve cimport N_PACK_METHODS
+from ggml_sched.core.plan.make cimport plan_alloc_arenas, plan_alloc_assign, plan_alloc_groups, plan_alloc_splits
+
+
+cdef list _list(const an_integer *at, int32_t n):
+    """The values of an array."""
+    return list(ints_tuple(at, n))
+
+
+cdef list _column(list rows, Py_ssize_t k):
+    """Value k of each row."""
+    return list(map(itemgetter(k), rows))
+
+
+cdef list _joined(list rows):
+    """The values of all rows."""
+    return list(itertools.chain.from_iterable(rows))
+
+
+cdef list _ends(list rows):
+    """The end of each row in the joined list."""
+    return list(itertools.accumulate(map(len, rows)))
+
+
+cdef dict values_of_plan(const gs_plan *p):
+    """{name: integers, lists of them, or lists of lists} that `plan_take_values` makes the plan of."""
+    cdef int32_t i, first = 0
+    cdef list splits = [], copies = [], write_backs = [], src = [], arenas = [], groups = []
+    for i in range(p.n_splits):
+        inputs = _list(p.inputs + first, p.split_inputs[i] - first)
+        splits.append([p.split_backend[i], p.split_start[i], p.split_stop[i], inputs])
+        first = p.split_inputs[i]
+    for i in range(p.n_copies):
+        copies.append([p.copy_like[i], p.copy_from[i], p.copy_backend[i], p.copy_kept[i]])
+    for i in range(p.n_write_backs):
+        write_backs.append([p.back_node[i], p.back_copy[i]])
+    for i in range(p.n):
+        src.append(_list(p.src + p.src_begin[i], p.src_begin[i + 1] - p.src_begin[i]))
+    for i in range(p.n_backends):
+        sizes = _list(p.chunk_nbytes + p.arena[i].first_chunk, p.arena[i].n_chunks)
+        arenas.append([p.arena[i].live_bytes, p.arena[i].stride, p.arena[i].method, sizes])
+    for i in range(p.n_groups):
+        groups.append(_list(p.group_member + p.group_begin[i], p.group_begin[i + 1] - p.group_begin[i]))
+    values = {
+        "n_backends": p.n_backends,
+        "n_tensors": p.n_tensors,
+        "assign": _list(p.assign, p.n_tensors),
+        "reason": _list(p.reason, p.n_tensors),
+        "splits": splits,
+        "copies": copies,
+        "places": _list(p.slot_copy, p.n_slots),
+        "write_backs": write_backs,
+        "home": _list(p.arena_of, p.n),
+        "root": _list(p.root, p.n),
+        "birth": _list(p.birth, p.n),
+        "death": _list(p.death, p.n),
+        "trimmed": _list(p.trimmed, p.n),
+        "src": src,
+        "size": _list(p.size, p.n),
+        "view_offs": _list(p.view_offs, p.n),
+        "offset": _list(p.offset, p.n),
+        "rest": _list(p.rest, p.n),
+        "op": _list(p.op, p.n),
+        "flags": _list(p.flags, p.n),
+        "state": _list(p.state, p.n),
+        "seq": _list(p.seq, p.n_seq),
+        "arenas": arenas,
+    }
+    if groups:
+        values["groups"] = groups
+    return values
+
+
+cdef list _numbers(object values, str field, object count, object low, object high):
+    """A list of `count` integers (None: any number of them) in low .. high; GraphError naming the field."""
+    if not isinstance(values, list) or count is not None and len(values) != count:
+        raise GraphError(f"plan: {field!r} is not a list of {count} numbers")
+    for value in values:
+        if type(value) is not int or not low <= value <= high:
+            raise GraphError(f"plan: {field!r} holds {value!r}, not an integer in {low} .. {high}")
+    return values
+
+
+cdef list _rows(object values, str field, object count, Py_ssize_t width):
+    """A list of `count` lists of `width` values each."""
+    if not isinstance(values, list) or count is not None and len(values) != count:
+        raise GraphError(f"plan: {field!r} is not a list of {count} rows")
+    for row in values:
+        if not isinstance(row, list) or len(row) != width:
+            raise GraphError(f"plan: {field!r} holds {row!r}, not {width} values")
+    return values
+
+
+cdef int _put(an_integer *at, list values) except -1:
+    """Write values to an array."""
+    cdef Py_ssize_t i
+    for i in range(len(values)):
+        at[i] = values[i]
+    return 0
+
+
+cdef int plan_take_values(gs_plan *p, object values, Py_ssize_t n_nodes) except -1:
+    """Fill an empty plan with values, for a graph of n_nodes nodes; GraphError for values that are no plan.
+
+    The caller frees the plan, also after an error.
+    """
+    cdef Py_ssize_t n, n_tensors, n_backends, n_copies, n_seq, n_src, i
+    cdef object get = values.get if isinstance(values, dict) else {}.get
+    n_backends, n_tensors = _numbers([get("n_backends"), get("n_tensors")], "n_backends, n_tensors", 2, 0, 1 << 28)
+    if not n_backends:
+        raise GraphError("plan: no backends")
+    top_backend, top_tensor, big = n_backends - 1, n_tensors - 1, (1 << 62) - 1
+    copies = _rows(get("copies"), "copies", None, 4)
+    n_copies, likes = len(copies), _column(copies, 0)
+    for like, source, backend, kept in copies:
+        _numbers([like, source], "copies", 2, 0, top_tensor)
+        _numbers([backend], "copies", 1, 0, top_backend)
+        _numbers([kept], "copies", 1, 0, 1)
+    places = _numbers(get("places"), "places", None, 0, n_copies - 1)
+    if sorted(places) != places:
+        raise GraphError("plan: 'places' do not ascend")
+    n = n_tensors + n_copies + len(places)
+    splits = _rows(get("splits"), "splits", None, 4)
+    inputs = _column(splits, 3)
+    for backend, start, stop, read in splits:
+        _numbers([backend], "splits", 1, 0, top_backend)
+        _numbers([start, stop], "splits", 2, 0, n_nodes)
+        _numbers(read, "splits", None, 0, n_copies - 1)
+    backs = _rows(get("write_backs"), "write_backs", None, 2)
+    for node, copy in backs:
+        _numbers([node], "write_backs", 1, 0, top_tensor)
+        _numbers([copy], "write_backs", 1, 0, n_copies - 1)
+    groups = get("groups", [])
+    if not isinstance(groups, list):
+        raise GraphError(f"plan: 'groups' is {groups!r}")
+    for group in groups:
+        if len(_numbers(group, "groups", None, 0, n_nodes - 1)) < 2:
+            raise GraphError(f"plan: 'groups' holds {group!r}")
+    seq = _numbers(get("seq"), "seq", None, 0, n - 1)
+    n_seq = len(seq)
+    src = _rows_of_ids(get("src"), n)
+    n_src = sum(map(len, src))
+    root = _numbers(get("root"), "root", n, -1, n - 1)
+    _check_roots(root)
+    home = _numbers(get("home"), "home", n, -1, top_backend)
+    offset = _numbers(get("offset"), "offset", n, -1, big)
+    arenas = _rows(get("arenas"), "arenas", n_backends, 4)
+    chunks = []
+    for live, stride, method, sizes in arenas:
+        _numbers([live, stride], "arenas", 2, 0, big)
+        _numbers([method], "arenas", 1, GS_METHOD_REPLAYED, GS_METHOD_PACKED + N_PACK_METHODS - 1)
+        chunks.append(_numbers(sizes, "arenas", None, 0, big))
+        if not sizes or sum(sizes) > big or len(sizes) > 1 and not stride:
+            raise GraphError(f"plan: an arena of buffers {sizes}, {stride} apart")
+    for i in range(n):
+        if offset[i] >= 0 and (home[i] < 0 or arenas[home[i]][1] and offset[i] // arenas[home[i]][1] >= len(chunks[home[i]])):
+            raise GraphError(f"plan: id {i} lies at {offset[i]} of backend {home[i]}, where there is no buffer")
+    p.n_backends, p.n_tensors, p.n_copies, p.n_slots = n_backends, n_tensors, n_copies, len(places)
+    p.n_splits, p.n_inputs, p.n_write_backs = len(splits), sum(map(len, inputs)), len(backs)
+    p.n_chunks, p.n_groups = sum(map(len, chunks)), len(groups)
+    if (plan_alloc_assign(p) != GS_OK or plan_alloc_splits(p) != GS_OK or plan_alloc_arenas(p) != GS_OK
+            or plan_alloc_ids(p, n, n_seq, n_src) != GS_OK
+            or groups and plan_alloc_groups(p, sum(map(len, groups))) != GS_OK):
+        raise no_host_memory(f"a plan of {n_tensors} tensors")
+    _put(p.chunk_nbytes, _joined(chunks))
+    _put(p.size, _numbers(get("size"), "size", n, 0, big))
+    _put(p.view_offs, _numbers(get("view_offs"), "view_offs", n, 0, big))
+    _put(p.offset, offset)
+    _put(p.rest, _numbers(get("rest"), "rest", n, -1, big))
+    _put(p.assign, _numbers(get("assign"), "assign", n_tensors, -1, top_backend))
+    _put(p.split_backend, _column(splits, 0))
+    _put(p.split_start, _column(splits, 1))
+    _put(p.split_stop, _column(splits, 2))
+    _put(p.split_inputs, _ends(inputs))
+    _put(p.inputs, _joined(inputs))
+    _put(p.copy_like, likes)
+    _put(p.copy_from, _column(copies, 1))
+    _put(p.copy_backend, _column(copies, 2))
+    _put(p.copy_kept, _column(copies, 3))
+    _put(p.slot_copy, places)
+    _put(p.back_node, _column(backs, 0))
+    _put(p.back_copy, _column(backs, 1))
+    _put(p.like, [*range(n_tensors), *likes, *map(likes.__getitem__, places)])
+    _put(p.arena_of, home)
+    _put(p.root, root)
+    _put(p.birth, _numbers(get("birth"), "birth", n, -1, n_seq))
+    _put(p.death, _numbers(get("death"), "death", n, -1, n_seq))
+    _put(p.trimmed, _numbers(get("trimmed"), "trimmed", n, 0, n_seq))
+    _put(p.src_begin, [0, *_ends(src)])
+    _put(p.src, _joined(src))
+    _put(p.seq, seq)
+    if groups:
+        _put(p.group_begin, [0, *_ends(groups)])
+        _put(p.group_member, _joined(groups))
+    _put(p.reason, _numbers(get("reason"), "reason", n_tensors, 0, GS_N_REASONS - 1))
+    _put(p.op, _numbers(get("op"), "op", n, 0, GS_N_OPS - 1))
+    _put(p.flags, _numbers(get("flags"), "flags", n, 0, 255))
+    _put(p.state, _numbers(get("state"), "state", n, 0, 255))
+    n = 0
+    for i in range(n_backends):
+        p.arena[i].nbytes = sum(chunks[i])
+        p.arena[i].live_bytes, p.arena[i].stride, p.arena[i].method = arenas[i][0], arenas[i][1], arenas[i][2]
+        p.arena[i].first_chunk, p.arena[i].n_chunks = n, len(chunks[i])
+        n += len(chunks[i])
+    # The exclusive ids follow from the other values: compute them, do not trust the file.
+    for i in range(p.n):
+        p.state[i] &= ~(GS_STATE_EXCLUSIVE | GS_STATE_WRITTEN)
+    return 0
+
+
+cdef list _rows_of_ids(object src, Py_ssize_t n):
+    """The ids that each of n ids reads."""
+    if not isinstance(src, list) or len(src) != n:
+        raise GraphError(f"plan: 'src' is not a list of {n} rows")
+    for row in src:
+        _numbers(row, "src", None, 0, n - 1)
+    return src
+
+
+cdef int _check_roots(list root) except -1:
+    """GraphError if the chain of roots from an id leads back to it."""
+    cdef Py_ssize_t i, k
+    cdef bytearray state = bytearray(len(root))     # 0 new, 1 on the way, 2 ends
+    cdef list way
+    for i in range(len(root)):
+        way = []
+        k = i
+        while k >= 0 and state[k] == 0:
+            state[k] = 1
+            way.append(k)
+            k = root[k]
+        if k >= 0 and state[k] == 1:
+            raise GraphError(f"plan: id {k} shares its own memory")
+        for k in way:
+            state[k] = 2
+    return 0
