@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import ggml_here
 import numpy as np
 import pytest
 from forks import in_child
+from processes import run_python
 
 import ggml_sched as gs
 from ggml_sched.backends.ggml import library, probe
@@ -47,7 +46,7 @@ def test_without_ggml_the_error_says_what_to_install(monkeypatch, tmp_path):
 
 def test_importing_the_package_loads_no_ggml():
     code = "import sys, ggml_sched; assert not any('ggml_sched.backends.ggml' in name for name in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python("-c", code)
 
 
 def test_an_installed_library_that_does_not_load_leaves_it_to_the_next(tmp_path, monkeypatch):
@@ -672,6 +671,5 @@ def test_nothing_is_printed():
             "b = ggml_here.backend(); c = gs.Context(); w = c.tensor('q4_0', (256, 64)); x = c.tensor('f32', (256,))\n"
             "y = c.mul_mat(w, x); b.alloc_tensors(c); w.set(np.ones((64, 256))); x.set(np.ones(256))\n"
             "b.graph_compute(gs.Graph(y)); assert y.numpy().all()")
-    done = subprocess.run([sys.executable, "-c", code, str(Path(ggml_here.__file__).parent)], capture_output=True,
-                          check=True)
-    assert done.stdout == done.stderr == b""
+    done = run_python("-c", code, str(Path(ggml_here.__file__).parent))
+    assert done.stdout == done.stderr == ""

@@ -6,13 +6,13 @@ Each runs in a process of its own, which a mistake would end, or hang.
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import ggml_here
 import pytest
+from processes import run_python
 
 from ggml_sched.threads.workers import Crew
 
@@ -90,9 +90,8 @@ def run(kind: str, code: str) -> str:
     start = (f"import faulthandler, sys\nsys.path[:0] = {sys.path!r}\n"
              "faulthandler.dump_traceback_later(40, exit=True)\n"
              f"import ggml_sched as gs, ggml_here\nbackend = {BACKENDS[kind]}\n")
-    done = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, timeout=60,
-                          cwd=Path(__file__).parent)
-    assert done.returncode == 0 and not done.stderr, (done.returncode, done.stderr[-4000:])
+    done = run_python("-c", start + code, timeout=60, cwd=Path(__file__).parent)
+    assert not done.stderr
     return done.stdout.strip()
 
 

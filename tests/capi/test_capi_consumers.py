@@ -10,11 +10,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 import ggml_sched as gs
 
@@ -41,17 +41,14 @@ def build(folder: Path, source: str, output: str, *options: str, language: str =
 def run(folder: Path, code: str, sanitized: bool = False, expected: int = 0) -> subprocess.CompletedProcess:
     """Python with a folder on its path."""
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path}
+    environment = {"PYTHONPATH": path}
     if sanitized:
         libraries = [subprocess.run(["gcc", f"-print-file-name=lib{name}.so"], capture_output=True, text=True,
                                     check=True).stdout.strip() for name in ("asan", "ubsan")]
         if not all(map(os.path.isabs, libraries)):
             pytest.skip("this GCC has no sanitizers")
         environment |= {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True,
-                          timeout=120)
-    assert done.returncode == expected, done.stdout + done.stderr
-    return done
+    return run_python("-c", code, cwd=folder, status=expected, **environment)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -283,9 +280,7 @@ def packed(list rows):
 def test_cython_takes_the_declarations_from_the_package(tmp_path):
     pytest.importorskip("Cython")
     (tmp_path / "packs.pyx").write_text(CYTHON)
-    done = subprocess.run([sys.executable, "-m", "cython", "-3", "packs.pyx"], cwd=tmp_path, capture_output=True,
-                          text=True)
-    assert done.returncode == 0 and "warning" not in done.stderr, done.stdout + done.stderr
+    assert "warning" not in run_python("-m", "cython", "-3", "packs.pyx", cwd=tmp_path).stderr
     options = ["-std=gnu11", "-O1", "-Wno-pedantic", "-Wno-cast-function-type", "-Wno-missing-field-initializers"]
     build(tmp_path, "packs.c", "packs.so", *options)
     rows = [(0, 4, 100), (2, 9, 60), (4, 9, 100), (5, 6, 1)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 import sys
 from contextlib import suppress
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from cuda_emulator.simulator import EmulatedGraph
 from forks import in_child
+from processes import run_python
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy.device import DeviceError, DeviceOutOfMemory
@@ -35,7 +35,7 @@ def test_importing_loads_neither_cupy_nor_this_backend():
             "assert not any(name.startswith('ggml_sched.backends.cupy') for name in sys.modules)\n"
             "import ggml_sched.backends.cupy\n"
             "assert 'cupy' not in sys.modules and gs.CupyBackend is ggml_sched.backends.cupy.CupyBackend\n")
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    run_python("-c", code)
 
 
 def test_without_cupy_the_error_says_what_to_install(monkeypatch):

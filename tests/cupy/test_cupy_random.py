@@ -12,11 +12,11 @@ from functools import partial
 
 import cupy_devices as devices
 import numpy as np
+from devices import device
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from instrumented import device
-from poisoned import check, kept, raw, set_all, settle, take_turns
 from random_graphs import Built, Recipe, many_residents, quick, recipes
+from random_results import check, kept, raw, set_all, settle, take_turns
 
 import ggml_sched as gs
 

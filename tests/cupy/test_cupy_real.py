@@ -7,7 +7,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import subprocess
 import sys
 import threading
 import weakref
@@ -15,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from processes import run_python
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import real, real_kernels
@@ -191,7 +191,7 @@ def device(cuda):
 
 def test_importing_it_loads_no_cupy():
     code = "import sys, ggml_sched.backends.cupy.real; print('cupy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert run_python("-c", code).stdout == "False\n"
 
 
 def test_without_cupy_it_says_what_to_install(monkeypatch):

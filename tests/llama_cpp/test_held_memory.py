@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 MODEL = Path(__file__).resolve().parents[1] / "data" / "models" / "tiny-llama-q4_0.gguf"
 SCRIPT = """
@@ -34,5 +33,4 @@ assert hooked.memory() == {}
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python")
 @pytest.mark.parametrize("level", ["alloc", "sched"])
 def test_memory_is_the_sum_of_the_buffers_of_open_contexts(level):
-    done = subprocess.run([sys.executable, "-c", SCRIPT, level, str(MODEL)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_python("-c", SCRIPT, level, str(MODEL))

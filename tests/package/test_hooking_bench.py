@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 
 import ggml_here
 import hooking
 import numpy as np
 import pytest
 from hooked import build, models, page, worker
+from processes import run_python
 
 from ggml_sched.llama.gguf import open_gguf
 from ggml_sched.llama.synthetic_models import random_model
@@ -63,8 +62,7 @@ ggml.ggml_gallocr_free(ctypes.c_void_p(made))
 counters.clear()
 print(counted, sum(calls for calls, _ in counters.read().values()))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.stdout.strip(), done.returncode) == ("{'ggml_gallocr_new_n': 1} 0", 0), done.stderr
+    assert run_python("-c", code).stdout == "{'ggml_gallocr_new_n': 1} 0\n"
 
 
 def test_what_llama_cpp_says_of_its_buffers_is_read():

@@ -148,11 +148,9 @@ def build(tmp_path: Path, what: str) -> Path:
     if what == "sdist":
         code = ("import sys; from setuptools import build_meta;"
                 "print(build_meta.build_sdist(sys.argv[1]))")
-        command = [sys.executable, "-c", code, str(tmp_path)]
+        run_python("-c", code, str(tmp_path), cwd=ROOT, timeout=900)
     else:
-        command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), what]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
+        run_python("-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), what, cwd=ROOT, timeout=900)
     return max(tmp_path.glob("*.tar.gz" if what == "sdist" else "*.whl"))
 
 
@@ -420,35 +418,25 @@ def test_others_compile_against_the_package(tmp_path):
     pytest.importorskip("Cython")
     (tmp_path / "consumer.pyx").write_text(CONSUMER)
     (tmp_path / "setup.py").write_text(SETUP)
-    built = subprocess.run([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=tmp_path,
-                           capture_output=True, text=True, timeout=600)
-    assert built.returncode == 0, built.stdout + built.stderr
+    run_python("setup.py", "build_ext", "--inplace", cwd=tmp_path, timeout=600)
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     for code in (USE, USE_ANSWERS):
-        used = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                              env=os.environ | {"PYTHONPATH": os.pathsep.join(
-                                  filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))})
-        assert (used.returncode, used.stderr, used.stdout) == (0, "", "done\n")
+        used = run_python("-c", code, PYTHONPATH=path)
+        assert (used.stderr, used.stdout) == ("", "done\n")
 
 
 @pytest.mark.soak
 def test_c_consumers_build_and_run_against_the_wheel(wheel, tmp_path):
     """The tests of every day take the package that is there; here it is the wheel, and no source tree around it."""
-    consumers_of(wheel, tmp_path)
-
-
-def consumers_of(wheel: Path, folder: Path) -> None:
-    installed, tests = folder / "site", folder / "tree"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target",
-                    str(installed), str(wheel)], check=True)
+    installed, tests = tmp_path / "site", tmp_path / "tree"
+    run_python("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(installed), str(wheel))
     for name in ("tests/conftest.py", "tests/support", "tests/capi", "docs/c-api.md",
                  "pyproject.toml"):
         (tests / name).parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tests / name)
     code = ("import ggml_sched, sys, pytest; assert ggml_sched.__file__.startswith(sys.argv[1]), ggml_sched.__file__;"
             "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', 'tests/capi/test_capi_consumers.py']))")
-    done = subprocess.run([sys.executable, "-c", code, str(installed)], cwd=tests, capture_output=True, text=True,
-                          env=os.environ | {"PYTHONPATH": str(installed)}, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_python("-c", code, str(installed), cwd=tests, PYTHONPATH=str(installed), timeout=600)
     assert "skipped" not in done.stdout, done.stdout
 
 
@@ -470,6 +458,4 @@ def test_the_stub_is_the_module():
         pytest.skip("needs mypy")
     stubs = [name.removesuffix(".pyi") for name in DECLARATIONS if name.endswith(".pyi")]
     modules = [f"ggml_sched.{name.replace('/', '.')}" for name in stubs]
-    command = [sys.executable, "-m", "mypy.stubtest", *modules, "--mypy-config-file", "pyproject.toml"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout
+    run_python("-m", "mypy.stubtest", *modules, "--mypy-config-file", "pyproject.toml", cwd=ROOT, timeout=600)

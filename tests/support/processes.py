@@ -1,4 +1,4 @@
-"""Runs each case of a file in a fresh process, because a loaded library stays loaded for the process's life."""
+"""Fresh processes: Python code, programs, and the cases of a file, whose library stays loaded as long as a process."""
 
 from __future__ import annotations
 
@@ -20,6 +20,13 @@ def run_python(*arguments: str, status: int = 0, timeout: float = 120, cwd: Path
     return done
 
 
+def run_program(program: Path, *arguments: str, timeout: float = 600, **environment: str) -> str:
+    """What a program prints; its folder and that of the test helpers are on its path."""
+    path = os.pathsep.join(filter(None, (str(program.parent), str(SUPPORT), os.environ.get("PYTHONPATH"))))
+    return run_python("-X", "faulthandler", str(program), *arguments, timeout=timeout,
+                      **{"PYTHONPATH": path} | environment).stdout
+
+
 def cases_of(cases: Path, parameters: str = "") -> list[str]:
     """The cases of a file: its functions with exactly these parameters and the annotation `-> None`."""
     pattern = rf"^def ([a-z]\w*)\({re.escape(parameters)}\) -> None:$"
@@ -30,7 +37,6 @@ def cases_of(cases: Path, parameters: str = "") -> list[str]:
 
 def run_case(cases: Path, case: str, *arguments: str, **environment: str) -> None:
     """Run one function of a file of cases, with the file's folder on the path; the process prints "done" last."""
-    path = os.pathsep.join(filter(None, (str(cases.parent), str(SUPPORT), os.environ.get("PYTHONPATH"))))
-    settings = {"GGML_SCHED": "off", "PYTHONPATH": path, "OMP_WAIT_POLICY": "passive"} | environment
-    done = run_python(str(cases), case, *arguments, timeout=300, **settings)
-    assert done.stdout.endswith("done\n"), done.stdout + done.stderr
+    settings = {"GGML_SCHED": "off", "OMP_WAIT_POLICY": "passive"} | environment
+    printed = run_program(cases, case, *arguments, timeout=300, **settings)
+    assert printed.endswith("done\n"), printed
