@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 import pytest
-from instrumented import device
+from devices import device
 
 import ggml_sched as gs
 

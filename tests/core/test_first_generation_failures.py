@@ -21,6 +21,27 @@ def raw_node(ctx: gs.Context, nbytes: int, *src: gs.Tensor, name: str = "") -> g
     return ctx.restore("CUSTOM", "i8", (nbytes,), (1, nbytes, nbytes, nbytes), src, name=name)
 
 
+def weight_of(backend: gs.Backend, ne=8, name: str = "") -> gs.Tensor:
+    """A resident f32 tensor."""
+    home = gs.Context()
+    weight = home.tensor("f32", ne, name or f"weight {backend.name}")
+    backend.alloc_tensors(home)
+    return weight
+
+
+def check_computes(graph: gs.Graph, policy: str, inputs: dict, results: dict, times: int = 1, backends=None) -> gs.Plan:
+    """Compute a graph `times` times; after each the results are those expected.  The plan."""
+    with gs.Scheduler(backends or [gs.CpuBackend(1)], policy=policy) as sched:
+        plan = sched.alloc(graph)
+        for tensor, values in inputs.items():
+            tensor.set(values)
+        for _ in range(times):
+            sched.compute(graph)
+            for tensor, values in results.items():
+                assert tensor.numpy().tolist() == values
+        return plan
+
+
 def nodes_of_sizes(sizes: list[int], sources: list[list[int]]) -> tuple[gs.Graph, list[gs.Tensor]]:
     ctx = gs.Context()
     made: list[gs.Tensor] = []
@@ -121,10 +142,7 @@ def test_more_than_four_backends(policy):
     backends = [gs.DryBackend(f"B{i}") for i in range(9)]
     x = ctx.tensor("f32", 8, "x", input=True)
     for backend in backends:
-        home = gs.Context()
-        weight = home.tensor("f32", 8, f"weight {backend.name}")
-        backend.alloc_tensors(home)
-        x = ctx.mul(x, weight)
+        x = ctx.mul(x, weight_of(backend))
     graph = gs.Graph(x)
     with gs.Scheduler(backends, policy=policy) as sched:
         plan = sched.alloc(graph)
@@ -137,11 +155,7 @@ def alternating(n_nodes: int) -> tuple[gs.Graph, list[gs.Backend]]:
     """A chain whose nodes run on two backends in turn."""
     backends = [gs.DryBackend("A"), gs.DryBackend("B")]
     ctx = gs.Context()
-    weights = []
-    for backend in backends:
-        home = gs.Context()
-        weights.append(home.tensor("f32", (8, 8), f"weight {backend.name}"))
-        backend.alloc_tensors(home)
+    weights = [weight_of(backend, (8, 8)) for backend in backends]
     x = ctx.tensor("f32", 8, "x", input=True)
     for i in range(n_nodes):
         x = ctx.mul_mat(weights[i % 2], x)
@@ -162,31 +176,18 @@ def test_more_than_256_splits(policy):
 @POLICIES
 def test_a_tensor_used_17_times_in_a_split(policy):
     a, b = gs.CpuBackend(1, "A"), gs.CpuBackend(1, "B")
-    ctx, here, there = gs.Context(), gs.Context(), gs.Context()
-    x = there.tensor("f32", 4, "x")
-    weights = [here.tensor("f32", 4, f"weight {i}") for i in range(40)]
-    a.alloc_tensors(here)
-    b.alloc_tensors(there)
+    ctx, x, weights = gs.Context(), weight_of(b, 4), [weight_of(a, 4) for _ in range(40)]
     total = ctx.mul(weights[0], ctx.neg(x))
     for weight in weights:
         total = ctx.add(total, ctx.mul(weight, x))
-    graph = gs.Graph(total)
-    with gs.Scheduler([a, b], policy=policy) as sched:
-        sched.alloc(graph)
-        x.set(np.full(4, 2.0))
-        for weight in weights:
-            weight.set(np.ones(4))
-        sched.compute(graph)
-        assert total.numpy().tolist() == [78.0] * 4
+    inputs = {x: np.full(4, 2.0), **dict.fromkeys(weights, np.ones(4))}
+    check_computes(gs.Graph(total), policy, inputs, {total: [78.0] * 4}, backends=[a, b])
 
 
 def test_more_than_16_inputs_of_a_split():
     a, b = gs.DryBackend("A"), gs.DryBackend("B")
-    ctx, here, there = gs.Context(), gs.Context(), gs.Context()
-    weights = [here.tensor("f32", 4, f"weight {i}") for i in range(100)]
-    inputs = [there.tensor("f32", 4, f"x{i}") for i in range(100)]
-    a.alloc_tensors(here)
-    b.alloc_tensors(there)
+    ctx = gs.Context()
+    weights, inputs = [weight_of(a, 4) for _ in range(100)], [weight_of(b, 4) for _ in range(100)]
     total = weights[0]
     for weight, x in zip(weights, inputs, strict=True):
         total = ctx.add(total, ctx.mul(weight, x))
@@ -274,12 +275,8 @@ def test_a_graph_with_nothing_allocated_beforehand(policy):
     ctx = gs.Context()
     x = ctx.tensor("f32", 4, "x", input=True)
     y = ctx.scale(ctx.sqr(x), 2.0)
-    with gs.Scheduler([gs.CpuBackend(1, "A"), gs.CpuBackend(1, "B")], policy=policy) as sched:
-        graph = gs.Graph(y)
-        sched.alloc(graph)
-        x.set(np.arange(4.0))
-        sched.compute(graph)
-        assert y.numpy().tolist() == [0, 2, 8, 18]
+    check_computes(gs.Graph(y), policy, {x: np.arange(4.0)}, {y: [0, 2, 8, 18]},
+                   backends=[gs.CpuBackend(1, "A"), gs.CpuBackend(1, "B")])
 
 
 @POLICIES
@@ -308,21 +305,14 @@ def test_a_graph_of_views_only(policy):
     ctx = gs.Context()
     x = ctx.tensor("f32", 6, "x", input=True)
     y = ctx.transpose(ctx.reshape(x, 3, 2))
-    graph = gs.Graph(y)
-    with gs.Scheduler([gs.CpuBackend(1, "A"), gs.CpuBackend(1, "B")], policy=policy) as sched:
-        sched.alloc(graph)
-        x.set(np.arange(6.0))
-        sched.compute(graph)
-        assert y.numpy().tolist() == [[0, 3], [1, 4], [2, 5]]
+    check_computes(gs.Graph(y), policy, {x: np.arange(6.0)}, {y: [[0, 3], [1, 4], [2, 5]]},
+                   backends=[gs.CpuBackend(1, "A"), gs.CpuBackend(1, "B")])
 
 
 @POLICIES
 def test_a_tensor_on_a_backend_outside_the_scheduler(policy):
-    stranger = gs.DryBackend("stranger")
-    home, ctx = gs.Context(), gs.Context()
-    weight = home.tensor("f32", 8, "weight")
-    stranger.alloc_tensors(home)
-    y = ctx.sqr(weight)
+    ctx, stranger = gs.Context(), gs.DryBackend("stranger")
+    y = ctx.sqr(weight_of(stranger, name="weight"))
     good = gs.Graph(ctx.sqr(ctx.tensor("f32", 8, "x")))
     with gs.Scheduler([gs.DryBackend("A")], policy=policy) as sched:
         before = sched.alloc(good)
@@ -433,9 +423,7 @@ def test_unsupported_ops_move(policy):
         return node.op != "ADD"
 
     a, b = gs.DryBackend("A", supports_op=supports), gs.DryBackend("B")
-    home, ctx = gs.Context(), gs.Context()
-    weight = home.tensor("f32", 8, "weight")
-    a.alloc_tensors(home)
+    ctx, weight = gs.Context(), weight_of(a)
     x = ctx.mul(weight, weight)
     y = ctx.add(x, weight)
     z = ctx.mul(y, weight)
@@ -630,13 +618,7 @@ def test_size_zero_tensors_in_a_graph(policy):
     joined = ctx.concat(ctx.dup(e), y, 0)       # e dies here
     z = ctx.dup(joined)
     out = ctx.add(z, ctx.add(y, x))
-    graph = gs.Graph(e, y, out)
-    with gs.Scheduler([gs.CpuBackend(1)], policy=policy) as sched:
-        sched.alloc(graph)
-        x.set(np.arange(4.0))
-        for _ in range(2):
-            sched.compute(graph)
-            assert out.numpy().tolist() == [0, 3, 6, 9]
+    check_computes(gs.Graph(e, y, out), policy, {x: np.arange(4.0)}, {out: [0, 3, 6, 9]}, times=2)
 
 
 # -- results and inputs overwritten --------------------------------------------------------------
@@ -647,19 +629,12 @@ def test_outputs_survive_the_compute(policy):
     """Every flagged intermediate of a chain that would run in one place holds its own value afterwards."""
     ctx = gs.Context()
     x = ctx.tensor("f32", 4, "x", input=True)
-    t, kept = x, []
+    t, kept = x, {}
     for i in range(12):
         t = ctx.scale(t, 2.0)
-        if i % 3 == 0:
-            kept.append((ctx.set_output(t), 2.0 ** (i + 1)))
-    graph = gs.Graph(t)
-    with gs.Scheduler([gs.CpuBackend(1)], policy=policy) as sched:
-        sched.alloc(graph)
-        x.set(np.arange(4.0))
-        sched.compute(graph)
-        for tensor, factor in kept:
-            assert tensor.numpy().tolist() == [0, factor, 2 * factor, 3 * factor]
-        assert t.numpy().tolist() == [0, 4096, 8192, 12288]
+        if i % 3 == 0 or i == 11:
+            kept[ctx.set_output(t) if i < 11 else t] = [k * 2.0 ** (i + 1) for k in range(4)]
+    check_computes(gs.Graph(t), policy, {x: np.arange(4.0)}, kept)
 
 
 @POLICIES
@@ -671,13 +646,8 @@ def test_an_output_that_took_over_memory_keeps_it_when_its_views_are_gone(policy
     t = ctx.dup(ctx.reshape(kept, 2, 2))                # the last reader of `kept` reads a view of it
     for _ in range(4):
         t = ctx.dup(t)
-    graph = gs.Graph(t)
-    with gs.Scheduler([gs.CpuBackend(1)], policy=policy) as sched:
-        plan = sched.alloc(graph)
-        assert plan.offset_of(kept) == plan.offset_of(source)
-        x.set(np.arange(4.0))
-        sched.compute(graph)
-        assert kept.numpy().tolist() == [0, 1, 4, 9]
+    plan = check_computes(gs.Graph(t), policy, {x: np.arange(4.0)}, {kept: [0, 1, 4, 9]})
+    assert plan.offset_of(kept) == plan.offset_of(source)
 
 
 @POLICIES
@@ -688,12 +658,7 @@ def test_final_results_survive_without_a_flag(policy):
     t = ctx.dup(x)
     for _ in range(6):
         t = ctx.dup(ctx.relu(t))
-    graph = gs.Graph(first, t)
-    with gs.Scheduler([gs.CpuBackend(1)], policy=policy) as sched:
-        sched.alloc(graph)
-        x.set(np.arange(4.0))
-        sched.compute(graph)
-        assert first.numpy().tolist() == [0, 1, 4, 9]
+    check_computes(gs.Graph(first, t), policy, {x: np.arange(4.0)}, {first: [0, 1, 4, 9]})
 
 
 @POLICIES
@@ -707,50 +672,39 @@ def test_inputs_are_not_taken_over_in_place(policy):
     with gs.TensorAllocator.measure(64) as tallocr:
         allocator.alloc_graph(tallocr, graph)
         assert allocator.offset_of(graph.nodes[1]) != allocator.offset_of(x)
-    with gs.Scheduler([gs.CpuBackend(1)], policy=policy) as sched:
-        sched.alloc(graph)
-        x.set(np.arange(4.0))
-        for _ in range(3):
-            sched.compute(graph)
-            assert x.numpy().tolist() == [0, 1, 2, 3]
-            assert y.numpy().ravel().tolist() == [0, 0, 0, 0]
+    check_computes(graph, policy, {x: np.arange(4.0)}, {x: [0, 1, 2, 3], y: [[0, 0], [0, 0]]}, times=3)
+
+
+def sum_of_inputs(flagged: bool) -> tuple[dict[gs.Tensor, np.ndarray], gs.Tensor]:
+    """({input: its values}, their sum)."""
+    ctx = gs.Context()
+    inputs = {ctx.tensor("f32", 16, f"x{i}", input=flagged): np.full(16, float(i)) for i in range(10)}
+    first, *rest = inputs
+    total = ctx.dup(first)
+    for x in rest:
+        total = ctx.dup(ctx.add(total, ctx.scale(x, 1.0)))
+    return inputs, total
 
 
 @pytest.mark.parametrize("flagged", [True, False])
 @POLICIES
 def test_inputs_set_once_serve_many_computes(policy, flagged):
     """Ten inputs, each used once, late ones in memory where others have lived before."""
-    ctx = gs.Context()
-    inputs = [ctx.tensor("f32", 16, f"x{i}", input=flagged) for i in range(10)]
-    total = ctx.dup(inputs[0])
-    for x in inputs[1:]:
-        total = ctx.dup(ctx.add(total, ctx.scale(x, 1.0)))
-    graph = gs.Graph(total)
-    with gs.Scheduler([gs.CpuBackend(1)], policy=policy) as sched:
-        plan = sched.alloc(graph)
-        if policy == "seed":
-            offsets = [plan.offset_of(x) for x in inputs]
-            assert len(set(offsets)) < len(offsets)         # some are born late
-        for i, x in enumerate(inputs):
-            x.set(np.full(16, float(i)))
-        for _ in range(3):
-            sched.compute(graph)
-            assert total.numpy().tolist() == [45.0] * 16
+    inputs, total = sum_of_inputs(flagged)
+    plan = check_computes(gs.Graph(total), policy, inputs, {total: [45.0] * 16}, times=3)
+    # Some are born late.
+    assert policy != "seed" or len({plan.offset_of(x) for x in inputs}) < len(inputs)
 
 
 def test_late_inputs_of_a_graph_allocator_are_loaded_in_time():
-    ctx = gs.Context()
-    inputs = [ctx.tensor("f32", 16, f"x{i}") for i in range(10)]
-    total = ctx.dup(inputs[0])
-    for x in inputs[1:]:
-        total = ctx.dup(ctx.add(total, ctx.scale(x, 1.0)))
+    inputs, total = sum_of_inputs(False)
     graph = gs.Graph(total)
     backend = gs.CpuBackend(1)
     with gs.TensorAllocator.from_backend(backend, 1 << 16) as tallocr:
         gs.GraphAllocator().alloc_graph(tallocr, graph)
         assert len({x.offset for x in inputs}) < 10
-        for i, x in enumerate(inputs):
-            x.set(np.full(16, float(i)))
+        for x, values in inputs.items():
+            x.set(values)
         for _ in range(2):
             backend.graph_compute(graph)
             assert total.numpy().tolist() == [45.0] * 16
