@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from instrumented import device
+from devices import device
 
 import ggml_sched as gs
 

@@ -8,7 +8,7 @@ import mmap
 import os
 import threading
 
-import instrumented
+import devices
 import numpy as np
 import pytest
 from op_results import place, random, raw
@@ -313,7 +313,7 @@ def test_tensors_of_another_backend_are_named():
         with pytest.raises(gs.PlacementError, match="'here'.*'sum'.*'b'.*'there'"):
             run(gs.Graph(node))
 
-    sharing = instrumented.device(
+    sharing = devices.device(
         name="sharing", answers={"supports_buffer": lambda inherited, buffer: buffer.backend.is_host})
     a.set(np.ones(4))
     b.set(np.ones(4))

@@ -1,9 +1,8 @@
 """The configurable backend of the tests overrides the configured methods, and no others."""
 
-import instrumented
 import numpy as np
 import pytest
-from instrumented import POISON, device
+from devices import POISON, device
 
 import ggml_sched as gs
 from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
@@ -71,4 +70,4 @@ def test_wrong_configurations_are_refused():
     with pytest.raises(ValueError, match="no method 'nonsense'"):
         device(records={"nonsense"})
     with pytest.raises(ValueError, match="'supports_op' has an answer"):
-        device(refuses={"ADD"}, answers={"supports_op": instrumented.device})
+        device(refuses={"ADD"}, answers={"supports_op": device})

@@ -6,11 +6,11 @@ from __future__ import annotations
 import ggml_here
 import numpy as np
 import pytest
+from devices import POISON, device
 from hypothesis import given
 from hypothesis import strategies as st
-from instrumented import POISON, device
-from poisoned import kept, set_all
 from random_graphs import Built, Recipe, quick, recipes
+from random_results import kept, set_all
 
 import ggml_sched as gs
 from ggml_sched.backends.cpu import run_nodes

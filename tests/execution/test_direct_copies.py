@@ -9,28 +9,20 @@ from functools import partial
 
 import numpy as np
 import pytest
-from instrumented import device
+from devices import device
 
 import ggml_sched as gs
 from ggml_sched.backends.cpu import run_nodes
 from ggml_sched.execution import _steps
 
 
-class Asked(gs.CpuBackend):
-    """Records tensors set and read."""
+def asked():
+    """A backend that records the tensors set and read."""
+    return device(records={"set_tensor_async", "get_tensor_async"})
 
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.brought: list[str] = []
-        self.fetched: list[str] = []
 
-    def set_tensor_async(self, tensor, data, offset=0):
-        self.brought.append(tensor.name)
-        super().set_tensor_async(tensor, data, offset)
-
-    def get_tensor_async(self, tensor, out, offset=0):
-        self.fetched.append(tensor.name)
-        super().get_tensor_async(tensor, out, offset)
+def tensors(backend, method: str) -> list[str]:
+    return [call.args[0].name for call in backend.calls if call.method == method]
 
 
 class WithBuffers(gs.CpuBackend):
@@ -65,16 +57,16 @@ def summed(backend) -> tuple[gs.Graph, gs.Scheduler]:
 
 
 def test_a_backend_that_brings_data_its_own_way_is_asked():
-    with Asked() as backend:
+    with asked() as backend:
         graph, scheduler = summed(backend)
         assert not graph.nodes[0].buffer.plain
         with scheduler:
             scheduler.compute(graph)
-            assert sorted(backend.brought) == ["x", "y"]
+            assert sorted(tensors(backend, "set_tensor_async")) == ["x", "y"]
             out = np.empty(8, np.float32)
             assert not graph.nodes[0].fetch(out)
             backend.get_tensor(graph.nodes[0], out)
-            assert backend.fetched and out.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+            assert tensors(backend, "get_tensor_async") and out.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_a_buffer_that_writes_its_own_way_is_asked():
@@ -259,13 +251,13 @@ def test_what_is_on_its_way_stays_alive_until_the_device_was_waited_for(watched,
 
 def test_data_that_a_step_brings_is_kept_for_the_caller():
     """By name what `run_in_order` says: memory that is not plain may take it later."""
-    with Asked() as backend:
+    with asked() as backend:
         graph, scheduler = summed(backend)
         with scheduler:
             x, alive = graph.leafs[0], []
             load = _steps.BoundLoad(backend, x, x, 0, 0, None)
             _steps.run_in_order([load], alive)
-            assert backend.brought == ["x"] and any(data is x.stash for data in alive)
+            assert tensors(backend, "set_tensor_async") == ["x"] and any(data is x.stash for data in alive)
 
 
 @pytest.mark.parametrize("name", ["set_tensor_async", "get_tensor", "synchronize"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from devices import poisoned
 from hypothesis import given
 from hypothesis import strategies as st
-from poisoned import REFUSALS, PoisonedBackend, PoisonedDeferred, in_memory_of_their_own, settle, take_turns
 from random_graphs import Built, many_residents, quick, recipes
+from random_results import REFUSALS, in_memory_of_their_own, settle, take_turns
 
 import ggml_sched as gs
-from ggml_sched.testing.deferred import DeferredQueues
+from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
 
 
 @quick(150)
@@ -18,8 +19,8 @@ from ggml_sched.testing.deferred import DeferredQueues
 def test_queued_computes(pair, n_backends, copies, refused, wishes, seed, direct):
     """With a seed, over devices whose queues run late, which copy by themselves or through the host."""
     world = DeferredQueues(seed)
-    backends = [PoisonedDeferred(f"L{i}", world, frozenset(ops), copies=direct) if seed
-                else PoisonedBackend(f"B{i}", frozenset(ops))
+    backends = [poisoned(f"L{i}", ops, base=DeferredBackend, queues=world, copies=direct) if seed
+                else poisoned(f"B{i}", ops)
                 for i, ops in enumerate([*refused, set()][-n_backends:])]
     cases = []
     with gs.Scheduler(backends, copies=copies) as sched:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from devices import POISON, device, poisoned
 from hypothesis import given
 from hypothesis import strategies as st
-from instrumented import device
-from poisoned import (
-    POISON,
+from random_graphs import Built, many_residents, quick, recipes
+from random_results import (
     REFUSALS,
-    PoisonedBackend,
     check,
     check_three_computes,
     in_memory_of_their_own,
@@ -22,7 +21,6 @@ from poisoned import (
     set_all,
     settle,
 )
-from random_graphs import Built, many_residents, quick, recipes
 
 import ggml_sched as gs
 from ggml_sched.execution import allocation as executor
@@ -38,7 +36,7 @@ def test_a_scheduler_on_one_backend(recipe, policy):
     """Inputs are set once, and the graph is computed three times."""
     expected = in_memory_of_their_own(recipe)
     built = Built(recipe)
-    with PoisonedBackend() as backend, gs.Scheduler([backend], policy=policy) as sched:
+    with poisoned() as backend, gs.Scheduler([backend], policy=policy) as sched:
         backend.alloc_tensors(built.homes[0])
         sched.alloc(built.graph)
         set_all(built)
@@ -53,7 +51,7 @@ def test_a_scheduler_on_one_backend(recipe, policy):
 def test_two_graphs_take_turns(recipe, other, policy):
     """One scheduler, two graphs: each finds its inputs again, although the other has used the memory."""
     pair = [(Built(r), in_memory_of_their_own(r)) for r in (recipe, other)]
-    with PoisonedBackend() as backend, gs.Scheduler([backend], policy=policy) as sched:
+    with poisoned() as backend, gs.Scheduler([backend], policy=policy) as sched:
         for built, _ in pair:
             backend.alloc_tensors(built.homes[0])
             sched.alloc(built.graph)
@@ -113,7 +111,7 @@ def test_several_backends(recipe, n_backends, refused, wishes, policy, queued, s
     expected = in_memory_of_their_own(recipe, n_backends)
     built = Built(recipe, n_backends)
     refused = [*refused, set()][-n_backends:]
-    backends = [PoisonedBackend(f"B{i}", frozenset(ops)) for i, ops in enumerate(refused)]
+    backends = [poisoned(f"B{i}", ops) for i, ops in enumerate(refused)]
     backends[0].offloads = frozenset(offloads)
     for i, backend in enumerate(backends):
         backend.concurrent_copies = not shy >> i & 1
@@ -137,6 +135,6 @@ def test_the_poison_is_seen(policy, monkeypatch):
     ctx = gs.Context()
     x = ctx.tensor("f32", 4, "x")
     y = ctx.dup(x)
-    with PoisonedBackend() as backend, gs.Scheduler([backend], policy=policy) as sched:
+    with poisoned() as backend, gs.Scheduler([backend], policy=policy) as sched:
         sched.compute(gs.Graph(y), zero=True)
         assert raw(y) == bytes([POISON]) * 16

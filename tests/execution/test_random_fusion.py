@@ -7,11 +7,12 @@ computed, and results that only the group reads are never written.
 from __future__ import annotations
 
 import pytest
-from fusing import Fusing, FusingLate, FusingPoisoned, anything
+from devices import poisoned
+from fusing import Fusing, FusingDeferred, anything
 from hypothesis import given
 from hypothesis import strategies as st
-from poisoned import REFUSALS, check, check_three_computes, in_memory_of_their_own, set_all, settle, take_turns
 from random_graphs import Built, many_residents, quick, recipes
+from random_results import REFUSALS, check, check_three_computes, in_memory_of_their_own, set_all, settle, take_turns
 
 import ggml_sched as gs
 from ggml_sched.testing.deferred import DeferredQueues
@@ -24,7 +25,7 @@ SEEDS = st.integers(0, 1000)
 def test_one_backend(recipe, seed, one_by_one, reorder):
     expected = in_memory_of_their_own(recipe)
     built = Built(recipe)
-    backend = FusingPoisoned("F", anything(seed), one_by_one=one_by_one)
+    backend = poisoned("F", base=Fusing, offer=anything(seed), one_by_one=one_by_one)
     with backend, gs.Scheduler([backend], reorder=reorder) as sched:
         backend.alloc_tensors(built.homes[0])
         plan = sched.alloc(built.graph)
@@ -47,7 +48,7 @@ def test_several_backends(recipe, n_backends, refused, wishes, queued, shared, s
     recipe = many_residents(recipe)
     expected = in_memory_of_their_own(recipe, n_backends)
     built = Built(recipe, n_backends)
-    backends = [FusingPoisoned(f"F{i}", anything(seeds[i]), frozenset(ops), one_by_one)
+    backends = [poisoned(f"F{i}", ops, base=Fusing, offer=anything(seeds[i]), one_by_one=one_by_one)
                 for i, ops in enumerate([*refused, set()][-n_backends:])]
     for i, backend in enumerate(backends):
         backend.concurrent_copies = not shy >> i & 1
@@ -70,8 +71,9 @@ def test_several_backends(recipe, n_backends, refused, wishes, queued, shared, s
        st.lists(SEEDS, min_size=3, max_size=3))
 def test_queued_computes_on_devices_that_run_late(pair, n_backends, copies, refused, wishes, seed, direct, seeds):
     world = DeferredQueues(seed)
-    backends = [FusingLate(f"L{i}", world, anything(seeds[i]), frozenset(ops), one_by_one=seeds[i] % 2 == 1,
-                           copies=direct) for i, ops in enumerate([*refused, set()][-n_backends:])]
+    backends = [poisoned(f"L{i}", ops, base=FusingDeferred, queues=world, offer=anything(seeds[i]),
+                         one_by_one=seeds[i] % 2 == 1, copies=direct)
+                for i, ops in enumerate([*refused, set()][-n_backends:])]
     cases = []
     with gs.Scheduler(backends, copies=copies) as sched:
         for recipe in map(many_residents, pair):
@@ -87,7 +89,7 @@ def test_nodes_that_are_observed_are_computed_one_by_one(recipe, seed):
     """Each node's result is there when the callback observes it, also one that only its group reads."""
     plain, seen = {}, {}
     expected = in_memory_of_their_own(recipe)
-    for backend, found in ((gs.CpuBackend(1), plain), (FusingPoisoned("F", anything(seed)), seen)):
+    for backend, found in ((gs.CpuBackend(1), plain), (poisoned("F", base=Fusing, offer=anything(seed)), seen)):
         built = Built(recipe)
         with backend, gs.Scheduler([backend]) as sched:
             backend.alloc_tensors(built.homes[0])
@@ -106,7 +108,8 @@ def test_a_device_that_runs_late_gets_its_groups():
     ctx, world = gs.Context(), DeferredQueues(3)
     x = ctx.tensor("f32", 4, "x", input=True)
     graph = gs.Graph(ctx.relu(ctx.neg(x)))
-    with FusingLate("L", world, lambda graph: [(0, 1)]) as backend, gs.Scheduler([backend]) as sched:
+    backend = poisoned("L", base=FusingDeferred, queues=world, offer=lambda graph: [(0, 1)])
+    with backend, gs.Scheduler([backend]) as sched:
         sched.alloc(graph)
         for turn in range(3):
             x.set([1.0, -2.0, 3.0, -4.0 - turn])
@@ -143,7 +146,7 @@ def test_the_inner_result_is_never_written_unless_the_backend_goes_one_by_one(on
     inner = ctx.sum_rows(x)
     t = ctx.add(x, inner)
     graph = gs.Graph(t)
-    backend = FusingPoisoned("F", lambda graph: [(0, 1)], one_by_one=one_by_one)
+    backend = poisoned("F", base=Fusing, offer=lambda graph: [(0, 1)], one_by_one=one_by_one)
     with backend, gs.Scheduler([backend]) as sched:
         sched.alloc(graph)
         x.set([1.0, -2.0, 3.0, -4.0])

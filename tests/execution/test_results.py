@@ -8,27 +8,19 @@ import time
 
 import numpy as np
 import pytest
-from devices import PATIENCE, Gated
-from poisoned import PoisonedBackend
+from devices import PATIENCE, Gated, poisoned
 
 import ggml_sched as gs
 
 
-class Failing(PoisonedBackend):
-    """If `fails`, raises before it computes anything."""
-
-    fails = False
-
-    def graph_plan_compute(self, handle):
-        if self.fails:
-            time.sleep(0.02)        # a concurrent read has to wait for it
-            raise gs.BackendError("out of order")
-        super().graph_plan_compute(handle)
+def fail(_plan) -> None:
+    time.sleep(0.02)        # a concurrent read has to wait for it
+    raise gs.BackendError("out of order")
 
 
 @pytest.fixture
 def backend():
-    with Failing("A") as backend:
+    with poisoned("A", before={"graph_plan_compute": lambda _plan: None}) as backend:
         yield backend
 
 
@@ -77,7 +69,7 @@ def test_a_compute_that_failed_leaves_no_results(backend, queued):
     with scheduler:
         scheduler.compute(graph)
         x.set(np.full(4, 5.0))
-        backend.fails = True
+        backend.before["graph_plan_compute"] = fail
         if queued:
             scheduler.compute_async(graph)
             with pytest.raises(gs.HazardError, match="synchronize"):
@@ -89,7 +81,7 @@ def test_a_compute_that_failed_leaves_no_results(backend, queued):
                 scheduler.compute(graph)
         with pytest.raises(gs.HazardError, match="'out'.*not been computed"):
             out.numpy()
-        backend.fails = False
+        backend.before.clear()
         scheduler.compute(graph)
         assert out.numpy().tolist() == [25] * 4
 
@@ -143,12 +135,12 @@ def accumulator(policy: str, backend: gs.Backend):
 def test_a_leaf_is_as_it_was_set_when_the_compute_that_writes_to_it_fails(policy, queued, backend):
     scheduler, graph, x = accumulator(policy, backend)
     with scheduler:
-        backend.fails = True
+        backend.before["graph_plan_compute"] = fail
         with pytest.raises(gs.BackendError):
             scheduler.compute_async(graph) if queued else scheduler.compute(graph)
             scheduler.synchronize()
         assert x.numpy().tolist() == [7] * 64
-        backend.fails = False
+        backend.before.clear()
         scheduler.compute(graph)
         assert x.numpy().tolist() == [8] * 64
 

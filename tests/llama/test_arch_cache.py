@@ -6,7 +6,7 @@ import arch_cases as cases
 import numpy as np
 import pytest
 from arch_runner import Runner
-from instrumented import device
+from devices import device
 
 import ggml_sched as gs
 from ggml_sched.llama.shift import build_shift

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from instrumented import device
+from devices import device
 from processes import run_python
 
 import ggml_sched as gs

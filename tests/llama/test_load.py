@@ -7,8 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from cpu_devices import CpuDevice
-from instrumented import device
+from devices import device, poisoned
 
 import ggml_sched as gs
 from ggml_sched.llama import load, random_llama
@@ -75,7 +74,7 @@ def test_where_a_full_context_has_no_memory_short_texts_still_fit():
 
 
 def test_a_cache_is_zero_whatever_the_memory_held():
-    with CpuDevice("device") as backend, load(SMALL, [backend], n_ctx=32) as model:
+    with poisoned("device") as backend, load(SMALL, [backend], n_ctx=32) as model:
         assert not any(t.numpy().any() for t in (*model.cache.k, *model.cache.v))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from instrumented import device
+from devices import device
 
 import ggml_sched as gs
 from ggml_sched.llama import ContextFull, load, random_llama

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from cpu_devices import CpuDevice, devices, resident, verified
+from devices import devices, poisoned, resident, verified, wait
 
 import ggml_sched as gs
 
@@ -132,7 +132,7 @@ def test_a_tensor_read_by_twenty_thousand_nodes_over_two_backends():
 
 
 def test_a_chain_of_fifty_thousand_nodes():
-    backend = CpuDevice("CPU")
+    backend = poisoned("CPU")
     ctx = gs.Context()
     x = h = ctx.tensor("f32", 4, "x", input=True)
     for _ in range(50_000):
@@ -222,22 +222,16 @@ def test_tensors_without_elements():
 # -- threads ------------------------------------------------------------------------------------------------
 
 
-class Waiting(CpuDevice):
-    """Stops in the middle of a compute until the test sets `go`."""
-
-    def __init__(self, name):
-        super().__init__(name)
-        self.entered, self.go_on = threading.Event(), threading.Event()
-        self.go_on.set()
-
-    def graph_plan_compute(self, plan):
-        self.entered.set()
-        assert self.go_on.wait(20)
-        super().graph_plan_compute(plan)
+def waiting(name):
+    """A device that stops in the middle of a compute until the test sets `go_on`."""
+    entered, go_on = threading.Event(), threading.Event()
+    go_on.set()
+    return poisoned(name, before={"graph_plan_compute": lambda _plan: (entered.set(), wait(go_on))},
+                    attributes={"entered": entered, "go_on": go_on})
 
 
 def test_a_second_thread_in_one_scheduler_gets_a_clear_error_and_breaks_nothing():
-    backend = Waiting("CPU")
+    backend = waiting("CPU")
     ctx = gs.Context()
     x = ctx.tensor("f32", 4, "x", input=True)
     out = ctx.scale(x, 2.0)
@@ -268,7 +262,7 @@ def test_a_callback_that_uses_its_scheduler_gets_a_clear_error():
     ctx = gs.Context()
     x = ctx.tensor("f32", 4, "x", input=True)
     graph = gs.Graph(ctx.scale(x, 2.0))
-    with gs.Scheduler([CpuDevice("CPU")]) as sched:
+    with gs.Scheduler([poisoned("CPU")]) as sched:
         sched.alloc(graph)
         x.set(np.ones(4, F32))
         with pytest.raises(gs.Error, match="at work"):

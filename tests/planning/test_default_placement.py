@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_devices import CpuDevice, devices, resident, verified
+from devices import devices, poisoned, resident, verified
 from hypothesis import given
 from hypothesis import strategies as st
 from random_graphs import quick
-from small_graphs import Device, Residents
+from small_graphs import Residents, dry_device
 
 import ggml_sched as gs
 
@@ -17,7 +17,7 @@ class Setting:
     """Dry backends best first, a place for weights, a context for everything else."""
 
     def __init__(self, *backends, **options):
-        self.backends = tuple(Device(b) if isinstance(b, str) else b for b in backends)
+        self.backends = tuple(dry_device(b) if isinstance(b, str) else b for b in backends)
         self.sched = gs.Scheduler(self.backends, **options)
         self.ctx = gs.Context()
         self.weights = Residents()
@@ -165,7 +165,7 @@ def test_the_host_spreads_over_what_devices_leave():
 
 
 def test_a_device_that_does_not_support_an_op_does_not_spread_over_it():
-    s = Setting(Device("GPU", supports_op=lambda t: t.op != "UNARY:SILU"), "CPU")
+    s = Setting(dry_device("GPU", supports_op=lambda t: t.op != "UNARY:SILU"), "CPU")
     gpu, cpu = s.backends
     h = s.ctx.mul_mat(s.weight(gpu, name="w1"), s.input())
     middle = s.named("middle", s.ctx.silu(h))
@@ -181,8 +181,8 @@ def test_a_device_that_does_not_support_an_op_does_not_spread_over_it():
 
 def test_nodes_move_up_to_a_better_backend_that_shares_the_memory():
     """A fast library beside the CPU, which works on the CPU's memory."""
-    s = Setting(Device("BLAS", reads=("CPU",), supports_op=lambda t: t.op == "MUL_MAT"),
-                Device("CPU", reads=("BLAS",)))
+    s = Setting(dry_device("BLAS", reads=("CPU",), supports_op=lambda t: t.op == "MUL_MAT"),
+                dry_device("CPU", reads=("BLAS",)))
     blas, cpu = s.backends
     w1, w2 = s.weight(cpu, name="w1"), s.weight(cpu, name="w2")
     h = s.ctx.mul_mat(w1, s.input())
@@ -194,8 +194,8 @@ def test_nodes_move_up_to_a_better_backend_that_shares_the_memory():
 
 
 def test_an_upgraded_node_says_so():
-    s = Setting(Device("FAST", reads=("CPU",), supports_op=lambda t: t.op != "MUL_MAT"),
-                Device("CPU", reads=("FAST",)))
+    s = Setting(dry_device("FAST", reads=("CPU",), supports_op=lambda t: t.op != "MUL_MAT"),
+                dry_device("CPU", reads=("FAST",)))
     fast, cpu = s.backends
     h = s.ctx.mul_mat(s.weight(cpu), s.input())
     out = s.ctx.silu(h)
@@ -206,8 +206,8 @@ def test_an_upgraded_node_says_so():
 
 @pytest.mark.parametrize("one_way", ["FAST", "CPU"])
 def test_memory_must_be_shared_both_ways_for_an_upgrade(one_way):
-    fast = Device("FAST", reads=("CPU",) if one_way == "FAST" else (), supports_op=lambda t: t.op != "MUL_MAT")
-    s = Setting(fast, Device("CPU", reads=("FAST",) if one_way == "CPU" else ()))
+    fast = dry_device("FAST", reads=("CPU",) if one_way == "FAST" else (), supports_op=lambda t: t.op != "MUL_MAT")
+    s = Setting(fast, dry_device("CPU", reads=("FAST",) if one_way == "CPU" else ()))
     out = s.ctx.silu(s.ctx.mul_mat(s.weight(s.backends[1]), s.input()))
     assert s.plan(out).backend_of(out) is s.backends[1]
 
@@ -223,7 +223,7 @@ def test_leftovers_go_where_most_of_their_sources_are():
 
 
 def test_leftovers_without_placed_sources_go_to_the_first_backend_that_supports_them():
-    s = Setting(Device("GPU0", supports_op=lambda t: t.op != "ADD"), "GPU1", "CPU")
+    s = Setting(dry_device("GPU0", supports_op=lambda t: t.op != "ADD"), "GPU1", "CPU")
     x = s.ctx.tensor("f32", (8, 4), "x")
     out = s.ctx.add(x, x)
     plan = s.plan(out)
@@ -233,7 +233,7 @@ def test_leftovers_without_placed_sources_go_to_the_first_backend_that_supports_
 
 
 def test_an_op_that_its_backend_does_not_support_falls_back_with_copies_in_and_out():
-    s = Setting(Device("GPU", supports_op=lambda t: t.op != "SOFT_MAX"), "CPU")
+    s = Setting(dry_device("GPU", supports_op=lambda t: t.op != "SOFT_MAX"), "CPU")
     gpu, cpu = s.backends
     h = s.named("h", s.ctx.mul_mat(s.weight(gpu, name="w1"), s.input()))
     p = s.named("p", s.ctx.soft_max(h))
@@ -246,8 +246,8 @@ def test_an_op_that_its_backend_does_not_support_falls_back_with_copies_in_and_o
 
 
 def test_an_op_that_nobody_supports_is_an_error_that_names_it():
-    s = Setting(Device("GPU", supports_op=lambda t: t.op != "SOFT_MAX"),
-                Device("CPU", supports_op=lambda t: t.op != "SOFT_MAX"))
+    s = Setting(dry_device("GPU", supports_op=lambda t: t.op != "SOFT_MAX"),
+                dry_device("CPU", supports_op=lambda t: t.op != "SOFT_MAX"))
     out = s.named("the culprit", s.ctx.soft_max(s.input()))
     with pytest.raises(gs.UnsupportedOp, match="the culprit.*GPU.*CPU"):
         s.plan(out)
@@ -256,7 +256,7 @@ def test_an_op_that_nobody_supports_is_an_error_that_names_it():
 
 
 def test_memory_that_a_backend_reads_needs_no_copy():
-    s = Setting(Device("GPU", reads=("CPU",)), "CPU")
+    s = Setting(dry_device("GPU", reads=("CPU",)), "CPU")
     gpu, cpu = s.backends
     x = s.input()
     out = s.ctx.mul_mat(s.weight(gpu), x)
@@ -268,7 +268,7 @@ def test_memory_that_a_backend_reads_needs_no_copy():
 
 
 def offloading(n, n_rows=8):
-    s = Setting(Device("GPU"), "CPU")
+    s = Setting(dry_device("GPU"), "CPU")
     gpu, cpu = s.backends
     gpu.offload_op = lambda t: t.op == "MUL_MAT"
     s = Setting(gpu, cpu)
@@ -302,7 +302,7 @@ def test_many_offloaded_weights_open_a_split_each_and_use_one_memory(n):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 6])
 def test_offloaded_weights_compute_right(n):
-    device, host = devices(2, offloads=("MUL_MAT",))
+    device, host = devices(2, offloads=("MUL_MAT",), records={"graph_compute", "graph_plan_create"})
     rng = np.random.default_rng(n)
     weights = [resident(host, f"w{k}", rng.uniform(-1, 1, (8, 8)).astype(np.float32)) for k in range(n)]
     ctx = gs.Context()
@@ -323,7 +323,7 @@ def test_offloaded_weights_compute_right(n):
 
 
 def test_a_backend_that_does_not_support_the_op_is_not_offered_it():
-    s = Setting(Device("GPU", supports_op=lambda t: t.op != "MUL_MAT"), "CPU")
+    s = Setting(dry_device("GPU", supports_op=lambda t: t.op != "MUL_MAT"), "CPU")
     s.backends[0].offload_op = lambda t: True
     s = Setting(*s.backends)
     out = s.ctx.mul_mat(s.weight(s.backends[1]), s.input())
@@ -410,7 +410,7 @@ def test_a_seam_moves_to_where_the_fewest_bytes_cross():
 
 def random_seams(rng, n_nodes, n_runs):
     """A graph over two or three devices whose weights fix a node here and there; shapes of many sizes."""
-    backends = [Device(f"D{k}") for k in range(rng.randint(2, 3))] + [Device("HOST")]
+    backends = [dry_device(f"D{k}") for k in range(rng.randint(2, 3))] + [dry_device("HOST")]
     s = Setting(*backends)
     values = [s.input(8, 4), s.ctx.mul_mat(s.weight(backends[0], name="w"), s.input(8, 4, name="y"))]
     anchors = sorted(rng.sample(range(1, n_nodes), n_runs))
@@ -478,7 +478,7 @@ def test_no_other_cut_of_a_seam_is_cheaper(rng, n_nodes):
 
 
 def test_results_do_not_depend_on_the_seam():
-    backends = (CpuDevice("D0"), CpuDevice("D1"), CpuDevice("HOST"))
+    backends = (poisoned("D0"), poisoned("D1"), poisoned("HOST"))
     rng = np.random.default_rng(0)
     w = [resident(b, f"w {b.name}", rng.uniform(-1, 1, (8, 8)).astype(np.float32)) for b in backends[:2]]
     ctx = gs.Context()
@@ -494,16 +494,10 @@ def test_results_do_not_depend_on_the_seam():
         np.testing.assert_allclose(out.numpy(), (h / (1 + np.exp(-h))) @ w[1].numpy().T, rtol=1e-4, atol=1e-5)
 
 
-class Pinned(gs.DryBackend):
-    """Reads buffers of the host that are pinned, and no others."""
-
-    def supports_buffer(self, buffer):
-        return buffer.backend is self or getattr(buffer, "pinned", False)
-
-
 def test_plans_tell_buffers_of_one_backend_apart_by_who_reads_them():
     """Equal graphs with weights on the same backend, but the device reads only one of the two buffers."""
-    device, host = Pinned("GPU"), gs.DryBackend("CPU")
+    device, host = dry_device("GPU", reads=()), gs.DryBackend("CPU")
+    device.answers["supports_buffer"] = lambda inherited, buffer: inherited(buffer) or getattr(buffer, "pinned", False)
     with gs.Scheduler((device, host)) as sched:
         for pinned in (True, False, True, False):
             home, ctx = gs.Context(), gs.Context()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_devices import CpuDevice, alone, verified
+from devices import alone, poisoned, verified
 from hypothesis import given
 from hypothesis import strategies as st
 from random_graphs import Built, quick, recipes
@@ -28,10 +28,10 @@ class Case:
         n_backends = 1 + choices(4)
         host = n_backends - 1
         self.backends = tuple(
-            CpuDevice(f"B{k}", refuses=() if k == host else REFUSALS[choices(len(REFUSALS))],
+            poisoned(f"B{k}", refuses=() if k == host else REFUSALS[choices(len(REFUSALS))],
                       offloads=("MUL_MAT", "ADD") if choices(4) == 0 else (),
                       reads=tuple(f"B{other}" for other in range(n_backends) if choices(8) == 0),
-                      max_buffer_size=max_buffer_size)
+                      attributes={"max_buffer_size": max_buffer_size})
             for k in range(n_backends))
         self.built = Built(recipe, n_homes=n_backends, flag_inputs=choices(4) > 0)
         usages = ("weights", "any")

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from configs import DATA, sample_paths
-from fusing import Fusing, FusingPoisoned, anything, chains, groups_of
+from devices import device, poisoned
+from fusing import Fusing, anything, chains, groups_of
 from hypothesis import given
 from hypothesis import strategies as st
-from instrumented import device
 from random_graphs import Built, quick, recipes
 
 import ggml_sched as gs
@@ -616,7 +616,7 @@ def test_an_inner_result_cannot_be_read_unless_it_is_an_output():
         if output:
             case.ctx.set_output(norm)
         graph = gs.Graph(case.out)
-        with FusingPoisoned("F", NORM_MUL) as backend, gs.Scheduler([backend]) as scheduler:
+        with poisoned("F", base=Fusing, offer=NORM_MUL) as backend, gs.Scheduler([backend]) as scheduler:
             scheduler.alloc(graph)
             case.x.set(np.ones((4, 64), np.float32))
             case.w.set(np.ones(64, np.float32))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_devices import CpuDevice, resident
-from instrumented import device
+from devices import device, poisoned, resident
 
 import ggml_sched as gs
 
@@ -17,7 +16,7 @@ def experts_case(ids_on_host: bool, second_reader: bool, n_mixtures: int = 3):
 
     Ids are computed on the device, in the split of the first mixture, or on the host, before it.
     """
-    device, host = CpuDevice("device", offloads=("MUL_MAT_ID",)), CpuDevice("host")
+    device, host = poisoned("device", offloads=("MUL_MAT_ID",)), poisoned("host")
     rng = np.random.default_rng(2)
     values = [rng.integers(-2, 3, (4, 8, 8)).astype(F32) for _ in range(n_mixtures)]
     experts = [resident(host, f"e{k}", v) for k, v in enumerate(values)]
@@ -72,7 +71,7 @@ def test_only_used_experts_travel_where_that_is_enough(ids_on_host, second_reade
 @pytest.mark.parametrize("tokens", [0, 1, 3])
 @pytest.mark.parametrize("layout", ["dense", "interleaved", "padded"])
 def test_experts_travel_one_by_one_where_each_has_bytes_of_its_own(layout, tokens, kind):
-    host, device = CpuDevice("host"), CpuDevice("device", offloads=("MUL_MAT_ID",))
+    host, device = poisoned("host"), poisoned("device", offloads=("MUL_MAT_ID",))
     shape = {"dense": (32, 3, 5), "interleaved": (32, 5, 3), "padded": (32, 5, 5)}[layout]
     home, ctx, rng = gs.Context(), gs.Context(), np.random.default_rng(0)
     stored = [home.tensor(kind, shape, f"e{k}") for k in range(3)]
@@ -122,7 +121,7 @@ def test_kept_experts_travel_once_and_whole():
 
 def test_ids_that_a_node_writes_over_are_those_of_their_time():
     """Experts copied before the node runs would be those of the previous compute's ids."""
-    device, host = CpuDevice("device", offloads=("MUL_MAT_ID",)), CpuDevice("host")
+    device, host = poisoned("device", offloads=("MUL_MAT_ID",)), poisoned("host")
     rng = np.random.default_rng(4)
     values = [rng.integers(-2, 3, (3, 8, 8)).astype(F32) for _ in range(3)]
     experts = [resident(host, f"e{k}", v) for k, v in enumerate(values)]
@@ -154,7 +153,7 @@ def test_ids_that_a_node_writes_over_are_those_of_their_time():
 @pytest.mark.parametrize("takes_data", [False, True])
 def test_copies_are_pushed_to_who_takes_data_while_it_computes(takes_data):
     """A backend that takes no data while it computes copies in its own turn: its queue must not wait for others."""
-    a, b = CpuDevice("a"), CpuDevice("b")
+    a, b = poisoned("a"), poisoned("b")
     b.concurrent_copies = takes_data
     ctx = gs.Context()
     x = ctx.tensor("f32", 8, "x", input=True)
@@ -170,7 +169,7 @@ def test_copies_are_pushed_to_who_takes_data_while_it_computes(takes_data):
 
 def test_a_copy_is_made_again_after_a_node_wrote_to_its_source():
     """In one compute: the device reads a cache of the host before and after the host writes to it."""
-    device, host = CpuDevice("device"), CpuDevice("host")
+    device, host = poisoned("device"), poisoned("host")
     for usage in ("any", "weights"):
         cache = resident(host, "cache", np.ones((2, 4), F32), usage)
         ctx = gs.Context()

@@ -9,9 +9,8 @@ import random
 import numpy as np
 import pytest
 from configs import sample_paths, sample_plan
-from devices import Chain, weights_on
-from instrumented import device
-from small_graphs import Device, plan_of, random_case, two_layers
+from devices import Chain, device, weights_on
+from small_graphs import dry_device, plan_of, random_case, two_layers
 
 import ggml_sched as gs
 from ggml_sched._core import plan_values
@@ -189,7 +188,7 @@ def test_other_backends_are_refused_with_the_reason(tmp_path):
     for options, match in [({"alignment": 64}, "alignment 64"),
                            ({"max_buffer_size": 1 << 20}, "max_buffer_size 1048576"),
                            ({"inplace": lambda op: 0}, "inplace .*'MUL_MAT': 0"), ({"reads": "B"}, r"reads \[0, 1\]")]:
-        refused(path, graph, [Device("A", **options), b], gs.PlacementError, match)
+        refused(path, graph, [dry_device("A", **options), b], gs.PlacementError, match)
     other = gs.DryBackend("A")
     other.concurrent_copies = True
     refused(path, graph, [other, b], gs.PlacementError, "concurrent_copies True")
@@ -200,9 +199,9 @@ def test_other_answers_are_refused_with_the_tensor(tmp_path):
     ctx = gs.Context()
     graph = gs.Graph(ctx.set_name(ctx.sqr(ctx.tensor("f32", 4, "x")), "square"))
     path = saved(gs.Scheduler([a, b], policy="seed").plan(graph), tmp_path)
-    refused(path, graph, [Device("A", supports_op=lambda t: t.op != "SQR"), b], gs.PlacementError,
+    refused(path, graph, [dry_device("A", supports_op=lambda t: t.op != "SQR"), b], gs.PlacementError,
             "'square' is not supported")
-    refused(path, graph, [Device("A", alloc_size=lambda t: t.nbytes + 32), b], gs.PlacementError, "takes 48 bytes")
+    refused(path, graph, [dry_device("A", alloc_size=lambda t: t.nbytes + 32), b], gs.PlacementError, "takes 48 bytes")
 
 
 def test_residents_elsewhere_are_refused_with_the_tensor(tmp_path):

@@ -7,8 +7,8 @@ import pytest
 from configs import configured_graph, graph_names
 from hypothesis import given
 from hypothesis import strategies as st
-from poisoned import check, in_memory_of_their_own, set_all
 from random_graphs import Built, quick, recipes
+from random_results import check, in_memory_of_their_own, set_all
 
 import ggml_sched as gs
 from ggml_sched.planning.reorder import reorder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from small_graphs import Device, Residents, plan_of, random_case, two_layers
+from small_graphs import Residents, dry_device, plan_of, random_case, two_layers
 
 import ggml_sched as gs
 from ggml_sched.planning import report
@@ -139,7 +139,7 @@ def test_explain_counts_the_sources_that_it_does_not_name():
 
 def test_explain_asks_backends_what_they_read():
     b, residents, ctx = gs.DryBackend("B"), Residents(), gs.Context()
-    a, near = gs.DryBackend("A"), Device("near", reads=("B",))
+    a, near = gs.DryBackend("A"), dry_device("near", reads=("B",))
     w, other = residents.tensor(b, "f32", (4, 4), "w"), residents.tensor(b, "f32", (4, 2), "other", "any")
     x = ctx.tensor("f32", (4, 2), "x", input=True)
     product = ctx.set_name(ctx.mul_mat(w, ctx.add(x, other)), "product")

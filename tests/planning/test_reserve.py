@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from instrumented import device
+from devices import device
 
 import ggml_sched as gs
 from ggml_sched._core import Devices, Policy, Request, make_plan, replay_plan

@@ -1,7 +1,7 @@
 """A result smaller than the source that it reuses in place frees the tail of that memory."""
 
 import numpy as np
-from instrumented import device
+from devices import device
 
 import ggml_sched as gs
 

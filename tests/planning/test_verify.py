@@ -10,8 +10,8 @@ import pytest
 from configs import CONFIGURATIONS, sample_paths, sample_plan
 from processes import run_python
 from small_graphs import (
-    Device,
     Residents,
+    dry_device,
     plan_of,
     random_case,
     two_layers,
@@ -247,7 +247,7 @@ def forge_unordered():
 
 def mixture() -> tuple[Facts, int]:
     """A mixture whose experts are streamed from the host, and the id of other ids of the same shape."""
-    host, device = gs.DryBackend("host"), Device("device", offload=lambda t: t.op == "MUL_MAT_ID")
+    host, device = gs.DryBackend("host"), dry_device("device", offload=lambda t: t.op == "MUL_MAT_ID")
     residents, ctx = Residents(), gs.Context()
     value = x = ctx.tensor("f32", (8, 1, 2), "x", input=True)
     ids, other = (ctx.tensor("i32", (1, 2), name, input=True) for name in ("ids", "other"))
@@ -501,7 +501,7 @@ def test_plans_over_several_buffers_are_sound(policy):
 
 def through_a_third_party(policy):
     """B reads A's arena and A reads F's buffer, so B is taken to read F's buffer."""
-    f, a, b = gs.DryBackend("F"), Device("A", reads=("F",)), Device("B", reads=("A",))
+    f, a, b = gs.DryBackend("F"), dry_device("A", reads=("F",)), dry_device("B", reads=("A",))
     residents, ctx = Residents(), gs.Context()
     y = ctx.mul_mat(residents.tensor(f, "f32", (4, 4), "w"), ctx.tensor("f32", (4, 4), "x"))
     scheduler = gs.Scheduler([a, b], policy=policy)
@@ -511,7 +511,7 @@ def through_a_third_party(policy):
 
 def a_larger_taker(policy):
     """ADD takes 64 bytes more than its data and takes over a source that has none to spare."""
-    a = Device("A", alloc_size=lambda t: t.nbytes + (64 if t.op == "ADD" else 0))
+    a = dry_device("A", alloc_size=lambda t: t.nbytes + (64 if t.op == "ADD" else 0))
     ctx = gs.Context()
     y = ctx.tensor("f32", (8,), "y")
     return gs.Scheduler([a], policy=policy).plan(gs.Graph(ctx.add(ctx.scale(y, 1.0), y))), ctx
@@ -519,7 +519,7 @@ def a_larger_taker(policy):
 
 def empty_slot(policy):
     """SOFT_MAX has sources (x, None, sinks); its kernel tolerates slot 1, and sinks are slot 2."""
-    a = Device("A", inplace=lambda op: 2 if op == "SOFT_MAX" else 0)
+    a = dry_device("A", inplace=lambda op: 2 if op == "SOFT_MAX" else 0)
     ctx = gs.Context()
     sinks = ctx.scale(ctx.tensor("f32", (1,), "s"), 1.0)
     out = ctx.soft_max(ctx.tensor("f32", (1,), "x"), sinks=sinks)

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 from capi_calls import NO_HOST_MEMORY, CGraph, CPlan, Refused, arrays_of, c_pack
 from capi_problems import problem_of
+from devices import device
 
 import ggml_sched as gs
 from ggml_sched._core import Devices, Policy, Request, bind_plan, make_plan, new_lease, replay_plan
@@ -43,29 +44,13 @@ GRAPH = gs.Graph(OUT)
 FILE = graph_to_dict(GRAPH)
 
 
-class Asking(gs.DryBackend):
-    """A backend that overrides every query, and allocates memory in small buffers."""
-
-    def __init__(self, name: str, other: str) -> None:
-        super().__init__(name, alignment=16, max_buffer_size=640)
-        self.other = other
-
-    def supports_op(self, node):
-        return node.op not in ("SOFT_MAX", "ROPE") or self.name < self.other
-
-    def supports_buffer(self, buffer):
-        return buffer.backend.name in (self.name, self.other)
-
-    def offload_op(self, node):
-        return node.op == "MUL_MAT"
-
-    def alloc_size(self, tensor):
-        return tensor.nbytes + 8
-
-
 BACKENDS = (gs.DryBackend("a"), gs.DryBackend("b", supports_op=lambda t: t.op != "SOFT_MAX"))
 DEVICES = Devices(BACKENDS)
-ASKING = Devices((Asking("a", "b"), Asking("b", "a")))
+QUERIED = Devices(tuple(
+    device(gs.DryBackend, name, refuses=refuses, offloads={"MUL_MAT"}, reads=("a", "b"), alignment=16,
+           max_buffer_size=640, answers={"alloc_size": lambda inherited, tensor: inherited(tensor) + 8})
+    for name, refuses in (("a", ()), ("b", ("SOFT_MAX", "ROPE")))))
+"""Of backends that override every query, and allocate memory in small buffers."""
 POLICIES = (Policy(), Policy(placement="seed", offsets="best fit", reuse="first", leafs_first=False), Policy(places=3))
 PLANS = [make_plan(Request(GRAPH, DEVICES, {OUT: BACKENDS[1]}), policy) for policy in POLICIES]
 
@@ -88,7 +73,7 @@ def devices() -> None:
 
 
 def planning() -> None:
-    assert max(map(len, make_plan(Request(GRAPH, ASKING, None), POLICIES[0]).chunk_sizes)) > 1
+    assert max(map(len, make_plan(Request(GRAPH, QUERIED, None), POLICIES[0]).chunk_sizes)) > 1
     for policy, known in zip(POLICIES, PLANS, strict=True):
         request = Request(GRAPH, DEVICES, {OUT: BACKENDS[1]})
         data = make_plan(request, policy)

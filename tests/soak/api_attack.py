@@ -1,7 +1,8 @@
-"""Random sequences of API calls over flaky backends, and invariants that hold after every sequence.  Every call
-succeeds, raises one of our errors, or passes on a backend's error; TypeError and ValueError only after a backend has
-returned rubbish.  Once the backends behave, all open objects compute right results, and when all are closed, no backend
-has allocated memory.
+"""Random sequences of API calls over flaky backends, and invariants that hold after every sequence.
+
+Every call succeeds, raises one of our errors, or passes on a backend's error; TypeError and ValueError only after a
+backend has given an invalid answer.  Once the backends behave, all open objects compute right results, and when all are
+closed, no backend has allocated memory.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import contextlib
 import random
 
 import numpy as np
-from moody import MoodyBackend, Whim
-from poisoned import check, in_memory_of_their_own
+from flaky import FlakyBackend, OtherError
 from random_graphs import Built, Recipe, decode
+from random_results import check, in_memory_of_their_own
 
 import ggml_sched as gs
 
@@ -22,7 +23,7 @@ class World:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.backends = [MoodyBackend(f"M{k}", rng.randrange(2**32)) for k in range(rng.randint(1, 3))]
+        self.backends = [FlakyBackend(f"M{k}", rng.randrange(2**32)) for k in range(rng.randint(1, 3))]
         for backend in self.backends:
             backend.reads = tuple(b.name for b in self.backends if rng.random() < 0.2)
         self.recipes: list[Recipe] = [decode(rng.randbytes(10 + 4 * rng.randint(1, 10))) for _ in range(2)]
@@ -35,28 +36,28 @@ class World:
         self.allocators: list[gs.TensorAllocator] = []
         self.calls = self.raised = 0
 
-    def mood(self, mood: float) -> None:
+    def fail(self, rate: float) -> None:
         for backend in self.backends:
-            backend.mood = mood
-            backend.rubbish = 0
+            backend.rate = rate
+            backend.n_invalid = 0
 
     # -- acts -------------------------------------------------------------------
 
     def act(self) -> None:
         """One random call, with a random probability of backend failures."""
         act = self.rng.choice(ACTS)
-        self.mood(self.rng.choice((0.0, 0.003, 0.02, 0.1)))
+        self.fail(self.rng.choice((0.0, 0.003, 0.02, 0.1)))
         self.calls += 1
         try:
             act(self)
-        except (gs.Error, Whim):
+        except (gs.Error, OtherError):
             self.raised += 1
         except (TypeError, ValueError):
-            if not any(backend.rubbish for backend in self.backends):
+            if not any(backend.n_invalid for backend in self.backends):
                 raise
             self.raised += 1
         finally:
-            self.mood(0.0)
+            self.fail(0.0)
 
     def graph(self) -> gs.Graph:
         return self.rng.choice(self.built).graph
@@ -78,13 +79,13 @@ class World:
 
     def settle(self) -> None:
         """With backends that behave, every open object works, and closing them frees all memory."""
-        self.mood(0.0)
+        self.fail(0.0)
         for allocator in self.allocators:
             allocator.close()
         for scheduler in self.schedulers:
             if scheduler.closed:
                 continue
-            with contextlib.suppress(gs.Error, Whim):
+            with contextlib.suppress(gs.Error, OtherError):
                 scheduler.synchronize()     # computes queued while backends failed
             scheduler.reset()               # drop plans made from wrong answers
             for recipe, built in zip(self.recipes, self.built, strict=True):
@@ -144,7 +145,7 @@ def compute_seen(world):
     def look(node):
         match rng.randrange(12):
             case 0:
-                raise Whim("callback")
+                raise OtherError("callback")
             case 1:
                 return False
             case 2:

@@ -12,7 +12,7 @@ import copy
 import random
 
 import numpy as np
-from instrumented import POISON
+from devices import poisoned
 from random_graphs import Built, decode
 
 import ggml_sched as gs
@@ -174,13 +174,6 @@ MUTATIONS = (change_op, change_op, change_type, change_extent, change_stride, tu
 # -- invariants ---------------------------------------------------------------------------
 
 
-class Poisoned(gs.CpuBackend):
-    def alloc_buffer(self, size):
-        buffer = super().alloc_buffer(size)
-        buffer.clear(POISON)
-        return buffer
-
-
 def values(t: gs.Tensor, i: int) -> bytes:
     """Data of leaf number i: small numbers, the same in every realisation."""
     rng = np.random.default_rng(i)
@@ -204,7 +197,7 @@ def ends(graph: gs.Graph) -> list[int]:
 
 def in_memory_of_their_own(data: dict) -> dict[int, bytes] | None:
     """Bytes of the ends, every tensor having a place of its own; None where that raises a gs.Error."""
-    with gs.Context("own") as ctx, Poisoned(1) as backend:
+    with gs.Context("own") as ctx, poisoned() as backend:
         graph = graph_from_dict(data, ctx=ctx)
         with backend.alloc_tensors(ctx):
             for i, t in enumerate(graph.tensors):
@@ -219,7 +212,7 @@ def in_memory_of_their_own(data: dict) -> dict[int, bytes] | None:
 
 def scheduled(data: dict, policy: str, n_backends: int) -> dict[int, bytes] | None:
     """The same by a scheduler; weights are spread over its backends."""
-    backends = tuple(Poisoned(1, name=f"B{k}") for k in range(n_backends))
+    backends = tuple(poisoned(f"B{k}") for k in range(n_backends))
     homes = [gs.Context(backend.name) for backend in backends]
     made = gs.Context("scheduled")
     graph = graph_from_dict(data, ctx=made)

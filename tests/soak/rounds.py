@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
 
+import pytest
+
 PATIENCE = 60
 """Seconds after which a round hangs."""
 
@@ -41,8 +43,13 @@ def patience():
         signal.signal(signal.SIGALRM, before)
 
 
-def attack(round: Callable[[random.Random], str | None], rounds: int) -> Counter:
-    """Call round(rng) with seeds 0, 1, ...; counts what it returns."""
+def rounds(few: int, many: int):
+    """Run a test with `few` rounds, and as a soak with `many`."""
+    return pytest.mark.parametrize("rounds", [few, pytest.param(many, marks=pytest.mark.soak)])
+
+
+def attack(round: Callable[[random.Random], str | None], rounds: int, **more_than: int) -> None:
+    """Call round(rng) with seeds 0, 1, ...; each outcome named in `more_than` must come that often and more."""
     only = os.environ.get("GGML_SCHED_SEED")
     seeds = [int(only)] if only else range(rounds * int(os.environ.get("GGML_SCHED_SOAK", "1")))
     outcomes: Counter = Counter()
@@ -54,9 +61,5 @@ def attack(round: Callable[[random.Random], str | None], rounds: int) -> Counter
             test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
             error.add_note(f"Again, alone: GGML_SCHED_SEED={seed} python -m pytest -m 'soak or not soak' '{test}'")
             raise
-    return outcomes
-
-
-def is_replay() -> bool:
-    """Whether a single seed is replayed: then checks of frequencies do not apply."""
-    return "GGML_SCHED_SEED" in os.environ
+    print(outcomes)
+    assert only or all(outcomes[name] > least for name, least in more_than.items()), outcomes

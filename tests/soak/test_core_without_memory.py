@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from acts import ACTS
-from programs import run_program
+from processes import run_program
 
 HERE = Path(__file__).resolve().parent
 SLICE = ("graph", "planning", "replaying", "graph_allocator", "packing", "c_api")
@@ -35,7 +35,7 @@ def failing_malloc(tmp_path_factory) -> Path:
 
 def run(library: Path, acts, *options: str) -> dict[str, int]:
     """How often each act failed."""
-    said = run_program("core_without_memory.py", *acts, *options, LD_PRELOAD=str(library))
+    said = run_program(HERE / "core_without_memory.py", *acts, *options, LD_PRELOAD=str(library))
     return {line.split()[0]: int(line.split()[2]) for line in said.splitlines()}
 
 

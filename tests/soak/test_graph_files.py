@@ -6,11 +6,10 @@ import gzip
 import json
 import random
 
-import pytest
 from byte_attack import mutated_bytes
 from configs import sample_paths
 from graph_attack import attempt, good_file, mutated
-from rounds import attack, is_replay
+from rounds import attack, rounds
 
 import ggml_sched as gs
 
@@ -39,34 +38,19 @@ def of_a_sample(rng: random.Random) -> str:
 
 
 def test_graphs_as_they_are_compute():
-    outcomes = attack(lambda rng: attempt(good_file(rng), rng), 30)
-    assert is_replay() or outcomes["computed"] > 20
+    attack(lambda rng: attempt(good_file(rng), rng), 30, computed=20)
 
 
-def test_mutated_graphs_are_refused_or_computed_as_written():
-    outcomes = attack(structured, 250)
-    assert is_replay() or min(outcomes["refused"], outcomes["computed"]) > 25, outcomes
+@rounds(250, 30_000)
+def test_mutated_graphs_are_refused_or_computed_as_written(rounds):
+    attack(structured, rounds, refused=25, computed=25)
 
 
-def test_mutated_files_are_refused_or_loaded(tmp_path):
-    outcomes = attack(lambda rng: of_bytes(rng, tmp_path), 300)
-    assert is_replay() or min(outcomes["refused"], outcomes["loaded"]) > 5, outcomes
+@rounds(300, 30_000)
+def test_mutated_files_are_refused_or_loaded(rounds, tmp_path):
+    attack(lambda rng: of_bytes(rng, tmp_path), rounds, refused=5, loaded=5)
 
 
-def test_a_mutated_sample_is_refused_or_planned():
-    attack(of_a_sample, 3)
-
-
-@pytest.mark.soak
-def test_many_mutated_graphs_are_refused_or_computed_as_written():
-    print(attack(structured, 30_000))
-
-
-@pytest.mark.soak
-def test_many_mutated_files_are_refused_or_loaded(tmp_path):
-    print(attack(lambda rng: of_bytes(rng, tmp_path), 30_000))
-
-
-@pytest.mark.soak
-def test_many_mutated_samples_are_refused_or_planned():
-    print(attack(of_a_sample, 300))
+@rounds(3, 300)
+def test_a_mutated_sample_is_refused_or_planned(rounds):
+    attack(of_a_sample, rounds)

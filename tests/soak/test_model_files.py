@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from model_attack import MODELS, attempt, mutated_model, mutated_parts
-from rounds import attack, is_replay
+from rounds import attack, rounds
 
 
 def mutated(rng: random.Random) -> str:
@@ -18,21 +17,11 @@ def test_models_as_they_are_run():
         assert attempt(data, random.Random(0)) == "runs"
 
 
-def test_mutated_models_are_refused_or_run():
-    outcomes = attack(mutated, 100)
-    assert is_replay() or min(outcomes["refused"], outcomes["runs"]) > 5, outcomes
+@rounds(100, 20_000)
+def test_mutated_models_are_refused_or_run(rounds):
+    attack(mutated, rounds, refused=5, runs=5)
 
 
-def test_mutated_parts_of_models_are_refused_or_run(tmp_path):
-    outcomes = attack(lambda rng: attempt(mutated_parts(rng, tmp_path), rng), 40)
-    assert is_replay() or min(outcomes["refused"], outcomes["runs"]) > 2, outcomes
-
-
-@pytest.mark.soak
-def test_many_mutated_parts_of_models_are_refused_or_run(tmp_path):
-    print(attack(lambda rng: attempt(mutated_parts(rng, tmp_path), rng), 5_000))
-
-
-@pytest.mark.soak
-def test_many_mutated_models_are_refused_or_run():
-    print(attack(mutated, 20_000))
+@rounds(40, 5_000)
+def test_mutated_parts_of_models_are_refused_or_run(rounds, tmp_path):
+    attack(lambda rng: attempt(mutated_parts(rng, tmp_path), rng), rounds, refused=2, runs=2)

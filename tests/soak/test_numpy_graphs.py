@@ -1,23 +1,23 @@
-"""Random graphs, scheduled in every way there is, give what a model in NumPy gives, on memory full of rubbish.
+"""Random graphs, scheduled in every way there is, give what a model in NumPy gives, on poisoned memory.
 
 One seed is one life of a scheduler: backends of several kinds, graphs that share weights and caches, and a sequence of
-allocations, computes, queued computes, switches and loaded plans.  `GGML_SCHED_SEED=n` plays seed n alone,
-`GGML_SCHED_SOAK=n` n times as many.
+allocations, computes, queued computes, switches and loaded plans.  `GGML_SCHED_SEED=n` repeats round n alone,
+`GGML_SCHED_SOAK=n` makes n times as many rounds.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 
 import numpy as np
-import pytest
+from devices import poisoned
 from numpy_graphs import Home, Model
-from poisoned import REFUSALS, PoisonedBackend, PoisonedDeferred
+from random_results import REFUSALS
+from rounds import attack, rounds
 
 import ggml_sched as gs
-from ggml_sched.testing.deferred import DeferredQueues
+from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
 
 DAILY, SOAK = 60, 4000
 OFFLOADS = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")
@@ -35,21 +35,22 @@ def make_backends(rng: random.Random, seed: int) -> list[gs.Backend]:
         refused = some(rng, REFUSALS, rng.choice([0, 0.3])) if k < n - 1 else frozenset()
         offloads = some(rng, OFFLOADS, rng.choice([0, 0.5]))
         if rng.random() < late:
-            made.append(PoisonedDeferred(f"L{k}", world, refused, offloads, copies=rng.random() < 0.5))
+            made.append(poisoned(f"L{k}", refused, offloads, base=DeferredBackend, queues=world,
+                                 copies=rng.random() < 0.5))
         else:
-            made.append(PoisonedBackend(f"P{k}", refused, offloads))
+            made.append(poisoned(f"P{k}", refused, offloads))
             made[-1].concurrent_copies = rng.random() < 0.5
     for a in made:
-        if isinstance(a, PoisonedBackend) and rng.random() < 0.3:
-            a.reads = tuple(b for b in made if isinstance(b, PoisonedBackend))
+        if not a.asynchronous and rng.random() < 0.3:
+            a.reads = [b for b in made if not b.asynchronous]
     return made
 
 
 class Life:
     """A scheduler over random backends and some graphs that share weights and caches."""
 
-    def __init__(self, seed: int) -> None:
-        self.rng = rng = random.Random(seed)
+    def __init__(self, rng: random.Random) -> None:
+        self.rng, seed = rng, rng.randrange(1 << 32)
         self.draw = np.random.default_rng(seed)
         self.backends = make_backends(rng, seed)
         self.home = Home(rng, self.backends)
@@ -121,28 +122,11 @@ class Life:
             assert np.array_equal(value.tensor.numpy().reshape(array.shape), array), f"resident {value.tensor!r}"
 
 
-def live(seed: int, tmp_path) -> None:
-    life = Life(seed)
-    with contextlib.closing(life):
-        try:
+@rounds(DAILY, SOAK)
+def test_random_graphs_give_what_numpy_gives(rounds, tmp_path):
+    def live(rng: random.Random) -> None:
+        with contextlib.closing(Life(rng)) as life:
             life.play(tmp_path)
             assert life.read
-        except Exception as error:
-            error.add_note(f"play it again with GGML_SCHED_SEED={seed}")
-            raise
 
-
-def seeds(n: int, start: int) -> list[int]:
-    alone = os.environ.get("GGML_SCHED_SEED")
-    return [int(alone)] if alone else list(range(start, start + n * int(os.environ.get("GGML_SCHED_SOAK", "1"))))
-
-
-def test_random_graphs_give_what_numpy_gives(tmp_path):
-    for seed in seeds(DAILY, 0):
-        live(seed, tmp_path)
-
-
-@pytest.mark.soak
-def test_many_random_graphs_give_what_numpy_gives(tmp_path):
-    for seed in seeds(SOAK, 1000):
-        live(seed, tmp_path)
+    attack(live, rounds)

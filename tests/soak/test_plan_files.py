@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import random
 
-import pytest
-from poisoned import PoisonedBackend, raw, set_all
+from devices import poisoned
 from random_graphs import Built, decode
-from rounds import attack, is_replay
+from random_results import raw, set_all
+from rounds import attack, rounds
 
 import ggml_sched as gs
 from ggml_sched.planning.planfile import plan_from_dict, plan_to_dict
@@ -79,7 +79,7 @@ def changed(data: dict, rng: random.Random) -> tuple[dict, str]:
 
 def of_one_number(rng: random.Random) -> str:
     recipe = decode(rng.randbytes(10 + 4 * rng.randint(2, 16)))
-    backends = [PoisonedBackend(name) for name in "ab"[: rng.randint(1, 2)]]
+    backends = [poisoned(name) for name in "ab"[: rng.randint(1, 2)]]
     try:
         built, full = Built(recipe, keeps=False), Built(recipe, keeps=False)
         backends[-1].alloc_tensors(built.homes[0])
@@ -106,11 +106,6 @@ def of_one_number(rng: random.Random) -> str:
             backend.close()
 
 
-def test_a_plan_with_one_number_changed_is_refused_or_reads_nothing_else():
-    outcomes = attack(of_one_number, 80)
-    assert is_replay() or min(outcomes["refused"], outcomes["accepted"]) > 8, outcomes
-
-
-@pytest.mark.soak
-def test_many_plans_with_one_number_changed_are_refused_or_read_nothing_else():
-    print(attack(of_one_number, 20_000))
+@rounds(80, 20_000)
+def test_a_plan_with_one_number_changed_is_refused_or_reads_nothing_else(rounds):
+    attack(of_one_number, rounds, refused=8, accepted=8)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from acts import ACTS
-from programs import run_program
+from processes import run_program
 
 CORE = Path(__file__).resolve().parent.parent.parent / "ggml_sched"
 OF_PYTHON = [act for act in ACTS if act != "c_api"]
@@ -22,7 +22,7 @@ SOURCES = sorted([*CORE.glob("_*.pyx"), *CORE.glob("core/*/*.p[xy][ix]")])
 def run(acts, *options: str) -> None:
     if importlib.util.find_spec("_testcapi") is None:
         pytest.skip("this Python has no _testcapi, which makes its allocator fail")
-    said = run_program("python_without_memory.py", *acts, *options).splitlines()
+    said = run_program(Path(__file__).with_name("python_without_memory.py"), *acts, *options).splitlines()
     assert [line.split()[0] for line in said] == list(acts)
     for line in said:
         _, runs, failures = line.split()

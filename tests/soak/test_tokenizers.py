@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rounds import attack, is_replay
+from rounds import attack, rounds
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -11,21 +11,11 @@ pytest.importorskip("jinja2")
 from tokenizer_attack import attempt_template, attempt_vocabulary  # noqa: E402 - after the libraries
 
 
-def test_mutated_vocabularies_are_refused_or_work():
-    outcomes = attack(attempt_vocabulary, 100)
-    assert is_replay() or min(outcomes["refused"], outcomes["works"]) > 5, outcomes
+@rounds(100, 20_000)
+def test_mutated_vocabularies_are_refused_or_work(rounds):
+    attack(attempt_vocabulary, rounds, refused=5, works=5)
 
 
-def test_mutated_templates_are_refused_or_work():
-    outcomes = attack(attempt_template, 200)
-    assert is_replay() or min(outcomes["refused"], outcomes["works"]) > 5, outcomes
-
-
-@pytest.mark.soak
-def test_many_mutated_vocabularies_are_refused_or_work():
-    print(attack(attempt_vocabulary, 20_000))
-
-
-@pytest.mark.soak
-def test_many_mutated_templates_are_refused_or_work():
-    print(attack(attempt_template, 50_000))
+@rounds(200, 50_000)
+def test_mutated_templates_are_refused_or_work(rounds):
+    attack(attempt_template, rounds, refused=5, works=5)

@@ -1,9 +1,23 @@
-"""Backends for tests of computing: counting, gated by events, and with a queue on a thread of their own."""
+"""Test devices: one configurable backend, with any method recorded, changed, held up or failing; and a few more.
+
+`device(base, ...)` makes a backend of a subclass of `base` that overrides the configured methods and no others, so that
+the scheduler treats all other methods as those of `base` (it does not query methods that a class does not override).
+
+    gpu = device(name="GPU", refuses={"SOFT_MAX"}, poison=POISON)        # a CpuBackend
+    dry = device(gs.DryBackend, "A", records={"supports_op"})            # dry.calls == [Call("supports_op", (node,))]
+    slow = device(before={"graph_plan_compute": lambda plan: gate.wait()})
+    odd = device(gs.DryBackend, "B", answers={"alloc_size": lambda inherited, tensor: inherited(tensor) + 8})
+    weak = device(fails={"graph_plan_create", "cpy_tensor_from"})
+    weak.fail_next("cpy_tensor_from", gs.BackendError("lost"))
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache, partial
 from queue import SimpleQueue
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,36 +26,230 @@ from ggml_sched.backends.cpu import CpuBackend, run_nodes
 
 PATIENCE = 20
 """Seconds after which a handshake has failed."""
+POISON = 0xCD
+"""The byte that fresh memory is full of where a test wants to see reads of memory that was never written: large as a
+float (-4e8, and -23 as f16), so that no tolerance hides it, and below zero as an integer."""
 
 
-def weights_on(backend: gs.Backend, usage: str = "weights", **tensors: np.ndarray) -> dict[str, gs.Tensor]:
-    """Resident f32 tensors, by name."""
-    ctx = gs.Context("residents")
-    made = {name: ctx.tensor("f32", array.shape[::-1], name) for name, array in tensors.items()}
-    backend.alloc_tensors(ctx, usage)
-    for name, array in tensors.items():
-        made[name].set(array)
+DATA_WRITES = frozenset({"set_tensor_async", "cpy_tensor_from"})
+"""The methods that bring data."""
+
+
+class Call(NamedTuple):
+    """A recorded call: the method's name, its positional arguments, and the thread that made it."""
+
+    method: str
+    args: tuple
+    thread: threading.Thread
+
+
+class Instruments:
+    """The mixin that overridden methods go through; `device` sets its fields.
+
+    For each call of an overridden method, in this order: the call is recorded, an error due is raised, `before` runs,
+    `answers` (else the inherited method) gives the result, `after` runs.  All fields may change at any time, for
+    methods that were named when the device was made.
+    """
+
+    calls: list[Call]
+    records: set[str]
+    before: dict[str, Callable]
+    answers: dict[str, Callable]
+    after: dict[str, Callable]
+    errors: dict[str, BaseException]
+    refuses: set[str]
+    offloads: set[str]
+    reads: list
+
+    def fail_next(self, method: str, error: BaseException) -> None:
+        """Let the next call of an overridden method raise this error."""
+        self._require(method)
+        self.errors[method] = error
+
+    def take(self) -> list[Call]:
+        """The calls recorded so far, which are then forgotten."""
+        calls, self.calls = self.calls, []
+        return calls
+
+    def count(self, method: str) -> int:
+        """How many calls of a method are recorded."""
+        self._require(method)
+        return sum(call.method == method for call in self.calls)
+
+    @property
+    def ran(self) -> list[str]:
+        """The names of the nodes of recorded calls of graph_compute and graph_plan_create."""
+        return [node.name for call in self.calls if call.method in ("graph_compute", "graph_plan_create")
+                for node in call.args[0].nodes]
+
+    @property
+    def received(self) -> list[tuple[str, int]]:
+        """(tensor, bytes) of recorded writes into its memory, by set or copy; a copy has its tensor's name."""
+        writes = [(call.args[0], len(call.args[1])) if call.method == "set_tensor_async" else
+                  (call.args[1], call.args[1].nbytes) for call in self.calls if call.method in DATA_WRITES]
+        return [(tensor.name.removeprefix(f"{self.name}#"), nbytes) for tensor, nbytes in writes]
+
+    def take_received(self) -> list[tuple[str, int]]:
+        """`received`; all recorded calls are then forgotten."""
+        received = self.received
+        self.take()
+        return received
+
+    def _require(self, method: str) -> None:
+        if method not in self.overridden:
+            raise ValueError(f"{self!r} does not override {method!r}, only {sorted(self.overridden)}")
+
+
+def _through(base: type, method: str) -> Callable:
+    """A method that goes through the instruments."""
+    inherited = getattr(base, method)
+
+    def call(self, *args):
+        if method in self.records:
+            self.calls.append(Call(method, args, threading.current_thread()))
+        error = self.errors.pop(method, None)
+        if error is not None:
+            raise error
+        if method in self.before:
+            self.before[method](*args)
+        answer = self.answers.get(method)
+        result = inherited(self, *args) if answer is None else answer(partial(inherited, self), *args)
+        if method in self.after:
+            self.after[method](*args)
+        return result
+
+    call.__name__ = method
+    return call
+
+
+@cache
+def instrumented(base: type[gs.Backend], methods: frozenset[str]) -> type:
+    """The subclass of a backend class that overrides these methods."""
+    for method in methods:
+        if not callable(getattr(base, method, None)):
+            raise ValueError(f"{base.__name__} has no method {method!r}")
+    body = {method: _through(base, method) for method in methods}
+    return type(f"Instrumented{base.__name__}", (Instruments, base), {**body, "overridden": methods})
+
+
+def device(base: type[gs.Backend] = gs.CpuBackend, name: str = "CPU",
+           records: Collection[str] = (), fails: Collection[str] = (),
+           before: Mapping[str, Callable] | None = None, answers: Mapping[str, Callable] | None = None,
+           after: Mapping[str, Callable] | None = None, poison: int | None = None,
+           refuses: Iterable[str] | None = None, offloads: Iterable[str] | None = None,
+           reads: Iterable[gs.Backend | str] | None = None, attributes: Mapping[str, object] | None = None,
+           **options):
+    """A backend of class `base`; `options` go to its constructor (one thread for a CpuBackend).
+
+    records   methods whose calls are appended to `.calls`
+    fails     methods that `.fail_next(method, error)` may let fail
+    before    by method, called with the call's arguments before it
+    answers   by method, called in its place with the inherited method and the call's arguments
+    after     by method, called with the call's arguments after it
+    poison    the byte that fresh buffers are filled with
+    refuses   ops that it does not support, beside those that `base` does not
+    offloads  ops that it offloads
+    reads     backends, or names of backends, whose buffers it reads without copies
+    attributes  fields set on the device, such as `concurrent_copies` or `buffer_from_ptr=None`
+    """
+    given = dict(answers or {})
+    builtin = {"alloc_buffer": poison is not None, "supports_op": refuses is not None,
+               "offload_op": offloads is not None, "supports_buffer": reads is not None}
+    for method, wanted in builtin.items():
+        if wanted and method in given:
+            raise ValueError(f"{method!r} has an answer already")
+    methods = frozenset((*records, *fails, *(before or ()), *given, *(after or ()),
+                         *(method for method, wanted in builtin.items() if wanted)))
+    if issubclass(base, gs.CpuBackend) and base.__init__ is gs.CpuBackend.__init__:
+        options.setdefault("n_threads", 1)
+    made = instrumented(base, methods).__new__(instrumented(base, methods))
+    made.calls, made.records, made.errors = [], set(records), {}
+    made.before, made.answers, made.after = dict(before or {}), given, dict(after or {})
+    made.refuses, made.offloads, made.reads = set(refuses or ()), set(offloads or ()), list(reads or ())
+    if poison is not None:
+        given["alloc_buffer"] = partial(_poisoned, poison)
+    if refuses is not None:
+        given["supports_op"] = lambda inherited, node: node.op not in made.refuses and inherited(node)
+    if offloads is not None:
+        given["offload_op"] = lambda inherited, node: node.op in made.offloads
+    if reads is not None:
+        given["supports_buffer"] = lambda inherited, buffer: (
+            buffer.backend is made or buffer.backend in made.reads or buffer.backend.name in made.reads)
+    made.__init__(name=name, **options)
+    for field, value in (attributes or {}).items():
+        setattr(made, field, value)
     return made
 
 
-class Counting(CpuBackend):
-    """Records each write into its memory, by copy or set, as (tensor name, bytes)."""
+def _poisoned(poison: int, inherited: Callable, size: int) -> gs.Buffer:
+    buffer = inherited(size)
+    buffer.clear(poison)
+    return buffer
 
-    def __init__(self, name: str) -> None:
-        super().__init__(1, name=name)
-        self.came: list[tuple[str, int]] = []
 
-    def set_tensor_async(self, tensor, data, offset=0):
-        self.came.append((tensor.name, len(data)))
-        super().set_tensor_async(tensor, data, offset)
+def poisoned(name: str = "CPU", refuses: Iterable[str] = (), offloads: Iterable[str] = (),
+             reads: Iterable[gs.Backend | str] = (), base: type[gs.Backend] = CpuBackend, **options):
+    """A device whose memory is its own and full of POISON."""
+    return device(base, name, poison=POISON, refuses=refuses, offloads=offloads, reads=reads, **options)
 
-    def cpy_tensor_from(self, src, dst):
-        self.came.append((dst.name, dst.nbytes))
-        return super().cpy_tensor_from(src, dst)
 
-    def take(self) -> list[tuple[str, int]]:
-        came, self.came = self.came, []
-        return came
+def devices(n: int, records: Collection[str] = (), **options) -> tuple:
+    """D0, D1, ... and the host, best first; `options` are those of the devices."""
+    return *(poisoned(f"D{k}", records=records, **options) for k in range(n - 1)), poisoned("HOST", records=records)
+
+
+# -- residents --------------------------------------------------------------------------------------------
+
+
+def resident(backend: gs.Backend, name: str, values, usage: str = "weights") -> gs.Tensor:
+    """A resident tensor of a backend: f32, or i32 if the array holds integers."""
+    values = np.asarray(values)
+    ctx = gs.Context(name)
+    t = ctx.tensor("i32" if values.dtype.kind == "i" else "f32", values.shape[::-1], name)
+    backend.alloc_tensors(ctx, usage)
+    t.set(values)
+    return t
+
+
+def weights_on(backend: gs.Backend, usage: str = "weights", **tensors: np.ndarray) -> dict[str, gs.Tensor]:
+    """Resident tensors, by name."""
+    return {name: resident(backend, name, array, usage) for name, array in tensors.items()}
+
+
+# -- without a scheduler, and with a checked plan -------------------------------------------------------------
+
+
+def alone(graph, values):
+    """{tensor: array} for every tensor of a graph, each in memory of its own, computed without a scheduler.
+
+    For graphs whose tensors have no memory yet.
+    """
+    with gs.CpuBackend(n_threads=1) as backend:
+        buffers = []
+        for t in graph.tensors:
+            if t.view_src is None:
+                buffer = backend.alloc_buffer(t.nbytes)
+                buffers.append(buffer)
+                gs.bind_resident(t, buffer, 0)
+        for t, array in values.items():
+            if t.backend is not None:
+                t.set(array)
+        backend.graph_compute(graph)
+        found = {t: t.numpy() for t in graph.tensors}
+        for t in graph.tensors:
+            if t.view_src is None:
+                gs.bind_resident(t, None, 0)
+        for buffer in buffers:
+            buffer.close()
+    return found
+
+
+def verified(plan):
+    plan.verify()
+    return plan
+
+
+# -- queues and events ------------------------------------------------------------------------------------
 
 
 class Gated(CpuBackend):

@@ -11,12 +11,11 @@ import random
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-from instrumented import POISON
-from poisoned import Poisons
+from devices import POISON
 
 import ggml_sched as gs
 from ggml_sched._core import new_lease, rewired, stand_in
-from ggml_sched.testing.deferred import DeferredBackend
+from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
 
 VIEWS = frozenset({"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
@@ -97,25 +96,13 @@ class Fusing(gs.CpuBackend):
                 t.buffer.write(t.offset, memoryview(data))
 
 
-class FusingPoisoned(Poisons, Fusing):
-    """Fusing on poisoned memory; reads the memory of the backends in `reads` without copies."""
-
-    def __init__(self, name, offer, refused=frozenset(), one_by_one=False):
-        super().__init__(name, offer, one_by_one)
-        self.refused = refused
-        self.reads: tuple[gs.Backend, ...] = ()
-
-    def supports_buffer(self, buffer):
-        return buffer.backend is self or buffer.backend in self.reads
-
-
-class FusingLate(Poisons, DeferredBackend, Fusing):
+class FusingDeferred(DeferredBackend, Fusing):
     """Fusing on a device whose queue runs late."""
 
-    def __init__(self, name, world, offer, refused=frozenset(), one_by_one=False, copies=True):
-        DeferredBackend.__init__(self, name, world, copies)
+    def __init__(self, name: str, queues: DeferredQueues, offer: Groups, one_by_one: bool = False,
+                 copies: bool = True) -> None:
+        DeferredBackend.__init__(self, name, queues, copies)
         self.fuses(offer, one_by_one)
-        self.refused = refused
 
 
 def groups_of(graph) -> tuple[tuple[int, ...], ...]:

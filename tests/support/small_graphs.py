@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import random
 
+from devices import device
+
 import ggml_sched as gs
 
 
-class Device(gs.DryBackend):
-    """A dry backend that reads other backends' buffers and permits the given in-place reuse."""
-
-    def __init__(self, name, reads=(), inplace=None, alloc_size=None, offload=None, **kwargs):
-        super().__init__(name, **kwargs)
-        self.reads, self.inplace, self.extra, self.offload = reads, inplace, alloc_size, offload
-
-    def offload_op(self, node):
-        return self.offload is not None and self.offload(node)
-
-    def supports_buffer(self, buffer):
-        return buffer.backend is self or buffer.backend.name in self.reads
-
-    def inplace_sources(self, op):
-        return super().inplace_sources(op) if self.inplace is None else self.inplace(op)
-
-    def alloc_size(self, tensor):
-        return tensor.nbytes if self.extra is None else self.extra(tensor)
+def dry_device(name, reads=None, inplace=None, alloc_size=None, offload=None, **options):
+    """A dry backend that reads other backends' buffers, permits the given in-place reuse, and offloads nodes."""
+    given = {"inplace_sources": inplace, "alloc_size": alloc_size, "offload_op": offload}
+    answers = {method: lambda _inherited, argument, answer=answer: answer(argument)
+               for method, answer in given.items() if answer is not None}
+    return device(gs.DryBackend, name, reads=reads, answers=answers, **options)
 
 
 class Residents:
@@ -75,7 +65,7 @@ def random_case(seed: int, n_ops: int | None = None):
         mask = rng.choice([None, None, 0, 1, 2])
         pad = rng.choice([0, 0, 0, 48])
         some = tuple(op for op in refused if rng.random() < 0.7) if not last else ()
-        backends.append(Device(
+        backends.append(dry_device(
             name, reads=reads, alignment=rng.choice([1, 16, 32, 64]),
             alloc_size=(lambda t, pad=pad: t.nbytes + pad) if pad else None,
             inplace=None if mask is None else lambda op, mask=mask: mask,

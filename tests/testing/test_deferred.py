@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from devices import Chain, weights_on
+from devices import Chain, device, poisoned, weights_on
 from hypothesis import given
 from hypothesis import strategies as st
-from instrumented import device
-from poisoned import REFUSALS, PoisonedDeferred, check_three_computes, in_memory_of_their_own, settle
 from random_graphs import Built, many_residents, quick, recipes
+from random_results import REFUSALS, check_three_computes, in_memory_of_their_own, settle
 
 import ggml_sched as gs
 from ggml_sched.planning.program import Program
@@ -94,8 +93,9 @@ def test_random_graphs(recipe, n_backends, refused, wishes, policy, queued, seed
     expected = in_memory_of_their_own(recipe, n_backends)
     built, world = Built(recipe, n_backends), DeferredQueues(seed)
     refused = [*refused, set()][-n_backends:]
-    backends = [PoisonedDeferred(f"L{i}", world, frozenset(ops), copies=direct) for i, ops in enumerate(refused)]
-    backends[0].offloads = frozenset(offloads)
+    backends = [poisoned(f"L{i}", ops, base=DeferredBackend, queues=world, copies=direct)
+                for i, ops in enumerate(refused)]
+    backends[0].offloads = offloads
     with gs.Scheduler(backends, policy=policy, copies=max(queued, 1)) as scheduler:
         settle(built, scheduler, backends, wishes)
         scheduler.alloc(built.graph)

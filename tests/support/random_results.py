@@ -1,56 +1,15 @@
-"""Random graphs on poisoned memory: backends, and expected results that are computed without a plan."""
+"""Random graphs: expected results that are computed without a plan, and their comparison with computed ones."""
 
 from __future__ import annotations
 
 import numpy as np
-from instrumented import POISON
 from random_graphs import Built, Recipe
 
 import ggml_sched as gs
-from ggml_sched.testing.deferred import DeferredBackend
 
 VIEWS = {"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
 REFUSALS = ("ADD", "MUL", "SCALE", "UNARY:RELU", "CPY", "CONT", "RMS_NORM", "SET_ROWS", "MUL_MAT", "GET_ROWS")
 """Ops that tests let a backend refuse."""
-
-
-class Poisons:
-    """A mixin: fills fresh memory with a byte pattern, refuses and offloads the given ops."""
-
-    refused: frozenset[str] = frozenset()
-    offloads: frozenset[str] = frozenset()
-
-    def alloc_buffer(self, size):
-        buffer = super().alloc_buffer(size)
-        buffer.clear(POISON)
-        return buffer
-
-    def supports_op(self, node):
-        return node.op not in self.refused and super().supports_op(node)
-
-    def offload_op(self, node):
-        return node.op in self.offloads
-
-
-class PoisonedBackend(Poisons, gs.CpuBackend):
-    """A CPU backend that reads the memory of the backends in `reads` without copies."""
-
-    def __init__(self, name: str = "CPU", refused: frozenset[str] = frozenset(),
-                 offloads: frozenset[str] = frozenset()) -> None:
-        super().__init__(1, name)
-        self.refused, self.offloads = refused, offloads
-        self.reads: tuple[gs.Backend, ...] = ()
-
-    def supports_buffer(self, buffer):
-        return buffer.backend is self or buffer.backend in self.reads
-
-
-class PoisonedDeferred(Poisons, DeferredBackend):
-    """A poisoned device whose queue runs late."""
-
-    def __init__(self, name, world, refused=frozenset(), offloads=frozenset(), copies=True):
-        super().__init__(name, world, copies)
-        self.refused, self.offloads = refused, offloads
 
 
 def raw(tensor: gs.Tensor) -> bytes:
