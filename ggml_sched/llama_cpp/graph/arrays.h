@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/graph/arrays.h -- helpers for arrays: growing, copying, comparing, swapping, hashing. */
+/* ggml_sched/llama_cpp/graph/arrays.h -- helpers for arrays: growing, copying, comparing, swapping. */
 #ifndef GGML_SCHED_LLAMA_CPP_GRAPH_ARRAYS_H
 #define GGML_SCHED_LLAMA_CPP_GRAPH_ARRAYS_H
 
@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include "ggml_sched/hash.h"
 
 /* Make room for `n` items in the array that *field points to; what is there stays.  False without memory. */
 static inline bool gh_grow(void *field, size_t item, int64_t n)
@@ -20,13 +21,19 @@ static inline bool gh_grow(void *field, size_t item, int64_t n)
     return true;
 }
 
-#define GH_SWAP(type, a, b) do { type gh_kept = (a); (a) = (b); (b) = gh_kept; } while (0)
-
-/* The bucket of a table of `mask` + 1 where the search for a tensor begins. */
-static inline uint32_t gh_bucket(uint32_t mask, const void *tensor)
+/* Make room for n items and more where there are fewer: *room is for how many there is.  False without memory. */
+static inline bool gh_make_room(void *field, size_t item, int32_t *room, int64_t n)
 {
-    return (uint32_t)((((uint64_t)(uintptr_t)tensor >> 4) * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & mask;
+    if (n > *room) {
+        if (!gh_grow(field, item, n + n / 4 + 16)) {
+            return false;
+        }
+        *room = (int32_t)(n + n / 4 + 16);
+    }
+    return true;
 }
+
+#define GH_SWAP(type, a, b) do { type gh_kept = (a); (a) = (b); (b) = gh_kept; } while (0)
 
 /* Copy n items; of none, the arrays may be NULL. */
 static inline void gh_copy(void *to, const void *from, int64_t n, size_t item)

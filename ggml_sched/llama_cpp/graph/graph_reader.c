@@ -1,5 +1,4 @@
 /* ggml_sched/llama_cpp/graph/graph_reader.c -- one pass gives ids, one finds sources.  See graph_reader.h. */
-#include "arrays.h"
 #include "graph_reader.h"
 
 #include <limits.h>
@@ -14,10 +13,9 @@
 
 /* -- memory ---------------------------------------------------------------------------------------------------- */
 
-/* Make room for n ids and a table of at least twice as many buckets. */
+/* Make room for n ids. */
 static bool make_room(gh_reader *r, int64_t n)
 {
-    uint32_t places = 64;
     if (n <= r->room_items) {
         return true;
     }
@@ -25,16 +23,12 @@ static bool make_room(gh_reader *r, int64_t n)
     if (n > GS_MAX_TENSORS / 16) {
         return false;
     }
-    while (places < 2 * n) {
-        places *= 2;
-    }
     if (!gh_grow(&r->item, sizeof *r->item, n) || !gh_grow(&r->src_begin, sizeof(int32_t), n + 1)
         || !gh_grow(&r->order, sizeof(int32_t), n) || !gh_grow(&r->leaf, sizeof(int32_t), n)
         || !gh_grow(&r->src, sizeof(int32_t), n * GH_MAX_SRC) || !gh_grow(&r->slot, 1, n * GH_MAX_SRC)
-        || !gh_grow(&r->bucket, sizeof(int32_t), places) || !gh_grow(&r->node_id, sizeof(int32_t), n)) {
+        || !gh_grow(&r->node_id, sizeof(int32_t), n)) {
         return false;
     }
-    r->mask = places - 1;
     r->room_items = (int32_t)n;
     return true;
 }
@@ -42,7 +36,7 @@ static bool make_room(gh_reader *r, int64_t n)
 void gh_reader_free(gh_reader *r)
 {
     free(r->item);
-    free(r->bucket);
+    free(r->index.slot);
     free(r->node_id);
     free(r->src_begin);
     free(r->src);
@@ -54,32 +48,18 @@ void gh_reader_free(gh_reader *r)
 
 /* -- ids ------------------------------------------------------------------------------------------------------- */
 
-static inline uint32_t bucket_of(const gh_reader *r, const gx_tensor *t)
-{
-    uint32_t at = gh_bucket(r->mask, t);
-    while (r->bucket[at] != 0 && r->item[r->bucket[at] - 1].tensor != t) {
-        at = (at + 1) & r->mask;
-    }
-    return at;
-}
-
 int32_t gh_reader_id(const gh_reader *r, const gx_tensor *tensor)
 {
-    uint32_t at;
-    if (r->n == 0) {
-        return -1;
-    }
-    at = bucket_of(r, tensor);
-    return r->bucket[at] - 1;
+    return r->n == 0 ? -1 : *gs_index_find(&r->index, r->item, sizeof *r->item, tensor) - 1;
 }
 
 /* The id of a tensor, a new one if it has none; -1 without room. */
 static int32_t intern(gh_reader *r, gx_tensor *t)
 {
-    const uint32_t at = bucket_of(r, t);
+    int32_t *slot = gs_index_find(&r->index, r->item, sizeof *r->item, t);
     gh_item *item;
-    if (r->bucket[at] != 0) {
-        return r->bucket[at] - 1;
+    if (*slot != 0) {
+        return *slot - 1;
     }
     if (r->n >= r->room_items) {
         return -1;
@@ -92,7 +72,7 @@ static int32_t intern(gh_reader *r, gx_tensor *t)
         : t->data != NULL || t->buffer != NULL ? GH_ROLE_EXTERNAL : GH_ROLE_PLACED;
     item->n_readers = 0;
     item->op = -1;
-    r->bucket[at] = ++r->n;
+    *slot = ++r->n;
     return r->n - 1;
 }
 
@@ -118,11 +98,8 @@ static int start(gh_reader *r, const gh_ggml *lib, void *graph, int64_t extra)
     if (r->n_nodes < 0 || r->n_leafs < 0) {
         return GS_BAD_ARGUMENT;
     }
-    if (!make_room(r, (int64_t)r->n_nodes + r->n_leafs + extra)) {
-        return GS_NO_HOST_MEMORY;
-    }
-    memset(r->bucket, 0, ((size_t)r->mask + 1) * sizeof *r->bucket);
-    return GS_OK;
+    return make_room(r, (int64_t)r->n_nodes + r->n_leafs + extra) && gs_index_reset(&r->index, r->room_items)
+               ? GS_OK : GS_NO_HOST_MEMORY;
 }
 
 static inline bool is_node(const gh_item *item)
@@ -252,6 +229,10 @@ static int wire_node(gh_reader *r, int32_t id, int32_t *n_src)
         }
         put_src(r, n_src, s, k);
         last = k;
+    }
+    /* A view without an op has an effect on nothing, but its root gets an id: the graph names it. */
+    if (r->item[id].role == GH_ROLE_ALIAS && read_id(r, t->view_src, position) < 0) {
+        return r->n >= r->room_items ? GS_NO_HOST_MEMORY : GS_BAD_ARGUMENT;
     }
     if (views) {
         gx_tensor *at = root_of(t);

@@ -18,6 +18,7 @@
 #define GGML_SCHED_LLAMA_CPP_GRAPH_GRAPH_READER_H
 
 #include <string.h>
+#include "arrays.h"
 #include "library.h"
 
 /* Where a tensor's memory comes from. */
@@ -47,12 +48,11 @@ typedef struct gh_reader {
     int32_t n_all;          /* and ids that only the planner knows                              */
     int32_t n_nodes;        /* of ggml's graph                                                  */
     int32_t n_leafs;
-    bool plain;             /* id = position: leafs, then nodes, then others; src has all sources of nodes */
+    bool plain;             /* ids are positions: leafs, nodes, others; `src` has what nodes name, leafs name nothing */
     gx_tensor **nodes;      /* borrowed from ggml's graph                                       */
     gx_tensor **leafs;
     gh_item *item;          /* [n_all]                                                          */
-    int32_t *bucket;        /* an open-addressing table of tensors: id + 1, or 0; [mask + 1]     */
-    uint32_t mask;
+    gs_index index;         /* ids of tensors                                                   */
     int32_t *node_id;       /* [n_nodes] ids of ggml's nodes                                    */
     /* The planner's graph: */
     gs_graph_size size;

@@ -1,66 +1,67 @@
 /* ggml_sched/llama_cpp/graph/graph_signature.c -- fills signatures and matches graphs with them.  See
  * graph_signature.h. */
 #include "arrays.h"
-#include "signature_compare.h"
+#include "graph_signature.h"
 
 #include <stdlib.h>
 
-bool gh_signature_make_room_for_tensors(gh_signature *l, int32_t n)
+/* How many tensors, and items, ahead of the compared one are prefetched. */
+#define GH_AHEAD 6
+#define GH_ITEMS_AHEAD 24
+
+/* -- memory -------------------------------------------------------------------------------------------------------- */
+
+static bool make_room_for_tensors(gh_signature *s, int32_t n)
 {
-    if (n >= l->room_tensor) {
+    if (n >= s->room_tensor) {
         const int32_t room = n + n / 4 + 64;
-        gx_tensor **tensor = realloc(l->tensor != NULL ? l->tensor - 1 : NULL, ((size_t)room + 1) * sizeof *tensor);
+        gx_tensor **tensor = realloc(s->tensor != NULL ? s->tensor - 1 : NULL, ((size_t)room + 1) * sizeof *tensor);
         if (tensor == NULL) {
             return false;
         }
         tensor[0] = NULL;
-        l->tensor = tensor + 1;
-        l->room_tensor = room;
+        s->tensor = tensor + 1;
+        s->room_tensor = room;
     }
     return true;
 }
 
-bool gh_signature_make_room(gh_signature *l, int32_t n, int32_t listed)
+static bool make_room(gh_signature *s, int32_t n, int32_t n_rest)
 {
-    if (!gh_signature_make_room_for_tensors(l, n)) {
+    if (!make_room_for_tensors(s, n)) {
         return false;
     }
-    if (n >= l->room) {
+    if (n >= s->room) {
         const int32_t room = n + n / 4 + 64;
-        if (!gh_grow(&l->item, sizeof *l->item, room)
-            || (l->descriptors->full && !gh_grow(&l->memory, sizeof *l->memory, room))) {
+        if (!gh_grow(&s->item, sizeof *s->item, room)
+            || (s->descriptors->full && !gh_grow(&s->memory, sizeof *s->memory, room))) {
             return false;
         }
-        l->room = room;
+        s->room = room;
     }
-    if (listed > l->room_listed) {
-        const int32_t room = listed + listed / 4 + 16;
-        if (!gh_grow(&l->nodes, sizeof *l->nodes, room) || !gh_grow(&l->leafs, sizeof *l->leafs, room)) {
-            return false;
-        }
-        l->room_listed = room;
-    }
-    return true;
+    return gh_make_room(&s->rest, sizeof *s->rest, &s->room_rest, n_rest);
 }
 
-void gh_signature_free(gh_signature *l)
+void gh_signature_free(gh_signature *s)
 {
-    free(l->tensor != NULL ? l->tensor - 1 : NULL);
-    free(l->previous != NULL ? l->previous - 1 : NULL);
-    free(l->nodes);
-    free(l->leafs);
-    free(l->item);
-    free(l->memory);
-    free(l->rest);
-    memset(l, 0, sizeof *l);
+    free(s->tensor != NULL ? s->tensor - 1 : NULL);
+    free(s->item);
+    free(s->memory);
+    free(s->rest);
+    memset(s, 0, sizeof *s);
+}
+
+void gh_signature_rebind(gh_signature *s, gh_signature *other)
+{
+    GH_SWAP(gx_tensor **, s->tensor, other->tensor);
+    GH_SWAP(int32_t, s->room_tensor, other->room_tensor);
 }
 
 bool gh_signature_same_wiring(const gh_signature *a, const gh_signature *b)
 {
-    bool same = a->descriptors == b->descriptors && a->plain && b->plain && !a->incomplete && !b->incomplete
-        && a->n == b->n
-             && a->n_named == b->n_named && a->n_nodes == b->n_nodes && a->n_leafs == b->n_leafs
-             && a->n_rest == b->n_rest && gh_same(a->rest, b->rest, a->n_rest, sizeof *a->rest);
+    bool same = a->descriptors == b->descriptors && a->plain && b->plain && a->n == b->n && a->n_nodes == b->n_nodes
+             && a->n_leafs == b->n_leafs && a->n_rest == b->n_rest
+             && gh_same(a->rest, b->rest, a->n_rest, sizeof *a->rest);
     for (int32_t id = 0; same && id < a->n; id++) {
         const gh_signature_item *x = &a->item[id], *y = &b->item[id];
         same = x->bits == y->bits && memcmp(x->link, y->link, sizeof x->link) == 0
@@ -69,193 +70,233 @@ bool gh_signature_same_wiring(const gh_signature *a, const gh_signature *b)
     return same;
 }
 
-void gh_signatures_compact(gh_signature *const *l, int n, gh_descriptors *descriptors)
+void gh_signatures_compact(gh_signature *const *s, int n, gh_descriptors *descriptors)
 {
     int32_t *number, count = 0;
     if (descriptors->n <= descriptors->n_kept) {
         return;
     }
     number = calloc((size_t)descriptors->n, sizeof *number);
-    for (int i = 0; i < n && number != NULL; i++) {
-        for (int32_t id = 0; l[i]->descriptors == descriptors && id < l[i]->n; id++) {
-            number[l[i]->item[id].descriptor] = 1;
+    if (number == NULL) {
+        return;
+    }
+    for (int i = 0; i < n; i++) {
+        for (int32_t id = 0; id < s[i]->n; id++) {
+            number[s[i]->item[id].descriptor] = 1;
         }
     }
-    for (int32_t descriptor = 0; descriptor < descriptors->n && number != NULL; descriptor++) {
+    for (int32_t descriptor = 0; descriptor < descriptors->n; descriptor++) {
         count += number[descriptor];
         number[descriptor] = number[descriptor] ? count - 1 : -1;
     }
-    if (number != NULL) {
-        gh_descriptors_keep(descriptors, number, count);
-        for (int i = 0; i < n; i++) {
-            bool done = l[i]->descriptors != descriptors;
-            for (int k = 0; k < i; k++) {
-                done |= l[k] == l[i];
-            }
-            for (int32_t id = 0; !done && id < l[i]->n; id++) {
-                l[i]->item[id].descriptor = number[l[i]->item[id].descriptor];
-            }
+    gh_descriptors_keep(descriptors, number, count);
+    for (int i = 0; i < n; i++) {
+        for (int32_t id = 0; id < s[i]->n; id++) {
+            s[i]->item[id].descriptor = number[s[i]->item[id].descriptor];
         }
     }
     free(number);
 }
 
-/* -- filling ------------------------------------------------------------------------------------------------------- */
+/* -- the memory of a tensor ---------------------------------------------------------------------------------------- */
 
-/* The id of a tensor that another names; a number behind the ids where it has none; -1: NULL, -2: no memory. */
-static int32_t id_of(gh_signature *l, const gh_reader *r, gx_tensor *named, int32_t *n_named)
+/* Which memory a tensor has.  With full descriptors a view's memory is not compared: schedulers place views
+ * themselves. */
+static inline int32_t memory_bits(const gx_tensor *t, bool full)
 {
-    int32_t id = named != NULL ? gh_reader_id(r, named) : -1;
-    if (named == NULL || id >= 0) {
-        return id;
+    if (full && t->view_src != NULL) {
+        return 0;
     }
-    for (id = l->n; id < *n_named; id++) {
-        if (l->tensor[id] == named) {
-            return id;
-        }
-    }
-    if (!gh_signature_make_room(l, *n_named + 1, 0)) {
-        return -2;
-    }
-    l->tensor[id] = named;
-    ++*n_named;
-    /* The reader followed this view, but no item that is compared names its root. */
-    l->incomplete |= named->view_src != NULL;
-    return id;
+    return (t->data != NULL ? GH_HAS_DATA : 0) | (t->buffer != NULL ? GH_HAS_BUFFER : 0);
 }
 
-/* Where an item keeps the id of link number k: first sources and root in the item, further sources in `rest`. */
-static int32_t *link_of(gh_signature *l, gh_signature_item *item, int k)
+/* Whether a tensor still has data that no node computes. */
+static inline bool has_constant_data(const gx_tensor *t)
 {
-    if (k <= GH_ROOT) {
+    return t->view_src == NULL && t->data != NULL;
+}
+
+/* The kind of memory that a buffer is, with the last result: consecutive tensors mostly share a buffer. */
+typedef struct {
+    const gh_ggml *lib;
+    void *last;
+    uintptr_t kind;
+} buffer_kinds;
+
+static inline uintptr_t memory_kind(buffer_kinds *b, const gx_tensor *t)
+{
+    if (t->view_src != NULL || t->buffer == NULL) {
+        return 0;
+    }
+    if (t->buffer != b->last) {
+        b->last = t->buffer;
+        b->kind = (uintptr_t)b->lib->backend_buffer_get_type(t->buffer)
+            + (uintptr_t)b->lib->backend_buffer_get_usage(t->buffer);
+    }
+    return b->kind;
+}
+
+/* -- filling ------------------------------------------------------------------------------------------------------- */
+
+/* The position of source k among an item's links: the first sources, the root, further sources. */
+static inline int link_of_source(int k)
+{
+    return k < GH_ROOT ? k : k + 1;
+}
+
+/* Where an item has the id of source k; NULL without memory. */
+static int32_t *source_link(gh_signature *s, gh_signature_item *item, int k)
+{
+    if (k < GH_ROOT) {
         return &item->link[k];
     }
     if (item->bits >> GH_REST_SHIFT == 0) {
-        if (l->n_rest == l->room_rest) {
-            if (!gh_grow(&l->rest, sizeof *l->rest, 2 * (int64_t)l->room_rest + 16)) {
-                return NULL;
-            }
-            l->room_rest = 2 * l->room_rest + 16;
+        if (!gh_make_room(&s->rest, sizeof *s->rest, &s->room_rest, s->n_rest + 1)) {
+            return NULL;
         }
-        memset(l->rest[l->n_rest], -1, sizeof l->rest[0]);
-        item->bits |= ++l->n_rest << GH_REST_SHIFT;
+        memset(s->rest[s->n_rest], -1, sizeof s->rest[0]);
+        item->bits |= ++s->n_rest << GH_REST_SHIFT;
     }
-    return &l->rest[(item->bits >> GH_REST_SHIFT) - 1][k - GH_ROOT - 1];
+    return &s->rest[(item->bits >> GH_REST_SHIFT) - 1][k - GH_ROOT];
 }
 
-/* Look up every tensor that a tensor names. */
-static bool take_links(gh_signature *l, const gh_reader *r, int32_t id, int32_t *n_named)
+/* Let an item name tensor `source` as source k.  False without memory. */
+static bool set_source(gh_signature *s, gh_signature_item *item, int k, int32_t source)
 {
-    for (int k = 0; k <= GS_MAX_SRC; k++) {
-        const gx_tensor *t = l->tensor[id];
-        gx_tensor *named = k < GS_MAX_SRC ? t->src[k] : t->view_src;
-        const int32_t found = id_of(l, r, named, n_named);
-        if (found >= 0) {
-            int32_t *link = link_of(l, &l->item[id], k < GS_MAX_SRC ? gh_place_of_source(k) : GH_ROOT);
-            if (link == NULL) {
-                return false;
-            }
-            *link = found;
-        } else if (found == -2) {
+    int32_t *link = source_link(s, item, k);
+    if (link != NULL) {
+        *link = source;
+    }
+    return link != NULL;
+}
+
+/* Take the sources and the root of a tensor of a plain graph.  A root that the node does not name as a source is a
+ * source to the planner only, and sources of a node without an op may be none; a view of an alias has no root to the
+ * planner. */
+static bool take_links(gh_signature *s, const gh_reader *r, int32_t id)
+{
+    const gx_tensor *t = s->tensor[id];
+    for (int k = 0; k < GS_MAX_SRC && t->op == 0; k++) {
+        if (t->src[k] != NULL && !set_source(s, &s->item[id], k, gh_reader_id(r, t->src[k]))) {
             return false;
         }
     }
-    return true;
-}
-
-/* The same for a node of a plain graph, from what was read.  A root that the node does not name as a source is a source
- * to the planner only; a view of an alias has no root to the planner. */
-static bool take_plain_links(gh_signature *l, const gh_reader *r, int32_t id, int32_t *n_named)
-{
-    const gx_tensor *t = l->tensor[id];
-    for (int32_t j = r->src_begin[id]; j < r->src_begin[id + 1]; j++) {
-        if (t->src[r->slot[j]] != NULL) {
-            int32_t *link = link_of(l, &l->item[id], gh_place_of_source(r->slot[j]));
-            if (link == NULL) {
-                return false;
-            }
-            *link = r->src[j];
+    for (int32_t j = r->src_begin[id]; j < r->src_begin[id + 1] && t->op != 0; j++) {
+        if (t->src[r->slot[j]] != NULL && !set_source(s, &s->item[id], r->slot[j], r->src[j])) {
+            return false;
         }
     }
     if (t->view_src != NULL) {
-        const int32_t root = r->item[id].root >= 0 ? r->item[id].root : id_of(l, r, t->view_src, n_named);
-        if (root < 0) {
-            return false;
-        }
-        l->item[id].link[GH_ROOT] = root;
+        s->item[id].link[GH_ROOT] = r->item[id].root >= 0 ? r->item[id].root : gh_reader_id(r, t->view_src);
+        s->plain &= s->item[id].link[GH_ROOT] >= 0;
     }
     return true;
 }
 
-bool gh_signature_fill(gh_signature *l, gh_descriptors *descriptors, const gh_reader *r)
+bool gh_signature_fill(gh_signature *s, gh_descriptors *descriptors, const gh_reader *r)
 {
-    int32_t n_named = r->n;
-    gh_buffers buffers = {.descriptors = descriptors};
-    l->descriptors = descriptors;
-    if (!gh_signature_make_room(l, r->n, r->plain ? 0 : r->n_nodes > r->n_leafs ? r->n_nodes : r->n_leafs)) {
+    buffer_kinds kinds = {.lib = descriptors->lib};
+    s->descriptors = descriptors;
+    if (!make_room(s, r->n, 0)) {
         return false;
     }
-    l->n = r->n;
-    l->n_nodes = r->n_nodes;
-    l->n_leafs = r->n_leafs;
-    l->n_rest = 0;
-    l->plain = r->plain;
-    l->incomplete = l->has_previous = false;
-    if (!r->plain && r->n_nodes > 0) {
-        memcpy(l->nodes, r->nodes, (size_t)r->n_nodes * sizeof *l->nodes);
-    }
-    if (!r->plain && r->n_leafs > 0) {
-        memcpy(l->leafs, r->leafs, (size_t)r->n_leafs * sizeof *l->leafs);
-    }
+    s->n = r->n;
+    s->n_nodes = r->n_nodes;
+    s->n_leafs = r->n_leafs;
+    s->n_rest = 0;
+    s->plain = r->plain;
     for (int32_t id = 0; id < r->n; id++) {
         const gh_item *read = &r->item[id];
         const gx_tensor *t = read->tensor;
-        gh_signature_item *item = &l->item[id];
-        l->tensor[id] = read->tensor;
+        gh_signature_item *item = &s->item[id];
+        s->tensor[id] = read->tensor;
         memset(item->link, -1, sizeof item->link);
-        item->bits = gh_memory_bits(t, descriptors->full);
+        item->bits = memory_bits(t, descriptors->full);
         item->descriptor = gh_descriptor_intern(descriptors, t);
         if (item->descriptor < 0) {
             return false;
         }
         if (descriptors->full) {
-            l->memory[id] = gh_memory_kind(&buffers, t);
+            s->memory[id] = memory_kind(&kinds, t);
         } else if (read->role == GH_ROLE_EXTERNAL && t->data != NULL && read->op == GS_OP_NONE
-            && read->node == GH_NOWHERE) {
+                   && read->node == GH_NOWHERE) {
             item->bits |= GH_HAS_CONSTANT_DATA;
         }
     }
-    for (int32_t id = 0; id < r->n; id++) {
-        const bool bare = r->plain ? r->item[id].op == GS_OP_NONE : (l->item[id].bits & GH_HAS_CONSTANT_DATA) != 0;
-        /* A node without an op may name tensors that the reader ignored. */
-        const bool wired = r->plain && l->tensor[id]->op != 0;
-        if (!bare && !(wired ? take_plain_links(l, r, id, &n_named) : take_links(l, r, id, &n_named))) {
+    for (int32_t id = 0; id < r->n && s->plain; id++) {
+        if (r->item[id].op != GS_OP_NONE && !take_links(s, r, id)) {
             return false;
         }
     }
-    l->n_named = n_named;
     return true;
 }
 
-/* -- matching ------------------------------------------------------------------------------------------------------ */
+/* -- comparing one tensor ------------------------------------------------------------------------------------------ */
+
+/* Add the bits in which the tensors that t names differ from those of the item's ids in `named`. */
+static inline void compare_links(gh_difference *d, const gh_signature *s, gx_tensor *const *named,
+                                 const gh_signature_item *item, const gx_tensor *t)
+{
+    static const gx_tensor nothing;
+    _Static_assert(GH_N_REST % 2 == 0, "the rest is compared in pairs");
+    d->words |= (uintptr_t)named[item->link[GH_ROOT]] ^ (uintptr_t)t->view_src;
+    for (int k = 0; k < GH_ROOT; k++) {
+        d->words |= (uintptr_t)named[item->link[k]] ^ (uintptr_t)t->src[k];
+    }
+    if (item->bits >> GH_REST_SHIFT == 0) {
+        d->pairs |= gh_differing(&t->src[GH_ROOT], &nothing.src[GH_ROOT], GH_N_REST / 2);
+    } else {
+        const int32_t *rest = s->rest[(item->bits >> GH_REST_SHIFT) - 1];
+        for (int k = GH_ROOT; k < GS_MAX_SRC; k++) {
+            d->words |= (uintptr_t)named[rest[k - GH_ROOT]] ^ (uintptr_t)t->src[k];
+        }
+    }
+}
+
+/* Add the bits in which a tensor's memory differs from that of an id. */
+static inline void compare_memory(gh_difference *d, const gh_signature *s, int32_t id, const gx_tensor *t,
+                                  buffer_kinds *kinds, bool full)
+{
+    const int32_t bits = s->item[id].bits & (GH_HAS_DATA | GH_HAS_BUFFER);
+    if (!full && bits == 0) {
+        d->words |= (uintptr_t)t->data | (uintptr_t)t->buffer; /* the common case */
+        return;
+    }
+    d->words |= (uint64_t)(bits ^ memory_bits(t, full));
+    if (full) {
+        d->words |= s->memory[id] ^ memory_kind(kinds, t);
+    }
+}
+
+/* Whether a tensor matches an item and names the tensors of its ids in `named`. */
+static inline bool matches_item(const gh_signature *s, int32_t id, const gx_tensor *t, gx_tensor *const *named,
+                                const gh_descriptor *descriptor, buffer_kinds *kinds, bool full)
+{
+    gh_difference d = {{0, 0}, 0};
+    compare_links(&d, s, named, &s->item[id], t);
+    gh_compare_descriptor(&d, t, descriptor, full);
+    compare_memory(&d, s, id, t, kinds, full);
+    return !gh_is_some(d);
+}
+
+/* -- the same tensors ---------------------------------------------------------------------------------------------- */
 
 /* Slots that are still to be written. */
-typedef struct gh_slots {
+typedef struct {
     const gh_slot *next;
     const gh_slot *stop;
-} gh_slots;
+} slot_range;
 
-/* Whether tensors `first` to `stop` match their items, and are those of `listed` unless that is NULL.  `slots` may be
- * NULL. */
-static inline __attribute__((always_inline)) bool matches(const gh_signature *l, gx_tensor *const *tensor,
-                                                          gx_tensor *const *listed, int32_t first, int32_t stop,
-                                                          bool full, gh_slots *slots)
+/* Whether tensors `first` to `stop` match their items, and are those of `listed` unless that is NULL. */
+static inline __attribute__((always_inline)) bool matches(const gh_signature *s, gx_tensor *const *listed,
+                                                          int32_t first, int32_t stop, bool full, slot_range *slots)
 {
-    const gh_descriptor *descriptor = l->descriptors->descriptor;
-    const gh_signature_item *items = l->item;
-    const gh_slot *next = slots != NULL ? slots->next : NULL, *const end = slots != NULL ? slots->stop : NULL;
-    const int32_t n = l->n;
-    gh_buffers buffers = {.descriptors = l->descriptors};
+    const gh_descriptor *descriptor = s->descriptors->descriptor;
+    const gh_signature_item *items = s->item;
+    gx_tensor *const *tensor = s->tensor;
+    const gh_slot *next = slots->next, *const end = slots->stop;
+    const int32_t n = s->n;
+    buffer_kinds kinds = {.lib = s->descriptors->lib};
     bool same = true;
     for (int32_t id = first; id < stop; id++) {
         gx_tensor *t = tensor[id];
@@ -272,110 +313,224 @@ static inline __attribute__((always_inline)) bool matches(const gh_signature *l,
             gh_prefetch(tensor[ahead]);
         }
         if (item->bits & GH_HAS_CONSTANT_DATA) {
-            same = gh_has_constant_data(t);
+            same = has_constant_data(t);
         } else {
-            same = gh_matches_item(l, id, t, tensor, &descriptor[item->descriptor], &buffers, full);
+            same = matches_item(s, id, t, tensor, &descriptor[item->descriptor], &kinds, full);
         }
         if (!same) {
             break;
         }
-        if (next != end && next->id == id) {
+        if (!full && next != end && next->id == id) {
             t->buffer = next->buffer;
             t->data = next->data;
             next++;
         }
     }
-    if (slots != NULL) {
-        slots->next = next;
-    }
+    slots->next = next;
     return same;
 }
 
 /* Two functions that are not inlined: each loop has all registers to itself. */
-typedef bool gh_matches(const gh_signature *l, gx_tensor *const *tensor, gx_tensor *const *listed, int32_t first,
-                        int32_t stop, gh_slots *slots);
-
-static __attribute__((noinline)) bool matches_full(const gh_signature *l, gx_tensor *const *tensor,
-                                                    gx_tensor *const *listed, int32_t first, int32_t stop,
-                                                    gh_slots *slots)
+static __attribute__((noinline)) bool matches_full(const gh_signature *s, gx_tensor *const *listed, int32_t first,
+                                                    int32_t stop, slot_range *slots)
 {
-    (void)slots;
-    return matches(l, tensor, listed, first, stop, true, NULL);
+    return matches(s, listed, first, stop, true, slots);
 }
 
-static __attribute__((noinline)) bool matches_placing(const gh_signature *l, gx_tensor *const *tensor,
-                                                      gx_tensor *const *listed, int32_t first, int32_t stop,
-                                                      gh_slots *slots)
+static __attribute__((noinline)) bool matches_placing(const gh_signature *s, gx_tensor *const *listed, int32_t first,
+                                                      int32_t stop, slot_range *slots)
 {
-    return matches(l, tensor, listed, first, stop, false, slots);
+    return matches(s, listed, first, stop, false, slots);
 }
 
-/* Whether a graph consists of these tensors and they match. */
-static bool match(const gh_signature *l, gx_tensor *const *tensor, void *graph, gh_matches *matches_as, gh_slots *slots)
+/* Whether a graph may match: both are plain, with as many nodes and leafs. */
+static bool has_counts_of(const gh_signature *s, void *graph)
 {
-    const gh_ggml *lib = l->descriptors->lib;
-    const int32_t n_nodes = lib->graph_n_nodes(graph), n_leafs = gh_graph_n_leafs(lib, graph);
-    gx_tensor *const *nodes = lib->graph_nodes(graph), *const *leafs = gh_graph_leafs(lib, graph);
-    if (l->incomplete || n_nodes != l->n_nodes || n_leafs != l->n_leafs) {
+    const gh_ggml *lib = s->descriptors->lib;
+    return s->plain && lib->graph_n_nodes(graph) == s->n_nodes && gh_graph_n_leafs(lib, graph) == s->n_leafs;
+}
+
+bool gh_signature_match(const gh_signature *s, void *graph, const gh_slot *slot, int32_t n)
+{
+    const gh_ggml *lib = s->descriptors->lib;
+    const int32_t n_leafs = s->n_leafs, n_listed = n_leafs + s->n_nodes;
+    bool (*const match)(const gh_signature *, gx_tensor *const *, int32_t, int32_t, slot_range *) =
+        s->descriptors->full ? matches_full : matches_placing;
+    slot_range slots = {slot, slot + n};
+    if (!has_counts_of(s, graph)) {
         return false;
     }
     /* Leafs come first: a prompt and a token differ in their inputs.  Tensors that are not listed come last: the nodes
      * that name them have matched by then. */
-    if (l->plain) {
-        return matches_as(l, tensor, leafs, 0, n_leafs, slots)
-            && matches_as(l, tensor, nodes, n_leafs, n_leafs + n_nodes, slots)
-            && matches_as(l, tensor, NULL, n_leafs + n_nodes, l->n, slots);
-    }
-    return gh_same(leafs, l->leafs, n_leafs, sizeof *leafs) && gh_same(nodes, l->nodes, n_nodes, sizeof *nodes)
-        && matches_as(l, tensor, NULL, 0, l->n, slots);
-}
-
-bool gh_signature_matches(const gh_signature *l, void *graph)
-{
-    return match(l, l->tensor, graph, matches_full, NULL);
-}
-
-bool gh_signature_matches_previous(const gh_signature *l, void *graph)
-{
-    return l->has_previous && match(l, l->previous, graph, matches_full, NULL);
-}
-
-static bool place(const gh_signature *l, gx_tensor *const *tensor, void *graph, const gh_slot *slot, int32_t n)
-{
-    gh_slots slots = {slot, slot + n};
-    if (match(l, tensor, graph, matches_placing, &slots)) {
+    if (match(s, gh_graph_leafs(lib, graph), 0, n_leafs, &slots)
+        && match(s, lib->graph_nodes(graph), n_leafs, n_listed, &slots) && match(s, NULL, n_listed, s->n, &slots)) {
         return true;
     }
     for (; slot != slots.next; slot++) {
-        tensor[slot->id]->buffer = tensor[slot->id]->data = NULL;
+        s->tensor[slot->id]->buffer = s->tensor[slot->id]->data = NULL;
     }
     return false;
 }
 
-bool gh_signature_match_and_place(gh_signature *l, void *graph, const gh_slot *slot, int32_t n)
+/* -- other tensors ------------------------------------------------------------------------------------------------- */
+
+static bool names_unlisted(const gh_signature_item *item, int32_t n_listed)
 {
-    if (place(l, l->tensor, graph, slot, n)) {
-        return true;
+    int32_t most = -1;
+    for (int k = 0; k < GH_N_LINKS; k++) {
+        most = item->link[k] > most ? item->link[k] : most;
     }
-    if (!l->has_previous || !place(l, l->previous, graph, slot, n)) {
+    return most >= n_listed || item->bits >> GH_REST_SHIFT != 0;
+}
+
+/* A tensor that the graph does not list gets its id from the item that names it first. */
+static inline void intern(const gh_signature *s, gx_tensor **tensor, const gh_signature_item *item, const gx_tensor *t)
+{
+    const int32_t n_listed = s->n_leafs + s->n_nodes, rest = item->bits >> GH_REST_SHIFT;
+    if (n_listed == s->n || !names_unlisted(item, n_listed)) {
+        return;
+    }
+    for (int k = 0; k <= GS_MAX_SRC; k++) {
+        const int link = k < GS_MAX_SRC ? link_of_source(k) : GH_ROOT;
+        const int32_t id = link <= GH_ROOT ? item->link[link]
+                         : rest > 0        ? s->rest[rest - 1][link - GH_ROOT - 1] : -1;
+        if (id >= n_listed && tensor[id] == NULL) {
+            tensor[id] = k < GS_MAX_SRC ? t->src[k] : t->view_src;
+        }
+    }
+}
+
+/* Fill the tensors that a graph lists.  False: it cannot match `base`, or there is no memory. */
+static bool take_listed(gh_signature *s, const gh_signature *base, void *graph)
+{
+    const gh_ggml *lib = base->descriptors->lib;
+    const int32_t n_nodes = base->n_nodes, n_leafs = base->n_leafs;
+    if (!has_counts_of(base, graph) || !make_room_for_tensors(s, base->n)) {
         return false;
     }
-    gh_signature_restore(l);
+    gh_copy(s->tensor, gh_graph_leafs(lib, graph), n_leafs, sizeof *s->tensor);
+    gh_copy(s->tensor + n_leafs, lib->graph_nodes(graph), n_nodes, sizeof *s->tensor);
+    for (int32_t id = n_leafs + n_nodes; id < base->n; id++) {
+        s->tensor[id] = NULL;
+    }
     return true;
 }
 
-/* -- rebinding ----------------------------------------------------------------------------------------------------- */
-
-void gh_signature_restore(gh_signature *l)
+/* Whether all tensors are different: a graph with one tensor in the place of two does not match. */
+static bool all_differ(gx_tensor *const *tensor, int32_t n)
 {
-    GH_SWAP(gx_tensor **, l->tensor, l->previous);
-    GH_SWAP(int32_t, l->room_tensor, l->room_previous);
+    gs_index seen = {NULL, 0};
+    bool differ = gs_index_reset(&seen, n);
+    for (int32_t id = 0; id < n && differ; id++) {
+        int32_t *slot = gs_index_find(&seen, tensor, sizeof *tensor, tensor[id]);
+        differ = *slot == 0;
+        *slot = id + 1;
+    }
+    free(seen.slot);
+    return differ;
 }
 
-void gh_signature_rebind(gh_signature *l, gh_signature *other)
+static inline __attribute__((always_inline)) bool matches_moved(const gh_signature *s, gx_tensor **tensor, bool full)
 {
-    GH_SWAP(gx_tensor **, l->previous, other->tensor);
-    GH_SWAP(int32_t, l->room_previous, other->room_tensor);
-    gh_signature_restore(l);
-    l->has_previous = true;
+    const gh_descriptor *descriptor = s->descriptors->descriptor;
+    buffer_kinds kinds = {.lib = s->descriptors->lib};
+    for (int32_t id = 0; id < s->n; id++) {
+        const gh_signature_item *item = &s->item[id];
+        const gx_tensor *t = tensor[id];
+        if (id + GH_AHEAD < s->n_leafs + s->n_nodes) {
+            gh_prefetch(tensor[id + GH_AHEAD]);
+        }
+        if (t == NULL) {
+            return false;
+        }
+        intern(s, tensor, item, t);
+        if (item->bits & GH_HAS_CONSTANT_DATA && t == s->tensor[id]) {
+            if (!has_constant_data(t)) {
+                return false;
+            }
+        } else if (!matches_item(s, id, t, tensor, &descriptor[item->descriptor], &kinds, full)) {
+            return false;
+        }
+    }
+    return all_differ(tensor, s->n);
+}
+
+bool gh_signature_match_moved(const gh_signature *s, gh_signature *other, void *graph)
+{
+    return take_listed(other, s, graph)
+        && (s->descriptors->full ? matches_moved(s, other->tensor, true) : matches_moved(s, other->tensor, false));
+}
+
+/* -- the same wiring ----------------------------------------------------------------------------------------------- */
+
+/* The descriptor of a tensor whose counterpart has descriptor `was`; -1: it is of another kind, or there is no memory.
+ * Tensors that shared a descriptor mostly share one again: latest[was] has the last. */
+static inline int32_t descriptor_after(gh_descriptors *descriptors, int32_t *latest, int32_t was, const gx_tensor *t)
+{
+    int32_t found = latest[was];
+    if (gh_has_descriptor(t, &descriptors->descriptor[found], descriptors->full)) {
+        return found;
+    }
+    found = gh_descriptor_intern(descriptors, t);
+    if (found < 0 || !gh_same_kind(&descriptors->descriptor[found], &descriptors->descriptor[was])) {
+        return -1;
+    }
+    return latest[was] = found;
+}
+
+static bool match_wiring(gh_signature *s, const gh_signature *base, int32_t *latest)
+{
+    const bool full = base->descriptors->full;
+    buffer_kinds kinds = {.lib = base->descriptors->lib};
+    for (int32_t id = 0; id < base->n; id++) {
+        const gh_signature_item *was = &base->item[id];
+        const gx_tensor *t = s->tensor[id];
+        gh_signature_item *item = &s->item[id];
+        gh_difference d = {{0, 0}, 0};
+        if (id + GH_AHEAD < base->n_leafs + base->n_nodes) {
+            gh_prefetch(s->tensor[id + GH_AHEAD]);
+        }
+        if (t == NULL) {
+            return false;
+        }
+        intern(base, s->tensor, was, t);
+        *item = *was;
+        if (full) {
+            s->memory[id] = base->memory[id];
+        }
+        item->descriptor = descriptor_after(s->descriptors, latest, was->descriptor, t);
+        compare_links(&d, s, s->tensor, was, t);
+        compare_memory(&d, base, id, t, &kinds, full);
+        if (item->descriptor < 0 || gh_is_some(d)) {
+            return false;
+        }
+    }
+    return all_differ(s->tensor, base->n);
+}
+
+bool gh_signature_match_wiring(gh_signature *s, const gh_signature *base, void *graph)
+{
+    const int32_t n_descriptors = base->descriptors->n;
+    bool found;
+    int32_t *latest;
+    s->descriptors = base->descriptors;
+    if (!take_listed(s, base, graph) || !make_room(s, base->n, base->n_rest)) {
+        return false;
+    }
+    latest = malloc((size_t)n_descriptors * sizeof *latest + 1);
+    if (latest == NULL) {
+        return false;
+    }
+    for (int32_t i = 0; i < n_descriptors; i++) {
+        latest[i] = i;
+    }
+    s->n = base->n;
+    s->n_nodes = base->n_nodes;
+    s->n_leafs = base->n_leafs;
+    s->plain = true;
+    s->n_rest = base->n_rest;
+    gh_copy(s->rest, base->rest, base->n_rest, sizeof *s->rest);
+    found = match_wiring(s, base, latest);
+    free(latest);
+    return found;
 }

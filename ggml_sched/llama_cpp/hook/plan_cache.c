@@ -4,7 +4,8 @@
  *   1. the same tensors as an entry's: plan and addresses are known;
  *   2. the same signature at other addresses: the entry is rebound to these tensors;
  *   3. the same wiring with nothing larger: a new entry reuses the plan;
- *   4. the graph is read; it equals a known one, a known plan is replayed for it, or it is planned (planning.c).
+ *   4. the graph is read; it equals that of an entry, an entry's plan is replayed for it, or it is planned (planning.c).
+ * The first three are for plain graphs (graph_signature.h).
  */
 #include "plan_cache.h"
 
@@ -155,9 +156,9 @@ static gh_plan_entry *find_same(gh_plan_cache *c, void *graph, int flags, bool *
         }
         if (c->level->writes_addresses) {
             same = c->level->same_demand(c->owner, e, NULL)
-                && gh_signature_match_and_place(&e->signature, graph, layout->slot, place ? e->plan->n_slots : 0);
+                && gh_signature_match(&e->signature, graph, layout->slot, place ? e->plan->n_slots : 0);
         } else {
-            same = gh_signature_matches(&e->signature, graph)
+            same = gh_signature_match(&e->signature, graph, NULL, 0)
                 && c->level->same_demand(c->owner, e, e->signature.tensor);
         }
         if (!same || !answers_hold(c, e)) {
@@ -175,30 +176,13 @@ static gh_plan_entry *find_same(gh_plan_cache *c, void *graph, int flags, bool *
     return NULL;
 }
 
-/* An entry whose graph was at these addresses before it was rebound. */
-static gh_plan_entry *find_previous(gh_plan_cache *c, void *graph, int flags)
-{
-    for (int i = 0; i < c->n_entries; i++) {
-        gh_plan_entry *e = c->entry[i];
-        if (may_serve(c, e, flags) && gh_signature_matches_previous(&e->signature, graph)
-            && c->level->same_demand(c->owner, e, e->signature.previous)) {
-            gh_signature_restore(&e->signature);
-            if (answers_hold(c, e)) {
-                gh_count_one(GH_COUNT_SAME);
-                return e;
-            }
-        }
-    }
-    return NULL;
-}
-
 /* An entry of the same signature at other addresses, rebound to these. */
 static gh_plan_entry *find_moved(gh_plan_cache *c, void *graph, int flags)
 {
     for (int i = 0; i < c->n_entries; i++) {
         gh_plan_entry *e = c->entry[i];
         if (!may_serve(c, e, flags) || (c->level->writes_addresses && !c->level->same_demand(c->owner, e, NULL))
-            || !gh_signature_matches_moved(&e->signature, &c->moved, graph)
+            || !gh_signature_match_moved(&e->signature, &c->moved, graph)
             || !c->level->same_demand(c->owner, e, c->moved.tensor)) {
             continue;
         }
@@ -215,7 +199,7 @@ static gh_plan_entry *find_moved(gh_plan_cache *c, void *graph, int flags)
 static bool reuse(gh_plan_cache *c, gh_plan_entry *e, const gh_plan_entry *base, void *graph)
 {
     gs_error error = {0};
-    if (!gh_signature_matches_wiring(&e->signature, &base->signature, graph)
+    if (!gh_signature_match_wiring(&e->signature, &base->signature, graph)
         || !c->level->same_demand(c->owner, base, e->signature.tensor)
         || c->level->collect(c->owner, base->plan, e, &c->problem, &error) != GS_OK
         || !gh_plan_serves(c, base->plan, e, &c->problem) || !gh_demand_copy(&e->demand, &base->demand)) {
@@ -301,8 +285,7 @@ gh_plan_entry *gh_plan_cache_get(gh_plan_cache *c, void *graph, int flags, bool 
         return NULL;
     }
     if (!c->key.reorders) {
-        e = c->level->writes_addresses ? NULL : find_previous(c, graph, flags);
-        e = e != NULL ? e : find_moved(c, graph, flags);
+        e = find_moved(c, graph, flags);
         if (e != NULL) {
             return touch(c, e, flags);
         }

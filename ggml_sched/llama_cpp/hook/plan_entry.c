@@ -70,7 +70,7 @@ void gh_plan_entry_clear(gh_plan_entry *e)
     gh_plan_drop(e->plan);
     e->plan = NULL;
     e->used = 0;
-    e->is_pinned = e->reuses = e->is_compact = e->signature.has_previous = false;
+    e->is_pinned = e->reuses = e->is_compact = false;
     e->n_deps = e->demand.n = 0;
     /* The copies stay: nodes of a graph that comes again may name them. */
     e->copies.n_nodes = e->copies.n_previous = 0;

@@ -11,76 +11,48 @@
 
 /* -- the client's assignments -------------------------------------------------------------------------------------- */
 
-static uint32_t bucket_of(const gh_assignments *a, const gx_tensor *tensor)
-{
-    uint32_t at = gh_bucket(a->mask, tensor);
-    while (a->bucket[at] != 0 && a->tensor[a->bucket[at] - 1] != tensor) {
-        at = (at + 1) & a->mask;
-    }
-    return at;
-}
-
 void gh_assignments_clear(gh_assignments *a)
 {
     if (a->n > 0) {
-        memset(a->bucket, 0, ((size_t)a->mask + 1) * sizeof *a->bucket);
+        gs_index_reset(&a->index, 0);
     }
     a->n = 0;
 }
 
-static bool make_room_for_one(gh_assignments *a)
-{
-    const int32_t room = a->room > 0 ? 2 * a->room : 32;
-    uint32_t *bucket;
-    if (a->n < a->room) {
-        return true;
-    }
-    bucket = calloc(4 * (size_t)room, sizeof *bucket);
-    if (bucket == NULL || !gh_grow(&a->tensor, sizeof *a->tensor, room)
-        || !gh_grow(&a->backend, sizeof *a->backend, room)) {
-        free(bucket);
-        return false;
-    }
-    free(a->bucket);
-    a->bucket = bucket;
-    a->mask = 4 * (uint32_t)room - 1;
-    a->room = room;
-    for (int32_t i = 0; i < a->n; i++) {
-        bucket[bucket_of(a, a->tensor[i])] = (uint32_t)i + 1;
-    }
-    return true;
-}
-
 bool gh_assignments_set(gh_assignments *a, const gx_tensor *tensor, int32_t backend)
 {
-    uint32_t at;
-    if (!make_room_for_one(a)) {
-        return false;
+    int32_t *slot;
+    if (a->n == a->room) {
+        const int32_t room = a->room > 0 ? 2 * a->room : 32;
+        if (!gh_grow(&a->tensor, sizeof *a->tensor, room) || !gh_grow(&a->backend, sizeof *a->backend, room)
+            || !gs_index_reset(&a->index, room)) {
+            return false;
+        }
+        a->room = room;
+        for (int32_t i = 0; i < a->n; i++) {
+            *gs_index_find(&a->index, a->tensor, sizeof *a->tensor, a->tensor[i]) = i + 1;
+        }
     }
-    at = bucket_of(a, tensor);
-    if (a->bucket[at] == 0) {
+    slot = gs_index_find(&a->index, a->tensor, sizeof *a->tensor, tensor);
+    if (*slot == 0) {
         a->tensor[a->n] = tensor;
-        a->bucket[at] = (uint32_t)++a->n;
+        *slot = ++a->n;
     }
-    a->backend[a->bucket[at] - 1] = backend;
+    a->backend[*slot - 1] = backend;
     return true;
 }
 
 int32_t gh_assignments_get(const gh_assignments *a, const gx_tensor *tensor)
 {
-    uint32_t at;
-    if (a->n == 0) {
-        return -1;
-    }
-    at = bucket_of(a, tensor);
-    return a->bucket[at] != 0 ? a->backend[a->bucket[at] - 1] : -1;
+    const int32_t *slot = a->n > 0 ? gs_index_find(&a->index, a->tensor, sizeof *a->tensor, tensor) : NULL;
+    return slot != NULL && *slot != 0 ? a->backend[*slot - 1] : -1;
 }
 
 void gh_assignments_free(gh_assignments *a)
 {
     free(a->tensor);
     free(a->backend);
-    free(a->bucket);
+    free(a->index.slot);
     memset(a, 0, sizeof *a);
 }
 

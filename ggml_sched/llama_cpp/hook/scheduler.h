@@ -26,8 +26,7 @@ typedef struct gh_assignments {
     int32_t room;
     const gx_tensor **tensor;
     int32_t *backend;
-    uint32_t *bucket;       /* an open-addressing table of index + 1, `mask` + 1 buckets                    */
-    uint32_t mask;
+    gs_index index;         /* of `tensor`                                                                  */
 } gh_assignments;
 
 void gh_assignments_clear(gh_assignments *a);
