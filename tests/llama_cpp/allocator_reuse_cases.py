@@ -301,7 +301,7 @@ def few_are_kept() -> None:
 
 
 def two_places_in_turn() -> None:
-    """A client that builds its graph at two addresses in turn: one plan serves both, and both are compared each time."""
+    """A client that builds its graph at two addresses in turn: one plan serves both, each compared every time."""
     from ggml_allocators import Allocator, apart, hooked, ours, random_graph, read
 
     allocator, made = Allocator(ours), [random_graph(3), random_graph(3)]
