@@ -68,7 +68,7 @@ def release(session: nox.Session) -> None:
 @nox.session
 def test(session: nox.Session) -> None:
     """The tests, or those that the arguments name: `-- tests/core/test_pack.py -k tiling`."""
-    session.run("python", "-m", "pytest", *session.posargs)
+    session.run("python", "-m", "pytest", *(session.posargs or ["-n", "auto"]))
 
 
 @nox.session
@@ -87,7 +87,7 @@ def mutations(session: nox.Session) -> None:
 def install(session: nox.Session) -> None:
     """README's test command in a fresh environment of each Python: what a user gets."""
     session.install(".[test]")
-    session.run("pytest", *session.posargs)
+    session.run("pytest", "-n", "auto", *session.posargs)
 
 
 # -- style and types ----------------------------------------------------------------------------------

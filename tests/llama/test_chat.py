@@ -171,7 +171,7 @@ def test_parts_of_a_message():
 @pytest.mark.parametrize("wrong", [
     "Hi", b"Hi", {"role": "user", "content": "x"}, None, 3, ["Hi"], [None], [{"role": 3, "content": "x"}],
     [{"role": "user", "content": 3}], [{"role": "user", "content": b"x"}], [{"role": "user", "content": ["x"]}],
-    [{"role": "user", "content": "x", 3: 4}], [{"role": "user", "content": "x", "o": object()}],
+    [{"role": "user", "content": "x", 3: 4}], [{"role": "user", "content": "x", "o": Ellipsis}],
     [{"role": "user", "content": [{"type": "text"}]}]], ids=repr)
 def test_messages_of_wrong_types(wrong):
     with pytest.raises(TypeError):
