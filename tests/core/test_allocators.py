@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import re
 
 import numpy as np
@@ -353,51 +352,6 @@ def test_sizes_near_the_end_of_the_address_space(ctx):
                 sched.plan(graph)
 
 
-# -- best fit, by hand ----------------------------------------------------------------------------
-
-
-def test_the_smallest_hole_that_fits_and_the_later_of_two(ctx):
-    with gs.TensorAllocator.measure(1) as tallocr:
-        def take(size):
-            t = ctx.tensor("i8", size)
-            tallocr.alloc(t)
-            return t
-
-        a, _, b, _, c, _, d, _ = (take(n) for n in (50, 1, 30, 1, 30, 1, 80, 1))
-        for t in (a, b, c, d):
-            tallocr.free(t)
-        assert tallocr.free_blocks[:-1] == ((0, 50), (51, 30), (82, 30), (113, 80))
-        assert take(20).offset == 82        # 30 is the smallest; the later of two
-        assert take(30).offset == 51
-        assert take(60).offset == 113
-        assert take(40).offset == 0
-        assert take(81).offset == 194       # only the last block
-        assert tallocr.free_blocks[:-1] == ((40, 10), (102, 10), (173, 20))
-
-
-def test_the_last_block_is_the_last_resort(ctx):
-    """Even where it is the smallest that fits."""
-    with gs.TensorAllocator.from_backend(gs.DryBackend("dry", 1), 200) as tallocr:
-        a, b, c = ctx.tensor("i8", 100), ctx.tensor("i8", 80), ctx.tensor("i8", 10)
-        tallocr.alloc(a)
-        tallocr.alloc(b)
-        tallocr.free(a)
-        assert tallocr.free_blocks == ((0, 100), (180, 20))
-        assert tallocr.alloc(c) == 0
-
-
-def test_neighbours_merge_whatever_the_order_of_freeing(ctx):
-    for order in itertools.permutations(range(4)):
-        with gs.TensorAllocator.from_backend(gs.DryBackend("dry", 64), 256) as tallocr:
-            tensors = [ctx.tensor("i8", 64) for _ in range(4)]
-            for t in tensors:
-                tallocr.alloc(t)
-            assert tallocr.free_blocks == ()
-            for i in order:
-                tallocr.free(tensors[i])
-            assert tallocr.free_blocks == ((0, 256),)
-
-
 # -- graphs -----------------------------------------------------------------------------------------
 
 
@@ -536,20 +490,6 @@ def test_wrong_parse_sequences(ctx, seq):
         assert tallocr.max_size == 0
         allocator.set_parse_seq(None)
         assert allocator.alloc_graph(tallocr, gs.Graph(t)) == 64
-
-
-def test_a_parse_sequence_frees_at_barriers_only(ctx):
-    t = ctx.tensor("f32", 16)
-    for _ in range(4):
-        t = ctx.dup(t)
-    graph = gs.Graph(t)
-    allocator = gs.GraphAllocator()
-    sizes = {}
-    for seq in (None, [0, 1, 2, 3, -1], [0, -1, 1, -1, 2, -1, 3, -1], [0, 1, -1, 2, 3, -1], []):
-        allocator.set_parse_seq(seq)
-        with gs.TensorAllocator.measure(64) as tallocr:
-            sizes[str(seq)] = allocator.alloc_graph(tallocr, graph)
-    assert list(sizes.values()) == [128, 320, 128, 192, 128]
 
 
 def test_measured_offsets_are_kept_apart_by_parse_sequence_and_wiring(ctx):

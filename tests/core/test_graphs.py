@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import gzip
 import json
-import random
 import tracemalloc
 
 import pytest
 from configs import DATA, graph_file, graph_names, graph_path
 from hypothesis import given
-from hypothesis import strategies as st
 from processes import run_python
 from random_graphs import Built, quick, recipes
 
@@ -586,82 +584,13 @@ def test_residents_that_63_bits_do_not_address_are_refused():
         graph_from_dict(data, lambda t: backend)
 
 
-def load_or_refuse(path) -> None:
-    """Loading succeeds or raises one of our errors."""
-    try:
-        graph = gs.load_graph(path)
-        assert isinstance(graph, gs.Graph)
-    except (gs.FileFormatError, gs.GraphError):
-        pass
-
-
-def test_truncated_and_mutated_gzip_files(tmp_path):
+def test_truncated_gzip_files(tmp_path):
     good = graph_path("llama-160m-decode").read_bytes()
-    path = tmp_path / "mutated.json.gz"
-    rng = random.Random(5)
+    path = tmp_path / "truncated.json.gz"
     for length in [0, 1, 2, 9, 10, 11, 18, len(good) // 2, len(good) - 8, len(good) - 1]:
         path.write_bytes(good[:length])
         with pytest.raises(gs.FileFormatError):
             gs.load_graph(path)
-    for _ in range(60):
-        data = bytearray(good)
-        for _ in range(rng.randint(1, 4)):
-            data[rng.randrange(len(data))] = rng.randrange(256)
-        path.write_bytes(data)
-        load_or_refuse(path)
-
-
-def test_mutated_text(tmp_path):
-    good = json.dumps(small_file()).encode()
-    path = tmp_path / "mutated.json"
-    rng = random.Random(6)
-    for _ in range(800):
-        data = bytearray(good)
-        for _ in range(rng.randint(1, 3)):
-            at = rng.randrange(len(data))
-            match rng.randrange(4):
-                case 0:
-                    data[at] = rng.randrange(256)
-                case 1:
-                    del data[at:at + rng.randint(1, 8)]
-                case 2:
-                    data[at:at] = rng.choice([b"-", b"9", b"[", b"null", b"1e9", b'"', b"{}", b"9" * 20])
-                case 3:
-                    data[at:at] = data[at:at + rng.randint(1, 30)]
-        path.write_bytes(data)
-        load_or_refuse(path)
-
-
-VALUES = st.sampled_from([
-    None, True, -1, 0, 1, 2, 3, 4, 5, 2**31, 2**40, 2**62, 2**63 - 1, 2**63, -2**63, 2**200, 0.5, 1e300, "",
-    "ADD", "VIEW", "MUL_MAT", "q8_0", "f32", [], {}, [1], [[]], {"a": 1}, [2**31, 2**31, 2**31, 1],
-    [4, 0, 0, 0], [0, 0, 0, 0], [2**62, 1, 1, 1], [1, 2**63 - 1, 1, 1]])
-FIELDS = st.sampled_from(["name", "op", "type", "ne", "nb", "src", "view_src", "view_offs", "flags", "op_params",
-                          "resident"])
-
-
-@quick(300)
-@given(st.lists(st.tuples(st.integers(0, 4), FIELDS, VALUES), min_size=1, max_size=3),
-       st.lists(st.tuples(st.sampled_from(["meta", "nodes", "leafs", "tensors"]), VALUES), max_size=1))
-def test_mutated_values(changes, tops):
-    """Any value in any field: loading gives a graph or one of our errors, and planning a graph that loads does as
-    well."""
-    data = small_file()
-    for i, field, value in changes:
-        data["tensors"][i][field] = value
-    for field, value in tops:
-        data[field] = value
-    try:
-        graph = graph_from_dict(data)
-    except (gs.FileFormatError, gs.GraphError):
-        return
-    assert graph_to_dict(graph)["nodes"] == data["nodes"]
-    with gs.Scheduler([gs.DryBackend("A"), gs.DryBackend("B")]) as sched:
-        try:
-            sched.compute(graph)
-        except gs.Error:
-            return
-    assert repr(graph) and all(repr(t) for t in graph.tensors)
 
 
 def test_the_samples_stay_small():
