@@ -260,11 +260,11 @@ class _Maker:
     def _experts_ids(self, weight: int, start: int, stop: int) -> int | None:
         """The id of the tensor that names the used experts of `weight`; None if all experts must be copied.
 
-        Single experts are copied if one MUL_MAT_ID is the only reader of `weight`, and its expert ids are not computed
-        in the split of the nodes start .. stop - 1, before which the copy is made.
+        Single experts are copied if one MUL_MAT_ID is the only reader of `weight`, no node writes to it, and its expert
+        ids are not computed in the split of the nodes start .. stop - 1, before which the copy is made.
         """
         ids = self._mixtures.get(weight)
-        if ids is None or self.written and int(self.memory[ids]) in self.written:
+        if ids is None or not self.written.isdisjoint((int(self.memory[ids]), int(self.memory[weight]))):
             return None
         return None if start <= self.position[self.memory[ids]] < stop else ids
 

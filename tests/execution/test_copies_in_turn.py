@@ -279,6 +279,31 @@ def weights_on_dry(backend):
     return cache
 
 
+def test_experts_that_a_node_writes_on_the_device_travel_whole():
+    """The node writes to the copy, which the product then reads: it may change some experts only."""
+    device, host = recorded("device"), recorded("host")
+    old = np.arange(27, dtype=np.float32).reshape(3, 3, 3)
+    experts = weights_on(host, "any", e=old)["e"]
+    ctx = gs.Context()
+    x, ids = ctx.tensor("f32", (3, 1, 2), "x", input=True), ctx.tensor("i32", (1, 2), "ids", input=True)
+    row = ctx.tensor("f32", (3, 1, 3), "row", input=True)
+    stored = ctx.set(experts, row, 12, 36, 108, 0, inplace=True)
+    value = ctx.mul_mat_id(stored, x, ids)
+    graph = gs.Graph(ctx.set_output(value))
+    with gs.Scheduler([device, host]) as scheduler:
+        for node in (stored, value):
+            scheduler.set_tensor_backend(node, device)
+        scheduler.alloc(graph).verify()
+        x.set(np.ones((2, 1, 3)))
+        ids.set(np.int32([[1], [2]]))
+        row.set(np.zeros((3, 1, 3)))
+        scheduler.compute(graph)
+        new = old.copy()
+        new[:, 0] = 0
+        assert np.array_equal(value.numpy()[:, 0], new[[1, 2]].sum(-1))
+        assert np.array_equal(experts.numpy(), new)
+
+
 def test_experts_that_are_not_there_are_left_to_the_kernel_to_refuse():
     """The error equals that of a mixture whose experts need no copy."""
 
