@@ -13,6 +13,13 @@ typedef struct gh_chunk {
     int64_t nbytes;
 } gh_chunk;
 
+/* Where a tensor is placed: `offset` bytes into a chunk of one of several arenas. */
+typedef struct gh_slot {
+    int64_t offset;
+    int32_t id;
+    uint32_t chunk;         /* gh_chunk_index                                                       */
+} gh_slot;
+
 /* Bytes at the start of a buffer type that hold its functions, in all versions of ggml. */
 #define GH_BUFT_INTERFACE 48
 
@@ -40,6 +47,24 @@ static inline bool gh_raise_max_size(gs_backend_info *info, int64_t nbytes)
     }
     info->max_buffer = (nbytes + info->alignment - 1) / info->alignment * info->alignment;
     return true;
+}
+
+/* One number for a chunk of an arena, and that chunk. */
+static inline uint32_t gh_chunk_index(int32_t arena, int32_t chunk)
+{
+    return (uint32_t)arena << 26 | (uint32_t)chunk;
+}
+
+static inline const gh_chunk *gh_chunk_at(const gh_arena *arenas, uint32_t index)
+{
+    return &arenas[index >> 26].chunk[index & ((1U << 26) - 1)];
+}
+
+/* Give a tensor the address of its slot. */
+static inline void gh_place(gx_tensor *t, const gh_slot *slot, const gh_chunk *chunk)
+{
+    t->buffer = chunk->buffer;
+    t->data = chunk->base + slot->offset;
 }
 
 /* A type that was freed may be followed by another at its address, so that its interface is kept for comparison. */

@@ -283,6 +283,7 @@ static inline bool matches_item(const gh_signature *s, int32_t id, const gx_tens
 
 /* Slots that are still to be written. */
 typedef struct {
+    const gh_arena *arenas;
     const gh_slot *next;
     const gh_slot *stop;
 } slot_range;
@@ -297,6 +298,8 @@ static inline __attribute__((always_inline)) bool matches(const gh_signature *s,
     const gh_slot *next = slots->next, *const end = slots->stop;
     const int32_t n = s->n;
     buffer_kinds kinds = {.lib = s->descriptors->lib};
+    gh_chunk chunk = {0};           /* of consecutive tensors mostly the same */
+    uint32_t index = UINT32_MAX;
     bool same = true;
     for (int32_t id = first; id < stop; id++) {
         gx_tensor *t = tensor[id];
@@ -321,9 +324,11 @@ static inline __attribute__((always_inline)) bool matches(const gh_signature *s,
             break;
         }
         if (!full && next != end && next->id == id) {
-            t->buffer = next->buffer;
-            t->data = next->data;
-            next++;
+            if (next->chunk != index) {
+                index = next->chunk;
+                chunk = *gh_chunk_at(slots->arenas, index);
+            }
+            gh_place(t, next++, &chunk);
         }
     }
     slots->next = next;
@@ -350,13 +355,13 @@ static bool has_counts_of(const gh_signature *s, void *graph)
     return s->plain && lib->graph_n_nodes(graph) == s->n_nodes && gh_graph_n_leafs(lib, graph) == s->n_leafs;
 }
 
-bool gh_signature_match(const gh_signature *s, void *graph, const gh_slot *slot, int32_t n)
+bool gh_signature_match(const gh_signature *s, void *graph, const gh_arena *arenas, const gh_slot *slot, int32_t n)
 {
     const gh_ggml *lib = s->descriptors->lib;
     const int32_t n_leafs = s->n_leafs, n_listed = n_leafs + s->n_nodes;
     bool (*const match)(const gh_signature *, gx_tensor *const *, int32_t, int32_t, slot_range *) =
         s->descriptors->full ? matches_full : matches_placing;
-    slot_range slots = {slot, slot + n};
+    slot_range slots = {arenas, slot, slot + n};
     if (!has_counts_of(s, graph)) {
         return false;
     }

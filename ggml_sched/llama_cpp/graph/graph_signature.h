@@ -9,6 +9,7 @@
 #ifndef GGML_SCHED_LLAMA_CPP_GRAPH_GRAPH_SIGNATURE_H
 #define GGML_SCHED_LLAMA_CPP_GRAPH_GRAPH_SIGNATURE_H
 
+#include "arena.h"
 #include "graph_reader.h"
 #include "tensor_descriptors.h"
 
@@ -44,19 +45,13 @@ typedef struct gh_signature {
     int32_t room_rest;
 } gh_signature;
 
-/* The address of a placed tensor. */
-typedef struct gh_slot {
-    void *buffer;
-    void *data;
-    int32_t id;
-} gh_slot;
-
 /* Fill a signature with the graph that was just read.  False without memory. */
 bool gh_signature_fill(gh_signature *s, gh_descriptors *descriptors, const gh_reader *r);
 
-/* Whether a graph has the same tensors, unchanged.  Meanwhile the addresses of n slots, ascending by id, are written
- * into the tensors: these are in the processor's cache now.  If the graph does not match, they are removed again. */
-bool gh_signature_match(const gh_signature *s, void *graph, const gh_slot *slot, int32_t n);
+/* Whether a graph has the same tensors, unchanged.  Meanwhile the addresses of n slots in `arenas`, ascending by id, are
+ * written into the tensors: these are in the processor's cache now.  If the graph does not match, they are removed
+ * again. */
+bool gh_signature_match(const gh_signature *s, void *graph, const gh_arena *arenas, const gh_slot *slot, int32_t n);
 
 /* Whether a graph of other tensors has this signature.  Only the tensors of `other` are filled, even at false. */
 bool gh_signature_match_moved(const gh_signature *s, gh_signature *other, void *graph);

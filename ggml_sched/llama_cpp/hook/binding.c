@@ -172,6 +172,7 @@ static bool make_copies(const gh_sched *s, gh_plan_entry *e, void *graph)
     }
     for (int32_t c = 0; c < v->n_copies; c++) {
         gx_tensor *copy = &copies->tensor[c], *t = source_of(e, c);
+        const gh_slot *slot;
         take_layout(copy, t);
         if (s->n_copies > 1) {
             copy->flags = GH_FLAG_INPUT | GH_FLAG_OUTPUT;
@@ -180,9 +181,8 @@ static bool make_copies(const gh_sched *s, gh_plan_entry *e, void *graph)
                  t->name, s->cur_copy);
         copies->original[c] = t;
         copies->n_reads[c] = 0;
-        if (!gh_find_address(s->cache, e, id_of_copy(s, v, c), &copy->buffer, &copy->data)) {
-            return false;
-        }
+        slot = &gh_entry_slots(e)[e->plan->n_slots + id_of_copy(s, v, c) - v->n_tensors];
+        gh_place(copy, slot, gh_chunk_at(s->cache->pool, slot->chunk));
         gh_init_tensor(s->lib, copy->buffer, copy);
     }
     copies->n = v->n_copies;
@@ -313,7 +313,7 @@ static bool make_parts(gh_sched *s, const gh_plan *p, void *graph)
 
 bool gh_bind(gh_sched *s, gh_plan_entry *e, void *graph)
 {
-    if (!make_parts(s, e->plan, graph) || !gh_resolve(s->cache, e)) {
+    if (!make_parts(s, e->plan, graph)) {
         return false;
     }
     gh_place_tensors(s->cache, e, false);

@@ -335,9 +335,6 @@ static bool alloc_graph(gh_gallocr *a, void *graph)
     if (!placed && !has_one_type && !gh_pools_fit(a->cache, e->plan)) {
         return request_reserve();
     }
-    if (!gh_resolve(a->cache, e)) {
-        return gh_failed_with(GS_BAD_PLACEMENT, "a tensor has no place in the plan of its graph");
-    }
     gh_place_tensors(a->cache, e, placed);
     return true;
 }

@@ -10,7 +10,7 @@
 
 static bool make_room(gh_plan *p, int32_t n_needs)
 {
-    return gh_grow(&p->layout.location, sizeof *p->layout.location, p->view.n)
+    return gh_grow(&p->location, sizeof *p->location, p->view.n)
         && gh_grow(&p->need, sizeof *p->need, n_needs);
 }
 
@@ -109,14 +109,14 @@ static int64_t pack_pool(const gh_plan_cache *c, gh_plan *p, int pool, const int
         found = result.arena;
         for (int32_t id = 0; id < v->n; id++) {
             if (is_in_pool(c, p, pool, id) && v->root[id] < 0 && v->birth[id] >= 0) {
-                p->layout.location[id].offset = offset[k++];
+                p->location[id].offset = offset[k++];
             }
         }
         for (int32_t id = 0; id < v->n; id++) {
             if (is_in_pool(c, p, pool, id) && v->offset[id] >= 0) {
                 const int32_t root = root_of(v, id);
-                p->layout.location[id].pool = pool;
-                p->layout.location[id].offset = p->layout.location[root].offset + v->offset[id] - v->offset[root];
+                p->location[id].pool = pool;
+                p->location[id].offset = p->location[root].offset + v->offset[id] - v->offset[root];
             }
         }
     }
@@ -168,9 +168,9 @@ static int32_t line_up(const gh_plan_cache *c, gh_plan *p, int pool, int32_t at)
         const int32_t b = backend_of(p, id);
         if (b >= 0 && c->pool_of[b] == pool) {
             const int64_t stride = v->arena[b].stride, offset = offset_of(p, id);
-            p->layout.location[id].pool = pool;
-            p->layout.location[id].chunk = base[b] + (stride > 0 ? (int32_t)(offset / stride) : 0);
-            p->layout.location[id].offset = stride > 0 ? offset % stride : offset;
+            p->location[id].pool = pool;
+            p->location[id].chunk = base[b] + (stride > 0 ? (int32_t)(offset / stride) : 0);
+            p->location[id].offset = stride > 0 ? offset % stride : offset;
         }
     }
     return at;
@@ -186,13 +186,31 @@ static int32_t set_apart(const gh_plan_cache *c, gh_plan *p, int pool, const int
         }
         for (int32_t id = 0; id < v->n; id++) {
             if (v->offset[id] >= 0 && root_of(v, id) == copy) {
-                p->layout.location[id].chunk = at - p->need_begin[pool];
-                p->layout.location[id].offset = v->offset[id] - v->offset[copy];
+                p->location[id].chunk = at - p->need_begin[pool];
+                p->location[id].offset = v->offset[id] - v->offset[copy];
             }
         }
         p->need[at++] = v->size[copy];
     }
     return at;
+}
+
+/* The slots of tensors that are placed, and of copies; false: one is nowhere, or there is no memory. */
+static bool fill_slots(gh_plan *p)
+{
+    const int32_t n_tensors = p->view.n_tensors, n = p->n_slots + p->view.n - n_tensors;
+    if (!gh_grow(&p->slot, sizeof *p->slot, n)) {
+        return false;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        const int32_t id = i < p->n_slots ? p->slot[i].id : n_tensors + i - p->n_slots;
+        const gh_location *at = &p->location[id];
+        if (at->pool < 0) {
+            return false;
+        }
+        p->slot[i] = (gh_slot){at->offset, id, gh_chunk_index(at->pool, at->chunk)};
+    }
+    return true;
 }
 
 bool gh_plan_locate(const gh_plan_cache *c, gh_plan *p, const gh_reader *r)
@@ -207,7 +225,7 @@ bool gh_plan_locate(const gh_plan_cache *c, gh_plan *p, const gh_reader *r)
         p->is_repacked = extended;
     }
     for (int32_t id = 0; done && id < v->n; id++) {
-        p->layout.location[id] = (gh_location){.pool = -1, .chunk = 0, .offset = 0};
+        p->location[id] = (gh_location){.pool = -1, .chunk = 0, .offset = 0};
     }
     for (int pool = 0; done && pool < c->n_pools; pool++) {
         p->need_begin[pool] = at;
@@ -221,9 +239,8 @@ bool gh_plan_locate(const gh_plan_cache *c, gh_plan *p, const gh_reader *r)
         }
     }
     p->need_begin[c->n_pools] = at;
-    p->layout.generation = 0;
     free(until);
-    return done;
+    return done && fill_slots(p);
 }
 
 /* -- buffers ------------------------------------------------------------------------------------------------------- */
@@ -265,7 +282,6 @@ static int grow_pool(gh_plan_cache *c, int pool, const int64_t *need, int32_t n)
         }
     }
     gh_count_one(GH_COUNT_GROWN);
-    c->generation++;
     grown = gh_arena_grow(a, c->lib, sizes, n_sizes);
     free(sizes);
     return grown ? GS_OK : GS_OUT_OF_MEMORY;

@@ -147,18 +147,17 @@ static gh_plan_entry *find_same(gh_plan_cache *c, void *graph, int flags, bool *
 {
     for (int i = 0; i < c->n_entries; i++) {
         gh_plan_entry *e = c->entry[i];
-        /* Addresses in the present buffers were found in this life: devices need not answer again. */
-        const gh_layout *layout = gh_entry_layout(e);
-        const bool place = placed != NULL && layout->generation == c->generation && e->used > c->born;
+        /* Devices need not answer again in this life. */
+        const bool place = placed != NULL && e->used > c->born && gh_pools_fit(c, e->plan);
         bool same = true;
         if (!may_serve(c, e, flags)) {
             continue;
         }
         if (c->level->writes_addresses) {
             same = c->level->same_demand(c->owner, e, NULL)
-                && gh_signature_match(&e->signature, graph, layout->slot, place ? e->plan->n_slots : 0);
+                && gh_signature_match(&e->signature, graph, c->pool, gh_entry_slots(e), place ? e->plan->n_slots : 0);
         } else {
-            same = gh_signature_match(&e->signature, graph, NULL, 0)
+            same = gh_signature_match(&e->signature, graph, NULL, NULL, 0)
                 && c->level->same_demand(c->owner, e, e->signature.tensor);
         }
         if (!same || !answers_hold(c, e)) {
@@ -262,6 +261,10 @@ static gh_plan_entry *read_and_plan(gh_plan_cache *c, void *graph, int flags, gs
         if (status == GS_OK && !same) {
             status = c->level->plan_reordered(c->owner, e, graph, error);
         }
+    }
+    /* Graphs are read again and again only where backends reorder them. */
+    if (!c->key.reorders) {
+        gh_reader_free(&c->reader);
     }
     if (status != GS_OK) {
         gh_plan_entry_clear(e);

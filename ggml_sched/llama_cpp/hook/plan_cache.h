@@ -61,13 +61,6 @@ typedef struct gh_location {
     int64_t offset;
 } gh_location;
 
-/* Where all ids of a plan lie, and the addresses that follow. */
-typedef struct gh_layout {
-    gh_location *location;  /* [view.n]                                                                     */
-    gh_slot *slot;          /* [n_slots] addresses of the tensors that are placed                           */
-    uint64_t generation;    /* of the buffers that these addresses are in; 0: none are known                */
-} gh_layout;
-
 /* A planned wiring.  Entries hold references to it. */
 typedef struct gh_plan {
     int32_t refs;
@@ -89,11 +82,12 @@ typedef struct gh_plan {
     gs_api_plan *plan;
     gs_plan view;
     gh_fusion_hazards hazards;
-    gh_layout layout;
+    gh_location *location;  /* [view.n]                                                                     */
     bool is_repacked;       /* locations are others than the planner's                                      */
     int64_t *need;          /* bytes of each chunk, pool by pool                                            */
     int32_t need_begin[GH_MAX_BACKENDS + 1];
-    int32_t n_slots;        /* tensors that are placed                                                      */
+    gh_slot *slot;          /* [n_slots] of tensors that are placed, then of the plan's copies              */
+    int32_t n_slots;
     int32_t *viewer;        /* [n_viewers] ids of views and aliases                                         */
     int32_t n_viewers;
     /* Of schedulers: */
@@ -139,7 +133,7 @@ struct gh_plan_entry {
     gh_demand demand;
     gh_plan *plan;
     bool is_compact;        /* it reuses a plan and lies at the low end of the buffers, as `compact` says   */
-    gh_layout compact;
+    gh_slot *compact;       /* as plan->slot                                                                */
     /* Of schedulers: */
     gh_copies copies;
     gx_tensor **reordered;  /* [plan->n] tensors by id, where backends reordered the graph; else NULL       */
@@ -190,7 +184,6 @@ struct gh_plan_cache {
     int pool_of[GH_MAX_BACKENDS];
     int first_of[GH_MAX_BACKENDS]; /* of a pool: its first backend                                          */
     gh_arena pool[GH_MAX_BACKENDS];
-    uint64_t generation;    /* changes with every buffer; never 0                                           */
     gh_descriptors descriptors;
     gh_reader reader;       /* of the graph that was read last                                              */
     gh_signature moved;     /* scratch: tensors of a graph at other addresses                               */
@@ -260,9 +253,9 @@ bool gh_demand_copy(gh_demand *to, const gh_demand *from);
 /* What the reader knows of a graph, for a plan to be made. */
 bool gh_plan_take_graph(gh_plan *p, const gh_reader *r);
 
-static inline gh_layout *gh_entry_layout(gh_plan_entry *e)
+static inline const gh_slot *gh_entry_slots(const gh_plan_entry *e)
 {
-    return e->is_compact ? &e->compact : &e->plan->layout;
+    return e->is_compact ? e->compact : e->plan->slot;
 }
 
 /* The tensor of an id below plan->n; the id of a tensor, or -1. */
@@ -299,10 +292,8 @@ size_t gh_plan_nbytes(const gh_plan *p, int pool);
 
 /* -- placement.c */
 
-/* Find the addresses of an entry's tensors in the buffers that there are; false where there is none. */
-bool gh_resolve(const gh_plan_cache *c, gh_plan_entry *e);
-bool gh_find_address(const gh_plan_cache *c, const gh_plan_entry *e, int32_t id, void **buffer, void **data);
-/* Write them into the tensors, unless they are `placed`; initialise tensors in buffers that want it; place views. */
+/* Give an entry's tensors their addresses, unless they are `placed`; initialise tensors in buffers that want it; place
+ * views.  The buffers hold the plan. */
 void gh_place_tensors(const gh_plan_cache *c, const gh_plan_entry *e, bool placed);
 
 #endif

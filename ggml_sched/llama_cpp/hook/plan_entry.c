@@ -25,8 +25,8 @@ void gh_plan_drop(gh_plan *p)
     free(p->viewer);
     free(p->node);
     free(p->input_of);
-    free(p->layout.location);
-    free(p->layout.slot);
+    free(p->location);
+    free(p->slot);
     free(p->need);
     free(p->split_at);
     free(p);
@@ -41,7 +41,7 @@ bool gh_plan_take_graph(gh_plan *p, const gh_reader *r)
     if (!gh_grow(&p->role, 1, r->n) || !gh_grow(&p->viewer, sizeof *p->viewer, r->n)
         || !gh_grow(&p->node, sizeof *p->node, r->n)
         || !gh_grow(&p->input_of, sizeof *p->input_of, r->n_all - r->n)
-        || !gh_grow(&p->layout.slot, sizeof *p->layout.slot, r->n)) {
+        || !gh_grow(&p->slot, sizeof *p->slot, r->n)) {
         return false;
     }
     p->n_slots = p->n_viewers = 0;
@@ -49,7 +49,7 @@ bool gh_plan_take_graph(gh_plan *p, const gh_reader *r)
         p->role[id] = (unsigned char)r->item[id].role;
         p->node[id] = r->item[id].node;
         if (r->item[id].role == GH_ROLE_PLACED) {
-            p->layout.slot[p->n_slots++] = (gh_slot){.id = id};
+            p->slot[p->n_slots++] = (gh_slot){.id = id};
         } else if (r->item[id].role != GH_ROLE_EXTERNAL) {
             p->viewer[p->n_viewers++] = id;
         }
@@ -85,8 +85,7 @@ void gh_plan_entry_free(gh_plan_entry *e)
     }
     gh_plan_entry_clear(e);
     gh_signature_free(&e->signature);
-    free(e->compact.location);
-    free(e->compact.slot);
+    free(e->compact);
     free(e->demand.node);
     free(e->demand.leaf);
     free(e->demand.id);

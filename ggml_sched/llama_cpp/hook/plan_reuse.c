@@ -76,23 +76,32 @@ static int64_t bytes_read(const gh_signature *s, const int64_t *size, int32_t id
     return size[id] > own ? size[id] : own;
 }
 
-static bool overlaps(const gh_signature *s, const gh_location *location, const int64_t *size, int32_t a, int32_t b)
+/* Where an id lies: as planned, or at its compact offset where `offset` is not NULL.  Its chunk is the same. */
+static gh_location location_of(const gh_plan *plan, const int64_t *offset, int32_t id)
 {
-    const gh_location *x = &location[a], *y = &location[b];
-    return x->pool >= 0 && x->pool == y->pool && x->chunk == y->chunk && x->offset < y->offset + bytes_read(s, size, b)
-        && y->offset < x->offset + bytes_read(s, size, a);
+    gh_location at = plan->location[id];
+    if (offset != NULL && at.pool >= 0 && plan->view.arena_of[id] >= 0 && offset[id] >= 0) {
+        const int64_t stride = plan->view.arena[plan->view.arena_of[id]].stride;
+        at.offset = stride > 0 ? offset[id] % stride : offset[id];
+    }
+    return at;
 }
 
-/* Whether nodes that overlap at these locations may be fused, with these shapes, so that one overwrites what it
- * reads. */
-static bool has_conflict(const gh_plan *plan, const gh_signature *s, const gh_ggml *lib, const gh_location *location,
+static bool overlaps(const gh_location *x, int64_t x_size, const gh_location *y, int64_t y_size)
+{
+    return x->pool >= 0 && x->pool == y->pool && x->chunk == y->chunk && x->offset < y->offset + y_size
+        && y->offset < x->offset + x_size;
+}
+
+/* Whether nodes that overlap at these offsets may be fused, with these shapes, so that one overwrites what it reads. */
+static bool has_conflict(const gh_plan *plan, const gh_signature *s, const gh_ggml *lib, const int64_t *offset,
                          const int64_t *size)
 {
     for (int32_t i = 0; i < plan->hazards.n; i++) {
         const gh_fusion_hazard *h = &plan->hazards.hazard[i];
-        const bool in_place = location[h->source].offset == location[h->last].offset
-                           && lib->inplace[plan->arrays.layout[h->first].op] != 0;
-        if (!overlaps(s, location, size, h->source, h->last)) {
+        const gh_location source = location_of(plan, offset, h->source), last = location_of(plan, offset, h->last);
+        const bool in_place = source.offset == last.offset && lib->inplace[plan->arrays.layout[h->first].op] != 0;
+        if (!overlaps(&source, bytes_read(s, size, h->source), &last, bytes_read(s, size, h->last))) {
             continue;
         }
         /* Ids that only the planner knows have no descriptor. */
@@ -107,7 +116,7 @@ static bool has_conflict(const gh_plan *plan, const gh_signature *s, const gh_gg
     return false;
 }
 
-/* -- compact layouts ----------------------------------------------------------------------------------------------- */
+/* -- compact slots ------------------------------------------------------------------------------------------------- */
 
 /* What each id takes of its arena, for the smaller problem. */
 static void take_sizes(const gh_plan_cache *c, const gh_plan *plan, const gh_problem *problem, int64_t *size)
@@ -115,7 +124,7 @@ static void take_sizes(const gh_plan_cache *c, const gh_plan *plan, const gh_pro
     const gs_plan *v = &plan->view;
     gh_copy(size, v->size, v->n, sizeof *size);
     for (int32_t i = 0; i < plan->n_slots; i++) {
-        const int32_t id = plan->layout.slot[i].id, home = v->arena_of[id];
+        const int32_t id = plan->slot[i].id, home = v->arena_of[id];
         if (home >= 0) {
             const int64_t alignment = c->key.type[home].alignment > 0 ? (int64_t)c->key.type[home].alignment : 1;
             size[id] = (problem->nbytes[(int64_t)home * problem->n + id] + alignment - 1) / alignment * alignment;
@@ -123,45 +132,33 @@ static void take_sizes(const gh_plan_cache *c, const gh_plan *plan, const gh_pro
     }
 }
 
-/* Locations at the low end of the buffers, so that a small graph touches few pages; false: the plan's serve. */
+/* Slots at the low end of the buffers, so that a small graph touches few pages; false: the plan's serve. */
 static bool make_compact(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const int64_t *size)
 {
     const gs_plan *v = &plan->view;
+    const int32_t n = plan->n_slots + v->n - v->n_tensors;
     int64_t *offset = malloc((size_t)v->n * sizeof *offset + 1);
-    bool done = offset != NULL && !plan->is_repacked && !c->key.overlaps
-             && gh_grow(&e->compact.location, sizeof *e->compact.location, v->n)
-             && gh_grow(&e->compact.slot, sizeof *e->compact.slot, plan->n_slots)
-             && gh_api->plan_compact(plan->plan, size, offset) == GS_OK;
-    for (int32_t id = 0; done && id < v->n; id++) {
-        gh_location *at = &e->compact.location[id];
-        *at = plan->layout.location[id];
-        if (at->pool >= 0 && v->arena_of[id] >= 0 && offset[id] >= 0) {
-            const int64_t stride = v->arena[v->arena_of[id]].stride;
-            const int64_t chunks = stride > 0 ? offset[id] / stride - v->offset[id] / stride : 0;
-            at->chunk += (int32_t)chunks;
-            at->offset = stride > 0 ? offset[id] % stride : offset[id];
-        }
+    const bool done = offset != NULL && !plan->is_repacked && !c->key.overlaps
+                   && gh_grow(&e->compact, sizeof *e->compact, n)
+                   && gh_api->plan_compact(plan->plan, size, offset) == GS_OK
+                   && !has_conflict(plan, &e->signature, c->lib, offset, size);
+    for (int32_t i = 0; done && i < n; i++) {
+        e->compact[i] = plan->slot[i];
+        e->compact[i].offset = location_of(plan, offset, plan->slot[i].id).offset;
     }
     free(offset);
-    if (done) {
-        gh_copy(e->compact.slot, plan->layout.slot, plan->n_slots, sizeof *e->compact.slot);
-        e->compact.generation = 0;
-    }
     return done;
 }
 
-/* Choose the locations of e's tensors: compact ones, or the plan's where fused kernels would conflict in those. */
-static bool choose_layout(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const gh_problem *problem)
+/* Choose the slots of e's tensors: compact ones, or the plan's where fused kernels would conflict in those. */
+static bool choose_slots(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const gh_problem *problem)
 {
     int64_t *size = malloc((size_t)plan->view.n * sizeof *size + 1);
     bool serves = size != NULL;
     if (serves) {
         take_sizes(c, plan, problem, size);
-        e->is_compact = make_compact(c, plan, e, size)
-                     && !has_conflict(plan, &e->signature, c->lib, e->compact.location, size);
-        if (!e->is_compact) {
-            serves = !has_conflict(plan, &e->signature, c->lib, plan->layout.location, plan->view.size);
-        }
+        e->is_compact = make_compact(c, plan, e, size);
+        serves = e->is_compact || !has_conflict(plan, &e->signature, c->lib, NULL, plan->view.size);
     }
     free(size);
     return serves;
@@ -179,5 +176,5 @@ bool gh_plan_serves(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *
             return false;
         }
     }
-    return choose_layout(c, plan, e, problem);
+    return choose_slots(c, plan, e, problem);
 }

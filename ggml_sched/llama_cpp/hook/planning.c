@@ -94,7 +94,7 @@ static int inspect(gh_plan_cache *c, gh_plan *p, int32_t *conflicts)
     offset = malloc((size_t)p->view.n * sizeof *offset + 1);
     done = pool != NULL && offset != NULL;
     for (int32_t id = 0; done && id < p->view.n; id++) {
-        const gh_location *at = &p->layout.location[id];
+        const gh_location *at = &p->location[id];
         pool[id] = at->pool;
         offset[id] = at->pool < 0 ? -1 : ((int64_t)at->chunk << GH_CHUNK_BITS) + at->offset;
     }

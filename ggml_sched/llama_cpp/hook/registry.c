@@ -58,7 +58,6 @@ static gh_plan_cache *make(const gh_cache_key *key)
     memcpy(&c->key, key, sizeof *key);
     c->lib = key->lib;
     c->n_backends = key->n_backends;
-    c->generation = 1;
     gh_api->policy_default(&c->policy);
     gh_descriptors_init(&c->descriptors, key->lib, key->is_scheduler);
     make_pools(c);
@@ -114,7 +113,6 @@ void gh_plan_cache_release(gh_plan_cache *c)
     for (int pool = 0; pool < c->n_pools; pool++) {
         gh_arena_free(&c->pool[pool], c->lib);
     }
-    c->generation++;
     c->born = c->clock;
     for (int i = 0; i < c->n_entries; i++) {
         c->entry[i]->is_pinned = false;
