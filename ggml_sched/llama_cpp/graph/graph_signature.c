@@ -26,28 +26,51 @@ static bool make_room_for_tensors(gh_signature *s, int32_t n)
     return true;
 }
 
-static bool make_room(gh_signature *s, int32_t n, int32_t n_rest)
+static bool make_room(gh_signature *s, int32_t n)
 {
     if (!make_room_for_tensors(s, n)) {
         return false;
     }
     if (n >= s->room) {
         const int32_t room = n + n / 4 + 64;
-        if (!gh_grow(&s->item, sizeof *s->item, room)
-            || (s->descriptors->full && !gh_grow(&s->memory, sizeof *s->memory, room))) {
+        if (!gh_grow(&s->descriptor, sizeof *s->descriptor, room)) {
             return false;
         }
         s->room = room;
     }
-    return gh_make_room(&s->rest, sizeof *s->rest, &s->room_rest, n_rest);
+    return true;
+}
+
+void gh_signature_clear(gh_signature *s)
+{
+    gh_wiring *w = s->wiring;
+    s->wiring = NULL;
+    if (w != NULL && --w->refs == 0) {
+        free(w->item);
+        free(w->memory);
+        free(w->rest);
+        free(w);
+    }
+}
+
+/* Give a signature a wiring of its own to fill. */
+static bool make_wiring(gh_signature *s, int32_t n)
+{
+    gh_signature_clear(s);
+    s->wiring = calloc(1, sizeof *s->wiring);
+    if (s->wiring == NULL) {
+        return false;
+    }
+    s->wiring->refs = 1;
+    return gh_grow(&s->wiring->item, sizeof *s->wiring->item, n)
+        && (!s->descriptors->full || gh_grow(&s->wiring->memory, sizeof *s->wiring->memory, n));
 }
 
 void gh_signature_free(gh_signature *s)
 {
     free(s->tensor != NULL ? s->tensor - 1 : NULL);
-    free(s->item);
-    free(s->memory);
-    free(s->rest);
+    free(s->descriptor);
+    gh_signature_clear(s);
     memset(s, 0, sizeof *s);
 }
 
@@ -59,13 +82,13 @@ void gh_signature_rebind(gh_signature *s, gh_signature *other)
 
 bool gh_signature_same_wiring(const gh_signature *a, const gh_signature *b)
 {
+    const gh_wiring *v = a->wiring, *w = b->wiring;
     bool same = a->descriptors == b->descriptors && a->plain && b->plain && a->n == b->n && a->n_nodes == b->n_nodes
-             && a->n_leafs == b->n_leafs && a->n_rest == b->n_rest
-             && gh_same(a->rest, b->rest, a->n_rest, sizeof *a->rest);
+             && a->n_leafs == b->n_leafs
+             && (v == w || (v->n_rest == w->n_rest && gh_same(v->rest, w->rest, v->n_rest, sizeof *v->rest)
+                            && gh_same(v->item, w->item, a->n, sizeof *v->item)));
     for (int32_t id = 0; same && id < a->n; id++) {
-        const gh_signature_item *x = &a->item[id], *y = &b->item[id];
-        same = x->bits == y->bits && memcmp(x->link, y->link, sizeof x->link) == 0
-            && gh_same_kind(gh_descriptor_at(a, id), gh_descriptor_at(b, id));
+        same = gh_same_kind(gh_descriptor_at(a, id), gh_descriptor_at(b, id));
     }
     return same;
 }
@@ -82,7 +105,7 @@ void gh_signatures_compact(gh_signature *const *s, int n, gh_descriptors *descri
     }
     for (int i = 0; i < n; i++) {
         for (int32_t id = 0; id < s[i]->n; id++) {
-            number[s[i]->item[id].descriptor] = 1;
+            number[s[i]->descriptor[id]] = 1;
         }
     }
     for (int32_t descriptor = 0; descriptor < descriptors->n; descriptor++) {
@@ -92,7 +115,7 @@ void gh_signatures_compact(gh_signature *const *s, int n, gh_descriptors *descri
     gh_descriptors_keep(descriptors, number, count);
     for (int i = 0; i < n; i++) {
         for (int32_t id = 0; id < s[i]->n; id++) {
-            s[i]->item[id].descriptor = number[s[i]->item[id].descriptor];
+            s[i]->descriptor[id] = number[s[i]->descriptor[id]];
         }
     }
     free(number);
@@ -145,25 +168,25 @@ static inline int link_of_source(int k)
 }
 
 /* Where an item has the id of source k; NULL without memory. */
-static int32_t *source_link(gh_signature *s, gh_signature_item *item, int k)
+static int32_t *source_link(gh_wiring *w, gh_signature_item *item, int k)
 {
     if (k < GH_ROOT) {
         return &item->link[k];
     }
     if (item->bits >> GH_REST_SHIFT == 0) {
-        if (!gh_make_room(&s->rest, sizeof *s->rest, &s->room_rest, s->n_rest + 1)) {
+        if (!gh_make_room(&w->rest, sizeof *w->rest, &w->room_rest, w->n_rest + 1)) {
             return NULL;
         }
-        memset(s->rest[s->n_rest], -1, sizeof s->rest[0]);
-        item->bits |= ++s->n_rest << GH_REST_SHIFT;
+        memset(w->rest[w->n_rest], -1, sizeof w->rest[0]);
+        item->bits |= ++w->n_rest << GH_REST_SHIFT;
     }
-    return &s->rest[(item->bits >> GH_REST_SHIFT) - 1][k - GH_ROOT];
+    return &w->rest[(item->bits >> GH_REST_SHIFT) - 1][k - GH_ROOT];
 }
 
-/* Let an item name tensor `source` as source k.  False without memory. */
-static bool set_source(gh_signature *s, gh_signature_item *item, int k, int32_t source)
+/* Let tensor `id` name tensor `source` as source k.  False without memory. */
+static bool set_source(gh_wiring *w, int32_t id, int k, int32_t source)
 {
-    int32_t *link = source_link(s, item, k);
+    int32_t *link = source_link(w, &w->item[id], k);
     if (link != NULL) {
         *link = source;
     }
@@ -177,18 +200,19 @@ static bool take_links(gh_signature *s, const gh_reader *r, int32_t id)
 {
     const gx_tensor *t = s->tensor[id];
     for (int k = 0; k < GS_MAX_SRC && t->op == 0; k++) {
-        if (t->src[k] != NULL && !set_source(s, &s->item[id], k, gh_reader_id(r, t->src[k]))) {
+        if (t->src[k] != NULL && !set_source(s->wiring, id, k, gh_reader_id(r, t->src[k]))) {
             return false;
         }
     }
     for (int32_t j = r->src_begin[id]; j < r->src_begin[id + 1] && t->op != 0; j++) {
-        if (t->src[r->slot[j]] != NULL && !set_source(s, &s->item[id], r->slot[j], r->src[j])) {
+        if (t->src[r->slot[j]] != NULL && !set_source(s->wiring, id, r->slot[j], r->src[j])) {
             return false;
         }
     }
     if (t->view_src != NULL) {
-        s->item[id].link[GH_ROOT] = r->item[id].root >= 0 ? r->item[id].root : gh_reader_id(r, t->view_src);
-        s->plain &= s->item[id].link[GH_ROOT] >= 0;
+        const int32_t root = r->item[id].root >= 0 ? r->item[id].root : gh_reader_id(r, t->view_src);
+        s->wiring->item[id].link[GH_ROOT] = root;
+        s->plain &= root >= 0;
     }
     return true;
 }
@@ -197,27 +221,26 @@ bool gh_signature_fill(gh_signature *s, gh_descriptors *descriptors, const gh_re
 {
     buffer_kinds kinds = {.lib = descriptors->lib};
     s->descriptors = descriptors;
-    if (!make_room(s, r->n, 0)) {
+    if (!make_room(s, r->n) || !make_wiring(s, r->n)) {
         return false;
     }
     s->n = r->n;
     s->n_nodes = r->n_nodes;
     s->n_leafs = r->n_leafs;
-    s->n_rest = 0;
     s->plain = r->plain;
     for (int32_t id = 0; id < r->n; id++) {
         const gh_item *read = &r->item[id];
         const gx_tensor *t = read->tensor;
-        gh_signature_item *item = &s->item[id];
+        gh_signature_item *item = &s->wiring->item[id];
         s->tensor[id] = read->tensor;
         memset(item->link, -1, sizeof item->link);
         item->bits = memory_bits(t, descriptors->full);
-        item->descriptor = gh_descriptor_intern(descriptors, t);
-        if (item->descriptor < 0) {
+        s->descriptor[id] = gh_descriptor_intern(descriptors, t);
+        if (s->descriptor[id] < 0) {
             return false;
         }
         if (descriptors->full) {
-            s->memory[id] = memory_kind(&kinds, t);
+            s->wiring->memory[id] = memory_kind(&kinds, t);
         } else if (read->role == GH_ROLE_EXTERNAL && t->data != NULL && read->op == GS_OP_NONE
                    && read->node == GH_NOWHERE) {
             item->bits |= GH_HAS_CONSTANT_DATA;
@@ -246,7 +269,7 @@ static inline void compare_links(gh_difference *d, const gh_signature *s, gx_ten
     if (item->bits >> GH_REST_SHIFT == 0) {
         d->pairs |= gh_differing(&t->src[GH_ROOT], &nothing.src[GH_ROOT], GH_N_REST / 2);
     } else {
-        const int32_t *rest = s->rest[(item->bits >> GH_REST_SHIFT) - 1];
+        const int32_t *rest = s->wiring->rest[(item->bits >> GH_REST_SHIFT) - 1];
         for (int k = GH_ROOT; k < GS_MAX_SRC; k++) {
             d->words |= (uintptr_t)named[rest[k - GH_ROOT]] ^ (uintptr_t)t->src[k];
         }
@@ -257,14 +280,14 @@ static inline void compare_links(gh_difference *d, const gh_signature *s, gx_ten
 static inline void compare_memory(gh_difference *d, const gh_signature *s, int32_t id, const gx_tensor *t,
                                   buffer_kinds *kinds, bool full)
 {
-    const int32_t bits = s->item[id].bits & (GH_HAS_DATA | GH_HAS_BUFFER);
+    const int32_t bits = s->wiring->item[id].bits & (GH_HAS_DATA | GH_HAS_BUFFER);
     if (!full && bits == 0) {
         d->words |= (uintptr_t)t->data | (uintptr_t)t->buffer; /* the common case */
         return;
     }
     d->words |= (uint64_t)(bits ^ memory_bits(t, full));
     if (full) {
-        d->words |= s->memory[id] ^ memory_kind(kinds, t);
+        d->words |= s->wiring->memory[id] ^ memory_kind(kinds, t);
     }
 }
 
@@ -273,7 +296,7 @@ static inline bool matches_item(const gh_signature *s, int32_t id, const gx_tens
                                 const gh_descriptor *descriptor, buffer_kinds *kinds, bool full)
 {
     gh_difference d = {{0, 0}, 0};
-    compare_links(&d, s, named, &s->item[id], t);
+    compare_links(&d, s, named, &s->wiring->item[id], t);
     gh_compare_descriptor(&d, t, descriptor, full);
     compare_memory(&d, s, id, t, kinds, full);
     return !gh_is_some(d);
@@ -293,7 +316,8 @@ static inline __attribute__((always_inline)) bool matches(const gh_signature *s,
                                                           int32_t first, int32_t stop, bool full, slot_range *slots)
 {
     const gh_descriptor *descriptor = s->descriptors->descriptor;
-    const gh_signature_item *items = s->item;
+    const gh_signature_item *items = s->wiring->item;
+    const int32_t *number = s->descriptor;
     gx_tensor *const *tensor = s->tensor;
     const gh_slot *next = slots->next, *const end = slots->stop;
     const int32_t n = s->n;
@@ -318,7 +342,7 @@ static inline __attribute__((always_inline)) bool matches(const gh_signature *s,
         if (item->bits & GH_HAS_CONSTANT_DATA) {
             same = has_constant_data(t);
         } else {
-            same = matches_item(s, id, t, tensor, &descriptor[item->descriptor], &kinds, full);
+            same = matches_item(s, id, t, tensor, &descriptor[number[id]], &kinds, full);
         }
         if (!same) {
             break;
@@ -398,7 +422,7 @@ static inline void intern(const gh_signature *s, gx_tensor **tensor, const gh_si
     for (int k = 0; k <= GS_MAX_SRC; k++) {
         const int link = k < GS_MAX_SRC ? link_of_source(k) : GH_ROOT;
         const int32_t id = link <= GH_ROOT ? item->link[link]
-                         : rest > 0        ? s->rest[rest - 1][link - GH_ROOT - 1] : -1;
+                         : rest > 0        ? s->wiring->rest[rest - 1][link - GH_ROOT - 1] : -1;
         if (id >= n_listed && tensor[id] == NULL) {
             tensor[id] = k < GS_MAX_SRC ? t->src[k] : t->view_src;
         }
@@ -440,7 +464,7 @@ static inline __attribute__((always_inline)) bool matches_moved(const gh_signatu
     const gh_descriptor *descriptor = s->descriptors->descriptor;
     buffer_kinds kinds = {.lib = s->descriptors->lib};
     for (int32_t id = 0; id < s->n; id++) {
-        const gh_signature_item *item = &s->item[id];
+        const gh_signature_item *item = &s->wiring->item[id];
         const gx_tensor *t = tensor[id];
         if (id + GH_AHEAD < s->n_leafs + s->n_nodes) {
             gh_prefetch(tensor[id + GH_AHEAD]);
@@ -453,7 +477,7 @@ static inline __attribute__((always_inline)) bool matches_moved(const gh_signatu
             if (!has_constant_data(t)) {
                 return false;
             }
-        } else if (!matches_item(s, id, t, tensor, &descriptor[item->descriptor], &kinds, full)) {
+        } else if (!matches_item(s, id, t, tensor, &descriptor[s->descriptor[id]], &kinds, full)) {
             return false;
         }
     }
@@ -488,9 +512,8 @@ static bool match_wiring(gh_signature *s, const gh_signature *base, int32_t *lat
     const bool full = base->descriptors->full;
     buffer_kinds kinds = {.lib = base->descriptors->lib};
     for (int32_t id = 0; id < base->n; id++) {
-        const gh_signature_item *was = &base->item[id];
+        const gh_signature_item *was = &base->wiring->item[id];
         const gx_tensor *t = s->tensor[id];
-        gh_signature_item *item = &s->item[id];
         gh_difference d = {{0, 0}, 0};
         if (id + GH_AHEAD < base->n_leafs + base->n_nodes) {
             gh_prefetch(s->tensor[id + GH_AHEAD]);
@@ -499,14 +522,10 @@ static bool match_wiring(gh_signature *s, const gh_signature *base, int32_t *lat
             return false;
         }
         intern(base, s->tensor, was, t);
-        *item = *was;
-        if (full) {
-            s->memory[id] = base->memory[id];
-        }
-        item->descriptor = descriptor_after(s->descriptors, latest, was->descriptor, t);
-        compare_links(&d, s, s->tensor, was, t);
+        s->descriptor[id] = descriptor_after(s->descriptors, latest, base->descriptor[id], t);
+        compare_links(&d, base, s->tensor, was, t);
         compare_memory(&d, base, id, t, &kinds, full);
-        if (item->descriptor < 0 || gh_is_some(d)) {
+        if (s->descriptor[id] < 0 || gh_is_some(d)) {
             return false;
         }
     }
@@ -519,7 +538,8 @@ bool gh_signature_match_wiring(gh_signature *s, const gh_signature *base, void *
     bool found;
     int32_t *latest;
     s->descriptors = base->descriptors;
-    if (!take_listed(s, base, graph) || !make_room(s, base->n, base->n_rest)) {
+    gh_signature_clear(s);
+    if (!take_listed(s, base, graph) || !make_room(s, base->n)) {
         return false;
     }
     latest = malloc((size_t)n_descriptors * sizeof *latest + 1);
@@ -533,9 +553,11 @@ bool gh_signature_match_wiring(gh_signature *s, const gh_signature *base, void *
     s->n_nodes = base->n_nodes;
     s->n_leafs = base->n_leafs;
     s->plain = true;
-    s->n_rest = base->n_rest;
-    gh_copy(s->rest, base->rest, base->n_rest, sizeof *s->rest);
     found = match_wiring(s, base, latest);
     free(latest);
+    if (found) {
+        s->wiring = base->wiring;
+        s->wiring->refs++;
+    }
     return found;
 }

@@ -24,10 +24,19 @@
 #define GH_REST_SHIFT 3
 
 typedef struct gh_signature_item {
-    int32_t descriptor;
     int32_t link[GH_N_LINKS]; /* ids; -1: NULL                                                      */
     int32_t bits;
 } gh_signature_item;
+
+/* What the signatures of one wiring have in common.  They share it. */
+typedef struct gh_wiring {
+    int32_t refs;
+    gh_signature_item *item; /* [n]                                                                 */
+    uintptr_t *memory;      /* [n] kind of the tensor's buffer, with full descriptors               */
+    int32_t (*rest)[GH_N_REST]; /* [n_rest] ids of further sources                                  */
+    int32_t n_rest;
+    int32_t room_rest;
+} gh_wiring;
 
 typedef struct gh_signature {
     gh_descriptors *descriptors; /* shared by all signatures of a cache                             */
@@ -36,13 +45,10 @@ typedef struct gh_signature {
     int32_t n_leafs;
     bool plain;             /* the graph is plain; otherwise there are no links, and nothing matches */
     gx_tensor **tensor;     /* [n] by id; [-1] is NULL                                              */
-    gh_signature_item *item; /* [n]                                                                 */
-    uintptr_t *memory;      /* [n] kind of the tensor's buffer, with full descriptors               */
-    int32_t (*rest)[GH_N_REST]; /* [n_rest] ids of further sources                                  */
-    int32_t n_rest;
+    int32_t *descriptor;    /* [n] numbers of descriptors                                           */
+    gh_wiring *wiring;
     int32_t room;
     int32_t room_tensor;
-    int32_t room_rest;
 } gh_signature;
 
 /* Fill a signature with the graph that was just read.  False without memory. */
@@ -68,11 +74,14 @@ bool gh_signature_same_wiring(const gh_signature *a, const gh_signature *b);
 /* Where there are many descriptors that none of these n signatures has, remove those and renumber the rest. */
 void gh_signatures_compact(gh_signature *const *s, int n, gh_descriptors *descriptors);
 
+/* Let go of a signature's wiring; it may only be filled then. */
+void gh_signature_clear(gh_signature *s);
+
 void gh_signature_free(gh_signature *s);
 
 static inline const gh_descriptor *gh_descriptor_at(const gh_signature *s, int32_t id)
 {
-    return &s->descriptors->descriptor[s->item[id].descriptor];
+    return &s->descriptors->descriptor[s->descriptor[id]];
 }
 
 #endif

@@ -71,6 +71,7 @@ void gh_plan_entry_clear(gh_plan_entry *e)
     e->plan = NULL;
     e->used = 0;
     e->is_pinned = e->reuses = e->is_compact = false;
+    gh_signature_clear(&e->signature);
     e->n_deps = e->demand.n = 0;
     /* The copies stay: nodes of a graph that comes again may name them. */
     e->copies.n_nodes = e->copies.n_previous = 0;

@@ -70,7 +70,7 @@ static void raise_nodes(gh_plan_entry *e, const gh_plan_entry *other)
  * tensor is its own. */
 static int32_t original_of(const gh_plan_entry *e, int32_t id)
 {
-    const gh_signature_item *item = e->signature.item;
+    const gh_signature_item *item = e->signature.wiring->item;
     const bool is_copy = id > e->signature.n_leafs && id < e->plan->n && e->plan->role[id] == GH_ROLE_PLACED
                       && item[id].link[0] < 0 && e->plan->role[id - 1] == GH_ROLE_ALIAS && item[id - 1].link[0] >= 0;
     return is_copy ? item[id - 1].link[0] : id;
