@@ -52,7 +52,6 @@ static inline bool open_warp(int index) {
 // permit only barriers that all threads of the block reach, although hardware is more tolerant.
 static inline bool open_block() {
     int line = 0, at = 0;
-    unsigned votes = 0;
     for (int i = 0; i < n_warps; ++i) {
         Warp& w = warps[i];
         if (w.at_block != w.alive) return false;
@@ -66,10 +65,8 @@ static inline bool open_block() {
                 fail(text);
                 return false;
             }
-            votes += w.slot[l] != 0;
         }
     }
-    block_votes = votes;
     for (int i = 0; i < n_warps; ++i) { warps[i].ready = warps[i].at_block; warps[i].at_block = 0; }
     return true;
 }

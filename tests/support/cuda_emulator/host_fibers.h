@@ -78,7 +78,6 @@ static Context scheduler;
 static unsigned start_lanes;            // lanes of warp start_warp that the running fiber may still begin
 static int start_warp;
 static unsigned order, rng;
-static unsigned block_votes;            // of the last __syncthreads_*: threads with a predicate that holds
 static unsigned char* shared_memory;
 static size_t shared_size;
 static void (*entry)(void*);
@@ -126,13 +125,13 @@ static void fiber_main() {
             const int lane = start_order[i];
             if (!(start_lanes >> lane & 1)) continue;
             Warp& w = warps[start_warp];
-            const int home = start_warp;
+            const int warp = start_warp;
             start_lanes &= ~(1u << lane);
             w.fresh &= ~(1u << lane);
             w.fiber[lane] = self;
-            select(home * 32 + lane);
+            select(warp * 32 + lane);
             entry(entry_argument);
-            warps[home].done |= 1u << lane;
+            warps[warp].done |= 1u << lane;
         }
         self->next = idle;
         idle = self;
@@ -183,10 +182,10 @@ static inline void wait_warp(unsigned mask, int line, uint64_t value) {
     leave(w.fiber[lane]);
 }
 
-static inline void wait_block(int line, uint64_t value) {
+static inline void wait_block(int line) {
     Warp& w = warps[current / 32];
     const int lane = current % 32;
-    w.line[lane] = line; w.slot[lane] = value;
+    w.line[lane] = line;
     w.at_block |= 1u << lane;
     leave(w.fiber[lane]);
 }
