@@ -281,3 +281,21 @@ __device__ __forceinline__ void combine_splits(const Attention& a, const float* 
         }
     }
 }
+
+// -- kernels ----------------------------------------------------------------------------------------------------------
+
+// NAME_SIZE_COLUMNS: values of up to SIZE elements, COLUMNS columns in a block.
+#define ATTEND(NAME, HALVES, SIZE, COLUMNS)                                                      \
+    extern "C" __global__ void __launch_bounds__(128, 2) NAME##_##SIZE##_##COLUMNS(ATTENTION) { \
+        attend<HALVES, SIZE / 64, COLUMNS>(ATTENTION_ARGS);                                      \
+    }
+#define ATTEND_SIZE(NAME, HALVES, SIZE) \
+    ATTEND(NAME, HALVES, SIZE, 1)       \
+    ATTEND(NAME, HALVES, SIZE, 4)       \
+    ATTEND(NAME, HALVES, SIZE, 8)
+#define ATTEND_SIZES(NAME, HALVES)  \
+    ATTEND_SIZE(NAME, HALVES, 64)   \
+    ATTEND_SIZE(NAME, HALVES, 128)  \
+    ATTEND_SIZE(NAME, HALVES, 256)  \
+    ATTEND(NAME, HALVES, 512, 1)    \
+    ATTEND(NAME, HALVES, 512, 4)

@@ -308,3 +308,13 @@ template <class T>
 __device__ __forceinline__ int second_of(int u) {
     return T::ELEMENTS == 32 ? T::second(u) : (u >> 3) * 256 + T::second(u & 7);
 }
+
+// -- lists of types ---------------------------------------------------------------------------------------------------
+
+// X(name in kernels, Kind) for each type of a family, those that repack.py rearranges and the others.
+#define PLAIN_PACKED(X) X(q4_0, Q4_0) X(q4_1, Q4_1) X(q5_0, Q5_0) X(q5_1, Q5_1) X(q8_0, Q8_0)
+#define K_PACKED(X) X(q2_k, Q2_K) X(q3_k, Q3_K) X(q6_k, Q6_K)
+#define K_OTHERS(X) X(q4_k, Q4_K) X(q5_k, Q5_K)
+#define TABLE_PACKED(X) X(iq4_nl, IQ4_NL) X(mxfp4, MXFP4)
+#define TABLE_OTHERS(X) X(iq4_xs, IQ4_XS)
+#define ALL_PACKED(X) PLAIN_PACKED(X) K_PACKED(X) TABLE_PACKED(X)

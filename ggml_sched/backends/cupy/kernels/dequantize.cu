@@ -50,19 +50,12 @@ __device__ __forceinline__ void decode(const View& w, char* out, int64_t n, int 
     }
 }
 
-#define DECODE View w, char *__restrict__ out, int64_t n, int to, int packed
-#define DECODE_ARGS w, out, n, to, packed
+#define DECODE(NAME, KIND)                                                                              \
+    extern "C" __global__ void __launch_bounds__(256) NAME(View w, char* __restrict__ out, int64_t n,   \
+                                                           int to, int packed) {                        \
+        decode<KIND>(w, out, n, to, packed);                                                            \
+    }
 
-extern "C" __global__ void __launch_bounds__(256) q4_0(DECODE) { decode<Q4_0>(DECODE_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) q4_1(DECODE) { decode<Q4_1>(DECODE_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) q5_0(DECODE) { decode<Q5_0>(DECODE_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) q5_1(DECODE) { decode<Q5_1>(DECODE_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) q8_0(DECODE) { decode<Q8_0>(DECODE_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) q2_k(DECODE) { decode<Q2_K>(DECODE_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) q3_k(DECODE) { decode<Q3_K>(DECODE_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) q4_k(DECODE) { decode<Q4_K>(DECODE_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) q5_k(DECODE) { decode<Q5_K>(DECODE_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) q6_k(DECODE) { decode<Q6_K>(DECODE_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) iq4_nl(DECODE) { decode<IQ4_NL>(DECODE_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) iq4_xs(DECODE) { decode<IQ4_XS>(DECODE_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) mxfp4(DECODE) { decode<MXFP4>(DECODE_ARGS); }
+ALL_PACKED(DECODE)
+K_OTHERS(DECODE)
+TABLE_OTHERS(DECODE)

@@ -264,3 +264,12 @@ __device__ __forceinline__ void many_exact(TILED) {
         store_tile(a, pairs, s, row, d, sum);
     }
 }
+
+// -- kernels ----------------------------------------------------------------------------------------------------------
+
+#define MANY_KERNEL(NAME, WORK) \
+    extern "C" __global__ void __launch_bounds__(256) NAME(TILED) { WORK(TILED_ARGS); }
+// exact_NAME: f32 columns.
+#define MANY_BLOCKS(NAME, KIND)   \
+    MANY_KERNEL(NAME, many<KIND>) \
+    MANY_KERNEL(exact_##NAME, many_exact<KIND>)

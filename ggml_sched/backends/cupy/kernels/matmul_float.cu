@@ -1,6 +1,6 @@
 // matmul.cuh for plain types: f32 f16 bf16.
 #include "matmul.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) f32(TILED) { many_exact<F32>(TILED_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) f16(TILED) { many_exact<F16>(TILED_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) bf16(TILED) { many_exact<BF16>(TILED_ARGS); }
+MANY_KERNEL(f32, many_exact<F32>)
+MANY_KERNEL(f16, many_exact<F16>)
+MANY_KERNEL(bf16, many_exact<BF16>)

@@ -249,3 +249,22 @@ __device__ __forceinline__ void few_plain(PRODUCT) {
     (void)runs;
     FOR_EACH_PRODUCT(COLUMNS, (plain_rows<KIND, COLUMNS>(a, weights, x + pair.x, column, sum)))
 }
+
+// -- kernels ----------------------------------------------------------------------------------------------------------
+
+// NAME_1, NAME_8: one column, or up to eight.
+#define FEW_KERNEL(NAME, PER_SM, ...) \
+    extern "C" __global__ void __launch_bounds__(128, PER_SM) NAME(PRODUCT) { __VA_ARGS__(PRODUCT_ARGS); }
+#define FEW_PLAIN(NAME, KIND)                             \
+    FEW_KERNEL(NAME##_1, 4, few_plain<KIND, 1>)           \
+    FEW_KERNEL(NAME##_8, 3, few_plain<KIND, 8>)
+// exact_NAME: one f32 column.
+#define FEW_BLOCKS(NAME, KIND)                            \
+    FEW_KERNEL(NAME##_1, 4, few<KIND, false, 1>)          \
+    FEW_KERNEL(NAME##_8, 3, few<KIND, false, 8>)          \
+    FEW_KERNEL(exact_##NAME, 4, few_exact<KIND>)
+// packed_NAME: rows as repack.py leaves them.
+#define FEW_PACKED_BLOCKS(NAME, KIND)                     \
+    FEW_BLOCKS(NAME, KIND)                                \
+    FEW_KERNEL(packed_##NAME##_1, 4, few<KIND, true, 1>)  \
+    FEW_KERNEL(packed_##NAME##_8, 3, few<KIND, true, 8>)

@@ -28,16 +28,10 @@ __device__ __forceinline__ void get(const View& a, const View& ids, const View& 
     }
 }
 
-#define ROWS View a, View ids, View d, int64_t n, Fault *word, int position
-#define ROWS_ARGS a, ids, d, n, word, position
+#define GET(NAME, KIND)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(256) NAME(View a, View ids, View d, int64_t n, Fault* word, \
+                                                           int position) {                              \
+        get<KIND>(a, ids, d, n, word, position);                                                        \
+    }
 
-extern "C" __global__ void __launch_bounds__(256) q4_0(ROWS) { get<Q4_0>(ROWS_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) q4_1(ROWS) { get<Q4_1>(ROWS_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) q5_0(ROWS) { get<Q5_0>(ROWS_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) q5_1(ROWS) { get<Q5_1>(ROWS_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) q8_0(ROWS) { get<Q8_0>(ROWS_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) q2_k(ROWS) { get<Q2_K>(ROWS_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) q3_k(ROWS) { get<Q3_K>(ROWS_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) q6_k(ROWS) { get<Q6_K>(ROWS_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) iq4_nl(ROWS) { get<IQ4_NL>(ROWS_ARGS); }
-extern "C" __global__ void __launch_bounds__(256) mxfp4(ROWS) { get<MXFP4>(ROWS_ARGS); }
+ALL_PACKED(GET)
