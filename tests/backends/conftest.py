@@ -1,4 +1,4 @@
-"""Runs op tests with the compiled kernels and with the oracle in NumPy."""
+"""Runs op tests with the oracle in NumPy, and with the compiled kernels of each instruction set of this machine."""
 
 from __future__ import annotations
 
@@ -10,19 +10,26 @@ from ggml_sched.backends.cpu import _kernels
 ISAS = ("portable", "avx2", "avx512")
 
 
-@pytest.fixture(params=["compiled", "numpy"])
-def kernels(request, monkeypatch) -> str:
-    """The kernels that `op_results.compute` runs."""
-    monkeypatch.setattr(op_results, "KERNELS", request.param)
-    return request.param
+def use_isa(name: str, monkeypatch) -> str:
+    """Cap the instruction set of plans that are made in the test."""
+    monkeypatch.delenv("GGML_SCHED_ISA", raising=False)
+    if ISAS.index(name) > ISAS.index(_kernels.isa()):
+        pytest.skip(f"this processor has no {name}")
+    monkeypatch.setenv("GGML_SCHED_ISA", name)
+    assert _kernels.isa() == name
+    return name
 
 
 @pytest.fixture(params=ISAS)
 def isa(request, monkeypatch) -> str:
-    """Each instruction set of this machine, in turn: plans made in the test use it."""
-    monkeypatch.delenv("GGML_SCHED_ISA", raising=False)
-    if ISAS.index(request.param) > ISAS.index(_kernels.isa()):
-        pytest.skip(f"this processor has no {request.param}")
-    monkeypatch.setenv("GGML_SCHED_ISA", request.param)
-    assert _kernels.isa() == request.param
+    """Each instruction set of this machine, in turn."""
+    return use_isa(request.param, monkeypatch)
+
+
+@pytest.fixture(params=["numpy", *ISAS])
+def kernels(request, monkeypatch) -> str:
+    """The kernels that `op_results.compute` runs: the oracle, or those of an instruction set."""
+    if request.param != "numpy":
+        use_isa(request.param, monkeypatch)
+    monkeypatch.setattr(op_results, "KERNELS", "numpy" if request.param == "numpy" else "compiled")
     return request.param

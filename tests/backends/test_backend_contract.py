@@ -300,11 +300,7 @@ def test_copies_try_the_destination_then_the_source_then_the_host():
         ((), ("from",)): [("dst", "from"), ("dst", "synchronize")],
         (("to",), ()): [("dst", "from"), ("src", "to"), ("src", "synchronize")],
         ((), ()): [
-            ("dst", "from"),
-            ("src", "to"),
-            ("src", "get"),
-            ("src", "synchronize"),
-            ("dst", "set"),
+            ("dst", "from"), ("src", "to"), ("src", "get"), ("src", "synchronize"), ("dst", "set"),
             ("dst", "synchronize"),
         ],
     }

@@ -1,8 +1,8 @@
-"""Compiled matrix products against f64 products of the same activations: every type, ISA, shape and layout.
+"""Matrix products against f64 products of the same activations: every type, instruction set, shape and layout.
 
-Quantised weights meet activations of 8 bits; `eight_bits` is the NumPy twin of that rounding, so what is left to
-compare is the order of f32 additions.  `compute` insists on the same bits for 1, 2 and 3 threads.  ggml is not
-compared: its results for values outside any model's range may differ.
+The compiled kernels multiply quantised weights with activations of 8 bits; `eight_bits` rounds as they do, so that only
+the order of f32 additions remains to be compared.  The oracle rounds nothing.  `compute` asserts the same bits for 1, 2
+and 3 threads.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 from functools import cache, partial
 
 import numpy as np
+import op_results
 import pytest
-from op_results import compute as compute_everywhere
-from op_results import place, raw
+from op_results import compute
 
 import ggml_sched as gs
 from ggml_sched.graph import quants
 
-compute = partial(compute_everywhere, ggml=False)
+without_ggml = partial(compute, ggml=False)
+"""ggml's results for values outside any model's range may differ."""
 FLOATS = ("f32", "f16", "bf16")
 BLOCKS = tuple(str(kind) for kind in sorted(quants.QUANTIZED))
 RNG = np.random.default_rng(9)
@@ -57,7 +58,8 @@ def eight_bits(x: np.ndarray) -> np.ndarray:
 
 
 def met(type: str, x: np.ndarray) -> np.ndarray:
-    return eight_bits(x) if type in BLOCKS else x.astype(np.float64)
+    """Activations as the kernels multiply them with weights of a type."""
+    return eight_bits(x) if type in BLOCKS and op_results.KERNELS == "compiled" else x.astype(np.float64)
 
 
 def assert_product(got: np.ndarray, w: np.ndarray, x: np.ndarray) -> None:
@@ -70,10 +72,10 @@ def assert_product(got: np.ndarray, w: np.ndarray, x: np.ndarray) -> None:
     assert np.abs(got.reshape((x @ w).shape) - x @ w).max() <= TIGHT * scale
 
 
-def run(type: str, held: np.ndarray, a_ne: tuple[int, ...], x: np.ndarray, type_b: str = "f32") -> np.ndarray:
+def run(type: str, held: np.ndarray, a_ne: tuple[int, ...], x: np.ndarray, ggml: bool = False) -> np.ndarray:
     ctx = gs.Context()
-    a, b = ctx.tensor(type, a_ne), ctx.tensor(type_b, x.shape[::-1])
-    return compute(ctx, ctx.mul_mat(a, b), {a: held, b: x})
+    a, b = ctx.tensor(type, a_ne), ctx.tensor("f32", x.shape[::-1])
+    return compute(ctx, ctx.mul_mat(a, b), {a: held, b: x}, ggml)
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -83,16 +85,16 @@ def normal(*shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 13, 40])
 @pytest.mark.parametrize("type", FLOATS + BLOCKS)
-def test_every_type_with_few_and_many_columns(isa, type, n):
+def test_every_type_with_few_and_many_columns(kernels, type, n):
     for blocks, m in ((1, 5), (9, 37), (3, 70)):
         k = blocks * block_size(type) if type in BLOCKS else blocks * 15 + 1
         held, w = weights(type, m, k)
         x = normal(n, k)
-        assert_product(run(type, held, (k, m), x), w, met(type, x))
+        assert_product(run(type, held, (k, m), x, ggml=True), w, met(type, x))
 
 
 @pytest.mark.parametrize("type", ["f32", "f16", "q8_0", "q4_0", "q4_1", "q4_K", "q6_K", "q2_K"])
-def test_rows_longer_than_a_repacked_panel_and_many_parts(isa, type):
+def test_rows_longer_than_a_repacked_panel_and_many_parts(kernels, type):
     k = 4608 if type in BLOCKS else 2051
     held, w = weights(type, 130, k)
     for n in (1, 9, 250):
@@ -102,17 +104,17 @@ def test_rows_longer_than_a_repacked_panel_and_many_parts(isa, type):
 
 @pytest.mark.parametrize("type", ["f32", "bf16", "q5_1", "q3_K"])
 @pytest.mark.parametrize("shape", [(2, 3, 2, 3, 1), (2, 1, 6, 1, 4), (1, 2, 1, 4, 3), (2, 2, 4, 6, 5), (1, 3, 2, 9, 2)])
-def test_one_matrix_meets_all_the_batches_that_share_it(isa, type, shape):
+def test_one_matrix_meets_all_the_batches_that_share_it(kernels, type, shape):
     a3, a2, b3, b2, n = shape
     k = 2 * max(block_size(type), 24)
     held, w = weights(type, a3, a2, 33, k)
     x = normal(b3, b2, n, k)
-    assert_product(run(type, held, (k, 33, a2, a3), x), w, met(type, x))
+    assert_product(run(type, held, (k, 33, a2, a3), x, ggml=True), w, met(type, x))
 
 
 @pytest.mark.parametrize("type", ["f32", "f16", "q8_0", "q6_K"])
 @pytest.mark.parametrize("n", [1, 4, 17])
-def test_views_of_a_cache_and_permuted_activations(isa, type, n):
+def test_views_of_a_cache_and_permuted_activations(kernels, type, n):
     heads, kv_heads, n_kv, n_ctx = 6, 2, 35, 50
     d = block_size(type) if type in BLOCKS else 40
     held, w = weights(type, n_ctx, kv_heads, d)
@@ -126,9 +128,32 @@ def test_views_of_a_cache_and_permuted_activations(isa, type, n):
     assert_product(got, w, met(type, x.swapaxes(0, 1)))
 
 
-@pytest.mark.parametrize("type", ["f32", "q4_0"])
+@pytest.mark.parametrize("type", FLOATS)
+def test_values_that_lie_transposed_in_their_cache(kernels, type):
+    """Rows of one channel over the positions."""
+    d, heads, kv_heads, n_kv, n_ctx, n = 8, 6, 2, 5, 9, 3
+    held, w = weights(type, kv_heads * d, n_ctx)
+    x = normal(heads, n, n_kv)
+    ctx = gs.Context()
+    cache, scores = ctx.tensor(type, (n_ctx, d * kv_heads)), ctx.tensor("f32", (n_kv, n, heads))
+    values = ctx.view_3d(cache, n_kv, d, kv_heads, cache.nb[1], d * cache.nb[1])
+    got = compute(ctx, ctx.mul_mat(values, scores), {cache: held, scores: x})
+    assert_product(got, w[:, :n_kv].reshape(kv_heads, d, n_kv), x)
+
+
+@pytest.mark.parametrize("type", ["f32", "f16", "q8_0"])
+def test_products_of_nothing(kernels, type):
+    for a_ne, b_ne in (((32, 0), (32, 4)), ((32, 5), (32, 0)), ((0, 5), (0, 4))):
+        ctx = gs.Context()
+        assert not compute(ctx, ctx.mul_mat(ctx.tensor(type, a_ne), ctx.tensor("f32", b_ne)), {}).any()
+    ctx = gs.Context()
+    a, b, ids = ctx.tensor(type, (32, 5, 3)), ctx.tensor("f32", (32, 1, 0)), ctx.tensor("i32", (2, 0))
+    assert compute(ctx, ctx.mul_mat_id(a, b, ids), {}).size == 0
+
+
+@pytest.mark.parametrize("type", [*FLOATS, "q4_0"])
 @pytest.mark.parametrize("type_b", FLOATS)
-def test_activations_of_any_type_and_stride(isa, type, type_b):
+def test_activations_of_any_type_and_stride(kernels, type, type_b):
     k, m, n = 96, 19, 11
     held, w = weights(type, m, k)
     _, x = weights(type_b, k, n)
@@ -140,7 +165,7 @@ def test_activations_of_any_type_and_stride(isa, type, type_b):
 
 @pytest.mark.parametrize("type", FLOATS + BLOCKS)
 @pytest.mark.parametrize(("n_used", "slots", "n_tokens"), [(2, 1, 1), (3, 3, 5), (2, 1, 40)])
-def test_tokens_meet_the_experts_that_they_chose(isa, type, n_used, slots, n_tokens):
+def test_tokens_meet_the_experts_that_they_chose(kernels, type, n_used, slots, n_tokens):
     k, m, n_expert = block_size(type) if type in BLOCKS else 40, 37, 5
     held, w = weights(type, n_expert, m, k)
     x = normal(n_tokens, slots, k)
@@ -153,26 +178,6 @@ def test_tokens_meet_the_experts_that_they_chose(isa, type, n_used, slots, n_tok
     for token in range(n_tokens):
         for used in range(n_used):
             assert_product(got[token, used], w[names[token, used]], y[token, used % slots])
-
-
-@pytest.mark.parametrize("bad", [-1, 5, 2**31 - 1, -(2**31)])
-def test_a_wrong_expert_is_an_error_that_changes_nothing(isa, bad):
-    ctx = gs.Context()
-    a, b, ids = ctx.tensor("q4_0", (32, 3, 5)), ctx.tensor("f32", (32, 1, 2)), ctx.tensor("i32", (2, 2))
-    out = ctx.set_name(ctx.mul_mat_id(a, b, ids), "experts")
-    with gs.CpuBackend() as backend:
-        buffer = place(ctx, backend, poison=0x7F)
-        a.set(weights("q4_0", 5, 3, 32)[0])
-        b.set(normal(2, 1, 32))
-        ids.set(np.int32([[0, 1], [4, bad]]))
-        before = raw(out)
-        with pytest.raises(gs.Error, match=f"experts.*{bad}|{bad}.*experts"):
-            backend.graph_compute(gs.Graph(out))
-        assert raw(out) == before
-        ids.set(np.int32([[0, 1], [4, 3]]))
-        backend.graph_compute(gs.Graph(out))
-        assert np.isfinite(out.numpy()).all()
-        buffer.close()
 
 
 @pytest.mark.parametrize("type", FLOATS + BLOCKS)
@@ -217,14 +222,14 @@ def test_eight_bits_are_close_to_exact_products(isa, type, n):
     assert ((got - want) ** 2).sum() <= 1e-4 * (want**2).sum()
 
 
-def test_an_expert_nobody_chose_is_not_read(isa):
+def test_an_expert_that_no_token_chose_is_not_read(isa):
     """Its weights are NaN, and stay out of every result."""
     held = weights("q8_0", 3, 8, 32)[0].copy()
     held[1, :, :, :2] = np.float16([np.nan]).view(np.uint8)
     x, names = normal(6, 1, 32), np.int32([[0], [2], [0], [2], [2], [0]])
     ctx = gs.Context()
     a, b, ids = ctx.tensor("q8_0", (32, 8, 3)), ctx.tensor("f32", (32, 1, 6)), ctx.tensor("i32", (1, 6))
-    got = compute(ctx, ctx.mul_mat_id(a, b, ids), {a: held, b: x, ids: names})
+    got = without_ggml(ctx, ctx.mul_mat_id(a, b, ids), {a: held, b: x, ids: names})
     assert np.isfinite(got).all()
 
 

@@ -40,9 +40,7 @@ def test_diag_mask(n_past):
     x = random(RNG, 5, 3, 2)
     future = np.triu(np.ones((3, 5), bool), n_past + 1)
     for op, value in ((ctx.diag_mask_inf, -INF), (ctx.diag_mask_zero, 0)):
-        assert np.array_equal(
-            compute(ctx, op(a, n_past), {a: x}), np.where(future, value, x).astype(np.float32)
-        )
+        assert np.array_equal(compute(ctx, op(a, n_past), {a: x}), np.where(future, value, x).astype(np.float32))
 
 
 def soft_max(x, mask=None, scale=1.0, max_bias=0.0, sinks=None):
@@ -64,12 +62,9 @@ def test_soft_max(type, max_bias, with_sinks):
     if type is None and max_bias:
         pytest.skip("alibi needs a mask")
     for ne, mask_ne in (
-        ((7, 3, 6, 2), (7, 4, 1, 1)),
-        ((7, 3, 6, 4), (7, 3, 3, 2)),
-        ((9, 1, 3, 1), (9, 1, 3, 1)),
-        ((1, 1, 1, 1), (1, 1, 1, 1)),
-        ((4, 0, 1, 1), (4, 2, 1, 1)),
-        ((600, 40, 5, 1), (600, 40, 1, 1)),
+        ((7, 3, 6, 2), (7, 4, 1, 1)), ((7, 3, 6, 4), (7, 3, 3, 2)), ((9, 1, 3, 1), (9, 1, 3, 1)),
+        ((1, 1, 1, 1), (1, 1, 1, 1)), ((4, 0, 1, 1), (4, 2, 1, 1)), ((600, 40, 5, 1), (600, 40, 1, 1)),
+        ((64, 7, 4, 2), (64, 8, 1, 1)), ((1000, 33, 2, 1), (1000, 34, 1, 1)),
     ):
         ctx = gs.Context()
         a, sinks = ctx.tensor("f32", ne), ctx.tensor("f32", (ne[2],))
@@ -87,20 +82,12 @@ def test_soft_max_of_large_values_does_not_overflow_and_masked_rows_are_nan():
     a = ctx.tensor("f32", (3, 2))
     x = np.float32([[1e4, 1e4, -1e4], [-INF, -INF, -INF]])
     assert_close(compute(ctx, ctx.soft_max(a), {a: x}), [[0.5, 0.5, 0], [np.nan] * 3])
+    mask = ctx.tensor("f32", (3, 2))
+    assert np.isnan(compute(ctx, ctx.soft_max(a, mask), {a: np.ones((2, 3)), mask: np.full((2, 3), -INF)})).all()
 
 
 def rotated(
-    x,
-    positions,
-    n_dims,
-    neox,
-    base=10000.0,
-    scale=1.0,
-    factors=None,
-    ext=0.0,
-    attn=1.0,
-    fast=32.0,
-    slow=1.0,
+    x, positions, n_dims, neox, base=10000.0, scale=1.0, factors=None, ext=0.0, attn=1.0, fast=32.0, slow=1.0,
     n_ctx_orig=0,
 ):
     """Rope pair by pair with complex numbers."""
@@ -139,6 +126,17 @@ def test_rope(mode, type, n_dims):
 
 
 @pytest.mark.parametrize("mode", ["normal", "neox"])
+@pytest.mark.parametrize("type", ["f32", "f16"])
+def test_rope_of_whole_vectors_and_of_many_positions(mode, type):
+    for d, n_dims, heads, n in ((64, 64, 3, 5), (80, 32, 2, 300), (96, 64, 4, 0)):
+        ctx = gs.Context()
+        a, pos = ctx.tensor(type, (d, heads, n)), ctx.tensor("i32", (n,))
+        x, p = random(RNG, d, heads, n), RNG.integers(0, 4000, n).astype(np.int32)
+        got = compute(ctx, ctx.rope(a, pos, n_dims, mode), {a: x, pos: p})
+        assert_close(got, rotated(stored(x, type)[None], p, n_dims, mode == "neox"), type)
+
+
+@pytest.mark.parametrize("mode", ["normal", "neox"])
 def test_rope_with_factors_and_yarn(mode):
     ctx = gs.Context()
     a, pos, ff = ctx.tensor("f32", (64, 2, 3)), ctx.tensor("i32", (3,)), ctx.tensor("f32", (40,))
@@ -155,9 +153,7 @@ def test_rope_with_factors_and_yarn(mode):
     want = rotated(x[None], p, 64, mode == "neox", 5e5, 0.25, f, 1.0, 1.1, 16.0, 2.0, 4096)
     assert_close(compute(ctx, out, {a: x, pos: p, ff: f}), want)
     plain = ctx.rope(a, pos, 64, mode, ff, freq_base=5e5, freq_scale=0.5)
-    assert_close(
-        compute(ctx, plain, {a: x, pos: p, ff: f}), rotated(x[None], p, 64, mode == "neox", 5e5, 0.5, f)
-    )
+    assert_close(compute(ctx, plain, {a: x, pos: p, ff: f}), rotated(x[None], p, 64, mode == "neox", 5e5, 0.5, f))
 
 
 def test_rope_of_a_view_and_in_place():
@@ -214,26 +210,43 @@ def test_flash_attn_ext(type, case):
         "all": {"mask": 1, "max_bias": 4.0, "softcap": 2.0, "sinks": 1},
     }[case]
     out = ctx.flash_attn_ext(
-        q,
-        k,
-        v,
-        mask if "mask" in options else None,
-        0.2,
-        options.get("max_bias", 0.0),
-        options.get("softcap", 0.0),
+        q, k, v, mask if "mask" in options else None, 0.2, options.get("max_bias", 0.0), options.get("softcap", 0.0),
         sinks if "sinks" in options else None,
     )
     want = attention(
-        x,
-        stored(y, type),
-        stored(z, type),
-        m if "mask" in options else None,
-        0.2,
-        options.get("max_bias", 0.0),
-        options.get("softcap", 0.0),
-        s[0, 0, 0] if "sinks" in options else None,
+        x, stored(y, type), stored(z, type), m if "mask" in options else None, 0.2, options.get("max_bias", 0.0),
+        options.get("softcap", 0.0), s[0, 0, 0] if "sinks" in options else None,
     )
     assert_close(compute(ctx, out, {q: x, k: y, v: z, mask: m, sinks: s[0, 0, 0]}), want)
+
+
+SIZES = [
+    # d, d_v, heads, key heads, rows, keys
+    (64, 64, 4, 4, 1, 32), (64, 64, 8, 2, 1, 700), (128, 128, 2, 1, 3, 300), (40, 24, 6, 3, 1, 257),
+    (64, 64, 4, 2, 37, 96), (128, 64, 2, 2, 130, 200), (24, 40, 3, 3, 9, 65), (16, 16, 2, 1, 70, 1),
+    (576, 512, 8, 1, 2, 33),
+]
+
+
+@pytest.mark.parametrize("type", [*FLOATS, "q8_0"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_flash_attention_of_few_and_of_many_rows(size, type):
+    d, d_v, n_head, n_kv_head, n_rows, n_kv = size
+    if type == "q8_0" and (d % 32 or d_v % 32):
+        pytest.skip("rows of whole blocks")
+    for masked, max_bias, softcap, with_sinks in ((0, 0, 0, 0), (1, 0, 0, 0), (1, 8.0, 0, 1), (1, 0, 5.0, 1)):
+        ctx = gs.Context()
+        q, sinks = ctx.tensor("f32", (d, n_rows, n_head, 2)), ctx.tensor("f32", (n_head,))
+        k, v = ctx.tensor(type, (d, n_kv, n_kv_head, 2)), ctx.tensor(type, (d_v, n_kv, n_kv_head, 2))
+        mask = ctx.tensor("f16", (n_kv, n_rows))
+        x, y, z, s = (random(RNG, *t.ne) for t in (q, k, v, sinks))
+        m, s = causal(n_kv, n_rows).astype(np.float16), s[0, 0, 0]
+        options = (d**-0.5, max_bias, softcap)
+        out = ctx.flash_attn_ext(q, k, v, mask if masked else None, *options, sinks if with_sinks else None)
+        got = compute(ctx, out, {q: x, k: y, v: z, mask: m, sinks: s})
+        want = attention(x, stored(y, type), stored(z, type), m[None, None] if masked else None, *options,
+                         s if with_sinks else None)
+        assert_close(got, want)
 
 
 def test_flash_attention_over_a_permuted_cache():
@@ -244,9 +257,7 @@ def test_flash_attention_over_a_permuted_cache():
     x, c = random(RNG, d, n_head, n_rows), random(RNG, d * n_kv_head, 10)
     held = stored(c, "f16")[:n_kv].reshape(n_kv, n_kv_head, d).swapaxes(0, 1)[None]
     out = ctx.flash_attn_ext(ctx.permute(q, 0, 2, 1, 3), view, view, None, 0.3)
-    assert_close(
-        compute(ctx, out, {q: x, cache: c}), attention(x.swapaxes(0, 1)[None], held, held, None, 0.3)
-    )
+    assert_close(compute(ctx, out, {q: x, cache: c}), attention(x.swapaxes(0, 1)[None], held, held, None, 0.3))
 
 
 def test_flash_attention_never_looks_at_masked_cells():
@@ -264,12 +275,7 @@ def test_flash_attention_never_looks_at_masked_cells():
     for use in (None, sinks):
         got = compute(ctx, ctx.flash_attn_ext(q, k, v, mask, 0.5, sinks=use), values)
         want = attention(
-            x[None],
-            y16[None, None],
-            z16[None, None],
-            m[None, None],
-            0.5,
-            sinks=None if use is None else [0.3, -1],
+            x[None], y16[None, None], z16[None, None], m[None, None], 0.5, sinks=None if use is None else [0.3, -1],
         )
         assert_close(got, want)
         assert not got.reshape(3, 2, 4)[2].any()

@@ -39,6 +39,12 @@ def test_dup_and_cont_keep_every_bit(type):
     assert np.array_equal(compute(ctx, ctx.cont(swapped), {a: x}), held.swapaxes(0, 1))
     rows = ctx.view_2d(a, n // 2, 2, 2 * a.nb[1])
     assert np.array_equal(compute(ctx, ctx.cont(rows), {a: x}), held.reshape(6, n)[0:4:2, : n // 2])
+    assert np.array_equal(compute(ctx, ctx.cpy(a, ctx.tensor(type, (n, 6))), {a: x}), held.reshape(6, n))
+    if type in PLAIN:
+        turned = ctx.transpose(a)
+        assert np.array_equal(compute(ctx, ctx.cont(turned), {a: x}), held.swapaxes(1, 2))
+        flat = ctx.cpy(turned, ctx.tensor(type, (6 * n,)))
+        assert np.array_equal(compute(ctx, flat, {a: x}), held.swapaxes(1, 2).reshape(-1))
 
 
 def test_cont_of_a_transposed_with_other_extents():
@@ -58,6 +64,18 @@ def test_cast_between_floats_and_blocks(source, to):
     got = compute(ctx, ctx.cast(ctx.permute(a, 0, 2, 1, 3), to), {a: x})
     want = held if source == to else stored(held.astype(np.float32), to)
     assert np.array_equal(got, want.swapaxes(0, 1))
+
+
+@pytest.mark.parametrize("to", FLOATS)
+@pytest.mark.parametrize("source", FLOATS)
+def test_cast_of_turned_floats_and_of_special_values(source, to):
+    ctx = gs.Context()
+    a, b = ctx.tensor(source, (37, 21, 4)), ctx.tensor(source, (9,))
+    x, y = random(RNG, 37, 21, 4), np.float32([0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e30, 3e38, 0.6249])
+    want = stored(stored(x, source).astype(np.float32), to).swapaxes(1, 2)
+    assert np.array_equal(compute(ctx, ctx.cast(ctx.permute(a, 1, 0, 2, 3), to), {a: x}), want)
+    got = compute(ctx, ctx.cast(b, to), {b: y}, ggml=False)     # equal to the oracle's
+    assert np.isnan(got[4]) and got[:4].tolist() == [0, 0, np.inf, -np.inf]
 
 
 def test_cast_between_f32_and_i32():
@@ -132,9 +150,7 @@ def test_repeat(type):
     ctx = gs.Context()
     a, like = ctx.tensor(type, (3, 2, 1, 2)), ctx.tensor("f32", (6, 2, 5, 4))
     x = values_of(type, 3, 2, 1, 2)
-    assert np.array_equal(
-        compute(ctx, ctx.repeat(a, like), {a: x}), np.tile(x.astype(PLAIN[type]), (2, 5, 1, 2))
-    )
+    assert np.array_equal(compute(ctx, ctx.repeat(a, like), {a: x}), np.tile(x.astype(PLAIN[type]), (2, 5, 1, 2)))
     b, swapped = ctx.tensor(type, (2, 3)), ctx.tensor("f32", (3, 4))
     y = values_of(type, 2, 3)
     assert np.array_equal(

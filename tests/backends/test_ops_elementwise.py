@@ -20,14 +20,9 @@ BINARY = {
     "div": lambda a, b: a / b,
 }
 SHAPES = [
-    ((5, 4, 3, 2), (5, 4, 3, 2)),
-    ((5, 4, 3, 2), (5, 1, 1, 1)),
-    ((5, 4, 3, 2), (1, 4, 1, 2)),
-    ((5, 4, 3, 2), (1, 1, 1, 1)),
-    ((6, 4, 3, 4), (3, 2, 1, 2)),
-    ((1, 1, 1, 1), (1, 1, 1, 1)),
-    ((0, 4, 3, 2), (0, 4, 1, 1)),
-    ((7, 0, 1, 1), (7, 0, 1, 1)),
+    ((5, 4, 3, 2), (5, 4, 3, 2)), ((5, 4, 3, 2), (5, 1, 1, 1)), ((5, 4, 3, 2), (1, 4, 1, 2)),
+    ((5, 4, 3, 2), (1, 1, 1, 1)), ((6, 4, 3, 4), (3, 2, 1, 2)), ((1, 1, 1, 1), (1, 1, 1, 1)),
+    ((0, 4, 3, 2), (0, 4, 1, 1)), ((7, 0, 1, 1), (7, 0, 1, 1)),
 ]
 
 
@@ -36,14 +31,15 @@ def tiled(b: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.tile(b, [n // m if m else 1 for n, m in zip(shape, b.shape, strict=True)])
 
 
-@pytest.mark.parametrize("ne", SHAPES, ids=str)
+@pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("op", BINARY)
-def test_binary_broadcasts(op, ne):
-    ctx = gs.Context()
-    a, b = ctx.tensor("f32", ne[0]), ctx.tensor("f32", ne[1])
-    x, y = random(RNG, *ne[0]), random(RNG, *ne[1], low=0.5)
-    got = compute(ctx, getattr(ctx, op)(a, b), {a: x, b: y})
-    assert_close(got, BINARY[op](x.astype(float), tiled(y.astype(float), x.shape)))
+def test_binary_broadcasts(op, type):
+    for ne in SHAPES:
+        ctx = gs.Context()
+        a, b = ctx.tensor(type, ne[0]), ctx.tensor(type, ne[1])
+        x, y = random(RNG, *ne[0]), random(RNG, *ne[1], low=0.5)
+        got, held = compute(ctx, getattr(ctx, op)(a, b), {a: x, b: y}), stored(x, type)
+        assert_close(got, BINARY[op](held, tiled(stored(y, type), held.shape)), type)
 
 
 @pytest.mark.parametrize("type_b", FLOATS)
@@ -57,15 +53,16 @@ def test_binary_types(op, type_a, type_b):
     assert_close(got, BINARY[op](stored(x, type_a), stored(y, type_b)), type_a)
 
 
+@pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("op", BINARY)
-def test_binary_of_permuted_and_sliced_operands(op):
+def test_binary_of_permuted_and_sliced_operands(op, type):
     ctx = gs.Context()
-    a, b = ctx.tensor("f32", (4, 6, 3)), ctx.tensor("f32", (8, 9, 3))
+    a, b = ctx.tensor(type, (4, 6, 3)), ctx.tensor("f32", (8, 9, 3))
     left = ctx.permute(a, 1, 0, 2, 3)
     right = ctx.view_3d(b, 6, 4, 3, b.nb[1] * 2, b.nb[2], 4)
     x, y = random(RNG, 4, 6, 3), random(RNG, 8, 9, 3, low=0.5)
     got = compute(ctx, getattr(ctx, op)(left, right), {a: x, b: y})
-    assert_close(got, BINARY[op](x.astype(float).swapaxes(1, 2), y.astype(float)[:, 0:8:2, 1:7]))
+    assert_close(got, BINARY[op](stored(x, type).swapaxes(1, 2), y.astype(float)[:, 0:8:2, 1:7]), type)
 
 
 def test_binary_in_place_writes_through_to_the_root():
@@ -73,9 +70,7 @@ def test_binary_in_place_writes_through_to_the_root():
     a, b = ctx.tensor("f32", (4, 6)), ctx.tensor("f32", (3,))
     rows = ctx.view_2d(a, 3, 2, a.nb[1] * 2, 4)
     x, y = random(RNG, 4, 6), random(RNG, 3)
-    got = compute(
-        ctx, ctx.add(ctx.view_2d(ctx.add(rows, b, inplace=True), 3, 2, a.nb[1] * 2), b), {a: x, b: y}
-    )
+    got = compute(ctx, ctx.add(ctx.view_2d(ctx.add(rows, b, inplace=True), 3, 2, a.nb[1] * 2), b), {a: x, b: y})
     assert_close(got, x[0:4:2, 1:4].astype(float) + 2 * y)
 
 
@@ -271,7 +266,7 @@ def test_glu(kind, type):
     ctx = gs.Context()
     gate = UNARY[GATES[kind]]
     tolerance = "f16" if GATES[kind] in HALVES and type == "f32" else type
-    for ne in ((14, 3, 2), (2,), (6, 0)):
+    for ne in ((14, 3, 2), (2,), (6, 0), (128, 4), (2200, 37)):
         n = ne[0] // 2
         a, b, c = ctx.tensor(type, ne), ctx.tensor(type, (n, *ne[1:])), ctx.tensor(type, (n, *ne[1:]))
         x, y, z = random(RNG, *ne), random(RNG, n, *ne[1:]), random(RNG, n, *ne[1:])
@@ -293,15 +288,12 @@ def test_glu_of_strided_rows():
     assert_close(compute(ctx, ctx.swiglu(view), {a: x}), UNARY["silu"](rows[:, :4]) * rows[:, 4:])
 
 
-def test_swiglu_oai():
-    ctx = gs.Context()
-    a, b = ctx.tensor("f32", (50,)), ctx.tensor("f32", (50,))
-    words = np.float32([1.702, 3.0]).view(np.int32).tolist()
-    out = ctx.restore(
-        "GLU:SWIGLU_OAI", "f32", (50, 1, 1, 1), (4, 200, 200, 200), (a, b), op_params=(3, 0, *words)
-    )
-    x, y = random(RNG, 50, low=-6, high=6), random(RNG, 50, low=-6, high=6)
-    gate, factor = np.minimum(x.astype(float), 3), np.clip(y.astype(float), -3, 3)
-    want = gate * sigmoid(1.702 * gate) * (factor + 1)
-    assert_close(compute(ctx, out, {a: x, b: y}), want)
-    assert_close(compute(ctx, ctx.swiglu_oai(a, b, 1.702, 3.0), {a: x, b: y}), want)
+@pytest.mark.parametrize("type", FLOATS)
+def test_swiglu_oai(type):
+    for n, rows in ((50, 1), (5, 3), (1100, 37)):
+        ctx = gs.Context()
+        a, b = ctx.tensor(type, (n, rows)), ctx.tensor(type, (n, rows))
+        x, y = random(RNG, n, rows, low=-6, high=6), random(RNG, n, rows, low=-6, high=6)
+        gate, factor = np.minimum(stored(x, type), 3), np.clip(stored(y, type), -3, 3)
+        want = gate * sigmoid(1.702 * gate) * (factor + 1)
+        assert_close(compute(ctx, ctx.swiglu_oai(a, b, 1.702, 3.0), {a: x, b: y}), want, type)

@@ -16,16 +16,7 @@ NE = (32, 6, 4, 2)
 
 def build(ctx: gs.Context, op: str, type: str) -> gs.Tensor | None:
     """A node of `op` laid out as the sources that it tolerates, or None where the type does not fit."""
-    only_f32 = {
-        "NORM",
-        "RMS_NORM",
-        "L2_NORM",
-        "GROUP_NORM",
-        "SOFT_MAX",
-        "DIAG_MASK_INF",
-        "DIAG_MASK_ZERO",
-        "ADD_ID",
-    }
+    only_f32 = {"NORM", "RMS_NORM", "L2_NORM", "GROUP_NORM", "SOFT_MAX", "DIAG_MASK_INF", "DIAG_MASK_ZERO", "ADD_ID"}
     if type != "f32" and op in only_f32 or type == "bf16" and op == "ROPE":
         return None
     a = ctx.tensor(type, NE, "a")
@@ -60,11 +51,7 @@ def build(ctx: gs.Context, op: str, type: str) -> gs.Tensor | None:
 def fill(ctx: gs.Context) -> None:
     for t in ctx.tensors:
         if t.op == "NONE":
-            t.set(
-                RNG.integers(0, 3, t.ne[::-1]).astype(np.int32)
-                if str(t.type) == "i32"
-                else random(RNG, *t.ne)
-            )
+            t.set(RNG.integers(0, 3, t.ne[::-1]).astype(np.int32) if str(t.type) == "i32" else random(RNG, *t.ne))
 
 
 TOLERANT = sorted(op for op, kernel in KERNELS.items() if kernel.inplace)
@@ -85,11 +72,7 @@ def test_a_tolerated_source_may_be_the_destination(op, type):
             backend.graph_compute(gs.Graph(node))
             want, home, tried = raw(node), node.offset, 0
             for i, source in enumerate(node.src):
-                same = source is not None and (source.type, source.ne, source.nb) == (
-                    node.type,
-                    node.ne,
-                    node.nb,
-                )
+                same = source is not None and (source.type, source.ne, source.nb) == (node.type, node.ne, node.nb)
                 if backend.inplace_sources(op) >> i & 1 and same:
                     gs.bind_resident(node, buffer, source.offset)
                     backend.graph_compute(gs.Graph(node))
@@ -129,44 +112,10 @@ def test_every_op_that_a_context_makes_has_a_kernel():
     missing = {op for op in op_names() if op not in KERNELS}
     assert not any(op.startswith(("UNARY", "GLU")) for op in missing)
     assert not missing & {
-        "DUP",
-        "CPY",
-        "CONT",
-        "ADD",
-        "ADD1",
-        "ADD_ID",
-        "SUB",
-        "MUL",
-        "DIV",
-        "SCALE",
-        "SQR",
-        "SQRT",
-        "LOG",
-        "SUM",
-        "SUM_ROWS",
-        "MEAN",
-        "REPEAT",
-        "CONCAT",
-        "NORM",
-        "RMS_NORM",
-        "GROUP_NORM",
-        "L2_NORM",
-        "MUL_MAT",
-        "MUL_MAT_ID",
-        "GET_ROWS",
-        "SET_ROWS",
-        "SET",
-        "DIAG_MASK_INF",
-        "DIAG_MASK_ZERO",
-        "SOFT_MAX",
-        "ROPE",
-        "CLAMP",
-        "ARGMAX",
-        "ARGSORT",
-        "TOP_K",
-        "ARANGE",
-        "PAD",
-        "FLASH_ATTN_EXT",
+        "DUP", "CPY", "CONT", "ADD", "ADD1", "ADD_ID", "SUB", "MUL", "DIV", "SCALE", "SQR", "SQRT", "LOG", "SUM",
+        "SUM_ROWS", "MEAN", "REPEAT", "CONCAT", "NORM", "RMS_NORM", "GROUP_NORM", "L2_NORM", "MUL_MAT", "MUL_MAT_ID",
+        "GET_ROWS", "SET_ROWS", "SET", "DIAG_MASK_INF", "DIAG_MASK_ZERO", "SOFT_MAX", "ROPE", "CLAMP", "ARGMAX",
+        "ARGSORT", "TOP_K", "ARANGE", "PAD", "FLASH_ATTN_EXT",
     }
 
 
@@ -207,22 +156,8 @@ def test_supports_op_says_no_where_there_is_no_kernel_and_computing_says_so_too(
 @pytest.mark.parametrize(
     "op",
     [
-        "ADD",
-        "MUL_MAT",
-        "GET_ROWS",
-        "SOFT_MAX",
-        "ROPE",
-        "FLASH_ATTN_EXT",
-        "CPY",
-        "CONCAT",
-        "SET_ROWS",
-        "MUL_MAT_ID",
-        "ARANGE",
-        "SUM",
-        "SET",
-        "PAD",
-        "REPEAT",
-        "GLU:SWIGLU",
+        "ADD", "MUL_MAT", "GET_ROWS", "SOFT_MAX", "ROPE", "FLASH_ATTN_EXT", "CPY", "CONCAT", "SET_ROWS", "MUL_MAT_ID",
+        "ARANGE", "SUM", "SET", "PAD", "REPEAT", "GLU:SWIGLU",
     ],
 )
 def test_nodes_of_a_file_with_shapes_that_do_not_fit_are_not_supported(op):

@@ -11,7 +11,7 @@ import ggml_sched as gs
 pytestmark = pytest.mark.usefixtures("kernels")
 
 RNG = np.random.default_rng(4)
-SHAPES = [(7, 5, 3, 2), (1, 4), (130, 2), (5,), (2000, 100)]
+SHAPES = [(7, 5, 3, 2), (1, 4), (15, 2), (130, 2), (5,), (2000, 100), (4096, 9), (130, 40, 3, 2)]
 
 
 def strided(ctx: gs.Context) -> tuple[gs.Tensor, gs.Tensor, np.ndarray, np.ndarray]:
@@ -38,9 +38,7 @@ def test_rows(op, ne):
     ctx = gs.Context()
     a = ctx.tensor("f32", ne)
     x = random(RNG, *ne)
-    assert_close(
-        compute(ctx, getattr(ctx, op)(a, *EPS.get(op, ())), {a: x}), ROWS[op](x.astype(float)), scale=10
-    )
+    assert_close(compute(ctx, getattr(ctx, op)(a, *EPS.get(op, ())), {a: x}), ROWS[op](x.astype(float)), scale=10)
 
 
 @pytest.mark.parametrize("op", ROWS)
@@ -105,7 +103,7 @@ def test_argmax_takes_the_first_of_equals():
 @pytest.mark.parametrize("order", ["asc", "desc"])
 def test_argsort(order):
     ctx = gs.Context()
-    for ne in ((9, 4, 2), (1, 3), (0, 2), (3000, 50)):
+    for ne in ((9, 4, 2), (1, 3), (0, 2), (16, 5), (17, 5), (3000, 50)):
         a = ctx.tensor("f32", ne)
         x = RNG.permuted(np.arange(int(np.prod(ne)), dtype=np.float32).reshape(ne[::-1]), axis=-1)
         got = compute(ctx, ctx.argsort(a, order), {a: x}).reshape(x.shape)
@@ -119,6 +117,14 @@ def test_argsort_keeps_the_order_of_equals_and_puts_nan_last():
     x = np.float32([2, np.nan, 1, 2, 1])
     assert compute(ctx, ctx.argsort(a), {a: x}).tolist() == [2, 4, 0, 3, 1]
     assert compute(ctx, ctx.argsort(a, "desc"), {a: x}).tolist() == [0, 3, 2, 4, 1]
+    for n, rows in ((1, 1), (8, 3), (17, 5), (500, 40)):
+        a, x = ctx.tensor("f32", (n, rows)), RNG.integers(-3, 4, (rows, n)).astype(np.float32)
+        x[RNG.random(x.shape) < 0.1] = np.nan
+        x[RNG.random(x.shape) < 0.1] = np.inf
+        for node in (ctx.argsort(a), ctx.argsort(a, "desc"), ctx.top_k(a, max(1, n // 3)), ctx.argmax(a)):
+            sign = 1 if node.op == "ARGSORT" and not any(node.op_params) else -1
+            want = x.argmax(-1) if node.op == "ARGMAX" else (sign * x).argsort(-1, kind="stable")[:, : node.ne[0]]
+            assert np.array_equal(compute(ctx, node, {a: x}).reshape(want.shape), want), node
 
 
 def test_top_k():

@@ -1,4 +1,4 @@
-"""Matrix products on the device: the CPU's tests with these kernels, and every way through them against the oracle.
+"""Matrix products on the device: every way through the kernels, against the oracle.
 
 Columns that meet blocks are rounded to 8 bits, or, `exact`, not: the errors that these may make differ by magnitudes.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from math import prod
 
-import cupy_borrowed
 import cupy_kernels
 import numpy as np
 import op_results
@@ -20,12 +19,6 @@ from ggml_sched.backends.cupy.ops import OPS
 
 RNG = np.random.default_rng(12)
 ROUNDED, EXACT = 1e-4, 1e-11
-
-
-# Chunks and large experts test details of the CPU's kernels.
-globals().update(cupy_borrowed.tests(
-    "test_ops_matrix", lambda name: "mul_mat" in name and not {"chunks", "large"} & set(name.split("_")),
-    cupy_kernels.compute))
 
 
 def error(got: np.ndarray, want: np.ndarray) -> float:
@@ -83,6 +76,20 @@ def test_columns_of_other_types_and_strides():
         values = {w: random(RNG, 64, 7), x: random(RNG, columns, 64)}
         got = cupy_kernels.compute(ctx, out, values)
         assert error(got, cupy_kernels.oracle(ctx, out, values)) <= (ROUNDED if kind == "q4_0" else EXACT)
+
+
+@pytest.mark.parametrize("kind", FLOATS)
+def test_views_of_a_cache_and_permuted_queries(kind):
+    """Attention as llama-style graphs write it; of the values, rows are one channel over the positions."""
+    d, n_head, n_kv_head, n_tokens, n_kv, n_ctx = 8, 6, 2, 3, 5, 9
+    ctx = gs.Context()
+    cache, q = ctx.tensor(kind, (d * n_kv_head, n_ctx)), ctx.tensor("f32", (d, n_head, n_tokens))
+    k = ctx.permute(ctx.view_3d(cache, d, n_kv_head, n_kv, d * cache.nb[0], cache.nb[1]), 0, 2, 1, 3)
+    v_cache, scores = ctx.tensor(kind, (n_ctx, d * n_kv_head)), ctx.tensor("f32", (n_kv, n_tokens, n_head))
+    v = ctx.view_3d(v_cache, n_kv, d, n_kv_head, v_cache.nb[1], d * v_cache.nb[1])
+    for out in (ctx.mul_mat(k, ctx.permute(q, 0, 2, 1, 3)), ctx.mul_mat(v, scores)):
+        values = {t: random(RNG, *t.ne) for t in (cache, q, v_cache, scores)}
+        assert error(cupy_kernels.compute(ctx, out, values), cupy_kernels.oracle(ctx, out, values)) <= EXACT
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])

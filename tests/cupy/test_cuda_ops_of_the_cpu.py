@@ -17,7 +17,7 @@ from ggml_sched.backends.cupy import ops
 
 BACKENDS = Path(__file__).parent.parent / "backends"
 FILES = ("test_ops_elementwise", "test_ops_copies", "test_ops_reduce", "test_ops_recurrent", "test_ops_attention",
-         "test_ops_matrix")
+         "test_ops_rows")
 ELSEWHERE = ("flash_att", "mul_mat")
 
 

@@ -180,31 +180,14 @@ def test_other_types_are_refused():
 def test_bf16_rounds_to_nearest_even_and_keeps_nan():
     bits = np.array(
         [
-            0x3F800000,
-            0x3F808000,
-            0x3F808001,
-            0x3F818000,
-            0x7F7FFFFF,
-            0x7F800000,
-            0xFF800001,
-            0x7FFFFFFF,
-            0x80000000,
+            0x3F800000, 0x3F808000, 0x3F808001, 0x3F818000, 0x7F7FFFFF, 0x7F800000, 0xFF800001, 0x7FFFFFFF, 0x80000000,
             0x00000001,
         ],
         np.uint32,
     )
     got = quants.f32_to_bf16(bits.view(F))
     assert [hex(v) for v in got] == [
-        "0x3f80",
-        "0x3f80",
-        "0x3f81",
-        "0x3f82",
-        "0x7f80",
-        "0x7f80",
-        "0xffc0",
-        "0x7fff",
-        "0x8000",
-        "0x0",
+        "0x3f80", "0x3f80", "0x3f81", "0x3f82", "0x7f80", "0x7f80", "0xffc0", "0x7fff", "0x8000", "0x0",
     ]
     every = np.arange(1 << 16, dtype=np.uint16)
     wide = quants.bf16_to_f32(every)
