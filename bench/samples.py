@@ -7,7 +7,7 @@ from pathlib import Path
 
 import ggml_sched as gs
 from ggml_sched.cli.plan import CONFIGS, n_layers, placement
-from ggml_sched.llama.arch import llama as arch
+from ggml_sched.llama.arch import ARCHITECTURES
 from ggml_sched.llama.builder import Shape, build_graph
 from ggml_sched.llama.hparams import Hparams, Layer, Rope
 from ggml_sched.llama.kvcache import KVCache
@@ -51,6 +51,7 @@ def deep(config: str, n_tokens: int = 512, backends: tuple | None = None) -> tup
                 norm_eps=1e-5, attn_scale=128**-0.5, layers=(layer,) * 126, rope=rope)
     place = placement(config, list(backends), h.n_layer)
     weights = Weights()
+    arch = ARCHITECTURES["llama"]
     for spec in arch.weights(h):
         if spec.required:
             home = weights.contexts.setdefault(place(spec.name), gs.Context("weights"))

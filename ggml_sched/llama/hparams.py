@@ -170,12 +170,10 @@ class Hparams:
         return tuple(sorted({layer.window for layer in self.layers if layer.n_embd_k}))
 
 
-def base_hparams(file: GGUFFile, arch: str, *, norm: str = "rms", mode: str | None = "normal",
-                 ff: bool = True) -> Hparams:
+def base_hparams(file: GGUFFile, arch: str, *, norm: str = "rms", mode: str | None = "normal") -> Hparams:
     """The hyperparameters under the names that most architectures share.
 
-    `mode`: of rope, None for a model without rope; `ff`: whether layers must have a feed-forward width.  Raises
-    FileFormatError for a missing or invalid hyperparameter.
+    `mode`: of rope, None for a model without rope.  Raises FileFormatError for a missing or invalid hyperparameter.
     """
     meta = Metadata(file, arch)
     n_embd = meta.integer("embedding_length")
@@ -183,7 +181,7 @@ def base_hparams(file: GGUFFile, arch: str, *, norm: str = "rms", mode: str | No
     n_layer = meta.integer("block_count", high=max(len(file.tensors), 1))
     heads = meta.integers("attention.head_count", n_layer)
     heads_kv = meta.integers("attention.head_count_kv", n_layer) if meta.has("attention.head_count_kv") else heads
-    widths = meta.integers("feed_forward_length", n_layer, None if ff else 0, low=1 if ff else 0)
+    widths = meta.integers("feed_forward_length", n_layer)
     for n_head, n_head_kv in zip(heads, heads_kv, strict=True):
         if n_head % n_head_kv:
             raise meta.fail(f"{n_head} heads do not share {n_head_kv} heads of keys and values evenly")

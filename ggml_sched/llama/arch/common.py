@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 from ggml_sched._graph import Tensor
 from ggml_sched.llama.builder import Builder
-from ggml_sched.llama.experts import experts
 from ggml_sched.llama.hparams import Hparams
 from ggml_sched.llama.weights import Spec
 
-__all__ = ["around_layers", "attention", "expert_weights", "feed_forward", "gated", "linear", "mixed_or_gated", "norm",
-           "pre_norm_layers", "qkv"]
+__all__ = ["around_layers", "attention", "expert_weights", "gated", "layers", "linear", "norm"]
 
 
 def linear(prefix: str, n_in: int, n_out: int, layer: int | None = None,
@@ -41,23 +39,18 @@ def around_layers(h: Hparams) -> Iterator[Spec]:
     yield Spec("rope_factors_short.weight", (h.rope.n_dims // 2,), required=h.longrope)
 
 
-def qkv(h: Hparams, layer: int) -> Iterator[Spec]:
-    """The matrices of query, key and value, or one matrix for the three."""
+def attention(h: Hparams, layer: int) -> Iterator[Spec]:
+    """The weights of attention: norm, query, key and value (or one matrix for the three), and output."""
     at, prefix = h.layers[layer], f"blk.{layer}.attn_"
     n_q = h.n_embd_head_k * at.n_head
+    yield from norm(h, prefix + "norm", h.n_embd, layer)
     if h.fused_qkv:
         yield from linear(prefix + "qkv", h.n_embd, n_q + at.n_embd_k + at.n_embd_v, layer)
-        return
-    yield from linear(prefix + "q", h.n_embd, n_q, layer)
-    yield from linear(prefix + "k", h.n_embd, at.n_embd_k, layer)
-    yield from linear(prefix + "v", h.n_embd, at.n_embd_v, layer)
-
-
-def attention(h: Hparams, layer: int) -> Iterator[Spec]:
-    """The weights of attention: norm, query, key, value and output."""
-    yield from norm(h, f"blk.{layer}.attn_norm", h.n_embd, layer)
-    yield from qkv(h, layer)
-    yield from linear(f"blk.{layer}.attn_output", h.n_embd_head_v * h.layers[layer].n_head, h.n_embd, layer)
+    else:
+        yield from linear(prefix + "q", h.n_embd, n_q, layer)
+        yield from linear(prefix + "k", h.n_embd, at.n_embd_k, layer)
+        yield from linear(prefix + "v", h.n_embd, at.n_embd_v, layer)
+    yield from linear(prefix + "output", h.n_embd_head_v * at.n_head, h.n_embd, layer)
 
 
 def gated(prefix: str, n_embd: int, n_ff: int, layer: int, suffix: str = "") -> Iterator[Spec]:
@@ -67,41 +60,40 @@ def gated(prefix: str, n_embd: int, n_ff: int, layer: int, suffix: str = "") -> 
     yield from linear(f"{prefix}down{suffix}", n_ff, n_embd, layer)
 
 
-def expert_weights(h: Hparams, layer: int) -> Iterator[Spec]:
-    """A router and the experts' gated units."""
+def expert_weights(h: Hparams, layer: int, biased: bool = False) -> Iterator[Spec]:
+    """A router and the experts' gated units, `biased`: with the bias of each matrix."""
     e, prefix = h.experts, f"blk.{layer}.ffn_"
-    yield Spec(prefix + "gate_inp.weight", (h.n_embd, e.n), layer)
-    yield Spec(prefix + "gate_exps.weight", (h.n_embd, e.n_ff, e.n), layer)
-    yield Spec(prefix + "up_exps.weight", (h.n_embd, e.n_ff, e.n), layer)
-    yield Spec(prefix + "down_exps.weight", (e.n_ff, h.n_embd, e.n), layer)
+    matrices = (("gate_inp", (h.n_embd, e.n)), ("gate_exps", (h.n_embd, e.n_ff, e.n)),
+                ("up_exps", (h.n_embd, e.n_ff, e.n)), ("down_exps", (e.n_ff, h.n_embd, e.n)))
+    for name, ne in matrices:
+        yield Spec(f"{prefix}{name}.weight", ne, layer)
+        if biased:
+            yield Spec(f"{prefix}{name}.bias", ne[1:], layer)
 
 
-def feed_forward(h: Hparams, layer: int) -> Iterator[Spec]:
-    """The weights of the feed-forward norm and of `mixed_or_gated`."""
-    yield from norm(h, f"blk.{layer}.ffn_norm", h.n_embd, layer)
-    if h.experts:
-        yield from expert_weights(h, layer)
-    else:
-        yield from gated(f"blk.{layer}.ffn_", h.n_embd, h.layers[layer].n_ff, layer)
-
-
-def mixed_or_gated(b: Builder, x: Tensor, layer: int) -> Tensor:
-    """Experts if the model has them, else a swiglu unit."""
-    return experts(b, x, layer) if b.hparams.experts else b.gated(x, layer)
-
-
-def pre_norm_layers(b: Builder, x: Tensor, attend, feed_forward=mixed_or_gated) -> Tensor:
-    """Layers of x + attention(norm(x)), then x + feed_forward(norm(x)).
+def layers(b: Builder, x: Tensor, attend, feed_forward, ffn_norm: str | None = "ffn_norm",
+           post_norm: bool = False) -> Tensor:
+    """Layers of x + attend(norm(x)), then x + feed_forward(norm(x)).
 
     `attend(b, x, layer)` builds attention including its output matrix, `feed_forward(b, x, layer)` the feed-forward
-    unit; each returns a tensor of the shape of x.
+    unit; each returns a tensor of the shape of x.  `ffn_norm` is the name of the second norm's weight; None: both units
+    read the first norm of x.  `post_norm`: the results of both are normed before they are added.
     """
     for layer in range(b.hparams.n_layer):
         prefix = f"blk.{layer}."
-        residual = x
-        x = attend(b, b.norm(x, prefix + "attn_norm", "attn_norm", layer), layer)
+        residual, normed = x, b.norm(x, prefix + "attn_norm", "attn_norm", layer)
+        x = attend(b, normed, layer)
+        if ffn_norm is None:
+            x, residual, normed = b.wanted(layer, x, residual, normed)
+            x = b.add(b.ctx.add(x, feed_forward(b, normed, layer)), residual, "l_out", layer)
+            continue
         x, residual = b.wanted(layer, x, residual)
-        residual = b.add(x, residual, "ffn_inp", layer)
-        x = feed_forward(b, b.norm(residual, prefix + "ffn_norm", "ffn_norm", layer), layer)
+        if post_norm:
+            x = b.norm(x, prefix + "post_attention_norm", "attn_post_norm", layer)
+        residual = b.add(x, residual, "sa_out" if post_norm else "ffn_inp", layer)
+        name = "ffn_norm" if ffn_norm == "ffn_norm" else "attn_post_norm"
+        x = feed_forward(b, b.norm(residual, prefix + ffn_norm, name, layer), layer)
+        if post_norm:
+            x = b.norm(x, prefix + "post_ffw_norm", "ffn_post_norm", layer)
         x = b.add(x, residual, "l_out", layer)
     return x

@@ -137,4 +137,4 @@ def feed_forward(b: Builder, x: Tensor, layer: int) -> Tensor:
 
 
 def build(b: Builder) -> Tensor:
-    return common.pre_norm_layers(b, b.embed(), attend, feed_forward)
+    return common.layers(b, b.embed(), attend, feed_forward)
