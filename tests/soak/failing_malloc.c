@@ -13,7 +13,7 @@ void *__libc_calloc(size_t count, size_t size);
 void *__libc_realloc(void *memory, size_t size);
 void __libc_free(void *memory);
 
-#define MAX_RANGES 16
+#define MAX_RANGES 256
 
 static uintptr_t begins[MAX_RANGES], ends[MAX_RANGES];
 static int n_ranges;
