@@ -66,12 +66,15 @@ def many_residents(recipe: Recipe) -> Recipe:
 class Built:
     """A recipe as tensors: `ctx` for everything computed, `homes` for residents, one for each backend.
 
-    `keeps`: add alloc dependencies on earlier tensors to some nodes (the first generation has none).
+    `keeps`: add alloc dependencies on earlier tensors to some nodes (the first generation has none).  `like`: another
+    realisation, whose residents of equal shape and home are used again.
     """
 
-    def __init__(self, recipe: Recipe, n_homes: int = 1, flag_inputs: bool = True, keeps: bool = True) -> None:
+    def __init__(self, recipe: Recipe, n_homes: int = 1, flag_inputs: bool = True, keeps: bool = True,
+                 like: Built | None = None) -> None:
         self.ctx = gs.Context("random")
-        self.homes = [gs.Context(f"residents {k}") for k in range(n_homes)]
+        self.homes = like.homes if like else [gs.Context(f"residents {k}") for k in range(n_homes)]
+        self.shared: dict[tuple, gs.Tensor] = like.shared if like else {}
         self.leafs: list[gs.Tensor] = []
         self.residents: list[gs.Tensor] = []
         self.ids: list[gs.Tensor] = []
@@ -80,7 +83,9 @@ class Built:
         for shape, kind in recipe.leafs:
             name = f"leaf {len(made)}"
             if kind % 3 == 2:
-                leaf = self.homes[kind // 3 % n_homes].tensor("f32", SHAPES[shape], name)
+                home = kind // 3 % n_homes
+                leaf = (like and self.shared.get((shape, home))) or self.homes[home].tensor("f32", SHAPES[shape], name)
+                self.shared.setdefault((shape, home), leaf)
                 self.residents.append(leaf)
             else:
                 leaf = self.ctx.tensor("f32", SHAPES[shape], name, input=flag_inputs and kind % 3 == 1)
@@ -196,9 +201,9 @@ class Built:
         ids = self._indices((1, rows.ne[2]), "i32") if p % 2 else ctx.top_k(ctx.cont(first), 1)
         return ctx.mul_mat_id(experts, rows, ids)
 
-    def values(self) -> dict[gs.Tensor, np.ndarray]:
+    def values(self, seed: int = 7) -> dict[gs.Tensor, np.ndarray]:
         """The data of the leafs: equal for every realisation of one recipe."""
-        rng = np.random.default_rng(7)
+        rng = np.random.default_rng(seed)
         found = {leaf: rng.uniform(-2, 2, leaf.ne[::-1]).astype(np.float32) for leaf in self.leafs}
         for ids in self.ids:
             # SET_ROWS needs distinct rows, GET_ROWS any: a single row satisfies both.
