@@ -11,31 +11,20 @@
 
 #include "graph_reader.h"
 
-/* Alloc dependencies: pairs of a node and a tensor that keeps its memory until the node is done. */
+/* An alloc dependency: a node, and a tensor that keeps its memory until the node is done. */
+typedef struct gh_alloc_dep {
+    int32_t node;
+    int32_t tensor;
+} gh_alloc_dep;
+
 typedef struct gh_alloc_deps {
-    int32_t n;          /* pairs                                                    */
+    gh_alloc_dep *dep;  /* [n] ascending by node, each once                         */
+    int32_t n;
     int32_t room;
-    int32_t *node;      /* [n] ids                                                  */
-    int32_t *tensor;    /* [n] ids                                                  */
-    int32_t *dep_begin; /* the same as gs_graph_arrays has it, after gh_alloc_deps_index */
-    int32_t *dep;
-    int32_t room_begin;
 } gh_alloc_deps;
 
-/* Add the pairs whose memory overlaps in a plan though fused kernels may read and write it at once; how many were
- * added, or GS_NO_HOST_MEMORY. */
-int32_t gh_fusion_find_conflicts(const gh_reader *r, const gs_graph_arrays *graph, const gs_plan *plan,
-                                 gh_alloc_deps *deps);
-
-/* Fill dep_begin and dep.  GS_OK or GS_NO_HOST_MEMORY. */
-int gh_alloc_deps_index(gh_alloc_deps *deps, int32_t n_tensors);
-
-/* Add a pair unless it is there: 1 or 0, or GS_NO_HOST_MEMORY. */
-int gh_alloc_deps_add(gh_alloc_deps *deps, int32_t node, int32_t tensor);
-
-bool gh_alloc_deps_copy(gh_alloc_deps *to, const gh_alloc_deps *from);
-
-void gh_alloc_deps_free(gh_alloc_deps *deps);
+/* Add a pair unless it is there.  False without memory. */
+bool gh_alloc_deps_add(gh_alloc_deps *deps, int32_t node, int32_t tensor);
 
 /* A source of `first` that must not overlap the result of `last`, if shapes are such that ggml fuses first, mid and
  * last.  `mid` is between the two, or is `first`. */
@@ -55,6 +44,10 @@ typedef struct gh_fusion_hazards {
 /* All hazards of a wiring, whatever shapes and plan.  False without memory. */
 bool gh_fusion_find_hazards(const gh_reader *r, const gs_graph_arrays *graph, gh_fusion_hazards *hazards);
 
-void gh_fusion_hazards_free(gh_fusion_hazards *hazards);
+/* -- planner_graph.c: the planner's graph of what was read, finished.  *graph is refilled, or made where it is NULL;
+ * *arrays gets its arrays.  `inputs`: leafs that are inputs are flagged so; they keep their memory until all readers
+ * are done. */
+int gh_build_planner_graph(const gh_reader *r, bool inputs, const gh_alloc_deps *deps, gs_api_graph **graph,
+                           gs_graph_arrays *arrays, gs_error *error);
 
 #endif

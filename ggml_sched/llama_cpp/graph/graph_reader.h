@@ -87,12 +87,6 @@ static inline void gh_prefetch(const gx_tensor *t)
  * a cycle of views. */
 int gh_reader_read(gh_reader *r, const gh_ggml *lib, void *graph);
 
-/* The planner's graph of what was read, finished: *graph is refilled, or made where it is NULL; *arrays gets its
- * arrays. `inputs`: leafs that are inputs are flagged so; they keep their memory until all readers are done.
- * `dep_begin`, `dep`: alloc dependencies as in gs_graph_arrays, or NULL. */
-int gh_build_planner_graph(const gh_reader *r, bool inputs, const int32_t *dep_begin, const int32_t *dep,
-                           gs_api_graph **graph, gs_graph_arrays *arrays, gs_error *error);
-
 /* The id of a tensor in the graph that was read; -1: it is not in it. */
 int32_t gh_reader_id(const gh_reader *r, const gx_tensor *tensor);
 

@@ -1,6 +1,5 @@
-/* ggml_sched/llama_cpp/graph/planner_graph.c -- a graph that was read, as a graph of the planner's.  See
- * graph_reader.h. */
-#include "graph_reader.h"
+/* ggml_sched/llama_cpp/graph/planner_graph.c -- a graph that was read, as a graph of the planner's.  See fusion.h. */
+#include "fusion.h"
 
 #include <string.h>
 
@@ -49,13 +48,13 @@ static void fill_tensor(const gh_reader *r, const gs_graph_arrays *a, int32_t id
     }
 }
 
-int gh_build_planner_graph(const gh_reader *r, bool inputs, const int32_t *dep_begin, const int32_t *dep,
-                  gs_api_graph **graph, gs_graph_arrays *arrays, gs_error *error)
+int gh_build_planner_graph(const gh_reader *r, bool inputs, const gh_alloc_deps *deps, gs_api_graph **graph,
+                           gs_graph_arrays *arrays, gs_error *error)
 {
     gs_graph_size size = r->size;
     gs_graph_arrays a;
     int status;
-    size.n_deps = dep_begin != NULL ? dep_begin[r->n_all] : 0;
+    size.n_deps = deps->n;
     status = *graph != NULL ? gh_api->graph_refill(*graph, &size, &a, error)
                             : gh_api->graph_new(&size, &a, graph, error);
     if (status != GS_OK) {
@@ -70,9 +69,10 @@ int gh_build_planner_graph(const gh_reader *r, bool inputs, const int32_t *dep_b
     memset(a.param_begin, 0, ((size_t)r->n_all + 1) * sizeof(int32_t));
     memcpy(a.node, r->order, (size_t)size.n_nodes * sizeof(int32_t));
     memcpy(a.leaf, r->leaf, (size_t)size.n_leafs * sizeof(int32_t));
-    if (size.n_deps > 0) {
-        memcpy(a.dep_begin, dep_begin, ((size_t)r->n_all + 1) * sizeof(int32_t));
-        memcpy(a.dep, dep, (size_t)size.n_deps * sizeof(int32_t));
+    for (int32_t id = 0, k = 0; size.n_deps > 0 && id <= r->n_all; id++) {
+        for (a.dep_begin[id] = k; k < deps->n && deps->dep[k].node == id; k++) {
+            a.dep[k] = deps->dep[k].tensor;
+        }
     }
     *arrays = a;
     return gh_api->graph_finish(*graph, error);

@@ -49,7 +49,6 @@
 #define GH_MAX_BACKENDS 16  /* ggml's own number                                                            */
 #define GH_N_ENTRIES 24     /* of a cache: one for each wiring that a client builds, and some that reuse    */
 #define GH_N_REUSING 4      /* of these, entries that have another's plan                                   */
-#define GH_CHUNK_BITS 48    /* no chunk is larger than two to this                                          */
 
 typedef struct gh_plan_cache gh_plan_cache;
 typedef struct gh_plan_entry gh_plan_entry;
@@ -269,6 +268,11 @@ gx_tensor *gh_shape_of(const gh_plan *p, const gh_plan_entry *e, int32_t id);
  * signature is of the same wiring. */
 bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem);
 bool gh_plan_serves(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const gh_problem *problem);
+
+/* The first hazard, number `from` or later, of nodes that may be fused so that one overwrites what it reads, where ids
+ * have these sizes, compact offsets and the shapes of a signature (NULL: those that were planned); -1: none. */
+int32_t gh_plan_find_conflict(const gh_plan *plan, const gh_signature *s, const gh_ggml *lib, const int64_t *offset,
+                              const int64_t *size, int32_t from);
 
 /* -- planning.c: the plan of the graph that e and the reader have; GS_OK or an error.  `flags` as in
  * gh_plan_cache_get. */

@@ -18,9 +18,9 @@ void gh_plan_drop(gh_plan *p)
     gh_api->plan_free(p->plan);
     gh_api->graph_free(p->graph);
     gh_tensor_names_free(&p->names);
-    gh_alloc_deps_free(&p->deps);
+    free(p->deps.dep);
     gh_problem_free(&p->problem);
-    gh_fusion_hazards_free(&p->hazards);
+    free(p->hazards.hazard);
     free(p->role);
     free(p->viewer);
     free(p->node);

@@ -69,10 +69,25 @@ static bool can_stay_in_place(const gh_plan *plan, const gh_signature *s, int32_
     return false;
 }
 
-/* Bytes of an id that are read: a view takes none in a plan. */
-static int64_t bytes_read(const gh_signature *s, const int64_t *size, int32_t id)
+/* -- fused kernels ------------------------------------------------------------------------------------------------- */
+
+/* The id whose layout an id has: a planner's leaf that holds a node's input has that of the node. */
+static int32_t layout_id(const gh_plan *plan, int32_t id)
 {
-    const int64_t own = id < s->n ? gh_descriptor_at(s, id)->nbytes : 0;
+    return id < plan->n ? id : plan->input_of[id - plan->n];
+}
+
+/* Whether two ids have the same type and shape: as in a signature, or as planned where that is NULL. */
+static bool same_shape(const gh_plan *plan, const gh_signature *s, int32_t a, int32_t b)
+{
+    return s != NULL ? has_same_shape(s, layout_id(plan, a), layout_id(plan, b))
+                     : gh_same_layout(&plan->arrays.layout[a], &plan->arrays.layout[b]);
+}
+
+/* Bytes of an id that are read: a view takes none in a plan. */
+static int64_t bytes_read(const gh_plan *plan, const gh_signature *s, const int64_t *size, int32_t id)
+{
+    const int64_t own = s != NULL ? gh_descriptor_at(s, layout_id(plan, id))->nbytes : plan->arrays.layout[id].nbytes;
     return size[id] > own ? size[id] : own;
 }
 
@@ -87,33 +102,23 @@ static gh_location location_of(const gh_plan *plan, const int64_t *offset, int32
     return at;
 }
 
-static bool overlaps(const gh_location *x, int64_t x_size, const gh_location *y, int64_t y_size)
+int32_t gh_plan_find_conflict(const gh_plan *plan, const gh_signature *s, const gh_ggml *lib, const int64_t *offset,
+                              const int64_t *size, int32_t from)
 {
-    return x->pool >= 0 && x->pool == y->pool && x->chunk == y->chunk && x->offset < y->offset + y_size
-        && y->offset < x->offset + x_size;
-}
-
-/* Whether nodes that overlap at these offsets may be fused, with these shapes, so that one overwrites what it reads. */
-static bool has_conflict(const gh_plan *plan, const gh_signature *s, const gh_ggml *lib, const int64_t *offset,
-                         const int64_t *size)
-{
-    for (int32_t i = 0; i < plan->hazards.n; i++) {
+    for (int32_t i = from; i < plan->hazards.n; i++) {
         const gh_fusion_hazard *h = &plan->hazards.hazard[i];
-        const gh_location source = location_of(plan, offset, h->source), last = location_of(plan, offset, h->last);
-        const bool in_place = source.offset == last.offset && lib->inplace[plan->arrays.layout[h->first].op] != 0;
-        if (!overlaps(&source, bytes_read(s, size, h->source), &last, bytes_read(s, size, h->last))) {
-            continue;
-        }
-        /* Ids that only the planner knows have no descriptor. */
-        if (h->source >= s->n || h->first >= s->n || h->mid >= s->n || h->last >= s->n) {
-            return true;
-        }
-        if (has_same_shape(s, h->first, h->mid) && has_same_shape(s, h->mid, h->last)
-            && !(in_place && has_same_shape(s, h->source, h->last))) {
-            return true;
+        const gh_location x = location_of(plan, offset, h->source), y = location_of(plan, offset, h->last);
+        const bool overlap = x.pool >= 0 && x.pool == y.pool && x.chunk == y.chunk
+                          && x.offset < y.offset + bytes_read(plan, s, size, h->last)
+                          && y.offset < x.offset + bytes_read(plan, s, size, h->source);
+        /* Element by element a kernel may overwrite what it reads. */
+        if (overlap && same_shape(plan, s, h->first, h->mid) && same_shape(plan, s, h->mid, h->last)
+            && !(x.offset == y.offset && lib->inplace[plan->arrays.layout[h->first].op] != 0
+                 && same_shape(plan, s, h->source, h->last))) {
+            return i;
         }
     }
-    return false;
+    return -1;
 }
 
 /* -- compact slots ------------------------------------------------------------------------------------------------- */
@@ -141,7 +146,7 @@ static bool make_compact(const gh_plan_cache *c, const gh_plan *plan, gh_plan_en
     const bool done = offset != NULL && !plan->is_repacked && !c->key.overlaps
                    && gh_grow(&e->compact, sizeof *e->compact, n)
                    && gh_api->plan_compact(plan->plan, size, offset) == GS_OK
-                   && !has_conflict(plan, &e->signature, c->lib, offset, size);
+                   && gh_plan_find_conflict(plan, &e->signature, c->lib, offset, size, 0) < 0;
     for (int32_t i = 0; done && i < n; i++) {
         e->compact[i] = plan->slot[i];
         e->compact[i].offset = location_of(plan, offset, plan->slot[i].id).offset;
@@ -158,7 +163,7 @@ static bool choose_slots(const gh_plan_cache *c, const gh_plan *plan, gh_plan_en
     if (serves) {
         take_sizes(c, plan, problem, size);
         e->is_compact = make_compact(c, plan, e, size);
-        serves = e->is_compact || !has_conflict(plan, &e->signature, c->lib, NULL, plan->view.size);
+        serves = e->is_compact || gh_plan_find_conflict(plan, &e->signature, c->lib, NULL, plan->view.size, 0) < 0;
     }
     free(size);
     return serves;

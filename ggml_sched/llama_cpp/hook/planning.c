@@ -47,14 +47,9 @@ gs_problem gh_planner_problem(const gh_plan_cache *c, const gh_plan *p, gs_backe
 /* The planner's graph of what was read, with the plan's alloc dependencies. */
 static int build_graph(gh_plan_cache *c, gh_plan *p, gs_error *error)
 {
-    const bool some = p->deps.n > 0;
-    if (some && gh_alloc_deps_index(&p->deps, c->reader.n_all) != GS_OK) {
-        return GS_NO_HOST_MEMORY;
-    }
     /* On one backend inputs need no placement: their memory is free after the last reader. */
-    return gh_build_planner_graph(&c->reader, c->key.is_scheduler && c->n_backends > 1,
-                                  some ? p->deps.dep_begin : NULL, some ? p->deps.dep : NULL, &p->graph, &p->arrays,
-                                  error);
+    return gh_build_planner_graph(&c->reader, c->key.is_scheduler && c->n_backends > 1, &p->deps, &p->graph,
+                                  &p->arrays, error);
 }
 
 /* -- new plans ----------------------------------------------------------------------------------------------------- */
@@ -79,32 +74,29 @@ static int plan_once(gh_plan_cache *c, gh_plan *p, gs_error *error)
     return status;
 }
 
-/* Find out where everything lies, and whether fused kernels would overwrite what they read: *conflicts is how many
- * alloc dependencies were added. */
-static int inspect(gh_plan_cache *c, gh_plan *p, int32_t *conflicts)
+/* Find out where everything lies, and the first hazard from which a fused kernel would overwrite what it reads: *conflict
+ * is -1 where there is none. */
+static int inspect(gh_plan_cache *c, gh_plan *p, int32_t *conflict)
 {
-    gs_plan located = p->view;
-    int32_t *pool;
-    int64_t *offset;
-    bool done;
-    if (!gh_plan_locate(c, p, &c->reader)) {
+    gh_api->plan_view(p->plan, &p->view);
+    if (!gh_plan_locate(c, p, &c->reader) || !gh_fusion_find_hazards(&c->reader, &p->arrays, &p->hazards)) {
         return GS_NO_HOST_MEMORY;
     }
-    pool = malloc((size_t)p->view.n * sizeof *pool + 1);
-    offset = malloc((size_t)p->view.n * sizeof *offset + 1);
-    done = pool != NULL && offset != NULL;
-    for (int32_t id = 0; done && id < p->view.n; id++) {
-        const gh_location *at = &p->location[id];
-        pool[id] = at->pool;
-        offset[id] = at->pool < 0 ? -1 : ((int64_t)at->chunk << GH_CHUNK_BITS) + at->offset;
+    *conflict = gh_plan_find_conflict(p, NULL, c->lib, NULL, p->view.size, 0);
+    return GS_OK;
+}
+
+/* Add an alloc dependency for each conflict from this one on; how many, or GS_NO_HOST_MEMORY. */
+static int32_t add_deps(const gh_plan_cache *c, gh_plan *p, int32_t conflict)
+{
+    const int32_t n = p->deps.n;
+    while (conflict >= 0) {
+        if (!gh_alloc_deps_add(&p->deps, p->hazards.hazard[conflict].last, p->hazards.hazard[conflict].source)) {
+            return GS_NO_HOST_MEMORY;
+        }
+        conflict = gh_plan_find_conflict(p, NULL, c->lib, NULL, p->view.size, conflict + 1);
     }
-    located.arena_of = pool;
-    located.offset = offset;
-    done = done && gh_fusion_find_hazards(&c->reader, &p->arrays, &p->hazards);
-    *conflicts = done && p->hazards.n > 0 ? gh_fusion_find_conflicts(&c->reader, &p->arrays, &located, &p->deps) : 0;
-    free(pool);
-    free(offset);
-    return done && *conflicts >= 0 ? GS_OK : GS_NO_HOST_MEMORY;
+    return p->deps.n - n;
 }
 
 static void drop_plan(gh_plan *p)
@@ -118,21 +110,19 @@ static int plan_until_sound(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
 {
     gh_plan *p = e->plan;
     for (int round = 0; round < GH_MAX_ROUNDS; round++) {
-        int32_t conflicts;
+        int32_t conflict, added;
         int status = plan_once(c, p, error);
         if (status != GS_OK) {
             return status;
         }
-        gh_api->plan_view(p->plan, &p->view);
-        status = inspect(c, p, &conflicts);
-        if (status == GS_OK && conflicts == 0) {
+        status = inspect(c, p, &conflict);
+        added = status == GS_OK ? add_deps(c, p, conflict) : status;
+        if (added == 0) {
             gh_count_one(GH_COUNT_PLANNED);
             return gh_tensor_names_fill(&p->names, &c->reader) ? GS_OK : GS_NO_HOST_MEMORY;
         }
         drop_plan(p);
-        if (status == GS_OK) {
-            status = build_graph(c, p, error);
-        }
+        status = added > 0 ? build_graph(c, p, error) : GS_NO_HOST_MEMORY;
         if (status != GS_OK) {
             return status;
         }
@@ -145,8 +135,7 @@ static int plan_until_sound(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
 
 static bool same_deps(const gh_alloc_deps *a, const gh_alloc_deps *b)
 {
-    return a->n == b->n && gh_same(a->node, b->node, a->n, sizeof *a->node)
-        && gh_same(a->tensor, b->tensor, a->n, sizeof *a->tensor);
+    return a->n == b->n && gh_same(a->dep, b->dep, a->n, sizeof *a->dep);
 }
 
 /* Give a plan's graph the alloc dependencies of another's.  GS_BAD_ARGUMENT: they do not fit this graph, which has
@@ -157,9 +146,11 @@ static int take_deps(gh_plan_cache *c, gh_plan *p, const gh_alloc_deps *deps, gs
     if (same_deps(&p->deps, deps)) {
         return GS_OK;
     }
-    if (!gh_alloc_deps_copy(&p->deps, deps)) {
+    if (!gh_make_room(&p->deps.dep, sizeof *deps->dep, &p->deps.room, deps->n)) {
         return GS_NO_HOST_MEMORY;
     }
+    gh_copy(p->deps.dep, deps->dep, deps->n, sizeof *deps->dep);
+    p->deps.n = deps->n;
     status = build_graph(c, p, error);
     if (status == GS_OK || status == GS_NO_HOST_MEMORY) {
         return status;
@@ -201,23 +192,18 @@ static bool replay(gh_plan_cache *c, gh_plan_entry *e, const gh_plan *o, gs_erro
     gh_plan *p = e->plan;
     gs_backend_info info[GH_MAX_BACKENDS];
     gs_problem q;
-    const int32_t n_deps = p->deps.n;
+    int32_t conflict;
     int serves = 0;
-    int32_t conflicts = 0;
     memcpy(p->max_size, o->max_size, sizeof p->max_size);
     q = gh_planner_problem(c, p, info);
     if (gh_api->plan_replay(o->plan, o->graph, p->graph, &q, &p->plan, &serves, error) != GS_OK || !serves) {
         return false;
     }
-    gh_api->plan_view(p->plan, &p->view);
-    if (inspect(c, p, &conflicts) == GS_OK && conflicts == 0 && gh_tensor_names_fill(&p->names, &c->reader)) {
-        p->is_replayed = true;
-        return true;
+    p->is_replayed = inspect(c, p, &conflict) == GS_OK && conflict < 0 && gh_tensor_names_fill(&p->names, &c->reader);
+    if (!p->is_replayed) {
+        drop_plan(p);
     }
-    /* The planner's graph has no more dependencies than before. */
-    p->deps.n = n_deps;
-    drop_plan(p);
-    return false;
+    return p->is_replayed;
 }
 
 /* Whether entry `other` may lend its plan: in the first pass to an equal graph, in the second to a smaller one. */

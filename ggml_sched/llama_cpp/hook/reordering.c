@@ -67,7 +67,7 @@ static bool take_deps(const gh_sched *s, gh_plan_entry *e)
             || (r->item[tensor].op != GS_OP_NONE && r->item[tensor].node >= r->item[node].node)) {
             continue;
         }
-        if (gh_alloc_deps_add(&e->plan->deps, node, tensor) < 0) {
+        if (!gh_alloc_deps_add(&e->plan->deps, node, tensor)) {
             return false;
         }
     }
