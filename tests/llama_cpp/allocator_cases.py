@@ -142,7 +142,7 @@ def two_types() -> None:
     nodes = [k % 3 for k in range(len(made.nodes()))]
     leafs = [k % 3 for k in range(len(made.leafs))]
     allocator = Allocator(ours, a.handle, b.handle, a.handle)
-    assert not allocator.alloc(made.graph), "nobody said where"
+    assert not allocator.alloc(made.graph), "no buffer type was chosen"
     sizes = allocator.sizes(made.graph, nodes, leafs)
     assert allocator.size(0) == 0 and sizes[2] == 0 and sizes[0] > 0 and sizes[1] > 0
     assert allocator.reserve(made.graph, nodes, leafs)

@@ -157,7 +157,7 @@ def waiting_before_writing() -> None:
             # The client may write to an input as soon as the call before has returned.
             graph.put(x, numbers(k, WIDTH, ROWS))
             assert g.backend_sched_graph_compute_async(s, graph.graph) == 0
-            assert devices[1].queue, "nobody asked for the result"
+            assert devices[1].queue, "no call needs the result yet"
         graph.put(x, np.full((ROWS, WIDTH), np.nan, np.float32))
         g.backend_sched_synchronize(s)
         bench.sound()
@@ -183,7 +183,7 @@ def pipeline() -> None:
         graph.put(x, numbers(k, WIDTH, ROWS))
         bench.log.clear()
         assert g.backend_sched_graph_compute_async(s, graph.graph) == 0
-        assert not bench.named("synchronize"), "nobody waits for a whole device"
+        assert not bench.named("synchronize"), "no call waits for a whole device"
         assert {name for _, name, _ in bench.named("record")} == {"A", "B"}
         left = [len([w for w in d.queue if w.reads]) for d in devices]
         if k < 4:

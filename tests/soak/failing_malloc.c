@@ -19,16 +19,16 @@ static uintptr_t begins[MAX_RANGES], ends[MAX_RANGES];
 static int n_ranges;
 static long calls, first, last, held;
 
-#define N_PLACES (1u << 20)
+#define N_SLOTS (1u << 20)
 /* Hash table, linear probing, of the blocks allocated for callers in the ranges; its size is a power of two. */
-static void *blocks[N_PLACES];
+static void *blocks[N_SLOTS];
 
-static unsigned home(const void *block) { return (unsigned)(((uintptr_t)block >> 4) * 2654435761u) % N_PLACES; }
+static unsigned home(const void *block) { return (unsigned)(((uintptr_t)block >> 4) * 2654435761u) % N_SLOTS; }
 
 static void note(void *block) {
     unsigned i = home(block);
-    if (block == NULL || held >= N_PLACES / 2) return;
-    while (blocks[i] != NULL) i = (i + 1) % N_PLACES;
+    if (block == NULL || held >= N_SLOTS / 2) return;
+    while (blocks[i] != NULL) i = (i + 1) % N_SLOTS;
     blocks[i] = block;
     held++;
 }
@@ -38,10 +38,10 @@ static int forget(const void *block) {
     unsigned hole = home(block), i;
     while (blocks[hole] != block) {
         if (blocks[hole] == NULL) return 0;
-        hole = (hole + 1) % N_PLACES;
+        hole = (hole + 1) % N_SLOTS;
     }
-    for (i = (hole + 1) % N_PLACES; blocks[i] != NULL; i = (i + 1) % N_PLACES)
-        if ((i - home(blocks[i])) % N_PLACES >= (i - hole) % N_PLACES) {
+    for (i = (hole + 1) % N_SLOTS; blocks[i] != NULL; i = (i + 1) % N_SLOTS)
+        if ((i - home(blocks[i])) % N_SLOTS >= (i - hole) % N_SLOTS) {
             blocks[hole] = blocks[i];
             hole = i;
         }

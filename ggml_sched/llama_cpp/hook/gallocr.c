@@ -16,32 +16,26 @@ typedef struct gh_gallocr {
     gh_plan_cache *cache;
     int32_t n_bufts;
     int32_t *arena_of;      /* [n_bufts] backend of the cache; equal types share one            */
-    /* The arenas that the client has assigned to nodes and leafs of the last reserved graph. */
-    int32_t *node_arena;
-    int32_t *leaf_arena;
+    int32_t *wanted;        /* [n_nodes + n_leafs] arenas that the client chose for the last reserved graph; -1: none */
     int32_t n_nodes;
     int32_t n_leafs;
     int32_t room;
 } gh_gallocr;
 
-/* -- what the cache asks ------------------------------------------------------------------------------------------- */
+/* -- members of the cache level -------------------------------------------------------------------------------------- */
 
 static bool same_demand(const void *owner, const gh_plan_entry *e, gx_tensor *const *tensors)
 {
     const gh_gallocr *a = owner;
     (void)tensors;
     return e->signature.n_nodes == a->n_nodes && e->signature.n_leafs == a->n_leafs
-        && (a->cache->n_backends == 1
-            || (gh_same(e->demand.node, a->node_arena, a->n_nodes, sizeof *a->node_arena)
-                && gh_same(e->demand.leaf, a->leaf_arena, a->n_leafs, sizeof *a->leaf_arena)));
+        && gh_same(e->demand.value, a->wanted, e->demand.n, sizeof *a->wanted);
 }
 
 static bool take_demand(const void *owner, gh_plan_entry *e, const gh_reader *r)
 {
     const gh_gallocr *a = owner;
-    const gh_demand demand = {.node = a->node_arena, .leaf = a->leaf_arena, .n_nodes = r->n_nodes,
-                              .n_leafs = r->n_leafs};
-    return a->cache->n_backends == 1 || gh_demand_copy(&e->demand, &demand);
+    return gh_demand_set(&e->demand, a->wanted, a->cache->n_backends == 1 ? 0 : r->n_nodes + r->n_leafs);
 }
 
 /* The arena that the client has assigned to an id; -1: none. */
@@ -49,12 +43,12 @@ static int32_t wanted_arena(const gh_gallocr *a, const gh_plan *p, const gh_read
 {
     const gh_item *item = &r->item[id];
     if (item->leaf != GH_NOWHERE && item->op == GS_OP_NONE) {
-        return a->leaf_arena[item->leaf];
+        return a->wanted[a->n_nodes + item->leaf];
     }
     if (item->node != GH_NOWHERE) {
-        return a->node_arena[item->node];
+        return a->wanted[item->node];
     }
-    return item->reader != GH_NOWHERE && item->reader < p->n_nodes ? a->node_arena[item->reader] : 0;
+    return item->reader != GH_NOWHERE && item->reader < p->n_nodes ? a->wanted[item->reader] : 0;
 }
 
 /* Arenas and residents of a graph that was just read. */
@@ -77,24 +71,6 @@ static int collect_arenas(const gh_gallocr *a, const gh_plan *p, gh_problem *pro
     return GS_OK;
 }
 
-static void collect_sizes(const gh_gallocr *a, const gh_plan *p, const gh_plan_entry *e, gh_problem *problem)
-{
-    for (int b = 0; b < a->cache->n_backends; b++) {
-        int64_t *row = problem->nbytes + (int64_t)b * p->n_all;
-        for (int32_t id = 0; id < p->n_all; id++) {
-            const bool has_bytes = p->arrays.layout[id].nbytes > 0 || (id < p->n && p->role[id] == GH_ROLE_PLACED);
-            row[id] = id >= p->n ? p->arrays.layout[id].nbytes
-                    : has_bytes  ? gh_descriptor_at(&e->signature, id)->nbytes : 0;
-            if ((id < p->n ? p->role[id] == GH_ROLE_PLACED : p->input_of[id - p->n] >= 0)
-                && problem->assigned[id] == b) {
-                const int64_t own = row[id];
-                row[id] = gh_alloc_size(a->lib, a->cache->key.type[b].buft, gh_shape_of(p, e, id), own);
-                problem->some_larger |= row[id] > own;
-            }
-        }
-    }
-}
-
 static int collect(void *owner, const gh_plan *p, const gh_plan_entry *e, gh_problem *problem, gs_error *error)
 {
     const gh_gallocr *a = owner;
@@ -112,7 +88,7 @@ static int collect(void *owner, const gh_plan *p, const gh_plan_entry *e, gh_pro
         gh_copy(problem->resident, p->problem.resident, p->n_all, sizeof *problem->resident);
     }
     if (status == GS_OK) {
-        collect_sizes(a, p, e, problem);
+        gh_collect_sizes(a->cache, p, e, problem);
     }
     return status;
 }
@@ -128,8 +104,7 @@ static void destroy(gh_gallocr *a)
         gh_plan_cache_release(a->cache);
     }
     free(a->arena_of);
-    free(a->node_arena);
-    free(a->leaf_arena);
+    free(a->wanted);
     a->magic = 0;
     free(a);
 }
@@ -241,16 +216,11 @@ static bool is_of_demand(const gh_gallocr *a, void *graph)
 static bool take_ids(gh_gallocr *a, void *graph, const int *node_ids, const int *leaf_ids)
 {
     const int32_t n_nodes = a->lib->graph_n_nodes(graph), n_leafs = gh_graph_n_leafs(a->lib, graph);
-    const int32_t room = (n_nodes > n_leafs ? n_nodes : n_leafs) + 1;
-    if (room > a->room) {
-        if (!gh_grow(&a->node_arena, sizeof *a->node_arena, 2 * (int64_t)room)
-            || !gh_grow(&a->leaf_arena, sizeof *a->leaf_arena, 2 * (int64_t)room)) {
-            return false;
-        }
-        a->room = room * 2;
+    if (!gh_make_room(&a->wanted, sizeof *a->wanted, &a->room, (int64_t)n_nodes + n_leafs)) {
+        return false;
     }
-    take_arenas(a, node_ids, a->node_arena, n_nodes);
-    take_arenas(a, leaf_ids, a->leaf_arena, n_leafs);
+    take_arenas(a, node_ids, a->wanted, n_nodes);
+    take_arenas(a, leaf_ids, a->wanted + n_nodes, n_leafs);
     a->n_nodes = n_nodes;
     a->n_leafs = n_leafs;
     return true;

@@ -201,7 +201,7 @@ static bool reuse(gh_plan_cache *c, gh_plan_entry *e, const gh_plan_entry *base,
     if (!gh_signature_match_wiring(&e->signature, &base->signature, graph)
         || !c->level->same_demand(c->owner, base, e->signature.tensor)
         || c->level->collect(c->owner, base->plan, e, &c->problem, &error) != GS_OK
-        || !gh_plan_serves(c, base->plan, e, &c->problem) || !gh_demand_copy(&e->demand, &base->demand)) {
+        || !gh_plan_serves(c, base->plan, e, &c->problem) || !gh_demand_set(&e->demand, base->demand.value, base->demand.n)) {
         return false;
     }
     e->plan = base->plan;

@@ -95,17 +95,13 @@ typedef struct gh_plan {
     bool waits;             /* a split reads another backend's memory: backends wait for each other         */
 } gh_plan;
 
-/* What the client demanded of a graph, besides the graph itself. */
+/* What the client demanded of a graph, besides the graph itself: of an allocator with several buffer types, the arena of
+ * each node and then of each leaf, -1: none; of a scheduler, the ids of the tensors that were assigned, -1: not in the
+ * graph, and then the backend of each. */
 typedef struct gh_demand {
-    int32_t *node;          /* allocators: [n_nodes] arena of each node; -1: none                           */
-    int32_t *leaf;          /* [n_leafs]                                                                    */
-    int32_t n_nodes;
-    int32_t n_leafs;
-    int32_t room;
-    int32_t *id;            /* schedulers: [n] tensors that the client assigned; -1: not in the graph       */
-    int32_t *backend;       /* [n] of each                                                                  */
+    int32_t *value;         /* [n]                                                                          */
     int32_t n;
-    int32_t room_tensors;
+    int32_t room;
 } gh_demand;
 
 /* Copies of an allocated graph's tensors in other backends' memory.  They stay while other graphs are allocated,
@@ -124,6 +120,13 @@ typedef struct gh_copies {
     int32_t *n_reads;       /* [n] sources of nodes that are this copy, or a view of it                     */
 } gh_copies;
 
+/* Pairs of tensors: the first one's memory is kept until the second is computed. */
+typedef struct gh_tensor_pairs {
+    gx_tensor *(*pair)[2];  /* [n]                                                                          */
+    int32_t n;
+    int32_t room;
+} gh_tensor_pairs;
+
 struct gh_plan_entry {
     uint64_t used;          /* time of the last use, of the cache's clock                                   */
     bool is_pinned;
@@ -137,8 +140,7 @@ struct gh_plan_entry {
     gh_copies copies;
     gx_tensor **reordered;  /* [plan->n] tensors by id, where backends reordered the graph; else NULL       */
     gx_tensor **order;      /* [n_nodes] nodes as the backends left them                                    */
-    gx_tensor **dep;        /* [2 * n_deps] pairs that backends keep apart                                  */
-    int32_t n_deps;
+    gh_tensor_pairs deps;   /* that backends keep apart                                                     */
 };
 
 /* Everything that plans depend on besides graph and problem: a released cache serves the same key. */
@@ -247,7 +249,7 @@ void gh_plan_drop(gh_plan *p);
 /* Forget what an entry was; its memory stays. */
 void gh_plan_entry_clear(gh_plan_entry *e);
 
-bool gh_demand_copy(gh_demand *to, const gh_demand *from);
+bool gh_demand_set(gh_demand *demand, const int32_t *value, int32_t n);
 
 /* What the reader knows of a graph, for a plan to be made. */
 bool gh_plan_take_graph(gh_plan *p, const gh_reader *r);
@@ -260,6 +262,9 @@ static inline const gh_slot *gh_entry_slots(const gh_plan_entry *e)
 /* The tensor of an id below plan->n; the id of a tensor, or -1. */
 gx_tensor *gh_entry_tensor(const gh_plan_entry *e, int32_t id);
 int32_t gh_entry_id(const gh_plan_entry *e, const gx_tensor *tensor);
+
+/* Fill the bytes of a problem: of each id on each backend. */
+void gh_collect_sizes(const gh_plan_cache *c, const gh_plan *p, const gh_plan_entry *e, gh_problem *q);
 
 /* The tensor whose shape an id of the planner's graph has; NULL where it has no bytes. */
 gx_tensor *gh_shape_of(const gh_plan *p, const gh_plan_entry *e, int32_t id);

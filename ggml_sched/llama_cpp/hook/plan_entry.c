@@ -72,7 +72,7 @@ void gh_plan_entry_clear(gh_plan_entry *e)
     e->used = 0;
     e->is_pinned = e->reuses = e->is_compact = false;
     gh_signature_clear(&e->signature);
-    e->n_deps = e->demand.n = 0;
+    e->deps.n = e->demand.n = 0;
     /* The copies stay: nodes of a graph that comes again may name them. */
     e->copies.n_nodes = e->copies.n_previous = 0;
     free(e->reordered);
@@ -87,10 +87,7 @@ void gh_plan_entry_free(gh_plan_entry *e)
     gh_plan_entry_clear(e);
     gh_signature_free(&e->signature);
     free(e->compact);
-    free(e->demand.node);
-    free(e->demand.leaf);
-    free(e->demand.id);
-    free(e->demand.backend);
+    free(e->demand.value);
     free(e->copies.tensor);
     free(e->copies.original);
     free(e->copies.previous);
@@ -98,7 +95,7 @@ void gh_plan_entry_free(gh_plan_entry *e)
     free(e->copies.previous_nodes);
     free(e->copies.n_reads);
     free(e->order);
-    free(e->dep);
+    free(e->deps.pair);
     free(e);
 }
 
@@ -125,27 +122,40 @@ gx_tensor *gh_shape_of(const gh_plan *p, const gh_plan_entry *e, int32_t id)
     return id >= 0 ? gh_entry_tensor(e, id) : NULL;
 }
 
-bool gh_demand_copy(gh_demand *to, const gh_demand *from)
+bool gh_demand_set(gh_demand *demand, const int32_t *value, int32_t n)
 {
-    const int32_t listed = from->n_nodes > from->n_leafs ? from->n_nodes : from->n_leafs;
-    if (listed > to->room) {
-        if (!gh_grow(&to->node, sizeof *to->node, listed) || !gh_grow(&to->leaf, sizeof *to->leaf, listed)) {
-            return false;
-        }
-        to->room = listed;
+    if (!gh_make_room(&demand->value, sizeof *value, &demand->room, n)) {
+        return false;
     }
-    if (from->n > to->room_tensors) {
-        if (!gh_grow(&to->id, sizeof *to->id, from->n) || !gh_grow(&to->backend, sizeof *to->backend, from->n)) {
-            return false;
-        }
-        to->room_tensors = from->n;
-    }
-    to->n_nodes = from->n_nodes;
-    to->n_leafs = from->n_leafs;
-    to->n = from->n;
-    gh_copy(to->node, from->node, from->n_nodes, sizeof *to->node);
-    gh_copy(to->leaf, from->leaf, from->n_leafs, sizeof *to->leaf);
-    gh_copy(to->id, from->id, from->n, sizeof *to->id);
-    gh_copy(to->backend, from->backend, from->n, sizeof *to->backend);
+    gh_copy(demand->value, value, n, sizeof *value);
+    demand->n = n;
     return true;
+}
+
+void gh_collect_sizes(const gh_plan_cache *c, const gh_plan *p, const gh_plan_entry *e, gh_problem *q)
+{
+    const bool is_scheduler = c->key.is_scheduler;
+    for (int32_t id = 0; id < p->n_all; id++) {
+        const gx_tensor *t = gh_shape_of(p, e, id);
+        const int role = id < p->n ? p->role[id] : GH_ROLE_PLACED;
+        const bool is_empty = t == NULL || role == GH_ROLE_ALIAS;
+        const int64_t own = is_empty              ? 0
+                          : id >= p->n            ? p->arrays.layout[id].nbytes
+                          : e->reordered != NULL ? (int64_t)c->lib->nbytes(t)
+                                                  : gh_descriptor_at(&e->signature, id)->nbytes;
+        /* On one backend only what is placed takes memory; on several of a scheduler every tensor may be copied. */
+        const bool may_take = !is_empty && (role == GH_ROLE_PLACED || (is_scheduler && c->n_backends > 1));
+        int64_t size = own;
+        for (int b = 0; b < c->n_backends; b++) {
+            if (may_take && (is_scheduler || q->assigned[id] == b)) {
+                if (!is_scheduler || b == 0 || c->key.type[b].buft != c->key.type[b - 1].buft) {
+                    size = gh_alloc_size(c->lib, c->key.type[b].buft, t, own);
+                }
+                q->some_larger |= size > own;
+            } else {
+                size = own;
+            }
+            q->nbytes[(int64_t)b * p->n_all + id] = size;
+        }
+    }
 }

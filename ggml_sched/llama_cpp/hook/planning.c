@@ -226,7 +226,7 @@ static int find_plan(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *er
                 continue;
             }
             /* Alloc dependencies that backends named are not replaced. */
-            status = e->n_deps == 0              ? take_deps(c, p, &o->deps, error)
+            status = e->deps.n == 0              ? take_deps(c, p, &o->deps, error)
                    : same_deps(&p->deps, &o->deps) ? GS_OK : GS_BAD_ARGUMENT;
             if (status == GS_NO_HOST_MEMORY) {
                 return status;
@@ -247,7 +247,7 @@ static int find_plan(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *er
             }
         }
     }
-    return e->n_deps == 0 ? take_deps(c, p, &(gh_alloc_deps){0}, error) : GS_OK;
+    return e->deps.n == 0 ? take_deps(c, p, &(gh_alloc_deps){0}, error) : GS_OK;
 }
 
 int gh_plan_graph(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *error)

@@ -5,23 +5,25 @@
  */
 #include "scheduler.h"
 
+static bool add_pair(gh_tensor_pairs *pairs, gx_tensor *tensor, gx_tensor *until)
+{
+    if (!gh_make_room(&pairs->pair, sizeof *pairs->pair, &pairs->room, pairs->n + 1)) {
+        return false;
+    }
+    pairs->pair[pairs->n][0] = tensor;
+    pairs->pair[pairs->n++][1] = until;
+    return true;
+}
+
 static void add_dep(void *user, gx_tensor *tensor, gx_tensor *until)
 {
     gh_sched *s = user;
-    for (int32_t i = 0; i < s->n_deps; i++) {
-        if (s->dep[2 * i] == tensor && s->dep[2 * i + 1] == until) {
+    for (int32_t i = 0; i < s->deps.n; i++) {
+        if (s->deps.pair[i][0] == tensor && s->deps.pair[i][1] == until) {
             return;
         }
     }
-    if (s->n_deps == s->room_deps) {
-        if (!gh_grow(&s->dep, 2 * sizeof *s->dep, 2 * (int64_t)s->room_deps + 16)) {
-            s->dep_failed = true;
-            return;
-        }
-        s->room_deps = 2 * s->room_deps + 16;
-    }
-    s->dep[2 * s->n_deps] = tensor;
-    s->dep[2 * s->n_deps++ + 1] = until;
+    s->dep_failed |= !add_pair(&s->deps, tensor, until);
 }
 
 bool gh_sched_reorder(void *owner, const gh_plan_entry *e, void *graph, bool *same)
@@ -29,7 +31,7 @@ bool gh_sched_reorder(void *owner, const gh_plan_entry *e, void *graph, bool *sa
     gh_sched *s = owner;
     const gh_optimize_params params = {.add_alloc_dep = add_dep, .user = s};
     const gh_plan *p = e->plan;
-    s->n_deps = 0;
+    s->deps.n = 0;
     s->dep_failed = false;
     if (!gh_plan_find_splits(s, e->plan)) {
         return false;
@@ -41,8 +43,8 @@ bool gh_sched_reorder(void *owner, const gh_plan_entry *e, void *graph, bool *sa
             s->optimize[b](s->backend[b], &part, &params);
         }
     }
-    *same = gh_same(s->lib->graph_nodes(graph), e->order, p->n_nodes, sizeof *e->order) && s->n_deps == e->n_deps
-         && gh_same(s->dep, e->dep, 2 * (int64_t)s->n_deps, sizeof *s->dep);
+    *same = gh_same(s->lib->graph_nodes(graph), e->order, p->n_nodes, sizeof *e->order) && s->deps.n == e->deps.n
+         && gh_same(s->deps.pair, e->deps.pair, s->deps.n, sizeof *s->deps.pair);
     return !s->dep_failed;
 }
 
@@ -51,15 +53,14 @@ bool gh_sched_reorder(void *owner, const gh_plan_entry *e, void *graph, bool *sa
 static bool take_deps(const gh_sched *s, gh_plan_entry *e)
 {
     const gh_reader *r = &s->cache->reader;
-    e->n_deps = 0;
-    if (!gh_grow(&e->dep, 2 * sizeof *e->dep, s->n_deps)) {
-        return false;
-    }
-    gh_copy(e->dep, s->dep, 2 * (int64_t)s->n_deps, sizeof *e->dep);
-    e->n_deps = s->n_deps;
-    for (int32_t i = 0; i < s->n_deps; i++) {
-        int32_t tensor = gh_reader_id(r, s->dep[2 * i]);
-        const int32_t node = gh_reader_id(r, s->dep[2 * i + 1]);
+    e->deps.n = 0;
+    for (int32_t i = 0; i < s->deps.n; i++) {
+        gx_tensor *const *pair = s->deps.pair[i];
+        int32_t tensor = gh_reader_id(r, pair[0]);
+        const int32_t node = gh_reader_id(r, pair[1]);
+        if (!add_pair(&e->deps, pair[0], pair[1])) {
+            return false;
+        }
         if (tensor >= 0 && r->item[tensor].root >= 0) {
             tensor = r->item[tensor].root;
         }

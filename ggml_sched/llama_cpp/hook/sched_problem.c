@@ -72,17 +72,18 @@ static bool is_among(gx_tensor *const *tensors, int32_t n, const gx_tensor *t)
  * nothing. */
 static bool same_demand(const void *owner, const gh_plan_entry *e, gx_tensor *const *tensors)
 {
-    const gh_assignments *a = &((const gh_sched *)owner)->assignments;
-    const gh_demand *d = &e->demand;
-    if (e->plan->problem.n_backends == 1) {
+    const gh_sched *s = owner;
+    const gh_assignments *a = &s->assignments;
+    const int32_t *id = e->demand.value;
+    if (s->n_backends == 1) {
         return true;
     }
-    if (a->n != d->n || !gh_same(a->backend, d->backend, a->n, sizeof *a->backend)) {
+    if (2 * a->n != e->demand.n || !gh_same(a->backend, id + a->n, a->n, sizeof *a->backend)) {
         return false;
     }
     for (int32_t i = 0; i < a->n; i++) {
         /* A tensor that was in no graph must be in none now. */
-        if (d->id[i] >= 0 ? tensors[d->id[i]] != a->tensor[i] : is_among(tensors, e->signature.n, a->tensor[i])) {
+        if (id[i] >= 0 ? tensors[id[i]] != a->tensor[i] : is_among(tensors, e->signature.n, a->tensor[i])) {
             return false;
         }
     }
@@ -93,20 +94,20 @@ static bool take_demand(const void *owner, gh_plan_entry *e, const gh_reader *r)
 {
     const gh_sched *s = owner;
     const gh_assignments *a = &s->assignments;
-    gh_demand demand = {.n = a->n, .backend = a->backend, .id = malloc((size_t)a->n * sizeof(int32_t) + 1)};
-    bool done = demand.id != NULL;
-    for (int32_t i = 0; done && i < a->n; i++) {
-        demand.id[i] = gh_reader_id(r, a->tensor[i]);
+    gh_demand *demand = &e->demand;
+    if (!gh_make_room(&demand->value, sizeof *demand->value, &demand->room, 2 * (int64_t)a->n)
+        || (s->cache->key.reorders && !gh_grow(&e->order, sizeof *e->order, r->n_nodes))) {
+        return false;
     }
-    done = done && gh_demand_copy(&e->demand, &demand);
-    free(demand.id);
-    if (done && s->cache->key.reorders) {
-        done = gh_grow(&e->order, sizeof *e->order, r->n_nodes);
-        if (done) {
-            gh_copy(e->order, r->nodes, r->n_nodes, sizeof *e->order);
-        }
+    demand->n = 2 * a->n;
+    for (int32_t i = 0; i < a->n; i++) {
+        demand->value[i] = gh_reader_id(r, a->tensor[i]);
+        demand->value[a->n + i] = a->backend[i];
     }
-    return done;
+    if (s->cache->key.reorders) {
+        gh_copy(e->order, r->nodes, r->n_nodes, sizeof *e->order);
+    }
+    return true;
 }
 
 /* -- buffers ------------------------------------------------------------------------------------------------------- */
@@ -244,27 +245,6 @@ static void join_assignments(const gh_sched *s, gh_problem *q)
     }
 }
 
-static void collect_sizes(const gh_sched *s, const gh_plan *p, const gh_plan_entry *e, gh_problem *q)
-{
-    for (int32_t id = 0; id < p->n_all; id++) {
-        const gx_tensor *t = gh_shape_of(p, e, id);
-        const int role = id < p->n ? p->role[id] : GH_ROLE_PLACED;
-        const bool is_empty = t == NULL || role == GH_ROLE_ALIAS;
-        const int64_t own = is_empty ? 0 : id < p->n ? gh_descriptor_at(&e->signature, id)->nbytes
-                                                     : p->arrays.layout[id].nbytes;
-        /* On one backend only what is placed takes memory; on several every tensor may be copied. */
-        const bool is_queried = !is_empty && (s->n_backends > 1 || role == GH_ROLE_PLACED);
-        int64_t size = own;
-        for (int b = 0; b < s->n_backends; b++) {
-            if (is_queried && (b == 0 || s->buft[b] != s->buft[b - 1])) {
-                size = gh_alloc_size(s->lib, s->buft[b], t, own);
-                q->some_larger |= size > own;
-            }
-            q->nbytes[(int64_t)b * q->n + id] = size;
-        }
-    }
-}
-
 static int collect(void *owner, const gh_plan *p, const gh_plan_entry *e, gh_problem *q, gs_error *error)
 {
     const gh_sched *s = owner;
@@ -279,7 +259,7 @@ static int collect(void *owner, const gh_plan *p, const gh_plan_entry *e, gh_pro
     if (status == GS_OK) {
         collect_answers(s, p, e, q);
         join_assignments(s, q);
-        collect_sizes(s, p, e, q);
+        gh_collect_sizes(s->cache, p, e, q);
     }
     return status;
 }

@@ -100,7 +100,7 @@ static void destroy(gh_sched *s)
     free(s->part);
     free(s->ids);
     free(s->is_used);
-    free(s->dep);
+    free(s->deps.pair);
     s->magic = 0;
     free(s);
 }

@@ -62,9 +62,7 @@ typedef struct gh_sched {
     unsigned char *is_used; /* [experts]                                                                    */
     size_t room_ids;
     size_t room_experts;
-    gx_tensor **dep;        /* [2 * n_deps] pairs that backends keep apart                                  */
-    int32_t n_deps;
-    int32_t room_deps;
+    gh_tensor_pairs deps;   /* that backends keep apart in the graph that they reorder                      */
     bool dep_failed;
 } gh_sched;
 
