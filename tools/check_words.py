@@ -33,7 +33,7 @@ SUFFIXES = {".py", ".pyi", ".pyx", ".pxd", ".pxi", ".c", ".h", ".cpp", ".cu", ".
 OWN = {"tools/check_words.py", "tests/package/test_glossary.py", "CHANGELOG.md"}
 """Files that name the words in order to replace them."""
 UNREAD: tuple[str, ...] = ("ggml_sched/_", "ggml_sched/core/",
-                           "ggml_sched/execution/allocation.py", 
+                           "ggml_sched/execution/allocation.py",
                            "tests/capi/", "tests/cupy/", "tests/execution/test_queued_memory", "tests/llama/test_chat",
                            "tests/planning/", "tests/support/",
                            "tests/testing/")
