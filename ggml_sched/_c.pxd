@@ -3,14 +3,9 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 cdef extern from "ggml_sched/status.h" nogil:
-    enum: GS_OK
-    enum: GS_NO_HOST_MEMORY
-    enum: GS_OVERFLOW
-    enum: GS_OUT_OF_MEMORY
-    enum: GS_BAD_ARGUMENT
-    enum: GS_BAD_PLACEMENT
-    enum: GS_UNSUPPORTED_OP
-    enum: GS_HAZARD
+    enum:
+        GS_OK, GS_NO_HOST_MEMORY, GS_OVERFLOW, GS_OUT_OF_MEMORY, GS_BAD_ARGUMENT, GS_BAD_PLACEMENT, GS_UNSUPPORTED_OP
+        GS_HAZARD
 
     ctypedef struct gs_error:
         int32_t status
@@ -34,11 +29,8 @@ cdef extern from "ggml_sched/hash.h" nogil:
     uint64_t gs_mix_other(uint64_t h, uint64_t x)
 
 cdef extern from "ggml_sched/structs.h" nogil:
-    enum: GS_MAX_DIMS
-    enum: GS_MAX_SRC
-    enum: GS_MAX_OP_PARAMS
-    enum: GS_FLAG_INPUT
-    enum: GS_FLAG_OUTPUT
+    enum:
+        GS_MAX_DIMS, GS_MAX_SRC, GS_MAX_OP_PARAMS, GS_FLAG_INPUT, GS_FLAG_OUTPUT
 
     ctypedef struct gs_layout:
         int64_t ne[4]
@@ -56,94 +48,30 @@ cdef extern from "ggml_sched/structs.h" nogil:
         int32_t type_size
 
 cdef extern from "ggml_sched/types.h" nogil:
-    enum: GS_N_TYPES
-    enum: GS_TYPE_F32
-    enum: GS_TYPE_F16
-    enum: GS_TYPE_I8
-    enum: GS_TYPE_I16
-    enum: GS_TYPE_I32
-    enum: GS_TYPE_I64
-    enum: GS_TYPE_F64
-    enum: GS_TYPE_BF16
+    enum:
+        GS_N_TYPES, GS_TYPE_F32, GS_TYPE_F16, GS_TYPE_I8, GS_TYPE_I16, GS_TYPE_I32, GS_TYPE_I64, GS_TYPE_F64
+        GS_TYPE_BF16
     const char *gs_type_name(int type)
     gs_type_traits gs_traits_of_type(int type)
 
 cdef extern from "ggml_sched/ops.h" nogil:
-    enum: GS_INPLACE_FIRST
-    enum: GS_INPLACE_LATER
-    enum: GS_OP_NONE
-    enum: GS_OP_VIEW
-    enum: GS_OP_RESHAPE
-    enum: GS_OP_PERMUTE
-    enum: GS_OP_TRANSPOSE
-    enum: GS_OP_UNARY
-    enum: GS_OP_GLU
-    enum: GS_GLU_GEGLU
-    enum: GS_GLU_REGLU
-    enum: GS_GLU_SWIGLU
-    enum: GS_GLU_SWIGLU_OAI
-    enum: GS_OP_ADD
-    enum: GS_OP_ADD1
-    enum: GS_OP_ADD_ID
-    enum: GS_OP_ARANGE
-    enum: GS_OP_ARGMAX
-    enum: GS_OP_ARGSORT
-    enum: GS_OP_CLAMP
-    enum: GS_OP_CONCAT
-    enum: GS_OP_CONT
-    enum: GS_OP_CPY
-    enum: GS_OP_DIAG_MASK_INF
-    enum: GS_OP_DIAG_MASK_ZERO
-    enum: GS_OP_DIV
-    enum: GS_OP_DUP
-    enum: GS_OP_FLASH_ATTN_EXT
-    enum: GS_OP_GET_ROWS
-    enum: GS_OP_GROUP_NORM
-    enum: GS_OP_L2_NORM
-    enum: GS_OP_LOG
-    enum: GS_OP_MEAN
-    enum: GS_OP_MUL
-    enum: GS_OP_MUL_MAT
-    enum: GS_OP_MUL_MAT_ID
-    enum: GS_OP_NORM
-    enum: GS_OP_PAD
-    enum: GS_OP_REPEAT
-    enum: GS_OP_RMS_NORM
-    enum: GS_OP_ROPE
-    enum: GS_OP_SCALE
-    enum: GS_OP_SET
-    enum: GS_OP_SET_ROWS
-    enum: GS_OP_SOFT_MAX
-    enum: GS_OP_SQR
-    enum: GS_OP_SQRT
-    enum: GS_OP_SSM_CONV
-    enum: GS_OP_SSM_SCAN
-    enum: GS_OP_SUB
-    enum: GS_OP_SUM
-    enum: GS_OP_SUM_ROWS
-    enum: GS_OP_TOP_K
-    enum: GS_UNARY_ABS
-    enum: GS_UNARY_ELU
-    enum: GS_UNARY_EXP
-    enum: GS_UNARY_GELU
-    enum: GS_UNARY_GELU_QUICK
-    enum: GS_UNARY_HARDSWISH
-    enum: GS_UNARY_NEG
-    enum: GS_UNARY_RELU
-    enum: GS_UNARY_SIGMOID
-    enum: GS_UNARY_SILU
-    enum: GS_UNARY_STEP
-    enum: GS_UNARY_TANH
-    enum: GS_N_OPS
+    enum:
+        GS_INPLACE_FIRST, GS_INPLACE_LATER, GS_OP_NONE, GS_OP_VIEW, GS_OP_RESHAPE, GS_OP_PERMUTE, GS_OP_TRANSPOSE
+        GS_OP_UNARY, GS_OP_GLU, GS_GLU_GEGLU, GS_GLU_REGLU, GS_GLU_SWIGLU, GS_GLU_SWIGLU_OAI, GS_OP_ADD, GS_OP_ADD1
+        GS_OP_ADD_ID, GS_OP_ARANGE, GS_OP_ARGMAX, GS_OP_ARGSORT, GS_OP_CLAMP, GS_OP_CONCAT, GS_OP_CONT, GS_OP_CPY
+        GS_OP_DIAG_MASK_INF, GS_OP_DIAG_MASK_ZERO, GS_OP_DIV, GS_OP_DUP, GS_OP_FLASH_ATTN_EXT, GS_OP_GET_ROWS
+        GS_OP_GROUP_NORM, GS_OP_L2_NORM, GS_OP_LOG, GS_OP_MEAN, GS_OP_MUL, GS_OP_MUL_MAT, GS_OP_MUL_MAT_ID, GS_OP_NORM
+        GS_OP_PAD, GS_OP_REPEAT, GS_OP_RMS_NORM, GS_OP_ROPE, GS_OP_SCALE, GS_OP_SET, GS_OP_SET_ROWS, GS_OP_SOFT_MAX
+        GS_OP_SQR, GS_OP_SQRT, GS_OP_SSM_CONV, GS_OP_SSM_SCAN, GS_OP_SUB, GS_OP_SUM, GS_OP_SUM_ROWS, GS_OP_TOP_K
+        GS_UNARY_ABS, GS_UNARY_ELU, GS_UNARY_EXP, GS_UNARY_GELU, GS_UNARY_GELU_QUICK, GS_UNARY_HARDSWISH, GS_UNARY_NEG
+        GS_UNARY_RELU, GS_UNARY_SIGMOID, GS_UNARY_SILU, GS_UNARY_STEP, GS_UNARY_TANH, GS_N_OPS
     const char *gs_op_name(int op)
     int gs_op_inplace(int op)
     int gs_op_family(int op)
 
 cdef extern from "ggml_sched/graph.h" nogil:
-    enum: GS_KIND_VIEW
-    enum: GS_KIND_WRITES
-    enum: GS_KIND_INPUT
-    enum: GS_KIND_FOLLOWS
+    enum:
+        GS_KIND_VIEW, GS_KIND_WRITES, GS_KIND_INPUT, GS_KIND_FOLLOWS
 
     ctypedef struct gs_graph:
         int32_t n_tensors
@@ -193,43 +121,14 @@ cdef extern from "ggml_sched/graph.h" nogil:
         void *data
 
 cdef extern from "ggml_sched/policy.h" nogil:
-    enum: GS_USAGE_ANY
-    enum: GS_USAGE_WEIGHTS
-    enum: GS_STATE_ADDRESSED
-    enum: GS_STATE_INPLACE
-    enum: GS_STATE_LATE
-    enum: GS_STATE_FREED
-    enum: GS_STATE_EXCLUSIVE
-    enum: GS_STATE_WRITTEN
-    enum: GS_STATE_DEPENDS
-    enum: GS_STATE_INNER
-    enum: GS_METHOD_BEST_FIT
-    enum: GS_METHOD_PACKED
-    enum: GS_METHOD_REPLAYED
-    enum: GS_PLACEMENT_DEFAULT
-    enum: GS_PLACEMENT_SEED
-    enum: GS_OFFSETS_PACKED
-    enum: GS_OFFSETS_BEST_FIT
-    enum: GS_REUSE_FIRST
-    enum: GS_REUSE_WHOLE
-    enum: GS_REUSE_FRONT
-    enum: GS_REUSE_ALL
-    enum: GS_REASON_NOTHING
-    enum: GS_REASON_USER
-    enum: GS_REASON_RESIDENT
-    enum: GS_REASON_WEIGHT
-    enum: GS_REASON_SOURCE
-    enum: GS_REASON_CONSUMER
-    enum: GS_REASON_ROOT
-    enum: GS_REASON_FIRST
-    enum: GS_REASON_UNSUPPORTED
-    enum: GS_REASON_INPUT
-    enum: GS_REASON_OFFLOAD
-    enum: GS_REASON_NEIGHBOUR
-    enum: GS_REASON_UPGRADE
-    enum: GS_REASON_MOST_INPUTS
-    enum: GS_REASON_BOUNDARY
-    enum: GS_N_REASONS
+    enum:
+        GS_USAGE_ANY, GS_USAGE_WEIGHTS, GS_STATE_ADDRESSED, GS_STATE_INPLACE, GS_STATE_LATE, GS_STATE_FREED
+        GS_STATE_EXCLUSIVE, GS_STATE_WRITTEN, GS_STATE_DEPENDS, GS_STATE_INNER, GS_METHOD_BEST_FIT, GS_METHOD_PACKED
+        GS_METHOD_REPLAYED, GS_PLACEMENT_DEFAULT, GS_PLACEMENT_SEED, GS_OFFSETS_PACKED, GS_OFFSETS_BEST_FIT
+        GS_REUSE_FIRST, GS_REUSE_WHOLE, GS_REUSE_FRONT, GS_REUSE_ALL, GS_REASON_NOTHING, GS_REASON_USER
+        GS_REASON_RESIDENT, GS_REASON_WEIGHT, GS_REASON_SOURCE, GS_REASON_CONSUMER, GS_REASON_ROOT, GS_REASON_FIRST
+        GS_REASON_UNSUPPORTED, GS_REASON_INPUT, GS_REASON_OFFLOAD, GS_REASON_NEIGHBOUR, GS_REASON_UPGRADE
+        GS_REASON_MOST_INPUTS, GS_REASON_BOUNDARY, GS_N_REASONS
 
     ctypedef struct gs_policy:
         int32_t placement
@@ -329,10 +228,8 @@ cdef extern from "ggml_sched/api.h" nogil:
     enum: GS_API_MAJOR
     enum: GS_API_MINOR
     const char *GS_API_CAPSULE
-    enum: GS_MAX_TENSORS
-    enum: GS_PACK_NO_CAPACITY
-    enum: GS_PACK_DEFAULT_BUDGET
-    enum: GS_PACK_PLANNER_BUDGET
+    enum:
+        GS_MAX_TENSORS, GS_PACK_NO_CAPACITY, GS_PACK_DEFAULT_BUDGET, GS_PACK_PLANNER_BUDGET
 
     ctypedef struct gs_api_graph:
         pass

@@ -158,7 +158,7 @@ cdef int graph_fingerprint(const gs_api_graph *graph, uint64_t *fingerprint, uin
                            gs_error *error) noexcept nogil:
     cdef const gs_graph_box *box = <const gs_graph_box *>graph
     if box == NULL or not box.finished or fingerprint == NULL or wiring == NULL:
-        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"graph is NULL or not finished, or there is no place for the result")
+        return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"graph is NULL or not finished, or fingerprint or wiring is NULL")
     flat_fingerprint(&box.g, NULL, fingerprint, wiring)
     return GS_OK
 
@@ -317,42 +317,24 @@ cdef int c_pack(int32_t n, const int64_t *lower, const int64_t *upper, const int
 # -- names ------------------------------------------------------------------------------------------------------
 
 
-cdef const char *status_name(int status) noexcept nogil:
-    return gs_status_name(status)
-
-
-cdef const char *reason_name(int reason) noexcept nogil:
-    return gs_reason_name(reason)
-
-
-cdef const char *op_name(int op) noexcept nogil:
-    return gs_op_name(op)
+cdef int number_of(const char *name, const char *(*name_of)(int) noexcept nogil, int n) noexcept nogil:
+    """The number below n that has this name; -1 if none has it."""
+    cdef const char *found
+    cdef int number
+    if name != NULL:
+        for number in range(n):
+            found = name_of(number)
+            if found != NULL and strcmp(found, name) == 0:
+                return number
+    return -1
 
 
 cdef int op_of_name(const char *name) noexcept nogil:
-    cdef const char *known
-    cdef int op
-    if name != NULL:
-        for op in range(GS_N_OPS):
-            known = gs_op_name(op)
-            if known != NULL and strcmp(known, name) == 0:
-                return op
-    return -1
-
-
-cdef const char *type_name(int type) noexcept nogil:
-    return gs_type_name(type)
+    return number_of(name, gs_op_name, GS_N_OPS)
 
 
 cdef int type_of_name(const char *name) noexcept nogil:
-    cdef const char *known
-    cdef int type
-    if name != NULL:
-        for type in range(GS_N_TYPES):
-            known = gs_type_name(type)
-            if known != NULL and strcmp(known, name) == 0:
-                return type
-    return -1
+    return number_of(name, gs_type_name, GS_N_TYPES)
 
 
 cdef int type_traits(int type, gs_type_traits *traits) noexcept nogil:
@@ -393,12 +375,12 @@ functions.plan_find_exclusive = plan_find_exclusive
 functions.plan_view = plan_view
 functions.plan_free = plan_free
 functions.pack = c_pack
-functions.status_name = status_name
-functions.reason_name = reason_name
+functions.status_name = gs_status_name
+functions.reason_name = gs_reason_name
 functions.pack_method_name = pack_method_word
-functions.op_name = op_name
+functions.op_name = gs_op_name
 functions.op_of_name = op_of_name
-functions.type_name = type_name
+functions.type_name = gs_type_name
 functions.type_of_name = type_of_name
 functions.type_traits = type_traits
 functions.plan_compact = plan_compact

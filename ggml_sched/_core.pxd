@@ -8,4 +8,4 @@ from ggml_sched.core.graph.graph cimport Graph
 from ggml_sched.core.graph.tensor cimport BackendBase, BufferBase, Home, Lease, NodeTable, Tensor, TensorSet
 from ggml_sched.core.plan.make cimport gs_plan_free, gs_plan_make, gs_plan_replay, plan_mark_exclusive
 from ggml_sched.core.plan.plan_data cimport PlanData
-from ggml_sched.core.plan.request cimport Devices, Policy, Request
+from ggml_sched.core.plan.request cimport Devices, Request

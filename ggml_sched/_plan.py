@@ -10,7 +10,6 @@ from ggml_sched.core.plan.plan_data import (
     PlanData,
     any_computes,
     bind_plan,
-    loads_alone,
     make_plan,
     needed_of,
     new_lease,
@@ -18,13 +17,15 @@ from ggml_sched.core.plan.plan_data import (
     plan_values,
     replay_plan,
     rewired,
+    single_backend_loads,
     stand_in,
     written_leafs,
 )
-from ggml_sched.core.plan.request import Devices, Policy, Request
+from ggml_sched.core.plan.policy import Policy
+from ggml_sched.core.plan.request import Devices, Request
 
 __all__ = [
     "Allocator", "Devices", "GraphAllocator", "PlanData", "Policy", "Request", "TensorAllocator", "any_computes",
-    "bind_plan", "loads_alone", "make_plan", "needed_of", "new_lease", "plan_from_values", "plan_values",
-    "register_host_memory", "replay_plan", "rewired", "stand_in", "written_leafs",
+    "bind_plan", "make_plan", "needed_of", "new_lease", "plan_from_values", "plan_values",
+    "register_host_memory", "replay_plan", "rewired", "single_backend_loads", "stand_in", "written_leafs",
 ]

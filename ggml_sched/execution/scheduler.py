@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from operator import index as _index
@@ -85,7 +86,7 @@ class Scheduler:
         for i, nbytes in limits.items():
             if nbytes < 0:
                 raise ValueError(f"backend {backends[i].name!r}: a budget of {nbytes} bytes")
-        self._planner = Planner(backends, policy, POLICIES[policy].replace(places=copies), plan_cache, limits, reorder)
+        self._planner = Planner(backends, policy, replace(POLICIES[policy], places=copies), plan_cache, limits, reorder)
         self._arenas = Arenas(backends)
         self._pipeline = Pipeline(backends)
         self._allocations = Allocations(self._arenas, self._pipeline, self._planner.devices, plan_cache)

@@ -13,12 +13,12 @@ from functools import cached_property
 
 import numpy as np
 
-from ggml_sched._core import PlanData, any_computes, loads_alone
+from ggml_sched._core import PlanData, any_computes, single_backend_loads
 from ggml_sched._graph import BackendBase, Graph, Tensor, op_numbers
 from ggml_sched.planning.program import Copy, CopyExperts, Load, Place, Program, Read, Run, Step, WriteBack
 from ggml_sched.planning.waits import Access, order
 
-__all__ = ["Bytes", "make_alone", "make_any", "make_program", "program_of", "runs_of"]
+__all__ = ["Bytes", "make_single_backend", "make_any", "make_program", "program_of", "runs_of"]
 
 KIND_WRITES = 2
 STATE_LATE, STATE_EXCLUSIVE = 4, 16
@@ -34,7 +34,7 @@ def make_program(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) 
 
     Of the backends it uses only `concurrent_copies`, and which of them owns the memory of residents.
     """
-    alone = make_alone(graph, data)
+    alone = make_single_backend(graph, data)
     return make_any(graph, data, backends) if alone is None else alone
 
 
@@ -46,13 +46,13 @@ def program_of(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) ->
 
 
 def make_any(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> Program:
-    """The program of any plan; `make_alone` is the fast special case."""
+    """The program of any plan; `make_single_backend` is the fast special case."""
     return _Maker(graph, data, backends).program()
 
 
-def make_alone(graph: Graph, data: PlanData) -> Program | None:
+def make_single_backend(graph: Graph, data: PlanData) -> Program | None:
     """The program of a plan in which one backend does everything, in a tenth of the time; None for other plans."""
-    found = loads_alone(graph, data)
+    found = single_backend_loads(graph, data)
     if found is None:
         return None
     steps: list[Step] = []
@@ -65,14 +65,14 @@ def make_alone(graph: Graph, data: PlanData) -> Program | None:
         runs_from = start
         for at in sorted(at for at in late if now <= at < now + stop - start):
             position = start + at - now
-            steps += _run_alone(graph, backend, runs_from, position - 1) + late[at]
+            steps += _run_nodes(graph, backend, runs_from, position - 1) + late[at]
             runs_from = position
-        steps += _run_alone(graph, backend, runs_from, stop - 1)
+        steps += _run_nodes(graph, backend, runs_from, stop - 1)
         now += stop - start
     return Program(steps, [leaf for leaf, *_, is_read in found if is_read], 1)
 
 
-def _run_alone(graph: Graph, backend: int, first: int, last: int) -> list[Run]:
+def _run_nodes(graph: Graph, backend: int, first: int, last: int) -> list[Run]:
     """The step that runs the nodes first .. last; none if all of them are views."""
     return [Run(backend, first, last, ())] if any_computes(graph, first, last) else []
 
@@ -121,7 +121,7 @@ class _Maker:
     def _places(self) -> list[tuple[Place, ...]]:
         """For each copy the location of each of its slots."""
         found = [[self._place(self.n + c)] for c in range(self.n_copies)]
-        for k, c in enumerate(self.data.ring):
+        for k, c in enumerate(self.data.slot_copies):
             found[c].append(self._place(self.n + self.n_copies + k))
         return [tuple(places) for places in found]
 

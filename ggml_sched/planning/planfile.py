@@ -121,7 +121,7 @@ def plan_from_dict(data, asked: Graph, backends: Sequence[Backend], where: str =
     _compare_tensors(data["plan"], graph, where)
     needs = _needs(graph, made, backends)
     if data.get("needs") != needs:
-        raise PlacementError(f"{where}: the backends answer otherwise than when the plan was made: "
+        raise PlacementError(f"{where}: support queries have other results than when the plan was made: "
                              f"{_first_difference(data.get('needs'), needs, graph)}")
     _check_memory(data["plan"], needs, graph, made, backends, where)
     _compare_groups(graph, made, backends, where)
@@ -165,7 +165,7 @@ def _check_memory(values: dict, needs: list[list[int]], graph: Graph, made: Plan
     """Raise FileFormatError where an id shares memory and is no view or in-place reuse, or has memory of a wrong
     size."""
     for i, (_, need) in enumerate(needs):
-        shares = made.took_over(i) + (i < made.n_tensors and graph.tensors[i].is_view)
+        shares = made.is_inplace(i) + (i < made.n_tensors and graph.tensors[i].is_view)
         if shares != (made.root(i) >= 0):     # a view, or in-place reuse; never both
             raise FileFormatError(f"{where}: id {i} shares the memory of id {made.root(i)}")
         if made.root(i) >= 0 or made.offset(i) < 0:
@@ -210,7 +210,7 @@ def _describe_residents(graph: Graph, backends: Sequence[BackendBase]) -> dict[s
 def _needs(graph: Graph, data, backends: Sequence[BackendBase]) -> list[list[int]]:
     """For each id: whether its backend supports it, and the bytes at which that allocates it (0: no memory)."""
     found = []
-    copies = [*data.copies, *(data.copies[c] for c in data.ring)]
+    copies = [*data.copies, *(data.copies[c] for c in data.slot_copies)]
     like = [*graph.tensors, *(graph.tensors[i] for i, _ in copies)]
     for i, t in enumerate(like):
         runs, home = data.backend_index(i), data.memory_index(i)

@@ -7,6 +7,7 @@ from these, so that backends are called for them only when a new plan is made.  
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -116,7 +117,7 @@ class Planner:
         self._cache.clear()
         self._reserved.clear()
         self._adopted.clear()
-        self.devices.forget()
+        self.devices.clear()
 
     def _plan_adopted(self, graph: Graph, assigned: Mapping[Tensor, Backend],
                       held: HeldBytes) -> tuple[Plan, Request] | None:
@@ -147,7 +148,7 @@ class Planner:
         if any(plan.data.kept):
             # Copies of weights that are kept between computes may exceed the budget: plan without keeping them, so that
             # they share memory (`stream`).
-            leaner = self._find_plan(asked, graph, request, self.policy.replace(stream=True))
+            leaner = self._find_plan(asked, graph, request, dataclasses.replace(self.policy, stream=True))
             if self._excess(leaner, held) is None:
                 return leaner, request
         raise excess

@@ -100,7 +100,7 @@ def _placed(plan: Plan, i: int) -> str:
     t, data = plan.graph.tensors[i], plan.data
     b = data.backend_index(i)
     if b < 0:
-        return "nothing in the graph uses it, so it has no place"
+        return "no node of the graph uses it, so it has no memory"
     where = f"on {plan.backends[b].name}"
     if t.computes:
         for k, split in enumerate(plan.splits):
@@ -129,14 +129,14 @@ def _passed_over(plan: Plan, i: int) -> list[str]:
             if root is not None and _reads(plan, here, root) and not _reads(plan, b, root):
                 against.append(f"cannot reach the memory of {_whose(plan, root)}, which the node writes to")
             missing = [s for s in dict.fromkeys(t.src) if s is not None and (root is None or s.root is not root)
-                       and _reads(plan, here, s) and not _reads(plan, b, s) and not _came_along(plan, t, s)]
+                       and _reads(plan, here, s) and not _reads(plan, b, s) and not _is_placed_with(plan, t, s)]
             if missing:
                 names = ", ".join(_whose(plan, s) for s in missing[:_SHOWN_INPUTS])
                 rest = len(missing) - _SHOWN_INPUTS
                 against.append(f"cannot read without a copy: {names}{f', and {rest} more' if rest > 0 else ''}")
         lines.append(f"{plan.backends[b].name} supports it, but {' and '.join(against)}" if against else
-                     f"{plan.backends[b].name} supports it, too, and nothing is against it: the rule that placed the "
-                     "node did not ask for it")
+                     f"{plan.backends[b].name} supports it, too, and reads what it reads; the rule that placed the node "
+                     "does not compare backends")
     return lines
 
 
@@ -149,7 +149,7 @@ def _group(plan: Plan, i: int) -> list[str]:
         return []
     others = _some(plan, [plan.graph.id_of(plan.graph.nodes[k]) for k in members if k != position])
     place = f" in place of node {members[-1]}" if position != members[-1] else ""
-    nowhere = "; only they read it, so that its data need not be anywhere" if plan.data.is_inner(i) else ""
+    nowhere = "; only they read its result, so that it need not be written to memory" if plan.data.is_inner(i) else ""
     backend = plan.backends[plan.data.backend_index(i)]
     return [f"computed as one with {others}{place}, as {backend.name} offers{nowhere}"]
 
@@ -170,7 +170,7 @@ def _reads(plan: Plan, b: int, t: Tensor) -> bool:
     return buffer.backend is plan.backends[b] or plan.backends[b].supports_buffer(buffer)
 
 
-def _came_along(plan: Plan, node: Tensor, s: Tensor) -> bool:
+def _is_placed_with(plan: Plan, node: Tensor, s: Tensor) -> bool:
     """Whether a source was placed on its backend because `node`, its first reader, is there."""
     root = s.root
     if root.op != "NONE" or plan.data.rule(plan.index_of(root)) != "consumer":
@@ -211,10 +211,10 @@ def _memory(plan: Plan, i: int) -> list[str]:
         until = "the end" if death >= len(data.sequence) else f"position {death}"
         lines.append(f"the memory is taken from position {birth} until {until}, of {len(data.sequence)}")
     if data.is_late(i):
-        lines.append("loaded when first used: before that, other tensors live there")
-    if data.took_over(i):
+        lines.append("loaded when first used: before that, the memory holds other tensors")
+    if data.is_inplace(i):
         root = data.root(i)
-        lines.append(f"written in place over {_id_name(plan, root)}, which nothing needs afterwards, as the "
+        lines.append(f"written in place over {_id_name(plan, root)}, which no later node reads, as the "
                      f"kernel on {plan.backends[home].name} allows")
     if "output" in plan.graph.flags_of(t):
         lines.append("an output: its memory stays until the next compute")
@@ -225,12 +225,12 @@ def _sharers(plan: Plan, i: int) -> list[str]:
     """The tensors that view tensor i or are written in place over it."""
     data, tensors = plan.data, plan.graph.tensors
     views = [k for k, t in enumerate(tensors) if t.view_src is not None and t.view_src is tensors[i]]
-    takers = [k for k in range(data.n_tensors) if data.took_over(k) and data.root(k) == i]
+    reusing = [k for k in range(data.n_tensors) if data.is_inplace(k) and data.root(k) == i]
     lines = []
     if views:
         lines.append(f"viewed by: {_some(plan, views)}")
-    if takers:
-        lines.append(f"its memory is taken over in place by: {_some(plan, takers)}")
+    if reusing:
+        lines.append(f"its memory is reused in place by: {_some(plan, reusing)}")
     return lines
 
 

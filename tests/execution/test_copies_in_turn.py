@@ -18,7 +18,8 @@ def rings(plan):
     """{(copied tensor, backend): offsets of its copy slots}."""
     data, found = plan.data, {}
     for c, (like, backend) in enumerate(data.copies):
-        ids = [data.n_tensors + c] + [data.n_tensors + data.n_copies + k for k, d in enumerate(data.ring) if d == c]
+        further = [k for k, d in enumerate(data.slot_copies) if d == c]
+        ids = [data.n_tensors + c, *(data.n_tensors + data.n_copies + k for k in further)]
         found[plan.graph.tensors[like].name, plan.backends[backend].name] = [data.offset(i) for i in ids]
     return found
 

@@ -75,7 +75,7 @@ def test_outputs_are_never_overwritten(policy, recipe):
         for other, _, _, low, high, born, _ in taken:
             if other is not root and low < start + t.nbytes and start < high:
                 assert born <= position, (t, other)
-        assert not any(plan.data.took_over(k) and plan.data.root(k) == i for k in range(plan.data.n_tensors))
+        assert not any(plan.data.is_inplace(k) and plan.data.root(k) == i for k in range(plan.data.n_tensors))
 
 
 def test_an_output_in_the_middle_keeps_its_value():

@@ -396,7 +396,7 @@ for _ in range(2):
         make_plan(Request(gs.Graph(nodes[0]), devices, None), Policy())
         raise SystemExit("no error")
     except gs.PlacementError as error:
-        assert "'wrong'" in str(error) and devices.n_answers == 0
+        assert "'wrong'" in str(error) and devices.n_cached == 0
 wrong.shrinks = 0
 make_plan(Request(gs.Graph(nodes[0]), devices, None), Policy())
 

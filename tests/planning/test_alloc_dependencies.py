@@ -44,8 +44,8 @@ def test_the_memory_stays_until_the_node_is_done_and_no_longer(policy):
     assert plan.data.sequence[death(plan, case.held)] == case.graph.id_of(case.late)
     assert plan.live_bytes[0] == without.live_bytes[0] + case.held.nbytes
     # The node does not read `held`, so it does not reuse that memory in place; other in-place reuse is as before.
-    assert not plan.data.took_over(case.graph.id_of(case.reader))
-    assert without.data.took_over(free.graph.id_of(free.reader))
+    assert not plan.data.is_inplace(case.graph.id_of(case.reader))
+    assert without.data.is_inplace(free.graph.id_of(free.reader))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -69,11 +69,11 @@ def test_a_node_does_not_take_over_what_it_keeps_though_it_reads_it_too():
     held = ctx.sqr(ctx.tensor("f32", 64, "x", input=True))
     node = ctx.neg(held)
     taken = gs.Scheduler([gs.DryBackend("A")]).plan(gs.Graph(node))
-    assert taken.data.took_over(taken.graph.id_of(node))
+    assert taken.data.is_inplace(taken.graph.id_of(node))
     ctx.keep_until(held, node)
     plan = gs.Scheduler([gs.DryBackend("A")]).plan(gs.Graph(node))
     plan.verify()
-    assert not plan.data.took_over(plan.graph.id_of(node))
+    assert not plan.data.is_inplace(plan.graph.id_of(node))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

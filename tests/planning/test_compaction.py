@@ -43,7 +43,7 @@ class Model:
 def owners(plan: gs.Plan) -> list[int]:
     """Ids of the tensors that own memory of an arena; views and in-place results lie inside theirs."""
     data = plan.data
-    ids = range(data.n_tensors + data.n_copies + len(data.ring))
+    ids = range(data.n_tensors + data.n_copies + len(data.slot_copies))
     return [i for i in ids if data.memory_index(i) >= 0 and data.root(i) < 0 and data.lifetime(i)]
 
 
@@ -127,7 +127,7 @@ def test_offsets_stay_where_computes_overlap(copies):
     with gs.Scheduler(devices, copies=copies) as scheduler:
         scheduler.reserve(model.graph(256, 256))
         was, now = scheduler.plan(model.graph(256, 256)), scheduler.plan(model.graph(20, 1))
-    assert "replayed" in now.methods and bool(now.data.ring) == (copies > 1)
+    assert "replayed" in now.methods and bool(now.data.slot_copies) == (copies > 1)
     moved = [i for i in owners(now) if now.data.offset(i) != was.data.offset(i)]
     assert bool(moved) == (copies == 1)
 

@@ -290,7 +290,7 @@ def test_members_take_each_other_over_and_nothing_from_outside():
     assert list(graph.nodes) == nodes
 
     def took(plan):
-        return [plan.data.took_over(graph.id_of(t)) for t in nodes]
+        return [plan.data.is_inplace(graph.id_of(t)) for t in nodes]
 
     assert took(planned(graph, gs.DryBackend("A"))) == [False, True, True, True, True]
     # The node after the group reuses its memory in place.
@@ -484,7 +484,7 @@ def test_a_member_that_takes_over_what_comes_from_outside_is_refused():
     inner = ctx.set_name(ctx.neg(source), "inner")
     graph = gs.Graph(ctx.set_name(ctx.relu(inner), "last"))
     facts = planned(graph, gs.DryBackend("A")).facts
-    assert facts.took_over[facts.name.index("inner")] and check(facts) == []
+    assert facts.is_inplace[facts.name.index("inner")] and check(facts) == []
     found = check(replace(facts, groups=((1, 2),), inner=frozenset({facts.name.index("inner")})))
     assert [problem.reason for problem in found] == ["inplace-live"]
     assert "'inner'" in found[0].message and "group" in found[0].message
@@ -764,8 +764,8 @@ def test_explain_print_and_the_drawing_name_the_groups():
     plan = planned(case.graph, backend)
     add, norm, mul = plan.groups[1]
     assert "computed as one with 'norm', 'scaled' in place of node 6, as G offers" in plan.explain(add)
-    assert "nowhere" not in plan.explain(add) and "need not be anywhere" not in plan.explain(add)
-    assert "in place of node 6, as G offers; only they read it, so that its data need not be any" in plan.explain(norm)
+    assert "need not be written" not in plan.explain(add)
+    assert "in place of node 6, as G offers; only they read its result, so that it need not be w" in plan.explain(norm)
     assert "computed as one with" in plan.explain(mul) and "in place of" not in plan.explain(mul)
     assert "computed as one" not in plan.explain(case.graph.nodes[0])
     head = "computed as one: 5 nodes in 2 groups, 1 of RMS_NORM + MUL, 1 of ADD + RMS_NORM + MUL"

@@ -23,7 +23,7 @@ def test_places_of_a_copy_are_nobody_elses_before_it_is_made(offsets):
     policy = Policy(offsets=offsets, leafs_first=False, places=2)
     assigned = {t: b if t in (y, there) else a for t in graph.nodes}
     data = make_plan(Request(graph, Devices((a, b)), assigned), policy)
-    assert data.ring
+    assert data.slot_copies
     Plan(graph, data, (a, b), "late leafs").verify()
 
 

@@ -65,7 +65,7 @@ def test_plans_in_chunks_and_rings_come_back_the_same(tmp_path):
     scheduler = gs.Scheduler(backends, copies=3)
     chain.pin(scheduler)
     plan = scheduler.plan(chain.graph)
-    assert any(len(sizes) > 1 for sizes in plan.chunk_sizes) and plan.data.ring
+    assert any(len(sizes) > 1 for sizes in plan.chunk_sizes) and plan.data.slot_copies
     assert same(plan, gs.load_plan(saved(plan, tmp_path), chain.graph, backends))
     assert same(plan, pickle.loads(pickle.dumps(plan)))
 

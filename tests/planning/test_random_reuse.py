@@ -49,7 +49,7 @@ class Chain:
         data, found = plan.data, 0
         for t in self.made:
             i = self.graph.id_of(t)
-            found += data.took_over(i) and data.offset(i) != data.offset(data.root(i))
+            found += data.is_inplace(i) and data.offset(i) != data.offset(data.root(i))
         return found
 
     def computed(self, scheduler: gs.Scheduler) -> tuple[gs.Plan, np.ndarray]:

@@ -37,7 +37,7 @@ A1 = """\
 'a1' (UNARY:SILU f32 8x4): computed on GPU, in split 0 as node 1, because {reason}
   memory: GPU at offset 128, 128 bytes
   the memory is taken from position 0 until position 5, of 8
-  written in place over 'h1', which nothing needs afterwards, as the kernel on GPU allows
+  written in place over 'h1', which no later node reads, as the kernel on GPU allows
   not supported by: CPU
   copied to CPU at offset 0: 128 bytes before split 1, read there"""
 
@@ -96,7 +96,7 @@ def test_explain_tells_residents_views_and_heirs(plan):
     assert "a view of 'a2' (ADD f32 8x4), from byte 0" in plan.explain(tensor(plan, "flat"))
     assert "written in place over the copy of 'h2' on GPU" in plan.explain(tensor(plan, "a2"))
     assert "viewed by: 'flat'" in plan.explain(tensor(plan, "a2"))
-    assert "taken over in place by: 'a1'" in plan.explain(tensor(plan, "h1"))
+    assert "reused in place by: 'a1'" in plan.explain(tensor(plan, "h1"))
 
 
 def lines(plan, t):
@@ -148,7 +148,7 @@ def test_explain_asks_backends_what_they_read():
     assert plan.backend_of(product) is b
     found = lines(plan, product)
     assert any(line.startswith("A supports it, but cannot read without a copy: weight 'w' on B") for line in found)
-    assert ("near supports it, too, and nothing is against it: the rule that placed the node did not ask for it"
+    assert ("near supports it, too, and reads what it reads; the rule that placed the node does not compare backends"
             in found)
 
 
@@ -201,7 +201,7 @@ def test_explain_of_an_unused_leaf():
     ctx = gs.Context()
     x = ctx.tensor("f32", (4,), "x")
     plan = gs.Scheduler([gs.DryBackend("A")], policy="seed").plan(gs.Graph(x))
-    assert plan.explain(x) == "'x' (NONE f32 4): nothing in the graph uses it, so it has no place"
+    assert plan.explain(x) == "'x' (NONE f32 4): no node of the graph uses it, so it has no memory"
     assert str(plan).startswith("Plan of 0 nodes")
 
 

@@ -122,11 +122,11 @@ def test_only_the_default_policy_moves_what_took_over_the_front_to_an_offset(pol
     with gs.Scheduler([gs.DryBackend("A")], policy) as scheduler:
         scheduler.reserve(graphs[0][0])
         plan = scheduler.plan(graphs[0][0])
-        assert plan.data.took_over(graphs[0][0].id_of(graphs[0][3][1]))
+        assert plan.data.is_inplace(graphs[0][0].id_of(graphs[0][3][1]))
         graph, (large, part, _) = graphs[1][0], graphs[1][3]
         plan = scheduler.plan(graph)
         plan.verify()
-        assert plan.data.took_over(graph.id_of(part)) == (policy == "default")
+        assert plan.data.is_inplace(graph.id_of(part)) == (policy == "default")
         assert policy == "seed" or plan.offset_of(part) == plan.offset_of(large) + 512
 
 
@@ -137,7 +137,7 @@ def test_memory_handed_over_at_an_offset_that_is_not_aligned_in_the_smaller_grap
         scheduler.reserve(graph)
         plan = scheduler.alloc(smaller)
         plan.verify()
-        assert set(plan.methods) != {"replayed"} and not plan.data.took_over(smaller.id_of(part))
+        assert set(plan.methods) != {"replayed"} and not plan.data.is_inplace(smaller.id_of(part))
 
 
 def test_a_larger_graph_is_planned_and_grows_the_arena():

@@ -32,7 +32,7 @@ def test_a_heir_that_would_keep_more_than_it_saves_gets_memory_of_its_own():
     plan = gs.Scheduler([gs.DryBackend("A")]).plan(graph)
     plan.verify()
     # In place, its 256 bytes would cut the memory of large (4096) in two, too small for the 3072 that come next.
-    assert not plan.data.took_over(graph.id_of(taker))
+    assert not plan.data.is_inplace(graph.id_of(taker))
     assert plan.buffer_sizes == plan.live_bytes == (256 + 2 * 3072,)
 
 
@@ -87,7 +87,7 @@ def test_a_view_at_an_aligned_offset_hands_its_part_over():
         with gs.Scheduler([gs.CpuBackend()], policy=policy) as scheduler:
             plan = scheduler.alloc(graph)
             plan.verify()
-            assert plan.data.took_over(graph.id_of(taker)) == (policy == "default")
+            assert plan.data.is_inplace(graph.id_of(taker)) == (policy == "default")
             if policy == "default":
                 # The node that reuses that one's memory lies there, too.
                 assert plan.offset_of(taker) == plan.offset_of(large) + 5 * 256 == plan.offset_of(out)
@@ -103,10 +103,10 @@ def test_a_view_at_an_offset_that_is_not_aligned_keeps_its_part():
     graph, _, _, taker, _ = taker_of_the_middle(gs.Context(), width=24)
     plan = gs.Scheduler([gs.DryBackend("A", alignment=64)]).plan(graph)
     plan.verify()
-    assert not plan.data.took_over(graph.id_of(taker))
+    assert not plan.data.is_inplace(graph.id_of(taker))
     finer = gs.Scheduler([gs.DryBackend("A", alignment=32)]).plan(graph)
     finer.verify()
-    assert finer.data.took_over(graph.id_of(taker))
+    assert finer.data.is_inplace(graph.id_of(taker))
 
 
 def test_an_heir_that_would_keep_more_taken_than_it_saves_gets_memory_of_its_own():
@@ -119,7 +119,7 @@ def test_an_heir_that_would_keep_more_taken_than_it_saves_gets_memory_of_its_own
     graph = gs.Graph(ctx.set_output(ctx.add(room, taker)))
     plan = gs.Scheduler([gs.DryBackend("A")]).plan(graph)
     plan.verify()
-    assert not plan.data.took_over(graph.id_of(taker))
+    assert not plan.data.is_inplace(graph.id_of(taker))
     assert plan.buffer_sizes[0] == x.nbytes + 32 + large.nbytes + taker.nbytes
 
 

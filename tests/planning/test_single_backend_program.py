@@ -7,12 +7,12 @@ from configs import sample_paths, sample_plan
 from small_graphs import plan_of, random_case
 
 import ggml_sched as gs
-from ggml_sched.planning.compiler import make_alone, make_any
+from ggml_sched.planning.compiler import make_any, make_single_backend
 
 
 def both(plan: gs.Plan):
     """The program made in one pass, or None, and the general one."""
-    return make_alone(plan.graph, plan.data), make_any(plan.graph, plan.data, plan.backends)
+    return make_single_backend(plan.graph, plan.data), make_any(plan.graph, plan.data, plan.backends)
 
 
 @pytest.mark.parametrize("policy", ["default", "seed"])

@@ -156,7 +156,7 @@ def test_kinds_of_different_graphs_are_told_apart_as_those_of_one():
         known.update(met)
 
     run()
-    assert devices.n_answers == len(known) > 50
+    assert devices.n_cached == len(known) > 50
 
 
 CHANGES = {
@@ -362,19 +362,19 @@ def test_answers_given_while_the_version_changes_are_not_remembered():
     backend = Asked(supports_op=once)
     devices = Devices((backend,))
     plan(devices, layers(1))
-    assert devices.n_answers == 0 and len(backend.take()) == 3
+    assert devices.n_cached == 0 and len(backend.take()) == 3
     backend.answers = {}
     plan(devices, layers(1))
-    assert len(backend.take()) == 3 and devices.n_answers > 0
+    assert len(backend.take()) == 3 and devices.n_cached > 0
 
 
 def test_a_reset_forgets_answers():
     backend = Asked()
     with gs.Scheduler([backend]) as scheduler:
         scheduler.plan(layers(1))
-        assert scheduler._planner.devices.n_answers > 0
+        assert scheduler._planner.devices.n_cached > 0
         scheduler.reset()
-        assert scheduler._planner.devices.n_answers == 0
+        assert scheduler._planner.devices.n_cached == 0
         scheduler.plan(layers(1))
 
 
@@ -383,21 +383,21 @@ def test_a_reset_forgets_answers():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_a_backend_raises_reaches_the_caller_and_nothing_is_remembered(method):
-    mood = [KeyError("mood")]
+    errors = [KeyError("flaky")]
 
     def sometimes(tensor):
-        if tensor.op == "ADD" and mood:
-            raise mood.pop()
+        if tensor.op == "ADD" and errors:
+            raise errors.pop()
         return {"supports_op": True, "offload_op": False, "alloc_size": tensor.nbytes}[method]
 
-    calm, moody = Asked("calm"), Asked("moody", **{method: sometimes})
-    devices, graph = Devices((calm, moody)), layers(2)
-    with pytest.raises(KeyError, match="mood"):
+    calm, flaky = Asked("calm"), Asked("flaky", **{method: sometimes})
+    devices, graph = Devices((calm, flaky)), layers(2)
+    with pytest.raises(KeyError, match="flaky"):
         plan(devices, graph)
-    assert devices.n_answers == 0 and len(calm.take()) == 3
-    moody.take(method)
+    assert devices.n_cached == 0 and len(calm.take()) == 3
+    flaky.take(method)
     plan(devices, graph)
-    assert len(calm.take()) == 3 and len(moody.take(method)) == (5 if method == "alloc_size" else 3)
+    assert len(calm.take()) == 3 and len(flaky.take(method)) == (5 if method == "alloc_size" else 3)
 
 
 @pytest.mark.parametrize("version", [0, None])
@@ -408,14 +408,14 @@ def test_a_request_that_failed_knows_nothing_of_its_first_attempt(version):
     def refuses_then_fails(node):
         if first and node.op == "ADD":
             first.clear()
-            raise KeyError("mood")
+            raise KeyError("flaky")
         return not first
 
     a, b = Asked("A", supports_op=refuses_then_fails), gs.DryBackend("B")
     a.answers_version = version
     graph = layers(1)
     request = Request(graph, Devices((a, b)), None)
-    with pytest.raises(KeyError, match="mood"):
+    with pytest.raises(KeyError, match="flaky"):
         make_plan(request, Policy())
     made = make_plan(request, Policy())
     assert {made.backend_index(graph.id_of(t)) for t in graph.nodes} == {0}
@@ -449,7 +449,7 @@ def test_the_memory_of_answers_is_bounded():
         return len(backend.take())
 
     asked = [scales(1500 * k) for k in range(6)]
-    assert asked == [1500] * 6 and 0 < devices.n_answers <= 4096
+    assert asked == [1500] * 6 and 0 < devices.n_cached <= 4096
     assert scales(1500 * 5) < 1500 and scales(0) == 1500
 
 
@@ -463,4 +463,4 @@ def test_a_graph_of_more_kinds_than_are_remembered():
     for _ in range(2):
         made = plan(devices, graph)
         assert [made.backend_index(graph.id_of(t)) for t in nodes] == [1 - t.op_params[0] % 2 for t in nodes]
-        assert devices.n_answers <= 4096
+        assert devices.n_cached <= 4096

@@ -98,15 +98,15 @@ def spread(facts: Facts) -> Facts:
     for i, root in enumerate(facts.view_of):
         if root >= 0 and facts.offset[i] >= 0:
             offset[i] = offset[root] + facts.view_offs[i]
-    nobody = [False] * len(offset)
+    not_inplace = [False] * len(offset)
     return edit(facts, offset=offset, size=size, arena_sizes=ends, shares=list(facts.view_of),
-                took_over=nobody, live_bytes=(0,) * len(facts.backends), overwritten=frozenset())
+                is_inplace=not_inplace, live_bytes=(0,) * len(facts.backends), overwritten=frozenset())
 
 
 def take_over(facts: Facts, new: str, old: str) -> Facts:
     """Claim that one tensor is written in place over another."""
     x, y = at(facts, new), at(facts, old)
-    return edit(facts, shares={x: y}, took_over={x: True}, offset={x: facts.offset[y]}, size={x: 0})
+    return edit(facts, shares={x: y}, is_inplace={x: True}, offset={x: facts.offset[y]}, size={x: 0})
 
 
 def at(facts: Facts, name: str) -> int:
@@ -442,7 +442,7 @@ def test_memory_remembers_who_wrote_each_byte():
     assert memory.read(30, 70) == [(0, 10, 1, 30), (10, 30, 2, 0), (30, 40, 1, 60)]
     memory.write(40, 60, [(0, 20, 1, 40)])
     assert memory.read(0, 100) == [(0, 100, 1, 0)], "pieces that continue one another are one"
-    assert memory.read(90, 120) == [(0, 10, 1, 90)], "bytes that nobody wrote are left out"
+    assert memory.read(90, 120) == [(0, 10, 1, 90)], "bytes that were never written are left out"
     memory.write(0, 100, [])
     assert memory.read(0, 100) == []
 
@@ -574,7 +574,7 @@ def test_reuse_at_a_views_offset_is_sound_there_and_nowhere_else():
     taker = ctx.relu(ctx.view_2d(large, 64, 4, large.nb[1], 5 * large.nb[1]))
     graph = gs.Graph(ctx.set_output(ctx.add(ctx.sqr(taker), x)))
     facts = gs.Scheduler([gs.DryBackend("A")]).plan(graph).facts
-    assert facts.took_over[graph.id_of(taker)] and check(facts) == []
+    assert facts.is_inplace[graph.id_of(taker)] and check(facts) == []
     i, at = graph.id_of(taker), facts.offset[graph.id_of(large)]
     # At the front, a row too early, a row too late: bytes of the source that it does not read at that place.
     for rows in (0, 4, 6):
@@ -621,7 +621,7 @@ def ringed() -> Facts:
 def forge_taken_from_nobody() -> Facts:
     """s is marked as in-place reuse, and has the offset of h, which is not its source."""
     facts = forked()
-    return edit(facts, took_over={at(facts, "s"): True}, offset={at(facts, "s"): facts.offset[at(facts, "h")]})
+    return edit(facts, is_inplace={at(facts, "s"): True}, offset={at(facts, "s"): facts.offset[at(facts, "h")]})
 
 
 def forge_shared_ring() -> Facts:
@@ -701,15 +701,16 @@ CLAIMS = {
     "a run that reads no copy": (lambda: changed(zigzag(), 3, reads=()), "bad-step", r"on ids \(1, 4\), the plan"),
     "a run into other memory": (lambda: changed(cached("B"), 3, into=()), "bad-step", "into other memory than"),
     # Backends and offsets.
-    "a resident that nobody there reads": (lambda: edit(layered(), assigned={1: 1}), "resident-moved",
-                                           "'w1' .*said to be on B, which cannot read it"),
+    "a resident that its backend cannot read": (lambda: edit(layered(), assigned={1: 1}), "resident-moved",
+                                           "'w1' .*declared to be on B, which cannot read it"),
     "a source without a place": (lambda: edit(layered(), offset={2: -1}), "unplaced", "'x' .*no address"),
     "a ring's place that others use": (forge_shared_ring, "overlap", "overlaps"),
-    "memory that is taken over from nobody": (forge_taken_from_nobody, "overlap", "'s' .*overlaps 'h'"),
-    "memory that is taken over in silence": (lambda: edit(layered(), took_over={at(layered(), "a1"): False}), "overlap",
+    "in-place reuse of a tensor that is no source": (forge_taken_from_nobody, "overlap", "'s' .*overlaps 'h'"),
+    "in-place reuse that is not declared": (lambda: edit(layered(), is_inplace={at(layered(), "a1"): False}),
+                                             "overlap",
                                              "'a1' .*overlaps 'h1'"),
-    "an output that is taken over": (lambda: take_over(forked(output=True), "s", "h"), "output-overwritten",
-                                     "'s' .*takes over 'h'"),
+    "in-place reuse of an output": (lambda: take_over(forked(output=True), "s", "h"), "output-overwritten",
+                                     "'s' .*reuses 'h'"),
     # Data.
     "experts that another op reads": (lambda: with_experts_for("MUL_MAT"), "partial-read", "experts that other ids"),
     "a window that is not brought": (forge_unready_window, "read-before-write", "'write' .* writes into"),

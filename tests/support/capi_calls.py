@@ -6,6 +6,7 @@ Written from ggml_sched/api.h; `functions()` refuses a table whose structs are n
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 from ctypes import (
     CFUNCTYPE,
@@ -276,7 +277,7 @@ class CGraph:
 
 
 def policy_struct(policy: Policy) -> PolicyStruct:
-    fields = policy.fields()
+    fields = dataclasses.asdict(policy)
     return PolicyStruct(
         ("default", "seed").index(fields["placement"]), ("packed", "best fit").index(fields["offsets"]),
         ("first", "whole", "front", "all").index(fields["reuse"]), fields["leafs_first"], fields["stream"],

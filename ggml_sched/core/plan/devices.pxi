@@ -1,7 +1,7 @@
 # Devices: the backends of one scheduler, with their constant properties and the support cache.
 #
 # The constant properties are alignments, the sources that each op may overwrite, and which support queries a backend
-# answers, in C or in Python.  The support cache is cleared when the `answers_version` of a backend changes.
+# implements, in C or in Python.  The support cache is cleared when the `answers_version` of a backend changes.
 
 cdef class Devices:
     """The backends of one scheduler, with their constant properties and the support cache."""
@@ -22,12 +22,12 @@ cdef class Devices:
             self.alignment[i] = (<BackendBase?>backends[i]).alignment
             fill_inplace_masks(self.inplace_first + i * GS_N_OPS, backends[i], True)
             fill_inplace_masks(self.inplace + i * GS_N_OPS, backends[i], False)
-            self.fill_questions(i, backends[i])
-        self.asks_buffer = each_overrides(backends, "supports_buffer")
-        self.asks_buffers = any(self.asks_buffer)
+            self.find_queries(i, backends[i])
+        self.reads_buffers = each_overrides(backends, "supports_buffer")
+        self.shares_buffers = any(self.reads_buffers)
         fuses = each_overrides(backends, "fusion_groups")
         self.fuses = fuses if any(fuses) else ()
-        self.answers = Answers(self.n)
+        self.support_cache = {}
         self.versions = self.all_versions()
 
     def __dealloc__(self):
@@ -35,7 +35,7 @@ cdef class Devices:
         free(self.inplace)
         free(self.alignment)
 
-    cdef void fill_questions(self, Py_ssize_t i, BackendBase backend):
+    cdef void find_queries(self, Py_ssize_t i, BackendBase backend):
         """Find the support queries of a backend: those methods that it overrides, in Python or in C."""
         cdef int in_c = backend.answers_in_c(), in_python = 0
         for method, bit in (("supports_op", ASKS_SUPPORTS), ("offload_op", ASKS_OFFLOAD), ("alloc_size", ASKS_SIZE)):
@@ -44,7 +44,7 @@ cdef class Devices:
                 if decides_in_python(backend, method):
                     in_c &= ~bit
         self.in_python[i], self.in_c[i] = in_python, in_c
-        self.asks |= in_python | in_c
+        self.queries |= in_python | in_c
         # Read in C unless a subclass has an attribute of that name.
         self.has_field[i] = type(backend).answers_version is BackendBase.answers_version
 
@@ -66,34 +66,34 @@ cdef class Devices:
     cpdef int64_t epoch(self) except -1:
         """A number that grows when the `answers_version` of a backend changes; the support cache is cleared then."""
         cdef Py_ssize_t i
-        cdef list known = self.versions
+        cdef list cached = self.versions
         for i in range(self.n):
             version = self.version_of(i)
-            if version is not known[i] and version != known[i]:
-                known[i] = version
-                self.answers.forget()
+            if version is not cached[i] and version != cached[i]:
+                cached[i] = version
+                self.support_cache.clear()
                 self._epoch += 1
         return self._epoch
 
-    def unchanged(self, Graph graph not None, list buffers not None, int64_t residence, int64_t answers):
+    def unchanged(self, Graph graph not None, list buffers not None, int64_t residence, int64_t support):
         """Whether all buffers are open, the residents of a graph have not moved, and support has not changed.
 
-        `residence` and `answers` are earlier results of `Graph.residence_epoch` and `epoch`.
+        `residence` and `support` are earlier results of `Graph.residence_epoch` and `epoch`.
         """
         cdef BufferBase buffer
         for buffer in buffers:
             if buffer.closed:
                 return False
-        return graph.residence_epoch() == residence and self.epoch() == answers
+        return graph.residence_epoch() == residence and self.epoch() == support
 
-    def forget(self):
+    def clear(self):
         """Clear the support cache: the next request calls the backends again."""
-        self.answers.forget()
+        self.support_cache.clear()
 
     @property
-    def n_answers(self):
+    def n_cached(self):
         """The number of kinds of nodes in the support cache."""
-        return self.answers.n
+        return len(self.support_cache)
 
     cdef int32_t index(self, BackendBase backend) noexcept:
         """The index of a backend, -1 if it is not one of the scheduler's."""

@@ -6,9 +6,9 @@ graphs share it.  Immutable once made.
 
 Includes, before the code below:
 
-    reasons  The names of the reasons why a tensor is on its backend.
-    alone    Programs of plans on a single backend without copies.
-    bind     Binding: giving the tensors of a graph the addresses of a plan.
+    reasons         The names of the reasons why a tensor is on its backend.
+    single_backend  Programs of plans on a single backend without copies.
+    bind            Binding: giving the tensors of a graph the addresses of a plan.
 """
 
 import itertools
@@ -36,10 +36,10 @@ from ggml_sched.core.plan.make cimport (
     plan_mark_exclusive,
 )
 from ggml_sched.core.plan.plan_values cimport plan_take_values, values_of_plan
-from ggml_sched.core.plan.request cimport Policy, Request, names_of
+from ggml_sched.core.plan.request cimport Request, names_of
 
 include "reasons.pxi"
-include "alone.pxi"
+include "single_backend.pxi"
 include "bind.pxi"
 
 cdef tuple pairs_tuple(const int32_t *a, const int32_t *b, int32_t n):
@@ -105,7 +105,7 @@ cdef class PlanData:
         return tuple(map(bool, ints_tuple(self.c.copy_kept, self.c.n_copies)))
 
     @property
-    def ring(self):
+    def slot_copies(self):
         """For each further copy slot (the ids after the copies): the index of its copy."""
         return ints_tuple(self.c.slot_copy, self.c.n_slots)
 
@@ -183,7 +183,7 @@ cdef class PlanData:
         """
         cdef gs_plan *p = &self.c
         cdef Py_ssize_t n = p.n
-        self.know_exclusive()
+        self.find_exclusive()
         return {
             "home": (<char *>p.arena_of)[:4 * n], "birth": (<char *>p.birth)[:4 * n],
             "src": (<char *>p.src)[:4 * p.src_begin[n]], "seq": (<char *>p.seq)[:4 * p.n_seq],
@@ -253,7 +253,7 @@ cdef class PlanData:
         self.check(i)
         return self.c.root[i]
 
-    def took_over(self, int32_t i):
+    def is_inplace(self, int32_t i):
         """Whether node i reuses the memory of its root in place."""
         self.check(i)
         return bool(self.c.state[i] & GS_STATE_INPLACE)
@@ -266,7 +266,7 @@ cdef class PlanData:
     def is_exclusive(self, int32_t i):
         """Whether no other tensor ever uses the memory of leaf or copy i, so that its data survives computes."""
         self.check(i)
-        self.know_exclusive()
+        self.find_exclusive()
         return bool(self.c.state[i] & GS_STATE_EXCLUSIVE)
 
     def is_overwritten(self, int32_t i):
@@ -321,11 +321,11 @@ cdef class PlanData:
         self.check(i)
         return _REASON_NAMES[self.c.reason[i]] if i < self.c.n_tensors else "copy"
 
-    cdef void know_exclusive(self) noexcept:
+    cdef void find_exclusive(self) noexcept:
         """Compute the exclusive ids on first use: planning itself does not need them."""
-        if not self.knows_exclusive:
+        if not self.has_exclusive:
             plan_mark_exclusive(&self.c)
-            self.knows_exclusive = True
+            self.has_exclusive = True
 
     cdef int check(self, int32_t i) except -1:
         if not 0 <= i < self.c.n:
@@ -341,7 +341,7 @@ cdef str _arena_method(int32_t method):
 
 def plan_values(PlanData data not None):
     """{name: integers, lists of them, or lists of lists} that `plan_from_values` makes a plan of."""
-    data.know_exclusive()
+    data.find_exclusive()
     return values_of_plan(&data.c)
 
 
@@ -352,14 +352,14 @@ def plan_from_values(values, Py_ssize_t n_nodes):
     return data
 
 
-def make_plan(Request request not None, Policy policy not None):
+def make_plan(Request request not None, policy not None):
     """Run the passes of a policy; raises UnsupportedOp, PlacementError, OutOfMemory, GraphError naming the tensor."""
     cdef PlanData p = PlanData.__new__(PlanData)
     cdef int32_t failed
     cdef int status
-    request.ask()
+    request.query_support()
     request.groups(policy)
-    request.follow(policy)
+    request.set_policy(policy)
     with nogil:
         status = gs_plan_make(&request.c, &p.c, &failed)
     if status != GS_OK:
@@ -367,7 +367,7 @@ def make_plan(Request request not None, Policy policy not None):
     return p
 
 
-def replay_plan(Request request not None, PlanData reserved not None, Policy policy not None):
+def replay_plan(Request request not None, PlanData reserved not None, policy not None):
     """A plan with the decisions of a reserved plan, for a graph of the same wiring; None if some size does not fit.
 
     The caller has checked that wiring (`Graph.wiring`), residency and assignments (`Request.key`), and fusion groups
@@ -379,8 +379,8 @@ def replay_plan(Request request not None, PlanData reserved not None, Policy pol
     cdef int status
     if request.c.g.n_tensors != reserved.c.n_tensors:
         return None
-    request.ask()
-    request.follow(policy)
+    request.query_support()
+    request.set_policy(policy)
     with nogil:
         status = gs_plan_replay(&request.c, &reserved.c, &p.c, &serves, &failed)
     if status != GS_OK:

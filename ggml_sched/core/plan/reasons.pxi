@@ -3,14 +3,14 @@
 # Every pass that assigns a backend also writes a reason; `Plan.explain` makes sentences of them.
 
 _REASONS = {
-    GS_REASON_NOTHING: "nothing in the graph uses it, so it has no place",
+    GS_REASON_NOTHING: "no node of the graph uses it, so it has no memory",
     GS_REASON_USER: "the caller assigned it (set_tensor_backend)",
     GS_REASON_RESIDENT: "its memory is there already, and memory does not move",
-    GS_REASON_WEIGHT: "a source that was allocated beforehand (a weight or cache) lives there",
+    GS_REASON_WEIGHT: "a source that was allocated before planning (a weight or cache) is there",
     GS_REASON_SOURCE: "the best backend among its sources, by rank and size",
     GS_REASON_CONSUMER: "its first consumer runs there",
     GS_REASON_ROOT: "it is a view, and its root is there",
-    GS_REASON_FIRST: "nothing decided it, so the first backend that supports it",
+    GS_REASON_FIRST: "no other rule applies, and it is the first backend that supports it",
     GS_REASON_UNSUPPORTED: "the backend that the rules chose does not support the op; this is the best that does",
     GS_REASON_INPUT: "an input of the graph starts on the last (host) backend",
     GS_REASON_OFFLOAD: "its weights are on the host, and this backend offers to run the op (offload_op)",

@@ -7,16 +7,15 @@ so that the passes need no GIL.  An array is allocated only if an entry differs 
 
 Includes, before the code below:
 
-    policy   Policies: the Python class over gs_policy.
-    answers  Support cache: the results of support queries, by kind of node.
-    devices  Devices: the backends of one scheduler, with their constant properties and the support cache.
-    ask      Support queries: asking the backends of a request about its nodes, once for each kind of node.
-    offered  Fusion groups that backends offer: queried and checked.
+    devices          Devices: the backends of one scheduler, with their constant properties and the support cache.
+    support_queries  Support queries: asking the backends about the nodes of a request, once for each kind of node.
+    fusion_offers    Fusion groups that backends offer: queried and checked.
 """
 
 from operator import index as _index
 
 from ggml_sched.core.graph.tensor import measure_buffer
+from ggml_sched.core.plan.policy import OFFSETS, PLACEMENTS, REUSES
 from ggml_sched.errors import BackendError, GraphError, PlacementError, no_host_memory
 
 cimport cython
@@ -42,11 +41,9 @@ from ggml_sched.core.graph.tensor cimport (
     fill_inplace_masks,
 )
 
-include "policy.pxi"
-include "answers.pxi"
 include "devices.pxi"
-include "ask.pxi"
-include "offered.pxi"
+include "support_queries.pxi"
+include "fusion_offers.pxi"
 
 
 cdef class Request:
@@ -64,7 +61,7 @@ cdef class Request:
         self.readers = []
         r.g = g
         r.p.n_backends = devices.n
-        r.shares = devices.asks_buffers
+        r.shares = devices.shares_buffers
         # One block for the arrays that do not depend on support queries.
         r.memory = malloc(devices.n * sizeof(gs_backend_info) + n * (2 * sizeof(int32_t) + 1) + devices.n * devices.n)
         if r.memory == NULL:
@@ -93,7 +90,7 @@ cdef class Request:
     def __dealloc__(self):
         free(self.c.memory)
         free(self.c.p.assigned)
-        self.drop_answers()
+        self.free_support()
         free(self.c.p.group_backend)
 
     cdef int check_open(self) except -1:
@@ -123,9 +120,9 @@ cdef class Request:
         cdef void *lent = NULL
         cdef int32_t i, k, last_index = -1, last_buffer = -1
         cdef unsigned char last_usage = 0
-        # Part of the key: a graph with tensors marked as weights or caches needs check_homes, other graphs do not.
+        # Part of the key: a graph with tensors marked as weights or caches needs check_placed, other graphs do not.
         cdef uint64_t h = self.graph.names_residents, last_readers = 0
-        cdef dict known = {}            # {buffer: its index}
+        cdef dict indices = {}            # {buffer: its index}
         for k in range(g.n_roots):
             i = g.root[k]
             at = PyTuple_GET_ITEM(tensors, i)
@@ -138,11 +135,11 @@ cdef class Request:
                 continue
             if (<BufferBase>buffer).closed:
                 if lease == <void *>None:
-                    raise PlacementError(f"{describe(<Tensor>at)} lost its memory: its buffer on backend "
+                    raise PlacementError(f"{describe(<Tensor>at)} has no memory any more: its buffer on backend "
                                          f"{(<BufferBase>buffer).backend.name!r} was closed")
                 continue
             if buffer != last:
-                last_buffer = self.index_of_buffer(<BufferBase>buffer, known)
+                last_buffer = self.index_of_buffer(<BufferBase>buffer, indices)
                 last_index = self.reader_of(<Tensor>at, <BufferBase>buffer)
                 # The readers are part of the key: buffers of one backend may have different readers.
                 last_readers = <uint64_t>hash(self.readers[last_buffer]) if r.shares else 0
@@ -159,11 +156,11 @@ cdef class Request:
         self.key = h
         return 0
 
-    cdef int32_t index_of_buffer(self, BufferBase buffer, dict known) except -1:
+    cdef int32_t index_of_buffer(self, BufferBase buffer, dict indices) except -1:
         """The index of a buffer among those found so far; adds a new one."""
-        found = known.get(buffer)
+        found = indices.get(buffer)
         if found is None:
-            found = known[buffer] = len(self.buffers)
+            found = indices[buffer] = len(self.buffers)
             self.buffers.append(buffer)
             self.readers.append(self.readers_of(buffer) if self.c.shares else ())
         return found
@@ -185,7 +182,7 @@ cdef class Request:
                 self.key = gs_mix(self.key, (<uint64_t>i << 16) | <uint64_t>(k + 1) | <uint64_t>1 << 63)
         return 0
 
-    cdef int check_homes(self) except -1:
+    cdef int check_placed(self) except -1:
         """PlacementError for a weight or cache that is used, has no memory, and was not assigned by the caller."""
         cdef gs_request *r = &self.c
         cdef const gs_graph *g = &self.graph.flat
@@ -198,18 +195,17 @@ cdef class Request:
             t = self.graph.tensors[i]
             if t._resident is not None and (g.n_readers[i] or g.n_viewers[i]):
                 raise PlacementError(
-                    f"{describe(t)} is a {t._resident} of a graph file and has no home: say where it lives with "
-                    "place= of load_graph or backend.alloc_tensors, or let it come with the graph with "
-                    "scheduler.set_tensor_backend")
+                    f"{describe(t)} is a {t._resident} of a graph file and has no memory: allocate it with place= of "
+                    "load_graph or backend.alloc_tensors, or assign it with scheduler.set_tensor_backend")
         return 0
 
     cdef tuple readers_of(self, BufferBase buffer):
         """The backends, by index, that own a buffer or read it without a copy."""
-        cdef tuple backends = self.devices.backends, asks = self.devices.asks_buffer
+        cdef tuple backends = self.devices.backends, overrides = self.devices.reads_buffers
         cdef list found = []
         cdef int32_t k
         for k in range(self.devices.n):
-            if buffer.backend is backends[k] or asks[k] and backends[k].supports_buffer(buffer):
+            if buffer.backend is backends[k] or overrides[k] and backends[k].supports_buffer(buffer):
                 found.append(k)
         return tuple(found)
 
@@ -220,39 +216,44 @@ cdef class Request:
             return k
         for k in self.readers_of(buffer):
             return k
-        raise PlacementError(f"{describe(t)} lives on backend {buffer.backend.name!r}, which is not one of the "
+        raise PlacementError(f"{describe(t)} has memory on backend {buffer.backend.name!r}, which is not one of the "
                              f"scheduler's ({names_of(self.devices.backends)}) and which none of them can read")
 
-    cdef void follow(self, Policy policy) noexcept:
-        """Set the policy of the request."""
-        self.c.p.policy = policy.c
-        self.c.inplace = self.devices.inplace_first if policy.c.reuse == GS_REUSE_FIRST else self.devices.inplace
-
-    cdef int ask(self) except -1:
-        """Run the support queries about nodes, buffers and sizes, once for all plans of this request."""
-        if self.asked:
-            return 0
-        if self.graph.names_residents:
-            self.check_homes()
-        self.drop_answers()
-        self.ask_about_buffers()
-        if self.devices.asks:
-            self.ask_about_nodes()
-        self.asked = True
+    cdef int set_policy(self, object policy) except -1:
+        """Take a Policy."""
+        cdef gs_policy *p = &self.c.p.policy
+        p.placement = PLACEMENTS.index(policy.placement)
+        p.offsets = OFFSETS.index(policy.offsets)
+        p.reuse = REUSES.index(policy.reuse)
+        p.leafs_first, p.stream, p.n_copies = policy.leafs_first, policy.stream, policy.places
+        self.c.inplace = self.devices.inplace_first if p.reuse == GS_REUSE_FIRST else self.devices.inplace
         return 0
 
-    def groups(self, Policy policy not None):
+    cdef int query_support(self) except -1:
+        """Run the support queries about nodes, buffers and sizes, once for all plans of this request."""
+        if self.has_support:
+            return 0
+        if self.graph.names_residents:
+            self.check_placed()
+        self.free_support()
+        self.query_buffers()
+        if self.devices.queries:
+            self.query_nodes()
+        self.has_support = True
+        return 0
+
+    def groups(self, policy not None):
         """The fusion groups that backends offer: tuples (backend, positions in the graph's nodes), by first position.
 
         The placement of ggml's first generation uses none.  BackendError for an invalid group.
         """
-        if not self.devices.fuses or policy.c.placement == GS_PLACEMENT_SEED:
+        if not self.devices.fuses or policy.placement == "seed":
             return ()
-        if self.offered is None:
-            self.offered = ask_groups(self)
-        return self.offered
+        if self.group_offers is None:
+            self.group_offers = query_groups(self)
+        return self.group_offers
 
-    cdef void drop_answers(self) noexcept:
+    cdef void free_support(self) noexcept:
         """Free the results of the support queries, also those of queries that failed halfway."""
         cdef gs_request *r = &self.c
         free(r.p.reads_buffer)
@@ -262,7 +263,7 @@ cdef class Request:
         r.p.reads_buffer = r.p.supports = r.p.offloads = NULL
         r.p.nbytes = NULL
 
-    cdef int ask_about_buffers(self) except -1:
+    cdef int query_buffers(self) except -1:
         """Find out which backends can read each buffer, and the memory of each other backend."""
         cdef gs_request *r = &self.c
         cdef Devices devices = self.devices
@@ -276,75 +277,75 @@ cdef class Request:
             for b in self.readers[i] or self.readers_of(self.buffers[i]):
                 r.p.reads_buffer[<int64_t>b * r.p.n_buffers + i] = True
         for b in range(devices.n):
-            if devices.asks_buffer[b]:
+            if devices.reads_buffers[b]:
                 for i in range(devices.n):
                     if i != b:
                         stand_in = measure_buffer(devices.backends[i])
                         r.p.reads[b * devices.n + i] = bool(devices.backends[b].supports_buffer(stand_in))
         return 0
 
-    cdef int ask_about_nodes(self) except -1:
+    cdef int query_nodes(self) except -1:
         """Ask which backends support and offload each node, and the sizes of tensors there.
 
         A backend with an `answers_version` gets one query for each kind of node, any other backend one for each node.
         """
         cdef Devices devices = self.devices
-        cdef Inquiry inquiry
+        cdef SupportQueries queries
         cdef int64_t epoch = devices.epoch()
         cdef int32_t b
-        self.graph.find_kinds(devices.asks & ASKS_SIZE)
-        inquiry = Inquiry(self.graph, devices)
-        inquiry.recall()
+        self.graph.find_kinds(devices.queries & ASKS_SIZE)
+        queries = SupportQueries(self.graph, devices)
+        queries.look_up()
         for b in range(devices.n):
             if devices.versions[b] is not None:
-                inquiry.ask(b)
+                queries.query(b)
             else:
-                self.ask_about_each(b)
+                self.query_each(b)
         if devices.epoch() == epoch:
-            inquiry.remember()
+            queries.store()
         for b in range(devices.n):
-            self.take(b, inquiry)
+            self.apply(b, queries)
         return 0
 
-    cdef int take(self, int32_t b, Inquiry inquiry) except -1:
+    cdef int apply(self, int32_t b, SupportQueries queries) except -1:
         """Apply the results of a backend's queries by kind to all tensors of each kind.
 
         Has no effect for a backend that was asked about each tensor.
         """
         cdef const gs_graph *g = &self.graph.flat
         cdef const int32_t *of = self.graph._kinds.of
-        cdef int32_t i, k, at, said = 0
-        for k in range(inquiry.n):
-            at = k * inquiry.n_backends + b
-            said |= ((0 if inquiry.bits[at] & ASKS_SUPPORTS else ASKS_SUPPORTS) | inquiry.bits[at] & ASKS_OFFLOAD
-                     | (0 if inquiry.size[at] == g.nbytes[inquiry.example[k]] else ASKS_SIZE))
-        if said & (ASKS_SUPPORTS | ASKS_OFFLOAD):
+        cdef int32_t i, k, at, differs = 0
+        for k in range(queries.n):
+            at = k * queries.n_backends + b
+            differs |= ((0 if queries.bits[at] & ASKS_SUPPORTS else ASKS_SUPPORTS) | queries.bits[at] & ASKS_OFFLOAD
+                     | (0 if queries.size[at] == g.nbytes[queries.example[k]] else ASKS_SIZE))
+        if differs & (ASKS_SUPPORTS | ASKS_OFFLOAD):
             for i in range(g.n_work):
-                at = of[g.work[i]] * inquiry.n_backends + b
-                self.note(b, g.work[i], inquiry.bits[at] & ASKS_SUPPORTS, inquiry.bits[at] & ASKS_OFFLOAD)
-        if said & ASKS_SIZE:
+                at = of[g.work[i]] * queries.n_backends + b
+                self.set_support(b, g.work[i], queries.bits[at] & ASKS_SUPPORTS, queries.bits[at] & ASKS_OFFLOAD)
+        if differs & ASKS_SIZE:
             for i in range(g.n_tensors):
-                self.note_size(b, i, inquiry.size[of[i] * inquiry.n_backends + b])
+                self.set_size(b, i, queries.size[of[i] * queries.n_backends + b])
         return 0
 
-    cdef int ask_about_each(self, int32_t b) except -1:
+    cdef int query_each(self, int32_t b) except -1:
         """Ask one backend about every tensor, because its answers may depend on more than the kind."""
         cdef const gs_graph *g = &self.graph.flat
         cdef tuple tensors = self.graph.tensors
-        cdef int32_t i, asks = self.devices.in_python[b] | self.devices.in_c[b]
+        cdef int32_t i, wanted = self.devices.in_python[b] | self.devices.in_c[b]
         cdef BackendBase backend = self.devices.backends[b]
-        if asks & (ASKS_SUPPORTS | ASKS_OFFLOAD):
+        if wanted & (ASKS_SUPPORTS | ASKS_OFFLOAD):
             for i in range(g.n_work):
                 t = <Tensor>tensors[g.work[i]]
-                self.note(b, g.work[i], not asks & ASKS_SUPPORTS or backend.supports_op(t),
-                          asks & ASKS_OFFLOAD and backend.offload_op(t))
-        if asks & ASKS_SIZE:
+                self.set_support(b, g.work[i], not wanted & ASKS_SUPPORTS or backend.supports_op(t),
+                          wanted & ASKS_OFFLOAD and backend.offload_op(t))
+        if wanted & ASKS_SIZE:
             for i in range(g.n_tensors):
                 t = <Tensor>tensors[i]
-                self.note_size(b, i, checked_alloc_size(backend, t, backend.alloc_size(t)))
+                self.set_size(b, i, checked_alloc_size(backend, t, backend.alloc_size(t)))
         return 0
 
-    cdef int note(self, int32_t b, int32_t id, bint supports, bint offloads) except -1:
+    cdef int set_support(self, int32_t b, int32_t id, bint supports, bint offloads) except -1:
         """Record support and offload of one node on one backend, if they differ from the default (supported, not
         offloaded)."""
         cdef gs_request *r = &self.c
@@ -364,7 +365,7 @@ cdef class Request:
             r.p.offloads[b * n + id] = True
         return 0
 
-    cdef int note_size(self, int32_t b, int32_t id, int64_t size) except -1:
+    cdef int set_size(self, int32_t b, int32_t id, int64_t size) except -1:
         """Record the size of one tensor on one backend, if it differs from the tensor's own bytes."""
         cdef gs_request *r = &self.c
         cdef int64_t n = r.g.n_tensors

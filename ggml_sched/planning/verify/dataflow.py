@@ -30,14 +30,14 @@ def check_dataflow(facts: Facts) -> list[Problem]:
     Fusion groups are executed in each way that a backend may choose: node by node at their own positions, node by node
     at the position of the last member, and as one kernel.
     """
-    for mode in (ALONE, LATE, AS_ONE) if facts.groups else (ALONE,):
+    for mode in (ONE_BY_ONE, AT_LAST_MEMBER, ONE_KERNEL) if facts.groups else (ONE_BY_ONE,):
         found = _Execution(facts, mode).run()
         if found:
             return found
     return []
 
 
-ALONE, LATE, AS_ONE = range(3)
+ONE_BY_ONE, AT_LAST_MEMBER, ONE_KERNEL = range(3)
 """The three ways to execute a fusion group; see `check_dataflow`."""
 
 
@@ -174,7 +174,7 @@ class _Order:
 
 
 class _Execution:
-    def __init__(self, facts: Facts, mode: int = ALONE) -> None:
+    def __init__(self, facts: Facts, mode: int = ONE_BY_ONE) -> None:
         self.facts = facts
         self.mode = mode
         self.found: list[Problem] = []
@@ -274,8 +274,8 @@ class _Execution:
             case "copy" | "copy experts":
                 self.copy(step)
             case "run":
-                for unit in self.facts.units(step, self.mode != ALONE):
-                    if self.mode == AS_ONE and len(unit) > 1:
+                for unit in self.facts.units(step, self.mode != ONE_BY_ONE):
+                    if self.mode == ONE_KERNEL and len(unit) > 1:
                         self.compute_as_one(step, unit)
                         continue
                     for i in unit:
@@ -412,7 +412,7 @@ class _Execution:
             if i not in facts.overwritten:
                 self.compare(i, i, "after the compute, the caller may read", "wrong-overwritten", False)
             elif self.read_ideal(i) == self.read_real(i, False) and not self.is_shared(i):
-                self.report("wrong-overwritten", f"{facts.label(i)} is said to be overwritten, and nothing has done so")
+                self.report("wrong-overwritten", f"{facts.label(i)} is declared overwritten, and no step has written over it")
 
     def is_shared(self, i: int) -> bool:
         """Whether the memory of i, padding included, is reused in place or overlaps that of another tensor."""
@@ -421,7 +421,7 @@ class _Execution:
         for k in range(len(facts.name)):
             if k != i and facts.offset[k] >= 0 and facts.address(k)[0] == facts.address(owner)[0]:
                 if holder(facts, k) == owner:
-                    if facts.took_over[k]:
+                    if facts.is_inplace[k]:
                         return True
                 elif start < facts.offset[k] + facts.size[k] and facts.offset[k] < stop:
                     return True

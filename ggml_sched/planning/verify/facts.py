@@ -87,7 +87,7 @@ class Facts:
     size: list[int]
     shares: list[int]
     """The id whose memory an id shares, as a view or by in-place reuse; -1 for memory of its own."""
-    took_over: list[bool]
+    is_inplace: list[bool]
     reads: list[tuple[int, ...]]
     """`src`, with the copy in place of a source that was copied."""
     arena_sizes: dict[tuple[int, int], int]
@@ -110,7 +110,7 @@ class Facts:
         """Gather the facts of a plan."""
         tensors, n = graph.tensors, data.n_tensors
         ids = {t: i for i, t in enumerate(tensors)}
-        copies = [*data.copies, *(data.copies[c] for c in data.ring)]
+        copies = [*data.copies, *(data.copies[c] for c in data.slot_copies)]
         like = [*tensors, *(tensors[i] for i, _ in copies)]
         every = range(len(like))
         src = [tuple(-1 if s is None else ids[s] for s in t.src) for t in tensors] + [()] * len(copies)
@@ -151,7 +151,7 @@ class Facts:
             offset=[data.offset(i) for i in every],
             size=[data.size(i) for i in every],
             shares=[data.root(i) for i in every],
-            took_over=[data.took_over(i) for i in every],
+            is_inplace=[data.is_inplace(i) for i in every],
             reads=[_by_slot(src[i], data.sources(i)) for i in range(n)],
             arena_sizes={(b, chunk): size for b, sizes in enumerate(data.chunk_sizes)
                          for chunk, size in enumerate(sizes)},

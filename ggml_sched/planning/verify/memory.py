@@ -147,20 +147,20 @@ def _excuse(facts: Facts, new: Life, old: Life) -> Problem | None:
     x, y = new.id, old.id
     both = f"{facts.label(x)} at {facts.where(x)}, written at event {new.birth}"
     theirs = f"{facts.label(y)} at {facts.where(y)}, needed until event {old.death}"
-    if not (facts.took_over[x] and holder(facts, x) == holder(facts, y)):
+    if not (facts.is_inplace[x] and holder(facts, x) == holder(facts, y)):
         return Problem("overlap", f"{both}, overlaps {theirs}")
     if old.death > new.birth:
         lost = any(facts.memory(i) == y for i in readable(facts))
-        return Problem("output-overwritten" if lost else "inplace-live", f"{both}, takes over {theirs}")
+        return Problem("output-overwritten" if lost else "inplace-live", f"{both}, reuses {theirs}")
     group = facts.group_of.get(x)
     if group is not None and facts.group_of.get(y) != group:
-        return Problem("inplace-live", f"{both}, takes over {theirs}, which the others of its group may read by then")
+        return Problem("inplace-live", f"{both}, reuses {theirs}, which the others of its group may read by then")
     slots = [k for k, p in enumerate(facts.reads[x]) if p >= 0 and facts.memory(p) == y]
     same = [k for k in slots if facts.layout[facts.reads[x][k]] == facts.layout[x]
             and facts.address(facts.reads[x][k]) == facts.address(x)]
     if not same:
-        return Problem("inplace-layout", f"{both}, takes over {theirs}, which is no source of its layout")
+        return Problem("inplace-layout", f"{both}, reuses {theirs}, which is no source of its layout")
     if len(slots) > 1 or not facts.tolerates[x] >> same[0] & 1:
         what = f"its sources {slots}; the kernel allows for one of mask {facts.tolerates[x]:#x}"
-        return Problem("inplace-not-tolerated", f"{both}, takes over {theirs}, {what}")
+        return Problem("inplace-not-tolerated", f"{both}, reuses {theirs}, {what}")
     return None

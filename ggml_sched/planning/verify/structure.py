@@ -139,7 +139,7 @@ def _check_groups(facts: Facts) -> Iterator[Problem]:
             yield Problem("bad-group", f"{what} is no part of one run")
     inside = {facts.nodes[k] for group in facts.groups for k in group[:-1]}
     for i in sorted(facts.inner - inside):
-        yield Problem("bad-group", f"{facts.label(i)} is computed as others are, and its data is said to be nowhere")
+        yield Problem("bad-group", f"{facts.label(i)} is no inner member of a group, and its result is declared unwritten")
 
 
 def _check_steps(facts: Facts) -> Iterator[Problem]:
@@ -191,7 +191,7 @@ def _check_places(facts: Facts) -> Iterator[Problem]:
         if facts.home[i] >= 0 or facts.offset[i] >= 0:
             yield Problem("resident-moved", f"{facts.label(i)} has memory, and is put at {facts.where(i)}")
         elif facts.view_of[i] < 0 and facts.assigned[i] not in facts.resident[i]:
-            yield Problem("resident-moved", f"{facts.label(i)} is said to be on "
+            yield Problem("resident-moved", f"{facts.label(i)} is declared to be on "
                                             f"{facts.backend(facts.assigned[i])}, which cannot read it")
     touched = set()
     for act in acts(facts):

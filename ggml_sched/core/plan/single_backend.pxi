@@ -4,7 +4,7 @@
 # programs needs one pass over the graph's arrays, and no other arrays.  Invariant: the result is the same as that of
 # the general way (planning/compiler.py).
 
-def loads_alone(Graph graph not None, PlanData data not None):
+def single_backend_loads(Graph graph not None, PlanData data not None):
     """The leafs that a compute loads, for a plan on one backend; None for a plan that needs the general way.
 
     Tuples (leaf, home, bytes, chunk, offset, whether its memory is exclusive, position of the node before which it is
@@ -28,7 +28,7 @@ def loads_alone(Graph graph not None, PlanData data not None):
     if use == NULL:
         raise no_host_memory(f"the program of a graph of {g.n_tensors} tensors")
     try:
-        data.know_exclusive()
+        data.find_exclusive()
         find_uses(g, use)
         for i in range(g.n_tensors):
             if not use[i] or g.op[i] != GS_OP_NONE or p.offset[i] < 0:

@@ -1,10 +1,11 @@
 # Fusion groups that backends offer: queried and checked.
 #
-# A request calls `fusion_groups` of each backend once, in Python; the results are positions of nodes.  The request owns the arrays.
+# A request calls `fusion_groups` of each backend once, in Python; the results are positions of nodes.  The request owns
+# the arrays.
 # Invariant: a group in a request has two or more computing nodes, in ascending order, and no two groups of one backend
 # share a node.
 
-cdef tuple ask_groups(Request request):
+cdef tuple query_groups(Request request):
     """The groups that all backends offer, by first position: the result of `Request.groups`."""
     cdef list found = []
     cdef int32_t b

@@ -1,0 +1,41 @@
+"""Policies: the rules by which a plan is made."""
+
+from __future__ import annotations
+
+import dataclasses
+from operator import index
+
+__all__ = ["Policy"]
+
+PLACEMENTS, OFFSETS, REUSES = ("default", "seed"), ("packed", "best fit"), ("first", "whole", "front", "all")
+"""The words for the numbers of policy.h, in their order."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """The rules by which a plan is made; immutable, equal by value.
+
+    Raises ValueError for another word, or fewer than one copy slot.
+    """
+
+    placement: str = "default"
+    """"default" (by weights, then neighbours, then split boundaries) or "seed" (ggml's first generation)."""
+    offsets: str = "packed"
+    """"packed" (all lifetimes of an arena together) or "best fit" (one after the other, in execution order)."""
+    reuse: str = "all"
+    """Which part of a source's memory a node may reuse in place: "first", as ggml's first generation; "whole", only all
+    of it; "front", also its front, and the tail is freed; "all", also a part at an offset, through a view.  With
+    "front" and "all", lower modes from "whole" on are tried, too, and each arena keeps the smallest result."""
+    leafs_first: bool = True
+    """Leafs are allocated from the start, not from their first use."""
+    stream: bool = False
+    """Copies of weights share memory, one after the other, and none is kept."""
+    places: int = 1
+    """The number of copy slots of each copy that every compute makes again; consecutive computes use them in turn."""
+
+    def __post_init__(self) -> None:
+        for field, words in (("placement", PLACEMENTS), ("offsets", OFFSETS), ("reuse", REUSES)):
+            if getattr(self, field) not in words:
+                raise ValueError(f"{field} {getattr(self, field)!r} is not one of {', '.join(words)}")
+        if not 1 <= index(self.places) <= 0xffff:
+            raise ValueError(f"places = {self.places} is not in 1 .. {0xffff}")
