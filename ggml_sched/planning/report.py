@@ -135,8 +135,8 @@ def _passed_over(plan: Plan, i: int) -> list[str]:
                 rest = len(missing) - _SHOWN_INPUTS
                 against.append(f"cannot read without a copy: {names}{f', and {rest} more' if rest > 0 else ''}")
         lines.append(f"{plan.backends[b].name} supports it, but {' and '.join(against)}" if against else
-                     f"{plan.backends[b].name} supports it, too, and reads what it reads; the rule that placed the node "
-                     "does not compare backends")
+                     f"{plan.backends[b].name} supports it, too, and reads what it reads; the rule that placed the "
+                     "node does not compare backends")
     return lines
 
 

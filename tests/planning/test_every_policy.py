@@ -31,6 +31,21 @@ def test_a_leaf_that_packing_puts_where_a_node_was_is_loaded_late(first, second)
     plan.verify()
 
 
+@pytest.mark.parametrize("offsets", ["best fit", "packed"])
+def test_copy_slots_have_memory_of_their_own_before_they_are_filled(offsets):
+    """Queued computes fill them in turn, at any time: they get none of the bytes that earlier results had."""
+    a, b, ctx = gs.DryBackend("A"), gs.DryBackend("B"), gs.Context()
+    x, y = ctx.tensor("f32", (64, 64), "x", input=True), ctx.tensor("f32", 64, "y", input=True)
+    early = ctx.mean(ctx.sum_rows(ctx.mul_mat(x, x)))
+    there = ctx.relu(y)
+    graph = gs.Graph(early, ctx.add(there, ctx.sqr(y)))
+    policy = Policy(offsets=offsets, leafs_first=False, places=2)
+    assigned = {t: b if t in (y, there) else a for t in graph.nodes}
+    plan = plan_of(graph, (a, b), policy, assigned)
+    assert plan.data.slot_copies
+    plan.verify()
+
+
 @quick(400)
 @given(problems())
 def test_random_problems_have_sound_plans_or_none(problem):

@@ -6,7 +6,6 @@ Written from ggml_sched/api.h; `functions()` refuses a table whose structs are n
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import functools
 from ctypes import (
     CFUNCTYPE,
@@ -277,11 +276,7 @@ class CGraph:
 
 
 def policy_struct(policy: Policy) -> PolicyStruct:
-    fields = dataclasses.asdict(policy)
-    return PolicyStruct(
-        ("default", "seed").index(fields["placement"]), ("packed", "best fit").index(fields["offsets"]),
-        ("first", "whole", "front", "all").index(fields["reuse"]), fields["leafs_first"], fields["stream"],
-        fields["places"])
+    return PolicyStruct(*policy.numbers)
 
 
 POINTERS = {"resident": np.int32, "usage": np.uint8, "buffer": np.int32, "reads_buffer": np.uint8, "reads": np.uint8,

@@ -33,9 +33,15 @@ class Policy:
     places: int = 1
     """The number of copy slots of each copy that every compute makes again; consecutive computes use them in turn."""
 
+    numbers: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
+    """The fields of gs_policy."""
+
     def __post_init__(self) -> None:
+        numbers = []
         for field, words in (("placement", PLACEMENTS), ("offsets", OFFSETS), ("reuse", REUSES)):
             if getattr(self, field) not in words:
                 raise ValueError(f"{field} {getattr(self, field)!r} is not one of {', '.join(words)}")
+            numbers.append(words.index(getattr(self, field)))
         if not 1 <= index(self.places) <= 0xffff:
             raise ValueError(f"places = {self.places} is not in 1 .. {0xffff}")
+        object.__setattr__(self, "numbers", (*numbers, int(self.leafs_first), int(self.stream), index(self.places)))

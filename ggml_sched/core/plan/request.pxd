@@ -20,7 +20,7 @@ cdef class Devices:
     cdef unsigned char *in_c            # of each backend: ASKS_* that a C method answers, which is called first
     cdef unsigned char *has_field       # of each backend: whether answers_version can be read from the C field
     cdef int queries                    # ASKS_* of all backends together
-    cdef dict support_cache             # {words that describe a kind of node: sizes and bits}
+    cdef dict support_cache             # {hash of a kind of node: its record}
     cdef list versions                  # of each backend: the answers_version of the cached results
     cdef int64_t _epoch
     cdef void find_queries(self, Py_ssize_t i, BackendBase backend)
@@ -42,8 +42,6 @@ cdef class SupportQueries:
     cdef unsigned char *cached          # [n] whether the kind was in the support cache
     cdef int look_up(self) except -1
     cdef int store(self) except -1
-    cdef bint has_queries(self, int32_t k) noexcept
-    cdef bytes key_of(self, int32_t k)
     cdef int query(self, int32_t b) except -1
 
 

@@ -15,10 +15,10 @@ Includes, before the code below:
 from operator import index as _index
 
 from ggml_sched.core.graph.tensor import measure_buffer
-from ggml_sched.core.plan.policy import OFFSETS, PLACEMENTS, REUSES
 from ggml_sched.errors import BackendError, GraphError, PlacementError, no_host_memory
 
 cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -222,10 +222,7 @@ cdef class Request:
     cdef int set_policy(self, object policy) except -1:
         """Take a Policy."""
         cdef gs_policy *p = &self.c.p.policy
-        p.placement = PLACEMENTS.index(policy.placement)
-        p.offsets = OFFSETS.index(policy.offsets)
-        p.reuse = REUSES.index(policy.reuse)
-        p.leafs_first, p.stream, p.n_copies = policy.leafs_first, policy.stream, policy.places
+        p.placement, p.offsets, p.reuse, p.leafs_first, p.stream, p.n_copies = policy.numbers
         self.c.inplace = self.devices.inplace_first if p.reuse == GS_REUSE_FIRST else self.devices.inplace
         return 0
 

@@ -1,8 +1,9 @@
 # Support queries: asking the backends of a request about its nodes, once for each kind of node.
 #
 # Decides which support queries go to which backend, and whether in C or in Python.  The support cache has a record of
-# each kind: sizes and bits, with an entry for each backend.  Invariants: if a backend raises, no result of the request
-# is added to the support cache; a cache has at most MAX_CACHED_KINDS records.
+# each kind under its hash: sizes and bits, with an entry for each backend, and the words that describe the kind.
+# Invariants: a record is used only for the kind with the same words; if a backend raises, no result of the request is
+# added to the support cache; a cache has at most MAX_CACHED_KINDS records.
 
 cdef enum:
     MAX_CACHED_KINDS = 4096
@@ -40,38 +41,41 @@ cdef class SupportQueries:
 
     cdef int look_up(self) except -1:
         """Take the results of all kinds that are in the support cache."""
+        cdef dict cache = self.devices.support_cache
+        cdef uint64_t[MAX_KIND_WORDS] words
         cdef const char *record
+        cdef Py_ssize_t n_sizes = self.n_backends * sizeof(int64_t), n_words
         cdef int32_t k
-        for k in range(self.n):
-            found = self.devices.support_cache.get(self.key_of(k)) if self.has_queries(k) else None
-            if found is not None:
+        for k in range(self.n if cache else 0):
+            if not queries_of(&self.graph.flat, self.example[k], self.devices.queries):
+                continue
+            found = cache.get(self.graph._kinds.hash[k])
+            if found is None:
+                continue
+            record = PyBytes_AS_STRING(found)
+            n_words = kind_words(&self.graph.flat, self.example[k], words) * sizeof(uint64_t)
+            if (PyBytes_GET_SIZE(found) == n_sizes + self.n_backends + n_words
+                    and memcmp(record + n_sizes + self.n_backends, words, n_words) == 0):
                 self.cached[k] = True
-                record = <bytes>found
-                memcpy(self.size + k * self.n_backends, record, self.n_backends * sizeof(int64_t))
-                memcpy(self.bits + k * self.n_backends, record + self.n_backends * sizeof(int64_t), self.n_backends)
+                memcpy(self.size + k * self.n_backends, record, n_sizes)
+                memcpy(self.bits + k * self.n_backends, record + n_sizes, self.n_backends)
         return 0
 
     cdef int store(self) except -1:
         """Add the results of this request to the support cache, which is cleared when it is full."""
         cdef dict cache = self.devices.support_cache
-        cdef int32_t k
+        cdef uint64_t[MAX_KIND_WORDS] words
+        cdef int32_t k, n
         for k in range(self.n):
-            if not self.cached[k] and self.has_queries(k):
+            if not self.cached[k] and queries_of(&self.graph.flat, self.example[k], self.devices.queries):
                 if len(cache) == MAX_CACHED_KINDS:
                     cache.clear()
-                cache[self.key_of(k)] = (
+                n = kind_words(&self.graph.flat, self.example[k], words)
+                cache[self.graph._kinds.hash[k]] = (
                     (<char *>(self.size + k * self.n_backends))[:self.n_backends * sizeof(int64_t)]
-                    + (<char *>(self.bits + k * self.n_backends))[:self.n_backends])
+                    + (<char *>(self.bits + k * self.n_backends))[:self.n_backends]
+                    + (<char *>words)[:n * sizeof(uint64_t)])
         return 0
-
-    cdef bint has_queries(self, int32_t k) noexcept:
-        return queries_of(&self.graph.flat, self.example[k], self.devices.queries) != 0
-
-    cdef bytes key_of(self, int32_t k):
-        """The words that describe kind k."""
-        cdef uint64_t[MAX_KIND_WORDS] words
-        cdef int32_t n = kind_words(&self.graph.flat, self.example[k], words)
-        return (<char *>words)[:n * sizeof(uint64_t)]
 
     cdef int query(self, int32_t b) except -1:
         """Ask one backend about every kind that was not in the support cache."""

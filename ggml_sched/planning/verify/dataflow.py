@@ -412,7 +412,8 @@ class _Execution:
             if i not in facts.overwritten:
                 self.compare(i, i, "after the compute, the caller may read", "wrong-overwritten", False)
             elif self.read_ideal(i) == self.read_real(i, False) and not self.is_shared(i):
-                self.report("wrong-overwritten", f"{facts.label(i)} is declared overwritten, and no step has written over it")
+                self.report("wrong-overwritten",
+                            f"{facts.label(i)} is declared overwritten, and no step has written over it")
 
     def is_shared(self, i: int) -> bool:
         """Whether the memory of i, padding included, is reused in place or overlaps that of another tensor."""

@@ -139,7 +139,7 @@ def _check_groups(facts: Facts) -> Iterator[Problem]:
             yield Problem("bad-group", f"{what} is no part of one run")
     inside = {facts.nodes[k] for group in facts.groups for k in group[:-1]}
     for i in sorted(facts.inner - inside):
-        yield Problem("bad-group", f"{facts.label(i)} is no inner member of a group, and its result is declared unwritten")
+        yield Problem("bad-group", f"{facts.label(i)} is no inner member of a group, and declared unwritten")
 
 
 def _check_steps(facts: Facts) -> Iterator[Problem]:
