@@ -34,8 +34,10 @@ static bool same_demand(const void *owner, const gh_plan_entry *e, gx_tensor *co
 
 static bool take_demand(const void *owner, gh_plan_entry *e, const gh_reader *r)
 {
+    const gh_signature *s = &e->signature;
     const gh_gallocr *a = owner;
-    return gh_demand_set(&e->demand, a->wanted, a->cache->n_backends == 1 ? 0 : r->n_nodes + r->n_leafs);
+    (void)r;
+    return gh_demand_set(&e->demand, a->wanted, a->cache->n_backends == 1 ? 0 : s->n_nodes + s->n_leafs);
 }
 
 /* The arena that the client has assigned to an id; -1: none. */

@@ -199,9 +199,9 @@ static bool reuse(gh_plan_cache *c, gh_plan_entry *e, const gh_plan_entry *base,
 {
     gs_error error = {0};
     if (!gh_signature_match_wiring(&e->signature, &base->signature, graph)
-        || !c->level->same_demand(c->owner, base, e->signature.tensor)
+        || !c->level->take_demand(c->owner, e, NULL)
         || c->level->collect(c->owner, base->plan, e, &c->problem, &error) != GS_OK
-        || !gh_plan_serves(c, base->plan, e, &c->problem) || !gh_demand_set(&e->demand, base->demand.value, base->demand.n)) {
+        || !gh_plan_serves(c, base->plan, e, &c->problem)) {
         return false;
     }
     e->plan = base->plan;

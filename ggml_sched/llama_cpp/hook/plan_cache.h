@@ -161,6 +161,7 @@ typedef struct gh_cache_key {
 typedef struct gh_cache_level {
     /* Whether the client demands the same of an entry's tensors as when it was planned. */
     bool (*same_demand)(const void *owner, const gh_plan_entry *e, gx_tensor *const *tensors);
+    /* Take the demand for an entry whose signature is filled; r is NULL where no backend reorders nodes. */
     bool (*take_demand)(const void *owner, gh_plan_entry *e, const gh_reader *r);
     /* The problem of these tensors, which `plan` has the roles of.  GS_OK or an error. */
     int (*collect)(void *owner, const gh_plan *plan, const gh_plan_entry *e, gh_problem *problem, gs_error *error);

@@ -8,8 +8,15 @@
 bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem)
 {
     const gs_plan *v = &plan->view;
-    if (!gh_problem_same(&plan->problem, problem)) {
+    if (!gh_problem_same_answers(&plan->problem, problem)) {
         return false;
+    }
+    /* A tensor may be assigned to the backend that the planner chose, by itself, for it. */
+    for (int32_t id = 0; id < problem->n; id++) {
+        const int32_t planned = plan->problem.assigned[id];
+        if (problem->assigned[id] != (planned < 0 && problem->assigned[id] >= 0 ? v->assign[id] : planned)) {
+            return false;
+        }
     }
     for (int32_t id = 0; id < v->n; id++) {
         const int32_t like = v->like[id], home = v->arena_of[id];

@@ -27,10 +27,14 @@ bool gh_problem_make_room(gh_problem *p, int32_t n, int32_t n_backends, bool has
 
 bool gh_problem_same(const gh_problem *a, const gh_problem *b)
 {
+    return gh_problem_same_answers(a, b) && gh_same(a->assigned, b->assigned, a->n, sizeof *a->assigned);
+}
+
+bool gh_problem_same_answers(const gh_problem *a, const gh_problem *b)
+{
     const int64_t n = a->n, m = a->n_backends;
     return n == b->n && m == b->n_backends && a->has_answers == b->has_answers && a->n_buffers == b->n_buffers
-        && a->some_assigned == b->some_assigned && gh_same(a->resident, b->resident, n, sizeof *a->resident)
-        && gh_same(a->assigned, b->assigned, n, sizeof *a->assigned)
+        && gh_same(a->resident, b->resident, n, sizeof *a->resident)
         && (!a->has_answers
             || (gh_same(a->buffer, b->buffer, n, sizeof *a->buffer) && gh_same(a->usage, b->usage, n, 1)
                 && gh_same(a->reads_buffer, b->reads_buffer, m * a->n_buffers, 1)

@@ -32,8 +32,9 @@ typedef struct gh_problem {
 /* Make room for n ids, with or without the arrays of device answers.  False without memory. */
 bool gh_problem_make_room(gh_problem *p, int32_t n, int32_t n_backends, bool has_answers);
 
-/* Whether two problems are the same, sizes aside. */
+/* Whether two problems are the same, sizes aside; or sizes and assignments aside. */
 bool gh_problem_same(const gh_problem *a, const gh_problem *b);
+bool gh_problem_same_answers(const gh_problem *a, const gh_problem *b);
 
 void gh_problem_free(gh_problem *p);
 

@@ -58,14 +58,16 @@ void gh_assignments_free(gh_assignments *a)
 
 /* -- demand -------------------------------------------------------------------------------------------------------- */
 
-static bool is_among(gx_tensor *const *tensors, int32_t n, const gx_tensor *t)
+/* The id of a tensor, searched for from an id on, because clients assign tensors in the order of nodes; -1: none. */
+static int32_t id_of(const gh_signature *s, gx_tensor *const *tensors, const gx_tensor *t, int32_t from)
 {
-    for (int32_t id = 0; id < n; id++) {
+    for (int32_t k = 0; k < s->n; k++) {
+        const int32_t id = from + k < s->n ? from + k : from + k - s->n;
         if (tensors[id] == t) {
-            return true;
+            return id;
         }
     }
-    return false;
+    return -1;
 }
 
 /* Whether the client assigned the same ids of an entry to the same backends.  On one backend assignments change
@@ -83,7 +85,7 @@ static bool same_demand(const void *owner, const gh_plan_entry *e, gx_tensor *co
     }
     for (int32_t i = 0; i < a->n; i++) {
         /* A tensor that was in no graph must be in none now. */
-        if (id[i] >= 0 ? tensors[id[i]] != a->tensor[i] : is_among(tensors, e->signature.n, a->tensor[i])) {
+        if (id[i] >= 0 ? tensors[id[i]] != a->tensor[i] : id_of(&e->signature, tensors, a->tensor[i], 0) >= 0) {
             return false;
         }
     }
@@ -101,7 +103,8 @@ static bool take_demand(const void *owner, gh_plan_entry *e, const gh_reader *r)
     }
     demand->n = 2 * a->n;
     for (int32_t i = 0; i < a->n; i++) {
-        demand->value[i] = gh_reader_id(r, a->tensor[i]);
+        demand->value[i] = id_of(&e->signature, e->signature.tensor, a->tensor[i],
+                                 i > 0 ? demand->value[i - 1] + 1 : 0);
         demand->value[a->n + i] = a->backend[i];
     }
     if (s->cache->key.reorders) {
