@@ -29,18 +29,13 @@ def lanes():
 def test_every_queued_compute_uses_the_inputs_it_was_queued_with(n, make, copies):
     backends = [make(k) for k in range(n)]
     chain = Chain(backends, log=20)
-    with gs.Scheduler(backends, copies=copies) as scheduler:
-        scheduler.alloc(chain.graph).verify()
-        for k in range(20):
-            chain.queue(scheduler, k)
+    with chain.scheduler(backends, copies=copies) as scheduler:
+        chain.queue_all(scheduler, 20)
         chain.x.set(np.full((4, 8), 1e6, np.float32))
         scheduler.synchronize()
-        assert np.array_equal(chain.out.numpy(), chain.expected(19))
-        for k in range(20):
-            assert np.array_equal(chain.log.numpy()[k], chain.expected(k)[0])
-        chain.x.set(chain.input(5))
-        assert scheduler.compute(chain.graph) is True
-        assert np.array_equal(chain.out.numpy(), chain.expected(5))
+        chain.check(19)
+        chain.check_log(20)
+        chain.compute(scheduler, 5)
     for backend in backends:
         backend.close()
 
@@ -49,12 +44,11 @@ def test_compute_async_returns_while_the_backend_is_at_work():
     gate, backend = threading.Event(), Gated("a")
     backend.before = lambda number: wait(gate)
     chain = Chain([backend])
-    with gs.Scheduler([backend]) as scheduler:
-        scheduler.alloc(chain.graph)
+    with chain.scheduler([backend]) as scheduler:
         chain.queue(scheduler, 1)
         gate.set()              # reached only because compute_async has returned
         scheduler.synchronize()
-        assert np.array_equal(chain.out.numpy(), chain.expected(1))
+        chain.check(1)
 
 
 @pytest.mark.parametrize("copies", [1, 2])
@@ -64,12 +58,8 @@ def test_the_next_compute_starts_on_the_first_backend_while_the_last_is_at_work(
     first.after = lambda number: begun.set() if number == 1 else None
     last.before = lambda number: wait(begun) if number == 0 else None
     chain = Chain([first, last], log=2)
-    with gs.Scheduler([first, last, *cpus(1)], copies=copies) as scheduler:
-        scheduler.alloc(chain.graph)
-        for k in range(2):
-            chain.queue(scheduler, k)
-        scheduler.synchronize()
-        assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(2)])
+    with chain.scheduler([first, last, *cpus(1)], copies=copies) as scheduler:
+        chain.check_queued(scheduler, 2)
     assert first.threads.isdisjoint(last.threads) and len(first.threads) == 1
 
 
@@ -86,10 +76,8 @@ def test_what_is_still_to_be_copied_is_not_overwritten():
 
     last.cpy_tensor_from = copy
     chain = Chain([first, last])
-    with gs.Scheduler([first, last]) as scheduler:
-        scheduler.alloc(chain.graph)
-        for k in range(3):
-            chain.queue(scheduler, k)
+    with chain.scheduler([first, last]) as scheduler:
+        chain.queue_all(scheduler, 3)
         scheduler.synchronize()
     assert order == ["run 0", "copy", "run 1", "copy", "run 2", "copy"]
 
@@ -108,10 +96,8 @@ def test_the_first_exception_reaches_synchronize_and_the_rest_is_skipped(where, 
             raise KeyError("the second compute")
 
     backends[where].before = fail
-    with gs.Scheduler(backends, copies=copies) as scheduler:
-        scheduler.alloc(chain.graph)
-        for k in range(4):
-            chain.queue(scheduler, k)
+    with chain.scheduler(backends, copies=copies) as scheduler:
+        chain.queue_all(scheduler, 4)
         with pytest.raises(KeyError, match="the second compute"):
             scheduler.synchronize()
         assert np.array_equal(chain.log.numpy()[0], chain.expected(0)[0])
@@ -127,13 +113,12 @@ def test_compute_raises_what_queued_computes_raised_and_then_works():
     backend = Gated("a")
     chain = Chain([backend])
     backend.before = lambda number: 1 / 0 if number == 0 else None
-    with gs.Scheduler([backend]) as scheduler:
-        scheduler.alloc(chain.graph)
+    with chain.scheduler([backend]) as scheduler:
         chain.queue(scheduler, 1)
         with pytest.raises(ZeroDivisionError):
             scheduler.compute(chain.graph)
         scheduler.compute(chain.graph)
-        assert np.array_equal(chain.out.numpy(), chain.expected(1))
+        chain.check(1)
 
 
 def test_a_compute_begins_when_the_queued_ones_have_ended():
@@ -148,8 +133,7 @@ def test_a_compute_begins_when_the_queued_ones_have_ended():
             wait(gate)
 
     backend.before, backend.after = before, lambda number: seen.append(f"end {number}")
-    with gs.Scheduler([backend]) as scheduler:
-        scheduler.alloc(chain.graph)
+    with chain.scheduler([backend]) as scheduler:
         chain.queue(scheduler, 1)
         wait(entered)
         threading.Timer(0.05, gate.set).start()
@@ -203,21 +187,6 @@ def test_memory_closed_in_the_middle_of_a_compute_is_a_typed_error():
         assert scheduler.compute(gs.Graph(graph.nodes[0]))
 
 
-def test_a_device_that_fails_late_is_heard():
-    stream = Stream("s")
-    chain = Chain([stream])
-    with gs.Scheduler([stream]) as scheduler:
-        scheduler.alloc(chain.graph)
-        stream.queue.put(lambda: 1 / 0)
-        chain.queue(scheduler, 1)
-        with pytest.raises(ZeroDivisionError):
-            scheduler.synchronize()
-        chain.queue(scheduler, 2)
-        scheduler.synchronize()
-        assert np.array_equal(chain.out.numpy(), chain.expected(2))
-    stream.close()
-
-
 def test_no_thread_from_the_host(monkeypatch):
     backend = gs.CpuBackend(1)
     chain = Chain([backend])
@@ -225,15 +194,14 @@ def test_no_thread_from_the_host(monkeypatch):
     def refuse(thread):
         raise RuntimeError("can't start new thread")
 
-    with gs.Scheduler([backend]) as scheduler:
-        scheduler.alloc(chain.graph)
+    with chain.scheduler([backend]) as scheduler:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
             with pytest.raises(gs.BackendError, match="gives no thread"):
                 chain.queue(scheduler, 1)
         chain.queue(scheduler, 2)
         scheduler.synchronize()
-        assert np.array_equal(chain.out.numpy(), chain.expected(2))
+        chain.check(2)
 
 
 # -- calls that change addresses wait ---------------------------------------------------------
@@ -249,8 +217,7 @@ def test_changes_wait_for_what_is_queued(act):
     backends[1].after = done.append
     scheduler = gs.Scheduler(backends)
     scheduler.alloc(chain.graph)
-    for k in range(3):
-        chain.queue(scheduler, k)
+    chain.queue_all(scheduler, 3)
     threading.Timer(0.05, gate.set).start()
     if act in ("alloc", "reserve"):
         getattr(scheduler, act)(larger.graph)
@@ -259,13 +226,13 @@ def test_changes_wait_for_what_is_queued(act):
     elif act == "set_tensor_backend":
         scheduler.set_tensor_backend(chain.out, backends[0])
     elif act == "numpy":
-        assert np.array_equal(chain.out.numpy(), chain.expected(2))
+        chain.check(2)
     elif act == "other scheduler":
         gs.Scheduler(cpus(1) + backends).alloc(chain.graph)
     else:
         getattr(scheduler, act)()
     assert len(done) >= 3
-    assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(3)])
+    chain.check_log(3)
     scheduler.close()
 
 
@@ -303,7 +270,7 @@ def test_no_more_than_so_many_computes_are_in_flight(monkeypatch):
     gate.set()
     thread.join(PATIENCE)
     scheduler.synchronize()
-    assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(5)])
+    chain.check_log(5)
     scheduler.close()
 
 
@@ -316,7 +283,7 @@ def test_threads_start_late_and_end_with_close_or_the_last_reference():
     chain = Chain(backends)
     scheduler = gs.Scheduler(backends)
     scheduler.alloc(chain.graph)
-    chain.x.set(chain.input(1))
+    chain.set(1)
     scheduler.compute(chain.graph)
     assert len(lanes()) == before
     chain.queue(scheduler, 1)
@@ -337,40 +304,14 @@ def test_threads_start_late_and_end_with_close_or_the_last_reference():
     assert len(lanes()) == before
 
 
-def test_a_second_thread_gets_a_clear_error():
-    gate, entered, backend = threading.Event(), threading.Event(), Gated("a")
-    chain = Chain([backend])
-    scheduler = gs.Scheduler([backend])
-    scheduler.alloc(chain.graph)
-    chain.x.set(chain.input(3))
-
-    def hold(number):
-        entered.set()
-        wait(gate)
-
-    backend.before = hold
-    thread = threading.Thread(target=scheduler.compute, args=(chain.graph,))
-    thread.start()
-    wait(entered)
-    for call in (scheduler.synchronize, scheduler.reset, lambda: scheduler.compute_async(chain.graph)):
-        with pytest.raises(gs.Error, match="at work"):
-            call()
-    gate.set()
-    thread.join(PATIENCE)
-    assert np.array_equal(chain.out.numpy(), chain.expected(3))
-    scheduler.close()
-
-
 def test_two_schedulers_in_two_threads():
     results = {}
 
     def work(name):
         backends = cpus(2)
         chain = Chain(backends, log=30)
-        with gs.Scheduler(backends, copies=2) as scheduler:
-            scheduler.alloc(chain.graph)
-            for k in range(30):
-                chain.queue(scheduler, k)
+        with chain.scheduler(backends, copies=2) as scheduler:
+            chain.queue_all(scheduler, 30)
             scheduler.synchronize()
             results[name] = np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(30)])
 
@@ -427,12 +368,8 @@ def test_after_a_fork_the_child_has_threads_of_its_own(busy):
 def test_a_device_with_events_is_waited_for_on_the_device():
     a, b = Stream("a"), Stream("b")
     chain = Chain([a, b], log=3)
-    with gs.Scheduler([a, b], copies=2) as scheduler:
-        scheduler.alloc(chain.graph)
-        for k in range(3):
-            chain.queue(scheduler, k)
-        scheduler.synchronize()
-        assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(3)])
+    with chain.scheduler([a, b], copies=2) as scheduler:
+        chain.check_queued(scheduler, 3)
     assert a.calls.count("push") >= 3 and "wait" in b.calls and "record" in a.calls
     a.close()
     b.close()

@@ -21,11 +21,9 @@ def backends(n):
 def test_each_node_is_seen_in_order_with_its_data(n, copies):
     made = backends(n)
     chain = Chain(made, log=4)
-    with gs.Scheduler(made, copies=copies) as scheduler:
-        scheduler.alloc(chain.graph)
+    with chain.scheduler(made, copies=copies) as scheduler:
         for k in range(4):
-            chain.x.set(chain.input(k))
-            chain.row.set(np.int64([k]))
+            chain.set(k)
             seen = {}
             assert scheduler.compute(chain.graph, lambda node, seen=seen: seen.setdefault(node, node.numpy())) is True
             assert list(seen) == [node for node in chain.graph.nodes if node.op not in VIEWS]
@@ -65,9 +63,8 @@ def test_stop_stops_every_backend(at):
     for backend in made:
         original = backend.graph_compute
         backend.graph_compute = lambda graph, original=original: (ran.extend(graph.nodes), original(graph))
-    with gs.Scheduler(made) as scheduler:
-        scheduler.alloc(chain.graph)
-        chain.x.set(chain.input(1))
+    with chain.scheduler(made) as scheduler:
+        chain.set(1)
         seen = []
 
         def stop(node):
@@ -77,15 +74,14 @@ def test_stop_stops_every_backend(at):
         assert scheduler.compute(chain.graph, stop) is False
         assert seen == list(nodes[: at + 1]) and len(ran) == at + 1
         assert scheduler.compute(chain.graph) is True
-        assert np.array_equal(chain.out.numpy(), chain.expected(1))
+        chain.check(1)
 
 
 def test_only_false_stops():
     made = backends(1)
     chain = Chain(made)
-    with gs.Scheduler(made) as scheduler:
-        scheduler.alloc(chain.graph)
-        chain.x.set(chain.input(1))
+    with chain.scheduler(made) as scheduler:
+        chain.set(1)
         for answer in (None, 0, "", True, np.True_, np.float32(0)):
             assert scheduler.compute(chain.graph, lambda node, answer=answer: answer) is True
         seen = []
@@ -98,9 +94,8 @@ def test_only_false_stops():
 def test_an_exception_reaches_the_caller_and_the_scheduler_works_afterwards(at):
     made = backends(2)
     chain = Chain(made)
-    with gs.Scheduler(made, copies=2) as scheduler:
-        scheduler.alloc(chain.graph)
-        chain.x.set(chain.input(2))
+    with chain.scheduler(made, copies=2) as scheduler:
+        chain.set(2)
         left = [at]
 
         def fail(node):
@@ -111,21 +106,20 @@ def test_an_exception_reaches_the_caller_and_the_scheduler_works_afterwards(at):
         with pytest.raises(LookupError):
             scheduler.compute(chain.graph, fail)
         assert scheduler.compute(chain.graph) is True
-        assert np.array_equal(chain.out.numpy(), chain.expected(2))
+        chain.check(2)
 
 
 def test_a_callback_cannot_use_the_scheduler():
     made = backends(1)
     chain = Chain(made)
-    with gs.Scheduler(made) as scheduler:
-        scheduler.alloc(chain.graph)
-        chain.x.set(chain.input(1))
+    with chain.scheduler(made) as scheduler:
+        chain.set(1)
         for call in (lambda node: scheduler.compute(chain.graph), lambda node: scheduler.synchronize(),
                      lambda node: scheduler.close()):
             with pytest.raises(gs.Error, match="at work"):
                 scheduler.compute(chain.graph, call)
-        scheduler.compute(chain.graph)
-        assert np.array_equal(chain.out.numpy(), chain.expected(1))
+        assert scheduler.compute(chain.graph) is True
+        chain.check(1)
 
 
 # -- ask: selecting the nodes to observe ------------------------------------------------------------
@@ -180,8 +174,7 @@ def test_nodes_that_nobody_asks_for_run_with_the_next_that_is(n, every, copies):
         plan = scheduler.alloc(chain.graph)
         steps = [[t.name for t in split.nodes if t.op not in VIEWS] for split in plan.splits]
         for k in range(3):
-            chain.x.set(chain.input(k))
-            chain.row.set(np.int64([k]))
+            chain.set(k)
             data = {}
 
             def ask(node):
@@ -195,7 +188,7 @@ def test_nodes_that_nobody_asks_for_run_with_the_next_that_is(n, every, copies):
             log.clear()
             assert scheduler.compute(chain.graph, see, ask) is True
             assert log == events(steps, wanted)
-            assert np.array_equal(chain.out.numpy(), chain.expected(k))
+            chain.check(k)
             assert np.array_equal(chain.log.numpy()[k], chain.expected(k)[0])
             every_one = {}
             scheduler.compute(chain.graph, lambda node, to=every_one: to.update({node.name: node.numpy().tobytes()}))
@@ -206,10 +199,8 @@ def test_nodes_that_nobody_asks_for_run_with_the_next_that_is(n, every, copies):
 def test_asking_saves_calls_of_the_backend():
     log = []
     made, chain, names = long_chain(3, lambda n: [Noted(f"b{k}", log) for k in range(n)])
-    with gs.Scheduler(made) as scheduler:
-        scheduler.alloc(chain.graph)
-        chain.x.set(chain.input(1))
-        chain.row.set(np.int64([0]))
+    with chain.scheduler(made) as scheduler:
+        chain.set(1)
         calls = {}
         for kind, ask in {"all": None, "one": lambda node: node.name == names[0], "none": lambda node: False}.items():
             log.clear()
@@ -221,10 +212,8 @@ def test_asking_saves_calls_of_the_backend():
 @pytest.mark.parametrize("answer", [None, 0, "", True, np.True_, np.False_, False])
 def test_only_false_is_a_no(answer):
     made, chain, names = long_chain(2, backends)
-    with gs.Scheduler(made) as scheduler:
-        scheduler.alloc(chain.graph)
-        chain.x.set(chain.input(1))
-        chain.row.set(np.int64([0]))
+    with chain.scheduler(made) as scheduler:
+        chain.set(1)
         seen = []
         scheduler.compute(chain.graph, lambda node: seen.append(node.name), lambda node: answer)
         assert seen == ([] if isinstance(answer, np.bool_) and not answer or answer is False else names)
@@ -234,24 +223,22 @@ def test_only_false_is_a_no(answer):
 def test_stopping_at_a_node_that_was_asked_for(at):
     log = []
     made, chain, names = long_chain(3, lambda n: [Noted(f"b{k}", log) for k in range(n)], log=0)
-    with gs.Scheduler(made) as scheduler:
-        scheduler.alloc(chain.graph)
-        chain.x.set(chain.input(1))
+    with chain.scheduler(made) as scheduler:
+        chain.set(1)
         asked = []
         assert scheduler.compute(chain.graph, lambda node: False,
                                  lambda node: asked.append(node.name) or node.name == names[at]) is False
         assert asked == names[: at + 1] == [name for _, *run in log for name in run]
         assert scheduler.compute(chain.graph) is True
-        assert np.array_equal(chain.out.numpy(), chain.expected(1))
+        chain.check(1)
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 @pytest.mark.parametrize("at", range(4))
 def test_an_exception_of_ask_reaches_the_caller_and_the_scheduler_works_afterwards(at, wanted):
     made, chain, names = long_chain(2, backends, log=0)
-    with gs.Scheduler(made, copies=2) as scheduler:
-        scheduler.alloc(chain.graph)
-        chain.x.set(chain.input(2))
+    with chain.scheduler(made, copies=2) as scheduler:
+        chain.set(2)
         seen = []
 
         def ask(node):
@@ -263,7 +250,7 @@ def test_an_exception_of_ask_reaches_the_caller_and_the_scheduler_works_afterwar
             scheduler.compute(chain.graph, lambda node: seen.append(node.name), ask)
         assert seen == (names[:at] if wanted else [])
         assert scheduler.compute(chain.graph) is True
-        assert np.array_equal(chain.out.numpy(), chain.expected(2))
+        chain.check(2)
 
 
 @pytest.mark.parametrize("wanted", [(), ("write",), ("late",), ("write", "late")])
@@ -346,9 +333,8 @@ def test_ask_alone_makes_no_sense():
 
 def test_ask_cannot_use_the_scheduler():
     made, chain, _ = long_chain(1, backends, log=0)
-    with gs.Scheduler(made) as scheduler:
-        scheduler.alloc(chain.graph)
-        chain.x.set(chain.input(1))
+    with chain.scheduler(made) as scheduler:
+        chain.set(1)
         with pytest.raises(gs.Error, match="at work"):
             scheduler.compute(chain.graph, lambda node: None, lambda node: scheduler.plan(chain.graph))
 

@@ -83,12 +83,8 @@ def test_every_slot_holds_its_compute_s_data():
     last.cpy_tensor_from = copy
     last.before = lambda number: wait(begun) if number == 0 else None
     chain = Chain([first, last], log=4)
-    with gs.Scheduler([first, last, host], copies=2) as scheduler:
-        scheduler.alloc(chain.graph)
-        for k in range(4):
-            chain.queue(scheduler, k)
-        scheduler.synchronize()
-        assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(4)])
+    with chain.scheduler([first, last, host], copies=2) as scheduler:
+        chain.check_queued(scheduler, 4)
 
 
 def test_a_slot_is_not_filled_while_a_compute_reads_it():
@@ -104,12 +100,8 @@ def test_a_slot_is_not_filled_while_a_compute_reads_it():
     last.cpy_tensor_from = copy
     last.after = lambda number: order.append(f"ran {number}")
     chain = Chain([first, last], log=6)
-    with gs.Scheduler([first, last, host], copies=2) as scheduler:
-        scheduler.alloc(chain.graph)
-        for k in range(6):
-            chain.queue(scheduler, k)
-        scheduler.synchronize()
-        assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(6)])
+    with chain.scheduler([first, last, host], copies=2) as scheduler:
+        chain.check_queued(scheduler, 6)
     for k in range(2, 6):
         third = [i for i, what in enumerate(order) if what == "copy h0"][k]
         assert order.index(f"ran {k - 2}") < third
@@ -121,12 +113,8 @@ def test_backends_that_take_no_data_while_they_compute_still_give_right_results(
 
     backends = [Shy("a"), Shy("b")]
     chain = Chain(backends, log=6)
-    with gs.Scheduler(backends, copies=3) as scheduler:
-        scheduler.alloc(chain.graph).verify()
-        for k in range(6):
-            chain.queue(scheduler, k)
-        scheduler.synchronize()
-        assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(6)])
+    with chain.scheduler(backends, copies=3) as scheduler:
+        chain.check_queued(scheduler, 6)
 
 
 def test_the_first_generation_knows_no_ring():

@@ -56,7 +56,7 @@ class World:
 
     def run(self, chain: Chain, queued: bool = False) -> None:
         self.scheduler.alloc(chain.graph)
-        chain.x.set(chain.input(3))
+        chain.set(3)
         chain.row.set(np.int64([self.row]))
         if queued:
             for k in range(3):
@@ -66,7 +66,7 @@ class World:
             self.scheduler.compute(chain.graph)
 
     def check(self, chain: Chain, k: int = 3) -> None:
-        assert np.array_equal(chain.out.numpy(), chain.expected(k))
+        chain.check(k)
         assert np.array_equal(chain.log.numpy()[k if k != 3 else self.row], chain.expected(k)[0])
 
     @property
@@ -211,7 +211,7 @@ def test_every_failure_of_dry_backends(n_backends, kind):
             plan = None
             try:
                 plan = scheduler.alloc(chain.graph)
-                chain.x.set(chain.input(1))
+                chain.set(1)
                 scheduler.compute(chain.graph)
                 scheduler.compute_async(chain.graph)
                 scheduler.synchronize()
@@ -223,7 +223,7 @@ def test_every_failure_of_dry_backends(n_backends, kind):
             else:
                 break
             scheduler.alloc(chain.graph)
-            chain.x.set(chain.input(1))
+            chain.set(1)
             scheduler.compute(chain.graph)
             scheduler.close()
             assert [b.used for b in backends] == residents
@@ -277,7 +277,7 @@ def test_failures_while_giving_back_leave_nothing_behind(what, act):
     residents = [b.used for b in backends]
     scheduler = gs.Scheduler(backends)
     scheduler.alloc(small.graph)
-    small.x.set(small.input(1))
+    small.set(1)
     scheduler.compute(small.graph)
     backends[0].fails = what
     calls = {"alloc": lambda: scheduler.alloc(large.graph), "reserve": lambda: scheduler.reserve(large.graph),
@@ -293,9 +293,7 @@ def test_failures_while_giving_back_leave_nothing_behind(what, act):
             scheduler.buffer_size(b) for b in backends]
         for chain in (small, large):
             scheduler.alloc(chain.graph)
-            chain.x.set(chain.input(2))
-            scheduler.compute(chain.graph)
-            assert np.array_equal(chain.out.numpy(), chain.expected(2))
+            chain.compute(scheduler, 2)
     scheduler.close()
     assert [b.used for b in backends] == residents
 
@@ -307,7 +305,7 @@ def test_a_backend_that_fails_to_synchronize_does_not_hide_the_first_error(where
     waited = []
     scheduler = gs.Scheduler(backends)
     scheduler.alloc(chain.graph)
-    chain.x.set(chain.input(1))
+    chain.set(1)
     scheduler.compute(chain.graph)
 
     def fail_to_wait():
@@ -324,5 +322,5 @@ def test_a_backend_that_fails_to_synchronize_does_not_hide_the_first_error(where
         del backends[where].synchronize
         backends[0].fail_at("compute", 0)
     scheduler.compute(chain.graph)
-    assert np.array_equal(chain.out.numpy(), chain.expected(1))
+    chain.check(1)
     scheduler.close()

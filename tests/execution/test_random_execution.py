@@ -1,4 +1,5 @@
-"""Random graphs compute the same bits in a shared arena as with every tensor in memory of its own.
+"""Random graphs compute the same bits in a shared arena as with every tensor in memory of its own: on one backend, on
+several, queued, and with nodes computed as one (tests/support/fusing.py).
 
 The arena is poisoned first, so that a tensor placed over live data, an input loaded too late or a
 copy not refreshed shows up as other bits.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from devices import POISON, device, poisoned
+from fusing import Fusing, FusingDeferred, anything
 from hypothesis import given
 from hypothesis import strategies as st
 from random_graphs import Built, many_residents, quick, recipes
@@ -20,30 +22,52 @@ from random_results import (
     raw,
     set_all,
     settle,
+    take_turns,
 )
 
 import ggml_sched as gs
 from ggml_sched.execution import allocation as executor
 from ggml_sched.execution._steps import BoundLoad
+from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
 
 POLICIES = st.sampled_from(["seed", "default"])
 OFFLOADS = ("MUL_MAT", "MUL_MAT_ID", "ADD")
+SEED = st.integers(0, 1000)
+REFUSED = st.sets(st.sampled_from(REFUSALS), max_size=6)
+WISHES = st.lists(st.tuples(st.integers(0, 63), st.integers(0, 3)), max_size=3)
 
 
-@quick(200)
-@given(recipes(), POLICIES)
-def test_a_scheduler_on_one_backend(recipe, policy):
+def backends_of(kind, refused, world=0, direct=True, seeds=(0,) * 4, one_by_one=False):
+    """Backends with separate, poisoned memory, which refuse these ops.
+
+    "late": their queues run late, in an order chosen by `world`, and copy by themselves (`direct`) or through the host;
+    "fusing": each computes random groups of nodes as one.
+    """
+    options = {"queues": DeferredQueues(world), "copies": direct} if "late" in kind else {}
+    groups = [{"offer": anything(seed), "one_by_one": one_by_one} if "fusing" in kind else {} for seed in seeds]
+    base = {"plain": gs.CpuBackend, "late": DeferredBackend, "fusing": Fusing, "fusing late": FusingDeferred}[kind]
+    return [poisoned(f"B{i}", ops, base=base, **options, **groups[i]) for i, ops in enumerate(refused)]
+
+
+@pytest.mark.parametrize("fusing", [False, True], ids=["alone", "fused"])
+@quick(175)
+@given(recipes(), POLICIES, SEED, st.booleans(), st.booleans())
+def test_a_scheduler_on_one_backend(fusing, recipe, policy, seed, one_by_one, reorder):
     """Inputs are set once, and the graph is computed three times."""
     expected = in_memory_of_their_own(recipe)
     built = Built(recipe)
-    with poisoned() as backend, gs.Scheduler([backend], policy=policy) as sched:
+    (backend,) = backends_of("fusing" if fusing else "plain", [()], seeds=[seed], one_by_one=one_by_one)
+    policy, reorder = ("default", reorder) if fusing else (policy, False)
+    with backend, gs.Scheduler([backend], policy=policy, reorder=reorder) as sched:
         backend.alloc_tensors(built.homes[0])
-        sched.alloc(built.graph)
+        plan = sched.alloc(built.graph)
+        plan.verify()
         set_all(built)
         for attempt in range(3):
             set_all(built, only_residents=True)     # the graph may have written into them
             sched.compute(built.graph)
             check(built, expected, f"compute {attempt}")
+        assert not fusing or len(backend.fused) == 3 * len(plan.data.groups)
 
 
 @quick(150)
@@ -94,36 +118,57 @@ def test_a_graph_allocator_over_lent_memory(recipe, measured, planned):
             check(built, expected, f"compute {attempt}")
 
 
-@quick(400)
-@given(recipes(), st.integers(2, 3),
-       st.lists(st.sets(st.sampled_from(REFUSALS), max_size=6), min_size=2, max_size=2),
-       st.lists(st.tuples(st.integers(0, 63), st.integers(0, 2)), max_size=3), POLICIES, st.integers(0, 3),
-       st.sampled_from([0, 0, *range(1, 64)]), st.sets(st.sampled_from(OFFLOADS)), st.integers(0, 7))
-def test_several_backends(recipe, n_backends, refused, wishes, policy, queued, shared, offloads, shy):
+@pytest.mark.parametrize("kind", ["plain", "late", "fusing"])
+@quick(250)
+@given(recipes(), st.integers(2, 3), st.lists(REFUSED, min_size=2, max_size=2), WISHES, POLICIES, st.integers(0, 3),
+       st.sampled_from([0, 0, *range(1, 64)]), st.sets(st.sampled_from(OFFLOADS)), st.integers(0, 7), SEED,
+       st.booleans(), st.lists(SEED, min_size=3, max_size=3), st.booleans())
+def test_several_backends(kind, recipe, n_backends, refused, wishes, policy, queued, shared, offloads, shy, world,
+                          direct, seeds, one_by_one):
     """Random residency, refused ops and assigned nodes over backends with separate memory; three computes.
 
     The last backend supports everything, so every graph can run.  `queued`: computed asynchronously, with that
-    many places for each copy.  `shared`: which backend reads which other's memory, a bit for each pair.  The first
+    many slots for each copy.  `shared`: which backend reads which other's memory, a bit for each pair.  The first
     backend `offloads` ops with weights of the last one.  `shy`: which backends take no data while they compute.
     """
-    # More residents than usual.
     recipe = many_residents(recipe)
     expected = in_memory_of_their_own(recipe, n_backends)
     built = Built(recipe, n_backends)
-    refused = [*refused, set()][-n_backends:]
-    backends = [poisoned(f"B{i}", ops) for i, ops in enumerate(refused)]
-    backends[0].offloads = frozenset(offloads)
-    for i, backend in enumerate(backends):
-        backend.concurrent_copies = not shy >> i & 1
-    pairs = [(a, b) for a in backends for b in backends if a is not b]
-    for bit, (reader, other) in enumerate(pairs):
-        if shared >> bit & 1:
-            reader.reads += (other,)
+    backends = backends_of(kind, [*refused, set()][-n_backends:], world, direct, seeds, one_by_one)
+    if kind == "fusing":
+        policy = "default"
+    else:
+        backends[0].offloads = frozenset(offloads)
+    if kind != "late":
+        for i, backend in enumerate(backends):
+            backend.concurrent_copies = not shy >> i & 1
+        pairs = [(a, b) for a in backends for b in backends if a is not b]
+        for bit, (reader, other) in enumerate(pairs):
+            if shared >> bit & 1:
+                reader.reads += (other,)
     with gs.Scheduler(backends, policy=policy, copies=max(queued, 1)) as sched:
         settle(built, sched, backends, wishes)
         plan = sched.alloc(built.graph)
+        plan.verify()
         assert all(plan.backend_of(t).supports_op(t) for t in built.graph.nodes)
-        check_three_computes(built, expected, sched, queued, f"{plan.splits}")
+        check_three_computes(built, expected, sched, queued, f"{plan.splits} {plan.data.groups}")
+        assert kind != "fusing" or sum(len(b.fused) for b in backends) == 3 * len(plan.data.groups)
+
+
+@pytest.mark.parametrize("kind", ["plain", "late", "fusing late"])
+@quick(85)
+@given(st.lists(recipes(), min_size=1, max_size=2), st.integers(1, 4), st.integers(1, 3),
+       st.lists(REFUSED, min_size=3, max_size=3), WISHES, SEED, st.booleans(), st.lists(SEED, min_size=4, max_size=4))
+def test_queued_computes(kind, pair, n_backends, copies, refused, wishes, world, direct, seeds):
+    """One or two graphs in turn, each queued several times."""
+    backends = backends_of(kind, [*refused, set()][-n_backends:], world, direct, seeds, seeds[0] % 2 == 1)
+    cases = []
+    with gs.Scheduler(backends, copies=copies) as sched:
+        for recipe in map(many_residents, pair):
+            built = Built(recipe, n_backends)
+            settle(built, sched, backends, wishes)
+            cases.append((built, in_memory_of_their_own(recipe, n_backends)))
+        take_turns(sched, cases, 3, sched.compute_async, f"{copies} copies")
 
 
 @pytest.mark.parametrize("policy", ["seed", "default"])

@@ -11,76 +11,13 @@ from devices import poisoned
 from fusing import Fusing, FusingDeferred, anything
 from hypothesis import given
 from hypothesis import strategies as st
-from random_graphs import Built, many_residents, quick, recipes
-from random_results import REFUSALS, check, check_three_computes, in_memory_of_their_own, set_all, settle, take_turns
+from random_graphs import Built, quick, recipes
+from random_results import check, in_memory_of_their_own, set_all
 
 import ggml_sched as gs
 from ggml_sched.testing.deferred import DeferredQueues
 
 SEEDS = st.integers(0, 1000)
-
-
-@quick(150)
-@given(recipes(), SEEDS, st.booleans(), st.booleans())
-def test_one_backend(recipe, seed, one_by_one, reorder):
-    expected = in_memory_of_their_own(recipe)
-    built = Built(recipe)
-    backend = poisoned("F", base=Fusing, offer=anything(seed), one_by_one=one_by_one)
-    with backend, gs.Scheduler([backend], reorder=reorder) as sched:
-        backend.alloc_tensors(built.homes[0])
-        plan = sched.alloc(built.graph)
-        plan.verify()
-        set_all(built)
-        for attempt in range(3):
-            set_all(built, only_residents=True)
-            sched.compute(built.graph)
-            check(built, expected, f"compute {attempt}")
-        assert len(backend.fused) == 3 * len(plan.data.groups)
-
-
-@quick(200)
-@given(recipes(), st.integers(2, 3), st.lists(st.sets(st.sampled_from(REFUSALS), max_size=6), min_size=2, max_size=2),
-       st.lists(st.tuples(st.integers(0, 63), st.integers(0, 2)), max_size=3), st.integers(0, 3),
-       st.sampled_from([0, 0, *range(1, 64)]), st.integers(0, 7), st.lists(SEEDS, min_size=3, max_size=3),
-       st.booleans())
-def test_several_backends(recipe, n_backends, refused, wishes, queued, shared, shy, seeds, one_by_one):
-    """As the test of the same name without groups; each backend offers groups of its own, over all the graph."""
-    recipe = many_residents(recipe)
-    expected = in_memory_of_their_own(recipe, n_backends)
-    built = Built(recipe, n_backends)
-    backends = [poisoned(f"F{i}", ops, base=Fusing, offer=anything(seeds[i]), one_by_one=one_by_one)
-                for i, ops in enumerate([*refused, set()][-n_backends:])]
-    for i, backend in enumerate(backends):
-        backend.concurrent_copies = not shy >> i & 1
-    pairs = [(a, b) for a in backends for b in backends if a is not b]
-    for bit, (reader, other) in enumerate(pairs):
-        if shared >> bit & 1:
-            reader.reads += (other,)
-    with gs.Scheduler(backends, copies=max(queued, 1)) as sched:
-        settle(built, sched, backends, wishes)
-        plan = sched.alloc(built.graph)
-        plan.verify()
-        check_three_computes(built, expected, sched, queued, f"{plan.data.groups}")
-        assert sum(len(b.fused) for b in backends) == 3 * len(plan.data.groups)
-
-
-@quick(100)
-@given(st.lists(recipes(), min_size=1, max_size=2), st.integers(1, 3), st.integers(1, 3),
-       st.lists(st.sets(st.sampled_from(REFUSALS), max_size=6), min_size=2, max_size=2),
-       st.lists(st.tuples(st.integers(0, 63), st.integers(0, 3)), max_size=3), st.integers(0, 1000), st.booleans(),
-       st.lists(SEEDS, min_size=3, max_size=3))
-def test_queued_computes_on_devices_that_run_late(pair, n_backends, copies, refused, wishes, seed, direct, seeds):
-    world = DeferredQueues(seed)
-    backends = [poisoned(f"L{i}", ops, base=FusingDeferred, queues=world, offer=anything(seeds[i]),
-                         one_by_one=seeds[i] % 2 == 1, copies=direct)
-                for i, ops in enumerate([*refused, set()][-n_backends:])]
-    cases = []
-    with gs.Scheduler(backends, copies=copies) as sched:
-        for recipe in map(many_residents, pair):
-            built = Built(recipe, n_backends)
-            settle(built, sched, backends, wishes)
-            cases.append((built, in_memory_of_their_own(recipe, n_backends)))
-        take_turns(sched, cases, 2, sched.compute_async, f"{copies} copies")
 
 
 @quick(60)

@@ -539,8 +539,8 @@ def test_a_second_thread_gets_an_error_and_disturbs_nothing():
         assert entered.wait(20)
         try:
             for call in (lambda: sched.compute(graph), lambda: sched.plan(graph), lambda: sched.alloc(graph),
-                         sched.reset, sched.close, lambda: sched.reserve(graph),
-                         lambda: sched.set_tensor_backend(y, None)):
+                         sched.reset, sched.close, sched.synchronize, lambda: sched.reserve(graph),
+                         lambda: sched.compute_async(graph), lambda: sched.set_tensor_backend(y, None)):
                 with pytest.raises(gs.Error, match="at work"):
                     call()
         finally:

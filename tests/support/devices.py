@@ -403,9 +403,44 @@ class Chain:
             value = value @ w.T + x
         return value
 
-    def queue(self, scheduler: gs.Scheduler, k: int) -> None:
-        """Set the inputs of compute k, and queue it."""
+    def scheduler(self, backends, **options) -> gs.Scheduler:
+        """A scheduler over these backends, for which the graph is allocated by a verified plan."""
+        made = gs.Scheduler(backends, **options)
+        made.alloc(self.graph).verify()
+        return made
+
+    def set(self, k: int) -> None:
+        """Set the inputs of compute k."""
         self.x.set(self.input(k))
         if hasattr(self, "row"):
-            self.row.set(np.int64([k]))
+            self.row.set(np.int64([k % self.log.ne[1]]))
+
+    def queue(self, scheduler: gs.Scheduler, k: int) -> None:
+        """Set the inputs of compute k, and queue it."""
+        self.set(k)
         scheduler.compute_async(self.graph)
+
+    def queue_all(self, scheduler: gs.Scheduler, n: int) -> None:
+        """Queue computes 0 .. n - 1."""
+        for k in range(n):
+            self.queue(scheduler, k)
+
+    def check_queued(self, scheduler: gs.Scheduler, n: int) -> None:
+        """Queue computes 0 .. n - 1, wait for them, and assert that each result is right."""
+        self.queue_all(scheduler, n)
+        scheduler.synchronize()
+        self.check_log(n)
+
+    def compute(self, scheduler: gs.Scheduler, k: int) -> None:
+        """Run compute k and assert that its result is right."""
+        self.set(k)
+        assert scheduler.compute(self.graph) is True
+        self.check(k)
+
+    def check(self, k: int) -> None:
+        """Assert that the result is that of compute k."""
+        assert np.array_equal(self.out.numpy(), self.expected(k))
+
+    def check_log(self, n: int) -> None:
+        """Assert that the log has the results of computes 0 .. n - 1."""
+        assert np.array_equal(self.log.numpy(), [self.expected(k)[0] for k in range(n)])

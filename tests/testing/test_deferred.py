@@ -6,18 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from devices import Chain, device, poisoned, weights_on
-from hypothesis import given
-from hypothesis import strategies as st
-from random_graphs import Built, many_residents, quick, recipes
-from random_results import REFUSALS, check_three_computes, in_memory_of_their_own, settle
+from devices import Chain, device, weights_on
 
 import ggml_sched as gs
 from ggml_sched.planning.program import Program
 from ggml_sched.planning.verify import check as problems_of
 from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
 
-OFFLOADS = ("MUL_MAT", "MUL_MAT_ID", "ADD")
 SEEDS = range(8)
 MANY_SEEDS = range(24)
 N = 8
@@ -34,17 +29,12 @@ def test_queued_computes_use_their_own_inputs(seed, copies, direct):
     world = DeferredQueues(seed)
     backends = [DeferredBackend(name, world, direct) for name in "abc"]
     chain = Chain(backends, log=6)
-    with gs.Scheduler(backends, copies=copies) as scheduler:
-        scheduler.alloc(chain.graph).verify()
-        for k in range(6):
-            chain.queue(scheduler, k)
+    with chain.scheduler(backends, copies=copies) as scheduler:
+        chain.queue_all(scheduler, 6)
         chain.x.set(np.full((4, 8), 1e6, np.float32))
         scheduler.synchronize()
-        assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(6)])
-        chain.x.set(chain.input(9))
-        chain.row.set(np.int64([0]))
-        assert scheduler.compute(chain.graph)
-        assert np.array_equal(chain.out.numpy(), chain.expected(9))
+        chain.check_log(6)
+        chain.compute(scheduler, 9)
 
 
 def test_the_caller_waits_for_nothing_but_results():
@@ -52,14 +42,12 @@ def test_the_caller_waits_for_nothing_but_results():
     world = DeferredQueues(1)
     backends = [DeferredBackend(name, world) for name in "abc"]
     chain = Chain(backends, log=20)
-    with gs.Scheduler(backends, copies=2) as scheduler:
-        scheduler.alloc(chain.graph)
+    with chain.scheduler(backends, copies=2) as scheduler:
         before = world.waits, world.tasks_run
-        for k in range(20):
-            chain.queue(scheduler, k)
+        chain.queue_all(scheduler, 20)
         assert (world.waits, world.tasks_run) == before
         scheduler.synchronize()
-        assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(20)])
+        chain.check_log(20)
         # One compute: the host waits for each device at its end, and nowhere else.
         chain.row.set(np.int64([0]))
         before = world.waits
@@ -73,33 +61,13 @@ def test_no_more_computes_are_queued_than_may_be(monkeypatch):
     world = DeferredQueues(2)
     backends = [DeferredBackend(name, world) for name in "ab"]
     chain = Chain(backends, log=6)
-    with gs.Scheduler(backends, copies=2) as scheduler:
-        scheduler.alloc(chain.graph)
+    with chain.scheduler(backends, copies=2) as scheduler:
         for k in range(6):
             before = world.tasks_run
             chain.queue(scheduler, k)
             assert (world.tasks_run > before) is (k >= 2)
         scheduler.synchronize()
-        assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(6)])
-
-
-@quick(150)
-@given(recipes(), st.integers(2, 3), st.lists(st.sets(st.sampled_from(REFUSALS), max_size=6), min_size=2, max_size=2),
-       st.lists(st.tuples(st.integers(0, 63), st.integers(0, 2)), max_size=3), st.sampled_from(["seed", "default"]),
-       st.integers(0, 3), st.integers(0, 1000), st.booleans(), st.sets(st.sampled_from(OFFLOADS)))
-def test_random_graphs(recipe, n_backends, refused, wishes, policy, queued, seed, direct, offloads):
-    """Over late devices that refuse and offload ops: three computes, queued (with so many places for copies) or not."""
-    recipe = many_residents(recipe)
-    expected = in_memory_of_their_own(recipe, n_backends)
-    built, world = Built(recipe, n_backends), DeferredQueues(seed)
-    refused = [*refused, set()][-n_backends:]
-    backends = [poisoned(f"L{i}", ops, base=DeferredBackend, queues=world, copies=direct)
-                for i, ops in enumerate(refused)]
-    backends[0].offloads = offloads
-    with gs.Scheduler(backends, policy=policy, copies=max(queued, 1)) as scheduler:
-        settle(built, scheduler, backends, wishes)
-        scheduler.alloc(built.graph)
-        check_three_computes(built, expected, scheduler, queued, f"{n_backends} backends")
+        chain.check_log(6)
 
 
 # -- failures ----------------------------------------------------------------------------------------
@@ -109,17 +77,13 @@ def test_an_error_that_comes_late_is_raised_by_synchronize_and_everything_works_
     world = DeferredQueues(0)
     backends = [DeferredBackend(name, world) for name in "ab"]
     chain = Chain(backends, log=4)
-    with gs.Scheduler(backends, copies=2) as scheduler:
-        scheduler.alloc(chain.graph)
+    with chain.scheduler(backends, copies=2) as scheduler:
         chain.queue(scheduler, 0)
         backends[0].queue.append(lambda: 1 / 0)
         chain.queue(scheduler, 1)
         with pytest.raises(ZeroDivisionError):
             scheduler.synchronize()
-        for k in range(4):
-            chain.queue(scheduler, k)
-        scheduler.synchronize()
-        assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(4)])
+        chain.check_queued(scheduler, 4)
 
 
 def test_nothing_is_issued_behind_a_failure():
@@ -127,19 +91,14 @@ def test_nothing_is_issued_behind_a_failure():
     backends = [DeferredBackend(name, world) for name in "ab"]
     chain = Chain(backends, log=4)
     issued = []
-    with gs.Scheduler(backends, copies=2) as scheduler:
-        scheduler.alloc(chain.graph)
+    with chain.scheduler(backends, copies=2) as scheduler:
         backends[0].graph_plan_compute = lambda plan: issued.append(plan) or 1 / 0
-        for k in range(3):
-            chain.queue(scheduler, k)
+        chain.queue_all(scheduler, 3)
         with pytest.raises(ZeroDivisionError):
             scheduler.synchronize()
         assert len(issued) == 1
         del backends[0].graph_plan_compute
-        for k in range(4):
-            chain.queue(scheduler, k)
-        scheduler.synchronize()
-        assert np.array_equal(chain.log.numpy(), [chain.expected(k)[0] for k in range(4)])
+        chain.check_queued(scheduler, 4)
 
 
 def test_devices_that_wait_for_each_other_are_an_error():
