@@ -107,35 +107,19 @@ _MODULES = {"compare": "ggml_sched.testing.compare",
 
 if _TYPE_CHECKING:
     from ggml_sched import llama as llama
-    from ggml_sched._core import Allocator as Allocator
-    from ggml_sched._core import Context as Context
-    from ggml_sched._core import Graph as Graph
-    from ggml_sched._core import GraphAllocator as GraphAllocator
-    from ggml_sched._core import Packing as Packing
-    from ggml_sched._core import Tensor as Tensor
-    from ggml_sched._core import TensorAllocator as TensorAllocator
-    from ggml_sched._core import pack as pack
-    from ggml_sched.backend import Backend as Backend
-    from ggml_sched.backend import Buffer as Buffer
-    from ggml_sched.backend import Event as Event
-    from ggml_sched.backend import GraphView as GraphView
-    from ggml_sched.backend import bind_resident as bind_resident
-    from ggml_sched.backend import get_backend as get_backend
-    from ggml_sched.backend import tensor_copy as tensor_copy
-    from ggml_sched.backends.cpu import CpuBackend as CpuBackend
-    from ggml_sched.backends.cupy import CupyBackend as CupyBackend
-    from ggml_sched.backends.dry import DryBackend as DryBackend
-    from ggml_sched.backends.ggml import GgmlBackend as GgmlBackend
-    from ggml_sched.execution.scheduler import Scheduler as Scheduler
-    from ggml_sched.graph.graphfile import load_graph as load_graph
-    from ggml_sched.graph.graphfile import save_graph as save_graph
-    from ggml_sched.planning.plan import Copy as Copy
-    from ggml_sched.planning.plan import Plan as Plan
-    from ggml_sched.planning.plan import Split as Split
-    from ggml_sched.planning.planfile import load_plan as load_plan
-    from ggml_sched.planning.program import Program as Program
-    from ggml_sched.testing import compare as compare
-    from ggml_sched.testing.compare import NodeDifference as NodeDifference
+    from ggml_sched._core import Allocator, Context, Graph, GraphAllocator, Packing, Tensor, TensorAllocator, pack
+    from ggml_sched.backend import Backend, Buffer, Event, GraphView, bind_resident, get_backend, tensor_copy
+    from ggml_sched.backends.cpu import CpuBackend
+    from ggml_sched.backends.cupy import CupyBackend
+    from ggml_sched.backends.dry import DryBackend
+    from ggml_sched.backends.ggml import GgmlBackend
+    from ggml_sched.execution.scheduler import Scheduler
+    from ggml_sched.graph.graphfile import load_graph, save_graph
+    from ggml_sched.planning.plan import Copy, Plan, Split
+    from ggml_sched.planning.planfile import load_plan
+    from ggml_sched.planning.program import Program
+    from ggml_sched.testing import compare
+    from ggml_sched.testing.compare import NodeDifference
 
 
 def __getattr__(name: str):

@@ -11,18 +11,10 @@ import argparse
 import csv
 import sys
 import time
-from collections.abc import Sequence
 
 COLUMNS = ("lower", "upper", "size")
 MAX_SIZE = 2**63 - 1
 MAX_DIGITS = 60     # of a number: int() of a million digits would take very long
-
-
-def add_parser(subparsers) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser("pack", help=__doc__.splitlines()[0].rstrip("."), description=__doc__)
-    add_arguments(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,19 +107,7 @@ def write(path: str, header: list[str], rows: list[list[str]], offsets: list[int
         csv.writer(file, lineterminator="\n").writerows(table)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m ggml_sched.cli.pack`: 0 done, 1 an error, 2 wrong arguments, 3 capacity not met."""
-    from ggml_sched import Error
-
-    parser = argparse.ArgumentParser(prog="ggml-sched pack", description=__doc__)
-    add_arguments(parser)
-    args = parser.parse_args(argv)
-    try:
-        return run(args)
-    except (Error, OSError, ValueError, MemoryError) as error:
-        print("ggml-sched pack: error:", " ".join(str(error).split()), file=sys.stderr)
-        return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    from ggml_sched.cli import main
+
+    sys.exit(main(["pack", *sys.argv[1:]]))
