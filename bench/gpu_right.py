@@ -17,7 +17,7 @@ from ggml_sched.backends.cupy.ops.matrix import FAMILY
 from ggml_sched.graph import quants
 from ggml_sched.llama import load, random_llama
 from ggml_sched.llama.arch import ARCHITECTURES
-from ggml_sched.llama.synthetic_models import random_model
+from ggml_sched.llama.synthetic import random_model
 
 __all__ = ["EXACT", "FAMILIES", "HALVES", "ROUNDED", "Check", "Open", "checks"]
 

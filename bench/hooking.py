@@ -29,7 +29,7 @@ from hooked import build, models, page
 from report import processor
 
 import ggml_sched
-from ggml_sched.llama.synthetic_models import OWN, random_model
+from ggml_sched.llama.synthetic import OWN, random_model
 
 PARTS = ("sizes", "memory", "tokens", "batches")
 HERE = Path(__file__).resolve().parent

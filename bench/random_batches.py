@@ -25,7 +25,7 @@ from ggml_sched.execution.arenas import Arenas
 from ggml_sched.execution.pipeline import Pipeline
 from ggml_sched.llama import Batch, Model, load
 from ggml_sched.llama.runner import Runner
-from ggml_sched.llama.synthetic_models import random_model
+from ggml_sched.llama.synthetic import random_model
 from ggml_sched.planning import planner
 
 N_ROWS, N_SEQ, N_CTX = 64, 63, 512

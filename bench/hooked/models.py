@@ -10,7 +10,7 @@ import numpy as np
 
 from ggml_sched._graph import Type
 from ggml_sched.llama.gguf_write import write_gguf
-from ggml_sched.llama.synthetic_models import is_matrix, outline
+from ggml_sched.llama.synthetic import is_matrix, outline
 
 __all__ = ["GRAPHS", "OTHERS", "VOCABULARIES", "write"]
 

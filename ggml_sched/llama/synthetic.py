@@ -1,83 +1,105 @@
-"""Small random models, for first runs and tests without a download.
+"""Small random models of every architecture, for first runs and tests without a download.
 
-Owns nothing.  Invariant: the bytes depend on the arguments alone.
+Owns nothing.  Invariant: the bytes depend on the arguments alone.  An architecture's `weights` lists the tensors, so
+that a new architecture needs only a line of metadata here.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import zlib
+from collections.abc import Mapping
+from types import SimpleNamespace
 
 import numpy as np
 
 from ggml_sched._graph import Type
 from ggml_sched.graph import quants
+from ggml_sched.llama import arch as architectures
+from ggml_sched.llama.gguf import open_gguf
 from ggml_sched.llama.gguf_write import write_gguf
+from ggml_sched.llama.weights import Spec
 
-__all__ = ["as_type", "random_llama"]
+__all__ = ["as_type", "is_matrix", "outline", "random_llama", "random_model"]
+
+SIZES = {"vocab_size": 64, "context_length": 128, "embedding_length": 32, "block_count": 3, "feed_forward_length": 48,
+         "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5}
+LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5, "attention.layer_norm_rms_epsilon": None}
+EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 24}
+
+OWN = {
+    "gemma2": {"attention.key_length": 16, "attention.value_length": 16, "attention.sliding_window": 8,
+               "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+    "gemma3": {"block_count": 7, "attention.key_length": 16, "attention.value_length": 16,
+               "attention.sliding_window": 8, "rope.freq_base": 1e6},
+    "gpt2": {**LAYER_NORM, "attention.head_count_kv": 4},
+    "gpt-oss": {**EXPERTS, "attention.sliding_window": 8, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 16},
+    "mamba": {"ssm.conv_kernel": 4, "ssm.inner_size": 64, "ssm.state_size": 16, "ssm.time_step_rank": 8,
+              "feed_forward_length": 0, "attention.head_count": 0, "attention.head_count_kv": None},
+    "phi2": {**LAYER_NORM, "attention.head_count_kv": 4, "rope.dimension_count": 4},
+    "phi3": {"attention.sliding_window": 8},
+    "qwen3": {"attention.key_length": 16, "attention.value_length": 16},
+    "qwen3moe": {**EXPERTS, "attention.key_length": 16, "attention.value_length": 16},
+    "deepseek2": {**EXPERTS, "attention.head_count_kv": 4, "attention.q_lora_rank": 24, "attention.kv_lora_rank": 16,
+                  "attention.key_length": 16, "attention.value_length": 8, "rope.dimension_count": 8,
+                  "leading_dense_block_count": 1, "expert_shared_count": 2, "expert_weights_scale": 1.5},
+}
+"""{architecture: metadata that replaces or extends SIZES}; None removes a key."""
+
+OPTIONAL = {"phi3": ("rope_factors",), "qwen2": ("q.bias", "k.bias", "v.bias"), "phi2": (".bias",),
+            "gpt2": ("qkv.bias", "attn_output.bias", "up.bias", "down.bias"), "gpt-oss": ("attn", "ffn")}
+"""{architecture: parts of the names of optional tensors that its published models have}."""
 
 
 def random_llama(seed: int = 0, *, n_vocab: int = 320, n_embd: int = 128, n_layer: int = 4, n_head: int = 8,
                  n_head_kv: int = 2, n_ff: int = 352, n_ctx: int = 512, n_expert: int = 0, tied: bool = False,
                  arch: str = "llama", extra: dict | None = None, dtype=np.float32) -> bytes:
-    """A GGUF file of random weights, scaled so that values neither grow nor shrink from layer to layer.
+    """A GGUF file of a llama, or a similar architecture, of these sizes with random weights.
 
-    `dtype` is that of the matrices: a type's name ("f16", "q4_K"), a `Type`, or a numpy dtype; vectors and the
-    experts' gate are f32.  Raises ValueError where rows do not hold whole blocks of it.
+    `n_expert`: experts in each layer, of which a token uses two; `extra`: more metadata.  Other arguments as for
+    `random_model`.
     """
-    random = np.random.default_rng(seed)
-    head, n_kv = n_embd // n_head, n_embd // n_head * n_head_kv
-
-    def matrix(*shape: int, dtype=dtype):
-        return as_type(random.standard_normal(shape, np.float32) / np.float32(math.sqrt(shape[-1])), dtype)
-
-    def norm(width: int) -> np.ndarray:
-        return 1 + 0.1 * random.standard_normal(width, np.float32)
-
-    tensors = {"token_embd.weight": as_type(random.standard_normal((n_vocab, n_embd), np.float32), dtype),
-               "output_norm.weight": norm(n_embd)}
-    if not tied:
-        tensors["output.weight"] = matrix(n_vocab, n_embd)
-    for layer in range(n_layer):
-        blk = f"blk.{layer}."
-        tensors[blk + "attn_norm.weight"] = norm(n_embd)
-        tensors[blk + "attn_q.weight"] = matrix(n_embd, n_embd)
-        tensors[blk + "attn_k.weight"] = matrix(n_kv, n_embd)
-        tensors[blk + "attn_v.weight"] = matrix(n_kv, n_embd)
-        tensors[blk + "attn_output.weight"] = matrix(n_embd, n_embd)
-        if arch == "qwen3":
-            tensors[blk + "attn_q_norm.weight"] = norm(head)
-            tensors[blk + "attn_k_norm.weight"] = norm(head)
-        tensors[blk + "ffn_norm.weight"] = norm(n_embd)
-        if n_expert:
-            tensors[blk + "ffn_gate_inp.weight"] = matrix(n_expert, n_embd, dtype=np.float32)
-        shape, suffix = ((n_expert,), "_exps") if n_expert else ((), "")
-        tensors[f"{blk}ffn_gate{suffix}.weight"] = matrix(*shape, n_ff, n_embd)
-        tensors[f"{blk}ffn_up{suffix}.weight"] = matrix(*shape, n_ff, n_embd)
-        tensors[f"{blk}ffn_down{suffix}.weight"] = matrix(*shape, n_embd, n_ff)
-    metadata = {
-        "general.architecture": arch,
-        f"{arch}.vocab_size": n_vocab,
-        f"{arch}.context_length": n_ctx,
-        f"{arch}.embedding_length": n_embd,
-        f"{arch}.block_count": n_layer,
-        f"{arch}.feed_forward_length": n_ff,
-        f"{arch}.attention.head_count": n_head,
-        f"{arch}.attention.head_count_kv": n_head_kv,
-        f"{arch}.attention.layer_norm_rms_epsilon": 1e-5,
-        f"{arch}.rope.dimension_count": head,
-    }
+    sizes = {"vocab_size": n_vocab, "context_length": n_ctx, "embedding_length": n_embd, "block_count": n_layer,
+             "feed_forward_length": n_ff, "attention.head_count": n_head, "attention.head_count_kv": n_head_kv,
+             "attention.layer_norm_rms_epsilon": 1e-5, "rope.dimension_count": n_embd // n_head,
+             "tokenizer.ggml.model": None}
     if n_expert:
-        metadata |= {f"{arch}.expert_count": n_expert, f"{arch}.expert_used_count": min(2, n_expert)}
+        sizes |= {"expert_count": n_expert, "expert_used_count": min(2, n_expert)}
+    return _file(*outline(arch, sizes | (extra or {}), tied=tied), seed, dtype)
+
+
+def random_model(arch: str, seed: int = 0, *, metadata: Mapping | None = None, optional=(), tied: bool = False,
+                 dtype=np.float32) -> bytes:
+    """A GGUF file of an architecture with random weights that neither grow nor shrink values from layer to layer.
+
+    `metadata`: keys (the prefix `{arch}.` may be left out) and values, None to leave a key out.  `optional`: parts of
+    names of the optional tensors to include; `tied`: without an output matrix.  `dtype` is that of the matrices: a
+    type's name ("f16", "q4_K"), a `Type`, a numpy dtype, or a function from a tensor's name and float32 array to a
+    value for `write_gguf`.  ValueError where rows do not hold whole blocks of it.
+    """
+    metadata = {**SIZES, **OWN.get(arch, {}), **(metadata or {})}
+    return _file(*outline(arch, metadata, optional=(*OPTIONAL.get(arch, ()), *optional), tied=tied), seed, dtype)
+
+
+def _file(values: dict, specs: list[Spec], seed: int, dtype) -> bytes:
+    tensors = {}
+    for spec in specs:
+        array = _weight(spec, seed)
+        if is_matrix(spec):
+            is_function = callable(dtype) and not isinstance(dtype, type)
+            array = dtype(spec.name, array) if is_function else as_type(array, dtype)
+        tensors[spec.name] = array
     out = io.BytesIO()
-    write_gguf(out, metadata | (extra or {}), tensors)
+    write_gguf(out, values, tensors)
     return out.getvalue()
 
 
 def as_type(values: np.ndarray, dtype) -> np.ndarray | tuple[Type, tuple[int, ...], np.ndarray]:
     """f32 values as `write_gguf` takes them: an array of a numpy dtype, or the blocks of a ggml type.
 
-    `dtype` as in `random_llama`.  ValueError for an unknown name, or rows that do not hold whole blocks.
+    `dtype` as in `random_model`.  ValueError for an unknown name, or rows that do not hold whole blocks.
     """
     if isinstance(dtype, str):
         kind = Type.__members__.get(dtype.upper())
@@ -94,3 +116,54 @@ def as_type(values: np.ndarray, dtype) -> np.ndarray | tuple[Type, tuple[int, ..
     if dtype == Type.BF16:
         return dtype, ne, quants.f32_to_bf16(values).view(np.uint8)
     return dtype, ne, quants.quantize(values, dtype)
+
+
+def outline(arch: str, metadata: Mapping, *, optional=(), tied: bool = False) -> tuple[dict, list[Spec]]:
+    """A model of an architecture without its weights: the metadata of its file, and the list of its tensors.
+
+    The arguments are those of `random_model`, without its defaults for `metadata` and `optional`.
+    """
+    values = {"general.architecture": arch, "tokenizer.ggml.model": "no_vocab"}
+    for key, value in metadata.items():
+        values[key if key.startswith(("general.", "tokenizer.", arch + ".")) else f"{arch}.{key}"] = value
+    values = {key: value for key, value in values.items() if value is not None}
+    specs = architectures.ARCHITECTURES[arch].weights(_hparams(arch, values, optional))
+    return values, [spec for spec in specs if spec.required or spec.name == "output.weight" and not tied
+                    or any(part in spec.name for part in optional)]
+
+
+def is_matrix(spec: Spec) -> bool:
+    """Whether files store the tensor in another type than f32."""
+    return (len(spec.ne) > 1 and spec.name.endswith(".weight") and "ssm_conv1d" not in spec.name
+            and "gate_inp" not in spec.name)
+
+
+def _hparams(arch: str, values: Mapping, parts):
+    """The hyperparameters of these metadata values, before there are tensors."""
+    out = io.BytesIO()
+    write_gguf(out, values, {})
+    names = {"blk.0.attn_qkv.weight": arch in ("phi2", "phi3", "gpt2"),
+             "rope_factors_long.weight": any("rope_factors".startswith(part) for part in parts)}
+    with open_gguf(out.getvalue()) as file:
+        present = dict.fromkeys((name for name, there in names.items() if there), None)
+        present.update((f"{i}", None) for i in range(256))      # as many layers as the values say
+        stand_in = SimpleNamespace(name="random model", metadata=dict(file.metadata), tensors=present)
+        return architectures.ARCHITECTURES[arch].hparams(stand_in)
+
+
+def _weight(spec: Spec, seed: int) -> np.ndarray:
+    """The values of one tensor, which depend on its name, its shape and the seed."""
+    random = np.random.default_rng((seed, zlib.crc32(spec.name.encode())))
+    values = random.standard_normal(spec.ne[::-1], np.float32)
+    name = spec.name
+    if name.startswith("rope_"):
+        return (1 + np.abs(values) * (4 if "long" in name else 1)).astype(np.float32)
+    if name.endswith("ssm_a"):
+        return -np.exp(values)
+    if name.endswith("norm.weight") or name.endswith("ssm_d"):
+        return 1 + np.float32(0.1) * values
+    if name.startswith(("token_embd", "position_embd")) or name.endswith("sinks.weight"):
+        return values
+    if len(spec.ne) == 1 or name.endswith(".bias"):
+        return np.float32(0.3) * values
+    return values / np.float32(math.sqrt(spec.ne[0]))

@@ -5,24 +5,23 @@ from __future__ import annotations
 import re
 
 import pytest
+from small_llama import SMALL
 
 from ggml_sched import cli, save_graph
-from ggml_sched.llama import load, random_llama
-
-SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_ff": 48}
+from ggml_sched.llama import load
 
 
 @pytest.fixture
 def model_file(tmp_path):
     path = tmp_path / "small.gguf"
-    path.write_bytes(random_llama(1, **SHAPES))
+    path.write_bytes(SMALL)
     return path
 
 
 @pytest.fixture
 def graph_file(tmp_path):
     path = tmp_path / "graph.json.gz"
-    with load(random_llama(1, **SHAPES), n_ctx=32) as model:
+    with load(SMALL, n_ctx=32) as model:
         save_graph(model.batch_graph(4, 32).graph, path)
     return path
 
@@ -56,7 +55,7 @@ def test_plans_of_a_graph_file(graph_file, capsys, policy):
     ["plan", "{tmp}/broken.gguf"],
 ])
 def test_errors_are_one_line(argv, tmp_path, capsys):
-    (tmp_path / "broken.gguf").write_bytes(random_llama(1, **SHAPES)[:1000])
+    (tmp_path / "broken.gguf").write_bytes(SMALL[:1000])
     (tmp_path / "broken.json.gz").write_bytes(b"not gzip")
     assert cli.main([arg.format(tmp=tmp_path) for arg in argv]) == 1
     streams = capsys.readouterr()

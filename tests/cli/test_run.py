@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from small_llama import SHAPES, SMALL
 
 from ggml_sched import cli
 from ggml_sched.cli import run as run_command
@@ -22,7 +23,6 @@ from ggml_sched.llama import SMALL_PROMPT, load, open_gguf, random_llama, small_
 from ggml_sched.llama.load import KV_TYPES
 
 pytest.importorskip("tokenizers")
-SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_ff": 48}
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "ggml_sched", "run", "--backend", "cpu", "--threads", "1"]
 SECONDS = 60
@@ -31,7 +31,7 @@ SECONDS = 60
 @pytest.fixture
 def model_file(tmp_path):
     path = tmp_path / "small.gguf"
-    path.write_bytes(random_llama(1, **SHAPES))
+    path.write_bytes(SMALL)
     return path
 
 

@@ -13,7 +13,7 @@ import ggml_sched as gs
 from ggml_sched.backends.cupy.device import Blas, DeviceError
 from ggml_sched.llama import load, random_llama
 from ggml_sched.llama.arch import ARCHITECTURES
-from ggml_sched.llama.synthetic_models import random_model
+from ggml_sched.llama.synthetic import random_model
 
 TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32]
 SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_ff": 48}

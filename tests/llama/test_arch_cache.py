@@ -10,7 +10,7 @@ from devices import device
 
 import ggml_sched as gs
 from ggml_sched.llama.shift import build_shift
-from ggml_sched.llama.synthetic_models import random_model
+from ggml_sched.llama.synthetic import random_model
 
 TOKENS = cases.tokens()
 TURNING = ("llama", "llama-yarn", "llama-longrope-long", "gemma3", "phi2", "phi3-long", "gpt-oss", "deepseek2-yarn",

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import io
 import time
 
 import arch_cases as cases
 import numpy as np
 import pytest
 from arch_runner import Runner
+from small_llama import contents, written
 
 import ggml_sched as gs
-from ggml_sched.llama import open_gguf, write_gguf
+from ggml_sched.llama import open_gguf
 from ggml_sched.llama.arch import ARCHITECTURES
-from ggml_sched.llama.synthetic_models import random_model
+from ggml_sched.llama.synthetic import random_model
 
 WRONG = (None, 0, 1, 3, -1, 7, 1 << 24, (1 << 31) - 1, (1 << 63) - 1, 0.0, -1.0, 1e-30, 1e38, float("nan"),
          float("inf"), "x", True, False, [], [1], [2, 2, 2], [0] * 7, [-1] * 7, ["a"] * 7, [1.5] * 7, [[1]] * 3)
 
 
-def parts(data: bytes) -> tuple[dict, dict]:
-    """Metadata, and tensors as `write_gguf` takes them."""
-    with open_gguf(data) as f:
-        return dict(f.metadata), {t.name: (t.type, t.ne, f.data(t).tobytes()) for t in f.tensors.values()}
-
-
-def file(metadata: dict, tensors: dict) -> bytes:
-    out = io.BytesIO()
-    write_gguf(out, {k: v for k, v in metadata.items() if v is not None}, tensors)
-    return out.getvalue()
-
-
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_senseless_metadata_is_a_typed_error_in_no_time(arch):
     name = {"deepseek2": "deepseek2-absorbed", "phi3": "phi3-long"}.get(arch, arch)
-    metadata, tensors = parts(cases.model(name))
+    metadata, tensors = contents(cases.model(name))
     refused = 0
-    with open_gguf(file(metadata, tensors)) as f:
+    with open_gguf(written(metadata, tensors)) as f:
         usual = ARCHITECTURES[arch].hparams(f)
     more = ["rope.scaling.type", "rope.scaling.factor", "rope.scaling.attn_factor", "rope.freq_base_swa",
             "rope.scaling.original_context_length", "attention.sliding_window_pattern", "expert_group_count",
@@ -44,7 +32,7 @@ def test_senseless_metadata_is_a_typed_error_in_no_time(arch):
     for key in {k for k in metadata if k.startswith(arch + ".")} | {f"{arch}.{k}" for k in more}:
         for value in WRONG:
             try:
-                data = file({**metadata, key: value}, tensors)
+                data = written({**metadata, key: value}, tensors)
             except (TypeError, ValueError, OverflowError):
                 continue        # what no file can hold
             began = time.perf_counter()
@@ -66,15 +54,15 @@ def test_senseless_metadata_is_a_typed_error_in_no_time(arch):
     ("gemma2", "attention.sliding_window_pattern", ["x"] * 8, "no list of truth values for"),
 ])
 def test_what_is_no_truth_value_is_named(arch, key, value, match):
-    metadata, tensors = parts(cases.model(arch))
-    with (open_gguf(file({**metadata, f"{arch}.{key}": value}, tensors)) as f,
+    metadata, tensors = contents(cases.model(arch))
+    with (open_gguf(written({**metadata, f"{arch}.{key}": value}, tensors)) as f,
           pytest.raises(gs.FileFormatError, match=f"{arch}.{key}.*{match}")):
         ARCHITECTURES[arch].hparams(f)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_missing_misshapen_and_unknown_tensors_are_named(arch):
-    metadata, tensors = parts(cases.model({"phi3": "phi3-long"}.get(arch, arch)))
+    metadata, tensors = contents(cases.model({"phi3": "phi3-long"}.get(arch, arch)))
     with open_gguf(cases.model({"phi3": "phi3-long"}.get(arch, arch))) as f:
         specs = {s.name: s for s in ARCHITECTURES[arch].weights(ARCHITECTURES[arch].hparams(f))}
     assert set(tensors) <= set(specs)
@@ -83,15 +71,15 @@ def test_missing_misshapen_and_unknown_tensors_are_named(arch):
             continue
         without = {k: v for k, v in tensors.items() if k != name}
         if specs[name].required:
-            with pytest.raises(gs.FileFormatError, match=name), Runner(file(metadata, without)):
+            with pytest.raises(gs.FileFormatError, match=name), Runner(written(metadata, without)):
                 pass
         else:
-            with Runner(file(metadata, without)) as runner:
+            with Runner(written(metadata, without)) as runner:
                 assert np.isfinite(runner.run([1, 2])).all()
         other = np.zeros((3, 5), np.float32)
-        with pytest.raises(gs.Error), Runner(file(metadata, {**without, name: other})):
+        with pytest.raises(gs.Error), Runner(written(metadata, {**without, name: other})):
             pass
-    with pytest.raises(gs.FileFormatError, match="mystery"), Runner(file(metadata, {**tensors, "mystery": other})):
+    with pytest.raises(gs.FileFormatError, match="mystery"), Runner(written(metadata, {**tensors, "mystery": other})):
         pass
 
 

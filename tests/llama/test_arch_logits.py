@@ -74,7 +74,7 @@ def test_half_precision_caches_change_little(name, kind, flash):
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
 def test_quantised_caches_need_flash_attention_and_change_little(kind):
-    from ggml_sched.llama.synthetic_models import random_model
+    from ggml_sched.llama.synthetic import random_model
 
     data = random_model("llama", 3, metadata={"embedding_length": 128})
     with Runner(data, flash=True) as runner:
@@ -130,7 +130,7 @@ def test_only_wanted_rows_are_computed(name):
 
 
 def test_layers_may_have_heads_and_widths_of_their_own():
-    from ggml_sched.llama.synthetic_models import random_model
+    from ggml_sched.llama.synthetic import random_model
 
     data = random_model("llama", 3, metadata={"attention.head_count_kv": [2, 1, 4], "feed_forward_length": [48, 32, 64],
                                               "attention.head_count": [4, 2, 4]})

@@ -13,21 +13,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_llama import written
 
 import ggml_sched as gs
-from ggml_sched.llama import gguf, load, open_gguf, random_llama, write_gguf
+from ggml_sched.llama import gguf, load, open_gguf, random_llama
 from ggml_sched.llama.gguf import Kind
 
 SHAPES = {"n_vocab": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_ff": 32}
 TOKENS = {"tokenizer.ggml.tokens": [f"tok_{i}" for i in range(32)], "tokenizer.ggml.scores": [0.0] * 32}
 SMALL = random_llama(1, **SHAPES, extra=TOKENS)
 SECONDS = 1.0
-
-
-def written(metadata=None, tensors=None, **options) -> bytes:
-    out = io.BytesIO()
-    write_gguf(out, metadata or {}, tensors or {}, **options)
-    return out.getvalue()
 
 
 def string(text: bytes | str) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from devices import device
 from processes import run_python
+from small_llama import SHAPES, SMALL, TOKENS, contents, written
 
 import ggml_sched as gs
 from ggml_sched.llama import (
@@ -23,7 +23,6 @@ from ggml_sched.llama import (
     load,
     open_gguf,
     random_llama,
-    write_gguf,
 )
 from ggml_sched.llama import weights as weights_module
 from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
@@ -32,10 +31,7 @@ HERE = Path(__file__).parents[1] / "data" / "models"
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
 MODELS = {path.stem: path for folder in (SHARED, HERE) if folder.is_dir()
           for path in sorted(folder.glob("*.gguf")) if path.with_suffix(".logits.npz").exists()}
-SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_ff": 48}
-SMALL = random_llama(1, **SHAPES)
 EXPERTS = random_llama(2, **SHAPES, n_expert=4)
-TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32]
 
 
 @pytest.fixture(autouse=True, params=["cpu", "late"])
@@ -54,12 +50,8 @@ def every_cpu(request, monkeypatch):
 
 def edited(data: bytes, metadata=(), drop=(), tensors=()) -> bytes:
     """The same model with other metadata and tensors."""
-    with open_gguf(data) as f:
-        kept = {t.name: (t.type, t.ne, f.data(t).tobytes()) for t in f.tensors.values() if t.name not in drop}
-        values = {k: v for k, v in {**f.metadata, **dict(metadata)}.items() if v is not None}
-        out = io.BytesIO()
-        write_gguf(out, values, kept | dict(tensors))
-    return out.getvalue()
+    values, kept = contents(data)
+    return written(values | dict(metadata), {k: v for k, v in kept.items() if k not in drop} | dict(tensors))
 
 
 def error_of(kind: str, got: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
@@ -143,11 +135,8 @@ def test_mapped_and_copied_weights_give_the_same_bits(data, tmp_path):
     path = tmp_path / "model.gguf"
     results = []
     for alignment, pad in ((64, 0), (32, 0), (32, 32), (8, 0), (8, 8), (8, 16)):
-        out = io.BytesIO()
-        with open_gguf(data) as f:
-            tensors = {t.name: (t.type, t.ne, f.data(t).tobytes()) for t in f.tensors.values()}
-            write_gguf(out, {**f.metadata, "pad": "x" * pad}, tensors, alignment=alignment)
-        path.write_bytes(out.getvalue())
+        metadata, tensors = contents(data)
+        path.write_bytes(written({**metadata, "pad": "x" * pad}, tensors, alignment=alignment))
         for use_mmap in (True, False):
             with load(path, n_ctx=32, use_mmap=use_mmap) as model:
                 assert list(model.weights.mapped.values()) == [use_mmap]
@@ -399,25 +388,6 @@ def test_generation_follows_the_sampler():
             next(model.generate([], 1))
 
 
-def test_samplers_keep_to_their_limits():
-    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
-
-    def seen(**options):
-        sampler = Sampler(seed=0, **options)
-        return {sampler(logits) for _ in range(300)}
-
-    assert seen(temperature=0) == {0}
-    assert seen(temperature=1, top_k=1) == {0}
-    assert seen(temperature=1, top_k=2, top_p=1) == {0, 1}
-    assert seen(temperature=1, top_k=0, top_p=1) == {0, 1, 2, 3}
-    assert seen(temperature=1, top_k=0, top_p=0.6) == {0, 1}
-    assert seen(temperature=1, top_k=0, top_p=1e-9) == {0}
-    for bad in ({"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0},
-                {"top_p": 1.1}):
-        with pytest.raises(ValueError):
-            Sampler(**bad)
-
-
 # -- files that are no models --------------------------------------------------------------------------
 
 
@@ -469,19 +439,6 @@ def test_old_tensors_that_say_nothing_are_ignored():
     data = edited(SMALL, tensors={"blk.0.attn_rot_embd": np.zeros(4, np.float32)})
     with load(data, n_ctx=16) as model:
         assert "blk.0.attn_rot_embd" not in model.weights.tensors
-
-
-@pytest.mark.parametrize(("options", "kind"), [
-    ({"n_ctx": -1}, ValueError), ({"n_seq": 0}, ValueError), ({"n_seq": 64}, ValueError),
-    ({"n_ctx": 1 << 40}, ValueError), ({"n_batch": 0}, ValueError),
-    ({"n_ctx": 1.5}, TypeError), ({"kv_type": "q8_0"}, ValueError), ({"backends": []}, ValueError),
-    ({"place": lambda name, layer: None}, gs.PlacementError),
-    ({"place": lambda name, layer: gs.DryBackend("other")}, gs.PlacementError),
-    ({"policy": "unheard of"}, (ValueError, gs.Error)),
-])
-def test_wrong_arguments_are_named(options, kind):
-    with pytest.raises(kind):
-        load(SMALL, **{"n_ctx": 16, **options})
 
 
 def test_a_model_that_does_not_fit_says_where():

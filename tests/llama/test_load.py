@@ -8,12 +8,12 @@ import sys
 import numpy as np
 import pytest
 from devices import device, poisoned
+from small_llama import SHAPES
 
 import ggml_sched as gs
 from ggml_sched.llama import load, random_llama
 from ggml_sched.llama.defaults import default_backend, named_backends
 
-SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_ff": 48}
 SMALL = random_llama(1, **SHAPES, n_ctx=96)
 TOKENS = [3, 14, 15, 9, 26, 5]
 
@@ -148,11 +148,14 @@ def test_the_default_backend_is_ggml_where_it_works(monkeypatch):
     ("kv_type", "q6_K", ValueError), ("place", 3, TypeError), ("progress", 3, TypeError),
     ("backends", "cpu", TypeError), ("backends", ["cpu"], TypeError), ("backends", [None], TypeError),
     ("backends", 3, TypeError),
-    ("a model is", None, TypeError), ("a model is", 3, TypeError),
+    ("a model is", None, TypeError), ("a model is", 3, TypeError), ("n_ctx", 1 << 40, ValueError),
+    ("backend", [], ValueError), ("place", lambda name, layer: None, gs.PlacementError),
+    ("place", lambda name, layer: gs.DryBackend("other"), gs.PlacementError),
+    ("policy", "unheard of", (ValueError, gs.Error)),
 ])
 def test_wrong_arguments_are_named(name, value, kind):
     with pytest.raises(kind, match=name):
-        load(value) if name == "a model is" else load(SMALL, **{name: value})
+        load(value) if name == "a model is" else load(SMALL, **{{"backend": "backends"}.get(name, name): value})
 
 
 def test_one_backend_is_no_list():

@@ -6,13 +6,13 @@ import io
 
 import numpy as np
 import pytest
+from small_llama import TOKENS
 
 import ggml_sched as gs
 from ggml_sched.llama import load
 from ggml_sched.llama.arch import ARCHITECTURES
-from ggml_sched.llama.synthetic_models import random_model
+from ggml_sched.llama.synthetic import random_model
 
-TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32]
 MODELS = {arch: random_model(arch, 1) for arch in ARCHITECTURES}
 every = pytest.mark.parametrize("arch", MODELS)
 

@@ -10,7 +10,7 @@ from interrupting import interrupted
 
 import ggml_sched as gs
 from ggml_sched.llama import load, random_llama
-from ggml_sched.llama.synthetic_models import random_model
+from ggml_sched.llama.synthetic import random_model
 
 SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_head_kv": 2, "n_ff": 48}
 DATA = {"llama": lambda: random_llama(1, **SHAPES), "mamba": lambda: random_model("mamba", 1)}

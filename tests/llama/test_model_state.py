@@ -11,16 +11,13 @@ import zlib
 
 import numpy as np
 import pytest
+from small_llama import MAMBA, SHAPES, SMALL, TOKENS
 
 from ggml_sched.llama import ContextFull, ModelClosed, StateFormatError, random_llama
 from ggml_sched.llama.state import HEAD
-from ggml_sched.llama.synthetic_models import random_model
+from ggml_sched.llama.synthetic import random_model
 
-SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_ff": 48}
-SMALL = random_llama(1, **SHAPES)
-MAMBA = random_model("mamba", 1)
 LATENT = random_model("deepseek2", 1)
-TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32]
 
 
 def saved(sequence) -> bytes:

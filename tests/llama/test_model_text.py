@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from interrupting import interrupted
+from small_llama import SHAPES, SMALL, TOKENS
 
 import ggml_sched as gs
 from ggml_sched.llama import (
@@ -19,9 +20,6 @@ from ggml_sched.llama import (
     small_model,
 )
 
-SHAPES = {"n_vocab": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_ff": 48}
-SMALL = random_llama(1, **SHAPES)
-TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32]
 PROMPT = "    def __init__(self, name, value):"
 
 

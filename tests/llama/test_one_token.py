@@ -12,7 +12,7 @@ from devices import device
 import ggml_sched as gs
 from ggml_sched.llama import ContextFull, load, random_llama
 from ggml_sched.llama.arch import ARCHITECTURES
-from ggml_sched.llama.synthetic_models import random_model
+from ggml_sched.llama.synthetic import random_model
 
 PROMPT = [3, 14, 15, 9, 26, 5, 35]
 WAYS = {"short": lambda token: [token], "long": lambda token: np.array([token])}

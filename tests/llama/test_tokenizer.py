@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -11,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import run_python
+from small_llama import written
 
 import ggml_sched as gs
-from ggml_sched.llama import Tokenizer, TokenizerError, open_gguf, write_gguf
+from ggml_sched.llama import Tokenizer, TokenizerError, open_gguf
 from ggml_sched.llama.text.bpe import byte_letters
 from ggml_sched.llama.text.pretokenizers import PRETOKENIZERS
 from ggml_sched.llama.text.spm import Exact, Fallback
@@ -34,12 +34,6 @@ def bpe() -> Tokenizer:
 @pytest.fixture(scope="module")
 def spm() -> Tokenizer:
     return Tokenizer.from_metadata(SPM)
-
-
-def written(metadata: dict) -> bytes:
-    out = io.BytesIO()
-    write_gguf(out, metadata, {})
-    return out.getvalue()
 
 
 def case_name(case: dict) -> str:

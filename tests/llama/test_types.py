@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
+from small_llama import written
 
 import ggml_sched as gs
 from ggml_sched.graph import quants
-from ggml_sched.llama import load, open_gguf, random_llama, write_gguf
+from ggml_sched.llama import load, open_gguf, random_llama
 
 SHAPES = {"n_vocab": 64, "n_embd": 256, "n_layer": 2, "n_head": 8, "n_head_kv": 2, "n_ff": 512}
 TOKENS = [1, 5, 63, 0, 7]
@@ -32,9 +31,7 @@ def dequantised(data: bytes) -> bytes:
             else:
                 values = quants.dequantize(raw.reshape(-1, info.type.type_size), info.type)
             tensors[name] = values.reshape(shape)
-        out = io.BytesIO()
-        write_gguf(out, file.metadata, tensors)
-        return out.getvalue()
+        return written(file.metadata, tensors)
 
 
 def logits(data: bytes, **options) -> np.ndarray:
@@ -67,11 +64,10 @@ def test_types_mixed_in_one_file():
             source = finer if "v.weight" in name or "output" in name else file
             info = source.tensors[name]
             tensors[name] = info.type, info.ne, source.data(info)
-        out = io.BytesIO()
-        write_gguf(out, file.metadata, tensors)
+        mixed = written(file.metadata, tensors)
     assert len({kind for kind, *_ in tensors.values()}) == 3
-    want = logits(dequantised(out.getvalue()))
-    assert ((logits(out.getvalue()) - want) ** 2).mean() < 1e-3 * (want**2).mean()
+    want = logits(dequantised(mixed))
+    assert ((logits(mixed) - want) ** 2).mean() < 1e-3 * (want**2).mean()
 
 
 def test_a_type_that_does_not_fit_is_refused():

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import os
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
+from small_llama import contents, written
 
 import ggml_sched as gs
 from ggml_sched.llama import load, open_gguf, random_llama, write_gguf
-from ggml_sched.llama.gguf import Array, Kind
+from ggml_sched.llama.gguf import Kind
 from ggml_sched.llama.weights import Spec, load_weights
 
 SHAPES = {"n_vocab": 64, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_ff": 64}
 MODEL = random_llama(3, **SHAPES, dtype="q8_0")
 TOKENS = [1, 5, 63, 0]
-
-
-def contents(data) -> tuple[dict, dict]:
-    """Metadata and tensors as write_gguf takes them."""
-    with open_gguf(data) as file:
-        metadata = {k: v.tolist() if isinstance(v, Array) else v for k, v in file.metadata.items()}
-        return metadata, {t.name: (t.type, t.ne, file.data(t).tobytes()) for t in file.tensors.values()}
 
 
 def split(folder: Path, n_parts: int, data: bytes = MODEL, changes: dict | None = None, name: str = "m") -> Path:
@@ -248,10 +241,8 @@ def test_an_unknown_type_is_refused_where_the_tensor_is_needed_and_named(number)
 def test_a_type_that_no_backend_computes_is_named():
     metadata, tensors = contents(random_llama(1, **(SHAPES | {"n_embd": 256, "n_ff": 256})))
     tensors["blk.1.ffn_up.weight"] = ("iq2_xxs", (256, 256), bytes(256 * 66))
-    out = io.BytesIO()
-    write_gguf(out, metadata, tensors)
     with pytest.raises(gs.UnsupportedOp, match=r"'blk\.1\.ffn_up\.weight' iq2_xxs"):
-        load(out.getvalue(), [gs.CpuBackend(1)], n_ctx=16)
+        load(written(metadata, tensors), [gs.CpuBackend(1)], n_ctx=16)
 
 
 def test_a_tensor_that_the_architecture_does_not_have_is_refused_unless_it_is_ignored():
@@ -259,9 +250,7 @@ def test_a_tensor_that_the_architecture_does_not_have_is_refused_unless_it_is_ig
     specs = specs_of(MODEL)
     tensors["blk.0.odd.bias"] = np.zeros(7, np.float32)
     tensors["blk.1.odd.bias"] = np.zeros(7, np.float32)
-    out = io.BytesIO()
-    write_gguf(out, metadata, tensors)
-    data = with_type(out.getvalue(), "blk.1.odd.bias", 77)
+    data = with_type(written(metadata, tensors), "blk.1.odd.bias", 77)
     with gs.CpuBackend(1) as backend, open_gguf(data) as file:
         with pytest.raises(gs.FileFormatError, match="'blk.0.odd.bias'"):
             load_weights(file, specs, lambda name, layer: backend)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hooked import build
 
-from ggml_sched.llama.synthetic_models import random_model
+from ggml_sched.llama.synthetic import random_model
 
 MODELS = Path(__file__).resolve().parents[1] / "data" / "models"
 pytestmark = [

@@ -14,7 +14,7 @@ import pytest
 from llama_cpp_batches import check_batches
 from processes import cases_of, run_case
 
-from ggml_sched.llama.synthetic_models import random_model
+from ggml_sched.llama.synthetic import random_model
 
 HERE = Path(__file__).resolve().parent
 ALLOCATOR = Path(__file__).with_name("allocator_reuse_cases.py")

@@ -12,7 +12,7 @@ from hooked import build, models, page, worker
 from processes import run_python
 
 from ggml_sched.llama.gguf import open_gguf
-from ggml_sched.llama.synthetic_models import random_model
+from ggml_sched.llama.synthetic import random_model
 
 with_compiler = pytest.mark.skipif(build.compiler() is None, reason="needs a C++ compiler")
 

@@ -17,7 +17,7 @@ from hooked import build
 
 from ggml_sched.llama.gguf import open_gguf
 from ggml_sched.llama.gguf_write import write_gguf
-from ggml_sched.llama.synthetic_models import random_model
+from ggml_sched.llama.synthetic import random_model
 
 __all__ = ["CASES", "LEVELS", "MANY", "WALKED", "Case", "Runner"]
 

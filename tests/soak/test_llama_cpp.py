@@ -14,7 +14,7 @@ from hooked import build
 from llama_cpp_batches import check_batches
 from llama_cpp_cases import CASES, LEVELS, MANY, WALKED, Runner
 
-from ggml_sched.llama.synthetic_models import random_model
+from ggml_sched.llama.synthetic import random_model
 
 TIMES = int(os.environ.get("GGML_SCHED_SOAK", "1"))
 GROWTH = 1 << 20

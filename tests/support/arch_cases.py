@@ -72,7 +72,7 @@ N_CTX = 64
 
 def model(name: str, dtype=None) -> bytes:
     """The model file of a case.  The import is inside: the script that makes the logits can import this module only."""
-    from ggml_sched.llama.synthetic_models import random_model
+    from ggml_sched.llama.synthetic import random_model
 
     case = CASES[name]
     rest = {key: value for key, value in case.items() if key != "arch"}
