@@ -284,8 +284,7 @@ class Backend(BackendBase):
         if tensor.buffer is None:
             raise PlacementError(f"tensor {tensor.name!r} has no address")
         if tensor.backend is not self:
-            raise PlacementError(
-                f"tensor {tensor.name!r} is on backend {tensor.backend.name!r}, not {self.name!r}")
+            raise PlacementError(f"tensor {tensor.name!r} is on backend {tensor.backend.name!r}, not {self.name!r}")
         if offset < 0 or size > tensor.nbytes or offset > tensor.nbytes - size:
             raise ValueError(f"bytes {offset} .. {offset + size} lie outside tensor {tensor.name!r} of "
                              f"{tensor.nbytes} bytes")

@@ -103,8 +103,7 @@ def write(tensor: Tensor, array: npt.ArrayLike) -> None:
         if values.size != tensor.n_elements // kind.block_size * kind.type_size:
             raise ValueError(f"{tensor!r}: {values.size} bytes of blocks for a tensor of {tensor.nbytes}")
     elif _squeezed(values.shape) != _squeezed(shape_of(tensor)) and values.shape != (tensor.n_elements,):
-        raise ValueError(
-            f"{tensor!r}: an array of shape {values.shape} for a tensor of shape {shape_of(tensor)}")
+        raise ValueError(f"{tensor!r}: an array of shape {values.shape} for a tensor of shape {shape_of(tensor)}")
     if tensor.n_elements == 0:
         return
     if raw:

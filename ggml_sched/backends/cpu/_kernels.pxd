@@ -51,13 +51,13 @@ cdef extern from "kernels/pool.h" nogil:
     int32_t gs_pool_alive(gs_pool *pool)
     int32_t gs_pool_run(gs_pool *pool, const gs_call *calls, int32_t n, const gs_work *work, gs_fault *fault)
 
-cdef extern from "kernels/turns.h" nogil:
-    ctypedef struct gs_turn:
+cdef extern from "kernels/shared_calls.h" nogil:
+    ctypedef struct gs_shared_call:
         int32_t next
         const gs_call *call
         const gs_work *work
 
-    void gs_take_parts(gs_turn *turn, int32_t thread)
+    void gs_run_parts(gs_shared_call *shared, int32_t thread)
 
 
 cdef class Pool:
@@ -88,9 +88,9 @@ cdef class CallList:
 
 cdef class Products:
     cdef gs_calls calls                 # owned
-    cdef gs_turn *turns                 # owned; of each call
+    cdef gs_shared_call *shared         # owned; of each call
     cdef gs_work work
     cdef int add(self, const gs_node *node) except -1
-    cdef gs_turn *start(self) except NULL
+    cdef gs_shared_call *shared_calls(self) except NULL
     cdef int64_t work_size(self, int32_t n_threads) except -1
     cdef void begin(self, char *memory, int32_t n_threads) noexcept nogil

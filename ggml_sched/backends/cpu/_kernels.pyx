@@ -238,20 +238,20 @@ cdef class CallList:
 # Calls point to nodes that the caller of `add` keeps alive: nothing here is in a cycle.
 @cython.no_gc
 cdef class Products:
-    """Matrix products that run on the threads of another pool, such as ggml's (turns.h).
+    """Matrix products that run on the threads of another pool, such as ggml's (shared_calls.h).
 
-    Nodes are added first; then `start` returns the turns of their calls, in the same order.  Each run calls `begin`
+    Nodes are added first; then `shared_calls` returns their calls, in the same order.  Each run calls `begin`
     with work memory of `work_size` bytes at a multiple of 64.
     """
 
     def __cinit__(self):
         memset(&self.calls, 0, sizeof(self.calls))
         memset(&self.work, 0, sizeof(self.work))
-        self.turns = NULL
+        self.shared = NULL
 
     def __dealloc__(self):
         gs_free_calls(&self.calls)
-        free(self.turns)
+        free(self.shared)
 
     cdef int add(self, const gs_node *node) except -1:
         """Append the calls of a MUL_MAT whose memory was checked; returns their number, 0 without a kernel for it.
@@ -265,17 +265,17 @@ cdef class Products:
             raise OutOfMemory("no host memory for the calls of a matrix product", "", 0)
         return self.calls.n - before
 
-    cdef gs_turn *start(self) except NULL:
-        """The turns of all calls, at a fixed address; no node may be added afterwards.  OutOfMemory."""
+    cdef gs_shared_call *shared_calls(self) except NULL:
+        """All calls, at a fixed address; no node may be added afterwards.  OutOfMemory."""
         cdef int32_t i
-        if self.turns == NULL:
-            self.turns = <gs_turn *>calloc(max(self.calls.n, 1), sizeof(gs_turn))
-            if self.turns == NULL:
+        if self.shared == NULL:
+            self.shared = <gs_shared_call *>calloc(max(self.calls.n, 1), sizeof(gs_shared_call))
+            if self.shared == NULL:
                 raise OutOfMemory("no host memory for the calls of matrix products", "", 0)
             for i in range(self.calls.n):
-                self.turns[i].call, self.turns[i].work = &self.calls.call[i], &self.work
+                self.shared[i].call, self.shared[i].work = &self.calls.call[i], &self.work
             self.work.shared, self.work.scratch = self.calls.shared, self.calls.scratch
-        return self.turns
+        return self.shared
 
     cdef int64_t work_size(self, int32_t n_threads) except -1:
         """Bytes of work memory for n_threads threads; OutOfMemory if the number overflows 64 bits."""
@@ -290,4 +290,4 @@ cdef class Products:
         cdef int32_t i
         self.work.memory, self.work.n_threads = memory, n_threads
         for i in range(self.calls.n):
-            self.turns[i].next = 0
+            self.shared[i].next = 0

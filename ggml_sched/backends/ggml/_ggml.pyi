@@ -8,6 +8,7 @@ from typing_extensions import disjoint_base
 from ggml_sched._graph import BackendBase, Tensor
 
 TENSOR_SIZE: int
+FUNCTIONS: tuple[str, ...]
 QUIET: int
 
 @disjoint_base

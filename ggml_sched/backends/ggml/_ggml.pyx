@@ -22,7 +22,7 @@ from posix.unistd cimport _SC_PAGESIZE, getpid, sysconf
 
 from ggml_sched._c cimport *
 from ggml_sched._graph cimport BackendBase, BufferBase, NodeTable, Tensor, op_is_view
-from ggml_sched.backends.cpu._kernels cimport Products, gs_take_parts, gs_turn
+from ggml_sched.backends.cpu._kernels cimport Products, gs_run_parts, gs_shared_call
 
 from ggml_sched.errors import BackendError, PlacementError, UnsupportedOp, no_host_memory
 

@@ -20,14 +20,7 @@ from ggml_sched.backend import Backend, Buffer, as_nodes
 from ggml_sched.backends.cpu._kernels import isa
 from ggml_sched.backends.cpu.backend import StagedLeafs
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, allocate, copy_on_host, wrap
-from ggml_sched.backends.ggml._ggml import (
-    Device,
-    GgmlBase,
-    GraphPlan,
-    drop_pages,
-    run_graph_plan,
-    tolerated_sources,
-)
+from ggml_sched.backends.ggml._ggml import Device, GgmlBase, GraphPlan, drop_pages, run_graph_plan, tolerated_sources
 from ggml_sched.backends.ggml.buffer import DeviceBuffer, HostBuffer
 from ggml_sched.backends.ggml.library import Device as Offered
 from ggml_sched.backends.ggml.library import Library, load

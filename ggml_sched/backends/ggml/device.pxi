@@ -12,8 +12,8 @@ cdef class Device:
     cdef void *dev
     cdef void *backend
     cdef void *pool
-    cdef void *host_buffer          # stands for all host memory: kernels ask a tensor's buffer for its type only
-    cdef uint8_t[128] host_bytes    # what it is over
+    cdef void *host_buffer          # stands for all host memory: kernels read only the type of a tensor's buffer
+    cdef uint8_t[128] host_bytes    # its memory
     cdef uint8_t *work              # owned
     cdef size_t work_size
     cdef readonly int n_threads
@@ -76,7 +76,7 @@ cdef class Device:
         """Bytes of work memory."""
         return self.work_size
 
-    cdef bint takes(self, const gs_node *node) noexcept nogil:
+    cdef bint supports(self, const gs_node *node) noexcept nogil:
         """The result of ggml's own supports_op, for a device other than the host's."""
         cdef gx_tensor[1 + GS_MAX_SRC] made
         cdef int i
@@ -148,7 +148,7 @@ cdef class Device:
 cdef void byte_row(gx_tensor *out, void *buffer, void *address, size_t size) noexcept nogil:
     """A tensor of bytes (i8)."""
     memset(out, 0, sizeof(gx_tensor))
-    out.type, out.buffer, out.data = 24, buffer, address
+    out.type, out.buffer, out.data = GS_TYPE_I8, buffer, address
     out.ne[0], out.ne[1], out.ne[2], out.ne[3] = <int64_t>size, 1, 1, 1
     out.nb[0], out.nb[1], out.nb[2], out.nb[3] = 1, size, size, size
 

@@ -101,7 +101,7 @@ cdef class GraphPlan:
         for i in range(self.table.n):
             node = &self.table.nodes[i]
             t = self.table.tensors[i]
-            if not (self.device.api.knows(node) and gx_supports(node)):
+            if not (self.device.api.has_op(node) and gx_supports(node)):
                 raise UnsupportedOp(f"{self.name_of(i)} is not one that this backend computes: "
                                     f"{', '.join([repr(s) for s in t.src])} to {t!r}")
             self.check_place(t, i, buffers)
@@ -282,7 +282,7 @@ cdef class GraphPlan:
             for k in range(GS_MAX_DIMS):
                 ids.ne[k], ids.nb[k] = source.layout.ne[k], source.layout.nb[k]
             ids.data = <const char *>source.data
-            ids.wide = source.layout.type == 27
+            ids.wide = source.layout.type == GS_TYPE_I64
             ids.n_rows, ids.node, ids.tensor = rows, i, source - self.table.nodes
             segment.n_ids += 1
         return 0
@@ -302,7 +302,7 @@ cdef class GraphPlan:
             end = self.table.n if s + 1 == n_graphs else (<Segment>self.segments[s + 1]).first
             count = 0
             for i in range(segment.first, end):
-                count += 1 if self.own is None else 1 + self.own.before(i)
+                count += 1 if self.own is None else 1 + self.own.n_steps(i)
                 for k in range(self.table.nodes[i].n_src):
                     if self.made[i].src[k] >= self.made + n:
                         count += 1
@@ -324,7 +324,7 @@ cdef class GraphPlan:
                     if self.made[i].src[k] >= self.made + n:
                         call.graph_add_node(segment.graph, self.made[i].src[k])
                 if self.own is not None:
-                    for k in range(self.own.before(i)):
+                    for k in range(self.own.n_steps(i)):
                         call.graph_add_node(segment.graph, self.own.step(i, k))
                 call.graph_add_node(segment.graph, &self.made[i])
         return 0

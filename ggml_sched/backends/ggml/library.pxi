@@ -4,6 +4,8 @@
 # where library.py allows it to be missing.
 
 TENSOR_SIZE = sizeof(gx_tensor)
+FUNCTIONS = tuple([(<bytes>gx_functions[i].name).decode() for i in range(GX_N_FUNCTIONS)])
+"""The functions of `Api`, without "ggml_"; from `graph_plan` on they are those of the CPU's library."""
 QUIET = <uintptr_t><void *>&gx_quiet
 """The address of a log callback that drops its messages."""
 
@@ -41,7 +43,7 @@ cdef class Api:
         for number in types:
             self.types |= <uint64_t>1 << <int>number
 
-    cdef bint knows(self, const gs_node *node) noexcept nogil:
+    cdef bint has_op(self, const gs_node *node) noexcept nogil:
         """Whether the library has the op and the types of a node."""
         cdef int i
         cdef int32_t op = self.op[node.layout.op]

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ggml_sched._graph import Type, op_numbers
-from ggml_sched.backends.ggml._ggml import QUIET, Api
+from ggml_sched.backends.ggml._ggml import FUNCTIONS, QUIET, Api
 from ggml_sched.backends.ggml.probe import OLDEST, check
 from ggml_sched.errors import BackendError
 
@@ -26,13 +26,8 @@ PACKAGES = ("llama_cpp", "ggml")
 """Packages that bring libraries in a folder lib/, best first: llama-cpp-python's is newer, and its kernels for prompts
 in f32, f16 and q8_0 are twice as fast (it is built with GGML_LLAMAFILE)."""
 
-NEEDED = (
-    "init", "free", "new_graph_custom", "graph_overhead_custom", "graph_add_node", "backend_dev_init", "backend_free",
-    "backend_graph_compute", "backend_dev_supports_op", "backend_buft_alloc_buffer", "backend_buft_get_alloc_size",
-    "backend_buffer_get_base", "backend_buffer_free", "backend_buffer_set_usage", "backend_buffer_init_tensor",
-    "backend_tensor_alloc", "backend_tensor_set", "backend_tensor_get", "backend_cpu_buffer_from_ptr",
-)
-OF_THE_CPU = ("graph_plan", "graph_compute", "threadpool_new", "threadpool_free", "threadpool_params_default")
+NEEDED = FUNCTIONS[: FUNCTIONS.index("graph_plan")]
+OF_THE_CPU = FUNCTIONS[len(NEEDED) :]
 """Functions of the CPU's library; with all of them, this package supplies its threads and work memory."""
 LAST_OP, LAST_UNARY, LAST_GLU = "GLU", "TRUNC", "GEGLU_QUICK"
 """The last name, common to all versions, of each of ggml's enums: values beyond an enum's end cannot be queried."""

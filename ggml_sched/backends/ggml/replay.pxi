@@ -4,12 +4,12 @@ cdef class GgmlBase(BackendBase):
     """`supports_op` of `GgmlBackend` in C: whether a node is among the supported ops."""
 
     cdef Device device
-    cdef bint asked_in_python       # a subclass overrides supports_op
+    cdef bint overridden       # a subclass overrides supports_op
 
     def adopt(self, Device device not None):
         """The device that computes."""
         self.device = device
-        self.asked_in_python = type(self).supports_op is not GgmlBase.supports_op
+        self.overridden = type(self).supports_op is not GgmlBase.supports_op
 
     def supports_op(self, node):
         """Whether ggml computes a node correctly."""
@@ -21,12 +21,12 @@ cdef class GgmlBase(BackendBase):
             return False
         if node.op == GS_OP_NONE or op_is_view(node.op) or gx_empty(&node.layout):
             return True
-        if not (self.device.api.knows(node) and gx_supports(node)):
+        if not (self.device.api.has_op(node) and gx_supports(node)):
             return False
-        return self.device.host or self.device.takes(node)
+        return self.device.host or self.device.supports(node)
 
     cdef int c_supports_op(self, const gs_node *node) noexcept nogil:
-        return -1 if self.asked_in_python else self.answer(node)
+        return -1 if self.overridden else self.answer(node)
 
 
 cdef int run_segment(Segment segment, Device device, void *pool) noexcept nogil:
@@ -45,7 +45,7 @@ def run_graph_plan(GraphPlan program not None):
     try:
         replay(program)
     finally:
-        for t in program.written:       # what came before a failure has been written
+        for t in program.written:       # nodes before a failure have been computed
             t.version += 1
 
 

@@ -12,22 +12,17 @@
 #include <math.h>
 #include <string.h>
 #include "ggml_sched/graph.h"
+#include "ggml_sched/types.h"
 
-enum {
-    GX_F32 = 0, GX_F16 = 1, GX_Q4_0 = 2, GX_Q4_1 = 3, GX_Q5_0 = 6, GX_Q5_1 = 7, GX_Q8_0 = 8, GX_Q2_K = 10, GX_Q6_K = 14,
-    GX_IQ4_NL = 20, GX_IQ4_XS = 23, GX_I8 = 24, GX_I16 = 25, GX_I32 = 26, GX_I64 = 27, GX_F64 = 28, GX_BF16 = 30,
-    GX_MXFP4 = 39,
-};
-
-#define GX_BIT(type) (UINT64_C(1) << (type))
-#define GX_FLOATS (GX_BIT(GX_F32) | GX_BIT(GX_F16) | GX_BIT(GX_BF16))
-#define GX_SMALL_BLOCKS (GX_BIT(GX_Q4_0) | GX_BIT(GX_Q4_1) | GX_BIT(GX_Q5_0) | GX_BIT(GX_Q5_1) | GX_BIT(GX_Q8_0) \
-                         | GX_BIT(GX_IQ4_NL) | GX_BIT(GX_MXFP4))
-/* q2_K q3_K q4_K q5_K q6_K, and every iq type: 16..23, 29 */
-#define GX_BIG_BLOCKS ((UINT64_C(0x1f) << GX_Q2_K) | (UINT64_C(0xff) << 16 & ~GX_BIT(GX_IQ4_NL)) | GX_BIT(29))
+#define GX_BIT(name) (UINT64_C(1) << GS_TYPE_##name)
+#define GX_FLOATS (GX_BIT(F32) | GX_BIT(F16) | GX_BIT(BF16))
+#define GX_SMALL_BLOCKS (GX_BIT(Q4_0) | GX_BIT(Q4_1) | GX_BIT(Q5_0) | GX_BIT(Q5_1) | GX_BIT(Q8_0) \
+                         | GX_BIT(IQ4_NL) | GX_BIT(MXFP4))
+/* q2_K q3_K q4_K q5_K q6_K, and every iq type but iq4_nl: 16..23, 29 */
+#define GX_BIG_BLOCKS ((UINT64_C(0x1f) << GS_TYPE_Q2_K) | (UINT64_C(0xff) << 16 & ~GX_BIT(IQ4_NL)) | GX_BIT(IQ1_M))
 #define GX_WEIGHTS (GX_FLOATS | GX_SMALL_BLOCKS | GX_BIG_BLOCKS)
-#define GX_INTS (GX_BIT(GX_I8) | GX_BIT(GX_I16) | GX_BIT(GX_I32) | GX_BIT(GX_I64))
-#define GX_PLAIN (GX_FLOATS | GX_INTS | GX_BIT(GX_F64))
+#define GX_INTS (GX_BIT(I8) | GX_BIT(I16) | GX_BIT(I32) | GX_BIT(I64))
+#define GX_PLAIN (GX_FLOATS | GX_INTS | GX_BIT(F64))
 
 /* Extents beyond this do not fit the ints in which some kernels count. */
 #define GX_MAX_EXTENT INT64_C(0x7fffffff)
@@ -37,6 +32,16 @@ typedef const gs_layout *gx_layout;
 static inline int gx_is(gx_layout a, uint64_t types)
 {
     return (types >> a->type & 1) != 0;
+}
+
+static inline int gx_f32(gx_layout a)
+{
+    return a->type == GS_TYPE_F32;
+}
+
+static inline int gx_i32(gx_layout a)
+{
+    return a->type == GS_TYPE_I32;
 }
 
 static inline int64_t gx_count(gx_layout a)
@@ -54,20 +59,18 @@ static inline int gx_same_ne(gx_layout a, gx_layout b)
     return memcmp(a->ne, b->ne, sizeof a->ne) == 0;
 }
 
-/* Bytes of an element, or of a block, and how many elements that is. */
+/* Equal numbers of rows in each dimension. */
+static inline int gx_same_rows(gx_layout a, gx_layout b)
+{
+    return memcmp(a->ne + 1, b->ne + 1, sizeof a->ne - sizeof *a->ne) == 0;
+}
+
+/* Bytes of an element, or of a block, and how many elements that is; -1, which equals no stride, for unknown types. */
 static inline int64_t gx_unit(gx_layout a, int64_t *elements)
 {
-    static const struct { short block, size; } units[] = {
-        [GX_F32] = {1, 4}, [GX_F16] = {1, 2}, [GX_Q4_0] = {32, 18}, [GX_Q4_1] = {32, 20}, [GX_Q5_0] = {32, 22},
-        [GX_Q5_1] = {32, 24}, [GX_Q8_0] = {32, 34}, [GX_Q2_K] = {256, 84}, [11] = {256, 110}, [12] = {256, 144},
-        [13] = {256, 176}, [GX_Q6_K] = {256, 210}, [16] = {256, 66}, [17] = {256, 74}, [18] = {256, 98},
-        [19] = {256, 50}, [GX_IQ4_NL] = {32, 18}, [21] = {256, 110}, [22] = {256, 82}, [GX_IQ4_XS] = {256, 136},
-        [GX_I8] = {1, 1}, [GX_I16] = {1, 2}, [GX_I32] = {1, 4}, [GX_I64] = {1, 8}, [GX_F64] = {1, 8},
-        [29] = {256, 56}, [GX_BF16] = {1, 2}, [GX_MXFP4] = {32, 17},
-    };
-    const int known = a->type >= 0 && a->type < (int)(sizeof units / sizeof *units) && units[a->type].size;
-    *elements = known ? units[a->type].block : 1;
-    return known ? units[a->type].size : -1;    /* -1 equals no stride */
+    const gs_type_traits traits = gs_traits_of_type(a->type);
+    *elements = traits.block_size ? traits.block_size : 1;
+    return traits.type_size ? (int64_t)traits.type_size : -1;
 }
 
 /* The layout with strides as ggml would make them where an extent of 1 lets any stand: kernels may look at them. */
@@ -145,7 +148,7 @@ static inline float gx_float(const gs_node *node, int i)
 static int gx_binary(gx_layout d, gx_layout a, gx_layout b)
 {
     const int typed = (gx_is(a, GX_FLOATS) && b->type == a->type)
-        || ((a->type == GX_F16 || a->type == GX_BF16) && b->type == GX_F32);
+        || ((a->type == GS_TYPE_F16 || a->type == GS_TYPE_BF16) && gx_f32(b));
     return typed && d->type == a->type && gx_same_ne(d, a) && gx_repeats(b, a) && gx_rows(d) && gx_rows(a);
 }
 
@@ -162,7 +165,7 @@ static int gx_unary(const gs_node *n, gx_layout d, gx_layout a)
     case GS_UNARY_GELU_QUICK:
         return 0;       /* by a table of halves, in which -inf times 0 is NaN */
     case GS_UNARY_GELU: case GS_UNARY_GELU_ERF: case GS_UNARY_SILU:
-        return gx_elementwise(d, a, GX_BIT(GX_F32) | GX_BIT(GX_F16), 0);
+        return gx_elementwise(d, a, GX_BIT(F32) | GX_BIT(F16), 0);
     default:
         return gx_elementwise(d, a, GX_FLOATS, 0);
     }
@@ -170,14 +173,14 @@ static int gx_unary(const gs_node *n, gx_layout d, gx_layout a)
 
 static int gx_glu(const gs_node *n, gx_layout d, gx_layout a, gx_layout b)
 {
-    const uint64_t types = n->sub_op == GS_GLU_SWIGLU_OAI ? GX_BIT(GX_F32) : GX_BIT(GX_F32) | GX_BIT(GX_F16);
+    const uint64_t types = n->sub_op == GS_GLU_SWIGLU_OAI ? GX_BIT(F32) : GX_BIT(F32) | GX_BIT(F16);
     if (!gx_is(a, types) || d->type != a->type || !gx_even(d) || !gx_even(a) || n->sub_op == GS_GLU_GEGLU_QUICK) {
         return 0;
     }
     if (b != NULL) {
         return b->type == a->type && gx_even(b) && gx_same_ne(d, a) && gx_same_ne(d, b);
     }
-    return a->ne[0] == 2 * d->ne[0] && a->ne[1] == d->ne[1] && a->ne[2] == d->ne[2] && a->ne[3] == d->ne[3];
+    return a->ne[0] == 2 * d->ne[0] && gx_same_rows(a, d);
 }
 
 /* CPY, CONT, DUP: which types become which, with rows dense on both sides. */
@@ -188,27 +191,27 @@ static int gx_copy(gx_layout d, gx_layout a)
     }
     if (a->type == d->type) {
         if (gx_is(a, GX_PLAIN)) {
-            return gx_is(a, GX_FLOATS | GX_BIT(GX_I32)) ? 1 : gx_rows(a) && gx_rows(d) && gx_same_ne(a, d);
+            return gx_is(a, GX_FLOATS | GX_BIT(I32)) ? 1 : gx_rows(a) && gx_rows(d) && gx_same_ne(a, d);
         }
         return gx_is(a, GX_WEIGHTS) && ((gx_dense(a) && gx_dense(d)) || (gx_rows(a) && gx_rows(d) && gx_same_ne(a, d)));
     }
     if (gx_is(a, GX_FLOATS) && gx_is(d, GX_FLOATS)) {
         return 1;
     }
-    if (a->type == GX_F32 && gx_is(d, GX_SMALL_BLOCKS)) {
+    if (gx_f32(a) && gx_is(d, GX_SMALL_BLOCKS)) {
         return gx_rows(a) && gx_dense(d) && gx_same_ne(a, d);
     }
-    if (gx_is(a, GX_SMALL_BLOCKS) && d->type == GX_F32) {
+    if (gx_is(a, GX_SMALL_BLOCKS) && gx_f32(d)) {
         return gx_dense(a) && gx_dense(d) && gx_same_ne(a, d);
     }
-    return ((a->type == GX_F32 && d->type == GX_I32) || (a->type == GX_I32 && d->type == GX_F32));
+    return ((gx_f32(a) && gx_i32(d)) || (gx_i32(a) && gx_f32(d)));
 }
 
 /* A matrix product reads b as rows that it converts to the type that goes with a's. */
 static int gx_factors(gx_layout a, gx_layout b)
 {
     return gx_is(a, GX_WEIGHTS) && gx_strided(a) && gx_strided(b) && a->ne[0] == b->ne[0]
-        && (b->type == GX_F32 || (b->type == a->type && (a->type == GX_F16 || a->type == GX_BF16)));
+        && (gx_f32(b) || (b->type == a->type && (a->type == GS_TYPE_F16 || a->type == GS_TYPE_BF16)));
 }
 
 /* Parameters of products: one of ggml's two precisions, and no hint that a is a special matrix. */
@@ -219,13 +222,13 @@ static int gx_is_plain_product(const gs_node *n)
 
 static int gx_mul_mat(gx_layout d, gx_layout a, gx_layout b)
 {
-    return gx_factors(a, b) && d->type == GX_F32 && gx_dense(d) && d->ne[0] == a->ne[1] && d->ne[1] == b->ne[1]
+    return gx_factors(a, b) && gx_f32(d) && gx_dense(d) && d->ne[0] == a->ne[1] && d->ne[1] == b->ne[1]
         && d->ne[2] == b->ne[2] && d->ne[3] == b->ne[3] && b->ne[2] % a->ne[2] == 0 && b->ne[3] % a->ne[3] == 0;
 }
 
 static int gx_mul_mat_id(gx_layout d, gx_layout a, gx_layout b, gx_layout ids)
 {
-    return gx_factors(a, b) && b->type == GX_F32 && ids->type == GX_I32 && d->type == GX_F32 && gx_dense(d)
+    return gx_factors(a, b) && gx_f32(b) && gx_i32(ids) && gx_f32(d) && gx_dense(d)
         && a->ne[3] == 1 && b->ne[3] == 1 && ids->ne[2] == 1 && ids->ne[3] == 1 && gx_rows(ids)
         && ids->ne[1] == b->ne[2] && ids->ne[0] % b->ne[1] == 0
         && d->ne[0] == a->ne[1] && d->ne[1] == ids->ne[0] && d->ne[2] == b->ne[2] && d->ne[3] == 1;
@@ -233,16 +236,16 @@ static int gx_mul_mat_id(gx_layout d, gx_layout a, gx_layout b, gx_layout ids)
 
 static int gx_get_rows(gx_layout d, gx_layout a, gx_layout ids)
 {
-    return (gx_is(a, GX_WEIGHTS) ? d->type == GX_F32 : a->type == GX_I32 && d->type == GX_I32)
-        && ids->type == GX_I32 && gx_rows(a) && gx_rows(d) && ids->ne[3] == 1
+    return (gx_is(a, GX_WEIGHTS) ? gx_f32(d) : gx_i32(a) && gx_i32(d))
+        && gx_i32(ids) && gx_rows(a) && gx_rows(d) && ids->ne[3] == 1
         && a->ne[2] == ids->ne[1] && a->ne[3] == ids->ne[2]
         && d->ne[0] == a->ne[0] && d->ne[1] == ids->ne[0] && d->ne[2] == ids->ne[1] && d->ne[3] == ids->ne[2];
 }
 
 static int gx_set_rows(gx_layout d, gx_layout b, gx_layout ids, gx_layout a)
 {
-    return gx_is(d, GX_FLOATS | GX_SMALL_BLOCKS) && a->type == d->type && gx_same_ne(a, d) && b->type == GX_F32
-        && (ids->type == GX_I64 || ids->type == GX_I32) && gx_rows(d) && gx_rows(b)
+    return gx_is(d, GX_FLOATS | GX_SMALL_BLOCKS) && a->type == d->type && gx_same_ne(a, d) && gx_f32(b)
+        && (ids->type == GS_TYPE_I64 || gx_i32(ids)) && gx_rows(d) && gx_rows(b)
         && b->ne[0] == d->ne[0] && b->ne[2] == d->ne[2] && b->ne[3] == d->ne[3] && b->ne[1] == ids->ne[0]
         && ids->ne[3] == 1 && b->ne[2] % ids->ne[1] == 0 && b->ne[3] % ids->ne[2] == 0;
 }
@@ -250,7 +253,7 @@ static int gx_set_rows(gx_layout d, gx_layout b, gx_layout ids, gx_layout a)
 static int gx_set(const gs_node *n, gx_layout d, gx_layout a, gx_layout b)
 {
     const int32_t *p = n->params;
-    if (!gx_is(a, GX_BIT(GX_F32) | GX_BIT(GX_I32)) || d->type != a->type || b->type != a->type || !gx_dense(d)
+    if (!gx_is(a, GX_BIT(F32) | GX_BIT(I32)) || d->type != a->type || b->type != a->type || !gx_dense(d)
         || !gx_dense(a) || !gx_same_ne(d, a) || !gx_rows(b) || p[0] < 0 || p[1] < 0 || p[2] < 0 || p[3] < 0) {
         return 0;
     }
@@ -281,7 +284,7 @@ static int gx_concat(const gs_node *n, gx_layout d, gx_layout a, gx_layout b)
 
 static int gx_pad(const gs_node *n, gx_layout d, gx_layout a)
 {
-    if (a->type != GX_F32 || d->type != GX_F32 || !gx_rows(a) || !gx_dense(d) || n->params[8] != 0) {
+    if (a->type != GS_TYPE_F32 || d->type != GS_TYPE_F32 || !gx_rows(a) || !gx_dense(d) || n->params[8] != 0) {
         return 0;
     }
     for (int i = 0; i < 4; i++) {
@@ -295,7 +298,7 @@ static int gx_pad(const gs_node *n, gx_layout d, gx_layout a)
 static int gx_arange(const gs_node *n, gx_layout d)
 {
     const float start = gx_float(n, 0), stop = gx_float(n, 1), step = gx_float(n, 2);
-    return d->type == GX_F32 && gx_dense(d) && d->ne[0] == gx_count(d) && isfinite(start) && isfinite(stop)
+    return gx_f32(d) && gx_dense(d) && d->ne[0] == gx_count(d) && isfinite(start) && isfinite(stop)
         && isfinite(step) && step != 0 && (int64_t)ceilf((stop - start) / step) == d->ne[0];
 }
 
@@ -308,14 +311,14 @@ static int gx_mask(gx_layout mask, int64_t n_kv, int64_t n_rows, int64_t n_head,
 
 static int gx_sinks(gx_layout sinks, int64_t n_head)
 {
-    return sinks == NULL || (sinks->type == GX_F32 && gx_dense(sinks) && gx_count(sinks) == n_head);
+    return sinks == NULL || (gx_f32(sinks) && gx_dense(sinks) && gx_count(sinks) == n_head);
 }
 
 static int gx_soft_max(const gs_node *n, gx_layout d, gx_layout a, gx_layout mask, gx_layout sinks)
 {
-    return a->type == GX_F32 && d->type == GX_F32 && gx_same_ne(d, a) && gx_dense(d) && gx_rows(a)
+    return gx_f32(a) && gx_f32(d) && gx_same_ne(d, a) && gx_dense(d) && gx_rows(a)
         && (mask == NULL ? !(gx_float(n, 1) > 0)
-                         : gx_is(mask, GX_BIT(GX_F32) | GX_BIT(GX_F16))
+                         : gx_is(mask, GX_BIT(F32) | GX_BIT(F16))
                              && gx_mask(mask, d->ne[0], d->ne[1], d->ne[2], d->ne[3]))
         && gx_sinks(sinks, d->ne[2]);
 }
@@ -323,10 +326,10 @@ static int gx_soft_max(const gs_node *n, gx_layout d, gx_layout a, gx_layout mas
 static int gx_rope(const gs_node *n, gx_layout d, gx_layout a, gx_layout positions, gx_layout factors)
 {
     const int32_t n_dims = n->params[1], mode = n->params[2];
-    return gx_is(a, GX_BIT(GX_F32) | GX_BIT(GX_F16)) && d->type == a->type && gx_same_ne(d, a) && gx_rows(a)
+    return gx_is(a, GX_BIT(F32) | GX_BIT(F16)) && d->type == a->type && gx_same_ne(d, a) && gx_rows(a)
         && gx_rows(d) && (mode == 0 || mode == 2) && n_dims > 0 && n_dims % 2 == 0 && n_dims <= a->ne[0]
-        && a->ne[0] % 2 == 0 && positions->type == GX_I32 && gx_dense(positions) && gx_count(positions) == a->ne[2]
-        && (factors == NULL || (factors->type == GX_F32 && gx_dense(factors) && factors->ne[0] >= n_dims / 2));
+        && a->ne[0] % 2 == 0 && gx_i32(positions) && gx_dense(positions) && gx_count(positions) == a->ne[2]
+        && (factors == NULL || (gx_f32(factors) && gx_dense(factors) && factors->ne[0] >= n_dims / 2));
 }
 
 static int gx_flash(const gs_node *n, gx_layout d)
@@ -342,19 +345,19 @@ static int gx_flash(const gs_node *n, gx_layout d)
         /* ggml 0.15 pads keys to tiles of 64 with -inf, and caps that to a number. */
         return 0;
     }
-    return q->type == GX_F32 && d->type == GX_F32 && gx_is(k, stored) && gx_is(v, stored) && gx_strided(q)
+    return gx_f32(q) && gx_f32(d) && gx_is(k, stored) && gx_is(v, stored) && gx_strided(q)
         && gx_strided(k) && gx_strided(v) && gx_dense(d) && q->ne[0] == k->ne[0]
         && k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] && k->ne[3] == v->ne[3]
         && q->ne[2] % k->ne[2] == 0 && q->ne[3] == k->ne[3]
         && d->ne[0] == v->ne[0] && d->ne[1] == q->ne[2] && d->ne[2] == q->ne[1] && d->ne[3] == q->ne[3]
         && (mask == NULL ? !(gx_float(n, 1) > 0)
-                         : mask->type == GX_F16 && gx_mask(mask, k->ne[1], q->ne[1], q->ne[2], q->ne[3]))
+                         : mask->type == GS_TYPE_F16 && gx_mask(mask, k->ne[1], q->ne[1], q->ne[2], q->ne[3]))
         && gx_sinks(sinks, q->ne[2]);
 }
 
 static int gx_ssm_conv(gx_layout d, gx_layout sx, gx_layout c)
 {
-    return d->type == GX_F32 && sx->type == GX_F32 && c->type == GX_F32 && gx_dense(d) && gx_dense(sx) && gx_dense(c)
+    return gx_f32(d) && gx_f32(sx) && gx_f32(c) && gx_dense(d) && gx_dense(sx) && gx_dense(c)
         && sx->ne[3] == 1 && c->ne[2] == 1 && c->ne[3] == 1 && c->ne[1] == sx->ne[1] && d->ne[0] == sx->ne[1]
         && d->ne[1] == sx->ne[0] - c->ne[0] + 1 && d->ne[2] == sx->ne[2] && d->ne[3] == 1;
 }
@@ -365,12 +368,12 @@ static int gx_ssm_scan(const gs_node *n, gx_layout d)
     gx_layout B = &n->src[4]->layout, C = &n->src[5]->layout, ids = &n->src[6]->layout;
     const int64_t d_state = s->ne[0], head_dim = s->ne[1], n_head = s->ne[2];
     for (int i = 0; i < 6; i++) {
-        if (n->src[i]->layout.type != GX_F32 || !gx_rows(&n->src[i]->layout)) {
+        if (n->src[i]->layout.type != GS_TYPE_F32 || !gx_rows(&n->src[i]->layout)) {
             return 0;
         }
     }
-    if (n->params[0] != 1 || d->type != GX_F32 || !gx_dense(d) || !gx_dense(s) || !gx_dense(dt) || !gx_dense(A)
-        || ids->type != GX_I32 || !gx_dense(ids) || gx_count(ids) != x->ne[3]
+    if (n->params[0] != 1 || d->type != GS_TYPE_F32 || !gx_dense(d) || !gx_dense(s) || !gx_dense(dt) || !gx_dense(A)
+        || ids->type != GS_TYPE_I32 || !gx_dense(ids) || gx_count(ids) != x->ne[3]
         || x->nb[1] != x->ne[0] * 4 || B->nb[1] != B->ne[0] * 4 || C->nb[1] != C->ne[0] * 4) {
         return 0;
     }
@@ -382,123 +385,87 @@ static int gx_ssm_scan(const gs_node *n, gx_layout d)
         && d->ne[0] == gx_count(d) && d->ne[0] == gx_count(x) + d_state * head_dim * n_head * x->ne[3];
 }
 
-/* How many sources an op needs, and how many it may have; 0: not in the table. */
-static int gx_arity(int op, int *most)
+/* Extents and strides with which kernels count, and at least one element. */
+static int gx_is_sound(gx_layout a)
 {
-    int least;
-    switch (op) {
-    case GS_OP_ARANGE:
-        *most = 0;
-        return 0;
-    case GS_OP_ADD: case GS_OP_SUB: case GS_OP_MUL: case GS_OP_DIV: case GS_OP_ADD1: case GS_OP_MUL_MAT:
-    case GS_OP_GET_ROWS: case GS_OP_SET: case GS_OP_CONCAT: case GS_OP_SSM_CONV:
-        least = *most = 2;
-        break;
-    case GS_OP_ADD_ID: case GS_OP_MUL_MAT_ID: case GS_OP_SET_ROWS:
-        least = *most = 3;
-        break;
-    case GS_OP_SOFT_MAX:
-        least = 1;
-        *most = 3;
-        break;
-    case GS_OP_ROPE:
-        least = 2;
-        *most = 3;
-        break;
-    case GS_OP_FLASH_ATTN_EXT:
-        least = 3;
-        *most = 5;
-        break;
-    case GS_OP_SSM_SCAN:
-        least = *most = 7;
-        break;
-    case GS_OP_CPY: case GS_OP_GLU:
-        least = 1;
-        *most = 2;
-        break;
-    default:
-        least = *most = 1;
+    for (int i = 0; i < 4; i++) {
+        if (a->ne[i] > GX_MAX_EXTENT || a->nb[i] < 0) {
+            return 0;
+        }
     }
-    return least;
+    return !gx_empty(a);
 }
 
 static int gx_admits(const gs_node *n)
 {
+    /* How many sources an op needs, and how many it may have; other ops than these: one. */
+    static const struct { int8_t least, most; } arities[] = {
+        [GS_OP_ADD] = {2, 2}, [GS_OP_SUB] = {2, 2}, [GS_OP_MUL] = {2, 2}, [GS_OP_DIV] = {2, 2}, [GS_OP_ADD1] = {2, 2},
+        [GS_OP_MUL_MAT] = {2, 2}, [GS_OP_GET_ROWS] = {2, 2}, [GS_OP_SET] = {2, 2}, [GS_OP_CONCAT] = {2, 2},
+        [GS_OP_SSM_CONV] = {2, 2}, [GS_OP_ADD_ID] = {3, 3}, [GS_OP_MUL_MAT_ID] = {3, 3}, [GS_OP_SET_ROWS] = {3, 3},
+        [GS_OP_SOFT_MAX] = {1, 3}, [GS_OP_ROPE] = {2, 3}, [GS_OP_FLASH_ATTN_EXT] = {3, 5}, [GS_OP_SSM_SCAN] = {7, 7},
+        [GS_OP_CPY] = {1, 2}, [GS_OP_GLU] = {1, 2},
+    };
+    const int listed = (size_t)n->op < sizeof arities / sizeof *arities && arities[n->op].most;
+    const int least = listed ? arities[n->op].least : n->op != GS_OP_ARANGE;
+    const int most = listed ? arities[n->op].most : least;
     gx_layout d = &n->layout, s[GS_MAX_SRC] = {NULL};
-    int most, least = gx_arity(n->op, &most);
     if (n->op == GS_OP_NONE || (n->op >= GS_OP_VIEW && n->op <= GS_OP_TRANSPOSE)) {
         return 1;
     }
-    if (n->n_src < least || n->n_src > most) {
+    if (n->n_src < least || n->n_src > most || !gx_is_sound(d)) {
         return 0;
-    }
-    for (int k = 0; k < 4; k++) {
-        if (d->ne[k] > GX_MAX_EXTENT || d->nb[k] < 0) {
-            return 0;
-        }
     }
     for (int i = 0; i < n->n_src; i++) {
-        if (n->src[i] == NULL) {
-            if (i < least) {
-                return 0;
-            }
-            continue;
+        if (n->src[i] != NULL) {
+            s[i] = &n->src[i]->layout;
         }
-        s[i] = &n->src[i]->layout;
-        for (int k = 0; k < 4; k++) {
-            if (s[i]->ne[k] > GX_MAX_EXTENT || s[i]->nb[k] < 0) {
-                return 0;
-            }
-        }
-        if (gx_empty(s[i])) {
+        if (s[i] != NULL ? !gx_is_sound(s[i]) : i < least) {
             return 0;
         }
-    }
-    if (gx_empty(d)) {
-        return 0;
     }
     switch (n->op) {
     case GS_OP_ADD: case GS_OP_SUB: case GS_OP_MUL: case GS_OP_DIV:
         return gx_binary(d, s[0], s[1]);
     case GS_OP_ADD1:
-        return d->type == GX_F32 && s[0]->type == GX_F32 && s[1]->type == GX_F32 && gx_same_ne(d, s[0])
+        return gx_f32(d) && gx_f32(s[0]) && gx_f32(s[1]) && gx_same_ne(d, s[0])
             && gx_rows(d) && gx_rows(s[0]) && gx_count(s[1]) == 1;
     case GS_OP_ADD_ID:
-        return d->type == GX_F32 && s[0]->type == GX_F32 && s[1]->type == GX_F32 && s[2]->type == GX_I32
+        return gx_f32(d) && gx_f32(s[0]) && gx_f32(s[1]) && gx_i32(s[2])
             && gx_same_ne(d, s[0]) && gx_rows(d) && gx_rows(s[0]) && gx_rows(s[1]) && gx_rows(s[2])
             && s[1]->ne[0] == d->ne[0] && s[1]->ne[2] == 1 && s[1]->ne[3] == 1 && d->ne[3] == 1
             && s[2]->ne[0] == d->ne[1] && s[2]->ne[1] == d->ne[2] && s[2]->ne[2] == 1 && s[2]->ne[3] == 1;
     case GS_OP_SCALE:
-        return gx_elementwise(d, s[0], GX_BIT(GX_F32), 1) && gx_dense(d) && gx_dense(s[0]);
+        return gx_elementwise(d, s[0], GX_BIT(F32), 1) && gx_dense(d) && gx_dense(s[0]);
     case GS_OP_SQR: case GS_OP_SQRT: case GS_OP_LOG:
         return gx_elementwise(d, s[0], GX_FLOATS, 0);
     case GS_OP_CLAMP:
-        return gx_elementwise(d, s[0], GX_BIT(GX_F32) | GX_BIT(GX_F16), 1);
+        return gx_elementwise(d, s[0], GX_BIT(F32) | GX_BIT(F16), 1);
     case GS_OP_UNARY:
         return gx_unary(n, d, s[0]);
     case GS_OP_GLU:
         return gx_glu(n, d, s[0], s[1]);
     case GS_OP_SUM:
-        return d->type == GX_F32 && s[0]->type == GX_F32 && gx_rows(s[0]) && gx_count(d) == 1;
+        return gx_f32(d) && gx_f32(s[0]) && gx_rows(s[0]) && gx_count(d) == 1;
     case GS_OP_SUM_ROWS: case GS_OP_MEAN:
-        return d->type == GX_F32 && s[0]->type == GX_F32 && gx_rows(s[0]) && gx_rows(d) && d->ne[0] == 1
-            && d->ne[1] == s[0]->ne[1] && d->ne[2] == s[0]->ne[2] && d->ne[3] == s[0]->ne[3];
+        return gx_f32(d) && gx_f32(s[0]) && gx_rows(s[0]) && gx_rows(d) && d->ne[0] == 1
+            && gx_same_rows(d, s[0]);
     case GS_OP_ARGMAX:
-        return d->type == GX_I32 && s[0]->type == GX_F32 && gx_rows(s[0]) && s[0]->ne[2] == 1 && s[0]->ne[3] == 1
+        return gx_i32(d) && gx_f32(s[0]) && gx_rows(s[0]) && s[0]->ne[2] == 1 && s[0]->ne[3] == 1
             && d->ne[0] == s[0]->ne[1] && gx_count(d) == d->ne[0] && gx_rows(d);
     case GS_OP_ARGSORT: case GS_OP_TOP_K:
-        return d->type == GX_I32 && s[0]->type == GX_F32 && gx_rows(s[0]) && gx_rows(d)
+        return gx_i32(d) && gx_f32(s[0]) && gx_rows(s[0]) && gx_rows(d)
             && (n->op == GS_OP_TOP_K ? d->ne[0] <= s[0]->ne[0] : d->ne[0] == s[0]->ne[0])
-            && d->ne[1] == s[0]->ne[1] && d->ne[2] == s[0]->ne[2] && d->ne[3] == s[0]->ne[3];
+            && gx_same_rows(d, s[0]);
     case GS_OP_NORM: case GS_OP_RMS_NORM: case GS_OP_L2_NORM:
-        return gx_elementwise(d, s[0], GX_BIT(GX_F32), 0) && gx_float(n, 0) >= 0;
+        return gx_elementwise(d, s[0], GX_BIT(F32), 0) && gx_float(n, 0) >= 0;
     case GS_OP_GROUP_NORM: {
         const int64_t groups = n->params[0];
-        return gx_elementwise(d, s[0], GX_BIT(GX_F32), 0) && gx_float(n, 1) >= 0 && groups > 0
+        return gx_elementwise(d, s[0], GX_BIT(F32), 0) && gx_float(n, 1) >= 0 && groups > 0
             && s[0]->ne[2] % groups == 0;
     }
     case GS_OP_DIAG_MASK_INF: case GS_OP_DIAG_MASK_ZERO:
-        return gx_elementwise(d, s[0], GX_BIT(GX_F32), 0) && gx_dense(d) && gx_dense(s[0]) && n->params[0] >= 0;
+        return gx_elementwise(d, s[0], GX_BIT(F32), 0) && gx_dense(d) && gx_dense(s[0]) && n->params[0] >= 0;
     case GS_OP_SOFT_MAX:
         return gx_soft_max(n, d, s[0], s[1], s[2]);
     case GS_OP_ROPE:
@@ -516,7 +483,7 @@ static int gx_admits(const gs_node *n)
     case GS_OP_CPY: case GS_OP_CONT: case GS_OP_DUP:
         return gx_copy(d, s[0]);
     case GS_OP_REPEAT:
-        return gx_is(d, GX_FLOATS | GX_BIT(GX_I32)) && d->type == s[0]->type && gx_rows(d) && gx_rows(s[0])
+        return gx_is(d, GX_FLOATS | GX_BIT(I32)) && d->type == s[0]->type && gx_rows(d) && gx_rows(s[0])
             && gx_repeats(s[0], d);
     case GS_OP_CONCAT:
         return gx_concat(n, d, s[0], s[1]);

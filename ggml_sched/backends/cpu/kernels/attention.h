@@ -61,7 +61,7 @@ static const float *bias_of(const flash *f, line l, int64_t first, int64_t n, fl
     const int64_t *ne = f->mask->layout.ne;
     int size = gs_plain_size(f->mask->layout.type);
     const char *at = row_of(f->mask, (where){l.row, l.head % ne[2], l.batch % ne[3]}) + first * size;
-    if (f->mask->layout.type == GS_T_F32)
+    if (f->mask->layout.type == GS_TYPE_F32)
         return (const float *)at;
     floats_from(f->mask->layout.type, at, tile, n);
     return tile;
@@ -132,7 +132,7 @@ INLINE void add_halves(float *acc, const float *weights, const char *v, int64_t 
 
 INLINE const float *row_as_f32(const gs_node *t, where w, int64_t n, float *copy) {
     const char *from = row_of(t, w);
-    if (t->layout.type == GS_T_F32)
+    if (t->layout.type == GS_TYPE_F32)
         return (const float *)from;
     load_row(t->layout.type, from, copy, n);
     return copy;
@@ -204,7 +204,7 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
     if (m == 1)
         bias = bias_of(f, line_of(f, head_kv, batch, m0), first, n, s.tile);
     int64_t key = 0;
-    if (m == 1 && f->k->layout.type == GS_T_F16 && f->d % V == 0) {
+    if (m == 1 && f->k->layout.type == GS_TYPE_F16 && f->d % V == 0) {
         /* Computing a masked cell is cheaper than a branch around it; finish_scores ignores its score. */
         const char *k = row_of(f->k, (where){first, head_kv, batch});
         int64_t next = f->k->layout.nb[1];
@@ -243,7 +243,7 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
     }
     int64_t column = 0;
     /* Values: wide columns of f16 in registers, the remaining columns row by row. */
-    if (f->v->layout.type == GS_T_F16)
+    if (f->v->layout.type == GS_TYPE_F16)
         for (; column + 4 * V <= f->dv; column += 4 * V)
             for (int64_t i = 0; i < m; i++)
                 add_halves(acc + i * stride + column, s.scores + i * CHUNK,
@@ -551,7 +551,7 @@ static int flash_fits(const gs_node *node) {
         return 0;
     const gs_layout *q = &node->src[0]->layout, *k = &node->src[1]->layout, *v = &node->src[2]->layout;
     const gs_node *mask = node->n_src > 3 ? node->src[3] : NULL, *sinks = node->n_src > 4 ? node->src[4] : NULL;
-    if (node->layout.type != GS_T_F32 || q->type != GS_T_F32 || !rows_are_whole(node->src[0])
+    if (node->layout.type != GS_TYPE_F32 || q->type != GS_TYPE_F32 || !rows_are_whole(node->src[0])
         || !rows_are_whole(node->src[1]) || !rows_are_whole(node->src[2]) || !rows_are_whole(node))
         return 0;
     if (k->ne[0] != q->ne[0] || k->ne[3] != q->ne[3] || k->ne[1] != v->ne[1] || k->ne[2] != v->ne[2]
@@ -561,7 +561,7 @@ static int flash_fits(const gs_node *node) {
         || node->layout.ne[3] != q->ne[3] || q->ne[0] > 4096 || v->ne[0] > 4096)
         return 0;
     return mask_is_right(mask, k->ne[1], q->ne[1], q->ne[2], q->ne[3])
-           && (sinks == NULL || (sinks->layout.type == GS_T_F32 && n_elements_of(sinks) == q->ne[2]
+           && (sinks == NULL || (sinks->layout.type == GS_TYPE_F32 && n_elements_of(sinks) == q->ne[2]
                                  && is_dense(sinks)));
 }
 

@@ -9,27 +9,12 @@
 #define GGML_SCHED_KERNELS_BLOCKS_H
 
 #include <stdint.h>
+#include "ggml_sched/types.h"
 
-/* Type numbers of ggml, as in ggml_sched.Type. */
-enum gs_type {
-    GS_TYPE_F32 = 0,
-    GS_TYPE_F16 = 1,
-    GS_TYPE_Q4_0 = 2,
-    GS_TYPE_Q4_1 = 3,
-    GS_TYPE_Q5_0 = 6,
-    GS_TYPE_Q5_1 = 7,
-    GS_TYPE_Q8_0 = 8,
-    GS_TYPE_Q2_K = 10,
-    GS_TYPE_Q3_K = 11,
-    GS_TYPE_Q4_K = 12,
-    GS_TYPE_Q5_K = 13,
-    GS_TYPE_Q6_K = 14,
-    GS_TYPE_IQ4_NL = 20,
-    GS_TYPE_IQ4_XS = 23,
-    GS_TYPE_I32 = 26,
-    GS_TYPE_BF16 = 30,
-    GS_TYPE_MXFP4 = 39
-};
+/* The quantised types: X(name in capitals, name). */
+#define GS_QUANTISED(X) \
+    X(Q4_0, q4_0) X(Q4_1, q4_1) X(Q5_0, q5_0) X(Q5_1, q5_1) X(Q8_0, q8_0) X(Q2_K, q2_k) X(Q3_K, q3_k) X(Q4_K, q4_k) \
+    X(Q5_K, q5_k) X(Q6_K, q6_k) X(IQ4_NL, iq4_nl) X(IQ4_XS, iq4_xs) X(MXFP4, mxfp4)
 
 #define GS_MAX_BLOCK 256       /* elements of the largest block */
 #define GS_MAX_GROUPS 16       /* groups of a block             */

@@ -1,7 +1,7 @@
 /* build.c -- see build.h: overlap, tables, and the order in which builders are tried. */
 #include "build.h"
 #include "matmul.h"
-#include "types.h"
+#include "convert.h"
 
 #include <string.h>
 

@@ -1,19 +1,30 @@
-/* convert.h -- which types rows are read from and written to, on top of blocks.h. */
+/* convert.h -- sizes of types, and which types rows are read from and written to, on top of blocks.h. */
 #ifndef GGML_SCHED_KERNELS_CONVERT_H
 #define GGML_SCHED_KERNELS_CONVERT_H
 
 #include "blocks.h"
-#include "types.h"
+#include "floats.h"
 
-/* Whether gs_dequantize_row decodes the blocks of a type. */
-static inline int gs_decodes(int type) { return gs_block_kind_of(type) != NULL; }
-
-/* Whether gs_quantize_row makes blocks of a type: those that KV caches use. */
-static inline int gs_quantizes(int type) {
-    return type == GS_T_Q8_0 || type == GS_T_Q4_0 || type == GS_T_Q4_1 || type == GS_T_Q5_0 || type == GS_T_Q5_1;
+/* Bytes of an element of a plain type; 0 for block types and unknown ones. */
+static inline int gs_plain_size(int type) {
+    switch (type) {
+    case GS_TYPE_F32: case GS_TYPE_I32: return 4;
+    case GS_TYPE_F16: case GS_TYPE_BF16: case GS_TYPE_I16: return 2;
+    case GS_TYPE_I8: return 1;
+    case GS_TYPE_I64: case GS_TYPE_F64: return 8;
+    default: return 0;
+    }
 }
 
-/* Elements and bytes of a block; 1 and the element's size for plain types, 0 for what is unknown. */
+static inline int gs_is_float(int type) {
+    return type == GS_TYPE_F32 || type == GS_TYPE_F16 || type == GS_TYPE_BF16;
+}
+
+static inline float gs_param_f32(const int32_t *params, int i) {
+    return gs_f32_of_bits((uint32_t)params[i]);
+}
+
+/* Elements and bytes of a block; 1 and the element's size for plain types, 0 for types that are not decoded. */
 static inline int gs_block_elements(int type) {
     const gs_block_kind *kind = gs_plain_size(type) ? NULL : gs_block_kind_of(type);
     return gs_plain_size(type) ? 1 : kind != NULL ? kind->elements : 0;
@@ -22,6 +33,15 @@ static inline int gs_block_elements(int type) {
 static inline int gs_block_bytes(int type) {
     const gs_block_kind *kind = gs_plain_size(type) ? NULL : gs_block_kind_of(type);
     return kind != NULL ? kind->bytes : gs_plain_size(type);
+}
+
+/* Whether gs_dequantize_row decodes the blocks of a type. */
+static inline int gs_decodes(int type) { return gs_block_kind_of(type) != NULL; }
+
+/* Whether gs_quantize_row makes blocks of a type: those that KV caches use. */
+static inline int gs_quantizes(int type) {
+    return type == GS_TYPE_Q8_0 || type == GS_TYPE_Q4_0 || type == GS_TYPE_Q4_1 || type == GS_TYPE_Q5_0
+           || type == GS_TYPE_Q5_1;
 }
 
 #endif

@@ -77,7 +77,7 @@ static void run_copy(const gs_call *call, int32_t part, char *shared, char *scra
         char *y = to + w.i1 * o->nb[1] + w.i2 * o->nb[2] + w.i3 * o->nb[3];
         if (a->type == o->type) {
             move_units(x, sa, y, so, n / gs_block_elements(a->type), gs_block_bytes(a->type));
-        } else if (a->type == GS_T_I32) {
+        } else if (a->type == GS_TYPE_I32) {
             for (int64_t i = 0; i < n; i++)
                 *(float *)(y + i * so) = (float)*(const int32_t *)(x + i * sa);
         } else if (gs_is_float(a->type) && gs_is_float(o->type)) {
@@ -87,7 +87,7 @@ static void run_copy(const gs_call *call, int32_t part, char *shared, char *scra
             }
         } else {
             const float *values = (const float *)x;
-            if (a->type != GS_T_F32) {
+            if (a->type != GS_TYPE_F32) {
                 load_row(a->type, x, row, n);
                 values = row;
             }
@@ -163,7 +163,7 @@ static int build_copy(const gs_node *node, int32_t position, gs_calls *to) {
         return GS_UNSUPPORTED_OP;
     gs_layout a = x->layout, o = node->layout;
     int ok = a.type == o.type ? gs_block_elements(a.type) > 0
-             : (loads(a.type) && stores(o.type)) || (a.type == GS_T_I32 && o.type == GS_T_F32);
+             : (loads(a.type) && stores(o.type)) || (a.type == GS_TYPE_I32 && o.type == GS_TYPE_F32);
     if (!ok || a.ne[0] % gs_block_elements(a.type) || o.ne[0] % gs_block_elements(o.type))
         return GS_UNSUPPORTED_OP;
     if (n_elements_of(node) == 0)
@@ -181,7 +181,7 @@ static int build_copy(const gs_node *node, int32_t position, gs_calls *to) {
     if ((gs_block_elements(a.type) > 1 && a.nb[0] != gs_block_bytes(a.type))
         || (gs_block_elements(o.type) > 1 && o.nb[0] != gs_block_bytes(o.type)))
         return GS_UNSUPPORTED_OP;
-    int through_blocks = a.type != o.type && !(gs_is_float(a.type) && gs_is_float(o.type)) && a.type != GS_T_I32;
+    int through_blocks = a.type != o.type && !(gs_is_float(a.type) && gs_is_float(o.type)) && a.type != GS_TYPE_I32;
     if (through_blocks && (a.nb[0] != gs_block_bytes(a.type) || o.nb[0] != gs_block_bytes(o.type)))
         return GS_UNSUPPORTED_OP;
     return add_copy(node, position, to, &a, x->data, &o, node->data);
@@ -247,7 +247,7 @@ static int build_repeat(const gs_node *node, int32_t position, gs_calls *to) {
 static int64_t id_at(const gs_node *ids, int64_t i0, int64_t i1, int64_t i2) {
     const char *at = (const char *)ids->data + i0 * ids->layout.nb[0] + i1 * ids->layout.nb[1]
                      + i2 * ids->layout.nb[2];
-    return ids->layout.type == GS_T_I64 ? *(const int64_t *)at : *(const int32_t *)at;
+    return ids->layout.type == GS_TYPE_I64 ? *(const int64_t *)at : *(const int32_t *)at;
 }
 
 static int outside(int64_t id, int64_t limit, int source, gs_fault *fault) {
@@ -302,8 +302,8 @@ static int build_get_rows(const gs_node *node, int32_t position, gs_calls *to) {
     if (node->n_src != 2 || node->src[0] == NULL || node->src[1] == NULL)
         return GS_UNSUPPORTED_OP;
     const gs_layout *a = &node->src[0]->layout, *ids = &node->src[1]->layout, *o = &node->layout;
-    int ints = a->type == GS_T_I32 && o->type == GS_T_I32;
-    if (!(ints || (loads(a->type) && o->type == GS_T_F32)) || ids->type != GS_T_I32 || ids->ne[3] != 1
+    int ints = a->type == GS_TYPE_I32 && o->type == GS_TYPE_I32;
+    if (!(ints || (loads(a->type) && o->type == GS_TYPE_F32)) || ids->type != GS_TYPE_I32 || ids->ne[3] != 1
         || a->ne[2] != ids->ne[1] || a->ne[3] != ids->ne[2] || o->ne[0] != a->ne[0] || o->ne[1] != ids->ne[0]
         || o->ne[2] != ids->ne[1] || o->ne[3] != ids->ne[2])
         return GS_UNSUPPORTED_OP;
@@ -343,7 +343,7 @@ static int build_set_rows(const gs_node *node, int32_t position, gs_calls *to) {
     if (node->n_src != 3 || node->src[0] == NULL || node->src[1] == NULL || node->src[2] == NULL)
         return GS_UNSUPPORTED_OP;
     const gs_layout *b = &node->src[0]->layout, *ids = &node->src[1]->layout, *o = &node->layout;
-    if (b->type != GS_T_F32 || (ids->type != GS_T_I32 && ids->type != GS_T_I64) || !stores(o->type)
+    if (b->type != GS_TYPE_F32 || (ids->type != GS_TYPE_I32 && ids->type != GS_TYPE_I64) || !stores(o->type)
         || b->ne[0] != o->ne[0] || b->ne[2] != o->ne[2] || b->ne[3] != o->ne[3] || ids->ne[3] != 1
         || b->ne[1] != ids->ne[0] || ids->ne[1] <= 0 || ids->ne[2] <= 0 || b->ne[2] % ids->ne[1]
         || b->ne[3] % ids->ne[2] || o->nb[0] != gs_block_bytes(o->type) || o->ne[0] % gs_block_elements(o->type))
@@ -379,10 +379,10 @@ static void run_add_id(const gs_call *call, int32_t part, char *shared, char *sc
         char *y = row_of(node, w);
         for (int64_t i = 0; i < n; i += TILE) {
             int64_t count = n - i < TILE ? n - i : TILE;
-            float *out = tile_for(y + i * so, GS_T_F32, so, count, tile_out);
-            f_add(out, tile_of(x + i * sa, GS_T_F32, sa, count, tile_a),
-                  tile_of(z + i * sb, GS_T_F32, sb, count, tile_b), count, none);
-            put_tile(out, y + i * so, GS_T_F32, so, count);
+            float *out = tile_for(y + i * so, GS_TYPE_F32, so, count, tile_out);
+            f_add(out, tile_of(x + i * sa, GS_TYPE_F32, sa, count, tile_a),
+                  tile_of(z + i * sb, GS_TYPE_F32, sb, count, tile_b), count, none);
+            put_tile(out, y + i * so, GS_TYPE_F32, so, count);
         }
     }
 }
@@ -391,7 +391,7 @@ static int build_add_id(const gs_node *node, int32_t position, gs_calls *to) {
     if (node->n_src != 3 || !f32_like(node) || node->src[1] == NULL || node->src[2] == NULL)
         return GS_UNSUPPORTED_OP;
     const gs_layout *a = &node->src[0]->layout, *b = &node->src[1]->layout, *ids = &node->src[2]->layout;
-    if (b->type != GS_T_F32 || ids->type != GS_T_I32 || a->ne[0] != b->ne[0] || a->ne[1] != ids->ne[0]
+    if (b->type != GS_TYPE_F32 || ids->type != GS_TYPE_I32 || a->ne[0] != b->ne[0] || a->ne[1] != ids->ne[0]
         || a->ne[2] != ids->ne[1] || b->ne[2] != 1 || b->ne[3] != 1 || a->ne[3] != 1 || ids->ne[2] != 1
         || ids->ne[3] != 1)
         return GS_UNSUPPORTED_OP;

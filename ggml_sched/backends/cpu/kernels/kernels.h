@@ -4,7 +4,6 @@
  */
 #include "build.h"
 #include "convert.h"
-#include "types.h"
 
 #include "vector.h"
 #include "rows.h"

@@ -79,42 +79,22 @@ static void few(const gs_product *of, const char *shared, int64_t group, int64_t
     case GS_TYPE_F32: few_f32(of, shared, group, row0, row1); return;
     case GS_TYPE_F16: few_f16(of, shared, group, row0, row1); return;
     case GS_TYPE_BF16: few_bf16(of, shared, group, row0, row1); return;
-    case GS_TYPE_Q4_0: few_q4_0(of, shared, group, row0, row1); return;
-    case GS_TYPE_Q4_1: few_q4_1(of, shared, group, row0, row1); return;
-    case GS_TYPE_Q5_0: few_q5_0(of, shared, group, row0, row1); return;
-    case GS_TYPE_Q5_1: few_q5_1(of, shared, group, row0, row1); return;
-    case GS_TYPE_Q8_0: few_q8_0(of, shared, group, row0, row1); return;
-    case GS_TYPE_Q2_K: few_q2_k(of, shared, group, row0, row1); return;
-    case GS_TYPE_Q3_K: few_q3_k(of, shared, group, row0, row1); return;
-    case GS_TYPE_Q4_K: few_q4_k(of, shared, group, row0, row1); return;
-    case GS_TYPE_Q5_K: few_q5_k(of, shared, group, row0, row1); return;
-    case GS_TYPE_Q6_K: few_q6_k(of, shared, group, row0, row1); return;
-    case GS_TYPE_IQ4_NL: few_iq4_nl(of, shared, group, row0, row1); return;
-    case GS_TYPE_IQ4_XS: few_iq4_xs(of, shared, group, row0, row1); return;
-    default: few_mxfp4(of, shared, group, row0, row1);
+#define RUN(TYPE, type) case GS_TYPE_##TYPE: few_##type(of, shared, group, row0, row1); return;
+    GS_QUANTISED(RUN)
+#undef RUN
     }
 }
 
 static void many(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1, int64_t column0,
                  int64_t column1, char *scratch) {
-#define RUN(kernel) kernel(of, shared, group, row0, row1, column0, column1, scratch)
     switch (of->type) {
-    case GS_TYPE_F32: many_f(GS_TYPE_F32, of, shared, group, row0, row1, column0, column1, scratch); return;
-    case GS_TYPE_F16: many_f(GS_TYPE_F16, of, shared, group, row0, row1, column0, column1, scratch); return;
-    case GS_TYPE_BF16: many_f(GS_TYPE_BF16, of, shared, group, row0, row1, column0, column1, scratch); return;
-    case GS_TYPE_Q4_0: RUN(many_q4_0); return;
-    case GS_TYPE_Q4_1: RUN(many_q4_1); return;
-    case GS_TYPE_Q5_0: RUN(many_q5_0); return;
-    case GS_TYPE_Q5_1: RUN(many_q5_1); return;
-    case GS_TYPE_Q8_0: RUN(many_q8_0); return;
-    case GS_TYPE_Q2_K: RUN(many_q2_k); return;
-    case GS_TYPE_Q3_K: RUN(many_q3_k); return;
-    case GS_TYPE_Q4_K: RUN(many_q4_k); return;
-    case GS_TYPE_Q5_K: RUN(many_q5_k); return;
-    case GS_TYPE_Q6_K: RUN(many_q6_k); return;
-    case GS_TYPE_IQ4_NL: RUN(many_iq4_nl); return;
-    case GS_TYPE_IQ4_XS: RUN(many_iq4_xs); return;
-    default: RUN(many_mxfp4);
+#define RUN(TYPE) \
+    case GS_TYPE_##TYPE: many_f(GS_TYPE_##TYPE, of, shared, group, row0, row1, column0, column1, scratch); return;
+    RUN(F32) RUN(F16) RUN(BF16)
+#undef RUN
+#define RUN(TYPE, type) \
+    case GS_TYPE_##TYPE: many_##type(of, shared, group, row0, row1, column0, column1, scratch); return;
+    GS_QUANTISED(RUN)
     }
 #undef RUN
 }

@@ -86,7 +86,7 @@ static void run_norm(const gs_call *call, int32_t part, char *shared, char *scra
 
 static int f32_like(const gs_node *node) {
     const gs_node *a = node->n_src > 0 ? node->src[0] : NULL;
-    return a != NULL && a->layout.type == GS_T_F32 && node->layout.type == GS_T_F32 && same_extents(a, node);
+    return a != NULL && a->layout.type == GS_TYPE_F32 && node->layout.type == GS_TYPE_F32 && same_extents(a, node);
 }
 
 static int64_t row_bytes_padded(int64_t n) { return (n * 4 + 63) / 64 * 64; }
@@ -122,7 +122,7 @@ static void run_sum_rows(const gs_call *call, int32_t part, char *shared, char *
 
 static int build_sum_rows(const gs_node *node, int32_t position, gs_calls *to) {
     const gs_node *a = node->n_src == 1 ? node->src[0] : NULL;
-    if (a == NULL || a->layout.type != GS_T_F32 || node->layout.type != GS_T_F32 || node->layout.ne[0] != 1
+    if (a == NULL || a->layout.type != GS_TYPE_F32 || node->layout.type != GS_TYPE_F32 || node->layout.ne[0] != 1
         || a->layout.ne[1] != node->layout.ne[1] || a->layout.ne[2] != node->layout.ne[2]
         || a->layout.ne[3] != node->layout.ne[3])
         return GS_UNSUPPORTED_OP;
@@ -249,7 +249,7 @@ static void run_soft_max(const gs_call *call, int32_t part, char *shared, char *
         float *out = so == 4 || n == 1 ? (float *)to : (float *)scratch;
         const char *m = mask == NULL ? NULL : row_of(mask, (where){w.i1, w.i2 % mask->layout.ne[2],
                                                                    w.i3 % mask->layout.ne[3]});
-        scale_and_mask(out, x, n, scale, m, mask == NULL ? GS_T_F32 : mask->layout.type,
+        scale_and_mask(out, x, n, scale, m, mask == NULL ? GS_TYPE_F32 : mask->layout.type,
                        slope_of(w.i2, node->layout.ne[2], max_bias));
         float top = largest_of(out, n), sink = 0;
         if (sinks != NULL) {
@@ -269,7 +269,7 @@ static int mask_is_right(const gs_node *mask, int64_t n_kv, int64_t n_rows, int6
     if (mask == NULL)
         return 1;
     const int64_t *ne = mask->layout.ne;
-    return (mask->layout.type == GS_T_F32 || mask->layout.type == GS_T_F16) && ne[0] == n_kv && ne[1] >= n_rows
+    return (mask->layout.type == GS_TYPE_F32 || mask->layout.type == GS_TYPE_F16) && ne[0] == n_kv && ne[1] >= n_rows
            && ne[2] > 0 && ne[3] > 0 && n_head % ne[2] == 0 && n_batch % ne[3] == 0
            && (mask->layout.nb[0] == gs_plain_size(mask->layout.type) || n_kv == 1);
 }
@@ -280,7 +280,7 @@ static int build_soft_max(const gs_node *node, int32_t position, gs_calls *to) {
         return GS_UNSUPPORTED_OP;
     const gs_node *sinks = node->n_src > 2 ? node->src[2] : NULL;
     if (!mask_is_right(node->n_src > 1 ? node->src[1] : NULL, ne[0], ne[1], ne[2], ne[3])
-        || (sinks != NULL && (sinks->layout.type != GS_T_F32 || n_elements_of(sinks) != ne[2] || !is_dense(sinks))))
+        || (sinks != NULL && (sinks->layout.type != GS_TYPE_F32 || n_elements_of(sinks) != ne[2] || !is_dense(sinks))))
         return GS_UNSUPPORTED_OP;
     if (n_elements_of(node) == 0)
         return GS_OK;

@@ -100,7 +100,7 @@ static void run_rope(const gs_call *call, int32_t part, char *shared, char *scra
         const float *c = of->table + w.i2 * 2 * of->half;
         const char *from = row_of(a, w);
         char *to = row_of(node, w);
-        if (type == GS_T_F32) {
+        if (type == GS_TYPE_F32) {
             const float *x = dense_row(from, sa, n, row);
             float *out = so == 4 || n == 1 ? (float *)to : row;
             turn_row(out, x, n, of->half, c, c + of->half, node->params[2] == 2);
@@ -143,11 +143,11 @@ static int build_rope(const gs_node *node, int32_t position, gs_calls *to, gs_ta
     const gs_node *a = node->n_src > 1 ? node->src[0] : NULL, *positions = node->n_src > 1 ? node->src[1] : NULL;
     const gs_node *factors = node->n_src > 2 ? node->src[2] : NULL;
     const int32_t *p = node->params;
-    if (a == NULL || positions == NULL || node->n_src > 3 || positions->layout.type != GS_T_I32
-        || (a->layout.type != GS_T_F32 && a->layout.type != GS_T_F16) || a->layout.type != node->layout.type
+    if (a == NULL || positions == NULL || node->n_src > 3 || positions->layout.type != GS_TYPE_I32
+        || (a->layout.type != GS_TYPE_F32 && a->layout.type != GS_TYPE_F16) || a->layout.type != node->layout.type
         || !same_extents(a, node) || (p[2] != 0 && p[2] != 2) || p[1] < 0 || p[1] % 2 || p[1] > node->layout.ne[0]
         || n_elements_of(positions) != node->layout.ne[2]
-        || (factors != NULL && (factors->layout.type != GS_T_F32 || factors->layout.ne[0] < p[1] / 2)))
+        || (factors != NULL && (factors->layout.type != GS_TYPE_F32 || factors->layout.ne[0] < p[1] / 2)))
         return GS_UNSUPPORTED_OP;
     if (n_elements_of(node) == 0)
         return GS_OK;

@@ -83,7 +83,7 @@ static void floats_from_bf16(const uint16_t *from, float *to, int64_t n) {
     for (; i + V <= n; i += V)
         vstore(to + i, vfrom_bf16(from + i));
     for (; i < n; i++)
-        to[i] = gs_float_of_bits((uint32_t)from[i] << 16);
+        to[i] = gs_f32_of_bits((uint32_t)from[i] << 16);
 }
 
 static void floats_to_bf16(const float *from, uint16_t *to, int64_t n) {
@@ -101,18 +101,18 @@ static void floats_to_bf16(const float *from, uint16_t *to, int64_t n) {
 
 /* n contiguous elements of a float type as f32. */
 HELPER void floats_from(int type, const void *from, float *to, int64_t n) {
-    if (type == GS_T_F16)
+    if (type == GS_TYPE_F16)
         floats_from_f16(from, to, n);
-    else if (type == GS_T_BF16)
+    else if (type == GS_TYPE_BF16)
         floats_from_bf16(from, to, n);
     else
         memcpy(to, from, (size_t)n * 4);
 }
 
 HELPER void floats_to(int type, const float *from, void *to, int64_t n) {
-    if (type == GS_T_F16)
+    if (type == GS_TYPE_F16)
         floats_to_f16(from, to, n);
-    else if (type == GS_T_BF16)
+    else if (type == GS_TYPE_BF16)
         floats_to_bf16(from, to, n);
     else
         memmove(to, from, (size_t)n * 4);
@@ -121,12 +121,12 @@ HELPER void floats_to(int type, const float *from, void *to, int64_t n) {
 /* n <= TILE elements of a float type, `stride` bytes apart, as contiguous f32: in place or in `tile`. */
 INLINE const float *tile_of(const char *from, int type, int64_t stride, int64_t n, float *tile) {
     if (stride == gs_plain_size(type) || n == 1) {
-        if (type == GS_T_F32)
+        if (type == GS_TYPE_F32)
             return (const float *)from;
         floats_from(type, from, tile, n);
         return tile;
     }
-    if (type == GS_T_F32) {
+    if (type == GS_TYPE_F32) {
         for (int64_t i = 0; i < n; i++)
             tile[i] = *(const float *)(from + i * stride);
         return tile;
@@ -140,7 +140,7 @@ INLINE const float *tile_of(const char *from, int type, int64_t stride, int64_t 
 
 /* Where to write n results: the destination itself, or `tile`, which put_tile copies to the destination. */
 INLINE float *tile_for(char *to, int type, int64_t stride, int64_t n, float *tile) {
-    return type == GS_T_F32 && (stride == 4 || n == 1) ? (float *)to : tile;
+    return type == GS_TYPE_F32 && (stride == 4 || n == 1) ? (float *)to : tile;
 }
 
 INLINE void put_tile(const float *tile, char *to, int type, int64_t stride, int64_t n) {
@@ -148,7 +148,7 @@ INLINE void put_tile(const float *tile, char *to, int type, int64_t stride, int6
         return;
     if (stride == gs_plain_size(type) || n == 1) {
         floats_to(type, tile, to, n);
-    } else if (type == GS_T_F32) {
+    } else if (type == GS_TYPE_F32) {
         for (int64_t i = 0; i < n; i++)
             *(float *)(to + i * stride) = tile[i];
     } else {

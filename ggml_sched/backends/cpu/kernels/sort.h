@@ -52,7 +52,7 @@ static void run_sort(const gs_call *call, int32_t part, char *shared, char *scra
 
 static int build_sort(const gs_node *node, int32_t position, gs_calls *to) {
     const gs_node *a = node->n_src == 1 ? node->src[0] : NULL;
-    if (a == NULL || a->layout.type != GS_T_F32 || node->layout.type != GS_T_I32
+    if (a == NULL || a->layout.type != GS_TYPE_F32 || node->layout.type != GS_TYPE_I32
         || node->layout.ne[0] > a->layout.ne[0] || node->layout.ne[1] != a->layout.ne[1]
         || node->layout.ne[2] != a->layout.ne[2] || node->layout.ne[3] != a->layout.ne[3]
         || (node->op == GS_OP_ARGSORT && node->layout.ne[0] != a->layout.ne[0]) || a->layout.ne[0] > INT32_MAX / 16)
@@ -84,7 +84,7 @@ static void run_argmax(const gs_call *call, int32_t part, char *shared, char *sc
 
 static int build_argmax(const gs_node *node, int32_t position, gs_calls *to) {
     const gs_node *a = node->n_src == 1 ? node->src[0] : NULL;
-    if (a == NULL || a->layout.type != GS_T_F32 || node->layout.type != GS_T_I32 || a->layout.ne[0] <= 0
+    if (a == NULL || a->layout.type != GS_TYPE_F32 || node->layout.type != GS_TYPE_I32 || a->layout.ne[0] <= 0
         || a->layout.ne[0] > INT32_MAX || a->layout.ne[2] != 1 || a->layout.ne[3] != 1
         || node->layout.ne[0] != a->layout.ne[1] || n_rows_of(node) != 1)
         return GS_UNSUPPORTED_OP;

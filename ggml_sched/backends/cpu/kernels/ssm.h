@@ -25,10 +25,10 @@ static void run_ssm_conv(const gs_call *call, int32_t part, char *shared, char *
 }
 
 static int all_f32(const gs_node *node, int n) {
-    if (node->n_src != n || node->layout.type != GS_T_F32)
+    if (node->n_src != n || node->layout.type != GS_TYPE_F32)
         return 0;
     for (int i = 0; i < n; i++)
-        if (node->src[i] == NULL || node->src[i]->layout.type != GS_T_F32)
+        if (node->src[i] == NULL || node->src[i]->layout.type != GS_TYPE_F32)
             return 0;
     return 1;
 }
@@ -110,10 +110,10 @@ static int extents_are(const gs_node *t, int64_t n0, int64_t n1, int64_t n2, int
 }
 
 static int build_ssm_scan(const gs_node *node, int32_t position, gs_calls *to) {
-    if (node->n_src != 7 || node->layout.type != GS_T_F32 || (node->params[0] != 0 && node->params[0] != 1))
+    if (node->n_src != 7 || node->layout.type != GS_TYPE_F32 || (node->params[0] != 0 && node->params[0] != 1))
         return GS_UNSUPPORTED_OP;
     for (int i = 0; i < 7; i++)
-        if (node->src[i] == NULL || node->src[i]->layout.type != (i == 6 ? GS_T_I32 : GS_T_F32))
+        if (node->src[i] == NULL || node->src[i]->layout.type != (i == 6 ? GS_TYPE_I32 : GS_TYPE_F32))
             return GS_UNSUPPORTED_OP;
     const int64_t *s = node->src[0]->layout.ne, *x = node->src[1]->layout.ne, *b = node->src[4]->layout.ne;
     if (x[0] != s[1] || x[1] != s[2] || !extents_are(node->src[2], s[2], x[2], x[3], 1)

@@ -107,7 +107,7 @@ INLINE vf vfrom_f16(const uint16_t *p) {
     vu h = __builtin_convertvector(*(const vh_any *)p, vu);
     vu sign = (h & 0x8000) << 16, rest = h & 0x7fff;
     /* Exponents are moved by a multiplication, which is exact and takes care of subnormals. */
-    vf value = (vf)(rest << 13) * vset(gs_float_of_bits(0x77800000));
+    vf value = (vf)(rest << 13) * vset(gs_f32_of_bits(0x77800000));
     vu special = (vu)(rest >= 0x7c00);
     vu wide = (special & (rest << 13 | 0x7f800000)) | (~special & (vu)value);
     return (vf)(sign | wide | (special & (vu)(rest > 0x7c00) & 0x400000));

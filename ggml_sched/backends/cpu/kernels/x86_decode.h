@@ -6,19 +6,10 @@
 
 INLINE int bytes_of(const int type) {
     switch (type) {
-    case GS_TYPE_Q4_0: return 18;
-    case GS_TYPE_Q4_1: return 20;
-    case GS_TYPE_Q5_0: return 22;
-    case GS_TYPE_Q5_1: return 24;
-    case GS_TYPE_Q8_0: return 34;
-    case GS_TYPE_Q2_K: return 84;
-    case GS_TYPE_Q3_K: return 110;
-    case GS_TYPE_Q4_K: return 144;
-    case GS_TYPE_Q5_K: return 176;
-    case GS_TYPE_Q6_K: return 210;
-    case GS_TYPE_IQ4_NL: return 18;
-    case GS_TYPE_IQ4_XS: return 136;
-    default: return 17; /* MXFP4 */
+#define GS_X(name, number, called, block, size) case number: return size;
+    GS_TYPES(GS_X)
+#undef GS_X
+    default: return 0;
     }
 }
 

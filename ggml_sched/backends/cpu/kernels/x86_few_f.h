@@ -51,22 +51,22 @@ INLINE void few_f(const int type, const int N, const gs_product *of, const char 
 }
 
 /* Some rows at a time, which stay in the cache while the next four columns meet them. */
-#define FEW_F(name, type) \
-    static void name(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1) { \
+#define FEW_F(TYPE, type) \
+    static void few_##type(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1) { \
         int64_t columns = gs_columns_of(of, shared, group), some = columns <= 4 ? row1 - row0 : 8; \
         for (int64_t row = row0; row < row1; row += some) { \
             int64_t end = row1 - row < some ? row1 : row + some, c = 0; \
             for (; c + 4 <= columns; c += 4) \
-                few_f(type, 4, of, shared, group, row, end, c, columns); \
+                few_f(GS_TYPE_##TYPE, 4, of, shared, group, row, end, c, columns); \
             switch (columns - c) { \
-            case 3: few_f(type, 3, of, shared, group, row, end, c, columns); break; \
-            case 2: few_f(type, 2, of, shared, group, row, end, c, columns); break; \
-            case 1: few_f(type, 1, of, shared, group, row, end, c, columns); break; \
+            case 3: few_f(GS_TYPE_##TYPE, 3, of, shared, group, row, end, c, columns); break; \
+            case 2: few_f(GS_TYPE_##TYPE, 2, of, shared, group, row, end, c, columns); break; \
+            case 1: few_f(GS_TYPE_##TYPE, 1, of, shared, group, row, end, c, columns); break; \
             default: break; \
             } \
         } \
     }
 
-FEW_F(few_f32, GS_TYPE_F32)
-FEW_F(few_f16, GS_TYPE_F16)
-FEW_F(few_bf16, GS_TYPE_BF16)
+FEW_F(F32, f32)
+FEW_F(F16, f16)
+FEW_F(BF16, bf16)

@@ -135,24 +135,12 @@ INLINE void few_q(const int type, const int N, const gs_product *of, const char 
     }
 }
 
-#define FEW_Q(name, type) \
-    static void name(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1) { \
+#define FEW_Q(TYPE, type) \
+    static void few_##type(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1) { \
         switch (gs_columns_of(of, shared, group)) { \
-        case 1: few_q(type, 1, of, shared, group, row0, row1); return; \
-        default: few_q(type, 2, of, shared, group, row0, row1); \
+        case 1: few_q(GS_TYPE_##TYPE, 1, of, shared, group, row0, row1); return; \
+        default: few_q(GS_TYPE_##TYPE, 2, of, shared, group, row0, row1); \
         } \
     }
 
-FEW_Q(few_q4_0, GS_TYPE_Q4_0)
-FEW_Q(few_q4_1, GS_TYPE_Q4_1)
-FEW_Q(few_q5_0, GS_TYPE_Q5_0)
-FEW_Q(few_q5_1, GS_TYPE_Q5_1)
-FEW_Q(few_q8_0, GS_TYPE_Q8_0)
-FEW_Q(few_q2_k, GS_TYPE_Q2_K)
-FEW_Q(few_q3_k, GS_TYPE_Q3_K)
-FEW_Q(few_q4_k, GS_TYPE_Q4_K)
-FEW_Q(few_q5_k, GS_TYPE_Q5_K)
-FEW_Q(few_q6_k, GS_TYPE_Q6_K)
-FEW_Q(few_iq4_nl, GS_TYPE_IQ4_NL)
-FEW_Q(few_iq4_xs, GS_TYPE_IQ4_XS)
-FEW_Q(few_mxfp4, GS_TYPE_MXFP4)
+GS_QUANTISED(FEW_Q)

@@ -167,22 +167,10 @@ INLINE void many_q(const int type, const gs_product *of, const char *shared, int
     }
 }
 
-#define MANY_Q(name, type) \
-    static void name(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1, \
-                     int64_t column0, int64_t column1, char *scratch) { \
-        many_q(type, of, shared, group, row0, row1, column0, column1, scratch); \
+#define MANY_Q(TYPE, type) \
+    static void many_##type(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1, \
+                            int64_t column0, int64_t column1, char *scratch) { \
+        many_q(GS_TYPE_##TYPE, of, shared, group, row0, row1, column0, column1, scratch); \
     }
 
-MANY_Q(many_q4_0, GS_TYPE_Q4_0)
-MANY_Q(many_q4_1, GS_TYPE_Q4_1)
-MANY_Q(many_q5_0, GS_TYPE_Q5_0)
-MANY_Q(many_q5_1, GS_TYPE_Q5_1)
-MANY_Q(many_q8_0, GS_TYPE_Q8_0)
-MANY_Q(many_q2_k, GS_TYPE_Q2_K)
-MANY_Q(many_q3_k, GS_TYPE_Q3_K)
-MANY_Q(many_q4_k, GS_TYPE_Q4_K)
-MANY_Q(many_q5_k, GS_TYPE_Q5_K)
-MANY_Q(many_q6_k, GS_TYPE_Q6_K)
-MANY_Q(many_iq4_nl, GS_TYPE_IQ4_NL)
-MANY_Q(many_iq4_xs, GS_TYPE_IQ4_XS)
-MANY_Q(many_mxfp4, GS_TYPE_MXFP4)
+GS_QUANTISED(MANY_Q)

@@ -52,8 +52,7 @@ def _soft_max_fits(node: Tensor) -> bool:
     if not _SOFT_MAX(node):
         return False
     sinks = _optional(node, 2)
-    return (_mask_fits(_optional(node, 1), *node.ne)
-            and (sinks is None or sinks.n_elements == node.ne[2]))
+    return (_mask_fits(_optional(node, 1), *node.ne) and (sinks is None or sinks.n_elements == node.ne[2]))
 
 
 def _bias(of: Operands, i: int, shape: tuple[int, ...], slopes: np.ndarray | None) -> np.ndarray | None:
