@@ -333,23 +333,3 @@ def test_threads_that_fight_over_one_scheduler_corrupt_nothing():
         for graph, _, out, factor in graphs:
             assert sched.compute(graph)
             np.testing.assert_array_equal(out.numpy(), np.full(64, factor, F32))
-
-
-# -- wiring --------------------------------------------------------------------------------------------------
-
-
-def test_swapping_two_inputs_of_equal_size_changes_results_and_nothing_else():
-    device, host = devices(2)
-    w = resident(device, "w", np.eye(4, dtype=F32))
-    with gs.Scheduler((device, host)) as sched:
-        for turn in range(6):
-            ctx = gs.Context()
-            x, y = (ctx.tensor("f32", (4, 2), name, input=True) for name in "xy")
-            a, b = (x, y) if turn % 2 else (y, x)
-            out = ctx.sub(ctx.mul_mat(w, a), ctx.sqr(b))
-            graph = gs.Graph(out)
-            verified(sched.alloc(graph))
-            x.set(np.full((2, 4), 3, F32))
-            y.set(np.full((2, 4), 5, F32))
-            sched.compute(graph)
-            np.testing.assert_array_equal(out.numpy(), np.full((2, 4), 3 - 25 if turn % 2 else 5 - 9, F32))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from devices import devices, poisoned, resident, verified
@@ -68,16 +70,6 @@ def test_a_node_that_writes_into_a_tensor_with_memory_runs_there():
     says(plan, node, "memory is there already")
 
 
-@pytest.mark.parametrize("where", [0, 1, 2])
-def test_ops_follow_their_weights(where):
-    s = Setting("GPU0", "GPU1", "CPU")
-    w = s.weight(s.backends[where])
-    out = s.ctx.mul_mat(w, s.input())
-    plan = s.plan(out)
-    assert plan.backend_of(out) is s.backends[where]
-    says(plan, out, "weight")
-
-
 def test_memory_that_is_no_weight_draws_no_op():
     """A cache on the host, a weight on the device: the op between them stays with the weight's neighbours."""
     s = Setting("GPU", "CPU")
@@ -125,91 +117,61 @@ def test_ops_with_small_weights_stay_with_their_neighbours(small):
     says(plan, out, "nearest node")
 
 
-# -- expansion ----------------------------------------
+# -- chains of nodes ----------------------------------------
 
 
-def test_devices_spread_down_the_graph():
-    """A node without weights after one on a device runs there too, though the next weight is the host's."""
-    s = Setting("GPU", "CPU")
-    gpu, cpu = s.backends
-    h = s.ctx.mul_mat(s.weight(gpu, name="w1"), s.input())
-    middle = s.ctx.silu(h)
-    out = s.ctx.mul_mat(s.weight(cpu, name="w2"), middle)
-    plan = s.plan(out)
-    assert plan.backend_of(middle) is gpu
-    says(plan, middle, "nearest node")
-    assert len(plan.splits) == 2
+def refusing(name, *ops, **options):
+    return lambda: dry_device(name, supports_op=lambda t: t.op not in ops, **options)
 
 
-def test_devices_spread_up_the_graph_before_the_host_spreads_at_all():
-    s = Setting("GPU", "CPU")
-    gpu, cpu = s.backends
-    h = s.ctx.mul_mat(s.weight(cpu, name="w1"), s.input())
-    middle = s.ctx.silu(h)
-    out = s.ctx.mul_mat(s.weight(gpu, name="w2"), middle)
-    plan = s.plan(out)
-    assert plan.backend_of(middle) is gpu
-    assert [sp.backend for sp in plan.splits] == [cpu, gpu]
+CHAINS = {
+    "a node is placed with its weight, on the first device": (("GPU0", "GPU1", "CPU"), [0], [0], {0: "weight"}),
+    "a node is placed with its weight, on another device": (("GPU0", "GPU1", "CPU"), [1], [1], {0: "weight"}),
+    "a node is placed with its weight, on the host": (("GPU0", "GPU1", "CPU"), [2], [2], {0: "weight"}),
+    "devices spread down": (("GPU", "CPU"), [0, "silu", 1], [0, 0, 1], {1: "nearest node"}),
+    "devices spread up before the host spreads at all": (("GPU", "CPU"), [1, "silu", 0], [1, 0, 0], {}),
+    "the host spreads between two of its nodes": (("GPU", "CPU"), [1, "silu", 1, 0], [1, 1, 1, 0], {1: "nearest node"}),
+    "a device does not spread over what it does not support": (
+        (refusing("GPU", "UNARY:SILU"), "CPU"), [0, "silu", "sqr", 0], [0, 1, 0, 0], {1: "not supported by: GPU"}),
+    "nodes move to a better backend that shares the memory": (
+        (refusing("BLAS", "UNARY:SILU", reads=("CPU",)), lambda: dry_device("CPU", reads=("BLAS",))),
+        [1, "silu", 1], [0, 1, 0], {}),
+    "a moved node names the rule": (
+        (refusing("FAST", "MUL_MAT", reads=("CPU",)), lambda: dry_device("CPU", reads=("FAST",))),
+        [1, "silu"], [1, 0], {1: "better backend"}),
+    "memory that only the better backend reads moves no node": (
+        (refusing("FAST", "MUL_MAT", reads=("CPU",)), "CPU"), [1, "silu"], [1, 1], {}),
+    "memory that only the other backend reads moves no node": (
+        (refusing("FAST", "MUL_MAT"), lambda: dry_device("CPU", reads=("FAST",))), [1, "silu"], [1, 1], {}),
+    "memory that the device reads needs no copy": ((lambda: dry_device("GPU", reads=("CPU",)), "CPU"), [0], [0], {}),
+}
+"""{rule: (backends, nodes, the expected backend of each node, words of its explanation)}.
+
+A node is an op, or the index of the backend that has the weight of a product.
+"""
+
+WITHOUT_COPIES = {"nodes move to a better backend that shares the memory", "a moved node names the rule",
+                  "memory that the device reads needs no copy"}
 
 
-def test_the_host_spreads_over_what_devices_leave():
-    """Between two host nodes nothing is on a device."""
-    s = Setting("GPU", "CPU")
-    gpu, cpu = s.backends
-    h = s.ctx.mul_mat(s.weight(cpu, name="w1"), s.input())
-    first = s.ctx.silu(h)
-    middle = s.ctx.mul_mat(s.weight(cpu, name="w2"), first)
-    plan = s.plan(s.ctx.mul_mat(s.weight(gpu, name="w3"), middle))
-    assert plan.backend_of(first) is cpu
-    says(plan, first, "nearest node")
-
-
-def test_a_device_that_does_not_support_an_op_does_not_spread_over_it():
-    s = Setting(dry_device("GPU", supports_op=lambda t: t.op != "UNARY:SILU"), "CPU")
-    gpu, cpu = s.backends
-    h = s.ctx.mul_mat(s.weight(gpu, name="w1"), s.input())
-    middle = s.named("middle", s.ctx.silu(h))
-    after = s.ctx.scale(middle, 2.0)
-    out = s.ctx.mul_mat(s.weight(gpu, name="w2"), after)
-    plan = s.plan(out)
-    assert [plan.backend_of(t) for t in (h, middle, after, out)] == [gpu, cpu, gpu, gpu]
-    assert "not supported by: GPU" in plan.explain(middle)
+@pytest.mark.parametrize("rule", CHAINS)
+def test_each_node_of_a_chain_is_placed_by_the_rule(rule):
+    backends, steps, expected, explanations = CHAINS[rule]
+    s = Setting(*(b if isinstance(b, str) else b() for b in backends))
+    nodes, h = [], s.input()
+    for k, step in enumerate(steps):
+        is_op = isinstance(step, str)
+        h = getattr(s.ctx, step)(h) if is_op else s.ctx.mul_mat(s.weight(s.backends[step], name=f"w{k}"), h)
+        nodes.append(s.named(f"n{k}", h))
+    plan = s.plan(h)
+    assert [s.backends.index(plan.backend_of(t)) for t in nodes] == expected
+    for k, words in explanations.items():
+        says(plan, nodes[k], words)
+    assert len(plan.splits) == 1 + sum(a != b for a, b in pairwise(expected))
+    assert rule not in WITHOUT_COPIES or not plan.copies
 
 
 # -- the rest ----------------------------------------
-
-
-def test_nodes_move_up_to_a_better_backend_that_shares_the_memory():
-    """A fast library beside the CPU, which works on the CPU's memory."""
-    s = Setting(dry_device("BLAS", reads=("CPU",), supports_op=lambda t: t.op == "MUL_MAT"),
-                dry_device("CPU", reads=("BLAS",)))
-    blas, cpu = s.backends
-    w1, w2 = s.weight(cpu, name="w1"), s.weight(cpu, name="w2")
-    h = s.ctx.mul_mat(w1, s.input())
-    a = s.ctx.silu(h)
-    out = s.ctx.mul_mat(w2, a)
-    plan = s.plan(out)
-    assert [plan.backend_of(t) for t in (h, a, out)] == [blas, cpu, blas]
-    assert not plan.copies
-
-
-def test_an_upgraded_node_says_so():
-    s = Setting(dry_device("FAST", reads=("CPU",), supports_op=lambda t: t.op != "MUL_MAT"),
-                dry_device("CPU", reads=("FAST",)))
-    fast, cpu = s.backends
-    h = s.ctx.mul_mat(s.weight(cpu), s.input())
-    out = s.ctx.silu(h)
-    plan = s.plan(out)
-    assert plan.backend_of(h) is cpu and plan.backend_of(out) is fast and not plan.copies
-    says(plan, out, "better backend")
-
-
-@pytest.mark.parametrize("one_way", ["FAST", "CPU"])
-def test_memory_must_be_shared_both_ways_for_an_upgrade(one_way):
-    fast = dry_device("FAST", reads=("CPU",) if one_way == "FAST" else (), supports_op=lambda t: t.op != "MUL_MAT")
-    s = Setting(fast, dry_device("CPU", reads=("FAST",) if one_way == "CPU" else ()))
-    out = s.ctx.silu(s.ctx.mul_mat(s.weight(s.backends[1]), s.input()))
-    assert s.plan(out).backend_of(out) is s.backends[1]
 
 
 def test_leftovers_go_where_most_of_their_sources_are():
@@ -253,15 +215,6 @@ def test_an_op_that_nobody_supports_is_an_error_that_names_it():
         s.plan(out)
     fine = s.ctx.scale(s.input(), 2.0)
     s.plan(fine)
-
-
-def test_memory_that_a_backend_reads_needs_no_copy():
-    s = Setting(dry_device("GPU", reads=("CPU",)), "CPU")
-    gpu, cpu = s.backends
-    x = s.input()
-    out = s.ctx.mul_mat(s.weight(gpu), x)
-    plan = s.plan(out)
-    assert plan.backend_of(x) is cpu and plan.backend_of(out) is gpu and not plan.copies
 
 
 # -- weights that are brought in ----------------------------------------
