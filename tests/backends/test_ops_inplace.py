@@ -185,40 +185,36 @@ def test_types_of_weights():
         assert backend.supports_op(ctx.get_rows(w, ctx.tensor("i32", (2,))))
 
 
+def random_node(rng: np.random.Generator, ctx: gs.Context, names: list[str]) -> tuple[gs.Tensor, list[gs.Tensor]]:
+    """A node of a random op, of random types, extents, strides and parameters, and its sources; GraphError."""
+    ne = tuple(int(n) for n in rng.choice([1, 2, 4, 0, 3], 4, p=[0.35, 0.3, 0.2, 0.05, 0.1]))
+
+    def tensor(op: str = "NONE", src=(), root: gs.Tensor | None = None, params=()) -> gs.Tensor:
+        kind = str(rng.choice(["f32"] * 7 + ["f16", "i32", "bf16", "i64"]))
+        extents = tuple(int(n) if rng.random() < 0.95 else int(rng.integers(0, 5)) for n in ne)
+        strides, total = [], gs.Type[kind.upper()].type_size
+        for n in extents:
+            strides.append(total)
+            total *= max(n, 1) * int(rng.choice([1, 1, 1, 2]))
+        if rng.random() >= 0.8:
+            strides = [int(v) for v in rng.permutation(strides)]
+        return ctx.restore(op, kind, extents, strides, src, root, op_params=params)
+
+    op = str(rng.choice(names))
+    src = [tensor() for _ in range(rng.integers(1, 4))]
+    # Results with gaps, or in another order, are views: here of the first source.
+    root = src[0] if rng.random() < 0.3 else None
+    return tensor(op, src, root, [int(v) for v in rng.integers(0, 5, 11)]), src
+
+
 def test_any_node_of_a_file_is_refused_or_writes_inside_itself():
     """Random ops, types, shapes and strides: typed errors only, and no byte changes outside the result."""
     rng = np.random.default_rng(10)
     ran = 0
     for _ in range(3000):
         ctx = gs.Context()
-        op = str(rng.choice(sorted(KERNELS)))
-        ne = tuple(int(n) for n in rng.choice([1, 2, 4, 0, 3], 4, p=[0.35, 0.3, 0.2, 0.05, 0.1]))
-
-        def extents(ne=ne):
-            return tuple(int(n) if rng.random() < 0.95 else int(rng.integers(0, 5)) for n in ne)
-
-        def strides(ne, size):
-            nb, total = [], size
-            for n in ne:
-                nb.append(total)
-                total *= max(n, 1) * int(rng.choice([1, 1, 1, 2]))
-            return nb if rng.random() < 0.8 else [int(v) for v in rng.permutation(nb)]
-
-        def type_():
-            return str(rng.choice(["f32"] * 7 + ["f16", "i32", "bf16", "i64"]))
-
-        src = []
-        for _ in range(rng.integers(1, 4)):
-            kind, shape = type_(), extents()
-            src.append(ctx.restore("NONE", kind, shape, strides(shape, gs.Type[kind.upper()].type_size)))
-        kind, shape = type_(), extents()
-        params = [int(v) for v in rng.integers(0, 5, 11)]
-        # Results with gaps, or in another order, are views: here of the first source.
-        root = src[0] if rng.random() < 0.3 else None
         try:
-            node = ctx.restore(
-                op, kind, shape, strides(shape, gs.Type[kind.upper()].type_size), src, root, op_params=params
-            )
+            node, src = random_node(rng, ctx, sorted(KERNELS))
         except gs.GraphError as error:
             assert any(said in str(error) for said in ("has no source", "share bytes", "gaps", "view_src",
                                                       "do not lie inside"))

@@ -1,8 +1,7 @@
-"""Flash attention on the device: the CPU's tests with these kernels, then sizes that take their other code paths."""
+"""Flash attention on the device: sizes and types that take different code paths."""
 
 from __future__ import annotations
 
-import cupy_borrowed
 import cupy_kernels
 import numpy as np
 import pytest
@@ -12,10 +11,6 @@ import ggml_sched as gs
 from ggml_sched.backends.cupy.ops import attention
 
 RNG = np.random.default_rng(11)
-
-# What a test changes in the oracle to try its parts says nothing about kernels.
-globals().update(cupy_borrowed.tests("test_ops_attention", lambda name: "flash" in name and "parts" not in name,
-                                     cupy_kernels.compute))
 
 
 def causal(n_kv: int, n_rows: int, used: int) -> np.ndarray:

@@ -9,10 +9,10 @@ import cupy_kernels
 import numpy as np
 import op_results
 import pytest
+from op_results import random, width
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
-from ggml_sched.backends.cupy.launch import Builder
 from ggml_sched.backends.cupy.ops import fused
 from ggml_sched.backends.cupy.ops.groups import find
 
@@ -20,8 +20,8 @@ RNG = np.random.default_rng(20)
 
 
 def values_of(ctx: gs.Context) -> dict:
-    return {t: RNG.uniform(-2, 2, t.ne[::-1]).astype(np.float32) for t in ctx.tensors
-            if t.op == "NONE" and t.view_src is None and str(t.type) in ("f32", "f16", "bf16")}
+    return {t: RNG.integers(0, 5, t.ne[::-1]).astype(np.int32) if t.name == "ids" else random(RNG, *t.ne)
+            for t in ctx.tensors if t.op == "NONE" and t.view_src is None}
 
 
 def found(graph: gs.Graph, groups=None) -> list[tuple[str, ...]]:
@@ -29,21 +29,8 @@ def found(graph: gs.Graph, groups=None) -> list[tuple[str, ...]]:
     return [tuple(graph.nodes[i].op for i in group) for group in positions]
 
 
-def build(graph: gs.Graph, needed: set | None) -> Builder:
-    """The launches of a graph with all its groups."""
-    b = Builder("EMULATED", needed=needed)
-    groups = {group[-1]: group for group in ops.fusion_groups(graph.nodes)}
-    inner = {i for group in groups.values() for i in group[:-1]}
-    for i, node in enumerate(graph.nodes):
-        if i in groups:
-            ops.build_group(b, groups[i], [graph.nodes[j] for j in groups[i]])
-        elif i not in inner:
-            ops.build(b, i, node)
-    return b
-
-
 def check(ctx: gs.Context, outs, values: dict, *, read: tuple[gs.Tensor, ...] = (), n_launches: int,
-          tolerance: float = 2e-6) -> None:
+          tolerance: float = 2e-6, exact: bool = False) -> None:
     """Groups give what the nodes give one by one, in every order of threads; unread results stay unwritten."""
     graph, seen = gs.Graph(*outs), None
     keep = (*outs, *read)
@@ -52,13 +39,13 @@ def check(ctx: gs.Context, outs, values: dict, *, read: tuple[gs.Tensor, ...] = 
             for tensor, array in values.items():
                 tensor.set(array)
             before = {t: op_results.raw(t) for t in graph.nodes if t.computes}
-            cupy_kernels.run(cupy_kernels.build(graph.nodes), order)
+            cupy_kernels.run(cupy_kernels.build(graph.nodes, exact=exact), order)
             want = [t.numpy() for t in keep]
             for tensor, bits in before.items():
                 backend.set_tensor(tensor, bits)
             for tensor, array in values.items():
                 tensor.set(array)
-            builder = build(graph, set(keep))
+            builder = cupy_kernels.build_grouped(graph.nodes, needed=set(keep), exact=exact)
             assert len(builder.launches) == n_launches
             fault = cupy_kernels.run(builder, order)
             assert fault["position"] == 0
@@ -139,7 +126,7 @@ def test_a_sum_kept_over_its_first_operand():
                 for tensor, array in values.items():
                     tensor.set(array)
                 gs.bind_resident(total, buffer, a.offset)
-                builder = build(graph, {total, out})
+                builder = cupy_kernels.build_grouped(graph.nodes, needed={total, out})
                 assert len(builder.launches) == 1
                 cupy_kernels.run(builder, order)
                 np.testing.assert_allclose(out.numpy(), want, rtol=2e-6, atol=2e-6)
@@ -197,7 +184,7 @@ def test_a_result_over_a_source_element_by_element():
             for tensor, array in values.items():
                 tensor.set(array)
             gs.bind_resident(out, buffer, over.offset + shift)
-            builder = build(graph, {out})
+            builder = cupy_kernels.build_grouped(graph.nodes, needed={out})
             assert len(builder.launches) == n_launches
             cupy_kernels.run(builder)
             np.testing.assert_allclose(out.numpy(), want, rtol=2e-6, atol=2e-6)
@@ -250,7 +237,7 @@ def test_a_fused_write_to_a_row_that_is_not_there(bad):
         for tensor, array in values.items():
             tensor.set(array)
         before, start = bytes(buffer.memory), cache.offset
-        fault = cupy_kernels.run(build(graph, {out}))
+        fault = cupy_kernels.run(cupy_kernels.build_grouped(graph.nodes, needed={out}))
         assert graph.nodes[fault["position"] - 1] is out
         assert (fault["source"], fault["value"], fault["limit"]) == (1, bad, 9)
         after = bytes(buffer.memory)
@@ -284,4 +271,86 @@ def test_members_that_are_read_outside_are_computed_one_by_one():
     x, w = ctx.tensor("f32", (16, 2)), ctx.tensor("f32", (16,))
     graph = gs.Graph(ctx.mul(ctx.rms_norm(x, 1e-5), w))
     with gs.CpuBackend(1) as backend, op_results.place(ctx, backend):
-        assert len(build(graph, None).launches) == 2
+        assert len(cupy_kernels.build_grouped(graph.nodes).launches) == 2
+
+
+# -- two products and their gated unit -----------------------------------------------------------------
+
+
+def feed_forward(kind: str, n_tokens: int = 1, op: str = "swiglu_split", rows: int = 37):
+    ctx, k = gs.Context(), width(64, kind)
+    x = ctx.tensor("f32", (k, n_tokens))
+    a, b = ctx.mul_mat(ctx.tensor(kind, (k, rows)), x), ctx.mul_mat(ctx.tensor(kind, (k, rows)), x)
+    return ctx, getattr(ctx, op)(a, b)
+
+
+def experts(kind: str, n_tokens: int = 1, n_experts: int = 5):
+    ctx, k = gs.Context(), width(64, kind)
+    x, ids = ctx.tensor("f32", (k, 1, n_tokens)), ctx.tensor("i32", (2, n_tokens), "ids")
+    a, b = (ctx.mul_mat_id(ctx.tensor(kind, (k, 19, n_experts)), x, ids) for _ in range(2))
+    return ctx, ctx.swiglu_split(a, b)
+
+
+def check_gated(ctx: gs.Context, out: gs.Tensor, n_launches: int, exact: bool = False) -> None:
+    check(ctx, [out], values_of(ctx), n_launches=n_launches, tolerance=1e-5, exact=exact)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "q4_0", "q6_K", "mxfp4"])
+def test_a_feed_forward_of_one_token_is_two_launches_at_most(kind):
+    check_gated(*feed_forward(kind), n_launches=2 if kind in op_results.QUANTISED else 1)
+    check_gated(*feed_forward(kind), n_launches=1, exact=True)
+
+
+@pytest.mark.parametrize("op", ["swiglu_split", "geglu_split", "reglu_split"])
+@pytest.mark.parametrize("n_tokens, rows", [(1, 1), (3, 8), (8, 9)])
+def test_gates_and_several_tokens(op, n_tokens, rows):
+    check_gated(*feed_forward("q8_0", n_tokens, op, rows), n_launches=2)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 4])
+@pytest.mark.parametrize("kind", ["bf16", "q4_K"])
+def test_chosen_experts(kind, n_tokens):
+    check_gated(*experts(kind, n_tokens), n_launches=2 if kind == "q4_K" else 1)
+
+
+def test_what_is_no_feed_forward_of_few_tokens_is_left_alone():
+    assert not ops.fusion_groups(gs.Graph(feed_forward("q4_0", 9)[1]).nodes)
+    ctx = gs.Context()
+    x, y = ctx.tensor("f32", (64, 1)), ctx.tensor("f32", (64, 1))
+    w, v, small = ctx.tensor("q4_0", (64, 8)), ctx.tensor("q4_0", (64, 8)), ctx.tensor("q8_0", (64, 8))
+
+    def groups(a: gs.Tensor, b: gs.Tensor, *more: gs.Tensor) -> list:
+        return ops.fusion_groups(gs.Graph(ctx.swiglu_split(a, b), *more).nodes)
+
+    assert groups(ctx.mul_mat(w, x), ctx.mul_mat(v, x))
+    assert not groups(ctx.mul_mat(w, x), ctx.mul_mat(v, y))         # other columns
+    assert not groups(ctx.mul_mat(w, x), ctx.mul_mat(small, x))     # other types
+    both = ctx.mul_mat(w, x)
+    assert not groups(both, both)
+    read = ctx.mul_mat(w, x)
+    assert not groups(read, ctx.mul_mat(v, x), ctx.sqr(read))       # another node reads a product
+
+
+def test_products_that_are_needed_are_computed_one_by_one():
+    ctx, out = feed_forward("q4_0")
+    nodes = gs.Graph(out).nodes
+    with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx):
+        launches = cupy_kernels.build_grouped(nodes, needed={out, nodes[0]}).launches
+        assert [launch.kernel.split(".")[0] for launch in launches].count("elementwise") == 1
+
+
+@pytest.mark.parametrize("bad", [-1, 5])
+def test_an_id_of_no_expert_is_found_in_the_group(bad):
+    ctx, out = experts("f32")
+    nodes = [node for node in gs.Graph(out).nodes if node.computes]
+    values = values_of(ctx)
+    for t in values:
+        if t.name == "ids":
+            values[t][..., 1] = bad
+    with gs.CpuBackend(1) as backend, op_results.place(ctx, backend):
+        for tensor, array in values.items():
+            tensor.set(array)
+        builder = cupy_kernels.Builder("EMULATED", needed={out})
+        ops.build_group(builder, (3, 4, 5), nodes)
+        fault = cupy_kernels.run(builder)
+        assert (fault["position"], fault["source"], fault["value"], fault["limit"]) == (6, 2, bad, 5)

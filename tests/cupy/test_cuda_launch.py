@@ -9,7 +9,7 @@ import pytest
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
-from ggml_sched.backends.cupy.launch import FAULT, VIEW, Builder, ErrorWord, Launch, Place, Scratch, ScratchView
+from ggml_sched.backends.cupy.launch import FAULT, VIEW, Builder, ErrorWord, Launch, Location, Scratch, ScratchView
 
 RNG = np.random.default_rng(25)
 
@@ -82,15 +82,15 @@ def test_every_op_that_needs_scratch_says_how_much():
 def test_neighbours_are_copied_as_wide_elements():
     b = Builder()
     n, dense = (16, 3, 2, 1), (4, 64, 192, 384)
-    b.move(Place(4096, n, dense), Place(8192, n, dense), n, 4)
+    b.move(Location(4096, n, dense), Location(8192, n, dense), n, 4)
     assert b.launches[-1].args[3] == 16 and b.launches[-1].args[2] == 24
-    b.move(Place(4096, n, dense), Place(8196, n, dense), n, 4)
+    b.move(Location(4096, n, dense), Location(8196, n, dense), n, 4)
     assert b.launches[-1].args[3] == 4
-    b.move(Place(4096, n, (4, 68, 204, 408)), Place(8192, n, dense), n, 4)
+    b.move(Location(4096, n, (4, 68, 204, 408)), Location(8192, n, dense), n, 4)
     assert b.launches[-1].args[3] == 4 and b.launches[-1].args[2] == 96
-    b.move(Place(4096, n, (64, 4, 192, 384)), Place(8192, n, dense), n, 4)
+    b.move(Location(4096, n, (64, 4, 192, 384)), Location(8192, n, dense), n, 4)
     assert b.launches[-1].args[3] == 4
-    b.move(Place(4096, (0, 3, 1, 1), dense), Place(8192, (0, 3, 1, 1), dense), (0, 3, 1, 1), 4)
+    b.move(Location(4096, (0, 3, 1, 1), dense), Location(8192, (0, 3, 1, 1), dense), (0, 3, 1, 1), 4)
     assert len(b.launches) == 4
 
 
@@ -133,7 +133,7 @@ def test_extents_beyond_32_bits(axis):
     n = int(np.prod(ne[: axis + 1]))
     ne[axis] = (1 << 33) + 1
     b = Builder()
-    b.flat("copies.move", n, *(Place(array.ctypes.data, tuple(ne), nb).arg() for array in (data, out)), np.int64(n),
+    b.flat("copies.move", n, *(Location(array.ctypes.data, tuple(ne), nb).arg() for array in (data, out)), np.int64(n),
            np.int32(4))
     cupy_kernels.run(b)
     assert np.array_equal(out.ravel()[:n], data.ravel()[:n]) and not out.ravel()[n:].any()

@@ -12,7 +12,6 @@ import pytest
 from op_results import random
 
 import ggml_sched as gs
-from ggml_sched.backends.cupy import ops
 
 RNG = np.random.default_rng(16)
 
@@ -32,7 +31,7 @@ def check(ctx: gs.Context, outs: Sequence[gs.Tensor], n_rounded: int, groups: bo
                 for tensor, array in values.items():
                     tensor.set(array)
                 if together:
-                    builder = whole(graph.nodes, groups)
+                    builder = (cupy_kernels.build_grouped if groups else cupy_kernels.build)(graph.nodes)
                     rounded = [launch.kernel for launch in builder.launches].count("activations.quantize")
                     assert rounded == n_rounded
                     cupy_kernels.run(builder, order)
@@ -41,20 +40,6 @@ def check(ctx: gs.Context, outs: Sequence[gs.Tensor], n_rounded: int, groups: bo
                         cupy_kernels.run(cupy_kernels.build([node]), order)
                 got.append([op_results.raw(out) for out in outs])
         assert got[0] == got[1]
-
-
-def whole(nodes: Sequence[gs.Tensor], groups: bool) -> cupy_kernels.Builder:
-    if not groups:
-        return cupy_kernels.build(nodes)
-    builder = cupy_kernels.Builder("EMULATED")
-    found = {group[-1]: group for group in ops.fusion_groups(nodes)}
-    inner = {i for group in found.values() for i in group[:-1]}
-    for i, node in enumerate(nodes):
-        if i in found:
-            ops.build_group(builder, found[i], [nodes[j] for j in found[i]])
-        elif i not in inner:
-            ops.build(builder, i, node)
-    return builder
 
 
 def weights(ctx: gs.Context, n: int, kind: str = "q4_0") -> list[gs.Tensor]:
@@ -85,7 +70,7 @@ def test_experts_of_prompts_have_their_lists_beside_it(slots):
     check(ctx, outs, n_rounded=2)
 
 
-def test_columns_that_somebody_writes_are_rounded_again():
+def test_columns_that_a_node_writes_are_rounded_again():
     ctx = gs.Context()
     x = ctx.sqr(ctx.tensor("f32", (64, 2)))
     a, b = weights(ctx, 2)

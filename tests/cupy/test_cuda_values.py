@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from itertools import product
-from pathlib import Path
 
 import cupy_kernels
 import numpy as np
@@ -24,16 +22,7 @@ ELEMENTWISE = sorted(op for op in ops.OPS if op.startswith(("UNARY:", "GLU:"))
                      or op in ("ADD", "SUB", "MUL", "DIV", "SCALE", "SQR", "SQRT", "LOG", "CLAMP"))
 
 
-def borrowed(name: str):
-    """A module of the CPU backend's tests, of which this uses a helper."""
-    path = Path(__file__).parent.parent / "backends" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"of_{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-inplace = borrowed("test_ops_inplace")
+inplace = cupy_kernels.cpu_tests("test_ops_inplace")
 
 
 def assert_alike(got: np.ndarray, want: np.ndarray, tolerance: float = 1e-5) -> None:
@@ -233,29 +222,8 @@ def test_any_node_of_a_file_is_refused_or_writes_inside_itself():
     names, ran = sorted(ops.OPS), 0
     for _ in range(2500):
         ctx = gs.Context()
-        op = str(rng.choice(names))
-        ne = tuple(int(n) for n in rng.choice([1, 2, 4, 0, 3], 4, p=[0.35, 0.3, 0.2, 0.05, 0.1]))
-
-        def extents(ne=ne):
-            return tuple(int(n) if rng.random() < 0.95 else int(rng.integers(0, 5)) for n in ne)
-
-        def strides(ne, size):
-            nb, total = [], size
-            for n in ne:
-                nb.append(total)
-                total *= max(n, 1) * int(rng.choice([1, 1, 1, 2]))
-            return nb if rng.random() < 0.8 else [int(v) for v in rng.permutation(nb)]
-
-        def tensor(sources=None, root=None, op="NONE", params=(), ctx=ctx, extents=extents, strides=strides):
-            kind = str(rng.choice(["f32"] * 7 + ["f16", "i32", "bf16", "i64"]))
-            shape = extents()
-            return ctx.restore(op, kind, shape, strides(shape, gs.Type[kind.upper()].type_size), sources or (), root,
-                               op_params=params)
-
-        src = [tensor() for _ in range(rng.integers(1, 4))]
-        params = [int(v) for v in rng.integers(0, 5, 11)]
         try:
-            node = tensor(src, src[0] if rng.random() < 0.3 else None, op, params)
+            node, src = inplace.random_node(rng, ctx, names)
         except gs.GraphError:
             continue
         with gs.CpuBackend(1, kernels="numpy") as backend, op_results.place(ctx, backend, 64, 1) as buffer:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import cupy_devices as devices
 import numpy as np
 import pytest
 from cuda_emulator import EmulatedDevice
 
 import ggml_sched as gs
-from ggml_sched.backends.cupy.device import Blas, DeviceError
+from ggml_sched.backends.cupy.device import DeviceError
 from ggml_sched.llama import load, random_llama
 from ggml_sched.llama.arch import ARCHITECTURES
 from ggml_sched.llama.synthetic import random_model
@@ -83,30 +81,6 @@ def test_captured_plans_give_the_bits_of_launched_ones():
     assert np.array_equal(*found)
 
 
-class Library(Blas):
-    """Matrix products as a device's own library makes them: in the order of a stream, and never captured."""
-
-    n_calls = 0
-
-    def gemm(self, stream, m, n, k, a, lda, b, ldb, c, ldc, batch=1, stride_a=0, stride_b=0, stride_c=0):
-        if stream.is_capturing:
-            raise DeviceError("a library is called while its stream is captured")
-        self.n_calls += 1
-
-        def at(address, dtype, shape, strides):
-            size = np.dtype(dtype).itemsize
-            last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
-            flat = np.frombuffer((ctypes.c_char * (last * size)).from_address(address), dtype)
-            return np.lib.stride_tricks.as_strided(flat, shape, [s * size for s in strides])
-
-        def multiply():
-            left = at(a, np.float16, (batch, m, k), (stride_a, lda, 1)).astype(np.float32)
-            right = at(b, np.float16, (batch, n, k), (stride_b, ldb, 1)).astype(np.float32)
-            at(c, np.float32, (batch, n, m), (stride_c, ldc, 1))[...] = right @ left.swapaxes(1, 2)
-
-        stream.push(multiply)
-
-
 BLOCKS = random_llama(5, n_vocab=64, n_embd=64, n_layer=2, n_head=4, n_head_kv=2, n_ff=64, dtype="q4_0")
 PROMPT = (TOKENS * 4)[:40]
 
@@ -117,7 +91,7 @@ PROMPT = (TOKENS * 4)[:40]
 def test_prompts_go_through_the_library_of_a_device_that_has_one(seed, first, captures, monkeypatch):
     """Their products are never captured; a token's graph is captured once, and once more where the first prompt makes
     arenas grow, so that what had been captured points to memory of before."""
-    library = Library()
+    library = devices.Products()
     monkeypatch.setattr(EmulatedDevice, "blas", lambda self: library)
     turns = [*first, [7], [7], PROMPT, [7], PROMPT, [7]]
 
@@ -146,7 +120,7 @@ def test_prompts_go_through_the_library_of_a_device_that_has_one(seed, first, ca
 
 
 def test_exact_products_go_through_no_library(monkeypatch):
-    library = Library()
+    library = devices.Products()
     monkeypatch.setattr(EmulatedDevice, "blas", lambda self: library)
     with gs.CpuBackend(1, kernels="numpy") as oracle, load(BLOCKS, [oracle], n_ctx=64) as model:
         expected = model.eval(PROMPT)

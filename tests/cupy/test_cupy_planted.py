@@ -169,7 +169,7 @@ def put_without_copy(self, address, data):
     self._stream.copy_in(address, part)
 
 
-def turn_without_waiting(self):
+def next_without_waiting(self):
     self._number = (self._number + 1) % len(self._events)
     self._at, self._end = self._number * self._segment, (self._number + 1) * self._segment
 
@@ -199,12 +199,12 @@ def nothing(*args):
 
 
 BUGS = {
-    "an event that nobody waits for": (two_devices_take_turns, CupyBackend, "_follow", nothing),
+    "an event for which no stream waits": (two_devices_take_turns, CupyBackend, "_follow", nothing),
     "an event that is recorded nowhere": (two_devices_take_turns, CupyBackend, "event_record", nothing),
     "a copy that follows nothing": (copies_without_events, CupyBackend, "event_here", record_nothing),
     "memory that goes while it is copied": (copies_without_events, CupyBackend, "release", release_at_once),
     "one place for all uploads": (much_data, staging.Uploads, "put", put_without_copy),
-    "a ring that never waits": (much_data, staging.Uploads, "_turn", turn_without_waiting),
+    "a ring that never waits": (much_data, staging.Uploads, "_next_segment", next_without_waiting),
     "one place for all downloads": (much_data, staging.Downloads, "get", get_over_what_waits),
     "downloads that are taken too early": (fetched_by_an_event, CupyBackend, "event_synchronize",
                                            take_without_waiting),

@@ -531,7 +531,7 @@ def test_closing_after_a_failure_gives_all_back(cuda):
     assert cuda.freed == [memory.ptr]
 
 
-def test_memory_that_nobody_refers_to_is_given_back(cuda, device):
+def test_memory_without_references_is_given_back(cuda, device):
     address = device.alloc(8).ptr
     assert cuda.freed == [address]
 

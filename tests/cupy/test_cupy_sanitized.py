@@ -21,7 +21,7 @@ PROMPT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 32]
 
 MODULES = ["matvec_plain", "matmul_plain", "matmul_float", "matvec_float", "rows", "copies", "norm", "rope",
            "elementwise", "soft_max", "activations"]
-"""Most of what the model needs; others are compiled when they are met."""
+"""Most of what the model needs; others are compiled at their first use."""
 
 CODE = """
 import json, os, sys

@@ -100,6 +100,15 @@ def test_without_a_compiler_it_says_so(folder, monkeypatch):
         stream.synchronize()
 
 
+def test_the_address_sanitizer_must_be_loaded_first(cache, folder, monkeypatch):
+    monkeypatch.setenv("GGML_SCHED_EMULATOR_SANITIZE", "address")
+    with pytest.raises(DeviceError, match="LD_PRELOAD"):
+        value(folder)
+    monkeypatch.setenv("GGML_SCHED_EMULATOR_SANITIZE", "addresses")
+    with pytest.raises(DeviceError, match="no sanitizer addresses, only address, undefined"):
+        EmulatedDevice()
+
+
 def test_kernels_are_found_behind_macros():
     text = """
     #define BOUND 64

@@ -109,7 +109,7 @@ def test_barriers_make_orders_of_threads_agree(bench):
 def test_a_missing_barrier_shows_between_orders(bench, name, threads):
     found = in_orders(bench, name, threads)
     assert len({one.tobytes() for one in found}) > 1
-    assert all(np.isnan(one).any() for one in found[:2]), "shared memory that nobody wrote is no number"
+    assert all(np.isnan(one).any() for one in found[:2]), "shared memory that no thread wrote is no number"
 
 
 def test_a_race_of_blocks_shows_between_orders(bench):

@@ -75,7 +75,7 @@ def test_a_wait_is_for_the_place_of_its_moment():
             assert (read(second, target) == 1).all()
 
 
-def test_nothing_runs_before_somebody_waits():
+def test_nothing_runs_before_the_host_waits():
     with EmulatedDevice() as device:
         stream, out = device.stream(), pinned(device, 9)
         memory = device.alloc(64)
@@ -186,7 +186,7 @@ def test_an_event_passes_with_what_was_before_it():
         assert event.query()
 
 
-def test_an_event_that_is_asked_often_enough_passes():
+def test_an_event_that_is_queried_often_enough_passes():
     with EmulatedDevice() as device:
         stream, event, memory = device.stream(), device.event(), device.alloc(64)
         stream.fill(memory.ptr, 1, 64)
@@ -483,21 +483,6 @@ def test_peers_copy_and_wait_for_each_other():
         assert second.counts.copies == 1
         second.close()
         first.close()
-
-
-def test_a_missing_event_between_devices_shows():
-    stale = 0
-    for seed in SEEDS:
-        first = EmulatedDevice(seed)
-        second = EmulatedDevice(peers=[first])
-        source, target = first.alloc(64), second.alloc(64)
-        first.stream().copy_in(source.ptr, full(4))
-        there = second.stream()
-        there.copy(target.ptr, source.ptr, 64)
-        stale += not (read(there, target) == 4).all()
-        second.close()
-        first.close()
-    assert stale
 
 
 def test_devices_that_are_no_peers_do_not_copy():

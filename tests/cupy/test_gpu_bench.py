@@ -49,8 +49,8 @@ def test_all_of_it_runs_on_the_fake_device(capsys):
 
 
 def test_every_op_has_a_case():
-    met = {node.op for make, _ in gpu_right.FAMILIES.values() for node in gs.Graph(*make(gpu_right.Case())).nodes}
-    assert OPS.keys() <= met
+    covered = {node.op for make, _ in gpu_right.FAMILIES.values() for node in gs.Graph(*make(gpu_right.Case())).nodes}
+    assert OPS.keys() <= covered
 
 
 def test_a_kernel_that_computes_something_else_is_found(monkeypatch, capsys, without_speed):
@@ -61,7 +61,7 @@ def test_a_kernel_that_computes_something_else_is_found(monkeypatch, capsys, wit
     assert found["norms"][2] == "WRONG" and found["rope"][2] == ""
 
 
-def test_parts_that_fail_are_told_and_the_others_go_on(monkeypatch, capsys):
+def test_parts_that_fail_are_reported_and_the_others_go_on(monkeypatch, capsys):
     only(monkeypatch, "rope")
 
     def broken(*args):

@@ -8,9 +8,12 @@ memory of its own.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
+from types import ModuleType
 
 import cupy_exact
 import numpy as np
@@ -76,6 +79,28 @@ def build(nodes, **options) -> Builder:
     for position, node in enumerate(nodes):
         ops.build(builder, position, node)
     return builder
+
+
+def build_grouped(nodes, **options) -> Builder:
+    """The launches of a graph's nodes, fused where kernels for groups of them exist."""
+    builder = Builder("EMULATED", **options)
+    groups = {group[-1]: group for group in ops.fusion_groups(nodes)}
+    inner = {i for group in groups.values() for i in group[:-1]}
+    for i, node in enumerate(nodes):
+        if i in groups:
+            ops.build_group(builder, groups[i], [nodes[j] for j in groups[i]])
+        elif i not in inner:
+            ops.build(builder, i, node)
+    return builder
+
+
+def cpu_tests(name: str) -> ModuleType:
+    """A new module from tests/backends/<name>.py: the CPU's op tests, whose `compute` may be replaced."""
+    path = Path(__file__).parents[1] / "backends" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"cpu_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def compute(ctx: gs.Context, out: gs.Tensor, values: dict, ggml: bool = True, **options) -> np.ndarray:

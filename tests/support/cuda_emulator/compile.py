@@ -127,6 +127,6 @@ def _cache() -> Path:
     path.mkdir(mode=0o700, parents=bool(named), exist_ok=True)
     about = path.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o022:
-        raise DeviceError(f"{path} belongs to somebody else or can be written by others: "
+        raise DeviceError(f"{path} belongs to another user or can be written by others: "
                           f"let GGML_SCHED_EMULATOR_CACHE name a folder of your own")
     return path

@@ -98,7 +98,7 @@ class EmulatedEvent(StreamEvent):
             self.device.simulator.run(self.stream, self.number)
 
     def query(self) -> bool:
-        self._check("asking an event")
+        self._check("querying an event")
         if not self.has_passed:
             self.asked += 1
             if self.asked >= PATIENCE:
