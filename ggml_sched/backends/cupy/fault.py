@@ -55,7 +55,7 @@ class Faults:
         self._ran: dict[Numbers, int] = {}
         """{numbers: the index of their last run}, for work queued since the last check of the word."""
         self._runs = 0
-        self._fetches = self._told = 0
+        self._fetches = self._n_cleared = 0
         """How often the word was fetched; and how many of these fetches came before the last fault was cleared."""
         stream.fill(self._memory.ptr, 0, SIZE)
 
@@ -67,14 +67,14 @@ class Faults:
 
     def number(self, nodes: Sequence[Tensor]) -> Numbers:
         """Numbers that are not in use: the lowest ones."""
-        first, place = 0, len(self._given)
+        first, at = 0, len(self._given)
         for i, other in enumerate(self._given):
             if first + len(nodes) <= other.first:
-                place = i
+                at = i
                 break
             first = other.stop
         found = Numbers(first, nodes)
-        self._given.insert(place, found)
+        self._given.insert(at, found)
         return found
 
     def give_back(self, numbers: Numbers) -> None:
@@ -109,13 +109,13 @@ class Faults:
                 del self._ran[numbers]
                 if numbers.is_over:
                     self.give_back(numbers)
-        if number < 0 or fetched.number <= self._told:
+        if number < 0 or fetched.number <= self._n_cleared:
             return          # no fault, or another thread has raised it
         # A word that was fetched before now has the same fault.
-        self._told = self._fetches
+        self._n_cleared = self._fetches
         self._stream.fill(self._memory.ptr, 0, SIZE)
-        who = "a kernel found that" if node is None else f"node {node.name!r} ({node.op}):"
-        raise BackendError(f"backend {backend_name!r}: {who} id {value} does not name one of {limit} rows")
+        subject = "a kernel found that" if node is None else f"node {node.name!r} ({node.op}):"
+        raise BackendError(f"backend {backend_name!r}: {subject} id {value} does not name one of {limit} rows")
 
     def _node(self, number: int) -> Tensor | None:
         for numbers in self._given:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ggml_sched._graph import BufferBase, Tensor
-from ggml_sched.backends.cupy.places import VIEW, Place, Scratch, ScratchView, joined, spread, unit_of, view_of
+from ggml_sched.backends.cupy.locations import VIEW, Location, Scratch, ScratchView, joined, spread, unit_of, view_of
 from ggml_sched.errors import BackendError, PlacementError
 from ggml_sched.graph.hostdata import endless
 
 if TYPE_CHECKING:
     from ggml_sched.backends.cupy.ops.groups import Wiring
 
-__all__ = ["FAULT", "VIEW", "Builder", "ErrorWord", "Group", "Launch", "Op", "Place", "Scratch", "ScratchView",
+__all__ = ["FAULT", "VIEW", "Builder", "ErrorWord", "Group", "Launch", "Op", "Location", "Scratch", "ScratchView",
            "joined", "no_work", "spread", "unit_of"]
 
 FAULT = np.dtype([("position", "<i4"), ("source", "<i4"), ("value", "<i8"), ("limit", "<i8")])
@@ -120,7 +120,7 @@ class Builder:
         self._node: Tensor | None = None
         self._tolerated = 0
         self._used = 0
-        self._kept: tuple[object, Place, int, object, int] | None = None
+        self._kept: tuple[object, Location, int, object, int] | None = None
 
     # -- nodes ------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class Builder:
 
     # -- memory -----------------------------------------------------------------
 
-    def place(self, t: Tensor) -> Place:
+    def location(self, t: Tensor) -> Location:
         """The location of a tensor; PlacementError, BackendError naming it."""
         buffer = t.buffer
         label = self.describe(self._node if self._node is not None else t)
@@ -159,39 +159,39 @@ class Builder:
         if t.n_elements and address % unit_of(t):
             raise BackendError(f"{label}: tensor {t.name!r} of type {t.type} lies at {address}, no multiple of "
                                f"{unit_of(t)} bytes")
-        return Place(address, t.ne, t.nb)
+        return Location(address, t.ne, t.nb)
 
-    def source_place(self, node: Tensor, i: int) -> Place:
+    def source_location(self, node: Tensor, i: int) -> Location:
         """The location from which to read source i of the node: a copy, made here, if the source overlaps the result in
         a way that the op does not tolerate."""
         t = node.src[i]
-        place = self.place(t)
-        if not self._clashes(node, i, place.address):
-            return place
+        location = self.location(t)
+        if not self._clashes(node, i, location.address):
+            return location
         size, block = t.type.type_size, t.type.block_size
         nb, total = [], size
         for n in (t.ne[0] // block, *t.ne[1:]):
             nb.append(total)
             total *= n
-        copy = Place(self.scratch(total).offset, t.ne, tuple(nb), scratch=True)
-        self.move(place, copy, (t.ne[0] // block, *t.ne[1:]), size)
+        copy = Location(self.scratch(total).offset, t.ne, tuple(nb), scratch=True)
+        self.move(location, copy, (t.ne[0] // block, *t.ne[1:]), size)
         return copy
 
     def view(self, t: Tensor) -> np.ndarray:
         """A tensor as a View."""
-        return self.place(t).arg()
+        return self.location(t).arg()
 
     def source(self, node: Tensor, i: int) -> np.ndarray | ScratchView:
-        """Source i of the node as a View: see `source_place`."""
-        return self.source_place(node, i).arg()
+        """Source i of the node as a View: see `source_location`."""
+        return self.source_location(node, i).arg()
 
     def pointer(self, t: Tensor) -> np.uint64:
         """The device address of a tensor."""
-        return self.place(t).pointer()
+        return self.location(t).pointer()
 
     def _clashes(self, node: Tensor, i: int, address: int) -> bool:
         """Whether writing the result may change source i before it has been read completely."""
-        t, start = node.src[i], self.place(node).address
+        t, start = node.src[i], self.location(node).address
         if address >= start + node.nbytes or start >= address + t.nbytes:
             return False
         same = address == start and (t.type, t.ne, t.nb) == (node.type, node.ne, node.nb)
@@ -209,14 +209,14 @@ class Builder:
         """Take all scratch memory back."""
         self._used = 0
 
-    def keep(self, what: object, place: Place, nbytes: int, value: object) -> None:
-        """Let later nodes reuse data in scratch memory that this node computed from `nbytes` at `place`: `kept(what,
-        place)` returns `value`, until a node allocates scratch memory, or writes to these bytes."""
-        self._kept = (what, place, nbytes, value, self._used)
+    def keep(self, what: object, location: Location, nbytes: int, value: object) -> None:
+        """Let later nodes reuse data in scratch memory that this node computed from `nbytes` at `location`: `kept(what,
+        location)` returns `value`, until a node allocates scratch memory, or writes to these bytes."""
+        self._kept = (what, location, nbytes, value, self._used)
 
-    def kept(self, what: object, place: Place) -> object | None:
+    def kept(self, what: object, location: Location) -> object | None:
         """The value that an earlier node has kept: see `keep`.  This node's own scratch memory begins after it."""
-        if self._kept is None or self._kept[:2] != (what, place):
+        if self._kept is None or self._kept[:2] != (what, location):
             return None
         _, _, _, value, end = self._kept
         self._used = max(self._used, end)
@@ -226,9 +226,9 @@ class Builder:
         """Drop kept data that was computed from memory that a node writes."""
         if self._kept is None or node.buffer is None:
             return
-        _, place, nbytes, *_ = self._kept
-        start = self.place(node).address
-        if place.scratch or (start < place.address + nbytes and place.address < start + node.nbytes):
+        _, location, nbytes, *_ = self._kept
+        start = self.location(node).address
+        if location.scratch or (start < location.address + nbytes and location.address < start + node.nbytes):
             self._kept = None
 
     # -- launches ---------------------------------------------------------------
@@ -247,13 +247,18 @@ class Builder:
             block = min(FLAT, -(-n // 32) * 32)
             self.launch(kernel, (min(-(-n // block), MAX_BLOCKS),), (block,), *args)
 
+    def each(self, kernel: str, node: Tensor, *args) -> None:
+        """Append a launch over the node's elements: views of its sources and of the node, their number, and `args`."""
+        n = node.n_elements
+        self.flat(kernel, n, *(self.source(node, i) for i in range(len(node.src))), self.view(node), np.int64(n), *args)
+
     def rows(self, kernel: str, n: int, width: int, *args, shared: int = 0, each: int = 4) -> None:
         """A launch of a block for each of `n` rows of `width` elements, about `each` of them for a thread."""
         if n:
             threads = min(1024, max(32, -(-width // (32 * each)) * 32))
             self.launch(kernel, (min(n, MAX_BLOCKS),), (threads,), *args, shared=shared)
 
-    def move(self, a: Place, d: Place, ne: Sequence[int], size: int, repeat: bool = False) -> None:
+    def move(self, a: Location, d: Location, ne: Sequence[int], size: int, repeat: bool = False) -> None:
         """Copy elements of `size` bytes: extents `ne` of d from a, which has the same, or others that repeat to them.
 
         Neighbours become one wide element where addresses and strides allow.

@@ -1,6 +1,6 @@
 """Strided locations of elements, the arguments of kernels, and equal locations with fewer extents.
 
-Invariant: a `Place` only describes bytes; the builder checks that kernels may use them.
+Invariant: a `Location` only describes bytes; the builder checks that kernels may use them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from ggml_sched._graph import Tensor
 
-__all__ = ["VIEW", "Place", "Scratch", "ScratchView", "joined", "spread", "unit_of", "view_of"]
+__all__ = ["VIEW", "Location", "Scratch", "ScratchView", "joined", "spread", "unit_of", "view_of"]
 
 VIEW = np.dtype([("p", "<u8"), ("ne", "<i8", 4), ("nb", "<i8", 4)])
 """`struct View` of common.cuh."""
@@ -36,7 +36,7 @@ def view_of(address: int, ne: Sequence[int], nb: Sequence[int]) -> np.ndarray:
     return np.array([(address, tuple(ne), tuple(nb))], VIEW)
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """The location of elements, from which a View is made.  `scratch`: `address` is an offset in the work memory."""
 
     address: int
@@ -52,11 +52,11 @@ class Place(NamedTuple):
     def pointer(self) -> np.uint64 | Scratch:
         return Scratch(self.address) if self.scratch else np.uint64(self.address)
 
-    def moved(self, offset: int) -> Place:
+    def moved(self, offset: int) -> Location:
         """The same extents and strides `offset` bytes further on."""
         return self._replace(address=self.address + offset)
 
-    def shaped(self, ne: Sequence[int], nb: Sequence[int] | None = None) -> Place:
+    def shaped(self, ne: Sequence[int], nb: Sequence[int] | None = None) -> Location:
         """Other extents (and strides) from the same address on."""
         return self._replace(ne=tuple(ne), nb=self.nb if nb is None else tuple(nb))
 
@@ -68,12 +68,12 @@ def unit_of(t: Tensor) -> int:
     return 2 - t.type.type_size % 2
 
 
-def joined(ne: tuple[int, ...], places: Sequence[Place], size: int) -> tuple[tuple[int, ...], list[Place]]:
-    """The same elements with fewer extents: neighbouring extents without a gap in any place are joined.  `size`: bytes
-    of an element, the stride of a single element."""
-    extents, strides = [1], [[size] * len(places)]
+def joined(ne: tuple[int, ...], locations: Sequence[Location], size: int) -> tuple[tuple[int, ...], list[Location]]:
+    """The same elements with fewer extents: neighbouring extents without a gap in any location are joined.  `size`:
+    bytes of an element, the stride of a single element."""
+    extents, strides = [1], [[size] * len(locations)]
     for axis, n in enumerate(ne):
-        here = [place.nb[axis] for place in places]
+        here = [location.nb[axis] for location in locations]
         if n == 1:
             continue
         if extents == [1]:
@@ -85,13 +85,14 @@ def joined(ne: tuple[int, ...], places: Sequence[Place], size: int) -> tuple[tup
             strides.append(here)
     more = 4 - len(extents)
     extents += [1] * more
-    strides += [[0] * len(places)] * more
-    return tuple(extents), [place.shaped(extents, nb) for place, nb in zip(places, zip(*strides, strict=True),
-                                                                          strict=True)]
+    strides += [[0] * len(locations)] * more
+    return tuple(extents), [location.shaped(extents, nb)
+                            for location, nb in zip(locations, zip(*strides, strict=True), strict=True)]
 
 
-def spread(place: Place, ne: tuple[int, ...]) -> Place | None:
-    """A place whose single elements repeat, by strides of 0, to extents `ne`; None where longer ones would repeat."""
-    if any(have not in (1, want) for have, want in zip(place.ne, ne, strict=True)):
+def spread(location: Location, ne: tuple[int, ...]) -> Location | None:
+    """A location whose extents of 1 repeat, by strides of 0, to extents `ne`; None where longer ones would."""
+    if any(have not in (1, want) for have, want in zip(location.ne, ne, strict=True)):
         return None
-    return place.shaped(ne, (nb if have == want else 0 for have, want, nb in zip(place.ne, ne, place.nb, strict=True)))
+    return location.shaped(ne, (nb if have == want else 0
+                                for have, want, nb in zip(location.ne, ne, location.nb, strict=True)))

@@ -67,17 +67,17 @@ def staged_leafs(nodes: Sequence[Tensor]) -> dict[int, list[Load | Overwrite]]:
 
     Backends load only inputs that a GraphAllocator placed; a scheduler loads its own.
     """
-    met: set[Tensor] = set()
+    seen: set[Tensor] = set()
     found: dict[int, list[Load | Overwrite]] = {}
     for position, node in enumerate(nodes):
         for tensor in (node, *node.src, *node.deps):
             root = None if tensor is None else tensor.root
             lease = None if root is None else root.lease
             if (lease is not None and lease.stages and not lease.transient and root.op == "NONE"
-                    and root not in met):
-                met.add(root)
+                    and root not in seen):
+                seen.add(root)
                 found.setdefault(position, []).append(Load(root))
-        if node.view_src in met and node.computes:
+        if node.view_src in seen and node.computes:
             found.setdefault(position, []).append(Overwrite(node.view_src))
     return found
 

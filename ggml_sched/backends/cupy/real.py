@@ -154,12 +154,12 @@ class CupyDevice(Device):
         """Whether this is the process that opened it."""
         return self.pid == os.getpid()
 
-    def things(self) -> list:
+    def owners(self) -> list:
         """The live objects that own CUDA memory, pinned arrays included; CUDA frees it with their last reference."""
         return [*self._owned, *(ref() for ref, _, _ in self._pinned)]
 
     def failure(self, error: Exception, needed: int = 0) -> DeviceError:
-        """What an error of CUDA is here."""
+        """The DeviceError for an error of CUDA."""
         expected = NO_MEMORY if isinstance(error, self.cuda_errors) else BLAS_NO_MEMORY
         if getattr(error, "status", None) != expected:
             return DeviceError(f"{self.name}: {error}")
@@ -272,8 +272,8 @@ class CupyDevice(Device):
                     self._blas.close()
             finally:
                 self._blas, self._has_blas = None, False
-                for thing in list(self._owned):
-                    thing.drop()
+                for owner in list(self._owned):
+                    owner.drop()
                 self._owned.clear()
                 self.is_closed = True
 
@@ -286,7 +286,7 @@ def _keep_in_children(device: CupyDevice) -> None:
     def keep() -> None:
         device = opened()
         if device is not None and not device.is_closed:
-            kept.extend(device.things())
+            kept.extend(device.owners())
 
     os.register_at_fork(after_in_child=keep)
 
@@ -339,7 +339,7 @@ class CupyStreamEvent(StreamEvent):
         with self._device.entered:
             status = self._device.runtime.eventQuery(self.ptr)
         if status not in (0, 600):          # cudaSuccess, cudaErrorNotReady
-            raise DeviceError(f"{self._device.name}: asking an event gives CUDA error {status}")
+            raise DeviceError(f"{self._device.name}: querying an event gives CUDA error {status}")
         return status == 0
 
     def drop(self) -> None:

@@ -1,6 +1,7 @@
 """Reads kernel sources and inserts their includes, so that compiler and cache receive one text for each kernel file.
 
-Only quoted includes are known, each taken once, relative to the file that names it; `#line` keeps errors at home.
+Only quoted includes are inserted, each once, relative to the file that names it; `#line` lets errors name the original
+file and line.
 Imports nothing of the package: tools/check_cuda.py reads kernels where the package is not built.
 """
 

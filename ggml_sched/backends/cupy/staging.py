@@ -43,7 +43,7 @@ class Uploads:
             room = self._end - self._at
             if room < min(size - done, self._segment):
                 # Small data goes in one copy; large data takes whole segments.
-                self._turn()
+                self._next_segment()
                 room = self._segment
             n = min(size - done, room)
             start = self._at
@@ -54,8 +54,8 @@ class Uploads:
             self._stream.copy_in(address + done, part)
             done += n
 
-    def _turn(self) -> None:
-        """Go on with the next segment."""
+    def _next_segment(self) -> None:
+        """Continue in the next segment, which the device no longer reads."""
         self._stream.record(self._events[self._number])
         self._recorded[self._number] = True
         following = (self._number + 1) % len(self._events)

@@ -34,7 +34,7 @@ __all__ = ["GROUPS", "OPS", "build", "build_group", "fusion_groups", "supports",
 _MODULES = (elementwise, copies, rows, norm, soft_max, rope, reduce, sort, recurrent, matrix, attention)
 
 _PACKED = frozenset({"MUL_MAT", "MUL_MAT_ID", "GET_ROWS", "FLASH_ATTN_EXT"})
-"""Ops that know rows which repack.py rearranged."""
+"""Ops with kernels for rows that repack.py rearranged."""
 
 OPS: dict[str, Op] = {name: op for module in _MODULES for name, op in module.OPS.items()}
 
@@ -48,8 +48,8 @@ def supports(node: Tensor) -> bool:
 
 
 def work_size(nodes: Sequence[Tensor], exact: bool, by_library: bool) -> int:
-    """Bytes of scratch memory, at most, for the neediest of these nodes, by how products are made; what sources take
-    that lie over results, which no plan asks for, comes on top."""
+    """The most scratch bytes that one of these nodes needs, by how products are made.  Copies of sources that lie over
+    results are not counted: no plan places a result so."""
     needed = 0
     for node in nodes:
         op = OPS.get(node.op)
@@ -60,7 +60,7 @@ def work_size(nodes: Sequence[Tensor], exact: bool, by_library: bool) -> int:
 
 
 def _aligned(t: Tensor | None) -> bool:
-    """Whether strides and the place in its root let kernels load whole elements."""
+    """Whether strides and the offset in its root let kernels load whole elements."""
     if t is None or t.n_elements == 0:
         return True
     unit = unit_of(t)
@@ -80,6 +80,8 @@ def build(b: Builder, position: int, node: Tensor) -> None:
             if t is not None and is_packed(t):
                 raise UnsupportedOp(f"backend {b.name!r}: node {node.name!r} ({node.op}) has no kernel for the "
                                     f"rearranged rows of {t.name!r} ({t.type})")
+    if node.n_elements == 0 and node.op != "SET_ROWS":      # whose ids are all wrong for a table without rows
+        return
     op = OPS[node.op]
     b.begin(position, node, op.inplace)
     op.build(b, node)
@@ -91,7 +93,7 @@ def fusion_groups(nodes: Sequence[Tensor]) -> list[tuple[int, ...]]:
 
 
 def build_group(b: Builder, positions: Sequence[int], nodes: Sequence[Tensor]) -> None:
-    """Append the launches of a group's members, as one where they can be, at the place of the last one.
+    """Append the launches of a group's members, as one where they can be, in place of those of the last member.
 
     `b.needed` says which of them to write, besides the last.  UnsupportedOp as `build`.
     """

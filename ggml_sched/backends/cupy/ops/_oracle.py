@@ -28,7 +28,7 @@ def like_oracle(op: str, build: Callable[[Builder, Tensor], None], *, only: Call
 
 
 def kind(t: Tensor) -> np.int32:
-    """The number of a tensor's type, as kernels know it."""
+    """The number of a tensor's type, as in kernels (`enum Kind`)."""
     return np.int32(t.type)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import Builder, Op, Place
+from ggml_sched.backends.cupy.launch import Builder, Location, Op
 from ggml_sched.backends.cupy.ops._oracle import float_param, like_oracle
 from ggml_sched.backends.cupy.ops.blocks import decoded, is_multiple, loads_whole
 from ggml_sched.backends.cupy.repack import is_packed
@@ -39,11 +39,11 @@ BLOCKS = 4
 NONE = np.uint64(0)
 
 
-def _cache(b: Builder, node: Tensor, i: int) -> tuple[Place, Type]:
-    t, place = node.src[i], b.source_place(node, i)
+def _cache(b: Builder, node: Tensor, i: int) -> tuple[Location, Type]:
+    t, location = node.src[i], b.source_location(node, i)
     if t.type in READ and not is_packed(t):
-        return place, t.type
-    return decoded(b, t, place, Type.F32), Type.F32
+        return location, t.type
+    return decoded(b, t, location, Type.F32), Type.F32
 
 
 def _optional(node: Tensor, i: int) -> Tensor | None:
@@ -71,17 +71,15 @@ def _splits(node: Tensor, n_multiprocessors: int) -> tuple[int, int]:
 
 
 def _flash(b: Builder, node: Tensor) -> None:
-    if node.n_elements == 0:
-        return
     q, k, v = node.src[:3]
     mask, sinks = _optional(node, 3), _optional(node, 4)
-    at = [b.source_place(node, 0)]
+    at = [b.source_location(node, 0)]
     a = np.zeros(1, ATTENTION)
     for letter, i in (("k", 1), ("v", 2)):
-        place, kind = _cache(b, node, i)
-        at.append(place)
-        a[letter + "_kind"], a[letter + "0"] = kind, place.nb[0]
-        a[letter + "1"], a[letter + "2"], a[letter + "3"] = place.nb[1:]
+        location, kind = _cache(b, node, i)
+        at.append(location)
+        a[letter + "_kind"], a[letter + "0"] = kind, location.nb[0]
+        a[letter + "1"], a[letter + "2"], a[letter + "3"] = location.nb[1:]
     a["q0"], a["q1"], a["q2"], a["q3"] = at[0].nb
     a["d1"], a["d2"], a["d3"] = node.nb[1:]
     a["d"], a["dv"], a["cells"], a["rows"] = k.ne[0], v.ne[0], k.ne[1], q.ne[1]
@@ -96,12 +94,12 @@ def _flash(b: Builder, node: Tensor) -> None:
     a["mask_kind"], a["heads_of_mask"], a["batches_of_mask"] = -1, 1, 1
     mask_at = sinks_at = NONE
     if mask is not None:
-        place = b.source_place(node, 3)
-        mask_at, a["mask_kind"] = place.pointer(), mask.type
-        a["m1"], a["m2"], a["m3"] = place.nb[1:]
+        location = b.source_location(node, 3)
+        mask_at, a["mask_kind"] = location.pointer(), mask.type
+        a["m1"], a["m2"], a["m3"] = location.nb[1:]
         a["heads_of_mask"], a["batches_of_mask"] = mask.ne[2:]
     if sinks is not None:
-        sinks_at = b.source_place(node, 4).pointer()
+        sinks_at = b.source_location(node, 4).pointer()
     together, _ = _blocks(node)
     a["splits"], a["split"] = splits, _ = _splits(node, b.n_multiprocessors)
     columns = q.ne[1] * int(a["group"][0])

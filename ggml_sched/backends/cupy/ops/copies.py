@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import Builder, Op, Place
+from ggml_sched.backends.cupy.launch import Builder, Location, Op
 from ggml_sched.backends.cupy.ops._oracle import int_param, kind, like_oracle
 
 __all__ = ["OPS", "WRITABLE"]
@@ -29,9 +29,7 @@ def _copy_fits(node: Tensor) -> bool:
 
 def _copy(b: Builder, node: Tensor) -> None:
     """cpy writes to the memory of its second source, of which the node is a view, and does not read that source."""
-    if node.n_elements == 0:
-        return
-    a, d = b.source_place(node, 0), b.place(node)
+    a, d = b.source_location(node, 0), b.location(node)
     source = node.src[0]
     if source.type != node.type:
         _convert(b, a, d, node)
@@ -48,7 +46,7 @@ def _copy(b: Builder, node: Tensor) -> None:
             b.flat("copies.reorder", int(n), a.shaped(_units(source)[0]).arg(), d.shaped(ne).arg(), n, np.int32(size))
 
 
-def _convert(b: Builder, a: Place, d: Place, node: Tensor) -> None:
+def _convert(b: Builder, a: Location, d: Location, node: Tensor) -> None:
     kinds = kind(node.src[0]), kind(node)
     if node.type.is_quantized:
         ne, _ = _units(node)
@@ -73,9 +71,9 @@ def _set_fits(node: Tensor) -> bool:
 
 
 def _set(b: Builder, node: Tensor) -> None:
-    """A copy of the first source (or that itself, in place), and the second in a window of it."""
+    """A copy of the first source (or that itself, in location), and the second in a window of it."""
     size = node.type.type_size
-    whole, part, d = b.source_place(node, 0), b.source_place(node, 1), b.place(node)
+    whole, part, d = b.source_location(node, 0), b.source_location(node, 1), b.location(node)
     if not int_param(node, 4) and whole != d:
         b.move(whole, d, node.ne, size)
     window = d.moved(int_param(node, 3)).shaped(part.ne, (size, *(int_param(node, i) for i in range(3))))
@@ -83,24 +81,22 @@ def _set(b: Builder, node: Tensor) -> None:
 
 
 def _repeat(b: Builder, node: Tensor) -> None:
-    if node.n_elements:
-        a, d = b.source_place(node, 0), b.place(node)
-        if a != d:
-            b.move(a, d, node.ne, node.type.type_size, repeat=True)
+    a, d = b.source_location(node, 0), b.location(node)
+    if a != d:
+        b.move(a, d, node.ne, node.type.type_size, repeat=True)
 
 
 def _concat(b: Builder, node: Tensor) -> None:
-    axis, d = int_param(node, 0), b.place(node)
-    first, second = b.source_place(node, 0), b.source_place(node, 1)      # both are safe before anything is written
+    axis, d = int_param(node, 0), b.location(node)
+    # Before the first write: a source that overlaps the result is copied here.
+    first, second = b.source_location(node, 0), b.source_location(node, 1)
     behind = node.src[0].ne[axis] // (node.type.block_size if axis == 0 else 1)
     b.move(first, d, *_units(node.src[0]))
     b.move(second, d.moved(behind * d.nb[axis]), *_units(node.src[1]))
 
 
 def _pad(b: Builder, node: Tensor) -> None:
-    if node.n_elements:
-        before = np.array([(tuple(int_param(node, 2 * i) for i in range(4)),)], BEFORE)
-        b.flat("copies.pad", node.n_elements, b.source(node, 0), b.view(node), np.int64(node.n_elements), before)
+    b.each("copies.pad", node, np.array([(tuple(int_param(node, 2 * i) for i in range(4)),)], BEFORE))
 
 
 OPS: dict[str, Op] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import Builder, Op, Place, joined, spread
+from ggml_sched.backends.cupy.launch import Builder, Location, Op, joined, spread
 from ggml_sched.backends.cupy.ops._oracle import float_param, int_param, kind, like_oracle
 
 __all__ = ["OPS"]
@@ -36,52 +36,47 @@ def _parameters(node: Tensor) -> np.ndarray:
     return np.array([(tuple(float_param(node, first + i) for i in range(4)),)], PARAMETERS)
 
 
-def _places(node: Tensor, *places: Place) -> list[Place]:
+def _locations(node: Tensor, *locations: Location) -> list[Location]:
     """Sources and result with as few extents as their layouts allow: indices are cheap then.
 
-    Where a source repeats several elements that is how it stays.
+    Where a source repeats several elements, locations stay as they are.
     """
-    full = [spread(place, node.ne) for place in places]
-    return list(places) if None in full else joined(node.ne, full, 0)[1]
+    full = [spread(location, node.ne) for location in locations]
+    return list(locations) if None in full else joined(node.ne, full, 0)[1]
 
 
-def _by_4(node: Tensor, places: list[Place]) -> list[Place] | None:
-    """The same as places of four f32 each, if they may be loaded at once: that uses the memory better."""
+def _by_4(node: Tensor, locations: list[Location]) -> list[Location] | None:
+    """Locations of the same elements in groups of four f32, if all lie at multiples of 16 bytes; None otherwise."""
     if any(t.type != Type.F32 for t in (node, *node.src) if t is not None):
         return None
-    for place in places:
-        if (place.ne != places[0].ne or place.ne[0] % 4 or place.nb[0] != 4 or place.address % 16
-                or any(nb % 16 for n, nb in zip(place.ne[1:], place.nb[1:], strict=True) if n > 1)):
+    for location in locations:
+        if (location.ne != locations[0].ne or location.ne[0] % 4 or location.nb[0] != 4 or location.address % 16
+                or any(nb % 16 for n, nb in zip(location.ne[1:], location.nb[1:], strict=True) if n > 1)):
             return None
-    return [place.shaped((place.ne[0] // 4, *place.ne[1:]), (16, *place.nb[1:])) for place in places]
+    return [location.shaped((location.ne[0] // 4, *location.ne[1:]), (16, *location.nb[1:])) for location in locations]
 
 
 def _binary(b: Builder, node: Tensor) -> None:
-    if node.n_elements == 0:
-        return
     number = np.int32(_BINARY.index(node.op) if node.op in _BINARY else 0)      # ADD1 adds one element to all
-    places = _places(node, b.source_place(node, 0), b.source_place(node, 1), b.place(node))
-    fours, n = _by_4(node, places), node.n_elements
+    locations = _locations(node, b.source_location(node, 0), b.source_location(node, 1), b.location(node))
+    fours, n = _by_4(node, locations), node.n_elements
     if fours is not None:
         b.flat("elementwise.binary_by_4", n // 4, *(p.arg() for p in fours), np.int64(n // 4), number)
         return
-    b.flat("elementwise.binary", n, *(p.arg() for p in places), np.int64(n), number, kind(node.src[0]),
+    b.flat("elementwise.binary", n, *(p.arg() for p in locations), np.int64(n), number, kind(node.src[0]),
            kind(node.src[1]), kind(node))
 
 
 def _unary(b: Builder, node: Tensor) -> None:
-    if node.n_elements:
-        places = _places(node, b.source_place(node, 0), b.place(node))
-        b.flat("elementwise.unary", node.n_elements, *(p.arg() for p in places), np.int64(node.n_elements),
-               _NUMBERS[node.op.rpartition(":")[2]], kind(node.src[0]), kind(node), _parameters(node))
+    locations = _locations(node, b.source_location(node, 0), b.location(node))
+    b.flat("elementwise.unary", node.n_elements, *(p.arg() for p in locations), np.int64(node.n_elements),
+           _NUMBERS[node.op.rpartition(":")[2]], kind(node.src[0]), kind(node), _parameters(node))
 
 
 def _glu(b: Builder, node: Tensor) -> None:
-    if node.n_elements == 0:
-        return
-    gate = b.source_place(node, 0)
+    gate = b.source_location(node, 0)
     if len(node.src) == 2 and node.src[1] is not None:
-        factor = b.source_place(node, 1)
+        factor = b.source_location(node, 1)
     else:
         gate = gate.shaped(node.ne)
         factor = gate.moved(node.ne[0] * gate.nb[0])
@@ -89,13 +84,14 @@ def _glu(b: Builder, node: Tensor) -> None:
             gate, factor = factor, gate
     name = node.op.rpartition(":")[2]
     function, oai = _NUMBERS[_GATES[name]], np.int32(name == "SWIGLU_OAI")
-    places = _places(node, gate, factor, b.place(node))
-    fours, n = _by_4(node, places), node.n_elements
+    locations = _locations(node, gate, factor, b.location(node))
+    fours, n = _by_4(node, locations), node.n_elements
     if fours is not None:
         b.flat("elementwise.glu_by_4", n // 4, *(p.arg() for p in fours), np.int64(n // 4), function, oai,
                _parameters(node))
         return
-    b.flat("elementwise.glu", n, *(p.arg() for p in places), np.int64(n), function, oai, kind(node), _parameters(node))
+    b.flat("elementwise.glu", n, *(p.arg() for p in locations), np.int64(n), function, oai, kind(node),
+           _parameters(node))
 
 
 OPS: dict[str, Op] = {

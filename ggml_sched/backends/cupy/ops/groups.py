@@ -62,9 +62,9 @@ def group_of(nodes: Sequence[Tensor], groups: Iterable[Group]) -> Group | None:
 def lies_apart(b: Builder, results: Iterable[Tensor], sources: Iterable[Tensor], same: bool = False) -> bool:
     """Whether no result shares bytes with a source; `same`: but for one that it replaces element by element."""
     for result in results:
-        start = b.place(result).address
+        start = b.location(result).address
         for source in sources:
-            at = b.place(source).address
+            at = b.location(source).address
             if at >= start + result.nbytes or start >= at + source.nbytes:
                 continue
             layouts = ((t.type, t.ne, t.nb) for t in (result, source))

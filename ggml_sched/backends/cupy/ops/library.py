@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import ALIGNMENT, Builder, Place, Scratch
+from ggml_sched.backends.cupy.launch import ALIGNMENT, Builder, Location, Scratch
 from ggml_sched.backends.cupy.ops.blocks import is_multiple
 from ggml_sched.backends.cupy.repack import is_packed
 
@@ -52,7 +52,7 @@ def _rows(a: Tensor) -> int:
 def multiply(b: Builder, node: Tensor) -> None:
     """Append the product."""
     a, x = node.src[:2]
-    w, columns, result = b.source_place(node, 0), b.source_place(node, 1), b.place(node)
+    w, columns, result = b.source_location(node, 0), b.source_location(node, 1), b.location(node)
     # The library does not support rows that share elements.
     direct = a.type == Type.F16 and w.nb[0] == 2 and w.nb[1] >= 2 * a.ne[0] and is_multiple(w, 16)
     right = b.scratch(2 * x.n_elements)
@@ -81,7 +81,7 @@ def multiply(b: Builder, node: Tensor) -> None:
                           (stride, k * n, node.nb[2] // 4))
 
 
-def _to_f16(b: Builder, a: Tensor, part: Place, piece: Scratch) -> None:
+def _to_f16(b: Builder, a: Tensor, part: Location, piece: Scratch) -> None:
     n = prod(part.ne)
     if a.type.is_quantized:
         b.flat(f"dequantize.{a.type.name.lower()}", n // 32, part.arg(), piece, np.int64(n // 32), np.int32(Type.F16),

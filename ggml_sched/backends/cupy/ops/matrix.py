@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 
 from ggml_sched._graph import Tensor, Type
-from ggml_sched.backends.cupy.launch import ALIGNMENT, Builder, ErrorWord, Op, Place, Scratch
+from ggml_sched.backends.cupy.launch import ALIGNMENT, Builder, ErrorWord, Location, Op, Scratch
 from ggml_sched.backends.cupy.ops import library
 from ggml_sched.backends.cupy.ops._oracle import like_oracle
 from ggml_sched.backends.cupy.ops.blocks import is_multiple, loads_whole
@@ -59,7 +59,7 @@ class Columns:
     where they are rounded to 8 bits.
     """
 
-    def __init__(self, x: Tensor, place: Place, b: Builder, rounded: bool) -> None:
+    def __init__(self, x: Tensor, location: Location, b: Builder, rounded: bool) -> None:
         n, columns = x.n_elements, prod(x.ne[1:])
         self.rounded = rounded
         self.runs: np.uint64 | Scratch = NONE
@@ -67,27 +67,28 @@ class Columns:
         if rounded:
             self.strides = dense
             what = ("rounded", x.type)
-            known = b.kept(what, place)
-            if known is not None:
-                self.x, self.runs = known
+            kept = b.kept(what, location)
+            if kept is not None:
+                self.x, self.runs = kept
                 return
             self.x = b.scratch(columns * x.ne[0])
             self.runs = b.scratch(columns * x.ne[0] // 2)
-            b.flat("activations.quantize", n // 4, place.arg(), self.x, self.runs, np.int64(n // 4), np.int32(x.type))
-            # Inputs may be set anew between two nodes; what a node computed stays until another one writes there.
+            b.flat("activations.quantize", n // 4, location.arg(), self.x, self.runs, np.int64(n // 4),
+                   np.int32(x.type))
+            # The caller may set inputs between two nodes; the result of a node stays until another node writes there.
             if x.root.computes:
-                b.keep(what, place, x.nbytes, (self.x, self.runs))
-        elif x.type == Type.F32 and (place.nb[0] == 4 or x.ne[0] == 1):
-            self.x, self.strides = place.pointer(), place.nb[1:]
-            self.aligned = is_multiple(place, 16)
+                b.keep(what, location, x.nbytes, (self.x, self.runs))
+        elif x.type == Type.F32 and (location.nb[0] == 4 or x.ne[0] == 1):
+            self.x, self.strides = location.pointer(), location.nb[1:]
+            self.aligned = is_multiple(location, 16)
         else:
             self.x = b.scratch(4 * n)
             self.strides = tuple(4 * x.ne[0] * s for s in dense)
             self.aligned = x.ne[0] % 4 == 0
-            b.flat("activations.to_f32", n, place.arg(), self.x, np.int64(n), np.int32(x.type))
+            b.flat("activations.to_f32", n, location.arg(), self.x, np.int64(n), np.int32(x.type))
 
 
-def product(node: Tensor, w: Place, columns: Columns, ids: Place | None, dst: Tensor) -> np.ndarray:
+def product(node: Tensor, w: Location, columns: Columns, ids: Location | None, dst: Tensor) -> np.ndarray:
     """A node's numbers for the kernels; `ids`: where they are; `dst`: what has the result, of the node's extents."""
     a, x = node.src[:2]
     p = np.zeros(1, PRODUCT)
@@ -126,11 +127,11 @@ def few(b: Builder, node: Tensor, second: Tensor | None = None, dst: Tensor | No
     what it is made of.
     """
     a = node.src[0]
-    place = b.source_place if dst is None else lambda node, i: b.place(node.src[i])
+    location = b.source_location if dst is None else lambda node, i: b.location(node.src[i])
     rounded = a.type.is_quantized and not b.exact
-    ids = place(node, 2) if node.op == "MUL_MAT_ID" else None
-    columns = Columns(node.src[1], place(node, 1), b, rounded)
-    w = place(node, 0)
+    ids = location(node, 2) if node.op == "MUL_MAT_ID" else None
+    columns = Columns(node.src[1], location(node, 1), b, rounded)
+    w = location(node, 0)
     result = node if dst is None else dst
     p = product(node, w, columns, ids, result)
     p["gate"] = gate
@@ -151,9 +152,9 @@ def many(b: Builder, node: Tensor) -> None:
     """Append the product of a node with many columns, or of many tokens with their experts."""
     a = node.src[0]
     rounded = a.type.is_quantized and not b.exact
-    ids = b.source_place(node, 2) if node.op == "MUL_MAT_ID" else None
-    columns = Columns(node.src[1], b.source_place(node, 1), b, rounded)
-    w = b.source_place(node, 0)
+    ids = b.source_location(node, 2) if node.op == "MUL_MAT_ID" else None
+    columns = Columns(node.src[1], b.source_location(node, 1), b, rounded)
+    w = b.source_location(node, 0)
     p = product(node, w, columns, ids, node)
     matrices, tiles = int(p["matrices"][0]), -(-node.src[1].ne[1] // TILE)
     pairs: np.uint64 | Scratch = NONE
@@ -168,7 +169,7 @@ def many(b: Builder, node: Tensor) -> None:
              pairs, groups, shared=SHARED_ROUNDED if rounded else SHARED_FLOATS)
 
 
-def _grouped(b: Builder, ids: Place, n_experts: int) -> tuple[Scratch, Scratch, int]:
+def _grouped(b: Builder, ids: Location, n_experts: int) -> tuple[Scratch, Scratch, int]:
     """The pairs of (token, slot) by expert, the tiles over them, and how many tiles there are at most."""
     n_pairs = prod(ids.ne[:2])
     n_tiles = n_pairs // TILE + min(n_experts, n_pairs)
@@ -186,8 +187,6 @@ def is_few(node: Tensor) -> bool:
 
 
 def _mul_mat(b: Builder, node: Tensor) -> None:
-    if not node.n_elements:
-        return
     if is_few(node):
         few(b, node)
     elif b.blas and not b.exact and library.suits(node):

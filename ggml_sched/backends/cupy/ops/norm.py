@@ -22,9 +22,8 @@ def emit_norm(b: Builder, norm: Tensor, a, d, *, added=None, kept=None, scale=No
               + (shift is not None) * _SHIFTED)
     views = (d if view is None else view for view in (added, kept, scale, shift))
     rows = n_rows(norm)
-    if norm.ne[0]:
-        b.rows("norm.norm_rows", rows, norm.ne[0], a, *views, d, np.int64(rows), np.int32(MODES[norm.op]),
-               float_param(norm, 0), np.int32(around))
+    b.rows("norm.norm_rows", rows, norm.ne[0], a, *views, d, np.int64(rows), np.int32(MODES[norm.op]),
+           float_param(norm, 0), np.int32(around))
 
 
 def _norm(b: Builder, node: Tensor) -> None:
@@ -33,8 +32,6 @@ def _norm(b: Builder, node: Tensor) -> None:
 
 def _group_norm(b: Builder, node: Tensor) -> None:
     """Groups of ceil(channels / n_groups) channels; as in ggml the last one may be smaller."""
-    if node.n_elements == 0:
-        return
     width = -(-node.ne[2] // int_param(node, 0))
     groups = -(-node.ne[2] // width)
     b.rows("norm.group_norm", groups * node.ne[3], node.ne[0] * node.ne[1] * width, b.source(node, 0), b.view(node),

@@ -12,17 +12,14 @@ __all__ = ["OPS"]
 
 
 def _ssm_conv(b: Builder, node: Tensor) -> None:
-    if node.n_elements:
-        b.flat("recurrent.ssm_conv", node.n_elements, b.source(node, 0), b.source(node, 1), b.view(node),
-               np.int64(node.n_elements))
+    b.each("recurrent.ssm_conv", node)
 
 
 def _ssm_scan(b: Builder, node: Tensor) -> None:
     x = node.src[1]
     n = x.ne[0] * x.ne[1] * x.ne[3]
-    if node.n_elements and n:
-        b.flat("recurrent.ssm_scan", 32 * n, *(b.source(node, i) for i in range(7)), b.view(node), np.int64(n), b.error,
-               b.position)
+    b.flat("recurrent.ssm_scan", 32 * n, *(b.source(node, i) for i in range(7)), b.view(node), np.int64(n), b.error,
+           b.position)
 
 
 OPS: dict[str, Op] = {"SSM_CONV": like_oracle("SSM_CONV", _ssm_conv), "SSM_SCAN": like_oracle("SSM_SCAN", _ssm_scan)}

@@ -40,8 +40,7 @@ def _argmax(b: Builder, node: Tensor) -> None:
 
 
 def _arange(b: Builder, node: Tensor) -> None:
-    b.flat("reduce.arange", node.n_elements, b.view(node), np.int64(node.n_elements), float_param(node, 0),
-           float_param(node, 2))
+    b.each("reduce.arange", node, float_param(node, 0), float_param(node, 2))
 
 
 OPS: dict[str, Op] = {

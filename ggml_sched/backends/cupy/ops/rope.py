@@ -12,7 +12,7 @@ from ggml_sched.backends.cupy.ops._oracle import int_param, kind, like_oracle
 __all__ = ["OPS", "PAIRS", "emit_rope_set_rows", "has_factors"]
 
 PAIRS = 128
-"""Whose frequencies one launch takes; more are turned by several."""
+"""The pairs whose frequencies one launch takes; more pairs take several launches."""
 
 ANGLES = np.dtype([("per_position", "<f8", PAIRS)])
 """`struct Angles`."""
@@ -30,10 +30,8 @@ def _angles(angles: Angles, first: int) -> np.ndarray:
 
 
 def _rope(b: Builder, node: Tensor) -> None:
-    if node.n_elements == 0:
-        return
     n_dims, angles = int_param(node, 1), Angles(node)
-    half, a, d = n_dims // 2, b.source_place(node, 0), b.place(node)
+    half, a, d = n_dims // 2, b.source_location(node, 0), b.location(node)
     positions = b.source(node, 1)
     factors = b.source(node, 2) if has_factors(node) else d.arg()
     for first in range(0, half, PAIRS):
@@ -49,9 +47,7 @@ def _rope(b: Builder, node: Tensor) -> None:
 
 
 def emit_rope_set_rows(b: Builder, rope: Tensor, write: Tensor) -> None:
-    """The rows of `write`, a SET_ROWS of a contiguous f32 rope's result, made in place of that result."""
-    if rope.n_elements == 0:
-        return
+    """The rows of `write`, a SET_ROWS of a contiguous f32 rope's result, written instead of that result."""
     angles, half, n = Angles(rope), int_param(rope, 1) // 2, rope.ne[2]
     d, ids = b.view(write), write.src[1]
     b.rows("rope.rope_set_rows", n, rope.ne[0] * rope.ne[1] // 2, b.view(rope.src[0]), b.view(rope.src[1]),

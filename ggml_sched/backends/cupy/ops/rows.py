@@ -13,18 +13,17 @@ from ggml_sched.backends.cupy.repack import is_packed
 __all__ = ["OPS"]
 
 MANY = 2048
-"""Rows of one table from which on set_rows takes scratch to find of several rows for one place the last: up to there
-every row looks through those behind it."""
+"""The most rows that one launch of set_rows writes: each looks for a later row with the same id, which then is written
+instead.  For more rows, scratch memory has the last row of each id."""
 
 
 def _get_rows(b: Builder, node: Tensor) -> None:
-    if node.n_elements and is_packed(node.src[0]):
+    if is_packed(node.src[0]):
         n = node.n_elements // 32
         b.flat(f"packed_rows.{node.src[0].type.name.lower()}", n, b.source(node, 0), b.source(node, 1), b.view(node),
                np.int64(n), b.error, b.position)
-    elif node.n_elements:
-        b.flat("rows.get_rows", node.n_elements, b.source(node, 0), b.source(node, 1), b.view(node),
-               np.int64(node.n_elements), kind(node.src[0]), b.error, b.position)
+    else:
+        b.each("rows.get_rows", node, kind(node.src[0]), b.error, b.position)
 
 
 def _set_rows_work(node: Tensor) -> int:
@@ -48,9 +47,7 @@ def _set_rows(b: Builder, node: Tensor) -> None:
 
 
 def _add_id(b: Builder, node: Tensor) -> None:
-    if node.n_elements:
-        b.flat("rows.add_id", node.n_elements, b.source(node, 0), b.source(node, 1), b.source(node, 2), b.view(node),
-               np.int64(node.n_elements), b.error, b.position)
+    b.each("rows.add_id", node, b.error, b.position)
 
 
 OPS: dict[str, Op] = {

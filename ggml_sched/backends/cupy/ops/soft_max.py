@@ -12,8 +12,6 @@ __all__ = ["OPS"]
 
 
 def _soft_max(b: Builder, node: Tensor) -> None:
-    if node.n_elements == 0:
-        return
     mask, sinks = (i < len(node.src) and node.src[i] is not None for i in (1, 2))
     rows, d = n_rows(node), b.view(node)
     b.rows("soft_max.soft_max", rows, node.ne[0], b.source(node, 0), b.source(node, 1) if mask else d,
@@ -22,10 +20,8 @@ def _soft_max(b: Builder, node: Tensor) -> None:
 
 
 def _diag_mask(b: Builder, node: Tensor) -> None:
-    if node.n_elements:
-        value = np.float32(-np.inf if node.op == "DIAG_MASK_INF" else 0)
-        b.flat("soft_max.diag_mask", node.n_elements, b.source(node, 0), b.view(node), np.int64(node.n_elements),
-               np.int32(int_param(node, 0)), value)
+    value = np.float32(-np.inf if node.op == "DIAG_MASK_INF" else 0)
+    b.each("soft_max.diag_mask", node, np.int32(int_param(node, 0)), value)
 
 
 OPS: dict[str, Op] = {

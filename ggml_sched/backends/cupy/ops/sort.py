@@ -26,8 +26,6 @@ def _work(node: Tensor) -> int:
 
 
 def _sort(b: Builder, node: Tensor) -> None:
-    if node.n_elements == 0:
-        return
     a = node.src[0]
     n, rows = _padded(a.ne[0]), n_rows(a)
     descending = np.int32(node.op == "TOP_K" or bool(int_param(node, 0)))
