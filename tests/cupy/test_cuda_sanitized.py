@@ -24,11 +24,11 @@ import json, os, sys, tempfile
 from pathlib import Path
 import pytest
 import numpy, ggml_sched         # once for all
-from cuda_emulator import kernels
+from ggml_sched.backends.cupy import source
 
 def run(folder, files, tests):
     if folder:
-        kernels.KERNELS = Path(folder)
+        source.KERNELS = Path(folder)
     return pytest.main(["-x", "-q", "-s", "-p", "no:cacheprovider", "-k", " or ".join(tests), *files])
 
 def start(case):

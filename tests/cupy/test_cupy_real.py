@@ -416,17 +416,13 @@ def test_launches(cuda, device):
 
 def test_modules_are_compiled_from_their_text(cuda, device, monkeypatch):
     monkeypatch.setattr(real_kernels, "kernel_source", lambda name: f"// text of {name}")
-    module = device.module(["first", "second"])
-    assert cuda.sources == []
-    assert module.function("second.f") is module.function("second.f")
-    assert cuda.sources == ["// text of second"] and module.function("second.f").name == "second.f"
+    assert device.function("first.f").name == "first.f" and device.function("first.g").name == "first.g"
+    assert cuda.sources == ["// text of first"]
     with pytest.raises(DeviceError, match=r"first\.cu does not compile for sm_90: no such thing"):
-        module.function("first.broken")
-    with pytest.raises(DeviceError, match="the module has first, second"):
-        module.function("third.f")
+        device.function("first.broken")
     monkeypatch.undo()
     with pytest.raises(DeviceError, match="no kernels nowhere"):
-        device.module(["nowhere"]).function("f")
+        device.function("nowhere.f")
 
 
 def test_peers(cuda, device):

@@ -38,7 +38,7 @@ def folder(tmp_path):
 
 def value(folder: Path) -> int:
     with EmulatedDevice() as device:
-        function, memory, stream = device.module(["a"], folder).function("a.f"), device.alloc(4), device.stream()
+        function, memory, stream = device.function("a.f", folder), device.alloc(4), device.stream()
         function.launch((1,), (1,), function.pack([np.uint64(memory.ptr)]), 0, stream)
         out = np.zeros(1, np.int32)
         stream.copy_out(out, memory.ptr)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 from cuda_emulator import EmulatedDevice
@@ -145,7 +143,7 @@ def test_every_block_and_thread_runs_once_in_any_order(folder):
 def test_threads_that_never_wait_cost_no_switch_of_their_own(bench, order):
     """One for a warp's 32 threads; those that wait cost theirs."""
     bench.device.order = order
-    target, function = bench.device.alloc(4), bench.module.function("last_block_wins")
+    target, function = bench.device.alloc(4), bench.function("last_block_wins")
     before = function.switches
     bench.run("last_block_wins", 100, 256, target)
     assert function.switches - before == 100 * 8
@@ -219,7 +217,7 @@ GOOD = (np.uint64(0), np.int32(1), np.int64(2), np.float32(3))
     (2, np.zeros(1, VIEW), "argument 2 is .* of 72 bytes, the kernel takes an integer of 8"),
 ])
 def test_an_argument_of_the_wrong_width_or_kind_is_an_error(bench, at, wrong, said):
-    function, args = bench.module.function("four"), list(GOOD)
+    function, args = bench.function("four"), list(GOOD)
     function.pack(args)
     args[at] = wrong
     with pytest.raises(DeviceError, match=f"probe.four: {said}"):
@@ -228,20 +226,20 @@ def test_an_argument_of_the_wrong_width_or_kind_is_an_error(bench, at, wrong, sa
 
 def test_a_wrong_number_of_arguments_is_an_error(bench):
     with pytest.raises(DeviceError, match=r"probe\.four: 3 arguments, the kernel takes 4"):
-        bench.module.function("four").pack(GOOD[:3])
+        bench.function("four").pack(GOOD[:3])
 
 
 @pytest.mark.parametrize("wrong", [3, 3.0, None, np.zeros(2, np.int32), "x"])
 def test_arguments_are_numpy_scalars_or_structs(bench, wrong):
     with pytest.raises(TypeError, match=r"probe\.four: argument 1 is a NumPy scalar or an array of size 1"):
-        bench.module.function("four").pack([GOOD[0], wrong, *GOOD[2:]])
+        bench.function("four").pack([GOOD[0], wrong, *GOOD[2:]])
 
 
 def test_a_launch_takes_the_values_of_its_moment(bench):
     target = bench.device.alloc(4)
     view = np.zeros(1, VIEW)
     view["ne"][0, 3] = 5
-    function = bench.module.function("by_value")
+    function = bench.function("by_value")
     packed = function.pack([view, np.int32(1), np.uint64(target.ptr)])
     view["ne"][0, 3] = 1000             # what was packed is a copy
     found = []
@@ -276,7 +274,7 @@ def test_packed_arguments_lie_where_their_pointers_say():
     ("unbounded", (1,), (32,), 101_377, "101377 bytes of shared memory, a block may have 101376"),
 ])
 def test_sizes_that_a_gpu_refuses_are_errors(bench, name, grid, block, shared, said):
-    function = bench.module.function(name)
+    function = bench.function(name)
     with pytest.raises(DeviceError, match=rf"probe\.{name}: .*{said}"):
         function.launch(grid, block, function.pack([]), shared, bench.stream)
     bench.stream.synchronize()
@@ -288,10 +286,8 @@ def test_the_largest_sizes_run(bench):
 
 
 def test_kernels_that_are_not_there_are_errors(bench):
-    with pytest.raises(DeviceError, match=r"no kernel nothing: not in probe\.cu"):
-        bench.module.function("nothing")
-    with pytest.raises(DeviceError, match=r"no kernel other\.bounded: the module has probe"):
-        bench.module.function("other.bounded")
+    with pytest.raises(DeviceError, match=r"no kernel probe\.nothing: not in probe\.cu"):
+        bench.function("nothing")
     with pytest.raises(DeviceError, match=r"no kernels nowhere: .*nowhere\.cu"):
-        bench.device.module(["nowhere"]).function("nothing")
-    assert re.fullmatch(r"probe\.bounded", bench.module.function("probe.bounded").name)
+        bench.device.function("nowhere.nothing")
+    assert bench.function("bounded").name == "probe.bounded"

@@ -213,4 +213,4 @@ def test_atomics_on_integers(bench):
 def test_what_does_not_compile_is_an_error_with_its_place(tmp_path, source):
     from ggml_sched.backends.cupy.device import DeviceError
     with pytest.raises(DeviceError, match=r"probe.cu does not compile for the host: [\s\S]*(probe\.cu|float)|missing"):
-        Bench(source, tmp_path).module.function("f")
+        Bench(source, tmp_path).function("f")

@@ -374,7 +374,7 @@ def test_a_capture_keeps_the_arguments_of_its_moment(tmp_path):
     source = 'extern "C" __global__ void put(int* y, int n) { *y = n; }'
     with EmulatedDevice() as device:
         bench = Bench(source, tmp_path, device)
-        target, function = device.alloc(64), bench.module.function("put")
+        target, function = device.alloc(64), bench.function("put")
         packed = function.pack([np.uint64(target.ptr), np.int32(1)])
         bench.stream.begin_capture()
         function.launch((1,), (1,), packed, 0, bench.stream)
@@ -449,7 +449,7 @@ def test_a_dry_device_counts_and_runs_nothing():
         memory = [device.alloc(1 << 35) for _ in range(3)]
         assert device.memory()[0] == (1 << 40) - 3 * (1 << 35)
         assert memory[1].ptr >= memory[0].ptr + (1 << 35)
-        function = device.module(["anything"]).function("at_all")
+        function = device.function("any.kernel")
         stream.begin_capture()
         function.launch((1,), (32,), function.pack([np.int32(1)]), 0, stream)
         stream.copy_in(memory[0].ptr, staging)
@@ -516,7 +516,7 @@ def test_closing_runs_the_rest_and_gives_all_back():
     assert (out == 2).all() and device.used == 0
     for use in (device.stream, device.event, device.memory, device.synchronize, stream.synchronize,
                 stream.begin_capture, event.synchronize, lambda: device.alloc(1), lambda: device.pinned(1),
-                lambda: stream.fill(memory.ptr, 0, 1), lambda: stream.record(event), lambda: device.module(["x"])):
+                lambda: stream.fill(memory.ptr, 0, 1), lambda: stream.record(event), lambda: device.function("x.y")):
         with pytest.raises(DeviceError, match="emulated0 is closed"):
             use()
 

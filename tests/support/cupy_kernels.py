@@ -45,8 +45,7 @@ def stream(order: int):
 
 @cache
 def function(kernel: str, order: int):
-    module, _, name = kernel.partition(".")
-    return device(order).module([module]).function(name)
+    return device(order).function(kernel)
 
 
 def run(builder: Builder, order: int = 0) -> np.void:

@@ -23,7 +23,10 @@ class Bench:
         (folder / "probe.cu").write_text(source, encoding="utf-8")
         self.device = device or EmulatedDevice()
         self.stream = self.device.stream()
-        self.module = self.device.module(["probe"], folder)
+        self.folder = folder
+
+    def function(self, name: str):
+        return self.device.function(f"probe.{name}", self.folder)
 
     def up(self, array: np.ndarray):
         memory = self.device.alloc(array.nbytes)
@@ -37,7 +40,7 @@ class Bench:
 
     def launch(self, name: str, grid: int | Sequence[int], block: int | Sequence[int], *args, shared: int = 0) -> None:
         """Queue a launch; an argument that is memory is passed as its address."""
-        function = self.module.function(name)
+        function = self.function(name)
         packed = function.pack([np.uint64(arg.ptr) if hasattr(arg, "ptr") else arg for arg in args])
         sizes = [(n,) if isinstance(n, int) else n for n in (grid, block)]
         function.launch(*sizes, packed, shared, self.stream)

@@ -234,8 +234,7 @@ class CupyBackend(DeviceQueue):
         """A kernel by its name, "module.function"; the lock is held."""
         found = self._functions.get(kernel)
         if found is None:
-            module, _, name = kernel.partition(".")
-            found = self._functions[kernel] = self.device.module([module]).function(name)
+            found = self._functions[kernel] = self.device.function(kernel)
         return found
 
     def graph_compute(self, graph) -> None:

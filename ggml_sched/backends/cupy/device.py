@@ -28,7 +28,6 @@ __all__ = [
     "Function",
     "CapturedGraph",
     "Memory",
-    "Module",
     "KernelArguments",
     "Stream",
     "block_of",
@@ -184,14 +183,6 @@ class Function(ABC):
         dynamic shared memory."""
 
 
-class Module(ABC):
-    """Kernels of one or more sources, compiled when the first is looked up."""
-
-    @abstractmethod
-    def function(self, name: str) -> Function:
-        """By its name, or "module.name".  DeviceError when there is none, or the source does not compile."""
-
-
 class Blas(ABC):
     """Matrix products of the device's own library."""
 
@@ -238,8 +229,9 @@ class Device(ABC):
     def event(self) -> StreamEvent: ...
 
     @abstractmethod
-    def module(self, names: Sequence[str]) -> Module:
-        """The kernels of kernels/<name>.cu of each name."""
+    def function(self, name: str) -> Function:
+        """The kernel "module.function" of kernels/<module>.cu, which is compiled when its first kernel is looked up.
+        DeviceError when there is none, or the source does not compile."""
 
     @abstractmethod
     def can_access(self, other: Device) -> bool:

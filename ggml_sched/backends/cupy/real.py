@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Sequence
 from contextlib import suppress
 from operator import index
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from ggml_sched.backends.cupy.device import (
     StreamEvent,
     bytes_of,
 )
-from ggml_sched.backends.cupy.real_kernels import CupyBlas, CupyModule
+from ggml_sched.backends.cupy.real_kernels import CupyBlas, CupyFunction, compiled
 from ggml_sched.errors import BackendError
 
 __all__ = ["CupyDevice", "open_device"]
@@ -137,6 +137,7 @@ class CupyDevice(Device):
             self.n_multiprocessors = about["multiProcessorCount"]
             self.max_shared = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, number)
         self._owned: weakref.WeakSet = weakref.WeakSet()
+        self._modules: dict[str, Any] = {}          # CuPy's RawModules, by name
         self._pinned: list[tuple[weakref.ref, int, int]] = []
         self._peers: dict[int, bool] = {number: True}
         self._blas: CupyBlas | None = None
@@ -223,8 +224,19 @@ class CupyDevice(Device):
         self._owned.add(graph)
         return graph
 
-    def module(self, names: Sequence[str]) -> CupyModule:
-        return CupyModule(self, names)
+    def function(self, name: str) -> CupyFunction:
+        module, _, kernel = name.partition(".")
+        if module not in self._modules:
+            self._modules[module] = compiled(self, module)
+        with self.entered:
+            try:
+                return CupyFunction(self, name, self._modules[module].get_function(kernel).kernel)
+            except self.cupy.cuda.compiler.CompileException as error:
+                raise DeviceError(f"{module}.cu does not compile for {self.arch}: {error}") from error
+            except self.driver.CUDADriverError as error:
+                if "NOT_FOUND" not in str(error):
+                    raise
+                raise DeviceError(f"no kernel {name}: not in {module}.cu") from error
 
     def can_access(self, other: Device) -> bool:
         if not isinstance(other, CupyDevice):

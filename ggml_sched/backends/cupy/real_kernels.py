@@ -16,55 +16,25 @@ from ggml_sched.backends.cupy.device import (
     DeviceOutOfMemory,
     Function,
     KernelArguments,
-    Module,
     Stream,
     block_of,
 )
 from ggml_sched.backends.cupy.source import kernel_source
 
-__all__ = ["CupyBlas", "CupyFunction", "CupyModule"]
+__all__ = ["CupyBlas", "CupyFunction", "compiled"]
 
 OPTIONS = ("--std=c++17",)
 PLAIN_SHARED = 48 << 10
 """Bytes of dynamic shared memory that a kernel gets without setting an attribute."""
 
 
-class CupyModule(Module):
-    """Sources compiled by NVRTC for the device, which CuPy keeps on disk by content."""
-
-    def __init__(self, device, names: Sequence[str]) -> None:
-        self._device = device
-        self.names = tuple(names)
-        self._modules: dict[str, object] = {}
-        self._functions: dict[str, CupyFunction] = {}
-
-    def function(self, name: str) -> CupyFunction:
-        if name not in self._functions:
-            self._functions[name] = self._find(name)
-        return self._functions[name]
-
-    def _find(self, name: str) -> CupyFunction:
-        module, _, kernel = name.rpartition(".")
-        if module and module not in self.names:
-            raise DeviceError(f"no kernel {name}: the module has {', '.join(self.names)}")
-        missing = None
-        for one in (module,) if module else self.names:
-            if one not in self._modules:
-                try:
-                    text = kernel_source(one)
-                except OSError as error:
-                    raise DeviceError(f"no kernels {one}: {error}") from None
-                self._modules[one] = self._device.cupy.RawModule(code=text, options=OPTIONS)
-            with self._device.entered:
-                try:
-                    return CupyFunction(self._device, f"{one}.{kernel}", self._modules[one].get_function(kernel).kernel)
-                except self._device.cupy.cuda.compiler.CompileException as error:
-                    raise DeviceError(f"{one}.cu does not compile for {self._device.arch}: {error}") from error
-                except self._device.driver.CUDADriverError as error:
-                    if "NOT_FOUND" not in str(error):
-                        raise
-                    missing = error
-        raise DeviceError(f"no kernel {name}: not in {', '.join(f'{one}.cu' for one in self.names)}") from missing
+def compiled(device, name: str):
+    """CuPy's module of kernels/<name>.cu, which NVRTC compiles for the device when a kernel is looked up."""
+    try:
+        text = kernel_source(name)
+    except OSError as error:
+        raise DeviceError(f"no kernels {name}: {error}") from None
+    return device.cupy.RawModule(code=text, options=OPTIONS)
 
 
 class CupyFunction(Function):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import ctypes
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from cuda_emulator.compile import sanitizers
-from cuda_emulator.kernels import MAX_SHARED, EmulatedModule
+from cuda_emulator.kernels import MAX_SHARED, EmulatedFunction, load
 from cuda_emulator.memory import EmulatedMemory
 from cuda_emulator.simulator import EmulatedEvent, EmulatedStream, Simulator
+from ggml_sched.backends.cupy import source
 from ggml_sched.backends.cupy.device import ALIGNMENT, Device, DeviceError, DeviceOutOfMemory
 
 __all__ = ["Counts", "EmulatedDevice"]
@@ -75,6 +77,7 @@ class EmulatedDevice(Device):
         self.sanitize = sanitizers()
         self.is_closed = False
         self._streams: list[EmulatedStream] = []
+        self._libraries: dict[str, ctypes.PyDLL] = {}
         self._peers = set(peers)
         for peer in peers:
             peer._peers.add(self)
@@ -130,10 +133,13 @@ class EmulatedDevice(Device):
         self.check_open()
         return EmulatedEvent(self)
 
-    def module(self, names: Sequence[str], folder: Path | None = None) -> EmulatedModule:
-        """`folder`: where the sources lie, if not in the package."""
+    def function(self, name: str, folder: Path | None = None) -> EmulatedFunction:
+        """`folder`: where the sources are, if not in the package."""
         self.check_open()
-        return EmulatedModule(self, names, folder)
+        module = name.partition(".")[0]
+        if not self.is_dry and module not in self._libraries:
+            self._libraries[module] = load(module, folder or source.KERNELS, self.sanitize)
+        return EmulatedFunction(self, name, self._libraries.get(module))
 
     def can_access(self, other: Device) -> bool:
         return other is self or other in self._peers

@@ -14,10 +14,10 @@ import numpy as np
 
 from cuda_emulator.compile import library
 from cuda_emulator.simulator import EmulatedStream
-from ggml_sched.backends.cupy.device import DeviceError, Function, KernelArguments, Module, block_of
-from ggml_sched.backends.cupy.source import KERNELS, kernel_source
+from ggml_sched.backends.cupy.device import DeviceError, Function, KernelArguments, block_of
+from ggml_sched.backends.cupy.source import kernel_source
 
-__all__ = ["MAX_SHARED", "EmulatedFunction", "EmulatedModule"]
+__all__ = ["MAX_SHARED", "EmulatedFunction", "load"]
 
 MAX_SHARED = 101_376
 """The most bytes of dynamic shared memory of a block: every GPU since sm_80 has as many."""
@@ -26,45 +26,17 @@ MAX_BLOCK = (1024, 1024, 64)
 KINDS = {"p": "a pointer", "f": "a float", "i": "an integer", "s": "a struct"}
 
 
-class EmulatedModule(Module):
-    def __init__(self, device, names: Sequence[str], folder: Path | None = None) -> None:
-        self.device = device
-        self.names = tuple(names)
-        self.folder = KERNELS if folder is None else Path(folder)
-        self._libraries: dict[str, ctypes.PyDLL] = {}
-        self._functions: dict[str, EmulatedFunction] = {}
-
-    def function(self, name: str) -> EmulatedFunction:
-        self.device.check_open()
-        if name not in self._functions:
-            self._functions[name] = self._find(name)
-        return self._functions[name]
-
-    def _find(self, name: str) -> EmulatedFunction:
-        module, _, kernel = name.rpartition(".")
-        if module and module not in self.names:
-            raise DeviceError(f"no kernel {name}: the module has {', '.join(self.names)}")
-        for one in (module,) if module else self.names:
-            if self.device.is_dry:
-                return EmulatedFunction(self.device, f"{one}.{kernel}", None)
-            found = self._library(one)
-            if hasattr(found, f"host_launch_{kernel}"):
-                return EmulatedFunction(self.device, f"{one}.{kernel}", found)
-        raise DeviceError(f"no kernel {name}: not in {', '.join(f'{one}.cu' for one in self.names)}")
-
-    def _library(self, name: str) -> ctypes.PyDLL:
-        if name not in self._libraries:
-            try:
-                text = kernel_source(name, self.folder)
-            except OSError as error:
-                raise DeviceError(f"no kernels {name}: {error}") from None
-            path = library(name, text, self.device.sanitize)
-            # Keeps the interpreter's lock: the library's static variables hold one launch at a time.
-            found = ctypes.PyDLL(str(path))
-            found.host_cuda_message.restype = ctypes.c_char_p
-            found.host_cuda_switches.restype = ctypes.c_uint64
-            self._libraries[name] = found
-        return self._libraries[name]
+def load(name: str, folder: Path, sanitize: tuple[str, ...]) -> ctypes.PyDLL:
+    """The library of <folder>/<name>.cu, compiled unless it is cached."""
+    try:
+        text = kernel_source(name, folder)
+    except OSError as error:
+        raise DeviceError(f"no kernels {name}: {error}") from None
+    # Keeps the interpreter's lock: the library's static variables hold one launch at a time.
+    found = ctypes.PyDLL(str(library(name, text, sanitize)))
+    found.host_cuda_message.restype = ctypes.c_char_p
+    found.host_cuda_switches.restype = ctypes.c_uint64
+    return found
 
 
 class EmulatedFunction(Function):
@@ -77,6 +49,8 @@ class EmulatedFunction(Function):
         if found is None:
             return
         kernel = name.rpartition(".")[2]
+        if not hasattr(found, f"host_launch_{kernel}"):
+            raise DeviceError(f"no kernel {name}: not in {name.partition('.')[0]}.cu")
         self._call = found[f"host_launch_{kernel}"]
         describe = found[f"host_describe_{kernel}"]
         sizes, kinds, threads = (ctypes.c_uint * 256)(), ctypes.create_string_buffer(256), ctypes.c_int()
